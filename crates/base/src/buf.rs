@@ -1,0 +1,420 @@
+//! The one buffer type, from device to reply.
+//!
+//! # Theory
+//! A [`BufMut`] is uniquely owned and writable; [`BufMut::freeze`] turns it into
+//! a [`Buf`], which is immutable, cheap to clone and to slice. Memory comes from
+//! arenas by size class (powers of two and their halves between), mapped
+//! straight from the operating system, so that it can be given back: [`trim`]
+//! drops the pages of free buffers, and RSS falls.
+//!
+//! # Invariants
+//! * Every buffer of 4 KiB or more is 4 KiB-aligned (O_DIRECT); smaller ones are
+//!   aligned to their class, at least 512.
+//! * The bytes of a buffer are always initialised: fresh mappings are zero and
+//!   recycled ones hold older bytes. Whoever hands bytes to a stranger overwrites
+//!   all of them first.
+//! * A place in an arena is on exactly one of: the free list, one live `Region`.
+//!
+//! Lock order: a class's free list is a leaf lock; nothing is called under it
+//! but memory mapping.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::limits::BUF_SIZE_MAX;
+use crate::rt::Mutex;
+
+const MIN_CLASS_SHIFT: u32 = 9;
+/// Classes: 512, 768, 1024, 1536, ... up to `BUF_SIZE_MAX`.
+const CLASSES: usize = 2 * (26 - MIN_CLASS_SHIFT as usize) + 1;
+/// Small classes are cut from mappings of this size.
+const CHUNK: usize = 2 << 20;
+/// From this size on each buffer is a mapping of its own.
+const DIRECT: usize = 256 << 10;
+const PAGE: usize = 4096;
+
+const fn class_size(class: usize) -> usize {
+    let power = 1usize << (MIN_CLASS_SHIFT as usize + class / 2);
+    if class.is_multiple_of(2) { power } else { power + power / 2 }
+}
+
+fn class_of(len: usize) -> usize {
+    let mut class = 0;
+    if len > 1 << MIN_CLASS_SHIFT {
+        let shift = usize::BITS - 1 - (len - 1).leading_zeros();
+        class = 2 * (shift - MIN_CLASS_SHIFT) as usize;
+        while class_size(class) < len {
+            class += 1;
+        }
+    }
+    // Page multiples keep the 4 KiB alignment that O_DIRECT needs.
+    while class_size(class) > PAGE && !class_size(class).is_multiple_of(PAGE) {
+        class += 1;
+    }
+    // Below a page, only powers of two keep their alignment.
+    if class_size(class) < PAGE && class % 2 == 1 {
+        class += 1;
+    }
+    class
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    ptr: NonNull<u8>,
+    /// The pages may be resident although nobody uses them.
+    warm: bool,
+}
+
+// SAFETY: a `Place` is an address in a mapping that is never unmapped; whoever
+// holds the value owns the bytes exclusively.
+unsafe impl Send for Place {}
+
+struct Class {
+    free: Mutex<Vec<Place>>,
+}
+
+static ARENA: [Class; CLASSES] = [const { Class { free: Mutex::new(Vec::new()) } }; CLASSES];
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+static FREE_WARM: AtomicUsize = AtomicUsize::new(0);
+
+/// What the arenas hold, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemStats {
+    /// Owned by live buffers (whole size classes).
+    pub in_use: usize,
+    /// Free, but still resident until [`trim`].
+    pub free_warm: usize,
+}
+
+/// The arenas' totals.
+pub fn stats() -> MemStats {
+    MemStats { in_use: IN_USE.load(Relaxed), free_warm: FREE_WARM.load(Relaxed) }
+}
+
+fn map(len: usize) -> NonNull<u8> {
+    // SAFETY: a new private anonymous mapping aliases nothing.
+    let ptr = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    };
+    match ptr.ok().and_then(|p| NonNull::new(p.cast())) {
+        Some(p) => p,
+        None => std::alloc::handle_alloc_error(
+            std::alloc::Layout::from_size_align(len, PAGE)
+                .unwrap_or(std::alloc::Layout::new::<u8>()),
+        ),
+    }
+}
+
+fn take(class: usize) -> NonNull<u8> {
+    let size = class_size(class);
+    IN_USE.fetch_add(size, Relaxed);
+    let mut free = ARENA[class].free.lock();
+    if let Some(place) = free.pop() {
+        if place.warm {
+            FREE_WARM.fetch_sub(size, Relaxed);
+        }
+        return place.ptr;
+    }
+    if size >= DIRECT {
+        drop(free);
+        return map(size);
+    }
+    let base = map(CHUNK);
+    let count = CHUNK / size;
+    free.reserve(count);
+    for i in (1..count).rev() {
+        // SAFETY: i * size < CHUNK, inside the mapping just made.
+        let ptr = unsafe { base.add(i * size) };
+        free.push(Place { ptr, warm: false });
+    }
+    base
+}
+
+fn give(class: usize, ptr: NonNull<u8>) {
+    let size = class_size(class);
+    IN_USE.fetch_sub(size, Relaxed);
+    FREE_WARM.fetch_add(size, Relaxed);
+    ARENA[class].free.lock().push(Place { ptr, warm: true });
+}
+
+/// Gives the pages of free buffers back to the operating system until at most
+/// `keep` bytes of them stay resident. Returns the bytes given back.
+///
+/// Buffers below a page share pages with their neighbours and stay.
+pub fn trim(keep: usize) -> usize {
+    let mut given = 0;
+    for class in (0..CLASSES).rev() {
+        let size = class_size(class);
+        if size < PAGE || FREE_WARM.load(Relaxed) <= keep {
+            continue;
+        }
+        let mut free = ARENA[class].free.lock();
+        for place in free.iter_mut().filter(|p| p.warm) {
+            if FREE_WARM.load(Relaxed) <= keep {
+                break;
+            }
+            // SAFETY: the place is free, page-aligned and ours; dropping its
+            // pages makes it read as zero.
+            let dropped = unsafe {
+                rustix::mm::madvise(place.ptr.as_ptr().cast(), size, Advice::LinuxDontNeed)
+            };
+            if dropped.is_ok() {
+                place.warm = false;
+                FREE_WARM.fetch_sub(size, Relaxed);
+                given += size;
+            }
+        }
+        // Cold places go to the bottom, so that warm ones are re-used first.
+        free.sort_by_key(|p| p.warm);
+    }
+    given
+}
+
+struct Region {
+    ptr: NonNull<u8>,
+    class: usize,
+}
+
+// SAFETY: a Region owns its bytes; `&Region` gives only shared reads.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        give(self.class, self.ptr);
+    }
+}
+
+/// A uniquely owned, writable buffer.
+pub struct BufMut {
+    region: Region,
+    len: usize,
+}
+
+impl BufMut {
+    /// A buffer of `len` bytes with unspecified (but initialised) content.
+    ///
+    /// # Panics
+    /// If `len` exceeds [`BUF_SIZE_MAX`]; sizes from a disk are checked before.
+    pub fn alloc(len: usize) -> BufMut {
+        assert!(len <= BUF_SIZE_MAX, "buffer of {len} bytes exceeds the limit");
+        let class = class_of(len);
+        BufMut { region: Region { ptr: take(class), class }, len }
+    }
+
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> BufMut {
+        let mut buf = BufMut::alloc(len);
+        buf.fill(0);
+        buf
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> BufMut {
+        let mut buf = BufMut::alloc(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// Shortens the buffer; longer lengths are ignored.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Bytes of memory held, the size class's rounding included.
+    pub fn footprint(&self) -> usize {
+        class_size(self.region.class)
+    }
+
+    /// Makes the buffer immutable and shareable.
+    pub fn freeze(self) -> Buf {
+        let len = self.len;
+        Buf { region: Some(Arc::new(self.region)), start: 0, len }
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the region owns at least `len` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.region.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `self` is the only owner.
+        unsafe { std::slice::from_raw_parts_mut(self.region.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} bytes)", self.len)
+    }
+}
+
+/// A shared, immutable buffer: a slice of a frozen [`BufMut`].
+#[derive(Clone, Default)]
+pub struct Buf {
+    region: Option<Arc<Region>>,
+    start: usize,
+    len: usize,
+}
+
+impl Buf {
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Buf {
+        BufMut::copy_of(bytes).freeze()
+    }
+
+    /// `len` zero bytes; all such buffers share one mapping that costs no memory.
+    ///
+    /// # Panics
+    /// If `len` exceeds [`BUF_SIZE_MAX`].
+    pub fn zeros(len: usize) -> Buf {
+        static ZEROS: OnceLock<Buf> = OnceLock::new();
+        let all = ZEROS.get_or_init(|| {
+            BufMut {
+                region: Region { ptr: map(BUF_SIZE_MAX), class: CLASSES - 1 },
+                len: BUF_SIZE_MAX,
+            }
+            .freeze()
+        });
+        assert!(len <= BUF_SIZE_MAX, "buffer of {len} bytes exceeds the limit");
+        all.slice(0..len)
+    }
+
+    /// A part of this buffer, sharing its memory.
+    ///
+    /// # Panics
+    /// If the range does not lie inside the buffer.
+    pub fn slice(&self, range: Range<usize>) -> Buf {
+        assert!(range.start <= range.end && range.end <= self.len, "slice outside its buffer");
+        Buf {
+            region: self.region.clone(),
+            start: self.start + range.start,
+            len: range.end - range.start,
+        }
+    }
+
+    /// The writable buffer again, if nobody else holds a part of it and it is whole.
+    ///
+    /// # Errors
+    /// The buffer itself, unchanged, when it is shared.
+    pub fn try_unfreeze(mut self) -> Result<BufMut, Buf> {
+        let (start, len) = (self.start, self.len);
+        match self.region.take() {
+            Some(region) if start == 0 => match Arc::try_unwrap(region) {
+                Ok(region) => Ok(BufMut { region, len }),
+                Err(region) => Err(Buf { region: Some(region), start, len }),
+            },
+            region => Err(Buf { region, start, len }),
+        }
+    }
+
+    /// Bytes of memory kept alive by this buffer (the whole region's class).
+    pub fn footprint(&self) -> usize {
+        self.region.as_ref().map_or(0, |r| class_size(r.class))
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match &self.region {
+            // SAFETY: start + len lies inside the region (checked by `slice`),
+            // whose bytes are initialised and immutable while shared.
+            Some(r) => unsafe {
+                std::slice::from_raw_parts(r.ptr.as_ptr().add(self.start), self.len)
+            },
+            None => &[],
+        }
+    }
+}
+
+impl AsRef<[u8]> for Buf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+impl PartialEq for Buf {
+    fn eq(&self, other: &Buf) -> bool {
+        **self == **other
+    }
+}
+impl Eq for Buf {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn classes_fit_and_align() {
+        for len in [0, 1, 511, 512, 513, 1024, 4095, 4096, 4097, 12_288, 131_072, BUF_SIZE_MAX] {
+            let size = class_size(class_of(len));
+            assert!(size >= len, "{len} -> {size}");
+            assert!(size < PAGE || size.is_multiple_of(PAGE), "{len} -> {size}");
+            assert!(size <= 512.max(len.next_power_of_two()), "{len} -> {size}");
+        }
+    }
+
+    #[test]
+    fn zeros_are_zero_and_shared() {
+        let z = Buf::zeros(1 << 20);
+        assert!(z.iter().all(|&b| b == 0));
+        assert_eq!(Buf::zeros(7).len(), 7);
+    }
+
+    #[test]
+    fn unfreeze_needs_the_only_owner() {
+        let buf = BufMut::copy_of(b"abc").freeze();
+        let other = buf.slice(1..2);
+        let buf = buf.try_unfreeze().unwrap_err();
+        drop(other);
+        assert_eq!(&*buf.try_unfreeze().unwrap(), b"abc");
+    }
+
+    proptest! {
+        /// Against the naive model: a `Vec<u8>` a buffer.
+        #[test]
+        fn buffers_never_share_bytes(lens in prop::collection::vec(0usize..300_000, 1..24)) {
+            let mut live = Vec::new();
+            for (i, len) in lens.into_iter().enumerate() {
+                let mut buf = BufMut::alloc(len);
+                prop_assert!(len < PAGE || (buf.as_ptr() as usize).is_multiple_of(PAGE));
+                buf.fill(i as u8);
+                live.push((buf, vec![i as u8; len]));
+                if i % 5 == 4 {
+                    live.swap_remove(i % live.len());
+                    trim(0);
+                }
+            }
+            for (buf, model) in live {
+                let frozen = buf.freeze();
+                prop_assert_eq!(&*frozen, &model[..]);
+                let half = frozen.len() / 2;
+                prop_assert_eq!(&*frozen.slice(half..frozen.len()), &model[half..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! What every Cenote crate shares: units and ids, the error type, buffers,
+//! the runtime shim and the limits.
+//!
+//! **Invariant:** nothing here does device or file I/O, and nothing here knows
+//! the on-disk format. The only system calls are memory mapping (buffers),
+//! randomness and the clock (the shim).
+
+pub mod buf;
+pub mod error;
+pub mod limits;
+pub mod rt;
+pub mod units;
+
+pub use buf::{Buf, BufMut};
+pub use error::{Error, ErrorKind, Result};
+pub use units::{Asize, Dva, Guid, Lsize, ObjectId, Psize, Txg, VdevId};

@@ -1,0 +1,291 @@
+//! The runtime shim: threads, locks, clock and randomness for every engine crate.
+//!
+//! **Why:** the simulator must replay the production engine, threads and all,
+//! from one seed. So the engine names none of `std::thread`, `Instant`, locks or
+//! random sources itself (clippy enforces it); here is the one place where they
+//! can be exchanged. In production they are the standard library's.
+//!
+//! Locks do not poison: a panic is a bug that unwinds its own request, and data
+//! under a lock is kept consistent by being changed last.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+/// A mutual-exclusion lock.
+#[derive(Default, Debug)]
+pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
+
+/// Exclusive access to what a [`Mutex`] protects.
+pub struct MutexGuard<'a, T: ?Sized>(Option<std::sync::MutexGuard<'a, T>>);
+
+impl<T> Mutex<T> {
+    /// A lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Mutex(std::sync::Mutex::new(value))
+    }
+    /// Takes the value out.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+    /// Takes the lock if nobody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(g) => Some(MutexGuard(Some(g))),
+            Err(std::sync::TryLockError::Poisoned(p)) => Some(MutexGuard(Some(p.into_inner()))),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+    /// Access through an exclusive reference, without locking.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const GUARD: &str = "a guard is empty only inside Condvar::wait";
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect(GUARD)
+    }
+}
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect(GUARD)
+    }
+}
+
+/// A condition variable for [`Mutex`].
+#[derive(Default, Debug)]
+pub struct Condvar(std::sync::Condvar);
+
+impl Condvar {
+    /// A condition nobody waits for yet.
+    pub const fn new() -> Self {
+        Condvar(std::sync::Condvar::new())
+    }
+    /// Releases the lock, sleeps until notified, and takes the lock again.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let inner = guard.0.take().expect(GUARD);
+        guard.0 = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+    }
+    /// As [`Condvar::wait`], at most `timeout`; true if the time ran out.
+    pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
+        let inner = guard.0.take().expect(GUARD);
+        let (inner, result) =
+            self.0.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
+        guard.0 = Some(inner);
+        result.timed_out()
+    }
+    /// Wakes one waiter.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+    /// Wakes every waiter.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+/// A readers-writer lock.
+#[derive(Default, Debug)]
+pub struct RwLock<T: ?Sized>(std::sync::RwLock<T>);
+
+/// Shared access to what an [`RwLock`] protects.
+pub type ReadGuard<'a, T> = std::sync::RwLockReadGuard<'a, T>;
+/// Exclusive access to what an [`RwLock`] protects.
+pub type WriteGuard<'a, T> = std::sync::RwLockWriteGuard<'a, T>;
+
+impl<T> RwLock<T> {
+    /// A lock around `value`.
+    pub const fn new(value: T) -> Self {
+        RwLock(std::sync::RwLock::new(value))
+    }
+}
+
+impl<T: ?Sized> RwLock<T> {
+    /// Waits for shared access.
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Waits for exclusive access.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread that can be waited for.
+#[derive(Debug)]
+pub struct JoinHandle<T>(std::thread::JoinHandle<T>);
+
+impl<T> JoinHandle<T> {
+    /// Waits for the thread's end; `None` if it panicked.
+    pub fn join(self) -> Option<T> {
+        self.0.join().ok()
+    }
+}
+
+/// Starts a named thread.
+///
+/// # Errors
+/// The operating system's, when no thread can be had.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> crate::Result<JoinHandle<T>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(f)
+        .map(JoinHandle)
+        .map_err(|e| crate::Error::io(format!("cannot start thread {name}"), e))
+}
+
+/// Runs `f(0)..f(n-1)`, each on its own thread, and waits for all; panics of a
+/// worker are passed on.
+pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
+    if n <= 1 {
+        if n == 1 {
+            f(0);
+        }
+        return;
+    }
+    std::thread::scope(|scope| {
+        for i in 0..n {
+            let f = &f;
+            scope.spawn(move || f(i));
+        }
+    });
+}
+
+/// How many threads can make progress at once on this machine.
+pub fn parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A point on the monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Instant(std::time::Instant);
+
+impl Instant {
+    /// Time since `earlier`; zero if that lies ahead.
+    pub fn since(self, earlier: Instant) -> Duration {
+        self.0.saturating_duration_since(earlier.0)
+    }
+    /// Time passed since this point.
+    pub fn elapsed(self) -> Duration {
+        now().since(self)
+    }
+}
+
+/// The monotonic clock.
+pub fn now() -> Instant {
+    Instant(std::time::Instant::now())
+}
+
+/// The wall clock: time since 1970-01-01 UTC.
+pub fn wall_clock() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO)
+}
+
+/// Sleeps.
+pub fn sleep(duration: Duration) {
+    std::thread::sleep(duration);
+}
+
+/// Fills `out` from the operating system's random source.
+///
+/// # Errors
+/// When the system has no randomness to give.
+pub fn random_bytes(out: &mut [u8]) -> crate::Result<()> {
+    let mut done = 0;
+    while done < out.len() {
+        let n = rustix::rand::getrandom(&mut out[done..], rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| crate::Error::io("cannot get random bytes", e.into()))?;
+        done += n;
+    }
+    Ok(())
+}
+
+/// A random number.
+///
+/// # Errors
+/// As [`random_bytes`].
+pub fn random_u64() -> crate::Result<u64> {
+    let mut bytes = [0; 8];
+    random_bytes(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// A value one thread fills and another waits for.
+#[derive(Default, Debug)]
+pub struct OneShot<T> {
+    slot: Mutex<Option<T>>,
+    filled: Condvar,
+}
+
+impl<T> OneShot<T> {
+    /// An empty slot.
+    pub const fn new() -> Self {
+        OneShot { slot: Mutex::new(None), filled: Condvar::new() }
+    }
+    /// Fills the slot and wakes the waiter. The first value wins.
+    pub fn set(&self, value: T) {
+        self.slot.lock().get_or_insert(value);
+        self.filled.notify_all();
+    }
+    /// Waits for the value and takes it.
+    pub fn wait(&self) -> T {
+        let mut slot = self.slot.lock();
+        loop {
+            if let Some(value) = slot.take() {
+                return value;
+            }
+            self.filled.wait(&mut slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_value_crosses_threads() {
+        let shot = Arc::new(OneShot::new());
+        let other = Arc::clone(&shot);
+        let t = spawn("setter", move || other.set(7)).unwrap();
+        assert_eq!(shot.wait(), 7);
+        assert_eq!(t.join(), Some(()));
+    }
+
+    #[test]
+    fn fan_out_runs_each_index_once() {
+        let hits = Mutex::new(vec![0; 9]);
+        fan_out(9, |i| hits.lock()[i] += 1);
+        assert_eq!(hits.into_inner(), vec![1; 9]);
+    }
+
+    #[test]
+    fn a_panicking_holder_does_not_poison() {
+        let m = Arc::new(Mutex::new(1));
+        let other = Arc::clone(&m);
+        let t = spawn("panics", move || {
+            let _g = other.lock();
+            std::panic::resume_unwind(Box::new(()));
+        })
+        .unwrap();
+        assert!(t.join().is_none());
+        assert_eq!(*m.lock(), 1);
+    }
+}

@@ -1,0 +1,1 @@
+//! The public library: open a pool, its datasets, its files.

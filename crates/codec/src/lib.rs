@@ -1,0 +1,1 @@
+//! Checksums, compressors and RAID-Z parity: bytes in, bytes out.

@@ -1,0 +1,1 @@
+//! Leaf devices: files, block devices, memory; submit and complete.

@@ -1,0 +1,1 @@
+//! Objects: dnodes, object sets, indirect trees, ZAP, traversal.

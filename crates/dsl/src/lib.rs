@@ -1,0 +1,1 @@
+//! Datasets, snapshots, clones, properties.

@@ -1,0 +1,1 @@
+//! FUSE transport: the kernel ABI, a session, a file system trait.

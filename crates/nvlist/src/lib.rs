@@ -1,0 +1,1 @@
+//! Name/value lists, packed in XDR and native encoding.

@@ -1,0 +1,1 @@
+//! Every on-disk structure of ZFS, parsed from untrusted bytes into checked types.

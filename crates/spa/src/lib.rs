@@ -1,0 +1,1 @@
+//! Pools: discovery, import, the MOS, space maps, history.

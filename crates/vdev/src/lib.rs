@@ -1,0 +1,1 @@
+//! The vdev tree: mirror, raidz, draid, indirect, spare and replacing over devices.

@@ -1,0 +1,1 @@
+//! Block pointer to buffer: checksum, compression, gang blocks, ditto copies.

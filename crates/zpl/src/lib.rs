@@ -1,0 +1,1 @@
+//! The POSIX file system in an object set, read side.
