@@ -1,1 +1,26 @@
-//! Objects: dnodes, object sets, indirect trees, ZAP, traversal.
+//! The data management unit: objects, object sets, ZAPs, and the walk over
+//! every block pointer.
+//!
+//! # Theory
+//! An [`Objset`] is an array of dnodes; an [`Object`] is one dnode with its tree
+//! of blocks. Reading block *b* descends from the dnode's pointers, one indirect
+//! block a level, each taken from the block cache. A [`Zap`] interprets an
+//! object's blocks as a map. [`traverse`] visits every pointer of an object set
+//! in parallel.
+//!
+//! # Invariants
+//! * A descent takes at most `levels` steps, and each pointer must carry the
+//!   level and size its place demands; so no image can make it loop.
+//! * Nothing here knows what a dataset or a file is.
+//!
+//! Lock order: the dnode cache's shard locks are leaves.
+
+pub mod object;
+pub mod objset;
+pub mod traverse;
+pub mod zap;
+
+pub use object::{Extent, Object};
+pub use objset::Objset;
+pub use zap::{Match, Zap, ZapEntry};
+pub use zio::{Io, Mode};

@@ -1,1 +1,28 @@
-//! Datasets, snapshots, clones, properties.
+//! The dataset and snapshot layer: directories, datasets, snapshots, clones,
+//! block-pointer lists, properties, features.
+//!
+//! # Theory
+//! Everything here is an interpretation of objects of the meta object set
+//! (MOS). A [`DslDir`] is a node of the dataset tree and carries accounting and
+//! properties; a [`DslDataset`] is a head or a snapshot and carries an object
+//! set. A name is found by descending child ZAPs from the root directory.
+//!
+//! # Invariants
+//! * A directory is recognised by its bonus type, never by its object type
+//!   (it may be zapified, chapter 04 §0).
+//! * Every descent is bounded: `DATASET_DEPTH_MAX` levels down, and chains of
+//!   snapshots must descend in creation group.
+//! * Nothing here knows what is inside an object set.
+
+pub mod bpobj;
+pub mod dataset;
+pub mod dir;
+pub mod features;
+pub mod mos;
+pub mod props;
+pub mod stored;
+
+pub use dataset::DslDataset;
+pub use dir::DslDir;
+pub use features::FeatureState;
+pub use mos::Mos;

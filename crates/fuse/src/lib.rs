@@ -1,1 +1,52 @@
-//! FUSE transport: the kernel ABI, a session, a file system trait.
+//! FUSE: an own, small implementation of the kernel's protocol.
+//!
+//! # Map
+//! `abi` has the protocol's structures and parses requests · [`Filesystem`] is
+//! what a file system implements, with the types beside it · `dispatch` turns
+//! one request into calls and a reply · `transport` carries messages ·
+//! `pool` has the workers · [`Session`] puts them together · `mount` and
+//! `mountinfo` attach it to the tree of files · [`null`] states the transport's
+//! own speed.
+//!
+//! # Theory
+//! A receiving thread never sleeps on a device. It asks the file system to answer
+//! from memory; what would block goes to a worker. So a hit costs two system
+//! calls and no hand-over, and 64 misses are 64 requests at the devices.
+//!
+//! # Departures
+//! Own, not a library: the kernel's newer transport over io_uring is to go
+//! beside the classic one, behind the same trait. No splice, no passthrough,
+//! no DAX, no CUSE.
+//!
+//! Nothing here knows of ZFS.
+
+// A front end: system calls and threads of its own are its business.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod abi;
+mod config;
+mod dispatch;
+mod errno;
+mod fs;
+mod fuzz;
+mod mount;
+mod mountinfo;
+mod notify;
+pub mod null;
+mod pool;
+mod session;
+mod transport;
+mod types;
+
+pub use config::{Config, DataInvalidation};
+pub use errno::{Errno, Result};
+pub use fs::{
+    DirSink, Filesystem, Mode, Negotiated, Opcode, Placement, Request, default_placement,
+};
+pub use fuzz::fuzz_request;
+pub use mount::{MountOptions, UnmountOptions, unmount};
+pub use mountinfo::{MountEntry, clean_stale, fuse_mounts, is_stale, mounts_of};
+pub use notify::Notifier;
+pub use session::Session;
+pub use transport::{Channel, DevTransport, Transport};
+pub use types::*;

@@ -1,1 +1,39 @@
-//! Pools: discovery, import, the MOS, space maps, history.
+//! Pools: finding their devices, opening them, and what they know about
+//! themselves.
+//!
+//! # Theory
+//! A pool is found in two steps. [`discover`] reads labels and believes little:
+//! it groups devices by pool guid and assembles the tree that the labels of the
+//! devices at hand describe. [`import`] opens that tree, picks the best
+//! uberblock, reads the MOS through it, and replaces the assembled tree by the
+//! *trusted* one that the MOS holds (chapter 01 §8).
+//!
+//! # Departures from OpenZFS
+//! * Label checksums count in discovery, too: a label that does not verify is
+//!   used only if the device has none that does.
+//! * Of two devices with one guid, the one with the newer label wins; OpenZFS
+//!   goes by the number of labels and the order of the scan.
+//!
+//! # Invariants
+//! * A read-only import writes nothing, not even labels.
+//! * A pool that is not whole enough to be right is refused, never half opened.
+//! * Nothing here knows POSIX.
+//!
+//! Lock order: pool registry → nothing.
+
+pub mod assemble;
+pub mod audit;
+pub mod discover;
+pub mod history;
+pub mod import;
+pub mod labels;
+pub mod space;
+pub mod specs;
+pub mod status;
+pub mod uberblocks;
+
+pub use assemble::{FoundPool, ImportReason};
+pub use discover::{Discovery, Search, discover};
+pub use import::{ImportOptions, Spa};
+pub use labels::LeafLabels;
+pub use status::{VdevClass, VdevState, VdevStatus};

@@ -1,1 +1,58 @@
 //! The vdev tree: mirror, raidz, draid, indirect, spare and replacing over devices.
+//!
+//! # Theory
+//! [`Tree`] is an immutable snapshot (decision 6): a change builds a new one that
+//! shares devices, counters and missing ranges with the old by guid, and each I/O
+//! keeps the one it began with. A read ([`Tree::read`]) is planned into leaf
+//! operations ([`map`](self), mirrors, indirection), executed in one batch, and
+//! checked by the caller's `verify`; if that fails, everything that could help is
+//! read and every tolerated combination is tried. Whatever the damage, bytes that
+//! `verify` refused are never returned.
+//!
+//! # Invariants
+//! * Nothing here knows block pointers or labels: an address is (top-level vdev,
+//!   byte offset), and the meaning of bytes is `verify`'s.
+//! * Errors are counted at the leaf whose operation failed or whose bytes were
+//!   proven wrong, at the top-level vdev if that cannot be told.
+//! * Work for one read is bounded by [`limits`].
+//!
+//! Lock order: the locks of [`Tree`]'s nodes (missing ranges, mapping) are leaf
+//! locks, never held during I/O.
+
+mod draid;
+mod draid_seeds;
+mod indirect;
+mod map;
+mod parity;
+mod plan;
+mod read;
+mod solve;
+mod spec;
+mod tree;
+
+pub use draid::DraidParams;
+pub use indirect::{IndirectEntry, IndirectMap, Segment};
+pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
+pub use spec::{AllocClass, Kind, Persistent, Reflow, Spec};
+pub use tree::{
+    Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree,
+    TxgRanges, Verdict,
+};
+
+/// Bounds on the work of one read, against hostile pools.
+pub mod limits {
+    /// Leaf pieces one read may touch.
+    pub const CELLS_MAX: usize = 1 << 18;
+    /// Steps of planning (nodes looked at) for one read.
+    pub const PLAN_STEPS_MAX: usize = 1 << 20;
+    /// Distributed spares standing in for each other.
+    pub const SPARE_HOPS_MAX: usize = 8;
+    /// Combinations of missing columns tried for one block.
+    pub const COMBINATIONS_MAX: usize = 1 << 14;
+    /// The least number of combinations, however large the block.
+    pub const COMBINATIONS_MIN: usize = 4096;
+    /// Combinations of copies tried for a block split by removals (chapter 02 §12).
+    pub const SPLITS_MAX: usize = 4096;
+    /// Different contents of one column or piece that are considered.
+    pub const VERSIONS_MAX: usize = 16;
+}

@@ -1,1 +1,41 @@
 //! The POSIX file system in an object set, read side.
+//!
+//! # Theory
+//! Object 1, the *master node* ([`Props`]), names the root directory and the
+//! tables. A file is an object: its attributes are *system attributes* in the
+//! dnode's bonus and, where they do not fit, in its spill block; or, before
+//! version 5, a fixed *znode* in the bonus. A directory is a ZAP from names to
+//! object numbers. Extended attributes are one packed list among the system
+//! attributes, or files in a hidden directory, or both (chapter 06).
+//!
+//! # Invariants
+//! * Every operation takes [`dmu::Io`] and hands it to every block it reads; with
+//!   [`dmu::Io::MEMORY`] none touches a device.
+//! * No state beyond what [`FileSystem::open`] read: an operation looks at the
+//!   object as the object set holds it. So all of them run in parallel without a
+//!   lock, and writing can be added below without changing them.
+//! * Nothing follows a chain of objects that a disk could close to a ring but
+//!   [`FileSystem::walk`], whose length the caller's path bounds.
+//!
+//! # Departures from OpenZFS
+//! * `.zfs` is the layer above; cookie 2 of a root directory is left free for it.
+//! * An object that lacks a required attribute is `Corrupt`, with its number,
+//!   instead of "no such file".
+
+mod attrs;
+mod dir;
+mod file;
+mod fs;
+mod master;
+pub mod pflags;
+mod sa;
+mod userspace;
+mod xattr;
+mod znode;
+
+pub use attrs::{Attrs, Device, FileKind, Time};
+pub use dir::{DirEntry, DirPage, Found};
+pub use file::Whence;
+pub use fs::{FileSystem, FuidDomain};
+pub use master::{CaseSensitivity, Props, QuotaObjects, ZPL_VERSION};
+pub use userspace::{SpaceEntry, SpaceKind};

@@ -1,0 +1,2 @@
+//! The one binary `cenote`.
+fn main() {}

@@ -1,0 +1,120 @@
+//! The blocking engine: threads calling pread and pwrite.
+//!
+//! # Theory
+//! Threads start when work waits and none is idle, up to the depth. The queue is
+//! bounded: a submitter waits while it is full, unless it is itself one of these
+//! threads (a completion that submits more), which would deadlock.
+//!
+//! # Invariants
+//! * A queued job is always done, also while the engine shuts down: threads leave
+//!   only when the queue is empty.
+//! * If no thread can be started, the submitter does the work itself.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::rt::{self, Condvar, Mutex};
+
+use crate::engine::Job;
+use crate::file::perform;
+
+thread_local! {
+    static WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+struct State {
+    queue: VecDeque<Job>,
+    idle: usize,
+    threads: usize,
+    stopping: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    room: Condvar,
+    max_threads: usize,
+    max_queue: usize,
+}
+
+pub(crate) struct Pool(Arc<Shared>);
+
+impl Pool {
+    pub(crate) fn new(depth: usize) -> Pool {
+        Pool(Arc::new(Shared {
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                idle: 0,
+                threads: 0,
+                stopping: false,
+            }),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            max_threads: depth,
+            max_queue: depth * 4,
+        }))
+    }
+
+    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+        for job in jobs {
+            if let Some(job) = self.enqueue(job) {
+                serve(job);
+            }
+        }
+    }
+
+    /// Queues the job, or gives it back if nobody will ever take it.
+    fn enqueue(&self, job: Job) -> Option<Job> {
+        let shared = &self.0;
+        let mut state = shared.state.lock();
+        while state.queue.len() >= shared.max_queue && !WORKER.get() {
+            shared.room.wait(&mut state);
+        }
+        if state.idle <= state.queue.len() && state.threads < shared.max_threads {
+            let worker = Arc::clone(shared);
+            if rt::spawn("device-io", move || work(&worker)).is_ok() {
+                state.threads += 1;
+            } else if state.threads == 0 {
+                return Some(job);
+            }
+        }
+        state.queue.push_back(job);
+        drop(state);
+        shared.work.notify_one();
+        None
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.0.state.lock().stopping = true;
+        self.0.work.notify_all();
+    }
+}
+
+fn serve(mut job: Job) {
+    job.target.stats.begin();
+    let result = perform(&job.target, &mut job.op.io, job.need);
+    job.finish(result);
+}
+
+fn work(shared: &Shared) {
+    WORKER.set(true);
+    let mut state = shared.state.lock();
+    loop {
+        if let Some(job) = state.queue.pop_front() {
+            drop(state);
+            shared.room.notify_one();
+            serve(job);
+            state = shared.state.lock();
+        } else if state.stopping {
+            state.threads -= 1;
+            return;
+        } else {
+            state.idle += 1;
+            shared.work.wait(&mut state);
+            state.idle -= 1;
+        }
+    }
+}

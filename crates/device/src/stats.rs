@@ -1,0 +1,94 @@
+//! Counters of one device, and the queue depth it reached.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::op::Io;
+
+/// Live counters; cheap enough to be always on.
+#[derive(Debug, Default)]
+pub struct DeviceStats {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    trims: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    errors: AtomicU64,
+    in_flight: AtomicU64,
+    max_in_flight: AtomicU64,
+}
+
+/// The counters at one moment. Operations count when they end, errors included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatsSnapshot {
+    /// Reads ended.
+    pub reads: u64,
+    /// Writes ended.
+    pub writes: u64,
+    /// Flushes ended.
+    pub flushes: u64,
+    /// Trims ended.
+    pub trims: u64,
+    /// Bytes read well.
+    pub bytes_read: u64,
+    /// Bytes written well.
+    pub bytes_written: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Operations with the kernel now.
+    pub in_flight: u64,
+    /// The most that were with the kernel at once.
+    pub max_in_flight: u64,
+}
+
+impl DeviceStats {
+    /// An operation goes to the device.
+    pub fn begin(&self) {
+        let now = self.in_flight.fetch_add(1, Relaxed) + 1;
+        self.max_in_flight.fetch_max(now, Relaxed);
+    }
+
+    /// It came back.
+    pub fn end(&self, io: &Io, ok: bool) {
+        self.in_flight.fetch_sub(1, Relaxed);
+        let (count, bytes) = match io {
+            Io::Read { .. } => (&self.reads, Some(&self.bytes_read)),
+            Io::Write { .. } => (&self.writes, Some(&self.bytes_written)),
+            Io::Flush => (&self.flushes, None),
+            Io::Trim { .. } => (&self.trims, None),
+        };
+        count.fetch_add(1, Relaxed);
+        if ok {
+            if let Some(bytes) = bytes {
+                bytes.fetch_add(io.len(), Relaxed);
+            }
+        } else {
+            self.errors.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// An operation refused before it reached the device.
+    pub fn refused(&self) {
+        self.errors.fetch_add(1, Relaxed);
+    }
+
+    /// All counters.
+    pub fn snapshot(&self) -> StatsSnapshot {
+        StatsSnapshot {
+            reads: self.reads.load(Relaxed),
+            writes: self.writes.load(Relaxed),
+            flushes: self.flushes.load(Relaxed),
+            trims: self.trims.load(Relaxed),
+            bytes_read: self.bytes_read.load(Relaxed),
+            bytes_written: self.bytes_written.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            in_flight: self.in_flight.load(Relaxed),
+            max_in_flight: self.max_in_flight.load(Relaxed),
+        }
+    }
+
+    /// Forgets the high-water mark, to measure one phase.
+    pub fn reset_high_water(&self) {
+        self.max_in_flight.store(self.in_flight.load(Relaxed), Relaxed);
+    }
+}

@@ -1,0 +1,322 @@
+//! The io_uring engine: calling threads submit, one reactor thread reaps.
+//!
+//! # Theory
+//! One ring for all devices of an engine. A batch is pushed under the lock and
+//! handed to the kernel by one `io_uring_enter`. At most `depth` operations are
+//! with the kernel, so the completion ring (twice as large) never overflows. A
+//! submitter waits while the ring is full; the reactor, whose completions may
+//! submit more, puts them on a backlog instead.
+//!
+//! A short transfer is continued by the reactor. A thread's death cancels what it
+//! submitted; such operations, like interrupted ones, are submitted again.
+//!
+//! # Invariants
+//! * An operation's buffers and vectors live in its slot until its completion
+//!   was reaped; slots are reused only after.
+//! * The submission ring is touched only under the lock, the completion ring only
+//!   by the reactor.
+//! * The reactor leaves when the engine is gone and nothing is in flight.
+//!
+//! Lock order: `state` is a leaf lock.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use base::rt::{self, Condvar, Mutex};
+use base::{Error, Result};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+
+use crate::engine::Job;
+use crate::op::Io;
+
+const WAKE: u64 = u64::MAX;
+
+thread_local! {
+    static REACTOR: Cell<bool> = const { Cell::new(false) };
+}
+
+struct Slot {
+    job: Job,
+    /// Bytes already transferred.
+    done: usize,
+    /// What a vectored write points to; lives as long as the slot.
+    vectors: Vec<IoSlice<'static>>,
+}
+
+struct State {
+    slots: Vec<Option<Box<Slot>>>,
+    free: Vec<usize>,
+    in_flight: usize,
+    backlog: VecDeque<Job>,
+    stopping: bool,
+}
+
+struct Shared {
+    ring: IoUring,
+    state: Mutex<State>,
+    room: Condvar,
+    depth: usize,
+}
+
+pub(crate) struct Ring(Arc<Shared>);
+
+fn unavailable(source: std::io::Error) -> Error {
+    Error::unsupported("io_uring is not available here; use the thread engine").caused_by(source)
+}
+
+impl Ring {
+    pub(crate) fn new(depth: usize) -> Result<Ring> {
+        let entries = depth as u32 + 1;
+        let ring = IoUring::builder()
+            .setup_cqsize((entries * 2).next_power_of_two())
+            .setup_clamp()
+            .build(entries)
+            .map_err(unavailable)?;
+        let mut probe = io_uring::Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(unavailable)?;
+        let wanted = [
+            opcode::Read::CODE,
+            opcode::Write::CODE,
+            opcode::Writev::CODE,
+            opcode::Fsync::CODE,
+            opcode::Fallocate::CODE,
+            opcode::Nop::CODE,
+        ];
+        if !wanted.iter().all(|op| probe.is_supported(*op)) {
+            return Err(Error::unsupported("this kernel's io_uring lacks operations"));
+        }
+        // Clamping may have made the ring smaller than asked.
+        let depth = depth.min((ring.params().sq_entries() as usize).saturating_sub(1)).max(1);
+        let shared = Arc::new(Shared {
+            ring,
+            state: Mutex::new(State {
+                slots: Vec::new(),
+                free: Vec::new(),
+                in_flight: 0,
+                backlog: VecDeque::new(),
+                stopping: false,
+            }),
+            room: Condvar::new(),
+            depth,
+        });
+        let reactor = Arc::clone(&shared);
+        rt::spawn("device-reactor", move || reactor.react())?;
+        Ok(Ring(shared))
+    }
+
+    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+        self.0.submit(jobs);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.stopping = true;
+        let wake = opcode::Nop::new().build().user_data(WAKE);
+        self.0.push(&wake);
+        self.0.enter();
+    }
+}
+
+impl Shared {
+    fn submit(&self, jobs: Vec<Job>) {
+        let mut state = self.state.lock();
+        let mut pushed = false;
+        for job in jobs {
+            while state.in_flight >= self.depth && !REACTOR.get() {
+                if std::mem::take(&mut pushed) {
+                    self.enter();
+                }
+                self.room.wait(&mut state);
+            }
+            if state.in_flight >= self.depth {
+                state.backlog.push_back(job);
+                continue;
+            }
+            self.start(&mut state, job);
+            pushed = true;
+        }
+        if pushed {
+            self.enter();
+        }
+    }
+
+    /// Puts a job into a slot and the submission ring; the lock is held.
+    fn start(&self, state: &mut State, job: Job) {
+        job.target.stats.begin();
+        let slot = Box::new(Slot { job, done: 0, vectors: Vec::new() });
+        let index = match state.free.pop() {
+            Some(index) => index,
+            None => {
+                state.slots.push(None);
+                state.slots.len() - 1
+            }
+        };
+        state.in_flight += 1;
+        let slot = state.slots[index].insert(slot);
+        self.push(&slot.entry().user_data(index as u64));
+    }
+
+    /// The lock is held, which makes this the only user of the submission ring.
+    fn push(&self, entry: &squeue::Entry) {
+        // SAFETY: callers hold `state`'s lock, so no other SubmissionQueue exists.
+        let mut queue = unsafe { self.ring.submission_shared() };
+        // SAFETY: the entry points into a slot (or nothing) that outlives the operation.
+        while unsafe { queue.push(entry) }.is_err() {
+            // Full only when an earlier enter failed; the kernel empties it.
+            drop(queue);
+            self.enter();
+            // SAFETY: as above.
+            queue = unsafe { self.ring.submission_shared() };
+        }
+    }
+
+    /// Hands what was pushed to the kernel. A busy kernel is asked again.
+    fn enter(&self) {
+        while let Err(error) = self.ring.submit() {
+            match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::INTR) => {}
+                _ => rt::sleep(std::time::Duration::from_micros(100)),
+            }
+        }
+    }
+
+    fn react(&self) {
+        REACTOR.set(true);
+        loop {
+            // Waits without submitting: that is the submitters' business.
+            // SAFETY: no argument is passed.
+            let waited = unsafe { self.ring.submitter().enter::<()>(0, 1, ENTER_GETEVENTS, None) };
+            if waited.is_err() {
+                // EINTR, or the kernel short of memory: look and try again.
+                rt::sleep(std::time::Duration::from_micros(50));
+            }
+            // SAFETY: only this thread uses the completion ring.
+            let reaped: Vec<_> = unsafe { self.ring.completion_shared() }
+                .map(|entry| (entry.user_data(), entry.result()))
+                .collect();
+            for (index, result) in reaped {
+                if index != WAKE {
+                    self.reap(index as usize, result);
+                }
+            }
+            let mut state = self.state.lock();
+            let mut pushed = false;
+            while state.in_flight < self.depth {
+                let Some(job) = state.backlog.pop_front() else { break };
+                self.start(&mut state, job);
+                pushed = true;
+            }
+            if pushed {
+                self.enter();
+            }
+            if state.stopping && state.in_flight == 0 && state.backlog.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn reap(&self, index: usize, result: i32) {
+        let mut state = self.state.lock();
+        let Some(slot) = state.slots.get_mut(index).and_then(Option::as_mut) else { return };
+        let Some(outcome) = slot.advance(result) else {
+            let entry = slot.entry().user_data(index as u64);
+            self.push(&entry);
+            self.enter();
+            return;
+        };
+        let Some(slot) = state.slots[index].take() else { return };
+        state.free.push(index);
+        state.in_flight -= 1;
+        drop(state);
+        self.room.notify_one();
+        slot.job.finish(outcome);
+    }
+}
+
+/// `IORING_ENTER_GETEVENTS`.
+const ENTER_GETEVENTS: u32 = 1;
+
+impl Slot {
+    /// The submission entry for what is left to do.
+    fn entry(&mut self) -> squeue::Entry {
+        let fd = types::Fd(self.job.target.fd.as_raw_fd());
+        let done = self.done;
+        match &mut self.job.op.io {
+            Io::Read { offset, buf } => {
+                let rest = &mut buf[done..];
+                opcode::Read::new(fd, rest.as_mut_ptr(), rest.len() as u32)
+                    .offset(*offset + done as u64)
+                    .build()
+            }
+            Io::Write { offset, bufs } => {
+                self.vectors.clear();
+                let mut skip = done;
+                for buf in bufs.iter() {
+                    let cut = skip.min(buf.len());
+                    skip -= cut;
+                    if cut < buf.len() {
+                        // SAFETY: the bytes belong to a `Buf` in this slot, which
+                        // outlives the operation; the lifetime is not used otherwise.
+                        let bytes = unsafe {
+                            std::slice::from_raw_parts(buf.as_ptr().add(cut), buf.len() - cut)
+                        };
+                        self.vectors.push(IoSlice::new(bytes));
+                    }
+                }
+                let at = *offset + done as u64;
+                match self.vectors.as_slice() {
+                    [one] => {
+                        opcode::Write::new(fd, one.as_ptr(), one.len() as u32).offset(at).build()
+                    }
+                    // IoSlice is guaranteed to have iovec's layout.
+                    many => opcode::Writev::new(
+                        fd,
+                        many.as_ptr().cast(),
+                        many.len().min(IOV_MAX) as u32,
+                    )
+                    .offset(at)
+                    .build(),
+                }
+            }
+            Io::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Io::Trim { offset, len } => {
+                // FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE.
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(1 | 2).build()
+            }
+        }
+    }
+
+    /// Takes a completion in; `None` if the operation has to go on.
+    fn advance(&mut self, result: i32) -> Option<Result<usize>> {
+        let (target, io) = (&self.job.target, &self.job.op.io);
+        if result < 0 {
+            let errno = Errno::from_raw_os_error(-result);
+            return match errno {
+                Errno::INTR | Errno::AGAIN | Errno::CANCELED => None,
+                errno => Some(Err(target.error(io, errno))),
+            };
+        }
+        let whole = match io {
+            Io::Read { .. } => self.job.need,
+            Io::Write { .. } => io.len() as usize,
+            Io::Flush | Io::Trim { .. } => return Some(Ok(io.len() as usize)),
+        };
+        self.done += result as usize;
+        if self.done >= whole {
+            Some(Ok(io.len() as usize))
+        } else if result == 0 {
+            Some(Err(target.short(io, self.done)))
+        } else {
+            None
+        }
+    }
+}
+
+/// Vectors the kernel takes at once.
+const IOV_MAX: usize = 1024;

@@ -1,0 +1,281 @@
+//! One object: its blocks by level and number, its bytes, its holes.
+
+use std::sync::Arc;
+
+use base::{Buf, Error, ObjectId, Result};
+use ondisk::{BlkPtr, Dnode, ObjType};
+use zio::Io;
+
+use crate::objset::Objset;
+
+/// An open object: a dnode as it was when it was opened.
+#[derive(Clone, Debug)]
+pub struct Object {
+    os: Arc<Objset>,
+    id: ObjectId,
+    dnode: Arc<Dnode>,
+}
+
+/// A run of bytes that is data or a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Whether it holds data.
+    pub data: bool,
+}
+
+impl Object {
+    pub(crate) fn new(os: Arc<Objset>, id: ObjectId, dnode: Arc<Dnode>) -> Object {
+        Object { os, id, dnode }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    /// Its dnode.
+    pub fn dnode(&self) -> &Arc<Dnode> {
+        &self.dnode
+    }
+
+    /// The object set it belongs to.
+    pub fn objset(&self) -> &Arc<Objset> {
+        &self.os
+    }
+
+    /// Its type.
+    pub fn object_type(&self) -> ObjType {
+        self.dnode.object_type
+    }
+
+    /// Bytes of a data block.
+    pub fn block_size(&self) -> u64 {
+        u64::from(self.dnode.data_block_size)
+    }
+
+    fn place(&self, error: Error, level: u8, blkid: u64) -> Error {
+        error.at_block(level, blkid).in_object(self.id)
+    }
+
+    /// The pointer to block `blkid` at `level`; a hole beyond the tree.
+    ///
+    /// # Errors
+    /// Those of reading the indirect blocks; `Corrupt` when a pointer does not
+    /// fit its place.
+    pub fn block_pointer(&self, level: u8, blkid: u64, io: Io) -> Result<BlkPtr> {
+        let dn = &self.dnode;
+        let span = dn.epb_shift() * u32::from(level);
+        let first = blkid.checked_shl(span).filter(|b| b >> span == blkid);
+        let Some(first) = first.filter(|_| level < dn.levels) else { return Ok(BlkPtr::default()) };
+        let Some(root) = dn.root_index(first) else { return Ok(BlkPtr::default()) };
+        let mut bp = dn.blkptrs[root];
+        let mut at = dn.levels - 1;
+        self.check_pointer(&bp, at, dn.covering(first, at))?;
+        while at > level {
+            if bp.is_hole() {
+                return Ok(BlkPtr::default());
+            }
+            let parent = dn.covering(first, at);
+            let bytes = self.os.zio().read(&bp, io).map_err(|e| self.place(e, at, parent))?;
+            at -= 1;
+            let index = dn.covering(first, at) & ((1 << dn.epb_shift()) - 1);
+            bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
+                .map_err(|e| self.place(e, at, dn.covering(first, at)))?;
+            self.check_pointer(&bp, at, dn.covering(first, at))?;
+        }
+        Ok(bp)
+    }
+
+    /// A pointer must carry the level and size that its place demands.
+    fn check_pointer(&self, bp: &BlkPtr, level: u8, blkid: u64) -> Result<()> {
+        let head = bp.head();
+        if bp.is_hole() || (head.level == level && head.lsize.0 == self.dnode.block_size(level)) {
+            return Ok(());
+        }
+        let e = Error::corrupt("block pointer of the wrong level or size for its place");
+        Err(self.place(e, level, blkid))
+    }
+
+    /// The content of data block `blkid`: always a whole block; zeros for holes
+    /// and beyond the end.
+    ///
+    /// # Errors
+    /// Those of [`zio::Zio::read`], with the place.
+    pub fn read_block(&self, blkid: u64, io: Io) -> Result<Buf> {
+        if blkid > self.dnode.max_blkid {
+            return Ok(Buf::zeros(self.dnode.data_block_size as usize));
+        }
+        let bp = self.block_pointer(0, blkid, io)?;
+        if bp.is_hole() {
+            return Ok(Buf::zeros(self.dnode.data_block_size as usize));
+        }
+        self.os.zio().read(&bp, io).map_err(|e| self.place(e, 0, blkid))
+    }
+
+    /// The bytes `[offset, offset+len)` as slices of blocks, without copying.
+    /// Bytes behind the last block read as zeros; callers clip to the file's size.
+    ///
+    /// # Errors
+    /// Those of [`Object::read_block`].
+    pub fn read_bufs(&self, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
+        let bs = self.block_size();
+        let end = offset.checked_add(len as u64).ok_or_else(|| Error::invalid("read past 2^64"))?;
+        let mut out = Vec::with_capacity(len / bs as usize + 2);
+        let mut at = offset;
+        while at < end {
+            let skip = (at % bs) as usize;
+            let take = (bs - at % bs).min(end - at) as usize;
+            let block = self.read_block(at / bs, io)?;
+            if block.len() < skip + take {
+                return Err(self.place(Error::corrupt("block is too short"), 0, at / bs));
+            }
+            out.push(block.slice(skip..skip + take));
+            at += take as u64;
+        }
+        Ok(out)
+    }
+
+    /// Copies bytes from `offset` into `out`.
+    ///
+    /// # Errors
+    /// Those of [`Object::read_block`].
+    pub fn read_into(&self, offset: u64, out: &mut [u8], io: Io) -> Result<()> {
+        let mut at = 0;
+        for piece in self.read_bufs(offset, out.len(), io)? {
+            out[at..at + piece.len()].copy_from_slice(&piece);
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    /// The first data block at or after `from` that is not a hole.
+    ///
+    /// # Errors
+    /// Those of reading the indirect blocks.
+    pub fn next_data_block(&self, from: u64, io: Io) -> Result<Option<u64>> {
+        self.next_block(from, false, io)
+    }
+
+    /// The first data block at or after `from`, and up to the last block, that is
+    /// a hole.
+    ///
+    /// # Errors
+    /// Those of reading the indirect blocks.
+    pub fn next_hole_block(&self, from: u64, io: Io) -> Result<Option<u64>> {
+        self.next_block(from, true, io)
+    }
+
+    fn next_block(&self, from: u64, want_hole: bool, io: Io) -> Result<Option<u64>> {
+        let mut blkid = from;
+        while blkid <= self.dnode.max_blkid {
+            let (found, next) = self.scan_from(blkid, want_hole, io)?;
+            if found {
+                return Ok((next <= self.dnode.max_blkid).then_some(next));
+            }
+            // `next` is past everything that was looked at; zero means overflow.
+            if next <= blkid {
+                return Ok(None);
+            }
+            blkid = next;
+        }
+        Ok(None)
+    }
+
+    /// Looks at the subtree around `blkid`: (true, block found) or (false, first
+    /// block not looked at).
+    fn scan_from(&self, blkid: u64, want_hole: bool, io: Io) -> Result<(bool, u64)> {
+        let dn = &self.dnode;
+        let Some(root) = dn.root_index(blkid) else {
+            return Ok((want_hole, if want_hole { blkid } else { 0 }));
+        };
+        let mut bp = dn.blkptrs[root];
+        let mut level = dn.levels - 1;
+        loop {
+            self.check_pointer(&bp, level, dn.covering(blkid, level))?;
+            let span_shift = dn.epb_shift() * u32::from(level);
+            let past = || (dn.covering(blkid, level) + 1).checked_shl(span_shift).unwrap_or(0);
+            let span = 1u64.checked_shl(span_shift).unwrap_or(u64::MAX);
+            // A full subtree of plain data has no hole: its fill says so.
+            let full = dn.object_type != ObjType::DNODE && bp.fill() == span;
+            match (bp.is_hole(), want_hole) {
+                (true, true) => return Ok((true, blkid)),
+                (true, false) => return Ok((false, past())),
+                (false, true) if full => return Ok((false, past())),
+                (false, false) if level == 0 => return Ok((true, blkid)),
+                _ => {}
+            }
+            let parent = dn.covering(blkid, level);
+            let bytes = self.os.zio().read(&bp, io).map_err(|e| self.place(e, level, parent))?;
+            level -= 1;
+            let index = dn.covering(blkid, level) & ((1 << dn.epb_shift()) - 1);
+            if level == 0 {
+                return self.scan_leaves(&bytes, &bp, blkid, index as usize, want_hole);
+            }
+            bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
+                .map_err(|e| self.place(e, level, dn.covering(blkid, level)))?;
+        }
+    }
+
+    /// Scans the data pointers of one indirect block from entry `index` on.
+    fn scan_leaves(
+        &self,
+        bytes: &[u8],
+        parent: &BlkPtr,
+        blkid: u64,
+        index: usize,
+        want_hole: bool,
+    ) -> Result<(bool, u64)> {
+        let count = 1usize << self.dnode.epb_shift();
+        for i in index..count {
+            let at = blkid + (i - index) as u64;
+            let bp =
+                BlkPtr::parse_nth(bytes, i, parent.endian()).map_err(|e| self.place(e, 0, at))?;
+            if bp.is_hole() == want_hole {
+                return Ok((true, at));
+            }
+        }
+        Ok((false, blkid.saturating_add((count - index) as u64)))
+    }
+
+    /// The extent at `offset` within an object of `size` bytes, as long as it
+    /// can be told cheaply; `None` at or behind the end.
+    ///
+    /// # Errors
+    /// Those of reading the indirect blocks.
+    pub fn extent_at(&self, offset: u64, size: u64, io: Io) -> Result<Option<Extent>> {
+        if offset >= size {
+            return Ok(None);
+        }
+        let bs = self.block_size();
+        let blkid = offset / bs;
+        let data_at = self.next_data_block(blkid, io)?;
+        let (data, until) = match data_at {
+            Some(b) if b == blkid => {
+                (true, self.next_hole_block(blkid, io)?.map(|b| b.saturating_mul(bs)))
+            }
+            Some(b) => (false, Some(b.saturating_mul(bs))),
+            None => (false, None),
+        };
+        // Past the last block everything is a hole.
+        let end_of_blocks = (self.dnode.max_blkid + 1).saturating_mul(bs);
+        let until = match (data, until) {
+            (true, None) => end_of_blocks,
+            (_, u) => u.unwrap_or(size),
+        };
+        Ok(Some(Extent { offset, len: until.min(size) - offset, data }))
+    }
+
+    /// The spill block's content and byte order, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`zio::Zio::read`].
+    pub fn spill(&self, io: Io) -> Result<Option<(Buf, ondisk::Endian)>> {
+        let Some(bp) = &self.dnode.spill else { return Ok(None) };
+        let buf = self.os.zio().read(bp, io).map_err(|e| e.in_object(self.id))?;
+        Ok(Some((buf, bp.endian())))
+    }
+}

@@ -1,0 +1,140 @@
+//! Notifications: what a file system tells the kernel unasked.
+//!
+//! An invalidation waits for reads of the pages it drops: it must not be sent by
+//! a thread that is serving a request for the same node, nor with a lock held
+//! that such a request needs.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use crate::abi::structs::{
+    NotifyDelete, NotifyInvalEntry, NotifyInvalInode, NotifyPrune, OutHeader,
+};
+use crate::abi::{Wire, consts};
+use crate::errno::{Errno, Result};
+use crate::fs::Negotiated;
+use crate::transport::Channel;
+
+/// Node ids in one prune notification.
+const PRUNE_BATCH: usize = 512;
+
+/// Sends notifications; cheap to clone.
+#[derive(Clone)]
+pub struct Notifier {
+    pub(crate) channel: Arc<dyn Channel>,
+    pub(crate) negotiated: Negotiated,
+}
+
+impl std::fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notifier").finish_non_exhaustive()
+    }
+}
+
+impl Notifier {
+    fn send(&self, code: i32, body: &[u8], name: Option<&[u8]>) -> Result<()> {
+        let tail = name.map_or(0, |n| n.len() + 1);
+        let len = u32::try_from(OutHeader::SIZE + body.len() + tail).map_err(|_| Errno::EINVAL)?;
+        let mut head = Vec::with_capacity(OutHeader::SIZE);
+        OutHeader { len, error: code, unique: 0 }.put(&mut head);
+        let parts = [
+            IoSlice::new(&head),
+            IoSlice::new(body),
+            IoSlice::new(name.unwrap_or_default()),
+            IoSlice::new(&[0]),
+        ];
+        let used = if name.is_some() { 4 } else { 2 };
+        match self.channel.reply(&parts[..used]) {
+            Ok(()) => Ok(()),
+            Err(e) => match e.raw_os_error().map_or(Errno::EIO, Errno::from_raw) {
+                // The kernel does not know the node or name: nothing to forget.
+                Errno::ENOENT => Ok(()),
+                errno => Err(errno),
+            },
+        }
+    }
+
+    fn named(&self, code: i32, body: &impl Wire, name: &[u8]) -> Result<()> {
+        if name.is_empty() || name.contains(&0) {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = Vec::new();
+        body.put(&mut bytes);
+        self.send(code, &bytes, Some(name))
+    }
+
+    /// Drops cached attributes of a node, and its cached data from `offset` on
+    /// for `len` bytes: `len` 0 means to the end, a negative `offset` no data.
+    ///
+    /// # Errors
+    /// `ENODEV` after unmount, others of the kernel's. An unknown node is none.
+    pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> Result<()> {
+        let mut bytes = Vec::new();
+        NotifyInvalInode { ino: node, off: offset, len }.put(&mut bytes);
+        self.send(consts::NOTIFY_INVAL_INODE, &bytes, None)
+    }
+
+    /// Drops a cached name.
+    ///
+    /// # Errors
+    /// As [`Notifier::inval_inode`].
+    pub fn inval_entry(&self, parent: u64, name: &[u8]) -> Result<()> {
+        self.entry(parent, name, 0)
+    }
+
+    /// Makes a cached name to be looked up again at its next use, without
+    /// unmounting or forgetting what is below it. On older kernels as
+    /// [`Notifier::inval_entry`].
+    ///
+    /// # Errors
+    /// As [`Notifier::inval_inode`].
+    pub fn expire_entry(&self, parent: u64, name: &[u8]) -> Result<()> {
+        let can = self.negotiated.flags & consts::HAS_EXPIRE_ONLY != 0;
+        self.entry(parent, name, if can { consts::EXPIRE_ONLY } else { 0 })
+    }
+
+    fn entry(&self, parent: u64, name: &[u8], flags: u32) -> Result<()> {
+        let namelen = u32::try_from(name.len()).map_err(|_| Errno::EINVAL)?;
+        self.named(consts::NOTIFY_INVAL_ENTRY, &NotifyInvalEntry { parent, namelen, flags }, name)
+    }
+
+    /// Says that a name is gone, so that watchers learn of it.
+    ///
+    /// # Errors
+    /// As [`Notifier::inval_inode`].
+    pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> Result<()> {
+        let namelen = u32::try_from(name.len()).map_err(|_| Errno::EINVAL)?;
+        let body = NotifyDelete { parent, child, namelen, padding: 0 };
+        self.named(consts::NOTIFY_DELETE, &body, name)
+    }
+
+    /// Makes every cached name to be looked up again (7.44, Linux 6.16).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` on older kernels.
+    pub fn inc_epoch(&self) -> Result<()> {
+        if self.negotiated.minor < 44 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        self.send(consts::NOTIFY_INC_EPOCH, &[], None)
+    }
+
+    /// Asks the kernel to forget nodes that nobody uses (7.45, Linux 6.18).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` on older kernels.
+    pub fn prune(&self, nodes: &[u64]) -> Result<()> {
+        if self.negotiated.minor < 45 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        for batch in nodes.chunks(PRUNE_BATCH) {
+            let mut bytes = Vec::new();
+            // At most PRUNE_BATCH.
+            let count = batch.len() as u32;
+            NotifyPrune { count, padding: 0, spare: 0 }.put(&mut bytes);
+            batch.iter().for_each(|node| node.put(&mut bytes));
+            self.send(consts::NOTIFY_PRUNE, &bytes, None)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! A file system that costs nothing: it states the limit of the transport itself.
+//!
+//! One file of a chosen length lies in the root. Reads answer with zero bytes
+//! that are always the same memory, writes are dropped. What remains of the time
+//! of a read is the kernel, the session and the copy to the reader.
+
+use std::time::Duration;
+
+use base::Buf;
+use base::limits::BUF_SIZE_MAX;
+
+use crate::errno::{Errno, Result};
+use crate::fs::{DirSink, Filesystem, Mode, Opcode, Placement, Request, default_placement};
+use crate::types::*;
+
+/// The file's name.
+pub const FILE_NAME: &str = "null";
+const FILE_ID: u64 = 2;
+
+/// The file system; see the module.
+#[derive(Clone, Debug)]
+pub struct NullFs {
+    size: u64,
+    ttl: Duration,
+}
+
+impl NullFs {
+    /// With a file of `size` bytes.
+    pub fn new(size: u64) -> NullFs {
+        NullFs { size, ttl: FOREVER }
+    }
+
+    /// Lets the kernel believe attributes and names only for `ttl`; with zero each
+    /// `stat` is a request.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: Duration) -> NullFs {
+        self.ttl = ttl;
+        self
+    }
+
+    fn attr(&self, node: u64) -> Result<Attr> {
+        let common = Attr { ino: node, nlink: 1, blksize: 128 << 10, ..Attr::default() };
+        match node {
+            ROOT_ID => Ok(Attr { mode: 0o040_755, nlink: 2, ..common }),
+            FILE_ID => {
+                Ok(Attr { mode: 0o100_666, size: self.size, blocks: self.size / 512, ..common })
+            }
+            _ => Err(Errno::ESTALE),
+        }
+    }
+
+    fn entry(&self, node: u64) -> Result<Entry> {
+        let attr = self.attr(node)?;
+        Ok(Entry { node, generation: 0, attr, entry_ttl: self.ttl, attr_ttl: self.ttl })
+    }
+}
+
+impl Filesystem for NullFs {
+    fn placement(&self, op: Opcode) -> Placement {
+        match op {
+            Opcode::Write | Opcode::Release | Opcode::Setattr | Opcode::Fsync => Placement::Inline,
+            op => default_placement(op),
+        }
+    }
+
+    fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Result<Entry> {
+        match (parent, name) {
+            (ROOT_ID, n) if n == FILE_NAME.as_bytes() => self.entry(FILE_ID),
+            (_, b"." | b"..") => self.entry(ROOT_ID),
+            _ => Err(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, _: Mode, node: u64, _: Option<u64>) -> Result<(Attr, Duration)> {
+        Ok((self.attr(node)?, self.ttl))
+    }
+
+    fn setattr(&self, _: &Request, node: u64, _: &SetAttr) -> Result<(Attr, Duration)> {
+        Ok((self.attr(node)?, self.ttl))
+    }
+
+    fn open(&self, _: &Request, _: Mode, node: u64, _: u32) -> Result<Opened> {
+        self.attr(node)?;
+        Ok(Opened { keep_cache: true, parallel_direct_writes: true, ..Opened::default() })
+    }
+
+    fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> Result<Data> {
+        let left = self.attr(args.node)?.size.saturating_sub(args.offset);
+        let len = usize::try_from(left.min(u64::from(args.size))).map_err(|_| Errno::EINVAL)?;
+        Ok(Buf::zeros(len.min(BUF_SIZE_MAX)).into())
+    }
+
+    fn write(&self, _: &Request, args: &WriteArgs, data: Buf) -> Result<u32> {
+        self.attr(args.node)?;
+        u32::try_from(data.len()).map_err(|_| Errno::EINVAL)
+    }
+
+    fn fsync(&self, _: &Request, _: u64, _: u64, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        _: Mode,
+        _: u64,
+        _: u64,
+        offset: u64,
+        sink: &mut DirSink,
+    ) -> Result<()> {
+        let names: [(u64, &[u8]); 3] =
+            [(ROOT_ID, b"."), (ROOT_ID, b".."), (FILE_ID, FILE_NAME.as_bytes())];
+        for (next, (ino, name)) in (1..).zip(names) {
+            if next > offset && !sink.add(ino, next, self.attr(ino)?.mode, name) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Result<Statfs> {
+        Ok(Statfs { files: 2, bsize: 128 << 10, frsize: 512, namelen: 255, ..Statfs::default() })
+    }
+}

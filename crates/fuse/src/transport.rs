@@ -1,0 +1,129 @@
+//! How messages travel between kernel and session.
+//!
+//! # Theory
+//! A [`Transport`] turns an initialised `/dev/fuse` descriptor into [`Channel`]s,
+//! one for each receiving thread. Here is the classic one: each thread reads and
+//! writes a clone of the descriptor, so that the kernel keeps a list of
+//! unanswered requests for each and the threads do not meet on one lock. A
+//! transport over io_uring fits beside it: it asks for its flag in INIT, copies
+//! an arrived request into the inbox, and takes a reply as parts, the first of
+//! which begins with the 16-byte header.
+//!
+//! # Invariant
+//! A request is answered on the channel it came from.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::abi::consts::DEV_IOC_MAGIC;
+use crate::fs::Negotiated;
+
+/// Where one thread receives requests and anybody answers them.
+pub trait Channel: Send + Sync {
+    /// Waits for the next request and puts it into `inbox`, returning its length.
+    ///
+    /// # Errors
+    /// `ENODEV` when the file system was unmounted; others end the session too.
+    fn receive(&self, inbox: &mut [u8]) -> io::Result<usize>;
+
+    /// Sends one reply or notification, in parts; the first begins with the header.
+    ///
+    /// # Errors
+    /// `ENOENT` when nobody waits for it any more, or the kernel's other reasons.
+    fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()>;
+}
+
+/// Makes channels for a session.
+pub trait Transport: Send + Sync {
+    /// INIT flags to ask for, beside the session's own.
+    fn init_flags(&self) -> u64 {
+        0
+    }
+
+    /// At least one, at most `count` channels over `device`, which has answered INIT.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn channels(
+        &self,
+        device: OwnedFd,
+        count: usize,
+        negotiated: &Negotiated,
+    ) -> base::Result<Vec<Arc<dyn Channel>>>;
+}
+
+/// The classic transport: `read(2)` and `writev(2)` on `/dev/fuse`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DevTransport;
+
+impl Transport for DevTransport {
+    fn channels(
+        &self,
+        device: OwnedFd,
+        count: usize,
+        _: &Negotiated,
+    ) -> base::Result<Vec<Arc<dyn Channel>>> {
+        let mut channels: Vec<Arc<dyn Channel>> = Vec::new();
+        for _ in 1..count {
+            match clone_device(device.as_fd()) {
+                Ok(fd) => channels.push(Arc::new(DevChannel { fd })),
+                // A sandbox may hide the device: share one descriptor instead.
+                Err(_) => break,
+            }
+        }
+        let shared: Arc<dyn Channel> = Arc::new(DevChannel { fd: device });
+        channels.insert(0, Arc::clone(&shared));
+        channels.resize_with(count.max(1), || Arc::clone(&shared));
+        Ok(channels)
+    }
+}
+
+/// A descriptor of `/dev/fuse`.
+#[derive(Debug)]
+pub(crate) struct DevChannel {
+    pub(crate) fd: OwnedFd,
+}
+
+impl Channel for DevChannel {
+    fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::io::read(&self.fd, &mut *inbox) {
+                Ok(n) => return Ok(n),
+                // ENOENT: the request was withdrawn while we took it.
+                Err(
+                    rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT,
+                ) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {
+        let written = rustix::io::writev(&self.fd, message)?;
+        let total = message.iter().map(|part| part.len()).sum::<usize>();
+        if written == total { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+}
+
+pub(crate) fn open_device() -> base::Result<OwnedFd> {
+    rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| {
+        base::Error::io("cannot open /dev/fuse; is the fuse module loaded?", e.into())
+            .on_path("/dev/fuse")
+    })
+}
+
+/// Another descriptor of the same connection, with a request list of its own.
+fn clone_device(device: BorrowedFd<'_>) -> base::Result<OwnedFd> {
+    use rustix::fd::AsRawFd;
+    const CLONE: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(DEV_IOC_MAGIC, 0);
+    let fd = open_device()?;
+    let old = device.as_raw_fd().cast_unsigned();
+    // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, the other descriptor's number,
+    // which is open as long as `device` is borrowed.
+    unsafe { rustix::ioctl::ioctl(&fd, rustix::ioctl::Setter::<CLONE, u32>::new(old)) }
+        .map_err(|e| base::Error::io("cannot clone the FUSE device", e.into()))?;
+    Ok(fd)
+}

@@ -1,0 +1,1 @@
+//! Device removal: mapping, births, state.

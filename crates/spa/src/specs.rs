@@ -1,0 +1,109 @@
+//! From a configuration to the description that the vdev tree is built from.
+
+use base::{Error, Guid, Result, Txg};
+use ondisk::config::{VdevConfig, VdevType};
+use vdev::{AllocClass, DraidParams, Kind, Persistent, Reflow, Spec};
+
+use crate::assemble::FoundPool;
+
+/// What a configuration does not say: progress of an expansion (from the
+/// uberblock) and allocation classes (from the vdevs' ZAPs).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extra {
+    /// Progress of a running raidz expansion.
+    pub reflow: Option<Reflow>,
+}
+
+/// The assembled, untrusted tree of a found pool.
+pub fn untrusted(found: &FoundPool, extra: Extra) -> Result<Spec> {
+    if found.vdev_children as usize > base::limits::VDEV_COUNT_MAX {
+        return Err(Error::limit("the labels name too many vdevs"));
+    }
+    let children = (0..found.vdev_children).map(|id| match found.tops.get(&id) {
+        Some(top) => spec_of(top, None, extra),
+        None if found.holes.contains(&id) => Ok(Spec::new(Kind::Hole, id.into(), Guid(0))),
+        None => Ok(Spec::new(Kind::Missing, id.into(), Guid(0))),
+    });
+    let children = children.collect::<Result<Vec<_>>>()?;
+    Ok(Spec::new(Kind::Root, 0, found.guid).with_children(children))
+}
+
+/// The trusted tree of the MOS configuration.
+pub fn trusted(root: &VdevConfig, extra: Extra) -> Result<Spec> {
+    spec_of(root, None, extra)
+}
+
+fn spec_of(config: &VdevConfig, top: Option<&VdevConfig>, extra: Extra) -> Result<Spec> {
+    let mut spec = Spec::new(kind_of(config, extra)?, config.id.into(), config.guid);
+    let top = if config.kind == VdevType::Root { None } else { Some(top.unwrap_or(config)) };
+    if let Some(space) = top.and_then(|t| t.top.as_ref()) {
+        spec = spec.with_space(space.ashift, space.asize);
+        spec.is_log = space.is_log;
+        if space.is_log {
+            spec.class = AllocClass::Log;
+        }
+    }
+    spec.path = config.path.as_ref().and_then(|p| p.to_str()).map(str::to_owned);
+    let leaf = &config.leaf;
+    spec.persistent = Persistent {
+        offline: leaf.offline,
+        faulted: leaf.faulted,
+        degraded: leaf.degraded,
+        removed: leaf.removed,
+        not_present: leaf.not_present,
+    };
+    let children = config.children.iter().map(|c| spec_of(c, top, extra));
+    Ok(spec.with_children(children.collect::<Result<Vec<_>>>()?))
+}
+
+fn kind_of(config: &VdevConfig, extra: Extra) -> Result<Kind> {
+    let lacks = |what: &str| Error::corrupt(format!("a {what} without its parameters"));
+    Ok(match config.kind {
+        VdevType::Root => Kind::Root,
+        VdevType::Disk => Kind::Disk,
+        VdevType::File => Kind::File,
+        VdevType::Mirror => Kind::Mirror,
+        VdevType::Replacing => Kind::Replacing,
+        VdevType::Spare => Kind::Spare,
+        VdevType::Missing => Kind::Missing,
+        VdevType::Hole => Kind::Hole,
+        VdevType::Indirect => Kind::Indirect,
+        VdevType::Raidz => {
+            let raidz = config.raidz.as_ref().ok_or_else(|| lacks("raidz"))?;
+            Kind::Raidz {
+                nparity: raidz.nparity as u8,
+                expand_txgs: raidz.expand_txgs.clone(),
+                reflow: if raidz.expanding { extra.reflow } else { None },
+            }
+        }
+        VdevType::Draid => {
+            let d = config.draid.as_ref().ok_or_else(|| lacks("draid"))?;
+            if d.nchildren.is_some_and(|n| n as usize != config.children.len()) {
+                return Err(Error::unsupported("dRAID with failure domains cannot be read yet"));
+            }
+            Kind::Draid(DraidParams {
+                ndata: d.ndata,
+                nparity: d.nparity,
+                nspares: d.nspares,
+                ngroups: d.ngroups,
+            })
+        }
+        VdevType::DraidSpare => {
+            let d = config.dspare.as_ref().ok_or_else(|| lacks("distributed spare"))?;
+            Kind::DraidSpare { draid: d.top_guid, spare_id: d.spare_id }
+        }
+    })
+}
+
+/// Every node of a configuration, depth first.
+pub fn for_each<'a>(config: &'a VdevConfig, f: &mut impl FnMut(&'a VdevConfig)) {
+    f(config);
+    for child in &config.children {
+        for_each(child, f);
+    }
+}
+
+/// First group of births that a limit leaves visible; `Txg::MAX` for no limit.
+pub fn limit_or_max(limit: Option<Txg>) -> Txg {
+    limit.unwrap_or(Txg::MAX)
+}

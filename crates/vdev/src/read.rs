@@ -1,0 +1,336 @@
+//! Reading: plan, one batch of leaf operations, verification, repair advice.
+//!
+//! # Theory
+//! The quick plan costs what an undamaged read costs. If its outcome is not
+//! accepted, everything is read (what is known already is not read again) and the
+//! solver searches. Afterwards every leaf's bytes are compared with the accepted
+//! content, which is how exactly the wrong ones are counted.
+//!
+//! Neighbouring cells of one leaf become one operation; if that fails, the cells are
+//! read one by one, so that one bad sector costs one sector.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use base::limits::BLOCK_SIZE_MAX;
+use base::{Buf, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
+use device::{Device, Io};
+
+use crate::map::whole_sectors;
+use crate::plan::{Cell, Mode, Planner, Shape};
+use crate::solve::{Solver, Wrong, audit};
+use crate::tree::{NodeId, Tree};
+
+/// Unwanted bytes read along to save an operation (chapter 02 §14: read gap).
+const READ_GAP: u64 = 32 << 10;
+
+/// Why a read is made (chapter 02 §14); carried for the queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// Somebody waits.
+    #[default]
+    SyncRead,
+    /// Prefetch.
+    AsyncRead,
+    /// Scrub or resilver.
+    Scrub,
+}
+
+/// What to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadReq {
+    /// Top-level vdev.
+    pub vdev: VdevId,
+    /// Byte offset in its allocatable area.
+    pub offset: u64,
+    /// Bytes of the block as stored; any length up to 16 MiB.
+    pub psize: Psize,
+    /// The block's effective physical birth.
+    pub birth: Txg,
+    /// Why.
+    pub priority: Priority,
+    /// The caller does not know that there is a block (the end of a log chain):
+    /// wrong bytes are no error of a device and are not counted.
+    pub speculative: bool,
+    /// Parity was never written (checksum "noparity"): do not compare it.
+    pub no_parity: bool,
+}
+
+impl ReadReq {
+    /// An ordinary read.
+    pub fn new(vdev: VdevId, offset: u64, psize: Psize, birth: Txg) -> ReadReq {
+        let priority = Priority::SyncRead;
+        ReadReq { vdev, offset, psize, birth, priority, speculative: false, no_parity: false }
+    }
+
+    /// With another priority.
+    #[must_use]
+    pub fn with_priority(mut self, priority: Priority) -> ReadReq {
+        self.priority = priority;
+        self
+    }
+}
+
+/// What was wrong with a leaf's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BadKind {
+    /// The read failed.
+    Io,
+    /// The bytes differ from the accepted content.
+    Checksum,
+    /// They differ because the leaf missed the block's transaction group.
+    Stale,
+}
+
+/// Bytes of a leaf that ought to be rewritten.
+#[derive(Clone, Debug)]
+pub struct BadCopy {
+    /// The leaf in the tree that was read.
+    pub leaf: NodeId,
+    /// Its guid.
+    pub guid: Guid,
+    /// Device byte of `good`.
+    pub offset: u64,
+    /// What was wrong.
+    pub kind: BadKind,
+    /// What belongs there.
+    pub good: Buf,
+}
+
+/// What a read learnt about the leaves.
+#[derive(Clone, Debug, Default)]
+pub struct ReadReport {
+    /// Copies to rewrite; empty if the read failed.
+    pub bad: Vec<BadCopy>,
+    /// Leaf operations made.
+    pub ios: usize,
+    /// The first plan did not suffice.
+    pub searched: bool,
+}
+
+/// A read's result and report.
+#[derive(Debug)]
+pub struct ReadOutcome {
+    /// The block, `psize` long, or why not.
+    pub data: Result<Buf>,
+    /// What was learnt.
+    pub report: ReadReport,
+}
+
+/// Leaf bytes by place; `None`: the read failed.
+type Known = HashMap<Cell, Option<Buf>>;
+
+impl Tree {
+    /// Reads a block and waits. `verify` judges candidates (`psize` bytes each) and
+    /// may be called many times.
+    ///
+    /// # Errors
+    /// `Corrupt` for an impossible address, `Checksum` if no combination of what
+    /// could be read was accepted, `Io` if too little could be read, `Missing` if a
+    /// removed vdev's mapping is not loaded.
+    pub fn read(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> Result<Buf> {
+        self.read_verbose(req, verify).data
+    }
+
+    /// As [`Tree::read`], and says which copies were bad.
+    pub fn read_verbose(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
+        self.read_by(req, verify, &[Mode::Quick, Mode::All])
+    }
+
+    /// Reads every copy and every parity column of a block and compares them all
+    /// with the content that `verify` accepts (scrub, `zdb -cc`).
+    pub fn scrub(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
+        self.read_by(req, verify, &[Mode::All])
+    }
+
+    fn read_by(
+        &self,
+        req: &ReadReq,
+        verify: &dyn Fn(&[u8]) -> bool,
+        modes: &[Mode],
+    ) -> ReadOutcome {
+        let mut report = ReadReport::default();
+        let data = self.attempts(req, verify, modes, &mut report).map_err(|error| {
+            let asize = base::Asize(req.psize.0);
+            error.at_dva(base::Dva { vdev: req.vdev, offset: req.offset, asize, gang: false })
+        });
+        ReadOutcome { data, report }
+    }
+
+    fn attempts(
+        &self,
+        req: &ReadReq,
+        verify: &dyn Fn(&[u8]) -> bool,
+        modes: &[Mode],
+        report: &mut ReadReport,
+    ) -> Result<Buf> {
+        let ashift = self.top(req.vdev)?.ashift();
+        let len = whole_sectors(req.psize.0, ashift)?;
+        let psize = req.psize.0 as usize;
+        let mut known = Known::new();
+        let mut verified = 0usize;
+        for &mode in modes {
+            let mut planner = Planner::new(self, mode);
+            let shape = planner.top(req.vdev, req.offset, len, req.birth)?;
+            let plan = planner.cells;
+            let cells = self.fetch(&plan, &mut known, report);
+            report.searched |= mode == Mode::All && modes.len() > 1;
+            let mut accept = |buf: &Buf| {
+                verified += 1;
+                buf.get(..psize).is_some_and(verify)
+            };
+            let mut found = None;
+            let rounds: &[bool] = if shape.any_stale() { &[false, true] } else { &[false] };
+            for &stale in rounds {
+                let solver = Solver { cells: &cells, stale, exhaustive: mode == Mode::All };
+                found = solver.each(&shape, len, &mut accept);
+                if found.is_some() {
+                    break;
+                }
+            }
+            if let Some(block) = found {
+                // A quick plan that met no failure contains no contradiction.
+                if mode == Mode::All || cells.iter().any(Option::is_none) {
+                    self.judge(req, &shape, &plan, &cells, &block, report);
+                }
+                return Ok(block.slice(0..psize));
+            }
+            if mode == Mode::All {
+                self.blame(req, &shape, &plan, &cells, verified > 0);
+            }
+        }
+        Err(if verified > 0 {
+            Error::checksum("no copy of the block has the right checksum")
+        } else {
+            Error::new(ErrorKind::Io, "too few devices of the vdev could be read")
+        })
+    }
+
+    /// Reads the cells, except those already known.
+    fn fetch(&self, plan: &[Cell], known: &mut Known, report: &mut ReadReport) -> Vec<Option<Buf>> {
+        let mut wanted: Vec<Cell> =
+            plan.iter().filter(|c| !known.contains_key(c)).copied().collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut groups: Vec<(Cell, Vec<Cell>)> = Vec::new();
+        for cell in wanted {
+            let end = cell.offset.saturating_add(cell.len);
+            if let Some((whole, members)) = groups.last_mut()
+                && whole.leaf == cell.leaf
+                && cell.offset <= whole.offset.saturating_add(whole.len).saturating_add(READ_GAP)
+                && end - whole.offset <= BLOCK_SIZE_MAX
+            {
+                whole.len = whole.len.max(end - whole.offset);
+                members.push(cell);
+            } else {
+                groups.push((cell, vec![cell]));
+            }
+        }
+        let mut retry = Vec::new();
+        let wholes: Vec<Cell> = groups.iter().map(|g| g.0).collect();
+        for ((whole, members), buf) in groups.into_iter().zip(self.read_leaves(&wholes, report)) {
+            match buf {
+                None if members.len() > 1 => retry.extend(members),
+                buf => {
+                    for cell in members {
+                        let from = (cell.offset - whole.offset) as usize;
+                        let part = buf.as_ref().map(|b| b.slice(from..from + cell.len as usize));
+                        known.insert(cell, part);
+                    }
+                }
+            }
+        }
+        for (cell, buf) in retry.iter().zip(self.read_leaves(&retry, report)) {
+            known.insert(*cell, buf);
+        }
+        plan.iter().map(|cell| known.get(cell).cloned().flatten()).collect()
+    }
+
+    /// One batch of leaf reads; failures are counted.
+    fn read_leaves(&self, cells: &[Cell], report: &mut ReadReport) -> Vec<Option<Buf>> {
+        let mut batch: Vec<(Arc<dyn Device>, Io)> = Vec::with_capacity(cells.len());
+        let mut slots = Vec::with_capacity(cells.len());
+        for cell in cells {
+            let device = self.node(cell.leaf).device();
+            slots.push(device.is_some());
+            if let Some(device) = device {
+                self.node(cell.leaf).live.in_flight.fetch_add(1, Relaxed);
+                batch.push((Arc::clone(device), Io::read(cell.offset, cell.len as usize)));
+            }
+        }
+        report.ios += batch.len();
+        let mut results = device::execute(batch).into_iter();
+        let mut out = Vec::with_capacity(cells.len());
+        for (cell, sent) in cells.iter().zip(slots) {
+            let completion = if sent { results.next() } else { None };
+            let live = &self.node(cell.leaf).live;
+            if sent {
+                live.in_flight.fetch_sub(1, Relaxed);
+            }
+            let buf = completion.and_then(|c| c.into_read().ok());
+            if buf.is_none() {
+                live.read_errors.fetch_add(1, Relaxed);
+            }
+            out.push(buf.map(|b| b.freeze()));
+        }
+        out
+    }
+
+    /// The block was accepted: whose bytes were wrong?
+    fn judge(
+        &self,
+        req: &ReadReq,
+        shape: &Shape,
+        plan: &[Cell],
+        cells: &[Option<Buf>],
+        block: &Buf,
+        report: &mut ReadReport,
+    ) {
+        // One cell that was accepted as it is: nothing to compare.
+        if let Shape::Cell { .. } = shape {
+            return;
+        }
+        let mut wrong: Vec<Wrong> = Vec::new();
+        audit(shape, cells, block, !req.no_parity, &mut wrong);
+        for w in wrong {
+            let Some(cell) = plan.get(w.cell) else { continue };
+            let node = self.node(cell.leaf);
+            let kind = match (w.differs, w.stale) {
+                (false, _) => BadKind::Io,
+                (true, true) => BadKind::Stale,
+                (true, false) => BadKind::Checksum,
+            };
+            if kind == BadKind::Checksum && !req.speculative {
+                node.live.cksum_errors.fetch_add(1, Relaxed);
+            }
+            let (leaf, guid) = (cell.leaf, node.guid());
+            report.bad.push(BadCopy { leaf, guid, offset: cell.offset, kind, good: w.good });
+        }
+    }
+
+    /// Nothing was accepted: who is to blame?
+    fn blame(
+        &self,
+        req: &ReadReq,
+        shape: &Shape,
+        plan: &[Cell],
+        cells: &[Option<Buf>],
+        verified: bool,
+    ) {
+        if req.speculative || !verified {
+            return;
+        }
+        // Every copy of a plain or mirrored block is wrong; which column or piece of
+        // another is, nobody knows.
+        if let Some(copies) = shape.copies() {
+            for index in copies {
+                if let (Some(cell), Some(Some(_))) = (plan.get(index), cells.get(index)) {
+                    self.node(cell.leaf).live.cksum_errors.fetch_add(1, Relaxed);
+                }
+            }
+        } else if let Ok(top) = self.top(req.vdev) {
+            top.live.cksum_errors.fetch_add(1, Relaxed);
+        }
+    }
+}

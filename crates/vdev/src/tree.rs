@@ -1,0 +1,668 @@
+//! The tree of vdevs: an immutable snapshot with shared live parts.
+//!
+//! # Theory
+//! Nodes lie in one vector, parents before children. What changes while a snapshot
+//! is in use (error counters, missing ranges, the mapping of a removed vdev, queue
+//! lengths) is in [`Live`], which successive snapshots share by guid.
+//!
+//! # Invariants
+//! * `nodes[0]` is the root; depth and count were checked, so recursion is bounded.
+//! * A readable leaf has a device; a parity vdev's geometry was checked.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use base::limits::VDEV_COUNT_MAX;
+use base::rt::RwLock;
+use base::{Asize, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
+use device::Device;
+
+use crate::draid::DraidGeometry;
+use crate::indirect::IndirectMap;
+use crate::map::{RaidzGeometry, whole_sectors};
+use crate::spec::{AllocClass, Kind, Persistent, Spec};
+
+/// Bytes before the allocatable area of a leaf: two labels and the boot region
+/// (chapter 01 §1).
+pub const LABEL_START: u64 = 4 << 20;
+/// Bytes behind it: two labels.
+pub const LABEL_END: u64 = 512 << 10;
+
+/// A node's index in one tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub(crate) u32);
+
+/// A vdev's state, as `zpool status` names it; later is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// Taken offline.
+    Offline,
+    /// Physically removed.
+    Removed,
+    /// Cannot be opened, or too few children can.
+    Unavail,
+    /// Declared faulted.
+    Faulted,
+    /// Works with less than all of its redundancy.
+    Degraded,
+    /// Works.
+    Online,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            State::Offline => "OFFLINE",
+            State::Removed => "REMOVED",
+            State::Unavail => "UNAVAIL",
+            State::Faulted => "FAULTED",
+            State::Degraded => "DEGRADED",
+            State::Online => "ONLINE",
+        })
+    }
+}
+
+/// Why a vdev is not online.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Aux {
+    /// No reason to give.
+    None,
+    /// The device cannot be opened: the message says why.
+    OpenFailed(String),
+    /// The label or device content is not this vdev's: the message says why.
+    CorruptData(String),
+    /// Too few children work.
+    NoReplicas,
+    /// The device is smaller than a leaf can be.
+    TooSmall,
+    /// Marked so in the configuration.
+    Persistent,
+}
+
+impl fmt::Display for Aux {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Aux::None => Ok(()),
+            Aux::OpenFailed(why) => write!(f, "cannot open: {why}"),
+            Aux::CorruptData(why) => write!(f, "corrupted data: {why}"),
+            Aux::NoReplicas => f.write_str("insufficient replicas"),
+            Aux::TooSmall => f.write_str("the device is too small"),
+            Aux::Persistent => f.write_str("marked so by the administrator or by fault handling"),
+        }
+    }
+}
+
+/// A judgement of the layer above about a leaf (its labels, say).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The leaf.
+    pub guid: Guid,
+    /// Its state from now on.
+    pub state: State,
+    /// Why.
+    pub aux: Aux,
+}
+
+/// What is needed to open a leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeafSpec {
+    /// The leaf.
+    pub guid: Guid,
+    /// Disk or file.
+    pub kind: Kind,
+    /// Path as configured.
+    pub path: Option<String>,
+    /// The top-level vdev it belongs to.
+    pub top: VdevId,
+    /// log2 of the sector size of its top-level vdev.
+    pub ashift: u32,
+}
+
+/// A vdev's errors since the pool was opened or cleared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorCounts {
+    /// Failed reads.
+    pub read: u64,
+    /// Failed writes.
+    pub write: u64,
+    /// Wrong bytes.
+    pub cksum: u64,
+}
+
+/// A sorted set of transaction-group ranges, both ends included.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TxgRanges(Vec<(Txg, Txg)>);
+
+impl TxgRanges {
+    /// From ranges in any order; empty ones are dropped, touching ones joined.
+    pub fn new(mut ranges: Vec<(Txg, Txg)>) -> TxgRanges {
+        ranges.retain(|(first, last)| first <= last);
+        ranges.sort();
+        let mut joined: Vec<(Txg, Txg)> = Vec::with_capacity(ranges.len());
+        for (first, last) in ranges {
+            match joined.last_mut() {
+                Some(prev) if first <= prev.1.next() => prev.1 = prev.1.max(last),
+                _ => joined.push((first, last)),
+            }
+        }
+        TxgRanges(joined)
+    }
+
+    /// Whether the group is in the set.
+    pub fn contains(&self, txg: Txg) -> bool {
+        let at = self.0.partition_point(|(_, last)| *last < txg);
+        self.0.get(at).is_some_and(|(first, _)| *first <= txg)
+    }
+
+    /// The ranges, ascending.
+    pub fn ranges(&self) -> &[(Txg, Txg)] {
+        &self.0
+    }
+}
+
+/// What successive snapshots share of one vdev.
+#[derive(Default)]
+pub(crate) struct Live {
+    pub(crate) read_errors: AtomicU64,
+    pub(crate) write_errors: AtomicU64,
+    pub(crate) cksum_errors: AtomicU64,
+    /// Operations under way on a leaf.
+    pub(crate) in_flight: AtomicU32,
+    /// Whose turn it is among a mirror's children.
+    pub(crate) rotor: AtomicU32,
+    dtl: RwLock<Arc<TxgRanges>>,
+    map: RwLock<Option<Arc<IndirectMap>>>,
+}
+
+impl Live {
+    pub(crate) fn dtl(&self) -> Arc<TxgRanges> {
+        Arc::clone(&self.dtl.read())
+    }
+
+    pub(crate) fn map(&self) -> Option<Arc<IndirectMap>> {
+        self.map.read().clone()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Geometry {
+    /// Blocks lie as they are.
+    Plain,
+    Raidz(RaidzGeometry),
+    Draid(DraidGeometry),
+}
+
+/// One vdev of a snapshot.
+#[derive(Clone)]
+pub struct Node {
+    pub(crate) spec: Spec,
+    pub(crate) parent: Option<NodeId>,
+    pub(crate) children: Vec<NodeId>,
+    pub(crate) top: VdevId,
+    pub(crate) ashift: u32,
+    pub(crate) geometry: Geometry,
+    pub(crate) device: Option<Arc<dyn Device>>,
+    pub(crate) state: State,
+    pub(crate) aux: Aux,
+    pub(crate) live: Arc<Live>,
+}
+
+impl Node {
+    /// What it is.
+    pub fn kind(&self) -> &Kind {
+        &self.spec.kind
+    }
+    /// Its guid.
+    pub fn guid(&self) -> Guid {
+        self.spec.guid
+    }
+    /// Its index below its parent.
+    pub fn id(&self) -> u64 {
+        self.spec.id
+    }
+    /// Its path, if it is a leaf that has one.
+    pub fn path(&self) -> Option<&str> {
+        self.spec.path.as_deref()
+    }
+    /// Its parent; `None` for the root.
+    pub fn parent(&self) -> Option<NodeId> {
+        self.parent
+    }
+    /// Its children in order.
+    pub fn children(&self) -> &[NodeId] {
+        &self.children
+    }
+    /// The top-level vdev it belongs to (0 for the root).
+    pub fn top(&self) -> VdevId {
+        self.top
+    }
+    /// log2 of the sector size of its top-level vdev.
+    pub fn ashift(&self) -> u32 {
+        self.ashift
+    }
+    /// Allocatable bytes as configured (top-level vdevs).
+    pub fn asize(&self) -> u64 {
+        self.spec.asize
+    }
+    /// Whether it holds intent logs only.
+    pub fn is_log(&self) -> bool {
+        self.spec.is_log
+    }
+    /// Allocation class.
+    pub fn class(&self) -> AllocClass {
+        self.spec.class
+    }
+    /// Flags of the configuration.
+    pub fn persistent(&self) -> Persistent {
+        self.spec.persistent
+    }
+    /// State in this snapshot.
+    pub fn state(&self) -> State {
+        self.state
+    }
+    /// Why it is not online.
+    pub fn aux(&self) -> &Aux {
+        &self.aux
+    }
+    /// Its device, if it is an open leaf.
+    pub fn device(&self) -> Option<&Arc<dyn Device>> {
+        self.device.as_ref()
+    }
+    /// Errors so far.
+    pub fn errors(&self) -> ErrorCounts {
+        ErrorCounts {
+            read: self.live.read_errors.load(Relaxed),
+            write: self.live.write_errors.load(Relaxed),
+            cksum: self.live.cksum_errors.load(Relaxed),
+        }
+    }
+    /// Forgets the errors (`zpool clear`).
+    pub fn clear_errors(&self) {
+        for counter in [&self.live.read_errors, &self.live.write_errors, &self.live.cksum_errors] {
+            counter.store(0, Relaxed);
+        }
+    }
+    /// Its missing transaction groups.
+    pub fn dtl(&self) -> Arc<TxgRanges> {
+        self.live.dtl()
+    }
+    /// Whether it can be read at all.
+    pub fn readable(&self) -> bool {
+        self.state >= State::Degraded
+    }
+}
+
+/// A snapshot of a pool's vdevs.
+pub struct Tree {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) tops: Vec<Option<NodeId>>,
+    by_guid: HashMap<Guid, NodeId>,
+}
+
+/// Opens a leaf.
+pub type Opener<'a> = &'a dyn Fn(&LeafSpec) -> Result<Arc<dyn Device>>;
+
+impl Tree {
+    /// Builds a tree. A leaf that the opener refuses becomes UNAVAIL with the
+    /// refusal's message (`Corrupt` refusals as corrupted data), and the states
+    /// above follow; that is no error.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Limit` or `Unsupported` for an impossible description.
+    pub fn build(spec: &Spec, opener: Opener<'_>) -> Result<Arc<Tree>> {
+        Tree::build_from(None, spec, opener)
+    }
+
+    /// As [`Tree::build`]; counters, missing ranges and mappings of vdevs that
+    /// `previous` has, too, are shared with it.
+    ///
+    /// # Errors
+    /// As [`Tree::build`].
+    pub fn build_from(
+        previous: Option<&Tree>,
+        spec: &Spec,
+        opener: Opener<'_>,
+    ) -> Result<Arc<Tree>> {
+        spec.check()?;
+        let mut tree = Tree { nodes: Vec::new(), tops: Vec::new(), by_guid: HashMap::new() };
+        tree.add(previous, spec, None, None, opener)?;
+        tree.propagate();
+        Ok(Arc::new(tree))
+    }
+
+    fn add(
+        &mut self,
+        previous: Option<&Tree>,
+        spec: &Spec,
+        parent: Option<NodeId>,
+        top: Option<(VdevId, u32)>,
+        opener: Opener<'_>,
+    ) -> Result<NodeId> {
+        let id = NodeId(self.nodes.len() as u32);
+        let (top_id, ashift) = top.unwrap_or((VdevId(0), spec.ashift));
+        let geometry = geometry(spec, ashift).map_err(|e| e.on_vdev(spec.guid))?;
+        let live = match previous.and_then(|p| p.find(spec.guid)) {
+            Some(node) if spec.guid != Guid(0) => Arc::clone(&node.live),
+            _ => Arc::new(Live::default()),
+        };
+        if spec.guid != Guid(0) && self.by_guid.insert(spec.guid, id).is_some() {
+            return Err(Error::corrupt("two vdevs have the same guid").on_vdev(spec.guid));
+        }
+        let mut own = spec.clone();
+        own.children = Vec::new();
+        let (device, state, aux) = open_leaf(spec, top_id, ashift, opener);
+        self.nodes.push(Node {
+            spec: own,
+            parent,
+            children: Vec::new(),
+            top: top_id,
+            ashift,
+            geometry,
+            device,
+            state,
+            aux,
+            live,
+        });
+        let mut children = Vec::with_capacity(spec.children.len());
+        for child in &spec.children {
+            let below = match (parent, top) {
+                (None, None) => Some((top_index(child)?, child.ashift)),
+                _ => top,
+            };
+            let child_id = self.add(previous, child, Some(id), below, opener)?;
+            if let (None, Some((VdevId(index), _))) = (parent, below) {
+                self.add_top(index, child_id, child.guid)?;
+            }
+            children.push(child_id);
+        }
+        self.nodes[id.0 as usize].children = children;
+        Ok(id)
+    }
+
+    fn add_top(&mut self, index: u32, node: NodeId, guid: Guid) -> Result<()> {
+        let index = index as usize;
+        if self.tops.len() <= index {
+            self.tops.resize(index + 1, None);
+        }
+        match self.tops[index].replace(node) {
+            None => Ok(()),
+            Some(_) => Err(Error::corrupt("two top-level vdevs have the same id").on_vdev(guid)),
+        }
+    }
+
+    /// States of interior vdevs from their children's, bottom up.
+    fn propagate(&mut self) {
+        // Distributed spares follow their dRAID, which follows its own leaves; a
+        // spare in use makes its parent better, so a second pass settles both.
+        for _ in 0..2 {
+            for index in (0..self.nodes.len()).rev() {
+                if let Some((state, aux)) = self.judged(index) {
+                    (self.nodes[index].state, self.nodes[index].aux) = (state, aux);
+                }
+            }
+        }
+    }
+
+    fn judged(&self, index: usize) -> Option<(State, Aux)> {
+        let node = &self.nodes[index];
+        let lost = |n: &&NodeId| !self.node(**n).readable();
+        let failed = node.children.iter().filter(lost).count();
+        let degraded = node.children.iter().any(|&c| self.node(c).state != State::Online);
+        let tolerated = match node.kind() {
+            Kind::Root => {
+                let fatal = |n: &&NodeId| lost(n) && !self.node(**n).is_log();
+                if node.children.iter().any(|c| fatal(&c)) { 0 } else { failed }
+            }
+            Kind::Mirror | Kind::Replacing | Kind::Spare => node.children.len().saturating_sub(1),
+            Kind::Raidz { nparity, .. } => usize::from(*nparity),
+            Kind::Draid(params) => params.nparity as usize,
+            Kind::DraidSpare { draid, .. } => {
+                if node.aux == Aux::Persistent {
+                    return None;
+                }
+                return Some(match self.find(*draid) {
+                    Some(found) if matches!(found.kind(), Kind::Draid(_)) => {
+                        (State::Online, Aux::None)
+                    }
+                    _ => (State::Unavail, Aux::OpenFailed("its dRAID is not there".to_owned())),
+                });
+            }
+            _ => return None,
+        };
+        Some(if failed > tolerated {
+            (State::Unavail, Aux::NoReplicas)
+        } else if degraded {
+            (State::Degraded, Aux::None)
+        } else {
+            (State::Online, Aux::None)
+        })
+    }
+
+    /// A new snapshot in which these leaves have the given states.
+    pub fn with_verdicts(&self, verdicts: &[Verdict]) -> Arc<Tree> {
+        let mut tree = Tree {
+            nodes: self.nodes.clone(),
+            tops: self.tops.clone(),
+            by_guid: self.by_guid.clone(),
+        };
+        for verdict in verdicts {
+            if let Some(id) = tree.by_guid.get(&verdict.guid) {
+                let node = &mut tree.nodes[id.0 as usize];
+                if node.children.is_empty()
+                    && (node.device.is_some() || verdict.state < State::Degraded)
+                {
+                    (node.state, node.aux) = (verdict.state, verdict.aux.clone());
+                }
+            }
+        }
+        tree.propagate();
+        Arc::new(tree)
+    }
+
+    /// The root vdev.
+    pub fn root(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    /// A node.
+    ///
+    /// # Panics
+    /// If the id comes from another, larger tree.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// The node with this guid.
+    pub fn find(&self, guid: Guid) -> Option<&Node> {
+        self.by_guid.get(&guid).map(|&id| self.node(id))
+    }
+
+    /// All nodes, parents before children.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
+    }
+
+    /// The leaves with a device of their own, open or not.
+    pub fn leaves(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        self.nodes().filter(|(_, n)| n.kind().is_device())
+    }
+
+    /// The ids of all top-level vdevs, holes included.
+    pub fn top_ids(&self) -> impl Iterator<Item = VdevId> + '_ {
+        let used = self.tops.iter().enumerate().filter(|(_, t)| t.is_some());
+        used.map(|(i, _)| VdevId(i as u32))
+    }
+
+    /// A top-level vdev.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is none with this id (an address that names it is damaged).
+    pub fn top(&self, vdev: VdevId) -> Result<&Node> {
+        self.top_node(vdev).map(|id| self.node(id))
+    }
+
+    pub(crate) fn top_node(&self, vdev: VdevId) -> Result<NodeId> {
+        self.tops.get(vdev.0 as usize).copied().flatten().ok_or_else(|| {
+            Error::corrupt(format!("an address names vdev {vdev}, which does not exist"))
+        })
+    }
+
+    /// Sets a vdev's missing transaction groups; false if there is no such vdev.
+    pub fn set_dtl(&self, guid: Guid, ranges: TxgRanges) -> bool {
+        let node = self.find(guid);
+        if let Some(node) = node {
+            *node.live.dtl.write() = Arc::new(ranges);
+        }
+        node.is_some()
+    }
+
+    /// Gives a removed vdev its mapping.
+    ///
+    /// # Errors
+    /// `Corrupt` if the vdev does not exist or is not indirect.
+    pub fn set_indirect(&self, vdev: VdevId, map: Arc<IndirectMap>) -> Result<()> {
+        let node = self.top(vdev)?;
+        if *node.kind() != Kind::Indirect {
+            return Err(Error::corrupt(format!("vdev {vdev} has a mapping but was not removed")));
+        }
+        *node.live.map.write() = Some(map);
+        Ok(())
+    }
+
+    /// Bytes that a block takes from a top-level vdev (chapter 02 §10.1, 10.2, 11.1).
+    ///
+    /// # Errors
+    /// `Corrupt` for an unknown vdev or an impossible size.
+    pub fn asize(&self, vdev: VdevId, psize: Psize, birth: Txg) -> Result<Asize> {
+        let node = self.top(vdev)?;
+        whole_sectors(psize.0, node.ashift)?;
+        Ok(Asize(node.asize_of(psize.0, birth)))
+    }
+
+    /// The largest block that fits an allocation.
+    ///
+    /// # Errors
+    /// `Corrupt` for an unknown vdev.
+    pub fn psize_of_asize(&self, vdev: VdevId, asize: Asize, birth: Txg) -> Result<Psize> {
+        let node = self.top(vdev)?;
+        Ok(Psize(match &node.geometry {
+            Geometry::Plain => asize.0 >> node.ashift << node.ashift,
+            Geometry::Raidz(raidz) => raidz.psize_of(asize.0, birth),
+            Geometry::Draid(draid) => draid.psize_of(asize.0),
+        }))
+    }
+
+    /// Allocatable bytes that a vdev's open devices provide (chapter 01 §1, 02 §11.1);
+    /// `None` if no child is open. The configured size ([`Node::asize`]) is what
+    /// counts; this tells whether devices became too small or could give more.
+    pub fn available(&self, id: NodeId) -> Option<u64> {
+        let node = self.node(id);
+        if let Some(device) = node.device() {
+            let psize = device.size() >> 18 << 18;
+            return psize.checked_sub(LABEL_START + LABEL_END);
+        }
+        let smallest = node.children.iter().filter_map(|&c| self.available(c)).min()?;
+        let total = match &node.geometry {
+            Geometry::Draid(draid) => draid.vdev_asize(smallest),
+            Geometry::Raidz(raidz) => {
+                let width = raidz.width - u32::from(raidz.reflow.is_some());
+                smallest.saturating_mul(u64::from(width))
+            }
+            Geometry::Plain => smallest,
+        };
+        Some(total >> 18 << 18)
+    }
+
+    /// The deflate ratio: accounted bytes per 512 allocated ones (chapter 02 §13).
+    ///
+    /// # Errors
+    /// `Corrupt` for an unknown vdev.
+    pub fn deflate_ratio(&self, vdev: VdevId) -> Result<u64> {
+        let node = self.top(vdev)?;
+        Ok(131_072 / (node.asize_of(131_072, Txg::ZERO) >> 9).max(1))
+    }
+
+    /// The smallest allocation, in bytes.
+    ///
+    /// # Errors
+    /// `Corrupt` for an unknown vdev.
+    pub fn min_alloc(&self, vdev: VdevId) -> Result<Asize> {
+        Ok(Asize(self.top(vdev)?.asize_of(1, Txg::MAX)))
+    }
+}
+
+impl Node {
+    pub(crate) fn asize_of(&self, psize: u64, birth: Txg) -> u64 {
+        match &self.geometry {
+            Geometry::Plain => psize.next_multiple_of(1 << self.ashift),
+            Geometry::Raidz(raidz) => raidz.asize(psize, birth),
+            Geometry::Draid(draid) => draid.asize(psize),
+        }
+    }
+}
+
+fn top_index(spec: &Spec) -> Result<VdevId> {
+    match u32::try_from(spec.id) {
+        Ok(id) if (id as usize) < VDEV_COUNT_MAX => Ok(VdevId(id)),
+        _ => Err(Error::limit("a top-level vdev's id is too large").on_vdev(spec.guid)),
+    }
+}
+
+fn geometry(spec: &Spec, ashift: u32) -> Result<Geometry> {
+    let width = spec.children.len();
+    Ok(match &spec.kind {
+        Kind::Raidz { nparity, expand_txgs, reflow } => Geometry::Raidz(RaidzGeometry {
+            ashift,
+            nparity: u32::from(*nparity),
+            width: width as u32,
+            expand_txgs: expand_txgs.clone(),
+            reflow: *reflow,
+        }),
+        Kind::Draid(params) => Geometry::Draid(DraidGeometry::new(params, width, ashift)?),
+        _ => Geometry::Plain,
+    })
+}
+
+/// A node's device and state before its children are known.
+fn open_leaf(
+    spec: &Spec,
+    top: VdevId,
+    ashift: u32,
+    opener: Opener<'_>,
+) -> (Option<Arc<dyn Device>>, State, Aux) {
+    let flags = spec.persistent;
+    let marked = [
+        (flags.removed, State::Removed),
+        (flags.faulted, State::Faulted),
+        (flags.offline, State::Offline),
+    ];
+    if let Some((_, state)) = marked.into_iter().find(|(set, _)| *set) {
+        return (None, state, Aux::Persistent);
+    }
+    match &spec.kind {
+        Kind::Missing => {
+            return (None, State::Unavail, Aux::OpenFailed("the device is missing".to_owned()));
+        }
+        kind if !kind.is_device() => return (None, State::Online, Aux::None),
+        _ => {}
+    }
+    let leaf =
+        LeafSpec { guid: spec.guid, kind: spec.kind.clone(), path: spec.path.clone(), top, ashift };
+    match opener(&leaf) {
+        Ok(device) if device.size() < LABEL_START + LABEL_END + (1 << ashift) => {
+            (None, State::Unavail, Aux::TooSmall)
+        }
+        Ok(device) if flags.degraded => (Some(device), State::Degraded, Aux::Persistent),
+        Ok(device) => (Some(device), State::Online, Aux::None),
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Checksum) => {
+            (None, State::Unavail, Aux::CorruptData(error.to_string()))
+        }
+        Err(error) => (None, State::Unavail, Aux::OpenFailed(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+#[path = "tree_tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+//! Reading a block: cache, addresses, verification, decompression.
+
+use std::sync::OnceLock;
+
+use arc::{Kind, Lookup};
+use base::limits::BLOCK_SIZE_MAX;
+use base::{Buf, BufMut, Dva, Error, ErrorKind, Result};
+use codec::checksum::{Checksum, SaltTemplate, Words};
+use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
+use ondisk::endian::Endian;
+use vdev::ReadReq;
+
+use crate::{BlockKey, Io, Mode, Zio};
+
+/// One address of a block that could not be read, and why.
+#[derive(Debug)]
+pub struct BlockFault {
+    /// The address.
+    pub dva: Dva,
+    /// What went wrong there.
+    pub error: Error,
+}
+
+fn kind_of(block: &Block) -> Kind {
+    let meta = block.head.level > 0 || block.head.object_type.is_metadata();
+    if meta { Kind::Metadata } else { Kind::Data }
+}
+
+impl Zio {
+    /// The logical content of a block: `lsize` bytes, decompressed, in the byte
+    /// order `bp.endian()`.
+    ///
+    /// # Errors
+    /// `Locked` for encrypted blocks, `WouldBlock` if `io` forbids waiting,
+    /// `Checksum` or `Io` when no copy could be read, `Corrupt` when a verified
+    /// block does not decompress or was redacted.
+    pub fn read(&self, bp: &BlkPtr, io: Io) -> Result<Buf> {
+        match bp {
+            BlkPtr::Hole(hole) => Ok(Buf::zeros(hole.head.lsize.0.min(BLOCK_SIZE_MAX) as usize)),
+            BlkPtr::Redacted(_) => Err(Error::new(
+                ErrorKind::Io,
+                "block was left out by a redacted send; its content is not in this pool",
+            )),
+            BlkPtr::Embedded(e) => expand_embedded(e),
+            BlkPtr::Block(block) => self.read_block(block, io),
+        }
+    }
+
+    fn key(&self, block: &Block) -> BlockKey {
+        let dva = block.dva();
+        BlockKey {
+            load: self.load,
+            vdev: dva.vdev.0,
+            offset: dva.offset,
+            birth: block.effective_physical_birth().0,
+        }
+    }
+
+    fn read_block(&self, block: &Block, io: Io) -> Result<Buf> {
+        if block.protection == Protection::Encrypted {
+            return Err(Error::new(
+                ErrorKind::Locked,
+                "the dataset is encrypted and its key is not loaded",
+            ));
+        }
+        let (key, kind) = (self.key(block), kind_of(block));
+        if io.mode == Mode::MemoryOnly {
+            let hit = self.cache.peek(&key, kind).filter(|b| b.len() as u64 == block.head.lsize.0);
+            return hit
+                .ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the block is not in memory"));
+        }
+        if io.uncached {
+            return self.read_and_expand(block);
+        }
+        match self.cache.lookup(key, kind) {
+            // Two pointers to one place may disagree on a hostile pool only.
+            Lookup::Hit(buf) if buf.len() as u64 != block.head.lsize.0 => {
+                self.read_and_expand(block)
+            }
+            Lookup::Hit(buf) => Ok(buf),
+            Lookup::Miss(ticket) => {
+                let buf = self.read_and_expand(block)?;
+                ticket.complete(buf.clone());
+                Ok(buf)
+            }
+        }
+    }
+
+    fn read_and_expand(&self, block: &Block) -> Result<Buf> {
+        let raw = self.read_physical(block).map_err(|faults| summarize(block, faults))?;
+        expand(block.compression, raw, block.head.lsize.0 as usize)
+            .map_err(|e| e.at_dva(block.dva()))
+    }
+
+    /// The block's bytes as stored (`psize`), verified; tries every address.
+    ///
+    /// # Errors
+    /// What went wrong at each address.
+    pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
+        let mut faults = Vec::new();
+        for dva in block.dvas() {
+            let read =
+                if dva.gang { self.read_gang(block, dva, 0) } else { self.read_dva(block, dva) };
+            match read {
+                Ok(buf) => return Ok(buf),
+                Err(error) => faults.push(BlockFault { dva, error }),
+            }
+        }
+        Err(faults)
+    }
+
+    /// Reads one plain address and verifies the block's checksum.
+    pub(crate) fn read_dva(&self, block: &Block, dva: Dva) -> Result<Buf> {
+        let verifier = Verifier::new(block, self.salt.get())?;
+        let birth = block.effective_physical_birth();
+        let mut req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth);
+        req.no_parity = verifier.checksum == Checksum::NoParity;
+        self.tree().read(&req, &|bytes| verifier.accepts(bytes)).map_err(|e| e.at_dva(dva))
+    }
+}
+
+/// One error for all addresses that failed.
+fn summarize(block: &Block, faults: Vec<BlockFault>) -> Error {
+    let n = faults.len();
+    let mut faults = faults.into_iter();
+    match faults.next() {
+        Some(first) if n == 1 => first.error,
+        Some(first) => {
+            let kind = first.error.kind();
+            Error::new(kind, format!("none of the block's {n} copies could be read"))
+                .at_dva(block.dva())
+                .caused_by(first.error)
+        }
+        None => Error::bug("a block without addresses").at_dva(block.dva()),
+    }
+}
+
+/// Decides whether bytes are the block's.
+struct Verifier<'a> {
+    checksum: Checksum,
+    salt: &'a SaltTemplate,
+    swapped: bool,
+    expected: Words,
+    /// Only words 0 and 1 are checksum, the rest is a MAC (chapter 02 §5.11).
+    mac: bool,
+}
+
+impl<'a> Verifier<'a> {
+    fn new(block: &Block, salt: Option<&'a SaltTemplate>) -> Result<Verifier<'a>> {
+        static UNSALTED: OnceLock<SaltTemplate> = OnceLock::new();
+        let checksum = Checksum::from_id(block.checksum)
+            .filter(|c| !c.is_embedded())
+            .ok_or_else(|| Error::corrupt("block pointer with an embedded checksum"))?;
+        if checksum.is_salted() && salt.is_none() {
+            return Err(Error::corrupt("salted checksum in a pool without a salt"));
+        }
+        let salt = salt.unwrap_or_else(|| UNSALTED.get_or_init(|| SaltTemplate::new(&[0; 32])));
+        let objset = block.head.object_type == ondisk::ObjType::OBJSET;
+        Ok(Verifier {
+            checksum,
+            salt,
+            swapped: block.endian != Endian::Little,
+            expected: block.words,
+            mac: block.protection != Protection::None && !objset,
+        })
+    }
+
+    fn accepts(&self, bytes: &[u8]) -> bool {
+        if matches!(self.checksum, Checksum::Off | Checksum::NoParity) {
+            return true;
+        }
+        let mut words = codec::checksum::compute(self.checksum, bytes, self.salt, self.swapped);
+        if !self.mac {
+            return words == self.expected;
+        }
+        if !self.checksum.is_dedup_strong() {
+            words[0] ^= words[2];
+            words[1] ^= words[3];
+        }
+        words[..2] == self.expected[..2]
+    }
+}
+
+/// Decompresses `raw` to exactly `lsize` bytes.
+fn expand(compression: u8, raw: Buf, lsize: usize) -> Result<Buf> {
+    if compression == COMPRESS_OFF {
+        return match raw.len() {
+            n if n == lsize => Ok(raw),
+            n if n > lsize => Ok(raw.slice(0..lsize)),
+            _ => Err(Error::corrupt("uncompressed block is shorter than its logical size")),
+        };
+    }
+    let mut out = BufMut::alloc(lsize);
+    codec::compress::decompress(compression, &raw, &mut out)?;
+    Ok(out.freeze())
+}
+
+fn expand_embedded(e: &Embedded) -> Result<Buf> {
+    let lsize = e.head.lsize.0 as usize;
+    let mut out = BufMut::alloc(lsize);
+    if e.compression == COMPRESS_OFF {
+        let payload = e.payload();
+        let n = payload.len().min(lsize);
+        out[..n].copy_from_slice(&payload[..n]);
+        out[n..].fill(0);
+    } else {
+        codec::compress::decompress(e.compression, e.payload(), &mut out)?;
+    }
+    Ok(out.freeze())
+}

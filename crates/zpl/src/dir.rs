@@ -1,0 +1,221 @@
+//! Directories: looking up a name, listing, walking a path.
+//!
+//! # Theory
+//! A cookie is a position in the directory's ZAP, in the order of hashes
+//! (chapter 06 §7.4): it stays good while entries come and go, and costs no
+//! state between calls. 0 is `.`, 1 is `..`, 2 is left for `.zfs`.
+
+use base::limits::PATH_DEPTH_MAX;
+use base::{Error, ErrorKind, ObjectId, Result};
+use dmu::{Io, Object, Zap, ZapEntry};
+use ondisk::objtype::ObjType;
+use ondisk::zap::{COOKIE_END, Cursor};
+
+use crate::attrs::FileKind;
+use crate::fs::FileSystem;
+
+const COOKIE_DOT: u64 = 0;
+const COOKIE_DOTDOT: u64 = 1;
+/// Behind `..`: cookies from here up to [`COOKIE_RESERVED_MAX`] mean the ZAP's start.
+const COOKIE_FIRST: u64 = 2;
+const COOKIE_RESERVED_MAX: u64 = 3;
+/// Empty leaves passed in one call; a sane directory merges them.
+const EMPTY_STEPS_MAX: usize = 1 << 16;
+const OBJECT_BITS: u32 = 48;
+
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The object.
+    pub id: ObjectId,
+    /// Its kind as the entry has it; unknown in version 1.
+    pub kind: FileKind,
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The name, as bytes.
+    pub name: Vec<u8>,
+    /// The object.
+    pub id: ObjectId,
+    /// Its kind; unknown in version 1.
+    pub kind: FileKind,
+    /// Where to go on behind this entry.
+    pub next_cookie: u64,
+}
+
+/// Some entries of a directory, in the order of cookies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirPage {
+    /// The entries.
+    pub entries: Vec<DirEntry>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<u64>,
+}
+
+impl DirPage {
+    /// Whether nothing follows.
+    pub fn is_last(&self) -> bool {
+        self.next.is_none()
+    }
+}
+
+/// The object and kind in a directory's value (chapter 06 §7.1).
+fn decode(value: u64) -> Option<Found> {
+    let id = ObjectId(value & ((1 << OBJECT_BITS) - 1));
+    (id.0 != 0).then(|| Found { id, kind: FileKind::from_bits(value >> 60) })
+}
+
+fn found(entry: &ZapEntry) -> Result<Found> {
+    let value = entry.value.first_u64().and_then(decode);
+    value.ok_or_else(|| Error::corrupt("directory entry without an object"))
+}
+
+impl FileSystem {
+    /// The object, if it is a directory.
+    pub(crate) fn directory(&self, id: ObjectId, io: Io) -> Result<Object> {
+        let object = self.object(id, io)?;
+        match object.object_type() {
+            ObjType::DIRECTORY_CONTENTS => Ok(object),
+            ObjType::PLAIN_FILE_CONTENTS => {
+                Err(Error::new(ErrorKind::NotDir, "not a directory").in_object(id))
+            }
+            _ => Err(Error::not_found("the object is not a file").in_object(id)),
+        }
+    }
+
+    /// What `name` leads to in `dir`. `.` and `..` are known; the root is its own
+    /// parent. Names compare as the file system's properties say.
+    ///
+    /// # Errors
+    /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for a name with NUL or `/`
+    /// (and one that is not UTF-8 where the file system demands it); those of reading.
+    pub fn lookup(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Found> {
+        let object = self.directory(dir, io)?;
+        match name {
+            b"." => return Ok(Found { id: dir, kind: FileKind::Dir }),
+            b".." => {
+                let id = self.attrs_of(&object, io)?.parent;
+                return Ok(Found { id, kind: FileKind::Dir });
+            }
+            _ => {}
+        }
+        self.check_name(name)?;
+        match self.find_in(object, name, io)? {
+            Some(found) => Ok(found),
+            None => Err(Error::not_found("no such file").in_object(dir)),
+        }
+    }
+
+    /// The entry in a directory that was checked to be one.
+    pub(crate) fn find_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<Found>> {
+        let id = dir.id();
+        let zap = Zap::open(dir, io)?;
+        let entry = zap.lookup_as(name, self.props().name_match())?;
+        entry.as_ref().map(found).transpose().map_err(|e| e.in_object(id))
+    }
+
+    fn check_name(&self, name: &[u8]) -> Result<()> {
+        if name.len() > self.name_max() {
+            return Err(Error::new(ErrorKind::NameTooLong, "the name is too long"));
+        }
+        if name.contains(&0) || name.contains(&b'/') {
+            return Err(Error::invalid("a name cannot hold NUL or a slash"));
+        }
+        if self.props().utf8only && std::str::from_utf8(name).is_err() {
+            return Err(Error::invalid("names in this file system are UTF-8"));
+        }
+        Ok(())
+    }
+
+    /// The entries from `cookie` on (0 = from the start): about one ZAP leaf of
+    /// them, so that no directory is too large. An empty page that is not the
+    /// last is possible.
+    ///
+    /// # Errors
+    /// `NotDir`, `Corrupt`, those of reading.
+    pub fn readdir(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {
+        let object = self.directory(dir, io)?;
+        let mut page = DirPage::default();
+        let dot = |name: &[u8], id, next_cookie| DirEntry {
+            name: name.to_vec(),
+            id,
+            kind: FileKind::Dir,
+            next_cookie,
+        };
+        if cookie == COOKIE_DOT {
+            page.entries.push(dot(b".", dir, COOKIE_DOTDOT));
+        }
+        if cookie <= COOKIE_DOTDOT {
+            let parent = self.attrs_of(&object, io)?.parent;
+            page.entries.push(dot(b"..", parent, COOKIE_FIRST));
+        }
+        let zap = Zap::open(object, io)?;
+        let bits = zap.hash_bits()?;
+        let from = match cookie {
+            0..=COOKIE_RESERVED_MAX => Some(Cursor::default()),
+            _ => Cursor::from_cookie(cookie, bits),
+        };
+        let Some(from) = from else { return Ok(page) };
+        page.next = list(&zap, from, bits, &mut page.entries).map_err(|e| e.in_object(dir))?;
+        Ok(page)
+    }
+
+    /// Resolves a path of names from the root. Symbolic links are not followed:
+    /// one that is not the last component is `NotDir`.
+    ///
+    /// # Errors
+    /// Those of [`FileSystem::lookup`]; `NameTooLong` for more than
+    /// [`PATH_DEPTH_MAX`] components.
+    pub fn walk(&self, path: &[u8], io: Io) -> Result<ObjectId> {
+        let mut at = self.root();
+        for (depth, name) in path.split(|b| *b == b'/').filter(|n| !n.is_empty()).enumerate() {
+            if depth >= PATH_DEPTH_MAX {
+                return Err(Error::new(ErrorKind::NameTooLong, "the path is too deep"));
+            }
+            at = self.lookup(at, name, io)?.id;
+        }
+        Ok(at)
+    }
+}
+
+/// Appends entries from `from` on; the cookie to go on with.
+fn list(zap: &Zap, from: Cursor, bits: u32, out: &mut Vec<DirEntry>) -> Result<Option<u64>> {
+    let mut cursor = from;
+    for _ in 0..EMPTY_STEPS_MAX {
+        let (batch, next) = zap.list_from(cursor, usize::MAX)?;
+        out.reserve(batch.len());
+        let any = !batch.is_empty();
+        for e in batch {
+            let Found { id, kind } = found(&e)?;
+            let next_cookie =
+                Cursor::after(e.hash, e.cd, bits).map_or(COOKIE_END, |c| c.cookie(bits));
+            out.push(DirEntry { name: e.name, id, kind, next_cookie });
+        }
+        let Some(next) = next else { return Ok(None) };
+        let cookie = next.cookie(bits);
+        // A reserved cookie would begin anew.
+        if any && cookie > COOKIE_RESERVED_MAX {
+            return Ok(Some(cookie));
+        }
+        cursor = next;
+    }
+    Err(Error::corrupt("directory of empty leaves"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_the_specification() {
+        let file = decode(0x8000_0000_0000_0080).unwrap();
+        assert_eq!((file.id, file.kind), (ObjectId(128), FileKind::Regular));
+        let dir = decode(0x4000_0000_0000_0002).unwrap();
+        assert_eq!((dir.id, dir.kind), (ObjectId(2), FileKind::Dir));
+        assert_eq!(decode(7).unwrap().kind, FileKind::Unknown);
+        assert_eq!(decode(0x8fff_0000_0000_0001).unwrap().id, ObjectId(1));
+        assert_eq!(decode(0x8000_0000_0000_0000), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! The content of files and the targets of symbolic links.
+
+use base::limits::BUF_SIZE_MAX;
+use base::{Buf, Error, ErrorKind, ObjectId, Result};
+use dmu::{Extent, Io, Object};
+use ondisk::objtype::ObjType;
+
+use crate::attrs::{Attrs, FileKind, Form, form_of};
+use crate::fs::FileSystem;
+use crate::sa::Attr;
+use crate::znode::Znode;
+
+/// Bytes of a target that a legacy znode may keep in a data block.
+const TARGET_MAX: u64 = 65_535;
+
+/// What [`FileSystem::seek`] looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whence {
+    /// The next byte of data.
+    Data,
+    /// The next hole; the end of the file counts as one.
+    Hole,
+}
+
+impl FileSystem {
+    fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
+        let object = self.object(id, io)?;
+        let attrs = self.attrs_of(&object, io)?;
+        let kind = match (object.object_type(), attrs.kind) {
+            (ObjType::PLAIN_FILE_CONTENTS, FileKind::Regular) => return Ok((object, attrs)),
+            (ObjType::DIRECTORY_CONTENTS, _) => ErrorKind::IsDir,
+            _ => ErrorKind::Invalid,
+        };
+        Err(Error::new(kind, "not a regular file").in_object(id))
+    }
+
+    /// Bytes of a regular file from `offset`, clipped to its size, as slices of
+    /// cached blocks. One call yields at most 64 MiB; nothing at or behind the end.
+    ///
+    /// # Errors
+    /// `IsDir`; `Invalid` for other files without content; those of reading.
+    pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
+        let (object, attrs) = self.regular(id, io)?;
+        read_clipped(&object, attrs.size, offset, len, io)
+    }
+
+    /// The run of data or of nothing that `offset` lies in; `None` behind the end.
+    ///
+    /// # Errors
+    /// As [`FileSystem::read`].
+    pub fn extent(&self, id: ObjectId, offset: u64, io: Io) -> Result<Option<Extent>> {
+        let (object, attrs) = self.regular(id, io)?;
+        object.extent_at(offset, attrs.size, io)
+    }
+
+    /// `lseek` with `SEEK_DATA` or `SEEK_HOLE`: the offset found, at or behind
+    /// `offset`, in the granularity of blocks.
+    ///
+    /// # Errors
+    /// `Missing` (its errno is `ENXIO`) when `offset` is not inside the file, or
+    /// no data follows; else as [`FileSystem::read`].
+    pub fn seek(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
+        let (object, attrs) = self.regular(id, io)?;
+        let none = || Error::new(ErrorKind::Missing, "nothing there to seek").in_object(id);
+        if offset >= attrs.size {
+            return Err(none());
+        }
+        let bs = object.block_size();
+        match whence {
+            Whence::Data => {
+                let block = object.next_data_block(offset / bs, io)?.ok_or_else(none)?;
+                let at = block.saturating_mul(bs).max(offset);
+                if at < attrs.size { Ok(at) } else { Err(none()) }
+            }
+            Whence::Hole => {
+                let end = object.dnode().max_blkid.saturating_add(1);
+                let block = object.next_hole_block(offset / bs, io)?.unwrap_or(end);
+                Ok(block.saturating_mul(bs).max(offset).min(attrs.size))
+            }
+        }
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// `Invalid` when the file is none, `Corrupt` when it lacks a target, those
+    /// of reading.
+    pub fn readlink(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {
+        let object = self.object(id, io)?;
+        let attrs = self.attrs_of(&object, io)?;
+        if attrs.kind != FileKind::Symlink {
+            return Err(Error::invalid("not a symbolic link").in_object(id));
+        }
+        if form_of(&object)? == Form::Znode {
+            return legacy_target(&object, attrs.size, io);
+        }
+        let target =
+            self.with_sa(&object, io, |sa| Ok(sa.bytes(Attr::Symlink).map(<[u8]>::to_vec)))?;
+        target.ok_or_else(|| Error::corrupt("symbolic link without a target").in_object(id))
+    }
+}
+
+/// Before version 5 the target is behind the znode or in block 0 (chapter 06 §6).
+fn legacy_target(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
+    if let Some(target) = Znode::inline_target(&object.dnode().bonus, size) {
+        return Ok(target.to_vec());
+    }
+    if size > TARGET_MAX.min(object.block_size()) {
+        return Err(Error::corrupt("symbolic link of odd length").in_object(object.id()));
+    }
+    let mut target = vec![0; size as usize];
+    object.read_into(0, &mut target, io)?;
+    Ok(target)
+}
+
+/// Reads `[offset, offset+len)` of an object of `size` bytes. What lies behind
+/// the last block costs one buffer of zeros, not one for each block.
+pub(crate) fn read_clipped(
+    object: &Object,
+    size: u64,
+    offset: u64,
+    len: usize,
+    io: Io,
+) -> Result<Vec<Buf>> {
+    let len = size.saturating_sub(offset).min(len.min(BUF_SIZE_MAX) as u64);
+    let blocks_end = object.dnode().max_blkid.saturating_add(1).saturating_mul(object.block_size());
+    let stored = blocks_end.saturating_sub(offset).min(len);
+    let mut out = object.read_bufs(offset, stored as usize, io)?;
+    if len > stored {
+        out.push(Buf::zeros((len - stored) as usize));
+    }
+    Ok(out)
+}
