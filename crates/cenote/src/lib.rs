@@ -1,1 +1,55 @@
-//! The public library: open a pool, its datasets, its files.
+//! The public library: find a pool, import it, read its datasets and files.
+//!
+//! ```no_run
+//! use cenote::{Engine, EngineConfig, ImportOptions, Search};
+//!
+//! # fn main() -> cenote::Result<()> {
+//! let engine = Engine::new(EngineConfig::default())?;
+//! let found = engine.discover(&Search { paths: vec!["/srv/disks".into()], ..Search::default() })?;
+//! let options = ImportOptions { readonly: true, ..ImportOptions::default() };
+//! let pool = engine.import(&found.pools[0], &options)?;
+//! let files = pool.dataset("tank/home")?.open_fs()?;
+//! let id = files.walk(b"notes.txt", cenote::Io::WAIT)?;
+//! for piece in files.read(id, 0, 4096, cenote::Io::WAIT)? {
+//!     println!("{} bytes", piece.len());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Theory
+//! An [`Engine`] is what one process shares among its pools: the block cache and
+//! what drives the devices. A [`Pool`] is imported; a [`Dataset`] is a name in
+//! it; a [`FileSystem`] or [`Volume`] is a dataset's content. Calls block; those
+//! that take an [`Io`] can be told to answer from memory or say `WouldBlock`.
+//!
+//! # Invariants
+//! * Front ends see the engine through this crate alone.
+//! * A pool is imported once per engine; its devices are locked while it is.
+
+mod dataset;
+mod engine;
+mod pool;
+mod pool_props;
+mod values;
+
+pub use arc::CacheStats;
+pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
+pub use device::EngineKind;
+pub use dmu::{Extent, Io, Mode};
+pub use dsl::props;
+pub use dsl::props::{PropData, PropValue, Source};
+pub use ondisk::config::PoolState;
+pub use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
+pub use spa::{ImportOptions, Search};
+pub use zpl::FileSystem;
+pub use zvol::Volume;
+
+pub use dataset::{Dataset, DatasetKind};
+pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
+pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
+
+/// The engine's inside, for tools that look at pools instead of using them.
+pub mod inspect {
+    pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zio, zpl};
+}

@@ -1,2 +1,118 @@
-//! The one binary `cenote`.
-fn main() {}
+//! `cenote`: the daemon, and `zpool`, `zfs`, `zdb` and other tools as
+//! subcommands. Linked to one of those names, the program behaves as that tool.
+//!
+//! Front end: no engine logic lives here, and threads and clocks come from
+//! `base::rt` all the same.
+
+mod bench;
+mod client;
+mod daemon;
+mod engine;
+mod getopt;
+mod local;
+mod mount;
+mod proto;
+mod runtime;
+mod ui;
+mod zfs;
+mod zpool;
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use ui::Exit;
+
+const USAGE: &str = "\
+usage: cenote command args ...
+where 'command' is one of the following:
+
+	zpool ...                      pools: import, export, list, status, get
+	zfs ...                        datasets: list, get, mount, unmount
+	zdb ...                        a look inside, without a daemon
+	daemon start|stop|status       the process that holds imported pools
+
+	ls   [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
+	tree [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
+	cat  [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...
+	cp   [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET
+	                               files and volumes of a pool that is not imported
+
+	bench codecs|fuse-null         what this machine can do
+	help | version
+";
+
+/// Tools that the program can be linked to.
+const TOOLS: [&str; 3] = ["zpool", "zfs", "zdb"];
+
+fn main() -> ExitCode {
+    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    if argv.is_empty() {
+        argv.push("cenote".into());
+    }
+    let called = Path::new(&argv[0]).file_name().map(|n| n.to_string_lossy().into_owned());
+    let called = called.unwrap_or_default();
+    let exit = if TOOLS.contains(&called.as_str()) {
+        tool(&called, &argv[1..])
+    } else {
+        command(&argv[1..])
+    };
+    ExitCode::from(exit.0)
+}
+
+/// A command of the program itself.
+fn command(argv: &[OsString]) -> Exit {
+    let Some((first, rest)) = argv.split_first() else {
+        ui::err("missing command");
+        ui::err(USAGE.trim_end());
+        return Exit::USAGE;
+    };
+    match first.as_bytes() {
+        b"help" | b"--help" | b"-?" | b"-h" => {
+            ui::out(USAGE);
+            Exit::OK
+        }
+        b"version" | b"--version" | b"-V" => {
+            ui::out(&format!("cenote {}\n", env!("CARGO_PKG_VERSION")));
+            Exit::OK
+        }
+        _ => tool(&first.to_string_lossy(), rest),
+    }
+}
+
+fn tool(name: &str, argv: &[OsString]) -> Exit {
+    let result = match name {
+        "zpool" => zpool::main(argv),
+        "zfs" => zfs::main(argv),
+        "zdb" => unavailable("zdb"),
+        "daemon" => daemon::main(argv),
+        "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
+        "bench" => bench::main(argv),
+        _ => {
+            ui::err(&format!("unrecognized command '{name}'"));
+            ui::err(USAGE.trim_end());
+            return Exit::USAGE;
+        }
+    };
+    match result {
+        Ok(exit) => exit,
+        Err(e) => {
+            // An error of kind Invalid carries a whole message of the tool's own.
+            let text = if e.place() == &base::error::Place::default()
+                && std::error::Error::source(&e).is_none()
+            {
+                e.message().to_owned()
+            } else {
+                format!("{name}: {e}")
+            };
+            ui::err(&text);
+            Exit::FAILURE
+        }
+    }
+}
+
+/// A tool that this build does not have.
+fn unavailable(name: &str) -> base::Result<Exit> {
+    Err(base::Error::unsupported(format!("{name}: not part of this build of Cenote")))
+}

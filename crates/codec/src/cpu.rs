@@ -2,9 +2,9 @@
 //!
 //! # Theory
 //! Instruction sets alone do not tell which version is faster (wide vectors may be
-//! split or clocked down), so each available one runs for about a tenth of a
-//! millisecond on first use, and the fastest stays. The choice cannot change a
-//! result, only its speed.
+//! split or clocked down), so the available ones run in turn for about a millisecond
+//! on first use, and the one with the quickest single run stays: that is robust
+//! against a busy machine. The choice cannot change a result, only its speed.
 //!
 //! Lock order: the `OnceLock`s are leaves; nothing is called under one but kernels
 //! and the clock.
@@ -17,28 +17,36 @@ use crate::raidz::{self, Raidz};
 
 /// Bytes measured with: within the second-level cache, as blocks mostly are.
 const SAMPLE: usize = 128 << 10;
-/// Rounds of which the quickest counts.
-const ROUNDS: usize = 8;
+/// Rounds through all implementations, of which the quickest counts.
+const ROUNDS: usize = 24;
 
-/// The shortest of a few runs, the first of which warms up.
-fn shortest(mut run: impl FnMut()) -> Duration {
-    run();
-    let time = |run: &mut dyn FnMut()| {
-        let start = base::rt::now();
-        run();
-        start.elapsed()
-    };
-    (0..ROUNDS).map(|_| time(&mut run)).min().unwrap_or_default()
+/// The available implementation with the quickest run; the rounds alternate, so
+/// that a disturbance hits all of them.
+fn fastest<T>(
+    all: &'static [&'static T],
+    available: impl Fn(&T) -> bool,
+    mut run: impl FnMut(&T),
+) -> &'static T {
+    let mut best: Vec<(&'static T, Duration)> =
+        all.iter().filter(|i| available(i)).map(|i| (*i, Duration::MAX)).collect();
+    for _ in 0..ROUNDS {
+        for (imp, shortest) in &mut best {
+            let start = base::rt::now();
+            run(imp);
+            *shortest = start.elapsed().min(*shortest);
+        }
+    }
+    // The first of each list is the scalar one, which is always available.
+    best.into_iter().min_by_key(|(_, time)| *time).map_or(all[0], |(imp, _)| imp)
 }
 
 fn sample() -> Vec<u8> {
-    (0..SAMPLE).map(|i| (i * 0x9e37 >> 7) as u8).collect()
+    (0..SAMPLE).map(|i| ((i * 0x9e37) >> 7) as u8).collect()
 }
 
 fn fastest_fletcher(run: impl Fn(&Fletcher, &[u8])) -> &'static Fletcher {
     let data = sample();
-    let available = fletcher::IMPLEMENTATIONS.iter().copied().filter(|i| (i.available)());
-    available.min_by_key(|i| shortest(|| run(i, &data))).unwrap_or(&fletcher::SCALAR)
+    fastest(fletcher::IMPLEMENTATIONS, |i| (i.available)(), |i| run(i, &data))
 }
 
 /// The fastest fletcher-2 here.
@@ -75,13 +83,28 @@ fn fastest_raidz(parity: usize) -> &'static Raidz {
     let data = sample();
     let columns: Vec<&[u8]> = data.chunks(SAMPLE / COLUMNS).collect();
     let mut rows = vec![0u8; parity * SAMPLE / COLUMNS];
-    let mut time = |imp: &Raidz| {
-        let mut rows: Vec<&mut [u8]> = rows.chunks_mut(SAMPLE / COLUMNS).collect();
-        shortest(|| {
+    let mut rows: Vec<&mut [u8]> = rows.chunks_mut(SAMPLE / COLUMNS).collect();
+    fastest(
+        raidz::IMPLEMENTATIONS,
+        |i| (i.available)(),
+        |imp| {
             // Shapes are right by construction.
             let _ = raidz::generate_with(imp, std::hint::black_box(&mut rows), &columns);
-        })
-    };
-    let available = raidz::IMPLEMENTATIONS.iter().copied().filter(|i| (i.available)());
-    available.min_by_key(|i| time(i)).unwrap_or(raidz::IMPLEMENTATIONS[0])
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selections_are_available_and_stable() {
+        assert!((fletcher2().available)() && (fletcher4().available)());
+        assert!(std::ptr::eq(fletcher4(), fletcher4()));
+        for parity in 0..5 {
+            assert!((raidz(parity).available)());
+        }
+        assert!(std::ptr::eq(raidz(0), raidz(1)) && std::ptr::eq(raidz(9), raidz(3)));
+    }
 }

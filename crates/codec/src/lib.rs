@@ -12,8 +12,9 @@
 //!   bytes in them, and none allocates in proportion to a length found in them.
 //! * All implementations of one operation give equal results for every length
 //!   and alignment.
-//! * `unsafe` lives in the SIMD kernels (`checksum::fletcher_x86`,
-//!   `raidz::kernel`, `raidz::x86`) alone. No locks.
+//! * `unsafe` lives in the SIMD kernels (`checksum::fletcher_x86`, `raidz::kernel`,
+//!   `raidz::x86`, and the calls into them in `raidz`) and in the three calls of
+//!   the C library liblz4 (`compress::lz4`). No locks.
 
 pub mod bench;
 pub mod checksum;

@@ -80,7 +80,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// An operation came back from the kernel.
+    /// An operation came back from the kernel, and has left the gauge.
     pub(crate) fn over(&self, io: &Io, ok: bool) {
         if !self.direct {
             let (from, len) = match io {
@@ -94,7 +94,7 @@ impl Target {
                 let _ = rustix::fs::fadvise(&self.fd, from, NonZeroU64::new(len), Advice::DontNeed);
             }
         }
-        self.stats.end(io, ok);
+        self.stats.count(io, ok);
     }
 
     pub(crate) fn error(&self, io: &Io, errno: Errno) -> Error {
@@ -403,6 +403,7 @@ impl Device for FileDevice {
             Ok((mut op, need)) => {
                 self.target.stats.begin();
                 let result = perform(&self.target, &mut op.io, need);
+                self.target.stats.leave();
                 self.target.over(&op.io, result.is_ok());
                 op.complete(result);
             }

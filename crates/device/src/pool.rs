@@ -96,6 +96,7 @@ impl Drop for Pool {
 fn serve(mut job: Job) {
     job.target.stats.begin();
     let result = perform(&job.target, &mut job.op.io, job.need);
+    job.target.stats.leave();
     job.finish(result);
 }
 

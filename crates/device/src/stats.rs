@@ -29,7 +29,7 @@ pub struct StatsSnapshot {
     pub flushes: u64,
     /// Trims ended.
     pub trims: u64,
-    /// Bytes read well.
+    /// Bytes read well, widening to whole sectors included.
     pub bytes_read: u64,
     /// Bytes written well.
     pub bytes_written: u64,
@@ -48,9 +48,19 @@ impl DeviceStats {
         self.max_in_flight.fetch_max(now, Relaxed);
     }
 
-    /// It came back.
+    /// It came back: [`DeviceStats::leave`] and [`DeviceStats::count`] in one.
     pub fn end(&self, io: &Io, ok: bool) {
+        self.leave();
+        self.count(io, ok);
+    }
+
+    /// The device is done with an operation; before another may take its place.
+    pub fn leave(&self) {
         self.in_flight.fetch_sub(1, Relaxed);
+    }
+
+    /// An operation's outcome.
+    pub fn count(&self, io: &Io, ok: bool) {
         let (count, bytes) = match io {
             Io::Read { .. } => (&self.reads, Some(&self.bytes_read)),
             Io::Write { .. } => (&self.writes, Some(&self.bytes_written)),

@@ -233,6 +233,7 @@ impl Shared {
         let Some(slot) = state.slots[index].take() else { return };
         state.free.push(index);
         state.in_flight -= 1;
+        slot.job.target.stats.leave();
         drop(state);
         self.room.notify_one();
         slot.job.finish(outcome);

@@ -8,23 +8,7 @@ use ondisk::zap::ZapValue;
 use crate::dataset::DslDataset;
 use crate::dir::DslDir;
 use crate::mos::Mos;
-
-/// Where a value comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Source {
-    /// Not a matter of setting.
-    None,
-    /// Nobody set it.
-    Default,
-    /// A mount option overrides it.
-    Temporary,
-    /// Set here.
-    Local,
-    /// Set by the named dataset above.
-    Inherited(String),
-    /// Received with a stream.
-    Received,
-}
+use crate::props::{PropData, Source};
 
 /// A stored value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +27,14 @@ impl Stored {
         match value.as_str_bytes() {
             Some(text) => Ok(Stored::Text(String::from_utf8_lossy(text).into_owned())),
             None => Err(Error::corrupt("property is neither a number nor a string")),
+        }
+    }
+
+    /// As a property's value.
+    pub fn into_data(self) -> PropData {
+        match self {
+            Stored::Number(n) => PropData::Num(n),
+            Stored::Text(s) => PropData::Str(s),
         }
     }
 

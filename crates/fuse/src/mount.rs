@@ -76,7 +76,9 @@ impl Default for MountOptions {
 pub struct UnmountOptions {
     /// Detach it now, end it when its last user is gone.
     pub lazy: bool,
-    /// Abort what is under way (root only).
+    /// Abort what is under way: the mount is dead afterwards, even if it stays
+    /// because it is in use. An ordinary user can do so to a session's own mount,
+    /// where fusectl is mounted.
     pub force: bool,
 }
 
@@ -133,7 +135,21 @@ impl Mount {
             return Err(Error::not_found("not mounted (or hidden under another mount)")
                 .on_path(self.path.display().to_string()));
         }
+        if options.force && !rustix::process::geteuid().is_root() {
+            self.abort();
+        }
         unmount(&self.path, options)
+    }
+
+    /// Aborts the connection through fusectl, whose files belong to the mount's
+    /// owner: `fusermount3` has no such option.
+    fn abort(&self) {
+        let number = self.device.as_deref().and_then(|d| d.strip_prefix("0:"));
+        if let Some(number) = number {
+            // Where fusectl is not mounted, only root can abort.
+            let path = format!("/sys/fs/fuse/connections/{number}/abort");
+            let _best_effort = std::fs::write(path, "1");
+        }
     }
 }
 

@@ -126,7 +126,7 @@ impl Session {
                 Ok(handle) => receivers.push(handle),
                 // Fewer threads serve as well, only slower.
                 Err(e) if receivers.is_empty() => return Err(e),
-                Err(_) => drop(core.receiving.fetch_sub(1, Ordering::AcqRel)),
+                Err(_) => core.receiver_ended(),
             }
         }
         Ok(Session { core, mount: None, notifier, receivers: Mutex::new(receivers) })
@@ -278,6 +278,10 @@ impl Core {
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             inbox = self.take(channel, inbox, len);
         }
+        self.receiver_ended();
+    }
+
+    fn receiver_ended(&self) {
         if self.receiving.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.end();
         }

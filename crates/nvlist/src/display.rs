@@ -75,9 +75,7 @@ impl Line<'_, '_, '_> {
             Value::Int64Array(v) => self.items(v),
             Value::Uint64Array(v) => self.items(v),
             Value::BooleanArray(v) => self.items(v),
-            Value::StringArray(v) => {
-                self.items(v.iter().map(|s| format!("'{s}'")))
-            }
+            Value::StringArray(v) => self.items(v.iter().map(|s| format!("'{s}'"))),
             Value::List(v) => {
                 writeln!(self.f, "{:w$}{}:", "", self.name, w = self.indent)?;
                 self.nested(v)

@@ -121,6 +121,10 @@ impl Dnode {
         if (max_blkid > 0 || levels > 1) && !data_block_size.is_power_of_two() {
             return bad("data block size is no power of two");
         }
+        // The last byte must have an offset of 64 bits.
+        if (u128::from(max_blkid) + 1) * u128::from(data_block_size) > 1 << 64 {
+            return bad("more data blocks than 64 bits can address");
+        }
         let size = usize::from(slots) * DNODE_SIZE;
         let Some(whole) = bytes.get(..size) else { return bad("more slots than its block") };
         let bonus_at = CORE_SIZE + nblkptr * BLKPTR_SIZE;

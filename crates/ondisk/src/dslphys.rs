@@ -387,9 +387,8 @@ impl BookmarkPhys {
     /// The words of the ZAP value: 12 if `v2` (feature bookmark_v2 enabled) and
     /// anything of the long form is in use, else 3.
     pub fn to_words(&self, v2: bool) -> Vec<u64> {
-        let long = self.ivset_guid != 0
-            || self.flags & BOOKMARK_HAS_FBN != 0
-            || self.redaction_obj != 0;
+        let long =
+            self.ivset_guid != 0 || self.flags & BOOKMARK_HAS_FBN != 0 || self.redaction_obj != 0;
         let all = [
             self.guid,
             self.creation_txg.0,

@@ -1,1 +1,111 @@
-//! FUID tables.
+//! FUIDs: ids of users and groups beyond POSIX's (chapter 06 §12).
+//!
+//! # Theory
+//! A FUID is a domain's index and an id relative to it; index 0 means a plain
+//! POSIX id. Domains are in a table object, a packed nvlist. Linux and FreeBSD
+//! never make them; they are read, shown and kept.
+//!
+//! # Invariants
+//! * Indices in a [`FuidTable`] are distinct and not 0.
+
+use std::collections::BTreeMap;
+
+use base::{Error, Result};
+use nvlist::NvList;
+
+/// A stored owner or group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fuid(pub u64);
+
+impl Fuid {
+    /// Index of the domain; 0 for POSIX ids.
+    pub fn domain(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Id within the domain.
+    pub fn rid(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The id that Linux shows: the low 32 bits.
+    pub fn linux_id(self) -> u32 {
+        self.rid()
+    }
+}
+
+/// The domains of a file system, by index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FuidTable {
+    domains: BTreeMap<u32, Box<[u8]>>,
+}
+
+impl FuidTable {
+    /// Parses the content of the table object, cut to its packed size.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is not such a list, or an index is 0 or used twice.
+    pub fn parse(packed: &[u8]) -> Result<FuidTable> {
+        let bad = |what: &str| Error::corrupt(format!("FUID table: {what}"));
+        let list = NvList::unpack(packed)?;
+        let entries = list.lists("fuid_nvlist").ok_or_else(|| bad("no list of domains"))?;
+        let mut domains = BTreeMap::new();
+        for entry in entries {
+            let index = entry.need_u64("fuid_idx")?;
+            let index = u32::try_from(index).ok().filter(|i| *i != 0);
+            let index = index.ok_or_else(|| bad("impossible index"))?;
+            let domain = entry.string("fuid_domain").ok_or_else(|| bad("no domain"))?;
+            if domains.insert(index, domain.as_bytes().into()).is_some() {
+                return Err(bad("two domains have one index"));
+            }
+        }
+        Ok(FuidTable { domains })
+    }
+
+    /// The domain of a FUID; `None` for POSIX ids and unknown domains.
+    pub fn domain(&self, fuid: Fuid) -> Option<&[u8]> {
+        self.domains.get(&fuid.domain()).map(AsRef::as_ref)
+    }
+
+    /// Every domain with its index.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        self.domains.iter().map(|(i, d)| (*i, d.as_ref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u64, domain: &str) -> NvList {
+        let mut e = NvList::new();
+        e.add_u64("fuid_idx", index).add_u64("fuid_offset", 0).add_str("fuid_domain", domain);
+        e
+    }
+
+    fn packed(entries: Vec<NvList>) -> Vec<u8> {
+        let mut list = NvList::new();
+        list.add_lists("fuid_nvlist", entries);
+        list.pack_xdr()
+    }
+
+    #[test]
+    fn domains() {
+        let table = FuidTable::parse(&packed(vec![entry(1, "S-1-5-21-1"), entry(2, "S-1-5-21-2")]));
+        let table = table.unwrap();
+        assert_eq!(table.domain(Fuid(2 << 32 | 500)), Some(&b"S-1-5-21-2"[..]));
+        assert_eq!((table.domain(Fuid(500)), table.domain(Fuid(3 << 32))), (None, None));
+        assert_eq!(table.iter().count(), 2);
+        assert_eq!((Fuid(2 << 32 | 500).rid(), Fuid(2 << 32 | 500).linux_id()), (500, 500));
+        for bad in [
+            packed(vec![entry(0, "x")]),
+            packed(vec![entry(1, "x"), entry(1, "y")]),
+            packed(vec![entry(1 << 32, "x")]),
+            packed(vec![NvList::new()]),
+            NvList::new().pack_xdr(),
+            vec![1, 1, 0],
+        ] {
+            assert!(FuidTable::parse(&bad).is_err());
+        }
+    }
+}

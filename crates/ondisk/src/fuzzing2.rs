@@ -75,3 +75,113 @@ pub fn fuzz_normalize(data: &[u8]) {
         }
     }
 }
+
+/// A bonus buffer, then (if long) a spill block, under a typical registry; and
+/// the same bytes as a legacy znode and as ACLs.
+pub fn fuzz_sa(data: &[u8]) {
+    use crate::acl::{encode_aces, is_trivial, mode_of_acl, parse_posix_acl};
+    use crate::sa::{Sa, SaTables};
+    use crate::znode::ZnodeAttrs;
+    let Some((endian, bytes)) = split(data) else { return };
+    let mut tables = SaTables::standard();
+    let layout = [5, 6, 4, 12, 13, 7, 11, 0, 1, 2, 3, 8, 21, 16, 19, 17, 20];
+    for (number, n) in [(2, 15), (3, 17), (4, 16)] {
+        let _ = tables.add_layout(number, layout.get(..n).unwrap_or_default());
+    }
+    let _ = tables.add_layout(5, &[20]);
+    let (bonus, spill) = bytes.split_at_checked(192).unwrap_or((bytes, &[]));
+    let attrs = [
+        Sa::parse(bytes, None, &tables).and_then(|sa| ZnodeAttrs::from_sa(&sa)),
+        Sa::parse(bonus, Some(spill), &tables).and_then(|sa| ZnodeAttrs::from_sa(&sa)),
+        ZnodeAttrs::from_legacy(bytes, endian),
+    ];
+    for z in attrs.into_iter().flatten() {
+        if let Ok(aces) = z.acl.aces() {
+            let _ =
+                (is_trivial(&aces), mode_of_acl(&aces, z.mode, z.uid, z.gid), encode_aces(&aces));
+        }
+        if let Some(packed) = &z.dxattr {
+            fuzz_xattr(packed);
+        }
+    }
+    let _ = parse_posix_acl(bytes);
+    // The registry and a layout, from the bytes themselves.
+    let words: Vec<u64> = (0..bytes.len() / 8).filter_map(|i| endian.u64(bytes, 8 * i)).collect();
+    let list: Vec<u16> = words.iter().map(|w| *w as u16 % 32).collect();
+    let _ = SaTables::new(words.iter().map(|w| (&b"NAME"[..], *w)), [(&b"2"[..], list)]);
+}
+
+/// Every bonus buffer of the DSL, and bpobj entries.
+pub fn fuzz_dslphys(data: &[u8]) {
+    use crate::bpobj::{BpobjEntry, BpobjPhys, subobj_nth};
+    use crate::dslphys::{
+        BookmarkPhys, BptreeEntry, BptreePhys, DeadlistPhys, DslDatasetPhys, DslDirPhys,
+        RedactBlock, RedactionListPhys, parse_txg_times,
+    };
+    let Some((endian, bytes)) = split(data) else { return };
+    if let Ok(dir) = DslDirPhys::parse(bytes, endian) {
+        assert_eq!(DslDirPhys::parse(&dir.encode(), Endian::Little).ok(), Some(dir));
+    }
+    if let Ok(ds) = DslDatasetPhys::parse(bytes, endian) {
+        let _ = (ds.is_snapshot(), ds.encode());
+    }
+    if let Ok(phys) = BpobjPhys::parse(bytes, endian) {
+        assert_eq!(BpobjPhys::parse(&phys.encode(), Endian::Little).ok(), Some(phys));
+    }
+    for i in [0, 1, usize::MAX] {
+        let _ = (BpobjEntry::parse_nth(bytes, i, endian), subobj_nth(bytes, i, endian));
+    }
+    let _ = (DeadlistPhys::parse(bytes, endian), BptreePhys::parse(bytes, endian));
+    let _ =
+        (BptreeEntry::parse(bytes, endian).map(|e| e.encode()), RedactBlock::parse(bytes, endian));
+    let _ = RedactionListPhys::parse(bytes, endian);
+    let words: Vec<u64> = (0..bytes.len() / 8).filter_map(|i| endian.u64(bytes, 8 * i)).collect();
+    let _ = parse_txg_times(&words);
+    if let Ok(bookmark) = BookmarkPhys::from_words(&words) {
+        let _ = bookmark.to_words(true);
+    }
+}
+
+/// A packed list of extended attributes, a FUID table, and names.
+pub fn fuzz_xattr(data: &[u8]) {
+    use crate::{fuid::FuidTable, xattr};
+    if let Ok(pairs) = xattr::parse_sa(data) {
+        for (name, _) in &pairs {
+            let _ = xattr::linux_name(name);
+        }
+        let _ = xattr::pack_sa(&pairs);
+    }
+    let _ = FuidTable::parse(data);
+    for compat in [false, true] {
+        if let Ok(names) = xattr::stored_names(data, compat) {
+            assert_eq!(xattr::linux_name(&names.first).as_deref(), Some(data), "a name maps back");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Target = fn(&[u8]);
+
+    #[test]
+    fn seeds_pass() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/");
+        let targets: [(&str, Target); 5] = [
+            ("zap", fuzz_zap),
+            ("sa", fuzz_sa),
+            ("dslphys", fuzz_dslphys),
+            ("normalize", fuzz_normalize),
+            ("xattr", fuzz_xattr),
+        ];
+        for (name, target) in targets {
+            let mut seeds = 0;
+            for file in std::fs::read_dir(format!("{root}{name}")).unwrap() {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+                seeds += 1;
+            }
+            assert!(seeds > 0, "{name}");
+        }
+    }
+}

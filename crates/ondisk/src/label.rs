@@ -165,9 +165,8 @@ pub fn parse_vdev_phys_unverified(region: &[u8]) -> Result<NvList> {
 pub fn encode_vdev_phys(config: &NvList, region: &mut [u8], offset: u64) -> Result<()> {
     sized(region, VDEV_PHYS_SIZE)?;
     let packed = config.pack_xdr();
-    let Some((head, rest)) = region
-        .split_at_mut_checked(packed.len())
-        .filter(|_| packed.len() <= VDEV_PHYS_NVLIST_MAX)
+    let Some((head, rest)) =
+        region.split_at_mut_checked(packed.len()).filter(|_| packed.len() <= VDEV_PHYS_NVLIST_MAX)
     else {
         return Err(Error::new(
             ErrorKind::NameTooLong,

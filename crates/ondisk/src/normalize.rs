@@ -399,8 +399,9 @@ impl NameKey {
     pub fn matches(&self, stored: &[u8]) -> bool {
         match self.compare_flags {
             None | Some(0) => stored == self.compare_form,
-            Some(flags) => normalize(stored, flags, self.max)
-                .is_ok_and(|form| form == self.compare_form),
+            Some(flags) => {
+                normalize(stored, flags, self.max).is_ok_and(|form| form == self.compare_form)
+            }
         }
     }
 }
@@ -474,7 +475,8 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_characters() {
-        for raw in [&b"\x80"[..], b"\xff\xfe", b"\xc3", b"\xe2\x82", b"\xf4\x90\x80\x80", b"\xc1A"] {
+        for raw in [&b"\x80"[..], b"\xff\xfe", b"\xc3", b"\xe2\x82", b"\xf4\x90\x80\x80", b"\xc1A"]
+        {
             let form = normalize(raw, TOUPPER | NFC, 255).unwrap();
             assert_eq!(form, raw.to_ascii_uppercase());
         }
@@ -508,6 +510,15 @@ mod tests {
         assert_eq!(marked, "DZ\u{323}\u{30c}".as_bytes());
     }
 
+    /// After the first composition a later mark is tried even if blocked (§16.1).
+    #[test]
+    fn blocked_marks_compose_late() {
+        let form = normalize("\u{1a0}\u{344}".as_bytes(), NFC, 255).unwrap();
+        assert_eq!(form, "\u{1eda}\u{308}".as_bytes());
+        let form = normalize("O\u{308}\u{301}".as_bytes(), NFC, 255).unwrap();
+        assert_eq!(form, "\u{d6}\u{301}".as_bytes());
+    }
+
     #[test]
     fn matching() {
         let key = |name: &str, flags, how| NameKey::new(name.as_bytes(), flags, how, 255).unwrap();
@@ -534,8 +545,12 @@ mod tests {
     /// Deviations from Unicode that the chapter lists are left out.
     fn ordinary(c: char) -> bool {
         let starts_with_mark = c.nfkd().next().is_some_and(|f| class(f) != 0) && class(c) == 0;
-        let jamo = (0x1100..=0x11ff).contains(&u32::from(c)) || ('\u{ff00}'..='\u{ffef}').contains(&c);
-        assigned(c) && c != YPOGEGRAMMENI && !starts_with_mark && !jamo
+        let jamo =
+            (0x1100..=0x11ff).contains(&u32::from(c)) || ('\u{ff00}'..='\u{ffef}').contains(&c);
+        assigned(c)
+            && c != YPOGEGRAMMENI
+            && !starts_with_mark
+            && !jamo
             && !c.nfkd().skip(1).any(|d| class(d) == 0 && c.nfkd().count() > 1)
     }
 
@@ -543,14 +558,25 @@ mod tests {
         let letter = (0u32..0x3000).prop_filter_map("ordinary letter", |c| {
             char::from_u32(c).filter(|c| *c != '\0' && class(*c) == 0 && ordinary(*c))
         });
-        let mark = (0x300u32..0x362)
-            .prop_filter_map("mark", |c| char::from_u32(c).filter(|c| class(*c) != 0 && ordinary(*c)));
+        let mark = (0x300u32..0x362).prop_filter_map("mark", |c| {
+            char::from_u32(c).filter(|c| class(*c) != 0 && ordinary(*c))
+        });
         let syllable = (0xac00u32..0xd7a4).prop_filter_map("Hangul", char::from_u32);
         let cluster = (prop_oneof![4 => letter, 1 => syllable], prop::collection::vec(mark, 0..3))
-            .prop_map(|(c, marks)| if hangul(c) == Hangul::No {
-                std::iter::once(c).chain(marks).collect::<String>()
-            } else {
-                c.to_string()
+            .prop_map(|(c, marks)| {
+                let mut text = c.to_string();
+                if hangul(c) != Hangul::No {
+                    return text;
+                }
+                let count = |t: &str| t.nfkd().filter(|c| class(*c) != 0).count();
+                for mark in marks {
+                    // From three marks on, a blocked one may compose: see `blocked_marks_compose_late`.
+                    let upper = format!("{}{mark}", simple_upper(c)) + &text[c.len_utf8()..];
+                    if count(&text) + count(&mark.to_string()) <= 2 && count(&upper) <= 2 {
+                        text.push(mark);
+                    }
+                }
+                text
             });
         prop::collection::vec(cluster, 0..12).prop_map(|v| v.concat())
     }

@@ -225,7 +225,8 @@ impl<'a> Entries<'a> {
                     .word()
                     .ok_or_else(|| Error::corrupt("a space map entry straddles two blocks"))?;
                 let run = (word >> 24 & (RUN2_MAX - 1)) + 1;
-                let vdev = (word & 0xff_ffff) as u32;
+                // Only a log's entries are about a vdev; elsewhere the field is void.
+                let vdev = if self.params.log { (word & 0xff_ffff) as u32 } else { 0 };
                 self.params.range(kind_of(second >> 63), second & OFFSET2_MASK, run, vdev)
             }
             _ if self.params.log => None,
@@ -276,7 +277,7 @@ impl Encoder {
     /// `Invalid` for a block size below two words, or a log without `v2`.
     pub fn new(params: Params, length: u64, block_size: u32, v2: bool) -> Result<Encoder> {
         let block = u64::from(block_size / 8);
-        if block < 2 || (params.log && !v2) || length % 8 != 0 {
+        if block < 2 || (params.log && !v2) || !length.is_multiple_of(8) {
             return Err(Error::invalid("this space map cannot be appended to"));
         }
         Ok(Encoder { params, block, at: length / 8, v2, alloc: 0, out: Vec::new() })

@@ -159,7 +159,7 @@ impl<'a> MicroZap<'a> {
     /// # Errors
     /// `Corrupt` when the size or type is impossible.
     pub fn parse(block: &'a [u8], endian: Endian) -> Result<MicroZap<'a>> {
-        if block.is_empty() || block.len() % 512 != 0 || block.len() > MICRO_SIZE_MAX {
+        if block.is_empty() || !block.len().is_multiple_of(512) || block.len() > MICRO_SIZE_MAX {
             let len = block.len();
             return Err(Error::corrupt(format!("a microzap cannot have {len} bytes")));
         }
@@ -454,7 +454,9 @@ impl<'a> FatHeader<'a> {
         }
         if self.phys.zt_numblks == 0 {
             let off = self.block.len() / 2 + 8 * index as usize;
-            return self.checked(u64_at(self.block, off, self.endian)?).map(PointerLocation::Embedded);
+            return self
+                .checked(u64_at(self.block, off, self.endian)?)
+                .map(PointerLocation::Embedded);
         }
         let per = self.bs - 3;
         Ok(PointerLocation::External {
@@ -474,7 +476,9 @@ impl<'a> FatHeader<'a> {
 
     fn checked(&self, blkid: u64) -> Result<u64> {
         if blkid >= self.phys.freeblk {
-            return Err(Error::corrupt(format!("a ZAP pointer leads to block {blkid}, beyond its end")));
+            return Err(Error::corrupt(format!(
+                "a ZAP pointer leads to block {blkid}, beyond its end"
+            )));
         }
         Ok(blkid)
     }
@@ -527,7 +531,7 @@ fn fits(cd: u32, bits: u32) -> bool {
 /// # Errors
 /// `Invalid` unless the size is a multiple of 512 up to [`MICRO_SIZE_MAX`].
 pub fn micro_init(block: &mut [u8], salt: u64, normflags: u64) -> Result<()> {
-    if block.is_empty() || block.len() % 512 != 0 || block.len() > MICRO_SIZE_MAX {
+    if block.is_empty() || !block.len().is_multiple_of(512) || block.len() > MICRO_SIZE_MAX {
         return Err(Error::invalid("size of a microzap"));
     }
     block.fill(0);

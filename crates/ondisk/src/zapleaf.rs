@@ -253,10 +253,7 @@ impl<'a> Leaf<'a> {
         let mut best: Option<LeafEntry<'a>> = None;
         let mut budget = self.chunks();
         self.walk_bucket(bucket, &mut budget, |entry| {
-            if entry.hash == hash
-                && best.is_none_or(|b| entry.cd < b.cd)
-                && matcher(entry)?
-            {
+            if entry.hash == hash && best.is_none_or(|b| entry.cd < b.cd) && matcher(entry)? {
                 best = Some(*entry);
             }
             Ok(())

@@ -23,8 +23,8 @@ use crate::objset::ZIL_HEADER_SIZE;
 mod record;
 
 pub use record::{
-    AclInfo, Body, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, RecordHeader,
-    SetAttr, Whiteout, Write, Xvattr,
+    AclInfo, Body, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record,
+    RecordHeader, SetAttr, Whiteout, Write, Xvattr,
 };
 
 /// Bytes of a chain header (zilog2) or trailer (zilog).

@@ -55,32 +55,42 @@ pub struct FoundPool {
     pub holes: Vec<u32>,
     /// Where the leaves are, spares and cache devices of any pool included.
     pub places: Places,
+    /// Where members of each top-level vdev are: a leaf that took the place of
+    /// its mirror goes by the mirror's guid.
+    pub top_places: Places,
 }
 
 /// Groups candidates into pools.
 pub(crate) fn assemble(candidates: Vec<Candidate>, destroyed: bool) -> Vec<FoundPool> {
-    let mut places = Places::new();
+    let (mut places, mut top_places) = (Places::new(), Places::new());
     let mut pools: BTreeMap<Guid, Vec<&PoolConfig>> = BTreeMap::new();
     for c in &candidates {
-        places.entry(c.guid).or_default().push(Place {
+        let place = Place {
             path: c.path.clone(),
             txg: c.txg,
             labels: c.labels,
             order: c.order,
             block_device: c.block_device,
-        });
+        };
+        places.entry(c.guid).or_default().push(place.clone());
         if let LabelConfig::Member(pool) = &c.config {
+            if let Some(member) = &pool.member {
+                top_places.entry(member.top_guid).or_default().push(place);
+            }
             pools.entry(pool.pool_guid).or_default().push(pool);
         }
     }
     let wanted = |p: &FoundPool| destroyed == (p.state == PoolState::Destroyed);
-    let mut out: Vec<FoundPool> =
-        pools.into_iter().map(|(guid, labels)| one_pool(guid, &labels, &places)).filter(wanted).collect();
+    let mut out: Vec<FoundPool> = pools
+        .into_iter()
+        .map(|(guid, labels)| one_pool(guid, &labels, &places, &top_places))
+        .filter(wanted)
+        .collect();
     out.sort_by(|a, b| (&a.name, a.guid.0).cmp(&(&b.name, b.guid.0)));
     out
 }
 
-fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places) -> FoundPool {
+fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places, top_places: &Places) -> FoundPool {
     let mut best: BTreeMap<Guid, &PoolConfig> = BTreeMap::new();
     let mut newest = labels[0];
     for &label in labels {
@@ -119,6 +129,7 @@ fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places) -> FoundPool {
         holes: newest.hole_array.clone(),
         tops,
         places: sorted(places),
+        top_places: sorted(top_places),
     }
 }
 
@@ -126,9 +137,7 @@ fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places) -> FoundPool {
 fn sorted(places: &Places) -> Places {
     let mut places = places.clone();
     for list in places.values_mut() {
-        list.sort_by(|a, b| {
-            (b.txg, b.labels, a.order).cmp(&(a.txg, a.labels, b.order))
-        });
+        list.sort_by(|a, b| (b.txg, b.labels, a.order).cmp(&(a.txg, a.labels, b.order)));
     }
     places
 }

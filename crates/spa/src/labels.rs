@@ -41,8 +41,7 @@ impl LeafLabels {
             return Err(Error::invalid("the device is smaller than 64 MiB"));
         }
         let offsets: Vec<u64> = (0..LABELS).filter_map(|l| label_offset(psize, l)).collect();
-        let reads =
-            offsets.iter().map(|&o| device::Io::read(o, LABEL_SIZE as usize)).collect();
+        let reads = offsets.iter().map(|&o| device::Io::read(o, LABEL_SIZE as usize)).collect();
         let done = device::submit_and_wait(device, reads);
         for ((label, completion), offset) in out.labels.iter_mut().zip(done).zip(offsets) {
             let Ok(bytes) = completion.into_read() else { continue };
@@ -109,8 +108,8 @@ impl Label {
             label.verified = verified.is_some();
             label.config = verified.or_else(|| parse_vdev_phys_unverified(region).ok());
         }
-        label.ring = part(RING_OFFSET, RING_SIZE)
-            .map(|ring| (BufMut::copy_of(ring), offset + RING_OFFSET));
+        label.ring =
+            part(RING_OFFSET, RING_SIZE).map(|ring| (BufMut::copy_of(ring), offset + RING_OFFSET));
         label
     }
 }

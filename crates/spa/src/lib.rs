@@ -22,18 +22,22 @@
 //! Lock order: pool registry → nothing.
 
 pub mod assemble;
-pub mod audit;
 pub mod discover;
 pub mod history;
 pub mod import;
+mod indirect;
 pub mod labels;
+mod multihost;
+mod opener;
 pub mod space;
 pub mod specs;
 pub mod status;
+pub mod tables;
 pub mod uberblocks;
 
 pub use assemble::{FoundPool, ImportReason};
 pub use discover::{Discovery, Search, discover};
 pub use import::{ImportOptions, Spa};
 pub use labels::LeafLabels;
+pub use multihost::own_hostid;
 pub use status::{VdevClass, VdevState, VdevStatus};

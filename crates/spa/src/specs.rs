@@ -1,6 +1,6 @@
 //! From a configuration to the description that the vdev tree is built from.
 
-use base::{Error, Guid, Result, Txg};
+use base::{Error, Guid, Result};
 use ondisk::config::{VdevConfig, VdevType};
 use vdev::{AllocClass, DraidParams, Kind, Persistent, Reflow, Spec};
 
@@ -78,14 +78,12 @@ fn kind_of(config: &VdevConfig, extra: Extra) -> Result<Kind> {
         }
         VdevType::Draid => {
             let d = config.draid.as_ref().ok_or_else(|| lacks("draid"))?;
-            if d.nchildren.is_some_and(|n| n as usize != config.children.len()) {
-                return Err(Error::unsupported("dRAID with failure domains cannot be read yet"));
-            }
             Kind::Draid(DraidParams {
                 ndata: d.ndata,
                 nparity: d.nparity,
                 nspares: d.nspares,
                 ngroups: d.ngroups,
+                failure_group: d.nchildren.unwrap_or(0),
             })
         }
         VdevType::DraidSpare => {
@@ -101,9 +99,4 @@ pub fn for_each<'a>(config: &'a VdevConfig, f: &mut impl FnMut(&'a VdevConfig)) 
     for child in &config.children {
         for_each(child, f);
     }
-}
-
-/// First group of births that a limit leaves visible; `Txg::MAX` for no limit.
-pub fn limit_or_max(limit: Option<Txg>) -> Txg {
-    limit.unwrap_or(Txg::MAX)
 }

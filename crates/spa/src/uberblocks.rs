@@ -41,7 +41,10 @@ pub fn choose(all: impl IntoIterator<Item = (Guid, Uberblock)>, limit: Txg) -> R
         }
         (None, Some(latest)) => Err(Error::new(
             base::ErrorKind::Missing,
-            format!("no uberblock at or before transaction group {limit}; the newest is {}", latest.txg),
+            format!(
+                "no uberblock at or before transaction group {limit}; the newest is {}",
+                latest.txg
+            ),
         )),
         _ => Err(Error::new(base::ErrorKind::Missing, "no valid uberblock on any device")),
     }

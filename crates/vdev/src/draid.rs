@@ -12,6 +12,7 @@ use base::{Error, Result};
 
 use crate::draid_seeds::SEEDS;
 use crate::map::{BlockMap, Col, Stripe};
+use crate::parity::DATA_COLUMNS_MAX;
 
 /// Bytes of a row on each child.
 pub(crate) const ROW: u64 = 16 << 20;
@@ -47,6 +48,7 @@ impl DraidParams {
             && self.nspares <= 100
             && self.ngroups >= 1
             && width + u64::from(self.nspares) <= children as u64
+            && self.ndata as usize <= DATA_COLUMNS_MAX
             && ashift <= 24;
         if !possible {
             return Err(Error::corrupt("impossible dRAID parameters"));

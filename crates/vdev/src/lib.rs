@@ -4,7 +4,7 @@
 //! [`Tree`] is an immutable snapshot (decision 6): a change builds a new one that
 //! shares devices, counters and missing ranges with the old by guid, and each I/O
 //! keeps the one it began with. A read ([`Tree::read`]) is planned into leaf
-//! operations ([`map`](self), mirrors, indirection), executed in one batch, and
+//! operations (raidz and dRAID maps, mirrors, indirection), executed in one batch, and
 //! checked by the caller's `verify`; if that fails, everything that could help is
 //! read and every tolerated combination is tried. Whatever the damage, bytes that
 //! `verify` refused are never returned.

@@ -95,7 +95,7 @@ impl RaidzGeometry {
     /// Allocated bytes of a block (§10.2).
     pub(crate) fn asize(&self, psize: u64, birth: Txg) -> u64 {
         let (n, p) = (u64::from(self.logical_width(birth)), u64::from(self.nparity));
-        let mut s = (psize.max(1) - 1 >> self.ashift) + 1;
+        let mut s = ((psize.max(1) - 1) >> self.ashift) + 1;
         s += p * s.div_ceil(n - p);
         s.next_multiple_of(p + 1) << self.ashift
     }

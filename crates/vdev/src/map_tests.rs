@@ -117,8 +117,11 @@ fn column_maps_of_the_chapter() {
     );
 }
 
-/// (child, offset, data sector) by row; child `None`: absent, sector `None`: parity.
-fn cells(g: &RaidzGeometry, offset: u64, psize: u64) -> Vec<Vec<(Option<u32>, u64, Option<u64>)>> {
+/// (child, offset, data sector).
+type Place = (Option<u32>, u64, Option<u64>);
+
+/// Cells by row; child `None`: absent, sector `None`: parity.
+fn cells(g: &RaidzGeometry, offset: u64, psize: u64) -> Vec<Vec<Place>> {
     let map = g.map(offset, psize, Txg(9)).unwrap();
     let cell = |c: &Col| {
         let sector = (c.len > 0).then_some(c.start >> g.ashift);
@@ -150,8 +153,8 @@ fn row_maps_after_an_expansion() {
     );
     // Chapter 08 §E.3.
     let g = RaidzGeometry { expand_txgs: vec![Txg(10)], ..raidz(12, 4, 1) };
-    let content = |rows: Vec<Vec<(Option<u32>, u64, Option<u64>)>>| {
-        let present = |row: Vec<_>| row.into_iter().filter(|c: &(Option<u32>, _, _)| c.0.is_some());
+    let content = |rows: Vec<Vec<Place>>| {
+        let present = |row: Vec<_>| row.into_iter().filter(|c: &Place| c.0.is_some());
         rows.into_iter().map(|r| present(r).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     assert_eq!(

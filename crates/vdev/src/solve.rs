@@ -437,7 +437,11 @@ pub(crate) fn encode(map: &BlockMap, block: &Buf) -> Vec<Vec<Option<Buf>>> {
             (0..p).map(|_| BufMut::alloc(stripe.colsize as usize)).collect();
         let mut out: Vec<&mut [u8]> = parity.iter_mut().map(|b| &mut b[..]).collect();
         let slices: Vec<&[u8]> = data.iter().map(|b| &b[..]).collect();
-        parity::generate(&mut out, &slices);
+        if parity::generate(&mut out, &slices).is_none() {
+            // No stripe of a checked geometry has such a shape.
+            stripes.push(Vec::new());
+            continue;
+        }
         let parity = parity.into_iter().map(BufMut::freeze);
         let columns = parity.chain(data).zip(&stripe.cols).map(|(bytes, col)| {
             col.child?;

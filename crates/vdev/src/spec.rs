@@ -8,6 +8,7 @@ use base::limits::{VDEV_COUNT_MAX, VDEV_DEPTH_MAX};
 use base::{Error, Guid, Result, Txg};
 
 use crate::draid::DraidParams;
+use crate::parity::DATA_COLUMNS_MAX;
 
 /// Progress of a running raidz expansion (chapter 02 §10.7, chapter 08 §E.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +222,9 @@ impl Spec {
                 }
                 if original.is_none_or(|w| w <= usize::from(*nparity)) {
                     return bad("has too few children for its parity and expansions");
+                }
+                if n - usize::from(*nparity) > DATA_COLUMNS_MAX {
+                    return Err(Error::unsupported("a raidz vdev is too wide"));
                 }
                 if !expand_txgs.is_sorted() {
                     return bad("has expansion groups out of order");

@@ -1,86 +1,21 @@
 //! What `stat` tells of a file, from either form of attributes.
+//!
+//! # Theory
+//! One pass over the bonus fills an [`Attrs`], without allocation. The spill
+//! block is read only when something that this kind of file must have was not
+//! in the bonus.
 
-use base::{Error, ErrorKind, ObjectId, Result};
+use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
 use ondisk::objtype::ObjType;
+use ondisk::sa::{SaBuffer, SaItem, SaTables, ZplAttr};
+use ondisk::znode::{FileType, Time, ZFS_PROJID, ZFS_XATTR, ZnodeAttrs};
 
 use crate::fs::FileSystem;
-use crate::pflags;
-use crate::sa::{Attr, Buffer};
-use crate::znode::Znode;
 
-const MODE_TYPE: u64 = 0o170_000;
 /// Links that Linux shows at most (chapter 06 §5.1).
 const LINKS_MAX: u64 = i32::MAX as u64;
-
-/// What kind of file; numbered as directory entries and `d_type` have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum FileKind {
-    /// Not told: version-1 directory entries.
-    #[default]
-    Unknown = 0,
-    /// Named pipe.
-    Fifo = 1,
-    /// Character device.
-    Char = 2,
-    /// Directory.
-    Dir = 4,
-    /// Block device.
-    Block = 6,
-    /// Regular file.
-    Regular = 8,
-    /// Symbolic link.
-    Symlink = 10,
-    /// Socket.
-    Socket = 12,
-}
-
-impl FileKind {
-    /// From the four type bits of a mode or a directory entry.
-    pub fn from_bits(bits: u64) -> FileKind {
-        match bits {
-            1 => FileKind::Fifo,
-            2 => FileKind::Char,
-            4 => FileKind::Dir,
-            6 => FileKind::Block,
-            8 => FileKind::Regular,
-            10 => FileKind::Symlink,
-            12 => FileKind::Socket,
-            _ => FileKind::Unknown,
-        }
-    }
-
-    /// From `st_mode`.
-    pub fn from_mode(mode: u64) -> FileKind {
-        FileKind::from_bits((mode & MODE_TYPE) >> 12)
-    }
-
-    /// The value of `d_type`.
-    pub fn dirent_type(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn is_device(self) -> bool {
-        matches!(self, FileKind::Char | FileKind::Block)
-    }
-}
-
-/// A time stamp.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Time {
-    /// Seconds since 1970 UTC.
-    pub sec: i64,
-    /// Nanoseconds, below 10⁹.
-    pub nsec: u32,
-}
-
-impl Time {
-    fn from_words((sec, nsec): (u64, u64)) -> Time {
-        // A damaged fraction must not reach callers that divide by it.
-        Time { sec: sec as i64, nsec: nsec.min(999_999_999) as u32 }
-    }
-}
+const NSEC_MAX: u64 = 999_999_999;
 
 /// A device number, independent of the platform that wrote it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -102,7 +37,7 @@ impl Device {
         Device { major: (rdev >> 20) as u32, minor: (rdev & 0xf_ffff) as u32 }
     }
 
-    /// The `dev_t` of Linux's `stat`: the minor's high bits above the major's low ones.
+    /// `st_rdev` as Linux's C libraries encode it; FUSE's 32 bits are the low half.
     pub fn linux_dev(self) -> u64 {
         let (major, minor) = (u64::from(self.major), u64::from(self.minor));
         (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12 | (major & !0xfff) << 32
@@ -114,8 +49,8 @@ impl Device {
 pub struct Attrs {
     /// Object number: `st_ino`.
     pub id: ObjectId,
-    /// Kind.
-    pub kind: FileKind,
+    /// What kind of file.
+    pub kind: FileType,
     /// `st_mode`, type bits included.
     pub mode: u32,
     /// User id as Linux shows it: the low half of the owner's FUID.
@@ -148,7 +83,7 @@ pub struct Attrs {
     pub blocks: u64,
     /// Bytes of a data block.
     pub block_size: u32,
-    /// Bits of [`crate::pflags`].
+    /// Flags: `ondisk::znode::ZFS_*`.
     pub pflags: u64,
     /// Project id.
     pub project: u64,
@@ -159,84 +94,23 @@ pub struct Attrs {
 impl Attrs {
     /// Whether the object is an extended-attribute directory or a file in one.
     pub fn is_xattr(&self) -> bool {
-        self.pflags & pflags::XATTR != 0
-    }
-
-    /// From a znode of a version before 5.
-    pub(crate) fn from_znode(object: &Object, z: &Znode) -> Attrs {
-        let kind = FileKind::from_mode(z.mode);
-        let [atime, mtime, ctime, crtime] = z.times.map(Time::from_words);
-        Attrs {
-            kind,
-            mode: z.mode as u32 & 0xffff,
-            uid: z.uid as u32,
-            gid: z.gid as u32,
-            owner_fuid: z.uid,
-            group_fuid: z.gid,
-            size: z.size,
-            nlink: links(z.links),
-            atime,
-            mtime,
-            ctime,
-            crtime,
-            generation: z.generation,
-            parent: ObjectId(z.parent),
-            device: kind.is_device().then(|| Device::from_rdev(z.rdev)),
-            pflags: z.flags,
-            project: 0,
-            may_have_xattrs: z.xattr != 0,
-            ..Attrs::of_dnode(object)
-        }
-    }
-
-    /// From a buffer of system attributes; `None` when one that this file must
-    /// have (chapter 06 §4.5) is not in it.
-    pub(crate) fn from_sa(object: &Object, sa: &Buffers<'_>) -> Option<Attrs> {
-        let time = |a| sa.pair(a).map(Time::from_words);
-        let mode = sa.u64(Attr::Mode)?;
-        let kind = FileKind::from_mode(mode);
-        let flags = sa.u64(Attr::Flags)?;
-        let (owner_fuid, group_fuid) = (sa.u64(Attr::Uid)?, sa.u64(Attr::Gid)?);
-        let attrs = Attrs {
-            kind,
-            mode: mode as u32 & 0xffff,
-            uid: owner_fuid as u32,
-            gid: group_fuid as u32,
-            owner_fuid,
-            group_fuid,
-            size: sa.u64(Attr::Size)?,
-            nlink: links(sa.u64(Attr::Links)?),
-            atime: time(Attr::Atime)?,
-            mtime: time(Attr::Mtime)?,
-            ctime: time(Attr::Ctime)?,
-            crtime: time(Attr::Crtime)?,
-            generation: sa.u64(Attr::Gen)?,
-            parent: ObjectId(sa.u64(Attr::Parent)?),
-            device: match kind.is_device() {
-                true => Some(Device::from_rdev(sa.u64(Attr::Rdev)?)),
-                false => None,
-            },
-            pflags: flags,
-            project: match flags & pflags::PROJID {
-                0 => 0,
-                _ => sa.u64(Attr::Projid)?,
-            },
-            may_have_xattrs: sa.has(Attr::Dxattr)
-                || sa.u64(Attr::Xattr).is_some_and(|id| id != 0)
-                || object.dnode().spill.is_some(),
-            ..Attrs::of_dnode(object)
-        };
-        Some(attrs)
+        self.pflags & ZFS_XATTR != 0
     }
 
     /// What the dnode alone tells.
     fn of_dnode(object: &Object) -> Attrs {
         let dnode = object.dnode();
         Attrs {
-            id: object.id(),
             blocks: blocks(dnode.used, dnode.slots),
             block_size: dnode.data_block_size,
-            kind: FileKind::Unknown,
+            ..Attrs::empty(object.id())
+        }
+    }
+
+    fn empty(id: ObjectId) -> Attrs {
+        Attrs {
+            id,
+            kind: FileType::Unknown,
             mode: 0,
             uid: 0,
             gid: 0,
@@ -251,11 +125,122 @@ impl Attrs {
             generation: 0,
             parent: ObjectId(0),
             device: None,
+            blocks: 0,
+            block_size: 0,
             pflags: 0,
             project: 0,
             may_have_xattrs: false,
         }
     }
+
+    /// From a znode of a version before 5.
+    fn fill_from_znode(&mut self, z: &ZnodeAttrs) {
+        self.set_mode(z.mode);
+        self.set_owner(z.uid);
+        self.set_group(z.gid);
+        self.size = z.size;
+        self.nlink = links(z.links);
+        self.atime = clamped(z.atime);
+        self.mtime = clamped(z.mtime);
+        self.ctime = clamped(z.ctime);
+        self.crtime = clamped(z.crtime);
+        self.generation = z.generation;
+        self.parent = ObjectId(z.parent);
+        self.device = z.rdev.map(Device::from_rdev);
+        self.pflags = z.flags;
+        self.project = z.projid.unwrap_or(0);
+        self.may_have_xattrs = z.xattr.is_some();
+    }
+
+    /// Takes what `buffer` holds; the bits of the attributes found are set in `seen`.
+    fn fill(&mut self, buffer: &SaBuffer<'_, '_>, seen: &mut u32) -> Result<()> {
+        for item in buffer.iter() {
+            if let Some(attr) = item.attr {
+                self.set(attr, &item)?;
+                *seen |= 1 << attr as u32;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, attr: ZplAttr, item: &SaItem<'_>) -> Result<()> {
+        let word = || word(item);
+        match attr {
+            ZplAttr::Atime => self.atime = time(item)?,
+            ZplAttr::Mtime => self.mtime = time(item)?,
+            ZplAttr::Ctime => self.ctime = time(item)?,
+            ZplAttr::Crtime => self.crtime = time(item)?,
+            ZplAttr::Gen => self.generation = word()?,
+            ZplAttr::Mode => self.set_mode(word()?),
+            ZplAttr::Size => self.size = word()?,
+            ZplAttr::Parent => self.parent = ObjectId(word()?),
+            ZplAttr::Links => self.nlink = links(word()?),
+            ZplAttr::Xattr => self.may_have_xattrs |= word()? != 0,
+            ZplAttr::Rdev => self.device = Some(Device::from_rdev(word()?)),
+            ZplAttr::Flags => self.pflags = word()?,
+            ZplAttr::Uid => self.set_owner(word()?),
+            ZplAttr::Gid => self.set_group(word()?),
+            ZplAttr::Dxattr => self.may_have_xattrs = true,
+            ZplAttr::Projid => self.project = word()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn set_mode(&mut self, mode: u64) {
+        self.kind = FileType::of_mode(mode);
+        self.mode = (mode & 0xffff) as u32;
+    }
+
+    fn set_owner(&mut self, fuid: u64) {
+        (self.owner_fuid, self.uid) = (fuid, fuid as u32);
+    }
+
+    fn set_group(&mut self, fuid: u64) {
+        (self.group_fuid, self.gid) = (fuid, fuid as u32);
+    }
+
+    /// The attributes that this file must have (chapter 06 §4.5) beyond `seen`.
+    fn missing(&self, seen: u32) -> Option<ZplAttr> {
+        let device = matches!(self.kind, FileType::Char | FileType::Block);
+        let project = self.pflags & ZFS_PROJID != 0;
+        let also = [device.then_some(ZplAttr::Rdev), project.then_some(ZplAttr::Projid)];
+        let all = REQUIRED.into_iter().chain(also.into_iter().flatten());
+        all.into_iter().find(|a| seen & 1 << *a as u32 == 0)
+    }
+}
+
+const REQUIRED: [ZplAttr; 12] = [
+    ZplAttr::Mode,
+    ZplAttr::Gen,
+    ZplAttr::Size,
+    ZplAttr::Links,
+    ZplAttr::Flags,
+    ZplAttr::Parent,
+    ZplAttr::Uid,
+    ZplAttr::Gid,
+    ZplAttr::Atime,
+    ZplAttr::Mtime,
+    ZplAttr::Ctime,
+    ZplAttr::Crtime,
+];
+
+fn cut_off() -> Error {
+    Error::corrupt("a system attribute is too short")
+}
+
+fn word(item: &SaItem<'_>) -> Result<u64> {
+    item.endian.u64(item.bytes, 0).ok_or_else(cut_off)
+}
+
+fn time(item: &SaItem<'_>) -> Result<Time> {
+    let nanoseconds = item.endian.u64(item.bytes, 8).ok_or_else(cut_off)?;
+    Ok(clamped(Time { seconds: word(item)? as i64, nanoseconds }))
+}
+
+/// A damaged fraction must not reach callers that rely on it.
+fn clamped(time: Time) -> Time {
+    Time { nanoseconds: time.nanoseconds.min(NSEC_MAX), ..time }
 }
 
 fn links(links: u64) -> u32 {
@@ -267,55 +252,52 @@ fn blocks(used: u64, slots: u8) -> u64 {
     used.div_ceil(512).saturating_add(u64::from(slots))
 }
 
-/// The bonus's attributes, and behind them the spill block's.
-pub(crate) struct Buffers<'a> {
-    bonus: Buffer<'a>,
-    spill: Option<Buffer<'a>>,
-}
-
-impl<'a> Buffers<'a> {
-    fn find<T>(&self, get: impl Fn(&Buffer<'a>) -> Option<T>) -> Option<T> {
-        get(&self.bonus).or_else(|| self.spill.as_ref().and_then(get))
-    }
-
-    pub(crate) fn u64(&self, attr: Attr) -> Option<u64> {
-        self.find(|b| b.u64(attr))
-    }
-
-    pub(crate) fn pair(&self, attr: Attr) -> Option<(u64, u64)> {
-        self.find(|b| b.pair(attr))
-    }
-
-    pub(crate) fn bytes(&self, attr: Attr) -> Option<&'a [u8]> {
-        self.find(|b| b.bytes(attr))
-    }
-
-    pub(crate) fn has(&self, attr: Attr) -> bool {
-        self.find(|b| b.has(attr).then_some(())).is_some()
-    }
-}
-
-/// How an object keeps its attributes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    Sa,
-    Znode,
-}
-
-/// The form; `NotFound` for an object that is no file.
-pub(crate) fn form_of(object: &Object) -> Result<Form> {
+/// Whether the attributes are a legacy znode; `NotFound` for an object that is no file.
+fn is_legacy(object: &Object) -> Result<bool> {
     match object.dnode().bonus_type {
-        ObjType::SA => Ok(Form::Sa),
-        ObjType::ZNODE => Ok(Form::Znode),
+        ObjType::SA => Ok(false),
+        ObjType::ZNODE => Ok(true),
         _ => Err(Error::not_found("the object is not a file").in_object(object.id())),
     }
 }
 
+/// The znode of an object from before version 5.
+pub(crate) fn legacy(object: &Object) -> Result<Option<ZnodeAttrs>> {
+    if !is_legacy(object)? {
+        return Ok(None);
+    }
+    let dnode = object.dnode();
+    let znode = ZnodeAttrs::from_legacy(&dnode.bonus, dnode.endian);
+    znode.map(Some).map_err(|e| e.in_object(object.id()))
+}
+
+/// Attributes from the bonus, and from what `spill` reads if they are not there.
+fn from_sa<S: AsRef<[u8]>>(
+    mut attrs: Attrs,
+    bonus: &[u8],
+    has_spill: bool,
+    tables: &SaTables,
+    spill: impl FnOnce() -> Result<Option<S>>,
+) -> Result<Attrs> {
+    let mut seen = 0;
+    attrs.fill(&SaBuffer::parse(bonus, tables)?, &mut seen)?;
+    if attrs.missing(seen).is_none() {
+        attrs.may_have_xattrs |= has_spill;
+    } else if let Some(spill) = spill()? {
+        attrs.fill(&SaBuffer::parse(spill.as_ref(), tables)?, &mut seen)?;
+    }
+    if let Some(missing) = attrs.missing(seen) {
+        let name = missing.name();
+        return Err(Error::corrupt(format!("the file lacks the attribute {name}")));
+    }
+    if attrs.generation == 0 {
+        return Err(Error::corrupt("the file has no generation"));
+    }
+    Ok(attrs)
+}
+
 impl FileSystem {
     /// The attributes of the file `id`.
-    ///
-    /// The spill block is read only when the bonus lacks something that this
-    /// kind of file must have.
     ///
     /// # Errors
     /// `NotFound` when there is no such object or it is no file; `Corrupt` when
@@ -325,86 +307,145 @@ impl FileSystem {
     }
 
     pub(crate) fn attrs_of(&self, object: &Object, io: Io) -> Result<Attrs> {
+        let mut attrs = Attrs::of_dnode(object);
+        if let Some(znode) = legacy(object)? {
+            attrs.fill_from_znode(&znode);
+            return Ok(attrs);
+        }
         let dnode = object.dnode();
-        if form_of(object)? == Form::Znode {
-            let znode = Znode::parse(&dnode.bonus, dnode.endian);
-            return znode
-                .map(|z| Attrs::from_znode(object, &z))
-                .map_err(|e| e.in_object(object.id()));
-        }
-        let in_bonus = |sa: &Buffers<'_>| Ok(Attrs::from_sa(object, sa));
-        if !dnode.bonus.is_empty()
-            && let Some(attrs) = self.with_bonus(object, in_bonus)?
-        {
-            return checked(attrs);
-        }
-        match self.with_sa(object, io, in_bonus)? {
-            Some(attrs) => checked(attrs),
-            None => {
-                let e = Error::corrupt("the file lacks an attribute that every file has");
-                Err(e.in_object(object.id()))
-            }
-        }
+        let spill = || Ok(object.spill(io)?.map(|(buf, _)| buf));
+        from_sa(attrs, &dnode.bonus, dnode.spill.is_some(), &self.sa, spill)
+            .map_err(|e| e.in_object(object.id()))
     }
 
-    fn with_bonus<T>(
+    /// Calls `f` with a system attribute of `object`, wherever it is.
+    pub(crate) fn with_attr<T>(
         &self,
         object: &Object,
-        f: impl FnOnce(&Buffers<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let bonus = self.sa.parse(&object.dnode().bonus).map_err(|e| e.in_object(object.id()))?;
-        f(&Buffers { bonus, spill: None })
-    }
-
-    /// Calls `f` with all system attributes of `object`, the spill block's included.
-    pub(crate) fn with_sa<T>(
-        &self,
-        object: &Object,
+        attr: ZplAttr,
         io: Io,
-        f: impl FnOnce(&Buffers<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let fail = |e: Error| e.in_object(object.id());
-        let Some((spill, _)) = object.spill(io)? else { return self.with_bonus(object, f) };
-        let spill = self.sa.parse(&spill).map_err(fail)?;
-        let bonus = &object.dnode().bonus;
-        if bonus.is_empty() {
-            return f(&Buffers { bonus: spill, spill: None });
+        f: impl FnOnce(&SaItem<'_>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let find = |bytes| -> Result<Option<SaItem<'_>>> {
+            Ok(SaBuffer::parse(bytes, &self.sa)?.iter().find(|i| i.attr == Some(attr)))
+        };
+        let place = |e: Error| e.in_object(object.id());
+        if let Some(item) = find(&object.dnode().bonus).map_err(place)? {
+            return f(&item).map(Some).map_err(place);
         }
-        let bonus = self.sa.parse(bonus).map_err(fail)?;
-        f(&Buffers { bonus, spill: Some(spill) })
+        let Some((spill, _)) = object.spill(io)? else { return Ok(None) };
+        match find(&spill).map_err(place)? {
+            Some(item) => f(&item).map(Some).map_err(place),
+            None => Ok(None),
+        }
     }
-}
 
-/// A generation of zero marks what never was a file (chapter 06 §4.5).
-fn checked(attrs: Attrs) -> Result<Attrs> {
-    match attrs.generation {
-        0 => {
-            let e = Error::new(ErrorKind::Corrupt, "the file has no generation");
-            Err(e.in_object(attrs.id))
-        }
-        _ => Ok(attrs),
+    /// A system attribute that is a number.
+    pub(crate) fn u64_attr(&self, object: &Object, attr: ZplAttr, io: Io) -> Result<Option<u64>> {
+        self.with_attr(object, attr, io, word)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::ErrorKind;
+    use ondisk::Endian;
+    use ondisk::sa::encode_buffer;
+    use proptest::prelude::*;
+
+    const FULL: [u16; 15] = [5, 6, 4, 12, 13, 7, 11, 0, 1, 2, 3, 8, 21, 16, 19];
+
+    fn tables() -> SaTables {
+        let mut t = SaTables::standard();
+        t.add_layout(2, &FULL).unwrap();
+        t.add_layout(3, &[20]).unwrap();
+        t.add_layout(4, &FULL[..12]).unwrap();
+        t.add_layout(5, &[21, 16, 19, 9]).unwrap();
+        t
+    }
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let byte = |c: &[u8]| u8::from_str_radix(std::str::from_utf8(c).unwrap(), 16).unwrap();
+        digits.chunks(2).map(byte).collect()
+    }
+
+    /// The worked example of §4.6, as a little-endian and a big-endian host write it.
+    fn example() -> [Vec<u8>; 2] {
+        let little = hex("5a502f0002041800 a481000000000000 0b00000000000000 0900000000000000 \
+            e803000000000000 0000000000000000 2200000000000000 0400000008840000 \
+            b9e6ca690000000084cd9c0e00000000 b9e6ca690000000084cd9c0e00000000 \
+            b9e6ca690000000084cd9c0e00000000 b9e6ca690000000084cd9c0e00000000 \
+            0100000000000000 0700000000000000 0300000000000000 000000109f011e00 \
+            0000402089001200 0000004089001200");
+        let mut big = little.clone();
+        big[..8].copy_from_slice(&hex("002f505a04020018"));
+        big[8..0x98].chunks_mut(8).for_each(<[u8]>::reverse);
+        [little, big]
+    }
+
+    fn parse(bonus: &[u8], spill: Option<&[u8]>) -> Result<Attrs> {
+        let attrs = Attrs::empty(ObjectId(128));
+        from_sa(attrs, bonus, spill.is_some(), &tables(), || Ok(spill))
+    }
 
     #[test]
-    fn kinds_by_mode_and_entry() {
-        for (mode, kind, dt) in [
-            (0o010_644, FileKind::Fifo, 1),
-            (0o020_644, FileKind::Char, 2),
-            (0o041_777, FileKind::Dir, 4),
-            (0o060_644, FileKind::Block, 6),
-            (0o100_644, FileKind::Regular, 8),
-            (0o120_777, FileKind::Symlink, 10),
-            (0o140_644, FileKind::Socket, 12),
-            (0o150_644, FileKind::Unknown, 0),
-        ] {
-            assert_eq!(FileKind::from_mode(mode), kind);
-            assert_eq!(kind.dirent_type(), dt);
+    fn the_worked_example_in_both_byte_orders() {
+        for raw in example() {
+            let a = parse(&raw, None).unwrap();
+            assert_eq!((a.mode, a.kind, a.size), (0o100_644, FileType::Regular, 11));
+            assert_eq!((a.uid, a.gid, a.project, a.nlink), (1000, 0, 7, 1));
+            assert_eq!((a.generation, a.parent), (9, ObjectId(34)));
+            assert_eq!(a.crtime, Time { seconds: 1_774_905_017, nanoseconds: 245_157_252 });
+            assert!(!a.may_have_xattrs && a.device.is_none() && !a.is_xattr());
         }
+    }
+
+    #[test]
+    fn the_spill_block_is_read_only_when_needed() {
+        let [raw, _] = example();
+        let unread = || -> Result<Option<Vec<u8>>> { Err(Error::bug("not to be read")) };
+        let empty = Attrs::empty(ObjectId(1));
+        let a = from_sa(empty, &raw, true, &tables(), unread).unwrap();
+        assert!(a.may_have_xattrs);
+        let words: Vec<&[u8]> = vec![&[7, 0, 0, 0, 0, 0, 0, 0], &[0; 8], &[], &[0; 8]];
+        let spill = encode_buffer(&tables(), 5, &words).unwrap();
+        let mut short = raw;
+        short[4..6].copy_from_slice(&[4, 1 << 2]);
+        let a = parse(&short, Some(&spill)).unwrap();
+        assert_eq!((a.project, a.may_have_xattrs), (7, false));
+        assert_eq!(parse(&short, None).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn incomplete_attributes_are_refused() {
+        let [raw, _] = example();
+        let mut no_generation = raw.clone();
+        no_generation[0x18] = 0;
+        let mut device = raw.clone();
+        device[9] = 0x21;
+        for bad in [no_generation, device, raw[..170].to_vec(), Vec::new()] {
+            assert_eq!(parse(&bad, None).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        let xattrs = encode_buffer(&tables(), 3, &[b"abc"]).unwrap();
+        assert!(parse(&xattrs, Some(&xattrs)).is_err());
+    }
+
+    #[test]
+    fn legacy_znodes() {
+        let mut raw = vec![0u8; 264];
+        for o in (0..152).step_by(8) {
+            raw[o..o + 8].copy_from_slice(&(o as u64).to_be_bytes());
+        }
+        raw[72..80].copy_from_slice(&0o020_600u64.to_be_bytes());
+        raw[112..120].copy_from_slice(&(5u64 << 20 | 300).to_be_bytes());
+        let mut a = Attrs::empty(ObjectId(9));
+        a.fill_from_znode(&ZnodeAttrs::from_legacy(&raw, Endian::Big).unwrap());
+        assert_eq!((a.mode, a.device), (0o020_600, Some(Device { major: 5, minor: 300 })));
+        assert_eq!((a.uid, a.gid, a.size, a.nlink), (128, 136, 80, 96));
+        assert_eq!((a.generation, a.parent, a.may_have_xattrs), (64, ObjectId(88), true));
+        assert_eq!(a.ctime, Time { seconds: 32, nanoseconds: 40 });
     }
 
     #[test]
@@ -412,20 +453,37 @@ mod tests {
         let linux = Device::from_rdev(259 << 20 | 70_000);
         assert_eq!(linux, Device { major: 259, minor: 70_000 });
         assert_eq!(Device::from_rdev(259 << 32 | 70_000), linux);
-        // makedev(259, 70000) as glibc computes it.
+        // makedev(259, 70000) as the C library computes it.
         assert_eq!(linux.linux_dev(), 0x1111_0370);
         assert_eq!(Device { major: 5, minor: 1 }.linux_dev(), 0x501);
     }
 
     #[test]
-    fn times_before_1970_and_damaged_fractions() {
-        let t = Time::from_words((u64::MAX, 1_000_000_000));
-        assert_eq!(t, Time { sec: -1, nsec: 999_999_999 });
-    }
-
-    #[test]
-    fn blocks_count_the_dnode() {
+    fn extremes() {
+        let t = clamped(Time { seconds: -1, nanoseconds: u64::MAX });
+        assert_eq!(t, Time { seconds: -1, nanoseconds: 999_999_999 });
         assert_eq!((blocks(0, 1), blocks(513, 2), blocks(u64::MAX, 1)), (1, 4, (1 << 55) + 1));
         assert_eq!((links(2), links(u64::MAX)), (2, 0x7fff_ffff));
+    }
+
+    proptest! {
+        /// Whatever the bytes, attributes that come out are whole.
+        #[test]
+        fn random_buffers(
+            cuts in prop::collection::vec((0usize..176, any::<u8>()), 0..6),
+            spill in prop::collection::vec(any::<u8>(), 0..64),
+            len in 0usize..=176,
+        ) {
+            let [mut raw, _] = example();
+            for (at, value) in cuts {
+                raw[at] = value;
+            }
+            raw.truncate(len.max(170));
+            if let Ok(a) = parse(&raw, Some(&spill)) {
+                prop_assert!(a.generation != 0 && a.ctime.nanoseconds <= NSEC_MAX);
+                let device = matches!(a.kind, FileType::Char | FileType::Block);
+                prop_assert!(!device || a.device.is_some());
+            }
+        }
     }
 }

@@ -7,12 +7,13 @@
 
 use base::limits::PATH_DEPTH_MAX;
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::{Io, Object, Zap, ZapEntry};
+use dmu::{Io, Match, Object, Zap, ZapEntry};
 use ondisk::objtype::ObjType;
 use ondisk::zap::{COOKIE_END, Cursor};
+use ondisk::znode::{self, FileType};
 
-use crate::attrs::FileKind;
 use crate::fs::FileSystem;
+use crate::master::CaseSensitivity;
 
 const COOKIE_DOT: u64 = 0;
 const COOKIE_DOTDOT: u64 = 1;
@@ -21,7 +22,6 @@ const COOKIE_FIRST: u64 = 2;
 const COOKIE_RESERVED_MAX: u64 = 3;
 /// Empty leaves passed in one call; a sane directory merges them.
 const EMPTY_STEPS_MAX: usize = 1 << 16;
-const OBJECT_BITS: u32 = 48;
 
 /// What a name leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Found {
     /// The object.
     pub id: ObjectId,
     /// Its kind as the entry has it; unknown in version 1.
-    pub kind: FileKind,
+    pub kind: FileType,
 }
 
 /// One entry of a directory.
@@ -40,7 +40,7 @@ pub struct DirEntry {
     /// The object.
     pub id: ObjectId,
     /// Its kind; unknown in version 1.
-    pub kind: FileKind,
+    pub kind: FileType,
     /// Where to go on behind this entry.
     pub next_cookie: u64,
 }
@@ -63,8 +63,13 @@ impl DirPage {
 
 /// The object and kind in a directory's value (chapter 06 §7.1).
 fn decode(value: u64) -> Option<Found> {
-    let id = ObjectId(value & ((1 << OBJECT_BITS) - 1));
-    (id.0 != 0).then(|| Found { id, kind: FileKind::from_bits(value >> 60) })
+    let entry = znode::DirEntry::decode(value);
+    (entry.object != 0).then_some(Found { id: ObjectId(entry.object), kind: entry.file_type })
+}
+
+/// What no directory stores: a hostile one must not lead a copying program astray.
+fn is_plain_name(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..") && !name.contains(&0) && !name.contains(&b'/')
 }
 
 fn found(entry: &ZapEntry) -> Result<Found> {
@@ -89,15 +94,15 @@ impl FileSystem {
     /// parent. Names compare as the file system's properties say.
     ///
     /// # Errors
-    /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for a name with NUL or `/`
-    /// (and one that is not UTF-8 where the file system demands it); those of reading.
+    /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for an empty name or one with NUL
+    /// or `/` (and one that is not UTF-8 where the file system demands it); those of reading.
     pub fn lookup(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Found> {
         let object = self.directory(dir, io)?;
         match name {
-            b"." => return Ok(Found { id: dir, kind: FileKind::Dir }),
+            b"." => return Ok(Found { id: dir, kind: FileType::Dir }),
             b".." => {
                 let id = self.attrs_of(&object, io)?.parent;
-                return Ok(Found { id, kind: FileKind::Dir });
+                return Ok(Found { id, kind: FileType::Dir });
             }
             _ => {}
         }
@@ -112,7 +117,9 @@ impl FileSystem {
     pub(crate) fn find_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<Found>> {
         let id = dir.id();
         let zap = Zap::open(dir, io)?;
-        let entry = zap.lookup_as(name, self.props().name_match())?;
+        let mixed = self.props().case == CaseSensitivity::Mixed;
+        let how = Match::of_directory(zap.normflags()?, mixed, false);
+        let entry = zap.lookup_as(name, how)?;
         entry.as_ref().map(found).transpose().map_err(|e| e.in_object(id))
     }
 
@@ -120,8 +127,8 @@ impl FileSystem {
         if name.len() > self.name_max() {
             return Err(Error::new(ErrorKind::NameTooLong, "the name is too long"));
         }
-        if name.contains(&0) || name.contains(&b'/') {
-            return Err(Error::invalid("a name cannot hold NUL or a slash"));
+        if !is_plain_name(name) {
+            return Err(Error::invalid("a name is not empty and holds no NUL or slash"));
         }
         if self.props().utf8only && std::str::from_utf8(name).is_err() {
             return Err(Error::invalid("names in this file system are UTF-8"));
@@ -141,7 +148,7 @@ impl FileSystem {
         let dot = |name: &[u8], id, next_cookie| DirEntry {
             name: name.to_vec(),
             id,
-            kind: FileKind::Dir,
+            kind: FileType::Dir,
             next_cookie,
         };
         if cookie == COOKIE_DOT {
@@ -188,6 +195,9 @@ fn list(zap: &Zap, from: Cursor, bits: u32, out: &mut Vec<DirEntry>) -> Result<O
         out.reserve(batch.len());
         let any = !batch.is_empty();
         for e in batch {
+            if !is_plain_name(&e.name) {
+                return Err(Error::corrupt("directory entry with an impossible name"));
+            }
             let Found { id, kind } = found(&e)?;
             let next_cookie =
                 Cursor::after(e.hash, e.cd, bits).map_or(COOKIE_END, |c| c.cookie(bits));
@@ -195,6 +205,11 @@ fn list(zap: &Zap, from: Cursor, bits: u32, out: &mut Vec<DirEntry>) -> Result<O
         }
         let Some(next) = next else { return Ok(None) };
         let cookie = next.cookie(bits);
+        // A cookie has fewer bits than a cursor: it must still lead forward.
+        let resumed = Cursor::from_cookie(cookie, bits).map(|c| (c.hash, c.cd));
+        if resumed.is_some_and(|c| c <= (from.hash, from.cd)) {
+            return Err(Error::corrupt("directory whose positions do not ascend"));
+        }
         // A reserved cookie would begin anew.
         if any && cookie > COOKIE_RESERVED_MAX {
             return Ok(Some(cookie));
@@ -211,11 +226,19 @@ mod tests {
     #[test]
     fn values_of_the_specification() {
         let file = decode(0x8000_0000_0000_0080).unwrap();
-        assert_eq!((file.id, file.kind), (ObjectId(128), FileKind::Regular));
+        assert_eq!((file.id, file.kind), (ObjectId(128), FileType::Regular));
         let dir = decode(0x4000_0000_0000_0002).unwrap();
-        assert_eq!((dir.id, dir.kind), (ObjectId(2), FileKind::Dir));
-        assert_eq!(decode(7).unwrap().kind, FileKind::Unknown);
+        assert_eq!((dir.id, dir.kind), (ObjectId(2), FileType::Dir));
+        assert_eq!(decode(7).unwrap().kind, FileType::Unknown);
         assert_eq!(decode(0x8fff_0000_0000_0001).unwrap().id, ObjectId(1));
         assert_eq!(decode(0x8000_0000_0000_0000), None);
+    }
+
+    #[test]
+    fn names_that_no_directory_has() {
+        for name in ["", ".", "..", "a/b", "/", "a\0"] {
+            assert!(!is_plain_name(name.as_bytes()), "{name:?}");
+        }
+        assert!(is_plain_name(b"...") && is_plain_name(b"a\n") && is_plain_name(&[0xff; 255]));
     }
 }

@@ -4,11 +4,11 @@ use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use dmu::{Extent, Io, Object};
 use ondisk::objtype::ObjType;
+use ondisk::sa::ZplAttr;
+use ondisk::znode::FileType;
 
-use crate::attrs::{Attrs, FileKind, Form, form_of};
+use crate::attrs::{Attrs, legacy};
 use crate::fs::FileSystem;
-use crate::sa::Attr;
-use crate::znode::Znode;
 
 /// Bytes of a target that a legacy znode may keep in a data block.
 const TARGET_MAX: u64 = 65_535;
@@ -27,7 +27,7 @@ impl FileSystem {
         let object = self.object(id, io)?;
         let attrs = self.attrs_of(&object, io)?;
         let kind = match (object.object_type(), attrs.kind) {
-            (ObjType::PLAIN_FILE_CONTENTS, FileKind::Regular) => return Ok((object, attrs)),
+            (ObjType::PLAIN_FILE_CONTENTS, FileType::Regular) => return Ok((object, attrs)),
             (ObjType::DIRECTORY_CONTENTS, _) => ErrorKind::IsDir,
             _ => ErrorKind::Invalid,
         };
@@ -88,23 +88,24 @@ impl FileSystem {
     pub fn readlink(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {
         let object = self.object(id, io)?;
         let attrs = self.attrs_of(&object, io)?;
-        if attrs.kind != FileKind::Symlink {
+        if attrs.kind != FileType::Symlink {
             return Err(Error::invalid("not a symbolic link").in_object(id));
         }
-        if form_of(&object)? == Form::Znode {
-            return legacy_target(&object, attrs.size, io);
+        if let Some(znode) = legacy(&object)? {
+            return match znode.symlink {
+                Some(target) => Ok(target.into_vec()),
+                None => target_in_block(&object, attrs.size, io),
+            };
         }
         let target =
-            self.with_sa(&object, io, |sa| Ok(sa.bytes(Attr::Symlink).map(<[u8]>::to_vec)))?;
+            self.with_attr(&object, ZplAttr::Symlink, io, |item| Ok(item.bytes.to_vec()))?;
         target.ok_or_else(|| Error::corrupt("symbolic link without a target").in_object(id))
     }
 }
 
-/// Before version 5 the target is behind the znode or in block 0 (chapter 06 §6).
-fn legacy_target(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
-    if let Some(target) = Znode::inline_target(&object.dnode().bonus, size) {
-        return Ok(target.to_vec());
-    }
+/// Before version 5 a target that does not fit behind the znode is in block 0
+/// (chapter 06 §6).
+fn target_in_block(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
     if size > TARGET_MAX.min(object.block_size()) {
         return Err(Error::corrupt("symbolic link of odd length").in_object(object.id()));
     }

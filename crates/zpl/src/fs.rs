@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use base::limits::FILE_NAME_MAX;
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Object, Objset, Zap};
-use nvlist::NvList;
+use ondisk::fuid::FuidTable;
 use ondisk::objset::ObjsetType;
+use ondisk::sa::SaTables;
 
 use crate::master::{MASTER_NODE, Props};
-use crate::sa::Tables;
+use crate::tables::read_tables;
 
 /// Bytes in a name under feature longname (chapter 06 §7.1).
 const LONG_NAME_MAX: usize = 1023;
@@ -22,17 +23,8 @@ const FUID_TABLE_MAX: u64 = 16 << 20;
 pub struct FileSystem {
     os: Arc<Objset>,
     props: Props,
-    pub(crate) sa: Tables,
+    pub(crate) sa: SaTables,
     long_names: AtomicBool,
-}
-
-/// A domain of foreign ids (chapter 06 §12).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FuidDomain {
-    /// The high half of the FUIDs in it.
-    pub index: u64,
-    /// Its name.
-    pub domain: String,
 }
 
 impl FileSystem {
@@ -50,8 +42,8 @@ impl FileSystem {
         let master = Zap::open(os.object(MASTER_NODE, io)?, io)?;
         let props = Props::read(&master).map_err(|e| e.in_object(MASTER_NODE))?;
         let sa = match props.sa_attrs {
-            Some(id) => Tables::open(&os, id, io)?,
-            None => Tables::default(),
+            Some(id) => read_tables(&os, id, io)?,
+            None => SaTables::default(),
         };
         Ok(Arc::new(FileSystem { os, props, sa, long_names: AtomicBool::new(false) }))
     }
@@ -94,8 +86,8 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Corrupt` when the table is damaged, those of reading.
-    pub fn fuid_domains(&self, io: Io) -> Result<Vec<FuidDomain>> {
-        let Some(id) = self.props.fuid else { return Ok(Vec::new()) };
+    pub fn fuid_domains(&self, io: Io) -> Result<FuidTable> {
+        let Some(id) = self.props.fuid else { return Ok(FuidTable::default()) };
         let object = self.object(id, io)?;
         let dnode = object.dnode();
         // The bonus tells how much of the blocks is the packed list.
@@ -103,36 +95,6 @@ impl FileSystem {
         let size = size.ok_or_else(|| Error::corrupt("FUID table of odd size").in_object(id))?;
         let mut packed = vec![0; size as usize];
         object.read_into(0, &mut packed, io)?;
-        parse_domains(&packed).map_err(|e| e.in_object(id))
-    }
-}
-
-fn parse_domains(packed: &[u8]) -> Result<Vec<FuidDomain>> {
-    let list = NvList::unpack(packed)?;
-    let rows = list.lists("fuid_nvlist").unwrap_or_default();
-    rows.iter()
-        .map(|row| {
-            let index = row.need_u64("fuid_idx")?;
-            Ok(FuidDomain { index, domain: row.need_str("fuid_domain")?.to_owned() })
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn domains_of_a_packed_table() {
-        let mut row = NvList::new();
-        row.add_u64("fuid_idx", 1).add_u64("fuid_offset", 0).add_str("fuid_domain", "S-1-5-21");
-        let mut list = NvList::new();
-        list.add_lists("fuid_nvlist", vec![row]);
-        let want = FuidDomain { index: 1, domain: "S-1-5-21".to_owned() };
-        assert_eq!(parse_domains(&list.pack_xdr()).unwrap(), [want]);
-        assert_eq!(parse_domains(&NvList::new().pack_xdr()).unwrap(), []);
-        let mut bad = NvList::new();
-        bad.add_lists("fuid_nvlist", vec![NvList::new()]);
-        assert!(parse_domains(&bad.pack_xdr()).is_err());
+        FuidTable::parse(&packed).map_err(|e| e.in_object(id))
     }
 }

@@ -1,7 +1,7 @@
 //! The master node: what a file system is (chapter 06 §2).
 
 use base::{Error, ObjectId, Result};
-use dmu::{Match, Zap};
+use dmu::Zap;
 use ondisk::objtype::ObjType;
 
 /// The newest version, the one with system attributes.
@@ -126,16 +126,6 @@ impl Props {
             project_quota: quota("project")?,
         })
     }
-
-    /// How names are compared (chapter 06 §7.2). Linux always asks an
-    /// insensitive file system insensitively, and a mixed one exactly.
-    pub(crate) fn name_match(&self) -> Match {
-        match (self.case, self.normalization) {
-            (CaseSensitivity::Sensitive, 0) => Match::Exact,
-            (CaseSensitivity::Sensitive | CaseSensitivity::Insensitive, _) => Match::Normalize,
-            (CaseSensitivity::Mixed, _) => Match::NormalizeCase,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -152,20 +142,8 @@ mod tests {
         let p = read(&[("SA_ATTRS", 32), ("DELETE_QUEUE", 33), ("ROOT", 34), ("VERSION", 5)]);
         let p = p.unwrap();
         assert_eq!((p.root, p.sa_attrs), (ObjectId(34), Some(ObjectId(32))));
-        assert_eq!((p.case, p.name_match()), (CaseSensitivity::Sensitive, Match::Exact));
+        assert_eq!((p.case, p.version), (CaseSensitivity::Sensitive, 5));
         assert_eq!(p.user_quota, QuotaObjects::default());
-    }
-
-    #[test]
-    fn names_compare_as_the_table_says() {
-        let how = |case, norm| {
-            let keys =
-                [("VERSION", 3), ("ROOT", 3), ("casesensitivity", case), ("normalization", norm)];
-            read(&keys).unwrap().name_match()
-        };
-        assert_eq!([how(0, 0), how(0, 0x50)], [Match::Exact, Match::Normalize]);
-        assert_eq!([how(1, 0), how(1, 0x10)], [Match::Normalize, Match::Normalize]);
-        assert_eq!([how(2, 0), how(2, 0x60)], [Match::NormalizeCase, Match::NormalizeCase]);
     }
 
     #[test]

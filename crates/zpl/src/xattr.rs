@@ -10,38 +10,16 @@ use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
 use nvlist::{NvList, Value};
 
-use crate::attrs::{FileKind, Form, form_of};
+use ondisk::sa::ZplAttr;
+use ondisk::xattr::{linux_name, stored_names};
+use ondisk::znode::FileType;
+
+use crate::attrs::legacy;
 use crate::file::read_clipped;
 use crate::fs::FileSystem;
-use crate::sa::Attr;
-use crate::znode::Znode;
 
-const USER: &[u8] = b"user.";
-/// Names of other namespaces; what FreeBSD's system namespace holds is hidden.
-const PREFIXES: [&[u8]; 4] = [b"security.", b"system.", b"trusted.", USER];
-const FREEBSD: &[u8] = b"freebsd:";
 /// Names in one file's list.
 const NAMES_MAX: usize = 1 << 20;
-
-/// The name as Linux lists it; `None` when it is hidden.
-fn listed(stored: &[u8]) -> Option<Vec<u8>> {
-    if stored.starts_with(FREEBSD) {
-        return None;
-    }
-    if PREFIXES.iter().any(|p| stored.starts_with(p)) {
-        return Some(stored.to_vec());
-    }
-    Some([USER, stored].concat())
-}
-
-/// The form without prefix under which a name of the user's may be stored too.
-fn bare(name: &[u8]) -> Option<&[u8]> {
-    let rest = name.strip_prefix(USER)?;
-    let reserved = rest.is_empty()
-        || rest.starts_with(FREEBSD)
-        || PREFIXES.iter().any(|p| rest.starts_with(p));
-    (!reserved).then_some(rest)
-}
 
 /// Where a file keeps its attributes.
 #[derive(Default)]
@@ -56,17 +34,15 @@ impl FileSystem {
         if !self.attrs_of(&object, io)?.may_have_xattrs {
             return Ok(Stores::default());
         }
-        if form_of(&object)? == Form::Znode {
-            let dnode = object.dnode();
-            let dir = Znode::parse(&dnode.bonus, dnode.endian).map_err(|e| e.in_object(id))?.xattr;
-            return Ok(Stores { list: None, dir: (dir != 0).then_some(ObjectId(dir)) });
+        if let Some(znode) = legacy(&object)? {
+            return Ok(Stores { list: None, dir: znode.xattr.map(ObjectId) });
         }
-        self.with_sa(&object, io, |sa| {
-            let packed = sa.bytes(Attr::Dxattr).filter(|b| !b.is_empty());
-            let list = packed.map(NvList::unpack).transpose().map_err(|e| e.in_object(id))?;
-            let dir = sa.u64(Attr::Xattr).filter(|id| *id != 0).map(ObjectId);
-            Ok(Stores { list, dir })
-        })
+        let list = self.with_attr(&object, ZplAttr::Dxattr, io, |item| match item.bytes {
+            [] => Ok(NvList::new()),
+            packed => NvList::unpack(packed),
+        })?;
+        let dir = self.u64_attr(&object, ZplAttr::Xattr, io)?;
+        Ok(Stores { list, dir: dir.filter(|id| *id != 0).map(ObjectId) })
     }
 
     /// The hidden directory with a file's extended attributes, if it has one.
@@ -87,14 +63,14 @@ impl FileSystem {
         let mut names: Vec<Vec<u8>> = Vec::new();
         if let Some(list) = &stores.list {
             let pairs = list.iter().filter(|(_, v)| matches!(v, Value::ByteArray(_)));
-            names.extend(pairs.filter_map(|(name, _)| listed(name.as_bytes())));
+            names.extend(pairs.filter_map(|(name, _)| linux_name(name.as_bytes())));
         }
         let from_list = names.len();
         let mut cookie = stores.dir.map(|_| 0);
         while let (Some(dir), Some(at)) = (stores.dir, cookie) {
             let page = self.readdir(dir, at, io)?;
-            let regular = page.entries.iter().filter(|e| e.kind != FileKind::Dir);
-            let fresh = regular.filter_map(|e| listed(&e.name));
+            let regular = page.entries.iter().filter(|e| e.kind != FileType::Dir);
+            let fresh = regular.filter_map(|e| linux_name(&e.name));
             let fresh: Vec<_> = fresh.filter(|n| !names[..from_list].contains(n)).collect();
             names.extend(fresh);
             if names.len() > NAMES_MAX {
@@ -110,11 +86,13 @@ impl FileSystem {
     /// `system.posix_acl_default`, in Linux's format.
     ///
     /// # Errors
-    /// `Limit` for a value above [`XATTR_SIZE_MAX`], `Corrupt` when a store is
+    /// Those of [`stored_names`] for a bad name; `Limit` for a value above
+    /// [`XATTR_SIZE_MAX`]; `Corrupt` when a store is
     /// damaged, those of reading.
     pub fn get_xattr(&self, id: ObjectId, name: &[u8], io: Io) -> Result<Option<Vec<u8>>> {
+        let names = stored_names(name, false)?;
         let stores = self.xattr_stores(id, io)?;
-        for stored in [Some(name), bare(name)].into_iter().flatten() {
+        for stored in [Some(&names.first), names.second.as_ref()].into_iter().flatten() {
             if let Some(Value::ByteArray(value)) =
                 stores.list.as_ref().and_then(|l| l.get_bytes(stored))
             {
@@ -135,7 +113,7 @@ impl FileSystem {
         };
         let object = self.object(found.id, io)?;
         let attrs = self.attrs_of(&object, io)?;
-        if attrs.kind != FileKind::Regular {
+        if attrs.kind != FileType::Regular {
             return Ok(None);
         }
         read_whole(&object, attrs.size, io).map(Some)
@@ -148,27 +126,4 @@ fn read_whole(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
     }
     let pieces = read_clipped(object, size, 0, size as usize, io)?;
     Ok(pieces.iter().flat_map(|b| b.iter().copied()).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_as_linux_shows_them() {
-        assert_eq!(listed(b"user.x"), Some(b"user.x".to_vec()));
-        assert_eq!(listed(b"x"), Some(b"user.x".to_vec()));
-        assert_eq!(listed(b"trusted.t"), Some(b"trusted.t".to_vec()));
-        assert_eq!(listed(b"system.posix_acl_access"), Some(b"system.posix_acl_access".to_vec()));
-        assert_eq!(listed(b"freebsd:system:x"), None);
-    }
-
-    #[test]
-    fn the_form_without_prefix() {
-        assert_eq!(bare(b"user.x"), Some(&b"x"[..]));
-        assert_eq!(bare(b"trusted.x"), None);
-        assert_eq!(bare(b"user.trusted.x"), None);
-        assert_eq!(bare(b"user.freebsd:x"), None);
-        assert_eq!(bare(b"user."), None);
-    }
 }

@@ -177,12 +177,12 @@ impl Fletcher4 {
         let [a1, b1, c1, d1] = self.words;
         let [a2, b2, c2, d2] = second.words;
         let n = u128::from(second_bytes / 4);
-        // n is below 2^62, so n(n+1) fits; the third product is divided first.
+        // n is below 2^62, so n(n+1) fits in 128 bits; the next product need not.
         let n2 = n * (n + 1) / 2;
-        let n3 = if n2.is_multiple_of(3) {
-            (n2 / 3).wrapping_mul(n + 2)
-        } else {
-            n2.wrapping_mul((n + 2) / 3)
+        // One of n, n+1, n+2 is a multiple of 3; if not in n2, then n+2 is.
+        let n3 = match n2 % 3 {
+            0 => (n2 / 3).wrapping_mul(n + 2),
+            _ => (n + 2).div_euclid(3).wrapping_mul(n2),
         };
         let [n, n2, n3] = [n as u64, n2 as u64, n3 as u64];
         let sum = |parts: [(u64, u64); 3]| {

@@ -44,9 +44,10 @@ macro_rules! fletcher4 {
                         d = $add(d, c);
                     }
                 }
-                // SAFETY: a register of `$k` lanes is as large as `$k` words.
-                let sums =
-                    [a, b, c, d].map(|r| unsafe { std::mem::transmute::<$register, [u64; $k]>(r) });
+                let sums = [a, b, c, d].map(|r| {
+                    // SAFETY: a register of `$k` lanes is as large as `$k` words.
+                    unsafe { std::mem::transmute::<$register, [u64; $k]>(r) }
+                });
                 fold4(&lanes(sums))
             }
             let (chunks, tail) = data.as_chunks::<{ 4 * $k * 4 }>();
@@ -74,9 +75,10 @@ macro_rules! fletcher2 {
                         b = $add(b, a);
                     }
                 }
-                // SAFETY: a register is as large as `2 * $k` words.
-                let [a, b] =
-                    [a, b].map(|r| unsafe { std::mem::transmute::<$register, [[u64; 2]; $k]>(r) });
+                let [a, b] = [a, b].map(|r| {
+                    // SAFETY: a register is as large as `2 * $k` words.
+                    unsafe { std::mem::transmute::<$register, [[u64; 2]; $k]>(r) }
+                });
                 let lanes: [Words; $k] =
                     std::array::from_fn(|l| [a[l][0], a[l][1], b[l][0], b[l][1]]);
                 fold2(&lanes)

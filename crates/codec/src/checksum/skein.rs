@@ -35,14 +35,16 @@ macro_rules! rounds {
     };
 }
 
+/// Adds subkey `S`, whose words are taken cyclically from key and tweak.
 #[inline(always)]
-fn add_subkey(v: &mut Block, key: &[u64; 9], tweak: &[u64; 3], s: usize) {
-    for i in 0..8 {
-        v[i] = v[i].wrapping_add(key[(s + i) % 9]);
+fn add_subkey<const S: usize>(v: &mut Block, key: &[u64; 9], tweak: &[u64; 3]) {
+    macro_rules! add {
+        ($($i:literal)*) => { $(v[$i] = v[$i].wrapping_add(key[(S + $i) % 9]);)* };
     }
-    v[5] = v[5].wrapping_add(tweak[s % 3]);
-    v[6] = v[6].wrapping_add(tweak[(s + 1) % 3]);
-    v[7] = v[7].wrapping_add(s as u64);
+    add!(0 1 2 3 4 5 6 7);
+    v[5] = v[5].wrapping_add(tweak[S % 3]);
+    v[6] = v[6].wrapping_add(tweak[(S + 1) % 3]);
+    v[7] = v[7].wrapping_add(S as u64);
 }
 
 /// One block of UBI: `chain` becomes `E(chain, tweak, block) ^ block`.
@@ -57,13 +59,13 @@ fn ubi_block(chain: &mut Block, block: &[u8; 64], position: u64, flags: u64) {
     key[8] = chain.iter().fold(PARITY, |x, k| x ^ k);
     let tweak = [position, flags, position ^ flags];
     let mut v = plain;
-    add_subkey(&mut v, &key, &tweak, 0);
+    add_subkey::<0>(&mut v, &key, &tweak);
     macro_rules! eight {
         ($($s:literal)*) => {$(
             rounds!(v, [46, 36, 19, 37] [33, 27, 14, 42] [17, 49, 36, 39] [44, 9, 54, 56]);
-            add_subkey(&mut v, &key, &tweak, 2 * $s + 1);
+            add_subkey::<{ 2 * $s + 1 }>(&mut v, &key, &tweak);
             rounds!(v, [39, 30, 34, 24] [13, 50, 10, 17] [25, 29, 39, 43] [8, 35, 56, 22]);
-            add_subkey(&mut v, &key, &tweak, 2 * $s + 2);
+            add_subkey::<{ 2 * $s + 2 }>(&mut v, &key, &tweak);
         )*};
     }
     eight!(0 1 2 3 4 5 6 7 8);

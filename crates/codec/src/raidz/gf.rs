@@ -8,31 +8,43 @@ pub const fn mul2(x: u8) -> u8 {
     (x << 1) ^ if x & 0x80 != 0 { POLY } else { 0 }
 }
 
+/// Powers of 2, twice over, so that two logarithms add without reduction.
+const EXP: [u8; 510] = {
+    let mut table = [0; 510];
+    let mut x = 1;
+    let mut i = 0;
+    while i < 510 {
+        table[i] = x;
+        x = mul2(x);
+        i += 1;
+    }
+    table
+};
+
+/// Logarithms to base 2; that of 0 is unused.
+const LOG: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut i = 0;
+    while i < 255 {
+        table[EXP[i] as usize] = i as u8;
+        i += 1;
+    }
+    table
+};
+
 /// `x * y`.
 pub const fn mul(x: u8, y: u8) -> u8 {
-    let (mut x, mut y, mut sum) = (x, y, 0);
-    while y != 0 {
-        if y & 1 != 0 {
-            sum ^= x;
-        }
-        x = mul2(x);
-        y >>= 1;
-    }
-    sum
+    if x == 0 || y == 0 { 0 } else { EXP[LOG[x as usize] as usize + LOG[y as usize] as usize] }
 }
 
 /// `x` to the power `n`.
 pub const fn pow(x: u8, n: usize) -> u8 {
-    // The group has order 255.
-    let (mut base, mut n, mut product) = (x, n % 255, 1);
-    while n != 0 {
-        if n & 1 != 0 {
-            product = mul(product, base);
-        }
-        base = mul(base, base);
-        n >>= 1;
+    match (x, n) {
+        (_, 0) => 1,
+        (0, _) => 0,
+        // The group has order 255.
+        _ => EXP[LOG[x as usize] as usize * (n % 255) % 255],
     }
-    product
 }
 
 /// `1 / x`; 0 for 0.
@@ -101,8 +113,23 @@ pub fn solve(unknown: &[usize], available: [bool; 3], count: usize) -> Option<So
 mod tests {
     use super::*;
 
+    /// Multiplication from its definition, without tables.
+    fn slow_mul(mut x: u8, y: u8) -> u8 {
+        let mut sum = 0;
+        for bit in 0..8 {
+            if y >> bit & 1 != 0 {
+                sum ^= x;
+            }
+            x = mul2(x);
+        }
+        sum
+    }
+
     #[test]
     fn field_laws() {
+        for (x, y) in (0..=u16::MAX).map(|i| (i as u8, (i >> 8) as u8)) {
+            assert_eq!(mul(x, y), slow_mul(x, y));
+        }
         for x in 0..=255u8 {
             assert_eq!(mul(x, 2), mul2(x));
             assert_eq!(mul(x, inverse(x)), u8::from(x != 0));

@@ -9,6 +9,9 @@
 //! # Invariants
 //! Kernels trust their jobs; the safe functions of the parent module check them.
 
+// Indices run over registers and over several arrays at once.
+#![allow(clippy::needless_range_loop)]
+
 use super::Raidz;
 use super::gf::Solution;
 
@@ -60,17 +63,11 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul4_xor(self, d: Self) -> Self;
     unsafe fn factor(c: u8) -> Self::Factor;
     unsafe fn mul(self, factor: Self::Factor) -> Self;
-    /// Hints that the cache line at `at` (any address) is needed soon.
-    #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
 }
 
 const P: u8 = 1;
 const Q: u8 = 2;
 const R: u8 = 4;
-
-/// Bytes ahead of the strip that are prefetched in each column; 0 for none.
-const AHEAD: usize = 0;
 
 /// Rows `ROWS` of one strip at `at`, in registers.
 ///
@@ -99,9 +96,6 @@ unsafe fn strip<V: Vector, const U: usize, const ROWS: u8, const HOLES: bool>(
             }
             let from = column.add(at);
             for u in 0..U {
-                if AHEAD != 0 && (u * V::BYTES).is_multiple_of(64) {
-                    V::prefetch(from.wrapping_add(AHEAD + u * V::BYTES));
-                }
                 let d = V::load(from.add(u * V::BYTES));
                 if ROWS & P != 0 {
                     rows[0][u] = rows[0][u].xor(d);

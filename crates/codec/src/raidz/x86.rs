@@ -12,11 +12,32 @@ use super::Raidz;
 use super::gf;
 use super::kernel::{Job, Range, Rebuild, Vector, generate, rebuild};
 
-/// The products of `c` with all low and all high nibbles.
-fn nibble_tables(c: u8) -> [[u8; 16]; 2] {
-    let table = |shift: u32| std::array::from_fn(|i| gf::mul(c, (i as u8) << shift));
-    [table(0), table(4)]
+/// For each constant, its products with all low and all high nibbles.
+static NIBBLES: [[[u8; 16]; 2]; 256] = {
+    let mut tables = [[[0; 16]; 2]; 256];
+    let mut i = 0;
+    while i < 256 * 32 {
+        let (c, high, n) = (i / 32, i / 16 % 2, i % 16);
+        tables[c][high][n] = gf::mul(c as u8, (n as u8) << (4 * high));
+        i += 1;
+    }
+    tables
+};
+
+fn nibble_tables(c: u8) -> &'static [[u8; 16]; 2] {
+    &NIBBLES[usize::from(c)]
 }
+
+/// For each constant, [`bit_matrix`].
+static MATRICES: [u64; 256] = {
+    let mut table = [0; 256];
+    let mut c = 0;
+    while c < 256 {
+        table[c] = bit_matrix(c as u8);
+        c += 1;
+    }
+    table
+};
 
 /// Multiplication by `c` as the bit matrix of `gf2p8affineqb`: byte `7 - i` holds
 /// the input bits that output bit `i` sums.
@@ -74,11 +95,6 @@ macro_rules! plain {
             // SAFETY: the instruction set is enabled.
             unsafe { Self($xor(self.0, other.0)) }
         }
-        #[inline(always)]
-        unsafe fn prefetch(at: *const u8) {
-            // SAFETY: prefetching an invalid address does nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        }
     };
 }
 
@@ -108,8 +124,10 @@ impl Vector for Ssse3 {
     }
     #[inline(always)]
     unsafe fn factor(c: u8) -> Self::Factor {
-        // SAFETY: the tables are 16 bytes each.
-        nibble_tables(c).map(|t| unsafe { _mm_loadu_si128(t.as_ptr().cast()) })
+        nibble_tables(c).each_ref().map(|t| {
+            // SAFETY: the table is 16 bytes; the instruction set is enabled.
+            unsafe { _mm_loadu_si128(t.as_ptr().cast()) }
+        })
     }
     #[inline(always)]
     unsafe fn mul(self, [low, high]: Self::Factor) -> Self {
@@ -150,9 +168,10 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     unsafe fn factor(c: u8) -> Self::Factor {
-        // SAFETY: the tables are 16 bytes each; AVX2 is enabled.
-        nibble_tables(c)
-            .map(|t| unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(t.as_ptr().cast())) })
+        nibble_tables(c).each_ref().map(|t| {
+            // SAFETY: the table is 16 bytes; the instruction set is enabled.
+            unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(t.as_ptr().cast())) }
+        })
     }
     #[inline(always)]
     unsafe fn mul(self, [low, high]: Self::Factor) -> Self {
@@ -196,9 +215,10 @@ impl Vector for Avx512 {
     }
     #[inline(always)]
     unsafe fn factor(c: u8) -> Self::Factor {
-        // SAFETY: the tables are 16 bytes each; AVX-512BW is enabled.
-        nibble_tables(c)
-            .map(|t| unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(t.as_ptr().cast())) })
+        nibble_tables(c).each_ref().map(|t| {
+            // SAFETY: the table is 16 bytes; the instruction set is enabled.
+            unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(t.as_ptr().cast())) }
+        })
     }
     #[inline(always)]
     unsafe fn mul(self, [low, high]: Self::Factor) -> Self {
@@ -228,7 +248,7 @@ macro_rules! gfni {
         #[inline(always)]
         unsafe fn factor(c: u8) -> Self::Factor {
             // SAFETY: the instruction set is enabled.
-            unsafe { $set1(bit_matrix(c) as i64) }
+            unsafe { $set1(MATRICES[usize::from(c)] as i64) }
         }
         #[inline(always)]
         unsafe fn mul(self, factor: Self::Factor) -> Self {

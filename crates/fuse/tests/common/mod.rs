@@ -79,8 +79,9 @@ impl MemFs {
             RW => (0o100_644, self.rw.lock().unwrap().len() as u64),
             n => (0o100_600, n),
         };
+        let uid = rustix::process::geteuid().as_raw();
         let mtime = Timestamp { sec: 1_000_000_000 + node as i64, nsec: 7 };
-        Attr { ino: node + 100, mode, size, nlink: 1, mtime, blksize: 4096, ..Attr::default() }
+        Attr { ino: node + 100, mode, size, nlink: 1, uid, mtime, blksize: 4096, ..Attr::default() }
     }
 
     fn entry(&self, node: u64) -> Entry {

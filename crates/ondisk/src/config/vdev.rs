@@ -505,7 +505,7 @@ fn parse_raidz(list: &NvList, children: usize) -> Result<Raidz> {
         return Err(corrupt("raidz_expand_txgs do not ascend"));
     }
     let grown = expand_txgs.len() + usize::from(expanding);
-    let original = children.checked_sub(grown).unwrap_or_default();
+    let original = children.saturating_sub(grown);
     if original < nparity as usize + 1 || children > PARITY_CHILDREN_MAX {
         return Err(corrupt("the number of children does not fit the parity"));
     }
@@ -532,9 +532,8 @@ fn parse_draid(list: &NvList, children: usize) -> Result<Draid> {
         && children.is_multiple_of(group_children)
         && children >= (width + draid.nspares) as usize;
     let disks = (children as u64).checked_sub(u64::from(draid.nspares)).filter(|&d| d > 0);
-    let whole = disks.is_some_and(|disks| {
-        (u64::from(draid.ngroups) * u64::from(width)).is_multiple_of(disks)
-    });
+    let whole = disks
+        .is_some_and(|disks| (u64::from(draid.ngroups) * u64::from(width)).is_multiple_of(disks));
     if !ok || !whole {
         return Err(corrupt("the dRAID parameters contradict each other"));
     }

@@ -26,9 +26,14 @@ fn geometry() {
     assert_eq!(leaf_asize(psize - LABEL_SIZE), None);
     assert_eq!(label_offset(0, 0), None);
     assert_eq!(LABEL_START_SIZE, 0x40_0000);
-    for (ashift, size, count) in
-        [(9, 1024, 128), (10, 1024, 128), (11, 2048, 64), (12, 4096, 32), (13, 8192, 16), (16, 8192, 16)]
-    {
+    for (ashift, size, count) in [
+        (9, 1024, 128),
+        (10, 1024, 128),
+        (11, 2048, 64),
+        (12, 4096, 32),
+        (13, 8192, 16),
+        (16, 8192, 16),
+    ] {
         assert_eq!((slot_size(ashift), slot_count(ashift)), (size, count));
         assert_eq!(slot_offset(ashift, count), None);
     }
@@ -42,10 +47,30 @@ fn geometry() {
 #[test]
 fn checksums_of_the_specification() {
     let expected = [
-        [0x4939_661e_63ce_ffdc, 0x6a1e_3432_90ed_faf7, 0x1647_05bc_639f_8c8e, 0xb03e_d9de_4264_a5fb],
-        [0x97f2_adf4_b391_257e, 0xeabe_7808_cd0c_c384, 0x0aa4_8370_3210_a5b9, 0xa3c8_6b47_97f5_8165],
-        [0xe0d3_437f_ee64_b937, 0x2f8a_8f94_e514_0a63, 0xc880_2895_537a_38a1, 0xd159_50e0_ba01_904a],
-        [0xa6f0_0ab3_f461_2eb4, 0x4d09_3a36_f1ec_0db5, 0xc090_b961_ca63_8a8c, 0x1444_90b1_a9ce_f53c],
+        [
+            0x4939_661e_63ce_ffdc,
+            0x6a1e_3432_90ed_faf7,
+            0x1647_05bc_639f_8c8e,
+            0xb03e_d9de_4264_a5fb,
+        ],
+        [
+            0x97f2_adf4_b391_257e,
+            0xeabe_7808_cd0c_c384,
+            0x0aa4_8370_3210_a5b9,
+            0xa3c8_6b47_97f5_8165,
+        ],
+        [
+            0xe0d3_437f_ee64_b937,
+            0x2f8a_8f94_e514_0a63,
+            0xc880_2895_537a_38a1,
+            0xd159_50e0_ba01_904a,
+        ],
+        [
+            0xa6f0_0ab3_f461_2eb4,
+            0x4d09_3a36_f1ec_0db5,
+            0xc090_b961_ca63_8a8c,
+            0x1444_90b1_a9ce_f53c,
+        ],
     ];
     let mut region = vec![0xee; VDEV_PHYS_SIZE];
     for (label, sum) in expected.into_iter().enumerate() {
@@ -62,7 +87,12 @@ fn checksums_of_the_specification() {
     seal_region(&mut blank, BOOTENV_OFFSET).unwrap();
     assert_eq!(
         words(&blank),
-        [0x97f4_8f80_7f6e_2a3f, 0xaf90_9f16_58aa_cefc, 0xcbd1_ea57_ff6d_b48b, 0x6ec6_92db_0d46_5fab]
+        [
+            0x97f4_8f80_7f6e_2a3f,
+            0xaf90_9f16_58aa_cefc,
+            0xcbd1_ea57_ff6d_b48b,
+            0x6ec6_92db_0d46_5fab
+        ]
     );
     let env = parse_bootenv(&blank, BOOTENV_OFFSET).unwrap();
     assert_eq!((env.u64("version"), env.str("grub:envmap")), (Some(0), Some("")));

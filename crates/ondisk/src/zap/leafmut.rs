@@ -500,7 +500,8 @@ pub(crate) fn byteswap_leaf(block: &mut [u8], bs: u32) -> Result<()> {
     let at = chunks_at(bs);
     let (head, chunks) =
         block.split_at_mut_checked(at).ok_or_else(|| corrupt("leaf is cut short"))?;
-    for (from, to) in [(0, 8), (8, 16), (16, 24), (24, 28), (28, 30), (30, 32), (32, 34), (34, 36)] {
+    for (from, to) in [(0, 8), (8, 16), (16, 24), (24, 28), (28, 30), (30, 32), (32, 34), (34, 36)]
+    {
         head[from..to].reverse();
     }
     for slot in head[HEADER..].as_chunks_mut::<2>().0 {

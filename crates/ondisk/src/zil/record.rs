@@ -280,7 +280,8 @@ fn slots(field: u64) -> u32 {
 
 /// A NUL-terminated string.
 fn string<'a>(r: &mut Reader<'a>) -> Result<&'a [u8]> {
-    let len = r.remaining().iter().position(|&b| b == 0).ok_or_else(|| corrupt("no end of name"))?;
+    let len =
+        r.remaining().iter().position(|&b| b == 0).ok_or_else(|| corrupt("no end of name"))?;
     let name = r.take(len)?;
     r.skip(1)?;
     Ok(name)
@@ -396,6 +397,28 @@ impl<'a> Record<'a> {
         })
     }
 
+    /// The blocks that the record refers to: what claiming the log must keep.
+    /// They lie in the clear even where the body is encrypted (chapter 08 §A.12).
+    ///
+    /// # Errors
+    /// `Corrupt` if the record is too short for its pointers.
+    pub fn pointers(&self) -> Result<impl ExactSizeIterator<Item = Result<BlkPtr>> + use<'a>> {
+        let endian = self.endian;
+        let (at, count) = match self.header.txtype {
+            9 if self.bytes.len() == WRITE_SIZE => (WRITE_SIZE - BLKPTR_SIZE, 1),
+            24 => {
+                let count = endian.u64(self.bytes, 64).ok_or_else(|| corrupt("its length"))?;
+                (72, size(count)?)
+            }
+            _ => (0, 0),
+        };
+        let raw = count
+            .checked_mul(BLKPTR_SIZE)
+            .and_then(|len| self.bytes.get(at..)?.get(..len))
+            .ok_or_else(|| corrupt("a count of pointers"))?;
+        Ok(raw.chunks_exact(BLKPTR_SIZE).map(move |raw| BlkPtr::parse_nth(raw, 0, endian)))
+    }
+
     fn create(&self, r: &mut Reader<'a>) -> Result<Create<'a>> {
         let [directory, foid, mode, uid, gid, generation] = r.u64s()?;
         let crtime = r.u64s()?;
@@ -491,7 +514,13 @@ impl<'a> Record<'a> {
         if !covers || offset.checked_add(length).is_none() {
             return Err(corrupt("the range of a clone"));
         }
-        Ok(CloneRange { object: ObjectId(foid), offset, length, block_size, raw, endian: self.endian })
+        Ok(CloneRange {
+            object: ObjectId(foid),
+            offset,
+            length,
+            block_size,
+            raw,
+            endian: self.endian,
+        })
     }
 }
-

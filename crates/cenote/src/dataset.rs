@@ -1,0 +1,694 @@
+//! File systems, volumes, snapshots and bookmarks by name, and their properties.
+
+use std::sync::Arc;
+
+use base::limits::DATASET_NAME_MAX;
+use base::{Error, ErrorKind, Result};
+use dmu::{Io, Objset};
+use dsl::dataset::Bookmark;
+use dsl::props::{self, Attr, PropData, PropValue, Source, Types};
+use dsl::{DslDataset, DslDir};
+use ondisk::dslphys::UsedKind;
+use zpl::FileSystem;
+use zvol::Volume;
+
+use crate::pool::Core;
+use crate::values::{absent, number, ratio, text, with_source};
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DatasetKind {
+    /// A file system.
+    Filesystem,
+    /// A volume.
+    Volume,
+    /// A snapshot.
+    Snapshot,
+    /// A bookmark.
+    Bookmark,
+}
+
+impl DatasetKind {
+    /// ZFS's word.
+    pub fn word(self) -> &'static str {
+        match self {
+            DatasetKind::Filesystem => "filesystem",
+            DatasetKind::Volume => "volume",
+            DatasetKind::Snapshot => "snapshot",
+            DatasetKind::Bookmark => "bookmark",
+        }
+    }
+
+    fn types(self) -> Types {
+        match self {
+            DatasetKind::Filesystem => Types::F,
+            DatasetKind::Volume => Types::V,
+            DatasetKind::Snapshot => Types::S,
+            DatasetKind::Bookmark => Types::B,
+        }
+    }
+}
+
+/// A dataset of an imported pool.
+#[derive(Clone)]
+pub struct Dataset {
+    core: Arc<Core>,
+    what: What,
+    kind: DatasetKind,
+    /// Kind of the file system or volume that it is or belongs to.
+    owner: DatasetKind,
+    locked: bool,
+}
+
+#[derive(Clone)]
+enum What {
+    Dataset(Box<DslDataset>),
+    Bookmark(Box<(Bookmark, DslDataset)>),
+}
+
+const VOLUME_ONLY: &str = "the dataset is not a volume";
+
+impl Dataset {
+    pub(crate) fn find(core: &Arc<Core>, name: &str) -> Result<Dataset> {
+        let missing = || Error::not_found("dataset does not exist").in_dataset(name);
+        if name.len() > DATASET_NAME_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, "dataset name is too long"));
+        }
+        let cut = name.find(['@', '#']).unwrap_or(name.len());
+        let (fs, rest) = name.split_at(cut);
+        let head = core.spa.root_dir()?.find(fs)?.head()?.ok_or_else(missing)?;
+        match rest.split_at_checked(1) {
+            None => Dataset::of_head(core, head),
+            Some(("@", snap)) => {
+                let snap = head.snapshot(snap)?.ok_or_else(missing)?;
+                Dataset::of_snapshot(core, snap)
+            }
+            Some(_) => {
+                let all = head.bookmarks()?;
+                let mark = all.into_iter().find(|b| b.name == name).ok_or_else(missing)?;
+                Dataset::of_bookmark(core, mark, head)
+            }
+        }
+    }
+
+    pub(crate) fn of_head(core: &Arc<Core>, head: DslDataset) -> Result<Dataset> {
+        let (kind, locked) = kind_of(&head)?;
+        let what = What::Dataset(Box::new(head));
+        Ok(Dataset { core: Arc::clone(core), what, kind, owner: kind, locked })
+    }
+
+    fn of_snapshot(core: &Arc<Core>, snap: DslDataset) -> Result<Dataset> {
+        let (owner, locked) = kind_of(&snap)?;
+        let what = What::Dataset(Box::new(snap));
+        Ok(Dataset { core: Arc::clone(core), what, kind: DatasetKind::Snapshot, owner, locked })
+    }
+
+    fn of_bookmark(core: &Arc<Core>, mark: Bookmark, head: DslDataset) -> Result<Dataset> {
+        let (owner, locked) = kind_of(&head)?;
+        let what = What::Bookmark(Box::new((mark, head)));
+        Ok(Dataset { core: Arc::clone(core), what, kind: DatasetKind::Bookmark, owner, locked })
+    }
+
+    fn ds(&self) -> &DslDataset {
+        match &self.what {
+            What::Dataset(ds) => ds,
+            What::Bookmark(b) => &b.1,
+        }
+    }
+
+    fn dir(&self) -> &DslDir {
+        self.ds().dir()
+    }
+
+    /// Full name.
+    pub fn name(&self) -> &str {
+        match &self.what {
+            What::Dataset(ds) => ds.name(),
+            What::Bookmark(b) => &b.0.name,
+        }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> DatasetKind {
+        self.kind
+    }
+
+    /// Object number in the pool's meta object set.
+    pub fn object(&self) -> u64 {
+        self.ds().object()
+    }
+
+    /// Encrypted, and the key is not loaded.
+    pub fn is_locked(&self) -> bool {
+        self.locked
+    }
+
+    /// Group in which it was created; snapshots of one dataset list by it.
+    pub fn createtxg(&self) -> u64 {
+        match &self.what {
+            What::Dataset(ds) => ds.phys().creation_txg.0,
+            What::Bookmark(b) => b.0.phys.creation_txg.0,
+        }
+    }
+
+    /// File systems and volumes right below, by name.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn children(&self) -> Result<Vec<Dataset>> {
+        if matches!(self.kind, DatasetKind::Snapshot | DatasetKind::Bookmark) {
+            return Ok(Vec::new());
+        }
+        let mut out = Vec::new();
+        for dir in self.dir().children()? {
+            if let Some(head) = dir.head()? {
+                out.push(Dataset::of_head(&self.core, head)?);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Snapshots, oldest first.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn snapshots(&self) -> Result<Vec<Dataset>> {
+        if matches!(self.kind, DatasetKind::Snapshot | DatasetKind::Bookmark) {
+            return Ok(Vec::new());
+        }
+        let snaps = self.ds().snapshots()?;
+        snaps.into_iter().map(|s| Dataset::of_snapshot(&self.core, s)).collect()
+    }
+
+    /// One snapshot by the part of its name behind the `@`.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn snapshot(&self, name: &str) -> Result<Option<Dataset>> {
+        let found = self.ds().snapshot(name)?;
+        found.map(|s| Dataset::of_snapshot(&self.core, s)).transpose()
+    }
+
+    /// Bookmarks, oldest first.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn bookmarks(&self) -> Result<Vec<Dataset>> {
+        if matches!(self.kind, DatasetKind::Snapshot | DatasetKind::Bookmark) {
+            return Ok(Vec::new());
+        }
+        let marks = self.ds().bookmarks()?;
+        let head = self.ds().clone();
+        marks.into_iter().map(|m| Dataset::of_bookmark(&self.core, m, head.clone())).collect()
+    }
+
+    fn objset(&self) -> Result<Arc<Objset>> {
+        if self.kind == DatasetKind::Bookmark {
+            return Err(Error::invalid("a bookmark has no content").in_dataset(self.name()));
+        }
+        if self.ds().phys().is_inconsistent() {
+            let text = "the dataset is incomplete: a receive or destroy was interrupted";
+            return Err(Error::new(ErrorKind::Busy, text).in_dataset(self.name()));
+        }
+        if self.locked {
+            let text = "the dataset is encrypted and its key is not loaded";
+            return Err(Error::new(ErrorKind::Locked, text).in_dataset(self.name()));
+        }
+        let none = || Error::corrupt("the dataset has no content").in_dataset(self.name());
+        self.ds().open_objset()?.ok_or_else(none)
+    }
+
+    /// Opens the file system.
+    ///
+    /// # Errors
+    /// `Invalid` for volumes, `Locked` when the key is not loaded, those of
+    /// reading.
+    pub fn open_fs(&self) -> Result<Arc<FileSystem>> {
+        let fs =
+            FileSystem::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
+        if self.ds().attribute("org.zfsonlinux:longname")?.is_some() {
+            fs.set_long_names(true);
+        }
+        Ok(fs)
+    }
+
+    /// Opens the volume.
+    ///
+    /// # Errors
+    /// `Invalid` for file systems, `Locked` when the key is not loaded, those of
+    /// reading.
+    pub fn open_volume(&self) -> Result<Arc<Volume>> {
+        if self.owner != DatasetKind::Volume {
+            return Err(Error::invalid(VOLUME_ONLY).in_dataset(self.name()));
+        }
+        Volume::open(self.objset()?, Io::WAIT).map(Arc::new).map_err(|e| e.in_dataset(self.name()))
+    }
+
+    /// Bytes that could still be written here (chapter 04 §5.5).
+    ///
+    /// # Errors
+    /// Those of reading the pool's space.
+    pub fn available(&self) -> Result<u64> {
+        let dir = self.available_in_dir(self.dir())?;
+        let unique = self.ds().phys().unique_bytes;
+        let with_reservation =
+            dir.saturating_add(self.setting("refreservation")?.saturating_sub(unique));
+        Ok(match self.setting("refquota")? {
+            0 => with_reservation,
+            q => with_reservation.min(q.saturating_sub(self.ds().phys().referenced_bytes)),
+        })
+    }
+
+    fn available_in_dir(&self, dir: &DslDir) -> Result<u64> {
+        let space = self.core.space()?;
+        let own = |dir: &DslDir, limit: u64| {
+            let phys = dir.phys();
+            let room = limit.saturating_sub(phys.used_bytes);
+            if phys.quota == 0 {
+                room
+            } else {
+                room.min(phys.quota.saturating_sub(phys.used_bytes))
+            }
+        };
+        let mut dirs: Vec<&DslDir> = dir.ancestors().iter().collect();
+        dirs.push(dir);
+        let total = space.usable().saturating_sub(space.slop());
+        let mut available = 0;
+        for (i, d) in dirs.iter().enumerate() {
+            let phys = d.phys();
+            available = if i == 0 {
+                own(d, total)
+            } else {
+                let reserved = phys.reserved.saturating_sub(phys.used_bytes);
+                let from_parent = available.saturating_add(reserved);
+                if phys.quota == 0 {
+                    from_parent
+                } else {
+                    from_parent.min(phys.quota.saturating_sub(phys.used_bytes))
+                }
+            };
+        }
+        Ok(available)
+    }
+
+    /// A stored number that is not inherited, 0 if nobody set it.
+    fn setting(&self, name: &str) -> Result<u64> {
+        Ok(self.ds().stored(name, false)?.and_then(|(v, _)| v.number()).unwrap_or(0))
+    }
+
+    /// The property `name`; `None` when it does not apply here.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is no property's; those of reading.
+    pub fn prop(&self, name: &str) -> Result<Option<PropValue>> {
+        if props::is_user_prop(name) {
+            return self.user_prop(name);
+        }
+        if props::is_written_prop(name) {
+            return self.written_since(name);
+        }
+        if props::is_space_prop(name) {
+            return Ok(None);
+        }
+        let prop = props::dataset_prop(name)
+            .ok_or_else(|| Error::invalid(format!("invalid property '{name}'")))?;
+        if !prop.types.intersects(self.kind.types()) {
+            return Ok(None);
+        }
+        if let What::Bookmark(b) = &self.what {
+            return bookmark_prop(&b.0, name);
+        }
+        if self.owner == DatasetKind::Volume
+            && self.kind == DatasetKind::Snapshot
+            && !prop.types.intersects(Types::V)
+            && !is_snapshot_own(name)
+        {
+            return Ok(None);
+        }
+        match self.computed(name)? {
+            Some(value) => Ok(value),
+            None => self.stored_prop(prop),
+        }
+    }
+
+    /// A property from the property ZAPs, or its default.
+    fn stored_prop(&self, prop: &'static props::Prop) -> Result<Option<PropValue>> {
+        let inheritable = prop.attr == Attr::Inherit;
+        let found = self.ds().stored(prop.name, inheritable)?;
+        let received = self.ds().received(prop.name)?.map(|v| v.into_data());
+        let (value, source) = match found {
+            Some((value, source)) => (value.into_data(), source),
+            None => (prop.default_value(), Source::Default),
+        };
+        // A limit of zero is no limit, and nobody's.
+        let is_zero = value == PropData::Num(0) && prop.default == "none";
+        let source = if is_zero { Source::Default } else { source };
+        Ok(Some(PropValue { value, source, received }))
+    }
+
+    fn user_prop(&self, name: &str) -> Result<Option<PropValue>> {
+        if self.kind == DatasetKind::Bookmark {
+            return Ok(None);
+        }
+        let received = self.ds().received(name)?.map(|v| v.into_data());
+        let found = self.ds().stored(name, true)?;
+        Ok(found.map(|(v, source)| PropValue { value: v.into_data(), source, received }))
+    }
+
+    fn written_since(&self, name: &str) -> Result<Option<PropValue>> {
+        let Some((_, since)) = name.split_once(['@', '#']) else { return Ok(None) };
+        let Some(old) = self.ds().snapshot(since)? else { return Ok(None) };
+        // What died since must be added for each snapshot between.
+        let mut total = self.ds().phys().referenced_bytes;
+        let mut at = self.ds().clone();
+        let snaps = self.ds().snapshots()?;
+        loop {
+            total = total.saturating_add(at.deadlist_totals()?.used);
+            let previous = at.phys().prev_snap_obj;
+            if previous == old.object() {
+                return number(total.saturating_sub(old.phys().referenced_bytes));
+            }
+            match snaps.iter().find(|s| s.object() == previous) {
+                Some(next)
+                    if next.phys().creation_txg < at.phys().creation_txg || !at.is_snapshot() =>
+                {
+                    at = next.clone();
+                }
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// Properties that are not (only) in a property ZAP. Outer `None`: not one
+    /// of them; inner `None`: does not apply here.
+    fn computed(&self, name: &str) -> Result<Option<Option<PropValue>>> {
+        let ds = self.ds();
+        let (phys, dir) = (ds.phys(), self.dir().phys());
+        let snap = self.kind == DatasetKind::Snapshot;
+        let part = |kind: UsedKind| dir.used(kind).unwrap_or(0);
+        let value = match name {
+            "type" => text(self.kind.word()),
+            "name" => text(self.name()),
+            "creation" => number(phys.creation_time),
+            "used" => number(if snap { phys.unique_bytes } else { dir.used_bytes }),
+            "available" => number(self.available()?),
+            "referenced" => number(phys.referenced_bytes),
+            "compressratio" if snap => {
+                number(ratio(phys.uncompressed_bytes, phys.compressed_bytes))
+            }
+            "compressratio" => number(ratio(dir.uncompressed_bytes, dir.compressed_bytes)),
+            "refcompressratio" => number(ratio(phys.uncompressed_bytes, phys.compressed_bytes)),
+            "mounted" => number(0),
+            "origin" => self.origin(),
+            "quota" => limit(dir.quota),
+            "reservation" => limit(dir.reserved),
+            "createtxg" => number(phys.creation_txg.0),
+            "guid" => number(phys.guid),
+            "objsetid" => number(ds.object()),
+            "usedbysnapshots" => number(part(UsedKind::Snap)),
+            "usedbydataset" => number(part(UsedKind::Head)),
+            "usedbychildren" => {
+                number(part(UsedKind::Child).saturating_add(part(UsedKind::ChildReservation)))
+            }
+            "usedbyrefreservation" => number(part(UsedKind::RefReservation)),
+            "written" => number(ds.written()?),
+            "logicalused" => number(dir.uncompressed_bytes),
+            "logicalreferenced" => number(phys.uncompressed_bytes),
+            "defer_destroy" => number(u64::from(phys.is_defer_destroy())),
+            "userrefs" => number(self.hold_count()?),
+            "numclones" => number(phys.num_children.saturating_sub(1)),
+            "clones" => self.clones(),
+            "unique" => number(phys.unique_bytes),
+            "inconsistent" => number(u64::from(phys.is_inconsistent())),
+            "prevsnap" => self.previous_snapshot(),
+            "filesystem_count" => self.count("com.joyent:filesystem_count"),
+            "snapshot_count" => self.count("com.joyent:snapshot_count"),
+            "snapshots_changed" | "snapshots_changed_nsecs" => self.snapshots_changed(name),
+            "mountpoint" => self.mountpoint(),
+            "receive_resume_token"
+            | "redact_snaps"
+            | "useraccounting"
+            | "redacted"
+            | "remaptxg"
+            | "ivsetguid"
+            | "stmf_sbd_lu"
+            | "iscsioptions" => Ok(None),
+            "volsize" | "volblocksize" => self.volume_prop(name),
+            "version" | "utf8only" | "normalization" | "casesensitivity" => self.zpl_prop(name),
+            n if n.starts_with("default") && n.ends_with("quota") => self.zpl_prop(name),
+            "encryption" | "keyformat" | "pbkdf2iters" | "pbkdf2salt" | "encryptionroot"
+            | "keystatus" | "keyguid" => self.crypto_prop(name),
+            _ => return Ok(None),
+        };
+        value.map(Some)
+    }
+
+    fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {
+        let phys = DslDataset::read_phys(self.dir().mos(), object)?;
+        let mut found = None;
+        self.core.spa.root_dir()?.walk(&mut |dir| {
+            if dir.object() == phys.dir_obj
+                && let Some(head) = dir.head()?
+            {
+                let snaps = head.snapshots()?;
+                found = snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned());
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn origin(&self) -> Result<Option<PropValue>> {
+        match self.dir().phys().origin_obj {
+            0 => absent_here(),
+            object => match self.name_of_snapshot(object)? {
+                Some(name) => text(name),
+                None => absent_here(),
+            },
+        }
+    }
+
+    fn clones(&self) -> Result<Option<PropValue>> {
+        let mos = self.dir().mos();
+        let mut names = Vec::new();
+        for entry in mos.zap_entries(self.ds().phys().next_clones_obj)? {
+            let Some(next) = entry.value.as_u64() else { continue };
+            let dir = DslDataset::read_phys(mos, next)?.dir_obj;
+            self.core.spa.root_dir()?.walk(&mut |d| {
+                if d.object() == dir {
+                    names.push(d.name().to_owned());
+                }
+                Ok(())
+            })?;
+        }
+        names.sort();
+        if names.is_empty() { absent_here() } else { text(names.join(",")) }
+    }
+
+    fn previous_snapshot(&self) -> Result<Option<PropValue>> {
+        let previous = self.ds().phys().prev_snap_obj;
+        let snaps = self.ds().snapshots()?;
+        match snaps.iter().find(|s| s.object() == previous) {
+            Some(s) => text(s.name()),
+            None => Ok(None),
+        }
+    }
+
+    fn hold_count(&self) -> Result<u64> {
+        Ok(self.dir().mos().zap_entries(self.ds().phys().userrefs_obj)?.len() as u64)
+    }
+
+    fn count(&self, key: &str) -> Result<Option<PropValue>> {
+        let stored = self.dir().attribute(key)?.and_then(|v| v.first().copied());
+        match stored {
+            Some(n) => number(n),
+            None => with_source(PropData::Num(u64::MAX), Source::Default),
+        }
+    }
+
+    fn snapshots_changed(&self, name: &str) -> Result<Option<PropValue>> {
+        let words = self.dir().attribute("com.ixsystems:snapshots_changed")?;
+        let Some(&[seconds, nanoseconds]) = words.as_deref() else { return Ok(None) };
+        number(if name.ends_with("nsecs") {
+            seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
+        } else {
+            seconds
+        })
+    }
+
+    fn mountpoint(&self) -> Result<Option<PropValue>> {
+        let found = self.ds().stored("mountpoint", true)?;
+        let (path, source) = match found {
+            None => (format!("/{}", self.name()), Source::Default),
+            Some((value, source)) => {
+                let value = value.text().unwrap_or("none").to_owned();
+                let path = match &source {
+                    _ if value == "none" || value == "legacy" => value,
+                    Source::Inherited(from) => {
+                        let below = self.name().get(from.len()..).unwrap_or_default();
+                        format!("{}{below}", value.trim_end_matches('/'))
+                    }
+                    _ => value,
+                };
+                (path, source)
+            }
+        };
+        let path = match self.core.spa.options().altroot.as_ref() {
+            Some(root) if path.starts_with('/') => {
+                let root = root.to_string_lossy();
+                let joined = format!("{}{path}", root.trim_end_matches('/'));
+                match joined.strip_suffix('/') {
+                    Some(short) if !short.is_empty() => short.to_owned(),
+                    _ => joined,
+                }
+            }
+            _ => path,
+        };
+        with_source(PropData::Str(path), source)
+    }
+
+    fn volume_prop(&self, name: &str) -> Result<Option<PropValue>> {
+        if self.owner != DatasetKind::Volume {
+            return Ok(None);
+        }
+        if self.locked {
+            return absent();
+        }
+        let volume = self.open_volume()?;
+        if name == "volsize" {
+            let source =
+                if self.kind == DatasetKind::Volume { Source::Local } else { Source::None };
+            return with_source(PropData::Num(volume.size()), source);
+        }
+        let default = props::dataset_prop(name).map(props::Prop::default_value);
+        let value = PropData::Num(volume.block_size());
+        let source = if default.as_ref() == Some(&value) { Source::Default } else { Source::None };
+        with_source(value, source)
+    }
+
+    fn zpl_prop(&self, name: &str) -> Result<Option<PropValue>> {
+        if self.owner != DatasetKind::Filesystem || self.locked {
+            return Ok(None);
+        }
+        let fs = self.open_fs()?;
+        let p = fs.props();
+        number(match name {
+            "version" => p.version,
+            "utf8only" => u64::from(p.utf8only),
+            "normalization" => p.normalization,
+            "casesensitivity" => match p.case {
+                zpl::CaseSensitivity::Sensitive => 0,
+                zpl::CaseSensitivity::Insensitive => 1,
+                zpl::CaseSensitivity::Mixed => 2,
+            },
+            "defaultuserquota" => p.user_quota.default_bytes,
+            "defaultgroupquota" => p.group_quota.default_bytes,
+            "defaultprojectquota" => p.project_quota.default_bytes,
+            "defaultuserobjquota" => p.user_quota.default_objects,
+            "defaultgroupobjquota" => p.group_quota.default_objects,
+            "defaultprojectobjquota" => p.project_quota.default_objects,
+            _ => return Ok(None),
+        })
+    }
+
+    fn crypto_prop(&self, name: &str) -> Result<Option<PropValue>> {
+        let dir = self.dir();
+        let Some(object) = dir.crypto_key_object()? else {
+            return match (name, props::dataset_prop(name)) {
+                ("encryption" | "keyformat" | "pbkdf2iters", Some(prop)) => {
+                    let value = match name {
+                        "encryption" => PropData::Num(2),
+                        _ => prop.default_value(),
+                    };
+                    with_source(value, Source::Default)
+                }
+                _ => Ok(None),
+            };
+        };
+        let key = dir.mos().zap(object)?;
+        let get = |k: &str| key.lookup_u64(k);
+        match name {
+            "encryption" => number(get("DSL_CRYPTO_SUITE")?.unwrap_or(0)),
+            "keyformat" => number(get("keyformat")?.unwrap_or(0)),
+            "pbkdf2iters" => match get("pbkdf2iters")?.unwrap_or(0) {
+                0 => with_source(PropData::Num(0), Source::Default),
+                n => number(n),
+            },
+            "pbkdf2salt" => number(get("pbkdf2salt")?.unwrap_or(0)),
+            "keyguid" => number(get("DSL_CRYPTO_GUID")?.unwrap_or(0)),
+            "keystatus" => number(1),
+            _ => {
+                let root = get("DSL_CRYPTO_ROOT_DDOBJ")?.unwrap_or(0);
+                let chain = dir.ancestors().iter().chain(std::iter::once(dir));
+                match chain.rev().find(|d| d.object() == root) {
+                    Some(d) => text(d.name()),
+                    None => absent(),
+                }
+            }
+        }
+    }
+
+    /// All properties that `zfs get all` lists, in its order.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn props(&self) -> Result<Vec<(String, PropValue)>> {
+        let mut out = Vec::new();
+        for prop in props::dataset_props().iter().filter(|p| p.visible) {
+            if let Some(value) = self.prop(prop.name)?
+                && (value.value != PropData::None || value.source != Source::None)
+            {
+                out.push((prop.name.to_owned(), value));
+            }
+        }
+        if self.kind != DatasetKind::Bookmark {
+            for name in self.ds().user_property_names()? {
+                if let Some(value) = self.user_prop(&name)? {
+                    out.push((name, value));
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Not there, and `zfs get all` does not mention it.
+fn absent_here() -> Result<Option<PropValue>> {
+    Ok(Some(PropValue::default()))
+}
+
+/// A limit that is stored in the directory itself.
+fn limit(bytes: u64) -> Result<Option<PropValue>> {
+    let source = if bytes == 0 { Source::Default } else { Source::Local };
+    with_source(PropData::Num(bytes), source)
+}
+
+/// Properties that any snapshot has of its own, whatever it is a snapshot of.
+fn is_snapshot_own(name: &str) -> bool {
+    props::dataset_prop(name).is_some_and(|p| p.attr == Attr::ReadOnly)
+}
+
+fn bookmark_prop(mark: &Bookmark, name: &str) -> Result<Option<PropValue>> {
+    let phys = &mark.phys;
+    match name {
+        "type" => text("bookmark"),
+        "name" => text(mark.name.as_str()),
+        "creation" => number(phys.creation_time),
+        "createtxg" => number(phys.creation_txg.0),
+        "guid" => number(phys.guid),
+        "referenced" if phys.referenced.used != 0 => number(phys.referenced.used),
+        "logicalreferenced" if phys.referenced.used != 0 => number(phys.referenced.uncomp),
+        _ => Ok(None),
+    }
+}
+
+/// Whether it is a file system or a volume, and whether it is locked.
+fn kind_of(ds: &DslDataset) -> Result<(DatasetKind, bool)> {
+    let encrypted = ds.dir().crypto_key_object()?.is_some();
+    // The object set's block is authenticated, not encrypted: its type is readable.
+    let kind = match ds.open_objset()? {
+        Some(os) if os.kind() == ondisk::objset::ObjsetType::Zvol => DatasetKind::Volume,
+        _ => DatasetKind::Filesystem,
+    };
+    Ok((kind, encrypted))
+}

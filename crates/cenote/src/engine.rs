@@ -1,0 +1,253 @@
+//! What one process shares among its pools.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use base::rt::Mutex;
+use base::{Error, ErrorKind, Guid, Result};
+use device::EngineKind;
+use ondisk::config::PoolState;
+use spa::status::{ImportReason, VdevState, VdevStatus};
+use spa::{ImportOptions, Search, Spa};
+
+use crate::pool::Pool;
+
+/// Cache size when the machine's memory cannot be told.
+const CACHE_FALLBACK: u64 = 256 << 20;
+/// Operations kept with the kernel at once.
+const QUEUE_DEPTH: usize = 128;
+
+/// How to set up an [`Engine`].
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    /// Bytes of the block cache; `None` is an eighth of memory.
+    pub cache_bytes: Option<u64>,
+    /// What drives the devices.
+    pub engine: EngineKind,
+}
+
+/// The block cache and the device engine of one process, and the pools it has.
+pub struct Engine {
+    cache: Arc<zio::BlockCache>,
+    engine: Arc<device::Engine>,
+    pools: Mutex<Vec<Weak<Pool>>>,
+}
+
+/// What a scan found.
+#[derive(Debug, Default)]
+pub struct Discovery {
+    /// Pools, by name.
+    pub pools: Vec<FoundPool>,
+    /// Places that were named but could not be read.
+    pub problems: Vec<(PathBuf, Error)>,
+}
+
+/// A pool that could be imported, or not.
+#[derive(Clone, Debug)]
+pub struct FoundPool {
+    /// Name in its labels.
+    pub name: String,
+    /// Its guid.
+    pub guid: Guid,
+    /// Active, exported or destroyed.
+    pub state: PoolState,
+    /// Host that had it last.
+    pub hostid: Option<u64>,
+    /// That host's name.
+    pub hostname: Option<String>,
+    /// Seconds since 1970 at its last sync; 0 if that is not known.
+    pub timestamp: u64,
+    /// The pool's comment.
+    pub comment: Option<String>,
+    /// Pool version.
+    pub version: u64,
+    /// State it would have; `Unavail` when it cannot be imported.
+    pub health: VdevState,
+    /// Why it is not simply fine.
+    pub reason: Option<ImportReason>,
+    /// Features in the way: name, description, whether read-only access works.
+    pub unsupported: Vec<(String, String, bool)>,
+    /// Its devices.
+    pub vdevs: VdevStatus,
+    /// Names of cache devices and spares, as far as known.
+    pub aux: Vec<VdevStatus>,
+    inner: spa::FoundPool,
+}
+
+impl Engine {
+    /// Sets up the cache and the device engine.
+    ///
+    /// # Errors
+    /// When the device engine cannot be started.
+    pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
+        let bytes = config.cache_bytes.unwrap_or_else(default_cache);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Ok(Arc::new(Engine {
+            cache: Arc::new(zio::BlockCache::new(bytes)),
+            engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
+            pools: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// Counters of the block cache.
+    pub fn cache_stats(&self) -> arc::CacheStats {
+        self.cache.stats()
+    }
+
+    /// Forgets every cached block (to measure cold reads).
+    pub fn drop_cache(&self) {
+        self.cache.clear();
+    }
+
+    /// Finds pools, and looks at each as far as it can be opened.
+    ///
+    /// # Errors
+    /// `Limit` for absurdly many candidates.
+    pub fn discover(&self, search: &Search) -> Result<Discovery> {
+        let found = spa::discover(search, &self.engine)?;
+        let pools = found.pools.into_iter().map(|p| self.look_at(p)).collect();
+        Ok(Discovery { pools, problems: found.problems })
+    }
+
+    fn look_at(&self, inner: spa::FoundPool) -> FoundPool {
+        let options = ImportOptions { readonly: true, inspect: true, ..ImportOptions::default() };
+        let opened = Spa::open(&inner, &options, &self.cache, &self.engine);
+        let mut found = FoundPool {
+            name: inner.name.clone(),
+            guid: inner.guid,
+            state: inner.state,
+            hostid: Some(inner.hostid).filter(|&h| h != 0),
+            hostname: inner.hostname.clone(),
+            timestamp: 0,
+            comment: inner.comment.clone(),
+            version: inner.version,
+            health: VdevState::Unavail,
+            reason: None,
+            unsupported: Vec::new(),
+            vdevs: VdevStatus::default(),
+            aux: Vec::new(),
+            inner,
+        };
+        match opened {
+            Ok(spa) => {
+                found.timestamp = spa.uberblock().timestamp;
+                found.vdevs = spa.vdev_status();
+                found.health = found.vdevs.state();
+                found.unsupported = words(spa.features().unsupported());
+                found.aux = crate::pool::aux_devices(&spa);
+                found.reason = reason_of_status(&found.vdevs);
+                let blocks_writing = |u: &(String, String, bool)| u.2;
+                if found.reason.is_none() && found.unsupported.iter().any(blocks_writing) {
+                    found.reason = Some(ImportReason::UnsupportedFeaturesWrite);
+                }
+            }
+            Err(failure) => {
+                found.reason = Some(reason_of_error(&failure.error, failure.vdevs.as_ref()));
+                found.unsupported = words(failure.unsupported);
+                found.vdevs = failure.vdevs.unwrap_or_default();
+            }
+        }
+        found.vdevs.name.clone_from(&found.name);
+        let foreign = found.hostid.unwrap_or(0) != spa::own_hostid();
+        if found.reason.is_none() && found.state == PoolState::Active && foreign {
+            found.reason = Some(ImportReason::HostidMismatch);
+        }
+        found
+    }
+
+    /// Imports a pool.
+    ///
+    /// # Errors
+    /// `Exists` for a name or guid already imported, `Busy` when another host
+    /// had it and `force` is not set, and those of [`Spa::open`].
+    pub fn import(&self, pool: &FoundPool, options: &ImportOptions) -> Result<Arc<Pool>> {
+        let name = options.new_name.as_deref().unwrap_or(&pool.name);
+        let mut pools = self.pools.lock();
+        pools.retain(|p| p.strong_count() > 0);
+        for other in pools.iter().filter_map(Weak::upgrade) {
+            if other.guid() == pool.guid || other.name() == name {
+                let text = "a pool with that name already exists";
+                return Err(Error::new(ErrorKind::Exists, text).in_pool(name));
+            }
+        }
+        if !options.readonly {
+            let text = "this version imports pools read-only: use -o readonly=on";
+            return Err(Error::unsupported(text).in_pool(name));
+        }
+        let foreign = pool.hostid.unwrap_or(0) != spa::own_hostid() || pool.hostid.is_none();
+        if pool.state == PoolState::Active && foreign && !options.force {
+            return Err(Error::busy("pool was previously in use from another system").in_pool(name));
+        }
+        let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
+            .map_err(|failure| failure.error)?;
+        let pool = Arc::new(Pool::new(spa));
+        pools.push(Arc::downgrade(&pool));
+        Ok(pool)
+    }
+
+    /// Opens a pool only to look at it: no host check, devices still locked for
+    /// reading.
+    ///
+    /// # Errors
+    /// Those of [`Spa::open`].
+    pub fn inspect(&self, pool: &FoundPool, options: &ImportOptions) -> Result<Arc<Pool>> {
+        let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
+        let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
+            .map_err(|failure| failure.error)?;
+        Ok(Arc::new(Pool::new(spa)))
+    }
+}
+
+fn words(list: Vec<dsl::features::Unsupported>) -> Vec<(String, String, bool)> {
+    let active = list.into_iter().filter(|u| u.active);
+    active.map(|u| (u.guid, u.description, u.read_only_ok)).collect()
+}
+
+/// Why a tree that opened is not simply fine.
+pub(crate) fn reason_of_status(root: &VdevStatus) -> Option<ImportReason> {
+    let (mut missing, mut corrupt, mut offline, mut faulted) = (false, false, false, false);
+    root.for_each(&mut |v| {
+        if !v.children.is_empty() || matches!(v.kind.as_str(), "hole" | "indirect") {
+            return;
+        }
+        match (v.state(), v.aux.as_deref()) {
+            (VdevState::Unavail, Some("corrupted data" | "invalid label")) => corrupt = true,
+            (VdevState::Unavail | VdevState::Removed, _) => missing = true,
+            (VdevState::Offline, _) => offline = true,
+            (VdevState::Faulted, _) => faulted = true,
+            _ => {}
+        }
+    });
+    [
+        (faulted, ImportReason::FaultedDevices),
+        (missing, ImportReason::MissingDevices),
+        (corrupt, ImportReason::CorruptLabels),
+        (offline, ImportReason::OfflineDevices),
+    ]
+    .into_iter()
+    .find_map(|(is, reason)| is.then_some(reason))
+}
+
+fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
+    match error.kind() {
+        ErrorKind::Unsupported => ImportReason::UnsupportedFeaturesRead,
+        ErrorKind::Missing if error.message().contains("guid sum") => ImportReason::BadGuidSum,
+        ErrorKind::Missing if error.message().contains("log device") => ImportReason::BadLog,
+        ErrorKind::Missing => match vdevs.and_then(reason_of_status) {
+            Some(ImportReason::CorruptLabels) => ImportReason::CorruptLabelsNoReplicas,
+            _ => ImportReason::MissingDevicesNoReplicas,
+        },
+        _ => match vdevs.and_then(reason_of_status) {
+            Some(ImportReason::MissingDevices) => ImportReason::MissingDevicesNoReplicas,
+            _ => ImportReason::CorruptPool,
+        },
+    }
+}
+
+/// An eighth of the machine's memory.
+fn default_cache() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map_or(CACHE_FALLBACK, |kib| (kib << 10) / 8)
+}

@@ -1,0 +1,273 @@
+//! An imported pool.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use base::{Error, Guid, Result};
+use spa::space::PoolSpace;
+use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
+use spa::{ImportOptions, Spa};
+
+use crate::dataset::Dataset;
+use crate::engine::reason_of_status;
+
+/// A pool in use.
+pub struct Pool {
+    pub(crate) core: Arc<Core>,
+}
+
+/// What a pool and its datasets share.
+pub(crate) struct Core {
+    pub(crate) spa: Spa,
+    pub(crate) load_guid: u64,
+    space: OnceLock<PoolSpace>,
+}
+
+impl Core {
+    /// The pool's space, read once: a read-only pool does not change.
+    pub(crate) fn space(&self) -> Result<&PoolSpace> {
+        if let Some(space) = self.space.get() {
+            return Ok(space);
+        }
+        let loaded = self.spa.load_space()?;
+        Ok(self.space.get_or_init(|| loaded))
+    }
+}
+
+/// State of a scrub or resilver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanState {
+    /// Running (or it was, when the pool was last written).
+    Scanning,
+    /// Done.
+    Finished,
+    /// Stopped.
+    Canceled,
+}
+
+/// The last scrub or resilver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanStatus {
+    /// It is a resilver, not a scrub.
+    pub resilver: bool,
+    /// State.
+    pub state: ScanState,
+    /// Seconds since 1970.
+    pub start_time: u64,
+    /// Seconds since 1970; 0 while running.
+    pub end_time: u64,
+    /// Bytes to look at.
+    pub to_examine: u64,
+    /// Bytes looked at.
+    pub examined: u64,
+    /// Bytes put right.
+    pub processed: u64,
+    /// Errors found.
+    pub errors: u64,
+}
+
+/// What `zpool status` shows.
+#[derive(Clone, Debug)]
+pub struct PoolStatus {
+    /// Name.
+    pub name: String,
+    /// Guid.
+    pub guid: Guid,
+    /// State of the whole.
+    pub health: VdevState,
+    /// Why it is not simply fine.
+    pub reason: Option<ImportReason>,
+    /// Its devices.
+    pub root: VdevStatus,
+    /// Cache devices and spares.
+    pub aux: Vec<VdevStatus>,
+    /// Last scrub or resilver, if there ever was one.
+    pub scan: Option<ScanStatus>,
+    /// Known damaged files and metadata.
+    pub error_count: u64,
+}
+
+impl Pool {
+    pub(crate) fn new(spa: Spa) -> Pool {
+        let load_guid = base::rt::random_u64().unwrap_or(1);
+        Pool { core: Arc::new(Core { spa, load_guid, space: OnceLock::new() }) }
+    }
+
+    /// The name it goes by.
+    pub fn name(&self) -> &str {
+        self.core.spa.name()
+    }
+
+    /// Its guid.
+    pub fn guid(&self) -> Guid {
+        self.core.spa.guid()
+    }
+
+    /// Whether it is imported read-only.
+    pub fn is_readonly(&self) -> bool {
+        self.core.spa.options().readonly
+    }
+
+    /// The directory that mountpoints are below.
+    pub fn altroot(&self) -> Option<&Path> {
+        self.core.spa.options().altroot.as_deref()
+    }
+
+    /// How it was imported.
+    pub fn options(&self) -> &ImportOptions {
+        self.core.spa.options()
+    }
+
+    /// The engine's inside (see [`crate::inspect`]).
+    pub fn spa(&self) -> &Spa {
+        &self.core.spa
+    }
+
+    /// Its state, devices and errors.
+    ///
+    /// # Errors
+    /// Those of reading the pool's own records.
+    pub fn status(&self) -> Result<PoolStatus> {
+        let mut root = self.core.spa.vdev_status();
+        self.add_space(&mut root)?;
+        let mut reason = reason_of_status(&root);
+        let mut failing = false;
+        root.for_each(&mut |v| {
+            failing |=
+                v.children.is_empty() && v.read_errors + v.write_errors + v.checksum_errors > 0;
+        });
+        if failing && reason.is_none() {
+            reason = Some(ImportReason::FailingDevices);
+        }
+        if reason.is_none() && self.features_missing() {
+            reason = Some(ImportReason::FeaturesDisabled);
+        }
+        Ok(PoolStatus {
+            name: self.name().to_owned(),
+            guid: self.guid(),
+            health: root.state(),
+            reason,
+            aux: aux_devices(&self.core.spa),
+            scan: self.scan_status()?,
+            error_count: self.error_count()?,
+            root,
+        })
+    }
+
+    fn features_missing(&self) -> bool {
+        use ondisk::features::{FEATURES, NO_UPGRADE};
+        let features = self.core.spa.features();
+        self.core.spa.uberblock().version == 5000
+            && FEATURES
+                .iter()
+                .filter(|f| !f.has(NO_UPGRADE) && f.is_readable())
+                .any(|f| features.state(f) == dsl::features::State::Disabled)
+    }
+
+    /// Fills in sizes and fragmentation of the root and its top-level vdevs.
+    fn add_space(&self, root: &mut VdevStatus) -> Result<()> {
+        let space = self.core.space()?;
+        root.size = space.size();
+        root.allocated = space.allocated();
+        root.fragmentation = space.fragmentation();
+        for top in &mut root.children {
+            let id = base::VdevId(top.id as u32);
+            let Some(v) = space.vdev(id) else { continue };
+            top.size = v.size();
+            top.allocated = v.allocated();
+            top.fragmentation = v.fragmentation();
+        }
+        Ok(())
+    }
+
+    fn scan_status(&self) -> Result<Option<ScanStatus>> {
+        use ondisk::scan::{Scan, ScanFunc, ScanState as Phys};
+        let Some(words) = self.core.spa.mos().lookup_words("scan")? else { return Ok(None) };
+        let Some(scan) = words.first_chunk().and_then(|w| Scan::from_words(w).ok()) else {
+            return Ok(None);
+        };
+        let state = match scan.state {
+            Phys::Scanning => ScanState::Scanning,
+            Phys::Finished => ScanState::Finished,
+            Phys::Canceled => ScanState::Canceled,
+            Phys::None | Phys::ErrorScrubbing => return Ok(None),
+        };
+        let resilver = match scan.func {
+            ScanFunc::Resilver => true,
+            ScanFunc::Scrub => false,
+            ScanFunc::None | ScanFunc::ErrorScrub => return Ok(None),
+        };
+        Ok(Some(ScanStatus {
+            resilver,
+            state,
+            start_time: scan.start_time,
+            end_time: scan.end_time,
+            to_examine: scan.to_examine,
+            examined: scan.examined,
+            processed: scan.processed,
+            errors: scan.errors,
+        }))
+    }
+
+    /// Entries of the persistent error logs.
+    fn error_count(&self) -> Result<u64> {
+        let mos = self.core.spa.mos();
+        let mut count = 0;
+        for name in ["errlog_last", "errlog_scrub"] {
+            let object = mos.lookup(name)?.unwrap_or(0);
+            count += mos.zap_entries(object)?.len() as u64;
+        }
+        Ok(count)
+    }
+
+    /// The root dataset.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn root(&self) -> Result<Dataset> {
+        self.dataset(self.name())
+    }
+
+    /// A dataset, snapshot or bookmark by its full name.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of reading the MOS.
+    pub fn dataset(&self, name: &str) -> Result<Dataset> {
+        Dataset::find(&self.core, name)
+    }
+
+    /// Every name below the root in listing order is up to the caller; this
+    /// calls `f` with every file system and volume, parents first.
+    ///
+    /// # Errors
+    /// Those of reading the MOS, and those of `f`.
+    pub fn for_each_dataset(&self, f: &mut dyn FnMut(Dataset) -> Result<()>) -> Result<()> {
+        self.core.spa.root_dir()?.walk(&mut |dir| match dir.head()? {
+            Some(head) => f(Dataset::of_head(&self.core, head)?),
+            None => Err(Error::corrupt("a dataset has no content").in_dataset(dir.name())),
+        })
+    }
+}
+
+/// Cache devices and spares as the MOS lists them.
+pub(crate) fn aux_devices(spa: &Spa) -> Vec<VdevStatus> {
+    let mut out = Vec::new();
+    for (key, class) in [("l2cache", VdevClass::Cache), ("spares", VdevClass::Spare)] {
+        let listed = spa.mos().lookup(key).ok().flatten();
+        let list = listed.and_then(|object| spa.mos().packed_nvlist(object).ok());
+        let Some(list) = list else { continue };
+        for device in ondisk::config::parse_aux_list(&list, key).unwrap_or_default() {
+            let path = device.path.as_ref().and_then(|p| p.to_str()).unwrap_or_default();
+            out.push(VdevStatus {
+                guid: device.guid,
+                kind: device.raw.str("type").unwrap_or("disk").to_owned(),
+                name: path.to_owned(),
+                path: Some(path.into()),
+                class,
+                state: Some(VdevState::Online),
+                ..VdevStatus::default()
+            });
+        }
+    }
+    out
+}

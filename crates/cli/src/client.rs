@@ -1,0 +1,162 @@
+//! A command's side of the protocol: finding the daemon, starting it, asking it.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result, rt};
+
+use crate::proto::{self, Hello, Reply, Request};
+use crate::runtime::Runtime;
+use crate::ui;
+use crate::ui::progress::Progress;
+
+/// How long a daemon may take until it listens. Importing pools comes later.
+const START_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A connection to the daemon.
+pub(crate) struct Client {
+    stream: UnixStream,
+    /// What the daemon said of itself.
+    pub(crate) hello: Hello,
+    /// Some request had a problem that was shown.
+    pub(crate) failed: bool,
+}
+
+fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
+    match UnixStream::connect(runtime.socket()) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(e) if matches!(e.kind(), Io::NotFound | Io::ConnectionRefused) => Ok(None),
+        Err(e) => {
+            Err(Error::io("cannot reach the daemon", e)
+                .on_path(runtime.socket().display().to_string()))
+        }
+    }
+}
+
+impl Client {
+    fn greet(stream: UnixStream) -> Result<Client> {
+        proto::send(&stream, &Hello::ours())?;
+        let hello: Hello = proto::receive(&stream)?
+            .ok_or_else(|| Error::permission("the daemon refused the connection"))?;
+        if hello.protocol != proto::VERSION {
+            return Err(Error::unsupported(format!(
+                "the running daemon is version {}, this command {}: run 'cenote daemon stop' first",
+                hello.program,
+                env!("CARGO_PKG_VERSION")
+            )));
+        }
+        Ok(Client { stream, hello, failed: false })
+    }
+
+    /// Connects to a running daemon; `None` if there is none.
+    ///
+    /// # Errors
+    /// It runs, but cannot be talked to.
+    pub(crate) fn running(runtime: &Runtime) -> Result<Option<Client>> {
+        dial(runtime)?.map(Client::greet).transpose()
+    }
+
+    /// Connects to the daemon, starting it if need be.
+    ///
+    /// # Errors
+    /// It cannot be started or talked to.
+    pub(crate) fn connect(runtime: &Runtime) -> Result<Client> {
+        match dial(runtime)? {
+            Some(stream) => Client::greet(stream),
+            None => Client::greet(start(runtime)?),
+        }
+    }
+
+    /// Connects for a command that only looks: a daemon is started only if it
+    /// would have pools to import.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub(crate) fn for_looking(runtime: &Runtime) -> Result<Option<Client>> {
+        if let Some(client) = Client::running(runtime)? {
+            return Ok(Some(client));
+        }
+        let known: Vec<serde_json::Value> = crate::runtime::load(&runtime.pools())?;
+        if known.is_empty() { Ok(None) } else { Client::connect(runtime).map(Some) }
+    }
+
+    /// Asks, shows progress and problems meanwhile, hands rows to `rows`, and
+    /// returns the final reply. A refusal is an error whose message is the
+    /// command's whole line for standard error.
+    ///
+    /// # Errors
+    /// The daemon's refusal; the connection's errors.
+    pub(crate) fn ask_rows(
+        &mut self,
+        request: &Request,
+        mut rows: impl FnMut(proto::Row),
+    ) -> Result<Reply> {
+        proto::send(&self.stream, request)?;
+        let mut progress = Progress::new("", None);
+        loop {
+            let reply = proto::receive(&self.stream)?
+                .ok_or_else(|| Error::new(ErrorKind::Io, "the daemon closed the connection"))?;
+            match reply {
+                Reply::Rows(batch) => batch.into_iter().for_each(&mut rows),
+                Reply::Progress(what, done, total) => {
+                    progress.step(&what, done, total);
+                }
+                Reply::Problem(line) => {
+                    progress.finish();
+                    ui::err(&line);
+                    self.failed = true;
+                }
+                Reply::Failed(line) => return Err(Error::invalid(line)),
+                done => return Ok(done),
+            }
+        }
+    }
+
+    /// As [`Client::ask_rows`], for requests without rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
+        self.ask_rows(request, |_| {})
+    }
+}
+
+/// Starts a daemon of this binary in the background and waits until it listens.
+fn start(runtime: &Runtime) -> Result<UnixStream> {
+    runtime.create()?;
+    let io = |e| Error::io("cannot start the daemon", e);
+    let log =
+        OpenOptions::new().create(true).append(true).mode(0o600).open(runtime.log()).map_err(io)?;
+    let exe = std::env::current_exe().map_err(io)?;
+    let mut child = Command::new(exe)
+        .args(["daemon", "start", "--detached"])
+        .env("CENOTE_RUNTIME_DIR", runtime.dir())
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().map_err(io)?)
+        .stderr(log)
+        .spawn()
+        .map_err(io)?;
+    let begin = rt::now();
+    let mut ended = false;
+    loop {
+        if let Some(stream) = dial(runtime)? {
+            return Ok(stream);
+        }
+        if ended || begin.elapsed() > START_TIMEOUT {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("the daemon did not start: see {}", runtime.log().display()),
+            ));
+        }
+        // It may have ended because another one was faster: look once more.
+        ended = child.try_wait().map_err(io)?.is_some();
+        if !ended {
+            rt::sleep(Duration::from_millis(10));
+        }
+    }
+}

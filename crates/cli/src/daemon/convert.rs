@@ -1,0 +1,118 @@
+//! The engine's types to the protocol's.
+
+use crate::engine::{
+    DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState, VdevClass, VdevState,
+    VdevStatus,
+};
+use crate::proto::{Class, Found, Kind, Pool, Scan, State, Vdev};
+
+pub(crate) fn kind(kind: DatasetKind) -> Kind {
+    match kind {
+        DatasetKind::Filesystem => Kind::Filesystem,
+        DatasetKind::Volume => Kind::Volume,
+        DatasetKind::Snapshot => Kind::Snapshot,
+        DatasetKind::Bookmark => Kind::Bookmark,
+    }
+}
+
+pub(crate) fn state(state: VdevState) -> State {
+    match state {
+        VdevState::Online => State::Online,
+        VdevState::Degraded => State::Degraded,
+        VdevState::Faulted => State::Faulted,
+        VdevState::Offline => State::Offline,
+        VdevState::Removed => State::Removed,
+        VdevState::Unavail => State::Unavail,
+    }
+}
+
+fn class(class: VdevClass) -> Class {
+    match class {
+        VdevClass::Normal => Class::Normal,
+        VdevClass::Dedup => Class::Dedup,
+        VdevClass::Special => Class::Special,
+        VdevClass::Log => Class::Log,
+        VdevClass::Cache => Class::Cache,
+        VdevClass::Spare => Class::Spare,
+    }
+}
+
+pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
+    Vdev {
+        guid: v.guid.0,
+        kind: v.kind.clone(),
+        name: v.name.clone(),
+        path: v.path.clone(),
+        id: v.id,
+        class: class(v.class),
+        state: state(v.state()),
+        aux: v.aux.clone(),
+        read_errors: v.read_errors,
+        write_errors: v.write_errors,
+        checksum_errors: v.checksum_errors,
+        slow_ios: v.slow_ios,
+        direct_io: v.direct_io,
+        size: v.size,
+        allocated: v.allocated,
+        fragmentation: v.fragmentation,
+        expandsize: v.expandsize,
+        psize: v.psize,
+        children: v.children.iter().map(vdev).collect(),
+    }
+}
+
+/// The tree with the cache devices and spares, which the engine lists apart.
+fn tree(root: &VdevStatus, aux: &[VdevStatus]) -> Vdev {
+    let mut out = vdev(root);
+    out.children.extend(aux.iter().map(vdev));
+    out
+}
+
+pub(crate) fn pool(s: &PoolStatus) -> Pool {
+    Pool {
+        name: s.name.clone(),
+        guid: s.guid.0,
+        health: state(s.health),
+        suspended: false,
+        root: tree(&s.root, &s.aux),
+        error_count: s.error_count,
+        errors: Vec::new(),
+        scan: s.scan.as_ref().map(|s| Scan {
+            resilver: s.resilver,
+            state: match s.state {
+                ScanState::Scanning => 1,
+                ScanState::Finished => 2,
+                ScanState::Canceled => 3,
+            },
+            start: s.start_time,
+            end: s.end_time,
+            processed: s.processed,
+            errors: s.errors,
+            to_examine: s.to_examine,
+            examined: s.examined,
+            issued: s.examined,
+            ..Scan::default()
+        }),
+        removal: None,
+        expand: None,
+        checkpoint: None,
+        disabled_features: s.reason == Some(ImportReason::FeaturesDisabled),
+    }
+}
+
+/// A pool that could be imported.
+pub(crate) fn found(p: &FoundPool) -> Found {
+    Found {
+        name: p.name.clone(),
+        guid: p.guid.0,
+        destroyed: p.state == PoolState::Destroyed,
+        foreign: p.reason == Some(ImportReason::HostidMismatch),
+        hostname: p.hostname.clone(),
+        hostid: p.hostid,
+        last_accessed: Some(p.timestamp).filter(|t| *t != 0),
+        comment: p.comment.clone(),
+        health: state(p.health),
+        unsupported: p.unsupported.clone(),
+        root: tree(&p.vdevs, &p.aux),
+    }
+}

@@ -1,0 +1,114 @@
+//! The daemon: one process that holds the imported pools and serves their mounts.
+//!
+//! # Theory
+//! Commands talk to it over a Unix socket (`crate::proto`); each connection has a
+//! thread. Pools are remembered in a list and imported again at the next start,
+//! unless they were exported: `daemon stop` exports, a signal (the system going
+//! down) only closes. A killed daemon leaves mounts behind that answer nothing;
+//! the next start removes them before anything else.
+//!
+//! # Invariants
+//! * Only root and the daemon's own user are served, by the socket's peer
+//!   credentials, not only by the directory's mode.
+//! * One daemon a runtime directory, by a lock on a file.
+//! * A request whose client is gone stops at the next pool, dataset or mount.
+//!
+//! Lock order: `State::changes` → `State::pools` → `State::mounts`. The engine is
+//! never called under `pools` or `mounts`.
+
+mod convert;
+mod handle;
+mod mounts;
+mod server;
+mod state;
+
+use std::ffi::OsString;
+
+use base::Result;
+
+use crate::client::Client;
+use crate::getopt::{self, Long};
+use crate::proto::{Reply, Request};
+use crate::runtime::Runtime;
+use crate::ui::{self, Exit, time};
+
+pub(crate) use mounts::{MountOptions, MountedFs, Mounter};
+
+const USAGE: &str = "usage:\n\tdaemon start [--foreground]\n\tdaemon stop [-f]\n\tdaemon status\n";
+
+/// `cenote daemon ...`
+pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
+    let long =
+        [Long("foreground", false, 'F'), Long("detached", false, 'D'), Long("force", false, 'f')];
+    let parsed = match getopt::parse(argv, "f", &long) {
+        Ok(parsed) => parsed,
+        Err(bad) => {
+            if let Some(message) = bad.message() {
+                ui::err(&message);
+            }
+            ui::err(USAGE.trim_end());
+            return Ok(Exit::USAGE);
+        }
+    };
+    let words = parsed.words();
+    let runtime = Runtime::from_env()?;
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["start"] if parsed.has('D') || parsed.has('F') => server::run(&runtime, parsed.has('D')),
+        ["start"] => {
+            let known = Client::running(&runtime)?.is_some();
+            let client = Client::connect(&runtime)?;
+            let word = if known { "already running" } else { "started" };
+            ui::out(&format!("cenote daemon {word}, pid {}\n", client.hello.pid));
+            Ok(Exit::OK)
+        }
+        ["stop"] => stop(&runtime, parsed.has('f')),
+        ["status"] => status(&runtime),
+        _ => {
+            ui::err(USAGE.trim_end());
+            Ok(Exit::USAGE)
+        }
+    }
+}
+
+fn stop(runtime: &Runtime, force: bool) -> Result<Exit> {
+    let Some(mut client) = Client::running(runtime)? else {
+        ui::err("no daemon is running");
+        return Ok(Exit::OK);
+    };
+    client.ask(&Request::Stop { force })?;
+    // The lock tells when it is gone for good.
+    let begin = base::rt::now();
+    while runtime.lock().is_err() {
+        if begin.elapsed().as_secs() > 60 {
+            ui::err("the daemon said goodbye but does not end");
+            return Ok(Exit::FAILURE);
+        }
+        base::rt::sleep(std::time::Duration::from_millis(10));
+    }
+    Ok(Exit::failed_if(client.failed))
+}
+
+fn status(runtime: &Runtime) -> Result<Exit> {
+    let Some(mut client) = Client::running(runtime)? else {
+        ui::out(&format!("no daemon is running in {}\n", runtime.dir().display()));
+        return Ok(Exit::FAILURE);
+    };
+    let Reply::Status(s) = client.ask(&Request::Status)? else {
+        return Err(base::Error::corrupt("the daemon answered something else"));
+    };
+    let pools = if s.pools.is_empty() { "none".to_owned() } else { s.pools.join(" ") };
+    let mut text = format!(
+        "   pid: {}\n  since: {}\n version: {}\n runtime: {}\n   pools: {pools}\n  mounts: {}\n",
+        s.pid,
+        time::duration(s.uptime),
+        client.hello.program,
+        runtime.dir().display(),
+        s.mounts
+    );
+    text = text.replacen("   pid", "     pid", 1).replacen("  since", "   since", 1);
+    if let Some(dir) = s.volumes {
+        text.push_str(&format!(" volumes: {}\n", dir.display()));
+    }
+    ui::out(&text);
+    Ok(Exit::OK)
+}

@@ -1,0 +1,223 @@
+//! The daemon's process: start, connections, signals, end.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result, rt};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::geteuid;
+
+use super::handle::{RowListener, handle};
+use super::state::{Listener, Log, State};
+use crate::mount::FuseMounter;
+use crate::proto::{self, Hello, Reply, Request, Row};
+use crate::runtime::{self, Runtime};
+use crate::ui::{self, Exit};
+
+/// How long a connected client may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs a daemon until it is told to stop.
+///
+/// # Errors
+/// Another one runs, or it cannot start.
+pub(crate) fn run(runtime: &Runtime, detached: bool) -> Result<Exit> {
+    runtime.create()?;
+    let _lock = runtime.lock()?;
+    if detached {
+        // Out of the terminal's session; failing means we lead one already.
+        let _leader = rustix::process::setsid();
+    }
+    let signals = Signals::block()?;
+    clean(runtime);
+    let state = Arc::new(State::new(runtime, Box::new(FuseMounter))?);
+    let listener = listen(runtime)?;
+    ui::err(&format!(
+        "cenote daemon {} started, pid {}",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id()
+    ));
+    let waiting = Arc::clone(&state);
+    let socket = runtime.socket();
+    // A signal means that the system goes down: pools are imported again later.
+    rt::spawn("signals", move || signals.wait_and(|| end(&waiting, &socket)))?;
+    state.import_saved();
+    accept(&state, &listener);
+    let _gone = std::fs::remove_file(runtime.socket());
+    ui::err("cenote daemon ended");
+    Ok(Exit::OK)
+}
+
+fn listen(runtime: &Runtime) -> Result<UnixListener> {
+    let path = runtime.socket();
+    let io = |e| Error::io("cannot listen", e).on_path(path.display().to_string());
+    // We hold the lock: what lies here is a dead daemon's.
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path).map_err(io)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(io)?;
+    Ok(listener)
+}
+
+/// Removes the mounts that a killed daemon left: those of its list that nobody
+/// serves any more.
+fn clean(runtime: &Runtime) {
+    let mut paths: Vec<PathBuf> = runtime::load(&runtime.mounts()).unwrap_or_default();
+    paths.push(runtime.volumes());
+    paths.sort();
+    for path in paths.iter().rev() {
+        if !fuse::is_stale(path) {
+            continue;
+        }
+        match fuse::unmount(path, fuse::UnmountOptions { lazy: true, force: false }) {
+            Ok(()) => ui::err(&format!("removed the dead mount {}", path.display())),
+            Err(e) => ui::err(&format!("a dead mount stays at {}: {e}", path.display())),
+        }
+    }
+}
+
+/// Closes all pools but remembers them, then lets the accept loop end.
+fn end(state: &State, socket: &std::path::Path) {
+    if let Err(e) = state.close_all(true, false, &mut Log) {
+        ui::err(e.message());
+    }
+    state.set_stopping();
+    let _wake = UnixStream::connect(socket);
+}
+
+fn accept(state: &Arc<State>, listener: &UnixListener) {
+    for stream in listener.incoming() {
+        if state.is_stopping() {
+            return;
+        }
+        let Ok(stream) = stream else {
+            // Out of descriptors: do not spin.
+            rt::sleep(Duration::from_millis(50));
+            continue;
+        };
+        let state = Arc::clone(state);
+        let served = rt::spawn("client", move || {
+            match connection(&state, &stream) {
+                Ok(()) => {}
+                Err(e) => ui::err(&format!("a client: {e}")),
+            }
+            if state.is_stopping() {
+                let address = stream.local_addr().ok();
+                if let Some(path) = address.as_ref().and_then(|a| a.as_pathname()) {
+                    let _wake = UnixStream::connect(path);
+                }
+            }
+        });
+        if let Err(e) = served {
+            ui::err(&format!("a client was turned away: {e}"));
+        }
+    }
+}
+
+fn check_peer(stream: &UnixStream) -> Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)
+        .map_err(|e| Error::io("cannot tell who connects", e.into()))?;
+    if peer.uid.is_root() || peer.uid == geteuid() {
+        return Ok(());
+    }
+    Err(Error::permission(format!("user {} is not served", peer.uid.as_raw())))
+}
+
+fn connection(state: &State, stream: &UnixStream) -> Result<()> {
+    check_peer(stream)?;
+    let timeout = |t| stream.set_read_timeout(t).map_err(|e| Error::io("no timeout", e));
+    timeout(Some(HELLO_TIMEOUT))?;
+    let Some(hello) = proto::receive::<Hello>(stream)? else { return Ok(()) };
+    timeout(None)?;
+    proto::send(stream, &Hello::ours())?;
+    if hello.protocol != proto::VERSION {
+        return Err(Error::unsupported(format!("speaks version {}", hello.protocol)));
+    }
+    while let Some(request) = proto::receive::<Request>(stream)? {
+        let mut to = Wire { stream, broken: false };
+        let reply = handle(state, &request, &mut to);
+        proto::send(stream, &reply)?;
+        if state.is_stopping() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A client that hears how its request goes.
+struct Wire<'a> {
+    stream: &'a UnixStream,
+    broken: bool,
+}
+
+impl Wire<'_> {
+    fn send(&mut self, reply: &Reply) {
+        self.broken |= proto::send(self.stream, reply).is_err();
+    }
+}
+
+impl Listener for Wire<'_> {
+    fn progress(&mut self, what: &str, done: u64, total: u64) {
+        self.send(&Reply::Progress(what.to_owned(), done, total));
+    }
+    fn problem(&mut self, line: String) {
+        self.send(&Reply::Problem(line));
+    }
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.stream, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.broken
+            || (rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
+                && fds.iter().any(|f| {
+                    f.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+                }))
+    }
+}
+
+impl RowListener for Wire<'_> {
+    fn rows(&mut self, rows: Vec<Row>) {
+        if !rows.is_empty() {
+            self.send(&Reply::Rows(rows));
+        }
+    }
+}
+
+/// The signals that end the daemon, taken by one thread instead of a handler.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    /// Blocks them in this thread and those it starts later.
+    fn block() -> Result<Signals> {
+        // SAFETY: all-zero bytes are a valid (empty) set.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` is a live local; the calls only write to it.
+        unsafe {
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGTERM);
+            libc::sigaddset(&raw mut set, libc::SIGINT);
+            libc::sigaddset(&raw mut set, libc::SIGHUP);
+        }
+        // SAFETY: the set was filled in above, and no old mask is asked for.
+        let rc =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if rc != 0 {
+            return Err(Error::new(ErrorKind::Io, "cannot block signals"));
+        }
+        Ok(Signals(set))
+    }
+
+    /// Waits for one of them, then calls `f`.
+    fn wait_and(&self, f: impl FnOnce()) {
+        let mut signal = 0;
+        // SAFETY: both pointers are to live values.
+        if unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } == 0 {
+            ui::err(&format!("signal {signal}"));
+            f();
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The pools that the daemon holds, and what changes them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::rt::{self, Instant, Mutex, RwLock};
+use base::{Error, ErrorKind, Result, Txg};
+use serde::{Deserialize, Serialize};
+
+use super::mounts::{self, Mounter, Refusal, Table};
+use crate::engine::{Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search};
+use crate::mount::volumes::Volumes;
+use crate::proto::{ImportArgs, SearchArgs};
+use crate::runtime::{self, Runtime};
+
+/// Who hears how a request goes on, and whether anyone still listens.
+pub(crate) trait Listener {
+    /// Long work goes on.
+    fn progress(&mut self, what: &str, done: u64, total: u64);
+    /// Something failed; the request goes on.
+    fn problem(&mut self, line: String);
+    /// Whether the client has gone away.
+    fn is_gone(&self) -> bool;
+}
+
+/// Writes to the log what nobody listens to.
+pub(crate) struct Log;
+
+impl Listener for Log {
+    fn progress(&mut self, _: &str, _: u64, _: u64) {}
+    fn problem(&mut self, line: String) {
+        crate::ui::err(&line);
+    }
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+/// A pool and how it was imported.
+struct Held {
+    pool: Arc<Pool>,
+    args: ImportArgs,
+}
+
+/// What is written about a pool in the list of imported pools.
+#[derive(Serialize, Deserialize)]
+struct Saved(ImportArgs);
+
+/// Everything the daemon holds.
+pub(crate) struct State {
+    engine: Arc<Engine>,
+    runtime: Runtime,
+    mounter: Box<dyn Mounter>,
+    started: Instant,
+    changes: Mutex<()>,
+    pools: RwLock<BTreeMap<String, Held>>,
+    mounts: Mutex<Table>,
+    volumes: Volumes,
+    stopping: AtomicBool,
+}
+
+fn cannot(action: &str, name: &str, e: &Error) -> Error {
+    Error::new(e.kind(), format!("cannot {action} '{name}': {e}"))
+}
+
+impl State {
+    /// Starts the engine; no pool is imported yet.
+    ///
+    /// # Errors
+    /// The engine cannot start.
+    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
+        Ok(State {
+            engine: Engine::new(EngineConfig::default())?,
+            runtime: runtime.clone(),
+            mounter,
+            started: rt::now(),
+            changes: Mutex::new(()),
+            pools: RwLock::new(BTreeMap::new()),
+            mounts: Mutex::new(Table::default()),
+            volumes: Volumes::new(runtime.volumes()),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// Seconds since the start.
+    pub(crate) fn uptime(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    /// Whether the daemon is about to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// From now on the daemon ends.
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Names of the pools, sorted.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.pools.read().keys().cloned().collect()
+    }
+
+    /// A pool by name.
+    pub(crate) fn pool(&self, name: &str) -> Option<Arc<Pool>> {
+        self.pools.read().get(name).map(|h| Arc::clone(&h.pool))
+    }
+
+    /// The table of mounts; mounts that were undone behind its back are dropped.
+    pub(crate) fn mounts(&self) -> Vec<crate::proto::Mounted> {
+        let mut table = self.mounts.lock();
+        table.forget_dead();
+        table.list()
+    }
+
+    /// Where volumes appear, if any do.
+    pub(crate) fn volumes(&self) -> Option<PathBuf> {
+        self.volumes.path()
+    }
+
+    /// Whether a dataset is mounted.
+    pub(crate) fn is_mounted(&self, dataset: &str) -> bool {
+        self.mounts.lock().is_mounted(dataset)
+    }
+
+    fn save(&self) -> Result<()> {
+        let pools = self.pools.read();
+        let saved: Vec<Saved> = pools.values().map(|h| Saved(h.args.clone())).collect();
+        drop(pools);
+        runtime::store(&self.runtime.pools(), &saved)
+    }
+
+    fn save_mounts(&self) {
+        let list: Vec<String> = self.mounts().into_iter().map(|m| m.mountpoint).collect();
+        if let Err(e) = runtime::store(&self.runtime.mounts(), &list) {
+            crate::ui::err(&format!("cannot write the list of mounts: {e}"));
+        }
+    }
+
+    /// Imports a pool and mounts what belongs mounted.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn import(&self, args: &ImportArgs, to: &mut dyn Listener) -> Result<String> {
+        let _changing = self.changes.lock();
+        let shown = args.new_name.as_deref().unwrap_or(&args.name);
+        if self.pools.read().contains_key(shown) {
+            return Err(Error::new(
+                ErrorKind::Exists,
+                format!(
+                    "cannot import '{shown}': a pool with that name already exists\nuse the form \
+                     'zpool import <pool | id> <newpool>' to give it a new name"
+                ),
+            ));
+        }
+        to.progress(&format!("looking for {}", args.name), 0, 0);
+        let discovery = self
+            .engine
+            .discover(&Search {
+                paths: args.search.paths.clone(),
+                destroyed: args.search.destroyed,
+            })
+            .map_err(|e| cannot("import", &args.name, &e))?;
+        let found = discovery.pools.iter().find(|p| p.guid.0 == args.guid).ok_or_else(|| {
+            Error::not_found(format!("cannot import '{}': no such pool available", args.name))
+        })?;
+        to.progress(&format!("importing {shown}"), 0, 0);
+        let options = ImportOptions {
+            readonly: args.readonly,
+            force: args.force,
+            rewind: args.rewind,
+            dry_run: args.dry_run,
+            extreme: args.extreme,
+            txg: args.txg.map(Txg),
+            missing_log: args.missing_log,
+            altroot: args.altroot.clone(),
+            new_name: args.new_name.clone(),
+            ..ImportOptions::default()
+        };
+        let pool =
+            self.engine.import(found, &options).map_err(|e| cannot("import", &args.name, &e))?;
+        if args.dry_run {
+            return Ok(shown.to_owned());
+        }
+        let name = pool.name().to_owned();
+        let held = Held { pool: Arc::clone(&pool), args: args.clone() };
+        self.pools.write().insert(name.clone(), held);
+        if let Err(e) = self.save() {
+            to.problem(format!("'{name}' will not be imported again at the next start: {e}"));
+        }
+        if !args.no_mount {
+            self.mount_pool(&pool, to);
+        }
+        if let Err(e) = self.volumes.add(&pool) {
+            to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
+        }
+        Ok(name)
+    }
+
+    /// Imports again what the list names.
+    pub(crate) fn import_saved(&self) {
+        let saved: Vec<Saved> = match runtime::load(&self.runtime.pools()) {
+            Ok(saved) => saved,
+            Err(e) => return crate::ui::err(&format!("no pool is imported again: {e}")),
+        };
+        for Saved(mut args) in saved {
+            // It was ours a moment ago.
+            args.force = true;
+            match self.import(&args, &mut Log) {
+                Ok(name) => crate::ui::err(&format!("imported '{name}' again")),
+                Err(e) => crate::ui::err(&e.to_string()),
+            }
+        }
+    }
+
+    fn mount_pool(&self, pool: &Arc<Pool>, to: &mut dyn Listener) {
+        match pool.root() {
+            Ok(root) => self.mount_below(&root, to),
+            Err(e) => to.problem(format!("cannot mount '{}': {e}", pool.name())),
+        }
+    }
+
+    /// Mounts a dataset and what is below it, as far as `-a` would. Called under
+    /// `changes`.
+    fn mount_below(&self, root: &Dataset, to: &mut dyn Listener) {
+        let mut plans = Vec::new();
+        let mut todo = vec![root.clone()];
+        while let Some(dataset) = todo.pop() {
+            match mounts::plan(&dataset, false) {
+                Ok(Ok(plan)) => plans.push(plan),
+                Ok(Err(Refusal::Locked)) => {
+                    to.problem(Refusal::Locked.message(dataset.name()));
+                }
+                Ok(Err(_)) => {}
+                Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
+            }
+            match dataset.children() {
+                Ok(children) => todo.extend(children),
+                Err(e) => to.problem(format!("cannot list below '{}': {e}", dataset.name())),
+            }
+        }
+        plans.retain(|p| !self.is_mounted(p.dataset.name()));
+        plans.sort_by(|a, b| (&a.at, a.dataset.name()).cmp(&(&b.at, b.dataset.name())));
+        let total = plans.len() as u64;
+        for (done, plan) in plans.iter().enumerate() {
+            if to.is_gone() {
+                return;
+            }
+            to.progress(&format!("mounting {}", plan.dataset.name()), done as u64, total);
+            if let Err(line) = self.mount_one(plan, true) {
+                to.problem(line.message().to_owned());
+            }
+        }
+    }
+
+    fn mount_one(&self, plan: &mounts::Plan, overlay: bool) -> Result<()> {
+        let name = plan.dataset.name();
+        let fail = |e: Error| cannot("mount", name, &e);
+        let place = |e: Error| match e.kind() {
+            ErrorKind::NotEmpty => Error::new(
+                e.kind(),
+                format!("cannot mount '{}': {}", plan.at.display(), e.message()),
+            ),
+            _ => cannot("mount", &plan.at.display().to_string(), &e),
+        };
+        mounts::prepare(&plan.at, overlay).map_err(place)?;
+        let options = mounts::options(&plan.dataset).map_err(fail)?;
+        let fs = self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?;
+        self.mounts.lock().insert(name, plan.at.clone(), fs);
+        self.save_mounts();
+        Ok(())
+    }
+
+    /// `zfs mount DATASET`, `zfs mount -R DATASET`, `zfs mount -a`.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn mount(
+        &self,
+        target: Option<&str>,
+        recursive: bool,
+        overlay: bool,
+        to: &mut dyn Listener,
+    ) -> Result<()> {
+        let _changing = self.changes.lock();
+        self.mounts.lock().forget_dead();
+        let Some(name) = target else {
+            for name in self.names() {
+                if let Some(pool) = self.pool(&name) {
+                    self.mount_pool(&pool, to);
+                }
+            }
+            return Ok(());
+        };
+        let (_, dataset) = self.open(name)?;
+        if recursive {
+            self.mount_below(&dataset, to);
+            return Ok(());
+        }
+        let failed = |e| cannot("mount", name, &e);
+        match mounts::plan(&dataset, true).map_err(failed)? {
+            Ok(_) if self.is_mounted(name) => Err(Error::new(
+                ErrorKind::Exists,
+                format!("cannot mount '{name}': filesystem already mounted"),
+            )),
+            Ok(plan) => self.mount_one(&plan, overlay),
+            Err(refusal) => Err(Error::invalid(refusal.message(name))),
+        }
+    }
+
+    /// `zfs unmount`: by dataset, by mountpoint, or all.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn unmount(
+        &self,
+        target: Option<&str>,
+        force: bool,
+        to: &mut dyn Listener,
+    ) -> Result<()> {
+        let _changing = self.changes.lock();
+        self.mounts.lock().forget_dead();
+        let Some(target) = target else {
+            self.unmount_where(|_| true, force, to);
+            return Ok(());
+        };
+        let dataset = if target.starts_with('/') {
+            self.mounts.lock().at_path(Path::new(target)).ok_or_else(|| {
+                Error::not_found(format!("cannot unmount '{target}': not a mountpoint"))
+            })?
+        } else {
+            let (_, dataset) = self.open(target)?;
+            if dataset.kind() != DatasetKind::Filesystem {
+                return Err(Error::invalid(Refusal::Kind.message(target)));
+            }
+            if !self.is_mounted(target) {
+                return Err(Error::not_found(format!(
+                    "cannot unmount '{target}': not currently mounted"
+                )));
+            }
+            target.to_owned()
+        };
+        let under = format!("{dataset}/");
+        if self.unmount_where(|n| n == dataset || n.starts_with(&under), force, to) {
+            return Ok(());
+        }
+        Err(Error::busy(String::new()))
+    }
+
+    /// Unmounts what `wanted` accepts, children first; false if something stayed.
+    fn unmount_where(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+        force: bool,
+        to: &mut dyn Listener,
+    ) -> bool {
+        let list = self.mounts.lock().deepest_first(wanted);
+        let mut all = true;
+        for (name, at, fs) in list {
+            match fs.unmount(force) {
+                Ok(()) => self.mounts.lock().remove(&name),
+                Err(_) if !fs.is_alive() => self.mounts.lock().remove(&name),
+                Err(e) => {
+                    all = false;
+                    let why = match e.kind() {
+                        ErrorKind::Busy => "pool or dataset is busy".to_owned(),
+                        _ => e.to_string(),
+                    };
+                    to.problem(format!("cannot unmount '{}': {why}", at.display()));
+                }
+            }
+        }
+        self.save_mounts();
+        all
+    }
+
+    /// Unmounts and closes a pool and forgets it.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn export(&self, name: &str, force: bool, to: &mut dyn Listener) -> Result<()> {
+        let _changing = self.changes.lock();
+        self.close(name, force, to)?;
+        self.save()
+    }
+
+    fn close(&self, name: &str, force: bool, to: &mut dyn Listener) -> Result<()> {
+        if self.pool(name).is_none() {
+            return Err(Error::not_found(format!("cannot open '{name}': no such pool")));
+        }
+        let below = format!("{name}/");
+        if !self.unmount_where(|n| n == name || n.starts_with(&below), force, to) {
+            return Err(Error::busy(format!("cannot export '{name}': pool is busy")));
+        }
+        self.volumes.remove(name);
+        self.pools.write().remove(name);
+        Ok(())
+    }
+
+    /// Closes everything. With `forget` the pools are not imported again.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn close_all(&self, force: bool, forget: bool, to: &mut dyn Listener) -> Result<()> {
+        let _changing = self.changes.lock();
+        for name in self.names() {
+            self.close(&name, force, to)?;
+        }
+        self.volumes.end();
+        if forget { self.save() } else { Ok(()) }
+    }
+
+    /// A dataset by its full name, with its pool.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn open(&self, name: &str) -> Result<(Arc<Pool>, Dataset)> {
+        let end = name.find(['/', '@', '#']).unwrap_or(name.len());
+        let missing = || Error::not_found(format!("cannot open '{name}': dataset does not exist"));
+        let pool = self.pool(name.get(..end).unwrap_or(name)).ok_or_else(missing)?;
+        match pool.dataset(name) {
+            Ok(dataset) => Ok((pool, dataset)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Err(missing()),
+            Err(e) => Err(cannot("open", name, &e)),
+        }
+    }
+
+    /// Pools that could be imported.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn discover(
+        &self,
+        search: &SearchArgs,
+    ) -> Result<(Vec<crate::proto::Found>, Vec<String>)> {
+        let found = self
+            .engine
+            .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
+        let ours: Vec<u64> = self.pools.read().values().map(|h| h.pool.guid().0).collect();
+        let pools = found.pools.iter().filter(|p| !ours.contains(&p.guid.0));
+        let problems = found.problems.iter().map(|(p, e)| format!("{}: {e}", p.display()));
+        Ok((pools.map(super::convert::found).collect(), problems.collect()))
+    }
+}

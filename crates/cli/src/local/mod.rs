@@ -1,0 +1,217 @@
+//! Files of a pool without importing it: `ls`, `tree`, `cat` and `cp` on
+//! `POOL/DATASET[@SNAP][:/path]`. No daemon, no mount, no privileges beyond
+//! reading the pool's devices.
+//!
+//! The pool is opened for inspection in this process: nothing is written to it,
+//! and it may be exported or have been in use elsewhere.
+
+mod cat;
+mod copy;
+mod list;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, ObjectId, Result};
+
+use crate::engine::{
+    Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, ImportOptions, Io,
+    Pool, Search, Volume,
+};
+use crate::getopt;
+use crate::ui::{self, Exit};
+
+const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...\n\ttree \
+    [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \
+    POOL/DATASET[@SNAP][:/path] ...\n\tcp [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET";
+
+/// `cenote ls|tree|cat|cp`
+pub(crate) fn main(command: &str, argv: &[OsString]) -> Result<Exit> {
+    let parsed = match getopt::parse(argv, "alrRd:", &[]) {
+        Ok(parsed) => parsed,
+        Err(bad) => return Ok(misuse(bad.message().as_deref())),
+    };
+    let search: Vec<PathBuf> =
+        parsed.opts.iter().filter(|o| o.letter == 'd').map(|o| PathBuf::from(&o.arg)).collect();
+    let mut operands = parsed.args.clone();
+    let target = if command == "cp" { operands.pop() } else { None };
+    if operands.is_empty() {
+        return Ok(misuse(Some("missing dataset argument")));
+    }
+    let mut pools = Pools::new(search)?;
+    let mut failed = false;
+    let many = operands.len() > 1;
+    for operand in &operands {
+        let shown = operand.to_string_lossy();
+        let result = pools.open(operand).and_then(|source| match command {
+            "ls" => list::ls(&source, &shown, parsed.has('l'), parsed.has('R'), many),
+            "tree" => list::tree(&source, &shown),
+            "cat" => cat::cat(&source),
+            _ => {
+                let target = PathBuf::from(target.clone().unwrap_or_default());
+                let recursive = parsed.has('r') || parsed.has('R') || parsed.has('a');
+                copy::cp(&source, &target, recursive, many)
+            }
+        });
+        match result {
+            Ok(fine) => failed |= !fine,
+            Err(e) => {
+                ui::err(&format!("{command}: {shown}: {e}"));
+                failed = true;
+            }
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
+fn misuse(message: Option<&str>) -> Exit {
+    if let Some(message) = message {
+        ui::err(message);
+    }
+    ui::err(USAGE);
+    Exit::USAGE
+}
+
+/// What an operand names.
+enum Content {
+    /// A file or directory.
+    File(Arc<FileSystem>, ObjectId),
+    /// A volume.
+    Volume(Arc<Volume>),
+}
+
+/// What an operand names, and its last name.
+struct Source {
+    content: Content,
+    name: Vec<u8>,
+}
+
+/// Splits `POOL/DATASET[@SNAP][:/path]`. A colon may be part of a dataset's name:
+/// the path begins at the first `:/`, or the operand ends with `:`.
+fn split(operand: &OsStr) -> Result<(String, Vec<u8>)> {
+    let bytes = operand.as_bytes();
+    let at = bytes.windows(2).position(|w| w == b":/");
+    let at = at.or_else(|| bytes.ends_with(b":").then(|| bytes.len() - 1));
+    let (name, path) = match at {
+        Some(at) => (&bytes[..at], bytes.get(at + 1..).unwrap_or_default()),
+        None => (bytes, &b""[..]),
+    };
+    let name = std::str::from_utf8(name).map_err(|_| Error::invalid("bad dataset name"))?;
+    if name.is_empty() || name.starts_with('/') {
+        return Err(Error::invalid("expected POOL/DATASET[@SNAP][:/path]"));
+    }
+    Ok((name.to_owned(), path.to_vec()))
+}
+
+/// The pools that operands name, each opened once.
+struct Pools {
+    engine: Arc<Engine>,
+    search: Vec<PathBuf>,
+    open: Vec<Arc<Pool>>,
+}
+
+impl Pools {
+    fn new(search: Vec<PathBuf>) -> Result<Pools> {
+        Ok(Pools { engine: Engine::new(EngineConfig::default())?, search, open: Vec::new() })
+    }
+
+    fn pool(&mut self, name: &str) -> Result<Arc<Pool>> {
+        if let Some(pool) = self.open.iter().find(|p| p.name() == name) {
+            return Ok(Arc::clone(pool));
+        }
+        let search = Search { paths: self.search.clone(), destroyed: false };
+        let found = self.engine.discover(&search)?;
+        for (path, e) in &found.problems {
+            ui::err(&format!("{}: {e}", path.display()));
+        }
+        let mut matching = found.pools.iter().filter(|p| p.name == name);
+        let pool = matching.next().ok_or_else(|| {
+            Error::not_found(format!("no pool '{name}' found; name its devices with -d"))
+        })?;
+        if matching.next().is_some() {
+            return Err(Error::invalid(format!("more than one pool is named '{name}'")));
+        }
+        let pool = self.engine.inspect(pool, &ImportOptions::default())?;
+        self.open.push(Arc::clone(&pool));
+        Ok(pool)
+    }
+
+    fn open(&mut self, operand: &OsStr) -> Result<Source> {
+        let (name, path) = split(operand)?;
+        let end = name.find(['/', '@', '#']).unwrap_or(name.len());
+        let pool = self.pool(name.get(..end).unwrap_or(&name))?;
+        let dataset = pool.dataset(&name)?;
+        if holds_volume(&dataset)? {
+            let last = name.rsplit('/').next().unwrap_or(&name);
+            let content = Content::Volume(dataset.open_volume()?);
+            return Ok(Source { content, name: last.as_bytes().to_vec() });
+        }
+        let fs = dataset.open_fs()?;
+        let id = fs.walk(&path, Io::WAIT)?;
+        let last = path.split(|b| *b == b'/').rfind(|p| !p.is_empty());
+        let name = last.map_or_else(|| name.replace('/', "-").into_bytes(), <[u8]>::to_vec);
+        Ok(Source { content: Content::File(fs, id), name })
+    }
+}
+
+/// Whether a dataset is a volume or a volume's snapshot.
+fn holds_volume(dataset: &Dataset) -> Result<bool> {
+    Ok(match dataset.kind() {
+        DatasetKind::Volume => true,
+        DatasetKind::Snapshot => dataset.prop("volsize")?.is_some(),
+        DatasetKind::Filesystem | DatasetKind::Bookmark => false,
+    })
+}
+
+/// All entries of a directory but `.` and `..`, by name. A name that no file can
+/// have (a damaged or hostile directory) is told and left out: it must not lead
+/// out of a copy's target.
+fn entries(fs: &FileSystem, dir: ObjectId) -> Result<Vec<(Vec<u8>, ObjectId)>> {
+    let mut out = Vec::new();
+    let mut cookie = 0;
+    loop {
+        let page = fs.readdir(dir, cookie, Io::WAIT)?;
+        for e in page.entries {
+            match e.name.as_slice() {
+                b"." | b".." => {}
+                n if n.is_empty() || n.contains(&b'/') || n.contains(&0) => {
+                    ui::err(&format!("object {dir}: an entry has an impossible name: left out"));
+                }
+                _ => out.push((e.name, e.id)),
+            }
+        }
+        match page.next {
+            Some(next) if next != cookie => cookie = next,
+            _ => break,
+        }
+    }
+    out.sort();
+    Ok(out)
+}
+
+/// A directory may be damaged so that it holds itself: how deep we follow.
+const DEPTH_MAX: usize = base::limits::PATH_DEPTH_MAX;
+
+fn too_deep() -> Error {
+    Error::new(ErrorKind::Limit, "the directory is nested too deep")
+}
+
+fn is_dir(a: &Attrs) -> bool {
+    a.kind == FileKind::Dir
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_split_at_the_path() {
+        let s = |o: &str| split(OsStr::new(o)).map(|(n, p)| (n, String::from_utf8(p).unwrap()));
+        assert_eq!(s("p/d@s:/a:/b").unwrap(), ("p/d@s".into(), "/a:/b".into()));
+        assert_eq!(s("p/d:x").unwrap(), ("p/d:x".into(), String::new()));
+        assert_eq!(s("p:").unwrap(), ("p".into(), String::new()));
+        assert!(s("/etc/passwd").is_err() && s(":/a").is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! Node numbers of one mount.
+//!
+//! The upper 16 bits say which file system an object is in: 0 is the dataset
+//! itself, others are its snapshots as they were opened, and one is left for the
+//! control directory `.zfs`. The lower 48 bits are the object number, so that no
+//! table of nodes is needed and nothing is to be forgotten. FUSE calls the root
+//! 1; object 1 is the master node, never a file, so no object loses its number.
+
+use base::ObjectId;
+
+const SPACE_SHIFT: u32 = 48;
+const OBJECT_MASK: u64 = (1 << SPACE_SHIFT) - 1;
+const CONTROL: u16 = u16::MAX;
+
+/// `.zfs` and `.zfs/snapshot`; their inode numbers are OpenZFS's.
+pub(super) const CTL_INO: u64 = 0x0000_ffff_ffff_ffff;
+pub(super) const SNAPDIR_INO: u64 = 0x0000_ffff_ffff_fffd;
+/// File systems in one mount: the dataset and its snapshots.
+pub(super) const SPACES_MAX: usize = CONTROL as usize;
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// An object of the dataset (0) or of a snapshot.
+    Object(u16, ObjectId),
+    /// `.zfs`.
+    Control,
+    /// `.zfs/snapshot`.
+    Snapdir,
+}
+
+impl Node {
+    /// The node of a number, `root` being the dataset's root directory.
+    pub(super) fn from_id(id: u64, root: ObjectId) -> Option<Node> {
+        if id == fuse::ROOT_ID {
+            return Some(Node::Object(0, root));
+        }
+        let object = id & OBJECT_MASK;
+        match u16::try_from(id >> SPACE_SHIFT).ok()? {
+            CONTROL if object == CTL_INO & OBJECT_MASK => Some(Node::Control),
+            CONTROL if object == SNAPDIR_INO & OBJECT_MASK => Some(Node::Snapdir),
+            CONTROL => None,
+            _ if object == 0 => None,
+            space => Some(Node::Object(space, ObjectId(object))),
+        }
+    }
+
+    /// Its number; `None` for an object number that a disk made too large.
+    pub(super) fn id(self, root: ObjectId) -> Option<u64> {
+        let pack = |space: u16, low: u64| (u64::from(space) << SPACE_SHIFT) | low;
+        match self {
+            Node::Object(0, object) if object == root => Some(fuse::ROOT_ID),
+            Node::Object(space, object) if object.0 <= OBJECT_MASK && object.0 > 0 => {
+                Some(pack(space, object.0)).filter(|id| *id != fuse::ROOT_ID)
+            }
+            Node::Object(..) => None,
+            Node::Control => Some(pack(CONTROL, CTL_INO & OBJECT_MASK)),
+            Node::Snapdir => Some(pack(CONTROL, SNAPDIR_INO & OBJECT_MASK)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn numbers_are_unique_and_invertible(space in 0u16..u16::MAX, object in any::<u64>(), root in 2u64..100) {
+            let root = ObjectId(root);
+            let node = Node::Object(space, ObjectId(object));
+            if let Some(id) = node.id(root) {
+                prop_assert_eq!(Node::from_id(id, root), Some(node));
+            }
+        }
+
+        #[test]
+        fn every_number_is_its_nodes(id in any::<u64>(), root in 2u64..100) {
+            let root = ObjectId(root);
+            if let Some(node) = Node::from_id(id, root) {
+                let back = node.id(root);
+                prop_assert!(back == Some(id) || (id == root.0 && back == Some(fuse::ROOT_ID)));
+            }
+        }
+    }
+
+    #[test]
+    fn special_nodes() {
+        let root = ObjectId(34);
+        assert_eq!(Node::from_id(1, root), Some(Node::Object(0, root)));
+        assert_eq!(Node::Object(0, root).id(root), Some(1));
+        assert_eq!(Node::Object(0, ObjectId(1)).id(root), None);
+        for node in [Node::Control, Node::Snapdir] {
+            assert_eq!(Node::from_id(node.id(root).unwrap(), root), Some(node));
+        }
+        assert_eq!(Node::Object(3, root).id(root), Some((3 << 48) | 34));
+    }
+}

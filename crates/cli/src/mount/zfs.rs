@@ -1,0 +1,492 @@
+//! A dataset as a FUSE file system.
+//!
+//! # Theory
+//! The pool is read-only, so nothing changes under the kernel: names and
+//! attributes may be believed for ever, files need no open, and the kernel's page
+//! cache keeps what was read. Each operation is tried from memory on the thread
+//! that received it, and only then by a worker that may wait (decision 7).
+//!
+//! `.zfs/snapshot/NAME` is the snapshot's own file system, opened when its name
+//! is first looked up and kept as long as the mount. It is found by name even
+//! where `snapdir=hidden` keeps it out of listings.
+//!
+//! # Departures from OpenZFS
+//! Snapshots are part of the dataset's mount instead of mounts of their own: they
+//! share its device number.
+//!
+//! Lock order: `ZfsMount::spaces` is a leaf; the engine is not called under it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use base::rt::RwLock;
+use base::{ErrorKind, ObjectId, Result};
+use cenote::props::PropData;
+use fuse::{
+    Attr, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, Opened, ReadArgs, Request,
+    Statfs, Statx, Timestamp,
+};
+
+use super::io;
+use super::node::{CTL_INO, Node, SNAPDIR_INO, SPACES_MAX};
+use crate::daemon::MountOptions;
+use crate::engine::{Attrs, Dataset, FileKind, FileSystem, Io, Whence};
+
+const CTL_NAME: &[u8] = b".zfs";
+const SNAPDIR_NAME: &[u8] = b"snapshot";
+/// Behind `..` in a root directory; the file system leaves it for `.zfs`.
+const COOKIE_CTL: u64 = 2;
+const COOKIE_BEHIND_CTL: u64 = 3;
+const S_IFDIR: u32 = 0o040_000;
+/// Unit of space in `statfs`.
+const FRAGMENT: u64 = 512;
+
+type Answer<T> = std::result::Result<T, Errno>;
+
+/// The file systems of one mount: index 0 is the dataset, others are snapshots.
+struct Spaces {
+    list: Vec<Arc<FileSystem>>,
+    by_name: HashMap<Vec<u8>, u16>,
+}
+
+/// A mounted dataset.
+pub(super) struct ZfsMount {
+    dataset: Dataset,
+    fs: Arc<FileSystem>,
+    spaces: RwLock<Spaces>,
+    snapshots: OnceLock<Vec<(Vec<u8>, Timestamp)>>,
+    totals: Statfs,
+    visible: bool,
+    has_ctl: bool,
+}
+
+fn number(dataset: &Dataset, name: &str) -> Result<u64> {
+    Ok(match dataset.prop(name)?.map(|v| v.value) {
+        Some(PropData::Num(n)) => n,
+        _ => 0,
+    })
+}
+
+fn totals(dataset: &Dataset, fs: &FileSystem) -> Result<Statfs> {
+    let available = number(dataset, "available")? / FRAGMENT;
+    let referenced = number(dataset, "referenced")? / FRAGMENT;
+    Ok(Statfs {
+        blocks: referenced.saturating_add(available),
+        bfree: available,
+        bavail: available,
+        files: fs.object_count().saturating_add(available),
+        ffree: available,
+        bsize: 128 << 10,
+        namelen: u32::try_from(fs.name_max()).unwrap_or(255),
+        frsize: 512,
+    })
+}
+
+fn stamp(t: crate::engine::Time) -> Timestamp {
+    Timestamp { sec: t.sec, nsec: t.nsec }
+}
+
+fn attr(a: &Attrs) -> Attr {
+    let rdev = a.device.map_or(0, |d| d.linux_dev());
+    Attr {
+        ino: a.id.0,
+        size: a.size,
+        blocks: a.blocks,
+        atime: stamp(a.atime),
+        mtime: stamp(a.mtime),
+        ctime: stamp(a.ctime),
+        mode: a.mode,
+        nlink: a.nlink,
+        uid: a.uid,
+        gid: a.gid,
+        rdev: u32::try_from(rdev).unwrap_or(0),
+        blksize: a.block_size,
+    }
+}
+
+fn entry(node: u64, generation: u64, attr: Attr) -> Entry {
+    Entry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
+}
+
+impl ZfsMount {
+    /// Opens a dataset for mounting.
+    ///
+    /// # Errors
+    /// The file system cannot be opened.
+    pub(super) fn new(dataset: &Dataset, options: &MountOptions) -> Result<ZfsMount> {
+        let fs = dataset.open_fs()?;
+        Ok(ZfsMount {
+            dataset: dataset.clone(),
+            totals: totals(dataset, &fs)?,
+            spaces: RwLock::new(Spaces { list: vec![Arc::clone(&fs)], by_name: HashMap::new() }),
+            fs,
+            snapshots: OnceLock::new(),
+            visible: options.snapdir_visible,
+            has_ctl: !options.snapdir_disabled,
+        })
+    }
+
+    fn root(&self) -> ObjectId {
+        self.fs.root()
+    }
+
+    fn node(&self, id: u64) -> Answer<Node> {
+        Node::from_id(id, self.root()).ok_or(Errno::ESTALE)
+    }
+
+    fn space(&self, space: u16) -> Answer<Arc<FileSystem>> {
+        if space == 0 {
+            return Ok(Arc::clone(&self.fs));
+        }
+        self.spaces.read().list.get(usize::from(space)).cloned().ok_or(Errno::ESTALE)
+    }
+
+    /// An object and the file system it is in.
+    fn object(&self, id: u64, otherwise: Errno) -> Answer<(Arc<FileSystem>, ObjectId)> {
+        match self.node(id)? {
+            Node::Object(space, object) => Ok((self.space(space)?, object)),
+            Node::Control | Node::Snapdir => Err(otherwise),
+        }
+    }
+
+    /// The snapshots by name, with their creation; read once.
+    fn snapshots(&self, mode: Mode) -> Answer<&[(Vec<u8>, Timestamp)]> {
+        if let Some(list) = self.snapshots.get() {
+            return Ok(list);
+        }
+        if mode == Mode::NonBlocking {
+            return Err(Errno::WOULD_BLOCK);
+        }
+        let mut list = Vec::new();
+        for snapshot in self.dataset.snapshots()? {
+            let Some((_, name)) = snapshot.name().split_once('@') else { continue };
+            let sec = number(&snapshot, "creation").unwrap_or(0);
+            let time = Timestamp { sec: i64::try_from(sec).unwrap_or(0), nsec: 0 };
+            list.push((name.as_bytes().to_vec(), time));
+        }
+        Ok(self.snapshots.get_or_init(|| list))
+    }
+
+    /// The file system of a snapshot, opened if it was not yet.
+    fn snapshot(&self, name: &[u8], mode: Mode) -> Answer<u16> {
+        if let Some(&space) = self.spaces.read().by_name.get(name) {
+            return Ok(space);
+        }
+        if mode == Mode::NonBlocking {
+            return Err(Errno::WOULD_BLOCK);
+        }
+        let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let snapshot = self.dataset.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
+        let fs = snapshot.open_fs()?;
+        let mut spaces = self.spaces.write();
+        if let Some(&space) = spaces.by_name.get(name) {
+            return Ok(space);
+        }
+        let space = u16::try_from(spaces.list.len()).map_err(|_| Errno::ENOMEM)?;
+        if spaces.list.len() >= SPACES_MAX {
+            return Err(Errno::ENOMEM);
+        }
+        spaces.list.push(fs);
+        spaces.by_name.insert(name.to_vec(), space);
+        Ok(space)
+    }
+
+    fn object_entry(&self, space: u16, fs: &FileSystem, id: ObjectId, io: Io) -> Answer<Entry> {
+        let attrs = fs.attrs(id, io)?;
+        let node = Node::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
+        Ok(entry(node, attrs.generation, attr(&attrs)))
+    }
+
+    /// Attributes of `.zfs` or `.zfs/snapshot`.
+    fn control_attr(&self, ino: u64, links: u32) -> Attr {
+        let time =
+            self.snapshots.get().and_then(|l| l.last()).map_or_else(Default::default, |s| s.1);
+        Attr {
+            ino,
+            size: u64::from(links),
+            mode: S_IFDIR | 0o555,
+            nlink: links,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            blksize: 512,
+            ..Attr::default()
+        }
+    }
+
+    fn control_entry(&self, node: Node, mode: Mode) -> Answer<Entry> {
+        let attr = match node {
+            Node::Snapdir => {
+                let count = u32::try_from(self.snapshots(mode)?.len()).unwrap_or(u32::MAX);
+                self.control_attr(SNAPDIR_INO, count.saturating_add(2))
+            }
+            _ => self.control_attr(CTL_INO, 3),
+        };
+        Ok(entry(node.id(self.root()).ok_or(Errno::EIO)?, 0, attr))
+    }
+
+    fn find(&self, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+        let root = self.root();
+        match (self.node(parent)?, name) {
+            (node @ (Node::Control | Node::Snapdir), b".") => self.control_entry(node, mode),
+            (Node::Control, b"..") => self.object_entry(0, &self.fs, root, io(mode)),
+            (Node::Control, SNAPDIR_NAME) => self.control_entry(Node::Snapdir, mode),
+            (Node::Control, _) => Err(Errno::ENOENT),
+            (Node::Snapdir, b"..") => self.control_entry(Node::Control, mode),
+            (Node::Snapdir, name) => {
+                let space = self.snapshot(name, mode)?;
+                let fs = self.space(space)?;
+                self.object_entry(space, &fs, fs.root(), io(mode))
+            }
+            (Node::Object(0, id), CTL_NAME) if id == root && self.has_ctl => {
+                self.control_entry(Node::Control, mode)
+            }
+            (Node::Object(space, id), name) => {
+                let fs = self.space(space)?;
+                match name {
+                    b"." => return self.object_entry(space, &fs, id, io(mode)),
+                    b".." if space != 0 && id == fs.root() => {
+                        return self.control_entry(Node::Snapdir, mode);
+                    }
+                    _ => {}
+                }
+                let found = fs.lookup(id, name, io(mode))?;
+                self.object_entry(space, &fs, found.id, io(mode))
+            }
+        }
+    }
+
+    fn list(
+        &self,
+        mode: Mode,
+        node: u64,
+        offset: u64,
+        sink: &mut DirSink,
+        plus: bool,
+    ) -> Answer<()> {
+        match self.node(node)? {
+            Node::Object(space, id) => {
+                let fs = self.space(space)?;
+                let is_root = space == 0 && id == self.root();
+                let ctl = is_root && self.visible && self.has_ctl;
+                Listing { mount: self, fs: &fs, space, mode, plus, ctl }.run(id, offset, sink)
+            }
+            Node::Control => {
+                let names: [(u64, &[u8]); 3] =
+                    [(CTL_INO, b"."), (self.root().0, b".."), (SNAPDIR_INO, SNAPDIR_NAME)];
+                fixed(sink, offset, names.into_iter());
+                Ok(())
+            }
+            Node::Snapdir => {
+                let dots: [(u64, &[u8]); 2] = [(SNAPDIR_INO, b"."), (CTL_INO, b"..")];
+                let names = self.snapshots(mode)?.iter().map(|s| (SNAPDIR_INO, s.0.as_slice()));
+                fixed(sink, offset, dots.into_iter().chain(names));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A list of directories that are no objects, offset being the place in it.
+fn fixed<'a>(sink: &mut DirSink, offset: u64, names: impl Iterator<Item = (u64, &'a [u8])>) {
+    let skip = usize::try_from(offset).unwrap_or(usize::MAX);
+    for (next, (ino, name)) in (offset.saturating_add(1)..).zip(names.skip(skip)) {
+        if !sink.add(ino, next, S_IFDIR, name) {
+            return;
+        }
+    }
+}
+
+/// A snapshot that does not exist is no error of the pool's.
+fn absent(e: base::Error) -> Errno {
+    match e.kind() {
+        ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::NameTooLong => Errno::ENOENT,
+        _ => e.into(),
+    }
+}
+
+/// One listing of a directory.
+struct Listing<'a> {
+    mount: &'a ZfsMount,
+    fs: &'a FileSystem,
+    space: u16,
+    mode: Mode,
+    plus: bool,
+    /// `.zfs` is listed.
+    ctl: bool,
+}
+
+impl Listing<'_> {
+    fn run(&self, id: ObjectId, offset: u64, sink: &mut DirSink) -> Answer<()> {
+        let mut cookie = offset;
+        if self.ctl && cookie == COOKIE_CTL {
+            if !self.add_ctl(sink) {
+                return Ok(());
+            }
+            cookie = COOKIE_BEHIND_CTL;
+        }
+        loop {
+            let page = self.fs.readdir(id, cookie, io(self.mode))?;
+            for e in &page.entries {
+                if !self.add(e, sink)? {
+                    return Ok(());
+                }
+                if self.ctl && e.name == b".." && !self.add_ctl(sink) {
+                    return Ok(());
+                }
+            }
+            match page.next {
+                // A cookie that does not move on would never end.
+                Some(next) if next != cookie => cookie = next,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn add_ctl(&self, sink: &mut DirSink) -> bool {
+        sink.add(CTL_INO, COOKIE_BEHIND_CTL, S_IFDIR, CTL_NAME)
+    }
+
+    fn add(&self, e: &crate::engine::DirEntry, sink: &mut DirSink) -> Answer<bool> {
+        // The kernel would fail the whole listing for one impossible name.
+        if e.name.is_empty() || e.name.contains(&b'/') || e.name.contains(&0) {
+            return Ok(true);
+        }
+        let mode = u32::from(e.kind.dirent_type()) << 12;
+        let dot = e.name == b"." || e.name == b"..";
+        if dot || !self.plus {
+            return Ok(sink.add(e.id.0, e.next_cookie, mode, &e.name));
+        }
+        match self.mount.object_entry(self.space, self.fs, e.id, io(self.mode)) {
+            Ok(entry) => Ok(sink.add_plus(&entry, e.next_cookie, &e.name)),
+            Err(Errno::WOULD_BLOCK) => Err(Errno::WOULD_BLOCK),
+            // The name is there even if what it names is damaged.
+            Err(_) => Ok(sink.add(e.id.0, e.next_cookie, mode, &e.name)),
+        }
+    }
+}
+
+impl Filesystem for ZfsMount {
+    fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+        match self.find(mode, parent, name) {
+            // Nothing can appear on a read-only pool.
+            Err(Errno::ENOENT) => Ok(Entry::negative(FOREVER)),
+            other => other,
+        }
+    }
+
+    fn getattr(
+        &self,
+        _: &Request,
+        mode: Mode,
+        node: u64,
+        _: Option<u64>,
+    ) -> Answer<(Attr, Duration)> {
+        let attr = match self.node(node)? {
+            Node::Object(space, id) => attr(&self.space(space)?.attrs(id, io(mode))?),
+            other => self.control_entry(other, mode)?.attr,
+        };
+        Ok((attr, FOREVER))
+    }
+
+    fn statx(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Statx> {
+        let (fs, id) = self.object(node, Errno::ENOSYS)?;
+        let attrs = fs.attrs(id, io(mode))?;
+        Ok(Statx {
+            attr: attr(&attrs),
+            btime: Some(stamp(attrs.crtime)),
+            attr_ttl: FOREVER,
+            ..Statx::default()
+        })
+    }
+
+    fn readlink(&self, _: &Request, mode: Mode, node: u64) -> Answer<Data> {
+        let (fs, id) = self.object(node, Errno::EINVAL)?;
+        Ok(Data::copy_of(&fs.readlink(id, io(mode))?))
+    }
+
+    fn open(&self, _: &Request, _: Mode, _: u64, _: u32) -> Answer<Opened> {
+        // The kernel opens by itself from now on, and keeps cached pages.
+        Err(Errno::ENOSYS)
+    }
+
+    fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
+        let (fs, id) = self.object(args.node, Errno::EISDIR)?;
+        let len = usize::try_from(args.size).unwrap_or(usize::MAX);
+        Ok(fs.read(id, args.offset, len, io(mode))?.into())
+    }
+
+    fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> Answer<()> {
+        Ok(())
+    }
+
+    fn fsync(&self, _: &Request, _: u64, _: u64, _: bool) -> Answer<()> {
+        Ok(())
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        mode: Mode,
+        node: u64,
+        _: u64,
+        offset: u64,
+        sink: &mut DirSink,
+    ) -> Answer<()> {
+        self.list(mode, node, offset, sink, false)
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        mode: Mode,
+        node: u64,
+        _: u64,
+        offset: u64,
+        sink: &mut DirSink,
+    ) -> Answer<()> {
+        self.list(mode, node, offset, sink, true)
+    }
+
+    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Answer<Statfs> {
+        Ok(self.totals)
+    }
+
+    fn getxattr(&self, _: &Request, mode: Mode, node: u64, name: &[u8], _: u32) -> Answer<Data> {
+        let (fs, id) = self.object(node, Errno::ENODATA)?;
+        match fs.get_xattr(id, name, io(mode))? {
+            Some(value) => Ok(Data::copy_of(&value)),
+            None => Err(Errno::ENODATA),
+        }
+    }
+
+    fn listxattr(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Data> {
+        let Node::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
+        let mut names = Vec::new();
+        for name in self.space(space)?.list_xattrs(id, io(mode))? {
+            names.extend_from_slice(&name);
+            names.push(0);
+        }
+        Ok(Data::copy_of(&names))
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        mode: Mode,
+        node: u64,
+        _: u64,
+        offset: u64,
+        whence: fuse::Whence,
+    ) -> Answer<u64> {
+        let (fs, id) = self.object(node, Errno::EINVAL)?;
+        let whence = match whence {
+            fuse::Whence::Data => Whence::Data,
+            fuse::Whence::Hole => Whence::Hole,
+        };
+        Ok(fs.seek(id, offset, whence, io(mode))?)
+    }
+}
+
+const _: () = assert!(FileKind::Dir as u32 == S_IFDIR >> 12);

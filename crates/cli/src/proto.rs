@@ -1,0 +1,659 @@
+//! The protocol between commands and the daemon.
+//!
+//! # Theory
+//! A Unix socket carries frames: a length (4 bytes, little-endian), then that
+//! many bytes of JSON, one message. Both sides first send a [`Hello`]; versions
+//! must be equal, since both sides are one binary. The client then sends
+//! requests one after the other; the daemon answers each with any number of
+//! [`Reply::Rows`] and [`Reply::Progress`] and one final reply. A client that
+//! closes its socket cancels the request.
+//!
+//! # Invariants
+//! * No frame exceeds [`FRAME_MAX`]; a longer one ends the connection before any
+//!   memory is taken for it.
+//! * Values travel raw, as `cenote::props` has them; words and units are made by the
+//!   command that prints them.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use base::{Error, ErrorKind, Result};
+use cenote::props::{PropData, PropValue, Source};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Version of the protocol.
+pub(crate) const VERSION: u32 = 1;
+/// Largest frame in bytes.
+pub(crate) const FRAME_MAX: usize = 32 << 20;
+/// Rows in one [`Reply::Rows`].
+pub(crate) const ROWS_MAX: usize = 256;
+
+/// What each side says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// [`VERSION`].
+    pub(crate) protocol: u32,
+    /// The program's version, for messages.
+    pub(crate) program: String,
+    /// Process id.
+    pub(crate) pid: u32,
+}
+
+impl Hello {
+    /// This program's.
+    pub(crate) fn ours() -> Hello {
+        Hello {
+            protocol: VERSION,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+        }
+    }
+}
+
+/// Where to look for pools.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SearchArgs {
+    /// Directories and files, absolute; empty: the default device directories.
+    pub(crate) paths: Vec<PathBuf>,
+    /// Destroyed pools instead.
+    pub(crate) destroyed: bool,
+}
+
+/// An import.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImportArgs {
+    /// Where to look.
+    pub(crate) search: SearchArgs,
+    /// The pool's guid, as discovery told it.
+    pub(crate) guid: u64,
+    /// Its name on disk, for messages.
+    pub(crate) name: String,
+    /// Never write.
+    pub(crate) readonly: bool,
+    /// Ignore that another system had it.
+    pub(crate) force: bool,
+    /// Go back a few groups if the newest is damaged.
+    pub(crate) rewind: bool,
+    /// With `rewind`: only say whether it would work.
+    pub(crate) dry_run: bool,
+    /// With `rewind`: as far as necessary.
+    pub(crate) extreme: bool,
+    /// Open the pool as of this group.
+    pub(crate) txg: Option<u64>,
+    /// Do without missing log devices.
+    pub(crate) missing_log: bool,
+    /// Prefix of all mountpoints.
+    pub(crate) altroot: Option<PathBuf>,
+    /// Another name.
+    pub(crate) new_name: Option<String>,
+    /// Mount nothing.
+    pub(crate) no_mount: bool,
+}
+
+/// Kinds of datasets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// A file system.
+    Filesystem,
+    /// A volume.
+    Volume,
+    /// A snapshot of either.
+    Snapshot,
+    /// A bookmark of either.
+    Bookmark,
+}
+
+/// Which datasets, and what of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ListArgs {
+    /// Names; empty: everything.
+    pub(crate) roots: Vec<String>,
+    /// Levels below the roots; `None`: all.
+    pub(crate) depth: Option<u32>,
+    /// Kinds wanted; the default of `zfs list` when empty.
+    pub(crate) types: Vec<Kind>,
+    /// Properties wanted; `None`: all that apply.
+    pub(crate) props: Option<Vec<String>>,
+    /// A root named outright is listed whatever its kind.
+    pub(crate) named_any_kind: bool,
+}
+
+/// One mount or unmount.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MountArgs {
+    /// Dataset or, for unmount, mountpoint; `None`: all.
+    pub(crate) target: Option<String>,
+    /// With everything below it.
+    pub(crate) recursive: bool,
+    /// Over a directory that is not empty; when unmounting: even if busy.
+    pub(crate) force: bool,
+    /// Mount options.
+    pub(crate) options: Vec<String>,
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// How the daemon is.
+    Status,
+    /// Unmount and export everything and end.
+    Stop {
+        /// Even if mounts are busy.
+        force: bool,
+    },
+    /// Pools that could be imported.
+    Discover(SearchArgs),
+    /// Import one.
+    Import(Box<ImportArgs>),
+    /// Export one.
+    Export {
+        /// Its name.
+        name: String,
+        /// Even if mounts are busy.
+        force: bool,
+    },
+    /// Names of the imported pools.
+    PoolNames,
+    /// State of one pool.
+    PoolStatus {
+        /// Its name.
+        name: String,
+    },
+    /// Properties of one pool.
+    PoolProps {
+        /// Its name.
+        name: String,
+        /// Which; `None`: all.
+        props: Option<Vec<String>>,
+    },
+    /// Datasets with properties, as rows.
+    Datasets(ListArgs),
+    /// What is mounted.
+    Mounts,
+    /// Mount.
+    Mount(MountArgs),
+    /// Unmount.
+    Unmount(MountArgs),
+}
+
+/// A property value on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Data {
+    /// No value.
+    None,
+    /// A number.
+    Num(u64),
+    /// Text.
+    Str(String),
+}
+
+/// A value's source on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Origin {
+    /// Not settable.
+    None,
+    /// Nobody set it.
+    Default,
+    /// Set here.
+    Local,
+    /// By the mount.
+    Temporary,
+    /// From an ancestor.
+    Inherited(String),
+    /// From a stream.
+    Received,
+}
+
+/// A property on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Value {
+    /// In effect.
+    pub(crate) value: Data,
+    /// Whence.
+    pub(crate) source: Origin,
+    /// What a stream brought.
+    pub(crate) received: Option<Data>,
+}
+
+impl From<&PropData> for Data {
+    fn from(d: &PropData) -> Data {
+        match d {
+            PropData::None => Data::None,
+            PropData::Num(n) => Data::Num(*n),
+            PropData::Str(s) => Data::Str(s.clone()),
+        }
+    }
+}
+
+impl From<&Data> for PropData {
+    fn from(d: &Data) -> PropData {
+        match d {
+            Data::None => PropData::None,
+            Data::Num(n) => PropData::Num(*n),
+            Data::Str(s) => PropData::Str(s.clone()),
+        }
+    }
+}
+
+impl From<&PropValue> for Value {
+    fn from(v: &PropValue) -> Value {
+        let source = match &v.source {
+            Source::None => Origin::None,
+            Source::Default => Origin::Default,
+            Source::Local => Origin::Local,
+            Source::Temporary => Origin::Temporary,
+            Source::Inherited(from) => Origin::Inherited(from.clone()),
+            Source::Received => Origin::Received,
+        };
+        let received = v.received.as_ref().map(Data::from);
+        Value { value: (&v.value).into(), source, received }
+    }
+}
+
+impl Value {
+    /// A value nobody can set.
+    pub(crate) fn fact(value: Data) -> Value {
+        Value { value, source: Origin::None, received: None }
+    }
+}
+
+/// One dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    /// Full name.
+    pub(crate) name: String,
+    /// Kind.
+    pub(crate) kind: Kind,
+    /// Group of its creation, which orders snapshots.
+    pub(crate) createtxg: u64,
+    /// Properties asked for that apply, in order.
+    pub(crate) props: Vec<(String, Value)>,
+}
+
+impl Row {
+    /// The property, if it applies.
+    pub(crate) fn prop(&self, name: &str) -> Option<&Value> {
+        self.props.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+    }
+}
+
+/// A vdev's class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Class {
+    /// Ordinary storage.
+    Normal,
+    /// Dedup table.
+    Dedup,
+    /// Metadata and small blocks.
+    Special,
+    /// Intent log.
+    Log,
+    /// Second-tier cache.
+    Cache,
+    /// Hot spare.
+    Spare,
+}
+
+/// A vdev's state, by the words that are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum State {
+    /// Works.
+    Online,
+    /// Works with less redundancy.
+    Degraded,
+    /// Too many errors, or corrupt.
+    Faulted,
+    /// Taken out by the administrator.
+    Offline,
+    /// Pulled.
+    Removed,
+    /// Cannot be opened.
+    Unavail,
+}
+
+impl State {
+    /// The word in tables.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            State::Online => "ONLINE",
+            State::Degraded => "DEGRADED",
+            State::Faulted => "FAULTED",
+            State::Offline => "OFFLINE",
+            State::Removed => "REMOVED",
+            State::Unavail => "UNAVAIL",
+        }
+    }
+}
+
+/// One vdev and what is below it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Vdev {
+    /// Guid.
+    pub(crate) guid: u64,
+    /// `root`, `mirror`, `raidz1`, `file`, `disk`, `spare`, `indirect`, ...
+    pub(crate) kind: String,
+    /// Name for display; a leaf's is its full path.
+    pub(crate) name: String,
+    /// A leaf's path.
+    pub(crate) path: Option<PathBuf>,
+    /// Index among its siblings.
+    pub(crate) id: u64,
+    /// Class.
+    pub(crate) class: Class,
+    /// State.
+    pub(crate) state: State,
+    /// Remark behind the counters.
+    pub(crate) aux: Option<String>,
+    /// Failed reads.
+    pub(crate) read_errors: u64,
+    /// Failed writes.
+    pub(crate) write_errors: u64,
+    /// Failed checksums.
+    pub(crate) checksum_errors: u64,
+    /// Slow operations.
+    pub(crate) slow_ios: u64,
+    /// Opened with O_DIRECT.
+    pub(crate) direct_io: bool,
+    /// Bytes for allocation.
+    pub(crate) size: u64,
+    /// Bytes allocated.
+    pub(crate) allocated: u64,
+    /// Percent.
+    pub(crate) fragmentation: Option<u64>,
+    /// Bytes to be had by expansion.
+    pub(crate) expandsize: u64,
+    /// A leaf's physical bytes.
+    pub(crate) psize: u64,
+    /// Below.
+    pub(crate) children: Vec<Vdev>,
+}
+
+/// A scrub or resilver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Scan {
+    /// A resilver, not a scrub.
+    pub(crate) resilver: bool,
+    /// 1 running, 2 finished, 3 canceled.
+    pub(crate) state: u8,
+    /// Seconds since 1970.
+    pub(crate) start: u64,
+    /// Seconds since 1970.
+    pub(crate) end: u64,
+    /// Bytes repaired or resilvered.
+    pub(crate) processed: u64,
+    /// Errors that stayed.
+    pub(crate) errors: u64,
+    /// Bytes in all.
+    pub(crate) to_examine: u64,
+    /// Bytes scanned.
+    pub(crate) examined: u64,
+    /// Bytes issued.
+    pub(crate) issued: u64,
+    /// Bytes skipped.
+    pub(crate) skipped: u64,
+    /// Start of a pause, or 0.
+    pub(crate) paused: u64,
+}
+
+/// A removal of a top-level vdev.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Removal {
+    /// 1 running, 2 finished, 3 canceled.
+    pub(crate) state: u8,
+    /// Index of the vdev.
+    pub(crate) vdev: u64,
+    /// Its name, while it exists.
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) start: u64,
+    /// Seconds since 1970.
+    pub(crate) end: u64,
+    /// Bytes copied.
+    pub(crate) copied: u64,
+    /// Bytes to copy.
+    pub(crate) to_copy: u64,
+    /// Bytes of memory its mapping takes.
+    pub(crate) mapping_memory: u64,
+}
+
+/// An expansion of a raidz vdev.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Expand {
+    /// 1 running, 2 finished.
+    pub(crate) state: u8,
+    /// The vdev's name.
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) start: u64,
+    /// Seconds since 1970.
+    pub(crate) end: u64,
+    /// Bytes copied.
+    pub(crate) copied: u64,
+    /// Bytes to copy.
+    pub(crate) to_copy: u64,
+}
+
+/// A pool's state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pool {
+    /// Name.
+    pub(crate) name: String,
+    /// Guid.
+    pub(crate) guid: u64,
+    /// State of the whole.
+    pub(crate) health: State,
+    /// I/O is suspended.
+    pub(crate) suspended: bool,
+    /// The tree.
+    pub(crate) root: Vdev,
+    /// Data errors known.
+    pub(crate) error_count: u64,
+    /// Where they are, as `status -v` prints them.
+    pub(crate) errors: Vec<String>,
+    /// Last scrub or resilver.
+    pub(crate) scan: Option<Scan>,
+    /// Last removal.
+    pub(crate) removal: Option<Removal>,
+    /// Last expansion.
+    pub(crate) expand: Option<Expand>,
+    /// Checkpoint: creation in seconds, bytes.
+    pub(crate) checkpoint: Option<(u64, u64)>,
+    /// Features that the pool has not enabled.
+    pub(crate) disabled_features: bool,
+}
+
+/// A pool that could be imported.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Found {
+    /// Name.
+    pub(crate) name: String,
+    /// Guid.
+    pub(crate) guid: u64,
+    /// Marked destroyed.
+    pub(crate) destroyed: bool,
+    /// Another system had it and did not export it.
+    pub(crate) foreign: bool,
+    /// Who had it.
+    pub(crate) hostname: Option<String>,
+    /// Who had it.
+    pub(crate) hostid: Option<u64>,
+    /// When it was last written, in seconds since 1970.
+    pub(crate) last_accessed: Option<u64>,
+    /// The administrator's comment.
+    pub(crate) comment: Option<String>,
+    /// State of the whole.
+    pub(crate) health: State,
+    /// Features lacking: name, description, whether a read-only import works.
+    pub(crate) unsupported: Vec<(String, String, bool)>,
+    /// The tree.
+    pub(crate) root: Vdev,
+}
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mounted {
+    /// Dataset.
+    pub(crate) dataset: String,
+    /// Where.
+    pub(crate) mountpoint: String,
+}
+
+/// How the daemon is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DaemonStatus {
+    /// Process id.
+    pub(crate) pid: u32,
+    /// Seconds since it started.
+    pub(crate) uptime: u64,
+    /// Imported pools.
+    pub(crate) pools: Vec<String>,
+    /// Mounts.
+    pub(crate) mounts: u64,
+    /// Where volumes appear as files.
+    pub(crate) volumes: Option<PathBuf>,
+}
+
+/// What the daemon answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    /// Some of the datasets; more may follow.
+    Rows(Vec<Row>),
+    /// Long work goes on: words, units done, units in all.
+    Progress(String, u64, u64),
+    /// A message for standard error; the request goes on and the command fails.
+    Problem(String),
+    /// Done, nothing to tell.
+    Done,
+    /// Done, by name.
+    Names(Vec<String>),
+    /// Answer to [`Request::Status`].
+    Status(DaemonStatus),
+    /// Answer to [`Request::Discover`]: pools, and files that could not be read.
+    Found(Vec<Found>, Vec<String>),
+    /// Answer to [`Request::PoolStatus`].
+    Pool(Box<Pool>),
+    /// Answer to [`Request::PoolProps`].
+    Props(Vec<(String, Value)>),
+    /// Answer to [`Request::Mounts`].
+    Mounts(Vec<Mounted>),
+    /// The request failed, with the command's message for standard error.
+    Failed(String),
+}
+
+/// Writes one message.
+///
+/// # Errors
+/// [`ErrorKind::Limit`] if it is too long; the socket's errors.
+pub(crate) fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> {
+    let body = serde_json::to_vec(message)
+        .map_err(|e| Error::invalid("a message cannot be encoded").caused_by(e))?;
+    if body.len() > FRAME_MAX {
+        return Err(Error::limit(format!("a message of {} bytes is too long", body.len())));
+    }
+    let mut frame = Vec::with_capacity(4 + body.len());
+    frame.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+    frame.extend_from_slice(&body);
+    to.write_all(&frame).map_err(|e| Error::io("cannot send to the other side", e))
+}
+
+/// Reads one message; `None` when the other side closed the connection.
+///
+/// # Errors
+/// [`ErrorKind::Limit`] for a frame that is too long, [`ErrorKind::Corrupt`] for
+/// one that is not a message, the socket's errors.
+pub(crate) fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<T>> {
+    let mut head = [0u8; 4];
+    let mut got = 0;
+    while got < head.len() {
+        match from.read(&mut head[got..]) {
+            Ok(0) if got == 0 => return Ok(None),
+            Ok(0) => return Err(Error::new(ErrorKind::Io, "the connection broke off")),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset && got == 0 => {
+                return Ok(None);
+            }
+            Err(e) => return Err(Error::io("cannot receive", e)),
+        }
+    }
+    let len = usize::try_from(u32::from_le_bytes(head)).unwrap_or(usize::MAX);
+    if len > FRAME_MAX {
+        return Err(Error::limit(format!("a message of {len} bytes is too long")));
+    }
+    let mut body = Vec::new();
+    let want = u64::try_from(len).unwrap_or(u64::MAX);
+    from.take(want).read_to_end(&mut body).map_err(|e| Error::io("cannot receive", e))?;
+    if body.len() != len {
+        return Err(Error::new(ErrorKind::Io, "the connection broke off"));
+    }
+    serde_json::from_slice(&body)
+        .map(Some)
+        .map_err(|e| Error::corrupt("the other side sent no message of ours").caused_by(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn data() -> impl Strategy<Value = Data> {
+        prop_oneof![Just(Data::None), any::<u64>().prop_map(Data::Num), ".*".prop_map(Data::Str)]
+    }
+    fn row() -> impl Strategy<Value = Row> {
+        let source = prop_oneof![
+            Just(Origin::None),
+            Just(Origin::Local),
+            Just(Origin::Temporary),
+            ".*".prop_map(Origin::Inherited)
+        ];
+        let value = (data(), source, prop::option::of(data()))
+            .prop_map(|(value, source, received)| Value { value, source, received });
+        (".*", any::<u64>(), prop::collection::vec((".*", value), 0..5)).prop_map(
+            |(name, createtxg, props)| Row { name, kind: Kind::Snapshot, createtxg, props },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_the_wire(rows in prop::collection::vec(row(), 0..5), paths in prop::collection::vec("/.*", 0..4)) {
+            let mut wire = Vec::new();
+            let args = ImportArgs {
+                search: SearchArgs { paths: paths.into_iter().map(PathBuf::from).collect(), destroyed: true },
+                guid: u64::MAX,
+                txg: Some(7),
+                ..ImportArgs::default()
+            };
+            let request = Request::Import(Box::new(args));
+            let reply = Reply::Rows(rows);
+            send(&mut wire, &request).unwrap();
+            send(&mut wire, &reply).unwrap();
+            let mut from = &wire[..];
+            prop_assert_eq!(receive::<Request>(&mut from).unwrap(), Some(request));
+            prop_assert_eq!(receive::<Reply>(&mut from).unwrap(), Some(reply));
+            prop_assert_eq!(receive::<Reply>(&mut from).unwrap(), None);
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(Some(request)) = receive::<Request>(&bytes[..]) {
+                let mut wire = Vec::new();
+                send(&mut wire, &request).unwrap();
+            }
+        }
+
+        #[test]
+        fn every_cut_is_noticed(cut in 1usize..40) {
+            let mut wire = Vec::new();
+            send(&mut wire, &Hello::ours()).unwrap();
+            let cut = cut.min(wire.len() - 1);
+            prop_assert!(receive::<Hello>(&wire[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_frame_too_long_is_refused_before_it_is_read() {
+        let wire = u32::MAX.to_le_bytes();
+        assert_eq!(receive::<Hello>(&wire[..]).unwrap_err().kind(), ErrorKind::Limit);
+    }
+}

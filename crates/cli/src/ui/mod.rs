@@ -1,0 +1,41 @@
+//! What people and scripts see: tables, dates, standard streams, exit codes.
+
+pub(crate) mod progress;
+pub(crate) mod table;
+pub(crate) mod time;
+
+use std::io::Write;
+
+/// How a command ends (chapter 09 §1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exit(pub(crate) u8);
+
+impl Exit {
+    pub(crate) const OK: Exit = Exit(0);
+    pub(crate) const FAILURE: Exit = Exit(1);
+    pub(crate) const USAGE: Exit = Exit(2);
+
+    /// Failure if `failed`.
+    pub(crate) fn failed_if(failed: bool) -> Exit {
+        if failed { Exit::FAILURE } else { Exit::OK }
+    }
+}
+
+/// Writes to standard output; a reader that went away ends the process quietly,
+/// as the signal would.
+pub(crate) fn out(text: &str) {
+    out_bytes(text.as_bytes());
+}
+
+/// As [`out`], for bytes.
+pub(crate) fn out_bytes(bytes: &[u8]) {
+    let mut stdout = std::io::stdout().lock();
+    if stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// Writes one line to standard error.
+pub(crate) fn err(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}

@@ -1,0 +1,121 @@
+//! `zfs mount` and `zfs unmount` (chapter 09 §3).
+
+use std::ffi::OsString;
+
+use base::Result;
+
+use super::{misuse, options, select};
+use crate::client::Client;
+use crate::getopt::Long;
+use crate::proto::{MountArgs, Mounted, Reply, Request};
+use crate::runtime::Runtime;
+use crate::ui::{self, Exit};
+
+/// `zfs mount ...`
+pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
+    let long = [Long("json", false, 'j')];
+    let parsed = match options("mount", argv, "aflo:OvR:", &long) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let words = parsed.words();
+    let (all, below) = (parsed.has('a'), parsed.last('R'));
+    let recursive = below.is_some();
+    if (all || recursive) && !words.is_empty() || words.len() > 1 {
+        return Ok(misuse("mount", Some("too many arguments")));
+    }
+    let target = below.or_else(|| words.first().cloned());
+    if !all && target.is_none() {
+        if !parsed.opts.is_empty() {
+            return Ok(misuse("mount", Some("missing dataset argument")));
+        }
+        return table();
+    }
+    if let Some(Err(message)) = target.as_deref().map(select::check_name) {
+        ui::err(&message);
+        return Ok(Exit::FAILURE);
+    }
+    let options = parsed.opts.iter().filter(|o| o.letter == 'o').map(|o| o.text()).collect();
+    let args = MountArgs { target, recursive, force: parsed.has('O'), options };
+    ask(Request::Mount(args))
+}
+
+/// `zfs unmount ...`
+pub(super) fn unmount(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("unmount", argv, "afu", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let words = parsed.words();
+    let all = parsed.has('a');
+    if all && !words.is_empty() || words.len() > 1 {
+        return Ok(misuse("unmount", Some("too many arguments")));
+    }
+    let mut target = words.first().cloned();
+    match &mut target {
+        None if !all => return Ok(misuse("unmount", Some("missing filesystem argument"))),
+        Some(path) if path.starts_with('/') || path.starts_with("./") => {
+            // Not canonicalised: a dead mount could make that hang.
+            let absolute = std::path::absolute(&*path).ok();
+            if let Some(absolute) = absolute.as_ref().and_then(|p| p.to_str()) {
+                *path = absolute.trim_end_matches('/').to_owned();
+            }
+        }
+        Some(name) => {
+            if let Err(message) = select::check_name(name) {
+                ui::err(&message);
+                return Ok(Exit::FAILURE);
+            }
+        }
+        None => {}
+    }
+    let args = MountArgs { target, force: parsed.has('f'), ..MountArgs::default() };
+    ask(Request::Unmount(args))
+}
+
+fn ask(request: Request) -> Result<Exit> {
+    let Some(mut client) = Client::for_looking(&Runtime::from_env()?)? else {
+        return Ok(nothing_imported(&request));
+    };
+    client.ask(&request)?;
+    Ok(Exit::failed_if(client.failed))
+}
+
+fn nothing_imported(request: &Request) -> Exit {
+    let (Request::Mount(a) | Request::Unmount(a)) = request else { return Exit::OK };
+    match &a.target {
+        Some(path) if path.starts_with('/') => {
+            ui::err(&format!("cannot unmount '{path}': not a mountpoint"));
+        }
+        Some(name) => ui::err(&format!("cannot open '{name}': dataset does not exist")),
+        None => return Exit::OK,
+    }
+    Exit::FAILURE
+}
+
+fn table() -> Result<Exit> {
+    let mounts = match Client::for_looking(&Runtime::from_env()?)? {
+        Some(mut client) => match client.ask(&Request::Mounts)? {
+            Reply::Mounts(mounts) => mounts,
+            _ => return Err(crate::zpool::odd()),
+        },
+        None => Vec::new(),
+    };
+    ui::out(&render(&mounts));
+    Ok(Exit::OK)
+}
+
+fn render(mounts: &[Mounted]) -> String {
+    mounts.iter().map(|m| format!("{:<30}  {}\n", m.dataset, m.mountpoint)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_mounts() {
+        let m = Mounted { dataset: "tank/home".into(), mountpoint: "/mnt/tank/home".into() };
+        assert_eq!(render(&[m]), "tank/home                       /mnt/tank/home\n");
+    }
+}

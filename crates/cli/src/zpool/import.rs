@@ -1,0 +1,386 @@
+//! `zpool import` (chapter 09 §4.6).
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use base::{Error, Result};
+
+use super::status::{CLASSES, Facts};
+use super::vdevs::{self, Line, Naming};
+use super::{misuse, odd, options};
+use crate::client::Client;
+use crate::getopt::{Long, Parsed};
+use crate::proto::{Class, Found, ImportArgs, Reply, Request, SearchArgs, State, Vdev};
+use crate::runtime::Runtime;
+use crate::ui::time::ctime;
+use crate::ui::{self, Exit};
+
+/// `zpool import ...`
+pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
+    let long = [Long("rewind-to-checkpoint", false, '1')];
+    let parsed = match options("import", argv, "aCc:d:DEfFlmnNo:R:stT:VX", &long) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let words = parsed.words();
+    let all = parsed.has('a');
+    if all && !words.is_empty() {
+        return Ok(misuse("import", Some("too many arguments")));
+    }
+    if words.len() > 2 {
+        return Ok(misuse("import", Some("too many arguments")));
+    }
+    if parsed.has('n') && !parsed.has('F') {
+        return Ok(misuse("import", Some("-n or -X only meaningful with -F")));
+    }
+    let mut args = match arguments(&parsed) {
+        Ok(args) => args,
+        Err(message) => return Ok(misuse("import", Some(&message))),
+    };
+    let runtime = Runtime::from_env()?;
+    let mut client = Client::connect(&runtime)?;
+    let reply = client.ask(&Request::Discover(args.search.clone()))?;
+    let Reply::Found(mut found, problems) = reply else { return Err(odd()) };
+    problems.iter().for_each(|p| ui::err(p));
+    if !args.search.destroyed {
+        found.retain(|p| !p.destroyed);
+    }
+    if words.is_empty() && !all {
+        list(&found);
+        return Ok(Exit::failed_if(!problems.is_empty() && found.is_empty()));
+    }
+    let chosen = match words.first() {
+        None if found.is_empty() => {
+            ui::err("no pools available to import");
+            return Ok(Exit::OK);
+        }
+        None => found,
+        Some(name) => choose(found, name)?,
+    };
+    args.new_name = words.get(1).cloned();
+    let mut failed = false;
+    for pool in &chosen {
+        if let Err(e) = import(&mut client, pool, &args) {
+            ui::err(e.message());
+            failed = true;
+        }
+    }
+    Ok(Exit::failed_if(failed || client.failed))
+}
+
+/// What the options say, the pool left open.
+fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
+    let mut args = ImportArgs {
+        force: parsed.has('f'),
+        rewind: parsed.has('F') || parsed.has('T'),
+        dry_run: parsed.has('n'),
+        extreme: parsed.has('X'),
+        missing_log: parsed.has('m'),
+        no_mount: parsed.has('N'),
+        ..ImportArgs::default()
+    };
+    args.search.destroyed = parsed.has('D');
+    for opt in &parsed.opts {
+        match opt.letter {
+            'd' => {
+                let path = std::path::absolute(PathBuf::from(&opt.arg))
+                    .map_err(|e| format!("bad path '{}': {e}", opt.text()))?;
+                args.search.paths.push(path);
+            }
+            'R' => {
+                let root = opt.text();
+                if !root.starts_with('/') {
+                    return Err(format!("bad alternate root '{root}': must be an absolute path"));
+                }
+                args.altroot = Some(root.into());
+            }
+            'T' => {
+                let txg = opt.text().parse().map_err(|_| "invalid txg value".to_owned())?;
+                args.txg = Some(txg);
+            }
+            'o' => option(&mut args, &opt.text())?,
+            'c' => return Err("cache files are not used: name the devices with -d".to_owned()),
+            _ => {}
+        }
+    }
+    if args.search.paths.is_empty() {
+        let list = std::env::var_os("ZPOOL_IMPORT_PATH").unwrap_or_default();
+        args.search.paths =
+            std::env::split_paths(&list).filter(|p| !p.as_os_str().is_empty()).collect();
+    }
+    Ok(args)
+}
+
+/// One `-o`: a property, or mount options.
+fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> {
+    match text.split_once('=') {
+        Some(("readonly", "on")) => args.readonly = true,
+        Some(("readonly", "off")) => {
+            return Err("this version of Cenote imports pools read-only".to_owned());
+        }
+        Some(("readonly", _)) => return Err("property 'readonly' must be one of 'on | off'".into()),
+        Some(("altroot", root)) if root.starts_with('/') => args.altroot = Some(root.into()),
+        // There is no cache file: its absence is what "none" asks for.
+        Some(("cachefile", _)) => {}
+        Some((name, _)) => return Err(format!("property '{name}' is not valid at import")),
+        None => args.readonly |= text.split(',').any(|o| o == "ro"),
+    }
+    Ok(())
+}
+
+fn choose(found: Vec<Found>, name: &str) -> Result<Vec<Found>> {
+    let guid: Option<u64> = name.parse().ok().filter(|g| *g != 0);
+    let mut chosen: Vec<Found> =
+        found.into_iter().filter(|p| p.name == name || Some(p.guid) == guid).collect();
+    if let Some(at) = chosen.iter().position(|p| Some(p.guid) == guid) {
+        chosen = vec![chosen.swap_remove(at)];
+    }
+    match chosen.len() {
+        0 => Err(Error::not_found(format!("cannot import '{name}': no such pool available"))),
+        1 => Ok(chosen),
+        _ => Err(Error::invalid(format!(
+            "cannot import '{name}': more than one matching pool\nimport by numeric ID instead"
+        ))),
+    }
+}
+
+fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
+    if pool.foreign && !args.force {
+        return Err(Error::busy(foreign(pool)));
+    }
+    let asked = args.readonly;
+    let args =
+        ImportArgs { guid: pool.guid, name: pool.name.clone(), readonly: true, ..args.clone() };
+    let dry = args.dry_run;
+    client.ask(&Request::Import(Box::new(args)))?;
+    if !asked {
+        ui::err(&format!(
+            "'{}' is imported read-only: this version of Cenote does not write",
+            pool.name
+        ));
+    }
+    if dry {
+        ui::out(&format!("Would be able to return {} to its last consistent state.\n", pool.name));
+    }
+    Ok(())
+}
+
+fn foreign(pool: &Found) -> String {
+    let host = pool.hostname.as_deref().unwrap_or("<unknown>");
+    let when = pool.last_accessed.map_or_else(|| "an unknown time".to_owned(), ctime);
+    format!(
+        "cannot import '{}': pool was previously in use from another system.\nLast accessed by \
+         {host} (hostid={:x}) at {when}\nThe pool can be imported, use 'zpool import -f' to \
+         import the pool.",
+        pool.name,
+        pool.hostid.unwrap_or(0)
+    )
+}
+
+fn list(found: &[Found]) {
+    if found.is_empty() {
+        ui::err("no pools available to import");
+        return;
+    }
+    let texts: Vec<String> = found.iter().map(candidate).collect();
+    ui::out(&texts.join("\n"));
+}
+
+/// Words for `status:` and `action:`.
+fn verdict(p: &Found) -> (Option<&'static str>, &'static str) {
+    let f = Facts::of(&p.root, p.health);
+    let dead = matches!(p.health, State::Unavail | State::Faulted);
+    if p.unsupported.iter().any(|u| !u.2) {
+        return (
+            Some("The pool uses the following feature(s) not supported on this system:"),
+            "The pool cannot be imported. Access the pool on a system that supports\n\tthe \
+             required feature(s), or recreate the pool from backup.",
+        );
+    }
+    if !p.unsupported.is_empty() {
+        return (
+            Some(
+                "The pool can only be accessed in read-only mode on this system. It\n\tcannot be \
+                 accessed in read-write mode because it uses the following\n\tfeature(s) not \
+                 supported on this system:",
+            ),
+            "The pool cannot be imported in read-write mode. Import the pool with\n\t\"-o \
+             readonly=on\", access the pool on a system that supports the\n\trequired feature(s), \
+             or recreate the pool from backup.",
+        );
+    }
+    if dead {
+        return (
+            Some(f.import_status()),
+            "The pool cannot be imported. Attach the missing\n\tdevices and try again.",
+        );
+    }
+    if p.foreign {
+        return (
+            Some("The pool was last accessed by another system."),
+            "The pool can be imported using its name or numeric identifier and\n\tthe '-f' flag.",
+        );
+    }
+    if p.health != State::Online {
+        return (
+            Some(f.import_status()),
+            "The pool can be imported despite missing or damaged devices.  The\n\tfault tolerance \
+             of the pool may be compromised if imported.",
+        );
+    }
+    (None, "The pool can be imported using its name or numeric identifier.")
+}
+
+fn candidate(p: &Found) -> String {
+    let mut out = String::new();
+    let wide = if p.comment.is_some() { " " } else { "" };
+    let destroyed = if p.destroyed { " (DESTROYED)" } else { "" };
+    let _ = write!(
+        out,
+        "{wide}  pool: {}\n{wide}    id: {}\n{wide} state: {}{destroyed}\n",
+        p.name,
+        p.guid,
+        p.health.word()
+    );
+    let (status, action) = verdict(p);
+    if let Some(status) = status {
+        let _ = writeln!(out, "{wide}status: {status}");
+        for (name, description, _) in &p.unsupported {
+            let _ = writeln!(out, "\t{name} ({description})");
+        }
+    }
+    let _ = writeln!(out, "{wide}action: {action}");
+    if let Some(comment) = &p.comment {
+        let _ = writeln!(out, "comment: {comment}");
+    }
+    let _ = write!(out, "{wide}config:\n\n{}", config(&p.root, p.health));
+    out
+}
+
+fn config(root: &Vdev, health: State) -> String {
+    let naming = Naming::default().with_env();
+    let lines = vdevs::walk(root, &CLASSES);
+    let w = vdevs::name_width(root, &lines, naming, 10);
+    let mut out = String::new();
+    let _ = writeln!(out, "\t{:w$}  {}", root.name, health.word());
+    for line in &lines {
+        match line {
+            Line::Class(heading, _) => {
+                let _ = writeln!(out, "\t{heading}");
+            }
+            Line::Vdev(v, depth) if matches!(v.class, Class::Cache | Class::Spare) => {
+                let _ = writeln!(out, "\t{:depth$}{}", "", naming.of(v));
+            }
+            Line::Vdev(v, depth) => {
+                let pad = w.saturating_sub(*depth);
+                let _ = write!(out, "\t{:depth$}{:pad$}  {}", "", naming.of(v), v.state.word());
+                if let Some(aux) = &v.aux {
+                    let _ = write!(out, "  {aux}");
+                }
+                out.push('\n');
+            }
+        }
+    }
+    out
+}
+
+/// The search of the commands that work without a daemon.
+pub(crate) fn search_of(parsed: &Parsed) -> SearchArgs {
+    let paths = parsed.opts.iter().filter(|o| o.letter == 'd').map(|o| PathBuf::from(&o.arg));
+    SearchArgs { paths: paths.collect(), destroyed: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::vdevs::tests::vdev;
+    use super::*;
+
+    fn found() -> Found {
+        let mirror = vdev(
+            "mirror",
+            "mirror-0",
+            Class::Normal,
+            vec![
+                vdev("disk", "/dev/sda1", Class::Normal, vec![]),
+                vdev("disk", "/dev/sdb1", Class::Normal, vec![]),
+            ],
+        );
+        let log = vdev("disk", "/dev/sdc1", Class::Log, vec![]);
+        Found {
+            name: "tank".into(),
+            guid: 12_345_678_901_234_567,
+            destroyed: false,
+            foreign: false,
+            hostname: None,
+            hostid: None,
+            last_accessed: None,
+            comment: None,
+            health: State::Online,
+            unsupported: vec![],
+            root: vdev("root", "tank", Class::Normal, vec![mirror, log]),
+        }
+    }
+
+    /// Chapter 09 §4.6.
+    #[test]
+    fn candidates() {
+        let text = "  pool: tank\n    id: 12345678901234567\n state: ONLINE\naction: The pool can \
+            be imported using its name or numeric identifier.\nconfig:\n\n\ttank        \
+            ONLINE\n\t  mirror-0  ONLINE\n\t    sda1    ONLINE\n\t    sdb1    \
+            ONLINE\n\tlogs\t\n\t  sdc1      ONLINE\n";
+        assert_eq!(candidate(&found()), text);
+        let odd = Found { comment: Some("mine".into()), destroyed: true, ..found() };
+        let text = candidate(&odd);
+        assert!(text.starts_with(
+            "   pool: tank\n     id: 12345678901234567\n  state: ONLINE (DESTROYED)\n"
+        ));
+        assert!(text.contains("\ncomment: mine\n"));
+    }
+
+    #[test]
+    fn names_and_ids_choose() {
+        let other = Found { guid: 5, ..found() };
+        let both = || vec![found(), other.clone()];
+        let e = choose(both(), "tank").unwrap_err();
+        assert_eq!(
+            e.message(),
+            "cannot import 'tank': more than one matching pool\nimport by numeric ID instead"
+        );
+        assert_eq!(choose(both(), "5").unwrap()[0].guid, 5);
+        let e = choose(both(), "x").unwrap_err();
+        assert_eq!(e.message(), "cannot import 'x': no such pool available");
+    }
+
+    #[test]
+    fn foreign_pools_say_whose() {
+        let p = Found {
+            hostname: Some("h".into()),
+            hostid: Some(0xabc),
+            last_accessed: Some(0),
+            ..found()
+        };
+        assert!(foreign(&p).starts_with(
+            "cannot import 'tank': pool was previously in use from another system.\nLast accessed \
+             by h (hostid=abc) at "
+        ));
+    }
+
+    #[test]
+    fn options_become_arguments() {
+        let args = |words: &[&str]| {
+            let argv: Vec<OsString> = words.iter().map(|w| (*w).into()).collect();
+            arguments(&options("import", &argv, "d:o:R:T:fFN", &[]).unwrap())
+        };
+        let a = args(&["-d", "/x", "-oreadonly=on", "-R/mnt", "-NfT", "12"]).unwrap();
+        assert!(a.readonly && a.force && a.no_mount && a.rewind);
+        assert_eq!((a.txg, a.altroot), (Some(12), Some("/mnt".into())));
+        assert_eq!(a.search.paths, [PathBuf::from("/x")]);
+        assert!(args(&["-o", "ro,noatime"]).unwrap().readonly);
+        assert_eq!(
+            args(&["-R", "mnt"]).unwrap_err(),
+            "bad alternate root 'mnt': must be an absolute path"
+        );
+        assert!(args(&["-o", "size=3"]).is_err() && args(&["-T", "x"]).is_err());
+    }
+}

@@ -1,0 +1,321 @@
+//! `zpool list` (chapter 09 §4.2).
+
+use std::ffi::OsString;
+
+use base::Result;
+use cenote::props::{PropData, format, nicebytes, nicenum, pool_column, pool_prop};
+
+use super::vdevs::{self, Line, Naming};
+use super::{Pools, Repeat, misuse, no_such_pool, options};
+use crate::getopt::Long;
+use crate::proto::{Class, Pool, Value, Vdev};
+use crate::ui::table::{self, Column};
+use crate::ui::{self, Exit};
+
+const DEFAULT: &str = "name,size,allocated,free,checkpoint,expandsize,fragmentation,capacity,dedupratio,health,altroot";
+/// Headings of classes with `-v`, in order.
+const CLASSES: [(Class, &str); 5] = [
+    (Class::Dedup, "dedup"),
+    (Class::Special, "special"),
+    (Class::Log, "logs"),
+    (Class::Cache, "cache"),
+    (Class::Spare, "spare"),
+];
+
+struct Asked {
+    names: Vec<String>,
+    columns: Vec<(String, Column)>,
+    scripted: bool,
+    parsable: bool,
+    verbose: bool,
+    naming: Naming,
+}
+
+/// `zpool list ...`
+pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
+    let long = [Long("json", false, 'j')];
+    let parsed = match options("list", argv, "gHLo:pPT:v", &long) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut names = parsed.words();
+    let repeat = match Repeat::take(&mut names) {
+        Ok(repeat) => repeat,
+        Err(message) => return Ok(misuse("list", Some(&message))),
+    };
+    let parsable = parsed.has('p');
+    let list = parsed.last('o').unwrap_or_else(|| DEFAULT.to_owned());
+    let columns = match columns(&list, parsable) {
+        Ok(columns) => columns,
+        Err(message) => return Ok(misuse("list", Some(&message))),
+    };
+    let stamp = parsed.last('T');
+    if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
+        return Ok(misuse("list", Some("invalid time format")));
+    }
+    let naming =
+        Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }.with_env();
+    let asked = Asked {
+        names,
+        columns,
+        scripted: parsed.has('H'),
+        parsable,
+        verbose: parsed.has('v'),
+        naming,
+    };
+    repeat.run(stamp.as_deref(), || report(&asked))
+}
+
+/// The columns of a `-o` list.
+fn columns(list: &str, parsable: bool) -> std::result::Result<Vec<(String, Column)>, String> {
+    let mut out = Vec::new();
+    for word in list.split(',') {
+        let column = if word == "all" {
+            let all = cenote::props::pool_props().iter().filter(|p| p.visible || p.name == "name");
+            out.extend(all.map(|p| (p.name.to_owned(), Column::of(p, parsable))));
+            continue;
+        } else if let Some(prop) = pool_column(word) {
+            (prop.name.to_owned(), Column::of(prop, parsable))
+        } else if word.starts_with("feature@")
+            || word.starts_with("unsupported@")
+            || word.contains(':')
+        {
+            (word.to_owned(), Column::text(word.to_uppercase()))
+        } else {
+            return Err(format!("bad property list: invalid property '{word}'"));
+        };
+        out.push(column);
+    }
+    Ok(out)
+}
+
+/// The text of a pool property.
+pub(super) fn text(name: &str, value: Option<&Value>, parsable: bool) -> String {
+    let data = value.map_or(PropData::None, |v| (&v.value).into());
+    match (pool_prop(name), data) {
+        (Some(prop), data) => format(prop, &data, parsable),
+        (None, PropData::Str(s)) if !s.is_empty() => s,
+        (None, PropData::Num(n)) => n.to_string(),
+        (None, _) => "-".to_owned(),
+    }
+}
+
+fn report(asked: &Asked) -> Result<Exit> {
+    let mut pools = Pools::connect()?;
+    let names = pools.select(&asked.names, no_such_pool)?;
+    if names.is_empty() {
+        if !asked.scripted && !pools.failed {
+            ui::out("no pools available\n");
+        }
+        return Ok(Exit::failed_if(pools.failed));
+    }
+    let wanted: Vec<String> = asked.columns.iter().map(|c| c.0.clone()).collect();
+    let mut rows = Vec::new();
+    let mut trees = Vec::new();
+    for name in &names {
+        let props = pools.props(name, Some(wanted.clone()))?;
+        let cell = |column: &String| match column.as_str() {
+            "name" => name.clone(),
+            c => text(c, props.iter().find(|p| p.0 == c).map(|p| &p.1), asked.parsable),
+        };
+        rows.push(wanted.iter().map(cell).collect::<Vec<String>>());
+        if asked.verbose {
+            trees.push(pools.status(name)?);
+        }
+    }
+    let columns: Vec<Column> = asked.columns.iter().map(|c| c.1.clone()).collect();
+    if !asked.verbose {
+        ui::out(&table::render(&columns, &rows, asked.scripted));
+    } else {
+        ui::out(&verbose(asked, columns, &rows, &trees));
+    }
+    Ok(Exit::failed_if(pools.failed))
+}
+
+/// The table with vdevs below each pool.
+fn verbose(
+    asked: &Asked,
+    mut columns: Vec<Column>,
+    rows: &[Vec<String>],
+    trees: &[Pool],
+) -> String {
+    let lines: Vec<Vec<Line<'_>>> = trees.iter().map(|t| vdevs::walk(&t.root, &CLASSES)).collect();
+    if let Some(first) = columns.first_mut() {
+        let widest = trees.iter().zip(&lines);
+        let widest = widest.map(|(t, l)| vdevs::name_width(&t.root, l, asked.naming, 9));
+        first.min = first.min.max(widest.max().unwrap_or(9));
+    }
+    let widths = table::widths(&columns, rows);
+    let mut out = String::new();
+    let headers: Vec<String> = columns.iter().map(|c| c.header.clone()).collect();
+    if !asked.scripted {
+        table::human_line(&mut out, &columns, &widths, &headers);
+    }
+    // Vdev rows are right-justified throughout, as OpenZFS has them.
+    let right: Vec<Column> =
+        columns.iter().enumerate().map(|(i, c)| Column { right: i > 0, ..c.clone() }).collect();
+    for (row, lines) in rows.iter().zip(&lines) {
+        if asked.scripted {
+            out.push_str(&row.join("\t"));
+            out.push('\n');
+        } else {
+            table::human_line(&mut out, &columns, &widths, row);
+        }
+        for line in lines {
+            let cells = match line {
+                Line::Class(heading, _) => heading_row(heading, &asked.columns),
+                Line::Vdev(v, depth) if asked.scripted => vdev_row(v, 0, *depth, asked),
+                Line::Vdev(v, depth) => vdev_row(v, *depth, *depth, asked),
+            };
+            match line {
+                Line::Vdev(..) if asked.scripted => {
+                    out.push('\t');
+                    out.push_str(&cells.join("\t"));
+                    out.push('\n');
+                }
+                _ => table::human_line(&mut out, &right, &widths, &cells),
+            }
+        }
+    }
+    out
+}
+
+fn heading_row(heading: &str, columns: &[(String, Column)]) -> Vec<String> {
+    let rest = columns.iter().skip(1).map(|_| "-".to_owned());
+    std::iter::once(heading.to_owned()).chain(rest).collect()
+}
+
+/// A vdev's share in hundredths of a percent, with as many digits as fit.
+fn capacity(v: &Vdev, parsable: bool) -> String {
+    let share = (u128::from(v.allocated) * 10_000).checked_div(u128::from(v.size)).unwrap_or(0);
+    if parsable {
+        return (share / 100).to_string();
+    }
+    let (whole, rest) = (share / 100, share % 100);
+    match share {
+        0..1000 => format!("{whole}.{rest:02}%"),
+        1000..10_000 => {
+            // printf rounds half to even on the double; hundredths are exact enough.
+            let tenths = (share + 5) / 10;
+            format!("{}.{}%", tenths / 10, tenths % 10)
+        }
+        _ => format!("{whole:3}%"),
+    }
+}
+
+fn vdev_row(v: &Vdev, indent: usize, depth: usize, asked: &Asked) -> Vec<String> {
+    let number = |n: u64| if asked.parsable { n.to_string() } else { nicenum(n) };
+    let top = depth <= 2;
+    let sized = top && v.size > 0 && v.class != Class::Spare;
+    let or_dash = |shown: bool, text: String| if shown { text } else { "-".to_owned() };
+    let cell = |(name, _): &(String, Column)| match name.as_str() {
+        "name" => format!("{:indent$}{}", "", asked.naming.of(v)),
+        "size" if sized && !v.children.is_empty() => number(v.size),
+        "size" => or_dash(v.psize > 0 || sized, number(if v.psize > 0 { v.psize } else { v.size })),
+        "allocated" => or_dash(sized, number(v.allocated)),
+        "free" => or_dash(sized, number(v.size.saturating_sub(v.allocated))),
+        "expandsize" => or_dash(
+            v.expandsize > 0,
+            if asked.parsable { v.expandsize.to_string() } else { nicebytes(v.expandsize) },
+        ),
+        "fragmentation" => match v.fragmentation.filter(|_| sized) {
+            Some(f) if asked.parsable => f.to_string(),
+            Some(f) => format!("{f}%"),
+            None => "-".to_owned(),
+        },
+        "capacity" => or_dash(sized, capacity(v, asked.parsable)),
+        "health" if v.class == Class::Spare && v.state == crate::proto::State::Online => {
+            "AVAIL".to_owned()
+        }
+        "health" => v.state.word().to_owned(),
+        _ => "-".to_owned(),
+    };
+    asked.columns.iter().map(cell).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::vdevs::tests::vdev;
+    use super::*;
+    use crate::proto::State;
+
+    fn asked(scripted: bool, parsable: bool) -> Asked {
+        Asked {
+            names: vec![],
+            columns: columns(DEFAULT, parsable).unwrap(),
+            scripted,
+            parsable,
+            verbose: true,
+            naming: Naming::default(),
+        }
+    }
+
+    fn pool(root: Vdev) -> Pool {
+        Pool {
+            name: root.name.clone(),
+            guid: 1,
+            health: State::Online,
+            suspended: false,
+            root,
+            error_count: 0,
+            errors: vec![],
+            scan: None,
+            removal: None,
+            expand: None,
+            checkpoint: None,
+            disabled_features: false,
+        }
+    }
+
+    /// `zpool list -v` of the golden pool `frag`.
+    #[test]
+    fn golden_frag() {
+        let disk = Vdev {
+            psize: 256 << 20,
+            size: 240 << 20,
+            allocated: 119_745_000,
+            fragmentation: Some(75),
+            ..vdev("file", "/tmp/w/disk1.img", Class::Normal, vec![])
+        };
+        let tree = pool(vdev("root", "frag", Class::Normal, vec![disk]));
+        let row: Vec<String> =
+            ["frag", "240M", "114M", "126M", "-", "-", "75%", "47%", "1.00x", "ONLINE", "-"]
+                .map(str::to_owned)
+                .to_vec();
+        let a = asked(false, false);
+        let columns: Vec<Column> = a.columns.iter().map(|c| c.1.clone()).collect();
+        assert_eq!(
+            verbose(&a, columns.clone(), &[row.clone()], &[tree.clone()]),
+            "NAME                 SIZE  ALLOC   FREE  CKPOINT  EXPANDSZ   FRAG    CAP  DEDUP    HEALTH  ALTROOT\n\
+             frag                 240M   114M   126M        -         -    75%    47%  1.00x    ONLINE  -\n  \
+             /tmp/w/disk1.img   256M   114M   126M        -         -    75%  47.6%      -    ONLINE        -\n"
+        );
+        let text = verbose(&asked(true, true), columns, &[row], &[tree]);
+        assert_eq!(
+            text.lines().nth(1).unwrap(),
+            "\t/tmp/w/disk1.img\t268435456\t119745000\t131913240\t-\t-\t75\t47\t-\tONLINE\t-"
+        );
+    }
+
+    #[test]
+    fn shares_have_as_many_digits_as_fit() {
+        let share = |allocated| {
+            let v = vdev("file", "x", Class::Normal, vec![]);
+            capacity(&Vdev { size: 10_000, allocated, ..v }, false)
+        };
+        assert_eq!(share(976), "9.76%");
+        assert_eq!(share(1667), "16.7%");
+        assert_eq!(share(2000), "20.0%");
+        assert_eq!(share(0), "0.00%");
+        assert_eq!(share(10_000), "100%");
+    }
+
+    #[test]
+    fn property_lists() {
+        assert!(columns("name,cap,feature@lz4_compress,ckpoint", true).is_ok());
+        assert_eq!(
+            columns("name,nope", false).unwrap_err(),
+            "bad property list: invalid property 'nope'"
+        );
+    }
+}

@@ -1,0 +1,319 @@
+//! `zpool`: pools, as OpenZFS's command shows them (chapter 09 §4).
+
+mod get;
+mod import;
+mod list;
+mod status;
+mod vdevs;
+
+use std::ffi::OsString;
+
+use base::{Error, Result};
+
+use crate::client::Client;
+use crate::getopt::{self, Bad, Long, Parsed};
+use crate::proto::{Pool, Reply, Request, Value};
+use crate::runtime::Runtime;
+use crate::ui::{self, Exit};
+
+const COMMANDS: [(&str, &str); 6] = [
+    ("list", "list [-gHLpPv] [-o property[,...]] [-T d|u] [pool] ... [interval [count]]"),
+    ("status", "status [-egiLPpstvx] [-T d|u] [pool] ... [interval [count]]"),
+    (
+        "import",
+        "import [-d dir|file] ... [-D]\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T txg] \
+         [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T txg] \
+         [-o readonly=on] [-R root]\n\t    <pool | id> [newpool]",
+    ),
+    ("export", "export [-af] <pool> ..."),
+    ("get", "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ..."),
+    ("version", "version"),
+];
+
+/// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
+const MISSING: [&str; 28] = [
+    "create",
+    "destroy",
+    "add",
+    "remove",
+    "labelclear",
+    "checkpoint",
+    "prefetch",
+    "iostat",
+    "online",
+    "offline",
+    "clear",
+    "reopen",
+    "attach",
+    "detach",
+    "replace",
+    "split",
+    "initialize",
+    "resilver",
+    "scrub",
+    "trim",
+    "upgrade",
+    "reguid",
+    "history",
+    "events",
+    "set",
+    "sync",
+    "wait",
+    "ddtprune",
+];
+
+fn usage_text() -> String {
+    let mut text =
+        "usage: zpool command args ...\nwhere 'command' is one of the following:\n\n".to_owned();
+    for (_, synopsis) in COMMANDS {
+        text.push_str(&format!("\t{synopsis}\n"));
+    }
+    text
+}
+
+/// Complains and shows how the command is used; the exit code is 2.
+pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
+    if let Some(message) = message {
+        ui::err(message);
+    }
+    let synopsis = COMMANDS.iter().find(|c| c.0 == command).map_or("", |c| c.1);
+    ui::err(&format!("usage:\n\t{synopsis}"));
+    Exit::USAGE
+}
+
+/// `zpool ...`
+pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
+    let Some((first, rest)) = argv.split_first() else {
+        ui::err("missing command");
+        ui::err(usage_text().trim_end());
+        return Ok(Exit::USAGE);
+    };
+    let command = first.to_string_lossy();
+    match command.as_ref() {
+        "list" => list::main(rest),
+        "status" => status::main(rest),
+        "import" => import::main(rest),
+        "export" => export(rest),
+        "get" => get::main(rest),
+        "version" | "-V" | "--version" => {
+            ui::out(&version());
+            Ok(Exit::OK)
+        }
+        "-?" | "--help" => {
+            ui::out(&usage_text());
+            Ok(Exit::OK)
+        }
+        c if MISSING.contains(&c) || c.contains('=') => {
+            Err(Error::unsupported(format!("cannot run 'zpool {c}': Cenote reads pools only")))
+        }
+        c => {
+            ui::err(&format!("unrecognized command '{c}'"));
+            ui::err(usage_text().trim_end());
+            Ok(Exit::USAGE)
+        }
+    }
+}
+
+/// The two lines of `version`.
+pub(crate) fn version() -> String {
+    let v = env!("CARGO_PKG_VERSION");
+    format!("zfs-cenote-{v}\nzfs-kmod-none-cenote-{v}\n")
+}
+
+/// Parses options or complains.
+pub(super) fn options(
+    command: &str,
+    argv: &[OsString],
+    short: &str,
+    long: &[Long],
+) -> std::result::Result<Parsed, Exit> {
+    getopt::parse(argv, short, long).map_err(|bad: Bad| misuse(command, bad.message().as_deref()))
+}
+
+/// The imported pools as far as a command wants them.
+pub(super) struct Pools {
+    client: Option<Client>,
+    /// A pool named does not exist, or could not be asked.
+    pub(super) failed: bool,
+}
+
+impl Pools {
+    /// Reaches the daemon, if there is one or has to be.
+    pub(super) fn connect() -> Result<Pools> {
+        let client = Client::for_looking(&Runtime::from_env()?)?;
+        Ok(Pools { client, failed: false })
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply> {
+        match &mut self.client {
+            Some(client) => client.ask(request),
+            None => Ok(Reply::Names(Vec::new())),
+        }
+    }
+
+    /// The names wanted (all if none is named) that exist; the others are
+    /// complained about with `missing`.
+    pub(super) fn select(
+        &mut self,
+        wanted: &[String],
+        missing: impl Fn(&str) -> String,
+    ) -> Result<Vec<String>> {
+        let Reply::Names(all) = self.ask(&Request::PoolNames)? else { return Err(odd()) };
+        if wanted.is_empty() {
+            return Ok(all);
+        }
+        let mut out: Vec<String> = Vec::new();
+        for name in wanted {
+            if !all.contains(name) {
+                ui::err(&missing(name));
+                self.failed = true;
+            } else if !out.contains(name) {
+                out.push(name.clone());
+            }
+        }
+        Ok(out)
+    }
+
+    /// A pool's state.
+    pub(super) fn status(&mut self, name: &str) -> Result<Pool> {
+        match self.ask(&Request::PoolStatus { name: name.to_owned() })? {
+            Reply::Pool(pool) => Ok(*pool),
+            _ => Err(odd()),
+        }
+    }
+
+    /// A pool's properties.
+    pub(super) fn props(
+        &mut self,
+        name: &str,
+        props: Option<Vec<String>>,
+    ) -> Result<Vec<(String, Value)>> {
+        match self.ask(&Request::PoolProps { name: name.to_owned(), props })? {
+            Reply::Props(props) => Ok(props),
+            _ => Err(odd()),
+        }
+    }
+}
+
+/// The daemon's answer does not fit the question.
+pub(crate) fn odd() -> Error {
+    Error::corrupt("the daemon answered something else")
+}
+
+/// The message for a pool that does not exist.
+pub(super) fn no_such_pool(name: &str) -> String {
+    format!("cannot open '{name}': no such pool")
+}
+
+/// `interval [count]` behind the operands, as the reporting commands take them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Repeat {
+    interval: Option<f64>,
+    count: Option<u64>,
+}
+
+impl Repeat {
+    /// Takes trailing numbers off `words`. An error is the message before the usage.
+    pub(super) fn take(words: &mut Vec<String>) -> std::result::Result<Repeat, String> {
+        let number =
+            |w: Option<&String>| w.and_then(|w| w.parse::<f64>().ok()).filter(|n| n.is_finite());
+        let Some(last) = number(words.last()) else { return Ok(Repeat::default()) };
+        words.pop();
+        let (interval, count) = match number(words.last()) {
+            Some(interval) => {
+                words.pop();
+                (interval, Some(last))
+            }
+            None => (last, None),
+        };
+        if interval <= 0.0 {
+            return Err("interval cannot be zero".to_owned());
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count of reports"
+        )]
+        let count = count.map(|c| c.max(1.0) as u64);
+        Ok(Repeat { interval: Some(interval), count })
+    }
+
+    /// Calls `report` as often as asked; `stamp` is the argument of `-T`.
+    pub(super) fn run(
+        self,
+        stamp: Option<&str>,
+        mut report: impl FnMut() -> Result<Exit>,
+    ) -> Result<Exit> {
+        let mut left = self.count;
+        loop {
+            if let Some(kind) = stamp {
+                ui::out(&format!("{}\n", ui::time::stamp(kind)));
+            }
+            let exit = report()?;
+            left = left.map(|n| n.saturating_sub(1));
+            match self.interval {
+                Some(seconds) if left != Some(0) => {
+                    base::rt::sleep(std::time::Duration::from_secs_f64(seconds.min(1e9)));
+                }
+                _ => return Ok(exit),
+            }
+        }
+    }
+}
+
+/// `zpool export [-af] <pool> ...`
+fn export(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("export", argv, "af", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let (all, force, words) = (parsed.has('a'), parsed.has('f'), parsed.words());
+    if all && !words.is_empty() {
+        return Ok(misuse("export", Some("too many arguments")));
+    }
+    if !all && words.is_empty() {
+        return Ok(misuse("export", Some("missing pool argument")));
+    }
+    let mut pools = Pools::connect()?;
+    let names = pools.select(&words, no_such_pool)?;
+    let mut failed = pools.failed;
+    for name in names {
+        match pools.ask(&Request::Export { name, force }) {
+            Ok(_) => {}
+            Err(e) => {
+                ui::err(e.message());
+                failed = true;
+            }
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interval_and_count_are_taken_off_the_end() {
+        let take = |words: &[&str]| {
+            let mut words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            Repeat::take(&mut words).map(|r| (r, words.join(" ")))
+        };
+        let none = Repeat::default();
+        assert_eq!(take(&["a", "b"]), Ok((none, "a b".into())));
+        assert_eq!(
+            take(&["a", "5"]),
+            Ok((Repeat { interval: Some(5.0), count: None }, "a".into()))
+        );
+        let both = Repeat { interval: Some(0.5), count: Some(3) };
+        assert_eq!(take(&["0.5", "3"]), Ok((both, String::new())));
+        assert_eq!(take(&["0"]), Err("interval cannot be zero".into()));
+    }
+
+    #[test]
+    fn every_missing_command_is_missing() {
+        for c in MISSING {
+            assert!(!COMMANDS.iter().any(|known| known.0 == c), "{c}");
+        }
+    }
+}

@@ -1,0 +1,645 @@
+//! `zpool status` (chapter 09 §4.3).
+
+use std::ffi::OsString;
+use std::fmt::Write;
+
+use base::Result;
+use cenote::props::{nicebytes, nicenum};
+
+use super::vdevs::{self, Line, Naming};
+use super::{Pools, Repeat, misuse, no_such_pool, options};
+use crate::getopt::Long;
+use crate::proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
+use crate::ui::time::{ctime, duration};
+use crate::ui::{self, Exit};
+
+/// Class headings in order; those of the first three end with a TAB.
+pub(super) const CLASSES: [(Class, &str); 5] = [
+    (Class::Dedup, "dedup\t"),
+    (Class::Special, "special\t"),
+    (Class::Log, "logs\t"),
+    (Class::Cache, "cache"),
+    (Class::Spare, "spares"),
+];
+const SITE: &str = "https://openzfs.github.io/openzfs-docs/msg/";
+/// Below this rate in bytes a second no completion time is foretold.
+const RATE_MIN: u64 = 10 << 20;
+
+#[derive(Default)]
+struct Asked {
+    names: Vec<String>,
+    parsable: bool,
+    slow: bool,
+    direct: bool,
+    unhealthy_only: bool,
+    errors_only: bool,
+    verbose: bool,
+    naming: Naming,
+}
+
+/// `zpool status ...`
+pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
+    let long = [Long("power", false, '1'), Long("json", false, 'j')];
+    let parsed = match options("status", argv, "DdegiLPpstT:vx", &long) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut names = parsed.words();
+    let repeat = match Repeat::take(&mut names) {
+        Ok(repeat) => repeat,
+        Err(message) => return Ok(misuse("status", Some(&message))),
+    };
+    let stamp = parsed.last('T');
+    if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
+        return Ok(misuse("status", Some("invalid time format")));
+    }
+    let asked = Asked {
+        names,
+        parsable: parsed.has('p'),
+        slow: parsed.has('s'),
+        direct: parsed.has('d'),
+        unhealthy_only: parsed.has('x'),
+        errors_only: parsed.has('e'),
+        verbose: parsed.has('v'),
+        naming: Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }
+            .with_env(),
+    };
+    repeat.run(stamp.as_deref(), || report(&asked))
+}
+
+fn report(asked: &Asked) -> Result<Exit> {
+    let mut pools = Pools::connect()?;
+    let names = pools.select(&asked.names, no_such_pool)?;
+    let mut shown = 0;
+    for name in &names {
+        let pool = pools.status(name)?;
+        if asked.unhealthy_only && status_of(&pool).is_none() {
+            if !asked.names.is_empty() {
+                ui::out(&format!("pool '{name}' is healthy\n"));
+            }
+            continue;
+        }
+        let gap = if shown > 0 { "\n" } else { "" };
+        ui::out(&format!("{gap}{}", text(&pool, asked)));
+        shown += 1;
+    }
+    if asked.unhealthy_only && shown == 0 && asked.names.is_empty() && !pools.failed {
+        let all = if names.is_empty() { "no pools available\n" } else { "all pools are healthy\n" };
+        ui::out(all);
+    } else if names.is_empty() && !pools.failed {
+        ui::err("no pools available");
+    }
+    Ok(Exit::failed_if(pools.failed))
+}
+
+/// What is wrong with a pool: words for `status:` and `action:`, and the message id.
+struct Trouble {
+    status: &'static str,
+    action: &'static str,
+    id: Option<&'static str>,
+}
+
+fn any(v: &Vdev, f: &impl Fn(&Vdev) -> bool) -> bool {
+    f(v) || v.children.iter().any(|c| any(c, f))
+}
+
+/// Facts about a tree that decide a pool's status.
+pub(super) struct Facts {
+    unavailable: bool,
+    whole_gone: bool,
+    missing: bool,
+    corrupt: bool,
+    faulted: bool,
+    errors: bool,
+    offline: bool,
+    removed: bool,
+}
+
+impl Facts {
+    /// Looks at leaves; a spare or cache device counts as much as OpenZFS lets it.
+    pub(super) fn of(root: &Vdev, health: State) -> Facts {
+        let leaf = |v: &Vdev| v.children.is_empty() && v.kind != "root";
+        let aux = |v: &Vdev, words: &[&str]| v.aux.as_deref().is_some_and(|a| words.contains(&a));
+        Facts {
+            unavailable: matches!(health, State::Unavail | State::Faulted),
+            whole_gone: any(root, &|v| !leaf(v) && aux(v, &["insufficient replicas"])),
+            missing: any(root, &|v| {
+                leaf(v)
+                    && v.state == State::Unavail
+                    && !aux(v, &["corrupted data", "invalid label"])
+            }),
+            corrupt: any(root, &|v| leaf(v) && aux(v, &["corrupted data", "invalid label"])),
+            faulted: any(root, &|v| leaf(v) && v.state == State::Faulted),
+            errors: any(root, &|v| {
+                leaf(v) && v.read_errors + v.write_errors + v.checksum_errors > 0
+            }),
+            offline: any(root, &|v| v.state == State::Offline),
+            removed: any(root, &|v| v.state == State::Removed),
+        }
+    }
+
+    /// Words for a pool that is not imported.
+    pub(super) fn import_status(&self) -> &'static str {
+        if self.missing {
+            "One or more devices are missing from the system."
+        } else if self.corrupt {
+            "One or more devices contains corrupted data."
+        } else if self.faulted {
+            "One or more devices were being resilvered or are faulted."
+        } else if self.offline {
+            "One or more devices are offlined."
+        } else {
+            "The pool metadata is corrupted."
+        }
+    }
+}
+
+/// The first trouble that applies, in OpenZFS's order.
+fn status_of(p: &Pool) -> Option<Trouble> {
+    let f = Facts::of(&p.root, p.health);
+    let t = |status, action, id| Some(Trouble { status, action, id });
+    if p.scan.as_ref().is_some_and(|s| s.resilver && s.state == 1) {
+        return t(
+            "One or more devices is currently being resilvered.  The pool will\n\tcontinue to \
+             function, possibly in a degraded state.",
+            "Wait for the resilver to complete.",
+            None,
+        );
+    }
+    if p.suspended {
+        return t(
+            "One or more devices are faulted in response to IO failures.",
+            "Make sure the affected devices are connected, then run 'zpool clear'.",
+            Some("HC"),
+        );
+    }
+    if let Some(trouble) = device_trouble(&f) {
+        return Some(trouble);
+    }
+    if p.error_count > 0 {
+        return t(
+            "One or more devices has experienced an error resulting in data\n\tcorruption.  \
+             Applications may be affected.",
+            "Restore the file in question if possible.  Otherwise restore the\n\tentire pool from \
+             backup.",
+            Some("8A"),
+        );
+    }
+    if let Some(trouble) = minor_trouble(&f) {
+        return Some(trouble);
+    }
+    if p.disabled_features {
+        return t(
+            "Some supported and requested features are not enabled on the pool.\n\tThe pool can \
+             still be used, but some features are unavailable.",
+            "Enable all features using 'zpool upgrade'. Once this is done,\n\tthe pool may no \
+             longer be accessible by software that does not support\n\tthe features. See \
+             zpool-features(7) for details.",
+            None,
+        );
+    }
+    None
+}
+
+/// Troubles of devices that make the pool unavailable.
+fn device_trouble(f: &Facts) -> Option<Trouble> {
+    if !f.unavailable && !f.whole_gone {
+        return None;
+    }
+    Some(if f.missing {
+        Trouble {
+            status: "One or more devices could not be opened.  There are insufficient\n\treplicas \
+                     for the pool to continue functioning.",
+            action: "Attach the missing device and online it using 'zpool online'.",
+            id: Some("3C"),
+        }
+    } else if f.corrupt {
+        Trouble {
+            status: "One or more devices could not be used because the label is missing\n\tor \
+                     invalid.  There are insufficient replicas for the pool to \
+                     continue\n\tfunctioning.",
+            action: "Destroy and re-create the pool from\n\ta backup source.",
+            id: Some("5E"),
+        }
+    } else {
+        Trouble {
+            status: "The pool metadata is corrupted and the pool cannot be opened.",
+            action: "Destroy and re-create the pool from\n\ta backup source.",
+            id: Some("72"),
+        }
+    })
+}
+
+/// Troubles of devices that the pool survives.
+fn minor_trouble(f: &Facts) -> Option<Trouble> {
+    let t = |status, action, id| Some(Trouble { status, action, id });
+    if f.faulted {
+        return t(
+            "One or more devices are faulted in response to persistent errors.\n\tSufficient \
+             replicas exist for the pool to continue functioning in a\n\tdegraded state.",
+            "Replace the faulted device, or use 'zpool clear' to mark the device\n\trepaired.",
+            None,
+        );
+    }
+    if f.missing {
+        return t(
+            "One or more devices could not be opened.  Sufficient replicas exist for\n\tthe pool \
+             to continue functioning in a degraded state.",
+            "Attach the missing device and online it using 'zpool online'.",
+            Some("2Q"),
+        );
+    }
+    if f.corrupt {
+        return t(
+            "One or more devices could not be used because the label is missing or\n\tinvalid.  \
+             Sufficient replicas exist for the pool to continue\n\tfunctioning in a degraded state.",
+            "Replace the device using 'zpool replace'.",
+            Some("4J"),
+        );
+    }
+    if f.errors {
+        return t(
+            "One or more devices has experienced an unrecoverable error.  An\n\tattempt was made \
+             to correct the error.  Applications are unaffected.",
+            "Determine if the device needs to be replaced, and clear the errors\n\tusing 'zpool \
+             clear' or replace the device with 'zpool replace'.",
+            Some("9P"),
+        );
+    }
+    if f.offline {
+        return t(
+            "One or more devices has been taken offline by the administrator.\n\tSufficient \
+             replicas exist for the pool to continue functioning in a\n\tdegraded state.",
+            "Online the device using 'zpool online' or replace the device with\n\t'zpool replace'.",
+            None,
+        );
+    }
+    if f.removed {
+        return t(
+            "One or more devices have been removed.\n\tSufficient replicas exist for the pool to \
+             continue functioning in a\n\tdegraded state.",
+            "Online the device using zpool online' or replace the device with\n\t'zpool replace'.",
+            None,
+        );
+    }
+    None
+}
+
+/// The whole report on one pool.
+fn text(p: &Pool, asked: &Asked) -> String {
+    let mut out = String::new();
+    let word = if p.suspended { "SUSPENDED" } else { p.health.word() };
+    let _ = writeln!(out, "  pool: {}\n state: {word}", p.name);
+    if let Some(t) = status_of(p) {
+        let _ = writeln!(out, "status: {}\naction: {}", t.status, t.action);
+        if let Some(id) = t.id {
+            let _ = writeln!(out, "   see: {SITE}ZFS-8000-{id}");
+        }
+    }
+    if let Some(scan) = &p.scan {
+        out.push_str(&scan_lines(scan, base::rt::wall_clock().as_secs()));
+    }
+    if let Some(removal) = &p.removal {
+        out.push_str(&removal_lines(removal));
+    }
+    if let Some((created, bytes)) = p.checkpoint {
+        let _ =
+            writeln!(out, "checkpoint: created {}, consumes {}", ctime(created), nicebytes(bytes));
+    }
+    if let Some(expand) = &p.expand {
+        out.push_str(&expand_lines(expand));
+    }
+    out.push_str("config:\n\n");
+    out.push_str(&config(&p.root, p.health, asked));
+    out.push('\n');
+    out.push_str(&errors(p, asked.verbose));
+    out
+}
+
+fn errors(p: &Pool, verbose: bool) -> String {
+    if p.error_count == 0 {
+        return "errors: No known data errors\n".to_owned();
+    }
+    if !verbose || p.errors.is_empty() {
+        return format!("errors: {} data errors, use '-v' for a list\n", p.error_count);
+    }
+    let mut out =
+        "errors: Permanent errors have been detected in the following files:\n\n".to_owned();
+    for e in &p.errors {
+        let _ = writeln!(out, "        {e}");
+    }
+    out
+}
+
+fn config(root: &Vdev, health: State, asked: &Asked) -> String {
+    let lines = vdevs::walk(root, &CLASSES);
+    let w = vdevs::name_width(root, &lines, asked.naming, 10);
+    let mut out = String::new();
+    let _ =
+        write!(out, "\t{:w$}  {:8} {:>5} {:>5} {:>5}", "NAME", "STATE", "READ", "WRITE", "CKSUM");
+    for (on, head) in [(asked.slow, "SLOW"), (asked.direct, "DIO")] {
+        if on {
+            let _ = write!(out, " {head:>5}");
+        }
+    }
+    out.push('\n');
+    let top = Vdev { state: health, ..root.clone() };
+    row(&mut out, &top, 0, w, asked);
+    for line in &lines {
+        match line {
+            Line::Class(heading, _) => {
+                let _ = writeln!(out, "\t{heading}");
+            }
+            Line::Vdev(v, _) if asked.errors_only && !any(v, &unwell) => {}
+            Line::Vdev(v, depth) => row(&mut out, v, *depth, w, asked),
+        }
+    }
+    out
+}
+
+fn unwell(v: &Vdev) -> bool {
+    v.state != State::Online || v.read_errors + v.write_errors + v.checksum_errors > 0
+}
+
+fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, asked: &Asked) {
+    let name = if v.kind == "root" { v.name.clone() } else { asked.naming.of(v) };
+    let pad = width.saturating_sub(depth);
+    let word =
+        if v.class == Class::Spare && v.state == State::Online { "AVAIL" } else { v.state.word() };
+    let _ = write!(out, "\t{:depth$}{name:pad$}  {word:8}", "");
+    if v.class != Class::Spare {
+        let number = |n: u64| if asked.parsable { n.to_string() } else { nicenum(n) };
+        for n in [v.read_errors, v.write_errors, v.checksum_errors] {
+            let _ = write!(out, " {:>5}", number(n));
+        }
+        if asked.slow {
+            let slow = if v.children.is_empty() { number(v.slow_ios) } else { "-".to_owned() };
+            let _ = write!(out, " {slow:>5}");
+        }
+        if asked.direct {
+            let _ = write!(out, " {:>5}", 0);
+        }
+    }
+    if let Some(aux) = &v.aux {
+        let _ = write!(out, "  {aux}");
+    }
+    // Cenote reads through the page cache only where a file system refuses O_DIRECT.
+    if asked.verbose && v.path.is_some() && v.state == State::Online && !v.direct_io {
+        out.push_str("  (buffered)");
+    }
+    out.push('\n');
+}
+
+fn scan_lines(s: &Scan, now: u64) -> String {
+    let (what, done) = if s.resilver { ("resilver", "resilvered") } else { ("scrub", "repaired") };
+    match s.state {
+        2 => {
+            let head = if s.resilver { "resilvered" } else { "scrub repaired" };
+            format!(
+                "  scan: {head} {} in {} with {} errors on {}\n",
+                nicebytes(s.processed),
+                duration(s.end.saturating_sub(s.start)),
+                s.errors,
+                ctime(s.end)
+            )
+        }
+        3 => format!("  scan: {what} canceled on {}\n", ctime(s.end)),
+        1 if s.paused > 0 => format!(
+            "  scan: {what} paused since {}\n\t{what} started on {}\n\t{} / {} scanned, {} / {} \
+             issued\n\t{} {done}, {} done\n",
+            ctime(s.paused),
+            ctime(s.start),
+            nicebytes(s.examined),
+            nicebytes(s.to_examine),
+            nicebytes(s.issued),
+            nicebytes(s.to_examine.saturating_sub(s.skipped)),
+            nicebytes(s.processed),
+            percent(s)
+        ),
+        1 => {
+            let elapsed = now.saturating_sub(s.start).max(1);
+            let rate = s.issued / elapsed;
+            let left = s.to_examine.saturating_sub(s.skipped).saturating_sub(s.issued);
+            let end = if rate < RATE_MIN {
+                "no estimated completion time".to_owned()
+            } else {
+                format!("{} to go", duration(left / rate))
+            };
+            format!(
+                "  scan: {what} in progress since {}\n\t{} / {} scanned at {}/s, {} / {} issued at \
+                 {}/s\n\t{} {done}, {} done, {end}\n",
+                ctime(s.start),
+                nicebytes(s.examined),
+                nicebytes(s.to_examine),
+                nicebytes(s.examined / elapsed),
+                nicebytes(s.issued),
+                nicebytes(s.to_examine.saturating_sub(s.skipped)),
+                nicebytes(rate),
+                nicebytes(s.processed),
+                percent(s)
+            )
+        }
+        _ => String::new(),
+    }
+}
+
+fn percent(s: &Scan) -> String {
+    let all = s.to_examine.saturating_sub(s.skipped);
+    let hundredths = (u128::from(s.issued) * 10_000).checked_div(u128::from(all)).unwrap_or(10_000);
+    format!("{}.{:02}%", hundredths / 100, hundredths % 100)
+}
+
+/// A duration as removal lines show it.
+fn hours_minutes(seconds: u64) -> String {
+    format!("{}h{}m", seconds / 3600, seconds / 60 % 60)
+}
+
+fn removal_lines(r: &Removal) -> String {
+    let took = r.end.saturating_sub(r.start);
+    match r.state {
+        2 => {
+            let mut out = format!(
+                "remove: Removal of vdev {} copied {} in {}, completed on {}\n",
+                r.vdev,
+                nicebytes(r.copied),
+                hours_minutes(took),
+                ctime(r.end)
+            );
+            if r.mapping_memory > 0 {
+                let _ = writeln!(
+                    out,
+                    "\t{} memory used for removed device mappings",
+                    nicenum(r.mapping_memory)
+                );
+            }
+            out
+        }
+        3 => format!("remove: Removal of {} canceled on {}\n", r.name, ctime(r.end)),
+        1 => format!(
+            "remove: Evacuation of {} in progress since {}\n\t{} copied out of {}\n",
+            r.name,
+            ctime(r.start),
+            nicebytes(r.copied),
+            nicebytes(r.to_copy)
+        ),
+        _ => String::new(),
+    }
+}
+
+fn expand_lines(e: &Expand) -> String {
+    match e.state {
+        2 => format!(
+            "expand: expanded {} copied {} in {}, on {}\n",
+            e.name,
+            nicebytes(e.copied),
+            duration(e.end.saturating_sub(e.start)),
+            ctime(e.end)
+        ),
+        1 => format!(
+            "expand: expansion of {} in progress since {}\n\t{} / {} copied\n",
+            e.name,
+            ctime(e.start),
+            nicebytes(e.copied),
+            nicebytes(e.to_copy)
+        ),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::vdevs::tests::vdev;
+    use super::*;
+
+    fn disk(n: u32, class: Class) -> Vdev {
+        vdev("file", &format!("/tmp/w/disk{n}.img"), class, vec![])
+    }
+    fn mirror(id: u32, class: Class, disks: [u32; 2]) -> Vdev {
+        let leaves = disks.iter().map(|&d| disk(d, class)).collect();
+        vdev("mirror", &format!("mirror-{id}"), class, leaves)
+    }
+    fn pool(name: &str, tops: Vec<Vdev>) -> Pool {
+        Pool {
+            name: name.into(),
+            guid: 1,
+            health: State::Online,
+            suspended: false,
+            root: vdev("root", name, Class::Normal, tops),
+            error_count: 0,
+            errors: vec![],
+            scan: None,
+            removal: None,
+            expand: None,
+            checkpoint: None,
+            disabled_features: false,
+        }
+    }
+
+    const KITCHEN: &str = include_str!("../../tests/fixtures/kitchen.status.txt");
+    const REMOVED: &str = include_str!("../../tests/fixtures/removed.status.txt");
+    const EXPANDED: &str = include_str!("../../tests/fixtures/expanded.status.txt");
+    const DRAID: &str = include_str!("../../tests/fixtures/gdraid2w8.status.txt");
+
+    #[test]
+    fn golden_kitchen() {
+        let p = pool(
+            "kitchen",
+            vec![
+                mirror(0, Class::Normal, [1, 2]),
+                mirror(1, Class::Normal, [3, 4]),
+                disk(5, Class::Log),
+                mirror(3, Class::Special, [8, 9]),
+                disk(6, Class::Cache),
+                disk(7, Class::Spare),
+            ],
+        );
+        assert_eq!(text(&p, &Asked::default()), KITCHEN);
+    }
+
+    #[test]
+    fn golden_draid_with_a_distributed_spare() {
+        let leaves = (1..=8).map(|n| disk(n, Class::Normal)).collect();
+        let mut spare = vdev("dspare", "draid2-0-0", Class::Spare, vec![]);
+        spare.path = None;
+        let top = vdev("draid", "draid2:3d:8c:1s-0", Class::Normal, leaves);
+        assert_eq!(text(&pool("gdraid2w8", vec![top, spare]), &Asked::default()), DRAID);
+    }
+
+    /// The lines about the past carry dates: they agree where the zone is the
+    /// golden pools' own, UTC.
+    #[test]
+    fn golden_removal_and_expansion() {
+        if crate::ui::time::strftime("%Z", 0) != "UTC" {
+            println!("local zone is not UTC: skipped");
+            return;
+        }
+        let mut p = pool("removed", vec![disk(2, Class::Normal)]);
+        p.removal = Some(Removal {
+            state: 2,
+            start: 1_795_262_454,
+            end: 1_795_262_454,
+            copied: 1_363_149,
+            mapping_memory: 192,
+            ..Removal::default()
+        });
+        assert_eq!(text(&p, &Asked::default()), REMOVED);
+        let leaves = (1..=4).map(|n| disk(n, Class::Normal)).collect();
+        let mut p = pool("expanded", vec![vdev("raidz", "raidz1-0", Class::Normal, leaves)]);
+        let end = 1_795_262_134;
+        p.scan = Some(Scan { state: 2, start: end, end, ..Scan::default() });
+        p.expand = Some(Expand {
+            state: 2,
+            name: "raidz1-0".into(),
+            start: end - 2,
+            end,
+            copied: 470 << 10,
+            to_copy: 0,
+        });
+        assert_eq!(text(&p, &Asked::default()), EXPANDED);
+    }
+
+    #[test]
+    fn troubles_in_order_and_remarks() {
+        let mut p = pool("tank", vec![mirror(0, Class::Normal, [1, 2])]);
+        assert!(status_of(&p).is_none());
+        p.health = State::Degraded;
+        let leaf = &mut p.root.children[0].children[1];
+        leaf.state = State::Unavail;
+        leaf.aux = Some("cannot open".into());
+        leaf.read_errors = 1239;
+        let out = text(&p, &Asked::default());
+        assert!(out.contains("status: One or more devices could not be opened.  Sufficient"));
+        assert!(out.contains("   see: https://openzfs.github.io/openzfs-docs/msg/ZFS-8000-2Q\n"));
+        assert!(
+            out.contains("\t    /tmp/w/disk2.img  UNAVAIL  1.21K     0     0  cannot open\n"),
+            "{out}"
+        );
+        p.root.children[0].aux = Some("insufficient replicas".into());
+        assert_eq!(status_of(&p).unwrap().id, Some("3C"));
+        p.root.children.clear();
+        p.error_count = 2;
+        p.errors = vec!["/tank/f".into()];
+        assert_eq!(status_of(&p).unwrap().id, Some("8A"));
+        assert_eq!(errors(&p, false), "errors: 2 data errors, use '-v' for a list\n");
+        assert!(errors(&p, true).ends_with("files:\n\n        /tank/f\n"));
+    }
+
+    #[test]
+    fn running_scans() {
+        let s = Scan {
+            state: 1,
+            start: 0,
+            to_examine: 1 << 30,
+            examined: 512 << 20,
+            issued: 256 << 20,
+            processed: 1 << 20,
+            ..Scan::default()
+        };
+        let lines = scan_lines(&s, 10);
+        assert!(lines.ends_with(
+            "\t512M / 1G scanned at 51.2M/s, 256M / 1G issued at 25.6M/s\n\t1M repaired, 25.00% \
+             done, 00:00:30 to go\n"
+        ), "{lines}");
+        assert!(scan_lines(&s, 1000).ends_with("no estimated completion time\n"));
+    }
+}

@@ -1,0 +1,178 @@
+//! The vdev tree as commands show it: names, depth, class headings
+//! (chapter 09 §4.1, §4.2, §4.3).
+
+use std::path::Path;
+
+use crate::proto::{Class, Vdev};
+
+/// How vdevs are named.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Naming {
+    /// `-g`: by guid.
+    pub(super) guid: bool,
+    /// `-P`: full paths.
+    pub(super) path: bool,
+    /// `-L`: with symbolic links resolved.
+    pub(super) links: bool,
+}
+
+impl Naming {
+    /// With what the environment forces.
+    pub(super) fn with_env(self) -> Naming {
+        let on = |name: &str| {
+            std::env::var(name)
+                .is_ok_and(|v| matches!(v.as_str(), "1" | "yes" | "YES" | "on" | "ON"))
+        };
+        Naming {
+            guid: self.guid || on("ZPOOL_VDEV_NAME_GUID"),
+            path: self.path || on("ZPOOL_VDEV_NAME_PATH"),
+            links: self.links || on("ZPOOL_VDEV_NAME_FOLLOW_LINKS"),
+        }
+    }
+
+    /// The name shown for a vdev.
+    pub(super) fn of(self, v: &Vdev) -> String {
+        if self.guid && v.kind != "root" {
+            return v.guid.to_string();
+        }
+        let Some(path) = v.path.as_deref().filter(|_| v.children.is_empty()) else {
+            return v.name.clone();
+        };
+        let resolved = if self.links { std::fs::canonicalize(path).ok() } else { None };
+        let path = resolved.as_deref().unwrap_or(path);
+        if self.path || v.kind != "disk" {
+            return path.display().to_string();
+        }
+        short_device(path)
+    }
+}
+
+/// A device's name without the directory that all devices are in.
+fn short_device(path: &Path) -> String {
+    const DIRS: [&str; 4] = ["/dev/disk", "/dev/mapper", "/dev/zvol", "/dev"];
+    for dir in DIRS {
+        let Ok(rest) = path.strip_prefix(dir) else { continue };
+        // /dev/disk/by-id/NAME: the kind of name goes, too.
+        let parts: Vec<_> = rest.components().collect();
+        let skip = usize::from(dir == "/dev/disk" && parts.len() > 1);
+        let short: std::path::PathBuf = parts.into_iter().skip(skip).collect();
+        return short.display().to_string();
+    }
+    path.display().to_string()
+}
+
+/// One line of a vdev table.
+pub(super) enum Line<'a> {
+    /// A class and its heading.
+    Class(&'static str, Class),
+    /// A vdev with its indentation in blanks.
+    Vdev(&'a Vdev, usize),
+}
+
+fn hidden(v: &Vdev) -> bool {
+    matches!(v.kind.as_str(), "indirect" | "hole")
+}
+
+/// A tree in the order of all listings: normal vdevs, then each class under its
+/// heading. The root itself is not among the lines.
+pub(super) fn walk<'a>(root: &'a Vdev, order: &[(Class, &'static str)]) -> Vec<Line<'a>> {
+    let mut out = Vec::new();
+    let mut of_class = |class: Class, heading: Option<&'static str>| {
+        let tops: Vec<&Vdev> =
+            root.children.iter().filter(|v| v.class == class && !hidden(v)).collect();
+        if tops.is_empty() {
+            return;
+        }
+        if let Some(heading) = heading {
+            out.push(Line::Class(heading, class));
+        }
+        for top in tops {
+            subtree(top, 2, &mut out);
+        }
+    };
+    of_class(Class::Normal, None);
+    for (class, heading) in order {
+        of_class(*class, Some(heading));
+    }
+    out
+}
+
+/// Nesting is bounded where the tree was read (`VDEV_DEPTH_MAX`); this is the
+/// bound for trees that came over a socket.
+const DEPTH_MAX: usize = 64;
+
+fn subtree<'a>(v: &'a Vdev, depth: usize, out: &mut Vec<Line<'a>>) {
+    out.push(Line::Vdev(v, depth));
+    if depth < DEPTH_MAX {
+        v.children.iter().for_each(|c| subtree(c, depth + 2, out));
+    }
+}
+
+/// The width of the name column: the longest name with its indentation, at least `min`.
+pub(super) fn name_width(root: &Vdev, lines: &[Line<'_>], naming: Naming, min: usize) -> usize {
+    let one = |l: &Line<'_>| match l {
+        Line::Class(..) => 0,
+        Line::Vdev(v, depth) => naming.of(v).chars().count() + depth,
+    };
+    lines.iter().map(one).chain([root.name.chars().count(), min]).max().unwrap_or(min)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::proto::State;
+
+    /// A vdev for tests.
+    pub(crate) fn vdev(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -> Vdev {
+        let leaf = children.is_empty() && kind != "root";
+        Vdev {
+            guid: 7,
+            kind: kind.into(),
+            name: name.into(),
+            path: leaf.then(|| name.into()),
+            id: 0,
+            class,
+            state: State::Online,
+            aux: None,
+            read_errors: 0,
+            write_errors: 0,
+            checksum_errors: 0,
+            slow_ios: 0,
+            direct_io: false,
+            size: 0,
+            allocated: 0,
+            fragmentation: None,
+            expandsize: 0,
+            psize: 0,
+            children,
+        }
+    }
+
+    #[test]
+    fn names_are_short_for_disks_only() {
+        let n = Naming::default();
+        let name = |kind: &str, path: &str| n.of(&vdev(kind, path, Class::Normal, vec![]));
+        assert_eq!(name("disk", "/dev/sda1"), "sda1");
+        assert_eq!(name("disk", "/dev/disk/by-id/ata-XYZ"), "ata-XYZ");
+        assert_eq!(name("disk", "/dev/mapper/crypt"), "crypt");
+        assert_eq!(name("file", "/var/f0"), "/var/f0");
+        let full = Naming { path: true, ..n };
+        assert_eq!(full.of(&vdev("disk", "/dev/sda1", Class::Normal, vec![])), "/dev/sda1");
+        let guid = Naming { guid: true, ..n };
+        assert_eq!(guid.of(&vdev("disk", "/dev/sda1", Class::Normal, vec![])), "7");
+    }
+
+    #[test]
+    fn indirect_vdevs_do_not_show() {
+        let root = vdev(
+            "root",
+            "p",
+            Class::Normal,
+            vec![
+                vdev("indirect", "indirect-0", Class::Normal, vec![]),
+                vdev("file", "/a", Class::Normal, vec![]),
+            ],
+        );
+        assert_eq!(walk(&root, &[]).len(), 1);
+    }
+}

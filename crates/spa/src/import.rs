@@ -1,0 +1,481 @@
+//! Opening a pool (chapter 01 §8.3 and §8.4).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Guid, Result, Txg};
+use device::Engine;
+use dmu::{Io, Objset};
+use dsl::{DslDir, FeatureState, Mos};
+use ondisk::config::{PoolConfig, PoolState, VdevConfig};
+use ondisk::features::FEATURES;
+use ondisk::spacemap::{Entries, Params};
+use ondisk::uberblock::{ScratchState, Uberblock};
+use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
+use zio::{BlockCache, Zio};
+
+use crate::assemble::FoundPool;
+use crate::opener::LeafOpener;
+use crate::specs::{self, Extra};
+use crate::uberblocks::{Chosen, choose};
+use crate::{indirect, multihost, status};
+
+/// Groups that frees are deferred; recovery goes back no further.
+const DEFER_TXGS: u64 = 2;
+/// Times the trusted tree may reveal a newer uberblock.
+const RESTARTS_MAX: usize = 3;
+
+/// How to import.
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    /// Write nothing.
+    pub readonly: bool,
+    /// Although another host had it last.
+    pub force: bool,
+    /// Go back a few groups if the newest cannot be opened (`-F`).
+    pub rewind: bool,
+    /// With `rewind`: only find out whether it would work (`-n`).
+    pub dry_run: bool,
+    /// With `rewind`: go back as far as possible (`-X`).
+    pub extreme: bool,
+    /// No newer than this group (`-T`).
+    pub txg: Option<Txg>,
+    /// Without its missing logs (`-m`).
+    pub missing_log: bool,
+    /// Mount below this directory (`-R`).
+    pub altroot: Option<PathBuf>,
+    /// Call it so.
+    pub new_name: Option<String>,
+    /// Open the pool to look at it: no host check, no multihost wait.
+    pub inspect: bool,
+}
+
+/// An open pool.
+pub struct Spa {
+    name: String,
+    guid: Guid,
+    zio: Arc<Zio>,
+    mos: Mos,
+    config: PoolConfig,
+    uberblock: Uberblock,
+    features: FeatureState,
+    options: ImportOptions,
+    deflate: bool,
+    label_state: PoolState,
+}
+
+/// A pool that could not be opened, and its tree as far as it was known.
+#[derive(Debug)]
+pub struct OpenFailure {
+    /// Why.
+    pub error: Error,
+    /// The devices.
+    pub vdevs: Option<status::VdevStatus>,
+    /// Features in the way.
+    pub unsupported: Vec<dsl::features::Unsupported>,
+}
+
+impl From<Error> for OpenFailure {
+    fn from(error: Error) -> Self {
+        OpenFailure { error, vdevs: None, unsupported: Vec::new() }
+    }
+}
+
+impl Spa {
+    /// Opens a found pool. If the newest group cannot be opened and the options
+    /// allow it, goes back.
+    ///
+    /// # Errors
+    /// [`OpenFailure`], with the kind: `Missing` for devices, `Unsupported` for
+    /// features, `Busy` for another host, `Corrupt`/`Checksum`/`Io` for damage.
+    pub fn open(
+        found: &FoundPool,
+        options: &ImportOptions,
+        cache: &Arc<BlockCache>,
+        engine: &Arc<Engine>,
+    ) -> Result<Spa, Box<OpenFailure>> {
+        let mut limit = options.txg.unwrap_or(Txg::MAX);
+        let mut newest = None;
+        loop {
+            let opener = LeafOpener::new(found, Arc::clone(engine));
+            let mut seen = None;
+            let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
+            let failure = match opened {
+                Ok(spa) => return Ok(spa),
+                Err(failure) => failure,
+            };
+            // Rewinding helps against damage, not against missing devices.
+            let damage = matches!(
+                failure.error.kind(),
+                ErrorKind::Corrupt | ErrorKind::Checksum | ErrorKind::Io
+            );
+            let Some(tried) = seen.filter(|_| options.rewind && damage) else {
+                return Err(failure);
+            };
+            let newest = *newest.get_or_insert(tried);
+            let least = if options.extreme { 4 } else { newest.0.saturating_sub(DEFER_TXGS) };
+            if tried.0 <= least || tried.0 == 0 {
+                return Err(failure);
+            }
+            limit = Txg(tried.0 - 1);
+        }
+    }
+
+    fn open_at(
+        found: &FoundPool,
+        options: &ImportOptions,
+        cache: &Arc<BlockCache>,
+        opener: &LeafOpener<'_>,
+        limit: Txg,
+        seen: &mut Option<Txg>,
+    ) -> Result<Spa, Box<OpenFailure>> {
+        let spec = specs::untrusted(found, Extra::default()).map_err(OpenFailure::from)?;
+        let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
+        let tree = Tree::build(&spec, &open_leaf).map_err(OpenFailure::from)?;
+        let untrusted = status::describe(&tree, &found.name);
+        let fail = |error: Error| {
+            Box::new(OpenFailure {
+                error: error.in_pool(&found.name),
+                vdevs: Some(untrusted.clone()),
+                unsupported: Vec::new(),
+            })
+        };
+        let mut chosen = choose(opener.uberblocks(), limit).map_err(&fail)?;
+        if !options.inspect {
+            multihost::check(opener, found, &chosen.uberblock).map_err(&fail)?;
+        }
+        let zio = Arc::new(Zio::new(tree, Arc::clone(cache)));
+        for _ in 0..RESTARTS_MAX {
+            *seen = Some(chosen.uberblock.txg);
+            check_label_features(opener, &chosen)?;
+            let loaded = load_config(&zio, &chosen, opener, found).map_err(&fail)?;
+            let again = choose(opener.uberblocks(), limit).map_err(&fail)?;
+            if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
+                return Self::finish(found, options, zio, chosen, loaded);
+            }
+            // A leaf that only the trusted tree knows has a newer uberblock.
+            chosen = again;
+        }
+        Err(fail(Error::corrupt("the devices do not agree on the newest uberblock")))
+    }
+
+    fn finish(
+        found: &FoundPool,
+        options: &ImportOptions,
+        zio: Arc<Zio>,
+        chosen: Chosen,
+        (mos, config): (Mos, PoolConfig),
+    ) -> Result<Spa, Box<OpenFailure>> {
+        let name = options.new_name.clone().unwrap_or_else(|| found.name.clone());
+        let tree = zio.tree();
+        let fail = |error: Error| {
+            Box::new(OpenFailure {
+                error: error.in_pool(&found.name),
+                vdevs: Some(status::describe(&tree, &found.name)),
+                unsupported: Vec::new(),
+            })
+        };
+        check_devices(&tree, options).map_err(&fail)?;
+        if config.guid_sum() != chosen.uberblock.guid_sum {
+            return Err(fail(Error::new(
+                ErrorKind::Missing,
+                "bad guid sum: the devices do not add up to the pool",
+            )));
+        }
+        let features = FeatureState::load(&mos).map_err(&fail)?;
+        let unsupported = features.unsupported();
+        let blocking = |u: &dsl::features::Unsupported| {
+            u.active && !(u.read_only_ok && (options.readonly || options.inspect))
+        };
+        if unsupported.iter().any(blocking) {
+            let mut failure = fail(unsupported_error(&unsupported, options.readonly));
+            failure.unsupported = unsupported;
+            return Err(failure);
+        }
+        let deflate = mos.lookup("deflate").map_err(&fail)?.is_some_and(|v| v != 0);
+        let spa = Spa {
+            name,
+            guid: found.guid,
+            zio,
+            mos,
+            config,
+            uberblock: chosen.uberblock,
+            features,
+            options: options.clone(),
+            deflate,
+            label_state: found.state,
+        };
+        spa.load_details().map_err(&fail)?;
+        Ok(spa)
+    }
+
+    /// What needs the MOS but not to be complete: salt, classes, missing groups.
+    fn load_details(&self) -> Result<()> {
+        let salt = self.mos.directory()?.lookup(b"org.illumos:checksum_salt")?;
+        if let Some(salt) = salt.as_ref().and_then(|v| v.as_bytes()).and_then(|b| b.first_chunk()) {
+            self.zio.set_salt(salt);
+        }
+        self.zio.set_dynamic_gang(self.features.is_active("com.klarasystems:dynamic_gang_header"));
+        // The root dataset must be there, or the pool is of no use.
+        self.root_dir()?;
+        let tree = self.zio.tree();
+        let mut leaves = Vec::new();
+        specs::for_each(&self.config.vdev_tree, &mut |v| {
+            if let Some(dtl) = v.leaf.dtl.filter(|o| o.0 != 0) {
+                leaves.push((v.guid, dtl));
+            }
+        });
+        for (guid, object) in leaves {
+            // A damaged log of missing groups costs preference, not data.
+            if let Ok(ranges) = self.read_dtl(object.0) {
+                tree.set_dtl(guid, TxgRanges::new(ranges));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_dtl(&self, object: u64) -> Result<Vec<(Txg, Txg)>> {
+        let mut ranges = Vec::new();
+        self.for_each_entry(object, Params::dtl(), &mut |r| {
+            ranges.push((Txg(r.offset), Txg(r.offset.saturating_add(r.len))));
+            Ok(())
+        })?;
+        Ok(ranges)
+    }
+
+    /// Calls `f` with every range of a space map object, in order.
+    ///
+    /// # Errors
+    /// Those of reading it, `Corrupt`, and those of `f`.
+    pub fn for_each_entry(
+        &self,
+        object: u64,
+        params: Params,
+        f: &mut dyn FnMut(ondisk::spacemap::Range) -> Result<()>,
+    ) -> Result<()> {
+        let handle = self.mos.object(object)?;
+        let header = self.space_map_header(object)?;
+        let mut left = header.length;
+        let mut blkid = 0;
+        while left > 0 {
+            let block = handle.read_block(blkid, Io::WAIT)?;
+            let endian = handle.block_pointer(0, blkid, Io::WAIT)?.endian();
+            let here = left.min(block.len() as u64);
+            let bytes = block.get(..here as usize).unwrap_or_default();
+            for range in Entries::new(bytes, endian, params).ranges() {
+                f(range.map_err(|e| e.in_object(handle.id()))?)?;
+            }
+            left -= here;
+            blkid += 1;
+        }
+        Ok(())
+    }
+
+    /// The header of a space map object.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is none or claims more than its object holds.
+    pub fn space_map_header(&self, object: u64) -> Result<ondisk::spacemap::Header> {
+        let handle = self.mos.object(object)?;
+        let dnode = handle.dnode();
+        if dnode.object_type != ondisk::ObjType::SPACE_MAP {
+            return Err(Error::corrupt("object is not a space map").in_object(handle.id()));
+        }
+        let header = ondisk::spacemap::Header::parse(&dnode.bonus, dnode.endian)?;
+        let capacity = (dnode.max_blkid + 1).saturating_mul(handle.block_size());
+        if header.length > capacity {
+            return Err(
+                Error::corrupt("space map is longer than its object").in_object(handle.id())
+            );
+        }
+        Ok(header)
+    }
+
+    /// The name it goes by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its guid.
+    pub fn guid(&self) -> Guid {
+        self.guid
+    }
+
+    /// The I/O pipeline.
+    pub fn zio(&self) -> &Arc<Zio> {
+        &self.zio
+    }
+
+    /// The meta object set.
+    pub fn mos(&self) -> &Mos {
+        &self.mos
+    }
+
+    /// The trusted configuration.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// The uberblock it was opened from.
+    pub fn uberblock(&self) -> &Uberblock {
+        &self.uberblock
+    }
+
+    /// Feature states.
+    pub fn features(&self) -> &FeatureState {
+        &self.features
+    }
+
+    /// How it was imported.
+    pub fn options(&self) -> &ImportOptions {
+        &self.options
+    }
+
+    /// Whether accounting is in deflated bytes (chapter 04 §1).
+    pub fn deflate(&self) -> bool {
+        self.deflate
+    }
+
+    /// State in the labels when it was found.
+    pub fn label_state(&self) -> PoolState {
+        self.label_state
+    }
+
+    /// The root of the dataset tree.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn root_dir(&self) -> Result<DslDir> {
+        DslDir::root(&self.mos, &self.name)
+    }
+
+    /// The devices as `zpool status` shows them.
+    pub fn vdev_status(&self) -> status::VdevStatus {
+        status::describe(&self.zio.tree(), &self.name)
+    }
+}
+
+/// Reads the MOS through the chosen uberblock, and rebuilds the tree from the
+/// configuration in it.
+fn load_config(
+    zio: &Arc<Zio>,
+    chosen: &Chosen,
+    opener: &LeafOpener<'_>,
+    found: &FoundPool,
+) -> Result<(Mos, PoolConfig)> {
+    let ub = &chosen.uberblock;
+    let objset = Objset::open(Arc::clone(zio), 0, ub.root_bp, Io::WAIT)?;
+    let mos = Mos::new(objset)?;
+    let object = mos
+        .lookup("config")?
+        .ok_or_else(|| Error::corrupt("the pool has no configuration object"))?;
+    let config = PoolConfig::from_mos(&mos.packed_nvlist(object)?)?;
+    if config.pool_guid != found.guid {
+        return Err(Error::corrupt("the configuration belongs to another pool"));
+    }
+    let reflow = ub.reflow().ok().map(|r| vdev::Reflow {
+        offset: r.offset,
+        scratch_valid: r.scratch == ScratchState::Valid,
+    });
+    let mut spec = specs::trusted(&config.vdev_tree, Extra { reflow })?;
+    let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
+    let tree = Tree::build_from(Some(&zio.tree()), &spec, &open_leaf)?;
+    zio.set_tree(tree);
+    indirect::load_all(&mos, &config, &zio.tree())?;
+    // Classes are in the vdevs' ZAPs, which only now can be read.
+    if set_classes(&mos, &config.vdev_tree, &mut spec)? {
+        let tree = Tree::build_from(Some(&zio.tree()), &spec, &open_leaf)?;
+        zio.set_tree(tree);
+    }
+    Ok((mos, config))
+}
+
+/// Fills in allocation classes; true if there are any but the normal one.
+fn set_classes(mos: &Mos, root: &VdevConfig, spec: &mut vdev::Spec) -> Result<bool> {
+    let mut any = false;
+    for (config, spec) in root.children.iter().zip(&mut spec.children) {
+        let zap = config.top.as_ref().and_then(|t| t.zap).filter(|o| o.0 != 0);
+        let Some(zap) = zap else { continue };
+        let bias = mos.zap(zap.0)?.lookup_str("org.zfsonlinux:allocation_bias")?;
+        let class = match bias.as_deref() {
+            Some("special") => AllocClass::Special,
+            Some("dedup") => AllocClass::Dedup,
+            Some("log") => AllocClass::Log,
+            _ => continue,
+        };
+        any |= spec.class != class;
+        spec.class = class;
+    }
+    Ok(any)
+}
+
+/// Refuses what cannot be read, by the names in the label.
+fn check_label_features(opener: &LeafOpener<'_>, chosen: &Chosen) -> Result<(), Box<OpenFailure>> {
+    let ub = &chosen.uberblock;
+    if ub.version != 5000 {
+        return Ok(());
+    }
+    let label = opener.config(chosen.leaf, ub.txg);
+    let Some(list) = label.as_ref().and_then(|l| l.list("features_for_read")) else {
+        let error = Error::corrupt("the label that belongs to the uberblock is unavailable");
+        return Err(Box::new(error.into()));
+    };
+    let mut unknown = Vec::new();
+    for (name, _) in list.iter() {
+        let guid = name.to_str().unwrap_or("?");
+        if !FEATURES.iter().any(|f| f.guid == guid && f.is_readable()) {
+            unknown.push(dsl::features::Unsupported {
+                guid: guid.to_owned(),
+                description: String::new(),
+                read_only_ok: false,
+                active: true,
+            });
+        }
+    }
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let mut failure = OpenFailure::from(unsupported_error(&unknown, true));
+    failure.unsupported = unknown;
+    Err(Box::new(failure))
+}
+
+fn unsupported_error(list: &[dsl::features::Unsupported], readonly: bool) -> Error {
+    let names: Vec<&str> = list
+        .iter()
+        .filter(|u| u.active && !(u.read_only_ok && readonly))
+        .map(|u| u.guid.as_str())
+        .collect();
+    let hint = if list.iter().all(|u| u.read_only_ok || !u.active) {
+        "; it can be imported with -o readonly=on"
+    } else {
+        ""
+    };
+    Error::unsupported(format!("the pool uses unsupported features: {}{hint}", names.join(", ")))
+}
+
+/// Every top-level vdev must be there, or its absence be allowed.
+fn check_devices(tree: &Tree, options: &ImportOptions) -> Result<()> {
+    let (mut data, mut logs) = (Vec::new(), Vec::new());
+    for id in tree.top_ids() {
+        let Ok(node) = tree.top(id) else { continue };
+        if matches!(node.kind(), Kind::Hole | Kind::Indirect) || node.readable() {
+            continue;
+        }
+        if node.state() >= State::Degraded {
+            continue;
+        }
+        if node.is_log() { logs.push(id) } else { data.push(id) }
+    }
+    if !data.is_empty() {
+        return Err(Error::new(ErrorKind::Missing, "one or more devices is currently unavailable"));
+    }
+    if !logs.is_empty() && !options.missing_log && !options.inspect {
+        return Err(Error::new(
+            ErrorKind::Missing,
+            "a log device is missing; with -m the pool is imported without it, and what only \
+             the log holds is lost",
+        ));
+    }
+    Ok(())
+}

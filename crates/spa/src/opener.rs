@@ -1,0 +1,144 @@
+//! Opening leaves by guid, and judging by their labels whether they are who
+//! they should be (chapter 01 §8.3, step 3).
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::rt::Mutex;
+use base::{Error, ErrorKind, Guid, Result, Txg};
+use device::{Device, Engine, FileDevice, OpenOptions};
+use nvlist::NvList;
+use ondisk::uberblock::Uberblock;
+use vdev::LeafSpec;
+
+use crate::assemble::{FoundPool, place_for};
+use crate::labels::LeafLabels;
+
+/// Opens each leaf once, however often the tree is rebuilt.
+pub(crate) struct LeafOpener<'a> {
+    found: &'a FoundPool,
+    engine: Arc<Engine>,
+    open: Mutex<HashMap<PathBuf, Opened>>,
+    /// Leaves in use: what their labels say.
+    leaves: Mutex<HashMap<Guid, (Arc<LeafLabels>, u32)>>,
+}
+
+#[derive(Clone)]
+struct Opened {
+    device: Arc<dyn Device>,
+    labels: Arc<LeafLabels>,
+}
+
+impl<'a> LeafOpener<'a> {
+    pub(crate) fn new(found: &'a FoundPool, engine: Arc<Engine>) -> LeafOpener<'a> {
+        LeafOpener {
+            found,
+            engine,
+            open: Mutex::new(HashMap::new()),
+            leaves: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Opens a leaf wherever it was found, or where its configuration says.
+    pub(crate) fn open(&self, spec: &LeafSpec, limit: Txg) -> Result<Arc<dyn Device>> {
+        let mut last = None;
+        for path in self.paths(spec) {
+            match self.open_at(&path, spec, limit) {
+                Ok(device) => return Ok(device),
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::not_found("no device with this guid was found")))
+    }
+
+    fn paths(&self, spec: &LeafSpec) -> Vec<PathBuf> {
+        let recorded = spec.path.as_ref().map(PathBuf::from);
+        let mut paths = Vec::new();
+        if let Some(best) = place_for(&self.found.places, spec.guid, recorded.as_deref()) {
+            paths.push(best.path.clone());
+        }
+        let others = self.found.places.get(&spec.guid).into_iter().flatten();
+        paths.extend(others.map(|p| p.path.clone()));
+        // A leaf that took its mirror's place still has its old guid on disk.
+        let renamed = self.found.top_places.get(&spec.guid).into_iter().flatten();
+        paths.extend(renamed.map(|p| p.path.clone()));
+        paths.extend(recorded.filter(|p| p.is_absolute()));
+        let mut seen = std::collections::HashSet::new();
+        paths.retain(|p| seen.insert(p.clone()));
+        paths
+    }
+
+    fn open_at(&self, path: &PathBuf, spec: &LeafSpec, limit: Txg) -> Result<Arc<dyn Device>> {
+        let known = self.open.lock().get(path).cloned();
+        let opened = match known {
+            Some(opened) => opened,
+            None => {
+                let options = OpenOptions {
+                    engine: Some(Arc::clone(&self.engine)),
+                    ..OpenOptions::default()
+                };
+                let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, &options)?);
+                let labels = Arc::new(LeafLabels::read(&*device)?);
+                let opened = Opened { device, labels };
+                self.open.lock().insert(path.clone(), opened.clone());
+                opened
+            }
+        };
+        let label = opened
+            .labels
+            .config_at(limit)
+            .ok_or_else(|| Error::corrupt("the device has no valid label"))?;
+        self.judge(&label, spec)?;
+        self.leaves.lock().insert(spec.guid, (Arc::clone(&opened.labels), spec.ashift));
+        Ok(opened.device)
+    }
+
+    fn judge(&self, label: &NvList, spec: &LeafSpec) -> Result<()> {
+        let guid = |key: &str| label.u64(key).map(Guid);
+        if guid("split_guid") == Some(self.found.guid) {
+            return Err(Error::corrupt("the label says that the device was split off this pool"));
+        }
+        if guid("pool_guid") != Some(self.found.guid) {
+            return Err(Error::corrupt("the label belongs to another pool"));
+        }
+        let is_it = guid("guid") == Some(spec.guid) || guid("top_guid") == Some(spec.guid);
+        let original = label.list("vdev_tree").and_then(|t| t.u64("orig_guid"));
+        if is_it || original == Some(spec.guid.0) {
+            return Ok(());
+        }
+        Err(Error::corrupt("the label belongs to another device of this pool"))
+    }
+
+    /// Every uberblock on every leaf in use.
+    pub(crate) fn uberblocks(&self) -> Vec<(Guid, Uberblock)> {
+        let leaves = self.leaves.lock();
+        let of = |(guid, (labels, ashift)): (&Guid, &(Arc<LeafLabels>, u32))| {
+            let guid = *guid;
+            labels.uberblocks(*ashift).into_iter().map(move |ub| (guid, ub)).collect::<Vec<_>>()
+        };
+        leaves.iter().flat_map(of).collect()
+    }
+
+    /// The configuration of a leaf's label, no later than `limit`.
+    pub(crate) fn config(&self, leaf: Guid, limit: Txg) -> Option<NvList> {
+        self.leaves.lock().get(&leaf)?.0.config_at(limit)
+    }
+
+    /// Reads the uberblocks again from the devices (multihost activity check).
+    pub(crate) fn reread(&self) -> Result<Vec<(Guid, Uberblock)>> {
+        let open: Vec<Opened> = self.open.lock().values().cloned().collect();
+        let ashift = self.leaves.lock().values().map(|l| l.1).next().unwrap_or(9);
+        let mut out = Vec::new();
+        for opened in open {
+            match LeafLabels::read(&*opened.device) {
+                Ok(labels) => {
+                    out.extend(labels.uberblocks(ashift).into_iter().map(|u| (Guid(0), u)));
+                }
+                Err(e) if e.kind() == ErrorKind::Io => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(out)
+    }
+}

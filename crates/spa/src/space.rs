@@ -1,0 +1,368 @@
+//! Space: what is allocated where (chapter 05 §1-4, §11, §12.3).
+
+use std::collections::BTreeMap;
+
+use base::{Error, Result, Txg, VdevId};
+use dsl::Mos;
+use ondisk::config::{VdevConfig, VdevType};
+use ondisk::spacemap::{Header, Kind, Params, Range, parse_log_key};
+use vdev::AllocClass;
+
+use crate::import::Spa;
+
+/// Metaslabs one vdev may have (chapter 05 §1.1).
+pub const METASLABS_MAX: u64 = 131_072;
+/// Fragmentation of free segments of 512 bytes to 512 MiB, percent (§12.3).
+const FRAGMENTATION: [u64; 21] =
+    [100, 99, 97, 93, 88, 83, 77, 71, 64, 57, 50, 43, 36, 29, 23, 17, 12, 7, 3, 1, 0];
+
+/// One metaslab as its maps describe it.
+#[derive(Clone, Debug, Default)]
+pub struct Metaslab {
+    /// Position on its vdev.
+    pub id: u64,
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Space map object; 0 while nothing was ever allocated.
+    pub space_map: u64,
+    /// Header of the space map.
+    pub header: Header,
+    /// First group whose changes are only in the log space maps; 0 if none are.
+    pub unflushed_txg: Txg,
+    /// Change of allocated bytes in the log space maps.
+    pub unflushed_alloc: i64,
+    /// Entries for it in the log space maps.
+    pub unflushed_entries: u64,
+}
+
+impl Metaslab {
+    /// Bytes allocated, logs included.
+    pub fn allocated(&self) -> u64 {
+        self.header.alloc.saturating_add(self.unflushed_alloc).max(0) as u64
+    }
+
+    /// Bytes free.
+    pub fn free(&self) -> u64 {
+        self.size.saturating_sub(self.allocated())
+    }
+
+    /// Fragmentation of its free space in percent; `None` without a histogram.
+    pub fn fragmentation(&self, ashift: u32) -> Option<u64> {
+        if self.space_map == 0 {
+            return Some(0);
+        }
+        let histogram = self.header.histogram?;
+        let (mut total, mut weighed) = (0u128, 0u128);
+        for (i, &count) in histogram.iter().enumerate() {
+            let class = i as u32 + ashift;
+            let space = u128::from(count) << class.min(63);
+            let factor = FRAGMENTATION[(class.saturating_sub(9) as usize).min(20)];
+            total = total.saturating_add(space);
+            weighed = weighed.saturating_add(space.saturating_mul(u128::from(factor)));
+        }
+        Some(weighed.checked_div(total).unwrap_or(0) as u64)
+    }
+}
+
+/// The metaslabs of one top-level vdev.
+#[derive(Clone, Debug, Default)]
+pub struct VdevSpace {
+    /// Which vdev.
+    pub vdev: VdevId,
+    /// log2 of its sector.
+    pub ashift: u32,
+    /// log2 of a metaslab's size.
+    pub metaslab_shift: u32,
+    /// The metaslabs.
+    pub metaslabs: Vec<Metaslab>,
+    /// Allocation class.
+    pub class: AllocClass,
+    /// deflate ratio: 512 means one to one.
+    pub deflate: u64,
+}
+
+impl VdevSpace {
+    /// Bytes in all metaslabs.
+    pub fn size(&self) -> u64 {
+        self.metaslabs.iter().map(|m| m.size).sum()
+    }
+
+    /// Bytes allocated.
+    pub fn allocated(&self) -> u64 {
+        self.metaslabs.iter().map(Metaslab::allocated).sum()
+    }
+
+    /// `bytes` as usable space.
+    pub fn deflated(&self, bytes: u64) -> u64 {
+        (bytes >> 9).saturating_mul(self.deflate)
+    }
+
+    /// Fragmentation in percent: the mean over metaslabs, weighed by free space;
+    /// `None` when fewer than half of them can tell.
+    pub fn fragmentation(&self) -> Option<u64> {
+        let (mut valid, mut weight, mut sum) = (0usize, 0u128, 0u128);
+        for m in &self.metaslabs {
+            let Some(f) = m.fragmentation(self.ashift) else { continue };
+            valid += 1;
+            weight += u128::from(m.free());
+            sum += u128::from(f) * u128::from(m.free());
+        }
+        if valid * 2 < self.metaslabs.len() {
+            return None;
+        }
+        Some(sum.checked_div(weight).unwrap_or(0) as u64)
+    }
+}
+
+/// The pool's space.
+#[derive(Clone, Debug, Default)]
+pub struct PoolSpace {
+    /// Top-level vdevs that hold space.
+    pub vdevs: Vec<VdevSpace>,
+    /// Groups that have a log space map, and its object.
+    pub logs: BTreeMap<Txg, u64>,
+}
+
+impl PoolSpace {
+    fn of_pool(&self) -> impl Iterator<Item = &VdevSpace> {
+        self.vdevs.iter().filter(|v| v.class != AllocClass::Log)
+    }
+
+    /// Capacity, parity included; logs do not count.
+    pub fn size(&self) -> u64 {
+        self.of_pool().map(VdevSpace::size).sum()
+    }
+
+    /// Allocated bytes, parity included.
+    pub fn allocated(&self) -> u64 {
+        self.of_pool().map(VdevSpace::allocated).sum()
+    }
+
+    /// Usable capacity as datasets see it (chapter 05 §11.1).
+    pub fn usable(&self) -> u64 {
+        let normal = self.vdevs.iter().filter(|v| v.class == AllocClass::Normal);
+        let capacity: u64 = normal.map(|v| v.deflated(v.size())).sum();
+        let others = [AllocClass::Special, AllocClass::Dedup];
+        let allocated = self.vdevs.iter().filter(|v| others.contains(&v.class));
+        capacity + allocated.map(|v| v.deflated(v.allocated())).sum::<u64>()
+    }
+
+    /// Space held back (chapter 05 §11.2).
+    pub fn slop(&self) -> u64 {
+        let normal = self.vdevs.iter().filter(|v| v.class == AllocClass::Normal);
+        slop_of(normal.map(|v| v.deflated(v.size())).sum())
+    }
+
+    /// Fragmentation of the normal class, percent.
+    pub fn fragmentation(&self) -> Option<u64> {
+        let (mut space, mut sum) = (0u128, 0u128);
+        for v in self.vdevs.iter().filter(|v| v.class == AllocClass::Normal) {
+            let f = v.fragmentation()?;
+            space += u128::from(v.size());
+            sum += u128::from(f) * u128::from(v.size());
+        }
+        Some(sum.checked_div(space).unwrap_or(0) as u64)
+    }
+
+    /// One vdev's space.
+    pub fn vdev(&self, id: VdevId) -> Option<&VdevSpace> {
+        self.vdevs.iter().find(|v| v.vdev == id)
+    }
+}
+
+fn slop_of(capacity: u64) -> u64 {
+    let slop = (capacity >> 5).min(128 << 30);
+    slop.max((capacity / 2).min(128 << 20))
+}
+
+impl Spa {
+    /// Reads the headers of all space maps, and the log space maps.
+    ///
+    /// # Errors
+    /// Those of reading the MOS; `Corrupt` when the maps contradict themselves.
+    pub fn load_space(&self) -> Result<PoolSpace> {
+        let mut space = PoolSpace { vdevs: Vec::new(), logs: self.log_space_maps()? };
+        for vdev in &self.config().vdev_tree.children {
+            if !matches!(vdev.kind, VdevType::Hole | VdevType::Missing | VdevType::Indirect) {
+                space.vdevs.push(self.load_vdev_space(vdev)?);
+            }
+        }
+        let mut changes: BTreeMap<(u32, u64), (i64, u64)> = BTreeMap::new();
+        self.for_each_log_entry(&space, &mut |vdev, metaslab, range| {
+            let entry = changes.entry((vdev.0, metaslab)).or_default();
+            let len = i64::try_from(range.len).unwrap_or(i64::MAX);
+            entry.0 += if range.kind == Kind::Alloc { len } else { -len };
+            entry.1 += 1;
+            Ok(())
+        })?;
+        for v in &mut space.vdevs {
+            for m in &mut v.metaslabs {
+                if let Some(&(bytes, entries)) = changes.get(&(v.vdev.0, m.id)) {
+                    (m.unflushed_alloc, m.unflushed_entries) = (bytes, entries);
+                }
+            }
+        }
+        Ok(space)
+    }
+
+    fn load_vdev_space(&self, config: &VdevConfig) -> Result<VdevSpace> {
+        let vdev = VdevId(config.id);
+        let tree = self.zio().tree();
+        let class = tree.top(vdev).map(|n| n.class()).unwrap_or_default();
+        let deflate = tree.deflate_ratio(vdev).unwrap_or(512);
+        let top = config.top.as_ref().ok_or_else(|| {
+            Error::corrupt("a top-level vdev without its space").on_vdev(config.guid)
+        })?;
+        let mut out = VdevSpace {
+            vdev,
+            ashift: top.ashift,
+            metaslab_shift: top.metaslab_shift,
+            metaslabs: Vec::new(),
+            class,
+            deflate,
+        };
+        if top.metaslab_array == 0 {
+            return Ok(out);
+        }
+        if !(1..64).contains(&top.metaslab_shift) {
+            return Err(Error::corrupt("impossible metaslab size").on_vdev(config.guid));
+        }
+        let count = top.asize >> top.metaslab_shift;
+        let objects = self.mos().words(top.metaslab_array, count, METASLABS_MAX)?;
+        let unflushed = self.unflushed_txgs(top.zap.map(|o| o.0), count)?;
+        let align = tree.min_alloc(vdev).map(|a| a.0).unwrap_or(0);
+        let draid = config.kind == VdevType::Draid;
+        for (id, &object) in objects.iter().enumerate() {
+            let id = id as u64;
+            let (start, size) = metaslab_range(id, top.metaslab_shift, draid.then_some(align));
+            let header =
+                if object == 0 { Header::default() } else { self.space_map_header(object)? };
+            out.metaslabs.push(Metaslab {
+                id,
+                start,
+                size,
+                space_map: object,
+                header,
+                unflushed_txg: Txg(unflushed.get(id as usize).copied().unwrap_or(0)),
+                ..Metaslab::default()
+            });
+        }
+        Ok(out)
+    }
+
+    /// First unflushed group of each metaslab (chapter 05 §4.1).
+    fn unflushed_txgs(&self, zap: Option<u64>, count: u64) -> Result<Vec<u64>> {
+        let Some(zap) = zap.filter(|&z| z != 0) else { return Ok(Vec::new()) };
+        let key = "com.delphix:ms_unflushed_phys_txgs";
+        match self.mos().zap(zap)?.lookup_u64(key)? {
+            Some(object) => self.mos().words(object, count, METASLABS_MAX),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn log_space_maps(&self) -> Result<BTreeMap<Txg, u64>> {
+        let mos: &Mos = self.mos();
+        let Some(object) = mos.lookup("com.delphix:log_spacemap_zap")? else {
+            return Ok(BTreeMap::new());
+        };
+        let mut out = BTreeMap::new();
+        for entry in mos.zap_entries(object)? {
+            let key = String::from_utf8_lossy(&entry.name).into_owned();
+            let object = entry
+                .value
+                .as_u64()
+                .ok_or_else(|| Error::corrupt("log space map is not a number"))?;
+            out.insert(parse_log_key(&key)?, object);
+        }
+        Ok(out)
+    }
+
+    /// Calls `f` with every entry of the log space maps that still counts, in
+    /// order: vdev, metaslab, range (chapter 05 §4.5).
+    ///
+    /// # Errors
+    /// Those of reading the maps, and those of `f`.
+    pub fn for_each_log_entry(
+        &self,
+        space: &PoolSpace,
+        f: &mut dyn FnMut(VdevId, u64, Range) -> Result<()>,
+    ) -> Result<()> {
+        for (&txg, &object) in &space.logs {
+            self.for_each_entry(object, Params::log(), &mut |range| {
+                let Some(v) = space.vdev(range.vdev) else { return Ok(()) };
+                let id = range.offset >> v.metaslab_shift;
+                let Some(m) = v.metaslabs.get(id as usize) else {
+                    return Err(Error::corrupt("a log space map names space beyond its vdev"));
+                };
+                if txg < m.unflushed_txg || m.unflushed_txg == Txg::ZERO {
+                    return Ok(());
+                }
+                f(v.vdev, id, range)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with every entry of one metaslab's own map, in order.
+    ///
+    /// # Errors
+    /// Those of reading the map, and those of `f`.
+    pub fn for_each_metaslab_entry(
+        &self,
+        vdev: &VdevSpace,
+        metaslab: &Metaslab,
+        f: &mut dyn FnMut(Range) -> Result<()>,
+    ) -> Result<()> {
+        if metaslab.space_map == 0 {
+            return Ok(());
+        }
+        let size = 1u64 << vdev.metaslab_shift;
+        let start = metaslab.id << vdev.metaslab_shift;
+        let start = start.max(metaslab.start);
+        let params = Params::metaslab(start, size.min(metaslab.size), vdev.ashift);
+        self.for_each_entry(metaslab.space_map, params, f)
+    }
+}
+
+/// Start and size of a metaslab; dRAID's are aligned to whole groups (§1).
+fn metaslab_range(id: u64, shift: u32, align: Option<u64>) -> (u64, u64) {
+    let (start, size) = (id << shift, 1u64 << shift);
+    match align.filter(|&a| a > 0) {
+        None => (start, size),
+        Some(a) => {
+            let aligned = start.next_multiple_of(a);
+            (aligned, (start + size).saturating_sub(aligned) / a * a)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slop_follows_the_vectors_of_the_specification() {
+        assert_eq!(slop_of(100 << 20), 50 << 20);
+        assert_eq!(slop_of(2 << 30), 128 << 20);
+        assert_eq!(slop_of(10 << 30), 320 << 20);
+        assert_eq!(slop_of(1 << 40), 32 << 30);
+        assert_eq!(slop_of(8 << 40), 128 << 30);
+    }
+
+    #[test]
+    fn fragmentation_follows_the_example_of_the_specification() {
+        let mut histogram = [0; 32];
+        histogram[3] = 1;
+        histogram[6] = 1;
+        histogram[16] = 1;
+        let m = Metaslab {
+            space_map: 1,
+            size: 64 << 20,
+            header: Header { histogram: Some(histogram), ..Header::default() },
+            ..Metaslab::default()
+        };
+        assert_eq!(m.fragmentation(9), Some(12));
+    }
+}

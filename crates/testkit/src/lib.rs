@@ -1,0 +1,139 @@
+//! Golden pools written by OpenZFS, and the manifests of what is in them.
+//!
+//! Small pools are in the repository (`tests/fixtures`); larger ones are used
+//! where `CENOTE_POOLS` names their directory, or where a directory
+//! `shared/pools` stands beside the checkout.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
+
+pub mod manifest;
+pub mod scratch;
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+pub use manifest::{Entry, read_manifest, verify};
+pub use scratch::Scratch;
+
+/// A golden pool.
+#[derive(Clone, Debug)]
+pub struct Golden {
+    /// Its name, also the pool's.
+    pub name: String,
+    /// The directory with its archive and manifests.
+    pub dir: PathBuf,
+}
+
+/// Where the repository's fixtures are.
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+}
+
+/// Directories that hold golden pools, the repository's first.
+fn directories() -> Vec<PathBuf> {
+    let mut dirs = vec![fixtures()];
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/pools");
+    dirs.extend(std::env::var_os("CENOTE_POOLS").map(PathBuf::from));
+    dirs.push(beside);
+    dirs
+}
+
+/// Every golden pool at hand, by name.
+pub fn golden_pools() -> Vec<Golden> {
+    let mut pools: Vec<Golden> = Vec::new();
+    for dir in directories() {
+        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten() {
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let Some(name) = file.strip_suffix(".tar.zst") else { continue };
+            if !pools.iter().any(|p| p.name == name) {
+                pools.push(Golden { name: name.to_owned(), dir: dir.clone() });
+            }
+        }
+    }
+    pools.sort_by(|a, b| a.name.cmp(&b.name));
+    pools
+}
+
+/// One golden pool; `None` (and a printed line) when it is not at hand.
+pub fn golden(name: &str) -> Option<Golden> {
+    let found = golden_pools().into_iter().find(|p| p.name == name);
+    if found.is_none() {
+        println!("SKIPPED: golden pool {name} is not at hand (set CENOTE_POOLS)");
+    }
+    found
+}
+
+impl Golden {
+    /// Unpacks the pool's disks, sparse, into `dir`; their paths in order.
+    pub fn unpack(&self, dir: &Path) -> Vec<PathBuf> {
+        let file = File::open(self.dir.join(format!("{}.tar.zst", self.name))).unwrap();
+        let mut archive = tar::Archive::new(zstd::Decoder::new(file).unwrap());
+        let mut out = Vec::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().file_name().unwrap().to_owned();
+            let path = dir.join(name);
+            copy_sparse(&mut entry, &path);
+            out.push(path);
+        }
+        out.sort();
+        out
+    }
+
+    /// Its manifests: dataset name (with `@snapshot`), entries.
+    pub fn manifests(&self) -> Vec<(String, Vec<Entry>)> {
+        let mut out = Vec::new();
+        for entry in std::fs::read_dir(&self.dir).unwrap().flatten() {
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let Some(rest) = file.strip_prefix(&format!("{}.", self.name)) else { continue };
+            let Some(dataset) = rest.strip_suffix(".jsonl.zst") else { continue };
+            out.push((dataset_name(dataset), read_manifest(&entry.path())));
+        }
+        out.sort_by(|a, b| a.0.cmp(&b.0));
+        out
+    }
+
+    /// A text file that belongs to the pool (`list.txt`, `props.txt`, ...).
+    pub fn text(&self, suffix: &str) -> Option<String> {
+        std::fs::read_to_string(self.dir.join(format!("{}.{suffix}", self.name))).ok()
+    }
+}
+
+/// Dots stand for slashes, `..zfs.snapshot.X` for a snapshot.
+fn dataset_name(file: &str) -> String {
+    match file.split_once("..zfs.snapshot.") {
+        Some((fs, snap)) => format!("{}@{snap}", fs.replace('.', "/")),
+        None => file.replace('.', "/"),
+    }
+}
+
+fn copy_sparse(from: &mut impl Read, to: &Path) {
+    let mut file = File::create(to).unwrap();
+    let mut buf = vec![0u8; 1 << 16];
+    let mut size = 0u64;
+    loop {
+        let mut filled = 0;
+        while filled < buf.len() {
+            match from.read(&mut buf[filled..]).unwrap() {
+                0 => break,
+                n => filled += n,
+            }
+        }
+        if filled == 0 {
+            break;
+        }
+        if buf[..filled].iter().any(|&b| b != 0) {
+            file.seek(SeekFrom::Start(size)).unwrap();
+            file.write_all(&buf[..filled]).unwrap();
+        }
+        size += filled as u64;
+    }
+    file.set_len(size).unwrap();
+}
+
+/// Copies a file keeping its holes.
+pub fn copy_file(from: &Path, to: &Path) {
+    copy_sparse(&mut File::open(from).unwrap(), to);
+}
