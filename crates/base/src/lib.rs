@@ -10,6 +10,7 @@ pub mod error;
 pub mod limits;
 pub mod rt;
 pub mod units;
+pub mod workers;
 
 pub use buf::{Buf, BufMut};
 pub use error::{Error, ErrorKind, Result};

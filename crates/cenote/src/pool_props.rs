@@ -226,7 +226,8 @@ impl Pool {
     /// Bytes in cloned blocks, and bytes that cloning saves.
     fn clone_tally(&self) -> Result<(u64, u64)> {
         let tables = self.core.spa.clone_tables()?;
-        let used = tables.iter().map(|(_, t)| t.used_space).sum();
-        Ok((used, tables.iter().map(|(_, t)| t.saved_space).sum()))
+        let used = tables.iter().fold(0u64, |sum, (_, t)| sum.saturating_add(t.used_space));
+        let saved = tables.iter().fold(0u64, |sum, (_, t)| sum.saturating_add(t.saved_space));
+        Ok((used, saved))
     }
 }

@@ -14,6 +14,7 @@ mod mount;
 mod proto;
 mod runtime;
 mod ui;
+mod zdb;
 mod zfs;
 mod zpool;
 
@@ -85,7 +86,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
     let result = match name {
         "zpool" => zpool::main(argv),
         "zfs" => zfs::main(argv),
-        "zdb" => unavailable("zdb"),
+        "zdb" => zdb::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
         "bench" => bench::main(argv),
@@ -110,9 +111,4 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
             Exit::FAILURE
         }
     }
-}
-
-/// A tool that this build does not have.
-fn unavailable(name: &str) -> base::Result<Exit> {
-    Err(base::Error::unsupported(format!("{name}: not part of this build of Cenote")))
 }

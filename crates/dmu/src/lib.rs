@@ -17,10 +17,12 @@
 
 pub mod object;
 pub mod objset;
+pub mod stream;
 pub mod traverse;
 pub mod zap;
 
 pub use object::{Extent, Object};
 pub use objset::Objset;
+pub use stream::{Stream, Streams};
 pub use zap::{Match, Zap, ZapEntry};
 pub use zio::{Io, Mode};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use base::{Buf, Error, ObjectId, Result};
+use base::limits::BUF_SIZE_MAX;
+use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
 use zio::Io;
 
@@ -116,6 +117,21 @@ impl Object {
         self.os.zio().read(&bp, io).map_err(|e| self.place(e, 0, blkid))
     }
 
+    /// As [`Object::read_block`], with the block's byte order, for the parts of a list
+    /// that its header says are written. There a hole is damage; without that, a
+    /// header could make its reader count to 2^64.
+    ///
+    /// # Errors
+    /// Those of [`Object::read_block`]; `Corrupt` for a hole.
+    pub fn read_written(&self, blkid: u64, io: Io) -> Result<(Buf, ondisk::Endian)> {
+        let bp = self.block_pointer(0, blkid, io)?;
+        if bp.is_hole() || blkid > self.dnode.max_blkid {
+            return Err(self.place(Error::corrupt("a list has a hole"), 0, blkid));
+        }
+        let block = self.os.zio().read(&bp, io).map_err(|e| self.place(e, 0, blkid))?;
+        Ok((block, bp.endian()))
+    }
+
     /// The bytes `[offset, offset+len)` as slices of blocks, without copying.
     /// Bytes behind the last block read as zeros; callers clip to the file's size.
     ///
@@ -126,10 +142,11 @@ impl Object {
         let end = offset.checked_add(len as u64).ok_or_else(|| Error::invalid("read past 2^64"))?;
         let mut out = Vec::with_capacity(len / bs as usize + 2);
         let mut at = offset;
+        let mut wide = end - offset > bs && io == Io::WAIT;
         while at < end {
             let skip = (at % bs) as usize;
             let take = (bs - at % bs).min(end - at) as usize;
-            let block = self.read_block(at / bs, io)?;
+            let block = self.read_wide(at / bs, end, io, &mut wide)?;
             if block.len() < skip + take {
                 return Err(self.place(Error::corrupt("block is too short"), 0, at / bs));
             }
@@ -137,6 +154,56 @@ impl Object {
             at += take as u64;
         }
         Ok(out)
+    }
+
+    /// As [`Object::read_bufs`], of an object whose content is `size` bytes long:
+    /// clipped to it, and to 64 MiB. What lies behind the last block costs one
+    /// buffer of zeros, not one for each block.
+    ///
+    /// # Errors
+    /// Those of [`Object::read_block`].
+    pub fn read_clipped(&self, size: u64, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
+        let blocks_end = (self.dnode.max_blkid + 1).saturating_mul(self.block_size());
+        let (stored, zeros) = split_read(size, blocks_end, offset, len);
+        let mut out = self.read_bufs(offset, stored, io)?;
+        if zeros > 0 {
+            out.push(Buf::zeros(zeros));
+        }
+        Ok(out)
+    }
+
+    /// Reads a block of a request up to byte `end`; the first one that is not in
+    /// memory sets off background reads of those behind it.
+    fn read_wide(&self, blkid: u64, end: u64, io: Io, wide: &mut bool) -> Result<Buf> {
+        if !*wide {
+            return self.read_block(blkid, io);
+        }
+        match self.read_block(blkid, Io::MEMORY) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                *wide = false;
+                let next = (blkid + 1).saturating_mul(self.block_size());
+                self.prefetch(next, end.saturating_sub(next));
+                self.read_block(blkid, io)
+            }
+            other => other,
+        }
+    }
+
+    /// Reads the blocks of `[offset, offset+len)` into the cache, in the
+    /// background, as far as there are hands for it.
+    pub fn prefetch(&self, offset: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let first = offset / self.block_size();
+        let last = (offset.saturating_add(len - 1) / self.block_size()).min(self.dnode.max_blkid);
+        for blkid in first..=last {
+            let object = self.clone();
+            let job = move || drop(object.read_block(blkid, Io::WAIT));
+            if !self.os.zio().background().try_submit(job) {
+                return;
+            }
+        }
     }
 
     /// Copies bytes from `offset` into `out`.
@@ -277,5 +344,37 @@ impl Object {
         let Some(bp) = &self.dnode.spill else { return Ok(None) };
         let buf = self.os.zio().read(bp, io).map_err(|e| e.in_object(self.id))?;
         Ok(Some((buf, bp.endian())))
+    }
+}
+
+/// How many of `len` bytes at `offset` lie in blocks, and how many behind them
+/// but inside the content.
+fn split_read(size: u64, blocks_end: u64, offset: u64, len: usize) -> (usize, usize) {
+    let len = size.saturating_sub(offset).min(len.min(BUF_SIZE_MAX) as u64);
+    let stored = blocks_end.saturating_sub(offset).min(len);
+    (stored as usize, (len - stored) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against counting bytes one by one.
+        #[test]
+        fn reads_are_clipped(
+            size in 0u64..64, end in 0u64..96, offset in 0u64..96, len in 0usize..96,
+        ) {
+            let bytes = (offset..offset + len as u64).filter(|b| *b < size);
+            let (stored, zeros): (Vec<u64>, Vec<u64>) = bytes.partition(|b| *b < end);
+            prop_assert_eq!(split_read(size, end, offset, len), (stored.len(), zeros.len()));
+        }
+    }
+
+    #[test]
+    fn reads_at_the_far_end() {
+        assert_eq!(split_read(1 << 62, u64::MAX, u64::MAX, usize::MAX), (0, 0));
+        assert_eq!(split_read(1 << 62, 0, 0, usize::MAX), (0, BUF_SIZE_MAX));
     }
 }

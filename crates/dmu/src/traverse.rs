@@ -240,7 +240,8 @@ impl<V: Visitor> Walk<'_, V> {
             let e = Error::corrupt("block pointer of the wrong level or size for its place");
             return self.visitor.unreadable(e, at);
         }
-        match self.zio.read(bp, self.options.io) {
+        let read = if dnodes { Zio::read_dnodes } else { Zio::read };
+        match read(self.zio, bp, self.options.io) {
             Ok(block) if dnodes => self.dnode_block(&block, bp.endian(), at, found),
             Ok(block) => self.indirect(&block, bp.endian(), at, dnode, found),
             Err(e) => self.visitor.unreadable(e, at),

@@ -23,6 +23,10 @@ use zio::Io;
 
 use crate::object::Object;
 
+/// Pointers without a leaf, or leaves without an entry, in a row: a table of 2^40
+/// holes costs no space, but nobody could wait for its end.
+const EMPTY_STEPS_MAX: usize = 1 << 20;
+
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZapEntry {
@@ -235,8 +239,13 @@ impl Zap {
     /// As [`Zap::lookup`], and those of `f`.
     pub fn for_each(&self, mut f: impl FnMut(ZapEntry) -> Result<()>) -> Result<()> {
         let mut cursor = Some(Cursor::default());
+        let mut empty = 0;
         while let Some(at) = cursor {
             let (batch, next) = self.list_from(at, usize::MAX)?;
+            empty = if batch.is_empty() { empty + 1 } else { 0 };
+            if empty > EMPTY_STEPS_MAX {
+                return Err(self.fail(Error::limit("a ZAP's pointers lead to nothing, on and on")));
+            }
             for entry in batch {
                 f(entry)?;
             }

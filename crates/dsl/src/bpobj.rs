@@ -1,6 +1,8 @@
 //! Lists of block pointers waiting to be freed (chapter 04 §6.1, §9.4).
 
-use base::{Error, Result};
+use std::collections::HashSet;
+
+use base::{Error, ObjectId, Result};
 use dmu::Io;
 use ondisk::BlkPtr;
 use ondisk::blkptr::BLKPTR_SIZE;
@@ -34,17 +36,23 @@ pub fn for_each(
     object: u64,
     f: &mut impl FnMut(&BpobjEntry) -> Result<()>,
 ) -> Result<()> {
-    for_each_at(mos, object, 0, f)
+    for_each_at(mos, object, &mut HashSet::new(), 0, f)
 }
 
 fn for_each_at(
     mos: &Mos,
     object: u64,
+    seen: &mut HashSet<u64>,
     depth: usize,
     f: &mut impl FnMut(&BpobjEntry) -> Result<()>,
 ) -> Result<()> {
     if depth > DEPTH_MAX {
         return Err(Error::limit("lists of block pointers nested too deep"));
+    }
+    // Each list belongs to one other: lists that share one, or contain themselves,
+    // would be walked more often than anybody can wait for.
+    if !seen.insert(object) {
+        return Err(Error::corrupt("a list of block pointers appears twice").in_object(ObjectId(object)));
     }
     let phys = header(mos, object)?;
     let list = mos.object(object)?;
@@ -53,8 +61,7 @@ fn for_each_at(
     let mut left = phys.num_blkptrs;
     let mut blkid = 0;
     while left > 0 {
-        let block = list.read_block(blkid, Io::WAIT)?;
-        let endian = list.block_pointer(0, blkid, Io::WAIT)?.endian();
+        let (block, endian) = list.read_written(blkid, Io::WAIT)?;
         let here = left.min(per_block);
         for i in 0..here as usize {
             f(&BpobjEntry::parse_nth(&block, i, endian).map_err(|e| e.in_object(list.id()))?)?;
@@ -70,10 +77,9 @@ fn for_each_at(
     let per_block = subs.block_size() / 8;
     for index in 0..phys.num_subobjs {
         let blkid = index / per_block;
-        let block = subs.read_block(blkid, Io::WAIT)?;
-        let endian = subs.block_pointer(0, blkid, Io::WAIT)?.endian();
+        let (block, endian) = subs.read_written(blkid, Io::WAIT)?;
         let sub = subobj_nth(&block, (index % per_block) as usize, endian)?;
-        for_each_at(mos, sub, depth + 1, f)?;
+        for_each_at(mos, sub, seen, depth + 1, f)?;
     }
     Ok(())
 }

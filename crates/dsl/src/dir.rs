@@ -1,5 +1,6 @@
 //! Dataset directories (chapter 04 §2).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use base::limits::DATASET_DEPTH_MAX;
@@ -19,7 +20,8 @@ pub struct DslDir {
     /// Full name, pool first.
     name: Arc<str>,
     /// The directories above, root first; properties are inherited along it.
-    ancestors: Vec<DslDir>,
+    /// Shared: each of them has such a list, too.
+    ancestors: Arc<[DslDir]>,
     phys: DslDirPhys,
 }
 
@@ -32,10 +34,10 @@ impl DslDir {
         let object = mos
             .lookup("root_dataset")?
             .ok_or_else(|| Error::corrupt("the pool has no root dataset"))?;
-        Self::open(mos, object, pool.into(), Vec::new())
+        Self::open(mos, object, pool.into(), Arc::from([]))
     }
 
-    fn open(mos: &Mos, object: u64, name: Arc<str>, ancestors: Vec<DslDir>) -> Result<DslDir> {
+    fn open(mos: &Mos, object: u64, name: Arc<str>, ancestors: Arc<[DslDir]>) -> Result<DslDir> {
         let handle = mos.object(object)?;
         let dnode = handle.dnode();
         if dnode.bonus_type != ObjType::DSL_DIR {
@@ -79,9 +81,15 @@ impl DslDir {
         if self.ancestors.len() + 1 >= DATASET_DEPTH_MAX {
             return Err(Error::limit("datasets nested too deep").in_dataset(&self.name));
         }
-        let mut ancestors = self.ancestors.clone();
-        ancestors.push(self.clone());
-        Self::open(&self.mos, object, format!("{}/{name}", self.name).into(), ancestors)
+        let ancestors = self.ancestors.iter().chain([self]).cloned().collect();
+        let child =
+            Self::open(&self.mos, object, format!("{}/{name}", self.name).into(), ancestors)?;
+        // One parent each: names can neither run in circles nor multiply.
+        if child.phys.parent_obj != self.object {
+            let e = Error::corrupt("a dataset is listed below another than its parent");
+            return Err(e.in_dataset(&child.name));
+        }
+        Ok(child)
     }
 
     /// The child of that name; the pool's own (`$...`) included.
@@ -111,6 +119,11 @@ impl DslDir {
             out.push((name, object));
         }
         out.sort_unstable();
+        let objects: HashSet<u64> = out.iter().map(|(_, object)| *object).collect();
+        if objects.len() != out.len() {
+            let e = Error::corrupt("two datasets in one directory are the same object");
+            return Err(e.in_dataset(&self.name));
+        }
         Ok(out)
     }
 

@@ -113,7 +113,8 @@ impl Mos {
         if count > max {
             return Err(Error::limit("array object is too long").in_object(object.id()));
         }
-        let mut out = Vec::with_capacity(count as usize);
+        let capacity = (object.dnode().max_blkid + 1).saturating_mul(object.block_size()) / 8;
+        let mut out = Vec::with_capacity(count.min(capacity) as usize);
         let per_block = object.block_size() / 8;
         let mut blkid = 0;
         while (out.len() as u64) < count {

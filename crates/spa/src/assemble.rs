@@ -151,3 +151,13 @@ pub fn place_for<'a>(places: &'a Places, guid: Guid, recorded: Option<&Path>) ->
         .find(|p| Some(p.path.as_path()) == recorded)
         .or(Some(newest))
 }
+
+/// Puts the paths at which leaves were found in place of those that the
+/// configuration recorded (chapter 01 §8.1, step 8).
+pub(crate) fn fix_paths(spec: &mut vdev::Spec, places: &Places) {
+    let recorded = spec.path.as_ref().map(PathBuf::from);
+    if let Some(place) = place_for(places, spec.guid, recorded.as_deref()) {
+        spec.path = Some(place.path.to_string_lossy().into_owned());
+    }
+    spec.children.iter_mut().for_each(|child| fix_paths(child, places));
+}

@@ -49,14 +49,18 @@ impl Spa {
         let [create_len, size, begin, end, _lost] =
             dnode.endian.reader(&dnode.bonus, "history header").u64s()?;
         let bad = || Error::corrupt("the pool's history is damaged").in_object(object.id());
-        if create_len > size || begin > end || end - begin > size || begin < create_len {
+        // What the ring holds lies in the object; so no record is read twice.
+        let capacity = (dnode.max_blkid + 1).saturating_mul(object.block_size());
+        let ring = size.checked_sub(create_len).ok_or_else(bad)?;
+        let stored = end.checked_sub(begin).ok_or_else(bad)?;
+        if stored > ring || create_len.saturating_add(stored) > capacity || begin < create_len {
             return Err(bad());
         }
         let ring = Ring { object: object.clone(), create_len, size };
         let mut out = Vec::new();
         for (from, to) in [(0, create_len), (begin, end)] {
             let mut at = from;
-            while at + 8 <= to && out.len() < RECORDS_MAX {
+            while to - at >= 8 && out.len() < RECORDS_MAX {
                 let mut len = [0; 8];
                 ring.read(at, &mut len)?;
                 let len = u64::from_le_bytes(len);

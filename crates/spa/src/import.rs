@@ -14,7 +14,7 @@ use ondisk::uberblock::{ScratchState, Uberblock};
 use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
 use zio::{BlockCache, Zio};
 
-use crate::assemble::FoundPool;
+use crate::assemble::{FoundPool, fix_paths};
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
@@ -129,7 +129,8 @@ impl Spa {
         limit: Txg,
         seen: &mut Option<Txg>,
     ) -> Result<Spa, Box<OpenFailure>> {
-        let spec = specs::untrusted(found, Extra::default()).map_err(OpenFailure::from)?;
+        let mut spec = specs::untrusted(found, Extra::default()).map_err(OpenFailure::from)?;
+        fix_paths(&mut spec, &found.places);
         let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
         let tree = Tree::build(&spec, &open_leaf).map_err(OpenFailure::from)?;
         let untrusted = status::describe(&tree, &found.name);
@@ -258,8 +259,7 @@ impl Spa {
         let mut left = header.length;
         let mut blkid = 0;
         while left > 0 {
-            let block = handle.read_block(blkid, Io::WAIT)?;
-            let endian = handle.block_pointer(0, blkid, Io::WAIT)?.endian();
+            let (block, endian) = handle.read_written(blkid, Io::WAIT)?;
             let here = left.min(block.len() as u64);
             let bytes = block.get(..here as usize).unwrap_or_default();
             for range in Entries::new(bytes, endian, params).ranges() {
@@ -378,6 +378,7 @@ fn load_config(
         scratch_valid: r.scratch == ScratchState::Valid,
     });
     let mut spec = specs::trusted(&config.vdev_tree, Extra { reflow })?;
+    fix_paths(&mut spec, &found.places);
     let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
     let tree = Tree::build_from(Some(&zio.tree()), &spec, &open_leaf)?;
     zio.set_tree(tree);
@@ -415,7 +416,9 @@ fn check_label_features(opener: &LeafOpener<'_>, chosen: &Chosen) -> Result<(), 
     if ub.version != 5000 {
         return Ok(());
     }
-    let label = opener.config(chosen.leaf, ub.txg);
+    // After going back there may be no label that old any more; a newer one names
+    // all features that were in use then, for features stay in the list.
+    let label = opener.config(chosen.leaf, ub.txg).or_else(|| opener.config(chosen.leaf, Txg::MAX));
     let Some(list) = label.as_ref().and_then(|l| l.list("features_for_read")) else {
         let error = Error::corrupt("the label that belongs to the uberblock is unavailable");
         return Err(Box::new(error.into()));

@@ -40,7 +40,7 @@ pub(crate) fn load_all(mos: &Mos, config: &PoolConfig, tree: &Tree) -> Result<()
     Ok(())
 }
 
-fn load(mos: &Mos, mapping: Option<u64>, births: Option<u64>) -> Result<IndirectMap> {
+pub(crate) fn load(mos: &Mos, mapping: Option<u64>, births: Option<u64>) -> Result<IndirectMap> {
     // A vdev that held nothing when it was removed has no mapping.
     let Some(mapping) = mapping.filter(|&o| o != 0) else {
         return IndirectMap::new(Vec::new(), Vec::new());
@@ -68,9 +68,16 @@ fn load_births(mos: &Mos, births: Option<u64>) -> Result<Vec<(u64, Txg)>> {
     Ok(Births::parse(&bonus, &bytes, Endian::Little)?.entries().to_vec())
 }
 
+/// What compression can make of one byte, at most: a whole block of a sector.
+const EXPANSION_MAX: u64 = 32_768;
+
 /// `count` entries of an object of 64-bit words, whatever byte orders its blocks have.
 fn little_endian(mos: &Mos, object: u64, count: u64, entry: usize) -> Result<Vec<u8>> {
     let words = count.saturating_mul(entry as u64 / 8);
+    let handle = mos.object(object)?;
+    if words.saturating_mul(8) > handle.dnode().used.saturating_mul(EXPANSION_MAX) {
+        return Err(Error::corrupt("mapping is longer than its object").in_object(handle.id()));
+    }
     let words = mos.words(object, words, ENTRIES_MAX * 3)?;
     Ok(words.into_iter().flat_map(u64::to_le_bytes).collect())
 }

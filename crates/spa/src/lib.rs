@@ -22,6 +22,7 @@
 //! Lock order: pool registry → nothing.
 
 pub mod assemble;
+pub mod audit;
 pub mod discover;
 pub mod history;
 pub mod import;

@@ -86,12 +86,12 @@ pub struct VdevSpace {
 impl VdevSpace {
     /// Bytes in all metaslabs.
     pub fn size(&self) -> u64 {
-        self.metaslabs.iter().map(|m| m.size).sum()
+        sum(self.metaslabs.iter().map(|m| m.size))
     }
 
     /// Bytes allocated.
     pub fn allocated(&self) -> u64 {
-        self.metaslabs.iter().map(Metaslab::allocated).sum()
+        sum(self.metaslabs.iter().map(Metaslab::allocated))
     }
 
     /// `bytes` as usable space.
@@ -132,27 +132,27 @@ impl PoolSpace {
 
     /// Capacity, parity included; logs do not count.
     pub fn size(&self) -> u64 {
-        self.of_pool().map(VdevSpace::size).sum()
+        sum(self.of_pool().map(VdevSpace::size))
     }
 
     /// Allocated bytes, parity included.
     pub fn allocated(&self) -> u64 {
-        self.of_pool().map(VdevSpace::allocated).sum()
+        sum(self.of_pool().map(VdevSpace::allocated))
     }
 
     /// Usable capacity as datasets see it (chapter 05 §11.1).
     pub fn usable(&self) -> u64 {
         let normal = self.vdevs.iter().filter(|v| v.class == AllocClass::Normal);
-        let capacity: u64 = normal.map(|v| v.deflated(v.size())).sum();
+        let capacity = sum(normal.map(|v| v.deflated(v.size())));
         let others = [AllocClass::Special, AllocClass::Dedup];
         let allocated = self.vdevs.iter().filter(|v| others.contains(&v.class));
-        capacity + allocated.map(|v| v.deflated(v.allocated())).sum::<u64>()
+        capacity.saturating_add(sum(allocated.map(|v| v.deflated(v.allocated()))))
     }
 
     /// Space held back (chapter 05 §11.2).
     pub fn slop(&self) -> u64 {
         let normal = self.vdevs.iter().filter(|v| v.class == AllocClass::Normal);
-        slop_of(normal.map(|v| v.deflated(v.size())).sum())
+        slop_of(sum(normal.map(|v| v.deflated(v.size()))))
     }
 
     /// Fragmentation of the normal class, percent.
@@ -170,6 +170,11 @@ impl PoolSpace {
     pub fn vdev(&self, id: VdevId) -> Option<&VdevSpace> {
         self.vdevs.iter().find(|v| v.vdev == id)
     }
+}
+
+/// A sum that a lying space map cannot make overflow.
+fn sum(parts: impl Iterator<Item = u64>) -> u64 {
+    parts.fold(0, u64::saturating_add)
 }
 
 fn slop_of(capacity: u64) -> u64 {
@@ -193,7 +198,8 @@ impl Spa {
         self.for_each_log_entry(&space, &mut |vdev, metaslab, range| {
             let entry = changes.entry((vdev.0, metaslab)).or_default();
             let len = i64::try_from(range.len).unwrap_or(i64::MAX);
-            entry.0 += if range.kind == Kind::Alloc { len } else { -len };
+            let change = if range.kind == Kind::Alloc { len } else { -len };
+            entry.0 = entry.0.saturating_add(change);
             entry.1 += 1;
             Ok(())
         })?;

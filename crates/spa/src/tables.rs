@@ -81,11 +81,9 @@ impl Spa {
     /// Those of reading the MOS.
     pub fn dedup_table_size(&self) -> Result<u64> {
         let tables = self.dedup_zaps()?;
-        tables
-            .iter()
-            .filter(|t| !t.log)
-            .map(|t| Ok(self.mos().object(t.object)?.dnode().used))
-            .sum()
+        tables.iter().filter(|t| !t.log).try_fold(0u64, |sum, t| {
+            Ok(sum.saturating_add(self.mos().object(t.object)?.dnode().used))
+        })
     }
 
     /// Every dedup entry, those in the logs last: they override earlier ones.
@@ -120,8 +118,7 @@ impl Spa {
                 return Err(Error::corrupt("dedup log is longer than its object"));
             }
             for blkid in 0..header.length.div_ceil(object.block_size()) {
-                let block = object.read_block(blkid, Io::WAIT)?;
-                let endian = object.block_pointer(0, blkid, Io::WAIT)?.endian();
+                let (block, endian) = object.read_written(blkid, Io::WAIT)?;
                 for record in LogRecords::new(&block, endian) {
                     let record = record?;
                     if !header.is_flushed(&record.key) {

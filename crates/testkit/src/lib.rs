@@ -6,14 +6,26 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
 
+pub mod disk;
+pub mod exercise;
+pub mod forge;
 pub mod manifest;
+pub mod rng;
 pub mod scratch;
+pub mod tree;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-pub use manifest::{Entry, read_manifest, verify};
+use cenote::{
+    Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search,
+};
+
+pub use disk::Disk;
+pub use manifest::{Entry, Tolerant, read_manifest, verify, verify_tolerant};
+pub use rng::Rng;
 pub use scratch::Scratch;
 
 /// A golden pool.
@@ -135,5 +147,47 @@ fn copy_sparse(from: &mut impl Read, to: &Path) {
 
 /// Copies a file keeping its holes.
 pub fn copy_file(from: &Path, to: &Path) {
-    copy_sparse(&mut File::open(from).unwrap(), to);
+    use std::os::unix::fs::FileExt;
+    let (source, target) = (File::open(from).unwrap(), File::create(to).unwrap());
+    let size = source.metadata().unwrap().len();
+    target.set_len(size).unwrap();
+    for range in disk::extents(&source, 0..size) {
+        let mut at = range.start;
+        while at < range.end {
+            let mut bytes = vec![0; (range.end - at).min(1 << 20) as usize];
+            source.read_exact_at(&mut bytes, at).unwrap();
+            target.write_all_at(&bytes, at).unwrap();
+            at += bytes.len() as u64;
+        }
+    }
+}
+
+/// An engine with a small cache, for one test.
+pub fn engine() -> Arc<Engine> {
+    let config = EngineConfig { cache_bytes: Some(64 << 20), ..EngineConfig::default() };
+    Engine::new(config).unwrap()
+}
+
+/// Pools found in a directory.
+pub fn discover(engine: &Engine, dir: &Path) -> Vec<FoundPool> {
+    let search = Search { paths: vec![dir.to_owned()], ..Search::default() };
+    engine.discover(&search).unwrap().pools
+}
+
+/// How tests import: read-only, whoever had the pool.
+pub fn readonly() -> ImportOptions {
+    ImportOptions { readonly: true, force: true, ..ImportOptions::default() }
+}
+
+/// Imports the only pool in a directory.
+///
+/// # Errors
+/// `NotFound` without a pool there; those of importing.
+pub fn import_from(engine: &Engine, dir: &Path, options: &ImportOptions) -> Result<Arc<Pool>> {
+    let found = discover(engine, dir);
+    match found.as_slice() {
+        [pool] => engine.import(pool, options),
+        [] => Err(Error::not_found("no pool")),
+        _ => Err(Error::invalid("several pools")),
+    }
 }

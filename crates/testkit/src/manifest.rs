@@ -110,6 +110,68 @@ pub fn verify(fs: &FileSystem, manifest: &[Entry], times: bool) -> Vec<String> {
     differences
 }
 
+/// What a comparison that expects failures found.
+#[derive(Clone, Debug, Default)]
+pub struct Tolerant {
+    /// Entries that are as they should be.
+    pub right: usize,
+    /// Entries that could not be read, and why.
+    pub unreadable: Vec<String>,
+    /// Entries that were read, and are not what they should be.
+    pub wrong: Vec<String>,
+}
+
+/// As [`verify`], for a pool that is damaged beyond repair: reading may fail, but
+/// what is read must be right.
+pub fn verify_tolerant(fs: &FileSystem, manifest: &[Entry]) -> Tolerant {
+    let mut out = Tolerant::default();
+    for entry in manifest {
+        let path = show(&entry.path());
+        match tolerant_entry(fs, entry) {
+            Ok(None) => out.right += 1,
+            Ok(Some(difference)) => out.wrong.push(format!("{path}: {difference}")),
+            Err(e) if e.kind() == cenote::ErrorKind::NotFound => {
+                out.wrong.push(format!("{path}: {e}"));
+            }
+            Err(e) => out.unreadable.push(format!("{path}: {e}")),
+        }
+    }
+    out
+}
+
+fn tolerant_entry(fs: &FileSystem, e: &Entry) -> cenote::Result<Option<String>> {
+    let id = fs.walk(&e.path(), Io::WAIT)?;
+    let a = fs.attrs(id, Io::WAIT)?;
+    let ids = (u64::from(a.uid), u64::from(a.gid), u64::from(a.nlink));
+    let found = (a.mode, ids, a.size);
+    let wanted = (e.mode(), (e.uid, e.gid, e.nlink), e.size);
+    if found != wanted {
+        return Ok(Some(format!("attributes {found:?} instead of {wanted:?}")));
+    }
+    let content = match (&e.sha256, &e.sha256_nonzero_pages) {
+        (Some(wanted), _) => Some((wanted, try_digest(fs, id, a.size)?)),
+        (None, Some(wanted)) => Some((wanted, try_digest_pages(fs, id, a.size)?)),
+        (None, None) => None,
+    };
+    if let Some((wanted, found)) = content
+        && *wanted != found
+    {
+        return Ok(Some("content differs".to_owned()));
+    }
+    if let Some(target) = e.target()
+        && fs.readlink(id, Io::WAIT)? != target
+    {
+        return Ok(Some("target differs".to_owned()));
+    }
+    let mut xattrs = BTreeMap::new();
+    for name in fs.list_xattrs(id, Io::WAIT)? {
+        let value = fs.get_xattr(id, &name, Io::WAIT)?.unwrap_or_default();
+        let hex: String = value.iter().map(|b| format!("{b:02x}")).collect();
+        xattrs.insert(String::from_utf8_lossy(&name).into_owned(), hex);
+    }
+    Ok((xattrs != e.xattrs).then(|| "extended attributes differ".to_owned()))
+}
+
 fn show(path: &[u8]) -> String {
     format!("/{}", String::from_utf8_lossy(path))
 }
@@ -189,28 +251,36 @@ fn hex(hash: Sha256) -> String {
 }
 
 fn digest(fs: &FileSystem, id: ObjectId, size: u64) -> String {
+    try_digest(fs, id, size).unwrap()
+}
+
+fn try_digest(fs: &FileSystem, id: ObjectId, size: u64) -> cenote::Result<String> {
     assert!(size <= BIG);
     let mut hash = Sha256::new();
     let mut at = 0;
     while at < size {
-        for piece in fs.read(id, at, 1 << 20, Io::WAIT).unwrap() {
+        for piece in fs.read(id, at, 1 << 20, Io::WAIT)? {
             hash.update(&*piece);
             at += piece.len() as u64;
         }
     }
-    hex(hash)
+    Ok(hex(hash))
 }
 
 fn digest_pages(fs: &FileSystem, id: ObjectId, size: u64) -> String {
+    try_digest_pages(fs, id, size).unwrap()
+}
+
+fn try_digest_pages(fs: &FileSystem, id: ObjectId, size: u64) -> cenote::Result<String> {
     let mut hash = Sha256::new();
     let mut at = 0;
-    while let Some(extent) = fs.extent(id, at, Io::WAIT).unwrap() {
+    while let Some(extent) = fs.extent(id, at, Io::WAIT)? {
         let end = extent.offset + extent.len;
         if extent.data {
             let mut pos = extent.offset / PAGE as u64 * PAGE as u64;
             while pos < end.min(size) {
                 let mut page = Vec::new();
-                for piece in fs.read(id, pos, PAGE, Io::WAIT).unwrap() {
+                for piece in fs.read(id, pos, PAGE, Io::WAIT)? {
                     page.extend_from_slice(&piece);
                 }
                 if page.iter().any(|&b| b != 0) {
@@ -222,5 +292,5 @@ fn digest_pages(fs: &FileSystem, id: ObjectId, size: u64) -> String {
         }
         at = end;
     }
-    hex(hash)
+    Ok(hex(hash))
 }

@@ -21,6 +21,7 @@
 
 mod gang;
 mod read;
+mod scrub;
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -28,9 +29,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use arc::Cache;
 use base::rt::RwLock;
+use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
 pub use read::BlockFault;
+pub use scrub::CopyCheck;
 
 /// A cached block's identity: pool load, first address, physical birth
 /// (decision 4). Snapshots and clones share it.
@@ -84,7 +87,12 @@ pub struct Zio {
     load: u64,
     salt: OnceLock<SaltTemplate>,
     dynamic_gang: AtomicBool,
+    background: Workers,
 }
+
+/// Threads that read ahead for one pool, and blocks that may wait for them.
+const BACKGROUND_THREADS: usize = 16;
+const BACKGROUND_JOBS: usize = 512;
 
 static LOADS: AtomicU64 = AtomicU64::new(1);
 
@@ -97,6 +105,7 @@ impl Zio {
             load: LOADS.fetch_add(1, Relaxed),
             salt: OnceLock::new(),
             dynamic_gang: AtomicBool::new(false),
+            background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
         }
     }
 
@@ -108,6 +117,11 @@ impl Zio {
     /// Publishes a changed vdev tree; I/O under way keeps the old one.
     pub fn set_tree(&self, tree: Arc<vdev::Tree>) {
         *self.tree.write() = tree;
+    }
+
+    /// The threads that read ahead for this pool.
+    pub fn background(&self) -> &Workers {
+        &self.background
     }
 
     /// The cache that serves this pool.

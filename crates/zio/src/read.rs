@@ -92,6 +92,23 @@ impl Zio {
             .map_err(|e| e.at_dva(block.dva()))
     }
 
+    /// A block of dnodes for whoever only walks block pointers. Of an encrypted
+    /// block this is what is stored: dnode cores and pointers lie in the clear
+    /// there, bonus buffers are ciphertext (chapter 08 §A.10).
+    ///
+    /// # Errors
+    /// As [`Zio::read`].
+    pub fn read_dnodes(&self, bp: &BlkPtr, io: Io) -> Result<Buf> {
+        match bp {
+            BlkPtr::Block(block)
+                if block.protection == Protection::Encrypted && io.mode == Mode::MayWait =>
+            {
+                self.read_and_expand(block)
+            }
+            _ => self.read(bp, io),
+        }
+    }
+
     /// The block's bytes as stored (`psize`), verified; tries every address.
     ///
     /// # Errors
@@ -136,8 +153,8 @@ fn summarize(block: &Block, faults: Vec<BlockFault>) -> Error {
 }
 
 /// Decides whether bytes are the block's.
-struct Verifier<'a> {
-    checksum: Checksum,
+pub(crate) struct Verifier<'a> {
+    pub(crate) checksum: Checksum,
     salt: &'a SaltTemplate,
     swapped: bool,
     expected: Words,
@@ -146,7 +163,7 @@ struct Verifier<'a> {
 }
 
 impl<'a> Verifier<'a> {
-    fn new(block: &Block, salt: Option<&'a SaltTemplate>) -> Result<Verifier<'a>> {
+    pub(crate) fn new(block: &Block, salt: Option<&'a SaltTemplate>) -> Result<Verifier<'a>> {
         static UNSALTED: OnceLock<SaltTemplate> = OnceLock::new();
         let checksum = Checksum::from_id(block.checksum)
             .filter(|c| !c.is_embedded())
@@ -165,7 +182,7 @@ impl<'a> Verifier<'a> {
         })
     }
 
-    fn accepts(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn accepts(&self, bytes: &[u8]) -> bool {
         if matches!(self.checksum, Checksum::Off | Checksum::NoParity) {
             return true;
         }

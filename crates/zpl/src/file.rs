@@ -1,6 +1,5 @@
 //! The content of files and the targets of symbolic links.
 
-use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use dmu::{Extent, Io, Object};
 use ondisk::objtype::ObjType;
@@ -41,7 +40,8 @@ impl FileSystem {
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let (object, attrs) = self.regular(id, io)?;
-        read_clipped(&object, attrs.size, offset, len, io)
+        self.streams.advance(&object, offset, (len as u64).min(attrs.size.saturating_sub(offset)));
+        object.read_clipped(attrs.size, offset, len, io)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.
@@ -114,21 +114,3 @@ fn target_in_block(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
     Ok(target)
 }
 
-/// Reads `[offset, offset+len)` of an object of `size` bytes. What lies behind
-/// the last block costs one buffer of zeros, not one for each block.
-pub(crate) fn read_clipped(
-    object: &Object,
-    size: u64,
-    offset: u64,
-    len: usize,
-    io: Io,
-) -> Result<Vec<Buf>> {
-    let len = size.saturating_sub(offset).min(len.min(BUF_SIZE_MAX) as u64);
-    let blocks_end = object.dnode().max_blkid.saturating_add(1).saturating_mul(object.block_size());
-    let stored = blocks_end.saturating_sub(offset).min(len);
-    let mut out = object.read_bufs(offset, stored as usize, io)?;
-    if len > stored {
-        out.push(Buf::zeros((len - stored) as usize));
-    }
-    Ok(out)
-}

@@ -25,6 +25,7 @@ pub struct FileSystem {
     props: Props,
     pub(crate) sa: SaTables,
     long_names: AtomicBool,
+    pub(crate) streams: dmu::Streams,
 }
 
 impl FileSystem {
@@ -45,7 +46,8 @@ impl FileSystem {
             Some(id) => read_tables(&os, id, io)?,
             None => SaTables::default(),
         };
-        Ok(Arc::new(FileSystem { os, props, sa, long_names: AtomicBool::new(false) }))
+        let long_names = AtomicBool::new(false);
+        Ok(Arc::new(FileSystem { os, props, sa, long_names, streams: dmu::Streams::default() }))
     }
 
     /// The object set it lives in.

@@ -15,7 +15,6 @@ use ondisk::xattr::{linux_name, stored_names};
 use ondisk::znode::FileType;
 
 use crate::attrs::legacy;
-use crate::file::read_clipped;
 use crate::fs::FileSystem;
 
 /// Names in one file's list.
@@ -124,6 +123,6 @@ fn read_whole(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
     if size > XATTR_SIZE_MAX as u64 {
         return Err(Error::limit("extended attribute is too large").in_object(object.id()));
     }
-    let pieces = read_clipped(object, size, 0, size as usize, io)?;
+    let pieces = object.read_clipped(size, 0, size as usize, io)?;
     Ok(pieces.iter().flat_map(|b| b.iter().copied()).collect())
 }

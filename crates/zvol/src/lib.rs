@@ -11,7 +11,6 @@
 
 use std::sync::Arc;
 
-use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ObjectId, Result};
 use dmu::{Extent, Io, Object, Objset, Zap};
 use ondisk::objset::ObjsetType;
@@ -71,12 +70,7 @@ impl Volume {
     /// # Errors
     /// Those of [`Object::read_bufs`].
     pub fn read(&self, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        let (stored, zeros) = split_read(self.size, self.blocks_end(), offset, len);
-        let mut out = self.data.read_bufs(offset, stored, io)?;
-        if zeros > 0 {
-            out.push(Buf::zeros(zeros));
-        }
-        Ok(out)
+        self.data.read_clipped(self.size, offset, len, io)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.
@@ -85,10 +79,6 @@ impl Volume {
     /// Those of reading the indirect blocks.
     pub fn extent(&self, offset: u64, io: Io) -> Result<Option<Extent>> {
         self.data.extent_at(offset, self.size, io)
-    }
-
-    fn blocks_end(&self) -> u64 {
-        self.data.dnode().max_blkid.saturating_add(1).saturating_mul(self.block_size())
     }
 }
 
@@ -101,17 +91,9 @@ fn check_size(size: Option<u64>, block_size: u64) -> Result<u64> {
     Ok(size)
 }
 
-/// How much of a read comes from blocks, and how much lies behind the last one.
-fn split_read(size: u64, blocks_end: u64, offset: u64, len: usize) -> (usize, usize) {
-    let len = size.saturating_sub(offset).min(len.min(BUF_SIZE_MAX) as u64);
-    let stored = blocks_end.saturating_sub(offset).min(len);
-    (stored as usize, (len - stored) as usize)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn sizes() {
@@ -125,21 +107,5 @@ mod tests {
         ] {
             assert!(check_size(size, block).is_err(), "{size:?} {block}");
         }
-    }
-
-    proptest! {
-        /// Against counting bytes one by one.
-        #[test]
-        fn reads_are_clipped(size in 0u64..64, end in 0u64..96, offset in 0u64..96, len in 0usize..96) {
-            let bytes = (offset..offset + len as u64).filter(|b| *b < size);
-            let (stored, zeros): (Vec<u64>, Vec<u64>) = bytes.partition(|b| *b < end);
-            prop_assert_eq!(split_read(size, end, offset, len), (stored.len(), zeros.len()));
-        }
-    }
-
-    #[test]
-    fn reads_at_the_far_end() {
-        assert_eq!(split_read(1 << 62, u64::MAX, u64::MAX, usize::MAX), (0, 0));
-        assert_eq!(split_read(1 << 62, 0, 0, usize::MAX), (0, BUF_SIZE_MAX));
     }
 }

@@ -68,6 +68,7 @@ fn tree(root: &VdevStatus, aux: &[VdevStatus]) -> Vdev {
     out
 }
 
+/// A pool's state.
 pub(crate) fn pool(s: &PoolStatus) -> Pool {
     Pool {
         name: s.name.clone(),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use base::{Error, ErrorKind, Result};
 
-use super::convert;
 use super::state::{Listener, State};
+use super::{convert, past};
 use crate::engine::Dataset;
 use crate::proto::{DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Value};
 
@@ -46,7 +46,11 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         Request::PoolNames => Ok(Reply::Names(state.names())),
         Request::PoolStatus { name } => {
             let pool = pool(state, name)?;
-            Ok(Reply::Pool(Box::new(convert::pool(&pool.status().map_err(whole)?))))
+            let status = pool.status().map_err(whole)?;
+            let mut reply = convert::pool(&status);
+            reply.removal = past::removal(&pool, &status.root).map_err(whole)?;
+            reply.expand = past::expansion(&pool, &status.root).map_err(whole)?;
+            Ok(Reply::Pool(Box::new(reply)))
         }
         Request::PoolProps { name, props } => pool_props(state, name, props.as_deref()),
         Request::Datasets(args) => {

@@ -19,6 +19,7 @@
 mod convert;
 mod handle;
 mod mounts;
+mod past;
 mod server;
 mod state;
 
@@ -98,16 +99,15 @@ fn status(runtime: &Runtime) -> Result<Exit> {
     };
     let pools = if s.pools.is_empty() { "none".to_owned() } else { s.pools.join(" ") };
     let mut text = format!(
-        "   pid: {}\n  since: {}\n version: {}\n runtime: {}\n   pools: {pools}\n  mounts: {}\n",
+        "    pid: {}\n uptime: {}\nversion: {}\nruntime: {}\n  pools: {pools}\n mounts: {}\n",
         s.pid,
         time::duration(s.uptime),
         client.hello.program,
         runtime.dir().display(),
         s.mounts
     );
-    text = text.replacen("   pid", "     pid", 1).replacen("  since", "   since", 1);
     if let Some(dir) = s.volumes {
-        text.push_str(&format!(" volumes: {}\n", dir.display()));
+        text.push_str(&format!("volumes: {}\n", dir.display()));
     }
     ui::out(&text);
     Ok(Exit::OK)

@@ -235,11 +235,6 @@ impl Table {
         self.entries.iter().find(|(_, e)| e.at == path).map(|(name, _)| name.clone())
     }
 
-    /// Number of mounts.
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
     /// All mounts, parents first.
     pub(crate) fn list(&self) -> Vec<Mounted> {
         let mut all: Vec<(&Path, &String)> =

@@ -94,7 +94,7 @@ struct Shared {
 /// The first error of reading in the order of bytes, or of `consume`.
 pub(super) fn stream(
     source: &dyn Bytes,
-    consume: &mut dyn FnMut(u64, Piece) -> Result<()>,
+    consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
 ) -> Result<()> {
     let pieces = source.size().div_ceil(PIECE);
     if pieces <= 1 {
@@ -138,7 +138,7 @@ fn reader(source: &dyn Bytes, pieces: u64, shared: &Shared) {
 fn drain(
     pieces: u64,
     shared: &Shared,
-    consume: &mut dyn FnMut(u64, Piece) -> Result<()>,
+    consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
 ) -> Result<()> {
     for piece in 0..pieces {
         let mut state = shared.state.lock();
@@ -190,13 +190,15 @@ pub(super) fn cat(source: &Source) -> Result<bool> {
         }
     };
     let zeros = Buf::zeros(1 << 20);
-    let mut out = std::io::stdout().lock();
+    let io = |e| Error::io("cannot write", e);
+    // Past the line buffer, which would look at every byte.
+    let mut out: std::fs::File =
+        rustix::io::dup(std::io::stdout()).map_err(|e| io(e.into()))?.into();
     let mut progress = if std::io::IsTerminal::is_terminal(&out) {
         None
     } else {
         Some(Progress::new(String::from_utf8_lossy(&source.name), Some(bytes.size())))
     };
-    let io = |e| Error::io("cannot write", e);
     stream(bytes, &mut |offset, piece| {
         match piece {
             Piece::Data(bufs) => bufs.iter().try_for_each(|b| out.write_all(b)).map_err(io)?,
@@ -213,7 +215,6 @@ pub(super) fn cat(source: &Source) -> Result<bool> {
         }
         Ok(())
     })?;
-    out.flush().map_err(io)?;
     Ok(true)
 }
 

@@ -60,7 +60,8 @@ fn io(doing: &str, path: &Path, e: impl Into<std::io::Error>) -> Error {
 }
 
 fn timespec(t: Time) -> Timespec {
-    Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() }
+    let nsec = t.nanoseconds.min(999_999_999);
+    Timespec { tv_sec: t.seconds, tv_nsec: i64::try_from(nsec).unwrap_or(0) }
 }
 
 impl<'a> Copier<'a> {

@@ -55,8 +55,8 @@ fn line(fs: &FileSystem, name: &[u8], a: &Attrs, long: bool) -> String {
         Some(d) => format!("{}, {}", d.major, d.minor),
         None => a.size.to_string(),
     };
-    let date = u64::try_from(a.mtime.sec)
-        .map_or_else(|_| a.mtime.sec.to_string(), |s| time::strftime("%Y-%m-%d %H:%M", s));
+    let date = u64::try_from(a.mtime.seconds)
+        .map_or_else(|_| a.mtime.seconds.to_string(), |s| time::strftime("%Y-%m-%d %H:%M", s));
     let mut out = format!(
         "{} {:>3} {:>6} {:>6} {size:>12} {date} {name}",
         mode_text(a.mode, a.kind),

@@ -12,9 +12,13 @@ const SPACE_SHIFT: u32 = 48;
 const OBJECT_MASK: u64 = (1 << SPACE_SHIFT) - 1;
 const CONTROL: u16 = u16::MAX;
 
-/// `.zfs` and `.zfs/snapshot`; their inode numbers are OpenZFS's.
+/// Inode numbers of `.zfs` and `.zfs/snapshot`: at the top, where no object is.
 pub(super) const CTL_INO: u64 = 0x0000_ffff_ffff_ffff;
 pub(super) const SNAPDIR_INO: u64 = 0x0000_ffff_ffff_fffd;
+/// A snapshot's root directory has this inode number less its object set's, as the
+/// golden pools' manifests show: were it the object's, tools would take the walk
+/// from the dataset's root into `.zfs` for a circle.
+pub(super) const SNAPROOT_INO: u64 = 0x0000_ffff_ffff_fffc;
 /// File systems in one mount: the dataset and its snapshots.
 pub(super) const SPACES_MAX: usize = CONTROL as usize;
 

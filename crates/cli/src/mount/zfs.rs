@@ -29,9 +29,9 @@ use fuse::{
 };
 
 use super::io;
-use super::node::{CTL_INO, Node, SNAPDIR_INO, SPACES_MAX};
+use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use crate::daemon::MountOptions;
-use crate::engine::{Attrs, Dataset, FileKind, FileSystem, Io, Whence};
+use crate::engine::{Attrs, Dataset, FileSystem, Io, Whence};
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
@@ -46,7 +46,8 @@ type Answer<T> = std::result::Result<T, Errno>;
 
 /// The file systems of one mount: index 0 is the dataset, others are snapshots.
 struct Spaces {
-    list: Vec<Arc<FileSystem>>,
+    /// With the object set's number.
+    list: Vec<(Arc<FileSystem>, u64)>,
     by_name: HashMap<Vec<u8>, u16>,
 }
 
@@ -84,7 +85,8 @@ fn totals(dataset: &Dataset, fs: &FileSystem) -> Result<Statfs> {
 }
 
 fn stamp(t: crate::engine::Time) -> Timestamp {
-    Timestamp { sec: t.sec, nsec: t.nsec }
+    let nsec = t.nanoseconds.min(999_999_999);
+    Timestamp { sec: t.seconds, nsec: u32::try_from(nsec).unwrap_or(0) }
 }
 
 fn attr(a: &Attrs) -> Attr {
@@ -119,7 +121,10 @@ impl ZfsMount {
         Ok(ZfsMount {
             dataset: dataset.clone(),
             totals: totals(dataset, &fs)?,
-            spaces: RwLock::new(Spaces { list: vec![Arc::clone(&fs)], by_name: HashMap::new() }),
+            spaces: RwLock::new(Spaces {
+                list: vec![(Arc::clone(&fs), dataset.object())],
+                by_name: HashMap::new(),
+            }),
             fs,
             snapshots: OnceLock::new(),
             visible: options.snapdir_visible,
@@ -139,7 +144,8 @@ impl ZfsMount {
         if space == 0 {
             return Ok(Arc::clone(&self.fs));
         }
-        self.spaces.read().list.get(usize::from(space)).cloned().ok_or(Errno::ESTALE)
+        let spaces = self.spaces.read();
+        spaces.list.get(usize::from(space)).map(|s| Arc::clone(&s.0)).ok_or(Errno::ESTALE)
     }
 
     /// An object and the file system it is in.
@@ -187,15 +193,25 @@ impl ZfsMount {
         if spaces.list.len() >= SPACES_MAX {
             return Err(Errno::ENOMEM);
         }
-        spaces.list.push(fs);
+        spaces.list.push((fs, snapshot.object()));
         spaces.by_name.insert(name.to_vec(), space);
         Ok(space)
+    }
+
+    /// An object's attributes as they show in this mount.
+    fn object_attr(&self, space: u16, fs: &FileSystem, a: &Attrs) -> Attr {
+        let mut out = attr(a);
+        if space != 0 && a.id == fs.root() {
+            let set = self.spaces.read().list.get(usize::from(space)).map_or(0, |s| s.1);
+            out.ino = SNAPROOT_INO.saturating_sub(set);
+        }
+        out
     }
 
     fn object_entry(&self, space: u16, fs: &FileSystem, id: ObjectId, io: Io) -> Answer<Entry> {
         let attrs = fs.attrs(id, io)?;
         let node = Node::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
-        Ok(entry(node, attrs.generation, attr(&attrs)))
+        Ok(entry(node, attrs.generation, self.object_attr(space, fs, &attrs)))
     }
 
     /// Attributes of `.zfs` or `.zfs/snapshot`.
@@ -353,7 +369,7 @@ impl Listing<'_> {
         if e.name.is_empty() || e.name.contains(&b'/') || e.name.contains(&0) {
             return Ok(true);
         }
-        let mode = u32::from(e.kind.dirent_type()) << 12;
+        let mode = u32::try_from(e.kind.nibble()).unwrap_or(0) << 12;
         let dot = e.name == b"." || e.name == b"..";
         if dot || !self.plus {
             return Ok(sink.add(e.id.0, e.next_cookie, mode, &e.name));
@@ -384,17 +400,27 @@ impl Filesystem for ZfsMount {
         _: Option<u64>,
     ) -> Answer<(Attr, Duration)> {
         let attr = match self.node(node)? {
-            Node::Object(space, id) => attr(&self.space(space)?.attrs(id, io(mode))?),
+            Node::Object(space, id) => {
+                let fs = self.space(space)?;
+                self.object_attr(space, &fs, &fs.attrs(id, io(mode))?)
+            }
             other => self.control_entry(other, mode)?.attr,
         };
         Ok((attr, FOREVER))
     }
 
     fn statx(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Statx> {
-        let (fs, id) = self.object(node, Errno::ENOSYS)?;
+        let (space, id) = match self.node(node)? {
+            Node::Object(space, id) => (space, id),
+            other => {
+                let attr = self.control_entry(other, mode)?.attr;
+                return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
+            }
+        };
+        let fs = self.space(space)?;
         let attrs = fs.attrs(id, io(mode))?;
         Ok(Statx {
-            attr: attr(&attrs),
+            attr: self.object_attr(space, &fs, &attrs),
             btime: Some(stamp(attrs.crtime)),
             attr_ttl: FOREVER,
             ..Statx::default()
@@ -488,5 +514,3 @@ impl Filesystem for ZfsMount {
         Ok(fs.seek(id, offset, whence, io(mode))?)
     }
 }
-
-const _: () = assert!(FileKind::Dir as u32 == S_IFDIR >> 12);

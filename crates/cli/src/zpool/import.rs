@@ -11,7 +11,7 @@ use super::vdevs::{self, Line, Naming};
 use super::{misuse, odd, options};
 use crate::client::Client;
 use crate::getopt::{Long, Parsed};
-use crate::proto::{Class, Found, ImportArgs, Reply, Request, SearchArgs, State, Vdev};
+use crate::proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
 use crate::runtime::Runtime;
 use crate::ui::time::ctime;
 use crate::ui::{self, Exit};
@@ -266,7 +266,7 @@ fn config(root: &Vdev, health: State) -> String {
     let _ = writeln!(out, "\t{:w$}  {}", root.name, health.word());
     for line in &lines {
         match line {
-            Line::Class(heading, _) => {
+            Line::Class(heading) => {
                 let _ = writeln!(out, "\t{heading}");
             }
             Line::Vdev(v, depth) if matches!(v.class, Class::Cache | Class::Spare) => {
@@ -283,12 +283,6 @@ fn config(root: &Vdev, health: State) -> String {
         }
     }
     out
-}
-
-/// The search of the commands that work without a daemon.
-pub(crate) fn search_of(parsed: &Parsed) -> SearchArgs {
-    let paths = parsed.opts.iter().filter(|o| o.letter == 'd').map(|o| PathBuf::from(&o.arg));
-    SearchArgs { paths: paths.collect(), destroyed: false }
 }
 
 #[cfg(test)]

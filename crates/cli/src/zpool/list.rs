@@ -163,7 +163,7 @@ fn verbose(
         }
         for line in lines {
             let cells = match line {
-                Line::Class(heading, _) => heading_row(heading, &asked.columns),
+                Line::Class(heading) => heading_row(heading, &asked.columns),
                 Line::Vdev(v, depth) if asked.scripted => vdev_row(v, 0, *depth, asked),
                 Line::Vdev(v, depth) => vdev_row(v, *depth, *depth, asked),
             };
@@ -285,7 +285,7 @@ mod tests {
         let a = asked(false, false);
         let columns: Vec<Column> = a.columns.iter().map(|c| c.1.clone()).collect();
         assert_eq!(
-            verbose(&a, columns.clone(), &[row.clone()], &[tree.clone()]),
+            verbose(&a, columns.clone(), std::slice::from_ref(&row), std::slice::from_ref(&tree)),
             "NAME                 SIZE  ALLOC   FREE  CKPOINT  EXPANDSZ   FRAG    CAP  DEDUP    HEALTH  ALTROOT\n\
              frag                 240M   114M   126M        -         -    75%    47%  1.00x    ONLINE  -\n  \
              /tmp/w/disk1.img   256M   114M   126M        -         -    75%  47.6%      -    ONLINE        -\n"

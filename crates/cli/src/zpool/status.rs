@@ -347,7 +347,7 @@ fn config(root: &Vdev, health: State, asked: &Asked) -> String {
     row(&mut out, &top, 0, w, asked);
     for line in &lines {
         match line {
-            Line::Class(heading, _) => {
+            Line::Class(heading) => {
                 let _ = writeln!(out, "\t{heading}");
             }
             Line::Vdev(v, _) if asked.errors_only && !any(v, &unwell) => {}

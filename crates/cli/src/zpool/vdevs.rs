@@ -63,8 +63,8 @@ fn short_device(path: &Path) -> String {
 
 /// One line of a vdev table.
 pub(super) enum Line<'a> {
-    /// A class and its heading.
-    Class(&'static str, Class),
+    /// A class's heading.
+    Class(&'static str),
     /// A vdev with its indentation in blanks.
     Vdev(&'a Vdev, usize),
 }
@@ -84,7 +84,7 @@ pub(super) fn walk<'a>(root: &'a Vdev, order: &[(Class, &'static str)]) -> Vec<L
             return;
         }
         if let Some(heading) = heading {
-            out.push(Line::Class(heading, class));
+            out.push(Line::Class(heading));
         }
         for top in tops {
             subtree(top, 2, &mut out);
@@ -111,7 +111,7 @@ fn subtree<'a>(v: &'a Vdev, depth: usize, out: &mut Vec<Line<'a>>) {
 /// The width of the name column: the longest name with its indentation, at least `min`.
 pub(super) fn name_width(root: &Vdev, lines: &[Line<'_>], naming: Naming, min: usize) -> usize {
     let one = |l: &Line<'_>| match l {
-        Line::Class(..) => 0,
+        Line::Class(_) => 0,
         Line::Vdev(v, depth) => naming.of(v).chars().count() + depth,
     };
     lines.iter().map(one).chain([root.name.chars().count(), min]).max().unwrap_or(min)

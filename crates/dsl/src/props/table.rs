@@ -263,6 +263,6 @@ pub(super) const TABLE: &[Prop] = &[
     p(103, "defaultuserobjquota", "DEFAULTUSEROBJQUOTA", Settable, Types::FS, CountQuota, &[], "none", "<size> | none", true),
     p(104, "defaultgroupobjquota", "DEFAULTGROUPOBJQUOTA", Settable, Types::FS, CountQuota, &[], "none", "<size> | none", true),
     p(105, "defaultprojectobjquota", "DEFAULTPROJECTOBJQUOTA", Settable, Types::FS, CountQuota, &[], "none", "<size> | none", true),
-    p(106, "snapshots_changed_nsecs", "SNAPSHOTS_CHANGED_NSECS", ReadOnly, Types::FV, Plain, &[], "", "<nsec>", true),
-    p(107, "zoned_uid", "ZONED_UID", Inherit, Types::F, CountQuota, &[], "none", "<uid> | none", true),
+    p(106, "snapshots_changed_nsecs", "SNAPSHOTS_CHANGED_NSECS", ReadOnly, Types::FV, Plain, &[], "", "<nsec>", false),
+    p(107, "zoned_uid", "ZONED_UID", Inherit, Types::F, CountQuota, &[], "none", "<uid> | none", false),
 ];

@@ -1,0 +1,44 @@
+# Two commands matter: `make demo` and `make test`. Both install what they need.
+
+CARGO ?= cargo
+BIN := target/release/cenote
+
+.PHONY: all demo test check build tools nightly bench clean
+
+all: build
+
+build:
+	$(CARGO) build --release --locked
+
+# A real pool written by OpenZFS, mounted through FUSE and verified byte for byte.
+demo: build
+	$(CARGO) build --release --locked -p testkit
+	scripts/demo.sh
+
+# Everything: unit, property, golden, damage, hostile images, mounts, commands.
+test: tools
+	$(CARGO) build --release --locked -p cli
+	scripts/test.sh
+
+# Format, lints, documentation, licences.
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
+	scripts/tidy.sh
+	@if command -v cargo-deny >/dev/null 2>&1; then cargo deny --workspace check; \
+	else echo "SKIPPED: cargo deny is not installed (cargo install cargo-deny)"; fi
+
+# OpenZFS's own zdb, ztest, zstream and raidz_test as judges; zfs-fuse as a peer.
+tools:
+	scripts/install-tools.sh
+
+# The long versions of the randomised tests.
+nightly: tools
+	CENOTE_NIGHTLY=1 CENOTE_SEEDS=1000 scripts/test.sh
+
+bench: build
+	scripts/bench.sh
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,531 @@
+//! Auditing a pool: every block pointer is found, its space compared with the
+//! space maps, and its checksum verified (`zdb -b`, `-c`; chapter 09 §8.3).
+//!
+//! # Theory
+//! What the space maps say is replayed into one bitmap ([`bits`]); what can be
+//! reached is marked in another: the MOS, every dataset from its previous
+//! snapshot's group on (so each block is met once), the chains of intent logs,
+//! lists of deferred and asynchronous frees, clones being deleted, and what only
+//! a checkpoint keeps. A sector marked twice is allocated twice; marked but free
+//! in the maps will be overwritten; allocated but not marked is leaked. Blocks
+//! that dedup tables or block reference tables count are marked once and their
+//! sights compared with the table ([`refs`]).
+//!
+//! # Departures from OpenZFS
+//! zdb claims blocks in range trees one after the other and aborts at the first
+//! bad claim. Here many threads mark bitmaps with atomic operations; nothing
+//! aborts, and all that is wrong is listed.
+//!
+//! # Invariants
+//! * Nothing is written, and encrypted datasets need no key.
+//! * Memory is two bits for each sector of metaslabs in use, one entry for each
+//!   block in a reference table, and bounded lists of problems.
+//!
+//! Lock order: a metaslab's lock while maps are replayed, a shard of the
+//! statistics, and the list of problems are leaves; none is held with another.
+
+pub mod bits;
+pub mod log;
+pub mod maps;
+pub mod refs;
+pub mod stats;
+mod walk;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use base::rt::Mutex;
+use base::{Dva, Error, Result, Txg, VdevId};
+use dmu::traverse::{Bookmark, Options as WalkOptions, traverse};
+use dmu::{Io, Objset};
+use dsl::{DslDataset, bpobj};
+use ondisk::bpobj::BpobjEntry;
+use ondisk::config::VdevType;
+use ondisk::removal::{JobState, Removing};
+use ondisk::{BlkPtr, ObjType};
+use vdev::{AllocClass, IndirectMap};
+
+use crate::import::Spa;
+use crate::space::PoolSpace;
+use bits::{Claim, MapErrors, SpaceBits};
+use refs::{Mismatch, References};
+use stats::{BlockStats, ROW_DEFERRED, row_of};
+use walk::{Found, WALK_IO, Walker};
+pub use walk::{PROBLEMS_MAX, zdb_errno};
+
+/// Bookmark level of intent log blocks (chapter 06 §16).
+const LOG_LEVEL: i8 = -2;
+/// Datasets walked at once.
+const DATASETS_AT_ONCE: usize = 4;
+/// A vdev with more metaslabs than this sets one apart for intent logs.
+const EMBEDDED_LOG_MIN: usize = 64;
+
+/// Which blocks are read and verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// None but those that lead to others.
+    #[default]
+    Nothing,
+    /// Metadata (`-c`).
+    Metadata,
+    /// Everything (`-cc`).
+    All,
+}
+
+/// How to audit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What to verify.
+    pub verify: Verify,
+    /// Compare with the space maps.
+    pub leaks: bool,
+    /// Reads in flight.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { verify: Verify::Nothing, leaks: true, threads: 32 }
+    }
+}
+
+/// Told what happens while it happens; called from many threads.
+pub trait Watch: Sync {
+    /// This many bytes will be visited, about.
+    fn begin(&self, _total: u64) {}
+    /// This many bytes were verified so far.
+    fn verified(&self, _bytes: u64) {}
+    /// A block cannot be read.
+    fn error(&self, _bp: Option<&BlkPtr>, _at: Bookmark, _error: &Error) {}
+    /// Something else is wrong.
+    fn problem(&self, _problem: &Problem) {}
+    /// Whether to stop.
+    fn stop(&self) -> bool {
+        false
+    }
+}
+
+/// Looks on without a word.
+impl Watch for () {}
+
+/// Something that is wrong.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Problem {
+    /// A block, or what it holds, cannot be read.
+    Unreadable {
+        /// Which.
+        at: Bookmark,
+        /// Why.
+        error: Error,
+    },
+    /// A block's space is free in the maps, or belongs to another block too.
+    Claim {
+        /// Whose block.
+        at: Bookmark,
+        /// The address.
+        dva: Dva,
+        /// How much of it.
+        claim: Claim,
+        /// There are more references than its table counts.
+        references: bool,
+    },
+    /// A reference count is wrong.
+    References(Mismatch),
+    /// A metaslab's maps allocate what is allocated or free what is free.
+    Contradiction(VdevId, u64, MapErrors),
+    /// A metaslab's maps do not add up: vdev, metaslab, bytes found, claimed.
+    MapSum(VdevId, u64, u64, u64),
+    /// Space that nothing refers to: vdev, offset, bytes.
+    Leak(VdevId, u64, u64),
+}
+
+/// Space of one allocation class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassUse {
+    /// Bytes allocated by the metaslabs' own maps (logs of changes not included).
+    pub allocated: u64,
+    /// Bytes there are.
+    pub space: u64,
+}
+
+/// What an audit found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Blocks by type.
+    pub stats: BlockStats,
+    /// What is wrong, at most [`PROBLEMS_MAX`] of them.
+    pub problems: Vec<Problem>,
+    /// Blocks that cannot be read.
+    pub unreadable: u64,
+    /// How often by error number.
+    pub errnos: Vec<(i32, u64)>,
+    /// Claims on free or taken space.
+    pub bad_claims: u64,
+    /// Bytes that nothing refers to.
+    pub leaked: u64,
+    /// Copies or parity columns with wrong bytes, of blocks that are readable.
+    pub damaged: u64,
+    /// Bytes allocated by all maps and logs.
+    pub allocated: u64,
+    /// Bytes that the walk found.
+    pub found: u64,
+    /// Bytes that only a checkpoint keeps.
+    pub checkpoint: u64,
+    /// Classes that exist: name as zdb prints it, space.
+    pub classes: Vec<(&'static str, ClassUse)>,
+    /// Removed vdevs and the segments of their mappings.
+    pub indirect: Vec<(VdevId, usize)>,
+    /// Leaks were looked for.
+    pub leaks_checked: bool,
+}
+
+impl Report {
+    /// Whether nothing is wrong with the space maps.
+    pub fn space_is_clean(&self) -> bool {
+        !self.leaks_checked
+            || (self.leaked == 0
+                && self.bad_claims == 0
+                && self.allocated == self.found
+                && !self.problems.iter().any(|p| {
+                    matches!(
+                        p,
+                        Problem::References(_) | Problem::Contradiction(..) | Problem::MapSum(..)
+                    )
+                }))
+    }
+
+    /// Whether nothing at all is wrong that cannot be read around.
+    pub fn is_clean(&self) -> bool {
+        self.unreadable == 0 && self.space_is_clean()
+    }
+}
+
+/// A dataset to walk.
+struct Job {
+    object: u64,
+    bp: BlkPtr,
+    min_txg: Txg,
+    head: bool,
+}
+
+impl Spa {
+    /// Audits the pool.
+    ///
+    /// # Errors
+    /// Those of reading the pool's own records, without which nothing can be
+    /// said. What is wrong with the blocks is in the report.
+    pub fn audit<W: Watch>(&self, options: Options, watch: &W) -> Result<Report> {
+        let space = self.load_space()?;
+        watch.begin(space.vdevs.iter().map(crate::space::VdevSpace::allocated).sum());
+        let mut report = Report { leaks_checked: options.leaks, ..Report::default() };
+        let refs = References::load(self)?;
+        let maps = self.mappings()?;
+        report.indirect = maps.iter().map(|(v, m)| (*v, m.entries().len())).collect();
+        report.indirect.sort_unstable();
+        let bits = self.load_bits(&space, options, &mut report)?;
+        let walker = Walker {
+            zio: Arc::clone(self.zio()),
+            bits: bits.as_ref(),
+            maps: &maps,
+            refs: &refs,
+            verify: options.verify,
+            watch,
+            found: Found::new(),
+        };
+        self.walk_all(&walker, options)?;
+        self.walk_lists(&walker, options)?;
+        let kept = self.claim_kept(&walker, &space, &mut report)?;
+        self.finish_audit(walker, &space, kept, report)
+    }
+
+    fn load_bits(
+        &self,
+        space: &PoolSpace,
+        options: Options,
+        report: &mut Report,
+    ) -> Result<Option<SpaceBits>> {
+        if !options.leaks {
+            return Ok(None);
+        }
+        let replayed = maps::replay(self, space)?;
+        let contradictions = replayed.contradictions.into_iter();
+        report.problems.extend(contradictions.map(|(v, m, e)| Problem::Contradiction(v, m, e)));
+        let sums = replayed.sums.into_iter();
+        report.problems.extend(sums.map(|(v, m, f, c)| Problem::MapSum(v, m, f, c)));
+        Ok(Some(replayed.bits))
+    }
+
+    /// Mappings of removed vdevs.
+    fn mappings(&self) -> Result<HashMap<VdevId, IndirectMap>> {
+        let mut out = HashMap::new();
+        for config in &self.config().vdev_tree.children {
+            if config.kind == VdevType::Indirect {
+                let keys = config.top.as_ref().map(|t| t.indirect.clone()).unwrap_or_default();
+                let map = crate::indirect::load(
+                    self.mos(),
+                    keys.mapping.map(|o| o.0),
+                    keys.births.map(|o| o.0),
+                )?;
+                out.insert(VdevId(config.id), map);
+            }
+        }
+        Ok(out)
+    }
+
+    /// The MOS and every dataset.
+    fn walk_all<W: Watch>(&self, walker: &Walker<'_, W>, options: Options) -> Result<()> {
+        let how = WalkOptions { min_txg: Txg::ZERO, threads: options.threads, io: WALK_IO };
+        traverse(self.zio(), 0, self.mos().objset().root_bp(), walker, how)?;
+        let jobs = self.datasets()?;
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let failed = Mutex::new(None);
+        let at_once = DATASETS_AT_ONCE.min(jobs.len());
+        let threads = options.threads.div_ceil(at_once.max(1));
+        base::rt::fan_out(at_once, |_| {
+            while let Some(job) = jobs.get(next.fetch_add(1, Relaxed)) {
+                let how = WalkOptions { min_txg: job.min_txg, threads, io: WALK_IO };
+                let walked = traverse(self.zio(), job.object, &job.bp, walker, how);
+                let logged = walked.and_then(|()| match job.head {
+                    true => self.walk_intent_log(walker, job),
+                    false => Ok(()),
+                });
+                if let Err(e) = logged {
+                    failed.lock().get_or_insert(e);
+                    return;
+                }
+            }
+        });
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Every dataset object of the MOS, whatever the names say.
+    fn datasets(&self) -> Result<Vec<Job>> {
+        let mut out = Vec::new();
+        let objset = self.mos().objset();
+        let mut at = base::ObjectId(0);
+        while let Some(id) = objset.next_object(at, Io::WAIT)? {
+            at = id;
+            let Ok(object) = objset.object(id, Io::WAIT) else { continue };
+            if object.dnode().bonus_type != ObjType::DSL_DATASET {
+                continue;
+            }
+            let phys = DslDataset::read_phys(self.mos(), id.0)?;
+            out.push(Job {
+                object: id.0,
+                bp: phys.bp,
+                min_txg: phys.prev_snap_txg,
+                head: !phys.is_snapshot(),
+            });
+        }
+        Ok(out)
+    }
+
+    fn walk_intent_log<W: Watch>(&self, walker: &Walker<'_, W>, job: &Job) -> Result<()> {
+        if job.bp.is_hole() {
+            return Ok(());
+        }
+        // An unreadable object set was reported by the walk.
+        let opened = Objset::open(Arc::clone(self.zio()), job.object, job.bp, Io::WAIT);
+        let Ok(header) = opened.and_then(|os| log::log_header(os.phys())) else { return Ok(()) };
+        let mut kept = log::Kept {
+            header: &header,
+            last_synced: self.uberblock().txg,
+            f: |bp: &BlkPtr, chain: bool| {
+                let level = if chain { LOG_LEVEL } else { 0 };
+                let at = Bookmark { objset: job.object, object: 0, level, blkid: 0 };
+                // Log blocks carry their checksum inside; the walk verifies it.
+                walker.account(bp, at, row_of(bp.head().object_type), !chain);
+                Ok(())
+            },
+            met: HashSet::new(),
+        };
+        log::walk_log(self.zio(), &header, &mut kept)
+    }
+
+    /// Blocks that wait to be freed.
+    fn walk_lists<W: Watch>(&self, walker: &Walker<'_, W>, options: Options) -> Result<()> {
+        let mos = self.mos();
+        for name in ["sync_bplist", "free_bpobj"] {
+            let Some(object) = mos.lookup(name)? else { continue };
+            let mut index = 0;
+            bpobj::for_each(mos, object, &mut |entry| {
+                let at = Bookmark { objset: 0, object, level: 0, blkid: index };
+                index += 1;
+                walker.account(&entry.bp, at, ROW_DEFERRED, false);
+                Ok(())
+            })?;
+        }
+        if let Some(object) = mos.lookup("bptree_obj")? {
+            for (bp, birth) in bpobj::bptree_roots(mos, object)? {
+                let how = WalkOptions { min_txg: birth, threads: options.threads, io: WALK_IO };
+                traverse(self.zio(), object, &bp, walker, how)?;
+            }
+        }
+        let Some(clones) = mos.lookup("com.delphix:deleted_clones")? else { return Ok(()) };
+        for entry in mos.zap_entries(clones)? {
+            if let Some(list) = entry.value.as_u64() {
+                self.walk_livelist(walker, list)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a livelist says is alive: allocations without a free (chapter 04 §10.2).
+    fn walk_livelist<W: Watch>(&self, walker: &Walker<'_, W>, list: u64) -> Result<()> {
+        for sublist in self.mos().zap_entries(list)? {
+            let Some(object) = sublist.value.as_u64() else { continue };
+            for bp in live_blocks(self, object)? {
+                let at = Bookmark { objset: 0, object, level: 0, blkid: 0 };
+                walker.account(&bp, at, row_of(bp.head().object_type), false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Space that no pointer leads to and that is no leak: what the checkpoint
+    /// keeps, copies made by a removal under way, dead dedup entries. The bytes.
+    fn claim_kept<W: Watch>(
+        &self,
+        walker: &Walker<'_, W>,
+        space: &PoolSpace,
+        report: &mut Report,
+    ) -> Result<u64> {
+        let mut kept = 0;
+        maps::for_each_checkpointed(self, space, |vdev, offset, len| {
+            walker.claim_range(vdev, offset, len, 0, &mut Claim::default());
+            report.checkpoint += len;
+            Ok(())
+        })?;
+        kept += report.checkpoint;
+        for dva in &walker.refs.dead {
+            let mut claim = Claim::default();
+            walker.claim_range(dva.vdev, dva.offset, dva.asize.0, 0, &mut claim);
+            kept += dva.asize.0;
+        }
+        Ok(kept + self.claim_removal(walker)?)
+    }
+
+    /// A removal under way has copied segments that pointers do not use yet.
+    fn claim_removal<W: Watch>(&self, walker: &Walker<'_, W>) -> Result<u64> {
+        let words = self.mos().lookup_words("com.delphix:removing")?;
+        let Some(words) = words.as_ref().and_then(|w| w.first_chunk()) else { return Ok(0) };
+        let removing = Removing::from_words(words)?;
+        let (JobState::Scanning, Some(vdev), Some(bits)) =
+            (removing.state, removing.vdev, walker.bits)
+        else {
+            return Ok(0);
+        };
+        let config = self.config().vdev_tree.children.iter().find(|c| c.id == vdev.0);
+        let keys = config.and_then(|c| c.top.as_ref()).map(|t| t.indirect.clone());
+        let keys = keys.unwrap_or_default();
+        let mapping = keys.mapping.map(|o| o.0);
+        let map = crate::indirect::load(self.mos(), mapping, keys.births.map(|o| o.0))?;
+        let mut kept = 0;
+        for entry in map.entries() {
+            bits.allocated_in(vdev, entry.src, entry.len, |at, len| {
+                let to = entry.dst_offset + (at - entry.src);
+                walker.claim_range(entry.dst_vdev, to, len, 0, &mut Claim::default());
+                kept += len;
+                Ok(())
+            })?;
+        }
+        Ok(kept)
+    }
+
+    /// Space that removed vdevs had; zdb counts it with the normal class.
+    fn removed_space(&self) -> u64 {
+        let removed = self.config().vdev_tree.children.iter();
+        let tops = removed.filter(|c| c.kind == VdevType::Indirect).filter_map(|c| c.top.as_ref());
+        tops.filter(|t| t.metaslab_shift < 64)
+            .map(|t| t.asize >> t.metaslab_shift << t.metaslab_shift)
+            .fold(0, u64::saturating_add)
+    }
+
+    fn finish_audit<W: Watch>(
+        &self,
+        walker: Walker<'_, W>,
+        space: &PoolSpace,
+        kept: u64,
+        mut report: Report,
+    ) -> Result<Report> {
+        let found = &walker.found;
+        report.stats = found.stats();
+        let stats = &report.stats;
+        report.found = stats
+            .total()
+            .asize
+            .saturating_sub(stats.dedup_asize)
+            .saturating_sub(stats.clone_asize)
+            .saturating_add(kept);
+        report.allocated = space.vdevs.iter().map(crate::space::VdevSpace::allocated).sum();
+        report.unreadable = found.unreadable.load(Relaxed);
+        report.bad_claims = found.bad_claims.load(Relaxed);
+        report.damaged = found.damaged.load(Relaxed);
+        report.errnos = found.errnos();
+        report.problems.extend(found.problems());
+        report.classes = classes(space, self.removed_space());
+        // Blocks that cannot be reached are not found; their counts say nothing.
+        if report.unreadable == 0 {
+            report.problems.extend(walker.refs.mismatches().into_iter().map(Problem::References));
+        }
+        if let Some(bits) = walker.bits {
+            bits.leaks(&mut |vdev, offset, len| {
+                report.leaked += len;
+                if report.problems.len() < PROBLEMS_MAX {
+                    report.problems.push(Problem::Leak(vdev, offset, len));
+                }
+            });
+        }
+        Ok(report)
+    }
+}
+
+/// The allocations of a sublist of a livelist that no free follows.
+fn live_blocks(spa: &Spa, object: u64) -> Result<Vec<BlkPtr>> {
+    let mut live: HashMap<(u32, u64), Vec<BlkPtr>> = HashMap::new();
+    bpobj::for_each(spa.mos(), object, &mut |entry: &BpobjEntry| {
+        let Some(block) = entry.bp.as_block() else { return Ok(()) };
+        let place = (block.dva().vdev.0, block.dva().offset);
+        let list = live.entry(place).or_default();
+        if entry.freed {
+            list.pop();
+        } else {
+            list.push(entry.bp);
+        }
+        Ok(())
+    })?;
+    Ok(live.into_values().flatten().collect())
+}
+
+/// Space by class, as zdb prints it; the normal class always comes first.
+fn classes(space: &PoolSpace, removed: u64) -> Vec<(&'static str, ClassUse)> {
+    let mut out = Vec::new();
+    let mut embedded = ClassUse { allocated: 0, space: 0 };
+    for (class, name) in [
+        (AllocClass::Normal, "Normal class"),
+        (AllocClass::Special, "Special class"),
+        (AllocClass::Dedup, "Dedup class"),
+    ] {
+        let extra = if class == AllocClass::Normal { removed } else { 0 };
+        let mut sum = ClassUse { allocated: 0, space: extra };
+        for v in space.vdevs.iter().filter(|v| v.class == class) {
+            let own = |m: &crate::space::Metaslab| m.header.alloc.max(0) as u64;
+            let apart = (class == AllocClass::Normal && v.metaslabs.len() > EMBEDDED_LOG_MIN)
+                .then(|| v.metaslabs.iter().min_by_key(|m| own(m)))
+                .flatten();
+            for m in &v.metaslabs {
+                let into =
+                    if apart.is_some_and(|a| a.id == m.id) { &mut embedded } else { &mut sum };
+                into.allocated += own(m);
+                into.space += m.size;
+            }
+        }
+        if sum.space > 0 || class == AllocClass::Normal {
+            out.push((name, sum));
+        }
+    }
+    out.push(("Embedded log class", embedded));
+    out
+}

@@ -1,0 +1,272 @@
+//! The visitor: counts, claims and verifies every pointer it is shown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use base::limits::{GANG_DEPTH_MAX, INDIRECT_HOPS_MAX};
+use base::rt::Mutex;
+use base::{Dva, Error, ErrorKind, Psize, Result, VdevId};
+use dmu::traverse::{Bookmark, Flow, Visitor};
+use ondisk::BlkPtr;
+use ondisk::blkptr::Block;
+use vdev::IndirectMap;
+use zio::{Io, Zio};
+
+use super::bits::{Claim, SpaceBits};
+use super::refs::{References, Sight};
+use super::stats::{BlockStats, row_of};
+use super::{Problem, Verify, Watch};
+
+/// Statistics are kept apart for this many groups of pointers, so that walkers
+/// do not wait for each other.
+const SHARDS: usize = 32;
+/// Problems kept; more are only counted.
+pub const PROBLEMS_MAX: usize = 10_000;
+
+/// What all walkers share.
+pub(super) struct Walker<'a, W> {
+    pub(super) zio: Arc<Zio>,
+    /// `None`: do not look for leaks.
+    pub(super) bits: Option<&'a SpaceBits>,
+    pub(super) maps: &'a HashMap<VdevId, IndirectMap>,
+    pub(super) refs: &'a References,
+    pub(super) verify: Verify,
+    pub(super) watch: &'a W,
+    pub(super) found: Found,
+}
+
+/// What the walkers found.
+pub(super) struct Found {
+    shards: Vec<Mutex<BlockStats>>,
+    problems: Mutex<Vec<Problem>>,
+    pub(super) unreadable: AtomicU64,
+    pub(super) bad_claims: AtomicU64,
+    pub(super) damaged: AtomicU64,
+    pub(super) verified: AtomicU64,
+    errnos: Mutex<std::collections::BTreeMap<i32, u64>>,
+}
+
+impl Found {
+    pub(super) fn new() -> Found {
+        Found {
+            shards: (0..SHARDS).map(|_| Mutex::new(BlockStats::default())).collect(),
+            problems: Mutex::new(Vec::new()),
+            unreadable: AtomicU64::new(0),
+            bad_claims: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            verified: AtomicU64::new(0),
+            errnos: Mutex::new(std::collections::BTreeMap::new()),
+        }
+    }
+
+    fn shard(&self, at: Bookmark) -> Option<&Mutex<BlockStats>> {
+        let mix = at.object.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (at.blkid >> 5) ^ at.objset;
+        self.shards.get((mix % SHARDS as u64) as usize)
+    }
+
+    pub(super) fn stats(&self) -> BlockStats {
+        let mut out = BlockStats::default();
+        self.shards.iter().for_each(|s| out.add(&s.lock()));
+        out
+    }
+
+    pub(super) fn problem(&self, problem: Problem) {
+        let mut list = self.problems.lock();
+        if list.len() < PROBLEMS_MAX {
+            list.push(problem);
+        }
+    }
+
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        std::mem::take(&mut *self.problems.lock())
+    }
+
+    pub(super) fn errnos(&self) -> Vec<(i32, u64)> {
+        self.errnos.lock().iter().map(|(k, v)| (*k, *v)).collect()
+    }
+}
+
+/// The error number that zdb would print: a bad checksum is EBADE there.
+pub fn zdb_errno(error: &Error) -> i32 {
+    match error.kind() {
+        ErrorKind::Checksum | ErrorKind::Corrupt => 52,
+        kind => kind.errno(),
+    }
+}
+
+impl<W: Watch> Walker<'_, W> {
+    /// One pointer, in the row of its own type.
+    fn see(&self, bp: &BlkPtr, at: Bookmark) {
+        self.account(bp, at, row_of(bp.head().object_type), true);
+    }
+
+    /// Counts a pointer in `row`, claims its space, and verifies it if asked for.
+    pub(super) fn account(&self, bp: &BlkPtr, at: Bookmark, row: usize, verify: bool) {
+        let sight = match bp {
+            BlkPtr::Hole(_) => return,
+            BlkPtr::Block(block) => self.refs.see(block),
+            BlkPtr::Embedded(_) | BlkPtr::Redacted(_) => Sight::Only,
+        };
+        let asize = |b: &Block| b.dvas().map(|d| d.asize.0).sum::<u64>();
+        if let Some(shard) = self.found.shard(at) {
+            let mut stats = shard.lock();
+            stats.count(bp, row);
+            match (&sight, bp) {
+                (Sight::AgainDedup, BlkPtr::Block(b)) => {
+                    stats.dedup_asize += asize(b);
+                    stats.dedup_refs += 1;
+                }
+                (Sight::AgainClone, BlkPtr::Block(b)) => {
+                    stats.clone_asize += asize(b);
+                    stats.clone_refs += 1;
+                }
+                _ => {}
+            }
+        }
+        let BlkPtr::Block(block) = bp else { return };
+        match sight {
+            Sight::AgainDedup | Sight::AgainClone => return,
+            Sight::TooMany => self.bad_claim(at, block.dva(), Claim::default(), true),
+            Sight::FirstDedup(addresses) => {
+                for dva in addresses {
+                    self.claim_dva(block, dva, at);
+                }
+            }
+            Sight::Only | Sight::FirstClone => {
+                block.dvas().for_each(|dva| self.claim_dva(block, dva, at));
+            }
+        }
+        if block.is_gang() && self.bits.is_some() {
+            self.claim_members(block, at, 0);
+        }
+        if verify {
+            self.check(block, bp, at);
+        }
+    }
+
+    fn check(&self, block: &Block, bp: &BlkPtr, at: Bookmark) {
+        let meta = block.head.level > 0 || block.head.object_type.is_metadata();
+        let wanted = match self.verify {
+            Verify::Nothing => false,
+            Verify::Metadata => meta,
+            Verify::All => true,
+        };
+        if !wanted {
+            return;
+        }
+        let checked = self.zio.check_copies(block);
+        self.found.damaged.fetch_add(checked.damaged, Relaxed);
+        let bytes = block.dvas().map(|d| d.asize.0).sum();
+        self.watch.verified(self.found.verified.fetch_add(bytes, Relaxed) + bytes);
+        if checked.readable > 0 {
+            self.found.damaged.fetch_add(checked.faults.len() as u64, Relaxed);
+            return;
+        }
+        let fault = checked.faults.into_iter().next();
+        let error = fault.map_or_else(|| Error::bug("a block without addresses"), |f| f.error);
+        self.failed(Some(bp), at, error);
+    }
+
+    fn failed(&self, bp: Option<&BlkPtr>, at: Bookmark, error: Error) {
+        self.found.unreadable.fetch_add(1, Relaxed);
+        *self.found.errnos.lock().entry(zdb_errno(&error)).or_default() += 1;
+        self.watch.error(bp, at, &error);
+        self.found.problem(Problem::Unreadable { at, error });
+    }
+
+    fn bad_claim(&self, at: Bookmark, dva: Dva, claim: Claim, references: bool) {
+        self.found.bad_claims.fetch_add(1, Relaxed);
+        let problem = Problem::Claim { at, dva, claim, references };
+        self.watch.problem(&problem);
+        self.found.problem(problem);
+    }
+
+    /// Claims what one address takes: a gang address only its header.
+    fn claim_dva(&self, block: &Block, dva: Dva, at: Bookmark) {
+        if self.bits.is_none() {
+            return;
+        }
+        let birth = block.effective_physical_birth();
+        let len = if dva.gang {
+            self.zio.tree().asize(dva.vdev, Psize(512), birth).map_or(dva.asize.0, |a| a.0)
+        } else {
+            dva.asize.0
+        };
+        let mut claim = Claim::default();
+        self.claim_range(dva.vdev, dva.offset, len, 0, &mut claim);
+        if !claim.is_clean() {
+            self.bad_claim(at, dva, claim, false);
+        }
+    }
+
+    /// Claims a range, wherever removed vdevs moved it to.
+    pub(super) fn claim_range(
+        &self,
+        vdev: VdevId,
+        offset: u64,
+        len: u64,
+        hops: usize,
+        out: &mut Claim,
+    ) {
+        let Some(bits) = self.bits else { return };
+        let Some(map) = self.maps.get(&vdev) else {
+            let claim = bits.claim(vdev, offset, len);
+            out.twice += claim.twice;
+            out.free += claim.free;
+            out.outside += claim.outside;
+            return;
+        };
+        match map.segments(offset, len) {
+            Ok(segments) if hops < INDIRECT_HOPS_MAX => {
+                for s in segments {
+                    self.claim_range(s.vdev, s.offset, s.len, hops + 1, out);
+                }
+            }
+            _ => out.outside += len,
+        }
+    }
+
+    fn claim_members(&self, block: &Block, at: Bookmark, depth: usize) {
+        let mut last = None;
+        for dva in block.dvas().filter(|d| d.gang) {
+            match self.zio.gang_members(block, dva) {
+                Ok(members) => {
+                    for member in members {
+                        member.dvas().for_each(|d| self.claim_dva(&member, d, at));
+                        if member.is_gang() && depth < GANG_DEPTH_MAX {
+                            self.claim_members(&member, at, depth + 1);
+                        }
+                    }
+                    return;
+                }
+                Err(e) => last = Some(e),
+            }
+        }
+        if let Some(error) = last {
+            self.failed(Some(&BlkPtr::Block(*block)), at, error);
+        }
+    }
+}
+
+impl<W: Watch> Visitor for Walker<'_, W> {
+    fn visit(&self, bp: &BlkPtr, at: Bookmark) -> Result<Flow> {
+        if self.watch.stop() {
+            return Err(Error::new(ErrorKind::Interrupted, "stopped"));
+        }
+        self.see(bp, at);
+        Ok(Flow::Descend)
+    }
+
+    fn unreadable(&self, error: Error, at: Bookmark) -> Result<()> {
+        // Verification has said so already, unless the content is malformed.
+        let said = self.verify != Verify::Nothing && error.kind() != ErrorKind::Corrupt;
+        if !said {
+            self.failed(None, at, error);
+        }
+        Ok(())
+    }
+}
+
+/// How metadata is read while walking.
+pub(super) const WALK_IO: Io = Io::SCAN;

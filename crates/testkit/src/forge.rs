@@ -1,0 +1,268 @@
+//! Pools that lie under valid checksums.
+//!
+//! # Theory
+//! [`Forge::new`] reads the metadata of a pool on one plain disk into a tree of
+//! blocks: object sets, indirect blocks, dnode blocks, ZAPs, space maps, lists.
+//! [`Forge::change`] replaces a block's content: the new content is written,
+//! uncompressed, to space at the end of the disk that nothing uses, the pointer in
+//! the parent's content is replaced, the parent is written anew, and so on up to the
+//! uberblock, which is sealed again in all labels. [`Forge::undo`] puts the disk
+//! back as it was.
+
+use cenote::inspect::codec;
+use cenote::inspect::ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF};
+use cenote::inspect::ondisk::dnode::{Dnode, dnodes_in_block};
+use cenote::inspect::ondisk::dslphys::DslDatasetPhys;
+use cenote::inspect::ondisk::uberblock::Uberblock;
+use cenote::inspect::ondisk::{Endian, ObjType, ObjsetPhys};
+
+use base::{Asize, Dva, Lsize, Psize, VdevId};
+
+use crate::disk::{DATA_END, DATA_START, Disk};
+
+/// Metadata blocks read at most.
+const NODES_MAX: usize = 20_000;
+/// The checksum id of what is forged.
+const FLETCHER4: u8 = 7;
+
+/// Where a block stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The dataset's object, 0 for the MOS.
+    pub objset: u64,
+    /// The object; 0 is the meta-dnode.
+    pub object: u64,
+    /// Its type.
+    pub object_type: ObjType,
+    /// Level; -1 is the object set itself.
+    pub level: i8,
+    /// Number on that level.
+    pub blkid: u64,
+}
+
+/// One block of metadata.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Where it stands.
+    pub place: Place,
+    /// Its content, decompressed.
+    pub content: Vec<u8>,
+    /// Its pointer.
+    pub bp: Block,
+    raw: [u8; BLKPTR_SIZE],
+    parent: Option<usize>,
+}
+
+/// A pool's metadata, ready to be changed.
+pub struct Forge {
+    disk: Disk,
+    vdev: VdevId,
+    uberblock: Uberblock,
+    slots: Vec<(usize, usize)>,
+    /// The blocks; parents before children.
+    pub nodes: Vec<Node>,
+    next: u64,
+    undo: Vec<(u64, Vec<u8>)>,
+    end: u64,
+}
+
+impl Forge {
+    /// Reads a pool on one plain disk.
+    pub fn new(disk: &Disk, vdev: u32) -> Forge {
+        let all = disk.uberblocks();
+        let best = all.iter().map(|u| &u.2).max_by(|a, b| a.compare(b)).unwrap().clone();
+        let same = all.iter().filter(|(_, _, ub)| ub.txg == best.txg);
+        let slots = same.map(|(label, slot, _)| (*label, *slot)).collect();
+        let end = disk.size() / (256 << 10) * (256 << 10) - DATA_END - DATA_START;
+        let mut forge = Forge {
+            disk: disk.clone(),
+            vdev: VdevId(vdev),
+            uberblock: best.clone(),
+            slots,
+            nodes: Vec::new(),
+            next: end,
+            undo: Vec::new(),
+            end,
+        };
+        forge.add_objset(best.root_bp, None, 0);
+        forge
+    }
+
+    /// The block that `find` accepts first.
+    pub fn find(&self, find: impl Fn(&Node) -> bool) -> Option<usize> {
+        self.nodes.iter().position(find)
+    }
+
+    fn load(&self, block: &Block) -> Option<Vec<u8>> {
+        let dva = block.dvas().find(|d| d.vdev == self.vdev && !d.gang)?;
+        let stored = self.disk.read(dva.offset + DATA_START, block.psize.0 as usize);
+        if block.compression == COMPRESS_OFF {
+            return Some(stored);
+        }
+        let mut out = vec![0; block.head.lsize.0 as usize];
+        codec::compress::decompress(block.compression, &stored, &mut out).ok()?;
+        Some(out)
+    }
+
+    fn add(&mut self, bp: BlkPtr, parent: Option<usize>, place: Place) -> Option<usize> {
+        let BlkPtr::Block(block) = bp else { return None };
+        let plain = block.protection == cenote::inspect::ondisk::blkptr::Protection::None;
+        if self.nodes.len() >= NODES_MAX || !plain || block.endian != Endian::Little {
+            return None;
+        }
+        let content = self.load(&block)?;
+        let raw = bp.encode()?;
+        self.nodes.push(Node { place, content, bp: block, raw, parent });
+        Some(self.nodes.len() - 1)
+    }
+
+    fn add_objset(&mut self, bp: BlkPtr, parent: Option<usize>, objset: u64) {
+        let object_type = ObjType::OBJSET;
+        let place = Place { objset, object: 0, object_type, level: -1, blkid: 0 };
+        let Some(id) = self.add(bp, parent, place) else { return };
+        let phys = ObjsetPhys::parse(&self.nodes[id].content, Endian::Little).unwrap();
+        self.add_dnode(id, objset, 0, &phys.meta_dnode);
+        let accounting = [&phys.user_used, &phys.group_used, &phys.project_used];
+        for (i, dnode) in accounting.into_iter().enumerate() {
+            if let Some(dnode) = dnode {
+                self.add_dnode(id, objset, u64::MAX - i as u64, dnode);
+            }
+        }
+    }
+
+    fn add_dnode(&mut self, parent: usize, objset: u64, object: u64, dnode: &Dnode) {
+        let content = dnode.object_type == ObjType::PLAIN_FILE_CONTENTS
+            || dnode.object_type == ObjType::ZVOL;
+        let level = dnode.levels as i8 - 1;
+        for (i, bp) in dnode.blkptrs.iter().chain(&dnode.spill).enumerate() {
+            let spill = i == dnode.blkptrs.len();
+            let (level, blkid) = if spill { (0, u64::MAX) } else { (level, i as u64) };
+            let object_type = dnode.object_type;
+            let place = Place { objset, object, object_type, level, blkid };
+            if !(content && level == 0 && !spill) {
+                self.add_block(*bp, parent, place, dnode);
+            }
+        }
+        if objset == 0 && dnode.bonus_type == ObjType::DSL_DATASET {
+            let phys = DslDatasetPhys::parse(&dnode.bonus, dnode.endian).unwrap();
+            self.add_objset(phys.bp, Some(parent), object);
+        }
+    }
+
+    fn add_block(&mut self, bp: BlkPtr, parent: usize, place: Place, dnode: &Dnode) {
+        let Some(id) = self.add(bp, Some(parent), place.clone()) else { return };
+        let content = dnode.object_type == ObjType::PLAIN_FILE_CONTENTS
+            || dnode.object_type == ObjType::ZVOL;
+        if place.level > 0 {
+            let count = 1usize << dnode.epb_shift();
+            for i in 0..count {
+                let block = &self.nodes[id].content;
+                let Ok(bp) = BlkPtr::parse_nth(block, i, Endian::Little) else { continue };
+                let level = place.level - 1;
+                if content && level == 0 {
+                    break;
+                }
+                let blkid = place.blkid * count as u64 + i as u64;
+                self.add_block(bp, id, Place { level, blkid, ..place.clone() }, dnode);
+            }
+        } else if place.object == 0 && dnode.object_type == ObjType::DNODE {
+            let block = self.nodes[id].content.clone();
+            for (slot, inner) in dnodes_in_block(&block, Endian::Little) {
+                if let Ok(inner) = inner {
+                    self.add_dnode(id, place.objset, place.blkid * 32 + slot, &inner);
+                }
+            }
+        }
+    }
+
+    /// Gives a block new content, and every block above it the pointer to it.
+    pub fn change(&mut self, id: usize, content: Vec<u8>) {
+        self.change_as(id, content, |bp| bp);
+    }
+
+    /// As [`Forge::change`]; `twist` may change the pointer.
+    pub fn change_as(&mut self, id: usize, content: Vec<u8>, twist: impl Fn(Block) -> Block) {
+        let psize = content.len().next_multiple_of(512);
+        let mut stored = content.clone();
+        stored.resize(psize, 0);
+        let offset = self.store(&stored);
+        let size = psize as u64;
+        let dva = Dva { vdev: self.vdev, offset, asize: Asize(size), gang: false };
+        let old = self.nodes[id].bp;
+        let mut bp = old.with_dvas(&[dva]);
+        (bp.psize, bp.head.lsize) = (Psize(size), Lsize(size));
+        (bp.compression, bp.checksum, bp.dedup) = (COMPRESS_OFF, FLETCHER4, false);
+        bp.words = codec::checksum::fletcher::fletcher4(&stored, false);
+        self.nodes[id].content = content;
+        self.point(id, twist(bp));
+    }
+
+    /// Writes bytes where nothing is; their offset in the vdev.
+    pub fn store(&mut self, bytes: &[u8]) -> u64 {
+        self.next -= (bytes.len() as u64).next_multiple_of(4096);
+        assert!(self.next > self.end / 2, "no room for forgeries");
+        self.patch(self.next + DATA_START, bytes);
+        self.next
+    }
+
+    /// Replaces bytes that [`Forge::store`] wrote.
+    pub fn overwrite(&mut self, offset: u64, bytes: &[u8]) {
+        self.disk.write(offset + DATA_START, bytes);
+    }
+
+    /// Replaces the pointer to a block, and seals everything above.
+    pub fn point(&mut self, id: usize, bp: Block) {
+        let raw = BlkPtr::Block(bp).encode().unwrap();
+        let old = std::mem::replace(&mut self.nodes[id].raw, raw);
+        self.nodes[id].bp = bp;
+        match self.nodes[id].parent {
+            Some(parent) => {
+                let mut content = self.nodes[parent].content.clone();
+                let at = content.windows(BLKPTR_SIZE).step_by(8).position(|w| w == old);
+                // The parent's own forgery may have destroyed the pointer.
+                let Some(at) = at else { return };
+                content[at * 8..at * 8 + BLKPTR_SIZE].copy_from_slice(&raw);
+                self.change(parent, content);
+            }
+            None => {
+                self.uberblock.root_bp = BlkPtr::Block(bp);
+                self.seal();
+            }
+        }
+    }
+
+    fn seal(&mut self) {
+        for (label, slot) in self.slots.clone() {
+            self.disk.write_uberblock(label, slot, &self.uberblock);
+        }
+    }
+
+    fn patch(&mut self, at: u64, bytes: &[u8]) {
+        let old = self.disk.read(at, bytes.len());
+        assert!(old.iter().all(|&b| b == 0), "the forger's space is in use");
+        self.undo.push((at, old));
+        self.disk.write(at, bytes);
+    }
+
+    /// Puts the disk back as it was; `self` becomes what `fresh` is.
+    pub fn undo(&mut self, fresh: &Fresh) {
+        for (at, bytes) in self.undo.drain(..) {
+            self.disk.zero(at..at + bytes.len() as u64);
+        }
+        self.nodes.clone_from(&fresh.nodes);
+        self.uberblock = fresh.uberblock.clone();
+        self.next = self.end;
+        self.seal();
+    }
+
+    /// What [`Forge::undo`] goes back to.
+    pub fn fresh(&self) -> Fresh {
+        Fresh { nodes: self.nodes.clone(), uberblock: self.uberblock.clone() }
+    }
+}
+
+/// A forge before it changed anything.
+pub struct Fresh {
+    nodes: Vec<Node>,
+    uberblock: Uberblock,
+}

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs the judges and helpers that the tests use, where that is possible.
+# Nothing here is required: a check whose tool is absent says that it was skipped.
+set -u
+have() { command -v "$1" >/dev/null 2>&1; }
+
+missing=()
+have zdb || missing+=(zfsutils-linux)
+have ztest || missing+=(zfs-test)
+have fusermount3 || missing+=(fuse3)
+if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
+
+if [ "$(id -u)" != 0 ] || ! have apt-get; then
+	echo "SKIPPED: cannot install ${missing[*]} (needs root and apt-get)"
+	exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+quiet() { "$@" >/dev/null 2>&1; }
+
+# The backports entry is derived from the machine's own package source.
+source_file=$(grep -lsE '^(URIs:|deb ).*debian' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -n 1)
+if [[ " ${missing[*]} " == *" zfs"* ]] && [ -n "$source_file" ]; then
+	uri=$(grep -hoE 'https?://[^ ]+/debian/?( |$)' "$source_file" | head -n 1 | tr -d ' ')
+	. /etc/os-release
+	list=/etc/apt/sources.list.d/cenote-judges.list
+	if [ -n "$uri" ] && [ -n "${VERSION_CODENAME:-}" ] && [ ! -e "$list" ]; then
+		{
+			echo "deb $uri $VERSION_CODENAME contrib"
+			echo "deb $uri $VERSION_CODENAME-backports main contrib"
+		} > "$list"
+	fi
+	quiet apt-get update || echo "note: apt-get update failed; using the lists at hand"
+	quiet apt-get install -y --no-install-recommends -t "$VERSION_CODENAME-backports" \
+		zfsutils-linux zfs-test ||
+		quiet apt-get install -y --no-install-recommends -t "$VERSION_CODENAME-backports" zfsutils-linux ||
+		echo "SKIPPED: OpenZFS's zdb could not be installed; its checks are left out"
+else
+	quiet apt-get update || true
+fi
+have fusermount3 || quiet apt-get install -y --no-install-recommends fuse3 ||
+	echo "note: fuse3 could not be installed; unprivileged mounts are not tested"
+exit 0

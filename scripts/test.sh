@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Runs every test and says what was verified and what was skipped.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+for tool in zdb ztest raidz_test fusermount3; do
+	command -v "$tool" >/dev/null 2>&1 || echo "SKIPPED: $tool is not installed; checks that need it are left out"
+done
+[ -e /dev/fuse ] || echo "SKIPPED: /dev/fuse is absent; mounts are not tested"
+
+cargo test --workspace --locked --no-fail-fast -- --nocapture 2>&1 | tee "$log"
+status=${PIPESTATUS[0]}
+
+echo
+echo "Golden pools verified through the library:"
+grep -aohE 'VERIFIED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'
+echo "Golden pools verified through the mount:"
+grep -aohE 'MOUNTED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'
+echo "Skipped:"
+grep -aohE 'SKIPPED: .*' "$log" | sort -u | sed 's/^/  /' || true
+
+sum() { grep -aE '^test result:' "$log" | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }
+passed=$(sum passed) failed=$(sum failed)
+echo
+echo "$passed passed, $failed failed"
+exit "$status"
