@@ -270,8 +270,8 @@ impl Dataset {
                 room.min(phys.quota.saturating_sub(phys.used_bytes))
             }
         };
-        let mut dirs: Vec<&DslDir> = dir.ancestors().iter().collect();
-        dirs.push(dir);
+        let mut dirs: Vec<&DslDir> = std::iter::once(dir).chain(dir.ancestors()).collect();
+        dirs.reverse();
         let total = space.usable().saturating_sub(space.slop());
         let mut available = 0;
         for (i, d) in dirs.iter().enumerate() {
@@ -444,24 +444,22 @@ impl Dataset {
     }
 
     fn name_of_snapshot(&self, object: u64) -> Result<Option<String>> {
-        let phys = DslDataset::read_phys(self.dir().mos(), object)?;
-        let mut found = None;
-        self.core.spa.root_dir()?.walk(&mut |dir| {
-            if dir.object() == phys.dir_obj
-                && let Some(head) = dir.head()?
-            {
-                let snaps = head.snapshots()?;
-                found = snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned());
-            }
-            Ok(())
-        })?;
-        Ok(found)
+        let mos = self.dir().mos();
+        let phys = DslDataset::read_phys(mos, object)?;
+        let Some(fs) = DslDir::name_of(mos, phys.dir_obj, self.core.spa.name())? else {
+            return Ok(None);
+        };
+        let Some(head) = self.core.spa.root_dir()?.find(&fs)?.head()? else { return Ok(None) };
+        let snaps = head.snapshots()?;
+        Ok(snaps.iter().find(|s| s.object() == object).map(|s| s.name().to_owned()))
     }
 
     fn origin(&self) -> Result<Option<PropValue>> {
-        match self.dir().phys().origin_obj {
-            0 => absent_here(),
-            object => match self.name_of_snapshot(object)? {
+        let object = self.dir().phys().origin_obj;
+        // Every ordinary dataset formally is a clone of the pool's empty snapshot.
+        match object {
+            o if o == 0 || o == self.core.origin_snapshot()? => absent_here(),
+            _ => match self.name_of_snapshot(object)? {
                 Some(name) => text(name),
                 None => absent_here(),
             },
@@ -474,12 +472,7 @@ impl Dataset {
         for entry in mos.zap_entries(self.ds().phys().next_clones_obj)? {
             let Some(next) = entry.value.as_u64() else { continue };
             let dir = DslDataset::read_phys(mos, next)?.dir_obj;
-            self.core.spa.root_dir()?.walk(&mut |d| {
-                if d.object() == dir {
-                    names.push(d.name().to_owned());
-                }
-                Ok(())
-            })?;
+            names.extend(DslDir::name_of(mos, dir, self.core.spa.name())?);
         }
         names.sort();
         if names.is_empty() { absent_here() } else { text(names.join(",")) }
@@ -619,8 +612,8 @@ impl Dataset {
             "keystatus" => number(1),
             _ => {
                 let root = get("DSL_CRYPTO_ROOT_DDOBJ")?.unwrap_or(0);
-                let chain = dir.ancestors().iter().chain(std::iter::once(dir));
-                match chain.rev().find(|d| d.object() == root) {
+                let mut chain = std::iter::once(dir).chain(dir.ancestors());
+                match chain.find(|d| d.object() == root) {
                     Some(d) => text(d.name()),
                     None => absent(),
                 }

@@ -21,9 +21,24 @@ pub(crate) struct Core {
     pub(crate) spa: Spa,
     pub(crate) load_guid: u64,
     space: OnceLock<PoolSpace>,
+    origin: OnceLock<u64>,
 }
 
 impl Core {
+    /// The pool's own empty snapshot, which ordinary datasets are clones of; 0 in
+    /// pools too old to have one.
+    pub(crate) fn origin_snapshot(&self) -> Result<u64> {
+        if let Some(&object) = self.origin.get() {
+            return Ok(object);
+        }
+        let head = match self.spa.root_dir()?.child("$ORIGIN")? {
+            Some(dir) => dir.head()?,
+            None => None,
+        };
+        let object = head.map_or(0, |h| h.phys().prev_snap_obj);
+        Ok(*self.origin.get_or_init(|| object))
+    }
+
     /// The pool's space, read once: a read-only pool does not change.
     pub(crate) fn space(&self) -> Result<&PoolSpace> {
         if let Some(space) = self.space.get() {
@@ -90,7 +105,14 @@ pub struct PoolStatus {
 impl Pool {
     pub(crate) fn new(spa: Spa) -> Pool {
         let load_guid = base::rt::random_u64().unwrap_or(1);
-        Pool { core: Arc::new(Core { spa, load_guid, space: OnceLock::new() }) }
+        Pool {
+            core: Arc::new(Core {
+                spa,
+                load_guid,
+                space: OnceLock::new(),
+                origin: OnceLock::new(),
+            }),
+        }
     }
 
     /// The name it goes by.

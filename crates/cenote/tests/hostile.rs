@@ -25,6 +25,12 @@ fn seeds() -> u64 {
     std::env::var("CENOTE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(50)
 }
 
+/// The stride that takes about `wanted` of `all`; all of them with many seeds.
+fn step(all: usize, wanted: usize) -> usize {
+    let wanted = wanted * seeds().div_ceil(50) as usize;
+    (all / wanted).max(1)
+}
+
 /// Peak memory of this process.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -185,7 +191,7 @@ impl Victim {
         let scratch = Scratch::new("forged");
         let disks = golden.unpack(scratch.path());
         let forge = Forge::new(&Disk::new(&disks[disk]), vdev);
-        assert!(forge.nodes.len() > 50, "{} blocks of metadata", forge.nodes.len());
+        assert!(forge.nodes.len() > 30, "{} blocks of metadata", forge.nodes.len());
         Some(Victim { scratch, forge })
     }
 }
@@ -437,11 +443,10 @@ fn a_list_that_contains_itself() {
         let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
         let mos = pool.spa().mos();
         let list = mos.lookup("free_bpobj").unwrap().unwrap();
-        // Any array of numbers does as the list of lists: a space map's array.
-        let subs = pool.spa().config().vdev_tree.children[0].top.as_ref().unwrap().metaslab_array;
-        (list, subs)
+        // Any object does as the list of lists.
+        (list, mos.lookup("history").unwrap().unwrap())
     };
-    let id = victim.forge.find(|n| n.place.objset == 0 && n.place.object == subs).unwrap();
+    let id = victim.forge.find(|n| n.place.object == subs && n.place.level == 0).unwrap();
     let size = victim.forge.nodes[id].content.len();
     let itself: Vec<u8> = list.to_le_bytes().repeat(size / 8);
     victim.forge.change(id, itself);
@@ -522,7 +527,7 @@ fn an_indirect_block_that_contains_itself() {
         (0..victim.forge.nodes.len()).filter(|&i| victim.forge.nodes[i].place.level > 0).collect();
     assert!(!indirect.is_empty());
     let fresh = victim.forge.fresh();
-    for id in indirect {
+    for &id in indirect.iter().step_by(step(indirect.len(), 30)) {
         let node = &victim.forge.nodes[id];
         let own = BlkPtr::Block(node.bp).encode().unwrap();
         let content = own.repeat(node.content.len() / own.len());
@@ -546,7 +551,7 @@ fn zap_tables_in_a_circle() {
         (0..victim.forge.nodes.len()).filter(|&i| fat(&victim.forge.nodes[i])).collect();
     assert!(headers.len() > 3, "{} fat ZAPs", headers.len());
     let fresh = victim.forge.fresh();
-    for id in headers {
+    for &id in headers.iter().step_by(step(headers.len(), 12)) {
         for target in [0u64, 1, 2] {
             let mut content = victim.forge.nodes[id].content.clone();
             let half = content.len() / 2;
@@ -565,7 +570,7 @@ fn blocks_that_expand_beyond_their_size() {
     use cenote::inspect::codec::compress::{Compression, compress};
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
     let fresh = victim.forge.fresh();
-    let picked: Vec<usize> = (1..victim.forge.nodes.len()).step_by(7).collect();
+    let picked: Vec<usize> = (1..victim.forge.nodes.len()).step_by(step(victim.forge.nodes.len(), 10)).collect();
     for id in picked {
         for (name, factor) in [("lz4", 4), ("lz4", 0), ("gzip-9", 4), ("zle", 4), ("lzjb", 4)] {
             let size = victim.forge.nodes[id].content.len();
@@ -596,10 +601,9 @@ fn gangs_that_contain_themselves() {
     let zap = |n: &Node| n.place.level == 0 && n.place.object_type.is_zap() && n.bp.psize.0 <= 4096;
     let ids: Vec<usize> = (1..victim.forge.nodes.len())
         .filter(|&i| zap(&victim.forge.nodes[i]))
-        .step_by(5)
         .collect();
     assert!(!ids.is_empty());
-    for id in ids {
+    for &id in ids.iter().step_by(step(ids.len(), 12)) {
         for members in [1u64, 3] {
             let offset = victim.forge.store(&[0; 512]);
             let dva = Dva { vdev: VdevId(0), offset, asize: Asize(512), gang: true };

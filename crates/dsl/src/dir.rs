@@ -13,15 +13,19 @@ use crate::mos::Mos;
 
 /// A directory of the dataset tree: one file system or volume with its
 /// snapshots, or one of the pool's own (`$MOS`, `$FREE`, `$ORIGIN`).
+/// Cheap to clone.
 #[derive(Clone)]
-pub struct DslDir {
+pub struct DslDir(Arc<Inner>);
+
+struct Inner {
     mos: Mos,
     object: u64,
     /// Full name, pool first.
     name: Arc<str>,
-    /// The directories above, root first; properties are inherited along it.
-    /// Shared: each of them has such a list, too.
-    ancestors: Arc<[DslDir]>,
+    /// The directory above; properties are inherited along these.
+    parent: Option<DslDir>,
+    /// Directories above.
+    depth: usize,
     phys: DslDirPhys,
 }
 
@@ -34,62 +38,89 @@ impl DslDir {
         let object = mos
             .lookup("root_dataset")?
             .ok_or_else(|| Error::corrupt("the pool has no root dataset"))?;
-        Self::open(mos, object, pool.into(), Arc::from([]))
+        Self::open(mos, object, pool.into(), None)
     }
 
-    fn open(mos: &Mos, object: u64, name: Arc<str>, ancestors: Arc<[DslDir]>) -> Result<DslDir> {
+    fn open(mos: &Mos, object: u64, name: Arc<str>, parent: Option<DslDir>) -> Result<DslDir> {
         let handle = mos.object(object)?;
         let dnode = handle.dnode();
         if dnode.bonus_type != ObjType::DSL_DIR {
             return Err(Error::corrupt("object is not a dataset directory").in_object(handle.id()));
         }
         let phys = DslDirPhys::parse(&dnode.bonus, dnode.endian)?;
-        Ok(DslDir { mos: mos.clone(), object, name, ancestors, phys })
+        let depth = parent.as_ref().map_or(0, |p| p.0.depth + 1);
+        Ok(DslDir(Arc::new(Inner { mos: mos.clone(), object, name, parent, depth, phys })))
     }
 
     /// Full name, pool first.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     /// Its object number in the MOS.
     pub fn object(&self) -> u64 {
-        self.object
+        self.0.object
     }
 
     /// The structure.
     pub fn phys(&self) -> &DslDirPhys {
-        &self.phys
+        &self.0.phys
     }
 
     /// The MOS it lives in.
     pub fn mos(&self) -> &Mos {
-        &self.mos
+        &self.0.mos
     }
 
-    /// The directories above, root first.
-    pub fn ancestors(&self) -> &[DslDir] {
-        &self.ancestors
+    /// The directories above, nearest first.
+    pub fn ancestors(&self) -> impl Iterator<Item = &DslDir> {
+        std::iter::successors(self.parent(), |dir| dir.parent())
     }
 
     /// The directory above.
     pub fn parent(&self) -> Option<&DslDir> {
-        self.ancestors.last()
+        self.0.parent.as_ref()
     }
 
     fn child_at(&self, name: &str, object: u64) -> Result<DslDir> {
-        if self.ancestors.len() + 1 >= DATASET_DEPTH_MAX {
-            return Err(Error::limit("datasets nested too deep").in_dataset(&self.name));
+        if self.0.depth + 1 >= DATASET_DEPTH_MAX {
+            return Err(Error::limit("datasets nested too deep").in_dataset(self.name()));
         }
-        let ancestors = self.ancestors.iter().chain([self]).cloned().collect();
-        let child =
-            Self::open(&self.mos, object, format!("{}/{name}", self.name).into(), ancestors)?;
-        // One parent each: names can neither run in circles nor multiply.
-        if child.phys.parent_obj != self.object {
-            let e = Error::corrupt("a dataset is listed below another than its parent");
-            return Err(e.in_dataset(&child.name));
+        let full = format!("{}/{name}", self.name()).into();
+        let child = Self::open(self.mos(), object, full, Some(self.clone()))?;
+        // One parent each: so no directory is reached on two ways, and a damaged
+        // tree cannot branch again and again.
+        if child.phys().parent_obj != self.object() {
+            let e = Error::corrupt("a dataset is not the child of its parent");
+            return Err(e.in_dataset(child.name()));
         }
         Ok(child)
+    }
+
+    /// The full name of a directory object, found by going up; `None` for one
+    /// that is not below the root.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn name_of(mos: &Mos, object: u64, pool: &str) -> Result<Option<String>> {
+        let mut parts = Vec::new();
+        let mut at = object;
+        for _ in 0..DATASET_DEPTH_MAX {
+            let dir = Self::open(mos, at, "".into(), None)?;
+            let above = dir.phys().parent_obj;
+            if above == 0 {
+                parts.push(pool.to_owned());
+                parts.reverse();
+                return Ok(Some(parts.join("/")));
+            }
+            let siblings = Self::open(mos, above, "".into(), None)?.child_names()?;
+            let Some((name, _)) = siblings.into_iter().find(|(_, o)| *o == at) else {
+                return Ok(None);
+            };
+            parts.push(name);
+            at = above;
+        }
+        Ok(None)
     }
 
     /// The child of that name; the pool's own (`$...`) included.
@@ -97,10 +128,10 @@ impl DslDir {
     /// # Errors
     /// Those of reading the MOS.
     pub fn child(&self, name: &str) -> Result<Option<DslDir>> {
-        if self.phys.child_dir_zapobj == 0 {
+        if self.phys().child_dir_zapobj == 0 {
             return Ok(None);
         }
-        let children = self.mos.zap(self.phys.child_dir_zapobj)?;
+        let children = self.mos().zap(self.phys().child_dir_zapobj)?;
         children.lookup_u64(name)?.map(|object| self.child_at(name, object)).transpose()
     }
 
@@ -110,7 +141,7 @@ impl DslDir {
     /// Those of reading the MOS.
     pub fn child_names(&self) -> Result<Vec<(String, u64)>> {
         let mut out = Vec::new();
-        for entry in self.mos.zap_entries(self.phys.child_dir_zapobj)? {
+        for entry in self.mos().zap_entries(self.phys().child_dir_zapobj)? {
             let name = String::from_utf8_lossy(&entry.name).into_owned();
             let object = entry
                 .value
@@ -122,7 +153,7 @@ impl DslDir {
         let objects: HashSet<u64> = out.iter().map(|(_, object)| *object).collect();
         if objects.len() != out.len() {
             let e = Error::corrupt("two datasets in one directory are the same object");
-            return Err(e.in_dataset(&self.name));
+            return Err(e.in_dataset(self.name()));
         }
         Ok(out)
     }
@@ -142,9 +173,9 @@ impl DslDir {
     /// # Errors
     /// Those of reading the MOS.
     pub fn head(&self) -> Result<Option<DslDataset>> {
-        match self.phys.head_dataset_obj {
+        match self.phys().head_dataset_obj {
             0 => Ok(None),
-            object => DslDataset::open(self.clone(), object, self.name.clone()).map(Some),
+            object => DslDataset::open(self.clone(), object, Arc::clone(&self.0.name)).map(Some),
         }
     }
 
@@ -156,7 +187,7 @@ impl DslDir {
     pub fn find(&self, full_name: &str) -> Result<DslDir> {
         let missing = || Error::not_found("dataset does not exist").in_dataset(full_name);
         let mut parts = full_name.split('/');
-        if parts.next() != Some(&*self.name) {
+        if parts.next() != Some(self.name()) {
             return Err(missing());
         }
         let mut dir = self.clone();
@@ -174,7 +205,7 @@ impl DslDir {
     /// # Errors
     /// Those of reading the MOS.
     pub fn attribute(&self, key: &str) -> Result<Option<Vec<u64>>> {
-        zap_attribute(&self.mos, self.object, key)
+        zap_attribute(self.mos(), self.object(), key)
     }
 
     /// Whether an encryption key belongs to it.

@@ -142,7 +142,7 @@ impl DslDataset {
         let mut names = std::collections::BTreeSet::new();
         let mos = self.dir().mos();
         let mut zaps = vec![self.dir().phys().props_zapobj];
-        zaps.extend(self.dir().ancestors().iter().map(|d| d.phys().props_zapobj));
+        zaps.extend(self.dir().ancestors().map(|d| d.phys().props_zapobj));
         if self.is_snapshot() {
             zaps.push(self.phys().props_obj);
         }

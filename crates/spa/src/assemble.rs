@@ -17,6 +17,8 @@ pub struct Place {
     pub path: PathBuf,
     /// Group of the newest label there.
     pub txg: Txg,
+    /// Group of the newest uberblock there.
+    pub synced: Txg,
     /// Labels that agree.
     pub labels: usize,
     /// Position in the scan.
@@ -68,6 +70,7 @@ pub(crate) fn assemble(candidates: Vec<Candidate>, destroyed: bool) -> Vec<Found
         let place = Place {
             path: c.path.clone(),
             txg: c.txg,
+            synced: c.synced,
             labels: c.labels,
             order: c.order,
             block_device: c.block_device,
@@ -133,11 +136,11 @@ fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places, top_places: &Pl
     }
 }
 
-/// Best place first: newest label, then most labels, then scan order.
+/// Best place first: newest label, newest uberblock, most labels, scan order.
 fn sorted(places: &Places) -> Places {
     let mut places = places.clone();
     for list in places.values_mut() {
-        list.sort_by(|a, b| (b.txg, b.labels, a.order).cmp(&(a.txg, a.labels, b.order)));
+        list.sort_by(|a, b| (b.txg, b.synced, b.labels, a.order).cmp(&(a.txg, a.synced, a.labels, b.order)));
     }
     places
 }
@@ -147,7 +150,7 @@ pub fn place_for<'a>(places: &'a Places, guid: Guid, recorded: Option<&Path>) ->
     let list = places.get(&guid)?;
     let newest = list.first()?;
     list.iter()
-        .take_while(|p| p.txg == newest.txg)
+        .take_while(|p| (p.txg, p.synced) == (newest.txg, newest.synced))
         .find(|p| Some(p.path.as_path()) == recorded)
         .or(Some(newest))
 }

@@ -218,13 +218,25 @@ impl Spa {
     /// said. What is wrong with the blocks is in the report.
     pub fn audit<W: Watch>(&self, options: Options, watch: &W) -> Result<Report> {
         let space = self.load_space()?;
+        let replayed = if options.leaks { Some(maps::replay(self, &space)?) } else { None };
+        self.audit_against(&space, replayed, options, watch)
+    }
+
+    /// Audits the pool against these bitmaps.
+    fn audit_against<W: Watch>(
+        &self,
+        space: &PoolSpace,
+        replayed: Option<maps::Replayed>,
+        options: Options,
+        watch: &W,
+    ) -> Result<Report> {
         watch.begin(space.vdevs.iter().map(crate::space::VdevSpace::allocated).sum());
-        let mut report = Report { leaks_checked: options.leaks, ..Report::default() };
+        let mut report = Report { leaks_checked: replayed.is_some(), ..Report::default() };
         let refs = References::load(self)?;
         let maps = self.mappings()?;
         report.indirect = maps.iter().map(|(v, m)| (*v, m.entries().len())).collect();
         report.indirect.sort_unstable();
-        let bits = self.load_bits(&space, options, &mut report)?;
+        let bits = replayed.map(|r| keep_problems(r, &mut report));
         let walker = Walker {
             zio: Arc::clone(self.zio()),
             bits: bits.as_ref(),
@@ -236,25 +248,8 @@ impl Spa {
         };
         self.walk_all(&walker, options)?;
         self.walk_lists(&walker, options)?;
-        let kept = self.claim_kept(&walker, &space, &mut report)?;
-        self.finish_audit(walker, &space, kept, report)
-    }
-
-    fn load_bits(
-        &self,
-        space: &PoolSpace,
-        options: Options,
-        report: &mut Report,
-    ) -> Result<Option<SpaceBits>> {
-        if !options.leaks {
-            return Ok(None);
-        }
-        let replayed = maps::replay(self, space)?;
-        let contradictions = replayed.contradictions.into_iter();
-        report.problems.extend(contradictions.map(|(v, m, e)| Problem::Contradiction(v, m, e)));
-        let sums = replayed.sums.into_iter();
-        report.problems.extend(sums.map(|(v, m, f, c)| Problem::MapSum(v, m, f, c)));
-        Ok(Some(replayed.bits))
+        let kept = self.claim_kept(&walker, space, &mut report)?;
+        self.finish_audit(walker, space, kept, report)
     }
 
     /// Mappings of removed vdevs.
@@ -482,6 +477,15 @@ impl Spa {
     }
 }
 
+/// The bitmaps; what was wrong with the maps goes into the report.
+fn keep_problems(replayed: maps::Replayed, report: &mut Report) -> SpaceBits {
+    let contradictions = replayed.contradictions.into_iter();
+    report.problems.extend(contradictions.map(|(v, m, e)| Problem::Contradiction(v, m, e)));
+    let sums = replayed.sums.into_iter();
+    report.problems.extend(sums.map(|(v, m, f, c)| Problem::MapSum(v, m, f, c)));
+    replayed.bits
+}
+
 /// The allocations of a sublist of a livelist that no free follows.
 fn live_blocks(spa: &Spa, object: u64) -> Result<Vec<BlkPtr>> {
     let mut live: HashMap<(u32, u64), Vec<BlkPtr>> = HashMap::new();
@@ -529,3 +533,6 @@ fn classes(space: &PoolSpace, removed: u64) -> Vec<(&'static str, ClassUse)> {
     out.push(("Embedded log class", embedded));
     out
 }
+
+#[cfg(test)]
+mod tests;

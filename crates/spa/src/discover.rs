@@ -57,6 +57,8 @@ pub struct Candidate {
     pub config: LabelConfig,
     /// Group of the newest label.
     pub txg: Txg,
+    /// Group of its newest uberblock.
+    pub synced: Txg,
     /// How many labels agree.
     pub labels: usize,
     /// Position in the scan.
@@ -157,7 +159,9 @@ fn probe(path: &Path, order: usize, engine: &Arc<Engine>) -> Result<Option<Candi
     let labels = LeafLabels::read(&device)?;
     let Some((list, count)) = labels.discovery_config() else { return Ok(None) };
     let config = LabelConfig::parse(list)?;
-    let txg = labels.labels.iter().filter_map(|l| l.config.as_ref()?.u64("txg")).max();
+    // Only a label that verifies can tell how new it is.
+    let verified = labels.labels.iter().filter(|l| l.verified);
+    let txg = verified.filter_map(|l| l.config.as_ref()?.u64("txg")).max();
     let guid = match &config {
         LabelConfig::Member(pool) => match &pool.member {
             Some(member) => member.guid,
@@ -165,11 +169,19 @@ fn probe(path: &Path, order: usize, engine: &Arc<Engine>) -> Result<Option<Candi
         },
         LabelConfig::Aux(aux) => aux.guid,
     };
+    let ashift = match &config {
+        LabelConfig::Member(pool) => pool.vdev_tree.top.as_ref().map(|t| t.ashift),
+        LabelConfig::Aux(_) => None,
+    };
+    // A copy made before the last writes has the same label, but older uberblocks.
+    let newest = ashift.and_then(|a| labels.uberblocks(a).into_iter().map(|u| u.txg).max());
+    let synced = newest.unwrap_or(Txg::ZERO);
     Ok(Some(Candidate {
         path: path.to_owned(),
         guid,
         config,
         txg: Txg(txg.unwrap_or(0)),
+        synced,
         labels: count,
         order,
         block_device: device.is_block_device(),

@@ -2,9 +2,9 @@
 //! themselves.
 //!
 //! # Theory
-//! A pool is found in two steps. [`discover`] reads labels and believes little:
+//! A pool is found in two steps. [`discover()`](discover::discover) reads labels and believes little:
 //! it groups devices by pool guid and assembles the tree that the labels of the
-//! devices at hand describe. [`import`] opens that tree, picks the best
+//! devices at hand describe. [`Spa::open`] opens that tree, picks the best
 //! uberblock, reads the MOS through it, and replaces the assembled tree by the
 //! *trusted* one that the MOS holds (chapter 01 §8).
 //!

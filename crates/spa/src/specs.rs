@@ -38,6 +38,8 @@ fn spec_of(config: &VdevConfig, top: Option<&VdevConfig>, extra: Extra) -> Resul
     let top = if config.kind == VdevType::Root { None } else { Some(top.unwrap_or(config)) };
     if let Some(space) = top.and_then(|t| t.top.as_ref()) {
         spec = spec.with_space(space.ashift, space.asize);
+        let shift = space.metaslab_shift;
+        spec.min_asize = space.asize.checked_shr(shift).unwrap_or(0) << shift.min(63);
         spec.is_log = space.is_log;
         if space.is_log {
             spec.class = AllocClass::Log;

@@ -111,7 +111,7 @@ fn xattrs(file: &Path) -> std::io::Result<BTreeMap<String, String>> {
     let mut names = vec![0u8; 1 << 16];
     let len = match rustix::fs::llistxattr(file, &mut names[..]) {
         Ok(len) => len,
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOTSUP) => return Ok(out),
+        Err(rustix::io::Errno::OPNOTSUPP) => return Ok(out),
         Err(e) => return Err(e.into()),
     };
     for name in names[..len].split(|&b| b == 0).filter(|n| !n.is_empty()) {

@@ -136,6 +136,9 @@ pub struct Spec {
     pub ashift: u32,
     /// Bytes of allocatable space of a top-level vdev.
     pub asize: u64,
+    /// Bytes of allocatable space without which a top-level vdev cannot be opened
+    /// (chapter 01 §1); 0 is not checked.
+    pub min_asize: u64,
     /// Holds intent logs only.
     pub is_log: bool,
     /// Allocation class.
@@ -156,6 +159,7 @@ impl Spec {
             children: Vec::new(),
             ashift: 0,
             asize: 0,
+            min_asize: 0,
             is_log: false,
             class: AllocClass::Normal,
             path: None,

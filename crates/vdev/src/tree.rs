@@ -19,7 +19,7 @@ use base::rt::RwLock;
 use base::{Asize, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::Device;
 
-use crate::draid::DraidGeometry;
+use crate::draid::{self, DraidGeometry};
 use crate::indirect::IndirectMap;
 use crate::map::{RaidzGeometry, whole_sectors};
 use crate::spec::{AllocClass, Kind, Persistent, Spec};
@@ -327,7 +327,7 @@ impl Tree {
     ) -> Result<Arc<Tree>> {
         spec.check()?;
         let mut tree = Tree { nodes: Vec::new(), tops: Vec::new(), by_guid: HashMap::new() };
-        tree.add(previous, spec, None, None, opener)?;
+        tree.add(previous, spec, None, None, 0, opener)?;
         tree.propagate();
         Ok(Arc::new(tree))
     }
@@ -338,6 +338,7 @@ impl Tree {
         spec: &Spec,
         parent: Option<NodeId>,
         top: Option<(VdevId, u32)>,
+        min_asize: u64,
         opener: Opener<'_>,
     ) -> Result<NodeId> {
         let id = NodeId(self.nodes.len() as u32);
@@ -352,7 +353,7 @@ impl Tree {
         }
         let mut own = spec.clone();
         own.children = Vec::new();
-        let (device, state, aux) = open_leaf(spec, top_id, ashift, opener);
+        let (device, state, aux) = open_leaf(spec, top_id, ashift, min_asize, opener);
         self.nodes.push(Node {
             spec: own,
             parent,
@@ -371,7 +372,11 @@ impl Tree {
                 (None, None) => Some((top_index(child)?, child.ashift)),
                 _ => top,
             };
-            let child_id = self.add(previous, child, Some(id), below, opener)?;
+            let least = match parent {
+                None => child.min_asize,
+                Some(_) => child_min_asize(spec, min_asize),
+            };
+            let child_id = self.add(previous, child, Some(id), below, least, opener)?;
             if let (None, Some((VdevId(index), _))) = (parent, below) {
                 self.add_top(index, child_id, child.guid)?;
             }
@@ -560,8 +565,7 @@ impl Tree {
     pub fn available(&self, id: NodeId) -> Option<u64> {
         let node = self.node(id);
         if let Some(device) = node.device() {
-            let psize = device.size() >> 18 << 18;
-            return psize.checked_sub(LABEL_START + LABEL_END);
+            return Some(leaf_asize(&**device));
         }
         let smallest = node.children.iter().filter_map(|&c| self.available(c)).min()?;
         let total = match &node.geometry {
@@ -625,11 +629,30 @@ fn geometry(spec: &Spec, ashift: u32) -> Result<Geometry> {
     })
 }
 
+/// Bytes that a device has for data (chapter 01 §1).
+fn leaf_asize(device: &dyn Device) -> u64 {
+    (device.size() >> 18 << 18).saturating_sub(LABEL_START + LABEL_END)
+}
+
+/// What a child needs so that its parent has `min` bytes (chapter 01 §1).
+fn child_min_asize(parent: &Spec, min: u64) -> u64 {
+    let children = parent.children.len().max(1) as u64;
+    match parent.kind {
+        Kind::Raidz { .. } => min.div_ceil(children),
+        Kind::Draid(_) if min > 0 => {
+            let rows = min.div_ceil(children).div_ceil(draid::ROW);
+            draid::RESERVED.saturating_add(rows.saturating_mul(draid::ROW))
+        }
+        _ => min,
+    }
+}
+
 /// A node's device and state before its children are known.
 fn open_leaf(
     spec: &Spec,
     top: VdevId,
     ashift: u32,
+    min_asize: u64,
     opener: Opener<'_>,
 ) -> (Option<Arc<dyn Device>>, State, Aux) {
     let flags = spec.persistent;
@@ -653,6 +676,13 @@ fn open_leaf(
     match opener(&leaf) {
         Ok(device) if device.size() < LABEL_START + LABEL_END + (1 << ashift) => {
             (None, State::Unavail, Aux::TooSmall)
+        }
+        Ok(device) if leaf_asize(&*device) < min_asize => {
+            let why = format!(
+                "the device has {} bytes for data, its vdev needs {min_asize}",
+                leaf_asize(&*device)
+            );
+            (None, State::Unavail, Aux::OpenFailed(why))
         }
         Ok(device) if flags.degraded => (Some(device), State::Degraded, Aux::Persistent),
         Ok(device) => (Some(device), State::Online, Aux::None),

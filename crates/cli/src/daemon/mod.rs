@@ -35,7 +35,15 @@ use crate::ui::{self, Exit, time};
 
 pub(crate) use mounts::{MountOptions, MountedFs, Mounter};
 
-const USAGE: &str = "usage:\n\tdaemon start [--foreground]\n\tdaemon stop [-f]\n\tdaemon status\n";
+const USAGE: &str = "\
+usage:
+	daemon start [--foreground]
+	daemon stop [-f]
+	daemon status
+environment:
+	CENOTE_RUNTIME_DIR  where the socket, the log and the lists lie
+	CENOTE_ARC_MAX      most bytes of cached blocks, such as 512M
+";
 
 /// `cenote daemon ...`
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {

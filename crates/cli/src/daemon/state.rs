@@ -65,14 +65,23 @@ fn cannot(action: &str, name: &str, e: &Error) -> Error {
     Error::new(e.kind(), format!("cannot {action} '{name}': {e}"))
 }
 
+/// The cache's limit that `CENOTE_ARC_MAX` sets; the library's own without it.
+fn arc_max() -> Result<Option<u64>> {
+    let Some(text) = std::env::var_os("CENOTE_ARC_MAX").filter(|t| !t.is_empty()) else {
+        return Ok(None);
+    };
+    let size = cenote::props::parse_size(&text.to_string_lossy());
+    size.map(Some).map_err(|e| Error::invalid(format!("CENOTE_ARC_MAX: {e}")))
+}
+
 impl State {
     /// Starts the engine; no pool is imported yet.
     ///
     /// # Errors
-    /// The engine cannot start.
+    /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
     pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
         Ok(State {
-            engine: Engine::new(EngineConfig::default())?,
+            engine: Engine::new(EngineConfig { cache_bytes: arc_max()?, ..EngineConfig::default() })?,
             runtime: runtime.clone(),
             mounter,
             started: rt::now(),

@@ -317,7 +317,7 @@ fn table(stats: &BlockStats, by_level: bool, exact: bool, out: &mut String) {
         levels(&|l| stats.level(l), total.asize, exact, "Total", out);
     }
     out.push_str(&row(&total, total.asize, exact, "Total"));
-    out.push_str(&row(&stats.metadata, total.asize, exact, "Metadata Total"));
+    out.push_str(&row(&stats.metadata(), total.asize, exact, "Metadata Total"));
 }
 
 fn sizes(stats: &BlockStats, exact: bool, out: &mut String) {

@@ -130,8 +130,9 @@ fn long_block(b: &Block, kind: &str) -> String {
     out
 }
 
-/// The short notation of lists of indirect blocks: `0:400:200 200L/200P F=1 B=4/4`.
-pub(crate) fn compact(bp: &BlkPtr) -> String {
+/// The short notation of lists of indirect blocks: `0:400:200 200L/200P F=1 B=4/4`;
+/// with `all` addresses or only the first.
+pub(crate) fn compact(bp: &BlkPtr, all: bool) -> String {
     let head = bp.head();
     match bp {
         BlkPtr::Hole(_) => format!("{:x}L B={}", head.lsize.0, head.birth),
@@ -142,7 +143,7 @@ pub(crate) fn compact(bp: &BlkPtr) -> String {
         BlkPtr::Redacted(_) => format!("REDACTED {:x}L B={}", head.lsize.0, head.birth),
         BlkPtr::Block(b) => {
             let mut out = String::new();
-            for d in b.dvas() {
+            for d in b.dvas().take(if all { 3 } else { 1 }) {
                 let _ = write!(out, "{}{} ", dva(d), if d.gang { "G" } else { "" });
             }
             let _ = write!(

@@ -85,15 +85,14 @@ fn line(record: &NvList, out: &mut String) {
     let time = strftime("%F.%T", record.u64("history time").unwrap_or(0));
     if let Some(command) = record.str("history command") {
         let _ = writeln!(out, "{time} {command}");
-    } else if let Some(name) = record.str("history internal name") {
+    } else if let Some(name) = record.str("internal_name") {
         let txg = record.u64("history txg").unwrap_or(0);
         let text = record.str("history internal str").unwrap_or_default();
-        let dataset = record.str("history dsname");
+        let dataset = record.str("dsname");
         let subject = dataset.map_or_else(String::new, |d| {
-            format!(" {d} ({})", record.u64("history dsid").unwrap_or(0))
+            format!(" {d} ({})", record.u64("dsid").unwrap_or(0))
         });
-        let gap = if subject.is_empty() { "" } else { " " };
-        let _ = writeln!(out, "{time} [txg:{txg}] {name}{subject}{gap} {text}");
+        let _ = writeln!(out, "{time} [txg:{txg}] {name}{subject} {text}");
     } else if let Some(ioctl) = record.str("ioctl") {
         let _ = writeln!(out, "{time} ioctl {ioctl}");
         for (key, title) in [("in_nvl", "input"), ("out_nvl", "output")] {

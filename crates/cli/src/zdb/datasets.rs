@@ -154,7 +154,7 @@ fn show(ask: &Ask, spa: &Spa, one: &Shown, objects: &[i64]) -> Result<Exit> {
         bptext::size(one.size, exact),
         one.os.object_count()
     ));
-    if ask.has('i')
+    if (ask.has('i') || level >= 5 && objects.is_empty())
         && let Some(dataset) = &one.dataset
         && !dataset.is_snapshot()
     {
@@ -237,7 +237,17 @@ fn deadlist(spa: &Spa, dataset: &DslDataset, level: usize, exact: bool) -> Resul
             .collect();
         keys.sort_unstable();
         for (txg, list) in keys {
-            let _ = writeln!(out, "mintxg {txg} -> obj {list}");
+            if level < 5 {
+                let _ = writeln!(out, "mintxg {txg} -> obj {list}");
+                continue;
+            }
+            let phys = bpobj::header(spa.mos(), list)?;
+            let _ = writeln!(
+                out,
+                "    mintxg {txg} -> obj {list}: object {list}, {} blkptrs, {}\n",
+                phys.num_blkptrs,
+                size(phys.bytes)
+            );
         }
     }
     ui::out(&out);
@@ -265,7 +275,6 @@ pub(super) fn by_path(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Re
         Ok(ObjectId(id)) => {
             let dump = Dump::new(ask, spa, &os, Some(&dataset)).at_least(object::PATH_LEVEL);
             dump.one(id.cast_signed())?;
-            ui::out("\n");
             Ok(Exit::OK)
         }
         Err(e) if e.kind() == ErrorKind::NotFound => missing("No such file or directory".into()),

@@ -41,7 +41,6 @@ pub(super) fn main(ask: &Ask, words: &[String]) -> Result<Exit> {
 /// Whether at least one label could be read.
 fn show(ask: &Ask, labels: &LeafLabels) -> bool {
     let quiet = ask.has('q');
-    let every = ask.level('l') >= 3;
     let mut shown = [false; LABELS];
     let mut any = false;
     for i in 0..LABELS {
@@ -56,13 +55,13 @@ fn show(ask: &Ask, labels: &LeafLabels) -> bool {
             .filter(|&o| labels.labels.get(o).and_then(|l| l.config.as_ref()) == Some(config))
             .collect();
         let first = !shown.get(i).copied().unwrap_or(true);
-        if quiet || !(first || every) {
+        if quiet || !first {
             continue;
         }
         let bad = if labels.labels.get(i).is_some_and(|l| l.verified) { "" } else { "(Bad label cksum)" };
         let mut out = format!("{RULE}LABEL {i} {bad}\n{RULE}{}", config.indented(4));
         let numbers: String =
-            same.iter().filter(|&&o| every || o >= i).map(|o| format!("{o} ")).collect();
+            same.iter().map(|o| format!("{o} ")).collect();
         let _ = writeln!(out, "    labels = {numbers}");
         for &o in &same {
             if let Some(flag) = shown.get_mut(o) {

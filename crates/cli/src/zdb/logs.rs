@@ -27,7 +27,11 @@ pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
     if header.log.is_end() {
         return Ok(());
     }
-    let level = ask.level('i');
+    // Whole datasets are shown with the blocks of their logs, but no records.
+    let level = match ask.level('i') {
+        0 => 1 + 4 * usize::from(ask.level('d') >= 5),
+        n => n,
+    };
     ui::out(&format!(
         "\n    ZIL header: claim_txg {}, claim_blk_seq {}, claim_lr_seq {} replay_seq {}, flags \
          0x{:x}\n",
@@ -99,7 +103,7 @@ impl LogVisitor for Lines<'_> {
         let name = TYPES.get(index).copied().unwrap_or("TX_?");
         let ci = if header.case_insensitive { "CI-" } else { "" };
         let mut out = format!(
-            "\t\t{ci}{name:<18}len {:6}, txg {}, seq {}\n",
+            "\t\t{ci}{name:<20}len {:6}, txg {}, seq {}\n",
             record.bytes.len(),
             header.txg,
             header.seq

@@ -7,14 +7,17 @@ use std::fmt::Write;
 
 use base::{Result, VdevId};
 use cenote::inspect::ondisk::config::VdevType;
-use cenote::inspect::ondisk::spacemap::Kind;
+use cenote::inspect::ondisk::spacemap::{Kind, Params};
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::maps::{self, Replayed};
-use cenote::inspect::spa::space::{Metaslab, VdevSpace};
+use cenote::inspect::spa::space::{Metaslab, PoolSpace, VdevSpace};
 
 use super::bptext::{histogram, size};
 use super::{Ask, exit};
 use crate::ui::{self, Exit};
+
+/// Free segments below this are not counted.
+const SEGMENT_MIN: u64 = 16 << 10;
 
 /// Prints the metaslabs; operands choose a vdev and metaslabs of it.
 pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
@@ -25,7 +28,7 @@ pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
         return Ok(exit::OPEN);
     }
     let space = spa.load_space()?;
-    let replayed = if level >= 3 && !ask.has('L') { Some(maps::replay(spa, &space)?) } else { None };
+    let replayed = if level >= 3 && !ask.has('L') { Some(maps::replay_own(spa, &space)?) } else { None };
     ui::out("\nMetaslabs:\n");
     for config in &spa.config().vdev_tree.children {
         let chosen = numbers.first().is_none_or(|&v| v == u64::from(config.id));
@@ -50,8 +53,7 @@ pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
             }
         }
     }
-    ui::out("\n");
-    logs(spa, &space.logs)?;
+    logs(spa, &space)?;
     Ok(Exit::OK)
 }
 
@@ -77,20 +79,28 @@ fn indirect(spa: &Spa, id: u32) -> Result<()> {
     Ok(())
 }
 
-/// The logs of changes, by group.
-fn logs(spa: &Spa, logs: &std::collections::BTreeMap<base::Txg, u64>) -> Result<()> {
-    if logs.is_empty() {
+/// How many entries of each log still count.
+fn logs(spa: &Spa, space: &PoolSpace) -> Result<()> {
+    if space.logs.is_empty() {
+        ui::out("\n");
         return Ok(());
     }
-    let mut out = "\nLog Space Maps in Pool:\n".to_owned();
-    for (txg, object) in logs {
-        let header = spa.space_map_header(*object)?;
-        let _ = writeln!(out, "Log Spacemap object {object} txg {txg}");
-        let _ = writeln!(out, "space map object {object}:");
-        let _ = writeln!(out, "  smp_length = 0x{:x}", header.length);
-        let _ = writeln!(out, "  smp_alloc = 0x{:x}", header.alloc);
+    let mut out = "\nLog Space Map Obsolete Entry Statistics:\n".to_owned();
+    let (mut all, mut all_valid) = (0u64, 0u64);
+    for (&txg, &object) in &space.logs {
+        let (mut total, mut valid) = (0u64, 0u64);
+        spa.for_each_entry(object, Params::log(), &mut |r| {
+            let vdev = space.vdev(r.vdev);
+            let m = vdev.and_then(|v| v.metaslabs.get((r.offset >> v.metaslab_shift) as usize));
+            total += 1;
+            valid += u64::from(m.is_some_and(|m| m.unflushed_txg.0 > 0 && m.unflushed_txg <= txg));
+            Ok(())
+        })?;
+        let _ = writeln!(out, "{valid:<8} valid entries out of {total:<8} - txg {txg}");
+        all += total;
+        all_valid += valid;
     }
-    out.push('\n');
+    let _ = writeln!(out, "{all_valid:<8} valid entries out of {all:<8} - total\n");
     ui::out(&out);
     Ok(())
 }
@@ -166,7 +176,8 @@ impl View<'_> {
         let (mut segments, mut largest, mut total) = (0u64, 0u64, 0u64);
         let mut rows: Vec<(usize, u64)> = (0..64).map(|i| (i, 0)).collect();
         replayed.bits.free_in(self.vdev.vdev, m.id, &mut |_, len| {
-            segments += 1;
+            // zdb's size-sorted tree holds only what is worth sorting.
+            segments += u64::from(len >= SEGMENT_MIN);
             largest = largest.max(len);
             total += len;
             if let Some(row) = rows.get_mut(len.max(1).ilog2() as usize) {
@@ -176,11 +187,9 @@ impl View<'_> {
         let percent = total.saturating_mul(100).checked_div(m.size).unwrap_or(0);
         let _ = writeln!(
             out,
-            "\t {:>25} {segments:10}   {:>7} {:>6}   {:>6} {percent:4}%",
+            "\t {:>25} {segments:10}   maxsize {:>7}   freepct {percent:4}%",
             "segments",
-            "maxsize",
-            size(largest, self.ask.has('P')),
-            "freepct"
+            size(largest, self.ask.has('P'))
         );
         let _ = writeln!(out, "\tIn-memory histogram:");
         out.push_str(&histogram(&rows));

@@ -8,7 +8,7 @@ use base::{Error, ErrorKind, ObjectId, Result};
 use cenote::inspect::dmu::{Io, Object, Objset};
 use cenote::inspect::dsl::DslDataset;
 use cenote::inspect::nvlist::NvList;
-use cenote::inspect::ondisk::dnode::{Dnode, flags};
+use cenote::inspect::ondisk::dnode::{DNODES_PER_BLOCK, Dnode, dnodes_in_block, flags};
 use cenote::inspect::ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use cenote::inspect::ondisk::objset::ObjsetType;
 use cenote::inspect::ondisk::{BlkPtr, ObjType};
@@ -26,6 +26,13 @@ const PATH_MAX: usize = 512;
 
 const HEADER: &str =
     "\n    Object  lvl   iblk   dblk  dsize  dnsize  lsize   %full  type\n";
+
+/// An object, or what can be seen of one without its key.
+struct Handle {
+    id: i64,
+    dnode: Arc<Dnode>,
+    object: Option<Object>,
+}
 
 /// Shows objects of one object set.
 pub(super) struct Dump<'a> {
@@ -62,39 +69,72 @@ impl<'a> Dump<'a> {
     /// Every object, the meta-dnode first and the accounting objects next.
     pub(super) fn all(&self) -> Result<Exit> {
         let mut result = Exit::OK;
-        let special = [0, -1, -2, -3].into_iter().filter(|&id| self.open(id).is_ok());
-        for id in special.collect::<Vec<_>>() {
-            self.one(id)?;
-        }
-        let (mut at, mut used, mut max) = (ObjectId(0), 0u64, 0);
-        while let Some(id) = self.os.next_object(at, Io::WAIT)? {
-            at = id;
-            if let Err(e) = self.one(id.0.cast_signed()) {
-                ui::err(&format!("zdb: object {id}: {e}"));
-                result = exit::READ;
+        for id in [0, -1, -2, -3] {
+            if let Ok(handle) = self.open(id) {
+                self.show(&handle)?;
             }
-            let slots = self.os.object(id, Io::WAIT).map_or(1, |o| u64::from(o.dnode().slots));
-            used += slots;
-            max = id.0 + slots - 1;
+        }
+        let (mut used, mut max, mut next) = (0u64, 0, 0);
+        let meta = self.os.meta_object();
+        while let Some(blkid) = meta.next_data_block(next, Io::WAIT)? {
+            next = blkid + 1;
+            let found = match self.dnodes(blkid) {
+                Ok(found) => found,
+                Err(e) => {
+                    ui::err(&format!("zdb: block {blkid} of dnodes: {e}"));
+                    result = exit::READ;
+                    continue;
+                }
+            };
+            for (slot, dnode) in found {
+                let id = blkid * DNODES_PER_BLOCK + slot;
+                let shown = dnode.and_then(|d| {
+                    used += u64::from(d.slots);
+                    max = id + u64::from(d.slots) - 1;
+                    self.show(&self.handle(id, d))
+                });
+                if let Err(e) = shown {
+                    ui::err(&format!("zdb: object {id}: {e}"));
+                    result = exit::READ;
+                }
+            }
         }
         let empty = if max == 0 { 0.0 } else { 100.0 - used as f64 * 100.0 / max as f64 };
         ui::out(&format!(
             "\n    Dnode slots:\n\tTotal used:    {used:10}\n\tMax used:      {max:10}\n\tPercent \
-             empty:  {empty:f$}\n",
-            f = 6
+             empty:  {empty:.6}\n"
         ));
         Ok(result)
     }
 
-    fn open(&self, id: i64) -> Result<Object> {
-        match id {
-            0 => Ok(self.os.meta_object()),
-            -3..=-1 => {
-                let missing = || Error::not_found("no such object");
-                self.os.special(id).ok_or_else(missing)
+    /// The dnodes of one block. Those of a locked dataset show all but their
+    /// bonus.
+    fn dnodes(&self, blkid: u64) -> Result<Vec<(u64, Result<Dnode>)>> {
+        let bp = self.os.meta_object().block_pointer(0, blkid, Io::WAIT)?;
+        let block = self.os.zio().read_dnodes(&bp, Io::WAIT)?;
+        Ok(dnodes_in_block(&block, bp.endian()).collect())
+    }
+
+    /// An object by its dnode; without content if its key is missing.
+    fn handle(&self, id: u64, dnode: Dnode) -> Handle {
+        let object = self.os.object(ObjectId(id), Io::WAIT).ok();
+        Handle { id: id.cast_signed(), dnode: Arc::new(dnode), object }
+    }
+
+    fn open(&self, id: i64) -> Result<Handle> {
+        let missing = || Error::not_found("no such object");
+        let object = match id {
+            0 => self.os.meta_object(),
+            -3..=-1 => self.os.special(id).ok_or_else(missing)?,
+            _ => {
+                let id = id.cast_unsigned();
+                let found = self.dnodes(id / DNODES_PER_BLOCK)?;
+                let mut wanted = found.into_iter().filter(|(s, _)| *s == id % DNODES_PER_BLOCK);
+                let (_, dnode) = wanted.next().ok_or_else(missing)?;
+                return Ok(self.handle(id, dnode?));
             }
-            _ => self.os.object(ObjectId(id.cast_unsigned()), Io::WAIT),
-        }
+        };
+        Ok(Handle { id, dnode: Arc::clone(object.dnode()), object: Some(object) })
     }
 
     fn size(&self, n: u64) -> String {
@@ -103,29 +143,44 @@ impl<'a> Dump<'a> {
 
     /// One object.
     pub(super) fn one(&self, id: i64) -> Result<()> {
-        let object = self.open(id)?;
-        let dnode = Arc::clone(object.dnode());
+        self.show(&self.open(id)?)
+    }
+
+    fn show(&self, handle: &Handle) -> Result<()> {
+        let (id, dnode) = (handle.id, &handle.dnode);
         if self.header.replace(self.level >= 4) {
             ui::out(HEADER);
         }
-        let mut out = self.row(id, &dnode);
+        let mut out = self.row(id, dnode);
         if self.level >= 4 {
             if dnode.bonus_type != ObjType::NONE {
                 let name = dnode.bonus_type.name();
                 let size = self.size(dnode.bonus.len() as u64);
                 let _ = writeln!(out, "{:41}{:>9}   bonus  {name}", "", size);
             }
-            out.push_str(&flag_line(&dnode));
+            out.push_str(&flag_line(dnode));
             let _ = writeln!(out, "\tdnode maxblkid: {}", dnode.max_blkid);
         }
         ui::out(&out);
         if self.level >= 4 {
-            self.bonus(&object);
-            self.znode(&object);
-            self.content(&object);
+            match &handle.object {
+                Some(object) => {
+                    self.bonus(object);
+                    self.znode(object);
+                    self.content(object);
+                }
+                None => {
+                    if dnode.bonus_type.is_encrypted() {
+                        ui::out("\t\t(bonus encrypted)\n");
+                    }
+                    if dnode.object_type.is_encrypted() {
+                        ui::out("\t\t(object encrypted)\n");
+                    }
+                }
+            }
         }
         if self.level >= 5 {
-            self.blocks(&object);
+            self.blocks(dnode);
         }
         Ok(())
     }
@@ -273,7 +328,9 @@ impl<'a> Dump<'a> {
             ctime(u64::try_from(t.seconds).unwrap_or(0))
         };
         let mut out = String::new();
-        let _ = writeln!(out, "\tpath\t{}", self.path(fs, object.id()));
+        if self.level >= 5 {
+            let _ = writeln!(out, "\tpath\t{}", self.path(fs, object.id()));
+        }
         if a.mode & 0o170_000 == 0o120_000
             && let Ok(target) = fs.readlink(object.id(), Io::WAIT)
         {
@@ -287,10 +344,12 @@ impl<'a> Dump<'a> {
         }
         let _ = writeln!(
             out,
-            "\tgen\t{}\n\tmode\t{:o}\n\tsize\t{}\n\tparent\t{}\n\tlinks\t{}\n\tpflags\t{:x}\n\
-             \tprojid\t{}",
-            a.generation, a.mode, a.size, a.parent.0, a.nlink, a.pflags, a.project
+            "\tgen\t{}\n\tmode\t{:o}\n\tsize\t{}\n\tparent\t{}\n\tlinks\t{}\n\tpflags\t{:x}",
+            a.generation, a.mode, a.size, a.parent.0, a.nlink, a.pflags
         );
+        if a.pflags & cenote::inspect::ondisk::znode::ZFS_PROJID != 0 {
+            let _ = writeln!(out, "\tprojid\t{}", a.project);
+        }
         ui::out(&out);
     }
 
@@ -344,9 +403,8 @@ impl<'a> Dump<'a> {
     }
 
     /// Every pointer of the object's tree, and the runs of data.
-    fn blocks(&self, object: &Object) {
+    fn blocks(&self, dnode: &Dnode) {
         ui::out("Indirect blocks:\n");
-        let dnode = object.dnode();
         let mut runs = Runs { open: None, out: String::new(), exact: self.exact };
         for (i, bp) in dnode.blkptrs.iter().enumerate() {
             self.tree(dnode, bp, dnode.levels - 1, i as u64, &mut runs);
@@ -377,7 +435,7 @@ impl<'a> Dump<'a> {
                 line.push(' ');
             }
         }
-        ui::out(&format!("{line} {}\n", bptext::compact(bp)));
+        ui::out(&format!("{line} {}\n", bptext::compact(bp, self.level >= 6)));
         if bp.is_hole() {
             return;
         }

@@ -69,7 +69,22 @@ fn value(kind: ObjType, value: &ZapValue) -> String {
         let file = KINDS.get((word >> 60) as usize).copied().unwrap_or("?");
         return format!("{} (type: {file})", word & ((1 << 48) - 1));
     }
+    // Attribute registrations: length, byte order class and number, packed.
+    if kind == ObjType(46)
+        && let Some(word) = value.as_u64()
+    {
+        let (len, swap, number) = (word >> 24 & 0xffff, word >> 16 & 0xff, word & 0xffff);
+        return format!(" {word:x} : [{len}:{swap}:{number}]");
+    }
     let mut out = String::new();
+    if kind == ObjType(47) {
+        out.push_str("[");
+        for chunk in value.data.chunks_exact(2) {
+            let n = chunk.iter().fold(0u64, |n, b| n << 8 | u64::from(*b));
+            let _ = write!(out, " {n} ");
+        }
+        return out + "]";
+    }
     if let Some(words) = value.u64s() {
         for w in words {
             let _ = write!(out, "{w} ");

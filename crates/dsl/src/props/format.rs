@@ -32,7 +32,7 @@ pub fn format(prop: &Prop, value: &PropData, parsable: bool) -> String {
     }
 }
 
-/// As [`format`], dates written by `strftime(format, seconds)` unless parsable.
+/// As [`format()`], dates written by `strftime(format, seconds)` unless parsable.
 pub fn format_local_date(
     prop: &Prop,
     value: &PropData,

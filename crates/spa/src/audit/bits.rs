@@ -223,6 +223,15 @@ impl SpaceBits {
         SpaceBits { vdevs }
     }
 
+    /// Makes the maps say something else (tests).
+    #[cfg(test)]
+    pub(crate) fn edit(&mut self, range: &Range) {
+        let vdev = self.vdevs.iter_mut().find(|v| v.vdev == range.vdev).unwrap();
+        let slab = &mut vdev.slabs[(range.offset >> vdev.metaslab_shift) as usize];
+        slab.replay(range, &mut MapErrors::default());
+        slab.finish();
+    }
+
     fn vdev(&self, vdev: VdevId) -> Option<&VdevBits> {
         self.vdevs.iter().find(|v| v.vdev == vdev)
     }

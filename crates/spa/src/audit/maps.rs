@@ -33,11 +33,23 @@ struct Job<'a> {
     metaslab: usize,
 }
 
-/// Replays every map.
+/// Replays every map, then the logs.
 ///
 /// # Errors
 /// Those of reading the maps; `Corrupt`; `Limit` for an absurd size.
 pub fn replay(spa: &Spa, space: &PoolSpace) -> Result<Replayed> {
+    replay_as(spa, space, true)
+}
+
+/// Replays the metaslabs' own maps, as if there were no logs (`zdb -mmm`).
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_own(spa: &Spa, space: &PoolSpace) -> Result<Replayed> {
+    replay_as(spa, space, false)
+}
+
+fn replay_as(spa: &Spa, space: &PoolSpace, logs: bool) -> Result<Replayed> {
     let mut jobs: Vec<Job<'_>> = Vec::new();
     let mut starts = Vec::new();
     let mut sectors = 0u64;
@@ -67,7 +79,9 @@ pub fn replay(spa: &Spa, space: &PoolSpace) -> Result<Replayed> {
         }
         Ok(())
     };
-    spa.for_each_log_entry(space, &mut log)?;
+    if logs {
+        spa.for_each_log_entry(space, &mut log)?;
+    }
     Ok(gather(space, jobs))
 }
 

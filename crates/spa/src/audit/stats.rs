@@ -52,9 +52,6 @@ pub struct BlockStats {
     pub embedded: [u64; EMBEDDED],
     /// Histograms of physical, logical and allocated sizes.
     pub sizes: [SizeHistogram; 3],
-    /// Blocks of metadata: indirect blocks, and all of types that are metadata.
-    /// As zdb has it, only rows of numbered types count.
-    pub metadata: Sums,
     /// Gang blocks.
     pub gangs: u64,
     /// Pointers two of whose copies share a vdev.
@@ -75,7 +72,6 @@ impl Default for BlockStats {
             cells: vec![Sums::default(); ROWS * LEVELS],
             embedded: [0; EMBEDDED],
             sizes: [[(0, 0); BUCKETS]; 3],
-            metadata: Sums::default(),
             gangs: 0,
             same_vdev: 0,
             dedup_asize: 0,
@@ -125,10 +121,6 @@ impl BlockStats {
                 self.same_vdev += u64::from(vdevs.iter().enumerate().any(repeats));
             }
         }
-        let kind = u8::try_from(row).ok().filter(|_| row < ROW_DEFERRED).map(ObjType);
-        if kind.is_some_and(|k| head.level > 0 || k.is_metadata()) {
-            self.metadata.add(&sums);
-        }
         let level = usize::from(head.level).min(LEVELS - 1);
         if let Some(cell) = self.cells.get_mut(row.min(ROWS - 1) * LEVELS + level) {
             cell.add(&sums);
@@ -148,7 +140,6 @@ impl BlockStats {
             mine.0 += theirs.0;
             mine.1 = mine.1.saturating_add(theirs.1);
         }
-        self.metadata.add(&other.metadata);
         self.gangs += other.gangs;
         self.same_vdev += other.same_vdev;
         self.dedup_asize += other.dedup_asize;
@@ -173,6 +164,22 @@ impl BlockStats {
     pub fn level(&self, level: usize) -> Sums {
         let mut out = Sums::default();
         (0..ROWS).for_each(|row| out.add(&self.cell(row, level)));
+        out
+    }
+
+    /// Metadata: indirect blocks, and all of types that are metadata. As zdb has
+    /// it, only numbered types count, and what takes no space does not.
+    pub fn metadata(&self) -> Sums {
+        let mut out = Sums::default();
+        let kinds = (0..ROW_DEFERRED).filter_map(|row| u8::try_from(row).ok());
+        for (row, kind) in kinds.map(ObjType).enumerate() {
+            for level in 0..LEVELS {
+                let cell = self.cell(row, level);
+                if cell.asize > 0 && (level > 0 || kind.is_metadata()) {
+                    out.add(&cell);
+                }
+            }
+        }
         out
     }
 
