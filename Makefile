@@ -26,8 +26,13 @@ check:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
 	scripts/tidy.sh
-	@if command -v cargo-deny >/dev/null 2>&1; then cargo deny --workspace check; \
-	else echo "SKIPPED: cargo deny is not installed (cargo install cargo-deny)"; fi
+	@if ! command -v cargo-deny >/dev/null 2>&1; then \
+		echo "SKIPPED: cargo deny is not installed (cargo install cargo-deny)"; \
+	else \
+		cargo deny --workspace check bans licenses sources && \
+		{ cargo deny --workspace check advisories || \
+		echo "note: the advisories were not checked, or see above"; }; \
+	fi
 
 # OpenZFS's own zdb, ztest, zstream and raidz_test as judges; zfs-fuse as a peer.
 tools:

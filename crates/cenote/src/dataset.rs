@@ -272,7 +272,8 @@ impl Dataset {
         };
         let mut dirs: Vec<&DslDir> = std::iter::once(dir).chain(dir.ancestors()).collect();
         dirs.reverse();
-        let total = space.usable().saturating_sub(space.slop());
+        let usable = space.usable().saturating_add(self.core.saved()?);
+        let total = usable.saturating_sub(space.slop());
         let mut available = 0;
         for (i, d) in dirs.iter().enumerate() {
             let phys = d.phys();

@@ -21,6 +21,7 @@ pub(crate) struct Core {
     pub(crate) spa: Spa,
     pub(crate) load_guid: u64,
     space: OnceLock<PoolSpace>,
+    saved: OnceLock<u64>,
     origin: OnceLock<u64>,
 }
 
@@ -46,6 +47,20 @@ impl Core {
         }
         let loaded = self.spa.load_space()?;
         Ok(self.space.get_or_init(|| loaded))
+    }
+
+    /// Bytes that deduplication and cloning save: datasets are charged for every
+    /// reference, so the pool seems so much larger (chapter 05 §11.1).
+    pub(crate) fn saved(&self) -> Result<u64> {
+        if let Some(saved) = self.saved.get() {
+            return Ok(*saved);
+        }
+        let dedup = self.spa.dedup_statistics()?;
+        let mut saved = dedup.referenced[3].saturating_sub(dedup.blocks[3]);
+        for (_, table) in self.spa.clone_tables()? {
+            saved = saved.saturating_add(table.saved_space);
+        }
+        Ok(*self.saved.get_or_init(|| saved))
     }
 }
 
@@ -110,6 +125,7 @@ impl Pool {
                 spa,
                 load_guid,
                 space: OnceLock::new(),
+                saved: OnceLock::new(),
                 origin: OnceLock::new(),
             }),
         }

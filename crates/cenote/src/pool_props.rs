@@ -53,6 +53,11 @@ impl Pool {
             }
         }
         for feature in FEATURES {
+            // What Cenote cannot read it does not offer either.
+            let disabled = self.core.spa.features().state(feature) == State::Disabled;
+            if disabled && !feature.is_readable() {
+                continue;
+            }
             let name = format!("feature@{}", feature.name());
             if let Some(value) = self.prop(&name)? {
                 out.push((name, value));

@@ -298,11 +298,8 @@ fn damage_in_different_places_of_different_disks_adds_up_to_no_loss() {
                 let end = disks[i].size() - DATA_END;
                 // No block of these pools reaches over the gap.
                 let middle = DATA_START + (20 << 20);
-                let half = if n < set.len() / 2 {
-                    DATA_START..middle
-                } else {
-                    middle + (1 << 20)..end
-                };
+                let half =
+                    if n < set.len() / 2 { DATA_START..middle } else { middle + (1 << 20)..end };
                 disks[i].zero(half);
             }
         });

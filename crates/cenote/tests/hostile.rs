@@ -225,7 +225,8 @@ fn mangle(rng: &mut Rng, nodes: &[Node], id: usize) -> Vec<u8> {
         }
         7 => {
             // One object's slot over another's.
-            let (a, b) = (rng.index(len / DNODE_SIZE.min(len)), rng.index(len / DNODE_SIZE.min(len)));
+            let (a, b) =
+                (rng.index(len / DNODE_SIZE.min(len)), rng.index(len / DNODE_SIZE.min(len)));
             let size = DNODE_SIZE.min(len);
             bytes.copy_within(a * size..(a + 1) * size, b * size);
         }
@@ -570,7 +571,8 @@ fn blocks_that_expand_beyond_their_size() {
     use cenote::inspect::codec::compress::{Compression, compress};
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
     let fresh = victim.forge.fresh();
-    let picked: Vec<usize> = (1..victim.forge.nodes.len()).step_by(step(victim.forge.nodes.len(), 10)).collect();
+    let picked: Vec<usize> =
+        (1..victim.forge.nodes.len()).step_by(step(victim.forge.nodes.len(), 10)).collect();
     for id in picked {
         for (name, factor) in [("lz4", 4), ("lz4", 0), ("gzip-9", 4), ("zle", 4), ("lzjb", 4)] {
             let size = victim.forge.nodes[id].content.len();
@@ -599,9 +601,8 @@ fn gangs_that_contain_themselves() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
     let fresh = victim.forge.fresh();
     let zap = |n: &Node| n.place.level == 0 && n.place.object_type.is_zap() && n.bp.psize.0 <= 4096;
-    let ids: Vec<usize> = (1..victim.forge.nodes.len())
-        .filter(|&i| zap(&victim.forge.nodes[i]))
-        .collect();
+    let ids: Vec<usize> =
+        (1..victim.forge.nodes.len()).filter(|&i| zap(&victim.forge.nodes[i])).collect();
     assert!(!ids.is_empty());
     for &id in ids.iter().step_by(step(ids.len(), 12)) {
         for members in [1u64, 3] {

@@ -52,7 +52,9 @@ fn for_each_at(
     // Each list belongs to one other: lists that share one, or contain themselves,
     // would be walked more often than anybody can wait for.
     if !seen.insert(object) {
-        return Err(Error::corrupt("a list of block pointers appears twice").in_object(ObjectId(object)));
+        return Err(
+            Error::corrupt("a list of block pointers appears twice").in_object(ObjectId(object))
+        );
     }
     let phys = header(mos, object)?;
     let list = mos.object(object)?;

@@ -140,7 +140,9 @@ fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places, top_places: &Pl
 fn sorted(places: &Places) -> Places {
     let mut places = places.clone();
     for list in places.values_mut() {
-        list.sort_by(|a, b| (b.txg, b.synced, b.labels, a.order).cmp(&(a.txg, a.synced, a.labels, b.order)));
+        list.sort_by(|a, b| {
+            (b.txg, b.synced, b.labels, a.order).cmp(&(a.txg, a.synced, a.labels, b.order))
+        });
     }
     places
 }

@@ -57,7 +57,9 @@ pub use walk::{PROBLEMS_MAX, zdb_errno};
 /// Bookmark level of intent log blocks (chapter 06 §16).
 const LOG_LEVEL: i8 = -2;
 /// Datasets walked at once.
-const DATASETS_AT_ONCE: usize = 4;
+const DATASETS_AT_ONCE: usize = 2;
+/// A dataset gets one walker for each so many bytes it refers to.
+const BYTES_PER_WALKER: u64 = 1 << 20;
 /// A vdev with more metaslabs than this sets one apart for intent logs.
 const EMBEDDED_LOG_MIN: usize = 64;
 
@@ -207,6 +209,7 @@ struct Job {
     object: u64,
     bp: BlkPtr,
     min_txg: Txg,
+    referenced: u64,
     head: bool,
 }
 
@@ -277,9 +280,10 @@ impl Spa {
         let next = std::sync::atomic::AtomicUsize::new(0);
         let failed = Mutex::new(None);
         let at_once = DATASETS_AT_ONCE.min(jobs.len());
-        let threads = options.threads.div_ceil(at_once.max(1));
         base::rt::fan_out(at_once, |_| {
             while let Some(job) = jobs.get(next.fetch_add(1, Relaxed)) {
+                let wanted = usize::try_from(job.referenced / BYTES_PER_WALKER + 1);
+                let threads = wanted.unwrap_or(usize::MAX).min(options.threads);
                 let how = WalkOptions { min_txg: job.min_txg, threads, io: WALK_IO };
                 let walked = traverse(self.zio(), job.object, &job.bp, walker, how);
                 let logged = walked.and_then(|()| match job.head {
@@ -311,6 +315,7 @@ impl Spa {
                 object: id.0,
                 bp: phys.bp,
                 min_txg: phys.prev_snap_txg,
+                referenced: phys.referenced_bytes,
                 head: !phys.is_snapshot(),
             });
         }

@@ -149,7 +149,8 @@ impl Spa {
         for _ in 0..RESTARTS_MAX {
             *seen = Some(chosen.uberblock.txg);
             check_label_features(opener, &chosen)?;
-            let loaded = load_config(&zio, &chosen, opener, found).map_err(&fail)?;
+            let loaded = load_config(&zio, &chosen, opener, found)
+                .map_err(|e| fail(missing_rather(e, &zio.tree())))?;
             let again = choose(opener.uberblocks(), limit).map_err(&fail)?;
             if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
                 return Self::finish(found, options, zio, chosen, loaded);
@@ -457,6 +458,17 @@ fn unsupported_error(list: &[dsl::features::Unsupported], readonly: bool) -> Err
     Error::unsupported(format!("the pool uses unsupported features: {}{hint}", names.join(", ")))
 }
 
+/// A MOS that cannot be read because devices are missing is not damaged.
+fn missing_rather(error: Error, tree: &Tree) -> Error {
+    let gone = tree.top_ids().filter_map(|id| tree.top(id).ok()).any(|top| !top.readable());
+    if gone && error.kind() == ErrorKind::Io {
+        return Error::new(ErrorKind::Missing, DEVICES_MISSING).caused_by(error);
+    }
+    error
+}
+
+const DEVICES_MISSING: &str = "one or more devices is currently unavailable";
+
 /// Every top-level vdev must be there, or its absence be allowed.
 fn check_devices(tree: &Tree, options: &ImportOptions) -> Result<()> {
     let (mut data, mut logs) = (Vec::new(), Vec::new());
@@ -471,7 +483,7 @@ fn check_devices(tree: &Tree, options: &ImportOptions) -> Result<()> {
         if node.is_log() { logs.push(id) } else { data.push(id) }
     }
     if !data.is_empty() {
-        return Err(Error::new(ErrorKind::Missing, "one or more devices is currently unavailable"));
+        return Err(Error::new(ErrorKind::Missing, DEVICES_MISSING));
     }
     if !logs.is_empty() && !options.missing_log && !options.inspect {
         return Err(Error::new(

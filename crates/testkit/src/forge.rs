@@ -131,8 +131,8 @@ impl Forge {
     }
 
     fn add_dnode(&mut self, parent: usize, objset: u64, object: u64, dnode: &Dnode) {
-        let content = dnode.object_type == ObjType::PLAIN_FILE_CONTENTS
-            || dnode.object_type == ObjType::ZVOL;
+        let content =
+            dnode.object_type == ObjType::PLAIN_FILE_CONTENTS || dnode.object_type == ObjType::ZVOL;
         let level = dnode.levels as i8 - 1;
         for (i, bp) in dnode.blkptrs.iter().chain(&dnode.spill).enumerate() {
             let spill = i == dnode.blkptrs.len();
@@ -151,8 +151,8 @@ impl Forge {
 
     fn add_block(&mut self, bp: BlkPtr, parent: usize, place: Place, dnode: &Dnode) {
         let Some(id) = self.add(bp, Some(parent), place.clone()) else { return };
-        let content = dnode.object_type == ObjType::PLAIN_FILE_CONTENTS
-            || dnode.object_type == ObjType::ZVOL;
+        let content =
+            dnode.object_type == ObjType::PLAIN_FILE_CONTENTS || dnode.object_type == ObjType::ZVOL;
         if place.level > 0 {
             let count = 1usize << dnode.epb_shift();
             for i in 0..count {

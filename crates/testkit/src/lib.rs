@@ -19,9 +19,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cenote::{
-    Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search,
-};
+use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
 pub use disk::Disk;
 pub use manifest::{Entry, Tolerant, read_manifest, verify, verify_tolerant};

@@ -128,6 +128,33 @@ fn sizes_of_plain_vdevs() {
     assert_eq!(tree.available(id), Some(62_390_272));
 }
 
+/// A disk image of a raidz was cut off behind its first labels: it opened as if it
+/// were whole, and every read from its missing part failed one by one.
+#[test]
+fn a_leaf_must_have_room_for_its_share() {
+    // Devices have 64 MiB, that is 62390272 bytes for data.
+    let leaves = |n: u64| (0..n).map(|i| leaf(10 + i, i)).collect::<Vec<_>>();
+    let raidz = Kind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
+    let params = DraidParams { ndata: 2, nparity: 1, nspares: 0, ngroups: 1, failure_group: 0 };
+    let cases = [
+        (Kind::Mirror, 2, 62_390_272),
+        (raidz, 3, 3 * 62_390_272),
+        // 32 MiB of each child are not used, the rest counts in rows of 16 MiB.
+        (Kind::Draid(params), 3, 3 << 24),
+    ];
+    for (kind, width, most) in cases {
+        for (min, state) in [(0, State::Online), (most, State::Online), (most + 1, State::Unavail)]
+        {
+            let mut top = Spec::new(kind.clone(), 0, Guid(5))
+                .with_children(leaves(width))
+                .with_space(9, 3 << 24);
+            top.min_asize = min;
+            let tree = build(&root(vec![top])).unwrap();
+            assert_eq!(tree.find(Guid(10)).unwrap().state(), state, "{kind:?} {min}");
+        }
+    }
+}
+
 #[test]
 fn ranges_of_groups() {
     let r = TxgRanges::new(vec![

@@ -58,6 +58,8 @@ impl Zio {
         if depth >= GANG_DEPTH_MAX {
             return Err(Error::limit("gang blocks nested too deep").at_dva(dva));
         }
+        // Sizes are checked while reading: they bound what follows.
+        let whole = self.read_gang(block, dva, depth)?;
         for member in self.gang_members(block, dva)? {
             let mut last = Ok(());
             for place in member.dvas() {
@@ -72,7 +74,6 @@ impl Zio {
             }
             last?;
         }
-        let whole = self.read_gang(block, dva, depth)?;
         if Verifier::new(block, self.salt.get())?.accepts(&whole) {
             return Ok(());
         }

@@ -240,9 +240,7 @@ impl State {
         while let Some(dataset) = todo.pop() {
             match mounts::plan(&dataset, false) {
                 Ok(Ok(plan)) => plans.push(plan),
-                Ok(Err(Refusal::Locked)) => {
-                    to.problem(Refusal::Locked.message(dataset.name()));
-                }
+                // Locked ones too stay away without a word, as without `-l`.
                 Ok(Err(_)) => {}
                 Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
             }

@@ -122,8 +122,8 @@ fn text(report: &Report, ask: &Ask) -> String {
     wrong(report, &mut out);
     // -c alone is zdb's -b with checksums.
     let level = ask.level('b').max(usize::from(ask.has('c')));
-    summary(report, ask.has('P'), &mut out);
-    if level >= 2 {
+    summary(report, &mut out);
+    if level >= 3 {
         embedded_sizes(&report.stats, &mut out);
     }
     let _ = writeln!(out, "\tDittoed blocks on same vdev: {}", report.stats.same_vdev)
@@ -212,8 +212,7 @@ fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
-fn summary(report: &Report, exact: bool, out: &mut String) {
-    let _ = exact;
+fn summary(report: &Report, out: &mut String) {
     let stats = &report.stats;
     let t = stats.total();
     let avg = |n: u64| n.checked_div(t.count).unwrap_or(0);
@@ -321,18 +320,27 @@ fn table(stats: &BlockStats, by_level: bool, exact: bool, out: &mut String) {
 }
 
 fn sizes(stats: &BlockStats, exact: bool, out: &mut String) {
-    let _ = exact;
     out.push_str("\nBlock Size Histogram\n\n");
-    out.push_str("  block   psize                lsize                asize\n");
-    out.push_str("   size   Count   Size   Cum.  Count   Size   Cum.  Count   Size   Cum.\n");
+    if exact {
+        out.push_str("block\tpsize\t\t\tlsize\t\t\t  asize\n");
+        out.push_str("size\tCount\tSize\tCum.\tCount\tSize\tCum.\tCount\tSize\tCum.\t\n");
+    } else {
+        out.push_str("  block   psize                lsize                asize\n");
+        out.push_str("   size   Count   Size   Cum.  Count   Size   Cum.  Count   Size   Cum.\n");
+    }
     let mut sums = [0u64; 3];
     for bucket in 0..BUCKETS {
-        let _ = write!(out, "{:>7}:", nicenum(512 << bucket));
+        let size = 512u64 << bucket;
+        let _ = if exact { write!(out, "{size}") } else { write!(out, "{:>7}:", nicenum(size)) };
         for (histogram, sum) in stats.sizes.iter().zip(&mut sums) {
             let (count, bytes) = histogram.get(bucket).copied().unwrap_or_default();
             *sum = sum.saturating_add(bytes);
-            let _ =
-                write!(out, " {:>6} {:>6} {:>6}", nicenum(count), nicenum(bytes), nicenum(*sum));
+            let _ = if exact {
+                write!(out, "\t{count}\t{bytes}\t{sum}")
+            } else {
+                let (count, bytes) = (nicenum(count), nicenum(bytes));
+                write!(out, " {count:>6} {bytes:>6} {:>6}", nicenum(*sum))
+            };
         }
         out.push('\n');
     }

@@ -89,9 +89,8 @@ fn line(record: &NvList, out: &mut String) {
         let txg = record.u64("history txg").unwrap_or(0);
         let text = record.str("history internal str").unwrap_or_default();
         let dataset = record.str("dsname");
-        let subject = dataset.map_or_else(String::new, |d| {
-            format!(" {d} ({})", record.u64("dsid").unwrap_or(0))
-        });
+        let subject = dataset
+            .map_or_else(String::new, |d| format!(" {d} ({})", record.u64("dsid").unwrap_or(0)));
         let _ = writeln!(out, "{time} [txg:{txg}] {name}{subject} {text}");
     } else if let Some(ioctl) = record.str("ioctl") {
         let _ = writeln!(out, "{time} ioctl {ioctl}");

@@ -154,7 +154,7 @@ fn show(ask: &Ask, spa: &Spa, one: &Shown, objects: &[i64]) -> Result<Exit> {
         bptext::size(one.size, exact),
         one.os.object_count()
     ));
-    if (ask.has('i') || level >= 5 && objects.is_empty())
+    if (ask.has('i') || level >= 2 && objects.is_empty())
         && let Some(dataset) = &one.dataset
         && !dataset.is_snapshot()
     {

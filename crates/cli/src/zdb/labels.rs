@@ -58,10 +58,10 @@ fn show(ask: &Ask, labels: &LeafLabels) -> bool {
         if quiet || !first {
             continue;
         }
-        let bad = if labels.labels.get(i).is_some_and(|l| l.verified) { "" } else { "(Bad label cksum)" };
+        let bad =
+            if labels.labels.get(i).is_some_and(|l| l.verified) { "" } else { "(Bad label cksum)" };
         let mut out = format!("{RULE}LABEL {i} {bad}\n{RULE}{}", config.indented(4));
-        let numbers: String =
-            same.iter().map(|o| format!("{o} ")).collect();
+        let numbers: String = same.iter().map(|o| format!("{o} ")).collect();
         let _ = writeln!(out, "    labels = {numbers}");
         for &o in &same {
             if let Some(flag) = shown.get_mut(o) {

@@ -14,11 +14,31 @@ use crate::ui::time::ctime;
 
 /// Names of record types, by number.
 const TYPES: [&str; 25] = [
-    "Total", "TX_CREATE", "TX_MKDIR", "TX_MKXATTR", "TX_SYMLINK", "TX_REMOVE", "TX_RMDIR",
-    "TX_LINK", "TX_RENAME", "TX_WRITE", "TX_TRUNCATE", "TX_SETATTR", "TX_ACL_V0", "TX_ACL_ACL",
-    "TX_CREATE_ACL", "TX_CREATE_ATTR", "TX_CREATE_ACL_ATTR", "TX_MKDIR_ACL", "TX_MKDIR_ATTR",
-    "TX_MKDIR_ACL_ATTR", "TX_WRITE2", "TX_SETSAXATTR", "TX_RENAME_EXCHANGE",
-    "TX_RENAME_WHITEOUT", "TX_CLONE_RANGE",
+    "Total",
+    "TX_CREATE",
+    "TX_MKDIR",
+    "TX_MKXATTR",
+    "TX_SYMLINK",
+    "TX_REMOVE",
+    "TX_RMDIR",
+    "TX_LINK",
+    "TX_RENAME",
+    "TX_WRITE",
+    "TX_TRUNCATE",
+    "TX_SETATTR",
+    "TX_ACL_V0",
+    "TX_ACL_ACL",
+    "TX_CREATE_ACL",
+    "TX_CREATE_ATTR",
+    "TX_CREATE_ACL_ATTR",
+    "TX_MKDIR_ACL",
+    "TX_MKDIR_ATTR",
+    "TX_MKDIR_ACL_ATTR",
+    "TX_WRITE2",
+    "TX_SETSAXATTR",
+    "TX_RENAME_EXCHANGE",
+    "TX_RENAME_WHITEOUT",
+    "TX_CLONE_RANGE",
 ];
 
 /// Shows a dataset's log, if it has one.
@@ -27,15 +47,14 @@ pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
     if header.log.is_end() {
         return Ok(());
     }
-    // Whole datasets are shown with the blocks of their logs, but no records.
-    let level = match ask.level('i') {
-        0 => 1 + 4 * usize::from(ask.level('d') >= 5),
-        n => n,
-    };
+    let level = ask.level('i').max(ask.level('d'));
     ui::out(&format!(
         "\n    ZIL header: claim_txg {}, claim_blk_seq {}, claim_lr_seq {} replay_seq {}, flags \
          0x{:x}\n",
-        header.claim_txg, header.claim_blk_seq, header.claim_lr_seq, header.replay_seq,
+        header.claim_txg,
+        header.claim_blk_seq,
+        header.claim_lr_seq,
+        header.replay_seq,
         header.flags
     ));
     if level >= 2 {
@@ -56,14 +75,20 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
+    fn any(&self) -> bool {
+        self.counts.iter().any(|&c| c > 0)
+    }
+
     fn totals(&self) {
         let mut out = String::new();
         for (name, count) in TYPES.iter().zip(self.counts) {
-            if count > 0 {
+            if self.any() && (count > 0 || self.level >= 4) {
                 let _ = writeln!(out, "\t\t{name:<17} {count:4}");
             }
         }
-        ui::out(&format!("{out}\n"));
+        let gap = if self.level >= 4 { "\n" } else { "" };
+        let end = if self.any() { "\n" } else { "" };
+        ui::out(&format!("{gap}{out}{end}"));
     }
 
     /// What claiming does with something of this birth.
@@ -169,11 +194,9 @@ impl Lines<'_> {
                 );
                 self.pointers(record, out)
             }
-            Body::Truncate { object, offset, length } => writeln!(
-                out,
-                "\t\t\tfoid {}, offset 0x{offset:x}, length 0x{length:x}",
-                object.0
-            ),
+            Body::Truncate { object, offset, length } => {
+                writeln!(out, "\t\t\tfoid {}, offset 0x{offset:x}, length 0x{length:x}", object.0)
+            }
             Body::SetAttr(s) => writeln!(
                 out,
                 "\t\t\tfoid {}, mask 0x{:x}\n\t\t\tmode {:o}, uid {}, gid {}, size {}",
@@ -184,10 +207,10 @@ impl Lines<'_> {
             }
             Body::SetSaXattr { object, name, value } => writeln!(
                 out,
-                "\t\t\tfoid {}\n\t\t\tXAT_NAME {} (value {} bytes)",
+                "\t\t\tfoid {}\n\t\t\tXAT_NAME  {}\n\t\t\tXAT_VALUE  {}",
                 object.0,
                 text(name),
-                value.map_or(0, <[u8]>::len)
+                value.map_or_else(|| "NULL".to_owned(), |v| v.escape_ascii().to_string())
             ),
             Body::CloneRange(c) => {
                 let _ = writeln!(

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use base::{Result, VdevId};
 use cenote::inspect::ondisk::config::VdevType;
-use cenote::inspect::ondisk::spacemap::{Kind, Params};
+use cenote::inspect::ondisk::spacemap::{Header, Kind, Params};
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::maps::{self, Replayed};
 use cenote::inspect::spa::space::{Metaslab, PoolSpace, VdevSpace};
@@ -16,6 +16,8 @@ use super::bptext::{histogram, size};
 use super::{Ask, exit};
 use crate::ui::{self, Exit};
 
+/// Words of an object of births that are read at most.
+const BIRTHS_MAX: u64 = 1 << 20;
 /// Free segments below this are not counted.
 const SEGMENT_MIN: u64 = 16 << 10;
 
@@ -28,7 +30,8 @@ pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
         return Ok(exit::OPEN);
     }
     let space = spa.load_space()?;
-    let replayed = if level >= 3 && !ask.has('L') { Some(maps::replay_own(spa, &space)?) } else { None };
+    let replayed =
+        if level >= 3 && !ask.has('L') { Some(maps::replay_own(spa, &space)?) } else { None };
     ui::out("\nMetaslabs:\n");
     for config in &spa.config().vdev_tree.children {
         let chosen = numbers.first().is_none_or(|&v| v == u64::from(config.id));
@@ -36,6 +39,8 @@ pub(super) fn main(ask: &Ask, spa: &Spa, operands: &[String]) -> Result<Exit> {
             continue;
         }
         if config.kind == VdevType::Indirect {
+            let none = VdevSpace { vdev: VdevId(config.id), ..VdevSpace::default() };
+            View { ask, spa, vdev: &none, level, replayed: None }.header(None);
             indirect(spa, config.id)?;
         }
         let Some(vdev) = space.vdev(VdevId(config.id)) else { continue };
@@ -64,7 +69,14 @@ fn indirect(spa: &Spa, id: u32) -> Result<()> {
     if let Some(births) = keys.births {
         let object = spa.mos().object(births.0)?;
         let count = object.dnode().endian.u64(&object.dnode().bonus, 0).unwrap_or(0);
-        let _ = writeln!(out, "indirect births obj {}:\n    vib_count = {count}\n", births.0);
+        let _ = writeln!(out, "indirect births obj {}:\n    vib_count = {count}", births.0);
+        let words = spa.mos().words(births.0, count.saturating_mul(2), BIRTHS_MAX)?;
+        for pair in words.chunks_exact(2) {
+            if let [offset, txg] = pair {
+                let _ = writeln!(out, "\toffset {offset:x} -> txg {txg}");
+            }
+        }
+        out.push('\n');
     }
     if let Some(mapping) = keys.mapping {
         let object = spa.mos().object(mapping.0)?;
@@ -79,13 +91,19 @@ fn indirect(spa: &Spa, id: u32) -> Result<()> {
     Ok(())
 }
 
-/// How many entries of each log still count.
+/// The logs of changes, and how many entries of each still count.
 fn logs(spa: &Spa, space: &PoolSpace) -> Result<()> {
+    ui::out("\n");
     if space.logs.is_empty() {
-        ui::out("\n");
         return Ok(());
     }
-    let mut out = "\nLog Space Map Obsolete Entry Statistics:\n".to_owned();
+    let mut out = "\nLog Space Maps in Pool:\n".to_owned();
+    for (txg, &object) in &space.logs {
+        let header = spa.space_map_header(object)?;
+        let _ = writeln!(out, "Log Spacemap object {object} txg {txg}");
+        object_lines(object, &header, &mut out);
+    }
+    out.push_str("\nLog Space Map Obsolete Entry Statistics:\n");
     let (mut all, mut all_valid) = (0u64, 0u64);
     for (&txg, &object) in &space.logs {
         let (mut total, mut valid) = (0u64, 0u64);
@@ -105,6 +123,12 @@ fn logs(spa: &Spa, space: &PoolSpace) -> Result<()> {
     Ok(())
 }
 
+fn object_lines(object: u64, header: &Header, out: &mut String) {
+    let _ = writeln!(out, "space map object {object}:");
+    let _ = writeln!(out, "  smp_length = 0x{:x}", header.length);
+    let _ = writeln!(out, "  smp_alloc = 0x{:x}", header.alloc);
+}
+
 struct View<'a> {
     ask: &'a Ask,
     spa: &'a Spa,
@@ -115,9 +139,9 @@ struct View<'a> {
 
 impl View<'_> {
     fn header(&self, unflushed: Option<u64>) {
-        let mut out = format!("\tvdev {:10}      ", self.vdev.vdev.0);
+        let mut out = format!("\tvdev {:10}   ", self.vdev.vdev.0);
         if let Some(object) = unflushed {
-            let _ = write!(out, "ms_unflushed_phys object {object}");
+            let _ = write!(out, "   ms_unflushed_phys object {object}");
         }
         let _ = write!(
             out,
@@ -155,13 +179,12 @@ impl View<'_> {
                 m.fragmentation(self.vdev.ashift).unwrap_or(u64::MAX)
             );
             let shift = self.vdev.ashift as usize;
-            let rows: Vec<_> = histogram_.iter().enumerate().map(|(i, &n)| (i + shift, n)).collect();
+            let rows: Vec<_> =
+                histogram_.iter().enumerate().map(|(i, &n)| (i + shift, n)).collect();
             out.push_str(&histogram(&rows));
         }
         if m.space_map != 0 {
-            let _ = writeln!(out, "space map object {}:", m.space_map);
-            let _ = writeln!(out, "  smp_length = 0x{:x}", m.header.length);
-            let _ = writeln!(out, "  smp_alloc = 0x{:x}", m.header.alloc);
+            object_lines(m.space_map, &m.header, &mut out);
             if self.level >= 4 {
                 self.entries(m, &mut out)?;
             }

@@ -24,8 +24,7 @@ pub(super) const PATH_LEVEL: usize = 2;
 /// Directories climbed to name a file.
 const PATH_MAX: usize = 512;
 
-const HEADER: &str =
-    "\n    Object  lvl   iblk   dblk  dsize  dnsize  lsize   %full  type\n";
+const HEADER: &str = "\n    Object  lvl   iblk   dblk  dsize  dnsize  lsize   %full  type\n";
 
 /// An object, or what can be seen of one without its key.
 struct Handle {
@@ -195,9 +194,7 @@ impl<'a> Dump<'a> {
             let _ = write!(how, " (K={})", bptext::checksum(dnode.checksum));
         }
         if dnode.compression != 0 || self.level >= 6 {
-            let on = if dnode.compression == 0 { "inherit=on" } else { "" };
-            let name = if on.is_empty() { bptext::compression(dnode.compression) } else { on };
-            let _ = write!(how, " (Z={name})");
+            let _ = write!(how, " (Z={})", bptext::compression(dnode.compression));
         }
         let size = |n: u64| self.size(n);
         format!(
@@ -228,7 +225,12 @@ impl<'a> Dump<'a> {
             }
             ObjType::BPOBJ_HDR => {
                 let names = [
-                    "num_blkptrs", "bytes", "comp", "uncomp", "subobjs", "num_subobjs",
+                    "num_blkptrs",
+                    "bytes",
+                    "comp",
+                    "uncomp",
+                    "subobjs",
+                    "num_subobjs",
                     "num_freed",
                 ];
                 for (i, name) in names.iter().enumerate() {
@@ -324,9 +326,7 @@ impl<'a> Dump<'a> {
                 return;
             }
         };
-        let time = |t: cenote::inspect::zpl::Time| {
-            ctime(u64::try_from(t.seconds).unwrap_or(0))
-        };
+        let time = |t: cenote::inspect::zpl::Time| ctime(u64::try_from(t.seconds).unwrap_or(0));
         let mut out = String::new();
         if self.level >= 5 {
             let _ = writeln!(out, "\tpath\t{}", self.path(fs, object.id()));
@@ -413,7 +413,7 @@ impl<'a> Dump<'a> {
             ui::out(&format!("\nSpill block: {}\n", bptext::long(spill)));
         }
         runs.close();
-        ui::out(&format!("\n{}\n", runs.out));
+        ui::out(&format!("\n{}", runs.out));
     }
 
     fn tree(&self, dnode: &Dnode, bp: &BlkPtr, level: u8, blkid: u64, runs: &mut Runs) {
@@ -437,6 +437,15 @@ impl<'a> Dump<'a> {
         }
         ui::out(&format!("{line} {}\n", bptext::compact(bp, self.level >= 6)));
         if bp.is_hole() {
+            return;
+        }
+        if level == 0 && dnode.object_type == ObjType::DNODE {
+            // Of a block of dnodes, the slots in use are the data.
+            for (slot, dnode) in self.dnodes(blkid).unwrap_or_default() {
+                let slots = dnode.map_or(1, |d| u64::from(d.slots));
+                let at = blkid.saturating_mul(DNODES_PER_BLOCK).saturating_add(slot);
+                runs.data(at.saturating_mul(512), slots * 512);
+            }
             return;
         }
         if level == 0 {

@@ -11,9 +11,22 @@ use crate::ui;
 
 /// Kinds of directory entries (chapter 06 §7.1).
 const KINDS: [&str; 16] = [
-    "not specified", "FIFO", "Character Device", "3 (invalid)", "Directory", "5 (invalid)",
-    "Block Device", "7 (invalid)", "Regular File", "9 (invalid)", "Symbolic Link",
-    "11 (invalid)", "Socket", "Door", "Event Port", "15 (invalid)",
+    "not specified",
+    "FIFO",
+    "Character Device",
+    "3 (invalid)",
+    "Directory",
+    "5 (invalid)",
+    "Block Device",
+    "7 (invalid)",
+    "Regular File",
+    "9 (invalid)",
+    "Symbolic Link",
+    "11 (invalid)",
+    "Socket",
+    "Door",
+    "Event Port",
+    "15 (invalid)",
 ];
 
 /// Prints a ZAP's figures and entries.
@@ -78,7 +91,7 @@ fn value(kind: ObjType, value: &ZapValue) -> String {
     }
     let mut out = String::new();
     if kind == ObjType(47) {
-        out.push_str("[");
+        out.push('[');
         for chunk in value.data.chunks_exact(2) {
             let n = chunk.iter().fold(0u64, |n, b| n << 8 | u64::from(*b));
             let _ = write!(out, " {n} ");

@@ -327,7 +327,7 @@ mod tests {
             assert_eq!(table.len(), len);
             for (i, p) in table.iter().enumerate() {
                 assert_eq!(p.number as usize, i, "{}", p.name);
-                assert!((p.unit == Unit::Words) == !p.words.is_empty(), "{}", p.name);
+                assert_eq!(p.unit == Unit::Words, !p.words.is_empty(), "{}", p.name);
                 if p.unit == Unit::Words && !p.default.is_empty() {
                     assert!(p.index(p.default).is_some(), "{} {}", p.name, p.default);
                 }

@@ -12,8 +12,8 @@ use crate::space::{PoolSpace, VdevSpace};
 
 /// Maps read at once.
 const LOADERS: usize = 16;
-/// Sectors that bitmaps may cover: 2^39 is two bitmaps of 64 GiB.
-const SECTORS_MAX: u64 = 1 << 39;
+/// Sectors that bitmaps may cover: 2^36 is two bitmaps of 8 GiB.
+const SECTORS_MAX: u64 = 1 << 36;
 
 /// What replaying the maps found.
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ fn replay_as(spa: &Spa, space: &PoolSpace, logs: bool) -> Result<Replayed> {
         }
     }
     if sectors > SECTORS_MAX {
-        return Err(Error::limit("the pool has too many sectors to track"));
+        return Err(Error::limit("the pool has too many sectors to track; -L leaves leaks out"));
     }
     own_maps(spa, &jobs)?;
     let mut log = |vdev: VdevId, id: u64, range: Range| {

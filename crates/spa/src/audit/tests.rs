@@ -37,12 +37,8 @@ fn one_lie_in_the_space_maps_is_one_finding() {
         let dva = root.dva();
 
         // The maps say that the root block's first copy is free.
-        let freed = Range {
-            kind: Kind::Free,
-            offset: dva.offset,
-            len: dva.asize.0,
-            vdev: dva.vdev,
-        };
+        let freed =
+            Range { kind: Kind::Free, offset: dva.offset, len: dva.asize.0, vdev: dva.vdev };
         let report = audit_with(&spa, freed);
         let claims: Vec<_> = report
             .problems

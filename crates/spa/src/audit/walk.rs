@@ -231,6 +231,11 @@ impl<W: Watch> Walker<'_, W> {
         let mut last = None;
         for dva in block.dvas().filter(|d| d.gang) {
             match self.zio.gang_members(block, dva) {
+                // Sizes that add up bound the number of members, nested ones included.
+                Ok(members) if members.iter().map(|m| m.psize.0).sum::<u64>() != block.psize.0 => {
+                    let why = "gang members do not add up to their block";
+                    last = Some(Error::corrupt(why).at_dva(dva));
+                }
                 Ok(members) => {
                     for member in members {
                         member.dvas().for_each(|d| self.claim_dva(&member, d, at));
