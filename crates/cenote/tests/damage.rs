@@ -7,6 +7,8 @@
 //!
 //! `CENOTE_NIGHTLY=1` tries every tolerated set of disks instead of a selection.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,6 +4,8 @@
 //!
 //! `CENOTE_SEEDS` is the number of seeds of each random test (default 50).
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -201,12 +203,18 @@ fn mangle(rng: &mut Rng, nodes: &[Node], id: usize) -> Vec<u8> {
     let mut bytes = nodes[id].content.clone();
     let len = bytes.len();
     match rng.below(9) {
-        0 => (0..=rng.below(8)).for_each(|_| bytes[rng.index(len)] ^= 1 << rng.below(8)),
-        1 => (0..=rng.below(64)).for_each(|_| bytes[rng.index(len)] = rng.next() as u8),
+        0 => (0..=rng.below(8)).for_each(|_| {
+            let at = nonzero_word(rng, &bytes) + rng.index(8);
+            bytes[at] ^= 1 << rng.below(8);
+        }),
+        1 => (0..=rng.below(64)).for_each(|_| {
+            let at = nonzero_word(rng, &bytes) + rng.index(8);
+            bytes[at] = rng.number() as u8;
+        }),
         2 => run_of(rng, &mut bytes, 0),
         3 => run_of(rng, &mut bytes, 0xff),
         4 => {
-            let (a, b) = (rng.index(len / 8) * 8, rng.index(len / 8) * 8);
+            let (a, b) = (nonzero_word(rng, &bytes), nonzero_word(rng, &bytes));
             for i in 0..8 {
                 bytes.swap(a + i, b + i);
             }
@@ -242,7 +250,7 @@ fn mangle(rng: &mut Rng, nodes: &[Node], id: usize) -> Vec<u8> {
 }
 
 fn run_of(rng: &mut Rng, bytes: &mut [u8], value: u8) {
-    let start = rng.index(bytes.len());
+    let start = nonzero_word(rng, bytes);
     let end = (start + 1 + rng.index(512)).min(bytes.len());
     bytes[start..end].fill(value);
 }
@@ -319,7 +327,7 @@ fn forged_pointers() {
             2 => bp.head.lsize.0 = 512 << rng.below(16),
             3 => bp.compression = rng.below(17) as u8,
             4 => bp.head.level = rng.below(12) as u8,
-            _ => bp.head.object_type = ObjType(rng.next() as u8),
+            _ => bp.head.object_type = ObjType(rng.number() as u8),
         }
         victim.forge.point(id, bp);
         outcomes.run(&what, victim.scratch.path());
@@ -349,12 +357,12 @@ fn poke_bonus(forge: &mut Forge, object: u64, words: &[(usize, u64)]) {
     forge.change(id, content);
 }
 
-/// Replaces every occurrence of one number in a MOS object's blocks by another.
-fn replace_number(forge: &mut Forge, object: u64, old: u64, new: u64) -> usize {
+/// Replaces every occurrence of one number in an object's blocks by another.
+fn replace_number(forge: &mut Forge, objset: u64, object: u64, old: u64, new: u64) -> usize {
     let blocks: Vec<usize> = (0..forge.nodes.len())
         .filter(|&i| {
             let p = &forge.nodes[i].place;
-            p.objset == 0 && p.object == object && p.level == 0
+            p.objset == objset && p.object == object && p.level == 0
         })
         .collect();
     let mut count = 0;
@@ -399,7 +407,7 @@ fn datasets_that_contain_themselves() {
     let visible: Vec<_> = children.iter().filter(|(n, _)| !n.starts_with('$')).collect();
     assert!(visible.len() >= 2, "{children:?}");
     for (_, object) in &visible {
-        assert!(replace_number(&mut victim.forge, zap, *object, root) > 0);
+        assert!(replace_number(&mut victim.forge, 0, zap, *object, root) > 0);
     }
     in_time("datasets in a loop", || {
         let engine = engine();
@@ -428,11 +436,68 @@ fn one_dataset_under_two_names() {
         (dir.phys().child_dir_zapobj, dir.child_names().unwrap())
     };
     let visible: Vec<_> = children.iter().filter(|(n, _)| !n.starts_with('$')).collect();
-    assert!(replace_number(&mut victim.forge, zap, visible[0].1, visible[1].1) > 0);
+    assert!(replace_number(&mut victim.forge, 0, zap, visible[0].1, visible[1].1) > 0);
     let engine = engine();
     let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
     let walked = pool.for_each_dataset(&mut |_| Ok(()));
     assert_eq!(walked.unwrap_err().kind(), cenote::ErrorKind::Corrupt);
+}
+
+/// Snapshots whose predecessor is themselves: what was written since one of them is
+/// summed up along the chain.
+#[test]
+fn a_snapshot_before_itself() {
+    let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
+    let snapshots = {
+        let engine = engine();
+        let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
+        let all = pool.dataset("snaps/promoted").unwrap().snapshots().unwrap();
+        all.iter().map(|s| (s.object(), s.name().to_owned())).collect::<Vec<_>>()
+    };
+    assert!(snapshots.len() > 2, "{snapshots:?}");
+    for (i, (object, _)) in snapshots.iter().enumerate().skip(1) {
+        // The oldest stays; the others follow each other in circles.
+        let before = snapshots[if i == 1 { snapshots.len() - 1 } else { i - 1 }].0;
+        poke_bonus(&mut victim.forge, *object, &[(1, before)]);
+    }
+    in_time("snapshots in a circle", || {
+        let engine = engine();
+        let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
+        let dataset = pool.dataset("snaps/promoted").unwrap();
+        let since = snapshots[0].1.replace("snaps/promoted@", "written@");
+        // No chain leads there: no answer.
+        assert_eq!(dataset.prop(&since).unwrap(), None);
+        let _ = exercise(&pool);
+    });
+}
+
+/// A directory that is below itself: paths in it have no end but the caller's.
+#[test]
+fn a_directory_below_itself() {
+    let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
+    let (objset, root, name, below) = {
+        let engine = engine();
+        let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
+        let dataset = pool.dataset("snaps/fs").unwrap();
+        let fs = dataset.open_fs().unwrap();
+        let page = fs.readdir(fs.root(), 2, cenote::Io::WAIT).unwrap();
+        let is_dir = |id| fs.attrs(id, cenote::Io::WAIT).unwrap().mode & 0o170_000 == 0o040_000;
+        let entry = page.entries.iter().find(|e| is_dir(e.id)).unwrap();
+        (dataset.object(), fs.root(), entry.name.clone(), entry.id)
+    };
+    let value = |id: cenote::ObjectId| 4 << 60 | id.0;
+    let forge = &mut victim.forge;
+    assert!(replace_number(forge, objset, root.0, value(below), value(root)) > 0);
+    in_time("a directory below itself", || {
+        let engine = engine();
+        let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
+        let fs = pool.dataset("snaps/fs").unwrap().open_fs().unwrap();
+        let path = |n: usize| vec![name.clone(); n].join(&b'/');
+        assert_eq!(fs.walk(&path(100), cenote::Io::WAIT).unwrap(), root);
+        let long = fs.walk(&path(5000), cenote::Io::WAIT);
+        assert_eq!(long.unwrap_err().kind(), cenote::ErrorKind::NameTooLong);
+        let _ = exercise(&pool);
+    });
 }
 
 /// A list of block pointers that contains itself, many times over.

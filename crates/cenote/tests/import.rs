@@ -1,6 +1,8 @@
 //! Finding and importing pools whose labels, devices or newest groups are damaged,
 //! stale, missing, or somebody else's.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -544,7 +546,7 @@ fn no_directory_no_permission() {
     let closed = scratch.path().join("closed");
     std::fs::create_dir(&closed).unwrap();
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
     if std::fs::read_dir(&closed).is_ok() {
         println!("SKIPPED: this user may read everything");
         return;

@@ -14,9 +14,20 @@ use fuse::{Config, MountOptions, Session, UnmountOptions};
 
 use crate::ui::{self, Exit};
 
-const USAGE: &str = "usage:\n\tbench codecs\n\tbench fuse-null [DIR]";
+const USAGE: &str = "usage:\n\tbench codecs [SIZE | memcpy | checksum | compress | decompress | generate \
+    | reconstruct]...\n\tbench fuse-null [DIR]";
 /// Length of the null file.
 const NULL_SIZE: u64 = 64 << 30;
+/// Largest block that codecs are measured with.
+const BLOCK_MAX: u64 = 1 << 30;
+const KINDS: [(Kind, &str); 6] = [
+    (Kind::Memcpy, "memcpy"),
+    (Kind::Checksum, "checksum"),
+    (Kind::Compress, "compress"),
+    (Kind::Decompress, "decompress"),
+    (Kind::RaidzGenerate, "generate"),
+    (Kind::RaidzReconstruct, "reconstruct"),
+];
 /// How long each rate is measured.
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -24,7 +35,7 @@ const SLICE: Duration = Duration::from_secs(1);
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let words: Vec<String> = argv.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["codecs"] => codecs(),
+        ["codecs", ref what @ ..] => codecs(what),
         ["fuse-null"] => fuse_null(None),
         ["fuse-null", dir] => fuse_null(Some(dir)),
         _ => {
@@ -34,21 +45,33 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
-fn codecs() -> Result<Exit> {
+/// All kinds and the usual sizes, or those that are named.
+fn codecs(what: &[&str]) -> Result<Exit> {
+    let mut options = Options::default();
+    let mut sizes = Vec::new();
+    for &word in what {
+        match KINDS.iter().find(|k| k.1 == word) {
+            Some(kind) => options.kinds.push(kind.0),
+            None => match cenote::props::parse_size(word) {
+                Ok(size) => sizes.push(usize::try_from(size.min(BLOCK_MAX)).unwrap_or(1 << 20)),
+                Err(e) => {
+                    ui::err(&e);
+                    ui::err(USAGE);
+                    return Ok(Exit::USAGE);
+                }
+            },
+        }
+    }
+    if !sizes.is_empty() {
+        options.block_sizes = sizes;
+    }
     ui::out("KIND         ALGORITHM          IMPLEMENTATION    BLOCK       MiB/s  RATIO\n");
-    codec::bench::run(&Options::default(), |row| ui::out(&line(&row)));
+    codec::bench::run(&options, |row| ui::out(&line(&row)));
     Ok(Exit::OK)
 }
 
 fn line(row: &Row) -> String {
-    let kind = match row.kind {
-        Kind::Memcpy => "memcpy",
-        Kind::Checksum => "checksum",
-        Kind::Compress => "compress",
-        Kind::Decompress => "decompress",
-        Kind::RaidzGenerate => "generate",
-        Kind::RaidzReconstruct => "reconstruct",
-    };
+    let kind = KINDS.iter().find(|k| k.0 == row.kind).map_or("", |k| k.1);
     let mark = if row.selected { "*" } else { "" };
     let ratio = row.ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}"));
     format!(

@@ -89,6 +89,9 @@ pub(crate) struct ImportArgs {
     pub(crate) new_name: Option<String>,
     /// Mount nothing.
     pub(crate) no_mount: bool,
+    /// Mount options, each a list with commas.
+    #[serde(default)]
+    pub(crate) mount_options: Vec<String>,
 }
 
 /// Kinds of datasets.

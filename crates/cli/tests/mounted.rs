@@ -182,8 +182,7 @@ fn copied(pool: &Golden, dataset: &str) {
     let (target, roomy) = roomy(&s);
     let to = target.0.join("out");
     let disks = s.text("disks");
-    let said =
-        s.say(&["cp", "-r", &format!("{dataset}:/"), to.to_str().unwrap(), "-d", &disks]);
+    let said = s.say(&["cp", "-r", &format!("{dataset}:/"), to.to_str().unwrap(), "-d", &disks]);
     let manifests = pool.manifests();
     let (_, manifest) = manifests.iter().find(|m| m.0 == dataset).unwrap();
     let compare = Compare { times: true, identity: false };

@@ -116,7 +116,7 @@ impl Disk {
     /// Overwrites a label with noise.
     pub fn destroy_label(&self, label: usize) {
         let mut rng = Rng::new(label as u64);
-        let noise: Vec<u8> = (0..LABEL_SIZE).map(|_| rng.next() as u8).collect();
+        let noise: Vec<u8> = (0..LABEL_SIZE).map(|_| rng.number() as u8).collect();
         self.write(self.label_offset(label), &noise);
     }
 

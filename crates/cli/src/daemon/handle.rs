@@ -58,9 +58,7 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
             Ok(Reply::Done)
         }
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
-        Request::Mount(a) => {
-            state.mount(a.target.as_deref(), a.recursive, a.force, to).map(|()| Reply::Done)
-        }
+        Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
         Request::Unmount(a) => {
             match state.unmount(a.target.as_deref(), a.force, to) {
                 // Each mount that stayed was told already.

@@ -180,21 +180,42 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     })
 }
 
+/// Mount options given by hand, over those of the properties. Access times mean
+/// nothing to a read-only file system: their options are taken as they are.
+///
+/// # Errors
+/// `Invalid` for an option that is unknown or cannot be granted.
+pub(crate) fn override_with(options: &mut MountOptions, given: &[String]) -> Result<()> {
+    for word in given.iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {
+        match word {
+            "suid" | "setuid" => options.nosuid = false,
+            "nosuid" | "nosetuid" => options.nosuid = true,
+            "dev" | "devices" => options.nodev = false,
+            "nodev" | "nodevices" => options.nodev = true,
+            "exec" => options.noexec = false,
+            "noexec" => options.noexec = true,
+            "ro" | "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
+            "rw" => return Err(Error::invalid("the pool is imported read-only")),
+            other => return Err(Error::invalid(format!("invalid mount option '{other}'"))),
+        }
+    }
+    Ok(())
+}
+
 /// Makes the directory to mount on, with what leads there.
 ///
 /// # Errors
 /// It cannot be made, or is no directory; `Exists` if it is not empty and
 /// `overlay` is off.
 pub(crate) fn prepare(at: &Path, overlay: bool) -> Result<()> {
-    let place = || at.display().to_string();
+    // Inside a read-only file system it fails unless the directory is there.
     DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(at)
-        .map_err(|e| Error::io("failed to create mountpoint", e).on_path(place()))?;
+        .map_err(|e| Error::io("failed to create mountpoint", e))?;
     if !overlay {
-        let mut entries = std::fs::read_dir(at)
-            .map_err(|e| Error::io("cannot look at it", e).on_path(place()))?;
+        let mut entries = std::fs::read_dir(at).map_err(|e| Error::io("cannot look at it", e))?;
         if entries.next().is_some() {
             return Err(Error::new(ErrorKind::NotEmpty, "directory is not empty"));
         }
@@ -303,6 +324,23 @@ mod tests {
         assert_eq!(down, ["p/z", "p"]);
         assert_eq!(t.at_path(Path::new("/a/b")).as_deref(), Some("p/z"));
         assert!(!t.is_mounted("q"));
+    }
+
+    #[test]
+    fn options_given_by_hand_win() {
+        let from = MountOptions { nosuid: true, ..MountOptions::default() };
+        let with = |words: &[&str]| {
+            let mut options = from.clone();
+            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            override_with(&mut options, &words).map(|()| options)
+        };
+        assert_eq!(with(&["ro,noatime", ""]).unwrap(), from);
+        let o = with(&["suid,nodev", "noexec"]).unwrap();
+        assert_eq!((o.nosuid, o.nodev, o.noexec), (false, true, true));
+        assert!(!with(&["noexec,exec"]).unwrap().noexec);
+        assert_eq!(with(&["rw"]).unwrap_err().message(), "the pool is imported read-only");
+        let e = with(&["noexec,x"]).unwrap_err();
+        assert_eq!(e.message(), "invalid mount option 'x'");
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::mounts::{self, Mounter, Refusal, Table};
 use crate::engine::{Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search};
 use crate::mount::volumes::Volumes;
-use crate::proto::{ImportArgs, SearchArgs};
+use crate::proto::{ImportArgs, MountArgs, SearchArgs};
 use crate::runtime::{self, Runtime};
 
 /// Who hears how a request goes on, and whether anyone still listens.
@@ -48,6 +48,16 @@ struct Held {
 #[derive(Serialize, Deserialize)]
 struct Saved(ImportArgs);
 
+/// A pool that lacks devices is refused in OpenZFS's words; what could not be read
+/// for it goes to the log.
+fn refused(name: &str, e: &Error) -> Error {
+    if e.kind() != ErrorKind::Missing {
+        return cannot("import", name, e);
+    }
+    crate::ui::err(&format!("cannot import '{name}': {e}"));
+    Error::new(e.kind(), format!("cannot import '{name}': {}", e.message()))
+}
+
 /// Everything the daemon holds.
 pub(crate) struct State {
     engine: Arc<Engine>,
@@ -81,7 +91,10 @@ impl State {
     /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
     pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
         Ok(State {
-            engine: Engine::new(EngineConfig { cache_bytes: arc_max()?, ..EngineConfig::default() })?,
+            engine: Engine::new(EngineConfig {
+                cache_bytes: arc_max()?,
+                ..EngineConfig::default()
+            })?,
             runtime: runtime.clone(),
             mounter,
             started: rt::now(),
@@ -189,8 +202,7 @@ impl State {
             new_name: args.new_name.clone(),
             ..ImportOptions::default()
         };
-        let pool =
-            self.engine.import(found, &options).map_err(|e| cannot("import", &args.name, &e))?;
+        let pool = self.engine.import(found, &options).map_err(|e| refused(&args.name, &e))?;
         if args.dry_run {
             return Ok(shown.to_owned());
         }
@@ -201,7 +213,7 @@ impl State {
             to.problem(format!("'{name}' will not be imported again at the next start: {e}"));
         }
         if !args.no_mount {
-            self.mount_pool(&pool, to);
+            self.mount_pool(&pool, &args.mount_options, to);
         }
         if let Err(e) = self.volumes.add(&pool) {
             to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
@@ -225,16 +237,16 @@ impl State {
         }
     }
 
-    fn mount_pool(&self, pool: &Arc<Pool>, to: &mut dyn Listener) {
+    fn mount_pool(&self, pool: &Arc<Pool>, options: &[String], to: &mut dyn Listener) {
         match pool.root() {
-            Ok(root) => self.mount_below(&root, to),
+            Ok(root) => self.mount_below(&root, options, to),
             Err(e) => to.problem(format!("cannot mount '{}': {e}", pool.name())),
         }
     }
 
     /// Mounts a dataset and what is below it, as far as `-a` would. Called under
     /// `changes`.
-    fn mount_below(&self, root: &Dataset, to: &mut dyn Listener) {
+    fn mount_below(&self, root: &Dataset, given: &[String], to: &mut dyn Listener) {
         let mut plans = Vec::new();
         let mut todo = vec![root.clone()];
         while let Some(dataset) = todo.pop() {
@@ -257,13 +269,13 @@ impl State {
                 return;
             }
             to.progress(&format!("mounting {}", plan.dataset.name()), done as u64, total);
-            if let Err(line) = self.mount_one(plan, true) {
+            if let Err(line) = self.mount_one(plan, given, true) {
                 to.problem(line.message().to_owned());
             }
         }
     }
 
-    fn mount_one(&self, plan: &mounts::Plan, overlay: bool) -> Result<()> {
+    fn mount_one(&self, plan: &mounts::Plan, given: &[String], overlay: bool) -> Result<()> {
         let name = plan.dataset.name();
         let fail = |e: Error| cannot("mount", name, &e);
         let place = |e: Error| match e.kind() {
@@ -273,8 +285,9 @@ impl State {
             ),
             _ => cannot("mount", &plan.at.display().to_string(), &e),
         };
+        let mut options = mounts::options(&plan.dataset).map_err(fail)?;
+        mounts::override_with(&mut options, given).map_err(fail)?;
         mounts::prepare(&plan.at, overlay).map_err(place)?;
-        let options = mounts::options(&plan.dataset).map_err(fail)?;
         let fs = self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?;
         self.mounts.lock().insert(name, plan.at.clone(), fs);
         self.save_mounts();
@@ -285,26 +298,21 @@ impl State {
     ///
     /// # Errors
     /// The whole message for the user.
-    pub(crate) fn mount(
-        &self,
-        target: Option<&str>,
-        recursive: bool,
-        overlay: bool,
-        to: &mut dyn Listener,
-    ) -> Result<()> {
+    pub(crate) fn mount(&self, args: &MountArgs, to: &mut dyn Listener) -> Result<()> {
         let _changing = self.changes.lock();
         self.mounts.lock().forget_dead();
-        let Some(name) = target else {
+        let given = args.options.as_slice();
+        let Some(name) = args.target.as_deref() else {
             for name in self.names() {
                 if let Some(pool) = self.pool(&name) {
-                    self.mount_pool(&pool, to);
+                    self.mount_pool(&pool, given, to);
                 }
             }
             return Ok(());
         };
         let (_, dataset) = self.open(name)?;
-        if recursive {
-            self.mount_below(&dataset, to);
+        if args.recursive {
+            self.mount_below(&dataset, given, to);
             return Ok(());
         }
         let failed = |e| cannot("mount", name, &e);
@@ -313,7 +321,7 @@ impl State {
                 ErrorKind::Exists,
                 format!("cannot mount '{name}': filesystem already mounted"),
             )),
-            Ok(plan) => self.mount_one(&plan, overlay),
+            Ok(plan) => self.mount_one(&plan, given, args.force),
             Err(refusal) => Err(Error::invalid(refusal.message(name))),
         }
     }
@@ -365,13 +373,17 @@ impl State {
         to: &mut dyn Listener,
     ) -> bool {
         let list = self.mounts.lock().deepest_first(wanted);
-        let mut all = true;
+        let mut stayed: Vec<PathBuf> = Vec::new();
         for (name, at, fs) in list {
+            // What holds a mount that stayed stays too: once told is enough.
+            if stayed.iter().any(|below| below.starts_with(&at)) {
+                continue;
+            }
             match fs.unmount(force) {
                 Ok(()) => self.mounts.lock().remove(&name),
                 Err(_) if !fs.is_alive() => self.mounts.lock().remove(&name),
                 Err(e) => {
-                    all = false;
+                    stayed.push(at.clone());
                     let why = match e.kind() {
                         ErrorKind::Busy => "pool or dataset is busy".to_owned(),
                         _ => e.to_string(),
@@ -381,7 +393,7 @@ impl State {
             }
         }
         self.save_mounts();
-        all
+        stayed.is_empty()
     }
 
     /// Unmounts and closes a pool and forgets it.

@@ -35,7 +35,37 @@ pub(crate) fn out_bytes(bytes: &[u8]) {
     }
 }
 
-/// Writes one line to standard error.
+/// Writes one line to standard error, the system's errors by their text alone.
 pub(crate) fn err(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", without_codes(line));
+}
+
+/// Drops each ` (os error 2)`: the words before it say the same.
+fn without_codes(line: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut out = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once(MARK) {
+        out.push_str(before);
+        rest = match after.split_once(')') {
+            Some((code, tail)) if code.bytes().all(|b| b.is_ascii_digit()) => tail,
+            _ => {
+                out.push_str(MARK);
+                after
+            }
+        };
+    }
+    out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_codes;
+
+    #[test]
+    fn codes_go_and_words_stay() {
+        let text = "a: not there (os error 2): b (os error x) (os error 30)";
+        assert_eq!(without_codes(text), "a: not there: b (os error x)");
+        assert_eq!(without_codes("plain (os error "), "plain (os error ");
+    }
 }

@@ -94,7 +94,13 @@ fn options(
     short: &str,
     long: &[Long],
 ) -> std::result::Result<Parsed, Exit> {
-    getopt::parse(argv, short, long).map_err(|bad: Bad| misuse(command, bad.message().as_deref()))
+    let parsed = getopt::parse(argv, short, long)
+        .map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
+    if parsed.has('j') || parsed.has('J') {
+        ui::err(&format!("cannot run 'zfs {command}' with -j: JSON output is not supported"));
+        return Err(Exit::FAILURE);
+    }
+    Ok(parsed)
 }
 
 /// `zfs ...`

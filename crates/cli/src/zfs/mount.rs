@@ -14,7 +14,7 @@ use crate::ui::{self, Exit};
 /// `zfs mount ...`
 pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
     let long = [Long("json", false, 'j')];
-    let parsed = match options("mount", argv, "aflo:OvR:", &long) {
+    let parsed = match options("mount", argv, "afjlo:OvR:", &long) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

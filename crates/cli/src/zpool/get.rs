@@ -16,7 +16,7 @@ const FIELDS: [&str; 4] = ["name", "property", "value", "source"];
 
 /// `zpool get ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("get", argv, "Hpo:", &[Long("json", false, 'j')]) {
+    let parsed = match options("get", argv, "Hjpo:", &[Long("json", false, 'j')]) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

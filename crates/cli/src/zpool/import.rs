@@ -34,6 +34,17 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if parsed.has('n') && !parsed.has('F') {
         return Ok(misuse("import", Some("-n or -X only meaningful with -F")));
     }
+    if parsed.has('c') {
+        ui::err("cannot import with -c: cache files are not used, name the devices with -d");
+        return Ok(Exit::FAILURE);
+    }
+    if parsed.opts.iter().any(|o| o.letter == 'o' && o.arg == "readonly=off") {
+        ui::err("cannot import with readonly=off: this version of Cenote does not write");
+        return Ok(Exit::FAILURE);
+    }
+    if parsed.has('l') {
+        ui::err("keys are not loaded: this version of Cenote does not decrypt");
+    }
     let mut args = match arguments(&parsed) {
         Ok(args) => args,
         Err(message) => return Ok(misuse("import", Some(&message))),
@@ -56,13 +67,18 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             return Ok(Exit::OK);
         }
         None => found,
-        Some(name) => choose(found, name)?,
+        Some(name) => {
+            choose(found, name).or_else(|e| Err(imported(&mut client, name)?.unwrap_or(e)))?
+        }
     };
     args.new_name = words.get(1).cloned();
     let mut failed = false;
     for pool in &chosen {
         if let Err(e) = import(&mut client, pool, &args) {
             ui::err(e.message());
+            if !all_online(&pool.root) {
+                ui::err(&format!("config:\n\n{}", config(&pool.root, pool.health).trim_end()));
+            }
             failed = true;
         }
     }
@@ -100,7 +116,6 @@ fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
                 args.txg = Some(txg);
             }
             'o' => option(&mut args, &opt.text())?,
-            'c' => return Err("cache files are not used: name the devices with -d".to_owned()),
             _ => {}
         }
     }
@@ -116,15 +131,15 @@ fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
 fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> {
     match text.split_once('=') {
         Some(("readonly", "on")) => args.readonly = true,
-        Some(("readonly", "off")) => {
-            return Err("this version of Cenote imports pools read-only".to_owned());
-        }
         Some(("readonly", _)) => return Err("property 'readonly' must be one of 'on | off'".into()),
         Some(("altroot", root)) if root.starts_with('/') => args.altroot = Some(root.into()),
         // There is no cache file: its absence is what "none" asks for.
         Some(("cachefile", _)) => {}
         Some((name, _)) => return Err(format!("property '{name}' is not valid at import")),
-        None => args.readonly |= text.split(',').any(|o| o == "ro"),
+        None => {
+            args.readonly |= text.split(',').any(|o| o == "ro");
+            args.mount_options.push(text.to_owned());
+        }
     }
     Ok(())
 }
@@ -143,6 +158,21 @@ fn choose(found: Vec<Found>, name: &str) -> Result<Vec<Found>> {
             "cannot import '{name}': more than one matching pool\nimport by numeric ID instead"
         ))),
     }
+}
+
+/// The complaint about a pool that is imported already: such are not found.
+fn imported(client: &mut Client, name: &str) -> Result<Option<Error>> {
+    let Reply::Names(names) = client.ask(&Request::PoolNames)? else { return Err(odd()) };
+    Ok(names.iter().any(|n| n == name).then(|| {
+        Error::invalid(format!(
+            "cannot import '{name}': a pool with that name already exists\nuse the form 'zpool \
+             import <pool | id> <newpool>' to give it a new name"
+        ))
+    }))
+}
+
+fn all_online(v: &Vdev) -> bool {
+    v.state == State::Online && v.children.iter().all(all_online)
 }
 
 fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {

@@ -34,7 +34,7 @@ struct Asked {
 /// `zpool list ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let long = [Long("json", false, 'j')];
-    let parsed = match options("list", argv, "gHLo:pPT:v", &long) {
+    let parsed = match options("list", argv, "gHjLo:pPT:v", &long) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

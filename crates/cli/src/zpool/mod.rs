@@ -127,7 +127,13 @@ pub(super) fn options(
     short: &str,
     long: &[Long],
 ) -> std::result::Result<Parsed, Exit> {
-    getopt::parse(argv, short, long).map_err(|bad: Bad| misuse(command, bad.message().as_deref()))
+    let parsed = getopt::parse(argv, short, long)
+        .map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
+    if parsed.has('j') || parsed.has('J') {
+        ui::err(&format!("cannot run 'zpool {command}' with -j: JSON output is not supported"));
+        return Err(Exit::FAILURE);
+    }
+    Ok(parsed)
 }
 
 /// The imported pools as far as a command wants them.

@@ -40,7 +40,7 @@ struct Asked {
 /// `zpool status ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let long = [Long("power", false, '1'), Long("json", false, 'j')];
-    let parsed = match options("status", argv, "DdegiLPpstT:vx", &long) {
+    let parsed = match options("status", argv, "DdegijLPpstT:vx", &long) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -1,0 +1,335 @@
+//! What an administrator meets when something is wrong: the message, and the exit
+//! code (1: it failed, 2: the command line is wrong).
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+
+use cenote::PoolState;
+use common::{Sandbox, can_mount, is_root, said};
+use testkit::{Disk, copy_file, golden};
+
+/// A sandbox with a golden pool's disks in `disks`.
+fn with(pool: &str, name: &str) -> Option<(Sandbox, Vec<PathBuf>)> {
+    let pool = golden(pool)?;
+    let s = Sandbox::new(name);
+    let disks = pool.unpack(&s.dir("disks"));
+    Some((s, disks))
+}
+
+/// `zpool import -d DISKS ...`
+fn import<'a>(disks: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
+    [&["zpool", "import", "-d", disks], rest].concat()
+}
+
+#[test]
+fn nothing_to_import() {
+    let Some((s, _)) = with("kitchen", "nothing") else { return };
+    let (nope, disks) = (s.text("nope"), s.text("disks"));
+    let told = s.fail(1, &["zpool", "import", "-d", &nope]);
+    let wanted =
+        format!("{nope}: cannot open: No such file or directory\nno pools available to import\n");
+    assert_eq!(told, wanted);
+    let said = s.say(&["zpool", "import", "-d", s.dir("empty").to_str().unwrap()]);
+    assert_eq!((said.code, said.err.as_str()), (0, "no pools available to import\n"));
+    let told = s.fail(1, &import(&disks, &["nosuch"]));
+    assert_eq!(told, "cannot import 'nosuch': no such pool available\n");
+    assert_eq!(s.fail(1, &import(&disks, &["12345"])), told.replace("nosuch", "12345"));
+}
+
+#[test]
+fn a_name_that_is_taken() {
+    let Some((s, _)) = with("kitchen", "taken") else { return };
+    let Some(other) = golden("clonedblk") else { return };
+    other.unpack(&s.dir("other"));
+    let (disks, others) = (s.text("disks"), s.text("other"));
+    s.ok(&import(&disks, &["-N", "-o", "readonly=on", "kitchen"]));
+    let taken = "cannot import 'kitchen': a pool with that name already exists\nuse the form \
+                 'zpool import <pool | id> <newpool>' to give it a new name\n";
+    // It is imported already; and another pool cannot have its name.
+    assert_eq!(s.fail(1, &import(&disks, &["kitchen"])), taken);
+    assert_eq!(s.fail(1, &import(&others, &["clonedblk", "kitchen"])), taken);
+    // What is imported is not offered.
+    let said = s.say(&import(&disks, &[]));
+    assert_eq!((said.code, said.err.as_str()), (0, "no pools available to import\n"));
+    s.ok(&import(&others, &["-N", "-o", "readonly=on", "clonedblk", "pantry"]));
+    assert_eq!(s.ok(&["zpool", "list", "-Ho", "name"]), "kitchen\npantry\n");
+    assert_eq!(s.fail(1, &["zpool", "status", "clonedblk"]), NO_CLONEDBLK);
+}
+
+const NO_CLONEDBLK: &str = "cannot open 'clonedblk': no such pool\n";
+
+#[test]
+fn two_pools_of_one_name() {
+    let Some((s, _)) = with("clonedblk", "twins") else { return };
+    let Some(other) = golden("dedup") else { return };
+    let from = other.unpack(&s.dir("other"));
+    let twin = Disk::new(s.path("disks/twin.img"));
+    copy_file(&from[0], &twin.path);
+    twin.edit_labels(|l| {
+        l.add_str("name", "clonedblk");
+    });
+    let disks = s.text("disks");
+    let told = s.fail(1, &import(&disks, &["clonedblk"]));
+    let wanted = "cannot import 'clonedblk': more than one matching pool\nimport by numeric ID \
+                  instead\n";
+    assert_eq!(told, wanted);
+    let list = s.ok(&import(&disks, &[]));
+    let ids: Vec<&str> =
+        list.lines().filter_map(|l| l.trim().strip_prefix("id: ")).collect();
+    assert_eq!(ids.len(), 2, "{list}");
+    s.ok(&import(&disks, &["-N", "-o", "readonly=on", ids[0]]));
+    s.ok(&import(&disks, &["-N", "-o", "readonly=on", ids[1], "second"]));
+    assert_eq!(s.ok(&["zpool", "list", "-Ho", "name"]), "clonedblk\nsecond\n");
+}
+
+#[test]
+fn a_foreign_pool() {
+    let Some((s, disks)) = with("clonedblk", "foreign") else { return };
+    let disk = Disk::new(&disks[0]);
+    disk.edit_labels(|l| {
+        l.add_u64("state", PoolState::Active.code());
+        l.add_u64("hostid", 0xdead_beef);
+        l.add_str("hostname", "elsewhere");
+    });
+    let last = disk.uberblocks().into_iter().map(|u| u.2).max_by(|a, b| a.compare(b)).unwrap();
+    let date = |format: &str| {
+        let at = format!("@{}", last.timestamp);
+        let out = std::process::Command::new("date").args(["-u", "-d", &at, format]).output();
+        String::from_utf8(out.unwrap().stdout).unwrap().trim_end().to_owned()
+    };
+    let dir = s.text("disks");
+    let told = s.fail(1, &import(&dir, &["-N", "clonedblk"]));
+    let wanted = format!(
+        "cannot import 'clonedblk': pool was previously in use from another system.\nLast \
+         accessed by elsewhere (hostid=deadbeef) at {}\nThe pool can be imported, use 'zpool \
+         import -f' to import the pool.\n",
+        date("+%a %b %e %H:%M:%S %Y")
+    );
+    assert_eq!(told, wanted);
+    let list = s.ok(&import(&dir, &[]));
+    assert!(list.contains("\nstatus: The pool was last accessed by another system.\n"), "{list}");
+    assert!(list.contains("identifier and\n\tthe '-f' flag.\n"), "{list}");
+    s.ok(&import(&dir, &["-N", "-f", "-o", "readonly=on", "clonedblk"]));
+}
+
+#[test]
+fn unknown_features() {
+    let Some((s, disks)) = with("clonedblk", "features") else { return };
+    Disk::new(&disks[0]).edit_labels(|l| {
+        let mut features = l.list("features_for_read").unwrap().clone();
+        features.add_flag("com.example:unknown");
+        l.add_list("features_for_read", features);
+    });
+    let dir = s.text("disks");
+    let told = s.fail(1, &import(&dir, &["-f", "clonedblk"]));
+    assert!(told.starts_with("cannot import 'clonedblk': "), "{told}");
+    assert!(told.contains("com.example:unknown"), "{told}");
+    let list = s.ok(&import(&dir, &[]));
+    assert!(list.contains("feature(s) not supported on this system:\n\tcom.example:unknown"));
+}
+
+#[test]
+fn missing_devices() {
+    let Some((s, disks)) = with("graidz1w3", "missing") else { return };
+    std::fs::remove_file(&disks[0]).unwrap();
+    std::fs::remove_file(&disks[1]).unwrap();
+    let dir = s.text("disks");
+    let said = s.say(&import(&dir, &["graidz1w3"]));
+    let first = "cannot import 'graidz1w3': one or more devices is currently unavailable\nconfig:\
+                 \n\n\tgraidz1w3 ";
+    assert_eq!(said.code, 1);
+    assert!(said.err.starts_with(first), "{}", said.err);
+    let rows: Vec<String> = said.err.lines().skip(3).map(squeezed).collect();
+    assert_eq!(rows[0], "graidz1w3 UNAVAIL");
+    assert_eq!(rows[1], "raidz1-0 UNAVAIL insufficient replicas");
+    assert!(rows[2].ends_with("disk1.img UNAVAIL cannot open"), "{rows:?}");
+    assert!(rows[3].ends_with("disk2.img UNAVAIL cannot open"), "{rows:?}");
+    assert_eq!(rows[4], format!("{} ONLINE", disks[2].display()));
+    let list = s.ok(&import(&dir, &[]));
+    assert!(list.contains("Attach the missing\n\tdevices and try again.\n"), "{list}");
+}
+
+fn squeezed(line: &str) -> String {
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn options_that_are_refused() {
+    let Some((s, _)) = with("clonedblk", "options") else { return };
+    let dir = s.text("disks");
+    let refuse = |code, rest: &[&str]| {
+        let told = s.fail(code, &import(&dir, rest));
+        told.lines().next().unwrap_or_default().to_owned()
+    };
+    assert_eq!(
+        refuse(1, &["-c", "/etc/zfs/zpool.cache", "clonedblk"]),
+        "cannot import with -c: cache files are not used, name the devices with -d"
+    );
+    assert_eq!(
+        refuse(1, &["-o", "readonly=off", "clonedblk"]),
+        "cannot import with readonly=off: this version of Cenote does not write"
+    );
+    assert_eq!(
+        refuse(2, &["-R", "here", "clonedblk"]),
+        "bad alternate root 'here': must be an absolute path"
+    );
+    assert_eq!(refuse(2, &["-o", "x=y", "clonedblk"]), "property 'x' is not valid at import");
+    assert_eq!(refuse(2, &["-z"]), "invalid option 'z'");
+    assert_eq!(refuse(2, &["-a", "clonedblk"]), "too many arguments");
+    assert_eq!(refuse(2, &["-n", "clonedblk"]), "-n or -X only meaningful with -F");
+    for command in [
+        &["zpool", "list"][..],
+        &["zpool", "status"],
+        &["zpool", "get", "all"],
+        &["zfs", "list"],
+        &["zfs", "get", "all"],
+        &["zfs", "mount"],
+    ] {
+        let wanted = format!(
+            "cannot run '{} {}' with -j: JSON output is not supported\n",
+            command[0], command[1]
+        );
+        assert_eq!(s.fail(1, &[command, &["-j"]].concat()), wanted);
+    }
+    for command in [["zpool", "destroy"], ["zpool", "scrub"], ["zfs", "snapshot"], ["zfs", "set"]] {
+        let wanted = format!("cannot run '{}': Cenote reads pools only\n", command.join(" "));
+        assert_eq!(s.fail(1, &[&command[..], &["x"]].concat()), wanted);
+    }
+}
+
+#[test]
+fn without_a_daemon() {
+    let s = Sandbox::new("nodaemon");
+    let none = s.say(&["daemon", "status"]);
+    assert_eq!(none.code, 1);
+    assert_eq!(none.out, format!("no daemon is running in {}\n", s.text("run")));
+    assert_eq!(s.fail(0, &["daemon", "stop"]), "no daemon is running\n");
+    assert_eq!(s.fail(1, &["zpool", "export", "x"]), "cannot open 'x': no such pool\n");
+    assert_eq!(s.fail(1, &["zfs", "mount", "x"]), "cannot open 'x': dataset does not exist\n");
+    assert_eq!(s.fail(1, &["zfs", "unmount", "/x"]), "cannot unmount '/x': not a mountpoint\n");
+    assert_eq!(s.fail(1, &["zfs", "get", "all", "x"]), "cannot open 'x': dataset does not exist\n");
+    // None of them started one.
+    assert!(!s.path("run").exists());
+}
+
+#[test]
+fn mounting_and_unmounting() {
+    if !can_mount("messages of mounting") {
+        return;
+    }
+    let Some((s, _)) = with("snaps", "mounting") else { return };
+    let (dir, root) = (s.text("disks"), s.text("mnt"));
+    s.ok(&import(&dir, &["-o", "readonly=on", "-R", &root, "snaps"]));
+    let again = s.fail(1, &["zfs", "mount", "snaps"]);
+    assert_eq!(again, "cannot mount 'snaps': filesystem already mounted\n");
+    let nowhere = s.fail(1, &["zfs", "mount", "snaps/none"]);
+    assert_eq!(nowhere, "cannot open 'snaps/none': dataset does not exist\n");
+    let kind = s.fail(1, &["zfs", "mount", "snaps@all"]);
+    assert_eq!(
+        kind,
+        "cannot open 'snaps@all': operation not applicable to datasets of this type\n"
+    );
+    s.ok(&["zfs", "unmount", "snaps/fs"]);
+    let twice = s.fail(1, &["zfs", "unmount", "snaps/fs"]);
+    assert_eq!(twice, "cannot unmount 'snaps/fs': not currently mounted\n");
+    let rw = s.fail(1, &["zfs", "mount", "-o", "rw", "snaps/fs"]);
+    assert_eq!(rw, "cannot mount 'snaps/fs': the pool is imported read-only\n");
+    let odd = s.fail(1, &["zfs", "mount", "-o", "ro,odd", "snaps/fs"]);
+    assert_eq!(odd, "cannot mount 'snaps/fs': invalid mount option 'odd'\n");
+    s.ok(&["zfs", "mount", "-o", "noexec,nosuid", "snaps/fs"]);
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let at = format!("{root}/snaps/fs");
+    let line = table.lines().find(|l| l.split(' ').nth(1) == Some(&at)).unwrap();
+    let flags: Vec<&str> = line.split(' ').nth(3).unwrap().split(',').collect();
+    for flag in ["ro", "noexec", "nosuid"] {
+        assert!(flags.contains(&flag), "{line}");
+    }
+
+    // A file open inside keeps it from being unmounted, but not with force.
+    let open = std::fs::File::open(format!("{at}/.")).unwrap();
+    let busy = s.fail(1, &["zpool", "export", "snaps"]);
+    let wanted = format!(
+        "cannot unmount '{at}': pool or dataset is busy\ncannot export 'snaps': pool is busy\n"
+    );
+    assert_eq!(busy, wanted);
+    s.ok(&["zpool", "export", "-f", "snaps"]);
+    drop(open);
+    s.stop();
+}
+
+/// Mountpoints inside another file system that lacks their directories and is
+/// read-only: each is told, the rest goes on, and the pool stays imported.
+#[test]
+fn mountpoints_that_cannot_be_made() {
+    if !can_mount("mountpoints that cannot be made") {
+        return;
+    }
+    let Some((s, _)) = with("kitchen", "nested") else { return };
+    let Some(other) = golden("snaps") else { return };
+    other.unpack(&s.dir("other"));
+    let (disks, others) = (s.text("disks"), s.text("other"));
+    s.ok(&import(&disks, &["-o", "readonly=on", "-R", &s.text("mnt"), "kitchen"]));
+    let inside = s.text("mnt/kitchen");
+    let told = s.fail(1, &import(&others, &["-o", "readonly=on", "-R", &inside, "snaps"]));
+    let told: Vec<&str> = told.lines().collect();
+    let wanted: Vec<String> = ["", "/fs", "/promoted", "/renamed"]
+        .map(|d| {
+            format!(
+                "cannot mount '{inside}/snaps{d}': failed to create mountpoint: Read-only file \
+                 system"
+            )
+        })
+        .to_vec();
+    assert_eq!(told, wanted);
+    assert_eq!(s.ok(&["zpool", "list", "-Ho", "name"]), "kitchen\nsnaps\n");
+    assert_eq!(s.ok(&["zfs", "mount"]).lines().count(), 1);
+    s.ok(&["zpool", "export", "-a"]);
+    s.stop();
+}
+
+/// An ordinary user is told which devices cannot be opened, and is not served by
+/// root's daemon.
+#[test]
+fn permission_denied() {
+    if !is_root("messages about permissions") {
+        return;
+    }
+    let Some((s, disks)) = with("clonedblk", "denied") else { return };
+    let mode = |m| std::fs::Permissions::from_mode(m);
+    std::fs::set_permissions(&disks[0], mode(0o600)).unwrap();
+    let dir = s.text("disks");
+    // The program lies where an ordinary user need not be able to look.
+    let program = s.path("cenote");
+    std::fs::copy(env!("CARGO_BIN_EXE_cenote"), &program).unwrap();
+    let own = s.dir("own");
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
+    let run = |args: &[&str], runtime: PathBuf| {
+        let mut command = std::process::Command::new(&program);
+        command.args(args).env("CENOTE_RUNTIME_DIR", runtime);
+        command.uid(65534).gid(65534);
+        loop {
+            match command.output() {
+                Ok(out) => break said(&out),
+                // Another test's child still holds the copy open for writing.
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+    };
+    let told = run(&import(&dir, &["clonedblk"]), own.join("run"));
+    assert_eq!(told.code, 1, "{told:?}");
+    let denied = format!("{}: cannot open: Permission denied\n", disks[0].display());
+    let wanted = format!("{denied}cannot import 'clonedblk': no such pool available\n");
+    assert_eq!(told.err, wanted);
+    run(&["daemon", "stop"], own.join("run"));
+
+    s.ok(&import(&dir, &["-N", "-o", "readonly=on", "clonedblk"]));
+    let told = run(&["zpool", "list"], s.path("run"));
+    assert_eq!(told.code, 1, "{told:?}");
+    assert!(told.err.contains("Permission denied"), "{told:?}");
+}
