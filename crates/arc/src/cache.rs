@@ -11,6 +11,8 @@ use base::{Buf, Result};
 
 use crate::policy::{self, Kind, ListId};
 
+/// Least size of a shard: four blocks of 16 MiB.
+const SHARD_MIN: usize = 64 << 20;
 /// Free arena memory kept for re-use before pages go back to the system.
 const FREE_WARM_MAX: usize = 16 << 20;
 
@@ -84,7 +86,11 @@ pub struct Fill<'a, K: Copy + Eq + Hash> {
 impl<K: Copy + Eq + Hash> Cache<K> {
     /// A cache of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        let shards = (base::rt::parallelism() * 4).next_power_of_two().clamp(4, 64);
+        // A shard must have room for several of the largest blocks, or it would
+        // evict each as soon as it came in.
+        let room = (limit / SHARD_MIN).max(1);
+        let most = (base::rt::parallelism() * 4).next_power_of_two().clamp(4, 64);
+        let shards = if room >= most { most } else { (room + 1).next_power_of_two() / 2 };
         let per_shard = limit / shards;
         Cache {
             shards: (0..shards)
@@ -300,6 +306,21 @@ mod tests {
         assert_eq!(cache.peek(&1, Kind::Data).unwrap()[0], 3);
         cache.remove(&1);
         assert!(cache.peek(&1, Kind::Data).is_none());
+    }
+
+    /// A cache of 64 MiB in eight shards of 8 MiB never held a 16 MiB block: each
+    /// small read of such a record decompressed all of it again.
+    #[test]
+    fn a_small_cache_holds_the_largest_blocks() {
+        let cache = Cache::new(64 << 20);
+        for key in 0..3u64 {
+            let big = || Ok(base::BufMut::alloc(16 << 20).freeze());
+            cache.get(key, Kind::Data, big).unwrap();
+        }
+        assert!((0..3).all(|key| cache.peek(&key, Kind::Data).is_some()));
+        assert_eq!(Cache::<u64>::new(1 << 20).shards.len(), 1);
+        assert_eq!(Cache::<u64>::new(200 << 20).shards.len(), 2);
+        assert!(Cache::<u64>::new(16 << 30).shards.len() >= 4);
     }
 
     #[test]

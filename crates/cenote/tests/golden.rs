@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+use base::rt::{Mutex, fan_out, parallelism};
 use cenote::{Engine, EngineConfig, ImportOptions, Pool, Search};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use testkit::{Golden, Scratch, golden_pools, verify};
 
 fn engine() -> Arc<Engine> {
@@ -25,23 +27,28 @@ fn check(golden: &Golden) -> Vec<String> {
     golden.unpack(scratch.path());
     let engine = engine();
     let pool = import(&engine, scratch.path());
-    let mut differences = Vec::new();
-    let mut verified = 0;
-    for (name, manifest) in golden.manifests() {
-        let dataset = pool.dataset(&name).unwrap();
-        if dataset.is_locked() {
-            assert_eq!(dataset.open_fs().err().unwrap().kind(), cenote::ErrorKind::Locked);
-            continue;
+    let differences = Mutex::new(Vec::new());
+    let verified = AtomicUsize::new(0);
+    let manifests = golden.manifests();
+    let next = AtomicUsize::new(0);
+    fan_out(parallelism(), |_| {
+        while let Some((name, manifest)) = manifests.get(next.fetch_add(1, Relaxed)) {
+            let dataset = pool.dataset(name).unwrap();
+            if dataset.is_locked() {
+                assert_eq!(dataset.open_fs().err().unwrap().kind(), cenote::ErrorKind::Locked);
+                continue;
+            }
+            // Read-only, the intent log stays unreplayed.
+            if golden.name == "dirtyzil" {
+                continue;
+            }
+            let fs = dataset.open_fs().unwrap();
+            let found = verify(&fs, manifest, true);
+            differences.lock().extend(found.into_iter().map(|d| format!("{name}: {d}")));
+            verified.fetch_add(manifest.len(), Relaxed);
         }
-        // Read-only, the intent log stays unreplayed.
-        if golden.name == "dirtyzil" {
-            continue;
-        }
-        let fs = dataset.open_fs().unwrap();
-        let found = verify(&fs, &manifest, true);
-        differences.extend(found.into_iter().map(|d| format!("{name}: {d}")));
-        verified += manifest.len();
-    }
+    });
+    let (differences, verified) = (differences.into_inner(), verified.into_inner());
     println!("VERIFIED {}: {verified} entries, {} differences", golden.name, differences.len());
     differences
 }

@@ -1,8 +1,20 @@
 //! The engine, as this program uses it: the one place that names its types.
 
+use std::path::Path;
+
+use base::{Error, ErrorKind};
+
 pub(crate) use cenote::inspect::zpl::{Attrs, DirEntry, FileType as FileKind, Time, Whence};
 pub(crate) use cenote::{
     Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem, FoundPool, ImportOptions,
     ImportReason, Io, Pool, PoolState, PoolStatus, ScanState, Search, VdevClass, VdevState,
     VdevStatus, Volume,
 };
+
+/// A line about a path that could not be looked at.
+pub(crate) fn problem(path: &Path, e: &Error) -> String {
+    match e.kind() {
+        ErrorKind::Permission => format!("{}: {}", path.display(), e.message()),
+        _ => format!("{}: {e}", path.display()),
+    }
+}

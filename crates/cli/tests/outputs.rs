@@ -17,7 +17,7 @@
 //!
 //! Everything else must agree byte for byte and in the same order.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

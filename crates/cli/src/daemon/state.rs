@@ -10,7 +10,9 @@ use base::{Error, ErrorKind, Result, Txg};
 use serde::{Deserialize, Serialize};
 
 use super::mounts::{self, Mounter, Refusal, Table};
-use crate::engine::{Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search};
+use crate::engine::{
+    self, Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search,
+};
 use crate::mount::volumes::Volumes;
 use crate::proto::{ImportArgs, MountArgs, SearchArgs};
 use crate::runtime::{self, Runtime};
@@ -460,7 +462,7 @@ impl State {
             .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
         let ours: Vec<u64> = self.pools.read().values().map(|h| h.pool.guid().0).collect();
         let pools = found.pools.iter().filter(|p| !ours.contains(&p.guid.0));
-        let problems = found.problems.iter().map(|(p, e)| format!("{}: {e}", p.display()));
+        let problems = found.problems.iter().map(|(p, e)| engine::problem(p, e));
         Ok((pools.map(super::convert::found).collect(), problems.collect()))
     }
 }

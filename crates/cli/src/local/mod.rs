@@ -17,8 +17,8 @@ use std::sync::Arc;
 use base::{Error, ErrorKind, ObjectId, Result};
 
 use crate::engine::{
-    Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, ImportOptions, Io,
-    Pool, Search, Volume,
+    self, Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, ImportOptions,
+    Io, Pool, Search, Volume,
 };
 use crate::getopt;
 use crate::ui::{self, Exit};
@@ -129,7 +129,7 @@ impl Pools {
         let search = Search { paths: self.search.clone(), destroyed: false };
         let found = self.engine.discover(&search)?;
         for (path, e) in &found.problems {
-            ui::err(&format!("{}: {e}", path.display()));
+            ui::err(&engine::problem(path, e));
         }
         let mut matching = found.pools.iter().filter(|p| p.name == name);
         let pool = matching.next().ok_or_else(|| {
