@@ -18,6 +18,10 @@ echo "Golden pools verified through the library:"
 grep -aohE 'VERIFIED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'
 echo "Golden pools verified through the mount:"
 grep -aohE 'MOUNTED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'
+echo "Copied without a daemon:"
+grep -aohE 'COPIED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'
+echo "Audited, and compared with zdb:"
+grep -aohE '(AUDITED|OUTPUTS) .*' "$log" | sort -u | sed 's/^/  /'
 echo "Skipped:"
 grep -aohE 'SKIPPED: .*' "$log" | sort -u | sed 's/^/  /' || true
 

@@ -113,4 +113,3 @@ fn target_in_block(object: &Object, size: u64, io: Io) -> Result<Vec<u8>> {
     object.read_into(0, &mut target, io)?;
     Ok(target)
 }
-

@@ -4,29 +4,10 @@ use std::fmt::Write;
 
 use base::Dva;
 use cenote::inspect::codec::checksum::Checksum;
+use cenote::inspect::codec::compress::Compression;
 use cenote::inspect::ondisk::blkptr::{Block, Protection};
 use cenote::inspect::ondisk::{BlkPtr, Endian};
 
-/// Names of compression ids (chapter 02 §7).
-const COMPRESSION: [&str; 17] = [
-    "inherit",
-    "on",
-    "uncompressed",
-    "lzjb",
-    "empty",
-    "gzip-1",
-    "gzip-2",
-    "gzip-3",
-    "gzip-4",
-    "gzip-5",
-    "gzip-6",
-    "gzip-7",
-    "gzip-8",
-    "gzip-9",
-    "zle",
-    "lz4",
-    "zstd",
-];
 /// Names of checksum ids.
 const CHECKSUMS: [&str; 15] = [
     "inherit",
@@ -48,7 +29,7 @@ const CHECKSUMS: [&str; 15] = [
 
 /// A compression's name.
 pub(crate) fn compression(id: u8) -> &'static str {
-    COMPRESSION.get(usize::from(id)).copied().unwrap_or("invalid")
+    Compression::id_name(id)
 }
 
 /// A checksum's name.
