@@ -21,7 +21,7 @@ grep -aohE 'MOUNTED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u 
 echo "Copied without a daemon:"
 grep -aohE 'COPIED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'
 echo "Audited, and compared with zdb:"
-grep -aohE '(AUDITED|OUTPUTS) .*' "$log" | sort -u | sed 's/^/  /'
+grep -aohE '(AUDITED|COMPARED|OUTPUTS) .*' "$log" | sort -u | sed 's/^/  /'
 echo "Skipped:"
 grep -aohE 'SKIPPED: .*' "$log" | sort -u | sed 's/^/  /' || true
 
