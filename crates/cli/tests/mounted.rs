@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use common::{Sandbox, can_mount, is_root};
 use sha2::{Digest, Sha256};
 use testkit::tree::{Compare, verify_tree};
-use testkit::{Golden, golden, golden_pools};
+use testkit::{Entry, Golden, golden_pools};
 
 /// Pools imported at the same time: each has a daemon.
 const AT_ONCE: usize = 2;
@@ -169,22 +169,24 @@ fn golden_pools_by_copy() {
     if !is_root("golden pools by copy") {
         return;
     }
-    let datasets = ["kitchen", "graidz1w3", "snaps/promoted@one"];
-    for dataset in datasets {
-        let Some(pool) = golden(dataset.split(['/', '@']).next().unwrap()) else { continue };
-        copied(&pool, dataset);
+    for pool in golden_pools() {
+        // Locked, or with a log that a read-only import does not replay.
+        if matches!(pool.name.as_str(), "crypt" | "dirtyzil") {
+            continue;
+        }
+        let s = Sandbox::new(&format!("copied-{}", pool.name));
+        pool.unpack(&s.dir("disks"));
+        for (dataset, manifest) in pool.manifests() {
+            copied(&s, &dataset, &manifest);
+        }
     }
 }
 
-fn copied(pool: &Golden, dataset: &str) {
-    let s = Sandbox::new(&format!("copied-{}", pool.name));
-    pool.unpack(&s.dir("disks"));
-    let (target, roomy) = roomy(&s);
+fn copied(s: &Sandbox, dataset: &str, manifest: &[Entry]) {
+    let (target, roomy) = roomy(s);
     let to = target.0.join("out");
     let disks = s.text("disks");
     let said = s.say(&["cp", "-r", &format!("{dataset}:/"), to.to_str().unwrap(), "-d", &disks]);
-    let manifests = pool.manifests();
-    let (_, manifest) = manifests.iter().find(|m| m.0 == dataset).unwrap();
     let compare = Compare { times: true, identity: false };
     let mut differences: Vec<String> =
         verify_tree(&to, manifest, compare).iter().map(|d| short(d)).collect();
@@ -202,8 +204,10 @@ fn copied(pool: &Golden, dataset: &str) {
     }
     println!("COPIED {dataset}: {} entries, {} differences", manifest.len(), differences.len());
     assert_eq!(differences, Vec::<String>::new(), "{dataset}");
-    sparse(&to);
-    links(&to);
+    if ["kitchen", "graidz1w3", "snaps/promoted@one"].contains(&dataset) {
+        sparse(&to);
+        links(&to);
+    }
     // Nothing was left behind by a command that needs no daemon.
     assert!(!s.path("run").exists());
 }
