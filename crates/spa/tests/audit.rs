@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use base::rt::Mutex;
 
 use base::{Error, Result, Txg};
 use cenote::{Engine, EngineConfig, ImportOptions, Pool, Search};
@@ -54,6 +56,7 @@ fn golden_pools_are_clean_and_counted_as_zdb_counts_them() {
         let report = open(scratch.path()).spa().audit(ALL, &()).unwrap();
         assert!(report.is_clean(), "{}: {:?}", golden.name, report.problems);
         assert_eq!((report.leaked, report.bad_claims), (0, 0), "{}", golden.name);
+        println!("AUDITED {}: clean", golden.name);
         let t = report.stats.total();
         let ours = [t.count, t.lsize, t.psize, t.asize, report.stats.dedup_asize];
         match zdb_counts(scratch.path(), &golden.name) {
@@ -78,7 +81,7 @@ impl Visitor for Find {
             && b.dvas().len() == 1
             && b.dva().vdev.0 == 0
         {
-            self.0.lock().unwrap().push((at, *b));
+            self.0.lock().push((at, *b));
         }
         Ok(Flow::Descend)
     }
@@ -93,7 +96,7 @@ fn data_blocks(pool: &Pool) -> Vec<(Bookmark, Block)> {
     let find = Find(Mutex::new(Vec::new()));
     let how = WalkOptions { min_txg: Txg::ZERO, ..WalkOptions::default() };
     traverse(pool.spa().zio(), head.object(), &head.phys().bp, &find, how).unwrap();
-    let mut found = find.0.into_inner().unwrap();
+    let mut found = find.0.into_inner();
     found.sort_by_key(|(at, _)| *at);
     found
 }
