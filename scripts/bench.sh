@@ -99,7 +99,8 @@ daemon_pid() { "$CENOTE" daemon status | sed -n 's/^ *pid: //p'; }
 memory_of() { awk -v k="$1:" '$1 == k { print $2 }' "/proc/$2/status"; }
 
 timed() {
-	/usr/bin/time -o "$work/err" -f '%e %U %S %M' "$@" >"$work/out" 2>/dev/null || true
+	/usr/bin/time -o "$work/err" -f '%e %U %S %M' "$@" >"$work/out" 2>/dev/null ||
+		note "FAILED, its time means nothing: $*" >&2
 	tail -n 1 "$work/err"
 }
 
