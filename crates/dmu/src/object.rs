@@ -206,6 +206,20 @@ impl Object {
         }
     }
 
+    /// Takes the blocks that lie wholly in `[offset, offset+len)` out of the cache,
+    /// as far as memory knows where they are.
+    pub fn forget(&self, offset: u64, len: u64) {
+        let bs = self.block_size();
+        let first = offset.div_ceil(bs);
+        let end = (offset.saturating_add(len) / bs).min(self.dnode.max_blkid + 1);
+        for blkid in first..end {
+            match self.block_pointer(0, blkid, Io::MEMORY) {
+                Ok(bp) => self.os.zio().forget(&bp),
+                Err(_) => return,
+            }
+        }
+    }
+
     /// Copies bytes from `offset` into `out`.
     ///
     /// # Errors

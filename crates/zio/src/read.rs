@@ -56,6 +56,13 @@ impl Zio {
         }
     }
 
+    /// Takes a block out of the cache.
+    pub fn forget(&self, bp: &BlkPtr) {
+        if let BlkPtr::Block(block) = bp {
+            self.cache.remove(&self.key(block));
+        }
+    }
+
     fn read_block(&self, block: &Block, io: Io) -> Result<Buf> {
         if block.protection == Protection::Encrypted {
             return Err(Error::new(

@@ -40,7 +40,8 @@ impl FileSystem {
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let (object, attrs) = self.regular(id, io)?;
-        self.streams.advance(&object, offset, (len as u64).min(attrs.size.saturating_sub(offset)));
+        let inside = (len as u64).min(attrs.size.saturating_sub(offset));
+        self.streams.advance(&object, offset, inside, self.drops_behind());
         object.read_clipped(attrs.size, offset, len, io)
     }
 

@@ -26,6 +26,7 @@ pub struct FileSystem {
     pub(crate) sa: SaTables,
     long_names: AtomicBool,
     pub(crate) streams: dmu::Streams,
+    drop_behind: AtomicBool,
 }
 
 impl FileSystem {
@@ -47,7 +48,14 @@ impl FileSystem {
             None => SaTables::default(),
         };
         let long_names = AtomicBool::new(false);
-        Ok(Arc::new(FileSystem { os, props, sa, long_names, streams: dmu::Streams::default() }))
+        Ok(Arc::new(FileSystem {
+            os,
+            props,
+            sa,
+            long_names,
+            streams: dmu::Streams::default(),
+            drop_behind: AtomicBool::new(false),
+        }))
     }
 
     /// The object set it lives in.
@@ -68,6 +76,16 @@ impl FileSystem {
     /// Allows names of up to 1023 bytes: the dataset has feature `longname` active.
     pub fn set_long_names(&self, on: bool) {
         self.long_names.store(on, Relaxed);
+    }
+
+    /// Someone above keeps what is read (the kernel's page cache): blocks behind a
+    /// sequential reader need not stay in ours.
+    pub fn set_drop_behind(&self, on: bool) {
+        self.drop_behind.store(on, Relaxed);
+    }
+
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.drop_behind.load(Relaxed)
     }
 
     /// Bytes that a name may have.

@@ -43,11 +43,16 @@ impl Mounter for FuseMounter {
             noexec: options.noexec,
             ..mount_options()
         };
-        let config = Config { posix_acl: options.posix_acl, ..Config::default() };
+        let config =
+            Config { posix_acl: options.posix_acl, max_readahead: READ_AHEAD, ..Config::default() };
         let session = Session::mount(Arc::new(fs), mountpoint, &mount, &config)?;
         Ok(Box::new(FuseMount(session)))
     }
 }
+
+/// What the kernel reads ahead of a sequential reader, bytes: enough requests at
+/// once to keep the device's queue filled.
+const READ_AHEAD: u32 = 4 << 20;
 
 /// Read-only; for all users if the daemon is root's.
 fn mount_options() -> fuse::MountOptions {

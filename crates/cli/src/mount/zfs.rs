@@ -120,6 +120,8 @@ impl ZfsMount {
     /// The file system cannot be opened.
     pub(super) fn new(dataset: &Dataset, options: &MountOptions) -> Result<ZfsMount> {
         let fs = dataset.open_fs()?;
+        // The kernel's page cache holds what was read.
+        fs.set_drop_behind(true);
         Ok(ZfsMount {
             dataset: dataset.clone(),
             totals: totals(dataset, &fs)?,
@@ -187,6 +189,7 @@ impl ZfsMount {
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let snapshot = self.dataset.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
         let fs = snapshot.open_fs()?;
+        fs.set_drop_behind(true);
         let mut spaces = self.spaces.write();
         if let Some(&space) = spaces.by_name.get(name) {
             return Ok(space);
