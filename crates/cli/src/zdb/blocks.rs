@@ -107,7 +107,7 @@ pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
 
 fn verdict(report: &Report) -> Exit {
     let space = if report.space_is_clean() { Exit::OK } else { exit::SPACE };
-    let read = if report.unreadable == 0 { Exit::OK } else { exit::READ };
+    let read = if report.unreadable + report.damaged == 0 { Exit::OK } else { exit::READ };
     worse(space, read)
 }
 

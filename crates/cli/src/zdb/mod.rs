@@ -62,7 +62,7 @@ pub(crate) mod exit {
     pub(crate) const OPEN: Exit = Exit(1);
     /// Space maps are wrong.
     pub(crate) const SPACE: Exit = Exit(2);
-    /// Blocks cannot be read.
+    /// Blocks, or single copies of blocks, cannot be read.
     pub(crate) const READ: Exit = Exit(3);
 }
 
