@@ -4,7 +4,7 @@
 use base::limits::{NVLIST_DEPTH_MAX, NVLIST_PAIRS_MAX, NVLIST_SIZE_MAX};
 use base::{Error, Result};
 
-use crate::value::{NAME_MAX, NvStr, Value, align8};
+use crate::value::{NAME_MAX, NvStr, Value, align8, elements, short};
 use crate::{NvList, Order};
 
 /// Bytes of a pair before its name.
@@ -16,10 +16,6 @@ struct Reader<'a> {
     rest: &'a [u8],
     order: Order,
     pairs: usize,
-}
-
-fn short() -> Error {
-    Error::corrupt("a packed list is cut short")
 }
 
 impl<'a> Reader<'a> {
@@ -78,14 +74,7 @@ impl<'a> Reader<'a> {
         size: usize,
         read: impl Fn(&mut Self) -> Result<T>,
     ) -> Result<Vec<T>> {
-        if n.checked_mul(size).is_none_or(|bytes| bytes > self.rest.len()) {
-            return Err(short());
-        }
-        let mut out = Vec::with_capacity(n);
-        for _ in 0..n {
-            out.push(read(self)?);
-        }
-        Ok(out)
+        elements(n, size, self.rest.len(), || read(self))
     }
 }
 

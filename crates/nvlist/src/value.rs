@@ -203,6 +203,29 @@ pub(crate) fn align8(n: usize) -> usize {
     n.next_multiple_of(8)
 }
 
+/// A packed list that ends before what it announces.
+pub(crate) fn short() -> Error {
+    Error::corrupt("a packed list is cut short")
+}
+
+/// `n` elements of at least `size` bytes each, of which only `left` bytes remain.
+/// A count that cannot be true allocates nothing.
+pub(crate) fn elements<T>(
+    n: usize,
+    size: usize,
+    left: usize,
+    mut read: impl FnMut() -> Result<T>,
+) -> Result<Vec<T>> {
+    if n.checked_mul(size).is_none_or(|bytes| bytes > left) {
+        return Err(short());
+    }
+    let mut out = Vec::with_capacity(n);
+    for _ in 0..n {
+        out.push(read()?);
+    }
+    Ok(out)
+}
+
 macro_rules! from {
     ($($ty:ty => $variant:ident),* $(,)?) => {
         $(impl From<$ty> for Value {

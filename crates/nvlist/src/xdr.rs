@@ -3,17 +3,13 @@
 use base::limits::{NVLIST_DEPTH_MAX, NVLIST_PAIRS_MAX, NVLIST_SIZE_MAX};
 use base::{Error, Result};
 
-use crate::value::{NAME_MAX, NvStr, Value, align8};
+use crate::value::{NAME_MAX, NvStr, Value, align8, elements, short};
 use crate::{HEADER_SIZE, NvList};
 
 /// A checked reader over the packed bytes.
 struct Reader<'a> {
     rest: &'a [u8],
     pairs: usize,
-}
-
-fn short() -> Error {
-    Error::corrupt("a packed list is cut short")
 }
 
 impl<'a> Reader<'a> {
@@ -64,23 +60,7 @@ impl<'a> Reader<'a> {
         if self.word()? as usize != n {
             return Err(Error::corrupt("a packed array has two different counts"));
         }
-        self.elements(n, size, read)
-    }
-
-    fn elements<T>(
-        &mut self,
-        n: usize,
-        size: usize,
-        read: impl Fn(&mut Self) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        if n.checked_mul(size).is_none_or(|bytes| bytes > self.rest.len()) {
-            return Err(short());
-        }
-        let mut out = Vec::with_capacity(n);
-        for _ in 0..n {
-            out.push(read(self)?);
-        }
-        Ok(out)
+        elements(n, size, self.rest.len(), || read(self))
     }
 }
 
@@ -188,10 +168,10 @@ fn unpack_value(r: &mut Reader<'_>, code: u32, n: u32, depth: usize) -> Result<V
         14 => Value::Uint32Array(r.array(n, 4, Reader::word)?),
         15 => Value::Int64Array(r.array(n, 8, |r| Ok(r.long()?.cast_signed()))?),
         16 => Value::Uint64Array(r.array(n, 8, Reader::long)?),
-        17 => Value::StringArray(r.elements(n, 4, Reader::string)?),
+        17 => Value::StringArray(elements(n, 4, r.rest.len(), || r.string())?),
         18 => Value::Hrtime(r.long()?.cast_signed()),
         19 => Value::List(unpack_list(r, depth + 1)?),
-        20 => Value::ListArray(r.elements(n, 16, |r| unpack_list(r, depth + 1))?),
+        20 => Value::ListArray(elements(n, 16, r.rest.len(), || unpack_list(r, depth + 1))?),
         21 => Value::BooleanValue(boolean(r)?),
         22 => Value::Int8(signed_byte(r)?),
         23 => Value::Uint8(byte(r)?),

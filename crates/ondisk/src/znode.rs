@@ -254,6 +254,7 @@ pub struct ZnodeAttrs {
     pub dxattr: Option<Box<[u8]>>,
 }
 
+/// What every file has (chapter 06 §4.5).
 const REQUIRED: [ZplAttr; 12] = [
     ZplAttr::Mode,
     ZplAttr::Gen,
@@ -268,6 +269,16 @@ const REQUIRED: [ZplAttr; 12] = [
     ZplAttr::Ctime,
     ZplAttr::Crtime,
 ];
+
+/// An attribute that a file of this type with these flags must have and that is not
+/// among those `seen`: bit `attr as u32` for each attribute found (chapter 06 §4.5).
+pub fn missing_attr(seen: u32, file_type: FileType, flags: u64) -> Option<ZplAttr> {
+    let device = matches!(file_type, FileType::Char | FileType::Block);
+    let project = flags & ZFS_PROJID != 0;
+    let also = [device.then_some(ZplAttr::Rdev), project.then_some(ZplAttr::Projid)];
+    let mut all = REQUIRED.into_iter().chain(also.into_iter().flatten());
+    all.find(|a| seen & 1 << *a as u32 == 0)
+}
 
 impl ZnodeAttrs {
     /// The type that the mode tells.
@@ -317,7 +328,7 @@ impl ZnodeAttrs {
                 ZplAttr::Seq => z.seq = Some(word()?),
             }
         }
-        if let Some(missing) = REQUIRED.iter().find(|a| seen & 1 << **a as u32 == 0) {
+        if let Some(missing) = missing_attr(seen, z.file_type(), z.flags) {
             let name = missing.name();
             return Err(Error::corrupt(format!("a file lacks its attribute {name}")));
         }
@@ -330,9 +341,6 @@ impl ZnodeAttrs {
     fn validated(self) -> Result<ZnodeAttrs> {
         if self.generation == 0 {
             return Err(Error::corrupt("a file has generation 0"));
-        }
-        if self.flags & ZFS_PROJID != 0 && self.projid.is_none() {
-            return Err(Error::corrupt("a file lacks its project id"));
         }
         Ok(self)
     }

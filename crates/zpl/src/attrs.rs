@@ -9,7 +9,7 @@ use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::{SaBuffer, SaItem, SaTables, ZplAttr};
-use ondisk::znode::{FileType, Time, ZFS_PROJID, ZFS_XATTR, ZnodeAttrs};
+use ondisk::znode::{FileType, Time, ZFS_XATTR, ZnodeAttrs, missing_attr};
 
 use crate::fs::FileSystem;
 
@@ -202,28 +202,9 @@ impl Attrs {
 
     /// The attributes that this file must have (chapter 06 §4.5) beyond `seen`.
     fn missing(&self, seen: u32) -> Option<ZplAttr> {
-        let device = matches!(self.kind, FileType::Char | FileType::Block);
-        let project = self.pflags & ZFS_PROJID != 0;
-        let also = [device.then_some(ZplAttr::Rdev), project.then_some(ZplAttr::Projid)];
-        let all = REQUIRED.into_iter().chain(also.into_iter().flatten());
-        all.into_iter().find(|a| seen & 1 << *a as u32 == 0)
+        missing_attr(seen, self.kind, self.pflags)
     }
 }
-
-const REQUIRED: [ZplAttr; 12] = [
-    ZplAttr::Mode,
-    ZplAttr::Gen,
-    ZplAttr::Size,
-    ZplAttr::Links,
-    ZplAttr::Flags,
-    ZplAttr::Parent,
-    ZplAttr::Uid,
-    ZplAttr::Gid,
-    ZplAttr::Atime,
-    ZplAttr::Mtime,
-    ZplAttr::Ctime,
-    ZplAttr::Crtime,
-];
 
 fn cut_off() -> Error {
     Error::corrupt("a system attribute is too short")

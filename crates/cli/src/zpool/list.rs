@@ -39,7 +39,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Err(exit) => return Ok(exit),
     };
     let mut names = parsed.words();
-    let repeat = match Repeat::take(&mut names) {
+    let repeat = match Repeat::take(&mut names, parsed.last('T')) {
         Ok(repeat) => repeat,
         Err(message) => return Ok(misuse("list", Some(&message))),
     };
@@ -49,10 +49,6 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(columns) => columns,
         Err(message) => return Ok(misuse("list", Some(&message))),
     };
-    let stamp = parsed.last('T');
-    if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
-        return Ok(misuse("list", Some("invalid time format")));
-    }
     let naming =
         Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }.with_env();
     let asked = Asked {
@@ -63,7 +59,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         verbose: parsed.has('v'),
         naming,
     };
-    repeat.run(stamp.as_deref(), || report(&asked))
+    repeat.run(|| report(&asked))
 }
 
 /// The columns of a `-o` list.

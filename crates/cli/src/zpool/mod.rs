@@ -211,19 +211,29 @@ pub(super) fn no_such_pool(name: &str) -> String {
     format!("cannot open '{name}': no such pool")
 }
 
-/// `interval [count]` behind the operands, as the reporting commands take them.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// `-T` and `interval [count]` behind the operands, as the reporting commands take them.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Repeat {
     interval: Option<f64>,
     count: Option<u64>,
+    stamp: Option<String>,
 }
 
 impl Repeat {
-    /// Takes trailing numbers off `words`. An error is the message before the usage.
-    pub(super) fn take(words: &mut Vec<String>) -> std::result::Result<Repeat, String> {
+    /// Takes trailing numbers off `words`; `stamp` is the argument of `-T`. An
+    /// error is the message before the usage.
+    pub(super) fn take(
+        words: &mut Vec<String>,
+        stamp: Option<String>,
+    ) -> std::result::Result<Repeat, String> {
+        if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
+            return Err("invalid time format".to_owned());
+        }
         let number =
             |w: Option<&String>| w.and_then(|w| w.parse::<f64>().ok()).filter(|n| n.is_finite());
-        let Some(last) = number(words.last()) else { return Ok(Repeat::default()) };
+        let Some(last) = number(words.last()) else {
+            return Ok(Repeat { stamp, ..Repeat::default() });
+        };
         words.pop();
         let (interval, count) = match number(words.last()) {
             Some(interval) => {
@@ -241,18 +251,14 @@ impl Repeat {
             reason = "a count of reports"
         )]
         let count = count.map(|c| c.max(1.0) as u64);
-        Ok(Repeat { interval: Some(interval), count })
+        Ok(Repeat { interval: Some(interval), count, stamp })
     }
 
-    /// Calls `report` as often as asked; `stamp` is the argument of `-T`.
-    pub(super) fn run(
-        self,
-        stamp: Option<&str>,
-        mut report: impl FnMut() -> Result<Exit>,
-    ) -> Result<Exit> {
+    /// Calls `report` as often as asked.
+    pub(super) fn run(self, mut report: impl FnMut() -> Result<Exit>) -> Result<Exit> {
         let mut left = self.count;
         loop {
-            if let Some(kind) = stamp {
+            if let Some(kind) = &self.stamp {
                 ui::out(&format!("{}\n", ui::time::stamp(kind)));
             }
             let exit = report()?;
@@ -303,15 +309,15 @@ mod tests {
     fn interval_and_count_are_taken_off_the_end() {
         let take = |words: &[&str]| {
             let mut words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            Repeat::take(&mut words).map(|r| (r, words.join(" ")))
+            Repeat::take(&mut words, None).map(|r| (r, words.join(" ")))
         };
         let none = Repeat::default();
         assert_eq!(take(&["a", "b"]), Ok((none, "a b".into())));
         assert_eq!(
             take(&["a", "5"]),
-            Ok((Repeat { interval: Some(5.0), count: None }, "a".into()))
+            Ok((Repeat { interval: Some(5.0), ..Repeat::default() }, "a".into()))
         );
-        let both = Repeat { interval: Some(0.5), count: Some(3) };
+        let both = Repeat { interval: Some(0.5), count: Some(3), stamp: None };
         assert_eq!(take(&["0.5", "3"]), Ok((both, String::new())));
         assert_eq!(take(&["0"]), Err("interval cannot be zero".into()));
     }

@@ -45,14 +45,10 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Err(exit) => return Ok(exit),
     };
     let mut names = parsed.words();
-    let repeat = match Repeat::take(&mut names) {
+    let repeat = match Repeat::take(&mut names, parsed.last('T')) {
         Ok(repeat) => repeat,
         Err(message) => return Ok(misuse("status", Some(&message))),
     };
-    let stamp = parsed.last('T');
-    if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
-        return Ok(misuse("status", Some("invalid time format")));
-    }
     let asked = Asked {
         names,
         parsable: parsed.has('p'),
@@ -64,7 +60,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         naming: Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }
             .with_env(),
     };
-    repeat.run(stamp.as_deref(), || report(&asked))
+    repeat.run(|| report(&asked))
 }
 
 fn report(asked: &Asked) -> Result<Exit> {
