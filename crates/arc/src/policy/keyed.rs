@@ -18,15 +18,6 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// What a cached block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// File and volume contents.
-    Data,
-    /// Everything else.
-    Metadata,
-}
-
 /// The four lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListId {
