@@ -15,7 +15,23 @@
 //! Lock order: a shard's lock is a leaf; no fill runs under it.
 
 pub mod cache;
+pub mod config;
 pub mod policy;
+pub mod stats;
 
 pub use cache::{Cache, CacheStats, Fill, Lookup};
+pub use config::{Config, PolicyKind};
 pub use policy::Kind;
+pub use stats::ArcStats;
+
+/// Who looks a block up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Access {
+    /// Somebody who waits for it.
+    #[default]
+    Demand,
+    /// A prefetcher that guesses.
+    Prefetch,
+    /// A prefetcher that knows.
+    Prescient,
+}

@@ -42,7 +42,7 @@ pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
 pub use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 pub use spa::{ImportOptions, Search};
-pub use zpl::FileSystem;
+pub use zpl::{File, FileSystem};
 pub use zvol::Volume;
 
 pub use dataset::{Dataset, DatasetKind};

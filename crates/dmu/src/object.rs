@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::Io;
+use zio::{Io, Mode};
 
 use crate::objset::Objset;
 
@@ -142,7 +142,7 @@ impl Object {
         let end = offset.checked_add(len as u64).ok_or_else(|| Error::invalid("read past 2^64"))?;
         let mut out = Vec::with_capacity(len / bs as usize + 2);
         let mut at = offset;
-        let mut wide = end - offset > bs && io == Io::WAIT;
+        let mut wide = end - offset > bs && io.mode == Mode::MayWait;
         while at < end {
             let skip = (at % bs) as usize;
             let take = (bs - at % bs).min(end - at) as usize;
@@ -178,7 +178,7 @@ impl Object {
         if !*wide {
             return self.read_block(blkid, io);
         }
-        match self.read_block(blkid, Io::MEMORY) {
+        match self.read_block(blkid, io.from_memory()) {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
                 *wide = false;
                 let next = (blkid + 1).saturating_mul(self.block_size());
@@ -199,7 +199,7 @@ impl Object {
         let last = (offset.saturating_add(len - 1) / self.block_size()).min(self.dnode.max_blkid);
         for blkid in first..=last {
             let object = self.clone();
-            let job = move || drop(object.read_block(blkid, Io::WAIT));
+            let job = move || drop(object.read_block(blkid, Io::PREFETCH));
             if !self.os.zio().background().try_submit(job) {
                 return;
             }

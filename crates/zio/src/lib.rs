@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+pub use arc::Access;
 use arc::Cache;
 use base::rt::RwLock;
 use base::workers::Workers;
@@ -59,22 +60,46 @@ pub enum Mode {
     MemoryOnly,
 }
 
+/// What a read does with the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Caching {
+    /// Look there and keep the block there.
+    #[default]
+    Keep,
+    /// Leave it as it is: neither look nor store (scrub, `zdb -c`).
+    Bypass,
+    /// Look there, but somebody above keeps what is read (the kernel's page cache):
+    /// remember the block without holding it twice.
+    Remember,
+}
+
 /// How a read is to be made; carried from the caller down to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Io {
     /// May the call wait?
     pub mode: Mode,
-    /// Leave the cache as it is: neither look there nor store there (scrub, zdb -c).
-    pub uncached: bool,
+    /// What to do with the cache.
+    pub caching: Caching,
+    /// Who asks.
+    pub access: Access,
 }
 
 impl Io {
     /// The ordinary blocking read.
-    pub const WAIT: Io = Io { mode: Mode::MayWait, uncached: false };
+    pub const WAIT: Io = Io { mode: Mode::MayWait, caching: Caching::Keep, access: Access::Demand };
     /// Answer from memory or `WouldBlock`.
-    pub const MEMORY: Io = Io { mode: Mode::MemoryOnly, uncached: false };
+    pub const MEMORY: Io = Io { mode: Mode::MemoryOnly, ..Io::WAIT };
     /// A blocking read that bypasses the cache.
-    pub const SCAN: Io = Io { mode: Mode::MayWait, uncached: true };
+    pub const SCAN: Io = Io { caching: Caching::Bypass, ..Io::WAIT };
+    /// A read into the cache of what may be needed soon.
+    pub const PREFETCH: Io = Io { access: Access::Prefetch, ..Io::WAIT };
+    /// A read into the cache of what will be needed for certain.
+    pub const PRESCIENT: Io = Io { access: Access::Prescient, ..Io::WAIT };
+
+    /// The same, answering from memory alone.
+    pub fn from_memory(self) -> Io {
+        Io { mode: Mode::MemoryOnly, ..self }
+    }
 }
 
 /// The block cache.

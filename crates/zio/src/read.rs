@@ -10,7 +10,7 @@ use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
 use vdev::ReadReq;
 
-use crate::{BlockKey, Io, Mode, Zio};
+use crate::{BlockKey, Caching, Io, Mode, Zio};
 
 /// One address of a block that could not be read, and why.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Zio {
             return hit
                 .ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the block is not in memory"));
         }
-        if io.uncached {
+        if io.caching == Caching::Bypass {
             return self.read_and_expand(block);
         }
         match self.cache.lookup(key, kind) {

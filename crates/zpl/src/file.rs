@@ -21,7 +21,68 @@ pub enum Whence {
     Hole,
 }
 
+/// A regular file, open: its object, its size and the history of its reader.
+#[derive(Debug)]
+pub struct File {
+    object: Object,
+    size: u64,
+}
+
+impl File {
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its object.
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
+
+    /// Bytes from `offset`, at most `len`, as far as one block holds them, without
+    /// copying; empty at or behind the end.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn borrow(&self, offset: u64, len: usize, io: Io) -> Result<Buf> {
+        if offset >= self.size {
+            return Ok(Buf::default());
+        }
+        let bs = self.object.block_size();
+        let skip = offset % bs;
+        let take = (bs - skip).min(self.size - offset).min(len as u64);
+        let pieces = self.object.read_bufs(offset, take as usize, io)?;
+        Ok(pieces.into_iter().next().unwrap_or_default())
+    }
+
+    /// Copies bytes from `offset` into `out`: how many there were.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn read_at(&self, offset: u64, out: &mut [u8], io: Io) -> Result<usize> {
+        let mut done = 0;
+        while done < out.len() {
+            let piece = self.borrow(offset.saturating_add(done as u64), out.len() - done, io)?;
+            if piece.is_empty() {
+                break;
+            }
+            out[done..done + piece.len()].copy_from_slice(&piece);
+            done += piece.len();
+        }
+        Ok(done)
+    }
+}
+
 impl FileSystem {
+    /// Opens a regular file for many reads.
+    ///
+    /// # Errors
+    /// As [`FileSystem::read`].
+    pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
+        let (object, attrs) = self.regular(id, io)?;
+        Ok(File { object, size: attrs.size })
+    }
+
     fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
         let object = self.object(id, io)?;
         let attrs = self.attrs_of(&object, io)?;

@@ -33,7 +33,7 @@ mod xattr;
 
 pub use attrs::{Attrs, Device};
 pub use dir::{DirEntry, DirPage, Found};
-pub use file::Whence;
+pub use file::{File, Whence};
 pub use fs::FileSystem;
 pub use master::{CaseSensitivity, Props, QuotaObjects, ZPL_VERSION};
 pub use ondisk::znode::{FileType, Time};

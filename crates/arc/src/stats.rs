@@ -1,0 +1,205 @@
+//! What the cache counts, by the names of chapter 10 §7.
+
+/// Lookups of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accesses {
+    /// Answered from memory.
+    pub hits: u64,
+    /// Joined a read that was under way.
+    pub iohits: u64,
+    /// Had to read.
+    pub misses: u64,
+}
+
+impl Accesses {
+    /// All lookups.
+    pub fn total(&self) -> u64 {
+        self.hits + self.iohits + self.misses
+    }
+}
+
+/// Bytes in one state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Data blocks.
+    pub data: u64,
+    /// Metadata blocks.
+    pub metadata: u64,
+    /// Of the data, what nobody holds.
+    pub evictable_data: u64,
+    /// Of the metadata, what nobody holds.
+    pub evictable_metadata: u64,
+}
+
+impl StateBytes {
+    /// Data and metadata.
+    pub fn size(&self) -> u64 {
+        self.data + self.metadata
+    }
+}
+
+/// Usefulness of one sort of prefetch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefetchCounts {
+    /// Reads that a prefetcher asked for.
+    pub issued: u64,
+    /// Of these, found in memory by a demand read.
+    pub demand_hits: u64,
+    /// Of these, still under way when a demand read came.
+    pub demand_iohits: u64,
+}
+
+/// How hits were served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HitForms {
+    /// The reader got the cache's own buffer.
+    pub borrowed: u64,
+    /// The bytes were copied into the reader's buffer.
+    pub copied: u64,
+    /// The bytes had to be decompressed first.
+    pub decompressed: u64,
+}
+
+/// The second tier's counters; all zero without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SecondTierStats {
+    /// Cache devices.
+    pub ndev: u64,
+    /// Misses of the first tier that it served.
+    pub hits: u64,
+    /// Misses that it did not serve.
+    pub misses: u64,
+    /// Bytes read from it.
+    pub read_bytes: u64,
+    /// Bytes written to it.
+    pub write_bytes: u64,
+    /// Logical bytes it holds.
+    pub size: u64,
+    /// Bytes it takes on its devices.
+    pub asize: u64,
+    /// Memory that its headers take.
+    pub hdr_size: u64,
+}
+
+/// A consistent-enough picture of the cache; sizes in bytes, counts since the
+/// cache was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ArcStats {
+    /// Lookups for data that somebody waits for.
+    pub demand_data: Accesses,
+    /// Lookups for metadata that somebody waits for.
+    pub demand_metadata: Accesses,
+    /// Lookups of prefetchers for data.
+    pub prefetch_data: Accesses,
+    /// Lookups of prefetchers for metadata.
+    pub prefetch_metadata: Accesses,
+    /// Hits on blocks used once.
+    pub mru_hits: u64,
+    /// Misses on blocks evicted from the MRU list a short while ago.
+    pub mru_ghost_hits: u64,
+    /// Hits on blocks used again.
+    pub mfu_hits: u64,
+    /// Misses on blocks evicted from the MFU list a short while ago.
+    pub mfu_ghost_hits: u64,
+    /// Hits on blocks that are not to stay.
+    pub uncached_hits: u64,
+    /// How hits were served.
+    pub forms: HitForms,
+    /// Directory entries destroyed.
+    pub deleted: u64,
+    /// Policy locks that were busy when hits were to be recorded.
+    pub mutex_miss: u64,
+    /// Hits that were not recorded for that.
+    pub access_skip: u64,
+    /// Held blocks that eviction passed over.
+    pub evict_skip: u64,
+    /// Evictions that found too little to evict.
+    pub evict_not_enough: u64,
+    /// Bytes evicted since the cache was made.
+    pub evicted: u64,
+    /// Directory entries.
+    pub hash_elements: u64,
+    /// Most directory entries there were.
+    pub hash_elements_max: u64,
+    /// Share of metadata in the target, of 2^32.
+    pub meta: u64,
+    /// Share of MRU in the data target, of 2^32.
+    pub pd: u64,
+    /// Share of MRU in the metadata target, of 2^32.
+    pub pm: u64,
+    /// Target size.
+    pub c: u64,
+    /// Least target size.
+    pub c_min: u64,
+    /// Largest target size.
+    pub c_max: u64,
+    /// Everything the cache takes.
+    pub size: u64,
+    /// Physical bytes of blocks held as stored.
+    pub compressed_size: u64,
+    /// Logical bytes of the same blocks.
+    pub uncompressed_size: u64,
+    /// Decompressed copies beside the compressed ones.
+    pub overhead_size: u64,
+    /// Directory and policy memory.
+    pub hdr_size: u64,
+    /// Bytes of data blocks, in both forms.
+    pub data_size: u64,
+    /// Bytes of metadata blocks, in both forms.
+    pub metadata_size: u64,
+    /// Memory of the dbuf hints and dirty buffers' headers.
+    pub dbuf_size: u64,
+    /// Unread prefetched blocks and dirty data.
+    pub anon: StateBytes,
+    /// Blocks used once.
+    pub mru: StateBytes,
+    /// Remembered, once used.
+    pub mru_ghost: StateBytes,
+    /// Blocks used again.
+    pub mfu: StateBytes,
+    /// Remembered, used again.
+    pub mfu_ghost: StateBytes,
+    /// Blocks that are not to stay.
+    pub uncached: StateBytes,
+    /// Evicted by policy but still held by readers.
+    pub held: u64,
+    /// Prefetch by prediction.
+    pub predictive: PrefetchCounts,
+    /// Prefetch of what is known to be needed.
+    pub prescient: PrefetchCounts,
+    /// The second tier.
+    pub l2: SecondTierStats,
+    /// Times the cache was asked to shrink at once.
+    pub memory_direct_count: u64,
+    /// Times the monitor made it shrink.
+    pub memory_indirect_count: u64,
+    /// Times a writer was held back for memory.
+    pub memory_throttle_count: u64,
+    /// The machine's or the control group's memory.
+    pub memory_all_bytes: u64,
+    /// Free memory.
+    pub memory_free_bytes: u64,
+    /// What may still be taken; negative when memory is to be given back.
+    pub memory_available_bytes: i64,
+    /// Growth is forbidden for now.
+    pub no_grow: bool,
+    /// Bytes still to be given back.
+    pub need_free: u64,
+    /// Memory left free on purpose.
+    pub sys_free: u64,
+    /// Free arena memory that is still resident, and size-class rounding.
+    pub chunk_waste: u64,
+}
+
+impl ArcStats {
+    /// The four classes together.
+    pub fn all(&self) -> Accesses {
+        let classes =
+            [self.demand_data, self.demand_metadata, self.prefetch_data, self.prefetch_metadata];
+        classes.iter().fold(Accesses::default(), |sum, c| Accesses {
+            hits: sum.hits + c.hits,
+            iohits: sum.iohits + c.iohits,
+            misses: sum.misses + c.misses,
+        })
+    }
+}
