@@ -16,9 +16,15 @@
 //! * After [`Policy::forget`] returned `None`, what is remembered is bounded by a
 //!   small multiple of the target.
 
+mod default;
 mod keyed;
+mod lirs;
+mod reference;
+mod slab;
 
+pub use default::Default;
 pub use keyed::{Arc, ListId};
+pub use reference::Reference;
 
 /// A block's number in its directory.
 pub type Id = u32;
