@@ -20,8 +20,10 @@ const QUEUE_DEPTH: usize = 128;
 /// How to set up an [`Engine`].
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// Bytes of the block cache; `None` is an eighth of memory.
+    /// Bytes of the block cache, from the start; `None` is an eighth of memory.
     pub cache_bytes: Option<u64>,
+    /// The replacement policy.
+    pub policy: arc::PolicyKind,
     /// What drives the devices.
     pub engine: EngineKind,
 }
@@ -80,18 +82,41 @@ impl Engine {
     /// # Errors
     /// When the device engine cannot be started.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
-        let bytes = config.cache_bytes.unwrap_or_else(default_cache);
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let bytes =
+            config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
+        let least = (bytes / 8).clamp(arc::config::ARC_MIN_FLOOR, 32 << 20);
+        let sizes = arc::Config { policy: config.policy, ..arc::Config::sized(least, bytes) };
         Ok(Arc::new(Engine {
-            cache: Arc::new(zio::BlockCache::new(bytes)),
+            cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
         }))
     }
 
-    /// Counters of the block cache.
-    pub fn cache_stats(&self) -> arc::CacheStats {
-        self.cache.stats()
+    /// Counters and sizes of the block cache.
+    pub fn arc_stats(&self) -> arc::ArcStats {
+        self.cache.arc_stats()
+    }
+
+    /// The block cache's tunables.
+    pub fn arc_config(&self) -> arc::Config {
+        self.cache.config()
+    }
+
+    /// Changes the block cache's tunables, at once.
+    ///
+    /// # Errors
+    /// `Invalid` naming what makes no sense; nothing has changed then.
+    pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
+        self.cache.configure(config)
+    }
+
+    /// Changes the largest size of the block cache, at once.
+    ///
+    /// # Errors
+    /// As [`Engine::set_arc_config`].
+    pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
+        self.cache.configure(arc::Config { arc_max: bytes, ..self.cache.config() })
     }
 
     /// Forgets every cached block (to measure cold reads).

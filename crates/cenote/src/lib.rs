@@ -33,10 +33,10 @@ mod pool;
 mod pool_props;
 mod values;
 
-pub use arc::CacheStats;
+pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
-pub use dmu::{Extent, Io, Mode};
+pub use dmu::{Access, Caching, Copies, Extent, Io, Mode};
 pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;

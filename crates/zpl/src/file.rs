@@ -1,7 +1,7 @@
 //! The content of files and the targets of symbolic links.
 
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
-use dmu::{Extent, Io, Object};
+use dmu::{Copies, Extent, Io, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::FileType;
@@ -51,8 +51,8 @@ impl File {
         let bs = self.object.block_size();
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
-        let pieces = self.object.read_bufs(offset, take as usize, io)?;
-        Ok(pieces.into_iter().next().unwrap_or_default())
+        let range = skip as usize..(skip + take) as usize;
+        self.object.read_part(offset / bs, range, io)
     }
 
     /// Copies bytes from `offset` into `out`: how many there were.
@@ -60,6 +60,7 @@ impl File {
     /// # Errors
     /// Those of reading.
     pub fn read_at(&self, offset: u64, out: &mut [u8], io: Io) -> Result<usize> {
+        let io = Io { copies: Copies::Yes, ..io };
         let mut done = 0;
         while done < out.len() {
             let piece = self.borrow(offset.saturating_add(done as u64), out.len() - done, io)?;
