@@ -17,7 +17,7 @@ pub const ONE: u64 = 1 << 32;
 /// Where metadata's share starts. OpenZFS starts at a quarter; but a share is a
 /// bound, not a reservation, and a first walk beside a stream of data has no ghosts
 /// to speak for it yet.
-pub const META_START: u64 = ONE / 4 * 3;
+pub const META_START: u64 = ONE / 16 * 15;
 /// Least share of either kind.
 pub const SHARE_MIN: u64 = ONE / 64;
 /// Most that the reach of the ghosts may weigh a push up or down.
