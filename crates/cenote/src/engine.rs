@@ -31,6 +31,7 @@ pub struct Engine {
     cache: Arc<zio::BlockCache>,
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
+    prefetch: Arc<zio::Prefetch>,
 }
 
 /// What a scan found.
@@ -86,12 +87,18 @@ impl Engine {
             cache: Arc::new(zio::BlockCache::new(bytes)),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
+            prefetch: zio::Prefetch::new(),
         }))
     }
 
     /// Counters of the block cache.
     pub fn cache_stats(&self) -> arc::CacheStats {
         self.cache.stats()
+    }
+
+    /// Tunables and counters of reading ahead, for all pools.
+    pub fn prefetch(&self) -> &Arc<zio::Prefetch> {
+        &self.prefetch
     }
 
     /// Forgets every cached block (to measure cold reads).
@@ -180,6 +187,7 @@ impl Engine {
         }
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         let pool = Arc::new(Pool::new(spa));
         pools.push(Arc::downgrade(&pool));
         Ok(pool)
@@ -194,6 +202,7 @@ impl Engine {
         let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
         let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         Ok(Arc::new(Pool::new(spa)))
     }
 }

@@ -17,9 +17,11 @@
 //! * A request that may not wait ([`Mode::MemoryOnly`]) never touches a device.
 //! * Memory for one request is bounded by the pointer's checked sizes.
 //!
-//! Lock order: the tree pointer's lock is a leaf; it is held to clone the `Arc`.
+//! Lock order: the tree pointer's lock and that of [`Prefetch`]'s are leaves, held to clone the
+//! `Arc`.
 
 mod gang;
+pub mod prefetch;
 mod read;
 mod scrub;
 
@@ -33,6 +35,7 @@ use base::rt::RwLock;
 use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
+pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
 
@@ -113,6 +116,7 @@ pub struct Zio {
     salt: OnceLock<SaltTemplate>,
     dynamic_gang: AtomicBool,
     background: Workers,
+    prefetch: RwLock<Arc<Prefetch>>,
 }
 
 /// Threads that read ahead for one pool, and blocks that may wait for them.
@@ -131,6 +135,7 @@ impl Zio {
             salt: OnceLock::new(),
             dynamic_gang: AtomicBool::new(false),
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
+            prefetch: RwLock::default(),
         }
     }
 

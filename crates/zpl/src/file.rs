@@ -1,7 +1,7 @@
 //! The content of files and the targets of symbolic links.
 
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
-use dmu::{Extent, Io, Object};
+use dmu::{Caching, Extent, Io, Mode, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::FileType;
@@ -26,6 +26,7 @@ pub enum Whence {
 pub struct File {
     object: Object,
     size: u64,
+    zfetch: dmu::Zfetch,
 }
 
 impl File {
@@ -51,8 +52,28 @@ impl File {
         let bs = self.object.block_size();
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
-        let pieces = self.object.read_bufs(offset, take as usize, io)?;
+        let pieces = self.read_ahead(offset, take as usize, io)?;
         Ok(pieces.into_iter().next().unwrap_or_default())
+    }
+
+    /// [`Object::read_bufs`], which the predictor is told of: before the read if it
+    /// must wait for a device, so that both go on together.
+    fn read_ahead(&self, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
+        if io.caching == Caching::Bypass {
+            return self.object.read_bufs(offset, len, io);
+        }
+        match self.object.read_bufs(offset, len, io.from_memory()) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock && io.mode == Mode::MayWait => {
+                self.zfetch.advance(&self.object, offset, len as u64, true, false);
+                self.object.read_bufs(offset, len, io)
+            }
+            read => {
+                if read.is_ok() {
+                    self.zfetch.advance(&self.object, offset, len as u64, false, false);
+                }
+                read
+            }
+        }
     }
 
     /// Copies bytes from `offset` into `out`: how many there were.
@@ -80,7 +101,7 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.regular(id, io)?;
-        Ok(File { object, size: attrs.size })
+        Ok(File { object, size: attrs.size, zfetch: self.zfetch.open() })
     }
 
     fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
@@ -102,8 +123,17 @@ impl FileSystem {
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let (object, attrs) = self.regular(id, io)?;
         let inside = (len as u64).min(attrs.size.saturating_sub(offset));
-        self.streams.advance(&object, offset, inside, self.drops_behind());
-        object.read_clipped(attrs.size, offset, len, io)
+        // A read that must wait is told before, so that both go on together; one from
+        // memory is made first, for if it fails it comes again and waits.
+        let waits = io.mode == Mode::MayWait;
+        let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
+        if waits {
+            advance();
+            return object.read_clipped(attrs.size, offset, len, io);
+        }
+        let read = object.read_clipped(attrs.size, offset, len, io)?;
+        advance();
+        Ok(read)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.

@@ -39,8 +39,6 @@ const SNAPDIR_NAME: &[u8] = b"snapshot";
 const COOKIE_CTL: u64 = 2;
 const COOKIE_BEHIND_CTL: u64 = 3;
 const S_IFDIR: u32 = 0o040_000;
-/// Bytes of a dnode's slot (chapter 03 §2).
-const DNODE_UNIT: u64 = 512;
 /// Unit of space in `statfs`.
 const FRAGMENT: u64 = 512;
 
@@ -349,9 +347,6 @@ impl Listing<'_> {
         }
         loop {
             let page = self.fs.readdir(id, cookie, io(self.mode))?;
-            if self.plus && self.mode == Mode::Blocking {
-                self.warm(&page.entries);
-            }
             for e in &page.entries {
                 if !self.add(e, sink)? {
                     return Ok(());
@@ -365,21 +360,6 @@ impl Listing<'_> {
                 Some(next) if next != cookie => cookie = next,
                 _ => return Ok(()),
             }
-        }
-    }
-
-    /// Has the blocks with the entries' dnodes read at the same time: their
-    /// attributes are read one after the other next.
-    fn warm(&self, entries: &[DirEntry]) {
-        let meta = self.fs.objset().meta_object();
-        let size = meta.block_size().max(DNODE_UNIT);
-        let offset = |e: &DirEntry| e.id.0.checked_mul(DNODE_UNIT).map(|o| o / size * size);
-        let mut blocks: Vec<u64> = entries.iter().filter_map(offset).collect();
-        blocks.sort_unstable();
-        blocks.dedup();
-        // The first is read at once anyway.
-        for block in blocks.into_iter().skip(1) {
-            meta.prefetch(block, 1);
         }
     }
 
