@@ -33,6 +33,7 @@ pub struct Engine {
     cache: Arc<zio::BlockCache>,
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
+    prefetch: Arc<zio::Prefetch>,
 }
 
 /// What a scan found.
@@ -90,6 +91,7 @@ impl Engine {
             cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
+            prefetch: zio::Prefetch::new(),
         }))
     }
 
@@ -117,6 +119,11 @@ impl Engine {
     /// As [`Engine::set_arc_config`].
     pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
         self.cache.configure(arc::Config { arc_max: bytes, ..self.cache.config() })
+    }
+
+    /// Tunables and counters of reading ahead, for all pools.
+    pub fn prefetch(&self) -> &Arc<zio::Prefetch> {
+        &self.prefetch
     }
 
     /// Forgets every cached block (to measure cold reads).
@@ -205,6 +212,7 @@ impl Engine {
         }
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         let pool = Arc::new(Pool::new(spa));
         pools.push(Arc::downgrade(&pool));
         Ok(pool)
@@ -219,6 +227,7 @@ impl Engine {
         let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
         let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         Ok(Arc::new(Pool::new(spa)))
     }
 }

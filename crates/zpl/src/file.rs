@@ -1,7 +1,9 @@
 //! The content of files and the targets of symbolic links.
 
+use std::ops::Range;
+
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
-use dmu::{Copies, Extent, Io, Object};
+use dmu::{Caching, Copies, Extent, Io, Mode, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::FileType;
@@ -26,6 +28,7 @@ pub enum Whence {
 pub struct File {
     object: Object,
     size: u64,
+    zfetch: dmu::Zfetch,
 }
 
 impl File {
@@ -52,7 +55,28 @@ impl File {
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
         let range = skip as usize..(skip + take) as usize;
-        self.object.read_part(offset / bs, range, io)
+        self.read_ahead(offset, offset / bs, range, io)
+    }
+
+    /// [`Object::read_part`], which the predictor is told of: before the read if it
+    /// must wait for a device, so that both go on together.
+    fn read_ahead(&self, offset: u64, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
+        if io.caching == Caching::Bypass {
+            return self.object.read_part(blkid, range, io);
+        }
+        let len = range.len() as u64;
+        match self.object.read_part(blkid, range.clone(), io.from_memory()) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock && io.mode == Mode::MayWait => {
+                self.zfetch.advance(&self.object, offset, len, true, false);
+                self.object.read_part(blkid, range, io)
+            }
+            read => {
+                if read.is_ok() {
+                    self.zfetch.advance(&self.object, offset, len, false, false);
+                }
+                read
+            }
+        }
     }
 
     /// Copies bytes from `offset` into `out`: how many there were.
@@ -81,7 +105,7 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.regular(id, io)?;
-        Ok(File { object, size: attrs.size })
+        Ok(File { object, size: attrs.size, zfetch: self.zfetch.open() })
     }
 
     fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
@@ -102,9 +126,20 @@ impl FileSystem {
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let (object, attrs) = self.regular(id, io)?;
+        let passes = self.drops_behind() && io.caching == Caching::Keep;
+        let io = if passes { Io { caching: Caching::Remember, ..io } } else { io };
         let inside = (len as u64).min(attrs.size.saturating_sub(offset));
-        self.streams.advance(&object, offset, inside, self.drops_behind());
-        object.read_clipped(attrs.size, offset, len, io)
+        // A read that must wait is told before, so that both go on together; one from
+        // memory is made first, for if it fails it comes again and waits.
+        let waits = io.mode == Mode::MayWait;
+        let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
+        if waits {
+            advance();
+            return object.read_clipped(attrs.size, offset, len, io);
+        }
+        let read = object.read_clipped(attrs.size, offset, len, io)?;
+        advance();
+        Ok(read)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.
