@@ -10,9 +10,10 @@
 //! [`ZfetchFiles`] remembers those read last. [`walk::Walks`] does the same for
 //! directories.
 //!
-//! A read that memory serves costs little here: the block of the last read is
-//! known without the lock, a lock that somebody holds is passed by, and the clock
-//! is asked only where a stream is concerned.
+//! A read that memory serves costs little here. The block of the last read is known
+//! without the lock; a lock that somebody holds is passed by; the clock is asked
+//! only where a stream is concerned. When reads have proved random, only those that
+//! wait for a device are looked at (and counted), until a stream shows.
 //!
 //! # Invariants
 //! * Nothing here waits for a device, or reads more than the predictor planned.
@@ -26,7 +27,7 @@ pub mod stream;
 pub mod walk;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use base::rt::{self, Mutex};
@@ -77,6 +78,8 @@ pub struct Zfetch {
     mode: PrefetchMode,
     /// The last access, packed; 0 if there was none.
     last: AtomicU64,
+    /// Reads are random: those that memory serves say nothing.
+    random: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -120,7 +123,13 @@ impl Zfetch {
     /// The predictor of a file of a pool, nothing read yet.
     pub fn new(shared: Arc<Prefetch>, mode: PrefetchMode) -> Zfetch {
         let state = State { table: None, generation: 0 };
-        Zfetch { shared, mode, last: AtomicU64::new(0), state: Mutex::new(state) }
+        Zfetch {
+            shared,
+            mode,
+            last: AtomicU64::new(0),
+            random: AtomicBool::new(false),
+            state: Mutex::new(state),
+        }
     }
 
     /// These bytes of `object` are read: call it before a read that waits for a
@@ -135,7 +144,7 @@ impl Zfetch {
         let blocks = shift_or_divide(offset.saturating_add(len - 1), bs) - first + 1;
         // Many small reads of one block are one access.
         let packed = first << 16 | blocks.min(0xffff);
-        if self.last.load(Relaxed) == packed && !waits {
+        if !waits && (self.random.load(Relaxed) || self.last.load(Relaxed) == packed) {
             return;
         }
         self.last.store(packed, Relaxed);
@@ -146,6 +155,8 @@ impl Zfetch {
             let plan = table.access(clock, first, blocks, waits);
             if table.pending() >= STATS_BATCH {
                 self.shared.count(&table.take_stats());
+                table.reap(clock());
+                self.random.store(table.is_random(), Relaxed);
                 // The cache's target, a part of the parameters, changes by itself.
                 state.generation = 0;
             }

@@ -174,6 +174,16 @@ impl Stream {
         }
     }
 
+    /// The blocks that an access must touch for [`Stream::relate`] to say something,
+    /// or a few more.
+    fn zone(&self, p: &Params) -> Range<u64> {
+        let reorder = p.reorder_units(self.course.unit());
+        let (from, to) = (self.next.saturating_sub(reorder), self.next.saturating_add(reorder));
+        let span = self.course.span(from, to.max(from + 1), p.blocks);
+        let slack = self.course.pace();
+        span.start.saturating_sub(slack)..span.end.saturating_add(slack)
+    }
+
     /// Remembers `[u, v)` ahead of `next`; where to the stream may pass, if anywhere.
     fn remember(&mut self, u: u64, v: u64, hole_shift: u32) -> Option<u64> {
         let (mut u, mut v) = (u, v);
@@ -200,8 +210,16 @@ impl Stream {
         pass
     }
 
-    /// Goes on to unit `to`, and plans.
-    fn advance(&mut self, to: u64, waited: bool, now: Duration, p: &Params) -> Plan {
+    /// Goes on to unit `to` after an access at unit `at`, and plans: at
+    /// least `first` bytes ahead from the second time on.
+    fn advance(
+        &mut self,
+        (at, to): (u64, u64),
+        waited: bool,
+        first: u64,
+        now: Duration,
+        p: &Params,
+    ) -> Plan {
         let unit = p.block_size.saturating_mul(self.course.unit()).max(1);
         let bytes = (to - self.next).saturating_mul(unit);
         // A read had to wait for what was asked for: ask earlier.
@@ -218,16 +236,16 @@ impl Stream {
         self.missed |= waited;
         self.distance = match self.distance {
             0 => bytes,
-            d if d < p.min_distance => (d * 2).max(bytes).max(FIRST.min(p.min_distance)),
+            d if d < p.min_distance => (d * 2).max(bytes).max(first.min(p.min_distance)),
             d if late => d + d / 8,
             d => d.max(bytes),
         }
         .min(p.max_distance);
         self.idistance = (self.idistance * 2).max(bytes).max(unit).min(p.max_idistance);
-        self.plan(unit, p)
+        self.plan(at, unit, p)
     }
 
-    fn plan(&mut self, unit: u64, p: &Params) -> Plan {
+    fn plan(&mut self, at: u64, unit: u64, p: &Params) -> Plan {
         let total = self.course.total(p.blocks);
         let mut plan = Plan { stream: self.id, ..Plan::default() };
         let from = self.asked.max(self.next);
@@ -244,7 +262,7 @@ impl Stream {
         if p.l1_shift > 0 && ito > to {
             plan.indirect = self.new_l1(self.course.span(to, ito, p.blocks), p.l1_shift);
         }
-        let done = self.next.saturating_sub((DROP_LAG / unit).max(1));
+        let done = self.next.min(at).saturating_sub((DROP_LAG / unit).max(1));
         if done.saturating_sub(self.behind) >= (DROP_PIECE / unit).max(1) {
             plan.behind = Some(self.course.ask(self.behind, done, p.blocks));
             self.behind = done;
@@ -277,7 +295,13 @@ impl Stream {
 pub struct Table {
     params: Params,
     streams: Vec<Stream>,
+    /// Where the streams are, in their order.
+    zones: Vec<Range<u64>>,
     tries: [Option<Try>; TRIES],
+    /// Where the tries end, modulo 2^32.
+    ends: [u32; TRIES],
+    /// How far apart accesses of one strided reader may be, blocks.
+    reach: u64,
     turn: usize,
     noise: u32,
     serial: u64,
@@ -291,7 +315,10 @@ impl Table {
         Table {
             params,
             streams: Vec::new(),
+            zones: Vec::new(),
             tries: [None; TRIES],
+            ends: [0; TRIES],
+            reach: params.reorder_units(1).max(STRIDE_MAX),
             turn: 0,
             noise: 0,
             serial: 0,
@@ -307,7 +334,9 @@ impl Table {
             self.tries = [None; TRIES];
         }
         self.streams.truncate(params.stream_limit());
+        self.reach = params.reorder_units(1).max(STRIDE_MAX);
         self.params = params;
+        self.rezone();
     }
 
     /// The parameters.
@@ -340,24 +369,11 @@ impl Table {
         blocks: u64,
         waited: bool,
     ) -> Plan {
-        let p = self.params;
-        let (b, e) = (first, first.saturating_add(blocks).min(p.blocks));
+        let (b, e) = (first, first.saturating_add(blocks).min(self.params.blocks));
         if b >= e {
             return Plan::default();
         }
-        let mut near: Option<(usize, Near, u64, u64)> = None;
-        for (i, s) in self.streams.iter().enumerate() {
-            let Some((how, u, v)) = s.relate(b, e, &p) else { continue };
-            let exact = how == Near::Hit && u == s.next;
-            // Exact before overlapping, that before future, that before past.
-            if near.is_none_or(|n| (how as u8) < n.1 as u8) || exact {
-                near = Some((i, how, u, v));
-            }
-            if exact {
-                break;
-            }
-        }
-        let Some((i, how, u, v)) = near else {
+        let Some((i, how, u, v)) = self.nearest(b, e) else {
             let known = self.serial;
             let plan = self.try_access(&clock, b, e, waited, true);
             if known == self.serial {
@@ -369,14 +385,14 @@ impl Table {
         match how {
             Near::Hit => {
                 self.stats.hits += 1;
-                self.hit(i, v, waited, clock())
+                self.hit(i, (u, v), waited, clock())
             }
             Near::Future => self.future(i, (u, v), (b, e), waited, &clock),
             Near::Past => {
                 self.stats.past += 1;
                 let now = clock();
                 let s = &mut self.streams[i];
-                let young = now.saturating_sub(s.seen) < p.max_reap;
+                let young = now.saturating_sub(s.seen) < self.params.max_reap;
                 // Behind a known reader one does not start another in its direction.
                 let up = s.course != Course::Up || !young;
                 if young {
@@ -387,13 +403,54 @@ impl Table {
         }
     }
 
-    fn hit(&mut self, i: usize, to: u64, waited: bool, now: Duration) -> Plan {
+    /// The stream that an access concerns most, and how.
+    fn nearest(&self, b: u64, e: u64) -> Option<(usize, Near, u64, u64)> {
+        let inside = |z: &Range<u64>| u32::from((b < z.end) & (e > z.start));
+        if self.zones.iter().map(inside).sum::<u32>() == 0 {
+            return None;
+        }
+        let mut near: Option<(usize, Near, u64, u64)> = None;
+        for (i, s) in self.streams.iter().enumerate() {
+            let Some((how, u, v)) = s.relate(b, e, &self.params) else { continue };
+            let exact = how == Near::Hit && u == s.next;
+            // Exact before overlapping, that before future, that before past.
+            if near.is_none_or(|n| (how as u8) < n.1 as u8) || exact {
+                near = Some((i, how, u, v));
+            }
+            if exact {
+                break;
+            }
+        }
+        near
+    }
+
+    fn rezone(&mut self) {
+        self.zones.clear();
+        self.zones.extend(self.streams.iter().map(|s| s.zone(&self.params)));
+    }
+
+    /// Streams that nobody has followed for long end.
+    pub fn reap(&mut self, now: Duration) {
+        let max = self.params.max_reap;
+        self.streams.retain(|s| now.saturating_sub(s.seen) <= max);
+        self.rezone();
+    }
+
+    /// All that was seen lately is random.
+    pub fn is_random(&self) -> bool {
+        self.noise > NOISY && self.streams.is_empty()
+    }
+
+    fn hit(&mut self, i: usize, (at, to): (u64, u64), waited: bool, now: Duration) -> Plan {
         self.noise = self.noise.saturating_sub(4);
         let s = &mut self.streams[i];
-        let plan = s.advance(to, waited, now, &self.params);
+        // Among random accesses a hit may be chance, even the second.
+        let first = if self.noise > NOISY { 0 } else { FIRST };
+        let plan = s.advance((at, to), waited, first, now, &self.params);
         if s.next >= s.course.total(self.params.blocks) {
             self.streams.swap_remove(i);
         }
+        self.rezone();
         plan
     }
 
@@ -411,7 +468,7 @@ impl Table {
         s.missed |= waited;
         if let Some(to) = s.remember(u, v, self.params.hole_shift) {
             self.stats.stride += 1;
-            return self.hit(i, to, waited, now);
+            return self.hit(i, (u, to), waited, now);
         }
         self.stats.future += 1;
         if v <= s.asked {
@@ -432,7 +489,10 @@ impl Table {
     ) -> Plan {
         let need = if self.noise > NOISY { 2 } else { 1 };
         let mut new = Try { first: b, end: e, delta: 0, ups: 0, downs: 0, missed: waited };
-        let reach = self.params.reorder_units(1).max(STRIDE_MAX);
+        let reach = self.reach;
+        if !self.any_near(b, e) {
+            return self.remember(new);
+        }
         let mut nearest = reach + 1;
         let mut known = None;
         for (i, t) in self.tries.iter().enumerate() {
@@ -441,13 +501,13 @@ impl Table {
                 return Plan::default();
             }
             if t.first <= b && b <= t.end {
-                new.ups = new.ups.max(t.ups + 1);
+                new.ups = new.ups.max(t.ups.saturating_add(1));
                 if up && new.ups >= need {
                     known = Some((i, *t, Course::Up));
                     break;
                 }
             } else if b < t.first && t.first <= e {
-                new.downs = new.downs.max(t.downs + 1);
+                new.downs = new.downs.max(t.downs.saturating_add(1));
                 if new.downs >= 2 {
                     known = Some((i, *t, Course::Down));
                 }
@@ -470,9 +530,24 @@ impl Table {
             self.tries[i] = None;
             return self.begin(course, t, (b, e), waited, clock());
         }
+        self.remember(new)
+    }
+
+    fn remember(&mut self, new: Try) -> Plan {
         self.tries[self.turn] = Some(new);
+        self.ends[self.turn] = new.end as u32;
         self.turn = (self.turn + 1) % TRIES;
         Plan::default()
+    }
+
+    /// Whether any try may have to do with an access: the common answer is no, and
+    /// costs a few vector instructions. It may be wrongly yes, or no for accesses
+    /// larger than the reach.
+    fn any_near(&self, b: u64, e: u64) -> bool {
+        let reach = self.reach.saturating_add(e - b).min(1 << 30) as u32;
+        let low = (b as u32).wrapping_sub(reach);
+        let near = |end: &u32| u32::from(end.wrapping_sub(low) <= 2 * reach);
+        self.ends.iter().map(near).sum::<u32>() > 0
     }
 
     /// Makes room for one more stream.
@@ -483,7 +558,7 @@ impl Table {
         }
         let now = clock();
         let age = |s: &Stream| now.saturating_sub(s.seen);
-        self.streams.retain(|s| age(s) <= p.max_reap);
+        self.reap(now);
         if self.streams.len() < p.stream_limit() {
             return true;
         }
@@ -491,6 +566,7 @@ impl Table {
         match oldest.filter(|&i| age(&self.streams[i]) > p.min_reap) {
             Some(i) => {
                 self.streams.swap_remove(i);
+                self.rezone();
                 true
             }
             None => {
@@ -509,7 +585,7 @@ impl Table {
         now: Duration,
     ) -> Plan {
         let end = self.params.blocks;
-        let (Some((from, next)), Some((_, to))) =
+        let (Some((from, next)), Some((at, to))) =
             (course.units(t.first, t.end, end), course.units(b, e, end))
         else {
             return Plan::default();
@@ -529,7 +605,7 @@ impl Table {
             seen: now,
             missed: t.missed,
         });
-        self.hit(self.streams.len() - 1, to, waited, now)
+        self.hit(self.streams.len() - 1, (at, to), waited, now)
     }
 
     /// Block `block` of `plan`'s data, and those behind it, could not be read ahead:
