@@ -15,6 +15,7 @@
 //!
 //! Lock order: the dnode cache's shard locks and those of [`zfetch`] are leaves.
 
+pub mod dbuf;
 pub mod object;
 pub mod objset;
 pub mod traverse;
