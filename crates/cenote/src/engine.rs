@@ -31,6 +31,10 @@ pub struct Engine {
     cache: Arc<zio::BlockCache>,
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
+    kstats: Arc<kstat::Registry>,
+    arc_config: Mutex<arc::Config>,
+    /// Which bounds follow the machine; changed under its lock.
+    pub(crate) automatic: Mutex<crate::tune::Automatic>,
 }
 
 /// What a scan found.
@@ -80,13 +84,76 @@ impl Engine {
     /// # Errors
     /// When the device engine cannot be started.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
-        let bytes = config.cache_bytes.unwrap_or_else(default_cache);
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Ok(Arc::new(Engine {
+        let arc_max = config.cache_bytes.unwrap_or_else(default_cache);
+        let bytes = usize::try_from(arc_max).unwrap_or(usize::MAX);
+        let arc_min = crate::tune::automatic_min(arc_max);
+        let engine = Arc::new(Engine {
             cache: Arc::new(zio::BlockCache::new(bytes)),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
-        }))
+            kstats: Arc::new(kstat::Registry::new()),
+            arc_config: Mutex::new(arc::Config { arc_min, arc_max, ..arc::Config::default() }),
+            automatic: Mutex::new(crate::tune::Automatic {
+                max: config.cache_bytes.is_none(),
+                min: true,
+            }),
+        });
+        crate::kstats::register_engine(&engine)?;
+        Ok(engine)
+    }
+
+    /// The kstats of this engine and its pools.
+    pub fn kstats(&self) -> &Arc<kstat::Registry> {
+        &self.kstats
+    }
+
+    /// Everything the cache counts.
+    pub fn arc_stats(&self) -> arc::ArcStats {
+        let (s, config) = (self.cache.stats(), self.arc_config());
+        let class = |hits, misses| arc::stats::Accesses { hits, iohits: 0, misses };
+        arc::ArcStats {
+            demand_data: class(s.data_hits, s.data_misses),
+            demand_metadata: class(s.metadata_hits, s.metadata_misses),
+            mru_ghost_hits: s.mru_ghost_hits,
+            mfu_ghost_hits: s.mfu_ghost_hits,
+            c: s.target,
+            c_min: config.arc_min,
+            c_max: config.arc_max,
+            size: s.size,
+            compressed_size: s.size,
+            uncompressed_size: s.size,
+            data_size: s.size,
+            ..arc::ArcStats::default()
+        }
+    }
+
+    /// The cache's tunables. [`crate::tune`] has them by name.
+    pub fn arc_config(&self) -> arc::Config {
+        *self.arc_config.lock()
+    }
+
+    /// Changes the cache's tunables, at once.
+    ///
+    /// # Errors
+    /// `Invalid` naming the value that makes no sense; nothing is changed then.
+    pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
+        config.check()?;
+        let mut held = self.arc_config.lock();
+        if held.arc_max != config.arc_max {
+            self.cache.set_limit(usize::try_from(config.arc_max).unwrap_or(usize::MAX));
+        }
+        *held = config;
+        Ok(())
+    }
+
+    /// What the prefetcher counts.
+    pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
+        crate::kstats::ZfetchStats::default()
+    }
+
+    /// The hit ratios expected at other sizes; empty while there is nothing to go by.
+    pub fn what_if(&self) -> Vec<crate::kstats::WhatIfPoint> {
+        Vec::new()
     }
 
     /// Counters of the block cache.
@@ -180,7 +247,9 @@ impl Engine {
         }
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
-        let pool = Arc::new(Pool::new(spa));
+        let pool = Arc::new(Pool::new(spa, Some(Arc::clone(&self.kstats))));
+        // A pool without kstats is better than none.
+        let _absent = crate::kstats::register_pool(&pool.core);
         pools.push(Arc::downgrade(&pool));
         Ok(pool)
     }
@@ -194,7 +263,7 @@ impl Engine {
         let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
         let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
-        Ok(Arc::new(Pool::new(spa)))
+        Ok(Arc::new(Pool::new(spa, None)))
     }
 }
 
@@ -245,9 +314,14 @@ fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
 }
 
 /// An eighth of the machine's memory.
-fn default_cache() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map_or(CACHE_FALLBACK, |kib| (kib << 10) / 8)
+pub(crate) fn default_cache() -> u64 {
+    memory().map_or(CACHE_FALLBACK, |bytes| bytes / 8)
+}
+
+/// The machine's memory, bytes, if it can be told.
+pub(crate) fn memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kib = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    kib.checked_mul(1024)
 }

@@ -1,5 +1,7 @@
 //! The content of files and the targets of symbolic links.
 
+use std::sync::Arc;
+
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use dmu::{Extent, Io, Object};
 use ondisk::objtype::ObjType;
@@ -26,6 +28,7 @@ pub enum Whence {
 pub struct File {
     object: Object,
     size: u64,
+    counters: Option<Arc<kstat::IoCounters>>,
 }
 
 impl File {
@@ -52,6 +55,9 @@ impl File {
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
         let pieces = self.object.read_bufs(offset, take as usize, io)?;
+        if let Some(counters) = &self.counters {
+            counters.read(take);
+        }
         Ok(pieces.into_iter().next().unwrap_or_default())
     }
 
@@ -80,7 +86,7 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.regular(id, io)?;
-        Ok(File { object, size: attrs.size })
+        Ok(File { object, size: attrs.size, counters: self.counters().cloned() })
     }
 
     fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
@@ -103,7 +109,11 @@ impl FileSystem {
         let (object, attrs) = self.regular(id, io)?;
         let inside = (len as u64).min(attrs.size.saturating_sub(offset));
         self.streams.advance(&object, offset, inside, self.drops_behind());
-        object.read_clipped(attrs.size, offset, len, io)
+        let pieces = object.read_clipped(attrs.size, offset, len, io)?;
+        if let Some(counters) = self.counters() {
+            counters.read(pieces.iter().map(|p| p.len() as u64).sum());
+        }
+        Ok(pieces)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.

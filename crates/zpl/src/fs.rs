@@ -1,7 +1,7 @@
 //! An open file system.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use base::limits::FILE_NAME_MAX;
 use base::{Error, ObjectId, Result};
@@ -27,6 +27,7 @@ pub struct FileSystem {
     long_names: AtomicBool,
     pub(crate) streams: dmu::Streams,
     drop_behind: AtomicBool,
+    counters: OnceLock<Arc<kstat::IoCounters>>,
 }
 
 impl FileSystem {
@@ -55,6 +56,7 @@ impl FileSystem {
             long_names,
             streams: dmu::Streams::default(),
             drop_behind: AtomicBool::new(false),
+            counters: OnceLock::new(),
         }))
     }
 
@@ -82,6 +84,15 @@ impl FileSystem {
     /// sequential reader need not stay in ours.
     pub fn set_drop_behind(&self, on: bool) {
         self.drop_behind.store(on, Relaxed);
+    }
+
+    /// Where reads of file content are counted; the first call decides.
+    pub fn set_counters(&self, counters: Arc<kstat::IoCounters>) {
+        let _first = self.counters.set(counters);
+    }
+
+    pub(crate) fn counters(&self) -> Option<&Arc<kstat::IoCounters>> {
+        self.counters.get()
     }
 
     pub(crate) fn drops_behind(&self) -> bool {
