@@ -11,6 +11,9 @@ use crate::{Body, Kstat, Value};
 const STATES: [&str; 7] =
     ["degraded", "faulted", "offline", "online", "removed", "suspended", "unavail"];
 
+/// The metric of them.
+const STATE: &str = "node_zfs_zpool_state";
+
 /// Letters, digits and underscores.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
@@ -48,7 +51,7 @@ fn state(to: &mut Metrics, pool: &str, text: &str) {
     for state in STATES {
         let labels = format!("{{state=\"{state}\",zpool={}}}", quoted(pool));
         let help = "kstat.zfs.misc.state".to_owned();
-        add(to, "node_zfs_zpool_state".to_owned(), help, labels, i128::from(is == state));
+        add(to, STATE.to_owned(), help, labels, i128::from(is == state));
     }
 }
 
@@ -93,7 +96,8 @@ pub fn render(kstats: &[(String, Kstat)]) -> String {
     let mut out = String::new();
     for (name, (help, samples)) in &metrics {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} untyped");
+        let kind = if name == STATE { "gauge" } else { "untyped" };
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for (labels, value) in samples {
             let _ = writeln!(out, "{name}{labels} {value}");
         }

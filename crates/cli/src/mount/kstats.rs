@@ -240,6 +240,7 @@ impl Filesystem for KstatFs {
 pub(crate) struct KstatMount {
     session: Session,
     dir: PathBuf,
+    runtime: PathBuf,
 }
 
 /// Others may pass through the directories that lead to the mount; what else lies
@@ -275,7 +276,7 @@ impl KstatMount {
             let_others_pass(runtime)
                 .map_err(|e| Error::io("cannot open the runtime directory to others", e))?;
         }
-        Ok(Some(KstatMount { session, dir }))
+        Ok(Some(KstatMount { session, dir, runtime: runtime.to_owned() }))
     }
 
     /// Where it is.
@@ -286,7 +287,10 @@ impl KstatMount {
     /// Ends the mount; who has a file of it open keeps that.
     pub(crate) fn end(self) {
         if self.session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {
-            let _gone = std::fs::remove_dir(&self.dir);
+            let ours = |d: &&Path| d.starts_with(&self.runtime) && **d != self.runtime;
+            for dir in self.dir.ancestors().take_while(ours) {
+                let _gone = std::fs::remove_dir(dir);
+            }
         }
     }
 }

@@ -83,6 +83,10 @@ pub(super) fn select(list: &str, classic: bool, tier: bool) -> Result<Vec<Field>
     let mut unknown = Vec::new();
     for name in list.split(',').map(str::trim) {
         match all.iter().find(|f| f.name == name) {
+            // The column was narrower then.
+            Some(field) if classic && field.name == "c" => {
+                out.push(Field { width: 4, ..field.clone() });
+            }
             Some(field) => out.push(field.clone()),
             None => unknown.push(format!("'{}'", name.chars().take(40).collect::<String>())),
         }
