@@ -20,8 +20,10 @@ const QUEUE_DEPTH: usize = 128;
 /// How to set up an [`Engine`].
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// Bytes of the block cache; `None` is an eighth of memory.
+    /// Bytes of the block cache, from the start; `None` is an eighth of memory.
     pub cache_bytes: Option<u64>,
+    /// The replacement policy.
+    pub policy: arc::PolicyKind,
     /// What drives the devices.
     pub engine: EngineKind,
 }
@@ -32,7 +34,6 @@ pub struct Engine {
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
     kstats: Arc<kstat::Registry>,
-    arc_config: Mutex<arc::Config>,
     /// Which bounds follow the machine; changed under its lock.
     pub(crate) automatic: Mutex<crate::tune::Automatic>,
 }
@@ -84,15 +85,15 @@ impl Engine {
     /// # Errors
     /// When the device engine cannot be started.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
-        let arc_max = config.cache_bytes.unwrap_or_else(default_cache);
-        let bytes = usize::try_from(arc_max).unwrap_or(usize::MAX);
-        let arc_min = crate::tune::automatic_min(arc_max);
+        let bytes =
+            config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
+        let least = crate::tune::automatic_min(bytes);
+        let sizes = arc::Config { policy: config.policy, ..arc::Config::sized(least, bytes) };
         let engine = Arc::new(Engine {
-            cache: Arc::new(zio::BlockCache::new(bytes)),
+            cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
             kstats: Arc::new(kstat::Registry::new()),
-            arc_config: Mutex::new(arc::Config { arc_min, arc_max, ..arc::Config::default() }),
             automatic: Mutex::new(crate::tune::Automatic {
                 max: config.cache_bytes.is_none(),
                 min: true,
@@ -107,45 +108,6 @@ impl Engine {
         &self.kstats
     }
 
-    /// Everything the cache counts.
-    pub fn arc_stats(&self) -> arc::ArcStats {
-        let (s, config) = (self.cache.stats(), self.arc_config());
-        let class = |hits, misses| arc::stats::Accesses { hits, iohits: 0, misses };
-        arc::ArcStats {
-            demand_data: class(s.data_hits, s.data_misses),
-            demand_metadata: class(s.metadata_hits, s.metadata_misses),
-            mru_ghost_hits: s.mru_ghost_hits,
-            mfu_ghost_hits: s.mfu_ghost_hits,
-            c: s.target,
-            c_min: config.arc_min,
-            c_max: config.arc_max,
-            size: s.size,
-            compressed_size: s.size,
-            uncompressed_size: s.size,
-            data_size: s.size,
-            ..arc::ArcStats::default()
-        }
-    }
-
-    /// The cache's tunables. [`crate::tune`] has them by name.
-    pub fn arc_config(&self) -> arc::Config {
-        *self.arc_config.lock()
-    }
-
-    /// Changes the cache's tunables, at once.
-    ///
-    /// # Errors
-    /// `Invalid` naming the value that makes no sense; nothing is changed then.
-    pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
-        config.check()?;
-        let mut held = self.arc_config.lock();
-        if held.arc_max != config.arc_max {
-            self.cache.set_limit(usize::try_from(config.arc_max).unwrap_or(usize::MAX));
-        }
-        *held = config;
-        Ok(())
-    }
-
     /// What the prefetcher counts.
     pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
         crate::kstats::ZfetchStats::default()
@@ -156,9 +118,41 @@ impl Engine {
         Vec::new()
     }
 
-    /// Counters of the block cache.
-    pub fn cache_stats(&self) -> arc::CacheStats {
-        self.cache.stats()
+    /// Counters and sizes of the block cache.
+    pub fn arc_stats(&self) -> arc::ArcStats {
+        self.cache.arc_stats()
+    }
+
+    /// The block cache's tunables.
+    pub fn arc_config(&self) -> arc::Config {
+        self.cache.config()
+    }
+
+    /// Changes the block cache's tunables, at once. Sizes that change no longer
+    /// follow the machine.
+    ///
+    /// # Errors
+    /// `Invalid` naming what makes no sense; nothing has changed then.
+    pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
+        let mut automatic = self.automatic.lock();
+        let before = self.cache.config();
+        self.cache.configure(config)?;
+        automatic.max &= before.arc_max == config.arc_max;
+        automatic.min &= before.arc_min == config.arc_min;
+        Ok(())
+    }
+
+    /// As [`Engine::set_arc_config`], by who holds `automatic` and keeps it true.
+    pub(crate) fn configure(&self, config: arc::Config) -> Result<()> {
+        self.cache.configure(config)
+    }
+
+    /// Changes the largest size of the block cache, at once.
+    ///
+    /// # Errors
+    /// As [`Engine::set_arc_config`].
+    pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
+        self.set_arc_config(arc::Config { arc_max: bytes, ..self.cache.config() })
     }
 
     /// Forgets every cached block (to measure cold reads).

@@ -36,10 +36,10 @@ pub mod tune;
 mod values;
 
 pub use ::kstat;
-pub use arc::{ArcStats, CacheStats, Config as ArcConfig, PolicyKind};
+pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
-pub use dmu::{Extent, Io, Mode};
+pub use dmu::{Access, Caching, Copies, Extent, Io, Mode};
 pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;

@@ -91,7 +91,7 @@ fn set_arc_max(engine: &Engine, value: u64) -> Result<()> {
             nicenum(config.arc_min)
         )));
     }
-    engine.set_arc_config(config)?;
+    engine.configure(config)?;
     automatic.max = value == 0;
     Ok(())
 }
@@ -106,7 +106,7 @@ fn set_arc_min(engine: &Engine, value: u64) -> Result<()> {
             nicenum(config.arc_max)
         )));
     }
-    engine.set_arc_config(config)?;
+    engine.configure(config)?;
     automatic.min = value == 0;
     Ok(())
 }
@@ -116,7 +116,7 @@ fn change(engine: &Engine, f: impl FnOnce(&mut Config)) -> Result<()> {
     let _one = engine.automatic.lock();
     let mut config = engine.arc_config();
     f(&mut config);
-    engine.set_arc_config(config)
+    engine.configure(config)
 }
 
 /// A number that the table's range keeps within 32 bits.

@@ -25,4 +25,4 @@ pub use object::{Extent, Object};
 pub use objset::Objset;
 pub use stream::{Stream, Streams};
 pub use zap::{Match, Zap, ZapEntry};
-pub use zio::{Io, Mode};
+pub use zio::{Access, Caching, Copies, Io, Mode};

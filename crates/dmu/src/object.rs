@@ -1,11 +1,12 @@
 //! One object: its blocks by level and number, its bytes, its holes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::{Io, Mode};
+use zio::{Caching, Io, Mode};
 
 use crate::objset::Objset;
 
@@ -107,14 +108,38 @@ impl Object {
     /// # Errors
     /// Those of [`zio::Zio::read`], with the place.
     pub fn read_block(&self, blkid: u64, io: Io) -> Result<Buf> {
+        self.read_part(blkid, 0..self.dnode.data_block_size as usize, io)
+    }
+
+    /// Bytes `range` of data block `blkid`, without copying: what is in memory is
+    /// found without walking the indirect blocks.
+    ///
+    /// # Errors
+    /// As [`Object::read_block`]; `Corrupt` for a range beyond the block.
+    pub fn read_part(&self, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
+        let zio = self.os.zio();
+        let place = self.os.place(self.id, blkid);
+        if io.caching != Caching::Bypass
+            && let Some(at) = zio.hints().get(place)
+            && let Some(part) = zio
+                .read_slot(at, self.block_size(), range.clone(), io)
+                .map_err(|e| self.place(e, 0, blkid))?
+        {
+            return Ok(part);
+        }
+        let epoch = zio.hints().epoch(place);
         if blkid > self.dnode.max_blkid {
-            return Ok(Buf::zeros(self.dnode.data_block_size as usize));
+            return Ok(Buf::zeros(range.len()));
         }
         let bp = self.block_pointer(0, blkid, io)?;
         if bp.is_hole() {
-            return Ok(Buf::zeros(self.dnode.data_block_size as usize));
+            return Ok(Buf::zeros(range.len()));
         }
-        self.os.zio().read(&bp, io).map_err(|e| self.place(e, 0, blkid))
+        let (part, at) = zio.read_range(&bp, range, io).map_err(|e| self.place(e, 0, blkid))?;
+        if let Some(at) = at {
+            zio.hints().put(place, at, epoch);
+        }
+        Ok(part)
     }
 
     /// As [`Object::read_block`], with the block's byte order, for the parts of a list
@@ -146,11 +171,7 @@ impl Object {
         while at < end {
             let skip = (at % bs) as usize;
             let take = (bs - at % bs).min(end - at) as usize;
-            let block = self.read_wide(at / bs, end, io, &mut wide)?;
-            if block.len() < skip + take {
-                return Err(self.place(Error::corrupt("block is too short"), 0, at / bs));
-            }
-            out.push(block.slice(skip..skip + take));
+            out.push(self.read_wide(at / bs, skip..skip + take, end, io, &mut wide)?);
             at += take as u64;
         }
         Ok(out)
@@ -174,16 +195,23 @@ impl Object {
 
     /// Reads a block of a request up to byte `end`; the first one that is not in
     /// memory sets off background reads of those behind it.
-    fn read_wide(&self, blkid: u64, end: u64, io: Io, wide: &mut bool) -> Result<Buf> {
+    fn read_wide(
+        &self,
+        blkid: u64,
+        range: Range<usize>,
+        end: u64,
+        io: Io,
+        wide: &mut bool,
+    ) -> Result<Buf> {
         if !*wide {
-            return self.read_block(blkid, io);
+            return self.read_part(blkid, range, io);
         }
-        match self.read_block(blkid, io.from_memory()) {
+        match self.read_part(blkid, range.clone(), io.from_memory()) {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
                 *wide = false;
                 let next = (blkid + 1).saturating_mul(self.block_size());
                 self.prefetch(next, end.saturating_sub(next));
-                self.read_block(blkid, io)
+                self.read_part(blkid, range, io)
             }
             other => other,
         }

@@ -8,7 +8,7 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{Io, Zio};
+use zio::{Io, Place, Zio};
 
 use crate::object::Object;
 
@@ -20,6 +20,8 @@ const SHARDS: usize = 16;
 pub struct Objset {
     zio: Arc<Zio>,
     id: u64,
+    /// Its number among the object sets that this load of the pool opened.
+    instance: u32,
     bp: BlkPtr,
     phys: ObjsetPhys,
     meta: Arc<Dnode>,
@@ -47,12 +49,18 @@ impl Objset {
         let phys = ObjsetPhys::parse(&bytes, endian)?;
         let meta = Arc::new(phys.meta_dnode.clone());
         let dnodes = std::array::from_fn(|_| Mutex::new(HashMap::new()));
-        Ok(Arc::new(Objset { zio, id, bp, phys, meta, dnodes }))
+        let instance = zio.next_objset();
+        Ok(Arc::new(Objset { zio, id, instance, bp, phys, meta, dnodes }))
     }
 
     /// Its number in bookmarks: the dataset's object, or 0 for the MOS.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The place of a data block in the pipeline's hints.
+    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> Place {
+        Place { objset: self.instance, object: object.0, blkid }
     }
 
     /// The pointer it was opened from.

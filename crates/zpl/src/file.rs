@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
-use dmu::{Extent, Io, Object};
+use dmu::{Copies, Extent, Io, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::FileType;
@@ -54,11 +54,12 @@ impl File {
         let bs = self.object.block_size();
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
-        let pieces = self.object.read_bufs(offset, take as usize, io)?;
+        let range = skip as usize..(skip + take) as usize;
+        let piece = self.object.read_part(offset / bs, range, io)?;
         if let Some(counters) = &self.counters {
             counters.read(take);
         }
-        Ok(pieces.into_iter().next().unwrap_or_default())
+        Ok(piece)
     }
 
     /// Copies bytes from `offset` into `out`: how many there were.
@@ -66,6 +67,7 @@ impl File {
     /// # Errors
     /// Those of reading.
     pub fn read_at(&self, offset: u64, out: &mut [u8], io: Io) -> Result<usize> {
+        let io = Io { copies: Copies::Yes, ..io };
         let mut done = 0;
         while done < out.len() {
             let piece = self.borrow(offset.saturating_add(done as u64), out.len() - done, io)?;

@@ -141,7 +141,7 @@ pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
         ("memory_available_bytes", Value::I64(s.memory_available_bytes)),
         ("arc_no_grow", Value::U64(s.no_grow.into())),
         ("arc_tempreserve", Value::U64(0)),
-        ("arc_loaned_bytes", Value::U64(s.held)),
+        ("arc_loaned_bytes", Value::U64(s.held_data + s.held_metadata)),
         ("arc_prune", Value::U64(0)),
         ("arc_meta_used", Value::U64(s.metadata_size + s.hdr_size + s.dbuf_size + s.l2.hdr_size)),
         ("arc_dnode_limit", Value::U64(0)),
@@ -168,7 +168,8 @@ pub(crate) fn own(s: &ArcStats) -> Kstat {
         ("hits_copied", s.forms.copied),
         ("hits_decompressed", s.forms.decompressed),
         ("evicted_bytes", s.evicted),
-        ("held_bytes", s.held),
+        ("held_data", s.held_data),
+        ("held_metadata", s.held_metadata),
     ])
 }
 
