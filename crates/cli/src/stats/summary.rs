@@ -365,6 +365,9 @@ fn zil(i: &Input) -> String {
 }
 
 fn tunables(i: &Input, alternate: bool, described: bool) -> String {
+    if i.tunables.is_empty() {
+        return "Tunables not in a directory of kstats, skipping section\n\n".to_owned();
+    }
     let mut page = Page(String::new());
     page.head("Tunables:");
     for t in &i.tunables {
