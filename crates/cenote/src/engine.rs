@@ -34,6 +34,9 @@ pub struct Engine {
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
     prefetch: Arc<zio::Prefetch>,
+    kstats: Arc<kstat::Registry>,
+    /// Which bounds follow the machine; changed under its lock.
+    pub(crate) automatic: Mutex<crate::tune::Automatic>,
 }
 
 /// What a scan found.
@@ -85,14 +88,36 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
         let bytes =
             config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
-        let least = (bytes / 8).clamp(arc::config::ARC_MIN_FLOOR, 32 << 20);
+        let least = crate::tune::automatic_min(bytes);
         let sizes = arc::Config { policy: config.policy, ..arc::Config::sized(least, bytes) };
-        Ok(Arc::new(Engine {
+        let engine = Arc::new(Engine {
             cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
             prefetch: zio::Prefetch::new(),
-        }))
+            kstats: Arc::new(kstat::Registry::new()),
+            automatic: Mutex::new(crate::tune::Automatic {
+                max: config.cache_bytes.is_none(),
+                min: true,
+            }),
+        });
+        crate::kstats::register_engine(&engine)?;
+        Ok(engine)
+    }
+
+    /// The kstats of this engine and its pools.
+    pub fn kstats(&self) -> &Arc<kstat::Registry> {
+        &self.kstats
+    }
+
+    /// What the prefetcher counts.
+    pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
+        self.prefetch.stats()
+    }
+
+    /// The hit ratios expected at other sizes; empty while there is nothing to go by.
+    pub fn what_if(&self) -> Vec<crate::kstats::WhatIfPoint> {
+        Vec::new()
     }
 
     /// Counters and sizes of the block cache.
@@ -105,11 +130,22 @@ impl Engine {
         self.cache.config()
     }
 
-    /// Changes the block cache's tunables, at once.
+    /// Changes the block cache's tunables, at once. Sizes that change no longer
+    /// follow the machine.
     ///
     /// # Errors
     /// `Invalid` naming what makes no sense; nothing has changed then.
     pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
+        let mut automatic = self.automatic.lock();
+        let before = self.cache.config();
+        self.cache.configure(config)?;
+        automatic.max &= before.arc_max == config.arc_max;
+        automatic.min &= before.arc_min == config.arc_min;
+        Ok(())
+    }
+
+    /// As [`Engine::set_arc_config`], by who holds `automatic` and keeps it true.
+    pub(crate) fn configure(&self, config: arc::Config) -> Result<()> {
         self.cache.configure(config)
     }
 
@@ -118,7 +154,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::set_arc_config`].
     pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
-        self.cache.configure(arc::Config { arc_max: bytes, ..self.cache.config() })
+        self.set_arc_config(arc::Config { arc_max: bytes, ..self.cache.config() })
     }
 
     /// Tunables and counters of reading ahead, for all pools.
@@ -213,7 +249,9 @@ impl Engine {
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(&self.prefetch));
-        let pool = Arc::new(Pool::new(spa));
+        let pool = Arc::new(Pool::new(spa, Some(Arc::clone(&self.kstats))));
+        // A pool without kstats is better than none.
+        let _absent = crate::kstats::register_pool(&pool.core);
         pools.push(Arc::downgrade(&pool));
         Ok(pool)
     }
@@ -228,7 +266,7 @@ impl Engine {
         let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(&self.prefetch));
-        Ok(Arc::new(Pool::new(spa)))
+        Ok(Arc::new(Pool::new(spa, None)))
     }
 }
 
@@ -279,9 +317,14 @@ fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
 }
 
 /// An eighth of the machine's memory.
-fn default_cache() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map_or(CACHE_FALLBACK, |kib| (kib << 10) / 8)
+pub(crate) fn default_cache() -> u64 {
+    memory().map_or(CACHE_FALLBACK, |bytes| bytes / 8)
+}
+
+/// The machine's memory, bytes, if it can be told.
+pub(crate) fn memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kib = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    kib.checked_mul(1024)
 }

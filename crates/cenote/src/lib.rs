@@ -29,10 +29,13 @@
 
 mod dataset;
 mod engine;
+pub mod kstats;
 mod pool;
 mod pool_props;
+pub mod tune;
 mod values;
 
+pub use ::kstat;
 pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
@@ -47,6 +50,7 @@ pub use zvol::Volume;
 
 pub use dataset::{Dataset, DatasetKind};
 pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
+pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// The engine's inside, for tools that look at pools instead of using them.

@@ -1,6 +1,7 @@
 //! The content of files and the targets of symbolic links.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use dmu::{Caching, Copies, Extent, Io, Mode, Object};
@@ -29,6 +30,7 @@ pub struct File {
     object: Object,
     size: u64,
     zfetch: dmu::Zfetch,
+    counters: Option<Arc<kstat::IoCounters>>,
 }
 
 impl File {
@@ -55,7 +57,11 @@ impl File {
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
         let range = skip as usize..(skip + take) as usize;
-        self.read_ahead(offset, offset / bs, range, io)
+        let piece = self.read_ahead(offset, offset / bs, range, io)?;
+        if let Some(counters) = &self.counters {
+            counters.read(take);
+        }
+        Ok(piece)
     }
 
     /// [`Object::read_part`], which the predictor is told of: before the read if it
@@ -105,7 +111,8 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.regular(id, io)?;
-        Ok(File { object, size: attrs.size, zfetch: self.zfetch.open() })
+        let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
+        Ok(File { object, size: attrs.size, zfetch, counters })
     }
 
     fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
@@ -135,11 +142,15 @@ impl FileSystem {
         let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
         if waits {
             advance();
-            return object.read_clipped(attrs.size, offset, len, io);
         }
-        let read = object.read_clipped(attrs.size, offset, len, io)?;
-        advance();
-        Ok(read)
+        let pieces = object.read_clipped(attrs.size, offset, len, io)?;
+        if !waits {
+            advance();
+        }
+        if let Some(counters) = self.counters() {
+            counters.read(pieces.iter().map(|p| p.len() as u64).sum());
+        }
+        Ok(pieces)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.

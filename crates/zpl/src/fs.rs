@@ -1,7 +1,7 @@
 //! An open file system.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use base::limits::FILE_NAME_MAX;
 use base::{Error, ObjectId, Result};
@@ -28,6 +28,7 @@ pub struct FileSystem {
     pub(crate) zfetch: dmu::ZfetchFiles,
     pub(crate) walks: dmu::zfetch::Walks,
     drop_behind: AtomicBool,
+    counters: OnceLock<Arc<kstat::IoCounters>>,
 }
 
 impl FileSystem {
@@ -58,6 +59,7 @@ impl FileSystem {
             zfetch,
             walks: dmu::zfetch::Walks::new(),
             drop_behind: AtomicBool::new(false),
+            counters: OnceLock::new(),
         }))
     }
 
@@ -91,6 +93,15 @@ impl FileSystem {
     /// directories: the property `prefetch`.
     pub fn set_prefetch(&self, mode: dmu::PrefetchMode) {
         self.zfetch.set_mode(mode);
+    }
+
+    /// Where reads of file content are counted; the first call decides.
+    pub fn set_counters(&self, counters: Arc<kstat::IoCounters>) {
+        let _first = self.counters.set(counters);
+    }
+
+    pub(crate) fn counters(&self) -> Option<&Arc<kstat::IoCounters>> {
+        self.counters.get()
     }
 
     pub(crate) fn drops_behind(&self) -> bool {
