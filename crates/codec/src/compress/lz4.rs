@@ -20,27 +20,37 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Fills at least the first `n` bytes of `dst`; false if the stream is bad.
+/// Fills at least the first `n` bytes of `dst`, which has room for the whole block;
+/// false if the stream is bad.
 pub(super) fn decompress(src: &[u8], dst: &mut [u8], n: usize) -> bool {
-    decode(src, dst, n).is_some()
+    let partial = n < dst.len();
+    decode(src, dst, n, partial).is_some()
 }
 
-fn decode(src: &[u8], dst: &mut [u8], n: usize) -> Option<()> {
+/// Fills `dst` with the beginning of a block that may be longer; false if the
+/// stream is bad so far.
+pub(super) fn decompress_head(src: &[u8], dst: &mut [u8]) -> bool {
+    let n = dst.len();
+    decode(src, dst, n, true).is_some()
+}
+
+fn decode(src: &[u8], dst: &mut [u8], n: usize, partial: bool) -> Option<()> {
     let (header, rest) = src.split_first_chunk::<HEADER>()?;
     let block = rest.get(..u32::from_be_bytes(*header) as usize)?;
     let src_size = c_int::try_from(block.len()).ok()?;
     let capacity = c_int::try_from(dst.len()).ok()?;
     let (from, to) = (block.as_ptr().cast(), dst.as_mut_ptr().cast());
-    let produced = if n >= dst.len() {
+    let n = n.min(dst.len());
+    let produced = if !partial {
         // SAFETY: both slices are valid for the sizes given, which the function
         // does not exceed; they cannot overlap.
         unsafe { lz4_sys::LZ4_decompress_safe(from, to, src_size, capacity) }
     } else {
-        // SAFETY: as above; n < dst.len(), which fits.
+        // SAFETY: as above; n is at most dst.len(), which fits.
         unsafe { LZ4_decompress_safe_partial(from, to, src_size, n as c_int, capacity) }
     };
     let produced = usize::try_from(produced).ok()?;
-    (produced >= n.min(dst.len())).then_some(())
+    (produced >= n).then_some(())
 }
 
 /// Compresses into `dst`; `None` if it does not fit.

@@ -213,12 +213,45 @@ pub fn decompress_prefix(comp_id: u8, src: &[u8], dst: &mut [u8], n: usize) -> R
     if ok {
         return Ok(());
     }
+    Err(broken(comp_id, src, dst))
+}
+
+/// Whether [`decompress_head`] knows this algorithm: its decoder can stop early.
+pub fn has_head(comp_id: u8) -> bool {
+    use Compression::{Empty, Lz4, Lzjb, Off, Zle};
+    matches!(Compression::from_id(comp_id), Some(Off | Empty | Lzjb | Zle | Lz4))
+}
+
+/// Decompresses only the beginning of a block: as many bytes as `dst` is long. The
+/// block may be longer, and nothing of the rest is looked at; no room for it is needed.
+///
+/// # Errors
+/// `Corrupt` if the stream is bad so far or ends before; `Unsupported` for an
+/// unknown id and where [`has_head`] is false.
+pub fn decompress_head(comp_id: u8, src: &[u8], dst: &mut [u8]) -> Result<()> {
+    let n = dst.len();
+    let ok = match Compression::from_id(comp_id) {
+        Some(Compression::Lz4) => lz4::decompress_head(src, dst),
+        // These take the slice's end for the block's and cut what runs across it.
+        Some(Compression::Lzjb) => lzjb::decompress(src, dst, n),
+        Some(Compression::Zle) => zle::decompress(src, dst, n),
+        Some(Compression::Off | Compression::Empty) => return decompress(comp_id, src, dst),
+        Some(Compression::Gzip(_) | Compression::Zstd(_)) => {
+            let name = Compression::id_name(comp_id);
+            return Err(Error::unsupported(format!("{name} cannot stop early")));
+        }
+        None => return Err(Error::unsupported(format!("unknown compression id {comp_id}"))),
+    };
+    if ok { Ok(()) } else { Err(broken(comp_id, src, dst)) }
+}
+
+fn broken(comp_id: u8, src: &[u8], dst: &[u8]) -> Error {
     let name = Compression::id_name(comp_id);
-    Err(Error::corrupt(format!(
+    Error::corrupt(format!(
         "a block of {} bytes does not decompress to {} bytes with {name}",
         src.len(),
         dst.len()
-    )))
+    ))
 }
 
 /// Compresses `src` into the beginning of `dst` and gives the number of bytes.

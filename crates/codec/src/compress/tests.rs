@@ -228,6 +228,59 @@ fn prefix_equals_the_beginning() {
     }
 }
 
+/// The first bytes of a block between canaries, or none.
+fn head(alg: Compression, src: &[u8], len: usize) -> Option<Vec<u8>> {
+    let mut buf = vec![0xa5; len + 128];
+    let ok = decompress_head(alg.id(), src, &mut buf[64..64 + len]).is_ok();
+    assert!(buf[..64].iter().chain(&buf[64 + len..]).all(|&b| b == 0xa5), "{alg:?} wrote outside");
+    ok.then(|| buf[64..64 + len].to_vec())
+}
+
+#[test]
+fn who_can_stop_early() {
+    for alg in decoders().into_iter().chain([Compression::Off, Compression::Empty]) {
+        let stops = !matches!(alg, Compression::Gzip(_) | Compression::Zstd(_));
+        assert_eq!(has_head(alg.id()), stops, "{alg:?}");
+        let mut packed = vec![0; 4096];
+        let n = compress(alg, &[0; 1024], &mut packed).unwrap_or(1024);
+        assert_eq!(head(alg, &packed[..n], 100), stops.then(|| vec![0; 100]), "{alg:?}");
+    }
+    assert!(!has_head(0) && !has_head(17));
+    assert!(decompress_head(17, &[0; 64], &mut [0; 8]).is_err());
+}
+
+proptest! {
+    /// Whatever the full decoder accepts, stopping early gives the beginning of;
+    /// and no stream, however damaged, makes it leave its slice.
+    #[test]
+    fn a_head_is_the_beginning_of_the_whole(
+        seed in 1u64.., len in 1usize..20_000, cut in 0.0f64..1.0,
+        damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4),
+        short in 0usize..40,
+    ) {
+        let src = Rng(seed).block(len);
+        let want = (len as f64 * cut) as usize;
+        for alg in [Compression::Lzjb, Compression::Zle, Compression::Lz4] {
+            let mut packed = vec![0; 2 * len + 64];
+            let n = compress(alg, &src, &mut packed).unwrap();
+            packed.truncate(n);
+            prop_assert_eq!(head(alg, &packed, want), Some(src[..want].to_vec()));
+            prop_assert_eq!(head(alg, &packed, len), Some(src.clone()));
+            // Bytes that are not there cannot be had.
+            prop_assert_eq!(head(alg, &packed, len + 1), None);
+            for (at, value) in &damage {
+                let at = at.index(n);
+                packed[at] ^= value;
+            }
+            packed.truncate(n - short.min(n));
+            let early = head(alg, &packed, want);
+            if let Some(whole) = unpack(alg, &packed, len) {
+                prop_assert_eq!(early, Some(whole[..want].to_vec()));
+            }
+        }
+    }
+}
+
 #[test]
 fn off_and_empty() {
     let src = [3u8; 1024];
