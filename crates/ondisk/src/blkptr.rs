@@ -422,6 +422,28 @@ impl BlkPtr {
 /// Builds the pointer of one gang member or of a block in tests and, later, of
 /// blocks being written.
 impl Block {
+    /// A plain little-endian block, born physically when logically, at `dvas`
+    /// (one to three).
+    pub fn new(head: Head, psize: Psize, compression: u8, dvas: &[Dva]) -> Block {
+        Block {
+            head,
+            psize,
+            compression,
+            checksum: 0,
+            endian: Endian::Little,
+            dedup: false,
+            protection: Protection::None,
+            rewritten: false,
+            physical_birth: Txg::ZERO,
+            fill: 1,
+            words: [0; 4],
+            raw: [(0, 0); 3],
+            iv_tail: 0,
+            copies: 0,
+        }
+        .with_dvas(dvas)
+    }
+
     /// A block at `dvas` (one to three); everything else as in `self`.
     #[must_use]
     pub fn with_dvas(mut self, dvas: &[Dva]) -> Block {

@@ -166,6 +166,56 @@ impl Dnode {
         }))
     }
 
+    /// Writes the dnode over the start of `out`, little endian, its whole slots.
+    ///
+    /// # Errors
+    /// `Invalid` if the slots are not there, the bonus or the pointers do not fit
+    /// them, or a pointer cannot be written ([`BlkPtr::encode`]).
+    pub fn encode(&self, out: &mut [u8]) -> Result<()> {
+        let bad = |what: &str| Error::invalid(format!("this dnode cannot be written: {what}"));
+        let size = usize::from(self.slots) * DNODE_SIZE;
+        let out = out.get_mut(..size).filter(|o| !o.is_empty()).ok_or_else(|| bad("slots"))?;
+        let has_spill = self.flags & self::flags::SPILL_BLKPTR != 0;
+        let bonus_at = CORE_SIZE + self.blkptrs.len() * BLKPTR_SIZE;
+        let spill_at = size - if has_spill { BLKPTR_SIZE } else { 0 };
+        if !(1..=3).contains(&self.blkptrs.len()) || has_spill != self.spill.is_some() {
+            return Err(bad("pointers"));
+        }
+        if bonus_at + self.bonus.len() > spill_at {
+            return Err(bad("bonus"));
+        }
+        let sectors = u16::try_from(self.data_block_size >> 9).map_err(|_| bad("block size"))?;
+        out.fill(0);
+        out[..8].copy_from_slice(&[
+            self.object_type.0,
+            self.indirect_shift,
+            self.levels,
+            self.blkptrs.len() as u8,
+            self.bonus_type.0,
+            self.checksum,
+            self.compression,
+            self.flags,
+        ]);
+        let in_bytes = self.flags & self::flags::USED_BYTES != 0;
+        let used = if in_bytes { self.used } else { self.used.div_ceil(512) };
+        out[8..10].copy_from_slice(&sectors.to_le_bytes());
+        out[10..12].copy_from_slice(&(self.bonus.len() as u16).to_le_bytes());
+        out[12] = self.slots - 1;
+        out[16..24].copy_from_slice(&self.max_blkid.to_le_bytes());
+        out[24..32].copy_from_slice(&used.to_le_bytes());
+        for (i, bp) in self.blkptrs.iter().enumerate() {
+            let at = CORE_SIZE + i * BLKPTR_SIZE;
+            let raw = bp.encode().ok_or_else(|| bad("a redacted block"))?;
+            out[at..at + BLKPTR_SIZE].copy_from_slice(&raw);
+        }
+        out[bonus_at..bonus_at + self.bonus.len()].copy_from_slice(&self.bonus);
+        if let Some(spill) = &self.spill {
+            let raw = spill.encode().ok_or_else(|| bad("a redacted block"))?;
+            out[spill_at..].copy_from_slice(&raw);
+        }
+        Ok(())
+    }
+
     /// log2 of the number of pointers in an indirect block.
     pub fn epb_shift(&self) -> u32 {
         u32::from(self.indirect_shift) - 7

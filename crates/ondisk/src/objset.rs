@@ -8,6 +8,10 @@ use crate::objtype::ObjType;
 
 /// Bytes of the intent log header inside the block.
 pub const ZIL_HEADER_SIZE: usize = 192;
+/// Bytes of an object set block as it is written today.
+pub const OBJSET_SIZE: usize = 4096;
+/// `os_flags`: user and group accounting is complete.
+pub const FLAG_USER_ACCOUNTED: u64 = 1;
 const ZIL_HEADER_AT: usize = 512;
 const TYPE_AT: usize = 704;
 const FLAGS_AT: usize = 712;
@@ -62,6 +66,30 @@ pub struct ObjsetPhys {
 }
 
 impl ObjsetPhys {
+    /// The object set block to write: 4 KiB, little endian.
+    ///
+    /// # Errors
+    /// `Invalid` if a dnode cannot be written or is larger than one slot.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let mut out = vec![0; OBJSET_SIZE];
+        let special = [&self.user_used, &self.group_used, &self.project_used];
+        let special = special.into_iter().zip([USER_USED_AT, GROUP_USED_AT, PROJECT_USED_AT]);
+        let special = special.filter_map(|(dnode, at)| Some((dnode.as_ref()?, at)));
+        for (dnode, at) in std::iter::once((&self.meta_dnode, 0)).chain(special) {
+            dnode.encode(&mut out[at..at + DNODE_SIZE])?;
+        }
+        let kind: u64 = match self.kind {
+            ObjsetType::Meta => 1,
+            ObjsetType::Zfs => 2,
+            ObjsetType::Zvol => 3,
+            ObjsetType::Other => 4,
+        };
+        out[ZIL_HEADER_AT..ZIL_HEADER_AT + ZIL_HEADER_SIZE].copy_from_slice(&self.zil_header);
+        out[TYPE_AT..TYPE_AT + 8].copy_from_slice(&kind.to_le_bytes());
+        out[FLAGS_AT..FLAGS_AT + 8].copy_from_slice(&self.flags.to_le_bytes());
+        Ok(out)
+    }
+
     /// Parses an object set block of 1, 2 or 4 KiB.
     ///
     /// # Errors

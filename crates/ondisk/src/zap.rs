@@ -17,6 +17,7 @@
 //! A pointer table that lists a block at or beyond `zap_freeblk` is refused as
 //! corrupt rather than followed.
 
+pub mod bulk;
 pub mod leafmut;
 #[cfg(test)]
 mod tests;
