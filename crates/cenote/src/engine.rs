@@ -22,6 +22,8 @@ const QUEUE_DEPTH: usize = 128;
 pub struct EngineConfig {
     /// Bytes of the block cache; `None` is an eighth of memory.
     pub cache_bytes: Option<u64>,
+    /// The cache's other tunables; its `arc_max` gives way to `cache_bytes`.
+    pub arc: arc::Config,
     /// What drives the devices.
     pub engine: EngineKind,
 }
@@ -92,6 +94,34 @@ impl Engine {
     /// Counters of the block cache.
     pub fn cache_stats(&self) -> arc::CacheStats {
         self.cache.stats()
+    }
+
+    /// The cache's counters by the names of chapter 10.
+    pub fn arc_stats(&self) -> arc::ArcStats {
+        let s = self.cache.stats();
+        let class = |hits, misses| arc::stats::Accesses { hits, iohits: 0, misses };
+        arc::ArcStats {
+            demand_data: class(s.data_hits, s.data_misses),
+            demand_metadata: class(s.metadata_hits, s.metadata_misses),
+            mru_ghost_hits: s.mru_ghost_hits,
+            mfu_ghost_hits: s.mfu_ghost_hits,
+            size: s.size,
+            c: s.target,
+            c_max: s.target,
+            ..arc::ArcStats::default()
+        }
+    }
+
+    /// Changes the cache's largest size, bytes, at once.
+    ///
+    /// # Errors
+    /// `Invalid` for a size that a cache cannot have.
+    pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
+        if bytes < arc::config::ARC_MIN_FLOOR {
+            return Err(Error::invalid("zfs_arc_max is too small"));
+        }
+        self.cache.set_limit(usize::try_from(bytes).unwrap_or(usize::MAX));
+        Ok(())
     }
 
     /// Forgets every cached block (to measure cold reads).

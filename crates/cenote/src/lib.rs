@@ -33,7 +33,7 @@ mod pool;
 mod pool_props;
 mod values;
 
-pub use arc::CacheStats;
+pub use arc::{ArcStats, CacheStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
 pub use dmu::{Extent, Io, Mode};
