@@ -33,6 +33,7 @@ mod pool;
 mod pool_props;
 mod values;
 
+pub use arc::config::ARC_MIN_FLOOR;
 pub use arc::{ArcStats, CacheStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;

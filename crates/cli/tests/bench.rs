@@ -60,7 +60,7 @@ fn poison() {
     }
     assert_eq!(value["targets"].as_array().unwrap().len(), 3);
     assert_eq!(value["settings"]["b"], 13 << 19);
-    assert!(out.contains("reads/s by tenth"));
+    assert!(out.contains("reads/s: default library"));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn what_there_is_and_what_is_nonsense() {
     assert!(s.fail(2, &["bench", "nothing"]).starts_with("bench: no bench named 'nothing'"));
     for (args, message) in [
         (&["poison", "--arc", "12q"][..], "--arc: invalid numeric suffix 'q'"),
-        (&["poison", "--arc", "1K"], "--arc: must lie between 1M and 1P"),
+        (&["poison", "--arc", "1K"], "--arc: must lie between 2M and 1P"),
         (&["poison", "--time", "soon"], "--time: unknown unit of time 'soon'"),
         (&["poison", "--record", "3K"], "--record: must be a power of two"),
         (&["poison", "--policy", "lru"], "--policy: 'lru' is not default or arc"),

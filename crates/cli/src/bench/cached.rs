@@ -35,7 +35,7 @@ use crate::engine::Io;
 
 pub(super) const BENCH: Bench = Bench {
     name: "cached",
-    about: "random 8 KiB reads from memory: borrowed, copied, decompressed, mounted",
+    about: "8 KiB reads from memory: borrowed, copied, decompressed, mounted",
     words: "",
     options: &[
         &[
@@ -74,12 +74,14 @@ struct Setup {
     rounds: u64,
 }
 
+type Read<'a> = dyn Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a;
+
 /// One thing that is measured: reads, each at a block of its own choice.
 struct Measured<'a> {
     name: String,
     threads: usize,
     /// Gets room for a read and, behind that, for a record.
-    read: Box<dyn Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a>,
+    read: Box<Read<'a>>,
     /// Reads a second, a turn each.
     rates: Vec<f64>,
 }
@@ -420,7 +422,7 @@ fn pack(run: &mut Run, content: &Content, size: u64) -> Result<Vec<Box<[u8]>>, S
     let (mut plain, mut room) = (vec![0; RECORD], vec![0; RECORD]);
     let mut packed = Vec::new();
     for n in 0..size / RECORD as u64 {
-        run.step("compressing", n * RECORD as u64 >> 20, size >> 20)?;
+        run.step("compressing", (n * RECORD as u64) >> 20, size >> 20)?;
         content.fill(n * RECORD as u64, &mut plain);
         let len = compress(Compression::Lz4, &plain, &mut room);
         let len = len.ok_or_else(|| Error::bug("the sample does not compress"))?;

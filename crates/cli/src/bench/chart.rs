@@ -143,8 +143,9 @@ impl Chart {
             };
             let _ = write!(out, "{axis:>7} {}", if look.unicode { '┤' } else { '|' });
             let used = cells.iter().rposition(|c| c.0 != ' ').map_or(0, |at| at + 1);
-            for (mark, series) in &cells[..used] {
-                out.push_str(&paint(&mark.to_string(), *series, look));
+            for run in cells[..used].chunk_by(|a, b| a.1 == b.1) {
+                let text: String = run.iter().map(|c| c.0).collect();
+                out.push_str(&paint(&text, run[0].1, look));
             }
             out.push('\n');
         }
@@ -258,7 +259,7 @@ mod tests {
         let text = chart(Shape::Lines).draw(PLAIN);
         let rows: Vec<&str> = text.lines().collect();
         assert_eq!(rows.len(), 1 + HEIGHT + 2);
-        assert_eq!(rows[1], format!("   20.0 |{}***", " ".repeat(27)).trim_end());
+        assert_eq!(rows[1], format!("   20.0 |{}****", " ".repeat(26)));
         assert!(rows[10].starts_with("      0 |"), "{text}");
         assert_eq!(rows[11], format!("{:9}one{:>27}", "", "three"));
         assert_eq!(rows[12], "         * a   o b");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use cenote::{ArcStats, File, PolicyKind};
+use cenote::{ARC_MIN_FLOOR, ArcStats, File, PolicyKind};
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 
 use super::args::{Args, Opt, opt};
@@ -142,6 +142,9 @@ impl Lab {
     pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<Rig> {
         let mut config = EngineConfig { cache_bytes: Some(arc_max), ..EngineConfig::default() };
         config.arc.policy = policy;
+        // A small cache needs a smaller least size than usual.
+        config.arc.arc_max = arc_max;
+        config.arc.arc_min = config.arc.arc_min.min((arc_max / 2).max(ARC_MIN_FLOOR));
         let engine = Engine::new(config)?;
         let search = Search { paths: vec![self.dir.clone()], ..Search::default() };
         let found = engine.discover(&search)?;

@@ -163,7 +163,7 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
     let args = &run.args;
     args.no_rest()?;
     let sizes = 1 << 20..=1 << 50;
-    let arc = args.size("--arc", 256 << 20, sizes.clone())?;
+    let arc = args.size("--arc", 256 << 20, 2 << 20..=1 << 50)?;
     let a = args.size("--a", 2 * arc, sizes.clone())?;
     let b = args.size("--b", 2 * arc, sizes)?;
     let tenths = args.count("--tenths", 10, 2..=1000)?;
@@ -204,7 +204,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         ways.extend([Way::Mount, Way::Direct]);
     }
     let mut tables = tables();
-    let mut pictures = Pictures::default();
+    let mut pictures = Vec::new();
     for policy in policies {
         for &way in &ways {
             let mut rounds = Vec::new();
@@ -218,8 +218,11 @@ fn run(run: &mut Run) -> Result<(), Stop> {
     run.report.set("reads a phase", Cell::Count(set.reads));
     run.report.tables.extend(tables);
     let labels: Vec<String> = (1..=set.tenths).map(|n| n.to_string()).collect();
-    run.report.chart(Shape::Lines, "reads/s by tenth", labels.clone(), pictures.rates);
-    run.report.chart(Shape::Lines, "hit ratio by tenth", labels, pictures.hits);
+    // Ways differ by far more than phases: each has a picture of its own.
+    for (name, rates, hits) in pictures {
+        run.report.chart(Shape::Lines, &format!("reads/s: {name}"), labels.clone(), rates);
+        run.report.chart(Shape::Lines, &format!("hit ratio: {name}"), labels.clone(), hits);
+    }
     Ok(())
 }
 
@@ -249,12 +252,12 @@ fn round(
     let places = || Places { rng: Rng::new(set.seed), size: set.a, zipf: zipf.as_ref() };
     // The first warm-up tells how many reads fill the time that was asked for.
     if let Some(time) = set.time.take() {
+        phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
         let begin = rt::now();
         phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
-        let again = rt::now();
-        phase(run, set, &rig, &a, places(), &format!("{name}: trying"))?;
-        let each = again.elapsed().as_secs_f64().max(1e-9) / set.reads as f64;
-        log_length(set, time, each, begin.elapsed());
+        let each = begin.elapsed().as_secs_f64().max(1e-9) / set.reads as f64;
+        let reads = (time.as_secs_f64() / each) as u64;
+        set.reads = reads.clamp(10 * set.tenths, 1 << 40);
     }
     let places = || Places { rng: Rng::new(set.seed), size: set.a, zipf: zipf.as_ref() };
     phase(run, set, &rig, &a, places(), &format!("{name}: warming up"))?;
@@ -264,13 +267,6 @@ fn round(
     rig.engine.set_arc_max(set.arc - 1)?;
     phases.push(phase(run, set, &rig, &a, places(), &format!("{name}: arc_max - 1"))?);
     Ok(Round { phases, stream_mib, stream_hits })
-}
-
-/// Sets how many reads take the time, at least ten a tenth.
-fn log_length(set: &mut Setup, time: Duration, each: f64, spent: Duration) {
-    let reads = (time.as_secs_f64() / each) as u64;
-    set.reads = reads.clamp(10 * set.tenths, 1 << 40);
-    debug_assert!(spent > Duration::ZERO);
 }
 
 fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
@@ -384,22 +380,20 @@ fn tables() -> [Table; 2] {
     ]
 }
 
-#[derive(Default)]
-struct Pictures {
-    rates: Vec<(String, Vec<f64>)>,
-    hits: Vec<(String, Vec<f64>)>,
-}
+/// Lines by name.
+type Lines = Vec<(String, Vec<f64>)>;
 
 /// Medians over the rounds, and the targets.
 fn tell(
     run: &mut Run,
     set: &Setup,
     tables: &mut [Table; 2],
-    pictures: &mut Pictures,
+    pictures: &mut Vec<(String, Lines, Lines)>,
     (policy, way): (PolicyKind, Way),
     rounds: &[Round],
 ) {
     let name = format!("{} {}", lab::word(policy), way.word());
+    let (mut all_rates, mut all_hits) = (Vec::new(), Vec::new());
     for (p, phase) in PHASES.iter().enumerate() {
         let (mut rates, mut hits) = (Vec::new(), Vec::new());
         for t in 0..set.tenths as usize {
@@ -423,9 +417,10 @@ fn tell(
             rates.push(rate.unwrap_or(f64::NAN));
             hits.push(hit.unwrap_or(f64::NAN));
         }
-        pictures.rates.push((format!("{name}, {phase}"), rates));
-        pictures.hits.push((format!("{name}, {phase}"), hits));
+        all_rates.push(((*phase).to_owned(), rates));
+        all_hits.push(((*phase).to_owned(), hits));
     }
+    pictures.push((name.clone(), all_rates, all_hits));
     tables[1].rows.push(vec![
         lab::word(policy).into(),
         way.word().into(),
