@@ -22,8 +22,8 @@ const QUEUE_DEPTH: usize = 128;
 pub struct EngineConfig {
     /// Bytes of the block cache, from the start; `None` is an eighth of memory.
     pub cache_bytes: Option<u64>,
-    /// The replacement policy.
-    pub policy: arc::PolicyKind,
+    /// The cache's other tunables; its `arc_max` gives way to `cache_bytes`.
+    pub arc: arc::Config,
     /// What drives the devices.
     pub engine: EngineKind,
 }
@@ -89,7 +89,7 @@ impl Engine {
         let bytes =
             config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
         let least = crate::tune::automatic_min(bytes);
-        let sizes = arc::Config { policy: config.policy, ..arc::Config::sized(least, bytes) };
+        let sizes = arc::Config { arc_min: least, arc_max: bytes, ..config.arc };
         let engine = Arc::new(Engine {
             cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
