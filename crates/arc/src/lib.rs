@@ -17,11 +17,13 @@
 pub mod cache;
 pub mod config;
 pub mod policy;
+pub mod pressure;
 pub mod stats;
 
 pub use cache::{Cache, CacheStats, Fill, Lookup};
 pub use config::{Config, PolicyKind};
 pub use policy::Kind;
+pub use pressure::{MemorySample, Pressure};
 pub use stats::ArcStats;
 
 /// Who looks a block up.
