@@ -462,7 +462,7 @@ mod tests {
                 log.push((now, before - c, p.status().need_free));
                 let recent = log.iter().filter(|l| now.saturating_sub(l.0) < SETTLE);
                 let (given, worst) = recent.fold((0, 0), |s: (u64, u64), l| (s.0 + l.1, s.1.max(l.2)));
-                prop_assert!(u128::from(given) <= u128::from(worst) + u128::from(8 * GIB >> 4) + 1);
+                prop_assert!(u128::from(given) <= u128::from(worst) + u128::from(GIB / 2) + 1);
                 if c == GIB && ms % 7 == 0 {
                     (c, log) = (8 * GIB, Vec::new());
                 }

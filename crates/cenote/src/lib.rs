@@ -29,6 +29,7 @@
 
 mod dataset;
 mod engine;
+pub mod memory;
 mod pool;
 mod pool_props;
 mod values;
