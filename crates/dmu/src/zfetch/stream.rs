@@ -2,17 +2,17 @@
 //!
 //! # Theory
 //! An access that no stream expected becomes a *try*, one of the last few. A later
-//! access that continues a try makes it a [`Stream`]: one that begins where the
+//! access that continues a try makes it a stream: one that begins where the
 //! try ended (forward), one that ends where it began (backward, when it happens
 //! twice), or one as far from the try as the try was from an earlier one
 //! (strided). Only streams have a place that must be fought for.
 //!
-//! A stream expects unit `next` of its [`Course`]. A *hit* is an access that
+//! A stream expects unit `next` of its course. A *hit* is an access that
 //! covers it. An access up to `reorder` bytes ahead is remembered as a *future*
 //! range; when few enough holes lie below, the stream passes them (*stride*). One
 //! as far behind is *past*, and says nothing.
 //!
-//! With each hit the look-ahead doubles, from [`FIRST`] up to `min_distance`; it
+//! With each hit the look-ahead doubles, from `FIRST` (512 KiB) up to `min_distance`; it
 //! grows on only when reads still had to wait for what was asked for. Data is
 //! asked for only by streams that ever had to wait: what is in memory needs no
 //! prefetch. Behind a stream, blocks may be dropped ([`Plan::behind`]).
@@ -29,8 +29,8 @@
 //! * Backward and strided readers are streams. There, a stride is followed only
 //!   where it leaves out at most a quarter.
 //! * Among many unexpected accesses one continuation may be chance: then two are
-//!   demanded ([`NOISY`]), and a hit after very many others asks for nothing
-//!   ([`CHANCE`]).
+//!   demanded (`NOISY`), and a hit after very many others asks for nothing
+//!   (`CHANCE`).
 //! * Streams are limited by the file's size over `min_distance`, not over
 //!   `max_distance`.
 //! * What makes the distance grow beyond `min_distance` is a hit that had to wait
