@@ -152,10 +152,14 @@ impl Zfetch {
             let Some(mut state) = held else { return };
             let Some(table) = self.table(&mut state, object) else { return };
             let plan = table.access(clock, first, blocks, waits);
+            if waits && !table.is_random() {
+                self.random.store(false, Relaxed);
+            }
             if table.pending() >= STATS_BATCH {
                 self.shared.count(&table.take_stats());
                 table.reap(clock());
-                self.random.store(table.is_random(), Relaxed);
+                let random = table.is_random();
+                self.random.store(random, Relaxed);
                 // The cache's target, a part of the parameters, changes by itself.
                 state.generation = 0;
             }
