@@ -16,6 +16,7 @@
 
 pub mod cache;
 pub mod policy;
+pub mod whatif;
 
 pub use cache::{Cache, CacheStats, Fill, Lookup};
 pub use policy::Kind;

@@ -40,7 +40,7 @@ where 'command' is one of the following:
 	cp   [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET
 	                               files and volumes of a pool that is not imported
 
-	bench codecs|fuse-null         what this machine can do
+	bench codecs|fuse-null|cache   what this machine can do, and a cache could
 	help | version
 ";
 

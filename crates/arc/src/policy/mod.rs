@@ -106,3 +106,6 @@ pub trait Policy: Send {
     /// Memory that the policy itself takes, bytes: what it holds for each id it knows.
     fn overhead(&self) -> u64;
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! `cenote bench`: what this machine can do, before any pool is blamed.
 
+mod cache;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,7 +17,8 @@ use fuse::{Config, MountOptions, Session, UnmountOptions};
 use crate::ui::{self, Exit};
 
 const USAGE: &str = "usage:\n\tbench codecs [SIZE | memcpy | checksum | compress | decompress | generate \
-    | reconstruct]...\n\tbench fuse-null [DIR]";
+    | reconstruct]...\n\tbench fuse-null [DIR]\n\tbench cache --trace FILE... --size N[,N...] \
+    [--policy NAME[,NAME...]] [--format arc|lirs|keys|vscsi|mqsim] [--json FILE|-]";
 /// Length of the null file.
 const NULL_SIZE: u64 = 64 << 30;
 /// Largest block that codecs are measured with.
@@ -37,6 +40,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["codecs", ref what @ ..] => codecs(what),
         ["fuse-null"] => fuse_null(None),
+        ["cache", ref options @ ..] => cache::main(options),
         ["fuse-null", dir] => fuse_null(Some(dir)),
         _ => {
             ui::err(USAGE);
