@@ -18,6 +18,7 @@ pub mod policy;
 pub mod pressure;
 pub mod stats;
 pub mod tier;
+pub mod whatif;
 
 pub use cache::{Ask, Block, Cache, Fill, Found, Lookup, SlotRef};
 pub use config::{Config, PolicyKind};

@@ -5,6 +5,7 @@
 //! Targets are told and never make a bench fail: a figure depends on the machine.
 
 mod args;
+mod cache;
 mod cached;
 mod chart;
 mod codecs;
@@ -123,6 +124,10 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         ui::out(&list());
         return Ok(Exit::OK);
     };
+    if name == "cache" {
+        let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+        return cache::main(&rest);
+    }
     let Some(bench) = ALL.iter().find(|b| b.name == name) else {
         if matches!(name.as_str(), "--help" | "-h" | "help") {
             ui::out(&list());
@@ -151,6 +156,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
 fn list() -> String {
     let lines = ALL.iter().map(|b| format!("  {:<10} {}\n", b.name, b.about));
     let lines: String = lines.collect();
+    let lines = format!("{lines}  {:<10} {}\n", "cache", cache::ABOUT);
     format!(
         "usage: bench NAME [--json FILE] [--svg FILE] [options]; options: bench NAME --help\n{lines}"
     )
