@@ -289,7 +289,7 @@ fn the_mounted_directory_and_metrics_tell_the_same() {
     assert!(!dir.join("arcstats").exists());
 }
 
-/// Reads files below a directory; how many bytes.
+/// Reads small files below a directory; how many bytes. Others may be of holes alone.
 fn read_some(dir: &Path) -> u64 {
     let mut bytes = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -297,7 +297,7 @@ fn read_some(dir: &Path) -> u64 {
         let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
         if meta.is_dir() {
             bytes += read_some(&path);
-        } else if meta.is_file() {
+        } else if meta.is_file() && meta.len() < 1 << 20 {
             bytes += std::fs::read(&path).map_or(0, |b| b.len() as u64);
         }
         if bytes > 4 << 20 {
