@@ -240,6 +240,10 @@ impl Dataset {
         if self.ds().attribute("org.zfsonlinux:longname")?.is_some() {
             fs.set_long_names(true);
         }
+        let prefetch = self.ds().stored("prefetch", true)?.and_then(|(v, _)| v.number());
+        if let Some(mode) = prefetch {
+            fs.set_prefetch(dmu::PrefetchMode::from_number(mode));
+        }
         if let Some(counters) = self.counters() {
             fs.set_counters(counters);
         }

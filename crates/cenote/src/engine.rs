@@ -22,8 +22,8 @@ const QUEUE_DEPTH: usize = 128;
 pub struct EngineConfig {
     /// Bytes of the block cache, from the start; `None` is an eighth of memory.
     pub cache_bytes: Option<u64>,
-    /// The replacement policy.
-    pub policy: arc::PolicyKind,
+    /// The cache's other tunables; its `arc_max` gives way to `cache_bytes`.
+    pub arc: arc::Config,
     /// What drives the devices.
     pub engine: EngineKind,
 }
@@ -33,6 +33,7 @@ pub struct Engine {
     cache: Arc<zio::BlockCache>,
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
+    prefetch: Arc<zio::Prefetch>,
     kstats: Arc<kstat::Registry>,
     /// Which bounds follow the machine; changed under its lock.
     pub(crate) automatic: Mutex<crate::tune::Automatic>,
@@ -88,11 +89,12 @@ impl Engine {
         let bytes =
             config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
         let least = crate::tune::automatic_min(bytes);
-        let sizes = arc::Config { policy: config.policy, ..arc::Config::sized(least, bytes) };
+        let sizes = arc::Config { arc_min: least, arc_max: bytes, ..config.arc };
         let engine = Arc::new(Engine {
             cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
+            prefetch: zio::Prefetch::new(),
             kstats: Arc::new(kstat::Registry::new()),
             automatic: Mutex::new(crate::tune::Automatic {
                 max: config.cache_bytes.is_none(),
@@ -110,7 +112,7 @@ impl Engine {
 
     /// What the prefetcher counts.
     pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
-        crate::kstats::ZfetchStats::default()
+        self.prefetch.stats()
     }
 
     /// The hit ratios expected at other sizes; empty while there is nothing to go by.
@@ -153,6 +155,11 @@ impl Engine {
     /// As [`Engine::set_arc_config`].
     pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
         self.set_arc_config(arc::Config { arc_max: bytes, ..self.cache.config() })
+    }
+
+    /// Tunables and counters of reading ahead, for all pools.
+    pub fn prefetch(&self) -> &Arc<zio::Prefetch> {
+        &self.prefetch
     }
 
     /// Forgets every cached block (to measure cold reads).
@@ -241,6 +248,7 @@ impl Engine {
         }
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         let pool = Arc::new(Pool::new(spa, Some(Arc::clone(&self.kstats))));
         // A pool without kstats is better than none.
         let _absent = crate::kstats::register_pool(&pool.core);
@@ -257,6 +265,7 @@ impl Engine {
         let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
         let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         Ok(Arc::new(Pool::new(spa, None)))
     }
 }

@@ -45,7 +45,7 @@ where 'command' is one of the following:
 	cp   [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET
 	                               files and volumes of a pool that is not imported
 
-	bench codecs|fuse-null         what this machine can do
+	bench [NAME]                   what this machine and the cache can do
 	help | version
 ";
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::{Caching, Io, Mode};
+use zio::{Access, Caching, Io, Mode};
 
 use crate::objset::Objset;
 
@@ -210,7 +210,7 @@ impl Object {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
                 *wide = false;
                 let next = (blkid + 1).saturating_mul(self.block_size());
-                self.prefetch(next, end.saturating_sub(next));
+                self.prefetch(next, end.saturating_sub(next), Io::PRESCIENT);
                 self.read_part(blkid, range, io)
             }
             other => other,
@@ -218,31 +218,64 @@ impl Object {
     }
 
     /// Reads the blocks of `[offset, offset+len)` into the cache, in the
-    /// background, as far as there are hands for it.
-    pub fn prefetch(&self, offset: u64, len: u64) {
+    /// background, as far as there are hands for it; `io` says how certain it is
+    /// that they are needed ([`Io::PREFETCH`], [`Io::PRESCIENT`]).
+    pub fn prefetch(&self, offset: u64, len: u64, io: Io) {
         if len == 0 {
             return;
         }
         let first = offset / self.block_size();
         let last = (offset.saturating_add(len - 1) / self.block_size()).min(self.dnode.max_blkid);
         for blkid in first..=last {
-            let object = self.clone();
-            let job = move || drop(object.read_block(blkid, Io::PREFETCH));
-            if !self.os.zio().background().try_submit(job) {
+            if !self.read_ahead(0, blkid, io) {
                 return;
             }
         }
     }
 
-    /// Takes the blocks that lie wholly in `[offset, offset+len)` out of the cache,
-    /// as far as memory knows where they are.
-    pub fn forget(&self, offset: u64, len: u64) {
+    /// Has a block read into the cache in the background; false if there are no
+    /// hands for it now, or, unless it is needed for certain, too much is under way.
+    pub(crate) fn read_ahead(&self, level: u8, blkid: u64, io: Io) -> bool {
+        let zio = self.os.zio();
+        let permit = if io.access == Access::Prescient {
+            None
+        } else {
+            let bytes = self.dnode.block_size(level);
+            match zio.prefetch().permit(bytes, zio.read_ahead_limit()) {
+                None => return false,
+                permit => permit,
+            }
+        };
+        let object = self.clone();
+        zio.background().try_submit(move || {
+            let _permit = permit;
+            // Whoever needs the block will see the error.
+            let _ = object.read_at_level(level, blkid, io);
+        })
+    }
+
+    /// Whether the block is in memory, or is a hole.
+    pub(crate) fn in_memory(&self, blkid: u64, io: Io) -> bool {
+        !self.read_block(blkid, io.from_memory()).is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+    }
+
+    fn read_at_level(&self, level: u8, blkid: u64, io: Io) -> Result<()> {
+        let bp = self.block_pointer(level, blkid, io)?;
+        if !bp.is_hole() {
+            self.os.zio().read(&bp, io).map_err(|e| self.place(e, level, blkid))?;
+        }
+        Ok(())
+    }
+
+    /// Somebody above keeps the blocks that lie wholly in `[offset, offset+len)`: they
+    /// leave the cache, as far as memory knows where they are.
+    pub fn hand_over(&self, offset: u64, len: u64) {
         let bs = self.block_size();
         let first = offset.div_ceil(bs);
         let end = (offset.saturating_add(len) / bs).min(self.dnode.max_blkid + 1);
         for blkid in first..end {
             match self.block_pointer(0, blkid, Io::MEMORY) {
-                Ok(bp) => self.os.zio().forget(&bp),
+                Ok(bp) => self.os.zio().hand_over(&bp),
                 Err(_) => return,
             }
         }

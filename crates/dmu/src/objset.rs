@@ -11,6 +11,7 @@ use ondisk::{BlkPtr, ObjsetPhys};
 use zio::{Io, Place, Zio};
 
 use crate::object::Object;
+use crate::zfetch::walk::DNODE_BLOCKS;
 
 /// Parsed dnodes kept per object set.
 const DNODE_CACHE: usize = 4096;
@@ -184,6 +185,24 @@ impl Objset {
             next = first + DNODES_PER_BLOCK;
         }
         Ok(None)
+    }
+
+    /// Has the blocks with these objects' dnodes read ahead, in order, each once, as
+    /// far as memory lacks them and the bounds of reading ahead allow.
+    pub fn prefetch_dnodes(self: &Arc<Self>, ids: impl Iterator<Item = ObjectId>) {
+        let meta = self.meta_object();
+        let mut blocks: Vec<u64> = ids
+            .map(|id| id.0 / DNODES_PER_BLOCK)
+            .filter(|blkid| *blkid <= self.meta.max_blkid)
+            .collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.truncate(DNODE_BLOCKS);
+        for blkid in blocks {
+            if !meta.in_memory(blkid, Io::PREFETCH) && !meta.read_ahead(0, blkid, Io::PREFETCH) {
+                return;
+            }
+        }
     }
 
     /// Forgets parsed dnodes (tests and tools that measure cold reads).

@@ -1,4 +1,5 @@
-//! How fast images are made: `speed FILE files N | speed FILE data MIB [random]`.
+//! How fast images are made: `speed FILE files N [flat]` makes N files of 4 KiB, a
+//! thousand in a directory or all in one; `speed FILE data MIB [random]` makes one file.
 
 #![allow(clippy::disallowed_methods, reason = "a front end")]
 
@@ -21,14 +22,18 @@ fn fill(at: u64, out: &mut [u8], mask: u64) {
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
-    let usage = || Error::invalid("speed FILE files N | speed FILE data MIB [random]");
+    let usage = || Error::invalid("speed FILE files N [flat] | speed FILE data MIB [random]");
     let [_, path, what, n, rest @ ..] = &args[..] else { return Err(usage()) };
     let n: u64 = n.parse().map_err(|_| usage())?;
     let mut builder = Builder::create(Path::new(path), &PoolSpec::new("synthspeed", 256 << 30))?;
     let start = rt::now();
     if what == "files" {
         for i in 0..n {
-            let name = format!("d{}/e{}/file-{i}", i / 100_000, i / 1000 % 100);
+            let name = if rest.is_empty() {
+                format!("d{}/e{}/file-{i}", i / 100_000, i / 1000 % 100)
+            } else {
+                format!("file-{i}")
+            };
             builder
                 .file(&name, &FileSpec::new(4096), &mut |at, out| fill(at + i, out, u64::MAX))?;
         }

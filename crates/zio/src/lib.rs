@@ -18,10 +18,12 @@
 //! * A request that may not wait ([`Mode::MemoryOnly`]) never touches a device.
 //! * Memory for one request is bounded by the pointer's checked sizes.
 //!
-//! Lock order: the tree pointer's lock is a leaf; it is held to clone the `Arc`.
+//! Lock order: the tree pointer's lock and that of [`Prefetch`]'s are leaves, held to clone the
+//! `Arc`.
 
 mod gang;
 mod hints;
+pub mod prefetch;
 mod read;
 mod scrub;
 
@@ -36,6 +38,7 @@ use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
 pub use hints::{Hints, Place};
+pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
 
@@ -125,6 +128,7 @@ pub struct Zio {
     background: Workers,
     hints: Hints,
     objsets: AtomicU32,
+    prefetch: RwLock<Arc<Prefetch>>,
 }
 
 /// Threads that read ahead for one pool, and blocks that may wait for them.
@@ -146,6 +150,7 @@ impl Zio {
             salt: OnceLock::new(),
             dynamic_gang: AtomicBool::new(false),
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
+            prefetch: RwLock::default(),
         }
     }
 

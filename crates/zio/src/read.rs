@@ -64,10 +64,10 @@ impl Zio {
         }
     }
 
-    /// Takes a block out of the cache.
-    pub fn forget(&self, bp: &BlkPtr) {
+    /// Somebody above keeps the block's content: [`arc::Cache::hand_over`].
+    pub fn hand_over(&self, bp: &BlkPtr) {
         if let BlkPtr::Block(block) = bp {
-            self.cache.remove(&self.key(block));
+            self.cache.hand_over(&self.key(block));
         }
     }
 

@@ -453,6 +453,29 @@ impl Core {
         stripe.delete(hasher, i);
     }
 
+    /// The logical form of slot `i` leaves; without a stored one, all but the memory
+    /// of it. A block that came back before has shown that it is needed here.
+    pub(super) fn hand_over<K: Copy + Eq + Hash>(&mut self, stripe: &mut Stripe<K>, i: u32) {
+        let slot = &stripe.slots[i as usize];
+        let (kind, id) = (slot.kind, slot.id);
+        let state = self.lines[kind as usize].policy.state(id);
+        if !slot.resident() || matches!(state, State::Mfu) {
+            return;
+        }
+        if !slot.stored.is_empty() {
+            self.take_front(kind, id);
+            stripe.slots[i as usize].whole = Buf::default();
+            return;
+        }
+        let size = u32::try_from(slot.charged()).unwrap_or(u32::MAX);
+        self.uncharge(slot);
+        self.take_fresh(kind, id);
+        stripe.empty(i);
+        let policy = &mut self.lines[kind as usize].policy;
+        policy.remove(id);
+        policy.remember(id, size);
+    }
+
     /// Makes the partition fit its target, and the division settle.
     pub(super) fn make_room<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>) {
         self.settle(fleet);

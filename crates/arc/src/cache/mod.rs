@@ -408,6 +408,23 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.tier.forget(key);
     }
 
+    /// Somebody above keeps the block (the kernel's page cache): its logical form
+    /// leaves, and it is remembered, so that it stays if it is asked for again. A
+    /// stored form, which nobody else has, stays.
+    pub fn hand_over(&self, key: &K) {
+        let hash = self.hasher.hash_one(key);
+        let at = self.stripe_of(hash);
+        let partition = self.partition(at);
+        let mut core = partition.core.lock();
+        let mut stripe = self.stripe(at).lock();
+        core.drain(&mut stripe);
+        if let Some(i) = stripe.find(hash, key) {
+            core.hand_over(&mut stripe, i);
+        }
+        drop(stripe);
+        partition.size.store(core.size::<K>(), Relaxed);
+    }
+
     fn move_in(
         &self,
         key: K,

@@ -330,6 +330,25 @@ fn what_the_kernel_keeps_is_remembered_and_kept_when_it_comes_back() {
 }
 
 #[test]
+fn what_is_handed_over_leaves_but_for_its_stored_form() {
+    let cache = cache(8 * MIB);
+    (0..50).for_each(|key| {
+        data(&cache, key);
+        cache.hand_over(&key);
+    });
+    assert_eq!(cache.arc_stats().data_size, 0);
+    assert!((0..50).all(|key| !data(&cache, key)), "remembered, not held");
+    (0..50).for_each(|key| cache.hand_over(&key));
+    let stayed = hits((0..50).map(|key| data(&cache, key)));
+    assert!(stayed > 0.9, "of what came back, {stayed} stayed");
+    compressed(&cache, 1000);
+    cache.hand_over(&1000);
+    assert_eq!(compressed(&cache, 1000), Some(false), "the stored form is there");
+    cache.hand_over(&77_777);
+    fits(&cache);
+}
+
+#[test]
 fn small_blocks_do_not_take_more_than_is_counted() {
     // Chapter 10 §9, T6: the directory is part of the size.
     let cache = cache(4 * MIB);

@@ -21,27 +21,7 @@ use crate::engine::Engine;
 use crate::pool::Core;
 
 pub use report::{ArcReport, L2Report, Share};
-
-/// What the prefetcher counts (`zfetchstats`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ZfetchStats {
-    /// Accesses that a stream expected.
-    pub hits: u64,
-    /// Accesses ahead of a stream.
-    pub future: u64,
-    /// Of these, accesses that made the stream a strided one.
-    pub stride: u64,
-    /// Accesses behind a stream.
-    pub past: u64,
-    /// Accesses that belong to no stream.
-    pub misses: u64,
-    /// Streams not begun because there were too many.
-    pub max_streams: u64,
-    /// Reads asked for.
-    pub io_issued: u64,
-    /// Reads under way.
-    pub io_active: u64,
-}
+pub use zio::prefetch::ZfetchStats;
 
 /// The hit ratio expected if the cache were `multiple` times its size.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -35,6 +35,7 @@ use crate::runtime::Runtime;
 use crate::ui::{self, Exit, time};
 
 pub(crate) use mounts::{MountOptions, MountedFs, Mounter};
+pub(crate) use server::Signals;
 
 const USAGE: &str = "\
 usage:

@@ -191,12 +191,15 @@ impl RowListener for Wire<'_> {
     }
 }
 
-/// The signals that end the daemon, taken by one thread instead of a handler.
-struct Signals(libc::sigset_t);
+/// The signals that end the program, taken by one thread instead of a handler.
+pub(crate) struct Signals(libc::sigset_t);
 
 impl Signals {
     /// Blocks them in this thread and those it starts later.
-    fn block() -> Result<Signals> {
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn block() -> Result<Signals> {
         // SAFETY: all-zero bytes are a valid (empty) set.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: `set` is a live local; the calls only write to it.
@@ -216,7 +219,7 @@ impl Signals {
     }
 
     /// Waits for one of them, then calls `f`.
-    fn wait_and(&self, f: impl FnOnce()) {
+    pub(crate) fn wait_and(&self, f: impl FnOnce()) {
         let mut signal = 0;
         // SAFETY: both pointers are to live values.
         if unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } == 0 {

@@ -1,0 +1,156 @@
+//! Nothing stays behind: temporary directories and mounts go with the bench, also
+//! when a signal ends it.
+//!
+//! A first signal only asks: the bench looks at [`interrupted`] between reads and
+//! unwinds. One that does not get there in time is ended by the watching thread,
+//! which then does the tidying itself.
+//!
+//! Lock order: `LEFT` is a leaf.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use base::rt::{self, Mutex};
+use base::{Error, Result};
+use rustix::fs::{Mode, mkdir};
+
+use crate::daemon::Signals;
+use crate::daemon::{MountOptions, MountedFs, Mounter};
+use crate::engine::Dataset;
+use crate::mount::FuseMounter;
+use crate::ui::Exit;
+
+/// Exit code of a program that a signal ended, as shells have it.
+pub(super) const INTERRUPTED: Exit = Exit(130);
+/// How long a bench may take to end by itself.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+static STOP: AtomicBool = AtomicBool::new(false);
+static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Left {
+    Directory(PathBuf),
+    Mount(PathBuf),
+}
+
+/// Whether a signal asked the bench to end.
+pub(super) fn interrupted() -> bool {
+    STOP.load(Relaxed)
+}
+
+/// Takes signals from now on.
+///
+/// # Errors
+/// Signals cannot be blocked, or no thread can be had.
+pub(super) fn watch() -> Result<()> {
+    let signals = Signals::block()?;
+    rt::spawn("signals", move || {
+        signals.wait_and(|| STOP.store(true, Relaxed));
+        rt::sleep(PATIENCE);
+        // Mounts first, the last first: a directory below one cannot be removed.
+        let left = std::mem::take(&mut *LEFT.lock());
+        for path in left.iter().rev().filter_map(|l| match l {
+            Left::Mount(path) => Some(path),
+            Left::Directory(_) => None,
+        }) {
+            let _ = fuse::unmount(path, fuse::UnmountOptions { lazy: true, force: false });
+        }
+        for path in left.iter().filter_map(|l| match l {
+            Left::Directory(path) => Some(path),
+            Left::Mount(_) => None,
+        }) {
+            let _ = std::fs::remove_dir_all(path);
+        }
+        std::process::exit(i32::from(INTERRUPTED.0));
+    })?;
+    Ok(())
+}
+
+fn forget(left: &Left) {
+    LEFT.lock().retain(|l| l != left);
+}
+
+/// A directory of our own, gone with this value.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new one below `parent`.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(super) fn new(parent: &Path) -> Result<Scratch> {
+        let name = format!("cenote-bench-{}-{:x}", std::process::id(), rt::random_u64()?);
+        let path = std::path::absolute(parent).map_err(|e| Error::io("bad directory", e))?;
+        let path = path.join(name);
+        let failed = |e: rustix::io::Errno| {
+            Error::io("cannot make a directory", e.into()).on_path(path.to_string_lossy())
+        };
+        mkdir(&path, Mode::RWXU).map_err(failed)?;
+        LEFT.lock().push(Left::Directory(path.clone()));
+        Ok(Scratch(path))
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Lets it stay.
+    pub(super) fn keep(self) -> PathBuf {
+        forget(&Left::Directory(self.0.clone()));
+        let path = self.0.clone();
+        std::mem::forget(self);
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+        forget(&Left::Directory(self.0.clone()));
+    }
+}
+
+/// A file of our own in a directory of somebody else, gone with this value.
+pub(super) struct ScratchFile(pub(super) PathBuf);
+
+impl Drop for ScratchFile {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A dataset mounted in this process.
+pub(super) struct Mounted {
+    session: Option<Box<dyn MountedFs>>,
+    at: Scratch,
+}
+
+impl Mounted {
+    /// Mounts it below `parent`.
+    ///
+    /// # Errors
+    /// The kernel or the helper refuses.
+    pub(super) fn new(dataset: &Dataset, parent: &Path) -> Result<Mounted> {
+        let at = Scratch::new(parent)?;
+        let session = FuseMounter.mount(dataset, at.path(), &MountOptions::default())?;
+        LEFT.lock().push(Left::Mount(at.path().to_owned()));
+        Ok(Mounted { session: Some(session), at })
+    }
+
+    /// Where.
+    pub(super) fn path(&self) -> &Path {
+        self.at.path()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            let _gone = session.unmount(true);
+        }
+        forget(&Left::Mount(self.at.path().to_owned()));
+    }
+}
