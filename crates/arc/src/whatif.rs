@@ -26,7 +26,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::policy::{Default as Adaptive, Id, Kind, Policy, Reference, State};
+use crate::PolicyKind;
+use crate::policy::{Id, Kind, Policy, State, make};
 
 /// Multiples of the present size that are simulated.
 pub const MULTIPLES: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
@@ -42,15 +43,6 @@ const BLOCK_BYTES: f64 = 65536.0;
 /// Slots of a simulation's table: a power of two, at most 70 % full.
 const SLOTS: usize = 2048;
 const EMPTY: Id = Id::MAX;
-
-/// Which policy is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyKind {
-    /// The published ARC.
-    Arc,
-    /// The default.
-    Default,
-}
 
 /// Tells without a lock whether a reference is in any sample.
 #[derive(Debug, Default)]
@@ -99,10 +91,7 @@ struct Mini {
 
 impl Mini {
     fn new(kind: PolicyKind, full: f64, seen: u64) -> Mini {
-        let policy: Box<dyn Policy> = match kind {
-            PolicyKind::Arc => Box::new(Reference::new(0)),
-            PolicyKind::Default => Box::new(Adaptive::new(0)),
-        };
+        let policy = make(kind, 0);
         let mut mini = Mini {
             policy,
             full,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
+use arc::pressure::{Action, Status};
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::EngineKind;
@@ -10,22 +11,25 @@ use ondisk::config::PoolState;
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
+use crate::memory::{self, MemoryHooks, Monitor};
 use crate::pool::Pool;
 
-/// Cache size when the machine's memory cannot be told.
-const CACHE_FALLBACK: u64 = 256 << 20;
 /// Operations kept with the kernel at once.
 const QUEUE_DEPTH: usize = 128;
 
 /// How to set up an [`Engine`].
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// Bytes of the block cache, from the start; `None` is an eighth of memory.
+    /// Bytes of the block cache, from the start; `None` is up to half of memory, and
+    /// an eighth at first.
     pub cache_bytes: Option<u64>,
     /// The cache's other tunables; its `arc_max` gives way to `cache_bytes`.
     pub arc: arc::Config,
     /// What drives the devices.
     pub engine: EngineKind,
+    /// Where the memory of the machine is read: the root of `/proc` and `/sys`, for
+    /// tests; `None` is `/`.
+    pub memory_root: Option<PathBuf>,
 }
 
 /// The block cache and the device engine of one process, and the pools it has.
@@ -37,6 +41,13 @@ pub struct Engine {
     kstats: Arc<kstat::Registry>,
     /// Which bounds follow the machine; changed under its lock.
     pub(crate) automatic: Mutex<crate::tune::Automatic>,
+    /// What the monitor follows, and what it saw last.
+    watched: Arc<Mutex<arc::Config>>,
+    memory: Arc<Mutex<Status>>,
+    memory_root: PathBuf,
+    memory_warning: Option<String>,
+    /// Behind everything that its hooks use.
+    _monitor: Monitor,
 }
 
 /// What a scan found.
@@ -86,12 +97,20 @@ impl Engine {
     /// # Errors
     /// When the device engine cannot be started.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
-        let bytes =
-            config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
-        let least = crate::tune::automatic_min(bytes);
-        let sizes = arc::Config { arc_min: least, arc_max: bytes, ..config.arc };
+        let root = config.memory_root.clone().unwrap_or_else(|| PathBuf::from("/"));
+        let (sample, memory_warning) = memory::probe(&root);
+        let (mut least, mut most, mut c) = arc::pressure::default_sizes(sample.as_ref());
+        if let Some(bytes) = config.cache_bytes {
+            most = bytes.max(arc::config::ARC_MIN_FLOOR);
+            (least, c) = (crate::tune::automatic_min(most, sample.as_ref()), most);
+        }
+        let sizes = arc::Config { arc_min: least, arc_max: most, ..config.arc };
+        let cache = Arc::new(zio::BlockCache::new(sizes, c)?);
+        let watched = Arc::new(Mutex::new(sizes));
+        let status = Arc::<Mutex<Status>>::default();
+        let hooks = Hooks { cache: Arc::clone(&cache), status: Arc::clone(&status) };
         let engine = Arc::new(Engine {
-            cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
+            cache,
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
             prefetch: zio::Prefetch::new(),
@@ -100,6 +119,11 @@ impl Engine {
                 max: config.cache_bytes.is_none(),
                 min: true,
             }),
+            _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
+            watched,
+            memory: status,
+            memory_root: root,
+            memory_warning,
         });
         crate::kstats::register_engine(&engine)?;
         Ok(engine)
@@ -117,12 +141,31 @@ impl Engine {
 
     /// The hit ratios expected at other sizes; empty while there is nothing to go by.
     pub fn what_if(&self) -> Vec<crate::kstats::WhatIfPoint> {
-        Vec::new()
+        self.cache.what_if()
     }
 
-    /// Counters and sizes of the block cache.
+    /// What is assumed because the machine's memory cannot be read, if it cannot.
+    pub fn memory_warning(&self) -> Option<&str> {
+        self.memory_warning.as_deref()
+    }
+
+    /// The machine's memory, if it can be read.
+    pub(crate) fn memory_now(&self) -> Option<arc::MemorySample> {
+        memory::probe(&self.memory_root).0
+    }
+
+    /// Counters and sizes of the block cache, and what the memory monitor saw last.
     pub fn arc_stats(&self) -> arc::ArcStats {
-        self.cache.arc_stats()
+        let memory = *self.memory.lock();
+        arc::ArcStats {
+            memory_indirect_count: memory.shrinks,
+            memory_all_bytes: memory.all,
+            memory_free_bytes: memory.free,
+            memory_available_bytes: memory.available,
+            need_free: memory.need_free,
+            sys_free: memory.sys_free,
+            ..self.cache.arc_stats()
+        }
     }
 
     /// The block cache's tunables.
@@ -138,7 +181,7 @@ impl Engine {
     pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
         let mut automatic = self.automatic.lock();
         let before = self.cache.config();
-        self.cache.configure(config)?;
+        self.configure(config)?;
         automatic.max &= before.arc_max == config.arc_max;
         automatic.min &= before.arc_min == config.arc_min;
         Ok(())
@@ -146,7 +189,9 @@ impl Engine {
 
     /// As [`Engine::set_arc_config`], by who holds `automatic` and keeps it true.
     pub(crate) fn configure(&self, config: arc::Config) -> Result<()> {
-        self.cache.configure(config)
+        self.cache.configure(config)?;
+        *self.watched.lock() = config;
+        Ok(())
     }
 
     /// Changes the largest size of the block cache, at once.
@@ -316,15 +361,29 @@ fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
     }
 }
 
-/// An eighth of the machine's memory.
-pub(crate) fn default_cache() -> u64 {
-    memory().map_or(CACHE_FALLBACK, |bytes| bytes / 8)
+/// The cache as the memory monitor sees it.
+struct Hooks {
+    cache: Arc<zio::BlockCache>,
+    status: Arc<Mutex<Status>>,
 }
 
-/// The machine's memory, bytes, if it can be told.
-pub(crate) fn memory() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
-    let kib = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
-    kib.checked_mul(1024)
+impl MemoryHooks for Hooks {
+    fn sizes(&mut self) -> (u64, u64) {
+        (self.cache.size(), self.cache.target())
+    }
+
+    fn act(&mut self, action: Action, status: &Status) {
+        *self.status.lock() = *status;
+        match action {
+            Action::Keep => {}
+            Action::Grow => self.cache.set_no_grow(false),
+            Action::NoGrow => self.cache.set_no_grow(true),
+            Action::ShrinkTo(c) => {
+                self.cache.set_no_grow(true);
+                self.cache.set_target(c);
+                // What is free is not to be kept warm now.
+                base::buf::trim(0);
+            }
+        }
+    }
 }

@@ -16,13 +16,16 @@
 //!
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
+use std::path::Path;
+
+use arc::MemorySample;
 use arc::config::ARC_MIN_FLOOR;
 use arc::{Config, PolicyKind};
 use base::{Error, Result};
 use dsl::props::{nicenum, parse_size};
 use zio::prefetch::{TUNABLES as ZFETCH, Tunable as Zfetch};
 
-use crate::engine::{Engine, default_cache, memory};
+use crate::engine::Engine;
 
 /// The bounds of the cache that follow the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,21 +76,23 @@ impl std::fmt::Debug for Tunable {
 
 /// The least size that follows from a largest one (chapter 10 §2.1): a 32nd of
 /// memory and at least 32 MiB, but never more than half of the largest.
-pub(crate) fn automatic_min(arc_max: u64) -> u64 {
-    let min = memory().map_or(0, |m| m / 32).max(32 << 20);
+pub(crate) fn automatic_min(arc_max: u64, memory: Option<&MemorySample>) -> u64 {
+    let min = memory.map_or(0, |m| m.total / 32).max(32 << 20);
     min.min(arc_max / 2).max(ARC_MIN_FLOOR).min(arc_max)
 }
 
 fn memory_bound() -> u64 {
-    memory().unwrap_or(1 << 46)
+    crate::memory::probe(Path::new("/")).0.map_or(1 << 46, |m| m.total)
 }
 
 fn set_arc_max(engine: &Engine, value: u64) -> Result<()> {
     let mut automatic = engine.automatic.lock();
     let mut config = engine.arc_config();
-    config.arc_max = if value == 0 { default_cache() } else { value };
+    let memory = engine.memory_now();
+    let usual = arc::pressure::default_sizes(memory.as_ref()).1;
+    config.arc_max = if value == 0 { usual } else { value };
     if automatic.min {
-        config.arc_min = automatic_min(config.arc_max);
+        config.arc_min = automatic_min(config.arc_max, memory.as_ref());
     } else if config.arc_max < config.arc_min {
         return Err(Error::invalid(format!(
             "zfs_arc_max must not be less than zfs_arc_min, which is {}",
@@ -102,7 +107,11 @@ fn set_arc_max(engine: &Engine, value: u64) -> Result<()> {
 fn set_arc_min(engine: &Engine, value: u64) -> Result<()> {
     let mut automatic = engine.automatic.lock();
     let mut config = engine.arc_config();
-    config.arc_min = if value == 0 { automatic_min(config.arc_max) } else { value };
+    config.arc_min = if value == 0 {
+        automatic_min(config.arc_max, engine.memory_now().as_ref())
+    } else {
+        value
+    };
     if config.arc_min > config.arc_max {
         return Err(Error::invalid(format!(
             "zfs_arc_min must not be more than zfs_arc_max, which is {}",
@@ -499,7 +508,10 @@ mod tests {
         let max = find("zfs_arc_max").unwrap();
         assert_eq!(max.get(&engine), 64 << 20);
         set(&engine, "vfs.zfs.arc.max", "0").unwrap();
-        assert_eq!((max.get(&engine), max.in_effect(&engine)), (0, default_cache()));
+        assert_eq!(
+            (max.get(&engine), max.in_effect(&engine)),
+            (0, arc::pressure::default_sizes(engine.memory_now().as_ref()).1)
+        );
         set(&engine, "zfs_arc_max", "16.5M").unwrap();
         assert_eq!(engine.arc_config().arc_max, 33 << 19);
         // The automatic least size went along.

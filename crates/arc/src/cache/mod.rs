@@ -29,6 +29,7 @@
 //! tries the core's lock while it holds its stripe, and gives up rather than waits.
 
 mod core;
+mod sample;
 mod stripe;
 
 use std::hash::{BuildHasher, Hash};
@@ -40,6 +41,7 @@ use base::rt::{Mutex, MutexGuard, RwLock};
 use base::{Buf, Result};
 
 use self::core::{Core, Fleet, Incoming};
+use self::sample::Sampler;
 use self::stripe::{Counts, LOG_MAX, Pending, Stripe};
 use crate::balance::{Division, META_START};
 use crate::config::ARC_MIN_FLOOR;
@@ -207,6 +209,7 @@ pub struct Cache<K> {
     entries_max: AtomicU64,
     fill_ns: AtomicU64,
     expand_ns: AtomicU64,
+    sampler: Sampler,
     tier: Box<dyn SecondTier<K>>,
 }
 
@@ -231,7 +234,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             size: AtomicU64::new(0),
             front_room: AtomicBool::new(true),
         };
-        Ok(Cache {
+        let cache = Cache {
             partitions: (0..partitions).map(make).collect(),
             stripes_each,
             hasher: Hasher::with_seed(base::rt::random_u64()?),
@@ -244,8 +247,11 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             entries_max: AtomicU64::new(0),
             fill_ns: AtomicU64::new(FILL_NS_START),
             expand_ns: AtomicU64::new(EXPAND_NS_START),
+            sampler: Sampler::new(config.policy),
             tier: Box::new(NoSecondTier),
-        })
+        };
+        cache.sampler.start([c / 2, c / 2]);
+        Ok(cache)
     }
 
     /// A cache of `bytes` from the start, with the usual tunables.
@@ -290,7 +296,10 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let at = self.stripe_of(hash);
         let mut stripe = self.stripe(at).lock();
         let i = stripe.find(hash, key)?;
-        self.hit(&mut stripe, at, i, ask)
+        let found = self.hit(&mut stripe, at, i, ask)?;
+        drop(stripe);
+        self.sample(hash, ask, &found);
+        Some(found)
     }
 
     /// The block that `slot` was given for, if it is still there.
@@ -300,7 +309,56 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
         let mut stripe = self.stripe(slot.stripe).lock();
         let i = stripe.at(slot)?;
-        self.hit(&mut stripe, slot.stripe, i, ask)
+        let (key, kind) = (stripe.slots[i as usize].key, stripe.slots[i as usize].kind);
+        let found = self.hit(&mut stripe, slot.stripe, i, ask)?;
+        drop(stripe);
+        self.sample(self.hasher.hash_one(key), Ask { kind, ..ask }, &found);
+        Some(found)
+    }
+
+    /// Tells the what-if estimator of a hit.
+    fn sample(&self, hash: u64, ask: Ask, found: &Found) {
+        if ask.access == Access::Demand && self.sampler.wants(ask.kind, hash) {
+            let size = match found {
+                Found::Whole { whole, .. } => whole.footprint(),
+                Found::Stored { stored, .. } => stored.footprint(),
+            };
+            self.record(hash, ask.kind, size);
+        }
+    }
+
+    fn record(&self, hash: u64, kind: Kind, size: usize) {
+        let size = u32::try_from(size).unwrap_or(u32::MAX);
+        self.sampler.record(kind, hash, size, || self.references(), || self.kind_bytes());
+    }
+
+    /// Demand lookups so far, by kind.
+    fn references(&self) -> [u64; 2] {
+        let mut out = [0; 2];
+        for stripe in self.partitions.iter().flat_map(|p| &p.stripes) {
+            let counts = stripe.lock().counts.access;
+            for (sum, kind) in out.iter_mut().zip(counts) {
+                *sum += kind[0].hits + kind[0].misses;
+            }
+        }
+        out
+    }
+
+    /// Bytes that the cache has for data and for metadata: the target, divided as
+    /// what is resident.
+    fn kind_bytes(&self) -> [u64; 2] {
+        let mut sum = [0; 2];
+        for partition in &self.partitions {
+            let bytes = partition.core.lock().held_bytes();
+            sum = [sum[0] + bytes[0], sum[1] + bytes[1]];
+        }
+        let all = (sum[0] + sum[1]).max(1);
+        sum.map(|s| (u128::from(self.target()) * u128::from(s) / u128::from(all)) as u64)
+    }
+
+    /// The hit ratios to expect at other sizes.
+    pub fn what_if(&self) -> Vec<crate::whatif::Point> {
+        self.sampler.curve(|| self.references())
     }
 
     fn hit(
@@ -332,6 +390,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 let mut stripe = self.stripe(at).lock();
                 let slot = stripe.find(hash, &key);
                 if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, ask)) {
+                    drop(stripe);
+                    self.sample(hash, ask, &found);
                     return Lookup::Hit(found);
                 }
                 match stripe.join(&key, ask.kind, ask.access) {
@@ -439,6 +499,11 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let incoming = self.form(block, ask.access, pending);
         let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
         self.grow(bytes as u64);
+        if ask.access == Access::Demand && self.sampler.wants(ask.kind, hash) {
+            let form = if incoming.stored.is_empty() { &incoming.whole } else { &incoming.stored };
+            self.record(hash, ask.kind, form.footprint());
+        }
+        self.sampler.resume(|| self.references(), || self.kind_bytes());
         let mut core = partition.core.lock();
         core.set_c_if(self.partition_target());
         for stripe in &partition.stripes {
