@@ -20,19 +20,9 @@ use spa::status::VdevState;
 use crate::engine::Engine;
 use crate::pool::Core;
 
+pub use arc::whatif::Point as WhatIfPoint;
 pub use report::{ArcReport, L2Report, Share};
 pub use zio::prefetch::ZfetchStats;
-
-/// The hit ratio expected if the cache were `multiple` times its size.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WhatIfPoint {
-    /// Of the present target size.
-    pub multiple: f64,
-    /// Ratio for data, between 0 and 1; `None` without accesses.
-    pub data: Option<f64>,
-    /// Ratio for metadata, between 0 and 1; `None` without accesses.
-    pub metadata: Option<f64>,
-}
 
 fn zfetchstats(z: ZfetchStats) -> Kstat {
     Kstat::numbers([
