@@ -78,7 +78,7 @@ impl Division {
 
     /// Metadata's share of `bytes`.
     pub fn meta_of(&self, bytes: u64) -> u64 {
-        (u128::from(bytes) * u128::from(self.meta) >> 32) as u64
+        ((u128::from(bytes) * u128::from(self.meta)) >> 32) as u64
     }
 
     /// Takes what both kinds' ghosts said; `balance` in percent.

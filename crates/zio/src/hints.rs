@@ -80,7 +80,7 @@ impl Hints {
     fn set(&self, (a, b): (u64, u64)) -> &[Entry] {
         let mix = (a ^ b.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let sets = self.entries.len() / WAYS;
-        let at = (u128::from(mix) * sets as u128 >> 64) as usize * WAYS;
+        let at = ((u128::from(mix) * sets as u128) >> 64) as usize * WAYS;
         &self.entries[at..at + WAYS]
     }
 

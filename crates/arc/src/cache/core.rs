@@ -722,7 +722,7 @@ impl<K> Fleet<'_, K> {
 
     /// Metadata's share of `bytes`.
     fn meta_of(&self, bytes: u64) -> u64 {
-        (u128::from(bytes) * u128::from(self.meta.load(Relaxed)) >> 32) as u64
+        ((u128::from(bytes) * u128::from(self.meta.load(Relaxed))) >> 32) as u64
     }
 
     fn settle(&self, data: Pushes, metadata: Pushes) {

@@ -266,7 +266,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     fn stripe_of(&self, hash: u64) -> u32 {
         let stripes = self.partitions.len() as u64 * u64::from(self.stripes_each);
         // The middle bits: a stripe's own table uses both ends.
-        ((hash >> 24 & 0xffff_ffff) * stripes >> 32) as u32
+        (((hash >> 24 & 0xffff_ffff) * stripes) >> 32) as u32
     }
 
     fn partition(&self, stripe: u32) -> &Partition<K> {

@@ -293,10 +293,11 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         let (_, by, pending) = self.filling.iter().find(|f| f.0 == *key)?;
         let (by, pending) = (*by, Arc::clone(pending));
         self.counts.class(kind, access).iohits += 1;
-        if access == Access::Demand && !pending.demanded.swap(true, Relaxed) {
-            if let Some(c) = self.counts.prefetch(by) {
-                c.demand_iohits += 1;
-            }
+        if access == Access::Demand
+            && !pending.demanded.swap(true, Relaxed)
+            && let Some(c) = self.counts.prefetch(by)
+        {
+            c.demand_iohits += 1;
         }
         Some(pending)
     }

@@ -149,7 +149,7 @@ impl Dbufs {
         edit: impl FnOnce(&mut [u8]),
     ) -> Result<u64> {
         let mut stripe = self.stripe(id).lock();
-        if !stripe.get(&id).is_some_and(|d| d.newest(txg).is_some()) {
+        if stripe.get(&id).is_none_or(|d| d.newest(txg).is_none()) {
             drop(stripe);
             // Reading may wait: nothing is held meanwhile.
             let mut fresh = BufMut::zeroed(size);
@@ -159,7 +159,7 @@ impl Dbufs {
             }
             stripe = self.stripe(id).lock();
             // Somebody else may have begun the record meanwhile: then theirs counts.
-            if !stripe.get(&id).is_some_and(|d| d.newest(txg).is_some()) {
+            if stripe.get(&id).is_none_or(|d| d.newest(txg).is_none()) {
                 edit(&mut fresh);
                 return self.begin(&mut stripe, txg, id, Content::Open(fresh));
             }
