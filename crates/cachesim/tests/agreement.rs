@@ -146,3 +146,16 @@ fn with_room_for_all_every_policy_only_misses_once() {
         assert_eq!(simulate(policy, &trace, trace.keys + 10).hits, most, "{}", policy.name());
     }
 }
+
+#[test]
+fn damaged_files_give_errors() {
+    let dir = std::env::temp_dir().join(format!("cachesim-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["a.trace.gz", "a.lis.zst", "w1.trace.xz"] {
+        let path = dir.join(name);
+        std::fs::write(&path, b"this is not compressed").unwrap();
+        assert!(Trace::read(&path, None).is_err(), "{name}");
+    }
+    assert!(Trace::read(&dir.join("absent.lis"), None).is_err());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
