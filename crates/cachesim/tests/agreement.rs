@@ -6,7 +6,7 @@ use cachesim::{PolicyKind, Trace, simulate};
 
 fn trace(name: &str) -> Trace {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/traces");
-    Trace::read(&PathBuf::from(dir).join(name), None).unwrap()
+    Trace::read(&PathBuf::from(dir).join(name), None).expect("the fixture is a trace")
 }
 
 fn percent(policy: PolicyKind, trace: &Trace, size: usize) -> f64 {

@@ -254,17 +254,18 @@ impl Default {
     /// Counts a use, and changes the leader where that is due.
     fn judge(&mut self, held_by: u8, real: bool) {
         let led = held_by & self.leader as u8 != 0;
-        self.tenure[3] += u32::from(real);
+        self.tenure[3] = self.tenure[3].saturating_add(u32::from(real));
         self.hits += u64::from(real);
         self.uses = self.uses.saturating_add(1);
         let patience = self.patience();
         let mut next = None;
         for shadow in [Leader::Lirs, Leader::Arc, Leader::Lru] {
             let hit = held_by & shadow as u8 != 0;
-            self.tenure[shadow.index()] += u32::from(hit);
+            let tenure = &mut self.tenure[shadow.index()];
+            *tenure = tenure.saturating_add(u32::from(hit));
             let behind = &mut self.behind[shadow.index()];
             if hit && !led {
-                *behind += 1;
+                *behind = behind.saturating_add(1);
                 next = if *behind > patience { Some(shadow) } else { next };
             } else if led && !hit {
                 *behind = behind.saturating_sub(1);
