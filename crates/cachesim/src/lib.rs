@@ -7,7 +7,7 @@
 //! is forgotten. A page counts as 8 KiB. The default policy pays for what it
 //! remembers: its own memory, and [`KEY_BYTES`] for each block that it remembers
 //! without holding it, come off its cache. The published ARC and the rivals
-//! ([`rivals`]) are charged nothing.
+//! are charged nothing.
 
 mod rivals;
 mod sim;

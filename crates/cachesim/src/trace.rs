@@ -235,3 +235,66 @@ fn records<const N: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn requests(bytes: &[u8], format: Format) -> Result<Vec<u32>> {
+        Trace::parse(bytes, format).map(|t| t.requests)
+    }
+
+    #[test]
+    fn every_format_is_read() {
+        assert_eq!(requests(b"7 3 0 1\n8 1 0 2\n", Format::Arc).unwrap(), [0, 1, 2, 1]);
+        assert_eq!(requests(b"5\n*\n6\n\n5", Format::Lirs).unwrap(), [0, 1, 0]);
+        assert_eq!(requests(&[0, 0, 0, 9, 0, 0, 0, 9], Format::Keys).unwrap(), [0, 0]);
+        // 16 sectors from sector 8 on: blocks 1 and 2; then block 1 again.
+        let mqsim = b"100 0 8 16 1\n200 0 8 8 0\n";
+        assert_eq!(requests(mqsim, Format::Mqsim).unwrap(), [0, 1, 0]);
+        let mut record = [0u8; 32];
+        record[4..8].copy_from_slice(&8192u32.to_le_bytes());
+        record[16..24].copy_from_slice(&8u64.to_le_bytes());
+        assert_eq!(requests(&record, Format::Vscsi).unwrap(), [0, 1]);
+    }
+
+    #[test]
+    fn formats_are_told_by_names() {
+        for (name, format) in [
+            ("a/OLTP.lis.zst", Format::Arc),
+            ("loop.trace.gz", Format::Lirs),
+            ("w106.trace.xz", Format::Keys),
+            ("x.vscsi.xz", Format::Vscsi),
+            ("tpcc-small.trace.xz", Format::Mqsim),
+            ("w.trace", Format::Lirs),
+        ] {
+            assert_eq!(Format::of(Path::new(name)), format, "{name}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let long = vec![b'1'; 5000];
+        for (bytes, format) in [
+            (&b"1\nx\n"[..], Format::Lirs),
+            (b"1", Format::Arc),
+            (b"1 99999999999 0 0", Format::Arc),
+            (b"0 0 18446744073709551615 9 1", Format::Mqsim),
+            (&[1, 2, 3], Format::Keys),
+            (&long, Format::Lirs),
+        ] {
+            assert!(Trace::parse(bytes, format).is_err(), "{format:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), which in 0usize..5) {
+            let format = [Format::Arc, Format::Lirs, Format::Keys, Format::Vscsi, Format::Mqsim][which];
+            if let Ok(trace) = Trace::parse(&bytes[..], format) {
+                prop_assert!(trace.requests.iter().all(|&k| (k as usize) < trace.keys));
+            }
+        }
+    }
+}

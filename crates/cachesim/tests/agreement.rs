@@ -6,7 +6,7 @@ use cachesim::{PolicyKind, Trace, simulate};
 
 fn trace(name: &str) -> Trace {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/traces");
-    Trace::read(&PathBuf::from(dir).join(name), None).unwrap()
+    Trace::read(&PathBuf::from(dir).join(name), None).expect("the fixture is a trace")
 }
 
 fn percent(policy: PolicyKind, trace: &Trace, size: usize) -> f64 {
@@ -145,4 +145,17 @@ fn with_room_for_all_every_policy_only_misses_once() {
     for policy in [PolicyKind::Arc, PolicyKind::Lru, PolicyKind::TwoQ, PolicyKind::Sieve] {
         assert_eq!(simulate(policy, &trace, trace.keys + 10).hits, most, "{}", policy.name());
     }
+}
+
+#[test]
+fn damaged_files_give_errors() {
+    let dir = std::env::temp_dir().join(format!("cachesim-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["a.trace.gz", "a.lis.zst", "w1.trace.xz"] {
+        let path = dir.join(name);
+        std::fs::write(&path, b"this is not compressed").unwrap();
+        assert!(Trace::read(&path, None).is_err(), "{name}");
+    }
+    assert!(Trace::read(&dir.join("absent.lis"), None).is_err());
+    std::fs::remove_dir_all(&dir).unwrap();
 }

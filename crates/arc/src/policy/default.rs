@@ -52,6 +52,8 @@ const AGAIN: u8 = 16;
 
 /// Fewer hits than this are no evidence.
 const COLD_HITS: u64 = 16;
+/// Most hits of patience, undoubled.
+const PATIENCE_MAX: u32 = 1024;
 /// Most doublings of the patience.
 const DOUBLED_MAX: u32 = 6;
 
@@ -88,6 +90,8 @@ pub struct Default {
     behind: [u32; 3],
     /// Hits since the leader changed: of the shadows, and real ones.
     tenure: [u32; 4],
+    /// Uses since the leader changed.
+    uses: u32,
     /// Hits since the beginning.
     hits: u64,
     switches: u64,
@@ -114,6 +118,7 @@ impl Default {
             last: Leader::Lirs,
             behind: [0; 3],
             tenure: [0; 4],
+            uses: 0,
             hits: 0,
             switches: 0,
             doubled: 0,
@@ -249,16 +254,18 @@ impl Default {
     /// Counts a use, and changes the leader where that is due.
     fn judge(&mut self, held_by: u8, real: bool) {
         let led = held_by & self.leader as u8 != 0;
-        self.tenure[3] += u32::from(real);
+        self.tenure[3] = self.tenure[3].saturating_add(u32::from(real));
         self.hits += u64::from(real);
+        self.uses = self.uses.saturating_add(1);
         let patience = self.patience();
         let mut next = None;
         for shadow in [Leader::Lirs, Leader::Arc, Leader::Lru] {
             let hit = held_by & shadow as u8 != 0;
-            self.tenure[shadow.index()] += u32::from(hit);
+            let tenure = &mut self.tenure[shadow.index()];
+            *tenure = tenure.saturating_add(u32::from(hit));
             let behind = &mut self.behind[shadow.index()];
             if hit && !led {
-                *behind += 1;
+                *behind = behind.saturating_add(1);
                 next = if *behind > patience { Some(shadow) } else { next };
             } else if led && !hit {
                 *behind = behind.saturating_sub(1);
@@ -275,27 +282,34 @@ impl Default {
             }
             self.follow(next);
         }
-        // Ahead by a whole cache, the leader need not spare a cold content any more.
-        let ahead = self.tenure[self.leader.index()].saturating_sub(self.tenure[3]);
-        self.cold = self.cold && ahead < self.blocks();
+        if self.cold && led && !real {
+            // Keeping a cold content is for runs of returns, not for a hit now and then;
+            // and ahead by a whole cache, the leader need not spare it any more.
+            let hits = self.tenure[self.leader.index()];
+            let ahead = hits.saturating_sub(self.tenure[3]);
+            self.cold = ahead < self.blocks() && hits >= self.uses / 2;
+        }
     }
 
     fn follow(&mut self, next: Leader) {
-        if self.tenure[self.last.index()] > self.tenure[3] {
+        let [lost, best] =
+            [self.tenure[self.last.index()], *self.tenure[..3].iter().max().unwrap_or(&0)];
+        if lost > self.tenure[3] {
             self.doubled = (self.doubled + 1).min(DOUBLED_MAX);
-        } else {
+        } else if best.saturating_sub(self.tenure[3]) <= 2 * self.patience() {
             self.doubled = self.doubled.saturating_sub(1);
         }
         self.cold = self.hits < COLD_HITS;
         self.last = std::mem::replace(&mut self.leader, next);
         self.behind = [0; 3];
         self.tenure = [0; 4];
+        self.uses = 0;
         self.switches += 1;
     }
 
     /// By how many hits another shadow must be ahead to lead.
     fn patience(&self) -> u32 {
-        let full = (8 + self.blocks() / 40) << self.doubled;
+        let full = (8 + (self.blocks() / 40).min(PATIENCE_MAX)) << self.doubled;
         full.min(4 + u32::try_from(self.hits / 16).unwrap_or(u32::MAX - 4))
     }
 

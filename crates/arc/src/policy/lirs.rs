@@ -99,7 +99,7 @@ impl Directory {
     }
 
     /// The block becomes the stack's newest, as `what`.
-    fn to_top<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id, what: u8) {
+    fn top<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id, what: u8) {
         let tag = slab.tag(STACK, id);
         if tag & RECENT == 0 {
             self.recent += u64::from(slab.size(id));
@@ -135,16 +135,16 @@ impl Directory {
         let tag = slab.tag(STACK, id);
         if tag & WHAT == LIR {
             let oldest = self.stack.tail == id;
-            self.to_top(slab, id, LIR);
+            self.top(slab, id, LIR);
             if oldest {
                 self.prune(slab);
             }
         } else if tag & ON_STACK != 0 {
-            self.to_top(slab, id, HIR);
+            self.top(slab, id, HIR);
             slab.unlink(QUEUE, &mut self.queue, id);
             self.promote(slab, id);
         } else {
-            self.to_top(slab, id, HIR);
+            self.top(slab, id, HIR);
             slab.renew(QUEUE, &mut self.queue, id);
         }
     }
@@ -156,15 +156,15 @@ impl Directory {
             slab.unlink(QUEUE, &mut self.gone, id);
         }
         if tag & ON_STACK != 0 {
-            self.to_top(slab, id, HIR);
+            self.top(slab, id, HIR);
             self.promote(slab, id);
             return;
         }
-        self.to_top(slab, id, HIR);
+        self.top(slab, id, HIR);
         let size = u64::from(slab.size(id));
         let room = self.lir + size <= self.c - self.hir_target().min(self.c);
         if room {
-            self.to_top(slab, id, LIR);
+            self.top(slab, id, LIR);
             self.lir += size;
         } else {
             slab.push_head(QUEUE, &mut self.queue, id);
@@ -174,7 +174,7 @@ impl Directory {
     /// The block, newest on the stack and in no other list, becomes LIR; the oldest
     /// LIR blocks make way.
     fn promote<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
-        self.to_top(slab, id, LIR);
+        self.top(slab, id, LIR);
         self.lir += u64::from(slab.size(id));
         while self.lir > self.c - self.hir_target().min(self.c) && self.stack.tail != id {
             self.demote(slab);
@@ -256,7 +256,7 @@ impl Directory {
     /// Enters as one that left, or becomes the newest of these.
     pub(super) fn remember<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
         self.remove(slab, id);
-        self.to_top(slab, id, GONE);
+        self.top(slab, id, GONE);
         slab.push_head(QUEUE, &mut self.gone, id);
         self.prune(slab);
     }

@@ -41,7 +41,7 @@ impl Lirs {
         }
     }
 
-    fn to_top(&mut self, key: u32) {
+    fn top(&mut self, key: u32) {
         if self.on_stack[key as usize] {
             self.stack_links.unlink(&mut self.stack, key);
         }
@@ -96,18 +96,18 @@ impl Rival for Lirs {
         let at = key as usize;
         match self.is[at] {
             Is::Lir => {
-                self.to_top(key);
+                self.top(key);
                 self.prune();
                 true
             }
             Is::Hir => {
                 if self.on_stack[at] {
-                    self.to_top(key);
+                    self.top(key);
                     self.queue_links.unlink(&mut self.queue, key);
                     self.make_lir(key);
                     self.prune();
                 } else {
-                    self.to_top(key);
+                    self.top(key);
                     self.queue_links.renew(&mut self.queue, key);
                 }
                 true
@@ -116,7 +116,7 @@ impl Rival for Lirs {
                 if self.lir + self.queue.len >= self.size {
                     self.evict();
                 }
-                self.to_top(key);
+                self.top(key);
                 if was == Is::Gone {
                     self.queue_links.unlink(&mut self.gone, key);
                     self.make_lir(key);
