@@ -528,6 +528,26 @@ mod tests {
         assert_eq!(bp.encode().unwrap(), raw);
     }
 
+    #[test]
+    fn a_new_block_is_read_as_it_was_made() {
+        let head = Head {
+            object_type: ObjType::PLAIN_FILE_CONTENTS,
+            level: 0,
+            lsize: Lsize(131_072),
+            birth: Txg(4),
+        };
+        let dva = |offset| Dva { vdev: VdevId(3), offset, asize: Asize(8192), gang: false };
+        for dvas in [vec![dva(512)], vec![dva(1 << 40), dva(0)], vec![dva(0), dva(8), dva(4096)]] {
+            let dvas: Vec<Dva> =
+                dvas.iter().map(|d| Dva { offset: d.offset / 512 * 512, ..*d }).collect();
+            let mut block = Block::new(head, Psize(4608), 15, &dvas);
+            (block.checksum, block.words) = (7, [1, 2, 3, 4]);
+            let bp = BlkPtr::Block(block);
+            assert_eq!(BlkPtr::parse(&bp.encode().unwrap(), Endian::Little).unwrap(), bp);
+            assert_eq!(block.dvas().collect::<Vec<_>>(), dvas);
+        }
+    }
+
     proptest! {
         #[test]
         fn whatever_parses_survives_a_round_trip(

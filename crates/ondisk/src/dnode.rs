@@ -297,6 +297,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_is_read() {
+        let mut d = Dnode::parse(&plain(), Endian::Little).unwrap().unwrap();
+        let mut out = [0xee; 1024];
+        d.encode(&mut out).unwrap();
+        assert_eq!(out[..512], plain());
+        // A bonus, a spill block and a second slot.
+        (d.bonus_type, d.bonus, d.slots) = (ObjType::SA, (0..200).collect(), 2);
+        assert!(d.encode(&mut out[..600]).is_err());
+        d.encode(&mut out).unwrap();
+        assert_eq!(Dnode::parse(&out, Endian::Little).unwrap(), Some(d.clone()));
+        d.spill = Some(BlkPtr::default());
+        assert!(d.encode(&mut out).is_err());
+        d.flags |= flags::SPILL_BLKPTR;
+        d.encode(&mut out).unwrap();
+        assert_eq!(Dnode::parse(&out, Endian::Little).unwrap(), Some(d.clone()));
+        d.bonus.resize(1024, 0);
+        assert!(d.encode(&mut out).is_err());
+    }
+
+    #[test]
     fn covering_blocks_and_capacity() {
         let mut raw = plain();
         raw[1] = 12;

@@ -146,6 +146,7 @@ mod tests {
         assert!(ObjsetPhys::parse(&raw[..2048], Endian::Little).unwrap().project_used.is_none());
         assert!(ObjsetPhys::parse(&raw[..1024], Endian::Little).is_ok());
         assert!(ObjsetPhys::parse(&raw[..700], Endian::Little).is_err());
+        assert_eq!(v3.encode().unwrap(), raw);
         raw[704] = 9;
         assert!(ObjsetPhys::parse(&raw, Endian::Little).is_err());
     }

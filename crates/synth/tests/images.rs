@@ -7,7 +7,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use cenote::{Engine, EngineConfig, FileSystem, ImportOptions, Io, ObjectId, Pool, Search};
+use cenote::inspect::zpl::SpaceKind;
+use cenote::{
+    Engine, EngineConfig, ErrorKind, FileSystem, ImportOptions, Io, ObjectId, Pool, PropData,
+    Search,
+};
 use spa::audit::{Options, Verify};
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 use testkit::Scratch;
@@ -48,6 +52,14 @@ fn zdb(dir: &Path, pool: &str) {
     }
 }
 
+/// What a walk found: objects, and bytes by owner.
+#[derive(Default)]
+struct Found {
+    count: usize,
+    users: BTreeMap<u64, u64>,
+    groups: BTreeMap<u64, u64>,
+}
+
 /// A tree as it was asked for.
 #[derive(Default)]
 struct Model {
@@ -81,14 +93,23 @@ impl Model {
 
     /// Compares the file system with what was asked for.
     fn check(&self, fs: &FileSystem) {
-        let mut found = 0;
+        let mut found = Found::default();
         self.walk(fs, fs.root(), String::new(), &mut found);
-        assert_eq!(found, self.files.len() + self.dirs.len().max(1));
+        assert_eq!(found.count, self.files.len() + self.dirs.len().max(1));
+        for (kind, used) in [(SpaceKind::User, found.users), (SpaceKind::Group, found.groups)] {
+            let table = fs.userspace(kind, Io::WAIT).unwrap();
+            let table: BTreeMap<u64, u64> = table.iter().map(|e| (e.id, e.used)).collect();
+            assert_eq!(table, used, "{kind:?}");
+        }
     }
 
-    fn walk(&self, fs: &FileSystem, id: ObjectId, path: String, found: &mut usize) {
-        *found += 1;
+    fn walk(&self, fs: &FileSystem, id: ObjectId, path: String, found: &mut Found) {
+        found.count += 1;
         let attrs = fs.attrs(id, Io::WAIT).unwrap();
+        // `blocks` includes the dnode's, as the accounts do.
+        for (table, id) in [(&mut found.users, attrs.uid), (&mut found.groups, attrs.gid)] {
+            *table.entry(id.into()).or_default() += attrs.blocks * 512;
+        }
         if let Some((spec, content)) = self.files.get(&path) {
             assert_eq!(attrs.mode, 0o100_000 | spec.mode, "{path}");
             assert_eq!((attrs.uid, attrs.gid), (spec.uid, spec.gid), "{path}");
@@ -149,7 +170,11 @@ fn judge(dir: &Path, name: &str, model: &Model) {
     let report = pool.spa().audit(ALL, &()).unwrap();
     assert!(report.is_clean(), "{name}: {:?}", report.problems);
     assert_eq!((report.leaked, report.bad_claims), (0, 0), "{name}");
-    drop(pool);
+    // What directories say is used is what space maps say is allocated.
+    let allocated = pool.spa().load_space().unwrap().allocated();
+    assert_eq!(report.stats.total().asize, allocated, "{name}");
+    assert_eq!(dataset.prop("used").unwrap().unwrap().value, PropData::Num(allocated), "{name}");
+    drop((dataset, pool));
     zdb(dir, name);
 }
 
@@ -213,6 +238,90 @@ fn directories_large_deep_and_empty() {
     }
     builder.finish().unwrap();
     judge(scratch.path(), name, &model);
+}
+
+#[test]
+fn deep_trees_of_blocks_and_wide_pointer_tables() {
+    let name = "synthdeep";
+    let scratch = Scratch::new(name);
+    let spec = PoolSpec { ashift: 9, ..PoolSpec::new(name, 1 << 30) };
+    let mut builder = Builder::create(&scratch.path().join("disk"), &spec).unwrap();
+    let (mut model, mut rng) = (Model::default(), Rng::new(5));
+    // Two levels of indirect blocks, some of them of holes alone.
+    let mut bytes = content(&mut rng, (3 << 20) + 700);
+    bytes.iter_mut().step_by(97).for_each(|b| *b = 3);
+    bytes[512 << 10..1536 << 10].fill(0);
+    let file = FileSpec { recordsize: 512, ..FileSpec::new(bytes.len() as u64) };
+    model.file(&mut builder, "small records", file, bytes);
+    let large = FileSpec { recordsize: 16 << 20, ..FileSpec::new((16 << 20) + 1) };
+    let bytes = content(&mut rng, large.size as usize);
+    model.file(&mut builder, "large records", large, bytes);
+    model.file(&mut builder, "zeros", FileSpec::new(10 << 20), vec![0; 10 << 20]);
+    // More leaves than the header block has pointers to.
+    for i in 0..30_000 {
+        let long = format!("wide/{i:0>250}");
+        model.file(&mut builder, &long, FileSpec::new(0), Vec::new());
+    }
+    builder.finish().unwrap();
+    judge(scratch.path(), name, &model);
+}
+
+#[test]
+fn the_same_calls_give_the_same_image() {
+    let scratch = Scratch::new("same");
+    let path = scratch.path().join("disk");
+    let spec = PoolSpec { time: 1_700_000_000, ..PoolSpec::new("synthsame", 64 << 20) };
+    let make = || {
+        let mut builder = Builder::create(&path, &spec).unwrap();
+        let (mut model, mut rng) = (Model::default(), Rng::new(6));
+        for i in 0..200 {
+            let size = rng.below(300_000);
+            let bytes = content(&mut rng, size as usize);
+            model.file(&mut builder, &format!("{}/{i}", i % 7), FileSpec::new(size), bytes);
+        }
+        builder.finish().unwrap();
+        std::fs::read(&path).unwrap()
+    };
+    assert!(make() == make());
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let scratch = Scratch::new("refused");
+    let path = scratch.path().join("disk");
+    let good = PoolSpec::new("synthrefused", 64 << 20);
+    for bad in [
+        PoolSpec { name: "mirror".into(), ..good.clone() },
+        PoolSpec { name: "1st".into(), ..good.clone() },
+        PoolSpec { ashift: 17, ..good.clone() },
+        PoolSpec { size: 1 << 20, ..good.clone() },
+    ] {
+        assert_eq!(Builder::create(&path, &bad).err().unwrap().kind(), ErrorKind::Invalid);
+    }
+    let mut builder = Builder::create(&path, &good).unwrap();
+    let kind = |b: &mut Builder, path: &str, spec: &FileSpec| {
+        b.file(path, spec, &mut |_, out| out.fill(1)).err().map(|e| e.kind())
+    };
+    let small = FileSpec::new(1);
+    assert_eq!(kind(&mut builder, "a/b", &small), None);
+    assert_eq!(kind(&mut builder, "a/b", &small), Some(ErrorKind::Exists));
+    assert_eq!(kind(&mut builder, "a", &small), Some(ErrorKind::Exists));
+    assert_eq!(kind(&mut builder, "a/b/c", &small), Some(ErrorKind::NotDir));
+    assert_eq!(kind(&mut builder, "a/..", &small), Some(ErrorKind::Invalid));
+    assert_eq!(kind(&mut builder, "", &small), Some(ErrorKind::Invalid));
+    let long = "x".repeat(256);
+    assert_eq!(kind(&mut builder, &long, &small), Some(ErrorKind::NameTooLong));
+    let odd = FileSpec { recordsize: 1000, ..small.clone() };
+    assert_eq!(kind(&mut builder, "odd", &odd), Some(ErrorKind::Invalid));
+    // More than there is room for: an error now or in the end, and no pool.
+    let huge = FileSpec { compression: Compression::Off, ..FileSpec::new(400 << 20) };
+    let now = kind(&mut builder, "huge", &huge);
+    let end = builder.finish().err().map(|e| e.kind());
+    assert!(now == Some(ErrorKind::NoSpace) || end == Some(ErrorKind::NoSpace), "{now:?} {end:?}");
+    assert!(end.is_some());
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let search = Search { paths: vec![scratch.path().to_owned()], ..Search::default() };
+    assert!(engine.discover(&search).unwrap().pools.is_empty());
 }
 
 #[test]

@@ -313,6 +313,15 @@ mod tests {
         let blocks = check(&names(5000), 9);
         assert!(blocks > 1000, "{blocks}");
         check(&names(20_000), 12);
+        let all: BTreeMap<Vec<u8>, u64> = names(5000);
+        let entries = all.iter().map(|(name, v)| BulkEntry { name, value: ZapValue::from_u64(*v) });
+        let zap = BulkZap::new(entries.collect(), 1, 0, 9).unwrap();
+        let mut header = [0; 512];
+        zap.block(0, &mut header).unwrap();
+        let ZapBlock::FatHeader(h) = ZapBlock::parse(&header, Endian::Little).unwrap() else {
+            panic!("not a header")
+        };
+        assert!(h.phys.zt_numblks >= 16 && h.phys.num_entries == 5000, "{:?}", h.phys);
     }
 
     #[test]
