@@ -492,6 +492,9 @@ fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(
             at += len as u64;
         }
     }
+    // What a sequential reader left behind may have been dropped again, for the
+    // kernel to keep; without the kernel's cache it must be ours.
+    warm(run, &rig.file("small")?, &Content::noise(1), "reading the small records")?;
     let mut turns = Turns::default();
     for (name, file) in &files {
         let read = move |rng: &mut Rng, out: &mut [u8]| {

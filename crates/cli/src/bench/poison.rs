@@ -69,6 +69,7 @@ struct Setup {
     rounds: u64,
     skew: f64,
     seed: u64,
+    record: u32,
 }
 
 /// Where the reads go.
@@ -169,6 +170,9 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
     let tenths = args.count("--tenths", 10, 2..=1000)?;
     // A read has half of the longest length in the mean.
     let reads = args.count("--reads", 4 * a / (READ_MAX / 2), 10..=1 << 40)?;
+    let record = args.size("--record", 128 << 10, 512..=16 << 20)?;
+    let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
+    let record = record.ok_or_else(|| Stop::usage("--record: must be a power of two"))?;
     let time = args.flag("--time").then(|| args.time("--time", Duration::ZERO)).transpose()?;
     Ok(Setup {
         arc,
@@ -180,14 +184,13 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
         rounds: args.count("--rounds", 3, 1..=99)?,
         skew: args.real("--skew", 0.0, 0.0..=3.0)?,
         seed: args.count("--seed", 1, 0..=u64::MAX)?,
+        record,
     })
 }
 
 fn run(run: &mut Run) -> Result<(), Stop> {
     let mut set = setup(run)?;
-    let record = run.args.size("--record", 128 << 10, 512..=16 << 20)?;
-    let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
-    let record = record.ok_or_else(|| Stop::usage("--record: must be a power of two"))?;
+    let record = set.record;
     let policies = lab::policies(&run.args, "default")?;
     let content = if run.args.flag("--lz4") { Content::half() } else { Content::noise(set.seed) };
     let lab = Lab::new(run, set.a + set.b, |maker| {
@@ -301,10 +304,11 @@ fn phase(
             let start = rt::now();
             file.read(offset, &mut out[..len])?;
             let took = start.elapsed();
-            // Nothing came from the disk: blocks of this read were hits.
+            // Nothing came from the disk: every block of this read was a hit.
             if rig.disk().reads == disk {
+                let record = u64::from(set.record);
                 hit_time += took;
-                hits += 1;
+                hits += (offset + len as u64 - 1) / record - offset / record + 1;
             }
             if bytes < set.arc && bytes >= set.arc / 2 {
                 window = (window.0 + 1, window.1 + took);

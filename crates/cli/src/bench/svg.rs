@@ -88,8 +88,15 @@ fn draw(chart: &Chart, out: &mut String) {
                 }
             }
             Shape::Lines => {
+                let places: Vec<_> = points.map(|(i, &v)| (middle(i), y(v))).collect();
+                for (x, y) in &places {
+                    let _ = writeln!(
+                        out,
+                        "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>"
+                    );
+                }
                 let path: Vec<String> =
-                    points.map(|(i, &v)| format!("{:.1},{:.1}", middle(i), y(v))).collect();
+                    places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
                 let _ = writeln!(
                     out,
                     "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>",
@@ -151,6 +158,7 @@ mod tests {
         ));
         assert!(text.contains("<polyline points=\"247.5,190.0 602.5,60.0\""), "{text}");
         assert!(text.contains("<polyline points=\"602.5,255.0\""));
+        assert_eq!(text.matches("<circle ").count(), 3);
         assert_eq!(text.matches("<rect x=").count(), 3 + 2 * 2);
         assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
         assert!(document(&[]).ends_with("</svg>\n"));
