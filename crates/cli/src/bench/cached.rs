@@ -412,7 +412,7 @@ fn beyond(
         nice(front),
         nice(now.compressed_size),
         nice(now.overhead_size),
-        now.forms.decompressed - stats.forms.decompressed
+        now.forms.decompressed.saturating_sub(stats.forms.decompressed)
     ));
     Ok(())
 }
@@ -442,10 +442,11 @@ fn host_open(path: &Path, direct: bool) -> Result<HostFile> {
 
 /// A file of the same size in another file system.
 fn peer(run: &mut Run, set: &Setup, dir: &Path) -> Result<ScratchFile, Stop> {
+    lab::check_space(dir, set.size)?;
     let path = dir.join(format!("cenote-bench-{}.tmp", std::process::id()));
     let failed = |e| Error::io("cannot write", e).on_path(path.to_string_lossy());
+    let made = ScratchFile::new(path.clone());
     let mut file = HostFile::create_new(&path).map_err(failed)?;
-    let made = ScratchFile(path.clone());
     let (noise, mut block) = (Content::noise(1), vec![0; 1 << 20]);
     let mut at = 0;
     while at < set.size {
@@ -476,10 +477,10 @@ fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(
     let mut files = vec![
         ("mount", host_open(&own, false)?),
         ("mount, O_DIRECT", host_open(&own, true)?),
-        ("local disk", host_open(&beside.0, false)?),
+        ("local disk", host_open(beside.path(), false)?),
     ];
     if let Some(other) = &other {
-        files.push(("peer", host_open(&other.0, false)?));
+        files.push(("peer", host_open(other.path(), false)?));
     }
     let mut block = vec![0; 1 << 20];
     for (name, file) in &files {

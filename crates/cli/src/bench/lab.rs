@@ -43,7 +43,11 @@ fn work_dir(args: &Args) -> PathBuf {
     args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-fn check_space(dir: &Path, need: u64) -> Result<()> {
+/// Whether a directory has room for so many bytes.
+///
+/// # Errors
+/// `NoSpace` if not, naming the option that helps.
+pub(super) fn check_space(dir: &Path, need: u64) -> Result<()> {
     let failed = |e: rustix::io::Errno| {
         Error::io("cannot look at the directory", e.into()).on_path(dir.to_string_lossy())
     };
@@ -233,12 +237,18 @@ pub(super) fn word(policy: PolicyKind) -> &'static str {
     }
 }
 
+/// The share of hits among lookups, from hits and lookups before and after; none
+/// where nothing was looked up.
+pub(super) fn hit_ratio(before: (u64, u64), after: (u64, u64)) -> Option<f64> {
+    ratio(after.0.saturating_sub(before.0), after.1.saturating_sub(before.1))
+}
+
 /// `a / b`, or none.
 pub(super) fn ratio(a: u64, b: u64) -> Option<f64> {
     (b > 0).then(|| a as f64 / b as f64)
 }
 
-/// Drops the kernel's directory entries and inodes; only root may.
+/// Drops the kernel's pages, directory entries and inodes; only root may.
 pub(super) fn drop_kernel_caches() -> bool {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
@@ -254,6 +264,12 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::NoSpace);
         assert!(e.message().contains("--dir"), "{e}");
         assert!(check_space(Path::new("/no such directory"), 1).is_err());
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(hit_ratio((10, 20), (40, 60)), Some(0.75));
+        assert_eq!(hit_ratio((10, 20), (10, 20)), None);
     }
 
     #[test]

@@ -34,6 +34,16 @@ use frame::Report;
 const ALL: &[Bench] =
     &[cached::BENCH, poison::BENCH, du::BENCH, stress::BENCH, codecs::BENCH, fuse_null::BENCH];
 
+/// A bench with a command line of its own.
+struct Own {
+    name: &'static str,
+    about: &'static str,
+    main: fn(&[&str]) -> Result<Exit>,
+}
+
+/// Benches that measure no pool and have their own output.
+const OWN: &[Own] = &[];
+
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
     opt("--json", "FILE", "write the figures as JSON (- is standard output)"),
@@ -123,6 +133,9 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         ui::out(&list());
         return Ok(Exit::OK);
     };
+    if let Some(own) = OWN.iter().find(|b| b.name == name) {
+        return (own.main)(&rest.iter().map(String::as_str).collect::<Vec<_>>());
+    }
     let Some(bench) = ALL.iter().find(|b| b.name == name) else {
         if matches!(name.as_str(), "--help" | "-h" | "help") {
             ui::out(&list());
@@ -149,8 +162,8 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
 
 /// One line about each.
 fn list() -> String {
-    let lines = ALL.iter().map(|b| format!("  {:<10} {}\n", b.name, b.about));
-    let lines: String = lines.collect();
+    let all = ALL.iter().map(|b| (b.name, b.about)).chain(OWN.iter().map(|b| (b.name, b.about)));
+    let lines: String = all.map(|(name, about)| format!("  {name:<10} {about}\n")).collect();
     format!(
         "usage: bench NAME [--json FILE] [--svg FILE] [options]; options: bench NAME --help\n{lines}"
     )

@@ -273,8 +273,8 @@ fn round(
 }
 
 fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
-    let (x, y) = (before.demand_data, after.demand_data);
-    lab::ratio(y.hits - x.hits, y.total() - x.total())
+    let of = |s: &ArcStats| (s.demand_data.hits, s.demand_data.total());
+    lab::hit_ratio(of(before), of(after))
 }
 
 /// The same reads as every phase, in parts.
@@ -323,9 +323,9 @@ fn phase(
             rate: (done - from) as f64 / seconds,
             hit_ratio: hit_ratio(&stats, &after),
             ns_a_hit: (hits > 0).then(|| hit_time.as_nanos() as f64 / hits as f64),
-            borrowed: y.borrowed - x.borrowed,
-            copied: y.copied - x.copied,
-            decompressed: y.decompressed - x.decompressed,
+            borrowed: y.borrowed.saturating_sub(x.borrowed),
+            copied: y.copied.saturating_sub(x.copied),
+            decompressed: y.decompressed.saturating_sub(x.decompressed),
         });
     }
     if !window.1.is_zero() {

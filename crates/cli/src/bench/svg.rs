@@ -56,20 +56,8 @@ fn draw(chart: &Chart, out: &mut String) {
         mark += step;
     }
     legend(chart, out);
-    let slot = (WIDTH - LEFT - RIGHT) / chart.labels.len().max(1) as f64;
-    let middle = |i: usize| LEFT + slot * (i as f64 + 0.5);
-    // Texts that would run into each other are left out.
-    let widest = chart.labels.iter().map(|l| l.chars().count()).max().unwrap_or(1);
-    let every = ((widest as f64 * 7.0 + 6.0) / slot).ceil().max(1.0) as usize;
-    for (i, label) in chart.labels.iter().enumerate().step_by(every) {
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            middle(i),
-            HEIGHT - BOTTOM + 18.0,
-            escape(label)
-        );
-    }
+    names(chart, out);
+    let (slot, middle) = slots(chart);
     for (n, series) in chart.series.iter().enumerate() {
         let color = COLORS[n % COLORS.len()];
         let points = series.values.iter().enumerate().filter(|(_, v)| v.is_finite());
@@ -104,6 +92,28 @@ fn draw(chart: &Chart, out: &mut String) {
                 );
             }
         }
+    }
+}
+
+/// The width that each label has, and the middle of it.
+fn slots(chart: &Chart) -> (f64, impl Fn(usize) -> f64) {
+    let slot = (WIDTH - LEFT - RIGHT) / chart.labels.len().max(1) as f64;
+    (slot, move |i| LEFT + slot * (i as f64 + 0.5))
+}
+
+/// The labels below the picture; those that would run into each other are left out.
+fn names(chart: &Chart, out: &mut String) {
+    let (slot, middle) = slots(chart);
+    let widest = chart.labels.iter().map(|l| l.chars().count()).max().unwrap_or(1);
+    let every = ((widest as f64 * 7.0 + 6.0) / slot).ceil().max(1.0) as usize;
+    for (i, label) in chart.labels.iter().enumerate().step_by(every) {
+        let _ = writeln!(
+            out,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            middle(i),
+            HEIGHT - BOTTOM + 18.0,
+            escape(label)
+        );
     }
 }
 
