@@ -1,28 +1,28 @@
-//! The adaptive replacement cache: bytes under an opaque key, within a limit.
+//! The adaptive replacement cache: blocks under an opaque key, within a target size.
 //!
 //! # Theory
-//! [`policy`] is the published ARC as a pure state machine over keys and sizes;
-//! [`Cache`] shards it, holds the buffers, and makes sure that a block is read
-//! once however many threads miss it at the same time: the first gets a
-//! [`Fill`] ticket, the others wait for it.
+//! [`policy`] decides what stays, as pure state machines over numbered blocks;
+//! [`Cache`] holds the buffers, stripes the directory so that a hit takes no lock
+//! that all cores share, and makes sure that a block is read once however many
+//! threads miss it. [`balance`] divides the room between data and metadata,
+//! [`config`] has what may be set, [`stats`] what is counted, [`tier`] the place of
+//! cache devices to come. The head of [`cache`] has invariants and lock order.
 //!
-//! # Invariants
-//! * A key is resident (with its buffer), being filled (with one ticket), or absent.
-//! * The sizes charged to a shard are the buffers' footprints, so the limit
-//!   bounds memory, not payload.
-//! * A ticket dropped without a buffer leaves no trace, and every waiter retries.
-//!
-//! Lock order: a shard's lock is a leaf; no fill runs under it.
+//! Dirty data never lives here (decision 5): what lies above tells how much memory
+//! it takes ([`Cache::reserve`]), and hands blocks over once they are written.
 
+pub mod balance;
 pub mod cache;
 pub mod config;
 pub mod policy;
 pub mod stats;
+pub mod tier;
 
-pub use cache::{Cache, CacheStats, Fill, Lookup};
+pub use cache::{Ask, Block, Cache, Fill, Found, Lookup, SlotRef};
 pub use config::{Config, PolicyKind};
 pub use policy::Kind;
 pub use stats::ArcStats;
+pub use tier::{NoSecondTier, SecondTier};
 
 /// Who looks a block up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -34,4 +34,14 @@ pub enum Access {
     Prefetch,
     /// A prefetcher that knows.
     Prescient,
+}
+
+/// What becomes of the bytes of a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Copies {
+    /// The reader uses the cache's own buffer.
+    #[default]
+    No,
+    /// The reader copies them into a buffer of its own.
+    Yes,
 }

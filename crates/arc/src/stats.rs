@@ -161,8 +161,10 @@ pub struct ArcStats {
     pub mfu_ghost: StateBytes,
     /// Blocks that are not to stay.
     pub uncached: StateBytes,
-    /// Evicted by policy but still held by readers.
-    pub held: u64,
+    /// Data blocks that readers hold, in both forms: they cannot be evicted.
+    pub held_data: u64,
+    /// Metadata blocks that readers hold.
+    pub held_metadata: u64,
     /// Prefetch by prediction.
     pub predictive: PrefetchCounts,
     /// Prefetch of what is known to be needed.

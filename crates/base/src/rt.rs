@@ -14,6 +14,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Duration;
 
+/// Atomic values.
+pub mod atomic {
+    pub use std::sync::atomic::*;
+}
+
 /// A mutual-exclusion lock.
 #[derive(Default, Debug)]
 pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);

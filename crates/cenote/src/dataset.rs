@@ -218,6 +218,17 @@ impl Dataset {
         self.ds().open_objset()?.ok_or_else(none)
     }
 
+    /// Where reads of this file system or volume are counted; snapshots have no
+    /// kstat (chapter 09 §6.1).
+    fn counters(&self) -> Option<Arc<kstat::IoCounters>> {
+        match self.kind {
+            DatasetKind::Filesystem | DatasetKind::Volume => {
+                crate::kstats::dataset_counters(&self.core, self.object(), self.name())
+            }
+            DatasetKind::Snapshot | DatasetKind::Bookmark => None,
+        }
+    }
+
     /// Opens the file system.
     ///
     /// # Errors
@@ -228,6 +239,13 @@ impl Dataset {
             FileSystem::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
         if self.ds().attribute("org.zfsonlinux:longname")?.is_some() {
             fs.set_long_names(true);
+        }
+        let prefetch = self.ds().stored("prefetch", true)?.and_then(|(v, _)| v.number());
+        if let Some(mode) = prefetch {
+            fs.set_prefetch(dmu::PrefetchMode::from_number(mode));
+        }
+        if let Some(counters) = self.counters() {
+            fs.set_counters(counters);
         }
         Ok(fs)
     }
@@ -241,7 +259,12 @@ impl Dataset {
         if self.owner != DatasetKind::Volume {
             return Err(Error::invalid(VOLUME_ONLY).in_dataset(self.name()));
         }
-        Volume::open(self.objset()?, Io::WAIT).map(Arc::new).map_err(|e| e.in_dataset(self.name()))
+        let volume =
+            Volume::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
+        Ok(Arc::new(match self.counters() {
+            Some(counters) => volume.with_counters(counters),
+            None => volume,
+        }))
     }
 
     /// Bytes that could still be written here (chapter 04 §5.5).

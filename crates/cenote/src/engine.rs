@@ -20,7 +20,7 @@ const QUEUE_DEPTH: usize = 128;
 /// How to set up an [`Engine`].
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// Bytes of the block cache; `None` is an eighth of memory.
+    /// Bytes of the block cache, from the start; `None` is an eighth of memory.
     pub cache_bytes: Option<u64>,
     /// The cache's other tunables; its `arc_max` gives way to `cache_bytes`.
     pub arc: arc::Config,
@@ -33,6 +33,10 @@ pub struct Engine {
     cache: Arc<zio::BlockCache>,
     engine: Arc<device::Engine>,
     pools: Mutex<Vec<Weak<Pool>>>,
+    prefetch: Arc<zio::Prefetch>,
+    kstats: Arc<kstat::Registry>,
+    /// Which bounds follow the machine; changed under its lock.
+    pub(crate) automatic: Mutex<crate::tune::Automatic>,
 }
 
 /// What a scan found.
@@ -82,46 +86,80 @@ impl Engine {
     /// # Errors
     /// When the device engine cannot be started.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
-        let bytes = config.cache_bytes.unwrap_or_else(default_cache);
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Ok(Arc::new(Engine {
-            cache: Arc::new(zio::BlockCache::new(bytes)),
+        let bytes =
+            config.cache_bytes.unwrap_or_else(default_cache).max(arc::config::ARC_MIN_FLOOR);
+        let least = crate::tune::automatic_min(bytes);
+        let sizes = arc::Config { arc_min: least, arc_max: bytes, ..config.arc };
+        let engine = Arc::new(Engine {
+            cache: Arc::new(zio::BlockCache::new(sizes, bytes)?),
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
             pools: Mutex::new(Vec::new()),
-        }))
+            prefetch: zio::Prefetch::new(),
+            kstats: Arc::new(kstat::Registry::new()),
+            automatic: Mutex::new(crate::tune::Automatic {
+                max: config.cache_bytes.is_none(),
+                min: true,
+            }),
+        });
+        crate::kstats::register_engine(&engine)?;
+        Ok(engine)
     }
 
-    /// Counters of the block cache.
-    pub fn cache_stats(&self) -> arc::CacheStats {
-        self.cache.stats()
+    /// The kstats of this engine and its pools.
+    pub fn kstats(&self) -> &Arc<kstat::Registry> {
+        &self.kstats
     }
 
-    /// The cache's counters by the names of chapter 10.
+    /// What the prefetcher counts.
+    pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
+        self.prefetch.stats()
+    }
+
+    /// The hit ratios expected at other sizes; empty while there is nothing to go by.
+    pub fn what_if(&self) -> Vec<crate::kstats::WhatIfPoint> {
+        Vec::new()
+    }
+
+    /// Counters and sizes of the block cache.
     pub fn arc_stats(&self) -> arc::ArcStats {
-        let s = self.cache.stats();
-        let class = |hits, misses| arc::stats::Accesses { hits, iohits: 0, misses };
-        arc::ArcStats {
-            demand_data: class(s.data_hits, s.data_misses),
-            demand_metadata: class(s.metadata_hits, s.metadata_misses),
-            mru_ghost_hits: s.mru_ghost_hits,
-            mfu_ghost_hits: s.mfu_ghost_hits,
-            size: s.size,
-            c: s.target,
-            c_max: s.target,
-            ..arc::ArcStats::default()
-        }
+        self.cache.arc_stats()
     }
 
-    /// Changes the cache's largest size, bytes, at once.
+    /// The block cache's tunables.
+    pub fn arc_config(&self) -> arc::Config {
+        self.cache.config()
+    }
+
+    /// Changes the block cache's tunables, at once. Sizes that change no longer
+    /// follow the machine.
     ///
     /// # Errors
-    /// `Invalid` for a size that a cache cannot have.
-    pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
-        if bytes < arc::config::ARC_MIN_FLOOR {
-            return Err(Error::invalid("zfs_arc_max is too small"));
-        }
-        self.cache.set_limit(usize::try_from(bytes).unwrap_or(usize::MAX));
+    /// `Invalid` naming what makes no sense; nothing has changed then.
+    pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
+        let mut automatic = self.automatic.lock();
+        let before = self.cache.config();
+        self.cache.configure(config)?;
+        automatic.max &= before.arc_max == config.arc_max;
+        automatic.min &= before.arc_min == config.arc_min;
         Ok(())
+    }
+
+    /// As [`Engine::set_arc_config`], by who holds `automatic` and keeps it true.
+    pub(crate) fn configure(&self, config: arc::Config) -> Result<()> {
+        self.cache.configure(config)
+    }
+
+    /// Changes the largest size of the block cache, at once.
+    ///
+    /// # Errors
+    /// As [`Engine::set_arc_config`].
+    pub fn set_arc_max(&self, bytes: u64) -> Result<()> {
+        self.set_arc_config(arc::Config { arc_max: bytes, ..self.cache.config() })
+    }
+
+    /// Tunables and counters of reading ahead, for all pools.
+    pub fn prefetch(&self) -> &Arc<zio::Prefetch> {
+        &self.prefetch
     }
 
     /// Forgets every cached block (to measure cold reads).
@@ -210,7 +248,10 @@ impl Engine {
         }
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
-        let pool = Arc::new(Pool::new(spa));
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
+        let pool = Arc::new(Pool::new(spa, Some(Arc::clone(&self.kstats))));
+        // A pool without kstats is better than none.
+        let _absent = crate::kstats::register_pool(&pool.core);
         pools.push(Arc::downgrade(&pool));
         Ok(pool)
     }
@@ -224,7 +265,8 @@ impl Engine {
         let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
         let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
-        Ok(Arc::new(Pool::new(spa)))
+        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
+        Ok(Arc::new(Pool::new(spa, None)))
     }
 }
 
@@ -275,9 +317,14 @@ fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
 }
 
 /// An eighth of the machine's memory.
-fn default_cache() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map_or(CACHE_FALLBACK, |kib| (kib << 10) / 8)
+pub(crate) fn default_cache() -> u64 {
+    memory().map_or(CACHE_FALLBACK, |bytes| bytes / 8)
+}
+
+/// The machine's memory, bytes, if it can be told.
+pub(crate) fn memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = info.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kib = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    kib.checked_mul(1024)
 }

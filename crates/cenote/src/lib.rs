@@ -29,15 +29,18 @@
 
 mod dataset;
 mod engine;
+pub mod kstats;
 mod pool;
 mod pool_props;
+pub mod tune;
 mod values;
 
+pub use ::kstat;
 pub use arc::config::ARC_MIN_FLOOR;
-pub use arc::{ArcStats, CacheStats, Config as ArcConfig, PolicyKind};
+pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;
-pub use dmu::{Extent, Io, Mode};
+pub use dmu::{Access, Caching, Copies, Extent, Io, Mode};
 pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
@@ -48,6 +51,7 @@ pub use zvol::Volume;
 
 pub use dataset::{Dataset, DatasetKind};
 pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
+pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// The engine's inside, for tools that look at pools instead of using them.

@@ -1,8 +1,10 @@
 //! An imported pool.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
+use base::rt::Mutex;
 use base::{Error, Guid, Result};
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
@@ -23,6 +25,10 @@ pub(crate) struct Core {
     space: OnceLock<PoolSpace>,
     saved: OnceLock<u64>,
     origin: OnceLock<u64>,
+    /// The engine's kstats, for an imported pool.
+    pub(crate) kstats: Option<Arc<kstat::Registry>>,
+    /// Counters of open datasets, by object number.
+    pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
 }
 
 impl Core {
@@ -118,7 +124,7 @@ pub struct PoolStatus {
 }
 
 impl Pool {
-    pub(crate) fn new(spa: Spa) -> Pool {
+    pub(crate) fn new(spa: Spa, kstats: Option<Arc<kstat::Registry>>) -> Pool {
         let load_guid = base::rt::random_u64().unwrap_or(1);
         Pool {
             core: Arc::new(Core {
@@ -127,6 +133,8 @@ impl Pool {
                 space: OnceLock::new(),
                 saved: OnceLock::new(),
                 origin: OnceLock::new(),
+                kstats,
+                counters: Mutex::new(BTreeMap::new()),
             }),
         }
     }

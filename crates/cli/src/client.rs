@@ -65,9 +65,18 @@ impl Client {
     /// # Errors
     /// It cannot be started or talked to.
     pub(crate) fn connect(runtime: &Runtime) -> Result<Client> {
+        Client::connect_or_start(runtime, None)
+    }
+
+    /// As [`Client::connect`]; a daemon that is started serves metrics at this
+    /// address.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn connect_or_start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
         match dial(runtime)? {
             Some(stream) => Client::greet(stream),
-            None => Client::greet(start(runtime)?),
+            None => Client::greet(start(runtime, metrics)?),
         }
     }
 
@@ -126,13 +135,17 @@ impl Client {
 }
 
 /// Starts a daemon of this binary in the background and waits until it listens.
-fn start(runtime: &Runtime) -> Result<UnixStream> {
+fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<UnixStream> {
     runtime.create()?;
     let io = |e| Error::io("cannot start the daemon", e);
     let log =
         OpenOptions::new().create(true).append(true).mode(0o600).open(runtime.log()).map_err(io)?;
     let exe = std::env::current_exe().map_err(io)?;
-    let mut child = Command::new(exe)
+    let mut command = Command::new(exe);
+    if let Some(address) = metrics {
+        command.env(crate::daemon::metrics::ENV, address);
+    }
+    let mut child = command
         .args(["daemon", "start", "--detached"])
         .env("CENOTE_RUNTIME_DIR", runtime.dir())
         .current_dir("/")

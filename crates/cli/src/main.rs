@@ -13,6 +13,7 @@ mod local;
 mod mount;
 mod proto;
 mod runtime;
+mod stats;
 mod ui;
 mod zdb;
 mod zfs;
@@ -34,6 +35,10 @@ where 'command' is one of the following:
 	zdb ...                        a look inside, without a daemon
 	daemon start|stop|status       the process that holds imported pools
 
+	arc [--what-if]                the cache on one page, and at other sizes
+	arcstat, arc_summary, kstat    statistics, as ZFS's own tools show them
+	tune [NAME[=VALUE]] ...        tunables of the running daemon
+
 	ls   [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
 	tree [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
 	cat  [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...
@@ -45,7 +50,8 @@ where 'command' is one of the following:
 ";
 
 /// Tools that the program can be linked to.
-const TOOLS: [&str; 3] = ["zpool", "zfs", "zdb"];
+const TOOLS: [&str; 8] =
+    ["zpool", "zfs", "zdb", "arcstat", "zarcstat", "arcstat.pl", "arc_summary", "zarcsummary"];
 
 fn main() -> ExitCode {
     let mut argv: Vec<OsString> = std::env::args_os().collect();
@@ -90,6 +96,8 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
         "bench" => bench::main(argv),
+        "arcstat" | "zarcstat" | "arcstat.pl" | "arc_summary" | "zarcsummary" | "kstat" | "arc"
+        | "tune" => stats::main(name, argv),
         _ => {
             ui::err(&format!("unrecognized command '{name}'"));
             ui::err(USAGE.trim_end());

@@ -14,6 +14,8 @@
 //! * Values travel raw, as `cenote::props` has them; words and units are made by the
 //!   command that prints them.
 
+mod stats;
+
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
@@ -22,8 +24,10 @@ use cenote::props::{PropData, PropValue, Source};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
+
 /// Version of the protocol.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Largest frame in bytes.
 pub(crate) const FRAME_MAX: usize = 32 << 20;
 /// Rows in one [`Reply::Rows`].
@@ -178,6 +182,27 @@ pub(crate) enum Request {
     Mount(MountArgs),
     /// Unmount.
     Unmount(MountArgs),
+    /// Paths of the kstats.
+    KstatNames,
+    /// The kstats at these paths, as far as they are there; [`BATCH_MAX`] at most.
+    Kstats {
+        /// As [`Request::KstatNames`] told them.
+        paths: Vec<String>,
+    },
+    /// Tunables by any of their names; all without a name.
+    Tunables {
+        /// The names.
+        names: Vec<String>,
+    },
+    /// Set a tunable.
+    Tune {
+        /// Any of its names.
+        name: String,
+        /// The value, as the user wrote it.
+        value: String,
+    },
+    /// What the cache would do at other sizes.
+    WhatIf,
 }
 
 /// A property value on the wire.
@@ -515,10 +540,12 @@ pub(crate) struct DaemonStatus {
     pub(crate) mounts: u64,
     /// Where volumes appear as files.
     pub(crate) volumes: Option<PathBuf>,
+    /// Where kstats appear as files.
+    pub(crate) kstats: Option<PathBuf>,
 }
 
 /// What the daemon answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// Some of the datasets; more may follow.
     Rows(Vec<Row>),
@@ -540,6 +567,12 @@ pub(crate) enum Reply {
     Props(Vec<(String, Value)>),
     /// Answer to [`Request::Mounts`].
     Mounts(Vec<Mounted>),
+    /// Answer to [`Request::Kstats`].
+    Kstats(Vec<Stat>),
+    /// Answer to [`Request::Tunables`] and [`Request::Tune`].
+    Tunables(Vec<TunableInfo>),
+    /// Answer to [`Request::WhatIf`]; empty while there is nothing to go by.
+    WhatIf(Vec<WhatIf>),
     /// The request failed, with the command's message for standard error.
     Failed(String),
 }

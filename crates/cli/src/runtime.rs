@@ -72,6 +72,10 @@ impl Runtime {
     pub(crate) fn mounts(&self) -> PathBuf {
         self.dir.join("mounts.json")
     }
+    /// Where kstats appear as files: what Linux has below `/proc/spl`.
+    pub(crate) fn kstats(&self) -> PathBuf {
+        self.dir.join("proc/spl/kstat/zfs")
+    }
     /// Where volumes appear as files.
     pub(crate) fn volumes(&self) -> PathBuf {
         self.dir.join("volumes")

@@ -181,6 +181,9 @@ impl Bench<'_> {
     }
 
     fn compressors(&mut self) {
+        if !self.wants(Kind::Compress) && !self.wants(Kind::Decompress) {
+            return;
+        }
         let data = sample(self.size);
         let mut packed = vec![0u8; self.size * 2 + 1024];
         let mut plain = vec![0u8; self.size];

@@ -13,16 +13,17 @@
 //!   level and size its place demands; so no image can make it loop.
 //! * Nothing here knows what a dataset or a file is.
 //!
-//! Lock order: the dnode cache's shard locks are leaves.
+//! Lock order: the dnode cache's shard locks and those of [`zfetch`] are leaves.
 
+pub mod dbuf;
 pub mod object;
 pub mod objset;
-pub mod stream;
 pub mod traverse;
 pub mod zap;
+pub mod zfetch;
 
 pub use object::{Extent, Object};
 pub use objset::Objset;
-pub use stream::{Stream, Streams};
 pub use zap::{Match, Zap, ZapEntry};
-pub use zio::{Io, Mode};
+pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};
+pub use zio::{Access, Caching, Copies, Io, Mode};

@@ -1,11 +1,12 @@
 //! One object: its blocks by level and number, its bytes, its holes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::{Io, Mode};
+use zio::{Access, Caching, Io, Mode};
 
 use crate::objset::Objset;
 
@@ -107,14 +108,38 @@ impl Object {
     /// # Errors
     /// Those of [`zio::Zio::read`], with the place.
     pub fn read_block(&self, blkid: u64, io: Io) -> Result<Buf> {
+        self.read_part(blkid, 0..self.dnode.data_block_size as usize, io)
+    }
+
+    /// Bytes `range` of data block `blkid`, without copying: what is in memory is
+    /// found without walking the indirect blocks.
+    ///
+    /// # Errors
+    /// As [`Object::read_block`]; `Corrupt` for a range beyond the block.
+    pub fn read_part(&self, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
+        let zio = self.os.zio();
+        let place = self.os.place(self.id, blkid);
+        if io.caching != Caching::Bypass
+            && let Some(at) = zio.hints().get(place)
+            && let Some(part) = zio
+                .read_slot(at, self.block_size(), range.clone(), io)
+                .map_err(|e| self.place(e, 0, blkid))?
+        {
+            return Ok(part);
+        }
+        let epoch = zio.hints().epoch(place);
         if blkid > self.dnode.max_blkid {
-            return Ok(Buf::zeros(self.dnode.data_block_size as usize));
+            return Ok(Buf::zeros(range.len()));
         }
         let bp = self.block_pointer(0, blkid, io)?;
         if bp.is_hole() {
-            return Ok(Buf::zeros(self.dnode.data_block_size as usize));
+            return Ok(Buf::zeros(range.len()));
         }
-        self.os.zio().read(&bp, io).map_err(|e| self.place(e, 0, blkid))
+        let (part, at) = zio.read_range(&bp, range, io).map_err(|e| self.place(e, 0, blkid))?;
+        if let Some(at) = at {
+            zio.hints().put(place, at, epoch);
+        }
+        Ok(part)
     }
 
     /// As [`Object::read_block`], with the block's byte order, for the parts of a list
@@ -146,11 +171,7 @@ impl Object {
         while at < end {
             let skip = (at % bs) as usize;
             let take = (bs - at % bs).min(end - at) as usize;
-            let block = self.read_wide(at / bs, end, io, &mut wide)?;
-            if block.len() < skip + take {
-                return Err(self.place(Error::corrupt("block is too short"), 0, at / bs));
-            }
-            out.push(block.slice(skip..skip + take));
+            out.push(self.read_wide(at / bs, skip..skip + take, end, io, &mut wide)?);
             at += take as u64;
         }
         Ok(out)
@@ -174,47 +195,87 @@ impl Object {
 
     /// Reads a block of a request up to byte `end`; the first one that is not in
     /// memory sets off background reads of those behind it.
-    fn read_wide(&self, blkid: u64, end: u64, io: Io, wide: &mut bool) -> Result<Buf> {
+    fn read_wide(
+        &self,
+        blkid: u64,
+        range: Range<usize>,
+        end: u64,
+        io: Io,
+        wide: &mut bool,
+    ) -> Result<Buf> {
         if !*wide {
-            return self.read_block(blkid, io);
+            return self.read_part(blkid, range, io);
         }
-        match self.read_block(blkid, io.from_memory()) {
+        match self.read_part(blkid, range.clone(), io.from_memory()) {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
                 *wide = false;
                 let next = (blkid + 1).saturating_mul(self.block_size());
-                self.prefetch(next, end.saturating_sub(next));
-                self.read_block(blkid, io)
+                self.prefetch(next, end.saturating_sub(next), Io::PRESCIENT);
+                self.read_part(blkid, range, io)
             }
             other => other,
         }
     }
 
     /// Reads the blocks of `[offset, offset+len)` into the cache, in the
-    /// background, as far as there are hands for it.
-    pub fn prefetch(&self, offset: u64, len: u64) {
+    /// background, as far as there are hands for it; `io` says how certain it is
+    /// that they are needed ([`Io::PREFETCH`], [`Io::PRESCIENT`]).
+    pub fn prefetch(&self, offset: u64, len: u64, io: Io) {
         if len == 0 {
             return;
         }
         let first = offset / self.block_size();
         let last = (offset.saturating_add(len - 1) / self.block_size()).min(self.dnode.max_blkid);
         for blkid in first..=last {
-            let object = self.clone();
-            let job = move || drop(object.read_block(blkid, Io::PREFETCH));
-            if !self.os.zio().background().try_submit(job) {
+            if !self.read_ahead(0, blkid, io) {
                 return;
             }
         }
     }
 
-    /// Takes the blocks that lie wholly in `[offset, offset+len)` out of the cache,
-    /// as far as memory knows where they are.
-    pub fn forget(&self, offset: u64, len: u64) {
+    /// Has a block read into the cache in the background; false if there are no
+    /// hands for it now, or, unless it is needed for certain, too much is under way.
+    pub(crate) fn read_ahead(&self, level: u8, blkid: u64, io: Io) -> bool {
+        let zio = self.os.zio();
+        let permit = if io.access == Access::Prescient {
+            None
+        } else {
+            let bytes = self.dnode.block_size(level);
+            match zio.prefetch().permit(bytes, zio.read_ahead_limit()) {
+                None => return false,
+                permit => permit,
+            }
+        };
+        let object = self.clone();
+        zio.background().try_submit(move || {
+            let _permit = permit;
+            // Whoever needs the block will see the error.
+            let _ = object.read_at_level(level, blkid, io);
+        })
+    }
+
+    /// Whether the block is in memory, or is a hole.
+    pub(crate) fn in_memory(&self, blkid: u64, io: Io) -> bool {
+        !self.read_block(blkid, io.from_memory()).is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+    }
+
+    fn read_at_level(&self, level: u8, blkid: u64, io: Io) -> Result<()> {
+        let bp = self.block_pointer(level, blkid, io)?;
+        if !bp.is_hole() {
+            self.os.zio().read(&bp, io).map_err(|e| self.place(e, level, blkid))?;
+        }
+        Ok(())
+    }
+
+    /// Somebody above keeps the blocks that lie wholly in `[offset, offset+len)`: they
+    /// leave the cache, as far as memory knows where they are.
+    pub fn hand_over(&self, offset: u64, len: u64) {
         let bs = self.block_size();
         let first = offset.div_ceil(bs);
         let end = (offset.saturating_add(len) / bs).min(self.dnode.max_blkid + 1);
         for blkid in first..end {
             match self.block_pointer(0, blkid, Io::MEMORY) {
-                Ok(bp) => self.os.zio().forget(&bp),
+                Ok(bp) => self.os.zio().hand_over(&bp),
                 Err(_) => return,
             }
         }

@@ -8,9 +8,10 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{Io, Zio};
+use zio::{Io, Place, Zio};
 
 use crate::object::Object;
+use crate::zfetch::walk::DNODE_BLOCKS;
 
 /// Parsed dnodes kept per object set.
 const DNODE_CACHE: usize = 4096;
@@ -20,6 +21,8 @@ const SHARDS: usize = 16;
 pub struct Objset {
     zio: Arc<Zio>,
     id: u64,
+    /// Its number among the object sets that this load of the pool opened.
+    instance: u32,
     bp: BlkPtr,
     phys: ObjsetPhys,
     meta: Arc<Dnode>,
@@ -47,12 +50,18 @@ impl Objset {
         let phys = ObjsetPhys::parse(&bytes, endian)?;
         let meta = Arc::new(phys.meta_dnode.clone());
         let dnodes = std::array::from_fn(|_| Mutex::new(HashMap::new()));
-        Ok(Arc::new(Objset { zio, id, bp, phys, meta, dnodes }))
+        let instance = zio.next_objset();
+        Ok(Arc::new(Objset { zio, id, instance, bp, phys, meta, dnodes }))
     }
 
     /// Its number in bookmarks: the dataset's object, or 0 for the MOS.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The place of a data block in the pipeline's hints.
+    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> Place {
+        Place { objset: self.instance, object: object.0, blkid }
     }
 
     /// The pointer it was opened from.
@@ -176,6 +185,24 @@ impl Objset {
             next = first + DNODES_PER_BLOCK;
         }
         Ok(None)
+    }
+
+    /// Has the blocks with these objects' dnodes read ahead, in order, each once, as
+    /// far as memory lacks them and the bounds of reading ahead allow.
+    pub fn prefetch_dnodes(self: &Arc<Self>, ids: impl Iterator<Item = ObjectId>) {
+        let meta = self.meta_object();
+        let mut blocks: Vec<u64> = ids
+            .map(|id| id.0 / DNODES_PER_BLOCK)
+            .filter(|blkid| *blkid <= self.meta.max_blkid)
+            .collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.truncate(DNODE_BLOCKS);
+        for blkid in blocks {
+            if !meta.in_memory(blkid, Io::PREFETCH) && !meta.read_ahead(0, blkid, Io::PREFETCH) {
+                return;
+            }
+        }
     }
 
     /// Forgets parsed dnodes (tests and tools that measure cold reads).

@@ -26,6 +26,8 @@ use crate::object::Object;
 /// Pointers without a leaf, or leaves without an entry, in a row: a table of 2^40
 /// holes costs no space, but nobody could wait for its end.
 const EMPTY_STEPS_MAX: usize = 1 << 20;
+/// Pointers looked at for leaves to read ahead.
+const POINTERS_AHEAD: usize = 512;
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,6 +219,56 @@ impl Zap {
     fn block(&self, blkid: u64) -> Result<(Buf, ondisk::Endian)> {
         let bp = self.object.block_pointer(0, blkid, self.io)?;
         Ok((self.object.read_block(blkid, self.io)?, bp.endian()))
+    }
+
+    /// The blocks of up to `max` leaves from `hash` on, as far as memory holds the
+    /// pointers to them, with the hash behind each; empty for a microzap. One call
+    /// looks at a bounded number of pointers.
+    ///
+    /// # Errors
+    /// `Corrupt` when block 0 or a pointer is damaged.
+    pub fn leaves_from(&self, hash: u64, max: usize) -> Result<Vec<(u64, u64)>> {
+        let Form::Fat(header) = self.form()? else { return Ok(Vec::new()) };
+        let Some(step) = 1u64.checked_shl(64 - header.phys.zt_shift as u32) else {
+            return Ok(Vec::new());
+        };
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        let mut at = Some(hash & !(step - 1));
+        for _ in 0..POINTERS_AHEAD {
+            let Some(hash) = at else { break };
+            let location = header.pointer_location(hash).map_err(|e| self.fail(e))?;
+            let leaf = match location {
+                PointerLocation::Embedded(blkid) => blkid,
+                PointerLocation::External { blkid, index } => {
+                    let Ok(table) = self.object.read_block(blkid, Io::MEMORY) else { break };
+                    let endian = self.object.block_pointer(0, blkid, Io::MEMORY)?.endian();
+                    header.read_pointer(&table, index, endian).map_err(|e| self.fail(e))?
+                }
+            };
+            at = hash.checked_add(step);
+            let end = at.unwrap_or(u64::MAX);
+            // Neighbouring pointers share a leaf.
+            if let Some(last) = found.last_mut().filter(|last| last.0 == leaf) {
+                last.1 = end;
+            } else if leaf != 0 {
+                if found.len() == max {
+                    break;
+                }
+                found.push((leaf, end));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The part of all hashes that a leaf spans on average.
+    ///
+    /// # Errors
+    /// `Corrupt` when block 0 is damaged.
+    pub fn leaf_span(&self) -> Result<u64> {
+        Ok(match self.form()? {
+            Form::Micro(_) => u64::MAX,
+            Form::Fat(h) => u64::MAX / h.phys.num_leafs.max(1),
+        })
     }
 
     /// Every entry, in cursor order. Meant for ZAPs of bounded size; directories

@@ -1,11 +1,12 @@
 //! Block pointer ⇄ buffer: the I/O pipeline above the vdev tree.
 //!
 //! # Theory
-//! A read goes: cache → each address of the pointer in turn → the vdev's every
+//! A read goes: hint → cache → each address of the pointer in turn → the vdev's every
 //! copy and reconstruction, until one candidate has the pointer's checksum →
-//! decompression → cache. What the cache holds is the decompressed logical
-//! block in the byte order of its writer; consumers parse with the pointer's
-//! [`ondisk::Endian`].
+//! decompression → cache. The cache holds the block as stored where that is
+//! smaller, and its decompressed form as long as that is worth it, in the byte order
+//! of its writer; consumers parse with the pointer's [`ondisk::Endian`]. [`Hints`]
+//! lead from an object's block straight to the cache's slot.
 //!
 //! # Departures from OpenZFS
 //! Calls block (decision 7): there is no tree of asynchronous I/Os. Depth comes
@@ -17,22 +18,27 @@
 //! * A request that may not wait ([`Mode::MemoryOnly`]) never touches a device.
 //! * Memory for one request is bounded by the pointer's checked sizes.
 //!
-//! Lock order: the tree pointer's lock is a leaf; it is held to clone the `Arc`.
+//! Lock order: the tree pointer's lock and that of [`Prefetch`]'s are leaves, held to clone the
+//! `Arc`.
 
 mod gang;
+mod hints;
+pub mod prefetch;
 mod read;
 mod scrub;
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-pub use arc::Access;
 use arc::Cache;
+pub use arc::{Access, Copies};
 use base::rt::RwLock;
 use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
+pub use hints::{Hints, Place};
+pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
 
@@ -41,7 +47,7 @@ pub use scrub::CopyCheck;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockKey {
     /// Distinguishes pools, and loads of one pool.
-    pub load: u64,
+    pub load: u32,
     /// Top-level vdev of the first address.
     pub vdev: u32,
     /// Byte offset of the first address.
@@ -82,11 +88,18 @@ pub struct Io {
     pub caching: Caching,
     /// Who asks.
     pub access: Access,
+    /// Whether the caller copies what it gets (for the counters).
+    pub copies: Copies,
 }
 
 impl Io {
     /// The ordinary blocking read.
-    pub const WAIT: Io = Io { mode: Mode::MayWait, caching: Caching::Keep, access: Access::Demand };
+    pub const WAIT: Io = Io {
+        mode: Mode::MayWait,
+        caching: Caching::Keep,
+        access: Access::Demand,
+        copies: Copies::No,
+    };
     /// Answer from memory or `WouldBlock`.
     pub const MEMORY: Io = Io { mode: Mode::MemoryOnly, ..Io::WAIT };
     /// A blocking read that bypasses the cache.
@@ -109,28 +122,35 @@ pub type BlockCache = Cache<BlockKey>;
 pub struct Zio {
     tree: RwLock<Arc<vdev::Tree>>,
     cache: Arc<BlockCache>,
-    load: u64,
+    load: u32,
     salt: OnceLock<SaltTemplate>,
     dynamic_gang: AtomicBool,
     background: Workers,
+    hints: Hints,
+    objsets: AtomicU32,
+    prefetch: RwLock<Arc<Prefetch>>,
 }
 
 /// Threads that read ahead for one pool, and blocks that may wait for them.
 const BACKGROUND_THREADS: usize = 16;
 const BACKGROUND_JOBS: usize = 512;
 
-static LOADS: AtomicU64 = AtomicU64::new(1);
+static LOADS: AtomicU32 = AtomicU32::new(1);
 
 impl Zio {
     /// A pipeline over `tree`, caching in `cache`.
     pub fn new(tree: Arc<vdev::Tree>, cache: Arc<BlockCache>) -> Zio {
+        let hints = Hints::for_cache(cache.config().arc_max);
         Zio {
+            hints,
+            objsets: AtomicU32::new(0),
             tree: RwLock::new(tree),
             cache,
             load: LOADS.fetch_add(1, Relaxed),
             salt: OnceLock::new(),
             dynamic_gang: AtomicBool::new(false),
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
+            prefetch: RwLock::default(),
         }
     }
 
@@ -152,6 +172,16 @@ impl Zio {
     /// The cache that serves this pool.
     pub fn cache(&self) -> &Arc<BlockCache> {
         &self.cache
+    }
+
+    /// Where blocks of objects were found in the cache.
+    pub fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    /// A number for an object set that was just opened, for its [`Place`]s.
+    pub fn next_objset(&self) -> u32 {
+        self.objsets.fetch_add(1, Relaxed)
     }
 
     /// Sets the pool's 32-byte checksum salt (chapter 02 §5.8); once a load.

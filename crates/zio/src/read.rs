@@ -1,8 +1,9 @@
 //! Reading a block: cache, addresses, verification, decompression.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
-use arc::{Kind, Lookup};
+use arc::{Ask, Fill, Found, Kind, Lookup, SlotRef};
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, BufMut, Dva, Error, ErrorKind, Result};
 use codec::checksum::{Checksum, SaltTemplate, Words};
@@ -21,9 +22,16 @@ pub struct BlockFault {
     pub error: Error,
 }
 
+fn is_metadata(block: &Block) -> bool {
+    block.head.level > 0 || block.head.object_type.is_metadata()
+}
+
 fn kind_of(block: &Block) -> Kind {
-    let meta = block.head.level > 0 || block.head.object_type.is_metadata();
-    if meta { Kind::Metadata } else { Kind::Data }
+    if is_metadata(block) { Kind::Metadata } else { Kind::Data }
+}
+
+fn not_in_memory() -> Error {
+    Error::new(ErrorKind::WouldBlock, "the block is not in memory")
 }
 
 impl Zio {
@@ -56,47 +64,143 @@ impl Zio {
         }
     }
 
-    /// Takes a block out of the cache.
-    pub fn forget(&self, bp: &BlkPtr) {
+    /// Somebody above keeps the block's content: [`arc::Cache::hand_over`].
+    pub fn hand_over(&self, bp: &BlkPtr) {
         if let BlkPtr::Block(block) = bp {
-            self.cache.remove(&self.key(block));
+            self.cache.hand_over(&self.key(block));
         }
     }
 
     fn read_block(&self, block: &Block, io: Io) -> Result<Buf> {
+        let lsize = block.head.lsize.0 as usize;
+        Ok(self.read_part(block, 0..lsize, io)?.0)
+    }
+
+    /// Bytes `range` of a block's logical content, and where the cache has it.
+    ///
+    /// # Errors
+    /// As [`Zio::read`]; `Corrupt` when the block is shorter than the range.
+    pub fn read_range(
+        &self,
+        bp: &BlkPtr,
+        range: Range<usize>,
+        io: Io,
+    ) -> Result<(Buf, Option<SlotRef>)> {
+        let lsize = bp.head().lsize.0;
+        if range.start > range.end || range.end as u64 > lsize {
+            return Err(Error::corrupt("block is too short"));
+        }
+        match bp {
+            BlkPtr::Block(block) => self.read_part(block, range, io),
+            _ => Ok((self.read(bp, io)?.slice(range), None)),
+        }
+    }
+
+    fn read_part(
+        &self,
+        block: &Block,
+        range: Range<usize>,
+        io: Io,
+    ) -> Result<(Buf, Option<SlotRef>)> {
         if block.protection == Protection::Encrypted {
             return Err(Error::new(
                 ErrorKind::Locked,
                 "the dataset is encrypted and its key is not loaded",
             ));
         }
-        let (key, kind) = (self.key(block), kind_of(block));
-        if io.mode == Mode::MemoryOnly {
-            let hit = self.cache.peek(&key, kind).filter(|b| b.len() as u64 == block.head.lsize.0);
-            return hit
-                .ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the block is not in memory"));
-        }
+        let (key, lsize) = (self.key(block), block.head.lsize.0);
+        let ask = Ask { kind: kind_of(block), access: io.access, copies: io.copies };
         if io.caching == Caching::Bypass {
-            return self.read_and_expand(block);
+            return Ok((self.read_and_expand(block)?.1.slice(range), None));
         }
-        match self.cache.lookup(key, kind) {
-            // Two pointers to one place may disagree on a hostile pool only.
-            Lookup::Hit(buf) if buf.len() as u64 != block.head.lsize.0 => {
-                self.read_and_expand(block)
+        let found = if io.mode == Mode::MemoryOnly {
+            self.cache.peek(&key, ask).ok_or_else(not_in_memory)?
+        } else {
+            match self.cache.lookup(key, ask) {
+                Lookup::Hit(found) => found,
+                Lookup::Miss(ticket) => return self.fill(ticket, block, range, io),
             }
-            Lookup::Hit(buf) => Ok(buf),
-            Lookup::Miss(ticket) => {
-                let buf = self.read_and_expand(block)?;
-                ticket.complete(buf.clone());
-                Ok(buf)
+        };
+        let at = found.slot();
+        // Two pointers to one place may disagree on a hostile pool only.
+        if found.lsize() != lsize || found.tag().is_some_and(|t| t != block.compression) {
+            return match io.mode {
+                Mode::MemoryOnly => Err(not_in_memory()),
+                Mode::MayWait => Ok((self.read_and_expand(block)?.1.slice(range), None)),
+            };
+        }
+        let part = self.part_of(found, range).map_err(|e| e.at_dva(block.dva()))?;
+        Ok((part, Some(at)))
+    }
+
+    /// Reads the block for its ticket.
+    fn fill(
+        &self,
+        ticket: Fill<'_, BlockKey>,
+        block: &Block,
+        range: Range<usize>,
+        io: Io,
+    ) -> Result<(Buf, Option<SlotRef>)> {
+        let (stored, whole) = self.read_and_expand(block)?;
+        // Held by the kernel as soon as it has all of it.
+        let all = range.start == 0 && range.end == whole.len();
+        let at = ticket.complete(arc::Block {
+            stored,
+            tag: block.compression,
+            whole: whole.clone(),
+            remember: io.caching == Caching::Remember && all && !is_metadata(block),
+        });
+        Ok((whole.slice(range), at))
+    }
+
+    /// Bytes of the block at `at`, if the cache still has it there.
+    ///
+    /// # Errors
+    /// `Corrupt` when the stored form does not decompress.
+    pub fn read_slot(
+        &self,
+        at: SlotRef,
+        lsize: u64,
+        range: Range<usize>,
+        io: Io,
+    ) -> Result<Option<Buf>> {
+        let ask = Ask { kind: Kind::Data, access: io.access, copies: io.copies };
+        match self.cache.peek_at(at, ask) {
+            Some(found) if found.lsize() == lsize && range.end as u64 <= lsize => {
+                self.part_of(found, range).map(Some)
             }
+            _ => Ok(None),
         }
     }
 
-    fn read_and_expand(&self, block: &Block) -> Result<Buf> {
+    /// Cuts a range out of what the cache has, decompressing no more than needed.
+    fn part_of(&self, found: Found, range: Range<usize>) -> Result<Buf> {
+        let (at, stored, lsize, tag, again) = match found {
+            Found::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
+            Found::Whole { whole, .. } => return Ok(whole.slice(range)),
+            Found::Stored { at, stored, lsize, tag, again } => (at, stored, lsize, tag, again),
+        };
+        let keep = self.cache.wants_front(at, again);
+        if !keep && range.end < lsize as usize && codec::compress::has_head(tag) {
+            let mut out = BufMut::alloc(range.end);
+            codec::compress::decompress_head(tag, &stored, &mut out)?;
+            return Ok(out.freeze().slice(range));
+        }
+        let began = base::rt::now();
+        let whole = expand(tag, stored, lsize as usize)?;
+        if keep {
+            self.cache.install(at, whole.clone(), began.elapsed());
+        }
+        Ok(whole.slice(range))
+    }
+
+    /// The block as stored, if that is compressed, and its logical content.
+    fn read_and_expand(&self, block: &Block) -> Result<(Option<Buf>, Buf)> {
         let raw = self.read_physical(block).map_err(|faults| summarize(block, faults))?;
-        expand(block.compression, raw, block.head.lsize.0 as usize)
-            .map_err(|e| e.at_dva(block.dva()))
+        let stored = (block.compression != COMPRESS_OFF).then(|| raw.clone());
+        let whole = expand(block.compression, raw, block.head.lsize.0 as usize)
+            .map_err(|e| e.at_dva(block.dva()))?;
+        Ok((stored, whole))
     }
 
     /// A block of dnodes for whoever only walks block pointers. Of an encrypted
@@ -110,7 +214,7 @@ impl Zio {
             BlkPtr::Block(block)
                 if block.protection == Protection::Encrypted && io.mode == Mode::MayWait =>
             {
-                self.read_and_expand(block)
+                Ok(self.read_and_expand(block)?.1)
             }
             _ => self.read(bp, io),
         }

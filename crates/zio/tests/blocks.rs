@@ -31,7 +31,7 @@ impl Pool {
         let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![leaf]);
         let device = Arc::clone(&disk);
         let tree = Tree::build(&root, &move |_| Ok(Arc::clone(&device) as _)).unwrap();
-        Pool { disk, zio: Zio::new(tree, Arc::new(BlockCache::new(64 << 20))), next: 0 }
+        Pool { disk, zio: Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap())), next: 0 }
     }
 
     fn alloc(&mut self, size: usize, gang: bool) -> Dva {

@@ -7,6 +7,7 @@
 
 use base::limits::PATH_DEPTH_MAX;
 use base::{Error, ErrorKind, ObjectId, Result};
+use dmu::zfetch::{clock, prefetch_leaves};
 use dmu::{Io, Match, Object, Zap, ZapEntry};
 use ondisk::objtype::ObjType;
 use ondisk::zap::{COOKIE_END, Cursor};
@@ -22,6 +23,8 @@ const COOKIE_FIRST: u64 = 2;
 const COOKIE_RESERVED_MAX: u64 = 3;
 /// Empty leaves passed in one call; a sane directory merges them.
 const EMPTY_STEPS_MAX: usize = 1 << 16;
+/// Entries whose dnodes are read ahead of look-ups in order.
+const AHEAD_OF_LOOKUPS: usize = 256;
 
 /// What a name leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +123,10 @@ impl FileSystem {
         let mixed = self.props().case == CaseSensitivity::Mixed;
         let how = Match::of_directory(zap.normflags()?, mixed, false);
         let entry = zap.lookup_as(name, how)?;
+        if let Some(entry) = &entry {
+            // What cannot be read ahead will be read, or found damaged, when it is due.
+            let _ = self.name_found(&zap, entry);
+        }
         entry.as_ref().map(found).transpose().map_err(|e| e.in_object(id))
     }
 
@@ -166,7 +173,42 @@ impl FileSystem {
         };
         let Some(from) = from else { return Ok(page) };
         page.next = list(&zap, from, bits, &mut page.entries).map_err(|e| e.in_object(dir))?;
+        let next = page.next.and_then(|cookie| Cursor::from_cookie(cookie, bits));
+        self.page_listed(&zap, cookie, &page, next);
         Ok(page)
+    }
+
+    /// Reads ahead what follows a page: its entries' dnodes, the next leaves.
+    fn page_listed(&self, zap: &Zap, cookie: u64, page: &DirPage, next: Option<Cursor>) {
+        if !self.zfetch.metadata() {
+            return;
+        }
+        let dir = zap.object().id();
+        if self.walks.page(clock(), dir.0, cookie) {
+            self.objset().prefetch_dnodes(page.entries.iter().map(|e| e.id));
+        }
+        if let Some(next) = next {
+            prefetch_leaves(&self.walks, zap, next.hash);
+        }
+    }
+
+    /// Reads ahead of look-ups that follow the order of a listing.
+    fn name_found(&self, zap: &Zap, entry: &ZapEntry) -> Result<()> {
+        let dir = zap.object().id().0;
+        if !self.zfetch.metadata()
+            || !self.walks.looked_up(clock(), dir, entry.hash, zap.leaf_span()?)
+        {
+            return Ok(());
+        }
+        let here = Cursor { hash: entry.hash, cd: entry.cd };
+        let (batch, next) = zap.list_from(here, AHEAD_OF_LOOKUPS)?;
+        self.walks.warmed(clock(), dir, next.map_or(u64::MAX, |n| n.hash));
+        let ids = batch.iter().filter_map(|e| found(e).ok()).map(|f| f.id);
+        self.objset().prefetch_dnodes(ids);
+        if let Some(next) = next {
+            prefetch_leaves(&self.walks, zap, next.hash);
+        }
+        Ok(())
     }
 
     /// Resolves a path of names from the root. Symbolic links are not followed:

@@ -1,7 +1,10 @@
 //! The content of files and the targets of symbolic links.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
-use dmu::{Extent, Io, Object};
+use dmu::{Caching, Copies, Extent, Io, Mode, Object};
 use ondisk::objtype::ObjType;
 use ondisk::sa::ZplAttr;
 use ondisk::znode::FileType;
@@ -26,6 +29,8 @@ pub enum Whence {
 pub struct File {
     object: Object,
     size: u64,
+    zfetch: dmu::Zfetch,
+    counters: Option<Arc<kstat::IoCounters>>,
 }
 
 impl File {
@@ -51,8 +56,33 @@ impl File {
         let bs = self.object.block_size();
         let skip = offset % bs;
         let take = (bs - skip).min(self.size - offset).min(len as u64);
-        let pieces = self.object.read_bufs(offset, take as usize, io)?;
-        Ok(pieces.into_iter().next().unwrap_or_default())
+        let range = skip as usize..(skip + take) as usize;
+        let piece = self.read_ahead(offset, offset / bs, range, io)?;
+        if let Some(counters) = &self.counters {
+            counters.read(take);
+        }
+        Ok(piece)
+    }
+
+    /// [`Object::read_part`], which the predictor is told of: before the read if it
+    /// must wait for a device, so that both go on together.
+    fn read_ahead(&self, offset: u64, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
+        if io.caching == Caching::Bypass {
+            return self.object.read_part(blkid, range, io);
+        }
+        let len = range.len() as u64;
+        match self.object.read_part(blkid, range.clone(), io.from_memory()) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock && io.mode == Mode::MayWait => {
+                self.zfetch.advance(&self.object, offset, len, true, false);
+                self.object.read_part(blkid, range, io)
+            }
+            read => {
+                if read.is_ok() {
+                    self.zfetch.advance(&self.object, offset, len, false, false);
+                }
+                read
+            }
+        }
     }
 
     /// Copies bytes from `offset` into `out`: how many there were.
@@ -60,6 +90,7 @@ impl File {
     /// # Errors
     /// Those of reading.
     pub fn read_at(&self, offset: u64, out: &mut [u8], io: Io) -> Result<usize> {
+        let io = Io { copies: Copies::Yes, ..io };
         let mut done = 0;
         while done < out.len() {
             let piece = self.borrow(offset.saturating_add(done as u64), out.len() - done, io)?;
@@ -80,7 +111,8 @@ impl FileSystem {
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
         let (object, attrs) = self.regular(id, io)?;
-        Ok(File { object, size: attrs.size })
+        let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
+        Ok(File { object, size: attrs.size, zfetch, counters })
     }
 
     fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
@@ -101,9 +133,24 @@ impl FileSystem {
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let (object, attrs) = self.regular(id, io)?;
+        let passes = self.drops_behind() && io.caching == Caching::Keep;
+        let io = if passes { Io { caching: Caching::Remember, ..io } } else { io };
         let inside = (len as u64).min(attrs.size.saturating_sub(offset));
-        self.streams.advance(&object, offset, inside, self.drops_behind());
-        object.read_clipped(attrs.size, offset, len, io)
+        // A read that must wait is told before, so that both go on together; one from
+        // memory is made first, for if it fails it comes again and waits.
+        let waits = io.mode == Mode::MayWait;
+        let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
+        if waits {
+            advance();
+        }
+        let pieces = object.read_clipped(attrs.size, offset, len, io)?;
+        if !waits {
+            advance();
+        }
+        if let Some(counters) = self.counters() {
+            counters.read(pieces.iter().map(|p| p.len() as u64).sum());
+        }
+        Ok(pieces)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.

@@ -1,7 +1,7 @@
 //! An open file system.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use base::limits::FILE_NAME_MAX;
 use base::{Error, ObjectId, Result};
@@ -25,8 +25,10 @@ pub struct FileSystem {
     props: Props,
     pub(crate) sa: SaTables,
     long_names: AtomicBool,
-    pub(crate) streams: dmu::Streams,
+    pub(crate) zfetch: dmu::ZfetchFiles,
+    pub(crate) walks: dmu::zfetch::Walks,
     drop_behind: AtomicBool,
+    counters: OnceLock<Arc<kstat::IoCounters>>,
 }
 
 impl FileSystem {
@@ -48,13 +50,16 @@ impl FileSystem {
             None => SaTables::default(),
         };
         let long_names = AtomicBool::new(false);
+        let zfetch = dmu::ZfetchFiles::new(os.zio().prefetch());
         Ok(Arc::new(FileSystem {
             os,
             props,
             sa,
             long_names,
-            streams: dmu::Streams::default(),
+            zfetch,
+            walks: dmu::zfetch::Walks::new(),
             drop_behind: AtomicBool::new(false),
+            counters: OnceLock::new(),
         }))
     }
 
@@ -78,10 +83,25 @@ impl FileSystem {
         self.long_names.store(on, Relaxed);
     }
 
-    /// Someone above keeps what is read (the kernel's page cache): blocks behind a
-    /// sequential reader need not stay in ours.
+    /// Someone above keeps what is read by [`FileSystem::read`] (the kernel's page
+    /// cache): file data that is not compressed stays in ours only if it comes back.
     pub fn set_drop_behind(&self, on: bool) {
         self.drop_behind.store(on, Relaxed);
+    }
+
+    /// What may be read ahead of files opened from now on, and of walks over
+    /// directories: the property `prefetch`.
+    pub fn set_prefetch(&self, mode: dmu::PrefetchMode) {
+        self.zfetch.set_mode(mode);
+    }
+
+    /// Where reads of file content are counted; the first call decides.
+    pub fn set_counters(&self, counters: Arc<kstat::IoCounters>) {
+        let _first = self.counters.set(counters);
+    }
+
+    pub(crate) fn counters(&self) -> Option<&Arc<kstat::IoCounters>> {
+        self.counters.get()
     }
 
     pub(crate) fn drops_behind(&self) -> bool {

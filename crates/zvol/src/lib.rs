@@ -24,6 +24,7 @@ const PROPS: ObjectId = ObjectId(2);
 pub struct Volume {
     data: Object,
     size: u64,
+    counters: Option<Arc<kstat::IoCounters>>,
 }
 
 impl Volume {
@@ -46,7 +47,13 @@ impl Volume {
             return Err(Error::corrupt("object 1 is not a volume's data").in_object(DATA));
         }
         let size = check_size(size, data.block_size()).map_err(|e| e.in_object(PROPS))?;
-        Ok(Volume { data, size })
+        Ok(Volume { data, size, counters: None })
+    }
+
+    /// The same volume, its reads counted here.
+    #[must_use]
+    pub fn with_counters(self, counters: Arc<kstat::IoCounters>) -> Volume {
+        Volume { counters: Some(counters), ..self }
     }
 
     /// Bytes.
@@ -70,7 +77,11 @@ impl Volume {
     /// # Errors
     /// Those of [`Object::read_bufs`].
     pub fn read(&self, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        self.data.read_clipped(self.size, offset, len, io)
+        let pieces = self.data.read_clipped(self.size, offset, len, io)?;
+        if let Some(counters) = &self.counters {
+            counters.read(pieces.iter().map(|p| p.len() as u64).sum());
+        }
+        Ok(pieces)
     }
 
     /// The run of data or of nothing that `offset` lies in; `None` behind the end.

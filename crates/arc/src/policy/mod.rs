@@ -16,9 +16,23 @@
 //! * After [`Policy::forget`] returned `None`, what is remembered is bounded by a
 //!   small multiple of the target.
 
+mod default;
 mod keyed;
+mod lirs;
+mod reference;
+mod slab;
 
+pub use default::Default;
 pub use keyed::{Arc, ListId};
+pub use reference::Reference;
+
+/// A policy of this kind with a target of `bytes`.
+pub fn make(kind: crate::PolicyKind, bytes: u64) -> Box<dyn Policy> {
+    match kind {
+        crate::PolicyKind::Arc => Box::new(Reference::new(bytes)),
+        crate::PolicyKind::Default => Box::new(Default::new(bytes)),
+    }
+}
 
 /// A block's number in its directory.
 pub type Id = u32;

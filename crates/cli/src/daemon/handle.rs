@@ -3,11 +3,15 @@
 use std::collections::BTreeSet;
 
 use base::{Error, ErrorKind, Result};
+use cenote::tune;
 
 use super::state::{Listener, State};
 use super::{convert, past};
 use crate::engine::Dataset;
-use crate::proto::{DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Value};
+use crate::proto::{
+    BATCH_MAX, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
+    TunableInfo, Value, WhatIf,
+};
 
 /// Who hears rows as well.
 pub(crate) trait RowListener: Listener {
@@ -31,6 +35,7 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
             pools: state.names(),
             mounts: state.mounts().len() as u64,
             volumes: state.volumes(),
+            kstats: state.kstat_dir(),
         })),
         Request::Stop { force } => {
             state.close_all(*force, true, to)?;
@@ -57,6 +62,17 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
             datasets(state, args, to)?;
             Ok(Reply::Done)
         }
+        Request::KstatNames => Ok(Reply::Names(state.engine().kstats().names())),
+        Request::Kstats { paths } => kstats(state, paths),
+        Request::Tunables { names } => tunables(state, names),
+        Request::Tune { name, value } => {
+            let tunable = tune::find(name)?;
+            tunable.set(state.engine(), value)?;
+            tunables(state, &[name.clone()])
+        }
+        Request::WhatIf => {
+            Ok(Reply::WhatIf(state.engine().what_if().into_iter().map(WhatIf::from).collect()))
+        }
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
         Request::Unmount(a) => {
@@ -67,6 +83,24 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
             }
         }
     }
+}
+
+fn kstats(state: &State, paths: &[String]) -> Result<Reply> {
+    if paths.len() > BATCH_MAX {
+        return Err(Error::limit(format!("more than {BATCH_MAX} kstats in one request")));
+    }
+    let registry = state.engine().kstats();
+    let read = paths.iter().filter_map(|p| registry.get(p).map(|k| Stat::new(p.clone(), k)));
+    Ok(Reply::Kstats(read.collect()))
+}
+
+fn tunables(state: &State, names: &[String]) -> Result<Reply> {
+    let info = |t| TunableInfo::new(t, state.engine());
+    if names.is_empty() {
+        return Ok(Reply::Tunables(tune::TUNABLES.iter().map(info).collect()));
+    }
+    let found = names.iter().map(|name| tune::find(name).map(info));
+    Ok(Reply::Tunables(found.collect::<Result<_>>()?))
 }
 
 /// The error as one line, place and cause included.

@@ -18,6 +18,7 @@
 
 mod convert;
 mod handle;
+pub(crate) mod metrics;
 mod mounts;
 mod past;
 mod server;
@@ -38,18 +39,24 @@ pub(crate) use server::Signals;
 
 const USAGE: &str = "\
 usage:
-	daemon start [--foreground]
+	daemon start [--foreground] [--metrics ADDRESS:PORT]
 	daemon stop [-f]
 	daemon status
 environment:
 	CENOTE_RUNTIME_DIR  where the socket, the log and the lists lie
 	CENOTE_ARC_MAX      most bytes of cached blocks, such as 512M
+	CENOTE_METRICS      address and port for /metrics, such as 127.0.0.1:9134
+	CENOTE_KSTAT        off: no directory of kstats below the runtime directory
 ";
 
 /// `cenote daemon ...`
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long =
-        [Long("foreground", false, 'F'), Long("detached", false, 'D'), Long("force", false, 'f')];
+    let long = [
+        Long("foreground", false, 'F'),
+        Long("detached", false, 'D'),
+        Long("force", false, 'f'),
+        Long("metrics", true, 'm'),
+    ];
     let parsed = match getopt::parse(argv, "f", &long) {
         Ok(parsed) => parsed,
         Err(bad) => {
@@ -63,10 +70,16 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let words = parsed.words();
     let runtime = Runtime::from_env()?;
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["start"] if parsed.has('D') || parsed.has('F') => server::run(&runtime, parsed.has('D')),
+        ["start"] if parsed.has('D') || parsed.has('F') => {
+            server::run(&runtime, parsed.has('D'), parsed.last('m'))
+        }
         ["start"] => {
+            let metrics = parsed.last('m');
+            if let Some(address) = &metrics {
+                metrics::parse(address)?;
+            }
             let known = Client::running(&runtime)?.is_some();
-            let client = Client::connect(&runtime)?;
+            let client = Client::connect_or_start(&runtime, metrics.as_deref())?;
             let word = if known { "already running" } else { "started" };
             ui::out(&format!("cenote daemon {word}, pid {}\n", client.hello.pid));
             Ok(Exit::OK)
@@ -117,6 +130,9 @@ fn status(runtime: &Runtime) -> Result<Exit> {
     );
     if let Some(dir) = s.volumes {
         text.push_str(&format!("volumes: {}\n", dir.display()));
+    }
+    if let Some(dir) = s.kstats {
+        text.push_str(&format!(" kstats: {}\n", dir.display()));
     }
     ui::out(&text);
     Ok(Exit::OK)

@@ -31,6 +31,8 @@ pub(crate) struct MountOptions {
     pub(crate) snapdir_disabled: bool,
     /// POSIX ACLs apply.
     pub(crate) posix_acl: bool,
+    /// File data is cached by the ARC alone, not by the kernel.
+    pub(crate) direct_io: bool,
 }
 
 /// A mounted file system.
@@ -177,6 +179,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         snapdir_visible: snapdir == "visible",
         snapdir_disabled: snapdir == "disabled",
         posix_acl: word(dataset, "acltype")? == "posix",
+        direct_io: false,
     })
 }
 
@@ -194,6 +197,8 @@ pub(crate) fn override_with(options: &mut MountOptions, given: &[String]) -> Res
             "nodev" | "nodevices" => options.nodev = true,
             "exec" => options.noexec = false,
             "noexec" => options.noexec = true,
+            "direct_io" => options.direct_io = true,
+            "nodirect_io" => options.direct_io = false,
             "ro" | "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
             "rw" => return Err(Error::invalid("the pool is imported read-only")),
             other => return Err(Error::invalid(format!("invalid mount option '{other}'"))),

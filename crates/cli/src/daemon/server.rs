@@ -20,11 +20,12 @@ use crate::ui::{self, Exit};
 /// How long a connected client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs a daemon until it is told to stop.
+/// Runs a daemon until it is told to stop. `metrics` is the address to serve them
+/// at, else the environment's.
 ///
 /// # Errors
 /// Another one runs, or it cannot start.
-pub(crate) fn run(runtime: &Runtime, detached: bool) -> Result<Exit> {
+pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) -> Result<Exit> {
     runtime.create()?;
     let _lock = runtime.lock()?;
     if detached {
@@ -44,6 +45,8 @@ pub(crate) fn run(runtime: &Runtime, detached: bool) -> Result<Exit> {
     let socket = runtime.socket();
     // A signal means that the system goes down: pools are imported again later.
     rt::spawn("signals", move || signals.wait_and(|| end(&waiting, &socket)))?;
+    state.show_kstats();
+    super::metrics::announce(super::metrics::start(state.engine().kstats(), metrics));
     state.import_saved();
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
@@ -69,6 +72,7 @@ fn listen(runtime: &Runtime) -> Result<UnixListener> {
 fn clean(runtime: &Runtime) {
     let mut paths: Vec<PathBuf> = runtime::load(&runtime.mounts()).unwrap_or_default();
     paths.push(runtime.volumes());
+    paths.push(runtime.kstats());
     paths.sort();
     for path in paths.iter().rev() {
         if !fuse::is_stale(path) {

@@ -13,6 +13,7 @@ use super::mounts::{self, Mounter, Refusal, Table};
 use crate::engine::{
     self, Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search,
 };
+use crate::mount::kstats::KstatMount;
 use crate::mount::volumes::Volumes;
 use crate::proto::{ImportArgs, MountArgs, SearchArgs};
 use crate::runtime::{self, Runtime};
@@ -70,6 +71,7 @@ pub(crate) struct State {
     pools: RwLock<BTreeMap<String, Held>>,
     mounts: Mutex<Table>,
     volumes: Volumes,
+    kstats: Mutex<Option<KstatMount>>,
     stopping: AtomicBool,
 }
 
@@ -104,8 +106,14 @@ impl State {
             pools: RwLock::new(BTreeMap::new()),
             mounts: Mutex::new(Table::default()),
             volumes: Volumes::new(runtime.volumes()),
+            kstats: Mutex::new(None),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Seconds since the start.
@@ -138,6 +146,20 @@ impl State {
         let mut table = self.mounts.lock();
         table.forget_dead();
         table.list()
+    }
+
+    /// Mounts the directory of kstats. Without it everything else works.
+    pub(crate) fn show_kstats(&self) {
+        let (registry, dir) = (self.engine.kstats(), self.runtime.kstats());
+        match KstatMount::make(registry, self.runtime.dir(), dir) {
+            Ok(mount) => *self.kstats.lock() = mount,
+            Err(e) => crate::ui::err(&format!("the kstats do not appear as files: {e}")),
+        }
+    }
+
+    /// Where kstats appear, if they do.
+    pub(crate) fn kstat_dir(&self) -> Option<PathBuf> {
+        self.kstats.lock().as_ref().map(|m| m.dir().to_owned())
     }
 
     /// Where volumes appear, if any do.
@@ -431,6 +453,9 @@ impl State {
             self.close(&name, force, to)?;
         }
         self.volumes.end();
+        if let Some(mount) = self.kstats.lock().take() {
+            mount.end();
+        }
         if forget { self.save() } else { Ok(()) }
     }
 

@@ -1,8 +1,10 @@
 //! File systems and volumes through FUSE.
 //!
 //! A dataset is one mount, served by [`zfs::ZfsMount`]; the volumes of all pools
-//! are files of one more mount below the runtime directory ([`volumes`]).
+//! are files of one more mount below the runtime directory ([`volumes`]), and the
+//! kstats those of another ([`kstats`]).
 
+pub(crate) mod kstats;
 mod node;
 pub(crate) mod volumes;
 mod zfs;

@@ -39,8 +39,6 @@ const SNAPDIR_NAME: &[u8] = b"snapshot";
 const COOKIE_CTL: u64 = 2;
 const COOKIE_BEHIND_CTL: u64 = 3;
 const S_IFDIR: u32 = 0o040_000;
-/// Bytes of a dnode's slot (chapter 03 §2).
-const DNODE_UNIT: u64 = 512;
 /// Unit of space in `statfs`.
 const FRAGMENT: u64 = 512;
 
@@ -62,6 +60,8 @@ pub(super) struct ZfsMount {
     totals: Statfs,
     visible: bool,
     has_ctl: bool,
+    /// The kernel's page cache is passed by.
+    direct_io: bool,
 }
 
 fn number(dataset: &Dataset, name: &str) -> Result<u64> {
@@ -120,8 +120,8 @@ impl ZfsMount {
     /// The file system cannot be opened.
     pub(super) fn new(dataset: &Dataset, options: &MountOptions) -> Result<ZfsMount> {
         let fs = dataset.open_fs()?;
-        // The kernel's page cache holds what was read.
-        fs.set_drop_behind(true);
+        // The kernel's page cache holds what was read, unless it is passed by.
+        fs.set_drop_behind(!options.direct_io);
         Ok(ZfsMount {
             dataset: dataset.clone(),
             totals: totals(dataset, &fs)?,
@@ -133,6 +133,7 @@ impl ZfsMount {
             snapshots: OnceLock::new(),
             visible: options.snapdir_visible,
             has_ctl: !options.snapdir_disabled,
+            direct_io: options.direct_io,
         })
     }
 
@@ -189,7 +190,7 @@ impl ZfsMount {
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let snapshot = self.dataset.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
         let fs = snapshot.open_fs()?;
-        fs.set_drop_behind(true);
+        fs.set_drop_behind(!self.direct_io);
         let mut spaces = self.spaces.write();
         if let Some(&space) = spaces.by_name.get(name) {
             return Ok(space);
@@ -349,9 +350,6 @@ impl Listing<'_> {
         }
         loop {
             let page = self.fs.readdir(id, cookie, io(self.mode))?;
-            if self.plus && self.mode == Mode::Blocking {
-                self.warm(&page.entries);
-            }
             for e in &page.entries {
                 if !self.add(e, sink)? {
                     return Ok(());
@@ -365,21 +363,6 @@ impl Listing<'_> {
                 Some(next) if next != cookie => cookie = next,
                 _ => return Ok(()),
             }
-        }
-    }
-
-    /// Has the blocks with the entries' dnodes read at the same time: their
-    /// attributes are read one after the other next.
-    fn warm(&self, entries: &[DirEntry]) {
-        let meta = self.fs.objset().meta_object();
-        let size = meta.block_size().max(DNODE_UNIT);
-        let offset = |e: &DirEntry| e.id.0.checked_mul(DNODE_UNIT).map(|o| o / size * size);
-        let mut blocks: Vec<u64> = entries.iter().filter_map(offset).collect();
-        blocks.sort_unstable();
-        blocks.dedup();
-        // The first is read at once anyway.
-        for block in blocks.into_iter().skip(1) {
-            meta.prefetch(block, 1);
         }
     }
 
@@ -456,6 +439,9 @@ impl Filesystem for ZfsMount {
     }
 
     fn open(&self, _: &Request, _: Mode, _: u64, _: u32) -> Answer<Opened> {
+        if self.direct_io {
+            return Ok(Opened { direct_io: true, ..Opened::default() });
+        }
         // The kernel opens by itself from now on, and keeps cached pages.
         Err(Errno::ENOSYS)
     }

@@ -11,7 +11,7 @@ use crate::{ImportOptions, Search};
 
 fn open(dir: &Path) -> Spa {
     let engine = device::Engine::new(device::EngineKind::default(), 32).unwrap();
-    let cache = Arc::new(zio::BlockCache::new(64 << 20));
+    let cache = Arc::new(zio::BlockCache::of(64 << 20).unwrap());
     let search = Search { paths: vec![dir.to_owned()], ..Search::default() };
     let found = crate::discover(&search, &engine).unwrap();
     let options = ImportOptions { readonly: true, inspect: true, ..ImportOptions::default() };

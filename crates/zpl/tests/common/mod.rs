@@ -52,7 +52,7 @@ pub(crate) fn open_mos(image: &Path) -> Arc<Objset> {
         Ok(Arc::new(FileDevice::open(&path, &options)?))
     };
     let tree = Tree::build(&root, &opener).expect("a tree");
-    let zio = Arc::new(Zio::new(tree, Arc::new(BlockCache::new(256 << 20))));
+    let zio = Arc::new(Zio::new(tree, Arc::new(BlockCache::of(256 << 20).unwrap())));
     let mos = Objset::open(Arc::clone(&zio), 0, best.root_bp, Io::WAIT).expect("the MOS");
     if let Some(salt) = directory(&mos).lookup(b"org.illumos:checksum_salt").expect("salt") {
         zio.set_salt(salt.as_bytes().and_then(|b| b.first_chunk()).expect("32 bytes"));

@@ -1,0 +1,733 @@
+//! What decides: policies, unread prefetches, decompressed fronts, and room.
+//!
+//! Everything here is under a partition's core lock; stripes are locked one at a
+//! time below it.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hash};
+
+use base::Buf;
+use base::rt::Mutex;
+use base::rt::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Hasher;
+use super::stripe::{Slot, Stripe, Touch};
+use crate::balance::{Division, Pushes};
+use crate::policy::{Id, Kind, Policy, State};
+use crate::stats::StateBytes;
+use crate::tier::SecondTier;
+use crate::{Access, PolicyKind};
+
+/// Unread prefetches may take between 1/64 and 1/4 of a partition, at first 1/16.
+const FRESH_MIN_SHIFT: u32 = 6;
+const FRESH_MAX_SHIFT: u32 = 2;
+const FRESH_START_SHIFT: u32 = 4;
+/// Decompressed fronts start at 1/4 of a partition and move by 1/64 of it.
+const FRONT_START_SHIFT: u32 = 2;
+const FRONT_STEP_SHIFT: u32 = 6;
+/// A front that comes back within 1/8 of the partition's bytes was dropped too early.
+const FRONT_NEAR_SHIFT: u32 = 3;
+/// The division is settled each time 1/64 of the partition has turned over.
+const SETTLE_SHIFT: u32 = 6;
+const PAGE_SHIFT: u32 = 12;
+/// Of the blocks that a policy forgot, one in eight is remembered for the division: a
+/// kind that has little of the cache would forget its loops before they come round.
+const FAR_SHIFT: u32 = 3;
+/// A kind is remembered as far as twice the partition's bytes.
+const FAR_REACH_SHIFT: u32 = 1;
+/// Directory memory of a block: slot, table entry and place.
+const fn entry_bytes<K>() -> u64 {
+    (size_of::<Slot<K>>() + size_of::<At>() + 8) as u64
+}
+
+/// Where a block's slot is, and what else it is part of.
+#[derive(Clone, Copy, Default)]
+pub(super) struct At {
+    stripe: u32,
+    slot: u32,
+    /// Ticket in the queue of unread prefetches; 0 if it is not there.
+    fresh: u32,
+    /// Ticket in the queue of the long forgotten; 0 if it is not there.
+    far: u32,
+    /// Ticket in the queue of fronts; 0 if it is not there.
+    front: u32,
+    /// Bytes in the queue it is in; a block is in one at most.
+    bytes: u32,
+    /// Pages of fronts dropped before this one's was; 0 if it never was.
+    dropped: u32,
+    used: bool,
+}
+
+/// One kind's blocks.
+struct Line {
+    policy: Box<dyn Policy>,
+    at: Vec<At>,
+    free: Vec<Id>,
+    /// Forgotten blocks, a sample.
+    far: Queue,
+    /// Ghost hits since the division was settled: bytes.
+    ghost_hits: u64,
+}
+
+impl Line {
+    fn new(kind: PolicyKind, target: u64) -> Line {
+        let policy = crate::policy::make(kind, target);
+        Line { policy, at: Vec::new(), free: Vec::new(), far: Queue::default(), ghost_hits: 0 }
+    }
+
+    fn alloc(&mut self, stripe: u32, slot: u32) -> Id {
+        let at = At { stripe, slot, ..At::default() };
+        if let Some(id) = self.free.pop() {
+            self.at[id as usize] = at;
+            return id;
+        }
+        self.at.push(at);
+        (self.at.len() - 1) as Id
+    }
+}
+
+impl Line {
+    /// Bytes that the queue of the forgotten stands for.
+    fn far_bytes(&self) -> u64 {
+        self.far.bytes << FAR_SHIFT
+    }
+
+    fn take_far(&mut self, id: Id) -> bool {
+        let at = &mut self.at[id as usize];
+        if at.far == 0 {
+            return false;
+        }
+        self.far.bytes -= u64::from(at.bytes);
+        self.far.live -= 1;
+        (at.far, at.bytes) = (0, 0);
+        true
+    }
+
+    /// A block that was long forgotten is back: for the division, a ghost hit.
+    fn return_from_far(&mut self, id: Id) {
+        let bytes = u64::from(self.at[id as usize].bytes);
+        if self.take_far(id) {
+            self.ghost_hits += bytes << FAR_SHIFT;
+        }
+    }
+}
+
+/// A queue whose entries go stale instead of being taken out of the middle.
+#[derive(Default)]
+struct Queue {
+    entries: VecDeque<(Kind, Id, u32)>,
+    tickets: u32,
+    bytes: u64,
+    live: usize,
+}
+
+impl Queue {
+    fn push(&mut self, kind: Kind, id: Id) -> u32 {
+        self.tickets = self.tickets.wrapping_add(1).max(1);
+        self.entries.push_back((kind, id, self.tickets));
+        self.tickets
+    }
+
+    fn tidy(&mut self, alive: impl Fn(Kind, Id, u32) -> bool) {
+        if self.entries.len() > 2 * self.live + 64 {
+            self.entries.retain(|e| alive(e.0, e.1, e.2));
+        }
+    }
+}
+
+/// Counters of a core.
+#[derive(Clone, Copy, Default)]
+pub(super) struct CoreCounts {
+    /// Hits and ghost hits by list: MRU, MFU.
+    pub(super) hits: [u64; 2],
+    pub(super) ghosts: [u64; 2],
+    pub(super) evict_skip: u64,
+    pub(super) evict_not_enough: u64,
+    pub(super) evicted: u64,
+}
+
+pub(super) struct Core {
+    lines: [Line; 2],
+    fresh: Queue,
+    fresh_share: u64,
+    front: Queue,
+    front_target: u64,
+    front_dropped: u64,
+    front_near: u64,
+    ghosts_seen: u64,
+    turned: u64,
+    /// Bytes of the charged form, of fronts and of logical content.
+    raw: [u64; 2],
+    fronts: [u64; 2],
+    logical: u64,
+    c: u64,
+    pub(super) counts: CoreCounts,
+}
+
+/// A block as it moves in.
+pub(super) struct Incoming {
+    pub(super) stored: Buf,
+    pub(super) whole: Buf,
+    pub(super) lsize: u32,
+    pub(super) tag: u8,
+    pub(super) access: Access,
+    /// Somebody above keeps it.
+    pub(super) remember: bool,
+}
+
+impl Core {
+    pub(super) fn new(kind: PolicyKind, c: u64) -> Core {
+        Core {
+            lines: [Line::new(kind, c), Line::new(kind, c)],
+            fresh: Queue::default(),
+            fresh_share: c >> FRESH_START_SHIFT,
+            front: Queue::default(),
+            front_target: c >> FRONT_START_SHIFT,
+            front_dropped: 0,
+            front_near: 0,
+            ghosts_seen: 0,
+            turned: 0,
+            raw: [0; 2],
+            fronts: [0; 2],
+            logical: 0,
+            c,
+            counts: CoreCounts::default(),
+        }
+    }
+
+    fn set_c(&mut self, c: u64) {
+        let scale =
+            |x: u64, old: u64| (u128::from(x) * u128::from(c) / u128::from(old.max(1))) as u64;
+        self.fresh_share = scale(self.fresh_share, self.c);
+        self.front_target = scale(self.front_target, self.c);
+        self.c = c;
+    }
+
+    /// Everything the partition takes, bytes.
+    pub(super) fn size<K>(&self) -> u64 {
+        self.raw.iter().sum::<u64>() + self.front.bytes + self.header::<K>()
+    }
+
+    /// Blocks known.
+    pub(super) fn entries(&self) -> u64 {
+        self.lines.iter().map(|l| (l.at.len() - l.free.len()) as u64).sum()
+    }
+
+    /// Directory and policy memory, bytes.
+    pub(super) fn header<K>(&self) -> u64 {
+        let policies: u64 = self.lines.iter().map(|l| l.policy.overhead()).sum();
+        self.entries() * entry_bytes::<K>() + policies
+    }
+
+    /// Bytes of decompressed copies beside stored ones.
+    pub(super) fn fronts(&self) -> u64 {
+        self.front.bytes
+    }
+
+    /// Bytes resident in both forms: data, metadata.
+    pub(super) fn held_bytes(&self) -> [u64; 2] {
+        [self.raw[0] + self.fronts[0], self.raw[1] + self.fronts[1]]
+    }
+
+    /// Logical bytes of what is resident.
+    pub(super) fn logical(&self) -> u64 {
+        self.logical
+    }
+
+    /// The partition's target is `c` from now on.
+    pub(super) fn set_c_if(&mut self, c: u64) {
+        if c != self.c {
+            self.set_c(c);
+        }
+    }
+
+    /// Begins anew with an empty partition.
+    pub(super) fn reset(&mut self, kind: PolicyKind, c: u64) {
+        let counts = self.counts;
+        *self = Core { counts, ..Core::new(kind, c) };
+    }
+
+    /// Bytes prefetched and not yet read.
+    pub(super) fn unread(&self) -> u64 {
+        self.fresh.bytes
+    }
+
+    /// Another decompressed form would push nothing out.
+    pub(super) fn front_has_room<K>(&self) -> bool {
+        let slack = self.c >> FRONT_STEP_SHIFT;
+        self.front.bytes + slack < self.front_target || self.size::<K>() + slack < self.c
+    }
+
+    pub(super) fn state_bytes(&self, state: State) -> StateBytes {
+        let of = |kind: Kind| self.lines[kind as usize].policy.bytes(state);
+        StateBytes { data: of(Kind::Data), metadata: of(Kind::Metadata), ..StateBytes::default() }
+    }
+
+    /// MRU target and target of a kind's policy.
+    pub(super) fn targets(&self, kind: Kind) -> (u64, u64) {
+        let policy = &self.lines[kind as usize].policy;
+        (policy.mru_target(), policy.target())
+    }
+
+    /// Tells the policies what a stripe's log holds.
+    pub(super) fn drain<K>(&mut self, stripe: &mut Stripe<K>) {
+        for i in 0..stripe.log.len() {
+            self.touch(stripe.log[i]);
+        }
+        stripe.log.clear();
+    }
+
+    fn touch(&mut self, touch: Touch) {
+        let line = &mut self.lines[touch.kind as usize];
+        let Some(at) = line.at.get_mut(touch.id as usize) else { return };
+        match touch.front {
+            Some(true) => at.used = true,
+            Some(false) if at.dropped != 0 => {
+                let now = (self.front_dropped >> PAGE_SHIFT) as u32;
+                let since = u64::from(now.wrapping_sub(at.dropped)) << PAGE_SHIFT;
+                self.front_near += u64::from(since < self.c >> FRONT_NEAR_SHIFT);
+            }
+            _ => {}
+        }
+        if touch.first {
+            self.first_use(touch.kind, touch.id);
+            return;
+        }
+        let line = &mut self.lines[touch.kind as usize];
+        match line.policy.state(touch.id) {
+            State::Mru => self.counts.hits[0] += 1,
+            State::Mfu => self.counts.hits[1] += 1,
+            _ => return,
+        }
+        line.policy.hit(touch.id);
+    }
+
+    /// A prefetched block was read: it is a block like any other now.
+    fn first_use(&mut self, kind: Kind, id: Id) {
+        let line = &mut self.lines[kind as usize];
+        let at = &mut line.at[id as usize];
+        if at.fresh == 0 {
+            return;
+        }
+        at.fresh = 0;
+        let size = at.bytes;
+        at.bytes = 0;
+        self.fresh.bytes -= u64::from(size);
+        self.fresh.live -= 1;
+        // Worth its place: the next ones may have a little more.
+        self.fresh_share = (self.fresh_share + u64::from(size)).min(self.c >> FRESH_MAX_SHIFT);
+        self.admit(kind, id, size);
+    }
+
+    fn admit(&mut self, kind: Kind, id: Id, size: u32) {
+        let line = &mut self.lines[kind as usize];
+        let was = line.policy.admit(id, size);
+        let list = match was {
+            State::MruGhost => 0,
+            State::MfuGhost => 1,
+            _ => return,
+        };
+        line.ghost_hits += u64::from(size);
+        self.ghosts_seen += 1;
+        self.counts.ghosts[list] += 1;
+    }
+
+    /// A block moves into slot `i`, which is not resident.
+    pub(super) fn put<K: Copy + Eq + Hash>(
+        &mut self,
+        stripe: &mut Stripe<K>,
+        place: u32,
+        i: u32,
+        block: Incoming,
+    ) {
+        let kind = stripe.slots[i as usize].kind;
+        let line = &mut self.lines[kind as usize];
+        if stripe.slots[i as usize].id == Id::MAX {
+            stripe.slots[i as usize].id = line.alloc(place, i);
+        }
+        let id = stripe.slots[i as usize].id;
+        line.return_from_far(id);
+        let known = line.policy.state(id) != State::Unknown;
+        let form = if block.stored.is_empty() { &block.whole } else { &block.stored };
+        let size = u32::try_from(form.footprint().max(1)).unwrap_or(u32::MAX);
+        self.turned += u64::from(size);
+        if block.remember && !known {
+            line.policy.remember(id, size);
+            return;
+        }
+        self.raw[kind as usize] += u64::from(size);
+        self.logical += u64::from(block.lsize);
+        let front = if block.stored.is_empty() { 0 } else { block.whole.footprint() };
+        let fresh = (block.access != Access::Demand).then_some(block.access);
+        stripe.fill(i, block, fresh);
+        if fresh.is_some() {
+            // Its decompressed form, if any, waits for a reader to ask for it.
+            if front > 0 {
+                stripe.slots[i as usize].whole = Buf::default();
+            }
+            let ticket = self.fresh.push(kind, id);
+            let at = &mut self.lines[kind as usize].at[id as usize];
+            (at.fresh, at.bytes) = (ticket, size);
+            self.fresh.bytes += u64::from(size);
+            self.fresh.live += 1;
+        } else {
+            self.admit(kind, id, size);
+            if front > 0 {
+                self.put_front(kind, id, front);
+            }
+        }
+    }
+
+    fn put_front(&mut self, kind: Kind, id: Id, bytes: usize) {
+        let ticket = self.front.push(kind, id);
+        let at = &mut self.lines[kind as usize].at[id as usize];
+        (at.front, at.bytes, at.used) = (ticket, bytes as u32, false);
+        self.front.bytes += bytes as u64;
+        self.fronts[kind as usize] += bytes as u64;
+        self.front.live += 1;
+        self.turned += bytes as u64 / 4;
+    }
+
+    /// The decompressed form of slot `i` is at hand.
+    pub(super) fn install<K: Copy + Eq + Hash>(
+        &mut self,
+        stripe: &mut Stripe<K>,
+        i: u32,
+        whole: Buf,
+    ) {
+        let slot = &mut stripe.slots[i as usize];
+        let (kind, id) = (slot.kind, slot.id);
+        let at = &self.lines[kind as usize].at[id as usize];
+        if !slot.whole.is_empty() || slot.stored.is_empty() || at.fresh != 0 {
+            return;
+        }
+        let bytes = whole.footprint();
+        slot.whole = whole;
+        self.put_front(kind, id, bytes);
+    }
+
+    fn take_front(&mut self, kind: Kind, id: Id) {
+        let at = &mut self.lines[kind as usize].at[id as usize];
+        if at.front != 0 {
+            self.front.bytes -= u64::from(at.bytes);
+            self.fronts[kind as usize] -= u64::from(at.bytes);
+            self.front.live -= 1;
+            (at.front, at.bytes) = (0, 0);
+        }
+    }
+
+    fn take_fresh(&mut self, kind: Kind, id: Id) {
+        let at = &mut self.lines[kind as usize].at[id as usize];
+        if at.fresh != 0 {
+            self.fresh.bytes -= u64::from(at.bytes);
+            self.fresh.live -= 1;
+            (at.fresh, at.bytes) = (0, 0);
+        }
+    }
+
+    /// The buffers of a slot are about to go.
+    fn uncharge<K>(&mut self, slot: &Slot<K>) {
+        if slot.resident() {
+            self.raw[slot.kind as usize] -= slot.charged() as u64;
+            self.logical -= u64::from(slot.lsize);
+        }
+    }
+
+    /// The block in slot `i` is gone for good.
+    pub(super) fn remove<K: Copy + Eq + Hash>(
+        &mut self,
+        stripe: &mut Stripe<K>,
+        hasher: &Hasher,
+        i: u32,
+    ) {
+        let (kind, id) = (stripe.slots[i as usize].kind, stripe.slots[i as usize].id);
+        if id != Id::MAX {
+            self.uncharge(&stripe.slots[i as usize]);
+            self.take_fresh(kind, id);
+            self.take_front(kind, id);
+            let line = &mut self.lines[kind as usize];
+            line.take_far(id);
+            line.policy.remove(id);
+            line.free.push(id);
+        }
+        stripe.delete(hasher, i);
+    }
+
+    /// The logical form of slot `i` leaves; without a stored one, all but the memory
+    /// of it. A block that came back before has shown that it is needed here.
+    pub(super) fn hand_over<K: Copy + Eq + Hash>(&mut self, stripe: &mut Stripe<K>, i: u32) {
+        let slot = &stripe.slots[i as usize];
+        let (kind, id) = (slot.kind, slot.id);
+        let state = self.lines[kind as usize].policy.state(id);
+        if !slot.resident() || matches!(state, State::Mfu) {
+            return;
+        }
+        if !slot.stored.is_empty() {
+            self.take_front(kind, id);
+            stripe.slots[i as usize].whole = Buf::default();
+            return;
+        }
+        let size = u32::try_from(slot.charged()).unwrap_or(u32::MAX);
+        self.uncharge(slot);
+        self.take_fresh(kind, id);
+        stripe.empty(i);
+        let policy = &mut self.lines[kind as usize].policy;
+        policy.remove(id);
+        policy.remember(id, size);
+    }
+
+    /// Makes the partition fit its target, and the division settle.
+    pub(super) fn make_room<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>) {
+        self.settle(fleet);
+        self.drop_unread(fleet, self.fresh_share);
+        let over = |core: &Core| core.size::<K>().saturating_sub(core.c);
+        let excess = self.front.bytes.saturating_sub(self.front_target);
+        if over(self) > 0 && excess > 0 {
+            let keep = self.front.bytes - excess.min(over(self));
+            self.drop_fronts(fleet, keep);
+        }
+        self.retarget(fleet);
+        for kind in [Kind::Metadata, Kind::Data] {
+            self.evict(fleet, kind);
+        }
+        if over(self) > 0 {
+            let keep = self.front.bytes.saturating_sub(over(self));
+            self.drop_fronts(fleet, keep);
+        }
+        if over(self) > 0 {
+            self.drop_unread(fleet, 0);
+        }
+        if over(self) > self.c >> 4 {
+            self.counts.evict_not_enough += 1;
+        }
+    }
+
+    /// Divides what is left for stored blocks among the kinds.
+    fn retarget<K>(&mut self, fleet: &Fleet<'_, K>) {
+        let fronts = self.front.bytes.min(self.front_target);
+        let other = fronts + self.fresh.bytes + self.header::<K>();
+        let left = self.c.saturating_sub(other).max(self.c >> 4);
+        let meta = fleet.meta_of(left);
+        let resident = |l: &Line| l.policy.resident();
+        let (data_now, meta_now) = (resident(&self.lines[0]), resident(&self.lines[1]));
+        let data_target = (left - meta).max(left.saturating_sub(meta_now));
+        let meta_target = meta.max(left.saturating_sub(data_now));
+        for (line, target) in self.lines.iter_mut().zip([data_target, meta_target]) {
+            let now = line.policy.target();
+            let small = now.abs_diff(target) < self.c >> 8;
+            if !small || line.policy.resident() > target {
+                line.policy.set_target(target);
+            }
+        }
+    }
+
+    fn evict<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind) {
+        loop {
+            let Line { policy, at, .. } = &mut self.lines[kind as usize];
+            let skipped = &mut self.counts.evict_skip;
+            let mut held = |id: Id| {
+                let at = at[id as usize];
+                let held = fleet.stripe(at.stripe).lock().slots[at.slot as usize].held();
+                *skipped += u64::from(held);
+                held
+            };
+            let Some(id) = policy.evict(&mut held) else { break };
+            self.evicted(fleet, kind, id);
+        }
+        while let Some(id) = self.lines[kind as usize].policy.forget() {
+            self.forgotten(fleet, kind, id);
+        }
+        self.trim_far(fleet, kind);
+    }
+
+    /// The policy gave up block `id`: its buffers go.
+    fn evicted<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind, id: Id) {
+        let at = self.lines[kind as usize].at[id as usize];
+        let mut stripe = fleet.stripe(at.stripe).lock();
+        self.drain(&mut stripe);
+        let slot = &stripe.slots[at.slot as usize];
+        let bytes = slot.charged() as u64;
+        let form = if slot.stored.is_empty() { &slot.whole } else { &slot.stored };
+        fleet.tier.offer(&slot.key, kind, form);
+        self.uncharge(slot);
+        self.counts.evicted += bytes;
+        self.take_front(kind, id);
+        stripe.empty(at.slot);
+        if self.lines[kind as usize].policy.state(id) == State::Unknown {
+            self.bury(fleet, &mut stripe, kind, id, bytes as u32);
+        }
+    }
+
+    /// The policy forgot block `id`; unread prefetched ones live on without it.
+    fn forgotten<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind, id: Id) {
+        let at = self.lines[kind as usize].at[id as usize];
+        if at.fresh == 0 {
+            let mut stripe = fleet.stripe(at.stripe).lock();
+            let bytes = stripe.slots[at.slot as usize].lsize;
+            self.bury(fleet, &mut stripe, kind, id, bytes);
+        }
+    }
+
+    /// A block that no policy knows goes: to the long forgotten, if it is one of the
+    /// sample.
+    fn bury<K: Copy + Eq + Hash>(
+        &mut self,
+        fleet: &Fleet<'_, K>,
+        stripe: &mut Stripe<K>,
+        kind: Kind,
+        id: Id,
+        bytes: u32,
+    ) {
+        let line = &mut self.lines[kind as usize];
+        let slot = line.at[id as usize].slot;
+        let sampled = fleet.hasher.hash_one(stripe.slots[slot as usize].key) >> 16 & 7 == 0;
+        if sampled && bytes > 0 {
+            let ticket = line.far.push(kind, id);
+            let at = &mut line.at[id as usize];
+            (at.far, at.bytes) = (ticket, bytes);
+            line.far.bytes += u64::from(bytes);
+            line.far.live += 1;
+        } else {
+            line.free.push(id);
+            stripe.delete(fleet.hasher, slot);
+        }
+    }
+
+    /// Forgets the oldest of the long forgotten beyond the reach.
+    fn trim_far<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind) {
+        let line = &mut self.lines[kind as usize];
+        let known = line.policy.resident()
+            + line.policy.bytes(State::MruGhost)
+            + line.policy.bytes(State::MfuGhost);
+        let most = (self.c << FAR_REACH_SHIFT).saturating_sub(known);
+        while line.far_bytes() > most {
+            let Some((_, id, ticket)) = line.far.entries.pop_front() else { break };
+            if line.at[id as usize].far == ticket {
+                line.take_far(id);
+                line.free.push(id);
+                let at = line.at[id as usize];
+                fleet.stripe(at.stripe).lock().delete(fleet.hasher, at.slot);
+            }
+        }
+        let Line { far, at, .. } = line;
+        far.tidy(|_, id, t| at[id as usize].far == t);
+    }
+
+    /// Drops the oldest unread prefetches beyond `keep` bytes; nobody wanted them, so
+    /// the next ones get less.
+    fn drop_unread<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, keep: u64) {
+        while self.fresh.bytes > keep {
+            let Some((kind, id, ticket)) = self.fresh.entries.pop_front() else { break };
+            let at = self.lines[kind as usize].at[id as usize];
+            if at.fresh != ticket {
+                continue;
+            }
+            let mut stripe = fleet.stripe(at.stripe).lock();
+            self.drain(&mut stripe);
+            if self.lines[kind as usize].at[id as usize].fresh != ticket {
+                continue;
+            }
+            let bytes = stripe.slots[at.slot as usize].charged() as u64;
+            self.uncharge(&stripe.slots[at.slot as usize]);
+            self.counts.evicted += bytes;
+            self.take_fresh(kind, id);
+            let least = self.c >> FRESH_MIN_SHIFT;
+            self.fresh_share = self.fresh_share.saturating_sub(bytes / 2).max(least);
+            stripe.empty(at.slot);
+            if self.lines[kind as usize].policy.state(id) == State::Unknown {
+                self.bury(fleet, &mut stripe, kind, id, 0);
+            }
+        }
+        let lines = &self.lines;
+        self.fresh.tidy(|k, id, t| lines[k as usize].at[id as usize].fresh == t);
+    }
+
+    /// Drops decompressed forms, those not used since they were looked at last first.
+    fn drop_fronts<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, keep: u64) {
+        // Twice round at most: the first time may only clear marks.
+        let mut turns = 2 * self.front.entries.len() + 1;
+        while self.front.bytes > keep && turns > 0 {
+            turns -= 1;
+            let Some((kind, id, ticket)) = self.front.entries.pop_front() else { break };
+            let at = &mut self.lines[kind as usize].at[id as usize];
+            if at.front != ticket {
+                continue;
+            }
+            if std::mem::take(&mut at.used) {
+                self.front.entries.push_back((kind, id, ticket));
+                continue;
+            }
+            let (stripe, slot, bytes) = (at.stripe, at.slot, u64::from(at.bytes));
+            self.front_dropped += bytes;
+            at.dropped = ((self.front_dropped >> PAGE_SHIFT) as u32).max(1);
+            self.take_front(kind, id);
+            fleet.stripe(stripe).lock().slots[slot as usize].whole = Buf::default();
+        }
+        let lines = &self.lines;
+        self.front.tidy(|k, id, t| lines[k as usize].at[id as usize].front == t);
+    }
+
+    /// Lets ghost hits move the division, and the front's share follow what a
+    /// larger one would have saved.
+    fn settle<K>(&mut self, fleet: &Fleet<'_, K>) {
+        if self.turned < self.c >> SETTLE_SHIFT {
+            return;
+        }
+        self.turned = 0;
+        let pushes = |l: &mut Line| Pushes {
+            hits: std::mem::take(&mut l.ghost_hits),
+            ghosts: l.policy.bytes(State::MruGhost)
+                + l.policy.bytes(State::MfuGhost)
+                + l.far_bytes(),
+        };
+        let [data, metadata] = &mut self.lines;
+        let (data, metadata) = (pushes(data), pushes(metadata));
+        fleet.settle(data, metadata);
+        let (near, ghosts) = (self.front_near, self.ghosts_seen);
+        (self.front_near, self.ghosts_seen) = (0, 0);
+        // Time saved for each byte: by a larger front, and by a larger rest.
+        let reach = (data.ghosts + metadata.ghosts).max(self.c >> FRONT_NEAR_SHIFT);
+        let front = u128::from(near) * u128::from(fleet.expand_ns) * u128::from(reach);
+        let rest =
+            u128::from(ghosts) * u128::from(fleet.fill_ns) * u128::from(self.c >> FRONT_NEAR_SHIFT);
+        let step = self.c >> FRONT_STEP_SHIFT;
+        match front.cmp(&rest) {
+            std::cmp::Ordering::Greater => self.front_target += step,
+            std::cmp::Ordering::Less => self.front_target = self.front_target.saturating_sub(step),
+            std::cmp::Ordering::Equal => {}
+        }
+        self.front_target = self.front_target.clamp(step, self.c - (self.c >> 3));
+    }
+}
+
+/// What a core needs of its surroundings.
+pub(super) struct Fleet<'a, K> {
+    /// The partition's stripes.
+    pub(super) stripes: &'a [Mutex<Stripe<K>>],
+    pub(super) hasher: &'a Hasher,
+    pub(super) division: &'a Mutex<Division>,
+    /// Metadata's share as the division has it, of 2^32.
+    pub(super) meta: &'a AtomicU64,
+    pub(super) tier: &'a dyn SecondTier<K>,
+    pub(super) balance: u32,
+    /// What reading and what decompressing a block take, on the average.
+    pub(super) fill_ns: u64,
+    pub(super) expand_ns: u64,
+}
+
+impl<K> Fleet<'_, K> {
+    fn stripe(&self, i: u32) -> &Mutex<Stripe<K>> {
+        &self.stripes[i as usize]
+    }
+
+    /// Metadata's share of `bytes`.
+    fn meta_of(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.meta.load(Relaxed)) >> 32) as u64
+    }
+
+    fn settle(&self, data: Pushes, metadata: Pushes) {
+        let mut division = self.division.lock();
+        division.settle(data, metadata, self.balance);
+        self.meta.store(division.meta(), Relaxed);
+    }
+}

@@ -1,0 +1,772 @@
+//! The cache: buffers under keys, one reader a miss, within a target size.
+//!
+//! # Theory
+//! The directory is cut into stripes by the key's hash, and the stripes are grouped
+//! into partitions of about [`PARTITION`] bytes. A **hit** takes its stripe's lock
+//! alone: it clones the buffer and notes the use in the stripe's log. A **miss**
+//! gives one reader a [`Fill`] ticket; others of the same key wait for it. When the
+//! ticket is filled, the partition's core lock is taken, the stripes' logs are told
+//! to the policies, the block moves in, and others move out until the partition fits.
+//!
+//! A block is held **as stored** when that is smaller, with its decompressed form
+//! (the *front*) beside it as long as that is used; the share of fronts follows what
+//! a larger one would have saved. Blocks that a prefetcher read wait in a queue of
+//! their own, outside the policies, until somebody uses them; the queue's share
+//! grows with its use and shrinks with its waste.
+//!
+//! # Invariants
+//! * A key is resident, remembered, being read (with one ticket), or unknown.
+//! * After a block moved in, a partition's size (buffers' footprints, fronts,
+//!   directory) is at most its target, or what exceeds it is held by readers.
+//! * A [`SlotRef`] never leads to another block than the one it was given for:
+//!   stamps are given out once.
+//! * A block that was removed while it was being read is not kept.
+//! * A ticket dropped without a buffer leaves no trace, and every waiter retries.
+//!
+//! # Locks
+//! A partition's core, then one stripe of it, then the division; nothing is called
+//! under them but policies and the second tier's `offer`. A hit whose log is full
+//! tries the core's lock while it holds its stripe, and gives up rather than waits.
+
+mod core;
+mod stripe;
+
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use base::rt::{Mutex, MutexGuard, RwLock};
+use base::{Buf, Result};
+
+use self::core::{Core, Fleet, Incoming};
+use self::stripe::{Counts, LOG_MAX, Pending, Stripe};
+use crate::balance::{Division, META_START};
+use crate::config::ARC_MIN_FLOOR;
+use crate::policy::{Kind, State};
+use crate::stats::{Accesses, ArcStats, StateBytes};
+use crate::tier::{NoSecondTier, SecondTier};
+use crate::{Access, Config, Copies};
+
+/// Target bytes for each partition.
+pub const PARTITION: u64 = 1 << 30;
+const PARTITIONS_MAX: u64 = 16;
+/// Free arena memory kept for re-use before pages go back to the system, at most.
+const FREE_WARM_MAX: u64 = 16 << 20;
+/// The target grows when less than this is left of it (chapter 10 §2.2).
+const GROW_SLACK: u64 = 32 << 20;
+/// The target grows by at least this.
+const GROW_MIN: u64 = 128 << 10;
+/// A stored form is kept if it saves at least an eighth.
+const SAVES_SHIFT: usize = 3;
+/// Blocks of a stripe looked at to tell how much is held.
+const HELD_SAMPLE: usize = 4096;
+const FILL_NS_START: u64 = 100_000;
+const EXPAND_NS_START: u64 = 20_000;
+
+type Hasher = foldhash::quality::FixedState;
+
+/// Names the slot a block was found in: a later look needs no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotRef {
+    /// Which stripe.
+    pub stripe: u32,
+    /// Which slot of it.
+    pub slot: u32,
+    /// Which of the blocks that the slot has held; never 0.
+    pub stamp: u64,
+}
+
+/// How a block is looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// What it is.
+    pub kind: Kind,
+    /// Who asks.
+    pub access: Access,
+    /// Whether the bytes will be copied (for the counters).
+    pub copies: Copies,
+}
+
+impl Ask {
+    /// Somebody waits for the block.
+    pub fn demand(kind: Kind) -> Ask {
+        Ask { kind, access: Access::Demand, copies: Copies::No }
+    }
+}
+
+/// A resident block.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// The logical block.
+    Whole {
+        /// Where it is.
+        at: SlotRef,
+        /// Its bytes.
+        whole: Buf,
+    },
+    /// The block as stored; the reader decompresses what it needs.
+    Stored {
+        /// Where it is.
+        at: SlotRef,
+        /// Its bytes on the device.
+        stored: Buf,
+        /// Bytes of the logical block.
+        lsize: u32,
+        /// [`Block::tag`].
+        tag: u8,
+        /// The decompressed form was missed a short while ago, too: worth
+        /// [`Cache::install`]ing.
+        again: bool,
+    },
+}
+
+impl Found {
+    /// Where it is.
+    pub fn slot(&self) -> SlotRef {
+        match self {
+            Found::Whole { at, .. } | Found::Stored { at, .. } => *at,
+        }
+    }
+
+    /// Bytes of the logical block.
+    pub fn lsize(&self) -> u64 {
+        match self {
+            Found::Whole { whole, .. } => whole.len() as u64,
+            Found::Stored { lsize, .. } => u64::from(*lsize),
+        }
+    }
+
+    /// [`Block::tag`] of a block that is to be decompressed.
+    pub fn tag(&self) -> Option<u8> {
+        match self {
+            Found::Whole { .. } => None,
+            Found::Stored { tag, .. } => Some(*tag),
+        }
+    }
+}
+
+/// What a lookup found.
+pub enum Lookup<'a, K: Copy + Eq + Hash> {
+    /// The block.
+    Hit(Found),
+    /// Nothing: the caller reads the block and fills the ticket.
+    Miss(Fill<'a, K>),
+}
+
+/// The duty to read one block; dropping it lets another reader try.
+pub struct Fill<'a, K: Copy + Eq + Hash> {
+    cache: &'a Cache<K>,
+    key: K,
+    hash: u64,
+    ask: Ask,
+    began: base::rt::Instant,
+    pending: Option<Arc<Pending>>,
+}
+
+/// A block that was read.
+#[derive(Clone, Debug, Default)]
+pub struct Block {
+    /// As stored, if it is compressed.
+    pub stored: Option<Buf>,
+    /// What a reader must know to decompress it: the caller's own number.
+    pub tag: u8,
+    /// The logical block.
+    pub whole: Buf,
+    /// Somebody above keeps it: remember it, and keep it only if it comes back.
+    pub remember: bool,
+}
+
+impl Block {
+    /// An uncompressed block.
+    pub fn plain(whole: Buf) -> Block {
+        Block { whole, ..Block::default() }
+    }
+}
+
+struct Partition<K> {
+    core: Mutex<Core>,
+    stripes: Box<[Mutex<Stripe<K>>]>,
+    /// As the core saw it last.
+    size: AtomicU64,
+    front_room: AtomicBool,
+}
+
+/// A cache of immutable blocks.
+pub struct Cache<K> {
+    partitions: Box<[Partition<K>]>,
+    stripes_each: u32,
+    hasher: Hasher,
+    config: RwLock<Config>,
+    c: AtomicU64,
+    no_grow: AtomicBool,
+    division: Mutex<Division>,
+    meta: AtomicU64,
+    /// Dirty data that lives above.
+    anon: AtomicU64,
+    entries_max: AtomicU64,
+    fill_ns: AtomicU64,
+    expand_ns: AtomicU64,
+    tier: Box<dyn SecondTier<K>>,
+}
+
+impl<K: Copy + Eq + Hash> Cache<K> {
+    /// A cache with these tunables whose target size starts at `c` bytes.
+    ///
+    /// # Errors
+    /// Those of [`Config::check`].
+    pub fn new(config: Config, c: u64) -> Result<Self> {
+        config.check()?;
+        let cores = base::rt::parallelism().next_power_of_two();
+        let most = (cores as u64).min(PARTITIONS_MAX);
+        let partitions = (config.arc_max / PARTITION).clamp(1, most);
+        let partitions = (partitions + 1).next_power_of_two() / 2;
+        let stripes_each = (4 * cores / partitions as usize).clamp(4, 32) as u32;
+        let c = c.clamp(config.arc_min, config.arc_max);
+        let make = |n: u64| Partition {
+            core: Mutex::new(Core::new(config.policy, c / partitions)),
+            stripes: (0..stripes_each)
+                .map(|i| Mutex::new(Stripe::new(n as u32 * stripes_each + i)))
+                .collect(),
+            size: AtomicU64::new(0),
+            front_room: AtomicBool::new(true),
+        };
+        Ok(Cache {
+            partitions: (0..partitions).map(make).collect(),
+            stripes_each,
+            hasher: Hasher::with_seed(base::rt::random_u64()?),
+            config: RwLock::new(config),
+            c: AtomicU64::new(c),
+            no_grow: AtomicBool::new(false),
+            division: Mutex::new(Division::default()),
+            meta: AtomicU64::new(META_START),
+            anon: AtomicU64::new(0),
+            entries_max: AtomicU64::new(0),
+            fill_ns: AtomicU64::new(FILL_NS_START),
+            expand_ns: AtomicU64::new(EXPAND_NS_START),
+            tier: Box::new(NoSecondTier),
+        })
+    }
+
+    /// A cache of `bytes` from the start, with the usual tunables.
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn of(bytes: u64) -> Result<Self> {
+        let bytes = bytes.max(ARC_MIN_FLOOR);
+        Cache::new(Config::sized((bytes / 8).clamp(ARC_MIN_FLOOR, 32 << 20), bytes), bytes)
+    }
+
+    fn stripe_of(&self, hash: u64) -> u32 {
+        let stripes = self.partitions.len() as u64 * u64::from(self.stripes_each);
+        // The middle bits: a stripe's own table uses both ends.
+        ((hash >> 24 & 0xffff_ffff) * stripes >> 32) as u32
+    }
+
+    fn partition(&self, stripe: u32) -> &Partition<K> {
+        &self.partitions[(stripe / self.stripes_each) as usize]
+    }
+
+    fn stripe(&self, stripe: u32) -> &Mutex<Stripe<K>> {
+        &self.partition(stripe).stripes[(stripe % self.stripes_each) as usize]
+    }
+
+    fn fleet<'a>(&'a self, partition: &'a Partition<K>) -> Fleet<'a, K> {
+        Fleet {
+            stripes: &partition.stripes,
+            hasher: &self.hasher,
+            division: &self.division,
+            meta: &self.meta,
+            tier: &*self.tier,
+            balance: self.config.read().meta_balance,
+            fill_ns: self.fill_ns.load(Relaxed),
+            expand_ns: self.expand_ns.load(Relaxed),
+        }
+    }
+
+    /// The block if it is in memory; never waits for a reader.
+    pub fn peek(&self, key: &K, ask: Ask) -> Option<Found> {
+        let hash = self.hasher.hash_one(key);
+        let at = self.stripe_of(hash);
+        let mut stripe = self.stripe(at).lock();
+        let i = stripe.find(hash, key)?;
+        self.hit(&mut stripe, at, i, ask)
+    }
+
+    /// The block that `slot` was given for, if it is still there.
+    pub fn peek_at(&self, slot: SlotRef, ask: Ask) -> Option<Found> {
+        if slot.stripe as usize >= self.partitions.len() * self.stripes_each as usize {
+            return None;
+        }
+        let mut stripe = self.stripe(slot.stripe).lock();
+        let i = stripe.at(slot)?;
+        self.hit(&mut stripe, slot.stripe, i, ask)
+    }
+
+    fn hit(
+        &self,
+        stripe: &mut MutexGuard<'_, Stripe<K>>,
+        at: u32,
+        i: u32,
+        ask: Ask,
+    ) -> Option<Found> {
+        if !stripe.slots[i as usize].resident() {
+            return None;
+        }
+        let found = stripe.hit(at, i, ask);
+        if stripe.log.len() >= LOG_MAX {
+            match self.partition(at).core.try_lock() {
+                Some(mut core) => core.drain(stripe),
+                None => stripe.counts.log_busy += 1,
+            }
+        }
+        Some(found)
+    }
+
+    /// The block, or the duty to read it. Waits while another thread reads it.
+    pub fn lookup(&self, key: K, ask: Ask) -> Lookup<'_, K> {
+        let hash = self.hasher.hash_one(key);
+        let at = self.stripe_of(hash);
+        loop {
+            let pending = {
+                let mut stripe = self.stripe(at).lock();
+                let slot = stripe.find(hash, &key);
+                if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, ask)) {
+                    return Lookup::Hit(found);
+                }
+                match stripe.join(&key, ask.kind, ask.access) {
+                    Some(pending) => pending,
+                    None => {
+                        let pending = Some(stripe.begin(key, ask.kind, ask.access));
+                        let began = base::rt::now();
+                        return Lookup::Miss(Fill { cache: self, key, hash, ask, began, pending });
+                    }
+                }
+            };
+            pending.wait();
+        }
+    }
+
+    /// The logical block, read by `fill` if it is not in memory: for blocks that are
+    /// never compressed.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    pub fn get(&self, key: K, kind: Kind, fill: impl FnOnce() -> Result<Buf>) -> Result<Buf> {
+        match self.lookup(key, Ask::demand(kind)) {
+            Lookup::Hit(Found::Whole { whole, .. }) => Ok(whole),
+            Lookup::Hit(Found::Stored { .. }) => fill(),
+            Lookup::Miss(ticket) => {
+                let buf = fill()?;
+                ticket.complete(Block::plain(buf.clone()));
+                Ok(buf)
+            }
+        }
+    }
+
+    /// Whether a decompressed form is worth keeping.
+    pub fn wants_front(&self, at: SlotRef, again: bool) -> bool {
+        again || self.partition(at.stripe).front_room.load(Relaxed)
+    }
+
+    /// Keeps the decompressed form of a block beside its stored one; `took` is the
+    /// time that decompressing it did.
+    pub fn install(&self, at: SlotRef, whole: Buf, took: Duration) {
+        average(&self.expand_ns, took);
+        let partition = self.partition(at.stripe);
+        let mut core = partition.core.lock();
+        {
+            let mut stripe = self.stripe(at.stripe).lock();
+            let Some(i) = stripe.at(at) else { return };
+            core.drain(&mut stripe);
+            core.install(&mut stripe, i, whole);
+        }
+        self.settle_in(partition, &mut core);
+    }
+
+    /// A block that was just written: it enters as new.
+    pub fn insert(&self, key: K, kind: Kind, block: Block) {
+        let hash = self.hasher.hash_one(key);
+        self.move_in(key, hash, Ask::demand(kind), block, None);
+    }
+
+    /// Forgets a key: its block was freed or proved wrong. A read of it that is under
+    /// way will not be kept.
+    pub fn remove(&self, key: &K) {
+        let hash = self.hasher.hash_one(key);
+        let at = self.stripe_of(hash);
+        let partition = self.partition(at);
+        let mut core = partition.core.lock();
+        let mut stripe = self.stripe(at).lock();
+        core.drain(&mut stripe);
+        stripe.cancel(key);
+        if let Some(i) = stripe.find(hash, key) {
+            core.remove(&mut stripe, &self.hasher, i);
+        }
+        drop(stripe);
+        partition.size.store(core.size::<K>(), Relaxed);
+        self.tier.forget(key);
+    }
+
+    /// Somebody above keeps the block (the kernel's page cache): its logical form
+    /// leaves, and it is remembered, so that it stays if it is asked for again. A
+    /// stored form, which nobody else has, stays.
+    pub fn hand_over(&self, key: &K) {
+        let hash = self.hasher.hash_one(key);
+        let at = self.stripe_of(hash);
+        let partition = self.partition(at);
+        let mut core = partition.core.lock();
+        let mut stripe = self.stripe(at).lock();
+        core.drain(&mut stripe);
+        if let Some(i) = stripe.find(hash, key) {
+            core.hand_over(&mut stripe, i);
+        }
+        drop(stripe);
+        partition.size.store(core.size::<K>(), Relaxed);
+    }
+
+    fn move_in(
+        &self,
+        key: K,
+        hash: u64,
+        ask: Ask,
+        block: Block,
+        pending: Option<&Pending>,
+    ) -> Option<SlotRef> {
+        let at = self.stripe_of(hash);
+        let partition = self.partition(at);
+        let place = at % self.stripes_each;
+        let incoming = self.form(block, ask.access, pending);
+        let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
+        self.grow(bytes as u64);
+        let mut core = partition.core.lock();
+        core.set_c_if(self.partition_target());
+        for stripe in &partition.stripes {
+            core.drain(&mut stripe.lock());
+        }
+        let mut found = None;
+        {
+            let mut stripe = self.stripe(at).lock();
+            if pending.is_some() {
+                stripe.end(&key);
+            }
+            if pending.is_none_or(|p| !p.cancelled.load(Relaxed)) {
+                let i = self.place(&mut core, &mut stripe, key, hash, ask.kind);
+                core.put(&mut stripe, place, i, incoming);
+                let slot = &stripe.slots[i as usize];
+                found =
+                    slot.resident().then_some(SlotRef { stripe: at, slot: i, stamp: slot.stamp });
+            }
+        }
+        self.settle_in(partition, &mut core);
+        found
+    }
+
+    /// An empty slot for `key`.
+    fn place(&self, core: &mut Core, stripe: &mut Stripe<K>, key: K, hash: u64, kind: Kind) -> u32 {
+        if let Some(i) = stripe.find(hash, &key) {
+            let slot = &stripe.slots[i as usize];
+            if !slot.resident() && slot.kind == kind {
+                return i;
+            }
+            // Written anew under its old key, or two pointers of a hostile pool disagree.
+            core.remove(stripe, &self.hasher, i);
+        }
+        stripe.add(hash, &self.hasher, key, kind)
+    }
+
+    /// Which forms of a block to keep.
+    fn form(&self, block: Block, access: Access, pending: Option<&Pending>) -> Incoming {
+        let keep_stored = self.config.read().compressed;
+        let saves = |stored: &Buf| {
+            let whole = block.whole.footprint();
+            stored.footprint() <= whole - (whole >> SAVES_SHIFT)
+        };
+        let stored = block.stored.filter(|s| keep_stored && saves(s)).unwrap_or_default();
+        let demanded = pending.is_none_or(|p| p.demanded.load(Relaxed));
+        let lsize = u32::try_from(block.whole.len()).unwrap_or(u32::MAX);
+        Incoming {
+            lsize,
+            tag: block.tag,
+            access: if demanded { Access::Demand } else { access },
+            // What the kernel keeps decompressed need not stand here so as well.
+            whole: if block.remember && !stored.is_empty() { Buf::default() } else { block.whole },
+            remember: block.remember && stored.is_empty(),
+            stored,
+        }
+    }
+
+    /// Makes room, and publishes what the core knows.
+    fn settle_in(&self, partition: &Partition<K>, core: &mut Core) {
+        core.make_room(&self.fleet(partition));
+        partition.size.store(core.size::<K>(), Relaxed);
+        partition.front_room.store(core.front_has_room::<K>(), Relaxed);
+        let warm = base::buf::stats().free_warm as u64;
+        if warm > 2 * self.warm_max() {
+            base::buf::trim(self.warm_max() as usize);
+        }
+    }
+
+    fn warm_max(&self) -> u64 {
+        (self.target() >> 4).clamp(1 << 20, FREE_WARM_MAX)
+    }
+
+    /// The target size, bytes.
+    pub fn target(&self) -> u64 {
+        self.c.load(Relaxed)
+    }
+
+    /// Bytes that the cache takes, dirty data above it included.
+    pub fn size(&self) -> u64 {
+        let parts: u64 = self.partitions.iter().map(|p| p.size.load(Relaxed)).sum();
+        parts + self.anon.load(Relaxed)
+    }
+
+    /// What each partition may take.
+    fn partition_target(&self) -> u64 {
+        let free = self.target().saturating_sub(self.anon.load(Relaxed));
+        // Dirty data may squeeze the cache, but not to nothing.
+        free.max(self.target() >> 3) / self.partitions.len() as u64
+    }
+
+    /// New content of `bytes` is on its way: the target may grow (chapter 10 §2.2).
+    fn grow(&self, bytes: u64) {
+        let (c, most) = (self.target(), self.config.read().arc_max);
+        if c >= most || self.no_grow.load(Relaxed) || self.size() + GROW_SLACK < c {
+            return;
+        }
+        let more = (c + bytes.max(GROW_MIN)).min(most);
+        let _raced = self.c.compare_exchange(c, more, Relaxed, Relaxed);
+    }
+
+    /// Whether the target may grow; a memory monitor says so.
+    pub fn set_no_grow(&self, no: bool) {
+        self.no_grow.store(no, Relaxed);
+    }
+
+    /// Sets the target size within `arc_min` and `arc_max`, and evicts down to it at
+    /// once. Returns the bytes that went.
+    pub fn set_target(&self, c: u64) -> u64 {
+        let (least, most) = {
+            let config = self.config.read();
+            (config.arc_min, config.arc_max)
+        };
+        self.c.store(c.clamp(least, most), Relaxed);
+        let before = self.size();
+        self.fit();
+        base::buf::trim(self.warm_max() as usize);
+        before.saturating_sub(self.size())
+    }
+
+    /// Makes every partition fit its target.
+    fn fit(&self) {
+        for partition in &self.partitions {
+            let mut core = partition.core.lock();
+            core.set_c_if(self.partition_target());
+            for stripe in &partition.stripes {
+                core.drain(&mut stripe.lock());
+            }
+            core.make_room(&self.fleet(partition));
+            partition.size.store(core.size::<K>(), Relaxed);
+        }
+    }
+
+    /// The tunables.
+    pub fn config(&self) -> Config {
+        *self.config.read()
+    }
+
+    /// Changes the tunables; sizes are in effect when this returns. A change of the
+    /// policy empties the cache: what one policy learned means nothing to another.
+    ///
+    /// # Errors
+    /// Those of [`Config::check`]; nothing has changed then.
+    pub fn configure(&self, config: Config) -> Result<()> {
+        config.check()?;
+        let old = std::mem::replace(&mut *self.config.write(), config);
+        if old.policy != config.policy {
+            self.clear();
+        }
+        let c = self.target();
+        self.set_target(c.clamp(config.arc_min, config.arc_max));
+        Ok(())
+    }
+
+    /// Dirty data above the cache took `bytes` more; the cache makes way.
+    pub fn reserve(&self, bytes: u64) {
+        self.anon.fetch_add(bytes, Relaxed);
+        if self.size() > self.target() {
+            self.fit();
+        }
+    }
+
+    /// Dirty data above the cache took `bytes` less.
+    pub fn release(&self, bytes: u64) {
+        self.anon.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Forgets everything that is resident or remembered.
+    pub fn clear(&self) {
+        let policy = self.config.read().policy;
+        for partition in &self.partitions {
+            let mut core = partition.core.lock();
+            for stripe in &partition.stripes {
+                stripe.lock().clear();
+            }
+            core.reset(policy, self.partition_target());
+            partition.size.store(core.size::<K>(), Relaxed);
+            partition.front_room.store(true, Relaxed);
+        }
+        base::buf::trim(0);
+    }
+
+    /// Counters and sizes. The memory figures are the monitor's to fill in.
+    pub fn arc_stats(&self) -> ArcStats {
+        let mut out = ArcStats { c: self.target(), ..ArcStats::default() };
+        {
+            let config = self.config.read();
+            (out.c_min, out.c_max) = (config.arc_min, config.arc_max);
+        }
+        let mut shares = [(0, 0); 2];
+        for partition in &self.partitions {
+            self.add_core(partition, &mut out, &mut shares);
+            for stripe in &partition.stripes {
+                add_counts(&stripe.lock().counts, &mut out);
+            }
+            let [data, metadata] = held(partition);
+            out.held_data += data;
+            out.held_metadata += metadata;
+        }
+        let fraction =
+            |(part, of): (u64, u64)| ((u128::from(part) << 32) / u128::from(of.max(1))) as u64;
+        (out.pd, out.pm) = (fraction(shares[0]), fraction(shares[1]));
+        out.meta = self.meta.load(Relaxed);
+        out.anon.data += self.anon.load(Relaxed);
+        out.size = self.size();
+        evictable(&mut out);
+        out.hash_elements_max =
+            self.entries_max.fetch_max(out.hash_elements, Relaxed).max(out.hash_elements);
+        out.no_grow = self.no_grow.load(Relaxed);
+        out.l2 = self.tier.stats();
+        out.chunk_waste = base::buf::stats().free_warm as u64;
+        out
+    }
+
+    fn add_core(&self, partition: &Partition<K>, out: &mut ArcStats, shares: &mut [(u64, u64); 2]) {
+        let core = partition.core.lock();
+        let add = |to: &mut StateBytes, state: State| {
+            let bytes = core.state_bytes(state);
+            to.data += bytes.data;
+            to.metadata += bytes.metadata;
+        };
+        add(&mut out.mru, State::Mru);
+        add(&mut out.mfu, State::Mfu);
+        add(&mut out.mru_ghost, State::MruGhost);
+        add(&mut out.mfu_ghost, State::MfuGhost);
+        out.uncached.data += core.unread();
+        out.hash_elements += core.entries();
+        out.hdr_size += core.header::<K>();
+        out.overhead_size += core.fronts();
+        let [data, metadata] = core.held_bytes();
+        out.data_size += data;
+        out.metadata_size += metadata;
+        out.compressed_size += data + metadata - core.fronts();
+        out.uncompressed_size += core.logical();
+        for (share, kind) in shares.iter_mut().zip([Kind::Data, Kind::Metadata]) {
+            let (part, of) = core.targets(kind);
+            *share = (share.0 + part, share.1 + of);
+        }
+        out.mru_hits += core.counts.hits[0];
+        out.mfu_hits += core.counts.hits[1];
+        out.mru_ghost_hits += core.counts.ghosts[0];
+        out.mfu_ghost_hits += core.counts.ghosts[1];
+        out.evict_skip += core.counts.evict_skip;
+        out.evict_not_enough += core.counts.evict_not_enough;
+        out.evicted += core.counts.evicted;
+    }
+}
+
+/// Takes what is held off what could be evicted.
+fn evictable(out: &mut ArcStats) {
+    let mut held = [out.held_data, out.held_metadata];
+    for state in [&mut out.mru, &mut out.mfu, &mut out.uncached] {
+        state.evictable_data = state.data.saturating_sub(held[0]);
+        state.evictable_metadata = state.metadata.saturating_sub(held[1]);
+        held[0] -= state.data - state.evictable_data;
+        held[1] -= state.metadata - state.evictable_metadata;
+    }
+}
+
+fn add_counts(c: &Counts, out: &mut ArcStats) {
+    let add = |to: &mut Accesses, from: &Accesses| {
+        to.hits += from.hits;
+        to.iohits += from.iohits;
+        to.misses += from.misses;
+    };
+    add(&mut out.demand_data, &c.access[Kind::Data as usize][0]);
+    add(&mut out.prefetch_data, &c.access[Kind::Data as usize][1]);
+    add(&mut out.demand_metadata, &c.access[Kind::Metadata as usize][0]);
+    add(&mut out.prefetch_metadata, &c.access[Kind::Metadata as usize][1]);
+    out.forms.borrowed += c.forms.borrowed;
+    out.forms.copied += c.forms.copied;
+    out.forms.decompressed += c.forms.decompressed;
+    for (to, from) in [(&mut out.predictive, c.predictive), (&mut out.prescient, c.prescient)] {
+        to.issued += from.issued;
+        to.demand_hits += from.demand_hits;
+        to.demand_iohits += from.demand_iohits;
+    }
+    out.deleted += c.deleted;
+    out.access_skip += c.log_skipped;
+    out.mutex_miss += c.log_busy;
+}
+
+/// What readers hold of a partition, bytes: data and metadata. Of a large one every
+/// so-manieth block is looked at and stands for the others.
+fn held<K: Copy + Eq + Hash>(partition: &Partition<K>) -> [u64; 2] {
+    let mut out = [0; 2];
+    for stripe in &partition.stripes {
+        let stripe = stripe.lock();
+        let step = (stripe.slots.len() / HELD_SAMPLE).max(1);
+        for slot in stripe.slots.iter().step_by(step).filter(|s| s.held()) {
+            out[slot.kind as usize] += ((slot.charged() + slot.front()) * step) as u64;
+        }
+    }
+    out
+}
+
+impl<K: Copy + Eq + Hash> Fill<'_, K> {
+    /// Makes the block resident, or remembered, and wakes the waiters. Returns where
+    /// it is.
+    pub fn complete(mut self, block: Block) -> Option<SlotRef> {
+        let pending = self.pending.take()?;
+        average(&self.cache.fill_ns, self.began.elapsed());
+        let at = self.cache.move_in(self.key, self.hash, self.ask, block, Some(&pending));
+        pending.finish();
+        at
+    }
+
+    /// The second tier's copy of the block, as stored and not yet verified.
+    pub fn second_tier(&self) -> Option<Buf> {
+        self.cache.tier.read(&self.key)
+    }
+}
+
+impl<K: Copy + Eq + Hash> Drop for Fill<'_, K> {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            let at = self.cache.stripe_of(self.hash);
+            self.cache.stripe(at).lock().end(&self.key);
+            pending.finish();
+        }
+    }
+}
+
+/// Moves a running average by an eighth towards what was just seen.
+fn average(to: &AtomicU64, seen: Duration) {
+    let seen = u64::try_from(seen.as_nanos()).unwrap_or(u64::MAX).min(1 << 40);
+    let was = to.load(Relaxed);
+    to.store(was - was / 8 + seen / 8, Relaxed);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,327 @@
+//! One stripe of the directory: keys, buffers, and the log of hits.
+
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+use base::Buf;
+use base::rt::atomic::{AtomicBool, Ordering::Relaxed};
+use base::rt::{Condvar, Mutex};
+use hashbrown::HashTable;
+
+use super::core::Incoming;
+use super::{Ask, Found, Hasher, SlotRef};
+use crate::policy::{Id, Kind};
+use crate::stats::{Accesses, HitForms, PrefetchCounts};
+use crate::{Access, Copies};
+
+/// Hits that may wait before the policy hears of them.
+pub(super) const LOG_MAX: usize = 32;
+/// Uses of a block within so many of its stripe count as one: a reader that goes
+/// through a block in small steps has used it once.
+const CORRELATED: u32 = 8;
+/// A block whose decompressed form was missed twice within 1/16 of the stripe's
+/// blocks is worth having it.
+const FRONT_WINDOW_SHIFT: u32 = 4;
+const FRONT_WINDOW_MIN: u32 = 4;
+
+/// A stripe gives out this many stamps (as a shift) before they would be another's.
+const STAMP_SHIFT: u32 = 48;
+
+/// A reader's duty, shared with those who wait for it.
+#[derive(Default)]
+pub(super) struct Pending {
+    done: Mutex<bool>,
+    wake: Condvar,
+    /// Somebody waits who did not guess.
+    pub(super) demanded: AtomicBool,
+    /// The block was freed meanwhile: do not keep it.
+    pub(super) cancelled: AtomicBool,
+}
+
+impl Pending {
+    pub(super) fn finish(&self) {
+        *self.done.lock() = true;
+        self.wake.notify_all();
+    }
+
+    pub(super) fn wait(&self) {
+        let mut done = self.done.lock();
+        while !*done {
+            self.wake.wait(&mut done);
+        }
+    }
+}
+
+/// A directory entry.
+pub(super) struct Slot<K> {
+    pub(super) key: K,
+    /// Given once in the life of the cache: tells what a slot holds from what it held.
+    pub(super) stamp: u64,
+    /// As on the device, when that is smaller; else empty.
+    pub(super) stored: Buf,
+    /// Decompressed; empty if it is not at hand.
+    pub(super) whole: Buf,
+    pub(super) lsize: u32,
+    pub(super) id: Id,
+    /// The stripe's count of uses when this one was counted last, and when its
+    /// decompressed form was missed last.
+    seq: u32,
+    front_seq: u32,
+    pub(super) kind: Kind,
+    pub(super) tag: u8,
+    /// Prefetched and not used yet: by whom.
+    pub(super) fresh: Option<Access>,
+}
+
+impl<K> Slot<K> {
+    pub(super) fn resident(&self) -> bool {
+        !self.stored.is_empty() || !self.whole.is_empty()
+    }
+
+    /// A reader has one of its buffers.
+    pub(super) fn held(&self) -> bool {
+        self.stored.is_shared() || self.whole.is_shared()
+    }
+
+    /// Memory of the form that the policy charges.
+    pub(super) fn charged(&self) -> usize {
+        if self.stored.is_empty() { self.whole.footprint() } else { self.stored.footprint() }
+    }
+
+    /// Memory of a decompressed form beside the stored one.
+    pub(super) fn front(&self) -> usize {
+        if self.stored.is_empty() { 0 } else { self.whole.footprint() }
+    }
+}
+
+/// What a hit tells the policy.
+#[derive(Clone, Copy)]
+pub(super) struct Touch {
+    pub(super) id: Id,
+    pub(super) kind: Kind,
+    /// First use after a prefetch.
+    pub(super) first: bool,
+    /// The decompressed form was there / was missed.
+    pub(super) front: Option<bool>,
+}
+
+/// Counters of one stripe.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counts {
+    /// By kind, then demand or prefetch.
+    pub(super) access: [[Accesses; 2]; 2],
+    pub(super) forms: HitForms,
+    pub(super) predictive: PrefetchCounts,
+    pub(super) prescient: PrefetchCounts,
+    pub(super) deleted: u64,
+    pub(super) log_skipped: u64,
+    pub(super) log_busy: u64,
+}
+
+impl Counts {
+    pub(super) fn class(&mut self, kind: Kind, access: Access) -> &mut Accesses {
+        &mut self.access[kind as usize][usize::from(access != Access::Demand)]
+    }
+
+    fn prefetch(&mut self, access: Access) -> Option<&mut PrefetchCounts> {
+        match access {
+            Access::Demand => None,
+            Access::Prefetch => Some(&mut self.predictive),
+            Access::Prescient => Some(&mut self.prescient),
+        }
+    }
+}
+
+pub(super) struct Stripe<K> {
+    table: HashTable<u32>,
+    pub(super) slots: Vec<Slot<K>>,
+    free: Vec<u32>,
+    filling: Vec<(K, Access, Arc<Pending>)>,
+    pub(super) log: Vec<Touch>,
+    pub(super) counts: Counts,
+    seq: u32,
+    stamps: u64,
+}
+
+impl<K: Copy + Eq + Hash> Stripe<K> {
+    /// Stripe number `n` of the cache: its stamps are no other stripe's.
+    pub(super) fn new(n: u32) -> Self {
+        Stripe {
+            table: HashTable::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            filling: Vec::new(),
+            log: Vec::with_capacity(LOG_MAX),
+            counts: Counts::default(),
+            seq: 0,
+            stamps: u64::from(n) << STAMP_SHIFT,
+        }
+    }
+
+    pub(super) fn find(&self, hash: u64, key: &K) -> Option<u32> {
+        self.table.find(hash, |&i| self.slots[i as usize].key == *key).copied()
+    }
+
+    /// The slot that a reference names, if it still holds the same block.
+    pub(super) fn at(&self, slot: SlotRef) -> Option<u32> {
+        let held = self.slots.get(slot.slot as usize)?;
+        (held.stamp == slot.stamp && held.resident()).then_some(slot.slot)
+    }
+
+    /// A new entry without buffers; `key` must not be known.
+    pub(super) fn add(&mut self, hash: u64, hasher: &Hasher, key: K, kind: Kind) -> u32 {
+        self.stamps += 1;
+        let slot = Slot {
+            key,
+            stamp: self.stamps,
+            stored: Buf::default(),
+            whole: Buf::default(),
+            lsize: 0,
+            id: Id::MAX,
+            seq: self.seq,
+            front_seq: self.seq.wrapping_sub(u32::MAX / 2),
+            kind,
+            tag: 0,
+            fresh: None,
+        };
+        let i = match self.free.pop() {
+            Some(i) => {
+                self.slots[i as usize] = slot;
+                i
+            }
+            None => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let slots = &self.slots;
+        self.table.insert_unique(hash, i, |&j| hasher.hash_one(slots[j as usize].key));
+        i
+    }
+
+    /// A block moves in: the slot's earlier references are void from now on.
+    pub(super) fn fill(&mut self, i: u32, block: Incoming, fresh: Option<Access>) {
+        self.stamps += 1;
+        let slot = &mut self.slots[i as usize];
+        (slot.stored, slot.whole, slot.fresh) = (block.stored, block.whole, fresh);
+        (slot.lsize, slot.tag) = (block.lsize, block.tag);
+        (slot.stamp, slot.seq) = (self.stamps, self.seq);
+    }
+
+    /// The buffers go, the entry stays.
+    pub(super) fn empty(&mut self, i: u32) {
+        self.stamps += 1;
+        let slot = &mut self.slots[i as usize];
+        (slot.stored, slot.whole, slot.fresh) = (Buf::default(), Buf::default(), None);
+        slot.stamp = self.stamps;
+    }
+
+    /// The entry goes.
+    pub(super) fn delete(&mut self, hasher: &Hasher, i: u32) {
+        self.empty(i);
+        let hash = hasher.hash_one(self.slots[i as usize].key);
+        if let Ok(entry) = self.table.find_entry(hash, |&j| j == i) {
+            entry.remove();
+            self.free.push(i);
+            self.counts.deleted += 1;
+        }
+    }
+
+    /// Everything goes but the reads under way, which will not be kept.
+    pub(super) fn clear(&mut self) {
+        self.table.clear();
+        self.slots.clear();
+        self.free.clear();
+        self.log.clear();
+        for (_, _, pending) in &self.filling {
+            pending.cancelled.store(true, Relaxed);
+        }
+    }
+
+    /// A lookup found slot `i` resident.
+    pub(super) fn hit(&mut self, stripe: u32, i: u32, ask: Ask) -> Found {
+        self.seq = self.seq.wrapping_add(1);
+        let window = (self.table.len() as u32 >> FRONT_WINDOW_SHIFT).max(FRONT_WINDOW_MIN);
+        let (counts, seq) = (&mut self.counts, self.seq);
+        let slot = &mut self.slots[i as usize];
+        counts.class(slot.kind, ask.access).hits += 1;
+        let at = SlotRef { stripe, slot: i, stamp: slot.stamp };
+        let mut touch = Touch { id: slot.id, kind: slot.kind, first: false, front: None };
+        let found = if slot.whole.is_empty() {
+            let again = seq.wrapping_sub(slot.front_seq) < window;
+            slot.front_seq = seq;
+            touch.front = Some(false);
+            counts.forms.decompressed += 1;
+            let (lsize, tag) = (slot.lsize, slot.tag);
+            Found::Stored { at, stored: slot.stored.clone(), lsize, tag, again }
+        } else {
+            touch.front = (!slot.stored.is_empty()).then_some(true);
+            match ask.copies {
+                Copies::No => counts.forms.borrowed += 1,
+                Copies::Yes => counts.forms.copied += 1,
+            }
+            Found::Whole { at, whole: slot.whole.clone() }
+        };
+        if ask.access != Access::Demand {
+            return found;
+        }
+        let mut tell = touch.front == Some(false);
+        if let Some(by) = slot.fresh.take() {
+            if let Some(c) = counts.prefetch(by) {
+                c.demand_hits += 1;
+            }
+            (touch.first, tell, slot.seq) = (true, true, seq);
+        } else if seq.wrapping_sub(slot.seq) >= CORRELATED {
+            (tell, slot.seq) = (true, seq);
+        }
+        if tell {
+            self.remember(touch);
+        }
+        found
+    }
+
+    fn remember(&mut self, touch: Touch) {
+        if self.log.len() < LOG_MAX * 2 || touch.first {
+            self.log.push(touch);
+        } else {
+            self.counts.log_skipped += 1;
+        }
+    }
+
+    /// Joins the read of `key` that is under way.
+    pub(super) fn join(&mut self, key: &K, kind: Kind, access: Access) -> Option<Arc<Pending>> {
+        let (_, by, pending) = self.filling.iter().find(|f| f.0 == *key)?;
+        let (by, pending) = (*by, Arc::clone(pending));
+        self.counts.class(kind, access).iohits += 1;
+        if access == Access::Demand && !pending.demanded.swap(true, Relaxed) {
+            if let Some(c) = self.counts.prefetch(by) {
+                c.demand_iohits += 1;
+            }
+        }
+        Some(pending)
+    }
+
+    /// Begins the read of a key.
+    pub(super) fn begin(&mut self, key: K, kind: Kind, access: Access) -> Arc<Pending> {
+        self.counts.class(kind, access).misses += 1;
+        if let Some(c) = self.counts.prefetch(access) {
+            c.issued += 1;
+        }
+        let pending = Arc::new(Pending::default());
+        pending.demanded.store(access == Access::Demand, Relaxed);
+        self.filling.push((key, access, Arc::clone(&pending)));
+        pending
+    }
+
+    /// The read of a key has ended.
+    pub(super) fn end(&mut self, key: &K) {
+        self.filling.retain(|f| f.0 != *key);
+    }
+
+    /// The block that is being read was freed.
+    pub(super) fn cancel(&mut self, key: &K) {
+        if let Some(f) = self.filling.iter().find(|f| f.0 == *key) {
+            f.2.cancelled.store(true, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! One policy over one trace.
+
+use arc::policy::{Default as Ours, Id, Policy, Reference, State};
+
+use crate::rivals::{Lirs, Lru, Min, Rival, S3Fifo, Sieve, TwoQ, WTinyLfu};
+use crate::trace::Trace;
+
+/// What a page counts as, bytes.
+pub const PAGE_BYTES: u32 = 8192;
+/// What the cache's directory holds for a block it remembers, bytes: the key and
+/// its entry in the table.
+pub const KEY_BYTES: u64 = 48;
+
+/// A policy that can be replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// The engine's published ARC.
+    Arc,
+    /// The engine's default.
+    Default,
+    /// Least recently used.
+    Lru,
+    /// LIRS.
+    Lirs,
+    /// 2Q.
+    TwoQ,
+    /// S3-FIFO.
+    S3Fifo,
+    /// SIEVE.
+    Sieve,
+    /// W-TinyLFU.
+    WTinyLfu,
+    /// Belady's optimum.
+    Min,
+}
+
+impl PolicyKind {
+    /// All of them, in the order of the tables.
+    pub const ALL: [PolicyKind; 9] = [
+        PolicyKind::Default,
+        PolicyKind::Arc,
+        PolicyKind::Lru,
+        PolicyKind::Lirs,
+        PolicyKind::TwoQ,
+        PolicyKind::S3Fifo,
+        PolicyKind::Sieve,
+        PolicyKind::WTinyLfu,
+        PolicyKind::Min,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PolicyKind::Arc => "arc",
+            PolicyKind::Default => "default",
+            PolicyKind::Lru => "lru",
+            PolicyKind::Lirs => "lirs",
+            PolicyKind::TwoQ => "2q",
+            PolicyKind::S3Fifo => "s3fifo",
+            PolicyKind::Sieve => "sieve",
+            PolicyKind::WTinyLfu => "wtinylfu",
+            PolicyKind::Min => "min",
+        }
+    }
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<PolicyKind> {
+        Self::ALL.into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// What a replay gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Requests.
+    pub requests: u64,
+    /// Those that the cache answered.
+    pub hits: u64,
+    /// Most memory that was charged for the policy's own use, bytes.
+    pub charged: u64,
+}
+
+impl Outcome {
+    /// Hits over requests; 0 for an empty trace.
+    pub fn hit_ratio(&self) -> f64 {
+        if self.requests == 0 { 0.0 } else { self.hits as f64 / self.requests as f64 }
+    }
+}
+
+/// Replays a trace with a cache of `size` pages.
+pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> Outcome {
+    let (size, keys) = (size.max(1), trace.keys);
+    let bytes = size as u64 * u64::from(PAGE_BYTES);
+    match policy {
+        PolicyKind::Arc => Engine::new(Reference::new(bytes), trace, false).run(trace),
+        PolicyKind::Default => Engine::new(Ours::new(bytes), trace, true).run(trace),
+        PolicyKind::Lru => rival(Lru::new(size, keys), trace),
+        PolicyKind::Lirs => rival(Lirs::new(size, keys), trace),
+        PolicyKind::TwoQ => rival(TwoQ::new(size, keys), trace),
+        PolicyKind::S3Fifo => rival(S3Fifo::new(size, keys), trace),
+        PolicyKind::Sieve => rival(Sieve::new(size, keys), trace),
+        PolicyKind::WTinyLfu => rival(WTinyLfu::new(size, keys), trace),
+        PolicyKind::Min => {
+            let hits = Min::hits(&trace.requests, keys, size);
+            Outcome { requests: trace.requests.len() as u64, hits, charged: 0 }
+        }
+    }
+}
+
+fn rival(mut cache: impl Rival, trace: &Trace) -> Outcome {
+    let hits = trace.requests.iter().filter(|&&key| cache.access(key)).count() as u64;
+    Outcome { requests: trace.requests.len() as u64, hits, charged: 0 }
+}
+
+const NONE: Id = Id::MAX;
+
+/// A directory of pages over one of the engine's policies.
+struct Engine<P> {
+    policy: P,
+    /// The number that each key has, or `NONE`.
+    ids: Vec<Id>,
+    keys: Vec<u32>,
+    free: Vec<Id>,
+    /// All of the cache, bytes.
+    bytes: u64,
+    charge: bool,
+    charged: u64,
+    most_charged: u64,
+}
+
+impl<P: Policy> Engine<P> {
+    fn new(policy: P, trace: &Trace, charge: bool) -> Self {
+        let bytes = policy.target();
+        Engine {
+            policy,
+            ids: vec![NONE; trace.keys],
+            keys: Vec::new(),
+            free: Vec::new(),
+            bytes,
+            charge,
+            charged: 0,
+            most_charged: 0,
+        }
+    }
+
+    fn run(mut self, trace: &Trace) -> Outcome {
+        let hits = trace.requests.iter().filter(|&&key| self.access(key)).count() as u64;
+        let requests = trace.requests.len() as u64;
+        Outcome { requests, hits, charged: self.most_charged }
+    }
+
+    fn access(&mut self, key: u32) -> bool {
+        let mut id = self.ids[key as usize];
+        if id != NONE && matches!(self.policy.state(id), State::Mru | State::Mfu) {
+            self.policy.hit(id);
+            // A hit may make the policy forget.
+            self.forget();
+            return true;
+        }
+        if id == NONE {
+            id = self.free.pop().unwrap_or_else(|| {
+                self.keys.push(key);
+                self.keys.len() as Id - 1
+            });
+            self.keys[id as usize] = key;
+            self.ids[key as usize] = id;
+        }
+        self.policy.admit(id, PAGE_BYTES);
+        self.settle();
+        if self.charge {
+            self.pay();
+        }
+        false
+    }
+
+    fn settle(&mut self) {
+        while let Some(id) = self.policy.evict(&mut |_| false) {
+            if self.policy.state(id) == State::Unknown {
+                self.release(id);
+            }
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        while let Some(id) = self.policy.forget() {
+            self.release(id);
+        }
+    }
+
+    fn release(&mut self, id: Id) {
+        self.ids[self.keys[id as usize] as usize] = NONE;
+        self.free.push(id);
+    }
+
+    /// Takes the policy's memory from the cache, in whole pages.
+    fn pay(&mut self) {
+        let ghosts = self.policy.bytes(State::MruGhost) + self.policy.bytes(State::MfuGhost);
+        let remembered = ghosts / u64::from(PAGE_BYTES);
+        let due = self.policy.overhead() + remembered * KEY_BYTES;
+        let due = due.next_multiple_of(u64::from(PAGE_BYTES));
+        if due != self.charged {
+            self.charged = due;
+            self.most_charged = self.most_charged.max(due);
+            let least = u64::from(PAGE_BYTES);
+            self.policy.set_target(self.bytes.saturating_sub(due).max(least));
+            self.settle();
+        }
+    }
+}

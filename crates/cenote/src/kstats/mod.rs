@@ -1,0 +1,169 @@
+//! What an engine shows as kstats: the files of `/proc/spl/kstat/zfs` (chapter 09
+//! §6), made from the cache's and the pools' counters when they are read.
+//!
+//! # Departures
+//! `qat` is absent (no such hardware is used), as are files that OpenZFS itself
+//! dropped. `cenote_arc` is added: how hits were served, and bytes held. Writing
+//! to a file clears nothing.
+
+mod arcstats;
+mod bench;
+mod report;
+mod tables;
+
+use std::sync::Arc;
+
+use base::rt;
+use kstat::{Body, IoCounters, Kstat, Value};
+use spa::status::VdevState;
+
+use crate::engine::Engine;
+use crate::pool::Core;
+
+pub use report::{ArcReport, L2Report, Share};
+pub use zio::prefetch::ZfetchStats;
+
+/// The hit ratio expected if the cache were `multiple` times its size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WhatIfPoint {
+    /// Of the present target size.
+    pub multiple: f64,
+    /// Ratio for data, between 0 and 1; `None` without accesses.
+    pub data: Option<f64>,
+    /// Ratio for metadata, between 0 and 1; `None` without accesses.
+    pub metadata: Option<f64>,
+}
+
+fn zfetchstats(z: ZfetchStats) -> Kstat {
+    Kstat::numbers([
+        ("hits", z.hits),
+        ("future", z.future),
+        ("stride", z.stride),
+        ("past", z.past),
+        ("misses", z.misses),
+        ("max_streams", z.max_streams),
+        ("io_issued", z.io_issued),
+        ("io_active", z.io_active),
+    ])
+}
+
+/// Registers what does not depend on pools.
+pub(crate) fn register_engine(engine: &Arc<Engine>) -> base::Result<()> {
+    let registry = engine.kstats();
+    registry.register("arcstats", engine, |e| arcstats::arcstats(&e.arc_stats()))?;
+    registry.register("cenote_arc", engine, |e| arcstats::own(&e.arc_stats()))?;
+    registry.register("zfetchstats", engine, |e| zfetchstats(e.zfetch_stats()))?;
+    registry.register_static("abdstats", tables::abdstats)?;
+    registry.register_static("dbufstats", tables::dbufstats)?;
+    registry.register_static("dbufs", || Kstat::new("misc", Body::Text(tables::DBUFS.into())))?;
+    for (file, list) in tables::FILES {
+        registry.register_static(file, move || tables::zeros(list))?;
+    }
+    registry.register_static("fletcher_4_bench", bench::fletcher4)?;
+    registry.register_static("chksum_bench", bench::chksum)?;
+    registry.register_static("vdev_raidz_bench", bench::raidz)?;
+    let started = rt::wall_clock().as_secs();
+    registry.register_static("dbgmsg", move || {
+        let version = env!("CARGO_PKG_VERSION");
+        let text =
+            format!("timestamp    message\n{started:<12} cenote {version}: engine started\n");
+        Kstat::new("misc", Body::Text(text))
+    })
+}
+
+/// The word in `<pool>/state` (chapter 09 §4.3).
+fn state_word(state: VdevState) -> &'static str {
+    match state {
+        VdevState::Online => "ONLINE",
+        VdevState::Degraded => "DEGRADED",
+        VdevState::Faulted => "FAULTED",
+        VdevState::Offline => "OFFLINE",
+        VdevState::Removed => "REMOVED",
+        VdevState::Unavail => "UNAVAIL",
+    }
+}
+
+/// Checksums that a deduplication table may be of, and its objects' names in the MOS.
+const DDT_CHECKSUMS: [&str; 5] = ["sha256", "sha512", "skein", "edonr", "blake3"];
+
+const DDT: &str = "lookup lookup_new lookup_existing lookup_live_hit lookup_live_wait \
+                   lookup_live_miss lookup_log_hit lookup_log_active_hit lookup_log_flushing_hit \
+                   lookup_log_miss lookup_stored_hit lookup_stored_miss log_active_entries \
+                   log_flushing_entries";
+
+fn ddt_stats() -> Kstat {
+    let mut kstat = tables::zeros(DDT);
+    if let Body::Named(rows) = &mut kstat.body {
+        for name in ["log_ingest_rate", "log_flush_rate", "log_flush_time_rate"] {
+            rows.push((name.into(), Value::U32(0)));
+        }
+    }
+    kstat
+}
+
+fn has_ddt(core: &Core, checksum: &str) -> bool {
+    let suffixes = ["", "-zap-unique", "-zap-duplicate", "-zap-ditto"];
+    let is = |s: &&str| matches!(core.spa.mos().lookup(&format!("DDT-{checksum}{s}")), Ok(Some(_)));
+    suffixes.iter().any(|s| is(&s))
+}
+
+/// Registers an imported pool's files. A name that cannot be a directory's, or a
+/// full registry, leaves the pool without kstats.
+pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
+    let Some(registry) = &core.kstats else { return Ok(()) };
+    let name = core.spa.name();
+    let text = |text: String| Kstat::new("misc", Body::Text(text));
+    registry.register(&format!("{name}/state"), core, move |core| {
+        text(format!("{}\n", state_word(core.spa.vdev_status().state())))
+    })?;
+    let guid = core.spa.guid().0;
+    registry.register(&format!("{name}/guid"), core, move |_| text(format!("{guid}\n")))?;
+    for (file, list) in tables::POOL_FILES {
+        registry.register(&format!("{name}/{file}"), core, move |_| tables::zeros(list))?;
+    }
+    for (file, heading) in tables::POOL_LISTS {
+        let heading = format!("{heading}\n");
+        registry.register(&format!("{name}/{file}"), core, move |_| text(heading.clone()))?;
+    }
+    let none = |_: &Core| Kstat::numbers([]);
+    registry.register(&format!("{name}/dmu_tx_assign"), core, none)?;
+    for checksum in DDT_CHECKSUMS.iter().filter(|c| has_ddt(core, c)) {
+        registry.register(&format!("{name}/ddt_stats_{checksum}"), core, |_| ddt_stats())?;
+    }
+    Ok(())
+}
+
+fn objset(name: &str, io: &IoCounters) -> Kstat {
+    let mut rows = vec![("dataset_name".into(), Value::Str(name.to_owned()))];
+    for (name, n) in [
+        ("writes", io.writes.get()),
+        ("nwritten", io.nwritten.get()),
+        ("reads", io.reads.get()),
+        ("nread", io.nread.get()),
+        ("nunlinks", 0),
+        ("nunlinked", 0),
+    ] {
+        rows.push((name.into(), Value::U64(n)));
+    }
+    rows.extend(tables::ZIL.split_ascii_whitespace().map(|n| (n.into(), Value::U64(0))));
+    Kstat::new("dataset", Body::Named(rows))
+}
+
+/// The counters of a dataset that is being opened: those that others who have it
+/// open count with, or new ones, which then show as `<pool>/objset-0x…` for as
+/// long as somebody has it open.
+pub(crate) fn dataset_counters(core: &Core, object: u64, name: &str) -> Option<Arc<IoCounters>> {
+    let registry = core.kstats.as_ref()?;
+    let mut all = core.counters.lock();
+    all.retain(|_, c| c.strong_count() > 0);
+    if let Some(counters) = all.get(&object).and_then(std::sync::Weak::upgrade) {
+        return Some(counters);
+    }
+    let counters = Arc::new(IoCounters::default());
+    let path = format!("{}/objset-0x{object:x}", core.spa.name());
+    let shown = name.to_owned();
+    // A full registry costs the kstat, not the dataset.
+    registry.register(&path, &counters, move |io| objset(&shown, io)).ok()?;
+    all.insert(object, Arc::downgrade(&counters));
+    Some(counters)
+}

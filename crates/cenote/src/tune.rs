@@ -1,0 +1,475 @@
+//! Tunables by the names that administrators know (chapter 09 §9).
+//!
+//! # Theory
+//! One table ([`TUNABLES`]) has every tunable that something stands behind: its
+//! name on Linux, what it does, its range and default, how to read it and how to
+//! set it. FreeBSD's names follow from Linux's by rule, in their present form
+//! (`vfs.zfs.arc.max`) and the one before (`vfs.zfs.arc_max`). A value is a
+//! number; some numbers have words (`on`, `arc`). Changes take effect at once and
+//! last as long as the engine.
+//!
+//! # Invariants
+//! * A value outside its range, or one that makes no sense beside the others, is
+//!   refused and changes nothing.
+//! * 0 for `zfs_arc_max` and `zfs_arc_min` stands for what the machine suggests, as
+//!   in OpenZFS; reading them back gives 0 then, [`Tunable::in_effect`] the bytes.
+//!
+//! Lock order: `Engine::automatic` → the engine's configuration.
+
+use arc::config::ARC_MIN_FLOOR;
+use arc::{Config, PolicyKind};
+use base::{Error, Result};
+use dsl::props::{nicenum, parse_size};
+
+use crate::engine::{Engine, default_cache, memory};
+
+/// The bounds of the cache that follow the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Automatic {
+    pub(crate) max: bool,
+    pub(crate) min: bool,
+}
+
+/// What a tunable's number means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes; suffixes are understood.
+    Bytes,
+    /// Seconds.
+    Seconds,
+    /// Percent.
+    Percent,
+    /// An exponent of 2.
+    Shift,
+    /// A choice: the words for 0, 1, ...
+    Choice(&'static [&'static str]),
+}
+
+/// One tunable.
+pub struct Tunable {
+    /// Linux's name.
+    pub name: &'static str,
+    /// What it does.
+    pub what: &'static str,
+    /// What its number means.
+    pub unit: Unit,
+    /// Whether 0 stands for a value of the machine's.
+    pub automatic: bool,
+    default: u64,
+    range: fn() -> (u64, u64),
+    get: fn(&Engine) -> u64,
+    set: fn(&Engine, u64) -> Result<()>,
+    in_effect: fn(&Engine) -> u64,
+}
+
+impl std::fmt::Debug for Tunable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tunable").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The least size that follows from a largest one (chapter 10 §2.1): a 32nd of
+/// memory and at least 32 MiB, but never more than half of the largest.
+pub(crate) fn automatic_min(arc_max: u64) -> u64 {
+    let min = memory().map_or(0, |m| m / 32).max(32 << 20);
+    min.min(arc_max / 2).max(ARC_MIN_FLOOR).min(arc_max)
+}
+
+fn memory_bound() -> u64 {
+    memory().unwrap_or(1 << 46)
+}
+
+fn set_arc_max(engine: &Engine, value: u64) -> Result<()> {
+    let mut automatic = engine.automatic.lock();
+    let mut config = engine.arc_config();
+    config.arc_max = if value == 0 { default_cache() } else { value };
+    if automatic.min {
+        config.arc_min = automatic_min(config.arc_max);
+    } else if config.arc_max < config.arc_min {
+        return Err(Error::invalid(format!(
+            "zfs_arc_max must not be less than zfs_arc_min, which is {}",
+            nicenum(config.arc_min)
+        )));
+    }
+    engine.configure(config)?;
+    automatic.max = value == 0;
+    Ok(())
+}
+
+fn set_arc_min(engine: &Engine, value: u64) -> Result<()> {
+    let mut automatic = engine.automatic.lock();
+    let mut config = engine.arc_config();
+    config.arc_min = if value == 0 { automatic_min(config.arc_max) } else { value };
+    if config.arc_min > config.arc_max {
+        return Err(Error::invalid(format!(
+            "zfs_arc_min must not be more than zfs_arc_max, which is {}",
+            nicenum(config.arc_max)
+        )));
+    }
+    engine.configure(config)?;
+    automatic.min = value == 0;
+    Ok(())
+}
+
+fn change(engine: &Engine, f: impl FnOnce(&mut Config)) -> Result<()> {
+    // Of two changes at once none may be lost.
+    let _one = engine.automatic.lock();
+    let mut config = engine.arc_config();
+    f(&mut config);
+    engine.configure(config)
+}
+
+/// A number that the table's range keeps within 32 bits.
+fn small(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+const OFF_ON: &[&str] = &["off", "on"];
+const POLICIES: &[&str] = &["default", "arc"];
+
+/// Every tunable, by name.
+pub static TUNABLES: [Tunable; 9] = [
+    Tunable {
+        name: "zfs_arc_grow_retry",
+        what: "time without growth of the cache after it had to shrink",
+        unit: Unit::Seconds,
+        automatic: false,
+        default: 5,
+        range: || (1, 3600),
+        get: |e| e.arc_config().grow_retry.into(),
+        set: |e, n| change(e, |c| c.grow_retry = small(n)),
+        in_effect: |e| e.arc_config().grow_retry.into(),
+    },
+    Tunable {
+        name: "zfs_arc_max",
+        what: "largest target size of the cache",
+        unit: Unit::Bytes,
+        automatic: true,
+        default: 0,
+        range: || (ARC_MIN_FLOOR, memory_bound()),
+        get: |e| if e.automatic.lock().max { 0 } else { e.arc_config().arc_max },
+        set: set_arc_max,
+        in_effect: |e| e.arc_config().arc_max,
+    },
+    Tunable {
+        name: "zfs_arc_meta_balance",
+        what: "weight of metadata found missing against data found missing: more keeps more metadata",
+        unit: Unit::Percent,
+        automatic: false,
+        default: 500,
+        range: || (1, 10_000),
+        get: |e| e.arc_config().meta_balance.into(),
+        set: |e, n| change(e, |c| c.meta_balance = small(n)),
+        in_effect: |e| e.arc_config().meta_balance.into(),
+    },
+    Tunable {
+        name: "zfs_arc_min",
+        what: "least target size of the cache, below which memory pressure does not push it",
+        unit: Unit::Bytes,
+        automatic: true,
+        default: 0,
+        range: || (ARC_MIN_FLOOR, memory_bound()),
+        get: |e| if e.automatic.lock().min { 0 } else { e.arc_config().arc_min },
+        set: set_arc_min,
+        in_effect: |e| e.arc_config().arc_min,
+    },
+    Tunable {
+        name: "zfs_arc_no_grow_shift",
+        what: "the cache does not grow while less memory is free than its target / 2^n",
+        unit: Unit::Shift,
+        automatic: false,
+        default: 5,
+        range: || (1, 16),
+        get: |e| e.arc_config().no_grow_shift.into(),
+        set: |e, n| change(e, |c| c.no_grow_shift = small(n)),
+        in_effect: |e| e.arc_config().no_grow_shift.into(),
+    },
+    Tunable {
+        name: "zfs_arc_policy",
+        what: "what decides who is evicted: Cenote's own policy, or ARC as published",
+        unit: Unit::Choice(POLICIES),
+        automatic: false,
+        default: 0,
+        range: || (0, 1),
+        get: |e| u64::from(e.arc_config().policy == PolicyKind::Arc),
+        set: |e, n| {
+            let policy = if n == 1 { PolicyKind::Arc } else { PolicyKind::Default };
+            change(e, |c| c.policy = policy)
+        },
+        in_effect: |e| u64::from(e.arc_config().policy == PolicyKind::Arc),
+    },
+    Tunable {
+        name: "zfs_arc_shrink_shift",
+        what: "a shrink takes the cache's target / 2^n",
+        unit: Unit::Shift,
+        automatic: false,
+        default: 5,
+        range: || (1, 16),
+        get: |e| e.arc_config().shrink_shift.into(),
+        set: |e, n| change(e, |c| c.shrink_shift = small(n)),
+        in_effect: |e| e.arc_config().shrink_shift.into(),
+    },
+    Tunable {
+        name: "zfs_arc_sys_free",
+        what: "memory that the cache leaves free",
+        unit: Unit::Bytes,
+        automatic: true,
+        default: 0,
+        range: || (1 << 20, memory_bound() / 2),
+        get: |e| e.arc_config().sys_free,
+        set: |e, n| change(e, |c| c.sys_free = n),
+        in_effect: |e| match e.arc_config().sys_free {
+            0 => e.arc_stats().sys_free,
+            n => n,
+        },
+    },
+    Tunable {
+        name: "zfs_compressed_arc_enabled",
+        what: "blocks stay in the cache as they are stored, and are decompressed on use",
+        unit: Unit::Choice(OFF_ON),
+        automatic: false,
+        default: 1,
+        range: || (0, 1),
+        get: |e| e.arc_config().compressed.into(),
+        set: |e, n| change(e, |c| c.compressed = n != 0),
+        in_effect: |e| e.arc_config().compressed.into(),
+    },
+];
+
+/// Prefixes of Linux's names that FreeBSD made groups of.
+const GROUPS: [(&str, &str); 7] = [
+    ("zfs_arc_", "arc."),
+    ("zfs_vdev_", "vdev."),
+    ("l2arc_", "l2arc."),
+    ("zfs_txg_", "txg."),
+    ("zfetch_", "prefetch."),
+    ("zil_", "zil."),
+    ("metaslab_", "metaslab."),
+];
+
+/// FreeBSD's names of a tunable of Linux's: today's, and the one before where it
+/// was another.
+pub fn freebsd_names(linux: &str) -> Vec<String> {
+    let bare = linux.strip_prefix("zfs_").unwrap_or(linux);
+    let old = match linux.strip_prefix("zfetch_") {
+        Some(rest) => format!("vfs.zfs.zfetch.{rest}"),
+        None => format!("vfs.zfs.{bare}"),
+    };
+    let group = GROUPS.iter().find_map(|(prefix, group)| {
+        Some(format!("vfs.zfs.{group}{}", linux.strip_prefix(prefix)?))
+    });
+    match (group, linux) {
+        (Some(new), _) => vec![new, old],
+        (None, "zfs_prefetch_disable") => vec!["vfs.zfs.prefetch.disable".to_owned(), old],
+        (None, _) => vec![old],
+    }
+}
+
+/// A tunable by any of its names.
+///
+/// # Errors
+/// `NotFound`, with the name.
+pub fn find(name: &str) -> Result<&'static Tunable> {
+    let is = |t: &&Tunable| t.name == name || freebsd_names(t.name).iter().any(|n| n == name);
+    TUNABLES.iter().find(is).ok_or_else(|| {
+        let shown: String = name.chars().take(80).collect();
+        Error::not_found(format!("there is no tunable '{shown}': 'cenote tune list' has them"))
+    })
+}
+
+impl Tunable {
+    /// Its value; 0 where it follows the machine.
+    pub fn get(&self, engine: &Engine) -> u64 {
+        (self.get)(engine)
+    }
+
+    /// The value in effect.
+    pub fn in_effect(&self, engine: &Engine) -> u64 {
+        (self.in_effect)(engine)
+    }
+
+    /// The value when nobody set it.
+    pub fn default_value(&self) -> u64 {
+        self.default
+    }
+
+    /// Least and largest value, 0 for automatic apart.
+    pub fn range(&self) -> (u64, u64) {
+        (self.range)()
+    }
+
+    /// The range in words.
+    pub fn range_text(&self) -> String {
+        let (low, high) = self.range();
+        match self.unit {
+            Unit::Choice(words) => words.join(" or "),
+            _ if self.automatic => {
+                format!("0 (automatic), or {} to {}", self.show(low), self.show(high))
+            }
+            _ => format!("{} to {}", self.show(low), self.show(high)),
+        }
+    }
+
+    /// A number in words.
+    pub fn show(&self, value: u64) -> String {
+        let word = match self.unit {
+            Unit::Choice(words) => usize::try_from(value).ok().and_then(|i| words.get(i)),
+            _ => None,
+        };
+        match (word, self.unit) {
+            (Some(word), _) => (*word).to_owned(),
+            (None, Unit::Bytes) => nicenum(value),
+            (None, Unit::Seconds) => format!("{value} s"),
+            (None, Unit::Percent) => format!("{value} %"),
+            (None, _) => value.to_string(),
+        }
+    }
+
+    fn refuse(&self, text: &str) -> Error {
+        let shown: String = text.chars().take(80).collect();
+        Error::invalid(format!(
+            "'{shown}' is no value of {}: it takes {}",
+            self.name,
+            self.range_text()
+        ))
+    }
+
+    /// The number that a text means, within the range.
+    ///
+    /// # Errors
+    /// `Invalid`, with the range.
+    pub fn parse(&self, text: &str) -> Result<u64> {
+        let text = text.trim();
+        let number = match self.unit {
+            Unit::Bytes => parse_size(text).ok(),
+            Unit::Choice(words) => {
+                let synonym = match text {
+                    "yes" | "true" | "enabled" => "on",
+                    "no" | "false" | "disabled" => "off",
+                    other => other,
+                };
+                let word = words.iter().position(|w| *w == synonym);
+                word.map(|i| i as u64).or_else(|| text.parse().ok())
+            }
+            _ => text.parse().ok(),
+        };
+        let (low, high) = self.range();
+        let good = |n: &u64| (low..=high).contains(n) || (*n == 0 && self.automatic);
+        number.filter(good).ok_or_else(|| self.refuse(text))
+    }
+
+    /// Sets it to what a text means, at once.
+    ///
+    /// # Errors
+    /// `Invalid`, saying what would be possible; nothing is changed then.
+    pub fn set(&self, engine: &Engine, text: &str) -> Result<()> {
+        (self.set)(engine, self.parse(text)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineConfig;
+    use proptest::prelude::*;
+
+    fn engine() -> std::sync::Arc<Engine> {
+        let cache_bytes = Some(64 << 20);
+        Engine::new(EngineConfig { cache_bytes, ..EngineConfig::default() }).unwrap()
+    }
+
+    fn set(engine: &Engine, name: &str, value: &str) -> Result<()> {
+        find(name)?.set(engine, value)
+    }
+
+    #[test]
+    fn all_three_names_lead_to_one_tunable() {
+        for name in ["zfs_arc_max", "vfs.zfs.arc.max", "vfs.zfs.arc_max"] {
+            assert_eq!(find(name).unwrap().name, "zfs_arc_max");
+        }
+        assert_eq!(freebsd_names("zfs_compressed_arc_enabled"), ["vfs.zfs.compressed_arc_enabled"]);
+        assert_eq!(
+            freebsd_names("zfetch_max_streams"),
+            ["vfs.zfs.prefetch.max_streams", "vfs.zfs.zfetch.max_streams"]
+        );
+        assert!(find("zfs_arc").unwrap_err().message().contains("'zfs_arc'"));
+        let names: Vec<&str> = TUNABLES.iter().map(|t| t.name).collect();
+        assert!(names.is_sorted());
+    }
+
+    #[test]
+    fn every_tunable_can_be_set_to_its_default_and_its_bounds() {
+        let engine = engine();
+        for t in &TUNABLES {
+            let (low, high) = t.range();
+            for n in [low, t.default_value(), high, t.default_value()] {
+                // The least size may not exceed the largest.
+                let fits = t.name != "zfs_arc_min" || n <= engine.arc_config().arc_max;
+                assert_eq!(t.set(&engine, &n.to_string()).is_ok(), fits, "{} {n}", t.name);
+                if fits {
+                    assert_eq!(t.get(&engine), n, "{}", t.name);
+                }
+            }
+            assert!(!t.what.is_empty() && !t.range_text().is_empty());
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_range_and_changes_nothing() {
+        let engine = engine();
+        let before = engine.arc_config();
+        for (name, value) in [
+            ("zfs_arc_max", "1"),
+            ("zfs_arc_max", "-1"),
+            ("zfs_arc_max", "99999999P"),
+            ("zfs_arc_max", "lots"),
+            ("zfs_arc_max", ""),
+            ("zfs_arc_min", "1023K"),
+            ("zfs_arc_shrink_shift", "0"),
+            ("zfs_arc_shrink_shift", "64"),
+            ("zfs_arc_meta_balance", "1e3"),
+            ("zfs_arc_policy", "lru"),
+            ("zfs_arc_policy", "2"),
+            ("zfs_compressed_arc_enabled", "maybe"),
+        ] {
+            let told = set(&engine, name, value).unwrap_err();
+            let range = find(name).unwrap().range_text();
+            assert!(told.message().ends_with(&format!("it takes {range}")), "{told}");
+        }
+        // Each within its range, but not together.
+        let told = set(&engine, "zfs_arc_min", "65M").unwrap_err();
+        assert_eq!(told.message(), "zfs_arc_min must not be more than zfs_arc_max, which is 64M");
+        assert_eq!(engine.arc_config(), before);
+        set(&engine, "zfs_arc_min", "48M").unwrap();
+        assert!(set(&engine, "zfs_arc_max", "47M").is_err());
+    }
+
+    #[test]
+    fn zero_is_automatic_and_suffixes_and_words_are_understood() {
+        let engine = engine();
+        let max = find("zfs_arc_max").unwrap();
+        assert_eq!(max.get(&engine), 64 << 20);
+        set(&engine, "vfs.zfs.arc.max", "0").unwrap();
+        assert_eq!((max.get(&engine), max.in_effect(&engine)), (0, default_cache()));
+        set(&engine, "zfs_arc_max", "16.5M").unwrap();
+        assert_eq!(engine.arc_config().arc_max, 33 << 19);
+        // The automatic least size went along.
+        assert_eq!(engine.arc_config().arc_min, 33 << 18);
+        set(&engine, "zfs_compressed_arc_enabled", "off").unwrap();
+        assert!(!engine.arc_config().compressed);
+        set(&engine, "zfs_arc_policy", "arc").unwrap();
+        assert_eq!(engine.arc_config().policy, PolicyKind::Arc);
+        assert_eq!(find("zfs_arc_policy").unwrap().show(1), "arc");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_breaks_the_bounds(which in 0..TUNABLES.len(), text in "\\PC{0,24}") {
+            let t = &TUNABLES[which];
+            if let Ok(n) = t.parse(&text) {
+                let (low, high) = t.range();
+                prop_assert!((low..=high).contains(&n) || (n == 0 && t.automatic));
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Reading ahead: of streams of data, of their indirect blocks, and of what a walk
+//! over directories needs.
+//!
+//! # Theory
+//! [`stream::Table`] is the predictor of one file, a pure state machine in blocks.
+//! [`Zfetch`] puts it under a lock, tells it about reads, and has done what it
+//! plans: background reads, bounded by the pool's workers and by the bytes of all
+//! reads ahead ([`zio::Prefetch`]), and the dropping of blocks behind a reader. An
+//! open file has a [`Zfetch`] of its own; where files are read by number,
+//! [`ZfetchFiles`] remembers those read last. [`walk::Walks`] does the same for
+//! directories.
+//!
+//! A read that memory serves costs little here. The block of the last read is known
+//! without the lock; a lock that somebody holds is passed by; the clock is asked
+//! only where a stream is concerned. When reads have proved random, only those that
+//! wait for a device are looked at (and counted), until a stream shows.
+//!
+//! # Invariants
+//! * Nothing here waits for a device, or reads more than the predictor planned.
+//! * What could not be started is asked for again.
+//!
+//! Lock order: a set's lock of [`ZfetchFiles`] is given back before a file's is
+//! taken; a file's lock is a leaf.
+
+mod course;
+pub mod stream;
+pub mod walk;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use base::rt::{self, Mutex};
+use zio::prefetch::Tunable;
+use zio::{Io, Prefetch};
+
+use crate::object::Object;
+use crate::zap::Zap;
+use stream::{Params, Plan, Table};
+pub use walk::Walks;
+
+/// A file's part in the shared counters is handed on after this many accesses.
+const STATS_BATCH: u64 = 64;
+/// A stream's look-ahead is at most this part of what may be read ahead in all.
+const STREAM_SHARE: u64 = 2;
+
+/// What may be read ahead of a dataset's readers: its property `prefetch`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefetchMode {
+    /// Data and metadata.
+    #[default]
+    All,
+    /// Indirect blocks, directories and dnodes.
+    Metadata,
+    /// Nothing.
+    None,
+}
+
+impl PrefetchMode {
+    /// The mode that the property's word or its number means; unknown ones mean all.
+    pub fn from_number(n: u64) -> PrefetchMode {
+        match n {
+            0 => PrefetchMode::None,
+            1 => PrefetchMode::Metadata,
+            _ => PrefetchMode::All,
+        }
+    }
+}
+
+struct State {
+    table: Option<Table>,
+    generation: u64,
+}
+
+/// The predictor of one open file.
+pub struct Zfetch {
+    shared: Arc<Prefetch>,
+    mode: PrefetchMode,
+    /// The last access, packed; 0 if there was none.
+    last: AtomicU64,
+    /// Reads are random: those that memory serves say nothing.
+    random: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Zfetch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Zfetch")
+    }
+}
+
+/// Time since the first call: what [`Walks`] take as now.
+pub fn clock() -> Duration {
+    static START: std::sync::OnceLock<rt::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(rt::now).elapsed()
+}
+
+fn shift_or_divide(n: u64, by: u64) -> u64 {
+    if by.is_power_of_two() { n >> by.trailing_zeros() } else { n / by.max(1) }
+}
+
+fn params(shared: &Prefetch, object: &Object) -> Params {
+    let dnode = object.dnode();
+    let zio = object.objset().zio();
+    let most = zio.read_ahead_limit() / STREAM_SHARE;
+    let seconds = |t| Duration::from_secs(shared.get(t));
+    Params {
+        block_size: object.block_size(),
+        blocks: dnode.max_blkid.saturating_add(1),
+        l1_shift: if dnode.levels > 1 { dnode.epb_shift() } else { 0 },
+        max_streams: shared.get(Tunable::MaxStreams) as usize,
+        min_distance: shared.get(Tunable::MinDistance).min(most),
+        max_distance: shared.get(Tunable::MaxDistance).min(most),
+        max_idistance: shared.get(Tunable::MaxIdistance),
+        reorder: shared.get(Tunable::MaxReorder),
+        min_reap: seconds(Tunable::MinSecReap),
+        max_reap: seconds(Tunable::MaxSecReap),
+        hole_shift: shared.get(Tunable::HoleShift) as u32,
+    }
+}
+
+impl Zfetch {
+    /// The predictor of a file of a pool, nothing read yet.
+    pub fn new(shared: Arc<Prefetch>, mode: PrefetchMode) -> Zfetch {
+        let state = State { table: None, generation: 0 };
+        Zfetch {
+            shared,
+            mode,
+            last: AtomicU64::new(0),
+            random: AtomicBool::new(false),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// These bytes of `object` are read: call it before a read that waits for a
+    /// device (`waits`), or after one that memory served. With `drop`, what lies
+    /// well behind a sequential reader leaves the cache.
+    pub fn advance(&self, object: &Object, offset: u64, len: u64, waits: bool, drop: bool) {
+        if object.dnode().max_blkid == 0 || len == 0 || self.mode == PrefetchMode::None {
+            return;
+        }
+        let bs = object.block_size();
+        let first = shift_or_divide(offset, bs);
+        let blocks = shift_or_divide(offset.saturating_add(len - 1), bs) - first + 1;
+        // Many small reads of one block are one access.
+        let packed = first << 16 | blocks.min(0xffff);
+        if !waits && (self.random.load(Relaxed) || self.last.load(Relaxed) == packed) {
+            return;
+        }
+        self.last.store(packed, Relaxed);
+        let plan = {
+            let held = if waits { Some(self.state.lock()) } else { self.state.try_lock() };
+            let Some(mut state) = held else { return };
+            let Some(table) = self.table(&mut state, object) else { return };
+            let plan = table.access(clock, first, blocks, waits);
+            if table.pending() >= STATS_BATCH {
+                self.shared.count(&table.take_stats());
+                table.reap(clock());
+                self.random.store(table.is_random(), Relaxed);
+                // The cache's target, a part of the parameters, changes by itself.
+                state.generation = 0;
+            }
+            plan
+        };
+        if !plan.is_empty() {
+            self.carry_out(object, &plan, drop);
+        }
+    }
+
+    /// The table with the present tunables; none if prediction is off.
+    fn table<'a>(&self, state: &'a mut State, object: &Object) -> Option<&'a mut Table> {
+        let generation = self.shared.generation();
+        if state.generation != generation {
+            state.generation = generation;
+            if self.shared.get(Tunable::Disable) != 0 {
+                state.table = None;
+                return None;
+            }
+            let params = params(&self.shared, object);
+            match &mut state.table {
+                Some(table) => table.set_params(params),
+                none => *none = Some(Table::new(params)),
+            }
+        }
+        let table = state.table.as_mut()?;
+        let shape = (object.block_size(), object.dnode().max_blkid.saturating_add(1));
+        if (table.params().block_size, table.params().blocks) != shape {
+            table.set_params(params(&self.shared, object));
+        }
+        Some(table)
+    }
+
+    fn carry_out(&self, object: &Object, plan: &Plan, drop: bool) {
+        let (mut issued, mut refused) = (0, None);
+        for blkid in plan.indirect.clone().into_iter().flatten() {
+            if !object.read_ahead(1, blkid, Io::PREFETCH) {
+                break;
+            }
+            issued += 1;
+        }
+        if self.mode == PrefetchMode::All {
+            for blkid in plan.data.into_iter().flat_map(|ask| ask.each()) {
+                if !object.read_ahead(0, blkid, Io::PREFETCH) {
+                    refused = Some(blkid);
+                    break;
+                }
+                issued += 1;
+            }
+        }
+        if issued > 0 || refused.is_some() {
+            let mut state = self.state.lock();
+            if let Some(table) = &mut state.table {
+                table.count_issued(issued);
+                if let Some(blkid) = refused {
+                    table.refused(plan, blkid);
+                }
+            }
+        }
+        if drop {
+            let bs = object.block_size();
+            for run in plan.behind.into_iter().flat_map(|ask| ask.runs()) {
+                let bytes = (run.end - run.start).saturating_mul(bs);
+                object.hand_over(run.start.saturating_mul(bs), bytes);
+            }
+        }
+    }
+}
+
+impl Drop for Zfetch {
+    fn drop(&mut self) {
+        if let Some(table) = &mut self.state.get_mut().table {
+            self.shared.count(&table.take_stats());
+        }
+    }
+}
+
+/// Has the leaves behind `hash` read ahead of a walk through the directory `zap`.
+pub fn prefetch_leaves(walks: &Walks, zap: &Zap, hash: u64) {
+    let (object, now) = (zap.object(), clock());
+    let dir = object.id().0;
+    let Some(from) = walks.leaves(now, dir, hash) else { return };
+    // A damaged table is for its readers to find.
+    let Ok(mut leaves) = zap.leaves_from(from, walk::LEAVES) else { return };
+    let Some(&(_, to)) = leaves.last() else { return };
+    let half = leaves[leaves.len() / 2].1;
+    walks.asked(now, dir, half, to);
+    leaves.sort_unstable();
+    for (blkid, _) in leaves {
+        if !object.in_memory(blkid, Io::PREFETCH) && !object.read_ahead(0, blkid, Io::PREFETCH) {
+            return;
+        }
+    }
+}
+
+/// Sets of [`ZfetchFiles`], and files a set remembers.
+const SETS: usize = 32;
+const WAYS: usize = 4;
+
+#[derive(Default)]
+struct Set {
+    /// The file used last comes first.
+    files: Vec<(u64, Arc<Zfetch>)>,
+}
+
+/// The predictors of a file system's files, as many as are read at a time: of
+/// those that share a set, the one read longest ago is forgotten first.
+pub struct ZfetchFiles {
+    shared: Arc<Prefetch>,
+    mode: AtomicU64,
+    sets: [Mutex<Set>; SETS],
+}
+
+impl std::fmt::Debug for ZfetchFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ZfetchFiles")
+    }
+}
+
+impl ZfetchFiles {
+    /// No files yet.
+    pub fn new(shared: Arc<Prefetch>) -> ZfetchFiles {
+        let sets = std::array::from_fn(|_| Mutex::default());
+        ZfetchFiles { shared, mode: AtomicU64::new(2), sets }
+    }
+
+    /// What may be read ahead of files that are opened from now on.
+    pub fn set_mode(&self, mode: PrefetchMode) {
+        let number = match mode {
+            PrefetchMode::None => 0,
+            PrefetchMode::Metadata => 1,
+            PrefetchMode::All => 2,
+        };
+        self.mode.store(number, Relaxed);
+    }
+
+    /// What may be read ahead.
+    pub fn mode(&self) -> PrefetchMode {
+        PrefetchMode::from_number(self.mode.load(Relaxed))
+    }
+
+    /// Whether metadata may be read ahead of walks.
+    pub fn metadata(&self) -> bool {
+        self.mode() != PrefetchMode::None && self.shared.get(Tunable::Disable) == 0
+    }
+
+    /// A predictor for a file that somebody opens.
+    pub fn open(&self) -> Zfetch {
+        Zfetch::new(Arc::clone(&self.shared), self.mode())
+    }
+
+    /// As [`Zfetch::advance`], for a file known by its number.
+    pub fn advance(&self, object: &Object, offset: u64, len: u64, waits: bool, drop: bool) {
+        if object.dnode().max_blkid > 0 {
+            self.file(object.id().0).advance(object, offset, len, waits, drop);
+        }
+    }
+
+    fn file(&self, id: u64) -> Arc<Zfetch> {
+        let mut set = self.sets[id as usize % SETS].lock();
+        if let Some(at) = set.files.iter().position(|f| f.0 == id) {
+            set.files[..=at].rotate_right(1);
+        } else {
+            set.files.truncate(WAYS - 1);
+            set.files.insert(0, (id, Arc::new(self.open())));
+        }
+        Arc::clone(&set.files[0].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_read_together_are_all_remembered() {
+        let files = ZfetchFiles::new(Prefetch::new());
+        let first: Vec<_> = (0..128).map(|id| files.file(id)).collect();
+        assert!((0..128).all(|id| Arc::ptr_eq(&files.file(id), &first[id as usize])));
+        // One more in the set of file 0: the one used longest ago goes.
+        files.file(0);
+        files.file(128);
+        assert!(Arc::ptr_eq(&files.file(0), &first[0]));
+        assert!(!Arc::ptr_eq(&files.file(32), &first[32]));
+    }
+
+    #[test]
+    fn modes() {
+        let files = ZfetchFiles::new(Prefetch::new());
+        assert_eq!(files.mode(), PrefetchMode::All);
+        for mode in [PrefetchMode::None, PrefetchMode::Metadata, PrefetchMode::All] {
+            files.set_mode(mode);
+            assert_eq!((files.mode(), files.metadata()), (mode, mode != PrefetchMode::None));
+        }
+        files.shared.set(Tunable::Disable, 1).unwrap();
+        assert!(!files.metadata());
+    }
+}

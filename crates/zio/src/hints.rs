@@ -1,0 +1,201 @@
+//! From an object's block straight to its slot in the cache.
+//!
+//! # Theory
+//! A read of a block that is in memory should not walk indirect blocks. This table
+//! remembers, for (object set, object, block), the slot where the block was found
+//! last: a few words a place, in sets of two, overwritten at will. A hint may be
+//! stale at any time; the cache then does not know the stamp, and the walk is done.
+//!
+//! # Invariants
+//! * A hint is recorded only by who resolved the block pointer, so a live slot under
+//!   a place's hint is a block that the place's pointer led to. Whoever changes the
+//!   pointer forgets the hint first, and raises [`Hints::epoch`] so that a reader
+//!   who resolved the old pointer meanwhile records nothing.
+//! * Words are read and written as a sequence lock: the first word is 0 while the
+//!   others change, and must be the same before and after they are read. If the same
+//!   place is recorded twice in between, slot and stamp may be of two recordings;
+//!   stamps are given out once, so the cache does not know that pair.
+//!
+//! No locks.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use arc::SlotRef;
+
+/// Bytes of cache for each entry.
+const BYTES_PER_ENTRY: u64 = 4096;
+const ENTRIES_MIN: u64 = 1 << 8;
+const ENTRIES_MAX: u64 = 1 << 20;
+const WAYS: usize = 2;
+const EPOCHS: usize = 64;
+const OBJECT_BITS: u32 = 48;
+const BLOCK_BITS: u32 = 56;
+const OBJSET_BITS: u32 = 24;
+
+/// A block of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// [`crate::Zio::next_objset`].
+    pub objset: u32,
+    /// Object number.
+    pub object: u64,
+    /// Data block number.
+    pub blkid: u64,
+}
+
+#[derive(Default)]
+#[repr(align(32))]
+struct Entry([AtomicU64; 4]);
+
+/// The table.
+pub struct Hints {
+    entries: Box<[Entry]>,
+    epochs: [AtomicU64; EPOCHS],
+}
+
+impl Place {
+    /// Two words that tell every place apart; `None` for numbers beyond the format's.
+    fn words(self) -> Option<(u64, u64)> {
+        // One more, so that the first word is never 0.
+        let objset = u64::from(self.objset) + 1;
+        let fits = objset >> OBJSET_BITS == 0
+            && self.object >> OBJECT_BITS == 0
+            && self.blkid >> BLOCK_BITS == 0;
+        let low = objset & 0xffff;
+        let (a, b) = (self.object << 16 | low, self.blkid << 8 | objset >> 16);
+        (fits && a != 0).then_some((a, b))
+    }
+}
+
+impl Hints {
+    /// A table that fits a cache of so many bytes.
+    pub fn for_cache(bytes: u64) -> Hints {
+        let n = (bytes / BYTES_PER_ENTRY).clamp(ENTRIES_MIN, ENTRIES_MAX).next_power_of_two();
+        Hints {
+            entries: (0..n).map(|_| Entry::default()).collect(),
+            epochs: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    fn set(&self, (a, b): (u64, u64)) -> &[Entry] {
+        let mix = (a ^ b.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let sets = self.entries.len() / WAYS;
+        let at = (u128::from(mix) * sets as u128 >> 64) as usize * WAYS;
+        &self.entries[at..at + WAYS]
+    }
+
+    /// The slot where `place` was found last.
+    pub fn get(&self, place: Place) -> Option<SlotRef> {
+        let (a, b) = place.words()?;
+        self.set((a, b)).iter().find_map(|e| {
+            let [tag, block, slot, stamp] = &e.0;
+            if tag.load(Ordering::Acquire) != a {
+                return None;
+            }
+            let (block, slot, stamp) = (
+                block.load(Ordering::Relaxed),
+                slot.load(Ordering::Relaxed),
+                stamp.load(Ordering::Relaxed),
+            );
+            fence(Ordering::Acquire);
+            let same = tag.load(Ordering::Relaxed) == a && block == b;
+            same.then_some(SlotRef { stripe: (slot >> 32) as u32, slot: slot as u32, stamp })
+        })
+    }
+
+    /// Counts the changes of pointers around `place`: ask before resolving the
+    /// pointer, for [`Hints::put`].
+    pub fn epoch(&self, place: Place) -> u64 {
+        self.epoch_of(place).load(Ordering::Acquire)
+    }
+
+    fn epoch_of(&self, place: Place) -> &AtomicU64 {
+        let mix =
+            (place.object ^ u64::from(place.objset) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.epochs[(mix >> 58) as usize]
+    }
+
+    /// Records where `place` was found, unless a pointer around it changed since
+    /// `epoch`.
+    pub fn put(&self, place: Place, at: SlotRef, epoch: u64) {
+        let Some((a, b)) = place.words() else { return };
+        let set = self.set((a, b));
+        let is =
+            |e: &&Entry| e.0[0].load(Ordering::Relaxed) == a && e.0[1].load(Ordering::Relaxed) == b;
+        // Which one goes is as good as random.
+        let other = &set[at.stamp as usize % WAYS];
+        let empty = set.iter().find(|e| e.0[0].load(Ordering::Relaxed) == 0);
+        let entry = set.iter().find(is).or(empty).unwrap_or(other);
+        let [tag, block, slot, stamp] = &entry.0;
+        // Whoever else writes here now loses or wins whole: the tag decides.
+        tag.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        block.store(b, Ordering::Relaxed);
+        slot.store(u64::from(at.stripe) << 32 | u64::from(at.slot), Ordering::Relaxed);
+        stamp.store(at.stamp, Ordering::Relaxed);
+        tag.store(a, Ordering::Release);
+        if self.epoch(place) != epoch {
+            tag.store(0, Ordering::Release);
+        }
+    }
+
+    /// The pointer of `place` is about to change.
+    pub fn forget(&self, place: Place) {
+        self.epoch_of(place).fetch_add(1, Ordering::AcqRel);
+        let Some((a, b)) = place.words() else { return };
+        for entry in self.set((a, b)) {
+            if entry.0[0].load(Ordering::Acquire) == a && entry.0[1].load(Ordering::Relaxed) == b {
+                entry.0[0].store(0, Ordering::Release);
+            }
+        }
+    }
+
+    /// Memory of the table, bytes.
+    pub fn footprint(&self) -> u64 {
+        size_of_val(&*self.entries) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(objset: u32, object: u64, blkid: u64) -> Place {
+        Place { objset, object, blkid }
+    }
+
+    #[test]
+    fn hints_are_of_their_place() {
+        let hints = Hints::for_cache(64 << 20);
+        let mut kept = 0;
+        for n in 0..4000u64 {
+            let p = place(n as u32 % 70_000, n % 97, n);
+            let at = SlotRef { stripe: n as u32 % 7, slot: n as u32, stamp: n + 1 };
+            hints.put(p, at, hints.epoch(p));
+        }
+        for n in 0..4000u64 {
+            let p = place(n as u32 % 70_000, n % 97, n);
+            if let Some(at) = hints.get(p) {
+                assert_eq!((at.slot, at.stamp), (n as u32, n + 1));
+                kept += 1;
+            }
+            assert!(hints.get(place(n as u32 % 70_000, n % 97, n + 4000)).is_none());
+        }
+        assert!(kept > 3500, "{kept}");
+        assert!(hints.get(place(u32::MAX, 1, 1)).is_none());
+        assert!(hints.get(place(0, 1 << 50, 1)).is_none());
+    }
+
+    #[test]
+    fn a_pointer_that_changed_meanwhile_records_nothing() {
+        let hints = Hints::for_cache(1 << 20);
+        let (p, at) = (place(1, 2, 3), SlotRef { stripe: 0, slot: 9, stamp: 4 });
+        let before = hints.epoch(p);
+        hints.put(p, at, before);
+        assert_eq!(hints.get(p), Some(at));
+        hints.forget(p);
+        assert_eq!(hints.get(p), None);
+        hints.put(p, at, before);
+        assert_eq!(hints.get(p), None);
+    }
+}
