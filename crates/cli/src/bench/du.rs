@@ -166,7 +166,7 @@ fn passes(
 }
 
 fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
-    let mounted = if way == Way::Mount { Some(rig.mount()?) } else { None };
+    let mounted = if way == Way::Mount { Some(rig.mount(false)?) } else { None };
     if mounted.is_some() {
         lab::drop_kernel_caches();
     }

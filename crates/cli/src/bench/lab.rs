@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use cenote::{ARC_MIN_FLOOR, ArcStats, File, PolicyKind};
+use cenote::{ArcStats, File, PolicyKind};
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 
 use super::args::{Args, Opt, opt};
@@ -146,9 +146,6 @@ impl Lab {
     pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<Rig> {
         let mut config = EngineConfig { cache_bytes: Some(arc_max), ..EngineConfig::default() };
         config.arc.policy = policy;
-        // A small cache needs a smaller least size than usual.
-        config.arc.arc_max = arc_max;
-        config.arc.arc_min = config.arc.arc_min.min((arc_max / 2).max(ARC_MIN_FLOOR));
         let engine = Engine::new(config)?;
         let search = Search { paths: vec![self.dir.clone()], ..Search::default() };
         let found = engine.discover(&search)?;
@@ -212,9 +209,10 @@ impl Rig {
         &self.work
     }
 
-    /// Mounts the file system, served by this process.
-    pub(super) fn mount(&self) -> Result<Mounted> {
-        Mounted::new(&self.root, &self.work)
+    /// Mounts the file system, served by this process; with `direct_io` file data is
+    /// cached by the ARC alone.
+    pub(super) fn mount(&self, direct_io: bool) -> Result<Mounted> {
+        Mounted::new(&self.root, &self.work, direct_io)
     }
 }
 

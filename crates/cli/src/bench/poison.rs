@@ -12,7 +12,7 @@
 //! within a round, since a machine drifts.
 
 use std::fs::File as HostFile;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use base::{Error, Result, rt};
@@ -85,7 +85,7 @@ impl Way {
         match self {
             Way::Library => "library",
             Way::Mount => "mount",
-            Way::Direct => "mount, O_DIRECT",
+            Way::Direct => "mount, direct_io",
         }
     }
 }
@@ -239,15 +239,13 @@ fn round(
     name: &str,
 ) -> Result<Round, Stop> {
     let rig = lab.open(set.arc, policy)?;
-    let mounted = if way == Way::Library { None } else { Some(rig.mount()?) };
+    let mounted = match way {
+        Way::Library => None,
+        Way::Mount | Way::Direct => Some(rig.mount(way == Way::Direct)?),
+    };
     let open = |file: &str| -> Result<Source> {
         let Some(mounted) = &mounted else { return Ok(Source::Library(rig.file(file)?)) };
-        let mut options = std::fs::OpenOptions::new();
-        options.read(true);
-        if way == Way::Direct {
-            options.custom_flags(libc::O_DIRECT);
-        }
-        let opened = options.open(mounted.path().join(file));
+        let opened = HostFile::open(mounted.path().join(file));
         Ok(Source::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
     };
     let (a, b) = (open("A")?, open("B")?);

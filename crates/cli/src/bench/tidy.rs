@@ -158,9 +158,10 @@ impl Mounted {
     ///
     /// # Errors
     /// The kernel or the helper refuses.
-    pub(super) fn new(dataset: &Dataset, parent: &Path) -> Result<Mounted> {
+    pub(super) fn new(dataset: &Dataset, parent: &Path, direct_io: bool) -> Result<Mounted> {
         let at = Scratch::new(parent)?;
-        let session = FuseMounter.mount(dataset, at.path(), &MountOptions::default())?;
+        let options = MountOptions { direct_io, ..MountOptions::default() };
+        let session = FuseMounter.mount(dataset, at.path(), &options)?;
         LEFT.lock().push(Left::Mount(at.path().to_owned()));
         Ok(Mounted { session: Some(session), at })
     }
