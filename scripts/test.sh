@@ -13,6 +13,12 @@ done
 cargo test --workspace --locked --no-fail-fast -- --nocapture 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
+# The cache's threads under a scheduler that tries thousands of interleavings.
+RUSTFLAGS="--cfg shuttle" cargo test --locked --target-dir target/shuttle -p arc --test model \
+	2>&1 | tee -a "$log"
+models=${PIPESTATUS[0]}
+[ "$status" -ne 0 ] || status=$models
+
 echo
 echo "Golden pools verified through the library:"
 grep -aohE 'VERIFIED [^:]+: [0-9]+ entries, [0-9]+ differences' "$log" | sort -u | sed 's/^/  /'

@@ -15,12 +15,15 @@ pub mod balance;
 pub mod cache;
 pub mod config;
 pub mod policy;
+pub mod pressure;
 pub mod stats;
 pub mod tier;
+pub mod whatif;
 
 pub use cache::{Ask, Block, Cache, Fill, Found, Lookup, SlotRef};
 pub use config::{Config, PolicyKind};
 pub use policy::Kind;
+pub use pressure::{MemorySample, Pressure};
 pub use stats::ArcStats;
 pub use tier::{NoSecondTier, SecondTier};
 

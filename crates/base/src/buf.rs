@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::limits::BUF_SIZE_MAX;
-use crate::rt::Mutex;
+use crate::rt::plain::Mutex;
 
 const MIN_CLASS_SHIFT: u32 = 9;
 /// Classes: 512, 640, 768, 896, 1024, ... up to `BUF_SIZE_MAX`, of which those are

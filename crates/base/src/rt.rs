@@ -3,7 +3,8 @@
 //! **Why:** the simulator must replay the production engine, threads and all,
 //! from one seed. So the engine names none of `std::thread`, `Instant`, locks or
 //! random sources itself (clippy enforces it); here is the one place where they
-//! can be exchanged. In production they are the standard library's.
+//! can be exchanged. In production they are the standard library's; built with
+//! `--cfg shuttle` they are those of a seeded scheduler, which model tests run under.
 //!
 //! Locks do not poison: a panic is a bug that unwinds its own request, and data
 //! under a lock is kept consistent by being changed last.
@@ -14,22 +15,58 @@ use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Duration;
 
+#[cfg(not(shuttle))]
+mod sys {
+    pub(super) use std::sync::{
+        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic,
+    };
+    pub(super) use std::thread;
+}
+#[cfg(shuttle)]
+mod sys {
+    pub(super) use shuttle::sync::{
+        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic,
+    };
+    pub(super) use shuttle::thread;
+}
+
 /// Atomic values.
 pub mod atomic {
-    pub use std::sync::atomic::*;
+    pub use super::sys::atomic::*;
+}
+
+/// A lock that no scheduler sees: for statics, which outlive a simulated run, and
+/// under which nothing else is taken.
+pub mod plain {
+    use std::sync::PoisonError;
+
+    /// A mutual-exclusion lock.
+    #[derive(Default, Debug)]
+    pub struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        /// A lock around `value`.
+        pub const fn new(value: T) -> Self {
+            Mutex(std::sync::Mutex::new(value))
+        }
+        /// Waits for the lock.
+        pub fn lock(&self) -> std::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
 }
 
 /// A mutual-exclusion lock.
 #[derive(Default, Debug)]
-pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
+pub struct Mutex<T: ?Sized>(sys::Mutex<T>);
 
 /// Exclusive access to what a [`Mutex`] protects.
-pub struct MutexGuard<'a, T: ?Sized>(Option<std::sync::MutexGuard<'a, T>>);
+pub struct MutexGuard<'a, T: ?Sized>(Option<sys::MutexGuard<'a, T>>);
 
 impl<T> Mutex<T> {
     /// A lock around `value`.
     pub const fn new(value: T) -> Self {
-        Mutex(std::sync::Mutex::new(value))
+        Mutex(sys::Mutex::new(value))
     }
     /// Takes the value out.
     pub fn into_inner(self) -> T {
@@ -72,12 +109,12 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
 
 /// A condition variable for [`Mutex`].
 #[derive(Default, Debug)]
-pub struct Condvar(std::sync::Condvar);
+pub struct Condvar(sys::Condvar);
 
 impl Condvar {
     /// A condition nobody waits for yet.
     pub const fn new() -> Self {
-        Condvar(std::sync::Condvar::new())
+        Condvar(sys::Condvar::new())
     }
     /// Releases the lock, sleeps until notified, and takes the lock again.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
@@ -104,17 +141,17 @@ impl Condvar {
 
 /// A readers-writer lock.
 #[derive(Default, Debug)]
-pub struct RwLock<T: ?Sized>(std::sync::RwLock<T>);
+pub struct RwLock<T: ?Sized>(sys::RwLock<T>);
 
 /// Shared access to what an [`RwLock`] protects.
-pub type ReadGuard<'a, T> = std::sync::RwLockReadGuard<'a, T>;
+pub type ReadGuard<'a, T> = sys::RwLockReadGuard<'a, T>;
 /// Exclusive access to what an [`RwLock`] protects.
-pub type WriteGuard<'a, T> = std::sync::RwLockWriteGuard<'a, T>;
+pub type WriteGuard<'a, T> = sys::RwLockWriteGuard<'a, T>;
 
 impl<T> RwLock<T> {
     /// A lock around `value`.
     pub const fn new(value: T) -> Self {
-        RwLock(std::sync::RwLock::new(value))
+        RwLock(sys::RwLock::new(value))
     }
 }
 
@@ -131,7 +168,7 @@ impl<T: ?Sized> RwLock<T> {
 
 /// A thread that can be waited for.
 #[derive(Debug)]
-pub struct JoinHandle<T>(std::thread::JoinHandle<T>);
+pub struct JoinHandle<T>(sys::thread::JoinHandle<T>);
 
 impl<T> JoinHandle<T> {
     /// Waits for the thread's end; `None` if it panicked.
@@ -148,7 +185,7 @@ pub fn spawn<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
 ) -> crate::Result<JoinHandle<T>> {
-    std::thread::Builder::new()
+    sys::thread::Builder::new()
         .name(name.to_owned())
         .spawn(f)
         .map(JoinHandle)
@@ -174,6 +211,9 @@ pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
 
 /// How many threads can make progress at once on this machine.
 pub fn parallelism() -> usize {
+    if cfg!(shuttle) {
+        return 2;
+    }
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -204,7 +244,7 @@ pub fn wall_clock() -> Duration {
 
 /// Sleeps.
 pub fn sleep(duration: Duration) {
-    std::thread::sleep(duration);
+    sys::thread::sleep(duration);
 }
 
 /// Fills `out` from the operating system's random source.
@@ -212,6 +252,11 @@ pub fn sleep(duration: Duration) {
 /// # Errors
 /// When the system has no randomness to give.
 pub fn random_bytes(out: &mut [u8]) -> crate::Result<()> {
+    if cfg!(shuttle) {
+        // The same in every run, or its seed would not bring it back.
+        out.fill(0x5e);
+        return Ok(());
+    }
     let mut done = 0;
     while done < out.len() {
         let n = rustix::rand::getrandom(&mut out[done..], rustix::rand::GetRandomFlags::empty())

@@ -30,6 +30,7 @@
 mod dataset;
 mod engine;
 pub mod kstats;
+pub mod memory;
 mod pool;
 mod pool_props;
 pub mod tune;

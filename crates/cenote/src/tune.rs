@@ -20,6 +20,7 @@ use arc::config::ARC_MIN_FLOOR;
 use arc::{Config, PolicyKind};
 use base::{Error, Result};
 use dsl::props::{nicenum, parse_size};
+use zio::prefetch::{TUNABLES as ZFETCH, Tunable as Zfetch};
 
 use crate::engine::{Engine, default_cache, memory};
 
@@ -41,6 +42,8 @@ pub enum Unit {
     Percent,
     /// An exponent of 2.
     Shift,
+    /// How many.
+    Count,
     /// A choice: the words for 0, 1, ...
     Choice(&'static [&'static str]),
 }
@@ -127,8 +130,53 @@ fn small(n: u64) -> u32 {
 const OFF_ON: &[&str] = &["off", "on"];
 const POLICIES: &[&str] = &["default", "arc"];
 
+/// A tunable of the prefetcher's, by its own table's words.
+const fn zfetch(
+    which: Zfetch,
+    unit: Unit,
+    range: fn() -> (u64, u64),
+    get: fn(&Engine) -> u64,
+    set: fn(&Engine, u64) -> Result<()>,
+) -> Tunable {
+    let info = &ZFETCH[which as usize];
+    Tunable {
+        name: info.name,
+        what: info.help,
+        unit,
+        automatic: false,
+        default: info.default,
+        range,
+        get,
+        set,
+        in_effect: get,
+    }
+}
+
+macro_rules! zfetch {
+    ($which:ident, $unit:expr) => {
+        zfetch(
+            Zfetch::$which,
+            $unit,
+            || {
+                let info = &ZFETCH[Zfetch::$which as usize];
+                (info.min, info.max)
+            },
+            |e| e.prefetch().get(Zfetch::$which),
+            |e, n| e.prefetch().set(Zfetch::$which, n),
+        )
+    };
+}
+
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 9] = [
+pub static TUNABLES: [Tunable; 18] = [
+    zfetch!(HoleShift, Unit::Shift),
+    zfetch!(MaxDistance, Unit::Bytes),
+    zfetch!(MaxIdistance, Unit::Bytes),
+    zfetch!(MaxReorder, Unit::Bytes),
+    zfetch!(MaxSecReap, Unit::Seconds),
+    zfetch!(MaxStreams, Unit::Count),
+    zfetch!(MinDistance, Unit::Bytes),
+    zfetch!(MinSecReap, Unit::Seconds),
     Tunable {
         name: "zfs_arc_grow_retry",
         what: "time without growth of the cache after it had to shrink",
@@ -234,6 +282,7 @@ pub static TUNABLES: [Tunable; 9] = [
         set: |e, n| change(e, |c| c.compressed = n != 0),
         in_effect: |e| e.arc_config().compressed.into(),
     },
+    zfetch!(Disable, Unit::Choice(OFF_ON)),
 ];
 
 /// Prefixes of Linux's names that FreeBSD made groups of.

@@ -160,6 +160,31 @@ fn looking_up_names_in_order_reads_what_follows() {
     assert!(known * 10 >= names.len() * 8, "{known} of {}", names.len());
 }
 
+/// A reader that becomes sequential after very many random reads is followed, also
+/// where what was read ahead for it is in memory.
+#[test]
+fn a_stream_after_random_reads() {
+    let Some(s) = setup() else { return };
+    let id = s.fs.walk(b"sparse/b", Io::WAIT).unwrap();
+    let object = s.fs.open_file(id, Io::WAIT).unwrap().object().clone();
+    let (blocks, bs) = (object.dnode().max_blkid, object.block_size());
+    let zfetch = Zfetch::new(Arc::clone(s.engine.prefetch()), PrefetchMode::All);
+    for i in 0..1000u64 {
+        let block = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) % blocks;
+        zfetch.advance(&object, block * bs, 1, false, false);
+    }
+    let before = s.engine.prefetch().stats();
+    assert!(before.misses > 64 && before.hits == 0, "{before:?}");
+    for block in 0..100 {
+        zfetch.advance(&object, (blocks / 2 + block) * bs, 1, block < 4, false);
+        s.settle();
+    }
+    drop(zfetch);
+    s.settle();
+    let after = s.engine.prefetch().stats();
+    assert!(after.hits >= 96 && after.io_issued > 100, "{after:?}");
+}
+
 /// `cargo test --release -p cenote --test prefetch -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]

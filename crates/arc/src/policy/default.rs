@@ -1,18 +1,30 @@
-//! The default policy: the better of ARC and LIRS, whichever that is at the moment.
+//! The default policy: what ARC, LIRS or LRU would do, whichever is the best now.
 //!
 //! # Theory
-//! Two shadow directories of the cache's own size, ARC ([`super::reference`]) and
-//! LIRS ([`super::lirs`]), see every use and decide what each would hold. The one
-//! that would have missed less lately leads, and the cache's victims are resident
-//! blocks that the leader does not hold: first those that neither holds, then those
-//! that only the other one holds, the least recently used first. So after a change
-//! of leader nothing is read again for its own sake: the content converges while
-//! blocks come in anyway, and a block that the new leader wants stays if it is
-//! there.
+//! Shadow directories of the cache's own size see every use and decide what each
+//! policy would hold: ARC ([`super::reference`]), LIRS ([`super::lirs`]), and LRU,
+//! which is the top of LIRS's stack. One of them leads. The cache's victims are
+//! what the leader lets go of if that is resident, else resident blocks that the
+//! leader does not hold, the least recently used first. So nothing is read again
+//! because the leader changed: the content converges while blocks come in anyway.
+//!
+//! A shadow takes the lead when it has had more hits than the leader by a
+//! [`Default::patience`], counted without ever going below zero (a CUSUM test).
+//! Patience is a few hits while little is known and a share of the cache later,
+//! since a change costs the reading of what differs. It doubles whenever the cache,
+//! since the last change, had fewer hits than the former leader would have had, and
+//! halves when the change has paid.
+//!
+//! LIRS leads at first: on a loop larger than the cache every pass counts, and its
+//! first content is as good as any. If another takes the lead before there were hits
+//! worth the name, then what is resident came by order of arrival alone, and is as
+//! likely to return as what the new leader wants. Such a cold content is kept: blocks
+//! that come in leave again first, until the leader is ahead by a whole cache. (On a
+//! file read forward, then backward, that saves a pass.)
 //!
 //! # Invariants
-//! * A resident block is on the list of its class: held by ARC, by LIRS, by both,
-//!   by neither.
+//! * A resident block is on the list of its class (the shadows that held it when it
+//!   was last settled), or in transit.
 //! * A known block is resident, or held or remembered by a shadow, or on the list
 //!   of orphans until `forget` has named it.
 
@@ -22,18 +34,40 @@ use super::{Id, Policy, State, lirs, reference};
 /// The family of links of what is really resident, and of orphans.
 const REAL: usize = 3;
 
+/// Blocks that came in while a cold content is kept: as a class.
+const IN_TRANSIT: usize = 8;
+
+/// One part of the target that blocks in transit have.
+const TRANSIT_SHARE: u64 = 100;
+/// The order of victims while those in transit have no more than their part.
+const ORDER_LATE: [usize; 9] = [1, 2, 3, 4, 0, 5, 6, 7, 8];
+
 // Tag of that family: a class plus one, or ...
-const GHOST: u8 = 5;
-const ORPHAN: u8 = 6;
-const WHERE: u8 = 7;
+const TRANSIT: u8 = 9;
+const GHOST: u8 = 10;
+const ORPHAN: u8 = 11;
+const WHERE: u8 = 15;
 /// Used again since it became known.
-const AGAIN: u8 = 8;
+const AGAIN: u8 = 16;
+
+/// Fewer hits than this are no evidence.
+const COLD_HITS: u64 = 16;
+/// Most doublings of the patience.
+const DOUBLED_MAX: u32 = 6;
 
 /// A shadow directory; as a bit of a class, that it holds the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leader {
     Arc = 1,
     Lirs = 2,
+    Lru = 4,
+}
+
+impl Leader {
+    /// As an index: 0, 1, 2.
+    fn index(self) -> usize {
+        self as usize >> 1
+    }
 }
 
 /// The default policy.
@@ -42,15 +76,27 @@ pub struct Default {
     arc: reference::Directory,
     lirs: lirs::Directory,
     /// Resident blocks by which shadows hold them (bits of [`Leader`]).
-    classes: [List; 4],
+    classes: [List; 9],
     orphans: List,
     /// Bytes by state, `Mru` to `MfuGhost`.
     bytes: [u64; 4],
     c: u64,
     leader: Leader,
-    /// How many more hits the other shadow had lately; never below zero.
-    behind: u32,
+    /// Who led before.
+    last: Leader,
+    /// How many more hits than the leader each shadow had; never below zero.
+    behind: [u32; 3],
+    /// Hits since the leader changed: of the shadows, and real ones.
+    tenure: [u32; 4],
+    /// Hits since the beginning.
+    hits: u64,
     switches: u64,
+    /// Doublings of the patience.
+    doubled: u32,
+    /// A cold content is kept.
+    cold: bool,
+    /// What the leader let go of last.
+    out: Id,
 }
 
 impl Default {
@@ -60,13 +106,19 @@ impl Default {
             slab: Slab::new(),
             arc: reference::Directory::new(bytes),
             lirs: lirs::Directory::new(bytes),
-            classes: [List::EMPTY; 4],
+            classes: [List::EMPTY; 9],
             orphans: List::EMPTY,
             bytes: [0; 4],
             c: bytes,
             leader: Leader::Lirs,
-            behind: 0,
+            last: Leader::Lirs,
+            behind: [0; 3],
+            tenure: [0; 4],
+            hits: 0,
             switches: 0,
+            doubled: 0,
+            cold: false,
+            out: NIL,
         }
     }
 
@@ -78,7 +130,8 @@ impl Default {
     fn wanted_by(&self, id: Id) -> u8 {
         let arc = u8::from(reference::Directory::is_resident(&self.slab, id));
         let lirs = u8::from(lirs::Directory::is_resident(&self.slab, id));
-        arc * Leader::Arc as u8 + lirs * Leader::Lirs as u8
+        let lru = u8::from(lirs::Directory::is_recent(&self.slab, id));
+        arc * Leader::Arc as u8 + lirs * Leader::Lirs as u8 + lru * Leader::Lru as u8
     }
 
     /// The state of a block with this tag, as an index of `bytes`.
@@ -92,7 +145,7 @@ impl Default {
     }
 
     fn is_resident(tag: u8) -> bool {
-        (1..=4).contains(&(tag & WHERE))
+        (1..=9).contains(&(tag & WHERE))
     }
 
     /// Changes the tag and the sums by state. The block is on no list of this family
@@ -134,7 +187,7 @@ impl Default {
         let tag = self.slab.tag(REAL, id);
         if Self::is_resident(tag) {
             let class = self.wanted_by(id) + 1;
-            if tag & WHERE != class {
+            if tag & WHERE != class && tag & WHERE != TRANSIT {
                 self.take(id);
                 self.place(id, tag & !WHERE | class);
             }
@@ -151,12 +204,18 @@ impl Default {
     /// Both shadows shrink to the target and to what they may remember.
     fn trim(&mut self, newest: Id) {
         while let Some(id) = self.arc.evict(&mut self.slab, &mut |_| false) {
+            self.note_out(Leader::Arc, id);
             self.settle(id);
         }
         while let Some(id) = self.arc.forget(&mut self.slab) {
             self.settle(id);
         }
+        while let Some(id) = self.lirs.age(&mut self.slab) {
+            self.note_out(Leader::Lru, id);
+            self.settle(id);
+        }
         while let Some(id) = self.lirs.evict(&mut self.slab, newest) {
+            self.note_out(Leader::Lirs, id);
             self.settle(id);
         }
         while let Some(id) = self.lirs.forget(&mut self.slab) {
@@ -164,17 +223,22 @@ impl Default {
         }
     }
 
-    /// Shows a use to the shadows.
-    fn refer(&mut self, id: Id) {
-        let wanted = self.wanted_by(id);
-        self.judge(wanted);
-        let (arc, lirs) = (wanted & Leader::Arc as u8 != 0, wanted & Leader::Lirs as u8 != 0);
-        if arc {
+    fn note_out(&mut self, shadow: Leader, id: Id) {
+        if shadow == self.leader {
+            self.out = id;
+        }
+    }
+
+    /// Shows a use to the shadows; `real` if it was a hit.
+    fn refer(&mut self, id: Id, real: bool) {
+        let held_by = self.wanted_by(id);
+        self.judge(held_by, real);
+        if held_by & Leader::Arc as u8 != 0 {
             self.arc.hit(&mut self.slab, id);
         } else {
             self.arc.admit(&mut self.slab, id);
         }
-        if lirs {
+        if held_by & Leader::Lirs as u8 != 0 {
             self.lirs.hit(&mut self.slab, id);
         } else {
             self.lirs.admit(&mut self.slab, id);
@@ -182,23 +246,75 @@ impl Default {
         self.trim(id);
     }
 
-    /// Follows the leader.
-    fn judge(&mut self, wanted: u8) {
-        let other = 3 - self.leader as u8;
-        if wanted == other {
-            self.behind += 1;
-            if self.behind > self.patience() {
-                self.leader = if self.leader == Leader::Arc { Leader::Lirs } else { Leader::Arc };
-                self.behind = 0;
-                self.switches += 1;
+    /// Counts a use, and changes the leader where that is due.
+    fn judge(&mut self, held_by: u8, real: bool) {
+        let led = held_by & self.leader as u8 != 0;
+        self.tenure[3] += u32::from(real);
+        self.hits += u64::from(real);
+        let patience = self.patience();
+        let mut next = None;
+        for shadow in [Leader::Lirs, Leader::Arc, Leader::Lru] {
+            let hit = held_by & shadow as u8 != 0;
+            self.tenure[shadow.index()] += u32::from(hit);
+            let behind = &mut self.behind[shadow.index()];
+            if hit && !led {
+                *behind += 1;
+                next = if *behind > patience { Some(shadow) } else { next };
+            } else if led && !hit {
+                *behind = behind.saturating_sub(1);
             }
-        } else if wanted == self.leader as u8 {
-            self.behind = self.behind.saturating_sub(1);
         }
+        if let Some(mut next) = next {
+            // ARC tells more than LRU where both are about to lead, once it knows anything.
+            if next == Leader::Lru
+                && self.hits >= COLD_HITS
+                && self.leader != Leader::Arc
+                && self.behind[Leader::Arc.index()] > patience / 2
+            {
+                next = Leader::Arc;
+            }
+            self.follow(next);
+        }
+        // Ahead by a whole cache, the leader need not spare a cold content any more.
+        let ahead = self.tenure[self.leader.index()].saturating_sub(self.tenure[3]);
+        self.cold = self.cold && ahead < self.blocks();
     }
 
+    fn follow(&mut self, next: Leader) {
+        if self.tenure[self.last.index()] > self.tenure[3] {
+            self.doubled = (self.doubled + 1).min(DOUBLED_MAX);
+        } else {
+            self.doubled = self.doubled.saturating_sub(1);
+        }
+        self.cold = self.hits < COLD_HITS;
+        self.last = std::mem::replace(&mut self.leader, next);
+        self.behind = [0; 3];
+        self.tenure = [0; 4];
+        self.switches += 1;
+    }
+
+    /// By how many hits another shadow must be ahead to lead.
     fn patience(&self) -> u32 {
-        16
+        let full = (8 + self.blocks() / 40) << self.doubled;
+        full.min(4 + u32::try_from(self.hits / 16).unwrap_or(u32::MAX - 4))
+    }
+
+    /// Blocks resident.
+    fn blocks(&self) -> u32 {
+        self.classes.iter().map(|l| l.blocks).sum()
+    }
+
+    /// The block leaves the cache.
+    fn expel(&mut self, id: Id) -> Id {
+        let tag = self.take(id);
+        if self.is_remembered(id) {
+            self.place(id, tag & !WHERE | GHOST);
+        }
+        id
+    }
+
+    fn holds(&self, shadow: Leader, id: Id) -> bool {
+        self.wanted_by(id) & shadow as u8 != 0
     }
 }
 
@@ -219,7 +335,7 @@ impl Policy for Default {
         if !Self::is_resident(tag) {
             return;
         }
-        self.refer(id);
+        self.refer(id, true);
         self.take(id);
         self.place(id, (self.wanted_by(id) + 1) | AGAIN);
     }
@@ -229,9 +345,11 @@ impl Policy for Default {
         let was = self.state(id);
         self.resize(id, size);
         let tag = self.take(id);
-        self.refer(id);
+        self.refer(id, false);
         let again = if tag == 0 { 0 } else { AGAIN };
-        self.place(id, (self.wanted_by(id) + 1) | again);
+        let wanted = self.wanted_by(id);
+        let class = if self.cold { TRANSIT } else { wanted + 1 };
+        self.place(id, class | again);
         was
     }
 
@@ -268,14 +386,25 @@ impl Policy for Default {
         if self.resident() <= self.c {
             return None;
         }
-        let leader = self.leader as usize;
-        for class in [0, 3 - leader, leader, 3] {
+        let out = std::mem::replace(&mut self.out, NIL);
+        if out != NIL
+            && Self::is_resident(self.slab.tag(REAL, out))
+            && !self.holds(self.leader, out)
+            && !held(out)
+        {
+            return Some(self.expel(out));
+        }
+        let transit_full = self.classes[IN_TRANSIT].bytes > self.c / TRANSIT_SHARE;
+        // After those in transit: held by nobody, by others, by the leader.
+        let order: [usize; 9] = match self.leader {
+            Leader::Arc => [8, 0, 2, 4, 6, 1, 3, 5, 7],
+            Leader::Lirs => [8, 0, 4, 1, 5, 2, 6, 3, 7],
+            Leader::Lru => [8, 0, 1, 2, 3, 4, 5, 6, 7],
+        };
+        let order = if transit_full { order } else { ORDER_LATE.map(|n| order[n]) };
+        for class in order {
             if let Some(id) = self.slab.victim(REAL, &mut self.classes[class], held) {
-                let tag = self.take(id);
-                if self.is_remembered(id) {
-                    self.place(id, tag & !WHERE | GHOST);
-                }
-                return Some(id);
+                return Some(self.expel(id));
             }
         }
         None
@@ -320,6 +449,7 @@ impl Policy for Default {
         match self.leader {
             Leader::Arc => self.arc.mru_target(),
             Leader::Lirs => self.lirs.hir_target(),
+            Leader::Lru => self.c,
         }
     }
 

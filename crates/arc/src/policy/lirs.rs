@@ -12,8 +12,8 @@
 //! # Departures from the paper
 //! * Shares are bytes. A newcomer larger than the HIR share makes LIR blocks step
 //!   down instead of leaving again at once.
-//! * Blocks on the stack that are not resident are bounded to [`REMEMBERED`] times
-//!   the target; the one that left longest ago is forgotten first.
+//! * Blocks on the stack that are not resident are bounded to one and
+//!   a quarter times the target; the one that left longest ago is forgotten first.
 //!
 //! # Invariants
 //! The oldest block on the stack is LIR; LIR blocks are on the stack; HIR-resident
@@ -30,14 +30,17 @@ pub(super) const QUEUE: usize = 2;
 
 /// One part of the target that HIR blocks have.
 const HIR_SHARE: u64 = 100;
-/// Bytes remembered without being resident, over the target.
-const REMEMBERED: u64 = 2;
+/// Bytes remembered without being resident: the target and this part of it. More
+/// serves loops little, and each costs memory that could hold blocks.
+const REMEMBERED_PART: u64 = 4;
 
 // Tag of the stack's family: what the block is, and whether the stack has it.
 const LIR: u8 = 1;
 const HIR: u8 = 2;
 const GONE: u8 = 3;
 const ON_STACK: u8 = 4;
+/// Among the newest blocks of the stack that together fill the target: LRU has it.
+const RECENT: u8 = 8;
 const WHAT: u8 = 3;
 
 pub(super) struct Directory {
@@ -46,12 +49,15 @@ pub(super) struct Directory {
     gone: List,
     lir: u64,
     c: u64,
+    /// Bytes of the `RECENT` blocks, and the oldest of them.
+    recent: u64,
+    mark: Id,
 }
 
 impl Directory {
     pub(super) const fn new(c: u64) -> Self {
         let (stack, queue, gone) = (List::EMPTY, List::EMPTY, List::EMPTY);
-        Directory { stack, queue, gone, lir: 0, c }
+        Directory { stack, queue, gone, lir: 0, c, recent: 0, mark: NIL }
     }
 
     pub(super) fn set_target(&mut self, c: u64) {
@@ -66,6 +72,58 @@ impl Directory {
         slab.tag(STACK, id) != 0
     }
 
+    /// Whether LRU would hold it.
+    pub(super) fn is_recent<const F: usize>(slab: &Slab<F>, id: Id) -> bool {
+        slab.tag(STACK, id) & RECENT != 0
+    }
+
+    /// While the `RECENT` blocks exceed the target, the next one to lose that mark.
+    pub(super) fn age<const F: usize>(&mut self, slab: &mut Slab<F>) -> Option<Id> {
+        if self.recent <= self.c || self.mark == NIL {
+            return None;
+        }
+        let id = self.mark;
+        self.unmark(slab, id);
+        Some(id)
+    }
+
+    fn unmark<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+        let tag = slab.tag(STACK, id);
+        if tag & RECENT != 0 {
+            slab.set_tag(STACK, id, tag & !RECENT);
+            self.recent -= u64::from(slab.size(id));
+            if self.mark == id {
+                self.mark = slab.newer(STACK, id);
+            }
+        }
+    }
+
+    /// The block becomes the stack's newest, as `what`.
+    fn to_top<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id, what: u8) {
+        let tag = slab.tag(STACK, id);
+        if tag & RECENT == 0 {
+            self.recent += u64::from(slab.size(id));
+        } else if self.mark == id && self.stack.head != id {
+            self.mark = slab.newer(STACK, id);
+        }
+        if tag & ON_STACK == 0 {
+            slab.push_head(STACK, &mut self.stack, id);
+        } else {
+            slab.renew(STACK, &mut self.stack, id);
+        }
+        if self.mark == NIL {
+            self.mark = id;
+        }
+        slab.set_tag(STACK, id, what | ON_STACK | RECENT);
+    }
+
+    /// The block leaves the stack and is `what` from now on.
+    fn off_stack<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id, what: u8) {
+        self.unmark(slab, id);
+        slab.unlink(STACK, &mut self.stack, id);
+        slab.set_tag(STACK, id, what);
+    }
+
     /// Bytes that HIR blocks should have.
     pub(super) fn hir_target(&self) -> u64 {
         (self.c / HIR_SHARE).max(1)
@@ -77,17 +135,16 @@ impl Directory {
         let tag = slab.tag(STACK, id);
         if tag & WHAT == LIR {
             let oldest = self.stack.tail == id;
-            slab.renew(STACK, &mut self.stack, id);
+            self.to_top(slab, id, LIR);
             if oldest {
                 self.prune(slab);
             }
         } else if tag & ON_STACK != 0 {
-            slab.renew(STACK, &mut self.stack, id);
+            self.to_top(slab, id, HIR);
             slab.unlink(QUEUE, &mut self.queue, id);
             self.promote(slab, id);
         } else {
-            slab.push_head(STACK, &mut self.stack, id);
-            slab.set_tag(STACK, id, HIR | ON_STACK);
+            self.to_top(slab, id, HIR);
             slab.renew(QUEUE, &mut self.queue, id);
         }
     }
@@ -99,18 +156,17 @@ impl Directory {
             slab.unlink(QUEUE, &mut self.gone, id);
         }
         if tag & ON_STACK != 0 {
-            slab.renew(STACK, &mut self.stack, id);
+            self.to_top(slab, id, HIR);
             self.promote(slab, id);
             return;
         }
-        slab.push_head(STACK, &mut self.stack, id);
+        self.to_top(slab, id, HIR);
         let size = u64::from(slab.size(id));
         let room = self.lir + size <= self.c - self.hir_target().min(self.c);
         if room {
-            slab.set_tag(STACK, id, LIR | ON_STACK);
+            self.to_top(slab, id, LIR);
             self.lir += size;
         } else {
-            slab.set_tag(STACK, id, HIR | ON_STACK);
             slab.push_head(QUEUE, &mut self.queue, id);
         }
     }
@@ -118,7 +174,7 @@ impl Directory {
     /// The block, newest on the stack and in no other list, becomes LIR; the oldest
     /// LIR blocks make way.
     fn promote<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
-        slab.set_tag(STACK, id, LIR | ON_STACK);
+        self.to_top(slab, id, LIR);
         self.lir += u64::from(slab.size(id));
         while self.lir > self.c - self.hir_target().min(self.c) && self.stack.tail != id {
             self.demote(slab);
@@ -133,8 +189,7 @@ impl Directory {
         if id == NIL {
             return;
         }
-        slab.unlink(STACK, &mut self.stack, id);
-        slab.set_tag(STACK, id, HIR);
+        self.off_stack(slab, id, HIR);
         self.lir -= u64::from(slab.size(id));
         slab.push_head(QUEUE, &mut self.queue, id);
         self.prune(slab);
@@ -150,14 +205,13 @@ impl Directory {
             }
             match slab.tag(STACK, id) & WHAT {
                 LIR => return,
-                HIR => slab.set_tag(STACK, id, HIR),
+                HIR => self.off_stack(slab, id, HIR),
                 _ => {
-                    slab.set_tag(STACK, id, GONE);
+                    self.off_stack(slab, id, GONE);
                     slab.unlink(QUEUE, &mut self.gone, id);
                     slab.push_tail(QUEUE, &mut self.gone, id);
                 }
             }
-            slab.unlink(STACK, &mut self.stack, id);
         }
     }
 
@@ -179,8 +233,9 @@ impl Directory {
             return None;
         }
         slab.unlink(QUEUE, &mut self.queue, id);
-        let on_stack = slab.tag(STACK, id) & ON_STACK;
-        slab.set_tag(STACK, id, if on_stack == 0 { 0 } else { GONE | ON_STACK });
+        let tag = slab.tag(STACK, id);
+        let on_stack = tag & ON_STACK;
+        slab.set_tag(STACK, id, if on_stack == 0 { 0 } else { tag & !WHAT | GONE });
         if on_stack != 0 {
             slab.push_head(QUEUE, &mut self.gone, id);
         }
@@ -191,7 +246,7 @@ impl Directory {
     pub(super) fn forget<const F: usize>(&mut self, slab: &mut Slab<F>) -> Option<Id> {
         let id = self.gone.tail;
         let off_stack = id != NIL && slab.tag(STACK, id) & ON_STACK == 0;
-        if !off_stack && self.gone.bytes <= self.c.saturating_mul(REMEMBERED) {
+        if !off_stack && self.gone.bytes <= self.c.saturating_add(self.c / REMEMBERED_PART) {
             return None;
         }
         self.remove(slab, id);
@@ -201,9 +256,8 @@ impl Directory {
     /// Enters as one that left, or becomes the newest of these.
     pub(super) fn remember<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
         self.remove(slab, id);
-        slab.push_head(STACK, &mut self.stack, id);
+        self.to_top(slab, id, GONE);
         slab.push_head(QUEUE, &mut self.gone, id);
-        slab.set_tag(STACK, id, GONE | ON_STACK);
         self.prune(slab);
     }
 
@@ -214,6 +268,9 @@ impl Directory {
         };
         if tag & ON_STACK != 0 {
             change(&mut self.stack.bytes);
+        }
+        if tag & RECENT != 0 {
+            change(&mut self.recent);
         }
         match tag & WHAT {
             LIR => change(&mut self.lir),
@@ -226,7 +283,7 @@ impl Directory {
     pub(super) fn remove<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
         let tag = slab.tag(STACK, id);
         if tag & ON_STACK != 0 {
-            slab.unlink(STACK, &mut self.stack, id);
+            self.off_stack(slab, id, tag & WHAT);
         }
         match tag & WHAT {
             LIR => self.lir -= u64::from(slab.size(id)),

@@ -17,13 +17,11 @@
 //!   small multiple of the target.
 
 mod default;
-mod keyed;
 mod lirs;
 mod reference;
 mod slab;
 
 pub use default::Default;
-pub use keyed::{Arc, ListId};
 pub use reference::Reference;
 
 /// A policy of this kind with a target of `bytes`.
@@ -114,3 +112,6 @@ pub trait Policy: Send {
     /// Memory that the policy itself takes, bytes: what it holds for each id it knows.
     fn overhead(&self) -> u64;
 }
+
+#[cfg(test)]
+mod tests;

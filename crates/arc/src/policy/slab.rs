@@ -86,11 +86,6 @@ impl<const F: usize> Slab<F> {
         self.nodes[id as usize].tags[family] = tag;
     }
 
-    /// True when no family has a note about the block.
-    pub(super) fn is_unknown(&self, id: Id) -> bool {
-        self.nodes.get(id as usize).is_none_or(|n| n.tags == [0; F])
-    }
-
     /// The next newer block on the list.
     pub(super) fn newer(&self, family: usize, id: Id) -> Id {
         self.nodes[id as usize].links[family].newer

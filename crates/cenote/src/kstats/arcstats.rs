@@ -9,6 +9,10 @@ use kstat::{Kstat, Value};
 /// of them are `arc_loaned_bytes`.
 pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
     let all = s.all();
+    // What the cache's size has beyond its parts; the arenas' own waste is no part
+    // of it and stands in `abdstats`.
+    let parts = [s.compressed_size, s.overhead_size, s.hdr_size, s.l2.hdr_size, s.dbuf_size];
+    let waste = s.size.saturating_sub(parts.iter().fold(0u64, |sum, n| sum.saturating_add(*n)));
     let rows = [
         ("hits", Value::U64(all.hits)),
         ("iohits", Value::U64(all.iohits)),
@@ -156,7 +160,7 @@ pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
         ("arc_sys_free", Value::U64(s.sys_free)),
         ("arc_raw_size", Value::U64(0)),
         ("cached_only_in_progress", Value::U64(0)),
-        ("abd_chunk_waste_size", Value::U64(s.chunk_waste)),
+        ("abd_chunk_waste_size", Value::U64(waste)),
     ];
     Kstat::named(rows.into_iter().map(|(name, value)| (name.into(), value)).collect())
 }
@@ -192,6 +196,7 @@ mod tests {
             hdr_size: 10 << 20,
             data_size: 700 << 20,
             metadata_size: 190 << 20,
+            chunk_waste: 77,
             memory_available_bytes: -5,
             ..ArcStats::default()
         }

@@ -103,8 +103,8 @@ fn ddt_stats() -> Kstat {
 
 fn has_ddt(core: &Core, checksum: &str) -> bool {
     let suffixes = ["", "-zap-unique", "-zap-duplicate", "-zap-ditto"];
-    let is = |s: &&str| matches!(core.spa.mos().lookup(&format!("DDT-{checksum}{s}")), Ok(Some(_)));
-    suffixes.iter().any(|s| is(&s))
+    let object = |suffix: &&str| core.spa.mos().lookup(&format!("DDT-{checksum}{suffix}"));
+    suffixes.iter().any(|s| matches!(object(s), Ok(Some(_))))
 }
 
 /// Registers an imported pool's files. A name that cannot be a directory's, or a

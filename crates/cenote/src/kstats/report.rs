@@ -51,7 +51,8 @@ pub struct ArcReport {
     pub iohits: Share,
     /// Had to read.
     pub misses: Share,
-    /// Hits by list, of all hits.
+    /// Hits by list, of all hits. Uses of a block right after one another are one to
+    /// the policy, and of no list.
     pub lists: Vec<(&'static str, Share)>,
     /// Misses on blocks remembered, by list, of all misses.
     pub ghosts: Vec<(&'static str, Share)>,
@@ -95,6 +96,12 @@ impl ArcReport {
         let list = |names: &[(&'static str, &str)], all: u64| {
             names.iter().map(|(shown, name)| (*shown, Share::of(n(name), all))).collect()
         };
+        let mut lists: Vec<(&'static str, Share)> =
+            list(&[("MRU", "mru_hits"), ("MFU", "mfu_hits"), ("uncached", "uncached_hits")], hits);
+        let listed = lists.iter().fold(0u64, |sum, (_, s)| sum.saturating_add(s.count));
+        if hits > listed {
+            lists.push(("same use again", Share::of(hits - listed, hits)));
+        }
         let l2 = (n("l2_hits"), n("l2_misses"), n("l2_size"), n("l2_asize"));
         let l2_all = l2.0.saturating_add(l2.1);
         let forms = own.map_or_else(Vec::new, |own| {
@@ -117,10 +124,7 @@ impl ArcReport {
             hits: Share::of(hits, accesses),
             iohits: Share::of(iohits, accesses),
             misses: Share::of(misses, accesses),
-            lists: list(
-                &[("MRU", "mru_hits"), ("MFU", "mfu_hits"), ("uncached", "uncached_hits")],
-                hits,
-            ),
+            lists,
             ghosts: list(
                 &[("MRU ghost", "mru_ghost_hits"), ("MFU ghost", "mfu_ghost_hits")],
                 misses,
@@ -149,6 +153,16 @@ mod tests {
         let r = ArcReport::new(&Kstat::numbers([("c", 1 << 30)]), None);
         assert_eq!((r.hits.share, r.accesses, r.mru_target, r.l2), (None, 0, None, None));
         assert!(r.lists.iter().chain(&r.ghosts).all(|(_, s)| s.share.is_none()));
+    }
+
+    #[test]
+    fn shares_of_lists_make_a_whole() {
+        let k = Kstat::numbers([("hits", 100), ("mru_hits", 10), ("mfu_hits", 30)]);
+        let r = ArcReport::new(&k, None);
+        assert_eq!(r.lists.last().unwrap(), &("same use again", Share::of(60, 100)));
+        assert_eq!(r.lists.iter().map(|(_, s)| s.count).sum::<u64>(), 100);
+        let k = Kstat::numbers([("hits", 100), ("mru_hits", 100)]);
+        assert_eq!(ArcReport::new(&k, None).lists.len(), 3);
     }
 
     #[test]

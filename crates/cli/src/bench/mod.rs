@@ -5,6 +5,7 @@
 //! Targets are told and never make a bench fail: a figure depends on the machine.
 
 mod args;
+mod cache;
 mod cached;
 mod chart;
 mod codecs;
@@ -42,7 +43,7 @@ struct Own {
 }
 
 /// Benches that measure no pool and have their own output.
-const OWN: &[Own] = &[];
+const OWN: &[Own] = &[Own { name: "cache", about: cache::ABOUT, main: cache::main }];
 
 /// Options that every bench has.
 const COMMON: &[Opt] = &[

@@ -68,7 +68,7 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         Request::Tune { name, value } => {
             let tunable = tune::find(name)?;
             tunable.set(state.engine(), value)?;
-            tunables(state, &[name.clone()])
+            tunables(state, std::slice::from_ref(name))
         }
         Request::WhatIf => {
             Ok(Reply::WhatIf(state.engine().what_if().into_iter().map(WhatIf::from).collect()))

@@ -127,12 +127,10 @@ fn curve(points: &[WhatIf], target: u64) -> String {
         let (data, metadata) = (ratio(p.data), ratio(p.metadata));
         let _ = writeln!(out, "{times:>6}{size:>9}{data:>10}{metadata:>10}");
     }
-    let kinds: [(&str, fn(&WhatIf) -> Option<f64>); 2] =
-        [("data", |p| p.data), ("metadata", |p| p.metadata)];
-    for (kind, get) in kinds {
+    for kind in ["data", "metadata"] {
         let _ = writeln!(out, "\n{kind}");
         for p in points {
-            let share = get(p);
+            let share = if kind == "data" { p.data } else { p.metadata };
             let text = format!("{:>6} │{} {}", multiple(p.multiple), bar(share), ratio(share));
             let _ = writeln!(out, "{text}");
         }

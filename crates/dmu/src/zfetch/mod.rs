@@ -41,8 +41,6 @@ pub use walk::Walks;
 
 /// A file's part in the shared counters is handed on after this many accesses.
 const STATS_BATCH: u64 = 64;
-/// A stream's look-ahead is at most this part of what may be read ahead in all.
-const STREAM_SHARE: u64 = 2;
 
 /// What may be read ahead of a dataset's readers: its property `prefetch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +100,8 @@ fn shift_or_divide(n: u64, by: u64) -> u64 {
 fn params(shared: &Prefetch, object: &Object) -> Params {
     let dnode = object.dnode();
     let zio = object.objset().zio();
-    let most = zio.read_ahead_limit() / STREAM_SHARE;
+    // No stream has more ahead than all may have under way.
+    let most = zio.read_ahead_limit();
     let seconds = |t| Duration::from_secs(shared.get(t));
     Params {
         block_size: object.block_size(),
@@ -153,10 +152,14 @@ impl Zfetch {
             let Some(mut state) = held else { return };
             let Some(table) = self.table(&mut state, object) else { return };
             let plan = table.access(clock, first, blocks, waits);
+            if waits && !table.is_random() {
+                self.random.store(false, Relaxed);
+            }
             if table.pending() >= STATS_BATCH {
                 self.shared.count(&table.take_stats());
                 table.reap(clock());
-                self.random.store(table.is_random(), Relaxed);
+                let random = table.is_random();
+                self.random.store(random, Relaxed);
                 // The cache's target, a part of the parameters, changes by itself.
                 state.generation = 0;
             }

@@ -2,17 +2,17 @@
 //!
 //! # Theory
 //! An access that no stream expected becomes a *try*, one of the last few. A later
-//! access that continues a try makes it a [`Stream`]: one that begins where the
+//! access that continues a try makes it a stream: one that begins where the
 //! try ended (forward), one that ends where it began (backward, when it happens
 //! twice), or one as far from the try as the try was from an earlier one
 //! (strided). Only streams have a place that must be fought for.
 //!
-//! A stream expects unit `next` of its [`Course`]. A *hit* is an access that
+//! A stream expects unit `next` of its course. A *hit* is an access that
 //! covers it. An access up to `reorder` bytes ahead is remembered as a *future*
 //! range; when few enough holes lie below, the stream passes them (*stride*). One
 //! as far behind is *past*, and says nothing.
 //!
-//! With each hit the look-ahead doubles, from [`FIRST`] up to `min_distance`; it
+//! With each hit the look-ahead doubles, from `FIRST` (512 KiB) up to `min_distance`; it
 //! grows on only when reads still had to wait for what was asked for. Data is
 //! asked for only by streams that ever had to wait: what is in memory needs no
 //! prefetch. Behind a stream, blocks may be dropped ([`Plan::behind`]).
@@ -20,7 +20,8 @@
 //! # Invariants
 //! * `behind ≤ next ≤ asked` in units, wherever something was asked for; nothing
 //!   is asked for twice by one stream but what was [`Table::refused`].
-//! * Nothing at or behind the file's end is asked for, nor more than the distance.
+//! * Nothing at or behind the file's end is asked for, nor more than the distance
+//!   or one unit.
 //!
 //! # Departures from OpenZFS (chapter 10 §6.3)
 //! * Tries are apart from streams and are replaced first in, first out: random
@@ -28,7 +29,8 @@
 //! * Backward and strided readers are streams. There, a stride is followed only
 //!   where it leaves out at most a quarter.
 //! * Among many unexpected accesses one continuation may be chance: then two are
-//!   demanded ([`NOISY`]).
+//!   demanded (`NOISY`), and a hit after very many others asks for nothing
+//!   (`CHANCE`).
 //! * Streams are limited by the file's size over `min_distance`, not over
 //!   `max_distance`.
 //! * What makes the distance grow beyond `min_distance` is a hit that had to wait
@@ -59,6 +61,8 @@ const STRIDE_MAX: u64 = 64;
 const REORDER_MAX: u64 = 65_535;
 /// More unexpected accesses than this, less four for each hit, are noise.
 const NOISY: u32 = 64;
+/// After accesses to this part of a file's blocks, or [`NOISY`], a hit is chance.
+const CHANCE: u64 = 32;
 
 /// What the predictor must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +152,8 @@ struct Stream {
     idistance: u64,
     futures: Vec<(u64, u64)>,
     seen: Duration,
+    /// Accesses to the file at the last hit.
+    tick: u64,
     missed: bool,
 }
 
@@ -210,13 +216,13 @@ impl Stream {
         pass
     }
 
-    /// Goes on to unit `to` after an access at unit `at`, and plans: at
-    /// least `first` bytes ahead from the second time on.
+    /// Goes on to unit `to` after an access at unit `at`, and plans; asks
+    /// for no data if that was `chance`.
     fn advance(
         &mut self,
         (at, to): (u64, u64),
         waited: bool,
-        first: u64,
+        chance: bool,
         now: Duration,
         p: &Params,
     ) -> Plan {
@@ -235,8 +241,9 @@ impl Stream {
         self.seen = now;
         self.missed |= waited;
         self.distance = match self.distance {
+            _ if chance => 0,
             0 => bytes,
-            d if d < p.min_distance => (d * 2).max(bytes).max(first.min(p.min_distance)),
+            d if d < p.min_distance => (d * 2).max(bytes).max(FIRST.min(p.min_distance)),
             d if late => d + d / 8,
             d => d.max(bytes),
         }
@@ -249,9 +256,11 @@ impl Stream {
         let total = self.course.total(p.blocks);
         let mut plan = Plan { stream: self.id, ..Plan::default() };
         let from = self.asked.max(self.next);
-        let to = self.next.saturating_add(self.distance / unit).min(total);
+        // One unit at least, however large.
+        let ahead = if self.distance > 0 { (self.distance / unit).max(1) } else { 0 };
+        let to = self.next.saturating_add(ahead).min(total);
         // In pieces worth the trouble, but for the last.
-        let piece = (self.distance / unit / 4).max(1).min(total.saturating_sub(from).max(1));
+        let piece = (ahead / 4).max(1).min(total.saturating_sub(from).max(1));
         if self.missed && to.saturating_sub(from) >= piece {
             plan.data = Some(self.course.ask(from, to, p.blocks));
             self.asked = to;
@@ -304,6 +313,7 @@ pub struct Table {
     reach: u64,
     turn: usize,
     noise: u32,
+    ticks: u64,
     serial: u64,
     /// Counted since the last [`Table::take_stats`].
     stats: ZfetchStats,
@@ -321,6 +331,7 @@ impl Table {
             reach: params.reorder_units(1).max(STRIDE_MAX),
             turn: 0,
             noise: 0,
+            ticks: 0,
             serial: 0,
             stats: ZfetchStats::default(),
         }
@@ -373,6 +384,7 @@ impl Table {
         if b >= e {
             return Plan::default();
         }
+        self.ticks += 1;
         let Some((i, how, u, v)) = self.nearest(b, e) else {
             let known = self.serial;
             let plan = self.try_access(&clock, b, e, waited, true);
@@ -444,9 +456,11 @@ impl Table {
     fn hit(&mut self, i: usize, (at, to): (u64, u64), waited: bool, now: Duration) -> Plan {
         self.noise = self.noise.saturating_sub(4);
         let s = &mut self.streams[i];
-        // Among random accesses a hit may be chance, even the second.
-        let first = if self.noise > NOISY { 0 } else { FIRST };
-        let plan = s.advance((at, to), waited, first, now, &self.params);
+        // Random accesses hit once in as many as there are blocks: a hit after so long
+        // says nothing about the next.
+        let chance = self.ticks - s.tick > (self.params.blocks / CHANCE).max(u64::from(NOISY));
+        s.tick = self.ticks;
+        let plan = s.advance((at, to), waited, chance, now, &self.params);
         if s.next >= s.course.total(self.params.blocks) {
             self.streams.swap_remove(i);
         }
@@ -603,6 +617,7 @@ impl Table {
             idistance: 0,
             futures: Vec::new(),
             seen: now,
+            tick: self.ticks,
             missed: t.missed,
         });
         self.hit(self.streams.len() - 1, (at, to), waited, now)

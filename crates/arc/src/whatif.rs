@@ -1,0 +1,324 @@
+//! What if the cache were larger or smaller: the hit ratio to expect at multiples
+//! of its size.
+//!
+//! # Theory
+//! Miniature simulation (Waldspurger et al., ATC 2017): a cache of `R·c` bytes that
+//! sees only the blocks whose hash falls into a share `R` of the hash space has
+//! nearly the hit ratio of one of `c` bytes that sees all, whatever the policy. Each
+//! multiple has a simulation of the policy in use for each kind, with a rate of its
+//! own such that it knows at most [`KNOWN_MAX`] blocks: memory is bounded whatever
+//! the cache's size. A simulation that outgrows it halves its rate and forgets the
+//! blocks that fall out. Rates are shares of one hash, so nearly every reference
+//! costs one compare ([`Filter::wants`]).
+//!
+//! A few hot blocks in or out of the sample shift its hit ratio more than its size
+//! suggests. As in SHARDS-adj (FAST 2015) the difference between the references
+//! expected (`R` times all) and those seen counts as hits: what a sample has too
+//! few or too many of are the hottest blocks, and these hit.
+//!
+//! # Invariants
+//! A simulation knows at most [`KNOWN_MAX`] blocks; its hits and references are of
+//! its present rate (halved with it); it says nothing before it saw [`WARM`]
+//! references.
+//!
+//! Lock order: [`Filter`] needs none; the owner locks [`WhatIf`], a leaf.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::policy::{Default as Adaptive, Id, Kind, Policy, Reference, State};
+
+/// Multiples of the present size that are simulated.
+pub const MULTIPLES: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+/// Blocks that one simulation knows, resident or remembered. One costs about 56
+/// bytes; twelve simulations stay below 1 MiB.
+pub const KNOWN_MAX: usize = 1400;
+/// References that a simulation must have seen before it tells its ratio.
+pub const WARM: f64 = 256.0;
+/// Counts are halved beyond this, so that the past fades.
+const FADE: f64 = 1e6;
+/// The block size that a first rate assumes; smaller ones halve the rate soon.
+const BLOCK_BYTES: f64 = 65536.0;
+/// Slots of a simulation's table: a power of two, at most 70 % full.
+const SLOTS: usize = 2048;
+const EMPTY: Id = Id::MAX;
+
+/// Which policy is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// The published ARC.
+    Arc,
+    /// The default.
+    Default,
+}
+
+/// Tells without a lock whether a reference is in any sample.
+#[derive(Debug, Default)]
+pub struct Filter {
+    below: [AtomicU64; 2],
+}
+
+impl Filter {
+    /// Whether [`WhatIf::record`] wants the block with this hash, which must be
+    /// well mixed and the same at every reference.
+    pub fn wants(&self, kind: Kind, hash: u64) -> bool {
+        hash < self.below[kind as usize].load(Relaxed)
+    }
+}
+
+/// The hit ratios expected at one multiple of the size, between 0 and 1; `None`
+/// where too little was seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Times the present size.
+    pub multiple: f64,
+    /// File and volume contents.
+    pub data: Option<f64>,
+    /// Metadata.
+    pub metadata: Option<f64>,
+}
+
+/// A miniature cache.
+struct Mini {
+    policy: Box<dyn Policy>,
+    /// Bytes of the cache that it stands for.
+    full: f64,
+    /// Share of the blocks that it sees, and the bound of their hashes.
+    rate: f64,
+    below: u64,
+    /// Open addressing, linear probing: block numbers by hash.
+    table: Box<[Id]>,
+    hashes: Vec<u64>,
+    free: Vec<Id>,
+    references: f64,
+    hits: f64,
+    /// References expected up to `mark`, a count of all references.
+    expected: f64,
+    mark: u64,
+}
+
+impl Mini {
+    fn new(kind: PolicyKind, full: f64, seen: u64) -> Mini {
+        let policy: Box<dyn Policy> = match kind {
+            PolicyKind::Arc => Box::new(Reference::new(0)),
+            PolicyKind::Default => Box::new(Adaptive::new(0)),
+        };
+        let mut mini = Mini {
+            policy,
+            full,
+            rate: 0.0,
+            below: 0,
+            table: vec![EMPTY; SLOTS].into(),
+            hashes: Vec::new(),
+            free: Vec::new(),
+            references: 0.0,
+            hits: 0.0,
+            expected: 0.0,
+            mark: seen,
+        };
+        mini.set_rate((KNOWN_MAX as f64 / 2.5 * BLOCK_BYTES / full.max(1.0)).min(1.0));
+        mini
+    }
+
+    fn set_rate(&mut self, rate: f64) {
+        self.rate = rate;
+        // Saturates: every hash but the largest is below the bound of rate 1.
+        self.below = (rate * 2f64.powi(64)) as u64;
+        self.policy.set_target((self.full * rate) as u64);
+        self.settle();
+    }
+
+    fn slot(&self, hash: u64) -> usize {
+        // The high bits are those that the rate cuts off.
+        let mut at = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> 40 & (SLOTS - 1);
+        while self.table[at] != EMPTY && self.hashes[self.table[at] as usize] != hash {
+            at = (at + 1) & (SLOTS - 1);
+        }
+        at
+    }
+
+    fn known(&self) -> usize {
+        self.hashes.len() - self.free.len()
+    }
+
+    fn record(&mut self, hash: u64, size: u32, seen: u64) {
+        if hash >= self.below {
+            return;
+        }
+        self.references += 1.0;
+        let at = self.slot(hash);
+        let mut id = self.table[at];
+        if id != EMPTY && matches!(self.policy.state(id), State::Mru | State::Mfu) {
+            self.hits += 1.0;
+            self.policy.hit(id);
+        } else {
+            if id == EMPTY {
+                id = self.free.pop().unwrap_or(self.hashes.len() as Id);
+                if id as usize == self.hashes.len() {
+                    self.hashes.push(hash);
+                }
+                self.hashes[id as usize] = hash;
+                self.table[at] = id;
+            }
+            self.policy.admit(id, size);
+        }
+        self.settle();
+        while self.known() >= KNOWN_MAX {
+            self.halve(seen);
+        }
+        if self.references > FADE {
+            self.advance(seen);
+            self.references /= 2.0;
+            self.hits /= 2.0;
+            self.expected /= 2.0;
+        }
+    }
+
+    /// Evicts and forgets what the policy wants to.
+    fn settle(&mut self) {
+        while let Some(id) = self.policy.evict(&mut |_| false) {
+            if self.policy.state(id) == State::Unknown {
+                self.release(id);
+            }
+        }
+        while let Some(id) = self.policy.forget() {
+            self.release(id);
+        }
+    }
+
+    /// Takes the block out of the table; what follows in its run moves up.
+    fn release(&mut self, id: Id) {
+        let mut hole = self.slot(self.hashes[id as usize]);
+        self.table[hole] = EMPTY;
+        self.free.push(id);
+        loop {
+            hole = (hole + 1) & (SLOTS - 1);
+            let next = self.table[hole];
+            if next == EMPTY {
+                return;
+            }
+            self.table[hole] = EMPTY;
+            let at = self.slot(self.hashes[next as usize]);
+            self.table[at] = next;
+        }
+    }
+
+    /// Counts what was expected until now at the present rate.
+    fn advance(&mut self, seen: u64) {
+        self.expected += self.rate * seen.saturating_sub(self.mark) as f64;
+        self.mark = seen;
+    }
+
+    /// Half the rate: the blocks that it does not cover are forgotten.
+    fn halve(&mut self, seen: u64) {
+        self.advance(seen);
+        let rate = self.rate / 2.0;
+        let below = (rate * 2f64.powi(64)) as u64;
+        let out: Vec<Id> = self.table.iter().copied().filter(|&id| id != EMPTY).collect();
+        for id in out {
+            if self.hashes[id as usize] >= below {
+                self.policy.remove(id);
+                self.release(id);
+            }
+        }
+        self.references /= 2.0;
+        self.hits /= 2.0;
+        self.expected /= 2.0;
+        self.set_rate(rate);
+    }
+
+    fn ratio(&self, seen: u64) -> Option<f64> {
+        let expected = self.expected + self.rate * seen.saturating_sub(self.mark) as f64;
+        if self.references < WARM || expected < WARM {
+            return None;
+        }
+        let adjusted = self.hits + expected - self.references;
+        Some((adjusted / expected).clamp(0.0, 1.0))
+    }
+
+    /// What it takes, bytes.
+    fn memory(&self) -> u64 {
+        let own = self.table.len() * size_of::<Id>()
+            + self.hashes.capacity() * size_of::<u64>()
+            + self.free.capacity() * size_of::<Id>();
+        own as u64 + self.policy.overhead() + size_of::<Mini>() as u64
+    }
+}
+
+/// The estimator of one pool's cache.
+pub struct WhatIf {
+    kind: PolicyKind,
+    filter: Arc<Filter>,
+    /// By [`Kind`] and multiple; empty before the size is known.
+    minis: [Vec<Mini>; 2],
+    sizes: [u64; 2],
+}
+
+impl WhatIf {
+    /// An estimator for a policy. It wants nothing before [`WhatIf::set_size`].
+    pub fn new(kind: PolicyKind) -> WhatIf {
+        let minis = [Vec::new(), Vec::new()];
+        WhatIf { kind, filter: Arc::default(), minis, sizes: [0; 2] }
+    }
+
+    /// The filter to ask before [`WhatIf::record`].
+    pub fn filter(&self) -> Arc<Filter> {
+        Arc::clone(&self.filter)
+    }
+
+    /// The cache's present sizes, bytes, by [`Kind`], and the references that it has
+    /// seen of each. A size within a quarter of the last one changes the simulations'
+    /// targets; any other starts them afresh.
+    pub fn set_size(&mut self, sizes: [u64; 2], seen: [u64; 2]) {
+        for kind in 0..2 {
+            let (new, old) = (sizes[kind], self.sizes[kind]);
+            if new == old && !self.minis[kind].is_empty() {
+                continue;
+            }
+            let near = old > 0 && new.abs_diff(old) <= old / 4;
+            if near {
+                for (mini, multiple) in self.minis[kind].iter_mut().zip(MULTIPLES) {
+                    mini.full = new as f64 * multiple;
+                    mini.set_rate(mini.rate);
+                }
+                continue;
+            }
+            self.sizes[kind] = new;
+            let mini = |m: f64| Mini::new(self.kind, new as f64 * m, seen[kind]);
+            self.minis[kind] = MULTIPLES.map(mini).into();
+            self.publish(kind);
+        }
+    }
+
+    fn publish(&self, kind: usize) {
+        let below = self.minis[kind].iter().map(|m| m.below).max().unwrap_or(0);
+        self.filter.below[kind].store(below, Relaxed);
+    }
+
+    /// A reference that the filter wants: the block's hash, kind and size, and how
+    /// many references of its kind the cache has seen by now.
+    pub fn record(&mut self, hash: u64, kind: Kind, size: u32, seen: u64) {
+        for mini in &mut self.minis[kind as usize] {
+            mini.record(hash, size, seen);
+        }
+        self.publish(kind as usize);
+    }
+
+    /// The hit ratios to expect, after `seen` references of each [`Kind`].
+    pub fn curve(&self, seen: [u64; 2]) -> Vec<Point> {
+        let ratio = |kind: Kind, at: usize| {
+            self.minis[kind as usize].get(at).and_then(|m| m.ratio(seen[kind as usize]))
+        };
+        let point = |(at, multiple)| Point {
+            multiple,
+            data: ratio(Kind::Data, at),
+            metadata: ratio(Kind::Metadata, at),
+        };
+        MULTIPLES.into_iter().enumerate().map(point).collect()
+    }
+
+    /// Memory that the estimator takes, bytes.
+    pub fn memory(&self) -> u64 {
+        self.minis.iter().flatten().map(Mini::memory).sum()
+    }
+}
