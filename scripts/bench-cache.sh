@@ -38,7 +38,7 @@ bench() {
 run() {
 	case $1 in
 	poison)
-		bench poison poison --policy default,arc --rounds "$ROUNDS" --mount
+		bench poison poison --policy default,arc --rounds "$ROUNDS" --time 3s --mount
 		bench poison-skew poison --policy default,arc --rounds "$ROUNDS" --skew 0.9
 		bench poison-lz4 poison --policy default --rounds "$ROUNDS" --lz4
 		;;

@@ -37,7 +37,6 @@ pub mod tune;
 mod values;
 
 pub use ::kstat;
-pub use arc::config::ARC_MIN_FLOOR;
 pub use arc::{ArcStats, Config as ArcConfig, PolicyKind};
 pub use base::{Buf, Error, ErrorKind, Guid, ObjectId, Result, Txg};
 pub use device::EngineKind;

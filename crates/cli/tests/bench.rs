@@ -148,8 +148,8 @@ fn through_mounts() {
         [
             "mount",
             "mount, all",
-            "mount, O_DIRECT",
-            "mount, O_DIRECT, all",
+            "mount, direct_io",
+            "mount, direct_io, all",
             "local disk",
             "local disk, all",
             "peer",

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use base::{Error, ObjectId, Result, rt};
-use cenote::PolicyKind;
+use cenote::{ArcStats, PolicyKind};
 
 use super::args::opt;
 use super::chart::Shape;
@@ -166,7 +166,7 @@ fn passes(
 }
 
 fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
-    let mounted = if way == Way::Mount { Some(rig.mount()?) } else { None };
+    let mounted = if way == Way::Mount { Some(rig.mount(false)?) } else { None };
     if mounted.is_some() {
         lab::drop_kernel_caches();
     }
@@ -201,14 +201,14 @@ fn pass(run: &mut Run, rig: &Rig, way: Way, name: &str) -> Result<Pass, Stop> {
         return Err(Stop::Failed(e));
     }
     let (after, now) = (rig.stats(), rig.disk());
-    let (x, y) = (stats.demand_metadata, after.demand_metadata);
-    let (p, q) = (stats.prefetch_metadata, after.prefetch_metadata);
+    let demand = |s: &ArcStats| (s.demand_metadata.hits, s.demand_metadata.total());
+    let misses = |s: &ArcStats| s.demand_metadata.misses + s.prefetch_metadata.misses;
     let mib = streamed.load(Relaxed) as f64 / f64::from(1 << 20);
     Ok(Pass {
         entries,
         rate: entries as f64 / seconds(took),
-        lookups: lab::ratio(y.hits - x.hits, y.total() - x.total()),
-        misses: y.misses - x.misses + q.misses - p.misses,
+        lookups: lab::hit_ratio(demand(&stats), demand(&after)),
+        misses: misses(&after).saturating_sub(misses(&stats)),
         disk: Disk { reads: now.reads - disk.reads, bytes: now.bytes - disk.bytes },
         stream_mib: stream.is_some().then(|| mib / seconds(took)),
     })

@@ -49,7 +49,10 @@ impl Cell {
             Cell::Count(n) => grouped(*n),
             Cell::Bytes(n) => cenote::props::nicebytes(*n),
             Cell::Real(v) if !v.is_finite() => "n/a".to_owned(),
-            Cell::Real(v) if v.abs() >= 1000.0 => grouped(v.round() as u64),
+            Cell::Real(v) if v.abs() >= 1000.0 => {
+                let sign = if *v < 0.0 { "-" } else { "" };
+                format!("{sign}{}", grouped(v.abs().round() as u64))
+            }
             Cell::Real(v) if v.abs() >= 100.0 => format!("{v:.0}"),
             Cell::Real(v) if v.abs() >= 10.0 => format!("{v:.1}"),
             Cell::Real(v) => format!("{v:.2}"),
@@ -209,7 +212,7 @@ impl Report {
     /// For programs.
     pub(super) fn json(&self, machine: Value) -> Value {
         let settings: Map<_, _> =
-            self.settings.iter().map(|(name, v)| ((*name).to_owned(), v.json())).collect();
+            self.settings.iter().map(|(name, v)| (name.replace(' ', "_"), v.json())).collect();
         let tables: Map<_, _> = self.tables.iter().map(|t| (t.name.to_owned(), t.json())).collect();
         let target = |t: &Target| {
             let value = if t.value.is_finite() { json!(t.value) } else { Value::Null };
@@ -281,7 +284,7 @@ mod tests {
         table.rows.push(vec!["a".into(), Cell::Real(1_234_567.8), Cell::ratio(Some(0.5))]);
         table.rows.push(vec!["bcd".into(), Cell::Real(2.0), Cell::ratio(Some(f64::NAN))]);
         let mut report = Report { bench: "try", tables: vec![table], ..Report::default() };
-        report.set("cache", Cell::Bytes(3 << 29));
+        report.set("the cache", Cell::Bytes(3 << 29));
         report.at_least("more is better", 0.979, 0.98);
         report.at_most("less is better", 0.979, 0.98);
         report.at_least("never measured", f64::NAN, 0.0);
@@ -294,7 +297,7 @@ mod tests {
         let look = Look { width: 80, color: false, unicode: false };
         assert_eq!(
             report().text(look),
-            "try: cache 1.50G\n\n\
+            "try: the cache 1.50G\n\n\
              NAME    READS/S    HIT\n\
              a     1,234,568  50.0%\n\
              bcd        2.00    n/a\n\n\
@@ -314,7 +317,7 @@ mod tests {
                 "bench": "try",
                 "version": env!("CARGO_PKG_VERSION"),
                 "machine": null,
-                "settings": { "cache": 1_610_612_736 },
+                "settings": { "the_cache": 1_610_612_736 },
                 "tables": { "rates": [
                     { "name": "a", "rate": 1_234_567.8, "hit": 0.5 },
                     { "name": "bcd", "rate": 2.0, "hit": null },
@@ -334,6 +337,7 @@ mod tests {
 
     #[test]
     fn thousands() {
+        assert_eq!(Cell::Real(-1234.4).show(), "-1,234");
         for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(grouped(n), text);
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
-use cenote::{ARC_MIN_FLOOR, ArcStats, File, PolicyKind};
+use cenote::{ArcStats, File, PolicyKind};
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 
 use super::args::{Args, Opt, opt};
@@ -43,7 +43,11 @@ fn work_dir(args: &Args) -> PathBuf {
     args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-fn check_space(dir: &Path, need: u64) -> Result<()> {
+/// Whether a directory has room for so many bytes.
+///
+/// # Errors
+/// `NoSpace` if not, naming the option that helps.
+pub(super) fn check_space(dir: &Path, need: u64) -> Result<()> {
     let failed = |e: rustix::io::Errno| {
         Error::io("cannot look at the directory", e.into()).on_path(dir.to_string_lossy())
     };
@@ -142,9 +146,6 @@ impl Lab {
     pub(super) fn open(&self, arc_max: u64, policy: PolicyKind) -> Result<Rig> {
         let mut config = EngineConfig { cache_bytes: Some(arc_max), ..EngineConfig::default() };
         config.arc.policy = policy;
-        // A small cache needs a smaller least size than usual.
-        config.arc.arc_max = arc_max;
-        config.arc.arc_min = config.arc.arc_min.min((arc_max / 2).max(ARC_MIN_FLOOR));
         let engine = Engine::new(config)?;
         let search = Search { paths: vec![self.dir.clone()], ..Search::default() };
         let found = engine.discover(&search)?;
@@ -208,9 +209,10 @@ impl Rig {
         &self.work
     }
 
-    /// Mounts the file system, served by this process.
-    pub(super) fn mount(&self) -> Result<Mounted> {
-        Mounted::new(&self.root, &self.work)
+    /// Mounts the file system, served by this process; with `direct_io` file data is
+    /// cached by the ARC alone.
+    pub(super) fn mount(&self, direct_io: bool) -> Result<Mounted> {
+        Mounted::new(&self.root, &self.work, direct_io)
     }
 }
 
@@ -233,12 +235,18 @@ pub(super) fn word(policy: PolicyKind) -> &'static str {
     }
 }
 
+/// The share of hits among lookups, from hits and lookups before and after; none
+/// where nothing was looked up.
+pub(super) fn hit_ratio(before: (u64, u64), after: (u64, u64)) -> Option<f64> {
+    ratio(after.0.saturating_sub(before.0), after.1.saturating_sub(before.1))
+}
+
 /// `a / b`, or none.
 pub(super) fn ratio(a: u64, b: u64) -> Option<f64> {
     (b > 0).then(|| a as f64 / b as f64)
 }
 
-/// Drops the kernel's directory entries and inodes; only root may.
+/// Drops the kernel's pages, directory entries and inodes; only root may.
 pub(super) fn drop_kernel_caches() -> bool {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
@@ -254,6 +262,12 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::NoSpace);
         assert!(e.message().contains("--dir"), "{e}");
         assert!(check_space(Path::new("/no such directory"), 1).is_err());
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(hit_ratio((10, 20), (40, 60)), Some(0.75));
+        assert_eq!(hit_ratio((10, 20), (10, 20)), None);
     }
 
     #[test]

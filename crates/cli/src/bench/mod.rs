@@ -35,6 +35,16 @@ use frame::Report;
 const ALL: &[Bench] =
     &[cached::BENCH, poison::BENCH, du::BENCH, stress::BENCH, codecs::BENCH, fuse_null::BENCH];
 
+/// A bench with a command line of its own.
+struct Own {
+    name: &'static str,
+    about: &'static str,
+    main: fn(&[&str]) -> Result<Exit>,
+}
+
+/// Benches that measure no pool and have their own output.
+const OWN: &[Own] = &[Own { name: "cache", about: cache::ABOUT, main: cache::main }];
+
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
     opt("--json", "FILE", "write the figures as JSON (- is standard output)"),
@@ -124,9 +134,8 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         ui::out(&list());
         return Ok(Exit::OK);
     };
-    if name == "cache" {
-        let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
-        return cache::main(&rest);
+    if let Some(own) = OWN.iter().find(|b| b.name == name) {
+        return (own.main)(&rest.iter().map(String::as_str).collect::<Vec<_>>());
     }
     let Some(bench) = ALL.iter().find(|b| b.name == name) else {
         if matches!(name.as_str(), "--help" | "-h" | "help") {
@@ -154,9 +163,8 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
 
 /// One line about each.
 fn list() -> String {
-    let lines = ALL.iter().map(|b| format!("  {:<10} {}\n", b.name, b.about));
-    let lines: String = lines.collect();
-    let lines = format!("{lines}  {:<10} {}\n", "cache", cache::ABOUT);
+    let all = ALL.iter().map(|b| (b.name, b.about)).chain(OWN.iter().map(|b| (b.name, b.about)));
+    let lines: String = all.map(|(name, about)| format!("  {name:<10} {about}\n")).collect();
     format!(
         "usage: bench NAME [--json FILE] [--svg FILE] [options]; options: bench NAME --help\n{lines}"
     )

@@ -12,7 +12,7 @@
 //! within a round, since a machine drifts.
 
 use std::fs::File as HostFile;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use base::{Error, Result, rt};
@@ -69,6 +69,7 @@ struct Setup {
     rounds: u64,
     skew: f64,
     seed: u64,
+    record: u32,
 }
 
 /// Where the reads go.
@@ -84,7 +85,7 @@ impl Way {
         match self {
             Way::Library => "library",
             Way::Mount => "mount",
-            Way::Direct => "mount, O_DIRECT",
+            Way::Direct => "mount, direct_io",
         }
     }
 }
@@ -169,6 +170,9 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
     let tenths = args.count("--tenths", 10, 2..=1000)?;
     // A read has half of the longest length in the mean.
     let reads = args.count("--reads", 4 * a / (READ_MAX / 2), 10..=1 << 40)?;
+    let record = args.size("--record", 128 << 10, 512..=16 << 20)?;
+    let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
+    let record = record.ok_or_else(|| Stop::usage("--record: must be a power of two"))?;
     let time = args.flag("--time").then(|| args.time("--time", Duration::ZERO)).transpose()?;
     Ok(Setup {
         arc,
@@ -180,14 +184,13 @@ fn setup(run: &Run) -> Result<Setup, Stop> {
         rounds: args.count("--rounds", 3, 1..=99)?,
         skew: args.real("--skew", 0.0, 0.0..=3.0)?,
         seed: args.count("--seed", 1, 0..=u64::MAX)?,
+        record,
     })
 }
 
 fn run(run: &mut Run) -> Result<(), Stop> {
     let mut set = setup(run)?;
-    let record = run.args.size("--record", 128 << 10, 512..=16 << 20)?;
-    let record = u32::try_from(record).ok().filter(|r| r.is_power_of_two());
-    let record = record.ok_or_else(|| Stop::usage("--record: must be a power of two"))?;
+    let record = set.record;
     let policies = lab::policies(&run.args, "default")?;
     let content = if run.args.flag("--lz4") { Content::half() } else { Content::noise(set.seed) };
     let lab = Lab::new(run, set.a + set.b, |maker| {
@@ -236,15 +239,13 @@ fn round(
     name: &str,
 ) -> Result<Round, Stop> {
     let rig = lab.open(set.arc, policy)?;
-    let mounted = if way == Way::Library { None } else { Some(rig.mount()?) };
+    let mounted = match way {
+        Way::Library => None,
+        Way::Mount | Way::Direct => Some(rig.mount(way == Way::Direct)?),
+    };
     let open = |file: &str| -> Result<Source> {
         let Some(mounted) = &mounted else { return Ok(Source::Library(rig.file(file)?)) };
-        let mut options = std::fs::OpenOptions::new();
-        options.read(true);
-        if way == Way::Direct {
-            options.custom_flags(libc::O_DIRECT);
-        }
-        let opened = options.open(mounted.path().join(file));
+        let opened = HostFile::open(mounted.path().join(file));
         Ok(Source::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
     };
     let (a, b) = (open("A")?, open("B")?);
@@ -270,8 +271,8 @@ fn round(
 }
 
 fn hit_ratio(before: &ArcStats, after: &ArcStats) -> Option<f64> {
-    let (x, y) = (before.demand_data, after.demand_data);
-    lab::ratio(y.hits - x.hits, y.total() - x.total())
+    let of = |s: &ArcStats| (s.demand_data.hits, s.demand_data.total());
+    lab::hit_ratio(of(before), of(after))
 }
 
 /// The same reads as every phase, in parts.
@@ -301,10 +302,11 @@ fn phase(
             let start = rt::now();
             file.read(offset, &mut out[..len])?;
             let took = start.elapsed();
-            // Nothing came from the disk: blocks of this read were hits.
+            // Nothing came from the disk: every block of this read was a hit.
             if rig.disk().reads == disk {
+                let record = u64::from(set.record);
                 hit_time += took;
-                hits += 1;
+                hits += (offset + len as u64 - 1) / record - offset / record + 1;
             }
             if bytes < set.arc && bytes >= set.arc / 2 {
                 window = (window.0 + 1, window.1 + took);
@@ -319,9 +321,9 @@ fn phase(
             rate: (done - from) as f64 / seconds,
             hit_ratio: hit_ratio(&stats, &after),
             ns_a_hit: (hits > 0).then(|| hit_time.as_nanos() as f64 / hits as f64),
-            borrowed: y.borrowed - x.borrowed,
-            copied: y.copied - x.copied,
-            decompressed: y.decompressed - x.decompressed,
+            borrowed: y.borrowed.saturating_sub(x.borrowed),
+            copied: y.copied.saturating_sub(x.copied),
+            decompressed: y.decompressed.saturating_sub(x.decompressed),
         });
     }
     if !window.1.is_zero() {

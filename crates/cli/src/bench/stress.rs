@@ -162,8 +162,8 @@ fn steps(
             Cell::Bytes(keys * set.record),
             Cell::ratio(data),
             Cell::ratio(all),
-            Cell::Count(after.mru_ghost_hits - before.mru_ghost_hits),
-            Cell::Count(after.mfu_ghost_hits - before.mfu_ghost_hits),
+            Cell::Count(after.mru_ghost_hits.saturating_sub(before.mru_ghost_hits)),
+            Cell::Count(after.mfu_ghost_hits.saturating_sub(before.mfu_ghost_hits)),
         ]);
         ratios.push(data.unwrap_or(f64::NAN));
     }
@@ -172,12 +172,9 @@ fn steps(
 
 /// Hit ratios of demand reads of data, and of all kinds together.
 fn ratios_between(x: &ArcStats, y: &ArcStats) -> (Option<f64>, Option<f64>) {
-    let (a, b) = (x.demand_data, y.demand_data);
-    let (c, d) = (x.all(), y.all());
-    (
-        lab::ratio(b.hits - a.hits, b.total() - a.total()),
-        lab::ratio(d.hits - c.hits, d.total() - c.total()),
-    )
+    let data = |s: &ArcStats| (s.demand_data.hits, s.demand_data.total());
+    let all = |s: &ArcStats| (s.all().hits, s.all().total());
+    (lab::hit_ratio(data(x), data(y)), lab::hit_ratio(all(x), all(y)))
 }
 
 #[cfg(test)]

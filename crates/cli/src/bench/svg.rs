@@ -56,20 +56,8 @@ fn draw(chart: &Chart, out: &mut String) {
         mark += step;
     }
     legend(chart, out);
-    let slot = (WIDTH - LEFT - RIGHT) / chart.labels.len().max(1) as f64;
-    let middle = |i: usize| LEFT + slot * (i as f64 + 0.5);
-    // Texts that would run into each other are left out.
-    let widest = chart.labels.iter().map(|l| l.chars().count()).max().unwrap_or(1);
-    let every = ((widest as f64 * 7.0 + 6.0) / slot).ceil().max(1.0) as usize;
-    for (i, label) in chart.labels.iter().enumerate().step_by(every) {
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            middle(i),
-            HEIGHT - BOTTOM + 18.0,
-            escape(label)
-        );
-    }
+    names(chart, out);
+    let (slot, middle) = slots(chart);
     for (n, series) in chart.series.iter().enumerate() {
         let color = COLORS[n % COLORS.len()];
         let points = series.values.iter().enumerate().filter(|(_, v)| v.is_finite());
@@ -88,8 +76,15 @@ fn draw(chart: &Chart, out: &mut String) {
                 }
             }
             Shape::Lines => {
+                let places: Vec<_> = points.map(|(i, &v)| (middle(i), y(v))).collect();
+                for (x, y) in &places {
+                    let _ = writeln!(
+                        out,
+                        "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>"
+                    );
+                }
                 let path: Vec<String> =
-                    points.map(|(i, &v)| format!("{:.1},{:.1}", middle(i), y(v))).collect();
+                    places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
                 let _ = writeln!(
                     out,
                     "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>",
@@ -97,6 +92,28 @@ fn draw(chart: &Chart, out: &mut String) {
                 );
             }
         }
+    }
+}
+
+/// The width that each label has, and the middle of it.
+fn slots(chart: &Chart) -> (f64, impl Fn(usize) -> f64) {
+    let slot = (WIDTH - LEFT - RIGHT) / chart.labels.len().max(1) as f64;
+    (slot, move |i| LEFT + slot * (i as f64 + 0.5))
+}
+
+/// The labels below the picture; those that would run into each other are left out.
+fn names(chart: &Chart, out: &mut String) {
+    let (slot, middle) = slots(chart);
+    let widest = chart.labels.iter().map(|l| l.chars().count()).max().unwrap_or(1);
+    let every = ((widest as f64 * 7.0 + 6.0) / slot).ceil().max(1.0) as usize;
+    for (i, label) in chart.labels.iter().enumerate().step_by(every) {
+        let _ = writeln!(
+            out,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            middle(i),
+            HEIGHT - BOTTOM + 18.0,
+            escape(label)
+        );
     }
 }
 
@@ -151,6 +168,7 @@ mod tests {
         ));
         assert!(text.contains("<polyline points=\"247.5,190.0 602.5,60.0\""), "{text}");
         assert!(text.contains("<polyline points=\"602.5,255.0\""));
+        assert_eq!(text.matches("<circle ").count(), 3);
         assert_eq!(text.matches("<rect x=").count(), 3 + 2 * 2);
         assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
         assert!(document(&[]).ends_with("</svg>\n"));

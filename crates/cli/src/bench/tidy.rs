@@ -32,7 +32,22 @@ static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Left {
     Directory(PathBuf),
+    File(PathBuf),
     Mount(PathBuf),
+}
+
+impl Left {
+    /// As far as it can be.
+    fn remove(&self) {
+        let _gone = match self {
+            Left::Directory(path) => std::fs::remove_dir_all(path).is_ok(),
+            Left::File(path) => std::fs::remove_file(path).is_ok(),
+            Left::Mount(path) => {
+                let options = fuse::UnmountOptions { lazy: true, force: false };
+                fuse::unmount(path, options).is_ok()
+            }
+        };
+    }
 }
 
 /// Whether a signal asked the bench to end.
@@ -49,19 +64,13 @@ pub(super) fn watch() -> Result<()> {
     rt::spawn("signals", move || {
         signals.wait_and(|| STOP.store(true, Relaxed));
         rt::sleep(PATIENCE);
-        // Mounts first, the last first: a directory below one cannot be removed.
         let left = std::mem::take(&mut *LEFT.lock());
-        for path in left.iter().rev().filter_map(|l| match l {
-            Left::Mount(path) => Some(path),
-            Left::Directory(_) => None,
-        }) {
-            let _ = fuse::unmount(path, fuse::UnmountOptions { lazy: true, force: false });
+        // Mounts first: a directory below one cannot be removed.
+        for mount in left.iter().filter(|l| matches!(l, Left::Mount(_))) {
+            mount.remove();
         }
-        for path in left.iter().filter_map(|l| match l {
-            Left::Directory(path) => Some(path),
-            Left::Mount(_) => None,
-        }) {
-            let _ = std::fs::remove_dir_all(path);
+        for other in left.iter().filter(|l| !matches!(l, Left::Mount(_))) {
+            other.remove();
         }
         std::process::exit(i32::from(INTERRUPTED.0));
     })?;
@@ -108,17 +117,33 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _gone = std::fs::remove_dir_all(&self.0);
-        forget(&Left::Directory(self.0.clone()));
+        let left = Left::Directory(self.0.clone());
+        left.remove();
+        forget(&left);
     }
 }
 
 /// A file of our own in a directory of somebody else, gone with this value.
-pub(super) struct ScratchFile(pub(super) PathBuf);
+pub(super) struct ScratchFile(PathBuf);
+
+impl ScratchFile {
+    /// Promises to remove what will be there.
+    pub(super) fn new(path: PathBuf) -> ScratchFile {
+        LEFT.lock().push(Left::File(path.clone()));
+        ScratchFile(path)
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
 
 impl Drop for ScratchFile {
     fn drop(&mut self) {
-        let _gone = std::fs::remove_file(&self.0);
+        let left = Left::File(self.0.clone());
+        left.remove();
+        forget(&left);
     }
 }
 
@@ -133,9 +158,10 @@ impl Mounted {
     ///
     /// # Errors
     /// The kernel or the helper refuses.
-    pub(super) fn new(dataset: &Dataset, parent: &Path) -> Result<Mounted> {
+    pub(super) fn new(dataset: &Dataset, parent: &Path, direct_io: bool) -> Result<Mounted> {
         let at = Scratch::new(parent)?;
-        let session = FuseMounter.mount(dataset, at.path(), &MountOptions::default())?;
+        let options = MountOptions { direct_io, ..MountOptions::default() };
+        let session = FuseMounter.mount(dataset, at.path(), &options)?;
         LEFT.lock().push(Left::Mount(at.path().to_owned()));
         Ok(Mounted { session: Some(session), at })
     }
