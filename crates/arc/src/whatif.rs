@@ -344,10 +344,7 @@ mod tests {
 
     /// Hit ratio of the policy over the whole stream, nothing sampled.
     fn replay(kind: PolicyKind, stream: &[u64], bytes: u64) -> f64 {
-        let mut policy: Box<dyn Policy> = match kind {
-            PolicyKind::Arc => Box::new(Reference::new(bytes)),
-            PolicyKind::Default => Box::new(Adaptive::new(bytes)),
-        };
+        let mut policy = make(kind, bytes);
         let mut hits = 0;
         // Keys are dense here, so a block's number is its key.
         for &key in stream {

@@ -224,7 +224,7 @@ fn neither_kind_starves_the_other() {
             for key in 0..2000u64 {
                 read(&cache, key, kind, Access::Demand, 8192);
                 if key % 4 == 0 {
-                    seen.push(read(&cache, 1 << 32 | key % 100, other, Access::Demand, 8192));
+                    seen.push(read(&cache, (1 << 32) + key % 100, other, Access::Demand, 8192));
                 }
             }
             kept = hits(seen.into_iter());
@@ -263,7 +263,7 @@ fn unread_prefetches_do_not_displace_what_is_used() {
     let kept = hits((0..700).map(|key| data(&cache, key)));
     assert!(kept >= 0.95, "kept {kept}");
     let stats = cache.arc_stats();
-    assert!(stats.uncached.size() <= 8 * MIB >> 6, "waste shrinks their share");
+    assert!(stats.uncached.size() <= MIB / 8, "waste shrinks their share");
     assert_eq!(stats.predictive.issued, 10_000);
     // What is read soon after it was prefetched is all there, and counts once.
     let used = hits((30_000..30_500).flat_map(|key| {
