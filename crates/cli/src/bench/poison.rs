@@ -91,7 +91,7 @@ impl Way {
 }
 
 enum Source {
-    Library(File),
+    Library(Box<File>),
     Host(HostFile),
 }
 
@@ -244,7 +244,7 @@ fn round(
         Way::Mount | Way::Direct => Some(rig.mount(way == Way::Direct)?),
     };
     let open = |file: &str| -> Result<Source> {
-        let Some(mounted) = &mounted else { return Ok(Source::Library(rig.file(file)?)) };
+        let Some(mounted) = &mounted else { return Ok(Source::Library(Box::new(rig.file(file)?))) };
         let opened = HostFile::open(mounted.path().join(file));
         Ok(Source::Host(opened.map_err(|e| Error::io("cannot open", e).on_path(file))?))
     };
