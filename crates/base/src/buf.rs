@@ -3,7 +3,7 @@
 //! # Theory
 //! A [`BufMut`] is uniquely owned and writable; [`BufMut::freeze`] turns it into
 //! a [`Buf`], which is immutable, cheap to clone and to slice. Memory comes from
-//! arenas by size class (four steps a power of two), mapped
+//! arenas by size class (eight steps a power of two), mapped
 //! straight from the operating system, so that it can be given back: [`trim`]
 //! drops the pages of free buffers, and RSS falls.
 //!
@@ -30,9 +30,9 @@ use crate::limits::BUF_SIZE_MAX;
 use crate::rt::plain::Mutex;
 
 const MIN_CLASS_SHIFT: u32 = 9;
-/// Classes: 512, 640, 768, 896, 1024, ... up to `BUF_SIZE_MAX`, of which those are
-/// used that keep their alignment: a quarter at most is rounding.
-const CLASSES: usize = 4 * (26 - MIN_CLASS_SHIFT as usize) + 1;
+/// Classes: 512, 576, 640, ... up to `BUF_SIZE_MAX`, of which those are used that keep
+/// their alignment: from 32 KiB on an eighth at most is rounding.
+const CLASSES: usize = 8 * (26 - MIN_CLASS_SHIFT as usize) + 1;
 /// Small classes are cut from mappings of this size.
 const CHUNK: usize = 2 << 20;
 /// From this size on each buffer is a mapping of its own.
@@ -40,15 +40,15 @@ const DIRECT: usize = 256 << 10;
 const PAGE: usize = 4096;
 
 const fn class_size(class: usize) -> usize {
-    let power = 1usize << (MIN_CLASS_SHIFT as usize + class / 4);
-    power + class % 4 * (power / 4)
+    let power = 1usize << (MIN_CLASS_SHIFT as usize + class / 8);
+    power + class % 8 * (power / 8)
 }
 
 fn class_of(len: usize) -> usize {
     let mut class = 0;
     if len > 1 << MIN_CLASS_SHIFT {
         let shift = usize::BITS - 1 - (len - 1).leading_zeros();
-        class = 4 * (shift - MIN_CLASS_SHIFT) as usize;
+        class = 8 * (shift - MIN_CLASS_SHIFT) as usize;
         while class_size(class) < len {
             class += 1;
         }
@@ -59,7 +59,7 @@ fn class_of(len: usize) -> usize {
     }
     // Below a page, only powers of two keep their alignment.
     if class_size(class) < PAGE {
-        class = class.next_multiple_of(4);
+        class = class.next_multiple_of(8);
     }
     class
 }

@@ -18,13 +18,17 @@ use crate::stats::StateBytes;
 use crate::tier::SecondTier;
 use crate::{Access, PolicyKind};
 
-/// Unread prefetches may take between 1/64 and 1/4 of a partition, at first 1/16.
+/// Unread prefetches may take between 1/64 and 1/8 of a partition, at first 1/32.
 const FRESH_MIN_SHIFT: u32 = 6;
-const FRESH_MAX_SHIFT: u32 = 2;
-const FRESH_START_SHIFT: u32 = 4;
-/// Decompressed fronts start at 1/4 of a partition and move by 1/64 of it.
-const FRONT_START_SHIFT: u32 = 2;
-const FRONT_STEP_SHIFT: u32 = 6;
+const FRESH_MAX_SHIFT: u32 = 3;
+const FRESH_START_SHIFT: u32 = 5;
+/// Decompressed fronts start at 1/16 of a partition and move by 1/256 of it, if one side
+/// is worth twice the other: every move costs the other side what it had there.
+const FRONT_START_SHIFT: u32 = 4;
+const FRONT_STEP_SHIFT: u32 = 8;
+const FRONT_MIN_SHIFT: u32 = 6;
+/// Room that others needed is given back to a policy by 1/16384 at a time.
+const LATELY_SHIFT: u32 = 14;
 /// A front that comes back within 1/8 of the partition's bytes was dropped too early.
 const FRONT_NEAR_SHIFT: u32 = 3;
 /// The division is settled each time 1/64 of the partition has turned over.
@@ -40,22 +44,55 @@ const fn entry_bytes<K>() -> u64 {
     (size_of::<Slot<K>>() + size_of::<At>() + 8) as u64
 }
 
+/// The queue that a block is in, apart from the policies' lists.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum In {
+    #[default]
+    None,
+    /// Prefetched and not read.
+    Fresh,
+    /// Decompressed beside its stored form.
+    Front,
+    /// Forgotten by its policy.
+    Far,
+}
+
 /// Where a block's slot is, and what else it is part of.
 #[derive(Clone, Copy, Default)]
 pub(super) struct At {
-    stripe: u32,
     slot: u32,
-    /// Ticket in the queue of unread prefetches; 0 if it is not there.
-    fresh: u32,
-    /// Ticket in the queue of the long forgotten; 0 if it is not there.
-    far: u32,
-    /// Ticket in the queue of fronts; 0 if it is not there.
-    front: u32,
-    /// Bytes in the queue it is in; a block is in one at most.
+    stripe: u16,
+    queue: In,
+    /// The front was used since it was looked at last.
+    used: bool,
+    /// Its ticket and its bytes in that queue.
+    ticket: u32,
     bytes: u32,
     /// Pages of fronts dropped before this one's was; 0 if it never was.
     dropped: u32,
-    used: bool,
+}
+
+impl At {
+    fn ticket_in(&self, queue: In) -> u32 {
+        if self.queue == queue { self.ticket } else { 0 }
+    }
+
+    fn leave(&mut self) {
+        (self.queue, self.ticket, self.bytes) = (In::None, 0, 0);
+    }
+}
+
+/// The most that something took lately: up at once, down slowly. A policy whose target
+/// moves up and down with every block of others loses what it had learned.
+#[derive(Clone, Copy, Default)]
+struct Lately(u64);
+
+impl Lately {
+    fn follow(&mut self, now: u64) -> u64 {
+        self.0 -= self.0.saturating_sub(now) >> LATELY_SHIFT;
+        self.0 = self.0.max(now);
+        self.0
+    }
 }
 
 /// One kind's blocks.
@@ -63,6 +100,8 @@ struct Line {
     policy: Box<dyn Policy>,
     at: Vec<At>,
     free: Vec<Id>,
+    /// Bytes resident.
+    lately: Lately,
     /// Forgotten blocks, a sample.
     far: Queue,
     /// Ghost hits since the division was settled: bytes.
@@ -72,11 +111,18 @@ struct Line {
 impl Line {
     fn new(kind: PolicyKind, target: u64) -> Line {
         let policy = crate::policy::make(kind, target);
-        Line { policy, at: Vec::new(), free: Vec::new(), far: Queue::default(), ghost_hits: 0 }
+        Line {
+            policy,
+            at: Vec::new(),
+            free: Vec::new(),
+            lately: Lately::default(),
+            far: Queue::default(),
+            ghost_hits: 0,
+        }
     }
 
     fn alloc(&mut self, stripe: u32, slot: u32) -> Id {
-        let at = At { stripe, slot, ..At::default() };
+        let at = At { stripe: stripe as u16, slot, ..At::default() };
         if let Some(id) = self.free.pop() {
             self.at[id as usize] = at;
             return id;
@@ -94,21 +140,23 @@ impl Line {
 
     fn take_far(&mut self, id: Id) -> bool {
         let at = &mut self.at[id as usize];
-        if at.far == 0 {
+        if at.queue != In::Far {
             return false;
         }
         self.far.bytes -= u64::from(at.bytes);
         self.far.live -= 1;
-        (at.far, at.bytes) = (0, 0);
+        at.leave();
         true
     }
 
     /// A block that was long forgotten is back: for the division, a ghost hit.
-    fn return_from_far(&mut self, id: Id) {
+    fn return_from_far(&mut self, id: Id) -> bool {
         let bytes = u64::from(self.at[id as usize].bytes);
-        if self.take_far(id) {
+        let was = self.take_far(id);
+        if was {
             self.ghost_hits += bytes << FAR_SHIFT;
         }
+        was
     }
 }
 
@@ -152,6 +200,8 @@ pub(super) struct Core {
     fresh_share: u64,
     front: Queue,
     front_target: u64,
+    /// Most that fronts and unread prefetches took lately.
+    reserve: Lately,
     front_dropped: u64,
     front_near: u64,
     ghosts_seen: u64,
@@ -183,6 +233,7 @@ impl Core {
             fresh_share: c >> FRESH_START_SHIFT,
             front: Queue::default(),
             front_target: c >> FRONT_START_SHIFT,
+            reserve: Lately::default(),
             front_dropped: 0,
             front_near: 0,
             ghosts_seen: 0,
@@ -200,6 +251,7 @@ impl Core {
             |x: u64, old: u64| (u128::from(x) * u128::from(c) / u128::from(old.max(1))) as u64;
         self.fresh_share = scale(self.fresh_share, self.c);
         self.front_target = scale(self.front_target, self.c);
+        self.reserve.0 = scale(self.reserve.0, self.c);
         self.c = c;
     }
 
@@ -254,7 +306,7 @@ impl Core {
 
     /// Another decompressed form would push nothing out.
     pub(super) fn front_has_room<K>(&self) -> bool {
-        let slack = self.c >> FRONT_STEP_SHIFT;
+        let slack = self.c >> FRONT_MIN_SHIFT;
         self.front.bytes + slack < self.front_target || self.size::<K>() + slack < self.c
     }
 
@@ -291,6 +343,8 @@ impl Core {
         }
         if touch.first {
             self.first_use(touch.kind, touch.id);
+        }
+        if touch.first || !touch.counts {
             return;
         }
         let line = &mut self.lines[touch.kind as usize];
@@ -306,12 +360,11 @@ impl Core {
     fn first_use(&mut self, kind: Kind, id: Id) {
         let line = &mut self.lines[kind as usize];
         let at = &mut line.at[id as usize];
-        if at.fresh == 0 {
+        if at.queue != In::Fresh {
             return;
         }
-        at.fresh = 0;
         let size = at.bytes;
-        at.bytes = 0;
+        at.leave();
         self.fresh.bytes -= u64::from(size);
         self.fresh.live -= 1;
         // Worth its place: the next ones may have a little more.
@@ -346,7 +399,7 @@ impl Core {
             stripe.slots[i as usize].id = line.alloc(place, i);
         }
         let id = stripe.slots[i as usize].id;
-        line.return_from_far(id);
+        self.ghosts_seen += u64::from(line.return_from_far(id)) << FAR_SHIFT;
         let known = line.policy.state(id) != State::Unknown;
         let form = if block.stored.is_empty() { &block.whole } else { &block.stored };
         let size = u32::try_from(form.footprint().max(1)).unwrap_or(u32::MAX);
@@ -367,7 +420,7 @@ impl Core {
             }
             let ticket = self.fresh.push(kind, id);
             let at = &mut self.lines[kind as usize].at[id as usize];
-            (at.fresh, at.bytes) = (ticket, size);
+            (at.queue, at.ticket, at.bytes) = (In::Fresh, ticket, size);
             self.fresh.bytes += u64::from(size);
             self.fresh.live += 1;
         } else {
@@ -381,7 +434,8 @@ impl Core {
     fn put_front(&mut self, kind: Kind, id: Id, bytes: usize) {
         let ticket = self.front.push(kind, id);
         let at = &mut self.lines[kind as usize].at[id as usize];
-        (at.front, at.bytes, at.used) = (ticket, bytes as u32, false);
+        (at.queue, at.ticket, at.bytes) = (In::Front, ticket, bytes as u32);
+        at.used = false;
         self.front.bytes += bytes as u64;
         self.fronts[kind as usize] += bytes as u64;
         self.front.live += 1;
@@ -398,7 +452,7 @@ impl Core {
         let slot = &mut stripe.slots[i as usize];
         let (kind, id) = (slot.kind, slot.id);
         let at = &self.lines[kind as usize].at[id as usize];
-        if !slot.whole.is_empty() || slot.stored.is_empty() || at.fresh != 0 {
+        if !slot.whole.is_empty() || slot.stored.is_empty() || at.queue != In::None {
             return;
         }
         let bytes = whole.footprint();
@@ -408,20 +462,20 @@ impl Core {
 
     fn take_front(&mut self, kind: Kind, id: Id) {
         let at = &mut self.lines[kind as usize].at[id as usize];
-        if at.front != 0 {
+        if at.queue == In::Front {
             self.front.bytes -= u64::from(at.bytes);
             self.fronts[kind as usize] -= u64::from(at.bytes);
             self.front.live -= 1;
-            (at.front, at.bytes) = (0, 0);
+            at.leave();
         }
     }
 
     fn take_fresh(&mut self, kind: Kind, id: Id) {
         let at = &mut self.lines[kind as usize].at[id as usize];
-        if at.fresh != 0 {
+        if at.queue == In::Fresh {
             self.fresh.bytes -= u64::from(at.bytes);
             self.fresh.live -= 1;
-            (at.fresh, at.bytes) = (0, 0);
+            at.leave();
         }
     }
 
@@ -504,17 +558,20 @@ impl Core {
 
     /// Divides what is left for stored blocks among the kinds.
     fn retarget<K>(&mut self, fleet: &Fleet<'_, K>) {
-        let fronts = self.front.bytes.min(self.front_target);
-        let other = fronts + self.fresh.bytes + self.header::<K>();
+        let now = self.front.bytes.min(self.front_target) + self.fresh.bytes;
+        let other = self.reserve.follow(now) + self.header::<K>();
         let left = self.c.saturating_sub(other).max(self.c >> 4);
         let meta = fleet.meta_of(left);
-        let resident = |l: &Line| l.policy.resident();
-        let (data_now, meta_now) = (resident(&self.lines[0]), resident(&self.lines[1]));
+        let mut lately = |kind: Kind| {
+            let line = &mut self.lines[kind as usize];
+            line.lately.follow(line.policy.resident())
+        };
+        let (data_now, meta_now) = (lately(Kind::Data), lately(Kind::Metadata));
         let data_target = (left - meta).max(left.saturating_sub(meta_now));
         let meta_target = meta.max(left.saturating_sub(data_now));
         for (line, target) in self.lines.iter_mut().zip([data_target, meta_target]) {
             let now = line.policy.target();
-            let small = now.abs_diff(target) < self.c >> 8;
+            let small = now.abs_diff(target) < self.c >> 4;
             if !small || line.policy.resident() > target {
                 line.policy.set_target(target);
             }
@@ -561,7 +618,7 @@ impl Core {
     /// The policy forgot block `id`; unread prefetched ones live on without it.
     fn forgotten<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind, id: Id) {
         let at = self.lines[kind as usize].at[id as usize];
-        if at.fresh == 0 {
+        if at.queue != In::Fresh {
             let mut stripe = fleet.stripe(at.stripe).lock();
             let bytes = stripe.slots[at.slot as usize].lsize;
             self.bury(fleet, &mut stripe, kind, id, bytes);
@@ -584,7 +641,7 @@ impl Core {
         if sampled && bytes > 0 {
             let ticket = line.far.push(kind, id);
             let at = &mut line.at[id as usize];
-            (at.far, at.bytes) = (ticket, bytes);
+            (at.queue, at.ticket, at.bytes) = (In::Far, ticket, bytes);
             line.far.bytes += u64::from(bytes);
             line.far.live += 1;
         } else {
@@ -602,7 +659,7 @@ impl Core {
         let most = (self.c << FAR_REACH_SHIFT).saturating_sub(known);
         while line.far_bytes() > most {
             let Some((_, id, ticket)) = line.far.entries.pop_front() else { break };
-            if line.at[id as usize].far == ticket {
+            if line.at[id as usize].ticket_in(In::Far) == ticket {
                 line.take_far(id);
                 line.free.push(id);
                 let at = line.at[id as usize];
@@ -610,7 +667,7 @@ impl Core {
             }
         }
         let Line { far, at, .. } = line;
-        far.tidy(|_, id, t| at[id as usize].far == t);
+        far.tidy(|_, id, t| at[id as usize].ticket_in(In::Far) == t);
     }
 
     /// Drops the oldest unread prefetches beyond `keep` bytes; nobody wanted them, so
@@ -619,12 +676,12 @@ impl Core {
         while self.fresh.bytes > keep {
             let Some((kind, id, ticket)) = self.fresh.entries.pop_front() else { break };
             let at = self.lines[kind as usize].at[id as usize];
-            if at.fresh != ticket {
+            if at.ticket_in(In::Fresh) != ticket {
                 continue;
             }
             let mut stripe = fleet.stripe(at.stripe).lock();
             self.drain(&mut stripe);
-            if self.lines[kind as usize].at[id as usize].fresh != ticket {
+            if self.lines[kind as usize].at[id as usize].ticket_in(In::Fresh) != ticket {
                 continue;
             }
             let bytes = stripe.slots[at.slot as usize].charged() as u64;
@@ -639,7 +696,7 @@ impl Core {
             }
         }
         let lines = &self.lines;
-        self.fresh.tidy(|k, id, t| lines[k as usize].at[id as usize].fresh == t);
+        self.fresh.tidy(|k, id, t| lines[k as usize].at[id as usize].ticket_in(In::Fresh) == t);
     }
 
     /// Drops decompressed forms, those not used since they were looked at last first.
@@ -650,7 +707,7 @@ impl Core {
             turns -= 1;
             let Some((kind, id, ticket)) = self.front.entries.pop_front() else { break };
             let at = &mut self.lines[kind as usize].at[id as usize];
-            if at.front != ticket {
+            if at.ticket_in(In::Front) != ticket {
                 continue;
             }
             if std::mem::take(&mut at.used) {
@@ -664,7 +721,7 @@ impl Core {
             fleet.stripe(stripe).lock().slots[slot as usize].whole = Buf::default();
         }
         let lines = &self.lines;
-        self.front.tidy(|k, id, t| lines[k as usize].at[id as usize].front == t);
+        self.front.tidy(|k, id, t| lines[k as usize].at[id as usize].ticket_in(In::Front) == t);
     }
 
     /// Lets ghost hits move the division, and the front's share follow what a
@@ -691,12 +748,13 @@ impl Core {
         let rest =
             u128::from(ghosts) * u128::from(fleet.fill_ns) * u128::from(self.c >> FRONT_NEAR_SHIFT);
         let step = self.c >> FRONT_STEP_SHIFT;
-        match front.cmp(&rest) {
-            std::cmp::Ordering::Greater => self.front_target += step,
-            std::cmp::Ordering::Less => self.front_target = self.front_target.saturating_sub(step),
-            std::cmp::Ordering::Equal => {}
+        if front > 2 * rest {
+            self.front_target += step;
+        } else if rest > 2 * front {
+            self.front_target = self.front_target.saturating_sub(step);
         }
-        self.front_target = self.front_target.clamp(step, self.c - (self.c >> 3));
+        let least = self.c >> FRONT_MIN_SHIFT;
+        self.front_target = self.front_target.clamp(least, self.c - (self.c >> 3));
     }
 }
 
@@ -716,7 +774,7 @@ pub(super) struct Fleet<'a, K> {
 }
 
 impl<K> Fleet<'_, K> {
-    fn stripe(&self, i: u32) -> &Mutex<Stripe<K>> {
+    fn stripe(&self, i: u16) -> &Mutex<Stripe<K>> {
         &self.stripes[i as usize]
     }
 

@@ -16,9 +16,15 @@ use crate::{Access, Copies};
 
 /// Hits that may wait before the policy hears of them.
 pub(super) const LOG_MAX: usize = 32;
-/// Uses of a block within so many of its stripe count as one: a reader that goes
-/// through a block in small steps has used it once.
-const CORRELATED: u32 = 8;
+/// Uses of a block while fewer others than this part of the stripe's blocks were used
+/// count as one: a reader that goes through a block in small steps, or a walk through a
+/// directory whose files share a block, has used it once.
+/// Such uses tell nothing about what to keep, for what was used so lately stays anyway
+/// (the correlated references of LRU-k and 2Q).
+const CORRELATED_SHIFT: u32 = 5;
+const CORRELATED_MIN: u32 = 4;
+/// A block in use all the while counts again after this many such parts.
+const CORRELATED_PARTS: u32 = 8;
 /// A block whose decompressed form was missed twice within 1/16 of the stripe's
 /// blocks is worth having it.
 const FRONT_WINDOW_SHIFT: u32 = 4;
@@ -63,9 +69,10 @@ pub(super) struct Slot<K> {
     pub(super) whole: Buf,
     pub(super) lsize: u32,
     pub(super) id: Id,
-    /// The stripe's count of uses when this one was counted last, and when its
-    /// decompressed form was missed last.
+    /// The stripe's count of uses that counted, when one of this block's did last, when
+    /// it was used last, and when its decompressed form was missed last.
     seq: u32,
+    used: u32,
     front_seq: u32,
     pub(super) kind: Kind,
     pub(super) tag: u8,
@@ -101,6 +108,8 @@ pub(super) struct Touch {
     pub(super) kind: Kind,
     /// First use after a prefetch.
     pub(super) first: bool,
+    /// A use that counts; else only its front is told.
+    pub(super) counts: bool,
     /// The decompressed form was there / was missed.
     pub(super) front: Option<bool>,
 }
@@ -139,7 +148,9 @@ pub(super) struct Stripe<K> {
     filling: Vec<(K, Access, Arc<Pending>)>,
     pub(super) log: Vec<Touch>,
     pub(super) counts: Counts,
-    seq: u32,
+    /// By kind: uses that counted, and blocks known.
+    seq: [u32; 2],
+    known: [u32; 2],
     stamps: u64,
 }
 
@@ -153,7 +164,8 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             filling: Vec::new(),
             log: Vec::with_capacity(LOG_MAX),
             counts: Counts::default(),
-            seq: 0,
+            seq: [0; 2],
+            known: [0; 2],
             stamps: u64::from(n) << STAMP_SHIFT,
         }
     }
@@ -178,8 +190,9 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             whole: Buf::default(),
             lsize: 0,
             id: Id::MAX,
-            seq: self.seq,
-            front_seq: self.seq.wrapping_sub(u32::MAX / 2),
+            seq: self.seq[kind as usize],
+            used: self.seq[kind as usize],
+            front_seq: self.seq[kind as usize].wrapping_sub(u32::MAX / 2),
             kind,
             tag: 0,
             fresh: None,
@@ -194,6 +207,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
                 (self.slots.len() - 1) as u32
             }
         };
+        self.known[kind as usize] += 1;
         let slots = &self.slots;
         self.table.insert_unique(hash, i, |&j| hasher.hash_one(slots[j as usize].key));
         i
@@ -205,7 +219,9 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         let slot = &mut self.slots[i as usize];
         (slot.stored, slot.whole, slot.fresh) = (block.stored, block.whole, fresh);
         (slot.lsize, slot.tag) = (block.lsize, block.tag);
-        (slot.stamp, slot.seq) = (self.stamps, self.seq);
+        let seq = &mut self.seq[slot.kind as usize];
+        *seq = seq.wrapping_add(1);
+        (slot.stamp, slot.seq, slot.used) = (self.stamps, *seq, *seq);
     }
 
     /// The buffers go, the entry stays.
@@ -222,6 +238,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         let hash = hasher.hash_one(self.slots[i as usize].key);
         if let Ok(entry) = self.table.find_entry(hash, |&j| j == i) {
             entry.remove();
+            self.known[self.slots[i as usize].kind as usize] -= 1;
             self.free.push(i);
             self.counts.deleted += 1;
         }
@@ -233,6 +250,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         self.slots.clear();
         self.free.clear();
         self.log.clear();
+        self.known = [0; 2];
         for (_, _, pending) in &self.filling {
             pending.cancelled.store(true, Relaxed);
         }
@@ -240,13 +258,15 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
 
     /// A lookup found slot `i` resident.
     pub(super) fn hit(&mut self, stripe: u32, i: u32, ask: Ask) -> Found {
-        self.seq = self.seq.wrapping_add(1);
-        let window = (self.table.len() as u32 >> FRONT_WINDOW_SHIFT).max(FRONT_WINDOW_MIN);
-        let (counts, seq) = (&mut self.counts, self.seq);
+        let counts = &mut self.counts;
         let slot = &mut self.slots[i as usize];
+        let (blocks, seq) = (self.known[slot.kind as usize], self.seq[slot.kind as usize]);
+        let window = (blocks >> FRONT_WINDOW_SHIFT).max(FRONT_WINDOW_MIN);
+        let together = (blocks >> CORRELATED_SHIFT).max(CORRELATED_MIN);
         counts.class(slot.kind, ask.access).hits += 1;
         let at = SlotRef { stripe, slot: i, stamp: slot.stamp };
-        let mut touch = Touch { id: slot.id, kind: slot.kind, first: false, front: None };
+        let mut touch =
+            Touch { id: slot.id, kind: slot.kind, first: false, counts: false, front: None };
         let found = if slot.whole.is_empty() {
             let again = seq.wrapping_sub(slot.front_seq) < window;
             slot.front_seq = seq;
@@ -265,16 +285,19 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         if ask.access != Access::Demand {
             return found;
         }
-        let mut tell = touch.front == Some(false);
         if let Some(by) = slot.fresh.take() {
             if let Some(c) = counts.prefetch(by) {
                 c.demand_hits += 1;
             }
-            (touch.first, tell, slot.seq) = (true, true, seq);
-        } else if seq.wrapping_sub(slot.seq) >= CORRELATED {
-            (tell, slot.seq) = (true, seq);
+            touch.first = true;
         }
-        if tell {
+        let again = seq.wrapping_sub(slot.used) >= together;
+        slot.used = seq;
+        if touch.first || again || seq.wrapping_sub(slot.seq) >= CORRELATED_PARTS * together {
+            (touch.counts, slot.seq) = (true, seq.wrapping_add(1));
+            self.seq[slot.kind as usize] = slot.seq;
+        }
+        if touch.counts || touch.front == Some(false) {
             self.remember(touch);
         }
         found

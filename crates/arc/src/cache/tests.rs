@@ -385,7 +385,7 @@ fn threads_beside_each_other_keep_the_books() {
             x ^= x >> 7;
             x ^= x << 17;
             let key = (x >> 20) % if x & 1 == 0 { 300 } else { 5000 };
-            let kind = if key % 5 == 0 { Kind::Metadata } else { Kind::Data };
+            let kind = if key.is_multiple_of(5) { Kind::Metadata } else { Kind::Data };
             let access = if x & 14 == 2 { Access::Prefetch } else { Access::Demand };
             read(&cache, key, kind, access, 4096);
             match i % 1000 {
