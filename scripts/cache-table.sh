@@ -4,7 +4,7 @@
 #   scripts/cache-table.sh DIR
 #
 # DIR holds the traces as tests/fixtures/traces/README.md names their origins:
-# lirs/*.trace.gz, arc/*.lis.zst, cloudphysics/*. Prints Markdown; a trace that is
+# lirs/*.trace.gz, arc/*.lis.zst, cloudphysics/*, block/*. Prints Markdown; a trace that is
 # not there is left out. CENOTE: the binary (default target/release/cenote).
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 DIR" >&2; exit 2; }
@@ -36,4 +36,5 @@ row lirs/2_pools.trace.gz 100,450,1000,3000,6000,9000
 row arc/OLTP.lis.zst 1000,2000,5000,10000,15000
 for p in P2 P3 P6 P12; do row "arc/$p.lis.zst" 1K,4K,16K,64K,256K; done
 row cloudphysics/w106.trace.xz 1000,16000,64000,200000
+for t in wsrch tpcc; do row "block/$t-small.trace.xz" 1K,4K,16K,64K; done
 row cloudphysics/cloudPhysicsIO.vscsi.xz 4000,16000,64000,200000
