@@ -70,6 +70,8 @@ pub(super) struct At {
     bytes: u32,
     /// Pages of fronts dropped before this one's was; 0 if it never was.
     dropped: u32,
+    /// Bytes that the policy charged for it last.
+    size: u32,
 }
 
 impl At {
@@ -404,6 +406,7 @@ impl Core {
         let form = if block.stored.is_empty() { &block.whole } else { &block.stored };
         let size = u32::try_from(form.footprint().max(1)).unwrap_or(u32::MAX);
         self.turned += u64::from(size);
+        line.at[id as usize].size = size;
         if block.remember && !known {
             line.policy.remember(id, size);
             return;
@@ -620,7 +623,7 @@ impl Core {
         let at = self.lines[kind as usize].at[id as usize];
         if at.queue != In::Fresh {
             let mut stripe = fleet.stripe(at.stripe).lock();
-            let bytes = stripe.slots[at.slot as usize].lsize;
+            let bytes = at.size;
             self.bury(fleet, &mut stripe, kind, id, bytes);
         }
     }
@@ -743,7 +746,10 @@ impl Core {
         let (near, ghosts) = (self.front_near, self.ghosts_seen);
         (self.front_near, self.ghosts_seen) = (0, 0);
         // Time saved for each byte: by a larger front, and by a larger rest.
-        let reach = (data.ghosts + metadata.ghosts).max(self.c >> FRONT_NEAR_SHIFT);
+        // Among the ghosts, those of a scan will never come back: that they are many says
+        // nothing about the others.
+        let near_bytes = self.c >> FRONT_NEAR_SHIFT;
+        let reach = (data.ghosts + metadata.ghosts).clamp(near_bytes, 2 * near_bytes);
         let front = u128::from(near) * u128::from(fleet.expand_ns) * u128::from(reach);
         let rest =
             u128::from(ghosts) * u128::from(fleet.fill_ns) * u128::from(self.c >> FRONT_NEAR_SHIFT);

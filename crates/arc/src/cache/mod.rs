@@ -224,7 +224,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let most = (cores as u64).min(PARTITIONS_MAX);
         let partitions = (config.arc_max / PARTITION).clamp(1, most);
         let partitions = (partitions + 1).next_power_of_two() / 2;
-        let stripes_each = (4 * cores / partitions as usize).clamp(4, 32) as u32;
+        let stripes_each = (16 * cores / partitions as usize).clamp(8, 64) as u32;
         let c = c.clamp(config.arc_min, config.arc_max);
         let make = |n: u64| Partition {
             core: Mutex::new(Core::new(config.policy, c / partitions)),
@@ -298,7 +298,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let i = stripe.find(hash, key)?;
         let found = self.hit(&mut stripe, at, i, ask)?;
         drop(stripe);
-        self.sample(hash, ask, &found);
+        self.sample(mark_of(hash), ask, &found);
         Some(found)
     }
 
@@ -309,27 +309,27 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
         let mut stripe = self.stripe(slot.stripe).lock();
         let i = stripe.at(slot)?;
-        let (key, kind) = (stripe.slots[i as usize].key, stripe.slots[i as usize].kind);
+        let (mark, kind) = (stripe.mark(i), stripe.slots[i as usize].kind);
         let found = self.hit(&mut stripe, slot.stripe, i, ask)?;
         drop(stripe);
-        self.sample(self.hasher.hash_one(key), Ask { kind, ..ask }, &found);
+        self.sample(mark, Ask { kind, ..ask }, &found);
         Some(found)
     }
 
     /// Tells the what-if estimator of a hit.
-    fn sample(&self, hash: u64, ask: Ask, found: &Found) {
-        if ask.access == Access::Demand && self.sampler.wants(ask.kind, hash) {
+    fn sample(&self, mark: u64, ask: Ask, found: &Found) {
+        if ask.access == Access::Demand && self.sampler.wants(ask.kind, mark) {
             let size = match found {
                 Found::Whole { whole, .. } => whole.footprint(),
                 Found::Stored { stored, .. } => stored.footprint(),
             };
-            self.record(hash, ask.kind, size);
+            self.record(mark, ask.kind, size);
         }
     }
 
-    fn record(&self, hash: u64, kind: Kind, size: usize) {
+    fn record(&self, mark: u64, kind: Kind, size: usize) {
         let size = u32::try_from(size).unwrap_or(u32::MAX);
-        self.sampler.record(kind, hash, size, || self.references(), || self.kind_bytes());
+        self.sampler.record(kind, mark, size, || self.references(), || self.kind_bytes());
     }
 
     /// Demand lookups so far, by kind.
@@ -391,7 +391,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 let slot = stripe.find(hash, &key);
                 if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, ask)) {
                     drop(stripe);
-                    self.sample(hash, ask, &found);
+                    self.sample(mark_of(hash), ask, &found);
                     return Lookup::Hit(found);
                 }
                 match stripe.join(&key, ask.kind, ask.access) {
@@ -499,9 +499,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let incoming = self.form(block, ask.access, pending);
         let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
         self.grow(bytes as u64);
-        if ask.access == Access::Demand && self.sampler.wants(ask.kind, hash) {
+        if ask.access == Access::Demand && self.sampler.wants(ask.kind, mark_of(hash)) {
             let form = if incoming.stored.is_empty() { &incoming.whole } else { &incoming.stored };
-            self.record(hash, ask.kind, form.footprint());
+            self.record(mark_of(hash), ask.kind, form.footprint());
         }
         self.sampler.resume(|| self.references(), || self.kind_bytes());
         let mut core = partition.core.lock();
@@ -824,6 +824,11 @@ impl<K: Copy + Eq + Hash> Drop for Fill<'_, K> {
             pending.finish();
         }
     }
+}
+
+/// What the what-if estimator knows a block by: its slot has room for half a hash.
+fn mark_of(hash: u64) -> u64 {
+    hash >> 32 << 32
 }
 
 /// Moves a running average by an eighth towards what was just seen.

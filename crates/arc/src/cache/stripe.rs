@@ -23,6 +23,9 @@ pub(super) const LOG_MAX: usize = 32;
 /// (the correlated references of LRU-k and 2Q).
 const CORRELATED_SHIFT: u32 = 5;
 const CORRELATED_MIN: u32 = 4;
+/// When twice as many uses have counted as there are blocks, and none moved in, their
+/// order is known well enough: one in so many is told until the next one moves in.
+const QUIET_PART: u32 = 16;
 /// A block in use all the while counts again after this many such parts.
 const CORRELATED_PARTS: u32 = 8;
 /// A block whose decompressed form was missed twice within 1/16 of the stripe's
@@ -58,31 +61,37 @@ impl Pending {
     }
 }
 
-/// A directory entry.
+/// A directory entry. What a hit looks at comes first, in one cache line.
+#[repr(C)]
 pub(super) struct Slot<K> {
-    pub(super) key: K,
     /// Given once in the life of the cache: tells what a slot holds from what it held.
     pub(super) stamp: u64,
-    /// As on the device, when that is smaller; else empty.
-    pub(super) stored: Buf,
     /// Decompressed; empty if it is not at hand.
     pub(super) whole: Buf,
-    pub(super) lsize: u32,
     pub(super) id: Id,
-    /// The stripe's count of uses that counted, when one of this block's did last, when
-    /// it was used last, and when its decompressed form was missed last.
+    /// The stripe's count of uses that counted, when one of this block's did last, and
+    /// when it was used last.
     seq: u32,
     used: u32,
-    front_seq: u32,
+    /// The upper half of the key's hash, for the what-if estimator.
+    mark: u32,
     pub(super) kind: Kind,
-    pub(super) tag: u8,
+    /// There is a stored form.
+    packed: bool,
     /// Prefetched and not used yet: by whom.
     pub(super) fresh: Option<Access>,
+    pub(super) tag: u8,
+    pub(super) lsize: u32,
+    /// When the decompressed form was missed last, as `seq`.
+    front_seq: u32,
+    /// As on the device, when that is smaller; else empty.
+    pub(super) stored: Buf,
+    pub(super) key: K,
 }
 
 impl<K> Slot<K> {
     pub(super) fn resident(&self) -> bool {
-        !self.stored.is_empty() || !self.whole.is_empty()
+        !self.whole.is_empty() || !self.stored.is_empty()
     }
 
     /// A reader has one of its buffers.
@@ -151,6 +160,8 @@ pub(super) struct Stripe<K> {
     /// By kind: uses that counted, and blocks known.
     seq: [u32; 2],
     known: [u32; 2],
+    /// By kind: uses that counted since a block moved in.
+    quiet: [u32; 2],
     stamps: u64,
 }
 
@@ -166,12 +177,18 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             counts: Counts::default(),
             seq: [0; 2],
             known: [0; 2],
+            quiet: [0; 2],
             stamps: u64::from(n) << STAMP_SHIFT,
         }
     }
 
     pub(super) fn find(&self, hash: u64, key: &K) -> Option<u32> {
         self.table.find(hash, |&i| self.slots[i as usize].key == *key).copied()
+    }
+
+    /// What the what-if estimator knows the block in slot `i` by.
+    pub(super) fn mark(&self, i: u32) -> u64 {
+        u64::from(self.slots[i as usize].mark) << 32
     }
 
     /// The slot that a reference names, if it still holds the same block.
@@ -195,6 +212,8 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             front_seq: self.seq[kind as usize].wrapping_sub(u32::MAX / 2),
             kind,
             tag: 0,
+            packed: false,
+            mark: (hash >> 32) as u32,
             fresh: None,
         };
         let i = match self.free.pop() {
@@ -219,6 +238,8 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         let slot = &mut self.slots[i as usize];
         (slot.stored, slot.whole, slot.fresh) = (block.stored, block.whole, fresh);
         (slot.lsize, slot.tag) = (block.lsize, block.tag);
+        slot.packed = !slot.stored.is_empty();
+        self.quiet = [0; 2];
         let seq = &mut self.seq[slot.kind as usize];
         *seq = seq.wrapping_add(1);
         (slot.stamp, slot.seq, slot.used) = (self.stamps, *seq, *seq);
@@ -229,7 +250,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         self.stamps += 1;
         let slot = &mut self.slots[i as usize];
         (slot.stored, slot.whole, slot.fresh) = (Buf::default(), Buf::default(), None);
-        slot.stamp = self.stamps;
+        (slot.packed, slot.stamp) = (false, self.stamps);
     }
 
     /// The entry goes.
@@ -275,7 +296,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             let (lsize, tag) = (slot.lsize, slot.tag);
             Found::Stored { at, stored: slot.stored.clone(), lsize, tag, again }
         } else {
-            touch.front = (!slot.stored.is_empty()).then_some(true);
+            touch.front = slot.packed.then_some(true);
             match ask.copies {
                 Copies::No => counts.forms.borrowed += 1,
                 Copies::Yes => counts.forms.copied += 1,
@@ -294,8 +315,11 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         let again = seq.wrapping_sub(slot.used) >= together;
         slot.used = seq;
         if touch.first || again || seq.wrapping_sub(slot.seq) >= CORRELATED_PARTS * together {
-            (touch.counts, slot.seq) = (true, seq.wrapping_add(1));
+            slot.seq = seq.wrapping_add(1);
             self.seq[slot.kind as usize] = slot.seq;
+            let quiet = &mut self.quiet[slot.kind as usize];
+            *quiet = quiet.saturating_add(1);
+            touch.counts = touch.first || *quiet <= 2 * blocks || *quiet % QUIET_PART == 0;
         }
         if touch.counts || touch.front == Some(false) {
             self.remember(touch);
