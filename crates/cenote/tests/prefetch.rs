@@ -184,34 +184,3 @@ fn a_stream_after_random_reads() {
     let after = s.engine.prefetch().stats();
     assert!(after.hits >= 96 && after.io_issued > 100, "{after:?}");
 }
-
-/// `cargo test --release -p cenote --test prefetch -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement"]
-fn what_a_read_from_memory_costs() {
-    let Some(s) = setup() else { return };
-    let id = s.fs.walk(b"sparse/b", Io::WAIT).unwrap();
-    let object = s.fs.open_file(id, Io::WAIT).unwrap().object().clone();
-    let (blocks, bs) = (object.dnode().max_blkid, object.block_size());
-    let n = 10_000_000u64;
-    let mut at = 1u64;
-    let mut random = || {
-        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (at >> 33) % blocks * bs
-    };
-    let time = |name: &str, next: &mut dyn FnMut() -> u64| {
-        let zfetch = Zfetch::new(Arc::clone(s.engine.prefetch()), PrefetchMode::All);
-        let start = rt::now();
-        for _ in 0..n {
-            zfetch.advance(&object, next(), 1, false, false);
-        }
-        println!("{name}: {:.1} ns", start.elapsed().as_secs_f64() * 1e9 / n as f64);
-    };
-    time("repeated", &mut || 0);
-    time("random", &mut random);
-    let mut next = 0;
-    time("sequential", &mut || {
-        next = (next + 1) % blocks;
-        next * bs
-    });
-}

@@ -28,6 +28,7 @@
 //! under them but policies and the second tier's `offer`. A hit whose log is full
 //! tries the core's lock while it holds its stripe, and gives up rather than waits.
 
+mod account;
 mod core;
 mod sample;
 mod stripe;
@@ -42,11 +43,10 @@ use base::{Buf, Result};
 
 use self::core::{Core, Fleet, Incoming};
 use self::sample::Sampler;
-use self::stripe::{Counts, LOG_MAX, Pending, Stripe};
+use self::stripe::{LOG_MAX, Pending, Stripe};
 use crate::balance::{Division, META_START};
 use crate::config::ARC_MIN_FLOOR;
-use crate::policy::{Kind, State};
-use crate::stats::{Accesses, ArcStats, StateBytes};
+use crate::policy::Kind;
 use crate::tier::{NoSecondTier, SecondTier};
 use crate::{Access, Config, Copies};
 
@@ -61,8 +61,6 @@ const GROW_SLACK: u64 = 32 << 20;
 const GROW_MIN: u64 = 128 << 10;
 /// A stored form is kept if it saves at least an eighth.
 const SAVES_SHIFT: usize = 3;
-/// Blocks of a stripe looked at to tell how much is held.
-const HELD_SAMPLE: usize = 4096;
 const FILL_NS_START: u64 = 100_000;
 const EXPAND_NS_START: u64 = 20_000;
 
@@ -684,119 +682,6 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
         base::buf::trim(0);
     }
-
-    /// Counters and sizes. The memory figures are the monitor's to fill in.
-    pub fn arc_stats(&self) -> ArcStats {
-        let mut out = ArcStats { c: self.target(), ..ArcStats::default() };
-        {
-            let config = self.config.read();
-            (out.c_min, out.c_max) = (config.arc_min, config.arc_max);
-        }
-        let mut shares = [(0, 0); 2];
-        for partition in &self.partitions {
-            self.add_core(partition, &mut out, &mut shares);
-            for stripe in &partition.stripes {
-                add_counts(&stripe.lock().counts, &mut out);
-            }
-            let [data, metadata] = held(partition);
-            out.held_data += data;
-            out.held_metadata += metadata;
-        }
-        let fraction =
-            |(part, of): (u64, u64)| ((u128::from(part) << 32) / u128::from(of.max(1))) as u64;
-        (out.pd, out.pm) = (fraction(shares[0]), fraction(shares[1]));
-        out.meta = self.meta.load(Relaxed);
-        out.anon.data += self.anon.load(Relaxed);
-        out.size = self.size();
-        evictable(&mut out);
-        out.hash_elements_max =
-            self.entries_max.fetch_max(out.hash_elements, Relaxed).max(out.hash_elements);
-        out.no_grow = self.no_grow.load(Relaxed);
-        out.l2 = self.tier.stats();
-        out.chunk_waste = base::buf::stats().free_warm as u64;
-        out
-    }
-
-    fn add_core(&self, partition: &Partition<K>, out: &mut ArcStats, shares: &mut [(u64, u64); 2]) {
-        let core = partition.core.lock();
-        let add = |to: &mut StateBytes, state: State| {
-            let bytes = core.state_bytes(state);
-            to.data += bytes.data;
-            to.metadata += bytes.metadata;
-        };
-        add(&mut out.mru, State::Mru);
-        add(&mut out.mfu, State::Mfu);
-        add(&mut out.mru_ghost, State::MruGhost);
-        add(&mut out.mfu_ghost, State::MfuGhost);
-        out.uncached.data += core.unread();
-        out.hash_elements += core.entries();
-        out.hdr_size += core.header::<K>();
-        out.overhead_size += core.fronts();
-        let [data, metadata] = core.held_bytes();
-        out.data_size += data;
-        out.metadata_size += metadata;
-        out.compressed_size += data + metadata - core.fronts();
-        out.uncompressed_size += core.logical();
-        for (share, kind) in shares.iter_mut().zip([Kind::Data, Kind::Metadata]) {
-            let (part, of) = core.targets(kind);
-            *share = (share.0 + part, share.1 + of);
-        }
-        out.mru_hits += core.counts.hits[0];
-        out.mfu_hits += core.counts.hits[1];
-        out.mru_ghost_hits += core.counts.ghosts[0];
-        out.mfu_ghost_hits += core.counts.ghosts[1];
-        out.evict_skip += core.counts.evict_skip;
-        out.evict_not_enough += core.counts.evict_not_enough;
-        out.evicted += core.counts.evicted;
-    }
-}
-
-/// Takes what is held off what could be evicted.
-fn evictable(out: &mut ArcStats) {
-    let mut held = [out.held_data, out.held_metadata];
-    for state in [&mut out.mru, &mut out.mfu, &mut out.uncached] {
-        state.evictable_data = state.data.saturating_sub(held[0]);
-        state.evictable_metadata = state.metadata.saturating_sub(held[1]);
-        held[0] -= state.data - state.evictable_data;
-        held[1] -= state.metadata - state.evictable_metadata;
-    }
-}
-
-fn add_counts(c: &Counts, out: &mut ArcStats) {
-    let add = |to: &mut Accesses, from: &Accesses| {
-        to.hits += from.hits;
-        to.iohits += from.iohits;
-        to.misses += from.misses;
-    };
-    add(&mut out.demand_data, &c.access[Kind::Data as usize][0]);
-    add(&mut out.prefetch_data, &c.access[Kind::Data as usize][1]);
-    add(&mut out.demand_metadata, &c.access[Kind::Metadata as usize][0]);
-    add(&mut out.prefetch_metadata, &c.access[Kind::Metadata as usize][1]);
-    out.forms.borrowed += c.forms.borrowed;
-    out.forms.copied += c.forms.copied;
-    out.forms.decompressed += c.forms.decompressed;
-    for (to, from) in [(&mut out.predictive, c.predictive), (&mut out.prescient, c.prescient)] {
-        to.issued += from.issued;
-        to.demand_hits += from.demand_hits;
-        to.demand_iohits += from.demand_iohits;
-    }
-    out.deleted += c.deleted;
-    out.access_skip += c.log_skipped;
-    out.mutex_miss += c.log_busy;
-}
-
-/// What readers hold of a partition, bytes: data and metadata. Of a large one every
-/// so-manieth block is looked at and stands for the others.
-fn held<K: Copy + Eq + Hash>(partition: &Partition<K>) -> [u64; 2] {
-    let mut out = [0; 2];
-    for stripe in &partition.stripes {
-        let stripe = stripe.lock();
-        let step = (stripe.slots.len() / HELD_SAMPLE).max(1);
-        for slot in stripe.slots.iter().step_by(step).filter(|s| s.held()) {
-            out[slot.kind as usize] += ((slot.charged() + slot.front()) * step) as u64;
-        }
-    }
-    out
 }
 
 impl<K: Copy + Eq + Hash> Fill<'_, K> {

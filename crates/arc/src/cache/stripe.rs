@@ -319,7 +319,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             self.seq[slot.kind as usize] = slot.seq;
             let quiet = &mut self.quiet[slot.kind as usize];
             *quiet = quiet.saturating_add(1);
-            touch.counts = touch.first || *quiet <= 2 * blocks || *quiet % QUIET_PART == 0;
+            touch.counts = touch.first || *quiet <= 2 * blocks || quiet.is_multiple_of(QUIET_PART);
         }
         if touch.counts || touch.front == Some(false) {
             self.remember(touch);
