@@ -7,8 +7,11 @@
 //! way: a [`Permit`] stands for each. What a caller is certain to read needs none.
 //!
 //! # Departures from OpenZFS
-//! There the limit is one of requests and is derived from the largest target size;
-//! here it is one of bytes and follows the present target.
+//! * A stream is read at most 8 MiB ahead, as OpenZFS did until 2.1: with 16 and more,
+//!   reads that waited for a free hand came after their reader, who had read the blocks
+//!   himself, and a cold file was read 1.8 times.
+//! * There the limit is one of requests and is derived from the largest target size;
+//!   here it is one of bytes and follows the present target.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -89,7 +92,7 @@ pub const TUNABLES: [TunableInfo; 9] = [
         Tunable::MaxDistance,
         "zfetch_max_distance",
         "most bytes read ahead of a stream",
-        64 << 20,
+        8 << 20,
         0,
         1 << 30,
     ),

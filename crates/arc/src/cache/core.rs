@@ -3,7 +3,6 @@
 //! Everything here is under a partition's core lock; stripes are locked one at a
 //! time below it.
 
-use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hash};
 
 use base::Buf;
@@ -11,9 +10,10 @@ use base::rt::Mutex;
 use base::rt::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Hasher;
+use super::line::{At, FAR_SHIFT, In, Lately, Line, Queue};
 use super::stripe::{Slot, Stripe, Touch};
 use crate::balance::{Division, Pushes};
-use crate::policy::{Id, Kind, Policy, State};
+use crate::policy::{Id, Kind, State};
 use crate::stats::StateBytes;
 use crate::tier::SecondTier;
 use crate::{Access, PolicyKind};
@@ -27,162 +27,16 @@ const FRESH_START_SHIFT: u32 = 5;
 const FRONT_START_SHIFT: u32 = 4;
 const FRONT_STEP_SHIFT: u32 = 8;
 const FRONT_MIN_SHIFT: u32 = 6;
-/// Room that others needed is given back to a policy by 1/16384 at a time.
-const LATELY_SHIFT: u32 = 14;
 /// A front that comes back within 1/8 of the partition's bytes was dropped too early.
 const FRONT_NEAR_SHIFT: u32 = 3;
 /// The division is settled each time 1/64 of the partition has turned over.
 const SETTLE_SHIFT: u32 = 6;
 const PAGE_SHIFT: u32 = 12;
-/// Of the blocks that a policy forgot, one in eight is remembered for the division: a
-/// kind that has little of the cache would forget its loops before they come round.
-const FAR_SHIFT: u32 = 3;
 /// A kind is remembered as far as twice the partition's bytes.
 const FAR_REACH_SHIFT: u32 = 1;
 /// Directory memory of a block: slot, table entry and place.
 const fn entry_bytes<K>() -> u64 {
     (size_of::<Slot<K>>() + size_of::<At>() + 8) as u64
-}
-
-/// The queue that a block is in, apart from the policies' lists.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum In {
-    #[default]
-    None,
-    /// Prefetched and not read.
-    Fresh,
-    /// Decompressed beside its stored form.
-    Front,
-    /// Forgotten by its policy.
-    Far,
-}
-
-/// Where a block's slot is, and what else it is part of.
-#[derive(Clone, Copy, Default)]
-pub(super) struct At {
-    slot: u32,
-    stripe: u16,
-    queue: In,
-    /// The front was used since it was looked at last.
-    used: bool,
-    /// Its ticket and its bytes in that queue.
-    ticket: u32,
-    bytes: u32,
-    /// Pages of fronts dropped before this one's was; 0 if it never was.
-    dropped: u32,
-    /// Bytes that the policy charged for it last.
-    size: u32,
-}
-
-impl At {
-    fn ticket_in(&self, queue: In) -> u32 {
-        if self.queue == queue { self.ticket } else { 0 }
-    }
-
-    fn leave(&mut self) {
-        (self.queue, self.ticket, self.bytes) = (In::None, 0, 0);
-    }
-}
-
-/// The most that something took lately: up at once, down slowly. A policy whose target
-/// moves up and down with every block of others loses what it had learned.
-#[derive(Clone, Copy, Default)]
-struct Lately(u64);
-
-impl Lately {
-    fn follow(&mut self, now: u64) -> u64 {
-        self.0 -= self.0.saturating_sub(now) >> LATELY_SHIFT;
-        self.0 = self.0.max(now);
-        self.0
-    }
-}
-
-/// One kind's blocks.
-struct Line {
-    policy: Box<dyn Policy>,
-    at: Vec<At>,
-    free: Vec<Id>,
-    /// Bytes resident.
-    lately: Lately,
-    /// Forgotten blocks, a sample.
-    far: Queue,
-    /// Ghost hits since the division was settled: bytes.
-    ghost_hits: u64,
-}
-
-impl Line {
-    fn new(kind: PolicyKind, target: u64) -> Line {
-        let policy = crate::policy::make(kind, target);
-        Line {
-            policy,
-            at: Vec::new(),
-            free: Vec::new(),
-            lately: Lately::default(),
-            far: Queue::default(),
-            ghost_hits: 0,
-        }
-    }
-
-    fn alloc(&mut self, stripe: u32, slot: u32) -> Id {
-        let at = At { stripe: stripe as u16, slot, ..At::default() };
-        if let Some(id) = self.free.pop() {
-            self.at[id as usize] = at;
-            return id;
-        }
-        self.at.push(at);
-        (self.at.len() - 1) as Id
-    }
-}
-
-impl Line {
-    /// Bytes that the queue of the forgotten stands for.
-    fn far_bytes(&self) -> u64 {
-        self.far.bytes << FAR_SHIFT
-    }
-
-    fn take_far(&mut self, id: Id) -> bool {
-        let at = &mut self.at[id as usize];
-        if at.queue != In::Far {
-            return false;
-        }
-        self.far.bytes -= u64::from(at.bytes);
-        self.far.live -= 1;
-        at.leave();
-        true
-    }
-
-    /// A block that was long forgotten is back: for the division, a ghost hit.
-    fn return_from_far(&mut self, id: Id) -> bool {
-        let bytes = u64::from(self.at[id as usize].bytes);
-        let was = self.take_far(id);
-        if was {
-            self.ghost_hits += bytes << FAR_SHIFT;
-        }
-        was
-    }
-}
-
-/// A queue whose entries go stale instead of being taken out of the middle.
-#[derive(Default)]
-struct Queue {
-    entries: VecDeque<(Kind, Id, u32)>,
-    tickets: u32,
-    bytes: u64,
-    live: usize,
-}
-
-impl Queue {
-    fn push(&mut self, kind: Kind, id: Id) -> u32 {
-        self.tickets = self.tickets.wrapping_add(1).max(1);
-        self.entries.push_back((kind, id, self.tickets));
-        self.tickets
-    }
-
-    fn tidy(&mut self, alive: impl Fn(Kind, Id, u32) -> bool) {
-        if self.entries.len() > 2 * self.live + 64 {
-            self.entries.retain(|e| alive(e.0, e.1, e.2));
-        }
-    }
 }
 
 /// Counters of a core.
@@ -407,23 +261,21 @@ impl Core {
         let size = u32::try_from(form.footprint().max(1)).unwrap_or(u32::MAX);
         self.turned += u64::from(size);
         line.at[id as usize].size = size;
-        if block.remember && !known {
-            line.policy.remember(id, size);
-            return;
-        }
+        let passed = block.remember && !known;
         self.raw[kind as usize] += u64::from(size);
         self.logical += u64::from(block.lsize);
         let front = if block.stored.is_empty() { 0 } else { block.whole.footprint() };
         let fresh = (block.access != Access::Demand).then_some(block.access);
         stripe.fill(i, block, fresh);
-        if fresh.is_some() {
+        if fresh.is_some() || passed {
             // Its decompressed form, if any, waits for a reader to ask for it.
             if front > 0 {
                 stripe.slots[i as usize].whole = Buf::default();
             }
             let ticket = self.fresh.push(kind, id);
             let at = &mut self.lines[kind as usize].at[id as usize];
-            (at.queue, at.ticket, at.bytes) = (In::Fresh, ticket, size);
+            let queue = if passed { In::Passed } else { In::Fresh };
+            (at.queue, at.ticket, at.bytes) = (queue, ticket, size);
             self.fresh.bytes += u64::from(size);
             self.fresh.live += 1;
         } else {
@@ -475,7 +327,7 @@ impl Core {
 
     fn take_fresh(&mut self, kind: Kind, id: Id) {
         let at = &mut self.lines[kind as usize].at[id as usize];
-        if at.queue == In::Fresh {
+        if matches!(at.queue, In::Fresh | In::Passed) {
             self.fresh.bytes -= u64::from(at.bytes);
             self.fresh.live -= 1;
             at.leave();
@@ -621,7 +473,7 @@ impl Core {
     /// The policy forgot block `id`; unread prefetched ones live on without it.
     fn forgotten<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind, id: Id) {
         let at = self.lines[kind as usize].at[id as usize];
-        if at.queue != In::Fresh {
+        if !matches!(at.queue, In::Fresh | In::Passed) {
             let mut stripe = fleet.stripe(at.stripe).lock();
             let bytes = at.size;
             self.bury(fleet, &mut stripe, kind, id, bytes);
@@ -674,32 +526,36 @@ impl Core {
     }
 
     /// Drops the oldest unread prefetches beyond `keep` bytes; nobody wanted them, so
-    /// the next ones get less.
+    /// the next ones get less. What was passed on is remembered.
     fn drop_unread<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, keep: u64) {
         while self.fresh.bytes > keep {
             let Some((kind, id, ticket)) = self.fresh.entries.pop_front() else { break };
             let at = self.lines[kind as usize].at[id as usize];
-            if at.ticket_in(In::Fresh) != ticket {
+            if at.waiting() != ticket {
                 continue;
             }
             let mut stripe = fleet.stripe(at.stripe).lock();
             self.drain(&mut stripe);
-            if self.lines[kind as usize].at[id as usize].ticket_in(In::Fresh) != ticket {
+            if self.lines[kind as usize].at[id as usize].waiting() != ticket {
                 continue;
             }
             let bytes = stripe.slots[at.slot as usize].charged() as u64;
             self.uncharge(&stripe.slots[at.slot as usize]);
             self.counts.evicted += bytes;
             self.take_fresh(kind, id);
+            stripe.empty(at.slot);
+            if at.queue == In::Passed {
+                self.lines[kind as usize].policy.remember(id, at.size);
+                continue;
+            }
             let least = self.c >> FRESH_MIN_SHIFT;
             self.fresh_share = self.fresh_share.saturating_sub(bytes / 2).max(least);
-            stripe.empty(at.slot);
             if self.lines[kind as usize].policy.state(id) == State::Unknown {
                 self.bury(fleet, &mut stripe, kind, id, 0);
             }
         }
         let lines = &self.lines;
-        self.fresh.tidy(|k, id, t| lines[k as usize].at[id as usize].ticket_in(In::Fresh) == t);
+        self.fresh.tidy(|k, id, t| lines[k as usize].at[id as usize].waiting() == t);
     }
 
     /// Drops decompressed forms, those not used since they were looked at last first.

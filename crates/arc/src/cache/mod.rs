@@ -30,6 +30,7 @@
 
 mod account;
 mod core;
+mod line;
 mod sample;
 mod stripe;
 

@@ -323,7 +323,9 @@ fn what_the_kernel_keeps_is_remembered_and_kept_when_it_comes_back() {
         }
     };
     assert!((0..100).all(|key| !pass(key)));
-    assert_eq!(cache.arc_stats().data_size, 0, "nothing is held twice");
+    let there = cache.arc_stats().data_size;
+    assert!(there <= 4 * MIB / 32, "held twice for a moment only: {there}");
+    assert!((1000..1100).all(|key| !pass(key)), "others come behind them");
     assert!((0..100).all(|key| !pass(key)), "the kernel lost them");
     assert!((0..100).all(pass), "so they are kept here");
     fits(&cache);
