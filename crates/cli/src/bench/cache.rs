@@ -7,13 +7,15 @@ use base::{Error, Result, rt};
 use cachesim::{Format, Options, PolicyKind, Row};
 use serde::Serialize;
 
+use super::chart::{Chart, Look, Series, Shape};
+use super::{frame, svg};
 use crate::ui::progress::Progress;
 use crate::ui::{self, Exit};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
 
 const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--policy NAME[,NAME...]] \
-    [--format NAME] [--json FILE]";
+    [--format NAME] [--json FILE] [--svg FILE]";
 /// Largest cache that is simulated, pages.
 const SIZE_MAX: u64 = 1 << 28;
 
@@ -22,6 +24,7 @@ const SIZE_MAX: u64 = 1 << 28;
 struct Asked {
     options: Options,
     json: Option<PathBuf>,
+    svg: Option<String>,
 }
 
 /// One line of `--json`.
@@ -62,6 +65,9 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
         Some(path) if path.as_os_str() == "-" => ui::out(&text),
         other => {
             ui::out(&table(&rows, &asked.options.policies));
+            for picture in charts(&rows, &asked.options) {
+                ui::out(&format!("\n{}", picture.draw(Look::of_stdout())));
+            }
             if let Some(path) = other {
                 let failed = |e| Error::io(format!("cannot write {}", path.display()), e);
                 let mut file = std::fs::File::create(path).map_err(failed)?;
@@ -69,7 +75,35 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
             }
         }
     }
+    if let Some(path) = &asked.svg {
+        frame::write_file(path, &svg::document(&charts(&rows, &asked.options)))?;
+    }
     Ok(Exit::OK)
+}
+
+/// A picture for each trace: a line a policy over the sizes.
+fn charts(rows: &[Row], options: &Options) -> Vec<Chart> {
+    let mut traces: Vec<&str> = rows.iter().map(|r| r.trace.as_str()).collect();
+    traces.dedup();
+    let chart = |trace: &&str| {
+        let of_trace = |r: &&Row| r.trace == **trace;
+        let series = options.policies.iter().map(|&policy| Series {
+            name: policy.name().to_owned(),
+            values: rows
+                .iter()
+                .filter(of_trace)
+                .filter(|r| r.policy == policy)
+                .map(|r| r.outcome.hit_ratio())
+                .collect(),
+        });
+        Chart {
+            title: format!("hit ratio of {trace} by pages"),
+            shape: Shape::Lines,
+            labels: options.sizes.iter().map(ToString::to_string).collect(),
+            series: series.collect(),
+        }
+    };
+    traces.iter().map(chart).collect()
 }
 
 fn parse(words: &[&str]) -> Result<Asked> {
@@ -107,6 +141,7 @@ fn parse(words: &[&str]) -> Result<Asked> {
                 options.format = Some(Format::named(name).ok_or_else(unknown)?);
             }
             "--json" => asked.json = Some(value()?.into()),
+            "--svg" => asked.svg = Some(value()?.to_owned()),
             _ => return Err(Error::invalid(format!("invalid option '{word}'"))),
         }
     }
