@@ -452,18 +452,12 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     /// Forgets a key: its block was freed or proved wrong. A read of it that is under
     /// way will not be kept.
     pub fn remove(&self, key: &K) {
-        let hash = self.hasher.hash_one(key);
-        let at = self.stripe_of(hash);
-        let partition = self.partition(at);
-        let mut core = partition.core.lock();
-        let mut stripe = self.stripe(at).lock();
-        core.drain(&mut stripe);
-        stripe.cancel(key);
-        if let Some(i) = stripe.find(hash, key) {
-            core.remove(&mut stripe, &self.hasher, i);
-        }
-        drop(stripe);
-        partition.size.store(core.size::<K>(), Relaxed);
+        self.change(key, |core, stripe, slot| {
+            stripe.cancel(key);
+            if let Some(i) = slot {
+                core.remove(stripe, &self.hasher, i);
+            }
+        });
         self.tier.forget(key);
     }
 
@@ -471,15 +465,24 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     /// leaves, and it is remembered, so that it stays if it is asked for again. A
     /// stored form, which nobody else has, stays.
     pub fn hand_over(&self, key: &K) {
+        self.change(key, |core, stripe, slot| {
+            if let Some(i) = slot {
+                core.hand_over(stripe, i);
+            }
+        });
+    }
+
+    /// Changes what is known of a key, if anything, under its core's and stripe's locks;
+    /// nothing gets larger by it.
+    fn change(&self, key: &K, f: impl FnOnce(&mut Core, &mut Stripe<K>, Option<u32>)) {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
         let mut core = partition.core.lock();
         let mut stripe = self.stripe(at).lock();
         core.drain(&mut stripe);
-        if let Some(i) = stripe.find(hash, key) {
-            core.hand_over(&mut stripe, i);
-        }
+        let slot = stripe.find(hash, key);
+        f(&mut core, &mut stripe, slot);
         drop(stripe);
         partition.size.store(core.size::<K>(), Relaxed);
     }
