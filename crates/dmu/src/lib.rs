@@ -15,15 +15,20 @@
 //!
 //! Lock order: the dnode cache's shard locks and those of [`zfetch`] are leaves.
 
-pub mod dbuf;
+pub mod live;
 pub mod object;
 pub mod objset;
 pub mod traverse;
+pub mod tx;
 pub mod zap;
+pub mod zap_write;
+pub mod zaps;
 pub mod zfetch;
 
+pub use live::{Events, ObjectSpec, ObjsetProps, Pending, RedundantMetadata, SyncCtx};
 pub use object::{Extent, Object};
 pub use objset::Objset;
+pub use tx::{Dirt, Tx};
 pub use zap::{Match, Zap, ZapEntry};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};
 pub use zio::{Access, Caching, Copies, Io, Mode};

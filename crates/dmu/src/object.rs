@@ -8,6 +8,8 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
 use zio::{Access, Caching, Io, Mode};
 
+use crate::live::handle::Dirty;
+use crate::live::to_little;
 use crate::objset::Objset;
 
 /// An open object: a dnode as it was when it was opened.
@@ -63,20 +65,40 @@ impl Object {
         error.at_block(level, blkid).in_object(self.id)
     }
 
-    /// The pointer to block `blkid` at `level`; a hole beyond the tree.
+    /// The dnode whose tree is on disk now.
+    fn tree(&self, io: Io) -> Result<Arc<Dnode>> {
+        if self.os.live_part().is_none() {
+            return Ok(Arc::clone(&self.dnode));
+        }
+        // A new object has no tree yet: its own pointers are holes.
+        Ok(self.os.disk_dnode(self.id, io)?.unwrap_or_else(|| Arc::clone(&self.dnode)))
+    }
+
+    /// The pointer to block `blkid` at `level` on disk; a hole beyond the tree.
     ///
     /// # Errors
     /// Those of reading the indirect blocks; `Corrupt` when a pointer does not
     /// fit its place.
     pub fn block_pointer(&self, level: u8, blkid: u64, io: Io) -> Result<BlkPtr> {
-        let dn = &self.dnode;
+        let dn = self.tree(io)?;
+        self.disk_pointer(&dn, level, blkid, io)
+    }
+
+    /// As [`Object::block_pointer`], in the tree of `dn`.
+    pub(crate) fn disk_pointer(
+        &self,
+        dn: &Dnode,
+        level: u8,
+        blkid: u64,
+        io: Io,
+    ) -> Result<BlkPtr> {
         let span = dn.epb_shift() * u32::from(level);
         let first = blkid.checked_shl(span).filter(|b| b >> span == blkid);
         let Some(first) = first.filter(|_| level < dn.levels) else { return Ok(BlkPtr::default()) };
         let Some(root) = dn.root_index(first) else { return Ok(BlkPtr::default()) };
         let mut bp = dn.blkptrs[root];
         let mut at = dn.levels - 1;
-        self.check_pointer(&bp, at, dn.covering(first, at))?;
+        check_pointer(&bp, dn, at).map_err(|e| self.place(e, at, dn.covering(first, at)))?;
         while at > level {
             if bp.is_hole() {
                 return Ok(BlkPtr::default());
@@ -87,19 +109,54 @@ impl Object {
             let index = dn.covering(first, at) & ((1 << dn.epb_shift()) - 1);
             bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
                 .map_err(|e| self.place(e, at, dn.covering(first, at)))?;
-            self.check_pointer(&bp, at, dn.covering(first, at))?;
+            check_pointer(&bp, dn, at).map_err(|e| self.place(e, at, dn.covering(first, at)))?;
         }
         Ok(bp)
     }
 
-    /// A pointer must carry the level and size that its place demands.
-    fn check_pointer(&self, bp: &BlkPtr, level: u8, blkid: u64) -> Result<()> {
-        let head = bp.head();
-        if bp.is_hole() || (head.level == level && head.lsize.0 == self.dnode.block_size(level)) {
-            return Ok(());
+    /// What unwritten groups made of a part of a block.
+    fn dirty(&self, blkid: u64, range: Range<usize>) -> Option<Buf> {
+        let len = range.len();
+        Some(match self.os.live_part()?.block(self.id, blkid, range)? {
+            Dirty::Data(part) => part,
+            Dirty::Hole => Buf::zeros(len),
+        })
+    }
+
+    /// Whether a block reads as zeros because there is none.
+    ///
+    /// # Errors
+    /// Those of reading the indirect blocks.
+    pub fn is_hole(&self, blkid: u64, io: Io) -> Result<bool> {
+        if let Some(live) = self.os.live_part()
+            && let Some(dirty) = live.block(self.id, blkid, 0..0)
+        {
+            return Ok(matches!(dirty, Dirty::Hole));
         }
-        let e = Error::corrupt("block pointer of the wrong level or size for its place");
-        Err(self.place(e, level, blkid))
+        let dn = self.tree(io)?;
+        Ok(blkid > dn.max_blkid || self.disk_pointer(&dn, 0, blkid, io)?.is_hole())
+    }
+
+    /// Byte order of a block's content.
+    ///
+    /// # Errors
+    /// Those of reading the indirect blocks.
+    pub fn block_endian(&self, blkid: u64, io: Io) -> Result<ondisk::Endian> {
+        if let Some(live) = self.os.live_part()
+            && live.block(self.id, blkid, 0..0).is_some()
+        {
+            return Ok(ondisk::Endian::Little);
+        }
+        Ok(self.block_pointer(0, blkid, io)?.endian())
+    }
+
+    /// A block in little-endian order, whoever wrote it.
+    ///
+    /// # Errors
+    /// As [`Object::read_block`].
+    pub fn read_little(&self, blkid: u64, io: Io) -> Result<Buf> {
+        let endian = self.block_endian(blkid, io)?;
+        to_little(self.object_type(), self.read_block(blkid, io)?, endian)
     }
 
     /// The content of data block `blkid`: always a whole block; zeros for holes
@@ -117,6 +174,9 @@ impl Object {
     /// # Errors
     /// As [`Object::read_block`]; `Corrupt` for a range beyond the block.
     pub fn read_part(&self, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
+        if let Some(part) = self.dirty(blkid, range.clone()) {
+            return Ok(part);
+        }
         let zio = self.os.zio();
         let place = self.os.place(self.id, blkid);
         if io.caching != Caching::Bypass
@@ -128,18 +188,32 @@ impl Object {
             return Ok(part);
         }
         let epoch = zio.hints().epoch(place);
-        if blkid > self.dnode.max_blkid {
+        let dn = self.tree(io)?;
+        if blkid > dn.max_blkid {
             return Ok(Buf::zeros(range.len()));
         }
-        let bp = self.block_pointer(0, blkid, io)?;
-        if bp.is_hole() {
-            return Ok(Buf::zeros(range.len()));
+        let read = self.disk_pointer(&dn, 0, blkid, io).and_then(|bp| {
+            if bp.is_hole() {
+                return Ok((Buf::zeros(range.len()), None));
+            }
+            zio.read_range(&bp, range.clone(), io).map_err(|e| self.place(e, 0, blkid))
+        });
+        match read {
+            Ok((part, Some(at))) => {
+                zio.hints().put(place, at, epoch);
+                Ok(part)
+            }
+            Ok((part, None)) => Ok(part),
+            // Groups were written meanwhile, and the block's old place may hold another.
+            Err(e) if e.kind() != ErrorKind::WouldBlock && !self.is_current(&dn, io) => {
+                self.read_part(blkid, range, io)
+            }
+            Err(e) => Err(e),
         }
-        let (part, at) = zio.read_range(&bp, range, io).map_err(|e| self.place(e, 0, blkid))?;
-        if let Some(at) = at {
-            zio.hints().put(place, at, epoch);
-        }
-        Ok(part)
+    }
+
+    fn is_current(&self, dn: &Arc<Dnode>, io: Io) -> bool {
+        self.tree(io).map_or(true, |now| now == *dn)
     }
 
     /// As [`Object::read_block`], with the block's byte order, for the parts of a list
@@ -149,12 +223,10 @@ impl Object {
     /// # Errors
     /// Those of [`Object::read_block`]; `Corrupt` for a hole.
     pub fn read_written(&self, blkid: u64, io: Io) -> Result<(Buf, ondisk::Endian)> {
-        let bp = self.block_pointer(0, blkid, io)?;
-        if bp.is_hole() || blkid > self.dnode.max_blkid {
+        if self.is_hole(blkid, io)? {
             return Err(self.place(Error::corrupt("a list has a hole"), 0, blkid));
         }
-        let block = self.os.zio().read(&bp, io).map_err(|e| self.place(e, 0, blkid))?;
-        Ok((block, bp.endian()))
+        Ok((self.read_block(blkid, io)?, self.block_endian(blkid, io)?))
     }
 
     /// The bytes `[offset, offset+len)` as slices of blocks, without copying.
@@ -312,11 +384,32 @@ impl Object {
     }
 
     fn next_block(&self, from: u64, want_hole: bool, io: Io) -> Result<Option<u64>> {
+        let dirty = self.os.live_part().and_then(|live| live.find(self.id));
+        let Some(handle) = dirty else { return self.next_on_disk(from, want_hole, io) };
+        let last = self.dnode.max_blkid;
         let mut blkid = from;
-        while blkid <= self.dnode.max_blkid {
-            let (found, next) = self.scan_from(blkid, want_hole, io)?;
+        while blkid <= last {
+            if self.is_hole(blkid, io)? == want_hole {
+                return Ok(Some(blkid));
+            }
+            blkid += 1;
+            if !want_hole {
+                let written = handle.next_written(blkid);
+                let disk = self.next_on_disk(blkid, false, io)?;
+                let Some(next) = written.into_iter().chain(disk).min() else { return Ok(None) };
+                blkid = next;
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_on_disk(&self, from: u64, want_hole: bool, io: Io) -> Result<Option<u64>> {
+        let dn = self.tree(io)?;
+        let mut blkid = from;
+        while blkid <= dn.max_blkid {
+            let (found, next) = self.scan_from(&dn, blkid, want_hole, io)?;
             if found {
-                return Ok((next <= self.dnode.max_blkid).then_some(next));
+                return Ok((next <= dn.max_blkid).then_some(next));
             }
             // `next` is past everything that was looked at; zero means overflow.
             if next <= blkid {
@@ -329,15 +422,21 @@ impl Object {
 
     /// Looks at the subtree around `blkid`: (true, block found) or (false, first
     /// block not looked at).
-    fn scan_from(&self, blkid: u64, want_hole: bool, io: Io) -> Result<(bool, u64)> {
-        let dn = &self.dnode;
+    fn scan_from(
+        &self,
+        dn: &Dnode,
+        blkid: u64,
+        want_hole: bool,
+        io: Io,
+    ) -> Result<(bool, u64)> {
         let Some(root) = dn.root_index(blkid) else {
             return Ok((want_hole, if want_hole { blkid } else { 0 }));
         };
         let mut bp = dn.blkptrs[root];
         let mut level = dn.levels - 1;
         loop {
-            self.check_pointer(&bp, level, dn.covering(blkid, level))?;
+            check_pointer(&bp, dn, level)
+                .map_err(|e| self.place(e, level, dn.covering(blkid, level)))?;
             let span_shift = dn.epb_shift() * u32::from(level);
             let past = || (dn.covering(blkid, level) + 1).checked_shl(span_shift).unwrap_or(0);
             let span = 1u64.checked_shl(span_shift).unwrap_or(u64::MAX);
@@ -355,23 +454,24 @@ impl Object {
             level -= 1;
             let index = dn.covering(blkid, level) & ((1 << dn.epb_shift()) - 1);
             if level == 0 {
-                return self.scan_leaves(&bytes, &bp, blkid, index as usize, want_hole);
+                let count = 1usize << dn.epb_shift();
+                return self.scan_leaves(&bytes, &bp, blkid, index as usize..count, want_hole);
             }
             bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
                 .map_err(|e| self.place(e, level, dn.covering(blkid, level)))?;
         }
     }
 
-    /// Scans the data pointers of one indirect block from entry `index` on.
+    /// Scans data pointers of one indirect block.
     fn scan_leaves(
         &self,
         bytes: &[u8],
         parent: &BlkPtr,
         blkid: u64,
-        index: usize,
+        entries: Range<usize>,
         want_hole: bool,
     ) -> Result<(bool, u64)> {
-        let count = 1usize << self.dnode.epb_shift();
+        let Range { start: index, end: count } = entries;
         for i in index..count {
             let at = blkid + (i - index) as u64;
             let bp =
@@ -416,10 +516,23 @@ impl Object {
     /// # Errors
     /// Those of [`zio::Zio::read`].
     pub fn spill(&self, io: Io) -> Result<Option<(Buf, ondisk::Endian)>> {
-        let Some(bp) = &self.dnode.spill else { return Ok(None) };
+        if let Some(dirty) = self.os.live_part().and_then(|l| l.spill(self.id)) {
+            return Ok(dirty.map(|buf| (buf, ondisk::Endian::Little)));
+        }
+        let dn = self.tree(io)?;
+        let Some(bp) = &dn.spill else { return Ok(None) };
         let buf = self.os.zio().read(bp, io).map_err(|e| e.in_object(self.id))?;
         Ok(Some((buf, bp.endian())))
     }
+}
+
+/// A pointer must carry the level and size that its place demands.
+fn check_pointer(bp: &BlkPtr, dn: &Dnode, level: u8) -> Result<()> {
+    let head = bp.head();
+    if bp.is_hole() || (head.level == level && head.lsize.0 == dn.block_size(level)) {
+        return Ok(());
+    }
+    Err(Error::corrupt("block pointer of the wrong level or size for its place"))
 }
 
 /// How many of `len` bytes at `offset` lie in blocks, and how many behind them

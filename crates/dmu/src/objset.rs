@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use base::rt::Mutex;
-use base::{Buf, Error, ErrorKind, ObjectId, Result};
+use base::rt::{Mutex, RwLock};
+use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
 use zio::{Io, Place, Zio};
 
+use crate::live::{Live, ObjsetProps, merged};
 use crate::object::Object;
 use crate::zfetch::walk::DNODE_BLOCKS;
 
@@ -17,16 +18,22 @@ use crate::zfetch::walk::DNODE_BLOCKS;
 const DNODE_CACHE: usize = 4096;
 const SHARDS: usize = 16;
 
+/// What a written group exchanges as a whole.
+pub(crate) struct OnDisk {
+    pub(crate) bp: BlkPtr,
+    pub(crate) phys: Arc<ObjsetPhys>,
+    pub(crate) meta: Arc<Dnode>,
+}
+
 /// An open object set.
 pub struct Objset {
     zio: Arc<Zio>,
     id: u64,
     /// Its number among the object sets that this load of the pool opened.
     instance: u32,
-    bp: BlkPtr,
-    phys: ObjsetPhys,
-    meta: Arc<Dnode>,
+    disk: RwLock<Arc<OnDisk>>,
     dnodes: [Mutex<HashMap<u64, Arc<Dnode>>>; SHARDS],
+    live: Option<Live>,
 }
 
 impl std::fmt::Debug for Objset {
@@ -48,10 +55,64 @@ impl Objset {
         let endian = block.endian;
         let bytes = zio.read(&bp, io)?;
         let phys = ObjsetPhys::parse(&bytes, endian)?;
+        Ok(Arc::new(Self::build(zio, id, bp, phys, None)))
+    }
+
+    /// As [`Objset::open`], for writing. One object set must not be open so twice.
+    ///
+    /// # Errors
+    /// As [`Objset::open`].
+    pub fn open_live(
+        zio: Arc<Zio>,
+        id: u64,
+        bp: BlkPtr,
+        props: ObjsetProps,
+        io: Io,
+    ) -> Result<Arc<Objset>> {
+        let read_only = Self::open(Arc::clone(&zio), id, bp, io)?;
+        let phys = read_only.phys();
+        Ok(Arc::new(Self::build(zio, id, bp, (*phys).clone(), Some(Live::new(props)))))
+    }
+
+    /// A new, empty object set; it is on disk when it was synced first.
+    pub fn create(zio: Arc<Zio>, id: u64, kind: ObjsetType, props: ObjsetProps) -> Arc<Objset> {
+        let phys = crate::live::sync::empty_objset(kind);
+        Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(Live::new(props))))
+    }
+
+    fn build(
+        zio: Arc<Zio>,
+        id: u64,
+        bp: BlkPtr,
+        phys: ObjsetPhys,
+        live: Option<Live>,
+    ) -> Objset {
         let meta = Arc::new(phys.meta_dnode.clone());
         let dnodes = std::array::from_fn(|_| Mutex::new(HashMap::new()));
         let instance = zio.next_objset();
-        Ok(Arc::new(Objset { zio, id, instance, bp, phys, meta, dnodes }))
+        let disk = RwLock::new(Arc::new(OnDisk { bp, phys: Arc::new(phys), meta }));
+        Objset { zio, id, instance, disk, dnodes, live }
+    }
+
+    pub(crate) fn live_part(&self) -> Option<&Live> {
+        self.live.as_ref()
+    }
+
+    pub(crate) fn on_disk(&self) -> Arc<OnDisk> {
+        Arc::clone(&self.disk.read())
+    }
+
+    pub(crate) fn exchange(&self, disk: OnDisk) {
+        *self.disk.write() = Arc::new(disk);
+    }
+
+    /// Remembers an object's dnode as it now is on disk.
+    pub(crate) fn remember(&self, id: u64, dnode: Option<Arc<Dnode>>) {
+        let mut shard = self.dnodes[(id as usize / 8) % SHARDS].lock();
+        match dnode {
+            Some(dnode) => shard.insert(id, dnode),
+            None => shard.remove(&id),
+        };
     }
 
     /// Its number in bookmarks: the dataset's object, or 0 for the MOS.
@@ -64,19 +125,19 @@ impl Objset {
         Place { objset: self.instance, object: object.0, blkid }
     }
 
-    /// The pointer it was opened from.
-    pub fn root_bp(&self) -> &BlkPtr {
-        &self.bp
+    /// The pointer to it: that it was opened from, or that of the last written group.
+    pub fn root_bp(&self) -> BlkPtr {
+        self.disk.read().bp
     }
 
     /// The parsed block.
-    pub fn phys(&self) -> &ObjsetPhys {
-        &self.phys
+    pub fn phys(&self) -> Arc<ObjsetPhys> {
+        Arc::clone(&self.disk.read().phys)
     }
 
     /// What kind of object set it is.
     pub fn kind(&self) -> ObjsetType {
-        self.phys.kind
+        self.disk.read().phys.kind
     }
 
     /// The pipeline it reads through.
@@ -86,23 +147,90 @@ impl Objset {
 
     /// Number of allocated objects, from the fill counts.
     pub fn object_count(&self) -> u64 {
-        self.bp.fill()
+        self.root_bp().fill()
     }
 
     /// The object whose data is the other dnodes.
     pub fn meta_object(self: &Arc<Self>) -> Object {
-        Object::new(Arc::clone(self), ObjectId(0), Arc::clone(&self.meta))
+        let meta = Arc::clone(&self.disk.read().meta);
+        Object::new(Arc::clone(self), ObjectId(0), meta)
     }
 
     /// The accounting object of users (-1), groups (-2) or projects (-3), if it exists.
     pub fn special(self: &Arc<Self>, id: i64) -> Option<Object> {
-        let dnode = match id {
-            -1 => self.phys.user_used.as_ref(),
-            -2 => self.phys.group_used.as_ref(),
-            -3 => self.phys.project_used.as_ref(),
+        let dnode = self.special_dnode(ObjectId(id as u64))?;
+        Some(Object::new(Arc::clone(self), ObjectId(id as u64), dnode))
+    }
+
+    /// The dnode of an object that lives in the object set block.
+    fn special_dnode(&self, id: ObjectId) -> Option<Arc<Dnode>> {
+        if let Some(Some(dnode)) = self.dirty_dnode(id) {
+            return Some(dnode);
+        }
+        let disk = self.on_disk();
+        match id.0 as i64 {
+            0 => return Some(Arc::clone(&disk.meta)),
+            -1 => disk.phys.user_used.as_ref(),
+            -2 => disk.phys.group_used.as_ref(),
+            -3 => disk.phys.project_used.as_ref(),
             _ => None,
-        }?;
-        Some(Object::new(Arc::clone(self), ObjectId(id as u64), Arc::new(dnode.clone())))
+        }
+        .map(|dnode| Arc::new(dnode.clone()))
+    }
+
+    /// The dnode as unwritten groups left it: `None` if none changed it, `Some(None)` if
+    /// they freed it.
+    fn dirty_dnode(&self, id: ObjectId) -> Option<Option<Arc<Dnode>>> {
+        let handle = self.live.as_ref()?.find(id)?;
+        let inner = handle.state.lock();
+        let slot = inner.newest(Txg::MAX)?;
+        let disk = inner.disk.as_deref();
+        let flags = disk.map_or(0, |d| d.flags);
+        Some(slot.head.allocated.then(|| Arc::new(merged(&slot.head, disk, flags))))
+    }
+
+    /// The dnode as the last written group left it; `None` if it is not on disk.
+    ///
+    /// # Errors
+    /// Those of reading its block.
+    pub(crate) fn disk_dnode(
+        self: &Arc<Self>,
+        id: ObjectId,
+        io: Io,
+    ) -> Result<Option<Arc<Dnode>>> {
+        if id.0 == 0 || id.0 as i64 >= -3 && (id.0 as i64) < 0 {
+            let disk = self.on_disk();
+            let special = match id.0 as i64 {
+                0 => return Ok(Some(Arc::clone(&disk.meta))),
+                -1 => &disk.phys.user_used,
+                -2 => &disk.phys.group_used,
+                _ => &disk.phys.project_used,
+            };
+            return Ok(special.as_ref().map(|d| Arc::new(d.clone())));
+        }
+        match self.clean_dnode(id, io) {
+            Ok(dnode) => Ok(Some(dnode)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) fn disk_object(self: &Arc<Self>, id: ObjectId, dnode: Arc<Dnode>) -> Object {
+        Object::new(Arc::clone(self), id, dnode)
+    }
+
+    /// Opens an object, or one of those in the object set block.
+    pub(crate) fn any_object(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<Object> {
+        if id.0 >> OBJECT_SHIFT_MAX == 0 {
+            return self.object(id, io);
+        }
+        self.special(id.0 as i64)
+            .ok_or_else(|| Error::not_found("no such object").in_object(id))
+    }
+
+    /// The pointer of a data block changed.
+    pub(crate) fn forget_hint(&self, id: ObjectId, blkid: u64) {
+        self.zio.hints().forget(self.place(id, blkid));
     }
 
     /// Opens an object.
@@ -115,6 +243,14 @@ impl Objset {
     }
 
     fn dnode(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<Arc<Dnode>> {
+        match self.dirty_dnode(id) {
+            Some(Some(dnode)) => Ok(dnode),
+            Some(None) => Err(Error::not_found("no such object").in_object(id)),
+            None => self.clean_dnode(id, io),
+        }
+    }
+
+    fn clean_dnode(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<Arc<Dnode>> {
         if id.0 == 0 || id.0 >> OBJECT_SHIFT_MAX != 0 {
             return Err(Error::not_found("no such object").in_object(id));
         }
@@ -122,8 +258,14 @@ impl Objset {
         if let Some(dnode) = shard.lock().get(&id.0) {
             return Ok(Arc::clone(dnode));
         }
+        let before = self.on_disk();
         let dnode = Arc::new(self.read_dnode(id, io).map_err(|e| e.in_object(id))?);
         let mut cached = shard.lock();
+        if !Arc::ptr_eq(&before, &self.on_disk()) {
+            // A group was written meanwhile: what was read may be older.
+            drop(cached);
+            return self.clean_dnode(id, io);
+        }
         if cached.len() >= DNODE_CACHE / SHARDS {
             // Which half goes is as good as random; a re-read is one cache hit.
             let mut keep = false;
@@ -193,7 +335,7 @@ impl Objset {
         let meta = self.meta_object();
         let mut blocks: Vec<u64> = ids
             .map(|id| id.0 / DNODES_PER_BLOCK)
-            .filter(|blkid| *blkid <= self.meta.max_blkid)
+            .filter(|blkid| *blkid <= meta.dnode().max_blkid)
             .collect();
         blocks.sort_unstable();
         blocks.dedup();

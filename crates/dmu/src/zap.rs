@@ -74,7 +74,7 @@ impl Zap {
     }
 
     fn form(&self) -> Result<Form<'_>> {
-        let endian = self.object.block_pointer(0, 0, self.io)?.endian();
+        let endian = self.object.block_endian(0, self.io)?;
         match ZapBlock::parse(&self.block, endian).map_err(|e| self.fail(e))? {
             ZapBlock::Micro(m) => Ok(Form::Micro(m)),
             ZapBlock::FatHeader(h) => Ok(Form::Fat(h)),
@@ -217,8 +217,8 @@ impl Zap {
     }
 
     fn block(&self, blkid: u64) -> Result<(Buf, ondisk::Endian)> {
-        let bp = self.object.block_pointer(0, blkid, self.io)?;
-        Ok((self.object.read_block(blkid, self.io)?, bp.endian()))
+        let endian = self.object.block_endian(blkid, self.io)?;
+        Ok((self.object.read_block(blkid, self.io)?, endian))
     }
 
     /// The blocks of up to `max` leaves from `hash` on, as far as memory holds the
@@ -241,7 +241,7 @@ impl Zap {
                 PointerLocation::Embedded(blkid) => blkid,
                 PointerLocation::External { blkid, index } => {
                     let Ok(table) = self.object.read_block(blkid, Io::MEMORY) else { break };
-                    let endian = self.object.block_pointer(0, blkid, Io::MEMORY)?.endian();
+                    let endian = self.object.block_endian(blkid, Io::MEMORY)?;
                     header.read_pointer(&table, index, endian).map_err(|e| self.fail(e))?
                 }
             };

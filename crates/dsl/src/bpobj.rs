@@ -114,7 +114,7 @@ pub fn bptree_roots(mos: &Mos, object: u64) -> Result<Vec<(BlkPtr, base::Txg)>> 
             .ok_or_else(|| Error::corrupt("bptree entry out of range"))?;
         let mut bytes = [0; BPTREE_ENTRY_SIZE];
         handle.read_into(at, &mut bytes, Io::WAIT)?;
-        let endian = handle.block_pointer(0, at / handle.block_size(), Io::WAIT)?.endian();
+        let endian = handle.block_endian(at / handle.block_size(), Io::WAIT)?;
         let entry = BptreeEntry::parse(&bytes, endian)?;
         out.push((entry.bp, entry.birth_txg));
     }

@@ -119,7 +119,7 @@ impl Mos {
         let mut blkid = 0;
         while (out.len() as u64) < count {
             let block = object.read_block(blkid, Io::WAIT)?;
-            let endian = object.block_pointer(0, blkid, Io::WAIT)?.endian();
+            let endian = object.block_endian(blkid, Io::WAIT)?;
             let take = per_block.min(count - out.len() as u64);
             out.extend((0..take as usize).filter_map(|i| endian.u64(&block, i * 8)));
             blkid += 1;

@@ -1,0 +1,93 @@
+//! After a group's blocks were written: readers get the new tree.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use base::{ObjectId, Txg};
+use ondisk::dnode::Dnode;
+use ondisk::{BlkPtr, ObjsetPhys};
+
+use super::handle::slot_of;
+use super::work::Work;
+use crate::objset::{Objset, OnDisk};
+
+/// A written object set that readers do not see yet.
+#[must_use = "readers see the group only when it is published"]
+pub struct Pending {
+    os: Arc<Objset>,
+    txg: Txg,
+    phys: ObjsetPhys,
+    bp: BlkPtr,
+    objects: Vec<(u64, Option<Arc<Dnode>>)>,
+}
+
+impl Pending {
+    pub(crate) fn new(
+        os: &Arc<Objset>,
+        txg: Txg,
+        phys: ObjsetPhys,
+        bp: BlkPtr,
+        works: Vec<Work>,
+    ) -> Pending {
+        let dnode = |w: Work| (w.id.0, w.allocated.then(|| Arc::new(w.dn)));
+        Pending {
+            os: Arc::clone(os),
+            txg,
+            phys,
+            bp,
+            objects: works.into_iter().map(dnode).collect(),
+        }
+    }
+
+    /// The object set's new pointer.
+    pub fn root(&self) -> &BlkPtr {
+        &self.bp
+    }
+
+    /// The object set block.
+    pub fn phys(&self) -> &ObjsetPhys {
+        &self.phys
+    }
+
+    /// Shows the group to readers, when all its writes have ended; gives back the bytes
+    /// of memory that became clean.
+    pub fn publish(self) -> u64 {
+        let Ok(live) = self.os.live() else { return 0 };
+        live.published.fetch_add(1, SeqCst);
+        let meta = Arc::new(self.phys.meta_dnode.clone());
+        self.os.exchange(OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta });
+        let mut clean = 0;
+        for (id, dnode) in self.objects {
+            let mut stripe = live.stripe(id).lock();
+            let Some(handle) = stripe.get(&id).cloned() else { continue };
+            let mut inner = handle.state.lock();
+            if id >> ondisk::dnode::OBJECT_SHIFT_MAX == 0 {
+                self.os.remember(id, dnode.clone());
+            }
+            let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);
+            let slot = inner.slots[slot_of(self.txg)].take_if(|s| s.txg == self.txg);
+            if let Some(slot) = slot {
+                // Readers find the new pointers now; whoever resolved an old one must not
+                // record it any more.
+                for &blkid in slot.data.keys() {
+                    self.os.forget_hint(ObjectId(id), blkid);
+                }
+                for (first, past) in slot.freed.iter() {
+                    for blkid in first..past.min(last + 1) {
+                        self.os.forget_hint(ObjectId(id), blkid);
+                    }
+                }
+                clean += slot.bytes;
+            }
+            inner.disk = dnode;
+            if inner.is_clean() {
+                inner.dead = true;
+                stripe.remove(&id);
+                live.handles.fetch_sub(1, SeqCst);
+            }
+        }
+        live.published.fetch_add(1, SeqCst);
+        self.os.zio().cache().release(clean);
+        clean
+    }
+}

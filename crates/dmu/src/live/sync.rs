@@ -1,0 +1,313 @@
+//! Writing one group of an object set (chapter 03 §10).
+//!
+//! # Theory
+//! The group's slots are frozen and become [`Work`]s; their blocks are written in waves;
+//! space is accounted to users and groups; the changed dnodes are put into their
+//! blocks, which are data of the meta-dnode; last comes the object set block, whose
+//! pointer the caller stores. Nothing is visible to readers before
+//! [`Pending::publish`], which the caller does when the group's writes have ended.
+//!
+//! The MOS is written in passes: the same calls again in the same group, with what
+//! changed since (chapter 05 §9.3).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
+use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
+use ondisk::objset::{ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
+use zio::{Io, Write, Writes, Zio};
+
+use super::account;
+use super::handle::{Content, Head, slot_of};
+use super::policy::BlockKind;
+use super::publish::Pending;
+use super::ranges::BlockRanges;
+use super::waves::write_all;
+use super::work::Work;
+use crate::objset::Objset;
+
+/// Levels of a new dataset's meta-dnode: enough for all object numbers (§4.1).
+const META_LEVELS: u8 = 6;
+/// The special objects of users, groups and projects.
+const SPECIAL: [u64; 3] = [u64::MAX, u64::MAX - 1, u64::MAX - 2];
+
+/// Hears of every block that comes to be or goes, in the order of the changes. Embedded
+/// blocks count, holes do not.
+pub trait Events {
+    /// A block was written.
+    ///
+    /// # Errors
+    /// Whatever keeps the caller from noting it; the group then fails.
+    fn born(&mut self, bp: &BlkPtr) -> Result<()>;
+    /// The object set does not refer to the block any more.
+    ///
+    /// # Errors
+    /// As [`Events::born`].
+    fn killed(&mut self, bp: &BlkPtr) -> Result<()>;
+}
+
+/// Circumstances of a sync.
+pub struct SyncCtx<'a> {
+    /// The pool's pipeline.
+    pub zio: &'a Arc<Zio>,
+    /// Where writes under way are counted.
+    pub writes: &'a Writes,
+    /// The group.
+    pub txg: Txg,
+    /// For hints: the object set.
+    pub objset: u64,
+    /// Threads to use.
+    pub threads: usize,
+    /// Blocks of this group may be rewritten in place (sync pass 2 and later).
+    pub in_place: bool,
+    /// Compress (sync passes before 8).
+    pub compress: bool,
+    /// Feature `hole_birth` is active.
+    pub hole_birth: bool,
+    /// Deflated bytes of each top-level vdev's 512 (chapter 02 §13); empty: plain bytes.
+    pub deflate: &'a [u64],
+}
+
+impl SyncCtx<'_> {
+    /// Bytes that a block counts in `dn_used` and datasets' space (chapter 02 §13).
+    pub fn dsize(&self, bp: &BlkPtr) -> u64 {
+        let BlkPtr::Block(block) = bp else { return 0 };
+        let one = |dva: base::Dva| match self.deflate.get(dva.vdev.0 as usize) {
+            Some(ratio) => (dva.asize.0 >> 9) * ratio,
+            None => dva.asize.0,
+        };
+        block.dvas().map(one).sum()
+    }
+}
+
+/// A new object set's block.
+pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
+    let meta_dnode = Dnode {
+        object_type: ObjType::DNODE,
+        indirect_shift: 17,
+        levels: if kind == ObjsetType::Meta { 1 } else { META_LEVELS },
+        bonus_type: ObjType::NONE,
+        checksum: 0,
+        compression: 0,
+        flags: ondisk::dnode::flags::USED_BYTES,
+        data_block_size: DNODE_BLOCK_SIZE as u32,
+        slots: 1,
+        max_blkid: 0,
+        used: 0,
+        endian: Endian::Little,
+        blkptrs: vec![BlkPtr::default(); 3],
+        bonus: Vec::new(),
+        spill: None,
+    };
+    ObjsetPhys {
+        meta_dnode,
+        zil_header: [0; ZIL_HEADER_SIZE],
+        kind,
+        flags: 0,
+        endian: Endian::Little,
+        user_used: None,
+        group_used: None,
+        project_used: None,
+    }
+}
+
+impl Objset {
+    /// Writes what group `ctx.txg` changed. `None` if nothing did.
+    ///
+    /// # Errors
+    /// Those of reading what is changed in part, of allocation, and of `events`. The
+    /// group has then failed: the pool must not write its uberblock.
+    pub fn sync(
+        self: &Arc<Self>,
+        ctx: &SyncCtx<'_>,
+        events: &mut dyn Events,
+    ) -> Result<Option<Pending>> {
+        let live = self.live()?;
+        let ids = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+        let zil_header = live.zil_header.lock().take();
+        let fresh = self.root_bp().is_hole();
+        if ids.is_empty() && zil_header.is_none() && !fresh {
+            return Ok(None);
+        }
+        let props = live.props();
+        let mut phys = (*self.phys()).clone();
+        if let Some(header) = zil_header {
+            phys.zil_header = header;
+        }
+        let (special, plain): (Vec<u64>, Vec<u64>) =
+            ids.iter().copied().partition(|id| SPECIAL.contains(id));
+        let mut works = self.freeze(ctx.txg, &plain)?;
+        write_all(ctx, &props, &mut works, events)?;
+        let mut ids = ids;
+        if phys.kind == ObjsetType::Zfs && phys.flags & ondisk::objset::FLAG_USER_ACCOUNTED != 0 {
+            account::apply(self, ctx, &mut phys, &mut works)?;
+            let again = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+            ids.extend(again);
+        }
+        let special: Vec<u64> = ids
+            .iter()
+            .copied()
+            .filter(|id| SPECIAL.contains(id))
+            .chain(special)
+            .collect::<std::collections::BTreeSet<u64>>()
+            .into_iter()
+            .collect();
+        let mut special = self.freeze(ctx.txg, &special)?;
+        write_all(ctx, &props, &mut special, events)?;
+        for work in &special {
+            let slot = match SPECIAL.iter().position(|&s| s == work.id.0) {
+                Some(0) => &mut phys.user_used,
+                Some(1) => &mut phys.group_used,
+                _ => &mut phys.project_used,
+            };
+            *slot = work.allocated.then(|| work.dn.clone());
+        }
+        phys.meta_dnode = self.write_dnodes(ctx, &works, events)?;
+        let bp = self.write_root(ctx, &phys, events)?;
+        works.append(&mut special);
+        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works)))
+    }
+
+    /// Takes what the group does to these objects; from now on it does not change.
+    fn freeze(self: &Arc<Self>, txg: Txg, ids: &[u64]) -> Result<Vec<Work>> {
+        let live = self.live()?;
+        let mut works = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let Some(handle) = live.find(ObjectId(id)) else { continue };
+            let mut inner = handle.state.lock();
+            let disk = inner.disk.clone();
+            let Some(slot) = inner.slots[slot_of(txg)].as_mut().filter(|s| s.txg == txg) else {
+                continue;
+            };
+            let mut data = Vec::with_capacity(slot.data.len());
+            for (&blkid, content) in &mut slot.data {
+                let now = std::mem::replace(content, Content::Frozen(Buf::zeros(0)));
+                let buf = match now {
+                    Content::Open(buf) => buf.freeze(),
+                    Content::Frozen(buf) => buf,
+                };
+                *content = Content::Frozen(buf.clone());
+                data.push((blkid, buf));
+            }
+            if !slot.head.allocated {
+                data.clear();
+            }
+            let freed = if disk.is_some() { slot.freed.clone() } else { BlockRanges::default() };
+            works.push(Work::new(ObjectId(id), disk, &slot.head, freed, data));
+        }
+        Ok(works)
+    }
+
+    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode.
+    fn write_dnodes(
+        self: &Arc<Self>,
+        ctx: &SyncCtx<'_>,
+        works: &[Work],
+        events: &mut dyn Events,
+    ) -> Result<Dnode> {
+        let props = self.live()?.props();
+        let disk = self.on_disk();
+        let mut blocks: BTreeMap<u64, BufMut> = BTreeMap::new();
+        for work in works {
+            let blkid = work.id.0 / DNODES_PER_BLOCK;
+            let block = match blocks.entry(blkid) {
+                std::collections::btree_map::Entry::Occupied(e) => e.into_mut(),
+                std::collections::btree_map::Entry::Vacant(e) => {
+                    e.insert(self.dnode_block_to_change(blkid)?)
+                }
+            };
+            let at = (work.id.0 % DNODES_PER_BLOCK) as usize * DNODE_SIZE;
+            let size = usize::from(work.dn.slots) * DNODE_SIZE;
+            let slots = block.get_mut(at..at + size).ok_or_else(|| {
+                Error::bug("a dnode crosses the end of its block").in_object(work.id)
+            })?;
+            if work.allocated {
+                work.dn.encode(slots).map_err(|e| e.in_object(work.id))?;
+            } else {
+                slots.fill(0);
+            }
+        }
+        let mut head = Head::of(&disk.meta);
+        head.max_blkid = blocks.keys().copied().max().unwrap_or(0).max(head.max_blkid);
+        let mut data = Vec::with_capacity(blocks.len());
+        let mut fills = BTreeMap::new();
+        for (blkid, block) in blocks {
+            fills.insert(blkid, dnodes_in_block(&block, Endian::Little).count() as u64);
+            data.push((blkid, block.freeze()));
+        }
+        let old = Some(Arc::clone(&disk.meta));
+        let mut meta = Work::new(ObjectId(0), old, &head, BlockRanges::default(), data);
+        meta.fills = fills;
+        let mut works = [meta];
+        write_all(ctx, &props, &mut works, events)?;
+        let [meta] = works;
+        Ok(meta.dn)
+    }
+
+    /// A block of dnodes as on disk, little endian.
+    fn dnode_block_to_change(self: &Arc<Self>, blkid: u64) -> Result<BufMut> {
+        let meta = self.meta_object();
+        if blkid > meta.dnode().max_blkid {
+            return Ok(BufMut::zeroed(DNODE_BLOCK_SIZE));
+        }
+        let bp = meta.block_pointer(0, blkid, Io::WAIT)?;
+        let old = self.zio().read(&bp, Io::WAIT)?;
+        if bp.is_hole() {
+            return Ok(BufMut::zeroed(DNODE_BLOCK_SIZE));
+        }
+        if bp.endian() == Endian::Little {
+            return Ok(BufMut::copy_of(&old));
+        }
+        let mut out = BufMut::zeroed(DNODE_BLOCK_SIZE);
+        for (slot, dnode) in dnodes_in_block(&old, Endian::Big) {
+            let dnode = dnode?;
+            let bonus = super::to_little_bonus(&dnode)?;
+            let at = slot as usize * DNODE_SIZE;
+            Dnode { bonus, ..dnode }.encode(&mut out[at..])?;
+        }
+        Ok(out)
+    }
+
+    fn write_root(
+        &self,
+        ctx: &SyncCtx<'_>,
+        phys: &ObjsetPhys,
+        events: &mut dyn Events,
+    ) -> Result<BlkPtr> {
+        let data = Buf::copy_of(&phys.encode()?);
+        let kind = BlockKind {
+            object_type: ObjType::OBJSET,
+            level: 0,
+            spill: false,
+            size: data.len() as u64,
+            checksum: 0,
+            compression: 0,
+        };
+        let props = self.live()?.props().for_block(&kind, ctx.compress);
+        let old = self.root_bp();
+        let write = Write {
+            object_type: ObjType::OBJSET,
+            level: 0,
+            data: &data,
+            fill: phys.meta_dnode.blkptrs.iter().map(BlkPtr::fill).sum(),
+            txg: ctx.txg,
+            props: &props,
+            old: &old,
+            in_place: ctx.in_place,
+            hint: ctx.objset,
+            cache: true,
+        };
+        let placed = ctx.zio.place(ctx.zio.prepare(&write)?)?;
+        let (bp, outcome) = (placed.bp, placed.outcome);
+        ctx.zio.submit(placed, ctx.writes);
+        if !matches!(outcome, zio::Outcome::Same | zio::Outcome::Rewritten) {
+            if !old.is_hole() {
+                events.killed(&old)?;
+            }
+            events.born(&bp)?;
+        }
+        Ok(bp)
+    }
+}

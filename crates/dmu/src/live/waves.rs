@@ -1,0 +1,277 @@
+//! Writing many objects' blocks in waves: level 0 of all of them, then level 1, ...
+//!
+//! Within a wave jobs are prepared by many threads, placed in order, and submitted
+//! ([`zio::parallel_in_order`]); a pointer is complete when its block was placed, so the
+//! next wave needs no device.
+
+use base::rt::{Mutex, fan_out};
+use base::{Buf, Error, Result, Txg};
+use ondisk::{BlkPtr, ObjType};
+use zio::{Io, Outcome, Write};
+
+use super::handle::Spill;
+use super::policy::{BlockKind, ObjsetProps};
+use super::sync::{Events, SyncCtx};
+use super::work::{Wanted, Work, fill_of, little, spill_type};
+
+/// Indirect blocks read at once on the way down.
+const READERS: usize = 16;
+/// Reads that are not worth a thread.
+const READS_INLINE: usize = 2;
+/// The place of a spill block in a wave.
+const SPILL: u64 = u64::MAX;
+
+/// A block to write.
+struct Job {
+    work: usize,
+    level: u8,
+    /// [`SPILL`] for a spill block.
+    blkid: u64,
+    data: Buf,
+    fill: u64,
+    old: BlkPtr,
+    object_type: ObjType,
+}
+
+/// Writes all changed blocks of these objects, up to the pointers in their dnodes.
+pub(crate) fn write_all(
+    ctx: &SyncCtx<'_>,
+    props: &ObjsetProps,
+    works: &mut [Work],
+    events: &mut dyn Events,
+) -> Result<()> {
+    for work in works.iter_mut() {
+        work.cut(ctx, events)?;
+        if work.allocated {
+            work.add_levels();
+        }
+    }
+    descend(ctx, works)?;
+    let mut jobs = Vec::new();
+    for (i, work) in works.iter_mut().enumerate() {
+        data_jobs(i, work, &mut jobs)?;
+        spill_job(ctx, i, work, &mut jobs, events)?;
+    }
+    wave(ctx, props, works, jobs, events)?;
+    let top = works.iter().map(|w| w.dn.levels).max().unwrap_or(1);
+    for level in 1..top {
+        let mut jobs = Vec::new();
+        for (i, work) in works.iter_mut().enumerate() {
+            node_jobs(ctx, i, work, level, &mut jobs, events)?;
+        }
+        wave(ctx, props, works, jobs, events)?;
+    }
+    works.iter_mut().try_for_each(Work::finish)
+}
+
+/// Loads the indirect blocks above all written blocks, from the top.
+fn descend(ctx: &SyncCtx<'_>, works: &mut [Work]) -> Result<()> {
+    let top = works.iter().map(|w| w.dn.levels).max().unwrap_or(1);
+    for level in (1..top).rev() {
+        let mut wanted: Vec<(usize, Wanted)> = Vec::new();
+        for (i, work) in works.iter_mut().enumerate() {
+            wanted.extend(work.wanted(level)?.into_iter().map(|w| (i, w)));
+        }
+        let read = |w: &Wanted| Ok(little(&ctx.zio.read(&w.bp, Io::WAIT)?, w.bp.endian()));
+        let results = Mutex::new(Vec::with_capacity(wanted.len()));
+        if wanted.len() <= READS_INLINE {
+            results.lock().extend(wanted.iter().enumerate().map(|(i, (_, w))| (i, read(w))));
+        } else {
+            let next = base::rt::atomic::AtomicUsize::new(0);
+            fan_out(READERS.min(wanted.len()), |_| {
+                loop {
+                    let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some((_, w)) = wanted.get(i) else { return };
+                    let bytes = read(w);
+                    results.lock().push((i, bytes));
+                }
+            });
+        }
+        let mut results = results.into_inner();
+        results.sort_unstable_by_key(|(i, _)| *i);
+        for (i, bytes) in results {
+            let (work, w) = &wanted[i];
+            let work = &mut works[*work];
+            let bytes = bytes.map_err(|e: Error| e.in_object(work.id).at_block(w.level, w.blkid));
+            work.loaded(w, bytes?);
+        }
+    }
+    Ok(())
+}
+
+fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<Job>) -> Result<()> {
+    for (blkid, data) in std::mem::take(&mut work.data) {
+        let old = work.pointer(0, blkid)?;
+        let fill = work.fills.get(&blkid).copied().unwrap_or(1);
+        let object_type = work.dn.object_type;
+        jobs.push(Job { work: index, level: 0, blkid, data, fill, old, object_type });
+    }
+    Ok(())
+}
+
+fn spill_job(
+    ctx: &SyncCtx<'_>,
+    index: usize,
+    work: &mut Work,
+    jobs: &mut Vec<Job>,
+    events: &mut dyn Events,
+) -> Result<()> {
+    let old = work.dn.spill.unwrap_or_default();
+    if matches!(work.spill, Spill::Remove) || !work.allocated {
+        if !old.is_hole() {
+            work.replaced(ctx, &old, &BlkPtr::default());
+            events.killed(&old)?;
+        }
+        work.dn.spill = None;
+        work.dn.flags &= !ondisk::dnode::flags::SPILL_BLKPTR;
+    } else if let Spill::Set(data) = &work.spill {
+        let (data, object_type) = (data.clone(), spill_type(&work.dn));
+        jobs.push(Job { work: index, level: 0, blkid: SPILL, data, fill: 1, old, object_type });
+    }
+    Ok(())
+}
+
+/// Changed indirect blocks of one level; those that lead to holes alone become holes.
+fn node_jobs(
+    ctx: &SyncCtx<'_>,
+    index: usize,
+    work: &mut Work,
+    level: u8,
+    jobs: &mut Vec<Job>,
+    events: &mut dyn Events,
+) -> Result<()> {
+    let keys: Vec<_> =
+        work.nodes.range((level, 0)..=(level, u64::MAX)).map(|(&key, _)| key).collect();
+    for key in keys {
+        let Some(node) = work.nodes.remove(&key) else { continue };
+        match fill_of(&node.bytes) {
+            Some(fill) => jobs.push(Job {
+                work: index,
+                level,
+                blkid: key.1,
+                data: node.bytes.freeze(),
+                fill,
+                old: node.old,
+                object_type: work.dn.object_type,
+            }),
+            None => {
+                let hole = work.hole(ctx, &node.old, level);
+                if !node.old.is_hole() {
+                    work.replaced(ctx, &node.old, &BlkPtr::default());
+                    events.killed(&node.old)?;
+                }
+                work.set_pointer(level, key.1, &hole)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Blocks of one object that lie together share a hint.
+fn hint(objset: u64, object: u64, level: u8, blkid: u64) -> u64 {
+    objset ^ object.rotate_left(24) ^ u64::from(level) << 56 ^ (blkid >> 20).rotate_left(40)
+}
+
+fn wave(
+    ctx: &SyncCtx<'_>,
+    props: &ObjsetProps,
+    works: &mut [Work],
+    jobs: Vec<Job>,
+    events: &mut dyn Events,
+) -> Result<()> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let kinds: Vec<_> = jobs.iter().map(|job| props_of(ctx, props, works, job)).collect();
+    let placed = Mutex::new(Vec::with_capacity(jobs.len()));
+    let write = |i: usize| {
+        let job = &jobs[i];
+        Write {
+            object_type: job.object_type,
+            level: job.level,
+            data: &job.data,
+            fill: job.fill,
+            txg: ctx.txg,
+            props: &kinds[i],
+            old: &job.old,
+            in_place: ctx.in_place,
+            hint: hint(ctx.objset, works[job.work].id.0, job.level, job.blkid),
+            cache: props.cache_data || job.level > 0 || job.object_type.is_metadata(),
+        }
+    };
+    zio::parallel_in_order(
+        ctx.threads,
+        jobs.len(),
+        |i| ctx.zio.prepare(&write(i)),
+        |i, prepared| {
+            let block = ctx.zio.place(prepared)?;
+            placed.lock().push((i, block.bp, block.outcome));
+            Ok(block)
+        },
+        |_, block| {
+            ctx.zio.submit(block, ctx.writes);
+            Ok(())
+        },
+    )?;
+    let mut placed = placed.into_inner();
+    placed.sort_unstable_by_key(|(i, ..)| *i);
+    for (i, bp, outcome) in placed {
+        settle(ctx, works, &jobs[i], &bp, outcome, events)?;
+    }
+    Ok(())
+}
+
+fn props_of(
+    ctx: &SyncCtx<'_>,
+    props: &ObjsetProps,
+    works: &[Work],
+    job: &Job,
+) -> zio::WriteProps {
+    let dn = &works[job.work].dn;
+    let kind = BlockKind {
+        object_type: job.object_type,
+        level: job.level,
+        spill: job.blkid == SPILL,
+        size: job.data.len() as u64,
+        checksum: dn.checksum,
+        compression: dn.compression,
+    };
+    props.for_block(&kind, ctx.compress)
+}
+
+/// Puts a written block's pointer in its place.
+fn settle(
+    ctx: &SyncCtx<'_>,
+    works: &mut [Work],
+    job: &Job,
+    bp: &BlkPtr,
+    outcome: Outcome,
+    events: &mut dyn Events,
+) -> Result<()> {
+    let work = &mut works[job.work];
+    match outcome {
+        Outcome::Same | Outcome::Rewritten => {}
+        _ => {
+            work.replaced(ctx, &job.old, bp);
+            if !job.old.is_hole() {
+                events.killed(&job.old)?;
+            }
+            if !bp.is_hole() {
+                events.born(bp)?;
+            }
+        }
+    }
+    if job.blkid != SPILL {
+        return work.set_pointer(job.level, job.blkid, bp);
+    }
+    // A spill block is never a hole (§2.1).
+    if bp.is_hole() {
+        work.dn.spill = None;
+        work.dn.flags &= !ondisk::dnode::flags::SPILL_BLKPTR;
+    } else {
+        work.dn.spill = Some(*bp);
+        work.dn.flags |= ondisk::dnode::flags::SPILL_BLKPTR;
+    }
+    debug_assert!(bp.birth() == ctx.txg || bp.birth() == Txg::ZERO || outcome == Outcome::Same);
+    Ok(())
+}

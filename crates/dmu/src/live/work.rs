@@ -1,0 +1,349 @@
+//! One object while its group is written: the dnode that it becomes, and the indirect
+//! blocks on the way to what changed.
+//!
+//! # Theory
+//! Freed ranges are cut out of the tree first, then levels are added, then pointers to
+//! the written blocks are put in, level by level from below (chapter 03 §3, §10-11).
+//! Indirect blocks that change are held as raw little-endian bytes; one whose pointers
+//! are all holes becomes a hole itself.
+//!
+//! # Invariants
+//! * [`Work::used`] changes with every pointer, so it is the sum over the tree.
+//! * Every replaced pointer is reported once, through [`super::sync::Events`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
+use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Head as BpHead, Hole};
+use ondisk::dnode::flags;
+use ondisk::{Dnode, Endian, ObjType};
+use base::Lsize;
+use zio::{Io, Zio};
+
+use super::handle::{Head, Spill};
+use super::ranges::BlockRanges;
+use super::sync::{Events, SyncCtx};
+
+/// An indirect block that changes.
+pub(crate) struct Node {
+    pub(crate) bytes: BufMut,
+    pub(crate) old: BlkPtr,
+}
+
+/// An object being written.
+pub(crate) struct Work {
+    pub(crate) id: ObjectId,
+    /// As on disk before.
+    pub(crate) old: Option<Arc<Dnode>>,
+    /// What it becomes.
+    pub(crate) dn: Dnode,
+    /// False: it was freed.
+    pub(crate) allocated: bool,
+    pub(crate) freed: BlockRanges,
+    /// Level-0 blocks written, ascending.
+    pub(crate) data: Vec<(u64, Buf)>,
+    pub(crate) spill: Spill,
+    /// Fill counts of level-0 blocks, where they are not 1 (blocks of dnodes).
+    pub(crate) fills: BTreeMap<u64, u64>,
+    /// Changed indirect blocks by level and number.
+    pub(crate) nodes: BTreeMap<(u8, u64), Node>,
+    used: i64,
+}
+
+/// A block to be read on the way down.
+pub(crate) struct Wanted {
+    pub(crate) level: u8,
+    pub(crate) blkid: u64,
+    pub(crate) bp: BlkPtr,
+}
+
+impl Work {
+    pub(crate) fn new(
+        id: ObjectId,
+        old: Option<Arc<Dnode>>,
+        head: &Head,
+        freed: BlockRanges,
+        data: Vec<(u64, Buf)>,
+    ) -> Work {
+        let flags = old.as_ref().map_or(0, |d| d.flags);
+        let mut dn = super::merged(head, old.as_deref(), flags);
+        dn.max_blkid = head.max_blkid;
+        let used = dn.used as i64;
+        Work {
+            id,
+            old,
+            dn,
+            allocated: head.allocated,
+            freed,
+            data,
+            spill: head.spill.clone(),
+            fills: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            used,
+        }
+    }
+
+    /// The dnode, with its space as it became.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.dn.used = u64::try_from(self.used)
+            .map_err(|_| Error::corrupt("an object frees more than it used").in_object(self.id))?;
+        self.dn.flags |= flags::USED_BYTES;
+        if !self.allocated && self.dn.used != 0 {
+            return Err(Error::corrupt("a freed object still uses space").in_object(self.id));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn replaced(&mut self, ctx: &SyncCtx<'_>, old: &BlkPtr, new: &BlkPtr) {
+        self.used += ctx.dsize(new) as i64 - ctx.dsize(old) as i64;
+    }
+
+    fn mask(&self) -> u64 {
+        (1 << self.dn.epb_shift()) - 1
+    }
+
+    /// The pointer to a block, as it is now.
+    pub(crate) fn pointer(&self, level: u8, blkid: u64) -> Result<BlkPtr> {
+        if level + 1 >= self.dn.levels {
+            let index = usize::try_from(blkid).unwrap_or(usize::MAX);
+            let bp = self.dn.blkptrs.get(index);
+            return bp.copied().ok_or_else(|| self.bug("a block beyond the tree"));
+        }
+        let parent = (level + 1, blkid >> self.dn.epb_shift());
+        let node = self.nodes.get(&parent).ok_or_else(|| self.bug("a parent is not loaded"))?;
+        BlkPtr::parse_nth(&node.bytes, (blkid & self.mask()) as usize, Endian::Little)
+    }
+
+    pub(crate) fn set_pointer(&mut self, level: u8, blkid: u64, bp: &BlkPtr) -> Result<()> {
+        if level + 1 >= self.dn.levels {
+            let index = usize::try_from(blkid).unwrap_or(usize::MAX);
+            let Some(slot) = self.dn.blkptrs.get_mut(index) else {
+                return Err(self.bug("a block beyond the tree"));
+            };
+            *slot = *bp;
+            return Ok(());
+        }
+        let parent = (level + 1, blkid >> self.dn.epb_shift());
+        let at = (blkid & self.mask()) as usize * BLKPTR_SIZE;
+        let raw = bp.encode().ok_or_else(|| self.bug("a pointer that cannot be written"))?;
+        let Some(node) = self.nodes.get_mut(&parent) else {
+            return Err(self.bug("a parent is not loaded"));
+        };
+        node.bytes[at..at + BLKPTR_SIZE].copy_from_slice(&raw);
+        Ok(())
+    }
+
+    fn bug(&self, what: &str) -> Error {
+        Error::bug(what.to_owned()).in_object(self.id)
+    }
+
+    /// The hole that replaces `old` in group `txg`: with its birth, unless nothing
+    /// was ever there (§3.6).
+    pub(crate) fn hole(&self, ctx: &SyncCtx<'_>, old: &BlkPtr, level: u8) -> BlkPtr {
+        if !ctx.hole_birth || old.birth() == Txg::ZERO {
+            return BlkPtr::default();
+        }
+        let head = BpHead {
+            object_type: self.dn.object_type,
+            level,
+            lsize: Lsize(self.dn.block_size(level)),
+            birth: ctx.txg,
+        };
+        BlkPtr::Hole(Hole { head })
+    }
+
+    /// An indirect block's bytes, little endian.
+    fn read_node(&self, zio: &Zio, bp: &BlkPtr) -> Result<BufMut> {
+        let buf = zio.read(bp, Io::WAIT).map_err(|e| e.in_object(self.id))?;
+        Ok(little(&buf, bp.endian()))
+    }
+
+    /// A new indirect block below the hole `bp`: what is below a hole with a birth are
+    /// holes of that birth.
+    fn node_below_hole(&self, bp: &BlkPtr, level: u8) -> Result<BufMut> {
+        let mut bytes = BufMut::zeroed(1 << self.dn.indirect_shift);
+        if bp.birth() == Txg::ZERO {
+            return Ok(bytes);
+        }
+        let head = BpHead {
+            object_type: self.dn.object_type,
+            level: level - 1,
+            lsize: Lsize(self.dn.block_size(level - 1)),
+            birth: bp.birth(),
+        };
+        let raw = BlkPtr::Hole(Hole { head })
+            .encode()
+            .ok_or_else(|| self.bug("a hole that cannot be written"))?;
+        for slot in bytes.chunks_exact_mut(BLKPTR_SIZE) {
+            slot.copy_from_slice(&raw);
+        }
+        Ok(bytes)
+    }
+
+    /// Cuts the freed ranges out of the tree.
+    pub(crate) fn cut(&mut self, ctx: &SyncCtx<'_>, events: &mut dyn Events) -> Result<()> {
+        let freed: Vec<(u64, u64)> = self.freed.iter().collect();
+        let Some(old) = self.old.clone() else { return Ok(()) };
+        let top = old.levels - 1;
+        for (first, past) in freed {
+            let span = self.span(top);
+            for index in 0..self.dn.blkptrs.len() {
+                let start = (index as u64).saturating_mul(span);
+                if start >= past || start.saturating_add(span) <= first {
+                    continue;
+                }
+                let bp = self.dn.blkptrs[index];
+                self.dn.blkptrs[index] =
+                    self.cut_below(ctx, events, bp, top, index as u64, (first, past))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Data blocks below a block of `level`.
+    fn span(&self, level: u8) -> u64 {
+        1u64.checked_shl(self.dn.epb_shift() * u32::from(level)).unwrap_or(u64::MAX)
+    }
+
+    fn kill(&mut self, ctx: &SyncCtx<'_>, events: &mut dyn Events, bp: &BlkPtr) -> Result<()> {
+        self.replaced(ctx, bp, &BlkPtr::default());
+        events.killed(bp)
+    }
+
+    /// Frees what is in `range` below the block `blkid` of `level`; its new pointer.
+    fn cut_below(
+        &mut self,
+        ctx: &SyncCtx<'_>,
+        events: &mut dyn Events,
+        bp: BlkPtr,
+        level: u8,
+        blkid: u64,
+        range: (u64, u64),
+    ) -> Result<BlkPtr> {
+        let loaded = self.nodes.contains_key(&(level, blkid));
+        if bp.is_hole() && !loaded {
+            return Ok(bp);
+        }
+        if level == 0 {
+            self.kill(ctx, events, &bp)?;
+            return Ok(self.hole(ctx, &bp, 0));
+        }
+        let span = self.span(level);
+        let start = blkid.saturating_mul(span);
+        let whole = range.0 <= start && start.saturating_add(span) <= range.1;
+        let shift = self.dn.epb_shift();
+        let below = self.span(level - 1);
+        let mut bytes = match self.nodes.remove(&(level, blkid)) {
+            Some(node) => node.bytes,
+            None => self.read_node(ctx.zio, &bp)?,
+        };
+        for index in 0..1u64 << shift {
+            let child = blkid << shift | index;
+            let from = child.saturating_mul(below);
+            if from >= range.1 || from.saturating_add(below) <= range.0 {
+                continue;
+            }
+            let old = BlkPtr::parse_nth(&bytes, index as usize, Endian::Little)?;
+            let new = self.cut_below(ctx, events, old, level - 1, child, range)?;
+            let raw = new.encode().ok_or_else(|| self.bug("a pointer that cannot be written"))?;
+            let at = index as usize * BLKPTR_SIZE;
+            bytes[at..at + BLKPTR_SIZE].copy_from_slice(&raw);
+        }
+        if whole {
+            if !bp.is_hole() {
+                self.kill(ctx, events, &bp)?;
+            }
+            return Ok(self.hole(ctx, &bp, level));
+        }
+        self.nodes.insert((level, blkid), Node { bytes, old: bp });
+        Ok(bp)
+    }
+
+    /// Adds the levels that the highest block needs (§3.3).
+    pub(crate) fn add_levels(&mut self) {
+        let nblkptr = self.dn.blkptrs.len() as u64;
+        while nblkptr.checked_shl(self.dn.epb_shift() * u32::from(self.dn.levels - 1)).is_some_and(
+            |capacity| capacity <= self.dn.max_blkid && capacity > 0,
+        ) {
+            let level = self.dn.levels;
+            let mut bytes = BufMut::zeroed(1 << self.dn.indirect_shift);
+            for (slot, bp) in bytes.chunks_exact_mut(BLKPTR_SIZE).zip(&self.dn.blkptrs) {
+                if let Some(raw) = bp.encode() {
+                    slot.copy_from_slice(&raw);
+                }
+            }
+            self.dn.blkptrs.iter_mut().for_each(|bp| *bp = BlkPtr::default());
+            self.nodes.insert((level, 0), Node { bytes, old: BlkPtr::default() });
+            self.dn.levels += 1;
+        }
+    }
+
+    /// Indirect blocks of `level` on the way to written blocks that are not loaded yet.
+    /// Those below holes are made at once.
+    pub(crate) fn wanted(&mut self, level: u8) -> Result<Vec<Wanted>> {
+        if level + 1 > self.dn.levels || level == 0 || level >= self.dn.levels {
+            return Ok(Vec::new());
+        }
+        let shift = self.dn.epb_shift() * u32::from(level);
+        let covering = |b: u64| b.checked_shr(shift).unwrap_or(0);
+        let data = self.data.iter().map(|(b, _)| covering(*b));
+        // A node that is loaded needs its parents.
+        let own = self.dn.epb_shift();
+        let loaded = self
+            .nodes
+            .keys()
+            .filter(|(l, _)| *l < level)
+            .map(|(l, b)| b.checked_shr(own * u32::from(level - l)).unwrap_or(0));
+        let ids: BTreeSet<u64> =
+            data.chain(loaded).filter(|b| !self.nodes.contains_key(&(level, *b))).collect();
+        let mut out = Vec::new();
+        for blkid in ids {
+            let bp = self.pointer(level, blkid)?;
+            if bp.is_hole() {
+                let bytes = self.node_below_hole(&bp, level)?;
+                self.nodes.insert((level, blkid), Node { bytes, old: bp });
+            } else {
+                out.push(Wanted { level, blkid, bp });
+            }
+        }
+        Ok(out)
+    }
+
+    pub(crate) fn loaded(&mut self, wanted: &Wanted, bytes: BufMut) {
+        self.nodes.insert((wanted.level, wanted.blkid), Node { bytes, old: wanted.bp });
+    }
+}
+
+/// A copy of an indirect block in little-endian order.
+pub(crate) fn little(buf: &Buf, endian: Endian) -> BufMut {
+    let mut bytes = BufMut::copy_of(buf);
+    if endian == Endian::Big {
+        ondisk::zap::swap_words(&mut bytes);
+    }
+    bytes
+}
+
+/// The fill count of an indirect block, or `None` if all its pointers are holes.
+pub(crate) fn fill_of(bytes: &[u8]) -> Option<u64> {
+    let mut fill = 0u64;
+    let mut any = false;
+    let word = |bp: &[u8], i: usize| Endian::Little.u64(bp, i * 8).unwrap_or(0);
+    for bp in bytes.chunks_exact(BLKPTR_SIZE) {
+        let props = word(bp, 6);
+        if props >> 39 & 1 == 1 {
+            (fill, any) = (fill + 1, true);
+        } else if word(bp, 0) & 0xff_ffff != 0 {
+            let encrypted = props >> 61 & 1 == 1 && props >> 56 & 0x1f == 0;
+            let own = word(bp, 11);
+            fill += if encrypted { own & 0xffff_ffff } else { own };
+            any = true;
+        }
+    }
+    any.then_some(fill)
+}
+
+/// The object type of pointers to an object's blocks.
+pub(crate) fn spill_type(dn: &Dnode) -> ObjType {
+    dn.bonus_type
+}

@@ -1,0 +1,51 @@
+//! A transaction: the right to change memory in one group.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use base::Txg;
+
+/// Hears how much dirty memory each group holds (the write throttle's measure).
+pub trait Dirt: Send + Sync {
+    /// `bytes` more are dirty in `txg`.
+    fn dirty(&self, txg: Txg, bytes: u64);
+    /// `bytes` of `txg` are on disk, or gone.
+    fn clean(&self, txg: Txg, bytes: u64);
+}
+
+/// A transaction. All that is changed under it reaches the disk in one group.
+///
+/// While it lives, its group stays open (it keeps the group's hold), so it must not
+/// be kept over a wait for that group.
+pub struct Tx {
+    txg: Txg,
+    syncing: bool,
+    dirt: Option<Arc<dyn Dirt>>,
+    _hold: Option<Box<dyn Any + Send>>,
+}
+
+impl Tx {
+    /// A writer's transaction in `txg`; `hold` keeps the group open until the drop.
+    pub fn open(txg: Txg, dirt: Arc<dyn Dirt>, hold: impl Any + Send) -> Tx {
+        Tx { txg, syncing: false, dirt: Some(dirt), _hold: Some(Box::new(hold)) }
+    }
+
+    /// The sync thread's own transaction in the group that it writes.
+    pub fn syncing(txg: Txg) -> Tx {
+        Tx { txg, syncing: true, dirt: None, _hold: None }
+    }
+
+    /// Its group.
+    pub fn txg(&self) -> Txg {
+        self.txg
+    }
+
+    /// Whether it is the sync thread's.
+    pub fn is_syncing(&self) -> bool {
+        self.syncing
+    }
+
+    pub(crate) fn dirt(&self) -> Option<&Arc<dyn Dirt>> {
+        self.dirt.as_ref()
+    }
+}

@@ -1,0 +1,137 @@
+//! Changing ZAPs that are objects: [`crate::zap_write`] over an object and a transaction.
+
+use std::sync::Arc;
+
+use base::{Buf, Error, ObjectId, Result};
+use ondisk::ObjType;
+use ondisk::zap::ZapValue;
+use zio::Io;
+
+use crate::live::ObjectSpec;
+use crate::objset::Objset;
+use crate::tx::Tx;
+use crate::zap_write::{ZapMut, ZapStore};
+
+/// A ZAP object within a transaction.
+pub struct ObjectStore<'a> {
+    os: &'a Arc<Objset>,
+    tx: &'a Tx,
+    id: ObjectId,
+}
+
+impl<'a> ObjectStore<'a> {
+    /// The ZAP `id`, to be changed in `tx`.
+    pub fn new(os: &'a Arc<Objset>, tx: &'a Tx, id: ObjectId) -> ObjectStore<'a> {
+        ObjectStore { os, tx, id }
+    }
+}
+
+impl ZapStore for ObjectStore<'_> {
+    fn block_size(&self) -> Result<u32> {
+        Ok(self.os.head(self.tx, self.id)?.block_size)
+    }
+
+    fn read(&self, blkid: u64) -> Result<Buf> {
+        self.os.any_object(self.id, Io::WAIT)?.read_little(blkid, Io::WAIT)
+    }
+
+    fn edit(&self, blkid: u64, f: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
+        self.os.edit_block(self.tx, self.id, blkid, f)
+    }
+
+    fn set_block_size(&self, size: u32) -> Result<()> {
+        self.os.set_block_size(self.tx, self.id, size, 0)
+    }
+
+    fn free_block(&self, blkid: u64, count: u64) -> Result<()> {
+        self.os.free_blocks(self.tx, self.id, blkid, blkid.saturating_add(count), false)
+    }
+}
+
+/// A salt: any non-zero value (chapter 03 §13).
+fn salt(os: &Objset, id: ObjectId) -> u64 {
+    let random = base::rt::random_u64().unwrap_or(os.id() ^ id.0);
+    random | 1
+}
+
+/// Makes a new ZAP.
+///
+/// # Errors
+/// Those of [`Objset::allocate`].
+pub fn create(
+    os: &Arc<Objset>,
+    tx: &Tx,
+    object_type: ObjType,
+    bonus_type: ObjType,
+    bonus: &[u8],
+    normflags: u64,
+) -> Result<ObjectId> {
+    let bonus = bonus.to_vec();
+    let id = os.allocate(tx, &ObjectSpec { object_type, bonus_type, bonus, ..Default::default() })?;
+    init(os, tx, id, normflags)?;
+    Ok(id)
+}
+
+/// Makes an object an empty ZAP.
+///
+/// # Errors
+/// Those of writing block 0.
+pub fn init(os: &Arc<Objset>, tx: &Tx, id: ObjectId, normflags: u64) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).init(salt(os, id), normflags, 0)
+}
+
+/// Adds an entry.
+///
+/// # Errors
+/// `Exists` when the name is there; those of reading and changing the ZAP.
+pub fn add(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8], value: &ZapValue) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).add(name, value).map_err(|e| e.in_object(id))
+}
+
+/// Adds or replaces an entry.
+///
+/// # Errors
+/// Those of reading and changing the ZAP.
+pub fn update(
+    os: &Arc<Objset>,
+    tx: &Tx,
+    id: ObjectId,
+    name: &[u8],
+    value: &ZapValue,
+) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).update(name, value).map_err(|e| e.in_object(id))
+}
+
+/// Removes an entry.
+///
+/// # Errors
+/// `NotFound` when the name is not there; those of reading and changing the ZAP.
+pub fn remove(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8]) -> Result<()> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).remove(name).map_err(|e| e.in_object(id))
+}
+
+/// Adds to a number, modulo 2^64; an entry that becomes 0 goes. The new value.
+///
+/// # Errors
+/// Those of reading and changing the ZAP.
+pub fn increment(
+    os: &Arc<Objset>,
+    tx: &Tx,
+    id: ObjectId,
+    name: &[u8],
+    delta: i64,
+) -> Result<u64> {
+    ZapMut::new(&ObjectStore::new(os, tx, id)).increment(name, delta).map_err(|e| e.in_object(id))
+}
+
+/// A number in the ZAP.
+///
+/// # Errors
+/// Those of reading; `Corrupt` when the entry is something else.
+pub fn lookup_u64(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8]) -> Result<Option<u64>> {
+    let value = ZapMut::new(&ObjectStore::new(os, tx, id)).lookup(name)?;
+    let number = |v: ZapValue| {
+        v.as_u64().ok_or_else(|| Error::corrupt("a ZAP entry is not a number").in_object(id))
+    };
+    value.map(number).transpose()
+}
