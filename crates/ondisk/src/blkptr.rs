@@ -67,6 +67,19 @@ pub struct Embedded {
 }
 
 impl Embedded {
+    /// A little-endian payload of 1 to [`EMBEDDED_MAX`] bytes, compressed as
+    /// `compression` says (chapter 02 §3); `None` for other lengths, and for logical
+    /// sizes that cannot be encoded.
+    pub fn new(head: Head, compression: u8, payload: &[u8]) -> Option<Embedded> {
+        let psize = u8::try_from(payload.len()).ok().filter(|&n| n > 0)?;
+        if !(1..=BLOCK_SIZE_MAX).contains(&head.lsize.0) {
+            return None;
+        }
+        let mut bytes = [0; EMBEDDED_MAX];
+        bytes.get_mut(..payload.len())?.copy_from_slice(payload);
+        Some(Embedded { head, compression, endian: Endian::Little, payload: bytes, psize })
+    }
+
     /// The payload, compressed as [`Embedded::compression`] says.
     pub fn payload(&self) -> &[u8] {
         self.payload.get(..usize::from(self.psize)).unwrap_or_default()

@@ -74,6 +74,9 @@ impl Zio {
     }
 
     fn read_gang_header(&self, block: &Block, dva: Dva) -> Result<Buf> {
+        if let Some(header) = self.under_way.header(&self.key(block)) {
+            return Ok(header);
+        }
         if self.dynamic_gang.load(Relaxed) {
             let size = self.gang_header_size(block);
             if size > HEADER_SIZE

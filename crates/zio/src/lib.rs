@@ -26,6 +26,8 @@ mod hints;
 pub mod prefetch;
 mod read;
 mod scrub;
+mod turnstile;
+mod write;
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -41,6 +43,11 @@ pub use hints::{Hints, Place};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
+pub use turnstile::{Ticket, Turnstile, parallel_in_order};
+pub use write::{
+    Class, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts, WriteProps,
+    Writes,
+};
 
 /// A cached block's identity: pool load, first address, physical birth
 /// (decision 4). Snapshots and clones share it.
@@ -129,6 +136,10 @@ pub struct Zio {
     hints: Hints,
     objsets: AtomicU32,
     prefetch: RwLock<Arc<Prefetch>>,
+    space: RwLock<Option<Arc<dyn SpaceSource>>>,
+    under_way: write::under_way::UnderWay,
+    /// Takes writes instead of the tree.
+    sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
 
 /// Threads that read ahead for one pool, and blocks that may wait for them.
@@ -151,6 +162,9 @@ impl Zio {
             dynamic_gang: AtomicBool::new(false),
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
             prefetch: RwLock::default(),
+            space: RwLock::new(None),
+            under_way: write::under_way::UnderWay::default(),
+            sink: RwLock::new(None),
         }
     }
 

@@ -26,7 +26,7 @@ fn is_metadata(block: &Block) -> bool {
     block.head.level > 0 || block.head.object_type.is_metadata()
 }
 
-fn kind_of(block: &Block) -> Kind {
+pub(crate) fn kind_of(block: &Block) -> Kind {
     if is_metadata(block) { Kind::Metadata } else { Kind::Data }
 }
 
@@ -54,7 +54,7 @@ impl Zio {
         }
     }
 
-    fn key(&self, block: &Block) -> BlockKey {
+    pub(crate) fn key(&self, block: &Block) -> BlockKey {
         let dva = block.dva();
         BlockKey {
             load: self.load,
@@ -225,6 +225,11 @@ impl Zio {
     /// # Errors
     /// What went wrong at each address.
     pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
+        if let Some(bytes) = self.under_way.stored(&self.key(block))
+            && bytes.len() as u64 == block.psize.0
+        {
+            return Ok(bytes);
+        }
         let mut faults = Vec::new();
         for dva in block.dvas() {
             let read =

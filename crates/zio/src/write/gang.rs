@@ -1,0 +1,233 @@
+//! Gang blocks (chapter 02 §9): dividing a block over smaller places.
+//!
+//! # Theory
+//! A node is a header and up to three members, each of which is a plain piece or a node
+//! again. The tree is decided while space is allocated; [`Node::pieces`] then cuts the
+//! content along it, from the leaves up, for a header holds its members' pointers.
+
+use base::limits::GANG_DEPTH_MAX;
+use base::{Asize, Buf, BufMut, Dva, Error, ErrorKind, Lsize, Psize, Result, Txg};
+use codec::checksum::Checksum;
+use codec::checksum::embedded::{ECK_SIZE, compute_embedded};
+use ondisk::ObjType;
+use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
+
+use super::{SpaceSource, Want};
+use crate::Zio;
+
+/// Bytes of a header; those of feature `dynamic_gang_header` may be larger, yet need not.
+pub(super) const HEADER_SIZE: usize = 512;
+/// Members below one header.
+const MEMBERS_MAX: u64 = 3;
+
+/// A gang header with what is below it.
+pub(super) struct Node {
+    psize: Psize,
+    /// Of the header alone.
+    header: Vec<Dva>,
+    members: Vec<Member>,
+}
+
+enum Member {
+    Plain(Psize, Vec<Dva>),
+    Gang(Node),
+}
+
+/// Bytes for one or more addresses.
+pub(super) struct Piece {
+    pub(super) dvas: Vec<Dva>,
+    pub(super) bytes: Buf,
+}
+
+/// A header that may have to be read before it is on a device.
+pub(super) struct Header {
+    /// The first address of the pointer that leads to it.
+    pub(super) at: Dva,
+    pub(super) bytes: Buf,
+}
+
+impl Member {
+    fn psize(&self) -> Psize {
+        match self {
+            Member::Plain(psize, _) => *psize,
+            Member::Gang(node) => node.psize,
+        }
+    }
+
+    fn dvas(&self) -> Vec<Dva> {
+        match self {
+            Member::Plain(_, dvas) => dvas.clone(),
+            Member::Gang(node) => node.dvas(),
+        }
+    }
+}
+
+impl Node {
+    /// The addresses in the pointer to this node: they account for all below them.
+    pub(super) fn dvas(&self) -> Vec<Dva> {
+        let below: Vec<Vec<Dva>> = self.members.iter().map(Member::dvas).collect();
+        let total = |(i, header): (usize, &Dva)| {
+            let members: u64 = below.iter().filter_map(|d| d.get(i)).map(|d| d.asize.0).sum();
+            Dva { asize: Asize(header.asize.0 + members), gang: true, ..*header }
+        };
+        self.header.iter().enumerate().map(total).collect()
+    }
+
+    /// Every place that was allocated.
+    pub(super) fn allocated(&self, to: &mut Vec<Dva>) {
+        to.extend(&self.header);
+        for member in &self.members {
+            match member {
+                Member::Plain(_, dvas) => to.extend(dvas),
+                Member::Gang(node) => node.allocated(to),
+            }
+        }
+    }
+
+    /// What is to be written for this node, whose content is `bytes`; members come
+    /// before their header.
+    pub(super) fn pieces(
+        &self,
+        zio: &Zio,
+        leader: &Block,
+        bytes: &Buf,
+        pieces: &mut Vec<Piece>,
+        headers: &mut Vec<Header>,
+    ) -> Result<()> {
+        let checksum = Checksum::from_id(leader.checksum)
+            .ok_or_else(|| Error::bug("a block was prepared without a checksum"))?;
+        let mut header = BufMut::zeroed(HEADER_SIZE);
+        let mut at = 0;
+        for (slot, member) in header.chunks_exact_mut(BLKPTR_SIZE).zip(&self.members) {
+            let end = at + member.psize().0 as usize;
+            if end > bytes.len() {
+                return Err(Error::bug("gang members exceed their block"));
+            }
+            let part = bytes.slice(at..end);
+            let bp = member_pointer(leader, member, zio.checksum_of(checksum, &part)?);
+            slot.copy_from_slice(
+                &BlkPtr::Block(bp).encode().ok_or_else(|| Error::bug("no such pointer"))?,
+            );
+            match member {
+                Member::Plain(_, dvas) => pieces.push(Piece { dvas: dvas.clone(), bytes: part }),
+                Member::Gang(node) => node.pieces(zio, leader, &part, pieces, headers)?,
+            }
+            at = end;
+        }
+        if at != bytes.len() {
+            return Err(Error::bug("gang members do not make up their block"));
+        }
+        let first = self.header[0];
+        let verifier = [u64::from(first.vdev.0), first.offset, leader.head.birth.0, 0];
+        compute_embedded(Checksum::GangHeader, &mut header, HEADER_SIZE - ECK_SIZE, verifier)
+            .map_err(|e| Error::bug("a gang header has no room for its checksum").caused_by(e))?;
+        let bytes = header.freeze();
+        headers.push(Header { at: first, bytes: bytes.clone() });
+        pieces.push(Piece { dvas: self.header.clone(), bytes });
+        Ok(())
+    }
+}
+
+/// A member's pointer tells of its bytes alone; type, level and fill are the leader's.
+fn member_pointer(leader: &Block, member: &Member, words: [u64; 4]) -> Block {
+    let psize = member.psize();
+    let head = Head {
+        object_type: ObjType::NONE,
+        level: 0,
+        lsize: Lsize(psize.0),
+        birth: leader.head.birth,
+    };
+    let mut bp = Block::new(head, psize, COMPRESS_OFF, &member.dvas());
+    (bp.checksum, bp.words, bp.fill) = (leader.checksum, words, 0);
+    bp
+}
+
+/// Allocates one gang block.
+pub(super) struct Ganging<'a> {
+    zio: &'a Zio,
+    space: &'a dyn SpaceSource,
+    want: Want,
+    header_copies: u8,
+    /// Everything so far, to give back.
+    taken: Vec<Dva>,
+}
+
+impl<'a> Ganging<'a> {
+    pub(super) fn new(
+        zio: &'a Zio,
+        space: &'a dyn SpaceSource,
+        want: &Want,
+        header_copies: u8,
+    ) -> Ganging<'a> {
+        let header_copies = header_copies.max(want.copies).min(3);
+        let want = Want { gang_child: true, ..*want };
+        Ganging { zio, space, want, header_copies, taken: Vec::new() }
+    }
+
+    pub(super) fn run(mut self) -> Result<Node> {
+        let made = self.node(self.want.psize, 0);
+        if made.is_err() && !self.taken.is_empty() {
+            self.space.unallocate(self.want.txg, &self.taken);
+        }
+        made
+    }
+
+    fn take(&mut self, psize: u64, copies: u8) -> Result<Vec<Dva>> {
+        let want = Want { psize, copies, ..self.want };
+        let dvas = self.zio.allocate(self.space, &want)?;
+        self.taken.extend(&dvas);
+        Ok(dvas)
+    }
+
+    fn node(&mut self, psize: u64, depth: usize) -> Result<Node> {
+        if depth >= GANG_DEPTH_MAX {
+            return Err(Error::new(ErrorKind::NoSpace, "free space is in too small pieces"));
+        }
+        let header = self.header()?;
+        let (min, gcd) = self.space.limits();
+        let mut members = Vec::new();
+        let mut rest = psize;
+        for slots in (1..=MEMBERS_MAX).rev() {
+            if rest == 0 {
+                break;
+            }
+            let share = rest.div_ceil(slots).next_multiple_of(gcd.max(512)).max(min).min(rest);
+            members.push(self.member(share, depth)?);
+            rest -= share;
+        }
+        Ok(Node { psize: Psize(psize), header, members })
+    }
+
+    /// A header may have more copies than its members: without it, all are lost.
+    fn header(&mut self) -> Result<Vec<Dva>> {
+        let header = match self.take(HEADER_SIZE as u64, self.header_copies) {
+            Err(e) if e.kind() == ErrorKind::NoSpace && self.header_copies > self.want.copies => {
+                self.take(HEADER_SIZE as u64, self.want.copies)
+            }
+            other => other,
+        }?;
+        // Whoever frees the header knows its size from the vdev alone.
+        let tree = self.zio.tree();
+        for dva in &header {
+            if tree.asize(dva.vdev, Psize(HEADER_SIZE as u64), self.want.txg)? != dva.asize {
+                return Err(Error::bug("a gang header has an odd size").at_dva(*dva));
+            }
+        }
+        Ok(header)
+    }
+
+    fn member(&mut self, psize: u64, depth: usize) -> Result<Member> {
+        match self.take(psize, self.want.copies) {
+            Ok(dvas) => Ok(Member::Plain(Psize(psize), dvas)),
+            Err(e) if e.kind() == ErrorKind::NoSpace && psize > self.space.limits().0 => {
+                self.node(psize, depth + 1).map(Member::Gang)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Kept for [`super::free`]: the group whose geometry a header was allocated by.
+pub(super) fn header_asize(zio: &Zio, dva: Dva, birth: Txg) -> Result<Asize> {
+    zio.tree().asize(dva.vdev, Psize(HEADER_SIZE as u64), birth)
+}

@@ -1,0 +1,83 @@
+//! Giving a block its place.
+
+use base::{Asize, Dva, Error, ErrorKind, Psize, Result};
+use ondisk::blkptr::BlkPtr;
+
+use super::gang::Ganging;
+use super::{Form, Layout, Outcome, Placed, Prepared, Ready, SpaceSource, Want};
+use crate::Zio;
+
+impl Zio {
+    /// Allocates, as a gang where no place is large enough. The pointer is complete then,
+    /// and may be stored before the bytes are written.
+    ///
+    /// # Errors
+    /// `NoSpace`, or what the space source says; nothing stays allocated then.
+    pub fn place(&self, p: Prepared) -> Result<Placed> {
+        let mut ready = match p.form {
+            Form::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
+            Form::Block(ready) => ready,
+        };
+        if ready.rewrite {
+            let dvas = ready.block.dvas().collect();
+            return Ok(placed(*ready, Outcome::Rewritten, Layout::Plain(dvas)));
+        }
+        let space = self.space()?;
+        let want = Want {
+            psize: ready.block.psize.0,
+            copies: ready.copies,
+            class: ready.class,
+            txg: ready.block.head.birth,
+            hint: ready.hint,
+            gang_child: false,
+        };
+        match self.allocate(&*space, &want) {
+            Ok(dvas) => {
+                ready.block = ready.block.with_dvas(&dvas);
+                Ok(placed(*ready, Outcome::New, Layout::Plain(dvas)))
+            }
+            Err(e) if e.kind() == ErrorKind::NoSpace && want.psize > space.limits().0 => {
+                let node = Ganging::new(self, &*space, &want, ready.header_copies).run()?;
+                ready.block = ready.block.with_dvas(&node.dvas());
+                Ok(placed(*ready, Outcome::Gang, Layout::Gang(node)))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives back what a placed block allocated, if it is not to be written after all.
+    pub fn unplace(&self, placed: Placed) {
+        let Some((_, layout)) = placed.parts else { return };
+        if placed.outcome == Outcome::Rewritten {
+            return;
+        }
+        let mut dvas = Vec::new();
+        match layout {
+            Layout::Plain(plain) => dvas = plain,
+            Layout::Gang(node) => node.allocated(&mut dvas),
+        }
+        if let Ok(space) = self.space() {
+            space.unallocate(placed.bp.birth(), &dvas);
+        }
+    }
+
+    /// What the source gives, checked: an error in it would be found only after it
+    /// destroyed data.
+    pub(super) fn allocate(&self, space: &dyn SpaceSource, want: &Want) -> Result<Vec<Dva>> {
+        let dvas = space.allocate(want)?;
+        let tree = self.tree();
+        let fits = |d: &Dva| {
+            let needed = tree.asize(d.vdev, Psize(want.psize), want.txg);
+            !d.gang && d.offset.is_multiple_of(512) && needed.is_ok_and(|n: Asize| d.asize >= n)
+        };
+        if dvas.len() == usize::from(want.copies) && dvas.iter().all(fits) {
+            return Ok(dvas);
+        }
+        space.unallocate(want.txg, &dvas);
+        Err(Error::bug("the space that was allocated does not fit its block"))
+    }
+}
+
+fn placed(ready: Ready, outcome: Outcome, layout: Layout) -> Placed {
+    Placed { bp: BlkPtr::Block(ready.block), outcome, parts: Some((ready.content, layout)) }
+}

@@ -1,0 +1,217 @@
+//! What can be known of a block before it has a place: chapter 02 §4.1.
+
+use std::sync::OnceLock;
+
+use base::limits::BLOCK_SIZE_MAX;
+use base::{Buf, BufMut, Error, Lsize, Psize, Result, Txg};
+use codec::checksum::{Checksum, SaltTemplate, Words, compute};
+use codec::compress::{Compression, compress, is_zero};
+use ondisk::ObjType;
+use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
+
+use super::{Content, Form, Outcome, Prepared, Ready, Write};
+use crate::Zio;
+
+const SECTOR: usize = 512;
+
+/// The result of compressing.
+enum Squeezed {
+    Hole,
+    /// Fits a pointer.
+    Embedded(BufMut),
+    /// Zero-padded to `psize`.
+    Smaller(Buf),
+    /// Stored as it is.
+    No,
+}
+
+impl Zio {
+    /// Decides what a block becomes: zero test, compression, checksum. Allocates nothing
+    /// and waits for nothing.
+    ///
+    /// # Errors
+    /// `ReadOnly` without a [`super::SpaceSource`]; `Invalid` for impossible sizes, copies
+    /// or checksums, and for a salted checksum in a pool without a salt.
+    pub fn prepare(&self, w: &Write<'_>) -> Result<Prepared> {
+        check(w)?;
+        let limits = self.space()?.limits();
+        let head = Head {
+            object_type: w.object_type,
+            level: w.level,
+            lsize: Lsize(w.data.len() as u64),
+            birth: w.txg,
+        };
+        let done = |bp, outcome| Ok(Prepared { form: Form::Done(bp, outcome) });
+        let (stored, compression) = match squeeze(w, limits) {
+            Squeezed::Hole => {
+                // Sends learn from the birth that there was something before (§2.4).
+                let born = w.props.hole_birth && w.old.birth() != Txg::ZERO;
+                let head = if born { head } else { Head::default() };
+                return done(BlkPtr::Hole(Hole { head }), Outcome::Hole);
+            }
+            Squeezed::Embedded(payload) => {
+                let e = Embedded::new(head, w.props.compression.id(), &payload)
+                    .ok_or_else(|| Error::bug("a payload does not fit its pointer"))?;
+                return done(BlkPtr::Embedded(e), Outcome::Embedded);
+            }
+            Squeezed::Smaller(stored) => (stored, w.props.compression.id()),
+            Squeezed::No => (w.data.clone(), COMPRESS_OFF),
+        };
+        let psize = Psize(stored.len() as u64);
+        let mut block = Block::new(head, psize, compression, &[]);
+        block.checksum = w.props.checksum.id();
+        block.fill = w.fill;
+        block.words = self.checksum_of(w.props.checksum, &stored)?;
+        if let BlkPtr::Block(old) = w.old {
+            if !w.in_place && self.is_same(w, old, &block) {
+                return done(*w.old, Outcome::Same);
+            }
+            if w.in_place && may_reuse(w, old, &block) {
+                let dvas: Vec<_> = old.dvas().collect();
+                return Ok(ready(w, block.with_dvas(&dvas), true, stored));
+            }
+        }
+        Ok(ready(w, block, false, stored))
+    }
+
+    /// The checksum of bytes as they are on disk.
+    pub(super) fn checksum_of(&self, checksum: Checksum, bytes: &[u8]) -> Result<Words> {
+        static UNSALTED: OnceLock<SaltTemplate> = OnceLock::new();
+        let salt = match self.salt.get() {
+            Some(salt) => salt,
+            None if checksum.is_salted() => {
+                return Err(Error::invalid("salted checksum in a pool without a salt"));
+            }
+            None => UNSALTED.get_or_init(|| SaltTemplate::new(&[0; 32])),
+        };
+        Ok(compute(checksum, bytes, salt, false))
+    }
+
+    /// nopwrite: the old block proves by a strong checksum to be this one (§4.1).
+    fn is_same(&self, w: &Write<'_>, old: &Block, new: &Block) -> bool {
+        w.level == 0
+            && !w.object_type.is_metadata()
+            && w.props.checksum.is_nopwrite()
+            && !matches!(w.props.compression, Compression::Off | Compression::Empty)
+            && !old.dedup
+            && old.protection == Protection::None
+            && old.endian == new.endian
+            && (old.checksum, old.compression) == (new.checksum, new.compression)
+            && (old.psize, old.head.lsize) == (new.psize, new.head.lsize)
+            && (old.head.object_type, old.head.level) == (new.head.object_type, 0)
+            && old.dvas().len() == usize::from(w.props.copies)
+            && old.words == new.words
+            && !self.on_indirect(old)
+    }
+
+    fn on_indirect(&self, block: &Block) -> bool {
+        let tree = self.tree();
+        block.dvas().any(|d| match tree.top(d.vdev) {
+            Ok(top) => !self::writable(top.kind()),
+            Err(_) => true,
+        })
+    }
+}
+
+fn writable(kind: &vdev::Kind) -> bool {
+    !matches!(kind, vdev::Kind::Indirect { .. } | vdev::Kind::Hole | vdev::Kind::Missing)
+}
+
+fn check(w: &Write<'_>) -> Result<()> {
+    let len = w.data.len();
+    if len == 0 || !len.is_multiple_of(SECTOR) || len as u64 > BLOCK_SIZE_MAX {
+        return Err(Error::invalid(format!("a block of {len} bytes cannot be written")));
+    }
+    if !(1..=3).contains(&w.props.copies) {
+        return Err(Error::invalid("a block has one to three copies"));
+    }
+    if w.props.checksum.is_embedded() {
+        return Err(Error::invalid("an embedded checksum is not for ordinary blocks"));
+    }
+    if !w.object_type.is_valid() || w.level >= 32 {
+        return Err(Error::invalid("no block has such a type or level"));
+    }
+    Ok(())
+}
+
+/// The old place serves again: born in this group, and all of it is needed as it is.
+fn may_reuse(w: &Write<'_>, old: &Block, new: &Block) -> bool {
+    old.head.birth == w.txg
+        && old.effective_physical_birth() == w.txg
+        && old.psize == new.psize
+        && old.dvas().len() == usize::from(w.props.copies)
+        && !old.is_gang()
+        && !old.dedup
+        && old.protection == Protection::None
+}
+
+fn ready(w: &Write<'_>, block: Block, rewrite: bool, stored: Buf) -> Prepared {
+    let whole = if w.cache { w.data.clone() } else { Buf::default() };
+    Prepared {
+        form: Form::Block(Box::new(Ready {
+            block,
+            rewrite,
+            copies: w.props.copies,
+            header_copies: w.props.header_copies,
+            class: w.props.class,
+            hint: w.hint,
+            content: Content { whole, stored, cache: w.cache },
+        })),
+    }
+}
+
+/// Most bytes that compressing may leave (§4.1 b).
+pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u64)) -> usize {
+    let (min, gcd) = (min.max(1) as usize, gcd.max(1) as usize);
+    let most = lsize - (lsize >> 3);
+    match alg {
+        Compression::Zle => most,
+        _ if most - most % gcd < min => EMBEDDED_MAX,
+        _ => most - most % gcd,
+    }
+}
+
+fn squeeze(w: &Write<'_>, limits: (u64, u64)) -> Squeezed {
+    let (alg, lsize) = (w.props.compression, w.data.len());
+    if alg == Compression::Off {
+        return Squeezed::No;
+    }
+    if is_zero(w.data) {
+        return Squeezed::Hole;
+    }
+    if alg == Compression::Empty {
+        return Squeezed::No;
+    }
+    let embed =
+        w.props.embed && w.level == 0 && !matches!(w.object_type, ObjType::DNODE | ObjType::OBJSET);
+    let (min, gcd) = (limits.0.max(1) as usize, limits.1.max(1) as usize);
+    let most = compressed_max(alg, lsize, limits);
+    if most <= EMBEDDED_MAX && !embed && min >= lsize {
+        return Squeezed::No;
+    }
+    let mut out = BufMut::alloc(most);
+    let Some(len) = compress(alg, w.data, &mut out) else { return Squeezed::No };
+    if len <= EMBEDDED_MAX && embed {
+        out.truncate(len);
+        return Squeezed::Embedded(out);
+    }
+    let psize = if len > min { len.next_multiple_of(gcd) } else { min };
+    if psize >= lsize {
+        return Squeezed::No;
+    }
+    Squeezed::Smaller(fit(out, len, psize))
+}
+
+/// The first `len` bytes, and zeros up to `psize`, in no more memory than that needs:
+/// the cache will hold it.
+fn fit(mut out: BufMut, len: usize, psize: usize) -> Buf {
+    if out.len() >= psize && out.footprint() - psize <= psize / 8 {
+        out.truncate(psize);
+    } else {
+        let mut small = BufMut::alloc(psize);
+        small[..len].copy_from_slice(&out[..len]);
+        out = small;
+    }
+    out[len..].fill(0);
+    out.freeze()
+}

@@ -1,0 +1,331 @@
+//! Handing blocks to the vdev tree and to the cache.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::rt::{Condvar, Mutex, MutexGuard};
+use base::{Buf, Dva, Error, Result, Txg};
+use ondisk::blkptr::{Block, COMPRESS_OFF};
+
+use super::gang::{Header, Piece};
+use super::{Content, Layout, Outcome, Placed};
+use crate::read::kind_of;
+use crate::{BlockKey, Zio};
+
+/// Bytes under way at most, for each [`Writes`].
+const IN_FLIGHT_MAX: u64 = 128 << 20;
+
+/// Bytes for one address.
+pub(crate) struct DvaWrite {
+    pub(crate) dva: Dva,
+    pub(crate) data: Buf,
+    pub(crate) birth: Txg,
+}
+
+/// Called once, when a write ended: whether enough copies or columns hold it.
+pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Takes the bytes; the vdev tree but in tests.
+pub(crate) trait Sink: Send + Sync {
+    /// Writes; `done` may be called before this returns, or by any thread later.
+    fn write(&self, write: DvaWrite, done: Done);
+}
+
+/// An address whose bytes could not be written, not even at the second try.
+#[derive(Debug)]
+pub struct Lost {
+    /// Where.
+    pub dva: Dva,
+    /// The block's group.
+    pub birth: Txg,
+    /// The last error.
+    pub error: Error,
+    /// Another address holds the same bytes: the block is degraded, not lost.
+    pub readable: bool,
+}
+
+/// What went through a [`Writes`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteCounts {
+    /// Blocks, without holes and embedded ones.
+    pub blocks: u64,
+    /// Writes to addresses, gang headers included.
+    pub writes: u64,
+    /// Their bytes, before parity.
+    pub bytes: u64,
+    /// Writes that were repeated.
+    pub retries: u64,
+}
+
+/// Writes that are under way together: a sync pass, say.
+pub struct Writes {
+    zio: Arc<Zio>,
+    shared: Arc<Shared>,
+    limit: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    in_flight: u64,
+    bytes: u64,
+    sleepers: usize,
+    again: VecDeque<Job>,
+    lost: Vec<Fallen>,
+    counts: WriteCounts,
+}
+
+/// Bytes that one or more addresses hold.
+struct Job {
+    write: DvaWrite,
+    /// One of the addresses of the same bytes has them.
+    reached: Arc<AtomicBool>,
+    again: bool,
+    /// Keeps the block in the table.
+    _marks: Arc<Marks>,
+}
+
+struct Fallen {
+    dva: Dva,
+    birth: Txg,
+    error: Error,
+    reached: Arc<AtomicBool>,
+}
+
+/// A block's entries in [`super::under_way`].
+struct Marks {
+    zio: Arc<Zio>,
+    keys: Vec<BlockKey>,
+    stamp: u64,
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        for key in &self.keys {
+            self.zio.under_way.remove(key, self.stamp);
+        }
+    }
+}
+
+impl Writes {
+    /// A batch without writes.
+    pub fn new(zio: &Arc<Zio>) -> Writes {
+        Writes::with_limit(zio, IN_FLIGHT_MAX)
+    }
+
+    /// A batch with at most so many bytes under way; a larger block goes alone.
+    pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
+        Writes { zio: Arc::clone(zio), shared: Arc::default(), limit }
+    }
+
+    /// Waits until every write that was submitted ended, and tells what failed. Failed
+    /// writes are repeated once, by the calling thread.
+    pub fn wait(&self) -> Vec<Lost> {
+        let mut state = self.shared.state.lock();
+        loop {
+            state = match state.again.pop_front() {
+                Some(job) => self.repeat(state, job),
+                None if state.in_flight > 0 => self.shared.sleep(state),
+                None => break,
+            };
+        }
+        let lost = std::mem::take(&mut state.lost);
+        drop(state);
+        let tell = |f: Fallen| Lost {
+            readable: f.reached.load(Ordering::Acquire),
+            dva: f.dva,
+            birth: f.birth,
+            error: f.error,
+        };
+        lost.into_iter().map(tell).collect()
+    }
+
+    /// What went through so far.
+    pub fn counts(&self) -> WriteCounts {
+        self.shared.state.lock().counts
+    }
+
+    /// Writes that have not ended.
+    pub fn in_flight(&self) -> u64 {
+        self.shared.state.lock().in_flight
+    }
+
+    fn repeat<'a>(&'a self, state: MutexGuard<'a, State>, job: Job) -> MutexGuard<'a, State> {
+        drop(state);
+        self.send(Job { again: true, ..job });
+        self.shared.state.lock()
+    }
+
+    /// Waits until `n` more bytes may be under way.
+    fn admit(&self, n: u64) {
+        let mut state = self.shared.state.lock();
+        while state.bytes > 0 && state.bytes + n > self.limit {
+            state = match state.again.pop_front() {
+                Some(job) => self.repeat(state, job),
+                None => self.shared.sleep(state),
+            };
+        }
+        state.bytes += n;
+        state.in_flight += 1;
+        state.counts.writes += 1;
+        state.counts.bytes += n;
+    }
+
+    /// Hands an admitted job over.
+    fn send(&self, job: Job) {
+        let write =
+            DvaWrite { dva: job.write.dva, data: job.write.data.clone(), birth: job.write.birth };
+        let shared = Arc::clone(&self.shared);
+        let done = Box::new(move |result: Result<()>| shared.ended(job, result));
+        self.zio.sink().write(write, done);
+    }
+
+    fn give_up(&self, dva: Dva, birth: Txg, error: Error) {
+        let reached = Arc::new(AtomicBool::new(false));
+        self.shared.state.lock().lost.push(Fallen { dva, birth, error, reached });
+    }
+}
+
+impl Shared {
+    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.sleepers += 1;
+        self.changed.wait(&mut state);
+        state.sleepers -= 1;
+        state
+    }
+
+    fn ended(&self, job: Job, result: Result<()>) {
+        let n = job.write.data.len() as u64;
+        let fallen = match result {
+            Ok(()) => {
+                job.reached.store(true, Ordering::Release);
+                None
+            }
+            Err(error) if job.again => Some(Fallen {
+                dva: job.write.dva,
+                birth: job.write.birth,
+                error,
+                reached: Arc::clone(&job.reached),
+            }),
+            // A completion must not write: it runs on a thread of the device.
+            Err(_) => {
+                let mut state = self.state.lock();
+                state.counts.retries += 1;
+                state.again.push_back(job);
+                return self.wake(state);
+            }
+        };
+        // Whoever waited may rely on the table being without this block.
+        drop(job);
+        let mut state = self.state.lock();
+        state.bytes -= n;
+        state.in_flight -= 1;
+        state.lost.extend(fallen);
+        self.wake(state);
+    }
+
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let wake = state.sleepers > 0;
+        drop(state);
+        if wake {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Zio {
+    /// Writes a placed block's bytes to each of its addresses, and puts the content into
+    /// the cache. Returns before the devices have them; waits only while too much is
+    /// under way. What goes wrong is told by [`Writes::wait`].
+    ///
+    /// Until this returned, nobody may read through the pointer.
+    pub fn submit(&self, placed: Placed, writes: &Writes) {
+        let (Some(block), Some((content, layout))) = (placed.bp.as_block(), placed.parts) else {
+            return;
+        };
+        let (mut pieces, mut headers) = (Vec::new(), Vec::new());
+        match layout {
+            Layout::Plain(dvas) => pieces.push(Piece { dvas, bytes: content.stored.clone() }),
+            Layout::Gang(node) => {
+                let made = node.pieces(self, block, &content.stored, &mut pieces, &mut headers);
+                if let Err(e) = made {
+                    return writes.give_up(block.dva(), block.head.birth, e);
+                }
+            }
+        }
+        let marks = Arc::new(writes.zio.mark(block, &content.stored, headers));
+        self.keep(block, content, placed.outcome);
+        writes.shared.state.lock().counts.blocks += 1;
+        for Piece { dvas, bytes } in pieces {
+            let reached = Arc::new(AtomicBool::new(false));
+            for dva in dvas {
+                writes.admit(bytes.len() as u64);
+                let write = DvaWrite { dva, data: bytes.clone(), birth: block.head.birth };
+                let (reached, marks) = (Arc::clone(&reached), Arc::clone(&marks));
+                writes.send(Job { write, reached, again: false, _marks: marks });
+            }
+        }
+    }
+
+    /// As a read would have stored it.
+    fn keep(&self, block: &Block, content: Content, outcome: Outcome) {
+        let key = self.key(block);
+        if outcome == Outcome::Rewritten {
+            // Also a read of the old content that is under way must not be kept.
+            self.cache().remove(&key);
+        }
+        if !content.cache {
+            return;
+        }
+        let compressed = block.compression != COMPRESS_OFF;
+        let entry = arc::Block {
+            stored: compressed.then_some(content.stored),
+            tag: block.compression,
+            whole: content.whole,
+            remember: false,
+        };
+        self.cache().insert(key, kind_of(block), entry);
+    }
+
+    fn mark(self: &Arc<Self>, block: &Block, stored: &Buf, headers: Vec<Header>) -> Marks {
+        let stamp = self.under_way.stamp();
+        let key = self.key(block);
+        let mut keys = vec![key];
+        self.under_way.put_stored(key, stamp, stored.clone());
+        for Header { at, bytes } in headers {
+            let key = BlockKey { vdev: at.vdev.0, offset: at.offset, ..key };
+            self.under_way.put_header(key, stamp, bytes);
+            keys.push(key);
+        }
+        Marks { zio: Arc::clone(self), keys, stamp }
+    }
+
+    fn sink(&self) -> Arc<dyn Sink> {
+        match &*self.sink.read() {
+            Some(sink) => Arc::clone(sink),
+            None => Arc::new(TreeSink(self.tree())),
+        }
+    }
+
+    /// Writes go to `sink` from now on.
+    #[cfg(test)]
+    pub(crate) fn set_sink(&self, sink: Arc<dyn Sink>) {
+        *self.sink.write() = Some(sink);
+    }
+}
+
+/// The tree as it is when the write begins (decision 6).
+struct TreeSink(Arc<vdev::Tree>);
+
+impl Sink for TreeSink {
+    fn write(&self, write: DvaWrite, done: Done) {
+        let _ = (&self.0, write.dva, write.data, write.birth);
+        done(Err(Error::unsupported("this build cannot write to vdevs")));
+    }
+}
