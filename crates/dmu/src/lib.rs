@@ -20,10 +20,12 @@ pub mod object;
 pub mod objset;
 pub mod traverse;
 pub mod zap;
+pub mod zap_write;
 pub mod zfetch;
 
 pub use object::{Extent, Object};
 pub use objset::Objset;
 pub use zap::{Match, Zap, ZapEntry};
+pub use zap_write::{ZapLimits, ZapMut, ZapStore};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};
 pub use zio::{Access, Caching, Copies, Io, Mode};
