@@ -30,5 +30,6 @@ pub use object::{Extent, Object};
 pub use objset::Objset;
 pub use tx::{Dirt, Tx};
 pub use zap::{Match, Zap, ZapEntry};
+pub use zap_write::{ZapLimits, ZapMut, ZapStore};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};
 pub use zio::{Access, Caching, Copies, Io, Mode};

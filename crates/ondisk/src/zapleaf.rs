@@ -38,6 +38,8 @@ pub(crate) const CHUNK_FREE: u8 = 253;
 /// log2 of the smallest and largest block of a fat ZAP.
 pub(crate) const BS_MIN: u32 = 9;
 pub(crate) const BS_MAX: u32 = 17;
+/// Chunks of the largest leaf.
+const CHUNKS_MAX: usize = 5118;
 
 pub(crate) fn u16_at(b: &[u8], off: usize, e: Endian) -> Result<u16> {
     e.u16(b, off).ok_or_else(short)
@@ -261,6 +263,23 @@ impl<'a> Leaf<'a> {
         Ok(best)
     }
 
+    /// The smallest differentiator that no entry of this hash has.
+    ///
+    /// # Errors
+    /// `Corrupt` when the bucket's chain is broken or endless.
+    pub fn free_cd(&self, hash: u64) -> Result<u32> {
+        let bucket = bucket_of(hash, self.bs, self.header.prefix_len.into());
+        let mut taken = Vec::new();
+        self.walk_bucket(bucket, &mut self.chunks(), |e| {
+            if e.hash == hash {
+                taken.push(e.cd);
+            }
+            Ok(())
+        })?;
+        taken.sort_unstable();
+        Ok(taken.iter().zip(0..).find(|(cd, i)| **cd != *i).map_or(taken.len() as u32, |(_, i)| i))
+    }
+
     fn walk_bucket(
         &self,
         bucket: usize,
@@ -352,20 +371,29 @@ impl<'a> Leaf<'a> {
     /// # Errors
     /// `Corrupt` naming the first violation.
     pub fn verify(&self, key_size: usize) -> Result<()> {
-        let mut used = vec![false; self.chunks()];
-        let mut take = |n: u16| match used.get_mut(usize::from(n)) {
-            None => Err(corrupt("chunk number out of range")),
-            Some(true) => Err(corrupt("a chunk is on two chains")),
-            Some(slot) => {
-                *slot = true;
-                Ok(())
+        // Writers verify every leaf they touch: a bitmap, and no list of all keys.
+        let mut used = [0u64; CHUNKS_MAX.div_ceil(64)];
+        let mut taken = 0;
+        let mut take = |n: u16| {
+            let (word, bit) = (usize::from(n) / 64, 1 << (n % 64));
+            if usize::from(n) >= self.chunks() {
+                return Err(corrupt("chunk number out of range"));
             }
+            if used[word] & bit != 0 {
+                return Err(corrupt("a chunk is on two chains"));
+            }
+            used[word] |= bit;
+            taken += 1;
+            Ok(())
         };
         let mut keys = Vec::new();
+        let mut entries = 0;
         for bucket in 0..buckets(self.bs) {
             let mut n = self.bucket_head(bucket)?;
+            keys.clear();
             while n != CHAIN_END {
                 take(n)?;
+                entries += 1;
                 let entry = self.entry(n)?;
                 if !self.header.covers(entry.hash)
                     || bucket_of(entry.hash, self.bs, self.header.prefix_len.into()) != bucket
@@ -377,6 +405,11 @@ impl<'a> Leaf<'a> {
                 self.take_array(entry.value_chunk, entry.value_len(), &mut take)?;
                 n = entry.next;
             }
+            // Equal hashes share a bucket.
+            keys.sort_unstable();
+            if keys.windows(2).any(|w| w[0] == w[1]) {
+                return Err(corrupt("two entries share hash and differentiator"));
+            }
         }
         let mut free = 0;
         let mut n = self.header.freelist;
@@ -385,15 +418,11 @@ impl<'a> Leaf<'a> {
             free += 1;
             n = u16_at(self.chunk(n, CHUNK_FREE)?, 22, self.endian)?;
         }
-        if used.contains(&false) {
+        if taken != self.chunks() {
             return Err(corrupt("a chunk is on no chain"));
         }
-        if free != usize::from(self.header.nfree) || keys.len() != self.header.nentries.into() {
+        if free != usize::from(self.header.nfree) || entries != usize::from(self.header.nentries) {
             return Err(corrupt("wrong counters"));
-        }
-        keys.sort_unstable();
-        if keys.windows(2).any(|w| w[0] == w[1]) {
-            return Err(corrupt("two entries share hash and differentiator"));
         }
         Ok(())
     }
@@ -442,6 +471,16 @@ impl<'a> LeafEntry<'a> {
 
     pub(crate) fn value_len(&self) -> usize {
         usize::from(self.value_numints) * usize::from(self.int_size)
+    }
+
+    /// Chunks that the value takes.
+    pub fn value_chunks(&self) -> usize {
+        array_chunks(self.value_len())
+    }
+
+    /// Chunks that the whole entry takes; `key_size` as for [`Leaf::verify`].
+    pub fn chunks(&self, key_size: usize) -> usize {
+        1 + array_chunks(self.name_len(key_size)) + self.value_chunks()
     }
 
     /// The stored bytes of the key, NULs included.

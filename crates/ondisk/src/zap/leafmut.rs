@@ -247,7 +247,7 @@ impl<'a> LeafMut<'a> {
         }
         let cd = match cd {
             Some(cd) => cd,
-            None => self.free_cd(hash)?,
+            None => self.view()?.free_cd(hash)?,
         };
         let name = self.write_array(key)?;
         let data = self.write_array(&value.data)?;
@@ -269,14 +269,6 @@ impl<'a> LeafMut<'a> {
         self.block[at + 1] = value.int_size;
         self.put16(at + 8, chunk);
         self.put16(at + 10, value.num);
-    }
-
-    /// The smallest differentiator that no entry of this hash has.
-    fn free_cd(&self, hash: u64) -> Result<u32> {
-        let mut taken: Vec<u32> =
-            self.view()?.entries()?.iter().filter(|e| e.hash == hash).map(|e| e.cd).collect();
-        taken.sort_unstable();
-        Ok(taken.iter().zip(0..).find(|(cd, i)| **cd != *i).map_or(taken.len() as u32, |(_, i)| i))
     }
 
     /// Hangs an entry into its bucket before the first larger differentiator.
@@ -408,7 +400,12 @@ impl Unlinked {
     }
 }
 
-fn check_value(value: &ZapValue) -> Result<()> {
+/// Whether a value can be stored at all.
+///
+/// # Errors
+/// `Invalid` when length and integer size contradict each other, `Limit` beyond
+/// [`VALUE_MAX`] bytes.
+pub fn check_value(value: &ZapValue) -> Result<()> {
     if !matches!(value.int_size, 1 | 2 | 4 | 8)
         || value.data.len() != usize::from(value.int_size) * usize::from(value.num)
     {

@@ -1,0 +1,232 @@
+//! Changing a microzap, and turning it into a fat ZAP (chapter 03 §13).
+
+use std::cell::RefCell;
+
+use base::{Buf, BufMut, Error, ErrorKind, Result};
+use ondisk::normalize::{self, NameKey};
+use ondisk::zap::{
+    HASH_BITS, MICRO_NAME_MAX, MicroZap, ZapBlock, ZapValue, micro_clear, micro_set,
+};
+use ondisk::zapleaf::Leaf;
+
+use super::fat::{self, Fat, FatKey};
+use super::{LE, ZapLimits, ZapStore, absent, exists};
+use crate::zap::ZapEntry;
+
+/// Bytes that a full microzap grows by.
+const GROW: usize = 512;
+/// Block size of a fat ZAP that was a microzap.
+pub const FAT_BLOCK: u32 = 16 << 10;
+/// Chunks of a leaf of [`FAT_BLOCK`] bytes; an entry of a microzap takes up to 5.
+const FAT_CHUNKS: usize = 638;
+
+/// What [`put`] did.
+pub(super) enum Put {
+    /// All of it.
+    Done,
+    /// Nothing: the microzap, handed back, must turn fat first.
+    Convert(Buf),
+}
+
+fn hash_of(zap: &MicroZap<'_>, name: &[u8]) -> u64 {
+    normalize::hash_name(zap.salt, name, zap.normflags, HASH_BITS)
+}
+
+/// The entry that `key` finds.
+pub(super) fn lookup(block: &Buf, key: &NameKey) -> Result<Option<ZapEntry>> {
+    let zap = MicroZap::parse(block, LE)?;
+    let found = zap.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd);
+    Ok(found.map(|e| ZapEntry {
+        name: e.name.to_vec(),
+        value: ZapValue::from_u64(e.value),
+        hash: key.hash(zap.salt, HASH_BITS),
+        cd: e.cd,
+    }))
+}
+
+/// Adds an entry, or replaces a value if `replace`.
+pub(super) fn put<S: ZapStore + ?Sized>(
+    store: &S,
+    block: Buf,
+    key: &NameKey,
+    name: &[u8],
+    value: &ZapValue,
+    replace: bool,
+    limits: &ZapLimits,
+) -> Result<Put> {
+    let zap = MicroZap::parse(&block, LE)?;
+    let found = zap.find(name).map(|e| (e.slot, e.cd));
+    if found.is_some() && !replace {
+        return Err(exists());
+    }
+    let Some(number) = value.as_u64().filter(|_| name.len() <= MICRO_NAME_MAX) else {
+        return Ok(Put::Convert(block));
+    };
+    let (slot, cd, size) = match found {
+        Some((slot, cd)) => (slot, cd, block.len()),
+        None => match place(&zap, key, block.len(), limits) {
+            Some(place) => place,
+            None => return Ok(Put::Convert(block)),
+        },
+    };
+    let grown = size != block.len();
+    // Nobody else holds the block: the store need not copy it.
+    drop(block);
+    if grown {
+        store.set_block_size(size as u32)?;
+    }
+    store.edit(0, &mut |b| micro_set(b, slot, name, number, cd))?;
+    Ok(Put::Done)
+}
+
+/// Slot and differentiator for a new entry, and the size of the block that has
+/// them; `None` when there is no room in a microzap.
+fn place(
+    zap: &MicroZap<'_>,
+    key: &NameKey,
+    size: usize,
+    limits: &ZapLimits,
+) -> Option<(usize, u32, usize)> {
+    let hash = key.hash(zap.salt, HASH_BITS);
+    let mut taken: Vec<u32> =
+        zap.entries().filter(|e| hash_of(zap, e.name) == hash).map(|e| e.cd).collect();
+    if 5 * (taken.len() + 1) >= FAT_CHUNKS {
+        return None;
+    }
+    taken.sort_unstable();
+    let mut cd = 0;
+    for t in taken {
+        if t == cd {
+            cd += 1;
+        }
+    }
+    match (0..zap.slots()).find(|slot| zap.slot(*slot).is_none()) {
+        Some(slot) => Some((slot, cd, size)),
+        None if size + GROW <= limits.micro_max as usize => Some((zap.slots(), cd, size + GROW)),
+        None => None,
+    }
+}
+
+/// Removes the entry that `key` finds.
+pub(super) fn remove<S: ZapStore + ?Sized>(store: &S, block: Buf, key: &NameKey) -> Result<()> {
+    let zap = MicroZap::parse(&block, LE)?;
+    let found = zap.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd);
+    let slot = found.ok_or_else(absent)?.slot;
+    drop(block);
+    store.edit(0, &mut |b| micro_clear(b, slot))
+}
+
+/// Turns the microzap in block 0 into a fat ZAP with the same salt, flags and
+/// differentiators.
+pub(super) fn convert<S: ZapStore + ?Sized>(store: &S, old: Buf) -> Result<()> {
+    let blocks = fat_blocks(&MicroZap::parse(&old, LE)?)?;
+    let size = store.block_size()?;
+    store.set_block_size(FAT_BLOCK)?;
+    // Block 0 last: until then it is a microzap.
+    let mut done = Ok(());
+    for (blkid, block) in blocks.iter().enumerate().rev() {
+        // What growing tables left behind stays a hole.
+        if block.iter().any(|b| *b != 0) {
+            done = store.edit(blkid as u64, &mut |b| copy(b, block));
+        }
+        if done.is_err() {
+            break;
+        }
+    }
+    if done.is_err() {
+        let undone = store
+            .free_block(1, blocks.len() as u64 - 1)
+            .and_then(|()| store.set_block_size(size))
+            .and_then(|()| store.edit(0, &mut |b| copy(b, &old)));
+        // What is reported is the reason, whatever undoing met.
+        drop(undone);
+    }
+    done
+}
+
+pub(super) fn copy(to: &mut [u8], from: &[u8]) -> Result<()> {
+    if to.len() != from.len() {
+        return Err(Error::bug("a block of a ZAP has another size than the ZAP"));
+    }
+    to.copy_from_slice(from);
+    Ok(())
+}
+
+/// The blocks of the fat ZAP with these entries, added in slot order.
+fn fat_blocks(zap: &MicroZap<'_>) -> Result<Vec<Buf>> {
+    let scratch = Scratch::new(FAT_BLOCK);
+    fat::init_any_salt(&scratch, zap.salt, zap.normflags, 0)?;
+    let limits = ZapLimits::default();
+    let header = scratch.read(0)?;
+    let ZapBlock::FatHeader(h) = ZapBlock::parse(&header, LE)? else {
+        return Err(Error::bug("a new fat ZAP has no header"));
+    };
+    let mut fat = Fat::new(&scratch, header.clone(), h.phys, limits);
+    drop(header);
+    for e in zap.entries() {
+        let key = FatKey::stored(hash_of(zap, e.name), e.name);
+        fat.put(&key, Some(e.cd), &ZapValue::from_u64(e.value), false).map_err(|e| {
+            match e.kind() {
+                ErrorKind::Exists => Error::corrupt("a microzap has two entries of one name"),
+                _ => e,
+            }
+        })?;
+    }
+    drop(fat);
+    let blocks = scratch.blocks.into_inner();
+    for block in &blocks {
+        // A hostile microzap may have had two entries of one hash and cd.
+        if let Ok(leaf) = Leaf::parse(block, LE) {
+            leaf.verify(1)?;
+        }
+    }
+    Ok(blocks)
+}
+
+/// Blocks in memory.
+pub(super) struct Scratch {
+    size: u32,
+    blocks: RefCell<Vec<Buf>>,
+}
+
+impl Scratch {
+    pub(super) fn new(size: u32) -> Scratch {
+        Scratch { size, blocks: RefCell::default() }
+    }
+}
+
+impl ZapStore for Scratch {
+    fn block_size(&self) -> Result<u32> {
+        Ok(self.size)
+    }
+
+    fn read(&self, blkid: u64) -> Result<Buf> {
+        let blocks = self.blocks.borrow();
+        let block = usize::try_from(blkid).ok().and_then(|i| blocks.get(i));
+        block.cloned().ok_or_else(|| Error::bug("no such block in memory"))
+    }
+
+    fn edit(&self, blkid: u64, f: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
+        let mut blocks = self.blocks.borrow_mut();
+        let at = usize::try_from(blkid).map_err(|_| Error::bug("no such block in memory"))?;
+        if at >= blocks.len() {
+            blocks.resize(at + 1, Buf::zeros(self.size as usize));
+        }
+        let block = std::mem::take(&mut blocks[at]);
+        let mut block = block.try_unfreeze().unwrap_or_else(|shared| BufMut::copy_of(&shared));
+        let done = f(&mut block);
+        blocks[at] = block.freeze();
+        done
+    }
+
+    fn set_block_size(&self, _: u32) -> Result<()> {
+        Err(Error::bug("blocks in memory keep their size"))
+    }
+
+    fn free_block(&self, blkid: u64, count: u64) -> Result<()> {
+        for block in self.blocks.borrow_mut().iter_mut().skip(blkid as usize).take(count as usize) {
+            *block = Buf::zeros(self.size as usize);
+        }
+        Ok(())
+    }
+}
