@@ -275,7 +275,7 @@ impl Spa {
     /// The MOS and every dataset.
     fn walk_all<W: Watch>(&self, walker: &Walker<'_, W>, options: Options) -> Result<()> {
         let how = WalkOptions { min_txg: Txg::ZERO, threads: options.threads, io: WALK_IO };
-        traverse(self.zio(), 0, self.mos().objset().root_bp(), walker, how)?;
+        traverse(self.zio(), 0, &self.mos().objset().root_bp(), walker, how)?;
         let jobs = self.datasets()?;
         let next = std::sync::atomic::AtomicUsize::new(0);
         let failed = Mutex::new(None);
@@ -328,7 +328,7 @@ impl Spa {
         }
         // An unreadable object set was reported by the walk.
         let opened = Objset::open(Arc::clone(self.zio()), job.object, job.bp, Io::WAIT);
-        let Ok(header) = opened.and_then(|os| log::log_header(os.phys())) else { return Ok(()) };
+        let Ok(header) = opened.and_then(|os| log::log_header(&os.phys())) else { return Ok(()) };
         let mut kept = log::Kept {
             header: &header,
             last_synced: self.uberblock().txg,

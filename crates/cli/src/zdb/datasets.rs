@@ -141,7 +141,7 @@ fn show(ask: &Ask, spa: &Spa, one: &Shown, objects: &[i64]) -> Result<Exit> {
     let exact = ask.has('P');
     let level = ask.level('d');
     let root = if level >= 4 {
-        format!(", rootbp {}", bptext::long(one.os.root_bp()))
+        format!(", rootbp {}", bptext::long(&one.os.root_bp()))
     } else {
         String::new()
     };

@@ -43,7 +43,7 @@ const TYPES: [&str; 25] = [
 
 /// Shows a dataset's log, if it has one.
 pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
-    let header = log_header(os.phys())?;
+    let header = log_header(&os.phys())?;
     if header.log.is_end() {
         return Ok(());
     }

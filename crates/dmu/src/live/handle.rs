@@ -12,7 +12,7 @@ use super::ranges::BlockRanges;
 
 /// Groups that may have dirty data at a time: open, quiescing, syncing, and one to
 /// spare (chapter 05).
-pub const TXG_SLOTS: usize = 4;
+pub(crate) const TXG_SLOTS: usize = 4;
 
 /// What becomes of the spill block.
 #[derive(Clone, Debug)]

@@ -27,10 +27,6 @@ impl BlockRanges {
         self.0.range(..=at).next_back().is_some_and(|(_, &end)| at < end)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0.iter().map(|(&s, &e)| (s, e))
     }
