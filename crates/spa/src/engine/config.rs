@@ -1,0 +1,342 @@
+//! The pool's configuration while it is written: vdev ZAPs, metaslab arrays, missing
+//! groups, the configuration object, labels and uberblock (chapter 01 §4, §6; chapter
+//! 04 §1.1; chapter 05 §1.2, §3, §8).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use base::{Error, Guid, ObjectId, Result, Txg, VdevId};
+use dmu::ObjectSpec;
+use dsl::write::store::DIRECTORY;
+use dsl::write::{MosRead, features};
+use ondisk::config::{PoolConfig, VdevConfig, VdevType};
+use ondisk::dtl::Dtl;
+use ondisk::features::FEATURES;
+use ondisk::label::usable_size;
+use ondisk::spacemap::{HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header};
+use ondisk::zap::ZapValue;
+use ondisk::{BlkPtr, ObjType};
+use vdev::{Tree, TxgRanges};
+
+use super::maps::{HISTOGRAM, SPACEMAP_V2};
+use super::sync::Group;
+use super::{Published, State, Writer};
+use crate::write::commit::{Commit, CommitLeaf, CommitTop, LabelDevices, LeafWrite, commit};
+use crate::write::config::{PoolFacts, members};
+use crate::write::uberblock::{Synced, next};
+
+const ZAP_MAP: &str = "com.delphix:vdev_zap_map";
+const BIAS: &[u8] = b"org.zfsonlinux:allocation_bias";
+const ROOT_ZAPS: &str = "com.klarasystems:vdev_zaps_v2";
+const CLASSES: &str = "org.zfsonlinux:allocation_classes";
+const DRAID: &str = "org.openzfs:draid";
+const CONFIG_BLOCK: usize = 16 << 10;
+const DTL_BLOCK: u32 = 4 << 10;
+
+/// A vdev that holds data and has labels somewhere below.
+pub(super) fn is_concrete(vdev: &VdevConfig) -> bool {
+    !matches!(vdev.kind, VdevType::Hole | VdevType::Missing | VdevType::Indirect)
+}
+
+pub(super) fn top_zaps(config: &PoolConfig) -> Vec<(VdevId, u64)> {
+    let zap = |v: &VdevConfig| Some((VdevId(v.id), v.top.as_ref()?.zap?.0));
+    config.vdev_tree.children.iter().filter_map(zap).filter(|(_, zap)| *zap != 0).collect()
+}
+
+/// The devices of a tree, for the commit.
+struct Labels(Arc<Tree>);
+
+impl LabelDevices for Labels {
+    fn write_leaves(&self, writes: Vec<LeafWrite>) -> Vec<Result<()>> {
+        let writes = writes.into_iter().map(|w| (w.leaf, w.offset, w.data)).collect();
+        self.0.write_leaves(writes).into_iter().map(|(_, result)| result).collect()
+    }
+    fn flush(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
+        self.0.flush(tops)
+    }
+}
+
+impl Writer {
+    /// What a vdev needs in the MOS before anything is allocated from it, and the
+    /// groups that leaves missed.
+    pub(super) fn sync_vdevs(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
+        self.make_zaps(state, group)?;
+        let tops: Vec<u32> = state.config.vdev_tree.children.iter().map(|v| v.id).collect();
+        for id in tops {
+            self.make_array(state, group, id)?;
+        }
+        for (guid, ranges) in self.zio.tree().take_missing() {
+            self.store_missing(state, group, guid, &ranges)?;
+        }
+        Ok(())
+    }
+
+    fn make_zaps(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
+        let root_wanted = features::is_enabled(group.cx.read(), ROOT_ZAPS).unwrap_or(false);
+        let lacks = |v: &VdevConfig| {
+            is_concrete(v)
+                && (v.top.as_ref().is_some_and(|t| t.zap.is_none())
+                    || v.leaves().any(|l| l.leaf.zap.is_none()))
+        };
+        let root_lacks = root_wanted && state.config.vdev_tree.root_zap.is_none();
+        if !root_lacks && !state.config.vdev_tree.children.iter().any(lacks) {
+            return Ok(());
+        }
+        let map = match group.cx.read().directory(ZAP_MAP)? {
+            Some(map) => map,
+            None => {
+                let map = new_zap(group)?;
+                put(group, DIRECTORY, ZAP_MAP, map)?;
+                map
+            }
+        };
+        let mut tree = state.config.vdev_tree.clone();
+        if root_lacks {
+            tree.root_zap = Some(ObjectId(listed_zap(group, map)?));
+            features::add(group.cx, ROOT_ZAPS, 1)?;
+        }
+        for top in tree.children.iter_mut().filter(|v| is_concrete(v)) {
+            let id = VdevId(top.id);
+            if let Some(space) = &mut top.top
+                && space.zap.is_none()
+            {
+                let zap = listed_zap(group, map)?;
+                space.zap = Some(ObjectId(zap));
+                self.note_role(state, group, id, zap, top.kind)?;
+            }
+            leaf_zaps(group, map, top)?;
+        }
+        state.config.vdev_tree = tree;
+        state.config.has_per_vdev_zaps = true;
+        state.dirty = true;
+        Ok(())
+    }
+
+    /// The role of a new vdev, which its ZAP alone records (chapter 05 §3.1).
+    fn note_role(
+        &self,
+        state: &mut State,
+        group: &Group<'_>,
+        id: VdevId,
+        zap: u64,
+        kind: VdevType,
+    ) -> Result<()> {
+        let Some(bias) = state.new_vdevs.remove(&id) else { return Ok(()) };
+        if kind == VdevType::Draid {
+            features::add(group.cx, DRAID, 1)?;
+        }
+        let Some(bias) = bias else { return Ok(()) };
+        let mut text = bias.as_bytes().to_vec();
+        text.push(0);
+        let value = ZapValue::from_bytes(&text).ok_or_else(|| Error::bug("a role's name"))?;
+        group.cx.mos.zap_update(zap, BIAS, &value)?;
+        if bias != "log" {
+            features::add(group.cx, CLASSES, 1)?;
+        }
+        Ok(())
+    }
+
+    fn make_array(&self, state: &mut State, group: &Group<'_>, id: u32) -> Result<()> {
+        let tops = &mut state.config.vdev_tree.children;
+        let Some(top) = tops.iter_mut().find(|v| v.id == id && is_concrete(v)) else {
+            return Ok(());
+        };
+        let Some(space) = &mut top.top else { return Ok(()) };
+        if space.metaslab_array == 0 {
+            let array = group.mos.objset().allocate(
+                group.tx,
+                &ObjectSpec { object_type: ObjType::OBJECT_ARRAY, ..ObjectSpec::default() },
+            )?;
+            space.metaslab_array = array.0;
+            state.dirty = true;
+        }
+        state.maps.arrays.insert(VdevId(id), space.metaslab_array);
+        Ok(())
+    }
+
+    /// Rewrites the log of the groups that a leaf misses (chapter 05 §8).
+    fn store_missing(
+        &self,
+        state: &mut State,
+        group: &Group<'_>,
+        guid: Guid,
+        ranges: &TxgRanges,
+    ) -> Result<()> {
+        let mut dtl = Dtl::default();
+        for (first, last) in ranges.ranges() {
+            dtl.add(*first, last.next());
+        }
+        let os = group.mos.objset();
+        let mut tree = state.config.vdev_tree.clone();
+        let Some(leaf) = find_mut(&mut tree, guid) else { return Ok(()) };
+        let object = match leaf.leaf.dtl.filter(|o| o.0 != 0) {
+            Some(object) => {
+                os.free_range(group.tx, object, 0, u64::MAX)?;
+                object
+            }
+            None => {
+                let size = if group.flags.histogram { HEADER_SIZE } else { HEADER_V0_SIZE };
+                let object = os.allocate(
+                    group.tx,
+                    &ObjectSpec {
+                        object_type: ObjType::SPACE_MAP,
+                        block_size: DTL_BLOCK,
+                        indirect_shift: 14,
+                        bonus_type: ObjType::SPACE_MAP_HEADER,
+                        bonus: vec![0; size],
+                        ..ObjectSpec::default()
+                    },
+                )?;
+                if group.flags.histogram {
+                    features::add(group.cx, HISTOGRAM, 1)?;
+                }
+                leaf.leaf.dtl = Some(object);
+                state.config.vdev_tree = tree;
+                state.dirty = true;
+                object
+            }
+        };
+        let info = group.cx.read().info(object.0)?;
+        let v2 = features::is_active(group.cx.read(), SPACEMAP_V2)?;
+        let block = u32::try_from(info.block_size).unwrap_or(DTL_BLOCK);
+        let bytes = dtl.encode(block, v2, group.pass, group.txg)?;
+        os.write(group.tx, object, 0, &bytes)?;
+        let alloc: u64 = ranges.ranges().iter().map(|(a, b)| b.0 - a.0 + 1).sum();
+        let long = info.bonus.len() > HEADER_V0_SIZE;
+        let header = Header {
+            object: object.0,
+            length: bytes.len() as u64,
+            alloc: alloc as i64,
+            histogram: long.then_some([0; HISTOGRAM_SIZE]),
+        };
+        os.set_bonus(group.tx, object, &header.encode())
+    }
+
+    /// Writes the configuration object, if it is not what this group wrote already.
+    pub(super) fn write_config(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
+        state.config.txg = group.txg;
+        state.config.features_for_read = features_for_read(group)?;
+        state.config.vdev_children = u32::try_from(state.config.vdev_tree.children.len()).ok();
+        let packed = state.config.to_nvlist().pack_xdr();
+        if state.packed.as_ref() == Some(&packed) {
+            return Ok(());
+        }
+        let object = group
+            .cx
+            .read()
+            .directory("config")?
+            .ok_or_else(|| Error::corrupt("the pool has no configuration object"))?;
+        let mut padded = packed.clone();
+        padded.resize(packed.len().next_multiple_of(CONFIG_BLOCK), 0);
+        let os = group.mos.objset();
+        os.write(group.tx, ObjectId(object), 0, &padded)?;
+        os.set_bonus(group.tx, ObjectId(object), &(packed.len() as u64).to_le_bytes())?;
+        state.packed = Some(packed);
+        Ok(())
+    }
+
+    /// Makes the group durable (chapter 05 §9.4).
+    pub(super) fn commit(
+        &self,
+        state: &mut State,
+        txg: Txg,
+        root: Option<BlkPtr>,
+        now: u64,
+    ) -> Result<()> {
+        state.packed = None;
+        let synced = Synced {
+            txg,
+            root_bp: root.unwrap_or(state.uberblock.root_bp),
+            guid_sum: state.config.guid_sum(),
+            now,
+            multihost: None,
+        };
+        let uberblock = next(&state.uberblock, &synced);
+        let tree = self.zio.tree();
+        let facts = PoolFacts::of(&state.config);
+        let mut tops = Vec::new();
+        for top in state.config.vdev_tree.children.iter().filter(|v| is_concrete(v)) {
+            let labels = if state.dirty { members(&facts, top) } else { Vec::new() };
+            let leaves = top.leaves().filter_map(|leaf| {
+                let device = tree.find(leaf.guid)?.device()?;
+                let label = labels.iter().find(|(g, _)| *g == leaf.guid).map(|(_, l)| l.clone());
+                Some(CommitLeaf { guid: leaf.guid, psize: usable_size(device.size()), label })
+            });
+            tops.push(CommitTop {
+                id: VdevId(top.id),
+                config: top,
+                dirty: state.dirty,
+                leaves: leaves.collect(),
+            });
+        }
+        let written: Vec<VdevId> = tops.iter().map(|t| t.id).collect();
+        let plants = *self.plants.commit.lock();
+        let done = commit(
+            &Labels(Arc::clone(&tree)),
+            &Commit {
+                uberblock: &uberblock,
+                tops: &tops,
+                written: &written,
+                start: self.rotor.fetch_add(1, Relaxed),
+                plants,
+            },
+        )?;
+        drop(tops);
+        for guid in done.failed {
+            tree.add_missing(guid, txg);
+        }
+        state.uberblock = uberblock;
+        state.dirty = false;
+        *self.published.write() = Published {
+            config: Arc::new(state.config.clone()),
+            uberblock: state.uberblock.clone(),
+        };
+        Ok(())
+    }
+}
+
+fn put(group: &Group<'_>, zap: u64, name: &str, value: u64) -> Result<()> {
+    group.cx.mos.zap_update(zap, name.as_bytes(), &ZapValue::from_u64(value))
+}
+
+fn new_zap(group: &Group<'_>) -> Result<u64> {
+    let os = group.mos.objset();
+    let zap =
+        dmu::zaps::create(os, group.tx, ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0)?;
+    Ok(zap.0)
+}
+
+/// A new vdev ZAP, listed in the map of all of them.
+fn listed_zap(group: &Group<'_>, map: u64) -> Result<u64> {
+    let zap = new_zap(group)?;
+    put(group, map, &format!("{zap:x}"), zap)?;
+    Ok(zap)
+}
+
+fn leaf_zaps(group: &Group<'_>, map: u64, vdev: &mut VdevConfig) -> Result<()> {
+    if vdev.kind.is_leaf() {
+        if vdev.leaf.zap.is_none() && is_concrete(vdev) {
+            vdev.leaf.zap = Some(ObjectId(listed_zap(group, map)?));
+        }
+        return Ok(());
+    }
+    vdev.children.iter_mut().try_for_each(|child| leaf_zaps(group, map, child))
+}
+
+fn find_mut(vdev: &mut VdevConfig, guid: Guid) -> Option<&mut VdevConfig> {
+    if vdev.guid == guid && vdev.kind.is_leaf() {
+        return Some(vdev);
+    }
+    vdev.children.iter_mut().find_map(|child| find_mut(child, guid))
+}
+
+/// Active features that the MOS cannot be read without (chapter 01 §4.5).
+fn features_for_read(group: &Group<'_>) -> Result<Vec<String>> {
+    let Some(zap) = group.cx.read().directory("features_for_read")? else {
+        return Ok(Vec::new());
+    };
+    let counts = group.cx.read().numbers(zap)?;
+    let active = |guid: &str| counts.iter().any(|(g, n)| g == guid && *n > 0);
+    let mos = FEATURES.iter().filter(|f| f.is_mos() && active(f.guid));
+    Ok(mos.map(|f| f.guid.to_owned()).collect())
+}

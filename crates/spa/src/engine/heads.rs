@@ -1,0 +1,105 @@
+//! Live datasets: object sets open for writing.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+use codec::checksum::Checksum;
+use codec::compress::Compression;
+use dmu::{Events, Io, Objset, ObjsetProps, RedundantMetadata};
+use dsl::write::{Delta, Killed, MosRead};
+use ondisk::BlkPtr;
+use zio::Zio;
+
+use super::Writer;
+use super::sync::Flags;
+
+/// Blocks of a dataset as they come and go in a group: accounted, and freed where no
+/// snapshot has them.
+pub(super) struct HeadEvents<'a> {
+    pub(super) delta: Delta,
+    pub(super) free: &'a mut dyn FnMut(&BlkPtr) -> Result<()>,
+}
+
+impl Events for HeadEvents<'_> {
+    fn born(&mut self, bp: &BlkPtr) -> Result<()> {
+        self.delta.born(bp);
+        Ok(())
+    }
+    fn killed(&mut self, bp: &BlkPtr) -> Result<()> {
+        match self.delta.killed(bp) {
+            Killed::Free => (self.free)(bp),
+            Killed::Dead | Killed::Nothing => Ok(()),
+        }
+    }
+}
+
+/// Effective properties of a dataset, for its blocks; `get` gives a property's number.
+pub fn objset_props(
+    flags: &Flags,
+    get: &dyn Fn(&str) -> Result<Option<u64>>,
+) -> Result<ObjsetProps> {
+    let metadata = if flags.lz4 { Compression::ON } else { Compression::Lzjb };
+    let checksum = match get("checksum")?.unwrap_or(1) {
+        1 => Checksum::Fletcher4,
+        id => u8::try_from(id).ok().and_then(Checksum::from_id).unwrap_or(Checksum::Fletcher4),
+    };
+    let compression = match get("compression")?.unwrap_or(1) {
+        1 => metadata,
+        value => Compression::from_property(value).unwrap_or(metadata),
+    };
+    let redundant_metadata = match get("redundant_metadata")?.unwrap_or(0) {
+        1 => RedundantMetadata::Most,
+        2 => RedundantMetadata::Some,
+        3 => RedundantMetadata::None,
+        _ => RedundantMetadata::All,
+    };
+    let small = get("special_small_blocks")?.unwrap_or(0);
+    Ok(ObjsetProps {
+        checksum,
+        compression,
+        metadata_compression: metadata,
+        copies: get("copies")?.unwrap_or(1).clamp(1, 3) as u8,
+        redundant_metadata,
+        special_small_blocks: u32::try_from(small).unwrap_or(0),
+        special: flags.special,
+        embed: flags.embed,
+        hole_birth: flags.hole_birth,
+        count_objects: flags.userobj,
+        count_projects: flags.project,
+        cache_data: get("primarycache")?.unwrap_or(2) == 2,
+    })
+}
+
+impl Writer {
+    /// A dataset's object set, open for writing; one for all who ask.
+    ///
+    /// # Errors
+    /// `ReadOnly` for a snapshot, those of reading it.
+    pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
+        if let Some(os) = self.heads.lock().get(&object) {
+            return Ok(Arc::clone(os));
+        }
+        let mos: &dyn MosRead = &self.mos;
+        let phys = mos.dataset(object)?;
+        if phys.is_snapshot() {
+            return Err(Error::new(base::ErrorKind::ReadOnly, "a snapshot does not change"));
+        }
+        let zio: Arc<Zio> = Arc::clone(&self.zio);
+        let mut heads = self.heads.lock();
+        if let Some(os) = heads.get(&object) {
+            return Ok(Arc::clone(os));
+        }
+        let phys = mos.dataset(object)?;
+        let os = Objset::open_live(zio, object, phys.bp, props, Io::WAIT)?;
+        heads.insert(object, Arc::clone(&os));
+        Ok(os)
+    }
+
+    /// Feature states that say how blocks are written.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn flags(&self) -> Result<Flags> {
+        Flags::load(&self.mos)
+    }
+}

@@ -1,0 +1,240 @@
+//! A pool open for writing: transaction groups from memory to the uberblock.
+//!
+//! # Theory
+//! [`Writer`] is the writable half of an imported pool. Callers change object sets of
+//! live datasets under a [`dmu::Tx`] ([`Writer::begin`]); what concerns the MOS is a sync
+//! task ([`Writer::sync_task`]), which the one sync thread runs within a group. That
+//! thread takes group after group from [`txg::Txgs`] and writes it ([`sync`]): datasets,
+//! tasks, frees, space maps, configuration, and the MOS, in passes until nothing
+//! changes; then labels and uberblock in their order (`write::commit`).
+//!
+//! # Crash argument
+//! All writes of a group go to space that the last durable uberblock's maps show as
+//! free, and space that the group frees is not given out before its own uberblock is
+//! durable (`metaslab`). The commit flushes every vdev written to before the first
+//! uberblock, so an uberblock that can be read leads to a whole group. Hence whatever
+//! moment the power fails, one group is there as a whole, and none in part.
+//!
+//! # Invariants
+//! * The MOS is changed by the sync thread alone, in the group that it writes.
+//! * A group that fails is not committed, nor is any after it: the pool suspends, and
+//!   what was synced before stays as it was.
+//!
+//! # Departures from OpenZFS
+//! A suspended pool does not go on after its devices returned; it is imported again,
+//! as after a crash, and loses nothing that was synced. Space maps are written before
+//! the MOS in each pass, which saves a pass.
+//!
+//! Lock order: `state` (by the sync thread, for a whole group) → `heads` → locks of
+//! `dmu`. `tasks` and `published` are leaves.
+
+mod config;
+mod heads;
+mod maps;
+mod open;
+mod space_io;
+mod store;
+pub(crate) mod sync;
+mod tasks;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use base::rt::{JoinHandle, Mutex, RwLock};
+use base::{Error, Result, Txg, VdevId};
+use dmu::{Dirt, Objset, Tx};
+use dsl::Mos;
+use dsl::write::Ratios;
+use metaslab::Space;
+use ondisk::config::PoolConfig;
+use ondisk::uberblock::Uberblock;
+use txg::Txgs;
+use zio::Zio;
+
+use crate::write::commit::Plants as CommitPlants;
+use maps::Maps;
+use space_io::SpaceIo;
+use tasks::Task;
+
+pub use heads::objset_props;
+pub use open::{Parts, WriterOptions, assemble};
+pub use sync::Flags;
+pub use tasks::TaskCx;
+
+/// Bugs to plant: **test instruments** for the simulator; all off.
+#[derive(Debug, Default)]
+pub struct Plants {
+    /// Labels and uberblocks before the data, or in the wrong order.
+    pub commit: Mutex<CommitPlants>,
+    /// Frees of a group are handed out without waiting for later groups.
+    pub no_defer: AtomicBool,
+}
+
+/// What readers of a live pool see of its state.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The configuration of the last synced group.
+    pub config: Arc<PoolConfig>,
+    /// The last uberblock.
+    pub uberblock: Uberblock,
+}
+
+/// What the sync thread owns.
+pub(crate) struct State {
+    pub(crate) config: PoolConfig,
+    pub(crate) uberblock: Uberblock,
+    /// Labels and the configuration object must be written.
+    pub(crate) dirty: bool,
+    /// The configuration as this group wrote it.
+    pub(crate) packed: Option<Vec<u8>>,
+    pub(crate) maps: Maps,
+    pub(crate) ratios: Ratios,
+    pub(crate) deflate: Vec<u64>,
+    /// Roles of vdevs whose ZAPs are still to be made.
+    pub(crate) new_vdevs: BTreeMap<VdevId, Option<&'static str>>,
+    /// Flush all logged changes in the next group (export).
+    pub(crate) flush_all: bool,
+    /// There may be something to free in the background.
+    pub(crate) background: bool,
+    /// Groups that still defer frees.
+    pub(crate) draining: bool,
+    pub(crate) failed: Option<String>,
+}
+
+/// A pool open for writing.
+pub struct Writer {
+    zio: Arc<Zio>,
+    mos: Mos,
+    txgs: Arc<Txgs>,
+    space: Arc<Space>,
+    space_io: Arc<SpaceIo>,
+    options: WriterOptions,
+    state: Mutex<State>,
+    heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
+    tasks: Mutex<BTreeMap<Txg, Vec<Task>>>,
+    published: RwLock<Published>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    rotor: AtomicU64,
+    /// Test instruments.
+    pub plants: Plants,
+}
+
+/// The throttle hears of dirty memory.
+struct Meter(Arc<Txgs>);
+
+impl Dirt for Meter {
+    fn dirty(&self, txg: Txg, bytes: u64) {
+        self.0.dirty(txg, bytes);
+    }
+    fn clean(&self, txg: Txg, bytes: u64) {
+        self.0.undirty(txg, bytes);
+    }
+}
+
+impl Writer {
+    /// The pipeline.
+    pub fn zio(&self) -> &Arc<Zio> {
+        &self.zio
+    }
+
+    /// The live MOS.
+    pub fn mos(&self) -> &Mos {
+        &self.mos
+    }
+
+    /// The transaction groups.
+    pub fn txgs(&self) -> &Arc<Txgs> {
+        &self.txgs
+    }
+
+    /// The metaslabs.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// Configuration and uberblock of the last synced group.
+    pub fn published(&self) -> Published {
+        self.published.read().clone()
+    }
+
+    /// Begins a transaction in the open group. Waits while too much is dirty; fails
+    /// when the pool is nearly full, unless the caller is going to free space.
+    ///
+    /// # Errors
+    /// `NoSpace`; that of the suspension, with `failmode=continue`.
+    pub fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
+        self.txgs.throttle()?;
+        let hold = self.txgs.hold()?;
+        let txg = hold.txg();
+        self.reserve(txg, logical, frees)?;
+        let meter: Arc<dyn Dirt> = Arc::new(Meter(Arc::clone(&self.txgs)));
+        Ok(Tx::open(txg, meter, hold))
+    }
+
+    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4).
+    fn reserve(&self, txg: Txg, logical: u64, frees: bool) -> Result<()> {
+        let bytes = txg::worst_case_asize(logical, self.options.max_ashift);
+        let limit = self.allocatable(frees);
+        if self.txgs.space().try_reserve(txg, bytes, limit) {
+            return Ok(());
+        }
+        // What is reserved may turn out to need less: ask again after this group.
+        if self.txgs.space().inflight() > 0 && bytes <= limit {
+            return Err(Error::new(base::ErrorKind::Busy, "wait for the next group"));
+        }
+        Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
+    }
+
+    /// As [`Writer::begin`], waiting for the next group while space is only reserved.
+    ///
+    /// # Errors
+    /// As [`Writer::begin`].
+    pub fn begin_wait(&self, logical: u64, frees: bool) -> Result<Tx> {
+        loop {
+            match self.begin(logical, frees) {
+                Err(e) if e.kind() == base::ErrorKind::Busy => {
+                    let open = self.txgs.open_txg();
+                    self.txgs.kick(open);
+                    self.txgs.wait_open(open.next())?;
+                    self.txgs.wait_synced(Txg(open.0.saturating_sub(1)))?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Deflated bytes that may still be allocated; frees may use half of the slop
+    /// (chapter 05 §11.3).
+    pub fn allocatable(&self, frees: bool) -> u64 {
+        let normal = self.space.class_totals(metaslab::Class::Normal);
+        let slop = metaslab::slop(normal.space, 0);
+        let reserve = if frees { slop / 2 } else { slop };
+        normal.space.saturating_sub(normal.allocated).saturating_sub(reserve)
+    }
+
+    /// Waits until everything that was changed so far is on disk; the group it was in.
+    ///
+    /// # Errors
+    /// That of the suspension, with `failmode=continue`.
+    pub fn sync(&self) -> Result<Txg> {
+        let open = self.txgs.open_txg();
+        self.txgs.kick(open);
+        self.txgs.wait_synced(open)?;
+        Ok(open)
+    }
+
+    /// Stops the sync thread, when what was asked for is done.
+    pub fn stop(&self) {
+        self.txgs.stop();
+        if let Some(thread) = self.thread.lock().take() {
+            thread.join();
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.txgs.abandon(Error::bug("the pool was closed"));
+    }
+}

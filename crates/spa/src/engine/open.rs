@@ -1,0 +1,237 @@
+//! Bringing a [`Writer`] up: over an imported pool, or over the empty MOS of a new one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use base::rt::{Mutex, RwLock, spawn};
+use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
+use dsl::Mos;
+use dsl::write::{MosRead, Ratios};
+use metaslab::{MsDesc, Space, VdevDesc};
+use ondisk::config::{PoolConfig, VdevConfig};
+use ondisk::uberblock::Uberblock;
+use txg::Txgs;
+use vdev::{AllocClass, Tree};
+use zio::{SpaceSource, Zio};
+
+use super::maps::Maps;
+use super::space_io::SpaceIo;
+use super::{Plants, Published, State, Writer};
+use crate::space::PoolSpace;
+
+/// How a pool is written.
+#[derive(Clone, Debug)]
+pub struct WriterOptions {
+    /// Threads that compress, sum and place.
+    pub threads: usize,
+    /// Largest sector shift of the pool's vdevs.
+    pub max_ashift: u32,
+    /// Metaslabs of a vdev that are written to side by side.
+    pub streams: usize,
+    /// Throttle and timeout; `None` takes those for this machine's memory.
+    pub limits: Option<txg::Limits>,
+}
+
+impl Default for WriterOptions {
+    fn default() -> Self {
+        WriterOptions {
+            threads: base::rt::parallelism(),
+            max_ashift: 12,
+            streams: 2,
+            limits: None,
+        }
+    }
+}
+
+pub(crate) fn class_of(class: AllocClass) -> metaslab::Class {
+    match class {
+        AllocClass::Normal => metaslab::Class::Normal,
+        AllocClass::Log => metaslab::Class::Log,
+        AllocClass::Special => metaslab::Class::Special,
+        AllocClass::Dedup => metaslab::Class::Dedup,
+    }
+}
+
+fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> Result<VdevDesc> {
+    let vdev = VdevId(config.id);
+    let top = config.top.as_ref().ok_or_else(|| {
+        Error::corrupt("a top-level vdev without its space").on_vdev(config.guid)
+    })?;
+    let sector = 1u64 << top.ashift;
+    let min = tree.min_alloc(vdev)?.0;
+    let width = tree.asize(vdev, Psize(128 << 10), Txg::MAX)?.0;
+    Ok(VdevDesc {
+        vdev,
+        class: class_of(class),
+        asize: top.asize,
+        ashift: top.ashift,
+        ms_shift: top.metaslab_shift,
+        align: if config.draid.is_some() { min.max(sector) } else { 0 },
+        data_disks: data_disks(config, width),
+        allocating: !top.non_allocating && !top.removing,
+        metaslabs: Vec::new(),
+    })
+}
+
+/// Disks' worth of data in a vdev.
+fn data_disks(config: &VdevConfig, _width: u64) -> u64 {
+    let children = config.children.len() as u64;
+    match (&config.raidz, &config.draid) {
+        (Some(raidz), _) => children.saturating_sub(u64::from(raidz.nparity)).max(1),
+        (_, Some(draid)) => {
+            let group = u64::from(draid.ndata + draid.nparity).max(1);
+            (children / group).max(1) * u64::from(draid.ndata)
+        }
+        _ => 1,
+    }
+}
+
+/// What the writer begins with.
+pub struct Parts {
+    /// The pipeline; its tree is open for writing.
+    pub zio: Arc<Zio>,
+    /// The MOS, live.
+    pub mos: Mos,
+    /// The configuration.
+    pub config: PoolConfig,
+    /// The uberblock that was opened.
+    pub uberblock: Uberblock,
+    /// The space of an imported pool; `None` for a new one.
+    pub space: Option<PoolSpace>,
+    /// Roles of new vdevs.
+    pub roles: BTreeMap<VdevId, Option<&'static str>>,
+}
+
+/// Puts a writer together and starts its sync thread.
+///
+/// # Errors
+/// Those of reading space maps; `Corrupt` when they contradict each other.
+pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
+    let Parts { zio, mos, config, uberblock, space: known, roles } = parts;
+    let tree = zio.tree();
+    let space = Arc::new(Space::new(options.streams));
+    let mut deflate = Vec::new();
+    for top in config.vdev_tree.children.iter().filter(|v| super::config::is_concrete(v)) {
+        let id = VdevId(top.id);
+        let class = class_for(&tree, &roles, id)?;
+        let mut desc = describe(&tree, top, class)?;
+        if let Some(v) = known.as_ref().and_then(|k| k.vdev(id)) {
+            desc.metaslabs = v.metaslabs.iter().map(of_metaslab).collect();
+        }
+        let missing = (desc.asize >> desc.ms_shift) as usize;
+        if desc.metaslabs.len() < missing {
+            desc.metaslabs.resize(missing, MsDesc::default());
+        }
+        space.add_vdev(&desc, None)?;
+        deflate.resize(deflate.len().max(id.0 as usize + 1), 512);
+        deflate[id.0 as usize] = tree.deflate_ratio(id)?;
+    }
+    let read: &dyn MosRead = &mos;
+    let maps = match &known {
+        Some(k) => Maps::of_pool(read, &k.logs)?,
+        None => Maps::default(),
+    };
+    let space_io = Arc::new(SpaceIo::new(Arc::clone(&space), &zio));
+    space_io.set_mos(&mos);
+    zio.set_space(Arc::clone(&space_io) as Arc<dyn SpaceSource>);
+    let txgs = Arc::new(Txgs::new(uberblock.txg)?);
+    if let Some(limits) = &options.limits {
+        txgs.set_limits(limits);
+    }
+    let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
+    let state = State {
+        config,
+        uberblock,
+        dirty: true,
+        packed: None,
+        maps,
+        ratios: Ratios::new(deflate.clone()),
+        deflate,
+        new_vdevs: roles,
+        flush_all: false,
+        background: known.is_some(),
+        draining: false,
+        failed: None,
+    };
+    let writer = Arc::new(Writer {
+        zio,
+        mos,
+        txgs,
+        space,
+        space_io,
+        options,
+        state: Mutex::new(state),
+        heads: Mutex::default(),
+        tasks: Mutex::default(),
+        published: RwLock::new(published),
+        thread: Mutex::new(None),
+        rotor: AtomicU64::new(0),
+        plants: Plants::default(),
+    });
+    Ok(writer)
+}
+
+fn class_for(
+    tree: &Tree,
+    roles: &BTreeMap<VdevId, Option<&'static str>>,
+    id: VdevId,
+) -> Result<AllocClass> {
+    Ok(match roles.get(&id).copied().flatten() {
+        Some("log") => AllocClass::Log,
+        Some("special") => AllocClass::Special,
+        Some("dedup") => AllocClass::Dedup,
+        _ => tree.top(id)?.class(),
+    })
+}
+
+fn of_metaslab(m: &crate::space::Metaslab) -> MsDesc {
+    MsDesc { object: m.space_map, header: m.header.clone(), unflushed_txg: m.unflushed_txg }
+}
+
+impl Writer {
+    /// Starts the sync thread.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(self: &Arc<Self>) -> Result<()> {
+        let weak = Arc::downgrade(self);
+        let txgs = Arc::clone(&self.txgs);
+        let thread = spawn("txg_sync", move || {
+            while let Some(txg) = txgs.next_to_sync() {
+                let Some(writer) = weak.upgrade() else { return };
+                writer.sync_one(txg);
+            }
+        })?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Replays the logs of space maps (chapter 05 §4.5); before anything is allocated.
+    ///
+    /// # Errors
+    /// Those of reading; `Corrupt`.
+    pub(crate) fn replay_logs(
+        &self,
+        for_each: &dyn Fn(&mut dyn FnMut(Txg, &ondisk::spacemap::Range) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        for_each(&mut |txg, range| self.space.replay_log(txg, range))
+    }
+
+    /// Marks the pool as changed as a whole: its labels are written with the next group.
+    pub fn touch(&self) {
+        self.state.lock().dirty = true;
+        self.txgs.dirty(self.txgs.open_txg(), 0);
+    }
+
+    /// An error if the pool cannot be written any more.
+    ///
+    /// # Errors
+    /// `Io`: the pool is suspended.
+    pub fn check_alive(&self) -> Result<()> {
+        match &self.state.lock().failed {
+            Some(why) => Err(Error::new(ErrorKind::Io, why.clone())),
+            None => Ok(()),
+        }
+    }
+}

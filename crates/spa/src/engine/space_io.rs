@@ -1,0 +1,151 @@
+//! The pool's space for the pipeline: addresses from the metaslabs, loading them on
+//! demand.
+//!
+//! Lock order: `loading` is held while a space map is read; nothing else is taken
+//! under it but what reading takes.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use base::rt::Mutex;
+use base::{Dva, Error, ErrorKind, Psize, Result, Txg, VdevId};
+use dmu::Io;
+use dsl::Mos;
+use metaslab::{Denied, MsKey, Space};
+use ondisk::spacemap::{Entries, Params, Range};
+use zio::{SpaceSource, Want, Zio};
+
+/// Times a metaslab may change while it is read.
+const LOADS_MAX: usize = 64;
+
+/// [`SpaceSource`] of an open pool.
+pub(crate) struct SpaceIo {
+    pub(crate) space: Arc<Space>,
+    zio: Weak<Zio>,
+    mos: OnceLock<Mos>,
+    loading: Mutex<()>,
+    limits: OnceLock<(u64, u64)>,
+}
+
+pub(crate) fn class_of(class: zio::Class) -> metaslab::Class {
+    match class {
+        zio::Class::Normal => metaslab::Class::Normal,
+        zio::Class::Special => metaslab::Class::Special,
+        zio::Class::Dedup => metaslab::Class::Dedup,
+        zio::Class::Log => metaslab::Class::Log,
+    }
+}
+
+fn no_space() -> Error {
+    Error::new(ErrorKind::NoSpace, "no space left in the pool")
+}
+
+impl SpaceIo {
+    pub(crate) fn new(space: Arc<Space>, zio: &Arc<Zio>) -> SpaceIo {
+        SpaceIo {
+            space,
+            zio: Arc::downgrade(zio),
+            mos: OnceLock::new(),
+            loading: Mutex::new(()),
+            limits: OnceLock::new(),
+        }
+    }
+
+    /// Where space maps are read from.
+    pub(crate) fn set_mos(&self, mos: &Mos) {
+        let _ = self.mos.set(mos.clone());
+    }
+
+    fn zio(&self) -> Result<Arc<Zio>> {
+        self.zio.upgrade().ok_or_else(|| Error::bug("the pool is closed"))
+    }
+
+    /// Loads a metaslab; one that contradicts itself gives no space any more.
+    pub(crate) fn load(&self, key: MsKey) -> Result<()> {
+        let _one = self.loading.lock();
+        for _ in 0..LOADS_MAX {
+            let Some(plan) = self.space.load_plan(key)? else { return Ok(()) };
+            let params = Params::metaslab(plan.seg.start, plan.seg.len, plan.shift);
+            let entries = self.entries(plan.object, plan.length, params);
+            let loaded = entries.and_then(|e| self.space.load(&plan, e.into_iter().map(Ok)));
+            match loaded {
+                Err(e) if e.kind() == ErrorKind::Busy => {}
+                Err(e) => {
+                    self.space.disable(key, true)?;
+                    return Err(e);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+        Err(Error::bug("a space map changes whenever it is read"))
+    }
+
+    /// The first `length` bytes of a space map.
+    fn entries(&self, object: u64, length: u64, params: Params) -> Result<Vec<Range>> {
+        let mut out = Vec::new();
+        if object == 0 {
+            return Ok(out);
+        }
+        let mos = self.mos.get().ok_or_else(|| Error::bug("space maps before the MOS"))?;
+        let map = mos.object(object)?;
+        let (mut left, mut blkid) = (length, 0);
+        while left > 0 {
+            let (block, endian) = map.read_written(blkid, Io::WAIT)?;
+            let here = left.min(block.len() as u64);
+            let bytes = block.get(..here as usize).unwrap_or_default();
+            for range in Entries::new(bytes, endian, params).ranges() {
+                out.push(range.map_err(|e| e.in_object(map.id()))?);
+            }
+            left -= here;
+            blkid += 1;
+        }
+        Ok(out)
+    }
+}
+
+impl SpaceSource for SpaceIo {
+    fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
+        let tree = self.zio()?.tree();
+        let psize = Psize(want.psize);
+        let asize_of =
+            |vdev: VdevId| tree.asize(vdev, psize, want.txg).map_or(u64::MAX >> 1, |a| a.0);
+        let inner = metaslab::Want {
+            psize: want.psize,
+            copies: want.copies,
+            class: class_of(want.class),
+            txg: want.txg,
+            hint: want.hint,
+            gang_child: want.gang_child,
+            avoid: None,
+        };
+        loop {
+            match self.space.allocate(&inner, &asize_of) {
+                Ok(dvas) => return Ok(dvas),
+                Err(Denied::NoSpace) => return Err(no_space()),
+                // One that cannot be loaded is out of the question from then on.
+                Err(Denied::Load(vdev, ms)) => match self.load(MsKey { vdev, ms }) {
+                    Err(e) if e.kind() == ErrorKind::Bug => return Err(e),
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
+        self.space.unallocate(txg, dvas);
+    }
+
+    fn limits(&self) -> (u64, u64) {
+        let compute = || {
+            let Ok(zio) = self.zio() else { return (512, 512) };
+            let tree = zio.tree();
+            let tops = tree.top_ids().filter_map(|id| tree.top(id).ok());
+            let data = tops.filter(|t| !t.is_log() && t.ashift() >= 9);
+            let min = data.map(|t| 1u64 << t.ashift().min(24)).fold((u64::MAX, 512), |m, one| {
+                (m.0.min(one), m.1.max(1).min(one))
+            });
+            let (min, gcd) = min;
+            if min == u64::MAX { (512, 512) } else { (min, gcd.max(min)) }
+        };
+        *self.limits.get_or_init(compute)
+    }
+}

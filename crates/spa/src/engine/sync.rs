@@ -1,0 +1,351 @@
+//! Writing one group (chapter 05 §9).
+//!
+//! # Theory
+//! Pass 1 writes the dirty datasets, runs the sync tasks, and writes the datasets that
+//! these made. Then, in every pass: what the MOS lost in the pass before is freed, its
+//! space accounted, the metaslabs' changes stored, the configuration written if it
+//! changed, and the MOS written. Writing the MOS changes what metaslabs and accounting
+//! have to store; from pass 2 on its blocks stay where they are as long as their size
+//! does, and from pass 8 on sizes do not change, so the passes end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use base::{Error, Result, Txg, VdevId};
+use dmu::{Events, Objset, Pending, SyncCtx, Tx};
+use dsl::Mos;
+use dsl::write::store::DIRECTORY;
+use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, bpobj, features};
+use ondisk::BlkPtr;
+use ondisk::bpobj::BpobjEntry;
+use zio::{Lost, Writes};
+
+use super::heads::HeadEvents;
+use super::maps::{HISTOGRAM, LOG_SPACEMAP, SPACEMAP_V2};
+use super::store::Store;
+use super::tasks::TaskCx;
+use super::{State, Writer};
+
+/// From this pass on blocks of the group are rewritten in place.
+const PASS_REWRITE: u32 = 2;
+/// From this pass on, without logs of space maps, frees wait for the next group.
+const PASS_DEFER_FREES: u32 = 2;
+/// From this pass on nothing is compressed.
+const PASS_DONT_COMPRESS: u32 = 8;
+/// A group that needs more passes than this does not end.
+const PASSES_MAX: u32 = 40;
+/// Blocks freed in the background by one group.
+const BACKGROUND_BLOCKS: u64 = 100_000;
+
+/// Features that say how things are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `log_spacemap` is enabled.
+    pub logs: bool,
+    /// `spacemap_v2` is active.
+    pub v2: bool,
+    /// `spacemap_histogram` is enabled.
+    pub histogram: bool,
+    /// `hole_birth` is active.
+    pub hole_birth: bool,
+    /// `embedded_data` is active.
+    pub embed: bool,
+    /// `lz4_compress` is active.
+    pub lz4: bool,
+    /// `userobj_accounting` is enabled.
+    pub userobj: bool,
+    /// `project_quota` is enabled.
+    pub project: bool,
+    /// There are special vdevs.
+    pub special: bool,
+}
+
+impl Flags {
+    pub(crate) fn load(mos: &dyn MosRead) -> Result<Flags> {
+        if mos.directory("features_for_write")?.is_none() {
+            return Ok(Flags::default());
+        }
+        Ok(Flags {
+            logs: features::is_enabled(mos, LOG_SPACEMAP)?,
+            v2: features::is_active(mos, SPACEMAP_V2)?,
+            histogram: features::is_enabled(mos, HISTOGRAM)?,
+            hole_birth: features::is_active(mos, "com.delphix:hole_birth")?,
+            embed: features::is_active(mos, "com.delphix:embedded_data")?,
+            lz4: features::is_active(mos, "org.illumos:lz4_compress")?,
+            userobj: features::is_enabled(mos, "org.zfsonlinux:userobj_accounting")?,
+            project: features::is_enabled(mos, "org.zfsonlinux:project_quota")?,
+            special: features::is_active(mos, "org.zfsonlinux:allocation_classes")?,
+        })
+    }
+}
+
+/// One pass over one group.
+pub(super) struct Group<'a> {
+    pub(super) txg: Txg,
+    pub(super) pass: u32,
+    pub(super) tx: &'a Tx,
+    pub(super) cx: &'a SyncCx<'a>,
+    pub(super) mos: &'a Mos,
+    pub(super) flags: Flags,
+    /// ZAPs of the top-level vdevs.
+    pub(super) zaps: Vec<(VdevId, u64)>,
+}
+
+impl Group<'_> {
+    pub(super) fn top_zap(&self, vdev: VdevId) -> Option<u64> {
+        self.zaps.iter().find(|(v, _)| *v == vdev).map(|(_, zap)| *zap)
+    }
+}
+
+/// Blocks of the MOS as they come and go in a pass.
+struct MosEvents<'a> {
+    ratios: &'a Ratios,
+    usage: Usage,
+    killed: Vec<BlkPtr>,
+}
+
+impl Events for MosEvents<'_> {
+    fn born(&mut self, bp: &BlkPtr) -> Result<()> {
+        self.usage += self.ratios.space_of(bp);
+        Ok(())
+    }
+    fn killed(&mut self, bp: &BlkPtr) -> Result<()> {
+        self.usage -= self.ratios.space_of(bp);
+        self.killed.push(*bp);
+        Ok(())
+    }
+}
+
+fn lost(faults: &[Lost]) -> Result<()> {
+    match faults.iter().find(|f| !f.readable) {
+        None => Ok(()),
+        Some(first) => Err(Error::new(
+            base::ErrorKind::Io,
+            format!("a block could not be written: {}", first.error),
+        )
+        .at_dva(first.dva)),
+    }
+}
+
+impl Writer {
+    /// Writes one group, and tells the groups how it went.
+    pub(super) fn sync_one(&self, txg: Txg) {
+        let mut state = self.state.lock();
+        let done = match &state.failed {
+            Some(why) => Err(Error::new(base::ErrorKind::Io, why.clone())),
+            None => self.sync_group(&mut state, txg),
+        };
+        match done {
+            Ok(()) => {
+                drop(state);
+                self.txgs.synced(txg);
+            }
+            Err(e) => {
+                state.failed = Some(format!("the pool is suspended: {e}"));
+                drop(state);
+                self.txgs.suspend(e);
+            }
+        }
+    }
+
+    /// Frees a block in the group being written.
+    fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
+        let BlkPtr::Block(block) = bp else { return Ok(()) };
+        for dva in self.zio.dvas_to_free(block)? {
+            self.space.free(txg, dva)?;
+        }
+        Ok(())
+    }
+
+    fn has_work(&self, state: &State, txg: Txg, deferred: bool) -> bool {
+        state.dirty
+            || state.flush_all
+            || state.background
+            || deferred
+            || !state.new_vdevs.is_empty()
+            || self.tasks.lock().contains_key(&txg)
+            || self.heads.lock().values().any(|os| os.is_dirty(txg))
+            || self.mos.objset().is_dirty(txg)
+    }
+
+    fn sync_group(&self, state: &mut State, txg: Txg) -> Result<()> {
+        let read: &dyn MosRead = &self.mos;
+        let sync_bplist = read.directory("sync_bplist")?;
+        let deferred = match sync_bplist {
+            Some(list) => bpobj::header(read, list)?.num_blkptrs > 0,
+            None => false,
+        };
+        if self.has_work(state, txg, deferred) {
+            self.write_group(state, txg, deferred.then_some(sync_bplist).flatten())?;
+        }
+        let defer = !self.plants.no_defer.load(Relaxed) && self.allocatable(false) > 0;
+        let left = self.space.synced(txg, defer)?;
+        state.draining = !left.is_empty();
+        self.space.unload_idle(txg, 64);
+        Ok(())
+    }
+
+    fn write_group(&self, state: &mut State, txg: Txg, deferred: Option<u64>) -> Result<()> {
+        let tx = Tx::syncing(txg);
+        let store = Store { mos: &self.mos, tx: &tx };
+        let now = base::rt::wall_clock();
+        let random = || base::rt::random_u64().unwrap_or(1);
+        let ratios = state.ratios.clone();
+        let cx =
+            SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random);
+        let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
+        let mut root = None;
+        for pass in 1.. {
+            if pass > PASSES_MAX {
+                return Err(Error::bug("a group does not converge"));
+            }
+            let group = Group {
+                txg,
+                pass,
+                tx: &tx,
+                cx: &cx,
+                mos: &self.mos,
+                flags: Flags::load(&self.mos)?,
+                zaps: super::config::top_zaps(&state.config),
+            };
+            let writes = Writes::new(&self.zio);
+            let mut pending = Vec::new();
+            if pass == 1 {
+                self.pass_one(state, &group, deferred, &writes, &mut pending)?;
+            }
+            self.mos_lost(&group, std::mem::take(&mut mos.killed))?;
+            accounting::mos_changed(&cx, std::mem::take(&mut mos.usage))?;
+            self.sync_vdevs(state, &group)?;
+            if cx.label_features_changed() {
+                state.dirty = true;
+            }
+            if state.dirty {
+                self.write_config(state, &group)?;
+            }
+            if pass == 1 {
+                let mut maps = std::mem::take(&mut state.maps);
+                self.flush_maps(&group, &mut maps, state.flush_all)?;
+                state.maps = maps;
+                state.flush_all = false;
+            }
+            let mut maps = std::mem::take(&mut state.maps);
+            let stored = self.write_maps(&group, &mut maps);
+            state.maps = maps;
+            stored?;
+            let dirty = self.mos.objset().is_dirty(txg);
+            if dirty {
+                let ctx = self.ctx(&writes, state, &group, 0);
+                if let Some(done) = self.mos.objset().sync(&ctx, &mut mos)? {
+                    root = Some(*done.root());
+                    pending.push(done);
+                }
+            }
+            lost(&writes.wait())?;
+            for done in pending {
+                self.txgs.undirty(txg, done.publish());
+            }
+            if !dirty {
+                break;
+            }
+        }
+        super::maps::close(&mut state.maps);
+        self.space.before_commit(txg)?;
+        self.commit(state, txg, root, now.as_secs())
+    }
+
+    fn ctx<'a>(
+        &'a self,
+        writes: &'a Writes,
+        state: &'a State,
+        group: &Group<'_>,
+        objset: u64,
+    ) -> SyncCtx<'a> {
+        SyncCtx {
+            zio: &self.zio,
+            writes,
+            txg: group.txg,
+            objset,
+            threads: self.options.threads,
+            in_place: group.pass >= PASS_REWRITE,
+            compress: group.pass < PASS_DONT_COMPRESS,
+            hole_birth: group.flags.hole_birth,
+            deflate: &state.deflate,
+        }
+    }
+
+    /// Datasets, tasks, the datasets that tasks made, and frees from before.
+    fn pass_one(
+        &self,
+        state: &mut State,
+        group: &Group<'_>,
+        deferred: Option<u64>,
+        writes: &Writes,
+        pending: &mut Vec<Pending>,
+    ) -> Result<()> {
+        if let Some(list) = deferred {
+            bpobj::consume(group.cx, list, u64::MAX, &mut |entry| self.free(group.txg, &entry.bp))?;
+        }
+        self.sync_heads(state, group, writes, pending)?;
+        // A snapshot refers to what was just written.
+        let tasks = self.tasks.lock().remove(&group.txg).unwrap_or_default();
+        for task in tasks {
+            let mut cx = TaskCx { writer: self, cx: group.cx, tx: group.tx, state };
+            task.run(&mut cx)?;
+        }
+        self.sync_heads(state, group, writes, pending)?;
+        if state.background {
+            let mut budget = BACKGROUND_BLOCKS;
+            let more = background::step(group.cx, &self.zio, &mut budget, &mut |bp| {
+                self.free(group.txg, bp)
+            })?;
+            state.background = more;
+        }
+        Ok(())
+    }
+
+    fn sync_heads(
+        &self,
+        state: &State,
+        group: &Group<'_>,
+        writes: &Writes,
+        pending: &mut Vec<Pending>,
+    ) -> Result<()> {
+        let heads: Vec<(u64, Arc<Objset>)> = self
+            .heads
+            .lock()
+            .iter()
+            .filter(|(_, os)| os.is_dirty(group.txg) || os.root_bp().is_hole())
+            .map(|(&id, os)| (id, Arc::clone(os)))
+            .collect();
+        for (head, os) in heads {
+            let delta = Delta::begin(group.cx.read(), head, &state.ratios)?;
+            let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
+            let mut events = HeadEvents { delta, free: &mut free };
+            let ctx = self.ctx(writes, state, group, head);
+            if let Some(done) = os.sync(&ctx, &mut events)? {
+                events.delta.apply(group.cx, Some(done.root()))?;
+                pending.push(done);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the MOS does not refer to any more: freed now, or noted for the next group.
+    fn mos_lost(&self, group: &Group<'_>, killed: Vec<BlkPtr>) -> Result<()> {
+        if group.flags.logs || group.pass < PASS_DEFER_FREES {
+            return killed.iter().try_for_each(|bp| self.free(group.txg, bp));
+        }
+        let list = group
+            .cx
+            .read()
+            .number(DIRECTORY, "sync_bplist")?
+            .ok_or_else(|| Error::corrupt("the pool has no list of deferred frees"))?;
+        let blocks = killed.into_iter().filter(|bp| bp.as_block().is_some());
+        let entries: Vec<BpobjEntry> =
+            blocks.map(|bp| BpobjEntry { bp, freed: false }).collect();
+        if !entries.is_empty() {
+            bpobj::append(group.cx, list, &entries)?;
+        }
+        Ok(())
+    }
+}
