@@ -9,6 +9,11 @@
 //! read and every tolerated combination is tried. Whatever the damage, bytes that
 //! `verify` refused are never returned.
 //!
+//! A write ([`Tree::write`]) is laid out by the same maps (`place`), its parity computed
+//! by the caller; each leaf's part goes into that leaf's queue, which sorts, merges and
+//! keeps the device busy. Leaves that do not get their part are noted as missing the
+//! block's transaction group.
+//!
 //! # Invariants
 //! * Nothing here knows block pointers or labels: an address is (top-level vdev,
 //!   byte offset), and the meaning of bytes is `verify`'s.
@@ -16,28 +21,33 @@
 //!   proven wrong, at the top-level vdev if that cannot be told.
 //! * Work for one read is bounded by [`limits`].
 //!
-//! Lock order: the locks of [`Tree`]'s nodes (missing ranges, mapping) are leaf
-//! locks, never held during I/O.
+//! Lock order: the locks of [`Tree`]'s nodes (missing ranges, mapping), of a write and
+//! of a queue are leaf locks, never held during I/O or a completion.
 
 mod draid;
 mod draid_seeds;
 mod indirect;
 mod map;
 mod parity;
+mod place;
 mod plan;
+mod queue;
 mod read;
 mod solve;
 mod spec;
 mod tree;
+mod write;
 
 pub use draid::DraidParams;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
+pub use queue::{WriteLimits, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use spec::{AllocClass, Kind, Persistent, Reflow, Spec};
 pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree,
     TxgRanges, Verdict,
 };
+pub use write::{FAILING_WRITE_ERRORS, WriteReport, WriteReq};
 
 /// Bounds on the work of one read, against hostile pools.
 pub mod limits {

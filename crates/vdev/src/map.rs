@@ -160,6 +160,23 @@ impl RaidzGeometry {
         }
     }
 
+    /// The sectors that round a block's allocation up (skip sectors, §10.3), child and
+    /// child offset. None for a block narrower than the vdev.
+    pub(crate) fn skips(
+        &self,
+        offset: u64,
+        psize: u64,
+        birth: Txg,
+    ) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let (n, p, a) = (u64::from(self.width), u64::from(self.nparity), self.ashift);
+        let s = psize >> a;
+        let used = s + p * s.div_ceil(n - p);
+        let whole = self.reflow.is_none() && self.logical_width(birth) == self.width;
+        let end = if whole { used.next_multiple_of(p + 1) } else { used };
+        let first = offset >> a;
+        (first + used..first + end).map(move |x| ((x % n) as u32, (x / n) << a))
+    }
+
     /// The row map of blocks narrower than the vdev (§10.7).
     fn rows(&self, offset: u64, psize: u64, birth: Txg) -> BlockMap {
         let (l, p) = (u64::from(self.logical_width(birth)), u64::from(self.nparity));

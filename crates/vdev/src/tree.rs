@@ -3,7 +3,8 @@
 //! # Theory
 //! Nodes lie in one vector, parents before children. What changes while a snapshot
 //! is in use (error counters, missing ranges, the mapping of a removed vdev, queue
-//! lengths) is in [`Live`], which successive snapshots share by guid.
+//! lengths) is in [`Live`], which successive snapshots share by guid. Write queues are
+//! shared by guid and device.
 //!
 //! # Invariants
 //! * `nodes[0]` is the root; depth and count were checked, so recursion is bounded.
@@ -12,7 +13,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use base::limits::VDEV_COUNT_MAX;
 use base::rt::RwLock;
@@ -22,6 +23,7 @@ use device::Device;
 use crate::draid::{self, DraidGeometry};
 use crate::indirect::IndirectMap;
 use crate::map::{RaidzGeometry, whole_sectors};
+use crate::queue::{Queue, Tuning};
 use crate::spec::{AllocClass, Kind, Persistent, Spec};
 
 /// Bytes before the allocatable area of a leaf: two labels and the boot region
@@ -156,6 +158,27 @@ impl TxgRanges {
         self.0.get(at).is_some_and(|(first, _)| *first <= txg)
     }
 
+    /// Adds one group; false if it was there.
+    pub fn insert(&mut self, txg: Txg) -> bool {
+        let at = self.0.partition_point(|(_, last)| last.next() < txg);
+        let Some(range) = self.0.get_mut(at).filter(|range| range.0 <= txg.next()) else {
+            self.0.insert(at, (txg, txg));
+            return true;
+        };
+        if range.0 <= txg && txg <= range.1 {
+            return false;
+        }
+        (range.0, range.1) = (range.0.min(txg), range.1.max(txg));
+        let end = range.1;
+        if let Some(&(first, last)) = self.0.get(at + 1)
+            && first <= end.next()
+        {
+            self.0[at].1 = last;
+            self.0.remove(at + 1);
+        }
+        true
+    }
+
     /// The ranges, ascending.
     pub fn ranges(&self) -> &[(Txg, Txg)] {
         &self.0
@@ -173,12 +196,31 @@ pub(crate) struct Live {
     /// Whose turn it is among a mirror's children.
     pub(crate) rotor: AtomicU32,
     dtl: RwLock<Arc<TxgRanges>>,
+    /// Groups were added since somebody asked.
+    dtl_grew: AtomicBool,
     map: RwLock<Option<Arc<IndirectMap>>>,
 }
 
 impl Live {
     pub(crate) fn dtl(&self) -> Arc<TxgRanges> {
         Arc::clone(&self.dtl.read())
+    }
+
+    /// The vdev lacks something of this group.
+    pub(crate) fn add_missing(&self, txg: Txg) {
+        if self.dtl().contains(txg) {
+            return;
+        }
+        let mut dtl = self.dtl.write();
+        if Arc::make_mut(&mut dtl).insert(txg) {
+            self.dtl_grew.store(true, Relaxed);
+        }
+    }
+
+    /// The missing groups, if some were added since this was called last.
+    pub(crate) fn take_missing(&self) -> Option<Arc<TxgRanges>> {
+        let dtl = self.dtl.read();
+        self.dtl_grew.swap(false, Relaxed).then(|| Arc::clone(&dtl))
     }
 
     pub(crate) fn map(&self) -> Option<Arc<IndirectMap>> {
@@ -204,6 +246,8 @@ pub struct Node {
     pub(crate) ashift: u32,
     pub(crate) geometry: Geometry,
     pub(crate) device: Option<Arc<dyn Device>>,
+    /// Of an open leaf.
+    pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) state: State,
     pub(crate) aux: Aux,
     pub(crate) live: Arc<Live>,
@@ -292,6 +336,11 @@ impl Node {
     pub fn readable(&self) -> bool {
         self.state >= State::Degraded
     }
+    /// Where to write, if it is a leaf that can be written.
+    pub(crate) fn writable(&self) -> Option<(&Arc<dyn Device>, &Arc<Queue>)> {
+        let open = self.device.as_ref().zip(self.queue.as_ref())?;
+        (self.readable() && open.0.caps().writable).then_some(open)
+    }
 }
 
 /// A snapshot of a pool's vdevs.
@@ -299,6 +348,7 @@ pub struct Tree {
     pub(crate) nodes: Vec<Node>,
     pub(crate) tops: Vec<Option<NodeId>>,
     by_guid: HashMap<Guid, NodeId>,
+    pub(crate) tuning: Arc<Tuning>,
 }
 
 /// Opens a leaf.
@@ -326,7 +376,9 @@ impl Tree {
         opener: Opener<'_>,
     ) -> Result<Arc<Tree>> {
         spec.check()?;
-        let mut tree = Tree { nodes: Vec::new(), tops: Vec::new(), by_guid: HashMap::new() };
+        let tuning = previous.map(|p| Arc::clone(&p.tuning)).unwrap_or_default();
+        let mut tree =
+            Tree { nodes: Vec::new(), tops: Vec::new(), by_guid: HashMap::new(), tuning };
         tree.add(previous, spec, None, None, 0, opener)?;
         tree.propagate();
         Ok(Arc::new(tree))
@@ -344,16 +396,20 @@ impl Tree {
         let id = NodeId(self.nodes.len() as u32);
         let (top_id, ashift) = top.unwrap_or((VdevId(0), spec.ashift));
         let geometry = geometry(spec, ashift).map_err(|e| e.on_vdev(spec.guid))?;
-        let live = match previous.and_then(|p| p.find(spec.guid)) {
-            Some(node) if spec.guid != Guid(0) => Arc::clone(&node.live),
-            _ => Arc::new(Live::default()),
-        };
+        let before = previous.and_then(|p| p.find(spec.guid)).filter(|_| spec.guid != Guid(0));
+        let live = before.map(|node| Arc::clone(&node.live)).unwrap_or_default();
         if spec.guid != Guid(0) && self.by_guid.insert(spec.guid, id).is_some() {
             return Err(Error::corrupt("two vdevs have the same guid").on_vdev(spec.guid));
         }
         let mut own = spec.clone();
         own.children = Vec::new();
         let (device, state, aux) = open_leaf(spec, top_id, ashift, min_asize, opener);
+        let queue = device.as_ref().map(|device| {
+            let same = before.and_then(|b| b.queue.as_ref()).filter(|q| q.is_of(device));
+            same.cloned().unwrap_or_else(|| {
+                Queue::new(Arc::clone(device), Arc::clone(&live), Arc::clone(&self.tuning))
+            })
+        });
         self.nodes.push(Node {
             spec: own,
             parent,
@@ -362,6 +418,7 @@ impl Tree {
             ashift,
             geometry,
             device,
+            queue,
             state,
             aux,
             live,
@@ -451,6 +508,7 @@ impl Tree {
             nodes: self.nodes.clone(),
             tops: self.tops.clone(),
             by_guid: self.by_guid.clone(),
+            tuning: Arc::clone(&self.tuning),
         };
         for verdict in verdicts {
             if let Some(id) = tree.by_guid.get(&verdict.guid) {

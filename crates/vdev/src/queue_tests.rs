@@ -1,0 +1,300 @@
+use super::*;
+use base::rt::OneShot;
+use base::{BufMut, ErrorKind};
+use device::{Caps, DeviceStats, MemDevice};
+use proptest::prelude::*;
+
+/// A device that completes when it is told to, in any order.
+struct HandDevice {
+    mem: MemDevice,
+    bad: std::ops::Range<u64>,
+    ops: Mutex<Vec<Op>>,
+    /// Offsets and lengths as they came.
+    seen: Mutex<Vec<(u64, u64)>>,
+    limits: WriteLimits,
+}
+
+const SIZE: usize = 1 << 16;
+
+impl HandDevice {
+    fn new(bad: std::ops::Range<u64>, limits: WriteLimits) -> Arc<HandDevice> {
+        let (ops, seen) = (Mutex::default(), Mutex::default());
+        Arc::new(HandDevice { mem: MemDevice::new("hand", SIZE), bad, ops, seen, limits })
+    }
+
+    /// Ends one of the operations under way; false if there is none.
+    fn complete(&self, which: usize) -> bool {
+        let mut ops = self.ops.lock();
+        if ops.is_empty() {
+            return false;
+        }
+        let at = which % ops.len();
+        let op = ops.remove(at);
+        drop(ops);
+        let (from, end) = (op.io.offset(), op.io.offset() + op.io.len());
+        if from < self.bad.end && self.bad.start < end {
+            op.complete(Err(Error::new(ErrorKind::Io, "bad sector")));
+        } else {
+            self.mem.submit(vec![op]);
+        }
+        true
+    }
+}
+
+impl Device for HandDevice {
+    fn caps(&self) -> &Caps {
+        self.mem.caps()
+    }
+    fn size(&self) -> u64 {
+        self.mem.size()
+    }
+    fn submit(&self, batch: Vec<Op>) {
+        let mut ops = self.ops.lock();
+        for op in batch {
+            let Io::Write { offset, bufs } = &op.io else { unreachable!("writes alone") };
+            let (from, len) = (*offset, op.io.len());
+            assert!(bufs.len() <= BUFS_MAX && !bufs.is_empty());
+            for other in ops.iter() {
+                let start = other.io.offset();
+                assert!(
+                    start + other.io.len() <= from || from + len <= start,
+                    "overlapping operations in flight"
+                );
+            }
+            self.seen.lock().push((from, len));
+            ops.push(op);
+        }
+        let most = self.limits.async_write_max_active + self.limits.sync_write_max_active;
+        assert!(ops.len() <= most, "{} operations in flight", ops.len());
+    }
+    fn describe(&self) -> String {
+        "hand".to_owned()
+    }
+    fn stats(&self) -> &DeviceStats {
+        self.mem.stats()
+    }
+}
+
+fn queue(device: Arc<dyn Device>, limits: WriteLimits) -> Arc<Queue> {
+    let tuning = Arc::new(Tuning::default());
+    tuning.set(limits);
+    Queue::new(device, Arc::default(), tuning)
+}
+
+fn limits(active: usize) -> WriteLimits {
+    WriteLimits {
+        sync_write_max_active: active,
+        async_write_max_active: active,
+        aggregation_limit: 4096,
+        in_flight_max: 1 << 30,
+    }
+}
+
+type Log = Arc<Mutex<Vec<(usize, bool)>>>;
+
+fn request(log: &Log, id: usize, offset: u64, len: usize, byte: u8) -> Request {
+    let mut buf = BufMut::alloc(len);
+    buf.fill(byte);
+    let log = Arc::clone(log);
+    Request {
+        offset,
+        len: len as u64,
+        bufs: vec![buf.freeze()],
+        priority: WritePriority::AsyncWrite,
+        optional: false,
+        done: Box::new(move |result| log.lock().push((id, result.is_ok()))),
+    }
+}
+
+#[test]
+fn neighbours_merge_in_the_order_of_sectors() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let log = Log::default();
+    // The first goes at once; what arrives meanwhile is sorted and merged.
+    for (id, sector) in [20u64, 9, 30, 8, 21, 7, 22].into_iter().enumerate() {
+        queue.submit(vec![request(&log, id, sector * 512, 512, sector as u8)]);
+    }
+    while device.complete(0) {}
+    let seen: Vec<_> = device.seen.lock().iter().map(|(o, l)| (o / 512, l / 512)).collect();
+    assert_eq!(seen, [(20, 1), (21, 2), (30, 1), (7, 3)], "onwards, then from the start");
+    assert_eq!(log.lock().len(), 7);
+}
+
+#[test]
+fn a_merged_write_is_bounded_in_bytes_and_buffers() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let log = Log::default();
+    let mut batch: Vec<Request> =
+        (0..20).map(|i| request(&log, i, i as u64 * 512, 512, 1)).collect();
+    // Many small buffers in one request leave no room for more.
+    let many: Vec<Buf> = (0..BUFS_MAX).map(|_| Buf::zeros(1)).collect();
+    batch.push(Request { len: 256, bufs: many, ..request(&log, 20, 10240, 512, 1) });
+    batch.push(request(&log, 21, 10240 + 256, 9000, 1));
+    queue.submit(batch);
+    while device.complete(0) {}
+    let seen = device.seen.lock().clone();
+    assert_eq!(seen, [(0, 4096), (4096, 4096), (8192, 2048), (10240, 256), (10496, 9000)]);
+}
+
+#[test]
+fn optional_zeros_are_written_between_others_alone() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let log = Log::default();
+    let optional =
+        |id, sector: u64| Request { optional: true, ..request(&log, id, sector * 512, 512, 9) };
+    let plain = |id, sector: u64| request(&log, id, sector * 512, 512, 1);
+    let batch = vec![plain(0, 0), optional(1, 1), plain(2, 2), optional(3, 3), optional(4, 8)];
+    queue.submit(batch);
+    while device.complete(0) {}
+    assert_eq!(*device.seen.lock(), [(0, 1536)]);
+    let mut over = log.lock().clone();
+    over.sort_unstable();
+    assert_eq!(over, [(0, true), (1, true), (2, true), (3, true), (4, true)]);
+    assert_eq!(device.mem.peek(512, 1).unwrap(), [9]);
+}
+
+#[test]
+fn synchronous_writes_go_first() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let log = Log::default();
+    queue.submit(vec![request(&log, 0, 0, 512, 1)]);
+    queue.submit(vec![request(&log, 1, 8192, 512, 1)]);
+    let sync = WritePriority::SyncWrite;
+    queue.submit(vec![Request { priority: sync, ..request(&log, 2, 16384, 512, 1) }]);
+    assert_eq!(device.ops.lock().len(), 2, "a class of its own");
+    while device.complete(1) {}
+    while device.complete(0) {}
+    assert_eq!(*device.seen.lock(), [(0, 512), (16384, 512), (8192, 512)]);
+}
+
+#[test]
+fn a_dropped_operation_ends_as_an_error() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let log = Log::default();
+    queue.submit(vec![request(&log, 0, 0, 512, 1)]);
+    let dropped = std::mem::take(&mut *device.ops.lock());
+    drop(dropped);
+    assert_eq!(*log.lock(), [(0, false)]);
+    queue.drain();
+}
+
+#[test]
+fn thousands_complete_inside_submit_without_recursion() {
+    let device = Arc::new(MemDevice::new("mem", 64 << 20));
+    let queue = queue(device, WriteLimits { aggregation_limit: 0, ..limits(2) });
+    let log = Log::default();
+    let batch = (0..100_000).map(|i| request(&log, i, i as u64 * 512, 512, 1)).collect();
+    queue.submit(batch);
+    queue.drain();
+    assert_eq!(log.lock().len(), 100_000);
+}
+
+#[test]
+fn submitters_wait_for_room() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), WriteLimits { in_flight_max: 1024, ..limits(1) });
+    let log = Log::default();
+    let second = Arc::new(OneShot::new());
+    queue.submit(vec![request(&log, 0, 0, 1024, 1)]);
+    let (q, l, s) = (Arc::clone(&queue), Arc::clone(&log), Arc::clone(&second));
+    let thread = base::rt::spawn("submitter", move || {
+        q.submit(vec![request(&l, 1, 8192, 512, 1)]);
+        s.set(());
+    })
+    .unwrap();
+    while queue.state.lock().waiting == 0 {
+        base::rt::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(device.seen.lock().len(), 1);
+    assert!(device.complete(0));
+    second.wait();
+    assert!(device.complete(0));
+    assert!(thread.join().is_some());
+    assert_eq!(queue.state.lock().bytes, 0);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Submit(Vec<(u64, usize, bool, bool)>),
+    Complete(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let one = (0u64..100, 1usize..12, any::<bool>(), prop::bool::weighted(0.2));
+    prop_oneof![
+        prop::collection::vec(one, 1..6).prop_map(Step::Submit),
+        any::<usize>().prop_map(Step::Complete),
+    ]
+}
+
+proptest! {
+    /// Against a naive model: bytes written one after the other in the order of
+    /// submission. The device checks disjointness and depth.
+    #[test]
+    fn the_last_submitted_is_the_last_written(
+        steps in prop::collection::vec(step(), 1..60),
+        active in 1usize..4,
+        bad in prop::option::weighted(0.4, 0u64..110),
+    ) {
+        let bad = bad.map_or(0..0, |b| b * 512..b * 512 + 512);
+        let device = HandDevice::new(bad.clone(), limits(active));
+        let queue = queue(device.clone(), limits(active));
+        let (log, mut model, mut expected) = (Log::default(), vec![0u8; SIZE], Vec::new());
+        let mut written = Vec::new();
+        for step in steps {
+            let Step::Submit(batch) = step else {
+                if let Step::Complete(which) = step {
+                    device.complete(which);
+                }
+                continue;
+            };
+            let mut requests = Vec::new();
+            for (sector, sectors, sync, optional) in batch {
+                let (id, offset, len) = (expected.len(), sector * 512, sectors * 512);
+                let byte = if optional { 0 } else { id as u8 % 250 + 1 };
+                let fails = offset < bad.end && bad.start < offset + len as u64;
+                expected.push((id, !fails, optional));
+                let priority =
+                    if sync { WritePriority::SyncWrite } else { WritePriority::AsyncWrite };
+                requests.push(Request { priority, optional, ..request(&log, id, offset, len, byte) });
+                written.push((offset as usize, len, byte, optional, fails));
+            }
+            queue.submit(requests);
+        }
+        let mut which = 0;
+        while device.complete(which) {
+            which = which.wrapping_mul(31).wrapping_add(7);
+        }
+        // What optional zeros covered may be either.
+        let mut either = vec![false; SIZE];
+        for (offset, len, byte, optional, fails) in written {
+            let range = offset..offset + len;
+            if optional {
+                either[range].fill(true);
+            } else if !fails {
+                model[range.clone()].fill(byte);
+                either[range].fill(false);
+            }
+        }
+        let bytes = device.mem.peek(0, SIZE).unwrap();
+        for (i, byte) in bytes.iter().enumerate() {
+            prop_assert!(either[i] || *byte == model[i], "byte {} is {}", i, byte);
+        }
+        let mut over = log.lock().clone();
+        over.sort_unstable();
+        prop_assert_eq!(over.len(), expected.len());
+        for ((id, ok), (want, fine, optional)) in over.into_iter().zip(expected) {
+            prop_assert_eq!(id, want);
+            prop_assert!(ok == fine || optional && ok, "request {}", id);
+        }
+        let state = queue.state.lock();
+        prop_assert_eq!(state.bytes, 0);
+        prop_assert!(state.flying.is_empty() && state.held.is_empty());
+        prop_assert_eq!((state.active, state.open.iter().sum::<usize>()), ([0, 0], 0));
+    }
+}

@@ -1,0 +1,309 @@
+//! Writing: blocks, label areas, flushes; which leaves missed what.
+//!
+//! # Theory
+//! [`Tree::write`] plans the pieces of a block (`place`), computing parity in the
+//! caller's thread, and hands them to the leaves' queues. The last completion judges:
+//! a mirror needs one child, a code word all but `nparity` of its columns. Whatever
+//! leaf did not get its piece, because it failed or cannot be written, has the
+//! block's birth added to its missing groups (chapter 05 §8) before anybody is told.
+//!
+//! Nothing reads a block while it is in a queue, by construction: the layer above puts
+//! what it writes into the cache, and waits for a group's writes before it commits
+//! the pointers. So reads do not look into the queues.
+//!
+//! # Invariants
+//! * Each write is reported exactly once; so is one that could not be planned.
+//! * [`Tree::flush`] covers every write that was submitted before it.
+//!
+//! Lock order: an open write's `outcome` is a leaf lock; its report runs without it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use base::rt::atomic::AtomicUsize;
+use base::rt::{Mutex, OneShot};
+use base::{Asize, Buf, Dva, Error, ErrorKind, Guid, Result, Txg, VdevId};
+use device::{Device, Io};
+
+use crate::place::{Need, Plan};
+use crate::queue::{Queue, Request, WriteLimits, WritePriority};
+use crate::tree::{Node, NodeId, Tree, TxgRanges};
+
+/// Write errors from which on a leaf is reported as failing.
+pub const FAILING_WRITE_ERRORS: u64 = 10;
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct WriteReq {
+    /// Top-level vdev.
+    pub vdev: VdevId,
+    /// Byte offset in its allocatable area.
+    pub offset: u64,
+    /// The block as stored: psize bytes, at most 16 MiB; zeros fill its last sector.
+    pub data: Buf,
+    /// The block's physical birth.
+    pub birth: Txg,
+    /// Why.
+    pub priority: WritePriority,
+}
+
+/// How a write ended.
+#[derive(Debug)]
+pub struct WriteReport {
+    /// Well if enough copies or columns hold the block.
+    pub result: Result<()>,
+    /// Leaves that do not hold what they should, each once.
+    pub failed: Vec<Guid>,
+}
+
+type Tell = Box<dyn FnOnce(WriteReport) + Send>;
+
+/// A write under way.
+struct Open {
+    tree: Arc<Tree>,
+    address: Dva,
+    birth: Txg,
+    need: Need,
+    /// Of each piece: its leaf, and the distributed spares that lead there.
+    leaves: Vec<(NodeId, Vec<NodeId>)>,
+    outcome: Mutex<Outcome>,
+    /// Pieces that are not over, and one for the submitter.
+    left: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Outcome {
+    lost: Vec<u32>,
+    failed: Vec<NodeId>,
+    error: Option<Error>,
+    tell: Option<Tell>,
+}
+
+impl Open {
+    /// A piece is over.
+    fn piece(&self, index: usize, optional: bool, result: Result<()>) {
+        if let (Err(error), Some((leaf, through))) = (result, self.leaves.get(index)) {
+            self.tree.node(*leaf).live.write_errors.fetch_add(1, Relaxed);
+            if !optional {
+                let mut outcome = self.outcome.lock();
+                outcome.lost.push(index as u32);
+                outcome.failed.push(*leaf);
+                outcome.failed.extend_from_slice(through);
+                let guid = self.tree.node(*leaf).guid();
+                outcome.error.get_or_insert_with(|| error.on_vdev(guid));
+            }
+        }
+        self.over();
+    }
+
+    fn over(&self) {
+        if self.left.fetch_sub(1, AcqRel) == 1 {
+            self.judge();
+        }
+    }
+
+    fn judge(&self) {
+        let mut outcome = std::mem::take(&mut *self.outcome.lock());
+        outcome.lost.sort_unstable();
+        outcome.failed.sort_unstable();
+        outcome.failed.dedup();
+        let nodes = outcome.failed.iter().map(|&id| self.tree.node(id));
+        let failed: Vec<Guid> = nodes
+            .inspect(|node| node.live.add_missing(self.birth))
+            .map(Node::guid)
+            .filter(|guid| *guid != Guid(0))
+            .collect();
+        let result = if self.need.fulfilled(&|index| outcome.lost.binary_search(&index).is_ok()) {
+            Ok(())
+        } else {
+            let none = || {
+                Error::new(
+                    ErrorKind::Io,
+                    "too few devices of the vdev can be written; \
+                     bring them back and clear the pool",
+                )
+            };
+            Err(outcome.error.unwrap_or_else(none).at_dva(self.address))
+        };
+        if let Some(tell) = outcome.tell {
+            tell(WriteReport { result, failed });
+        }
+    }
+}
+
+impl Tree {
+    /// Writes a block. Computes parity in the calling thread, and waits while a leaf's
+    /// queue is full; so it must not be called from a completion. `done` is called
+    /// once, on any thread, perhaps before this returns; it must not block.
+    ///
+    /// The report's errors: `Io` and other errors of devices if too few of them hold the
+    /// block; `Corrupt` for an impossible address or size; `Invalid` for a vdev that
+    /// was removed; `Unsupported` while a raidz expansion runs.
+    pub fn write(self: &Arc<Self>, req: WriteReq, done: impl FnOnce(WriteReport) + Send + 'static) {
+        let asize = Asize(req.data.len() as u64);
+        let address = Dva { vdev: req.vdev, offset: req.offset, asize, gang: false };
+        let plan = match Plan::new(self, req.vdev, req.offset, &req.data, req.birth) {
+            Ok(plan) => plan,
+            Err(error) => {
+                done(WriteReport { result: Err(error.at_dva(address)), failed: Vec::new() });
+                return;
+            }
+        };
+        let Plan { need, pieces, dead } = plan;
+        let mut leaves = Vec::with_capacity(pieces.len());
+        let mut places = Vec::with_capacity(pieces.len());
+        for mut piece in pieces {
+            leaves.push((piece.leaf, std::mem::take(&mut piece.through)));
+            places.push(piece);
+        }
+        let tell: Tell = Box::new(done);
+        let outcome = Outcome { failed: dead, tell: Some(tell), ..Outcome::default() };
+        let open = Arc::new(Open {
+            tree: Arc::clone(self),
+            address,
+            birth: req.birth,
+            need,
+            left: AtomicUsize::new(places.len() + 1),
+            leaves,
+            outcome: Mutex::new(outcome),
+        });
+        let mut requests: Vec<(NodeId, Request)> = Vec::with_capacity(places.len());
+        for (index, piece) in places.into_iter().enumerate() {
+            let (open, optional) = (Arc::clone(&open), piece.optional);
+            let request = Request {
+                offset: piece.offset,
+                len: piece.len,
+                bufs: piece.bufs,
+                priority: req.priority,
+                optional,
+                done: Box::new(move |result| open.piece(index, optional, result)),
+            };
+            requests.push((piece.leaf, request));
+        }
+        self.enqueue(requests);
+        open.over();
+    }
+
+    /// Hands requests to their leaves, those of one leaf together.
+    fn enqueue(&self, mut requests: Vec<(NodeId, Request)>) {
+        requests.sort_by_key(|r| r.0);
+        let mut requests = requests.into_iter().peekable();
+        while let Some((leaf, first)) = requests.next() {
+            let mut batch = vec![first];
+            while let Some((_, request)) = requests.next_if(|r| r.0 == leaf) {
+                batch.push(request);
+            }
+            match self.node(leaf).writable() {
+                Some((_, queue)) => queue.submit(batch),
+                None => batch.into_iter().for_each(|r| (r.done)(Err(closed()))),
+            }
+        }
+    }
+
+    /// Writes outside the allocatable area (labels): device bytes of leaves, all at
+    /// once; waits. Results in order. They are no part of a group: a failure counts as a
+    /// write error, but nothing is missing.
+    ///
+    /// Errors: `NotFound` if there is no such leaf, `Io` if it cannot be written, and the
+    /// device's.
+    pub fn write_leaves(&self, writes: Vec<(Guid, u64, Buf)>) -> Vec<(Guid, Result<()>)> {
+        let mut requests = Vec::with_capacity(writes.len());
+        let mut slots = Vec::with_capacity(writes.len());
+        for (guid, offset, data) in writes {
+            let slot: Arc<OneShot<Result<()>>> = Arc::new(OneShot::new());
+            slots.push((guid, Arc::clone(&slot)));
+            match self.leaf(guid) {
+                Err(error) => slot.set(Err(error)),
+                Ok(_) if data.is_empty() => slot.set(Ok(())),
+                Ok((id, live)) => {
+                    let request = Request {
+                        offset,
+                        len: data.len() as u64,
+                        bufs: vec![data],
+                        priority: WritePriority::SyncWrite,
+                        optional: false,
+                        done: Box::new(move |result| {
+                            if result.is_err() {
+                                live.write_errors.fetch_add(1, Relaxed);
+                            }
+                            slot.set(result.map_err(|e| e.on_vdev(guid)));
+                        }),
+                    };
+                    requests.push((id, request));
+                }
+            }
+        }
+        self.enqueue(requests);
+        slots.into_iter().map(|(guid, slot)| (guid, slot.wait())).collect()
+    }
+
+    fn leaf(&self, guid: Guid) -> Result<(NodeId, Arc<crate::tree::Live>)> {
+        match self.leaves().find(|(_, node)| node.guid() == guid) {
+            None => Err(Error::not_found("there is no such leaf").on_vdev(guid)),
+            Some((id, node)) if node.writable().is_some() => Ok((id, Arc::clone(&node.live))),
+            Some(_) => Err(closed().on_vdev(guid)),
+        }
+    }
+
+    /// Flushes the write caches of all writable leaves of these top-level vdevs, all
+    /// at once, after what was submitted to them before this call; waits. A failure
+    /// counts as a write error.
+    pub fn flush(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
+        let leaves: Vec<(&Node, &Arc<dyn Device>, &Arc<Queue>)> = self
+            .leaves()
+            .filter(|(_, node)| tops.contains(&node.top()))
+            .filter_map(|(_, node)| node.writable().map(|(device, queue)| (node, device, queue)))
+            .collect();
+        leaves.iter().for_each(|(_, _, queue)| queue.drain());
+        let batch = leaves.iter().map(|(_, device, _)| (Arc::clone(device), Io::Flush)).collect();
+        let results = device::execute(batch);
+        let judge = |((node, _, _), done): (&(&Node, _, _), device::Completion)| {
+            let result = done.result.map(drop).map_err(|e| e.on_vdev(node.guid()));
+            if result.is_err() {
+                node.live.write_errors.fetch_add(1, Relaxed);
+            }
+            (node.guid(), result)
+        };
+        leaves.iter().zip(results).map(judge).collect()
+    }
+
+    /// Notes that a leaf lacks something of a group (its flush failed, say); false if
+    /// there is no such vdev.
+    pub fn add_missing(&self, guid: Guid, txg: Txg) -> bool {
+        let node = self.find(guid);
+        if let Some(node) = node {
+            node.live.add_missing(txg);
+        }
+        node.is_some()
+    }
+
+    /// The missing groups of each leaf that lacks more than when this was called last.
+    pub fn take_missing(&self) -> Vec<(Guid, TxgRanges)> {
+        let grown = |(_, node): (NodeId, &Node)| {
+            let ranges = node.live.take_missing()?;
+            Some((node.guid(), TxgRanges::clone(&ranges)))
+        };
+        self.nodes().filter_map(grown).collect()
+    }
+
+    /// Leaves with [`FAILING_WRITE_ERRORS`] write errors or more since they were cleared.
+    /// Nothing is done about them here.
+    pub fn failing(&self) -> Vec<Guid> {
+        let bad = self.leaves().filter(|(_, n)| n.errors().write >= FAILING_WRITE_ERRORS);
+        bad.map(|(_, n)| n.guid()).collect()
+    }
+
+    /// The limits of the leaves' write queues.
+    pub fn write_limits(&self) -> WriteLimits {
+        self.tuning.get()
+    }
+
+    /// Sets the limits, for later snapshots, too, from now on.
+    pub fn set_write_limits(&self, limits: WriteLimits) {
+        self.tuning.set(limits);
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Io, "the device is not open for writing")
+}
