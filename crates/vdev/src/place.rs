@@ -139,13 +139,8 @@ impl Plan {
                 "a write on vdev {vdev} is not at a sector's start"
             )));
         }
-        let mut placer = Placer {
-            tree,
-            steps: 0,
-            pieces: Vec::new(),
-            dead: Vec::new(),
-            through: Vec::new(),
-        };
+        let mut placer =
+            Placer { tree, steps: 0, pieces: Vec::new(), dead: Vec::new(), through: Vec::new() };
         let need = match &node.geometry {
             Geometry::Raidz(raidz) => {
                 let need = placer.raid(id, &raidz.map(offset, len, birth)?, &data)?;

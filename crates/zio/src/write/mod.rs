@@ -33,6 +33,8 @@ mod gang;
 mod place;
 mod prepare;
 mod submit;
+#[cfg(test)]
+mod tests;
 pub(crate) mod under_way;
 
 use std::sync::Arc;

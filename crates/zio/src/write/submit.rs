@@ -23,8 +23,9 @@ pub(crate) struct DvaWrite {
     pub(crate) birth: Txg,
 }
 
-/// Called once, when a write ended: whether enough copies or columns hold it.
-pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
+/// Called once, when a write ended: whether enough copies or columns hold it, and
+/// whether some do not.
+pub(crate) type Done = Box<dyn FnOnce(Result<()>, bool) + Send>;
 
 /// Takes the bytes; the vdev tree but in tests.
 pub(crate) trait Sink: Send + Sync {
@@ -56,6 +57,8 @@ pub struct WriteCounts {
     pub bytes: u64,
     /// Writes that were repeated.
     pub retries: u64,
+    /// Writes that reached enough leaves of their vdev, yet not all.
+    pub partial: u64,
 }
 
 /// Writes that are under way together: a sync pass, say.
@@ -182,7 +185,7 @@ impl Writes {
         let write =
             DvaWrite { dva: job.write.dva, data: job.write.data.clone(), birth: job.write.birth };
         let shared = Arc::clone(&self.shared);
-        let done = Box::new(move |result: Result<()>| shared.ended(job, result));
+        let done = Box::new(move |result, partial| shared.ended(job, result, partial));
         self.zio.sink().write(write, done);
     }
 
@@ -200,8 +203,9 @@ impl Shared {
         state
     }
 
-    fn ended(&self, job: Job, result: Result<()>) {
+    fn ended(&self, job: Job, result: Result<()>, partial: bool) {
         let n = job.write.data.len() as u64;
+        let partial = partial && result.is_ok();
         let fallen = match result {
             Ok(()) => {
                 job.reached.store(true, Ordering::Release);
@@ -226,6 +230,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.bytes -= n;
         state.in_flight -= 1;
+        state.counts.partial += u64::from(partial);
         state.lost.extend(fallen);
         self.wake(state);
     }
@@ -326,6 +331,6 @@ struct TreeSink(Arc<vdev::Tree>);
 impl Sink for TreeSink {
     fn write(&self, write: DvaWrite, done: Done) {
         let _ = (&self.0, write.dva, write.data, write.birth);
-        done(Err(Error::unsupported("this build cannot write to vdevs")));
+        done(Err(Error::unsupported("this build cannot write to vdevs")), false);
     }
 }

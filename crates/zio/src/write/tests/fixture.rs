@@ -1,0 +1,325 @@
+//! Devices in memory, an allocator that gives what it is told to, and a sink that fails,
+//! delays and remembers.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use base::rt::Mutex;
+use base::{Asize, Buf, Dva, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
+use codec::checksum::Checksum;
+use codec::compress::Compression;
+use device::{Device, MemDevice};
+use ondisk::ObjType;
+use ondisk::blkptr::{BlkPtr, Block};
+use vdev::{Kind, LABEL_START, Spec, Tree};
+
+use crate::write::submit::{Done, DvaWrite, Sink};
+use crate::{BlockCache, SpaceSource, Want, Write, WriteProps, Writes, Zio};
+
+pub(super) const DISK: usize = 80 << 20;
+pub(super) const T: Txg = Txg(77);
+pub(super) const SALT: [u8; 32] = [9; 32];
+
+/// Free space by vdev: start and end of extents, and what is taken.
+#[derive(Default)]
+struct Map {
+    free: Vec<Vec<(u64, u64)>>,
+    taken: BTreeMap<(u32, u64), u64>,
+    next: usize,
+}
+
+/// First fit in extents that a test chooses.
+pub(super) struct Space {
+    tree: Arc<Tree>,
+    map: Mutex<Map>,
+    pub(super) min: u64,
+    pub(super) gcd: u64,
+}
+
+impl Space {
+    pub(super) fn new(tree: &Arc<Tree>, extents: Vec<Vec<(u64, u64)>>, min: u64) -> Space {
+        let map = Map { free: extents, ..Map::default() };
+        Space { tree: Arc::clone(tree), map: Mutex::new(map), min, gcd: min }
+    }
+
+    pub(super) fn taken(&self) -> HashSet<(u32, u64, u64)> {
+        self.map.lock().taken.iter().map(|(&(v, o), &n)| (v, o, n)).collect()
+    }
+
+    fn take_one(map: &mut Map, vdev: usize, asize: u64) -> Option<Dva> {
+        let extent = map.free[vdev].iter_mut().find(|(from, to)| to - from >= asize)?;
+        let offset = extent.0;
+        extent.0 += asize;
+        assert!(map.taken.insert((vdev as u32, offset), asize).is_none(), "taken twice");
+        Some(Dva { vdev: VdevId(vdev as u32), offset, asize: Asize(asize), gang: false })
+    }
+
+    fn give(map: &mut Map, dva: &Dva) {
+        let at = (dva.vdev.0, dva.offset);
+        assert_eq!(map.taken.remove(&at), Some(dva.asize.0), "{dva} was not taken so");
+        let end = dva.offset + dva.asize.0;
+        map.free[dva.vdev.0 as usize].push((dva.offset, end));
+    }
+}
+
+impl SpaceSource for Space {
+    fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
+        let map = &mut *self.map.lock();
+        let n = map.free.len();
+        let mut out: Vec<Dva> = Vec::new();
+        let start = map.next;
+        // Other vdevs first, then any.
+        for i in 0..2 * n {
+            let vdev = (start + i) % n;
+            let used = out.iter().any(|d| d.vdev.0 as usize == vdev);
+            if out.len() == usize::from(want.copies) || (used && i < n) {
+                continue;
+            }
+            let asize = self.tree.asize(VdevId(vdev as u32), Psize(want.psize), want.txg)?.0;
+            while out.len() < usize::from(want.copies) {
+                let Some(dva) = Space::take_one(map, vdev, asize) else { break };
+                out.push(dva);
+                if i < n {
+                    break;
+                }
+            }
+        }
+        if out.len() == usize::from(want.copies) {
+            map.next = (start + 1) % n;
+            return Ok(out);
+        }
+        out.iter().for_each(|d| Space::give(map, d));
+        Err(Error::new(ErrorKind::NoSpace, "no extent is so large"))
+    }
+
+    fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
+        assert_eq!(txg, T);
+        let map = &mut *self.map.lock();
+        dvas.iter().for_each(|d| Space::give(map, d));
+    }
+
+    fn limits(&self) -> (u64, u64) {
+        (self.min, self.gcd)
+    }
+}
+
+/// What the sink does to a write.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Fate {
+    Fails,
+    FailsOnce,
+}
+
+/// Writes into the disks, unless told otherwise.
+pub(super) struct Disks {
+    pub(super) disks: Vec<Arc<MemDevice>>,
+    fates: Mutex<HashMap<u32, Fate>>,
+    seen: Mutex<HashMap<(u32, u64), u32>>,
+    /// Writes wait here while there is a list.
+    held: Mutex<Option<Vec<(DvaWrite, Done)>>>,
+    bytes: AtomicU64,
+    pub(super) most: AtomicU64,
+}
+
+impl Disks {
+    pub(super) fn fate(&self, vdev: u32, fate: Fate) {
+        self.fates.lock().insert(vdev, fate);
+    }
+
+    pub(super) fn hold(&self) {
+        *self.held.lock() = Some(Vec::new());
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.lock().as_ref().map_or(0, Vec::len)
+    }
+
+    /// Serves what is held, the last one first; goes on holding if `more`.
+    pub(super) fn serve(&self, more: bool) {
+        let held = std::mem::replace(&mut *self.held.lock(), more.then(Vec::new));
+        for (write, done) in held.into_iter().flatten().rev() {
+            self.finish(write, done);
+        }
+    }
+
+    fn finish(&self, write: DvaWrite, done: Done) {
+        let DvaWrite { dva, data, .. } = write;
+        let n = data.len() as u64;
+        let times = {
+            let mut seen = self.seen.lock();
+            let times = seen.entry((dva.vdev.0, dva.offset)).or_default();
+            *times += 1;
+            *times
+        };
+        let fate = self.fates.lock().get(&dva.vdev.0).copied();
+        let fails = fate == Some(Fate::Fails) || (fate == Some(Fate::FailsOnce) && times == 1);
+        let result = if fails {
+            Err(Error::new(ErrorKind::Io, "told to fail"))
+        } else {
+            self.disks[dva.vdev.0 as usize].poke(LABEL_START + dva.offset, &data)
+        };
+        drop(data);
+        self.bytes.fetch_sub(n, SeqCst);
+        done(result, false);
+    }
+}
+
+impl Sink for Disks {
+    fn write(&self, write: DvaWrite, done: Done) {
+        let now = self.bytes.fetch_add(write.data.len() as u64, SeqCst) + write.data.len() as u64;
+        self.most.fetch_max(now, SeqCst);
+        let mut held = self.held.lock();
+        match &mut *held {
+            Some(list) => list.push((write, done)),
+            None => {
+                drop(held);
+                self.finish(write, done);
+            }
+        }
+    }
+}
+
+pub(super) struct Pool {
+    pub(super) zio: Arc<Zio>,
+    pub(super) disks: Arc<Disks>,
+    pub(super) space: Arc<Space>,
+}
+
+fn zio_over(disks: &[Arc<MemDevice>], ashift: u32) -> Arc<Zio> {
+    let leaf = |i: usize| {
+        Spec::new(Kind::File, i as u64, Guid(2 + i as u64))
+            .with_space(ashift, DISK as u64 - LABEL_START - (512 << 10))
+    };
+    let root =
+        Spec::new(Kind::Root, 0, Guid(1)).with_children((0..disks.len()).map(leaf).collect());
+    let devices = disks.to_vec();
+    let tree = Tree::build(&root, &move |leaf| {
+        let device: Arc<dyn Device> = Arc::clone(&devices[leaf.guid.0 as usize - 2]) as _;
+        Ok(device)
+    })
+    .unwrap();
+    let zio = Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap()));
+    zio.set_salt(&SALT);
+    Arc::new(zio)
+}
+
+impl Pool {
+    /// `n` single disks whose free space is all of it.
+    pub(super) fn new(n: usize, ashift: u32) -> Pool {
+        Pool::fragmented(vec![vec![(0, 64 << 20)]; n], ashift)
+    }
+
+    /// Disks whose free space is these extents.
+    pub(super) fn fragmented(extents: Vec<Vec<(u64, u64)>>, ashift: u32) -> Pool {
+        let disks: Vec<_> = (0..extents.len())
+            .map(|i| Arc::new(MemDevice::new(format!("disk{i}"), DISK)))
+            .collect();
+        let zio = zio_over(&disks, ashift);
+        let space = Arc::new(Space::new(&zio.tree(), extents, 1 << ashift));
+        zio.set_space(Arc::clone(&space) as _);
+        let disks = Arc::new(Disks {
+            disks,
+            fates: Mutex::default(),
+            seen: Mutex::default(),
+            held: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            most: AtomicU64::new(0),
+        });
+        zio.set_sink(Arc::clone(&disks) as _);
+        Pool { zio, disks, space }
+    }
+
+    /// Another load of the same disks: nothing is in its memory.
+    pub(super) fn reader(&self, ashift: u32) -> Arc<Zio> {
+        zio_over(&self.disks.disks, ashift)
+    }
+
+    /// Writes one block and waits for it.
+    pub(super) fn write(&self, w: &Write<'_>) -> BlkPtr {
+        let writes = Writes::new(&self.zio);
+        let placed = self.zio.place(self.zio.prepare(w).unwrap()).unwrap();
+        let bp = placed.bp;
+        self.zio.submit(placed, &writes);
+        let lost = writes.wait();
+        assert!(lost.is_empty(), "{lost:?}");
+        assert_eq!(self.zio.under_way.len(), 0);
+        bp
+    }
+}
+
+pub(super) static NEVER: BlkPtr = BlkPtr::Hole(ondisk::blkptr::Hole {
+    head: ondisk::blkptr::Head {
+        object_type: ObjType::NONE,
+        level: 0,
+        lsize: base::Lsize(0),
+        birth: Txg::ZERO,
+    },
+});
+
+/// File data in group [`T`], in place of nothing.
+pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
+    Write {
+        object_type: ObjType::PLAIN_FILE_CONTENTS,
+        level: 0,
+        data,
+        fill: 1,
+        txg: T,
+        props,
+        old: &NEVER,
+        in_place: false,
+        hint: 0,
+        cache: true,
+    }
+}
+
+pub(super) fn props(compression: Compression, checksum: Checksum, copies: u8) -> WriteProps {
+    WriteProps { compression, checksum, copies, ..WriteProps::default() }
+}
+
+pub(super) fn plain(copies: u8) -> WriteProps {
+    props(Compression::Off, Checksum::Fletcher4, copies)
+}
+
+pub(super) fn noise(len: usize, seed: u64) -> Buf {
+    let mut x = seed | 1;
+    let bytes: Vec<u8> = (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 32) as u8
+        })
+        .collect();
+    Buf::copy_of(&bytes)
+}
+
+/// Compresses to about the half.
+pub(super) fn words(len: usize, seed: u64) -> Buf {
+    let bytes: Vec<u8> =
+        noise(len, seed).iter().map(|b| b"etaoinshrdlu  .,"[usize::from(b & 15)]).collect();
+    Buf::copy_of(&bytes)
+}
+
+/// The rules for readers (chapter 02 §2.6), and that it is stored as it is.
+pub(super) fn check_pointer(zio: &Zio, bp: &BlkPtr) {
+    let raw = bp.encode().unwrap();
+    assert_eq!(BlkPtr::parse(&raw, ondisk::Endian::Little).unwrap(), *bp);
+    if let BlkPtr::Block(block) = bp {
+        check_addresses(zio, block);
+    }
+}
+
+fn check_addresses(zio: &Zio, block: &Block) {
+    let tree = zio.tree();
+    for dva in block.dvas() {
+        let top = tree.top(dva.vdev).unwrap();
+        assert!(dva.asize.0 > 0 && dva.asize.0.is_multiple_of(1 << top.ashift()));
+        assert!(dva.offset.is_multiple_of(1 << top.ashift()));
+        assert!(dva.offset < top.asize());
+        assert_eq!(dva.gang, block.is_gang());
+        if !dva.gang {
+            assert_eq!(dva.asize, tree.asize(dva.vdev, block.psize, block.head.birth).unwrap());
+        }
+    }
+}
