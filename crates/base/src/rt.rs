@@ -3,17 +3,24 @@
 //! **Why:** the simulator must replay the production engine, threads and all,
 //! from one seed. So the engine names none of `std::thread`, `Instant`, locks or
 //! random sources itself (clippy enforces it); here is the one place where they
-//! can be exchanged. In production they are the standard library's; built with
-//! `--cfg shuttle` they are those of a seeded scheduler, which model tests run under.
+//! can be exchanged. In production they are the standard library's. A thread inside
+//! [`sim::run`] gets those of a seeded scheduler with a virtual clock instead: that is
+//! decided for each operation, at the price of one relaxed load where no run is under
+//! way. Built with `--cfg shuttle` they are those of another scheduler, which the
+//! model tests of small parts run under.
 //!
 //! Locks do not poison: a panic is a bug that unwinds its own request, and data
 //! under a lock is kept consistent by being changed last.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
-use std::ops::{Deref, DerefMut};
-use std::sync::PoisonError;
+use std::panic::Location;
 use std::time::Duration;
+
+mod lock;
+pub mod sim;
+
+pub use lock::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
 
 #[cfg(not(shuttle))]
 mod sys {
@@ -56,124 +63,24 @@ pub mod plain {
     }
 }
 
-/// A mutual-exclusion lock.
-#[derive(Default, Debug)]
-pub struct Mutex<T: ?Sized>(sys::Mutex<T>);
-
-/// Exclusive access to what a [`Mutex`] protects.
-pub struct MutexGuard<'a, T: ?Sized>(Option<sys::MutexGuard<'a, T>>);
-
-impl<T> Mutex<T> {
-    /// A lock around `value`.
-    pub const fn new(value: T) -> Self {
-        Mutex(sys::Mutex::new(value))
-    }
-    /// Takes the value out.
-    pub fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T: ?Sized> Mutex<T> {
-    /// Waits for the lock.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
-    }
-    /// Takes the lock if nobody holds it.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(g) => Some(MutexGuard(Some(g))),
-            Err(std::sync::TryLockError::Poisoned(p)) => Some(MutexGuard(Some(p.into_inner()))),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
-    }
-    /// Access through an exclusive reference, without locking.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-const GUARD: &str = "a guard is empty only inside Condvar::wait";
-
-impl<T: ?Sized> Deref for MutexGuard<'_, T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        self.0.as_ref().expect(GUARD)
-    }
-}
-impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        self.0.as_mut().expect(GUARD)
-    }
-}
-
-/// A condition variable for [`Mutex`].
-#[derive(Default, Debug)]
-pub struct Condvar(sys::Condvar);
-
-impl Condvar {
-    /// A condition nobody waits for yet.
-    pub const fn new() -> Self {
-        Condvar(sys::Condvar::new())
-    }
-    /// Releases the lock, sleeps until notified, and takes the lock again.
-    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        let inner = guard.0.take().expect(GUARD);
-        guard.0 = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
-    }
-    /// As [`Condvar::wait`], at most `timeout`; true if the time ran out.
-    pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
-        let inner = guard.0.take().expect(GUARD);
-        let (inner, result) =
-            self.0.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
-        guard.0 = Some(inner);
-        result.timed_out()
-    }
-    /// Wakes one waiter.
-    pub fn notify_one(&self) {
-        self.0.notify_one();
-    }
-    /// Wakes every waiter.
-    pub fn notify_all(&self) {
-        self.0.notify_all();
-    }
-}
-
-/// A readers-writer lock.
-#[derive(Default, Debug)]
-pub struct RwLock<T: ?Sized>(sys::RwLock<T>);
-
-/// Shared access to what an [`RwLock`] protects.
-pub type ReadGuard<'a, T> = sys::RwLockReadGuard<'a, T>;
-/// Exclusive access to what an [`RwLock`] protects.
-pub type WriteGuard<'a, T> = sys::RwLockWriteGuard<'a, T>;
-
-impl<T> RwLock<T> {
-    /// A lock around `value`.
-    pub const fn new(value: T) -> Self {
-        RwLock(sys::RwLock::new(value))
-    }
-}
-
-impl<T: ?Sized> RwLock<T> {
-    /// Waits for shared access.
-    pub fn read(&self) -> ReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-    /// Waits for exclusive access.
-    pub fn write(&self) -> WriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A thread that can be waited for.
 #[derive(Debug)]
-pub struct JoinHandle<T>(sys::thread::JoinHandle<T>);
+pub struct JoinHandle<T>(Handle<T>);
+
+#[derive(Debug)]
+enum Handle<T> {
+    Os(sys::thread::JoinHandle<T>),
+    Member(sim::Joinable<T>),
+}
 
 impl<T> JoinHandle<T> {
     /// Waits for the thread's end; `None` if it panicked.
+    #[track_caller]
     pub fn join(self) -> Option<T> {
-        self.0.join().ok()
+        match self.0 {
+            Handle::Os(thread) => thread.join().ok(),
+            Handle::Member(thread) => thread.join(Location::caller()),
+        }
     }
 }
 
@@ -181,25 +88,35 @@ impl<T> JoinHandle<T> {
 ///
 /// # Errors
 /// The operating system's, when no thread can be had.
+#[track_caller]
 pub fn spawn<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
 ) -> crate::Result<JoinHandle<T>> {
+    let failed = |e| crate::Error::io(format!("cannot start thread {name}"), e);
+    if let Some(me) = sim::member() {
+        let thread = me.spawn(name, f, Location::caller()).map_err(failed)?;
+        return Ok(JoinHandle(Handle::Member(thread)));
+    }
     sys::thread::Builder::new()
         .name(name.to_owned())
         .spawn(f)
-        .map(JoinHandle)
-        .map_err(|e| crate::Error::io(format!("cannot start thread {name}"), e))
+        .map(|thread| JoinHandle(Handle::Os(thread)))
+        .map_err(failed)
 }
 
 /// Runs `f(0)..f(n-1)`, each on its own thread, and waits for all; panics of a
 /// worker are passed on.
+#[track_caller]
 pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
     if n <= 1 {
         if n == 1 {
             f(0);
         }
         return;
+    }
+    if let Some(me) = sim::member() {
+        return me.fan_out(n, &f, Location::caller());
     }
     std::thread::scope(|scope| {
         for i in 0..n {
@@ -213,6 +130,9 @@ pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
 pub fn parallelism() -> usize {
     if cfg!(shuttle) {
         return 2;
+    }
+    if let Some(me) = sim::member() {
+        return me.parallelism();
     }
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -234,16 +154,26 @@ impl Instant {
 
 /// The monotonic clock.
 pub fn now() -> Instant {
+    if let Some(me) = sim::member() {
+        return Instant(me.now());
+    }
     Instant(std::time::Instant::now())
 }
 
 /// The wall clock: time since 1970-01-01 UTC.
 pub fn wall_clock() -> Duration {
+    if let Some(me) = sim::member() {
+        return me.wall_clock();
+    }
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO)
 }
 
 /// Sleeps.
+#[track_caller]
 pub fn sleep(duration: Duration) {
+    if let Some(me) = sim::member() {
+        return me.sleep(duration, Location::caller());
+    }
     sys::thread::sleep(duration);
 }
 
@@ -255,6 +185,10 @@ pub fn random_bytes(out: &mut [u8]) -> crate::Result<()> {
     if cfg!(shuttle) {
         // The same in every run, or its seed would not bring it back.
         out.fill(0x5e);
+        return Ok(());
+    }
+    if let Some(me) = sim::member() {
+        me.random(out);
         return Ok(());
     }
     let mut done = 0;
@@ -289,11 +223,13 @@ impl<T> OneShot<T> {
         OneShot { slot: Mutex::new(None), filled: Condvar::new() }
     }
     /// Fills the slot and wakes the waiter. The first value wins.
+    #[track_caller]
     pub fn set(&self, value: T) {
         self.slot.lock().get_or_insert(value);
         self.filled.notify_all();
     }
     /// Waits for the value and takes it.
+    #[track_caller]
     pub fn wait(&self) -> T {
         let mut slot = self.slot.lock();
         loop {

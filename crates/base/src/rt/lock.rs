@@ -1,0 +1,277 @@
+//! Mutexes, condition variables and readers-writer locks.
+//!
+//! Each operation first asks whether its thread belongs to a simulated run (one
+//! relaxed load in production). There a lock is only ever *tried*: whoever finds it
+//! taken gives the baton away, so that no member of a run waits in the operating
+//! system while it holds the baton.
+
+use std::ops::{Deref, DerefMut};
+use std::panic::Location;
+use std::sync::{PoisonError, TryLockError, TryLockResult};
+use std::time::Duration;
+
+use super::sim::{self, Kind, Member};
+use super::sys;
+
+/// What a try gave, poisoned or not.
+fn tried<G>(result: TryLockResult<G>) -> Option<G> {
+    match result {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Where a lock or condition lies: its name while somebody holds it or waits.
+fn address<T: ?Sized>(of: &T) -> usize {
+    std::ptr::from_ref(of).cast::<()>() as usize
+}
+
+/// A mutual-exclusion lock.
+#[derive(Default, Debug)]
+pub struct Mutex<T: ?Sized>(sys::Mutex<T>);
+
+/// Exclusive access to what a [`Mutex`] protects.
+pub struct MutexGuard<'a, T: ?Sized> {
+    inner: Option<sys::MutexGuard<'a, T>>,
+    lock: &'a Mutex<T>,
+}
+
+impl<T> Mutex<T> {
+    /// A lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Mutex(sys::Mutex::new(value))
+    }
+    /// Takes the value out.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    /// Waits for the lock.
+    #[track_caller]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        if let Some(me) = sim::member() {
+            return self.lock_in_run(&me, Location::caller());
+        }
+        let inner = Some(self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        MutexGuard { inner, lock: self }
+    }
+    /// Takes the lock if nobody holds it.
+    #[track_caller]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let me = sim::member();
+        if let Some(me) = &me {
+            me.point(Kind::TryLock, Location::caller());
+        }
+        let inner = tried(self.0.try_lock())?;
+        if let Some(me) = &me {
+            me.took(address(&self.0));
+        }
+        Some(MutexGuard { inner: Some(inner), lock: self })
+    }
+    /// Access through an exclusive reference, without locking.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn lock_in_run(&self, me: &Member, at: &'static Location<'static>) -> MutexGuard<'_, T> {
+        me.point(Kind::Lock, at);
+        let inner = me.acquire(address(&self.0), at, || tried(self.0.try_lock()));
+        MutexGuard { inner: Some(inner), lock: self }
+    }
+}
+
+const GUARD: &str = "a guard is empty only inside Condvar::wait";
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect(GUARD)
+    }
+}
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect(GUARD)
+    }
+}
+impl<T: ?Sized> Drop for MutexGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(me) = sim::member()
+            && let Some(inner) = self.inner.take()
+        {
+            drop(inner);
+            me.unlocked(address(&self.lock.0), false);
+        }
+    }
+}
+
+/// A condition variable for [`Mutex`].
+#[derive(Default, Debug)]
+pub struct Condvar(sys::Condvar);
+
+impl Condvar {
+    /// A condition nobody waits for yet.
+    pub const fn new() -> Self {
+        Condvar(sys::Condvar::new())
+    }
+    /// Releases the lock, sleeps until notified, and takes the lock again.
+    #[track_caller]
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        if let Some(me) = sim::member() {
+            self.wait_in_run(&me, guard, None, Location::caller());
+            return;
+        }
+        let inner = guard.inner.take().expect(GUARD);
+        guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+    }
+    /// As [`Condvar::wait`], at most `timeout`; true if the time ran out.
+    #[track_caller]
+    pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
+        if let Some(me) = sim::member() {
+            return self.wait_in_run(&me, guard, Some(timeout), Location::caller());
+        }
+        let inner = guard.inner.take().expect(GUARD);
+        let (inner, result) =
+            self.0.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
+        guard.inner = Some(inner);
+        result.timed_out()
+    }
+    /// Wakes one waiter.
+    #[track_caller]
+    pub fn notify_one(&self) {
+        if let Some(me) = sim::member() {
+            return me.notify(address(&self.0), false, Location::caller());
+        }
+        self.0.notify_one();
+    }
+    /// Wakes every waiter.
+    #[track_caller]
+    pub fn notify_all(&self) {
+        if let Some(me) = sim::member() {
+            return me.notify(address(&self.0), true, Location::caller());
+        }
+        self.0.notify_all();
+    }
+
+    #[cold]
+    fn wait_in_run<T>(
+        &self,
+        me: &Member,
+        guard: &mut MutexGuard<'_, T>,
+        timeout: Option<Duration>,
+        at: &'static Location<'static>,
+    ) -> bool {
+        me.count(Kind::Wait, at);
+        let (real, lock) = (&guard.lock.0, address(&guard.lock.0));
+        drop(guard.inner.take().expect(GUARD));
+        me.release(lock, false);
+        let timed_out = me.wait(address(&self.0), timeout, at);
+        // Also when the run ended meanwhile: what unwinds may look through the guard.
+        guard.inner = Some(me.reacquire(lock, at, || tried(real.try_lock())));
+        me.check();
+        timed_out
+    }
+}
+
+/// A readers-writer lock.
+#[derive(Default, Debug)]
+pub struct RwLock<T: ?Sized>(sys::RwLock<T>);
+
+/// Shared access to what an [`RwLock`] protects.
+pub struct ReadGuard<'a, T: ?Sized> {
+    inner: Option<sys::RwLockReadGuard<'a, T>>,
+    lock: &'a RwLock<T>,
+}
+/// Exclusive access to what an [`RwLock`] protects.
+pub struct WriteGuard<'a, T: ?Sized> {
+    inner: Option<sys::RwLockWriteGuard<'a, T>>,
+    lock: &'a RwLock<T>,
+}
+
+impl<T> RwLock<T> {
+    /// A lock around `value`.
+    pub const fn new(value: T) -> Self {
+        RwLock(sys::RwLock::new(value))
+    }
+}
+
+impl<T: ?Sized> RwLock<T> {
+    /// Waits for shared access.
+    #[track_caller]
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        if let Some(me) = sim::member() {
+            return self.read_in_run(&me, Location::caller());
+        }
+        let inner = Some(self.0.read().unwrap_or_else(PoisonError::into_inner));
+        ReadGuard { inner, lock: self }
+    }
+    /// Waits for exclusive access.
+    #[track_caller]
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        if let Some(me) = sim::member() {
+            return self.write_in_run(&me, Location::caller());
+        }
+        let inner = Some(self.0.write().unwrap_or_else(PoisonError::into_inner));
+        WriteGuard { inner, lock: self }
+    }
+
+    #[cold]
+    fn read_in_run(&self, me: &Member, at: &'static Location<'static>) -> ReadGuard<'_, T> {
+        me.point(Kind::Read, at);
+        let inner = me.acquire(address(&self.0), at, || tried(self.0.try_read()));
+        ReadGuard { inner: Some(inner), lock: self }
+    }
+
+    #[cold]
+    fn write_in_run(&self, me: &Member, at: &'static Location<'static>) -> WriteGuard<'_, T> {
+        me.point(Kind::Write, at);
+        let inner = me.acquire(address(&self.0), at, || tried(self.0.try_write()));
+        WriteGuard { inner: Some(inner), lock: self }
+    }
+}
+
+const ACCESS: &str = "access ends only when the guard is dropped";
+
+impl<T: ?Sized> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect(ACCESS)
+    }
+}
+impl<T: ?Sized> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect(ACCESS)
+    }
+}
+impl<T: ?Sized> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect(ACCESS)
+    }
+}
+impl<T: ?Sized> Drop for ReadGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(me) = sim::member()
+            && let Some(inner) = self.inner.take()
+        {
+            drop(inner);
+            me.unlocked(address(&self.lock.0), true);
+        }
+    }
+}
+impl<T: ?Sized> Drop for WriteGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(me) = sim::member()
+            && let Some(inner) = self.inner.take()
+        {
+            drop(inner);
+            me.unlocked(address(&self.lock.0), true);
+        }
+    }
+}
