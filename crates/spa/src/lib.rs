@@ -24,6 +24,7 @@
 pub mod assemble;
 pub mod audit;
 pub mod discover;
+pub mod engine;
 pub mod history;
 pub mod import;
 mod indirect;
@@ -35,6 +36,7 @@ pub mod specs;
 pub mod status;
 pub mod tables;
 pub mod uberblocks;
+pub mod write;
 
 pub use assemble::{FoundPool, ImportReason};
 pub use discover::{Discovery, Search, discover};

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::{Error, Guid, ObjectId, Result, Txg, VdevId};
 use dmu::ObjectSpec;
 use dsl::write::store::DIRECTORY;
-use dsl::write::{MosRead, features};
+use dsl::write::features;
 use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::dtl::Dtl;
 use ondisk::features::FEATURES;

@@ -29,6 +29,7 @@
 //! `dmu`. `tasks` and `published` are leaves.
 
 mod config;
+pub mod create;
 mod heads;
 mod maps;
 mod open;
@@ -208,9 +209,9 @@ impl Writer {
     /// (chapter 05 §11.3).
     pub fn allocatable(&self, frees: bool) -> u64 {
         let normal = self.space.class_totals(metaslab::Class::Normal);
-        let slop = metaslab::slop(normal.space, 0);
+        let slop = metaslab::slop(normal.capacity, 0);
         let reserve = if frees { slop / 2 } else { slop };
-        normal.space.saturating_sub(normal.allocated).saturating_sub(reserve)
+        normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
     }
 
     /// Waits until everything that was changed so far is on disk; the group it was in.

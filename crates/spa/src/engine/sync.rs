@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Error, Result, Txg, VdevId};
-use dmu::{Events, Objset, Pending, SyncCtx, Tx};
+use codec::compress::Compression;
+use dmu::{Events, Objset, ObjsetProps, Pending, SyncCtx, Tx};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
+use dsl::write::trees::PoolTrees;
 use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, bpobj, features};
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
@@ -62,8 +64,12 @@ pub struct Flags {
 
 impl Flags {
     pub(crate) fn load(mos: &dyn MosRead) -> Result<Flags> {
-        if mos.directory("features_for_write")?.is_none() {
-            return Ok(Flags::default());
+        match mos.directory("features_for_write") {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(Flags::default()),
+            // The MOS of a pool that is being made.
+            Err(e) if e.kind() == base::ErrorKind::NotFound => return Ok(Flags::default()),
+            Err(e) => return Err(e),
         }
         Ok(Flags {
             logs: features::is_enabled(mos, LOG_SPACEMAP)?,
@@ -157,6 +163,21 @@ impl Writer {
         Ok(())
     }
 
+    /// Runs `f`, which tells what to free, and frees that.
+    fn freeing<T>(
+        &self,
+        txg: Txg,
+        f: impl FnOnce(&mut dyn FnMut(&BlkPtr)) -> Result<T>,
+    ) -> Result<T> {
+        let mut failed = Ok(());
+        let out = f(&mut |bp| {
+            if failed.is_ok() {
+                failed = self.free(txg, bp);
+            }
+        })?;
+        failed.map(|()| out)
+    }
+
     fn has_work(&self, state: &State, txg: Txg, deferred: bool) -> bool {
         state.dirty
             || state.flush_all
@@ -170,7 +191,10 @@ impl Writer {
 
     fn sync_group(&self, state: &mut State, txg: Txg) -> Result<()> {
         let read: &dyn MosRead = &self.mos;
-        let sync_bplist = read.directory("sync_bplist")?;
+        let sync_bplist = match read.directory("sync_bplist") {
+            Err(e) if e.kind() == base::ErrorKind::NotFound => None,
+            other => other?,
+        };
         let deferred = match sync_bplist {
             Some(list) => bpobj::header(read, list)?.num_blkptrs > 0,
             None => false,
@@ -199,7 +223,7 @@ impl Writer {
             if pass > PASSES_MAX {
                 return Err(Error::bug("a group does not converge"));
             }
-            let group = Group {
+            let mut group = Group {
                 txg,
                 pass,
                 tx: &tx,
@@ -212,6 +236,17 @@ impl Writer {
             let mut pending = Vec::new();
             if pass == 1 {
                 self.pass_one(state, &group, deferred, &writes, &mut pending)?;
+                // Tasks may have enabled features.
+                group.flags = Flags::load(&self.mos)?;
+                let metadata = if group.flags.lz4 { Compression::ON } else { Compression::Lzjb };
+                let props =
+                    ObjsetProps { metadata_compression: metadata, ..ObjsetProps::mos() };
+                self.mos.objset().set_props(ObjsetProps {
+                    special: group.flags.special,
+                    embed: group.flags.embed,
+                    hole_birth: group.flags.hole_birth,
+                    ..props
+                })?;
             }
             self.mos_lost(&group, std::mem::take(&mut mos.killed))?;
             accounting::mos_changed(&cx, std::mem::take(&mut mos.usage))?;
@@ -283,7 +318,10 @@ impl Writer {
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
         if let Some(list) = deferred {
-            bpobj::consume(group.cx, list, u64::MAX, &mut |entry| self.free(group.txg, &entry.bp))?;
+            let mut budget = u64::MAX;
+            self.freeing(group.txg, |free| {
+                bpobj::consume(group.cx, list, &mut budget, &mut |entry| free(&entry.bp))
+            })?;
         }
         self.sync_heads(state, group, writes, pending)?;
         // A snapshot refers to what was just written.
@@ -294,11 +332,11 @@ impl Writer {
         }
         self.sync_heads(state, group, writes, pending)?;
         if state.background {
-            let mut budget = BACKGROUND_BLOCKS;
-            let more = background::step(group.cx, &self.zio, &mut budget, &mut |bp| {
-                self.free(group.txg, bp)
+            let trees = PoolTrees(Arc::clone(&self.zio));
+            let progress = self.freeing(group.txg, |free| {
+                background::step(group.cx, &trees, BACKGROUND_BLOCKS, free)
             })?;
-            state.background = more;
+            state.background = progress.more;
         }
         Ok(())
     }

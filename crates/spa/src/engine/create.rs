@@ -1,0 +1,186 @@
+//! Making a pool (chapter 04 §15, chapter 01 §5.4).
+//!
+//! # Theory
+//! The devices get labels of group 0 first, which nobody takes for a pool. Then a writer
+//! is started over an empty MOS, and one sync task fills it; its group is the pool's
+//! first, and its uberblock makes the pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::rt::random_bytes;
+use base::{Error, Guid, Result, Txg, VdevId};
+use device::Device;
+use dmu::{Objset, ObjsetProps, Tx};
+use dsl::Mos;
+use dsl::stored::Stored;
+use dsl::write::initial::{self, Initial, NewPool};
+use dsl::write::props::{self, Change, Target};
+use nvlist::{NvList, NvStr};
+use ondisk::config::{PoolConfig, PoolState, VdevConfig, VdevType};
+use ondisk::features::Feature;
+use ondisk::objset::ObjsetType;
+use vdev::{LeafSpec, Tree};
+use zio::{BlockCache, Zio};
+
+use super::{Flags, Parts, Writer, WriterOptions, assemble, objset_props};
+use crate::specs::{self, Extra};
+use crate::write::config::{PoolFacts, initial as initial_labels};
+use crate::write::labels;
+use crate::write::topology::{Role, plain_node};
+use crate::write::uberblock::{INITIAL_TXG, template};
+
+/// Group in which a pool is made.
+const FIRST_TXG: Txg = Txg(4);
+
+/// Fills the root dataset's object set.
+pub type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
+
+/// What a new pool is to be.
+pub struct CreateSpec {
+    /// Its name.
+    pub name: String,
+    /// Top-level vdevs in order, with their roles.
+    pub tops: Vec<(VdevConfig, Role)>,
+    /// Devices by leaf.
+    pub devices: BTreeMap<Guid, Arc<dyn Device>>,
+    /// Features to enable, with those that they need before them.
+    pub features: Vec<&'static Feature>,
+    /// Numeric and text properties of the pool's ZAP.
+    pub pool_props: Vec<(String, Stored)>,
+    /// Properties of the root dataset.
+    pub root_props: Vec<(String, Stored)>,
+    /// Property `comment`.
+    pub comment: Option<String>,
+    /// Property `compatibility`.
+    pub compatibility: Option<String>,
+    /// This host.
+    pub hostid: u64,
+    /// This host.
+    pub hostname: Option<String>,
+    /// What the root dataset begins with.
+    pub root: RootContent,
+    /// Kind of the root dataset: a file system but in tests.
+    pub root_kind: ObjsetType,
+    /// How it is written.
+    pub options: WriterOptions,
+}
+
+fn text(s: &Option<String>) -> Result<Option<NvStr>> {
+    s.as_deref().map(|s| NvStr::new(s.as_bytes())).transpose()
+}
+
+fn config_of(spec: &CreateSpec) -> Result<PoolConfig> {
+    let guid = base::rt::random_u64()?.max(1);
+    let mut root = plain_node(VdevType::Root, Guid(guid), Txg::ZERO);
+    root.children = spec.tops.iter().map(|(top, _)| top.clone()).collect();
+    Ok(PoolConfig {
+        version: ondisk::uberblock::VERSION_FEATURES,
+        name: spec.name.clone(),
+        state: PoolState::Active,
+        txg: Txg::ZERO,
+        pool_guid: Guid(guid),
+        errata: 0,
+        hostid: spec.hostid,
+        hostname: text(&spec.hostname)?,
+        comment: text(&spec.comment)?,
+        compatibility: text(&spec.compatibility)?,
+        vdev_children: u32::try_from(root.children.len()).ok(),
+        hole_array: Vec::new(),
+        split_guid: None,
+        member: None,
+        vdev_tree: root,
+        features_for_read: Vec::new(),
+        has_per_vdev_zaps: false,
+        raw: NvList::new(),
+    })
+}
+
+/// Labels of group 0 on every device (chapter 01 §5.4).
+fn init_labels(spec: &CreateSpec, config: &PoolConfig) -> Result<()> {
+    let facts = PoolFacts::of(config);
+    for top in &config.vdev_tree.children {
+        for (guid, list) in initial_labels(&facts, top, FIRST_TXG) {
+            let device = spec
+                .devices
+                .get(&guid)
+                .ok_or_else(|| Error::bug("a new vdev without its device").on_vdev(guid))?;
+            labels::init(&**device, &list)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the pool; it is on disk when this returns, and its writer still runs.
+///
+/// # Errors
+/// Those of the devices; `Invalid` and the like for what cannot be.
+pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> {
+    let config = config_of(&spec)?;
+    init_labels(&spec, &config)?;
+    let tree_spec = specs::trusted(&config.vdev_tree, Extra::default())?;
+    let open = |leaf: &LeafSpec| {
+        let device = spec.devices.get(&leaf.guid).cloned();
+        device.ok_or_else(|| Error::not_found("no such device"))
+    };
+    let tree = Tree::build(&tree_spec, &open)?;
+    let zio = Arc::new(Zio::new(tree, Arc::clone(cache)));
+    let mos = Objset::create(Arc::clone(&zio), 0, ObjsetType::Meta, ObjsetProps::mos());
+    let mos = Mos::new(mos)?;
+    let roles = spec.tops.iter().map(|(top, role)| (VdevId(top.id), role.allocation_bias()));
+    let parts = Parts {
+        zio,
+        mos,
+        config,
+        uberblock: template(ondisk::uberblock::VERSION_FEATURES, INITIAL_TXG),
+        space: None,
+        roles: roles.collect(),
+    };
+    let writer = assemble(parts, spec.options.clone())?;
+    // Whoever makes a pool wants to hear why it cannot be.
+    writer.txgs.set_failmode(txg::FailMode::Continue);
+    writer.start()?;
+    writer.fill(spec)?;
+    Ok(writer)
+}
+
+impl Writer {
+    fn fill(self: &Arc<Self>, spec: CreateSpec) -> Result<Initial> {
+        let mut salt = [0; 32];
+        random_bytes(&mut salt)?;
+        self.zio.set_salt(&salt);
+        let capacity = self.space.class_totals(metaslab::Class::Normal).capacity;
+        let CreateSpec { features, pool_props, root_props, root, root_kind, .. } = spec;
+        let zio = Arc::clone(&self.zio);
+        let act = move |cx: &mut super::TaskCx<'_>, ()| {
+            let borrowed: Vec<(&str, Stored)> =
+                pool_props.iter().map(|(n, v)| (n.as_str(), v.clone())).collect();
+            let pool = NewPool {
+                features: &features,
+                dspace: capacity,
+                salt,
+                pool_props: &borrowed,
+            };
+            let made = initial::create(cx.cx, &pool)?;
+            for (name, value) in &root_props {
+                let change = Change::Set(value.clone());
+                props::change(cx.cx, Target::Dir(made.root_dir), name, &change)?;
+            }
+            let flags = Flags::load(&cx.writer.mos)?;
+            let known: BTreeMap<&str, u64> = root_props
+                .iter()
+                .filter_map(|(name, value)| match value {
+                    Stored::Number(n) => Some((name.as_str(), *n)),
+                    Stored::Text(_) => None,
+                })
+                .collect();
+            let props = objset_props(&flags, &|name| Ok(known.get(name).copied()))?;
+            let os = Objset::create(zio, made.root_head, root_kind, props);
+            root(&os, cx.tx)?;
+            cx.add_head(made.root_head, os);
+            cx.config();
+            Ok(made)
+        };
+        Ok(self.sync_task(|_| Ok(()), act)?.0)
+    }
+}
