@@ -32,7 +32,7 @@ fn tree(shape: &Kind, leaves: usize, ashift: u32, disks: &[Arc<dyn Device>]) -> 
         Kind::File => top,
         _ => top.with_children((0..leaves).map(leaf).collect()),
     }
-    .with_space(ashift, space / width >> 20 << 20);
+    .with_space(ashift, (space / width) & !((1 << 20) - 1));
     let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![top]);
     let disks = disks.to_vec();
     Tree::build(&root, &move |leaf| Ok(Arc::clone(&disks[leaf.guid.0 as usize - 100]))).unwrap()
