@@ -525,6 +525,12 @@ mod tests {
             hex("00000017 21 0300 0100 41 80797301 0900 0f 0200 ffd9 50 0000000000")
         );
         assert_eq!(bp.encode().unwrap(), raw);
+        assert_eq!(Embedded::new(e.head, 15, e.payload()), Some(e));
+        assert_eq!(Embedded::new(e.head, 15, &[]), None);
+        assert!(Embedded::new(e.head, 15, &[1; EMBEDDED_MAX]).is_some());
+        assert_eq!(Embedded::new(e.head, 15, &[1; EMBEDDED_MAX + 1]), None);
+        let head = Head { lsize: Lsize(0), ..e.head };
+        assert_eq!(Embedded::new(head, 15, &[1]), None);
     }
 
     #[test]

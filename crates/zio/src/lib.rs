@@ -8,6 +8,10 @@
 //! of its writer; consumers parse with the pointer's [`ondisk::Endian`]. [`Hints`]
 //! lead from an object's block straight to the cache's slot.
 //!
+//! A write goes: [`Zio::prepare`] (zero test, compression, checksum) → [`Zio::place`]
+//! (allocation, ganging, the pointer) → [`Zio::submit`] (devices and cache);
+//! [`Writes`] waits for the devices and tells what was lost.
+//!
 //! # Departures from OpenZFS
 //! Calls block (decision 7): there is no tree of asynchronous I/Os. Depth comes
 //! from many callers; inside one block the columns go out together.
@@ -16,10 +20,11 @@
 //! * No byte reaches a caller whose checksum was not verified, unless the
 //!   pointer itself says that there is none (`checksum=off`).
 //! * A request that may not wait ([`Mode::MemoryOnly`]) never touches a device.
+//! * A block that was submitted is readable from then on, whether a device has it or not.
 //! * Memory for one request is bounded by the pointer's checked sizes.
 //!
-//! Lock order: the tree pointer's lock and that of [`Prefetch`]'s are leaves, held to clone the
-//! `Arc`.
+//! Lock order: the locks of the pointers to tree, space and [`Prefetch`] are leaves, held to
+//! clone the `Arc`.
 
 mod gang;
 mod hints;

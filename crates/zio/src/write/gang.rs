@@ -227,7 +227,7 @@ impl<'a> Ganging<'a> {
     }
 }
 
-/// Kept for [`super::free`]: the group whose geometry a header was allocated by.
+/// Bytes that a header of group `birth` takes from its vdev.
 pub(super) fn header_asize(zio: &Zio, dva: Dva, birth: Txg) -> Result<Asize> {
     zio.tree().asize(dva.vdev, Psize(HEADER_SIZE as u64), birth)
 }

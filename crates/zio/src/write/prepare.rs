@@ -107,14 +107,14 @@ impl Zio {
     fn on_indirect(&self, block: &Block) -> bool {
         let tree = self.tree();
         block.dvas().any(|d| match tree.top(d.vdev) {
-            Ok(top) => !self::writable(top.kind()),
+            Ok(top) => !writable(top.kind()),
             Err(_) => true,
         })
     }
 }
 
 fn writable(kind: &vdev::Kind) -> bool {
-    !matches!(kind, vdev::Kind::Indirect { .. } | vdev::Kind::Hole | vdev::Kind::Missing)
+    !matches!(kind, vdev::Kind::Indirect | vdev::Kind::Hole | vdev::Kind::Missing)
 }
 
 fn check(w: &Write<'_>) -> Result<()> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::rt::{Condvar, Mutex, MutexGuard};
 use base::{Buf, Dva, Error, Result, Txg};
 use ondisk::blkptr::{Block, COMPRESS_OFF};
+use vdev::{WritePriority, WriteReq};
 
 use super::gang::{Header, Piece};
 use super::{Content, Layout, Outcome, Placed};
@@ -17,10 +18,12 @@ use crate::{BlockKey, Zio};
 const IN_FLIGHT_MAX: u64 = 128 << 20;
 
 /// Bytes for one address.
+#[derive(Clone)]
 pub(crate) struct DvaWrite {
     pub(crate) dva: Dva,
     pub(crate) data: Buf,
     pub(crate) birth: Txg,
+    pub(crate) priority: WritePriority,
 }
 
 /// Called once, when a write ended: whether enough copies or columns hold it, and
@@ -30,7 +33,7 @@ pub(crate) type Done = Box<dyn FnOnce(Result<()>, bool) + Send>;
 /// Takes the bytes; the vdev tree but in tests.
 pub(crate) trait Sink: Send + Sync {
     /// Writes; `done` may be called before this returns, or by any thread later.
-    fn write(&self, write: DvaWrite, done: Done);
+    fn write(self: Arc<Self>, write: DvaWrite, done: Done);
 }
 
 /// An address whose bytes could not be written, not even at the second try.
@@ -66,6 +69,7 @@ pub struct Writes {
     zio: Arc<Zio>,
     shared: Arc<Shared>,
     limit: u64,
+    priority: WritePriority,
 }
 
 #[derive(Default)]
@@ -124,7 +128,18 @@ impl Writes {
 
     /// A batch with at most so many bytes under way; a larger block goes alone.
     pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
-        Writes { zio: Arc::clone(zio), shared: Arc::default(), limit }
+        Writes {
+            zio: Arc::clone(zio),
+            shared: Arc::default(),
+            limit,
+            priority: WritePriority::default(),
+        }
+    }
+
+    /// The same, for somebody who waits.
+    #[must_use]
+    pub fn with_priority(self, priority: WritePriority) -> Writes {
+        Writes { priority, ..self }
     }
 
     /// Waits until every write that was submitted ended, and tells what failed. Failed
@@ -182,8 +197,7 @@ impl Writes {
 
     /// Hands an admitted job over.
     fn send(&self, job: Job) {
-        let write =
-            DvaWrite { dva: job.write.dva, data: job.write.data.clone(), birth: job.write.birth };
+        let write = job.write.clone();
         let shared = Arc::clone(&self.shared);
         let done = Box::new(move |result, partial| shared.ended(job, result, partial));
         self.zio.sink().write(write, done);
@@ -271,7 +285,12 @@ impl Zio {
             let reached = Arc::new(AtomicBool::new(false));
             for dva in dvas {
                 writes.admit(bytes.len() as u64);
-                let write = DvaWrite { dva, data: bytes.clone(), birth: block.head.birth };
+                let write = DvaWrite {
+                    dva,
+                    data: bytes.clone(),
+                    birth: block.head.birth,
+                    priority: writes.priority,
+                };
                 let (reached, marks) = (Arc::clone(&reached), Arc::clone(&marks));
                 writes.send(Job { write, reached, again: false, _marks: marks });
             }
@@ -314,7 +333,7 @@ impl Zio {
     fn sink(&self) -> Arc<dyn Sink> {
         match &*self.sink.read() {
             Some(sink) => Arc::clone(sink),
-            None => Arc::new(TreeSink(self.tree())),
+            None => self.tree(),
         }
     }
 
@@ -326,11 +345,10 @@ impl Zio {
 }
 
 /// The tree as it is when the write begins (decision 6).
-struct TreeSink(Arc<vdev::Tree>);
-
-impl Sink for TreeSink {
-    fn write(&self, write: DvaWrite, done: Done) {
-        let _ = (&self.0, write.dva, write.data, write.birth);
-        done(Err(Error::unsupported("this build cannot write to vdevs")), false);
+impl Sink for vdev::Tree {
+    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
+        let DvaWrite { dva, data, birth, priority } = write;
+        let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
+        vdev::Tree::write(&self, req, move |report| done(report.result, !report.failed.is_empty()));
     }
 }

@@ -166,7 +166,7 @@ impl Disks {
 }
 
 impl Sink for Disks {
-    fn write(&self, write: DvaWrite, done: Done) {
+    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
         let now = self.bytes.fetch_add(write.data.len() as u64, SeqCst) + write.data.len() as u64;
         self.most.fetch_max(now, SeqCst);
         let mut held = self.held.lock();
@@ -296,8 +296,22 @@ pub(super) fn noise(len: usize, seed: u64) -> Buf {
 
 /// Compresses to about the half.
 pub(super) fn words(len: usize, seed: u64) -> Buf {
-    let bytes: Vec<u8> =
-        noise(len, seed).iter().map(|b| b"etaoinshrdlu  .,"[usize::from(b & 15)]).collect();
+    const WORDS: [&[u8; 8]; 8] = [
+        b"checksum",
+        b"metaslab",
+        b"pointers",
+        b"birth of",
+        b" blocks ",
+        b"ditto an",
+        b"d gangs.",
+        b"leaf vde",
+    ];
+    let mut bytes = noise(len, seed).to_vec();
+    for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
+        if i % 4 != 0 {
+            word.copy_from_slice(WORDS[usize::from(word[0] & 7)]);
+        }
+    }
     Buf::copy_of(&bytes)
 }
 

@@ -16,7 +16,7 @@ use vdev::{Kind, LABEL_START, Spec, Tree};
 
 use super::fixture::*;
 use crate::write::submit::{Done, DvaWrite, Sink};
-use crate::write::{Layout, Outcome, SpaceSource, Want, Write, Writes};
+use crate::write::{Layout, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
 use crate::{BlockCache, Io, Zio};
 
 /// Extents of so many sectors each, far apart, and how deep a gang of `bp` is.
@@ -206,7 +206,7 @@ impl SpaceSource for Refusing {
 struct Capture(Mutex<Vec<DvaWrite>>);
 
 impl Sink for Capture {
-    fn write(&self, write: DvaWrite, done: Done) {
+    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
         self.0.lock().push(write);
         done(Ok(()), false);
     }
@@ -223,7 +223,8 @@ fn the_worked_example_of_the_specification() {
     zio.set_space(Arc::new(space));
     let sink = Arc::new(Capture::default());
     zio.set_sink(Arc::clone(&sink) as _);
-    let (data, props) = (noise(1 << 20, 3), plain(1));
+    let data = noise(1 << 20, 3);
+    let props = WriteProps { header_copies: 1, ..plain(1) };
     let w = Write { txg: Txg(242), ..file(&data, &props) };
     let placed = zio.place(zio.prepare(&w).unwrap()).unwrap();
     assert!(matches!(placed.parts, Some((_, Layout::Gang(_)))));
