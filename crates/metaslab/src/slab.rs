@@ -203,18 +203,24 @@ impl Metaslab {
     /// Frees a range in the pass that is under way; whether it is the first.
     ///
     /// # Errors
-    /// `Corrupt` if part of it is free, or is freed already.
-    pub(crate) fn free(&mut self, at: u64, size: u64) -> Result<bool> {
+    /// `Corrupt` if part of it is free, is freed already, or belongs to a later group.
+    pub(crate) fn free(&mut self, at: u64, size: u64, txg: Txg) -> Result<bool> {
         let twice = || {
             Error::corrupt(format!(
                 "space at {at:#x}, {size:#x} bytes, is to be freed, but part of it is free"
             ))
         };
         let pending = self.pending.as_ref().map(|p| &p.free);
-        let freed = [&self.freeing, &self.freed, &self.unflushed_frees]
+        // Without the free ranges the unflushed ones must do. With them not: a block
+        // may be handed out again and die before its group's pass records it.
+        let unflushed = (!self.is_loaded()).then_some(&self.unflushed_frees);
+        let later = self.allocating.iter().enumerate().filter(|&(i, _)| i != Self::slot(txg));
+        let freed = [&self.freeing, &self.freed]
             .into_iter()
             .chain(&self.defer)
             .chain(&self.allocatable)
+            .chain(unflushed)
+            .chain(later.map(|(_, set)| set))
             .chain(pending);
         let busy = self.freeing.space() + pending.map_or(0, RangeTree::space);
         let known = self.allocated() + self.reserved();

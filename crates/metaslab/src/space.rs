@@ -320,7 +320,7 @@ impl Space {
         let group = layout.group(dva.vdev).map_err(|e| e.at_dva(dva))?;
         let (at, size) = (dva.offset, dva.asize.0);
         let slab = group.slab_of(at, size).map_err(|e| e.at_dva(dva))?;
-        if slab.with(|ms| ms.free(at, size)).map_err(|e| e.at_dva(dva))? {
+        if slab.with(|ms| ms.free(at, size, txg)).map_err(|e| e.at_dva(dva))? {
             self.note_dirty(txg, MsKey { vdev: dva.vdev, ms: group.ms_of(at) });
         }
         Ok(())
