@@ -187,7 +187,7 @@ impl Space {
             let Ok(group) = layout.group(dva.vdev) else { continue };
             let size = dva.asize.0;
             let slab = group.slab_of(dva.offset, size);
-            let done = slab.and_then(|s| s.with(|ms| ms.unallocate(dva.offset, size, txg)));
+            let done = slab.and_then(|s| s.change(|ms| ms.unallocate(dva.offset, size, txg)));
             debug_assert!(done.is_ok(), "{dva} was not allocated in group {txg}: {done:?}");
             if done.is_ok() {
                 group.counters.reserved.fetch_sub(size, Ordering::Relaxed);

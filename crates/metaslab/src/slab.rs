@@ -61,6 +61,8 @@ pub struct Metaslab {
     /// Changes with every change of its own map.
     pub(crate) generation: u64,
     pub(crate) unflushed_txg: Txg,
+    /// Last group whose log has entries of it.
+    pub(crate) logged_in: Txg,
     pub(crate) unflushed_allocs: RangeTree,
     pub(crate) unflushed_frees: RangeTree,
     /// When loaded.
@@ -106,6 +108,7 @@ impl Metaslab {
             long_header: desc.object == 0 || desc.header.histogram.is_some(),
             generation: 0,
             unflushed_txg: desc.unflushed_txg,
+            logged_in: Txg::ZERO,
             unflushed_allocs: RangeTree::new(),
             unflushed_frees: RangeTree::new(),
             allocatable: None,

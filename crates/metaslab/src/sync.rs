@@ -97,6 +97,7 @@ pub(crate) struct Pending {
     own_alloc: u64,
     histogram: [u64; HISTOGRAM_SIZE],
     unflushed_txg: Txg,
+    logged_in: Txg,
     long_header: bool,
 }
 
@@ -218,6 +219,7 @@ impl Metaslab {
             own_alloc: self.own_alloc,
             histogram: self.known_histogram(),
             unflushed_txg: self.unflushed_txg,
+            logged_in: self.logged_in,
             long_header: self.long_header,
         })
     }
@@ -254,10 +256,14 @@ impl Metaslab {
         batch(out, Kind::Alloc, allocs);
         batch(out, Kind::Free, p.free.segs());
         if facts.logs {
+            // Not once this group's log has entries: an earlier pass may have freed
+            // what an earlier log allocated, and both must be replayed then.
+            let first = self.logged_in != txg;
             let nothing = self.unflushed_allocs.is_empty() && self.unflushed_frees.is_empty();
-            if nothing || p.flushes || self.unflushed_txg == Txg::ZERO {
+            if (nothing && first) || p.flushes || self.unflushed_txg == Txg::ZERO {
                 p.unflushed_txg = txg;
             }
+            p.logged_in = txg;
         } else {
             let sum = (p.own_alloc + p.alloc.space()).checked_sub(p.free.space());
             p.own_alloc = sum.ok_or_else(|| Error::corrupt("more is freed than allocated"))?;
@@ -308,6 +314,7 @@ impl Metaslab {
         (self.object, self.length) = (object, length);
         (self.own_alloc, self.histogram) = (p.own_alloc, p.histogram);
         (self.unflushed_txg, self.long_header) = (p.unflushed_txg, p.long_header);
+        self.logged_in = p.logged_in;
         if p.flushes {
             self.unflushed_allocs.clear();
             self.unflushed_frees.clear();

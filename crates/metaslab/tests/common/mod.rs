@@ -56,9 +56,12 @@ struct Disk {
 /// A sector's place.
 type At = (u32, u64);
 
+/// Blocks with their births.
+type Blocks = Vec<(Txg, Vec<Dva>)>;
+
 #[derive(Clone, Default)]
 struct Model {
-    blocks: Vec<(Txg, Vec<Dva>)>,
+    blocks: Blocks,
     used: BTreeSet<At>,
     /// Freed in this group; may not be handed out yet.
     freed: BTreeMap<At, Txg>,
@@ -70,7 +73,7 @@ pub(crate) struct World<'a> {
     space: Space,
     disk: Disk,
     model: Model,
-    durable: (Disk, BTreeSet<At>, Vec<(Txg, Vec<Dva>)>),
+    durable: (Disk, BTreeSet<At>, Blocks),
     synced: Txg,
     /// Freed in these groups without deferral.
     undeferred: BTreeSet<Txg>,
