@@ -1,10 +1,10 @@
 //! What a pass writes of a metaslab (chapter 05 §4.3, §5.2, §5.3).
 //!
 //! # Theory
-//! [`Metaslab::prepare_write`] and [`Metaslab::prepare_flush`] say what to append to
+//! `Metaslab::prepare_write` and `Metaslab::prepare_flush` say what to append to
 //! the metaslab's own map and to the group's log; the caller writes it and calls
-//! [`Metaslab::written`], which makes it the truth. In between, what is being
-//! written waits in [`Pending`], so that other threads may allocate meanwhile.
+//! `Metaslab::written`, which makes it the truth. In between, what is being
+//! written waits in `Pending`, so that other threads may allocate meanwhile.
 
 use base::rt::atomic::Ordering;
 
