@@ -1,0 +1,229 @@
+//! Allocation: classes, vdevs, copies (§12.1, §12.4, §12.6).
+
+use base::rt::atomic::Ordering;
+use base::{Asize, Dva, Result, Txg, VdevId};
+
+use crate::group::{Group, Refusal};
+use crate::rotor::Ring;
+use crate::space::{Layout, Space};
+use crate::{Class, Denied, MsKey, Want};
+
+/// How far apart a copy must be from those before it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    Vdev,
+    Metaslab,
+    Anyhow,
+}
+
+impl Space {
+    /// Takes space for all copies of a block. Any number of threads at once.
+    ///
+    /// `asize_of` gives the bytes that the block takes on a vdev; they must be whole
+    /// sectors, and on a dRAID whole rows.
+    ///
+    /// # Errors
+    /// `Load` if a metaslab must be loaded first ([`Space::load_plan`]); ask again
+    /// afterwards. `NoSpace` if no vdev of the class, nor of those it may fall back
+    /// to, has a place. Nothing is taken then.
+    pub fn allocate(
+        &self,
+        want: &Want,
+        asize_of: &dyn Fn(VdevId) -> u64,
+    ) -> Result<Vec<Dva>, Denied> {
+        let layout = self.layout();
+        let mut denied = Denied::NoSpace;
+        for class in want.class.fallbacks() {
+            match self.allocate_in(&layout, *class, want, asize_of) {
+                Err(Denied::NoSpace) => denied = Denied::NoSpace,
+                other => return other,
+            }
+        }
+        Err(denied)
+    }
+
+    fn allocate_in(
+        &self,
+        layout: &Layout,
+        class: Class,
+        want: &Want,
+        asize_of: &dyn Fn(VdevId) -> u64,
+    ) -> Result<Vec<Dva>, Denied> {
+        let ring = layout.ring(class);
+        if ring.members.is_empty() {
+            return Err(Denied::NoSpace);
+        }
+        let one = ring.members.iter().map(|&g| 1 << layout.groups[g].ashift).max().unwrap_or(0);
+        let hardy = want.gang_child || class == Class::Log || want.psize <= one;
+        let mut out: Vec<Dva> = Vec::with_capacity(usize::from(want.copies));
+        for hard in [false, true] {
+            if hard && !hardy {
+                break;
+            }
+            match self.all_copies(layout, ring, want, asize_of, hard, &mut out) {
+                Ok(()) => return Ok(out),
+                Err(why) => {
+                    self.undo(layout, want.txg, &out);
+                    out.clear();
+                    if why != Denied::NoSpace {
+                        return Err(why);
+                    }
+                }
+            }
+        }
+        Err(Denied::NoSpace)
+    }
+
+    fn all_copies(
+        &self,
+        layout: &Layout,
+        ring: &Ring,
+        want: &Want,
+        asize_of: &dyn Fn(VdevId) -> u64,
+        hard: bool,
+        out: &mut Vec<Dva>,
+    ) -> Result<(), Denied> {
+        let stream = self.stream(want.hint);
+        let mut from = ring.turn(stream);
+        for copy in 0..usize::from(want.copies.clamp(1, 3)) {
+            let (member, dva) =
+                self.one_copy(layout, ring, want, asize_of, hard, (copy, from), out)?;
+            if copy == 0 {
+                let group = &layout.groups[ring.members[member]];
+                let aliquot = group.aliquot.load(Ordering::Relaxed);
+                ring.took(stream, member, dva.asize.0, aliquot);
+            }
+            out.push(dva);
+            from = (member + 1) % ring.members.len();
+        }
+        Ok(())
+    }
+
+    /// One copy: on a vdev that has none yet, else in another metaslab, else
+    /// anywhere. Vdevs in order of the ring from `from` on.
+    fn one_copy(
+        &self,
+        layout: &Layout,
+        ring: &Ring,
+        want: &Want,
+        asize_of: &dyn Fn(VdevId) -> u64,
+        hard: bool,
+        (copy, from): (usize, usize),
+        before: &[Dva],
+    ) -> Result<(usize, Dva), Denied> {
+        let n = ring.members.len();
+        let last = if before.is_empty() { Apart::Vdev } else { Apart::Anyhow };
+        for apart in [Apart::Vdev, Apart::Metaslab, Apart::Anyhow] {
+            // A vdev that is to be avoided comes into question after all others.
+            for avoided in [false, true] {
+                if avoided && want.avoid.is_none() {
+                    break;
+                }
+                for member in (0..n).map(|i| (from + i) % n) {
+                    let group = &layout.groups[ring.members[member]];
+                    let taken = before.iter().any(|d| d.vdev == group.vdev);
+                    let wrong = (taken && apart == Apart::Vdev)
+                        || (!taken && apart != Apart::Vdev)
+                        || (want.avoid == Some(group.vdev)) != avoided
+                        || !group.allocating.load(Ordering::Relaxed);
+                    if wrong {
+                        continue;
+                    }
+                    let not: &[Dva] = if apart == Apart::Metaslab { before } else { &[] };
+                    let size = asize_of(group.vdev);
+                    match self.take_from(group, want, size, hard, copy, not) {
+                        Ok(dva) => return Ok((member, dva)),
+                        Err(Denied::NoSpace) => {}
+                        Err(load) => return Err(load),
+                    }
+                }
+            }
+            if apart == last {
+                break;
+            }
+        }
+        Err(Denied::NoSpace)
+    }
+
+    fn take_from(
+        &self,
+        group: &Group,
+        want: &Want,
+        size: u64,
+        hard: bool,
+        copy: usize,
+        not: &[Dva],
+    ) -> Result<Dva, Denied> {
+        if size == 0 || !size.is_multiple_of(1 << group.ashift) {
+            return Err(Denied::NoSpace);
+        }
+        let not: Vec<usize> = not
+            .iter()
+            .filter(|d| d.vdev == group.vdev)
+            .filter_map(|d| usize::try_from(group.ms_of(d.offset)).ok())
+            .collect();
+        let streams = self.streams();
+        let slot = group.slot(self.stream(want.hint), copy, streams);
+        // Counted first: the pass that writes it may come before this returns.
+        group.counters.reserved.fetch_add(size, Ordering::Relaxed);
+        let got = group.allocate(slot, size, want.txg, &not, hard);
+        if got.is_err() {
+            group.counters.reserved.fetch_sub(size, Ordering::Relaxed);
+        }
+        match got {
+            Ok((offset, first)) => {
+                if first {
+                    self.note_dirty(want.txg, MsKey { vdev: group.vdev, ms: group.ms_of(offset) });
+                }
+                Ok(Dva { vdev: group.vdev, offset, asize: Asize(size), gang: false })
+            }
+            Err(Refusal::Load(i)) => Err(Denied::Load(group.vdev, i as u64)),
+            Err(Refusal::Full) => Err(Denied::NoSpace),
+        }
+    }
+
+    fn undo(&self, layout: &Layout, txg: Txg, dvas: &[Dva]) {
+        for dva in dvas {
+            let Ok(group) = layout.group(dva.vdev) else { continue };
+            let size = dva.asize.0;
+            let slab = group.slab_of(dva.offset, size);
+            let done = slab.and_then(|s| s.change(|ms| ms.unallocate(dva.offset, size, txg)));
+            debug_assert!(done.is_ok(), "{dva} was not allocated in group {txg}: {done:?}");
+            if done.is_ok() {
+                group.counters.reserved.fetch_sub(size, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Gives back what was allocated in `txg` and never written. Before the pass
+    /// that would record it; what was not so allocated is a bug and stays.
+    pub fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
+        self.undo(&self.layout(), txg, dvas);
+    }
+
+    /// Marks given space allocated in `txg`: intent log blocks at import, before
+    /// anything is allocated (chapter 05 §9.7).
+    ///
+    /// # Errors
+    /// `Corrupt` if part of it is allocated or it is no valid space. `Ok(Some)` names
+    /// the metaslab to load first.
+    pub fn claim(&self, txg: Txg, dva: Dva) -> Result<Option<MsKey>> {
+        let layout = self.layout();
+        let group = layout.group(dva.vdev).map_err(|e| e.at_dva(dva))?;
+        let (at, size) = (dva.offset, dva.asize.0);
+        let slab = group.slab_of(at, size).map_err(|e| e.at_dva(dva))?;
+        let key = MsKey { vdev: dva.vdev, ms: group.ms_of(at) };
+        let first = slab.change(|ms| {
+            if !ms.is_loaded() && ms.is_virgin() {
+                ms.load_virgin()?;
+            }
+            if ms.is_loaded() { ms.claim(at, size, txg).map(Some) } else { Ok(None) }
+        });
+        let Some(first) = first.map_err(|e| e.at_dva(dva))? else { return Ok(Some(key)) };
+        group.counters.reserved.fetch_add(size, Ordering::Relaxed);
+        if first {
+            self.note_dirty(txg, key);
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,521 @@
+//! All space of a pool: classes, vdevs, metaslabs; and the sync thread's side.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::rt::atomic::{AtomicU64, Ordering};
+use base::rt::{Mutex, ReadGuard, RwLock};
+use base::{Dva, Error, Result, Txg, VdevId};
+use ondisk::spacemap;
+
+use crate::group::{Group, Slab};
+use crate::range_tree::Seg;
+use crate::rotor::Ring;
+use crate::slab::{Metaslab, MsDesc};
+use crate::sync::{MapFacts, MapWrite};
+use crate::{CLASSES, Class, Fragmentation, MsKey, Plant, Totals, VdevDesc};
+
+/// The vdevs, in classes.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) groups: Vec<Group>,
+    index: BTreeMap<VdevId, usize>,
+    rings: [Ring; 4],
+}
+
+impl Layout {
+    pub(crate) fn ring(&self, class: Class) -> &Ring {
+        &self.rings[class as usize]
+    }
+
+    /// # Errors
+    /// `Corrupt` if there is no such vdev: addresses come from disks.
+    pub(crate) fn group(&self, vdev: VdevId) -> Result<&Group> {
+        let group = self.index.get(&vdev).and_then(|&i| self.groups.get(i));
+        group.ok_or_else(|| Error::corrupt(format!("vdev {vdev} has no space to give or take")))
+    }
+
+    pub(crate) fn slab(&self, key: MsKey) -> Result<(&Group, &Slab)> {
+        let group = self.group(key.vdev)?;
+        let slab = usize::try_from(key.ms).ok().and_then(|i| group.slabs.get(i));
+        let none = || Error::bug(format!("vdev {} has no metaslab {}", key.vdev, key.ms));
+        Ok((group, slab.ok_or_else(none)?))
+    }
+
+    /// Every metaslab with its key.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = (MsKey, &Slab)> {
+        self.groups.iter().flat_map(|g| {
+            let key = |i: usize| MsKey { vdev: g.vdev, ms: i as u64 };
+            g.slabs.iter().enumerate().map(move |(i, s)| (key(i), s))
+        })
+    }
+}
+
+/// What to read to load a metaslab ([`Space::load_plan`]).
+#[derive(Clone, Copy, Debug)]
+pub struct LoadPlan {
+    /// Which metaslab.
+    pub key: MsKey,
+    /// Its map's object; 0 if there is nothing to read.
+    pub object: u64,
+    /// Bytes of the map that count.
+    pub length: u64,
+    /// First byte of the metaslab, and bytes.
+    pub seg: Seg,
+    /// log2 of the unit of its map.
+    pub shift: u32,
+    alloc: u64,
+    generation: u64,
+}
+
+/// The space of a pool. The head of the crate has theory and lock order.
+#[derive(Debug)]
+pub struct Space {
+    layout: RwLock<Layout>,
+    /// Metaslabs with something to write, by group.
+    dirty: [Mutex<BTreeSet<MsKey>>; 4],
+    /// Metaslabs to come by once the group has synced.
+    done: Mutex<BTreeSet<MsKey>>,
+    streams: usize,
+    synced: AtomicU64,
+    /// Test instruments; all off.
+    pub plant: Plant,
+}
+
+impl Space {
+    /// Without vdevs. Writers spread over `streams` metaslabs of a vdev; at least 1.
+    pub fn new(streams: usize) -> Space {
+        let streams = streams.clamp(1, 64);
+        let rings = CLASSES.map(|class| Ring::new(streams, class == Class::Log));
+        Space {
+            layout: RwLock::new(Layout { groups: Vec::new(), index: BTreeMap::new(), rings }),
+            dirty: Default::default(),
+            done: Mutex::new(BTreeSet::new()),
+            streams,
+            synced: AtomicU64::new(0),
+            plant: Plant::default(),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> ReadGuard<'_, Layout> {
+        self.layout.read()
+    }
+
+    pub(crate) fn streams(&self) -> usize {
+        self.streams
+    }
+
+    pub(crate) fn stream(&self, hint: u64) -> usize {
+        (hint % self.streams as u64) as usize
+    }
+
+    pub(crate) fn note_dirty(&self, txg: Txg, key: MsKey) {
+        self.dirty[(txg.0 & 3) as usize].lock().insert(key);
+    }
+
+    pub(crate) fn is_clean(&self, txg: Txg) -> bool {
+        self.dirty[(txg.0 & 3) as usize].lock().is_empty()
+    }
+
+    /// Adds a top-level vdev. `created` names the group that creates it, if it is
+    /// not in the pool yet: nothing is allocated from it until that has synced.
+    ///
+    /// # Errors
+    /// `Corrupt` for impossible geometry, `Exists` if there is such a vdev.
+    pub fn add_vdev(&self, desc: &VdevDesc, created: Option<Txg>) -> Result<()> {
+        let mut group =
+            Group::new(&VdevDesc { metaslabs: Vec::new(), ..desc.clone() }, self.streams + 2)?;
+        if (desc.asize >> desc.ms_shift) < desc.metaslabs.len() as u64 {
+            return Err(Error::corrupt(format!("vdev {} is too small", desc.vdev)));
+        }
+        group.grow(&desc.metaslabs, created)?;
+        let mut layout = self.layout.write();
+        if layout.index.contains_key(&desc.vdev) {
+            let why = format!("vdev {} has its space already", desc.vdev);
+            return Err(Error::new(base::ErrorKind::Exists, why));
+        }
+        let i = layout.groups.len();
+        layout.index.insert(desc.vdev, i);
+        layout.rings[desc.class as usize].members.push(i);
+        let count = group.slabs.len() as u64;
+        layout.groups.push(group);
+        layout.rings[desc.class as usize].balance(&layout.groups);
+        self.note_fresh(desc.vdev, 0..count, created);
+        Ok(())
+    }
+
+    /// Adds metaslabs to a vdev that grew in group `txg`.
+    ///
+    /// # Errors
+    /// `Corrupt` for a vdev that is not there or impossible geometry.
+    pub fn grow_vdev(&self, vdev: VdevId, more: u64, txg: Txg) -> Result<()> {
+        let mut layout = self.layout.write();
+        let Some(&i) = layout.index.get(&vdev) else { return layout.group(vdev).map(|_| ()) };
+        let group = &mut layout.groups[i];
+        let old = group.slabs.len() as u64;
+        for _ in 0..more {
+            group.grow(&[MsDesc::default()], Some(txg))?;
+        }
+        self.note_fresh(vdev, old..old + more, Some(txg));
+        Ok(())
+    }
+
+    /// Forgets a vdev that leaves the pool.
+    ///
+    /// # Errors
+    /// `Busy` if something is allocated, deferred or under way there, `Corrupt` if
+    /// there is no such vdev.
+    pub fn remove_vdev(&self, vdev: VdevId) -> Result<()> {
+        let mut layout = self.layout.write();
+        let totals = layout.group(vdev)?.totals();
+        if totals.allocated + totals.deferred + totals.reserved > 0 {
+            return Err(Error::busy(format!("vdev {vdev} still holds something")));
+        }
+        let gone = layout.index.remove(&vdev);
+        for ring in &mut layout.rings {
+            ring.members.retain(|&i| Some(i) != gone);
+        }
+        // The place in the list stays, so that others keep theirs.
+        if let Some(group) = gone.and_then(|i| layout.groups.get_mut(i)) {
+            group.slabs = Vec::new();
+        }
+        for set in self.dirty.iter().chain([&self.done]) {
+            set.lock().retain(|key| key.vdev != vdev);
+        }
+        Ok(())
+    }
+
+    fn note_fresh(&self, vdev: VdevId, range: std::ops::Range<u64>, created: Option<Txg>) {
+        if created.is_some() {
+            self.done.lock().extend(range.map(|ms| MsKey { vdev, ms }));
+        }
+    }
+
+    /// Whether a vdev gives space; freeing is always possible.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn set_allocating(&self, vdev: VdevId, allocating: bool) -> Result<()> {
+        let layout = self.layout();
+        layout.group(vdev)?.allocating.store(allocating, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Keeps a metaslab from being allocated from, or allows it again; calls nest.
+    ///
+    /// # Errors
+    /// `Bug` if it does not exist.
+    pub fn disable(&self, key: MsKey, disable: bool) -> Result<()> {
+        let layout = self.layout();
+        let (group, slab) = layout.slab(key)?;
+        slab.change(|ms| {
+            let n = ms.disabled;
+            ms.disabled = if disable { n + 1 } else { n.saturating_sub(1) };
+        });
+        group.release_active(key.ms as usize);
+        Ok(())
+    }
+
+    /// What is to be read to load a metaslab; `None` if it is loaded.
+    ///
+    /// # Errors
+    /// `Bug` if it does not exist.
+    pub fn load_plan(&self, key: MsKey) -> Result<Option<LoadPlan>> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        Ok(slab.with(|ms| {
+            (!ms.is_loaded()).then_some(LoadPlan {
+                key,
+                object: ms.object,
+                length: ms.length,
+                seg: Seg { start: ms.start, len: ms.size },
+                shift: ms.shift,
+                alloc: ms.own_alloc,
+                generation: ms.generation,
+            })
+        }))
+    }
+
+    /// Loads a metaslab, given the first `length` bytes of its map as entries.
+    ///
+    /// # Errors
+    /// `Corrupt` if entries and header contradict each other or the logs: nothing
+    /// can be allocated there then ([`Space::disable`]). `Busy` if the map changed
+    /// meanwhile: make a new plan. Those of the entries.
+    pub fn load(
+        &self,
+        plan: &LoadPlan,
+        entries: impl IntoIterator<Item = Result<spacemap::Range>>,
+    ) -> Result<()> {
+        // Outside of the lock: this is the long part.
+        let free = Metaslab::replay(plan.seg, plan.alloc, entries);
+        let layout = self.layout();
+        let (_, slab) = layout.slab(plan.key)?;
+        slab.change(|ms| {
+            if ms.is_loaded() {
+                return Ok(());
+            }
+            if ms.generation != plan.generation {
+                return Err(Error::busy("a space map changed while it was read"));
+            }
+            ms.load(&free?)?;
+            ms.used_in = Txg(self.synced.load(Ordering::Relaxed));
+            Ok(())
+        })
+    }
+
+    /// Metaslabs that are worth loading ahead, best first, at most `n` of each vdev.
+    pub fn preload(&self, n: usize) -> Vec<MsKey> {
+        let layout = self.layout();
+        let groups = layout.groups.iter().filter(|g| g.allocating.load(Ordering::Relaxed));
+        groups
+            .flat_map(|g| g.preload(n).into_iter().map(|i| MsKey { vdev: g.vdev, ms: i as u64 }))
+            .collect()
+    }
+
+    /// Unloads metaslabs that gave nothing for `idle` groups; how many.
+    pub fn unload_idle(&self, txg: Txg, idle: u64) -> usize {
+        let layout = self.layout();
+        let mut count = 0;
+        for group in &layout.groups {
+            for (i, slab) in group.slabs.iter().enumerate() {
+                let old = slab.with(|ms| ms.is_loaded() && ms.used_in.0 + idle < txg.0);
+                if old && !group.is_active(i) && slab.change(Metaslab::unload) {
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// An entry of the log of group `log`, at import, in order of groups and entries.
+    /// Entries of vdevs that are not there, or that the metaslab's map covers, have
+    /// no effect (chapter 05 §4.5). Before anything is loaded or allocated.
+    ///
+    /// # Errors
+    /// `Corrupt` if it contradicts what came before.
+    pub fn replay_log(&self, log: Txg, entry: &spacemap::Range) -> Result<()> {
+        let layout = self.layout();
+        let Ok(group) = layout.group(entry.vdev) else { return Ok(()) };
+        let slab = group.slab_of(entry.offset, entry.len)?;
+        if slab.unflushed_txg() == Txg::ZERO || log < slab.unflushed_txg() {
+            return Ok(());
+        }
+        let (before, after) = slab.change(|ms| {
+            let before = ms.allocated();
+            ms.replay_log(entry.kind, entry.offset, entry.len)?;
+            Ok::<_, Error>((before, ms.allocated()))
+        })?;
+        let allocated = &group.counters.allocated;
+        allocated.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Frees space in the group that is being synced; a pass of it records that.
+    ///
+    /// # Errors
+    /// `Corrupt` if part of it is free or freed already, or it is not whole sectors
+    /// of one metaslab: the pool is damaged, and nothing changed.
+    pub fn free(&self, txg: Txg, dva: Dva) -> Result<()> {
+        let layout = self.layout();
+        let group = layout.group(dva.vdev).map_err(|e| e.at_dva(dva))?;
+        let (at, size) = (dva.offset, dva.asize.0);
+        let slab = group.slab_of(at, size).map_err(|e| e.at_dva(dva))?;
+        if slab.with(|ms| ms.free(at, size, txg)).map_err(|e| e.at_dva(dva))? {
+            self.note_dirty(txg, MsKey { vdev: dva.vdev, ms: group.ms_of(at) });
+        }
+        Ok(())
+    }
+
+    /// The metaslabs that have something to write in this pass of `txg`, ascending.
+    /// Each must go through [`Space::prepare_write`].
+    pub fn take_dirty(&self, txg: Txg) -> Vec<MsKey> {
+        std::mem::take(&mut *self.dirty[(txg.0 & 3) as usize].lock()).into_iter().collect()
+    }
+
+    /// What to write of a dirty metaslab in this pass; `None` if nothing is left.
+    /// [`Space::written`] must follow before the next preparation.
+    ///
+    /// # Errors
+    /// `Bug` if the calls are out of order, `Corrupt` if the sets contradict.
+    pub fn prepare_write(
+        &self,
+        key: MsKey,
+        txg: Txg,
+        pass: u32,
+        facts: &MapFacts,
+    ) -> Result<Option<MapWrite>> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        slab.change(|ms| ms.prepare_write(key.vdev, txg, pass, facts, &self.plant))
+    }
+
+    /// What a flush in `txg` writes of a metaslab ([`Space::choose_flushes`]); `None`
+    /// if it needs none. [`Space::written`] must follow.
+    ///
+    /// # Errors
+    /// As [`Space::prepare_write`].
+    pub fn prepare_flush(
+        &self,
+        key: MsKey,
+        txg: Txg,
+        facts: &MapFacts,
+    ) -> Result<Option<MapWrite>> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        slab.change(|ms| ms.prepare_flush(key.vdev, txg, facts))
+    }
+
+    /// What was prepared is in the caches of the MOS; the metaslab's own map is
+    /// `object` with `length` bytes, changed or not.
+    ///
+    /// # Errors
+    /// As [`Space::prepare_write`].
+    pub fn written(&self, key: MsKey, object: u64, length: u64) -> Result<()> {
+        let layout = self.layout();
+        let (group, slab) = layout.slab(key)?;
+        let (bytes, deferred) = slab.change(|ms| {
+            let before = ms.deferred();
+            let bytes = ms.written(object, length, &self.plant)?;
+            Ok::<_, Error>((bytes, ms.deferred() - before))
+        })?;
+        let c = &group.counters;
+        c.reserved.fetch_sub(bytes.0, Ordering::Relaxed);
+        c.allocated.fetch_add(bytes.0.wrapping_sub(bytes.1), Ordering::Relaxed);
+        c.deferred.fetch_add(deferred, Ordering::Relaxed);
+        self.done.lock().insert(key);
+        Ok(())
+    }
+
+    /// To be called when all of `txg` is written, right before its uberblock. Does
+    /// nothing, but for a planted bug ([`Plant::reuse_before_commit`]).
+    ///
+    /// # Errors
+    /// `Corrupt` if the sets contradict.
+    pub fn before_commit(&self, _txg: Txg) -> Result<()> {
+        if !self.plant.reuse_before_commit.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let layout = self.layout();
+        for key in self.done.lock().iter() {
+            let (group, slab) = layout.slab(*key)?;
+            let early = slab.change(Metaslab::reuse_early)?;
+            group.counters.deferred.fetch_sub(early, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// After `txg`'s uberblock is durable, for empty groups too: moves what was freed
+    /// on (chapter 05 §6). Without `defer`, what `txg` freed is free at once. Returns
+    /// the metaslabs that still defer; [`Space::synced`] of the next group comes by.
+    ///
+    /// # Errors
+    /// `Corrupt` if the sets contradict.
+    pub fn synced(&self, txg: Txg, defer: bool) -> Result<Vec<MsKey>> {
+        let layout = self.layout();
+        let done = std::mem::take(&mut *self.done.lock());
+        let mut stay = Vec::new();
+        for key in done {
+            let (group, slab) = layout.slab(key)?;
+            let (released, more, fresh) = slab.change(|ms| {
+                let (released, more) = ms.synced(txg, defer)?;
+                Ok::<_, Error>((released, more, ms.fresh.is_some()))
+            })?;
+            group.counters.deferred.fetch_sub(released, Ordering::Relaxed);
+            if more || fresh {
+                stay.push(key);
+            }
+        }
+        self.done.lock().extend(stay.iter().copied());
+        self.synced.fetch_max(txg.0, Ordering::Relaxed);
+        layout.groups.iter().for_each(Group::refresh_active);
+        layout.rings.iter().for_each(|ring| ring.balance(&layout.groups));
+        Ok(stay)
+    }
+
+    /// Bytes of one vdev.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn vdev_totals(&self, vdev: VdevId) -> Result<Totals> {
+        self.layout().group(vdev).map(Group::totals)
+    }
+
+    /// Bytes of one class.
+    pub fn class_totals(&self, class: Class) -> Totals {
+        let layout = self.layout();
+        let groups = layout.ring(class).members.iter().map(|&i| &layout.groups[i]);
+        groups.fold(Totals::default(), |sum, g| sum.plus(&g.totals()))
+    }
+
+    /// The vdevs with their classes, ascending.
+    pub fn vdevs(&self) -> Vec<(VdevId, Class)> {
+        let layout = self.layout();
+        layout.index.iter().map(|(&v, &i)| (v, layout.groups[i].class)).collect()
+    }
+
+    /// How fragmented the free space of a vdev is (§12.3).
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such vdev.
+    pub fn fragmentation(&self, vdev: VdevId) -> Result<Fragmentation> {
+        let layout = self.layout();
+        let group = layout.group(vdev)?;
+        Ok(Fragmentation::of_group(group.slabs.iter().map(|slab| {
+            slab.with(|ms| {
+                let free = ms.size - ms.allocated().min(ms.size);
+                let valid = ms.object == 0 || ms.long_header;
+                (free, valid.then(|| crate::stats::of_histogram(&ms.histogram, ms.shift)))
+            })
+        })))
+    }
+
+    /// How fragmented the free space of a class is; `None` if that is not known.
+    pub fn class_fragmentation(&self, class: Class) -> Option<u64> {
+        let mut sum = (0u128, 0u128);
+        for (vdev, _) in self.vdevs().into_iter().filter(|&(_, c)| c == class) {
+            let percent = self.fragmentation(vdev).ok()?.0?;
+            let space = u128::from(self.vdev_totals(vdev).ok()?.capacity);
+            sum = (sum.0 + u128::from(percent) * space, sum.1 + space);
+        }
+        (sum.1 > 0).then(|| (sum.0 / sum.1) as u64)
+    }
+
+    /// The recorded words of one metaslab: map object, its length, unflushed group.
+    ///
+    /// # Errors
+    /// `Bug` if it does not exist.
+    pub fn facts(&self, key: MsKey) -> Result<(u64, u64, Txg)> {
+        let layout = self.layout();
+        let (_, slab) = layout.slab(key)?;
+        Ok(slab.with(|ms| (ms.object, ms.length, ms.unflushed_txg)))
+    }
+
+    /// Verifies every metaslab and the sums over them. Slow; for tests and the
+    /// simulator, while nothing allocates.
+    ///
+    /// # Errors
+    /// `Bug` if an invariant does not hold.
+    pub fn check(&self) -> Result<()> {
+        let layout = self.layout();
+        for group in &layout.groups {
+            let mut sum = Totals::default();
+            for slab in &group.slabs {
+                slab.with(|ms| {
+                    ms.check()?;
+                    sum = sum.plus(&Totals {
+                        capacity: ms.size,
+                        allocated: ms.allocated(),
+                        deferred: ms.deferred(),
+                        reserved: ms.reserved(),
+                    });
+                    Ok::<_, Error>(())
+                })?;
+            }
+            if sum != group.totals() {
+                let why = format!("vdev {}: {:?} is not {sum:?}", group.vdev, group.totals());
+                return Err(Error::bug(why));
+            }
+        }
+        Ok(())
+    }
+}

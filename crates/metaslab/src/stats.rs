@@ -1,0 +1,110 @@
+//! Sums and measures of space.
+
+use ondisk::spacemap::HISTOGRAM_SIZE;
+
+/// Bytes by state; raw, parity included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Sum of the metaslabs' sizes.
+    pub capacity: u64,
+    /// Allocated as of the last write of a pass.
+    pub allocated: u64,
+    /// Freed, and not yet to be handed out (chapter 05 §6).
+    pub deferred: u64,
+    /// Handed out, and not yet in `allocated`.
+    pub reserved: u64,
+}
+
+impl Totals {
+    /// Bytes that can be handed out.
+    pub fn free(&self) -> u64 {
+        let taken = self.allocated.saturating_add(self.deferred).saturating_add(self.reserved);
+        self.capacity.saturating_sub(taken)
+    }
+
+    /// The sum of two.
+    #[must_use]
+    pub fn plus(&self, other: &Totals) -> Totals {
+        Totals {
+            capacity: self.capacity + other.capacity,
+            allocated: self.allocated + other.allocated,
+            deferred: self.deferred + other.deferred,
+            reserved: self.reserved + other.reserved,
+        }
+    }
+}
+
+/// Bytes kept back so that a full pool can still free (chapter 05 §11.2). `rdspace`
+/// is the normal class's deflated capacity, `embedded_log` that of its embedded logs.
+pub fn slop(rdspace: u64, embedded_log: u64) -> u64 {
+    let slop = (rdspace >> 5).min(128 << 30);
+    let slop = slop - embedded_log.min(slop / 2);
+    slop.max((rdspace / 2).min(128 << 20))
+}
+
+/// Percent by size of a free range: 512 bytes to 512 MiB (§12.3).
+const FACTORS: [u64; 21] =
+    [100, 99, 97, 93, 88, 83, 77, 71, 64, 57, 50, 43, 36, 29, 23, 17, 12, 7, 3, 1, 0];
+
+/// Fragmentation of free space in percent (§12.3); `None` if it is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fragmentation(pub Option<u64>);
+
+impl Fragmentation {
+    /// Of metaslabs with these free bytes and percentages.
+    pub(crate) fn of_group(slabs: impl Iterator<Item = (u64, Option<u64>)>) -> Fragmentation {
+        let (mut all, mut valid, mut sum, mut weight) = (0u64, 0u64, 0u128, 0u128);
+        for (free, percent) in slabs {
+            all += 1;
+            let Some(percent) = percent else { continue };
+            valid += 1;
+            sum += u128::from(free) * u128::from(percent);
+            weight += u128::from(free);
+        }
+        let known = all > 0 && valid * 2 >= all;
+        Fragmentation(known.then(|| (sum / weight.max(1)) as u64))
+    }
+}
+
+/// Of one metaslab's histogram.
+pub(crate) fn of_histogram(histogram: &[u64; HISTOGRAM_SIZE], shift: u32) -> u64 {
+    let (mut sum, mut weight) = (0u128, 0u128);
+    for (i, &n) in histogram.iter().enumerate() {
+        let class = i + shift as usize;
+        let space = u128::from(n) << class.min(60);
+        let factor = FACTORS[class.saturating_sub(9).min(FACTORS.len() - 1)];
+        sum += space * u128::from(factor);
+        weight += space;
+    }
+    (sum / weight.max(1)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slop_of_the_chapter() {
+        let m = 1u64 << 20;
+        let vectors = [(100, 50), (2048, 128), (10 << 10, 320), (1 << 20, 32 << 10)];
+        for (space, expect) in vectors {
+            assert_eq!(slop(space * m, 0), expect * m);
+        }
+        assert_eq!(slop(8 << 40, 0), 128 << 30);
+        assert_eq!(slop(10 << 30, 64 << 20), 256 << 20);
+    }
+
+    #[test]
+    fn fragmentation_of_the_chapter() {
+        let mut histogram = [0; HISTOGRAM_SIZE];
+        for class in [12, 15, 25] {
+            histogram[class - 9] = 1;
+        }
+        assert_eq!(of_histogram(&histogram, 9), 12);
+        assert_eq!(of_histogram(&[0; HISTOGRAM_SIZE], 12), 0);
+        let half = [(10, Some(50)), (30, Some(10)), (5, None), (5, None)];
+        assert_eq!(Fragmentation::of_group(half.into_iter()), Fragmentation(Some(20)));
+        let few = [(10, Some(50)), (5, None), (5, None)];
+        assert_eq!(Fragmentation::of_group(few.into_iter()), Fragmentation(None));
+    }
+}

@@ -1,0 +1,350 @@
+//! What a pass writes of a metaslab (chapter 05 §4.3, §5.2, §5.3).
+//!
+//! # Theory
+//! `Metaslab::prepare_write` and `Metaslab::prepare_flush` say what to append to
+//! the metaslab's own map and to the group's log; the caller writes it and calls
+//! `Metaslab::written`, which makes it the truth. In between, what is being
+//! written waits in `Pending`, so that other threads may allocate meanwhile.
+
+use base::rt::atomic::Ordering;
+
+use base::{Error, Result, Txg, VdevId};
+use ondisk::spacemap::{self, Encoder, HISTOGRAM_SIZE, Kind};
+
+use crate::range_tree::{Histogram, RangeTree, Seg};
+use crate::slab::{Metaslab, not_loaded};
+use crate::{MsKey, Plant};
+
+/// Condense a map of this percentage of its best size (§5.3).
+const CONDENSE_PERCENT: u64 = 200;
+/// A map this short is never condensed just because the metaslab is full.
+const CONDENSE_LENGTH_MIN: u64 = 64;
+
+/// What of the pool decides how maps are written.
+#[derive(Clone, Copy, Debug)]
+pub struct MapFacts {
+    /// Feature log_spacemap is enabled: changes go to the group's log.
+    pub logs: bool,
+    /// Feature spacemap_v2 is active: two-word entries exist.
+    pub v2: bool,
+    /// Feature spacemap_histogram is active: maps have the long header.
+    pub long_header: bool,
+    /// Bytes of a data block of a metaslab's map.
+    pub block_size: u64,
+}
+
+/// Ranges to append, under one dated mark. Not empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// What becomes of them.
+    pub kind: Kind,
+    /// Ascending.
+    pub segs: Vec<Seg>,
+}
+
+impl Batch {
+    /// Adds the batch to an append.
+    ///
+    /// # Errors
+    /// As [`Encoder::push`].
+    pub fn encode(&self, out: &mut Encoder, vdev: VdevId, pass: u32, txg: Txg) -> Result<()> {
+        out.mark(self.kind, pass, txg);
+        self.segs.iter().try_for_each(|seg| {
+            out.push(spacemap::Range { kind: self.kind, offset: seg.start, len: seg.len, vdev })
+        })
+    }
+}
+
+/// What a pass writes of one metaslab. [`crate::Space::written`] must follow.
+#[derive(Clone, Debug)]
+pub struct MapWrite {
+    /// Which metaslab.
+    pub key: MsKey,
+    /// First byte of the metaslab, and bytes: what its map's entries count from.
+    pub seg: Seg,
+    /// log2 of the unit of its map.
+    pub shift: u32,
+    /// The map's object; 0 if it must be created, and its number written into the
+    /// metaslab array.
+    pub object: u64,
+    /// Bytes of the map before.
+    pub length: u64,
+    /// Empty the map first: it is condensed (chapter 05 §2.6, §5.3).
+    pub truncate: bool,
+    /// For its own map, in this order.
+    pub own: Vec<Batch>,
+    /// For the group's log, in this order; with the vdev's id.
+    pub log: Vec<Batch>,
+    /// Header's `alloc` after it.
+    pub alloc: i64,
+    /// Header's histogram after it. The header is stored in any case.
+    pub histogram: [u64; HISTOGRAM_SIZE],
+    /// The new word of the array of unflushed groups, if it changes.
+    pub unflushed_txg: Option<Txg>,
+}
+
+/// What is being written.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) alloc: RangeTree,
+    pub(crate) free: RangeTree,
+    logs: bool,
+    /// The own map is emptied first.
+    pub(crate) truncates: bool,
+    /// The own map gets what was unflushed.
+    flushes: bool,
+    own_changes: bool,
+    own_alloc: u64,
+    histogram: [u64; HISTOGRAM_SIZE],
+    unflushed_txg: Txg,
+    logged_in: Txg,
+    long_header: bool,
+}
+
+fn batch(out: &mut Vec<Batch>, kind: Kind, segs: Vec<Seg>) {
+    if !segs.is_empty() {
+        out.push(Batch { kind, segs });
+    }
+}
+
+/// Bytes of the best map of a free set (chapter 05 §2.6).
+fn optimal_length(histogram: &Histogram, shift: u32, facts: &MapFacts) -> u64 {
+    let shift = shift as usize;
+    let cost = |class: usize| -> u64 {
+        let over = |limit: usize, cost: u64| match class.saturating_sub(limit).min(40) {
+            0 => cost,
+            n => cost << n,
+        };
+        match facts.v2 {
+            _ if class <= shift + 14 => 8,
+            true => over(shift + 35, 16),
+            false => over(shift + 15, 8),
+        }
+    };
+    let sum = histogram.iter().enumerate().filter(|&(_, &n)| n > 0);
+    let sum = sum.fold(0u64, |sum, (class, &n)| sum.saturating_add(cost(class).saturating_mul(n)));
+    // Padding and marks, one word each for every block.
+    sum.saturating_add((sum / facts.block_size.max(16) + 1) * 8)
+}
+
+fn fold(into: &mut [u64; HISTOGRAM_SIZE], tree: &RangeTree, shift: u32) {
+    for (class, &n) in tree.histogram().iter().enumerate().filter(|&(_, &n)| n > 0) {
+        let class = class.saturating_sub(shift as usize);
+        let (bucket, times) = (class.min(HISTOGRAM_SIZE - 1), class.saturating_sub(31));
+        into[bucket] = into[bucket].saturating_add(n << times);
+    }
+}
+
+impl Metaslab {
+    /// The histogram to store, but for what this pass frees (§2.5).
+    pub(crate) fn known_histogram(&self) -> [u64; HISTOGRAM_SIZE] {
+        let Some(tree) = &self.allocatable else { return self.histogram };
+        let mut out = [0; HISTOGRAM_SIZE];
+        for set in [tree, &self.freed, &self.defer[0], &self.defer[1]] {
+            fold(&mut out, set, self.shift);
+        }
+        out
+    }
+
+    /// Whether §5.3 says to condense.
+    fn should_condense(&self, facts: &MapFacts) -> bool {
+        let Some(free) = &self.allocatable else { return false };
+        let optimal = optimal_length(&free.histogram(), self.shift, facts);
+        let large = 4 * facts.block_size.max(1 << self.shift);
+        let upgrade = facts.long_header && !self.long_header;
+        let wasteful = self.length >= optimal.saturating_mul(CONDENSE_PERCENT) / 100;
+        // Whatever is freed in this group was allocated by the map that goes away.
+        self.freed.is_empty()
+            && self.object != 0
+            && (upgrade
+                || (free.is_empty() && self.length > CONDENSE_LENGTH_MIN)
+                || (wasteful && self.length > large))
+    }
+
+    /// A map that says what is allocated as of the previous group: what is handed
+    /// out but not written counts as free.
+    fn condensed(&self) -> Result<(Vec<Batch>, u64)> {
+        let free = self.allocatable.as_ref().ok_or_else(|| not_loaded(self.id))?;
+        let mut rest = RangeTree::new();
+        for set in self.defer.iter().chain(&self.allocating) {
+            set.iter().try_for_each(|s| rest.add(s.start, s.len))?;
+        }
+        let own_alloc = self.size.checked_sub(free.space() + rest.space());
+        let own_alloc = own_alloc.ok_or_else(|| Error::bug("more is free than there is"))?;
+        let mut out = Vec::new();
+        batch(&mut out, Kind::Alloc, vec![Seg { start: self.start, len: self.size }]);
+        batch(&mut out, Kind::Free, free.segs());
+        batch(&mut out, Kind::Free, rest.segs());
+        Ok((out, own_alloc))
+    }
+
+    fn map_write(&self, vdev: VdevId) -> MapWrite {
+        MapWrite {
+            key: MsKey { vdev, ms: self.id },
+            seg: Seg { start: self.start, len: self.size },
+            shift: self.shift,
+            object: self.object,
+            length: self.length,
+            truncate: false,
+            own: Vec::new(),
+            log: Vec::new(),
+            alloc: 0,
+            histogram: [0; HISTOGRAM_SIZE],
+            unflushed_txg: None,
+        }
+    }
+
+    fn begin(&mut self, mut write: MapWrite, mut pending: Pending) -> MapWrite {
+        write.truncate = pending.truncates;
+        write.alloc = i64::try_from(pending.own_alloc).unwrap_or(i64::MAX);
+        write.histogram = pending.histogram;
+        let changed = pending.unflushed_txg != self.unflushed_txg;
+        write.unflushed_txg = changed.then_some(pending.unflushed_txg);
+        pending.own_changes = pending.truncates || !write.own.is_empty();
+        self.pending = Some(Box::new(pending));
+        write
+    }
+
+    fn pending(&self, facts: &MapFacts) -> Result<Pending> {
+        if self.pending.is_some() {
+            return Err(Error::bug(format!("metaslab {} is being written already", self.id)));
+        }
+        Ok(Pending {
+            alloc: RangeTree::new(),
+            free: RangeTree::new(),
+            logs: facts.logs,
+            truncates: false,
+            flushes: false,
+            own_changes: false,
+            own_alloc: self.own_alloc,
+            histogram: self.known_histogram(),
+            unflushed_txg: self.unflushed_txg,
+            logged_in: self.logged_in,
+            long_header: self.long_header,
+        })
+    }
+
+    /// What this pass writes, if anything (§5.2, §4.3(3)).
+    pub(crate) fn prepare_write(
+        &mut self,
+        vdev: VdevId,
+        txg: Txg,
+        pass: u32,
+        facts: &MapFacts,
+        plant: &Plant,
+    ) -> Result<Option<MapWrite>> {
+        let slot = (txg.0 & 3) as usize;
+        if self.allocating[slot].is_empty() && self.freeing.is_empty() {
+            return Ok(None);
+        }
+        let mut p = self.pending(facts)?;
+        let mut write = self.map_write(vdev);
+        p.long_header |= self.object == 0;
+        if pass == 1 && self.should_condense(facts) {
+            (write.own, p.own_alloc) = self.condensed()?;
+            (p.truncates, p.flushes) = (true, true);
+            p.long_header = facts.long_header;
+        }
+        p.alloc = std::mem::take(&mut self.allocating[slot]);
+        p.free = std::mem::take(&mut self.freeing);
+        fold(&mut p.histogram, &p.free, self.shift);
+        let mut allocs = p.alloc.segs();
+        if plant.lose_alloc_entry.load(Ordering::Relaxed) {
+            allocs.pop();
+        }
+        let out = if facts.logs { &mut write.log } else { &mut write.own };
+        batch(out, Kind::Alloc, allocs);
+        batch(out, Kind::Free, p.free.segs());
+        if facts.logs {
+            // Not once this group's log has entries: an earlier pass may have freed
+            // what an earlier log allocated, and both must be replayed then.
+            let first = self.logged_in != txg;
+            let nothing = self.unflushed_allocs.is_empty() && self.unflushed_frees.is_empty();
+            if (nothing && first) || p.flushes || self.unflushed_txg == Txg::ZERO {
+                p.unflushed_txg = txg;
+            }
+            p.logged_in = txg;
+        } else {
+            let sum = (p.own_alloc + p.alloc.space()).checked_sub(p.free.space());
+            p.own_alloc = sum.ok_or_else(|| Error::corrupt("more is freed than allocated"))?;
+        }
+        Ok(Some(self.begin(write, p)))
+    }
+
+    /// What a flush in `txg` writes (§4.3(2)); `None` if it was flushed in `txg`.
+    pub(crate) fn prepare_flush(
+        &mut self,
+        vdev: VdevId,
+        txg: Txg,
+        facts: &MapFacts,
+    ) -> Result<Option<MapWrite>> {
+        if self.unflushed_txg == Txg::ZERO || self.unflushed_txg >= txg {
+            return Ok(None);
+        }
+        let mut p = self.pending(facts)?;
+        let mut write = self.map_write(vdev);
+        (p.flushes, p.unflushed_txg) = (true, txg);
+        p.long_header |= self.object == 0;
+        let nothing = self.unflushed_allocs.is_empty() && self.unflushed_frees.is_empty();
+        if !nothing && self.should_condense(facts) {
+            (write.own, p.own_alloc) = self.condensed()?;
+            p.truncates = true;
+            p.long_header = facts.long_header;
+        } else {
+            batch(&mut write.own, Kind::Alloc, self.unflushed_allocs.segs());
+            batch(&mut write.own, Kind::Free, self.unflushed_frees.segs());
+            p.own_alloc = self.allocated();
+        }
+        Ok(Some(self.begin(write, p)))
+    }
+
+    /// What was prepared is written; the own map is `object`, of `length` bytes.
+    /// Returns the bytes allocated and freed by it.
+    pub(crate) fn written(
+        &mut self,
+        object: u64,
+        length: u64,
+        plant: &Plant,
+    ) -> Result<(u64, u64)> {
+        let bug = || Error::bug("a metaslab was written without being prepared");
+        let mut p = *self.pending.take().ok_or_else(bug)?;
+        if p.own_changes || object != self.object || length != self.length {
+            self.generation += 1;
+        }
+        (self.object, self.length) = (object, length);
+        (self.own_alloc, self.histogram) = (p.own_alloc, p.histogram);
+        (self.unflushed_txg, self.long_header) = (p.unflushed_txg, p.long_header);
+        self.logged_in = p.logged_in;
+        if p.flushes {
+            self.unflushed_allocs.clear();
+            self.unflushed_frees.clear();
+        }
+        if p.logs {
+            let (allocs, frees) = (&mut self.unflushed_allocs, &mut self.unflushed_frees);
+            p.alloc.iter().try_for_each(|s| allocs.remove_xor_add(frees, s.start, s.len))?;
+            p.free.iter().try_for_each(|s| frees.remove_xor_add(allocs, s.start, s.len))?;
+        }
+        let bytes = (p.alloc.space(), p.free.space());
+        let reuse = plant.reuse_same_group.load(Ordering::Relaxed);
+        match &mut self.allocatable {
+            Some(free) if reuse => p.free.vacate(free)?,
+            _ => p.free.vacate(&mut self.freed)?,
+        }
+        debug_assert!(self.adds_up(), "metaslab {} does not add up", self.id);
+        Ok(bytes)
+    }
+
+    /// The planted bug `reuse_before_commit`; see [`Plant`].
+    pub(crate) fn reuse_early(&mut self) -> Result<u64> {
+        let Some(free) = &mut self.allocatable else { return Ok(0) };
+        let mut early = std::mem::take(&mut self.freed);
+        let bytes = early.space();
+        early.vacate(free)?;
+        Ok(bytes)
+    }
+
+    /// Approximate bytes of memory that the unflushed sets take.
+    pub(crate) fn unflushed_memory(&self) -> u64 {
+        (self.unflushed_allocs.len() + self.unflushed_frees.len()) as u64 * 48
+    }
+}

@@ -1,0 +1,317 @@
+//! Classes, copies, states of metaslabs, threads.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use base::rt::Mutex;
+use base::{Asize, Dva, ErrorKind, Txg, VdevId};
+use metaslab::{Class, Denied, MapFacts, MsDesc, MsKey, RangeTree, Space, VdevDesc, Want};
+use ondisk::spacemap::{Header, Kind, Range};
+
+const M: u64 = 1 << 20;
+const FACTS: MapFacts = MapFacts { logs: false, v2: true, long_header: true, block_size: 4096 };
+
+fn vdev(id: u32, class: Class, metaslabs: usize) -> VdevDesc {
+    VdevDesc {
+        vdev: VdevId(id),
+        class,
+        asize: metaslabs as u64 * 16 * M,
+        ashift: 12,
+        ms_shift: 24,
+        align: 0,
+        data_disks: 1,
+        allocating: true,
+        metaslabs: vec![MsDesc::default(); metaslabs],
+    }
+}
+
+fn space(vdevs: &[VdevDesc]) -> Space {
+    let space = Space::new(1);
+    vdevs.iter().for_each(|v| space.add_vdev(v, None).unwrap());
+    space
+}
+
+fn want(class: Class, copies: u8) -> Want {
+    Want { psize: 8192, copies, class, txg: Txg(7), hint: 0, gang_child: false, avoid: None }
+}
+
+fn take(space: &Space, want: &Want, size: u64) -> Result<Vec<Dva>, Denied> {
+    space.allocate(want, &|_| size)
+}
+
+fn sync(space: &Space, txg: Txg) {
+    for (object, key) in space.take_dirty(txg).into_iter().enumerate() {
+        if let Some(write) = space.prepare_write(key, txg, 1, &FACTS).unwrap() {
+            let object = if write.object == 0 { 100 + object as u64 } else { write.object };
+            space.written(key, object, write.length + 8).unwrap();
+        }
+    }
+    space.synced(txg, true).unwrap();
+}
+
+fn vdevs_of(dvas: &[Dva]) -> Vec<u32> {
+    dvas.iter().map(|d| d.vdev.0).collect()
+}
+
+#[test]
+fn copies_lie_on_neighbouring_vdevs_then_in_other_metaslabs() {
+    let three = space(&[0, 1, 2].map(|i| vdev(i, Class::Normal, 4)));
+    assert_eq!(vdevs_of(&take(&three, &want(Class::Normal, 3), 8192).unwrap()), [0, 1, 2]);
+    let avoid = Want { avoid: Some(VdevId(0)), ..want(Class::Normal, 2) };
+    assert_eq!(vdevs_of(&take(&three, &avoid, 8192).unwrap()), [1, 2]);
+
+    let one = space(&[vdev(0, Class::Normal, 4)]);
+    let dvas = take(&one, &want(Class::Normal, 3), 8192).unwrap();
+    let mut metaslabs: Vec<u64> = dvas.iter().map(|d| d.offset / (16 * M)).collect();
+    metaslabs.dedup();
+    assert_eq!(metaslabs.len(), 3);
+
+    let tiny = space(&[vdev(0, Class::Normal, 1)]);
+    assert_eq!(take(&tiny, &want(Class::Normal, 3), 8192).unwrap().len(), 3);
+    tiny.check().unwrap();
+}
+
+#[test]
+fn the_rotor_turns_and_follows_free_space() {
+    let two = space(&[vdev(0, Class::Normal, 2), vdev(1, Class::Normal, 6)]);
+    let mut bytes = [0u64; 2];
+    for _ in 0..48 {
+        let dvas = take(&two, &want(Class::Normal, 1), M).unwrap();
+        bytes[dvas[0].vdev.0 as usize] += M;
+    }
+    assert_eq!(bytes, [12 * M, 36 * M]);
+}
+
+#[test]
+fn classes_fall_back_to_normal_and_never_to_logs() {
+    let s = space(&[vdev(0, Class::Normal, 2), vdev(1, Class::Special, 1), vdev(2, Class::Log, 4)]);
+    let big = |class| take(&s, &want(class, 1), 12 * M).map(|d| d[0].vdev.0);
+    assert_eq!(big(Class::Special), Ok(1));
+    assert_eq!(big(Class::Special), Ok(0));
+    assert_eq!(big(Class::Dedup), Ok(0));
+    assert_eq!(big(Class::Dedup), Err(Denied::NoSpace));
+    assert_eq!(big(Class::Normal), Err(Denied::NoSpace));
+    assert_eq!(big(Class::Log), Ok(2));
+    let totals = s.class_totals(Class::Normal);
+    assert_eq!((totals.capacity, totals.reserved, totals.free()), (32 * M, 24 * M, 8 * M));
+    s.check().unwrap();
+}
+
+#[test]
+fn a_failed_allocation_takes_nothing() {
+    let s = space(&[vdev(0, Class::Normal, 2)]);
+    assert_eq!(take(&s, &want(Class::Normal, 3), 12 * M), Err(Denied::NoSpace));
+    assert_eq!(s.class_totals(Class::Normal).free(), 32 * M);
+    assert_eq!(take(&s, &want(Class::Normal, 1), 17 * M), Err(Denied::NoSpace));
+    assert_eq!(take(&s, &want(Class::Normal, 1), 100), Err(Denied::NoSpace));
+    let dvas = take(&s, &want(Class::Normal, 2), 12 * M).unwrap();
+    s.unallocate(Txg(7), &dvas);
+    assert_eq!(s.class_totals(Class::Normal).free(), 32 * M);
+    s.check().unwrap();
+}
+
+#[test]
+fn new_disabled_and_passive_space_is_not_used() {
+    let s = Space::new(1);
+    s.add_vdev(&vdev(0, Class::Normal, 2), Some(Txg(7))).unwrap();
+    let w = want(Class::Normal, 1);
+    assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
+    sync(&s, Txg(6));
+    assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
+    sync(&s, Txg(7));
+    assert!(take(&s, &w, 8192).is_ok());
+    let keys = [0, 1].map(|ms| MsKey { vdev: VdevId(0), ms });
+    keys.iter().for_each(|&k| s.disable(k, true).unwrap());
+    assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
+    s.disable(keys[1], false).unwrap();
+    assert_eq!(take(&s, &w, 8192).unwrap()[0].offset, 16 * M);
+    s.set_allocating(VdevId(0), false).unwrap();
+    assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
+    s.set_allocating(VdevId(0), true).unwrap();
+    s.disable(keys[1], true).unwrap();
+    s.grow_vdev(VdevId(0), 1, Txg(8)).unwrap();
+    assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
+    sync(&s, Txg(8));
+    assert_eq!(take(&s, &w, 8192).unwrap()[0].offset, 32 * M);
+}
+
+/// A vdev of which metaslab 1 has room for a megabyte, by its histogram, and the
+/// others less.
+fn recorded() -> VdevDesc {
+    let header = |free: u64| {
+        let mut histogram = [0; 32];
+        histogram[free.ilog2() as usize - 12] = 1;
+        let alloc = (16 * M - free) as i64;
+        Header { object: 9, length: 16, alloc, histogram: Some(histogram) }
+    };
+    let ms = |free| MsDesc { object: 9, header: header(free), unflushed_txg: Txg::ZERO };
+    VdevDesc { metaslabs: vec![ms(M / 4), ms(M), ms(M / 2)], ..vdev(0, Class::Normal, 3) }
+}
+
+fn entries(ms: u64, free: u64) -> Vec<base::Result<Range>> {
+    let range = |kind, offset, len| Ok(Range { kind, offset, len, vdev: VdevId(0) });
+    let start = ms * 16 * M;
+    vec![range(Kind::Alloc, start, 16 * M), range(Kind::Free, start + M, free)]
+}
+
+#[test]
+fn the_best_metaslab_is_loaded_and_then_others() {
+    let s = space(&[recorded()]);
+    let w = want(Class::Normal, 1);
+    let load = |ms, free| {
+        let plan = s.load_plan(MsKey { vdev: VdevId(0), ms }).unwrap().unwrap();
+        assert_eq!((plan.object, plan.length), (9, 16));
+        s.load(&plan, entries(ms, free)).unwrap();
+    };
+    assert_eq!(s.preload(1), [MsKey { vdev: VdevId(0), ms: 1 }]);
+    assert_eq!(take(&s, &w, M / 2), Err(Denied::Load(VdevId(0), 1)));
+    load(1, M);
+    assert_eq!(take(&s, &w, M / 2).unwrap()[0].offset, 17 * M);
+    assert_eq!(take(&s, &w, M / 2).unwrap()[0].offset, 17 * M + M / 2);
+    assert_eq!(take(&s, &w, M / 2), Err(Denied::Load(VdevId(0), 2)));
+    load(2, M / 2);
+    assert_eq!(take(&s, &w, M / 2).unwrap()[0].offset, 33 * M);
+    assert_eq!(take(&s, &w, M / 2), Err(Denied::NoSpace));
+    s.check().unwrap();
+}
+
+#[test]
+fn maps_that_do_not_add_up_are_refused() {
+    let s = space(&[recorded()]);
+    let key = MsKey { vdev: VdevId(0), ms: 1 };
+    let plan = s.load_plan(key).unwrap().unwrap();
+    let kind = |r: base::Result<()>| r.unwrap_err().kind();
+    assert_eq!(kind(s.load(&plan, entries(1, M / 2))), ErrorKind::Corrupt);
+    assert_eq!(kind(s.load(&plan, entries(2, M))), ErrorKind::Corrupt);
+    let twice = entries(1, M).into_iter().chain(entries(1, M));
+    assert_eq!(kind(s.load(&plan, twice)), ErrorKind::Corrupt);
+    // A free in between changes the map, so the plan is stale.
+    let dva = Dva { vdev: VdevId(0), offset: 17 * M, asize: Asize(4096), gang: false };
+    s.free(Txg(7), dva).unwrap();
+    sync(&s, Txg(7));
+    assert_eq!(kind(s.load(&plan, entries(1, M))), ErrorKind::Busy);
+
+    let mut bad = recorded();
+    bad.metaslabs[0].header.alloc = -1;
+    assert_eq!(kind(Space::new(1).add_vdev(&bad, None)), ErrorKind::Corrupt);
+    let mut bad = recorded();
+    bad.asize = 16 * M;
+    assert_eq!(kind(Space::new(1).add_vdev(&bad, None)), ErrorKind::Corrupt);
+}
+
+#[test]
+fn bad_frees_are_errors() {
+    let s = space(&[vdev(0, Class::Normal, 2)]);
+    let dvas = take(&s, &want(Class::Normal, 1), M).unwrap();
+    let free = |offset, size| {
+        let dva = Dva { vdev: VdevId(0), offset, asize: Asize(size), gang: false };
+        s.free(Txg(7), dva).map_err(|e| e.kind())
+    };
+    for (offset, size) in [
+        (M, 4096),
+        (0, 2 * M),
+        (12 * M, 8 * M),
+        (32 * M, 4096),
+        (31 * M, 4 * M),
+        (100, 4096),
+        (0, 100),
+        (0, 0),
+        (u64::MAX - 4095, 4096),
+    ] {
+        assert_eq!(free(offset, size), Err(ErrorKind::Corrupt), "{offset:#x} {size:#x}");
+    }
+    let elsewhere = Dva { vdev: VdevId(5), ..dvas[0] };
+    assert_eq!(s.free(Txg(7), elsewhere).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(free(0, M / 2), Ok(()));
+    assert_eq!(free(0, M), Err(ErrorKind::Corrupt));
+    sync(&s, Txg(7));
+    assert_eq!(free(0, 4096), Err(ErrorKind::Corrupt));
+    assert_eq!(free(M / 2, M / 2), Ok(()));
+    s.check().unwrap();
+}
+
+#[test]
+fn freed_space_comes_back_after_two_more_groups() {
+    let s = space(&[vdev(0, Class::Normal, 1)]);
+    let all = take(&s, &want(Class::Normal, 1), 16 * M).unwrap()[0];
+    sync(&s, Txg(7));
+    s.free(Txg(8), all).unwrap();
+    for txg in 8..10 {
+        sync(&s, Txg(txg));
+        let totals = s.vdev_totals(VdevId(0)).unwrap();
+        assert_eq!((totals.allocated, totals.deferred), (0, 16 * M));
+        assert_eq!(take(&s, &want(Class::Normal, 1), 4096), Err(Denied::NoSpace));
+    }
+    sync(&s, Txg(10));
+    assert_eq!(s.vdev_totals(VdevId(0)).unwrap().free(), 16 * M);
+    assert_eq!(s.synced(Txg(11), true).unwrap(), []);
+    s.remove_vdev(VdevId(0)).unwrap();
+    assert_eq!(take(&s, &want(Class::Normal, 1), 4096), Err(Denied::NoSpace));
+}
+
+#[test]
+fn claimed_space_is_taken() {
+    let s = space(&[vdev(0, Class::Normal, 1), recorded_as(1)]);
+    let dva = |v, offset| Dva { vdev: VdevId(v), offset, asize: Asize(8192), gang: false };
+    assert_eq!(s.claim(Txg(7), dva(0, 4096)).unwrap(), None);
+    assert_eq!(s.claim(Txg(7), dva(0, 8192)).unwrap_err().kind(), ErrorKind::Corrupt);
+    let key = MsKey { vdev: VdevId(1), ms: 1 };
+    assert_eq!(s.claim(Txg(7), dva(1, 17 * M)).unwrap(), Some(key));
+    assert_eq!(s.vdev_totals(VdevId(0)).unwrap().reserved, 8192);
+    let next = take(&s, &want(Class::Normal, 1), 8192).unwrap();
+    assert_eq!(next[0].offset, 12288);
+    s.check().unwrap();
+}
+
+fn recorded_as(id: u32) -> VdevDesc {
+    VdevDesc { vdev: VdevId(id), ..recorded() }
+}
+
+#[test]
+fn many_threads_get_disjoint_space() {
+    let s = space(&[0, 1].map(|i| vdev(i, Class::Normal, 8)));
+    let all = Mutex::new(Vec::new());
+    let stop = Mutex::new(false);
+    base::rt::fan_out(5, |i| {
+        if i == 4 {
+            // The sync thread of group 7, while others allocate in 7 and 8.
+            for pass in 1.. {
+                for key in s.take_dirty(Txg(7)) {
+                    if let Some(w) = s.prepare_write(key, Txg(7), pass, &FACTS).unwrap() {
+                        s.written(key, 50 + w.key.ms, w.length + 8).unwrap();
+                    }
+                }
+                if *stop.lock() {
+                    break;
+                }
+            }
+            return;
+        }
+        let mut mine = Vec::new();
+        let txg = Txg(7 + i as u64 % 2);
+        for n in 0..4000u64 {
+            let w = Want { txg, hint: n, copies: 1 + (n % 2) as u8, ..want(Class::Normal, 1) };
+            match take(&s, &w, 4096 * (1 + n % 5)) {
+                Ok(dvas) if n % 7 == 0 && txg == Txg(8) => s.unallocate(txg, &dvas),
+                Ok(dvas) => mine.extend(dvas),
+                Err(e) => assert_eq!(e, Denied::NoSpace),
+            }
+        }
+        let mut all = all.lock();
+        all.push(mine);
+        *stop.lock() = all.len() == 4;
+    });
+    for key in s.take_dirty(Txg(7)) {
+        if let Some(w) = s.prepare_write(key, Txg(7), 9, &FACTS).unwrap() {
+            s.written(key, 50, w.length + 8).unwrap();
+        }
+    }
+    let mut trees = [RangeTree::new(), RangeTree::new()];
+    for dva in all.into_inner().into_iter().flatten() {
+        trees[dva.vdev.0 as usize].add(dva.offset, dva.asize.0).unwrap();
+    }
+    s.check().unwrap();
+    for (id, tree) in trees.iter().enumerate() {
+        let totals = s.vdev_totals(VdevId(id as u32)).unwrap();
+        assert_eq!(totals.allocated + totals.reserved, tree.space());
+    }
+}
