@@ -13,9 +13,10 @@ done
 cargo test --workspace --locked --no-fail-fast -- --nocapture 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
-# The cache's threads under a scheduler that tries thousands of interleavings.
-RUSTFLAGS="--cfg shuttle" cargo test --locked --target-dir target/shuttle -p arc --test model \
-	2>&1 | tee -a "$log"
+# The threads of the cache and of the transaction groups under a scheduler that tries
+# thousands of interleavings.
+RUSTFLAGS="--cfg shuttle" cargo test --locked --target-dir target/shuttle -p arc -p txg \
+	--test model --no-fail-fast 2>&1 | tee -a "$log"
 models=${PIPESTATUS[0]}
 [ "$status" -ne 0 ] || status=$models
 

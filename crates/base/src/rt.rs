@@ -137,6 +137,25 @@ pub fn parallelism() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// A number of the calling thread, the same as long as it lives; threads that start
+/// one after another have neighbouring numbers. Cells that threads share out among
+/// themselves are picked by its low bits.
+pub fn thread_index() -> usize {
+    #[cfg(shuttle)]
+    {
+        usize::from(sys::thread::current().id())
+    }
+    #[cfg(not(shuttle))]
+    {
+        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        std::thread_local! {
+            static MINE: usize = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        // A thread that ends has none any more; any number will do for its last words.
+        MINE.try_with(|mine| *mine).unwrap_or(0)
+    }
+}
+
 /// A point on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant(std::time::Instant);
@@ -253,6 +272,16 @@ mod tests {
         let t = spawn("setter", move || other.set(7)).unwrap();
         assert_eq!(shot.wait(), 7);
         assert_eq!(t.join(), Some(()));
+    }
+
+    #[test]
+    fn a_thread_keeps_its_index() {
+        let mine = thread_index();
+        let other = spawn("other", || (thread_index(), thread_index())).unwrap();
+        let other = other.join().unwrap();
+        assert_eq!(other.0, other.1);
+        assert_ne!(other.0, mine);
+        assert_eq!(thread_index(), mine);
     }
 
     #[test]

@@ -1,0 +1,131 @@
+//! Limits of dirty data, and the delay that follows from them (chapter 05 §10.1).
+
+use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// Most lines of history.
+pub const TXG_HISTORY_MAX: u64 = 10_000;
+/// Least `zfs_dirty_data_max`: one block of the largest size.
+pub const DIRTY_DATA_MIN: u64 = 16 << 20;
+const DIRTY_DATA_MAX_PERCENT: u64 = 10;
+const DIRTY_DATA_MAX_MAX: u64 = 4 << 30;
+
+/// What an administrator can set; names are the tunables' without `zfs_`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of dirty data at which writers stop.
+    pub dirty_data_max: u64,
+    /// Percent of it above which writers are delayed; 100 or more: never.
+    pub delay_min_dirty_percent: u64,
+    /// The delay half way between the two, nanoseconds.
+    pub delay_scale_ns: u64,
+    /// The longest delay of one operation, nanoseconds.
+    pub delay_max_ns: u64,
+    /// Percent of it that starts a group's sync; more than 100 count as 100.
+    pub dirty_sync_percent: u64,
+    /// Seconds after which dirt is written.
+    pub timeout_s: u64,
+    /// Synced groups remembered, at most [`TXG_HISTORY_MAX`].
+    pub txg_history: u64,
+}
+
+impl Limits {
+    /// The defaults on a machine with so many bytes of memory: a tenth of it, at most
+    /// 4 GiB, may be dirty.
+    pub fn for_memory(bytes: u64) -> Limits {
+        let share = bytes / 100 * DIRTY_DATA_MAX_PERCENT;
+        let max = DIRTY_DATA_MAX_MAX.min(bytes / 4);
+        Limits {
+            dirty_data_max: share.min(max).max(DIRTY_DATA_MIN),
+            delay_min_dirty_percent: 60,
+            delay_scale_ns: 500_000,
+            delay_max_ns: 100_000_000,
+            dirty_sync_percent: 20,
+            timeout_s: 5,
+            txg_history: 100,
+        }
+    }
+
+    /// Dirty bytes above which writers are delayed.
+    pub fn delay_from(&self) -> u64 {
+        percent(self.dirty_data_max, self.delay_min_dirty_percent)
+    }
+
+    /// Dirty bytes of the open group from which it syncs; at least one.
+    pub fn sync_from(&self) -> u64 {
+        percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).max(1)
+    }
+}
+
+impl Default for Limits {
+    /// As on a machine with so much memory that the cap decides.
+    fn default() -> Limits {
+        Limits::for_memory(DIRTY_DATA_MAX_MAX * 100 / DIRTY_DATA_MAX_PERCENT)
+    }
+}
+
+fn percent(of: u64, percent: u64) -> u64 {
+    let share = u128::from(of) * u128::from(percent) / 100;
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
+/// Nanoseconds that a transaction is delayed when so many bytes are dirty: nothing up to
+/// the start, then `scale · (dirty − start) / (max − dirty)`, capped.
+pub fn delay_ns(dirty: u64, limits: &Limits) -> u64 {
+    let from = limits.delay_from();
+    if dirty <= from && dirty < limits.dirty_data_max {
+        return 0;
+    }
+    if dirty >= limits.dirty_data_max {
+        return limits.delay_max_ns;
+    }
+    let over = u128::from(dirty - from) * u128::from(limits.delay_scale_ns);
+    let delay = over / u128::from(limits.dirty_data_max - dirty);
+    u64::try_from(delay).unwrap_or(u64::MAX).min(limits.delay_max_ns)
+}
+
+/// When a transaction that began at `start` goes on, given when the last one did: so
+/// the pool's rate is 1/delay, however many threads write.
+pub(crate) fn wakeup(start: u64, last: u64, delay: u64) -> u64 {
+    start.max(last).saturating_add(delay)
+}
+
+/// Limits in force, changed while they are used.
+pub(crate) struct Live {
+    values: [AtomicU64; 7],
+}
+
+impl Live {
+    pub(crate) fn new(limits: &Limits) -> Live {
+        let live = Live { values: Default::default() };
+        live.set(limits);
+        live
+    }
+
+    pub(crate) fn set(&self, l: &Limits) {
+        let new = [
+            l.dirty_data_max.max(1),
+            l.delay_min_dirty_percent,
+            l.delay_scale_ns,
+            l.delay_max_ns,
+            l.dirty_sync_percent,
+            l.timeout_s,
+            l.txg_history.min(TXG_HISTORY_MAX),
+        ];
+        for (value, new) in self.values.iter().zip(new) {
+            value.store(new, SeqCst);
+        }
+    }
+
+    pub(crate) fn get(&self) -> Limits {
+        let at = |i: usize| self.values[i].load(SeqCst);
+        Limits {
+            dirty_data_max: at(0),
+            delay_min_dirty_percent: at(1),
+            delay_scale_ns: at(2),
+            delay_max_ns: at(3),
+            dirty_sync_percent: at(4),
+            timeout_s: at(5),
+            txg_history: at(6),
+        }
+    }
+}

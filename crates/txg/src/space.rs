@@ -1,0 +1,65 @@
+//! Space promised to groups that are not on disk yet (chapter 05 §11.4).
+
+use base::Txg;
+use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
+
+use crate::{TXG_SLOTS, slot};
+
+/// `spa_asize_inflation`: (3 parity + 1 data) × 3 copies × 2.
+const ASIZE_INFLATION: u64 = 24;
+
+/// The most bytes that `logical` bytes of data can take from the pool, whose largest
+/// sector is `2^max_ashift` bytes.
+pub fn worst_case_asize(logical: u64, max_ashift: u32) -> u64 {
+    if logical == 0 {
+        return 0;
+    }
+    let sector = 1u64.checked_shl(max_ashift).unwrap_or(u64::MAX);
+    logical.max(sector).saturating_mul(ASIZE_INFLATION)
+}
+
+/// Bytes promised to the living groups of a pool or of one dataset directory. What the
+/// limit is, and whether a refusal is final or is tried again in the next group, its
+/// owner decides.
+#[derive(Debug, Default)]
+pub struct SpaceReservation {
+    inflight: AtomicU64,
+    slots: [AtomicU64; TXG_SLOTS],
+}
+
+impl SpaceReservation {
+    /// Promises nothing yet.
+    pub fn new() -> SpaceReservation {
+        SpaceReservation::default()
+    }
+
+    /// Promises `bytes` to a group that the caller holds, if all promises together stay
+    /// within `limit`.
+    pub fn try_reserve(&self, txg: Txg, bytes: u64, limit: u64) -> bool {
+        let more = |had: u64| had.checked_add(bytes).filter(|&sum| sum <= limit);
+        let reserved = self.inflight.fetch_update(SeqCst, SeqCst, more).is_ok();
+        if reserved {
+            self.slots[slot(txg.0)].fetch_add(bytes, SeqCst);
+        }
+        reserved
+    }
+
+    /// Takes back a promise of a group that the caller holds, as far as there is one.
+    pub fn release(&self, txg: Txg, bytes: u64) {
+        let take = |had: u64| Some(had - had.min(bytes));
+        if let Ok(had) = self.slots[slot(txg.0)].fetch_update(SeqCst, SeqCst, take) {
+            self.inflight.fetch_sub(had.min(bytes), SeqCst);
+        }
+    }
+
+    /// The group is on disk; what it took is accounted for there.
+    pub fn synced(&self, txg: Txg) {
+        let had = self.slots[slot(txg.0)].swap(0, SeqCst);
+        self.inflight.fetch_sub(had, SeqCst);
+    }
+
+    /// Bytes promised to all groups that are not on disk.
+    pub fn inflight(&self) -> u64 {
+        self.inflight.load(SeqCst)
+    }
+}
