@@ -429,7 +429,7 @@ fn crash_images_are_cheap() {
         }
         devs.iter().for_each(|d| ok(&**d, Io::Flush));
     }
-    let began = std::time::Instant::now();
+    let began = rt::now();
     let (mut images, mut bytes) = (0u32, 0);
     for event in (0..disks.events()).step_by(7) {
         for seed in crash_seeds(1, event, 0) {
