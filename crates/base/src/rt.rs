@@ -165,6 +165,11 @@ impl Instant {
     pub fn since(self, earlier: Instant) -> Duration {
         self.0.saturating_duration_since(earlier.0)
     }
+    /// The point this much later.
+    #[must_use]
+    pub fn after(self, time: Duration) -> Instant {
+        Instant(self.0.checked_add(time).unwrap_or(self.0))
+    }
     /// Time passed since this point.
     pub fn elapsed(self) -> Duration {
         now().since(self)

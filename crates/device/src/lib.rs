@@ -10,7 +10,8 @@
 //!   locked against a second opening, driven by an [`Engine`]: io_uring, or a pool
 //!   of threads calling pread and pwrite.
 //! * [`MemDevice`]: a vector, for tests. [`FaultDevice`]: wraps another device and
-//!   damages what it returns, deterministically.
+//!   damages what it returns, deterministically. [`SimDevice`]: forgets in a crash
+//!   what was not flushed; see [`sim`].
 //!
 //! A caller that has to wait anyway uses [`read_blocking`], [`submit_and_wait`] or
 //! [`execute`]; these let a file device serve one operation in the calling thread,
@@ -29,6 +30,7 @@ mod file;
 mod mem;
 mod op;
 mod pool;
+pub mod sim;
 mod stats;
 mod uring;
 
@@ -39,4 +41,5 @@ pub use mem::MemDevice;
 pub use op::{
     Caps, Completion, Device, Done, FlushCost, Io, Op, execute, read_blocking, submit_and_wait,
 };
+pub use sim::{SimDevice, SimDisks};
 pub use stats::{DeviceStats, StatsSnapshot};

@@ -178,6 +178,8 @@ pub enum Kind {
     Join,
     /// A wait for time to pass.
     Sleep,
+    /// [`point`].
+    Point,
     /// A thread ends.
     End,
 }
@@ -247,6 +249,15 @@ pub fn run_with<T: Send + 'static>(
 pub fn halt() {
     if let Some(me) = member() {
         me.halt();
+    }
+}
+
+/// A scheduling point for code that has none of its own, such as a simulated device;
+/// does nothing outside a run.
+#[track_caller]
+pub fn point() {
+    if let Some(me) = member() {
+        me.point(Kind::Point, std::panic::Location::caller());
     }
 }
 
