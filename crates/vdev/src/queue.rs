@@ -1,11 +1,12 @@
 //! A leaf's write queue: sorted, merged, a few operations deep.
 //!
 //! # Theory
-//! What is submitted goes into a set sorted by offset. While fewer operations than
-//! allowed are with the device, the lowest offset behind the last one is taken, wrapping
-//! at the end, together with the neighbours that touch it exactly: a device that is
-//! slower than its writers gets few large writes in the order of its sectors. There
-//! is no thread: whoever submits or completes hands on what fits (`Queue::pump`),
+//! The device is swept: what waits is taken in the order of offsets, and what arrives
+//! meanwhile is for the next sweep, unless it touches what is taken and is taken along.
+//! So a device that is slower than its writers gets few large writes in the order of
+//! its sectors. (An elevator that also takes what arrives ahead of it never turns back
+//! under a stream of ascending writes: stragglers fill the queue and nothing merges.)
+//! There is no thread: whoever submits or completes hands on what fits (`Queue::pump`),
 //! one at a time, so a device that completes at once does not recurse.
 //!
 //! An optional request asks for zeros that nobody will read (raidz skip sectors); it
@@ -23,11 +24,11 @@
 //!   device, whose completion pumps.
 //!
 //! Departure: synchronous writes are taken first, but by offset like the others
-//! rather than first come, first served; the wrap bounds their wait.
+//! rather than first come, first served; the sweeps bound their wait.
 //!
 //! Lock order: `state` is a leaf lock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -148,6 +149,8 @@ impl Request {
 
 struct Queued {
     request: Request,
+    /// When it is its turn.
+    sweep: u64,
     /// Part of a merged operation that failed.
     alone: bool,
     /// When it was submitted, for [`Queue::drain`].
@@ -163,8 +166,10 @@ struct State {
     /// Wait for what they overlap, in order.
     held: VecDeque<Queued>,
     active: [usize; CLASSES],
-    /// Where the last operation of a class ended.
-    cursor: [u64; CLASSES],
+    /// The ready ones: sweep, offset.
+    order: [BTreeSet<(u64, u64)>; CLASSES],
+    /// The sweep that a class is at.
+    sweep: [u64; CLASSES],
     /// Of everything in the queue.
     bytes: u64,
     /// Requests of each epoch that are not over; the last one is the present's.
@@ -198,8 +203,12 @@ impl State {
             || self.flying.range(..end).next_back().is_some_and(|(_, &e)| e > from)
     }
 
-    fn insert(&mut self, queued: Queued) {
-        self.ready[queued.request.class()].insert(queued.request.offset, queued);
+    /// Makes a request ready, for the next sweep.
+    fn insert(&mut self, mut queued: Queued) {
+        let (class, offset) = (queued.request.class(), queued.request.offset);
+        queued.sweep = self.sweep[class] + 1;
+        self.order[class].insert((queued.sweep, offset));
+        self.ready[class].insert(offset, queued);
     }
 
     fn admit(&mut self, request: Request) {
@@ -210,7 +219,7 @@ impl State {
         if let Some(count) = self.open.back_mut() {
             *count += 1;
         }
-        let queued = Queued { request, alone: false, epoch };
+        let queued = Queued { request, sweep: 0, alone: false, epoch };
         if blocked {
             self.held.push_back(queued);
         } else {
@@ -255,37 +264,62 @@ impl State {
         limits: &WriteLimits,
         dropped: &mut Vec<Queued>,
     ) -> Option<Run> {
-        let ready = &mut self.ready[class];
-        let (start, first) = loop {
-            let after = ready.range(self.cursor[class]..).next();
-            let start = *after.or_else(|| ready.iter().next())?.0;
-            let first = ready.remove(&start)?;
-            if !first.request.optional {
-                break (start, first);
+        loop {
+            let &(sweep, offset) = self.order[class].first()?;
+            self.sweep[class] = self.sweep[class].max(sweep);
+            let mut parts = VecDeque::from([self.take(class, offset)?]);
+            self.extend(class, limits, &mut parts);
+            while let Some(last) = parts.pop_back_if(|last| last.request.optional) {
+                dropped.push(last);
             }
-            dropped.push(first);
+            while let Some(first) = parts.pop_front_if(|first| first.request.optional) {
+                dropped.push(first);
+            }
+            if let (Some(first), Some(last)) = (parts.front(), parts.back()) {
+                let (start, end) = (first.request.offset, last.request.end());
+                self.flying.insert(start, end);
+                self.active[class] += 1;
+                return Some(Run { start, class, parts: parts.into() });
+            }
+        }
+    }
+
+    /// Adds the neighbours that touch, behind and before, as far as the limits allow.
+    fn extend(&mut self, class: usize, limits: &WriteLimits, parts: &mut VecDeque<Queued>) {
+        let only = &parts[0];
+        if only.alone {
+            return;
+        }
+        let (mut start, mut end) = (only.request.offset, only.request.end());
+        let mut bufs = only.request.bufs.len();
+        let fits = |next: &Queued, len: u64, bufs: usize| {
+            !next.alone
+                && len + next.request.len <= limits.aggregation_limit
+                && bufs + next.request.bufs.len() <= BUFS_MAX
         };
-        let (mut end, mut bufs) = (first.request.end(), first.request.bufs.len());
-        let mut parts = vec![first];
-        while !parts[0].alone
-            && let Some(next) = ready.get(&end)
-            && !next.alone
-            && next.request.end() - start <= limits.aggregation_limit
-            && bufs + next.request.bufs.len() <= BUFS_MAX
-            && let Some(next) = ready.remove(&end)
+        while let Some(next) = self.ready[class].get(&end)
+            && fits(next, end - start, bufs)
+            && let Some(next) = self.take(class, end)
         {
             end = next.request.end();
             bufs += next.request.bufs.len();
-            parts.push(next);
+            parts.push_back(next);
         }
-        while let Some(last) = parts.pop_if(|last| last.request.optional) {
-            end = last.request.offset;
-            dropped.push(last);
+        while let Some((&at, next)) = self.ready[class].range(..start).next_back()
+            && next.request.end() == start
+            && fits(next, end - start, bufs)
+            && let Some(next) = self.take(class, at)
+        {
+            start = at;
+            bufs += next.request.bufs.len();
+            parts.push_front(next);
         }
-        self.cursor[class] = end;
-        self.flying.insert(start, end);
-        self.active[class] += 1;
-        Some(Run { start, class, parts })
+    }
+
+    fn take(&mut self, class: usize, offset: u64) -> Option<Queued> {
+        let queued = self.ready[class].remove(&offset)?;
+        self.order[class].remove(&(queued.sweep, offset));
+        Some(queued)
     }
 
     fn pick(&mut self, limits: &WriteLimits, dropped: &mut Vec<Queued>) -> Vec<Run> {

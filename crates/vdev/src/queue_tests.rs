@@ -117,8 +117,47 @@ fn neighbours_merge_in_the_order_of_sectors() {
     }
     while device.complete(0) {}
     let seen: Vec<_> = device.seen.lock().iter().map(|(o, l)| (o / 512, l / 512)).collect();
-    assert_eq!(seen, [(20, 1), (21, 2), (30, 1), (7, 3)], "onwards, then from the start");
+    assert_eq!(seen, [(20, 1), (7, 3), (21, 2), (30, 1)]);
     assert_eq!(log.lock().len(), 7);
+}
+
+/// Writers that ascend, a little out of order, into a full queue.
+#[test]
+fn stragglers_do_not_keep_a_stream_from_merging() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let log = Log::default();
+    let write = |i: u64| queue.submit(vec![request(&log, 0, i * 512, 512, 1)]);
+    // Every other one comes late, when its neighbour is with the device.
+    for i in 0..10 {
+        write(2 * i + 1);
+        write(2 * i);
+        device.complete(0);
+    }
+    (20..40).for_each(write);
+    while device.complete(0) {}
+    let seen = device.seen.lock().clone();
+    let stragglers = seen.iter().filter(|(at, _)| *at < 20 * 512).count();
+    assert!(stragglers <= 20 && seen.len() <= stragglers + 4, "{seen:?}");
+    let last = seen.iter().rev().take(3).map(|s| s.1).max();
+    assert_eq!(last, Some(4096), "the stream's tail is merged: {seen:?}");
+}
+
+#[test]
+fn a_straggler_is_served_within_a_sweep() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), WriteLimits { aggregation_limit: 0, ..limits(1) });
+    let log = Log::default();
+    let write = |i: u64| queue.submit(vec![request(&log, i as usize, i * 512, 512, 1)]);
+    (10..15).for_each(write);
+    write(3);
+    for i in 15..30 {
+        write(i);
+        device.complete(0);
+    }
+    let order: Vec<_> = device.seen.lock().iter().map(|(o, _)| o / 512).collect();
+    assert!(order.iter().position(|&o| o == 3).is_some_and(|at| at <= 5), "{order:?}");
+    while device.complete(0) {}
 }
 
 #[test]
