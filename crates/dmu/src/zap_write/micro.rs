@@ -16,7 +16,7 @@ use crate::zap::ZapEntry;
 /// Bytes that a full microzap grows by.
 const GROW: usize = 512;
 /// Block size of a fat ZAP that was a microzap.
-pub const FAT_BLOCK: u32 = 16 << 10;
+const FAT_BLOCK: u32 = 16 << 10;
 /// Chunks of a leaf of [`FAT_BLOCK`] bytes; an entry of a microzap takes up to 5.
 const FAT_CHUNKS: usize = 638;
 

@@ -2,11 +2,11 @@
 //!
 //! # Theory
 //! A [`ZapMut`] works on blocks that a [`ZapStore`] gives it, inside one
-//! transaction. A microzap ([`micro`]) is changed in place, grows by 512 bytes and
-//! turns fat when it must. In a fat ZAP ([`fat`]) an entry is added to one leaf
+//! transaction. A microzap (`micro`) is changed in place, grows by 512 bytes and
+//! turns fat when it must. In a fat ZAP (`fat`) an entry is added to one leaf
 //! and counted in the header; a full leaf is split, and the table of pointers
 //! grows one block per added entry, so that no single operation pays for all of
-//! it ([`grow`]).
+//! it (`grow`).
 //!
 //! # Invariants
 //! * An operation reads and checks before it changes anything: `Exists`,
@@ -43,9 +43,9 @@
 //!
 //! Lock order: none taken here. Whoever calls holds the object for writing.
 
-pub mod fat;
+mod fat;
 mod grow;
-pub mod micro;
+mod micro;
 mod stage;
 #[cfg(test)]
 mod tests;
