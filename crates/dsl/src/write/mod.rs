@@ -42,7 +42,11 @@ pub mod props;
 pub mod scan;
 pub mod snapshot;
 pub mod store;
+#[cfg(test)]
+mod tests;
 pub mod trees;
+#[cfg(test)]
+mod unit_tests;
 pub mod usage;
 
 use std::cell::Cell;
