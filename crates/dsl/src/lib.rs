@@ -21,6 +21,7 @@ pub mod features;
 pub mod mos;
 pub mod props;
 pub mod stored;
+pub mod write;
 
 pub use dataset::DslDataset;
 pub use dir::DslDir;

@@ -20,7 +20,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    fn from_zap(value: &ZapValue) -> Result<Stored> {
+    pub(crate) fn from_zap(value: &ZapValue) -> Result<Stored> {
         if let Some(n) = value.as_u64() {
             return Ok(Stored::Number(n));
         }

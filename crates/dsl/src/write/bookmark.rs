@@ -1,0 +1,217 @@
+//! Bookmarks: what remains of a snapshot when it is gone (chapter 04 §11.3).
+//!
+//! # Theory
+//! A bookmark of the long form knows how much of its snapshot was freed before the
+//! next one (FBN): it counts kills while its snapshot is the newest, and afterwards
+//! lives on keys of deadlists, which must therefore outlive the snapshot.
+//!
+//! # Invariants
+//! * Feature bookmarks counts heads with a ZAP of bookmarks, bookmark_written the
+//!   bookmarks with FBN, bookmark_v2 those of the long form.
+
+use base::{Error, ErrorKind, Result};
+use ondisk::ObjType;
+use ondisk::dslphys::{
+    BOOKMARK_HAS_FBN, BOOKMARK_SNAPSHOT_EXISTS, BookmarkPhys, RedactionListPhys, Space,
+};
+use ondisk::normalize::TOUPPER;
+use ondisk::zap::ZapValue;
+
+use super::features::{
+    self, BOOKMARK_V2, BOOKMARK_WRITTEN, BOOKMARKS, REDACTION_BOOKMARKS, REDACTION_LIST_SPILL,
+};
+use super::{MosRead, SyncCx, Usage, create, deadlist, links};
+
+/// Key of a head's bookmarks.
+pub const KEY: &str = "com.delphix:bookmarks";
+/// Key of the identity of an encrypted snapshot's initialisation vectors.
+const IVSET: &str = "com.datto:ivset_guid";
+/// Words of the long form.
+const LONG: usize = 12;
+
+/// A bookmark and its name.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// Without dataset and `#`.
+    pub name: Vec<u8>,
+    /// The structure.
+    pub phys: BookmarkPhys,
+    /// It is stored in the long form.
+    pub long: bool,
+}
+
+impl Named {
+    /// Whether it counts what was freed since its snapshot.
+    pub fn has_fbn(&self) -> bool {
+        self.phys.flags & BOOKMARK_HAS_FBN != 0
+    }
+}
+
+/// Bookmarks of a head, in any order.
+///
+/// # Errors
+/// Those of reading; `Corrupt`.
+pub fn of_head(mos: &dyn MosRead, head: u64) -> Result<Vec<Named>> {
+    let Some(zap) = mos.attribute_u64(head, KEY)? else { return Ok(Vec::new()) };
+    let odd = || Error::corrupt("a bookmark is not an array of numbers");
+    let entries = mos.zap_entries(zap)?.into_iter().map(|(name, value)| {
+        let words = value.u64s().ok_or_else(odd)?;
+        let phys = BookmarkPhys::from_words(&words)?;
+        Ok(Named { name, phys, long: words.len() >= LONG })
+    });
+    entries.collect()
+}
+
+/// The bookmarks that count what was freed since.
+///
+/// # Errors
+/// As [`of_head`].
+pub fn with_fbn(mos: &dyn MosRead, head: u64) -> Result<Vec<Named>> {
+    Ok(of_head(mos, head)?.into_iter().filter(Named::has_fbn).collect())
+}
+
+fn put(cx: &SyncCx<'_>, zap: u64, name: &[u8], phys: &BookmarkPhys) -> Result<bool> {
+    let v2 = features::is_enabled(cx.read(), BOOKMARK_V2)?;
+    let words = phys.to_words(v2);
+    let value = ZapValue::from_u64s(&words).ok_or_else(|| Error::bug("bookmark too long"))?;
+    cx.mos.zap_update(zap, name, &value)?;
+    Ok(words.len() >= LONG)
+}
+
+/// Changes the bookmarks of a head that count what was freed since: those for which
+/// `edit` says that it changed them are stored.
+///
+/// # Errors
+/// Those of the store.
+pub fn edit_fbn(
+    cx: &SyncCx<'_>,
+    head: u64,
+    edit: &mut dyn FnMut(&mut BookmarkPhys) -> Result<bool>,
+) -> Result<()> {
+    let Some(zap) = cx.read().attribute_u64(head, KEY)? else { return Ok(()) };
+    for mut mark in with_fbn(cx.read(), head)? {
+        if edit(&mut mark.phys)? {
+            put(cx, zap, &mark.name, &mark.phys)?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds to what was freed before the next snapshot.
+pub fn add_fbn(phys: &mut BookmarkPhys, usage: Usage) {
+    phys.fbn = (Usage::from(phys.fbn) + usage).space();
+}
+
+/// Makes a bookmark of snapshot `snapshot` for the head of its directory.
+///
+/// # Errors
+/// `Exists`; `Invalid` for a name that cannot be one; `Unsupported` unless the feature
+/// is enabled; those of the store.
+pub fn make(cx: &SyncCx<'_>, snapshot: u64, name: &str) -> Result<()> {
+    create::check_component(name)?;
+    let snap = cx.dataset(snapshot)?;
+    if !snap.is_snapshot() {
+        return Err(Error::invalid("only snapshots can be bookmarked"));
+    }
+    let head = cx.dir(snap.dir_obj)?.head_dataset_obj;
+    let zap = cx.read().attribute_u64(head, KEY)?;
+    if let Some(zap) = zap
+        && cx.mos.zap_lookup(zap, name.as_bytes())?.is_some()
+    {
+        return Err(Error::new(ErrorKind::Exists, "the bookmark exists"));
+    }
+    let zap = match zap {
+        Some(zap) => zap,
+        None => {
+            features::add(cx, BOOKMARKS, 1)?;
+            let zap = cx.new_zap(ObjType::OTN_ZAP_METADATA, TOUPPER)?;
+            features::set_attribute(cx, head, KEY, &ZapValue::from_u64(zap))?;
+            zap
+        }
+    };
+    let mut phys = BookmarkPhys {
+        guid: snap.guid,
+        creation_txg: snap.creation_txg,
+        creation_time: snap.creation_time,
+        ivset_guid: cx.read().attribute_u64(snapshot, IVSET)?.unwrap_or(0),
+        ..BookmarkPhys::default()
+    };
+    if features::is_enabled(cx.read(), BOOKMARK_WRITTEN)? {
+        let next = cx.dataset(snap.next_snap_obj)?;
+        phys.flags = BOOKMARK_HAS_FBN | BOOKMARK_SNAPSHOT_EXISTS;
+        phys.referenced = Space {
+            used: snap.referenced_bytes,
+            comp: snap.compressed_bytes,
+            uncomp: snap.uncompressed_bytes,
+        };
+        phys.fbn = deadlist::total(cx.read(), next.deadlist_obj)?.space();
+        features::add(cx, BOOKMARK_WRITTEN, 1)?;
+    }
+    if put(cx, zap, name.as_bytes(), &phys)? {
+        features::add(cx, BOOKMARK_V2, 1)?;
+    }
+    Ok(())
+}
+
+/// Destroys a bookmark of a head.
+///
+/// # Errors
+/// `NotFound`; those of the store.
+pub fn destroy(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<()> {
+    let marks = of_head(cx.read(), head)?;
+    let missing = || Error::not_found("there is no such bookmark");
+    let mark = marks.iter().find(|m| m.name == name.as_bytes()).ok_or_else(missing)?;
+    let zap = cx.read().attribute_u64(head, KEY)?.ok_or_else(missing)?;
+    let (txg, ds) = (mark.phys.creation_txg, cx.dataset(head)?);
+    let same = marks.iter().filter(|m| m.has_fbn() && m.phys.creation_txg == txg).count();
+    let orphan = mark.phys.flags & BOOKMARK_SNAPSHOT_EXISTS == 0;
+    if mark.has_fbn() && orphan && same == 1 && txg < ds.prev_snap_txg {
+        deadlist::remove_key(cx, ds.deadlist_obj, txg.0)?;
+        links::remove_key_from_clones(cx, ds.dir_obj, txg)?;
+    }
+    forget(cx, mark)?;
+    cx.mos.zap_remove(zap, name.as_bytes())?;
+    if marks.len() == 1 {
+        drop_zap(cx, head, zap)?;
+    }
+    Ok(())
+}
+
+/// Undoes what features count of a bookmark, and frees its redaction list.
+fn forget(cx: &SyncCx<'_>, mark: &Named) -> Result<()> {
+    if mark.long {
+        features::add(cx, BOOKMARK_V2, -1)?;
+    }
+    if mark.has_fbn() {
+        features::add(cx, BOOKMARK_WRITTEN, -1)?;
+    }
+    if mark.phys.redaction_obj != 0 {
+        let info = cx.mos.info(mark.phys.redaction_obj)?;
+        // Its header is in a spill block if the bonus buffer is too short for one.
+        if RedactionListPhys::parse(&info.bonus, info.endian).is_err() {
+            features::add(cx, REDACTION_LIST_SPILL, -1)?;
+        }
+        features::add(cx, REDACTION_BOOKMARKS, -1)?;
+        cx.mos.free_object(mark.phys.redaction_obj)?;
+    }
+    Ok(())
+}
+
+fn drop_zap(cx: &SyncCx<'_>, head: u64, zap: u64) -> Result<()> {
+    cx.mos.free_object(zap)?;
+    cx.mos.zap_remove(head, KEY.as_bytes())?;
+    features::add(cx, BOOKMARKS, -1)?;
+    Ok(())
+}
+
+/// Destroys all bookmarks of a head that is going away.
+///
+/// # Errors
+/// Those of the store.
+pub fn destroy_all(cx: &SyncCx<'_>, head: u64) -> Result<()> {
+    let Some(zap) = cx.read().attribute_u64(head, KEY)? else { return Ok(()) };
+    for mark in of_head(cx.read(), head)? {
+        forget(cx, &mark)?;
+    }
+    drop_zap(cx, head, zap)
+}

@@ -1,0 +1,225 @@
+//! Deadlists: what a dataset's previous snapshot refers to and it does not any more
+//! (chapter 04 §6.4).
+//!
+//! # Theory
+//! A ZAP maps a group to a list of block pointers: the entry with key k holds the
+//! blocks born after k and up to the next key. The keys of a head are the creation
+//! groups of the snapshots before the previous one, so destroying a snapshot moves
+//! and frees whole lists without looking at a block.
+//!
+//! # Invariants
+//! * The header's totals are the sums over all lists.
+//! * An entry without blocks refers to the shared empty list where the pool has one.
+
+use std::collections::BTreeMap;
+
+use base::{Error, ObjectId, Result};
+use ondisk::ObjType;
+use ondisk::bpobj::BpobjEntry;
+use ondisk::dslphys::DeadlistPhys;
+
+use super::{MosRead, NewObject, SMALL_BLOCK, SyncCx, Usage, birth, bpobj};
+
+/// Makes a deadlist without keys.
+///
+/// # Errors
+/// Those of the store.
+pub fn create(cx: &SyncCx<'_>) -> Result<u64> {
+    let bonus = DeadlistPhys::default().encode().to_vec();
+    let object = NewObject::plain(ObjType::DEADLIST, SMALL_BLOCK);
+    let id = cx.mos.allocate(&object.with_bonus(ObjType::DEADLIST_HDR, bonus))?;
+    cx.mos.zap_init(id, 0)?;
+    Ok(id)
+}
+
+fn check_form(mos: &dyn MosRead, object: u64) -> Result<DeadlistPhys> {
+    let info = mos.info(object)?;
+    match info.bonus_type {
+        ObjType::DEADLIST_HDR => DeadlistPhys::parse(&info.bonus, info.endian),
+        ObjType::BPOBJ_HDR => {
+            Err(Error::unsupported("the deadlist has the form of pools older than version 26"))
+        }
+        _ => Err(Error::corrupt("object is not a deadlist")),
+    }
+    .map_err(|e| e.in_object(ObjectId(object)))
+}
+
+/// Sizes of everything in a deadlist.
+///
+/// # Errors
+/// Those of reading; `Unsupported` for the old form.
+pub fn total(mos: &dyn MosRead, object: u64) -> Result<Usage> {
+    check_form(mos, object).map(|h| Usage::of(h.used, h.comp, h.uncomp))
+}
+
+fn change_total(cx: &SyncCx<'_>, object: u64, by: Usage) -> Result<()> {
+    if by.is_zero() {
+        return Ok(());
+    }
+    set_total(cx, object, total(cx.read(), object)? + by)
+}
+
+fn set_total(cx: &SyncCx<'_>, object: u64, total: Usage) -> Result<()> {
+    let s = total.space();
+    let phys = DeadlistPhys { used: s.used, comp: s.comp, uncomp: s.uncomp };
+    cx.mos.set_bonus(object, &phys.encode())
+}
+
+/// Keys and their lists.
+///
+/// # Errors
+/// Those of reading; `Corrupt`; `Unsupported` for the old form.
+pub fn keys(mos: &dyn MosRead, object: u64) -> Result<BTreeMap<u64, u64>> {
+    check_form(mos, object)?;
+    let odd = || Error::corrupt("a deadlist's key is not a number").in_object(ObjectId(object));
+    let entries = mos.numbers(object)?.into_iter().map(|(name, list)| {
+        u64::from_str_radix(&name, 16).map(|key| (key, list)).map_err(|_| odd())
+    });
+    entries.collect()
+}
+
+fn put(cx: &SyncCx<'_>, object: u64, key: u64, list: u64) -> Result<()> {
+    cx.put_number(object, &format!("{key:x}"), list)
+}
+
+fn remove(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+    cx.mos.zap_remove(object, format!("{key:x}").as_bytes())
+}
+
+/// Adds a key with an empty list, unless it is there.
+///
+/// # Errors
+/// Those of the store.
+pub fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+    if keys(cx.read(), object)?.contains_key(&key) {
+        return Ok(());
+    }
+    let list = bpobj::create_empty(cx)?;
+    put(cx, object, key, list)
+}
+
+/// Puts a list into the entry at `key`, of which `present` is the list.
+fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Result<()> {
+    if present != list && bpobj::is_shared_empty(cx.read(), present)? {
+        bpobj::release(cx, present)?;
+        put(cx, object, key, list)
+    } else {
+        bpobj::add_sublist(cx, present, list)
+    }
+}
+
+/// Removes a key; its blocks go to the entry before. Nothing happens if there is no
+/// such key.
+///
+/// # Errors
+/// `Corrupt` when there is no smaller key; those of the store.
+pub fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+    let keys = keys(cx.read(), object)?;
+    let Some(&list) = keys.get(&key) else { return Ok(()) };
+    let (&before, &present) = keys
+        .range(..key)
+        .next_back()
+        .ok_or_else(|| Error::corrupt("a deadlist lacks key 0").in_object(ObjectId(object)))?;
+    remove(cx, object, key)?;
+    join(cx, object, before, present, list)
+}
+
+/// A new deadlist with the keys below `max` of another, all empty.
+///
+/// # Errors
+/// Those of the store.
+pub fn clone_keys(cx: &SyncCx<'_>, object: u64, max: u64) -> Result<u64> {
+    let copy = create(cx)?;
+    for (&key, _) in keys(cx.read(), object)?.range(..max) {
+        let list = bpobj::create_empty(cx)?;
+        put(cx, copy, key, list)?;
+    }
+    Ok(copy)
+}
+
+/// Moves everything in `source` to `object`; `source` is left without keys.
+///
+/// # Errors
+/// `Corrupt` when a key has no place; those of the store.
+pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
+    for (key, list) in keys(cx.read(), source)? {
+        let usage = bpobj::usage(cx.read(), list)?;
+        let present = keys(cx.read(), object)?;
+        let (&to, &into) = present.range(..=key).next_back().ok_or_else(|| {
+            Error::corrupt("a deadlist has no key so small").in_object(ObjectId(object))
+        })?;
+        remove(cx, source, key)?;
+        change_total(cx, object, usage)?;
+        join(cx, object, to, into, list)?;
+    }
+    set_total(cx, source, Usage::default())
+}
+
+/// Moves the entries with keys from `from` on to the list `list`; their sizes.
+///
+/// # Errors
+/// Those of the store.
+pub fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> Result<Usage> {
+    let mut moved = Usage::default();
+    for (&key, &entry) in keys(cx.read(), object)?.range(from..) {
+        moved += bpobj::usage(cx.read(), entry)?;
+        remove(cx, object, key)?;
+        bpobj::add_sublist(cx, list, entry)?;
+    }
+    change_total(cx, object, -moved)?;
+    Ok(moved)
+}
+
+/// Sizes of dead blocks born after `a` and up to `b`; exact if both are keys or `b`
+/// is beyond all (§6.4).
+///
+/// # Errors
+/// Those of reading.
+pub fn range(mos: &dyn MosRead, object: u64, a: u64, b: u64) -> Result<Usage> {
+    if a >= b {
+        return Ok(Usage::default());
+    }
+    let keys = keys(mos, object)?;
+    keys.range(a..b).map(|(_, &list)| bpobj::usage(mos, list)).sum()
+}
+
+/// Adds blocks, each to the entry of its birth.
+///
+/// # Errors
+/// `Corrupt` when there is no key below a birth; those of the store.
+pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()> {
+    let keys = keys(cx.read(), object)?;
+    let mut by_key: BTreeMap<u64, Vec<BpobjEntry>> = BTreeMap::new();
+    for entry in entries {
+        let (&key, _) = keys.range(..birth(&entry.bp).0).next_back().ok_or_else(|| {
+            Error::corrupt("a deadlist has no key so small").in_object(ObjectId(object))
+        })?;
+        by_key.entry(key).or_default().push(*entry);
+    }
+    let mut sum = Usage::default();
+    for (key, entries) in by_key {
+        let Some(&list) = keys.get(&key) else { continue };
+        let mut list = list;
+        if bpobj::is_shared_empty(cx.read(), list)? {
+            bpobj::release(cx, list)?;
+            list = bpobj::create(cx, bpobj::BLOCK, 0)?;
+            put(cx, object, key, list)?;
+        }
+        sum += bpobj::append(cx, list, &entries)?;
+    }
+    change_total(cx, object, sum)
+}
+
+/// Frees a deadlist; the blocks in it are not freed. The old form is freed too.
+///
+/// # Errors
+/// Those of the store.
+pub fn free(cx: &SyncCx<'_>, object: u64) -> Result<()> {
+    if cx.mos.info(object)?.bonus_type == ObjType::BPOBJ_HDR {
+        return bpobj::release(cx, object);
+    }
+    for (_, list) in keys(cx.read(), object)? {
+        bpobj::release(cx, list)?;
+    }
+    cx.mos.free_object(object)
+}

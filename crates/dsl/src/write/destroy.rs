@@ -1,0 +1,396 @@
+//! Destroying snapshots, heads and their directories (chapter 04 §8, §9.1).
+//!
+//! # Theory
+//! A snapshot's destruction moves whole lists: what only it referred to goes to
+//! `free_bpobj`, the rest of its deadlist to the next dataset's.
+//!
+//! A head's blocks are found by walking its tree. With feature async_destroy the tree
+//! is put on a list (a bptree) that [`super::background`] works off over as many
+//! groups as it takes: constant work now, and a crash loses nothing. Without the
+//! feature the whole tree is walked in this group, and its blocks are put into
+//! `free_bpobj`, which all pools have: atomic too, and only old pools pay for it.
+//! It is walked twice, so that a tree that cannot be read is found before anything
+//! is changed.
+//!
+//! # Departures from OpenZFS
+//! * A clone's livelist is dropped, its tree walked.
+//! * Without async_destroy, OpenZFS marks the dataset and deletes file by file.
+
+use base::{Error, ErrorKind, Result};
+use ondisk::bpobj::BpobjEntry;
+use ondisk::dslphys::{
+    BOOKMARK_SNAPSHOT_EXISTS, BptreeEntry, BookmarkPlace, DslDatasetPhys, DslDirPhys, UsedKind,
+};
+
+use super::accounting::{diduse, free_changed};
+use super::features::{self, ASYNC_DESTROY};
+use super::trees::{Trees, Walked};
+use super::{
+    MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist, links,
+    props, scan, snapshot, usage,
+};
+
+/// Blocks put into a list at once.
+const BATCH: usize = 1024;
+
+/// Whether a snapshot can be destroyed now.
+///
+/// # Errors
+/// `Busy` when it is held; `Exists` when it has clones; `Invalid` for a head.
+pub fn check_snapshot(mos: &dyn MosRead, snap: u64) -> Result<()> {
+    let s = mos.dataset(snap)?;
+    if !s.is_snapshot() || s.prev_snap_obj == 0 {
+        return Err(Error::invalid("this is no snapshot that can be destroyed"));
+    }
+    if !holds(mos, &s)?.is_empty() {
+        return Err(Error::busy("the snapshot is held"));
+    }
+    if s.num_children > 1 {
+        return Err(Error::new(ErrorKind::Exists, "the snapshot has clones"));
+    }
+    Ok(())
+}
+
+fn holds(mos: &dyn MosRead, s: &DslDatasetPhys) -> Result<Vec<(String, u64)>> {
+    mos.numbers(s.userrefs_obj)
+}
+
+/// Destroys a snapshot. With `defer`, one that is held or has clones is marked to go
+/// with the last of them instead. Whether it is gone.
+///
+/// # Errors
+/// As [`check_snapshot`]; those of the store.
+pub fn snapshot(cx: &SyncCx<'_>, snap: u64, defer: bool) -> Result<bool> {
+    let s = cx.dataset(snap)?;
+    let kept = s.num_children > 1 || !holds(cx.read(), &s)?.is_empty();
+    if defer && kept && s.prev_snap_obj != 0 {
+        let flag = ondisk::dslphys::DS_FLAG_DEFER_DESTROY;
+        cx.edit_dataset(snap, |s| s.flags |= flag)?;
+        return Ok(false);
+    }
+    check_snapshot(cx.read(), snap)?;
+    snapshot_unchecked(cx, snap, &s)?;
+    Ok(true)
+}
+
+fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<()> {
+    scan::cancel(cx)?;
+    let (next_obj, dir) = (s.next_snap_obj, s.dir_obj);
+    let head = cx.dir(dir)?.head_dataset_obj;
+    let old_next = cx.dataset(next_obj)?;
+    let list = old_next.deadlist_obj;
+    let keep_key = bookmarks_at(cx, head, s, list)?;
+    features::deactivate_all(cx, snap)?;
+
+    let p = cx.dataset(s.prev_snap_obj)?;
+    let branch = p.next_snap_obj != snap;
+    snapshot::replace_next(cx, s.prev_snap_obj, snap, next_obj)?;
+    cx.edit_dataset(next_obj, |n| {
+        n.prev_snap_obj = s.prev_snap_obj;
+        n.prev_snap_txg = s.prev_snap_txg;
+    })?;
+    if !branch {
+        let more = deadlist::range(cx.read(), list, p.prev_snap_txg.0, s.prev_snap_txg.0)?;
+        cx.edit_dataset(s.prev_snap_obj, |p| usage::add(&mut p.unique_bytes, more.used))?;
+    }
+    let gone = deadlist::range(cx.read(), list, s.prev_snap_txg.0, u64::MAX)?;
+    diduse(cx, dir, UsedKind::Snap, -gone)?;
+    let free_bpobj = cx.read().required("free_bpobj")?;
+    deadlist::move_from(cx, list, free_bpobj, s.prev_snap_txg.0)?;
+    free_changed(cx, gone)?;
+    deadlist::merge(cx, list, s.deadlist_obj)?;
+    deadlist::free(cx, s.deadlist_obj)?;
+    links::drop_remap_deadlist(cx, snap)?;
+    if !keep_key {
+        links::remove_key_from_clones(cx, dir, s.creation_txg)?;
+    }
+    if old_next.is_snapshot() {
+        let after = cx.dataset(old_next.next_snap_obj)?.deadlist_obj;
+        let more = deadlist::range(cx.read(), after, s.prev_snap_txg.0, s.creation_txg.0)?;
+        cx.edit_dataset(next_obj, |n| usage::add(&mut n.unique_bytes, more.used))?;
+        if !keep_key {
+            let list = cx.dataset(head)?.deadlist_obj;
+            deadlist::remove_key(cx, list, s.creation_txg.0)?;
+        }
+    } else {
+        recompute_unique(cx, next_obj)?;
+    }
+    free_snapshot(cx, snap, s, head)
+}
+
+/// Brings bookmarks of a snapshot that goes, and those before it, up to date (§8, step
+/// 1). Whether its group stays a key of deadlists.
+fn bookmarks_at(cx: &SyncCx<'_>, head: u64, s: &DslDatasetPhys, next_list: u64) -> Result<bool> {
+    let mut keep_key = false;
+    bookmark::edit_fbn(cx, head, &mut |phys| {
+        if phys.creation_txg == s.creation_txg {
+            keep_key = true;
+            phys.flags &= !BOOKMARK_SNAPSHOT_EXISTS;
+            return Ok(true);
+        }
+        if phys.creation_txg >= s.prev_snap_txg && phys.creation_txg < s.creation_txg {
+            let freed = deadlist::range(cx.read(), next_list, 0, phys.creation_txg.0)?;
+            bookmark::add_fbn(phys, freed);
+            return Ok(true);
+        }
+        Ok(false)
+    })?;
+    Ok(keep_key)
+}
+
+/// Unique bytes of a head, by the formula of §5.4.
+pub(crate) fn unique_of_head(mos: &dyn MosRead, ds: &DslDatasetPhys) -> Result<u64> {
+    let before = match ds.prev_snap_obj {
+        0 => 0,
+        prev => mos.dataset(prev)?.referenced_bytes,
+    };
+    let dead = deadlist::total(mos, ds.deadlist_obj)?.used as u64;
+    Ok(ds.referenced_bytes.wrapping_sub(before.wrapping_sub(dead)))
+}
+
+fn recompute_unique(cx: &SyncCx<'_>, head: u64) -> Result<()> {
+    let ds = cx.dataset(head)?;
+    let (old, new) = (ds.unique_bytes, unique_of_head(cx.read(), &ds)?);
+    cx.edit_dataset(head, |ds| ds.unique_bytes = new)?;
+    let reserved = props::refreservation(cx.read(), ds.dir_obj)?;
+    if old < reserved {
+        let covered = new.wrapping_sub(old).min(reserved - old);
+        let change = Usage::bytes((covered as i64).wrapping_neg());
+        diduse(cx, ds.dir_obj, UsedKind::RefReservation, change)?;
+    }
+    Ok(())
+}
+
+fn free_snapshot(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys, head: u64) -> Result<()> {
+    let names = cx.dataset(head)?.snapnames_zapobj;
+    let all = cx.mos.zap_entries(names)?;
+    let mine = all.into_iter().find(|(_, v)| v.as_u64() == Some(snap));
+    let (name, _) = mine.ok_or_else(|| Error::corrupt("a snapshot has no name"))?;
+    cx.mos.zap_remove(names, &name)?;
+    counts::snapshots(cx, s.dir_obj, -1)?;
+    links::snapshots_changed(cx, s.dir_obj)?;
+    props::clear_bootfs(cx, snap)?;
+    for zap in [s.next_clones_obj, s.props_obj, s.userrefs_obj] {
+        if zap != 0 {
+            cx.mos.free_object(zap)?;
+        }
+    }
+    features::free_zapified(cx, snap)
+}
+
+/// Whether a head can be destroyed now.
+///
+/// # Errors
+/// `Busy` while it has snapshots; `Exists` while there are datasets below; `Invalid`
+/// for a snapshot and the pool's own datasets.
+pub fn check_head(mos: &dyn MosRead, head: u64) -> Result<()> {
+    let ds = mos.dataset(head)?;
+    let dir = mos.dir(ds.dir_obj)?;
+    if ds.is_snapshot() || ds.prev_snap_obj == 0 || dir.parent_obj == 0 {
+        return Err(Error::invalid("this is no dataset that can be destroyed"));
+    }
+    if !mos.numbers(ds.snapnames_zapobj)?.is_empty() {
+        return Err(Error::busy("the dataset has snapshots"));
+    }
+    if !mos.numbers(dir.child_dir_zapobj)?.is_empty() {
+        return Err(Error::new(ErrorKind::Exists, "the dataset has children"));
+    }
+    Ok(())
+}
+
+/// Destroys a head and its directory. The blocks of its intent log were freed before.
+///
+/// # Errors
+/// As [`check_head`]; those of the store and of walking the tree.
+pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
+    check_head(cx.read(), head)?;
+    let ds = cx.dataset(head)?;
+    let later = features::is_enabled(cx.read(), ASYNC_DESTROY)?;
+    if !later {
+        // Only to see that all of it can be read.
+        walk(trees, &ds, &mut |_| Ok(()))?;
+    }
+    scan::cancel(cx)?;
+    let reserved = props::refreservation(cx.read(), ds.dir_obj)?;
+    accounting::refreservation_changed(cx, ds.dir_obj, reserved, 0)?;
+    features::deactivate_all(cx, head)?;
+    leave_origin(cx, head, &ds)?;
+    deadlist::free(cx, ds.deadlist_obj)?;
+    links::drop_remap_deadlist(cx, head)?;
+    links::drop_livelist(cx, ds.dir_obj)?;
+    let dir = cx.dir(ds.dir_obj)?;
+    let all = Usage::of(dir.used_bytes, dir.compressed_bytes, dir.uncompressed_bytes);
+    if later {
+        let entry = BptreeEntry {
+            bp: ds.bp,
+            birth_txg: ds.prev_snap_txg,
+            bookmark: BookmarkPlace::default(),
+        };
+        background::add_tree(cx, &entry, all)?;
+        free_changed(cx, all)?;
+    } else {
+        list_tree(cx, trees, &ds)?;
+    }
+    diduse(cx, ds.dir_obj, UsedKind::Head, -all)?;
+    forget_head(cx, head, &ds)?;
+    destroy_dir(cx, ds.dir_obj)?;
+    let origin = cx.dataset(ds.prev_snap_obj)?;
+    if origin.is_defer_destroy()
+        && origin.num_children == 1
+        && holds(cx.read(), &origin)?.is_empty()
+    {
+        snapshot_unchecked(cx, ds.prev_snap_obj, &origin)?;
+    }
+    Ok(())
+}
+
+/// Walks all of a head's own blocks.
+fn walk(
+    trees: &dyn Trees,
+    ds: &DslDatasetPhys,
+    f: &mut dyn FnMut(&ondisk::BlkPtr) -> Result<()>,
+) -> Result<()> {
+    let mut failed = None;
+    let walked = trees.walk(&ds.bp, ds.prev_snap_txg, None, &mut |bp, _| match f(bp) {
+        Ok(()) => true,
+        Err(e) => {
+            failed = Some(e);
+            false
+        }
+    });
+    match (walked, failed) {
+        (Walked::Failed(e), _) | (_, Some(e)) => Err(e),
+        (Walked::All | Walked::Stopped, None) => Ok(()),
+    }
+}
+
+/// Puts all of a head's own blocks into `free_bpobj`.
+fn list_tree(cx: &SyncCx<'_>, trees: &dyn Trees, ds: &DslDatasetPhys) -> Result<()> {
+    let list = cx.read().required("free_bpobj")?;
+    let (mut batch, mut listed) = (Vec::with_capacity(BATCH), Usage::default());
+    walk(trees, ds, &mut |bp| {
+        batch.push(BpobjEntry { bp: *bp, freed: false });
+        if batch.len() == BATCH {
+            listed += bpobj::append(cx, list, &batch)?;
+            batch.clear();
+        }
+        Ok(())
+    })?;
+    listed += bpobj::append(cx, list, &batch)?;
+    free_changed(cx, listed)
+}
+
+/// Takes a head out of the clones of the snapshot it came from.
+fn leave_origin(cx: &SyncCx<'_>, head: u64, ds: &DslDatasetPhys) -> Result<()> {
+    let origin = cx.dataset(ds.prev_snap_obj)?;
+    cx.unlink(origin.next_clones_obj, head)?;
+    cx.edit_dataset(ds.prev_snap_obj, |o| o.num_children = o.num_children.saturating_sub(1))?;
+    cx.unlink(cx.dir(origin.dir_obj)?.clones, head)
+}
+
+/// Frees the head's object and what hangs on it.
+fn forget_head(cx: &SyncCx<'_>, head: u64, ds: &DslDatasetPhys) -> Result<()> {
+    cx.edit_dir(ds.dir_obj, |d| d.head_dataset_obj = 0)?;
+    cx.mos.free_object(ds.snapnames_zapobj)?;
+    bookmark::destroy_all(cx, head)?;
+    props::clear_bootfs(cx, head)?;
+    forget_errors(cx, head)?;
+    features::free_zapified(cx, head)
+}
+
+/// Deletes a head's error logs (§18).
+fn forget_errors(cx: &SyncCx<'_>, head: u64) -> Result<()> {
+    if !features::is_active(cx.read(), "com.delphix:head_errlog")? {
+        return Ok(());
+    }
+    for name in ["errlog_last", "errlog_scrub"] {
+        let log = cx.read().directory(name)?.unwrap_or(0);
+        if log == 0 {
+            continue;
+        }
+        if let Some(own) = cx.read().number(log, &format!("{head:x}"))? {
+            cx.unlink(log, head)?;
+            cx.mos.free_object(own)?;
+        }
+    }
+    Ok(())
+}
+
+fn destroy_dir(cx: &SyncCx<'_>, object: u64) -> Result<()> {
+    accounting::set_reservation(cx, object, 0)?;
+    let dir = cx.dir(object)?;
+    counts::filesystems(cx, dir.parent_obj, -1)?;
+    release_key(cx, object)?;
+    free_permissions(cx, &dir)?;
+    for zap in [dir.child_dir_zapobj, dir.props_zapobj, dir.clones] {
+        if zap != 0 {
+            cx.mos.free_object(zap)?;
+        }
+    }
+    let names = cx.dir(dir.parent_obj)?.child_dir_zapobj;
+    let all = cx.mos.zap_entries(names)?;
+    let mine = all.into_iter().find(|(_, v)| v.as_u64() == Some(object));
+    let (name, _) = mine.ok_or_else(|| Error::corrupt("a dataset has no name"))?;
+    cx.mos.zap_remove(names, &name)?;
+    features::free_zapified(cx, object)
+}
+
+/// Gives back the reference to an encryption key (chapter 08).
+fn release_key(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
+    const COUNT: &str = "DSL_CRYPTO_REFCOUNT";
+    let Some(key) = cx.read().attribute_u64(dir, "com.datto:crypto_key_obj")? else {
+        return Ok(());
+    };
+    match cx.read().number(key, COUNT)?.unwrap_or(1) {
+        0 | 1 => cx.mos.free_object(key),
+        n => cx.put_number(key, COUNT, n - 1),
+    }
+}
+
+fn free_permissions(cx: &SyncCx<'_>, dir: &DslDirPhys) -> Result<()> {
+    if dir.deleg_zapobj == 0 {
+        return Ok(());
+    }
+    for (_, jump) in cx.read().numbers(dir.deleg_zapobj)? {
+        cx.mos.free_object(jump)?;
+    }
+    cx.mos.free_object(dir.deleg_zapobj)
+}
+
+/// Holds a snapshot under a tag (§11.1).
+///
+/// # Errors
+/// `Exists`, `Invalid`, `NameTooLong`; those of the store.
+pub fn hold(cx: &SyncCx<'_>, snap: u64, tag: &str) -> Result<()> {
+    let mut s = cx.dataset(snap)?;
+    if !s.is_snapshot() || tag.is_empty() {
+        return Err(Error::invalid("only snapshots are held, and by a tag"));
+    }
+    if tag.len() > base::limits::DATASET_NAME_MAX {
+        return Err(Error::new(ErrorKind::NameTooLong, "a tag has at most 255 bytes"));
+    }
+    if s.userrefs_obj == 0 {
+        s.userrefs_obj = cx.new_zap(ondisk::ObjType(41), 0)?;
+        cx.put_dataset(snap, &s)?;
+    } else if cx.mos.zap_lookup(s.userrefs_obj, tag.as_bytes())?.is_some() {
+        return Err(Error::new(ErrorKind::Exists, "the snapshot is held by this tag"));
+    }
+    cx.put_number(s.userrefs_obj, tag, cx.now.0)
+}
+
+/// Releases a hold; the snapshot goes if it was to go with its last one (§11.2).
+/// Whether it went.
+///
+/// # Errors
+/// `NotFound`; those of the store.
+pub fn release(cx: &SyncCx<'_>, snap: u64, tag: &str) -> Result<bool> {
+    let s = cx.dataset(snap)?;
+    if s.userrefs_obj == 0 || !cx.remove_if_present(s.userrefs_obj, tag)? {
+        return Err(Error::not_found("the snapshot is not held by this tag"));
+    }
+    let gone = s.is_defer_destroy() && s.num_children == 1 && holds(cx.read(), &s)?.is_empty();
+    if gone {
+        snapshot_unchecked(cx, snap, &s)?;
+    }
+    Ok(gone)
+}

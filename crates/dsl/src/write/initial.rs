@@ -1,0 +1,101 @@
+//! The MOS of a new pool (chapter 04 §15).
+//!
+//! # Theory
+//! The DSL is built first, without features, so that its empty deadlists have lists of
+//! their own; then features are enabled, in the order of the table. Object 1 is the
+//! directory; all other numbers are free to choose.
+//!
+//! The root file system's object set is written by the caller in the same group, and
+//! accounted for with a [`super::Delta`] on [`Initial::root_head`]; so are the contents
+//! of `config`, vdev ZAPs and space maps.
+
+use base::Result;
+use ondisk::ObjType;
+use ondisk::blkptr::COMPRESS_OFF;
+use ondisk::features::Feature;
+use ondisk::zap::ZapValue;
+
+use super::store::DIRECTORY;
+use super::{NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot};
+use crate::stored::Stored;
+
+/// Version of pools with features.
+const VERSION: u64 = 5000;
+/// Bytes of a block of the configuration, and of the list of deferred frees.
+const CONFIG_BLOCK: u32 = 16 << 10;
+
+/// What the new pool is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPool<'a> {
+    /// Features to enable, with those that they need.
+    pub features: &'a [&'static Feature],
+    /// Bytes that datasets can have, by which the history is sized.
+    pub dspace: u64,
+    /// Salt of salted checksums.
+    pub salt: [u8; 32],
+    /// Properties of the pool that its ZAP holds.
+    pub pool_props: &'a [(&'a str, Stored)],
+}
+
+/// The objects of a new pool that others fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Initial {
+    /// Directory of the root file system.
+    pub root_dir: u64,
+    /// Its head, still without an object set.
+    pub root_head: u64,
+    /// The configuration: a packed nvlist, still empty.
+    pub config: u64,
+    /// Frees deferred to the next group (chapter 05 §6).
+    pub sync_bplist: u64,
+    /// Blocks of destroyed snapshots.
+    pub free_bpobj: u64,
+    /// The history.
+    pub history: u64,
+}
+
+/// Fills an empty MOS.
+///
+/// # Errors
+/// Those of the store.
+pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
+    cx.mos.claim(DIRECTORY, &NewObject::plain(ObjType::OBJECT_DIRECTORY, SMALL_BLOCK))?;
+    cx.mos.zap_init(DIRECTORY, 0)?;
+    let root_dir = create::directory(cx, 0, "")?;
+    create::directory(cx, root_dir, "$MOS")?;
+    create::directory(cx, root_dir, "$FREE")?;
+    let free_bpobj = bpobj::create(cx, bpobj::BLOCK, 0)?;
+    cx.put_number(DIRECTORY, "free_bpobj", free_bpobj)?;
+    let origin_dir = create::directory(cx, root_dir, "$ORIGIN")?;
+    let origin_head = create::head(cx, origin_dir, None, false)?;
+    let origin = snapshot::take_at(cx, origin_head, "$ORIGIN", base::Txg(1))?;
+    for name in ["features_for_read", "features_for_write", "feature_descriptions"] {
+        let zap = cx.new_zap(ObjType::OTN_ZAP_METADATA, 0)?;
+        cx.put_number(DIRECTORY, name, zap)?;
+    }
+    let root_head = create::head(cx, root_dir, Some(origin), false)?;
+    let history = history::create(cx, pool.dspace)?;
+    let config = NewObject::plain(ObjType::PACKED_NVLIST, CONFIG_BLOCK)
+        .with_bonus(ObjType::PACKED_NVLIST_SIZE, vec![0; 8]);
+    let config = cx.mos.allocate(&config)?;
+    let sync_bplist = bpobj::create(cx, CONFIG_BLOCK, COMPRESS_OFF)?;
+    let numbers = [
+        ("history", history),
+        ("config", config),
+        ("creation_version", VERSION),
+        ("deflate", 1),
+        ("sync_bplist", sync_bplist),
+    ];
+    for (name, value) in numbers {
+        cx.put_number(DIRECTORY, name, value)?;
+    }
+    for feature in pool.features {
+        features::enable(cx, feature)?;
+    }
+    let salt = ZapValue { int_size: 1, num: 32, data: pool.salt.to_vec() };
+    cx.mos.zap_update(DIRECTORY, b"org.illumos:checksum_salt", &salt)?;
+    for (name, value) in pool.pool_props {
+        props::set_pool(cx, name, Some(value))?;
+    }
+    Ok(Initial { root_dir, root_head, config, sync_bplist, free_bpobj, history })
+}

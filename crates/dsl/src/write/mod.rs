@@ -1,0 +1,188 @@
+//! Changing datasets, in syncing context (chapter 04).
+//!
+//! # Theory
+//! Every function here edits MOS objects through a [`MosStore`], for one transaction
+//! group, on the one thread that syncs it. What a group commits is atomic, so the
+//! order of edits inside a group does not matter; what a group must never hold is
+//! half an operation. So requests are checked first, and an error out of a function
+//! that has begun to edit means that the group cannot be committed.
+//!
+//! Space is neither allocated nor freed here: blocks to be freed go to the caller.
+//! Blocks born and killed in a dataset are gathered in a [`Delta`] while it is
+//! synced and accounted for once.
+//!
+//! # Invariants
+//! * After every group [`check()`] finds nothing: the sums of §5.4, the key sets of
+//!   §6.4, the counts of features.
+//! * Whatever is read is untrusted: descents are bounded, lists end, no sum panics.
+//!
+//! # Departures from OpenZFS
+//! * Livelists are not kept: a clone's livelist is dropped before the clone changes
+//!   (§10.2 asks for that).
+//! * A scan found running is cancelled when snapshots come or go (§17.3 allows it).
+//! * A feature's count that would fall below zero stays zero.
+
+pub mod accounting;
+pub mod background;
+pub mod bookmark;
+pub mod bpobj;
+pub mod check;
+pub mod counts;
+pub mod create;
+pub mod deadlist;
+pub mod delta;
+pub mod destroy;
+pub mod features;
+pub mod history;
+pub mod initial;
+pub mod links;
+#[cfg(test)]
+mod mem;
+pub mod props;
+pub mod scan;
+pub mod snapshot;
+pub mod store;
+#[cfg(test)]
+mod tests;
+pub mod trees;
+pub mod usage;
+
+use std::cell::Cell;
+
+use base::{Error, ObjectId, Result, Txg};
+use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
+use ondisk::zap::ZapValue;
+use ondisk::{BlkPtr, ObjType};
+
+pub use check::check;
+pub use delta::{Delta, Killed};
+pub use store::{MosRead, MosStore, NewObject, ObjectInfo};
+pub use usage::{Ratios, Usage};
+
+/// Bytes of a data block of new ZAPs and of objects that have only a bonus buffer.
+const SMALL_BLOCK: u32 = 512;
+
+/// One group's work on the MOS.
+pub struct SyncCx<'a> {
+    /// The MOS.
+    pub mos: &'a dyn MosStore,
+    /// The group.
+    pub txg: Txg,
+    /// Unix time: seconds, nanoseconds.
+    pub now: (u64, u32),
+    /// Deflate ratios.
+    pub ratios: &'a Ratios,
+    /// Random numbers, for identities.
+    pub random: &'a dyn Fn() -> u64,
+    label_features_changed: Cell<bool>,
+}
+
+impl<'a> SyncCx<'a> {
+    /// A context for group `txg` at `now`.
+    pub fn new(
+        mos: &'a dyn MosStore,
+        txg: Txg,
+        now: (u64, u32),
+        ratios: &'a Ratios,
+        random: &'a dyn Fn() -> u64,
+    ) -> SyncCx<'a> {
+        SyncCx { mos, txg, now, ratios, random, label_features_changed: Cell::new(false) }
+    }
+
+    /// Whether a feature that labels and configuration list became active or inactive;
+    /// both must be written again in this group (chapter 01 §4.5).
+    pub fn label_features_changed(&self) -> bool {
+        self.label_features_changed.get()
+    }
+
+    /// The MOS, for reading.
+    pub fn read(&self) -> &dyn MosRead {
+        self.mos
+    }
+
+    fn dir(&self, object: u64) -> Result<DslDirPhys> {
+        self.read().dir(object)
+    }
+
+    fn dataset(&self, object: u64) -> Result<DslDatasetPhys> {
+        self.read().dataset(object)
+    }
+
+    fn put_dir(&self, object: u64, phys: &DslDirPhys) -> Result<()> {
+        self.mos.set_bonus(object, &phys.encode())
+    }
+
+    fn put_dataset(&self, object: u64, phys: &DslDatasetPhys) -> Result<()> {
+        self.mos.set_bonus(object, &encode_dataset(phys)?)
+    }
+
+    fn edit_dir(&self, object: u64, edit: impl FnOnce(&mut DslDirPhys)) -> Result<()> {
+        let mut phys = self.dir(object)?;
+        edit(&mut phys);
+        self.put_dir(object, &phys)
+    }
+
+    fn edit_dataset(&self, object: u64, edit: impl FnOnce(&mut DslDatasetPhys)) -> Result<()> {
+        let mut phys = self.dataset(object)?;
+        edit(&mut phys);
+        self.put_dataset(object, &phys)
+    }
+
+    fn new_zap(&self, object_type: ObjType, normflags: u64) -> Result<u64> {
+        let id = self.mos.allocate(&NewObject::plain(object_type, SMALL_BLOCK))?;
+        self.mos.zap_init(id, normflags)?;
+        Ok(id)
+    }
+
+    fn put_number(&self, zap: u64, name: &str, value: u64) -> Result<()> {
+        self.mos.zap_update(zap, name.as_bytes(), &ZapValue::from_u64(value))
+    }
+
+    /// Adds an object to a set of objects (a "link" ZAP, chapter 04 §0).
+    fn link(&self, zap: u64, object: u64) -> Result<()> {
+        self.put_number(zap, &format!("{object:x}"), object)
+    }
+
+    fn unlink(&self, zap: u64, object: u64) -> Result<()> {
+        self.mos.zap_remove(zap, format!("{object:x}").as_bytes())
+    }
+
+    /// Removes an entry, if it is there.
+    fn remove_if_present(&self, zap: u64, name: &str) -> Result<bool> {
+        if self.mos.zap_lookup(zap, name.as_bytes())?.is_none() {
+            return Ok(false);
+        }
+        self.mos.zap_remove(zap, name.as_bytes())?;
+        Ok(true)
+    }
+
+    /// Adds an object to the set at `zap`, making the set if it is 0; its number.
+    fn link_in(&self, zap: u64, object_type: ObjType, object: u64) -> Result<u64> {
+        let zap = if zap == 0 { self.new_zap(object_type, 0)? } else { zap };
+        self.link(zap, object)?;
+        Ok(zap)
+    }
+
+    /// A number for `guid` and the like: never 0.
+    fn identity(&self) -> u64 {
+        (self.random)().max(1)
+    }
+}
+
+fn encode_dataset(phys: &DslDatasetPhys) -> Result<Vec<u8>> {
+    let bonus = phys.encode().ok_or_else(|| Error::bug("a dataset's block cannot be written"))?;
+    Ok(bonus.to_vec())
+}
+
+/// The birth that every comparison uses (chapter 04 §0): of a block that was moved
+/// without logical change it is the physical one.
+pub fn birth(bp: &BlkPtr) -> Txg {
+    match bp.as_block() {
+        Some(b) if b.rewritten => b.effective_physical_birth(),
+        _ => bp.birth(),
+    }
+}
+
+fn in_object<T>(result: Result<T>, object: u64) -> Result<T> {
+    result.map_err(|e| e.in_object(ObjectId(object)))
+}
