@@ -103,13 +103,7 @@ fn diduse_above(cx: &SyncCx<'_>, dir: u64, usage: Usage, to_new: i64) -> Result<
 ///
 /// # Errors
 /// Those of the store.
-pub fn transfer(
-    cx: &SyncCx<'_>,
-    dir: u64,
-    bytes: i64,
-    old: UsedKind,
-    new: UsedKind,
-) -> Result<()> {
+pub fn transfer(cx: &SyncCx<'_>, dir: u64, bytes: i64, old: UsedKind, new: UsedKind) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }

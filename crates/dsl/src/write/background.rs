@@ -11,9 +11,7 @@
 //! is the safe side.
 
 use base::{Error, ObjectId, Result, Txg};
-use ondisk::dslphys::{
-    BPTREE_ENTRY_SIZE, BookmarkPlace, BptreeEntry, BptreePhys, DslDirPhys,
-};
+use ondisk::dslphys::{BPTREE_ENTRY_SIZE, BookmarkPlace, BptreeEntry, BptreePhys, DslDirPhys};
 use ondisk::{BlkPtr, Endian, ObjType};
 
 use super::accounting::{free_changed, special_dir};
@@ -136,35 +134,37 @@ pub fn bptree_entry(mos: &dyn MosRead, object: u64, index: u64) -> Result<Bptree
     BptreeEntry::parse(&raw, Endian::Little).map_err(|e| e.in_object(ObjectId(object)))
 }
 
-/// Frees at most `budget` blocks that wait for it, through `free`.
+/// Frees at most `budget` blocks that wait for it, through `free`; what is left of the
+/// budget stays there.
 ///
 /// # Errors
-/// Those of the store; `Corrupt`.
+/// Those of the store and of `free`; `Corrupt`.
 pub fn step(
     cx: &SyncCx<'_>,
     trees: &dyn Trees,
-    budget: u64,
-    free: &mut dyn FnMut(&BlkPtr),
+    budget: &mut u64,
+    free: &mut dyn FnMut(&BlkPtr) -> Result<()>,
 ) -> Result<Progress> {
-    let mut left = budget;
+    let before = *budget;
     let list = cx.read().required("free_bpobj")?;
     let mut out = Progress::default();
     if !links::list_is_empty(cx.read(), list)? {
-        out.usage += bpobj::consume(cx, list, &mut left, &mut |entry| free(&entry.bp))?;
+        let done = bpobj::consume(cx, list, *budget, &mut |entry| free(&entry.bp))?;
+        out.usage += done.usage;
+        *budget -= done.entries;
     }
     if links::list_is_empty(cx.read(), list)? {
         if let Some(object) = cx.read().directory(BPTREE)? {
-            free_trees(cx, trees, object, &mut left, &mut out, free)?;
+            free_trees(cx, trees, object, budget, &mut out, free)?;
         }
     } else {
         out.more = true;
     }
-    out.blocks = budget - left;
+    out.blocks = before - *budget;
     free_changed(cx, -out.usage)?;
     if !out.more && cx.read().directory("com.delphix:deleted_clones")?.is_none() {
         let rest: DslDirPhys = cx.dir(special_dir(cx.read(), "$FREE")?)?;
-        out.residue =
-            Usage::of(rest.used_bytes, rest.compressed_bytes, rest.uncompressed_bytes);
+        out.residue = Usage::of(rest.used_bytes, rest.compressed_bytes, rest.uncompressed_bytes);
     }
     Ok(out)
 }
@@ -175,7 +175,7 @@ fn free_trees(
     object: u64,
     left: &mut u64,
     out: &mut Progress,
-    free: &mut dyn FnMut(&BlkPtr),
+    free: &mut dyn FnMut(&BlkPtr) -> Result<()>,
 ) -> Result<()> {
     let mut phys = bptree_header(cx.read(), object)?;
     let mut gone = Usage::default();
@@ -187,13 +187,20 @@ fn free_trees(
         }
         let after = entry.bookmark;
         let resumes = (after != BookmarkPlace::default()).then_some(&after);
+        let mut failed = None;
         let walked = trees.walk(&entry.bp, entry.birth_txg, resumes, &mut |bp, at| {
-            free(bp);
+            if let Err(e) = free(bp) {
+                failed = Some(e);
+                return false;
+            }
             gone += cx.ratios.space_of(bp);
             entry.bookmark = at;
             *left -= 1;
             *left > 0
         });
+        if let Some(e) = failed {
+            return Err(e);
+        }
         match walked {
             Walked::All => {
                 phys.begin += 1;

@@ -162,12 +162,7 @@ pub fn sublists(mos: &dyn MosRead, object: u64, phys: &BpobjPhys) -> Result<Vec<
 }
 
 /// The own entries of a list in block `blkid`.
-fn entries_in(
-    mos: &dyn MosRead,
-    object: u64,
-    blkid: u64,
-    count: u64,
-) -> Result<Vec<BpobjEntry>> {
+fn entries_in(mos: &dyn MosRead, object: u64, blkid: u64, count: u64) -> Result<Vec<BpobjEntry>> {
     let (block, endian) = mos.read_block(object, blkid)?;
     let entries = (0..count as usize).map(|i| BpobjEntry::parse_nth(&block, i, endian));
     super::in_object(entries.collect(), object)
@@ -361,18 +356,30 @@ pub fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
     cx.mos.set_bonus(object, &outer.encode())
 }
 
+/// What [`consume`] took out of a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Consumed {
+    /// Entries.
+    pub entries: u64,
+    /// Their sizes.
+    pub usage: Usage,
+}
+
 /// Takes entries out of a list, newest first, at most `budget` of them, and hands
-/// each to `f`; the lists in it that are empty are freed. Sizes of what was taken.
+/// each to `f`; the lists in it that are empty are freed.
 ///
 /// # Errors
-/// Those of the store; `Corrupt`, `Limit`.
+/// Those of the store and of `f`, after which the group cannot be committed;
+/// `Corrupt`, `Limit`.
 pub fn consume(
     cx: &SyncCx<'_>,
     object: u64,
-    budget: &mut u64,
-    f: &mut dyn FnMut(&BpobjEntry),
-) -> Result<Usage> {
-    consume_at(cx, object, 0, budget, f)
+    budget: u64,
+    f: &mut dyn FnMut(&BpobjEntry) -> Result<()>,
+) -> Result<Consumed> {
+    let mut left = budget;
+    let usage = consume_at(cx, object, 0, &mut left, f)?;
+    Ok(Consumed { entries: budget - left, usage })
 }
 
 fn consume_at(
@@ -380,7 +387,7 @@ fn consume_at(
     object: u64,
     depth: usize,
     budget: &mut u64,
-    f: &mut dyn FnMut(&BpobjEntry),
+    f: &mut dyn FnMut(&BpobjEntry) -> Result<()>,
 ) -> Result<Usage> {
     if depth > DEPTH_MAX {
         return Err(Error::limit("lists of block pointers nested too deep"));
@@ -400,7 +407,7 @@ fn consume_own(
     object: u64,
     phys: &mut BpobjPhys,
     budget: &mut u64,
-    f: &mut dyn FnMut(&BpobjEntry),
+    f: &mut dyn FnMut(&BpobjEntry) -> Result<()>,
 ) -> Result<Usage> {
     let per_block = check_length(cx.read(), object, phys.num_blkptrs, BLKPTR_SIZE as u64)?;
     let before = phys.num_blkptrs;
@@ -409,7 +416,7 @@ fn consume_own(
         let blkid = (phys.num_blkptrs - 1) / per_block;
         let entries = entries_in(cx.read(), object, blkid, phys.num_blkptrs - blkid * per_block)?;
         for entry in entries.iter().rev().take(usize::try_from(*budget).unwrap_or(usize::MAX)) {
-            f(entry);
+            f(entry)?;
             *budget -= 1;
             let one = cx.ratios.space_of(&entry.bp);
             taken += if entry.freed { -one } else { one };
@@ -429,7 +436,7 @@ fn consume_last_sublist(
     phys: &mut BpobjPhys,
     depth: usize,
     budget: &mut u64,
-    f: &mut dyn FnMut(&BpobjEntry),
+    f: &mut dyn FnMut(&BpobjEntry) -> Result<()>,
 ) -> Result<Usage> {
     let per_block = check_length(cx.read(), phys.subobjs, phys.num_subobjs, 8)?;
     let last = phys.num_subobjs - 1;

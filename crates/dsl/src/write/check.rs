@@ -105,13 +105,7 @@ impl Checker<'_> {
     }
 
     /// A rule about two numbers.
-    fn equal<T: PartialEq + std::fmt::Debug>(
-        &mut self,
-        object: u64,
-        what: &str,
-        found: T,
-        due: T,
-    ) {
+    fn equal<T: PartialEq + std::fmt::Debug>(&mut self, object: u64, what: &str, found: T, due: T) {
         if found != due {
             self.wrong(object, format!("{what} is {found:?}, should be {due:?}"));
         }

@@ -19,7 +19,7 @@
 use base::{Error, ErrorKind, Result};
 use ondisk::bpobj::BpobjEntry;
 use ondisk::dslphys::{
-    BOOKMARK_SNAPSHOT_EXISTS, BptreeEntry, BookmarkPlace, DslDatasetPhys, DslDirPhys, UsedKind,
+    BOOKMARK_SNAPSHOT_EXISTS, BookmarkPlace, BptreeEntry, DslDatasetPhys, DslDirPhys, UsedKind,
 };
 
 use super::accounting::{diduse, free_changed};

@@ -50,11 +50,8 @@ const HEAD_ERRLOG: &str = "com.delphix:head_errlog";
 /// The ZAP that counts a feature's uses.
 fn zap_of(mos: &dyn MosRead, guid: &str) -> Result<Option<u64>> {
     let known = by_guid(guid).ok_or_else(|| Error::bug(format!("no feature {guid}")))?;
-    let name = if known.is_read_only_compatible() {
-        "features_for_write"
-    } else {
-        "features_for_read"
-    };
+    let name =
+        if known.is_read_only_compatible() { "features_for_write" } else { "features_for_read" };
     mos.directory(name)
 }
 
@@ -200,10 +197,7 @@ pub fn free_zapified(cx: &SyncCx<'_>, object: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of reading the MOS.
-pub fn of_dataset(
-    mos: &dyn MosRead,
-    dataset: u64,
-) -> Result<Vec<(&'static Feature, ZapValue)>> {
+pub fn of_dataset(mos: &dyn MosRead, dataset: u64) -> Result<Vec<(&'static Feature, ZapValue)>> {
     if !mos.is_zapified(dataset)? {
         return Ok(Vec::new());
     }
@@ -336,7 +330,10 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     let mut out = Vec::new();
     for name in ["features_for_read", "features_for_write"] {
         let Some(zap) = mos.directory(name)? else {
-            out.push(Obstacle { what: name.to_owned(), why: "the pool is older than version 5000" });
+            out.push(Obstacle {
+                what: name.to_owned(),
+                why: "the pool is older than version 5000",
+            });
             continue;
         };
         for (guid, refs) in mos.numbers(zap)? {

@@ -45,6 +45,8 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 pub mod trees;
+#[cfg(test)]
+mod unit_tests;
 pub mod usage;
 
 use std::cell::Cell;

@@ -128,9 +128,8 @@ fn is_new_value(name: &str, value: &Stored) -> bool {
 fn edit_zap(cx: &SyncCx<'_>, zap: u64, name: &str, change: &Change) -> Result<()> {
     let with = |suffix: &str| format!("{name}{suffix}");
     let remove = |suffix: &str| cx.remove_if_present(zap, &with(suffix)).map(|_| ());
-    let put = |suffix: &str, v: &Stored| {
-        cx.mos.zap_update(zap, with(suffix).as_bytes(), &to_zap(v)?)
-    };
+    let put =
+        |suffix: &str, v: &Stored| cx.mos.zap_update(zap, with(suffix).as_bytes(), &to_zap(v)?);
     match change {
         Change::Set(value) => {
             remove(INHERIT)?;

@@ -195,7 +195,13 @@ impl Pool {
         let trees = std::mem::take(&mut self.trees);
         let done = self
             .sync(|cx| {
-                background::step(cx, &ModelTrees(&trees), budget, &mut |bp| freed.push(*bp))
+                let mut left = budget;
+                let done = background::step(cx, &ModelTrees(&trees), &mut left, &mut |bp| {
+                    freed.push(*bp);
+                    Ok(())
+                });
+                assert_eq!(left, budget - freed.len() as u64);
+                done
             })
             .unwrap();
         self.trees = trees;
@@ -247,8 +253,9 @@ impl Pool {
         };
         match op % 16 {
             0..4 => {
-                let slots: Vec<_> =
-                    (0..c % 6).map(|i| (u64::from(b.wrapping_mul(i + 1) % 12), b ^ c ^ i)).collect();
+                let slots: Vec<_> = (0..c % 6)
+                    .map(|i| (u64::from(b.wrapping_mul(i + 1) % 12), b ^ c ^ i))
+                    .collect();
                 self.write(head, &slots);
             }
             4..6 => self.take_snapshot(head),
@@ -396,9 +403,8 @@ impl Pool {
         let mos: &dyn MosRead = &self.mos;
         for mark in bookmark::with_fbn(mos, fs.head).unwrap() {
             let txg = mark.phys.creation_txg;
-            let next = fs.snaps.iter().filter(|s| {
-                mos.dataset(s.object).unwrap().creation_txg > txg
-            });
+            let next =
+                fs.snaps.iter().filter(|s| mos.dataset(s.object).unwrap().creation_txg > txg);
             let next = next.map(|s| &s.blocks).next().unwrap_or(&fs.live);
             let kept: Usage = next
                 .values()

@@ -55,9 +55,7 @@ pub trait Trees {
 }
 
 /// The trees of a pool.
-pub struct PoolTrees(pub Arc<Zio>);
-
-impl Trees for PoolTrees {
+impl Trees for Arc<Zio> {
     fn walk(
         &self,
         root: &BlkPtr,
@@ -66,7 +64,7 @@ impl Trees for PoolTrees {
         f: &mut dyn FnMut(&BlkPtr, BookmarkPlace) -> bool,
     ) -> Walked {
         let read = |bp: &BlkPtr, dnodes: bool| {
-            if dnodes { self.0.read_dnodes(bp, Io::SCAN) } else { self.0.read(bp, Io::SCAN) }
+            if dnodes { self.read_dnodes(bp, Io::SCAN) } else { Zio::read(self, bp, Io::SCAN) }
         };
         walk_with(&read, root, min, after, f)
     }
@@ -172,14 +170,14 @@ impl Walk<'_> {
         let dnodes = at.object == 0 && at.level == 0 && dnode.object_type == ObjType::DNODE;
         if at.level > 0 || dnodes {
             let head = bp.head();
-            let fits = i64::from(head.level) == at.level
-                && head.lsize.0 == dnode.block_size(head.level);
+            let fits =
+                i64::from(head.level) == at.level && head.lsize.0 == dnode.block_size(head.level);
             if !fits {
                 return Err(Error::corrupt("block pointer of the wrong level or size"));
             }
-            let here = self.after.is_some_and(|a| {
-                (a.object, a.level, a.blkid) == (at.object, at.level, at.blkid)
-            });
+            let here = self
+                .after
+                .is_some_and(|a| (a.object, a.level, a.blkid) == (at.object, at.level, at.blkid));
             // Where the walk resumes, all below is done and may be gone.
             if !here {
                 let block = (self.read)(bp, dnodes)?;
@@ -242,7 +240,9 @@ fn contains(at: &BookmarkPlace, dnode: &Dnode, inner: &BookmarkPlace) -> bool {
     };
     if inner.object == at.object {
         let spill = inner.blkid == SPILL_BLKID && inner.level == 0;
-        return !spill && inner.level <= at.level && inner.level >= 0
+        return !spill
+            && inner.level <= at.level
+            && inner.level >= 0
             && up(inner.blkid, at.level - inner.level) == at.blkid;
     }
     at.object == 0

@@ -148,12 +148,8 @@ mod tests {
     #[test]
     fn sizes_of_blocks() {
         let dva = |vdev, asize| Dva { vdev: VdevId(vdev), asize: Asize(asize), ..Dva::default() };
-        let head = |object_type, level| Head {
-            object_type,
-            level,
-            lsize: Lsize(131_072),
-            birth: Txg(9),
-        };
+        let head =
+            |object_type, level| Head { object_type, level, lsize: Lsize(131_072), birth: Txg(9) };
         let dvas = [dva(0, 4096), dva(1, 196_608)];
         let ratios = Ratios::new(vec![512, 341]);
         let bp = |t, level| BlkPtr::Block(Block::new(head(t, level), Psize(65_536), 15, &dvas));

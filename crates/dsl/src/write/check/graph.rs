@@ -44,9 +44,8 @@ impl Checker<'_> {
         let Some(d) = self.dirs.get(&dir) else { return Ok(()) };
         let listed = self.mos.numbers(d.phys.clones)?;
         let listed: BTreeSet<u64> = listed.into_iter().map(|(_, head)| head).collect();
-        let is_here = |origin: u64| {
-            self.datasets.get(&origin).is_some_and(|s| s.phys.dir_obj == dir)
-        };
+        let is_here =
+            |origin: u64| self.datasets.get(&origin).is_some_and(|s| s.phys.dir_obj == dir);
         let due: BTreeSet<u64> = self
             .dirs
             .values()
