@@ -35,6 +35,7 @@ pub mod specs;
 pub mod status;
 pub mod tables;
 pub mod uberblocks;
+pub mod write;
 
 pub use assemble::{FoundPool, ImportReason};
 pub use discover::{Discovery, Search, discover};
