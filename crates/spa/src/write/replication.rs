@@ -306,48 +306,49 @@ mod tests {
     /// Recorded from OpenZFS 2.3.2's `zpool add -n`.
     #[test]
     fn against_the_pool() {
+        let slice = std::slice::from_ref::<VdevConfig>;
         let mirror = top(VdevType::Mirror, 2, 0);
         let raidz2 = top(VdevType::Raidz, 4, 2);
         let file = top(VdevType::File, 0, 0);
         for (pool, vdevs, want) in [
-            (&[mirror.clone()][..], &["a"][..], "pool uses mirror and new vdev is file"),
-            (&[mirror.clone()], &["mirror a b"], ""),
+            (slice(&mirror), &["a"][..], "pool uses mirror and new vdev is file"),
+            (slice(&mirror), &["mirror a b"], ""),
             (
-                &[mirror.clone()],
+                slice(&mirror),
                 &["mirror a b c"],
                 "pool uses 2-way mirror and new vdev uses 3-way mirror",
             ),
-            (&[mirror.clone()], &["raidz1 a b c"], ""),
+            (slice(&mirror), &["raidz1 a b c"], ""),
             (
-                &[mirror.clone()],
+                slice(&mirror),
                 &["raidz2 a b c"],
                 "pool and new vdev with different redundancy, raidz and mirror vdevs, 2 vs. 1 \
                  (2-way)",
             ),
-            (&[mirror.clone()], &["a@special"], "pool uses mirror and new vdev is file"),
-            (&[mirror.clone()], &["a@log"], ""),
+            (slice(&mirror), &["a@special"], "pool uses mirror and new vdev is file"),
+            (slice(&mirror), &["a@log"], ""),
             (
-                &[mirror.clone()],
+                slice(&mirror),
                 &["mirror a b", "mirror c d e"],
                 "both 2-way and 3-way mirror vdevs are present",
             ),
-            (&[raidz2.clone()], &["raidz1 a b"], "pool uses 2 device parity and new vdev uses 1"),
+            (slice(&raidz2), &["raidz1 a b"], "pool uses 2 device parity and new vdev uses 1"),
             (
-                &[raidz2.clone()],
+                slice(&raidz2),
                 &["raidz2 a b c"],
                 "pool uses 4-way raidz and new vdev uses 3-way raidz",
             ),
             (
-                &[raidz2.clone()],
+                slice(&raidz2),
                 &["mirror a b"],
                 "pool and new vdev with different redundancy, raidz and mirror vdevs, 2 vs. 1 \
                  (2-way)",
             ),
-            (&[raidz2.clone()], &["mirror a b c"], ""),
-            (&[raidz2.clone()], &["draid1 a b c"], "pool uses raidz and new vdev is draid"),
-            (&[file.clone()], &["mirror a b"], "pool uses file and new vdev is mirror"),
-            (&[file.clone()], &["a"], ""),
-            (&[mirror, file], &["a"], ""),
+            (slice(&raidz2), &["mirror a b c"], ""),
+            (slice(&raidz2), &["draid1 a b c"], "pool uses raidz and new vdev is draid"),
+            (slice(&file), &["mirror a b"], "pool uses file and new vdev is mirror"),
+            (slice(&file), &["a"], ""),
+            (&[mirror.clone(), file.clone()], &["a"], ""),
         ] {
             assert_eq!(lines(vdevs, pool), want, "{vdevs:?}");
         }

@@ -68,7 +68,7 @@ pub fn next(previous: &Uberblock, synced: &Synced) -> Uberblock {
         txg: synced.txg,
         guid_sum: synced.guid_sum,
         timestamp: synced.now.max(previous.timestamp),
-        root_bp: synced.root_bp.clone(),
+        root_bp: synced.root_bp,
         software_version: VERSION_FEATURES,
         mmp: Some(synced.multihost.map(Multihost::fields).unwrap_or_default()),
         checkpoint_txg: Txg::ZERO,

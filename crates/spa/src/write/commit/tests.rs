@@ -1,9 +1,9 @@
 //! The order of a commit, its failures, and crashes between any two of its steps.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 use base::Txg;
+use base::rt::Mutex;
 use ondisk::config::{PoolState, Raidz, Top};
 use ondisk::label::{BOOT_OFFSET, LABEL_SIZE, choose_label, parse_slot, parse_vdev_phys};
 use ondisk::{BlkPtr, Endian};
@@ -77,9 +77,9 @@ fn uberblock(txg: u64) -> Uberblock {
 /// A step as a short word: `d` data, `L0`..`L3` labels, `U0`..`U3` uberblocks of
 /// these labels, `|` a flush; leaves behind a colon.
 fn word(write: &LeafWrite) -> String {
-    let starts = (0..LABELS).filter_map(|l| Some((l, label_offset(PSIZE, l)?)));
-    let label = starts.filter(|(_, at)| *at <= write.offset && write.offset < at + LABEL_SIZE);
-    let Some((label, at)) = label.last() else { return format!("d:{}", write.leaf) };
+    let mut starts = (0..LABELS).filter_map(|l| Some((l, label_offset(PSIZE, l)?)));
+    let label = starts.find(|(_, at)| *at <= write.offset && write.offset < at + LABEL_SIZE);
+    let Some((label, at)) = label else { return format!("d:{}", write.leaf) };
     let what = if write.offset - at == VDEV_PHYS_OFFSET { "L" } else { "U" };
     format!("{what}{label}:{}", write.leaf)
 }
@@ -100,7 +100,7 @@ impl LabelDevices for Recorder {
         let mut out = Vec::new();
         for write in &writes {
             let word = word(write);
-            let mut fail = self.fail.lock().unwrap();
+            let mut fail = self.fail.lock();
             let hit = fail.iter_mut().find(|(w, n)| word.starts_with(w) && *n > 0);
             out.push(match hit {
                 Some((_, n)) => {
@@ -109,15 +109,15 @@ impl LabelDevices for Recorder {
                 }
                 None => Ok(()),
             });
-            self.log.lock().unwrap().push(word);
+            self.log.lock().push(word);
         }
         out
     }
 
     fn flush(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
-        let mut n = self.flushes.lock().unwrap();
+        let mut n = self.flushes.lock();
         let ids: String = tops.iter().map(|t| t.to_string()).collect();
-        self.log.lock().unwrap().push(format!("|{ids}"));
+        self.log.lock().push(format!("|{ids}"));
         let result = |guid: &Guid| {
             let fails = self.fail_flush.contains(&(*guid, *n));
             let result = if fails { Err(Error::new(ErrorKind::Io, "no flush")) } else { Ok(()) };
@@ -131,7 +131,7 @@ impl LabelDevices for Recorder {
 
 impl Recorder {
     fn log(&self) -> String {
-        self.log.lock().unwrap().join(" ")
+        self.log.lock().join(" ")
     }
 }
 
@@ -344,12 +344,12 @@ struct Tape(Mutex<Vec<Step>>);
 impl LabelDevices for Tape {
     fn write_leaves(&self, writes: Vec<LeafWrite>) -> Vec<Result<()>> {
         let results = writes.iter().map(|_| Ok(())).collect();
-        self.0.lock().unwrap().extend(writes.into_iter().map(Step::Write));
+        self.0.lock().extend(writes.into_iter().map(Step::Write));
         results
     }
 
     fn flush(&self, _: &[VdevId]) -> Vec<(Guid, Result<()>)> {
-        self.0.lock().unwrap().push(Step::Flush);
+        self.0.lock().push(Step::Flush);
         Vec::new()
     }
 }
@@ -418,7 +418,7 @@ fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<Step>) {
         let written: Vec<VdevId> = configs.iter().map(|c| VdevId(c.id)).collect();
         let commit_ = Commit { uberblock: &ub, tops: &tops, written: &written, start: 0, plants };
         assert!(commit(&tape, &commit_).unwrap().written);
-        let steps = tape.0.into_inner().unwrap();
+        let steps = tape.0.into_inner();
         if txg == 20 {
             for step in &steps {
                 if let Step::Write(w) = step {
@@ -515,7 +515,7 @@ fn slots_are_little_endian_whatever_was_read() {
     let commit_ =
         Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: Plants::default() };
     commit(&tape, &commit_).unwrap();
-    let steps = tape.0.into_inner().unwrap();
+    let steps = tape.0.into_inner();
     let slots = steps.iter().filter_map(|s| match s {
         Step::Write(w) if w.data.len() == 1024 => Some(w),
         _ => None,
