@@ -85,13 +85,7 @@ impl Object {
     }
 
     /// As [`Object::block_pointer`], in the tree of `dn`.
-    pub(crate) fn disk_pointer(
-        &self,
-        dn: &Dnode,
-        level: u8,
-        blkid: u64,
-        io: Io,
-    ) -> Result<BlkPtr> {
+    pub(crate) fn disk_pointer(&self, dn: &Dnode, level: u8, blkid: u64, io: Io) -> Result<BlkPtr> {
         let span = dn.epb_shift() * u32::from(level);
         let first = blkid.checked_shl(span).filter(|b| b >> span == blkid);
         let Some(first) = first.filter(|_| level < dn.levels) else { return Ok(BlkPtr::default()) };
@@ -422,13 +416,7 @@ impl Object {
 
     /// Looks at the subtree around `blkid`: (true, block found) or (false, first
     /// block not looked at).
-    fn scan_from(
-        &self,
-        dn: &Dnode,
-        blkid: u64,
-        want_hole: bool,
-        io: Io,
-    ) -> Result<(bool, u64)> {
+    fn scan_from(&self, dn: &Dnode, blkid: u64, want_hole: bool, io: Io) -> Result<(bool, u64)> {
         let Some(root) = dn.root_index(blkid) else {
             return Ok((want_hole, if want_hole { blkid } else { 0 }));
         };

@@ -80,13 +80,7 @@ impl Objset {
         Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(Live::new(props))))
     }
 
-    fn build(
-        zio: Arc<Zio>,
-        id: u64,
-        bp: BlkPtr,
-        phys: ObjsetPhys,
-        live: Option<Live>,
-    ) -> Objset {
+    fn build(zio: Arc<Zio>, id: u64, bp: BlkPtr, phys: ObjsetPhys, live: Option<Live>) -> Objset {
         let meta = Arc::new(phys.meta_dnode.clone());
         let dnodes = std::array::from_fn(|_| Mutex::new(HashMap::new()));
         let instance = zio.next_objset();
@@ -193,11 +187,7 @@ impl Objset {
     ///
     /// # Errors
     /// Those of reading its block.
-    pub(crate) fn disk_dnode(
-        self: &Arc<Self>,
-        id: ObjectId,
-        io: Io,
-    ) -> Result<Option<Arc<Dnode>>> {
+    pub(crate) fn disk_dnode(self: &Arc<Self>, id: ObjectId, io: Io) -> Result<Option<Arc<Dnode>>> {
         if id.0 == 0 || id.0 as i64 >= -3 && (id.0 as i64) < 0 {
             let disk = self.on_disk();
             let special = match id.0 as i64 {
@@ -224,8 +214,7 @@ impl Objset {
         if id.0 >> OBJECT_SHIFT_MAX == 0 {
             return self.object(id, io);
         }
-        self.special(id.0 as i64)
-            .ok_or_else(|| Error::not_found("no such object").in_object(id))
+        self.special(id.0 as i64).ok_or_else(|| Error::not_found("no such object").in_object(id))
     }
 
     /// The pointer of a data block changed.

@@ -44,7 +44,9 @@ impl ZapStore for ObjectStore<'_> {
     }
 
     fn free_block(&self, blkid: u64, count: u64) -> Result<()> {
-        self.os.free_blocks(self.tx, self.id, blkid, blkid.saturating_add(count), false)
+        let past = blkid.saturating_add(count);
+        let last = self.os.head(self.tx, self.id)?.max_blkid;
+        self.os.free_blocks(self.tx, self.id, blkid, past, past > last)
     }
 }
 
@@ -67,7 +69,8 @@ pub fn create(
     normflags: u64,
 ) -> Result<ObjectId> {
     let bonus = bonus.to_vec();
-    let id = os.allocate(tx, &ObjectSpec { object_type, bonus_type, bonus, ..Default::default() })?;
+    let id =
+        os.allocate(tx, &ObjectSpec { object_type, bonus_type, bonus, ..Default::default() })?;
     init(os, tx, id, normflags)?;
     Ok(id)
 }
@@ -114,13 +117,7 @@ pub fn remove(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8]) -> Result<()
 ///
 /// # Errors
 /// Those of reading and changing the ZAP.
-pub fn increment(
-    os: &Arc<Objset>,
-    tx: &Tx,
-    id: ObjectId,
-    name: &[u8],
-    delta: i64,
-) -> Result<u64> {
+pub fn increment(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8], delta: i64) -> Result<u64> {
     ZapMut::new(&ObjectStore::new(os, tx, id)).increment(name, delta).map_err(|e| e.in_object(id))
 }
 

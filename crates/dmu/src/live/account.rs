@@ -44,7 +44,12 @@ fn owner_in_sa(bytes: &[u8]) -> Option<Owner> {
     Some(Owner { uid: endian.u64(body, 24)?, gid: endian.u64(body, 32)?, project })
 }
 
-fn owner(os: &Arc<Objset>, id: ObjectId, dn: &Dnode, spill: Option<&[u8]>) -> Result<Option<Owner>> {
+fn owner(
+    os: &Arc<Objset>,
+    id: ObjectId,
+    dn: &Dnode,
+    spill: Option<&[u8]>,
+) -> Result<Option<Owner>> {
     match dn.bonus_type {
         ObjType::SA if !dn.bonus.is_empty() => Ok(owner_in_sa(&dn.bonus)),
         ObjType::SA => match spill {

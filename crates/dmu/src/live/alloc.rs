@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Error, ErrorKind, ObjectId, Result};
+use ondisk::ObjType;
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX};
 use ondisk::objset::ObjsetType;
-use ondisk::ObjType;
 use zio::Io;
 
 use super::handle::{Handle, Head, Slot, Spill, slot_of};
@@ -173,13 +173,8 @@ impl Objset {
             return Err(Error::bug("a free object number has a dirty object").in_object(id));
         }
         let handle = Handle::new(None);
-        let slot = Slot {
-            txg,
-            head,
-            data: Default::default(),
-            freed: BlockRanges::default(),
-            bytes: 0,
-        };
+        let slot =
+            Slot { txg, head, data: Default::default(), freed: BlockRanges::default(), bytes: 0 };
         handle.state.lock().slots[slot_of(txg)] = Some(slot);
         stripe.insert(id.0, Arc::new(handle));
         live.handles.fetch_add(1, SeqCst);
@@ -216,7 +211,8 @@ impl Objset {
         if !mos && !again {
             cursor.next = (last * DNODES_PER_BLOCK).max(1);
         }
-        if !mos && last == 0
+        if !mos
+            && last == 0
             && let Ok(taken) = self.taken(0)
         {
             cursor.next = u64::from(32 - taken.leading_zeros()).max(1);

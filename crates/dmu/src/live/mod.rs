@@ -49,8 +49,8 @@ use ondisk::dnode::DNODE_SIZE;
 use ondisk::{Dnode, Endian, ObjType};
 use zio::Io;
 
-pub use alloc::ObjectSpec;
 use alloc::Cursor;
+pub use alloc::ObjectSpec;
 use handle::{Content, Dirty, Handle, Head, Inner, Spill};
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
@@ -159,9 +159,8 @@ pub(crate) fn merged(head: &Head, disk: Option<&Dnode>, flags: u8) -> Dnode {
 
 impl Objset {
     fn live(&self) -> Result<&Live> {
-        self.live_part().ok_or_else(|| {
-            Error::new(ErrorKind::ReadOnly, "the dataset is open for reading only")
-        })
+        self.live_part()
+            .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "the dataset is open for reading only"))
     }
 
     /// How blocks written from now on are stored.
@@ -409,7 +408,12 @@ impl Objset {
         let past = if to_end { head.max_blkid + 1 } else { end / bs };
         if first > end / bs && !to_end {
             // Inside one block.
-            return self.zero_part(tx, id, offset / bs, (offset % bs) as usize..(end % bs) as usize);
+            return self.zero_part(
+                tx,
+                id,
+                offset / bs,
+                (offset % bs) as usize..(end % bs) as usize,
+            );
         }
         if !offset.is_multiple_of(bs) {
             self.zero_part(tx, id, offset / bs, (offset % bs) as usize..bs as usize)?;

@@ -221,12 +221,7 @@ fn wave(
     Ok(())
 }
 
-fn props_of(
-    ctx: &SyncCtx<'_>,
-    props: &ObjsetProps,
-    works: &[Work],
-    job: &Job,
-) -> zio::WriteProps {
+fn props_of(ctx: &SyncCtx<'_>, props: &ObjsetProps, works: &[Work], job: &Job) -> zio::WriteProps {
     let dn = &works[job.work].dn;
     let kind = BlockKind {
         object_type: job.object_type,

@@ -14,11 +14,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use base::Lsize;
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Head as BpHead, Hole};
 use ondisk::dnode::flags;
 use ondisk::{Dnode, Endian, ObjType};
-use base::Lsize;
 use zio::{Io, Zio};
 
 use super::handle::{Head, Spill};
@@ -263,9 +263,10 @@ impl Work {
     /// Adds the levels that the highest block needs (§3.3).
     pub(crate) fn add_levels(&mut self) {
         let nblkptr = self.dn.blkptrs.len() as u64;
-        while nblkptr.checked_shl(self.dn.epb_shift() * u32::from(self.dn.levels - 1)).is_some_and(
-            |capacity| capacity <= self.dn.max_blkid && capacity > 0,
-        ) {
+        while nblkptr
+            .checked_shl(self.dn.epb_shift() * u32::from(self.dn.levels - 1))
+            .is_some_and(|capacity| capacity <= self.dn.max_blkid && capacity > 0)
+        {
             let level = self.dn.levels;
             let mut bytes = BufMut::zeroed(1 << self.dn.indirect_shift);
             for (slot, bp) in bytes.chunks_exact_mut(BLKPTR_SIZE).zip(&self.dn.blkptrs) {

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Error, Guid, ObjectId, Result, Txg, VdevId};
 use dmu::ObjectSpec;
-use dsl::write::store::DIRECTORY;
 use dsl::write::features;
+use dsl::write::store::DIRECTORY;
 use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::dtl::Dtl;
 use ondisk::features::FEATURES;
@@ -301,8 +301,7 @@ fn put(group: &Group<'_>, zap: u64, name: &str, value: u64) -> Result<()> {
 
 fn new_zap(group: &Group<'_>) -> Result<u64> {
     let os = group.mos.objset();
-    let zap =
-        dmu::zaps::create(os, group.tx, ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0)?;
+    let zap = dmu::zaps::create(os, group.tx, ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0)?;
     Ok(zap.0)
 }
 

@@ -155,12 +155,8 @@ impl Writer {
         let act = move |cx: &mut super::TaskCx<'_>, ()| {
             let borrowed: Vec<(&str, Stored)> =
                 pool_props.iter().map(|(n, v)| (n.as_str(), v.clone())).collect();
-            let pool = NewPool {
-                features: &features,
-                dspace: capacity,
-                salt,
-                pool_props: &borrowed,
-            };
+            let pool =
+                NewPool { features: &features, dspace: capacity, salt, pool_props: &borrowed };
             let made = initial::create(cx.cx, &pool)?;
             for (name, value) in &root_props {
                 let change = Change::Set(value.clone());

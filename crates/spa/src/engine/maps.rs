@@ -13,8 +13,8 @@ use dmu::ObjectSpec;
 use dsl::write::{SyncCx, features};
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
 use ondisk::ObjType;
+use ondisk::spacemap::log_key;
 use ondisk::spacemap::{Encoder, HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header, Params};
-use ondisk::spacemap::{log_key, parse_log_key};
 use ondisk::zap::ZapValue;
 
 use super::Writer;
@@ -112,12 +112,7 @@ fn set_word(group: &Group<'_>, object: u64, index: u64, word: u64) -> Result<()>
 impl Writer {
     /// Flushes logged changes of some metaslabs to their own maps (§4.3); before
     /// anything of the group is written to a map.
-    pub(super) fn flush_maps(
-        &self,
-        group: &Group<'_>,
-        maps: &mut Maps,
-        all: bool,
-    ) -> Result<()> {
+    pub(super) fn flush_maps(&self, group: &Group<'_>, maps: &mut Maps, all: bool) -> Result<()> {
         if !group.flags.logs {
             return Ok(());
         }
@@ -179,7 +174,11 @@ impl Writer {
                 0,
             )?;
             let value = ZapValue::from_u64(zap.0);
-            group.cx.mos.zap_update(dsl::write::store::DIRECTORY, LOGS_DIRECTORY.as_bytes(), &value)?;
+            group.cx.mos.zap_update(
+                dsl::write::store::DIRECTORY,
+                LOGS_DIRECTORY.as_bytes(),
+                &value,
+            )?;
             maps.directory = zap.0;
             features::add(group.cx, LOG_SPACEMAP, 1)?;
         }
@@ -207,8 +206,7 @@ impl Writer {
         log.length += bytes.len() as u64;
         log.alloc += alloc;
         let histogram = group.flags.histogram.then_some([0; HISTOGRAM_SIZE]);
-        let header =
-            Header { object: log.object, length: log.length, alloc: log.alloc, histogram };
+        let header = Header { object: log.object, length: log.length, alloc: log.alloc, histogram };
         group.cx.mos.set_bonus(log.object, &header.encode())?;
         let blocks = log.length.div_ceil(u64::from(LOG_BLOCK)).max(1);
         maps.logs.insert(group.txg, (log.object, blocks));
@@ -248,8 +246,12 @@ impl Writer {
             self.append(group, object, length, &bytes)?;
             length += bytes.len() as u64;
         }
-        let header =
-            Header { object, length, alloc: write.alloc, histogram: long.then_some(write.histogram) };
+        let header = Header {
+            object,
+            length,
+            alloc: write.alloc,
+            histogram: long.then_some(write.histogram),
+        };
         group.cx.mos.set_bonus(object, &header.encode())?;
         if let Some(txg) = write.unflushed_txg {
             self.set_unflushed(group, maps, vdev, ms, txg)?;
@@ -313,10 +315,4 @@ impl Writer {
 /// The group is over.
 pub(super) fn close(maps: &mut Maps) {
     maps.open = None;
-}
-
-/// The logs that the directory names.
-pub(crate) fn logs_of(cx: &SyncCx<'_>) -> Result<BTreeMap<Txg, u64>> {
-    let Some(zap) = cx.read().directory(LOGS_DIRECTORY)? else { return Ok(BTreeMap::new()) };
-    cx.read().numbers(zap)?.into_iter().map(|(key, v)| Ok((parse_log_key(&key)?, v))).collect()
 }

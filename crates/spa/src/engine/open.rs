@@ -35,12 +35,7 @@ pub struct WriterOptions {
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        WriterOptions {
-            threads: base::rt::parallelism(),
-            max_ashift: 12,
-            streams: 2,
-            limits: None,
-        }
+        WriterOptions { threads: base::rt::parallelism(), max_ashift: 12, streams: 2, limits: None }
     }
 }
 
@@ -55,9 +50,10 @@ pub(crate) fn class_of(class: AllocClass) -> metaslab::Class {
 
 fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> Result<VdevDesc> {
     let vdev = VdevId(config.id);
-    let top = config.top.as_ref().ok_or_else(|| {
-        Error::corrupt("a top-level vdev without its space").on_vdev(config.guid)
-    })?;
+    let top = config
+        .top
+        .as_ref()
+        .ok_or_else(|| Error::corrupt("a top-level vdev without its space").on_vdev(config.guid))?;
     let sector = 1u64 << top.ashift;
     let min = tree.min_alloc(vdev)?.0;
     let width = tree.asize(vdev, Psize(128 << 10), Txg::MAX)?.0;
@@ -213,7 +209,9 @@ impl Writer {
     /// Those of reading; `Corrupt`.
     pub(crate) fn replay_logs(
         &self,
-        for_each: &dyn Fn(&mut dyn FnMut(Txg, &ondisk::spacemap::Range) -> Result<()>) -> Result<()>,
+        for_each: &dyn Fn(
+            &mut dyn FnMut(Txg, &ondisk::spacemap::Range) -> Result<()>,
+        ) -> Result<()>,
     ) -> Result<()> {
         for_each(&mut |txg, range| self.space.replay_log(txg, range))
     }

@@ -140,9 +140,9 @@ impl SpaceSource for SpaceIo {
             let tree = zio.tree();
             let tops = tree.top_ids().filter_map(|id| tree.top(id).ok());
             let data = tops.filter(|t| !t.is_log() && t.ashift() >= 9);
-            let min = data.map(|t| 1u64 << t.ashift().min(24)).fold((u64::MAX, 512), |m, one| {
-                (m.0.min(one), m.1.max(1).min(one))
-            });
+            let min = data
+                .map(|t| 1u64 << t.ashift().min(24))
+                .fold((u64::MAX, 512), |m, one| (m.0.min(one), m.1.max(1).min(one)));
             let (min, gcd) = min;
             if min == u64::MAX { (512, 512) } else { (min, gcd.max(min)) }
         };

@@ -16,7 +16,6 @@ use codec::compress::Compression;
 use dmu::{Events, Objset, ObjsetProps, Pending, SyncCtx, Tx};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
-use dsl::write::trees::PoolTrees;
 use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, bpobj, features};
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
@@ -163,21 +162,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Runs `f`, which tells what to free, and frees that.
-    fn freeing<T>(
-        &self,
-        txg: Txg,
-        f: impl FnOnce(&mut dyn FnMut(&BlkPtr)) -> Result<T>,
-    ) -> Result<T> {
-        let mut failed = Ok(());
-        let out = f(&mut |bp| {
-            if failed.is_ok() {
-                failed = self.free(txg, bp);
-            }
-        })?;
-        failed.map(|()| out)
-    }
-
     fn has_work(&self, state: &State, txg: Txg, deferred: bool) -> bool {
         state.dirty
             || state.flush_all
@@ -215,8 +199,7 @@ impl Writer {
         let now = base::rt::wall_clock();
         let random = || base::rt::random_u64().unwrap_or(1);
         let ratios = state.ratios.clone();
-        let cx =
-            SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random);
+        let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
         let mut root = None;
         for pass in 1.. {
@@ -239,8 +222,7 @@ impl Writer {
                 // Tasks may have enabled features.
                 group.flags = Flags::load(&self.mos)?;
                 let metadata = if group.flags.lz4 { Compression::ON } else { Compression::Lzjb };
-                let props =
-                    ObjsetProps { metadata_compression: metadata, ..ObjsetProps::mos() };
+                let props = ObjsetProps { metadata_compression: metadata, ..ObjsetProps::mos() };
                 self.mos.objset().set_props(ObjsetProps {
                     special: group.flags.special,
                     embed: group.flags.embed,
@@ -251,6 +233,7 @@ impl Writer {
             self.mos_lost(&group, std::mem::take(&mut mos.killed))?;
             accounting::mos_changed(&cx, std::mem::take(&mut mos.usage))?;
             self.sync_vdevs(state, &group)?;
+            group.zaps = super::config::top_zaps(&state.config);
             if cx.label_features_changed() {
                 state.dirty = true;
             }
@@ -318,10 +301,8 @@ impl Writer {
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
         if let Some(list) = deferred {
-            let mut budget = u64::MAX;
-            self.freeing(group.txg, |free| {
-                bpobj::consume(group.cx, list, &mut budget, &mut |entry| free(&entry.bp))
-            })?;
+            let mut free = |entry: &BpobjEntry| self.free(group.txg, &entry.bp);
+            bpobj::consume(group.cx, list, u64::MAX, &mut free)?;
         }
         self.sync_heads(state, group, writes, pending)?;
         // A snapshot refers to what was just written.
@@ -332,10 +313,9 @@ impl Writer {
         }
         self.sync_heads(state, group, writes, pending)?;
         if state.background {
-            let trees = PoolTrees(Arc::clone(&self.zio));
-            let progress = self.freeing(group.txg, |free| {
-                background::step(group.cx, &trees, BACKGROUND_BLOCKS, free)
-            })?;
+            let mut budget = BACKGROUND_BLOCKS;
+            let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
+            let progress = background::step(group.cx, &self.zio, &mut budget, &mut free)?;
             state.background = progress.more;
         }
         Ok(())
@@ -379,8 +359,7 @@ impl Writer {
             .number(DIRECTORY, "sync_bplist")?
             .ok_or_else(|| Error::corrupt("the pool has no list of deferred frees"))?;
         let blocks = killed.into_iter().filter(|bp| bp.as_block().is_some());
-        let entries: Vec<BpobjEntry> =
-            blocks.map(|bp| BpobjEntry { bp, freed: false }).collect();
+        let entries: Vec<BpobjEntry> = blocks.map(|bp| BpobjEntry { bp, freed: false }).collect();
         if !entries.is_empty() {
             bpobj::append(group.cx, list, &entries)?;
         }
