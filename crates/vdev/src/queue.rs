@@ -56,6 +56,10 @@ pub struct WriteLimits {
     pub sync_write_max_active: usize,
     /// Asynchronous operations with a device at once.
     pub async_write_max_active: usize,
+    /// The same where seeks cost nothing (everything but rotating disks), as long as
+    /// what is with the device is less than the depth above times the size below: many
+    /// small writes gain by depth, large ones would only delay reads.
+    pub async_write_deep_active: usize,
     /// Bytes of one merged operation; a larger request is not split.
     pub aggregation_limit: u64,
     /// Bytes in a leaf's queue, from which on submitters wait.
@@ -67,6 +71,7 @@ impl Default for WriteLimits {
         WriteLimits {
             sync_write_max_active: 10,
             async_write_max_active: 10,
+            async_write_deep_active: 32,
             aggregation_limit: 1 << 20,
             in_flight_max: 64 << 20,
         }
@@ -77,6 +82,7 @@ impl Default for WriteLimits {
 pub(crate) struct Tuning {
     sync_active: AtomicUsize,
     async_active: AtomicUsize,
+    deep_active: AtomicUsize,
     aggregation: AtomicU64,
     in_flight: AtomicU64,
 }
@@ -87,6 +93,7 @@ impl Default for Tuning {
         Tuning {
             sync_active: AtomicUsize::new(limits.sync_write_max_active),
             async_active: AtomicUsize::new(limits.async_write_max_active),
+            deep_active: AtomicUsize::new(limits.async_write_deep_active),
             aggregation: AtomicU64::new(limits.aggregation_limit),
             in_flight: AtomicU64::new(limits.in_flight_max),
         }
@@ -98,6 +105,7 @@ impl Tuning {
         WriteLimits {
             sync_write_max_active: self.sync_active.load(Relaxed).max(1),
             async_write_max_active: self.async_active.load(Relaxed).max(1),
+            async_write_deep_active: self.deep_active.load(Relaxed),
             aggregation_limit: self.aggregation.load(Relaxed),
             in_flight_max: self.in_flight.load(Relaxed),
         }
@@ -106,6 +114,7 @@ impl Tuning {
     pub(crate) fn set(&self, limits: WriteLimits) {
         self.sync_active.store(limits.sync_write_max_active, Relaxed);
         self.async_active.store(limits.async_write_max_active, Relaxed);
+        self.deep_active.store(limits.async_write_deep_active, Relaxed);
         self.aggregation.store(limits.aggregation_limit, Relaxed);
         self.in_flight.store(limits.in_flight_max, Relaxed);
     }
@@ -166,6 +175,8 @@ struct State {
     /// Wait for what they overlap, in order.
     held: VecDeque<Queued>,
     active: [usize; CLASSES],
+    /// Bytes with the device.
+    flying_bytes: u64,
     /// The ready ones: sweep, offset.
     order: [BTreeSet<(u64, u64)>; CLASSES],
     /// The sweep that a class is at.
@@ -278,6 +289,7 @@ impl State {
             if let (Some(first), Some(last)) = (parts.front(), parts.back()) {
                 let (start, end) = (first.request.offset, last.request.end());
                 self.flying.insert(start, end);
+                self.flying_bytes += end - start;
                 self.active[class] += 1;
                 return Some(Run { start, class, parts: parts.into() });
             }
@@ -322,11 +334,21 @@ impl State {
         Some(queued)
     }
 
+    /// Whether one more operation of a class may go to the device.
+    fn may_go(&self, class: usize, limits: &WriteLimits) -> bool {
+        let active = self.active[class];
+        if class == 0 {
+            return active < limits.sync_write_max_active;
+        }
+        let most = limits.async_write_max_active;
+        let enough = limits.aggregation_limit.saturating_mul(most as u64);
+        active < most || (active < limits.async_write_deep_active && self.flying_bytes < enough)
+    }
+
     fn pick(&mut self, limits: &WriteLimits, dropped: &mut Vec<Queued>) -> Vec<Run> {
-        let allowed = [limits.sync_write_max_active, limits.async_write_max_active];
         let mut runs = Vec::new();
-        for (class, &most) in allowed.iter().enumerate() {
-            while self.active[class] < most
+        for class in 0..CLASSES {
+            while self.may_go(class, limits)
                 && let Some(run) = self.next_run(class, limits, dropped)
             {
                 runs.push(run);
@@ -399,7 +421,10 @@ impl Queue {
         }
         state.pumping = true;
         loop {
-            let limits = self.tuning.get();
+            let mut limits = self.tuning.get();
+            if self.device.caps().rotational == Some(true) {
+                limits.async_write_deep_active = 0;
+            }
             let (mut dropped, mut dones) = (Vec::new(), Vec::new());
             let runs = state.pick(&limits, &mut dropped);
             dropped.into_iter().for_each(|q| state.leave(q, &mut dones));
@@ -442,7 +467,9 @@ impl Queue {
         self.live.in_flight.fetch_sub(1, Relaxed);
         let mut dones = Vec::with_capacity(run.parts.len());
         let mut state = self.state.lock();
-        state.flying.remove(&run.start);
+        if let Some(end) = state.flying.remove(&run.start) {
+            state.flying_bytes -= end - run.start;
+        }
         state.active[run.class] -= 1;
         if result.is_err() && run.parts.len() > 1 {
             for mut part in run.parts {

@@ -85,6 +85,7 @@ fn limits(active: usize) -> WriteLimits {
     WriteLimits {
         sync_write_max_active: active,
         async_write_max_active: active,
+        async_write_deep_active: 0,
         aggregation_limit: 4096,
         in_flight_max: 1 << 30,
     }
@@ -208,6 +209,19 @@ fn synchronous_writes_go_first() {
     while device.complete(1) {}
     while device.complete(0) {}
     assert_eq!(*device.seen.lock(), [(0, 512), (16384, 512), (8192, 512)]);
+}
+
+#[test]
+fn small_writes_go_deeper_than_large_ones() {
+    for (len, deep) in [(512, 8), (2048, 4), (4096, 2)] {
+        let limits = WriteLimits { async_write_deep_active: 8, ..limits(2) };
+        let device = HandDevice::new(0..0, WriteLimits { async_write_max_active: 8, ..limits });
+        let queue = queue(device.clone(), limits);
+        let log = Log::default();
+        (0..12).for_each(|i| queue.submit(vec![request(&log, i, i as u64 * 5120, len, 1)]));
+        assert_eq!(device.ops.lock().len(), deep, "of {len} bytes");
+        while device.complete(0) {}
+    }
 }
 
 #[test]

@@ -98,6 +98,7 @@ fn writers_a_flush_and_rewrites_under_every_schedule() {
         .unwrap();
         tree.set_write_limits(WriteLimits {
             async_write_max_active: 2,
+            async_write_deep_active: 2,
             in_flight_max: 1536,
             ..WriteLimits::default()
         });
