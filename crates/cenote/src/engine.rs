@@ -8,6 +8,7 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::EngineKind;
 use ondisk::config::PoolState;
+use spa::engine::{Writer, WriterOptions};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
@@ -283,10 +284,6 @@ impl Engine {
                 return Err(Error::new(ErrorKind::Exists, text).in_pool(name));
             }
         }
-        if !options.readonly {
-            let text = "this version imports pools read-only: use -o readonly=on";
-            return Err(Error::unsupported(text).in_pool(name));
-        }
         let foreign = pool.hostid.unwrap_or(0) != spa::own_hostid() || pool.hostid.is_none();
         if pool.state == PoolState::Active && foreign && !options.force {
             return Err(Error::busy("pool was previously in use from another system").in_pool(name));
@@ -294,7 +291,9 @@ impl Engine {
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(&self.prefetch));
-        let pool = Arc::new(Pool::new(spa, Some(Arc::clone(&self.kstats))));
+        let (writer, because) = start_writer(&spa, options)?;
+        let kstats = Some(Arc::clone(&self.kstats));
+        let pool = Arc::new(Pool::with_writer(spa, kstats, writer, because));
         // A pool without kstats is better than none.
         let _absent = crate::kstats::register_pool(&pool.core);
         pools.push(Arc::downgrade(&pool));
@@ -312,6 +311,22 @@ impl Engine {
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         Ok(Arc::new(Pool::new(spa, None)))
+    }
+}
+
+/// Starts writing, if that was asked for; why not, if the pool does not allow it.
+fn start_writer(
+    spa: &Spa,
+    options: &ImportOptions,
+) -> Result<(Option<Arc<Writer>>, Option<String>)> {
+    if !options.writes() {
+        return Ok((None, None));
+    }
+    let max_ashift = spa.zio().tree().nodes().map(|(_, n)| n.ashift()).max().unwrap_or(9);
+    match spa.start_writer(WriterOptions { max_ashift, ..WriterOptions::default() }) {
+        Ok(writer) => Ok((Some(writer), None)),
+        Err(e) if e.kind() == ErrorKind::ReadOnly => Ok((None, Some(e.message().to_owned()))),
+        Err(e) => Err(e),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use base::rt::Mutex;
 use base::{Error, Guid, Result};
+use spa::engine::Writer;
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 use spa::{ImportOptions, Spa};
@@ -22,7 +23,11 @@ pub struct Pool {
 pub(crate) struct Core {
     pub(crate) spa: Spa,
     pub(crate) load_guid: u64,
-    space: OnceLock<PoolSpace>,
+    /// The writable half, unless the pool can only be read.
+    pub(crate) writer: Option<Arc<Writer>>,
+    /// Why it can only be read, although reading and writing was asked for.
+    pub(crate) read_only_because: Option<String>,
+    space: OnceLock<Arc<PoolSpace>>,
     saved: OnceLock<u64>,
     origin: OnceLock<u64>,
     /// The engine's kstats, for an imported pool.
@@ -46,13 +51,16 @@ impl Core {
         Ok(*self.origin.get_or_init(|| object))
     }
 
-    /// The pool's space, read once: a read-only pool does not change.
-    pub(crate) fn space(&self) -> Result<&PoolSpace> {
+    /// The pool's space; that of a read-only pool is read once, for it does not change.
+    pub(crate) fn space(&self) -> Result<Arc<PoolSpace>> {
         if let Some(space) = self.space.get() {
-            return Ok(space);
+            return Ok(Arc::clone(space));
         }
-        let loaded = self.spa.load_space()?;
-        Ok(self.space.get_or_init(|| loaded))
+        let loaded = Arc::new(self.spa.load_space()?);
+        if self.writer.is_some() {
+            return Ok(loaded);
+        }
+        Ok(Arc::clone(self.space.get_or_init(|| loaded)))
     }
 
     /// Bytes that deduplication and cloning save: datasets are charged for every
@@ -125,11 +133,22 @@ pub struct PoolStatus {
 
 impl Pool {
     pub(crate) fn new(spa: Spa, kstats: Option<Arc<kstat::Registry>>) -> Pool {
+        Pool::with_writer(spa, kstats, None, None)
+    }
+
+    pub(crate) fn with_writer(
+        spa: Spa,
+        kstats: Option<Arc<kstat::Registry>>,
+        writer: Option<Arc<Writer>>,
+        read_only_because: Option<String>,
+    ) -> Pool {
         let load_guid = base::rt::random_u64().unwrap_or(1);
         Pool {
             core: Arc::new(Core {
                 spa,
                 load_guid,
+                writer,
+                read_only_because,
                 space: OnceLock::new(),
                 saved: OnceLock::new(),
                 origin: OnceLock::new(),
@@ -151,7 +170,48 @@ impl Pool {
 
     /// Whether it is imported read-only.
     pub fn is_readonly(&self) -> bool {
-        self.core.spa.options().readonly
+        self.core.writer.is_none()
+    }
+
+    /// Why the pool can only be read, although writing was asked for.
+    pub fn read_only_because(&self) -> Option<&str> {
+        self.core.read_only_because.as_deref()
+    }
+
+    /// The pool's writing half.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub fn writer(&self) -> Result<&Arc<Writer>> {
+        self.core.writer.as_ref().ok_or_else(|| {
+            let why = self.read_only_because().unwrap_or("the pool was imported read-only");
+            Error::new(base::ErrorKind::ReadOnly, why).in_pool(self.name())
+        })
+    }
+
+    /// Writes everything, marks the pool exported and stops writing. A read-only pool
+    /// is left as it is.
+    ///
+    /// # Errors
+    /// Those of the devices.
+    pub fn export(&self) -> Result<()> {
+        self.finish(ondisk::config::PoolState::Exported)
+    }
+
+    /// As [`Pool::export`], but marked destroyed.
+    ///
+    /// # Errors
+    /// As [`Pool::export`]; `ReadOnly`.
+    pub fn destroy(&self) -> Result<()> {
+        self.writer()?;
+        self.finish(ondisk::config::PoolState::Destroyed)
+    }
+
+    fn finish(&self, state: ondisk::config::PoolState) -> Result<()> {
+        match &self.core.writer {
+            Some(writer) => writer.export(state).map_err(|e| e.in_pool(self.name())),
+            None => Ok(()),
+        }
     }
 
     /// The directory that mountpoints are below.

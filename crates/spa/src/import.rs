@@ -1,11 +1,13 @@
 //! Opening a pool (chapter 01 §8.3 and §8.4).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::Engine;
-use dmu::{Io, Objset};
+use dmu::{Io, Objset, ObjsetProps};
+use dsl::write::features::Obstacle;
 use dsl::{DslDir, FeatureState, Mos};
 use ondisk::config::{PoolConfig, PoolState, VdevConfig};
 use ondisk::features::FEATURES;
@@ -15,6 +17,7 @@ use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
 use zio::{BlockCache, Zio};
 
 use crate::assemble::{FoundPool, fix_paths};
+use crate::engine::{Parts, Writer, WriterOptions, assemble};
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
@@ -48,6 +51,13 @@ pub struct ImportOptions {
     pub new_name: Option<String>,
     /// Open the pool to look at it: no host check, no multihost wait.
     pub inspect: bool,
+}
+
+impl ImportOptions {
+    /// Whether the pool is going to be written.
+    pub fn writes(&self) -> bool {
+        !self.readonly && !self.inspect && !self.dry_run
+    }
 }
 
 /// An open pool.
@@ -97,7 +107,7 @@ impl Spa {
         let mut limit = options.txg.unwrap_or(Txg::MAX);
         let mut newest = None;
         loop {
-            let opener = LeafOpener::new(found, Arc::clone(engine));
+            let opener = LeafOpener::new(found, Arc::clone(engine), options.writes());
             let mut seen = None;
             let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
             let failure = match opened {
@@ -149,7 +159,7 @@ impl Spa {
         for _ in 0..RESTARTS_MAX {
             *seen = Some(chosen.uberblock.txg);
             check_label_features(opener, &chosen)?;
-            let loaded = load_config(&zio, &chosen, opener, found)
+            let loaded = load_config(&zio, &chosen, opener, found, options.writes())
                 .map_err(|e| fail(missing_rather(e, &zio.tree())))?;
             let again = choose(opener.uberblocks(), limit).map_err(&fail)?;
             if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
@@ -292,6 +302,82 @@ impl Spa {
         Ok(header)
     }
 
+    /// Why this pool can only be read, although its devices are open for writing: what
+    /// it has in use and this version does not keep up.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn obstacles(&self) -> Result<Vec<Obstacle>> {
+        let mut out = dsl::write::features::obstacles(&self.mos)?;
+        let mut add = |what: &str, why: &'static str| out.push(Obstacle { what: what.into(), why });
+        if self.uberblock.checkpoint_txg != Txg::ZERO {
+            add("checkpoint", "the pool is rewound to its checkpoint");
+        }
+        if self.uberblock.is_multihost() {
+            add("multihost", "the pool's heartbeat would have to go on");
+        }
+        specs::for_each(&self.config.vdev_tree, &mut |v| {
+            if v.raidz.as_ref().is_some_and(|r| r.expanding) {
+                add("raidz_expansion", "a raidz vdev is being expanded");
+            }
+        });
+        if self.has_unclaimed_logs()? {
+            add("intent log", "an intent log waits to be replayed");
+        }
+        Ok(out)
+    }
+
+    /// Whether some dataset's intent log has blocks that no space map knows yet.
+    fn has_unclaimed_logs(&self) -> Result<bool> {
+        let mut found = false;
+        self.root_dir()?.walk(&mut |dir| {
+            let Some(os) = dir.head()?.map(|h| h.open_objset()).transpose()?.flatten() else {
+                return Ok(());
+            };
+            let header = crate::audit::log::log_header(&os.phys())?;
+            found |= !header.log.is_end() && header.claim_txg == Txg::ZERO;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Starts writing: the first group refreshes all labels.
+    ///
+    /// # Errors
+    /// `ReadOnly` with the reason when there are [`Spa::obstacles`]; those of reading
+    /// the space maps and of the devices.
+    pub fn start_writer(&self, options: WriterOptions) -> Result<Arc<Writer>> {
+        if let Some(first) = self.obstacles()?.first() {
+            let why = format!("the pool can only be read: {}: {}", first.what, first.why);
+            return Err(Error::new(ErrorKind::ReadOnly, why).in_pool(&self.name));
+        }
+        let space = self.load_space()?;
+        let logs = space.logs.clone();
+        let mut config = self.config.clone();
+        config.state = PoolState::Active;
+        config.name.clone_from(&self.name);
+        config.hostid = crate::own_hostid();
+        config.hostname = hostname();
+        let parts = Parts {
+            zio: Arc::clone(&self.zio),
+            mos: self.mos.clone(),
+            config,
+            uberblock: self.uberblock.clone(),
+            space: Some(space),
+            roles: BTreeMap::new(),
+        };
+        let writer = assemble(parts, options)?;
+        for (txg, object) in logs {
+            self.for_each_entry(object, Params::log(), &mut |range| {
+                writer.space().replay_log(txg, &range)
+            })?;
+        }
+        writer.start()?;
+        writer.touch();
+        writer.sync()?;
+        Ok(writer)
+    }
+
     /// The name it goes by.
     pub fn name(&self) -> &str {
         &self.name
@@ -356,6 +442,11 @@ impl Spa {
     }
 }
 
+fn hostname() -> Option<nvlist::NvStr> {
+    let name = std::fs::read("/proc/sys/kernel/hostname").ok()?;
+    nvlist::NvStr::new(name.trim_ascii()).ok().filter(|n| !n.as_bytes().is_empty())
+}
+
 /// Reads the MOS through the chosen uberblock, and rebuilds the tree from the
 /// configuration in it.
 fn load_config(
@@ -363,9 +454,14 @@ fn load_config(
     chosen: &Chosen,
     opener: &LeafOpener<'_>,
     found: &FoundPool,
+    live: bool,
 ) -> Result<(Mos, PoolConfig)> {
     let ub = &chosen.uberblock;
-    let objset = Objset::open(Arc::clone(zio), 0, ub.root_bp, Io::WAIT)?;
+    let objset = if live {
+        Objset::open_live(Arc::clone(zio), 0, ub.root_bp, ObjsetProps::mos(), Io::WAIT)?
+    } else {
+        Objset::open(Arc::clone(zio), 0, ub.root_bp, Io::WAIT)?
+    };
     let mos = Mos::new(objset)?;
     let object = mos
         .lookup("config")?

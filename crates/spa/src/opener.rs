@@ -19,6 +19,7 @@ use crate::labels::LeafLabels;
 pub(crate) struct LeafOpener<'a> {
     found: &'a FoundPool,
     engine: Arc<Engine>,
+    write: bool,
     open: Mutex<HashMap<PathBuf, Opened>>,
     /// Leaves in use: what their labels say.
     leaves: Mutex<HashMap<Guid, (Arc<LeafLabels>, u32)>>,
@@ -31,10 +32,11 @@ struct Opened {
 }
 
 impl<'a> LeafOpener<'a> {
-    pub(crate) fn new(found: &'a FoundPool, engine: Arc<Engine>) -> LeafOpener<'a> {
+    pub(crate) fn new(found: &'a FoundPool, engine: Arc<Engine>, write: bool) -> LeafOpener<'a> {
         LeafOpener {
             found,
             engine,
+            write,
             open: Mutex::new(HashMap::new()),
             leaves: Mutex::new(HashMap::new()),
         }
@@ -75,6 +77,7 @@ impl<'a> LeafOpener<'a> {
             Some(opened) => opened,
             None => {
                 let options = OpenOptions {
+                    write: self.write,
                     engine: Some(Arc::clone(&self.engine)),
                     ..OpenOptions::default()
                 };

@@ -98,7 +98,7 @@ fn blocks(pool: &Pool) -> HashMap<(VdevId, u64), (u64, Txg)> {
     let (zio, mos) = (pool.spa().zio(), pool.spa().mos());
     let collect = Collect::default();
     let how = WalkOptions::default();
-    traverse(zio, 0, mos.objset().root_bp(), &collect, how).unwrap();
+    traverse(zio, 0, &mos.objset().root_bp(), &collect, how).unwrap();
     let mut at = ObjectId(0);
     while let Some(id) = mos.objset().next_object(at, zio::Io::WAIT).unwrap() {
         at = id;

@@ -91,6 +91,11 @@ impl Writer {
         }
         let phys = mos.dataset(object)?;
         let os = Objset::open_live(zio, object, phys.bp, props, Io::WAIT)?;
+        // Replaying it later would undo what is written now.
+        if crate::audit::log::log_header(&os.phys())?.needs_replay() {
+            let why = "the dataset's intent log must be replayed first";
+            return Err(Error::new(base::ErrorKind::ReadOnly, why));
+        }
         heads.insert(object, Arc::clone(&os));
         Ok(os)
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use base::{Error, ObjectId, Result, Txg, VdevId};
 use dmu::ObjectSpec;
-use dsl::write::{SyncCx, features};
+use dsl::write::features;
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
 use ondisk::ObjType;
 use ondisk::spacemap::log_key;
@@ -52,8 +52,8 @@ pub(crate) struct Maps {
 impl Maps {
     /// Notes what an imported pool has.
     pub(crate) fn of_pool(cx: &dyn dsl::write::MosRead, logs: &BTreeMap<Txg, u64>) -> Result<Maps> {
-        let mut maps = Maps::default();
-        maps.directory = cx.directory(LOGS_DIRECTORY)?.unwrap_or(0);
+        let directory = cx.directory(LOGS_DIRECTORY)?.unwrap_or(0);
+        let mut maps = Maps { directory, ..Maps::default() };
         for (&txg, &object) in logs {
             let blocks = cx.info(object)?.blocks;
             maps.logs.insert(txg, (object, blocks));

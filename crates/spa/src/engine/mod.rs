@@ -48,7 +48,7 @@ use dmu::{Dirt, Objset, Tx};
 use dsl::Mos;
 use dsl::write::Ratios;
 use metaslab::Space;
-use ondisk::config::PoolConfig;
+use ondisk::config::{PoolConfig, PoolState};
 use ondisk::uberblock::Uberblock;
 use txg::Txgs;
 use zio::Zio;
@@ -223,6 +223,25 @@ impl Writer {
         self.txgs.kick(open);
         self.txgs.wait_synced(open)?;
         Ok(open)
+    }
+
+    /// Ends writing for good: everything goes to disk, logged changes go to the space maps,
+    /// and the labels say `state`.
+    ///
+    /// # Errors
+    /// As [`Writer::sync`].
+    pub fn export(&self, state: PoolState) -> Result<()> {
+        self.sync()?;
+        self.sync_task(
+            |_| Ok(()),
+            move |cx, ()| {
+                cx.config().state = state;
+                cx.state.flush_all = true;
+                Ok(())
+            },
+        )?;
+        self.stop();
+        Ok(())
     }
 
     /// Stops the sync thread, when what was asked for is done.

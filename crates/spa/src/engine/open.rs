@@ -203,19 +203,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Replays the logs of space maps (chapter 05 §4.5); before anything is allocated.
-    ///
-    /// # Errors
-    /// Those of reading; `Corrupt`.
-    pub(crate) fn replay_logs(
-        &self,
-        for_each: &dyn Fn(
-            &mut dyn FnMut(Txg, &ondisk::spacemap::Range) -> Result<()>,
-        ) -> Result<()>,
-    ) -> Result<()> {
-        for_each(&mut |txg, range| self.space.replay_log(txg, range))
-    }
-
     /// Marks the pool as changed as a whole: its labels are written with the next group.
     pub fn touch(&self) {
         self.state.lock().dirty = true;
