@@ -127,8 +127,9 @@ impl Objset {
         let live = self.live()?;
         let ids = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
         let zil_header = live.zil_header.lock().take();
+        let flags = live.flags.lock().take();
         let fresh = self.root_bp().is_hole();
-        if ids.is_empty() && zil_header.is_none() && !fresh {
+        if ids.is_empty() && zil_header.is_none() && flags.is_none() && !fresh {
             return Ok(None);
         }
         let props = live.props();
@@ -136,6 +137,7 @@ impl Objset {
         if let Some(header) = zil_header {
             phys.zil_header = header;
         }
+        phys.flags = flags.unwrap_or(phys.flags);
         let (special, plain): (Vec<u64>, Vec<u64>) =
             ids.iter().copied().partition(|id| SPECIAL.contains(id));
         let mut works = self.freeze(ctx.txg, &plain)?;
