@@ -17,7 +17,7 @@ use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
 use zio::{BlockCache, Zio};
 
 use crate::assemble::{FoundPool, fix_paths};
-use crate::engine::{Parts, Writer, WriterOptions, assemble};
+use crate::engine::{Parts, Writer, WriterOptions, assemble, claim};
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
@@ -321,24 +321,7 @@ impl Spa {
                 add("raidz_expansion", "a raidz vdev is being expanded");
             }
         });
-        if self.has_unclaimed_logs()? {
-            add("intent log", "an intent log waits to be replayed");
-        }
         Ok(out)
-    }
-
-    /// Whether some dataset's intent log has blocks that no space map knows yet.
-    fn has_unclaimed_logs(&self) -> Result<bool> {
-        let mut found = false;
-        self.root_dir()?.walk(&mut |dir| {
-            let Some(os) = dir.head()?.map(|h| h.open_objset()).transpose()?.flatten() else {
-                return Ok(());
-            };
-            let header = crate::audit::log::log_header(&os.phys())?;
-            found |= !header.log.is_end() && header.claim_txg == Txg::ZERO;
-            Ok(())
-        })?;
-        Ok(found)
     }
 
     /// Starts writing: the first group refreshes all labels.
@@ -372,9 +355,15 @@ impl Spa {
                 writer.space().replay_log(txg, &range)
             })?;
         }
+        let first = self.uberblock.txg.next();
+        let claims = claim::find(&self.root_dir()?, &self.zio, first)
+            .map_err(|e| e.with_kind(ErrorKind::ReadOnly))?;
+        let highest = claims.highest;
+        writer.claim(claims, first)?;
         writer.start()?;
         writer.touch();
-        writer.sync()?;
+        // New blocks must not seem older than what was claimed.
+        while writer.sync()? <= highest {}
         Ok(writer)
     }
 

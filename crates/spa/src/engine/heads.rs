@@ -10,8 +10,8 @@ use dsl::write::{Delta, Killed, MosRead};
 use ondisk::BlkPtr;
 use zio::Zio;
 
-use super::Writer;
 use super::sync::Flags;
+use super::{Writer, claim};
 
 /// Blocks of a dataset as they come and go in a group: accounted, and freed where no
 /// snapshot has them.
@@ -74,8 +74,20 @@ impl Writer {
     /// A dataset's object set, open for writing; one for all who ask.
     ///
     /// # Errors
-    /// `ReadOnly` for a snapshot, those of reading it.
+    /// `ReadOnly` for a snapshot and for a dataset whose intent log holds records,
+    /// those of reading it.
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
+        let known = self.heads.lock().contains_key(&object);
+        let os = self.live_head(object, props)?;
+        // Replaying it later would undo what is written now.
+        if !known && claim::holds_records(&os)? {
+            self.heads.lock().remove(&object);
+            return Err(claim::must_replay());
+        }
+        Ok(os)
+    }
+
+    pub(super) fn live_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         if let Some(os) = self.heads.lock().get(&object) {
             return Ok(Arc::clone(os));
         }
@@ -91,11 +103,6 @@ impl Writer {
         }
         let phys = mos.dataset(object)?;
         let os = Objset::open_live(zio, object, phys.bp, props, Io::WAIT)?;
-        // Replaying it later would undo what is written now.
-        if crate::audit::log::log_header(&os.phys())?.needs_replay() {
-            let why = "the dataset's intent log must be replayed first";
-            return Err(Error::new(base::ErrorKind::ReadOnly, why));
-        }
         heads.insert(object, Arc::clone(&os));
         Ok(os)
     }

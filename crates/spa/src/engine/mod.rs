@@ -28,6 +28,7 @@
 //! Lock order: `state` (by the sync thread, for a whole group) → `heads` → locks of
 //! `dmu`. `tasks` and `published` are leaves.
 
+pub(crate) mod claim;
 mod config;
 pub mod create;
 mod heads;

@@ -7,8 +7,8 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use base::rt::Mutex;
-use base::{Dva, Error, ErrorKind, Psize, Result, Txg, VdevId};
-use dmu::Io;
+use base::{Dva, Error, ErrorKind, ObjectId, Psize, Result, Txg, VdevId};
+use dmu::{Io, Objset};
 use dsl::Mos;
 use metaslab::{Denied, MsKey, Space};
 use ondisk::spacemap::{Entries, Params, Range};
@@ -21,7 +21,8 @@ const LOADS_MAX: usize = 64;
 pub(crate) struct SpaceIo {
     pub(crate) space: Arc<Space>,
     zio: Weak<Zio>,
-    mos: OnceLock<Mos>,
+    /// Weak, for the MOS reads through the pipeline that asks here.
+    mos: OnceLock<Weak<Objset>>,
     loading: Mutex<()>,
     limits: OnceLock<(u64, u64)>,
 }
@@ -52,7 +53,7 @@ impl SpaceIo {
 
     /// Where space maps are read from.
     pub(crate) fn set_mos(&self, mos: &Mos) {
-        let _ = self.mos.set(mos.clone());
+        let _ = self.mos.set(Arc::downgrade(mos.objset()));
     }
 
     fn zio(&self) -> Result<Arc<Zio>> {
@@ -85,8 +86,9 @@ impl SpaceIo {
         if object == 0 {
             return Ok(out);
         }
-        let mos = self.mos.get().ok_or_else(|| Error::bug("space maps before the MOS"))?;
-        let map = mos.object(object)?;
+        let mos = self.mos.get().and_then(Weak::upgrade);
+        let mos = mos.ok_or_else(|| Error::bug("space maps without the MOS"))?;
+        let map = mos.object(ObjectId(object), Io::WAIT)?;
         let (mut left, mut blkid) = (length, 0);
         while left > 0 {
             let (block, endian) = map.read_written(blkid, Io::WAIT)?;

@@ -1,0 +1,185 @@
+//! Claiming intent logs when a pool is imported for writing (chapter 06 §19.1).
+//!
+//! # Theory
+//! Blocks of a log may have been born in groups that never synced: no space map knows
+//! them. Before anything is allocated they are marked in the first group, and the log's
+//! header says up to where. A log of older blocks alone needs no claim. Replaying is
+//! another matter; until then its dataset is not written.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result, Txg};
+use dmu::{Io, Objset, ObjsetProps};
+use dsl::DslDir;
+use metaslab::MsKey;
+use ondisk::BlkPtr;
+use ondisk::blkptr::Block;
+use ondisk::objset::ZIL_HEADER_SIZE;
+use ondisk::zil::{CLAIM_LR_SEQ_VALID, LogPtr, REPLAY_NEEDED, Record, ZilHeader};
+use zio::Zio;
+
+use super::Writer;
+use crate::audit::log::{LogVisitor, log_header, walk_log};
+
+const CLAIM_TXG_AT: usize = 0;
+const BLK_SEQ_AT: usize = 144;
+const FLAGS_AT: usize = 152;
+const LR_SEQ_AT: usize = 160;
+/// Record type that refers to blocks of other files.
+const CLONE_RANGE: u8 = 24;
+
+/// What a walk of a log found.
+#[derive(Default)]
+struct Seen {
+    first: Txg,
+    blocks: u64,
+    records: u64,
+    block_seq: u64,
+    record_seq: u64,
+    /// Born in groups that never synced.
+    unborn: Vec<Block>,
+    met: HashSet<(u32, u64)>,
+    encrypted: bool,
+    clones: bool,
+}
+
+impl Seen {
+    fn note(&mut self, bp: &BlkPtr) {
+        if let BlkPtr::Block(block) = bp
+            && block.head.birth >= self.first
+            && self.met.insert((block.dva().vdev.0, block.dva().offset))
+        {
+            self.unborn.push(*block);
+        }
+    }
+}
+
+struct Claimer<'a> {
+    zio: &'a Zio,
+    seen: Seen,
+}
+
+impl LogVisitor for Claimer<'_> {
+    fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
+        self.seen.note(&ptr.bp);
+        self.seen.blocks += 1;
+        self.seen.block_seq = ptr.seq();
+        Ok(true)
+    }
+
+    fn record(&mut self, record: &Record<'_>, encrypted: bool) -> Result<()> {
+        self.seen.encrypted |= encrypted;
+        let pointers: Vec<BlkPtr> = record.pointers()?.collect::<Result<_>>()?;
+        if record.header.txtype == CLONE_RANGE {
+            self.seen.clones = true;
+        } else {
+            for bp in &pointers {
+                // The record counts only if its data was written.
+                if bp.birth() >= self.seen.first {
+                    self.zio.read(bp, Io::SCAN)?;
+                }
+                self.seen.note(bp);
+            }
+        }
+        self.seen.records += 1;
+        self.seen.record_seq = record.header.seq;
+        Ok(())
+    }
+}
+
+fn walk(zio: &Zio, header: &ZilHeader, first: Txg) -> Seen {
+    let seen = Seen { first, ..Seen::default() };
+    let mut claimer = Claimer { zio, seen };
+    // An error ends the log there: what is behind it does not count.
+    let _end = walk_log(zio, header, &mut claimer);
+    claimer.seen
+}
+
+/// Whether a log holds records that were not replayed.
+///
+/// # Errors
+/// `Corrupt`.
+pub(super) fn holds_records(os: &Objset) -> Result<bool> {
+    let header = log_header(&os.phys())?;
+    if header.log.is_end() || (header.claim_txg != Txg::ZERO && header.flags & REPLAY_NEEDED == 0) {
+        return Ok(false);
+    }
+    Ok(walk(os.zio(), &header, Txg::MAX).records > 0)
+}
+
+/// Logs to be claimed, and datasets that must not be written for them.
+pub(crate) struct Claims {
+    heads: Vec<(u64, Seen, ObjsetProps)>,
+    /// Highest birth of what is claimed.
+    pub(crate) highest: Txg,
+}
+
+/// Finds what must be claimed in group `first`.
+///
+/// # Errors
+/// Those of reading the datasets; `Unsupported` for logs that cannot be claimed.
+pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> {
+    let mut claims = Claims { heads: Vec::new(), highest: Txg::ZERO };
+    root.walk(&mut |dir| {
+        let Some(head) = dir.head()? else { return Ok(()) };
+        if head.phys().is_inconsistent() {
+            return Ok(());
+        }
+        let Some(os) = head.open_objset()? else { return Ok(()) };
+        let header = log_header(&os.phys())?;
+        if header.log.is_end() || header.claim_txg != Txg::ZERO {
+            return Ok(());
+        }
+        let seen = walk(zio, &header, first);
+        if seen.unborn.is_empty() {
+            return Ok(());
+        }
+        if seen.encrypted || seen.clones {
+            let why =
+                "an intent log of an encrypted dataset, or with cloned blocks, must be claimed";
+            return Err(Error::unsupported(why).in_dataset(head.name()));
+        }
+        let births = seen.unborn.iter().map(|b| b.head.birth);
+        claims.highest = births.fold(claims.highest, Txg::max);
+        claims.heads.push((head.object(), seen, ObjsetProps::default()));
+        Ok(())
+    })?;
+    Ok(claims)
+}
+
+impl Writer {
+    /// Marks what the logs hold as allocated in group `first`; before the first group.
+    ///
+    /// # Errors
+    /// `Corrupt` when a log's block is allocated already.
+    pub(crate) fn claim(&self, claims: Claims, first: Txg) -> Result<()> {
+        for (head, seen, props) in claims.heads {
+            for block in &seen.unborn {
+                for dva in self.zio.dvas_to_free(block)? {
+                    while let Some(MsKey { vdev, ms }) = self.space.claim(first, dva)? {
+                        self.space_io.load(MsKey { vdev, ms })?;
+                    }
+                }
+            }
+            let os = self.live_head(head, props)?;
+            let mut header = os.phys().zil_header;
+            put(&mut header, CLAIM_TXG_AT, first.0);
+            put(&mut header, BLK_SEQ_AT, seen.block_seq);
+            put(&mut header, LR_SEQ_AT, seen.record_seq);
+            let replay = seen.records > 0 || seen.blocks > 1;
+            put(&mut header, FLAGS_AT, CLAIM_LR_SEQ_VALID | if replay { REPLAY_NEEDED } else { 0 });
+            os.set_zil_header(header)?;
+        }
+        Ok(())
+    }
+}
+
+fn put(header: &mut [u8; ZIL_HEADER_SIZE], at: usize, word: u64) {
+    header[at..at + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+/// The refusal to write a dataset whose log waits.
+pub(super) fn must_replay() -> Error {
+    Error::new(ErrorKind::ReadOnly, "the dataset's intent log must be replayed first")
+}
