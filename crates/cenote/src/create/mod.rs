@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! A front end turns a command line into a [`CreateRequest`] or [`AddRequest`]. The
-//! engine looks at the devices itself ([`Engine::check_devices`]): only it knows
+//! engine looks at the devices itself ([`check_devices`](crate::Engine::check_devices)): only it knows
 //! which pools are open. Names and properties are checked by pure functions, which
 //! a front end may use before it asks.
 //!

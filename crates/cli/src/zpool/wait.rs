@@ -40,16 +40,16 @@ struct Asked {
 
 /// The message before the usage; empty for none.
 fn asked(parsed: &crate::getopt::Parsed) -> std::result::Result<Asked, String> {
-    let mut activities = Vec::new();
+    let mut wanted = Vec::new();
     for opt in parsed.opts.iter().filter(|o| o.letter == 't') {
         for name in opt.text().split(',') {
             let known = ACTIVITIES.iter().find(|a| **a == name);
-            activities.push(*known.ok_or_else(|| format!("invalid activity '{name}'"))?);
+            wanted.push(*known.ok_or_else(|| format!("invalid activity '{name}'"))?);
         }
     }
-    if activities.is_empty() {
-        activities = ACTIVITIES.to_vec();
-    }
+    let all = wanted.is_empty();
+    let activities: Vec<&str> =
+        ACTIVITIES.into_iter().filter(|a| all || wanted.contains(a)).collect();
     let stamp = parsed.last('T');
     if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
         return Err(String::new());
@@ -108,11 +108,7 @@ fn row(asked: &Asked, cells: &[String]) -> String {
 }
 
 fn amount(n: u64, asked: &Asked) -> String {
-    match n {
-        0 if !asked.parsable => "-".to_owned(),
-        n if asked.parsable => n.to_string(),
-        n => cenote::props::nicebytes(n),
-    }
+    if asked.parsable { n.to_string() } else { cenote::props::nicenum(n) }
 }
 
 fn freeing(props: &[(String, Value)]) -> u64 {
@@ -194,16 +190,23 @@ mod tests {
     #[test]
     fn what_is_waited_for() {
         let some = parse("-Hp -t scrub,free live 0.5").unwrap();
-        assert_eq!(some.activities, ["scrub", "free"]);
+        assert_eq!(some.activities, ["free", "scrub"], "in the order of the columns");
         assert_eq!(some.interval, Some(Duration::from_millis(500)));
         assert_eq!(parse("5").unwrap().pool, "5", "a pool's name may be a number to us");
         let all = parse("live").unwrap();
         assert_eq!(all.activities.len(), 9);
-        let names: Vec<String> = all.activities.iter().map(|a| (*a).to_owned()).collect();
+        let names: Vec<String> = all.activities.iter().map(|a| a.to_uppercase()).collect();
+        // Recorded from OpenZFS 2.3.2.
         assert_eq!(
             row(&all, &names),
-            " discard    free  initialize  replace  remove  resilver   scrub    trim  \
-             raidz_expand\n"
+            "  DISCARD    FREE  INITIALIZE  REPLACE  REMOVE  RESILVER   SCRUB    TRIM  \
+             RAIDZ_EXPAND\n"
+        );
+        let zeros = vec![amount(0, &all); 9];
+        assert_eq!(
+            row(&all, &zeros),
+            "        0       0           0        0       0         0       0       0             \
+             0\n"
         );
         assert_eq!(row(&some, &["1".into(), "2".into()]), "1\t2\n");
     }
