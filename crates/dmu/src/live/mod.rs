@@ -628,6 +628,12 @@ impl Objset {
         Ok(())
     }
 
+    /// The object set's flags, as the next written group has them.
+    pub fn flags(&self) -> u64 {
+        let wanted = self.live_part().and_then(|live| *live.flags.lock());
+        wanted.unwrap_or_else(|| self.phys().flags)
+    }
+
     /// The dataset was destroyed: whatever is dirty is forgotten, and every later change
     /// fails with `NotFound`. Bytes that were dirty, by group.
     pub fn abandon(&self) -> BTreeMap<Txg, u64> {

@@ -147,6 +147,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         new_vdevs: roles,
         flush_all: false,
         background: known.is_some(),
+        again: false,
         draining: false,
         failed: None,
     };
@@ -161,6 +162,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         heads: Mutex::default(),
         tasks: Mutex::default(),
         published: RwLock::new(published),
+        names: RwLock::new(()),
         thread: Mutex::new(None),
         rotor: AtomicU64::new(0),
         plants: Plants::default(),
