@@ -507,6 +507,29 @@ impl Objset {
         self.change(tx, id, |head| head.bonus = bonus.to_vec(), fits)
     }
 
+    /// Changes the bonus as it is now, whatever group it is of; `edit` is called once for
+    /// each group from the transaction's on, and must not make it longer.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn edit_bonus(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        edit: &mut dyn FnMut(&mut Vec<u8>),
+    ) -> Result<()> {
+        self.change(
+            tx,
+            id,
+            |head| {
+                let room = head.bonus.len();
+                edit(&mut head.bonus);
+                head.bonus.truncate(room);
+            },
+            |_| Ok(()),
+        )
+    }
+
     fn change(
         self: &Arc<Self>,
         tx: &Tx,

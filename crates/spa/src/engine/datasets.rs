@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
 use base::{Error, ErrorKind, Result, Txg};
-use dmu::{Io, Objset, Tx};
+use dmu::{Io, Objset, ObjsetProps, Tx};
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
 use dsl::write::{MosRead, create, destroy, features, snapshot};
@@ -604,6 +604,20 @@ impl Writer {
     /// # Errors
     /// `NotFound`; as [`Writer::open_head`].
     pub fn open_dataset(&self, name: &str) -> Result<Arc<Objset>> {
+        let (head, props) = self.head_of(name)?;
+        self.open_head(head, props).map_err(|e| e.in_dataset(name))
+    }
+
+    /// The same for reading.
+    ///
+    /// # Errors
+    /// `NotFound`; as [`Writer::live_head`].
+    pub fn read_dataset(&self, name: &str) -> Result<Arc<Objset>> {
+        let (head, props) = self.head_of(name)?;
+        self.live_head(head, props).map_err(|e| e.in_dataset(name))
+    }
+
+    fn head_of(&self, name: &str) -> Result<(u64, ObjsetProps)> {
         let mos: &dyn MosRead = &self.mos;
         let _names = self.names();
         let pool = self.published.read().config.name.clone();
@@ -613,7 +627,6 @@ impl Writer {
             return Err(missing(name));
         }
         let get = |prop: &str| effective_number(mos, dir, prop);
-        let props = objset_props(&self.flags()?, &get)?;
-        self.open_head(head, props).map_err(|e| e.in_dataset(&name))
+        Ok((head, objset_props(&self.flags()?, &get)?))
     }
 }
