@@ -48,7 +48,7 @@ pub(crate) fn class_of(class: AllocClass) -> metaslab::Class {
     }
 }
 
-fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> Result<VdevDesc> {
+pub(super) fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> Result<VdevDesc> {
     let vdev = VdevId(config.id);
     let top = config
         .top
@@ -170,7 +170,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     Ok(writer)
 }
 
-fn class_for(
+pub(super) fn class_for(
     tree: &Tree,
     roles: &BTreeMap<VdevId, Option<&'static str>>,
     id: VdevId,
