@@ -135,6 +135,16 @@ impl Engine {
         &self.kstats
     }
 
+    /// What drives the devices.
+    pub(crate) fn devices(&self) -> &Arc<device::Engine> {
+        &self.engine
+    }
+
+    /// The pools that are imported.
+    pub(crate) fn imported(&self) -> Vec<Arc<Pool>> {
+        self.pools.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// What the prefetcher counts.
     pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
         self.prefetch.stats()

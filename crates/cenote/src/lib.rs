@@ -27,6 +27,7 @@
 //! * Front ends see the engine through this crate alone.
 //! * A pool is imported once per engine; its devices are locked while it is.
 
+pub mod create;
 mod dataset;
 mod engine;
 pub mod kstats;

@@ -14,6 +14,7 @@
 //! * Values travel raw, as `cenote::props` has them; words and units are made by the
 //!   command that prints them.
 
+mod change;
 mod stats;
 
 use std::io::{Read, Write};
@@ -24,10 +25,14 @@ use cenote::props::{PropData, PropValue, Source};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use change::{
+    AddArgs, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX, HistoryEvent, HistoryRecord,
+    NewKind, NewVdev,
+};
 pub(crate) use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Largest frame in bytes.
 pub(crate) const FRAME_MAX: usize = 32 << 20;
 /// Rows in one [`Reply::Rows`].
@@ -203,6 +208,33 @@ pub(crate) enum Request {
     },
     /// What the cache would do at other sizes.
     WhatIf,
+    /// Create a pool.
+    Create(Box<CreateArgs>),
+    /// Add vdevs to one.
+    Add(Box<AddArgs>),
+    /// Change one.
+    Change {
+        /// Its name.
+        pool: String,
+        /// How.
+        change: Change,
+        /// The command, for the pool's history.
+        command: String,
+    },
+    /// Wipe the labels of a device that is no pool's.
+    LabelClear {
+        /// Its absolute path.
+        path: PathBuf,
+        /// Even if a pool that is not open here may still want it.
+        force: bool,
+    },
+    /// The history of a pool.
+    History {
+        /// Its name.
+        name: String,
+        /// Records to leave out at the start.
+        from: u64,
+    },
 }
 
 /// A property value on the wire.
@@ -573,6 +605,11 @@ pub(crate) enum Reply {
     Tunables(Vec<TunableInfo>),
     /// Answer to [`Request::WhatIf`]; empty while there is nothing to go by.
     WhatIf(Vec<WhatIf>),
+    /// Answer to [`Request::LabelClear`]: whether there were labels.
+    Truth(bool),
+    /// Answer to [`Request::History`]: [`HISTORY_MAX`] records at most, and whether
+    /// there are more.
+    History(Vec<HistoryRecord>, bool),
     /// The request failed, with the command's message for standard error.
     Failed(String),
 }

@@ -195,7 +195,9 @@ fn options_that_are_refused() {
         );
         assert_eq!(s.fail(1, &[command, &["-j"]].concat()), wanted);
     }
-    for command in [["zpool", "destroy"], ["zpool", "scrub"], ["zfs", "snapshot"], ["zfs", "set"]] {
+    let wanted = "cannot run 'zpool scrub': this version cannot do that\n";
+    assert_eq!(s.fail(1, &["zpool", "scrub", "x"]), wanted);
+    for command in [["zfs", "snapshot"], ["zfs", "set"]] {
         let wanted = format!("cannot run '{}': Cenote reads pools only\n", command.join(" "));
         assert_eq!(s.fail(1, &[&command[..], &["x"]].concat()), wanted);
     }

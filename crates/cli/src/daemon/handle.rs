@@ -6,7 +6,7 @@ use base::{Error, ErrorKind, Result};
 use cenote::tune;
 
 use super::state::{Listener, State};
-use super::{convert, past};
+use super::{change, convert, past};
 use crate::engine::Dataset;
 use crate::proto::{
     BATCH_MAX, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
@@ -72,6 +72,15 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         }
         Request::WhatIf => {
             Ok(Reply::WhatIf(state.engine().what_if().into_iter().map(WhatIf::from).collect()))
+        }
+        Request::Create(args) => change::create(state, args, to),
+        Request::Add(args) => change::add(state, args, to),
+        Request::Change { pool, change, command } => {
+            change::change(state, pool, change, command, to)
+        }
+        Request::LabelClear { path, force } => change::label_clear(state, path, *force),
+        Request::History { name, from } => {
+            change::history(&pool(state, name)?, *from).map_err(whole)
         }
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),

@@ -16,6 +16,7 @@
 //! Lock order: `State::changes` → `State::pools` → `State::mounts`. The engine is
 //! never called under `pools` or `mounts`.
 
+mod change;
 mod convert;
 mod handle;
 pub(crate) mod metrics;

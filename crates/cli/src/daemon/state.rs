@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::rt::{self, Instant, Mutex, RwLock};
 use base::{Error, ErrorKind, Result, Txg};
+use cenote::create::{AddRequest, CreateRequest};
 use serde::{Deserialize, Serialize};
 
 use super::mounts::{self, Mounter, Refusal, Table};
@@ -243,6 +244,96 @@ impl State {
             to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
         }
         Ok(name)
+    }
+
+    /// Creates a pool, remembers it, and mounts it. `paths` are its devices.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn create(
+        &self,
+        request: &CreateRequest,
+        paths: Vec<PathBuf>,
+        to: &mut dyn Listener,
+    ) -> Result<()> {
+        let _changing = self.changes.lock();
+        let Some(pool) = self.engine.create_pool(request)? else { return Ok(()) };
+        let name = pool.name().to_owned();
+        let args = ImportArgs {
+            search: SearchArgs { paths, destroyed: false },
+            guid: pool.guid().0,
+            name: request.name.clone(),
+            altroot: request.altroot.clone(),
+            new_name: request.temporary_name.clone(),
+            ..ImportArgs::default()
+        };
+        self.pools.write().insert(name.clone(), Held { pool: Arc::clone(&pool), args });
+        if let Err(e) = self.save() {
+            to.problem(format!("'{name}' will not be imported again at the next start: {e}"));
+        }
+        self.mount_pool(&pool, &[], to);
+        if let Err(e) = self.volumes.add(&pool) {
+            to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
+        }
+        Ok(())
+    }
+
+    /// Adds vdevs to a pool and remembers where they are.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn add(
+        &self,
+        name: &str,
+        request: &AddRequest,
+        paths: Vec<PathBuf>,
+        to: &mut dyn Listener,
+    ) -> Result<()> {
+        let _changing = self.changes.lock();
+        let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
+        let pool = self.pool(name).ok_or_else(missing)?;
+        self.engine.add_vdevs(&pool, request)?;
+        if request.dry_run {
+            return Ok(());
+        }
+        if let Some(held) = self.pools.write().get_mut(name)
+            && !held.args.search.paths.is_empty()
+        {
+            held.args.search.paths.extend(paths);
+        }
+        if let Err(e) = self.save() {
+            to.problem(format!("the new devices of '{name}' are not remembered: {e}"));
+        }
+        Ok(())
+    }
+
+    /// Unmounts a pool, marks it destroyed and forgets it.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn destroy(
+        &self,
+        name: &str,
+        force: bool,
+        command: Option<&str>,
+        to: &mut dyn Listener,
+    ) -> Result<()> {
+        let _changing = self.changes.lock();
+        let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
+        let pool = self.pool(name).ok_or_else(missing)?;
+        if pool.is_readonly() {
+            let text = format!("cannot destroy '{name}': pool is read-only");
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        let below = format!("{name}/");
+        if !self.unmount_where(|n| n == name || n.starts_with(&below), force, to) {
+            let text = format!("could not destroy '{name}': could not unmount datasets");
+            return Err(Error::busy(text));
+        }
+        self.volumes.remove(name);
+        self.engine.destroy_pool(pool, command).map_err(|e| cannot("destroy", name, &e))?;
+        self.pools.write().remove(name);
+        self.save()
     }
 
     /// Imports again what the list names.

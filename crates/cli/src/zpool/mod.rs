@@ -1,10 +1,18 @@
 //! `zpool`: pools, as OpenZFS's command shows them (chapter 09 §4).
 
+mod add;
+mod change;
+mod create;
 mod get;
+mod history;
 mod import;
+mod layout;
 mod list;
+mod spec;
 mod status;
+mod upgrade;
 mod vdevs;
+mod wait;
 
 use std::ffi::OsString;
 
@@ -16,7 +24,15 @@ use crate::proto::{Pool, Reply, Request, Value};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
-const COMMANDS: [(&str, &str); 6] = [
+const COMMANDS: [(&str, &str); 16] = [
+    (
+        "create",
+        "create [-fnd] [-o property=value] ... \n\t    [-O file-system-property=value] ... \n\t    \
+         [-m mountpoint] [-R root] <pool> <vdev> ...",
+    ),
+    ("destroy", "destroy [-f] <pool>"),
+    ("add", "add [-afgLnP] [-o property=value] <pool> <vdev> ..."),
+    ("labelclear", "labelclear [-f] <vdev>"),
     ("list", "list [-gHLpPv] [-o property[,...]] [-T d|u] [pool] ... [interval [count]]"),
     ("status", "status [-egiLPpstvx] [-T d|u] [pool] ... [interval [count]]"),
     (
@@ -26,17 +42,19 @@ const COMMANDS: [(&str, &str); 6] = [
          [-o readonly=on] [-R root]\n\t    <pool | id> [newpool]",
     ),
     ("export", "export [-af] <pool> ..."),
+    ("upgrade", "upgrade\n\tupgrade -v\n\tupgrade [-V version] <-a | pool ...>"),
+    ("reguid", "reguid [-g guid] <pool>"),
+    ("history", "history [-il] [<pool>] ..."),
     ("get", "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ..."),
+    ("set", "set <property=value> <pool>\n\tset <vdev_property=value> <pool> <vdev>"),
+    ("sync", "sync [pool] ..."),
+    ("wait", "wait [-Hp] [-T d|u] [-t <activity>[,...]] <pool> [interval]"),
     ("version", "version"),
 ];
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 28] = [
-    "create",
-    "destroy",
-    "add",
+const MISSING: [&str; 18] = [
     "remove",
-    "labelclear",
     "checkpoint",
     "prefetch",
     "iostat",
@@ -52,13 +70,7 @@ const MISSING: [&str; 28] = [
     "resilver",
     "scrub",
     "trim",
-    "upgrade",
-    "reguid",
-    "history",
     "events",
-    "set",
-    "sync",
-    "wait",
     "ddtprune",
 ];
 
@@ -78,6 +90,9 @@ pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
     }
     let synopsis = COMMANDS.iter().find(|c| c.0 == command).map_or("", |c| c.1);
     ui::err(&format!("usage:\n\t{synopsis}"));
+    if command == "set" {
+        ui::err(&change::properties());
+    }
     Exit::USAGE
 }
 
@@ -95,6 +110,16 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "import" => import::main(rest),
         "export" => export(rest),
         "get" => get::main(rest),
+        "create" => create::main(rest),
+        "add" => add::main(rest),
+        "destroy" => change::destroy(rest),
+        "labelclear" => change::labelclear(rest),
+        "reguid" => change::reguid(rest),
+        "sync" => change::sync(rest),
+        "set" => change::set(rest),
+        "history" => history::main(rest),
+        "upgrade" => upgrade::main(rest),
+        "wait" => wait::main(rest),
         "version" | "-V" | "--version" => {
             ui::out(&version());
             Ok(Exit::OK)
@@ -103,8 +128,9 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             ui::out(&usage_text());
             Ok(Exit::OK)
         }
-        c if MISSING.contains(&c) || c.contains('=') => {
-            Err(Error::unsupported(format!("cannot run 'zpool {c}': Cenote reads pools only")))
+        c if c.contains('=') => change::set(argv),
+        c if MISSING.contains(&c) => {
+            Err(Error::unsupported(format!("cannot run 'zpool {c}': this version cannot do that")))
         }
         c => {
             ui::err(&format!("unrecognized command '{c}'"));
@@ -112,6 +138,16 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             Ok(Exit::USAGE)
         }
     }
+}
+
+/// A command as the pool's history keeps it.
+pub(super) fn command(name: &str, argv: &[OsString]) -> String {
+    let mut out = format!("zpool {name}");
+    for word in argv {
+        out.push(' ');
+        out.push_str(&word.to_string_lossy());
+    }
+    out
 }
 
 /// The two lines of `version`.

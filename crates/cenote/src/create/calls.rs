@@ -1,0 +1,164 @@
+//! The calls that make and change pools.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Guid, Result};
+use device::{Device, FileDevice, OpenOptions};
+use spa::write::admit::{Force, Looked, admit};
+use spa::write::inuse::{self, OpenPool};
+use spa::write::labels;
+
+use super::{AddRequest, CreateRequest, NewVdev, PoolSetting};
+use crate::engine::Engine;
+use crate::pool::Pool;
+
+/// The one place that says so.
+fn not_yet<T>() -> Result<T> {
+    Err(Error::unsupported("not yet written"))
+}
+
+impl Engine {
+    /// Whether the devices of a request may be taken: nobody uses them, and their
+    /// redundancy fits together and to the pool that they are added to.
+    ///
+    /// # Errors
+    /// `Invalid` with OpenZFS's whole message; the devices' errors.
+    pub fn check_devices(
+        &self,
+        vdevs: &[NewVdev],
+        pool: Option<&Pool>,
+        force: Force,
+    ) -> Result<()> {
+        let open = self.open_pools();
+        let look = |path: &Path| -> Result<Looked> { inuse::look(path, self.devices(), &open) };
+        let tops = pool.map(|p| p.spa().config().vdev_tree.children.as_slice());
+        admit(vdevs, tops, force, &look)
+    }
+
+    /// The pools that are open, as far as their devices matter.
+    fn open_pools(&self) -> Vec<OpenPool> {
+        let aux = |devices: Vec<spa::VdevStatus>, class| {
+            devices.into_iter().filter(|v| v.class == class).map(|v| v.guid).collect::<Vec<Guid>>()
+        };
+        let of = |pool: Arc<Pool>| {
+            let devices = crate::pool::aux_devices(pool.spa());
+            OpenPool {
+                guid: pool.guid(),
+                name: pool.name().to_owned(),
+                leaves: pool.spa().config().vdev_tree.leaves().map(|l| l.guid).collect(),
+                spares: aux(devices.clone(), spa::VdevClass::Spare),
+                caches: aux(devices, spa::VdevClass::Cache),
+            }
+        };
+        self.imported().into_iter().map(of).collect()
+    }
+
+    /// Creates a pool and keeps it imported. With `dry_run` it only checks whether
+    /// that could be done, and returns `None`.
+    ///
+    /// # Errors
+    /// `Exists` for a name in use, `Invalid` with OpenZFS's message for devices that
+    /// may not be taken, the devices' errors.
+    pub fn create_pool(&self, request: &CreateRequest) -> Result<Option<Arc<Pool>>> {
+        let name = request.temporary_name.as_deref().unwrap_or(&request.name);
+        if self.imported().iter().any(|p| p.name() == name) {
+            return Err(Error::new(ErrorKind::Exists, "pool already exists"));
+        }
+        self.check_devices(&request.vdevs, None, request.force)?;
+        if request.dry_run {
+            return Ok(None);
+        }
+        not_yet()
+    }
+
+    /// Adds vdevs to a pool. With `dry_run` it only checks.
+    ///
+    /// # Errors
+    /// `ReadOnly` for a pool imported so; as [`Engine::create_pool`].
+    pub fn add_vdevs(&self, pool: &Arc<Pool>, request: &AddRequest) -> Result<()> {
+        writable(pool)?;
+        self.check_devices(&request.vdevs, Some(pool), request.force)?;
+        if request.dry_run {
+            return Ok(());
+        }
+        not_yet()
+    }
+
+    /// Marks a pool destroyed and closes it. Nothing of it is mounted any more.
+    /// `command` goes into the pool's history.
+    ///
+    /// # Errors
+    /// `ReadOnly` for a pool imported so, `Busy` while somebody uses it.
+    pub fn destroy_pool(&self, pool: Arc<Pool>, command: Option<&str>) -> Result<()> {
+        let _ = command;
+        writable(&pool)?;
+        not_yet()
+    }
+
+    /// Wipes a device's labels (`zpool labelclear`). True if there were some.
+    ///
+    /// # Errors
+    /// `Busy` with OpenZFS's whole message for a device in use; the device's.
+    pub fn clear_labels(&self, path: &Path, force: bool) -> Result<bool> {
+        let options = OpenOptions {
+            min_size: 0,
+            engine: Some(Arc::clone(self.devices())),
+            ..OpenOptions::default()
+        };
+        // Read first: a device of an open pool is locked by us.
+        let looking = OpenOptions { lock: device::Lock::None, ..options.clone() };
+        let device = FileDevice::open(path, &looking)?;
+        let found = inuse::inspect(&device, device.is_block_device(), &self.open_pools())?;
+        for used in found {
+            if let Some(line) = used.labelclear_line(path)
+                && !(force && used.yields_to_force())
+            {
+                return Err(Error::busy(line));
+            }
+        }
+        let device = FileDevice::open(path, &OpenOptions { write: true, ..options })?;
+        if device.size() < base::limits::LEAF_SIZE_MIN {
+            return Ok(false);
+        }
+        Ok(labels::clear(&device)? > 0)
+    }
+}
+
+fn writable(pool: &Pool) -> Result<()> {
+    if pool.is_readonly() {
+        return Err(Error::new(ErrorKind::ReadOnly, "pool is read-only"));
+    }
+    Ok(())
+}
+
+impl Pool {
+    /// Waits until everything done so far is durable (`zpool sync`).
+    ///
+    /// # Errors
+    /// `ReadOnly` for a pool imported so; `Io` when the pool is suspended.
+    pub fn sync(&self) -> Result<()> {
+        writable(self)?;
+        not_yet()
+    }
+
+    /// Gives the pool another guid, a random one unless told.
+    ///
+    /// # Errors
+    /// As [`Pool::sync`]; `Exists` for a guid in use.
+    pub fn reguid(&self, guid: Option<Guid>, command: Option<&str>) -> Result<()> {
+        let _ = (guid, command);
+        writable(self)?;
+        not_yet()
+    }
+
+    /// Sets a property.
+    ///
+    /// # Errors
+    /// As [`Pool::sync`]; `Invalid` for a value that the pool's state forbids.
+    pub fn set(&self, setting: &PoolSetting, command: Option<&str>) -> Result<()> {
+        let _ = (setting, command);
+        writable(self)?;
+        not_yet()
+    }
+}

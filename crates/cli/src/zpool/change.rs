@@ -1,0 +1,272 @@
+//! `zpool destroy`, `labelclear`, `reguid`, `sync` and `set` (chapter 09 §4; the
+//! words as OpenZFS 2.3.2 prints them).
+
+use std::ffi::OsString;
+
+use base::{Error, Result};
+use cenote::create::{When, feature_set, pool_setting};
+
+use super::{Pools, command, misuse, no_such_pool, odd, options};
+use crate::client::Client;
+use crate::proto::{Change, Reply, Request};
+use crate::runtime::Runtime;
+use crate::ui::{self, Exit};
+
+/// What OpenZFS's functions return as -1.
+const MINUS_ONE: Exit = Exit(255);
+/// EINVAL, as `zpool set` has it for what is no pool.
+const NOT_A_POOL: Exit = Exit(22);
+
+/// Asks for a change; the daemon says the whole message.
+fn ask(pool: &str, change: Change, command: String) -> Result<Exit> {
+    let mut client = Client::connect(&Runtime::from_env()?)?;
+    let request = Request::Change { pool: pool.to_owned(), change, command };
+    let Reply::Done = client.ask(&request)? else { return Err(odd()) };
+    Ok(Exit::failed_if(client.failed))
+}
+
+/// One pool's name, which has to exist; `missing` names the operand.
+fn one_pool(
+    what: &str,
+    words: Vec<String>,
+    missing: &str,
+) -> Result<std::result::Result<String, Exit>> {
+    let mut words = words.into_iter();
+    let Some(name) = words.next() else { return Ok(Err(misuse(what, Some(missing)))) };
+    if words.next().is_some() {
+        return Ok(Err(misuse(what, Some("too many arguments"))));
+    }
+    let mut pools = Pools::connect()?;
+    let found = pools.select(std::slice::from_ref(&name), no_such_pool)?;
+    Ok(if found.is_empty() { Err(Exit::FAILURE) } else { Ok(name) })
+}
+
+/// `zpool destroy [-f] <pool>`
+pub(super) fn destroy(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("destroy", argv, "f", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let words = parsed.words();
+    if let [name] = words.as_slice()
+        && name.contains('/')
+    {
+        return Err(Error::invalid(format!(
+            "cannot open '{name}': invalid character '/' in pool name\nuse 'zfs destroy' to \
+             destroy a dataset"
+        )));
+    }
+    match one_pool("destroy", words, "missing pool argument")? {
+        Ok(name) => {
+            ask(&name, Change::Destroy { force: parsed.has('f') }, command("destroy", argv))
+        }
+        Err(exit) => Ok(exit),
+    }
+}
+
+/// `zpool reguid [-g guid] <pool>`
+pub(super) fn reguid(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("reguid", argv, "g:", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let guid = match parsed.last('g').map(|g| g.parse::<u64>().map_err(|_| g)) {
+        Some(Err(text)) => return Ok(misuse("reguid", Some(&format!("invalid GUID: {text}")))),
+        Some(Ok(guid)) => Some(guid),
+        None => None,
+    };
+    match one_pool("reguid", parsed.words(), "missing pool name")? {
+        Ok(name) => ask(&name, Change::Reguid(guid), command("reguid", argv)),
+        Err(exit) => Ok(exit),
+    }
+}
+
+/// `zpool sync [pool] ...`
+pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("sync", argv, "f", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut pools = Pools::connect()?;
+    let names = pools.select(&parsed.words(), no_such_pool)?;
+    let mut failed = pools.failed;
+    for name in names {
+        if let Err(e) = ask(&name, Change::Sync, String::new()) {
+            ui::err(e.message());
+            failed = true;
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
+/// `zpool labelclear [-f] <vdev>`
+pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("labelclear", argv, "f", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let words = parsed.words();
+    let [name] = words.as_slice() else {
+        let text = if words.is_empty() { "missing vdev name" } else { "too many arguments" };
+        return Ok(misuse("labelclear", Some(text)));
+    };
+    let path = match super::spec::resolve(name) {
+        Ok(crate::proto::NewKind::File(path) | crate::proto::NewKind::Disk(path)) => path,
+        _ if name.starts_with('/') => {
+            return Err(Error::invalid(format!("failed to open {name}: {}", why_not(name))));
+        }
+        _ => {
+            return Err(Error::invalid(format!(
+                "failed to find device {name}, try specifying absolute path instead"
+            )));
+        }
+    };
+    let mut client = Client::connect(&Runtime::from_env()?)?;
+    let request = Request::LabelClear { path: path.clone(), force: parsed.has('f') };
+    match client.ask(&request)? {
+        Reply::Truth(true) => Ok(Exit::OK),
+        Reply::Truth(false) => {
+            ui::err(&format!("failed to clear label for {}", path.display()));
+            Ok(MINUS_ONE)
+        }
+        _ => Err(odd()),
+    }
+}
+
+/// Why a path cannot be opened for writing as a device.
+fn why_not(path: &str) -> &'static str {
+    match std::fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => "Is a directory",
+        Ok(_) => "Invalid argument",
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => "Permission denied",
+        Err(_) => "No such file or directory",
+    }
+}
+
+/// What is wrong with a line of `zpool set`.
+#[derive(Debug, PartialEq, Eq)]
+enum Unset {
+    Usage(&'static str),
+    Plain(String),
+}
+
+/// Property, value and pool.
+fn setting(words: &[String]) -> std::result::Result<(String, String, String), Unset> {
+    let (assignment, pool) = match words {
+        [] => return Err(Unset::Usage("missing property=value argument")),
+        [_] => return Err(Unset::Usage("missing pool name")),
+        [assignment, pool] => (assignment, pool),
+        [_, pool, vdev] => {
+            return Err(Unset::Plain(format!(
+                "cannot set property for '{vdev}' on '{pool}': vdev properties are not written by \
+                 this version"
+            )));
+        }
+        _ => return Err(Unset::Usage("too many pool names")),
+    };
+    let Some((name, value)) = assignment.split_once('=') else {
+        return Err(Unset::Usage("missing value in property=value argument"));
+    };
+    Ok((name.to_owned(), value.to_owned(), pool.clone()))
+}
+
+fn check(name: &str, value: &str, pool: &str) -> std::result::Result<(), String> {
+    if name == "compatibility" {
+        feature_set(value).map_err(|bad| {
+            format!("Error: could not read/parse feature file(s): {} ", bad.join(", "))
+        })?;
+    }
+    let cannot = |why| format!("cannot set property for '{pool}': {why}");
+    pool_setting(name, value, When::Set).map(drop).map_err(cannot)
+}
+
+/// `zpool set <property=value> <pool>`
+pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("set", argv, "", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let (name, value, pool) = match setting(&parsed.words()) {
+        Ok(setting) => setting,
+        Err(Unset::Usage(text)) => return Ok(misuse("set", Some(text))),
+        Err(Unset::Plain(text)) => return Err(Error::invalid(text)),
+    };
+    let mut pools = Pools::connect()?;
+    let missing = |name: &str| format!("cannot open '{name}': is not a pool");
+    if pools.select(std::slice::from_ref(&pool), missing)?.is_empty() {
+        return Ok(NOT_A_POOL);
+    }
+    check(&name, &value, &pool).map_err(Error::invalid)?;
+    ask(&pool, Change::Set(name, value), command("set", argv))
+}
+
+/// The table behind the usage of `set`.
+pub(super) fn properties() -> String {
+    use cenote::props::{Attr, pool_props};
+    let mut rows: Vec<(bool, &str, &str)> = pool_props()
+        .iter()
+        .filter(|p| p.visible)
+        .map(|p| (p.attr != Attr::ReadOnly, p.name, p.values))
+        .collect();
+    rows.sort_unstable();
+    rows.push((true, "feature@...", "disabled | enabled | active"));
+    let mut out = format!(
+        "\nthe following properties are supported:\n\n\t{:<19}  {:<4}   VALUES\n\n",
+        "PROPERTY", "EDIT"
+    );
+    for (editable, name, values) in rows {
+        let edit = if editable { "YES" } else { "NO" };
+        out.push_str(&format!("\t{name:<19}  {edit:>4}   {values}\n"));
+    }
+    out.push_str(
+        "\nThe feature@ properties must be appended with a feature name.\nSee zpool-features(7).",
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Recorded from OpenZFS 2.3.2.
+    #[test]
+    fn lines_of_set() {
+        let wrong = |line: &str| setting(&words(line)).unwrap_err();
+        assert_eq!(wrong(""), Unset::Usage("missing property=value argument"));
+        assert_eq!(wrong("comment=x"), Unset::Usage("missing pool name"));
+        assert_eq!(wrong("comment live"), Unset::Usage("missing value in property=value argument"));
+        assert_eq!(wrong("comment=x live a b"), Unset::Usage("too many pool names"));
+        assert!(matches!(wrong("comment=x live root"), Unset::Plain(_)));
+        assert_eq!(
+            setting(&words("a:b=c=d live")),
+            Ok(("a:b".into(), "c=d".into(), "live".into()))
+        );
+        let check = |name: &str, value: &str| check(name, value, "live");
+        assert_eq!(check("comment", "x"), Ok(()));
+        assert_eq!(
+            check("size", "5"),
+            Err("cannot set property for 'live': 'size' is readonly".into())
+        );
+        assert_eq!(
+            check("compatibility", "nope"),
+            Err("Error: could not read/parse feature file(s): nope ".into())
+        );
+    }
+
+    /// Recorded likewise: the first and last lines, and one with the widest name.
+    #[test]
+    fn the_table_of_properties() {
+        let table = properties();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[1], "the following properties are supported:");
+        assert_eq!(lines[3], "\tPROPERTY             EDIT   VALUES");
+        assert_eq!(lines[5], "\tallocated              NO   <size>");
+        assert!(lines.contains(&"\tdedup_table_quota     YES   <size>"));
+        assert!(lines.contains(&"\taltroot               YES   <path>"));
+        assert_eq!(lines.len(), 43);
+    }
+}

@@ -1,0 +1,450 @@
+//! `zpool create` (chapter 09 §4; the words as OpenZFS 2.3.2 prints them).
+//!
+//! # Departures from OpenZFS
+//! * `-n` looks at the name, the properties and the devices as thoroughly as the
+//!   real thing.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use base::{Error, Result};
+use cenote::create::{
+    self, FeatureWishes, When, check_mountpoint, check_pool_name, check_temporary_name,
+};
+use cenote::props::{dataset_prop, is_user_prop, pool_column};
+
+use super::{layout, misuse, options, spec};
+use crate::client::Client;
+use crate::getopt::Parsed;
+use crate::proto::{CreateArgs, Force, Reply, Request};
+use crate::runtime::Runtime;
+use crate::ui::{self, Exit};
+
+/// How a command line fails: what is said, and whether the usage follows.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// Exit 2, with the usage.
+    Usage(String),
+    /// Exit 1.
+    Plain(String),
+}
+
+/// What the options and operands of `create` say.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Asked {
+    name: String,
+    words: Vec<String>,
+    props: Vec<(String, String)>,
+    fs_props: Vec<(String, String)>,
+    force: bool,
+    dry_run: bool,
+    no_features: bool,
+    altroot: Option<String>,
+    mountpoint: Option<String>,
+}
+
+/// `zpool create ...`
+pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("create", argv, "fndR:m:o:O:t:", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let asked = match asked(&parsed) {
+        Ok(asked) => asked,
+        Err(wrong) => return Ok(complain("create", wrong)),
+    };
+    match run(&asked, super::command("create", argv)) {
+        Ok(exit) => Ok(exit),
+        Err(Wrong::Plain(text)) => Err(Error::invalid(text)),
+        Err(wrong) => Ok(complain("create", wrong)),
+    }
+}
+
+pub(super) fn complain(command: &str, wrong: Wrong) -> Exit {
+    match wrong {
+        Wrong::Usage(text) => misuse(command, Some(&text).filter(|t| !t.is_empty()).map(|t| &**t)),
+        Wrong::Plain(text) => {
+            ui::err(&text);
+            Exit::FAILURE
+        }
+    }
+}
+
+/// Adds a property that may be given once.
+fn once(
+    list: &mut Vec<(String, String)>,
+    name: &str,
+    value: &str,
+) -> std::result::Result<(), Wrong> {
+    if list.iter().any(|(n, _)| n == name) {
+        return Err(Wrong::Plain(format!("property '{name}' specified multiple times")));
+    }
+    list.push((name.to_owned(), value.to_owned()));
+    Ok(())
+}
+
+/// One `-o` of a new pool.
+fn pool_option(asked: &mut Asked, text: &str) -> std::result::Result<(), Wrong> {
+    let plain = |text: String| Err(Wrong::Plain(text));
+    let Some((name, value)) = text.split_once('=') else {
+        return plain("missing '=' for -o option".to_owned());
+    };
+    let known = pool_column(name).map(|p| p.name);
+    let name = match known {
+        Some(name) => name,
+        None if name.starts_with("feature@") => name,
+        None => return plain(format!("property '{name}' is not a valid pool or vdev property")),
+    };
+    if name == "ashift" {
+        let Ok(shift) = value.parse::<u64>() else {
+            return plain("ashift must be a number.".to_owned());
+        };
+        if shift != 0 && !(9..=16).contains(&shift) {
+            return plain(format!(
+                "invalid 'ashift={value}' property: only values between 9 and 16 are allowed."
+            ));
+        }
+    }
+    if name == "altroot" {
+        return set_altroot(asked, value);
+    }
+    once(&mut asked.props, name, value)
+}
+
+fn set_altroot(asked: &mut Asked, value: &str) -> std::result::Result<(), Wrong> {
+    if asked.altroot.is_some() {
+        return Err(Wrong::Plain("property 'altroot' specified multiple times".to_owned()));
+    }
+    asked.altroot = Some(value.to_owned());
+    Ok(())
+}
+
+/// One `-O` of a new pool.
+fn fs_option(asked: &mut Asked, text: &str) -> std::result::Result<(), Wrong> {
+    let Some((name, value)) = text.split_once('=') else {
+        return Err(Wrong::Plain("missing '=' for -O option".to_owned()));
+    };
+    let fits = |p: &cenote::props::Prop| p.types.intersects(cenote::props::Types::F);
+    if !is_user_prop(name) && dataset_prop(name).is_none_or(|p| !fits(p)) {
+        return Err(Wrong::Plain(format!("property '{name}' is not a valid filesystem property")));
+    }
+    if name == "mountpoint" {
+        asked.mountpoint = Some(value.to_owned());
+        return Ok(());
+    }
+    once(&mut asked.fs_props, name, value)
+}
+
+fn asked(parsed: &Parsed) -> std::result::Result<Asked, Wrong> {
+    let mut asked = Asked {
+        force: parsed.has('f'),
+        dry_run: parsed.has('n'),
+        no_features: parsed.has('d'),
+        ..Asked::default()
+    };
+    for opt in &parsed.opts {
+        let text = opt.text();
+        match opt.letter {
+            'o' => pool_option(&mut asked, &text)?,
+            'O' => fs_option(&mut asked, &text)?,
+            'R' => set_altroot(&mut asked, &text)?,
+            'm' => asked.mountpoint = Some(text),
+            't' => {
+                if text.contains('/') {
+                    return Err(Wrong::Plain(format!(
+                        "cannot create '{text}': invalid character '/' in temporary name\nuse \
+                         'zfs create' to create a dataset"
+                    )));
+                }
+                once(&mut asked.props, "tname", &text)?;
+            }
+            _ => {}
+        }
+    }
+    let mut words = parsed.words().into_iter();
+    let Some(name) = words.next() else {
+        return Err(Wrong::Usage("missing pool name argument".to_owned()));
+    };
+    asked.name = name;
+    asked.words = words.collect();
+    if asked.words.is_empty() {
+        return Err(Wrong::Usage("missing vdev specification".to_owned()));
+    }
+    check(&asked)?;
+    if asked.altroot.is_some() && !asked.props.iter().any(|p| p.0 == "cachefile") {
+        asked.props.push(("cachefile".to_owned(), "none".to_owned()));
+    }
+    Ok(asked)
+}
+
+/// What belongs together.
+fn check(asked: &Asked) -> std::result::Result<(), Wrong> {
+    let plain = |text: String| Err(Wrong::Plain(text));
+    if asked.name.contains('/') {
+        return plain(format!(
+            "cannot create '{}': invalid character '/' in pool name\nuse 'zfs create' to create a \
+             dataset",
+            asked.name
+        ));
+    }
+    if let Some(root) = asked.altroot.as_deref().filter(|r| !r.starts_with('/')) {
+        return plain(format!("invalid alternate root '{root}': must be an absolute path"));
+    }
+    let has = |name: &str| asked.props.iter().any(|p| p.0.starts_with(name));
+    let old = asked.props.iter().any(|p| p.0 == "version" && p.1 != "5000");
+    if old && has("feature@") {
+        return plain(
+            "'feature@' and 'version' properties cannot be specified together".to_owned(),
+        );
+    }
+    match &asked.mountpoint {
+        Some(mountpoint) => check_mountpoint(mountpoint).or_else(plain),
+        None => Ok(()),
+    }
+}
+
+/// The directory that the new pool would be mounted on, if it would.
+fn directory(asked: &Asked) -> Option<std::path::PathBuf> {
+    let mountpoint = match asked.mountpoint.as_deref() {
+        None => format!("/{}", asked.name),
+        Some("none" | "legacy") => return None,
+        Some(path) => path.to_owned(),
+    };
+    let root = asked.altroot.as_deref().unwrap_or("");
+    Some(format!("{}{mountpoint}", root.trim_end_matches('/')).into())
+}
+
+/// The directory must not be there, or be empty.
+fn check_directory(path: &Path) -> std::result::Result<(), String> {
+    let hint = "use '-m' option to provide a different default";
+    let shown = path.display();
+    match std::fs::read_dir(path) {
+        Ok(mut entries) => match entries.next() {
+            Some(_) => Err(format!("mountpoint '{shown}' exists and is not empty\n{hint}")),
+            None => Ok(()),
+        },
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("mountpoint '{shown}' : {}\n{hint}", words(&e)))
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+/// The system's words for an error, without the number.
+fn words(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
+/// The request, checked as far as this side can; and warnings.
+fn request(
+    asked: &Asked,
+    resolve: spec::Resolve<'_>,
+    command: String,
+) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {
+    let plain = Wrong::Plain;
+    let name = &asked.name;
+    let vdevs = spec::parse(&asked.words, resolve).map_err(plain)?;
+    let cannot = |why: String| Wrong::Plain(format!("cannot create '{name}': {why}"));
+    let omitted = |why| cannot(format!("{why}\npool name may have been omitted"));
+    check_pool_name(name).map_err(omitted)?;
+    let value = |of: &str| asked.props.iter().find(|p| p.0 == of).map(|p| p.1.as_str());
+    let set = create::feature_set(value("compatibility").unwrap_or("off")).map_err(|bad| {
+        plain(format!("Error: could not read/parse feature file(s): {} ", bad.join(", ")))
+    })?;
+    if let Some(temporary) = value("tname") {
+        check_temporary_name(temporary).map_err(cannot)?;
+    }
+    let mut wishes = FeatureWishes { none: asked.no_features, named: Vec::new() };
+    let mut old = false;
+    for (name, value) in &asked.props {
+        match create::pool_setting(name, value, When::Create).map_err(cannot)? {
+            create::PoolSetting::Feature(feature, on) => wishes.named.push((feature, on)),
+            create::PoolSetting::Version(version) => old = version < 5000,
+            _ => {}
+        }
+    }
+    create::root_fs_settings(&asked.fs_props).map_err(cannot)?;
+    let (features, warnings) = if old {
+        (Vec::new(), Vec::new())
+    } else {
+        create::features_to_enable(&wishes, &set).map_err(cannot)?
+    };
+    let mut fs_props = asked.fs_props.clone();
+    fs_props.extend(asked.mountpoint.iter().map(|m| ("mountpoint".to_owned(), m.clone())));
+    let mut props: Vec<(String, String)> =
+        asked.props.iter().filter(|p| !p.0.starts_with("feature@")).cloned().collect();
+    props.extend(asked.altroot.iter().map(|root| ("altroot".to_owned(), root.clone())));
+    let args = CreateArgs {
+        name: name.clone(),
+        vdevs,
+        force: Force::all(asked.force),
+        dry_run: asked.dry_run,
+        features: features.iter().map(|f| f.name().to_owned()).collect(),
+        props,
+        fs_props,
+        command,
+    };
+    Ok((args, warnings))
+}
+
+fn run(asked: &Asked, command: String) -> std::result::Result<Exit, Wrong> {
+    let (args, warnings) = request(asked, &spec::resolve, command)?;
+    warnings.iter().for_each(|w| ui::err(w));
+    if let Some(path) = directory(asked) {
+        check_directory(&path).map_err(Wrong::Plain)?;
+    }
+    let text = |e: Error| {
+        let whole = e.place() == &base::error::Place::default();
+        Wrong::Plain(if whole { e.message().to_owned() } else { e.to_string() })
+    };
+    let mut client = Runtime::from_env().and_then(|r| Client::connect(&r)).map_err(text)?;
+    let tree = layout::of_new(&args.name, &args.vdevs);
+    let Reply::Done = client.ask(&Request::Create(Box::new(args))).map_err(text)? else {
+        return Err(text(super::odd()));
+    };
+    if asked.dry_run {
+        ui::out(&format!("would create '{}' with the following layout:\n\n{tree}", asked.name));
+    }
+    Ok(Exit::failed_if(client.failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::getopt;
+    use crate::proto::NewKind;
+
+    fn parse(line: &str) -> std::result::Result<Asked, Wrong> {
+        let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        asked(&getopt::parse(&argv, "fndR:m:o:O:t:", &[]).unwrap())
+    }
+
+    fn made(line: &str) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {
+        let files = |text: &str| Ok(NewKind::File(text.into()));
+        request(&parse(line)?, &files, "zpool create".to_owned())
+    }
+
+    fn plain(line: &str) -> String {
+        match made(line) {
+            Err(Wrong::Plain(text)) => text,
+            Err(Wrong::Usage(text)) => format!("usage: {text}"),
+            Ok(_) => "ok".to_owned(),
+        }
+    }
+
+    /// Recorded from OpenZFS 2.3.2.
+    #[test]
+    fn messages() {
+        for (line, text) in [
+            ("tank /a", "ok"),
+            ("-n", "usage: missing pool name argument"),
+            ("tank", "usage: missing vdev specification"),
+            (
+                "tank/x /a",
+                "cannot create 'tank/x': invalid character '/' in pool name\nuse 'zfs create' to \
+                 create a dataset",
+            ),
+            (
+                "mirror /a",
+                "cannot create 'mirror': name is reserved\npool name may have been omitted",
+            ),
+            (
+                "1tank /a",
+                "cannot create '1tank': name must begin with a letter\npool name may have been \
+                 omitted",
+            ),
+            ("-o ashift tank /a", "missing '=' for -o option"),
+            ("-O compression tank /a", "missing '=' for -O option"),
+            ("-o nope=1 tank /a", "property 'nope' is not a valid pool or vdev property"),
+            ("-o a:b=c tank /a", "property 'a:b' is not a valid pool or vdev property"),
+            ("-o =x tank /a", "property '' is not a valid pool or vdev property"),
+            ("-O nope=1 tank /a", "property 'nope' is not a valid filesystem property"),
+            ("-O volsize=1G tank /a", "property 'volsize' is not a valid filesystem property"),
+            ("-o ashift=x tank /a", "ashift must be a number."),
+            (
+                "-o ashift=8 tank /a",
+                "invalid 'ashift=8' property: only values between 9 and 16 are allowed.",
+            ),
+            ("-o ashift=12 -o ashift=13 tank /a", "property 'ashift' specified multiple times"),
+            ("-O atime=on -O atime=off tank /a", "property 'atime' specified multiple times"),
+            ("-o altroot=/x -R /y tank /a", "property 'altroot' specified multiple times"),
+            ("-R x tank /a", "invalid alternate root 'x': must be an absolute path"),
+            ("-o altroot=x tank /a", "invalid alternate root 'x': must be an absolute path"),
+            ("-o size=5 tank /a", "cannot create 'tank': 'size' is readonly"),
+            (
+                "-o autotrim=maybe tank /a",
+                "cannot create 'tank': 'autotrim' must be one of 'on | off'",
+            ),
+            (
+                "-o compatibility=nope,/nope tank /a",
+                "Error: could not read/parse feature file(s): nope, /nope ",
+            ),
+            (
+                "-o version=28 -o feature@lz4_compress=enabled tank /a",
+                "'feature@' and 'version' properties cannot be specified together",
+            ),
+            (
+                "-m relative tank /a",
+                "invalid mountpoint 'relative': must be an absolute path, 'legacy', or 'none'",
+            ),
+            (
+                "-t x/y tank /a",
+                "cannot create 'x/y': invalid character '/' in temporary name\nuse 'zfs create' to \
+                 create a dataset",
+            ),
+            ("-O used=1 tank /a", "cannot create 'tank': 'used' is readonly"),
+            ("tank mirror /a", "invalid vdev specification: mirror requires at least 2 devices"),
+        ] {
+            assert_eq!(plain(line), text, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_sent() {
+        let (args, warnings) =
+            made("-fn -o ashift=12 -O compression=zstd -m none -R /alt tank mirror /a /b").unwrap();
+        assert!(warnings.is_empty() && args.dry_run && args.force == Force::all(true));
+        let prop = |n: &str, v: &str| (n.to_owned(), v.to_owned());
+        assert_eq!(
+            args.props,
+            [prop("ashift", "12"), prop("cachefile", "none"), prop("altroot", "/alt")]
+        );
+        assert_eq!(args.fs_props, [prop("compression", "zstd"), prop("mountpoint", "none")]);
+        assert!(args.features.len() > 20 && args.vdevs[0].children.len() == 2);
+        let (args, _) = made("-d -o feature@lz4_compress=enabled tank /a").unwrap();
+        assert_eq!(args.features, ["lz4_compress"]);
+        assert!(args.props.is_empty());
+        let (args, _) = made("-o version=28 tank /a").unwrap();
+        assert!(args.features.is_empty());
+        let (_, warnings) =
+            made("-o compatibility=compat-2018 -o feature@blake3=enabled tank /a").unwrap();
+        assert_eq!(
+            warnings,
+            [
+                "Warning: feature \"blake3\" enabled but is not in specified 'compatibility' feature \
+              set."
+            ]
+        );
+    }
+
+    #[test]
+    fn where_it_would_be_mounted() {
+        let at = |line: &str| directory(&parse(line).unwrap()).map(|p| p.display().to_string());
+        assert_eq!(at("tank /a").as_deref(), Some("/tank"));
+        assert_eq!(at("-R /alt tank /a").as_deref(), Some("/alt/tank"));
+        assert_eq!(at("-R / -m /x tank /a").as_deref(), Some("/x"));
+        assert_eq!(at("-m none tank /a"), None);
+        assert_eq!(at("-O mountpoint=legacy tank /a"), None);
+        let hint = "use '-m' option to provide a different default";
+        assert_eq!(
+            check_directory(Path::new("/proc")),
+            Err(format!("mountpoint '/proc' exists and is not empty\n{hint}"))
+        );
+        assert_eq!(
+            check_directory(Path::new("/proc/version")),
+            Err(format!("mountpoint '/proc/version' : Not a directory\n{hint}"))
+        );
+        assert_eq!(check_directory(Path::new("/no/such/place")), Ok(()));
+    }
+}

@@ -1,0 +1,149 @@
+//! What a pool would look like: the trees of `zpool create -n` and `zpool add -n`.
+
+use super::vdevs::{self, Line, Naming};
+use crate::proto::{Class, NewKind, NewVdev, State, Vdev};
+
+/// Classes behind the ordinary vdevs, in order.
+const CLASSES: [(Class, &str); 5] = [
+    (Class::Dedup, "dedup"),
+    (Class::Special, "special"),
+    (Class::Log, "logs"),
+    (Class::Cache, "cache"),
+    (Class::Spare, "spares"),
+];
+
+fn word(kind: &NewKind) -> &'static str {
+    match kind {
+        NewKind::File(_) => "file",
+        NewKind::Disk(_) => "disk",
+        NewKind::Mirror => "mirror",
+        NewKind::Raidz(_) => "raidz",
+        NewKind::Draid(..) => "draid",
+    }
+}
+
+fn blank(kind: &str, name: String, class: Class, children: Vec<Vdev>) -> Vdev {
+    Vdev {
+        guid: 0,
+        kind: kind.to_owned(),
+        name,
+        path: None,
+        id: 0,
+        class,
+        state: State::Online,
+        aux: None,
+        read_errors: 0,
+        write_errors: 0,
+        checksum_errors: 0,
+        slow_ios: 0,
+        direct_io: false,
+        size: 0,
+        allocated: 0,
+        fragmentation: None,
+        expandsize: 0,
+        psize: 0,
+        children,
+    }
+}
+
+/// As it would be shown: without an id, which it does not have yet.
+fn shown(new: &NewVdev) -> Vdev {
+    let children: Vec<Vdev> = new.children.iter().map(shown).collect();
+    let count = children.len();
+    let (name, path) = match &new.kind {
+        NewKind::File(path) | NewKind::Disk(path) => {
+            (path.display().to_string(), Some(path.clone()))
+        }
+        NewKind::Mirror => ("mirror".to_owned(), None),
+        NewKind::Raidz(parity) => (format!("raidz{parity}"), None),
+        NewKind::Draid(parity, ndata, spares) => {
+            (format!("draid{parity}:{}d:{count}c:{spares}s", ndata.unwrap_or(0)), None)
+        }
+    };
+    Vdev { path, ..blank(word(&new.kind), name, new.class, children) }
+}
+
+fn lines(pool: &str, root: &Vdev, naming: Naming) -> String {
+    let mut out = format!("\t{pool}\n");
+    for line in vdevs::walk(root, &CLASSES) {
+        out.push_str(&match line {
+            Line::Class(name) => format!("\t{name}\n"),
+            Line::Vdev(v, depth) => format!("\t{:depth$}{}\n", "", naming.of(v)),
+        });
+    }
+    out
+}
+
+/// A new pool.
+pub(super) fn of_new(pool: &str, vdevs: &[NewVdev]) -> String {
+    let root = blank("root", pool.to_owned(), Class::Normal, vdevs.iter().map(shown).collect());
+    lines(pool, &root, Naming::default())
+}
+
+/// A pool with more vdevs. Those have no guid yet, so with `-g` too they show by
+/// name.
+pub(super) fn with_new(pool: &str, root: &Vdev, vdevs: &[NewVdev], naming: Naming) -> String {
+    let mut root = root.clone();
+    let mut named = |v: &mut Vdev| v.name = naming.of(v);
+    rename(&mut root, &mut named);
+    root.children.extend(vdevs.iter().map(shown));
+    let plain = Naming { guid: false, ..naming };
+    lines(pool, &root, plain)
+}
+
+/// Fixes the names of vdevs that have guids before those come that have none.
+fn rename(v: &mut Vdev, named: &mut dyn FnMut(&mut Vdev)) {
+    named(v);
+    v.path = None;
+    v.children.iter_mut().for_each(|c| rename(c, named));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, class: Class) -> NewVdev {
+        NewVdev { kind: NewKind::File(path.into()), class, children: Vec::new() }
+    }
+
+    fn leaf(path: &str, guid: u64, class: Class) -> Vdev {
+        Vdev { path: Some(path.into()), guid, ..blank("file", path.to_owned(), class, Vec::new()) }
+    }
+
+    /// Recorded from OpenZFS 2.3.2's `zpool add -n`.
+    #[test]
+    fn added_to_a_pool() {
+        let mirror = vec![leaf("/x/0", 6, Class::Normal), leaf("/x/1", 7, Class::Normal)];
+        let tops = vec![
+            Vdev { guid: 5, ..blank("mirror", "mirror-0".into(), Class::Normal, mirror) },
+            leaf("/x/s", 9, Class::Special),
+            leaf("/x/c", 10, Class::Cache),
+        ];
+        let root = blank("root", "live".into(), Class::Normal, tops);
+        let new = [
+            file("/f/a", Class::Log),
+            file("/f/b", Class::Spare),
+            file("/f/c", Class::Cache),
+            file("/f/d", Class::Dedup),
+            file("/f/e", Class::Special),
+        ];
+        assert_eq!(
+            with_new("live", &root, &new, Naming::default()),
+            "\tlive\n\t  mirror-0\n\t    /x/0\n\t    /x/1\n\tdedup\n\t  /f/d\n\tspecial\n\t  \
+             /x/s\n\t  /f/e\n\tlogs\n\t  /f/a\n\tcache\n\t  /x/c\n\t  /f/c\n\tspares\n\t  /f/b\n"
+        );
+        let guids = Naming { guid: true, ..Naming::default() };
+        let text = with_new("live", &root, &new[..1], guids);
+        assert!(text.starts_with("\tlive\n\t  5\n\t    6\n\t    7\n") && text.contains("/f/a"));
+    }
+
+    #[test]
+    fn disks_are_short() {
+        let disk = NewVdev {
+            kind: NewKind::Disk("/dev/disk/by-id/ata-X".into()),
+            class: Class::Normal,
+            children: Vec::new(),
+        };
+        assert_eq!(of_new("tank", &[disk]), "\ttank\n\t  ata-X\n");
+    }
+}

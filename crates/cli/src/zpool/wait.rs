@@ -1,0 +1,213 @@
+//! `zpool wait` (chapter 09 §4.7).
+//!
+//! What a pool can be busy with is asked for once a second. Activities that this
+//! version never has (initialize, trim, ...) are never under way.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use base::Result;
+
+use super::{Pools, misuse, no_such_pool, options};
+use crate::proto::{Data, Pool, Value};
+use crate::ui::{self, Exit, time};
+
+/// In the order of the columns.
+const ACTIVITIES: [&str; 9] = [
+    "discard",
+    "free",
+    "initialize",
+    "replace",
+    "remove",
+    "resilver",
+    "scrub",
+    "trim",
+    "raidz_expand",
+];
+/// Between two looks, without an interval.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What to wait for, and how.
+#[derive(Debug, PartialEq)]
+struct Asked {
+    pool: String,
+    activities: Vec<&'static str>,
+    interval: Option<Duration>,
+    stamp: Option<String>,
+    scripted: bool,
+    parsable: bool,
+}
+
+/// The message before the usage; empty for none.
+fn asked(parsed: &crate::getopt::Parsed) -> std::result::Result<Asked, String> {
+    let mut wanted = Vec::new();
+    for opt in parsed.opts.iter().filter(|o| o.letter == 't') {
+        for name in opt.text().split(',') {
+            let known = ACTIVITIES.iter().find(|a| **a == name);
+            wanted.push(*known.ok_or_else(|| format!("invalid activity '{name}'"))?);
+        }
+    }
+    let all = wanted.is_empty();
+    let activities: Vec<&str> =
+        ACTIVITIES.into_iter().filter(|a| all || wanted.contains(a)).collect();
+    let stamp = parsed.last('T');
+    if stamp.as_deref().is_some_and(|s| s != "d" && s != "u") {
+        return Err(String::new());
+    }
+    let mut words = parsed.words();
+    let number = words.last().filter(|_| words.len() > 1).and_then(|w| w.parse::<f64>().ok());
+    let interval = match number.filter(|n| n.is_finite()) {
+        Some(n) if n <= 0.0 => return Err("interval cannot be zero".to_owned()),
+        Some(n) => {
+            words.pop();
+            Some(Duration::from_secs_f64(n.min(1e9)))
+        }
+        None => None,
+    };
+    let mut words = words.into_iter();
+    let Some(pool) = words.next() else { return Err("missing 'pool' argument".to_owned()) };
+    if words.next().is_some() {
+        return Err("too many arguments".to_owned());
+    }
+    let (scripted, parsable) = (parsed.has('H'), parsed.has('p'));
+    Ok(Asked { pool, activities, interval, stamp, scripted, parsable })
+}
+
+/// Bytes that an activity still has to do; 0 if it is not under way.
+fn left(activity: &str, pool: &Pool, freeing: u64) -> u64 {
+    // Under way is never nothing, or it would look finished.
+    let rest = |to_do: u64, done: u64| to_do.saturating_sub(done).max(1);
+    let scan = |resilver: bool| {
+        let running = pool.scan.as_ref().filter(|s| s.state == 1 && s.resilver == resilver);
+        running.filter(|s| s.paused == 0).map_or(0, |s| rest(s.to_examine, s.issued))
+    };
+    match activity {
+        "free" => freeing,
+        "scrub" => scan(false),
+        "resilver" => scan(true),
+        "remove" => {
+            let running = pool.removal.as_ref().filter(|r| r.state == 1);
+            running.map_or(0, |r| rest(r.to_copy, r.copied))
+        }
+        "raidz_expand" => {
+            let running = pool.expand.as_ref().filter(|e| e.state == 1);
+            running.map_or(0, |e| rest(e.to_copy, e.copied))
+        }
+        _ => 0,
+    }
+}
+
+/// The columns' widths are those of their names, six at least, and two blanks.
+fn row(asked: &Asked, cells: &[String]) -> String {
+    if asked.scripted {
+        return cells.join("\t") + "\n";
+    }
+    let widths = asked.activities.iter().map(|a| a.len().max(6) + 2);
+    let cells = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}"));
+    cells.collect::<String>() + "\n"
+}
+
+fn amount(n: u64, asked: &Asked) -> String {
+    if asked.parsable { n.to_string() } else { cenote::props::nicenum(n) }
+}
+
+fn freeing(props: &[(String, Value)]) -> u64 {
+    match props.first().map(|p| &p.1.value) {
+        Some(Data::Num(n)) => *n,
+        _ => 0,
+    }
+}
+
+/// `zpool wait ...`
+pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("wait", argv, "HpT:t:", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let asked = match asked(&parsed) {
+        Ok(asked) => asked,
+        Err(text) => {
+            return Ok(misuse("wait", Some(&text).filter(|t| !t.is_empty()).map(|t| &**t)));
+        }
+    };
+    let mut pools = Pools::connect()?;
+    if pools.select(std::slice::from_ref(&asked.pool), no_such_pool)?.is_empty() {
+        return Ok(Exit::FAILURE);
+    }
+    let mut headed = asked.scripted;
+    loop {
+        let status = pools.status(&asked.pool)?;
+        let props = pools.props(&asked.pool, Some(vec!["freeing".to_owned()]))?;
+        let rest: Vec<u64> =
+            asked.activities.iter().map(|a| left(a, &status, freeing(&props))).collect();
+        if asked.interval.is_some() {
+            if let Some(kind) = &asked.stamp {
+                ui::out(&format!("{}\n", time::stamp(kind)));
+            }
+            if !headed {
+                let names: Vec<String> = asked.activities.iter().map(|a| (*a).to_owned()).collect();
+                ui::out(&row(&asked, &names));
+                headed = true;
+            }
+            let cells: Vec<String> = rest.iter().map(|&n| amount(n, &asked)).collect();
+            ui::out(&row(&asked, &cells));
+        }
+        if rest.iter().all(|&n| n == 0) {
+            return Ok(Exit::OK);
+        }
+        base::rt::sleep(asked.interval.unwrap_or(PAUSE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::getopt;
+
+    fn parse(line: &str) -> std::result::Result<Asked, String> {
+        let argv: Vec<OsString> =
+            line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
+        asked(&getopt::parse(&argv, "HpT:t:", &[]).unwrap())
+    }
+
+    /// Recorded from OpenZFS 2.3.2.
+    #[test]
+    fn complaints() {
+        for (line, text) in [
+            ("", "missing 'pool' argument"),
+            ("-t x live", "invalid activity 'x'"),
+            ("-t scrub,x live", "invalid activity 'x'"),
+            ("-t scrub -t x live", "invalid activity 'x'"),
+            ("live 0", "interval cannot be zero"),
+            ("live x", "too many arguments"),
+            ("live 1 2", "too many arguments"),
+            ("-T x live", ""),
+        ] {
+            assert_eq!(parse(line), Err(text.to_owned()), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for() {
+        let some = parse("-Hp -t scrub,free live 0.5").unwrap();
+        assert_eq!(some.activities, ["free", "scrub"], "in the order of the columns");
+        assert_eq!(some.interval, Some(Duration::from_millis(500)));
+        assert_eq!(parse("5").unwrap().pool, "5", "a pool's name may be a number to us");
+        let all = parse("live").unwrap();
+        assert_eq!(all.activities.len(), 9);
+        let names: Vec<String> = all.activities.iter().map(|a| a.to_uppercase()).collect();
+        // Recorded from OpenZFS 2.3.2.
+        assert_eq!(
+            row(&all, &names),
+            "  DISCARD    FREE  INITIALIZE  REPLACE  REMOVE  RESILVER   SCRUB    TRIM  \
+             RAIDZ_EXPAND\n"
+        );
+        let zeros = vec![amount(0, &all); 9];
+        assert_eq!(
+            row(&all, &zeros),
+            "        0       0           0        0       0         0       0       0             \
+             0\n"
+        );
+        assert_eq!(row(&some, &["1".into(), "2".into()]), "1\t2\n");
+    }
+}
