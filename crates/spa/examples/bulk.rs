@@ -30,8 +30,7 @@ fn make(files: &[PathBuf], raidz: u32) -> Arc<Writer> {
         0 => leaves,
         n => vec![NewVdev::new(NewKind::Raidz { nparity: n as u8 as _ }).with_children(leaves)],
     };
-    let options =
-        BuildOptions { create_txg: Txg(4), ashift: Some(12), ..BuildOptions::default() };
+    let options = BuildOptions { create_txg: Txg(4), ashift: Some(12), ..BuildOptions::default() };
     let built = build(&vdevs, options, [], &facts).unwrap();
     let mut devices = BTreeMap::new();
     for (top, _) in &built.tops {
@@ -125,7 +124,11 @@ fn main() {
     for _ in 0..3 {
         let n = if what == "random" { 400_000 } else { blocks };
         let (_, all) = run(what == "random", n);
-        println!("again: {:.0} writes/s {:.0} MiB/s", rate(n, all), rate(n * u64::from(record) >> 20, all));
+        println!(
+            "again: {:.0} writes/s {:.0} MiB/s",
+            rate(n, all),
+            rate((n * u64::from(record)) >> 20, all)
+        );
     }
     w.stop();
 }
