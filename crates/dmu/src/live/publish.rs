@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{ObjectId, Txg};
-use ondisk::dnode::Dnode;
+use ondisk::dnode::{DNODES_PER_BLOCK, Dnode};
 use ondisk::{BlkPtr, ObjsetPhys};
 
 use super::handle::slot_of;
@@ -63,6 +63,8 @@ impl Pending {
             let mut inner = handle.state.lock();
             if id >> ondisk::dnode::OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
+                // Blocks of dnodes are data of object 0, and were written, too.
+                self.os.forget_hint(ObjectId(0), id / DNODES_PER_BLOCK);
             }
             let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);
             let slot = inner.slots[slot_of(self.txg)].take_if(|s| s.txg == self.txg);
