@@ -54,8 +54,8 @@ pub use zvol::Volume;
 
 pub use dataset::{Dataset, DatasetKind};
 pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
-pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
+pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// The engine's inside, for tools that look at pools instead of using them.

@@ -229,7 +229,7 @@ impl Objects {
         let end = offset.checked_add(len).filter(|&end| end < 1 << 63);
         let end = end.ok_or_else(|| Error::invalid("write past 2^63").in_object(id))?;
         let (block, fixed) = self.check(id, end)?;
-        if offset % block != 0 || blocks.iter().any(|b| b.len() as u64 != block) {
+        if !offset.is_multiple_of(block) || blocks.iter().any(|b| b.len() as u64 != block) {
             return Err(Error::invalid("only whole blocks are written so").in_object(id));
         }
         let each = (WRITE_MAX / block).max(1);

@@ -127,8 +127,7 @@ impl NewFs {
     fn root_bonus(&self, tables: &SaTables, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
         let mode = S_IFDIR | self.mode & 0o7777;
         let acl = trivial_acl(mode, true);
-        let mut pflags =
-            ZFS_ARCHIVE | ZFS_AV_MODIFIED | ZFS_ACL_TRIVIAL | ZFS_ACL_AUTO_INHERIT;
+        let mut pflags = ZFS_ARCHIVE | ZFS_AV_MODIFIED | ZFS_ACL_TRIVIAL | ZFS_ACL_AUTO_INHERIT;
         if mode & 0o111 == 0o111 {
             pflags |= ZFS_NO_EXECS_DENIED;
         }
@@ -180,9 +179,8 @@ pub fn fill(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<()> {
     put(os, tx, MASTER_NODE, "utf8only", utf8only)?;
     put(os, tx, MASTER_NODE, "casesensitivity", case)?;
     put(os, tx, MASTER_NODE, "VERSION", new.version)?;
-    let zap = |object_type, normflags| {
-        zaps::create(os, tx, object_type, ObjType::NONE, &[], normflags)
-    };
+    let zap =
+        |object_type, normflags| zaps::create(os, tx, object_type, ObjType::NONE, &[], normflags);
     let sa = zap(SA_MASTER_NODE, 0)?;
     put(os, tx, MASTER_NODE, "SA_ATTRS", sa.0)?;
     let queue = zap(ObjType::UNLINKED_SET, 0)?;

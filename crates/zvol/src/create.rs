@@ -48,11 +48,8 @@ impl NewVolume {
 /// As [`NewVolume::check`]; those of the object set.
 pub fn fill(os: &Arc<Objset>, tx: &Tx, new: &NewVolume) -> Result<()> {
     new.check()?;
-    let spec = |object_type, block_size| ObjectSpec {
-        object_type,
-        block_size,
-        ..ObjectSpec::default()
-    };
+    let spec =
+        |object_type, block_size| ObjectSpec { object_type, block_size, ..ObjectSpec::default() };
     os.claim(tx, DATA, &spec(ObjType::ZVOL, new.block_size))?;
     os.claim(tx, PROPS, &spec(ObjType::ZVOL_PROP, 0))?;
     zaps::init(os, tx, PROPS, 0)?;

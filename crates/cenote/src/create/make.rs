@@ -100,11 +100,7 @@ impl Engine {
         }
         let (new, root_props) = split_for_life(&request.fs_settings, zpl::NewFs::default())?;
         let open = Open::of(&request.vdevs, self.devices())?;
-        let options = BuildOptions {
-            ashift: request.ashift(),
-            first_id: 0,
-            create_txg: FIRST_TXG,
-        };
+        let options = BuildOptions { ashift: request.ashift(), first_id: 0, create_txg: FIRST_TXG };
         let built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
         let devices = open.by_guid(&built);
         init_aux_labels(&built, &devices)?;
@@ -162,8 +158,8 @@ impl Engine {
         let open = Open::of(&request.vdevs, self.devices())?;
         let now = writer.published().config;
         let children = &now.vdev_tree.children;
-        let first_id = u32::try_from(children.len())
-            .map_err(|_| Error::limit("too many top-level vdevs"))?;
+        let first_id =
+            u32::try_from(children.len()).map_err(|_| Error::limit("too many top-level vdevs"))?;
         let mut taken = Vec::new();
         spa::specs::for_each(&now.vdev_tree, &mut |v| taken.push(v.guid));
         let create_txg = writer.txgs().open_txg();

@@ -65,7 +65,7 @@ fn exists(name: &str) -> Error {
 
 fn check_name(name: &str) -> Result<()> {
     if name.len() > DATASET_NAME_MAX {
-        return Err(Error::new(ErrorKind::NameTooLong, "name is too long").in_dataset(&name));
+        return Err(Error::new(ErrorKind::NameTooLong, "name is too long").in_dataset(name));
     }
     Ok(())
 }
@@ -112,7 +112,6 @@ fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored) -> Result
 }
 
 impl TaskCx<'_> {
-
     fn dir(&self, name: &str) -> Result<u64> {
         find_dir(self.read(), &self.state.config.name, name)
     }
@@ -288,7 +287,7 @@ impl Doomed {
             self.gather(cx, object, &format!("{name}/{child}"), depth + 1)?;
         }
         if phys.head_dataset_obj == 0 {
-            return Err(Error::corrupt("a dataset has no content").in_dataset(&name));
+            return Err(Error::corrupt("a dataset has no content").in_dataset(name));
         }
         let names = cx.read().dataset(phys.head_dataset_obj)?.snapnames_zapobj;
         for (snap, object) in cx.read().numbers(names)? {

@@ -65,8 +65,8 @@ use tasks::Task;
 pub use datasets::{Content, NewDataset, PropChange};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
-pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use open::{Parts, WriterOptions, assemble};
+pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
 

@@ -327,12 +327,7 @@ impl Writer {
     }
 
     /// Waits for what was written and shows it to readers.
-    pub(super) fn show(
-        &self,
-        txg: Txg,
-        writes: &Writes,
-        pending: &mut Vec<Pending>,
-    ) -> Result<()> {
+    pub(super) fn show(&self, txg: Txg, writes: &Writes, pending: &mut Vec<Pending>) -> Result<()> {
         lost(&writes.wait())?;
         for done in pending.drain(..) {
             self.txgs.undirty(txg, done.publish());

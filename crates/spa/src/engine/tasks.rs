@@ -105,8 +105,8 @@ impl TaskCx<'_> {
             (ondisk::objset::FLAG_PROJECT_ACCOUNTED, "org.zfsonlinux:project_quota"),
         ];
         let flags = os.flags();
-        let wanted = marks.iter().filter(|(bit, _)| flags & bit != 0);
-        wanted.map(|(_, guid)| features::activate(self.cx, head, guid)).collect()
+        let mut wanted = marks.iter().filter(|(bit, _)| flags & bit != 0);
+        wanted.try_for_each(|(_, guid)| features::activate(self.cx, head, guid))
     }
 
     /// The MOS, for reading.
