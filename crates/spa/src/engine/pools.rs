@@ -145,6 +145,7 @@ impl TaskCx<'_> {
             self.add_top(top, *role, &tree)?;
         }
         self.writer.zio.set_tree(tree);
+        self.writer.space_io.forget_limits();
         self.add_aux("spares", &built.spares)?;
         self.add_aux("l2cache", &built.caches)?;
         for (top, _) in &built.tops {

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use base::rt::Mutex;
+use base::rt::{Mutex, RwLock};
 use base::{Dva, Error, ErrorKind, ObjectId, Psize, Result, Txg, VdevId};
 use dmu::{Io, Objset};
 use dsl::Mos;
@@ -24,7 +24,8 @@ pub(crate) struct SpaceIo {
     /// Weak, for the MOS reads through the pipeline that asks here.
     mos: OnceLock<Weak<Objset>>,
     loading: Mutex<()>,
-    limits: OnceLock<(u64, u64)>,
+    /// Known until vdevs are added.
+    limits: RwLock<Option<(u64, u64)>>,
 }
 
 pub(crate) fn class_of(class: zio::Class) -> metaslab::Class {
@@ -47,8 +48,13 @@ impl SpaceIo {
             zio: Arc::downgrade(zio),
             mos: OnceLock::new(),
             loading: Mutex::new(()),
-            limits: OnceLock::new(),
+            limits: RwLock::new(None),
         }
+    }
+
+    /// The vdevs changed.
+    pub(crate) fn forget_limits(&self) {
+        *self.limits.write() = None;
     }
 
     /// Where space maps are read from.
@@ -148,6 +154,9 @@ impl SpaceSource for SpaceIo {
             let (min, gcd) = min;
             if min == u64::MAX { (512, 512) } else { (min, gcd.max(min)) }
         };
-        *self.limits.get_or_init(compute)
+        if let Some(known) = *self.limits.read() {
+            return known;
+        }
+        *self.limits.write().get_or_insert_with(compute)
     }
 }
