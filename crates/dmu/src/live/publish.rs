@@ -70,12 +70,10 @@ impl Pending {
                 // Readers find the new pointers now; whoever resolved an old one must not
                 // record it any more.
                 for &blkid in slot.data.keys() {
-                    self.os.forget_hint(ObjectId(id), blkid);
+                    self.os.forget_hints(ObjectId(id), blkid, blkid.saturating_add(1));
                 }
                 for (first, past) in slot.freed.iter() {
-                    for blkid in first..past.min(last + 1) {
-                        self.os.forget_hint(ObjectId(id), blkid);
-                    }
+                    self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
             }
@@ -87,6 +85,7 @@ impl Pending {
             }
         }
         live.published.fetch_add(1, SeqCst);
+        live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
         clean
     }

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
@@ -114,7 +115,8 @@ pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
 }
 
 impl Objset {
-    /// Writes what group `ctx.txg` changed. `None` if nothing did.
+    /// Writes what group `ctx.txg` changed. `None` if nothing did. What it returned must be
+    /// published before the object set is written again.
     ///
     /// # Errors
     /// Those of reading what is changed in part, of allocation, and of `events`. The
@@ -126,11 +128,16 @@ impl Objset {
     ) -> Result<Option<Pending>> {
         let live = self.live()?;
         let ids = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+        if live.unpublished.load(SeqCst) != 0 {
+            let twice = || Error::bug("a group is written while another is not published");
+            return if ids.is_empty() { Ok(None) } else { Err(twice()) };
+        }
         let zil_header = live.zil_header.lock().take();
         let fresh = self.root_bp().is_hole();
         if ids.is_empty() && zil_header.is_none() && !fresh {
             return Ok(None);
         }
+        live.unpublished.store(ctx.txg.0, SeqCst);
         let props = live.props();
         let mut phys = (*self.phys()).clone();
         if let Some(header) = zil_header {
@@ -181,6 +188,7 @@ impl Objset {
             let Some(slot) = inner.slots[slot_of(txg)].as_mut().filter(|s| s.txg == txg) else {
                 continue;
             };
+            slot.frozen = true;
             let mut data = Vec::with_capacity(slot.data.len());
             for (&blkid, content) in &mut slot.data {
                 let now = std::mem::replace(content, Content::Frozen(Buf::zeros(0)));
@@ -229,7 +237,7 @@ impl Objset {
                 slots.fill(0);
             }
         }
-        let mut head = Head::of(&disk.meta);
+        let mut head = Head::of(&disk.meta)?;
         head.max_blkid = blocks.keys().copied().max().unwrap_or(0).max(head.max_blkid);
         let mut data = Vec::with_capacity(blocks.len());
         let mut fills = BTreeMap::new();
