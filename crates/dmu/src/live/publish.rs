@@ -19,6 +19,8 @@ pub struct Pending {
     phys: ObjsetPhys,
     bp: BlkPtr,
     objects: Vec<(u64, Option<Arc<Dnode>>)>,
+    /// Blocks of dnodes that were written.
+    dnode_blocks: Vec<u64>,
 }
 
 impl Pending {
@@ -28,6 +30,7 @@ impl Pending {
         phys: ObjsetPhys,
         bp: BlkPtr,
         works: Vec<Work>,
+        dnode_blocks: Vec<u64>,
     ) -> Pending {
         let dnode = |w: Work| (w.id.0, w.allocated.then(|| Arc::new(w.dn)));
         Pending {
@@ -36,6 +39,7 @@ impl Pending {
             phys,
             bp,
             objects: works.into_iter().map(dnode).collect(),
+            dnode_blocks,
         }
     }
 
@@ -56,6 +60,9 @@ impl Pending {
         live.published.fetch_add(1, SeqCst);
         let meta = Arc::new(self.phys.meta_dnode.clone());
         self.os.exchange(OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta });
+        for &blkid in &self.dnode_blocks {
+            self.os.forget_hints(ObjectId(0), blkid, blkid + 1);
+        }
         let mut clean = 0;
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();

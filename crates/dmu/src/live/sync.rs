@@ -171,10 +171,11 @@ impl Objset {
             };
             *slot = work.allocated.then(|| work.dn.clone());
         }
-        phys.meta_dnode = self.write_dnodes(ctx, &works, events)?;
+        let dnode_blocks;
+        (phys.meta_dnode, dnode_blocks) = self.write_dnodes(ctx, &works, events)?;
         let bp = self.write_root(ctx, &phys, events)?;
         works.append(&mut special);
-        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works)))
+        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works, dnode_blocks)))
     }
 
     /// Takes what the group does to these objects; from now on it does not change.
@@ -208,13 +209,14 @@ impl Objset {
         Ok(works)
     }
 
-    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode.
+    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode, and the
+    /// numbers of these blocks.
     fn write_dnodes(
         self: &Arc<Self>,
         ctx: &SyncCtx<'_>,
         works: &[Work],
         events: &mut dyn Events,
-    ) -> Result<Dnode> {
+    ) -> Result<(Dnode, Vec<u64>)> {
         let props = self.live()?.props();
         let disk = self.on_disk();
         let mut blocks: BTreeMap<u64, BufMut> = BTreeMap::new();
@@ -247,11 +249,12 @@ impl Objset {
         }
         let old = Some(Arc::clone(&disk.meta));
         let mut meta = Work::new(ObjectId(0), old, &head, BlockRanges::default(), data);
+        let numbers = fills.keys().copied().collect();
         meta.fills = fills;
         let mut works = [meta];
         write_all(ctx, &props, &mut works, events)?;
         let [meta] = works;
-        Ok(meta.dn)
+        Ok((meta.dn, numbers))
     }
 
     /// A block of dnodes as on disk, little endian.
