@@ -140,6 +140,11 @@ impl Engine {
         &self.engine
     }
 
+    /// The cache of all pools.
+    pub(crate) fn block_cache(&self) -> &Arc<zio::BlockCache> {
+        &self.cache
+    }
+
     /// The pools that are imported.
     pub(crate) fn imported(&self) -> Vec<Arc<Pool>> {
         self.pools.lock().iter().filter_map(Weak::upgrade).collect()

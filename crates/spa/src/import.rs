@@ -431,6 +431,11 @@ impl Spa {
     }
 }
 
+/// This host's name.
+pub fn own_hostname() -> Option<String> {
+    hostname().and_then(|h| h.to_str().map(str::to_owned))
+}
+
 fn hostname() -> Option<nvlist::NvStr> {
     let name = std::fs::read("/proc/sys/kernel/hostname").ok()?;
     nvlist::NvStr::new(name.trim_ascii()).ok().filter(|n| !n.as_bytes().is_empty())

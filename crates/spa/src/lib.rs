@@ -40,7 +40,7 @@ pub mod write;
 
 pub use assemble::{FoundPool, ImportReason};
 pub use discover::{Discovery, Search, discover};
-pub use import::{ImportOptions, Spa};
+pub use import::{ImportOptions, Spa, own_hostname};
 pub use labels::LeafLabels;
 pub use multihost::own_hostid;
 pub use status::{VdevClass, VdevState, VdevStatus};

@@ -12,6 +12,7 @@
 
 mod calls;
 mod compat;
+mod make;
 mod names;
 mod settings;
 

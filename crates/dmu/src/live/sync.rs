@@ -133,8 +133,9 @@ impl Objset {
             return if ids.is_empty() { Ok(None) } else { Err(twice()) };
         }
         let zil_header = live.zil_header.lock().take();
+        let flags = live.flags.lock().take();
         let fresh = self.root_bp().is_hole();
-        if ids.is_empty() && zil_header.is_none() && !fresh {
+        if ids.is_empty() && zil_header.is_none() && flags.is_none() && !fresh {
             return Ok(None);
         }
         live.unpublished.store(ctx.txg.0, SeqCst);
@@ -143,6 +144,7 @@ impl Objset {
         if let Some(header) = zil_header {
             phys.zil_header = header;
         }
+        phys.flags = flags.unwrap_or(phys.flags);
         let (special, plain): (Vec<u64>, Vec<u64>) =
             ids.iter().copied().partition(|id| SPECIAL.contains(id));
         let mut works = self.freeze(ctx.txg, &plain)?;
