@@ -73,10 +73,11 @@ impl Core {
         if let Some(space) = self.space.get() {
             return Ok(Arc::clone(space));
         }
-        let loaded = Arc::new(self.spa.load_space()?);
-        if self.writer.is_some() {
-            return Ok(loaded);
+        if let Some(writer) = &self.writer {
+            let config = writer.published().config;
+            return self.spa.load_space_of(&config).map(Arc::new);
         }
+        let loaded = Arc::new(self.spa.load_space()?);
         Ok(Arc::clone(self.space.get_or_init(|| loaded)))
     }
 
@@ -292,10 +293,13 @@ impl Pool {
     fn features_missing(&self) -> bool {
         use ondisk::features::{FEATURES, NO_UPGRADE};
         let features = self.core.spa.features();
+        // Of a pool that is written here, those that are not kept up are not missed.
+        let writes = self.core.writer.is_some();
         self.core.spa.uberblock().version == 5000
             && FEATURES
                 .iter()
                 .filter(|f| !f.has(NO_UPGRADE) && f.is_readable())
+                .filter(|f| !writes || crate::create::compat::is_default(f))
                 .any(|f| features.state(f) == dsl::features::State::Disabled)
     }
 
