@@ -248,13 +248,14 @@ impl Objset {
             return Ok(Arc::clone(dnode));
         }
         let before = self.on_disk();
-        let dnode = Arc::new(self.read_dnode(id, io).map_err(|e| e.in_object(id))?);
+        let dnode = self.read_dnode(id, io);
         let mut cached = shard.lock();
         if !Arc::ptr_eq(&before, &self.on_disk()) {
-            // A group was written meanwhile: what was read may be older.
+            // A group was written meanwhile: what was read may be older, or of two ages.
             drop(cached);
             return self.clean_dnode(id, io);
         }
+        let dnode = Arc::new(dnode.map_err(|e| e.in_object(id))?);
         if cached.len() >= DNODE_CACHE / SHARDS {
             // Which half goes is as good as random; a re-read is one cache hit.
             let mut keep = false;
