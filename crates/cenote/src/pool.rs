@@ -198,6 +198,18 @@ impl Pool {
         self.finish(ondisk::config::PoolState::Exported)
     }
 
+    /// Writes everything and stops writing; the pool stays marked as in use, to be
+    /// imported again by this host.
+    ///
+    /// # Errors
+    /// Those of the devices.
+    pub fn close(&self) -> Result<()> {
+        let Some(writer) = &self.core.writer else { return Ok(()) };
+        let done = writer.sync().map(|_| ());
+        writer.stop();
+        done.map_err(|e| e.in_pool(self.name()))
+    }
+
     /// As [`Pool::export`], but marked destroyed.
     ///
     /// # Errors

@@ -104,9 +104,9 @@ impl Objset {
     pub(crate) fn remember(&self, id: u64, dnode: Option<Arc<Dnode>>) {
         let mut shard = self.dnodes[(id as usize / 8) % SHARDS].lock();
         match dnode {
-            Some(dnode) => shard.insert(id, dnode),
-            None => shard.remove(&id),
-        };
+            Some(dnode) => keep(&mut shard, id, dnode),
+            None => drop(shard.remove(&id)),
+        }
     }
 
     /// Its number in bookmarks: the dataset's object, or 0 for the MOS.
@@ -217,9 +217,9 @@ impl Objset {
         self.special(id.0 as i64).ok_or_else(|| Error::not_found("no such object").in_object(id))
     }
 
-    /// The pointer of a data block changed.
-    pub(crate) fn forget_hint(&self, id: ObjectId, blkid: u64) {
-        self.zio.hints().forget(self.place(id, blkid));
+    /// The pointers of data blocks `[first, past)` changed.
+    pub(crate) fn forget_hints(&self, id: ObjectId, first: u64, past: u64) {
+        self.zio.hints().forget_range(self.place(id, first), past);
     }
 
     /// Opens an object.
@@ -256,15 +256,7 @@ impl Objset {
             return self.clean_dnode(id, io);
         }
         let dnode = Arc::new(dnode.map_err(|e| e.in_object(id))?);
-        if cached.len() >= DNODE_CACHE / SHARDS {
-            // Which half goes is as good as random; a re-read is one cache hit.
-            let mut keep = false;
-            cached.retain(|_, _| {
-                keep = !keep;
-                keep
-            });
-        }
-        cached.insert(id.0, Arc::clone(&dnode));
+        keep(&mut cached, id.0, Arc::clone(&dnode));
         Ok(dnode)
     }
 
@@ -348,4 +340,17 @@ impl Objset {
     pub fn is_locked(error: &Error) -> bool {
         error.kind() == ErrorKind::Locked
     }
+}
+
+/// Puts a dnode into its shard; of a full one half goes.
+fn keep(shard: &mut HashMap<u64, Arc<Dnode>>, id: u64, dnode: Arc<Dnode>) {
+    if shard.len() >= DNODE_CACHE / SHARDS && !shard.contains_key(&id) {
+        // Which half is as good as random; a re-read is one cache hit.
+        let mut stays = false;
+        shard.retain(|_, _| {
+            stays = !stays;
+            stays
+        });
+    }
+    shard.insert(id, dnode);
 }

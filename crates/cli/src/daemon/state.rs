@@ -232,6 +232,9 @@ impl State {
             return Ok(shown.to_owned());
         }
         let name = pool.name().to_owned();
+        if let Some(why) = pool.read_only_because() {
+            to.problem(format!("'{name}' is imported read-only: {why}"));
+        }
         let held = Held { pool: Arc::clone(&pool), args: args.clone() };
         self.pools.write().insert(name.clone(), held);
         if let Err(e) = self.save() {
@@ -517,11 +520,12 @@ impl State {
     /// The whole message for the user.
     pub(crate) fn export(&self, name: &str, force: bool, to: &mut dyn Listener) -> Result<()> {
         let _changing = self.changes.lock();
-        self.close(name, force, to)?;
+        self.close(name, force, true, to)?;
         self.save()
     }
 
-    fn close(&self, name: &str, force: bool, to: &mut dyn Listener) -> Result<()> {
+    /// Gives a pool up; `exporting` it, or leaving it to be imported again.
+    fn close(&self, name: &str, force: bool, exporting: bool, to: &mut dyn Listener) -> Result<()> {
         if self.pool(name).is_none() {
             return Err(Error::not_found(format!("cannot open '{name}': no such pool")));
         }
@@ -530,8 +534,21 @@ impl State {
             return Err(Error::busy(format!("cannot export '{name}': pool is busy")));
         }
         self.volumes.remove(name);
-        self.pools.write().remove(name);
-        Ok(())
+        let held = self.pools.write().remove(name);
+        let Some(held) = held else { return Ok(()) };
+        let done = if exporting { held.pool.export() } else { held.pool.close() };
+        match done {
+            // What cannot be written is given up only by force.
+            Err(e) if !force => {
+                self.pools.write().insert(name.to_owned(), held);
+                Err(cannot("export", name, &e))
+            }
+            Err(e) => {
+                to.problem(format!("'{name}' is left as it was last synced: {e}"));
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Closes everything. With `forget` the pools are not imported again.
@@ -541,7 +558,7 @@ impl State {
     pub(crate) fn close_all(&self, force: bool, forget: bool, to: &mut dyn Listener) -> Result<()> {
         let _changing = self.changes.lock();
         for name in self.names() {
-            self.close(&name, force, to)?;
+            self.close(&name, force, forget, to)?;
         }
         self.volumes.end();
         if let Some(mount) = self.kstats.lock().take() {

@@ -38,10 +38,6 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         ui::err("cannot import with -c: cache files are not used, name the devices with -d");
         return Ok(Exit::FAILURE);
     }
-    if parsed.opts.iter().any(|o| o.letter == 'o' && o.arg == "readonly=off") {
-        ui::err("cannot import with readonly=off: this version of Cenote does not write");
-        return Ok(Exit::FAILURE);
-    }
     if parsed.has('l') {
         ui::err("keys are not loaded: this version of Cenote does not decrypt");
     }
@@ -131,6 +127,7 @@ fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
 fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> {
     match text.split_once('=') {
         Some(("readonly", "on")) => args.readonly = true,
+        Some(("readonly", "off")) => args.readonly = false,
         Some(("readonly", _)) => return Err("property 'readonly' must be one of 'on | off'".into()),
         Some(("altroot", root)) if root.starts_with('/') => args.altroot = Some(root.into()),
         // There is no cache file: its absence is what "none" asks for.
@@ -179,17 +176,9 @@ fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
     if pool.foreign && !args.force {
         return Err(Error::busy(foreign(pool)));
     }
-    let asked = args.readonly;
-    let args =
-        ImportArgs { guid: pool.guid, name: pool.name.clone(), readonly: true, ..args.clone() };
+    let args = ImportArgs { guid: pool.guid, name: pool.name.clone(), ..args.clone() };
     let dry = args.dry_run;
     client.ask(&Request::Import(Box::new(args)))?;
-    if !asked {
-        ui::err(&format!(
-            "'{}' is imported read-only: this version of Cenote does not write",
-            pool.name
-        ));
-    }
     if dry {
         ui::out(&format!("Would be able to return {} to its last consistent state.\n", pool.name));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{ObjectId, Txg};
-use ondisk::dnode::{DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX};
+use ondisk::dnode::Dnode;
 use ondisk::{BlkPtr, ObjsetPhys};
 
 use super::handle::slot_of;
@@ -19,6 +19,8 @@ pub struct Pending {
     phys: ObjsetPhys,
     bp: BlkPtr,
     objects: Vec<(u64, Option<Arc<Dnode>>)>,
+    /// Blocks of dnodes that were written.
+    dnode_blocks: Vec<u64>,
 }
 
 impl Pending {
@@ -28,6 +30,7 @@ impl Pending {
         phys: ObjsetPhys,
         bp: BlkPtr,
         works: Vec<Work>,
+        dnode_blocks: Vec<u64>,
     ) -> Pending {
         let dnode = |w: Work| (w.id.0, w.allocated.then(|| Arc::new(w.dn)));
         Pending {
@@ -36,6 +39,7 @@ impl Pending {
             phys,
             bp,
             objects: works.into_iter().map(dnode).collect(),
+            dnode_blocks,
         }
     }
 
@@ -56,16 +60,15 @@ impl Pending {
         live.published.fetch_add(1, SeqCst);
         let meta = Arc::new(self.phys.meta_dnode.clone());
         self.os.exchange(OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta });
-        // The blocks of dnodes moved, too.
-        for (id, _) in self.objects.iter().filter(|(id, _)| id >> OBJECT_SHIFT_MAX == 0) {
-            self.os.forget_hint(ObjectId(0), id / DNODES_PER_BLOCK);
+        for &blkid in &self.dnode_blocks {
+            self.os.forget_hints(ObjectId(0), blkid, blkid + 1);
         }
         let mut clean = 0;
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
             let mut inner = handle.state.lock();
-            if id >> OBJECT_SHIFT_MAX == 0 {
+            if id >> ondisk::dnode::OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
             }
             let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);
@@ -74,12 +77,10 @@ impl Pending {
                 // Readers find the new pointers now; whoever resolved an old one must not
                 // record it any more.
                 for &blkid in slot.data.keys() {
-                    self.os.forget_hint(ObjectId(id), blkid);
+                    self.os.forget_hints(ObjectId(id), blkid, blkid.saturating_add(1));
                 }
                 for (first, past) in slot.freed.iter() {
-                    for blkid in first..past.min(last + 1) {
-                        self.os.forget_hint(ObjectId(id), blkid);
-                    }
+                    self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
             }
@@ -91,6 +92,7 @@ impl Pending {
             }
         }
         live.published.fetch_add(1, SeqCst);
+        live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
         clean
     }

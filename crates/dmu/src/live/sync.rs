@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
@@ -114,7 +115,8 @@ pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
 }
 
 impl Objset {
-    /// Writes what group `ctx.txg` changed. `None` if nothing did.
+    /// Writes what group `ctx.txg` changed. `None` if nothing did. What it returned must be
+    /// published before the object set is written again.
     ///
     /// # Errors
     /// Those of reading what is changed in part, of allocation, and of `events`. The
@@ -126,11 +128,16 @@ impl Objset {
     ) -> Result<Option<Pending>> {
         let live = self.live()?;
         let ids = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+        if live.unpublished.load(SeqCst) != 0 {
+            let twice = || Error::bug("a group is written while another is not published");
+            return if ids.is_empty() { Ok(None) } else { Err(twice()) };
+        }
         let zil_header = live.zil_header.lock().take();
         let fresh = self.root_bp().is_hole();
         if ids.is_empty() && zil_header.is_none() && !fresh {
             return Ok(None);
         }
+        live.unpublished.store(ctx.txg.0, SeqCst);
         let props = live.props();
         let mut phys = (*self.phys()).clone();
         if let Some(header) = zil_header {
@@ -164,10 +171,11 @@ impl Objset {
             };
             *slot = work.allocated.then(|| work.dn.clone());
         }
-        phys.meta_dnode = self.write_dnodes(ctx, &works, events)?;
+        let dnode_blocks;
+        (phys.meta_dnode, dnode_blocks) = self.write_dnodes(ctx, &works, events)?;
         let bp = self.write_root(ctx, &phys, events)?;
         works.append(&mut special);
-        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works)))
+        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works, dnode_blocks)))
     }
 
     /// Takes what the group does to these objects; from now on it does not change.
@@ -181,6 +189,7 @@ impl Objset {
             let Some(slot) = inner.slots[slot_of(txg)].as_mut().filter(|s| s.txg == txg) else {
                 continue;
             };
+            slot.frozen = true;
             let mut data = Vec::with_capacity(slot.data.len());
             for (&blkid, content) in &mut slot.data {
                 let now = std::mem::replace(content, Content::Frozen(Buf::zeros(0)));
@@ -200,13 +209,14 @@ impl Objset {
         Ok(works)
     }
 
-    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode.
+    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode, and the
+    /// numbers of these blocks.
     fn write_dnodes(
         self: &Arc<Self>,
         ctx: &SyncCtx<'_>,
         works: &[Work],
         events: &mut dyn Events,
-    ) -> Result<Dnode> {
+    ) -> Result<(Dnode, Vec<u64>)> {
         let props = self.live()?.props();
         let disk = self.on_disk();
         let mut blocks: BTreeMap<u64, BufMut> = BTreeMap::new();
@@ -229,7 +239,7 @@ impl Objset {
                 slots.fill(0);
             }
         }
-        let mut head = Head::of(&disk.meta);
+        let mut head = Head::of(&disk.meta)?;
         head.max_blkid = blocks.keys().copied().max().unwrap_or(0).max(head.max_blkid);
         let mut data = Vec::with_capacity(blocks.len());
         let mut fills = BTreeMap::new();
@@ -239,11 +249,12 @@ impl Objset {
         }
         let old = Some(Arc::clone(&disk.meta));
         let mut meta = Work::new(ObjectId(0), old, &head, BlockRanges::default(), data);
+        let numbers = fills.keys().copied().collect();
         meta.fills = fills;
         let mut works = [meta];
         write_all(ctx, &props, &mut works, events)?;
         let [meta] = works;
-        Ok(meta.dn)
+        Ok((meta.dn, numbers))
     }
 
     /// A block of dnodes as on disk, little endian.

@@ -64,6 +64,9 @@ pub use open::{Parts, WriterOptions, assemble};
 pub use sync::Flags;
 pub use tasks::TaskCx;
 
+/// Groups after which freed space is there again (chapter 05 §6).
+const DRAIN_GROUPS: u32 = 3;
+
 /// Bugs to plant: **test instruments** for the simulator; all off.
 #[derive(Debug, Default)]
 pub struct Plants {
@@ -188,13 +191,22 @@ impl Writer {
         Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
     }
 
-    /// As [`Writer::begin`], waiting for the next group while space is only reserved.
+    /// As [`Writer::begin`], waiting for the next group while space is only reserved, and
+    /// for those that give deferred frees back.
     ///
     /// # Errors
     /// As [`Writer::begin`].
     pub fn begin_wait(&self, logical: u64, frees: bool) -> Result<Tx> {
+        let mut drained = 0;
         loop {
             match self.begin(logical, frees) {
+                Err(e) if e.kind() == base::ErrorKind::NoSpace && drained < DRAIN_GROUPS => {
+                    if self.space.class_totals(metaslab::Class::Normal).deferred == 0 {
+                        return Err(e);
+                    }
+                    drained += 1;
+                    self.sync()?;
+                }
                 Err(e) if e.kind() == base::ErrorKind::Busy => {
                     let open = self.txgs.open_txg();
                     self.txgs.kick(open);
