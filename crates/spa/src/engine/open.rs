@@ -145,6 +145,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         ratios: Ratios::new(deflate.clone()),
         deflate,
         new_vdevs: roles,
+        missed: Vec::new(),
         flush_all: false,
         background: known.is_some(),
         again: false,

@@ -19,6 +19,7 @@ use dsl::write::store::DIRECTORY;
 use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, bpobj, features};
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
+use vdev::WritePriority;
 use zio::{Lost, Writes};
 
 use super::heads::HeadEvents;
@@ -207,6 +208,10 @@ impl Writer {
         let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
         let mut root = None;
+        // The devices have the whole group to take the datasets' blocks; the MOS, whose passes
+        // wait for its own, goes before them.
+        let data = Writes::new(&self.zio);
+        let mut heads = Vec::new();
         for pass in 1.. {
             if pass > PASSES_MAX {
                 return Err(Error::bug("a group does not converge"));
@@ -220,10 +225,10 @@ impl Writer {
                 flags: Flags::load(&self.mos)?,
                 zaps: super::config::top_zaps(&state.config),
             };
-            let writes = Writes::new(&self.zio);
-            let mut pending = Vec::new();
+            let writes = Writes::new(&self.zio).with_priority(WritePriority::SyncWrite);
+            let mut written = None;
             if pass == 1 {
-                self.pass_one(state, &group, deferred, &writes, &mut pending)?;
+                self.pass_one(state, &group, deferred, &data, &mut heads)?;
                 // Tasks may have enabled features.
                 group.flags = Flags::load(&self.mos)?;
                 let metadata = if group.flags.lz4 { Compression::ON } else { Compression::Lzjb };
@@ -260,12 +265,20 @@ impl Writer {
                 let ctx = self.ctx(&writes, state, &group, 0);
                 if let Some(done) = self.mos.objset().sync(&ctx, &mut mos)? {
                     root = Some(*done.root());
-                    pending.push(done);
+                    written = Some(done);
                 }
             }
-            self.show(txg, &writes, &mut pending)?;
+            lost(&writes.wait())?;
+            if let Some(done) = written {
+                self.txgs.undirty(txg, done.publish());
+            }
             if !dirty {
-                break;
+                // What a leaf missed is noted together with the blocks that it missed.
+                self.show(txg, &data, &mut heads)?;
+                state.missed.extend(self.zio.tree().take_missing());
+                if state.missed.is_empty() {
+                    break;
+                }
             }
         }
         super::maps::close(&mut state.maps);
