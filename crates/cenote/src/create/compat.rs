@@ -167,7 +167,7 @@ pub fn is_written(feature: &Feature) -> bool {
 }
 
 /// Whether new pools have the feature unless somebody objects.
-pub fn is_default(feature: &Feature) -> bool {
+pub(crate) fn is_default(feature: &Feature) -> bool {
     let known = FEATURES.iter().take(KNOWN_TO_2_3).any(|f| f.guid == feature.guid);
     known && is_written(feature)
 }
