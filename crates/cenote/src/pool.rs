@@ -147,6 +147,8 @@ pub struct PoolStatus {
     pub scan: Option<ScanStatus>,
     /// Known damaged files and metadata.
     pub error_count: u64,
+    /// Nothing can be written any more.
+    pub suspended: bool,
 }
 
 impl Pool {
@@ -223,7 +225,7 @@ impl Pool {
     /// Those of the devices.
     pub fn close(&self) -> Result<()> {
         let Some(writer) = &self.core.writer else { return Ok(()) };
-        let done = writer.sync().map(|_| ());
+        let done = writer.check_running().and_then(|()| writer.sync().map(|_| ()));
         writer.stop();
         done.map_err(|e| e.in_pool(self.name()))
     }
@@ -286,6 +288,7 @@ impl Pool {
             aux: aux_devices(&self.core.spa),
             scan: self.scan_status()?,
             error_count: self.error_count()?,
+            suspended: self.core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some()),
             root,
         })
     }

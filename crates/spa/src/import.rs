@@ -26,6 +26,8 @@ use crate::{indirect, multihost, status};
 
 /// Groups that frees are deferred; recovery goes back no further.
 const DEFER_TXGS: u64 = 2;
+/// Property `failmode`: errors instead of waiting.
+const FAILMODE_CONTINUE: u64 = 1;
 /// Times the trusted tree may reveal a newer uberblock.
 const RESTARTS_MAX: usize = 3;
 
@@ -338,6 +340,14 @@ impl Spa {
         Ok(out)
     }
 
+    /// A number among the pool's stored properties.
+    fn pool_number(&self, name: &str) -> Result<Option<u64>> {
+        match self.mos.lookup("pool_props")? {
+            Some(zap) => self.mos.zap(zap)?.lookup_u64(name),
+            None => Ok(None),
+        }
+    }
+
     /// Starts writing: the first group refreshes all labels.
     ///
     /// # Errors
@@ -364,6 +374,9 @@ impl Spa {
             roles: BTreeMap::new(),
         };
         let writer = assemble(parts, options)?;
+        if self.pool_number("failmode")? == Some(FAILMODE_CONTINUE) {
+            writer.txgs().set_failmode(txg::FailMode::Continue);
+        }
         for (txg, object) in logs {
             self.for_each_entry(object, Params::log(), &mut |range| {
                 writer.space().replay_log(txg, &range)

@@ -263,6 +263,9 @@ impl Writer {
     /// # Errors
     /// As [`Writer::sync`].
     pub fn export(&self, state: PoolState) -> Result<()> {
+        // Whoever waits here wants to hear of a suspension, not to wait for its end.
+        self.check_running()?;
+        self.txgs.set_failmode(txg::FailMode::Continue);
         self.sync()?;
         self.sync_task(
             |_| Ok(()),
@@ -274,6 +277,20 @@ impl Writer {
         )?;
         self.stop();
         Ok(())
+    }
+
+    /// Refuses what a suspended pool cannot do.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn check_running(&self) -> Result<()> {
+        match self.txgs.suspended() {
+            None => Ok(()),
+            Some(why) => {
+                let text = "pool I/O is currently suspended";
+                Err(Error::new(base::ErrorKind::Io, text).caused_by(why))
+            }
+        }
     }
 
     /// Stops the sync thread, when what was asked for is done.
