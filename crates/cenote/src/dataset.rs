@@ -76,6 +76,7 @@ impl Dataset {
         }
         let cut = name.find(['@', '#']).unwrap_or(name.len());
         let (fs, rest) = name.split_at(cut);
+        let _names = core.names();
         let head = core.spa.root_dir()?.find(fs)?.head()?.ok_or_else(missing)?;
         match rest.split_at_checked(1) {
             None => Dataset::of_head(core, head),
@@ -159,6 +160,7 @@ impl Dataset {
         if matches!(self.kind, DatasetKind::Snapshot | DatasetKind::Bookmark) {
             return Ok(Vec::new());
         }
+        let _names = self.core.names();
         let mut out = Vec::new();
         for dir in self.dir().children()? {
             if let Some(head) = dir.head()? {
@@ -176,6 +178,7 @@ impl Dataset {
         if matches!(self.kind, DatasetKind::Snapshot | DatasetKind::Bookmark) {
             return Ok(Vec::new());
         }
+        let _names = self.core.names();
         let snaps = self.ds().snapshots()?;
         snaps.into_iter().map(|s| Dataset::of_snapshot(&self.core, s)).collect()
     }
@@ -185,6 +188,7 @@ impl Dataset {
     /// # Errors
     /// Those of reading the MOS.
     pub fn snapshot(&self, name: &str) -> Result<Option<Dataset>> {
+        let _names = self.core.names();
         let found = self.ds().snapshot(name)?;
         found.map(|s| Dataset::of_snapshot(&self.core, s)).transpose()
     }
@@ -197,6 +201,7 @@ impl Dataset {
         if matches!(self.kind, DatasetKind::Snapshot | DatasetKind::Bookmark) {
             return Ok(Vec::new());
         }
+        let _names = self.core.names();
         let marks = self.ds().bookmarks()?;
         let head = self.ds().clone();
         marks.into_iter().map(|m| Dataset::of_bookmark(&self.core, m, head.clone())).collect()
@@ -214,6 +219,12 @@ impl Dataset {
             let text = "the dataset is encrypted and its key is not loaded";
             return Err(Error::new(ErrorKind::Locked, text).in_dataset(self.name()));
         }
+        // What is being written is read where it is written.
+        if let (Some(writer), DatasetKind::Filesystem | DatasetKind::Volume) =
+            (&self.core.writer, self.kind)
+        {
+            return writer.read_dataset(self.name());
+        }
         let none = || Error::corrupt("the dataset has no content").in_dataset(self.name());
         self.ds().open_objset()?.ok_or_else(none)
     }
@@ -227,6 +238,27 @@ impl Dataset {
             }
             DatasetKind::Snapshot | DatasetKind::Bookmark => None,
         }
+    }
+
+    /// Opens its objects for reading and writing.
+    ///
+    /// # Errors
+    /// `ReadOnly` for snapshots, pools imported so, and datasets with an intent log to
+    /// replay; `Invalid` for bookmarks; `Locked`; those of reading.
+    pub fn open_rw(&self) -> Result<crate::Objects> {
+        let writer = self.core.writer().map_err(|e| e.in_dataset(self.name()))?;
+        match self.kind {
+            DatasetKind::Snapshot => {
+                let text = "a snapshot does not change";
+                return Err(Error::new(ErrorKind::ReadOnly, text).in_dataset(self.name()));
+            }
+            DatasetKind::Bookmark => {
+                return Err(Error::invalid("a bookmark has no content").in_dataset(self.name()));
+            }
+            DatasetKind::Filesystem | DatasetKind::Volume => {}
+        }
+        let _checked = self.objset()?;
+        crate::Objects::open(writer, self.name())
     }
 
     /// Opens the file system.

@@ -27,11 +27,13 @@
 //! * Front ends see the engine through this crate alone.
 //! * A pool is imported once per engine; its devices are locked while it is.
 
+mod changes;
 pub mod create;
 mod dataset;
 mod engine;
 pub mod kstats;
 pub mod memory;
+mod objects;
 mod pool;
 mod pool_props;
 pub mod tune;
@@ -53,6 +55,7 @@ pub use zvol::Volume;
 pub use dataset::{Dataset, DatasetKind};
 pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
+pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// The engine's inside, for tools that look at pools instead of using them.

@@ -37,6 +37,23 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// The pool's writing half.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub(crate) fn writer(&self) -> Result<&Arc<Writer>> {
+        self.writer.as_ref().ok_or_else(|| {
+            let because = self.read_only_because.as_deref();
+            let why = because.unwrap_or("the pool was imported read-only");
+            Error::new(base::ErrorKind::ReadOnly, why).in_pool(self.spa.name())
+        })
+    }
+
+    /// Keeps names of datasets as they are, while it is held.
+    pub(crate) fn names(&self) -> Option<base::rt::ReadGuard<'_, ()>> {
+        self.writer.as_ref().map(|w| w.names())
+    }
+
     /// The pool's own empty snapshot, which ordinary datasets are clones of; 0 in
     /// pools too old to have one.
     pub(crate) fn origin_snapshot(&self) -> Result<u64> {
@@ -56,10 +73,11 @@ impl Core {
         if let Some(space) = self.space.get() {
             return Ok(Arc::clone(space));
         }
-        let loaded = Arc::new(self.spa.load_space()?);
-        if self.writer.is_some() {
-            return Ok(loaded);
+        if let Some(writer) = &self.writer {
+            let config = writer.published().config;
+            return self.spa.load_space_of(&config).map(Arc::new);
         }
+        let loaded = Arc::new(self.spa.load_space()?);
         Ok(Arc::clone(self.space.get_or_init(|| loaded)))
     }
 
@@ -165,7 +183,10 @@ impl Pool {
 
     /// Its guid.
     pub fn guid(&self) -> Guid {
-        self.core.spa.guid()
+        match &self.core.writer {
+            Some(writer) => writer.published().config.pool_guid,
+            None => self.core.spa.guid(),
+        }
     }
 
     /// Whether it is imported read-only.
@@ -183,10 +204,7 @@ impl Pool {
     /// # Errors
     /// `ReadOnly`.
     pub fn writer(&self) -> Result<&Arc<Writer>> {
-        self.core.writer.as_ref().ok_or_else(|| {
-            let why = self.read_only_because().unwrap_or("the pool was imported read-only");
-            Error::new(base::ErrorKind::ReadOnly, why).in_pool(self.name())
-        })
+        self.core.writer()
     }
 
     /// Writes everything, marks the pool exported and stops writing. A read-only pool
@@ -275,10 +293,13 @@ impl Pool {
     fn features_missing(&self) -> bool {
         use ondisk::features::{FEATURES, NO_UPGRADE};
         let features = self.core.spa.features();
+        // Of a pool that is written here, those that are not kept up are not missed.
+        let writes = self.core.writer.is_some();
         self.core.spa.uberblock().version == 5000
             && FEATURES
                 .iter()
                 .filter(|f| !f.has(NO_UPGRADE) && f.is_readable())
+                .filter(|f| !writes || crate::create::compat::is_default(f))
                 .any(|f| features.state(f) == dsl::features::State::Disabled)
     }
 

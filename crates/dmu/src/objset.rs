@@ -76,7 +76,7 @@ impl Objset {
 
     /// A new, empty object set; it is on disk when it was synced first.
     pub fn create(zio: Arc<Zio>, id: u64, kind: ObjsetType, props: ObjsetProps) -> Arc<Objset> {
-        let phys = crate::live::sync::empty_objset(kind);
+        let phys = crate::live::sync::empty_objset(kind, &props);
         Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(Live::new(props))))
     }
 

@@ -12,6 +12,10 @@ pub const ZIL_HEADER_SIZE: usize = 192;
 pub const OBJSET_SIZE: usize = 4096;
 /// `os_flags`: user and group accounting is complete.
 pub const FLAG_USER_ACCOUNTED: u64 = 1;
+/// `os_flags`: counting of objects is complete.
+pub const FLAG_USEROBJ_ACCOUNTED: u64 = 2;
+/// `os_flags`: accounting to projects is complete.
+pub const FLAG_PROJECT_ACCOUNTED: u64 = 4;
 const ZIL_HEADER_AT: usize = 512;
 const TYPE_AT: usize = 704;
 const FLAGS_AT: usize = 712;

@@ -191,6 +191,8 @@ types! {
     DEADLIST_HDR = 51;
     /// Sub-objects of a bpobj.
     BPOBJ_SUBOBJ = 53;
+    /// Bytes, new style.
+    OTN_UINT8_DATA = 0x80;
     /// 64-bit integers, metadata, new style.
     OTN_UINT64_METADATA = 0xc3;
     /// ZAP, metadata, new style.

@@ -18,6 +18,7 @@ use zio::{BlockCache, Zio};
 
 use crate::assemble::{FoundPool, fix_paths};
 use crate::engine::{Parts, Writer, WriterOptions, assemble, claim};
+use crate::leaves::{FileLeaves, Leaves};
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
@@ -104,10 +105,23 @@ impl Spa {
         cache: &Arc<BlockCache>,
         engine: &Arc<Engine>,
     ) -> Result<Spa, Box<OpenFailure>> {
+        Self::open_in(found, options, cache, &FileLeaves(Arc::clone(engine)))
+    }
+
+    /// As [`Spa::open`], with the leaves of `source`.
+    ///
+    /// # Errors
+    /// As [`Spa::open`].
+    pub fn open_in(
+        found: &FoundPool,
+        options: &ImportOptions,
+        cache: &Arc<BlockCache>,
+        source: &dyn Leaves,
+    ) -> Result<Spa, Box<OpenFailure>> {
         let mut limit = options.txg.unwrap_or(Txg::MAX);
         let mut newest = None;
         loop {
-            let opener = LeafOpener::new(found, Arc::clone(engine), options.writes());
+            let opener = LeafOpener::new(found, source, options.writes());
             let mut seen = None;
             let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
             let failure = match opened {
@@ -429,6 +443,11 @@ impl Spa {
     pub fn vdev_status(&self) -> status::VdevStatus {
         status::describe(&self.zio.tree(), &self.name)
     }
+}
+
+/// This host's name.
+pub fn own_hostname() -> Option<String> {
+    hostname().and_then(|h| h.to_str().map(str::to_owned))
 }
 
 fn hostname() -> Option<nvlist::NvStr> {

@@ -23,6 +23,7 @@
 //!   instead of "no such file".
 
 mod attrs;
+pub mod create;
 mod dir;
 mod file;
 mod fs;
@@ -32,6 +33,7 @@ mod userspace;
 mod xattr;
 
 pub use attrs::{Attrs, Device};
+pub use create::NewFs;
 pub use dir::{DirEntry, DirPage, Found};
 pub use file::{File, Whence};
 pub use fs::FileSystem;

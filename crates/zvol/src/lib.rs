@@ -9,6 +9,8 @@
 //! * A read never goes past the volume's size, whatever object 1 holds.
 //! * As in `zpl`, every operation takes [`dmu::Io`] and keeps no state.
 
+pub mod create;
+
 use std::sync::Arc;
 
 use base::{Buf, Error, ObjectId, Result};

@@ -13,11 +13,6 @@ use super::{AddRequest, CreateRequest, NewVdev, PoolSetting};
 use crate::engine::Engine;
 use crate::pool::Pool;
 
-/// The one place that says so.
-fn not_yet<T>() -> Result<T> {
-    Err(Error::unsupported("not yet written"))
-}
-
 impl Engine {
     /// Whether the devices of a request may be taken: nobody uses them, and their
     /// redundancy fits together and to the pool that they are added to.
@@ -69,7 +64,7 @@ impl Engine {
         if request.dry_run {
             return Ok(None);
         }
-        not_yet()
+        self.make_pool(request).map(Some)
     }
 
     /// Adds vdevs to a pool. With `dry_run` it only checks.
@@ -82,7 +77,7 @@ impl Engine {
         if request.dry_run {
             return Ok(());
         }
-        not_yet()
+        self.grow_pool(pool, request)
     }
 
     /// Marks a pool destroyed and closes it. Nothing of it is mounted any more.
@@ -91,9 +86,8 @@ impl Engine {
     /// # Errors
     /// `ReadOnly` for a pool imported so, `Busy` while somebody uses it.
     pub fn destroy_pool(&self, pool: Arc<Pool>, command: Option<&str>) -> Result<()> {
-        let _ = command;
         writable(&pool)?;
-        not_yet()
+        pool.destroy_with(command)
     }
 
     /// Wipes a device's labels (`zpool labelclear`). True if there were some.
@@ -139,7 +133,7 @@ impl Pool {
     /// `ReadOnly` for a pool imported so; `Io` when the pool is suspended.
     pub fn sync(&self) -> Result<()> {
         writable(self)?;
-        not_yet()
+        self.writer()?.sync().map(|_| ())
     }
 
     /// Gives the pool another guid, a random one unless told.
@@ -147,9 +141,8 @@ impl Pool {
     /// # Errors
     /// As [`Pool::sync`]; `Exists` for a guid in use.
     pub fn reguid(&self, guid: Option<Guid>, command: Option<&str>) -> Result<()> {
-        let _ = (guid, command);
         writable(self)?;
-        not_yet()
+        self.change_guid(guid, command)
     }
 
     /// Sets a property.
@@ -157,8 +150,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::sync`]; `Invalid` for a value that the pool's state forbids.
     pub fn set(&self, setting: &PoolSetting, command: Option<&str>) -> Result<()> {
-        let _ = (setting, command);
         writable(self)?;
-        not_yet()
+        self.apply(setting, command)
     }
 }

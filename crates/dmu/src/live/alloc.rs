@@ -172,6 +172,7 @@ impl Objset {
         let live = self.live()?;
         let txg = tx.txg();
         let mut stripe = live.stripe(id.0).lock();
+        live.check_there()?;
         if stripe.contains_key(&id.0) {
             return Err(Error::bug("a free object number has a dirty object").in_object(id));
         }

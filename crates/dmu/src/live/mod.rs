@@ -78,6 +78,10 @@ pub(crate) struct Live {
     props: RwLock<Arc<ObjsetProps>>,
     /// Intent log header that a group wants on disk.
     zil_header: Mutex<Option<[u8; ondisk::objset::ZIL_HEADER_SIZE]>>,
+    /// Flags of the object set that the next written group is to have.
+    flags: Mutex<Option<u64>>,
+    /// The dataset was destroyed: nothing changes any more.
+    gone: std::sync::atomic::AtomicBool,
     /// Test instrument: the next block dirtied goes to the group after.
     plant_wrong_group: std::sync::atomic::AtomicBool,
 }
@@ -93,6 +97,8 @@ impl Live {
             cursor: Mutex::default(),
             props: RwLock::new(Arc::new(props)),
             zil_header: Mutex::default(),
+            flags: Mutex::default(),
+            gone: std::sync::atomic::AtomicBool::new(false),
             plant_wrong_group: std::sync::atomic::AtomicBool::new(false),
         }
     }
@@ -131,7 +137,8 @@ impl Live {
     /// A header of the intent log waits for the next group once this one was written.
     pub(crate) fn is_dirty(&self, txg: Txg) -> bool {
         self.groups.lock().get(&txg).is_some_and(|g| !g.is_empty())
-            || self.unpublished.load(SeqCst) == 0 && self.zil_header.lock().is_some()
+            || self.unpublished.load(SeqCst) == 0
+                && (self.zil_header.lock().is_some() || self.flags.lock().is_some())
     }
 
     /// Drops a handle that nothing came of.
@@ -144,6 +151,13 @@ impl Live {
             stripe.remove(&id.0);
             self.handles.fetch_sub(1, SeqCst);
         }
+    }
+
+    fn check_there(&self) -> Result<()> {
+        if self.gone.load(SeqCst) {
+            return Err(Error::not_found("dataset does not exist"));
+        }
+        Ok(())
     }
 
     pub(crate) fn props(&self) -> Arc<ObjsetProps> {
@@ -224,6 +238,7 @@ impl Objset {
                 None => self.new_handle(live, id)?,
             };
             let mut inner = handle.state.lock();
+            live.check_there()?;
             if inner.dead {
                 continue;
             }
@@ -280,6 +295,7 @@ impl Objset {
             let published = live.published.load(SeqCst);
             let disk = self.disk_dnode(id, Io::WAIT)?;
             let mut stripe = live.stripe(id.0).lock();
+            live.check_there()?;
             if let Some(handle) = stripe.get(&id.0) {
                 return Ok(Arc::clone(handle));
             }
@@ -329,6 +345,24 @@ impl Objset {
             inner.change(tx.txg(), |head| head.bonus = bonus.to_vec())
         })
         .map_err(|e| e.in_object(id))
+    }
+
+    /// Changes the bonus as it is now, whatever group it is of; `edit` is called once for
+    /// each group from the transaction's on, and must not make it longer.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn edit_bonus(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        edit: &mut dyn FnMut(&mut Vec<u8>),
+    ) -> Result<()> {
+        self.change(tx, id, |head| {
+            let room = head.bonus.len();
+            edit(&mut head.bonus);
+            head.bonus.truncate(room);
+        })
     }
 
     fn change(
@@ -396,6 +430,45 @@ impl Objset {
     pub fn set_zil_header(&self, header: [u8; ondisk::objset::ZIL_HEADER_SIZE]) -> Result<()> {
         *self.live()?.zil_header.lock() = Some(header);
         Ok(())
+    }
+
+    /// Has the next written group carry these flags (chapter 03 §5, `os_flags`).
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub fn set_flags(&self, flags: u64) -> Result<()> {
+        *self.live()?.flags.lock() = Some(flags);
+        Ok(())
+    }
+
+    /// The object set's flags, as the next written group has them.
+    pub fn flags(&self) -> u64 {
+        let wanted = self.live_part().and_then(|live| *live.flags.lock());
+        wanted.unwrap_or_else(|| self.phys().flags)
+    }
+
+    /// The dataset was destroyed: whatever is dirty is forgotten, and every later change
+    /// fails with `NotFound`. Bytes that were dirty, by group.
+    pub fn abandon(&self) -> BTreeMap<Txg, u64> {
+        let mut out = BTreeMap::new();
+        let Some(live) = self.live_part() else { return out };
+        live.gone.store(true, SeqCst);
+        for stripe in &live.stripes {
+            let handles: Vec<_> = stripe.lock().drain().map(|(_, handle)| handle).collect();
+            live.handles.fetch_sub(handles.len(), SeqCst);
+            for handle in handles {
+                let mut inner = handle.state.lock();
+                inner.dead = true;
+                for slot in inner.slots.iter_mut().filter_map(Option::take) {
+                    *out.entry(slot.txg).or_default() += slot.bytes;
+                }
+            }
+        }
+        live.groups.lock().clear();
+        *live.zil_header.lock() = None;
+        *live.flags.lock() = None;
+        self.zio().cache().release(out.values().sum());
+        out
     }
 }
 

@@ -16,13 +16,13 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
-use ondisk::objset::{ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::objset::{FLAG_USER_ACCOUNTED, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{Io, Write, Writes, Zio};
 
 use super::account;
 use super::handle::{Content, Head, slot_of};
-use super::policy::BlockKind;
+use super::policy::{BlockKind, ObjsetProps};
 use super::publish::Pending;
 use super::ranges::BlockRanges;
 use super::waves::write_all;
@@ -31,6 +31,9 @@ use crate::objset::Objset;
 
 /// Levels of a new dataset's meta-dnode: enough for all object numbers (§4.1).
 const META_LEVELS: u8 = 6;
+/// `os_flags`: what of every object is in the accounting objects (§5).
+const FLAG_OBJECTS_ACCOUNTED: u64 = 2;
+const FLAG_PROJECTS_ACCOUNTED: u64 = 4;
 /// The special objects of users, groups and projects.
 const SPECIAL: [u64; 3] = [u64::MAX, u64::MAX - 1, u64::MAX - 2];
 
@@ -84,7 +87,16 @@ impl SyncCtx<'_> {
 }
 
 /// A new object set's block.
-pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
+pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys {
+    // All that a new file system gets is counted from its first object on (§5).
+    let flags = match kind {
+        ObjsetType::Zfs => {
+            FLAG_USER_ACCOUNTED
+                | if props.count_objects { FLAG_OBJECTS_ACCOUNTED } else { 0 }
+                | if props.count_projects { FLAG_PROJECTS_ACCOUNTED } else { 0 }
+        }
+        _ => 0,
+    };
     let meta_dnode = Dnode {
         object_type: ObjType::DNODE,
         indirect_shift: 17,
@@ -106,7 +118,7 @@ pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
         meta_dnode,
         zil_header: [0; ZIL_HEADER_SIZE],
         kind,
-        flags: 0,
+        flags,
         endian: Endian::Little,
         user_used: None,
         group_used: None,
@@ -133,8 +145,9 @@ impl Objset {
             return if ids.is_empty() { Ok(None) } else { Err(twice()) };
         }
         let zil_header = live.zil_header.lock().take();
+        let flags = live.flags.lock().take();
         let fresh = self.root_bp().is_hole();
-        if ids.is_empty() && zil_header.is_none() && !fresh {
+        if ids.is_empty() && zil_header.is_none() && flags.is_none() && !fresh {
             return Ok(None);
         }
         live.unpublished.store(ctx.txg.0, SeqCst);
@@ -143,12 +156,13 @@ impl Objset {
         if let Some(header) = zil_header {
             phys.zil_header = header;
         }
+        phys.flags = flags.unwrap_or(phys.flags);
         let (special, plain): (Vec<u64>, Vec<u64>) =
             ids.iter().copied().partition(|id| SPECIAL.contains(id));
         let mut works = self.freeze(ctx.txg, &plain)?;
         write_all(ctx, &props, &mut works, events)?;
         let mut ids = ids;
-        if phys.kind == ObjsetType::Zfs && phys.flags & ondisk::objset::FLAG_USER_ACCOUNTED != 0 {
+        if phys.kind == ObjsetType::Zfs && phys.flags & FLAG_USER_ACCOUNTED != 0 {
             account::apply(self, ctx, &mut phys, &mut works)?;
             let again = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
             ids.extend(again);

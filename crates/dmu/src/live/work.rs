@@ -200,6 +200,9 @@ impl Work {
     pub(crate) fn cut(&mut self, ctx: &SyncCtx<'_>, events: &mut dyn Events) -> Result<()> {
         let freed: Vec<(u64, u64)> = self.freed.iter().collect();
         let Some(old) = self.old.clone() else { return Ok(()) };
+        if old.data_block_size != self.dn.data_block_size {
+            self.relabel_holes();
+        }
         let top = old.levels - 1;
         for (first, past) in freed {
             let span = self.span(top);
@@ -214,6 +217,19 @@ impl Work {
             }
         }
         Ok(())
+    }
+
+    /// The block size changed: holes are as large as the block that they stand for.
+    fn relabel_holes(&mut self) {
+        let lsize = Lsize(self.dn.block_size(0));
+        let top = self.dn.levels == 1;
+        for bp in self.dn.blkptrs.iter_mut().filter(|_| top) {
+            if let BlkPtr::Hole(hole) = bp
+                && hole.head.birth != Txg::ZERO
+            {
+                hole.head.lsize = lsize;
+            }
+        }
     }
 
     /// Data blocks below a block of `level`.

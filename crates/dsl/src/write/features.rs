@@ -147,6 +147,19 @@ pub fn enable(cx: &SyncCx<'_>, feature: &Feature) -> Result<()> {
     Ok(())
 }
 
+/// Whether [`enable`] would succeed for all of these.
+///
+/// # Errors
+/// As [`enable`].
+pub fn check_enable(cx: &SyncCx<'_>, list: &[&'static Feature]) -> Result<()> {
+    for feature in list {
+        if feature.guid == HEAD_ERRLOG && !is_enabled(cx.read(), HEAD_ERRLOG)? {
+            check_error_logs(cx)?;
+        }
+    }
+    Ok(())
+}
+
 /// Errors logged in the old form would be unreadable in the new one (§18).
 fn check_error_logs(cx: &SyncCx<'_>) -> Result<()> {
     for name in ["errlog_last", "errlog_scrub"] {

@@ -106,7 +106,11 @@ fn to_zap(value: &Stored) -> Result<ZapValue> {
     }
 }
 
-fn check_name(name: &str) -> Result<()> {
+/// Whether a property may be called so.
+///
+/// # Errors
+/// `NameTooLong`, `Invalid`.
+pub fn check_name(name: &str) -> Result<()> {
     if name.len() + INHERIT.len() > NAME_MAX {
         return Err(Error::new(ErrorKind::NameTooLong, "a property's name is too long"));
     }

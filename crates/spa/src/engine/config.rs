@@ -65,7 +65,9 @@ impl Writer {
         for id in tops {
             self.make_array(state, group, id)?;
         }
-        for (guid, ranges) in self.zio.tree().take_missing() {
+        let mut missed = std::mem::take(&mut state.missed);
+        missed.extend(self.zio.tree().take_missing());
+        for (guid, ranges) in missed {
             self.store_missing(state, group, guid, &ranges)?;
         }
         Ok(())

@@ -173,6 +173,7 @@ impl Writer {
             let props = objset_props(&flags, &|name| Ok(known.get(name).copied()))?;
             let os = Objset::create(zio, made.root_head, root_kind, props);
             root(&os, cx.tx)?;
+            cx.mark_accounting(made.root_head, &os)?;
             cx.add_head(made.root_head, os);
             cx.config();
             Ok(made)

@@ -77,17 +77,19 @@ impl Writer {
     /// `ReadOnly` for a snapshot and for a dataset whose intent log holds records,
     /// those of reading it.
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
-        let known = self.heads.lock().contains_key(&object);
         let os = self.live_head(object, props)?;
         // Replaying it later would undo what is written now.
-        if !known && claim::holds_records(&os)? {
-            self.heads.lock().remove(&object);
+        if claim::holds_records(&os)? {
             return Err(claim::must_replay());
         }
         Ok(os)
     }
 
-    pub(super) fn live_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
+    /// The same for reading: what is written later is seen through it.
+    ///
+    /// # Errors
+    /// `ReadOnly` for a snapshot, those of reading it.
+    pub fn live_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         if let Some(os) = self.heads.lock().get(&object) {
             return Ok(Arc::clone(os));
         }

@@ -25,15 +25,18 @@
 //! as after a crash, and loses nothing that was synced. Space maps are written before
 //! the MOS in each pass, which saves a pass.
 //!
-//! Lock order: `state` (by the sync thread, for a whole group) → `heads` → locks of
-//! `dmu`. `tasks` and `published` are leaves.
+//! Lock order: `state` (by the sync thread, for a whole group) → `names` → `heads` →
+//! locks of `dmu`. `tasks` and `published` are leaves.
 
 pub(crate) mod claim;
 mod config;
 pub mod create;
+mod datasets;
+mod effective;
 mod heads;
 mod maps;
 mod open;
+mod pools;
 mod space_io;
 mod store;
 pub(crate) mod sync;
@@ -44,7 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::rt::{JoinHandle, Mutex, RwLock};
-use base::{Error, Result, Txg, VdevId};
+use base::{Error, Guid, Result, Txg, VdevId};
 use dmu::{Dirt, Objset, Tx};
 use dsl::Mos;
 use dsl::write::Ratios;
@@ -52,6 +55,7 @@ use metaslab::Space;
 use ondisk::config::{PoolConfig, PoolState};
 use ondisk::uberblock::Uberblock;
 use txg::Txgs;
+use vdev::TxgRanges;
 use zio::Zio;
 
 use crate::write::commit::Plants as CommitPlants;
@@ -59,10 +63,13 @@ use maps::Maps;
 use space_io::SpaceIo;
 use tasks::Task;
 
+pub use datasets::{Content, NewDataset, PropChange};
+pub use effective::{effective, find_dir};
 pub use heads::objset_props;
 pub use open::{Parts, WriterOptions, assemble};
+pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
-pub use tasks::TaskCx;
+pub use tasks::{Command, TaskCx};
 
 /// Groups after which freed space is there again (chapter 05 §6).
 const DRAIN_GROUPS: u32 = 3;
@@ -98,10 +105,14 @@ pub(crate) struct State {
     pub(crate) deflate: Vec<u64>,
     /// Roles of vdevs whose ZAPs are still to be made.
     pub(crate) new_vdevs: BTreeMap<VdevId, Option<&'static str>>,
+    /// Groups that leaves missed, to be stored.
+    pub(crate) missed: Vec<(Guid, TxgRanges)>,
     /// Flush all logged changes in the next group (export).
     pub(crate) flush_all: bool,
     /// There may be something to free in the background.
     pub(crate) background: bool,
+    /// Freeing in the background goes on in the next group.
+    pub(crate) again: bool,
     /// Groups that still defer frees.
     pub(crate) draining: bool,
     pub(crate) failed: Option<String>,
@@ -119,6 +130,8 @@ pub struct Writer {
     heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
     tasks: Mutex<BTreeMap<Txg, Vec<Task>>>,
     published: RwLock<Published>,
+    /// Held by tasks while they change names of datasets and their properties.
+    names: RwLock<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rotor: AtomicU64,
     /// Test instruments.
@@ -141,6 +154,12 @@ impl Writer {
     /// The pipeline.
     pub fn zio(&self) -> &Arc<Zio> {
         &self.zio
+    }
+
+    /// Keeps names and properties of datasets as they are while it is held. Not to be
+    /// taken twice by one thread, nor held over a wait for a group.
+    pub fn names(&self) -> base::rt::ReadGuard<'_, ()> {
+        self.names.read()
     }
 
     /// The live MOS.

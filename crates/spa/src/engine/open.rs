@@ -48,7 +48,7 @@ pub(crate) fn class_of(class: AllocClass) -> metaslab::Class {
     }
 }
 
-fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> Result<VdevDesc> {
+pub(super) fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> Result<VdevDesc> {
     let vdev = VdevId(config.id);
     let top = config
         .top
@@ -145,8 +145,10 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         ratios: Ratios::new(deflate.clone()),
         deflate,
         new_vdevs: roles,
+        missed: Vec::new(),
         flush_all: false,
         background: known.is_some(),
+        again: false,
         draining: false,
         failed: None,
     };
@@ -161,6 +163,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         heads: Mutex::default(),
         tasks: Mutex::default(),
         published: RwLock::new(published),
+        names: RwLock::new(()),
         thread: Mutex::new(None),
         rotor: AtomicU64::new(0),
         plants: Plants::default(),
@@ -168,7 +171,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     Ok(writer)
 }
 
-fn class_for(
+pub(super) fn class_for(
     tree: &Tree,
     roles: &BTreeMap<VdevId, Option<&'static str>>,
     id: VdevId,

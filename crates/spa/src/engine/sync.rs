@@ -143,8 +143,13 @@ impl Writer {
         };
         match done {
             Ok(()) => {
+                let again = std::mem::take(&mut state.again);
                 drop(state);
                 self.txgs.synced(txg);
+                if again {
+                    self.txgs.dirty(self.txgs.open_txg(), 0);
+                    self.txgs.kick(self.txgs.open_txg());
+                }
             }
             Err(e) => {
                 state.failed = Some(format!("the pool is suspended: {e}"));
@@ -155,7 +160,7 @@ impl Writer {
     }
 
     /// Frees a block in the group being written.
-    fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
+    pub(super) fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
         let BlkPtr::Block(block) = bp else { return Ok(()) };
         for dva in self.zio.dvas_to_free(block)? {
             self.space.free(txg, dva)?;
@@ -268,14 +273,15 @@ impl Writer {
                 self.txgs.undirty(txg, done.publish());
             }
             if !dirty {
-                break;
+                // What a leaf missed is noted together with the blocks that it missed.
+                self.show(txg, &data, &mut heads)?;
+                state.missed.extend(self.zio.tree().take_missing());
+                if state.missed.is_empty() {
+                    break;
+                }
             }
         }
         super::maps::close(&mut state.maps);
-        lost(&data.wait())?;
-        for done in heads {
-            self.txgs.undirty(txg, done.publish());
-        }
         self.space.before_commit(txg)?;
         self.commit(state, txg, root, now.as_secs())
     }
@@ -317,7 +323,9 @@ impl Writer {
         // A snapshot refers to what was just written.
         let tasks = self.tasks.lock().remove(&group.txg).unwrap_or_default();
         for task in tasks {
-            let mut cx = TaskCx { writer: self, cx: group.cx, tx: group.tx, state };
+            let _names = self.names.write();
+            let (cx, tx) = (group.cx, group.tx);
+            let mut cx = TaskCx { writer: self, cx, tx, state, group, writes, pending };
             task.run(&mut cx)?;
         }
         self.sync_heads(state, group, writes, pending)?;
@@ -326,11 +334,22 @@ impl Writer {
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
             let progress = background::step(group.cx, &self.zio, &mut budget, &mut free)?;
             state.background = progress.more;
+            state.again = progress.more && progress.blocks > 0;
         }
         Ok(())
     }
 
-    fn sync_heads(
+    /// Waits for what was written and shows it to readers.
+    pub(super) fn show(&self, txg: Txg, writes: &Writes, pending: &mut Vec<Pending>) -> Result<()> {
+        lost(&writes.wait())?;
+        for done in pending.drain(..) {
+            self.txgs.undirty(txg, done.publish());
+        }
+        Ok(())
+    }
+
+    /// Writes the datasets that the group changed, and are not written yet.
+    pub(super) fn sync_heads(
         &self,
         state: &State,
         group: &Group<'_>,
@@ -344,7 +363,12 @@ impl Writer {
             .filter(|(_, os)| os.is_dirty(group.txg) || os.root_bp().is_hole())
             .map(|(&id, os)| (id, Arc::clone(os)))
             .collect();
-        for (head, os) in heads {
+        // What was written before in this group is the base of what comes now.
+        if !heads.is_empty() && !pending.is_empty() {
+            self.show(group.txg, writes, pending)?;
+        }
+        let unwritten = |os: &Objset| os.is_dirty(group.txg) || os.root_bp().is_hole();
+        for (head, os) in heads.into_iter().filter(|(_, os)| unwritten(os)) {
             let delta = Delta::begin(group.cx.read(), head, &state.ratios)?;
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
             let mut events = HeadEvents { delta, free: &mut free };

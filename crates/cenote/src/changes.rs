@@ -1,0 +1,231 @@
+//! Changing a pool's datasets: creating, destroying, snapshots, properties.
+//!
+//! # Theory
+//! Names and values are checked as OpenZFS does before the engine is asked; the engine
+//! checks again what only it can see, in the group that makes the change.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+use dmu::{Objset, Tx};
+use dsl::props::PropData;
+use dsl::stored::Stored;
+use dsl::write::props::Change;
+use ondisk::objset::ObjsetType;
+use spa::engine::{Command, Content, NewDataset, PropChange};
+use zpl::{CaseSensitivity, NewFs, Time};
+use zvol::create::NewVolume;
+
+use crate::dataset::Dataset;
+use crate::pool::Pool;
+
+/// Properties of a file system that its master node has, for life.
+const FOR_LIFE: [&str; 4] = ["version", "normalization", "utf8only", "casesensitivity"];
+
+/// Properties as they are stored; `None` values are left out.
+pub(crate) fn stored(props: &[(String, PropData)]) -> Vec<(String, Stored)> {
+    let one = |(name, value): &(String, PropData)| {
+        let value = match value {
+            PropData::None => return None,
+            PropData::Num(n) => Stored::Number(*n),
+            PropData::Str(s) => Stored::Text(s.clone()),
+        };
+        Some((name.clone(), value))
+    };
+    props.iter().filter_map(one).collect()
+}
+
+pub(crate) fn command(text: Option<&str>) -> Option<Command> {
+    text.map(Command::new)
+}
+
+fn now() -> Time {
+    let now = base::rt::wall_clock();
+    Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
+}
+
+/// A new file system's own properties, out of a list; the rest of the list.
+///
+/// # Errors
+/// `Invalid`, `Unsupported`.
+pub(crate) fn split_for_life(
+    props: &[(String, PropData)],
+    above: NewFs,
+) -> Result<(NewFs, Vec<(String, Stored)>)> {
+    let mut new = NewFs { time: now(), ..above };
+    for (name, value) in props {
+        let PropData::Num(n) = value else { continue };
+        match name.as_str() {
+            "version" => new.version = *n,
+            "normalization" => new.normalization = *n,
+            "utf8only" => new.utf8only = *n != 0,
+            "casesensitivity" => {
+                new.case = match n {
+                    0 => CaseSensitivity::Sensitive,
+                    1 => CaseSensitivity::Insensitive,
+                    2 => CaseSensitivity::Mixed,
+                    _ => return Err(Error::invalid("unknown casesensitivity")),
+                }
+            }
+            _ => {}
+        }
+    }
+    new.check()?;
+    let mut rest = stored(props);
+    rest.retain(|(name, _)| !FOR_LIFE.contains(&name.as_str()));
+    Ok((new, rest))
+}
+
+/// What a file system begins with; its accounting goes by the pool's features.
+pub(crate) fn filesystem(new: NewFs) -> Content {
+    Box::new(move |os: &Arc<Objset>, tx: &Tx| {
+        let props = os.props()?;
+        let (count_objects, count_projects) = (props.count_objects, props.count_projects);
+        zpl::create::fill(os, tx, &NewFs { count_objects, count_projects, ..new })
+    })
+}
+
+impl Pool {
+    /// Makes a file system. Properties are as stored; `command` goes into the pool's
+    /// history. Case and normalisation of names are the parent's unless given.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid`,
+    /// `NameTooLong`, `NoSpace`, `Unsupported`; `ReadOnly`; that of a suspension.
+    pub fn create_filesystem(
+        &self,
+        name: &str,
+        props: &[(String, PropData)],
+        command_line: Option<&str>,
+    ) -> Result<Dataset> {
+        let (new, rest) = split_for_life(props, self.above(name))?;
+        let wanted = NewDataset {
+            name: name.to_owned(),
+            kind: ObjsetType::Zfs,
+            case_insensitive: new.case == CaseSensitivity::Insensitive,
+            props: rest,
+            content: filesystem(new),
+        };
+        self.writer()?.create_dataset(wanted, command(command_line))?;
+        self.dataset(name)
+    }
+
+    /// What a new file system takes from the one above it.
+    fn above(&self, name: &str) -> NewFs {
+        let new = NewFs::default();
+        let parent = name.rsplit_once('/').and_then(|(above, _)| self.dataset(above).ok());
+        let Some(fs) = parent.and_then(|p| p.open_fs().ok()) else { return new };
+        let of = fs.props();
+        let (normalization, utf8only, case) = (of.normalization, of.utf8only, of.case);
+        NewFs { normalization, utf8only, case, ..new }
+    }
+
+    /// Makes a volume of `size` bytes in blocks of `block_size`, 16 KiB unless given.
+    /// Space is reserved only if `props` say so (`refreservation`).
+    ///
+    /// # Errors
+    /// As [`Pool::create_filesystem`].
+    pub fn create_volume(
+        &self,
+        name: &str,
+        size: u64,
+        block_size: Option<u32>,
+        props: &[(String, PropData)],
+        command_line: Option<&str>,
+    ) -> Result<Dataset> {
+        let block_size = block_size.unwrap_or(zvol::create::BLOCK_SIZE_DEFAULT);
+        let new = NewVolume { size, block_size };
+        new.check()?;
+        let mut list = stored(props);
+        list.retain(|(name, _)| name != "volsize");
+        list.push(("volblocksize".to_owned(), Stored::Number(u64::from(block_size))));
+        let wanted = NewDataset {
+            name: name.to_owned(),
+            kind: ObjsetType::Zvol,
+            case_insensitive: false,
+            props: list,
+            content: Box::new(move |os, tx| zvol::create::fill(os, tx, &new)),
+        };
+        self.writer()?.create_dataset(wanted, command(command_line))?;
+        self.dataset(name)
+    }
+
+    /// Destroys a file system or volume; `recursive`: with its snapshots and all below.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `NotFound`, `Exists` while there are children, snapshots or
+    /// clones, `Busy` for held snapshots, `Invalid` for the pool's root; `ReadOnly`; that
+    /// of a suspension.
+    pub fn destroy_dataset(
+        &self,
+        name: &str,
+        recursive: bool,
+        command_line: Option<&str>,
+    ) -> Result<()> {
+        self.writer()?.destroy_dataset(name, recursive, command(command_line))
+    }
+
+    /// Takes snapshots (`dataset@name`), all of one moment.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `NotFound`, `Exists`, `Invalid`, `NameTooLong`, `NoSpace`;
+    /// `ReadOnly`; that of a suspension.
+    pub fn snapshot(
+        &self,
+        names: &[String],
+        props: &[(String, PropData)],
+        command_line: Option<&str>,
+    ) -> Result<()> {
+        self.writer()?.snapshot(names, &stored(props), command(command_line))
+    }
+
+    /// Destroys snapshots. With `defer`, those that are held or have clones go with the
+    /// last of these.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `NotFound`, `Busy`, `Exists` for those with clones;
+    /// `ReadOnly`; that of a suspension.
+    pub fn destroy_snapshots(
+        &self,
+        names: &[String],
+        defer: bool,
+        command_line: Option<&str>,
+    ) -> Result<()> {
+        self.writer()?.destroy_snapshots(names, defer, command(command_line))
+    }
+
+    /// Sets properties of a dataset, as stored. Whether they make sense is checked by
+    /// [`crate::create::root_fs_setting`] and its like.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unsupported` for values whose feature is not enabled; `NoSpace` for
+    /// quotas exceeded already; `Invalid` for properties that cannot change; `ReadOnly`;
+    /// that of a suspension.
+    pub fn set_props(
+        &self,
+        name: &str,
+        props: &[(String, PropData)],
+        command_line: Option<&str>,
+    ) -> Result<()> {
+        let fixed = |p: &&(String, PropData)| {
+            FOR_LIFE.contains(&p.0.as_str()) || matches!(p.0.as_str(), "volblocksize" | "volsize")
+        };
+        if let Some((prop, _)) = props.iter().find(fixed) {
+            let text = format!("'{prop}' is readonly");
+            return Err(Error::invalid(text).in_dataset(name));
+        }
+        let set = |(name, value)| PropChange { name, change: Change::Set(value) };
+        let changes = stored(props).into_iter().map(set).collect();
+        self.writer()?.set_props(name, changes, command(command_line))
+    }
+
+    /// Lets properties be inherited again, or have their defaults.
+    ///
+    /// # Errors
+    /// As [`Pool::set_props`].
+    pub fn inherit(&self, name: &str, props: &[&str], command_line: Option<&str>) -> Result<()> {
+        let one = |p: &&str| PropChange { name: (*p).to_owned(), change: Change::Inherit };
+        let changes = props.iter().map(one).collect();
+        self.writer()?.set_props(name, changes, command(command_line))
+    }
+}

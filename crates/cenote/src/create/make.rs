@@ -1,0 +1,233 @@
+//! Making pools, and changing them as a whole.
+//!
+//! # Theory
+//! A new pool is written by a writer of its own, which ends when the pool is on disk;
+//! then the pool is imported as any other. So what is used was read back.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Guid, Result, Txg};
+use device::{Device, FileDevice, OpenOptions};
+use dsl::stored::Stored;
+use ondisk::config::{PoolState, VdevConfig};
+use ondisk::features::by_name;
+use ondisk::objset::ObjsetType;
+use spa::engine::create::{CreateSpec, create};
+use spa::engine::{Command, Devices, PoolChange, WriterOptions, init_aux_labels};
+use spa::write::topology::{BuildOptions, Built, LeafFacts, build};
+use spa::{ImportOptions, Search};
+
+use super::{AddRequest, CreateRequest, NewVdev, PoolSetting};
+use crate::changes::{command, filesystem, split_for_life};
+use crate::engine::Engine;
+use crate::pool::Pool;
+
+/// The group that a new pool's devices are created in.
+const FIRST_TXG: Txg = Txg(4);
+/// The version of pools with features.
+const VERSION: u64 = 5000;
+
+/// Open devices by path.
+struct Open(BTreeMap<PathBuf, Arc<FileDevice>>);
+
+impl Open {
+    fn of(vdevs: &[NewVdev], engine: &Arc<device::Engine>) -> Result<Open> {
+        let mut open = BTreeMap::new();
+        for path in vdevs.iter().flat_map(NewVdev::paths) {
+            let engine = Some(Arc::clone(engine));
+            let options = OpenOptions { write: true, engine, ..OpenOptions::default() };
+            let device = FileDevice::open(path, &options)?;
+            open.insert(path.to_path_buf(), Arc::new(device));
+        }
+        Ok(Open(open))
+    }
+
+    fn facts(&self, path: &Path) -> Result<LeafFacts> {
+        let device = self.0.get(path).ok_or_else(|| Error::bug("a device that is not open"))?;
+        Ok(LeafFacts::of(&**device, device.is_block_device()))
+    }
+
+    fn by_guid(&self, built: &Built) -> Devices {
+        let tops = built.tops.iter().flat_map(|(top, _)| top.leaves());
+        let all = tops.chain(&built.spares).chain(&built.caches);
+        let device = |leaf: &VdevConfig| -> Option<(Guid, Arc<dyn Device>)> {
+            let path = Path::new(leaf.path.as_ref()?.to_str()?);
+            Some((leaf.guid, Arc::clone(self.0.get(path)?) as Arc<dyn Device>))
+        };
+        all.filter_map(device).collect()
+    }
+}
+
+fn max_ashift(built: &Built) -> u32 {
+    let shifts = built.tops.iter().filter_map(|(top, _)| Some(top.top.as_ref()?.ashift));
+    shifts.max().unwrap_or(9)
+}
+
+/// Properties that a new pool's ZAP holds.
+fn pool_props(settings: &[PoolSetting]) -> Vec<(String, Stored)> {
+    let one = |setting: &PoolSetting| match setting {
+        PoolSetting::Stored(name, n) => Some(((*name).to_owned(), Stored::Number(*n))),
+        PoolSetting::User(name, text) if !text.is_empty() => {
+            Some((name.clone(), Stored::Text(text.clone())))
+        }
+        _ => None,
+    };
+    settings.iter().filter_map(one).collect()
+}
+
+fn comment(setting: &PoolSetting) -> Option<String> {
+    match setting {
+        PoolSetting::Comment(text) if !text.is_empty() => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn compatibility(setting: &PoolSetting) -> Option<String> {
+    match setting {
+        PoolSetting::Compatibility(text) if !text.is_empty() => Some(text.clone()),
+        _ => None,
+    }
+}
+
+impl Engine {
+    /// Writes the pool that was asked for, and imports it. Everything was checked that
+    /// can be without opening the devices for writing.
+    pub(super) fn make_pool(&self, request: &CreateRequest) -> Result<Arc<Pool>> {
+        if request.version != VERSION {
+            return Err(Error::unsupported("pools without feature flags cannot be created"));
+        }
+        let (new, root_props) = split_for_life(&request.fs_settings, zpl::NewFs::default())?;
+        let open = Open::of(&request.vdevs, self.devices())?;
+        let options = BuildOptions { ashift: request.ashift(), first_id: 0, create_txg: FIRST_TXG };
+        let built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
+        let devices = open.by_guid(&built);
+        init_aux_labels(&built, &devices)?;
+        let settings = &request.settings;
+        let spec = CreateSpec {
+            name: request.name.clone(),
+            tops: built.tops.clone(),
+            devices,
+            features: request.features.clone(),
+            pool_props: pool_props(settings),
+            root_props,
+            comment: settings.iter().find_map(comment),
+            compatibility: settings.iter().find_map(compatibility),
+            hostid: spa::own_hostid(),
+            hostname: spa::own_hostname(),
+            root: filesystem(new),
+            root_kind: ObjsetType::Zfs,
+            options: WriterOptions { max_ashift: max_ashift(&built), ..WriterOptions::default() },
+        };
+        let writer = create(spec, self.block_cache())?;
+        let line = request.command.clone().map(Command::new);
+        let (spares, caches) = (built.spares, built.caches);
+        let task = move |cx: &mut spa::engine::TaskCx<'_>, ()| {
+            cx.log_internal("create", None, &format!("pool version {VERSION}; Cenote"))?;
+            cx.add_aux("spares", &spares)?;
+            cx.add_aux("l2cache", &caches)?;
+            line.map_or(Ok(()), |line| cx.log_command(&line))
+        };
+        let guid = writer.published().config.pool_guid;
+        let done = writer.sync_task(|_| Ok(()), task);
+        writer.stop();
+        drop((writer, open));
+        done?;
+        self.import_new(request, guid)
+    }
+
+    fn import_new(&self, request: &CreateRequest, guid: Guid) -> Result<Arc<Pool>> {
+        let paths = request.vdevs.iter().flat_map(NewVdev::paths).map(Path::to_path_buf).collect();
+        let found = self.discover(&Search { paths, ..Search::default() })?;
+        let found = found.pools.into_iter().find(|p| p.guid == guid);
+        let found = found.ok_or_else(|| Error::not_found("the new pool cannot be found"))?;
+        let options = ImportOptions {
+            // It is ours, whatever the host is called.
+            force: true,
+            altroot: request.altroot.clone(),
+            new_name: request.temporary_name.clone(),
+            ..ImportOptions::default()
+        };
+        self.import(&found, &options)
+    }
+
+    /// Adds what was asked for; it was checked.
+    pub(super) fn grow_pool(&self, pool: &Pool, request: &AddRequest) -> Result<()> {
+        let writer = pool.writer()?;
+        let open = Open::of(&request.vdevs, self.devices())?;
+        let now = writer.published().config;
+        let children = &now.vdev_tree.children;
+        let first_id =
+            u32::try_from(children.len()).map_err(|_| Error::limit("too many top-level vdevs"))?;
+        let mut taken = Vec::new();
+        spa::specs::for_each(&now.vdev_tree, &mut |v| taken.push(v.guid));
+        let create_txg = writer.txgs().open_txg();
+        let options = BuildOptions { ashift: request.ashift, first_id, create_txg };
+        let built = build(&request.vdevs, options, taken, &|path: &Path| open.facts(path))?;
+        let devices = open.by_guid(&built);
+        writer.add_vdevs(built, devices, command(request.command.as_deref()))
+    }
+}
+
+impl Pool {
+    /// Gives the pool the guid, or a random one.
+    pub(super) fn change_guid(&self, guid: Option<Guid>, line: Option<&str>) -> Result<()> {
+        let guid = match guid {
+            Some(guid) if guid.0 == 0 => return Err(Error::invalid("a pool's guid is not 0")),
+            Some(guid) => guid,
+            None => Guid(base::rt::random_u64()?.max(1)),
+        };
+        self.writer()?.reguid(guid, command(line))
+    }
+
+    /// Applies a checked setting.
+    pub(super) fn apply(&self, setting: &PoolSetting, line: Option<&str>) -> Result<()> {
+        let writer = self.writer()?;
+        let change = match setting {
+            PoolSetting::Stored(name, n) => {
+                PoolChange::Prop((*name).to_owned(), Some(Stored::Number(*n)))
+            }
+            PoolSetting::User(name, text) => {
+                let value = (!text.is_empty()).then(|| Stored::Text(text.clone()));
+                PoolChange::Prop(name.clone(), value)
+            }
+            PoolSetting::Bootfs(name) => PoolChange::Bootfs(name.clone()),
+            PoolSetting::Comment(text) => PoolChange::Comment(text.clone()),
+            PoolSetting::Compatibility(text) => PoolChange::Compatibility(text.clone()),
+            PoolSetting::Feature(name, true) => {
+                let feature = by_name(name)
+                    .ok_or_else(|| Error::invalid(format!("feature '{name}' unsupported")))?;
+                return writer.enable_features(vec![feature], command(line));
+            }
+            PoolSetting::Version(VERSION) => return Ok(()),
+            PoolSetting::Version(_) => {
+                return Err(Error::new(ErrorKind::Invalid, "a pool's version only grows"));
+            }
+            // For as long as the pool is imported, which is the front end's to keep.
+            PoolSetting::Feature(_, false)
+            | PoolSetting::Altroot(_)
+            | PoolSetting::Cachefile(_)
+            | PoolSetting::TemporaryName(_)
+            | PoolSetting::NoEffect(_) => return Ok(()),
+        };
+        writer.set_pool(vec![change], command(line))
+    }
+
+    /// Adds a command to the pool's history.
+    ///
+    /// # Errors
+    /// `ReadOnly` for a pool imported so; `Io` when the pool is suspended.
+    pub fn log_command(&self, line: &str) -> Result<()> {
+        self.writer()?.log_command(Command::new(line))
+    }
+
+    /// Marks the pool destroyed.
+    pub(super) fn destroy_with(&self, line: Option<&str>) -> Result<()> {
+        let writer = self.writer()?;
+        if let Some(line) = line {
+            writer.log_command(Command::new(line))?;
+        }
+        writer.export(PoolState::Destroyed).map_err(|e| e.in_pool(self.name()))
+    }
+}

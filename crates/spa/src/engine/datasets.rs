@@ -1,0 +1,631 @@
+//! Making, destroying and snapshotting datasets, and their properties: sync tasks over
+//! `dsl::write` (chapter 04 §4.2, §7 to §9, §12).
+//!
+//! # Theory
+//! A request is checked whole before anything changes; what is done is done in one
+//! group, so several snapshots are of one moment. Requests are answered in OpenZFS's
+//! words.
+//!
+//! # Invariants
+//! * What an `act` may fail with was excluded by its `check`, damage apart: a failing
+//!   act suspends the pool.
+//! * A destroyed head's dirty data is forgotten with it; whoever still has its object
+//!   set gets `NotFound`.
+//!
+//! # Departures from OpenZFS
+//! * `destroy` takes a whole subtree in one group.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
+use base::{Error, ErrorKind, Result, Txg};
+use dmu::{Io, Objset, ObjsetProps, Tx};
+use dsl::stored::Stored;
+use dsl::write::props::{self, Change, Target};
+use dsl::write::{MosRead, create, destroy, features, snapshot};
+use ondisk::BlkPtr;
+use ondisk::objset::ObjsetType;
+use ondisk::zil::{LogPtr, Record};
+
+use super::effective::{effective_number, find_dir, missing};
+use super::tasks::{Command, TaskCx};
+use super::{Writer, objset_props};
+use crate::audit::log::{LogVisitor, log_header, walk_log};
+
+/// Fills a new dataset's object set. What may fail must be checked before.
+pub type Content = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
+
+/// A dataset that is to be.
+pub struct NewDataset {
+    /// Full name, pool first.
+    pub name: String,
+    /// File system or volume.
+    pub kind: ObjsetType,
+    /// Snapshot names are looked up without regard to case.
+    pub case_insensitive: bool,
+    /// Properties set on it.
+    pub props: Vec<(String, Stored)>,
+    /// What it begins with.
+    pub content: Content,
+}
+
+/// A property to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PropChange {
+    /// Its name.
+    pub name: String,
+    /// How.
+    pub change: Change,
+}
+
+fn exists(name: &str) -> Error {
+    Error::new(ErrorKind::Exists, "dataset already exists").in_dataset(name)
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.len() > DATASET_NAME_MAX {
+        return Err(Error::new(ErrorKind::NameTooLong, "name is too long").in_dataset(name));
+    }
+    Ok(())
+}
+
+/// Checks of what a value means for the pool.
+fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
+    let Some(n) = value.number() else { return Ok(()) };
+    let guid = match (name, n) {
+        ("recordsize" | "volblocksize", n) if n > 128 << 10 => "org.open-zfs:large_blocks",
+        ("checksum", 11) => "org.illumos:sha512",
+        ("checksum", 12) => "org.illumos:skein",
+        ("checksum", 13) => "org.illumos:edonr",
+        ("checksum", 14) => "org.openzfs:blake3",
+        ("compression", 15) => "org.illumos:lz4_compress",
+        ("compression", n) if n & 0x7f == 16 => "org.freebsd:zstd_compress",
+        ("dnodesize", n) if n != 0 => "org.zfsonlinux:large_dnode",
+        ("filesystem_limit" | "snapshot_limit", n) if n != u64::MAX => features::FILESYSTEM_LIMITS,
+        ("dedup", n) if n != 0 => {
+            return Err(Error::unsupported("deduplicated blocks cannot be written yet"));
+        }
+        _ => return Ok(()),
+    };
+    if features::is_enabled(mos, guid)? {
+        return Ok(());
+    }
+    Err(Error::unsupported("pool must be upgraded to set this property or value"))
+}
+
+/// Checks of what a changed property means for a directory.
+fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored) -> Result<()> {
+    let (Some(n), phys) = (value.number(), mos.dir(dir)?) else { return Ok(()) };
+    let used = match name {
+        "quota" => phys.used_bytes.max(phys.reserved),
+        "refquota" if phys.head_dataset_obj != 0 => {
+            mos.dataset(phys.head_dataset_obj)?.referenced_bytes
+        }
+        _ => return Ok(()),
+    };
+    if n != 0 && n < used {
+        let text = "size is less than current used or reserved space";
+        return Err(Error::new(ErrorKind::NoSpace, text));
+    }
+    Ok(())
+}
+
+impl TaskCx<'_> {
+    fn dir(&self, name: &str) -> Result<u64> {
+        find_dir(self.read(), &self.state.config.name, name)
+    }
+
+    /// The head of a file system or volume by its full name.
+    fn head(&self, name: &str) -> Result<u64> {
+        match self.read().dir(self.dir(name)?)?.head_dataset_obj {
+            0 => Err(missing(name)),
+            head => Ok(head),
+        }
+    }
+
+    /// A snapshot by its full name: head and snapshot.
+    fn snapshot(&self, name: &str) -> Result<(u64, u64)> {
+        let (fs, snap) = name.split_once('@').ok_or_else(|| missing(name))?;
+        let head = self.head(fs)?;
+        let found = snapshot::find(self.cx, &self.read().dataset(head)?, snap)?;
+        Ok((head, found.ok_or_else(|| missing(name))?))
+    }
+
+    fn kind_of(&self, head: u64) -> Result<ObjsetType> {
+        if let Some(os) = self.writer.heads.lock().get(&head) {
+            return Ok(os.kind());
+        }
+        let bp = self.read().dataset(head)?.bp;
+        Ok(Objset::open(Arc::clone(&self.writer.zio), head, bp, Io::WAIT)?.kind())
+    }
+
+    /// Whether one more fits below the limits of `dir` and the directories above.
+    fn check_limit(&self, dir: u64, limit: &str, count: &str, more: u64) -> Result<()> {
+        let (mos, mut at) = (self.read(), dir);
+        for _ in 0..=DATASET_DEPTH_MAX {
+            if at == 0 {
+                break;
+            }
+            let phys = mos.dir(at)?;
+            let max = props::own(mos, phys.props_zapobj, limit)?.and_then(|v| v.number());
+            let now = mos.attribute_u64(at, count)?;
+            if let (Some(max), Some(now)) = (max, now)
+                && max != u64::MAX
+                && now.saturating_add(more) > max
+            {
+                return Err(Error::new(ErrorKind::NoSpace, "out of space"));
+            }
+            at = phys.parent_obj;
+        }
+        Ok(())
+    }
+
+    /// Gives the live heads the properties that hold for them now.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn refresh_heads(&self) -> Result<()> {
+        let flags = self.flags()?;
+        let heads: Vec<(u64, Arc<Objset>)> =
+            self.writer.heads.lock().iter().map(|(&h, os)| (h, Arc::clone(os))).collect();
+        for (head, os) in heads {
+            let dir = self.read().dataset(head)?.dir_obj;
+            let get = |name: &str| effective_number(self.read(), dir, name);
+            os.set_props(objset_props(&flags, &get)?)?;
+        }
+        Ok(())
+    }
+
+    fn make(&mut self, parent: u64, new: NewDataset) -> Result<()> {
+        let name = new.name.rsplit('/').next().unwrap_or_default();
+        let wanted =
+            create::NewDataset { name, case_insensitive: new.case_insensitive, origin: None };
+        let made = create::dataset(self.cx, parent, &wanted)?;
+        for (name, value) in &new.props {
+            props::change(self.cx, Target::Dir(made.dir), name, &Change::Set(value.clone()))?;
+        }
+        let get = |name: &str| effective_number(self.read(), made.dir, name);
+        let props = objset_props(&self.flags()?, &get)?;
+        let os = Objset::create(Arc::clone(&self.writer.zio), made.head, new.kind, props);
+        (new.content)(&os, self.tx)?;
+        self.mark_accounting(made.head, &os)?;
+        self.add_head(made.head, os);
+        self.log_internal("create", Some((&new.name, made.head)), "")
+    }
+
+    fn free(&self, bp: &BlkPtr) -> Result<()> {
+        self.writer.free(self.cx.txg, bp)
+    }
+
+    /// Frees the blocks of a head's intent log (chapter 06 §19); nothing is replayed.
+    fn free_log(&self, head: u64) -> Result<()> {
+        let bp = self.read().dataset(head)?.bp;
+        if bp.is_hole() {
+            return Ok(());
+        }
+        let zio = &self.writer.zio;
+        let os = Objset::open(Arc::clone(zio), head, bp, Io::WAIT)?;
+        let header = log_header(&os.phys())?;
+        if header.log.is_end() {
+            return Ok(());
+        }
+        let mut seen = LogBlocks { claimed: header.claim_txg, found: BTreeMap::new() };
+        // An error ends the log there: nobody claimed what is behind it.
+        let _end = walk_log(zio, &header, &mut seen);
+        seen.found.values().try_for_each(|bp| self.free(bp))
+    }
+
+    fn destroy_head(&mut self, head: u64, name: &str) -> Result<()> {
+        self.settle()?;
+        self.free_log(head)?;
+        self.log_internal("destroy", Some((name, head)), "")?;
+        destroy::head(self.cx, head, &Arc::clone(&self.writer.zio))?;
+        self.drop_head(head);
+        self.free_in_background();
+        Ok(())
+    }
+
+    fn destroy_one_snapshot(&mut self, snap: u64, name: &str, defer: bool) -> Result<()> {
+        let text = if defer { "defer" } else { "" };
+        self.log_internal("destroy", Some((name, snap)), text)?;
+        destroy::snapshot(self.cx, snap, defer)?;
+        self.free_in_background();
+        Ok(())
+    }
+}
+
+/// Blocks of a log, each once.
+struct LogBlocks {
+    claimed: Txg,
+    found: BTreeMap<(u32, u64), BlkPtr>,
+}
+
+impl LogBlocks {
+    fn note(&mut self, bp: &BlkPtr) {
+        if let BlkPtr::Block(b) = bp {
+            self.found.entry((b.dva().vdev.0, b.dva().offset)).or_insert(*bp);
+        }
+    }
+}
+
+impl LogVisitor for LogBlocks {
+    fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
+        self.note(&ptr.bp);
+        Ok(true)
+    }
+
+    fn record(&mut self, record: &Record<'_>, _encrypted: bool) -> Result<()> {
+        if self.claimed != Txg::ZERO {
+            for bp in record.pointers()? {
+                let bp = bp?;
+                if bp.birth() >= self.claimed {
+                    self.note(&bp);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a destroy takes with it.
+#[derive(Default)]
+struct Doomed {
+    /// Heads with their names.
+    heads: BTreeMap<u64, String>,
+    /// Snapshots with their names.
+    snapshots: BTreeMap<u64, String>,
+}
+
+impl Doomed {
+    fn gather(&mut self, cx: &TaskCx<'_>, dir: u64, name: &str, depth: usize) -> Result<()> {
+        if depth > DATASET_DEPTH_MAX {
+            return Err(Error::limit("datasets nested too deep"));
+        }
+        let phys = cx.read().dir(dir)?;
+        for (child, object) in cx.read().numbers(phys.child_dir_zapobj)? {
+            self.gather(cx, object, &format!("{name}/{child}"), depth + 1)?;
+        }
+        if phys.head_dataset_obj == 0 {
+            return Err(Error::corrupt("a dataset has no content").in_dataset(name));
+        }
+        let names = cx.read().dataset(phys.head_dataset_obj)?.snapnames_zapobj;
+        for (snap, object) in cx.read().numbers(names)? {
+            self.snapshots.insert(object, format!("{name}@{snap}"));
+        }
+        self.heads.insert(phys.head_dataset_obj, name.to_owned());
+        Ok(())
+    }
+
+    /// Nobody outside depends on it, and nothing is held.
+    fn check(&self, cx: &TaskCx<'_>) -> Result<()> {
+        let mos = cx.read();
+        for (&snap, name) in &self.snapshots {
+            let phys = mos.dataset(snap)?;
+            if !mos.numbers(phys.userrefs_obj)?.is_empty() {
+                return Err(Error::busy("dataset is busy").in_dataset(name.as_str()));
+            }
+            let clones = mos.numbers(phys.next_clones_obj)?;
+            if clones.iter().any(|(_, head)| !self.heads.contains_key(head)) {
+                let text = "filesystem has dependent clones";
+                return Err(Error::new(ErrorKind::Exists, text).in_dataset(name.as_str()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys whatever nothing depends on, until nothing is left.
+    fn destroy(mut self, cx: &mut TaskCx<'_>) -> Result<()> {
+        while !self.heads.is_empty() || !self.snapshots.is_empty() {
+            let before = self.heads.len() + self.snapshots.len();
+            for (snap, name) in std::mem::take(&mut self.snapshots) {
+                if destroy::check_snapshot(cx.read(), snap).is_ok() {
+                    cx.destroy_one_snapshot(snap, &name, false)?;
+                } else {
+                    self.snapshots.insert(snap, name);
+                }
+            }
+            for (head, name) in std::mem::take(&mut self.heads) {
+                if destroy::check_head(cx.read(), head).is_ok() {
+                    cx.destroy_head(head, &name)?;
+                } else {
+                    self.heads.insert(head, name);
+                }
+            }
+            if self.heads.len() + self.snapshots.len() == before {
+                return Err(Error::corrupt("datasets depend on each other in a circle"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn log(cx: &TaskCx<'_>, command: Option<&Command>) -> Result<()> {
+    command.map_or(Ok(()), |c| cx.log_command(c))
+}
+
+impl Writer {
+    /// Makes a file system or volume; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid` below a
+    /// volume, `NameTooLong`, `NoSpace`, `Unsupported` for properties whose feature is
+    /// not enabled; those of a suspension.
+    pub fn create_dataset(&self, new: NewDataset, command: Option<Command>) -> Result<()> {
+        check_name(&new.name)?;
+        let (name, list) = (new.name.clone(), new.props.clone());
+        let check = move |cx: &mut TaskCx<'_>| {
+            let Some((above, last)) = name.rsplit_once('/') else { return Err(exists(&name)) };
+            let parent = match cx.dir(above) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    return Err(Error::not_found("parent does not exist").in_dataset(&name));
+                }
+                other => other?,
+            };
+            let head = cx.read().dir(parent)?.head_dataset_obj;
+            if cx.kind_of(head)? != ObjsetType::Zfs {
+                return Err(Error::invalid("parent is not a filesystem").in_dataset(&name));
+            }
+            let wanted = create::NewDataset { name: last, case_insensitive: false, origin: None };
+            match create::check(cx.cx, parent, &wanted) {
+                Err(e) if e.kind() == ErrorKind::Exists => return Err(exists(&name)),
+                other => other.map_err(|e| e.in_dataset(name.as_str()))?,
+            }
+            if cx.writer.allocatable(false) == 0 {
+                return Err(Error::new(ErrorKind::NoSpace, "out of space").in_dataset(&name));
+            }
+            cx.check_limit(parent, "filesystem_limit", "com.joyent:filesystem_count", 1)?;
+            list.iter().try_for_each(|(name, value)| check_value(cx.read(), name, value))?;
+            Ok(parent)
+        };
+        let act = move |cx: &mut TaskCx<'_>, parent| {
+            cx.make(parent, new)?;
+            log(cx, command.as_ref())
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
+    /// Destroys a file system or volume; `recursive`: with its snapshots and all below.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `NotFound`; `Exists` while there are children, snapshots or
+    /// clones; `Busy` for held snapshots; `Invalid` for the pool's root; those of a
+    /// suspension.
+    pub fn destroy_dataset(
+        &self,
+        name: &str,
+        recursive: bool,
+        command: Option<Command>,
+    ) -> Result<()> {
+        check_name(name)?;
+        let name = name.to_owned();
+        let check = move |cx: &mut TaskCx<'_>| {
+            let dir = cx.dir(&name)?;
+            let phys = cx.read().dir(dir)?;
+            if phys.parent_obj == 0 {
+                let text = "operation does not apply to pools";
+                return Err(Error::invalid(text).in_dataset(&name));
+            }
+            let mut doomed = Doomed::default();
+            doomed.gather(cx, dir, &name, 0)?;
+            if !recursive && (doomed.heads.len() > 1 || !doomed.snapshots.is_empty()) {
+                let text = match cx.kind_of(phys.head_dataset_obj)? {
+                    ObjsetType::Zvol => "volume has children",
+                    _ => "filesystem has children",
+                };
+                return Err(Error::new(ErrorKind::Exists, text).in_dataset(&name));
+            }
+            doomed.check(cx)?;
+            Ok(doomed)
+        };
+        let act = move |cx: &mut TaskCx<'_>, doomed: Doomed| {
+            doomed.destroy(cx)?;
+            log(cx, command.as_ref())
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
+    /// Takes snapshots, all of one moment. Properties are set on each.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `NotFound`, `Exists`, `Invalid`, `NameTooLong`, `NoSpace`;
+    /// those of a suspension.
+    pub fn snapshot(
+        &self,
+        names: &[String],
+        props: &[(String, Stored)],
+        command: Option<Command>,
+    ) -> Result<()> {
+        names.iter().try_for_each(|n| check_name(n))?;
+        loop {
+            let done = self.try_snapshot(names.to_vec(), props.to_vec(), command.clone());
+            match done {
+                // A dataset has one snapshot a group.
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn try_snapshot(
+        &self,
+        names: Vec<String>,
+        list: Vec<(String, Stored)>,
+        command: Option<Command>,
+    ) -> Result<()> {
+        let check = move |cx: &mut TaskCx<'_>| {
+            let mut heads = Vec::with_capacity(names.len());
+            let mut seen = BTreeSet::new();
+            for name in names {
+                let Some((fs, snap)) = name.split_once('@') else {
+                    let text = "missing '@' delimiter in snapshot name";
+                    return Err(Error::invalid(text).in_dataset(&name));
+                };
+                let head = cx.head(fs)?;
+                if !seen.insert(head) {
+                    let text = "multiple snapshots of same fs not allowed";
+                    return Err(Error::invalid(text).in_dataset(&name));
+                }
+                match snapshot::check(cx.cx, head, snap) {
+                    Err(e) if e.kind() == ErrorKind::Exists => return Err(exists(&name)),
+                    other => other.map_err(|e| e.in_dataset(name.as_str()))?,
+                }
+                let dir = cx.read().dataset(head)?.dir_obj;
+                cx.check_limit(dir, "snapshot_limit", "com.joyent:snapshot_count", 1)?;
+                heads.push((head, name));
+            }
+            if cx.writer.allocatable(false) == 0 {
+                return Err(Error::new(ErrorKind::NoSpace, "out of space"));
+            }
+            Ok(heads)
+        };
+        let act = move |cx: &mut TaskCx<'_>, heads: Vec<(u64, String)>| {
+            cx.settle()?;
+            for (head, name) in &heads {
+                let (_, last) = name.split_once('@').unwrap_or_default();
+                let snap = snapshot::take(cx.cx, *head, last)?;
+                for (prop, value) in &list {
+                    let set = Change::Set(value.clone());
+                    props::change(cx.cx, Target::Snapshot(snap), prop, &set)?;
+                }
+                cx.log_internal("snapshot", Some((name, snap)), "")?;
+            }
+            log(cx, command.as_ref())
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
+    /// Destroys snapshots. With `defer`, those that are held or have clones go with the
+    /// last of these.
+    ///
+    /// # Errors
+    /// In OpenZFS's words: `NotFound`, `Busy` for held ones, `Exists` for those with
+    /// clones; those of a suspension.
+    pub fn destroy_snapshots(
+        &self,
+        names: &[String],
+        defer: bool,
+        command: Option<Command>,
+    ) -> Result<()> {
+        let names = names.to_vec();
+        let check = move |cx: &mut TaskCx<'_>| {
+            let mut snaps = BTreeMap::new();
+            for name in names {
+                let (_, snap) = cx.snapshot(&name)?;
+                match destroy::check_snapshot(cx.read(), snap) {
+                    Err(_) if defer => {}
+                    Err(e) if e.kind() == ErrorKind::Busy => {
+                        return Err(Error::busy("dataset is busy").in_dataset(&name));
+                    }
+                    Err(e) if e.kind() == ErrorKind::Exists => {
+                        let text = "snapshot has dependent clones";
+                        return Err(Error::new(ErrorKind::Exists, text).in_dataset(&name));
+                    }
+                    other => other?,
+                }
+                snaps.insert(snap, name);
+            }
+            Ok(snaps)
+        };
+        let act = move |cx: &mut TaskCx<'_>, snaps: BTreeMap<u64, String>| {
+            cx.settle()?;
+            for (snap, name) in snaps {
+                cx.destroy_one_snapshot(snap, &name, defer)?;
+            }
+            log(cx, command.as_ref())
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
+    /// Changes properties of a file system, volume or snapshot, all in one group. Blocks
+    /// written from then on follow them. That values make sense is the caller's to check.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unsupported` for values whose feature is not enabled; `NoSpace` for
+    /// quotas that are exceeded already; those of a suspension.
+    pub fn set_props(
+        &self,
+        name: &str,
+        changes: Vec<PropChange>,
+        command: Option<Command>,
+    ) -> Result<()> {
+        check_name(name)?;
+        let (name, list) = (name.to_owned(), changes.clone());
+        let of = name.clone();
+        let check = move |cx: &mut TaskCx<'_>| {
+            let target = if of.contains('@') {
+                Target::Snapshot(cx.snapshot(&of)?.1)
+            } else {
+                Target::Dir(cx.dir(&of)?)
+            };
+            for PropChange { name, change } in &list {
+                props::check_name(name)?;
+                let (Change::Set(value) | Change::Receive(value)) = change else { continue };
+                check_value(cx.read(), name, value).map_err(|e| e.in_dataset(of.as_str()))?;
+                if let Target::Dir(dir) = target {
+                    check_room(cx.read(), dir, name, value)
+                        .map_err(|e| e.in_dataset(of.as_str()))?;
+                }
+            }
+            Ok(target)
+        };
+        let act = move |cx: &mut TaskCx<'_>, target| {
+            for PropChange { name: prop, change } in &changes {
+                props::change(cx.cx, target, prop, change)?;
+                let (verb, text) = match change {
+                    Change::Set(Stored::Number(n)) => ("set", format!("{prop}={n}")),
+                    Change::Set(Stored::Text(t)) => ("set", format!("{prop}={t}")),
+                    _ => ("inherit", format!("{prop}=")),
+                };
+                let object = match target {
+                    Target::Dir(dir) => cx.read().dir(dir)?.head_dataset_obj,
+                    Target::Snapshot(snap) => snap,
+                };
+                cx.log_internal(verb, Some((&name, object)), &text)?;
+            }
+            cx.refresh_heads()?;
+            log(cx, command.as_ref())
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
+    /// Adds a command to the pool's history.
+    ///
+    /// # Errors
+    /// Those of a suspension.
+    pub fn log_command(&self, command: Command) -> Result<()> {
+        self.sync_task(|_| Ok(()), move |cx, ()| cx.log_command(&command)).map(|_| ())
+    }
+
+    /// The object set of a file system or volume by its full name, open for writing
+    /// under the properties that hold for it.
+    ///
+    /// # Errors
+    /// `NotFound`; as [`Writer::open_head`].
+    pub fn open_dataset(&self, name: &str) -> Result<Arc<Objset>> {
+        let (head, props) = self.head_of(name)?;
+        self.open_head(head, props).map_err(|e| e.in_dataset(name))
+    }
+
+    /// The same for reading.
+    ///
+    /// # Errors
+    /// `NotFound`; as [`Writer::live_head`].
+    pub fn read_dataset(&self, name: &str) -> Result<Arc<Objset>> {
+        let (head, props) = self.head_of(name)?;
+        self.live_head(head, props).map_err(|e| e.in_dataset(name))
+    }
+
+    fn head_of(&self, name: &str) -> Result<(u64, ObjsetProps)> {
+        let mos: &dyn MosRead = &self.mos;
+        let _names = self.names();
+        let pool = self.published.read().config.name.clone();
+        let dir = find_dir(mos, &pool, name)?;
+        let head = mos.dir(dir)?.head_dataset_obj;
+        if head == 0 {
+            return Err(missing(name));
+        }
+        let get = |prop: &str| effective_number(mos, dir, prop);
+        Ok((head, objset_props(&self.flags()?, &get)?))
+    }
+}

@@ -1,0 +1,336 @@
+//! Changing a pool as a whole: vdevs, properties, guid (chapter 01 §4, §5.4; chapter 04
+//! §12.5; chapter 05 §1).
+//!
+//! # Theory
+//! New devices get labels of group 0 first, as those of a new pool. The group that adds
+//! them writes the configuration, their ZAPs and metaslab arrays, and labels with its
+//! number; nothing is allocated from them before it is durable.
+//!
+//! # Invariants
+//! * A request that is refused leaves at most labels of group 0 behind, which belong to
+//!   nobody.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use base::{Error, Guid, ObjectId, Result, Txg, VdevId};
+use device::Device;
+use dmu::ObjectSpec;
+use dsl::stored::Stored;
+use dsl::write::store::DIRECTORY;
+use dsl::write::{Ratios, features, props};
+use metaslab::MsDesc;
+use nvlist::{NvList, NvStr};
+use ondisk::ObjType;
+use ondisk::config::{PoolConfig, PoolState, VdevConfig, VdevType};
+use ondisk::features::Feature;
+use ondisk::zap::ZapValue;
+use vdev::{LeafSpec, Tree};
+
+use super::open::{class_for, describe};
+use super::tasks::{Command, TaskCx};
+use super::{Writer, effective};
+use crate::specs::{self, Extra};
+use crate::write::config::{PoolFacts, aux, has_labels, initial};
+use crate::write::labels;
+use crate::write::topology::{Built, Role};
+
+/// Block size of the lists of spares and cache devices.
+const LIST_BLOCK: u32 = 16 << 10;
+
+/// Devices of new vdevs by leaf.
+pub type Devices = BTreeMap<Guid, Arc<dyn Device>>;
+
+/// A change of the pool's own properties.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolChange {
+    /// An entry of the pool's property ZAP; `None` removes it.
+    Prop(String, Option<Stored>),
+    /// The dataset to boot from, by its full name; empty is none.
+    Bootfs(String),
+    /// Property `comment`; empty is none.
+    Comment(String),
+    /// Property `compatibility`; empty is none.
+    Compatibility(String),
+}
+
+/// Writes the labels of unused spares and of cache devices.
+///
+/// # Errors
+/// Those of the devices; `Bug` for a device that was not given.
+pub fn init_aux_labels(built: &Built, devices: &Devices) -> Result<()> {
+    let spares = built.spares.iter().map(|v| (v, PoolState::Spare));
+    let caches = built.caches.iter().map(|v| (v, PoolState::L2cache));
+    for (vdev, state) in spares.chain(caches).filter(|(v, _)| has_labels(v)) {
+        let device = devices.get(&vdev.guid);
+        let device = device.ok_or_else(|| Error::bug("a new device that is not open"))?;
+        labels::init(&**device, &aux(state, vdev))?;
+    }
+    Ok(())
+}
+
+impl TaskCx<'_> {
+    /// Adds devices to the list of spares or cache devices (chapter 01 §4.7).
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn add_aux(&mut self, key: &str, devices: &[VdevConfig]) -> Result<()> {
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let os = self.writer.mos.objset();
+        let known = self.read().directory(key)?;
+        let mut all: Vec<NvList> = match known {
+            Some(object) => {
+                let list = self.writer.mos.packed_nvlist(object)?;
+                list.lists(key).map(<[NvList]>::to_vec).unwrap_or_default()
+            }
+            None => Vec::new(),
+        };
+        all.extend(devices.iter().map(VdevConfig::to_nvlist));
+        let mut list = NvList::new();
+        list.add_lists(key, all);
+        let packed = list.pack_xdr();
+        let object = match known {
+            Some(object) => ObjectId(object),
+            None => {
+                let object = os.allocate(
+                    self.tx,
+                    &ObjectSpec {
+                        object_type: ObjType::PACKED_NVLIST,
+                        block_size: LIST_BLOCK,
+                        bonus_type: ObjType::PACKED_NVLIST_SIZE,
+                        bonus: vec![0; 8],
+                        ..ObjectSpec::default()
+                    },
+                )?;
+                let number = ZapValue::from_u64(object.0);
+                self.cx.mos.zap_update(DIRECTORY, key.as_bytes(), &number)?;
+                object
+            }
+        };
+        os.write(self.tx, object, 0, &packed)?;
+        os.set_bonus(self.tx, object, &(packed.len() as u64).to_le_bytes())?;
+        self.config();
+        Ok(())
+    }
+
+    fn add_top(&mut self, top: &VdevConfig, role: Role, tree: &Tree) -> Result<()> {
+        let id = VdevId(top.id);
+        self.state.new_vdevs.insert(id, role.allocation_bias());
+        let class = class_for(tree, &self.state.new_vdevs, id)?;
+        let mut desc = describe(tree, top, class)?;
+        desc.metaslabs.resize((desc.asize >> desc.ms_shift) as usize, MsDesc::default());
+        self.writer.space.add_vdev(&desc, Some(self.cx.txg))?;
+        let deflate = &mut self.state.deflate;
+        deflate.resize(deflate.len().max(id.0 as usize + 1), 512);
+        deflate[id.0 as usize] = tree.deflate_ratio(id)?;
+        self.state.ratios = Ratios::new(deflate.clone());
+        Ok(())
+    }
+
+    fn add_all(&mut self, built: &Built, devices: &Devices) -> Result<()> {
+        let config = self.config();
+        config.vdev_tree.children.extend(built.tops.iter().map(|(top, _)| top.clone()));
+        let old = self.writer.zio.tree();
+        let spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
+        let open = |leaf: &LeafSpec| {
+            let known = old.find(leaf.guid).and_then(|node| node.device().cloned());
+            let device = known.or_else(|| devices.get(&leaf.guid).cloned());
+            device.ok_or_else(|| Error::not_found("no such device"))
+        };
+        let tree = Tree::build_from(Some(&old), &spec, &open)?;
+        for (top, role) in &built.tops {
+            self.add_top(top, *role, &tree)?;
+        }
+        self.writer.zio.set_tree(tree);
+        self.add_aux("spares", &built.spares)?;
+        self.add_aux("l2cache", &built.caches)?;
+        for (top, _) in &built.tops {
+            let path = top.leaves().next().and_then(|l| l.path.as_ref()?.to_str());
+            let what = path.unwrap_or(top.kind.name());
+            self.log_internal("vdev add", None, what)?;
+        }
+        Ok(())
+    }
+}
+
+fn config_text(text: &str) -> Result<Option<NvStr>> {
+    if text.is_empty() { Ok(None) } else { NvStr::new(text.as_bytes()).map(Some) }
+}
+
+/// The configuration as it will be, for the new labels.
+fn grown(config: &PoolConfig, built: &Built) -> PoolConfig {
+    let mut config = config.clone();
+    config.vdev_tree.children.extend(built.tops.iter().map(|(top, _)| top.clone()));
+    config
+}
+
+impl Writer {
+    /// Adds vdevs, spares and cache devices that were built for this pool's
+    /// configuration. Redundancy and use by others are the caller's to check.
+    ///
+    /// # Errors
+    /// `Busy` when the configuration changed since; those of the devices; those of a
+    /// suspension.
+    pub fn add_vdevs(
+        &self,
+        built: Built,
+        devices: Devices,
+        command: Option<Command>,
+    ) -> Result<()> {
+        let now = self.published().config;
+        let facts = PoolFacts::of(&grown(&now, &built));
+        for (top, _) in &built.tops {
+            for (guid, list) in initial(&facts, top, self.txgs.open_txg()) {
+                let device = devices.get(&guid);
+                let device = device.ok_or_else(|| Error::bug("a new device that is not open"))?;
+                labels::init(&**device, &list).map_err(|e| e.on_vdev(guid))?;
+            }
+        }
+        init_aux_labels(&built, &devices)?;
+        let first = built.tops.first().map(|(top, _)| top.id);
+        let check = move |cx: &mut TaskCx<'_>| {
+            let next = cx.state.config.vdev_tree.children.len();
+            if first.is_some_and(|id| id as usize != next) {
+                return Err(Error::busy("the pool's devices changed meanwhile"));
+            }
+            Ok(())
+        };
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            let mut built = built;
+            for (top, _) in &mut built.tops {
+                set_created(top, cx.cx.txg);
+            }
+            cx.add_all(&built, &devices)?;
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act)?;
+        // A class of vdevs that is new changes where blocks go.
+        self.sync_task(|_| Ok(()), |cx, ()| cx.refresh_heads()).map(|_| ())
+    }
+
+    /// Gives the pool another guid.
+    ///
+    /// # Errors
+    /// Those of a suspension.
+    pub fn reguid(&self, guid: Guid, command: Option<Command>) -> Result<()> {
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            let config = cx.config();
+            let old = std::mem::replace(&mut config.pool_guid, guid);
+            config.vdev_tree.guid = guid;
+            let text = format!("old={} new={}", old.0, guid.0);
+            cx.log_internal("guid change", None, &text)?;
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(|_| Ok(()), act).map(|_| ())
+    }
+
+    /// Changes the pool's own properties.
+    ///
+    /// # Errors
+    /// `NotFound` for a `bootfs` that does not exist; `Invalid`, `NameTooLong`; those of a
+    /// suspension.
+    pub fn set_pool(&self, changes: Vec<PoolChange>, command: Option<Command>) -> Result<()> {
+        let list = changes.clone();
+        let check = move |cx: &mut TaskCx<'_>| {
+            let mut boot = HashMap::new();
+            for change in &list {
+                match change {
+                    PoolChange::Prop(name, _) => props::check_name(name)?,
+                    PoolChange::Bootfs(name) if !name.is_empty() => {
+                        let pool = cx.state.config.name.clone();
+                        let dir = effective::find_dir(cx.read(), &pool, name)?;
+                        boot.insert(name.clone(), cx.read().dir(dir)?.head_dataset_obj);
+                    }
+                    PoolChange::Comment(text) | PoolChange::Compatibility(text) => {
+                        config_text(text)?;
+                    }
+                    PoolChange::Bootfs(_) => {}
+                }
+            }
+            Ok(boot)
+        };
+        let act = move |cx: &mut TaskCx<'_>, boot: HashMap<String, u64>| {
+            for change in &changes {
+                let text = cx.change_pool(change, &boot)?;
+                cx.log_internal("set", None, &text)?;
+            }
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
+    /// Enables features, each with those that it needs.
+    ///
+    /// # Errors
+    /// `Unsupported` for pools without features, and for features that this version does
+    /// not keep up; those of a suspension.
+    pub fn enable_features(
+        &self,
+        list: Vec<&'static Feature>,
+        command: Option<Command>,
+    ) -> Result<()> {
+        let wanted = list.clone();
+        let check = move |cx: &mut TaskCx<'_>| {
+            if cx.read().directory("features_for_write")?.is_none() {
+                return Err(Error::unsupported("the pool has no feature flags"));
+            }
+            match wanted.iter().find(|f| !features::is_maintained(f)) {
+                Some(f) => {
+                    Err(Error::unsupported(format!("feature '{}' cannot be enabled", f.name())))
+                }
+                None => features::check_enable(cx.cx, &wanted),
+            }
+        };
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            for feature in &list {
+                if !features::is_enabled(cx.read(), feature.guid)? {
+                    features::enable(cx.cx, feature)?;
+                    let text = format!("feature@{}=enabled", feature.name());
+                    cx.log_internal("set", None, &text)?;
+                }
+            }
+            cx.config();
+            cx.refresh_heads()?;
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+}
+
+fn set_created(vdev: &mut VdevConfig, txg: Txg) {
+    if vdev.kind != VdevType::Root {
+        vdev.create_txg = txg;
+    }
+    vdev.children.iter_mut().for_each(|child| set_created(child, txg));
+}
+
+impl TaskCx<'_> {
+    /// Makes one change; what the history says of it.
+    fn change_pool(&mut self, change: &PoolChange, boot: &HashMap<String, u64>) -> Result<String> {
+        Ok(match change {
+            PoolChange::Prop(name, value) => {
+                props::set_pool(self.cx, name, value.as_ref())?;
+                match value {
+                    Some(Stored::Number(n)) => format!("{name}={n}"),
+                    Some(Stored::Text(t)) => format!("{name}={t}"),
+                    None => format!("{name}="),
+                }
+            }
+            PoolChange::Bootfs(name) => {
+                let head = boot.get(name).copied().unwrap_or(0);
+                props::set_pool(self.cx, "bootfs", Some(&Stored::Number(head)))?;
+                format!("bootfs={head}")
+            }
+            PoolChange::Comment(text) => {
+                self.config().comment = config_text(text)?;
+                format!("comment={text}")
+            }
+            PoolChange::Compatibility(text) => {
+                self.config().compatibility = config_text(text)?;
+                format!("compatibility={text}")
+            }
+        })
+    }
+}

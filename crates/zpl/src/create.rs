@@ -1,0 +1,220 @@
+//! What a new file system contains (chapter 06 §3, §4, §14).
+//!
+//! # Theory
+//! Everything is made in one transaction, in an object set that is still empty: the
+//! master node under its fixed number, the tables of system attributes, the delete
+//! queue, and the root directory with its attributes in the bonus.
+//!
+//! # Departures from OpenZFS
+//! The table of layouts begins with that of files without optional attributes, as
+//! OpenZFS's does; others are added by whoever first needs them.
+
+use std::sync::Arc;
+
+use base::{Error, ObjectId, Result};
+use dmu::{ObjectSpec, Objset, Tx, zaps};
+use ondisk::ObjType;
+use ondisk::acl::{encode_aces, trivial_acl};
+use ondisk::objset::{FLAG_PROJECT_ACCOUNTED, FLAG_USER_ACCOUNTED, FLAG_USEROBJ_ACCOUNTED};
+use ondisk::sa::{SaTables, ZplAttr, encode_buffer};
+use ondisk::zap::ZapValue;
+use ondisk::znode::{
+    Time, ZFS_ACL_AUTO_INHERIT, ZFS_ACL_TRIVIAL, ZFS_ARCHIVE, ZFS_AV_MODIFIED, ZFS_NO_EXECS_DENIED,
+    ZFS_PROJID,
+};
+
+use crate::master::{CaseSensitivity, MASTER_NODE, ZPL_VERSION};
+
+/// Types that have no name of their own in `ondisk`.
+const SA_MASTER_NODE: ObjType = ObjType(45);
+const SA_REGISTRATION: ObjType = ObjType(46);
+const SA_LAYOUTS: ObjType = ObjType(47);
+/// Type bits of a directory's mode.
+const S_IFDIR: u64 = 0o040_000;
+/// The first layout that is stored.
+const LAYOUT: u16 = 2;
+/// Attributes that OpenZFS 2.3 registers: all but the newest.
+const REGISTERED: usize = 22;
+/// Flag of a directory's ZAP whose names match regardless of case.
+const TOUPPER: u64 = ondisk::normalize::TOUPPER;
+
+/// Properties that a file system gets for life, and its root directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewFs {
+    /// ZPL version; only 5 can be made.
+    pub version: u64,
+    /// Normalisation of names: 0, 0x10, 0x20, 0x50 or 0x60.
+    pub normalization: u64,
+    /// Names must be UTF-8; forced by normalisation.
+    pub utf8only: bool,
+    /// Case of names.
+    pub case: CaseSensitivity,
+    /// Owner of the root directory.
+    pub uid: u64,
+    /// Group of the root directory.
+    pub gid: u64,
+    /// Permissions of the root directory, without type bits.
+    pub mode: u64,
+    /// All four times of the root directory.
+    pub time: Time,
+    /// Feature `userobj_accounting` is enabled: objects are counted.
+    pub count_objects: bool,
+    /// Feature `project_quota` is enabled: projects are accounted, and the root
+    /// directory has one.
+    pub count_projects: bool,
+}
+
+impl Default for NewFs {
+    fn default() -> Self {
+        NewFs {
+            version: ZPL_VERSION,
+            normalization: 0,
+            utf8only: false,
+            case: CaseSensitivity::Sensitive,
+            uid: 0,
+            gid: 0,
+            mode: 0o755,
+            time: Time::default(),
+            count_objects: true,
+            count_projects: true,
+        }
+    }
+}
+
+impl NewFs {
+    /// Whether this can be made.
+    ///
+    /// # Errors
+    /// `Unsupported` for other versions than 5, `Invalid` for an unknown normalisation.
+    pub fn check(&self) -> Result<()> {
+        if self.version != ZPL_VERSION {
+            return Err(Error::unsupported(format!(
+                "file systems of version {} cannot be made; only version {ZPL_VERSION}",
+                self.version
+            )));
+        }
+        if !matches!(self.normalization, 0 | 0x10 | 0x20 | 0x50 | 0x60) {
+            return Err(Error::invalid(format!("unknown normalization {:#x}", self.normalization)));
+        }
+        Ok(())
+    }
+
+    /// Attributes of the root directory in the order of the creation template (§4.5).
+    fn layout(&self) -> Vec<ZplAttr> {
+        use ZplAttr::{
+            Atime, Crtime, Ctime, DaclAces, DaclCount, Flags, Gen, Gid, Links, Mode, Mtime, Parent,
+            Projid, Size, Uid,
+        };
+        let mut attrs =
+            vec![Mode, Size, Gen, Uid, Gid, Parent, Flags, Atime, Mtime, Ctime, Crtime, Links];
+        attrs.extend(self.count_projects.then_some(Projid));
+        attrs.extend([DaclCount, DaclAces]);
+        attrs
+    }
+
+    /// Bits of `os_flags` (§14).
+    fn flags(&self) -> u64 {
+        let mut flags = FLAG_USER_ACCOUNTED;
+        if self.count_objects {
+            flags |= FLAG_USEROBJ_ACCOUNTED;
+        }
+        if self.count_projects {
+            flags |= FLAG_PROJECT_ACCOUNTED;
+        }
+        flags
+    }
+
+    fn root_bonus(&self, tables: &SaTables, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
+        let mode = S_IFDIR | self.mode & 0o7777;
+        let acl = trivial_acl(mode, true);
+        let mut pflags = ZFS_ARCHIVE | ZFS_AV_MODIFIED | ZFS_ACL_TRIVIAL | ZFS_ACL_AUTO_INHERIT;
+        if mode & 0o111 == 0o111 {
+            pflags |= ZFS_NO_EXECS_DENIED;
+        }
+        if self.count_projects {
+            pflags |= ZFS_PROJID;
+        }
+        let words = |list: &[u64]| list.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        let time = words(&[self.time.seconds as u64, self.time.nanoseconds]);
+        let value = |attr: &ZplAttr| match attr {
+            ZplAttr::Mode => words(&[mode]),
+            ZplAttr::Size | ZplAttr::Links => words(&[2]),
+            ZplAttr::Gen => words(&[txg.0]),
+            ZplAttr::Uid => words(&[self.uid]),
+            ZplAttr::Gid => words(&[self.gid]),
+            ZplAttr::Parent => words(&[id.0]),
+            ZplAttr::Flags => words(&[pflags]),
+            ZplAttr::DaclCount => words(&[acl.len() as u64]),
+            ZplAttr::DaclAces => encode_aces(&acl),
+            ZplAttr::Atime | ZplAttr::Mtime | ZplAttr::Ctime | ZplAttr::Crtime => time.clone(),
+            _ => words(&[0]),
+        };
+        let values: Vec<Vec<u8>> = self.layout().iter().map(value).collect();
+        let values: Vec<&[u8]> = values.iter().map(Vec::as_slice).collect();
+        encode_buffer(tables, LAYOUT, &values)
+    }
+}
+
+fn put(os: &Arc<Objset>, tx: &Tx, zap: ObjectId, name: &str, value: u64) -> Result<()> {
+    zaps::add(os, tx, zap, name.as_bytes(), &ZapValue::from_u64(value))
+}
+
+/// Fills an empty object set with a new file system. The caller marks the dataset with
+/// the features whose accounting `new` asks for.
+///
+/// # Errors
+/// As [`NewFs::check`]; those of the object set.
+pub fn fill(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<()> {
+    new.check()?;
+    let spec = ObjectSpec { object_type: ObjType::MASTER_NODE, ..ObjectSpec::default() };
+    os.claim(tx, MASTER_NODE, &spec)?;
+    zaps::init(os, tx, MASTER_NODE, 0)?;
+    let case = match new.case {
+        CaseSensitivity::Sensitive => 0,
+        CaseSensitivity::Insensitive => 1,
+        CaseSensitivity::Mixed => 2,
+    };
+    let utf8only = u64::from(new.utf8only || new.normalization != 0);
+    put(os, tx, MASTER_NODE, "normalization", new.normalization)?;
+    put(os, tx, MASTER_NODE, "utf8only", utf8only)?;
+    put(os, tx, MASTER_NODE, "casesensitivity", case)?;
+    put(os, tx, MASTER_NODE, "VERSION", new.version)?;
+    let zap =
+        |object_type, normflags| zaps::create(os, tx, object_type, ObjType::NONE, &[], normflags);
+    let sa = zap(SA_MASTER_NODE, 0)?;
+    put(os, tx, MASTER_NODE, "SA_ATTRS", sa.0)?;
+    let queue = zap(ObjType::UNLINKED_SET, 0)?;
+    put(os, tx, MASTER_NODE, "DELETE_QUEUE", queue.0)?;
+    let root = root(os, tx, new)?;
+    tables(os, tx, sa, new)?;
+    put(os, tx, MASTER_NODE, "ROOT", root.0)?;
+    os.set_flags(new.flags())
+}
+
+fn root(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<ObjectId> {
+    let mut tables = SaTables::standard();
+    let layout: Vec<u16> = new.layout().into_iter().map(|a| a as u16).collect();
+    tables.add_layout(LAYOUT, &layout)?;
+    let fold = if new.case == CaseSensitivity::Sensitive { 0 } else { TOUPPER };
+    // The bonus holds the object's own number: its length is known before.
+    let bonus = new.root_bonus(&tables, ObjectId(0), tx.txg())?;
+    let dir = ObjType::DIRECTORY_CONTENTS;
+    let id = zaps::create(os, tx, dir, ObjType::SA, &bonus, new.normalization | fold)?;
+    os.set_bonus(tx, id, &new.root_bonus(&tables, id, tx.txg())?)?;
+    Ok(id)
+}
+
+/// The registry of attributes, and the layouts.
+fn tables(os: &Arc<Objset>, tx: &Tx, sa: ObjectId, new: &NewFs) -> Result<()> {
+    let registry = zaps::create(os, tx, SA_REGISTRATION, ObjType::NONE, &[], 0)?;
+    put(os, tx, sa, "REGISTRY", registry.0)?;
+    for attr in SaTables::standard().attrs().take(REGISTERED) {
+        let known = attr.known.ok_or_else(|| Error::bug("a standard attribute without name"))?;
+        put(os, tx, registry, known.name(), attr.encode())?;
+    }
+    let layouts = zaps::create(os, tx, SA_LAYOUTS, ObjType::NONE, &[], 0)?;
+    put(os, tx, sa, "LAYOUTS", layouts.0)?;
+    let numbers: Vec<u16> = new.layout().into_iter().map(|a| a as u16).collect();
+    let layout = ZapValue::from_u16s(&numbers).ok_or_else(|| Error::bug("a layout is too long"))?;
+    zaps::add(os, tx, layouts, LAYOUT.to_string().as_bytes(), &layout)
+}
