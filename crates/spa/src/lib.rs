@@ -44,3 +44,6 @@ pub use import::{ImportOptions, Spa, own_hostname};
 pub use labels::LeafLabels;
 pub use multihost::own_hostid;
 pub use status::{VdevClass, VdevState, VdevStatus};
+
+/// Versions of pools without features that can be written; older ones are only read.
+pub const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 15..=28;

@@ -102,6 +102,7 @@ pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
         spill: None,
     };
     ObjsetPhys {
+        size: ondisk::objset::OBJSET_SIZE,
         meta_dnode,
         zil_header: [0; ZIL_HEADER_SIZE],
         kind,
@@ -165,6 +166,9 @@ impl Objset {
                 _ => &mut phys.project_used,
             };
             *slot = work.allocated.then(|| work.dn.clone());
+        }
+        if props.count_projects {
+            phys.size = ondisk::objset::OBJSET_SIZE;
         }
         phys.meta_dnode = self.write_dnodes(ctx, &works, events)?;
         let bp = self.write_root(ctx, &phys, events)?;
