@@ -12,7 +12,7 @@ use dsl::{DslDir, FeatureState, Mos};
 use ondisk::config::{PoolConfig, PoolState, VdevConfig};
 use ondisk::features::FEATURES;
 use ondisk::spacemap::{Entries, Params};
-use ondisk::uberblock::{ScratchState, Uberblock};
+use ondisk::uberblock::{ScratchState, Uberblock, VERSION_FEATURES};
 use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
 use zio::{BlockCache, Zio};
 
@@ -326,6 +326,10 @@ impl Spa {
     pub fn obstacles(&self) -> Result<Vec<Obstacle>> {
         let mut out = dsl::write::features::obstacles(&self.mos)?;
         let mut add = |what: &str, why: &'static str| out.push(Obstacle { what: what.into(), why });
+        let version = self.config.version;
+        if version != VERSION_FEATURES && !crate::VERSIONS_WRITTEN.contains(&version) {
+            add("version", "pools older than version 15 are only read");
+        }
         if self.uberblock.checkpoint_txg != Txg::ZERO {
             add("checkpoint", "the pool is rewound to its checkpoint");
         }

@@ -46,3 +46,6 @@ pub use labels::LeafLabels;
 pub use leaves::{FileLeaves, Leaves, OpenLeaf, Purpose};
 pub use multihost::own_hostid;
 pub use status::{VdevClass, VdevState, VdevStatus};
+
+/// Versions of pools without features that can be written; older ones are only read.
+pub const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 15..=28;

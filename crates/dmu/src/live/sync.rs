@@ -115,6 +115,7 @@ pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys 
         spill: None,
     };
     ObjsetPhys {
+        size: ondisk::objset::OBJSET_SIZE,
         meta_dnode,
         zil_header: [0; ZIL_HEADER_SIZE],
         kind,
@@ -184,6 +185,9 @@ impl Objset {
                 _ => &mut phys.project_used,
             };
             *slot = work.allocated.then(|| work.dn.clone());
+        }
+        if props.count_projects {
+            phys.size = ondisk::objset::OBJSET_SIZE;
         }
         let dnode_blocks;
         (phys.meta_dnode, dnode_blocks) = self.write_dnodes(ctx, &works, events)?;

@@ -83,6 +83,24 @@ impl Flags {
             special: features::is_active(mos, "org.zfsonlinux:allocation_classes")?,
         })
     }
+
+    /// What is left of `props` in a pool with these features.
+    pub(super) fn limit(&self, props: ObjsetProps) -> ObjsetProps {
+        let known = |compression| match compression {
+            Compression::Lz4 if !self.lz4 => Compression::Lzjb,
+            other => other,
+        };
+        ObjsetProps {
+            compression: known(props.compression),
+            metadata_compression: known(props.metadata_compression),
+            special: props.special && self.special,
+            embed: props.embed && self.embed,
+            hole_birth: props.hole_birth && self.hole_birth,
+            count_objects: props.count_objects && self.userobj,
+            count_projects: props.count_projects && self.project,
+            ..props
+        }
+    }
 }
 
 /// One pass over one group.
@@ -205,7 +223,9 @@ impl Writer {
         let now = base::rt::wall_clock();
         let random = || base::rt::random_u64().unwrap_or(1);
         let ratios = state.ratios.clone();
-        let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random);
+        let free = |bp: &BlkPtr| self.free(txg, bp);
+        let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random)
+            .with_free(&free);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
         let mut root = None;
         // The devices have the whole group to take the datasets' blocks; the MOS, whose passes
@@ -237,6 +257,8 @@ impl Writer {
                     special: group.flags.special,
                     embed: group.flags.embed,
                     hole_birth: group.flags.hole_birth,
+                    count_objects: group.flags.userobj,
+                    count_projects: group.flags.project,
                     ..props
                 })?;
             }
