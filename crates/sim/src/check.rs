@@ -8,7 +8,7 @@ use device::sim::{Image, SimConfig, SimDisks};
 use dmu::{Io, Object, Objset, Zap};
 use dsl::DslDataset;
 use dsl::write::Ratios;
-use spa::Spa;
+use spa::{FoundPool, Spa};
 use spa::audit::{self, Verify};
 use zio::BlockCache;
 
@@ -24,7 +24,14 @@ pub struct Expect {
     pub without: Vec<usize>,
     /// Copies and columns may be wrong, as long as everything can be read.
     pub damage: bool,
+    /// Groups before the newest must be whole too.
+    pub rewind: bool,
+    /// The first group of the run: there is no going back behind it.
+    pub first: Txg,
 }
+
+/// Groups for which frees wait.
+const DEFER: u64 = 2;
 
 /// Numbers the errors to come back to the caller as text.
 fn text(what: &str, e: base::Error) -> String {
@@ -56,7 +63,7 @@ pub fn judge(
             Some(t) => Err(format!("there is no pool, although group {t} was promised")),
         };
     };
-    let spa = match import(&leaves, &found, cache, true) {
+    let spa = match import(&leaves, &found, cache, None) {
         Ok(spa) => spa,
         Err(_) if expect.promised.is_none() => return Ok(None),
         Err(e) => return Err(text("import", e)),
@@ -67,7 +74,49 @@ pub fn judge(
         return Err(format!("group {p} was promised, but {txg} is the newest"));
     }
     verdict(&spa, model, txg, expect.damage)?;
+    drop(spa);
+    if !expect.damage {
+        labels(&disks, txg)?;
+    }
+    if expect.rewind {
+        rewind(&leaves, &found, model, txg, expect, cache)?;
+    }
     Ok(Some(txg))
+}
+
+/// Some label of each disk must not be newer than the uberblock (chapter 01 §6).
+fn labels(disks: &SimDisks, txg: Txg) -> Result<(), String> {
+    for device in disks.devices() {
+        let labels = spa::LeafLabels::read(&*device).map_err(|e| text("labels", e))?;
+        if labels.config_at(txg).is_none() {
+            let n = device.disk();
+            return Err(format!("group {txg}: disk {n} has no label that is not newer"));
+        }
+    }
+    Ok(())
+}
+
+/// The two groups before must be whole too: frees wait for two more (chapter 05 §6).
+fn rewind(
+    leaves: &SimLeaves,
+    found: &FoundPool,
+    model: &Model,
+    txg: Txg,
+    expect: &Expect,
+    cache: &Arc<BlockCache>,
+) -> Result<(), String> {
+    let mut limit = txg.0.saturating_sub(1);
+    while limit + DEFER >= txg.0 && limit >= expect.first.0 {
+        let spa = import(leaves, found, cache, Some(Txg(limit)));
+        let spa = spa.map_err(|e| text(&format!("import of {limit} before {txg}"), e))?;
+        let got = spa.uberblock().txg;
+        if got.0 + DEFER < txg.0 || got < expect.first {
+            return Ok(());
+        }
+        verdict(&spa, model, got, expect.damage).map_err(|e| format!("{e} (before {txg})"))?;
+        limit = got.0.saturating_sub(1);
+    }
+    Ok(())
 }
 
 /// Everything that must hold of an open pool in group `txg`.
@@ -116,6 +165,11 @@ fn books(spa: &Spa) -> Result<(), String> {
 /// Names and content of all datasets and snapshots.
 fn compare(spa: &Spa, model: &Model, txg: Txg) -> Result<(), String> {
     let state = model.state(txg);
+    let comment = spa.config().comment.as_ref().and_then(|c| c.to_str()).map(str::to_owned);
+    let due = model.comments(txg);
+    if !due.is_empty() && !comment.as_ref().is_some_and(|c| due.contains(c)) {
+        return Err(format!("the comment is {comment:?}, should be one of {due:?}"));
+    }
     let mut heads = BTreeMap::new();
     let mut snaps = BTreeMap::new();
     let root = spa.root_dir().map_err(|e| text("root dataset", e))?;

@@ -78,7 +78,14 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
         ashift: Some(setup.ashift()),
         ..BuildOptions::default()
     };
-    let built = build(&vdevs(setup.layout), options, [], &facts)?;
+    let mut built = build(&vdevs(setup.layout), options, [], &facts)?;
+    for (top, _) in &mut built.tops {
+        let parts = if setup.layout == Layout::Mirror { 1 } else { top.leaves().count() as u64 };
+        if let (Some((bytes, shift)), Some(space)) = (setup.space(), &mut top.top) {
+            space.asize = space.asize.min(bytes * parts.max(1));
+            space.metaslab_shift = shift;
+        }
+    }
     let mut devices = BTreeMap::new();
     for (top, _) in &built.tops {
         for leaf in top.leaves() {
@@ -117,7 +124,7 @@ pub fn find(leaves: &SimLeaves) -> Result<Option<FoundPool>> {
     Ok(found.pools.into_iter().find(|p| p.name == POOL))
 }
 
-/// Imports the pool.
+/// Imports the pool to read it, no newer than group `limit`.
 ///
 /// # Errors
 /// Those of the import.
@@ -125,8 +132,9 @@ pub fn import(
     leaves: &SimLeaves,
     found: &FoundPool,
     cache: &Arc<BlockCache>,
-    readonly: bool,
+    limit: Option<Txg>,
 ) -> Result<Spa> {
-    let options = ImportOptions { readonly, force: true, ..ImportOptions::default() };
+    let options =
+        ImportOptions { readonly: true, force: true, txg: limit, ..ImportOptions::default() };
     Spa::open_in(found, &options, cache, leaves).map_err(|failure| failure.error)
 }
