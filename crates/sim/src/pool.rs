@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{Error, Result, Txg};
 use device::Device;
-use device::sim::SimDisks;
+use device::sim::{Image, SimDisks};
 use ondisk::objset::ObjsetType;
 use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
@@ -14,6 +14,7 @@ use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 use spa::{FoundPool, ImportOptions, Leaves, OpenLeaf, Purpose, Search, Spa};
 use zio::BlockCache;
 
+use crate::image::{ImageDevice, Tap};
 use crate::setup::{Layout, Setup};
 
 /// The pool's name.
@@ -27,6 +28,18 @@ pub struct SimLeaves {
 }
 
 impl SimLeaves {
+    /// Images to be read, all but those in `without`; `tap` hears of every read.
+    pub fn of_images(images: &[Image], without: &[usize], tap: &Arc<Tap>) -> SimLeaves {
+        let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
+        for (disk, image) in images.iter().enumerate() {
+            if !without.contains(&disk) {
+                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap));
+                devices.insert(path_of(disk), Arc::new(device));
+            }
+        }
+        SimLeaves { devices }
+    }
+
     /// All disks but those in `without`.
     pub fn new(disks: &SimDisks, without: &[usize]) -> SimLeaves {
         let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();

@@ -11,6 +11,7 @@ use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
+use crate::memo::Memo;
 use crate::model::Model;
 use crate::ops::{Plan, plan};
 use crate::pool::{CACHE, make};
@@ -36,6 +37,8 @@ pub struct Recorded {
     pub victim: Option<usize>,
     /// The pool was so full that frees did not wait.
     pub full: bool,
+    /// What was judged already.
+    pub memo: Memo,
 }
 
 /// What went wrong, and how to see it again.
@@ -215,7 +218,7 @@ pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
     };
     let (hash, steps) = (run.hash, run.steps);
     let Ended { victim, full } = ended;
-    Recorded { setup: setup.clone(), plan, disks, model, hash, steps, failed, victim, full }
+    Recorded { setup: setup.clone(), plan, disks, model, hash, steps, failed, victim, full, memo: Memo::default() }
 }
 
 impl Recorded {
@@ -263,7 +266,8 @@ impl Recorded {
         seed: u64,
         cache: &Arc<BlockCache>,
     ) -> Result<Option<Txg>, String> {
-        judge(&self.image(event, seed)?, &self.model, &self.expect(event), cache)
+        let images = self.image(event, seed)?;
+        judge(&images, &self.model, &self.expect(event), cache, &self.memo)
     }
 
     /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme
