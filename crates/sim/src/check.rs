@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{ObjectId, Txg};
-use device::sim::{Image, SimConfig, SimDisks};
+use device::sim::Image;
 use dmu::{Io, Object, Objset, Zap};
 use dsl::DslDataset;
 use dsl::write::Ratios;
-use spa::Spa;
+use ondisk::label::usable_size;
+use spa::{FoundPool, LeafLabels, Leaves, Purpose, Spa};
 use spa::audit::{self, Verify};
 use zio::BlockCache;
 
+use crate::image::{Range, Tap};
+use crate::memo::{Known, Memo};
 use crate::model::{CHUNK, Content, Model, Obj};
 use crate::pool::{SimLeaves, find, import};
 
@@ -24,16 +27,28 @@ pub struct Expect {
     pub without: Vec<usize>,
     /// Copies and columns may be wrong, as long as everything can be read.
     pub damage: bool,
+    /// Groups before the newest must be whole too.
+    pub rewind: bool,
+    /// The first group of the run: there is no going back behind it.
+    pub first: Txg,
 }
 
-/// Numbers the errors to come back to the caller as text.
+/// Groups for which frees wait.
+const DEFER: u64 = 2;
+
 fn text(what: &str, e: base::Error) -> String {
     format!("{what}: {e}")
 }
 
-/// Disks with these images, for reading.
-pub fn disks_of(images: &[Image]) -> SimDisks {
-    SimDisks::new(SimConfig { record: false, ..SimConfig::new(0) }, images.to_vec())
+/// Bytes at both ends of a disk that labels are in.
+const LABELS: u64 = 512 << 10;
+
+/// Reads of labels, and others.
+fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
+    let size = |disk: usize| images.get(disk).map_or(0, Image::size);
+    ranges.into_iter().partition(|r| {
+        r.offset + r.len <= LABELS || r.offset >= usable_size(size(r.disk)).saturating_sub(LABELS)
+    })
 }
 
 /// Imports what `images` hold and compares it with the model; the group found, or
@@ -46,9 +61,14 @@ pub fn judge(
     model: &Model,
     expect: &Expect,
     cache: &Arc<BlockCache>,
+    memo: &Memo,
 ) -> Result<Option<Txg>, String> {
-    let disks = disks_of(images);
-    let leaves = SimLeaves::new(&disks, &expect.without);
+    if let Some(txg) = memo.whole(images) {
+        promised(model, expect, txg)?;
+        return Ok(Some(txg));
+    }
+    let tap = Arc::new(Tap::default());
+    let leaves = SimLeaves::of_images(images, &expect.without, &tap);
     let found = find(&leaves).map_err(|e| text("looking for the pool", e))?;
     let Some(found) = found else {
         return match expect.promised {
@@ -56,18 +76,36 @@ pub fn judge(
             Some(t) => Err(format!("there is no pool, although group {t} was promised")),
         };
     };
-    let spa = match import(&leaves, &found, cache, true) {
+    let spa = match import(&leaves, &found, cache, None) {
         Ok(spa) => spa,
         Err(_) if expect.promised.is_none() => return Ok(None),
         Err(e) => return Err(text("import", e)),
     };
-    let txg = spa.uberblock().txg;
-    // A group in which nothing changed is not written.
-    if let Some(p) = expect.promised.filter(|p| txg < *p && !model.same(txg, *p)) {
-        return Err(format!("group {p} was promised, but {txg} is the newest"));
+    let (txg, root) = (spa.uberblock().txg, spa.uberblock().root_bp);
+    promised(model, expect, txg)?;
+    let known = memo.body(images, txg, &root);
+    if known.is_none() {
+        verdict(&spa, model, txg, expect.damage)?;
     }
-    verdict(&spa, model, txg, expect.damage)?;
+    let (in_labels, read) = split(images, tap.take());
+    memo.keep(images, txg, root, in_labels, known.unwrap_or(read));
+    drop(spa);
+    if !expect.damage {
+        labels(&leaves, txg)?;
+    }
+    if expect.rewind {
+        rewind(images, &leaves, &found, model, txg, expect, cache, memo)?;
+    }
     Ok(Some(txg))
+}
+
+/// Whether all is there that somebody was told is on disk. A group in which nothing
+/// changed is not written.
+fn promised(model: &Model, expect: &Expect, txg: Txg) -> Result<(), String> {
+    match expect.promised.filter(|p| txg < *p && !model.same(txg, *p)) {
+        Some(p) => Err(format!("group {p} was promised, but {txg} is the newest")),
+        None => Ok(()),
+    }
 }
 
 /// Everything that must hold of an open pool in group `txg`.
@@ -79,6 +117,43 @@ pub fn verdict(spa: &Spa, model: &Model, txg: Txg, damage: bool) -> Result<(), S
     compare(spa, model, txg).map_err(at)?;
     audit(spa, damage).map_err(at)?;
     books(spa).map_err(at)
+}
+
+/// Some label of each disk must not be newer than the uberblock (chapter 01 §6).
+fn labels(leaves: &SimLeaves, txg: Txg) -> Result<(), String> {
+    for path in leaves.list().unwrap_or_default() {
+        let leaf = leaves.open(&path, Purpose::Probe).map_err(|e| text("labels", e))?;
+        let labels = LeafLabels::read(&*leaf.device).map_err(|e| text("labels", e))?;
+        if labels.config_at(txg).is_none() {
+            let n = leaf.device.describe();
+            return Err(format!("group {txg}: no label that is not newer on {n}"));
+        }
+    }
+    Ok(())
+}
+
+/// The two groups before must be whole too: frees wait for two more (chapter 05 §6).
+fn rewind(
+    images: &[Image],
+    leaves: &SimLeaves,
+    found: &FoundPool,
+    model: &Model,
+    txg: Txg,
+    expect: &Expect,
+    cache: &Arc<BlockCache>,
+    memo: &Memo,
+) -> Result<(), String> {
+    let from = Txg(txg.0.saturating_sub(DEFER).max(expect.first.0));
+    for group in memo.groups(from, txg) {
+        if memo.group(images, group) != Known::Changed {
+            continue;
+        }
+        let spa = import(leaves, found, cache, Some(group));
+        let spa = spa.map_err(|e| text(&format!("import of {group} before {txg}"), e))?;
+        let got = spa.uberblock().txg;
+        verdict(&spa, model, got, expect.damage).map_err(|e| format!("{e} (before {txg})"))?;
+    }
+    Ok(())
 }
 
 fn audit(spa: &Spa, damage: bool) -> Result<(), String> {
@@ -116,6 +191,11 @@ fn books(spa: &Spa) -> Result<(), String> {
 /// Names and content of all datasets and snapshots.
 fn compare(spa: &Spa, model: &Model, txg: Txg) -> Result<(), String> {
     let state = model.state(txg);
+    let comment = spa.config().comment.as_ref().and_then(|c| c.to_str()).map(str::to_owned);
+    let due = model.comments(txg);
+    if !due.is_empty() && !comment.as_ref().is_some_and(|c| due.contains(c)) {
+        return Err(format!("the comment is {comment:?}, should be one of {due:?}"));
+    }
     let mut heads = BTreeMap::new();
     let mut snaps = BTreeMap::new();
     let root = spa.root_dir().map_err(|e| text("root dataset", e))?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
@@ -53,6 +54,8 @@ pub struct Driver {
     plant_wrong_group: bool,
     /// Devices fail: an operation that fails leaves an unknown content.
     pub faulty: bool,
+    /// It was full at some time.
+    full: std::sync::atomic::AtomicBool,
     /// Sets this run's names apart from those of runs before.
     pub prefix: String,
 }
@@ -87,6 +90,7 @@ impl Driver {
             shared: Mutex::default(),
             plant_wrong_group: false,
             faulty: false,
+            full: Default::default(),
             prefix: String::new(),
         })
     }
@@ -380,12 +384,25 @@ impl Driver {
         Ok(txg)
     }
 
+    /// Whether the pool was so full at some time that frees may not have waited.
+    pub fn full(&self) -> bool {
+        self.full.load(Relaxed)
+    }
+
+    fn look_for_space(&self) {
+        if self.writer.allocatable(false) < 1 << 20 {
+            self.full.store(true, Relaxed);
+        }
+    }
+
     /// Does one operation. What makes no sense now is left out.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn run(&self, hand: &mut Hand, op: &Op) -> Result<()> {
-        match self.run_op(hand, op) {
+        let done = self.run_op(hand, op);
+        self.look_for_space();
+        match done {
             Err(e) if e.kind() == ErrorKind::NoSpace => Ok(()),
             other => other,
         }
@@ -479,6 +496,17 @@ impl Driver {
             Op::Destroy { ds } => self.destroy(hand, *ds)?,
             Op::Snapshot { ds } => self.snapshot(hand, *ds)?,
             Op::DestroySnapshot { snap } => self.destroy_snapshot(hand, *snap)?,
+            Op::Comment { seed } => {
+                let text = format!("comment {seed}");
+                let to = text.clone();
+                let act = move |cx: &mut spa::engine::TaskCx<'_>, ()| {
+                    cx.config().comment = Some(nvlist::NvStr::new(to.as_bytes())?);
+                    Ok(())
+                };
+                let ((), txg) = self.writer.sync_task(|_| Ok(()), act)?;
+                self.model.note_comment(txg, text);
+                self.disks.mark(txg.0);
+            }
             Op::Sync => {
                 self.sync()?;
             }

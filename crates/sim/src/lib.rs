@@ -23,6 +23,8 @@
 
 pub mod check;
 pub mod driver;
+pub mod image;
+pub mod memo;
 pub mod model;
 pub mod ops;
 pub mod pool;

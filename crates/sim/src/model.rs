@@ -181,6 +181,8 @@ struct Notes {
     notes: Vec<Note>,
     datasets: Vec<Dataset>,
     snaps: Vec<Snap>,
+    /// The pool's comment, by group; several threads may change it in one.
+    comments: Vec<(Txg, String)>,
     /// What datasets held before the first note.
     base: HashMap<DsId, Arc<Content>>,
     /// What snapshots taken before the first note hold.
@@ -211,6 +213,19 @@ impl Model {
     /// Notes a change.
     pub fn note(&self, txg: Txg, ds: DsId, object: u64, act: Act) {
         self.notes.lock().notes.push(Note { txg, ds, object, act });
+    }
+
+    /// Notes a comment.
+    pub fn note_comment(&self, txg: Txg, comment: String) {
+        self.notes.lock().comments.push((txg, comment));
+    }
+
+    /// The comments that the pool may have in group `txg`; nothing if none was set.
+    pub fn comments(&self, txg: Txg) -> Vec<String> {
+        let notes = self.notes.lock();
+        let known = notes.comments.iter().filter(|(t, _)| *t <= txg);
+        let last = known.clone().map(|(t, _)| *t).max();
+        known.filter(|(t, _)| Some(*t) == last).map(|(_, c)| c.clone()).collect()
     }
 
     /// Notes a dataset; its number.
@@ -314,6 +329,7 @@ impl Model {
         };
         x.heads.len() == y.heads.len()
             && x.snaps == y.snaps
+            && self.comments(a) == self.comments(b)
             && x.heads.keys().eq(y.heads.keys())
             && x.heads.values().copied().zip(y.heads.values().copied()).all(same)
     }
@@ -324,6 +340,7 @@ impl Model {
             let notes = self.notes.lock();
             (notes.datasets.clone(), notes.snaps.clone())
         };
+        let comments = self.comments(txg);
         let count = datasets.len();
         let never = |born: Txg| if born > txg { Some(Txg::ZERO) } else { None };
         let lived = |died: Option<Txg>| died.filter(|d| *d <= txg);
@@ -331,6 +348,7 @@ impl Model {
         {
             let mut notes = out.notes.lock();
             notes.base = (0..count).map(|ds| (ds, self.content(ds, txg))).collect();
+            notes.comments = comments.into_iter().map(|c| (Txg::ZERO, c)).collect();
             notes.datasets = datasets;
             for d in &mut notes.datasets {
                 d.died = never(d.born).or(lived(d.died));

@@ -126,6 +126,11 @@ pub enum Op {
         /// Which.
         snap: u32,
     },
+    /// Changes the pool's comment, and so all labels.
+    Comment {
+        /// To what.
+        seed: u32,
+    },
     /// Waits until all is on disk.
     Sync,
     /// Starts a sync and goes on.
@@ -138,17 +143,17 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 20];
+type Weights = [u64; 21];
 
 fn weights(workload: Workload) -> Weights {
     // create zap write append trunc punch free bsize bonus zput zrem props
-    // dataset clone destroy snapshot destroysnap sync kick sleep
+    // dataset clone destroy snapshot destroysnap sync kick sleep comment
     match workload {
-        Workload::Mixed => [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2],
-        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3],
-        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3],
-        Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2],
-        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0],
+        Workload::Mixed => [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1],
+        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1],
+        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1],
+        Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1],
+        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1],
     }
 }
 
@@ -208,6 +213,7 @@ fn draw(rng: &mut Rng, weights: &Weights) -> Op {
         16 => Op::DestroySnapshot { snap: which },
         17 => Op::Sync,
         18 => Op::Kick,
+        20 => Op::Comment { seed },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }

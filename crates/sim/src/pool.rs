@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base::{Error, Result, Txg};
 use device::Device;
-use device::sim::SimDisks;
+use device::sim::{Image, SimDisks};
 use ondisk::objset::ObjsetType;
 use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
@@ -14,6 +14,7 @@ use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 use spa::{FoundPool, ImportOptions, Leaves, OpenLeaf, Purpose, Search, Spa};
 use zio::BlockCache;
 
+use crate::image::{ImageDevice, Tap};
 use crate::setup::{Layout, Setup};
 
 /// The pool's name.
@@ -27,6 +28,18 @@ pub struct SimLeaves {
 }
 
 impl SimLeaves {
+    /// Images to be read, all but those in `without`; `tap` hears of every read.
+    pub fn of_images(images: &[Image], without: &[usize], tap: &Arc<Tap>) -> SimLeaves {
+        let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
+        for (disk, image) in images.iter().enumerate() {
+            if !without.contains(&disk) {
+                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap));
+                devices.insert(path_of(disk), Arc::new(device));
+            }
+        }
+        SimLeaves { devices }
+    }
+
     /// All disks but those in `without`.
     pub fn new(disks: &SimDisks, without: &[usize]) -> SimLeaves {
         let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
@@ -78,7 +91,14 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
         ashift: Some(setup.ashift()),
         ..BuildOptions::default()
     };
-    let built = build(&vdevs(setup.layout), options, [], &facts)?;
+    let mut built = build(&vdevs(setup.layout), options, [], &facts)?;
+    for (top, _) in &mut built.tops {
+        let parts = if setup.layout == Layout::Mirror { 1 } else { top.leaves().count() as u64 };
+        if let (Some((bytes, shift)), Some(space)) = (setup.space(), &mut top.top) {
+            space.asize = space.asize.min(bytes * parts.max(1));
+            space.metaslab_shift = shift;
+        }
+    }
     let mut devices = BTreeMap::new();
     for (top, _) in &built.tops {
         for leaf in top.leaves() {
@@ -117,7 +137,7 @@ pub fn find(leaves: &SimLeaves) -> Result<Option<FoundPool>> {
     Ok(found.pools.into_iter().find(|p| p.name == POOL))
 }
 
-/// Imports the pool.
+/// Imports the pool to read it, no newer than group `limit`.
 ///
 /// # Errors
 /// Those of the import.
@@ -125,8 +145,9 @@ pub fn import(
     leaves: &SimLeaves,
     found: &FoundPool,
     cache: &Arc<BlockCache>,
-    readonly: bool,
+    limit: Option<Txg>,
 ) -> Result<Spa> {
-    let options = ImportOptions { readonly, force: true, ..ImportOptions::default() };
+    let options =
+        ImportOptions { readonly: true, force: true, txg: limit, ..ImportOptions::default() };
     Spa::open_in(found, &options, cache, leaves).map_err(|failure| failure.error)
 }

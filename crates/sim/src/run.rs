@@ -11,6 +11,7 @@ use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
+use crate::memo::Memo;
 use crate::model::Model;
 use crate::ops::{Plan, plan};
 use crate::pool::{CACHE, make};
@@ -34,6 +35,10 @@ pub struct Recorded {
     pub failed: Option<String>,
     /// The disk with the faults.
     pub victim: Option<usize>,
+    /// The pool was so full that frees did not wait.
+    pub full: bool,
+    /// What was judged already.
+    pub memo: Memo,
 }
 
 /// What went wrong, and how to see it again.
@@ -157,13 +162,19 @@ fn work(driver: &Arc<Driver>, plan: &Plan) -> Result<(), String> {
     }
 }
 
+#[derive(Default)]
+struct Ended {
+    victim: Option<usize>,
+    full: bool,
+}
+
 /// The body of a run, inside the schedule.
 fn body(
     setup: &Setup,
     plan: &Plan,
     disks: &SimDisks,
     model: &Arc<Model>,
-) -> Result<Option<usize>, String> {
+) -> Result<Ended, String> {
     let fine = |what: &str, e: base::Error| format!("{what}: {e}");
     let writer = make(setup, disks).map_err(|e| fine("making the pool", e))?;
     let mut driver = Driver::new(writer, disks, Arc::clone(model)).map_err(|e| fine("start", e))?;
@@ -180,7 +191,8 @@ fn body(
         _ => {}
     }
     driver.writer.stop();
-    Ok(victim)
+    let full = driver.full();
+    Ok(Ended { victim, full })
 }
 
 /// Runs a setup and records it.
@@ -194,18 +206,19 @@ pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
     let model = Arc::new(Model::default());
     let (s, p, d, m) = (setup.clone(), plan.clone(), disks.clone(), Arc::clone(&model));
     let run = run_with(setup.schedule(), move || body(&s, &p, &d, &m));
-    let (failed, victim) = match run.outcome {
-        Outcome::Done(Ok(victim)) => (None, victim),
-        Outcome::Done(Err(why)) => (Some(why), None),
-        Outcome::Halted => (Some("the run was halted".to_owned()), None),
-        Outcome::Deadlock(who) => (Some(format!("deadlock: {who}")), None),
+    let (failed, ended) = match run.outcome {
+        Outcome::Done(Ok(ended)) => (None, ended),
+        Outcome::Done(Err(why)) => (Some(why), Ended::default()),
+        Outcome::Halted => (Some("the run was halted".to_owned()), Ended::default()),
+        Outcome::Deadlock(who) => (Some(format!("deadlock: {who}")), Ended::default()),
         Outcome::Panicked { thread, message } => {
-            (Some(format!("thread {thread} panicked: {message}")), None)
+            (Some(format!("thread {thread} panicked: {message}")), Ended::default())
         }
-        Outcome::Limit(why) => (Some(format!("no end: {why}")), None),
+        Outcome::Limit(why) => (Some(format!("no end: {why}")), Ended::default()),
     };
     let (hash, steps) = (run.hash, run.steps);
-    Recorded { setup: setup.clone(), plan, disks, model, hash, steps, failed, victim }
+    let Ended { victim, full } = ended;
+    Recorded { setup: setup.clone(), plan, disks, model, hash, steps, failed, victim, full, memo: Memo::default() }
 }
 
 impl Recorded {
@@ -230,7 +243,9 @@ impl Recorded {
             (Some(Fault::Drop), Some(disk)) if self.setup.layout.is_redundant() => vec![disk],
             _ => Vec::new(),
         };
-        Expect { promised, without, damage: fault.is_some() }
+        let first = self.disks.marks(u64::MAX).into_iter().min().map_or(Txg::ZERO, Txg);
+        let damage = fault.is_some();
+        Expect { promised, without, damage, rewind: !damage && !self.full, first }
     }
 
     /// The disks after a crash.
@@ -251,7 +266,8 @@ impl Recorded {
         seed: u64,
         cache: &Arc<BlockCache>,
     ) -> Result<Option<Txg>, String> {
-        judge(&self.image(event, seed)?, &self.model, &self.expect(event), cache)
+        let images = self.image(event, seed)?;
+        judge(&images, &self.model, &self.expect(event), cache, &self.memo)
     }
 
     /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme

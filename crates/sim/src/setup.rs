@@ -233,6 +233,17 @@ impl Setup {
         }
     }
 
+    /// Bytes that each disk gives to the pool, and log2 of a metaslab's; `None` is what
+    /// its size allows. Little space is soon used again.
+    pub fn space(&self) -> Option<(u64, u32)> {
+        let few = [(6 << 20, 19), (8 << 20, 20), (12 << 20, 20), (24 << 20, 21)];
+        let at = Rng::stream(self.seed, 14).below(5) as usize;
+        match self.workload {
+            Workload::Churn => few.get(at % 2).copied(),
+            _ => few.get(at).copied(),
+        }
+    }
+
     /// log2 of the pool's sector.
     pub fn ashift(&self) -> u32 {
         if self.rng().one_in(2) { 12 } else { 9 }
