@@ -9,8 +9,8 @@ use dmu::{Io, Object, Objset, Zap};
 use dsl::DslDataset;
 use dsl::write::Ratios;
 use ondisk::label::usable_size;
-use spa::{FoundPool, LeafLabels, Leaves, Purpose, Spa};
 use spa::audit::{self, Verify};
+use spa::{FoundPool, LeafLabels, Leaves, Purpose, Spa};
 use zio::BlockCache;
 
 use crate::image::{Range, Tap};

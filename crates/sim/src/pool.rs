@@ -111,6 +111,7 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
     create(
         CreateSpec {
             name: POOL.into(),
+            version: ondisk::uberblock::VERSION_FEATURES,
             tops: built.tops,
             devices,
             features: dsl::write::features::maintained().collect(),

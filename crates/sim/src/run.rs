@@ -169,12 +169,7 @@ struct Ended {
 }
 
 /// The body of a run, inside the schedule.
-fn body(
-    setup: &Setup,
-    plan: &Plan,
-    disks: &SimDisks,
-    model: &Arc<Model>,
-) -> Result<Ended, String> {
+fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, model: &Arc<Model>) -> Result<Ended, String> {
     let fine = |what: &str, e: base::Error| format!("{what}: {e}");
     let writer = make(setup, disks).map_err(|e| fine("making the pool", e))?;
     let mut driver = Driver::new(writer, disks, Arc::clone(model)).map_err(|e| fine("start", e))?;
@@ -218,7 +213,18 @@ pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
     };
     let (hash, steps) = (run.hash, run.steps);
     let Ended { victim, full } = ended;
-    Recorded { setup: setup.clone(), plan, disks, model, hash, steps, failed, victim, full, memo: Memo::default() }
+    Recorded {
+        setup: setup.clone(),
+        plan,
+        disks,
+        model,
+        hash,
+        steps,
+        failed,
+        victim,
+        full,
+        memo: Memo::default(),
+    }
 }
 
 impl Recorded {

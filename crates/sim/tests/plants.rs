@@ -17,8 +17,15 @@ fn each_planted_bug_is_found() {
                 found = Some(failure);
                 break;
             }
-            if start.elapsed().as_secs() > 20 { break }
+            if start.elapsed().as_secs() > 20 {
+                break;
+            }
         }
-        println!("{}: {:?} after {images} images, {:?}", plant.name(), found.map(|f| (f.what.clone(), f.setup.command(), f.crash)), start.elapsed());
+        println!(
+            "{}: {:?} after {images} images, {:?}",
+            plant.name(),
+            found.map(|f| (f.what.clone(), f.setup.command(), f.crash)),
+            start.elapsed()
+        );
     }
 }

@@ -54,6 +54,7 @@ fn make(disks: &Disks, name: &str, vdevs: &[NewVdev], features: bool) -> Arc<Wri
     create(
         CreateSpec {
             name: name.into(),
+            version: ondisk::uberblock::VERSION_FEATURES,
             tops: built.tops,
             devices,
             features,

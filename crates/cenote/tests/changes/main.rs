@@ -14,7 +14,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cenote::create::{
-    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, PoolSetting, features_to_enable,
+    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, PoolSetting,
+    features_to_enable,
 };
 use cenote::inspect::dsl;
 use cenote::{Engine, ErrorKind, ImportOptions, Pool};
@@ -121,4 +122,3 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 fn kind(error: cenote::Error) -> (ErrorKind, String) {
     (error.kind(), error.message().to_owned())
 }
-

@@ -46,7 +46,9 @@ type Out<T> = Result<T, Stop>;
 const MIB: f64 = 1048576.0;
 const BULK: u64 = 128 << 10;
 const SMALL: u64 = 8 << 10;
-const CELLS: [(&str, fn(&mut Run, &Setup) -> Out<()>); 8] = [
+/// One cell's name and what measures it.
+type Cell = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
+const CELLS: [Cell; 8] = [
     ("bulk", bulk),
     ("lz4", lz4),
     ("raidz", raidz),

@@ -156,6 +156,7 @@ fn spec(plan: &Plan<'_>) -> Result<CreateSpec> {
         devices.insert(leaf.guid, Arc::clone(device));
     }
     Ok(CreateSpec {
+        version: 5000,
         name: POOL.to_owned(),
         tops: built.tops,
         devices,

@@ -14,9 +14,7 @@
 use base::{Error, ObjectId, Result};
 use ondisk::ObjType;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr};
-use ondisk::bpobj::{
-    BPOBJ_SIZE, BPOBJ_SIZE_V1, BPOBJ_SIZE_V2, BpobjEntry, BpobjPhys, subobj_nth,
-};
+use ondisk::bpobj::{BPOBJ_SIZE, BPOBJ_SIZE_V1, BPOBJ_SIZE_V2, BpobjEntry, BpobjPhys, subobj_nth};
 
 use super::features::{self, EMPTY_BPOBJ, LIVELIST};
 use super::store::DIRECTORY;

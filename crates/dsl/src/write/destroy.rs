@@ -29,8 +29,8 @@ use super::accounting::{diduse, free_changed};
 use super::features::{self, ASYNC_DESTROY};
 use super::trees::{Trees, Walked};
 use super::{
-    FREE_LIST, MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist, links,
-    props, scan, snapshot, usage,
+    FREE_LIST, MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist,
+    links, props, scan, snapshot, usage,
 };
 
 /// Blocks put into a list at once.

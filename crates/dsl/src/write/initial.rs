@@ -17,7 +17,9 @@ use ondisk::uberblock::VERSION_FEATURES;
 use ondisk::zap::ZapValue;
 
 use super::store::DIRECTORY;
-use super::{FREE_LIST, NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot};
+use super::{
+    FREE_LIST, NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot,
+};
 use crate::stored::Stored;
 
 /// Version from which on destroyed datasets are freed in the background.
