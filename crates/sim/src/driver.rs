@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::rt::Mutex;
+use base::rt::{Mutex, plain};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use device::sim::SimDisks;
 use dmu::{ObjectSpec, Objset, ObjsetProps, Tx, zaps};
@@ -13,7 +13,7 @@ use dsl::write::{create, destroy, snapshot};
 use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
 use ondisk::zap::ZapValue;
-use spa::engine::{Writer, objset_props};
+use spa::engine::{TaskCx, Writer, objset_props};
 
 use crate::model::{Act, Dataset, DsId, Model, Snap};
 use crate::ops::{Op, content};
@@ -154,10 +154,10 @@ impl Driver {
         let spec = ObjectSpec {
             object_type: ObjType::PLAIN_FILE_CONTENTS,
             block_size,
-            indirect_shift: if seed.is_multiple_of(3) { 12 } else { 0 },
+            indirect_shift: if seed % 3 == 0 { 12 } else { 0 },
             bonus_type: ObjType::OTN_UINT64_METADATA,
             bonus: bonus.clone(),
-            slots: if seed.is_multiple_of(7) { 2 } else { 1 },
+            slots: if seed % 7 == 0 { 2 } else { 1 },
         };
         let tx = self.begin(64 << 10, false)?;
         let id = os.allocate(&tx, &spec)?.0;
@@ -227,7 +227,7 @@ impl Driver {
             let mut acts = Vec::new();
             for i in 0..count {
                 let name = entry_name(seed, i);
-                let n = if (seed ^ i).is_multiple_of(11) { 1 + (seed % 20) as usize } else { 1 };
+                let n = if (seed ^ i) % 11 == 0 { 1 + (seed % 20) as usize } else { 1 };
                 let value = words(seed.wrapping_add(i), n);
                 let stored = ZapValue::from_u64s(&value).ok_or_else(|| Error::bug("a value"))?;
                 zaps::update(os, tx, ObjectId(handle.id), &name, &stored)?;
@@ -252,6 +252,32 @@ impl Driver {
         })
     }
 
+    /// Runs a sync task. If the pool was suspended while the task's group was written,
+    /// the group may be on disk or not: then the task's result comes with the error.
+    fn task<C: Send + 'static, T: Clone + Send + 'static>(
+        &self,
+        check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
+        act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
+    ) -> Result<(T, Txg, Result<()>)> {
+        let ran: Arc<plain::Mutex<Option<(T, Txg)>>> = Arc::default();
+        let note = Arc::clone(&ran);
+        let noted = move |cx: &mut TaskCx<'_>, checked: C| {
+            let value = act(cx, checked)?;
+            *note.lock() = Some((value.clone(), cx.cx.txg));
+            Ok(value)
+        };
+        match self.writer.sync_task(check, noted) {
+            Ok((value, txg)) => {
+                self.disks.mark(txg.0);
+                Ok((value, txg, Ok(())))
+            }
+            Err(e) => match ran.lock().take() {
+                Some((value, txg)) => Ok((value, txg, Err(e))),
+                None => Err(e),
+            },
+        }
+    }
+
     /// Makes a dataset below the root, empty or a clone of a snapshot.
     fn dataset(&self, hand: &mut Hand, origin: Option<usize>) -> Result<()> {
         hand.made += 1;
@@ -259,7 +285,7 @@ impl Driver {
         let origin = origin.and_then(|snap| self.model.snap(snap));
         let origin_object = origin.as_ref().map(|s| s.object);
         let name = short.clone();
-        let act = move |cx: &mut spa::engine::TaskCx<'_>, ()| {
+        let act = move |cx: &mut TaskCx<'_>, ()| {
             let parent = cx.cx.read().required("root_dataset")?;
             let new = NewDataset { name: &name, case_insensitive: false, origin: origin_object };
             let made = create::dataset(cx.cx, parent, &new)?;
@@ -270,13 +296,12 @@ impl Driver {
             }
             Ok(made.head)
         };
-        let (head, txg) = self.writer.sync_task(|_| Ok(()), act)?;
+        let (head, txg, done) = self.task(|_| Ok(()), act)?;
         let origin = origin.map(|s| (s.ds, s.born));
         let name = format!("{POOL}/{short}");
         let ds = self.model.add_dataset(Dataset { name, head, origin, born: txg, died: None });
-        self.disks.mark(txg.0);
         hand.datasets.push(ds);
-        Ok(())
+        done
     }
 
     fn destroy(&self, hand: &mut Hand, which: u32) -> Result<()> {
@@ -285,7 +310,7 @@ impl Driver {
             return Ok(());
         }
         let head = self.model.dataset(ds).ok_or_else(|| Error::bug("no such dataset"))?.head;
-        let done = self.writer.sync_task(
+        let done = self.task(
             move |cx| destroy::check_head(cx.cx.read(), head),
             move |cx, ()| {
                 destroy::head(cx.cx, head, cx.writer.zio())?;
@@ -295,13 +320,12 @@ impl Driver {
             },
         );
         match done {
-            Ok(((), txg)) => {
+            Ok(((), txg, done)) => {
                 self.model.destroy_dataset(ds, txg);
-                self.disks.mark(txg.0);
                 self.heads.lock().remove(&ds);
                 hand.datasets.retain(|d| *d != ds);
                 hand.objects.retain(|o| o.ds != ds);
-                Ok(())
+                done
             }
             Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Exists) => Ok(()),
             Err(e) => Err(e),
@@ -314,21 +338,15 @@ impl Driver {
         hand.made += 1;
         let name = format!("{}s{}-{}", self.prefix, hand.thread, hand.made);
         let (checked, taken) = (name.clone(), name.clone());
-        let done = self.writer.sync_task(
+        let done = self.task(
             move |cx| snapshot::check(cx.cx, head, &checked),
             move |cx, ()| snapshot::take(cx.cx, head, &taken),
         );
         match done {
-            Ok((object, txg)) => {
-                hand.snaps.push(self.model.add_snap(Snap {
-                    ds,
-                    name,
-                    object,
-                    born: txg,
-                    died: None,
-                }));
-                self.disks.mark(txg.0);
-                Ok(())
+            Ok((object, txg, done)) => {
+                let snap = Snap { ds, name, object, born: txg, died: None };
+                hand.snaps.push(self.model.add_snap(snap));
+                done
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(e) => Err(e),
@@ -341,7 +359,7 @@ impl Driver {
         }
         let snap = hand.snaps[which as usize % hand.snaps.len()];
         let object = self.model.snap(snap).ok_or_else(|| Error::bug("no such snapshot"))?.object;
-        let done = self.writer.sync_task(
+        let done = self.task(
             move |cx| destroy::check_snapshot(cx.cx.read(), object),
             move |cx, ()| {
                 destroy::snapshot(cx.cx, object, false)?;
@@ -350,11 +368,10 @@ impl Driver {
             },
         );
         match done {
-            Ok(((), txg)) => {
+            Ok(((), txg, done)) => {
                 self.model.destroy_snap(snap, txg);
-                self.disks.mark(txg.0);
                 hand.snaps.retain(|s| *s != snap);
-                Ok(())
+                done
             }
             Err(e) if e.kind() == ErrorKind::Exists => Ok(()),
             Err(e) => Err(e),
@@ -499,13 +516,13 @@ impl Driver {
             Op::Comment { seed } => {
                 let text = format!("comment {seed}");
                 let to = text.clone();
-                let act = move |cx: &mut spa::engine::TaskCx<'_>, ()| {
+                let act = move |cx: &mut TaskCx<'_>, ()| {
                     cx.config().comment = Some(nvlist::NvStr::new(to.as_bytes())?);
                     Ok(())
                 };
-                let ((), txg) = self.writer.sync_task(|_| Ok(()), act)?;
+                let ((), txg, done) = self.task(|_| Ok(()), act)?;
                 self.model.note_comment(txg, text);
-                self.disks.mark(txg.0);
+                done?;
             }
             Op::Sync => {
                 self.sync()?;

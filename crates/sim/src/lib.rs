@@ -21,6 +21,7 @@
 //!
 //! Lock order: an object's own → the engine's; the model's are leaves.
 
+mod campaign;
 pub mod check;
 pub mod driver;
 pub mod image;
@@ -30,6 +31,9 @@ pub mod ops;
 pub mod pool;
 pub mod run;
 pub mod setup;
+pub mod short;
+pub mod shrink;
 
+pub use campaign::{Campaign, Totals};
 pub use run::{Failure, Recorded, Tally, record, run};
 pub use setup::{Fault, Layout, Plant, Setup, Workload};

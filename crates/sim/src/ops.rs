@@ -149,7 +149,9 @@ fn weights(workload: Workload) -> Weights {
     // create zap write append trunc punch free bsize bonus zput zrem props
     // dataset clone destroy snapshot destroysnap sync kick sleep comment
     match workload {
-        Workload::Mixed => [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1],
+        Workload::Mixed | Workload::Short => {
+            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1]
+        }
         Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1],
         Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1],
         Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1],
@@ -223,6 +225,9 @@ pub type Plan = Vec<Vec<(usize, Op)>>;
 
 /// The plan of a setup.
 pub fn plan(setup: &Setup) -> Plan {
+    if setup.workload == Workload::Short {
+        return crate::short::plan(usize::try_from(setup.seed).unwrap_or(0));
+    }
     let weights = weights(setup.workload);
     let mut number = 0;
     let mut plan = Plan::new();

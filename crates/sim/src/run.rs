@@ -245,8 +245,9 @@ impl Recorded {
     pub fn expect(&self, event: u64) -> Expect {
         let promised = self.disks.marks(event).into_iter().max().map(Txg);
         let fault = self.setup.fault;
+        let redundant = self.setup.layout.is_redundant();
         let without = match (fault, self.victim) {
-            (Some(Fault::Drop), Some(disk)) if self.setup.layout.is_redundant() => vec![disk],
+            (Some(Fault::Drop), Some(disk)) if redundant && event % 2 == 0 => vec![disk],
             _ => Vec::new(),
         };
         let first = self.disks.marks(u64::MAX).into_iter().min().map_or(Txg::ZERO, Txg);

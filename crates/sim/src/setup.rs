@@ -65,10 +65,12 @@ pub enum Workload {
     Datasets,
     /// The same space written and freed over and over, with many syncs.
     Churn,
+    /// One of the sequences of [`crate::short`]: the seed is its number.
+    Short,
 }
 
 impl Workload {
-    /// All of them.
+    /// Those that are drawn by chance.
     pub const ALL: [Workload; 5] =
         [Workload::Mixed, Workload::Files, Workload::Zaps, Workload::Datasets, Workload::Churn];
 
@@ -80,6 +82,7 @@ impl Workload {
             Workload::Zaps => "zaps",
             Workload::Datasets => "datasets",
             Workload::Churn => "churn",
+            Workload::Short => "short",
         }
     }
 }
@@ -300,5 +303,29 @@ impl Setup {
             out += &format!(" --keep {}", list.join(","));
         }
         out
+    }
+}
+
+/// What a name stands for; `None` if it is no name.
+pub trait Named: Sized {
+    /// The value of that name.
+    fn named(name: &str) -> Option<Self>;
+}
+
+macro_rules! named {
+    ($($kind:ty),*) => {$(
+        impl Named for $kind {
+            fn named(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|x| x.name() == name)
+            }
+        }
+    )*};
+}
+named!(Layout, Plant, Fault);
+
+impl Named for Workload {
+    fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter().chain([Workload::Short]);
+        all.find(|x| x.name() == name)
     }
 }
