@@ -64,7 +64,14 @@ impl Driver {
         let rng = Rng(seed | 1);
         let props = ObjsetProps { hole_birth: seed % 8 != 0, ..ObjsetProps::default() };
         let world = World::new(kind, props, seed % 2 == 0);
-        Driver { world, model: Model { groups: Vec::new() }, disk: State::new(), rng, quiet: false, gone: Vec::new() }
+        Driver {
+            world,
+            model: Model { groups: Vec::new() },
+            disk: State::new(),
+            rng,
+            quiet: false,
+            gone: Vec::new(),
+        }
     }
 
     fn os(&self) -> Arc<Objset> {
