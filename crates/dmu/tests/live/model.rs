@@ -132,10 +132,10 @@ impl Model {
         if !to_end && first > past {
             return zero(self, past, offset % bs, end % bs);
         }
-        if offset % bs != 0 {
+        if !offset.is_multiple_of(bs) {
             zero(self, offset / bs, offset % bs, bs);
         }
-        if !to_end && end % bs != 0 {
+        if !to_end && !end.is_multiple_of(bs) {
             zero(self, past, 0, end % bs);
         }
         let past = if to_end { u64::MAX } else { past };
