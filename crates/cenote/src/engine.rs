@@ -42,6 +42,8 @@ pub struct Engine {
     kstats: Arc<kstat::Registry>,
     /// Which bounds follow the machine; changed under its lock.
     pub(crate) automatic: Mutex<crate::tune::Automatic>,
+    /// How pools are written: throttle, and queues of the devices.
+    writing: Mutex<Writing>,
     /// What the monitor follows, and what it saw last.
     watched: Arc<Mutex<arc::Config>>,
     memory: Arc<Mutex<Status>>,
@@ -49,6 +51,14 @@ pub struct Engine {
     memory_warning: Option<String>,
     /// Behind everything that its hooks use.
     _monitor: Monitor,
+}
+
+/// Limits that hold for all pools, those imported later too.
+struct Writing {
+    throttle: txg::Limits,
+    /// The limit of dirty data follows the machine's memory.
+    automatic: bool,
+    queues: vdev::WriteLimits,
 }
 
 /// What a scan found.
@@ -120,6 +130,11 @@ impl Engine {
                 max: config.cache_bytes.is_none(),
                 min: true,
             }),
+            writing: Mutex::new(Writing {
+                throttle: txg::Limits::for_memory(sample.as_ref().map_or(4 << 30, |m| m.total)),
+                automatic: true,
+                queues: vdev::WriteLimits::default(),
+            }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
             memory: status,
@@ -128,6 +143,52 @@ impl Engine {
         });
         crate::kstats::register_engine(&engine)?;
         Ok(engine)
+    }
+
+    /// Limits of the write throttle.
+    pub fn write_limits(&self) -> txg::Limits {
+        self.writing.lock().throttle
+    }
+
+    pub(crate) fn dirty_is_automatic(&self) -> bool {
+        self.writing.lock().automatic
+    }
+
+    pub(crate) fn set_write_limits(&self, f: impl FnOnce(&mut txg::Limits)) -> Result<()> {
+        let limits = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.throttle);
+            writing.throttle
+        };
+        for writer in self.imported().iter().filter_map(|p| p.writer().ok()) {
+            writer.txgs().set_limits(&limits);
+        }
+        Ok(())
+    }
+
+    /// 0 follows the machine's memory.
+    pub(crate) fn set_dirty_data_max(&self, bytes: u64) -> Result<()> {
+        let usual = txg::Limits::for_memory(self.memory_now().map_or(4 << 30, |m| m.total));
+        self.writing.lock().automatic = bytes == 0;
+        let max = if bytes == 0 { usual.dirty_data_max } else { bytes };
+        self.set_write_limits(|l| l.dirty_data_max = max)
+    }
+
+    /// Limits of the devices' write queues.
+    pub fn queue_limits(&self) -> vdev::WriteLimits {
+        self.writing.lock().queues
+    }
+
+    pub(crate) fn set_queue_limits(&self, f: impl FnOnce(&mut vdev::WriteLimits)) -> Result<()> {
+        let limits = {
+            let mut writing = self.writing.lock();
+            f(&mut writing.queues);
+            writing.queues
+        };
+        for pool in self.imported() {
+            pool.spa().zio().tree().set_write_limits(limits);
+        }
+        Ok(())
     }
 
     /// The kstats of this engine and its pools.
@@ -306,7 +367,8 @@ impl Engine {
         let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(&self.prefetch));
-        let (writer, because) = start_writer(&spa, options)?;
+        let (writer, because) = start_writer(&spa, options, self.write_limits())?;
+        spa.zio().tree().set_write_limits(self.queue_limits());
         let kstats = Some(Arc::clone(&self.kstats));
         let pool = Arc::new(Pool::with_writer(spa, kstats, writer, because));
         // A pool without kstats is better than none.
@@ -333,12 +395,14 @@ impl Engine {
 fn start_writer(
     spa: &Spa,
     options: &ImportOptions,
+    limits: txg::Limits,
 ) -> Result<(Option<Arc<Writer>>, Option<String>)> {
     if !options.writes() {
         return Ok((None, None));
     }
     let max_ashift = spa.zio().tree().nodes().map(|(_, n)| n.ashift()).max().unwrap_or(9);
-    match spa.start_writer(WriterOptions { max_ashift, ..WriterOptions::default() }) {
+    let limits = Some(limits);
+    match spa.start_writer(WriterOptions { max_ashift, limits, ..WriterOptions::default() }) {
         Ok(writer) => Ok((Some(writer), None)),
         Err(e) if e.kind() == ErrorKind::ReadOnly => Ok((None, Some(e.message().to_owned()))),
         Err(e) => Err(e),

@@ -73,10 +73,11 @@ impl Core {
         if let Some(space) = self.space.get() {
             return Ok(Arc::clone(space));
         }
-        let loaded = Arc::new(self.spa.load_space()?);
-        if self.writer.is_some() {
-            return Ok(loaded);
+        if let Some(writer) = &self.writer {
+            let config = writer.published().config;
+            return self.spa.load_space_of(&config).map(Arc::new);
         }
+        let loaded = Arc::new(self.spa.load_space()?);
         Ok(Arc::clone(self.space.get_or_init(|| loaded)))
     }
 
@@ -146,6 +147,8 @@ pub struct PoolStatus {
     pub scan: Option<ScanStatus>,
     /// Known damaged files and metadata.
     pub error_count: u64,
+    /// Nothing can be written any more.
+    pub suspended: bool,
 }
 
 impl Pool {
@@ -222,7 +225,7 @@ impl Pool {
     /// Those of the devices.
     pub fn close(&self) -> Result<()> {
         let Some(writer) = &self.core.writer else { return Ok(()) };
-        let done = writer.sync().map(|_| ());
+        let done = writer.check_running().and_then(|()| writer.sync().map(|_| ()));
         writer.stop();
         done.map_err(|e| e.in_pool(self.name()))
     }
@@ -285,6 +288,7 @@ impl Pool {
             aux: aux_devices(&self.core.spa),
             scan: self.scan_status()?,
             error_count: self.error_count()?,
+            suspended: self.core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some()),
             root,
         })
     }
@@ -292,10 +296,13 @@ impl Pool {
     fn features_missing(&self) -> bool {
         use ondisk::features::{FEATURES, NO_UPGRADE};
         let features = self.core.spa.features();
+        // Of a pool that is written here, those that are not kept up are not missed.
+        let writes = self.core.writer.is_some();
         self.core.spa.uberblock().version == 5000
             && FEATURES
                 .iter()
                 .filter(|f| !f.has(NO_UPGRADE) && f.is_readable())
+                .filter(|f| !writes || crate::create::compat::is_default(f))
                 .any(|f| features.state(f) == dsl::features::State::Disabled)
     }
 

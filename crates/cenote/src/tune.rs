@@ -176,8 +176,21 @@ macro_rules! zfetch {
     };
 }
 
+/// A tunable of the write throttle's.
+const fn writing(
+    name: &'static str,
+    what: &'static str,
+    unit: Unit,
+    default: u64,
+    range: fn() -> (u64, u64),
+    get: fn(&Engine) -> u64,
+    set: fn(&Engine, u64) -> Result<()>,
+) -> Tunable {
+    Tunable { name, what, unit, automatic: false, default, range, get, set, in_effect: get }
+}
+
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 18] = [
+pub static TUNABLES: [Tunable; 27] = [
     zfetch!(HoleShift, Unit::Shift),
     zfetch!(MaxDistance, Unit::Bytes),
     zfetch!(MaxIdistance, Unit::Bytes),
@@ -291,7 +304,90 @@ pub static TUNABLES: [Tunable; 18] = [
         set: |e, n| change(e, |c| c.compressed = n != 0),
         in_effect: |e| e.arc_config().compressed.into(),
     },
+    writing(
+        "zfs_delay_max_ns",
+        "longest delay of one write near the limit of dirty data, nanoseconds",
+        Unit::Count,
+        100_000_000,
+        || (0, 10_000_000_000),
+        |e| e.write_limits().delay_max_ns,
+        |e, n| e.set_write_limits(|l| l.delay_max_ns = n),
+    ),
+    writing(
+        "zfs_delay_min_dirty_percent",
+        "part of the limit of dirty data above which writes are delayed",
+        Unit::Percent,
+        60,
+        || (0, 100),
+        |e| e.write_limits().delay_min_dirty_percent,
+        |e, n| e.set_write_limits(|l| l.delay_min_dirty_percent = n),
+    ),
+    writing(
+        "zfs_delay_scale",
+        "delay of a write half way to the limit of dirty data, nanoseconds",
+        Unit::Count,
+        500_000,
+        || (0, 10_000_000_000),
+        |e| e.write_limits().delay_scale_ns,
+        |e, n| e.set_write_limits(|l| l.delay_scale_ns = n),
+    ),
+    Tunable {
+        name: "zfs_dirty_data_max",
+        what: "dirty data of a pool at which writes wait",
+        unit: Unit::Bytes,
+        automatic: true,
+        default: 0,
+        range: || (txg::DIRTY_DATA_MIN, memory_bound() / 2),
+        get: |e| if e.dirty_is_automatic() { 0 } else { e.write_limits().dirty_data_max },
+        set: |e, n| e.set_dirty_data_max(n),
+        in_effect: |e| e.write_limits().dirty_data_max,
+    },
+    writing(
+        "zfs_dirty_data_sync_percent",
+        "part of the limit of dirty data that starts writing a group",
+        Unit::Percent,
+        20,
+        || (1, 100),
+        |e| e.write_limits().dirty_sync_percent,
+        |e, n| e.set_write_limits(|l| l.dirty_sync_percent = n),
+    ),
     zfetch!(Disable, Unit::Choice(OFF_ON)),
+    writing(
+        "zfs_txg_history",
+        "groups whose times are remembered",
+        Unit::Count,
+        100,
+        || (0, txg::TXG_HISTORY_MAX),
+        |e| e.write_limits().txg_history,
+        |e, n| e.set_write_limits(|l| l.txg_history = n),
+    ),
+    writing(
+        "zfs_txg_timeout",
+        "time after which what was written goes to disk at the latest",
+        Unit::Seconds,
+        5,
+        || (1, 3600),
+        |e| e.write_limits().timeout_s,
+        |e, n| e.set_write_limits(|l| l.timeout_s = n),
+    ),
+    writing(
+        "zfs_vdev_aggregation_limit",
+        "largest write that neighbours are merged to",
+        Unit::Bytes,
+        1 << 20,
+        || (4096, 16 << 20),
+        |e| e.queue_limits().aggregation_limit,
+        |e, n| e.set_queue_limits(|l| l.aggregation_limit = n),
+    ),
+    writing(
+        "zfs_vdev_async_write_max_active",
+        "writes of a group under way on one device",
+        Unit::Count,
+        10,
+        || (1, 1000),
+        |e| e.queue_limits().async_write_max_active as u64,
+        |e, n| e.set_queue_limits(|l| l.async_write_max_active = small(n) as usize),
+    ),
 ];
 
 /// Prefixes of Linux's names that FreeBSD made groups of.

@@ -386,13 +386,19 @@ impl Object {
             if self.is_hole(blkid, io)? == want_hole {
                 return Ok(Some(blkid));
             }
-            blkid += 1;
-            if !want_hole {
-                let written = handle.next_written(blkid);
-                let disk = self.next_on_disk(blkid, false, io)?;
-                let Some(next) = written.into_iter().chain(disk).min() else { return Ok(None) };
-                blkid = next;
-            }
+            // The next place where either the disk or memory may be of the kind wanted.
+            let (memory, from) = if want_hole {
+                (handle.next_freed(blkid + 1), blkid + 1)
+            } else {
+                (handle.next_written(blkid + 1), handle.freed_until(blkid).max(blkid + 1))
+            };
+            let disk = match self.next_on_disk(from, want_hole, io)? {
+                // Behind the blocks on disk are holes alone.
+                None if want_hole => Some(from.max(self.tree(io)?.max_blkid + 1)),
+                disk => disk,
+            };
+            let Some(next) = memory.into_iter().chain(disk).min() else { return Ok(None) };
+            blkid = next;
         }
         Ok(None)
     }

@@ -76,7 +76,7 @@ impl Objset {
 
     /// A new, empty object set; it is on disk when it was synced first.
     pub fn create(zio: Arc<Zio>, id: u64, kind: ObjsetType, props: ObjsetProps) -> Arc<Objset> {
-        let phys = crate::live::sync::empty_objset(kind);
+        let phys = crate::live::sync::empty_objset(kind, &props);
         Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(Live::new(props))))
     }
 
@@ -96,17 +96,23 @@ impl Objset {
         Arc::clone(&self.disk.read())
     }
 
-    pub(crate) fn exchange(&self, disk: OnDisk) {
-        *self.disk.write() = Arc::new(disk);
+    /// Exchanges the tree of dnodes, of which these blocks changed. Nobody finds the new
+    /// tree while hints still lead to the old blocks.
+    pub(crate) fn exchange(&self, new: OnDisk, blocks: impl Iterator<Item = u64>) {
+        let mut disk = self.disk.write();
+        for blkid in blocks {
+            self.zio.hints().forget(self.place(ObjectId(0), blkid));
+        }
+        *disk = Arc::new(new);
     }
 
     /// Remembers an object's dnode as it now is on disk.
     pub(crate) fn remember(&self, id: u64, dnode: Option<Arc<Dnode>>) {
         let mut shard = self.dnodes[(id as usize / 8) % SHARDS].lock();
         match dnode {
-            Some(dnode) => shard.insert(id, dnode),
-            None => shard.remove(&id),
-        };
+            Some(dnode) => keep(&mut shard, id, dnode),
+            None => drop(shard.remove(&id)),
+        }
     }
 
     /// Its number in bookmarks: the dataset's object, or 0 for the MOS.
@@ -217,9 +223,9 @@ impl Objset {
         self.special(id.0 as i64).ok_or_else(|| Error::not_found("no such object").in_object(id))
     }
 
-    /// The pointer of a data block changed.
-    pub(crate) fn forget_hint(&self, id: ObjectId, blkid: u64) {
-        self.zio.hints().forget(self.place(id, blkid));
+    /// The pointers of data blocks `[first, past)` changed.
+    pub(crate) fn forget_hints(&self, id: ObjectId, first: u64, past: u64) {
+        self.zio.hints().forget_range(self.place(id, first), past);
     }
 
     /// Opens an object.
@@ -248,22 +254,15 @@ impl Objset {
             return Ok(Arc::clone(dnode));
         }
         let before = self.on_disk();
-        let dnode = Arc::new(self.read_dnode(id, io).map_err(|e| e.in_object(id))?);
+        let dnode = self.read_dnode(id, io);
         let mut cached = shard.lock();
         if !Arc::ptr_eq(&before, &self.on_disk()) {
-            // A group was written meanwhile: what was read may be older.
+            // A group was written meanwhile: what was read may be older, or of two ages.
             drop(cached);
             return self.clean_dnode(id, io);
         }
-        if cached.len() >= DNODE_CACHE / SHARDS {
-            // Which half goes is as good as random; a re-read is one cache hit.
-            let mut keep = false;
-            cached.retain(|_, _| {
-                keep = !keep;
-                keep
-            });
-        }
-        cached.insert(id.0, Arc::clone(&dnode));
+        let dnode = Arc::new(dnode.map_err(|e| e.in_object(id))?);
+        keep(&mut cached, id.0, Arc::clone(&dnode));
         Ok(dnode)
     }
 
@@ -347,4 +346,17 @@ impl Objset {
     pub fn is_locked(error: &Error) -> bool {
         error.kind() == ErrorKind::Locked
     }
+}
+
+/// Puts a dnode into its shard; of a full one half goes.
+fn keep(shard: &mut HashMap<u64, Arc<Dnode>>, id: u64, dnode: Arc<Dnode>) {
+    if shard.len() >= DNODE_CACHE / SHARDS && !shard.contains_key(&id) {
+        // Which half is as good as random; a re-read is one cache hit.
+        let mut stays = false;
+        shard.retain(|_, _| {
+            stays = !stays;
+            stays
+        });
+    }
+    shard.insert(id, dnode);
 }

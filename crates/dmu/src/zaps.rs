@@ -28,7 +28,7 @@ impl<'a> ObjectStore<'a> {
 
 impl ZapStore for ObjectStore<'_> {
     fn block_size(&self) -> Result<u32> {
-        Ok(self.os.head(self.tx, self.id)?.block_size)
+        self.os.head(self.tx, self.id, |head| head.block_size)
     }
 
     fn read(&self, blkid: u64) -> Result<Buf> {
@@ -45,7 +45,7 @@ impl ZapStore for ObjectStore<'_> {
 
     fn free_block(&self, blkid: u64, count: u64) -> Result<()> {
         let past = blkid.saturating_add(count);
-        let last = self.os.head(self.tx, self.id)?.max_blkid;
+        let last = self.os.head(self.tx, self.id, |head| head.max_blkid)?;
         self.os.free_blocks(self.tx, self.id, blkid, past, past > last)
     }
 }

@@ -10,6 +10,10 @@ use crate::objtype::ObjType;
 pub const ZIL_HEADER_SIZE: usize = 192;
 /// Bytes of an object set block as it is written today.
 pub const OBJSET_SIZE: usize = 4096;
+/// Bytes without accounting: the oldest form.
+pub const OBJSET_SIZE_V1: usize = 1024;
+/// Bytes with accounting of users and groups.
+pub const OBJSET_SIZE_V2: usize = 2048;
 /// `os_flags`: user and group accounting is complete.
 pub const FLAG_USER_ACCOUNTED: u64 = 1;
 /// `os_flags`: counting of objects is complete.
@@ -51,6 +55,9 @@ impl ObjsetType {
 /// A checked object set block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjsetPhys {
+    /// Bytes of the block: 1024, 2048 or 4096. The smaller ones are of old pools, and
+    /// stay as they are until something needs more.
+    pub size: usize,
     /// The object whose data is all other dnodes.
     pub meta_dnode: Dnode,
     /// The intent log header's bytes; parsed by `crate::zil`.
@@ -70,12 +77,18 @@ pub struct ObjsetPhys {
 }
 
 impl ObjsetPhys {
-    /// The object set block to write: 4 KiB, little endian.
+    /// The object set block to write, little endian: of the size it has, or of the next
+    /// that holds its dnodes.
     ///
     /// # Errors
     /// `Invalid` if a dnode cannot be written or is larger than one slot.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let mut out = vec![0; OBJSET_SIZE];
+        let needed = match self {
+            ObjsetPhys { project_used: Some(_), .. } => OBJSET_SIZE,
+            ObjsetPhys { user_used: None, group_used: None, .. } => OBJSET_SIZE_V1,
+            _ => OBJSET_SIZE_V2,
+        };
+        let mut out = vec![0; self.size.max(needed).min(OBJSET_SIZE)];
         let special = [&self.user_used, &self.group_used, &self.project_used];
         let special = special.into_iter().zip([USER_USED_AT, GROUP_USED_AT, PROJECT_USED_AT]);
         let special = special.filter_map(|(dnode, at)| Some((dnode.as_ref()?, at)));
@@ -121,7 +134,13 @@ impl ObjsetPhys {
             Some(raw) => Dnode::parse(raw, endian),
             None => Ok(None),
         };
+        let size = match bytes.len() {
+            ..OBJSET_SIZE_V2 => OBJSET_SIZE_V1,
+            OBJSET_SIZE_V2..OBJSET_SIZE => OBJSET_SIZE_V2,
+            _ => OBJSET_SIZE,
+        };
         Ok(ObjsetPhys {
+            size,
             meta_dnode,
             zil_header,
             kind,

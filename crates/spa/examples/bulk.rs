@@ -41,6 +41,7 @@ fn make(files: &[PathBuf], raidz: u32) -> Arc<Writer> {
     }
     let spec = CreateSpec {
         name: "bulk".into(),
+        version: ondisk::uberblock::VERSION_FEATURES,
         tops: built.tops,
         devices,
         features: dsl::write::features::maintained().collect(),

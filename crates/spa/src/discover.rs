@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result, Txg};
-use device::{Engine, FileDevice, Lock, OpenOptions};
+use device::Engine;
 use ondisk::config::LabelConfig;
 
 use crate::assemble::{FoundPool, assemble};
 use crate::labels::LeafLabels;
+use crate::leaves::{FileLeaves, Leaves, Purpose};
 
 /// Where Linux keeps device nodes, best names first.
 const DEFAULT_DIRS: [&str; 9] = [
@@ -73,8 +74,19 @@ pub struct Candidate {
 /// `Limit` when a directory holds absurdly many files. Everything else is
 /// reported in [`Discovery::problems`].
 pub fn discover(search: &Search, engine: &Arc<Engine>) -> Result<Discovery> {
+    discover_in(search, &FileLeaves(Arc::clone(engine)))
+}
+
+/// As [`discover`], among the leaves of `source`: all of them, if it can list them.
+///
+/// # Errors
+/// As [`discover`].
+pub fn discover_in(search: &Search, source: &dyn Leaves) -> Result<Discovery> {
     let mut problems = Vec::new();
-    let files = collect(search, &mut problems)?;
+    let files = match source.list() {
+        Some(all) => all.into_iter().map(|path| (path, false)).collect(),
+        None => collect(search, &mut problems)?,
+    };
     let found = Mutex::new(Vec::new());
     let failed = Mutex::new(Vec::new());
     let next = std::sync::atomic::AtomicUsize::new(0);
@@ -82,7 +94,7 @@ pub fn discover(search: &Search, engine: &Arc<Engine>) -> Result<Discovery> {
         loop {
             let order = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let Some((path, named)) = files.get(order) else { return };
-            match probe(path, order, engine) {
+            match probe(path, order, source) {
                 Ok(Some(candidate)) => found.lock().push(candidate),
                 Ok(None) => {}
                 // A directory holds all sorts of things; a named file was meant.
@@ -149,14 +161,9 @@ fn list(dir: &Path, devices_only: bool) -> Result<Vec<PathBuf>> {
     Ok(out)
 }
 
-fn probe(path: &Path, order: usize, engine: &Arc<Engine>) -> Result<Option<Candidate>> {
-    let options = OpenOptions {
-        lock: Lock::None,
-        engine: Some(Arc::clone(engine)),
-        ..OpenOptions::default()
-    };
-    let device = FileDevice::open(path, &options)?;
-    let labels = LeafLabels::read(&device)?;
+fn probe(path: &Path, order: usize, source: &dyn Leaves) -> Result<Option<Candidate>> {
+    let leaf = source.open(path, Purpose::Probe)?;
+    let labels = LeafLabels::read(&*leaf.device)?;
     let Some((list, count)) = labels.discovery_config() else { return Ok(None) };
     let config = LabelConfig::parse(list)?;
     // Only a label that verifies can tell how new it is.
@@ -184,6 +191,6 @@ fn probe(path: &Path, order: usize, engine: &Arc<Engine>) -> Result<Option<Candi
         synced,
         labels: count,
         order,
-        block_device: device.is_block_device(),
+        block_device: leaf.block_device,
     }))
 }

@@ -12,12 +12,13 @@ use dsl::{DslDir, FeatureState, Mos};
 use ondisk::config::{PoolConfig, PoolState, VdevConfig};
 use ondisk::features::FEATURES;
 use ondisk::spacemap::{Entries, Params};
-use ondisk::uberblock::{ScratchState, Uberblock};
+use ondisk::uberblock::{ScratchState, Uberblock, VERSION_FEATURES};
 use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
 use zio::{BlockCache, Zio};
 
 use crate::assemble::{FoundPool, fix_paths};
 use crate::engine::{Parts, Writer, WriterOptions, assemble, claim};
+use crate::leaves::{FileLeaves, Leaves};
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
@@ -25,6 +26,8 @@ use crate::{indirect, multihost, status};
 
 /// Groups that frees are deferred; recovery goes back no further.
 const DEFER_TXGS: u64 = 2;
+/// Property `failmode`: errors instead of waiting.
+const FAILMODE_CONTINUE: u64 = 1;
 /// Times the trusted tree may reveal a newer uberblock.
 const RESTARTS_MAX: usize = 3;
 
@@ -104,10 +107,23 @@ impl Spa {
         cache: &Arc<BlockCache>,
         engine: &Arc<Engine>,
     ) -> Result<Spa, Box<OpenFailure>> {
+        Self::open_in(found, options, cache, &FileLeaves(Arc::clone(engine)))
+    }
+
+    /// As [`Spa::open`], with the leaves of `source`.
+    ///
+    /// # Errors
+    /// As [`Spa::open`].
+    pub fn open_in(
+        found: &FoundPool,
+        options: &ImportOptions,
+        cache: &Arc<BlockCache>,
+        source: &dyn Leaves,
+    ) -> Result<Spa, Box<OpenFailure>> {
         let mut limit = options.txg.unwrap_or(Txg::MAX);
         let mut newest = None;
         loop {
-            let opener = LeafOpener::new(found, Arc::clone(engine), options.writes());
+            let opener = LeafOpener::new(found, source, options.writes());
             let mut seen = None;
             let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
             let failure = match opened {
@@ -310,6 +326,10 @@ impl Spa {
     pub fn obstacles(&self) -> Result<Vec<Obstacle>> {
         let mut out = dsl::write::features::obstacles(&self.mos)?;
         let mut add = |what: &str, why: &'static str| out.push(Obstacle { what: what.into(), why });
+        let version = self.config.version;
+        if version != VERSION_FEATURES && !crate::VERSIONS_WRITTEN.contains(&version) {
+            add("version", "pools older than version 15 are only read");
+        }
         if self.uberblock.checkpoint_txg != Txg::ZERO {
             add("checkpoint", "the pool is rewound to its checkpoint");
         }
@@ -322,6 +342,14 @@ impl Spa {
             }
         });
         Ok(out)
+    }
+
+    /// A number among the pool's stored properties.
+    fn pool_number(&self, name: &str) -> Result<Option<u64>> {
+        match self.mos.lookup("pool_props")? {
+            Some(zap) => self.mos.zap(zap)?.lookup_u64(name),
+            None => Ok(None),
+        }
     }
 
     /// Starts writing: the first group refreshes all labels.
@@ -350,6 +378,9 @@ impl Spa {
             roles: BTreeMap::new(),
         };
         let writer = assemble(parts, options)?;
+        if self.pool_number("failmode")? == Some(FAILMODE_CONTINUE) {
+            writer.txgs().set_failmode(txg::FailMode::Continue);
+        }
         for (txg, object) in logs {
             self.for_each_entry(object, Params::log(), &mut |range| {
                 writer.space().replay_log(txg, &range)

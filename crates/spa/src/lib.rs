@@ -29,6 +29,7 @@ pub mod history;
 pub mod import;
 mod indirect;
 pub mod labels;
+pub mod leaves;
 mod multihost;
 mod opener;
 pub mod space;
@@ -39,8 +40,12 @@ pub mod uberblocks;
 pub mod write;
 
 pub use assemble::{FoundPool, ImportReason};
-pub use discover::{Discovery, Search, discover};
+pub use discover::{Discovery, Search, discover, discover_in};
 pub use import::{ImportOptions, Spa, own_hostname};
 pub use labels::LeafLabels;
+pub use leaves::{FileLeaves, Leaves, OpenLeaf, Purpose};
 pub use multihost::own_hostid;
 pub use status::{VdevClass, VdevState, VdevStatus};
+
+/// Versions of pools without features that can be written; older ones are only read.
+pub const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 15..=28;

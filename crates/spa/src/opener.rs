@@ -7,19 +7,20 @@ use std::sync::Arc;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result, Txg};
-use device::{Device, Engine, FileDevice, OpenOptions};
+use device::Device;
 use nvlist::NvList;
 use ondisk::uberblock::Uberblock;
 use vdev::LeafSpec;
 
 use crate::assemble::{FoundPool, place_for};
 use crate::labels::LeafLabels;
+use crate::leaves::{Leaves, Purpose};
 
 /// Opens each leaf once, however often the tree is rebuilt.
 pub(crate) struct LeafOpener<'a> {
     found: &'a FoundPool,
-    engine: Arc<Engine>,
-    write: bool,
+    source: &'a dyn Leaves,
+    purpose: Purpose,
     open: Mutex<HashMap<PathBuf, Opened>>,
     /// Leaves in use: what their labels say.
     leaves: Mutex<HashMap<Guid, (Arc<LeafLabels>, u32)>>,
@@ -32,11 +33,11 @@ struct Opened {
 }
 
 impl<'a> LeafOpener<'a> {
-    pub(crate) fn new(found: &'a FoundPool, engine: Arc<Engine>, write: bool) -> LeafOpener<'a> {
+    pub(crate) fn new(found: &'a FoundPool, source: &'a dyn Leaves, write: bool) -> LeafOpener<'a> {
         LeafOpener {
             found,
-            engine,
-            write,
+            source,
+            purpose: if write { Purpose::Write } else { Purpose::Read },
             open: Mutex::new(HashMap::new()),
             leaves: Mutex::new(HashMap::new()),
         }
@@ -76,12 +77,7 @@ impl<'a> LeafOpener<'a> {
         let opened = match known {
             Some(opened) => opened,
             None => {
-                let options = OpenOptions {
-                    write: self.write,
-                    engine: Some(Arc::clone(&self.engine)),
-                    ..OpenOptions::default()
-                };
-                let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, &options)?);
+                let device = self.source.open(path, self.purpose)?.device;
                 let labels = Arc::new(LeafLabels::read(&*device)?);
                 let opened = Opened { device, labels };
                 self.open.lock().insert(path.clone(), opened.clone());

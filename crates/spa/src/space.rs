@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{Error, Result, Txg, VdevId};
 use dsl::Mos;
-use ondisk::config::{VdevConfig, VdevType};
+use ondisk::config::{PoolConfig, VdevConfig, VdevType};
 use ondisk::spacemap::{Header, Kind, Params, Range, parse_log_key};
 use vdev::AllocClass;
 
@@ -188,8 +188,16 @@ impl Spa {
     /// # Errors
     /// Those of reading the MOS; `Corrupt` when the maps contradict themselves.
     pub fn load_space(&self) -> Result<PoolSpace> {
+        self.load_space_of(self.config())
+    }
+
+    /// As [`Spa::load_space`], of the vdevs of a newer configuration.
+    ///
+    /// # Errors
+    /// As [`Spa::load_space`].
+    pub fn load_space_of(&self, config: &PoolConfig) -> Result<PoolSpace> {
         let mut space = PoolSpace { vdevs: Vec::new(), logs: self.log_space_maps()? };
-        for vdev in &self.config().vdev_tree.children {
+        for vdev in &config.vdev_tree.children {
             if !matches!(vdev.kind, VdevType::Hole | VdevType::Missing | VdevType::Indirect) {
                 space.vdevs.push(self.load_vdev_space(vdev)?);
             }

@@ -432,6 +432,7 @@ impl Fs {
         let meta_dnode = self.special.remove(&META).ok_or_else(|| Error::bug("no meta-dnode"))?;
         let fill = meta_dnode.blkptrs.iter().map(BlkPtr::fill).sum();
         let phys = ObjsetPhys {
+            size: ondisk::objset::OBJSET_SIZE,
             meta_dnode,
             zil_header: [0; ZIL_HEADER_SIZE],
             kind: ObjsetType::Zfs,

@@ -590,6 +590,7 @@ impl Mos<'_> {
         };
         let meta_dnode = self.place(&meta, inside)?;
         let phys = ObjsetPhys {
+            size: ondisk::objset::OBJSET_SIZE,
             meta_dnode,
             zil_header: [0; ZIL_HEADER_SIZE],
             kind: ObjsetType::Meta,

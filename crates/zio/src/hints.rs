@@ -150,6 +150,24 @@ impl Hints {
         }
     }
 
+    /// As [`Hints::forget`], for the blocks from `first`'s up to `past`.
+    pub fn forget_range(&self, first: Place, past: u64) {
+        let count = past.saturating_sub(first.blkid);
+        if count < self.entries.len() as u64 {
+            return (first.blkid..past).for_each(|blkid| self.forget(Place { blkid, ..first }));
+        }
+        self.epoch_of(first).fetch_add(1, Ordering::AcqRel);
+        let Some((a, b)) = Place { blkid: 0, ..first }.words() else { return };
+        let blocks = first.blkid..past;
+        for entry in &self.entries {
+            let [tag, block, ..] = &entry.0;
+            let is = |at: u64| at & 0xff == b && blocks.contains(&(at >> 8));
+            if tag.load(Ordering::Acquire) == a && is(block.load(Ordering::Relaxed)) {
+                tag.store(0, Ordering::Release);
+            }
+        }
+    }
+
     /// Memory of the table, bytes.
     pub fn footprint(&self) -> u64 {
         size_of_val(&*self.entries) as u64
@@ -184,6 +202,30 @@ mod tests {
         assert!(kept > 3500, "{kept}");
         assert!(hints.get(place(u32::MAX, 1, 1)).is_none());
         assert!(hints.get(place(0, 1 << 50, 1)).is_none());
+    }
+
+    #[test]
+    fn ranges_are_forgotten() {
+        for (first, past) in [(0, u64::MAX), (100, 110), (90, 1 << 40)] {
+            let hints = Hints::for_cache(1 << 20);
+            for n in 0..120u64 {
+                for object in [7, 8] {
+                    let p = place(70_000, object, n);
+                    let at = SlotRef { stripe: 0, slot: n as u32, stamp: n + 1 };
+                    hints.put(p, at, hints.epoch(p));
+                }
+            }
+            let (p, known) = (place(70_000, 7, first), |o, n| hints.get(place(70_000, o, n)));
+            let before: Vec<u64> = (0..120).filter(|&n| known(7, n).is_some()).collect();
+            let other = (0..120).filter(|&n| known(8, n).is_some()).count();
+            let epoch = hints.epoch(p);
+            hints.forget_range(p, past);
+            assert!(hints.epoch(p) > epoch && before.len() > 40 && other > 40);
+            for n in before {
+                assert_eq!(known(7, n).is_none(), (first..past).contains(&n), "{n}");
+            }
+            assert_eq!((0..120).filter(|&n| known(8, n).is_some()).count(), other);
+        }
     }
 
     #[test]

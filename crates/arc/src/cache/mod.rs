@@ -56,6 +56,8 @@ pub const PARTITION: u64 = 1 << 30;
 const PARTITIONS_MAX: u64 = 16;
 /// Free arena memory kept for re-use before pages go back to the system, at most.
 const FREE_WARM_MAX: u64 = 16 << 20;
+/// Dirty data may exceed the target by so much until the cache makes way, at most.
+const RESERVE_SLACK_MAX: u64 = 16 << 20;
 /// The target grows when less than this is left of it (chapter 10 §2.2).
 const GROW_SLACK: u64 = 32 << 20;
 /// The target grows by at least this.
@@ -205,6 +207,8 @@ pub struct Cache<K> {
     meta: AtomicU64,
     /// Dirty data that lives above.
     anon: AtomicU64,
+    /// The most dirty data lately.
+    anon_peak: AtomicU64,
     entries_max: AtomicU64,
     fill_ns: AtomicU64,
     expand_ns: AtomicU64,
@@ -243,6 +247,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             division: Mutex::new(Division::default()),
             meta: AtomicU64::new(META_START),
             anon: AtomicU64::new(0),
+            anon_peak: AtomicU64::new(0),
             entries_max: AtomicU64::new(0),
             fill_ns: AtomicU64::new(FILL_NS_START),
             expand_ns: AtomicU64::new(EXPAND_NS_START),
@@ -574,8 +579,10 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
     }
 
+    /// Free memory to keep: what one group's dirty data left serves the next one's.
     fn warm_max(&self) -> u64 {
-        (self.target() >> 4).clamp(1 << 20, FREE_WARM_MAX)
+        let own = (self.target() >> 4).clamp(1 << 20, FREE_WARM_MAX);
+        own + self.anon_peak.load(Relaxed)
     }
 
     /// The target size, bytes.
@@ -621,6 +628,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.c.store(c.clamp(least, most), Relaxed);
         let before = self.size();
         self.fit();
+        self.anon_peak.store(0, Relaxed);
         base::buf::trim(self.warm_max() as usize);
         before.saturating_sub(self.size())
     }
@@ -661,15 +669,22 @@ impl<K: Copy + Eq + Hash> Cache<K> {
 
     /// Dirty data above the cache took `bytes` more; the cache makes way.
     pub fn reserve(&self, bytes: u64) {
-        self.anon.fetch_add(bytes, Relaxed);
-        if self.size() > self.target() {
+        let anon = self.anon.fetch_add(bytes, Relaxed) + bytes;
+        if anon > self.anon_peak.load(Relaxed) {
+            self.anon_peak.store(anon, Relaxed);
+        }
+        // All partitions are gone through at once, so not for every block.
+        let target = self.target();
+        if self.size() > target + (target >> 6).min(RESERVE_SLACK_MAX) {
             self.fit();
         }
     }
 
     /// Dirty data above the cache took `bytes` less.
     pub fn release(&self, bytes: u64) {
-        self.anon.fetch_sub(bytes, Relaxed);
+        let anon = self.anon.fetch_sub(bytes, Relaxed).saturating_sub(bytes);
+        let peak = self.anon_peak.load(Relaxed);
+        self.anon_peak.store(anon.max(peak.saturating_sub(bytes >> 4)), Relaxed);
     }
 
     /// Forgets everything that is resident or remembered.

@@ -166,6 +166,12 @@ pub fn is_written(feature: &Feature) -> bool {
     feature.is_readable() && !NOT_WRITTEN.contains(&feature.guid)
 }
 
+/// Whether new pools have the feature unless somebody objects.
+pub(crate) fn is_default(feature: &Feature) -> bool {
+    let known = FEATURES.iter().take(KNOWN_TO_2_3).any(|f| f.guid == feature.guid);
+    known && is_written(feature)
+}
+
 /// What a pool's creator asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureWishes {
@@ -187,7 +193,7 @@ pub fn features_to_enable(
     let mut wanted: BTreeSet<&'static str> = BTreeSet::new();
     let mut warnings = Vec::new();
     if !wishes.none {
-        let default = FEATURES.iter().take(KNOWN_TO_2_3).filter(|f| is_written(f));
+        let default = FEATURES.iter().filter(|f| is_default(f));
         wanted.extend(default.filter(|f| set.has(f.name())).map(|f| f.guid));
     }
     for (name, enabled) in &wishes.named {

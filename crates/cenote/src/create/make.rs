@@ -95,10 +95,15 @@ impl Engine {
     /// Writes the pool that was asked for, and imports it. Everything was checked that
     /// can be without opening the devices for writing.
     pub(super) fn make_pool(&self, request: &CreateRequest) -> Result<Arc<Pool>> {
-        if request.version != VERSION {
-            return Err(Error::unsupported("pools without feature flags cannot be created"));
-        }
-        let (new, root_props) = split_for_life(&request.fs_settings, zpl::NewFs::default())?;
+        let version = request.version;
+        let features = version == VERSION;
+        let plain = zpl::NewFs {
+            version: if features { 5 } else { 4 },
+            count_objects: features,
+            count_projects: features,
+            ..zpl::NewFs::default()
+        };
+        let (new, root_props) = split_for_life(&request.fs_settings, plain)?;
         let open = Open::of(&request.vdevs, self.devices())?;
         let options = BuildOptions { ashift: request.ashift(), first_id: 0, create_txg: FIRST_TXG };
         let built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
@@ -107,6 +112,7 @@ impl Engine {
         let settings = &request.settings;
         let spec = CreateSpec {
             name: request.name.clone(),
+            version,
             tops: built.tops.clone(),
             devices,
             features: request.features.clone(),
@@ -124,7 +130,7 @@ impl Engine {
         let line = request.command.clone().map(Command::new);
         let (spares, caches) = (built.spares, built.caches);
         let task = move |cx: &mut spa::engine::TaskCx<'_>, ()| {
-            cx.log_internal("create", None, &format!("pool version {VERSION}; Cenote"))?;
+            cx.log_internal("create", None, &format!("pool version {version}; Cenote"))?;
             cx.add_aux("spares", &spares)?;
             cx.add_aux("l2cache", &caches)?;
             line.map_or(Ok(()), |line| cx.log_command(&line))

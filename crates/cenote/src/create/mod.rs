@@ -11,7 +11,7 @@
 //! * Whole disks are used as they are given; nothing partitions them.
 
 mod calls;
-mod compat;
+pub(crate) mod compat;
 mod make;
 mod names;
 mod settings;

@@ -18,6 +18,8 @@ mod sample;
 mod stress;
 mod svg;
 mod tidy;
+mod write;
+mod write_rig;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -32,8 +34,15 @@ use chart::Look;
 use frame::Report;
 
 /// All benches, in the order of the list.
-const ALL: &[Bench] =
-    &[cached::BENCH, poison::BENCH, du::BENCH, stress::BENCH, codecs::BENCH, fuse_null::BENCH];
+const ALL: &[Bench] = &[
+    cached::BENCH,
+    poison::BENCH,
+    du::BENCH,
+    stress::BENCH,
+    write::BENCH,
+    codecs::BENCH,
+    fuse_null::BENCH,
+];
 
 /// A bench with a command line of its own.
 struct Own {

@@ -74,7 +74,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
         name: s.name.clone(),
         guid: s.guid.0,
         health: state(s.health),
-        suspended: false,
+        suspended: s.suspended,
         root: tree(&s.root, &s.aux),
         error_count: s.error_count,
         errors: Vec::new(),

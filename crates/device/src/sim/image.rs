@@ -108,6 +108,18 @@ impl Image {
         Ok(())
     }
 
+    /// Whether `other` holds the same bytes in a range; `false` outside either.
+    pub fn same(&self, other: &Image, offset: u64, len: u64) -> bool {
+        let Ok(len) = usize::try_from(len) else { return false };
+        let inside = self.check(offset, len).is_ok() && other.check(offset, len).is_ok();
+        inside
+            && parts(offset, len).all(|(page, from, n)| match (self.page(page), other.page(page)) {
+                (None, None) => true,
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a[from..from + n] == b[from..from + n],
+                (Some(a), None) | (None, Some(a)) => a[from..from + n].iter().all(|&x| x == 0),
+            })
+    }
+
     /// Writes `data` at `offset`.
     ///
     /// # Errors

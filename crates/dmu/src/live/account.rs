@@ -68,6 +68,11 @@ fn owner(
     }
 }
 
+/// Modulo 2^64, like the sums.
+fn charge(dn: &Dnode) -> i64 {
+    (dn.used as i64).wrapping_add(DNODE_CHARGE)
+}
+
 /// Deltas of one of the three ZAPs.
 type Deltas = BTreeMap<String, i64>;
 
@@ -79,7 +84,8 @@ impl All {
         let ids = [owner.uid, owner.gid, owner.project];
         let used = if projects { 3 } else { 2 };
         for (deltas, id) in self.0.iter_mut().zip(ids).take(used) {
-            *deltas.entry(format!("{id:x}")).or_default() += bytes;
+            let sum = deltas.entry(format!("{id:x}")).or_default();
+            *sum = sum.wrapping_add(bytes);
             if objects != 0 {
                 *deltas.entry(format!("obj-{id:x}")).or_default() += objects;
             }
@@ -102,7 +108,8 @@ pub(crate) fn apply(
             && let Some(owner) = owner(os, work.id, old, None)?
         {
             let objects = -i64::from(old.flags & flags::USEROBJUSED_ACCOUNTED != 0);
-            all.charge(owner, -(old.used as i64 + DNODE_CHARGE), objects, props.count_projects);
+            let bytes = charge(old);
+            all.charge(owner, bytes.wrapping_neg(), objects, props.count_projects);
         }
         if !work.allocated {
             continue;
@@ -116,7 +123,7 @@ pub(crate) fn apply(
             _ => None,
         };
         if let Some(owner) = owner(os, work.id, &work.dn, spill)? {
-            let bytes = work.dn.used as i64 + DNODE_CHARGE;
+            let bytes = charge(&work.dn);
             all.charge(owner, bytes, i64::from(props.count_objects), props.count_projects);
         }
     }

@@ -14,7 +14,6 @@ use ondisk::objset::ObjsetType;
 use zio::Io;
 
 use super::handle::{Handle, Head, Slot, Spill, slot_of};
-use super::ranges::BlockRanges;
 use crate::objset::Objset;
 use crate::tx::Tx;
 
@@ -60,6 +59,7 @@ impl ObjectSpec {
         let block_size = if self.block_size == 0 { 512 } else { self.block_size };
         let fits = self.bonus.len() <= size - 64 - 128
             && slots <= 32
+            && matches!(self.indirect_shift, 0 | 12..=17)
             && block_size.is_multiple_of(512)
             && block_size <= super::BLOCK_MAX
             && self.object_type != ObjType::NONE;
@@ -148,6 +148,9 @@ impl Objset {
         let head = spec.head()?;
         let mut cursor = self.live()?.cursor.lock();
         let special = id.0 >> OBJECT_SHIFT_MAX != 0;
+        if id.0 == 0 {
+            return Err(Error::new(ErrorKind::Exists, "object 0 is the meta-dnode"));
+        }
         if !special {
             let (blkid, at) = (id.0 / DNODES_PER_BLOCK, id.0 % DNODES_PER_BLOCK);
             if at + u64::from(head.slots) > DNODES_PER_BLOCK {
@@ -174,9 +177,7 @@ impl Objset {
             return Err(Error::bug("a free object number has a dirty object").in_object(id));
         }
         let handle = Handle::new(None);
-        let slot =
-            Slot { txg, head, data: Default::default(), freed: BlockRanges::default(), bytes: 0 };
-        handle.state.lock().slots[slot_of(txg)] = Some(slot);
+        handle.state.lock().slots[slot_of(txg)] = Some(Slot::new(txg, head));
         stripe.insert(id.0, Arc::new(handle));
         live.handles.fetch_add(1, SeqCst);
         drop(stripe);
@@ -189,10 +190,12 @@ impl Objset {
     /// # Errors
     /// `NotFound`, and those of reading its dnode.
     pub fn free_object(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<()> {
-        self.head(tx, id)?;
-        let last = u64::MAX;
-        self.free_blocks(tx, id, 0, last, false)?;
-        self.with(tx, id, |inner| inner.change(tx.txg(), |head| head.allocated = false))?;
+        self.change_blocks(tx, id, |inner| {
+            let delta = inner.free(tx.txg(), 0, u64::MAX, true)?;
+            inner.change(tx.txg(), |head| head.allocated = false)?;
+            Ok(delta)
+        })
+        .map_err(|e| e.in_object(id))?;
         self.live()?.cursor.lock().freed += 1;
         Ok(())
     }
@@ -225,22 +228,25 @@ impl Objset {
         let first = blkid * DNODES_PER_BLOCK;
         // Number 0 is the meta-dnode.
         let mut taken = u32::from(blkid == 0);
-        if blkid <= self.on_disk().meta.max_blkid {
-            let block = self.meta_object().read_block(blkid, Io::WAIT)?;
+        // First those in memory: one that is published meanwhile is found on disk then.
+        let live = self.live()?;
+        for slot in 0..DNODES_PER_BLOCK {
+            if let Some(handle) = live.find(ObjectId(first + slot)) {
+                let inner = handle.state.lock();
+                let own = inner.disk.as_ref().map_or(1, |d| d.slots);
+                let slots = inner.slots.iter().flatten().map(|s| s.head.slots).fold(own, u8::max);
+                taken |= mask(slot, slots.min((DNODES_PER_BLOCK - slot) as u8));
+            }
+        }
+        let meta = self.meta_object();
+        if blkid <= meta.dnode().max_blkid {
+            let block = meta.read_block(blkid, Io::WAIT)?;
             let mut slot = 0;
             while slot < DNODES_PER_BLOCK {
                 let bytes = block.get(slot as usize * DNODE_SIZE..).unwrap_or_default();
                 let slots = Dnode::peek_slots(bytes).unwrap_or(0);
                 taken |= mask(slot, slots.min((DNODES_PER_BLOCK - slot) as u8));
                 slot += u64::from(slots.max(1));
-            }
-        }
-        let live = self.live()?;
-        for slot in 0..DNODES_PER_BLOCK {
-            if let Some(handle) = live.find(ObjectId(first + slot)) {
-                let inner = handle.state.lock();
-                let slots = inner.slots.iter().flatten().map(|s| s.head.slots).max().unwrap_or(1);
-                taken |= mask(slot, slots.min((DNODES_PER_BLOCK - slot) as u8));
             }
         }
         Ok(taken)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use base::rt::Mutex;
 use base::{Buf, BufMut, Error, ErrorKind, Result, Txg};
+use ondisk::dnode::DNODE_SIZE;
 use ondisk::{Dnode, ObjType};
 
 use super::ranges::BlockRanges;
@@ -45,12 +46,14 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(crate) fn of(dn: &Dnode) -> Head {
-        Head {
+    /// # Errors
+    /// `Unsupported` for a bonus that a big-endian host wrote and that cannot be turned.
+    pub(crate) fn of(dn: &Dnode) -> Result<Head> {
+        Ok(Head {
             allocated: true,
             object_type: dn.object_type,
             bonus_type: dn.bonus_type,
-            bonus: dn.bonus.clone(),
+            bonus: super::to_little_bonus(dn)?,
             block_size: dn.data_block_size,
             indirect_shift: dn.indirect_shift,
             checksum: dn.checksum,
@@ -60,7 +63,39 @@ impl Head {
             levels: dn.levels,
             max_blkid: dn.max_blkid,
             spill: Spill::Keep,
+        })
+    }
+
+    /// A block was written: the tree reaches so far.
+    fn reach(&mut self, blkid: u64) {
+        self.max_blkid = self.max_blkid.max(blkid);
+        let epb_shift = u32::from(self.indirect_shift) - 7;
+        let above = |levels: u8| blkid.checked_shr(epb_shift * u32::from(levels - 1)).unwrap_or(0);
+        while above(self.levels) >= u64::from(self.nblkptr) {
+            self.levels += 1;
         }
+    }
+
+    /// Whether the object may have this block (chapter 03 §2.3).
+    pub(crate) fn check_block(&self, blkid: u64) -> Result<()> {
+        let size = u64::from(self.block_size);
+        if !self.allocated {
+            return Err(Error::not_found("no such object"));
+        }
+        if blkid > 0 && !size.is_power_of_two() {
+            return Err(Error::invalid("the only block of an object has an odd size"));
+        }
+        if blkid > (u64::MAX - (size - 1)) / size {
+            return Err(Error::invalid("a block beyond 2^64 bytes"));
+        }
+        Ok(())
+    }
+
+    /// Whether a bonus so long fits, beside a spill pointer or without.
+    pub(crate) fn check_bonus(&self, len: usize, spill: bool) -> Result<()> {
+        let pointers = usize::from(self.nblkptr) + usize::from(spill);
+        let fits = 64 + 128 * pointers + len <= usize::from(self.slots) * DNODE_SIZE;
+        fits.then_some(()).ok_or_else(|| Error::invalid("the bonus does not fit its dnode"))
     }
 }
 
@@ -98,6 +133,49 @@ pub(crate) struct Slot {
     pub(crate) freed: BlockRanges,
     /// Memory of `data`.
     pub(crate) bytes: u64,
+    /// The group is being written: nothing in it changes any more.
+    pub(crate) frozen: bool,
+}
+
+/// Dirty memory that came or went, by group.
+#[derive(Default)]
+pub(crate) struct Delta {
+    /// In the transaction's group.
+    pub(crate) own: i64,
+    /// In newer groups, which an older group's change reached.
+    pub(crate) newer: Vec<(Txg, i64)>,
+}
+
+impl Slot {
+    pub(crate) fn new(txg: Txg, head: Head) -> Slot {
+        let (data, freed) = (BTreeMap::new(), BlockRanges::default());
+        Slot { txg, head, data, freed, bytes: 0, frozen: false }
+    }
+
+    /// Makes `block` the content of a block; by how much memory grew.
+    fn put(&mut self, blkid: u64, block: BufMut) -> i64 {
+        let size = block.len() as u64;
+        let old = self.data.insert(blkid, Content::Open(block)).map_or(0, |c| c.len() as u64);
+        self.bytes = self.bytes + size - old;
+        self.head.reach(blkid);
+        size as i64 - old as i64
+    }
+
+    /// Drops the content of blocks in `[first, past)`; by how much memory grew.
+    fn drop_blocks(&mut self, first: u64, past: u64) -> i64 {
+        let mut gone = 0;
+        if first == 0 && past == u64::MAX {
+            gone = self.bytes;
+            self.data.clear();
+        } else {
+            let ids: Vec<u64> = self.data.range(first..past).map(|(&b, _)| b).collect();
+            for blkid in ids {
+                gone += self.data.remove(&blkid).map_or(0, |c| c.len() as u64);
+            }
+        }
+        self.bytes -= gone;
+        -(gone as i64)
+    }
 }
 
 /// The newest state of a block that is not (only) on disk.
@@ -128,6 +206,19 @@ impl Handle {
         Handle {
             state: Mutex::new(Inner { disk, slots: std::array::from_fn(|_| None), dead: false }),
         }
+    }
+
+    /// The end of the range of freed blocks that `at` is in, or `at` if it is in none: what
+    /// the newest groups wrote there aside.
+    pub(crate) fn freed_until(&self, at: u64) -> u64 {
+        let inner = self.state.lock();
+        inner.slots.iter().flatten().map(|s| s.freed.end_of(at)).max().unwrap_or(at)
+    }
+
+    /// The first block at or after `from` that an unwritten group freed.
+    pub(crate) fn next_freed(&self, from: u64) -> Option<u64> {
+        let inner = self.state.lock();
+        inner.slots.iter().flatten().filter_map(|s| s.freed.next(from)).min()
     }
 
     /// The first block at or after `from` that an unwritten group wrote.
@@ -170,42 +261,245 @@ impl Inner {
         None
     }
 
-    /// The slot of `txg`, begun from the newest older state if need be. True if it is new.
-    pub(crate) fn slot(&mut self, txg: Txg) -> Result<(&mut Slot, bool)> {
+    /// Whether the object has a spill block in `txg`.
+    pub(crate) fn has_spill(&self, txg: Txg) -> bool {
+        let mut slots: Vec<&Slot> = self.slots.iter().flatten().filter(|s| s.txg <= txg).collect();
+        slots.sort_unstable_by_key(|s| std::cmp::Reverse(s.txg));
+        let changed = slots.into_iter().find_map(|s| match s.head.spill {
+            Spill::Keep => None,
+            Spill::Set(_) => Some(true),
+            Spill::Remove => Some(false),
+        });
+        changed.unwrap_or_else(|| self.disk.as_ref().is_some_and(|d| d.spill.is_some()))
+    }
+
+    /// The slot of `txg`, begun from the newest older state if need be.
+    pub(crate) fn slot(&mut self, txg: Txg) -> Result<&mut Slot> {
         let at = slot_of(txg);
-        if self.slots[at].as_ref().is_some_and(|s| s.txg != txg) {
-            return Err(Error::bug("a group begins before its slot is free"));
-        }
-        let fresh = self.slots[at].is_none();
-        if fresh {
-            let older = self.newest(txg).map(|s| s.head.clone());
-            let head = match (older, &self.disk) {
-                // What an older group does with the spill block, it does itself.
-                (Some(head), _) => Head { spill: Spill::Keep, ..head },
-                (None, Some(dn)) => Head::of(dn),
-                (None, None) => {
+        match &self.slots[at] {
+            Some(slot) if slot.txg != txg => {
+                return Err(Error::bug("a group begins before its slot is free"));
+            }
+            Some(slot) if slot.frozen => {
+                return Err(Error::bug("the group is being written already"));
+            }
+            Some(_) => {}
+            None => {
+                let older = self.newest(txg).map(|s| s.head.clone());
+                let head = match (older, &self.disk) {
+                    // What an older group does with the spill block, it does itself.
+                    (Some(head), _) => Head { spill: Spill::Keep, ..head },
+                    (None, Some(dn)) => Head::of(dn)?,
+                    (None, None) => {
+                        return Err(Error::new(ErrorKind::NotFound, "no such object"));
+                    }
+                };
+                if !head.allocated {
                     return Err(Error::new(ErrorKind::NotFound, "no such object"));
                 }
-            };
-            self.slots[at] = Some(Slot {
-                txg,
-                head,
-                data: BTreeMap::new(),
-                freed: BlockRanges::default(),
-                bytes: 0,
-            });
+                self.slots[at] = Some(Slot::new(txg, head));
+            }
         }
-        let slot = self.slots[at].as_mut().ok_or_else(|| Error::bug("a slot vanished"))?;
-        Ok((slot, fresh))
+        self.slots[at].as_mut().ok_or_else(|| Error::bug("a slot vanished"))
+    }
+
+    fn newer(&mut self, txg: Txg) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().flatten().filter(move |s| s.txg > txg && s.head.allocated)
     }
 
     /// Applies `change` to the dnode in `txg` and in what newer groups made of it.
-    pub(crate) fn change(&mut self, txg: Txg, mut change: impl FnMut(&mut Head)) -> Result<bool> {
-        let (slot, fresh) = self.slot(txg)?;
-        change(&mut slot.head);
-        for newer in self.slots.iter_mut().flatten().filter(|s| s.txg > txg) {
-            change(&mut newer.head);
+    pub(crate) fn change(&mut self, txg: Txg, mut change: impl FnMut(&mut Head)) -> Result<()> {
+        let slot = self.slot(txg)?;
+        if !slot.head.allocated {
+            return Err(Error::not_found("no such object"));
         }
-        Ok(fresh)
+        change(&mut slot.head);
+        self.newer(txg).for_each(|s| change(&mut s.head));
+        Ok(())
+    }
+
+    /// A newer group that changed the block size knows the older one's blocks by other
+    /// numbers: whoever changes the size excludes everybody else.
+    fn check_newer(&mut self, txg: Txg, blkid: u64) -> Result<()> {
+        let size = self.slot(txg)?.head.block_size;
+        if blkid > 0 && self.newer(txg).any(|s| s.head.block_size != size) {
+            return Err(Error::invalid("a newer group changed the block size"));
+        }
+        Ok(())
+    }
+
+    /// Groups from `txg` on that know the object.
+    pub(crate) fn from(&self, txg: Txg) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten().filter(move |s| s.txg >= txg && s.head.allocated)
+    }
+
+    /// Makes `block` the group's content of a block, and of newer groups that have it.
+    pub(crate) fn put(&mut self, txg: Txg, blkid: u64, block: BufMut) -> Result<Delta> {
+        let slot = self.slot(txg)?;
+        slot.head.check_block(blkid)?;
+        if block.len() != slot.head.block_size as usize {
+            return Err(Error::invalid("a block of the wrong size"));
+        }
+        self.check_newer(txg, blkid)?;
+        let mut delta = Delta::default();
+        for newer in self.newer(txg) {
+            let n = block.len().min(newer.head.block_size as usize);
+            newer.also(blkid, &mut delta, &mut |buf| {
+                buf[..n].copy_from_slice(&block[..n]);
+                Ok(())
+            })?;
+        }
+        delta.own = self.slot(txg)?.put(blkid, block);
+        Ok(delta)
+    }
+
+    /// Edits a block; `base` is what the disk has of it. `None` if that is needed first.
+    pub(crate) fn edit(
+        &mut self,
+        txg: Txg,
+        blkid: u64,
+        base: Option<&Buf>,
+        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<Option<Delta>> {
+        let slot = self.slot(txg)?;
+        slot.head.check_block(blkid)?;
+        self.check_newer(txg, blkid)?;
+        let slot = self.slot(txg)?;
+        let size = slot.head.block_size as usize;
+        let mut delta = Delta::default();
+        match slot.data.get_mut(&blkid) {
+            Some(Content::Open(buf)) => edit(buf)?,
+            Some(Content::Frozen(_)) => return Err(Error::bug("a block is frozen too early")),
+            None => {
+                // The newest older state is the base; what newer groups did stays theirs.
+                let old = match self.block(txg, blkid, 0..size) {
+                    Some(Dirty::Data(old)) => old,
+                    Some(Dirty::Hole) => Buf::zeros(0),
+                    None => match base {
+                        Some(base) => base.clone(),
+                        None => return Ok(None),
+                    },
+                };
+                let n = old.len().min(size);
+                let mut fresh = BufMut::alloc(size);
+                fresh[..n].copy_from_slice(&old[..n]);
+                fresh[n..].fill(0);
+                edit(&mut fresh)?;
+                delta.own = self.slot(txg)?.put(blkid, fresh);
+            }
+        }
+        for newer in self.newer(txg) {
+            newer.also(blkid, &mut delta, edit)?;
+        }
+        Ok(Some(delta))
+    }
+
+    /// Frees blocks `[first, past)`; with `truncate` all from `first`.
+    pub(crate) fn free(
+        &mut self,
+        txg: Txg,
+        first: u64,
+        past: u64,
+        truncate: bool,
+    ) -> Result<Delta> {
+        let slot = self.slot(txg)?;
+        if !slot.head.allocated {
+            return Err(Error::not_found("no such object"));
+        }
+        let past = if truncate { u64::MAX } else { past };
+        if !(truncate && first == 0) {
+            self.check_newer(txg, past.saturating_sub(1))?;
+        }
+        let mut delta = Delta::default();
+        if first < past {
+            let slot = self.slot(txg)?;
+            slot.freed.add(first, past);
+            delta.own = slot.drop_blocks(first, past);
+            for newer in self.newer(txg) {
+                delta.newer.push((newer.txg, newer.drop_blocks(first, past)));
+            }
+        }
+        if truncate {
+            let last = first.saturating_sub(1);
+            let cut = |head: &mut Head| head.max_blkid = head.max_blkid.min(last);
+            cut(&mut self.slot(txg)?.head);
+            self.newer(txg).for_each(|s| cut(&mut s.head));
+        }
+        Ok(delta)
+    }
+
+    /// Changes the block size; block 0 keeps its content, `base` if only the disk has it.
+    pub(crate) fn resize(
+        &mut self,
+        txg: Txg,
+        size: u32,
+        shift: u8,
+        base: Option<&Buf>,
+    ) -> Result<Option<Delta>> {
+        let slot = self.slot(txg)?;
+        let (old, levels) = (slot.head.block_size as usize, slot.head.levels);
+        let several = |s: &Slot| s.head.max_blkid > 0;
+        if !slot.head.allocated {
+            return Err(Error::not_found("no such object"));
+        }
+        if several(slot) || self.newer(txg).any(|s| several(s)) {
+            return Err(Error::invalid("an object of several blocks keeps its block size"));
+        }
+        // Blocks of another size may be below indirect blocks that were there before.
+        if levels > 1 && (!size.is_power_of_two() || shift != 0) {
+            return Err(Error::invalid("an object with indirect blocks keeps its shape"));
+        }
+        let mut fresh = BufMut::zeroed(size as usize);
+        let content = match self.block(txg, 0, 0..old) {
+            Some(Dirty::Data(buf)) => Some(buf),
+            Some(Dirty::Hole) => None,
+            None => match base {
+                None => return Ok(None),
+                Some(base) if base.is_empty() => None,
+                Some(base) => Some(base.clone()),
+            },
+        };
+        self.change(txg, |head| {
+            head.block_size = size;
+            if shift != 0 {
+                head.indirect_shift = shift;
+            }
+        })?;
+        let mut delta = Delta::default();
+        for newer in self.newer(txg) {
+            if let Some(content) = newer.data.get(&0) {
+                let (mut block, n) =
+                    (BufMut::zeroed(size as usize), content.len().min(size as usize));
+                block[..n].copy_from_slice(&content.part(0..n));
+                delta.newer.push((newer.txg, newer.put(0, block)));
+            }
+        }
+        if let Some(content) = content {
+            let n = content.len().min(size as usize);
+            fresh[..n].copy_from_slice(&content[..n]);
+            delta.own = self.slot(txg)?.put(0, fresh);
+        }
+        Ok(Some(delta))
+    }
+}
+
+impl Slot {
+    /// An older group changes a block: this one's state of it changes likewise.
+    fn also(
+        &mut self,
+        blkid: u64,
+        delta: &mut Delta,
+        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.head.reach(blkid);
+        if let Some(Content::Open(buf)) = self.data.get_mut(&blkid) {
+            return edit(buf);
+        }
+        if self.freed.contains(blkid) {
+            let mut fresh = BufMut::zeroed(self.head.block_size as usize);
+            edit(&mut fresh)?;
+            delta.newer.push((self.txg, self.put(blkid, fresh)));
+        }
+        Ok(())
     }
 }

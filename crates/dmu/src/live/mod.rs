@@ -37,6 +37,7 @@ mod ranges;
 pub(crate) mod sync;
 mod waves;
 pub(crate) mod work;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -45,13 +46,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
-use ondisk::dnode::DNODE_SIZE;
 use ondisk::{Dnode, Endian, ObjType};
 use zio::Io;
 
 use alloc::Cursor;
 pub use alloc::ObjectSpec;
-use handle::{Content, Dirty, Handle, Head, Inner, Spill};
+use handle::{Delta, Dirty, Handle, Head, Inner, Slot, Spill, slot_of};
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
 pub use sync::{Events, SyncCtx};
@@ -72,6 +72,8 @@ pub(crate) struct Live {
     handles: AtomicUsize,
     /// Counts publications.
     published: AtomicU64,
+    /// The group that was written and not published; 0 = none.
+    unpublished: AtomicU64,
     cursor: Mutex<Cursor>,
     props: RwLock<Arc<ObjsetProps>>,
     /// Intent log header that a group wants on disk.
@@ -91,6 +93,7 @@ impl Live {
             groups: Mutex::default(),
             handles: AtomicUsize::new(0),
             published: AtomicU64::new(0),
+            unpublished: AtomicU64::new(0),
             cursor: Mutex::default(),
             props: RwLock::new(Arc::new(props)),
             zil_header: Mutex::default(),
@@ -131,10 +134,23 @@ impl Live {
         })
     }
 
+    /// A header of the intent log waits for the next group once this one was written.
     pub(crate) fn is_dirty(&self, txg: Txg) -> bool {
         self.groups.lock().get(&txg).is_some_and(|g| !g.is_empty())
-            || self.zil_header.lock().is_some()
-            || self.flags.lock().is_some()
+            || self.unpublished.load(SeqCst) == 0
+                && (self.zil_header.lock().is_some() || self.flags.lock().is_some())
+    }
+
+    /// Drops a handle that nothing came of.
+    fn drop_clean(&self, id: ObjectId) {
+        let mut stripe = self.stripe(id.0).lock();
+        let Some(handle) = stripe.get(&id.0).cloned() else { return };
+        let mut inner = handle.state.lock();
+        if inner.is_clean() {
+            inner.dead = true;
+            stripe.remove(&id.0);
+            self.handles.fetch_sub(1, SeqCst);
+        }
     }
 
     fn check_there(&self) -> Result<()> {
@@ -208,10 +224,10 @@ impl Objset {
         }
     }
 
-    /// Finds or makes the handle of an object and does `f` with it.
+    /// Finds or makes the handle of an object and does `f` with it, in group `txg`.
     fn with<R>(
         self: &Arc<Self>,
-        tx: &Tx,
+        txg: Txg,
         id: ObjectId,
         f: impl FnOnce(&mut Inner) -> Result<R>,
     ) -> Result<R> {
@@ -226,10 +242,51 @@ impl Objset {
             if inner.dead {
                 continue;
             }
-            let out = f(&mut inner)?;
-            let mut groups = live.groups.lock();
-            groups.entry(tx.txg()).or_default().insert(id.0);
-            return Ok(out);
+            let at = slot_of(txg);
+            let had = inner.slots[at].is_some();
+            let out = f(&mut inner);
+            // Also what failed half-way is in the group.
+            if !had && inner.slots[at].is_some() {
+                live.groups.lock().entry(txg).or_default().insert(id.0);
+            }
+            if out.is_err() && inner.is_clean() {
+                drop(inner);
+                live.drop_clean(id);
+            }
+            return out;
+        }
+    }
+
+    /// As [`Objset::with`], for what changes blocks.
+    fn change_blocks(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        f: impl FnOnce(&mut Inner) -> Result<Delta>,
+    ) -> Result<()> {
+        self.with(tx.txg(), id, |inner| {
+            let delta = f(inner)?;
+            self.count(tx, &delta);
+            Ok(())
+        })
+    }
+
+    /// Tells the cache and the throttle. The handle is held: otherwise who frees the
+    /// blocks at once might do so first.
+    fn count(&self, tx: &Tx, delta: &Delta) {
+        let own = [(tx.txg(), delta.own)];
+        for &(txg, bytes) in own.iter().chain(&delta.newer) {
+            let (cache, n) = (self.zio().cache(), bytes.unsigned_abs());
+            match bytes {
+                0 => continue,
+                1.. => cache.reserve(n),
+                _ => cache.release(n),
+            }
+            match tx.dirt() {
+                Some(dirt) if bytes > 0 => dirt.dirty(txg, n),
+                Some(dirt) => dirt.clean(txg, n),
+                None => {}
+            }
         }
     }
 
@@ -253,258 +310,43 @@ impl Objset {
         }
     }
 
-    /// The newest header of an object.
-    pub(crate) fn head(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<Head> {
+    /// The newest header of an object, as `f` sees it.
+    pub(crate) fn head<R>(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        f: impl Fn(&Head) -> R,
+    ) -> Result<R> {
         let gone = || Error::not_found("no such object").in_object(id);
+        let mut disk = None;
         if let Some(handle) = self.live()?.find(id) {
             let inner = handle.state.lock();
             if let Some(slot) = inner.newest(tx.txg()) {
-                return slot.head.allocated.then(|| slot.head.clone()).ok_or_else(gone);
+                return slot.head.allocated.then(|| f(&slot.head)).ok_or_else(gone);
             }
+            disk.clone_from(&inner.disk);
         }
-        let disk = self.disk_dnode(id, Io::WAIT)?;
-        disk.map(|dn| Head::of(&dn)).ok_or_else(gone)
-    }
-
-    fn took(&self, tx: &Tx, bytes: u64) {
-        if bytes > 0 {
-            self.zio().cache().reserve(bytes);
-            if let Some(dirt) = tx.dirt() {
-                dirt.dirty(tx.txg(), bytes);
-            }
+        if disk.is_none() {
+            disk = self.disk_dnode(id, Io::WAIT)?;
         }
-    }
-
-    /// Writes `data` at byte `offset` of an object, in whole blocks of memory: a block
-    /// written in part is read first.
-    ///
-    /// # Errors
-    /// `NotFound`, those of reading, `Invalid` beyond 2^64 bytes.
-    pub fn write(self: &Arc<Self>, tx: &Tx, id: ObjectId, offset: u64, data: &[u8]) -> Result<()> {
-        let bs = u64::from(self.head(tx, id)?.block_size);
-        let end = offset.checked_add(data.len() as u64);
-        let end = end.ok_or_else(|| Error::invalid("write past 2^64").in_object(id))?;
-        let mut at = offset;
-        while at < end {
-            let (blkid, skip) = (at / bs, (at % bs) as usize);
-            let n = (bs - at % bs).min(end - at) as usize;
-            let from = (at - offset) as usize;
-            let piece = &data[from..from + n];
-            if n as u64 == bs {
-                self.put_block(tx, id, blkid, BufMut::copy_of(piece))?;
-            } else {
-                self.edit_block(tx, id, blkid, &mut |block| {
-                    let fits = block.get_mut(skip..skip + n);
-                    let part = fits.ok_or_else(|| Error::bug("a block shrank while written"))?;
-                    part.copy_from_slice(piece);
-                    Ok(())
-                })?;
-            }
-            at += n as u64;
-        }
-        Ok(())
-    }
-
-    /// Replaces a whole data block.
-    ///
-    /// # Errors
-    /// `NotFound`; `Invalid` when `block` is not of the object's block size.
-    pub fn put_block(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        blkid: u64,
-        block: BufMut,
-    ) -> Result<()> {
-        let planted = self.planted(tx)?;
-        let mut block = Some(block);
-        let took = self.with(planted.as_ref().unwrap_or(tx), id, |inner| {
-            let block = block.take().ok_or_else(|| Error::bug("a block is put once"))?;
-            let txg = planted.as_ref().unwrap_or(tx).txg();
-            for newer in inner.slots.iter_mut().flatten().filter(|s| s.txg > txg) {
-                if let Some(Content::Open(buf)) = newer.data.get_mut(&blkid)
-                    && buf.len() == block.len()
-                {
-                    buf.copy_from_slice(&block);
-                }
-            }
-            begin_block(inner, txg, blkid, block)
-        });
-        self.took(tx, took.map_err(|e| e.at_block(0, blkid).in_object(id))?);
-        Ok(())
-    }
-
-    fn planted(&self, tx: &Tx) -> Result<Option<Tx>> {
-        let planted = !tx.is_syncing() && self.live()?.plant_wrong_group.swap(false, SeqCst);
-        Ok(planted.then(|| Tx::syncing(tx.txg().next())))
-    }
-
-    /// Changes a data block as it is now, in place. `edit` may be called more than once;
-    /// what it sees is in little-endian order, whoever wrote it.
-    ///
-    /// # Errors
-    /// `NotFound`, those of reading the block, and those of `edit`; then nothing changed
-    /// if `edit` changed nothing.
-    pub fn edit_block(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        blkid: u64,
-        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
-        let place = |e: Error| e.at_block(0, blkid).in_object(id);
-        let txg = tx.txg();
-        loop {
-            let done = self.with(tx, id, |inner| edit_in_memory(inner, txg, blkid, edit));
-            match done.map_err(place)? {
-                Some(took) => {
-                    self.took(tx, took);
-                    return Ok(());
-                }
-                // Reading may wait: nothing is held meanwhile.
-                None => {
-                    let base = self.base_block(id, blkid).map_err(place)?;
-                    let took = self.with(tx, id, |inner| {
-                        let (slot, _) = inner.slot(txg)?;
-                        let size = slot.head.block_size as usize;
-                        // Somebody else may have begun the block meanwhile: theirs counts.
-                        if inner.block(Txg::MAX, blkid, 0..0).is_some() {
-                            return Ok(None);
-                        }
-                        let mut fresh = BufMut::zeroed(size);
-                        let n = base.len().min(size);
-                        fresh[..n].copy_from_slice(&base[..n]);
-                        edit(&mut fresh)?;
-                        begin_block(inner, txg, blkid, fresh).map(Some)
-                    });
-                    if let Some(took) = took.map_err(place)? {
-                        self.took(tx, took);
-                        return Ok(());
-                    }
-                }
-            }
-        }
-    }
-
-    /// A block as it is on disk, in little-endian order.
-    fn base_block(self: &Arc<Self>, id: ObjectId, blkid: u64) -> Result<Buf> {
-        let Some(dn) = self.disk_dnode(id, Io::WAIT)? else { return Ok(Buf::zeros(0)) };
-        let object = self.disk_object(id, Arc::clone(&dn));
-        if blkid > dn.max_blkid {
-            return Ok(Buf::zeros(0));
-        }
-        let bp = object.disk_pointer(&dn, 0, blkid, Io::WAIT)?;
-        if bp.is_hole() {
-            return Ok(Buf::zeros(0));
-        }
-        let buf = self.zio().read(&bp, Io::WAIT)?;
-        to_little(dn.object_type, buf, bp.endian())
-    }
-
-    /// Frees `len` bytes from `offset` (`u64::MAX`: to the end): whole blocks become
-    /// holes, the rest is zeroed (chapter 03 §11).
-    ///
-    /// # Errors
-    /// `NotFound`, and those of reading the blocks at both ends.
-    pub fn free_range(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        offset: u64,
-        len: u64,
-    ) -> Result<()> {
-        let head = self.head(tx, id)?;
-        let bs = u64::from(head.block_size);
-        let end = offset.saturating_add(len);
-        let to_end = end == u64::MAX || end / bs > head.max_blkid;
-        if offset / bs > head.max_blkid || len == 0 {
-            return Ok(());
-        }
-        let first = offset.div_ceil(bs);
-        let past = if to_end { head.max_blkid + 1 } else { end / bs };
-        if first > end / bs && !to_end {
-            // Inside one block.
-            return self.zero_part(
-                tx,
-                id,
-                offset / bs,
-                (offset % bs) as usize..(end % bs) as usize,
-            );
-        }
-        if !offset.is_multiple_of(bs) {
-            self.zero_part(tx, id, offset / bs, (offset % bs) as usize..bs as usize)?;
-        }
-        if !to_end && !end.is_multiple_of(bs) && end / bs <= head.max_blkid {
-            self.zero_part(tx, id, end / bs, 0..(end % bs) as usize)?;
-        }
-        self.free_blocks(tx, id, first, past, to_end)
-    }
-
-    fn zero_part(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        blkid: u64,
-        range: Range<usize>,
-    ) -> Result<()> {
-        // A hole stays a hole.
-        let object = self.object(id, Io::WAIT)?;
-        if object.is_hole(blkid, Io::WAIT)? {
-            return Ok(());
-        }
-        self.edit_block(tx, id, blkid, &mut |block| {
-            let end = range.end.min(block.len());
-            block[range.start.min(end)..end].fill(0);
-            Ok(())
-        })
-    }
-
-    /// Frees data blocks `[first, past)`; with `truncate` they were the last ones.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn free_blocks(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        first: u64,
-        past: u64,
-        truncate: bool,
-    ) -> Result<()> {
-        let gone = self.with(tx, id, |inner| {
-            let mut gone = 0;
-            let (slot, _) = inner.slot(tx.txg())?;
-            if first < past {
-                slot.freed.add(first, past);
-                let dropped: Vec<u64> = slot.data.range(first..past).map(|(&b, _)| b).collect();
-                for blkid in dropped {
-                    gone += slot.data.remove(&blkid).map_or(0, |c| c.len() as u64);
-                }
-                slot.bytes = slot.bytes.saturating_sub(gone);
-            }
-            if truncate && first <= slot.head.max_blkid {
-                slot.head.max_blkid = first.saturating_sub(1);
-            }
-            Ok(gone)
-        })?;
-        self.zio().cache().release(gone);
-        if let Some(dirt) = tx.dirt() {
-            dirt.clean(tx.txg(), gone);
-        }
-        Ok(())
+        let dn = disk.ok_or_else(gone)?;
+        Ok(f(&Head::of(&dn).map_err(|e| e.in_object(id))?))
     }
 
     /// Replaces the bonus.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` when it does not fit the dnode.
+    /// `NotFound`; `Invalid` when it does not fit the dnode, beside the spill block's
+    /// pointer if there is one.
     pub fn set_bonus(self: &Arc<Self>, tx: &Tx, id: ObjectId, bonus: &[u8]) -> Result<()> {
-        let fits = |head: &Head| {
-            let room = usize::from(head.slots) * DNODE_SIZE - 64 - 128 * usize::from(head.nblkptr);
-            let fits = bonus.len() <= room;
-            fits.then_some(()).ok_or_else(|| Error::invalid("the bonus does not fit its dnode"))
-        };
-        self.change(tx, id, |head| head.bonus = bonus.to_vec(), fits)
+        self.with(tx.txg(), id, |inner| {
+            inner.slot(tx.txg())?;
+            for slot in inner.from(tx.txg()) {
+                slot.head.check_bonus(bonus.len(), inner.has_spill(slot.txg))?;
+            }
+            inner.change(tx.txg(), |head| head.bonus = bonus.to_vec())
+        })
+        .map_err(|e| e.in_object(id))
     }
 
     /// Changes the bonus as it is now, whatever group it is of; `edit` is called once for
@@ -518,16 +360,11 @@ impl Objset {
         id: ObjectId,
         edit: &mut dyn FnMut(&mut Vec<u8>),
     ) -> Result<()> {
-        self.change(
-            tx,
-            id,
-            |head| {
-                let room = head.bonus.len();
-                edit(&mut head.bonus);
-                head.bonus.truncate(room);
-            },
-            |_| Ok(()),
-        )
+        self.change(tx, id, |head| {
+            let room = head.bonus.len();
+            edit(&mut head.bonus);
+            head.bonus.truncate(room);
+        })
     }
 
     fn change(
@@ -535,14 +372,9 @@ impl Objset {
         tx: &Tx,
         id: ObjectId,
         change: impl FnMut(&mut Head),
-        check: impl FnOnce(&Head) -> Result<()>,
     ) -> Result<()> {
-        self.with(tx, id, |inner| {
-            check(&inner.slot(tx.txg())?.0.head)?;
-            inner.change(tx.txg(), change)
-        })
-        .map_err(|e| e.in_object(id))?;
-        Ok(())
+        let changed = self.with(tx.txg(), id, |inner| inner.change(tx.txg(), change));
+        changed.map_err(|e| e.in_object(id))
     }
 
     /// Changes the object's type ("zapify", chapter 04 §0).
@@ -550,7 +382,7 @@ impl Objset {
     /// # Errors
     /// `NotFound`.
     pub fn set_object_type(self: &Arc<Self>, tx: &Tx, id: ObjectId, to: ObjType) -> Result<()> {
-        self.change(tx, id, |head| head.object_type = to, |_| Ok(()))
+        self.change(tx, id, |head| head.object_type = to)
     }
 
     /// Changes the type of the bonus.
@@ -558,7 +390,7 @@ impl Objset {
     /// # Errors
     /// `NotFound`.
     pub fn set_bonus_type(self: &Arc<Self>, tx: &Tx, id: ObjectId, to: ObjType) -> Result<()> {
-        self.change(tx, id, |head| head.bonus_type = to, |_| Ok(()))
+        self.change(tx, id, |head| head.bonus_type = to)
     }
 
     /// Changes how data is compressed, 0 = as the dataset says.
@@ -566,13 +398,14 @@ impl Objset {
     /// # Errors
     /// `NotFound`.
     pub fn set_compression(self: &Arc<Self>, tx: &Tx, id: ObjectId, to: u8) -> Result<()> {
-        self.change(tx, id, |head| head.compression = to, |_| Ok(()))
+        self.change(tx, id, |head| head.compression = to)
     }
 
     /// Sets or removes the spill block.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for a size that no spill block has.
+    /// `NotFound`; `Invalid` for a size that no spill block has, and when the bonus leaves
+    /// no room for the pointer.
     pub fn set_spill(
         self: &Arc<Self>,
         tx: &Tx,
@@ -584,53 +417,14 @@ impl Objset {
             return Err(Error::invalid("no spill block has this size").in_object(id));
         }
         let spill = content.map_or(Spill::Remove, |c| Spill::Set(Buf::copy_of(c)));
-        self.change(tx, id, |head| head.spill = spill.clone(), |_| Ok(()))
-    }
-
-    /// Changes the block size of an object that has one block at most; its content
-    /// stays, and reads as zeros behind (chapter 03 §3.2). `indirect_shift` 0 keeps it.
-    ///
-    /// # Errors
-    /// `NotFound`, `Invalid` when there are more blocks or the size is impossible,
-    /// those of reading block 0.
-    pub fn set_block_size(
-        self: &Arc<Self>,
-        tx: &Tx,
-        id: ObjectId,
-        size: u32,
-        indirect_shift: u8,
-    ) -> Result<()> {
-        let head = self.head(tx, id)?;
-        if head.max_blkid > 0 || size == 0 || !size.is_multiple_of(512) || size > BLOCK_MAX {
-            return Err(Error::invalid("the block size cannot be changed so").in_object(id));
-        }
-        if head.block_size == size && indirect_shift == 0 {
-            return Ok(());
-        }
-        let object = self.object(id, Io::WAIT)?;
-        let content = if object.is_hole(0, Io::WAIT)? {
-            None
-        } else {
-            Some(object.read_little(0, Io::WAIT)?)
-        };
-        self.change(
-            tx,
-            id,
-            |head| {
-                head.block_size = size;
-                if indirect_shift != 0 && head.levels == 1 {
-                    head.indirect_shift = indirect_shift;
-                }
-            },
-            |_| Ok(()),
-        )?;
-        if let Some(old) = content {
-            let mut block = BufMut::zeroed(size as usize);
-            let n = old.len().min(size as usize);
-            block[..n].copy_from_slice(&old[..n]);
-            self.put_block(tx, id, 0, block)?;
-        }
-        Ok(())
+        self.with(tx.txg(), id, |inner| {
+            inner.slot(tx.txg())?;
+            for Slot { head, .. } in inner.from(tx.txg()) {
+                head.check_bonus(head.bonus.len(), content.is_some())?;
+            }
+            inner.change(tx.txg(), |head| head.spill = spill.clone())
+        })
+        .map_err(|e| e.in_object(id))
     }
 
     /// Has the next written group carry this intent log header.
@@ -680,65 +474,6 @@ impl Objset {
         self.zio().cache().release(out.values().sum());
         out
     }
-}
-
-/// Edits a block that memory has; `None` if only the disk has it.
-fn edit_in_memory(
-    inner: &mut Inner,
-    txg: Txg,
-    blkid: u64,
-    edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
-) -> Result<Option<u64>> {
-    let (slot, _) = inner.slot(txg)?;
-    if !slot.head.allocated {
-        return Err(Error::not_found("no such object"));
-    }
-    let size = slot.head.block_size as usize;
-    let took = match slot.data.get_mut(&blkid) {
-        Some(Content::Open(buf)) => {
-            edit(buf)?;
-            0
-        }
-        Some(Content::Frozen(_)) => return Err(Error::bug("the group is being written already")),
-        None => {
-            // The newest older state is the base; what newer groups did stays theirs.
-            let Some(base) = inner.block(txg, blkid, 0..size) else { return Ok(None) };
-            let mut fresh = BufMut::zeroed(size);
-            if let Dirty::Data(old) = base {
-                fresh[..old.len()].copy_from_slice(&old);
-            }
-            edit(&mut fresh)?;
-            begin_block(inner, txg, blkid, fresh)?
-        }
-    };
-    for newer in inner.slots.iter_mut().flatten().filter(|s| s.txg > txg) {
-        if let Some(Content::Open(buf)) = newer.data.get_mut(&blkid) {
-            edit(buf)?;
-        }
-    }
-    Ok(Some(took))
-}
-
-/// Makes `block` the group's content of a block; the memory that this took.
-fn begin_block(inner: &mut Inner, txg: Txg, blkid: u64, block: BufMut) -> Result<u64> {
-    let (slot, _) = inner.slot(txg)?;
-    if !slot.head.allocated {
-        return Err(Error::not_found("no such object"));
-    }
-    if block.len() != slot.head.block_size as usize {
-        return Err(Error::invalid("a block of the wrong size"));
-    }
-    let size = block.len() as u64;
-    let old = slot.data.insert(blkid, Content::Open(block));
-    let took = size.saturating_sub(old.map_or(0, |c| c.len() as u64));
-    slot.bytes += took;
-    slot.head.max_blkid = slot.head.max_blkid.max(blkid);
-    for newer in inner.slots.iter_mut().flatten().filter(|s| s.txg > txg) {
-        if !newer.freed.contains(blkid) {
-            newer.head.max_blkid = newer.head.max_blkid.max(blkid);
-        }
-    }
-    Ok(took)
 }
 
 /// Content of a level-0 block in little-endian order.

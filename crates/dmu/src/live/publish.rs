@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{ObjectId, Txg};
-use ondisk::dnode::{DNODES_PER_BLOCK, Dnode};
+use ondisk::dnode::{Dnode, OBJECT_SHIFT_MAX};
 use ondisk::{BlkPtr, ObjsetPhys};
 
 use super::handle::slot_of;
@@ -19,6 +19,8 @@ pub struct Pending {
     phys: ObjsetPhys,
     bp: BlkPtr,
     objects: Vec<(u64, Option<Arc<Dnode>>)>,
+    /// Blocks of dnodes that were written.
+    dnode_blocks: Vec<u64>,
 }
 
 impl Pending {
@@ -28,6 +30,7 @@ impl Pending {
         phys: ObjsetPhys,
         bp: BlkPtr,
         works: Vec<Work>,
+        dnode_blocks: Vec<u64>,
     ) -> Pending {
         let dnode = |w: Work| (w.id.0, w.allocated.then(|| Arc::new(w.dn)));
         Pending {
@@ -36,6 +39,7 @@ impl Pending {
             phys,
             bp,
             objects: works.into_iter().map(dnode).collect(),
+            dnode_blocks,
         }
     }
 
@@ -55,16 +59,15 @@ impl Pending {
         let Ok(live) = self.os.live() else { return 0 };
         live.published.fetch_add(1, SeqCst);
         let meta = Arc::new(self.phys.meta_dnode.clone());
-        self.os.exchange(OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta });
+        let on_disk = OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta };
+        self.os.exchange(on_disk, self.dnode_blocks.into_iter());
         let mut clean = 0;
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
             let mut inner = handle.state.lock();
-            if id >> ondisk::dnode::OBJECT_SHIFT_MAX == 0 {
+            if id >> OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
-                // Blocks of dnodes are data of object 0, and were written, too.
-                self.os.forget_hint(ObjectId(0), id / DNODES_PER_BLOCK);
             }
             let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);
             let slot = inner.slots[slot_of(self.txg)].take_if(|s| s.txg == self.txg);
@@ -72,12 +75,10 @@ impl Pending {
                 // Readers find the new pointers now; whoever resolved an old one must not
                 // record it any more.
                 for &blkid in slot.data.keys() {
-                    self.os.forget_hint(ObjectId(id), blkid);
+                    self.os.forget_hints(ObjectId(id), blkid, blkid.saturating_add(1));
                 }
                 for (first, past) in slot.freed.iter() {
-                    for blkid in first..past.min(last + 1) {
-                        self.os.forget_hint(ObjectId(id), blkid);
-                    }
+                    self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
             }
@@ -89,6 +90,7 @@ impl Pending {
             }
         }
         live.published.fetch_add(1, SeqCst);
+        live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
         clean
     }

@@ -27,6 +27,19 @@ impl BlockRanges {
         self.0.range(..=at).next_back().is_some_and(|(_, &end)| at < end)
     }
 
+    /// The end of the range that `at` is in; `at` if it is in none.
+    pub(crate) fn end_of(&self, at: u64) -> u64 {
+        self.0.range(..=at).next_back().map_or(at, |(_, &end)| end.max(at))
+    }
+
+    /// The first number at or after `from` that is in a range.
+    pub(crate) fn next(&self, from: u64) -> Option<u64> {
+        if self.contains(from) {
+            return Some(from);
+        }
+        self.0.range(from..).next().map(|(&start, _)| start)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0.iter().map(|(&s, &e)| (s, e))
     }
@@ -49,6 +62,9 @@ mod tests {
             }
             for at in 0..80 {
                 prop_assert_eq!(ranges.contains(at), naive.contains(&at));
+                prop_assert_eq!(ranges.next(at), naive.range(at..).next().copied());
+                let end = (at..).find(|n| !naive.contains(n));
+                prop_assert_eq!(Some(ranges.end_of(at)), end);
             }
             let all: Vec<(u64, u64)> = ranges.iter().collect();
             prop_assert!(all.windows(2).all(|w| w[0].1 < w[1].0));

@@ -12,16 +12,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_BLOCK_SIZE, DNODE_SIZE, DNODES_PER_BLOCK, Dnode, dnodes_in_block};
-use ondisk::objset::{ObjsetType, ZIL_HEADER_SIZE};
+use ondisk::objset::{FLAG_USER_ACCOUNTED, ObjsetType, ZIL_HEADER_SIZE};
 use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{Io, Write, Writes, Zio};
 
 use super::account;
 use super::handle::{Content, Head, slot_of};
-use super::policy::BlockKind;
+use super::policy::{BlockKind, ObjsetProps};
 use super::publish::Pending;
 use super::ranges::BlockRanges;
 use super::waves::write_all;
@@ -30,6 +31,9 @@ use crate::objset::Objset;
 
 /// Levels of a new dataset's meta-dnode: enough for all object numbers (§4.1).
 const META_LEVELS: u8 = 6;
+/// `os_flags`: what of every object is in the accounting objects (§5).
+const FLAG_OBJECTS_ACCOUNTED: u64 = 2;
+const FLAG_PROJECTS_ACCOUNTED: u64 = 4;
 /// The special objects of users, groups and projects.
 const SPECIAL: [u64; 3] = [u64::MAX, u64::MAX - 1, u64::MAX - 2];
 
@@ -83,7 +87,16 @@ impl SyncCtx<'_> {
 }
 
 /// A new object set's block.
-pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
+pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys {
+    // All that a new file system gets is counted from its first object on (§5).
+    let flags = match kind {
+        ObjsetType::Zfs => {
+            FLAG_USER_ACCOUNTED
+                | if props.count_objects { FLAG_OBJECTS_ACCOUNTED } else { 0 }
+                | if props.count_projects { FLAG_PROJECTS_ACCOUNTED } else { 0 }
+        }
+        _ => 0,
+    };
     let meta_dnode = Dnode {
         object_type: ObjType::DNODE,
         indirect_shift: 17,
@@ -102,10 +115,11 @@ pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
         spill: None,
     };
     ObjsetPhys {
+        size: ondisk::objset::OBJSET_SIZE,
         meta_dnode,
         zil_header: [0; ZIL_HEADER_SIZE],
         kind,
-        flags: 0,
+        flags,
         endian: Endian::Little,
         user_used: None,
         group_used: None,
@@ -114,7 +128,8 @@ pub(crate) fn empty_objset(kind: ObjsetType) -> ObjsetPhys {
 }
 
 impl Objset {
-    /// Writes what group `ctx.txg` changed. `None` if nothing did.
+    /// Writes what group `ctx.txg` changed. `None` if nothing did. What it returned must be
+    /// published before the object set is written again.
     ///
     /// # Errors
     /// Those of reading what is changed in part, of allocation, and of `events`. The
@@ -126,12 +141,17 @@ impl Objset {
     ) -> Result<Option<Pending>> {
         let live = self.live()?;
         let ids = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+        if live.unpublished.load(SeqCst) != 0 {
+            let twice = || Error::bug("a group is written while another is not published");
+            return if ids.is_empty() { Ok(None) } else { Err(twice()) };
+        }
         let zil_header = live.zil_header.lock().take();
         let flags = live.flags.lock().take();
         let fresh = self.root_bp().is_hole();
         if ids.is_empty() && zil_header.is_none() && flags.is_none() && !fresh {
             return Ok(None);
         }
+        live.unpublished.store(ctx.txg.0, SeqCst);
         let props = live.props();
         let mut phys = (*self.phys()).clone();
         if let Some(header) = zil_header {
@@ -143,7 +163,7 @@ impl Objset {
         let mut works = self.freeze(ctx.txg, &plain)?;
         write_all(ctx, &props, &mut works, events)?;
         let mut ids = ids;
-        if phys.kind == ObjsetType::Zfs && phys.flags & ondisk::objset::FLAG_USER_ACCOUNTED != 0 {
+        if phys.kind == ObjsetType::Zfs && phys.flags & FLAG_USER_ACCOUNTED != 0 {
             account::apply(self, ctx, &mut phys, &mut works)?;
             let again = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
             ids.extend(again);
@@ -166,10 +186,14 @@ impl Objset {
             };
             *slot = work.allocated.then(|| work.dn.clone());
         }
-        phys.meta_dnode = self.write_dnodes(ctx, &works, events)?;
+        if props.count_projects {
+            phys.size = ondisk::objset::OBJSET_SIZE;
+        }
+        let dnode_blocks;
+        (phys.meta_dnode, dnode_blocks) = self.write_dnodes(ctx, &works, events)?;
         let bp = self.write_root(ctx, &phys, events)?;
         works.append(&mut special);
-        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works)))
+        Ok(Some(Pending::new(self, ctx.txg, phys, bp, works, dnode_blocks)))
     }
 
     /// Takes what the group does to these objects; from now on it does not change.
@@ -183,6 +207,7 @@ impl Objset {
             let Some(slot) = inner.slots[slot_of(txg)].as_mut().filter(|s| s.txg == txg) else {
                 continue;
             };
+            slot.frozen = true;
             let mut data = Vec::with_capacity(slot.data.len());
             for (&blkid, content) in &mut slot.data {
                 let now = std::mem::replace(content, Content::Frozen(Buf::zeros(0)));
@@ -202,13 +227,14 @@ impl Objset {
         Ok(works)
     }
 
-    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode.
+    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode, and the
+    /// numbers of these blocks.
     fn write_dnodes(
         self: &Arc<Self>,
         ctx: &SyncCtx<'_>,
         works: &[Work],
         events: &mut dyn Events,
-    ) -> Result<Dnode> {
+    ) -> Result<(Dnode, Vec<u64>)> {
         let props = self.live()?.props();
         let disk = self.on_disk();
         let mut blocks: BTreeMap<u64, BufMut> = BTreeMap::new();
@@ -231,7 +257,7 @@ impl Objset {
                 slots.fill(0);
             }
         }
-        let mut head = Head::of(&disk.meta);
+        let mut head = Head::of(&disk.meta)?;
         head.max_blkid = blocks.keys().copied().max().unwrap_or(0).max(head.max_blkid);
         let mut data = Vec::with_capacity(blocks.len());
         let mut fills = BTreeMap::new();
@@ -241,11 +267,12 @@ impl Objset {
         }
         let old = Some(Arc::clone(&disk.meta));
         let mut meta = Work::new(ObjectId(0), old, &head, BlockRanges::default(), data);
+        let numbers = fills.keys().copied().collect();
         meta.fills = fills;
         let mut works = [meta];
         write_all(ctx, &props, &mut works, events)?;
         let [meta] = works;
-        Ok(meta.dn)
+        Ok((meta.dn, numbers))
     }
 
     /// A block of dnodes as on disk, little endian.

@@ -155,7 +155,7 @@ fn node_jobs(
                 object_type: work.dn.object_type,
             }),
             None => {
-                let hole = work.hole(ctx, &node.old, level);
+                let hole = work.node_hole(ctx, &node, level);
                 if !node.old.is_hole() {
                     work.replaced(ctx, &node.old, &BlkPtr::default());
                     events.killed(&node.old)?;

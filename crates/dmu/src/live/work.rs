@@ -25,6 +25,9 @@ use super::handle::{Head, Spill};
 use super::ranges::BlockRanges;
 use super::sync::{Events, SyncCtx};
 
+/// Where a pointer has its logical birth.
+const BIRTH_AT: usize = 0x50;
+
 /// An indirect block that changes.
 pub(crate) struct Node {
     pub(crate) bytes: BufMut,
@@ -48,7 +51,7 @@ pub(crate) struct Work {
     pub(crate) fills: BTreeMap<u64, u64>,
     /// Changed indirect blocks by level and number.
     pub(crate) nodes: BTreeMap<(u8, u64), Node>,
-    used: i64,
+    used: i128,
 }
 
 /// A block to be read on the way down.
@@ -69,7 +72,7 @@ impl Work {
         let flags = old.as_ref().map_or(0, |d| d.flags);
         let mut dn = super::merged(head, old.as_deref(), flags);
         dn.max_blkid = head.max_blkid;
-        let used = dn.used as i64;
+        let used = i128::from(dn.used);
         Work {
             id,
             old,
@@ -96,7 +99,7 @@ impl Work {
     }
 
     pub(crate) fn replaced(&mut self, ctx: &SyncCtx<'_>, old: &BlkPtr, new: &BlkPtr) {
-        self.used += ctx.dsize(new) as i64 - ctx.dsize(old) as i64;
+        self.used += i128::from(ctx.dsize(new)) - i128::from(ctx.dsize(old));
     }
 
     fn mask(&self) -> u64 {
@@ -138,10 +141,22 @@ impl Work {
         Error::bug(what.to_owned()).in_object(self.id)
     }
 
-    /// The hole that replaces `old` in group `txg`: with its birth, unless nothing
-    /// was ever there (§3.6).
+    /// The hole that replaces `old` in the group: with a birth, unless nothing was ever
+    /// there (§3.6).
     pub(crate) fn hole(&self, ctx: &SyncCtx<'_>, old: &BlkPtr, level: u8) -> BlkPtr {
-        if !ctx.hole_birth || old.birth() == Txg::ZERO {
+        if old.birth() == Txg::ZERO { BlkPtr::default() } else { self.born_hole(ctx, level) }
+    }
+
+    /// The same for an indirect block that leads to holes alone. One that has just been
+    /// put above older pointers has no birth, but what it replaces may have been blocks.
+    pub(crate) fn node_hole(&self, ctx: &SyncCtx<'_>, node: &Node, level: u8) -> BlkPtr {
+        let born = |bp: &[u8]| Endian::Little.u64(bp, BIRTH_AT).is_some_and(|birth| birth != 0);
+        let any = node.bytes.chunks_exact(BLKPTR_SIZE).any(born);
+        if any { self.born_hole(ctx, level) } else { self.hole(ctx, &node.old, level) }
+    }
+
+    fn born_hole(&self, ctx: &SyncCtx<'_>, level: u8) -> BlkPtr {
+        if !ctx.hole_birth {
             return BlkPtr::default();
         }
         let head = BpHead {
@@ -185,6 +200,9 @@ impl Work {
     pub(crate) fn cut(&mut self, ctx: &SyncCtx<'_>, events: &mut dyn Events) -> Result<()> {
         let freed: Vec<(u64, u64)> = self.freed.iter().collect();
         let Some(old) = self.old.clone() else { return Ok(()) };
+        if old.data_block_size != self.dn.data_block_size {
+            self.relabel_holes();
+        }
         let top = old.levels - 1;
         for (first, past) in freed {
             let span = self.span(top);
@@ -199,6 +217,19 @@ impl Work {
             }
         }
         Ok(())
+    }
+
+    /// The block size changed: holes are as large as the block that they stand for.
+    fn relabel_holes(&mut self) {
+        let lsize = Lsize(self.dn.block_size(0));
+        let top = self.dn.levels == 1;
+        for bp in self.dn.blkptrs.iter_mut().filter(|_| top) {
+            if let BlkPtr::Hole(hole) = bp
+                && hole.head.birth != Txg::ZERO
+            {
+                hole.head.lsize = lsize;
+            }
+        }
     }
 
     /// Data blocks below a block of `level`.
@@ -234,6 +265,7 @@ impl Work {
         let whole = range.0 <= start && start.saturating_add(span) <= range.1;
         let shift = self.dn.epb_shift();
         let below = self.span(level - 1);
+        let mut changed = loaded;
         let mut bytes = match self.nodes.remove(&(level, blkid)) {
             Some(node) => node.bytes,
             None => self.read_node(ctx.zio, &bp)?,
@@ -246,6 +278,11 @@ impl Work {
             }
             let old = BlkPtr::parse_nth(&bytes, index as usize, Endian::Little)?;
             let new = self.cut_below(ctx, events, old, level - 1, child, range)?;
+            if new == old {
+                changed |= self.nodes.contains_key(&(level - 1, child));
+                continue;
+            }
+            changed = true;
             let raw = new.encode().ok_or_else(|| self.bug("a pointer that cannot be written"))?;
             let at = index as usize * BLKPTR_SIZE;
             bytes[at..at + BLKPTR_SIZE].copy_from_slice(&raw);
@@ -256,7 +293,9 @@ impl Work {
             }
             return Ok(self.hole(ctx, &bp, level));
         }
-        self.nodes.insert((level, blkid), Node { bytes, old: bp });
+        if changed {
+            self.nodes.insert((level, blkid), Node { bytes, old: bp });
+        }
         Ok(bp)
     }
 

@@ -20,7 +20,7 @@ use super::features::{self, ASYNC_DESTROY};
 use super::store::DIRECTORY;
 use super::trees::{Trees, Walked};
 use super::usage::add;
-use super::{MosRead, NewObject, SyncCx, Usage, links};
+use super::{FREE_LIST, MosRead, NewObject, SyncCx, Usage, links};
 
 /// Name of the list of trees in the object directory.
 const BPTREE: &str = "bptree_obj";
@@ -146,8 +146,8 @@ pub fn step(
     free: &mut dyn FnMut(&BlkPtr) -> Result<()>,
 ) -> Result<Progress> {
     let before = *budget;
-    let list = cx.read().required("free_bpobj")?;
     let mut out = Progress::default();
+    let Some(list) = cx.read().directory(FREE_LIST)? else { return Ok(out) };
     if !links::list_is_empty(cx.read(), list)? {
         let done = bpobj::consume(cx, list, *budget, &mut |entry| free(&entry.bp))?;
         out.usage += done.usage;

@@ -14,7 +14,7 @@
 use base::{Error, ObjectId, Result};
 use ondisk::ObjType;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr};
-use ondisk::bpobj::{BPOBJ_SIZE, BPOBJ_SIZE_V2, BpobjEntry, BpobjPhys, subobj_nth};
+use ondisk::bpobj::{BPOBJ_SIZE, BPOBJ_SIZE_V1, BPOBJ_SIZE_V2, BpobjEntry, BpobjPhys, subobj_nth};
 
 use super::features::{self, EMPTY_BPOBJ, LIVELIST};
 use super::store::DIRECTORY;
@@ -60,6 +60,18 @@ fn usage_of(h: &BpobjPhys) -> Usage {
 pub fn create(cx: &SyncCx<'_>, block_size: u32, compression: u8) -> Result<u64> {
     let livelists = features::is_active(cx.read(), LIVELIST)?;
     let size = if livelists { BPOBJ_SIZE } else { BPOBJ_SIZE_V2 };
+    create_sized(cx, block_size, compression, size)
+}
+
+/// Makes a list without room for lists in it, as pools older than version 26 have it.
+///
+/// # Errors
+/// Those of the store.
+pub fn create_plain(cx: &SyncCx<'_>, block_size: u32, compression: u8) -> Result<u64> {
+    create_sized(cx, block_size, compression, BPOBJ_SIZE_V1)
+}
+
+fn create_sized(cx: &SyncCx<'_>, block_size: u32, compression: u8, size: usize) -> Result<u64> {
     let bonus = BpobjPhys { size, ..BpobjPhys::default() }.encode();
     let object = NewObject { compression, ..NewObject::plain(ObjType::BPOBJ, block_size) };
     cx.mos.allocate(&object.with_bonus(ObjType::BPOBJ_HDR, bonus))
@@ -354,6 +366,47 @@ pub fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
     }
     change_totals(&mut outer, total);
     cx.mos.set_bonus(object, &outer.encode())
+}
+
+/// Keeps the entries of a list for which `keep` returns true; the sizes of the others.
+///
+/// # Errors
+/// Those of the store and of `keep`, after which the group cannot be committed;
+/// `Unsupported` for a list with lists in it; `Corrupt`.
+pub fn retain(
+    cx: &SyncCx<'_>,
+    object: u64,
+    keep: &mut dyn FnMut(&BpobjEntry) -> Result<bool>,
+) -> Result<Usage> {
+    let phys = header(cx.read(), object)?;
+    if phys.num_subobjs != 0 {
+        let e = Error::unsupported("the list of block pointers contains others");
+        return Err(e.in_object(ObjectId(object)));
+    }
+    let per_block = check_length(cx.read(), object, phys.num_blkptrs, BLKPTR_SIZE as u64)?;
+    let mut kept = BpobjPhys { num_blkptrs: 0, num_freed: 0, ..phys };
+    let mut gone = Usage::default();
+    for blkid in 0..phys.num_blkptrs.div_ceil(per_block) {
+        let here = per_block.min(phys.num_blkptrs - blkid * per_block);
+        let mut stay = Vec::new();
+        // What is kept is written to where it was read, or before.
+        for entry in entries_in(cx.read(), object, blkid, here)? {
+            if keep(&entry)? {
+                stay.push(entry);
+            } else {
+                let one = cx.ratios.space_of(&entry.bp);
+                gone += if entry.freed { -one } else { one };
+            }
+        }
+        append_own(cx, object, &mut kept, &stay)?;
+    }
+    if kept.num_blkptrs < phys.num_blkptrs {
+        let keep = kept.num_blkptrs.div_ceil(per_block);
+        cx.mos.free_from(object, keep * per_block * BLKPTR_SIZE as u64)?;
+    }
+    change_totals(&mut kept, -gone);
+    cx.mos.set_bonus(object, &kept.encode())?;
+    Ok(gone)
 }
 
 /// What [`consume`] took out of a list.

@@ -157,7 +157,7 @@ pub(crate) fn head(
     };
     let snap = cx.dataset(origin)?;
     let above = cx.dir(snap.dir_obj)?;
-    let model = cx.dataset(above.head_dataset_obj)?.deadlist_obj;
+    let model = cx.dataset(above.head_dataset_obj)?;
     phys.prev_snap_obj = origin;
     phys.prev_snap_txg = snap.creation_txg;
     phys.referenced_bytes = snap.referenced_bytes;
@@ -165,7 +165,7 @@ pub(crate) fn head(
     phys.uncompressed_bytes = snap.uncompressed_bytes;
     phys.bp = snap.bp;
     phys.flags |= snap.flags & (DS_FLAG_INCONSISTENT | DS_FLAG_CI_DATASET);
-    phys.deadlist_obj = deadlist::clone_keys(cx, model, snap.creation_txg.0)?;
+    phys.deadlist_obj = deadlist::clone_keys(cx, &model, snap.creation_txg.0)?;
     let head = dataset_object(cx, phys)?;
     features::copy(cx, origin, head)?;
     let next_clones = cx.link_in(snap.next_clones_obj, NEXT_CLONES, head)?;
@@ -173,8 +173,10 @@ pub(crate) fn head(
         s.num_children = s.num_children.saturating_add(1);
         s.next_clones_obj = next_clones;
     })?;
-    let clones = cx.link_in(above.clones, DIR_CLONES, head)?;
-    cx.edit_dir(snap.dir_obj, |d| d.clones = clones)?;
+    if cx.has_lists()? {
+        let clones = cx.link_in(above.clones, DIR_CLONES, head)?;
+        cx.edit_dir(snap.dir_obj, |d| d.clones = clones)?;
+    }
     cx.edit_dir(dir, |d| {
         d.origin_obj = origin;
         d.head_dataset_obj = head;

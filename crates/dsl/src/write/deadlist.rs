@@ -7,24 +7,42 @@
 //! groups of the snapshots before the previous one, so destroying a snapshot moves
 //! and frees whole lists without looking at a block.
 //!
+//! Before version 26 a deadlist is one plain list, and what a key would tell is found by
+//! looking at every birth. Datasets of upgraded pools may still have such ones. The
+//! functions here take both forms; where keys are concerned, a plain list has none.
+//!
 //! # Invariants
 //! * The header's totals are the sums over all lists.
 //! * An entry without blocks refers to the shared empty list where the pool has one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Error, ObjectId, Result};
 use ondisk::ObjType;
 use ondisk::bpobj::BpobjEntry;
-use ondisk::dslphys::DeadlistPhys;
+use ondisk::dslphys::{DeadlistPhys, DslDatasetPhys};
 
 use super::{MosRead, NewObject, SMALL_BLOCK, SyncCx, Usage, birth, bpobj};
 
-/// Makes a deadlist without keys.
+/// Blocks put into a list at once.
+const BATCH: usize = 1024;
+
+/// Whether a deadlist is a plain list, without keys.
+///
+/// # Errors
+/// Those of reading.
+pub fn is_plain(mos: &dyn MosRead, object: u64) -> Result<bool> {
+    Ok(mos.info(object)?.bonus_type == ObjType::BPOBJ_HDR)
+}
+
+/// Makes a deadlist without keys: a plain list in pools older than version 26.
 ///
 /// # Errors
 /// Those of the store.
 pub fn create(cx: &SyncCx<'_>) -> Result<u64> {
+    if !cx.has_lists()? {
+        return bpobj::create_plain(cx, bpobj::BLOCK, 0);
+    }
     let bonus = DeadlistPhys::default().encode().to_vec();
     let object = NewObject::plain(ObjType::DEADLIST, SMALL_BLOCK);
     let id = cx.mos.allocate(&object.with_bonus(ObjType::DEADLIST_HDR, bonus))?;
@@ -36,9 +54,7 @@ fn check_form(mos: &dyn MosRead, object: u64) -> Result<DeadlistPhys> {
     let info = mos.info(object)?;
     match info.bonus_type {
         ObjType::DEADLIST_HDR => DeadlistPhys::parse(&info.bonus, info.endian),
-        ObjType::BPOBJ_HDR => {
-            Err(Error::unsupported("the deadlist has the form of pools older than version 26"))
-        }
+        ObjType::BPOBJ_HDR => Err(Error::bug("a plain deadlist has no keys")),
         _ => Err(Error::corrupt("object is not a deadlist")),
     }
     .map_err(|e| e.in_object(ObjectId(object)))
@@ -47,8 +63,11 @@ fn check_form(mos: &dyn MosRead, object: u64) -> Result<DeadlistPhys> {
 /// Sizes of everything in a deadlist.
 ///
 /// # Errors
-/// Those of reading; `Unsupported` for the old form.
+/// Those of reading.
 pub fn total(mos: &dyn MosRead, object: u64) -> Result<Usage> {
+    if is_plain(mos, object)? {
+        return bpobj::usage(mos, object);
+    }
     check_form(mos, object).map(|h| Usage::of(h.used, h.comp, h.uncomp))
 }
 
@@ -68,7 +87,7 @@ fn set_total(cx: &SyncCx<'_>, object: u64, total: Usage) -> Result<()> {
 /// Keys and their lists.
 ///
 /// # Errors
-/// Those of reading; `Corrupt`; `Unsupported` for the old form.
+/// Those of reading; `Corrupt`; `Bug` for a plain list.
 pub fn keys(mos: &dyn MosRead, object: u64) -> Result<BTreeMap<u64, u64>> {
     check_form(mos, object)?;
     let odd = || Error::corrupt("a deadlist's key is not a number").in_object(ObjectId(object));
@@ -91,7 +110,7 @@ fn remove(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
 /// # Errors
 /// Those of the store.
 pub fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
-    if keys(cx.read(), object)?.contains_key(&key) {
+    if is_plain(cx.read(), object)? || keys(cx.read(), object)?.contains_key(&key) {
         return Ok(());
     }
     let list = bpobj::create_empty(cx)?;
@@ -114,6 +133,9 @@ fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Resu
 /// # Errors
 /// `Corrupt` when there is no smaller key; those of the store.
 pub fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
+    if is_plain(cx.read(), object)? {
+        return Ok(());
+    }
     let keys = keys(cx.read(), object)?;
     let Some(&list) = keys.get(&key) else { return Ok(()) };
     let (&before, &present) = keys
@@ -124,24 +146,70 @@ pub fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     join(cx, object, before, present, list)
 }
 
-/// A new deadlist with the keys below `max` of another, all empty.
+/// Keys that the deadlist of a dataset must have (§6.4), those for bookmarks apart.
+///
+/// # Errors
+/// Those of reading; `Corrupt` when a dataset comes before itself.
+fn due_keys(mos: &dyn MosRead, ds: &DslDatasetPhys) -> Result<BTreeSet<u64>> {
+    let (mut keys, mut seen, mut at) = (BTreeSet::new(), BTreeSet::new(), ds.prev_snap_obj);
+    while at != 0 {
+        if !seen.insert(at) {
+            return Err(Error::corrupt("a dataset comes before itself").in_object(ObjectId(at)));
+        }
+        let prev = mos.dataset(at)?;
+        keys.insert(prev.prev_snap_txg.0);
+        at = prev.prev_snap_obj;
+    }
+    Ok(keys)
+}
+
+/// A new deadlist with the keys below `max` that the one of `ds` has, all empty.
 ///
 /// # Errors
 /// Those of the store.
-pub fn clone_keys(cx: &SyncCx<'_>, object: u64, max: u64) -> Result<u64> {
+pub fn clone_keys(cx: &SyncCx<'_>, ds: &DslDatasetPhys, max: u64) -> Result<u64> {
     let copy = create(cx)?;
-    for (&key, _) in keys(cx.read(), object)?.range(..max) {
+    if !cx.has_lists()? {
+        return Ok(copy);
+    }
+    let wanted: BTreeSet<u64> = if is_plain(cx.read(), ds.deadlist_obj)? {
+        due_keys(cx.read(), ds)?
+    } else {
+        keys(cx.read(), ds.deadlist_obj)?.into_keys().collect()
+    };
+    for &key in wanted.range(..max) {
         let list = bpobj::create_empty(cx)?;
         put(cx, copy, key, list)?;
     }
     Ok(copy)
 }
 
-/// Moves everything in `source` to `object`; `source` is left without keys.
+/// Adds the blocks of a plain list to a deadlist.
+fn insert_all(cx: &SyncCx<'_>, object: u64, list: u64) -> Result<()> {
+    let mut batch = Vec::with_capacity(BATCH);
+    bpobj::for_each(cx.read(), list, &mut |entry| {
+        batch.push(*entry);
+        if batch.len() == BATCH {
+            insert(cx, object, &batch)?;
+            batch.clear();
+        }
+        Ok(())
+    })?;
+    insert(cx, object, &batch)
+}
+
+/// Moves everything in `source` to `object`; `source` is fit for [`free`] alone then.
 ///
 /// # Errors
 /// `Corrupt` when a key has no place; those of the store.
 pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
+    if is_plain(cx.read(), source)? {
+        return insert_all(cx, object, source);
+    }
+    if is_plain(cx.read(), object)? {
+        let lists = keys(cx.read(), source)?;
+        return lists.values().try_for_each(|&list| insert_all(cx, object, list));
+    }
     for (key, list) in keys(cx.read(), source)? {
         let usage = bpobj::usage(cx.read(), list)?;
         let present = keys(cx.read(), object)?;
@@ -160,6 +228,22 @@ pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
 /// # Errors
 /// Those of the store.
 pub fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> Result<Usage> {
+    if is_plain(cx.read(), object)? {
+        let mut batch = Vec::with_capacity(BATCH);
+        let moved = bpobj::retain(cx, object, &mut |entry| {
+            let stays = birth(&entry.bp).0 <= from;
+            if !stays {
+                batch.push(*entry);
+            }
+            if batch.len() == BATCH {
+                bpobj::append(cx, list, &batch)?;
+                batch.clear();
+            }
+            Ok(stays)
+        })?;
+        bpobj::append(cx, list, &batch)?;
+        return Ok(moved);
+    }
     let mut moved = Usage::default();
     for (&key, &entry) in keys(cx.read(), object)?.range(from..) {
         moved += bpobj::usage(cx.read(), entry)?;
@@ -170,14 +254,40 @@ pub fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> Result<U
     Ok(moved)
 }
 
+/// Frees the blocks born after `from` that a plain deadlist has; their sizes.
+///
+/// # Errors
+/// Those of the store.
+pub fn free_from(cx: &SyncCx<'_>, object: u64, from: u64) -> Result<Usage> {
+    bpobj::retain(cx, object, &mut |entry| {
+        let stays = birth(&entry.bp).0 <= from;
+        if !stays {
+            cx.free(&entry.bp)?;
+        }
+        Ok(stays)
+    })
+}
+
 /// Sizes of dead blocks born after `a` and up to `b`; exact if both are keys or `b`
 /// is beyond all (§6.4).
 ///
 /// # Errors
 /// Those of reading.
-pub fn range(mos: &dyn MosRead, object: u64, a: u64, b: u64) -> Result<Usage> {
+pub fn range(cx: &SyncCx<'_>, object: u64, a: u64, b: u64) -> Result<Usage> {
+    let mos = cx.read();
     if a >= b {
         return Ok(Usage::default());
+    }
+    if is_plain(mos, object)? {
+        let mut sum = Usage::default();
+        bpobj::for_each(mos, object, &mut |entry| {
+            let born = birth(&entry.bp).0;
+            if a < born && born <= b {
+                sum += cx.ratios.space_of(&entry.bp);
+            }
+            Ok(())
+        })?;
+        return Ok(sum);
     }
     let keys = keys(mos, object)?;
     keys.range(a..b).map(|(_, &list)| bpobj::usage(mos, list)).sum()
@@ -188,6 +298,9 @@ pub fn range(mos: &dyn MosRead, object: u64, a: u64, b: u64) -> Result<Usage> {
 /// # Errors
 /// `Corrupt` when there is no key below a birth; those of the store.
 pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()> {
+    if is_plain(cx.read(), object)? {
+        return bpobj::append(cx, object, entries).map(|_| ());
+    }
     let keys = keys(cx.read(), object)?;
     let mut by_key: BTreeMap<u64, Vec<BpobjEntry>> = BTreeMap::new();
     for entry in entries {
@@ -210,12 +323,12 @@ pub fn insert(cx: &SyncCx<'_>, object: u64, entries: &[BpobjEntry]) -> Result<()
     change_total(cx, object, sum)
 }
 
-/// Frees a deadlist; the blocks in it are not freed. The old form is freed too.
+/// Frees a deadlist; the blocks in it are not freed.
 ///
 /// # Errors
 /// Those of the store.
 pub fn free(cx: &SyncCx<'_>, object: u64) -> Result<()> {
-    if cx.mos.info(object)?.bonus_type == ObjType::BPOBJ_HDR {
+    if is_plain(cx.read(), object)? {
         return bpobj::release(cx, object);
     }
     for (_, list) in keys(cx.read(), object)? {

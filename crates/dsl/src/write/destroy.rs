@@ -2,13 +2,16 @@
 //!
 //! # Theory
 //! A snapshot's destruction moves whole lists: what only it referred to goes to
-//! `free_bpobj`, the rest of its deadlist to the next dataset's.
+//! `free_bpobj`, the rest of its deadlist to the next dataset's. Pools older than version
+//! 26 have no such list: there all births in the deadlist are looked at, and what goes is
+//! freed in this group.
 //!
 //! A head's blocks are found by walking its tree. With feature async_destroy the tree
 //! is put on a list (a bptree) that [`super::background`] works off over as many
 //! groups as it takes: constant work now, and a crash loses nothing. Without the
 //! feature the whole tree is walked in this group, and its blocks are put into
-//! `free_bpobj`, which all pools have: atomic too, and only old pools pay for it.
+//! `free_bpobj`, or freed at once where the pool has none: atomic too, and only old pools
+//! pay for it.
 //! It is walked twice, so that a tree that cannot be read is found before anything
 //! is changed.
 //!
@@ -26,8 +29,8 @@ use super::accounting::{diduse, free_changed};
 use super::features::{self, ASYNC_DESTROY};
 use super::trees::{Trees, Walked};
 use super::{
-    MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist, links,
-    props, scan, snapshot, usage,
+    FREE_LIST, MosRead, SyncCx, Usage, accounting, background, bookmark, bpobj, counts, deadlist,
+    links, props, scan, snapshot, usage,
 };
 
 /// Blocks put into a list at once.
@@ -90,14 +93,17 @@ fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<
         n.prev_snap_txg = s.prev_snap_txg;
     })?;
     if !branch {
-        let more = deadlist::range(cx.read(), list, p.prev_snap_txg.0, s.prev_snap_txg.0)?;
+        let more = deadlist::range(cx, list, p.prev_snap_txg.0, s.prev_snap_txg.0)?;
         cx.edit_dataset(s.prev_snap_obj, |p| usage::add(&mut p.unique_bytes, more.used))?;
     }
-    let gone = deadlist::range(cx.read(), list, s.prev_snap_txg.0, u64::MAX)?;
+    let gone = deadlist::range(cx, list, s.prev_snap_txg.0, u64::MAX)?;
     diduse(cx, dir, UsedKind::Snap, -gone)?;
-    let free_bpobj = cx.read().required("free_bpobj")?;
-    deadlist::move_from(cx, list, free_bpobj, s.prev_snap_txg.0)?;
-    free_changed(cx, gone)?;
+    if let Some(free_bpobj) = cx.read().directory(FREE_LIST)? {
+        deadlist::move_from(cx, list, free_bpobj, s.prev_snap_txg.0)?;
+        free_changed(cx, gone)?;
+    } else {
+        deadlist::free_from(cx, list, s.prev_snap_txg.0)?;
+    }
     deadlist::merge(cx, list, s.deadlist_obj)?;
     deadlist::free(cx, s.deadlist_obj)?;
     links::drop_remap_deadlist(cx, snap)?;
@@ -106,7 +112,7 @@ fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<
     }
     if old_next.is_snapshot() {
         let after = cx.dataset(old_next.next_snap_obj)?.deadlist_obj;
-        let more = deadlist::range(cx.read(), after, s.prev_snap_txg.0, s.creation_txg.0)?;
+        let more = deadlist::range(cx, after, s.prev_snap_txg.0, s.creation_txg.0)?;
         cx.edit_dataset(next_obj, |n| usage::add(&mut n.unique_bytes, more.used))?;
         if !keep_key {
             let list = cx.dataset(head)?.deadlist_obj;
@@ -129,7 +135,7 @@ fn bookmarks_at(cx: &SyncCx<'_>, head: u64, s: &DslDatasetPhys, next_list: u64) 
             return Ok(true);
         }
         if phys.creation_txg >= s.prev_snap_txg && phys.creation_txg < s.creation_txg {
-            let freed = deadlist::range(cx.read(), next_list, 0, phys.creation_txg.0)?;
+            let freed = deadlist::range(cx, next_list, 0, phys.creation_txg.0)?;
             bookmark::add_fbn(phys, freed);
             return Ok(true);
         }
@@ -264,9 +270,11 @@ fn walk(
     }
 }
 
-/// Puts all of a head's own blocks into `free_bpobj`.
+/// Puts all of a head's own blocks into `free_bpobj`, or frees them.
 fn list_tree(cx: &SyncCx<'_>, trees: &dyn Trees, ds: &DslDatasetPhys) -> Result<()> {
-    let list = cx.read().required("free_bpobj")?;
+    let Some(list) = cx.read().directory(FREE_LIST)? else {
+        return walk(trees, ds, &mut |bp| cx.free(bp));
+    };
     let (mut batch, mut listed) = (Vec::with_capacity(BATCH), Usage::default());
     walk(trees, ds, &mut |bp| {
         batch.push(BpobjEntry { bp: *bp, freed: false });
@@ -285,7 +293,11 @@ fn leave_origin(cx: &SyncCx<'_>, head: u64, ds: &DslDatasetPhys) -> Result<()> {
     let origin = cx.dataset(ds.prev_snap_obj)?;
     cx.unlink(origin.next_clones_obj, head)?;
     cx.edit_dataset(ds.prev_snap_obj, |o| o.num_children = o.num_children.saturating_sub(1))?;
-    cx.unlink(cx.dir(origin.dir_obj)?.clones, head)
+    match cx.dir(origin.dir_obj)?.clones {
+        // Pools older than version 26 do not list them.
+        0 => Ok(()),
+        clones => cx.unlink(clones, head),
+    }
 }
 
 /// Frees the head's object and what hangs on it.

@@ -330,6 +330,7 @@ const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
     ("com.delphix:removing", "a device is being removed or was removed"),
     ("com.delphix:condensing_indirect", "a removed device's mapping is being condensed"),
     ("com.delphix:obsolete_bpobj", "a removed device's blocks wait to be noted"),
+    ("scrub_func", "a scrub of old software is under way, or was"),
     ("com.delphix:deleted_clones", "clones are being deleted by their livelists"),
 ];
 
@@ -342,13 +343,8 @@ const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
 pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     let mut out = Vec::new();
     for name in ["features_for_read", "features_for_write"] {
-        let Some(zap) = mos.directory(name)? else {
-            out.push(Obstacle {
-                what: name.to_owned(),
-                why: "the pool is older than version 5000",
-            });
-            continue;
-        };
+        // Pools older than version 5000 have none.
+        let Some(zap) = mos.directory(name)? else { continue };
         for (guid, refs) in mos.numbers(zap)? {
             if refs == 0 {
                 continue;

@@ -13,20 +13,25 @@ use base::Result;
 use ondisk::ObjType;
 use ondisk::blkptr::COMPRESS_OFF;
 use ondisk::features::Feature;
+use ondisk::uberblock::VERSION_FEATURES;
 use ondisk::zap::ZapValue;
 
 use super::store::DIRECTORY;
-use super::{NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot};
+use super::{
+    FREE_LIST, NewObject, SMALL_BLOCK, SyncCx, bpobj, create, features, history, props, snapshot,
+};
 use crate::stored::Stored;
 
-/// Version of pools with features.
-const VERSION: u64 = 5000;
+/// Version from which on destroyed datasets are freed in the background.
+const VERSION_LISTS: u64 = 26;
 /// Bytes of a block of the configuration, and of the list of deferred frees.
 const CONFIG_BLOCK: u32 = 16 << 10;
 
 /// What the new pool is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPool<'a> {
+    /// Its version: 15 to 28, or 5000.
+    pub version: u64,
     /// Features to enable, with those that they need.
     pub features: &'a [&'static Feature],
     /// Bytes that datasets can have, by which the history is sized.
@@ -48,8 +53,8 @@ pub struct Initial {
     pub config: u64,
     /// Frees deferred to the next group (chapter 05 §6).
     pub sync_bplist: u64,
-    /// Blocks of destroyed snapshots.
-    pub free_bpobj: u64,
+    /// Blocks of destroyed snapshots; `None` before version 26.
+    pub free_bpobj: Option<u64>,
     /// The history.
     pub history: u64,
 }
@@ -63,13 +68,20 @@ pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
     cx.mos.zap_init(DIRECTORY, 0)?;
     let root_dir = create::directory(cx, 0, "")?;
     create::directory(cx, root_dir, "$MOS")?;
-    create::directory(cx, root_dir, "$FREE")?;
-    let free_bpobj = bpobj::create(cx, bpobj::BLOCK, 0)?;
-    cx.put_number(DIRECTORY, "free_bpobj", free_bpobj)?;
+    let lists = pool.version >= VERSION_LISTS;
+    let mut free_bpobj = None;
+    if lists {
+        create::directory(cx, root_dir, "$FREE")?;
+        let list = bpobj::create(cx, bpobj::BLOCK, 0)?;
+        cx.put_number(DIRECTORY, FREE_LIST, list)?;
+        free_bpobj = Some(list);
+    }
     let origin_dir = create::directory(cx, root_dir, "$ORIGIN")?;
     let origin_head = create::head(cx, origin_dir, None, false)?;
     let origin = snapshot::take_at(cx, origin_head, "$ORIGIN", base::Txg(1))?;
-    for name in ["features_for_read", "features_for_write", "feature_descriptions"] {
+    let features = pool.version == VERSION_FEATURES;
+    let tables = ["features_for_read", "features_for_write", "feature_descriptions"];
+    for name in tables.into_iter().filter(|_| features) {
         let zap = cx.new_zap(ObjType::OTN_ZAP_METADATA, 0)?;
         cx.put_number(DIRECTORY, name, zap)?;
     }
@@ -78,11 +90,15 @@ pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
     let config = NewObject::plain(ObjType::PACKED_NVLIST, CONFIG_BLOCK)
         .with_bonus(ObjType::PACKED_NVLIST_SIZE, vec![0; 8]);
     let config = cx.mos.allocate(&config)?;
-    let sync_bplist = bpobj::create(cx, CONFIG_BLOCK, COMPRESS_OFF)?;
+    let sync_bplist = if lists {
+        bpobj::create(cx, CONFIG_BLOCK, COMPRESS_OFF)?
+    } else {
+        bpobj::create_plain(cx, CONFIG_BLOCK, COMPRESS_OFF)?
+    };
     let numbers = [
         ("history", history),
         ("config", config),
-        ("creation_version", VERSION),
+        ("creation_version", pool.version),
         ("deflate", 1),
         ("sync_bplist", sync_bplist),
     ];
@@ -92,10 +108,16 @@ pub fn create(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<Initial> {
     for feature in pool.features {
         features::enable(cx, feature)?;
     }
-    let salt = ZapValue { int_size: 1, num: 32, data: pool.salt.to_vec() };
-    cx.mos.zap_update(DIRECTORY, b"org.illumos:checksum_salt", &salt)?;
+    if features {
+        put_salt(cx, pool)?;
+    }
     for (name, value) in pool.pool_props {
         props::set_pool(cx, name, Some(value))?;
     }
     Ok(Initial { root_dir, root_head, config, sync_bplist, free_bpobj, history })
+}
+
+fn put_salt(cx: &SyncCx<'_>, pool: &NewPool<'_>) -> Result<()> {
+    let salt = ZapValue { int_size: 1, num: 32, data: pool.salt.to_vec() };
+    cx.mos.zap_update(DIRECTORY, b"org.illumos:checksum_salt", &salt)
 }

@@ -7,7 +7,8 @@
 //! half an operation. So requests are checked first, and an error out of a function
 //! that has begun to edit means that the group cannot be committed.
 //!
-//! Space is neither allocated nor freed here: blocks to be freed go to the caller.
+//! Space is neither allocated nor freed here: blocks to be freed go to the caller,
+//! through [`SyncCx::with_free`] or an argument.
 //! Blocks born and killed in a dataset are gathered in a [`Delta`] while it is
 //! synced and accounted for once.
 //!
@@ -20,6 +21,8 @@
 //! * Livelists are not kept: a clone's livelist is dropped before the clone changes
 //!   (§10.2 asks for that).
 //! * A scan found running is cancelled when snapshots come or go (§17.3 allows it).
+//! * In pools older than version 26, whose deadlists are plain lists, what is destroyed is
+//!   freed in the same group.
 //! * A feature's count that would fall below zero stays zero.
 
 pub mod accounting;
@@ -63,6 +66,8 @@ pub use usage::{Ratios, Usage};
 
 /// Bytes of a data block of new ZAPs and of objects that have only a bonus buffer.
 const SMALL_BLOCK: u32 = 512;
+/// Name of the list of blocks to be freed in the object directory.
+const FREE_LIST: &str = "free_bpobj";
 
 /// One group's work on the MOS.
 pub struct SyncCx<'a> {
@@ -76,8 +81,12 @@ pub struct SyncCx<'a> {
     pub ratios: &'a Ratios,
     /// Random numbers, for identities.
     pub random: &'a dyn Fn() -> u64,
+    free: Option<Free<'a>>,
     label_features_changed: Cell<bool>,
 }
+
+/// Gives the space of a block back.
+type Free<'a> = &'a dyn Fn(&BlkPtr) -> Result<()>;
 
 impl<'a> SyncCx<'a> {
     /// A context for group `txg` at `now`.
@@ -88,7 +97,34 @@ impl<'a> SyncCx<'a> {
         ratios: &'a Ratios,
         random: &'a dyn Fn() -> u64,
     ) -> SyncCx<'a> {
-        SyncCx { mos, txg, now, ratios, random, label_features_changed: Cell::new(false) }
+        SyncCx {
+            mos,
+            txg,
+            now,
+            ratios,
+            random,
+            free: None,
+            label_features_changed: Cell::new(false),
+        }
+    }
+
+    /// The same, with what frees blocks at once: pools older than version 26 have no list
+    /// of blocks to be freed later.
+    #[must_use]
+    pub fn with_free(mut self, free: &'a dyn Fn(&BlkPtr) -> Result<()>) -> SyncCx<'a> {
+        self.free = Some(free);
+        self
+    }
+
+    fn free(&self, bp: &BlkPtr) -> Result<()> {
+        let free = self.free.ok_or_else(|| Error::bug("nobody frees blocks here"))?;
+        free(bp)
+    }
+
+    /// Whether the pool is of version 26 or above: deadlists have keys, directories list
+    /// their clones, and what is destroyed is freed in the background.
+    fn has_lists(&self) -> Result<bool> {
+        has_lists(self.read())
     }
 
     /// Whether a feature that labels and configuration list became active or inactive;
@@ -169,6 +205,12 @@ impl<'a> SyncCx<'a> {
     fn identity(&self) -> u64 {
         (self.random)().max(1)
     }
+}
+
+/// The pool's list of blocks to be freed came with version 26, like the forms that the
+/// writer of a dataset must know about (chapter 04 §1, §6.4).
+fn has_lists(mos: &dyn MosRead) -> Result<bool> {
+    Ok(mos.directory(FREE_LIST)?.is_some())
 }
 
 fn encode_dataset(phys: &DslDatasetPhys) -> Result<Vec<u8>> {

@@ -91,7 +91,7 @@ pub(crate) fn take_at(cx: &SyncCx<'_>, head: u64, name: &str, txg: Txg) -> Resul
     let reserved = props::refreservation(cx.read(), before.dir_obj)?;
     let reserved = Usage::bytes(before.unique_bytes.min(reserved) as i64);
     accounting::diduse(cx, before.dir_obj, UsedKind::RefReservation, reserved)?;
-    let deadlist = deadlist::clone_keys(cx, before.deadlist_obj, u64::MAX)?;
+    let deadlist = deadlist::clone_keys(cx, &before, u64::MAX)?;
     deadlist::add_key(cx, deadlist, before.prev_snap_txg.0)?;
     for mark in bookmark::with_fbn(cx.read(), head)? {
         if mark.phys.creation_txg > before.prev_snap_txg {

@@ -88,6 +88,7 @@ impl Pool {
         let random = || next(&seed);
         let cx = SyncCx::new(&mos, create::TXG_INITIAL, (1_700_000_000, 5), &ratios, &random);
         let spec = NewPool {
+            version: ondisk::uberblock::VERSION_FEATURES,
             features,
             dspace: 1 << 30,
             salt: [7; 32],

@@ -35,7 +35,13 @@ impl Rig {
             txg: Cell::new(4),
         };
         let features: Vec<_> = features.iter().map(|n| by_name(n).unwrap()).collect();
-        let spec = NewPool { features: &features, dspace: 1 << 30, salt: [7; 32], pool_props: &[] };
+        let spec = NewPool {
+            version: ondisk::uberblock::VERSION_FEATURES,
+            features: &features,
+            dspace: 1 << 30,
+            salt: [7; 32],
+            pool_props: &[],
+        };
         let initial = rig.sync(|cx| initial::create(cx, &spec)).unwrap();
         (rig, initial)
     }
@@ -189,7 +195,7 @@ fn deadlists_move_whole_entries() {
         Ok::<_, Error>(list)
     });
     let list = list.unwrap();
-    let used = |a, b| deadlist::range(rig.read(), list, a, b).unwrap().used >> 9;
+    let used = |a, b| rig.sync(|cx| deadlist::range(cx, list, a, b)).unwrap().used >> 9;
     let all = [used(0, 1), used(1, 9), used(9, 13), used(13, u64::MAX), used(5, 5), used(9, 1)];
     assert_eq!(all, [0, 1, 5, 9, 0, 0]);
     assert_eq!(features::count(rig.read(), features::EMPTY_BPOBJ).unwrap(), Some(1));
@@ -198,7 +204,8 @@ fn deadlists_move_whole_entries() {
     assert_eq!(used(9, 10), 14);
     rig.sync(|cx| deadlist::remove_key(cx, list, 13)).unwrap();
     assert!(rig.sync(|cx| deadlist::remove_key(cx, list, 0)).is_err());
-    let copy = rig.sync(|cx| deadlist::clone_keys(cx, list, 9)).unwrap();
+    let of = |list| DslDatasetPhys { deadlist_obj: list, ..DslDatasetPhys::default() };
+    let copy = rig.sync(|cx| deadlist::clone_keys(cx, &of(list), 9)).unwrap();
     let keys: Vec<_> = deadlist::keys(rig.read(), copy).unwrap().into_keys().collect();
     assert_eq!(keys, [0, 1]);
     rig.sync(|cx| deadlist::merge(cx, copy, list)).unwrap();

@@ -14,6 +14,7 @@ use ondisk::dtl::Dtl;
 use ondisk::features::FEATURES;
 use ondisk::label::usable_size;
 use ondisk::spacemap::{HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header};
+use ondisk::uberblock::VERSION_FEATURES;
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
 use vdev::{Tree, TxgRanges};
@@ -65,13 +66,20 @@ impl Writer {
         for id in tops {
             self.make_array(state, group, id)?;
         }
-        for (guid, ranges) in self.zio.tree().take_missing() {
+        let mut missed = std::mem::take(&mut state.missed);
+        missed.extend(self.zio.tree().take_missing());
+        for (guid, ranges) in missed {
             self.store_missing(state, group, guid, &ranges)?;
         }
         Ok(())
     }
 
     fn make_zaps(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
+        if state.config.version != VERSION_FEATURES {
+            // Old pools have no ZAPs for vdevs, and so no roles that these record.
+            state.new_vdevs.clear();
+            return Ok(());
+        }
         let root_wanted = features::is_enabled(group.cx.read(), ROOT_ZAPS).unwrap_or(false);
         let lacks = |v: &VdevConfig| {
             is_concrete(v)

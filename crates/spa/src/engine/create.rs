@@ -20,6 +20,7 @@ use nvlist::{NvList, NvStr};
 use ondisk::config::{PoolConfig, PoolState, VdevConfig, VdevType};
 use ondisk::features::Feature;
 use ondisk::objset::ObjsetType;
+use ondisk::uberblock::VERSION_FEATURES;
 use vdev::{LeafSpec, Tree};
 use zio::{BlockCache, Zio};
 
@@ -32,6 +33,8 @@ use crate::write::uberblock::{INITIAL_TXG, template};
 
 /// Group in which a pool is made.
 const FIRST_TXG: Txg = Txg(4);
+/// Version from which on raidz has up to three parity columns.
+const VERSION_RAIDZ3: u64 = 17;
 
 /// Fills the root dataset's object set.
 pub type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
@@ -40,6 +43,8 @@ pub type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
 pub struct CreateSpec {
     /// Its name.
     pub name: String,
+    /// Its version: 15 to 28 without features, or 5000.
+    pub version: u64,
     /// Top-level vdevs in order, with their roles.
     pub tops: Vec<(VdevConfig, Role)>,
     /// Devices by leaf.
@@ -75,7 +80,7 @@ fn config_of(spec: &CreateSpec) -> Result<PoolConfig> {
     let mut root = plain_node(VdevType::Root, Guid(guid), Txg::ZERO);
     root.children = spec.tops.iter().map(|(top, _)| top.clone()).collect();
     Ok(PoolConfig {
-        version: ondisk::uberblock::VERSION_FEATURES,
+        version: spec.version,
         name: spec.name.clone(),
         state: PoolState::Active,
         txg: Txg::ZERO,
@@ -111,11 +116,37 @@ fn init_labels(spec: &CreateSpec, config: &PoolConfig) -> Result<()> {
     Ok(())
 }
 
+/// What a pool without features cannot have.
+fn check_version(spec: &CreateSpec) -> Result<()> {
+    if spec.version == VERSION_FEATURES {
+        return Ok(());
+    }
+    if !crate::VERSIONS_WRITTEN.contains(&spec.version) {
+        let text = format!("pools of version {} cannot be made", spec.version);
+        return Err(Error::unsupported(text));
+    }
+    if !spec.features.is_empty() {
+        return Err(Error::invalid("features need a pool of version 5000"));
+    }
+    let mut tops = spec.tops.iter();
+    if tops.any(|(top, role)| {
+        top.kind == VdevType::Draid || !matches!(role.allocation_bias(), None | Some("log"))
+    }) {
+        return Err(Error::unsupported("pool must be upgraded to support these vdevs"));
+    }
+    let triple = |v: &VdevConfig| v.raidz.as_ref().is_some_and(|r| r.nparity > 2);
+    if spec.version < VERSION_RAIDZ3 && spec.tops.iter().any(|(top, _)| triple(top)) {
+        return Err(Error::unsupported("pool must be upgraded to support these vdevs"));
+    }
+    Ok(())
+}
+
 /// Makes the pool; it is on disk when this returns, and its writer still runs.
 ///
 /// # Errors
 /// Those of the devices; `Invalid` and the like for what cannot be.
 pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> {
+    check_version(&spec)?;
     let config = config_of(&spec)?;
     init_labels(&spec, &config)?;
     let tree_spec = specs::trusted(&config.vdev_tree, Extra::default())?;
@@ -132,7 +163,7 @@ pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> 
         zio,
         mos,
         config,
-        uberblock: template(ondisk::uberblock::VERSION_FEATURES, INITIAL_TXG),
+        uberblock: template(spec.version, INITIAL_TXG),
         space: None,
         roles: roles.collect(),
     };
@@ -150,13 +181,18 @@ impl Writer {
         random_bytes(&mut salt)?;
         self.zio.set_salt(&salt);
         let capacity = self.space.class_totals(metaslab::Class::Normal).capacity;
-        let CreateSpec { features, pool_props, root_props, root, root_kind, .. } = spec;
+        let CreateSpec { version, features, pool_props, root_props, root, root_kind, .. } = spec;
         let zio = Arc::clone(&self.zio);
         let act = move |cx: &mut super::TaskCx<'_>, ()| {
             let borrowed: Vec<(&str, Stored)> =
                 pool_props.iter().map(|(n, v)| (n.as_str(), v.clone())).collect();
-            let pool =
-                NewPool { features: &features, dspace: capacity, salt, pool_props: &borrowed };
+            let pool = NewPool {
+                version,
+                features: &features,
+                dspace: capacity,
+                salt,
+                pool_props: &borrowed,
+            };
             let made = initial::create(cx.cx, &pool)?;
             for (name, value) in &root_props {
                 let change = Change::Set(value.clone());

@@ -104,6 +104,7 @@ impl Writer {
             return Ok(Arc::clone(os));
         }
         let phys = mos.dataset(object)?;
+        let props = self.flags()?.limit(props);
         let os = Objset::open_live(zio, object, phys.bp, props, Io::WAIT)?;
         heads.insert(object, Arc::clone(&os));
         Ok(os)

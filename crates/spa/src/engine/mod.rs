@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::rt::{JoinHandle, Mutex, RwLock};
-use base::{Error, Result, Txg, VdevId};
+use base::{Error, Guid, Result, Txg, VdevId};
 use dmu::{Dirt, Objset, Tx};
 use dsl::Mos;
 use dsl::write::Ratios;
@@ -55,6 +55,7 @@ use metaslab::Space;
 use ondisk::config::{PoolConfig, PoolState};
 use ondisk::uberblock::Uberblock;
 use txg::Txgs;
+use vdev::TxgRanges;
 use zio::Zio;
 
 use crate::write::commit::Plants as CommitPlants;
@@ -104,6 +105,8 @@ pub(crate) struct State {
     pub(crate) deflate: Vec<u64>,
     /// Roles of vdevs whose ZAPs are still to be made.
     pub(crate) new_vdevs: BTreeMap<VdevId, Option<&'static str>>,
+    /// Groups that leaves missed, to be stored.
+    pub(crate) missed: Vec<(Guid, TxgRanges)>,
     /// Flush all logged changes in the next group (export).
     pub(crate) flush_all: bool,
     /// There may be something to free in the background.
@@ -260,6 +263,9 @@ impl Writer {
     /// # Errors
     /// As [`Writer::sync`].
     pub fn export(&self, state: PoolState) -> Result<()> {
+        // Whoever waits here wants to hear of a suspension, not to wait for its end.
+        self.check_running()?;
+        self.txgs.set_failmode(txg::FailMode::Continue);
         self.sync()?;
         self.sync_task(
             |_| Ok(()),
@@ -271,6 +277,20 @@ impl Writer {
         )?;
         self.stop();
         Ok(())
+    }
+
+    /// Refuses what a suspended pool cannot do.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn check_running(&self) -> Result<()> {
+        match self.txgs.suspended() {
+            None => Ok(()),
+            Some(why) => {
+                let text = "pool I/O is currently suspended";
+                Err(Error::new(base::ErrorKind::Io, text).caused_by(why))
+            }
+        }
     }
 
     /// Stops the sync thread, when what was asked for is done.

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use base::rt::{Mutex, RwLock, spawn};
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
 use dsl::Mos;
+use dsl::write::store::DIRECTORY;
 use dsl::write::{MosRead, Ratios};
 use metaslab::{MsDesc, Space, VdevDesc};
 use ondisk::config::{PoolConfig, VdevConfig};
@@ -107,6 +108,11 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     let Parts { zio, mos, config, uberblock, space: known, roles } = parts;
     let tree = zio.tree();
     let space = Arc::new(Space::new(options.streams));
+    // Without it space is accounted as it is allocated (chapter 04 §1).
+    let deflates = match &known {
+        Some(_) => MosRead::zap_lookup(&mos, DIRECTORY, b"deflate")?.is_some(),
+        None => true,
+    };
     let mut deflate = Vec::new();
     for top in config.vdev_tree.children.iter().filter(|v| super::config::is_concrete(v)) {
         let id = VdevId(top.id);
@@ -121,7 +127,9 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         }
         space.add_vdev(&desc, None)?;
         deflate.resize(deflate.len().max(id.0 as usize + 1), 512);
-        deflate[id.0 as usize] = tree.deflate_ratio(id)?;
+        if deflates {
+            deflate[id.0 as usize] = tree.deflate_ratio(id)?;
+        }
     }
     let read: &dyn MosRead = &mos;
     let maps = match &known {
@@ -145,6 +153,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         ratios: Ratios::new(deflate.clone()),
         deflate,
         new_vdevs: roles,
+        missed: Vec::new(),
         flush_all: false,
         background: known.is_some(),
         again: false,

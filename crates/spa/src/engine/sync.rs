@@ -19,6 +19,7 @@ use dsl::write::store::DIRECTORY;
 use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, bpobj, features};
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
+use vdev::WritePriority;
 use zio::{Lost, Writes};
 
 use super::heads::HeadEvents;
@@ -81,6 +82,24 @@ impl Flags {
             project: features::is_enabled(mos, "org.zfsonlinux:project_quota")?,
             special: features::is_active(mos, "org.zfsonlinux:allocation_classes")?,
         })
+    }
+
+    /// What is left of `props` in a pool with these features.
+    pub(super) fn limit(&self, props: ObjsetProps) -> ObjsetProps {
+        let known = |compression| match compression {
+            Compression::Lz4 if !self.lz4 => Compression::Lzjb,
+            other => other,
+        };
+        ObjsetProps {
+            compression: known(props.compression),
+            metadata_compression: known(props.metadata_compression),
+            special: props.special && self.special,
+            embed: props.embed && self.embed,
+            hole_birth: props.hole_birth && self.hole_birth,
+            count_objects: props.count_objects && self.userobj,
+            count_projects: props.count_projects && self.project,
+            ..props
+        }
     }
 }
 
@@ -204,9 +223,15 @@ impl Writer {
         let now = base::rt::wall_clock();
         let random = || base::rt::random_u64().unwrap_or(1);
         let ratios = state.ratios.clone();
-        let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random);
+        let free = |bp: &BlkPtr| self.free(txg, bp);
+        let cx = SyncCx::new(&store, txg, (now.as_secs(), now.subsec_nanos()), &ratios, &random)
+            .with_free(&free);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
         let mut root = None;
+        // The devices have the whole group to take the datasets' blocks; the MOS, whose passes
+        // wait for its own, goes before them.
+        let data = Writes::new(&self.zio);
+        let mut heads = Vec::new();
         for pass in 1.. {
             if pass > PASSES_MAX {
                 return Err(Error::bug("a group does not converge"));
@@ -220,10 +245,10 @@ impl Writer {
                 flags: Flags::load(&self.mos)?,
                 zaps: super::config::top_zaps(&state.config),
             };
-            let writes = Writes::new(&self.zio);
-            let mut pending = Vec::new();
+            let writes = Writes::new(&self.zio).with_priority(WritePriority::SyncWrite);
+            let mut written = None;
             if pass == 1 {
-                self.pass_one(state, &group, deferred, &writes, &mut pending)?;
+                self.pass_one(state, &group, deferred, &data, &mut heads)?;
                 // Tasks may have enabled features.
                 group.flags = Flags::load(&self.mos)?;
                 let metadata = if group.flags.lz4 { Compression::ON } else { Compression::Lzjb };
@@ -232,6 +257,8 @@ impl Writer {
                     special: group.flags.special,
                     embed: group.flags.embed,
                     hole_birth: group.flags.hole_birth,
+                    count_objects: group.flags.userobj,
+                    count_projects: group.flags.project,
                     ..props
                 })?;
             }
@@ -260,12 +287,20 @@ impl Writer {
                 let ctx = self.ctx(&writes, state, &group, 0);
                 if let Some(done) = self.mos.objset().sync(&ctx, &mut mos)? {
                     root = Some(*done.root());
-                    pending.push(done);
+                    written = Some(done);
                 }
             }
-            self.show(txg, &writes, &mut pending)?;
+            lost(&writes.wait())?;
+            if let Some(done) = written {
+                self.txgs.undirty(txg, done.publish());
+            }
             if !dirty {
-                break;
+                // What a leaf missed is noted together with the blocks that it missed.
+                self.show(txg, &data, &mut heads)?;
+                state.missed.extend(self.zio.tree().take_missing());
+                if state.missed.is_empty() {
+                    break;
+                }
             }
         }
         super::maps::close(&mut state.maps);

@@ -192,6 +192,7 @@ impl Writer {
                 Ok(())
             }) as Act)
         });
+        self.check_running()?;
         let hold = self.txgs.hold()?;
         let txg = hold.txg();
         let task = Task { run, refused: Arc::clone(&refused) };

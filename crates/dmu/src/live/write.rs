@@ -1,0 +1,254 @@
+//! The calls that change an object's blocks.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
+use ondisk::Dnode;
+use zio::Io;
+
+use super::handle::{Delta, Inner};
+use super::{BLOCK_MAX, to_little};
+use crate::objset::Objset;
+use crate::tx::Tx;
+
+impl Objset {
+    /// Writes `data` at byte `offset` of an object, in whole blocks of memory: a block
+    /// written in part is read first.
+    ///
+    /// # Errors
+    /// `NotFound`, those of reading, `Invalid` beyond 2^64 bytes, and behind the only
+    /// block of an object whose block size is no power of two.
+    pub fn write(self: &Arc<Self>, tx: &Tx, id: ObjectId, offset: u64, data: &[u8]) -> Result<()> {
+        let bs = self.head(tx, id, |head| u64::from(head.block_size))?;
+        let end = offset.checked_add(data.len() as u64);
+        let end = end.ok_or_else(|| Error::invalid("write past 2^64").in_object(id))?;
+        let mut at = offset;
+        while at < end {
+            let (blkid, skip) = (at / bs, (at % bs) as usize);
+            let n = (bs - at % bs).min(end - at) as usize;
+            let from = (at - offset) as usize;
+            let piece = &data[from..from + n];
+            if n as u64 == bs {
+                self.put_block(tx, id, blkid, BufMut::copy_of(piece))?;
+            } else {
+                self.edit_block(tx, id, blkid, &mut |block| {
+                    let fits = block.get_mut(skip..skip + n);
+                    let part = fits.ok_or_else(|| Error::bug("a block shrank while written"))?;
+                    part.copy_from_slice(piece);
+                    Ok(())
+                })?;
+            }
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Replaces a whole data block.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` when `block` is not of the object's block size, or the object
+    /// cannot have such a block.
+    pub fn put_block(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        block: BufMut,
+    ) -> Result<()> {
+        let planted = self.planted(tx)?;
+        let tx = planted.as_ref().unwrap_or(tx);
+        self.change_blocks(tx, id, |inner| inner.put(tx.txg(), blkid, block))
+            .map_err(|e| e.at_block(0, blkid).in_object(id))
+    }
+
+    fn planted(&self, tx: &Tx) -> Result<Option<Tx>> {
+        let plant = &self.live()?.plant_wrong_group;
+        let planted = plant.load(Relaxed) && !tx.is_syncing() && plant.swap(false, SeqCst);
+        Ok(planted.then(|| Tx::syncing(tx.txg().next())))
+    }
+
+    /// Changes a data block as it is now, in place. `edit` may be called more than once;
+    /// what it sees is in little-endian order, whoever wrote it.
+    ///
+    /// # Errors
+    /// `NotFound`, those of reading the block, and those of `edit`; then nothing changed
+    /// if `edit` changed nothing.
+    pub fn edit_block(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let txg = tx.txg();
+        self.with_base(tx, id, blkid, |inner, base| inner.edit(txg, blkid, base, edit))
+            .map_err(|e| e.at_block(0, blkid).in_object(id))
+    }
+
+    /// Does `f`; if that asks for what the disk has of the block, again with it.
+    fn with_base(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        mut f: impl FnMut(&mut Inner, Option<&Buf>) -> Result<Option<Delta>>,
+    ) -> Result<()> {
+        let mut base: Option<(Option<Arc<Dnode>>, Result<Buf>)> = None;
+        loop {
+            let missing = self.with(tx.txg(), id, |inner| {
+                // Of another tree than the present one it is worth nothing.
+                let of = base.take().filter(|(of, _)| same(of, &inner.disk));
+                let base = of.map(|(_, base)| base).transpose()?;
+                match f(inner, base.as_ref())? {
+                    Some(delta) => {
+                        self.count(tx, &delta);
+                        Ok(None)
+                    }
+                    None => Ok(Some(inner.disk.clone())),
+                }
+            })?;
+            let Some(disk) = missing else { return Ok(()) };
+            // Reading may wait: nothing is held meanwhile.
+            let content = self.base_block(id, disk.as_ref(), blkid);
+            base = Some((disk, content));
+        }
+    }
+
+    /// A block as it is in the tree of `disk`, in little-endian order; empty if it is a hole.
+    fn base_block(
+        self: &Arc<Self>,
+        id: ObjectId,
+        disk: Option<&Arc<Dnode>>,
+        blkid: u64,
+    ) -> Result<Buf> {
+        let Some(dn) = disk.filter(|dn| blkid <= dn.max_blkid) else { return Ok(Buf::zeros(0)) };
+        let object = self.disk_object(id, Arc::clone(dn));
+        let bp = object.disk_pointer(dn, 0, blkid, Io::WAIT)?;
+        if bp.is_hole() {
+            return Ok(Buf::zeros(0));
+        }
+        let buf = self.zio().read(&bp, Io::WAIT)?;
+        to_little(dn.object_type, buf, bp.endian())
+    }
+
+    /// Frees `len` bytes from `offset` (`u64::MAX`: to the end): whole blocks become
+    /// holes, the rest is zeroed (chapter 03 §11).
+    ///
+    /// # Errors
+    /// `NotFound`, and those of reading the blocks at both ends.
+    pub fn free_range(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let bs = self.head(tx, id, |head| u64::from(head.block_size))?;
+        let last = self.last_block(tx, id)?;
+        let end = offset.saturating_add(len);
+        let to_end = end == u64::MAX || end / bs > last;
+        if offset / bs > last || len == 0 {
+            return Ok(());
+        }
+        let (first, past) = (offset.div_ceil(bs), end / bs);
+        if first > past && !to_end {
+            // Inside one block.
+            let range = (offset % bs) as usize..(end % bs) as usize;
+            return self.zero_part(tx, id, past, range);
+        }
+        if !offset.is_multiple_of(bs) {
+            self.zero_part(tx, id, offset / bs, (offset % bs) as usize..bs as usize)?;
+        }
+        if !to_end && !end.is_multiple_of(bs) {
+            self.zero_part(tx, id, past, 0..(end % bs) as usize)?;
+        }
+        if first >= past && !to_end {
+            return Ok(());
+        }
+        self.free_blocks(tx, id, first, past, to_end)
+    }
+
+    /// The highest block that any group from the transaction's on may have.
+    fn last_block(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<u64> {
+        let own = self.head(tx, id, |head| head.max_blkid)?;
+        let Some(handle) = self.live()?.find(id) else { return Ok(own) };
+        let inner = handle.state.lock();
+        let newer = inner.slots.iter().flatten().filter(|s| s.txg > tx.txg());
+        Ok(newer.map(|s| s.head.max_blkid).fold(own, u64::max))
+    }
+
+    fn zero_part(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        range: Range<usize>,
+    ) -> Result<()> {
+        // A hole stays a hole.
+        let object = self.any_object(id, Io::WAIT)?;
+        if object.is_hole(blkid, Io::WAIT)? {
+            return Ok(());
+        }
+        self.edit_block(tx, id, blkid, &mut |block| {
+            let end = range.end.min(block.len());
+            block[range.start.min(end)..end].fill(0);
+            Ok(())
+        })
+    }
+
+    /// Frees data blocks `[first, past)`; with `truncate` all from `first` on, and the
+    /// object ends there.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn free_blocks(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        first: u64,
+        past: u64,
+        truncate: bool,
+    ) -> Result<()> {
+        self.change_blocks(tx, id, |inner| inner.free(tx.txg(), first, past, truncate))
+            .map_err(|e| e.in_object(id))
+    }
+
+    /// Changes the block size of an object that has one block at most; its content
+    /// stays, and reads as zeros behind (chapter 03 §3.2). `indirect_shift` 0 keeps it.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` when there are more blocks or the size is impossible,
+    /// those of reading block 0.
+    pub fn set_block_size(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        size: u32,
+        indirect_shift: u8,
+    ) -> Result<()> {
+        let shift = indirect_shift;
+        let sizes = size != 0 && size.is_multiple_of(512) && size <= BLOCK_MAX;
+        if !sizes || shift != 0 && !(12..=17).contains(&shift) {
+            return Err(Error::invalid("no object has such a block size").in_object(id));
+        }
+        let same = self.head(tx, id, |head| {
+            head.block_size == size && (shift == 0 || shift == head.indirect_shift)
+        })?;
+        if same {
+            return Ok(());
+        }
+        let txg: Txg = tx.txg();
+        self.with_base(tx, id, 0, |inner, base| inner.resize(txg, size, shift, base))
+            .map_err(|e| e.in_object(id))
+    }
+}
+
+fn same(a: &Option<Arc<Dnode>>, b: &Option<Arc<Dnode>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (None, None) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,122 @@
+//! Many runs, and what came of them.
+
+use std::time::Duration;
+
+use crate::run::{Failure, run};
+use crate::setup::{Fault, Layout, Plant, Setup, Workload};
+use crate::shrink::shrink;
+
+/// Time to look for a shorter sequence.
+const SHRINK: Duration = Duration::from_secs(30);
+
+/// Which runs to make: what is `None` follows from each run's seed.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// Seed of the first run; each next one has the next.
+    pub seed: u64,
+    /// Runs.
+    pub runs: u64,
+    /// The vdevs.
+    pub layout: Option<Layout>,
+    /// The operations.
+    pub workload: Option<Workload>,
+    /// Threads of the workload.
+    pub threads: Option<usize>,
+    /// Operations of each thread.
+    pub ops: Option<usize>,
+    /// A bug.
+    pub plant: Option<Plant>,
+    /// Faults of a disk.
+    pub fault: Option<Fault>,
+    /// Only these operations.
+    pub keep: Option<Vec<usize>>,
+    /// The power fails at every so manieth event.
+    pub stride: usize,
+    /// Crashes of an event beyond the two extremes.
+    pub more: u64,
+    /// Threads that judge.
+    pub judges: usize,
+    /// Look for a shorter sequence when one fails.
+    pub shrink: bool,
+}
+
+impl Campaign {
+    /// `runs` runs from `seed` on, crashed at every event.
+    pub fn new(seed: u64, runs: u64) -> Campaign {
+        Campaign {
+            seed,
+            runs,
+            layout: None,
+            workload: None,
+            threads: None,
+            ops: None,
+            plant: None,
+            fault: None,
+            keep: None,
+            stride: 1,
+            more: 1,
+            judges: base::rt::parallelism(),
+            shrink: true,
+        }
+    }
+
+    /// The setup of the run with this seed.
+    pub fn setup(&self, seed: u64) -> Setup {
+        let varied = Setup::varied(seed);
+        let mut layout = self.layout.unwrap_or(varied.layout);
+        let fragile = self.fault.is_some_and(Fault::needs_redundancy);
+        if self.layout.is_none() && fragile && !layout.is_redundant() {
+            layout = Layout::Mirror;
+        }
+        Setup {
+            layout,
+            workload: self.workload.unwrap_or(varied.workload),
+            threads: self.threads.unwrap_or(varied.threads),
+            ops: self.ops.unwrap_or(varied.ops),
+            plant: self.plant,
+            fault: self.fault,
+            keep: self.keep.clone(),
+            ..varied
+        }
+    }
+
+    /// Makes all runs up to the first failure; `watch` hears of each.
+    pub fn go(&self, watch: &mut dyn FnMut(&Setup, &Totals)) -> Totals {
+        let mut totals = Totals::default();
+        for seed in self.seed..self.seed.saturating_add(self.runs) {
+            let setup = self.setup(seed);
+            let tally = run(&setup, self.stride, self.more, self.judges);
+            totals.runs += 1;
+            totals.points += tally.points;
+            totals.images += tally.images;
+            totals.groups += tally.groups;
+            if let Some(failure) = tally.failure {
+                let small = self.shrink && failure.setup.workload != Workload::Short;
+                totals.failure = Some(match small {
+                    true => shrink(failure, self.more, self.judges, SHRINK),
+                    false => failure,
+                });
+            }
+            watch(&setup, &totals);
+            if totals.failure.is_some() {
+                break;
+            }
+        }
+        totals
+    }
+}
+
+/// What runs came to.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Runs made.
+    pub runs: u64,
+    /// Events after which the power failed.
+    pub points: u64,
+    /// Crash images judged.
+    pub images: u64,
+    /// Groups found whole, summed over runs.
+    pub groups: u64,
+    /// What went wrong first.
+    pub failure: Option<Failure>,
+}

@@ -1,0 +1,535 @@
+//! Operations on a pool that is open for writing, each noted in the model.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use base::rt::{Mutex, plain};
+use base::{Error, ErrorKind, ObjectId, Result, Txg};
+use device::sim::SimDisks;
+use dmu::{ObjectSpec, Objset, ObjsetProps, Tx, zaps};
+use dsl::write::create::NewDataset;
+use dsl::write::{create, destroy, snapshot};
+use ondisk::ObjType;
+use ondisk::objset::ObjsetType;
+use ondisk::zap::ZapValue;
+use spa::engine::{TaskCx, Writer, objset_props};
+
+use crate::model::{Act, Dataset, DsId, Model, Snap};
+use crate::ops::{Op, content};
+use crate::pool::POOL;
+
+/// The largest end of an object that bytes are appended to.
+const END_MAX: u64 = 1 << 20;
+
+/// An object that threads write.
+#[derive(Clone)]
+struct Handle {
+    ds: DsId,
+    id: u64,
+    zap: bool,
+    /// Where bytes are appended; the lock orders changes by several threads.
+    end: Arc<Mutex<u64>>,
+    shared: bool,
+}
+
+/// What one thread works on: its own objects, datasets and snapshots.
+pub struct Hand {
+    thread: usize,
+    objects: Vec<Handle>,
+    datasets: Vec<DsId>,
+    snaps: Vec<usize>,
+    made: usize,
+}
+
+/// A pool being worked on.
+pub struct Driver {
+    /// The pool.
+    pub writer: Arc<Writer>,
+    /// What it must hold.
+    pub model: Arc<Model>,
+    disks: SimDisks,
+    heads: Mutex<BTreeMap<DsId, Arc<Objset>>>,
+    shared: Mutex<Vec<Handle>>,
+    plant_wrong_group: bool,
+    /// Devices fail: an operation that fails leaves an unknown content.
+    pub faulty: bool,
+    /// It was full at some time.
+    full: std::sync::atomic::AtomicBool,
+    /// Sets this run's names apart from those of runs before.
+    pub prefix: String,
+}
+
+fn words(seed: u32, count: usize) -> Vec<u64> {
+    content(seed | 3, count * 8)
+        .chunks_exact(8)
+        .map(|c| c.iter().fold(0, |a, b| a << 8 | u64::from(*b)))
+        .collect()
+}
+
+fn entry_name(seed: u32, i: u32) -> Vec<u8> {
+    let n = seed.wrapping_mul(2_654_435_761).wrapping_add(i * 7) % 257;
+    match n % 16 {
+        0 => format!("a name that does not fit into a micro ZAP's entry, which is number {n}"),
+        _ => format!("name-{n}"),
+    }
+    .into_bytes()
+}
+
+impl Driver {
+    /// Over a new pool.
+    ///
+    /// # Errors
+    /// Those of reading the root dataset.
+    pub fn new(writer: Arc<Writer>, disks: &SimDisks, model: Arc<Model>) -> Result<Driver> {
+        Ok(Driver {
+            writer,
+            model,
+            disks: disks.clone(),
+            heads: Mutex::default(),
+            shared: Mutex::default(),
+            plant_wrong_group: false,
+            faulty: false,
+            full: Default::default(),
+            prefix: String::new(),
+        })
+    }
+
+    /// Plants the bug of the wrong group in every object set from now on.
+    pub fn plant_wrong_group(&mut self) {
+        self.plant_wrong_group = true;
+    }
+
+    /// Notes the root dataset of a new pool.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn add_root(&self) -> Result<()> {
+        let root = dsl::DslDir::root(self.writer.mos(), POOL)?;
+        let head = root.head()?.ok_or_else(|| Error::corrupt("no root dataset"))?.object();
+        let (name, origin, died) = (POOL.to_owned(), None, None);
+        let born = self.writer.published().uberblock.txg;
+        self.model.add_dataset(Dataset { name, head, origin, born, died });
+        self.disks.mark(born.0);
+        Ok(())
+    }
+
+    /// Makes the objects that all threads change.
+    ///
+    /// # Errors
+    /// Those of making them.
+    pub fn share_objects(&self) -> Result<()> {
+        let data = self.create(0, 3, 1, true)?;
+        let zap = self.create_zap(0, true)?;
+        *self.shared.lock() = vec![data, zap];
+        Ok(())
+    }
+
+    /// What a thread begins with.
+    pub fn hand(&self, thread: usize) -> Hand {
+        let objects = self.shared.lock().clone();
+        Hand { thread, objects, datasets: vec![0], snaps: Vec::new(), made: 0 }
+    }
+
+    fn head(&self, ds: DsId) -> Result<Arc<Objset>> {
+        if let Some(os) = self.heads.lock().get(&ds) {
+            return Ok(Arc::clone(os));
+        }
+        let dataset = self.model.dataset(ds).ok_or_else(|| Error::bug("no such dataset"))?;
+        let flags = self.writer.flags()?;
+        let props = objset_props(&flags, &|_| Ok(None))?;
+        let os = self.writer.open_head(dataset.head, props)?;
+        self.heads.lock().insert(ds, Arc::clone(&os));
+        Ok(os)
+    }
+
+    fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
+        self.writer.begin_wait(logical, frees)
+    }
+
+    fn create(&self, ds: DsId, block: u8, seed: u32, shared: bool) -> Result<Handle> {
+        let os = self.head(ds)?;
+        let bonus = content(seed | 3, (seed % 5) as usize * 40);
+        let block_size = 512u32 << block;
+        let spec = ObjectSpec {
+            object_type: ObjType::PLAIN_FILE_CONTENTS,
+            block_size,
+            indirect_shift: if seed.is_multiple_of(3) { 12 } else { 0 },
+            bonus_type: ObjType::OTN_UINT64_METADATA,
+            bonus: bonus.clone(),
+            slots: if seed.is_multiple_of(7) { 2 } else { 1 },
+        };
+        let tx = self.begin(64 << 10, false)?;
+        let id = os.allocate(&tx, &spec)?.0;
+        self.model.note(tx.txg(), ds, id, Act::Create { zap: false, block_size, bonus });
+        Ok(Handle { ds, id, zap: false, end: Arc::default(), shared })
+    }
+
+    fn create_zap(&self, ds: DsId, shared: bool) -> Result<Handle> {
+        let os = self.head(ds)?;
+        let tx = self.begin(64 << 10, false)?;
+        let id = zaps::create(&os, &tx, ObjType::DIRECTORY_CONTENTS, ObjType::NONE, &[], 0)?.0;
+        let act = Act::Create { zap: true, block_size: 0, bonus: Vec::new() };
+        self.model.note(tx.txg(), ds, id, act);
+        Ok(Handle { ds, id, zap: true, end: Arc::default(), shared })
+    }
+
+    /// Does `change` to an object and notes what it says.
+    fn change(
+        &self,
+        handle: &Handle,
+        logical: u64,
+        frees: bool,
+        change: impl FnOnce(&Arc<Objset>, &Tx, &mut u64) -> Result<Vec<Act>>,
+    ) -> Result<()> {
+        let os = self.head(handle.ds)?;
+        let tx = self.begin(logical, frees)?;
+        let mut end = handle.end.lock();
+        if self.plant_wrong_group {
+            os.plant_wrong_group();
+        }
+        match change(&os, &tx, &mut end) {
+            Ok(acts) => {
+                for act in acts {
+                    self.model.note(tx.txg(), handle.ds, handle.id, act);
+                }
+                Ok(())
+            }
+            Err(e) => {
+                self.model.note(tx.txg(), handle.ds, handle.id, Act::Unknown);
+                Err(e)
+            }
+        }
+    }
+
+    fn write(&self, handle: &Handle, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
+        self.change(handle, u64::from(len) + (64 << 10), false, |os, tx, end| {
+            let at = at.unwrap_or(*end).min(1 << 40);
+            let data = Arc::new(content(seed, len as usize));
+            os.write(tx, ObjectId(handle.id), at, &data)?;
+            let new_end = at + u64::from(len);
+            if new_end <= END_MAX {
+                *end = new_end.max(*end);
+            }
+            Ok(vec![Act::Write { at, data }])
+        })
+    }
+
+    fn zero(&self, handle: &Handle, at: u64, len: Option<u64>) -> Result<()> {
+        self.change(handle, 128 << 10, true, |os, tx, _| {
+            os.free_range(tx, ObjectId(handle.id), at, len.unwrap_or(u64::MAX))?;
+            Ok(vec![Act::Zero { at, len }])
+        })
+    }
+
+    fn zap_put(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
+        self.change(handle, 256 << 10, false, |os, tx, _| {
+            let mut acts = Vec::new();
+            for i in 0..count {
+                let name = entry_name(seed, i);
+                let n = if (seed ^ i).is_multiple_of(11) { 1 + (seed % 20) as usize } else { 1 };
+                let value = words(seed.wrapping_add(i), n);
+                let stored = ZapValue::from_u64s(&value).ok_or_else(|| Error::bug("a value"))?;
+                zaps::update(os, tx, ObjectId(handle.id), &name, &stored)?;
+                acts.push(Act::Put(name, value));
+            }
+            Ok(acts)
+        })
+    }
+
+    fn zap_remove(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
+        self.change(handle, 128 << 10, true, |os, tx, _| {
+            let mut acts = Vec::new();
+            for i in 0..count {
+                let name = entry_name(seed, i);
+                match zaps::remove(os, tx, ObjectId(handle.id), &name) {
+                    Ok(()) => acts.push(Act::Remove(name)),
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(acts)
+        })
+    }
+
+    /// Runs a sync task. If the pool was suspended while the task's group was written,
+    /// the group may be on disk or not: then the task's result comes with the error.
+    fn task<C: Send + 'static, T: Clone + Send + 'static>(
+        &self,
+        check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
+        act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
+    ) -> Result<(T, Txg, Result<()>)> {
+        let ran: Arc<plain::Mutex<Option<(T, Txg)>>> = Arc::default();
+        let note = Arc::clone(&ran);
+        let noted = move |cx: &mut TaskCx<'_>, checked: C| {
+            let value = act(cx, checked)?;
+            *note.lock() = Some((value.clone(), cx.cx.txg));
+            Ok(value)
+        };
+        match self.writer.sync_task(check, noted) {
+            Ok((value, txg)) => {
+                self.disks.mark(txg.0);
+                Ok((value, txg, Ok(())))
+            }
+            Err(e) => match ran.lock().take() {
+                Some((value, txg)) => Ok((value, txg, Err(e))),
+                None => Err(e),
+            },
+        }
+    }
+
+    /// Makes a dataset below the root, empty or a clone of a snapshot.
+    fn dataset(&self, hand: &mut Hand, origin: Option<usize>) -> Result<()> {
+        hand.made += 1;
+        let short = format!("{}d{}-{}", self.prefix, hand.thread, hand.made);
+        let origin = origin.and_then(|snap| self.model.snap(snap));
+        let origin_object = origin.as_ref().map(|s| s.object);
+        let name = short.clone();
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            let parent = cx.cx.read().required("root_dataset")?;
+            let new = NewDataset { name: &name, case_insensitive: false, origin: origin_object };
+            let made = create::dataset(cx.cx, parent, &new)?;
+            if origin_object.is_none() {
+                let props = objset_props(&cx.writer.flags()?, &|_| Ok(None))?;
+                let zio = Arc::clone(cx.writer.zio());
+                cx.add_head(made.head, Objset::create(zio, made.head, ObjsetType::Zfs, props));
+            }
+            Ok(made.head)
+        };
+        let (head, txg, done) = self.task(|_| Ok(()), act)?;
+        let origin = origin.map(|s| (s.ds, s.born));
+        let name = format!("{POOL}/{short}");
+        let ds = self.model.add_dataset(Dataset { name, head, origin, born: txg, died: None });
+        hand.datasets.push(ds);
+        done
+    }
+
+    fn destroy(&self, hand: &mut Hand, which: u32) -> Result<()> {
+        let ds = hand.datasets[which as usize % hand.datasets.len()];
+        if ds == 0 {
+            return Ok(());
+        }
+        let head = self.model.dataset(ds).ok_or_else(|| Error::bug("no such dataset"))?.head;
+        let done = self.task(
+            move |cx| destroy::check_head(cx.cx.read(), head),
+            move |cx, ()| {
+                destroy::head(cx.cx, head, cx.writer.zio())?;
+                cx.drop_head(head);
+                cx.free_in_background();
+                Ok(())
+            },
+        );
+        match done {
+            Ok(((), txg, done)) => {
+                self.model.destroy_dataset(ds, txg);
+                self.heads.lock().remove(&ds);
+                hand.datasets.retain(|d| *d != ds);
+                hand.objects.retain(|o| o.ds != ds);
+                done
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Exists) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn snapshot(&self, hand: &mut Hand, which: u32) -> Result<()> {
+        let ds = hand.datasets[which as usize % hand.datasets.len()];
+        let head = self.model.dataset(ds).ok_or_else(|| Error::bug("no such dataset"))?.head;
+        hand.made += 1;
+        let name = format!("{}s{}-{}", self.prefix, hand.thread, hand.made);
+        let (checked, taken) = (name.clone(), name.clone());
+        let done = self.task(
+            move |cx| snapshot::check(cx.cx, head, &checked),
+            move |cx, ()| snapshot::take(cx.cx, head, &taken),
+        );
+        match done {
+            Ok((object, txg, done)) => {
+                let snap = Snap { ds, name, object, born: txg, died: None };
+                hand.snaps.push(self.model.add_snap(snap));
+                done
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn destroy_snapshot(&self, hand: &mut Hand, which: u32) -> Result<()> {
+        if hand.snaps.is_empty() {
+            return Ok(());
+        }
+        let snap = hand.snaps[which as usize % hand.snaps.len()];
+        let object = self.model.snap(snap).ok_or_else(|| Error::bug("no such snapshot"))?.object;
+        let done = self.task(
+            move |cx| destroy::check_snapshot(cx.cx.read(), object),
+            move |cx, ()| {
+                destroy::snapshot(cx.cx, object, false)?;
+                cx.free_in_background();
+                Ok(())
+            },
+        );
+        match done {
+            Ok(((), txg, done)) => {
+                self.model.destroy_snap(snap, txg);
+                hand.snaps.retain(|s| *s != snap);
+                done
+            }
+            Err(e) if e.kind() == ErrorKind::Exists => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn props(&self, ds: DsId, seed: u32) -> Result<()> {
+        use codec::compress::Compression;
+        let os = self.head(ds)?;
+        let old = os.props()?;
+        let compression = match seed % 4 {
+            0 => Compression::Off,
+            1 => Compression::Lzjb,
+            _ => Compression::ON,
+        };
+        let copies = [1, 1, 2, 3][(seed >> 8) as usize % 4];
+        os.set_props(ObjsetProps { compression, copies, ..(*old).clone() })
+    }
+
+    /// Waits until all is on disk, and notes the promise.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub fn sync(&self) -> Result<Txg> {
+        let txg = self.writer.sync()?;
+        self.disks.mark(txg.0);
+        Ok(txg)
+    }
+
+    /// Whether the pool was so full at some time that frees may not have waited.
+    pub fn full(&self) -> bool {
+        self.full.load(Relaxed)
+    }
+
+    fn look_for_space(&self) {
+        if self.writer.allocatable(false) < 1 << 20 {
+            self.full.store(true, Relaxed);
+        }
+    }
+
+    /// Does one operation. What makes no sense now is left out.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn run(&self, hand: &mut Hand, op: &Op) -> Result<()> {
+        let done = self.run_op(hand, op);
+        self.look_for_space();
+        match done {
+            Err(e) if e.kind() == ErrorKind::NoSpace => Ok(()),
+            other => other,
+        }
+    }
+
+    fn run_op(&self, hand: &mut Hand, op: &Op) -> Result<()> {
+        let pick_ds = |which: u32| hand.datasets[which as usize % hand.datasets.len()];
+        let pick = |which: u32, zap: bool| {
+            let fit: Vec<&Handle> = hand.objects.iter().filter(|o| o.zap == zap).collect();
+            fit.get((which as usize).checked_rem(fit.len())?).map(|h| (*h).clone())
+        };
+        match op {
+            Op::Create { ds, block, seed } => {
+                let made = self.create(pick_ds(*ds), *block, *seed, false)?;
+                hand.objects.push(made);
+            }
+            Op::CreateZap { ds } => {
+                let made = self.create_zap(pick_ds(*ds), false)?;
+                hand.objects.push(made);
+            }
+            Op::Write { object, at, len, seed } => {
+                if let Some(h) = pick(*object, false) {
+                    self.write(&h, Some(*at), *len, *seed)?;
+                }
+            }
+            Op::Append { object, len, seed } => {
+                if let Some(h) = pick(*object, false) {
+                    self.write(&h, None, *len, *seed)?;
+                }
+            }
+            Op::Truncate { object, at } => {
+                if let Some(h) = pick(*object, false) {
+                    self.zero(&h, *at, None)?;
+                }
+            }
+            Op::Punch { object, at, len } => {
+                if let Some(h) = pick(*object, false) {
+                    self.zero(&h, *at, Some(u64::from(*len)))?;
+                }
+            }
+            Op::Free { object } => {
+                let own: Vec<usize> =
+                    (0..hand.objects.len()).filter(|i| !hand.objects[*i].shared).collect();
+                if let Some(i) = (*object as usize).checked_rem(own.len()) {
+                    let h = hand.objects.remove(own[i]);
+                    self.change(&h, 64 << 10, true, |os, tx, _| {
+                        os.free_object(tx, ObjectId(h.id))?;
+                        Ok(vec![Act::Free])
+                    })?;
+                }
+            }
+            Op::BlockSize { object, block } => {
+                if let Some(h) = pick(*object, false) {
+                    self.change(&h, 256 << 10, false, |os, tx, _| {
+                        let size = 512u32 << *block;
+                        match os.set_block_size(tx, ObjectId(h.id), size, 0) {
+                            Ok(()) => Ok(vec![Act::BlockSize(size)]),
+                            Err(e) if e.kind() == ErrorKind::Invalid => Ok(Vec::new()),
+                            Err(e) => Err(e),
+                        }
+                    })?;
+                }
+            }
+            Op::Bonus { object, seed } => {
+                if let Some(h) = pick(*object, false) {
+                    self.change(&h, 64 << 10, false, |os, tx, _| {
+                        let bonus = content(seed | 3, (seed % 9) as usize * 8);
+                        os.set_bonus(tx, ObjectId(h.id), &bonus)?;
+                        Ok(vec![Act::Bonus(bonus)])
+                    })?;
+                }
+            }
+            Op::ZapPut { object, count, seed } => {
+                if let Some(h) = pick(*object, true) {
+                    self.zap_put(&h, *count, *seed)?;
+                }
+            }
+            Op::ZapRemove { object, count, seed } => {
+                if let Some(h) = pick(*object, true) {
+                    self.zap_remove(&h, *count, *seed)?;
+                }
+            }
+            Op::Props { ds, seed } => self.props(pick_ds(*ds), *seed)?,
+            Op::Dataset => self.dataset(hand, None)?,
+            Op::Clone { snap } => {
+                if !hand.snaps.is_empty() {
+                    let snap = hand.snaps[*snap as usize % hand.snaps.len()];
+                    self.dataset(hand, Some(snap))?;
+                }
+            }
+            Op::Destroy { ds } => self.destroy(hand, *ds)?,
+            Op::Snapshot { ds } => self.snapshot(hand, *ds)?,
+            Op::DestroySnapshot { snap } => self.destroy_snapshot(hand, *snap)?,
+            Op::Comment { seed } => {
+                let text = format!("comment {seed}");
+                let to = text.clone();
+                let act = move |cx: &mut TaskCx<'_>, ()| {
+                    cx.config().comment = Some(nvlist::NvStr::new(to.as_bytes())?);
+                    Ok(())
+                };
+                let ((), txg, done) = self.task(|_| Ok(()), act)?;
+                self.model.note_comment(txg, text);
+                done?;
+            }
+            Op::Sync => {
+                self.sync()?;
+            }
+            Op::Kick => self.writer.txgs().kick(self.writer.txgs().open_txg()),
+            Op::Sleep { ms } => base::rt::sleep(std::time::Duration::from_millis(u64::from(*ms))),
+        }
+        Ok(())
+    }
+}

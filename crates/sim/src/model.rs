@@ -1,0 +1,369 @@
+//! What the pool must hold: a list of all that was done, and the states that follow.
+//!
+//! # Theory
+//! Every change is noted with the group it went into, in the order in which changes were
+//! made. The state of group *T* is what all changes of groups up to *T* make of it, in
+//! that order: whatever else was in memory when the power failed, a pool whose
+//! uberblock is of group *T* must hold exactly this.
+//!
+//! # Invariants
+//! * A note is made while its transaction is held, so no group is committed before all
+//!   its changes are noted.
+//!
+//! Lock order: each lock is a leaf that no scheduler sees.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use base::Txg;
+use base::rt::plain;
+
+/// Bytes that are kept together: zeros are not kept.
+pub const CHUNK: u64 = 512;
+
+/// A dataset of the model; the root is 0.
+pub type DsId = usize;
+
+/// A change of an object.
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// It begins, as a ZAP or not.
+    Create {
+        /// A ZAP.
+        zap: bool,
+        /// Bytes of a block.
+        block_size: u32,
+        /// Its bonus.
+        bonus: Vec<u8>,
+    },
+    /// Bytes are written.
+    Write {
+        /// First byte.
+        at: u64,
+        /// What.
+        data: Arc<Vec<u8>>,
+    },
+    /// A range becomes zero; `None` is to the end.
+    Zero {
+        /// First byte.
+        at: u64,
+        /// Bytes.
+        len: Option<u64>,
+    },
+    /// Another block size.
+    BlockSize(u32),
+    /// Another bonus.
+    Bonus(Vec<u8>),
+    /// An entry of a ZAP is added or changed.
+    Put(Vec<u8>, Vec<u64>),
+    /// An entry of a ZAP goes.
+    Remove(Vec<u8>),
+    /// It ends.
+    Free,
+    /// Something failed half way: what it holds is anybody's guess.
+    Unknown,
+}
+
+#[derive(Clone, Debug)]
+struct Note {
+    txg: Txg,
+    ds: DsId,
+    object: u64,
+    act: Act,
+}
+
+/// A dataset's life.
+#[derive(Clone, Debug)]
+pub struct Dataset {
+    /// Full name.
+    pub name: String,
+    /// Its head's object.
+    pub head: u64,
+    /// Where its content came from: a dataset as of a group.
+    pub origin: Option<(DsId, Txg)>,
+    /// The group that made it.
+    pub born: Txg,
+    /// The group that destroyed it.
+    pub died: Option<Txg>,
+}
+
+/// A snapshot's life.
+#[derive(Clone, Debug)]
+pub struct Snap {
+    /// Of which dataset.
+    pub ds: DsId,
+    /// Name behind the `@`.
+    pub name: String,
+    /// Its object.
+    pub object: u64,
+    /// The group that took it.
+    pub born: Txg,
+    /// The group that destroyed it.
+    pub died: Option<Txg>,
+}
+
+/// An object's content.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Obj {
+    /// It is a ZAP.
+    pub zap: bool,
+    /// Bytes of a block; of a ZAP it is not known.
+    pub block_size: u32,
+    /// The bonus.
+    pub bonus: Vec<u8>,
+    /// Bytes, but for chunks of zeros.
+    pub chunks: BTreeMap<u64, Box<[u8; CHUNK as usize]>>,
+    /// Entries of a ZAP.
+    pub entries: BTreeMap<Vec<u8>, Vec<u64>>,
+    /// It cannot be compared.
+    pub unknown: bool,
+}
+
+/// An object set's content.
+pub type Content = BTreeMap<u64, Arc<Obj>>;
+
+impl Obj {
+    fn put(&mut self, at: u64, data: &[u8]) {
+        let mut done = 0;
+        while done < data.len() {
+            let pos = at + done as u64;
+            let (chunk, skip) = (pos / CHUNK, (pos % CHUNK) as usize);
+            let n = (CHUNK as usize - skip).min(data.len() - done);
+            let bytes = self.chunks.entry(chunk).or_insert_with(|| Box::new([0; 512]));
+            bytes[skip..skip + n].copy_from_slice(&data[done..done + n]);
+            if bytes.iter().all(|b| *b == 0) {
+                self.chunks.remove(&chunk);
+            }
+            done += n;
+        }
+    }
+
+    fn zero(&mut self, at: u64, len: Option<u64>) {
+        let end = len.map_or(u64::MAX, |len| at.saturating_add(len));
+        let touched: Vec<u64> =
+            self.chunks.range(at / CHUNK..=end / CHUNK).map(|(c, _)| *c).collect();
+        for chunk in touched {
+            let start = chunk * CHUNK;
+            let (from, to) = (at.max(start), end.min(start + CHUNK));
+            if from < to {
+                self.put(from, &[0; CHUNK as usize][..(to - from) as usize]);
+            }
+        }
+    }
+
+    fn apply(&mut self, act: &Act) {
+        match act {
+            Act::Create { zap, block_size, bonus } => {
+                let (zap, block_size, bonus) = (*zap, *block_size, bonus.clone());
+                *self = Obj { zap, block_size, bonus, ..Obj::default() };
+            }
+            Act::Write { at, data } => self.put(*at, data),
+            Act::Zero { at, len } => self.zero(*at, *len),
+            Act::BlockSize(size) => {
+                self.block_size = *size;
+                self.zero(u64::from(*size), None);
+            }
+            Act::Bonus(bonus) => self.bonus.clone_from(bonus),
+            Act::Put(name, value) => {
+                self.entries.insert(name.clone(), value.clone());
+            }
+            Act::Remove(name) => {
+                self.entries.remove(name);
+            }
+            Act::Free => {}
+            Act::Unknown => self.unknown = true,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Notes {
+    notes: Vec<Note>,
+    datasets: Vec<Dataset>,
+    snaps: Vec<Snap>,
+    /// The pool's comment, by group; several threads may change it in one.
+    comments: Vec<(Txg, String)>,
+    /// What datasets held before the first note.
+    base: HashMap<DsId, Arc<Content>>,
+    /// What snapshots taken before the first note hold.
+    fixed: HashMap<(DsId, Txg), Arc<Content>>,
+}
+
+/// The model of one pool.
+#[derive(Default)]
+pub struct Model {
+    notes: plain::Mutex<Notes>,
+    /// Content by dataset and group, once it was asked for.
+    states: plain::Mutex<HashMap<(DsId, Txg), Arc<Content>>>,
+}
+
+/// What there is in a group: names, and how to get their content.
+pub struct State {
+    /// Heads by name.
+    pub heads: BTreeMap<String, (DsId, Txg)>,
+    /// Snapshots by dataset's name and own name.
+    pub snaps: BTreeMap<(String, String), (DsId, Txg)>,
+}
+
+fn alive(born: Txg, died: Option<Txg>, at: Txg) -> bool {
+    born <= at && died.is_none_or(|d| d > at)
+}
+
+impl Model {
+    /// Notes a change.
+    pub fn note(&self, txg: Txg, ds: DsId, object: u64, act: Act) {
+        self.notes.lock().notes.push(Note { txg, ds, object, act });
+    }
+
+    /// Notes a comment.
+    pub fn note_comment(&self, txg: Txg, comment: String) {
+        self.notes.lock().comments.push((txg, comment));
+    }
+
+    /// The comments that the pool may have in group `txg`; nothing if none was set.
+    pub fn comments(&self, txg: Txg) -> Vec<String> {
+        let notes = self.notes.lock();
+        let known = notes.comments.iter().filter(|(t, _)| *t <= txg);
+        let last = known.clone().map(|(t, _)| *t).max();
+        known.filter(|(t, _)| Some(*t) == last).map(|(_, c)| c.clone()).collect()
+    }
+
+    /// Notes a dataset; its number.
+    pub fn add_dataset(&self, dataset: Dataset) -> DsId {
+        let mut notes = self.notes.lock();
+        notes.datasets.push(dataset);
+        notes.datasets.len() - 1
+    }
+
+    /// Notes a snapshot; its number.
+    pub fn add_snap(&self, snap: Snap) -> usize {
+        let mut notes = self.notes.lock();
+        notes.snaps.push(snap);
+        notes.snaps.len() - 1
+    }
+
+    /// A dataset ends.
+    pub fn destroy_dataset(&self, ds: DsId, txg: Txg) {
+        if let Some(d) = self.notes.lock().datasets.get_mut(ds) {
+            d.died = Some(txg);
+        }
+    }
+
+    /// A snapshot ends.
+    pub fn destroy_snap(&self, snap: usize, txg: Txg) {
+        if let Some(s) = self.notes.lock().snaps.get_mut(snap) {
+            s.died = Some(txg);
+        }
+    }
+
+    /// A dataset, as far as it is known.
+    pub fn dataset(&self, ds: DsId) -> Option<Dataset> {
+        self.notes.lock().datasets.get(ds).cloned()
+    }
+
+    /// A snapshot, as far as it is known.
+    pub fn snap(&self, snap: usize) -> Option<Snap> {
+        self.notes.lock().snaps.get(snap).cloned()
+    }
+
+    /// Number of changes.
+    pub fn len(&self) -> usize {
+        self.notes.lock().notes.len()
+    }
+
+    /// Whether nothing was changed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What there is in group `txg`.
+    pub fn state(&self, txg: Txg) -> State {
+        let notes = self.notes.lock();
+        let heads = notes.datasets.iter().enumerate();
+        let heads = heads.filter(|(_, d)| alive(d.born, d.died, txg));
+        let heads = heads.map(|(id, d)| (d.name.clone(), (id, txg))).collect();
+        let snaps = notes.snaps.iter().filter(|s| alive(s.born, s.died, txg));
+        let name = |ds: DsId| notes.datasets.get(ds).map_or(String::new(), |d| d.name.clone());
+        let snaps = snaps.map(|s| ((name(s.ds), s.name.clone()), (s.ds, s.born))).collect();
+        State { heads, snaps }
+    }
+
+    /// The content of a dataset as of group `txg`.
+    pub fn content(&self, ds: DsId, txg: Txg) -> Arc<Content> {
+        // Equal states get one entry.
+        let (last, origin, base) = {
+            let notes = self.notes.lock();
+            if let Some(fixed) = notes.fixed.get(&(ds, txg)) {
+                return Arc::clone(fixed);
+            }
+            let mine = notes.notes.iter().filter(|n| n.ds == ds && n.txg <= txg);
+            let last = mine.map(|n| n.txg).max().unwrap_or(Txg::ZERO);
+            let origin = notes.datasets.get(ds).and_then(|d| d.origin);
+            (last, origin, notes.base.get(&ds).cloned())
+        };
+        if let Some(known) = self.states.lock().get(&(ds, last)) {
+            return Arc::clone(known);
+        }
+        let mut content: Content = match (origin, base) {
+            (_, Some(base)) => (*base).clone(),
+            (Some((from, at)), None) => (*self.content(from, at)).clone(),
+            (None, None) => Content::new(),
+        };
+        for note in self.notes.lock().notes.iter().filter(|n| n.ds == ds && n.txg <= txg) {
+            if matches!(note.act, Act::Free) {
+                content.remove(&note.object);
+            } else {
+                Arc::make_mut(content.entry(note.object).or_default()).apply(&note.act);
+            }
+        }
+        let content = Arc::new(content);
+        self.states.lock().insert((ds, last), Arc::clone(&content));
+        content
+    }
+
+    /// Whether two groups leave the same behind.
+    pub fn same(&self, a: Txg, b: Txg) -> bool {
+        let (x, y) = (self.state(a), self.state(b));
+        let same = |(p, q): ((DsId, Txg), (DsId, Txg))| {
+            p.0 == q.0 && *self.content(p.0, p.1) == *self.content(q.0, q.1)
+        };
+        x.heads.len() == y.heads.len()
+            && x.snaps == y.snaps
+            && self.comments(a) == self.comments(b)
+            && x.heads.keys().eq(y.heads.keys())
+            && x.heads.values().copied().zip(y.heads.values().copied()).all(same)
+    }
+
+    /// A model that begins with what this one says of group `txg`.
+    pub fn after(&self, txg: Txg) -> Model {
+        let (datasets, snaps) = {
+            let notes = self.notes.lock();
+            (notes.datasets.clone(), notes.snaps.clone())
+        };
+        let comments = self.comments(txg);
+        let count = datasets.len();
+        let never = |born: Txg| if born > txg { Some(Txg::ZERO) } else { None };
+        let lived = |died: Option<Txg>| died.filter(|d| *d <= txg);
+        let out = Model::default();
+        {
+            let mut notes = out.notes.lock();
+            notes.base = (0..count).map(|ds| (ds, self.content(ds, txg))).collect();
+            notes.comments = comments.into_iter().map(|c| (Txg::ZERO, c)).collect();
+            notes.datasets = datasets;
+            for d in &mut notes.datasets {
+                d.died = never(d.born).or(lived(d.died));
+            }
+            notes.snaps = snaps;
+            for s in &mut notes.snaps {
+                s.died = never(s.born).or(lived(s.died));
+            }
+        }
+        // Snapshots keep their content.
+        let kept: Vec<Snap> = out.notes.lock().snaps.clone();
+        for snap in kept.iter().filter(|s| s.born <= txg) {
+            let content = self.content(snap.ds, snap.born);
+            out.notes.lock().fixed.insert((snap.ds, snap.born), content);
+        }
+        out
+    }
+}

@@ -1,0 +1,270 @@
+//! Operations: what a workload is made of.
+//!
+//! An operation names what it works on by a number that is taken modulo what there is
+//! when its turn comes; so any part of a sequence is a sequence.
+
+use base::rt::sim::Rng;
+
+use crate::setup::{Setup, Workload};
+
+/// One operation. `object`, `ds` and `snap` are choices, `seed` is for content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Makes an object with blocks of `512 << block` bytes.
+    Create {
+        /// Where.
+        ds: u32,
+        /// Block size.
+        block: u8,
+        /// For its bonus.
+        seed: u32,
+    },
+    /// Makes a ZAP.
+    CreateZap {
+        /// Where.
+        ds: u32,
+    },
+    /// Writes bytes.
+    Write {
+        /// Which object.
+        object: u32,
+        /// First byte.
+        at: u64,
+        /// Bytes.
+        len: u32,
+        /// Of the content.
+        seed: u32,
+    },
+    /// Writes bytes behind the last one.
+    Append {
+        /// Which object.
+        object: u32,
+        /// Bytes.
+        len: u32,
+        /// Of the content.
+        seed: u32,
+    },
+    /// Frees from a byte on.
+    Truncate {
+        /// Which object.
+        object: u32,
+        /// First byte.
+        at: u64,
+    },
+    /// Frees a range.
+    Punch {
+        /// Which object.
+        object: u32,
+        /// First byte.
+        at: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Frees an object.
+    Free {
+        /// Which.
+        object: u32,
+    },
+    /// Changes the block size.
+    BlockSize {
+        /// Which object.
+        object: u32,
+        /// To `512 << block`.
+        block: u8,
+    },
+    /// Sets the bonus.
+    Bonus {
+        /// Which object.
+        object: u32,
+        /// Of the content.
+        seed: u32,
+    },
+    /// Adds or changes entries of a ZAP.
+    ZapPut {
+        /// Which.
+        object: u32,
+        /// How many entries.
+        count: u32,
+        /// Which entries, and their values.
+        seed: u32,
+    },
+    /// Removes entries of a ZAP.
+    ZapRemove {
+        /// Which.
+        object: u32,
+        /// How many entries.
+        count: u32,
+        /// Which entries.
+        seed: u32,
+    },
+    /// Stores what is written from now on differently.
+    Props {
+        /// Where.
+        ds: u32,
+        /// How.
+        seed: u32,
+    },
+    /// Makes a dataset.
+    Dataset,
+    /// Makes a clone of a snapshot.
+    Clone {
+        /// Of which.
+        snap: u32,
+    },
+    /// Destroys a dataset.
+    Destroy {
+        /// Which.
+        ds: u32,
+    },
+    /// Takes a snapshot.
+    Snapshot {
+        /// Of which dataset.
+        ds: u32,
+    },
+    /// Destroys a snapshot.
+    DestroySnapshot {
+        /// Which.
+        snap: u32,
+    },
+    /// Changes the pool's comment, and so all labels.
+    Comment {
+        /// To what.
+        seed: u32,
+    },
+    /// Waits until all is on disk.
+    Sync,
+    /// Starts a sync and goes on.
+    Kick,
+    /// Lets time pass.
+    Sleep {
+        /// Milliseconds.
+        ms: u32,
+    },
+}
+
+/// Chances of each kind of operation, in the order of [`draw`].
+type Weights = [u64; 21];
+
+fn weights(workload: Workload) -> Weights {
+    // create zap write append trunc punch free bsize bonus zput zrem props
+    // dataset clone destroy snapshot destroysnap sync kick sleep comment
+    match workload {
+        Workload::Mixed | Workload::Short => {
+            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1]
+        }
+        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1],
+        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1],
+        Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1],
+        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1],
+    }
+}
+
+fn offset(rng: &mut Rng) -> u64 {
+    let place = match rng.below(24) {
+        0 => 1 << 33,
+        1 => 1 << 22,
+        _ => 0,
+    };
+    let near = match rng.below(3) {
+        0 => rng.below(4 << 10),
+        1 => rng.below(128 << 10),
+        _ => rng.below(8) << 14,
+    };
+    place + near
+}
+
+fn length(rng: &mut Rng) -> u32 {
+    let len = match rng.below(5) {
+        0 => 1 + rng.below(600),
+        1 => 512 << rng.below(6),
+        2 => 1 + rng.below(16 << 10),
+        3 => 16 << 10,
+        _ => 1 + rng.below(96 << 10),
+    };
+    len as u32
+}
+
+fn draw(rng: &mut Rng, weights: &Weights) -> Op {
+    let total: u64 = weights.iter().sum();
+    let mut at = rng.below(total);
+    let mut kind = 0;
+    while at >= weights[kind] {
+        at -= weights[kind];
+        kind += 1;
+    }
+    let which = rng.next_u64() as u32;
+    let seed = rng.next_u64() as u32;
+    let block = [0, 0, 1, 3, 4, 5, 7, 8][rng.below(8) as usize];
+    match kind {
+        0 => Op::Create { ds: which, block, seed },
+        1 => Op::CreateZap { ds: which },
+        2 => Op::Write { object: which, at: offset(rng), len: length(rng), seed },
+        3 => Op::Append { object: which, len: length(rng), seed },
+        4 => Op::Truncate { object: which, at: offset(rng) },
+        5 => Op::Punch { object: which, at: offset(rng), len: length(rng) },
+        6 => Op::Free { object: which },
+        7 => Op::BlockSize { object: which, block },
+        8 => Op::Bonus { object: which, seed },
+        9 => Op::ZapPut { object: which, count: 1 + rng.below(60) as u32, seed },
+        10 => Op::ZapRemove { object: which, count: 1 + rng.below(40) as u32, seed },
+        11 => Op::Props { ds: which, seed },
+        12 => Op::Dataset,
+        13 => Op::Clone { snap: which },
+        14 => Op::Destroy { ds: which },
+        15 => Op::Snapshot { ds: which },
+        16 => Op::DestroySnapshot { snap: which },
+        17 => Op::Sync,
+        18 => Op::Kick,
+        20 => Op::Comment { seed },
+        _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
+    }
+}
+
+/// The operations of each thread, each with its number.
+pub type Plan = Vec<Vec<(usize, Op)>>;
+
+/// The plan of a setup.
+pub fn plan(setup: &Setup) -> Plan {
+    if setup.workload == Workload::Short {
+        return crate::short::plan(usize::try_from(setup.seed).unwrap_or(0));
+    }
+    let weights = weights(setup.workload);
+    let mut number = 0;
+    let mut plan = Plan::new();
+    for thread in 0..setup.threads {
+        let mut rng = Rng::stream(setup.seed, 100 + thread as u64);
+        let mut ops = Vec::new();
+        for _ in 0..setup.ops {
+            let op = draw(&mut rng, &weights);
+            if setup.keep.as_ref().is_none_or(|keep| keep.contains(&number)) {
+                ops.push((number, op));
+            }
+            number += 1;
+        }
+        plan.push(ops);
+    }
+    plan
+}
+
+/// Bytes that follow from a seed: of few or many values, or with runs of zeros, so that
+/// compressors, embedding and holes all get their share.
+pub fn content(seed: u32, len: usize) -> Vec<u8> {
+    let mut rng = Rng::stream(u64::from(seed), 21);
+    let mut out = vec![0; len];
+    match seed % 5 {
+        0 => {
+            let word = rng.next_u64().to_le_bytes();
+            out.iter_mut().zip(word.iter().cycle()).for_each(|(o, w)| *o = *w);
+        }
+        1 => {
+            for chunk in out.chunks_mut(1024) {
+                if rng.one_in(2) {
+                    rng.fill(chunk);
+                }
+            }
+        }
+        2 => out.iter_mut().for_each(|b| *b = (rng.next_u64() & 3) as u8),
+        _ => rng.fill(&mut out),
+    }
+    out
+}

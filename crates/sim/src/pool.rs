@@ -1,0 +1,154 @@
+//! Simulated disks as the leaves of a pool.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{Error, Result, Txg};
+use device::Device;
+use device::sim::{Image, SimDisks};
+use ondisk::objset::ObjsetType;
+use spa::engine::Writer;
+use spa::engine::create::{CreateSpec, create};
+use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
+use spa::{FoundPool, ImportOptions, Leaves, OpenLeaf, Purpose, Search, Spa};
+use zio::BlockCache;
+
+use crate::image::{ImageDevice, Tap};
+use crate::setup::{Layout, Setup};
+
+/// The pool's name.
+pub const POOL: &str = "sim";
+/// Bytes of block cache for a pool.
+pub(crate) const CACHE: u64 = 64 << 20;
+
+/// Disks by the paths that the labels get.
+pub struct SimLeaves {
+    devices: BTreeMap<PathBuf, Arc<dyn Device>>,
+}
+
+impl SimLeaves {
+    /// Images to be read, all but those in `without`; `tap` hears of every read.
+    pub fn of_images(images: &[Image], without: &[usize], tap: &Arc<Tap>) -> SimLeaves {
+        let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
+        for (disk, image) in images.iter().enumerate() {
+            if !without.contains(&disk) {
+                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap));
+                devices.insert(path_of(disk), Arc::new(device));
+            }
+        }
+        SimLeaves { devices }
+    }
+
+    /// All disks but those in `without`.
+    pub fn new(disks: &SimDisks, without: &[usize]) -> SimLeaves {
+        let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
+        for device in disks.devices() {
+            if !without.contains(&device.disk()) {
+                devices.insert(path_of(device.disk()), device);
+            }
+        }
+        SimLeaves { devices }
+    }
+}
+
+impl Leaves for SimLeaves {
+    fn list(&self) -> Option<Vec<PathBuf>> {
+        Some(self.devices.keys().cloned().collect())
+    }
+
+    fn open(&self, path: &Path, _purpose: Purpose) -> Result<OpenLeaf> {
+        let device = self.devices.get(path).cloned();
+        let device = device.ok_or_else(|| Error::not_found("no such simulated disk"))?;
+        Ok(OpenLeaf { device, block_device: false })
+    }
+}
+
+fn path_of(disk: usize) -> PathBuf {
+    PathBuf::from(format!("/simulated/disk-{disk}"))
+}
+
+fn vdevs(layout: Layout) -> Vec<NewVdev> {
+    let leaves: Vec<NewVdev> =
+        (0..layout.disks()).map(|i| NewVdev::new(NewKind::File(path_of(i)))).collect();
+    match layout {
+        Layout::Single | Layout::Stripe => leaves,
+        Layout::Mirror => vec![NewVdev::new(NewKind::Mirror).with_children(leaves)],
+        Layout::Raidz => vec![NewVdev::new(NewKind::Raidz { nparity: 1 }).with_children(leaves)],
+        Layout::Raidz2 => vec![NewVdev::new(NewKind::Raidz { nparity: 2 }).with_children(leaves)],
+    }
+}
+
+/// Makes the pool of a setup on blank disks.
+///
+/// # Errors
+/// Those of making it.
+pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
+    let leaves = SimLeaves::new(disks, &[]);
+    let facts = |path: &Path| Ok(LeafFacts::of(&*leaves.open(path, Purpose::Write)?.device, false));
+    let options = BuildOptions {
+        create_txg: Txg(4),
+        ashift: Some(setup.ashift()),
+        ..BuildOptions::default()
+    };
+    let mut built = build(&vdevs(setup.layout), options, [], &facts)?;
+    for (top, _) in &mut built.tops {
+        let parts = if setup.layout == Layout::Mirror { 1 } else { top.leaves().count() as u64 };
+        if let (Some((bytes, shift)), Some(space)) = (setup.space(), &mut top.top) {
+            space.asize = space.asize.min(bytes * parts.max(1));
+            space.metaslab_shift = shift;
+        }
+    }
+    let mut devices = BTreeMap::new();
+    for (top, _) in &built.tops {
+        for leaf in top.leaves() {
+            let path = leaf.path.as_ref().and_then(|p| p.to_str());
+            let path = path.ok_or_else(|| Error::bug("a leaf without a path"))?;
+            devices.insert(leaf.guid, leaves.open(Path::new(path), Purpose::Write)?.device);
+        }
+    }
+    let cache = Arc::new(BlockCache::of(CACHE)?);
+    create(
+        CreateSpec {
+            name: POOL.into(),
+            version: ondisk::uberblock::VERSION_FEATURES,
+            tops: built.tops,
+            devices,
+            features: dsl::write::features::maintained().collect(),
+            pool_props: Vec::new(),
+            root_props: Vec::new(),
+            comment: None,
+            compatibility: None,
+            hostid: 0,
+            hostname: None,
+            root: Box::new(|_, _| Ok(())),
+            root_kind: ObjsetType::Zfs,
+            options: setup.writer(),
+        },
+        &cache,
+    )
+}
+
+/// Looks for the pool among `leaves`; `None` if no label tells of it.
+///
+/// # Errors
+/// Those of the search.
+pub fn find(leaves: &SimLeaves) -> Result<Option<FoundPool>> {
+    let found = spa::discover_in(&Search::default(), leaves)?;
+    Ok(found.pools.into_iter().find(|p| p.name == POOL))
+}
+
+/// Imports the pool to read it, no newer than group `limit`.
+///
+/// # Errors
+/// Those of the import.
+pub fn import(
+    leaves: &SimLeaves,
+    found: &FoundPool,
+    cache: &Arc<BlockCache>,
+    limit: Option<Txg>,
+) -> Result<Spa> {
+    let options =
+        ImportOptions { readonly: true, force: true, txg: limit, ..ImportOptions::default() };
+    Spa::open_in(found, &options, cache, leaves).map_err(|failure| failure.error)
+}

@@ -1,0 +1,331 @@
+//! One run, recorded; then crashed at every event.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use base::Txg;
+use base::rt::sim::{Outcome, Rng, run_with};
+use base::rt::{Mutex, fan_out};
+use device::sim::{Action, Faults, Image, SimDisks, crash_seeds};
+use zio::BlockCache;
+
+use crate::check::{Expect, judge};
+use crate::driver::Driver;
+use crate::memo::Memo;
+use crate::model::Model;
+use crate::ops::{Plan, plan};
+use crate::pool::{CACHE, make};
+use crate::setup::{Fault, Plant, Setup};
+
+/// A run that was recorded.
+pub struct Recorded {
+    /// How it was set up.
+    pub setup: Setup,
+    /// Its operations.
+    pub plan: Plan,
+    /// The disks, with their log.
+    pub disks: SimDisks,
+    /// What the pool must hold, group by group.
+    pub model: Arc<Model>,
+    /// A hash over the schedule.
+    pub hash: u64,
+    /// Scheduling steps.
+    pub steps: u64,
+    /// What went wrong already while it ran.
+    pub failed: Option<String>,
+    /// The disk with the faults.
+    pub victim: Option<usize>,
+    /// The pool was so full that frees did not wait.
+    pub full: bool,
+    /// What was judged already.
+    pub memo: Memo,
+}
+
+/// What went wrong, and how to see it again.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The run.
+    pub setup: Setup,
+    /// The crash: event and seed; `None` if the run itself failed.
+    pub crash: Option<(u64, u64)>,
+    /// What is wrong.
+    pub what: String,
+    /// The operations.
+    pub ops: Vec<String>,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "seed {}: {}", self.setup.seed, self.what)?;
+        for op in &self.ops {
+            writeln!(f, "    {op}")?;
+        }
+        write!(f, "  again: {}", self.setup.command())?;
+        match self.crash {
+            Some((event, seed)) => write!(f, " --crash {event}:{seed}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How many images a run was crashed into, and what was found.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Crash images judged.
+    pub images: u64,
+    /// Events after which the power failed.
+    pub points: u64,
+    /// Groups found in them.
+    pub groups: u64,
+    /// What went wrong first.
+    pub failure: Option<Failure>,
+}
+
+fn plant(setup: &Setup, driver: &mut Driver) {
+    let plants = &driver.writer.plants;
+    let space = &driver.writer.space().plant;
+    match setup.plant {
+        None => {}
+        Some(Plant::UberblockBeforeFlush) => plants.commit.lock().uberblock_before_flush = true,
+        Some(Plant::LabelOrder) => plants.commit.lock().labels_in_wrong_order = true,
+        Some(Plant::NoDefer) => plants.no_defer.store(true, Relaxed),
+        Some(Plant::ReuseSameGroup) => space.reuse_same_group.store(true, Relaxed),
+        Some(Plant::ReuseBeforeCommit) => space.reuse_before_commit.store(true, Relaxed),
+        Some(Plant::LoseEntry) => space.lose_alloc_entry.store(true, Relaxed),
+        Some(Plant::WrongGroup) => driver.plant_wrong_group(),
+    }
+}
+
+/// Arranges the faults of a run; the disk that has them.
+fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
+    let fault = setup.fault?;
+    let mut rng = Rng::stream(setup.seed, 31);
+    let disk = rng.below(disks.count() as u64) as usize;
+    let start = disks.events() + rng.below(200);
+    let often = 2 + rng.below(20);
+    let mut faults = Faults::default();
+    match fault {
+        Fault::Drop => {
+            disks.schedule(start, Action::Drop { disk });
+            return Some(disk);
+        }
+        Fault::Away => {
+            disks.schedule(start, Action::Drop { disk });
+            disks.schedule(start + 1 + rng.below(300), Action::Return { disk });
+            return Some(disk);
+        }
+        Fault::WriteErrors => faults.write_errors = often,
+        Fault::FlushErrors => faults.flush_errors = often,
+        Fault::ReadErrors => faults.read_errors = often,
+        Fault::StaleReads => faults.stale_reads = often,
+        Fault::Misdirected => faults.misdirected = often,
+        Fault::LyingFlushes => faults.lying_flushes = often,
+    }
+    disks.schedule(start, Action::Faults { disk, faults });
+    Some(disk)
+}
+
+/// Does all operations of a plan.
+fn work(driver: &Arc<Driver>, plan: &Plan) -> Result<(), String> {
+    let failed: Arc<Mutex<Option<String>>> = Arc::default();
+    let mut threads = Vec::new();
+    for (t, ops) in plan.iter().cloned().enumerate() {
+        let (driver, failed) = (Arc::clone(driver), Arc::clone(&failed));
+        let body = move || {
+            let mut hand = driver.hand(t);
+            for (number, op) in ops {
+                if failed.lock().is_some() {
+                    return;
+                }
+                if let Err(e) = driver.run(&mut hand, &op) {
+                    failed.lock().get_or_insert(format!("operation {number}, {op:?}: {e}"));
+                    return;
+                }
+            }
+        };
+        if plan.len() == 1 {
+            body();
+            break;
+        }
+        let thread = base::rt::spawn(&format!("worker-{t}"), body).map_err(|e| e.to_string())?;
+        threads.push(thread);
+    }
+    for thread in threads {
+        thread.join();
+    }
+    let failed = failed.lock().take();
+    match failed {
+        // Devices that fail may end a pool, and what was promised stays.
+        Some(_) if driver.faulty => Ok(()),
+        Some(why) => Err(why),
+        None => Ok(()),
+    }
+}
+
+#[derive(Default)]
+struct Ended {
+    victim: Option<usize>,
+    full: bool,
+}
+
+/// The body of a run, inside the schedule.
+fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, model: &Arc<Model>) -> Result<Ended, String> {
+    let fine = |what: &str, e: base::Error| format!("{what}: {e}");
+    let writer = make(setup, disks).map_err(|e| fine("making the pool", e))?;
+    let mut driver = Driver::new(writer, disks, Arc::clone(model)).map_err(|e| fine("start", e))?;
+    driver.add_root().map_err(|e| fine("root dataset", e))?;
+    driver.share_objects().map_err(|e| fine("shared objects", e))?;
+    driver.sync().map_err(|e| fine("first sync", e))?;
+    plant(setup, &mut driver);
+    driver.faulty = setup.fault.is_some();
+    let victim = arrange(setup, disks);
+    let driver = Arc::new(driver);
+    work(&driver, plan)?;
+    match driver.sync() {
+        Err(e) if !driver.faulty => return Err(fine("last sync", e)),
+        _ => {}
+    }
+    driver.writer.stop();
+    let full = driver.full();
+    Ok(Ended { victim, full })
+}
+
+/// Runs a setup and records it.
+pub fn record(setup: &Setup) -> Recorded {
+    record_plan(setup, plan(setup))
+}
+
+/// As [`record`], with these operations.
+pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
+    let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
+    let model = Arc::new(Model::default());
+    let (s, p, d, m) = (setup.clone(), plan.clone(), disks.clone(), Arc::clone(&model));
+    let run = run_with(setup.schedule(), move || body(&s, &p, &d, &m));
+    let (failed, ended) = match run.outcome {
+        Outcome::Done(Ok(ended)) => (None, ended),
+        Outcome::Done(Err(why)) => (Some(why), Ended::default()),
+        Outcome::Halted => (Some("the run was halted".to_owned()), Ended::default()),
+        Outcome::Deadlock(who) => (Some(format!("deadlock: {who}")), Ended::default()),
+        Outcome::Panicked { thread, message } => {
+            (Some(format!("thread {thread} panicked: {message}")), Ended::default())
+        }
+        Outcome::Limit(why) => (Some(format!("no end: {why}")), Ended::default()),
+    };
+    let (hash, steps) = (run.hash, run.steps);
+    let Ended { victim, full } = ended;
+    Recorded {
+        setup: setup.clone(),
+        plan,
+        disks,
+        model,
+        hash,
+        steps,
+        failed,
+        victim,
+        full,
+        memo: Memo::default(),
+    }
+}
+
+impl Recorded {
+    /// The operations, one in a line.
+    pub fn ops(&self) -> Vec<String> {
+        let line = |t: usize, n: usize, op: &crate::ops::Op| format!("thread {t}, {n}: {op:?}");
+        let of = |(t, ops): (usize, &Vec<(usize, crate::ops::Op)>)| {
+            ops.iter().map(|(n, op)| line(t, *n, op)).collect::<Vec<_>>()
+        };
+        self.plan.iter().enumerate().flat_map(of).collect()
+    }
+
+    fn failure(&self, crash: Option<(u64, u64)>, what: String) -> Failure {
+        Failure { setup: self.setup.clone(), crash, what, ops: self.ops() }
+    }
+
+    /// What must hold after a crash at `event`.
+    pub fn expect(&self, event: u64) -> Expect {
+        let promised = self.disks.marks(event).into_iter().max().map(Txg);
+        let fault = self.setup.fault;
+        let redundant = self.setup.layout.is_redundant();
+        let without = match (fault, self.victim) {
+            (Some(Fault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => vec![disk],
+            _ => Vec::new(),
+        };
+        let first = self.disks.marks(u64::MAX).into_iter().min().map_or(Txg::ZERO, Txg);
+        let damage = fault.is_some();
+        Expect { promised, without, damage, rewind: !damage && !self.full, first }
+    }
+
+    /// The disks after a crash.
+    ///
+    /// # Errors
+    /// An event that is not in the log.
+    pub fn image(&self, event: u64, seed: u64) -> Result<Vec<Image>, String> {
+        self.disks.crash_image(event, seed).map_err(|e| e.to_string())
+    }
+
+    /// Crashes at one event and judges what is left.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn crash(
+        &self,
+        event: u64,
+        seed: u64,
+        cache: &Arc<BlockCache>,
+    ) -> Result<Option<Txg>, String> {
+        let images = self.image(event, seed)?;
+        judge(&images, &self.model, &self.expect(event), cache, &self.memo)
+    }
+
+    /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme
+    /// ways and `more` others, on `threads` threads; ends with the first failure.
+    pub fn crash_everywhere(&self, stride: usize, more: u64, threads: usize) -> Tally {
+        let mut tally = Tally::default();
+        if let Some(why) = &self.failed {
+            tally.failure = Some(self.failure(None, why.clone()));
+            return tally;
+        }
+        let events = self.disks.crash_points();
+        let points: Vec<u64> = events.into_iter().step_by(stride.max(1)).collect();
+        let (next, images) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let stop = AtomicBool::new(false);
+        let first: Mutex<Option<(u64, u64, String)>> = Mutex::new(None);
+        let groups = Mutex::new(std::collections::BTreeSet::new());
+        fan_out(threads.max(1), |_| {
+            let Ok(cache) = BlockCache::of(CACHE) else { return };
+            let cache = Arc::new(cache);
+            while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
+                for seed in crash_seeds(self.setup.seed, event, more) {
+                    if stop.load(Relaxed) {
+                        return;
+                    }
+                    images.fetch_add(1, Relaxed);
+                    match self.crash(event, seed, &cache) {
+                        Ok(Some(txg)) => {
+                            groups.lock().insert(txg);
+                        }
+                        Ok(None) => {}
+                        Err(what) => {
+                            stop.store(true, Relaxed);
+                            let mut first = first.lock();
+                            if first.as_ref().is_none_or(|(e, _, _)| event < *e) {
+                                *first = Some((event, seed, what));
+                            }
+                        }
+                    }
+                }
+            }
+        });
+        tally.images = images.into_inner();
+        tally.points = points.len() as u64;
+        tally.groups = groups.into_inner().len() as u64;
+        let first = first.into_inner();
+        tally.failure = first.map(|(event, seed, what)| self.failure(Some((event, seed)), what));
+        tally
+    }
+}
+
+/// Runs a setup and crashes it everywhere.
+pub fn run(setup: &Setup, stride: usize, more: u64, threads: usize) -> Tally {
+    record(setup).crash_everywhere(stride, more, threads)
+}

@@ -1,0 +1,331 @@
+//! What a run is: everything that decides it, so that it can be named and run again.
+
+use std::time::Duration;
+
+use base::rt::sim::{Options, Rng};
+use device::sim::{Latency, SimConfig};
+
+/// The vdevs of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One disk.
+    Single,
+    /// Two disks side by side.
+    Stripe,
+    /// Two copies.
+    Mirror,
+    /// Single parity over three disks.
+    Raidz,
+    /// Double parity over five disks.
+    Raidz2,
+}
+
+impl Layout {
+    /// All of them.
+    pub const ALL: [Layout; 5] =
+        [Layout::Single, Layout::Stripe, Layout::Mirror, Layout::Raidz, Layout::Raidz2];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::Single => "single",
+            Layout::Stripe => "stripe",
+            Layout::Mirror => "mirror",
+            Layout::Raidz => "raidz",
+            Layout::Raidz2 => "raidz2",
+        }
+    }
+
+    /// Disks.
+    pub fn disks(self) -> usize {
+        match self {
+            Layout::Single => 1,
+            Layout::Stripe | Layout::Mirror => 2,
+            Layout::Raidz => 3,
+            Layout::Raidz2 => 5,
+        }
+    }
+
+    /// Whether any one disk may go.
+    pub fn is_redundant(self) -> bool {
+        matches!(self, Layout::Mirror | Layout::Raidz | Layout::Raidz2)
+    }
+}
+
+/// Which operations a run makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Everything.
+    Mixed,
+    /// Objects and their blocks.
+    Files,
+    /// ZAPs.
+    Zaps,
+    /// Datasets, snapshots and clones.
+    Datasets,
+    /// The same space written and freed over and over, with many syncs.
+    Churn,
+    /// One of the sequences of [`crate::short`]: the seed is its number.
+    Short,
+}
+
+impl Workload {
+    /// Those that are drawn by chance.
+    pub const ALL: [Workload; 5] =
+        [Workload::Mixed, Workload::Files, Workload::Zaps, Workload::Datasets, Workload::Churn];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::Mixed => "mixed",
+            Workload::Files => "files",
+            Workload::Zaps => "zaps",
+            Workload::Datasets => "datasets",
+            Workload::Churn => "churn",
+            Workload::Short => "short",
+        }
+    }
+}
+
+/// A bug to plant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plant {
+    /// The uberblock goes out before what it leads to is durable.
+    UberblockBeforeFlush,
+    /// Labels in the wrong order.
+    LabelOrder,
+    /// What a pass frees is handed out in the same group.
+    ReuseSameGroup,
+    /// What a group frees is handed out before its uberblock.
+    ReuseBeforeCommit,
+    /// Frees wait for no later group.
+    NoDefer,
+    /// The last entry of a list of allocations is not written.
+    LoseEntry,
+    /// A dirty record goes into the next group.
+    WrongGroup,
+}
+
+impl Plant {
+    /// All of them.
+    pub const ALL: [Plant; 7] = [
+        Plant::UberblockBeforeFlush,
+        Plant::LabelOrder,
+        Plant::ReuseSameGroup,
+        Plant::ReuseBeforeCommit,
+        Plant::NoDefer,
+        Plant::LoseEntry,
+        Plant::WrongGroup,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Plant::UberblockBeforeFlush => "uberblock-before-flush",
+            Plant::LabelOrder => "label-order",
+            Plant::ReuseSameGroup => "reuse-same-group",
+            Plant::ReuseBeforeCommit => "reuse-before-commit",
+            Plant::NoDefer => "no-defer",
+            Plant::LoseEntry => "lose-entry",
+            Plant::WrongGroup => "wrong-group",
+        }
+    }
+}
+
+/// What the disks do besides losing power.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A disk is gone in mid-run.
+    Drop,
+    /// A disk is gone for a while.
+    Away,
+    /// Writes to one disk fail.
+    WriteErrors,
+    /// Flushes of one disk fail.
+    FlushErrors,
+    /// Reads of one disk fail.
+    ReadErrors,
+    /// Reads of one disk give what was there before.
+    StaleReads,
+    /// Writes to one disk land elsewhere on it.
+    Misdirected,
+    /// One disk says that it flushed, and did not.
+    LyingFlushes,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Fault; 8] = [
+        Fault::Drop,
+        Fault::Away,
+        Fault::WriteErrors,
+        Fault::FlushErrors,
+        Fault::ReadErrors,
+        Fault::StaleReads,
+        Fault::Misdirected,
+        Fault::LyingFlushes,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::Drop => "drop",
+            Fault::Away => "away",
+            Fault::WriteErrors => "write-errors",
+            Fault::FlushErrors => "flush-errors",
+            Fault::ReadErrors => "read-errors",
+            Fault::StaleReads => "stale-reads",
+            Fault::Misdirected => "misdirected",
+            Fault::LyingFlushes => "lying-flushes",
+        }
+    }
+
+    /// Whether a disk without a partner loses data by it, whatever the engine does.
+    pub fn needs_redundancy(self) -> bool {
+        !matches!(self, Fault::WriteErrors | Fault::FlushErrors | Fault::ReadErrors | Fault::Drop)
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Decides everything that the other fields leave open.
+    pub seed: u64,
+    /// The vdevs.
+    pub layout: Layout,
+    /// What is done.
+    pub workload: Workload,
+    /// Threads that do it.
+    pub threads: usize,
+    /// Operations of each thread.
+    pub ops: usize,
+    /// A bug.
+    pub plant: Option<Plant>,
+    /// Faults of a disk.
+    pub fault: Option<Fault>,
+    /// Only these operations, by their numbers; `None` is all.
+    pub keep: Option<Vec<usize>>,
+}
+
+impl Setup {
+    /// The usual run of a seed: vdevs, workload and threads follow from it.
+    pub fn varied(seed: u64) -> Setup {
+        let mut rng = Rng::stream(seed, 11);
+        let mut pick = |n: usize| rng.below(n as u64) as usize;
+        Setup {
+            seed,
+            layout: Layout::ALL[pick(Layout::ALL.len())],
+            workload: Workload::ALL[pick(Workload::ALL.len())],
+            threads: 1 + pick(3),
+            ops: 12,
+            plant: None,
+            fault: None,
+            keep: None,
+        }
+    }
+
+    fn rng(&self) -> Rng {
+        Rng::stream(self.seed, 12)
+    }
+
+    /// Bytes of a disk.
+    pub fn disk_size(&self) -> u64 {
+        match self.layout {
+            Layout::Single => 128 << 20,
+            _ => 64 << 20,
+        }
+    }
+
+    /// Bytes that each disk gives to the pool, and log2 of a metaslab's; `None` is what
+    /// its size allows. Little space is soon used again.
+    pub fn space(&self) -> Option<(u64, u32)> {
+        let few = [(6 << 20, 19), (8 << 20, 20), (12 << 20, 20), (24 << 20, 21)];
+        let at = Rng::stream(self.seed, 14).below(5) as usize;
+        match self.workload {
+            Workload::Churn => few.get(at % 2).copied(),
+            _ => few.get(at).copied(),
+        }
+    }
+
+    /// log2 of the pool's sector.
+    pub fn ashift(&self) -> u32 {
+        if self.rng().one_in(2) { 12 } else { 9 }
+    }
+
+    /// The disks' manner.
+    pub fn disks(&self) -> SimConfig {
+        let mut rng = self.rng();
+        rng.next_u64();
+        let mut config = SimConfig::new(self.seed);
+        if rng.one_in(2) {
+            config.latency =
+                Latency::Late { min: Duration::from_micros(20), max: Duration::from_millis(2) };
+        }
+        config
+    }
+
+    /// The schedule.
+    pub fn schedule(&self) -> Options {
+        Options { max_steps: 50_000_000, ..Options::varied(self.seed) }
+    }
+
+    /// How the pool is written.
+    pub fn writer(&self) -> spa::engine::WriterOptions {
+        let mut rng = Rng::stream(self.seed, 13);
+        let mut limits = txg::Limits::for_memory(1 << 30);
+        limits.timeout_s = 1 + rng.below(3);
+        spa::engine::WriterOptions {
+            threads: 2 + rng.below(3) as usize,
+            max_ashift: self.ashift(),
+            streams: 1 + rng.below(2) as usize,
+            limits: Some(limits),
+        }
+    }
+
+    /// The command that runs it again.
+    pub fn command(&self) -> String {
+        let mut out = format!(
+            "cenote sim --seed {} --vdevs {} --workload {} --threads {} --ops {}",
+            self.seed,
+            self.layout.name(),
+            self.workload.name(),
+            self.threads,
+            self.ops
+        );
+        if let Some(plant) = self.plant {
+            out += &format!(" --plant {}", plant.name());
+        }
+        if let Some(fault) = self.fault {
+            out += &format!(" --fault {}", fault.name());
+        }
+        if let Some(keep) = &self.keep {
+            let list: Vec<String> = keep.iter().map(ToString::to_string).collect();
+            out += &format!(" --keep {}", list.join(","));
+        }
+        out
+    }
+}
+
+/// What a name stands for; `None` if it is no name.
+pub trait Named: Sized {
+    /// The value of that name.
+    fn named(name: &str) -> Option<Self>;
+}
+
+macro_rules! named {
+    ($($kind:ty),*) => {$(
+        impl Named for $kind {
+            fn named(name: &str) -> Option<Self> {
+                Self::ALL.into_iter().find(|x| x.name() == name)
+            }
+        }
+    )*};
+}
+named!(Layout, Plant, Fault);
+
+impl Named for Workload {
+    fn named(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter().chain([Workload::Short]);
+        all.find(|x| x.name() == name)
+    }
+}

@@ -1,0 +1,64 @@
+//! Every sequence of one to three operations from a list.
+
+use crate::ops::{Op, Plan};
+use crate::run::{Tally, record_plan};
+use crate::setup::{Layout, Setup, Workload};
+
+/// The operations. Each works on what the setup shares or on what came before it.
+pub fn list() -> Vec<Op> {
+    vec![
+        Op::Create { ds: 0, block: 4, seed: 1 },
+        Op::Write { object: 0, at: 0, len: 20_000, seed: 3 },
+        Op::Write { object: 0, at: 1 << 33, len: 700, seed: 4 },
+        Op::Punch { object: 0, at: 4096, len: 8192 },
+        Op::Truncate { object: 0, at: 100 },
+        Op::Free { object: 0 },
+        Op::ZapPut { object: 0, count: 60, seed: 5 },
+        Op::ZapRemove { object: 0, count: 50, seed: 5 },
+        Op::Snapshot { ds: 0 },
+        Op::DestroySnapshot { snap: 0 },
+        Op::Dataset,
+        Op::Clone { snap: 0 },
+        Op::Destroy { ds: 1 },
+        Op::Comment { seed: 9 },
+        Op::Sync,
+    ]
+}
+
+/// How many sequences of up to `length` operations there are.
+pub fn count(length: u32) -> usize {
+    (1..=length).map(|n| list().len().pow(n)).sum()
+}
+
+/// Sequence number `n`.
+pub fn sequence(mut n: usize) -> Vec<Op> {
+    let ops = list();
+    let mut length = 1;
+    while n >= ops.len().pow(length) {
+        n -= ops.len().pow(length);
+        length += 1;
+    }
+    let mut out = Vec::new();
+    for _ in 0..length {
+        out.push(ops[n % ops.len()].clone());
+        n /= ops.len();
+    }
+    out
+}
+
+/// The setup of sequence `n`.
+pub fn setup(n: usize, layout: Layout) -> Setup {
+    let (seed, workload) = (n as u64, Workload::Short);
+    let (plant, fault, keep) = (None, None, None);
+    Setup { seed, layout, workload, threads: 1, ops: 0, plant, fault, keep }
+}
+
+/// The plan of sequence `n`, without the operations left out.
+pub fn plan(n: usize) -> Plan {
+    vec![sequence(n).into_iter().enumerate().collect()]
+}
+
+/// Runs sequence `n` and crashes it everywhere.
+pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> Tally {
+    record_plan(&setup(n, layout), plan(n)).crash_everywhere(1, more, threads)
+}

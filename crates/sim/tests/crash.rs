@@ -1,0 +1,87 @@
+//! Every crash point of seeded runs: whatever the power leaves, the pool is whole.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
+
+use sim::{Campaign, Fault, Layout, Totals, short};
+
+/// Crash points that `make test` asks for, and `make nightly`.
+const POINTS: u64 = 4_000;
+const NIGHTLY_POINTS: u64 = 1_000_000;
+
+fn nightly() -> bool {
+    std::env::var_os("CENOTE_NIGHTLY").is_some()
+}
+
+fn fine(name: &str, totals: &Totals, start: base::rt::Instant) {
+    if let Some(failure) = &totals.failure {
+        panic!("{name}: {failure}");
+    }
+    let time = start.elapsed().as_secs_f64();
+    println!(
+        "SIMULATED {name}: {} runs, {} crash points, {} images, {} groups, {:.0} images a second",
+        totals.runs,
+        totals.points,
+        totals.images,
+        totals.groups,
+        totals.images as f64 / time
+    );
+}
+
+#[test]
+fn every_crash_point_of_seeded_runs() {
+    let start = base::rt::now();
+    let due = if nightly() { NIGHTLY_POINTS } else { POINTS };
+    let (mut totals, mut seed) = (Totals::default(), 1);
+    while totals.points < due {
+        let one = Campaign::new(seed, 1).go(&mut |_, _| ());
+        totals.runs += one.runs;
+        totals.points += one.points;
+        totals.images += one.images;
+        totals.groups += one.groups;
+        totals.failure = one.failure;
+        if totals.failure.is_some() {
+            break;
+        }
+        seed += 1;
+    }
+    fine("seeded", &totals, start);
+    assert!(totals.points >= due);
+}
+
+#[test]
+fn every_crash_point_of_short_sequences() {
+    let start = base::rt::now();
+    let mut totals = Totals::default();
+    let (length, step) = if nightly() { (3, 1) } else { (2, 3) };
+    for n in (0..short::count(length)).step_by(step) {
+        let layout = Layout::ALL[n % Layout::ALL.len()];
+        let tally = short::run(n, layout, 0, base::rt::parallelism());
+        totals.runs += 1;
+        totals.points += tally.points;
+        totals.images += tally.images;
+        totals.groups += tally.groups;
+        totals.failure = tally.failure;
+        if totals.failure.is_some() {
+            break;
+        }
+    }
+    fine("short", &totals, start);
+}
+
+#[test]
+fn a_disk_with_faults_costs_nothing_that_was_synced() {
+    let runs = if nightly() { 200 } else { 4 };
+    for fault in Fault::ALL {
+        let start = base::rt::now();
+        let mut campaign = Campaign::new(1, runs);
+        (campaign.fault, campaign.stride, campaign.more) = (Some(fault), 5, 0);
+        fine(fault.name(), &campaign.go(&mut |_, _| ()), start);
+    }
+}
+
+#[test]
+fn a_setup_decides_everything() {
+    let setup = sim::Setup::varied(3);
+    let (a, b) = (sim::record(&setup), sim::record(&setup));
+    assert_eq!((a.hash, a.steps, a.disks.events()), (b.hash, b.steps, b.disks.events()));
+    assert!(a.disks.current() == b.disks.current());
+}

@@ -1,0 +1,66 @@
+//! Where leaves come from: files and block devices by path, or a given set of devices.
+//!
+//! # Invariants
+//! * What a path means is its source's business: nothing else in this crate opens one
+//!   to import a pool.
+//!
+//! Lock order: nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::Result;
+use device::{Device, Engine, FileDevice, Lock, OpenOptions};
+
+/// What an opened leaf is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To look at its labels; others may have it.
+    Probe,
+    /// To read it.
+    Read,
+    /// To read and write it.
+    Write,
+}
+
+/// An opened leaf.
+#[derive(Clone)]
+pub struct OpenLeaf {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// It is a block device rather than a file.
+    pub block_device: bool,
+}
+
+/// A source of leaves.
+pub trait Leaves: Send + Sync {
+    /// What there is, if this source knows; `None` where only paths can tell.
+    fn list(&self) -> Option<Vec<PathBuf>> {
+        None
+    }
+
+    /// Opens what `path` names.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    fn open(&self, path: &Path, purpose: Purpose) -> Result<OpenLeaf>;
+}
+
+/// The file system's files and block devices.
+pub struct FileLeaves(pub Arc<Engine>);
+
+impl Leaves for FileLeaves {
+    fn open(&self, path: &Path, purpose: Purpose) -> Result<OpenLeaf> {
+        let mut options = OpenOptions {
+            write: purpose == Purpose::Write,
+            engine: Some(Arc::clone(&self.0)),
+            ..OpenOptions::default()
+        };
+        if purpose == Purpose::Probe {
+            options.lock = Lock::None;
+        }
+        let device = FileDevice::open(path, &options)?;
+        let block_device = device.is_block_device();
+        Ok(OpenLeaf { device: Arc::new(device), block_device })
+    }
+}
