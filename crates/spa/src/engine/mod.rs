@@ -4,7 +4,7 @@
 //! [`Writer`] is the writable half of an imported pool. Callers change object sets of
 //! live datasets under a [`dmu::Tx`] ([`Writer::begin`]); what concerns the MOS is a sync
 //! task ([`Writer::sync_task`]), which the one sync thread runs within a group. That
-//! thread takes group after group from [`txg::Txgs`] and writes it ([`sync`]): datasets,
+//! thread takes group after group from [`txg::Txgs`] and writes it (`sync`): datasets,
 //! tasks, frees, space maps, configuration, and the MOS, in passes until nothing
 //! changes; then labels and uberblock in their order (`write::commit`).
 //!
