@@ -321,8 +321,9 @@ impl Inner {
     /// A newer group that changed the block size knows the older one's blocks by other
     /// numbers: whoever changes the size excludes everybody else.
     fn check_newer(&mut self, txg: Txg, blkid: u64) -> Result<()> {
-        let size = self.slot(txg)?.head.block_size;
-        if blkid > 0 && self.newer(txg).any(|s| s.head.block_size != size) {
+        let shape = |head: &Head| (head.block_size, head.indirect_shift);
+        let own = shape(&self.slot(txg)?.head);
+        if blkid > 0 && self.newer(txg).any(|s| shape(&s.head) != own) {
             return Err(Error::invalid("a newer group changed the block size"));
         }
         Ok(())
