@@ -133,6 +133,8 @@ pub(crate) struct Slot {
     pub(crate) freed: BlockRanges,
     /// Memory of `data`.
     pub(crate) bytes: u64,
+    /// What of it the sync thread's own changes took: the throttle does not know it.
+    pub(crate) untold: i64,
     /// The group is being written: nothing in it changes any more.
     pub(crate) frozen: bool,
 }
@@ -149,7 +151,7 @@ pub(crate) struct Delta {
 impl Slot {
     pub(crate) fn new(txg: Txg, head: Head) -> Slot {
         let (data, freed) = (BTreeMap::new(), BlockRanges::default());
-        Slot { txg, head, data, freed, bytes: 0, frozen: false }
+        Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false }
     }
 
     /// Makes `block` the content of a block; by how much memory grew.

@@ -50,7 +50,7 @@ impl Pending {
     }
 
     /// Shows the group to readers, when all its writes have ended; gives back the bytes
-    /// of memory that became clean.
+    /// that transactions told their [`crate::Dirt`] of, and that are clean now.
     pub fn publish(self) -> u64 {
         let Ok(live) = self.os.live() else { return 0 };
         live.published.fetch_add(1, SeqCst);
@@ -58,7 +58,7 @@ impl Pending {
         let plain = self.objects.iter().filter(|o| o.0 >> OBJECT_SHIFT_MAX == 0);
         let blocks = plain.map(|o| o.0 / DNODES_PER_BLOCK);
         self.os.exchange(OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta }, blocks);
-        let mut clean = 0;
+        let (mut clean, mut told) = (0, 0);
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
@@ -78,6 +78,7 @@ impl Pending {
                     self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
+                told += slot.bytes as i64 - slot.untold;
             }
             inner.disk = dnode;
             if inner.is_clean() {
@@ -89,6 +90,6 @@ impl Pending {
         live.published.fetch_add(1, SeqCst);
         live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
-        clean
+        told.max(0) as u64
     }
 }
