@@ -471,7 +471,8 @@ impl Inner {
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
             if let Some(content) = newer.data.get(&0) {
-                let (mut block, n) = (BufMut::zeroed(size as usize), content.len().min(size as usize));
+                let (mut block, n) =
+                    (BufMut::zeroed(size as usize), content.len().min(size as usize));
                 block[..n].copy_from_slice(&content.part(0..n));
                 delta.newer.push((newer.txg, newer.put(0, block)));
             }

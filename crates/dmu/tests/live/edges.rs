@@ -53,7 +53,7 @@ fn passes_rewrite_in_place() {
                 for (b, data) in (0..).zip(blocks) {
                     let found = walk.objects[&id.0].blocks.get(&b);
                     let zeros = vec![0; 512];
-                    assert_eq!(&found.map_or(&zeros[..], |f| &f.1)[..], &data[..]);
+                    assert_eq!(found.map_or(&zeros[..], |f| &f.1), &data[..]);
                     let live = os.object(*id, Io::WAIT).unwrap().read_block(b, Io::WAIT).unwrap();
                     assert_eq!(live[..], data[..]);
                 }

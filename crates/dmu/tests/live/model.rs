@@ -132,10 +132,10 @@ impl Model {
         if !to_end && first > past {
             return zero(self, past, offset % bs, end % bs);
         }
-        if offset % bs != 0 {
+        if !offset.is_multiple_of(bs) {
             zero(self, offset / bs, offset % bs, bs);
         }
-        if !to_end && end % bs != 0 {
+        if !to_end && !end.is_multiple_of(bs) {
             zero(self, past, 0, end % bs);
         }
         let past = if to_end { u64::MAX } else { past };
@@ -170,13 +170,16 @@ impl Model {
     pub fn publish(&mut self, disk: &State) -> (u64, State) {
         let (txg, mut state) = self.groups.remove(0);
         for (id, obj) in &mut state {
-            let zeros = |o: &Obj, b: u64| o.blocks.get(&b).is_some_and(|d| d.iter().all(|&x| x == 0));
+            let zeros =
+                |o: &Obj, b: u64| o.blocks.get(&b).is_some_and(|d| d.iter().all(|&x| x == 0));
             let holes: Vec<u64> = obj.own.iter().copied().filter(|&b| zeros(obj, b)).collect();
             for b in holes {
                 obj.blocks.remove(&b);
                 obj.own.remove(&b);
                 for (_, newer) in &mut self.groups {
-                    let Some(newer) = newer.get_mut(id).filter(|o| !o.own.contains(&b)) else { break };
+                    let Some(newer) = newer.get_mut(id).filter(|o| !o.own.contains(&b)) else {
+                        break;
+                    };
                     newer.blocks.remove(&b);
                 }
             }

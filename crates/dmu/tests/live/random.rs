@@ -62,9 +62,16 @@ struct Driver {
 impl Driver {
     fn new(kind: ObjsetType, seed: u64) -> Driver {
         let rng = Rng(seed | 1);
-        let props = ObjsetProps { hole_birth: seed % 8 != 0, ..ObjsetProps::default() };
-        let world = World::new(kind, props, seed % 2 == 0);
-        Driver { world, model: Model { groups: Vec::new() }, disk: State::new(), rng, quiet: false, gone: Vec::new() }
+        let props = ObjsetProps { hole_birth: !seed.is_multiple_of(8), ..ObjsetProps::default() };
+        let world = World::new(kind, props, seed.is_multiple_of(2));
+        Driver {
+            world,
+            model: Model { groups: Vec::new() },
+            disk: State::new(),
+            rng,
+            quiet: false,
+            gone: Vec::new(),
+        }
     }
 
     fn os(&self) -> Arc<Objset> {

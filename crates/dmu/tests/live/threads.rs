@@ -68,8 +68,7 @@ fn run(seed: u64, edits: u64, groups_min: u64) {
     let object_type = ObjType::PLAIN_FILE_CONTENTS;
     let spec = ObjectSpec { object_type, indirect_shift: 12, ..ObjectSpec::default() };
     let tx = world.tx(1);
-    let ids: Vec<ObjectId> =
-        (0..OBJECTS).map(|_| world.os.allocate(&tx, &spec).unwrap()).collect();
+    let ids: Vec<ObjectId> = (0..OBJECTS).map(|_| world.os.allocate(&tx, &spec).unwrap()).collect();
     let counts: Vec<Count> = (0..OBJECTS * BLOCKS as usize).map(|_| Count::default()).collect();
     let groups = Groups { state: Mutex::new((1, BTreeMap::new())), changed: Condvar::new() };
     let (writing, done) = (AtomicU64::new(WRITERS as u64), AtomicBool::new(false));

@@ -245,7 +245,12 @@ impl World {
         let tracker = self.tracker.lock();
         for (key, n) in reached {
             let told = tracker.live.get(key).copied().unwrap_or(0);
-            assert_eq!(told, *n, "reached, but not born so often: {}", String::from_utf8_lossy(key));
+            assert_eq!(
+                told,
+                *n,
+                "reached, but not born so often: {}",
+                String::from_utf8_lossy(key)
+            );
         }
         for key in tracker.live.keys() {
             assert!(reached.contains_key(key), "leaked: {}", String::from_utf8_lossy(key));
