@@ -133,6 +133,8 @@ pub(crate) struct Slot {
     pub(crate) freed: BlockRanges,
     /// Memory of `data`.
     pub(crate) bytes: u64,
+    /// What of it the sync thread's own changes took: the throttle does not know it.
+    pub(crate) untold: i64,
     /// The group is being written: nothing in it changes any more.
     pub(crate) frozen: bool,
 }
@@ -149,7 +151,7 @@ pub(crate) struct Delta {
 impl Slot {
     pub(crate) fn new(txg: Txg, head: Head) -> Slot {
         let (data, freed) = (BTreeMap::new(), BlockRanges::default());
-        Slot { txg, head, data, freed, bytes: 0, frozen: false }
+        Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false }
     }
 
     /// Makes `block` the content of a block; by how much memory grew.
@@ -321,8 +323,9 @@ impl Inner {
     /// A newer group that changed the block size knows the older one's blocks by other
     /// numbers: whoever changes the size excludes everybody else.
     fn check_newer(&mut self, txg: Txg, blkid: u64) -> Result<()> {
-        let size = self.slot(txg)?.head.block_size;
-        if blkid > 0 && self.newer(txg).any(|s| s.head.block_size != size) {
+        let shape = |head: &Head| (head.block_size, head.indirect_shift);
+        let own = shape(&self.slot(txg)?.head);
+        if blkid > 0 && self.newer(txg).any(|s| shape(&s.head) != own) {
             return Err(Error::invalid("a newer group changed the block size"));
         }
         Ok(())

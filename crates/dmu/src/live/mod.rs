@@ -266,14 +266,19 @@ impl Objset {
     ) -> Result<()> {
         self.with(tx.txg(), id, |inner| {
             let delta = f(inner)?;
-            self.count(tx, &delta);
+            self.count(inner, tx, &delta);
             Ok(())
         })
     }
 
     /// Tells the cache and the throttle. The handle is held: otherwise who frees the
     /// blocks at once might do so first.
-    fn count(&self, tx: &Tx, delta: &Delta) {
+    fn count(&self, inner: &mut Inner, tx: &Tx, delta: &Delta) {
+        if tx.dirt().is_none()
+            && let Ok(slot) = inner.slot(tx.txg())
+        {
+            slot.untold += delta.own;
+        }
         let own = [(tx.txg(), delta.own)];
         for &(txg, bytes) in own.iter().chain(&delta.newer) {
             let (cache, n) = (self.zio().cache(), bytes.unsigned_abs());

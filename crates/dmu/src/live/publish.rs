@@ -54,14 +54,14 @@ impl Pending {
     }
 
     /// Shows the group to readers, when all its writes have ended; gives back the bytes
-    /// of memory that became clean.
+    /// that transactions told their [`crate::Dirt`] of, and that are clean now.
     pub fn publish(self) -> u64 {
         let Ok(live) = self.os.live() else { return 0 };
         live.published.fetch_add(1, SeqCst);
         let meta = Arc::new(self.phys.meta_dnode.clone());
         let on_disk = OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta };
         self.os.exchange(on_disk, self.dnode_blocks.into_iter());
-        let mut clean = 0;
+        let (mut clean, mut told) = (0, 0);
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
@@ -81,6 +81,7 @@ impl Pending {
                     self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
+                told += slot.bytes as i64 - slot.untold;
             }
             inner.disk = dnode;
             if inner.is_clean() {
@@ -92,6 +93,6 @@ impl Pending {
         live.published.fetch_add(1, SeqCst);
         live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
-        clean
+        told.max(0) as u64
     }
 }

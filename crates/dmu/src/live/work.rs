@@ -130,10 +130,9 @@ impl Work {
         let parent = (level + 1, blkid >> self.dn.epb_shift());
         let at = (blkid & self.mask()) as usize * BLKPTR_SIZE;
         let raw = bp.encode().ok_or_else(|| self.bug("a pointer that cannot be written"))?;
-        let Some(node) = self.nodes.get_mut(&parent) else {
-            return Err(self.bug("a parent is not loaded"));
-        };
-        node.bytes[at..at + BLKPTR_SIZE].copy_from_slice(&raw);
+        let node = self.nodes.get_mut(&parent);
+        let slot = node.and_then(|n| n.bytes.get_mut(at..at + BLKPTR_SIZE));
+        slot.ok_or_else(|| Error::bug("a parent is not loaded"))?.copy_from_slice(&raw);
         Ok(())
     }
 

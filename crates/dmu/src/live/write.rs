@@ -103,7 +103,7 @@ impl Objset {
                 let base = of.map(|(_, base)| base).transpose()?;
                 match f(inner, base.as_ref())? {
                     Some(delta) => {
-                        self.count(tx, &delta);
+                        self.count(inner, tx, &delta);
                         Ok(None)
                     }
                     None => Ok(Some(inner.disk.clone())),

@@ -10,8 +10,11 @@
     reason = "tests fail by panicking"
 )]
 
+mod accounting;
+mod edges;
 mod example;
 mod model;
 mod random;
+mod threads;
 mod walk;
 mod world;

@@ -80,9 +80,9 @@ impl Model {
         self.groups[i..].iter_mut().map(move |g| g.1.get_mut(&id).unwrap())
     }
 
-    /// All groups from `i` on agree on the block size.
+    /// All groups from `i` on agree on the sizes of blocks.
     pub fn one_size(&self, i: usize, id: u64) -> bool {
-        let size = |g: &(u64, State)| g.1[&id].bs;
+        let size = |g: &(u64, State)| (g.1[&id].bs, g.1[&id].shift);
         self.groups[i..].iter().all(|g| size(g) == size(&self.groups[i]))
     }
 

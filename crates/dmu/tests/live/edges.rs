@@ -1,0 +1,169 @@
+//! Passes, far ends, calls that fail.
+
+use base::{BufMut, Error, ErrorKind, ObjectId, Txg};
+use dmu::{Io, ObjectSpec, ObjsetProps, Tx};
+use ondisk::ObjType;
+use ondisk::objset::ObjsetType;
+use zio::Writes;
+
+use crate::random::Rng;
+use crate::walk::Walk;
+use crate::world::World;
+
+fn file() -> ObjectSpec {
+    let object_type = ObjType::PLAIN_FILE_CONTENTS;
+    ObjectSpec { object_type, indirect_shift: 12, ..ObjectSpec::default() }
+}
+
+fn check(world: &World, txg: u64) -> Walk {
+    let walk = Walk::new(&world.reader(), txg, true);
+    world.check_blocks(&walk.reached);
+    world.check_space(&walk.places);
+    walk
+}
+
+/// The MOS's way: one group in passes, from the second on in place.
+#[test]
+fn passes_rewrite_in_place() {
+    let mut world = World::new(ObjsetType::Meta, ObjsetProps::mos(), true);
+    let (os, mut rng) = (world.os.clone(), Rng(5));
+    let spec = ObjectSpec { object_type: ObjType::SPACE_MAP, ..file() };
+    let ids: Vec<ObjectId> =
+        (0..40).map(|_| os.allocate(&Tx::syncing(Txg(1)), &spec).unwrap()).collect();
+    let mut model: Vec<Vec<Vec<u8>>> = vec![vec![vec![0; 512]; 40]; ids.len()];
+    for txg in 1..6 {
+        for pass in 0..6 {
+            let tx = Tx::syncing(Txg(txg));
+            for n in 0..30 {
+                let (o, b) = (rng.below(40) as usize, rng.below(40));
+                let data = if n == 0 && pass < 4 { vec![0; 512] } else { rng.bytes(512) };
+                if pass < 4 || model[o][b as usize].iter().any(|x| *x != 0) {
+                    os.write(&tx, ids[o], b * 512, &data).unwrap();
+                    model[o][b as usize] = data;
+                }
+            }
+            let writes = Writes::new(&world.zio);
+            let pending = world.sync(txg, &writes, pass > 0);
+            assert!(world.sync(txg, &writes, pass > 0).is_none(), "written twice");
+            assert!(writes.wait().is_empty());
+            world.end(txg, pending);
+            assert!(!os.is_dirty(Txg(txg)));
+            let walk = check(&world, txg);
+            for (id, blocks) in ids.iter().zip(&model) {
+                for (b, data) in (0..).zip(blocks) {
+                    let found = walk.objects[&id.0].blocks.get(&b);
+                    let zeros = vec![0; 512];
+                    assert_eq!(found.map_or(&zeros[..], |f| &f.1), &data[..]);
+                    let live = os.object(*id, Io::WAIT).unwrap().read_block(b, Io::WAIT).unwrap();
+                    assert_eq!(live[..], data[..]);
+                }
+            }
+        }
+        // What keeps its size keeps its place.
+        let before = check(&world, txg).places;
+        let full = [7u8, 1].map(|seed| Rng(seed.into()));
+        for mut rng in full {
+            let data: Vec<u8> = (0..512).map(|_| (rng.next() >> 20) as u8 | 1).collect();
+            os.write(&Tx::syncing(Txg(txg)), ids[3], 0, &data).unwrap();
+            model[3][0] = data;
+            let writes = Writes::new(&world.zio);
+            let pending = world.sync(txg, &writes, true);
+            assert!(writes.wait().is_empty());
+            world.end(txg, pending);
+        }
+        let after = check(&world, txg).places;
+        assert!(before.difference(&after).count() <= 6, "most places serve again");
+        world.synced(txg);
+    }
+    world.reopen();
+}
+
+#[test]
+fn the_far_end_of_objects() {
+    let world = World::new(ObjsetType::Zfs, ObjsetProps::default(), true);
+    let os = world.os.clone();
+    let tx = world.tx(1);
+    let id = os.allocate(&tx, &file()).unwrap();
+    let last = (1u64 << 55) - 2;
+    os.write(&tx, id, last * 512, &[1; 512]).unwrap();
+    os.write(&tx, id, 0, &[2; 512]).unwrap();
+    os.write(&tx, id, 1 << 49, &[3; 1000]).unwrap();
+    let kind = |e: Result<(), Error>| e.unwrap_err().kind();
+    assert_eq!(kind(os.write(&tx, id, u64::MAX - 3, &[1; 8])), ErrorKind::Invalid);
+    let block = || BufMut::zeroed(512);
+    assert_eq!(kind(os.put_block(&tx, id, u64::MAX, block())), ErrorKind::Invalid);
+    assert_eq!(kind(os.edit_block(&tx, id, 1 << 55, &mut |_| Ok(()))), ErrorKind::Invalid);
+    world.commit(1);
+    let walk = check(&world, 1);
+    let tree = &walk.objects[&id.0];
+    assert_eq!(tree.blocks.len(), 4);
+    assert_eq!(tree.dnode.as_ref().unwrap().levels, 12);
+    world.synced(1);
+
+    // No loop over numbers of blocks: in memory, at the sync, or when it is published.
+    let tx = world.tx(2);
+    os.free_range(&tx, id, u64::MAX, u64::MAX).unwrap();
+    os.free_range(&tx, id, u64::MAX - 600, 100).unwrap();
+    os.free_range(&tx, id, 700, (1 << 62) - 1).unwrap();
+    let object = os.object(id, Io::WAIT).unwrap();
+    assert_eq!(object.next_data_block(1, Io::WAIT).unwrap(), Some(last));
+    assert_eq!(object.next_hole_block(0, Io::WAIT).unwrap(), Some(1));
+    world.commit(2);
+    let walk = check(&world, 2);
+    let blocks: Vec<u64> = walk.objects[&id.0].blocks.keys().copied().collect();
+    assert_eq!(blocks, [0, last]);
+    world.synced(2);
+
+    os.free_range(&world.tx(3), id, 512, u64::MAX - 512).unwrap();
+    world.commit(3);
+    let walk = check(&world, 3);
+    assert_eq!(walk.objects[&id.0].dnode.as_ref().unwrap().max_blkid, 0);
+    world.synced(3);
+    os.write(&world.tx(4), id, last * 512, &[1; 512]).unwrap();
+    world.commit(4);
+    os.free_object(&world.tx(5), id).unwrap();
+    world.commit(5);
+    assert!(check(&world, 5).objects.keys().all(|id| id >> 48 != 0));
+}
+
+#[test]
+fn calls_that_fail_leave_nothing_behind() {
+    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+    let (os, tx) = (world.os.clone(), world.tx(1));
+    let kind = |e: Result<(), Error>| e.unwrap_err().kind();
+    let missing = ObjectId(77);
+    assert_eq!(kind(os.write(&tx, missing, 0, &[1])), ErrorKind::NotFound);
+    assert_eq!(kind(os.put_block(&tx, missing, 0, BufMut::zeroed(512))), ErrorKind::NotFound);
+    assert_eq!(kind(os.set_bonus(&tx, missing, &[1])), ErrorKind::NotFound);
+    assert_eq!(kind(os.free_object(&tx, missing)), ErrorKind::NotFound);
+    assert!(!os.is_dirty(Txg(1)));
+    os.claim(&tx, missing, &file()).unwrap();
+    assert_eq!(kind(os.claim(&tx, missing, &file())), ErrorKind::Exists);
+    assert_eq!(kind(os.claim(&tx, ObjectId(0), &file())), ErrorKind::Exists);
+    let crossing = ObjectSpec { slots: 4, ..file() };
+    assert_eq!(kind(os.claim(&tx, ObjectId(30), &crossing)), ErrorKind::Invalid);
+    for bad in [
+        ObjectSpec { indirect_shift: 20, ..file() },
+        ObjectSpec { block_size: 700, ..file() },
+        ObjectSpec { slots: 33, ..file() },
+        ObjectSpec { bonus: vec![0; 321], ..file() },
+        ObjectSpec { object_type: ObjType::NONE, ..file() },
+    ] {
+        assert_eq!(os.allocate(&tx, &bad).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    world.commit(1);
+    check(&world, 1);
+    world.synced(1);
+    // The first change of a group fails: the object is in it, and the next groups go on.
+    for txg in 2..9 {
+        let tx = world.tx(txg);
+        let refuse = &mut |_: &mut [u8]| Err(Error::invalid("no"));
+        assert_eq!(kind(os.edit_block(&tx, missing, 0, refuse)), ErrorKind::Invalid);
+        assert_eq!(kind(os.put_block(&tx, missing, 0, BufMut::zeroed(1024))), ErrorKind::Invalid);
+        world.commit(txg);
+        check(&world, txg);
+        world.synced(txg);
+    }
+    world.zio.cache().clear();
+    assert_eq!(world.zio.cache().size(), 0, "memory of dirty blocks");
+}
