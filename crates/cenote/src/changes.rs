@@ -112,7 +112,8 @@ impl Pool {
 
     /// What a new file system takes from the one above it.
     fn above(&self, name: &str) -> NewFs {
-        let new = NewFs::default();
+        let version = zpl::create::version_for(self.spa().config().version);
+        let new = NewFs { version, ..NewFs::default() };
         let parent = name.rsplit_once('/').and_then(|(above, _)| self.dataset(above).ok());
         let Some(fs) = parent.and_then(|p| p.open_fs().ok()) else { return new };
         let of = fs.props();

@@ -25,6 +25,24 @@ use ondisk::znode::{
 
 use crate::master::{CaseSensitivity, MASTER_NODE, ZPL_VERSION};
 
+/// The last version whose attributes are in a fixed structure.
+const ZPL_VERSION_USERSPACE: u64 = 4;
+/// Bytes of that structure (chapter 06 §6).
+const ZNODE_SIZE: usize = 264;
+/// Where its ACL is, and where the entries of that.
+const ZNODE_ACL_AT: usize = 176;
+const ZNODE_ACES_AT: usize = 192;
+
+/// The newest version of file systems in a pool of version `pool` (chapter 06 §2).
+pub const fn version_for(pool: u64) -> u64 {
+    match pool {
+        24.. => ZPL_VERSION,
+        15.. => ZPL_VERSION_USERSPACE,
+        9.. => 3,
+        _ => 2,
+    }
+}
+
 /// Types that have no name of their own in `ondisk`.
 const SA_MASTER_NODE: ObjType = ObjType(45);
 const SA_REGISTRATION: ObjType = ObjType(46);
@@ -41,7 +59,7 @@ const TOUPPER: u64 = ondisk::normalize::TOUPPER;
 /// Properties that a file system gets for life, and its root directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewFs {
-    /// ZPL version; only 5 can be made.
+    /// ZPL version: 5, or 4 in pools older than version 24.
     pub version: u64,
     /// Normalisation of names: 0, 0x10, 0x20, 0x50 or 0x60.
     pub normalization: u64,
@@ -85,11 +103,11 @@ impl NewFs {
     /// Whether this can be made.
     ///
     /// # Errors
-    /// `Unsupported` for other versions than 5, `Invalid` for an unknown normalisation.
+    /// `Unsupported` for versions below 4, `Invalid` for an unknown normalisation.
     pub fn check(&self) -> Result<()> {
-        if self.version != ZPL_VERSION {
+        if !matches!(self.version, ZPL_VERSION_USERSPACE | ZPL_VERSION) {
             return Err(Error::unsupported(format!(
-                "file systems of version {} cannot be made; only version {ZPL_VERSION}",
+                "file systems of version {} cannot be made",
                 self.version
             )));
         }
@@ -124,9 +142,9 @@ impl NewFs {
         flags
     }
 
-    fn root_bonus(&self, tables: &SaTables, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
+    /// Mode and flags of the root directory.
+    fn root_mode(&self) -> (u64, u64) {
         let mode = S_IFDIR | self.mode & 0o7777;
-        let acl = trivial_acl(mode, true);
         let mut pflags = ZFS_ARCHIVE | ZFS_AV_MODIFIED | ZFS_ACL_TRIVIAL | ZFS_ACL_AUTO_INHERIT;
         if mode & 0o111 == 0o111 {
             pflags |= ZFS_NO_EXECS_DENIED;
@@ -134,6 +152,37 @@ impl NewFs {
         if self.count_projects {
             pflags |= ZFS_PROJID;
         }
+        (mode, pflags)
+    }
+
+    /// The root directory's structure in file systems before version 5.
+    fn root_znode(&self, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
+        let (mode, pflags) = self.root_mode();
+        let acl = trivial_acl(mode, true);
+        let aces = encode_aces(&acl);
+        let mut out = Vec::with_capacity(ZNODE_SIZE);
+        let mut words = |list: &[u64]| out.extend(list.iter().flat_map(|w| w.to_le_bytes()));
+        for _ in 0..4 {
+            words(&[self.time.seconds as u64, self.time.nanoseconds]);
+        }
+        // Generation, mode, size, parent, links; no xattrs, no device; flags and owners.
+        words(&[txg.0, mode, 2, id.0, 2, 0, 0, pflags, self.uid, self.gid]);
+        out.resize(ZNODE_ACL_AT + 8, 0);
+        // No object for the ACL; its bytes, version and number of entries.
+        out.extend((aces.len() as u32).to_le_bytes());
+        out.extend(1u16.to_le_bytes());
+        out.extend((acl.len() as u16).to_le_bytes());
+        out.extend(&aces);
+        if ZNODE_ACES_AT + aces.len() > ZNODE_SIZE {
+            return Err(Error::bug("a trivial ACL is too long"));
+        }
+        out.resize(ZNODE_SIZE, 0);
+        Ok(out)
+    }
+
+    fn root_bonus(&self, tables: &SaTables, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
+        let (mode, pflags) = self.root_mode();
+        let acl = trivial_acl(mode, true);
         let words = |list: &[u64]| list.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
         let time = words(&[self.time.seconds as u64, self.time.nanoseconds]);
         let value = |attr: &ZplAttr| match attr {
@@ -181,24 +230,36 @@ pub fn fill(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<()> {
     put(os, tx, MASTER_NODE, "VERSION", new.version)?;
     let zap =
         |object_type, normflags| zaps::create(os, tx, object_type, ObjType::NONE, &[], normflags);
-    let sa = zap(SA_MASTER_NODE, 0)?;
-    put(os, tx, MASTER_NODE, "SA_ATTRS", sa.0)?;
+    let mut sa = None;
+    if new.version >= ZPL_VERSION {
+        let object = zap(SA_MASTER_NODE, 0)?;
+        put(os, tx, MASTER_NODE, "SA_ATTRS", object.0)?;
+        sa = Some(object);
+    }
     let queue = zap(ObjType::UNLINKED_SET, 0)?;
     put(os, tx, MASTER_NODE, "DELETE_QUEUE", queue.0)?;
     let root = root(os, tx, new)?;
-    tables(os, tx, sa, new)?;
+    if let Some(sa) = sa {
+        tables(os, tx, sa, new)?;
+    }
     put(os, tx, MASTER_NODE, "ROOT", root.0)?;
     os.set_flags(new.flags())
 }
 
 fn root(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<ObjectId> {
+    let fold = if new.case == CaseSensitivity::Sensitive { 0 } else { TOUPPER };
+    let dir = ObjType::DIRECTORY_CONTENTS;
+    if new.version < ZPL_VERSION {
+        let bonus = new.root_znode(ObjectId(0), tx.txg())?;
+        let id = zaps::create(os, tx, dir, ObjType::ZNODE, &bonus, new.normalization | fold)?;
+        os.set_bonus(tx, id, &new.root_znode(id, tx.txg())?)?;
+        return Ok(id);
+    }
     let mut tables = SaTables::standard();
     let layout: Vec<u16> = new.layout().into_iter().map(|a| a as u16).collect();
     tables.add_layout(LAYOUT, &layout)?;
-    let fold = if new.case == CaseSensitivity::Sensitive { 0 } else { TOUPPER };
     // The bonus holds the object's own number: its length is known before.
     let bonus = new.root_bonus(&tables, ObjectId(0), tx.txg())?;
-    let dir = ObjType::DIRECTORY_CONTENTS;
     let id = zaps::create(os, tx, dir, ObjType::SA, &bonus, new.normalization | fold)?;
     os.set_bonus(tx, id, &new.root_bonus(&tables, id, tx.txg())?)?;
     Ok(id)

@@ -98,7 +98,7 @@ impl Engine {
         let version = request.version;
         let features = version == VERSION;
         let plain = zpl::NewFs {
-            version: if features { 5 } else { 4 },
+            version: zpl::create::version_for(version),
             count_objects: features,
             count_projects: features,
             ..zpl::NewFs::default()

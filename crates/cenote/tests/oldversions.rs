@@ -1,0 +1,316 @@
+//! Pools without feature flags are exchanged with zfs-fuse, which knows versions up to
+//! 23: each side writes what the other made, and OpenZFS's zdb is content throughout.
+//!
+//! `CENOTE_ZFS_FUSE` names the directory of zfs-fuse's commands; its daemon must run.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![allow(clippy::disallowed_methods, reason = "zfs-fuse and zdb run as processes")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
+use cenote::{ImportOptions, Pool, PoolState};
+use testkit::tree::{Compare, verify_tree};
+use testkit::{Golden, Scratch, discover, engine, golden, import_from, readonly};
+
+fn writing() -> ImportOptions {
+    ImportOptions { force: true, ..ImportOptions::default() }
+}
+
+/// OpenZFS's verdict on every block and every metaslab.
+fn zdb(dir: &Path, pool: &str) {
+    for how in [&["-bcc"][..], &["-dddd"]] {
+        let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(how).arg(pool).output();
+        let Ok(out) = run else {
+            eprintln!("SKIPPED: zdb is not installed");
+            return;
+        };
+        let text = String::from_utf8_lossy(&out.stdout).into_owned()
+            + &String::from_utf8_lossy(&out.stderr);
+        let tail = &text[text.len().saturating_sub(4000)..];
+        assert!(out.status.success(), "{pool} {how:?}: {tail}");
+        let fine = match how {
+            ["-bcc"] => text.contains("No leaks"),
+            _ => !text.contains("leaked"),
+        };
+        assert!(fine, "{pool} {how:?}: {tail}");
+    }
+}
+
+/// A file's bytes: compressible in part, and each of its own.
+fn content(seed: usize, len: usize) -> Vec<u8> {
+    let mut state = seed as u64 | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..len).map(|i| if i % 8192 < 4096 { next() } else { seed as u8 }).collect()
+}
+
+/// Changes everything that a version has a form of its own for: objects written and
+/// freed, snapshots taken and destroyed in every order, datasets made and destroyed.
+fn change(pool: &Pool, tag: &str) {
+    let name = pool.name().to_owned();
+    let at = |snap: &str| vec![format!("{name}@{tag}-{snap}")];
+    let root = pool.dataset(&name).unwrap().open_rw().unwrap();
+    let new = cenote::NewObject::default;
+    let ids: Vec<_> = (0..4).map(|_| root.create(&new()).unwrap()).collect();
+    for (i, &id) in ids.iter().enumerate() {
+        root.write(id, 0, &content(i, 700_000)).unwrap();
+    }
+    root.sync().unwrap();
+    pool.snapshot(&at("c1"), &[], None).unwrap();
+    root.write(ids[0], 100_000, &content(7, 300_000)).unwrap();
+    root.remove(ids[1]).unwrap();
+    root.sync().unwrap();
+    pool.snapshot(&at("c2"), &[], None).unwrap();
+    root.truncate(ids[0], 50_000).unwrap();
+    root.punch(ids[2], 131_072, 262_144).unwrap();
+    root.sync().unwrap();
+    pool.snapshot(&at("c3"), &[], None).unwrap();
+    root.write(ids[3], 0, &content(9, 500_000)).unwrap();
+    root.sync().unwrap();
+    pool.snapshot(&at("c4"), &[], None).unwrap();
+    for snap in ["c2", "c4", "c1"] {
+        pool.destroy_snapshots(&at(snap), false, None).unwrap();
+    }
+    let child = format!("{name}/child");
+    pool.create_filesystem(&child, &[], None).unwrap();
+    let fs = pool.dataset(&child).unwrap().open_rw().unwrap();
+    let id = fs.create(&new()).unwrap();
+    fs.write(id, 0, &content(3, 900_000)).unwrap();
+    fs.sync().unwrap();
+    pool.snapshot(&[format!("{child}@s")], &[], None).unwrap();
+    fs.write(id, 0, &content(4, 900_000)).unwrap();
+    fs.sync().unwrap();
+    drop(fs);
+    pool.destroy_dataset(&child, true, None).unwrap();
+    // What was made as an object only is nobody's file.
+    for id in [ids[0], ids[2], ids[3]] {
+        root.remove(id).unwrap();
+    }
+    root.sync().unwrap();
+}
+
+/// Imports for writing, changes, exports, and audits what is left.
+fn round(dir: &Path, tag: &str, what: &str) {
+    let engine = engine();
+    let pool = import_from(&engine, dir, &writing()).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert_eq!(pool.read_only_because(), None, "{what}");
+    let name = pool.name().to_owned();
+    change(&pool, tag);
+    pool.export().unwrap_or_else(|e| panic!("{what}: {e}"));
+    drop(pool);
+    audit(dir, what);
+    zdb(dir, &name);
+}
+
+fn audit(dir: &Path, what: &str) {
+    let engine = engine();
+    assert_eq!(discover(&engine, dir)[0].state, PoolState::Exported, "{what}");
+    let pool = import_from(&engine, dir, &readonly()).unwrap();
+    let report = pool.spa().audit(Default::default(), &()).unwrap();
+    assert!(report.is_clean(), "{what}: {:?}", report.problems);
+    let space = pool.spa().load_space().unwrap();
+    let ratios = space.vdevs.iter().map(|v| v.deflate).collect();
+    let ratios = cenote::inspect::dsl::write::Ratios::new(ratios);
+    let wrong = cenote::inspect::dsl::write::check(pool.spa().mos(), &ratios).unwrap();
+    assert!(wrong.is_empty(), "{what}: {wrong:#?}");
+}
+
+fn make(dir: &Path, name: &str, version: u64) {
+    let disk = dir.join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(128 << 20).unwrap();
+    let request = CreateRequest {
+        name: name.to_owned(),
+        vdevs: vec![NewVdev::new(NewKind::File(disk))],
+        version,
+        temporary_name: None,
+        force: Force::default(),
+        dry_run: false,
+        features: Vec::new(),
+        settings: Vec::new(),
+        fs_settings: Vec::new(),
+        altroot: None,
+        command: Some(format!("zpool create -o version={version}")),
+    };
+    let made = engine().create_pool(&request);
+    let pool = made.unwrap_or_else(|e| panic!("version {version}: {e}")).unwrap();
+    pool.export().unwrap();
+}
+
+#[test]
+fn old_versions_are_made_and_changed() {
+    for version in [15, 17, 20, 23, 24, 25, 26, 28] {
+        let scratch = Scratch::new(&format!("version-{version}"));
+        make(scratch.path(), "old", version);
+        zdb(scratch.path(), "old");
+        round(scratch.path(), "one", &format!("version {version}"));
+        round(scratch.path(), "two", &format!("version {version} again"));
+    }
+}
+
+/// zfs-fuse, if it is at hand.
+struct Peer {
+    commands: PathBuf,
+}
+
+impl Peer {
+    fn at_hand() -> Option<Peer> {
+        let peer = std::env::var_os("CENOTE_ZFS_FUSE").map(|c| Peer { commands: c.into() });
+        let runs = |peer: &Peer| {
+            let run = Command::new(peer.commands.join("zpool")).arg("list").output();
+            run.is_ok_and(|out| out.status.success())
+        };
+        let peer = peer.filter(runs);
+        if peer.is_none() {
+            eprintln!("SKIPPED: zfs-fuse does not run (set CENOTE_ZFS_FUSE)");
+        }
+        peer
+    }
+
+    fn run(&self, command: &str, args: &[&str]) -> String {
+        let out = Command::new(self.commands.join(command)).args(args).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stdout).into_owned()
+            + &String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{command} {args:?}: {text}");
+        text
+    }
+
+    /// Imports and mounts the pool below `dir`; where its root file system is.
+    fn import(&self, dir: &Path, pool: &str) -> PathBuf {
+        let (at, below) = (dir.to_str().unwrap(), dir.join("mnt"));
+        self.run("zpool", &["import", "-f", "-d", at, "-R", below.to_str().unwrap(), pool]);
+        let mount = self.run("zfs", &["get", "-H", "-o", "value", "mountpoint", pool]);
+        PathBuf::from(mount.trim())
+    }
+
+    /// Reads every block; none may be wrong.
+    fn scrub(&self, pool: &str) {
+        self.run("zpool", &["scrub", pool]);
+        let mut status = String::new();
+        for _ in 0..600 {
+            status = self.run("zpool", &["status", "-v", pool]);
+            if !status.contains("in progress") {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        assert!(status.contains("with 0 errors"), "{status}");
+        assert!(status.contains("No known data errors"), "{status}");
+    }
+
+    /// Changes the pool as its own: files, snapshots of both sides, a file system.
+    fn change(&self, pool: &str, mount: &Path, tag: &str, theirs: &[&str]) {
+        let files: Vec<PathBuf> = (0..20).map(|i| mount.join(format!("{tag}-{i}"))).collect();
+        for (i, file) in files.iter().enumerate() {
+            std::fs::write(file, content(i, 10_000 * (i + 1))).unwrap();
+        }
+        let snap = |name: &str| format!("{pool}@{tag}-{name}");
+        self.run("zfs", &["snapshot", &snap("a")]);
+        std::fs::write(&files[3], content(99, 70_000)).unwrap();
+        std::fs::remove_file(&files[4]).unwrap();
+        self.run("zfs", &["snapshot", &snap("b")]);
+        for snapshot in theirs {
+            self.run("zfs", &["destroy", &format!("{pool}@{snapshot}")]);
+        }
+        self.run("zfs", &["destroy", &snap("a")]);
+        let child = format!("{pool}/{tag}");
+        self.run("zfs", &["create", &child]);
+        std::fs::write(mount.join(tag).join("file"), content(5, 300_000)).unwrap();
+        self.run("zfs", &["snapshot", &format!("{child}@s")]);
+        self.run("zfs", &["destroy", "-r", &child]);
+        for (i, file) in files.iter().enumerate().filter(|(i, _)| ![3, 4].contains(i)) {
+            assert!(std::fs::read(file).unwrap() == content(i, 10_000 * (i + 1)), "{file:?}");
+        }
+        files.iter().filter(|f| f.exists()).for_each(|f| std::fs::remove_file(f).unwrap());
+    }
+
+    fn export(&self, pool: &str) {
+        self.run("zpool", &["export", pool]);
+    }
+}
+
+/// What Cenote reads in the file systems and snapshots of zfs-fuse.
+fn verify(dir: &Path, golden: &Golden, what: &str) {
+    let pool = import_from(&engine(), dir, &readonly()).unwrap();
+    for (dataset, manifest) in golden.manifests() {
+        let fs = pool.dataset(&dataset).unwrap().open_fs().unwrap();
+        let differences = testkit::verify(&fs, &manifest, false);
+        assert!(differences.is_empty(), "{what}: {dataset}: {differences:#?}");
+    }
+}
+
+#[test]
+fn a_pool_of_zfs_fuse_is_changed() {
+    let golden = golden("fuse23").unwrap();
+    let scratch = Scratch::new("fuse23-changed");
+    golden.unpack(scratch.path());
+    verify(scratch.path(), &golden, "as it was");
+    for tag in ["one", "two"] {
+        round(scratch.path(), tag, "fuse23");
+    }
+    let pool = import_from(&engine(), scratch.path(), &readonly()).unwrap();
+    for (dataset, manifest) in golden.manifests() {
+        let fs = pool.dataset(&dataset).unwrap().open_fs().unwrap();
+        let differences = testkit::verify(&fs, &manifest, false);
+        assert!(differences.is_empty(), "{dataset}: {differences:#?}");
+    }
+    drop(pool);
+    // Snapshots of the other side, destroyed here, oldest and newest.
+    for snap in ["fuse23@one", "fuse23@two"] {
+        let pool = import_from(&engine(), scratch.path(), &writing()).unwrap();
+        pool.destroy_snapshots(&[snap.to_owned()], false, None).unwrap();
+        pool.export().unwrap();
+        drop(pool);
+        audit(scratch.path(), snap);
+        zdb(scratch.path(), "fuse23");
+    }
+}
+
+#[test]
+fn a_pool_of_zfs_fuse_goes_back_and_forth() {
+    let (Some(peer), golden) = (Peer::at_hand(), golden("fuse23").unwrap()) else { return };
+    let scratch = Scratch::new("fuse23-exchange");
+    let dir = scratch.path();
+    golden.unpack(dir);
+    let manifests = golden.manifests();
+    let (_, manifest) = manifests.iter().find(|(name, _)| name == "fuse23").unwrap();
+    for tag in ["one", "two"] {
+        round(dir, tag, "before zfs-fuse");
+        let mount = peer.import(dir, "fuse23");
+        let compare = Compare { times: false, identity: false };
+        let differences = verify_tree(&mount, manifest, compare);
+        assert!(differences.is_empty(), "{tag}: {differences:#?}");
+        peer.scrub("fuse23");
+        peer.change("fuse23", &mount, &format!("peer-{tag}"), &[&format!("{tag}-c3")]);
+        peer.scrub("fuse23");
+        peer.export("fuse23");
+        audit(dir, "after zfs-fuse");
+        zdb(dir, "fuse23");
+        verify(dir, &golden, "after zfs-fuse");
+    }
+    round(dir, "last", "after zfs-fuse");
+}
+
+#[test]
+fn pools_of_cenote_go_to_zfs_fuse() {
+    let Some(peer) = Peer::at_hand() else { return };
+    for version in [15, 17, 20, 23] {
+        let scratch = Scratch::new(&format!("to-fuse-{version}"));
+        let (dir, name) = (scratch.path(), format!("cenote{version}"));
+        make(dir, &name, version);
+        for tag in ["one", "two"] {
+            round(dir, tag, &format!("version {version}"));
+            let mount = peer.import(dir, &name);
+            peer.scrub(&name);
+            peer.change(&name, &mount, &format!("peer-{tag}"), &[&format!("{tag}-c3")]);
+            let all = peer.run("zpool", &["get", "version", &name]);
+            assert!(all.contains(&version.to_string()), "{all}");
+            peer.export(&name);
+            audit(dir, &format!("version {version} after zfs-fuse"));
+            zdb(dir, &name);
+        }
+    }
+}
