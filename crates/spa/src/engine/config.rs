@@ -289,6 +289,7 @@ impl Writer {
         }
         state.uberblock = uberblock;
         state.dirty = false;
+        self.inflate();
         *self.published.write() = Published {
             config: Arc::new(state.config.clone()),
             uberblock: state.uberblock.clone(),

@@ -44,7 +44,7 @@ mod tasks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use base::rt::{JoinHandle, Mutex, RwLock};
 use base::{Error, Guid, Result, Txg, VdevId};
@@ -118,6 +118,9 @@ pub(crate) struct State {
     pub(crate) failed: Option<String>,
 }
 
+/// A group with this share of the promises that the pool has room for is written.
+const EARLY_SHARE: u64 = 4;
+
 /// A pool open for writing.
 pub struct Writer {
     zio: Arc<Zio>,
@@ -134,6 +137,8 @@ pub struct Writer {
     names: RwLock<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rotor: AtomicU64,
+    /// Sectors that one sector of data may take.
+    inflation: AtomicU64,
     /// Test instruments.
     pub plants: Plants,
 }
@@ -196,11 +201,16 @@ impl Writer {
         Ok(Tx::open(txg, meter, hold))
     }
 
-    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4).
+    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4). A group that
+    /// is promised much of what is left is written soon, so that nobody waits for all.
     fn reserve(&self, txg: Txg, logical: u64, frees: bool) -> Result<()> {
-        let bytes = txg::worst_case_asize(logical, self.options.max_ashift);
+        let bytes = self.worst_case(logical);
         let limit = self.allocatable(frees);
-        if self.txgs.space().try_reserve(txg, bytes, limit) {
+        if let Some(before) = self.txgs.space().reserve(txg, bytes, limit) {
+            let enough = limit / EARLY_SHARE;
+            if before < enough && before + bytes >= enough {
+                self.txgs.kick(txg);
+            }
             return Ok(());
         }
         // What is reserved may turn out to need less: ask again after this group.
@@ -208,6 +218,26 @@ impl Writer {
             return Err(Error::new(base::ErrorKind::Busy, "wait for the next group"));
         }
         Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
+    }
+
+    /// The chapter's factor supposes triple parity; this pool's vdevs may need less: twice
+    /// three copies of the data, and an indirect block above it.
+    fn worst_case(&self, logical: u64) -> u64 {
+        let most = txg::worst_case_asize(logical, self.options.max_ashift);
+        let data = logical.max(1 << self.options.max_ashift.min(16));
+        let here = data.saturating_mul(6 * self.inflation.load(Relaxed)).saturating_add(128 << 10);
+        most.min(here)
+    }
+
+    /// Looks at the vdevs anew: the most sectors that one sector of data takes.
+    pub(super) fn inflate(&self) {
+        let tree = self.zio.tree();
+        let of = |id: VdevId| {
+            let sector = 1u64 << tree.top(id).ok()?.ashift().min(16);
+            Some(tree.asize(id, base::Psize(sector), Txg::MAX).ok()?.0.div_ceil(sector))
+        };
+        let worst = tree.top_ids().filter_map(of).max().unwrap_or(4);
+        self.inflation.store(worst.max(1), Relaxed);
     }
 
     /// As [`Writer::begin`], waiting for the next group while space is only reserved, and
