@@ -38,6 +38,9 @@ const CHUNK: usize = 2 << 20;
 /// From this size on each buffer is a mapping of its own.
 const DIRECT: usize = 256 << 10;
 const PAGE: usize = 4096;
+/// Buffers of these sizes are usually filled at once, and whole.
+const POPULATE_MIN: usize = 64 << 10;
+const POPULATE_MAX: usize = 1 << 20;
 
 const fn class_size(class: usize) -> usize {
     let power = 1usize << (MIN_CLASS_SHIFT as usize + class / 8);
@@ -123,12 +126,17 @@ fn take(class: usize) -> NonNull<u8> {
     if let Some(place) = free.pop() {
         if place.warm {
             FREE_WARM.fetch_sub(size, Relaxed);
+        } else {
+            drop(free);
+            populate(place.ptr, size);
         }
         return place.ptr;
     }
     if size >= DIRECT {
         drop(free);
-        return map(size);
+        let ptr = map(size);
+        populate(ptr, size);
+        return ptr;
     }
     let base = map(CHUNK);
     let count = CHUNK / size;
@@ -138,7 +146,20 @@ fn take(class: usize) -> NonNull<u8> {
         let ptr = unsafe { base.add(i * size) };
         free.push(Place { ptr, warm: false });
     }
+    drop(free);
+    populate(base, size);
     base
+}
+
+/// Has the kernel make the pages of a large buffer in one call, which costs less than a
+/// fault for each.
+fn populate(ptr: NonNull<u8>, size: usize) {
+    if (POPULATE_MIN..=POPULATE_MAX).contains(&size) {
+        // SAFETY: the place is mapped, page-aligned and ours; its content does not change.
+        // A kernel that cannot do it leaves it to the faults.
+        let _made =
+            unsafe { rustix::mm::madvise(ptr.as_ptr().cast(), size, Advice::LinuxPopulateWrite) };
+    }
 }
 
 fn give(class: usize, ptr: NonNull<u8>) {

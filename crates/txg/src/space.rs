@@ -36,12 +36,14 @@ impl SpaceReservation {
     /// Promises `bytes` to a group that the caller holds, if all promises together stay
     /// within `limit`.
     pub fn try_reserve(&self, txg: Txg, bytes: u64, limit: u64) -> bool {
+        self.reserve(txg, bytes, limit).is_some()
+    }
+
+    /// As [`SpaceReservation::try_reserve`]; what the group had before.
+    pub fn reserve(&self, txg: Txg, bytes: u64, limit: u64) -> Option<u64> {
         let more = |had: u64| had.checked_add(bytes).filter(|&sum| sum <= limit);
-        let reserved = self.inflight.fetch_update(SeqCst, SeqCst, more).is_ok();
-        if reserved {
-            self.slots[slot(txg.0)].fetch_add(bytes, SeqCst);
-        }
-        reserved
+        self.inflight.fetch_update(SeqCst, SeqCst, more).ok()?;
+        Some(self.slots[slot(txg.0)].fetch_add(bytes, SeqCst))
     }
 
     /// Takes back a promise of a group that the caller holds, as far as there is one.

@@ -295,6 +295,7 @@ impl Writer {
         }
         state.uberblock = uberblock;
         state.dirty = false;
+        self.inflate();
         *self.published.write() = Published {
             config: Arc::new(state.config.clone()),
             uberblock: state.uberblock.clone(),

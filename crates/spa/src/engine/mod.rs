@@ -44,7 +44,7 @@ mod tasks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use base::rt::{JoinHandle, Mutex, RwLock};
 use base::{Error, Guid, Result, Txg, VdevId};
@@ -118,6 +118,15 @@ pub(crate) struct State {
     pub(crate) failed: Option<String>,
 }
 
+/// A group with this share of the promises that the pool has room for is written.
+const EARLY_SHARE: u64 = 4;
+/// So many bytes of promises make a group while none is being written.
+const IDLE_PROMISE: u64 = 384 << 20;
+/// Indirect blocks take at most this share of what is allocated (records of 4 KiB have
+/// one of 128 KiB, twice, above 1024 of them), and so much in a nearly empty pool.
+const INDIRECT_SHARE: u64 = 16;
+const INDIRECT_LEAST: u64 = 16 << 20;
+
 /// A pool open for writing.
 pub struct Writer {
     zio: Arc<Zio>,
@@ -134,6 +143,8 @@ pub struct Writer {
     names: RwLock<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rotor: AtomicU64,
+    /// Sectors that one sector of data may take.
+    inflation: AtomicU64,
     /// Test instruments.
     pub plants: Plants,
 }
@@ -196,18 +207,58 @@ impl Writer {
         Ok(Tx::open(txg, meter, hold))
     }
 
-    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4).
+    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4). A group that
+    /// is promised much of what is left is written soon, so that nobody waits for all.
     fn reserve(&self, txg: Txg, logical: u64, frees: bool) -> Result<()> {
-        let bytes = txg::worst_case_asize(logical, self.options.max_ashift);
         let limit = self.allocatable(frees);
-        if self.txgs.space().try_reserve(txg, bytes, limit) {
+        let most = txg::worst_case_asize(logical, self.options.max_ashift);
+        let (bytes, within) = self.likely(logical, most, limit);
+        let space = self.txgs.space();
+        let got = match space.reserve(txg, bytes, within) {
+            None if bytes < most => space.reserve(txg, most, limit).map(|had| (had, most)),
+            other => other.map(|had| (had, bytes)),
+        };
+        if let Some((before, bytes)) = got {
+            let crossed = |enough: u64| before < enough && before + bytes >= enough;
+            if crossed(limit / EARLY_SHARE)
+                || (crossed(IDLE_PROMISE) && self.txgs.syncing_txg().is_none())
+            {
+                self.txgs.kick(txg);
+            }
             return Ok(());
         }
+        let bytes = most;
         // What is reserved may turn out to need less: ask again after this group.
         if self.txgs.space().inflight() > 0 && bytes <= limit {
             return Err(Error::new(base::ErrorKind::Busy, "wait for the next group"));
         }
         Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
+    }
+
+    /// The chapter's factor supposes triple parity, and an indirect block for each block.
+    /// This pool's vdevs may need less, and all indirect blocks together are a small
+    /// share of what is allocated: with that for each of three groups apart, twice
+    /// three copies of the data are the most. The promise, and what bounds it.
+    fn likely(&self, logical: u64, most: u64, limit: u64) -> (u64, u64) {
+        if logical == 0 {
+            return (0, limit);
+        }
+        let data = logical.max(1 << self.options.max_ashift.min(16));
+        let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
+        let allocated = self.space.class_totals(metaslab::Class::Normal).allocated;
+        let apart = 3 * (allocated / INDIRECT_SHARE + INDIRECT_LEAST);
+        if here < most { (here, limit.saturating_sub(apart)) } else { (most, limit) }
+    }
+
+    /// Looks at the vdevs anew: the most sectors that one sector of data takes.
+    pub(super) fn inflate(&self) {
+        let tree = self.zio.tree();
+        let of = |id: VdevId| {
+            let sector = 1u64 << tree.top(id).ok()?.ashift().min(16);
+            Some(tree.asize(id, base::Psize(sector), Txg::MAX).ok()?.0.div_ceil(sector))
+        };
+        let worst = tree.top_ids().filter_map(of).max().unwrap_or(4);
+        self.inflation.store(worst.max(1), Relaxed);
     }
 
     /// As [`Writer::begin`], waiting for the next group while space is only reserved, and

@@ -174,8 +174,10 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         names: RwLock::new(()),
         thread: Mutex::new(None),
         rotor: AtomicU64::new(0),
+        inflation: AtomicU64::new(4),
         plants: Plants::default(),
     });
+    writer.inflate();
     Ok(writer)
 }
 
