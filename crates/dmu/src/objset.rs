@@ -96,8 +96,14 @@ impl Objset {
         Arc::clone(&self.disk.read())
     }
 
-    pub(crate) fn exchange(&self, disk: OnDisk) {
-        *self.disk.write() = Arc::new(disk);
+    /// Exchanges the tree of dnodes, of which these blocks changed. Nobody finds the new
+    /// tree while hints still lead to the old blocks.
+    pub(crate) fn exchange(&self, new: OnDisk, blocks: impl Iterator<Item = u64>) {
+        let mut disk = self.disk.write();
+        for blkid in blocks {
+            self.zio.hints().forget(self.place(ObjectId(0), blkid));
+        }
+        *disk = Arc::new(new);
     }
 
     /// Remembers an object's dnode as it now is on disk.

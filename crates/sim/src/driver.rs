@@ -154,10 +154,10 @@ impl Driver {
         let spec = ObjectSpec {
             object_type: ObjType::PLAIN_FILE_CONTENTS,
             block_size,
-            indirect_shift: if seed % 3 == 0 { 12 } else { 0 },
+            indirect_shift: if seed.is_multiple_of(3) { 12 } else { 0 },
             bonus_type: ObjType::OTN_UINT64_METADATA,
             bonus: bonus.clone(),
-            slots: if seed % 7 == 0 { 2 } else { 1 },
+            slots: if seed.is_multiple_of(7) { 2 } else { 1 },
         };
         let tx = self.begin(64 << 10, false)?;
         let id = os.allocate(&tx, &spec)?.0;
@@ -227,7 +227,7 @@ impl Driver {
             let mut acts = Vec::new();
             for i in 0..count {
                 let name = entry_name(seed, i);
-                let n = if (seed ^ i) % 11 == 0 { 1 + (seed % 20) as usize } else { 1 };
+                let n = if (seed ^ i).is_multiple_of(11) { 1 + (seed % 20) as usize } else { 1 };
                 let value = words(seed.wrapping_add(i), n);
                 let stored = ZapValue::from_u64s(&value).ok_or_else(|| Error::bug("a value"))?;
                 zaps::update(os, tx, ObjectId(handle.id), &name, &stored)?;

@@ -247,7 +247,7 @@ impl Recorded {
         let fault = self.setup.fault;
         let redundant = self.setup.layout.is_redundant();
         let without = match (fault, self.victim) {
-            (Some(Fault::Drop), Some(disk)) if redundant && event % 2 == 0 => vec![disk],
+            (Some(Fault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => vec![disk],
             _ => Vec::new(),
         };
         let first = self.disks.marks(u64::MAX).into_iter().min().map_or(Txg::ZERO, Txg);

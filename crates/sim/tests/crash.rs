@@ -1,5 +1,5 @@
 //! Every crash point of seeded runs: whatever the power leaves, the pool is whole.
-#![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use sim::{Campaign, Fault, Layout, Totals, short};
 

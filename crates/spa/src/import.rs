@@ -391,6 +391,7 @@ impl Spa {
             .map_err(|e| e.with_kind(ErrorKind::ReadOnly))?;
         let highest = claims.highest;
         writer.claim(claims, first)?;
+        writer.follow_failmode(&self.mos)?;
         writer.start()?;
         writer.touch();
         // New blocks must not seem older than what was claimed.

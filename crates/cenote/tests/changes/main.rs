@@ -58,7 +58,7 @@ fn request(vdevs: Vec<NewVdev>, settings: Vec<PoolSetting>) -> CreateRequest {
         dry_run: false,
         version: 5000,
         features: features_to_enable(&wishes, &FeatureSet::all()).unwrap().0,
-        settings,
+        settings: [settings, vec![PoolSetting::Stored("failmode", 1)]].concat(),
         fs_settings: Vec::new(),
         altroot: None,
         command: Some("zpool create tank ...".into()),

@@ -162,7 +162,8 @@ fn two_hundred_operations() {
     let mut pool = make(&engine, vec![disks.leaf(0), disks.leaf(1)]);
     let mut model = Model::default();
     model.datasets.insert("tank".into(), Objects::new());
-    let mut dice = Dice(20_251_121);
+    let seed = std::env::var("CENOTE_SEED").ok().and_then(|s| s.parse().ok());
+    let mut dice = Dice(seed.unwrap_or(20_251_121));
     for round in 0..200 {
         model.step(&pool, &mut dice, round);
         if round % 100 == 99 {

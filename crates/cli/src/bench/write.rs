@@ -47,8 +47,8 @@ const MIB: f64 = 1048576.0;
 const BULK: u64 = 128 << 10;
 const SMALL: u64 = 8 << 10;
 /// One cell's name and what measures it.
-type Cell = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
-const CELLS: [Cell; 8] = [
+type Named = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
+const CELLS: [Named; 8] = [
     ("bulk", bulk),
     ("lz4", lz4),
     ("raidz", raidz),

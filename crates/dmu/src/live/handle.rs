@@ -318,6 +318,21 @@ impl Inner {
         Ok(())
     }
 
+    /// A newer group that changed the block size knows the older one's blocks by other
+    /// numbers: whoever changes the size excludes everybody else.
+    fn check_newer(&mut self, txg: Txg, blkid: u64) -> Result<()> {
+        let size = self.slot(txg)?.head.block_size;
+        if blkid > 0 && self.newer(txg).any(|s| s.head.block_size != size) {
+            return Err(Error::invalid("a newer group changed the block size"));
+        }
+        Ok(())
+    }
+
+    /// Groups from `txg` on that know the object.
+    pub(crate) fn from(&self, txg: Txg) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten().filter(move |s| s.txg >= txg && s.head.allocated)
+    }
+
     /// Makes `block` the group's content of a block, and of newer groups that have it.
     pub(crate) fn put(&mut self, txg: Txg, blkid: u64, block: BufMut) -> Result<Delta> {
         let slot = self.slot(txg)?;
@@ -325,6 +340,7 @@ impl Inner {
         if block.len() != slot.head.block_size as usize {
             return Err(Error::invalid("a block of the wrong size"));
         }
+        self.check_newer(txg, blkid)?;
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
             let n = block.len().min(newer.head.block_size as usize);
@@ -347,6 +363,8 @@ impl Inner {
     ) -> Result<Option<Delta>> {
         let slot = self.slot(txg)?;
         slot.head.check_block(blkid)?;
+        self.check_newer(txg, blkid)?;
+        let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
         let mut delta = Delta::default();
         match slot.data.get_mut(&blkid) {
@@ -389,8 +407,12 @@ impl Inner {
             return Err(Error::not_found("no such object"));
         }
         let past = if truncate { u64::MAX } else { past };
+        if !(truncate && first == 0) {
+            self.check_newer(txg, past.saturating_sub(1))?;
+        }
         let mut delta = Delta::default();
         if first < past {
+            let slot = self.slot(txg)?;
             slot.freed.add(first, past);
             delta.own = slot.drop_blocks(first, past);
             for newer in self.newer(txg) {

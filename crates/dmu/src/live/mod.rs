@@ -51,7 +51,7 @@ use zio::Io;
 
 use alloc::Cursor;
 pub use alloc::ObjectSpec;
-use handle::{Delta, Dirty, Handle, Head, Inner, Spill, slot_of};
+use handle::{Delta, Dirty, Handle, Head, Inner, Slot, Spill, slot_of};
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
 pub use sync::{Events, SyncCtx};
@@ -340,8 +340,10 @@ impl Objset {
     /// pointer if there is one.
     pub fn set_bonus(self: &Arc<Self>, tx: &Tx, id: ObjectId, bonus: &[u8]) -> Result<()> {
         self.with(tx.txg(), id, |inner| {
-            let spill = inner.has_spill(tx.txg());
-            inner.slot(tx.txg())?.head.check_bonus(bonus.len(), spill)?;
+            inner.slot(tx.txg())?;
+            for slot in inner.from(tx.txg()) {
+                slot.head.check_bonus(bonus.len(), inner.has_spill(slot.txg))?;
+            }
             inner.change(tx.txg(), |head| head.bonus = bonus.to_vec())
         })
         .map_err(|e| e.in_object(id))
@@ -416,8 +418,10 @@ impl Objset {
         }
         let spill = content.map_or(Spill::Remove, |c| Spill::Set(Buf::copy_of(c)));
         self.with(tx.txg(), id, |inner| {
-            let head = &inner.slot(tx.txg())?.head;
-            head.check_bonus(head.bonus.len(), content.is_some())?;
+            inner.slot(tx.txg())?;
+            for Slot { head, .. } in inner.from(tx.txg()) {
+                head.check_bonus(head.bonus.len(), content.is_some())?;
+            }
             inner.change(tx.txg(), |head| head.spill = spill.clone())
         })
         .map_err(|e| e.in_object(id))

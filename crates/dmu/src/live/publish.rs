@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use base::{ObjectId, Txg};
-use ondisk::dnode::Dnode;
+use ondisk::dnode::{Dnode, OBJECT_SHIFT_MAX};
 use ondisk::{BlkPtr, ObjsetPhys};
 
 use super::handle::slot_of;
@@ -59,16 +59,14 @@ impl Pending {
         let Ok(live) = self.os.live() else { return 0 };
         live.published.fetch_add(1, SeqCst);
         let meta = Arc::new(self.phys.meta_dnode.clone());
-        self.os.exchange(OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta });
-        for &blkid in &self.dnode_blocks {
-            self.os.forget_hints(ObjectId(0), blkid, blkid + 1);
-        }
+        let on_disk = OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta };
+        self.os.exchange(on_disk, self.dnode_blocks.into_iter());
         let mut clean = 0;
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
             let mut inner = handle.state.lock();
-            if id >> ondisk::dnode::OBJECT_SHIFT_MAX == 0 {
+            if id >> OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
             }
             let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);

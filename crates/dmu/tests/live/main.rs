@@ -11,5 +11,7 @@
 )]
 
 mod example;
+mod model;
+mod random;
 mod walk;
 mod world;

@@ -60,7 +60,7 @@ impl Walk {
         let meta = walk.tree(&phys.meta_dnode, 0);
         let mut count = 0;
         for (blkid, (bp, block)) in &meta.blocks {
-            let mut free = vec![true; 32];
+            let mut free = [true; 32];
             let mut dnodes = 0;
             for (slot, dnode) in dnodes_in_block(block, Endian::Little) {
                 let dnode = dnode.unwrap();

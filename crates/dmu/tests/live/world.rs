@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::rt::Mutex;
-use base::{Asize, Dva, Error, Guid, ObjectId, Psize, Result, Txg, VdevId};
+use base::{Asize, Dva, Error, Guid, ObjectId, Result, Txg, VdevId};
 use device::{Device, MemDevice};
 use dmu::{Dirt, Events, Io, Objset, ObjsetProps, Pending, SyncCtx, Tx};
 use ondisk::BlkPtr;

@@ -18,13 +18,14 @@ use device::Device;
 use dmu::ObjectSpec;
 use dsl::stored::Stored;
 use dsl::write::store::DIRECTORY;
-use dsl::write::{Ratios, features, props};
+use dsl::write::{MosRead, Ratios, features, props};
 use metaslab::MsDesc;
 use nvlist::{NvList, NvStr};
 use ondisk::ObjType;
 use ondisk::config::{PoolConfig, PoolState, VdevConfig, VdevType};
 use ondisk::features::Feature;
 use ondisk::zap::ZapValue;
+use txg::FailMode;
 use vdev::{LeafSpec, Tree};
 
 use super::open::{class_for, describe};
@@ -167,6 +168,19 @@ fn grown(config: &PoolConfig, built: &Built) -> PoolConfig {
 }
 
 impl Writer {
+    /// Does what property `failmode` says from now on.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(crate) fn follow_failmode(&self, mos: &dyn MosRead) -> Result<()> {
+        let zap = mos.directory("pool_props")?;
+        let mode = zap.map(|zap| mos.number(zap, "failmode")).transpose()?.flatten();
+        // `panic` is no way for a library to end.
+        let waits = mode.unwrap_or(0) == 0;
+        self.txgs.set_failmode(if waits { FailMode::Wait } else { FailMode::Continue });
+        Ok(())
+    }
+
     /// Adds vdevs, spares and cache devices that were built for this pool's
     /// configuration. Redundancy and use by others are the caller's to check.
     ///
@@ -256,6 +270,7 @@ impl Writer {
                 let text = cx.change_pool(change, &boot)?;
                 cx.log_internal("set", None, &text)?;
             }
+            cx.writer.follow_failmode(cx.read())?;
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act).map(|_| ())
