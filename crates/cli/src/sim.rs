@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 
-use base::{Error, Result};
 use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
+use base::{Error, Result};
 
 use crate::getopt::{self, Long, Parsed};
 use crate::ui::{self, Exit};
