@@ -151,6 +151,9 @@ pub fn thread_index() -> usize {
         std::thread_local! {
             static MINE: usize = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
+        if let Some(me) = sim::member() {
+            return me.index();
+        }
         // A thread that ends has none any more; any number will do for its last words.
         MINE.try_with(|mine| *mine).unwrap_or(0)
     }

@@ -13,6 +13,7 @@ mod local;
 mod mount;
 mod proto;
 mod runtime;
+mod sim;
 mod stats;
 mod ui;
 mod zdb;
@@ -46,6 +47,7 @@ where 'command' is one of the following:
 	                               files and volumes of a pool that is not imported
 
 	bench [NAME]                   what this machine and the cache can do
+	sim [--seed N] [--runs M]      the engine on simulated disks, crashed everywhere
 	help | version
 ";
 
@@ -96,6 +98,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
         "bench" => bench::main(argv),
+        "sim" => sim::main(argv),
         "arcstat" | "zarcstat" | "arcstat.pl" | "arc_summary" | "zarcsummary" | "kstat" | "arc"
         | "tune" => stats::main(name, argv),
         _ => {

@@ -131,6 +131,20 @@ impl Driver {
         Hand { thread, objects, datasets: vec![0], snaps: Vec::new(), made: 0 }
     }
 
+    /// What a thread begins with in a pool that has something already: all of it.
+    pub fn hand_of(&self, txg: Txg) -> Hand {
+        let state = self.model.state(txg);
+        let datasets: Vec<DsId> = state.heads.values().map(|(ds, _)| *ds).collect();
+        let snaps = self.model.snaps_in(txg);
+        let mut objects = Vec::new();
+        for &ds in &datasets {
+            for (&id, obj) in self.model.content(ds, txg).iter().filter(|(_, o)| !o.unknown) {
+                objects.push(Handle { ds, id, zap: obj.zap, end: Arc::default(), shared: false });
+            }
+        }
+        Hand { thread: 0, objects, datasets, snaps, made: 0 }
+    }
+
     fn head(&self, ds: DsId) -> Result<Arc<Objset>> {
         if let Some(os) = self.heads.lock().get(&ds) {
             return Ok(Arc::clone(os));

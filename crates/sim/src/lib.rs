@@ -21,6 +21,7 @@
 //!
 //! Lock order: an object's own → the engine's; the model's are leaves.
 
+pub mod again;
 mod campaign;
 pub mod check;
 pub mod driver;

@@ -288,6 +288,13 @@ impl Model {
         State { heads, snaps }
     }
 
+    /// Numbers of the snapshots that there are in group `txg`.
+    pub fn snaps_in(&self, txg: Txg) -> Vec<usize> {
+        let notes = self.notes.lock();
+        let all = notes.snaps.iter().enumerate();
+        all.filter(|(_, s)| alive(s.born, s.died, txg)).map(|(n, _)| n).collect()
+    }
+
     /// The content of a dataset as of group `txg`.
     pub fn content(&self, ds: DsId, txg: Txg) -> Arc<Content> {
         // Equal states get one entry.

@@ -277,6 +277,15 @@ impl Recorded {
         judge(&images, &self.model, &self.expect(event), cache, &self.memo)
     }
 
+    /// Crashes at one event and judges what is left from scratch.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn crash_once(&self, event: u64, seed: u64) -> Result<Option<Txg>, String> {
+        let cache = BlockCache::of(CACHE).map_err(|e| e.to_string())?;
+        self.crash(event, seed, &Arc::new(cache))
+    }
+
     /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme
     /// ways and `more` others, on `threads` threads; ends with the first failure.
     pub fn crash_everywhere(&self, stride: usize, more: u64, threads: usize) -> Tally {

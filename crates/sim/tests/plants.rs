@@ -1,36 +1,53 @@
-//! Planted bugs are found.
-#![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
+//! Planted bugs are found, and nothing is found where none is planted.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
-use sim::{Plant, Setup, Workload};
+use sim::{Campaign, Plant, Workload};
+
+/// Seeds tried for each bug.
+const SEEDS: u64 = 40;
+
+fn campaign(plant: Option<Plant>) -> Campaign {
+    let mut campaign = Campaign::new(1, SEEDS);
+    (campaign.plant, campaign.shrink) = (plant, false);
+    (campaign.workload, campaign.ops) = (Some(Workload::Churn), Some(30));
+    (campaign.stride, campaign.more) = (3, 0);
+    campaign
+}
 
 #[test]
 fn each_planted_bug_is_found() {
     for plant in Plant::ALL {
-        let start = std::time::Instant::now();
-        let mut images = 0;
-        let mut found = None;
-        for seed in 1..60 {
-            let setup = Setup {
-                plant: Some(plant),
-                workload: Workload::Churn,
-                ops: 30,
-                ..Setup::varied(seed)
-            };
-            let tally = sim::run(&setup, 3, 0, 2);
-            images += tally.images;
-            if let Some(failure) = tally.failure {
-                found = Some(failure);
-                break;
-            }
-            if start.elapsed().as_secs() > 20 {
-                break;
-            }
-        }
+        let start = base::rt::now();
+        let totals = campaign(Some(plant)).go(&mut |_, _| ());
+        let Some(failure) = totals.failure else {
+            panic!("{} was not found in {} images", plant.name(), totals.images);
+        };
         println!(
-            "{}: {:?} after {images} images, {:?}",
+            "PLANTED {}: found in run {} after {} images, {:.1} s: {}",
             plant.name(),
-            found.map(|f| (f.what.clone(), f.setup.command(), f.crash)),
-            start.elapsed()
+            totals.runs,
+            totals.images,
+            start.elapsed().as_secs_f64(),
+            failure.what.chars().take(120).collect::<String>()
         );
     }
+}
+
+#[test]
+fn nothing_is_found_where_nothing_is_planted() {
+    let mut campaign = campaign(None);
+    campaign.runs = 5;
+    let totals = campaign.go(&mut |_, _| ());
+    assert!(totals.failure.is_none(), "{}", totals.failure.unwrap());
+}
+
+#[test]
+fn a_failure_is_shortened_and_comes_again() {
+    let mut campaign = campaign(Some(Plant::LoseEntry));
+    (campaign.shrink, campaign.runs) = (true, 1);
+    let failure = campaign.go(&mut |_, _| ()).failure.unwrap();
+    assert!(failure.ops.len() < 10, "{failure}");
+    let (event, seed) = failure.crash.unwrap();
+    let again = sim::record(&failure.setup).crash_once(event, seed);
+    assert_eq!(again.unwrap_err(), failure.what);
 }

@@ -153,6 +153,15 @@ const BACKGROUND_JOBS: usize = 512;
 
 static LOADS: AtomicU32 = AtomicU32::new(1);
 
+/// A number for a load. In a simulated run it follows from the run alone, or the places
+/// of blocks in the cache would differ from one run of a seed to the next.
+fn next_load() -> u32 {
+    match base::rt::sim::inside() {
+        true => base::rt::sim::steps() as u32,
+        false => LOADS.fetch_add(1, Relaxed),
+    }
+}
+
 impl Zio {
     /// A pipeline over `tree`, caching in `cache`.
     pub fn new(tree: Arc<vdev::Tree>, cache: Arc<BlockCache>) -> Zio {
@@ -162,7 +171,7 @@ impl Zio {
             objsets: AtomicU32::new(0),
             tree: RwLock::new(tree),
             cache,
-            load: LOADS.fetch_add(1, Relaxed),
+            load: next_load(),
             salt: OnceLock::new(),
             dynamic_gang: AtomicBool::new(false),
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),

@@ -250,6 +250,11 @@ impl Member {
         self.world.lock().random.fill(out);
     }
 
+    /// Its number in the run.
+    pub(in crate::rt) fn index(&self) -> usize {
+        self.task.id as usize
+    }
+
     pub(in crate::rt) fn parallelism(&self) -> usize {
         self.world.options.parallelism.max(1)
     }
