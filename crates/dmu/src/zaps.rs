@@ -1,4 +1,8 @@
 //! Changing ZAPs that are objects: [`crate::zap_write`] over an object and a transaction.
+//!
+//! A change of a ZAP depends on what it finds there, and it finds the newest state. So
+//! whoever changes one in a group excludes that a newer group changed it before: it takes
+//! its own lock first and the transaction afterwards.
 
 use std::sync::Arc;
 

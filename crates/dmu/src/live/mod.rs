@@ -11,7 +11,8 @@
 //!
 //! Transactions of two groups may change one object at a time, in either order. What
 //! the older group does is done to what the newer one made of it as well, so that the
-//! last call wins, whatever its group.
+//! last call wins, whatever its group. Only the block size must not be changed by one
+//! group while an older one still writes behind block 0.
 //!
 //! # Invariants
 //! * A slot belongs to one group; the group four later begins only when it is gone.

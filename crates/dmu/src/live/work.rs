@@ -7,6 +7,10 @@
 //! Indirect blocks that change are held as raw little-endian bytes; one whose pointers
 //! are all holes becomes a hole itself.
 //!
+//! # Departures from OpenZFS
+//! An indirect block that growing put above holes with births becomes a hole with a
+//! birth, not 128 zero bytes: an incremental send would miss what was freed there.
+//!
 //! # Invariants
 //! * [`Work::used`] changes with every pointer, so it is the sum over the tree.
 //! * Every replaced pointer is reported once, through [`super::sync::Events`].
