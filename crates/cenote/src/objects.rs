@@ -15,10 +15,11 @@
 use std::sync::Arc;
 
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
-use dmu::{Io, ObjectSpec, Objset, Tx, Zap};
+use dmu::{Io, Object, ObjectSpec, Objset, Tx, Zap};
 use dsl::stored::Stored;
 use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
+use ondisk::uberblock::VERSION_FEATURES;
 use spa::engine::{Writer, effective, find_dir};
 
 /// Bytes that one transaction writes at most; a block that is larger goes alone.
@@ -27,6 +28,10 @@ pub const WRITE_MAX: u64 = 1 << 20;
 const BYTES: ObjType = ObjType::OTN_UINT8_DATA;
 /// Their bonus: the size.
 const SIZE: ObjType = ObjType::OTN_UINT64_METADATA;
+/// The same in pools without feature flags, where types that the software of their time
+/// does not know would be counted as if they were metadata: "other" bytes and numbers.
+const OLD_BYTES: ObjType = ObjType(25);
+const OLD_SIZE: ObjType = ObjType(26);
 /// Block size without property `recordsize`.
 const RECORD_DEFAULT: u64 = 128 << 10;
 /// Largest block without feature large_blocks.
@@ -68,6 +73,12 @@ pub struct Objects {
 
 fn size_of(bonus: &[u8]) -> u64 {
     bonus.first_chunk().map_or(0, |b| u64::from_le_bytes(*b))
+}
+
+/// Whether the object was made here.
+fn is_own(object: &Object) -> bool {
+    let old = object.dnode().bonus_type == OLD_SIZE;
+    object.object_type() == BYTES || old && object.object_type() == OLD_BYTES
 }
 
 fn foreign(id: ObjectId) -> Error {
@@ -123,10 +134,12 @@ impl Objects {
                 return Err(Error::invalid("the pool has no blocks above 128 KiB"));
             }
         }
+        let old = self.writer.published().config.version != VERSION_FEATURES;
+        let (object_type, bonus_type) = if old { (OLD_BYTES, OLD_SIZE) } else { (BYTES, SIZE) };
         let spec = ObjectSpec {
-            object_type: BYTES,
+            object_type,
             block_size: u32::try_from(block).map_err(|_| Error::invalid("block too large"))?,
-            bonus_type: SIZE,
+            bonus_type,
             bonus: vec![0; 8],
             ..ObjectSpec::default()
         };
@@ -140,7 +153,7 @@ impl Objects {
     /// `NotFound`; `Invalid` for one of the file system itself; that of a suspension.
     pub fn remove(&self, id: ObjectId) -> Result<()> {
         let object = self.os.object(id, Io::WAIT)?;
-        if object.object_type() != BYTES {
+        if !is_own(&object) {
             return Err(foreign(id));
         }
         let tx = self.begin(0, true)?;
@@ -154,7 +167,7 @@ impl Objects {
     pub fn size(&self, id: ObjectId) -> Result<u64> {
         let object = self.os.object(id, Io::WAIT)?;
         match object.object_type() {
-            BYTES => Ok(size_of(&object.dnode().bonus)),
+            _ if is_own(&object) => Ok(size_of(&object.dnode().bonus)),
             ObjType::ZVOL => {
                 let props = self.os.object(ObjectId(2), Io::WAIT)?;
                 Ok(Zap::open(props, Io::WAIT)?.lookup_u64("size")?.unwrap_or(0))
@@ -179,7 +192,7 @@ impl Objects {
         if fixed && end > self.size(id)? {
             return Err(Error::invalid("write past the end of the volume").in_object(id));
         }
-        if !fixed && object.object_type() != BYTES {
+        if !fixed && !is_own(&object) {
             return Err(foreign(id));
         }
         Ok((object.block_size(), fixed))
@@ -304,7 +317,7 @@ impl Objects {
         let (mut out, mut at) = (Vec::new(), ObjectId(0));
         while let Some(id) = self.os.next_object(at, Io::WAIT)? {
             match self.os.object(id, Io::WAIT) {
-                Ok(object) if object.object_type() == BYTES => out.push(id),
+                Ok(object) if is_own(&object) => out.push(id),
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
                 _ => {}
             }

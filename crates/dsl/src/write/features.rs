@@ -330,7 +330,6 @@ const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
     ("com.delphix:removing", "a device is being removed or was removed"),
     ("com.delphix:condensing_indirect", "a removed device's mapping is being condensed"),
     ("com.delphix:obsolete_bpobj", "a removed device's blocks wait to be noted"),
-    ("scrub_func", "a scrub of old software is under way, or was"),
     ("com.delphix:deleted_clones", "clones are being deleted by their livelists"),
 ];
 
@@ -356,6 +355,10 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
                 out.push(Obstacle { what: guid, why });
             }
         }
+    }
+    if mos.directory("scan")?.is_none() && mos.directory("scrub_func")?.unwrap_or(0) != 0 {
+        let why = "software older than version 25 has not finished scrubbing it";
+        out.push(Obstacle { what: "scrub_func".to_owned(), why });
     }
     for (name, _) in mos.zap_entries(DIRECTORY)? {
         let name = String::from_utf8_lossy(&name).into_owned();
