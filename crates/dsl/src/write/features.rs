@@ -44,6 +44,8 @@ pub const REDACTION_LIST_SPILL: &str = "com.delphix:redaction_list_spill";
 pub const ENCRYPTION: &str = "com.datto:encryption";
 /// Blocks above 128 KiB.
 pub const LARGE_BLOCKS: &str = "org.open-zfs:large_blocks";
+/// Dnodes of several slots.
+pub const LARGE_DNODE: &str = "org.zfsonlinux:large_dnode";
 /// The error log's new form.
 const HEAD_ERRLOG: &str = "com.delphix:head_errlog";
 

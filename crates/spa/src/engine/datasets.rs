@@ -81,7 +81,7 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
         ("checksum", 14) => "org.openzfs:blake3",
         ("compression", 15) => "org.illumos:lz4_compress",
         ("compression", n) if n & 0x7f == 16 => "org.freebsd:zstd_compress",
-        ("dnodesize", n) if n != 0 => "org.zfsonlinux:large_dnode",
+        ("dnodesize", n) if n != 0 => features::LARGE_DNODE,
         ("filesystem_limit" | "snapshot_limit", n) if n != u64::MAX => features::FILESYSTEM_LIMITS,
         ("dedup", n) if n != 0 => {
             return Err(Error::unsupported("deduplicated blocks cannot be written yet"));
