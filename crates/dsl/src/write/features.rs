@@ -358,7 +358,8 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
             }
         }
     }
-    if mos.directory("scan")?.is_none() && mos.directory("scrub_func")?.unwrap_or(0) != 0 {
+    let scan = mos.zap_lookup(DIRECTORY, b"scan")?;
+    if scan.is_none() && mos.directory("scrub_func")?.unwrap_or(0) != 0 {
         let why = "software older than version 25 has not finished scrubbing it";
         out.push(Obstacle { what: "scrub_func".to_owned(), why });
     }

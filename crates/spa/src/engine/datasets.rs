@@ -470,6 +470,7 @@ impl Writer {
                     Err(e) if e.kind() == ErrorKind::Exists => return Err(exists(&name)),
                     other => other.map_err(|e| e.in_dataset(name.as_str()))?,
                 }
+                cx.writer.check_replayed(head).map_err(|e| e.in_dataset(name.as_str()))?;
                 let dir = cx.read().dataset(head)?.dir_obj;
                 cx.check_limit(dir, "snapshot_limit", "com.joyent:snapshot_count", 1)?;
                 heads.push((head, name));
@@ -627,5 +628,15 @@ impl Writer {
         }
         let get = |prop: &str| effective_number(mos, dir, prop);
         Ok((head, objset_props(&self.flags()?, &get)?))
+    }
+
+    /// The properties that hold for a head's blocks.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(super) fn props_of(&self, head: u64) -> Result<ObjsetProps> {
+        let mos: &dyn MosRead = &self.mos;
+        let dir = mos.dataset(head)?.dir_obj;
+        objset_props(&self.flags()?, &|prop| effective_number(mos, dir, prop))
     }
 }
