@@ -275,7 +275,8 @@ impl Writer {
         let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
         let apart = || {
             let allocated = self.space.class_totals(metaslab::Class::Normal).allocated;
-            allocated / INDIRECT_SHARE + INDIRECT_LEAST
+            // In a small pool the data is little, too.
+            (allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
         };
         let light = here < most && space.once(txg, apart, limit);
         let got = match light.then(|| space.reserve(txg, here, limit)).flatten() {
