@@ -28,10 +28,12 @@ if [[ " ${missing[*]} " == *" zfs"* ]] && [ -n "$source_file" ]; then
 	. /etc/os-release
 	list=/etc/apt/sources.list.d/cenote-judges.list
 	if [ -n "$uri" ] && [ -n "${VERSION_CODENAME:-}" ] && [ ! -e "$list" ]; then
-		{
-			echo "deb $uri $VERSION_CODENAME contrib"
-			echo "deb $uri $VERSION_CODENAME-backports main contrib"
-		} > "$list"
+		# Two entries of one suite must name the same key.
+		key=$(grep -hE '^Signed-By:' "$source_file" | head -n 1 | cut -d ' ' -f 2)
+		for suite in "$VERSION_CODENAME contrib" "$VERSION_CODENAME-backports main contrib"; do
+			echo "deb ${key:+[signed-by=$key] }$uri $suite"
+		done > "$list"
+		quiet apt-get update || rm -f "$list"
 	fi
 	quiet apt-get update || echo "note: apt-get update failed; using the lists at hand"
 	have zdb && have ztest ||
