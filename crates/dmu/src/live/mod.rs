@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Clean state lives on disk and in the cache; what groups changed and is not on disk
-//! yet lives here (decision 5). A [`handle::Handle`] exists for each dirty object and
+//! yet lives here (decision 5). A `handle::Handle` exists for each dirty object and
 //! holds one slot for each group that changed it: the dnode as the group leaves it,
 //! the blocks it wrote, the ranges it freed. A read asks the slots, newest first, and
 //! then the disk. While a group is written its blocks are frozen; a newer write

@@ -153,7 +153,8 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
         }
         let seen = walk(zio, &header, first);
         // The header of an encrypted dataset is under a MAC that needs the key.
-        let encrypted = matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
+        let encrypted =
+            matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
         if (!may_hold_records(&header) || seen.records == 0) && !encrypted {
             let blocks = blocks_of(zio, &header, Txg(first.0 - 1))?;
             claims.empty.push((head.object(), blocks));
