@@ -116,7 +116,7 @@ impl Pool {
         let version = zpl::create::version_for(self.spa().config().version);
         let new = NewFs { version, ..NewFs::default() };
         let parent = name.rsplit_once('/').and_then(|(above, _)| self.dataset(above).ok());
-        let Some(fs) = parent.and_then(|p| p.open_fs().ok()) else { return new };
+        let Some(fs) = parent.and_then(|p| p.read_fs().ok()) else { return new };
         let of = fs.props();
         let (normalization, utf8only, case) = (of.normalization, of.utf8only, of.case);
         NewFs { normalization, utf8only, case, ..new }
