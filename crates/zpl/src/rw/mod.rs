@@ -56,9 +56,22 @@
 //! * Where attributes were stored by an unknown program in an order of their own, their
 //!   file cannot be changed (`Corrupt`).
 
-mod iface;
+pub(crate) mod acl;
+mod data;
+mod locks;
+mod make;
+mod names;
+mod node;
+mod queue;
+mod quota;
+mod rename;
+mod set;
+mod state;
+mod sync;
 mod types;
+mod xattr;
 
+pub(crate) use state::Rw;
 pub use types::{
     At, Atime, Caller, FILE_SIZE_MAX, Falloc, Groups, Host, HostSpace, New, Rename, RwProps,
     SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, Space, Written, XattrForm,
