@@ -35,9 +35,7 @@ use crate::engine::{
 
 const O_TRUNC: u32 = 0o1000;
 const O_ACCMODE: u32 = 0o3;
-const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
-const S_IXGRP: u32 = 0o010;
 /// Flags of `renameat2`, `setxattr` and `fallocate`.
 const RENAME: [(u32, Rename); 4] =
     [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
@@ -98,13 +96,6 @@ fn set_time(t: fuse::SetTime) -> SetTime {
         fuse::SetTime::Now => SetTime::Now,
         fuse::SetTime::At(t) => SetTime::Set(time(t)),
     }
-}
-
-/// Permissions without the set-id bits that a change of owner or content takes away: the
-/// group's only where it means execution, for else it is about mandatory locks.
-fn without_set_id(mode: u32) -> u32 {
-    let group = if mode & S_IXGRP != 0 { S_ISGID } else { 0 };
-    mode & !(S_ISUID | group)
 }
 
 impl ZfsMount {
@@ -168,8 +159,7 @@ impl ZfsMount {
         self.fs().hold(id).map_err(stale)?;
         if flags & O_TRUNC != 0 {
             let set = SetAttrs { size: Some(0), ..SetAttrs::default() };
-            let done = self.set(&writer(req, req.uid != 0), id, &set, req.uid != 0);
-            if let Err(e) = done {
+            if let Err(e) = self.set(req, id, &set, req.uid != 0) {
                 self.let_go(id);
                 return Err(e);
             }
@@ -324,27 +314,13 @@ impl ZfsMount {
         }
     }
 
-    /// Changes attributes; `kill`: set-id bits and capabilities go.
-    fn set(&self, by: &Caller, id: ObjectId, set: &SetAttrs, kill: bool) -> Answer<Attrs> {
-        let mut set = *set;
-        let owner = set.uid.is_some() || set.gid.is_some();
-        if owner || kill {
-            let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
-            if now.kind != FileKind::Dir {
-                let mode = set.mode.unwrap_or(now.mode);
-                let less = without_set_id(mode);
-                if less != mode {
-                    set.mode = Some(less);
-                }
-                if now.may_have_xattrs {
-                    match self.fs().remove_xattr(by, id, CAPABILITY) {
-                        Err(e) if e.kind() != ErrorKind::NoAttribute => return Err(stale(e)),
-                        _ => {}
-                    }
-                }
-            }
+    /// Changes attributes. With the owner, and with the content if the caller may not
+    /// keep them, set-id bits go in the same call, and capabilities before it.
+    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> Answer<Attrs> {
+        if kill || set.uid.is_some() || set.gid.is_some() {
+            self.drop_capability(req, id)?;
         }
-        self.fs().set_attrs(by, id, &set).map_err(stale)
+        self.fs().set_attrs(&writer(req, kill), id, set).map_err(stale)
     }
 
     pub(super) fn change_attrs(
@@ -364,8 +340,7 @@ impl ZfsMount {
             ctime: set.ctime.map(time),
             ..SetAttrs::default()
         };
-        let by = writer(req, set.kill_suidgid);
-        let attrs = self.set(&by, id, &changes, set.kill_suidgid)?;
+        let attrs = self.set(req, id, &changes, set.kill_suidgid)?;
         let attr = attr(&attrs);
         Ok((attr, self.attr_ttl(&attr)))
     }
@@ -490,14 +465,6 @@ mod tests {
             let rdev = u32::try_from(Device { major, minor }.linux_dev()).unwrap();
             assert_eq!(device(rdev), Device { major, minor });
         }
-    }
-
-    #[test]
-    fn set_id_bits_go_where_they_mean_something() {
-        assert_eq!(without_set_id(0o6755), 0o0755);
-        assert_eq!(without_set_id(0o2644), 0o2644, "mandatory locks");
-        assert_eq!(without_set_id(0o4644), 0o0644);
-        assert_eq!(without_set_id(0o1777), 0o1777);
     }
 
     #[test]
