@@ -8,6 +8,10 @@ missing=()
 have zdb || missing+=(zfsutils-linux)
 have ztest || missing+=(zfs-test)
 have fusermount3 || missing+=(fuse3)
+# A peer whose package conflicts with OpenZFS's: only unpacked, and kept out of PATH, as
+# ztest would call its zdb.
+peer=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse
+[ -x "$peer/sbin/zfs-fuse" ] || missing+=(zfs-fuse)
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 
 if [ "$(id -u)" != 0 ] || ! have apt-get; then
@@ -24,13 +28,16 @@ if [[ " ${missing[*]} " == *" zfs"* ]] && [ -n "$source_file" ]; then
 	. /etc/os-release
 	list=/etc/apt/sources.list.d/cenote-judges.list
 	if [ -n "$uri" ] && [ -n "${VERSION_CODENAME:-}" ] && [ ! -e "$list" ]; then
-		{
-			echo "deb $uri $VERSION_CODENAME contrib"
-			echo "deb $uri $VERSION_CODENAME-backports main contrib"
-		} > "$list"
+		# Two entries of one suite must name the same key.
+		key=$(grep -hE '^Signed-By:' "$source_file" | head -n 1 | cut -d ' ' -f 2)
+		for suite in "$VERSION_CODENAME contrib" "$VERSION_CODENAME-backports main contrib"; do
+			echo "deb ${key:+[signed-by=$key] }$uri $suite"
+		done > "$list"
+		quiet apt-get update || rm -f "$list"
 	fi
 	quiet apt-get update || echo "note: apt-get update failed; using the lists at hand"
-	quiet apt-get install -y --no-install-recommends -t "$VERSION_CODENAME-backports" \
+	have zdb && have ztest ||
+		quiet apt-get install -y --no-install-recommends -t "$VERSION_CODENAME-backports" \
 		zfsutils-linux zfs-test ||
 		quiet apt-get install -y --no-install-recommends -t "$VERSION_CODENAME-backports" zfsutils-linux ||
 		echo "SKIPPED: OpenZFS's zdb could not be installed; its checks are left out"
@@ -39,4 +46,14 @@ else
 fi
 have fusermount3 || quiet apt-get install -y --no-install-recommends fuse3 ||
 	echo "note: fuse3 could not be installed; unprivileged mounts are not tested"
+if [ ! -x "$peer/sbin/zfs-fuse" ]; then
+	work=$(mktemp -d)
+	quiet apt-get install -y --no-install-recommends libaio1 libssl3 libfuse2 libtirpc3
+	# apt downloads as a user of its own.
+	chmod 755 "$work"
+	(cd "$work" && quiet apt-get download zfs-fuse && mkdir -p "$peer" &&
+		quiet dpkg -x zfs-fuse_*.deb "$peer") ||
+		echo "SKIPPED: zfs-fuse could not be unpacked; pools are not exchanged with it"
+	rm -rf "$work"
+fi
 exit 0

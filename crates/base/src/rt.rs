@@ -187,6 +187,24 @@ pub fn now() -> Instant {
     Instant(std::time::Instant::now())
 }
 
+/// The monotonic clock as time since a point before the first call; in a simulated run
+/// since its beginning.
+pub fn uptime() -> Duration {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    if let Some(me) = sim::member() {
+        return me.uptime();
+    }
+    START.get_or_init(std::time::Instant::now).elapsed()
+}
+
+/// How long `f` takes in real time, in a simulated run too: for choices that change the
+/// speed of what follows and nothing else.
+pub fn real_time(f: impl FnOnce()) -> Duration {
+    let start = std::time::Instant::now();
+    f();
+    start.elapsed()
+}
+
 /// The wall clock: time since 1970-01-01 UTC.
 pub fn wall_clock() -> Duration {
     if let Some(me) = sim::member() {

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Object, ObjectSpec, Objset, Tx, Zap};
 use dsl::stored::Stored;
+use dsl::write::features;
 use ondisk::ObjType;
+use ondisk::dnode::DNODE_SIZE;
 use ondisk::objset::ObjsetType;
 use ondisk::uberblock::VERSION_FEATURES;
 use spa::engine::{Writer, effective, find_dir};
@@ -109,8 +111,26 @@ impl Objects {
         let dir = find_dir(mos, &pool, &self.name)?;
         let stored = effective(mos, dir, "recordsize")?;
         let size = stored.as_ref().and_then(Stored::number).unwrap_or(RECORD_DEFAULT);
-        let large = dsl::write::features::is_enabled(mos, dsl::write::features::LARGE_BLOCKS)?;
+        let large = features::is_enabled(mos, features::LARGE_BLOCKS)?;
         Ok(if large { size } else { size.min(BLOCK_SMALL) })
+    }
+
+    /// Slots of new dnodes: property `dnodesize`, as far as the pool's features allow it.
+    fn dnode_slots(&self) -> Result<u8> {
+        let mos = self.writer.mos();
+        let _names = self.writer.names();
+        if !features::is_enabled(mos, features::LARGE_DNODE)? {
+            return Ok(1);
+        }
+        let pool = self.writer.published().config.name.clone();
+        let dir = find_dir(mos, &pool, &self.name)?;
+        let stored = effective(mos, dir, "dnodesize")?;
+        Ok(match stored.as_ref().and_then(Stored::number).unwrap_or(0) {
+            0 => 1,
+            // Property value auto.
+            1 => 2,
+            size => (size / DNODE_SIZE as u64).clamp(1, 32) as u8,
+        })
     }
 
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
@@ -130,7 +150,7 @@ impl Objects {
         let block = new.block_size.map_or(record, u64::from);
         if block > BLOCK_SMALL.max(record) && block > BLOCK_SMALL {
             let mos = self.writer.mos();
-            if !dsl::write::features::is_enabled(mos, dsl::write::features::LARGE_BLOCKS)? {
+            if !features::is_enabled(mos, features::LARGE_BLOCKS)? {
                 return Err(Error::invalid("the pool has no blocks above 128 KiB"));
             }
         }
@@ -141,6 +161,7 @@ impl Objects {
             block_size: u32::try_from(block).map_err(|_| Error::invalid("block too large"))?,
             bonus_type,
             bonus: vec![0; 8],
+            slots: self.dnode_slots()?,
             ..ObjectSpec::default()
         };
         let tx = self.begin(0, false)?;

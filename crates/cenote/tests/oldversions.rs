@@ -177,11 +177,18 @@ impl Peer {
     }
 
     fn run(&self, command: &str, args: &[&str]) -> String {
-        let out = Command::new(self.commands.join(command)).args(args).output().unwrap();
-        let text = String::from_utf8_lossy(&out.stdout).into_owned()
-            + &String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "{command} {args:?}: {text}");
-        text
+        // A file that was closed stays open there until the kernel says so.
+        for _ in 0..100 {
+            let out = Command::new(self.commands.join(command)).args(args).output().unwrap();
+            let text = String::from_utf8_lossy(&out.stdout).into_owned()
+                + &String::from_utf8_lossy(&out.stderr);
+            if out.status.success() {
+                return text;
+            }
+            assert!(text.contains("busy"), "{command} {args:?}: {text}");
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        panic!("{command} {args:?}: busy for ten seconds");
     }
 
     /// Imports and mounts the pool below `dir`; where its root file system is.

@@ -11,6 +11,11 @@ pub trait Dirt: Send + Sync {
     fn dirty(&self, txg: Txg, bytes: u64);
     /// `bytes` of `txg` are on disk, or gone.
     fn clean(&self, txg: Txg, bytes: u64);
+    /// A block of `bytes` will be stored `copies` times by `txg` that was not to be written
+    /// before, and `nodes` indirect blocks on the way to it.
+    fn place(&self, _txg: Txg, _bytes: u64, _copies: u8, _nodes: u8) {}
+    /// Blocks of `bytes` in all will not be written by `txg` after all.
+    fn unplace(&self, _txg: Txg, _bytes: u64) {}
 }
 
 /// A transaction. All that is changed under it reaches the disk in one group.

@@ -328,6 +328,11 @@ impl Model {
         content
     }
 
+    /// The first group after `txg` that changes an object, if any does.
+    pub fn next_change(&self, txg: Txg) -> Option<Txg> {
+        self.notes.lock().notes.iter().map(|n| n.txg).filter(|t| *t > txg).min()
+    }
+
     /// Whether two groups leave the same behind.
     pub fn same(&self, a: Txg, b: Txg) -> bool {
         let (x, y) = (self.state(a), self.state(b));

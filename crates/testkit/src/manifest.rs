@@ -46,7 +46,16 @@ pub struct Entry {
     pub xattrs: BTreeMap<String, String>,
 }
 
+/// Nanoseconds.
+const SECOND: i128 = 1_000_000_000;
+
 impl Entry {
+    /// A modification time as the writer of the manifest saw it: zfs-fuse's mounts show
+    /// whole seconds.
+    pub(crate) fn seen(&self, mtime_ns: i128) -> i128 {
+        if self.mtime_ns % SECOND == 0 { mtime_ns - mtime_ns.rem_euclid(SECOND) } else { mtime_ns }
+    }
+
     /// The path's bytes.
     pub fn path(&self) -> Vec<u8> {
         unescape(&self.path)
@@ -220,8 +229,8 @@ fn compare(fs: &FileSystem, id: ObjectId, e: &Entry, times: bool, out: &mut Vec<
         check("ino", id.0.to_string(), e.ino.to_string());
     }
     if times {
-        let mtime = i128::from(a.mtime.seconds) * 1_000_000_000 + i128::from(a.mtime.nanoseconds);
-        check("mtime", mtime.to_string(), e.mtime_ns.to_string());
+        let mtime = i128::from(a.mtime.seconds) * SECOND + i128::from(a.mtime.nanoseconds);
+        check("mtime", e.seen(mtime).to_string(), e.mtime_ns.to_string());
     }
     if let Some(wanted) = &e.sha256 {
         check("content", digest(fs, id, a.size), wanted.clone());

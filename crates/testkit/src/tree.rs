@@ -84,7 +84,7 @@ fn one(file: &Path, e: &Entry, compare: Compare, out: &mut Vec<String>) -> std::
     }
     if compare.times {
         let mtime = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        check("mtime", mtime.to_string(), e.mtime_ns.to_string());
+        check("mtime", e.seen(mtime).to_string(), e.mtime_ns.to_string());
     }
     if let Some(wanted) = &e.sha256 {
         check("content", digest(file)?, wanted.clone());

@@ -6,6 +6,8 @@ use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
 pub const TXG_HISTORY_MAX: u64 = 10_000;
 /// Least `zfs_dirty_data_max`: one block of the largest size.
 pub const DIRTY_DATA_MIN: u64 = 16 << 20;
+/// The most dirty bytes that wait for a group's sync while none is synced.
+pub const SYNC_FROM_MAX: u64 = 64 << 20;
 const DIRTY_DATA_MAX_PERCENT: u64 = 10;
 const DIRTY_DATA_MAX_MAX: u64 = 4 << 30;
 
@@ -50,9 +52,10 @@ impl Limits {
         percent(self.dirty_data_max, self.delay_min_dirty_percent)
     }
 
-    /// Dirty bytes of the open group from which it syncs; at least one.
+    /// Dirty bytes of the open group from which it syncs when no other group does; at least
+    /// one. More than [`SYNC_FROM_MAX`] would let the devices wait for nothing.
     pub fn sync_from(&self) -> u64 {
-        percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).max(1)
+        percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).clamp(1, SYNC_FROM_MAX)
     }
 }
 

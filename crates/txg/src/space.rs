@@ -1,7 +1,7 @@
 //! Space promised to groups that are not on disk yet (chapter 05 §11.4).
 
 use base::Txg;
-use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
+use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use crate::{TXG_SLOTS, slot};
 
@@ -25,6 +25,8 @@ pub fn worst_case_asize(logical: u64, max_ashift: u32) -> u64 {
 pub struct SpaceReservation {
     inflight: AtomicU64,
     slots: [AtomicU64; TXG_SLOTS],
+    /// What a group is promised once, it has.
+    once: [AtomicBool; TXG_SLOTS],
 }
 
 impl SpaceReservation {
@@ -46,6 +48,27 @@ impl SpaceReservation {
         Some(self.slots[slot(txg.0)].fetch_add(bytes, SeqCst))
     }
 
+    /// Charges `bytes` to a group that is not on disk, whatever the limit: they are known to
+    /// be needed. What the group had before.
+    pub fn charge(&self, txg: Txg, bytes: u64) -> u64 {
+        self.inflight.fetch_add(bytes, SeqCst);
+        self.slots[slot(txg.0)].fetch_add(bytes, SeqCst)
+    }
+
+    /// Promises `bytes` once to a group that the caller holds; false if they do not fit.
+    pub fn once(&self, txg: Txg, bytes: impl FnOnce() -> u64, limit: u64) -> bool {
+        let has = &self.once[slot(txg.0)];
+        if has.load(SeqCst) {
+            return true;
+        }
+        let bytes = bytes();
+        let fits = self.try_reserve(txg, bytes, limit);
+        if fits && has.swap(true, SeqCst) {
+            self.release(txg, bytes);
+        }
+        fits
+    }
+
     /// Takes back a promise of a group that the caller holds, as far as there is one.
     pub fn release(&self, txg: Txg, bytes: u64) {
         let take = |had: u64| Some(had - had.min(bytes));
@@ -56,6 +79,7 @@ impl SpaceReservation {
 
     /// The group is on disk; what it took is accounted for there.
     pub fn synced(&self, txg: Txg) {
+        self.once[slot(txg.0)].store(false, SeqCst);
         let had = self.slots[slot(txg.0)].swap(0, SeqCst);
         self.inflight.fetch_sub(had, SeqCst);
     }

@@ -115,17 +115,34 @@ impl Txgs {
                 return Err(self.core.state.lock().refusal());
             }
         }
-        let delay = delay_ns(self.dirty.total(), &self.limits.get());
-        if delay > 0 {
-            let wakeup = self.turnstile.book(start, delay);
-            let sleep = wakeup.saturating_sub(self.core.now());
-            if sleep > 0 {
-                self.stats.dirty_delay.bump();
-                self.stats.delay_ns.add(sleep);
-                rt::sleep(Duration::from_nanos(sleep));
-            }
-        }
+        self.delay(start, delay_ns(self.dirty.total(), &self.limits.get()));
         Ok(())
+    }
+
+    /// The same for space: called before [`Txgs::hold`] by who is going to ask for a promise,
+    /// when all together may have `limit`. The delay follows the curve of dirty memory, so
+    /// that nobody has to wait for whole groups at the limit.
+    pub fn throttle_space(&self, limit: u64) {
+        let limits = Limits { dirty_data_max: limit.max(1), ..self.limits.get() };
+        let inflight = self.space.inflight();
+        // At the limit itself the promise is refused, and a group waited for.
+        if inflight > limits.delay_from() && inflight < limit {
+            self.delay(self.core.now(), delay_ns(inflight, &limits));
+        }
+    }
+
+    /// Sleeps until the pool's next place on the curve.
+    fn delay(&self, start: u64, delay: u64) {
+        if delay == 0 {
+            return;
+        }
+        let wakeup = self.turnstile.book(start, delay);
+        let sleep = wakeup.saturating_sub(self.core.now());
+        if sleep > 0 {
+            self.stats.dirty_delay.bump();
+            self.stats.delay_ns.add(sleep);
+            rt::sleep(Duration::from_nanos(sleep));
+        }
     }
 
     /// Runs `f` once: with `Ok` in the sync thread when the group is on disk (at once, if

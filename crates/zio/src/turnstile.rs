@@ -21,6 +21,11 @@ use base::rt::{Condvar, Mutex, fan_out};
 
 /// Fewer jobs than this for each thread are not worth starting it.
 const JOBS_PER_THREAD: usize = 4;
+/// A thread takes its turn for some jobs at once, where there are many: handing a turn
+/// over costs as much as a small block.
+const CHUNK_MAX: usize = 16;
+/// So many times at least.
+const CHUNKS_PER_THREAD: usize = 8;
 
 #[derive(Default)]
 struct Order {
@@ -128,25 +133,38 @@ pub fn parallel_in_order<P, Q>(
             *first = Some((i, e));
         }
     };
+    let chunk = (jobs / (threads * CHUNKS_PER_THREAD)).clamp(1, CHUNK_MAX);
     fan_out(threads, |_| {
         while !stop.load(Relaxed) {
-            let i = next.fetch_add(1, Relaxed);
-            if i >= jobs {
+            let turn = next.fetch_add(1, Relaxed);
+            let range = turn * chunk..jobs.min((turn + 1) * chunk);
+            if range.is_empty() {
                 return;
             }
-            let ticket = turnstile.ticket(i as u64);
-            let prepared = prepare(i);
+            let ticket = turnstile.ticket(turn as u64);
+            let first = range.start;
+            let prepared: Vec<Result<P>> = range.map(&prepare).collect();
             let placed = ticket.enter(|| {
-                // A job before this one may have failed in its turn, just now.
-                let beyond = failed.lock().as_ref().is_some_and(|(n, _)| *n < i);
-                if beyond { Ok(None) } else { prepared.and_then(|p| place(i, p)).map(Some) }
-                    .inspect_err(|_| stop.store(true, Relaxed))
-                    .map_err(|e| fail(i, e))
+                let mut placed = Vec::with_capacity(prepared.len());
+                // A job before these may have failed in its turn, just now.
+                if failed.lock().as_ref().is_some_and(|(n, _)| *n < first) {
+                    return placed;
+                }
+                for (i, p) in (first..).zip(prepared) {
+                    match p.and_then(|p| place(i, p)) {
+                        Ok(q) => placed.push((i, q)),
+                        Err(e) => {
+                            fail(i, e);
+                            break;
+                        }
+                    }
+                }
+                placed
             });
-            if let Ok(Some(placed)) = placed
-                && let Err(e) = submit(i, placed)
-            {
-                fail(i, e);
+            for (i, q) in placed {
+                if let Err(e) = submit(i, q) {
+                    fail(i, e);
+                }
             }
         }
     });

@@ -20,6 +20,8 @@ use crate::{Access, PolicyKind};
 
 /// Unread prefetches may take between 1/64 and 1/8 of a partition, at first 1/32.
 const FRESH_MIN_SHIFT: u32 = 6;
+/// A cache that is stuck tries again when it has grown by this share.
+const STUCK_SHIFT: u32 = 8;
 const FRESH_MAX_SHIFT: u32 = 3;
 const FRESH_START_SHIFT: u32 = 5;
 /// Decompressed fronts start at 1/16 of a partition and move by 1/256 of it, if one side
@@ -54,6 +56,8 @@ pub(super) struct Core {
     lines: [Line; 2],
     fresh: Queue,
     fresh_share: u64,
+    /// Bytes at which nothing more could be evicted; 0 if all fits.
+    stuck: u64,
     front: Queue,
     front_target: u64,
     /// Most that fronts and unread prefetches took lately.
@@ -87,6 +91,7 @@ impl Core {
             lines: [Line::new(kind, c), Line::new(kind, c)],
             fresh: Queue::default(),
             fresh_share: c >> FRESH_START_SHIFT,
+            stuck: 0,
             front: Queue::default(),
             front_target: c >> FRONT_START_SHIFT,
             reserve: Lately::default(),
@@ -383,6 +388,18 @@ impl Core {
         let policy = &mut self.lines[kind as usize].policy;
         policy.remove(id);
         policy.remember(id, size);
+    }
+
+    /// As [`Core::make_room`]; but after it found too little that nobody holds, not before
+    /// the cache has grown by some more: what is being written is held for long.
+    pub(super) fn make_room_unless_stuck<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>) {
+        let size = self.size::<K>();
+        if self.stuck > 0 && size > self.c && size < self.stuck + (self.c >> STUCK_SHIFT) {
+            return;
+        }
+        self.make_room(fleet);
+        let size = self.size::<K>();
+        self.stuck = if size > self.c { size } else { 0 };
     }
 
     /// Makes the partition fit its target, and the division settle.

@@ -570,7 +570,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
 
     /// Makes room, and publishes what the core knows.
     fn settle_in(&self, partition: &Partition<K>, core: &mut Core) {
-        core.make_room(&self.fleet(partition));
+        core.make_room_unless_stuck(&self.fleet(partition));
         partition.size.store(core.size::<K>(), Relaxed);
         partition.front_room.store(core.front_has_room::<K>(), Relaxed);
         let warm = base::buf::stats().free_warm as u64;

@@ -47,6 +47,9 @@ fn every_property_of_storage() {
         sets.push((format!("n{n}"), vec![number("copies", n)]));
         sets.push((format!("m{n}"), vec![number("redundant_metadata", n)]));
     }
+    for n in [1, 1024, 2048, 4096, 8192, 16384] {
+        sets.push((format!("d{n}"), vec![number("dnodesize", n)]));
+    }
     let mut written = Vec::new();
     for (i, (name, props)) in sets.iter().enumerate() {
         let name = format!("tank/{name}");
@@ -67,6 +70,13 @@ fn every_property_of_storage() {
         let objects = pool.dataset(name).unwrap().open_rw().unwrap();
         assert!(objects.read_vec(*id, 0, 1 << 20).unwrap() == *bytes, "{name}");
         assert_eq!(objects.read_vec(*small, 0, 100).unwrap(), b"tiny");
+        let slots = objects.objset().object(*id, cenote::Io::WAIT).unwrap().dnode().slots;
+        let wanted = match name.strip_prefix("tank/d").map(|n| n.parse::<u32>().unwrap()) {
+            None => 1,
+            Some(1) => 2,
+            Some(bytes) => bytes / 512,
+        };
+        assert_eq!(u32::from(slots), wanted, "{name}");
     }
     // What changes below changes what is written from now on.
     pool.set_props("tank", &[number("compression", 2), number("copies", 2)], None).unwrap();

@@ -144,6 +144,8 @@ pub(crate) struct Slot {
 pub(crate) struct Delta {
     /// In the transaction's group.
     pub(crate) own: i64,
+    /// Indirect blocks that the transaction's group will write and did not before.
+    pub(crate) nodes: u8,
     /// In newer groups, which an older group's change reached.
     pub(crate) newer: Vec<(Txg, i64)>,
 }
@@ -152,6 +154,18 @@ impl Slot {
     pub(crate) fn new(txg: Txg, head: Head) -> Slot {
         let (data, freed) = (BTreeMap::new(), BlockRanges::default());
         Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false }
+    }
+
+    /// Indirect blocks above a block that no written block of the group has above it.
+    pub(crate) fn new_nodes(&self, blkid: u64) -> u8 {
+        let epb_shift = u32::from(self.head.indirect_shift) - 7;
+        let alone = |level: &u8| {
+            let shift = epb_shift * u32::from(*level);
+            let first = blkid.checked_shr(shift).unwrap_or(0).checked_shl(shift).unwrap_or(0);
+            let span = 1u64.checked_shl(shift).map_or(u64::MAX, |n| n - 1);
+            self.data.range(first..=first.saturating_add(span)).next().is_none()
+        };
+        (1..self.head.levels).take_while(alone).count() as u8
     }
 
     /// Makes `block` the content of a block; by how much memory grew.
@@ -352,7 +366,9 @@ impl Inner {
                 Ok(())
             })?;
         }
-        delta.own = self.slot(txg)?.put(blkid, block);
+        let slot = self.slot(txg)?;
+        delta.nodes = slot.new_nodes(blkid);
+        delta.own = slot.put(blkid, block);
         Ok(delta)
     }
 
@@ -388,7 +404,9 @@ impl Inner {
                 fresh[..n].copy_from_slice(&old[..n]);
                 fresh[n..].fill(0);
                 edit(&mut fresh)?;
-                delta.own = self.slot(txg)?.put(blkid, fresh);
+                let slot = self.slot(txg)?;
+                delta.nodes = slot.new_nodes(blkid);
+                delta.own = slot.put(blkid, fresh);
             }
         }
         for newer in self.newer(txg) {

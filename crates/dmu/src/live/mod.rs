@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Clean state lives on disk and in the cache; what groups changed and is not on disk
-//! yet lives here (decision 5). A [`handle::Handle`] exists for each dirty object and
+//! yet lives here (decision 5). A `handle::Handle` exists for each dirty object and
 //! holds one slot for each group that changed it: the dnode as the group leaves it,
 //! the blocks it wrote, the ranges it freed. A read asks the slots, newest first, and
 //! then the disk. While a group is written its blocks are frozen; a newer write
@@ -58,7 +58,7 @@ pub use publish::Pending;
 pub use sync::{Events, SyncCtx};
 
 use crate::objset::Objset;
-use crate::tx::Tx;
+use crate::tx::{Dirt, Tx};
 
 const STRIPES: usize = 32;
 /// Largest data block of an object (chapter 03 §3.2).
@@ -280,6 +280,9 @@ impl Objset {
         {
             slot.untold += delta.own;
         }
+        if let Some(dirt) = tx.dirt() {
+            self.tell_need(inner, tx.txg(), delta, &**dirt);
+        }
         let own = [(tx.txg(), delta.own)];
         for &(txg, bytes) in own.iter().chain(&delta.newer) {
             let (cache, n) = (self.zio().cache(), bytes.unsigned_abs());
@@ -292,6 +295,22 @@ impl Objset {
                 Some(dirt) if bytes > 0 => dirt.dirty(txg, n),
                 Some(dirt) => dirt.clean(txg, n),
                 None => {}
+            }
+        }
+    }
+
+    /// Tells how much space the groups will need.
+    fn tell_need(&self, inner: &Inner, txg: Txg, delta: &Delta, dirt: &dyn Dirt) {
+        let (Ok(live), Some(slot)) = (self.live(), inner.newest(txg)) else { return };
+        let metadata = u8::from(slot.head.object_type.is_metadata());
+        let copies = (live.props.read().copies + metadata).min(3);
+        let own = [(txg, delta.own, delta.nodes)];
+        let newer = delta.newer.iter().map(|&(txg, bytes)| (txg, bytes, slot.head.levels));
+        for (txg, bytes, nodes) in own.into_iter().chain(newer) {
+            match bytes {
+                1.. => dirt.place(txg, bytes.unsigned_abs(), copies, nodes),
+                0 => {}
+                _ => dirt.unplace(txg, bytes.unsigned_abs()),
             }
         }
     }

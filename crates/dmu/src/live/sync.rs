@@ -50,6 +50,9 @@ pub trait Events {
     /// # Errors
     /// As [`Events::born`].
     fn killed(&mut self, bp: &BlkPtr) -> Result<()>;
+    /// A dnode of several slots was written: feature `large_dnode` is in use, which no
+    /// pointer shows.
+    fn large_dnode(&mut self) {}
 }
 
 /// Circumstances of a sync.
@@ -253,6 +256,9 @@ impl Objset {
             })?;
             if work.allocated {
                 work.dn.encode(slots).map_err(|e| e.in_object(work.id))?;
+                if work.dn.slots > 1 {
+                    events.large_dnode();
+                }
             } else {
                 slots.fill(0);
             }

@@ -87,10 +87,9 @@ impl std::fmt::Debug for Zfetch {
     }
 }
 
-/// Time since the first call: what [`Walks`] take as now.
+/// What [`Walks`] take as now.
 pub fn clock() -> Duration {
-    static START: std::sync::OnceLock<rt::Instant> = std::sync::OnceLock::new();
-    START.get_or_init(rt::now).elapsed()
+    rt::uptime()
 }
 
 fn shift_or_divide(n: u64, by: u64) -> u64 {

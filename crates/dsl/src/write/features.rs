@@ -44,6 +44,8 @@ pub const REDACTION_LIST_SPILL: &str = "com.delphix:redaction_list_spill";
 pub const ENCRYPTION: &str = "com.datto:encryption";
 /// Blocks above 128 KiB.
 pub const LARGE_BLOCKS: &str = "org.open-zfs:large_blocks";
+/// Dnodes of several slots.
+pub const LARGE_DNODE: &str = "org.zfsonlinux:large_dnode";
 /// The error log's new form.
 const HEAD_ERRLOG: &str = "com.delphix:head_errlog";
 
@@ -356,7 +358,8 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
             }
         }
     }
-    if mos.directory("scan")?.is_none() && mos.directory("scrub_func")?.unwrap_or(0) != 0 {
+    let scan = mos.zap_lookup(DIRECTORY, b"scan")?;
+    if scan.is_none() && mos.directory("scrub_func")?.unwrap_or(0) != 0 {
         let why = "software older than version 25 has not finished scrubbing it";
         out.push(Obstacle { what: "scrub_func".to_owned(), why });
     }

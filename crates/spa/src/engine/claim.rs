@@ -5,22 +5,27 @@
 //! them. Before anything is allocated they are marked in the first group, and the log's
 //! header says up to where. A log of older blocks alone needs no claim. Replaying is
 //! another matter; until then its dataset is not written.
+//!
+//! A log without records is dropped in the same group: who writes a dataset here does
+//! not know it, and a snapshot must not inherit it (old software cannot destroy such a
+//! snapshot: it would empty the log of what must not change).
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result, Txg};
-use dmu::{Io, Objset, ObjsetProps};
+use dmu::{Io, Objset};
 use dsl::DslDir;
+use dsl::write::MosRead;
 use metaslab::MsKey;
 use ondisk::BlkPtr;
-use ondisk::blkptr::Block;
+use ondisk::blkptr::{Block, Protection};
 use ondisk::objset::ZIL_HEADER_SIZE;
 use ondisk::zil::{CLAIM_LR_SEQ_VALID, LogPtr, REPLAY_NEEDED, Record, ZilHeader};
 use zio::Zio;
 
 use super::Writer;
-use crate::audit::log::{LogVisitor, log_header, walk_log};
+use crate::audit::log::{Kept, LogVisitor, log_header, walk_log};
 
 const CLAIM_TXG_AT: usize = 0;
 const BLK_SEQ_AT: usize = 144;
@@ -96,21 +101,36 @@ fn walk(zio: &Zio, header: &ZilHeader, first: Txg) -> Seen {
     claimer.seen
 }
 
+/// A log that is there, and was not replayed if it was claimed.
+fn may_hold_records(header: &ZilHeader) -> bool {
+    !header.log.is_end() && (header.claim_txg == Txg::ZERO || header.flags & REPLAY_NEEDED != 0)
+}
+
 /// Whether a log holds records that were not replayed.
 ///
 /// # Errors
 /// `Corrupt`.
 pub(super) fn holds_records(os: &Objset) -> Result<bool> {
     let header = log_header(&os.phys())?;
-    if header.log.is_end() || (header.claim_txg != Txg::ZERO && header.flags & REPLAY_NEEDED == 0) {
-        return Ok(false);
-    }
-    Ok(walk(os.zio(), &header, Txg::MAX).records > 0)
+    Ok(may_hold_records(&header) && walk(os.zio(), &header, Txg::MAX).records > 0)
+}
+
+/// The allocated blocks of a log without records.
+fn blocks_of(zio: &Zio, header: &ZilHeader, last_synced: Txg) -> Result<Vec<BlkPtr>> {
+    let mut blocks = Vec::new();
+    let f = |bp: &BlkPtr, _| {
+        blocks.push(*bp);
+        Ok(())
+    };
+    walk_log(zio, header, &mut Kept { header, last_synced, f, met: HashSet::new() })?;
+    Ok(blocks)
 }
 
 /// Logs to be claimed, and datasets that must not be written for them.
 pub(crate) struct Claims {
-    heads: Vec<(u64, Seen, ObjsetProps)>,
+    heads: Vec<(u64, Seen)>,
+    /// Logs without records, and their blocks.
+    empty: Vec<(u64, Vec<BlkPtr>)>,
     /// Highest birth of what is claimed.
     pub(crate) highest: Txg,
 }
@@ -120,7 +140,7 @@ pub(crate) struct Claims {
 /// # Errors
 /// Those of reading the datasets; `Unsupported` for logs that cannot be claimed.
 pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> {
-    let mut claims = Claims { heads: Vec::new(), highest: Txg::ZERO };
+    let mut claims = Claims { heads: Vec::new(), empty: Vec::new(), highest: Txg::ZERO };
     root.walk(&mut |dir| {
         let Some(head) = dir.head()? else { return Ok(()) };
         if head.phys().is_inconsistent() {
@@ -128,11 +148,19 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
         }
         let Some(os) = head.open_objset()? else { return Ok(()) };
         let header = log_header(&os.phys())?;
-        if header.log.is_end() || header.claim_txg != Txg::ZERO {
+        if header.log.is_end() {
             return Ok(());
         }
         let seen = walk(zio, &header, first);
-        if seen.unborn.is_empty() {
+        // The header of an encrypted dataset is under a MAC that needs the key.
+        let encrypted =
+            matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
+        if (!may_hold_records(&header) || seen.records == 0) && !encrypted {
+            let blocks = blocks_of(zio, &header, Txg(first.0 - 1))?;
+            claims.empty.push((head.object(), blocks));
+            return Ok(());
+        }
+        if header.claim_txg != Txg::ZERO || seen.unborn.is_empty() {
             return Ok(());
         }
         if seen.encrypted || seen.clones {
@@ -142,7 +170,7 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
         }
         let births = seen.unborn.iter().map(|b| b.head.birth);
         claims.highest = births.fold(claims.highest, Txg::max);
-        claims.heads.push((head.object(), seen, ObjsetProps::default()));
+        claims.heads.push((head.object(), seen));
         Ok(())
     })?;
     Ok(claims)
@@ -154,7 +182,7 @@ impl Writer {
     /// # Errors
     /// `Corrupt` when a log's block is allocated already.
     pub(crate) fn claim(&self, claims: Claims, first: Txg) -> Result<()> {
-        for (head, seen, props) in claims.heads {
+        for (head, seen) in claims.heads {
             for block in &seen.unborn {
                 for dva in self.zio.dvas_to_free(block)? {
                     while let Some(MsKey { vdev, ms }) = self.space.claim(first, dva)? {
@@ -162,7 +190,7 @@ impl Writer {
                     }
                 }
             }
-            let os = self.live_head(head, props)?;
+            let os = self.live_head(head, self.props_of(head)?)?;
             let mut header = os.phys().zil_header;
             put(&mut header, CLAIM_TXG_AT, first.0);
             put(&mut header, BLK_SEQ_AT, seen.block_seq);
@@ -171,7 +199,32 @@ impl Writer {
             put(&mut header, FLAGS_AT, CLAIM_LR_SEQ_VALID | if replay { REPLAY_NEEDED } else { 0 });
             os.set_zil_header(header)?;
         }
+        for (head, blocks) in claims.empty {
+            blocks.iter().try_for_each(|bp| self.free(first, bp))?;
+            let os = self.live_head(head, self.props_of(head)?)?;
+            os.set_zil_header([0; ZIL_HEADER_SIZE])?;
+        }
         Ok(())
+    }
+
+    /// Refuses what must not happen before a head's log is replayed.
+    ///
+    /// # Errors
+    /// `ReadOnly` if it holds records; those of reading it.
+    pub(super) fn check_replayed(&self, head: u64) -> Result<()> {
+        let live = self.heads.lock().get(&head).cloned();
+        let os = match live {
+            Some(os) => os,
+            None => {
+                let mos: &dyn MosRead = &self.mos;
+                let bp = mos.dataset(head)?.bp;
+                if bp.is_hole() {
+                    return Ok(());
+                }
+                Objset::open(Arc::clone(&self.zio), head, bp, Io::WAIT)?
+            }
+        };
+        if holds_records(&os)? { Err(must_replay()) } else { Ok(()) }
     }
 }
 
@@ -179,7 +232,7 @@ fn put(header: &mut [u8; ZIL_HEADER_SIZE], at: usize, word: u64) {
     header[at..at + 8].copy_from_slice(&word.to_le_bytes());
 }
 
-/// The refusal to write a dataset whose log waits.
+/// The refusal to change a dataset whose log waits.
 pub(super) fn must_replay() -> Error {
     Error::new(ErrorKind::ReadOnly, "the dataset's intent log must be replayed first")
 }

@@ -84,7 +84,7 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
         ("checksum", 14) => "org.openzfs:blake3",
         ("compression", 15) => "org.illumos:lz4_compress",
         ("compression", n) if n & 0x7f == 16 => "org.freebsd:zstd_compress",
-        ("dnodesize", n) if n != 0 => "org.zfsonlinux:large_dnode",
+        ("dnodesize", n) if n != 0 => features::LARGE_DNODE,
         ("filesystem_limit" | "snapshot_limit", n) if n != u64::MAX => features::FILESYSTEM_LIMITS,
         ("dedup", n) if n != 0 && n != DEDUP_OFF => {
             return Err(Error::unsupported("deduplicated blocks cannot be written yet"));
@@ -473,6 +473,7 @@ impl Writer {
                     Err(e) if e.kind() == ErrorKind::Exists => return Err(exists(&name)),
                     other => other.map_err(|e| e.in_dataset(name.as_str()))?,
                 }
+                cx.writer.check_replayed(head).map_err(|e| e.in_dataset(name.as_str()))?;
                 let dir = cx.read().dataset(head)?.dir_obj;
                 cx.check_limit(dir, "snapshot_limit", "com.joyent:snapshot_count", 1)?;
                 heads.push((head, name));
@@ -630,5 +631,15 @@ impl Writer {
         }
         let get = |prop: &str| effective_number(mos, dir, prop);
         Ok((head, objset_props(&self.flags()?, &get)?))
+    }
+
+    /// The properties that hold for a head's blocks.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(super) fn props_of(&self, head: u64) -> Result<ObjsetProps> {
+        let mos: &dyn MosRead = &self.mos;
+        let dir = mos.dataset(head)?.dir_obj;
+        objset_props(&self.flags()?, &|prop| effective_number(mos, dir, prop))
     }
 }

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use codec::checksum::Checksum;
 use codec::compress::Compression;
 use dmu::{Events, Io, Objset, ObjsetProps, RedundantMetadata};
-use dsl::write::{Delta, Killed, MosRead};
+use dsl::write::{Delta, Killed, MosRead, features};
 use ondisk::BlkPtr;
 use zio::Zio;
 
@@ -30,6 +30,9 @@ impl Events for HeadEvents<'_> {
             Killed::Free => (self.free)(bp),
             Killed::Dead | Killed::Nothing => Ok(()),
         }
+    }
+    fn large_dnode(&mut self) {
+        self.delta.uses(features::LARGE_DNODE);
     }
 }
 

@@ -120,8 +120,10 @@ pub(crate) struct State {
 
 /// A group with this share of the promises that the pool has room for is written.
 const EARLY_SHARE: u64 = 4;
-/// So many bytes of promises make a group while none is being written.
-const IDLE_PROMISE: u64 = 384 << 20;
+/// What a pointer takes in its indirect block and that one's copies.
+const POINTERS: u64 = 3 * 128;
+/// Copies of an indirect block at most.
+const NODE_COPIES: u64 = 3;
 /// Indirect blocks take at most this share of what is allocated (records of 4 KiB have
 /// one of 128 KiB, twice, above 1024 of them), and so much in a nearly empty pool.
 const INDIRECT_SHARE: u64 = 16;
@@ -145,19 +147,60 @@ pub struct Writer {
     rotor: AtomicU64,
     /// Sectors that one sector of data may take.
     inflation: AtomicU64,
+    asizes: Arc<Asizes>,
     /// Test instruments.
     pub plants: Plants,
 }
 
-/// The throttle hears of dirty memory.
-struct Meter(Arc<Txgs>);
+/// A transaction's side of the throttle and of the promises. The promise that it began
+/// with lasts as long as it does; what the blocks that it made dirty need is charged to
+/// their group instead, once for each block however often it is written.
+struct Meter {
+    txgs: Arc<Txgs>,
+    asizes: Arc<Asizes>,
+    txg: Txg,
+    /// Given back at the end.
+    promise: u64,
+}
 
 impl Dirt for Meter {
     fn dirty(&self, txg: Txg, bytes: u64) {
-        self.0.dirty(txg, bytes);
+        self.txgs.dirty(txg, bytes);
     }
     fn clean(&self, txg: Txg, bytes: u64) {
-        self.0.undirty(txg, bytes);
+        self.txgs.undirty(txg, bytes);
+    }
+    fn place(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
+        let node = self.asizes.most(1) * NODE_COPIES;
+        let block = self.asizes.most(bytes) * u64::from(copies) + POINTERS;
+        self.txgs.space().charge(txg, block + node * u64::from(nodes));
+    }
+    fn unplace(&self, txg: Txg, bytes: u64) {
+        // Not less was charged, whatever the blocks' sizes and copies.
+        self.txgs.space().release(txg, bytes);
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if self.promise > 0 {
+            self.txgs.space().release(self.txg, self.promise);
+        }
+    }
+}
+
+/// What blocks of 2^n bytes take at most, on whatever vdev of the pool.
+#[derive(Default)]
+struct Asizes([AtomicU64; 26]);
+
+impl Asizes {
+    fn of_shift(&self, shift: u32) -> u64 {
+        self.0[(shift as usize).min(self.0.len() - 1)].load(Relaxed)
+    }
+
+    /// At most for one block of so many bytes.
+    fn most(&self, bytes: u64) -> u64 {
+        self.of_shift(bytes.max(1).next_power_of_two().trailing_zeros()).max(bytes)
     }
 }
 
@@ -200,65 +243,74 @@ impl Writer {
     /// `NoSpace`; that of the suspension, with `failmode=continue`.
     pub fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
         self.txgs.throttle()?;
+        let limit = self.allocatable(frees);
+        if logical > 0 {
+            self.txgs.throttle_space(limit);
+        }
         let hold = self.txgs.hold()?;
         let txg = hold.txg();
-        self.reserve(txg, logical, frees)?;
-        let meter: Arc<dyn Dirt> = Arc::new(Meter(Arc::clone(&self.txgs)));
+        let promise = self.reserve(txg, logical, limit)?;
+        let (txgs, asizes) = (Arc::clone(&self.txgs), Arc::clone(&self.asizes));
+        let meter: Arc<dyn Dirt> = Arc::new(Meter { txgs, asizes, txg, promise });
         Ok(Tx::open(txg, meter, hold))
     }
 
-    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4). A group that
-    /// is promised much of what is left is written soon, so that nobody waits for all.
-    fn reserve(&self, txg: Txg, logical: u64, frees: bool) -> Result<()> {
-        let limit = self.allocatable(frees);
-        let most = txg::worst_case_asize(logical, self.options.max_ashift);
-        let (bytes, within) = self.likely(logical, most, limit);
+    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4); what of it the
+    /// transaction gives back. A group that is promised much of what is left is written
+    /// soon, so that nobody waits for all.
+    ///
+    /// The chapter's factor supposes triple parity, and an indirect block for each block.
+    /// This pool's vdevs may need less, and all indirect blocks together are a small
+    /// share of what is allocated: each group has that apart. Then twice three copies of
+    /// the data are the most, and only until the transaction ends: what it made dirty is
+    /// known by then, and charged (`Meter`). Without room for that the chapter's factor
+    /// counts, until the group is on disk.
+    fn reserve(&self, txg: Txg, logical: u64, limit: u64) -> Result<u64> {
+        if logical == 0 {
+            return Ok(0);
+        }
         let space = self.txgs.space();
-        let got = match space.reserve(txg, bytes, within) {
-            None if bytes < most => space.reserve(txg, most, limit).map(|had| (had, most)),
-            other => other.map(|had| (had, bytes)),
+        let most = txg::worst_case_asize(logical, self.options.max_ashift);
+        let data = logical.max(1 << self.options.max_ashift.min(16));
+        let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
+        let apart = || {
+            let allocated = self.space.class_totals(metaslab::Class::Normal).allocated;
+            // In a small pool the data is little, too.
+            (allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
         };
-        if let Some((before, bytes)) = got {
-            let crossed = |enough: u64| before < enough && before + bytes >= enough;
-            if crossed(limit / EARLY_SHARE)
-                || (crossed(IDLE_PROMISE) && self.txgs.syncing_txg().is_none())
-            {
+        let light = here < most && space.once(txg, apart, limit);
+        let got = match light.then(|| space.reserve(txg, here, limit)).flatten() {
+            None => space.reserve(txg, most, limit).map(|had| (had, most, 0)),
+            Some(had) => Some((had, here, here)),
+        };
+        if let Some((before, bytes, back)) = got {
+            let enough = limit / EARLY_SHARE;
+            if before < enough && before + bytes >= enough {
                 self.txgs.kick(txg);
             }
-            return Ok(());
+            return Ok(back);
         }
-        let bytes = most;
         // What is reserved may turn out to need less: ask again after this group.
-        if self.txgs.space().inflight() > 0 && bytes <= limit {
+        if space.inflight() > 0 && most <= limit {
             return Err(Error::new(base::ErrorKind::Busy, "wait for the next group"));
         }
         Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
     }
 
-    /// The chapter's factor supposes triple parity, and an indirect block for each block.
-    /// This pool's vdevs may need less, and all indirect blocks together are a small
-    /// share of what is allocated: with that for each of three groups apart, twice
-    /// three copies of the data are the most. The promise, and what bounds it.
-    fn likely(&self, logical: u64, most: u64, limit: u64) -> (u64, u64) {
-        if logical == 0 {
-            return (0, limit);
-        }
-        let data = logical.max(1 << self.options.max_ashift.min(16));
-        let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
-        let allocated = self.space.class_totals(metaslab::Class::Normal).allocated;
-        let apart = 3 * (allocated / INDIRECT_SHARE + INDIRECT_LEAST);
-        if here < most { (here, limit.saturating_sub(apart)) } else { (most, limit) }
-    }
-
-    /// Looks at the vdevs anew: the most sectors that one sector of data takes.
+    /// Looks at the vdevs anew: the most that blocks take.
     pub(super) fn inflate(&self) {
         let tree = self.zio.tree();
-        let of = |id: VdevId| {
+        let sectors = |id: VdevId| {
             let sector = 1u64 << tree.top(id).ok()?.ashift().min(16);
             Some(tree.asize(id, base::Psize(sector), Txg::MAX).ok()?.0.div_ceil(sector))
         };
-        let worst = tree.top_ids().filter_map(of).max().unwrap_or(4);
+        let worst = tree.top_ids().filter_map(sectors).max().unwrap_or(4);
         self.inflation.store(worst.max(1), Relaxed);
+        for (shift, asize) in self.asizes.0.iter().enumerate() {
+            let of = |id: VdevId| Some(tree.asize(id, base::Psize(1 << shift), Txg::MAX).ok()?.0);
+            let most = tree.top_ids().filter_map(of).max().unwrap_or(4 << shift);
+            asize.store(most, Relaxed);
+        }
     }
 
     /// As [`Writer::begin`], waiting for the next group while space is only reserved, and

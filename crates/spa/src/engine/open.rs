@@ -175,6 +175,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         thread: Mutex::new(None),
         rotor: AtomicU64::new(0),
         inflation: AtomicU64::new(4),
+        asizes: Arc::default(),
         plants: Plants::default(),
     });
     writer.inflate();

@@ -236,14 +236,16 @@ impl Member {
 
     pub(in crate::rt) fn now(&self) -> Instant {
         static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        *ORIGIN.get_or_init(Instant::now) + self.uptime()
+    }
+
+    pub(in crate::rt) fn uptime(&self) -> Duration {
         self.world.pass_time(LOOK_NS);
-        let origin = *ORIGIN.get_or_init(Instant::now);
-        origin + Duration::from_nanos(self.world.clock.load(Relaxed))
+        Duration::from_nanos(self.world.clock.load(Relaxed))
     }
 
     pub(in crate::rt) fn wall_clock(&self) -> Duration {
-        self.world.pass_time(LOOK_NS);
-        EPOCH + Duration::from_nanos(self.world.clock.load(Relaxed))
+        EPOCH + self.uptime()
     }
 
     pub(in crate::rt) fn random(&self, out: &mut [u8]) {
