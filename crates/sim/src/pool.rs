@@ -14,7 +14,7 @@ use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 use spa::{FoundPool, ImportOptions, Leaves, OpenLeaf, Purpose, Search, Spa};
 use zio::BlockCache;
 
-use crate::image::{ImageDevice, Tap};
+use crate::image::{BadSectors, ImageDevice, Tap};
 use crate::setup::{Layout, Setup};
 
 /// The pool's name.
@@ -28,12 +28,18 @@ pub struct SimLeaves {
 }
 
 impl SimLeaves {
-    /// Images to be read, all but those in `without`; `tap` hears of every read.
-    pub fn of_images(images: &[Image], without: &[usize], tap: &Arc<Tap>) -> SimLeaves {
+    /// Images to be read, all but those in `without` and the sectors that are bad; `tap`
+    /// hears of every read.
+    pub fn of_images(
+        images: &[Image],
+        without: &[usize],
+        bad: Option<BadSectors>,
+        tap: &Arc<Tap>,
+    ) -> SimLeaves {
         let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
         for (disk, image) in images.iter().enumerate() {
             if !without.contains(&disk) {
-                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap));
+                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap), bad);
                 devices.insert(path_of(disk), Arc::new(device));
             }
         }
