@@ -363,6 +363,10 @@ fn object(os: &Arc<Objset>, id: u64, due: &Obj) -> Result<(), Bad> {
     if object.dnode().bonus != due.bonus {
         return Err("another bonus".to_owned().into());
     }
+    let spill = object.spill(Io::WAIT).map_err(|e| text("spill block", e))?;
+    if spill.map(|(buf, _)| buf.to_vec()) != due.spill {
+        return Err("another spill block".to_owned().into());
+    }
     if due.zap {
         return entries(object, due);
     }
@@ -399,7 +403,8 @@ fn entries(object: Object, due: &Obj) -> Result<(), Bad> {
     let all = zap.entries().map_err(|e| text("ZAP", e))?;
     let mut found = BTreeMap::new();
     for entry in all {
-        let words = entry.value.u64s().ok_or_else(|| Bad::from("an entry is no number".to_owned()))?;
+        let words =
+            entry.value.u64s().ok_or_else(|| Bad::from("an entry is no number".to_owned()))?;
         if found.insert(entry.name, words).is_some() {
             return Err("an entry is there twice".to_owned().into());
         }

@@ -82,7 +82,13 @@ pub struct Tally {
     pub failure: Option<Failure>,
 }
 
-fn plant(setup: &Setup, driver: &mut Driver) {
+/// Sets the engine's test instruments.
+pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
+    if let Some((larger_than, one_in)) = setup.ganging() {
+        let force = &driver.writer.space().force_ganging;
+        force.larger_than.store(larger_than, Relaxed);
+        force.one_in.store(one_in, Relaxed);
+    }
     let plants = &driver.writer.plants;
     let space = &driver.writer.space().plant;
     match setup.plant {
