@@ -250,6 +250,7 @@ fn zdb_text(scratch: &Scratch, args: &[&str]) -> Option<String> {
 
 /// The exported pool's own rules hold, its audit is clean, and zdb finds nothing wrong.
 fn judge(engine: &Engine, scratch: &Scratch) {
+    let begun = std::time::Instant::now();
     let pool = import_from(engine, scratch.path(), &testkit::readonly()).unwrap();
     let tree = pool.spa().zio().tree();
     let ratio = |id| tree.deflate_ratio(base::VdevId(id)).unwrap_or(512);
@@ -261,15 +262,19 @@ fn judge(engine: &Engine, scratch: &Scratch) {
         leaks: true,
         threads: 8,
     };
+    eprintln!("check {:?}", begun.elapsed());
     let report = pool.spa().audit(options, &()).unwrap();
+    eprintln!("audit {:?}", begun.elapsed());
     assert!(report.is_clean(), "{report:?}");
     drop((tree, pool));
     if let Some(text) = zdb_text(scratch, &["-bcc", "tank"]) {
         assert!(text.contains("No leaks"), "{text}");
     }
+    eprintln!("zdb 1 {:?}", begun.elapsed());
     if let Some(text) = zdb_text(scratch, &["-dddd", DATASET]) {
         for bad in ["ERROR", "error", "failed", "leaked", "???", "(null)", "mismatch", "ASSERT"] {
             assert!(!text.contains(bad), "{bad}: {text}");
         }
     }
+    eprintln!("zdb 2 {:?}", begun.elapsed());
 }

@@ -45,7 +45,7 @@
 //!
 //! Lock order: rename lock → objects' locks, ascending by number, of directories and files
 //! alike (names are looked up before, and again after, taking them) → delete queue →
-//! layouts of attributes → transaction ([`Host::begin`]) → turns (one at a time) → holds,
+//! tables of attributes and quotas → transaction ([`Host::begin`]) → turns (one at a time) → holds,
 //! pending times, dmu. The sync thread takes none of them. No transaction is open while a
 //! group is waited for.
 //!
