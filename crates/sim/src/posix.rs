@@ -402,8 +402,8 @@ fn mount(
     let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
     let fs = open(&writer, setup.seed).map_err(|e| fail("open", &e))?;
     fs.empty_delete_queue().map_err(|e| fail("emptying the delete queue", &e))?;
-    judge_fs(&fs, trees, true).map_err(|e| fail("mounted", &e))?;
     writer.sync().map_err(|e| fail("sync", &e))?;
+    judge_fs(&fs, trees, true).map_err(|e| fail("mounted", &e))?;
     drop(fs);
     writer.stop();
     let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| fail("cache", &e))?);

@@ -55,7 +55,7 @@ fn a_tree_is_what_was_done_to_it() {
             }
         }
         check(&rig, &tree, ops);
-        rig.finish();
+        rig.finish_thoroughly();
     }
 }
 
@@ -129,5 +129,5 @@ fn threads_in_one_place_leave_a_sound_tree() {
     check_counts(&rig);
     let rig = rig.again();
     check_counts(&rig);
-    rig.finish();
+    rig.finish_thoroughly();
 }
