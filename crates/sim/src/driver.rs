@@ -20,7 +20,7 @@ use crate::ops::{Op, content};
 use crate::pool::POOL;
 
 /// The largest end of an object that bytes are appended to.
-const END_MAX: u64 = 1 << 20;
+const END_MAX: u64 = 4 << 20;
 
 /// An object that threads write.
 #[derive(Clone)]
@@ -233,6 +233,20 @@ impl Driver {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             os.free_range(tx, ObjectId(handle.id), at, len.unwrap_or(u64::MAX))?;
             Ok(vec![Act::Zero { at, len }])
+        })
+    }
+
+    /// Sets a spill block of one to sixteen sectors, or removes it.
+    fn spill(&self, handle: &Handle, seed: u32) -> Result<()> {
+        self.change(handle, 128 << 10, true, |os, tx, _| {
+            let sectors = (seed >> 8) as usize % 17;
+            let spill = (sectors > 0).then(|| content(seed | 3, sectors * 512));
+            match os.set_spill(tx, ObjectId(handle.id), spill.as_deref()) {
+                Ok(()) => Ok(vec![Act::Spill(spill)]),
+                // The bonus leaves no room for its pointer.
+                Err(e) if e.kind() == ErrorKind::Invalid => Ok(Vec::new()),
+                Err(e) => Err(e),
+            }
         })
     }
 
@@ -504,6 +518,11 @@ impl Driver {
                         os.set_bonus(tx, ObjectId(h.id), &bonus)?;
                         Ok(vec![Act::Bonus(bonus)])
                     })?;
+                }
+            }
+            Op::Spill { object, seed } => {
+                if let Some(h) = pick(*object, false) {
+                    self.spill(&h, *seed)?;
                 }
             }
             Op::ZapPut { object, count, seed } => {
