@@ -96,7 +96,7 @@ fn text(what: &str, e: base::Error) -> Bad {
 const LABELS: u64 = 512 << 10;
 
 /// Reads of labels, and others.
-fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
+pub(crate) fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
     let size = |disk: usize| images.get(disk).map_or(0, Image::size);
     ranges.into_iter().partition(|r| {
         r.offset + r.len <= LABELS || r.offset >= usable_size(size(r.disk)).saturating_sub(LABELS)
@@ -234,7 +234,7 @@ fn rewind(
     Ok(())
 }
 
-fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
+pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
     let report = spa.audit(AUDIT, &()).map_err(|e| text("audit", e))?;
     let whole = expect.manner.damage || report.damaged == 0;
     if report.is_clean() && report.leaked == 0 && report.problems.is_empty() && whole {
@@ -270,7 +270,7 @@ pub fn report(images: &[Image]) -> Result<audit::Report, String> {
 const AUDIT: audit::Options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
 
 /// The DSL's sums and counts.
-fn books(spa: &Spa) -> Result<(), Bad> {
+pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
     let tree = spa.zio().tree();
     let ids: Vec<_> = tree.top_ids().collect();
     let ratios: Vec<u64> = ids.iter().map(|id| tree.deflate_ratio(*id).unwrap_or(512)).collect();

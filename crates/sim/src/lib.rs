@@ -33,6 +33,7 @@ pub mod mishap;
 pub mod model;
 pub mod ops;
 pub mod pool;
+pub mod posix;
 pub mod run;
 pub mod setup;
 pub mod short;

@@ -19,6 +19,10 @@ use crate::proto::Mounted;
 /// How a dataset is to be mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MountOptions {
+    /// Nothing can be changed.
+    pub(crate) read_only: bool,
+    /// Access times do not change.
+    pub(crate) noatime: bool,
     /// Ignore set-user-id bits.
     pub(crate) nosuid: bool,
     /// Ignore device files.
@@ -45,6 +49,13 @@ pub(crate) trait MountedFs: Send + Sync {
     fn unmount(&self, force: bool) -> Result<()>;
     /// Whether it is still mounted and served.
     fn is_alive(&self) -> bool;
+    /// Makes these options hold; false if only a new mount can do that.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    fn remount(&self, options: &MountOptions) -> Result<bool>;
+    /// Snapshots of these names came or went.
+    fn snapshots_changed(&self, names: &[&str]);
 }
 
 /// Makes mounts.
@@ -173,6 +184,8 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     let off = |name| word(dataset, name).map(|w| w == "off");
     let snapdir = word(dataset, "snapdir")?;
     Ok(MountOptions {
+        read_only: !off("readonly")?,
+        noatime: off("atime")?,
         nosuid: off("setuid")?,
         nodev: off("devices")?,
         noexec: off("exec")?,
@@ -183,12 +196,17 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     })
 }
 
-/// Mount options given by hand, over those of the properties. Access times mean
-/// nothing to a read-only file system: their options are taken as they are.
+/// Mount options given by hand, over those of the properties. How access times are kept
+/// the property alone says: their options are taken as they are.
 ///
 /// # Errors
-/// `Invalid` for an option that is unknown or cannot be granted.
-pub(crate) fn override_with(options: &mut MountOptions, given: &[String]) -> Result<()> {
+/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` where
+/// nothing is `writable`.
+pub(crate) fn override_with(
+    options: &mut MountOptions,
+    given: &[String],
+    writable: bool,
+) -> Result<()> {
     for word in given.iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {
         match word {
             "suid" | "setuid" => options.nosuid = false,
@@ -199,7 +217,9 @@ pub(crate) fn override_with(options: &mut MountOptions, given: &[String]) -> Res
             "noexec" => options.noexec = true,
             "direct_io" => options.direct_io = true,
             "nodirect_io" => options.direct_io = false,
-            "ro" | "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
+            "ro" => options.read_only = true,
+            "rw" if writable => options.read_only = false,
+            "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
             "rw" => return Err(Error::invalid("the pool is imported read-only")),
             other => return Err(Error::invalid(format!("invalid mount option '{other}'"))),
         }
@@ -305,6 +325,10 @@ mod tests {
         fn is_alive(&self) -> bool {
             self.0
         }
+        fn remount(&self, _: &MountOptions) -> Result<bool> {
+            Ok(true)
+        }
+        fn snapshots_changed(&self, _: &[&str]) {}
     }
 
     #[test]
@@ -337,9 +361,10 @@ mod tests {
         let with = |words: &[&str]| {
             let mut options = from.clone();
             let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            override_with(&mut options, &words).map(|()| options)
+            override_with(&mut options, &words, false).map(|()| options)
         };
-        assert_eq!(with(&["ro,noatime", ""]).unwrap(), from);
+        assert_eq!(with(&["noatime", ""]).unwrap(), from);
+        assert!(with(&["ro"]).unwrap().read_only);
         let o = with(&["suid,nodev", "noexec"]).unwrap();
         assert_eq!((o.nosuid, o.nodev, o.noexec), (false, true, true));
         assert!(!with(&["noexec,exec"]).unwrap().noexec);
