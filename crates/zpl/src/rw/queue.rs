@@ -48,7 +48,8 @@ impl Drop for Dying<'_> {
 fn doom(rw: &Rw, id: ObjectId) -> Option<Dying<'_>> {
     let mut holds = rw.holds.lock();
     let free = !holds.count.contains_key(&id.0) && holds.dying.insert(id.0);
-    free.then_some(Dying { rw, id })
+    // Not made at all otherwise: its drop takes the lock, and the mark.
+    free.then(|| Dying { rw, id })
 }
 
 fn key(id: ObjectId) -> Vec<u8> {
