@@ -30,6 +30,18 @@ pub enum ErrorKind {
     Busy,
     /// Not allowed.
     Permission,
+    /// Not allowed, whatever the permissions: flags of the file, lack of privilege.
+    NotPermitted,
+    /// Crosses file systems, or projects.
+    CrossDevice,
+    /// A file has as many links as it can have.
+    TooManyLinks,
+    /// A file would become too large.
+    TooLarge,
+    /// No such extended attribute.
+    NoAttribute,
+    /// A name is not UTF-8 where it must be.
+    NotUnicode,
     /// No free space.
     NoSpace,
     /// A quota is exhausted.
@@ -64,6 +76,7 @@ impl ErrorKind {
     /// The nearest errno, for FUSE and for callers used to them.
     pub fn errno(self) -> i32 {
         match self {
+            ErrorKind::NotPermitted => 1,
             ErrorKind::NotFound => 2,
             ErrorKind::Interrupted => 4,
             ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::Checksum => 5,
@@ -73,14 +86,19 @@ impl ErrorKind {
             ErrorKind::Permission | ErrorKind::Locked => 13,
             ErrorKind::Busy => 16,
             ErrorKind::Exists => 17,
+            ErrorKind::CrossDevice => 18,
             ErrorKind::NotDir => 20,
             ErrorKind::IsDir => 21,
             ErrorKind::Invalid => 22,
+            ErrorKind::TooLarge => 27,
             ErrorKind::NoSpace => 28,
             ErrorKind::ReadOnly => 30,
+            ErrorKind::TooManyLinks => 31,
             ErrorKind::Range => 34,
             ErrorKind::NameTooLong => 36,
             ErrorKind::NotEmpty => 39,
+            ErrorKind::NoAttribute => 61,
+            ErrorKind::NotUnicode => 84,
             ErrorKind::Unsupported => 95,
             ErrorKind::Quota => 122,
             ErrorKind::Bug => 5,

@@ -4,6 +4,7 @@
 //! Names and values are checked as OpenZFS does before the engine is asked; the engine
 //! checks again what only it can see, in the group that makes the change.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::{Error, Result};
@@ -217,7 +218,8 @@ impl Pool {
         }
         let set = |(name, value)| PropChange { name, change: Change::Set(value) };
         let changes = stored(props).into_iter().map(set).collect();
-        self.writer()?.set_props(name, changes, command(command_line))
+        self.writer()?.set_props(name, changes, command(command_line))?;
+        self.core.refresh_hosts()
     }
 
     /// Lets properties be inherited again, or have their defaults.
@@ -227,6 +229,51 @@ impl Pool {
     pub fn inherit(&self, name: &str, props: &[&str], command_line: Option<&str>) -> Result<()> {
         let one = |p: &&str| PropChange { name: (*p).to_owned(), change: Change::Inherit };
         let changes = props.iter().map(one).collect();
-        self.writer()?.set_props(name, changes, command(command_line))
+        self.writer()?.set_props(name, changes, command(command_line))?;
+        self.core.refresh_hosts()
+    }
+
+    /// Lets received values hold again; without one, as [`Pool::inherit`].
+    ///
+    /// # Errors
+    /// As [`Pool::set_props`].
+    pub fn revert(&self, name: &str, props: &[&str], command_line: Option<&str>) -> Result<()> {
+        let one = |p: &&str| PropChange { name: (*p).to_owned(), change: Change::Revert };
+        let changes = props.iter().map(one).collect();
+        self.writer()?.set_props(name, changes, command(command_line))?;
+        self.core.refresh_hosts()
+    }
+}
+
+impl Dataset {
+    /// Bytes that destroying these snapshots of this dataset, oldest first, gives back:
+    /// what was written and given up again among neighbours (chapter 04 §6.4).
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn reclaimable(&self, snapshots: &[Dataset]) -> Result<u64> {
+        let all = self.snapshots()?;
+        let place = |s: &Dataset| all.iter().position(|a| a.object() == s.object());
+        let doomed: BTreeSet<usize> = snapshots.iter().filter_map(place).collect();
+        let mut sum = 0u64;
+        let mut first = None;
+        for i in 0..all.len() {
+            if !doomed.contains(&i) {
+                continue;
+            }
+            let run = *first.get_or_insert(i);
+            if run == i && !doomed.contains(&(i + 1)) {
+                sum = sum.saturating_add(all[i].unique_bytes());
+            } else {
+                let next = all.get(i + 1).unwrap_or(self);
+                let before = all[run].previous_txg();
+                // Dead in the next one: its last user was among those that go.
+                sum = sum.saturating_add(next.dead_since(before)?);
+            }
+            if !doomed.contains(&(i + 1)) {
+                first = None;
+            }
+        }
+        Ok(sum)
     }
 }

@@ -7,6 +7,7 @@ use base::{Error, ErrorKind, Result};
 use dmu::{Io, Objset};
 use dsl::dataset::Bookmark;
 use dsl::props::{self, Attr, PropData, PropValue, Source, Types};
+use dsl::write::{bpobj, deadlist};
 use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::UsedKind;
 use zpl::FileSystem;
@@ -129,6 +130,17 @@ impl Dataset {
         }
     }
 
+    /// The same as it is now, snapshots and properties included.
+    ///
+    /// # Errors
+    /// `NotFound` when it was destroyed; those of reading the MOS.
+    pub fn now(&self) -> Result<Dataset> {
+        match self.core.writer {
+            Some(_) => Dataset::find(&self.core, self.name()),
+            None => Ok(self.clone()),
+        }
+    }
+
     /// What it is.
     pub fn kind(&self) -> DatasetKind {
         self.kind
@@ -150,6 +162,30 @@ impl Dataset {
             What::Dataset(ds) => ds.phys().creation_txg.0,
             What::Bookmark(b) => b.0.phys.creation_txg.0,
         }
+    }
+
+    /// Bytes that only this snapshot or head refers to.
+    pub(crate) fn unique_bytes(&self) -> u64 {
+        self.ds().phys().unique_bytes
+    }
+
+    /// Group of the snapshot before this one.
+    pub(crate) fn previous_txg(&self) -> u64 {
+        self.ds().phys().prev_snap_txg.0
+    }
+
+    /// Bytes that the snapshot before this one still has, born after a group.
+    pub(crate) fn dead_since(&self, txg: u64) -> Result<u64> {
+        let (mos, object) = (self.dir().mos(), self.ds().phys().deadlist_obj);
+        if object == 0 || deadlist::is_plain(mos, object)? {
+            return Ok(0);
+        }
+        let keys = deadlist::keys(mos, object)?;
+        let mut sum = 0u64;
+        for &list in keys.range(txg..).map(|(_, list)| list) {
+            sum = sum.saturating_add(u64::try_from(bpobj::usage(mos, list)?.used).unwrap_or(0));
+        }
+        Ok(sum)
     }
 
     /// File systems and volumes right below, by name.

@@ -31,6 +31,7 @@ mod changes;
 pub mod create;
 mod dataset;
 mod engine;
+mod host;
 pub mod kstats;
 pub mod memory;
 mod objects;

@@ -13,6 +13,7 @@ use spa::{ImportOptions, Spa};
 
 use crate::dataset::Dataset;
 use crate::engine::reason_of_status;
+use crate::host::PoolHost;
 
 /// A pool in use.
 pub struct Pool {
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     origin: OnceLock<u64>,
     /// The engine's kstats, for an imported pool.
     pub(crate) kstats: Option<Arc<kstat::Registry>>,
+    /// File systems that are open for writing, to be told of changed properties.
+    pub(crate) hosts: Mutex<Vec<Weak<PoolHost>>>,
     /// Counters of open datasets, by object number.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
 }
@@ -47,6 +50,35 @@ impl Core {
             let why = because.unwrap_or("the pool was imported read-only");
             Error::new(base::ErrorKind::ReadOnly, why).in_pool(self.spa.name())
         })
+    }
+
+    /// What a file system being written asks of this pool, kept up with its properties.
+    ///
+    /// # Errors
+    /// `ReadOnly`; those of reading the MOS.
+    pub(crate) fn host(&self, name: &str, head: u64) -> Result<Arc<PoolHost>> {
+        let host = PoolHost::new(self.writer()?, name, head)?;
+        let mut hosts = self.hosts.lock();
+        hosts.retain(|h| h.strong_count() > 0);
+        hosts.push(Arc::downgrade(&host));
+        Ok(host)
+    }
+
+    /// Properties have changed: open file systems follow.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(crate) fn refresh_hosts(&self) -> Result<()> {
+        let hosts: Vec<Arc<PoolHost>> =
+            self.hosts.lock().iter().filter_map(Weak::upgrade).collect();
+        for host in hosts {
+            match host.refresh() {
+                // One that is destroyed is asked nothing any more.
+                Err(e) if e.kind() == base::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
     }
 
     /// Keeps names of datasets as they are, while it is held.
@@ -173,6 +205,7 @@ impl Pool {
                 saved: OnceLock::new(),
                 origin: OnceLock::new(),
                 kstats,
+                hosts: Mutex::new(Vec::new()),
                 counters: Mutex::new(BTreeMap::new()),
             }),
         }

@@ -119,6 +119,10 @@ impl Client {
                     ui::err(&line);
                     self.failed = true;
                 }
+                Reply::Remark(line) => {
+                    progress.finish();
+                    ui::err(&line);
+                }
                 Reply::Failed(line) => return Err(Error::invalid(line)),
                 done => return Ok(done),
             }

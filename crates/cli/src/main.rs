@@ -32,7 +32,7 @@ usage: cenote command args ...
 where 'command' is one of the following:
 
 	zpool ...                      pools: import, export, list, status, get
-	zfs ...                        datasets: list, get, mount, unmount
+	zfs ...                        datasets: create, destroy, snapshot, set, mount, list, get
 	zdb ...                        a look inside, without a daemon
 	daemon start|stop|status       the process that holds imported pools
 

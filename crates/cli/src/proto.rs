@@ -15,6 +15,7 @@
 //!   command that prints them.
 
 mod change;
+mod dataset;
 mod stats;
 
 use std::io::{Read, Write};
@@ -29,10 +30,14 @@ pub(crate) use change::{
     AddArgs, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX, HistoryEvent, HistoryRecord,
     NewKind, NewVdev,
 };
+pub(crate) use dataset::{
+    Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
+    VolumeArgs,
+};
 pub(crate) use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Largest frame in bytes.
 pub(crate) const FRAME_MAX: usize = 32 << 20;
 /// Rows in one [`Reply::Rows`].
@@ -221,6 +226,8 @@ pub(crate) enum Request {
         /// The command, for the pool's history.
         command: String,
     },
+    /// Make or change datasets.
+    ChangeDatasets(Box<DatasetChange>),
     /// Wipe the labels of a device that is no pool's.
     LabelClear {
         /// Its absolute path.
@@ -585,6 +592,8 @@ pub(crate) enum Reply {
     Progress(String, u64, u64),
     /// A message for standard error; the request goes on and the command fails.
     Problem(String),
+    /// A message for standard error; nothing failed.
+    Remark(String),
     /// Done, nothing to tell.
     Done,
     /// Done, by name.
@@ -610,6 +619,8 @@ pub(crate) enum Reply {
     /// Answer to [`Request::History`]: [`HISTORY_MAX`] records at most, and whether
     /// there are more.
     History(Vec<HistoryRecord>, bool),
+    /// What is or would be destroyed, in order, and the bytes that snapshots give back.
+    Doomed(Vec<String>, u64),
     /// The request failed, with the command's message for standard error.
     Failed(String),
 }

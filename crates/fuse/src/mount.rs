@@ -141,6 +141,17 @@ impl Mount {
         unmount(&self.path, options)
     }
 
+    /// Changes the flags of the mount; the rest of the options stays. Only root can.
+    pub(crate) fn remount(&self, options: &MountOptions) -> Result<()> {
+        if !self.is_mounted() {
+            return Err(Error::not_found("not mounted (or hidden under another mount)")
+                .on_path(self.path.display().to_string()));
+        }
+        rustix::mount::mount_remount(self.path.as_path(), flags(options), "").map_err(|e| {
+            Error::io("cannot remount", e.into()).on_path(self.path.display().to_string())
+        })
+    }
+
     /// Aborts the connection through fusectl, whose files belong to the mount's
     /// owner: `fusermount3` has no such option.
     fn abort(&self) {
@@ -151,6 +162,19 @@ impl Mount {
             let _best_effort = std::fs::write(path, "1");
         }
     }
+}
+
+fn flags(options: &MountOptions) -> MountFlags {
+    [
+        (options.read_only, MountFlags::RDONLY),
+        (options.nosuid, MountFlags::NOSUID),
+        (options.nodev, MountFlags::NODEV),
+        (options.noexec, MountFlags::NOEXEC),
+        (options.noatime, MountFlags::NOATIME),
+    ]
+    .into_iter()
+    .filter(|&(on, _)| on)
+    .fold(MountFlags::empty(), |all, (_, flag)| all | flag)
 }
 
 fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd> {
@@ -172,16 +196,7 @@ fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd> {
     if let Some(max) = options.max_read {
         let _infallible = write!(data, ",max_read={max}");
     }
-    let flags = [
-        (options.read_only, MountFlags::RDONLY),
-        (options.nosuid, MountFlags::NOSUID),
-        (options.nodev, MountFlags::NODEV),
-        (options.noexec, MountFlags::NOEXEC),
-        (options.noatime, MountFlags::NOATIME),
-    ]
-    .into_iter()
-    .filter(|&(on, _)| on)
-    .fold(MountFlags::empty(), |all, (_, flag)| all | flag);
+    let flags = flags(options);
     let kind = match options.subtype.as_str() {
         "" => "fuse".to_owned(),
         sub => format!("fuse.{sub}"),

@@ -165,6 +165,19 @@ impl Session {
         }
     }
 
+    /// Changes whether the mount is read-only, and its `nosuid`, `nodev`, `noexec` and
+    /// `noatime`; other options stay. Only root can.
+    ///
+    /// # Errors
+    /// `Busy` when it becomes read-only while files are open for writing; `NotFound` as
+    /// for [`Session::unmount`]; the kernel's refusal.
+    pub fn remount(&self, options: &MountOptions) -> Result<()> {
+        match &self.mount {
+            Some(mount) => mount.remount(options),
+            None => Err(Error::not_found("this session did not mount anything")),
+        }
+    }
+
     /// Waits for the session's end: after unmount every request has been
     /// finished and `destroy` called.
     pub fn join(&self) {

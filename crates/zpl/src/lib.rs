@@ -28,6 +28,7 @@ mod dir;
 mod file;
 mod fs;
 mod master;
+pub mod rw;
 mod tables;
 mod userspace;
 mod xattr;
@@ -39,4 +40,8 @@ pub use file::{File, Whence};
 pub use fs::FileSystem;
 pub use master::{CaseSensitivity, Props, QuotaObjects, ZPL_VERSION};
 pub use ondisk::znode::{FileType, Time};
+pub use rw::{
+    At, Atime, Caller, FILE_SIZE_MAX, Falloc, Groups, Host, HostSpace, New, Rename, RwProps,
+    SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, Space, Written, XattrForm,
+};
 pub use userspace::{SpaceEntry, SpaceKind};

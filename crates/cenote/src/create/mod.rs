@@ -26,7 +26,8 @@ pub use compat::{
 };
 pub use names::{POOL_NAME_MAX, check_pool_name, check_temporary_name};
 pub use settings::{
-    PoolSetting, When, check_mountpoint, pool_setting, root_fs_setting, root_fs_settings,
+    Of, PoolSetting, When, check_mountpoint, dataset_setting, new_dataset_settings, pool_setting,
+    root_fs_setting, root_fs_settings,
 };
 pub use spa::write::admit::Force;
 pub use spa::write::topology::{ASHIFT_RANGE, NewKind, NewVdev, Role, check_shape, draid_layout};

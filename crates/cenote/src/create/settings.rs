@@ -8,7 +8,8 @@
 use std::path::PathBuf;
 
 use dsl::props::{
-    Attr, Prop, PropData, Types, Unit, dataset_prop, is_user_prop, parse_size, pool_column,
+    Attr, Prop, PropData, Types, Unit, dataset_prop, is_space_prop, is_user_prop, parse_size,
+    pool_column,
 };
 use ondisk::features::by_name;
 
@@ -227,15 +228,74 @@ pub fn root_fs_setting(name: &str, value: &str) -> Result<(String, PropData), St
     }
     let unknown = || format!("invalid property '{name}'");
     let prop = dataset_prop(name).filter(|p| p.types.intersects(Types::F)).ok_or_else(unknown)?;
+    native_setting(prop, value)
+}
+
+/// What a property is being set on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// A file system that exists.
+    Filesystem,
+    /// A file system that is to be.
+    NewFilesystem,
+    /// A volume that exists.
+    Volume,
+    /// A volume that is to be.
+    NewVolume,
+    /// A snapshot.
+    Snapshot,
+}
+
+impl Of {
+    fn types(self) -> Types {
+        match self {
+            Of::Filesystem | Of::NewFilesystem => Types::F,
+            Of::Volume | Of::NewVolume => Types::V,
+            Of::Snapshot => Types::S,
+        }
+    }
+
+    fn is_new(self) -> bool {
+        matches!(self, Of::NewFilesystem | Of::NewVolume)
+    }
+}
+
+/// Checks a property of any dataset.
+///
+/// # Errors
+/// The part behind `cannot create 'NAME': ` or `cannot set property for 'NAME': `.
+pub fn dataset_setting(name: &str, value: &str, of: Of) -> Result<(String, PropData), String> {
+    if is_like_user_prop(name) {
+        return user_setting(name, value).map(|(n, v)| (n, PropData::Str(v)));
+    }
+    if is_space_prop(name) {
+        return Err(format!("'{name}' cannot be set by this version"));
+    }
+    let prop = dataset_prop(name).ok_or_else(|| format!("invalid property '{name}'"))?;
+    if of == Of::Snapshot {
+        return Err("this property can not be modified for snapshots".to_owned());
+    }
+    if !prop.types.intersects(of.types()) {
+        return Err(format!("'{name}' does not apply to datasets of this type"));
+    }
+    if !of.is_new() && matches!(prop.attr, Attr::Once | Attr::OnceLocal) {
+        return Err(format!("'{name}' is readonly"));
+    }
+    native_setting(prop, value)
+}
+
+fn native_setting(prop: &Prop, value: &str) -> Result<(String, PropData), String> {
+    let name = prop.name;
     if prop.attr == Attr::ReadOnly || name == "name" {
         return Err(format!("'{name}' is readonly"));
     }
     let checked = number(prop, value)?;
     let n = if let PropData::Num(n) = checked { n } else { 0 };
     match name {
-        "recordsize" if !n.is_power_of_two() || !(512..=16 << 20).contains(&n) => {
-            return Err("'recordsize' must be power of 2 from 512B to 16M".to_owned());
+        "recordsize" | "volblocksize" if !n.is_power_of_two() || !(512..=16 << 20).contains(&n) => {
+            return Err(format!("'{name}' must be power of 2 from 512B to 16M"));
         }
+        "volsize" if n == 0 => return Err("'volsize' cannot be zero".to_owned()),
         "special_small_blocks"
             if n != 0 && (!n.is_power_of_two() || !(512..=1 << 20).contains(&n)) =>
         {
@@ -260,15 +320,29 @@ pub fn root_fs_setting(name: &str, value: &str) -> Result<(String, PropData), St
     Ok((name.to_owned(), checked))
 }
 
+/// Checks the properties of a new file system or volume, those that belong together too.
+///
+/// # Errors
+/// As [`dataset_setting`].
+pub fn new_dataset_settings(
+    list: &[(String, String)],
+    of: Of,
+) -> Result<Vec<(String, PropData)>, String> {
+    let all = list.iter().map(|(name, value)| dataset_setting(name, value, of));
+    with_utf8(all.collect::<Result<_, _>>()?)
+}
+
 /// Checks a whole list of `-O` properties, those that belong together too.
 ///
 /// # Errors
 /// As [`root_fs_setting`].
 pub fn root_fs_settings(list: &[(String, String)]) -> Result<Vec<(String, PropData)>, String> {
-    let mut out = Vec::with_capacity(list.len());
-    for (name, value) in list {
-        out.push(root_fs_setting(name, value)?);
-    }
+    let all = list.iter().map(|(name, value)| root_fs_setting(name, value));
+    with_utf8(all.collect::<Result<_, _>>()?)
+}
+
+/// Normalisation makes sense of UTF-8 alone.
+fn with_utf8(mut out: Vec<(String, PropData)>) -> Result<Vec<(String, PropData)>, String> {
     let get = |name: &str| out.iter().find(|p| p.0 == name).map(|p| &p.1);
     let normalized = matches!(get("normalization"), Some(PropData::Num(n)) if *n != 0);
     if normalized {

@@ -6,7 +6,7 @@ use base::{Error, ErrorKind, Result};
 use cenote::tune;
 
 use super::state::{Listener, State};
-use super::{change, convert, past};
+use super::{change, convert, datasets as changes, past};
 use crate::engine::Dataset;
 use crate::proto::{
     BATCH_MAX, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
@@ -78,6 +78,11 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         Request::Change { pool, change, command } => {
             change::change(state, pool, change, command, to)
         }
+        Request::ChangeDatasets(asked) => match changes::change(state, asked, to) {
+            // Each that failed was told already.
+            Err(e) if e.message().is_empty() => Ok(Reply::Done),
+            other => other,
+        },
         Request::LabelClear { path, force } => change::label_clear(state, path, *force),
         Request::History { name, from } => {
             change::history(&pool(state, name)?, *from).map_err(whole)

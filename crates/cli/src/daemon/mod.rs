@@ -18,10 +18,13 @@
 
 mod change;
 mod convert;
+mod datasets;
+mod doomed;
 mod handle;
 pub(crate) mod metrics;
 mod mounts;
 mod past;
+mod remount;
 mod server;
 mod state;
 

@@ -19,6 +19,10 @@ use crate::proto::Mounted;
 /// How a dataset is to be mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MountOptions {
+    /// Nothing can be changed.
+    pub(crate) read_only: bool,
+    /// Access times do not change.
+    pub(crate) noatime: bool,
     /// Ignore set-user-id bits.
     pub(crate) nosuid: bool,
     /// Ignore device files.
@@ -45,6 +49,13 @@ pub(crate) trait MountedFs: Send + Sync {
     fn unmount(&self, force: bool) -> Result<()>;
     /// Whether it is still mounted and served.
     fn is_alive(&self) -> bool;
+    /// Makes these options hold; false if only a new mount can do that.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    fn remount(&self, options: &MountOptions) -> Result<bool>;
+    /// Snapshots of these names came or went.
+    fn snapshots_changed(&self, names: &[&str]);
 }
 
 /// Makes mounts.
@@ -173,6 +184,8 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     let off = |name| word(dataset, name).map(|w| w == "off");
     let snapdir = word(dataset, "snapdir")?;
     Ok(MountOptions {
+        read_only: !off("readonly")?,
+        noatime: off("atime")?,
         nosuid: off("setuid")?,
         nodev: off("devices")?,
         noexec: off("exec")?,
@@ -305,6 +318,10 @@ mod tests {
         fn is_alive(&self) -> bool {
             self.0
         }
+        fn remount(&self, _: &MountOptions) -> Result<bool> {
+            Ok(true)
+        }
+        fn snapshots_changed(&self, _: &[&str]) {}
     }
 
     #[test]

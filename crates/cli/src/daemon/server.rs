@@ -172,6 +172,9 @@ impl Listener for Wire<'_> {
     fn problem(&mut self, line: String) {
         self.send(&Reply::Problem(line));
     }
+    fn remark(&mut self, line: String) {
+        self.send(&Reply::Remark(line));
+    }
     fn is_gone(&self) -> bool {
         let mut fds = [PollFd::new(self.stream, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -25,6 +25,8 @@ pub(crate) trait Listener {
     fn progress(&mut self, what: &str, done: u64, total: u64);
     /// Something failed; the request goes on.
     fn problem(&mut self, line: String);
+    /// Something to know; nothing failed.
+    fn remark(&mut self, line: String);
     /// Whether the client has gone away.
     fn is_gone(&self) -> bool;
 }
@@ -35,6 +37,9 @@ pub(crate) struct Log;
 impl Listener for Log {
     fn progress(&mut self, _: &str, _: u64, _: u64) {}
     fn problem(&mut self, line: String) {
+        crate::ui::err(&line);
+    }
+    fn remark(&mut self, line: String) {
         crate::ui::err(&line);
     }
     fn is_gone(&self) -> bool {
@@ -110,6 +115,29 @@ impl State {
             kstats: Mutex::new(None),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// Keeps pools, datasets and mounts as they are for everybody else.
+    pub(super) fn changing(&self) -> rt::MutexGuard<'_, ()> {
+        self.changes.lock()
+    }
+
+    /// The mounts of datasets that `wanted` accepts, children first.
+    pub(super) fn mounted_below(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Vec<(String, PathBuf, Arc<dyn mounts::MountedFs>)> {
+        let mut table = self.mounts.lock();
+        table.forget_dead();
+        table.deepest_first(wanted)
+    }
+
+    /// Shows a pool's volumes anew.
+    pub(super) fn show_volumes(&self, pool: &Arc<Pool>, to: &mut dyn Listener) {
+        self.volumes.remove(pool.name());
+        if let Err(e) = self.volumes.add(pool) {
+            to.problem(format!("the volumes of '{}' do not appear as files: {e}", pool.name()));
+        }
     }
 
     /// The engine.
@@ -364,7 +392,7 @@ impl State {
 
     /// Mounts a dataset and what is below it, as far as `-a` would. Called under
     /// `changes`.
-    fn mount_below(&self, root: &Dataset, given: &[String], to: &mut dyn Listener) {
+    pub(super) fn mount_below(&self, root: &Dataset, given: &[String], to: &mut dyn Listener) {
         let mut plans = Vec::new();
         let mut todo = vec![root.clone()];
         while let Some(dataset) = todo.pop() {
@@ -393,7 +421,12 @@ impl State {
         }
     }
 
-    fn mount_one(&self, plan: &mounts::Plan, given: &[String], overlay: bool) -> Result<()> {
+    pub(super) fn mount_one(
+        &self,
+        plan: &mounts::Plan,
+        given: &[String],
+        overlay: bool,
+    ) -> Result<()> {
         let name = plan.dataset.name();
         let fail = |e: Error| cannot("mount", name, &e);
         let place = |e: Error| match e.kind() {
@@ -484,7 +517,7 @@ impl State {
     }
 
     /// Unmounts what `wanted` accepts, children first; false if something stayed.
-    fn unmount_where(
+    pub(super) fn unmount_where(
         &self,
         wanted: impl Fn(&str) -> bool,
         force: bool,

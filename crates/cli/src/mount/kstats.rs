@@ -267,8 +267,7 @@ impl KstatMount {
         }
         std::fs::create_dir_all(&dir)
             .map_err(|e| Error::io("cannot make the directory of kstats", e))?;
-        let options =
-            fuse::MountOptions { fsname: "cenote-kstat".to_owned(), ..super::mount_options() };
+        let options = super::shown_options("cenote-kstat");
         let fs = Arc::new(KstatFs::new(Arc::clone(registry)));
         let config = Config { export: false, ..Config::default() };
         let session = Session::mount(fs, &dir, &options, &config)?;

@@ -12,6 +12,7 @@ mod zfs;
 use std::path::Path;
 use std::sync::Arc;
 
+use base::rt::Mutex;
 use base::{ErrorKind, Result};
 use fuse::{Config, Session, UnmountOptions};
 use rustix::process::geteuid;
@@ -37,18 +38,14 @@ impl Mounter for FuseMounter {
         mountpoint: &Path,
         options: &MountOptions,
     ) -> Result<Box<dyn MountedFs>> {
-        let fs = zfs::ZfsMount::new(dataset, options)?;
-        let mount = fuse::MountOptions {
-            fsname: dataset.name().to_owned(),
-            nosuid: options.nosuid,
-            nodev: options.nodev,
-            noexec: options.noexec,
-            ..mount_options()
-        };
+        let fs = Arc::new(zfs::ZfsMount::new(dataset, options)?);
+        let mount = mount_options(dataset.name(), options);
         let config =
             Config { posix_acl: options.posix_acl, max_readahead: READ_AHEAD, ..Config::default() };
-        let session = Session::mount(Arc::new(fs), mountpoint, &mount, &config)?;
-        Ok(Box::new(FuseMount(session)))
+        let session = Session::mount(Arc::clone(&fs) as _, mountpoint, &mount, &config)?;
+        fs.attach(session.notifier());
+        let now = Mutex::new(options.clone());
+        Ok(Box::new(FuseMount { session, fs, name: dataset.name().to_owned(), now }))
     }
 }
 
@@ -56,9 +53,10 @@ impl Mounter for FuseMounter {
 /// once to keep the device's queue filled.
 const READ_AHEAD: u32 = 4 << 20;
 
-/// Read-only; for all users if the daemon is root's.
-fn mount_options() -> fuse::MountOptions {
+/// A mount of files that nobody changes.
+fn shown_options(name: &str) -> fuse::MountOptions {
     fuse::MountOptions {
+        fsname: name.to_owned(),
         read_only: true,
         noatime: true,
         allow_other: geteuid().is_root(),
@@ -67,23 +65,44 @@ fn mount_options() -> fuse::MountOptions {
     }
 }
 
+/// For all users if the daemon is root's.
+fn mount_options(name: &str, options: &MountOptions) -> fuse::MountOptions {
+    fuse::MountOptions {
+        fsname: name.to_owned(),
+        read_only: true,
+        noatime: true,
+        nosuid: options.nosuid,
+        nodev: options.nodev,
+        noexec: options.noexec,
+        allow_other: geteuid().is_root(),
+        default_permissions: true,
+        ..fuse::MountOptions::default()
+    }
+}
+
 /// A mount that a session serves.
-struct FuseMount(Session);
+struct FuseMount {
+    session: Session,
+    fs: Arc<zfs::ZfsMount>,
+    name: String,
+    /// The options that hold.
+    now: Mutex<MountOptions>,
+}
 
 impl MountedFs for FuseMount {
     fn unmount(&self, force: bool) -> Result<()> {
         let root = geteuid().is_root();
-        match self.0.unmount(UnmountOptions::default()) {
+        match self.session.unmount(UnmountOptions::default()) {
             Ok(()) => {
-                self.0.join();
+                self.session.join();
                 Ok(())
             }
             Err(e) if force && e.kind() == ErrorKind::Busy => {
-                self.0.unmount(UnmountOptions { lazy: true, force: root })?;
+                self.session.unmount(UnmountOptions { lazy: true, force: root })?;
                 // Aborting, which only root may, ends the session at once; else it
                 // ends when its last user is gone.
                 if root {
-                    self.0.join();
+                    self.session.join();
                 }
                 Ok(())
             }
@@ -92,6 +111,27 @@ impl MountedFs for FuseMount {
     }
 
     fn is_alive(&self) -> bool {
-        self.0.is_running()
+        self.session.is_running()
+    }
+
+    fn remount(&self, options: &MountOptions) -> Result<bool> {
+        let mut now = self.now.lock();
+        if now.posix_acl != options.posix_acl {
+            return Ok(false);
+        }
+        let flags = |o: &MountOptions| (o.read_only, o.nosuid, o.nodev, o.noexec);
+        if flags(&now) != flags(options) {
+            if !geteuid().is_root() {
+                return Ok(false);
+            }
+            self.session.remount(&mount_options(&self.name, options))?;
+        }
+        self.fs.follow(options);
+        *now = options.clone();
+        Ok(true)
+    }
+
+    fn snapshots_changed(&self, names: &[&str]) {
+        self.fs.snapshots_changed(names);
     }
 }

@@ -268,8 +268,7 @@ impl Volumes {
         }
         std::fs::create_dir_all(&self.dir)
             .map_err(|e| base::Error::io("cannot make the directory of volumes", e))?;
-        let options =
-            fuse::MountOptions { fsname: "cenote-volumes".to_owned(), ..super::mount_options() };
+        let options = super::shown_options("cenote-volumes");
         let fs = VolumeFs(Arc::clone(&self.tree));
         *session = Some(Session::mount(Arc::new(fs), &self.dir, &options, &Config::default())?);
         Ok(())

@@ -17,6 +17,8 @@
 //! Lock order: `ZfsMount::spaces` is a leaf; the engine is not called under it.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -24,8 +26,8 @@ use base::rt::RwLock;
 use base::{ErrorKind, ObjectId, Result};
 use cenote::props::PropData;
 use fuse::{
-    Attr, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, Opened, ReadArgs, Request,
-    Statfs, Statx, Timestamp,
+    Attr, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, Notifier, Opened, ReadArgs,
+    Request, Statfs, Statx, Timestamp,
 };
 
 use super::io;
@@ -46,20 +48,25 @@ type Answer<T> = std::result::Result<T, Errno>;
 
 /// The file systems of one mount: index 0 is the dataset, others are snapshots.
 struct Spaces {
-    /// With the object set's number.
-    list: Vec<(Arc<FileSystem>, u64)>,
+    /// With the object set's number; `None` where a snapshot was that is gone.
+    list: Vec<Option<(Arc<FileSystem>, u64)>>,
     by_name: HashMap<Vec<u8>, u16>,
 }
+
+/// The snapshots by name, with their creation.
+type Snapshots = Arc<Vec<(Vec<u8>, Timestamp)>>;
 
 /// A mounted dataset.
 pub(super) struct ZfsMount {
     dataset: Dataset,
     fs: Arc<FileSystem>,
     spaces: RwLock<Spaces>,
-    snapshots: OnceLock<Vec<(Vec<u8>, Timestamp)>>,
+    /// Until they change, and how often they did.
+    snapshots: RwLock<(Option<Snapshots>, u64)>,
     totals: Statfs,
-    visible: bool,
-    has_ctl: bool,
+    visible: AtomicBool,
+    has_ctl: AtomicBool,
+    notifier: OnceLock<Notifier>,
     /// The kernel's page cache is passed by.
     direct_io: bool,
 }
@@ -126,15 +133,60 @@ impl ZfsMount {
             dataset: dataset.clone(),
             totals: totals(dataset, &fs)?,
             spaces: RwLock::new(Spaces {
-                list: vec![(Arc::clone(&fs), dataset.object())],
+                list: vec![Some((Arc::clone(&fs), dataset.object()))],
                 by_name: HashMap::new(),
             }),
             fs,
-            snapshots: OnceLock::new(),
-            visible: options.snapdir_visible,
-            has_ctl: !options.snapdir_disabled,
+            snapshots: RwLock::new((None, 0)),
+            visible: AtomicBool::new(options.snapdir_visible),
+            has_ctl: AtomicBool::new(!options.snapdir_disabled),
+            notifier: OnceLock::new(),
             direct_io: options.direct_io,
         })
+    }
+
+    /// Tells how to tell the kernel something.
+    pub(super) fn attach(&self, notifier: Notifier) {
+        let _attached_once = self.notifier.set(notifier);
+    }
+
+    /// Options changed that are no flags of the kernel's.
+    pub(super) fn follow(&self, options: &MountOptions) {
+        self.visible.store(options.snapdir_visible, Relaxed);
+        self.has_ctl.store(!options.snapdir_disabled, Relaxed);
+        self.tell(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
+        self.tell(|n| n.inval_inode(fuse::ROOT_ID, 0, 0));
+    }
+
+    /// Snapshots of these names came or went: what was known of them is forgotten, here
+    /// and in the kernel. Files of one that is gone are stale.
+    pub(super) fn snapshots_changed(&self, names: &[&str]) {
+        {
+            let mut known = self.snapshots.write();
+            *known = (None, known.1 + 1);
+        }
+        {
+            let mut spaces = self.spaces.write();
+            for name in names {
+                if let Some(space) = spaces.by_name.remove(name.as_bytes())
+                    && let Some(slot) = spaces.list.get_mut(usize::from(space))
+                {
+                    *slot = None;
+                }
+            }
+        }
+        let Some(snapdir) = Node::Snapdir.id(self.root()) else { return };
+        for name in names {
+            self.tell(|n| n.inval_entry(snapdir, name.as_bytes()));
+        }
+        self.tell(|n| n.inval_inode(snapdir, 0, 0));
+    }
+
+    /// An invalidation; a kernel that knows nothing of it needs none.
+    fn tell(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
+        if let Some(notifier) = self.notifier.get() {
+            let _unmounted = what(notifier);
+        }
     }
 
     fn root(&self) -> ObjectId {
@@ -150,7 +202,8 @@ impl ZfsMount {
             return Ok(Arc::clone(&self.fs));
         }
         let spaces = self.spaces.read();
-        spaces.list.get(usize::from(space)).map(|s| Arc::clone(&s.0)).ok_or(Errno::ESTALE)
+        let known = spaces.list.get(usize::from(space)).and_then(Option::as_ref);
+        known.map(|s| Arc::clone(&s.0)).ok_or(Errno::ESTALE)
     }
 
     /// An object and the file system it is in.
@@ -161,22 +214,32 @@ impl ZfsMount {
         }
     }
 
-    /// The snapshots by name, with their creation; read once.
-    fn snapshots(&self, mode: Mode) -> Answer<&[(Vec<u8>, Timestamp)]> {
-        if let Some(list) = self.snapshots.get() {
-            return Ok(list);
-        }
+    /// The snapshots by name, with their creation; read when they changed.
+    fn snapshots(&self, mode: Mode) -> Answer<Snapshots> {
+        let changes = {
+            let known = self.snapshots.read();
+            if let Some(list) = &known.0 {
+                return Ok(Arc::clone(list));
+            }
+            known.1
+        };
         if mode == Mode::NonBlocking {
             return Err(Errno::WOULD_BLOCK);
         }
         let mut list = Vec::new();
-        for snapshot in self.dataset.snapshots()? {
+        for snapshot in self.dataset.now()?.snapshots()? {
             let Some((_, name)) = snapshot.name().split_once('@') else { continue };
             let sec = number(&snapshot, "creation").unwrap_or(0);
             let time = Timestamp { sec: i64::try_from(sec).unwrap_or(0), nsec: 0 };
             list.push((name.as_bytes().to_vec(), time));
         }
-        Ok(self.snapshots.get_or_init(|| list))
+        let list = Arc::new(list);
+        let mut known = self.snapshots.write();
+        // One that came or went meanwhile may be missing in the list, or still be there.
+        if known.1 == changes {
+            known.0 = Some(Arc::clone(&list));
+        }
+        Ok(list)
     }
 
     /// The file system of a snapshot, opened if it was not yet.
@@ -188,7 +251,7 @@ impl ZfsMount {
             return Err(Errno::WOULD_BLOCK);
         }
         let text = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let snapshot = self.dataset.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
+        let snapshot = self.dataset.now()?.snapshot(text).map_err(absent)?.ok_or(Errno::ENOENT)?;
         let fs = snapshot.open_fs()?;
         fs.set_drop_behind(!self.direct_io);
         let mut spaces = self.spaces.write();
@@ -199,19 +262,29 @@ impl ZfsMount {
         if spaces.list.len() >= SPACES_MAX {
             return Err(Errno::ENOMEM);
         }
-        spaces.list.push((fs, snapshot.object()));
+        spaces.list.push(Some((fs, snapshot.object())));
         spaces.by_name.insert(name.to_vec(), space);
         Ok(space)
+    }
+
+    fn has_ctl(&self) -> bool {
+        self.has_ctl.load(Relaxed)
     }
 
     /// An object's attributes as they show in this mount.
     fn object_attr(&self, space: u16, fs: &FileSystem, a: &Attrs) -> Attr {
         let mut out = attr(a);
         if space != 0 && a.id == fs.root() {
-            let set = self.spaces.read().list.get(usize::from(space)).map_or(0, |s| s.1);
+            let set = self.set_of(space);
             out.ino = SNAPROOT_INO.saturating_sub(set);
         }
         out
+    }
+
+    /// The number of a file system's object set.
+    fn set_of(&self, space: u16) -> u64 {
+        let spaces = self.spaces.read();
+        spaces.list.get(usize::from(space)).and_then(Option::as_ref).map_or(0, |s| s.1)
     }
 
     fn object_entry(&self, space: u16, fs: &FileSystem, id: ObjectId, io: Io) -> Answer<Entry> {
@@ -222,8 +295,13 @@ impl ZfsMount {
 
     /// Attributes of `.zfs` or `.zfs/snapshot`.
     fn control_attr(&self, ino: u64, links: u32) -> Attr {
-        let time =
-            self.snapshots.get().and_then(|l| l.last()).map_or_else(Default::default, |s| s.1);
+        let time = self
+            .snapshots
+            .read()
+            .0
+            .as_ref()
+            .and_then(|l| l.last().map(|s| s.1))
+            .unwrap_or_default();
         Attr {
             ino,
             size: u64::from(links),
@@ -261,7 +339,7 @@ impl ZfsMount {
                 let fs = self.space(space)?;
                 self.object_entry(space, &fs, fs.root(), io(mode))
             }
-            (Node::Object(0, id), CTL_NAME) if id == root && self.has_ctl => {
+            (Node::Object(0, id), CTL_NAME) if id == root && self.has_ctl() => {
                 self.control_entry(Node::Control, mode)
             }
             (Node::Object(space, id), name) => {
@@ -291,7 +369,7 @@ impl ZfsMount {
             Node::Object(space, id) => {
                 let fs = self.space(space)?;
                 let is_root = space == 0 && id == self.root();
-                let ctl = is_root && self.visible && self.has_ctl;
+                let ctl = is_root && self.visible.load(Relaxed) && self.has_ctl();
                 Listing { mount: self, fs: &fs, space, mode, plus, ctl }.run(id, offset, sink)
             }
             Node::Control => {
@@ -302,7 +380,8 @@ impl ZfsMount {
             }
             Node::Snapdir => {
                 let dots: [(u64, &[u8]); 2] = [(SNAPDIR_INO, b"."), (CTL_INO, b"..")];
-                let names = self.snapshots(mode)?.iter().map(|s| (SNAPDIR_INO, s.0.as_slice()));
+                let list = self.snapshots(mode)?;
+                let names = list.iter().map(|s| (SNAPDIR_INO, s.0.as_slice()));
                 fixed(sink, offset, dots.into_iter().chain(names));
                 Ok(())
             }
@@ -392,8 +471,10 @@ impl Listing<'_> {
 impl Filesystem for ZfsMount {
     fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
         match self.find(mode, parent, name) {
-            // Nothing can appear on a read-only pool.
-            Err(Errno::ENOENT) => Ok(Entry::negative(FOREVER)),
+            // Nothing can appear on a read-only pool; snapshots come and go.
+            Err(Errno::ENOENT) if !matches!(self.node(parent)?, Node::Snapdir) => {
+                Ok(Entry::negative(FOREVER))
+            }
             other => other,
         }
     }

@@ -1,5 +1,8 @@
 //! `zfs`: datasets, as OpenZFS's command shows them (chapter 09 §3).
 
+mod change;
+mod create;
+mod destroy;
 mod get;
 mod list;
 mod mount;
@@ -9,11 +12,27 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 
+use crate::client::Client;
 use crate::getopt::{self, Bad, Long, Parsed};
+use crate::proto::{DatasetChange, Reply, Request};
+use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 use crate::zpool::version;
 
-const COMMANDS: [(&str, &str); 5] = [
+const COMMANDS: [(&str, &str); 10] = [
+    (
+        "create",
+        "create [-Pnpuv] [-o property=value] ... <filesystem>\n\tcreate [-Pnpsv] [-b blocksize] [-o \
+         property=value] ... -V <size> <volume>",
+    ),
+    (
+        "destroy",
+        "destroy [-fnpRrv] <filesystem|volume>\n\tdestroy [-dnpRrv] \
+         <filesystem|volume>@<snap>[%<snap>][,...]",
+    ),
+    ("snapshot", "snapshot [-r] [-o property=value] ... <filesystem|volume>@<snap> ..."),
+    ("set", "set [-u] <property=value> ... <filesystem|volume|snapshot> ..."),
+    ("inherit", "inherit [-rS] <property> <filesystem|volume|snapshot> ..."),
     (
         "list",
         "list [-Hp] [-r|-d max] [-o property[,...]] [-s property]...\n\t    [-S property]... [-t \
@@ -30,19 +49,13 @@ const COMMANDS: [(&str, &str); 5] = [
 ];
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 36] = [
-    "create",
-    "destroy",
-    "snapshot",
-    "snap",
+const MISSING: [&str; 30] = [
     "rollback",
     "clone",
     "promote",
     "rename",
     "bookmark",
     "program",
-    "set",
-    "inherit",
     "upgrade",
     "userspace",
     "groupspace",
@@ -103,6 +116,35 @@ fn options(
     Ok(parsed)
 }
 
+/// The command as it goes into the pool's history.
+fn command_line(name: &str, argv: &[OsString]) -> String {
+    let words = argv.iter().map(|w| w.to_string_lossy().into_owned());
+    std::iter::once(format!("zfs {name}")).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// One `-o property=value`; each may be given once.
+fn property(list: &mut Vec<(String, String)>, text: &str) -> std::result::Result<(), String> {
+    let Some((name, value)) = text.split_once('=') else {
+        return Err("missing '=' for property=value argument".to_owned());
+    };
+    if list.iter().any(|(n, _)| n == name) {
+        return Err(format!("property '{name}' specified multiple times"));
+    }
+    list.push((name.to_owned(), value.to_owned()));
+    Ok(())
+}
+
+/// Asks for a change. A refusal is the whole message.
+fn ask(change: DatasetChange) -> Result<(Reply, bool)> {
+    let mut client = match Client::for_looking(&Runtime::from_env()?)? {
+        Some(client) => client,
+        // Nothing is imported: the daemon's own words for that.
+        None => Client::connect(&Runtime::from_env()?)?,
+    };
+    let reply = client.ask(&Request::ChangeDatasets(Box::new(change)))?;
+    Ok((reply, client.failed))
+}
+
 /// `zfs ...`
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let Some((first, rest)) = argv.split_first() else {
@@ -114,6 +156,11 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     match command.as_ref() {
         "list" => list::main(rest),
         "get" => get::main(rest),
+        "create" => create::main(rest),
+        "destroy" => destroy::main(rest),
+        "snapshot" | "snap" => change::snapshot(&command, rest),
+        "set" => change::set(rest),
+        "inherit" => change::inherit(rest),
         "mount" => mount::mount(rest),
         "unmount" | "umount" => mount::unmount(rest),
         "version" | "-V" | "--version" => {
@@ -124,8 +171,10 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             ui::out(&usage_text());
             Ok(Exit::OK)
         }
-        c if MISSING.contains(&c) || c.contains('=') => {
-            Err(Error::unsupported(format!("cannot run 'zfs {c}': Cenote reads pools only")))
+        // `zfs property=value dataset` means `zfs set`.
+        c if c.contains('=') => change::set(argv),
+        c if MISSING.contains(&c) => {
+            Err(Error::unsupported(format!("cannot run 'zfs {c}': Cenote does not have it yet")))
         }
         c => {
             ui::err(&format!("unrecognized command '{c}'"));

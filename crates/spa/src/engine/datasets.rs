@@ -59,6 +59,9 @@ pub struct PropChange {
     pub change: Change,
 }
 
+/// The word `off` of property `dedup`.
+const DEDUP_OFF: u64 = 2;
+
 fn exists(name: &str) -> Error {
     Error::new(ErrorKind::Exists, "dataset already exists").in_dataset(name)
 }
@@ -83,7 +86,7 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
         ("compression", n) if n & 0x7f == 16 => "org.freebsd:zstd_compress",
         ("dnodesize", n) if n != 0 => features::LARGE_DNODE,
         ("filesystem_limit" | "snapshot_limit", n) if n != u64::MAX => features::FILESYSTEM_LIMITS,
-        ("dedup", n) if n != 0 => {
+        ("dedup", n) if n != 0 && n != DEDUP_OFF => {
             return Err(Error::unsupported("deduplicated blocks cannot be written yet"));
         }
         _ => return Ok(()),

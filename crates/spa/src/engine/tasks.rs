@@ -109,6 +109,14 @@ impl TaskCx<'_> {
         wanted.try_for_each(|(_, guid)| features::activate(self.cx, head, guid))
     }
 
+    /// Marks a dataset with a feature that none of its pointers shows.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn activate(&self, head: u64, guid: &str) -> Result<()> {
+        features::activate(self.cx, head, guid)
+    }
+
     /// The MOS, for reading.
     pub fn read(&self) -> &dyn MosRead {
         self.cx.read()

@@ -1,0 +1,107 @@
+//! Requests that make and change datasets.
+
+use serde::{Deserialize, Serialize};
+
+/// Datasets and snapshots in one request; more is a mistake.
+pub(crate) const TARGETS_MAX: usize = 65_536;
+
+/// A new volume's own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VolumeArgs {
+    /// Bytes, as the user wrote them.
+    pub(crate) size: String,
+    /// Bytes of a block, as the user wrote them.
+    pub(crate) block_size: Option<String>,
+    /// Reserve nothing.
+    pub(crate) sparse: bool,
+}
+
+/// A new file system or volume. Properties travel as the user wrote them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NewDatasetArgs {
+    /// Its full name.
+    pub(crate) name: String,
+    /// It is a volume.
+    pub(crate) volume: Option<VolumeArgs>,
+    /// Make what lacks above it; be content if it is there.
+    pub(crate) parents: bool,
+    /// Do not mount it.
+    pub(crate) no_mount: bool,
+    /// Only check.
+    pub(crate) dry_run: bool,
+    /// Properties.
+    pub(crate) props: Vec<(String, String)>,
+    /// The command, for the pool's history.
+    pub(crate) command: String,
+}
+
+/// What to destroy: a file system or volume, or snapshots `FS@a,b%c`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DestroyArgs {
+    /// As the user named it.
+    pub(crate) target: String,
+    /// With all below; of snapshots, those of that name below.
+    pub(crate) recursive: bool,
+    /// With clones, too.
+    pub(crate) clones: bool,
+    /// Snapshots in use go with their last user.
+    pub(crate) defer: bool,
+    /// Unmount what is in use.
+    pub(crate) force: bool,
+    /// Only tell.
+    pub(crate) dry_run: bool,
+    /// The command, for the pool's history.
+    pub(crate) command: String,
+}
+
+/// Snapshots of one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotArgs {
+    /// Their full names.
+    pub(crate) names: Vec<String>,
+    /// Of everything below, too.
+    pub(crate) recursive: bool,
+    /// User properties.
+    pub(crate) props: Vec<(String, String)>,
+    /// The command, for the pool's history.
+    pub(crate) command: String,
+}
+
+/// How properties change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Assign {
+    /// To these values, as the user wrote them.
+    Set(Vec<(String, String)>),
+    /// To what is inherited.
+    Inherit(String),
+    /// To what was received.
+    Revert(String),
+}
+
+/// Properties of datasets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PropsArgs {
+    /// Their full names.
+    pub(crate) names: Vec<String>,
+    /// How.
+    pub(crate) assign: Assign,
+    /// Of everything below, too.
+    pub(crate) recursive: bool,
+    /// Leave mounts where they are.
+    pub(crate) no_remount: bool,
+    /// The command, for the pool's history.
+    pub(crate) command: String,
+}
+
+/// A change of datasets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum DatasetChange {
+    /// Make one.
+    Create(NewDatasetArgs),
+    /// Destroy some. Answered with [`super::Reply::Doomed`].
+    Destroy(DestroyArgs),
+    /// Take snapshots.
+    Snapshot(SnapshotArgs),
+    /// Change properties.
+    Props(PropsArgs),
+}

@@ -1,0 +1,129 @@
+//! `zfs create` (chapter 09 §3).
+
+use std::ffi::OsString;
+
+use base::{Error, Result};
+
+use super::{ask, command_line, misuse, options, property, select};
+use crate::getopt::Parsed;
+use crate::proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
+use crate::ui::{self, Exit};
+
+/// What a command line asks for, or the message before the usage.
+fn asked(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {
+    let size = parsed.last('V');
+    let words = parsed.words();
+    let kind = if size.is_some() { "volume" } else { "filesystem" };
+    let name = match words.as_slice() {
+        [] => return Err(format!("missing {kind} argument")),
+        [name] => name.clone(),
+        _ => return Err("too many arguments".to_owned()),
+    };
+    if size.is_none() && (parsed.has('s') || parsed.has('b')) {
+        return Err("'-s' and '-b' can only be used when creating a volume".to_owned());
+    }
+    if size.is_some() && parsed.has('u') {
+        return Err("'-u' can only be used when creating a filesystem".to_owned());
+    }
+    let volume =
+        size.map(|size| VolumeArgs { size, block_size: parsed.last('b'), sparse: parsed.has('s') });
+    Ok(NewDatasetArgs {
+        name,
+        volume,
+        parents: parsed.has('p'),
+        no_mount: parsed.has('u'),
+        dry_run: parsed.has('n'),
+        ..NewDatasetArgs::default()
+    })
+}
+
+/// `zfs create ...`
+pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("create", argv, "PnpuvsV:b:o:", &[]) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut args = match asked(&parsed) {
+        Ok(args) => args,
+        Err(message) => return Ok(misuse("create", Some(&message))),
+    };
+    for given in parsed.opts.iter().filter(|o| o.letter == 'o') {
+        if let Err(message) = property(&mut args.props, &given.text()) {
+            ui::err(&message);
+            return Ok(Exit::FAILURE);
+        }
+    }
+    if let Err(message) = select::check_name(&args.name) {
+        return Err(Error::invalid(message.replacen("cannot open", "cannot create", 1)));
+    }
+    args.command = command_line("create", argv);
+    let told = told(&args, parsed.has('P'));
+    let verbose = parsed.has('v') || parsed.has('P');
+    if verbose {
+        ui::out(&told);
+    }
+    let (_, failed) = ask(DatasetChange::Create(args))?;
+    Ok(Exit::failed_if(failed))
+}
+
+/// What `-v` and `-P` tell.
+fn told(args: &NewDatasetArgs, parsable: bool) -> String {
+    let mut props = args.props.clone();
+    if let Some(volume) = &args.volume {
+        props.push(("volsize".to_owned(), volume.size.clone()));
+        if let Some(block) = &volume.block_size {
+            props.push(("volblocksize".to_owned(), block.clone()));
+        }
+    }
+    let (name, mut out) = (&args.name, String::new());
+    if parsable {
+        if args.parents {
+            out.push_str(&format!("create_ancestors\t{name}\n"));
+        }
+        out.push_str(&format!("create\t{name}\n"));
+        for (prop, value) in &props {
+            out.push_str(&format!("property\t{prop}\t{value}\n"));
+        }
+        return out;
+    }
+    let verb = if args.dry_run { "would create" } else { "create" };
+    if args.parents {
+        let would = if args.dry_run { "would create" } else { "create" };
+        out.push_str(&format!("{would} ancestors of {name}\n"));
+    }
+    out.push_str(&format!("{verb} {name}\n"));
+    for (prop, value) in &props {
+        out.push_str(&format!("\t{prop}={value}\n"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::getopt;
+
+    fn parse(words: &[&str]) -> std::result::Result<NewDatasetArgs, String> {
+        let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
+        asked(&getopt::parse(&argv, "PnpuvsV:b:o:", &[]).unwrap())
+    }
+
+    #[test]
+    fn command_lines() {
+        assert_eq!(parse(&["tank/a"]).unwrap().name, "tank/a");
+        let volume = parse(&["-sV", "1G", "-b", "8k", "tank/v"]).unwrap().volume.unwrap();
+        assert!(volume.sparse && volume.size == "1G" && volume.block_size.unwrap() == "8k");
+        assert_eq!(parse(&[]).unwrap_err(), "missing filesystem argument");
+        assert_eq!(parse(&["-V", "1G"]).unwrap_err(), "missing volume argument");
+        assert_eq!(parse(&["a", "b"]).unwrap_err(), "too many arguments");
+        assert!(parse(&["-s", "a"]).is_err() && parse(&["-u", "-V", "1G", "a"]).is_err());
+    }
+
+    #[test]
+    fn what_is_told() {
+        let mut args = parse(&["-n", "tank/a"]).unwrap();
+        args.props = vec![("atime".into(), "off".into())];
+        assert_eq!(told(&args, false), "would create tank/a\n\tatime=off\n");
+        assert_eq!(told(&args, true), "create\ttank/a\nproperty\tatime\toff\n");
+    }
+}

@@ -1,0 +1,274 @@
+//! Datasets made, changed and destroyed through the daemon, with their mounts; the pool
+//! is judged by OpenZFS's `zdb` each time. The words are those of chapter 09.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{Sandbox, can_mount, judge, new_pool};
+
+/// Where a dataset is mounted and with which options, by the kernel.
+fn mounted(dataset: &str, s: &Sandbox) -> Option<(String, String)> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let inside = s.text("");
+    table.lines().find_map(|line| {
+        let f: Vec<&str> = line.split(' ').collect();
+        let dash = f.iter().position(|w| *w == "-")?;
+        let mine = f.get(dash + 2) == Some(&dataset) && f[4].starts_with(&inside);
+        mine.then(|| (f[4].to_owned(), f[5].to_owned()))
+    })
+}
+
+fn names(s: &Sandbox, types: &str) -> Vec<String> {
+    let out = s.ok(&["zfs", "list", "-rHo", "name", "-t", types, "tank"]);
+    out.lines().map(str::to_owned).collect()
+}
+
+fn value(s: &Sandbox, property: &str, dataset: &str) -> String {
+    s.ok(&["zfs", "get", "-Hpo", "value,source", property, dataset]).trim().replace('\t', " ")
+}
+
+#[test]
+fn datasets_are_made() {
+    if !can_mount("datasets are made") {
+        return;
+    }
+    let s = Sandbox::new("zfscreate");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    assert_eq!(zfs(&["create", "-o", "compression=off", "-o", "a:b=c", "tank/a"]), "");
+    assert_eq!(value(&s, "compression", "tank/a"), "off local");
+    assert_eq!(value(&s, "a:b", "tank/a"), "c local");
+    assert_eq!(mounted("tank/a", &s).unwrap().0, s.text("mnt/a"));
+    assert_eq!(no(&["create", "tank/a"]), "cannot create 'tank/a': dataset already exists\n");
+    assert_eq!(zfs(&["create", "-p", "tank/a"]), "");
+    assert_eq!(no(&["create", "tank/x/y"]), "cannot create 'tank/x/y': parent does not exist\n");
+    assert_eq!(no(&["create", "nope/y"]), "cannot create 'nope/y': no such pool 'nope'\n");
+    assert_eq!(
+        no(&["create", "tank/a*"]),
+        "cannot create 'tank/a*': invalid character '*' in name\n"
+    );
+    assert_eq!(
+        no(&["create", "-o", "used=1", "tank/u"]),
+        "cannot create 'tank/u': 'used' is readonly\n"
+    );
+    assert_eq!(
+        no(&["create", "-o", "a:b=1", "-o", "a:b=2", "tank/u"]),
+        "property 'a:b' specified multiple times\n"
+    );
+    assert_eq!(
+        zfs(&["create", "-nv", "-o", "atime=off", "tank/u"]),
+        "would create tank/u\n\tatime=off\n"
+    );
+    assert!(!names(&s, "fs").contains(&"tank/u".to_owned()));
+    zfs(&["create", "-u", "tank/u"]);
+    assert_eq!(mounted("tank/u", &s), None);
+    zfs(&["create", "-p", "-o", "canmount=off", "tank/p/q/r"]);
+    assert!(mounted("tank/p/q", &s).is_some() && mounted("tank/p/q/r", &s).is_none());
+
+    zfs(&["create", "-V", "10M", "-b", "8k", "tank/v"]);
+    zfs(&["create", "-s", "-V", "10000", "tank/sparse"]);
+    assert_eq!(value(&s, "volsize", "tank/v"), "10485760 local");
+    assert_eq!(value(&s, "volsize", "tank/sparse"), "16384 local", "rounded up to a block");
+    assert_eq!(value(&s, "refreservation", "tank/sparse"), "0 default");
+    assert_ne!(value(&s, "refreservation", "tank/v"), "0 default");
+    assert!(s.path("run/volumes/tank/v").exists());
+    assert_eq!(
+        no(&["create", "-V", "1X", "tank/w"]),
+        "cannot create 'tank/w': bad volume size '1X': invalid numeric suffix 'X'\n"
+    );
+    assert_eq!(
+        no(&["set", "volsize=20M", "tank/v"]),
+        "cannot set property for 'tank/v': volumes cannot be resized by this version\n"
+    );
+    let text = s.fail(2, &["zfs", "create", "-s", "tank/f"]);
+    assert!(text.starts_with("'-s' and '-b' can only be used when creating a volume\nusage:\n"));
+    let history = s.ok(&["zpool", "history", "tank"]);
+    assert!(history.contains(" zfs create -o compression=off -o a:b=c tank/a\n"), "{history}");
+    assert!(!history.contains("-nv"), "{history}");
+    judge(&s);
+}
+
+#[test]
+fn datasets_go() {
+    if !can_mount("datasets go") {
+        return;
+    }
+    let s = Sandbox::new("zfsdestroy");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    zfs(&["create", "-p", "tank/a/b"]);
+    for snap in ["one", "two", "three", "four"] {
+        zfs(&["snapshot", "-r", &format!("tank/a@{snap}")]);
+    }
+    assert_eq!(
+        no(&["snapshot", "tank/a@one"]),
+        "cannot create snapshot 'tank/a@one': dataset already exists\n"
+    );
+    let both = no(&["snapshot", "tank/a@five", "tank/a/b@two"]);
+    assert_eq!(
+        both,
+        "cannot create snapshot 'tank/a/b@two': dataset already exists\nno snapshots were created\n"
+    );
+    assert!(!names(&s, "snap").contains(&"tank/a@five".to_owned()), "all or none");
+    assert_eq!(
+        no(&["destroy", "tank"]).lines().next().unwrap(),
+        "cannot destroy 'tank': operation does not apply to pools"
+    );
+    let children = no(&["destroy", "tank/a/b"]);
+    assert_eq!(
+        children,
+        "cannot destroy 'tank/a/b': filesystem has children\nuse '-r' to destroy the following \
+         datasets:\ntank/a/b@one\ntank/a/b@two\ntank/a/b@three\ntank/a/b@four\n"
+    );
+    assert_eq!(
+        no(&["destroy", "tank/a@nope"]),
+        "could not find any snapshots to destroy; check snapshot names.\n"
+    );
+    assert_eq!(no(&["destroy", "tank/nope"]), "cannot open 'tank/nope': dataset does not exist\n");
+    assert_eq!(
+        zfs(&["destroy", "-nv", "tank/a@two%three,one"]),
+        "would destroy tank/a@one\nwould destroy tank/a@two\nwould destroy tank/a@three\nwould \
+         reclaim 0B\n"
+    );
+    assert_eq!(
+        zfs(&["destroy", "-rp", "tank/a@one"]),
+        "destroy\ttank/a@one\ndestroy\ttank/a/b@one\nreclaim\t0\n"
+    );
+    zfs(&["destroy", "tank/a@%two"]);
+    assert_eq!(names(&s, "snap").len(), 5);
+
+    // A mount in use stops everything before anything is destroyed.
+    let busy = std::fs::File::open(s.path("mnt/a/b")).unwrap();
+    let told = no(&["destroy", "-r", "tank/a"]);
+    assert_eq!(told, format!("cannot unmount '{}': pool or dataset is busy\n", s.text("mnt/a/b")));
+    assert_eq!(names(&s, "fs").len(), 3);
+    drop(busy);
+    assert_eq!(zfs(&["destroy", "-rv", "tank/a"]).lines().last(), Some("will destroy tank/a"));
+    assert_eq!(names(&s, "all"), ["tank"]);
+    assert_eq!(mounted("tank/a", &s), None);
+    judge(&s);
+}
+
+#[test]
+fn properties_move_mounts() {
+    if !can_mount("properties move mounts") {
+        return;
+    }
+    let s = Sandbox::new("zfsset");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    let zfs = |args: &[&str]| s.ok(&[&["zfs"], args].concat());
+    let no = |args: &[&str]| s.fail(1, &[&["zfs"], args].concat());
+    zfs(&["create", "tank/a"]);
+    let at = || mounted("tank/a", &s).map(|m| m.0);
+    let option = |word: &str| mounted("tank/a", &s).unwrap().1.split(',').any(|o| o == word);
+    let other = s.text("other");
+    let to_other = format!("mountpoint={other}");
+
+    let busy = std::fs::File::open(s.path("mnt/a")).unwrap();
+    let told = no(&["set", &to_other, "tank/a"]);
+    assert_eq!(told, format!("cannot unmount '{}': pool or dataset is busy\n", s.text("mnt/a")));
+    assert_eq!(
+        value(&s, "mountpoint", "tank/a"),
+        format!("{} inherited from tank", s.text("mnt/a"))
+    );
+    drop(busy);
+    zfs(&["set", &to_other, "tank/a"]);
+    assert_eq!(at(), Some(other.clone()));
+    zfs(&["inherit", "mountpoint", "tank/a"]);
+    assert_eq!(at(), Some(s.text("mnt/a")));
+    zfs(&["set", "-u", &to_other, "tank/a"]);
+    assert_eq!(at(), Some(s.text("mnt/a")), "-u leaves the mount alone");
+    zfs(&["inherit", "mountpoint", "tank/a"]);
+
+    assert!(!option("noexec") && !option("nosuid") && !option("nodev"));
+    // In use or not: the mount stays and changes.
+    let held = std::fs::File::open(s.path("mnt/a")).unwrap();
+    zfs(&["set", "exec=off", "setuid=off", "devices=off", "tank"]);
+    assert!(option("noexec") && option("nosuid") && option("nodev"), "{:?}", mounted("tank/a", &s));
+    zfs(&["set", "exec=on", "tank/a"]);
+    assert!(!option("noexec") && option("nosuid"));
+    zfs(&["inherit", "-r", "exec", "tank"]);
+    zfs(&["inherit", "setuid", "tank"]);
+    assert!(!option("noexec") && !option("nosuid") && option("nodev"));
+    assert_eq!(value(&s, "exec", "tank/a"), "on default");
+    drop(held);
+
+    zfs(&["set", "canmount=noauto", "tank/a"]);
+    assert!(at().is_some());
+    zfs(&["set", "canmount=off", "tank/a"]);
+    assert_eq!(at(), None);
+    zfs(&["canmount=on", "tank/a"]);
+    assert!(at().is_some());
+    // Snapshots appear and go beneath the mount.
+    let inside = || {
+        let list = std::fs::read_dir(s.path("mnt/a/.zfs/snapshot")).unwrap();
+        let mut names: Vec<String> =
+            list.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert!(inside().is_empty() && !s.path("mnt/a/.zfs/snapshot/one").exists());
+    zfs(&["snapshot", "tank/a@one", "tank@one"]);
+    assert_eq!(inside(), ["one"]);
+    assert!(s.path("mnt/a/.zfs/snapshot/one").exists());
+    zfs(&["destroy", "tank/a@one"]);
+    assert!(inside().is_empty() && !s.path("mnt/a/.zfs/snapshot/one").exists());
+    judge(&s);
+}
+
+#[test]
+fn refusals_of_properties() {
+    if !can_mount("refusals of properties") {
+        return;
+    }
+    let s = Sandbox::new("zfsrefuse");
+    new_pool(&s, 256, &["-O", "canmount=off"]);
+    s.ok(&["zfs", "create", "tank/a"]);
+    s.ok(&["zfs", "create", "-sV", "1M", "tank/v"]);
+    s.ok(&["zfs", "snapshot", "tank/a@s"]);
+    for (property, dataset, why) in [
+        ("foo=1", "tank/a", "invalid property 'foo'"),
+        ("used=1", "tank/a", "'used' is readonly"),
+        ("copies=4", "tank/a", "'copies' must be one of '1 | 2 | 3'"),
+        ("quota=1K", "tank", "size is less than current used or reserved space"),
+        ("quota=0", "tank", "use 'none' to disable quota/refquota"),
+        ("quota=1G", "tank/v", "'quota' does not apply to datasets of this type"),
+        ("atime=off", "tank/a@s", "this property can not be modified for snapshots"),
+        ("casesensitivity=mixed", "tank/a", "'casesensitivity' is readonly"),
+        ("version=4", "tank/a", "Can not downgrade; already at version 5"),
+        ("recordsize=100", "tank/a", "'recordsize' must be power of 2 from 512B to 16M"),
+    ] {
+        let told = s.fail(1, &["zfs", "set", property, dataset]);
+        assert_eq!(told, format!("cannot set property for '{dataset}': {why}\n"));
+    }
+    s.ok(&["zfs", "set", "a:b=1", "c:d=2", "tank/a", "tank/a@s"]);
+    assert_eq!(value(&s, "a:b", "tank/a@s"), "1 local");
+    s.ok(&["zfs", "inherit", "a:b", "tank/a@s"]);
+    assert_eq!(value(&s, "a:b", "tank/a@s"), "1 inherited from tank/a");
+    for (property, why) in [
+        ("used", "used property is read-only\n"),
+        ("quota", "'quota' property cannot be inherited\nuse 'zfs set quota=none' to clear\n"),
+    ] {
+        assert_eq!(s.fail(1, &["zfs", "inherit", property, "tank/a"]), why);
+    }
+    for (args, first) in [
+        (&["set", "tank/a"][..], "missing property=value argument(s)"),
+        (&["set", "a:b=1"], "missing dataset name(s)"),
+        (&["set", "a:b=1", "tank/a", "c:d=1"], "invalid argument order"),
+        (&["destroy"], "missing dataset argument"),
+        (&["snapshot"], "missing snapshot argument"),
+        (&["create"], "missing filesystem argument"),
+        (&["inherit", "atime"], "missing dataset argument"),
+    ] {
+        let told = s.fail(2, &[&["zfs"], args].concat());
+        assert_eq!(told.lines().next(), Some(first), "{args:?}");
+    }
+    assert_eq!(
+        s.fail(1, &["zfs", "clone", "tank/a@s", "tank/c"]),
+        "cannot run 'zfs clone': Cenote does not have it yet\n"
+    );
+    judge(&s);
+}

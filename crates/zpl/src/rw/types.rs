@@ -1,0 +1,320 @@
+//! What callers of the writing half hand in and get back.
+
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, ObjectId, Result, Txg};
+use dmu::Tx;
+use ondisk::znode::{FileType, Time};
+
+use crate::attrs::Device;
+
+/// Largest size of a file: 8 EiB less one byte (chapter 06 §8).
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
+
+/// The pool beneath a file system: what the writing half needs of it.
+pub trait Host: Send + Sync {
+    /// Begins a transaction that makes at most `bytes` of blocks dirty; `frees`: it gives
+    /// space back, and may use what is kept for that. Waits at the write throttle.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Quota`, `ReadOnly`, that of a suspension.
+    fn begin(&self, bytes: u64, frees: bool) -> Result<Tx>;
+
+    /// Waits until the group `txg` is on disk, and has it written soon.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    fn synced(&self, txg: Txg) -> Result<()>;
+
+    /// The wall clock.
+    fn now(&self) -> Time;
+
+    /// The properties as they are now; a change is seen by the next call.
+    fn props(&self) -> Arc<RwProps>;
+
+    /// Space for `statfs`: what the file system uses, and what it may still use; of the
+    /// nearest of pool, quota and refquota.
+    ///
+    /// # Errors
+    /// Those of reading the dataset's state.
+    fn space(&self) -> Result<HostSpace>;
+}
+
+/// What [`Host::space`] tells, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostSpace {
+    /// Referenced by the dataset.
+    pub used: u64,
+    /// May still be written.
+    pub available: u64,
+}
+
+/// Properties `atime` and `relatime`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Atime {
+    /// Times of access are not kept.
+    Off,
+    /// Every access counts.
+    On,
+    /// The first access after a change, and one a day.
+    #[default]
+    Relatime,
+}
+
+/// Property `xattr`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XattrForm {
+    /// There are none.
+    Off,
+    /// In hidden directories.
+    Dir,
+    /// With the system attributes, as far as they fit.
+    #[default]
+    Sa,
+}
+
+/// Properties of a dataset, as far as they tell how it is changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RwProps {
+    /// `recordsize`, bytes, a power of two that the pool's features allow.
+    pub record_size: u32,
+    /// `atime`, `relatime`.
+    pub atime: Atime,
+    /// `xattr`.
+    pub xattr: XattrForm,
+    /// `acltype=posix`.
+    pub posix_acl: bool,
+    /// 512-byte slots of new dnodes (`dnodesize`), 1 to 32.
+    pub dnode_slots: u8,
+    /// `readonly`.
+    pub read_only: bool,
+}
+
+impl Default for RwProps {
+    /// Those of a new dataset.
+    fn default() -> Self {
+        RwProps {
+            record_size: 128 << 10,
+            atime: Atime::Relatime,
+            xattr: XattrForm::Sa,
+            posix_acl: false,
+            dnode_slots: 1,
+            read_only: false,
+        }
+    }
+}
+
+/// Groups of a caller beside its main one.
+#[derive(Clone)]
+pub enum Groups {
+    /// These.
+    Known(Vec<u32>),
+    /// To be asked for, should it matter: that takes time.
+    Ask(Arc<dyn Fn() -> Vec<u32> + Send + Sync>),
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Groups::Known(Vec::new())
+    }
+}
+
+impl std::fmt::Debug for Groups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Groups::Known(list) => write!(f, "{list:?}"),
+            Groups::Ask(_) => f.write_str("not asked"),
+        }
+    }
+}
+
+/// Who does something. Whether it may is decided above (`default_permissions`).
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Main group.
+    pub gid: u32,
+    /// Other groups.
+    pub groups: Groups,
+    /// Permissions that new files lack; not applied below a default ACL.
+    pub umask: u32,
+    /// Has root's capabilities: keeps set-id bits, is not bound by quotas.
+    pub privileged: bool,
+}
+
+impl Caller {
+    /// Root, without a umask.
+    pub fn root() -> Caller {
+        Caller { privileged: true, ..Caller::default() }
+    }
+
+    /// Whether it belongs to a group.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid
+            || match &self.groups {
+                Groups::Known(list) => list.contains(&gid),
+                Groups::Ask(ask) => ask().contains(&gid),
+            }
+    }
+}
+
+/// A file that is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct New<'a> {
+    /// What kind.
+    pub kind: FileType,
+    /// Permissions, set-id and sticky bits; type bits are ignored.
+    pub mode: u32,
+    /// Number of a character or block device.
+    pub device: Device,
+    /// Target of a symbolic link.
+    pub target: &'a [u8],
+}
+
+impl New<'_> {
+    /// A regular file.
+    pub fn file(mode: u32) -> New<'static> {
+        New { kind: FileType::Regular, mode, device: Device::default(), target: b"" }
+    }
+
+    /// A directory.
+    pub fn dir(mode: u32) -> New<'static> {
+        New { kind: FileType::Dir, ..New::file(mode) }
+    }
+
+    /// A symbolic link.
+    pub fn symlink(target: &[u8]) -> New<'_> {
+        New { kind: FileType::Symlink, target, ..New::file(0o777) }
+    }
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// To this byte.
+    Offset(u64),
+    /// To the end of the file, wherever it is by then (`O_APPEND`).
+    End,
+}
+
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where it began.
+    pub offset: u64,
+    /// Bytes written; fewer than asked when space ran out on the way.
+    pub bytes: u64,
+    /// Size of the file afterwards.
+    pub size: u64,
+}
+
+/// How a name is moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rename {
+    /// What has the new name goes.
+    #[default]
+    Plain,
+    /// Nothing may have the new name.
+    NoReplace,
+    /// Both names change places.
+    Exchange,
+    /// A whiteout (character device 0:0) stays under the old name.
+    Whiteout,
+}
+
+/// Changes of a file's allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Falloc {
+    /// The range becomes a hole; the size stays.
+    PunchHole,
+    /// The range reads as zeros.
+    ZeroRange {
+        /// The file does not grow.
+        keep_size: bool,
+    },
+}
+
+/// A new time of access or modification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// This.
+    Set(Time),
+    /// The clock's.
+    Now,
+}
+
+/// Attributes that are to change; `None` stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttrs {
+    /// Permissions, set-id and sticky bits; type bits are ignored.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size of a regular file: cut off, or grown by a hole.
+    pub size: Option<u64>,
+    /// Time of access.
+    pub atime: Option<SetTime>,
+    /// Time of modification.
+    pub mtime: Option<SetTime>,
+    /// Time of change; the clock's if something changes and it is `None`.
+    pub ctime: Option<Time>,
+    /// User-settable flags, all of them: [`SETTABLE_FLAGS`] of `ondisk::znode::ZFS_*`.
+    pub flags: Option<u64>,
+    /// Project.
+    pub project: Option<u32>,
+}
+
+/// Flags that [`SetAttrs::flags`] sets and clears: immutable, append-only, no-dump, and
+/// inheritance of the project, which Linux's `FS_IOC` calls know; and the DOS ones.
+pub const SETTABLE_FLAGS: u64 = ondisk::znode::ZFS_IMMUTABLE
+    | ondisk::znode::ZFS_APPENDONLY
+    | ondisk::znode::ZFS_NODUMP
+    | ondisk::znode::ZFS_PROJINHERIT
+    | ondisk::znode::ZFS_NOUNLINK
+    | ondisk::znode::ZFS_READONLY
+    | ondisk::znode::ZFS_HIDDEN
+    | ondisk::znode::ZFS_SYSTEM
+    | ondisk::znode::ZFS_ARCHIVE
+    | ondisk::znode::ZFS_OFFLINE
+    | ondisk::znode::ZFS_SPARSE
+    | ondisk::znode::ZFS_REPARSE;
+
+/// Whether an extended attribute may, or must, be there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SetHow {
+    /// Either.
+    #[default]
+    Any,
+    /// Must not (`XATTR_CREATE`).
+    Create,
+    /// Must (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// What `statfs` tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes used and available.
+    pub total: u64,
+    /// Bytes available.
+    pub available: u64,
+    /// Objects there are.
+    pub objects: u64,
+    /// Objects there could still be.
+    pub free_objects: u64,
+}
+
+pub(crate) fn exists() -> Error {
+    Error::new(ErrorKind::Exists, "a file of this name exists")
+}
+
+pub(crate) fn denied(why: &str) -> Error {
+    Error::new(ErrorKind::NotPermitted, why)
+}
+
+pub(crate) fn too_large(id: ObjectId) -> Error {
+    Error::new(ErrorKind::TooLarge, "a file has at most 8 EiB less one byte").in_object(id)
+}
