@@ -6,7 +6,8 @@ use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
 
-use crate::getopt::{self, Long, Parsed};
+use crate::commands;
+use crate::getopt::Parsed;
 use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
@@ -31,23 +32,6 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 What is not given follows from each run's seed. A run that fails is shortened, and the
 command is printed that brings it back.
 ";
-
-const LONG: [Long; 14] = [
-    Long("seed", true, 's'),
-    Long("runs", true, 'r'),
-    Long("vdevs", true, 'd'),
-    Long("workload", true, 'w'),
-    Long("threads", true, 't'),
-    Long("ops", true, 'o'),
-    Long("plant", true, 'p'),
-    Long("fault", true, 'f'),
-    Long("every", true, 'e'),
-    Long("more", true, 'm'),
-    Long("judges", true, 'j'),
-    Long("keep", true, 'k'),
-    Long("crash", true, 'c'),
-    Long("dir", true, 'D'),
-];
 
 fn number(text: &str) -> Result<u64> {
     text.parse().map_err(|_| Error::invalid(format!("sim: '{text}' is not a number")))
@@ -84,7 +68,7 @@ fn campaign(parsed: &Parsed) -> Result<Campaign> {
 }
 
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match getopt::parse(argv, "v", &LONG) {
+    let parsed = match commands::find("cenote", "sim").parse(argv) {
         Ok(parsed) if parsed.args.is_empty() => parsed,
         Ok(_) => {
             ui::err(USAGE.trim_end());
