@@ -236,6 +236,20 @@ impl Driver {
         })
     }
 
+    /// Sets a spill block of one to sixteen sectors, or removes it.
+    fn spill(&self, handle: &Handle, seed: u32) -> Result<()> {
+        self.change(handle, 128 << 10, true, |os, tx, _| {
+            let sectors = (seed >> 8) as usize % 17;
+            let spill = (sectors > 0).then(|| content(seed | 3, sectors * 512));
+            match os.set_spill(tx, ObjectId(handle.id), spill.as_deref()) {
+                Ok(()) => Ok(vec![Act::Spill(spill)]),
+                // The bonus leaves no room for its pointer.
+                Err(e) if e.kind() == ErrorKind::Invalid => Ok(Vec::new()),
+                Err(e) => Err(e),
+            }
+        })
+    }
+
     fn zap_put(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
         self.change(handle, 256 << 10, false, |os, tx, _| {
             let mut acts = Vec::new();
@@ -504,6 +518,11 @@ impl Driver {
                         os.set_bonus(tx, ObjectId(h.id), &bonus)?;
                         Ok(vec![Act::Bonus(bonus)])
                     })?;
+                }
+            }
+            Op::Spill { object, seed } => {
+                if let Some(h) = pick(*object, false) {
+                    self.spill(&h, *seed)?;
                 }
             }
             Op::ZapPut { object, count, seed } => {

@@ -27,6 +27,7 @@ pub mod check;
 pub mod driver;
 pub mod image;
 pub mod memo;
+pub mod mishap;
 pub mod model;
 pub mod ops;
 pub mod pool;

@@ -14,8 +14,8 @@ const SEARCH: Flag = arg('d', "DIR|FILE", Word::File, "look for the pool there; 
 const SECTIONS: &[&str] = &["arc", "archits", "dmu", "l2arc", "spl", "tunables", "vdev", "zil"];
 const BENCHES: &[&str] =
     &["cached", "poison", "du", "stress", "write", "codecs", "fuse-null", "cache"];
-const LAYOUTS: &[&str] = &["single", "stripe", "mirror", "raidz", "raidz2"];
-const WORKLOADS: &[&str] = &["mixed", "files", "zaps", "datasets", "churn", "short"];
+const LAYOUTS: &[&str] = &["single", "stripe", "mirror", "raidz", "raidz2", "classes"];
+const WORKLOADS: &[&str] = &["mixed", "files", "zaps", "datasets", "churn", "full", "short"];
 const PLANTS: &[&str] = &[
     "uberblock-before-flush",
     "label-order",
