@@ -27,6 +27,7 @@
 mod draid;
 mod draid_seeds;
 mod indirect;
+mod iostat;
 mod map;
 mod parity;
 mod place;
@@ -40,6 +41,7 @@ mod write;
 
 pub use draid::DraidParams;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
+pub use iostat::{IoClass, IoCount, IoCounts};
 pub use queue::{WriteLimits, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use spec::{AllocClass, Kind, Persistent, Reflow, Spec};
