@@ -7,7 +7,8 @@ use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
 
-use crate::getopt::{self, Bad, Long, Parsed};
+use crate::commands;
+use crate::getopt::{Bad, Parsed};
 use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
@@ -40,22 +41,9 @@ command is printed that brings it back. The exit code is 0 if all is well, 1 if 
 failed, 2 for wrong arguments.
 ";
 
-const LONG: [Long; 14] = [
-    Long("seed", true, 's'),
-    Long("runs", true, 'r'),
-    Long("vdevs", true, 'd'),
-    Long("workload", true, 'w'),
-    Long("threads", true, 't'),
-    Long("ops", true, 'o'),
-    Long("plant", true, 'p'),
-    Long("fault", true, 'f'),
-    Long("every", true, 'e'),
-    Long("more", true, 'm'),
-    Long("judges", true, 'j'),
-    Long("keep", true, 'k'),
-    Long("crash", true, 'c'),
-    Long("dir", true, 'D'),
-];
+fn row() -> &'static commands::Command {
+    commands::find("cenote", "sim")
+}
 
 /// A wrong value of an option.
 fn wrong(option: &str, text: &str, due: &str) -> Error {
@@ -73,7 +61,7 @@ fn number(option: &str, text: &str, range: RangeInclusive<u64>) -> Result<u64> {
 
 fn given(parsed: &Parsed, letter: char, range: RangeInclusive<u64>) -> Result<Option<u64>> {
     let Some(text) = parsed.last(letter) else { return Ok(None) };
-    let name = LONG.iter().find(|l| l.2 == letter).map_or("", |l| l.0);
+    let name = row().flags.iter().find(|f| f.letter == letter).map_or("", |f| f.long);
     number(&format!("--{name}"), &text, range).map(Some)
 }
 
@@ -128,7 +116,7 @@ fn misuse(why: &str) -> Exit {
 }
 
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match getopt::parse(argv, "v", &LONG) {
+    let parsed = match row().parse(argv) {
         Ok(parsed) => parsed,
         Err(Bad::Help) => {
             ui::out(USAGE);

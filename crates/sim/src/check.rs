@@ -235,8 +235,7 @@ fn rewind(
 }
 
 pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
-    let options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
-    let report = spa.audit(options, &()).map_err(|e| text("audit", e))?;
+    let report = spa.audit(AUDIT, &()).map_err(|e| text("audit", e))?;
     let whole = expect.manner.damage || report.damaged == 0;
     if report.is_clean() && report.leaked == 0 && report.problems.is_empty() && whole {
         return Ok(());
@@ -253,6 +252,22 @@ pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
     // What hangs below an unreadable block seems to have leaked.
     Err(Bad { what, told: report.unreadable > 0 && report.bad_claims == 0 })
 }
+
+/// What an audit says of the pool on these disks.
+///
+/// # Errors
+/// What is in the way of an import or of the audit.
+pub fn report(images: &[Image]) -> Result<audit::Report, String> {
+    let told = |e: base::Error| e.to_string();
+    let leaves = SimLeaves::of_images(images, &[], None, &Arc::default());
+    let found = find(&leaves).map_err(told)?.ok_or("there is no pool")?;
+    let cache = Arc::new(BlockCache::of(crate::pool::CACHE).map_err(told)?);
+    let spa = import(&leaves, &found, &cache, None).map_err(told)?;
+    spa.audit(AUDIT, &()).map_err(told)
+}
+
+/// How pools are audited.
+const AUDIT: audit::Options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
 
 /// The DSL's sums and counts.
 pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {

@@ -20,7 +20,7 @@ use crate::ops::{Op, content};
 use crate::pool::POOL;
 
 /// The largest end of an object that bytes are appended to.
-const END_MAX: u64 = 1 << 20;
+const END_MAX: u64 = 4 << 20;
 
 /// An object that threads write.
 #[derive(Clone)]

@@ -47,6 +47,9 @@ impl Mounter for FuseMounter {
             posix_acl: options.posix_acl,
             max_readahead: READ_AHEAD,
             killpriv_v2: fs.writable,
+            // The kernel truncates by itself once a file is open: only it knows whether the
+            // file is a program that runs (`ETXTBSY`).
+            atomic_o_trunc: false,
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
             ..Config::default()

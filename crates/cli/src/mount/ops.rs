@@ -118,8 +118,8 @@ impl Filesystem for ZfsMount {
         self.give_name(req, node, parent, name)
     }
 
-    fn open(&self, req: &Request, mode: Mode, node: u64, flags: u32) -> Answer<Opened> {
-        self.open_file(req, mode, node, flags)
+    fn open(&self, _: &Request, _: Mode, node: u64, flags: u32) -> Answer<Opened> {
+        self.open_file(node, flags)
     }
 
     fn create(

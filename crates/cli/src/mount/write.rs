@@ -33,7 +33,6 @@ use crate::engine::{
     SetTime, Time,
 };
 
-const O_TRUNC: u32 = 0o1000;
 const O_ACCMODE: u32 = 0o3;
 const S_ISGID: u32 = 0o2000;
 /// Flags of `renameat2`, `setxattr` and `fallocate`.
@@ -137,32 +136,11 @@ impl ZfsMount {
         }
     }
 
-    pub(super) fn open_file(
-        &self,
-        req: &Request,
-        mode: Mode,
-        node: u64,
-        flags: u32,
-    ) -> Answer<Opened> {
-        let Some(id) = self.own(node) else {
-            if flags & (O_ACCMODE | O_TRUNC) != 0 {
-                return Err(Errno::EROFS);
-            }
-            return Ok(self.opened());
-        };
-        if flags & O_TRUNC != 0 {
-            self.check_writable()?;
-            if mode == Mode::NonBlocking {
-                return Err(Errno::WOULD_BLOCK);
-            }
-        }
-        self.fs().hold(id).map_err(stale)?;
-        if flags & O_TRUNC != 0 {
-            let set = SetAttrs { size: Some(0), ..SetAttrs::default() };
-            if let Err(e) = self.set(req, id, &set, req.uid != 0) {
-                self.let_go(id);
-                return Err(e);
-            }
+    pub(super) fn open_file(&self, node: u64, flags: u32) -> Answer<Opened> {
+        match self.own(node) {
+            Some(id) => self.fs().hold(id).map_err(stale)?,
+            None if flags & O_ACCMODE != 0 => return Err(Errno::EROFS),
+            None => {}
         }
         Ok(self.opened())
     }
