@@ -15,11 +15,16 @@ use super::{MB, Rig};
 /// Operations one after the other.
 const OPS: usize = 3500;
 
+/// Sets the sequences of this run apart from the usual ones.
+fn seed() -> u64 {
+    let set = std::env::var("CENOTE_SEED").ok();
+    set.and_then(|s| s.parse().ok()).unwrap_or_default()
+}
+
 #[test]
 fn a_tree_is_what_was_done_to_it() {
     let ops = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 40 * OPS } else { OPS };
-    let more = std::env::var("CENOTE_SEED").ok().and_then(|s| s.parse::<u64>().ok());
-    let more = more.unwrap_or_default() * 2;
+    let more = 2 * seed();
     for (seed, props) in [
         (1, &[("recordsize", 16 << 10), ("xattr", 2)][..]),
         (2, &[("recordsize", 128 << 10), ("xattr", 1), ("dnodesize", 1024)]),
@@ -96,7 +101,7 @@ fn threads_in_one_place_leave_a_sound_tree() {
         for t in 0..4 {
             let (rig, scale) = (&rig, &scale);
             s.spawn(move || {
-                let mut rng = Rng::new(100 + t);
+                let mut rng = Rng::new(100 + 4 * seed() + t);
                 // What this thread believes: the others change it, too.
                 let mut tree = Tree::new(rig.root());
                 for _ in 0..2500 {
