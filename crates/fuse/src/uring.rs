@@ -146,14 +146,13 @@ struct State {
     headers: Box<[u8; HEADERS]>,
     payload: BufMut,
     /// What a registration points to.
-    segments: Box<[libc_iovec; 2]>,
+    segments: Box<[Segment; 2]>,
 }
 
 /// `struct iovec`.
 #[repr(C)]
-#[allow(non_camel_case_types, reason = "the kernel's name")]
 #[derive(Clone, Copy)]
-struct libc_iovec {
+struct Segment {
     base: u64,
     len: u64,
 }
@@ -187,14 +186,20 @@ impl Seat {
         let mut headers = Box::new([0; HEADERS]);
         let mut payload = BufMut::alloc(transfer.max(crate::abi::consts::MIN_READ_BUFFER));
         let segments = Box::new([
-            libc_iovec { base: headers.as_mut_ptr() as u64, len: HEADERS as u64 },
-            libc_iovec { base: payload.as_mut_ptr() as u64, len: payload.len() as u64 },
+            Segment { base: headers.as_mut_ptr() as u64, len: HEADERS as u64 },
+            Segment { base: payload.as_mut_ptr() as u64, len: payload.len() as u64 },
         ]);
         Seat {
             device: Arc::clone(device),
             queue,
             ring: Mutex::new(None),
-            state: Mutex::new(State { phase: Phase::New, commit_id: 0, headers, payload, segments }),
+            state: Mutex::new(State {
+                phase: Phase::New,
+                commit_id: 0,
+                headers,
+                payload,
+                segments,
+            }),
             answered: Condvar::new(),
         }
     }

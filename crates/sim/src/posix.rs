@@ -49,7 +49,8 @@ use tree::{Id, Tree};
 /// Operations of a thread.
 const OPS: usize = 24;
 /// Sizes that give operations of several groups a chance, and many of one.
-const SCALE: Scale = Scale { write: 48 << 10, file: 200 << 10, xattr: 6000, names: 14, split: false };
+const SCALE: Scale =
+    Scale { write: 48 << 10, file: 200 << 10, xattr: 6000, names: 14, split: false };
 
 thread_local! {
     /// Groups of the transactions that this thread has begun: the first and the last.
@@ -437,11 +438,7 @@ impl Recorded {
         Ok(txg)
     }
 
-    fn judge(
-        &self,
-        images: &[Image],
-        cache: &Arc<BlockCache>,
-    ) -> std::result::Result<Txg, String> {
+    fn judge(&self, images: &[Image], cache: &Arc<BlockCache>) -> std::result::Result<Txg, String> {
         let manner = Manner::default();
         if let Some(txg) = self.memo.whole(images, &manner) {
             return Ok(txg);

@@ -221,7 +221,8 @@ fn digest(bytes: &[u8]) -> u64 {
     for chunk in bytes.chunks(8) {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
-        hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        hash =
+            (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
     hash ^ bytes.len() as u64
 }
@@ -267,11 +268,7 @@ fn judge(engine: &Engine, scratch: &Scratch, zdb: &str) {
     let ratios = dsl::write::Ratios::new((0..4).map(ratio).collect());
     let wrong = dsl::write::check(pool.spa().mos(), &ratios).unwrap();
     assert!(wrong.is_empty(), "{wrong:?}");
-    let options = spa::audit::Options {
-        verify: spa::audit::Verify::All,
-        leaks: true,
-        threads: 8,
-    };
+    let options = spa::audit::Options { verify: spa::audit::Verify::All, leaks: true, threads: 8 };
     let report = pool.spa().audit(options, &()).unwrap();
     assert!(report.is_clean(), "{report:?}");
     drop((tree, pool));

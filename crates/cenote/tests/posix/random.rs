@@ -24,7 +24,8 @@ fn a_tree_is_what_was_done_to_it() {
     ] {
         let mut rig = Rig::with("tree", 512 * MB, 5000, props);
         let mut rng = Rng::new(seed);
-        let scale = Scale { write: 200 << 10, file: 600 << 10, xattr: 40_000, names: 40, split: true };
+        let scale =
+            Scale { write: 200 << 10, file: 600 << 10, xattr: 40_000, names: 40, split: true };
         let mut tree = Tree::new(rig.root());
         let check = |rig: &Rig, tree: &Tree, n: usize| {
             if let Err(e) = compare(&rig.fs, tree, true) {

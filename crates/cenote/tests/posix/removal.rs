@@ -92,7 +92,10 @@ fn freed_files_give_their_space_back() {
     rig.resize(f, 3 * MB + 5);
     let cut = used();
     assert!(cut.available >= full.available + 75 * MB);
-    assert_eq!(rig.read(f)[..3 * MB as usize], (0..3).flat_map(|n| noise(n, MB as usize)).collect::<Vec<_>>());
+    assert_eq!(
+        rig.read(f)[..3 * MB as usize],
+        (0..3).flat_map(|n| noise(n, MB as usize)).collect::<Vec<_>>()
+    );
     for n in 0..80 {
         rig.write(f, n * MB, &noise(n, MB as usize));
     }

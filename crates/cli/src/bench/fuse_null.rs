@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use base::{Error, rt};
 use fuse::null::{FILE_NAME, NullFs};
-use fuse::{Config, DevTransport, MountOptions, Session, Transport, UnmountOptions, UringTransport};
+use fuse::{
+    Config, DevTransport, MountOptions, Session, Transport, UnmountOptions, UringTransport,
+};
 
 use super::args::opt;
 use super::chart::Shape;
@@ -76,7 +78,8 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
     for (what, work, size) in ROWS {
         for threads in [1, all] {
             let (bytes, calls) = together(path, work, size, threads, slice).map_err(io)?;
-            let with = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+            let with =
+                if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
             show(run, &format!("{what}, {with}"), (bytes, calls));
             run.step("", 0, 0)?;
         }

@@ -402,13 +402,9 @@ pub(crate) struct Mounted {
     pub(crate) dir: PathBuf,
 }
 
-/// Mounts, or says why the test is skipped. `CENOTE_FUSE_TRANSPORT=uring` takes all of these
-/// stories over io_uring.
+/// Mounts, or says why the test is skipped.
 pub(crate) fn mount(fs: MemFs, config: &Config, options: &MountOptions) -> Option<Mounted> {
-    match std::env::var("CENOTE_FUSE_TRANSPORT").as_deref() {
-        Ok("uring") => mount_by(fs, config, options, &UringTransport::default()),
-        _ => mount_by(fs, config, options, &DevTransport),
-    }
+    mount_by(fs, config, options, &DevTransport)
 }
 
 pub(crate) fn mount_by(

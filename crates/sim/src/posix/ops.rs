@@ -87,7 +87,11 @@ pub struct Scale {
 
 fn name(rng: &mut Rng, scale: &Scale) -> String {
     let n = rng.below(scale.names);
-    if n.is_multiple_of(7) { format!("{}{n}", "long".repeat(20 + n as usize % 40)) } else { format!("n{n}") }
+    if n.is_multiple_of(7) {
+        format!("{}{n}", "long".repeat(20 + n as usize % 40))
+    } else {
+        format!("n{n}")
+    }
 }
 
 fn pick(rng: &mut Rng, ids: &[Id]) -> Option<Id> {

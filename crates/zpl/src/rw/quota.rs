@@ -110,8 +110,7 @@ impl FileSystem {
             let id = id.map(u64::from).filter(|id| *id != had);
             id.is_some_and(|id| self.is_over(of, id, false) || self.is_over(of, id, true))
         };
-        if over(SpaceKind::User, uid, old.uid) || over(SpaceKind::Group, gid, old.gid)
-        {
+        if over(SpaceKind::User, uid, old.uid) || over(SpaceKind::Group, gid, old.gid) {
             return Err(over_quota());
         }
         Ok(())

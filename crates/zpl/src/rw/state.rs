@@ -11,8 +11,8 @@ use ondisk::znode::Time;
 
 use super::locks::{Locks, Turns};
 use super::types::{Host, RwProps};
-use crate::master::QuotaObjects;
 use crate::fs::FileSystem;
+use crate::master::QuotaObjects;
 
 const SHARDS: usize = 16;
 /// Groups that may be unwritten at a time: a later one begins when the oldest is on disk.
