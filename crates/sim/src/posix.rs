@@ -9,7 +9,7 @@
 //!
 //! Then the pool is imported for writing, the delete queue is emptied as a mount does it,
 //! and every object must be part of the tree: none has leaked. For each group that some
-//! crash leaves this is done once.
+//! crash leaves this is done once, and then the mount itself is crashed now and then.
 //!
 //! # Invariants
 //! * A seed decides everything.
@@ -48,6 +48,8 @@ use tree::{Id, Tree};
 
 /// Operations of a thread.
 const OPS: usize = 24;
+/// Times that a mount is crashed in turn.
+const CRASHED_MOUNTS: usize = 2;
 /// Sizes that give operations of several groups a chance, and many of one.
 const SCALE: Scale =
     Scale { write: 48 << 10, file: 200 << 10, xattr: 6000, names: 14, split: false };
@@ -465,13 +467,33 @@ impl Recorded {
         Ok(txg)
     }
 
-    /// What a mount makes of these images.
+    /// What a mount makes of these images, also when the power fails while it is at it.
     fn mount_again(&self, images: &[Image], txg: Txg) -> std::result::Result<(), String> {
-        let disks = SimDisks::new(self.setup.disks(), images.to_vec());
-        let (setup, trees) = (self.setup.clone(), self.trees(txg));
-        let schedule =
-            Options { max_steps: 50_000_000, ..Options::varied(self.setup.seed ^ txg.0 << 32) };
-        ended(run_with(schedule, move || mount(&setup, &disks, &trees)).outcome)
+        let trees = self.trees(txg);
+        let disks = self.mount_once(images.to_vec(), &trees, self.setup.seed ^ txg.0 << 32)?;
+        let mut rng = Rng::stream(self.setup.seed, 300 + txg.0);
+        let points = disks.crash_points();
+        for _ in 0..CRASHED_MOUNTS {
+            let event = points[rng.below(points.len() as u64) as usize];
+            let seed = rng.below(4);
+            let at = |e: String| format!("mount crashed at {event}:{seed}: {e}");
+            let images = disks.crash_image(event, seed).map_err(|e| at(e.to_string()))?;
+            self.mount_once(images, &trees, rng.next_u64()).map_err(at)?;
+        }
+        Ok(())
+    }
+
+    fn mount_once(
+        &self,
+        images: Vec<Image>,
+        trees: &[Vec<Arc<Tree>>],
+        seed: u64,
+    ) -> std::result::Result<SimDisks, String> {
+        let disks = SimDisks::new(self.setup.disks(), images);
+        let (setup, trees, d) = (self.setup.clone(), trees.to_vec(), disks.clone());
+        let schedule = Options { max_steps: 50_000_000, ..Options::varied(seed) };
+        ended(run_with(schedule, move || mount(&setup, &d, &trees)).outcome)?;
+        Ok(disks)
     }
 
     /// Crashes after every event since the file system was set up, in the two extreme ways

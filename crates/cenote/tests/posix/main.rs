@@ -7,6 +7,7 @@
 mod attrs;
 mod data;
 mod names;
+mod quotas;
 mod random;
 mod removal;
 mod xattrs;

@@ -173,6 +173,8 @@ fn reservations_are_kept_for_those_who_have_them() {
     let rig = Rig::new("reserved", 320 * MB);
     rig.pool.create_filesystem("tank/other", &[], None).unwrap();
     rig.pool.set_props("tank/other", &super::numbers(&[("reservation", 100 * MB)]), None).unwrap();
+    let too_much = super::numbers(&[("reservation", 180 * MB)]);
+    assert_eq!(kind(rig.pool.set_props(super::DATASET, &too_much, None)), ErrorKind::NoSpace);
     let d = rig.dir(rig.root(), "d");
     let (count, why) = fill(&rig, d, &root());
     assert_eq!(why, ErrorKind::NoSpace);

@@ -360,7 +360,8 @@ fn one(
             }
         }
         Body::Link(target) => {
-            if fs.readlink(object, Io::WAIT).map_err(fail)? != *target {
+            let found = fs.readlink(object, Io::WAIT).map_err(fail)?;
+            if found != *target {
                 return Err("another target".to_owned());
             }
         }

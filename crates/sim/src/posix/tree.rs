@@ -49,6 +49,8 @@ pub struct File {
     pub object: ObjectId,
     /// It is open.
     pub held: bool,
+    /// It was made without a name, and may get one.
+    pub linkable: bool,
 }
 
 impl File {
@@ -64,6 +66,7 @@ impl File {
             xattrs: BTreeMap::new(),
             object: ObjectId(0),
             held: false,
+            linkable: false,
         }
     }
 
@@ -282,7 +285,11 @@ impl Tree {
                 if file.is_dir() {
                     return Err(ErrorKind::NotPermitted);
                 }
+                if file.links == 0 && !file.linkable {
+                    return Err(ErrorKind::NotFound);
+                }
                 file.links += 1;
+                file.linkable = false;
                 self.names(*dir)?.insert(name.clone(), *id);
             }
             Op::Unlink { dir, name } => return self.remove(*dir, name, false),
@@ -332,7 +339,7 @@ impl Tree {
             Op::Temporary { dir, mode } => {
                 self.names(*dir)?;
                 let mut file = File::new(Body::File(Arc::default()), *mode, *dir);
-                (file.links, file.held) = (0, true);
+                (file.links, file.held, file.linkable) = (0, true, true);
                 let id = self.next;
                 self.next += 1;
                 self.files.insert(id, file);
