@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use base::{ErrorKind, ObjectId};
 use fuse::{
-    Attr, CopyRange, Entry, Errno, Mode, NewNode, Opened, Request, SetAttr, Timestamp, WriteArgs,
+    Attr, CopyRange, Entry, Errno, NewNode, Opened, Request, SetAttr, Timestamp, WriteArgs,
 };
 
 use super::node::Node;
