@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/cenote
 
-.PHONY: all demo test check build tools nightly bench clean
+.PHONY: all demo test check build tools nightly bench clean install deb pages
 
 all: build
 
@@ -41,6 +41,19 @@ tools:
 # The long versions of the randomised tests.
 nightly: tools
 	CENOTE_NIGHTLY=1 CENOTE_SEEDS=1000 scripts/test.sh
+
+# The program, its links, pages, completions and units below PREFIX.
+PREFIX ?= /usr/local
+install: build
+	scripts/install.sh $(BIN) $(PREFIX) $(DESTDIR)
+
+# target/cenote_VERSION_ARCH.deb, by dpkg-deb alone.
+deb: build
+	scripts/make-deb.sh $(BIN)
+
+# What the table of commands says, into man and dist/completions.
+pages:
+	CENOTE_BLESS=1 $(CARGO) test --locked -p cli --bin cenote commands::
 
 bench: build
 	scripts/bench.sh

@@ -61,7 +61,9 @@ impl Core {
     /// # Errors
     /// `ReadOnly`; those of reading the MOS.
     pub(crate) fn host(&self, name: &str, head: u64) -> Result<Arc<PoolHost>> {
-        let host = PoolHost::new(self.writer()?, name, head)?;
+        // Damaged tables keep nobody from files: the pool seems smaller then.
+        let saved = self.saved().unwrap_or(0);
+        let host = PoolHost::new(self.writer()?, name, head, saved)?;
         let mut hosts = self.hosts.lock();
         hosts.retain(|h| h.strong_count() > 0);
         hosts.push(Arc::downgrade(&host));

@@ -6,8 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// A long option: name, whether it takes an argument, and the letter it stands for.
-pub(crate) struct Long(pub(crate) &'static str, pub(crate) bool, pub(crate) char);
+use crate::commands::Flag;
 
 /// One option given.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,9 +72,8 @@ impl Bad {
     }
 }
 
-/// Parses `argv` (without the command's name). `short` is getopt's string
-/// (`"Hpo:"`: a colon behind a letter that takes an argument).
-pub(crate) fn parse(argv: &[OsString], short: &str, long: &[Long]) -> Result<Parsed, Bad> {
+/// Parses `argv` (without the command's name) by the flags that the command has.
+pub(crate) fn parse(argv: &[OsString], flags: &[Flag]) -> Result<Parsed, Bad> {
     let mut out = Parsed::default();
     let mut words = argv.iter();
     while let Some(word) = words.next() {
@@ -83,9 +81,9 @@ pub(crate) fn parse(argv: &[OsString], short: &str, long: &[Long]) -> Result<Par
         if bytes == b"--" {
             out.args.extend(words.by_ref().cloned());
         } else if let Some(name) = bytes.strip_prefix(b"--") {
-            long_option(name, long, &mut words, &mut out)?;
+            long_option(name, flags, &mut words, &mut out)?;
         } else if bytes.len() > 1 && bytes.first() == Some(&b'-') {
-            cluster(&bytes[1..], short, &mut words, &mut out)?;
+            cluster(&bytes[1..], flags, &mut words, &mut out)?;
         } else {
             out.args.push(word.clone());
         }
@@ -95,7 +93,7 @@ pub(crate) fn parse(argv: &[OsString], short: &str, long: &[Long]) -> Result<Par
 
 fn long_option<'a>(
     name: &[u8],
-    long: &[Long],
+    flags: &[Flag],
     words: &mut impl Iterator<Item = &'a OsString>,
     out: &mut Parsed,
 ) -> Result<(), Bad> {
@@ -105,33 +103,33 @@ fn long_option<'a>(
         None => (name, None),
     };
     let shown = || format!("--{}", String::from_utf8_lossy(key));
-    let Some(Long(_, takes, letter)) = long.iter().find(|l| l.0.as_bytes() == key) else {
+    let named = |f: &&Flag| !f.long.is_empty() && f.long.as_bytes() == key;
+    let Some(flag) = flags.iter().find(named) else {
         return Err(if key == b"help" { Bad::Help } else { Bad::Invalid(shown()) });
     };
-    let arg = match (takes, value) {
+    let arg = match (flag.takes(), value) {
         (false, None) => OsString::new(),
         (false, Some(_)) => return Err(Bad::Invalid(shown())),
         (true, Some(value)) => value,
         (true, None) => words.next().cloned().ok_or_else(|| Bad::Missing(shown()))?,
     };
-    out.opts.push(Opt { letter: *letter, arg });
+    out.opts.push(Opt { letter: flag.letter, arg });
     Ok(())
 }
 
 fn cluster<'a>(
     letters: &[u8],
-    short: &str,
+    flags: &[Flag],
     words: &mut impl Iterator<Item = &'a OsString>,
     out: &mut Parsed,
 ) -> Result<(), Bad> {
     let mut rest = letters;
     while let Some((&first, tail)) = rest.split_first() {
         let letter = char::from(first);
-        let known = short.find(letter).filter(|_| letter != ':');
-        let Some(at) = known else {
+        let Some(flag) = flags.iter().find(|f| f.short && f.letter == letter) else {
             return Err(if letter == '?' { Bad::Help } else { Bad::Invalid(letter.into()) });
         };
-        if short.as_bytes().get(at + 1) != Some(&b':') {
+        if !flag.takes() {
             out.opts.push(Opt { letter, arg: OsString::new() });
             rest = tail;
             continue;
@@ -150,14 +148,32 @@ fn cluster<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::{Use, Word};
     use proptest::prelude::*;
 
     fn argv(words: &[&str]) -> Vec<OsString> {
         words.iter().map(|w| (*w).into()).collect()
     }
+    /// Of getopt's string, and two long names.
+    fn flags(short: &str) -> Vec<Flag> {
+        let one = |letter: char, long: &'static str, value: &'static str| Flag {
+            letter,
+            short: long.is_empty(),
+            long,
+            value,
+            word: Word::Any,
+            help: "",
+            usage: Use::Shown,
+        };
+        let takes = |i: usize, c: char| short[i + c.len_utf8()..].starts_with(':');
+        let letters = short.char_indices().filter(|(_, c)| *c != ':');
+        let mut all: Vec<Flag> =
+            letters.map(|(i, c)| one(c, "", if takes(i, c) { "x" } else { "" })).collect();
+        all.extend([one('j', "json", ""), one('X', "exclude", "x")]);
+        all
+    }
     fn run(words: &[&str], short: &str) -> Result<(String, Vec<String>), Bad> {
-        let long = [Long("json", false, 'j'), Long("exclude", true, 'X')];
-        let p = parse(&argv(words), short, &long)?;
+        let p = parse(&argv(words), &flags(short))?;
         let opts = p.opts.iter().map(|o| format!("{}={};", o.letter, o.text())).collect();
         Ok((opts, p.words()))
     }
@@ -200,7 +216,7 @@ mod tests {
         #[test]
         fn no_input_panics(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..6)) {
             let argv: Vec<OsString> = words.into_iter().map(OsString::from_vec).collect();
-            let _ = parse(&argv, "Ho:é", &[Long("x", true, 'x')]);
+            let _ = parse(&argv, &flags("Ho:é"));
         }
     }
 }

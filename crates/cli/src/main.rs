@@ -6,6 +6,7 @@
 
 mod bench;
 mod client;
+mod commands;
 mod daemon;
 mod engine;
 mod getopt;
@@ -48,6 +49,7 @@ where 'command' is one of the following:
 
 	bench [NAME]                   what this machine and the cache can do
 	sim [--seed N] [--runs M]      the engine on simulated disks, crashed everywhere
+	completion bash|zsh|fish       what the shell needs to complete all this
 	help | version
 ";
 
@@ -97,6 +99,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "zdb" => zdb::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
+        "completion" => commands::complete::main(argv),
         "bench" => bench::main(argv),
         "sim" => sim::main(argv),
         "arcstat" | "zarcstat" | "arcstat.pl" | "arc_summary" | "zarcsummary" | "kstat" | "arc"

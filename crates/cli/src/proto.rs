@@ -393,6 +393,21 @@ impl State {
     }
 }
 
+/// What a vdev did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Done {
+    /// Nanoseconds in which it did that.
+    pub(crate) age: u64,
+    /// Operations that read.
+    pub(crate) reads: u64,
+    /// Operations that wrote.
+    pub(crate) writes: u64,
+    /// Bytes read.
+    pub(crate) nread: u64,
+    /// Bytes written.
+    pub(crate) nwritten: u64,
+}
+
 /// One vdev and what is below it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Vdev {
@@ -420,6 +435,9 @@ pub(crate) struct Vdev {
     pub(crate) checksum_errors: u64,
     /// Slow operations.
     pub(crate) slow_ios: u64,
+    /// What it and all below it did.
+    #[serde(default)]
+    pub(crate) io: Done,
     /// Opened with O_DIRECT.
     pub(crate) direct_io: bool,
     /// Bytes for allocation.

@@ -2,7 +2,8 @@
 //!
 //! `$CENOTE_RUNTIME_DIR`, else `/run/cenote` for root, else
 //! `$XDG_RUNTIME_DIR/cenote`. Two daemons with different directories live side
-//! by side; two with the same one cannot (the lock file).
+//! by side; two with the same one cannot (the lock file). The list of imported pools lies
+//! in `$CENOTE_STATE_DIR` if that is set, so that it can outlive the system.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -20,6 +21,8 @@ use serde::de::DeserializeOwned;
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
     dir: PathBuf,
+    /// Where the list of pools lies.
+    state: PathBuf,
 }
 
 fn choose(own: Option<OsString>, xdg: Option<OsString>, root: bool) -> Option<PathBuf> {
@@ -43,13 +46,20 @@ impl Runtime {
                 Error::invalid("no runtime directory: set CENOTE_RUNTIME_DIR or XDG_RUNTIME_DIR")
             })?;
         let dir = std::path::absolute(&dir).map_err(|e| Error::io("bad runtime directory", e))?;
-        Ok(Runtime { dir })
+        let state = match var("CENOTE_STATE_DIR").filter(|v| !v.is_empty()) {
+            Some(state) => {
+                std::path::absolute(&state).map_err(|e| Error::io("bad state directory", e))?
+            }
+            None => dir.clone(),
+        };
+        Ok(Runtime { dir, state })
     }
 
     /// A directory of the caller's choice.
     #[cfg(test)]
     pub(crate) fn at(dir: impl Into<PathBuf>) -> Runtime {
-        Runtime { dir: dir.into() }
+        let dir = dir.into();
+        Runtime { state: dir.clone(), dir }
     }
 
     /// The directory itself.
@@ -66,7 +76,7 @@ impl Runtime {
     }
     /// The list of imported pools.
     pub(crate) fn pools(&self) -> PathBuf {
-        self.dir.join("pools.json")
+        self.state.join("pools.json")
     }
     /// The list of mounts, to be cleaned after a daemon was killed.
     pub(crate) fn mounts(&self) -> PathBuf {
@@ -81,25 +91,13 @@ impl Runtime {
         self.dir.join("volumes")
     }
 
-    /// Makes the directory if need be, for its owner alone.
+    /// Makes the directories if need be, for their owner alone.
     ///
     /// # Errors
     /// The directory is another user's, or cannot be made.
     pub(crate) fn create(&self) -> Result<()> {
-        let place = || self.dir.display().to_string();
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.dir)
-            .map_err(|e| Error::io("cannot make the runtime directory", e).on_path(place()))?;
-        let meta = fs::metadata(&self.dir)
-            .map_err(|e| Error::io("cannot look at the runtime directory", e).on_path(place()))?;
-        if meta.uid() != geteuid().as_raw() {
-            return Err(
-                Error::permission("the runtime directory belongs to another user").on_path(place())
-            );
-        }
-        Ok(())
+        private(&self.state)?;
+        private(&self.dir)
     }
 
     /// Takes the daemon's lock; it holds as long as the file lives.
@@ -124,6 +122,24 @@ impl Runtime {
         written.map_err(io)?;
         Ok(file)
     }
+}
+
+/// A directory for its owner alone.
+fn private(dir: &Path) -> Result<()> {
+    let place = || dir.display().to_string();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|e| Error::io("cannot make the runtime directory", e).on_path(place()))?;
+    let meta = fs::metadata(dir)
+        .map_err(|e| Error::io("cannot look at the runtime directory", e).on_path(place()))?;
+    if meta.uid() != geteuid().as_raw() {
+        return Err(
+            Error::permission("the runtime directory belongs to another user").on_path(place())
+        );
+    }
+    Ok(())
 }
 
 /// Reads a list; a file that is not there is an empty one.

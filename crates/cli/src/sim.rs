@@ -1,26 +1,31 @@
 //! `cenote sim`: the engine on simulated disks, crashed at every event.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 
 use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
 
-use crate::getopt::{self, Long, Parsed};
+use crate::commands;
+use crate::getopt::{Bad, Parsed};
 use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
 usage: cenote sim [--seed N] [--runs M] [option ...]
 	--seed N        the first run's seed (1); each next run has the next one
 	--runs M        runs (1)
-	--vdevs NAME    single, stripe, mirror, raidz or raidz2
-	--workload NAME mixed, files, zaps, datasets, churn or short
-	--threads N     threads that write
-	--ops N         operations of each thread
+	--vdevs NAME    single, stripe, mirror, raidz, raidz2, or classes: data, special and
+	                log mirrors
+	--workload NAME mixed, files, zaps, datasets, churn, full, or short: the seeds count
+	                all sequences of one to three operations
+	--threads N     threads that write, at most 64
+	--ops N         operations of each thread, at most 100000
 	--plant NAME    a bug that the run must find: uberblock-before-flush, label-order,
 	                reuse-same-group, reuse-before-commit, no-defer, lose-entry, wrong-group
-	--fault NAME    what one disk does: drop, away, write-errors, flush-errors,
-	                read-errors, stale-reads, misdirected, lying-flushes
+	--fault NAME    what one disk does while the pool is in use: drop, away,
+	                write-errors, flush-errors, read-errors, stale-reads, misdirected,
+	                lying-flushes
 	--every N       the power fails at every Nth event (1)
 	--more N        crashes of each event beyond losing and keeping all (1)
 	--judges N      threads that judge
@@ -28,79 +33,106 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	--crash E[:S]   only the crash after event E, with seed S (0)
 	--dir DIR       with --crash: writes the disks left behind into this directory
 	-v              tells of every run
+Any subset of what was not flushed survives a crash, torn between sectors. In half of those
+beyond losing and keeping all, writes arrive in another order as well, or one disk has them
+land elsewhere, cannot be read in places, or is missing.
 What is not given follows from each run's seed. A run that fails is shortened, and the
-command is printed that brings it back.
+command is printed that brings it back. The exit code is 0 if all is well, 1 if a run
+failed, 2 for wrong arguments.
 ";
 
-const LONG: [Long; 14] = [
-    Long("seed", true, 's'),
-    Long("runs", true, 'r'),
-    Long("vdevs", true, 'd'),
-    Long("workload", true, 'w'),
-    Long("threads", true, 't'),
-    Long("ops", true, 'o'),
-    Long("plant", true, 'p'),
-    Long("fault", true, 'f'),
-    Long("every", true, 'e'),
-    Long("more", true, 'm'),
-    Long("judges", true, 'j'),
-    Long("keep", true, 'k'),
-    Long("crash", true, 'c'),
-    Long("dir", true, 'D'),
-];
-
-fn number(text: &str) -> Result<u64> {
-    text.parse().map_err(|_| Error::invalid(format!("sim: '{text}' is not a number")))
+fn row() -> &'static commands::Command {
+    commands::find("cenote", "sim")
 }
 
-fn named<T: Named>(parsed: &Parsed, letter: char) -> Result<Option<T>> {
+/// A wrong value of an option.
+fn wrong(option: &str, text: &str, due: &str) -> Error {
+    Error::invalid(format!("invalid value '{text}' of '{option}': {due}"))
+}
+
+fn number(option: &str, text: &str, range: RangeInclusive<u64>) -> Result<u64> {
+    let number = text.parse().ok().filter(|n| range.contains(n));
+    number.ok_or_else(|| match (*range.start(), *range.end()) {
+        (0, u64::MAX) => wrong(option, text, "it is a number"),
+        (least, u64::MAX) => wrong(option, text, &format!("it is a number from {least} on")),
+        (least, most) => wrong(option, text, &format!("it is a number from {least} to {most}")),
+    })
+}
+
+fn given(parsed: &Parsed, letter: char, range: RangeInclusive<u64>) -> Result<Option<u64>> {
     let Some(text) = parsed.last(letter) else { return Ok(None) };
-    let unknown = || Error::invalid(format!("sim: '{text}' is not known"));
+    let name = row().flags.iter().find(|f| f.letter == letter).map_or("", |f| f.long);
+    number(&format!("--{name}"), &text, range).map(Some)
+}
+
+fn named<T: Named>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
+    let Some(text) = parsed.last(letter) else { return Ok(None) };
+    let unknown = || wrong(option, &text, "there is no such name");
     T::named(&text).map(Some).ok_or_else(unknown)
 }
 
 fn campaign(parsed: &Parsed) -> Result<Campaign> {
-    let get = |letter: char| parsed.last(letter).map(|text| number(&text)).transpose();
-    let size = |letter: char| Ok::<_, Error>(get(letter)?.map(|n| n as usize));
     let keep = parsed.last('k').map(|list| {
-        let numbers = list.split(',').filter(|n| !n.is_empty());
-        numbers.map(|n| number(n).map(|n| n as usize)).collect::<Result<Vec<_>>>()
+        let one = |n: &str| number("--keep", n, 0..=u64::MAX).map(|n| n as usize);
+        list.split(',').filter(|n| !n.is_empty()).map(one).collect::<Result<Vec<_>>>()
     });
-    let usual = Campaign::new(get('s')?.unwrap_or(1), get('r')?.unwrap_or(1));
+    let seed = given(parsed, 's', 0..=u64::MAX)?.unwrap_or(1);
+    let usual = Campaign::new(seed, given(parsed, 'r', 1..=u64::MAX)?.unwrap_or(1));
+    let size = |n: Option<u64>| n.map(|n| n as usize);
     Ok(Campaign {
-        layout: named(parsed, 'd')?,
-        workload: named(parsed, 'w')?,
-        threads: size('t')?.map(|n| n.clamp(1, 64)),
-        ops: size('o')?,
-        plant: named(parsed, 'p')?,
-        fault: named(parsed, 'f')?,
+        layout: named(parsed, "--vdevs", 'd')?,
+        workload: named(parsed, "--workload", 'w')?,
+        threads: size(given(parsed, 't', 1..=64)?),
+        ops: size(given(parsed, 'o', 0..=100_000)?),
+        plant: named(parsed, "--plant", 'p')?,
+        fault: named(parsed, "--fault", 'f')?,
         keep: keep.transpose()?,
-        stride: size('e')?.unwrap_or(1),
-        more: get('m')?.unwrap_or(1),
-        judges: size('j')?.unwrap_or(usual.judges).clamp(1, 256),
+        stride: size(given(parsed, 'e', 1..=u64::MAX)?).unwrap_or(1),
+        more: given(parsed, 'm', 0..=1_000_000)?.unwrap_or(1),
+        judges: size(given(parsed, 'j', 1..=256)?).unwrap_or(usual.judges),
         shrink: parsed.last('k').is_none(),
         ..usual
     })
 }
 
+/// What is to be done.
+fn read(parsed: &Parsed) -> Result<(Campaign, Option<(u64, u64)>)> {
+    let crash = parsed.last('c').map(|text| {
+        let (event, seed) = text.split_once(':').unwrap_or((&text, "0"));
+        let number = |part| number("--crash", part, 0..=u64::MAX);
+        Ok::<_, Error>((number(event)?, number(seed)?))
+    });
+    let crash = crash.transpose()?;
+    if crash.is_none() && parsed.last('D').is_some() {
+        return Err(Error::invalid("'--dir' goes with '--crash'"));
+    }
+    Ok((campaign(parsed)?, crash))
+}
+
+fn misuse(why: &str) -> Exit {
+    ui::err(why);
+    ui::err(USAGE.trim_end());
+    Exit::USAGE
+}
+
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match getopt::parse(argv, "v", &LONG) {
-        Ok(parsed) if parsed.args.is_empty() => parsed,
-        Ok(_) => {
-            ui::err(USAGE.trim_end());
-            return Ok(Exit::USAGE);
+    let parsed = match row().parse(argv) {
+        Ok(parsed) => parsed,
+        Err(Bad::Help) => {
+            ui::out(USAGE);
+            return Ok(Exit::OK);
         }
-        Err(bad) => {
-            if let Some(message) = bad.message() {
-                ui::err(&message);
-            }
-            ui::err(USAGE.trim_end());
-            return Ok(Exit::USAGE);
-        }
+        Err(bad) => return Ok(misuse(&bad.message().unwrap_or_default())),
     };
-    let campaign = campaign(&parsed)?;
-    if let Some(crash) = parsed.last('c') {
-        return one_crash(&campaign.setup(campaign.seed), &crash, parsed.last('D'));
+    if let Some(extra) = parsed.args.first() {
+        return Ok(misuse(&format!("unexpected argument '{}'", extra.display())));
+    }
+    let (campaign, crash) = match read(&parsed) {
+        Ok(plan) => plan,
+        Err(e) => return Ok(misuse(e.message())),
+    };
+    if let Some(crash) = crash {
+        return one_crash(&campaign.setup(campaign.seed), crash, parsed.last('D'));
     }
     let start = base::rt::now();
     let verbose = parsed.has('v');
@@ -121,9 +153,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
 }
 
 /// Judges one crash of one run.
-fn one_crash(setup: &Setup, crash: &str, dir: Option<String>) -> Result<Exit> {
-    let (event, seed) = crash.split_once(':').unwrap_or((crash, "0"));
-    let (event, seed) = (number(event)?, number(seed)?);
+fn one_crash(setup: &Setup, (event, seed): (u64, u64), dir: Option<String>) -> Result<Exit> {
     let recorded = ::sim::record(setup);
     if let Some(dir) = dir {
         let images = recorded.image(event, seed).map_err(Error::invalid)?;

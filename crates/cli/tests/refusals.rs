@@ -335,3 +335,38 @@ fn permission_denied() {
     assert_eq!(told.code, 1, "{told:?}");
     assert!(told.err.contains("Permission denied"), "{told:?}");
 }
+
+#[test]
+fn the_simulator_and_its_arguments() {
+    let s = Sandbox::new("simulator");
+    for (args, told) in [
+        (vec!["--runs", "none"], "invalid value 'none' of '--runs': it is a number from 1 on\n"),
+        (vec!["--runs", "0"], "invalid value '0' of '--runs': it is a number from 1 on\n"),
+        (vec!["--seed", "-1"], "invalid value '-1' of '--seed': it is a number\n"),
+        (vec!["--threads=65"], "invalid value '65' of '--threads': it is a number from 1 to 64\n"),
+        (vec!["--keep", "1,x"], "invalid value 'x' of '--keep': it is a number\n"),
+        (vec!["--crash", "7:"], "invalid value '' of '--crash': it is a number\n"),
+        (vec!["--vdevs", "five"], "invalid value 'five' of '--vdevs': there is no such name\n"),
+        (vec!["--workload", "x"], "invalid value 'x' of '--workload': there is no such name\n"),
+        (vec!["--dir", "d"], "'--dir' goes with '--crash'\n"),
+        (vec!["--nope"], "invalid option '--nope'\n"),
+        (vec!["tank"], "unexpected argument 'tank'\n"),
+    ] {
+        let said = s.fail(2, &[vec!["sim"], args].concat());
+        let usage = said.strip_prefix(told).unwrap_or_else(|| panic!("{said}"));
+        assert!(usage.starts_with("usage: cenote sim "), "{said}");
+    }
+    assert!(s.ok(&["sim", "--help"]).starts_with("usage: cenote sim "));
+    let short = ["sim", "--workload", "short", "--vdevs", "single", "--every", "40"];
+    let ok = s.ok(&short);
+    assert!(ok.starts_with("1 runs, ") && ok.ends_with(" images a second\n"), "{ok}");
+    // A bug is found, shown with its seed and shortest sequence, and found again by the
+    // command that is shown.
+    let bug = ["sim", "--seed", "1", "--workload", "churn", "--plant", "lose-entry"];
+    let told = s.fail(1, &bug);
+    let again = told.lines().last().and_then(|l| l.strip_prefix("  again: cenote ")).unwrap();
+    let words: Vec<&str> = again.split(' ').collect();
+    assert!(told.starts_with("seed 1: ") && again.contains(" --keep "), "{told}");
+    let what = told.lines().next().unwrap().strip_prefix("seed 1: ").unwrap();
+    assert_eq!(s.fail(1, &words), format!("{what}\n"));
+}

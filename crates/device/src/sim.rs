@@ -238,7 +238,25 @@ impl SimDisks {
     /// As [`SimDisks::crash_point`].
     pub fn crash_image(&self, event: u64, seed: u64) -> Result<Vec<Image>> {
         let options = CrashOptions { sector: self.0.config.sector, ..CrashOptions::default() };
-        self.crash_point(event)?.image(seed, &options)
+        self.crash_image_with(event, seed, &options)
+    }
+
+    /// As [`SimDisks::crash_image`], in another manner.
+    ///
+    /// # Errors
+    /// As [`SimDisks::crash_point`].
+    pub fn crash_image_with(
+        &self,
+        event: u64,
+        seed: u64,
+        options: &CrashOptions,
+    ) -> Result<Vec<Image>> {
+        self.crash_point(event)?.image(seed, options)
+    }
+
+    /// Bytes of a sector.
+    pub fn sector(&self) -> u32 {
+        self.0.config.sector
     }
 
     /// What reads see now: the disks after an orderly end.

@@ -31,6 +31,9 @@ impl Space {
         want: &Want,
         asize_of: &dyn Fn(VdevId) -> u64,
     ) -> Result<Vec<Dva>, Denied> {
+        if self.force_ganging.hits(want) {
+            return Err(Denied::NoSpace);
+        }
         let layout = self.layout();
         let mut denied = Denied::NoSpace;
         for class in want.class.fallbacks() {

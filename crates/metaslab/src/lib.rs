@@ -50,7 +50,7 @@
 //! `done` before a metaslab in [`Space::before_commit`]. An allocation takes the
 //! layout shared and its metaslab for the time of a few tree steps.
 
-use base::rt::atomic::AtomicBool;
+use base::rt::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::{Txg, VdevId};
 
 mod alloc;
@@ -159,6 +159,28 @@ pub enum Denied {
     Load(VdevId, u64),
     /// Nothing fits.
     NoSpace,
+}
+
+/// Makes large blocks gang blocks although there is room: a **test instrument**, off
+/// unless a test turns it on. What it makes is as good as any gang block.
+#[derive(Debug, Default)]
+pub struct ForceGanging {
+    /// Blocks of more stored bytes than this.
+    pub larger_than: AtomicU64,
+    /// One in so many of them; 0 for none.
+    pub one_in: AtomicU64,
+    asked: AtomicU64,
+}
+
+impl ForceGanging {
+    /// Whether this block is to be one.
+    pub(crate) fn hits(&self, want: &Want) -> bool {
+        let one_in = self.one_in.load(Ordering::Relaxed);
+        one_in != 0
+            && !want.gang_child
+            && want.psize > self.larger_than.load(Ordering::Relaxed)
+            && self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
+    }
 }
 
 /// Bugs to plant: **test instruments**, for showing that the simulator finds what it

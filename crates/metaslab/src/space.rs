@@ -12,7 +12,7 @@ use crate::range_tree::Seg;
 use crate::rotor::Ring;
 use crate::slab::{Metaslab, MsDesc};
 use crate::sync::{MapFacts, MapWrite};
-use crate::{CLASSES, Class, Fragmentation, MsKey, Plant, Totals, VdevDesc};
+use crate::{CLASSES, Class, ForceGanging, Fragmentation, MsKey, Plant, Totals, VdevDesc};
 
 /// The vdevs, in classes.
 #[derive(Debug)]
@@ -79,6 +79,8 @@ pub struct Space {
     synced: AtomicU64,
     /// Test instruments; all off.
     pub plant: Plant,
+    /// A test instrument; off.
+    pub force_ganging: ForceGanging,
 }
 
 impl Space {
@@ -93,6 +95,7 @@ impl Space {
             streams,
             synced: AtomicU64::new(0),
             plant: Plant::default(),
+            force_ganging: ForceGanging::default(),
         }
     }
 

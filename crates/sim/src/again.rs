@@ -14,7 +14,7 @@ use crate::memo::Memo;
 use crate::model::Model;
 use crate::ops::{Plan, plan};
 use crate::pool::{CACHE, SimLeaves, find};
-use crate::run::Recorded;
+use crate::run::{Recorded, plant};
 use crate::setup::{Setup, Workload};
 
 /// Operations after a crash.
@@ -36,6 +36,7 @@ fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, old: &Model) -> Result<Arc
     let mut driver =
         Driver::new(writer, disks, Arc::clone(&model)).map_err(|e| fail("start", &e))?;
     driver.prefix = "again-".to_owned();
+    plant(setup, &mut driver);
     let mut hand = driver.hand_of(txg);
     for (number, op) in plan.iter().flatten() {
         let done = driver.run(&mut hand, op);
@@ -49,7 +50,7 @@ fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, old: &Model) -> Result<Arc
 /// Imports `images`, in which `old` says what there is, for writing and does some
 /// operations more.
 pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> Recorded {
-    let workload = Workload::ALL[Rng::stream(seed, 15).below(5) as usize];
+    let workload = Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
     let setup = Setup { seed, workload, threads: 1, ops: OPS, keep: None, ..setup.clone() };
     let plan = plan(&setup);
     let disks = SimDisks::new(setup.disks(), images);
@@ -73,7 +74,8 @@ impl Recorded {
     /// What is wrong with the crash itself.
     pub fn go_on(&self, event: u64, seed: u64) -> Result<Option<Recorded>, String> {
         let there: Option<Txg> = self.crash_once(event, seed)?;
-        if there.is_none() {
+        // What is damaged stays so: nothing is resilvered yet.
+        if there.is_none() || self.mishap(seed).damages() {
             return Ok(None);
         }
         let images = self.image(event, seed)?;

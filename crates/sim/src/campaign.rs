@@ -63,13 +63,8 @@ impl Campaign {
     /// The setup of the run with this seed.
     pub fn setup(&self, seed: u64) -> Setup {
         let varied = Setup::varied(seed);
-        let mut layout = self.layout.unwrap_or(varied.layout);
-        let fragile = self.fault.is_some_and(Fault::needs_redundancy);
-        if self.layout.is_none() && fragile && !layout.is_redundant() {
-            layout = Layout::Mirror;
-        }
         Setup {
-            layout,
+            layout: self.layout.unwrap_or(varied.layout),
             workload: self.workload.unwrap_or(varied.workload),
             threads: self.threads.unwrap_or(varied.threads),
             ops: self.ops.unwrap_or(varied.ops),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::rt::plain;
+use base::rt::sim::Rng;
 use base::{Error, ErrorKind, Result};
 use device::sim::Image;
 use device::{Caps, Completion, Device, DeviceStats, FlushCost, Io, Op};
@@ -16,6 +17,27 @@ pub struct Range {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+}
+
+/// Sectors that cannot be read, always the same ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadSectors {
+    /// Which disk.
+    pub disk: usize,
+    /// One in so many runs of [`BAD`] bytes.
+    pub often: u64,
+    /// Which ones.
+    pub seed: u64,
+}
+
+/// Bytes that are bad together.
+const BAD: u64 = 4096;
+
+impl BadSectors {
+    fn hit(&self, disk: usize, offset: u64, len: u64) -> bool {
+        let bad = |n: u64| Rng::stream(self.seed, n ^ (1 << 40)).one_in(self.often);
+        disk == self.disk && (offset / BAD..(offset + len).div_ceil(BAD)).any(bad)
+    }
 }
 
 /// Notes what was read.
@@ -34,13 +56,14 @@ pub struct ImageDevice {
     disk: usize,
     image: Image,
     tap: Arc<Tap>,
+    bad: Option<BadSectors>,
     caps: Caps,
     stats: DeviceStats,
 }
 
 impl ImageDevice {
-    /// A device that holds `image`.
-    pub fn new(disk: usize, image: Image, tap: Arc<Tap>) -> ImageDevice {
+    /// A device that holds `image`, but for the bad sectors.
+    pub fn new(disk: usize, image: Image, tap: Arc<Tap>, bad: Option<BadSectors>) -> ImageDevice {
         let caps = Caps {
             logical_sector: 512,
             preferred: 512,
@@ -51,7 +74,7 @@ impl ImageDevice {
             direct: true,
             flush: FlushCost::Cheap,
         };
-        ImageDevice { disk, image, tap, caps, stats: DeviceStats::default() }
+        ImageDevice { disk, image, tap, bad, caps, stats: DeviceStats::default() }
     }
 
     fn do_it(&self, io: &mut Io) -> Result<usize> {
@@ -60,6 +83,9 @@ impl ImageDevice {
         };
         let len = buf.len();
         self.tap.0.lock().push(Range { disk: self.disk, offset: *offset, len: len as u64 });
+        if self.bad.is_some_and(|bad| bad.hit(self.disk, *offset, len as u64)) {
+            return Err(Error::new(ErrorKind::Io, "a bad sector"));
+        }
         self.image.read(*offset, buf)?;
         Ok(len)
     }

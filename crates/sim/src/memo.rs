@@ -23,8 +23,25 @@ use crate::image::Range;
 /// Verdicts that an image is compared with before anything of it is read.
 const RECENT: usize = 12;
 
+/// How disks are judged: what was found good in one manner may not be in another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// These disks are not there.
+    pub without: Vec<usize>,
+    /// Copies and columns may be wrong.
+    pub damage: bool,
+}
+
+impl Manner {
+    /// Whether what is good in this manner is so in the other.
+    fn implies(&self, other: &Manner) -> bool {
+        self.without == other.without && (!self.damage || other.damage)
+    }
+}
+
 /// A good verdict and what it was based on.
 struct Entry {
+    manner: Manner,
     images: Vec<Image>,
     txg: Txg,
     root: BlkPtr,
@@ -72,20 +89,27 @@ pub enum Known {
 }
 
 impl Memo {
-    fn entries(&self) -> Vec<Arc<Entry>> {
-        self.0.lock().iter().rev().cloned().collect()
+    fn entries(&self, manner: &Manner) -> Vec<Arc<Entry>> {
+        let entries = self.0.lock();
+        entries.iter().rev().filter(|e| e.manner.implies(manner)).cloned().collect()
     }
 
     /// The group that an import would find, if all that matters is as it was.
-    pub fn whole(&self, images: &[Image]) -> Option<Txg> {
+    pub fn whole(&self, images: &[Image], manner: &Manner) -> Option<Txg> {
         let good = |e: &&Arc<Entry>| same(e, images, &e.labels) && same(e, images, &e.body);
-        self.entries().iter().take(RECENT).find(good).map(|e| e.txg)
+        self.entries(manner).iter().take(RECENT).find(good).map(|e| e.txg)
     }
 
     /// If the state behind `root` is as it was: what was read to judge it.
-    pub fn body(&self, images: &[Image], txg: Txg, root: &BlkPtr) -> Option<Vec<Range>> {
+    pub fn body(
+        &self,
+        images: &[Image],
+        manner: &Manner,
+        txg: Txg,
+        root: &BlkPtr,
+    ) -> Option<Vec<Range>> {
         let good = |e: &&Arc<Entry>| e.txg == txg && e.root == *root && same(e, images, &e.body);
-        self.entries().iter().find(good).map(|e| e.body.clone())
+        self.entries(manner).iter().find(good).map(|e| e.body.clone())
     }
 
     /// Groups judged, from `from` up to but not including `to`.
@@ -97,9 +121,9 @@ impl Memo {
         out
     }
 
-    /// What is known of group `txg` in this image.
+    /// What is known of group `txg` in this image, where nothing may be damaged.
     pub fn group(&self, images: &[Image], txg: Txg) -> Known {
-        let entries = self.entries();
+        let entries = self.entries(&Manner::default());
         let mut of = entries.iter().filter(|e| e.txg == txg).peekable();
         if of.peek().is_none() {
             return Known::Nothing;
@@ -111,13 +135,15 @@ impl Memo {
     pub fn keep(
         &self,
         images: &[Image],
+        manner: &Manner,
         txg: Txg,
         root: BlkPtr,
         labels: Vec<Range>,
         body: Vec<Range>,
     ) {
         let (labels, body) = (tidy(labels), tidy(body));
-        let entry = Entry { images: images.to_vec(), txg, root, labels, body };
+        let manner = manner.clone();
+        let entry = Entry { manner, images: images.to_vec(), txg, root, labels, body };
         self.0.lock().push(Arc::new(entry));
     }
 }

@@ -54,6 +54,8 @@ pub enum Act {
     BlockSize(u32),
     /// Another bonus.
     Bonus(Vec<u8>),
+    /// Another spill block, or none.
+    Spill(Option<Vec<u8>>),
     /// An entry of a ZAP is added or changed.
     Put(Vec<u8>, Vec<u64>),
     /// An entry of a ZAP goes.
@@ -111,6 +113,8 @@ pub struct Obj {
     pub block_size: u32,
     /// The bonus.
     pub bonus: Vec<u8>,
+    /// The spill block.
+    pub spill: Option<Vec<u8>>,
     /// Bytes, but for chunks of zeros.
     pub chunks: BTreeMap<u64, Box<[u8; CHUNK as usize]>>,
     /// Entries of a ZAP.
@@ -159,10 +163,13 @@ impl Obj {
             }
             Act::Write { at, data } => self.put(*at, data),
             Act::Zero { at, len } => self.zero(*at, *len),
+            // Only an object of one block takes another size.
+            Act::BlockSize(size) if *size == self.block_size => {}
             Act::BlockSize(size) => {
                 self.block_size = *size;
                 self.zero(u64::from(*size), None);
             }
+            Act::Spill(spill) => self.spill.clone_from(spill),
             Act::Bonus(bonus) => self.bonus.clone_from(bonus),
             Act::Put(name, value) => {
                 self.entries.insert(name.clone(), value.clone());
@@ -213,6 +220,7 @@ impl Model {
     /// Notes a change.
     pub fn note(&self, txg: Txg, ds: DsId, object: u64, act: Act) {
         self.notes.lock().notes.push(Note { txg, ds, object, act });
+        self.states.lock().clear();
     }
 
     /// Notes a comment.

@@ -79,6 +79,13 @@ pub enum Op {
         /// Of the content.
         seed: u32,
     },
+    /// Sets the spill block, or removes it.
+    Spill {
+        /// Which object.
+        object: u32,
+        /// Of the content.
+        seed: u32,
+    },
     /// Adds or changes entries of a ZAP.
     ZapPut {
         /// Which.
@@ -143,19 +150,20 @@ pub enum Op {
 }
 
 /// Chances of each kind of operation, in the order of [`draw`].
-type Weights = [u64; 21];
+type Weights = [u64; 22];
 
 fn weights(workload: Workload) -> Weights {
     // create zap write append trunc punch free bsize bonus zput zrem props
-    // dataset clone destroy snapshot destroysnap sync kick sleep comment
+    // dataset clone destroy snapshot destroysnap sync kick sleep comment spill
     match workload {
         Workload::Mixed | Workload::Short => {
-            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1]
+            [8, 3, 20, 8, 4, 6, 5, 3, 3, 8, 3, 2, 3, 2, 2, 4, 3, 8, 4, 2, 1, 3]
         }
-        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1],
-        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1],
-        Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1],
-        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1],
+        Workload::Files => [10, 0, 30, 10, 6, 8, 6, 4, 4, 0, 0, 3, 0, 0, 0, 0, 0, 8, 5, 3, 1, 4],
+        Workload::Zaps => [1, 6, 1, 0, 0, 0, 4, 0, 0, 30, 15, 0, 0, 0, 0, 1, 1, 8, 5, 3, 1, 0],
+        Workload::Datasets => [6, 2, 14, 3, 2, 3, 3, 0, 0, 4, 1, 1, 8, 6, 8, 12, 9, 6, 3, 2, 1, 2],
+        Workload::Churn => [8, 0, 30, 6, 8, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 20, 6, 0, 1, 2],
+        Workload::Full => [6, 1, 20, 60, 3, 6, 6, 0, 1, 3, 1, 1, 2, 1, 2, 3, 3, 10, 4, 1, 1, 2],
     }
 }
 
@@ -184,7 +192,8 @@ fn length(rng: &mut Rng) -> u32 {
     len as u32
 }
 
-fn draw(rng: &mut Rng, weights: &Weights) -> Op {
+/// An operation; `much` times as much is appended as usual.
+fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
     let total: u64 = weights.iter().sum();
     let mut at = rng.below(total);
     let mut kind = 0;
@@ -199,7 +208,7 @@ fn draw(rng: &mut Rng, weights: &Weights) -> Op {
         0 => Op::Create { ds: which, block, seed },
         1 => Op::CreateZap { ds: which },
         2 => Op::Write { object: which, at: offset(rng), len: length(rng), seed },
-        3 => Op::Append { object: which, len: length(rng), seed },
+        3 => Op::Append { object: which, len: length(rng) * much, seed },
         4 => Op::Truncate { object: which, at: offset(rng) },
         5 => Op::Punch { object: which, at: offset(rng), len: length(rng) },
         6 => Op::Free { object: which },
@@ -216,6 +225,7 @@ fn draw(rng: &mut Rng, weights: &Weights) -> Op {
         17 => Op::Sync,
         18 => Op::Kick,
         20 => Op::Comment { seed },
+        21 => Op::Spill { object: which, seed },
         _ => Op::Sleep { ms: 1 + rng.below(3000) as u32 },
     }
 }
@@ -229,13 +239,14 @@ pub fn plan(setup: &Setup) -> Plan {
         return crate::short::plan(usize::try_from(setup.seed).unwrap_or(0));
     }
     let weights = weights(setup.workload);
+    let much = if setup.workload == Workload::Full { 24 } else { 1 };
     let mut number = 0;
     let mut plan = Plan::new();
     for thread in 0..setup.threads {
         let mut rng = Rng::stream(setup.seed, 100 + thread as u64);
         let mut ops = Vec::new();
         for _ in 0..setup.ops {
-            let op = draw(&mut rng, &weights);
+            let op = draw(&mut rng, &weights, much);
             if setup.keep.as_ref().is_none_or(|keep| keep.contains(&number)) {
                 ops.push((number, op));
             }

@@ -10,11 +10,11 @@ use device::sim::{Image, SimDisks};
 use ondisk::objset::ObjsetType;
 use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
-use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
+use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, Role, build};
 use spa::{FoundPool, ImportOptions, Leaves, OpenLeaf, Purpose, Search, Spa};
 use zio::BlockCache;
 
-use crate::image::{ImageDevice, Tap};
+use crate::image::{BadSectors, ImageDevice, Tap};
 use crate::setup::{Layout, Setup};
 
 /// The pool's name.
@@ -28,12 +28,18 @@ pub struct SimLeaves {
 }
 
 impl SimLeaves {
-    /// Images to be read, all but those in `without`; `tap` hears of every read.
-    pub fn of_images(images: &[Image], without: &[usize], tap: &Arc<Tap>) -> SimLeaves {
+    /// Images to be read, all but those in `without` and the sectors that are bad; `tap`
+    /// hears of every read.
+    pub fn of_images(
+        images: &[Image],
+        without: &[usize],
+        bad: Option<BadSectors>,
+        tap: &Arc<Tap>,
+    ) -> SimLeaves {
         let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
         for (disk, image) in images.iter().enumerate() {
             if !without.contains(&disk) {
-                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap));
+                let device = ImageDevice::new(disk, image.clone(), Arc::clone(tap), bad);
                 devices.insert(path_of(disk), Arc::new(device));
             }
         }
@@ -76,6 +82,12 @@ fn vdevs(layout: Layout) -> Vec<NewVdev> {
         Layout::Mirror => vec![NewVdev::new(NewKind::Mirror).with_children(leaves)],
         Layout::Raidz => vec![NewVdev::new(NewKind::Raidz { nparity: 1 }).with_children(leaves)],
         Layout::Raidz2 => vec![NewVdev::new(NewKind::Raidz { nparity: 2 }).with_children(leaves)],
+        Layout::Classes => {
+            let pair = |two: &[NewVdev]| NewVdev::new(NewKind::Mirror).with_children(two.to_vec());
+            let roles = [Role::Data, Role::Special, Role::Log];
+            let tops = leaves.chunks(2).zip(roles);
+            tops.map(|(two, role)| pair(two).for_role(role)).collect()
+        }
     }
 }
 
@@ -93,7 +105,8 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
     };
     let mut built = build(&vdevs(setup.layout), options, [], &facts)?;
     for (top, _) in &mut built.tops {
-        let parts = if setup.layout == Layout::Mirror { 1 } else { top.leaves().count() as u64 };
+        let copies = matches!(setup.layout, Layout::Mirror | Layout::Classes);
+        let parts = if copies { 1 } else { top.leaves().count() as u64 };
         if let (Some((bytes, shift)), Some(space)) = (setup.space(), &mut top.top) {
             space.asize = space.asize.min(bytes * parts.max(1));
             space.metaslab_shift = shift;

@@ -11,7 +11,8 @@ use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
-use crate::memo::Memo;
+use crate::memo::{Manner, Memo};
+use crate::mishap::Mishap;
 use crate::model::Model;
 use crate::ops::{Plan, plan};
 use crate::pool::{CACHE, make};
@@ -81,7 +82,13 @@ pub struct Tally {
     pub failure: Option<Failure>,
 }
 
-fn plant(setup: &Setup, driver: &mut Driver) {
+/// Sets the engine's test instruments.
+pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
+    if let Some((larger_than, one_in)) = setup.ganging() {
+        let force = &driver.writer.space().force_ganging;
+        force.larger_than.store(larger_than, Relaxed);
+        force.one_in.store(one_in, Relaxed);
+    }
     let plants = &driver.writer.plants;
     let space = &driver.writer.space().plant;
     match setup.plant {
@@ -241,18 +248,35 @@ impl Recorded {
         Failure { setup: self.setup.clone(), crash, what, ops: self.ops() }
     }
 
+    /// What else happens in the crash of that seed.
+    pub fn mishap(&self, seed: u64) -> Mishap {
+        Mishap::of(&self.setup, self.victim, seed)
+    }
+
     /// What must hold after a crash at `event`.
-    pub fn expect(&self, event: u64) -> Expect {
+    pub fn expect(&self, event: u64, seed: u64) -> Expect {
         let promised = self.disks.marks(event).into_iter().max().map(Txg);
-        let fault = self.setup.fault;
+        let (fault, mishap) = (self.setup.fault, self.mishap(seed));
         let redundant = self.setup.layout.is_redundant();
-        let without = match (fault, self.victim) {
-            (Some(Fault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => vec![disk],
-            _ => Vec::new(),
+        let gone = match (fault, self.victim) {
+            (Some(Fault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => Some(disk),
+            _ => mishap.missing(),
         };
         let first = self.disks.marks(u64::MAX).into_iter().min().map_or(Txg::ZERO, Txg);
-        let damage = fault.is_some();
-        Expect { promised, without, damage, rewind: !damage && !self.full, first }
+        let damage = fault.is_some() || mishap.damages();
+        let detect = !redundant && (mishap.damages() || fault.is_some_and(Fault::needs_redundancy));
+        // Where nobody has another copy, a disk may forget what it said was safe, and an
+        // uberblock that cannot be read is as good as none.
+        let bad = mishap.bad_sectors(seed);
+        let forgets = detect && (bad.is_some() || fault.is_some_and(Fault::forgets));
+        Expect {
+            promised: promised.filter(|_| !forgets),
+            manner: Manner { without: gone.into_iter().collect(), damage },
+            bad,
+            detect,
+            rewind: !damage && !self.full,
+            first,
+        }
     }
 
     /// The disks after a crash.
@@ -260,7 +284,9 @@ impl Recorded {
     /// # Errors
     /// An event that is not in the log.
     pub fn image(&self, event: u64, seed: u64) -> Result<Vec<Image>, String> {
-        self.disks.crash_image(event, seed).map_err(|e| e.to_string())
+        let options = self.mishap(seed).options(self.disks.sector());
+        let images = self.disks.crash_image_with(event, seed, &options);
+        images.map_err(|e| e.to_string())
     }
 
     /// Crashes at one event and judges what is left.
@@ -274,7 +300,7 @@ impl Recorded {
         cache: &Arc<BlockCache>,
     ) -> Result<Option<Txg>, String> {
         let images = self.image(event, seed)?;
-        judge(&images, &self.model, &self.expect(event), cache, &self.memo)
+        judge(&images, &self.model, &self.expect(event, seed), cache, &self.memo)
     }
 
     /// Crashes at one event and judges what is left from scratch.

@@ -18,12 +18,20 @@ pub enum Layout {
     Raidz,
     /// Double parity over five disks.
     Raidz2,
+    /// Two copies on each of three: data, metadata (a special vdev) and intent logs.
+    Classes,
 }
 
 impl Layout {
     /// All of them.
-    pub const ALL: [Layout; 5] =
-        [Layout::Single, Layout::Stripe, Layout::Mirror, Layout::Raidz, Layout::Raidz2];
+    pub const ALL: [Layout; 6] = [
+        Layout::Single,
+        Layout::Stripe,
+        Layout::Mirror,
+        Layout::Raidz,
+        Layout::Raidz2,
+        Layout::Classes,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -33,6 +41,7 @@ impl Layout {
             Layout::Mirror => "mirror",
             Layout::Raidz => "raidz",
             Layout::Raidz2 => "raidz2",
+            Layout::Classes => "classes",
         }
     }
 
@@ -43,12 +52,13 @@ impl Layout {
             Layout::Stripe | Layout::Mirror => 2,
             Layout::Raidz => 3,
             Layout::Raidz2 => 5,
+            Layout::Classes => 6,
         }
     }
 
     /// Whether any one disk may go.
     pub fn is_redundant(self) -> bool {
-        matches!(self, Layout::Mirror | Layout::Raidz | Layout::Raidz2)
+        !matches!(self, Layout::Single | Layout::Stripe)
     }
 }
 
@@ -65,14 +75,22 @@ pub enum Workload {
     Datasets,
     /// The same space written and freed over and over, with many syncs.
     Churn,
+    /// Much written to a small pool.
+    Full,
     /// One of the sequences of [`crate::short`]: the seed is its number.
     Short,
 }
 
 impl Workload {
     /// Those that are drawn by chance.
-    pub const ALL: [Workload; 5] =
-        [Workload::Mixed, Workload::Files, Workload::Zaps, Workload::Datasets, Workload::Churn];
+    pub const ALL: [Workload; 6] = [
+        Workload::Mixed,
+        Workload::Files,
+        Workload::Zaps,
+        Workload::Datasets,
+        Workload::Churn,
+        Workload::Full,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -82,6 +100,7 @@ impl Workload {
             Workload::Zaps => "zaps",
             Workload::Datasets => "datasets",
             Workload::Churn => "churn",
+            Workload::Full => "full",
             Workload::Short => "short",
         }
     }
@@ -243,8 +262,19 @@ impl Setup {
         let at = Rng::stream(self.seed, 14).below(5) as usize;
         match self.workload {
             Workload::Churn => few.get(at % 2).copied(),
+            Workload::Full => few.first().copied(),
             _ => few.get(at).copied(),
         }
+    }
+
+    /// Which blocks are made gang blocks although there is room: those larger than so
+    /// many bytes, one in so many; in a third of the runs.
+    pub fn ganging(&self) -> Option<(u64, u64)> {
+        let mut rng = Rng::stream(self.seed, 16);
+        let gangs = self.workload != Workload::Short && rng.one_in(3);
+        // A single sector cannot be split.
+        let larger_than = (512 << rng.below(6)).max(1 << self.ashift());
+        gangs.then(|| (larger_than, 2 + rng.below(8)))
     }
 
     /// log2 of the pool's sector.

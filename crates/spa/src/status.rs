@@ -1,11 +1,12 @@
 //! What `zpool status` and `zpool import` tell about a pool's devices.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use base::Guid;
 use vdev::{AllocClass, Aux, Kind, NodeId, Tree};
 
-pub use vdev::State as VdevState;
+pub use vdev::{IoCount, IoCounts, State as VdevState};
 
 /// Which heading a vdev is listed under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -95,6 +96,10 @@ pub struct VdevStatus {
     pub checksum_errors: u64,
     /// Slow operations.
     pub slow_ios: u64,
+    /// Operations and bytes since [`VdevStatus::age`], with those of the vdevs below.
+    pub io: IoCounts,
+    /// How long `io` has been counting.
+    pub age: Duration,
     /// O_DIRECT is in force (leaves).
     pub direct_io: bool,
     /// Capacity in bytes, of top-level vdevs and the root.
@@ -164,6 +169,8 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
         read_errors: errors.read,
         write_errors: errors.write,
         checksum_errors: errors.cksum,
+        io: tree.io(id),
+        age: tree.io_age(id),
         direct_io: node.device().is_some_and(|d| d.caps().direct),
         ashift: node.ashift(),
         nparity,

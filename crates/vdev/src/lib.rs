@@ -27,6 +27,7 @@
 mod draid;
 mod draid_seeds;
 mod indirect;
+mod iostat;
 mod map;
 mod parity;
 mod place;
@@ -40,6 +41,7 @@ mod write;
 
 pub use draid::DraidParams;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
+pub use iostat::{IoClass, IoCount, IoCounts};
 pub use queue::{WriteLimits, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use spec::{AllocClass, Kind, Persistent, Reflow, Spec};
@@ -47,7 +49,7 @@ pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree,
     TxgRanges, Verdict,
 };
-pub use write::{FAILING_WRITE_ERRORS, WriteReport, WriteReq};
+pub use write::{FAILING_WRITE_ERRORS, Tell, WriteReport, WriteReq};
 
 /// Bounds on the work of one read, against hostile pools.
 pub mod limits {

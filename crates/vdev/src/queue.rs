@@ -194,6 +194,7 @@ struct State {
 /// The requests of one device operation.
 struct Run {
     start: u64,
+    end: u64,
     class: usize,
     parts: Vec<Queued>,
 }
@@ -291,7 +292,7 @@ impl State {
                 self.flying.insert(start, end);
                 self.flying_bytes += end - start;
                 self.active[class] += 1;
-                return Some(Run { start, class, parts: parts.into() });
+                return Some(Run { start, end, class, parts: parts.into() });
             }
         }
     }
@@ -465,6 +466,9 @@ impl Queue {
     /// An operation is over.
     fn finish(self: &Arc<Self>, run: Run, result: Result<()>) {
         self.live.in_flight.fetch_sub(1, Relaxed);
+        if let (Ok(()), Some(part)) = (&result, run.parts.first()) {
+            self.live.io.done(part.request.priority, run.end - run.start);
+        }
         let mut dones = Vec::with_capacity(run.parts.len());
         let mut state = self.state.lock();
         if let Some(end) = state.flying.remove(&run.start) {

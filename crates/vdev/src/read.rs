@@ -174,7 +174,7 @@ impl Tree {
             let mut planner = Planner::new(self, mode);
             let shape = planner.top(req.vdev, req.offset, len, req.birth)?;
             let plan = planner.cells;
-            let cells = self.fetch(&plan, &mut known, report);
+            let cells = self.fetch(&plan, req.priority, &mut known, report);
             report.searched |= mode == Mode::All && modes.len() > 1;
             let mut accept = |buf: &Buf| {
                 verified += 1;
@@ -208,7 +208,13 @@ impl Tree {
     }
 
     /// Reads the cells, except those already known.
-    fn fetch(&self, plan: &[Cell], known: &mut Known, report: &mut ReadReport) -> Vec<Option<Buf>> {
+    fn fetch(
+        &self,
+        plan: &[Cell],
+        why: Priority,
+        known: &mut Known,
+        report: &mut ReadReport,
+    ) -> Vec<Option<Buf>> {
         let mut wanted: Vec<Cell> =
             plan.iter().filter(|c| !known.contains_key(c)).copied().collect();
         wanted.sort_unstable();
@@ -229,7 +235,9 @@ impl Tree {
         }
         let mut retry = Vec::new();
         let wholes: Vec<Cell> = groups.iter().map(|g| g.0).collect();
-        for ((whole, members), buf) in groups.into_iter().zip(self.read_leaves(&wholes, report)) {
+        for ((whole, members), buf) in
+            groups.into_iter().zip(self.read_leaves(&wholes, why, report))
+        {
             match buf {
                 None if members.len() > 1 => retry.extend(members),
                 buf => {
@@ -241,14 +249,19 @@ impl Tree {
                 }
             }
         }
-        for (cell, buf) in retry.iter().zip(self.read_leaves(&retry, report)) {
+        for (cell, buf) in retry.iter().zip(self.read_leaves(&retry, why, report)) {
             known.insert(*cell, buf);
         }
         plan.iter().map(|cell| known.get(cell).cloned().flatten()).collect()
     }
 
     /// One batch of leaf reads; failures are counted.
-    fn read_leaves(&self, cells: &[Cell], report: &mut ReadReport) -> Vec<Option<Buf>> {
+    fn read_leaves(
+        &self,
+        cells: &[Cell],
+        why: Priority,
+        report: &mut ReadReport,
+    ) -> Vec<Option<Buf>> {
         let mut batch: Vec<(Arc<dyn Device>, Io)> = Vec::with_capacity(cells.len());
         let mut slots = Vec::with_capacity(cells.len());
         for cell in cells {
@@ -269,8 +282,11 @@ impl Tree {
                 live.in_flight.fetch_sub(1, Relaxed);
             }
             let buf = completion.and_then(|c| c.into_read().ok());
-            if buf.is_none() {
-                live.read_errors.fetch_add(1, Relaxed);
+            match &buf {
+                Some(_) => live.io.done(why, cell.len),
+                None => {
+                    live.read_errors.fetch_add(1, Relaxed);
+                }
             }
             out.push(buf.map(|b| b.freeze()));
         }

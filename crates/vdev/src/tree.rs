@@ -22,6 +22,7 @@ use device::Device;
 
 use crate::draid::{self, DraidGeometry};
 use crate::indirect::IndirectMap;
+use crate::iostat::IoStats;
 use crate::map::{RaidzGeometry, whole_sectors};
 use crate::queue::{Queue, Tuning};
 use crate::spec::{AllocClass, Kind, Persistent, Spec};
@@ -191,6 +192,8 @@ pub(crate) struct Live {
     pub(crate) read_errors: AtomicU64,
     pub(crate) write_errors: AtomicU64,
     pub(crate) cksum_errors: AtomicU64,
+    /// Of a leaf.
+    pub(crate) io: IoStats,
     /// Operations under way on a leaf.
     pub(crate) in_flight: AtomicU32,
     /// Whose turn it is among a mirror's children.

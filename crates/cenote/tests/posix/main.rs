@@ -7,6 +7,7 @@
 mod attrs;
 mod data;
 mod names;
+mod quotas;
 mod random;
 mod removal;
 mod xattrs;
@@ -96,7 +97,7 @@ impl Rig {
         drop(fs);
         pool.export().unwrap();
         drop(pool);
-        judge(&engine, &scratch);
+        judge(&engine, &scratch, "-b");
         let options = ImportOptions { force: true, ..ImportOptions::default() };
         let pool = import_from(&engine, scratch.path(), &options).unwrap();
         let fs = open(&pool);
@@ -105,17 +106,28 @@ impl Rig {
 
     /// The last thing done with it.
     fn finish(self) {
+        self.finish_with("-b");
+    }
+
+    /// The same, and zdb reads all blocks, which takes it seconds.
+    fn finish_thoroughly(self) {
+        self.finish_with("-bcc");
+    }
+
+    fn finish_with(self, zdb: &str) {
         let Rig { scratch, engine, pool, fs } = self;
+        fs.sync_all().unwrap();
         let before = walk(&fs);
         drop(fs);
         pool.export().unwrap();
         drop(pool);
-        let engine = { drop(engine); testkit::engine() };
+        drop(engine);
+        let engine = testkit::engine();
         let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
         let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
         assert_eq!(walk(&fs), before);
         drop((fs, pool));
-        judge(&engine, &scratch);
+        judge(&engine, &scratch, zdb);
     }
 
     fn file(&self, dir: ObjectId, name: &str) -> ObjectId {
@@ -210,7 +222,8 @@ fn digest(bytes: &[u8]) -> u64 {
     for chunk in bytes.chunks(8) {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
-        hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        hash =
+            (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
     hash ^ bytes.len() as u64
 }
@@ -249,22 +262,18 @@ fn zdb_text(scratch: &Scratch, args: &[&str]) -> Option<String> {
 }
 
 /// The exported pool's own rules hold, its audit is clean, and zdb finds nothing wrong.
-fn judge(engine: &Engine, scratch: &Scratch) {
+fn judge(engine: &Engine, scratch: &Scratch, zdb: &str) {
     let pool = import_from(engine, scratch.path(), &testkit::readonly()).unwrap();
     let tree = pool.spa().zio().tree();
     let ratio = |id| tree.deflate_ratio(base::VdevId(id)).unwrap_or(512);
     let ratios = dsl::write::Ratios::new((0..4).map(ratio).collect());
     let wrong = dsl::write::check(pool.spa().mos(), &ratios).unwrap();
     assert!(wrong.is_empty(), "{wrong:?}");
-    let options = spa::audit::Options {
-        verify: spa::audit::Verify::All,
-        leaks: true,
-        threads: 8,
-    };
+    let options = spa::audit::Options { verify: spa::audit::Verify::All, leaks: true, threads: 8 };
     let report = pool.spa().audit(options, &()).unwrap();
     assert!(report.is_clean(), "{report:?}");
     drop((tree, pool));
-    if let Some(text) = zdb_text(scratch, &["-bcc", "tank"]) {
+    if let Some(text) = zdb_text(scratch, &[zdb, "tank"]) {
         assert!(text.contains("No leaks"), "{text}");
     }
     if let Some(text) = zdb_text(scratch, &["-dddd", DATASET]) {

@@ -15,7 +15,8 @@ fn root() -> Caller {
 fn files_of_every_kind() {
     let rig = Rig::new("kinds", 128 * MB);
     let (fs, top) = (&rig.fs, rig.root());
-    let new = |kind| New { kind, mode: 0o640, device: Device { major: 8, minor: 300 }, target: b"" };
+    let new =
+        |kind| New { kind, mode: 0o640, device: Device { major: 8, minor: 300 }, target: b"" };
     for (name, kind) in [
         ("file", FileType::Regular),
         ("fifo", FileType::Fifo),
@@ -39,7 +40,10 @@ fn files_of_every_kind() {
         assert_eq!((a.kind, a.size, a.mode), (FileType::Symlink, len as u64, 0o120_777));
         assert_eq!(fs.readlink(a.id, Io::WAIT).unwrap(), target);
     }
-    assert_eq!(kind(fs.make(&root(), top, b"l", &New::symlink(&[b'x'; 4096]))), ErrorKind::NameTooLong);
+    assert_eq!(
+        kind(fs.make(&root(), top, b"l", &New::symlink(&[b'x'; 4096]))),
+        ErrorKind::NameTooLong
+    );
     assert_eq!(kind(fs.make(&root(), top, b"file", &New::file(0))), ErrorKind::Exists);
     assert_eq!(kind(fs.make(&root(), top, &[b'n'; 256], &New::file(0))), ErrorKind::NameTooLong);
     let long = [b'n'; 255];
@@ -48,7 +52,10 @@ fn files_of_every_kind() {
     assert_eq!(rig.attrs(top).size, 2 + 6 + 6 + 1);
     assert_eq!(rig.attrs(top).nlink, 3);
     let rig = rig.again();
-    assert_eq!(rig.fs.readlink(rig.fs.walk(b"link4095", Io::WAIT).unwrap(), Io::WAIT).unwrap().len(), 4095);
+    assert_eq!(
+        rig.fs.readlink(rig.fs.walk(b"link4095", Io::WAIT).unwrap(), Io::WAIT).unwrap().len(),
+        4095
+    );
     assert_eq!(rig.list(top).len(), 13);
     rig.finish();
 }
@@ -161,7 +168,10 @@ fn names_that_differ_in_case_or_form() {
     let (fs, top) = (&rig.fs, rig.root());
     let a = rig.file(top, "Caf\u{e9}");
     assert_eq!(fs.lookup(top, "CAFE\u{301}".as_bytes(), Io::WAIT).unwrap().id, a);
-    assert_eq!(kind(fs.make(&root(), top, "cafe\u{301}".as_bytes(), &New::file(0))), ErrorKind::Exists);
+    assert_eq!(
+        kind(fs.make(&root(), top, "cafe\u{301}".as_bytes(), &New::file(0))),
+        ErrorKind::Exists
+    );
     assert_eq!(kind(fs.make(&root(), top, b"\xff", &New::file(0))), ErrorKind::NotUnicode);
     let mv = |from: &str, to: &str| {
         fs.rename(&root(), (top, from.as_bytes()), (top, to.as_bytes()), Rename::Plain)
@@ -187,7 +197,8 @@ fn old_file_systems() {
     rig.write(a, 0, &[7; 300_000]);
     for len in [3, 56, 57, 4000] {
         let target = vec![b't'; len];
-        let id = fs.make(&root(), d, format!("l{len}").as_bytes(), &New::symlink(&target)).unwrap().id;
+        let id =
+            fs.make(&root(), d, format!("l{len}").as_bytes(), &New::symlink(&target)).unwrap().id;
         assert_eq!(fs.readlink(id, Io::WAIT).unwrap(), target);
     }
     let set = SetAttrs { mode: Some(0o4070), uid: Some(7), ..SetAttrs::default() };

@@ -25,7 +25,7 @@ fn after_crash(rig: &Rig, f: impl FnOnce(&zpl::FileSystem)) {
     drop(fs);
     pool.export().unwrap();
     drop(pool);
-    judge(&engine, &copy);
+    judge(&engine, &copy, "-b");
 }
 
 #[test]
@@ -92,7 +92,10 @@ fn freed_files_give_their_space_back() {
     rig.resize(f, 3 * MB + 5);
     let cut = used();
     assert!(cut.available >= full.available + 75 * MB);
-    assert_eq!(rig.read(f)[..3 * MB as usize], (0..3).flat_map(|n| noise(n, MB as usize)).collect::<Vec<_>>());
+    assert_eq!(
+        rig.read(f)[..3 * MB as usize],
+        (0..3).flat_map(|n| noise(n, MB as usize)).collect::<Vec<_>>()
+    );
     for n in 0..80 {
         rig.write(f, n * MB, &noise(n, MB as usize));
     }
@@ -124,7 +127,8 @@ fn a_full_pool_can_be_emptied() {
     let d = rig.dir(rig.root(), "d");
     let (count, why) = fill(&rig, d, &root());
     assert_eq!(why, ErrorKind::NoSpace);
-    assert!(count > 40, "{count}");
+    // Half of a small pool is kept for itself.
+    assert!(count > 25, "{count}");
     // Small files until not even these fit.
     let mut small = 0;
     while rig.fs.make(&root(), d, format!("s{small}").as_bytes(), &New::file(0)).is_ok() {
@@ -166,9 +170,11 @@ fn quotas_of_datasets_bind() {
 
 #[test]
 fn reservations_are_kept_for_those_who_have_them() {
-    let rig = Rig::new("reserved", 192 * MB);
+    let rig = Rig::new("reserved", 320 * MB);
     rig.pool.create_filesystem("tank/other", &[], None).unwrap();
     rig.pool.set_props("tank/other", &super::numbers(&[("reservation", 100 * MB)]), None).unwrap();
+    let too_much = super::numbers(&[("reservation", 180 * MB)]);
+    assert_eq!(kind(rig.pool.set_props(super::DATASET, &too_much, None)), ErrorKind::NoSpace);
     let d = rig.dir(rig.root(), "d");
     let (count, why) = fill(&rig, d, &root());
     assert_eq!(why, ErrorKind::NoSpace);

@@ -156,7 +156,8 @@ fn acls_and_modes_agree() {
             (16, 7, NO_ID),
             (32, 0, NO_ID),
         ]);
-        let set = |id, name: &[u8], value: &[u8]| fs.set_xattr(&root(), id, name, value, SetHow::Any);
+        let set =
+            |id, name: &[u8], value: &[u8]| fs.set_xattr(&root(), id, name, value, SetHow::Any);
         let get = |id, name: &[u8]| fs.get_xattr(id, name, Io::WAIT).unwrap();
         assert_eq!(kind(set(f, ACCESS, &full)), ErrorKind::Unsupported, "acltype=off");
         rig.set(&[("acltype", 1)]);
@@ -175,7 +176,10 @@ fn acls_and_modes_agree() {
         set(f, ACCESS, &plain).unwrap();
         assert_eq!((get(f, ACCESS), rig.attrs(f).mode & 0o7777), (None, 0o4644));
         assert_eq!(kind(set(f, DEFAULT, &full)), ErrorKind::Permission);
-        for bad in [&full[..full.len() - 1], &acl(&[(1, 7, NO_ID), (2, 7, 5), (4, 7, NO_ID), (32, 0, NO_ID)])] {
+        for bad in [
+            &full[..full.len() - 1],
+            &acl(&[(1, 7, NO_ID), (2, 7, 5), (4, 7, NO_ID), (32, 0, NO_ID)]),
+        ] {
             assert_eq!(kind(set(f, ACCESS, bad)), ErrorKind::Invalid);
         }
         set(d, DEFAULT, &full).unwrap();

@@ -7,13 +7,13 @@ use std::time::Duration;
 use super::Stop;
 
 /// One option.
-pub(super) struct Opt {
+pub(crate) struct Opt {
     /// With its dashes.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The words that follow it; none for a flag.
-    pub(super) value: &'static str,
+    pub(crate) value: &'static str,
     /// One line about it.
-    pub(super) help: &'static str,
+    pub(crate) help: &'static str,
 }
 
 /// A shorter way to write a table of options.

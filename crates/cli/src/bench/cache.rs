@@ -7,12 +7,22 @@ use base::{Error, Result, rt};
 use cachesim::{Format, Options, PolicyKind, Row};
 use serde::Serialize;
 
+use super::args::{Opt, opt};
 use super::chart::{Chart, Look, Series, Shape};
 use super::{frame, svg};
 use crate::ui::progress::Progress;
 use crate::ui::{self, Exit};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
+
+pub(super) const OPTIONS: &[Opt] = &[
+    opt("--trace", "FILE", "a trace; more may follow, each with the option"),
+    opt("--size", "N[,N...]", "sizes of the cache, in pages"),
+    opt("--policy", "NAME[,NAME...]", "these policies (all)"),
+    opt("--format", "NAME", "how the trace is written (told by its content)"),
+    opt("--json", "FILE", "write the figures as JSON (- is standard output)"),
+    opt("--svg", "FILE", "write the pictures"),
+];
 
 const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--policy NAME[,NAME...]] \
     [--format NAME] [--json FILE] [--svg FILE]";

@@ -29,7 +29,8 @@ use base::{Error, Result};
 
 use crate::ui::progress::Progress;
 use crate::ui::{self, Exit};
-use args::{Args, Opt, opt};
+pub(crate) use args::Opt;
+use args::{Args, opt};
 use chart::Look;
 use frame::Report;
 
@@ -48,11 +49,13 @@ const ALL: &[Bench] = &[
 struct Own {
     name: &'static str,
     about: &'static str,
+    options: &'static [Opt],
     main: fn(&[&str]) -> Result<Exit>,
 }
 
 /// Benches that measure no pool and have their own output.
-const OWN: &[Own] = &[Own { name: "cache", about: cache::ABOUT, main: cache::main }];
+const OWN: &[Own] =
+    &[Own { name: "cache", about: cache::ABOUT, options: cache::OPTIONS, main: cache::main }];
 
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
@@ -168,6 +171,28 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             Ok(tidy::INTERRUPTED)
         }
     }
+}
+
+/// What is told about a bench.
+pub(crate) struct Entry {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) options: Vec<&'static Opt>,
+}
+
+/// All benches with their options.
+pub(crate) fn catalogue() -> Vec<Entry> {
+    let usual = ALL.iter().map(|b| Entry {
+        name: b.name,
+        about: b.about,
+        options: b.options.iter().copied().flatten().chain(COMMON).collect(),
+    });
+    let own = OWN.iter().map(|b| Entry {
+        name: b.name,
+        about: b.about,
+        options: b.options.iter().collect(),
+    });
+    usual.chain(own).collect()
 }
 
 /// One line about each.

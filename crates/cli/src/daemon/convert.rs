@@ -4,7 +4,7 @@ use crate::engine::{
     DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState, VdevClass, VdevState,
     VdevStatus,
 };
-use crate::proto::{Class, Found, Kind, Pool, Scan, State, Vdev};
+use crate::proto::{Class, Done, Found, Kind, Pool, Scan, State, Vdev};
 
 pub(crate) fn kind(kind: DatasetKind) -> Kind {
     match kind {
@@ -37,6 +37,17 @@ fn class(class: VdevClass) -> Class {
     }
 }
 
+fn done(v: &VdevStatus) -> Done {
+    let (reads, writes) = (v.io.reads(), v.io.writes());
+    Done {
+        age: u64::try_from(v.age.as_nanos()).unwrap_or(u64::MAX),
+        reads: reads.ops,
+        writes: writes.ops,
+        nread: reads.bytes,
+        nwritten: writes.bytes,
+    }
+}
+
 pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
     Vdev {
         guid: v.guid.0,
@@ -51,6 +62,7 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         write_errors: v.write_errors,
         checksum_errors: v.checksum_errors,
         slow_ios: v.slow_ios,
+        io: done(v),
         direct_io: v.direct_io,
         size: v.size,
         allocated: v.allocated,

@@ -23,6 +23,7 @@ mod doomed;
 mod handle;
 pub(crate) mod metrics;
 mod mounts;
+mod notify;
 mod past;
 mod remount;
 mod server;
@@ -33,7 +34,7 @@ use std::ffi::OsString;
 use base::Result;
 
 use crate::client::Client;
-use crate::getopt::{self, Long};
+use crate::commands;
 use crate::proto::{Reply, Request};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit, time};
@@ -48,6 +49,7 @@ usage:
 	daemon status
 environment:
 	CENOTE_RUNTIME_DIR  where the socket, the log and the lists lie
+	CENOTE_STATE_DIR    where the list of pools lies instead, to outlive the system
 	CENOTE_ARC_MAX      most bytes of cached blocks, such as 512M
 	CENOTE_METRICS      address and port for /metrics, such as 127.0.0.1:9134
 	CENOTE_KSTAT        off: no directory of kstats below the runtime directory
@@ -55,13 +57,7 @@ environment:
 
 /// `cenote daemon ...`
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [
-        Long("foreground", false, 'F'),
-        Long("detached", false, 'D'),
-        Long("force", false, 'f'),
-        Long("metrics", true, 'm'),
-    ];
-    let parsed = match getopt::parse(argv, "f", &long) {
+    let parsed = match commands::find("cenote", "daemon").parse(argv) {
         Ok(parsed) => parsed,
         Err(bad) => {
             if let Some(message) = bad.message() {

@@ -48,6 +48,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     state.show_kstats();
     super::metrics::announce(super::metrics::start(state.engine().kstats(), metrics));
     state.import_saved();
+    super::notify::ready();
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");

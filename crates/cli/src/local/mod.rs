@@ -16,11 +16,11 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, ObjectId, Result};
 
+use crate::commands;
 use crate::engine::{
     self, Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, ImportOptions,
     Io, Pool, Search, Volume,
 };
-use crate::getopt;
 use crate::ui::{self, Exit};
 
 const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...\n\ttree \
@@ -33,7 +33,7 @@ const CACHE: u64 = 128 << 20;
 
 /// `cenote ls|tree|cat|cp`
 pub(crate) fn main(command: &str, argv: &[OsString]) -> Result<Exit> {
-    let parsed = match getopt::parse(argv, "alrRd:", &[]) {
+    let parsed = match commands::find("cenote", command).parse(argv) {
         Ok(parsed) => parsed,
         Err(bad) => return Ok(misuse(bad.message().as_deref())),
     };

@@ -9,7 +9,8 @@ use cenote::props::nicebytes;
 
 use super::number;
 use super::source::{self, Source};
-use crate::getopt::{self, Long};
+use crate::commands;
+use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo, WhatIf};
 use crate::ui::{self, Exit};
 
@@ -153,11 +154,10 @@ fn what_if() -> Result<Exit> {
 /// # Errors
 /// No statistics can be had.
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("what-if", false, 'w'), Long("path", true, 'P')];
-    let parsed = match getopt::parse(argv, "h", &long) {
+    let parsed = match commands::find("cenote", "arc").parse(argv) {
         Ok(parsed) if !parsed.has('h') && parsed.args.is_empty() => parsed,
         Ok(parsed) if parsed.has('h') => {
-            return Ok(super::usage(&getopt::Bad::Help, USAGE, Exit::OK));
+            return Ok(super::usage(&Bad::Help, USAGE, Exit::OK));
         }
         Ok(_) => {
             ui::err(USAGE.trim_end());

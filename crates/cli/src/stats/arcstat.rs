@@ -10,7 +10,8 @@ use cenote::kstat::Kstat;
 use super::fields::{self, Field, Sample, Unit};
 use super::number;
 use super::source::Source;
-use crate::getopt::{self, Long, Parsed};
+use crate::commands;
+use crate::getopt::{Bad, Parsed};
 use crate::ui::{self, Exit, time};
 
 const USAGE: &str = "\
@@ -139,9 +140,7 @@ fn style(parsed: &Parsed, classic: bool, arcstats: &Kstat) -> Result<Style> {
 
 /// Lines of a page of the terminal, less the heading's.
 fn page() -> usize {
-    let rows =
-        rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |w| usize::from(w.ws_row));
-    if rows > 3 { rows - 3 } else { PAGE }
+    ui::rows().map_or(PAGE, |rows| rows - 3)
 }
 
 fn read(source: &mut Source) -> Result<(Kstat, Kstat)> {
@@ -154,10 +153,9 @@ fn read(source: &mut Source) -> Result<(Kstat, Kstat)> {
 /// # Errors
 /// No statistics can be had, or a field does not exist.
 pub(super) fn main(argv: &[OsString], classic: bool) -> Result<Exit> {
-    let long = [Long("2007", false, '7'), Long("path", true, 'P')];
-    let parsed = match getopt::parse(argv, "havxzpf:o:s:", &long) {
+    let parsed = match commands::find("cenote", "arcstat").parse(argv) {
         Ok(parsed) if !parsed.has('h') => parsed,
-        Ok(_) => return Ok(super::usage(&getopt::Bad::Help, USAGE, Exit::OK)),
+        Ok(_) => return Ok(super::usage(&Bad::Help, USAGE, Exit::OK)),
         Err(bad) => return Ok(super::usage(&bad, USAGE, Exit::FAILURE)),
     };
     if parsed.has('v') {

@@ -7,7 +7,8 @@ use base::{Result, rt};
 use cenote::kstat::{json, prometheus, solaris};
 
 use super::source::Source;
-use crate::getopt::{self, Long};
+use crate::commands;
+use crate::getopt::Bad;
 use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
@@ -33,10 +34,9 @@ fn is_wanted(path: &str, module: Option<&str>, name: Option<&str>) -> bool {
 /// # Errors
 /// No statistics can be had.
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("path", true, 'P'), Long("prometheus", false, 'M'), Long("json", false, 'j')];
-    let parsed = match getopt::parse(argv, "hpjm:n:", &long) {
+    let parsed = match commands::find("cenote", "kstat").parse(argv) {
         Ok(parsed) if !parsed.has('h') => parsed,
-        Ok(_) => return Ok(super::usage(&getopt::Bad::Help, USAGE, Exit::OK)),
+        Ok(_) => return Ok(super::usage(&Bad::Help, USAGE, Exit::OK)),
         Err(bad) => return Ok(super::usage(&bad, USAGE, Exit::USAGE)),
     };
     let (interval, count) = super::interval(&parsed.words())?;

@@ -11,7 +11,8 @@ use cenote::kstat::Kstat;
 
 use super::number::{bytes, count, percent};
 use super::source::Source;
-use crate::getopt::{self, Long};
+use crate::commands;
+use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo};
 use crate::ui::{self, Exit, time};
 
@@ -461,17 +462,9 @@ fn gather(path: Option<String>) -> Result<Input> {
 /// # Errors
 /// No statistics can be had, or there is no such section.
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [
-        Long("alternate", false, 'a'),
-        Long("description", false, 'd'),
-        Long("graph", false, 'g'),
-        Long("raw", false, 'r'),
-        Long("section", true, 's'),
-        Long("path", true, 'P'),
-    ];
-    let parsed = match getopt::parse(argv, "hadgrs:", &long) {
+    let parsed = match commands::find("cenote", "arc_summary").parse(argv) {
         Ok(parsed) if !parsed.has('h') => parsed,
-        Ok(_) => return Ok(super::usage(&getopt::Bad::Help, USAGE, Exit::OK)),
+        Ok(_) => return Ok(super::usage(&Bad::Help, USAGE, Exit::OK)),
         Err(bad) => return Ok(super::usage(&bad, USAGE, Exit::FAILURE)),
     };
     let only = parsed.last('s');

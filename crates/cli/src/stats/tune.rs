@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use base::{Error, Result};
 
 use super::source;
-use crate::getopt::{self, Long};
+use crate::commands;
+use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo};
 use crate::ui::table::{self, Column};
 use crate::ui::{self, Exit};
@@ -65,9 +66,9 @@ fn scripted(list: &[TunableInfo]) -> String {
 /// # Errors
 /// No daemon runs.
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match getopt::parse(argv, "haH", &[Long("all", false, 'a')]) {
+    let parsed = match commands::find("cenote", "tune").parse(argv) {
         Ok(parsed) if !parsed.has('h') => parsed,
-        Ok(_) => return Ok(super::usage(&getopt::Bad::Help, USAGE, Exit::OK)),
+        Ok(_) => return Ok(super::usage(&Bad::Help, USAGE, Exit::OK)),
         Err(bad) => return Ok(super::usage(&bad, USAGE, Exit::USAGE)),
     };
     let words = parsed.words();

@@ -35,6 +35,12 @@ pub(crate) fn out_bytes(bytes: &[u8]) {
     }
 }
 
+/// Lines of the terminal that standard output is; none if it is no terminal.
+pub(crate) fn rows() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_row)).filter(|rows| *rows > 3)
+}
+
 /// Writes one line to standard error, the system's errors by their text alone.
 pub(crate) fn err(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", without_codes(line));

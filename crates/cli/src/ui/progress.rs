@@ -41,7 +41,10 @@ impl Progress {
     pub(crate) fn step(&mut self, what: &str, done: u64, total: u64) {
         if self.terminal && self.start.elapsed() >= Duration::from_secs(1) {
             self.drawn = Some(rt::now());
-            let count = if total > 0 { format!(" ({done} of {total})") } else { String::new() };
+            let count = match total {
+                0 => String::new(),
+                _ => format!("  {}  {done} of {total}", bar(done, total)),
+            };
             let _ = write!(std::io::stderr().lock(), "\r\x1b[K{what}{count}");
         }
     }
@@ -60,8 +63,22 @@ impl Drop for Progress {
     }
 }
 
+/// Characters of a full bar.
+const BAR: u64 = 24;
+
+fn share(done: u64, total: u64, of: u64) -> u64 {
+    let part = u128::from(done.min(total)) * u128::from(of);
+    part.checked_div(total.into()).and_then(|n| u64::try_from(n).ok()).unwrap_or(of)
+}
+
+/// `[####----]`: how much of `total` is done.
+pub(crate) fn bar(done: u64, total: u64) -> String {
+    let full = usize::try_from(share(done, total, BAR)).unwrap_or(0);
+    let all = usize::try_from(BAR).unwrap_or(0);
+    format!("[{}{}]", "#".repeat(full), "-".repeat(all.saturating_sub(full)))
+}
+
 fn line(label: &str, done: u64, total: Option<u64>, elapsed: Duration) -> String {
-    const BAR: u64 = 24;
     let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
     let rate = u128::from(done) * 1000 / u128::from(millis);
     let rate = u64::try_from(rate).unwrap_or(u64::MAX);
@@ -69,16 +86,11 @@ fn line(label: &str, done: u64, total: Option<u64>, elapsed: Duration) -> String
         label.chars().rev().take(32).collect::<Vec<_>>().into_iter().rev().collect();
     let mut text = format!("{short}  {}", nicebytes(done));
     if let Some(total) = total.filter(|t| *t > 0) {
-        let share = |of: u64| {
-            u64::try_from(u128::from(done.min(total)) * u128::from(of) / u128::from(total))
-                .unwrap_or(of)
-        };
-        let full = usize::try_from(share(BAR)).unwrap_or(0);
-        let bar: String = "#".repeat(full) + &"-".repeat(24usize.saturating_sub(full));
         let left = total.saturating_sub(done).checked_div(rate).unwrap_or(0);
         text = format!(
-            "{short}  [{bar}] {:3}%  {} of {}  {}",
-            share(100),
+            "{short}  {} {:3}%  {} of {}  {}",
+            bar(done, total),
+            share(done, total, 100),
             nicebytes(done),
             nicebytes(total),
             super::time::duration(left)
@@ -95,6 +107,8 @@ mod tests {
     fn a_line_tells_share_rate_and_rest() {
         let l = line("a/b", 50 << 20, Some(100 << 20), Duration::from_secs(5));
         assert_eq!(l, "a/b  [############------------]  50%  50M of 100M  00:00:05  10M/s");
+        assert_eq!(bar(1, 4), "[######------------------]");
+        assert_eq!(bar(0, 0), "[########################]");
         assert_eq!(line("x", 0, None, Duration::ZERO), "x  0B  0B/s");
         assert!(line("x", u64::MAX, Some(1), Duration::ZERO).contains("100%"));
     }

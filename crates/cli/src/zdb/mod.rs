@@ -25,14 +25,10 @@ use base::{ErrorKind, Result, Txg};
 use cenote::inspect::spa::Spa;
 use cenote::{Engine, EngineConfig, FoundPool, ImportOptions, Pool, Search};
 
-use crate::getopt::{self, Parsed};
+use crate::commands::{self, Use};
+use crate::getopt::Parsed;
 use crate::ui::{self, Exit};
 
-/// zdb's letters; those that make sense only for a running OpenZFS are accepted
-/// and change nothing.
-const LETTERS: &str = "AbBcCdDeEfFGhiI:kK:lLmMNo:Op:PqrRsSt:TuU:vVx:XyYZ";
-/// Letters that Cenote knows but does not do.
-const ABSENT: &str = "BDEfkKMNrRsSTZ";
 /// Memory for cached blocks.
 const CACHE: u64 = 256 << 20;
 
@@ -51,7 +47,8 @@ Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [O
         -e  pool is not imported          -p DIR  search there (repeatable)
         -L  do not look for leaks         -P  exact numbers
         -t TXG  highest group to use      -F -X  go back to one that opens
-        -v  more of it all                -A -G -q -I -o -U -x -Y -V  ignored
+        -v  more of it all                -q  with -l: say nothing
+        -A -G -I -o -U -x -Y -V  ignored
 ";
 
 /// How a command of zdb's ends.
@@ -94,7 +91,8 @@ pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
 
 /// Runs zdb.
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match getopt::parse(argv, LETTERS, &[]) {
+    let command = commands::find("cenote", "zdb");
+    let parsed = match command.parse(argv) {
         Ok(parsed) => parsed,
         Err(bad) => {
             if let Some(message) = bad.message() {
@@ -105,8 +103,9 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         }
     };
     let ask = Ask { parsed };
-    if let Some(letter) = ABSENT.chars().find(|&l| ask.has(l)) {
-        ui::err(&format!("zdb: option -{letter} is not supported"));
+    let absent = command.flags.iter().find(|f| f.usage == Use::Refused && ask.has(f.letter));
+    if let Some(flag) = absent {
+        ui::err(&format!("zdb: option -{} is not supported", flag.letter));
         return Ok(exit::OPEN);
     }
     let words = ask.parsed.words();

@@ -25,7 +25,7 @@ fn check_names(names: &[String], snapshots: bool) -> Result<()> {
 
 /// `zfs snapshot ...`
 pub(super) fn snapshot(called: &str, argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("snapshot", argv, "ro:", &[]) {
+    let parsed = match options("snapshot", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -49,7 +49,7 @@ pub(super) fn snapshot(called: &str, argv: &[OsString]) -> Result<Exit> {
 
 /// `zfs set ...`
 pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("set", argv, "u", &[]) {
+    let parsed = match options("set", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -119,7 +119,7 @@ fn instead(name: &str) -> String {
 
 /// `zfs inherit ...`
 pub(super) fn inherit(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("inherit", argv, "rS", &[]) {
+    let parsed = match options("inherit", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

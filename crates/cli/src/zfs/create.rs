@@ -39,7 +39,7 @@ fn asked(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {
 
 /// `zfs create ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("create", argv, "PnpuvsV:b:o:", &[]) {
+    let parsed = match options("create", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -101,11 +101,10 @@ fn told(args: &NewDatasetArgs, parsable: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::getopt;
 
     fn parse(words: &[&str]) -> std::result::Result<NewDatasetArgs, String> {
         let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
-        asked(&getopt::parse(&argv, "PnpuvsV:b:o:", &[]).unwrap())
+        asked(&crate::commands::find("zfs", "create").parse(&argv).unwrap())
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::ui::{self, Exit};
 
 /// `zfs destroy ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("destroy", argv, "vpndfrR", &[]) {
+    let parsed = match options("destroy", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

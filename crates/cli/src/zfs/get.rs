@@ -7,7 +7,6 @@ use cenote::props::dataset_prop;
 
 use super::list::{canonical, text};
 use super::{misuse, options, select};
-use crate::getopt::Long;
 use crate::proto::{Data, Kind, ListArgs, Origin, Row, Value};
 use crate::ui::table::{self, Column};
 use crate::ui::{self, Exit};
@@ -26,8 +25,7 @@ struct Asked {
 
 /// `zfs get ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("json", false, 'j'), Long("json-int", false, 'J')];
-    let parsed = match options("get", argv, "d:o:s:jrt:Hp", &long) {
+    let parsed = match options("get", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

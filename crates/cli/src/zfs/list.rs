@@ -10,7 +10,6 @@ use cenote::props::{
 };
 
 use super::{misuse, options, select};
-use crate::getopt::Long;
 use crate::proto::{Data, Kind, ListArgs, Row, Value};
 use crate::ui::table::{self, Column};
 use crate::ui::{self, Exit, time};
@@ -21,8 +20,7 @@ const SPACE: &str =
 
 /// `zfs list ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("json", false, 'j'), Long("json-int", false, 'J')];
-    let parsed = match options("list", argv, "Hpjrd:o:s:S:t:", &long) {
+    let parsed = match options("list", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

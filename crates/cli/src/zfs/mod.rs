@@ -13,40 +13,12 @@ use std::ffi::OsString;
 use base::{Error, Result};
 
 use crate::client::Client;
-use crate::getopt::{self, Bad, Long, Parsed};
+use crate::commands;
+use crate::getopt::{Bad, Parsed};
 use crate::proto::{DatasetChange, Reply, Request};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 use crate::zpool::version;
-
-const COMMANDS: [(&str, &str); 10] = [
-    (
-        "create",
-        "create [-Pnpuv] [-o property=value] ... <filesystem>\n\tcreate [-Pnpsv] [-b blocksize] [-o \
-         property=value] ... -V <size> <volume>",
-    ),
-    (
-        "destroy",
-        "destroy [-fnpRrv] <filesystem|volume>\n\tdestroy [-dnpRrv] \
-         <filesystem|volume>@<snap>[%<snap>][,...]",
-    ),
-    ("snapshot", "snapshot [-r] [-o property=value] ... <filesystem|volume>@<snap> ..."),
-    ("set", "set [-u] <property=value> ... <filesystem|volume|snapshot> ..."),
-    ("inherit", "inherit [-rS] <property> <filesystem|volume|snapshot> ..."),
-    (
-        "list",
-        "list [-Hp] [-r|-d max] [-o property[,...]] [-s property]...\n\t    [-S property]... [-t \
-         type[,...]] [filesystem|volume|snapshot] ...",
-    ),
-    (
-        "get",
-        "get [-rHp] [-d max] [-o \"all\" | field[,...]]\n\t    [-t type[,...]] [-s source[,...]]\n\t    \
-         <\"all\" | property[,...]> [filesystem|volume|snapshot|bookmark] ...",
-    ),
-    ("mount", "mount\n\tmount [-flvO] [-o opts] <-a|-R filesystem|filesystem>"),
-    ("unmount", "unmount [-fu] <-a | filesystem|mountpoint>"),
-    ("version", "version"),
-];
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
 const MISSING: [&str; 30] = [
@@ -82,32 +54,19 @@ const MISSING: [&str; 30] = [
     "rewrite",
 ];
 
-fn usage_text() -> String {
-    let mut text =
-        "usage: zfs command args ...\nwhere 'command' is one of the following:\n\n".to_owned();
-    for (_, synopsis) in COMMANDS {
-        text.push_str(&format!("\t{synopsis}\n"));
-    }
-    text
-}
-
 /// Complains and shows how the command is used; the exit code is 2.
 fn misuse(command: &str, message: Option<&str>) -> Exit {
     if let Some(message) = message {
         ui::err(message);
     }
-    let synopsis = COMMANDS.iter().find(|c| c.0 == command).map_or("", |c| c.1);
+    let synopsis = commands::find("zfs", command).synopsis;
     ui::err(&format!("usage:\n\t{synopsis}"));
     Exit::USAGE
 }
 
-fn options(
-    command: &str,
-    argv: &[OsString],
-    short: &str,
-    long: &[Long],
-) -> std::result::Result<Parsed, Exit> {
-    let parsed = getopt::parse(argv, short, long)
+fn options(command: &str, argv: &[OsString]) -> std::result::Result<Parsed, Exit> {
+    let parsed = commands::find("zfs", command)
+        .parse(argv)
         .map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
     if parsed.has('j') || parsed.has('J') {
         ui::err(&format!("cannot run 'zfs {command}' with -j: JSON output is not supported"));
@@ -149,7 +108,7 @@ fn ask(change: DatasetChange) -> Result<(Reply, bool)> {
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let Some((first, rest)) = argv.split_first() else {
         ui::err("missing command");
-        ui::err(usage_text().trim_end());
+        ui::err(commands::usage("zfs").trim_end());
         return Ok(Exit::USAGE);
     };
     let command = first.to_string_lossy();
@@ -168,7 +127,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             Ok(Exit::OK)
         }
         "-?" | "--help" => {
-            ui::out(&usage_text());
+            ui::out(&commands::usage("zfs"));
             Ok(Exit::OK)
         }
         // `zfs property=value dataset` means `zfs set`.
@@ -178,7 +137,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         }
         c => {
             ui::err(&format!("unrecognized command '{c}'"));
-            ui::err(usage_text().trim_end());
+            ui::err(commands::usage("zfs").trim_end());
             Ok(Exit::USAGE)
         }
     }

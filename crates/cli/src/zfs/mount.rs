@@ -6,15 +6,13 @@ use base::Result;
 
 use super::{misuse, options, select};
 use crate::client::Client;
-use crate::getopt::Long;
 use crate::proto::{MountArgs, Mounted, Reply, Request};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
 /// `zfs mount ...`
 pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("json", false, 'j')];
-    let parsed = match options("mount", argv, "afjlo:OvR:", &long) {
+    let parsed = match options("mount", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -42,7 +40,7 @@ pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
 
 /// `zfs unmount ...`
 pub(super) fn unmount(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("unmount", argv, "afu", &[]) {
+    let parsed = match options("unmount", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -6,23 +6,16 @@ use base::{Error, Result};
 
 use super::create::{Wrong, complain};
 use super::vdevs::Naming;
-use super::{Pools, layout, misuse, no_such_pool, odd, options, spec};
+use super::{Pools, commands, layout, misuse, no_such_pool, odd, options, spec};
 use crate::client::Client;
-use crate::getopt::{Long, Parsed};
+use crate::getopt::Parsed;
 use crate::proto::{AddArgs, Force, Reply, Request};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
-const SHORT: &str = "afgLno:P";
-const LONG: [Long; 3] = [
-    Long("allow-in-use", false, 'U'),
-    Long("allow-replication-mismatch", false, 'R'),
-    Long("allow-ashift-mismatch", false, 'A'),
-];
-
 /// `zpool add ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("add", argv, SHORT, &LONG) {
+    let parsed = match options("add", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -101,11 +94,10 @@ fn ashift(parsed: &Parsed) -> std::result::Result<Option<u32>, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::getopt;
 
     fn parse(line: &str) -> Parsed {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        getopt::parse(&argv, SHORT, &LONG).unwrap()
+        commands::find("zpool", "add").parse(&argv).unwrap()
     }
 
     /// Recorded from OpenZFS 2.3.2.

@@ -43,7 +43,7 @@ fn one_pool(
 
 /// `zpool destroy [-f] <pool>`
 pub(super) fn destroy(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("destroy", argv, "f", &[]) {
+    let parsed = match options("destroy", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -66,7 +66,7 @@ pub(super) fn destroy(argv: &[OsString]) -> Result<Exit> {
 
 /// `zpool reguid [-g guid] <pool>`
 pub(super) fn reguid(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("reguid", argv, "g:", &[]) {
+    let parsed = match options("reguid", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -83,7 +83,7 @@ pub(super) fn reguid(argv: &[OsString]) -> Result<Exit> {
 
 /// `zpool sync [pool] ...`
 pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("sync", argv, "f", &[]) {
+    let parsed = match options("sync", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -101,7 +101,7 @@ pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
 
 /// `zpool labelclear [-f] <vdev>`
 pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("labelclear", argv, "f", &[]) {
+    let parsed = match options("labelclear", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -182,7 +182,7 @@ fn check(name: &str, value: &str, pool: &str) -> std::result::Result<(), String>
 
 /// `zpool set <property=value> <pool>`
 pub(super) fn set(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("set", argv, "", &[]) {
+    let parsed = match options("set", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -45,7 +45,7 @@ struct Asked {
 
 /// `zpool create ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("create", argv, "fndR:m:o:O:t:", &[]) {
+    let parsed = match options("create", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -312,12 +312,12 @@ fn run(asked: &Asked, command: String) -> std::result::Result<Exit, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::getopt;
+
     use crate::proto::NewKind;
 
     fn parse(line: &str) -> std::result::Result<Asked, Wrong> {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        asked(&getopt::parse(&argv, "fndR:m:o:O:t:", &[]).unwrap())
+        asked(&crate::commands::find("zpool", "create").parse(&argv).unwrap())
     }
 
     fn made(line: &str) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {

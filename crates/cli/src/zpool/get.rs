@@ -7,7 +7,6 @@ use cenote::props::{is_user_prop, pool_column};
 
 use super::list::text;
 use super::{Pools, misuse, options};
-use crate::getopt::Long;
 use crate::proto::{Origin, Value};
 use crate::ui::table::{self, Column};
 use crate::ui::{self, Exit};
@@ -16,7 +15,7 @@ const FIELDS: [&str; 4] = ["name", "property", "value", "source"];
 
 /// `zpool get ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("get", argv, "Hjpo:", &[Long("json", false, 'j')]) {
+    let parsed = match options("get", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -125,7 +125,7 @@ fn line(record: &HistoryRecord, internal: bool, long: Option<&Users>) -> Option<
 
 /// `zpool history [-il] [<pool>] ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("history", argv, "il", &[]) {
+    let parsed = match options("history", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -10,7 +10,7 @@ use super::status::{CLASSES, Facts};
 use super::vdevs::{self, Line, Naming};
 use super::{misuse, odd, options};
 use crate::client::Client;
-use crate::getopt::{Long, Parsed};
+use crate::getopt::Parsed;
 use crate::proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
 use crate::runtime::Runtime;
 use crate::ui::time::ctime;
@@ -18,8 +18,7 @@ use crate::ui::{self, Exit};
 
 /// `zpool import ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("rewind-to-checkpoint", false, '1')];
-    let parsed = match options("import", argv, "aCc:d:DEfFlmnNo:R:stT:VX", &long) {
+    let parsed = match options("import", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -383,7 +382,7 @@ mod tests {
     fn options_become_arguments() {
         let args = |words: &[&str]| {
             let argv: Vec<OsString> = words.iter().map(|w| (*w).into()).collect();
-            arguments(&options("import", &argv, "d:o:R:T:fFN", &[]).unwrap())
+            arguments(&options("import", &argv).unwrap())
         };
         let a = args(&["-d", "/x", "-oreadonly=on", "-R/mnt", "-NfT", "12"]).unwrap();
         assert!(a.readonly && a.force && a.no_mount && a.rewind);

@@ -36,6 +36,7 @@ fn blank(kind: &str, name: String, class: Class, children: Vec<Vdev>) -> Vdev {
         write_errors: 0,
         checksum_errors: 0,
         slow_ios: 0,
+        io: crate::proto::Done::default(),
         direct_io: false,
         size: 0,
         allocated: 0,

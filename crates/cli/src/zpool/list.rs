@@ -7,7 +7,6 @@ use cenote::props::{PropData, format, nicebytes, nicenum, pool_column, pool_prop
 
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
-use crate::getopt::Long;
 use crate::proto::{Class, Pool, Value, Vdev};
 use crate::ui::table::{self, Column};
 use crate::ui::{self, Exit};
@@ -33,8 +32,7 @@ struct Asked {
 
 /// `zpool list ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("json", false, 'j')];
-    let parsed = match options("list", argv, "gHjLo:pPT:v", &long) {
+    let parsed = match options("list", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -6,6 +6,7 @@ mod create;
 mod get;
 mod history;
 mod import;
+mod iostat;
 mod layout;
 mod list;
 mod spec;
@@ -19,45 +20,17 @@ use std::ffi::OsString;
 use base::{Error, Result};
 
 use crate::client::Client;
-use crate::getopt::{self, Bad, Long, Parsed};
+use crate::commands;
+use crate::getopt::{Bad, Parsed};
 use crate::proto::{Pool, Reply, Request, Value};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
-const COMMANDS: [(&str, &str); 16] = [
-    (
-        "create",
-        "create [-fnd] [-o property=value] ... \n\t    [-O file-system-property=value] ... \n\t    \
-         [-m mountpoint] [-R root] <pool> <vdev> ...",
-    ),
-    ("destroy", "destroy [-f] <pool>"),
-    ("add", "add [-afgLnP] [-o property=value] <pool> <vdev> ..."),
-    ("labelclear", "labelclear [-f] <vdev>"),
-    ("list", "list [-gHLpPv] [-o property[,...]] [-T d|u] [pool] ... [interval [count]]"),
-    ("status", "status [-egiLPpstvx] [-T d|u] [pool] ... [interval [count]]"),
-    (
-        "import",
-        "import [-d dir|file] ... [-D]\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T txg] \
-         [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T txg] \
-         [-o readonly=on] [-R root]\n\t    <pool | id> [newpool]",
-    ),
-    ("export", "export [-af] <pool> ..."),
-    ("upgrade", "upgrade\n\tupgrade -v\n\tupgrade [-V version] <-a | pool ...>"),
-    ("reguid", "reguid [-g guid] <pool>"),
-    ("history", "history [-il] [<pool>] ..."),
-    ("get", "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ..."),
-    ("set", "set <property=value> <pool>\n\tset <vdev_property=value> <pool> <vdev>"),
-    ("sync", "sync [pool] ..."),
-    ("wait", "wait [-Hp] [-T d|u] [-t <activity>[,...]] <pool> [interval]"),
-    ("version", "version"),
-];
-
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 18] = [
+const MISSING: [&str; 17] = [
     "remove",
     "checkpoint",
     "prefetch",
-    "iostat",
     "online",
     "offline",
     "clear",
@@ -74,21 +47,12 @@ const MISSING: [&str; 18] = [
     "ddtprune",
 ];
 
-fn usage_text() -> String {
-    let mut text =
-        "usage: zpool command args ...\nwhere 'command' is one of the following:\n\n".to_owned();
-    for (_, synopsis) in COMMANDS {
-        text.push_str(&format!("\t{synopsis}\n"));
-    }
-    text
-}
-
 /// Complains and shows how the command is used; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
     if let Some(message) = message {
         ui::err(message);
     }
-    let synopsis = COMMANDS.iter().find(|c| c.0 == command).map_or("", |c| c.1);
+    let synopsis = commands::find("zpool", command).synopsis;
     ui::err(&format!("usage:\n\t{synopsis}"));
     if command == "set" {
         ui::err(&change::properties());
@@ -100,13 +64,14 @@ pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let Some((first, rest)) = argv.split_first() else {
         ui::err("missing command");
-        ui::err(usage_text().trim_end());
+        ui::err(commands::usage("zpool").trim_end());
         return Ok(Exit::USAGE);
     };
     let command = first.to_string_lossy();
     match command.as_ref() {
         "list" => list::main(rest),
         "status" => status::main(rest),
+        "iostat" => iostat::main(rest),
         "import" => import::main(rest),
         "export" => export(rest),
         "get" => get::main(rest),
@@ -125,7 +90,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             Ok(Exit::OK)
         }
         "-?" | "--help" => {
-            ui::out(&usage_text());
+            ui::out(&commands::usage("zpool"));
             Ok(Exit::OK)
         }
         c if c.contains('=') => change::set(argv),
@@ -134,7 +99,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         }
         c => {
             ui::err(&format!("unrecognized command '{c}'"));
-            ui::err(usage_text().trim_end());
+            ui::err(commands::usage("zpool").trim_end());
             Ok(Exit::USAGE)
         }
     }
@@ -157,13 +122,9 @@ pub(crate) fn version() -> String {
 }
 
 /// Parses options or complains.
-pub(super) fn options(
-    command: &str,
-    argv: &[OsString],
-    short: &str,
-    long: &[Long],
-) -> std::result::Result<Parsed, Exit> {
-    let parsed = getopt::parse(argv, short, long)
+pub(super) fn options(command: &str, argv: &[OsString]) -> std::result::Result<Parsed, Exit> {
+    let parsed = commands::find("zpool", command)
+        .parse(argv)
         .map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
     if parsed.has('j') || parsed.has('J') {
         ui::err(&format!("cannot run 'zpool {command}' with -j: JSON output is not supported"));
@@ -290,6 +251,11 @@ impl Repeat {
         Ok(Repeat { interval: Some(interval), count, stamp })
     }
 
+    /// Between two reports; a second if there is no interval.
+    pub(super) fn interval_or_second(&self) -> std::time::Duration {
+        std::time::Duration::from_secs_f64(self.interval.unwrap_or(1.0).min(1e9))
+    }
+
     /// Calls `report` as often as asked.
     pub(super) fn run(self, mut report: impl FnMut() -> Result<Exit>) -> Result<Exit> {
         let mut left = self.count;
@@ -300,8 +266,8 @@ impl Repeat {
             let exit = report()?;
             left = left.map(|n| n.saturating_sub(1));
             match self.interval {
-                Some(seconds) if left != Some(0) => {
-                    base::rt::sleep(std::time::Duration::from_secs_f64(seconds.min(1e9)));
+                Some(_) if left != Some(0) => {
+                    base::rt::sleep(self.interval_or_second());
                 }
                 _ => return Ok(exit),
             }
@@ -311,7 +277,7 @@ impl Repeat {
 
 /// `zpool export [-af] <pool> ...`
 fn export(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("export", argv, "af", &[]) {
+    let parsed = match options("export", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -361,7 +327,7 @@ mod tests {
     #[test]
     fn every_missing_command_is_missing() {
         for c in MISSING {
-            assert!(!COMMANDS.iter().any(|known| known.0 == c), "{c}");
+            assert!(!commands::of("zpool").any(|known| known.name == c), "{c}");
         }
     }
 }

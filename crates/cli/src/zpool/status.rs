@@ -8,8 +8,8 @@ use cenote::props::{nicebytes, nicenum};
 
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
-use crate::getopt::Long;
 use crate::proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
+use crate::ui::progress::bar;
 use crate::ui::time::{ctime, duration};
 use crate::ui::{self, Exit};
 
@@ -34,13 +34,16 @@ struct Asked {
     unhealthy_only: bool,
     errors_only: bool,
     verbose: bool,
+    initialize: bool,
+    trim: bool,
+    /// Bars are drawn.
+    terminal: bool,
     naming: Naming,
 }
 
 /// `zpool status ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let long = [Long("power", false, '1'), Long("json", false, 'j')];
-    let parsed = match options("status", argv, "DdegijLPpstT:vx", &long) {
+    let parsed = match options("status", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -57,6 +60,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         unhealthy_only: parsed.has('x'),
         errors_only: parsed.has('e'),
         verbose: parsed.has('v'),
+        initialize: parsed.has('i'),
+        trim: parsed.has('t'),
+        terminal: std::io::IsTerminal::is_terminal(&std::io::stdout()),
         naming: Naming { guid: parsed.has('g'), path: parsed.has('P'), links: parsed.has('L') }
             .with_env(),
     };
@@ -294,9 +300,15 @@ fn text(p: &Pool, asked: &Asked) -> String {
     }
     if let Some(scan) = &p.scan {
         out.push_str(&scan_lines(scan, base::rt::wall_clock().as_secs()));
+        if asked.terminal && scan.state == 1 {
+            out.push_str(&bar_line(scan.issued, scan.to_examine.saturating_sub(scan.skipped)));
+        }
     }
     if let Some(removal) = &p.removal {
         out.push_str(&removal_lines(removal));
+        if asked.terminal && removal.state == 1 {
+            out.push_str(&bar_line(removal.copied, removal.to_copy));
+        }
     }
     if let Some((created, bytes)) = p.checkpoint {
         let _ =
@@ -304,6 +316,9 @@ fn text(p: &Pool, asked: &Asked) -> String {
     }
     if let Some(expand) = &p.expand {
         out.push_str(&expand_lines(expand));
+        if asked.terminal && expand.state == 1 {
+            out.push_str(&bar_line(expand.copied, expand.to_copy));
+        }
     }
     out.push_str("config:\n\n");
     out.push_str(&config(&p.root, p.health, asked));
@@ -383,6 +398,15 @@ fn row(out: &mut String, v: &Vdev, depth: usize, width: usize, asked: &Asked) {
     if asked.verbose && v.path.is_some() && v.state == State::Online && !v.direct_io {
         out.push_str("  (buffered)");
     }
+    // Cenote does neither, and nobody else can while it has the pool.
+    let device = v.path.is_some() && v.state == State::Online && v.class != Class::Spare;
+    for (asked, remark) in
+        [(asked.initialize, "  (uninitialized)"), (asked.trim, "  (trim unsupported)")]
+    {
+        if asked && device {
+            out.push_str(remark);
+        }
+    }
     out.push('\n');
 }
 
@@ -437,6 +461,11 @@ fn scan_lines(s: &Scan, now: u64) -> String {
         }
         _ => String::new(),
     }
+}
+
+/// A line for eyes alone, below the words about work under way.
+fn bar_line(done: u64, total: u64) -> String {
+    format!("\t{}\n", bar(done, total))
 }
 
 fn percent(s: &Scan) -> String {
@@ -637,5 +666,24 @@ mod tests {
              done, 00:00:30 to go\n"
         ), "{lines}");
         assert!(scan_lines(&s, 1000).ends_with("no estimated completion time\n"));
+        let mut p = pool("tank", vec![disk(1, Class::Normal)]);
+        p.scan = Some(s);
+        let terminal = Asked { terminal: true, ..Asked::default() };
+        let shown = text(&p, &terminal);
+        assert!(
+            shown.contains("to go\n\t[######------------------]\nconfig:")
+                || shown.contains("time\n\t[######------------------]\nconfig:"),
+            "{shown}"
+        );
+        assert!(!text(&p, &Asked::default()).contains("[#"), "for eyes alone");
+    }
+
+    #[test]
+    fn remarks_on_request() {
+        let p = pool("tank", vec![disk(1, Class::Normal)]);
+        let asked = Asked { initialize: true, trim: true, ..Asked::default() };
+        let row =
+            "  /tmp/w/disk1.img  ONLINE       0     0     0  (uninitialized)  (trim unsupported)\n";
+        assert!(text(&p, &asked).contains(row), "{}", text(&p, &asked));
     }
 }

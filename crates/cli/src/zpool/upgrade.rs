@@ -99,7 +99,7 @@ fn disabled(props: &[(String, Value)]) -> Vec<String> {
 
 /// `zpool upgrade`, `zpool upgrade -v`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("upgrade", argv, "avV:", &[]) {
+    let parsed = match options("upgrade", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };

@@ -138,6 +138,7 @@ pub(super) mod tests {
             write_errors: 0,
             checksum_errors: 0,
             slow_ios: 0,
+            io: crate::proto::Done::default(),
             direct_io: false,
             size: 0,
             allocated: 0,

@@ -10,6 +10,7 @@ use base::Result;
 
 use super::{Pools, misuse, no_such_pool, options};
 use crate::proto::{Data, Pool, Value};
+use crate::ui::progress::Progress;
 use crate::ui::{self, Exit, time};
 
 /// In the order of the columns.
@@ -120,7 +121,7 @@ fn freeing(props: &[(String, Value)]) -> u64 {
 
 /// `zpool wait ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
-    let parsed = match options("wait", argv, "HpT:t:", &[]) {
+    let parsed = match options("wait", argv) {
         Ok(parsed) => parsed,
         Err(exit) => return Ok(exit),
     };
@@ -135,6 +136,8 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         return Ok(Exit::FAILURE);
     }
     let mut headed = asked.scripted;
+    // Without an interval, a terminal shows how far it is.
+    let mut bar: Option<(Progress, u64)> = None;
     loop {
         let status = pools.status(&asked.pool)?;
         let props = pools.props(&asked.pool, Some(vec!["freeing".to_owned()]))?;
@@ -155,6 +158,12 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         if rest.iter().all(|&n| n == 0) {
             return Ok(Exit::OK);
         }
+        let left = rest.iter().fold(0, |sum: u64, &n| sum.saturating_add(n));
+        if asked.interval.is_none() {
+            let begin = || (Progress::new(&*asked.pool, Some(left)), left);
+            let (progress, all) = bar.get_or_insert_with(begin);
+            progress.at(all.saturating_sub(left));
+        }
         base::rt::sleep(asked.interval.unwrap_or(PAUSE));
     }
 }
@@ -162,12 +171,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::getopt;
 
     fn parse(line: &str) -> std::result::Result<Asked, String> {
         let argv: Vec<OsString> =
             line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
-        asked(&getopt::parse(&argv, "HpT:t:", &[]).unwrap())
+        asked(&crate::commands::find("zpool", "wait").parse(&argv).unwrap())
     }
 
     /// Recorded from OpenZFS 2.3.2.

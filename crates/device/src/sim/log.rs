@@ -135,6 +135,8 @@ pub struct CrashOptions {
     pub stale: bool,
     /// A pending write arrives elsewhere on its disk.
     pub misdirected: u64,
+    /// The only disk where that happens; `None` for all.
+    pub astray: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -253,7 +255,9 @@ impl CrashPoint {
         let manner = Manner::draw(seed, total, &mut rng);
         let mut nth = 0;
         let mut images = Vec::with_capacity(self.disks.len());
-        for d in &self.disks {
+        for (disk, d) in self.disks.iter().enumerate() {
+            let astray = options.astray.is_none_or(|only| only == disk);
+            let misdirected = if astray { options.misdirected } else { 0 };
             let whole_disk = rng.one_in(2);
             let mut image = d.durable.clone();
             let mut order: Vec<(u64, u64, u64, &Pending)> = Vec::new();
@@ -274,7 +278,7 @@ impl CrashPoint {
                     fate = Fate::Kept;
                 }
                 let mut at = p.offset;
-                if rng.one_in(options.misdirected) {
+                if rng.one_in(misdirected) {
                     at = elsewhere(&mut rng, image.size(), p.data.len(), sector_of(options));
                 }
                 arrive(&mut image, p, at, fate, options.sector)?;

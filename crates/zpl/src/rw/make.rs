@@ -446,7 +446,7 @@ impl Birth {
 
     /// Whom quotas are checked for.
     pub(crate) fn owner(&self) -> super::quota::Owner {
-        super::quota::Owner { uid: self.uid, gid: self.gid, project: None }
+        super::quota::Owner { uid: self.uid, gid: self.gid, project: Some(self.project) }
     }
 
     fn value(&self, attr: ZplAttr) -> Vec<u8> {

@@ -48,7 +48,7 @@ impl Drop for Dying<'_> {
 fn doom(rw: &Rw, id: ObjectId) -> Option<Dying<'_>> {
     let mut holds = rw.holds.lock();
     let free = !holds.count.contains_key(&id.0) && holds.dying.insert(id.0);
-    // Not made at all otherwise: its drop takes the lock, and the mark.
+    // Not built unless it is one: its drop takes the lock that is held here.
     free.then(|| Dying { rw, id })
 }
 

@@ -5,12 +5,24 @@
 //! read is no reason to refuse anything.
 
 use base::{Error, ErrorKind, Result};
-use dmu::{Io, Zap};
+use dmu::{Io, Zap, zaps};
+use ondisk::ObjType;
+use ondisk::zap::ZapValue;
 
+use super::make::{DNODE_BLOCK, entry_cost};
 use super::node::Node;
 use crate::attrs::Attrs;
 use crate::fs::FileSystem;
-use crate::master::QuotaObjects;
+use crate::master::{MASTER_NODE, QuotaObjects};
+use crate::userspace::SpaceKind;
+
+/// Type of quota tables.
+const TABLE: ObjType = ObjType(40);
+/// First version with accounts.
+const VERSION_ACCOUNTS: u64 = 4;
+/// Bytes that a new table makes dirty.
+const NEW_TABLE: u64 = 64 << 10;
+const KINDS: [SpaceKind; 3] = [SpaceKind::User, SpaceKind::Group, SpaceKind::Project];
 
 /// Who is charged for an object.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +48,8 @@ fn over_quota() -> Error {
 
 impl FileSystem {
     /// Whether an id's bytes or objects reach its limit.
-    fn is_over(&self, special: i64, quotas: &QuotaObjects, id: u64, objects: bool) -> bool {
+    fn is_over(&self, of: SpaceKind, id: u64, objects: bool) -> bool {
+        let quotas = self.quota_objects(of);
         let (table, default) = if objects {
             (quotas.objects, quotas.default_objects)
         } else {
@@ -49,26 +62,24 @@ impl FileSystem {
             Zap::open(object.ok()?, Io::WAIT).ok()?.lookup_u64(key).ok()?
         };
         let key = format!("{id:x}");
-        let own = table.and_then(|t| number(self.object(t, Io::WAIT), &key));
+        let own = table.and_then(|t| {
+            let look = || Ok(number(self.object(t, Io::WAIT), &key));
+            self.whole(t, Io::WAIT, look).ok().flatten()
+        });
         let limit = own.filter(|n| *n != 0).unwrap_or(default);
         if limit == 0 {
             return false;
         }
         let key = if objects { format!("obj-{key}") } else { key };
-        let Some(account) = self.objset().special(special) else { return false };
+        let Some(account) = self.objset().special(of.used_object()) else { return false };
         number(Ok(account), &key).unwrap_or(0) >= limit
     }
 
     fn check(&self, owner: &Owner, objects: bool) -> Result<()> {
-        let props = self.props();
-        let all = [
-            (-1, &props.user_quota, Some(owner.uid)),
-            (-2, &props.group_quota, Some(owner.gid)),
-            (-3, &props.project_quota, owner.project),
-        ];
-        for (special, quotas, id) in all {
-            if let Some(id) = id.filter(|_| *quotas != NONE)
-                && self.is_over(special, quotas, id, objects)
+        let ids = [Some(owner.uid), Some(owner.gid), owner.project];
+        for (of, id) in KINDS.into_iter().zip(ids) {
+            if let Some(id) = id.filter(|_| self.quota_objects(of) != NONE)
+                && self.is_over(of, id, objects)
             {
                 return Err(over_quota());
             }
@@ -95,15 +106,11 @@ impl FileSystem {
         gid: Option<u32>,
         old: &Owner,
     ) -> Result<()> {
-        let quotas = self.props();
-        let over = |special, quotas: &QuotaObjects, id: Option<u32>, had: u64| {
+        let over = |of, id: Option<u32>, had: u64| {
             let id = id.map(u64::from).filter(|id| *id != had);
-            id.is_some_and(|id| {
-                self.is_over(special, quotas, id, false) || self.is_over(special, quotas, id, true)
-            })
+            id.is_some_and(|id| self.is_over(of, id, false) || self.is_over(of, id, true))
         };
-        if over(-1, &quotas.user_quota, uid, old.uid) || over(-2, &quotas.group_quota, gid, old.gid)
-        {
+        if over(SpaceKind::User, uid, old.uid) || over(SpaceKind::Group, gid, old.gid) {
             return Err(over_quota());
         }
         Ok(())
@@ -114,9 +121,61 @@ impl FileSystem {
     /// # Errors
     /// `Quota`.
     pub(crate) fn check_project_quota(&self, project: u64) -> Result<()> {
-        let quotas = &self.props().project_quota;
-        let over = |objects| self.is_over(-3, quotas, project, objects);
+        let over = |objects| self.is_over(SpaceKind::Project, project, objects);
         if over(false) || over(true) { Err(over_quota()) } else { Ok(()) }
+    }
+
+    /// Sets the limit of a user, group or project, in bytes or in objects; 0 takes it away.
+    ///
+    /// # Errors
+    /// `Unsupported` where this is not accounted; `NoSpace`; `ReadOnly`; those of the
+    /// tables.
+    pub fn set_quota(&self, of: SpaceKind, id: u64, objects: bool, limit: u64) -> Result<()> {
+        let (rw, _) = self.rw()?;
+        let counted = self.os().props()?;
+        let known = self.props().version >= VERSION_ACCOUNTS
+            && (!objects || counted.count_objects)
+            && (of != SpaceKind::Project || counted.count_projects);
+        if !known {
+            return Err(Error::unsupported("this is not accounted in this file system"));
+        }
+        let _tables = rw.layouts.lock();
+        let mut all = KINDS.map(|kind| self.quota_objects(kind));
+        let quotas = &mut all[of as usize];
+        let table = if objects { &mut quotas.objects } else { &mut quotas.bytes };
+        if table.is_none() && limit == 0 {
+            return Ok(());
+        }
+        let cost = match *table {
+            Some(id) => entry_cost(&self.object(id, Io::WAIT)?),
+            None => NEW_TABLE,
+        };
+        let tx = rw.host.begin(cost + 2 * DNODE_BLOCK, limit == 0)?;
+        let os = self.os();
+        let table = match *table {
+            Some(id) => id,
+            None => {
+                let id = zaps::create(os, &tx, TABLE, ObjType::NONE, &[], 0)?;
+                let who = ["user", "group", "project"][of as usize];
+                let key = format!("{who}{}quota@", if objects { "obj" } else { "" });
+                let _turn = rw.turns.take(MASTER_NODE);
+                zaps::add(os, &tx, MASTER_NODE, key.as_bytes(), &ZapValue::from_u64(id.0))?;
+                *table.insert(id)
+            }
+        };
+        {
+            let _turn = rw.turns.take(table);
+            let key = format!("{id:x}");
+            match limit {
+                0 => match zaps::remove(os, &tx, table, key.as_bytes()) {
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    other => other?,
+                },
+                _ => zaps::update(os, &tx, table, key.as_bytes(), &ZapValue::from_u64(limit))?,
+            }
+        }
+        *rw.quotas.write() = Some(all);
+        Ok(())
     }
 
     /// Whether more bytes may be charged to a file's owner.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-use base::rt::Mutex;
+use base::rt::{Mutex, RwLock};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Objset, Tx};
 use ondisk::znode::Time;
@@ -12,6 +12,7 @@ use ondisk::znode::Time;
 use super::locks::{Locks, Turns};
 use super::types::{Host, RwProps};
 use crate::fs::FileSystem;
+use crate::master::QuotaObjects;
 
 const SHARDS: usize = 16;
 /// Groups that may be unwritten at a time: a later one begins when the oldest is on disk.
@@ -28,11 +29,13 @@ pub(crate) struct Rw {
     pub(crate) renames: Mutex<()>,
     /// The delete queue.
     pub(crate) queue: Mutex<()>,
-    /// The tables of system attributes.
+    /// The tables of system attributes, and those of quotas.
     pub(crate) layouts: Mutex<()>,
     pub(crate) holds: Mutex<Holds>,
     pub(crate) times: Times,
     pub(crate) touched: Touched,
+    /// Quotas of users, groups and projects, once one was set here.
+    pub(crate) quotas: RwLock<Option<[QuotaObjects; 3]>>,
     /// Blocks that a group frees.
     pub(crate) freeing: Mutex<(Txg, u64)>,
 }
@@ -150,6 +153,7 @@ impl Rw {
             holds: Mutex::default(),
             times: Times::default(),
             touched: Touched::default(),
+            quotas: RwLock::default(),
             freeing: Mutex::new((Txg::ZERO, 0)),
         }
     }

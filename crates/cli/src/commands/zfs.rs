@@ -1,0 +1,155 @@
+//! The rows of `zfs` (chapter 09 §3).
+
+use super::{COMMAND, Command, Flag, Word, arg, flag, ignored};
+
+const ZFS: Command = Command { program: "zfs", section: 8, ..COMMAND };
+
+const TYPES: Word = Word::Some(&["filesystem", "volume", "snapshot", "bookmark", "all"]);
+const SOURCES: Word =
+    Word::Some(&["local", "default", "inherited", "temporary", "received", "none"]);
+const FIELDS: Word = Word::Some(&["all", "name", "property", "value", "received", "source"]);
+
+const SCRIPTED: Flag = flag('H', "no headings, fields separated by one TAB");
+const EXACT: Flag = flag('p', "exact numbers");
+const JSON: Flag = flag('j', "JSON is not printed").or("json").refused();
+const DEPTH: Flag = arg('d', "max", Word::Any, "as many levels below those named");
+
+pub(super) const COMMANDS: &[Command] = &[
+    Command {
+        name: "create",
+        about: "make a file system or a volume",
+        synopsis: "create [-Pnpuv] [-o property=value] ... <filesystem>\n\tcreate [-Pnpsv] [-b \
+                   blocksize] [-o property=value] ... -V <size> <volume>",
+        flags: &[
+            flag('P', "say what is made in a form for scripts"),
+            flag('n', "only check; with -v, say what would be made"),
+            flag('p', "the file systems above it, too, where they are missing"),
+            flag('u', "do not mount it"),
+            flag('v', "say what is made"),
+            flag('s', "a volume without a reservation"),
+            arg('V', "size", Word::Any, "a volume of this size"),
+            arg('b', "blocksize", Word::Any, "the size of a volume's blocks"),
+            arg('o', "property=value", Word::DatasetAssign, "a property"),
+        ],
+        words: &[Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "destroy",
+        about: "destroy datasets or snapshots",
+        synopsis: "destroy [-fnpRrv] <filesystem|volume>\n\tdestroy [-dnpRrv] \
+                   <filesystem|volume>@<snap>[%<snap>][,...]",
+        flags: &[
+            flag('v', "say what is destroyed"),
+            flag('p', "say it in a form for scripts"),
+            flag('n', "only say what would be destroyed, with -v or -p"),
+            flag('d', "snapshots that are in use are destroyed later"),
+            flag('f', "unmount even what is busy"),
+            flag('r', "with everything below; a snapshot of all descendants"),
+            flag('R', "with everything that depends on it, clones included"),
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "snapshot",
+        aliases: &["snap"],
+        about: "take snapshots",
+        synopsis: "snapshot [-r] [-o property=value] ... <filesystem|volume>@<snap> ...",
+        flags: &[
+            flag('r', "of all descendants, too, at the same moment"),
+            arg('o', "property=value", Word::DatasetAssign, "a property"),
+        ],
+        words: &[Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "set",
+        about: "set properties of datasets",
+        synopsis: "set [-u] <property=value> ... <filesystem|volume|snapshot> ...",
+        flags: &[flag('u', "leave the mounts as they are")],
+        words: &[Word::DatasetAssign, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "inherit",
+        about: "let datasets take a property from above again",
+        synopsis: "inherit [-rS] <property> <filesystem|volume|snapshot> ...",
+        flags: &[
+            flag('r', "of all descendants, too"),
+            flag('S', "back to what a stream brought, if one did"),
+        ],
+        words: &[Word::DatasetProps, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "list",
+        about: "list datasets",
+        synopsis: "list [-Hp] [-r|-d max] [-o property[,...]] [-s property]...\n\t    [-S \
+                   property]... [-t type[,...]] [filesystem|volume|snapshot] ...",
+        flags: &[
+            SCRIPTED,
+            EXACT,
+            flag('r', "with all descendants"),
+            DEPTH,
+            arg('o', "property[,...]", Word::DatasetProps, "the columns"),
+            arg('s', "property", Word::DatasetProps, "sort by this, ascending"),
+            arg('S', "property", Word::DatasetProps, "sort by this, descending"),
+            arg('t', "type[,...]", TYPES, "datasets of these types"),
+            JSON,
+        ],
+        words: &[Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "get",
+        about: "show properties of datasets",
+        synopsis: "get [-rHp] [-d max] [-o \"all\" | field[,...]]\n\t    [-t type[,...]] [-s \
+                   source[,...]]\n\t    <\"all\" | property[,...]> \
+                   [filesystem|volume|snapshot|bookmark] ...",
+        flags: &[
+            flag('r', "of all descendants, too"),
+            SCRIPTED,
+            EXACT,
+            DEPTH,
+            arg('o', "field[,...]", FIELDS, "the columns"),
+            arg('t', "type[,...]", TYPES, "datasets of these types"),
+            arg('s', "source[,...]", SOURCES, "values from these sources"),
+            JSON,
+        ],
+        words: &[Word::DatasetProps, Word::DatasetOrSnapshot],
+        ..ZFS
+    },
+    Command {
+        name: "mount",
+        about: "mount file systems, or show what is mounted",
+        synopsis: "mount\n\tmount [-flvO] [-o opts] <-a|-R filesystem|filesystem>",
+        flags: &[
+            flag('a', "all that mount by themselves"),
+            arg('R', "filesystem", Word::Dataset, "this one and all descendants"),
+            arg(
+                'o',
+                "opts",
+                Word::Some(&["ro", "rw", "noatime", "nosuid", "nodev", "noexec", "direct_io"]),
+                "options for this mount, with commas between",
+            ),
+            flag('O', "even over a directory that is not empty"),
+            ignored('f'),
+            ignored('l'),
+            ignored('v'),
+            JSON,
+        ],
+        words: &[Word::Dataset],
+        ..ZFS
+    },
+    Command {
+        name: "unmount",
+        aliases: &["umount"],
+        about: "unmount file systems",
+        synopsis: "unmount [-fu] <-a | filesystem|mountpoint>",
+        flags: &[flag('a', "all that are mounted"), flag('f', "even what is busy"), ignored('u')],
+        words: &[Word::Dataset],
+        ..ZFS
+    },
+    Command { name: "version", about: "show the version", synopsis: "version", ..ZFS },
+];

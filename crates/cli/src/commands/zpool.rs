@@ -1,0 +1,264 @@
+//! The rows of `zpool` (chapter 09 §4).
+
+use super::{COMMAND, Command, Flag, Word, arg, flag, ignored};
+
+const POOL: Command = Command { program: "zpool", section: 8, ..COMMAND };
+
+const ACTIVITIES: &[&str] = &[
+    "discard",
+    "free",
+    "initialize",
+    "replace",
+    "remove",
+    "resilver",
+    "scrub",
+    "trim",
+    "raidz_expand",
+];
+/// Words of a vdev specification, besides devices.
+const VDEVS: Word = Word::File;
+const FIELDS: Word = Word::Some(&["all", "name", "property", "value", "source"]);
+
+const SCRIPTED: Flag = flag('H', "no headings, fields separated by one TAB");
+const EXACT: Flag = flag('p', "exact numbers");
+const GUIDS: Flag = flag('g', "guids instead of the names of devices");
+const LINKS: Flag = flag('L', "names of devices with symbolic links resolved");
+const PATHS: Flag = flag('P', "whole paths of devices");
+const STAMP: Flag =
+    arg('T', "u|d", Word::One(&["u", "d"]), "the time before each report: seconds, or a date");
+const JSON: Flag = flag('j', "JSON is not printed").or("json").refused();
+const ROOT: Flag = arg('R', "root", Word::Dir, "a directory before all mountpoints");
+
+pub(super) const COMMANDS: &[Command] = &[
+    Command {
+        name: "create",
+        about: "make a pool of devices",
+        synopsis: "create [-fnd] [-o property=value] ... \n\t    [-O file-system-property=value] \
+                   ... \n\t    [-m mountpoint] [-R root] <pool> <vdev> ...",
+        flags: &[
+            flag('f', "even if devices seem to be in use, or redundancy differs"),
+            flag('n', "only show what would be made"),
+            flag('d', "enable no features but those named with -o"),
+            arg('o', "property=value", Word::PoolAssign, "a property of the pool, or ashift"),
+            arg('O', "property=value", Word::DatasetAssign, "a property of the root file system"),
+            arg('m', "mountpoint", Word::Dir, "where the root file system is mounted"),
+            ROOT,
+            arg('t', "name", Word::Any, "a temporary name, for this import alone"),
+        ],
+        words: &[Word::Any, VDEVS],
+        ..POOL
+    },
+    Command {
+        name: "destroy",
+        about: "destroy a pool",
+        synopsis: "destroy [-f] <pool>",
+        flags: &[flag('f', "unmount even what is busy")],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "add",
+        about: "add devices to a pool",
+        synopsis: "add [-afgLnP] [-o property=value] <pool> <vdev> ...",
+        flags: &[
+            ignored('a'),
+            flag('f', "all of the --allow options"),
+            GUIDS,
+            LINKS,
+            flag('n', "only show what the pool would look like"),
+            arg('o', "property=value", Word::Any, "ashift, for the new devices"),
+            PATHS,
+            flag('U', "devices that seem to be in use").named("allow-in-use"),
+            flag('R', "another redundancy than the pool's").named("allow-replication-mismatch"),
+            flag('A', "another sector size than the pool's").named("allow-ashift-mismatch"),
+        ],
+        words: &[Word::Pool, VDEVS],
+        ..POOL
+    },
+    Command {
+        name: "labelclear",
+        about: "wipe the labels of a device",
+        synopsis: "labelclear [-f] <vdev>",
+        flags: &[flag('f', "even if a pool that is not imported may want it")],
+        words: &[Word::File],
+        ..POOL
+    },
+    Command {
+        name: "list",
+        about: "list pools with their sizes and health",
+        synopsis: "list [-gHLpPv] [-o property[,...]] [-T d|u] [pool] ... [interval [count]]",
+        flags: &[
+            GUIDS,
+            SCRIPTED,
+            LINKS,
+            EXACT,
+            PATHS,
+            flag('v', "the vdevs of each pool, too"),
+            arg('o', "property[,...]", Word::PoolProps, "the columns"),
+            STAMP,
+            JSON,
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "status",
+        about: "show the state of pools and the errors of their devices",
+        synopsis: "status [-egiLPpstvx] [-T d|u] [pool] ... [interval [count]]",
+        flags: &[
+            flag('e', "only devices that are not well"),
+            GUIDS,
+            flag('i', "whether devices were initialized"),
+            LINKS,
+            PATHS,
+            EXACT,
+            flag('s', "slow operations, as a column"),
+            flag('t', "whether devices were trimmed"),
+            flag('v', "every damaged file, and devices read through the page cache"),
+            flag('x', "only pools that something is wrong with"),
+            flag('d', "errors of direct writes, as a column"),
+            STAMP,
+            ignored('D'),
+            Flag { long: "power", short: false, ..ignored('1') },
+            JSON,
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "iostat",
+        about: "show the input and output of pools and devices",
+        synopsis: "iostat [-gHLnpPvy] [-T d|u] [pool ... | pool vdev ... | vdev ...]\n\t    \
+                   [interval [count]]",
+        flags: &[
+            GUIDS,
+            SCRIPTED,
+            LINKS,
+            flag('n', "the headings only once"),
+            flag('p', "exact numbers, in wider columns"),
+            PATHS,
+            flag('v', "the vdevs of each pool, too"),
+            flag('y', "not the first report, about all the time since the import"),
+            STAMP,
+            flag('l', "latencies are not measured yet").refused(),
+            flag('q', "lengths of queues are not measured yet").refused(),
+            flag('r', "sizes of requests are not measured yet").refused(),
+            flag('w', "latencies are not measured yet").refused(),
+            arg('c', "script[,...]", Word::Any, "scripts are not run").refused(),
+        ],
+        words: &[Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
+        name: "import",
+        about: "find pools on devices and import them",
+        synopsis: "import [-d dir|file] ... [-D]\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T \
+                   txg] [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmN] [-F \
+                   [-nX]] [-T txg] [-o readonly=on] [-R root]\n\t    <pool | id> [newpool]",
+        flags: &[
+            flag('a', "every pool that is found"),
+            arg('d', "dir|file", Word::File, "look there instead of at the system's devices"),
+            flag('D', "pools that were destroyed"),
+            flag('f', "even if another system had the pool last"),
+            flag('m', "without log devices that are missing"),
+            flag('N', "mount nothing"),
+            flag('F', "if the newest state is damaged, go back a few transaction groups"),
+            flag('n', "with -F: only say whether that would work"),
+            flag('X', "with -F: go back as far as necessary"),
+            arg('T', "txg", Word::Any, "as of this transaction group; implies -F"),
+            arg(
+                'o',
+                "property=value|option[,...]",
+                Word::One(&["readonly=on", "ro", "direct_io", "altroot="]),
+                "a property of this import, or options of its mounts",
+            ),
+            ROOT,
+            arg('c', "file", Word::File, "cache files are not used").refused(),
+            ignored('C'),
+            ignored('E'),
+            ignored('l'),
+            ignored('s'),
+            ignored('t'),
+            ignored('V'),
+            Flag { long: "rewind-to-checkpoint", short: false, ..ignored('1') },
+        ],
+        words: &[Word::Any],
+        ..POOL
+    },
+    Command {
+        name: "export",
+        about: "unmount pools and let go of them",
+        synopsis: "export [-af] <pool> ...",
+        flags: &[flag('a', "all pools"), flag('f', "unmount even what is busy")],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "upgrade",
+        about: "show which features pools lack",
+        synopsis: "upgrade\n\tupgrade -v\n\tupgrade [-V version] <-a | pool ...>",
+        flags: &[
+            flag('v', "the features that Cenote knows"),
+            flag('a', "features are enabled one by one, with zpool set").refused(),
+            arg('V', "version", Word::Any, "features are enabled one by one").refused(),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "reguid",
+        about: "give a pool another guid",
+        synopsis: "reguid [-g guid] <pool>",
+        flags: &[arg('g', "guid", Word::Any, "this one instead of a random one")],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "history",
+        about: "show the commands that changed pools",
+        synopsis: "history [-il] [<pool>] ...",
+        flags: &[
+            flag('i', "what the pool itself noted, too"),
+            flag('l', "who did it, and on which host"),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "get",
+        about: "show properties of pools",
+        synopsis: "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ...",
+        flags: &[SCRIPTED, EXACT, arg('o', "field[,...]", FIELDS, "the columns"), JSON],
+        words: &[Word::PoolProps, Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "set",
+        about: "set a property of a pool or of a vdev",
+        synopsis: "set <property=value> <pool>\n\tset <vdev_property=value> <pool> <vdev>",
+        words: &[Word::PoolAssign, Word::Pool, Word::Any],
+        ..POOL
+    },
+    Command {
+        name: "sync",
+        about: "write everything to the devices",
+        synopsis: "sync [pool] ...",
+        flags: &[ignored('f')],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command {
+        name: "wait",
+        about: "wait until a pool is no longer busy",
+        synopsis: "wait [-Hp] [-T d|u] [-t <activity>[,...]] <pool> [interval]",
+        flags: &[
+            SCRIPTED,
+            EXACT,
+            STAMP,
+            arg('t', "activity[,...]", Word::Some(ACTIVITIES), "only for these"),
+        ],
+        words: &[Word::Pool],
+        ..POOL
+    },
+    Command { name: "version", about: "show the version", synopsis: "version", ..POOL },
+];

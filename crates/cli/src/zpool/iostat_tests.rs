@@ -1,0 +1,156 @@
+use super::super::vdevs::tests::vdev;
+use super::*;
+use crate::proto::State;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn done(age: u64, reads: u64, writes: u64, nread: u64, nwritten: u64) -> Done {
+    Done { age, reads, writes, nread, nwritten }
+}
+
+fn pool(root: Vdev) -> Pool {
+    Pool {
+        name: root.name.clone(),
+        guid: 1,
+        health: State::Online,
+        suspended: false,
+        root,
+        error_count: 0,
+        errors: vec![],
+        scan: None,
+        removal: None,
+        expand: None,
+        checkpoint: None,
+        disabled_features: false,
+    }
+}
+
+/// The pool of the chapter's golden output.
+fn tank() -> Pool {
+    let io = done(100 * SECOND, 100, 300, 811_008, 13_004_800);
+    let leaf = |name: &str| Vdev {
+        io: done(100 * SECOND, 50, 150, 405_504, 6_502_400),
+        ..vdev("file", name, Class::Normal, vec![])
+    };
+    let mirror = Vdev {
+        io,
+        size: 10 << 30,
+        allocated: 2 << 30,
+        ..vdev("mirror", "mirror-0", Class::Normal, vec![leaf("/a"), leaf("/b")])
+    };
+    let log = Vdev {
+        size: 1 << 30,
+        io: done(100 * SECOND, 0, 0, 0, 0),
+        ..vdev("file", "/log", Class::Log, vec![])
+    };
+    pool(Vdev {
+        io,
+        size: 10 << 30,
+        allocated: 2 << 30,
+        ..vdev("root", "tank", Class::Normal, vec![mirror, log])
+    })
+}
+
+fn text(look: Look, wanted: &[&str], pools: &[Pool], before: &Counters) -> String {
+    let wanted = wanted.iter().map(|w| (*w).to_owned()).collect();
+    Page { look, wanted, pools, before }.text(true)
+}
+
+/// Chapter 09 §4.5, golden.
+#[test]
+fn golden_layout() {
+    let pools = [tank()];
+    let none = Counters::new();
+    assert_eq!(
+        text(Look::default(), &[], &pools, &none),
+        "              capacity     operations     bandwidth \n\
+         pool        alloc   free   read  write   read  write\n\
+         ----------  -----  -----  -----  -----  -----  -----\n\
+         tank           2G     8G      1      3  7.92K   127K\n"
+    );
+    let look = Look { scripted: true, exact: true, ..Look::default() };
+    assert_eq!(
+        text(look, &[], &pools, &none),
+        "tank\t2147483648\t8589934592\t1\t3\t8110\t130048\n"
+    );
+}
+
+#[test]
+fn vdevs_below_their_pools() {
+    let pools = [tank(), tank()];
+    let none = Counters::new();
+    let verbose = Look { verbose: true, ..Look::default() };
+    let head = "              capacity     operations     bandwidth \n\
+                pool        alloc   free   read  write   read  write\n\
+                ----------  -----  -----  -----  -----  -----  -----\n";
+    let one = "tank           2G     8G      1      3  7.92K   127K\n  \
+               mirror-0     2G     8G      1      3  7.92K   127K\n    \
+               /a          -      -      0      1  3.96K  63.5K\n    \
+               /b          -      -      0      1  3.96K  63.5K\n\
+               logs            -      -      -      -      -      -\n  \
+               /log          0     1G      0      0      0      0\n\
+               ----------  -----  -----  -----  -----  -----  -----\n";
+    assert_eq!(text(verbose, &[], &pools, &none), format!("{head}{one}{one}"));
+    let scripted = Look { scripted: true, exact: true, verbose: true, ..Look::default() };
+    assert_eq!(
+        text(scripted, &[], &pools[..1], &none),
+        "tank\t2147483648\t8589934592\t1\t3\t8110\t130048\n\
+         mirror-0\t2147483648\t8589934592\t1\t3\t8110\t130048\n\
+         /a\t0\t0\t0\t1\t4055\t65024\n\
+         /b\t0\t0\t0\t1\t4055\t65024\n\
+         \n\
+         /log\t0\t1073741824\t0\t0\t0\t0\n"
+    );
+    // Several pools end with a line; vdevs alone stand where pools did.
+    assert!(text(Look::default(), &[], &pools, &none).ends_with("-----\n"));
+    let alone = text(Look::default(), &["/b"], &pools[..1], &none);
+    assert_eq!(alone.lines().nth(1).unwrap().split(' ').next(), Some("vdev"));
+    assert_eq!(
+        alone.lines().nth(3).unwrap(),
+        "/b              -      -      0      1  3.96K  63.5K"
+    );
+}
+
+#[test]
+fn later_reports_are_about_the_time_between() {
+    let mut pools = [tank()];
+    let mut before = Counters::new();
+    remember(&pools[0].root, &mut before);
+    pools[0].root.io = done(102 * SECOND, 110, 300, 811_008 + 4096, 13_004_800);
+    let rates = |pools: &[Pool], before: &Counters| {
+        Page { look: Look::default(), wanted: vec![], pools, before }.rates(&pools[0].root)
+    };
+    assert_eq!(rates(&pools, &before), [5, 0, 2048, 0]);
+    // Opened anew: the counters began at zero.
+    pools[0].root.io = done(SECOND, 7, 1, 0, 9);
+    assert_eq!(rates(&pools, &before), [7, 1, 0, 9]);
+    pools[0].root.io = done(0, 0, 0, 0, 0);
+    assert_eq!(rates(&pools, &Counters::new()), [0; 4]);
+}
+
+#[test]
+fn modes_that_come_later_are_refused_clearly() {
+    let refused = |line: &str| {
+        let argv: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        refusal(&crate::commands::find("zpool", "iostat").parse(&argv).unwrap())
+    };
+    assert_eq!(refused("-vHp tank 1 2"), None);
+    assert_eq!(
+        refused("-l tank").unwrap(),
+        "cannot run 'zpool iostat' with -l: latencies are not measured yet"
+    );
+    assert_eq!(refused("-rl").unwrap(), "[-r|-w] isn't allowed with [-c|-l|-q]");
+    assert_eq!(refused("-rw").unwrap(), "Only one of [-r|-w] can be passed at a time");
+    for letter in ["-q", "-r", "-w", "-c x"] {
+        assert!(refused(letter).unwrap().starts_with("cannot run 'zpool iostat' with -"));
+    }
+}
+
+#[test]
+fn operands_name_vdevs_by_any_name() {
+    let tank = tank();
+    for word in ["mirror-0", "/a", "7"] {
+        assert!(has(&tank.root, word), "{word}");
+    }
+    assert!(!has(&tank.root, "tank") && !has(&tank.root, "/c"));
+}

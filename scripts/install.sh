@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the program with its links, pages, completions and units.
+#
+#   scripts/install.sh PROGRAM PREFIX [DESTDIR]
+#
+# PREFIX/bin gets `cenote` alone. The names that OpenZFS's tools have, too, go with their
+# pages and completions below PREFIX/lib/cenote, whose bin directory is for PATH.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+program=$1 prefix=${2%/} dest=${3:-}
+root=$dest$prefix own=$dest$prefix/lib/cenote
+names="zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary"
+
+# A file, its mode, its place.
+put() { install -D -m "$2" "$1" "$3"; }
+
+put "$program" 755 "$root/bin/cenote"
+mkdir -p "$own/bin"
+for name in $names; do
+	ln -sfn ../../../bin/cenote "$own/bin/$name"
+done
+
+for page in man/*.[18]; do
+	name=${page#man/} section=${page##*.}
+	case $name in
+	cenote*) dir=$root/share/man ;;
+	*) dir=$own/share/man ;;
+	esac
+	mkdir -p "$dir/man$section"
+	gzip -9nc "$page" >"$dir/man$section/$name.gz"
+	chmod 644 "$dir/man$section/$name.gz"
+done
+
+completions=dist/completions
+put $completions/cenote.bash 644 "$root/share/bash-completion/completions/cenote"
+put $completions/cenote.bash 644 "$own/share/bash-completion/completions/cenote"
+for name in $names; do
+	ln -sfn cenote "$own/share/bash-completion/completions/$name"
+done
+zsh=site-functions
+[ "$prefix" = /usr ] && zsh=vendor-completions
+put $completions/_cenote 644 "$root/share/zsh/$zsh/_cenote"
+put $completions/cenote.fish 644 "$root/share/fish/vendor_completions.d/cenote.fish"
+
+for unit in dist/systemd/*.service; do
+	mkdir -p "$root/lib/systemd/system"
+	sed "s|/usr/bin/cenote|$prefix/bin/cenote|" "$unit" >"$root/lib/systemd/system/${unit##*/}"
+done
