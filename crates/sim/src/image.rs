@@ -24,7 +24,7 @@ pub struct Range {
 pub struct BadSectors {
     /// Which disk.
     pub disk: usize,
-    /// One in so many runs of [`BAD`] bytes.
+    /// One in so many runs of 4 KiB.
     pub often: u64,
     /// Which ones.
     pub seed: u64,

@@ -6,7 +6,7 @@ use dmu::Io;
 use testkit::{Scratch, copy_file, import_from};
 use zpl::rw::{At, Caller, New, SetHow};
 
-use super::{MB, Rig, judge, kind, noise};
+use super::{MB, Rig, judge_with, kind, noise};
 
 fn root() -> Caller {
     Caller::root()
@@ -25,7 +25,7 @@ fn after_crash(rig: &Rig, f: impl FnOnce(&zpl::FileSystem)) {
     drop(fs);
     pool.export().unwrap();
     drop(pool);
-    judge(&engine, &copy, "-b");
+    judge_with(&engine, &copy, "-b");
 }
 
 #[test]
