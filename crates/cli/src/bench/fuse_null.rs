@@ -51,7 +51,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         "uring" if UringTransport::is_available() => &UringTransport::default(),
         "uring" => {
             let path = "/sys/module/fuse/parameters/enable_uring";
-            return Err(Stop::usage(&format!("io_uring for FUSE is off here: see {path}")));
+            return Err(Stop::usage(format!("io_uring for FUSE is off here: see {path}")));
         }
         _ => return Err(Stop::usage("--transport: dev or uring")),
     };

@@ -43,7 +43,7 @@ fn files_are_opened() {
     let long = "n".repeat(256);
     assert_eq!(refused(with(&long, OFlags::CREATE | OFlags::WRONLY)), Errno::NAMETOOLONG);
     // The umask counts, and a new file has its mode even if nobody may read it.
-    let mode = OpenOptions::new().write(true).create_new(true).mode(0).open(w.path("closed"));
+    let mode = OpenOptions::new().write(true).create_new(true).mode(0o000).open(w.path("closed"));
     assert_eq!(mode.unwrap().metadata().unwrap().mode() & 0o7777, 0);
     drop((first, a, b));
     w.again();
