@@ -7,6 +7,11 @@
 //! straight from the operating system, so that it can be given back: [`trim`]
 //! drops the pages of free buffers, and RSS falls.
 //!
+//! A class of which much is used gets huge pages: a device that takes a buffer from memory
+//! pins and maps one page instead of 32, and its requests have a few long segments
+//! instead of many short ones, which doubles what a virtual disk takes. Until then small
+//! pages are better, for a huge one is resident as a whole as soon as one of its places is.
+//!
 //! # Invariants
 //! * Every buffer of 4 KiB or more is 4 KiB-aligned (O_DIRECT); smaller ones are
 //!   aligned to their class, at least 512.
@@ -14,10 +19,13 @@
 //!   recycled ones hold older bytes. Whoever hands bytes to a stranger overwrites
 //!   all of them first.
 //! * A place in an arena is on exactly one of: the free list, one live `Region`.
+//! * Once a place of a huge page is used, the free ones beside it count as resident. Cold
+//!   places of a page lie together in the free list, below all warm ones.
 //!
 //! Lock order: a class's free list is a leaf lock; nothing is called under it
 //! but memory mapping.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -35,8 +43,12 @@ const MIN_CLASS_SHIFT: u32 = 9;
 const CLASSES: usize = 8 * (26 - MIN_CLASS_SHIFT as usize) + 1;
 /// Small classes are cut from mappings of this size.
 const CHUNK: usize = 2 << 20;
-/// From this size on each buffer is a mapping of its own.
+/// From this size on each buffer without huge pages is a mapping of its own.
 const DIRECT: usize = 256 << 10;
+/// A class whose buffers are of this size at least gets huge pages once so much of it was
+/// mapped: then the page that is used in part is a small share of them.
+const HUGE_MIN: usize = 8 << 10;
+const HUGE_FROM: usize = 8 * CHUNK;
 const PAGE: usize = 4096;
 /// Buffers of these sizes are usually filled at once, and whole.
 const POPULATE_MIN: usize = 64 << 10;
@@ -79,10 +91,111 @@ struct Place {
 unsafe impl Send for Place {}
 
 struct Class {
-    free: Mutex<Vec<Place>>,
+    free: Mutex<Free>,
 }
 
-static ARENA: [Class; CLASSES] = [const { Class { free: Mutex::new(Vec::new()) } }; CLASSES];
+struct Free {
+    places: Vec<Place>,
+    /// Bytes mapped for the class.
+    mapped: usize,
+    /// Where its huge chunks begin, and whether the page of each is whole: a part given
+    /// back splits it.
+    huge: BTreeMap<usize, bool>,
+}
+
+impl Free {
+    const NONE: Free = Free { places: Vec::new(), mapped: 0, huge: BTreeMap::new() };
+
+    /// Notes that the first place of a chunk is used from now on: if it gets a huge page,
+    /// those beside it are resident as well.
+    fn opened(&mut self, place: Place, size: usize) {
+        let chunk = chunk_of(place.ptr);
+        if self.huge.get(&chunk) != Some(&true) {
+            return;
+        }
+        let beside = |p: &&mut Place| !p.warm && chunk_of(p.ptr) == chunk;
+        for place in self.places.iter_mut().rev().take_while(beside) {
+            place.warm = true;
+            FREE_WARM.fetch_add(size, Relaxed);
+        }
+    }
+
+    /// Gives back the huge pages of which nothing is used, as long as more than `keep`
+    /// bytes are warm: each in one call, or the kernel would split it.
+    fn trim_huge(&mut self, size: usize, keep: usize) -> usize {
+        if self.huge.is_empty() {
+            return 0;
+        }
+        let mut unused = BTreeMap::<usize, (usize, bool)>::new();
+        for place in &self.places {
+            let (places, warm) = unused.entry(chunk_of(place.ptr)).or_default();
+            *places += 1;
+            *warm |= place.warm;
+        }
+        // A page that was split becomes whole again when it is given back as one.
+        unused.retain(|chunk, (places, warm)| match self.huge.get(chunk) {
+            Some(whole) => *places == CHUNK / size && (*warm || !whole),
+            None => false,
+        });
+        let (mut given, mut dropped) = (0, BTreeMap::new());
+        for place in &mut self.places {
+            let base = place.ptr.as_ptr().map_addr(|a| a & !(CHUNK - 1));
+            if !unused.contains_key(&base.addr()) {
+                continue;
+            }
+            let gone = *dropped.entry(base.addr()).or_insert_with(|| {
+                // SAFETY: every place of the chunk is on this free list, so it is ours;
+                // dropping its pages makes it read as zero.
+                FREE_WARM.load(Relaxed) > keep
+                    && unsafe { rustix::mm::madvise(base.cast(), CHUNK, Advice::LinuxDontNeed) }
+                        .is_ok()
+            });
+            if gone && place.warm {
+                place.warm = false;
+                FREE_WARM.fetch_sub(size, Relaxed);
+                given += size;
+            }
+        }
+        for (chunk, _) in dropped.into_iter().filter(|(_, gone)| *gone) {
+            self.huge.insert(chunk, true);
+        }
+        given
+    }
+
+    /// Gives back single places until at most `keep` bytes are warm, those of huge pages
+    /// only if `split`.
+    fn trim_single(&mut self, size: usize, keep: usize, split: bool) -> usize {
+        let mut given = 0;
+        for place in self.places.iter_mut().filter(|p| p.warm) {
+            if FREE_WARM.load(Relaxed) <= keep {
+                break;
+            }
+            let whole = self.huge.get_mut(&chunk_of(place.ptr)).filter(|whole| **whole);
+            if whole.is_some() && !split {
+                continue;
+            }
+            // SAFETY: the place is free, page-aligned and ours; dropping its
+            // pages makes it read as zero.
+            let dropped = unsafe {
+                rustix::mm::madvise(place.ptr.as_ptr().cast(), size, Advice::LinuxDontNeed)
+            };
+            if dropped.is_ok() {
+                place.warm = false;
+                FREE_WARM.fetch_sub(size, Relaxed);
+                given += size;
+                whole.into_iter().for_each(|whole| *whole = false);
+            }
+        }
+        given
+    }
+}
+
+/// Where the chunk begins that would hold a place.
+fn chunk_of(ptr: NonNull<u8>) -> usize {
+    ptr.addr().get() & !(CHUNK - 1)
+}
+
+static ARENA: [Class; CLASSES] = [const { Class { free: Mutex::new(Free::NONE) } }; CLASSES];
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static FREE_WARM: AtomicUsize = AtomicUsize::new(0);
 
@@ -123,31 +236,59 @@ fn take(class: usize) -> NonNull<u8> {
     let size = class_size(class);
     IN_USE.fetch_add(size, Relaxed);
     let mut free = ARENA[class].free.lock();
-    if let Some(place) = free.pop() {
+    if let Some(place) = free.places.pop() {
         if place.warm {
             FREE_WARM.fetch_sub(size, Relaxed);
         } else {
+            free.opened(place, size);
             drop(free);
             populate(place.ptr, size);
         }
         return place.ptr;
     }
-    if size >= DIRECT {
+    let huge = size >= HUGE_MIN && CHUNK % size <= CHUNK / 32 && free.mapped >= HUGE_FROM;
+    if size >= DIRECT && !huge {
+        free.mapped += size;
         drop(free);
         let ptr = map(size);
         populate(ptr, size);
         return ptr;
     }
-    let base = map(CHUNK);
+    let base = if huge { map_huge() } else { map(CHUNK) };
+    if huge {
+        free.huge.insert(base.addr().get(), true);
+    }
+    free.mapped += CHUNK;
     let count = CHUNK / size;
-    free.reserve(count);
+    free.places.reserve(count);
     for i in (1..count).rev() {
         // SAFETY: i * size < CHUNK, inside the mapping just made.
         let ptr = unsafe { base.add(i * size) };
-        free.push(Place { ptr, warm: false });
+        free.places.push(Place { ptr, warm: false });
     }
+    free.opened(Place { ptr: base, warm: false }, size);
     drop(free);
     populate(base, size);
+    base
+}
+
+/// A chunk that the kernel may back with one huge page.
+fn map_huge() -> NonNull<u8> {
+    let ptr = map(2 * CHUNK);
+    let before = ptr.as_ptr().align_offset(CHUNK);
+    // SAFETY: both lie inside the mapping just made, or at its end.
+    let (base, end) = unsafe { (ptr.add(before), ptr.add(before + CHUNK)) };
+    for (ptr, len) in [(ptr, before), (end, CHUNK - before)] {
+        if len > 0 {
+            // SAFETY: a part of the mapping just made, which nobody was told of. If it
+            // stays, it costs addresses alone.
+            let _unmapped = unsafe { rustix::mm::munmap(ptr.as_ptr().cast(), len) };
+        }
+    }
+    // SAFETY: the chunk is ours; its content does not change. A kernel without huge pages
+    // uses small ones.
+    let _advised =
+        unsafe { rustix::mm::madvise(base.as_ptr().cast(), CHUNK, Advice::LinuxHugepage) };
     base
 }
 
@@ -166,7 +307,7 @@ fn give(class: usize, ptr: NonNull<u8>) {
     let size = class_size(class);
     IN_USE.fetch_sub(size, Relaxed);
     FREE_WARM.fetch_add(size, Relaxed);
-    ARENA[class].free.lock().push(Place { ptr, warm: true });
+    ARENA[class].free.lock().places.push(Place { ptr, warm: true });
 }
 
 /// Gives the pages of free buffers back to the operating system until at most
@@ -181,23 +322,12 @@ pub fn trim(keep: usize) -> usize {
             continue;
         }
         let mut free = ARENA[class].free.lock();
-        for place in free.iter_mut().filter(|p| p.warm) {
-            if FREE_WARM.load(Relaxed) <= keep {
-                break;
-            }
-            // SAFETY: the place is free, page-aligned and ours; dropping its
-            // pages makes it read as zero.
-            let dropped = unsafe {
-                rustix::mm::madvise(place.ptr.as_ptr().cast(), size, Advice::LinuxDontNeed)
-            };
-            if dropped.is_ok() {
-                place.warm = false;
-                FREE_WARM.fetch_sub(size, Relaxed);
-                given += size;
-            }
+        given += free.trim_huge(size, keep);
+        for split in [false, true] {
+            given += free.trim_single(size, keep, split);
         }
         // Cold places go to the bottom, so that warm ones are re-used first.
-        free.sort_by_key(|p| p.warm);
+        free.places.sort_by_key(|p| (p.warm, std::cmp::Reverse(p.ptr)));
     }
     given
 }
@@ -442,6 +572,41 @@ mod tests {
                 let half = frozen.len() / 2;
                 prop_assert_eq!(&*frozen.slice(half..frozen.len()), &model[half..]);
             }
+        }
+    }
+
+    /// A class of its own, which no other test uses: through its first chunks to huge
+    /// pages, all given back, and whole again.
+    #[test]
+    fn many_buffers_of_a_class() {
+        const LEN: usize = 512 << 10;
+        let count = HUGE_FROM / LEN + 20;
+        for round in 0..2 {
+            let mut live: Vec<BufMut> = Vec::new();
+            for i in 0..count {
+                let mut buf = BufMut::alloc(LEN);
+                if round == 1 {
+                    assert!(buf.iter().all(|&b| b == 0), "pages were given back");
+                }
+                buf.fill(i as u8 | 1);
+                live.push(buf);
+            }
+            {
+                let free = ARENA[class_of(LEN)].free.lock();
+                assert!(!free.huge.is_empty());
+                assert!(free.huge.keys().all(|chunk| chunk.is_multiple_of(CHUNK)));
+            }
+            // A part of each page first.
+            let kept: Vec<BufMut> =
+                live.into_iter().enumerate().filter(|(i, _)| i % 7 == 0).map(|b| b.1).collect();
+            trim(0);
+            for (i, buf) in kept.iter().enumerate() {
+                assert!(buf.iter().all(|&b| b == (i * 7) as u8 | 1));
+            }
+            drop(kept);
+            trim(0);
+            let free = ARENA[class_of(LEN)].free.lock();
+            assert!(free.places.iter().all(|p| !p.warm));
         }
     }
 }

@@ -53,7 +53,10 @@ pub(crate) fn split_for_life(
     props: &[(String, PropData)],
     above: NewFs,
 ) -> Result<(NewFs, Vec<(String, Stored)>)> {
-    let mut new = NewFs { time: now(), ..above };
+    // It belongs to who makes it.
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let (uid, gid) = (u64::from(uid.as_raw()), u64::from(gid.as_raw()));
+    let mut new = NewFs { time: now(), uid, gid, ..above };
     for (name, value) in props {
         let PropData::Num(n) = value else { continue };
         match name.as_str() {
@@ -116,7 +119,7 @@ impl Pool {
         let version = zpl::create::version_for(self.spa().config().version);
         let new = NewFs { version, ..NewFs::default() };
         let parent = name.rsplit_once('/').and_then(|(above, _)| self.dataset(above).ok());
-        let Some(fs) = parent.and_then(|p| p.open_fs().ok()) else { return new };
+        let Some(fs) = parent.and_then(|p| p.read_fs().ok()) else { return new };
         let of = fs.props();
         let (normalization, utf8only, case) = (of.normalization, of.utf8only, of.case);
         NewFs { normalization, utf8only, case, ..new }

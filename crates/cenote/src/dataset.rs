@@ -1,5 +1,7 @@
 //! File systems, volumes, snapshots and bookmarks by name, and their properties.
 
+mod open;
+
 use std::sync::Arc;
 
 use base::limits::DATASET_NAME_MAX;
@@ -10,7 +12,6 @@ use dsl::props::{self, Attr, PropData, PropValue, Source, Types};
 use dsl::write::{bpobj, deadlist};
 use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::UsedKind;
-use zpl::FileSystem;
 use zvol::Volume;
 
 use crate::pool::Core;
@@ -295,27 +296,6 @@ impl Dataset {
         }
         let _checked = self.objset()?;
         crate::Objects::open(writer, self.name())
-    }
-
-    /// Opens the file system.
-    ///
-    /// # Errors
-    /// `Invalid` for volumes, `Locked` when the key is not loaded, those of
-    /// reading.
-    pub fn open_fs(&self) -> Result<Arc<FileSystem>> {
-        let fs =
-            FileSystem::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
-        if self.ds().attribute("org.zfsonlinux:longname")?.is_some() {
-            fs.set_long_names(true);
-        }
-        let prefetch = self.ds().stored("prefetch", true)?.and_then(|(v, _)| v.number());
-        if let Some(mode) = prefetch {
-            fs.set_prefetch(dmu::PrefetchMode::from_number(mode));
-        }
-        if let Some(counters) = self.counters() {
-            fs.set_counters(counters);
-        }
-        Ok(fs)
     }
 
     /// Opens the volume.
@@ -655,7 +635,7 @@ impl Dataset {
         if self.owner != DatasetKind::Filesystem || self.locked {
             return Ok(None);
         }
-        let fs = self.open_fs()?;
+        let fs = self.read_fs()?;
         let p = fs.props();
         number(match name {
             "version" => p.version,

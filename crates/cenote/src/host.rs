@@ -5,20 +5,22 @@
 //! change, so that a call sees a change made before it at the price of one lock.
 //!
 //! Quotas bound what a dataset refers to (`refquota`) and what it uses with all below it
-//! (`quota`, its own and each ancestor's). How much is used is known of synced groups; what
-//! was promised to younger ones is added as if every byte were new. A call that does not
-//! fit then waits for the groups under way, and fails only if it does not fit into what
-//! is known for certain. So a quota is exceeded by no more than metadata and the rounding
-//! of sectors, and nobody is refused for what others only reserved.
+//! (`quota`, its own and each ancestor's); the pool bounds all, less what others have
+//! reserved and do not use (chapter 04 §5.5). How much is used is known of synced groups;
+//! what was promised to younger ones is added as if every byte were new. A call that does
+//! not fit then waits for the groups under way, and fails only if it does not fit into
+//! what is known for certain. So a quota is exceeded by no more than metadata and the
+//! rounding of sectors, and nobody is refused for what others only asked for.
 //!
 //! # Invariants
-//! * Freeing space is never refused for a quota.
+//! * Freeing space is never refused for a quota or for reservations.
 //!
 //! Lock order: `Quotas` → the pool's names; `props` is a leaf. The engine is not called
 //! under either, but for reading the MOS.
 //!
 //! # Departures from OpenZFS
-//! * Reservations of others are respected by the pool's space alone, in synced groups.
+//! * What other datasets wrote since the last synced group may have eaten into a
+//!   reservation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,17 +46,53 @@ pub(crate) struct PoolHost {
     writer: Arc<Writer>,
     name: String,
     head: u64,
+    /// Bytes that deduplication and cloning save.
+    saved: u64,
     props: RwLock<Arc<RwProps>>,
     quotas: Mutex<Quotas>,
 }
 
-/// What quotas leave, as of one synced group.
+/// Bytes that may still be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Room {
+    /// Of quotas; `None` without one.
+    quota: Option<u64>,
+    /// Of the pool, without what others reserved.
+    space: u64,
+}
+
+impl Room {
+    /// What a quota does to it.
+    fn bound(&mut self, limit: u64, used: u64) {
+        if limit != 0 {
+            let left = limit.saturating_sub(used);
+            self.quota = Some(self.quota.map_or(left, |room| room.min(left)));
+        }
+    }
+
+    /// What somebody reserved and does not use is charged above already.
+    fn reserved(&mut self, bytes: u64, used: u64) {
+        let own = bytes.saturating_sub(used);
+        self.space = self.space.saturating_add(own);
+        self.quota = self.quota.map(|room| room.saturating_add(own));
+    }
+
+    /// Why so many bytes do not fit, if they do not.
+    fn refuses(&self, bytes: u64) -> Option<ErrorKind> {
+        match self.quota {
+            Some(left) if bytes > left => Some(ErrorKind::Quota),
+            _ if bytes > self.space => Some(ErrorKind::NoSpace),
+            _ => None,
+        }
+    }
+}
+
+/// What quotas and reservations leave, as of one synced group.
 #[derive(Default)]
 struct Quotas {
     /// The group; `None` until it was looked.
     txg: Option<Txg>,
-    /// Bytes left; `None` without a quota.
-    room: Option<u64>,
+    room: Room,
     /// Bytes promised in each group since.
     promised: BTreeMap<Txg, u64>,
 }
@@ -66,7 +104,7 @@ impl Quotas {
     }
 
     /// Takes what is known of a newer group.
-    fn look(&mut self, txg: Txg, room: Option<u64>) {
+    fn look(&mut self, txg: Txg, room: Room) {
         self.txg = Some(txg);
         self.room = room;
         self.promised = self.promised.split_off(&txg.next());
@@ -86,11 +124,17 @@ fn ancestry(mos: &dyn MosRead, dir: u64) -> Result<Vec<u64>> {
 
 impl PoolHost {
     /// Beneath the file system `name`, whose head is `head`.
-    pub(crate) fn new(writer: &Arc<Writer>, name: &str, head: u64) -> Result<Arc<PoolHost>> {
+    pub(crate) fn new(
+        writer: &Arc<Writer>,
+        name: &str,
+        head: u64,
+        saved: u64,
+    ) -> Result<Arc<PoolHost>> {
         let host = PoolHost {
             writer: Arc::clone(writer),
             name: name.to_owned(),
             head,
+            saved,
             props: RwLock::default(),
             quotas: Mutex::default(),
         };
@@ -167,43 +211,42 @@ impl PoolHost {
         Ok((props, unmarked))
     }
 
-    /// What the quotas above leave, and what the dataset refers to, of the last synced
-    /// group.
-    fn room(&self) -> Result<(Option<u64>, u64)> {
+    /// What the quotas above and the pool leave, and what the dataset refers to, of the
+    /// last synced group.
+    fn room(&self) -> Result<(Room, u64)> {
         let mos: &dyn MosRead = self.writer.mos();
         let _names = self.writer.names();
         let dir = self.dir()?;
-        let referenced = mos.dataset(mos.dir(dir)?.head_dataset_obj)?.referenced_bytes;
-        let mut room: Option<u64> = None;
-        let mut bound = |limit: u64, used: u64| {
-            if limit != 0 {
-                let left = limit.saturating_sub(used);
-                room = Some(room.map_or(left, |r| r.min(left)));
-            }
-        };
-        bound(props::own_number(mos, dir, "refquota")?, referenced);
-        for at in ancestry(mos, dir)? {
+        let head = mos.dataset(mos.dir(dir)?.head_dataset_obj)?;
+        let space = self.writer.usable().saturating_add(self.saved);
+        let mut room = Room { quota: None, space };
+        for (i, at) in ancestry(mos, dir)?.into_iter().rev().enumerate() {
             let phys = mos.dir(at)?;
-            bound(phys.quota, phys.used_bytes);
+            match i {
+                0 => room.space = room.space.saturating_sub(phys.used_bytes),
+                _ => room.reserved(phys.reserved, phys.used_bytes),
+            }
+            room.bound(phys.quota, phys.used_bytes);
         }
-        Ok((room, referenced))
+        room.reserved(props::refreservation(mos, dir)?, head.unique_bytes);
+        room.bound(props::own_number(mos, dir, "refquota")?, head.referenced_bytes);
+        Ok((room, head.referenced_bytes))
     }
 
-    /// Whether `bytes` fit into the quotas; they are promised then.
-    fn promise(&self, bytes: u64) -> Result<bool> {
+    /// Promises `bytes`, or why they do not fit.
+    fn promise(&self, bytes: u64) -> Result<Option<ErrorKind>> {
         let mut quotas = self.quotas.lock();
         let synced = self.writer.txgs().synced_txg();
         if quotas.txg != Some(synced) {
             let room = self.room()?.0;
             quotas.look(synced, room);
         }
-        let Some(room) = quotas.room else { return Ok(true) };
-        if quotas.promised().saturating_add(bytes) > room {
-            return Ok(false);
+        let refused = quotas.room.refuses(quotas.promised().saturating_add(bytes));
+        if refused.is_none() {
+            let open = self.writer.txgs().open_txg();
+            *quotas.promised.entry(open).or_insert(0) += bytes;
         }
-        let open = self.writer.txgs().open_txg();
-        *quotas.promised.entry(open).or_insert(0) += bytes;
-        Ok(true)
+        Ok(refused)
     }
 
     /// Whether anything promised is not yet on disk.
@@ -215,10 +258,13 @@ impl PoolHost {
 impl Host for PoolHost {
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
         if !frees {
-            while !self.promise(bytes)? {
+            while let Some(why) = self.promise(bytes)? {
                 if !self.is_uncertain() {
-                    let text = "the quota is exhausted";
-                    return Err(Error::new(ErrorKind::Quota, text).in_dataset(&self.name));
+                    let text = match why {
+                        ErrorKind::Quota => "the quota is exhausted",
+                        _ => "no space left in the pool that is not reserved",
+                    };
+                    return Err(Error::new(why, text).in_dataset(&self.name));
                 }
                 self.writer.sync()?;
             }
@@ -246,8 +292,8 @@ impl Host for PoolHost {
 
     fn space(&self) -> Result<HostSpace> {
         let (room, used) = self.room()?;
-        let free = self.writer.allocatable(false);
-        Ok(HostSpace { used, available: room.map_or(free, |r| r.min(free)) })
+        let free = self.writer.allocatable(false).min(room.space);
+        Ok(HostSpace { used, available: room.quota.map_or(free, |left| left.min(free)) })
     }
 }
 
@@ -257,13 +303,28 @@ mod tests {
 
     #[test]
     fn what_is_synced_is_no_promise_any_more() {
-        let mut quotas = Quotas { room: Some(100), ..Quotas::default() };
+        let room = |quota| Room { quota, space: 1000 };
+        let mut quotas = Quotas { room: room(Some(100)), ..Quotas::default() };
         for (txg, bytes) in [(5, 10), (6, 20), (7, 40)] {
             quotas.promised.insert(Txg(txg), bytes);
         }
-        quotas.look(Txg(6), Some(80));
-        assert_eq!((quotas.promised(), quotas.room), (40, Some(80)));
-        quotas.look(Txg(7), None);
-        assert_eq!((quotas.promised(), quotas.room), (0, None));
+        quotas.look(Txg(6), room(Some(80)));
+        assert_eq!((quotas.promised(), quotas.room), (40, room(Some(80))));
+        quotas.look(Txg(7), room(None));
+        assert_eq!((quotas.promised(), quotas.room), (0, room(None)));
+    }
+
+    #[test]
+    fn the_nearest_bound_is_named() {
+        let mut room = Room { quota: None, space: 500 };
+        assert_eq!(room.refuses(501), Some(ErrorKind::NoSpace));
+        room.bound(1000, 600);
+        room.bound(0, 9);
+        assert_eq!((room.refuses(400), room.refuses(401)), (None, Some(ErrorKind::Quota)));
+        // 200 bytes were reserved, of which 50 are used.
+        room.reserved(200, 50);
+        assert_eq!(room, Room { quota: Some(550), space: 650 });
+        room.bound(10, 11);
+        assert_eq!((room.refuses(0), room.refuses(1)), (None, Some(ErrorKind::Quota)));
     }
 }

@@ -10,6 +10,7 @@ use spa::engine::Writer;
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
 use spa::{ImportOptions, Spa};
+use zpl::FileSystem;
 
 use crate::dataset::Dataset;
 use crate::engine::reason_of_status;
@@ -35,6 +36,9 @@ pub(crate) struct Core {
     pub(crate) kstats: Option<Arc<kstat::Registry>>,
     /// File systems that are open for writing, to be told of changed properties.
     pub(crate) hosts: Mutex<Vec<Weak<PoolHost>>>,
+    /// File systems that are open for writing, by the object number of their heads. Its
+    /// lock is held while one is opened.
+    pub(crate) files: Mutex<BTreeMap<u64, Weak<FileSystem>>>,
     /// Counters of open datasets, by object number.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
 }
@@ -57,7 +61,9 @@ impl Core {
     /// # Errors
     /// `ReadOnly`; those of reading the MOS.
     pub(crate) fn host(&self, name: &str, head: u64) -> Result<Arc<PoolHost>> {
-        let host = PoolHost::new(self.writer()?, name, head)?;
+        // Damaged tables keep nobody from files: the pool seems smaller then.
+        let saved = self.saved().unwrap_or(0);
+        let host = PoolHost::new(self.writer()?, name, head, saved)?;
         let mut hosts = self.hosts.lock();
         hosts.retain(|h| h.strong_count() > 0);
         hosts.push(Arc::downgrade(&host));
@@ -206,6 +212,7 @@ impl Pool {
                 origin: OnceLock::new(),
                 kstats,
                 hosts: Mutex::new(Vec::new()),
+                files: Mutex::new(BTreeMap::new()),
                 counters: Mutex::new(BTreeMap::new()),
             }),
         }

@@ -4,7 +4,10 @@ use std::path::Path;
 
 use base::{Error, ErrorKind};
 
-pub(crate) use cenote::inspect::zpl::{Attrs, DirEntry, FileType as FileKind, Time, Whence};
+pub(crate) use cenote::inspect::zpl::{
+    At, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType as FileKind, Groups,
+    New, Rename, SetAttrs, SetHow, SetTime, Time, Whence,
+};
 pub(crate) use cenote::{
     Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem, FoundPool, ImportOptions,
     ImportReason, Io, Pool, PoolState, PoolStatus, ScanState, Search, VdevClass, VdevState,

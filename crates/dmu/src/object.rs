@@ -505,6 +505,17 @@ impl Object {
         Ok(Some(Extent { offset, len: until.min(size) - offset, data }))
     }
 
+    /// Whether there is a spill block.
+    ///
+    /// # Errors
+    /// Those of reading the dnode.
+    pub fn has_spill(&self, io: Io) -> Result<bool> {
+        if let Some(dirty) = self.os.live_part().and_then(|l| l.spill(self.id)) {
+            return Ok(dirty.is_some());
+        }
+        Ok(self.tree(io)?.spill.is_some())
+    }
+
     /// The spill block's content and byte order, if there is one.
     ///
     /// # Errors

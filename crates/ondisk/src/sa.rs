@@ -271,6 +271,19 @@ impl SaTables {
         Ok(())
     }
 
+    /// Registers an attribute that this version knows and the object set does not: it gets
+    /// the number of those registered so far (§4.1).
+    ///
+    /// # Errors
+    /// `Corrupt` when there are too many, or numbers were given out with gaps.
+    pub fn add_known(&mut self, attr: ZplAttr) -> Result<SaAttr> {
+        let number = self.attrs().count();
+        let number = u16::try_from(number).map_err(|_| Error::corrupt("SA registry: full"))?;
+        let attr = SaAttr { number, ..SaAttr::of_known(attr) };
+        self.register(attr.clone())?;
+        Ok(attr)
+    }
+
     /// A registered attribute.
     pub fn attr(&self, number: u16) -> Option<&SaAttr> {
         self.attrs.get(usize::from(number))?.as_ref()
@@ -324,6 +337,8 @@ pub struct SaItem<'a> {
     pub endian: Endian,
     /// The content.
     pub bytes: &'a [u8],
+    /// Where it begins in its buffer.
+    pub offset: usize,
 }
 
 /// A bonus buffer or spill block with attributes.
@@ -404,9 +419,9 @@ impl<'a, 't> SaBuffer<'a, 't> {
                 len = endian.u16(bytes, 6 + 2 * variable)?.into();
                 variable += 1;
             }
-            let content = bytes.get(off..off + len)?;
+            let (offset, content) = (off, bytes.get(off..off + len)?);
             off = (off + len).next_multiple_of(8);
-            Some(SaItem { number, attr: attr.known, endian, bytes: content })
+            Some(SaItem { number, attr: attr.known, endian, bytes: content, offset })
         })
     }
 }

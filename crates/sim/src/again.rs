@@ -74,7 +74,8 @@ impl Recorded {
     /// What is wrong with the crash itself.
     pub fn go_on(&self, event: u64, seed: u64) -> Result<Option<Recorded>, String> {
         let there: Option<Txg> = self.crash_once(event, seed)?;
-        if there.is_none() {
+        // What is damaged stays so: nothing is resilvered yet.
+        if there.is_none() || self.mishap(seed).damages() {
             return Ok(None);
         }
         let images = self.image(event, seed)?;

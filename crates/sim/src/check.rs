@@ -96,7 +96,7 @@ fn text(what: &str, e: base::Error) -> Bad {
 const LABELS: u64 = 512 << 10;
 
 /// Reads of labels, and others.
-fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
+pub(crate) fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
     let size = |disk: usize| images.get(disk).map_or(0, Image::size);
     ranges.into_iter().partition(|r| {
         r.offset + r.len <= LABELS || r.offset >= usable_size(size(r.disk)).saturating_sub(LABELS)
@@ -234,9 +234,8 @@ fn rewind(
     Ok(())
 }
 
-fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
-    let options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
-    let report = spa.audit(options, &()).map_err(|e| text("audit", e))?;
+pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
+    let report = spa.audit(AUDIT, &()).map_err(|e| text("audit", e))?;
     let whole = expect.manner.damage || report.damaged == 0;
     if report.is_clean() && report.leaked == 0 && report.problems.is_empty() && whole {
         return Ok(());
@@ -254,8 +253,24 @@ fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
     Err(Bad { what, told: report.unreadable > 0 && report.bad_claims == 0 })
 }
 
+/// What an audit says of the pool on these disks.
+///
+/// # Errors
+/// What is in the way of an import or of the audit.
+pub fn report(images: &[Image]) -> Result<audit::Report, String> {
+    let told = |e: base::Error| e.to_string();
+    let leaves = SimLeaves::of_images(images, &[], None, &Arc::default());
+    let found = find(&leaves).map_err(told)?.ok_or("there is no pool")?;
+    let cache = Arc::new(BlockCache::of(crate::pool::CACHE).map_err(told)?);
+    let spa = import(&leaves, &found, &cache, None).map_err(told)?;
+    spa.audit(AUDIT, &()).map_err(told)
+}
+
+/// How pools are audited.
+const AUDIT: audit::Options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
+
 /// The DSL's sums and counts.
-fn books(spa: &Spa) -> Result<(), Bad> {
+pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
     let tree = spa.zio().tree();
     let ids: Vec<_> = tree.top_ids().collect();
     let ratios: Vec<u64> = ids.iter().map(|id| tree.deflate_ratio(*id).unwrap_or(512)).collect();

@@ -16,6 +16,8 @@
 //!   what was asked for and by the number of the group it went into.
 //!
 //! # Departures
+//! Where a mishap of the disks leaves nothing to make it up with (a write that went
+//! astray on a single disk), what cannot be told from an older pool is not asked for.
 //! Threads share two objects; all others belong to one thread, so that the order of
 //! operations is known without asking the engine.
 //!
@@ -31,6 +33,7 @@ pub mod mishap;
 pub mod model;
 pub mod ops;
 pub mod pool;
+pub mod posix;
 pub mod run;
 pub mod setup;
 pub mod short;

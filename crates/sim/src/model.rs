@@ -220,6 +220,7 @@ impl Model {
     /// Notes a change.
     pub fn note(&self, txg: Txg, ds: DsId, object: u64, act: Act) {
         self.notes.lock().notes.push(Note { txg, ds, object, act });
+        self.states.lock().clear();
     }
 
     /// Notes a comment.

@@ -239,7 +239,7 @@ pub fn plan(setup: &Setup) -> Plan {
         return crate::short::plan(usize::try_from(setup.seed).unwrap_or(0));
     }
     let weights = weights(setup.workload);
-    let much = if setup.workload == Workload::Full { 6 } else { 1 };
+    let much = if setup.workload == Workload::Full { 24 } else { 1 };
     let mut number = 0;
     let mut plan = Plan::new();
     for thread in 0..setup.threads {

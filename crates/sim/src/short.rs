@@ -15,6 +15,7 @@ pub fn list() -> Vec<Op> {
         Op::Free { object: 0 },
         Op::ZapPut { object: 0, count: 60, seed: 5 },
         Op::ZapRemove { object: 0, count: 50, seed: 5 },
+        Op::Spill { object: 0, seed: 0x0503 },
         Op::Snapshot { ds: 0 },
         Op::DestroySnapshot { snap: 0 },
         Op::Dataset,

@@ -51,10 +51,10 @@ fn every_crash_point_of_seeded_runs() {
 fn every_crash_point_of_short_sequences() {
     let start = base::rt::now();
     let mut totals = Totals::default();
-    let (length, step) = if nightly() { (3, 1) } else { (2, 7) };
+    let (length, step) = if nightly() { (3, 1) } else { (2, 11) };
     for n in (0..short::count(length)).step_by(step) {
         let layout = Layout::ALL[n % Layout::ALL.len()];
-        let tally = short::run(n, layout, 0, base::rt::parallelism());
+        let tally = short::run(n, layout, 1, base::rt::parallelism());
         totals.runs += 1;
         totals.points += tally.points;
         totals.images += tally.images;
@@ -73,7 +73,7 @@ fn a_disk_with_faults_costs_nothing_that_was_synced() {
     for fault in Fault::ALL {
         let start = base::rt::now();
         let mut campaign = Campaign::new(1, runs);
-        (campaign.fault, campaign.stride, campaign.more) = (Some(fault), 5, 0);
+        (campaign.fault, campaign.stride, campaign.more) = (Some(fault), 5, 1);
         fine(fault.name(), &campaign.go(&mut |_, _| ()), start);
     }
 }

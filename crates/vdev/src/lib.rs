@@ -49,7 +49,7 @@ pub use tree::{
     Aux, ErrorCounts, LABEL_END, LABEL_START, LeafSpec, Node, NodeId, Opener, State, Tree,
     TxgRanges, Verdict,
 };
-pub use write::{FAILING_WRITE_ERRORS, WriteReport, WriteReq};
+pub use write::{FAILING_WRITE_ERRORS, Tell, WriteReport, WriteReq};
 
 /// Bounds on the work of one read, against hostile pools.
 pub mod limits {

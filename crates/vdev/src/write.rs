@@ -56,7 +56,8 @@ pub struct WriteReport {
     pub failed: Vec<Guid>,
 }
 
-type Tell = Box<dyn FnOnce(WriteReport) + Send>;
+/// Told once how a write ended; must not block.
+pub type Tell = Box<dyn FnOnce(WriteReport) + Send>;
 
 /// A write under way.
 struct Open {
@@ -140,13 +141,34 @@ impl Tree {
     /// block; `Corrupt` for an impossible address or size; `Invalid` for a vdev that
     /// was removed; `Unsupported` while a raidz expansion runs.
     pub fn write(self: &Arc<Self>, req: WriteReq, done: impl FnOnce(WriteReport) + Send + 'static) {
+        self.write_all(vec![(req, Box::new(done))]);
+    }
+
+    /// The same for several blocks: what touches on a leaf becomes one operation, even while
+    /// its queue is empty.
+    pub fn write_all(self: &Arc<Self>, writes: Vec<(WriteReq, Tell)>) {
+        let (mut requests, mut opened) = (Vec::new(), Vec::with_capacity(writes.len()));
+        for (req, done) in writes {
+            opened.extend(self.open(req, done, &mut requests));
+        }
+        self.enqueue(requests);
+        opened.iter().for_each(|open| open.over());
+    }
+
+    /// Plans a write; its requests are added to `requests`.
+    fn open(
+        self: &Arc<Self>,
+        req: WriteReq,
+        done: Tell,
+        requests: &mut Vec<(NodeId, Request)>,
+    ) -> Option<Arc<Open>> {
         let asize = Asize(req.data.len() as u64);
         let address = Dva { vdev: req.vdev, offset: req.offset, asize, gang: false };
         let plan = match Plan::new(self, req.vdev, req.offset, &req.data, req.birth) {
             Ok(plan) => plan,
             Err(error) => {
                 done(WriteReport { result: Err(error.at_dva(address)), failed: Vec::new() });
-                return;
+                return None;
             }
         };
         let Plan { need, pieces, dead } = plan;
@@ -156,8 +178,7 @@ impl Tree {
             leaves.push((piece.leaf, std::mem::take(&mut piece.through)));
             places.push(piece);
         }
-        let tell: Tell = Box::new(done);
-        let outcome = Outcome { failed: dead, tell: Some(tell), ..Outcome::default() };
+        let outcome = Outcome { failed: dead, tell: Some(done), ..Outcome::default() };
         let open = Arc::new(Open {
             tree: Arc::clone(self),
             address,
@@ -167,7 +188,6 @@ impl Tree {
             leaves,
             outcome: Mutex::new(outcome),
         });
-        let mut requests: Vec<(NodeId, Request)> = Vec::with_capacity(places.len());
         for (index, piece) in places.into_iter().enumerate() {
             let (open, optional) = (Arc::clone(&open), piece.optional);
             let request = Request {
@@ -180,8 +200,7 @@ impl Tree {
             };
             requests.push((piece.leaf, request));
         }
-        self.enqueue(requests);
-        open.over();
+        Some(open)
     }
 
     /// Hands requests to their leaves, those of one leaf together.

@@ -48,7 +48,7 @@ pub use hints::{Hints, Place};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
-pub use turnstile::{Ticket, Turnstile, parallel_in_order};
+pub use turnstile::{Ticket, Turnstile, chunks_in_order, parallel_in_order};
 pub use write::{
     Class, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts, WriteProps,
     Writes,

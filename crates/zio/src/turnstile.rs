@@ -16,8 +16,8 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use base::Result;
 use base::rt::{Condvar, Mutex, fan_out};
+use base::{Error, Result};
 
 /// Fewer jobs than this for each thread are not worth starting it.
 const JOBS_PER_THREAD: usize = 4;
@@ -112,17 +112,38 @@ impl Drop for Ticket<'_> {
 /// # Errors
 /// That of the first job, by number, which failed. Jobs before it end as usual; if it failed
 /// before it was submitted, none after it is placed.
-pub fn parallel_in_order<P, Q>(
+pub fn parallel_in_order<P: Send, Q: Send>(
     threads: usize,
     jobs: usize,
     prepare: impl Fn(usize) -> Result<P> + Sync,
     place: impl Fn(usize, P) -> Result<Q> + Sync,
     submit: impl Fn(usize, Q) -> Result<()> + Sync,
 ) -> Result<()> {
-    let threads = threads.min(jobs / JOBS_PER_THREAD);
-    if threads <= 1 {
-        return (0..jobs).try_for_each(|i| submit(i, place(i, prepare(i)?)?));
-    }
+    let all = |first: usize, placed: Vec<Q>| {
+        let one = |(i, q)| submit(i, q).map_err(|e| (i, e));
+        // Those behind one that failed are submitted all the same.
+        let mut failed = (first..).zip(placed).filter_map(|job| one(job).err());
+        let first = failed.next();
+        failed.for_each(drop);
+        first.map_or(Ok(()), Err)
+    };
+    chunks_in_order(threads, jobs, CHUNK_MAX, prepare, place, all)
+}
+
+/// As [`parallel_in_order`], with up to `chunk_max` jobs at a time: `submit` gets the first
+/// one's number and what of them was placed, in order. It tells which failed.
+///
+/// # Errors
+/// As [`parallel_in_order`].
+pub fn chunks_in_order<P: Send, Q: Send>(
+    threads: usize,
+    jobs: usize,
+    chunk_max: usize,
+    prepare: impl Fn(usize) -> Result<P> + Sync,
+    place: impl Fn(usize, P) -> Result<Q> + Sync,
+    submit: impl Fn(usize, Vec<Q>) -> std::result::Result<(), (usize, Error)> + Sync,
+) -> Result<()> {
+    let threads = threads.min(jobs / JOBS_PER_THREAD).max(1);
     let turnstile = Turnstile::new();
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let failed = Mutex::new(None);
@@ -133,8 +154,8 @@ pub fn parallel_in_order<P, Q>(
             *first = Some((i, e));
         }
     };
-    let chunk = (jobs / (threads * CHUNKS_PER_THREAD)).clamp(1, CHUNK_MAX);
-    fan_out(threads, |_| {
+    let chunk = (jobs / (threads * CHUNKS_PER_THREAD)).clamp(1, chunk_max.max(1));
+    let run = |_| {
         while !stop.load(Relaxed) {
             let turn = next.fetch_add(1, Relaxed);
             let range = turn * chunk..jobs.min((turn + 1) * chunk);
@@ -152,7 +173,7 @@ pub fn parallel_in_order<P, Q>(
                 }
                 for (i, p) in (first..).zip(prepared) {
                     match p.and_then(|p| place(i, p)) {
-                        Ok(q) => placed.push((i, q)),
+                        Ok(q) => placed.push(q),
                         Err(e) => {
                             fail(i, e);
                             break;
@@ -161,20 +182,22 @@ pub fn parallel_in_order<P, Q>(
                 }
                 placed
             });
-            for (i, q) in placed {
-                if let Err(e) = submit(i, q) {
-                    fail(i, e);
-                }
+            if let Err((i, e)) = submit(first, placed) {
+                fail(i, e);
             }
         }
-    });
+    };
+    if threads == 1 {
+        run(0);
+    } else {
+        fan_out(threads, run);
+    }
     failed.into_inner().map_or(Ok(()), |(_, e)| Err(e))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::Error;
 
     #[test]
     fn turns_are_in_order_and_failures_pass_theirs_on() {

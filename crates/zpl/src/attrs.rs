@@ -284,7 +284,11 @@ impl FileSystem {
     /// `NotFound` when there is no such object or it is no file; `Corrupt` when
     /// its attributes are damaged or incomplete; those of reading.
     pub fn attrs(&self, id: ObjectId, io: Io) -> Result<Attrs> {
-        self.attrs_of(&self.object(id, io)?, io)
+        let mut attrs = self.whole(id, io, || self.attrs_of(&self.object(id, io)?, io))?;
+        if let Some(time) = self.rw_part().and_then(|rw| rw.times.of(id)) {
+            attrs.atime = time;
+        }
+        Ok(attrs)
     }
 
     pub(crate) fn attrs_of(&self, object: &Object, io: Io) -> Result<Attrs> {
@@ -295,7 +299,7 @@ impl FileSystem {
         }
         let dnode = object.dnode();
         let spill = || Ok(object.spill(io)?.map(|(buf, _)| buf));
-        from_sa(attrs, &dnode.bonus, dnode.spill.is_some(), &self.sa, spill)
+        from_sa(attrs, &dnode.bonus, object.has_spill(io)?, &self.tables(), spill)
             .map_err(|e| e.in_object(object.id()))
     }
 
@@ -307,8 +311,9 @@ impl FileSystem {
         io: Io,
         f: impl FnOnce(&SaItem<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
+        let tables = self.tables();
         let find = |bytes| -> Result<Option<SaItem<'_>>> {
-            Ok(SaBuffer::parse(bytes, &self.sa)?.iter().find(|i| i.attr == Some(attr)))
+            Ok(SaBuffer::parse(bytes, &tables)?.iter().find(|i| i.attr == Some(attr)))
         };
         let place = |e: Error| e.in_object(object.id());
         if let Some(item) = find(&object.dnode().bonus).map_err(place)? {

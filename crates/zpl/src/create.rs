@@ -14,7 +14,7 @@ use std::sync::Arc;
 use base::{Error, ObjectId, Result};
 use dmu::{ObjectSpec, Objset, Tx, zaps};
 use ondisk::ObjType;
-use ondisk::acl::{encode_aces, trivial_acl};
+use ondisk::acl::{Ace, encode_aces, trivial_acl};
 use ondisk::objset::{FLAG_PROJECT_ACCOUNTED, FLAG_USER_ACCOUNTED, FLAG_USEROBJ_ACCOUNTED};
 use ondisk::sa::{SaTables, ZplAttr, encode_buffer};
 use ondisk::zap::ZapValue;
@@ -158,26 +158,9 @@ impl NewFs {
     /// The root directory's structure in file systems before version 5.
     fn root_znode(&self, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
         let (mode, pflags) = self.root_mode();
-        let acl = trivial_acl(mode, true);
-        let aces = encode_aces(&acl);
-        let mut out = Vec::with_capacity(ZNODE_SIZE);
-        let mut words = |list: &[u64]| out.extend(list.iter().flat_map(|w| w.to_le_bytes()));
-        for _ in 0..4 {
-            words(&[self.time.seconds as u64, self.time.nanoseconds]);
-        }
         // Generation, mode, size, parent, links; no xattrs, no device; flags and owners.
-        words(&[txg.0, mode, 2, id.0, 2, 0, 0, pflags, self.uid, self.gid]);
-        out.resize(ZNODE_ACL_AT + 8, 0);
-        // No object for the ACL; its bytes, version and number of entries.
-        out.extend((aces.len() as u32).to_le_bytes());
-        out.extend(1u16.to_le_bytes());
-        out.extend((acl.len() as u16).to_le_bytes());
-        out.extend(&aces);
-        if ZNODE_ACES_AT + aces.len() > ZNODE_SIZE {
-            return Err(Error::bug("a trivial ACL is too long"));
-        }
-        out.resize(ZNODE_SIZE, 0);
-        Ok(out)
+        let head = [txg.0, mode, 2, id.0, 2, 0, 0, pflags];
+        legacy_znode(self.time, head, [self.uid, self.gid], &trivial_acl(mode, true))
     }
 
     fn root_bonus(&self, tables: &SaTables, id: ObjectId, txg: base::Txg) -> Result<Vec<u8>> {
@@ -202,6 +185,38 @@ impl NewFs {
         let values: Vec<&[u8]> = values.iter().map(Vec::as_slice).collect();
         encode_buffer(tables, LAYOUT, &values)
     }
+}
+
+/// A structure of before version 5: all four times, then generation, mode, size, parent,
+/// links, hidden directory, device and flags, then owner and group, then the ACL (§6).
+///
+/// # Errors
+/// `Bug` for an ACL that does not fit.
+pub(crate) fn legacy_znode(
+    time: Time,
+    head: [u64; 8],
+    owners: [u64; 2],
+    acl: &[Ace],
+) -> Result<Vec<u8>> {
+    let aces = encode_aces(acl);
+    let mut out = Vec::with_capacity(ZNODE_SIZE);
+    let mut words = |list: &[u64]| out.extend(list.iter().flat_map(|w| w.to_le_bytes()));
+    for _ in 0..4 {
+        words(&[time.seconds as u64, time.nanoseconds]);
+    }
+    words(&head);
+    words(&owners);
+    out.resize(ZNODE_ACL_AT + 8, 0);
+    // No object for the ACL; its bytes, version and number of entries.
+    out.extend((aces.len() as u32).to_le_bytes());
+    out.extend(1u16.to_le_bytes());
+    out.extend((acl.len() as u16).to_le_bytes());
+    out.extend(&aces);
+    if ZNODE_ACES_AT + aces.len() > ZNODE_SIZE {
+        return Err(Error::bug("a trivial ACL is too long"));
+    }
+    out.resize(ZNODE_SIZE, 0);
+    Ok(out)
 }
 
 fn put(os: &Arc<Objset>, tx: &Tx, zap: ObjectId, name: &str, value: u64) -> Result<()> {

@@ -75,7 +75,7 @@ fn is_plain_name(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..") && !name.contains(&0) && !name.contains(&b'/')
 }
 
-fn found(entry: &ZapEntry) -> Result<Found> {
+pub(crate) fn found(entry: &ZapEntry) -> Result<Found> {
     let value = entry.value.first_u64().and_then(decode);
     value.ok_or_else(|| Error::corrupt("directory entry without an object"))
 }
@@ -98,8 +98,12 @@ impl FileSystem {
     ///
     /// # Errors
     /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for an empty name or one with NUL
-    /// or `/` (and one that is not UTF-8 where the file system demands it); those of reading.
+    /// or `/`; `NotUnicode` where the file system demands UTF-8; those of reading.
     pub fn lookup(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Found> {
+        self.whole(dir, io, || self.lookup_now(dir, name, io))
+    }
+
+    fn lookup_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Found> {
         let object = self.directory(dir, io)?;
         match name {
             b"." => return Ok(Found { id: dir, kind: FileType::Dir }),
@@ -130,7 +134,14 @@ impl FileSystem {
         entry.as_ref().map(found).transpose().map_err(|e| e.in_object(id))
     }
 
-    fn check_name(&self, name: &[u8]) -> Result<()> {
+    /// The entry that a name finds, as it is stored.
+    pub(crate) fn entry_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<ZapEntry>> {
+        let zap = Zap::open(dir, io)?;
+        let mixed = self.props().case == CaseSensitivity::Mixed;
+        zap.lookup_as(name, Match::of_directory(zap.normflags()?, mixed, false))
+    }
+
+    pub(crate) fn check_name(&self, name: &[u8]) -> Result<()> {
         if name.len() > self.name_max() {
             return Err(Error::new(ErrorKind::NameTooLong, "the name is too long"));
         }
@@ -138,7 +149,8 @@ impl FileSystem {
             return Err(Error::invalid("a name is not empty and holds no NUL or slash"));
         }
         if self.props().utf8only && std::str::from_utf8(name).is_err() {
-            return Err(Error::invalid("names in this file system are UTF-8"));
+            let text = "names in this file system are UTF-8";
+            return Err(Error::new(ErrorKind::NotUnicode, text));
         }
         Ok(())
     }
@@ -150,6 +162,10 @@ impl FileSystem {
     /// # Errors
     /// `NotDir`, `Corrupt`, those of reading.
     pub fn readdir(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {
+        self.whole(dir, io, || self.readdir_now(dir, cookie, io))
+    }
+
+    fn readdir_now(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {
         let object = self.directory(dir, io)?;
         let mut page = DirPage::default();
         let dot = |name: &[u8], id, next_cookie| DirEntry {

@@ -110,12 +110,12 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
-        let (object, attrs) = self.regular(id, io)?;
+        let (object, attrs) = self.whole(id, io, || self.regular(id, io))?;
         let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
         Ok(File { object, size: attrs.size, zfetch, counters })
     }
 
-    fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
+    pub(crate) fn regular(&self, id: ObjectId, io: Io) -> Result<(Object, Attrs)> {
         let object = self.object(id, io)?;
         let attrs = self.attrs_of(&object, io)?;
         let kind = match (object.object_type(), attrs.kind) {
@@ -132,6 +132,10 @@ impl FileSystem {
     /// # Errors
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
+        self.whole(id, io, || self.read_now(id, offset, len, io))
+    }
+
+    fn read_now(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
         let (object, attrs) = self.regular(id, io)?;
         let passes = self.drops_behind() && io.caching == Caching::Keep;
         let io = if passes { Io { caching: Caching::Remember, ..io } } else { io };
@@ -158,8 +162,10 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::read`].
     pub fn extent(&self, id: ObjectId, offset: u64, io: Io) -> Result<Option<Extent>> {
-        let (object, attrs) = self.regular(id, io)?;
-        object.extent_at(offset, attrs.size, io)
+        self.whole(id, io, || {
+            let (object, attrs) = self.regular(id, io)?;
+            object.extent_at(offset, attrs.size, io)
+        })
     }
 
     /// `lseek` with `SEEK_DATA` or `SEEK_HOLE`: the offset found, at or behind
@@ -169,6 +175,10 @@ impl FileSystem {
     /// `Missing` (its errno is `ENXIO`) when `offset` is not inside the file, or
     /// no data follows; else as [`FileSystem::read`].
     pub fn seek(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
+        self.whole(id, io, || self.seek_now(id, offset, whence, io))
+    }
+
+    fn seek_now(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
         let (object, attrs) = self.regular(id, io)?;
         let none = || Error::new(ErrorKind::Missing, "nothing there to seek").in_object(id);
         if offset >= attrs.size {
@@ -195,6 +205,10 @@ impl FileSystem {
     /// `Invalid` when the file is none, `Corrupt` when it lacks a target, those
     /// of reading.
     pub fn readlink(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {
+        self.whole(id, io, || self.readlink_now(id, io))
+    }
+
+    fn readlink_now(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {
         let object = self.object(id, io)?;
         let attrs = self.attrs_of(&object, io)?;
         if attrs.kind != FileType::Symlink {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use base::limits::FILE_NAME_MAX;
+use base::rt::RwLock;
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Object, Objset, Zap};
 use ondisk::fuid::FuidTable;
@@ -11,6 +12,7 @@ use ondisk::objset::ObjsetType;
 use ondisk::sa::SaTables;
 
 use crate::master::{MASTER_NODE, Props};
+use crate::rw::Rw;
 use crate::tables::read_tables;
 
 /// Bytes in a name under feature longname (chapter 06 §7.1).
@@ -18,12 +20,13 @@ const LONG_NAME_MAX: usize = 1023;
 /// Bytes of a FUID domain table.
 const FUID_TABLE_MAX: u64 = 16 << 20;
 
-/// A file system, open for reading.
+/// A file system, open for reading or for writing.
 #[derive(Debug)]
 pub struct FileSystem {
     os: Arc<Objset>,
     props: Props,
-    pub(crate) sa: SaTables,
+    sa: RwLock<Arc<SaTables>>,
+    rw: Option<Rw>,
     long_names: AtomicBool,
     pub(crate) zfetch: dmu::ZfetchFiles,
     pub(crate) walks: dmu::zfetch::Walks,
@@ -40,6 +43,10 @@ impl FileSystem {
     /// version above 5, `Locked` when it is encrypted, `Corrupt` when the tables
     /// are damaged, those of reading.
     pub fn open(os: Arc<Objset>, io: Io) -> Result<Arc<FileSystem>> {
+        FileSystem::open_as(os, None, io)
+    }
+
+    pub(crate) fn open_as(os: Arc<Objset>, rw: Option<Rw>, io: Io) -> Result<Arc<FileSystem>> {
         if os.kind() != ObjsetType::Zfs {
             return Err(Error::invalid("the dataset is not a file system"));
         }
@@ -54,13 +61,42 @@ impl FileSystem {
         Ok(Arc::new(FileSystem {
             os,
             props,
-            sa,
+            sa: RwLock::new(Arc::new(sa)),
+            rw,
             long_names,
             zfetch,
             walks: dmu::zfetch::Walks::new(),
             drop_behind: AtomicBool::new(false),
             counters: OnceLock::new(),
         }))
+    }
+
+    /// The tables of system attributes, as they are now: who read a buffer first finds its
+    /// layout here.
+    pub(crate) fn tables(&self) -> Arc<SaTables> {
+        Arc::clone(&self.sa.read())
+    }
+
+    pub(crate) fn set_tables(&self, tables: SaTables) {
+        *self.sa.write() = Arc::new(tables);
+    }
+
+    /// What writing needs, if the file system is open for that.
+    pub(crate) fn rw_part(&self) -> Option<&Rw> {
+        self.rw.as_ref()
+    }
+
+    /// What `f` reads of `id`, without the middle of any change.
+    pub(crate) fn whole<T>(
+        &self,
+        id: ObjectId,
+        io: Io,
+        mut f: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        match &self.rw {
+            Some(rw) => rw.turns.read(id, io, f),
+            None => f(),
+        }
     }
 
     /// The object set it lives in.

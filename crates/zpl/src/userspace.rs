@@ -25,7 +25,7 @@ pub enum SpaceKind {
 }
 
 impl SpaceKind {
-    fn used_object(self) -> i64 {
+    pub(crate) fn used_object(self) -> i64 {
         match self {
             SpaceKind::User => -1,
             SpaceKind::Group => -2,
@@ -80,12 +80,12 @@ fn add_quota(table: &mut Table, key: &str, value: u64, objects: bool) {
 }
 
 impl FileSystem {
-    fn quota_objects(&self, kind: SpaceKind) -> &QuotaObjects {
-        match kind {
-            SpaceKind::User => &self.props().user_quota,
-            SpaceKind::Group => &self.props().group_quota,
-            SpaceKind::Project => &self.props().project_quota,
-        }
+    /// The quota tables of one kind, as they are now.
+    pub(crate) fn quota_objects(&self, kind: SpaceKind) -> QuotaObjects {
+        let set = self.rw_part().and_then(|rw| *rw.quotas.read());
+        let props = self.props();
+        let all = set.unwrap_or([props.user_quota, props.group_quota, props.project_quota]);
+        all[kind as usize]
     }
 
     /// The accounts of every user, group or project that has used something or
@@ -100,8 +100,10 @@ impl FileSystem {
         }
         let quotas = self.quota_objects(kind);
         let mut quota = |id: Option<ObjectId>, objects| match id {
-            Some(id) => fold(self.object(id, io)?, &mut table, io, |t, key, value| {
-                add_quota(t, key, value, objects);
+            Some(id) => self.whole(id, io, || {
+                fold(self.object(id, io)?, &mut table, io, |t, key, value| {
+                    add_quota(t, key, value, objects);
+                })
             }),
             None => Ok(()),
         };

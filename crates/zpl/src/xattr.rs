@@ -6,7 +6,7 @@
 //! prefix; a stored name without any known prefix belongs to it.
 
 use base::limits::XATTR_SIZE_MAX;
-use base::{Error, ObjectId, Result};
+use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::{Io, Object};
 use nvlist::{NvList, Value};
 
@@ -20,15 +20,22 @@ use crate::fs::FileSystem;
 /// Names in one file's list.
 const NAMES_MAX: usize = 1 << 20;
 
+/// Times that a file of an attribute is looked for anew.
+const REPLACED_MAX: usize = 64;
+
 /// Where a file keeps its attributes.
 #[derive(Default)]
-struct Stores {
-    list: Option<NvList>,
-    dir: Option<ObjectId>,
+pub(crate) struct Stores {
+    pub(crate) list: Option<NvList>,
+    pub(crate) dir: Option<ObjectId>,
 }
 
 impl FileSystem {
-    fn xattr_stores(&self, id: ObjectId, io: Io) -> Result<Stores> {
+    pub(crate) fn xattr_stores(&self, id: ObjectId, io: Io) -> Result<Stores> {
+        self.whole(id, io, || self.stores_now(id, io))
+    }
+
+    fn stores_now(&self, id: ObjectId, io: Io) -> Result<Stores> {
         let object = self.object(id, io)?;
         if !self.attrs_of(&object, io)?.may_have_xattrs {
             return Ok(Stores::default());
@@ -107,15 +114,27 @@ impl FileSystem {
     }
 
     fn file_xattr(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Option<Vec<u8>>> {
-        let Some(found) = self.find_in(self.directory(dir, io)?, name, io)? else {
-            return Ok(None);
-        };
-        let object = self.object(found.id, io)?;
-        let attrs = self.attrs_of(&object, io)?;
-        if attrs.kind != FileType::Regular {
-            return Ok(None);
+        for _ in 0..REPLACED_MAX {
+            match self.file_xattr_now(dir, name, io) {
+                // Replaced between the look at its name and that at its file.
+                Err(e) if e.kind() == ErrorKind::NotFound && self.rw_part().is_some() => {}
+                other => return other,
+            }
         }
-        read_whole(&object, attrs.size, io).map(Some)
+        Err(Error::corrupt("extended attribute whose file does not exist").in_object(dir))
+    }
+
+    fn file_xattr_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Option<Vec<u8>>> {
+        let find = || self.find_in(self.directory(dir, io)?, name, io);
+        let Some(found) = self.whole(dir, io, find)? else { return Ok(None) };
+        self.whole(found.id, io, || {
+            let object = self.object(found.id, io)?;
+            let attrs = self.attrs_of(&object, io)?;
+            if attrs.kind != FileType::Regular {
+                return Ok(None);
+            }
+            read_whole(&object, attrs.size, io).map(Some)
+        })
     }
 }
 

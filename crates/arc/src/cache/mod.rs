@@ -454,6 +454,34 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.move_in(key, hash, Ask::demand(kind), block, None);
     }
 
+    /// The same for several blocks, each partition locked once.
+    pub fn insert_all(&self, blocks: Vec<(K, Kind, Block)>) {
+        let mut parts: Vec<Vec<_>> = self.partitions.iter().map(|_| Vec::new()).collect();
+        for (key, kind, block) in blocks {
+            let hash = self.hasher.hash_one(key);
+            let part = self.stripe_of(hash) / self.stripes_each;
+            let ask = Ask::demand(kind);
+            let incoming = self.prepare(hash, ask, block, None);
+            if let Some(part) = parts.get_mut(part as usize) {
+                part.push((key, hash, kind, incoming));
+            }
+        }
+        self.sampler.resume(|| self.references(), || self.kind_bytes());
+        for (partition, blocks) in self.partitions.iter().zip(parts) {
+            if blocks.is_empty() {
+                continue;
+            }
+            let mut core = self.enter(partition);
+            for (key, hash, kind, incoming) in blocks {
+                let at = self.stripe_of(hash);
+                let mut stripe = self.stripe(at).lock();
+                let i = self.place(&mut core, &mut stripe, key, hash, kind);
+                core.put(&mut stripe, at % self.stripes_each, i, incoming);
+            }
+            self.settle_in(partition, &mut core);
+        }
+    }
+
     /// Forgets a key: its block was freed or proved wrong. A read of it that is under
     /// way will not be kept.
     pub fn remove(&self, key: &K) {
@@ -503,19 +531,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
         let place = at % self.stripes_each;
-        let incoming = self.form(block, ask.access, pending);
-        let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
-        self.grow(bytes as u64);
-        if ask.access == Access::Demand && self.sampler.wants(ask.kind, mark_of(hash)) {
-            let form = if incoming.stored.is_empty() { &incoming.whole } else { &incoming.stored };
-            self.record(mark_of(hash), ask.kind, form.footprint());
-        }
+        let incoming = self.prepare(hash, ask, block, pending);
         self.sampler.resume(|| self.references(), || self.kind_bytes());
-        let mut core = partition.core.lock();
-        core.set_c_if(self.partition_target());
-        for stripe in &partition.stripes {
-            core.drain(&mut stripe.lock());
-        }
+        let mut core = self.enter(partition);
         let mut found = None;
         {
             let mut stripe = self.stripe(at).lock();
@@ -532,6 +550,28 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
         self.settle_in(partition, &mut core);
         found
+    }
+
+    /// What of a block moves in, with room made in the target, and the estimator told.
+    fn prepare(&self, hash: u64, ask: Ask, block: Block, pending: Option<&Pending>) -> Incoming {
+        let incoming = self.form(block, ask.access, pending);
+        let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
+        self.grow(bytes as u64);
+        if ask.access == Access::Demand && self.sampler.wants(ask.kind, mark_of(hash)) {
+            let form = if incoming.stored.is_empty() { &incoming.whole } else { &incoming.stored };
+            self.record(mark_of(hash), ask.kind, form.footprint());
+        }
+        incoming
+    }
+
+    /// A partition's core, which has heard of all hits so far.
+    fn enter<'a>(&self, partition: &'a Partition<K>) -> MutexGuard<'a, Core> {
+        let mut core = partition.core.lock();
+        core.set_c_if(self.partition_target());
+        for stripe in &partition.stripes {
+            core.drain(&mut stripe.lock());
+        }
+        core
     }
 
     /// An empty slot for `key`.
@@ -627,21 +667,21 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         };
         self.c.store(c.clamp(least, most), Relaxed);
         let before = self.size();
-        self.fit();
+        self.fit(Core::make_room);
         self.anon_peak.store(0, Relaxed);
         base::buf::trim(self.warm_max() as usize);
         before.saturating_sub(self.size())
     }
 
-    /// Makes every partition fit its target.
-    fn fit(&self) {
+    /// Makes every partition fit its target, as `make_room` does.
+    fn fit(&self, make_room: impl Fn(&mut Core, &Fleet<'_, K>)) {
         for partition in &self.partitions {
             let mut core = partition.core.lock();
             core.set_c_if(self.partition_target());
             for stripe in &partition.stripes {
                 core.drain(&mut stripe.lock());
             }
-            core.make_room(&self.fleet(partition));
+            make_room(&mut core, &self.fleet(partition));
             partition.size.store(core.size::<K>(), Relaxed);
         }
     }
@@ -676,7 +716,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         // All partitions are gone through at once, so not for every block.
         let target = self.target();
         if self.size() > target + (target >> 6).min(RESERVE_SLACK_MAX) {
-            self.fit();
+            self.fit(Core::make_room_unless_stuck);
         }
     }
 

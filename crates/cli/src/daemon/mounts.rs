@@ -196,12 +196,17 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
     })
 }
 
-/// Mount options given by hand, over those of the properties. Access times mean
-/// nothing to a read-only file system: their options are taken as they are.
+/// Mount options given by hand, over those of the properties. How access times are kept
+/// the property alone says: their options are taken as they are.
 ///
 /// # Errors
-/// `Invalid` for an option that is unknown or cannot be granted.
-pub(crate) fn override_with(options: &mut MountOptions, given: &[String]) -> Result<()> {
+/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` where
+/// nothing is `writable`.
+pub(crate) fn override_with(
+    options: &mut MountOptions,
+    given: &[String],
+    writable: bool,
+) -> Result<()> {
     for word in given.iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {
         match word {
             "suid" | "setuid" => options.nosuid = false,
@@ -212,7 +217,9 @@ pub(crate) fn override_with(options: &mut MountOptions, given: &[String]) -> Res
             "noexec" => options.noexec = true,
             "direct_io" => options.direct_io = true,
             "nodirect_io" => options.direct_io = false,
-            "ro" | "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
+            "ro" => options.read_only = true,
+            "rw" if writable => options.read_only = false,
+            "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
             "rw" => return Err(Error::invalid("the pool is imported read-only")),
             other => return Err(Error::invalid(format!("invalid mount option '{other}'"))),
         }
@@ -354,9 +361,10 @@ mod tests {
         let with = |words: &[&str]| {
             let mut options = from.clone();
             let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
-            override_with(&mut options, &words).map(|()| options)
+            override_with(&mut options, &words, false).map(|()| options)
         };
-        assert_eq!(with(&["ro,noatime", ""]).unwrap(), from);
+        assert_eq!(with(&["noatime", ""]).unwrap(), from);
+        assert!(with(&["ro"]).unwrap().read_only);
         let o = with(&["suid,nodev", "noexec"]).unwrap();
         assert_eq!((o.nosuid, o.nodev, o.noexec), (false, true, true));
         assert!(!with(&["noexec,exec"]).unwrap().noexec);

@@ -437,7 +437,8 @@ impl State {
             _ => cannot("mount", &plan.at.display().to_string(), &e),
         };
         let mut options = mounts::options(&plan.dataset).map_err(fail)?;
-        mounts::override_with(&mut options, given).map_err(fail)?;
+        let writable = plan.dataset.check_writable().is_ok();
+        mounts::override_with(&mut options, given, writable).map_err(fail)?;
         mounts::prepare(&plan.at, overlay).map_err(place)?;
         let fs = self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?;
         self.mounts.lock().insert(name, plan.at.clone(), fs);

@@ -6,7 +6,9 @@
 
 pub(crate) mod kstats;
 mod node;
+mod ops;
 pub(crate) mod volumes;
+mod write;
 mod zfs;
 
 use std::path::Path;
@@ -39,9 +41,19 @@ impl Mounter for FuseMounter {
         options: &MountOptions,
     ) -> Result<Box<dyn MountedFs>> {
         let fs = Arc::new(zfs::ZfsMount::new(dataset, options)?);
-        let mount = mount_options(dataset.name(), options);
-        let config =
-            Config { posix_acl: options.posix_acl, max_readahead: READ_AHEAD, ..Config::default() };
+        let mount = mount_options(dataset.name(), options, fs.writable);
+        fs.empty_delete_queue();
+        let config = Config {
+            posix_acl: options.posix_acl,
+            max_readahead: READ_AHEAD,
+            killpriv_v2: fs.writable,
+            // The kernel truncates by itself once a file is open: only it knows whether the
+            // file is a program that runs (`ETXTBSY`).
+            atomic_o_trunc: false,
+            // Below a default ACL no umask applies.
+            dont_mask: fs.writable,
+            ..Config::default()
+        };
         let session = Session::mount(Arc::clone(&fs) as _, mountpoint, &mount, &config)?;
         fs.attach(session.notifier());
         let now = Mutex::new(options.clone());
@@ -66,11 +78,11 @@ fn shown_options(name: &str) -> fuse::MountOptions {
 }
 
 /// For all users if the daemon is root's.
-fn mount_options(name: &str, options: &MountOptions) -> fuse::MountOptions {
+fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::MountOptions {
     fuse::MountOptions {
         fsname: name.to_owned(),
-        read_only: true,
-        noatime: true,
+        read_only: options.read_only || !writable,
+        noatime: options.noatime || !writable,
         nosuid: options.nosuid,
         nodev: options.nodev,
         noexec: options.noexec,
@@ -119,12 +131,12 @@ impl MountedFs for FuseMount {
         if now.posix_acl != options.posix_acl {
             return Ok(false);
         }
-        let flags = |o: &MountOptions| (o.read_only, o.nosuid, o.nodev, o.noexec);
+        let flags = |o: &MountOptions| (o.read_only, o.noatime, o.nosuid, o.nodev, o.noexec);
         if flags(&now) != flags(options) {
             if !geteuid().is_root() {
                 return Ok(false);
             }
-            self.session.remount(&mount_options(&self.name, options))?;
+            self.session.remount(&mount_options(&self.name, options, self.fs.writable))?;
         }
         self.fs.follow(options);
         *now = options.clone();

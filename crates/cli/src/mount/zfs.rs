@@ -1,18 +1,39 @@
-//! A dataset as a FUSE file system.
+//! A dataset as a FUSE file system: what is where, and what the kernel may believe.
 //!
 //! # Theory
-//! The pool is read-only, so nothing changes under the kernel: names and
-//! attributes may be believed for ever, files need no open, and the kernel's page
-//! cache keeps what was read. Each operation is tried from memory on the thread
-//! that received it, and only then by a worker that may wait (decision 7).
+//! Nobody changes a mounted file system but through its mount: the daemon is the pool's
+//! only writer, and a dataset is mounted once. So the kernel may believe names and
+//! attributes until it changes them itself, and keep pages of files over their opening;
+//! what happens behind its back (snapshots that come and go, properties, rollback) it is
+//! told. Two things it may not believe for long. Space taken is known when a group is on
+//! disk: attributes of what changed lately are asked for again. And where names of
+//! different bytes are one (case, normalisation), it would not see that one it
+//! remembers went under another spelling: there it asks each time.
+//!
+//! Each reading operation is tried from memory on the thread that received it, and only
+//! then by a worker that may wait (decision 7); changing operations ([`super::write`])
+//! are workers'.
+//!
+//! A node is an object ([`super::node`]): the kernel's lookups need no count here. That
+//! a number may be used again is what generations are for: the kernel gives up an inode
+//! whose generation is another now. What is open is held in the file system, so that a
+//! file without a name lives as long as somebody has it open.
 //!
 //! `.zfs/snapshot/NAME` is the snapshot's own file system, opened when its name
-//! is first looked up and kept as long as the mount. It is found by name even
-//! where `snapdir=hidden` keeps it out of listings.
+//! is first looked up and kept as long as the mount and the snapshot live. It is found by
+//! name even where `snapdir=hidden` keeps it out of listings. Nothing can be changed
+//! beneath `.zfs`.
+//!
+//! # The kernel's write-back cache
+//! is off. It would have the kernel answer for sizes and times while pages are dirty:
+//! `ENOSPC` and `EDQUOT` come only when the writer is gone, a snapshot lacks what was
+//! written before it, and times of change are the kernel's. Writes of mapped pages are
+//! late even so, as on every file system; `fsync` and `msync` bring them here first.
 //!
 //! # Departures from OpenZFS
 //! Snapshots are part of the dataset's mount instead of mounts of their own: they
-//! share its device number.
+//! share its device number. `syncfs` and `sync` do not reach a FUSE server that is not
+//! virtiofs: what they should make durable is so with the next group.
 //!
 //! Lock order: `ZfsMount::spaces` is a leaf; the engine is not called under it.
 
@@ -25,15 +46,12 @@ use std::time::Duration;
 use base::rt::RwLock;
 use base::{ErrorKind, ObjectId, Result};
 use cenote::props::PropData;
-use fuse::{
-    Attr, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, Notifier, Opened, ReadArgs,
-    Request, Statfs, Statx, Timestamp,
-};
+use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp};
 
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use crate::daemon::MountOptions;
-use crate::engine::{Attrs, Dataset, DirEntry, FileSystem, Io, Whence};
+use crate::engine::{Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
@@ -44,7 +62,7 @@ const S_IFDIR: u32 = 0o040_000;
 /// Unit of space in `statfs`.
 const FRAGMENT: u64 = 512;
 
-type Answer<T> = std::result::Result<T, Errno>;
+pub(super) type Answer<T> = std::result::Result<T, Errno>;
 
 /// The file systems of one mount: index 0 is the dataset, others are snapshots.
 struct Spaces {
@@ -63,18 +81,42 @@ pub(super) struct ZfsMount {
     spaces: RwLock<Spaces>,
     /// Until they change, and how often they did.
     snapshots: RwLock<(Option<Snapshots>, u64)>,
-    totals: Statfs,
+    /// Of a file system that does not change.
+    pub(super) totals: Statfs,
+    /// Changes are possible, options permitting.
+    pub(super) writable: bool,
+    /// Names are exactly their bytes.
+    pub(super) exact: bool,
+    /// `readonly`, by the property or the mount's options.
+    read_only: AtomicBool,
     visible: AtomicBool,
     has_ctl: AtomicBool,
     notifier: OnceLock<Notifier>,
     /// The kernel's page cache is passed by.
     direct_io: bool,
+    /// The kernel was told of POSIX ACLs.
+    posix_acl: bool,
 }
 
 fn number(dataset: &Dataset, name: &str) -> Result<u64> {
     Ok(match dataset.prop(name)?.map(|v| v.value) {
         Some(PropData::Num(n)) => n,
         _ => 0,
+    })
+}
+
+/// Of a file system that changes.
+pub(super) fn totals_now(fs: &FileSystem) -> Result<Statfs> {
+    let space = fs.space()?;
+    Ok(Statfs {
+        blocks: space.total / FRAGMENT,
+        bfree: space.available / FRAGMENT,
+        bavail: space.available / FRAGMENT,
+        files: space.objects.saturating_add(space.free_objects),
+        ffree: space.free_objects,
+        bsize: 128 << 10,
+        namelen: u32::try_from(fs.name_max()).unwrap_or(255),
+        frsize: 512,
     })
 }
 
@@ -93,12 +135,12 @@ fn totals(dataset: &Dataset, fs: &FileSystem) -> Result<Statfs> {
     })
 }
 
-fn stamp(t: crate::engine::Time) -> Timestamp {
+pub(super) fn stamp(t: crate::engine::Time) -> Timestamp {
     let nsec = t.nanoseconds.min(999_999_999);
     Timestamp { sec: t.seconds, nsec: u32::try_from(nsec).unwrap_or(0) }
 }
 
-fn attr(a: &Attrs) -> Attr {
+pub(super) fn attr(a: &Attrs) -> Attr {
     let rdev = a.device.map_or(0, |d| d.linux_dev());
     Attr {
         ino: a.id.0,
@@ -120,13 +162,26 @@ fn entry(node: u64, generation: u64, attr: Attr) -> Entry {
     Entry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
 }
 
+/// Seconds after a change in which a group may not yet be on disk.
+const FRESH: i64 = 30;
+/// How long attributes of something that fresh may be believed.
+const FRESH_TTL: Duration = Duration::from_secs(2);
+
+/// How long attributes may be believed: the space taken is that of synced groups.
+fn attr_ttl(attr: &Attr, now: i64) -> Duration {
+    if (now - FRESH..=now).contains(&attr.ctime.sec) { FRESH_TTL } else { FOREVER }
+}
+
 impl ZfsMount {
     /// Opens a dataset for mounting.
     ///
     /// # Errors
     /// The file system cannot be opened.
     pub(super) fn new(dataset: &Dataset, options: &MountOptions) -> Result<ZfsMount> {
+        let writable = dataset.check_writable().is_ok();
         let fs = dataset.open_fs()?;
+        let props = fs.props();
+        let exact = props.case == CaseSensitivity::Sensitive && props.normalization == 0;
         // The kernel's page cache holds what was read, unless it is passed by.
         fs.set_drop_behind(!options.direct_io);
         Ok(ZfsMount {
@@ -137,11 +192,15 @@ impl ZfsMount {
                 by_name: HashMap::new(),
             }),
             fs,
+            writable,
+            exact,
+            read_only: AtomicBool::new(options.read_only),
             snapshots: RwLock::new((None, 0)),
             visible: AtomicBool::new(options.snapdir_visible),
             has_ctl: AtomicBool::new(!options.snapdir_disabled),
             notifier: OnceLock::new(),
             direct_io: options.direct_io,
+            posix_acl: options.posix_acl,
         })
     }
 
@@ -152,6 +211,7 @@ impl ZfsMount {
 
     /// Options changed that are no flags of the kernel's.
     pub(super) fn follow(&self, options: &MountOptions) {
+        self.read_only.store(options.read_only, Relaxed);
         self.visible.store(options.snapdir_visible, Relaxed);
         self.has_ctl.store(!options.snapdir_disabled, Relaxed);
         self.tell(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
@@ -189,15 +249,69 @@ impl ZfsMount {
         }
     }
 
-    fn root(&self) -> ObjectId {
+    /// The file system itself.
+    pub(super) fn fs(&self) -> &Arc<FileSystem> {
+        &self.fs
+    }
+
+    /// Whether there are POSIX ACLs.
+    pub(super) fn has_acls(&self) -> bool {
+        self.posix_acl
+    }
+
+    /// The kernel's page cache is passed by.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct_io
+    }
+
+    /// Whether something can be changed now.
+    pub(super) fn check_writable(&self) -> Answer<()> {
+        if self.writable && !self.read_only.load(Relaxed) { Ok(()) } else { Err(Errno::EROFS) }
+    }
+
+    /// How long attributes may be believed.
+    pub(super) fn attr_ttl(&self, attr: &Attr) -> Duration {
+        match self.writable {
+            true => attr_ttl(attr, base::rt::wall_clock().as_secs().cast_signed()),
+            false => FOREVER,
+        }
+    }
+
+    /// The entry of an object of the dataset, whose attributes are these.
+    pub(super) fn own_entry(&self, attrs: &Attrs) -> Answer<Entry> {
+        let node = Node::Object(0, attrs.id).id(self.root()).ok_or(Errno::EIO)?;
+        let attr = attr(attrs);
+        let entry_ttl = if self.exact { FOREVER } else { Duration::ZERO };
+        let attr_ttl = self.attr_ttl(&attr);
+        Ok(Entry { node, generation: attrs.generation, attr, entry_ttl, attr_ttl })
+    }
+
+    /// The object of a node that can be changed.
+    pub(super) fn changeable(&self, node: u64) -> Answer<ObjectId> {
+        match self.node(node)? {
+            Node::Object(0, id) => self.check_writable().map(|()| id),
+            _ => Err(Errno::EROFS),
+        }
+    }
+
+    /// A directory in which a name can be made or removed.
+    pub(super) fn changeable_name(&self, node: u64, name: &[u8]) -> Answer<ObjectId> {
+        let dir = self.changeable(node)?;
+        if dir == self.root() && name == CTL_NAME && self.has_ctl() {
+            return Err(Errno::EEXIST);
+        }
+        Ok(dir)
+    }
+
+    pub(super) fn root(&self) -> ObjectId {
         self.fs.root()
     }
 
-    fn node(&self, id: u64) -> Answer<Node> {
+    pub(super) fn node(&self, id: u64) -> Answer<Node> {
         Node::from_id(id, self.root()).ok_or(Errno::ESTALE)
     }
 
-    fn space(&self, space: u16) -> Answer<Arc<FileSystem>> {
+    pub(super) fn space(&self, space: u16) -> Answer<Arc<FileSystem>> {
         if space == 0 {
             return Ok(Arc::clone(&self.fs));
         }
@@ -207,7 +321,7 @@ impl ZfsMount {
     }
 
     /// An object and the file system it is in.
-    fn object(&self, id: u64, otherwise: Errno) -> Answer<(Arc<FileSystem>, ObjectId)> {
+    pub(super) fn object(&self, id: u64, otherwise: Errno) -> Answer<(Arc<FileSystem>, ObjectId)> {
         match self.node(id)? {
             Node::Object(space, object) => Ok((self.space(space)?, object)),
             Node::Control | Node::Snapdir => Err(otherwise),
@@ -215,7 +329,7 @@ impl ZfsMount {
     }
 
     /// The snapshots by name, with their creation; read when they changed.
-    fn snapshots(&self, mode: Mode) -> Answer<Snapshots> {
+    pub(super) fn snapshots(&self, mode: Mode) -> Answer<Snapshots> {
         let changes = {
             let known = self.snapshots.read();
             if let Some(list) = &known.0 {
@@ -272,7 +386,7 @@ impl ZfsMount {
     }
 
     /// An object's attributes as they show in this mount.
-    fn object_attr(&self, space: u16, fs: &FileSystem, a: &Attrs) -> Attr {
+    pub(super) fn object_attr(&self, space: u16, fs: &FileSystem, a: &Attrs) -> Attr {
         let mut out = attr(a);
         if space != 0 && a.id == fs.root() {
             let set = self.set_of(space);
@@ -289,6 +403,9 @@ impl ZfsMount {
 
     fn object_entry(&self, space: u16, fs: &FileSystem, id: ObjectId, io: Io) -> Answer<Entry> {
         let attrs = fs.attrs(id, io)?;
+        if space == 0 {
+            return self.own_entry(&attrs);
+        }
         let node = Node::Object(space, id).id(self.root()).ok_or(Errno::EIO)?;
         Ok(entry(node, attrs.generation, self.object_attr(space, fs, &attrs)))
     }
@@ -315,7 +432,7 @@ impl ZfsMount {
         }
     }
 
-    fn control_entry(&self, node: Node, mode: Mode) -> Answer<Entry> {
+    pub(super) fn control_entry(&self, node: Node, mode: Mode) -> Answer<Entry> {
         let attr = match node {
             Node::Snapdir => {
                 let count = u32::try_from(self.snapshots(mode)?.len()).unwrap_or(u32::MAX);
@@ -326,7 +443,7 @@ impl ZfsMount {
         Ok(entry(node.id(self.root()).ok_or(Errno::EIO)?, 0, attr))
     }
 
-    fn find(&self, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+    pub(super) fn find(&self, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
         let root = self.root();
         match (self.node(parent)?, name) {
             (node @ (Node::Control | Node::Snapdir), b".") => self.control_entry(node, mode),
@@ -357,7 +474,7 @@ impl ZfsMount {
         }
     }
 
-    fn list(
+    pub(super) fn list(
         &self,
         mode: Mode,
         node: u64,
@@ -465,142 +582,5 @@ impl Listing<'_> {
             // The name is there even if what it names is damaged.
             Err(_) => Ok(sink.add(e.id.0, e.next_cookie, mode, &e.name)),
         }
-    }
-}
-
-impl Filesystem for ZfsMount {
-    fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
-        match self.find(mode, parent, name) {
-            // Nothing can appear on a read-only pool; snapshots come and go.
-            Err(Errno::ENOENT) if !matches!(self.node(parent)?, Node::Snapdir) => {
-                Ok(Entry::negative(FOREVER))
-            }
-            other => other,
-        }
-    }
-
-    fn getattr(
-        &self,
-        _: &Request,
-        mode: Mode,
-        node: u64,
-        _: Option<u64>,
-    ) -> Answer<(Attr, Duration)> {
-        let attr = match self.node(node)? {
-            Node::Object(space, id) => {
-                let fs = self.space(space)?;
-                self.object_attr(space, &fs, &fs.attrs(id, io(mode))?)
-            }
-            other => self.control_entry(other, mode)?.attr,
-        };
-        Ok((attr, FOREVER))
-    }
-
-    fn statx(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Statx> {
-        let (space, id) = match self.node(node)? {
-            Node::Object(space, id) => (space, id),
-            other => {
-                let attr = self.control_entry(other, mode)?.attr;
-                return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
-            }
-        };
-        let fs = self.space(space)?;
-        let attrs = fs.attrs(id, io(mode))?;
-        Ok(Statx {
-            attr: self.object_attr(space, &fs, &attrs),
-            btime: Some(stamp(attrs.crtime)),
-            attr_ttl: FOREVER,
-            ..Statx::default()
-        })
-    }
-
-    fn readlink(&self, _: &Request, mode: Mode, node: u64) -> Answer<Data> {
-        let (fs, id) = self.object(node, Errno::EINVAL)?;
-        Ok(Data::copy_of(&fs.readlink(id, io(mode))?))
-    }
-
-    fn open(&self, _: &Request, _: Mode, _: u64, _: u32) -> Answer<Opened> {
-        if self.direct_io {
-            return Ok(Opened { direct_io: true, ..Opened::default() });
-        }
-        // The kernel opens by itself from now on, and keeps cached pages.
-        Err(Errno::ENOSYS)
-    }
-
-    fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
-        let (fs, id) = self.object(args.node, Errno::EISDIR)?;
-        let len = usize::try_from(args.size).unwrap_or(usize::MAX);
-        Ok(fs.read(id, args.offset, len, io(mode))?.into())
-    }
-
-    fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> Answer<()> {
-        Ok(())
-    }
-
-    fn fsync(&self, _: &Request, _: u64, _: u64, _: bool) -> Answer<()> {
-        Ok(())
-    }
-
-    fn readdir(
-        &self,
-        _: &Request,
-        mode: Mode,
-        node: u64,
-        _: u64,
-        offset: u64,
-        sink: &mut DirSink,
-    ) -> Answer<()> {
-        self.list(mode, node, offset, sink, false)
-    }
-
-    fn readdirplus(
-        &self,
-        _: &Request,
-        mode: Mode,
-        node: u64,
-        _: u64,
-        offset: u64,
-        sink: &mut DirSink,
-    ) -> Answer<()> {
-        self.list(mode, node, offset, sink, true)
-    }
-
-    fn statfs(&self, _: &Request, _: Mode, _: u64) -> Answer<Statfs> {
-        Ok(self.totals)
-    }
-
-    fn getxattr(&self, _: &Request, mode: Mode, node: u64, name: &[u8], _: u32) -> Answer<Data> {
-        let (fs, id) = self.object(node, Errno::ENODATA)?;
-        match fs.get_xattr(id, name, io(mode))? {
-            Some(value) => Ok(Data::copy_of(&value)),
-            None => Err(Errno::ENODATA),
-        }
-    }
-
-    fn listxattr(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Data> {
-        let Node::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
-        let mut names = Vec::new();
-        for name in self.space(space)?.list_xattrs(id, io(mode))? {
-            names.extend_from_slice(&name);
-            names.push(0);
-        }
-        Ok(Data::copy_of(&names))
-    }
-
-    fn lseek(
-        &self,
-        _: &Request,
-        mode: Mode,
-        node: u64,
-        _: u64,
-        offset: u64,
-        whence: fuse::Whence,
-    ) -> Answer<u64> {
-        let (fs, id) = self.object(node, Errno::EINVAL)?;
-        let whence = match whence {
-            fuse::Whence::Data => Whence::Data,
-            fuse::Whence::Hole => Whence::Hole,
-        };
-        Ok(fs.seek(id, offset, whence, io(mode))?)
     }
 }

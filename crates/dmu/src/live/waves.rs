@@ -1,7 +1,7 @@
 //! Writing many objects' blocks in waves: level 0 of all of them, then level 1, ...
 //!
 //! Within a wave jobs are prepared by many threads, placed in order, and submitted
-//! ([`zio::parallel_in_order`]); a pointer is complete when its block was placed, so the
+//! ([`zio::chunks_in_order`]); a pointer is complete when its block was placed, so the
 //! next wave needs no device.
 
 use base::rt::{Mutex, fan_out};
@@ -18,6 +18,9 @@ use super::work::{Wanted, Work, fill_of, little, spill_type};
 const READERS: usize = 16;
 /// Reads that are not worth a thread.
 const READS_INLINE: usize = 2;
+/// About so much is placed and submitted at a time: enough that a raidz leaf gets large
+/// operations.
+const CHUNK_BYTES: u64 = 2 << 20;
 /// The place of a spill block in a wave.
 const SPILL: u64 = u64::MAX;
 
@@ -199,17 +202,20 @@ fn wave(
             cache: props.cache_data || job.level > 0 || job.object_type.is_metadata(),
         }
     };
-    zio::parallel_in_order(
+    let bytes: u64 = jobs.iter().map(|job| job.data.len() as u64).sum();
+    let chunk = (CHUNK_BYTES / (bytes / jobs.len() as u64).max(1)).clamp(8, 128);
+    zio::chunks_in_order(
         ctx.threads,
         jobs.len(),
+        chunk as usize,
         |i| ctx.zio.prepare(&write(i)),
         |i, prepared| {
             let block = ctx.zio.place(prepared)?;
             placed.lock().push((i, block.bp, block.outcome));
             Ok(block)
         },
-        |_, block| {
-            ctx.zio.submit(block, ctx.writes);
+        |_, blocks| {
+            ctx.zio.submit_all(blocks, ctx.writes);
             Ok(())
         },
     )?;

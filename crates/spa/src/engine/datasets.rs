@@ -97,9 +97,45 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
     Err(Error::unsupported("pool must be upgraded to set this property or value"))
 }
 
+/// Bytes that may still be charged to a directory, of `usable` in the pool (chapter 04
+/// §5.5).
+fn available(mos: &dyn MosRead, dir: u64, usable: u64) -> Result<u64> {
+    let (mut dirs, mut at) = (Vec::new(), dir);
+    while at != 0 && dirs.len() <= DATASET_DEPTH_MAX {
+        let phys = mos.dir(at)?;
+        at = phys.parent_obj;
+        dirs.push(phys);
+    }
+    let mut room = usable;
+    for (i, phys) in dirs.iter().rev().enumerate() {
+        room = match i {
+            0 => room.saturating_sub(phys.used_bytes),
+            _ => room.saturating_add(phys.reserved.saturating_sub(phys.used_bytes)),
+        };
+        if phys.quota != 0 {
+            room = room.min(phys.quota.saturating_sub(phys.used_bytes));
+        }
+    }
+    Ok(room)
+}
+
 /// Checks of what a changed property means for a directory.
-fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored) -> Result<()> {
+fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored, usable: u64) -> Result<()> {
     let (Some(n), phys) = (value.number(), mos.dir(dir)?) else { return Ok(()) };
+    let grows = |used: u64, old: u64| n.max(used).saturating_sub(old.max(used));
+    let growth = match name {
+        "reservation" => Some((grows(phys.used_bytes, phys.reserved), phys.parent_obj)),
+        "refreservation" if phys.head_dataset_obj != 0 => {
+            let unique = mos.dataset(phys.head_dataset_obj)?.unique_bytes;
+            Some((grows(unique, props::refreservation(mos, dir)?), dir))
+        }
+        _ => None,
+    };
+    if let Some((bytes, of)) = growth.filter(|(bytes, of)| *bytes > 0 && *of != 0)
+        && bytes > available(mos, of, usable)?
+    {
+        return Err(Error::new(ErrorKind::NoSpace, "size is greater than available space"));
+    }
     let used = match name {
         "quota" => phys.used_bytes.max(phys.reserved),
         "refquota" if phys.head_dataset_obj != 0 => {
@@ -567,7 +603,7 @@ impl Writer {
                 let (Change::Set(value) | Change::Receive(value)) = change else { continue };
                 check_value(cx.read(), name, value).map_err(|e| e.in_dataset(of.as_str()))?;
                 if let Target::Dir(dir) = target {
-                    check_room(cx.read(), dir, name, value)
+                    check_room(cx.read(), dir, name, value, cx.writer.usable())
                         .map_err(|e| e.in_dataset(of.as_str()))?;
                 }
             }

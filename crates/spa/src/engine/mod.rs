@@ -349,6 +349,16 @@ impl Writer {
         normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
     }
 
+    /// Deflated bytes that datasets may use, all together: what the pool's root directory
+    /// is bounded by (chapter 04 §5.5, chapter 05 §11). Space that deduplication and
+    /// cloning save comes on top.
+    pub fn usable(&self) -> u64 {
+        let normal = self.space.class_totals(metaslab::Class::Normal).capacity;
+        let other = |class| self.space.class_totals(class).allocated;
+        let others = other(metaslab::Class::Special) + other(metaslab::Class::Dedup);
+        normal.saturating_sub(metaslab::slop(normal, 0)).saturating_add(others)
+    }
+
     /// Waits until everything that was changed so far is on disk; the group it was in.
     ///
     /// # Errors

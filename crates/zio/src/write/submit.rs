@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::rt::{Condvar, Mutex, MutexGuard};
 use base::{Buf, Dva, Error, Result, Txg};
 use ondisk::blkptr::{Block, COMPRESS_OFF};
-use vdev::{WritePriority, WriteReq};
+use vdev::{WritePriority, WriteReport, WriteReq};
 
 use super::gang::{Header, Piece};
 use super::{Content, Layout, Outcome, Placed};
 use crate::read::kind_of;
 use crate::{BlockKey, Zio};
+
+/// What goes into the cache.
+type Entry = (BlockKey, arc::Kind, arc::Block);
 
 /// Bytes under way at most, for each [`Writes`].
 const IN_FLIGHT_MAX: u64 = 128 << 20;
@@ -34,6 +37,13 @@ pub(crate) type Done = Box<dyn FnOnce(Result<()>, bool) + Send>;
 pub(crate) trait Sink: Send + Sync {
     /// Writes; `done` may be called before this returns, or by any thread later.
     fn write(self: Arc<Self>, write: DvaWrite, done: Done);
+
+    /// The same for several, which the devices see together.
+    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
+        for (write, done) in writes {
+            Arc::clone(&self).write(write, done);
+        }
+    }
 }
 
 /// An address whose bytes could not be written, not even at the second try.
@@ -180,10 +190,17 @@ impl Writes {
         self.shared.state.lock()
     }
 
-    /// Waits until `n` more bytes may be under way.
-    fn admit(&self, n: u64) {
+    /// Waits until `n` more bytes may be under way; `kept` are those that are admitted and not
+    /// sent, and go before.
+    fn admit(&self, n: u64, kept: &mut Vec<Job>) {
         let mut state = self.shared.state.lock();
         while state.bytes > 0 && state.bytes + n > self.limit {
+            if !kept.is_empty() {
+                drop(state);
+                self.send_all(std::mem::take(kept));
+                state = self.shared.state.lock();
+                continue;
+            }
             state = match state.again.pop_front() {
                 Some(job) => self.repeat(state, job),
                 None => self.shared.sleep(state),
@@ -197,10 +214,21 @@ impl Writes {
 
     /// Hands an admitted job over.
     fn send(&self, job: Job) {
+        let (write, done) = self.with_end(job);
+        self.zio.sink().write(write, done);
+    }
+
+    fn send_all(&self, jobs: Vec<Job>) {
+        if !jobs.is_empty() {
+            let writes = jobs.into_iter().map(|job| self.with_end(job)).collect();
+            self.zio.sink().write_all(writes);
+        }
+    }
+
+    fn with_end(&self, job: Job) -> (DvaWrite, Done) {
         let write = job.write.clone();
         let shared = Arc::clone(&self.shared);
-        let done = Box::new(move |result, partial| shared.ended(job, result, partial));
-        self.zio.sink().write(write, done);
+        (write, Box::new(move |result, partial| shared.ended(job, result, partial)))
     }
 
     fn give_up(&self, dva: Dva, birth: Txg, error: Error) {
@@ -265,47 +293,58 @@ impl Zio {
     ///
     /// Until this returned, nobody may read through the pointer.
     pub fn submit(&self, placed: Placed, writes: &Writes) {
-        let (Some(block), Some((content, layout))) = (placed.bp.as_block(), placed.parts) else {
-            return;
-        };
-        let (mut pieces, mut headers) = (Vec::new(), Vec::new());
-        match layout {
-            Layout::Plain(dvas) => pieces.push(Piece { dvas, bytes: content.stored.clone() }),
-            Layout::Gang(node) => {
-                let made = node.pieces(self, block, &content.stored, &mut pieces, &mut headers);
-                if let Err(e) = made {
-                    return writes.give_up(block.dva(), block.head.birth, e);
+        self.submit_all([placed], writes);
+    }
+
+    /// The same for several blocks: neighbours reach their devices as one operation, and the
+    /// cache is locked once.
+    pub fn submit_all(&self, placed: impl IntoIterator<Item = Placed>, writes: &Writes) {
+        let (mut entries, mut jobs) = (Vec::new(), Vec::new());
+        for Placed { bp, outcome, parts } in placed {
+            let (Some(block), Some((content, layout))) = (bp.as_block(), parts) else { continue };
+            let (mut pieces, mut headers) = (Vec::new(), Vec::new());
+            match layout {
+                Layout::Plain(dvas) => pieces.push(Piece { dvas, bytes: content.stored.clone() }),
+                Layout::Gang(node) => {
+                    let stored = &content.stored;
+                    let made = node.pieces(self, block, stored, &mut pieces, &mut headers);
+                    if let Err(e) = made {
+                        writes.give_up(block.dva(), block.head.birth, e);
+                        continue;
+                    }
+                }
+            }
+            let marks = Arc::new(writes.zio.mark(block, &content.stored, headers));
+            entries.extend(self.entry(block, content, outcome));
+            jobs.push((block.head.birth, marks, pieces));
+        }
+        self.cache().insert_all(entries);
+        writes.shared.state.lock().counts.blocks += jobs.len() as u64;
+        let mut ready = Vec::with_capacity(jobs.len());
+        for (birth, marks, pieces) in jobs {
+            for Piece { dvas, bytes } in pieces {
+                let reached = Arc::new(AtomicBool::new(false));
+                for dva in dvas {
+                    writes.admit(bytes.len() as u64, &mut ready);
+                    let data = bytes.clone();
+                    let write = DvaWrite { dva, data, birth, priority: writes.priority };
+                    let (reached, marks) = (Arc::clone(&reached), Arc::clone(&marks));
+                    ready.push(Job { write, reached, again: false, _marks: marks });
                 }
             }
         }
-        let marks = Arc::new(writes.zio.mark(block, &content.stored, headers));
-        self.keep(block, content, placed.outcome);
-        writes.shared.state.lock().counts.blocks += 1;
-        for Piece { dvas, bytes } in pieces {
-            let reached = Arc::new(AtomicBool::new(false));
-            for dva in dvas {
-                writes.admit(bytes.len() as u64);
-                let write = DvaWrite {
-                    dva,
-                    data: bytes.clone(),
-                    birth: block.head.birth,
-                    priority: writes.priority,
-                };
-                let (reached, marks) = (Arc::clone(&reached), Arc::clone(&marks));
-                writes.send(Job { write, reached, again: false, _marks: marks });
-            }
-        }
+        writes.send_all(ready);
     }
 
     /// As a read would have stored it.
-    fn keep(&self, block: &Block, content: Content, outcome: Outcome) {
+    fn entry(&self, block: &Block, content: Content, outcome: Outcome) -> Option<Entry> {
         let key = self.key(block);
         if outcome == Outcome::Rewritten {
             // Also a read of the old content that is under way must not be kept.
             self.cache().remove(&key);
         }
         if !content.cache {
-            return;
+            return None;
         }
         let compressed = block.compression != COMPRESS_OFF;
         let entry = arc::Block {
@@ -314,7 +353,7 @@ impl Zio {
             whole: content.whole,
             remember: false,
         };
-        self.cache().insert(key, kind_of(block), entry);
+        Some((key, kind_of(block), entry))
     }
 
     fn mark(self: &Arc<Self>, block: &Block, stored: &Buf, headers: Vec<Header>) -> Marks {
@@ -350,5 +389,15 @@ impl Sink for vdev::Tree {
         let DvaWrite { dva, data, birth, priority } = write;
         let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
         vdev::Tree::write(&self, req, move |report| done(report.result, !report.failed.is_empty()));
+    }
+
+    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
+        let one = |(write, done): (DvaWrite, Done)| {
+            let DvaWrite { dva, data, birth, priority } = write;
+            let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
+            let tell = move |report: WriteReport| done(report.result, !report.failed.is_empty());
+            (req, Box::new(tell) as vdev::Tell)
+        };
+        vdev::Tree::write_all(&self, writes.into_iter().map(one).collect());
     }
 }

@@ -4,15 +4,15 @@
 //! A call is one transaction: the entry of a directory, the object it leads to, the
 //! attributes of both and the delete queue change in the same group, so that a crash finds
 //! the whole call or nothing of it (chapter 06 §7.3). Only what may be long is split: writes
-//! after each MiB, freeing after each [`queue::FREE_BLOCKS`] blocks. A split write is a
+//! after each MiB, freeing after each 16,384 blocks. A split write is a
 //! prefix of itself after a crash; a split truncation has zeros where it got to, and the
 //! old size; a file without names stays on the delete queue until its last blocks go in
 //! the transaction that takes it off.
 //!
 //! A file that goes in the group in which its last name goes never enters the queue on
 //! disk: one that nobody holds and that has few blocks is freed by `unlink` itself.
-//! [`FileSystem::hold`] keeps an object without names; the last
-//! [`FileSystem::release`] frees it. After a crash [`FileSystem::empty_delete_queue`]
+//! [`crate::FileSystem::hold`] keeps an object without names; the last
+//! [`crate::FileSystem::release`] frees it. After a crash [`crate::FileSystem::empty_delete_queue`]
 //! does what was left.
 //!
 //! # States
@@ -41,11 +41,11 @@
 //! Reading calls take no locks. What a change makes of one object in several steps (a ZAP
 //! that splits, a bonus and its spill block, block size) is done in the object's *turn*:
 //! a counter is odd meanwhile, and a reader that saw it change looks again
-//! ([`locks::Turns`]). One that must not wait is told `WouldBlock`.
+//! (`locks::Turns`). One that must not wait is told `WouldBlock`.
 //!
 //! Lock order: rename lock → objects' locks, ascending by number, of directories and files
 //! alike (names are looked up before, and again after, taking them) → delete queue →
-//! layouts of attributes → transaction ([`Host::begin`]) → turns (one at a time) → holds,
+//! tables of attributes and quotas → transaction ([`Host::begin`]) → turns (one at a time) → holds,
 //! pending times, dmu. The sync thread takes none of them. No transaction is open while a
 //! group is waited for.
 //!
@@ -56,9 +56,22 @@
 //! * Where attributes were stored by an unknown program in an order of their own, their
 //!   file cannot be changed (`Corrupt`).
 
-mod iface;
+pub(crate) mod acl;
+mod data;
+mod locks;
+mod make;
+mod names;
+mod node;
+mod queue;
+mod quota;
+mod rename;
+mod set;
+mod state;
+mod sync;
 mod types;
+mod xattr;
 
+pub(crate) use state::Rw;
 pub use types::{
     At, Atime, Caller, FILE_SIZE_MAX, Falloc, Groups, Host, HostSpace, New, Rename, RwProps,
     SETTABLE_FLAGS, SetAttrs, SetHow, SetTime, Space, Written, XattrForm,

@@ -1,0 +1,284 @@
+//! File systems are changed through the public library as POSIX says, and OpenZFS's zdb
+//! is content with what is left.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
+
+mod attrs;
+mod data;
+mod names;
+mod quotas;
+mod random;
+mod removal;
+mod xattrs;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use base::{ErrorKind, ObjectId};
+use cenote::create::{
+    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, PoolSetting,
+    features_to_enable,
+};
+use cenote::inspect::{dsl, spa};
+use cenote::{Engine, ImportOptions, Pool, PropData};
+use dmu::Io;
+use testkit::{Rng, Scratch, import_from};
+use zpl::rw::{At, Caller, New, SetAttrs};
+use zpl::{Attrs, FileSystem};
+
+const MB: u64 = 1 << 20;
+const DATASET: &str = "tank/fs";
+
+/// A pool on one file, and a file system in it.
+struct Rig {
+    scratch: Scratch,
+    engine: Arc<Engine>,
+    pool: Arc<Pool>,
+    fs: Arc<FileSystem>,
+}
+
+fn request(dir: PathBuf, version: u64) -> CreateRequest {
+    let wishes = FeatureWishes::default();
+    let features = features_to_enable(&wishes, &FeatureSet::all()).unwrap().0;
+    CreateRequest {
+        name: "tank".into(),
+        temporary_name: None,
+        vdevs: vec![NewVdev::new(NewKind::File(dir.join("d0")))],
+        force: Force { in_use: true, replication: true, ashift: true },
+        dry_run: false,
+        version,
+        features: if version == 5000 { features } else { Vec::new() },
+        settings: vec![PoolSetting::Stored("failmode", 1)],
+        fs_settings: Vec::new(),
+        altroot: None,
+        command: Some("zpool create tank ...".into()),
+    }
+}
+
+fn numbers(props: &[(&str, u64)]) -> Vec<(String, PropData)> {
+    props.iter().map(|(p, n)| ((*p).to_owned(), PropData::Num(*n))).collect()
+}
+
+impl Rig {
+    fn new(name: &str, size: u64) -> Rig {
+        Rig::with(name, size, 5000, &[])
+    }
+
+    fn with(name: &str, size: u64, version: u64, props: &[(&str, u64)]) -> Rig {
+        let scratch = Scratch::new(&format!("posix-{name}"));
+        let file = std::fs::File::create(scratch.path().join("d0")).unwrap();
+        file.set_len(size).unwrap();
+        let engine = testkit::engine();
+        let request = request(scratch.path().to_path_buf(), version);
+        let pool = engine.create_pool(&request).unwrap().unwrap();
+        pool.create_filesystem(DATASET, &numbers(props), None).unwrap();
+        let fs = open(&pool);
+        Rig { scratch, engine, pool, fs }
+    }
+
+    fn set(&self, props: &[(&str, u64)]) {
+        self.pool.set_props(DATASET, &numbers(props), None).unwrap();
+    }
+
+    fn root(&self) -> ObjectId {
+        self.fs.root()
+    }
+
+    fn sync(&self) {
+        self.pool.writer().unwrap().sync().unwrap();
+    }
+
+    /// Exports and imports the pool; what its judges say in between.
+    fn again(self) -> Rig {
+        let Rig { scratch, engine, pool, fs } = self;
+        fs.sync_all().unwrap();
+        drop(fs);
+        pool.export().unwrap();
+        drop(pool);
+        judge(&engine, &scratch, "-b");
+        let options = ImportOptions { force: true, ..ImportOptions::default() };
+        let pool = import_from(&engine, scratch.path(), &options).unwrap();
+        let fs = open(&pool);
+        Rig { scratch, engine, pool, fs }
+    }
+
+    /// The last thing done with it.
+    fn finish(self) {
+        self.finish_with("-b");
+    }
+
+    /// The same, and zdb reads all blocks, which takes it seconds.
+    fn finish_thoroughly(self) {
+        self.finish_with("-bcc");
+    }
+
+    fn finish_with(self, zdb: &str) {
+        let Rig { scratch, engine, pool, fs } = self;
+        fs.sync_all().unwrap();
+        let before = walk(&fs);
+        drop(fs);
+        pool.export().unwrap();
+        drop(pool);
+        drop(engine);
+        let engine = testkit::engine();
+        let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
+        let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
+        assert_eq!(walk(&fs), before);
+        drop((fs, pool));
+        judge(&engine, &scratch, zdb);
+    }
+
+    fn file(&self, dir: ObjectId, name: &str) -> ObjectId {
+        self.fs.make(&Caller::root(), dir, name.as_bytes(), &New::file(0o644)).unwrap().id
+    }
+
+    fn dir(&self, dir: ObjectId, name: &str) -> ObjectId {
+        self.fs.make(&Caller::root(), dir, name.as_bytes(), &New::dir(0o755)).unwrap().id
+    }
+
+    fn write(&self, id: ObjectId, at: u64, data: &[u8]) {
+        let done = self.fs.write(&Caller::root(), id, At::Offset(at), data).unwrap();
+        assert_eq!(done.bytes, data.len() as u64);
+    }
+
+    fn read(&self, id: ObjectId) -> Vec<u8> {
+        read(&self.fs, id)
+    }
+
+    fn attrs(&self, id: ObjectId) -> Attrs {
+        self.fs.attrs(id, Io::WAIT).unwrap()
+    }
+
+    fn resize(&self, id: ObjectId, size: u64) {
+        let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
+        assert_eq!(self.fs.set_attrs(&Caller::root(), id, &set).unwrap().size, size);
+    }
+
+    fn list(&self, dir: ObjectId) -> Vec<String> {
+        list(&self.fs, dir)
+    }
+}
+
+fn read(fs: &FileSystem, id: ObjectId) -> Vec<u8> {
+    let size = fs.attrs(id, Io::WAIT).unwrap().size as usize;
+    let pieces = fs.read(id, 0, size, Io::WAIT).unwrap();
+    pieces.iter().flat_map(|b| b.iter().copied()).collect()
+}
+
+/// Names in a directory, in order, without `.` and `..`.
+fn list(fs: &FileSystem, dir: ObjectId) -> Vec<String> {
+    let (mut names, mut cookie) = (Vec::new(), Some(0));
+    while let Some(at) = cookie {
+        let page = fs.readdir(dir, at, Io::WAIT).unwrap();
+        let plain = page.entries.iter().filter(|e| e.name != b"." && e.name != b"..");
+        names.extend(plain.map(|e| String::from_utf8(e.name.clone()).unwrap()));
+        cookie = page.next;
+    }
+    names.sort();
+    names
+}
+
+/// One file, as a walk finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    path: String,
+    attrs: Attrs,
+    content: u64,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Everything in a file system, but for the contents of huge files.
+fn walk(fs: &FileSystem) -> Vec<Seen> {
+    let mut out = Vec::new();
+    let mut todo = vec![(fs.root(), String::new())];
+    while let Some((id, path)) = todo.pop() {
+        let mut attrs = fs.attrs(id, Io::WAIT).unwrap();
+        // Known when it is written.
+        attrs.blocks = 0;
+        let content = match attrs.kind {
+            zpl::FileType::Regular if attrs.size < 64 * MB => digest(&read(fs, id)),
+            zpl::FileType::Symlink => digest(&fs.readlink(id, Io::WAIT).unwrap()),
+            _ => 0,
+        };
+        let mut names = fs.list_xattrs(id, Io::WAIT).unwrap();
+        names.sort();
+        let value = |n: &Vec<u8>| fs.get_xattr(id, n, Io::WAIT).unwrap().unwrap();
+        let xattrs = names.iter().map(|n| (n.clone(), value(n))).collect();
+        if attrs.kind == zpl::FileType::Dir {
+            for name in list(fs, id) {
+                let child = fs.lookup(id, name.as_bytes(), Io::WAIT).unwrap();
+                todo.push((child.id, format!("{path}/{name}")));
+            }
+        }
+        out.push(Seen { path, attrs, content, xattrs });
+    }
+    out
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        hash =
+            (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+    hash ^ bytes.len() as u64
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        out.extend_from_slice(&rng.number().to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+fn kind<T>(result: base::Result<T>) -> ErrorKind {
+    result.err().expect("it must fail").kind()
+}
+
+fn open(pool: &Pool) -> Arc<FileSystem> {
+    let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
+    fs.empty_delete_queue().unwrap();
+    fs
+}
+
+/// What zdb says; `None` without zdb.
+fn zdb_text(scratch: &Scratch, args: &[&str]) -> Option<String> {
+    let run = Command::new("zdb").args(["-e", "-p"]).arg(scratch.path()).args(args).output();
+    let Ok(out) = run else {
+        eprintln!("SKIPPED: zdb is not installed");
+        return None;
+    };
+    let text =
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "zdb {args:?}: {text}");
+    Some(text)
+}
+
+/// The exported pool's own rules hold, its audit is clean, and zdb finds nothing wrong.
+fn judge(engine: &Engine, scratch: &Scratch, zdb: &str) {
+    let pool = import_from(engine, scratch.path(), &testkit::readonly()).unwrap();
+    let tree = pool.spa().zio().tree();
+    let ratio = |id| tree.deflate_ratio(base::VdevId(id)).unwrap_or(512);
+    let ratios = dsl::write::Ratios::new((0..4).map(ratio).collect());
+    let wrong = dsl::write::check(pool.spa().mos(), &ratios).unwrap();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    let options = spa::audit::Options { verify: spa::audit::Verify::All, leaks: true, threads: 8 };
+    let report = pool.spa().audit(options, &()).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    drop((tree, pool));
+    if let Some(text) = zdb_text(scratch, &[zdb, "tank"]) {
+        assert!(text.contains("No leaks"), "{text}");
+    }
+    if let Some(text) = zdb_text(scratch, &["-dddd", DATASET]) {
+        for bad in ["ERROR", "error", "failed", "leaked", "???", "(null)", "mismatch", "ASSERT"] {
+            assert!(!text.contains(bad), "{bad}: {text}");
+        }
+    }
+}

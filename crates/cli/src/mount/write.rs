@@ -1,0 +1,457 @@
+//! What changes a mounted dataset.
+//!
+//! # Theory
+//! The kernel has checked permissions (`default_permissions`, and POSIX ACLs where they
+//! are on) and sent what is left to do; a file system's call is whole or not there. Who
+//! has no right to keep set-id bits, the kernel tells with each write and truncation
+//! (FUSE_HANDLE_KILLPRIV_V2): the bits, and `security.capability`, go here, in the call
+//! that changes the file. The umask comes along (FUSE_DONT_MASK), since a default ACL
+//! takes its place.
+//!
+//! Writes go where the kernel says, `O_APPEND` too: it knows the size of every file of
+//! this mount and holds the file's lock while it appends. Writes that pass its cache by may
+//! run side by side, as far as they do not make the file longer.
+//!
+//! # Invariants
+//! * What is open is held once for each time it was opened, from before the kernel knows
+//!   of it until it was released.
+//! * An error that says "not there" of a node, not of a name, is `ESTALE`.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{ErrorKind, ObjectId};
+use fuse::{
+    Attr, CopyRange, Entry, Errno, NewNode, Opened, Request, SetAttr, Timestamp, WriteArgs,
+};
+
+use super::node::Node;
+use super::zfs::{Answer, ZfsMount, attr};
+use crate::engine::{
+    At, Attrs, Caller, Device, Falloc, FileKind, Groups, Io, New, Rename, SetAttrs, SetHow,
+    SetTime, Time,
+};
+
+const O_ACCMODE: u32 = 0o3;
+const S_ISGID: u32 = 0o2000;
+/// Flags of `renameat2`, `setxattr` and `fallocate`.
+const RENAME: [(u32, Rename); 4] =
+    [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
+const XATTR: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 0x10;
+/// Attributes in which POSIX ACLs come.
+const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const CAPABILITY: &[u8] = b"security.capability";
+/// Bytes of `/proc/PID/status` in which the groups are.
+const STATUS_MAX: u64 = 1 << 20;
+
+/// An error about a node: what is not there is a node no more.
+pub(super) fn stale(e: base::Error) -> Errno {
+    match e.kind() {
+        ErrorKind::NotFound => Errno::ESTALE,
+        kind => kind.into(),
+    }
+}
+
+/// The groups of a process beside its main one.
+fn groups_of(pid: u32) -> Vec<u32> {
+    let mut text = String::new();
+    let file = std::fs::File::open(format!("/proc/{pid}/status"));
+    if file.and_then(|f| f.take(STATUS_MAX).read_to_string(&mut text)).is_err() {
+        return Vec::new();
+    }
+    let line = text.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|g| g.parse().ok()).collect()
+}
+
+fn caller(req: &Request, umask: u32) -> Caller {
+    let pid = req.pid;
+    let groups = match pid {
+        // The kernel itself, or somebody beyond our process namespace.
+        0 => Groups::Known(Vec::new()),
+        _ => Groups::Ask(Arc::new(move || groups_of(pid))),
+    };
+    Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
+}
+
+/// As [`caller`], who keeps set-id bits or not as the kernel says.
+fn writer(req: &Request, kill: bool) -> Caller {
+    Caller { privileged: !kill, ..caller(req, 0) }
+}
+
+fn device(rdev: u32) -> Device {
+    Device { major: rdev >> 8 & 0xfff, minor: rdev & 0xff | rdev >> 12 & 0xf_ff00 }
+}
+
+fn time(t: Timestamp) -> Time {
+    Time { seconds: t.sec, nanoseconds: u64::from(t.nsec) }
+}
+
+fn set_time(t: fuse::SetTime) -> SetTime {
+    match t {
+        fuse::SetTime::Now => SetTime::Now,
+        fuse::SetTime::At(t) => SetTime::Set(time(t)),
+    }
+}
+
+impl ZfsMount {
+    /// Whether a node is of the dataset itself, open for writing.
+    pub(super) fn is_own(&self, node: u64) -> bool {
+        self.writable && matches!(self.node(node), Ok(Node::Object(0, _)))
+    }
+
+    fn own(&self, node: u64) -> Option<ObjectId> {
+        match self.node(node) {
+            Ok(Node::Object(0, id)) if self.writable => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Frees what a crash left without names, beside everything else.
+    pub(super) fn empty_delete_queue(self: &Arc<Self>) {
+        if !self.writable {
+            return;
+        }
+        let fs = Arc::clone(self.fs());
+        let work = move || match fs.empty_delete_queue() {
+            Ok(_) => {}
+            // It stays for the next mount.
+            Err(e) => crate::ui::err(&format!("files without names are left: {e}")),
+        };
+        if let Err(e) = base::rt::spawn("delete-queue", work) {
+            crate::ui::err(&format!("files without names are left: {e}"));
+        }
+    }
+
+    fn opened(&self) -> Opened {
+        Opened {
+            direct_io: self.is_direct(),
+            keep_cache: !self.is_direct(),
+            no_flush: true,
+            parallel_direct_writes: true,
+            ..Opened::default()
+        }
+    }
+
+    pub(super) fn open_file(&self, node: u64, flags: u32) -> Answer<Opened> {
+        match self.own(node) {
+            Some(id) => self.fs().hold(id).map_err(stale)?,
+            None if flags & O_ACCMODE != 0 => return Err(Errno::EROFS),
+            None => {}
+        }
+        Ok(self.opened())
+    }
+
+    fn let_go(&self, id: ObjectId) {
+        if let Err(e) = self.fs().release(id) {
+            // The object stays on the queue of those without names.
+            crate::ui::err(&format!("a closed file is left for the next mount: {e}"));
+        }
+    }
+
+    pub(super) fn close_file(&self, node: u64) -> Answer<()> {
+        if let Some(id) = self.own(node) {
+            self.let_go(id);
+        }
+        Ok(())
+    }
+
+    fn new_entry(&self, attrs: &Attrs) -> Answer<Entry> {
+        self.own_entry(attrs)
+    }
+
+    pub(super) fn make(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Answer<Entry> {
+        let dir = self.changeable_name(parent, name)?;
+        let kind = FileKind::from_nibble(u64::from(new.mode >> 12 & 0xf));
+        if kind == FileKind::Unknown {
+            return Err(Errno::EINVAL);
+        }
+        let new_file = New { kind, mode: new.mode, device: device(new.rdev), target: b"" };
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &new_file)?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn make_dir(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Answer<Entry> {
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::dir(new.mode))?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn make_link(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, 0), dir, name, &New::symlink(target))?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn create_file(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Answer<(Entry, Opened)> {
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::file(new.mode))?;
+        self.fs().hold(attrs.id).map_err(stale)?;
+        Ok((self.new_entry(&attrs)?, self.opened()))
+    }
+
+    pub(super) fn create_unlinked(
+        &self,
+        req: &Request,
+        parent: u64,
+        new: &NewNode,
+    ) -> Answer<(Entry, Opened)> {
+        let dir = self.changeable(parent)?;
+        let attrs = self.fs().make_unlinked(&caller(req, new.umask), dir, new.mode)?;
+        Ok((self.new_entry(&attrs)?, self.opened()))
+    }
+
+    pub(super) fn remove(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        is_dir: bool,
+    ) -> Answer<()> {
+        let dir = self.changeable(parent)?;
+        let by = caller(req, 0);
+        match is_dir {
+            true => self.fs().rmdir(&by, dir, name)?,
+            false => self.fs().unlink(&by, dir, name)?,
+        };
+        Ok(())
+    }
+
+    pub(super) fn move_name(
+        &self,
+        req: &Request,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+    ) -> Answer<()> {
+        let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
+        let old = (self.changeable(from.0)?, from.1);
+        let new = (self.changeable_name(to.0, to.1)?, to.1);
+        Ok(self.fs().rename(&caller(req, 0), old, new, how)?)
+    }
+
+    pub(super) fn give_name(
+        &self,
+        req: &Request,
+        node: u64,
+        parent: u64,
+        name: &[u8],
+    ) -> Answer<Entry> {
+        let id = self.changeable(node)?;
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().link(&caller(req, 0), id, dir, name)?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> Answer<u32> {
+        let id = self.changeable(args.node)?;
+        if args.kill_suidgid {
+            self.drop_capability(req, id)?;
+        }
+        let by = writer(req, args.kill_suidgid);
+        let done = self.fs().write(&by, id, At::Offset(args.offset), data).map_err(stale)?;
+        Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
+    }
+
+    /// Who changes a file without the right to, takes its capabilities away.
+    fn drop_capability(&self, req: &Request, id: ObjectId) -> Answer<()> {
+        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        if !attrs.may_have_xattrs {
+            return Ok(());
+        }
+        match self.fs().remove_xattr(&caller(req, 0), id, CAPABILITY) {
+            Err(e) if e.kind() != ErrorKind::NoAttribute => Err(stale(e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes attributes. With the owner, and with the content if the caller may not
+    /// keep them, set-id bits go in the same call, and capabilities before it.
+    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> Answer<Attrs> {
+        if kill || set.uid.is_some() || set.gid.is_some() {
+            self.drop_capability(req, id)?;
+        }
+        self.fs().set_attrs(&writer(req, kill), id, set).map_err(stale)
+    }
+
+    pub(super) fn change_attrs(
+        &self,
+        req: &Request,
+        node: u64,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)> {
+        let id = self.changeable(node)?;
+        let changes = SetAttrs {
+            mode: set.mode.map(|m| m & 0o7777),
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
+            atime: set.atime.map(set_time),
+            mtime: set.mtime.map(set_time),
+            ctime: set.ctime.map(time),
+            ..SetAttrs::default()
+        };
+        let attrs = self.set(req, id, &changes, set.kill_suidgid)?;
+        let attr = attr(&attrs);
+        Ok((attr, self.attr_ttl(&attr)))
+    }
+
+    /// Access control lists are there only where `acltype` says so.
+    pub(super) fn check_acl_name(&self, name: &[u8]) -> Answer<()> {
+        match ACL_NAMES.contains(&name) && !self.has_acls() {
+            true => Err(Errno::EOPNOTSUPP),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn put_xattr(
+        &self,
+        req: &Request,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Answer<()> {
+        let id = self.changeable(node)?;
+        self.check_acl_name(name)?;
+        let how = XATTR.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
+        let by = writer(req, kill_sgid);
+        self.fs().set_xattr(&by, id, name, value, how).map_err(stale)?;
+        if kill_sgid {
+            let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+            if now.mode & S_ISGID != 0 {
+                let set =
+                    SetAttrs { mode: Some(now.mode & !S_ISGID & 0o7777), ..SetAttrs::default() };
+                self.fs().set_attrs(&by, id, &set).map_err(stale)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
+        let id = self.changeable(node)?;
+        self.check_acl_name(name)?;
+        self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)
+    }
+
+    pub(super) fn allocate(
+        &self,
+        req: &Request,
+        node: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Answer<()> {
+        let id = self.changeable(node)?;
+        let what = match mode {
+            m if m == PUNCH_HOLE | KEEP_SIZE => Falloc::PunchHole,
+            ZERO_RANGE => Falloc::ZeroRange { keep_size: false },
+            m if m == ZERO_RANGE | KEEP_SIZE => Falloc::ZeroRange { keep_size: true },
+            0 | KEEP_SIZE => return self.promise(req, id, offset, len, mode == 0),
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        self.fs().allocate(&caller(req, 0), id, what, offset, len).map_err(stale)
+    }
+
+    /// Where every block is written anew nothing can be reserved: there is room now, or
+    /// there is not. The file gets its size.
+    fn promise(
+        &self,
+        req: &Request,
+        id: ObjectId,
+        offset: u64,
+        len: u64,
+        grow: bool,
+    ) -> Answer<()> {
+        let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+        let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        if now.kind != FileKind::Regular {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // A tenth more, for metadata.
+        if len.saturating_add(len / 10) > self.fs().space()?.available {
+            return Err(Errno::ENOSPC);
+        }
+        if grow && end > now.size {
+            let set = SetAttrs { size: Some(end), ..SetAttrs::default() };
+            self.fs().set_attrs(&caller(req, 0), id, &set).map_err(stale)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn copy(&self, req: &Request, range: &CopyRange) -> Answer<u64> {
+        if range.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let to = (self.changeable(range.node_out)?, range.offset_out);
+        // From a snapshot the kernel copies by itself.
+        let from = (self.own(range.node_in).ok_or(Errno::EXDEV)?, range.offset_in);
+        let by = writer(req, req.uid != 0);
+        self.fs().copy_range(&by, from, to, range.len).map_err(stale)
+    }
+
+    pub(super) fn sync_object(&self, node: u64) -> Answer<()> {
+        match self.own(node) {
+            Some(id) => Ok(self.fs().fsync(id).map_err(stale)?),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn sync_all(&self) -> Answer<()> {
+        if self.writable {
+            self.fs().sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_taken_apart() {
+        for (major, minor) in [(0, 0), (8, 1), (0xfff, 0xf_ffff), (259, 300)] {
+            let rdev = u32::try_from(Device { major, minor }.linux_dev()).unwrap();
+            assert_eq!(device(rdev), Device { major, minor });
+        }
+    }
+
+    #[test]
+    fn our_own_groups_are_found() {
+        let ours: Vec<u32> =
+            rustix::process::getgroups().unwrap().iter().map(|g| g.as_raw()).collect();
+        let mut found = groups_of(std::process::id());
+        let mut ours = ours;
+        (found.sort_unstable(), ours.sort_unstable());
+        assert_eq!(found, ours);
+    }
+}

@@ -1,0 +1,100 @@
+//! Full pools and quotas: what is refused, and that removing always works.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use super::{World, noise};
+
+/// Writes noise until it is refused: the error and how many bytes came in.
+fn fill(path: &Path, seed: u64) -> (i32, u64) {
+    let bytes = noise(seed, 1 << 20);
+    let mut file = match File::create(path) {
+        Ok(file) => file,
+        Err(e) => return (e.raw_os_error().unwrap(), 0),
+    };
+    let mut total = 0;
+    loop {
+        match file.write(&bytes) {
+            Ok(n) => total += n as u64,
+            Err(e) => return (e.raw_os_error().unwrap(), total),
+        }
+        assert!(total < 1 << 31, "nothing ever stops");
+    }
+}
+
+#[test]
+fn a_full_pool() {
+    let Some(w) = World::new("full", 96, &["-O", "compression=off"]) else { return };
+    super::put(&w.path("kept"), b"kept");
+    for round in 0..3 {
+        let (error, total) = fill(&w.path("big"), round);
+        assert_eq!(error, libc::ENOSPC, "round {round}");
+        assert!(total > 20 << 20, "round {round}: {total} bytes only");
+        // Down to the last block, then nothing new.
+        let mut more = 0;
+        let mut small = Vec::new();
+        while more < 10_000 {
+            let path = w.path(&format!("small-{more}"));
+            match std::fs::write(&path, noise(more, 3000)) {
+                Ok(()) => small.push(path),
+                Err(e) => {
+                    assert_eq!(e.raw_os_error(), Some(libc::ENOSPC));
+                    let _maybe_made = std::fs::remove_file(&path);
+                    File::open(w.path("")).unwrap().sync_all().unwrap();
+                    break;
+                }
+            }
+            more += 1;
+        }
+        assert!(more < 10_000, "never full");
+        let stat = rustix::fs::statvfs(w.path("")).unwrap();
+        let left = stat.f_bavail * stat.f_frsize;
+        assert!(left < 12 << 20, "{left} bytes are left");
+        assert_eq!(std::fs::read(w.path("kept")).unwrap(), b"kept");
+        // Making room needs no room: names go, and a file gets shorter.
+        if round == 1 {
+            let file = File::options().write(true).open(w.path("big")).unwrap();
+            file.set_len(100).unwrap();
+            file.sync_all().unwrap();
+        }
+        std::fs::remove_file(w.path("big")).unwrap();
+        for path in small {
+            std::fs::remove_file(path).unwrap();
+        }
+        // What was freed is there when its groups are on disk.
+        for n in 0..4 {
+            super::put(&w.path("tick"), &[n]);
+        }
+    }
+    w.end();
+}
+
+#[test]
+fn quotas() {
+    let Some(w) = World::new("quota", 512, &["-O", "compression=off"]) else { return };
+    for (name, property) in [("q", "quota=24M"), ("r", "refquota=24M")] {
+        let dataset = format!("tank/{name}");
+        w.zfs(&["create", "-o", property, &dataset]);
+        let stat = || {
+            let s = rustix::fs::statvfs(w.path(name)).unwrap();
+            (s.f_blocks * s.f_frsize) >> 20
+        };
+        assert!((22..=24).contains(&stat()), "{property}: {} MiB", stat());
+        let big = w.path(name).join("big");
+        let (error, total) = fill(&big, 9);
+        assert_eq!(error, libc::EDQUOT, "{property}");
+        assert!((20 << 20..=25 << 20).contains(&total), "{property}: {total}");
+        std::fs::remove_file(&big).unwrap();
+        super::put(&w.path(name).join("tick"), b"x");
+        let (error, again) = fill(&big, 10);
+        assert!(error == libc::EDQUOT && again > 20 << 20, "{property}: {error} {again}");
+        // More is allowed at once; others never were bound.
+        let (what, _) = property.split_once('=').unwrap();
+        w.zfs(&["set", &format!("{what}=none"), &dataset]);
+        super::put(&w.path(name).join("more"), &noise(3, 2 << 20));
+        std::fs::remove_file(&big).unwrap();
+    }
+    super::put(&w.path("beside"), &noise(5, 30 << 20));
+    w.end();
+}

@@ -1,0 +1,543 @@
+//! File systems under the simulator: POSIX operations, crashed everywhere.
+//!
+//! # Theory
+//! Threads work on a file system, each below a directory of its own, and each operation is
+//! done to a naive [`tree::Tree`], too. The host beneath notes which groups an operation's
+//! transactions went into. After a crash the tree must be what it was after the last
+//! operation whose groups are all in the pool; one that has transactions in the pool and
+//! others that are not may have happened or not. What `fsync` returned for must be there.
+//!
+//! Then the pool is imported for writing, the delete queue is emptied as a mount does it,
+//! and every object must be part of the tree: none has leaked. For each group that some
+//! crash leaves this is done once, and then the mount itself is crashed now and then.
+//!
+//! # Invariants
+//! * A seed decides everything.
+//! * The tree is fed by what was asked for, and by the numbers of groups.
+//!
+//! Lock order: the file system's; what is noted here are leaves.
+
+pub mod ops;
+pub mod tree;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use base::rt::sim::{Options, Outcome, Rng, run_with};
+use base::rt::{Mutex, fan_out, plain};
+use base::{Result, Txg};
+use device::sim::{Image, SimDisks, crash_seeds};
+use dmu::{Io, Objset, Tx};
+use ondisk::objset::ObjsetType;
+use spa::engine::{NewDataset, Writer};
+use spa::{ImportOptions, Spa};
+use zio::BlockCache;
+use zpl::rw::{Caller, Host, HostSpace, New, RwProps, XattrForm};
+use zpl::{FileSystem, NewFs, Time};
+
+use crate::check;
+use crate::image::Tap;
+use crate::memo::{Manner, Memo};
+use crate::pool::{CACHE, POOL, SimLeaves, find, import, make};
+use crate::setup::{Layout, Setup, Workload};
+use ops::{Op, Scale, both, compare, draw, is_possible, strays};
+use tree::{Id, Tree};
+
+/// Operations of a thread.
+const OPS: usize = 24;
+/// Times that a mount is crashed in turn.
+const CRASHED_MOUNTS: usize = 2;
+/// Sizes that give operations of several groups a chance, and many of one.
+const SCALE: Scale =
+    Scale { write: 48 << 10, file: 200 << 10, xattr: 6000, names: 14, split: false };
+
+thread_local! {
+    /// Groups of the transactions that this thread has begun: the first and the last.
+    static GROUPS: Cell<Option<(Txg, Txg)>> = const { Cell::new(None) };
+}
+
+fn dataset() -> String {
+    format!("{POOL}/fs")
+}
+
+/// The pool beneath a file system.
+struct SimHost {
+    writer: Arc<Writer>,
+    props: Arc<RwProps>,
+}
+
+impl Host for SimHost {
+    fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
+        let tx = self.writer.begin_wait(bytes, frees)?;
+        let txg = tx.txg();
+        GROUPS.with(|g| g.set(Some((g.get().map_or(txg, |(first, _)| first), txg))));
+        Ok(tx)
+    }
+
+    fn synced(&self, txg: Txg) -> Result<()> {
+        self.writer.txgs().kick(txg);
+        self.writer.txgs().wait_synced(txg)
+    }
+
+    fn now(&self) -> Time {
+        let now = base::rt::wall_clock();
+        Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
+    }
+
+    fn props(&self) -> Arc<RwProps> {
+        Arc::clone(&self.props)
+    }
+
+    fn space(&self) -> Result<HostSpace> {
+        Ok(HostSpace { used: 0, available: self.writer.allocatable(false) })
+    }
+}
+
+/// The tree after an operation.
+#[derive(Clone)]
+struct State {
+    /// Groups of the operation's transactions.
+    first: Txg,
+    last: Txg,
+    tree: Arc<Tree>,
+}
+
+/// A run that was recorded.
+pub struct Recorded {
+    /// Vdevs, disks, schedule.
+    pub setup: Setup,
+    /// The disks, with their log.
+    pub disks: SimDisks,
+    /// The first event after the file system was set up.
+    pub start: u64,
+    /// Each thread's trees.
+    states: Vec<Vec<State>>,
+    /// What was done.
+    pub done: Vec<String>,
+    /// What went wrong already while it ran.
+    pub failed: Option<String>,
+    memo: Memo,
+    /// Groups whose delete queue was emptied.
+    emptied: plain::Mutex<BTreeSet<Txg>>,
+}
+
+/// What went wrong, and how to see it again.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The run's seed.
+    pub seed: u64,
+    /// The crash: event and seed; `None` if the run itself failed.
+    pub crash: Option<(u64, u64)>,
+    /// What is wrong.
+    pub what: String,
+    /// The operations.
+    pub ops: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}, crash {:?}: {}", self.seed, self.crash, self.what)?;
+        self.ops.iter().try_for_each(|op| writeln!(f, "    {op}"))
+    }
+}
+
+/// How many images a run was crashed into, and what was found.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Crash images judged.
+    pub images: u64,
+    /// Events after which the power failed.
+    pub points: u64,
+    /// Groups found in them.
+    pub groups: u64,
+    /// What went wrong first.
+    pub failure: Option<Failure>,
+}
+
+/// The setup of a seed.
+pub fn setup(seed: u64) -> Setup {
+    let mut rng = Rng::stream(seed, 61);
+    Setup {
+        layout: Layout::ALL[rng.below(Layout::ALL.len() as u64) as usize],
+        threads: 1 + rng.below(3) as usize,
+        workload: Workload::Mixed,
+        ops: OPS,
+        ..Setup::varied(seed)
+    }
+}
+
+/// What a seed says of the dataset's properties.
+fn props(seed: u64) -> RwProps {
+    let mut rng = Rng::stream(seed, 62);
+    let xattr = if rng.one_in(2) { XattrForm::Dir } else { XattrForm::Sa };
+    RwProps { record_size: 4096 << rng.below(6), xattr, ..RwProps::default() }
+}
+
+fn open(writer: &Arc<Writer>, seed: u64) -> Result<Arc<FileSystem>> {
+    let host = SimHost { writer: Arc::clone(writer), props: Arc::new(props(seed)) };
+    FileSystem::open_rw(writer.open_dataset(&dataset())?, Arc::new(host), Io::WAIT)
+}
+
+/// Makes a pool, and a file system in it with a directory for each thread.
+fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Tree>)> {
+    let writer = make(setup, disks)?;
+    let content = Box::new(|os: &Arc<Objset>, tx: &Tx| {
+        let props = os.props()?;
+        let (count_objects, count_projects) = (props.count_objects, props.count_projects);
+        zpl::create::fill(os, tx, &NewFs { count_objects, count_projects, ..NewFs::default() })
+    });
+    let new = NewDataset {
+        name: dataset(),
+        kind: ObjsetType::Zfs,
+        case_insensitive: false,
+        props: Vec::new(),
+        content,
+    };
+    writer.create_dataset(new, None)?;
+    let fs = open(&writer, setup.seed)?;
+    let mut trees = Vec::new();
+    for t in 0..setup.threads {
+        let top = fs.make(&Caller::root(), fs.root(), format!("t{t}").as_bytes(), &New::dir(0o755));
+        trees.push(Tree::new(top?.id));
+    }
+    let txg = writer.sync()?;
+    disks.mark(txg.0);
+    Ok((writer, fs, trees))
+}
+
+/// What a thread did.
+#[derive(Default)]
+struct Log {
+    states: Vec<State>,
+    done: Vec<String>,
+}
+
+/// The file that an operation changes, if `fsync` of it waits for that.
+fn subject(op: &Op) -> Option<Id> {
+    match op {
+        Op::Write { id, .. }
+        | Op::Append { id, .. }
+        | Op::Truncate { id, .. }
+        | Op::Punch { id, .. }
+        | Op::SetMode { id, .. }
+        | Op::SetOwner { id, .. }
+        | Op::SetXattr { id, .. }
+        | Op::RemoveXattr { id, .. }
+        | Op::Link { id, .. } => Some(*id),
+        _ => None,
+    }
+}
+
+/// Works in one directory.
+fn work(
+    fs: &FileSystem,
+    disks: &SimDisks,
+    setup: &Setup,
+    thread: usize,
+    tree: Tree,
+) -> std::result::Result<Log, String> {
+    let mut rng = Rng::stream(setup.seed, 200 + thread as u64);
+    let mut now = State { first: Txg::ZERO, last: Txg::ZERO, tree: Arc::new(tree) };
+    let mut log = Log { states: vec![now.clone()], done: Vec::new() };
+    let mut changed = BTreeMap::<Id, Txg>::new();
+    while log.done.len() < setup.ops {
+        let op = draw(&mut rng, &now.tree, &SCALE);
+        if !is_possible(&now.tree, &op) {
+            continue;
+        }
+        GROUPS.with(|g| g.set(None));
+        let next = both(fs, &now.tree, &op);
+        let groups = GROUPS.with(Cell::take);
+        let next = next.map_err(|e| format!("thread {thread}, {}: {e}", log.done.len()))?;
+        let (first, last) = groups.unwrap_or((now.last, now.last));
+        log.done.push(format!("thread {thread}, {op:?}: {}, {groups:?}", next.is_some()));
+        let Some(next) = next else { continue };
+        now = State { first, last, tree: Arc::new(next) };
+        log.states.push(now.clone());
+        if let Some(id) = subject(&op) {
+            changed.insert(id, last);
+        }
+        match op {
+            Op::Fsync { id } => changed.get(&id).into_iter().for_each(|txg| disks.mark(txg.0)),
+            Op::SyncAll => disks.mark(now.last.0),
+            _ => {}
+        }
+    }
+    Ok(log)
+}
+
+type Done = (u64, Vec<Log>);
+
+fn body(setup: &Setup, disks: &SimDisks) -> std::result::Result<Done, String> {
+    let ready = set_up(setup, disks).map_err(|e| format!("setting up: {e}"))?;
+    let (writer, fs, trees) = ready;
+    let start = disks.events();
+    let logs: Arc<Mutex<BTreeMap<usize, std::result::Result<Log, String>>>> = Arc::default();
+    let mut threads = Vec::new();
+    for (t, tree) in trees.into_iter().enumerate() {
+        let (fs, disks, setup, logs) =
+            (Arc::clone(&fs), disks.clone(), setup.clone(), Arc::clone(&logs));
+        let body = move || {
+            let log = work(&fs, &disks, &setup, t, tree);
+            logs.lock().insert(t, log);
+        };
+        let thread = base::rt::spawn(&format!("worker-{t}"), body).map_err(|e| e.to_string())?;
+        threads.push(thread);
+    }
+    threads.into_iter().for_each(|t| {
+        t.join();
+    });
+    let logs = std::mem::take(&mut *logs.lock());
+    let logs = logs.into_values().collect::<std::result::Result<Vec<_>, _>>()?;
+    for log in &logs {
+        if let Some(last) = log.states.last() {
+            compare(&fs, &last.tree, true).map_err(|e| format!("in the end: {e}"))?;
+        }
+    }
+    let txg = writer.sync().map_err(|e| format!("last sync: {e}"))?;
+    let newest = logs.iter().filter_map(|l| l.states.last()).map(|s| s.last).max();
+    disks.mark(newest.unwrap_or(txg).0);
+    drop(fs);
+    writer.stop();
+    Ok((start, logs))
+}
+
+fn ended<T>(outcome: Outcome<std::result::Result<T, String>>) -> std::result::Result<T, String> {
+    match outcome {
+        Outcome::Done(done) => done,
+        Outcome::Halted => Err("the run was halted".to_owned()),
+        Outcome::Deadlock(who) => Err(format!("deadlock: {who}")),
+        Outcome::Panicked { thread, message } => Err(format!("{thread} panicked: {message}")),
+        Outcome::Limit(why) => Err(format!("no end: {why}")),
+    }
+}
+
+/// Runs a seed and records it.
+pub fn record(seed: u64) -> Recorded {
+    let setup = setup(seed);
+    let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
+    let (s, d) = (setup.clone(), disks.clone());
+    let run = run_with(setup.schedule(), move || body(&s, &d));
+    let (failed, (start, logs)) = match ended(run.outcome) {
+        Ok(done) => (None, done),
+        Err(why) => (Some(why), Done::default()),
+    };
+    let done = logs.iter().flat_map(|l| l.done.iter().cloned()).collect();
+    let states = logs.into_iter().map(|l| l.states).collect();
+    let (memo, emptied) = (Memo::default(), plain::Mutex::default());
+    Recorded { setup, disks, start, states, done, failed, memo, emptied }
+}
+
+/// The trees that a crash in which group `txg` is the last one may leave.
+fn allowed(states: &[State], txg: Txg) -> Vec<Arc<Tree>> {
+    let whole = states.partition_point(|s| s.last <= txg);
+    let part = states[whole..].iter().take_while(|s| s.first <= txg).count();
+    states[whole.saturating_sub(1)..whole + part].iter().map(|s| Arc::clone(&s.tree)).collect()
+}
+
+/// Compares a file system with the trees that each thread may have left; `empty`: nothing
+/// may be on the delete queue.
+fn judge_fs(
+    fs: &FileSystem,
+    trees: &[Vec<Arc<Tree>>],
+    empty: bool,
+) -> std::result::Result<(), String> {
+    let mut known = BTreeSet::new();
+    for trees in trees {
+        let mut why = String::new();
+        let found = trees.iter().find_map(|tree| match compare(fs, tree, false) {
+            Ok(objects) => Some(objects),
+            Err(e) => {
+                why = format!("{why}; or {e}");
+                None
+            }
+        });
+        known.extend(found.ok_or_else(|| why.trim_start_matches("; or ").to_owned())?);
+    }
+    let (strays, queued) = strays(fs, &known).map_err(|e| format!("objects: {e}"))?;
+    if !strays.is_empty() {
+        return Err(format!("objects without names: {strays:?}"));
+    }
+    if empty && queued > 0 {
+        return Err(format!("{queued} objects on the delete queue"));
+    }
+    Ok(())
+}
+
+/// The pool's own rules, and its space.
+fn judge_pool(spa: &Spa) -> std::result::Result<(), String> {
+    let expect = check::Expect::default();
+    check::audit(spa, &expect).and_then(|()| check::books(spa)).map_err(|bad| bad.to_string())
+}
+
+/// The file system in an open pool, to be read.
+fn open_read(spa: &Spa) -> Result<Arc<FileSystem>> {
+    let mut os = None;
+    spa.root_dir()?.walk(&mut |dir| {
+        if dir.name() == dataset()
+            && let Some(head) = dir.head()?
+        {
+            os = head.open_objset()?;
+        }
+        Ok(())
+    })?;
+    let os = os.ok_or_else(|| base::Error::not_found("the file system is gone"))?;
+    FileSystem::open(os, Io::WAIT)
+}
+
+/// Imports the disks for writing, empties the delete queue, and judges what is then there.
+fn mount(
+    setup: &Setup,
+    disks: &SimDisks,
+    trees: &[Vec<Arc<Tree>>],
+) -> std::result::Result<(), String> {
+    let fail = |what: &str, e: &dyn fmt::Display| format!("{what}, after a crash: {e}");
+    let leaves = SimLeaves::new(disks, &[]);
+    let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;
+    let found = found.ok_or_else(|| "the pool is gone".to_owned())?;
+    let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| fail("cache", &e))?);
+    let options = ImportOptions { force: true, ..ImportOptions::default() };
+    let spa = Spa::open_in(&found, &options, &cache, &leaves)
+        .map_err(|f| fail("import for writing", &f.error))?;
+    let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
+    let fs = open(&writer, setup.seed).map_err(|e| fail("open", &e))?;
+    fs.empty_delete_queue().map_err(|e| fail("emptying the delete queue", &e))?;
+    writer.sync().map_err(|e| fail("sync", &e))?;
+    judge_fs(&fs, trees, true).map_err(|e| fail("mounted", &e))?;
+    drop(fs);
+    writer.stop();
+    let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| fail("cache", &e))?);
+    let spa = import(&leaves, &found, &cache, None).map_err(|e| fail("import", &e))?;
+    let fs = open_read(&spa).map_err(|e| fail("reading", &e))?;
+    judge_fs(&fs, trees, true).map_err(|e| fail("emptied", &e))?;
+    judge_pool(&spa)
+}
+
+impl Recorded {
+    fn trees(&self, txg: Txg) -> Vec<Vec<Arc<Tree>>> {
+        self.states.iter().map(|s| allowed(s, txg)).collect()
+    }
+
+    /// Crashes at one event and judges what is left: the group that was found.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn crash(
+        &self,
+        event: u64,
+        seed: u64,
+        cache: &Arc<BlockCache>,
+    ) -> std::result::Result<Txg, String> {
+        let images = self.disks.crash_image(event, seed).map_err(|e| e.to_string())?;
+        let promised = self.disks.marks(event).into_iter().max().map_or(Txg::ZERO, Txg);
+        let txg = self.judge(&images, cache)?;
+        if txg < promised {
+            return Err(format!("group {promised} was promised, but {txg} is the newest"));
+        }
+        Ok(txg)
+    }
+
+    fn judge(&self, images: &[Image], cache: &Arc<BlockCache>) -> std::result::Result<Txg, String> {
+        let manner = Manner::default();
+        if let Some(txg) = self.memo.whole(images, &manner) {
+            return Ok(txg);
+        }
+        let tap = Arc::new(Tap::default());
+        let leaves = SimLeaves::of_images(images, &[], None, &tap);
+        let found = find(&leaves).map_err(|e| format!("looking for the pool: {e}"))?;
+        let found = found.ok_or_else(|| "there is no pool".to_owned())?;
+        let spa = import(&leaves, &found, cache, None).map_err(|e| format!("import: {e}"))?;
+        let (txg, root) = (spa.uberblock().txg, spa.uberblock().root_bp);
+        let at = |e: String| format!("group {txg}: {e}");
+        let known = self.memo.body(images, &manner, txg, &root);
+        if known.is_none() {
+            let fs = open_read(&spa).map_err(|e| at(e.to_string()))?;
+            judge_fs(&fs, &self.trees(txg), false).map_err(at)?;
+            judge_pool(&spa).map_err(at)?;
+        }
+        let (in_labels, read) = check::split(images, tap.take());
+        self.memo.keep(images, &manner, txg, root, in_labels, known.unwrap_or(read));
+        drop(spa);
+        if self.emptied.lock().insert(txg) {
+            self.mount_again(images, txg).map_err(at)?;
+        }
+        Ok(txg)
+    }
+
+    /// What a mount makes of these images, also when the power fails while it is at it.
+    fn mount_again(&self, images: &[Image], txg: Txg) -> std::result::Result<(), String> {
+        let trees = self.trees(txg);
+        let disks = self.mount_once(images.to_vec(), &trees, self.setup.seed ^ txg.0 << 32)?;
+        let mut rng = Rng::stream(self.setup.seed, 300 + txg.0);
+        let points = disks.crash_points();
+        for _ in 0..CRASHED_MOUNTS {
+            let event = points[rng.below(points.len() as u64) as usize];
+            let seed = rng.below(4);
+            let at = |e: String| format!("mount crashed at {event}:{seed}: {e}");
+            let images = disks.crash_image(event, seed).map_err(|e| at(e.to_string()))?;
+            self.mount_once(images, &trees, rng.next_u64()).map_err(at)?;
+        }
+        Ok(())
+    }
+
+    fn mount_once(
+        &self,
+        images: Vec<Image>,
+        trees: &[Vec<Arc<Tree>>],
+        seed: u64,
+    ) -> std::result::Result<SimDisks, String> {
+        let disks = SimDisks::new(self.setup.disks(), images);
+        let (setup, trees, d) = (self.setup.clone(), trees.to_vec(), disks.clone());
+        let schedule = Options { max_steps: 50_000_000, ..Options::varied(seed) };
+        ended(run_with(schedule, move || mount(&setup, &d, &trees)).outcome)?;
+        Ok(disks)
+    }
+
+    /// Crashes after every event since the file system was set up, in the two extreme ways
+    /// and `more` others, on `threads` threads; ends with the first failure.
+    pub fn crash_everywhere(&self, more: u64, threads: usize) -> Tally {
+        let mut tally = Tally::default();
+        let failure = |crash, what| {
+            let (seed, ops) = (self.setup.seed, self.done.clone());
+            Some(Failure { seed, crash, what, ops })
+        };
+        if let Some(why) = &self.failed {
+            tally.failure = failure(None, why.clone());
+            return tally;
+        }
+        let points: Vec<u64> =
+            self.disks.crash_points().into_iter().filter(|p| *p >= self.start).collect();
+        let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let first: Mutex<Option<(u64, u64, String)>> = Mutex::new(None);
+        let groups = Mutex::new(BTreeSet::new());
+        fan_out(threads.max(1), |_| {
+            let Ok(cache) = BlockCache::of(CACHE) else { return };
+            let cache = Arc::new(cache);
+            while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
+                for seed in crash_seeds(self.setup.seed, event, more) {
+                    if stop.load(Relaxed) {
+                        return;
+                    }
+                    images.fetch_add(1, Relaxed);
+                    match self.crash(event, seed, &cache) {
+                        Ok(txg) => drop(groups.lock().insert(txg)),
+                        Err(what) => {
+                            stop.store(true, Relaxed);
+                            first.lock().get_or_insert((event, seed, what));
+                        }
+                    }
+                }
+            }
+        });
+        tally.images = images.into_inner();
+        tally.points = points.len() as u64;
+        tally.groups = groups.into_inner().len() as u64;
+        if let Some((event, seed, what)) = first.into_inner() {
+            tally.failure = failure(Some((event, seed)), what);
+        }
+        tally
+    }
+}

@@ -1,0 +1,329 @@
+//! The content of files.
+//!
+//! # Theory
+//! A file has one block, as long as it is small; it grows with the file up to the record
+//! size, and then there are more of that size (chapter 06 §8). Growing that block excludes
+//! everybody else; other writes share the file, each with its range of blocks.
+
+use std::ops::Range;
+
+use base::{Error, ErrorKind, ObjectId, Result};
+use dmu::{Io, Object, Tx};
+use ondisk::sa::ZplAttr;
+use ondisk::znode::{
+    FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_READONLY, ZFS_SPARSE, ZFS_XATTR,
+};
+
+use super::locks::Held;
+use super::make::DNODE_BLOCK;
+use super::node::{Do, Node, Patch};
+use super::queue::FREE_BLOCKS;
+use super::types::{At, Caller, FILE_SIZE_MAX, Falloc, RwProps, Written, denied, too_large};
+use crate::fs::FileSystem;
+
+/// Bytes that one transaction writes at most; a block that is larger goes alone.
+const WRITE_MAX: u64 = 1 << 20;
+/// Bytes that are read at a time for a copy.
+const COPY_MAX: u64 = 1 << 20;
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o010;
+
+/// Set-id bits that go when somebody without privileges changes the content.
+pub(crate) fn set_ids(mode: u32) -> u32 {
+    mode & if mode & S_IXGRP != 0 { S_ISUID | S_ISGID } else { S_ISUID }
+}
+
+/// The block size that a file of one block gets before it ends at `end`; `None`: stays.
+pub(crate) fn grown(object: &Object, size: u64, end: u64, record: u32, write: bool) -> Option<u32> {
+    let dnode = object.dnode();
+    let old = dnode.data_block_size;
+    let one = dnode.max_blkid == 0 && size <= u64::from(old) && dnode.levels == 1;
+    if !one || end <= u64::from(old) || (old.is_power_of_two() && old >= record) {
+        return None;
+    }
+    // Of a larger record size than now: a power of two, so that there can be more.
+    let most = if old > record { old.next_power_of_two() } else { record };
+    let needed = if write { size.max(end) } else { end };
+    let wanted = needed.next_multiple_of(512).min(u64::from(most)) as u32;
+    Some(wanted.max(old)).filter(|new| *new != old)
+}
+
+impl FileSystem {
+    /// A regular file whose content may change.
+    pub(crate) fn content(&self, id: ObjectId, append: bool) -> Result<Node> {
+        let node = self.node(id)?;
+        match node.attrs.kind {
+            FileType::Regular => {}
+            FileType::Dir => {
+                return Err(Error::new(ErrorKind::IsDir, "is a directory").in_object(id));
+            }
+            _ => return Err(Error::invalid("not a regular file").in_object(id)),
+        }
+        if node.attrs.pflags & ZFS_XATTR != 0 {
+            return Err(Error::invalid("an extended attribute").in_object(id));
+        }
+        if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_READONLY) != 0
+            || !append && node.attrs.pflags & ZFS_APPENDONLY != 0
+        {
+            return Err(denied("the file's flags forbid it").in_object(id));
+        }
+        Ok(node)
+    }
+
+    /// Writes `data`; the file grows as need be. Clears set-id bits of a caller without
+    /// privileges. A write of more than 1 MiB is several transactions: when space runs out
+    /// on the way, what was written is told.
+    ///
+    /// # Errors
+    /// `NotFound`; `IsDir`, `Invalid` for what is no regular file; `TooLarge` from 2^63 - 1
+    /// on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading blocks
+    /// that are changed in part.
+    pub fn write(&self, by: &Caller, id: ObjectId, at: At, data: &[u8]) -> Result<Written> {
+        let (rw, props) = self.rw()?;
+        // Who appends has the file for itself: the end must not move.
+        let alone = (at == At::End).then(|| rw.locks.exclusive(id));
+        let offset = match at {
+            At::Offset(offset) => offset,
+            At::End => self.content(id, true)?.attrs.size,
+        };
+        let len = (data.len() as u64).min(FILE_SIZE_MAX.saturating_sub(offset));
+        if len == 0 && !data.is_empty() {
+            return Err(too_large(id));
+        }
+        let end = offset + len;
+        let mut done = Written { offset, bytes: 0, size: 0 };
+        while done.bytes < len {
+            let from = offset + done.bytes;
+            let rest = &data[done.bytes as usize..len as usize];
+            match self.write_piece(by, id, from, rest, end, &props, alone.is_some()) {
+                Ok((bytes, size)) => {
+                    done.bytes += bytes;
+                    done.size = size;
+                }
+                Err(_) if done.bytes > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        if len == 0 {
+            done.size = self.content(id, true)?.attrs.size;
+        }
+        Ok(done)
+    }
+
+    /// Has the lock for a write of `range`: all of the file if its block must grow.
+    fn lock_for(&self, id: ObjectId, range: Range<u64>, end: u64, record: u32) -> Result<Held<'_>> {
+        let rw = self.rw_always()?;
+        let block = self.object(id, Io::WAIT)?.block_size();
+        let past = range.end.div_ceil(block).saturating_mul(block);
+        let lock = rw.locks.range(id, range.start / block * block..past);
+        let object = self.object(id, Io::WAIT)?;
+        let size = self.attrs_of(&object, Io::WAIT)?.size;
+        if object.block_size() == block && grown(&object, size, end, record, true).is_none() {
+            return Ok(lock);
+        }
+        drop(lock);
+        Ok(rw.locks.exclusive(id))
+    }
+
+    /// Writes what one transaction may: how much, and the size then.
+    #[expect(clippy::too_many_arguments, reason = "a step of the loop in `write`")]
+    fn write_piece(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        from: u64,
+        rest: &[u8],
+        end: u64,
+        props: &RwProps,
+        alone: bool,
+    ) -> Result<(u64, u64)> {
+        let rw = self.rw_always()?;
+        let record = props.record_size;
+        let unit = WRITE_MAX.max(u64::from(record));
+        let to = (from / unit + 1).saturating_mul(unit).min(from + rest.len() as u64);
+        let _lock = if alone { None } else { Some(self.lock_for(id, from..to, end, record)?) };
+        let node = self.content(id, alone)?;
+        self.check_quota(&node)?;
+        let size = node.attrs.size;
+        let grows = grown(&node.object, size, end, record, true);
+        let block = grows.map_or(node.object.block_size(), u64::from);
+        // Of a file with larger blocks than the record size now is: no more than it takes.
+        let most = (WRITE_MAX / block).max(1).saturating_mul(block);
+        let to = (from / most + 1).saturating_mul(most).min(to);
+        let piece = &rest[..(to - from) as usize];
+        let blocks = (to.div_ceil(block) - from / block) * block;
+        let now = rw.host.now();
+        let tx = rw.host.begin(blocks + DNODE_BLOCK, false)?;
+        if let Some(block) = grows {
+            let _turn = rw.turns.take(id);
+            self.os().set_block_size(&tx, id, block, 0)?;
+        }
+        self.os().write(&tx, id, from, piece)?;
+        self.patch(&tx, &node, &wrote(by, &node, to, now))?;
+        Ok((to - from, size.max(to)))
+    }
+
+    /// Changes the size; the file's lock is held. What follows `patch` says.
+    pub(crate) fn resize(
+        &self,
+        node: &Node,
+        to: u64,
+        props: &RwProps,
+        mut patch: Patch,
+        also: impl FnOnce(&Tx, Patch) -> Result<()>,
+        cost: u64,
+    ) -> Result<()> {
+        let rw = self.rw_always()?;
+        let id = node.id;
+        let block = node.object.block_size();
+        let grows = (to > node.attrs.size)
+            .then(|| grown(&node.object, node.attrs.size, to, props.record_size, false))
+            .flatten();
+        let shrinks = to < node.attrs.size;
+        if shrinks {
+            self.free_most(id, to.div_ceil(block), u64::MAX)?;
+        }
+        if to == 0 {
+            patch.push(ZplAttr::Flags, Do::AndNot(ZFS_SPARSE));
+        }
+        patch.push(ZplAttr::Size, Do::Set(to));
+        let bytes = grows.map_or(block, u64::from) + DNODE_BLOCK + cost;
+        let tx = rw.host.begin(bytes, shrinks)?;
+        if let Some(block) = grows {
+            let _turn = rw.turns.take(id);
+            self.os().set_block_size(&tx, id, block, 0)?;
+        }
+        // First the size: readers see no zeros in between.
+        also(&tx, patch)?;
+        if shrinks {
+            let _turn = rw.turns.take(id);
+            self.os().free_range(&tx, id, to, u64::MAX)?;
+        }
+        let txg = tx.txg();
+        drop(tx);
+        if shrinks {
+            self.pace(txg, FREE_BLOCKS.min(node.object.dnode().max_blkid))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Punches a hole, or makes a range zeros, as `what` says. Whole blocks are freed; a
+    /// long range takes several transactions, and is partly zeros after a crash.
+    ///
+    /// # Errors
+    /// As [`FileSystem::write`]; `Invalid` for an empty range.
+    pub fn allocate(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        what: Falloc,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let (rw, props) = self.rw()?;
+        if len == 0 {
+            return Err(Error::invalid("an empty range").in_object(id));
+        }
+        let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
+        let end = end.ok_or_else(|| too_large(id))?;
+        let _lock = rw.locks.exclusive(id);
+        let node = self.content(id, false)?;
+        let grows = matches!(what, Falloc::ZeroRange { keep_size: false }) && end > node.attrs.size;
+        let inside = offset.min(node.attrs.size)..end.min(node.attrs.size);
+        let now = rw.host.now();
+        self.zero(&node, inside.clone())?;
+        let mut patch = Patch::new().modified(now);
+        if !by.privileged && set_ids(node.attrs.mode) != 0 {
+            patch.push(ZplAttr::Mode, Do::AndNot(u64::from(set_ids(node.attrs.mode))));
+        }
+        if grows {
+            self.check_quota(&node)?;
+            let node = self.content(id, false)?;
+            return self.resize(&node, end, &props, patch, |tx, p| self.patch(tx, &node, &p), 0);
+        }
+        let tx = rw.host.begin(DNODE_BLOCK, true)?;
+        self.patch(&tx, &node, &patch)
+    }
+
+    /// Makes zeros of a range inside the file; its lock is held.
+    fn zero(&self, node: &Node, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let rw = self.rw_always()?;
+        let block = node.object.block_size();
+        let (first, past) = (range.start.div_ceil(block), range.end / block);
+        self.free_most(node.id, first, past)?;
+        let tx = rw.host.begin(2 * block + DNODE_BLOCK, true)?;
+        self.os().free_range(&tx, node.id, range.start, range.end - range.start)?;
+        self.touch(&tx, node.id);
+        let txg = tx.txg();
+        drop(tx);
+        self.pace(txg, FREE_BLOCKS.min(past.saturating_sub(first)))
+    }
+
+    /// Copies up to `len` bytes between files, or within one between ranges that do not
+    /// meet; holes stay holes. How many there were.
+    ///
+    /// # Errors
+    /// As [`FileSystem::write`] and [`FileSystem::read`]; `Invalid` for ranges that meet.
+    pub fn copy_range(
+        &self,
+        by: &Caller,
+        from: (ObjectId, u64),
+        to: (ObjectId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        self.rw()?;
+        let (_, source) = self.regular(from.0, Io::WAIT)?;
+        let len = len.min(source.size.saturating_sub(from.1));
+        if from.0 == to.0 && from.1 < to.1.saturating_add(len) && to.1 < from.1.saturating_add(len)
+        {
+            return Err(Error::invalid("the ranges meet").in_object(from.0));
+        }
+        let mut done = 0;
+        while done < len {
+            match self.copy_piece(by, (from.0, from.1 + done), (to.0, to.1 + done), len - done) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    fn copy_piece(
+        &self,
+        by: &Caller,
+        (from, at): (ObjectId, u64),
+        (to, offset): (ObjectId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let Some(extent) = self.extent(from, at, Io::WAIT)? else { return Ok(0) };
+        let len = len.min(extent.len);
+        if !extent.data {
+            self.allocate(by, to, Falloc::ZeroRange { keep_size: false }, offset, len)?;
+            return Ok(len);
+        }
+        // Up to a boundary of blocks.
+        let step = COPY_MAX - offset % COPY_MAX;
+        let pieces = self.read(from, at, len.min(step) as usize, Io::WAIT)?;
+        let data: Vec<u8> = pieces.iter().flat_map(|b| b.iter().copied()).collect();
+        if data.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.write(by, to, At::Offset(offset), &data)?.bytes)
+    }
+}
+
+/// What a write up to `end` does to the attributes.
+fn wrote(by: &Caller, node: &Node, end: u64, now: Time) -> Patch {
+    let mut patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Max(end));
+    if !by.privileged && set_ids(node.attrs.mode) != 0 {
+        patch.push(ZplAttr::Mode, Do::AndNot(u64::from(set_ids(node.attrs.mode))));
+    }
+    patch
+}

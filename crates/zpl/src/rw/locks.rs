@@ -1,0 +1,242 @@
+//! Who may change an object, and how readers do without locks.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use base::rt::{Condvar, Mutex, MutexGuard};
+use base::{Error, ErrorKind, ObjectId, Result};
+use dmu::{Io, Mode};
+
+const STRIPES: usize = 64;
+/// Times that a reader looks again before it keeps writers out.
+const TRIES: usize = 8;
+
+fn stripe(id: ObjectId) -> usize {
+    (id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % STRIPES
+}
+
+#[derive(Default)]
+struct State {
+    exclusive: bool,
+    /// Somebody waits for exclusion: no more ranges are given.
+    waiting: usize,
+    ranges: Vec<Range<u64>>,
+}
+
+#[derive(Default)]
+struct Lock {
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+type Stripe = Mutex<HashMap<u64, Arc<Lock>>>;
+
+/// The locks of objects; one exists while somebody has or wants it.
+pub(crate) struct Locks {
+    stripes: [Stripe; STRIPES],
+}
+
+impl Default for Locks {
+    fn default() -> Self {
+        Locks { stripes: std::array::from_fn(|_| Mutex::default()) }
+    }
+}
+
+/// A lock that is held: all of the object, or a range of a file.
+pub(crate) struct Held<'a> {
+    stripe: &'a Stripe,
+    id: ObjectId,
+    lock: Arc<Lock>,
+    range: Option<Range<u64>>,
+}
+
+impl Locks {
+    fn get(&self, id: ObjectId) -> (&Stripe, Arc<Lock>) {
+        let stripe = &self.stripes[stripe(id)];
+        let lock = Arc::clone(stripe.lock().entry(id.0).or_default());
+        (stripe, lock)
+    }
+
+    /// Everybody else is kept away from the object.
+    pub(crate) fn exclusive(&self, id: ObjectId) -> Held<'_> {
+        let (stripe, lock) = self.get(id);
+        {
+            let mut state = lock.state.lock();
+            state.waiting += 1;
+            while state.exclusive || !state.ranges.is_empty() {
+                lock.freed.wait(&mut state);
+            }
+            state.waiting -= 1;
+            state.exclusive = true;
+        }
+        Held { stripe, id, lock, range: None }
+    }
+
+    /// Several objects, in ascending order, each once.
+    pub(crate) fn all(&self, ids: &[ObjectId]) -> Vec<Held<'_>> {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into_iter().map(|id| self.exclusive(id)).collect()
+    }
+
+    /// A range of a file: others may have other ranges.
+    pub(crate) fn range(&self, id: ObjectId, range: Range<u64>) -> Held<'_> {
+        let (stripe, lock) = self.get(id);
+        {
+            let mut state = lock.state.lock();
+            let meets = |r: &Range<u64>| r.start < range.end && range.start < r.end;
+            while state.exclusive || state.waiting > 0 || state.ranges.iter().any(meets) {
+                lock.freed.wait(&mut state);
+            }
+            state.ranges.push(range.clone());
+        }
+        Held { stripe, id, lock, range: Some(range) }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        {
+            let mut state = self.lock.state.lock();
+            match &self.range {
+                None => state.exclusive = false,
+                Some(range) => {
+                    if let Some(at) = state.ranges.iter().position(|r| r == range) {
+                        state.ranges.swap_remove(at);
+                    }
+                }
+            }
+            self.lock.freed.notify_all();
+        }
+        // Whoever wants it has a reference, taken under the stripe's lock.
+        let mut stripe = self.stripe.lock();
+        if Arc::strong_count(&self.lock) == 2 {
+            stripe.remove(&self.id.0);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Turn {
+    version: AtomicU64,
+    changing: Mutex<()>,
+}
+
+/// Changes of several steps, and readers that never see the middle of one.
+pub(crate) struct Turns {
+    cells: [Turn; STRIPES],
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Turns { cells: std::array::from_fn(|_| Turn::default()) }
+    }
+}
+
+/// A change of several steps is going on.
+pub(crate) struct TurnGuard<'a> {
+    turn: &'a Turn,
+    _changing: MutexGuard<'a, ()>,
+}
+
+impl Drop for TurnGuard<'_> {
+    fn drop(&mut self) {
+        self.turn.version.fetch_add(1, SeqCst);
+    }
+}
+
+impl Turns {
+    /// Begins a change of `id`; one thread has one at a time.
+    pub(crate) fn take(&self, id: ObjectId) -> TurnGuard<'_> {
+        let turn = &self.cells[stripe(id)];
+        let changing = turn.changing.lock();
+        turn.version.fetch_add(1, SeqCst);
+        TurnGuard { turn, _changing: changing }
+    }
+
+    /// What `f` reads of `id`, all of it before or all of it after any change.
+    ///
+    /// # Errors
+    /// Those of `f`; `WouldBlock` when it must not wait, and would have to.
+    pub(crate) fn read<T>(
+        &self,
+        id: ObjectId,
+        io: Io,
+        mut f: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let turn = &self.cells[stripe(id)];
+        for _ in 0..TRIES {
+            let before = turn.version.load(SeqCst);
+            if before.is_multiple_of(2) {
+                let out = f();
+                if turn.version.load(SeqCst) == before {
+                    return out;
+                }
+            } else if io.mode == Mode::MayWait {
+                drop(turn.changing.lock());
+            } else {
+                break;
+            }
+        }
+        if io.mode != Mode::MayWait {
+            return Err(Error::new(ErrorKind::WouldBlock, "the object is being changed"));
+        }
+        let _alone = turn.changing.lock();
+        f()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn ranges_exclude_each_other_and_who_wants_all() {
+        let locks = Locks::default();
+        let inside = AtomicUsize::new(0);
+        let alone = AtomicUsize::new(0);
+        base::rt::fan_out(6, |i| {
+            for round in 0..400usize {
+                if (round + i).is_multiple_of(7) {
+                    let _all = locks.all(&[ObjectId(9), ObjectId(3), ObjectId(9)]);
+                    assert_eq!(alone.fetch_add(1, SeqCst), 0);
+                    assert_eq!(inside.load(SeqCst), 0);
+                    alone.fetch_sub(1, SeqCst);
+                } else {
+                    let at = (round as u64 * 3) % 10;
+                    let _range = locks.range(ObjectId(9), at..at + 4);
+                    inside.fetch_add(1, SeqCst);
+                    assert_eq!(alone.load(SeqCst), 0);
+                    inside.fetch_sub(1, SeqCst);
+                }
+            }
+        });
+        assert!(locks.stripes.iter().all(|s| s.lock().is_empty()));
+    }
+
+    #[test]
+    fn readers_see_no_middle() {
+        let turns = Turns::default();
+        let (a, b) = (AtomicU64::new(0), AtomicU64::new(0));
+        let id = ObjectId(5);
+        base::rt::fan_out(3, |i| {
+            for n in 0..3000 {
+                if i == 0 {
+                    let _turn = turns.take(id);
+                    a.store(n, SeqCst);
+                    b.store(n, SeqCst);
+                } else {
+                    let io = if i == 1 { Io::WAIT } else { Io::MEMORY };
+                    match turns.read(id, io, || Ok((a.load(SeqCst), b.load(SeqCst)))) {
+                        Ok((a, b)) => assert_eq!(a, b),
+                        Err(e) => assert!(i == 2 && e.kind() == ErrorKind::WouldBlock),
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,479 @@
+//! New files: their attributes, their objects, their first name.
+
+use base::{Error, ErrorKind, ObjectId, Result};
+use dmu::{Io, Object, ObjectSpec, Tx, zaps};
+use ondisk::ObjType;
+use ondisk::acl::{encode_aces, trivial_acl};
+use ondisk::normalize::TOUPPER;
+use ondisk::sa::{SaTables, ZplAttr};
+use ondisk::znode::{
+    self, FileType, SYMLINK_MAX, Time, ZFS_ACL_AUTO_INHERIT, ZFS_ACL_TRIVIAL, ZFS_ARCHIVE,
+    ZFS_AV_MODIFIED, ZFS_NO_EXECS_DENIED, ZFS_PROJID, ZFS_PROJINHERIT, ZFS_XATTR, ZNODE_PHYS_SIZE,
+};
+
+use super::acl;
+use super::node::{AttrList, Do, Node, Patch, Plan, time_bytes, words};
+use super::types::{Caller, New, denied, exists};
+use super::types::{RwProps, XattrForm};
+use crate::attrs::Attrs;
+use crate::create::legacy_znode;
+use crate::fs::FileSystem;
+use crate::master::CaseSensitivity;
+
+/// Bytes that a call makes dirty beside data: blocks of the dnodes it changes.
+pub(crate) const DNODE_BLOCK: u64 = 16 << 10;
+/// A microzap that turns fat.
+const CONVERSION: u64 = 1 << 20;
+/// Largest microzap.
+const MICRO_MAX: u64 = 128 << 10;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o010;
+/// Bytes of a symbolic link's target behind a znode of before version 5.
+const LEGACY_TAIL: usize = 320 - ZNODE_PHYS_SIZE;
+/// First version whose directory entries tell the type.
+const VERSION_TYPES: u64 = 2;
+/// First version with flags of files.
+const VERSION_FLAGS: u64 = 3;
+
+/// An object that is to be born: everything but its number and group.
+pub(crate) struct Birth {
+    pub(crate) kind: FileType,
+    mode: u64,
+    uid: u64,
+    gid: u64,
+    flags: u64,
+    now: Time,
+    rdev: u64,
+    project: u64,
+    target: Vec<u8>,
+    size: u64,
+    /// Without system attributes before version 5.
+    sa: Option<(AttrList, Plan)>,
+    slots: u8,
+    /// Bytes of a data block; 0 is 512.
+    block_size: u32,
+    /// Extended attributes that go into a hidden directory.
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What [`FileSystem::conceive`] is told.
+pub(crate) struct Seed<'a> {
+    pub(crate) kind: FileType,
+    pub(crate) mode: u32,
+    pub(crate) uid: u64,
+    pub(crate) gid: u64,
+    pub(crate) flags: u64,
+    pub(crate) project: u64,
+    pub(crate) rdev: u64,
+    pub(crate) target: &'a [u8],
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Birth {
+    /// Bytes that the birth makes dirty.
+    pub(crate) fn cost(&self) -> u64 {
+        let xattrs: u64 = self.xattrs.iter().map(|x| x.1.len() as u64 + 3 * DNODE_BLOCK).sum();
+        DNODE_BLOCK
+            + xattrs
+            + self.target.len() as u64
+            + if self.sa.is_some() { 64 << 10 } else { 0 }
+    }
+}
+
+/// Bytes that a change of one entry makes dirty in a directory, at most.
+pub(crate) fn entry_cost(dir: &Object) -> u64 {
+    let dnode = dir.dnode();
+    let block = u64::from(dnode.data_block_size);
+    if dnode.max_blkid > 0 {
+        // Header, pointers (two blocks while the table grows), a leaf and its other half.
+        6 * block
+    } else if block >= MICRO_MAX {
+        CONVERSION
+    } else {
+        2 * block.next_power_of_two()
+    }
+}
+
+impl FileSystem {
+    /// Flags of the ZAPs of new directories.
+    fn normflags(&self) -> u64 {
+        let fold = if self.props().case == CaseSensitivity::Sensitive { 0 } else { TOUPPER };
+        self.props().normalization | fold
+    }
+
+    /// The value of a directory entry.
+    pub(crate) fn entry_value(&self, id: ObjectId, kind: FileType) -> ondisk::zap::ZapValue {
+        let file_type = if self.props().version < VERSION_TYPES { FileType::Unknown } else { kind };
+        ondisk::zap::ZapValue::from_u64(znode::DirEntry { object: id.0, file_type }.encode())
+    }
+
+    /// Whose a new file is: group and set-id bits go by the directory's set-group-id bit.
+    fn ownership(by: &Caller, parent: &Attrs, kind: FileType, mode: u32) -> (u64, u64, u32) {
+        let mode = mode & 0o7777;
+        let inherits = parent.mode & S_ISGID != 0;
+        let (gid, mode) = match (inherits, kind) {
+            (true, FileType::Dir) => (parent.group_fuid, mode | S_ISGID),
+            (true, _) => (parent.group_fuid, mode),
+            (false, _) => (u64::from(by.gid), mode),
+        };
+        // A set-group-id program of a group that its maker is not in.
+        let strange = kind != FileType::Dir
+            && mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
+            && !by.privileged
+            && !by.in_group(gid as u32);
+        (u64::from(by.uid), gid, if strange { mode & !S_ISGID } else { mode })
+    }
+
+    /// Prepares a new file below `parent`: owners, mode and ACLs that it inherits.
+    ///
+    /// # Errors
+    /// `Invalid` for an impossible kind or target, `NameTooLong` for a long target, those
+    /// of the tables of attributes.
+    pub(crate) fn conceive_in(
+        &self,
+        by: &Caller,
+        parent: &Node,
+        new: &New<'_>,
+        props: &RwProps,
+    ) -> Result<Birth> {
+        match new.kind {
+            FileType::Unknown => return Err(Error::invalid("no such kind of file")),
+            FileType::Symlink if new.target.is_empty() => {
+                return Err(Error::not_found("a symbolic link to nothing"));
+            }
+            FileType::Symlink if new.target.len() >= SYMLINK_MAX => {
+                return Err(Error::new(ErrorKind::NameTooLong, "the target is too long"));
+            }
+            _ => {}
+        }
+        let (uid, gid, mode) = Self::ownership(by, &parent.attrs, new.kind, new.mode);
+        let mut xattrs = Vec::new();
+        let mode = if new.kind == FileType::Symlink {
+            0o777
+        } else {
+            let inherited = self.default_acl(parent, props)?;
+            match inherited {
+                Some(default) => acl::inherit(&default, mode, new.kind, &mut xattrs),
+                None => mode & !(by.umask & 0o777),
+            }
+        };
+        let inherits = parent.attrs.pflags & ZFS_PROJINHERIT != 0;
+        let heir = matches!(new.kind, FileType::Dir | FileType::Regular);
+        let rdev = u64::from(new.device.major) << 20 | u64::from(new.device.minor & 0xf_ffff);
+        let device = matches!(new.kind, FileType::Char | FileType::Block);
+        self.conceive(
+            Seed {
+                kind: new.kind,
+                mode,
+                uid,
+                gid,
+                flags: if inherits && heir { ZFS_PROJINHERIT } else { 0 },
+                project: if inherits { parent.attrs.project } else { 0 },
+                rdev: if device { rdev } else { 0 },
+                target: if new.kind == FileType::Symlink { new.target } else { b"" },
+                xattrs,
+            },
+            props,
+        )
+    }
+
+    /// Prepares an object. No transaction may be open.
+    pub(crate) fn conceive(&self, seed: Seed<'_>, props: &RwProps) -> Result<Birth> {
+        let now = self.rw_always()?.host.now();
+        let is_dir = seed.kind == FileType::Dir;
+        let mode = seed.kind.nibble() << 12 | u64::from(seed.mode & 0o7777);
+        let mut flags = seed.flags | ZFS_ACL_TRIVIAL;
+        if self.props().version >= VERSION_FLAGS {
+            flags |= ZFS_ARCHIVE | ZFS_AV_MODIFIED;
+        }
+        if is_dir {
+            flags |= ZFS_ACL_AUTO_INHERIT;
+        }
+        if mode & 0o111 == 0o111 {
+            flags |= ZFS_NO_EXECS_DENIED;
+        }
+        let mut birth = Birth {
+            kind: seed.kind,
+            mode,
+            uid: seed.uid,
+            gid: seed.gid,
+            flags,
+            now,
+            rdev: seed.rdev,
+            project: seed.project,
+            target: seed.target.to_vec(),
+            size: if is_dir { 2 } else { seed.target.len() as u64 },
+            sa: None,
+            slots: props.dnode_slots.clamp(1, 32),
+            block_size: 0,
+            xattrs: seed.xattrs,
+        };
+        if self.props().version < crate::master::ZPL_VERSION {
+            birth.slots = 1;
+            if birth.target.len() > LEGACY_TAIL {
+                birth.block_size = (birth.target.len() as u32).next_multiple_of(512);
+            }
+            if !birth.xattrs.is_empty() {
+                self.ready_hidden(&birth.hidden_owner(ObjectId(0)), props)?;
+            }
+            return Ok(birth);
+        }
+        let projects = self.os().props()?.count_projects;
+        if projects {
+            birth.flags |= ZFS_PROJID;
+        }
+        let mut list = AttrList::default();
+        for attr in template(&birth, projects) {
+            let number = self.ensure_attr(attr)?;
+            list.set(number, birth.value(attr));
+        }
+        if !birth.xattrs.is_empty() && props.xattr != XattrForm::Dir {
+            let packed = ondisk::xattr::pack_sa(&birth.xattrs);
+            if let Ok(packed) = packed {
+                list.set(self.ensure_attr(ZplAttr::Dxattr)?, packed);
+                birth.xattrs.clear();
+            }
+        }
+        if !birth.xattrs.is_empty() {
+            self.ready_hidden(&birth.hidden_owner(ObjectId(0)), props)?;
+            // Its number is known when the directory is there.
+            list.set(self.ensure_attr(ZplAttr::Xattr)?, words(&[0]));
+        }
+        let plan = self.plan(&list, birth.slots)?;
+        birth.sa = Some((list, plan));
+        Ok(birth)
+    }
+
+    /// Makes the object, without a name.
+    ///
+    /// # Errors
+    /// `NoSpace` without a free number, those of the object set.
+    pub(crate) fn bear(
+        &self,
+        tx: &Tx,
+        mut birth: Birth,
+        parent: ObjectId,
+        links: u64,
+    ) -> Result<ObjectId> {
+        let os = self.os();
+        let object_type = match birth.kind {
+            FileType::Dir => ObjType::DIRECTORY_CONTENTS,
+            _ => ObjType::PLAIN_FILE_CONTENTS,
+        };
+        let patch = Patch::new()
+            .and(ZplAttr::Gen, Do::Set(tx.txg().0))
+            .and(ZplAttr::Parent, Do::Set(parent.0))
+            .and(ZplAttr::Links, Do::Set(links));
+        let (bonus_type, bonus, spill) = match &mut birth.sa {
+            Some((list, plan)) => {
+                list.apply(&self.tables(), &patch)?;
+                let (bonus, spill) = self.encode(list, *plan)?;
+                (ObjType::SA, bonus, spill)
+            }
+            None => (ObjType::ZNODE, birth.znode(tx.txg().0, parent, links)?, None),
+        };
+        let spec = ObjectSpec {
+            object_type,
+            bonus_type,
+            bonus,
+            slots: birth.slots,
+            block_size: birth.block_size,
+            ..ObjectSpec::default()
+        };
+        let id = os.allocate(tx, &spec)?;
+        let rest = self.finish(tx, id, &birth, spill.as_deref());
+        if rest.is_err() {
+            os.free_object(tx, id)?;
+        }
+        self.touch(tx, id);
+        rest.map(|()| id)
+    }
+
+    fn finish(&self, tx: &Tx, id: ObjectId, birth: &Birth, spill: Option<&[u8]>) -> Result<()> {
+        let os = self.os();
+        if birth.kind == FileType::Dir {
+            zaps::init(os, tx, id, self.normflags())?;
+        }
+        if let Some(spill) = spill {
+            os.set_spill(tx, id, Some(spill))?;
+        }
+        if birth.block_size != 0 && birth.sa.is_none() {
+            os.write(tx, id, 0, &birth.target)?;
+        }
+        if birth.xattrs.is_empty() {
+            return Ok(());
+        }
+        let owner = birth.hidden_owner(id);
+        let props = self.rw_always()?.host.props();
+        let dir = self.bear_xattr_dir(tx, &owner, &props)?;
+        for (name, value) in &birth.xattrs {
+            self.put_xattr_file(tx, &owner, dir, (name, value), &props)?;
+        }
+        let patch = Patch::new().and(ZplAttr::Xattr, Do::Set(dir.0));
+        let legacy = birth.sa.is_none();
+        if let Some((mut list, plan)) = birth.sa.clone() {
+            // Not necessarily in the bonus.
+            list.apply(&self.tables(), &patch)?;
+            return self.store(tx, id, &list, plan);
+        }
+        self.patch_id(tx, id, legacy, &patch)
+    }
+
+    /// Makes a file of any kind. Owner and group are the caller's, but the group the
+    /// directory's below one with the set-group-id bit; permissions lack the umask, or
+    /// are what the directory's default ACL leaves.
+    ///
+    /// # Errors
+    /// `Exists`; `NotFound` for a directory that was removed; `NotDir`; `NameTooLong`,
+    /// `Invalid`, `NotUnicode` for the name; `NotPermitted` below an immutable directory;
+    /// `TooManyLinks`; `NoSpace`; `Quota`; `ReadOnly`; those of reading.
+    pub fn make(&self, by: &Caller, dir: ObjectId, name: &[u8], new: &New<'_>) -> Result<Attrs> {
+        let (rw, props) = self.rw()?;
+        self.check_name(name)?;
+        let _dir = rw.locks.exclusive(dir);
+        let parent = self.parent(dir)?;
+        if self.entry(dir, name)?.is_some() {
+            return Err(exists().in_object(dir));
+        }
+        let is_dir = new.kind == FileType::Dir;
+        if is_dir {
+            self.check_links(&parent)?;
+        }
+        let birth = self.conceive_in(by, &parent, new, &props)?;
+        self.check_new_quota(&birth.owner())?;
+        let now = birth.now;
+        let cost = birth.cost() + entry_cost(&parent.object) + DNODE_BLOCK;
+        let tx = rw.host.begin(cost, false)?;
+        let id = self.bear(&tx, birth, dir, if is_dir { 2 } else { 1 })?;
+        if let Err(e) = self.add_entry(&tx, dir, name, id, new.kind) {
+            self.os().free_object(&tx, id)?;
+            return Err(e);
+        }
+        let mut patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Add(1));
+        if is_dir {
+            patch.push(ZplAttr::Links, Do::Add(1));
+        }
+        self.patch(&tx, &parent, &patch)?;
+        drop(tx);
+        self.attrs(id, Io::WAIT)
+    }
+
+    /// Makes a regular file without a name (`O_TMPFILE`); it lives as long as it is held,
+    /// unless [`FileSystem::link`] gives it one.
+    ///
+    /// # Errors
+    /// As [`FileSystem::make`].
+    pub fn make_unlinked(&self, by: &Caller, dir: ObjectId, mode: u32) -> Result<Attrs> {
+        let (rw, props) = self.rw()?;
+        let _dir = rw.locks.exclusive(dir);
+        let parent = self.parent(dir)?;
+        let birth = self.conceive_in(by, &parent, &New::file(mode), &props)?;
+        self.check_new_quota(&birth.owner())?;
+        let _queue = rw.queue.lock();
+        let cost = birth.cost() + self.queue_cost()?;
+        let tx = rw.host.begin(cost, false)?;
+        let id = self.bear(&tx, birth, dir, 0)?;
+        if let Err(e) = self.enqueue(&tx, id) {
+            self.os().free_object(&tx, id)?;
+            return Err(e);
+        }
+        rw.holds.lock().orphans.insert(id.0, true);
+        drop(tx);
+        self.attrs(id, Io::WAIT)
+    }
+
+    /// A directory that entries may be added to or taken from.
+    ///
+    /// # Errors
+    /// `NotDir`; `NotFound` when it was removed; `NotPermitted` by its flags; `Invalid`
+    /// for one with extended attributes.
+    pub(crate) fn parent(&self, dir: ObjectId) -> Result<Node> {
+        self.directory(dir, Io::WAIT)?;
+        let node = self.node(dir)?;
+        if node.attrs.kind != FileType::Dir {
+            return Err(Error::new(ErrorKind::NotDir, "not a directory").in_object(dir));
+        }
+        if node.attrs.nlink == 0 {
+            return Err(Error::not_found("the directory was removed").in_object(dir));
+        }
+        if node.attrs.pflags & ZFS_XATTR != 0 {
+            return Err(Error::invalid("a directory of extended attributes").in_object(dir));
+        }
+        if node.attrs.pflags & znode::ZFS_IMMUTABLE != 0 {
+            return Err(denied("the directory is immutable").in_object(dir));
+        }
+        Ok(node)
+    }
+}
+
+/// Attributes of a new object in their order (chapter 06 §4.5).
+fn template(birth: &Birth, projects: bool) -> Vec<ZplAttr> {
+    use ZplAttr::{
+        Atime, Crtime, Ctime, DaclAces, DaclCount, Flags, Gen, Gid, Links, Mode, Mtime, Parent,
+        Projid, Rdev, Size, Symlink, Uid,
+    };
+    let mut attrs =
+        vec![Mode, Size, Gen, Uid, Gid, Parent, Flags, Atime, Mtime, Ctime, Crtime, Links];
+    attrs.extend(projects.then_some(Projid));
+    attrs.extend(matches!(birth.kind, FileType::Char | FileType::Block).then_some(Rdev));
+    attrs.extend([DaclCount, DaclAces]);
+    attrs.extend((birth.kind == FileType::Symlink).then_some(Symlink));
+    attrs
+}
+
+impl Birth {
+    /// A file with content: its block and its size.
+    pub(crate) fn with_content(
+        mut self,
+        block_size: u32,
+        size: u64,
+        tables: &SaTables,
+    ) -> Result<Birth> {
+        (self.block_size, self.size) = (block_size, size);
+        if let Some((list, _)) = &mut self.sa {
+            list.apply(tables, &Patch::new().and(ZplAttr::Size, Do::Set(size)))?;
+        }
+        Ok(self)
+    }
+
+    fn aces(&self) -> Vec<ondisk::acl::Ace> {
+        trivial_acl(self.mode, self.kind == FileType::Dir)
+    }
+
+    fn hidden_owner(&self, id: ObjectId) -> super::xattr::Owner {
+        super::xattr::Owner { id, uid: self.uid, gid: self.gid, project: self.project }
+    }
+
+    /// Whom quotas are checked for.
+    pub(crate) fn owner(&self) -> super::quota::Owner {
+        super::quota::Owner { uid: self.uid, gid: self.gid, project: Some(self.project) }
+    }
+
+    fn value(&self, attr: ZplAttr) -> Vec<u8> {
+        match attr {
+            ZplAttr::Mode => words(&[self.mode]),
+            ZplAttr::Size => words(&[self.size]),
+            ZplAttr::Uid => words(&[self.uid]),
+            ZplAttr::Gid => words(&[self.gid]),
+            ZplAttr::Flags => words(&[self.flags]),
+            ZplAttr::Atime | ZplAttr::Mtime | ZplAttr::Ctime | ZplAttr::Crtime => {
+                time_bytes(self.now)
+            }
+            ZplAttr::Projid => words(&[self.project]),
+            ZplAttr::Rdev => words(&[self.rdev]),
+            ZplAttr::DaclCount => words(&[self.aces().len() as u64]),
+            ZplAttr::DaclAces => encode_aces(&self.aces()),
+            ZplAttr::Symlink => self.target.clone(),
+            _ => words(&[0]),
+        }
+    }
+
+    fn znode(&self, txg: u64, parent: ObjectId, links: u64) -> Result<Vec<u8>> {
+        let head = [txg, self.mode, self.size, parent.0, links, 0, self.rdev, self.flags];
+        let mut out = legacy_znode(self.now, head, [self.uid, self.gid], &self.aces())?;
+        if self.target.len() <= LEGACY_TAIL {
+            out.extend(&self.target);
+        }
+        Ok(out)
+    }
+}

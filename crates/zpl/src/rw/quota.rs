@@ -1,0 +1,188 @@
+//! Quotas of users, groups and projects (chapter 06 §14).
+//!
+//! What is compared is the account of the last written groups: enforcement lags by a few
+//! groups. The sync thread changes the accounts while they are read here; what cannot be
+//! read is no reason to refuse anything.
+
+use base::{Error, ErrorKind, Result};
+use dmu::{Io, Zap, zaps};
+use ondisk::ObjType;
+use ondisk::zap::ZapValue;
+
+use super::make::{DNODE_BLOCK, entry_cost};
+use super::node::Node;
+use crate::attrs::Attrs;
+use crate::fs::FileSystem;
+use crate::master::{MASTER_NODE, QuotaObjects};
+use crate::userspace::SpaceKind;
+
+/// Type of quota tables.
+const TABLE: ObjType = ObjType(40);
+/// First version with accounts.
+const VERSION_ACCOUNTS: u64 = 4;
+/// Bytes that a new table makes dirty.
+const NEW_TABLE: u64 = 64 << 10;
+const KINDS: [SpaceKind; 3] = [SpaceKind::User, SpaceKind::Group, SpaceKind::Project];
+
+/// Who is charged for an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    pub(crate) uid: u64,
+    pub(crate) gid: u64,
+    /// `None`: not of interest.
+    pub(crate) project: Option<u64>,
+}
+
+impl Owner {
+    pub(crate) fn of(attrs: &Attrs) -> Owner {
+        Owner { uid: attrs.owner_fuid, gid: attrs.group_fuid, project: Some(attrs.project) }
+    }
+}
+
+const NONE: QuotaObjects =
+    QuotaObjects { bytes: None, objects: None, default_bytes: 0, default_objects: 0 };
+
+fn over_quota() -> Error {
+    Error::new(ErrorKind::Quota, "the owner's quota is exhausted")
+}
+
+impl FileSystem {
+    /// Whether an id's bytes or objects reach its limit.
+    fn is_over(&self, of: SpaceKind, id: u64, objects: bool) -> bool {
+        let quotas = self.quota_objects(of);
+        let (table, default) = if objects {
+            (quotas.objects, quotas.default_objects)
+        } else {
+            (quotas.bytes, quotas.default_bytes)
+        };
+        if table.is_none() && default == 0 {
+            return false;
+        }
+        let number = |object: Result<dmu::Object>, key: &str| -> Option<u64> {
+            Zap::open(object.ok()?, Io::WAIT).ok()?.lookup_u64(key).ok()?
+        };
+        let key = format!("{id:x}");
+        let own = table.and_then(|t| {
+            let look = || Ok(number(self.object(t, Io::WAIT), &key));
+            self.whole(t, Io::WAIT, look).ok().flatten()
+        });
+        let limit = own.filter(|n| *n != 0).unwrap_or(default);
+        if limit == 0 {
+            return false;
+        }
+        let key = if objects { format!("obj-{key}") } else { key };
+        let Some(account) = self.objset().special(of.used_object()) else { return false };
+        number(Ok(account), &key).unwrap_or(0) >= limit
+    }
+
+    fn check(&self, owner: &Owner, objects: bool) -> Result<()> {
+        let ids = [Some(owner.uid), Some(owner.gid), owner.project];
+        for (of, id) in KINDS.into_iter().zip(ids) {
+            if let Some(id) = id.filter(|_| self.quota_objects(of) != NONE)
+                && self.is_over(of, id, objects)
+            {
+                return Err(over_quota());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a new object may be charged to its owner.
+    ///
+    /// # Errors
+    /// `Quota`.
+    pub(crate) fn check_new_quota(&self, owner: &Owner) -> Result<()> {
+        self.check(owner, false)?;
+        self.check(owner, true)
+    }
+
+    /// Whether an object may be charged to a new owner or group.
+    ///
+    /// # Errors
+    /// `Quota`.
+    pub(crate) fn check_moved_quota(
+        &self,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        old: &Owner,
+    ) -> Result<()> {
+        let over = |of, id: Option<u32>, had: u64| {
+            let id = id.map(u64::from).filter(|id| *id != had);
+            id.is_some_and(|id| self.is_over(of, id, false) || self.is_over(of, id, true))
+        };
+        if over(SpaceKind::User, uid, old.uid) || over(SpaceKind::Group, gid, old.gid) {
+            return Err(over_quota());
+        }
+        Ok(())
+    }
+
+    /// Whether an object may be charged to a project.
+    ///
+    /// # Errors
+    /// `Quota`.
+    pub(crate) fn check_project_quota(&self, project: u64) -> Result<()> {
+        let over = |objects| self.is_over(SpaceKind::Project, project, objects);
+        if over(false) || over(true) { Err(over_quota()) } else { Ok(()) }
+    }
+
+    /// Sets the limit of a user, group or project, in bytes or in objects; 0 takes it away.
+    ///
+    /// # Errors
+    /// `Unsupported` where this is not accounted; `NoSpace`; `ReadOnly`; those of the
+    /// tables.
+    pub fn set_quota(&self, of: SpaceKind, id: u64, objects: bool, limit: u64) -> Result<()> {
+        let (rw, _) = self.rw()?;
+        let counted = self.os().props()?;
+        let known = self.props().version >= VERSION_ACCOUNTS
+            && (!objects || counted.count_objects)
+            && (of != SpaceKind::Project || counted.count_projects);
+        if !known {
+            return Err(Error::unsupported("this is not accounted in this file system"));
+        }
+        let _tables = rw.layouts.lock();
+        let mut all = KINDS.map(|kind| self.quota_objects(kind));
+        let quotas = &mut all[of as usize];
+        let table = if objects { &mut quotas.objects } else { &mut quotas.bytes };
+        if table.is_none() && limit == 0 {
+            return Ok(());
+        }
+        let cost = match *table {
+            Some(id) => entry_cost(&self.object(id, Io::WAIT)?),
+            None => NEW_TABLE,
+        };
+        let tx = rw.host.begin(cost + 2 * DNODE_BLOCK, limit == 0)?;
+        let os = self.os();
+        let table = match *table {
+            Some(id) => id,
+            None => {
+                let id = zaps::create(os, &tx, TABLE, ObjType::NONE, &[], 0)?;
+                let who = ["user", "group", "project"][of as usize];
+                let key = format!("{who}{}quota@", if objects { "obj" } else { "" });
+                let _turn = rw.turns.take(MASTER_NODE);
+                zaps::add(os, &tx, MASTER_NODE, key.as_bytes(), &ZapValue::from_u64(id.0))?;
+                *table.insert(id)
+            }
+        };
+        {
+            let _turn = rw.turns.take(table);
+            let key = format!("{id:x}");
+            match limit {
+                0 => match zaps::remove(os, &tx, table, key.as_bytes()) {
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    other => other?,
+                },
+                _ => zaps::update(os, &tx, table, key.as_bytes(), &ZapValue::from_u64(limit))?,
+            }
+        }
+        *rw.quotas.write() = Some(all);
+        Ok(())
+    }
+
+    /// Whether more bytes may be charged to a file's owner.
+    ///
+    /// # Errors
+    /// `Quota`.
+    pub(crate) fn check_quota(&self, node: &Node) -> Result<()> {
+        self.check(&Owner::of(&node.attrs), false)
+    }
+}

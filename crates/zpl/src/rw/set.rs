@@ -1,0 +1,214 @@
+//! Changing attributes: `setattr` (chapter 06 §5, §11.5, §15).
+
+use base::{Error, ErrorKind, ObjectId, Result};
+use dmu::{Io, Tx};
+use ondisk::acl::{encode_aces, trivial_acl};
+use ondisk::sa::ZplAttr;
+use ondisk::znode::{
+    FileType, Time, ZFS_ACL_AUTO_INHERIT, ZFS_ACL_DEFAULTED, ZFS_ACL_OBJ_ACE, ZFS_ACL_PROTECTED,
+    ZFS_ACL_TRIVIAL, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_INHERIT_ACE, ZFS_NO_EXECS_DENIED,
+    ZFS_PROJID,
+};
+
+use super::data::set_ids;
+use super::make::DNODE_BLOCK;
+use super::node::{Do, Node, Patch, words};
+use super::quota::Owner;
+use super::types::{Caller, FILE_SIZE_MAX, RwProps, SETTABLE_FLAGS, SetAttrs, SetTime};
+use super::types::{denied, too_large};
+use super::xattr::Edit;
+use crate::attrs::Attrs;
+use crate::fs::FileSystem;
+
+const S_ISGID: u32 = 0o2000;
+const ACL_FLAGS: u64 = ZFS_INHERIT_ACE
+    | ZFS_ACL_TRIVIAL
+    | ZFS_ACL_OBJ_ACE
+    | ZFS_ACL_PROTECTED
+    | ZFS_ACL_DEFAULTED
+    | ZFS_NO_EXECS_DENIED;
+/// A project that nothing can have.
+const PROJECT_INVALID: u32 = u32::MAX;
+
+impl FileSystem {
+    /// Changes attributes, all of them in one group. Set-id bits go by POSIX's rules as
+    /// Linux has them: with the owner or the group of anything but a directory, unless
+    /// `mode` says otherwise; and with the size. A change of the mode makes the ZFS ACL
+    /// trivial, and a POSIX ACL follows it.
+    ///
+    /// # Errors
+    /// `NotFound`; `NotPermitted` by flags, or when flags need privileges; `Invalid` for a
+    /// size of what is no regular file (`IsDir`); `TooLarge`; `Unsupported` for projects
+    /// where there are none; `Quota` for the new owner's; `NoSpace`; `ReadOnly`.
+    pub fn set_attrs(&self, by: &Caller, id: ObjectId, set: &SetAttrs) -> Result<Attrs> {
+        let (rw, props) = self.rw()?;
+        let _lock = rw.locks.exclusive(id);
+        let node = self.node(id)?;
+        self.check_set(by, &node, set)?;
+        let now = rw.host.now();
+        let (mode, patch) = self.changes(by, &node, set, now);
+        let mut edit = Edit::new(self, node)?;
+        edit.patch = patch;
+        if let Some(mode) = mode {
+            self.change_mode(&mut edit, mode, &props)?;
+        }
+        if let Some(project) = set.project {
+            self.change_project(&mut edit, project)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            edit.own_hidden(self, set)?;
+        }
+        match set.size.filter(|size| *size != edit.node.attrs.size) {
+            None => edit.commit(self, &props)?,
+            Some(size) => self.set_size(edit, size, &props)?,
+        }
+        self.attrs(id, Io::WAIT)
+    }
+
+    fn check_set(&self, by: &Caller, node: &Node, set: &SetAttrs) -> Result<()> {
+        let flags = node.attrs.pflags;
+        let other = set.mode.is_some()
+            || set.uid.is_some()
+            || set.gid.is_some()
+            || set.size.is_some()
+            || set.mtime.is_some()
+            || set.project.is_some();
+        if flags & ZFS_IMMUTABLE != 0 && other {
+            return Err(denied("the file is immutable").in_object(node.id));
+        }
+        if flags & ZFS_APPENDONLY != 0 && set.size.is_some() {
+            return Err(denied("the file is only appended to").in_object(node.id));
+        }
+        if let Some(wanted) = set.flags {
+            let guarded = ZFS_IMMUTABLE | ZFS_APPENDONLY;
+            if (wanted ^ flags) & guarded != 0 && !by.privileged {
+                return Err(denied("these flags need privileges").in_object(node.id));
+            }
+        }
+        if let Some(size) = set.size {
+            match node.attrs.kind {
+                FileType::Regular => {}
+                FileType::Dir => {
+                    return Err(Error::new(ErrorKind::IsDir, "is a directory").in_object(node.id));
+                }
+                _ => return Err(Error::invalid("not a regular file").in_object(node.id)),
+            }
+            if size > FILE_SIZE_MAX {
+                return Err(too_large(node.id));
+            }
+            if size > node.attrs.size {
+                self.check_quota(node)?;
+            }
+        }
+        let moved = |new: Option<u32>, old: u64| new.filter(|n| u64::from(*n) != old);
+        let uid = moved(set.uid, node.attrs.owner_fuid);
+        let gid = moved(set.gid, node.attrs.group_fuid);
+        if uid.is_some() || gid.is_some() {
+            let own = Owner::of(&node.attrs);
+            // Whoever stays is charged already.
+            self.check_moved_quota(uid, gid, &own)?;
+        }
+        Ok(())
+    }
+
+    /// The new mode, if it changes, and what else changes in place.
+    fn changes(&self, by: &Caller, node: &Node, set: &SetAttrs, now: Time) -> (Option<u32>, Patch) {
+        let old = node.attrs.mode & 0o7777;
+        let mut patch = Patch::new();
+        let mut mode = set.mode.map(|m| m & 0o7777);
+        let owner = set.uid.is_some() || set.gid.is_some();
+        let is_dir = node.attrs.kind == FileType::Dir;
+        let group = set.gid.unwrap_or(node.attrs.gid);
+        match &mut mode {
+            Some(mode) if *mode & S_ISGID != 0 && !by.privileged && !by.in_group(group) => {
+                *mode &= !S_ISGID;
+            }
+            Some(_) => {}
+            None if owner && !is_dir && set_ids(old) != 0 => mode = Some(old & !set_ids(old)),
+            None if set.size.is_some() && !by.privileged && set_ids(old) != 0 => {
+                mode = Some(old & !set_ids(old));
+            }
+            None => {}
+        }
+        if let Some(uid) = set.uid {
+            patch.push(ZplAttr::Uid, Do::Set(u64::from(uid)));
+        }
+        if let Some(gid) = set.gid {
+            patch.push(ZplAttr::Gid, Do::Set(u64::from(gid)));
+        }
+        let time = |t| match t {
+            SetTime::Set(time) => time,
+            SetTime::Now => now,
+        };
+        if let Some(atime) = set.atime {
+            patch.push(ZplAttr::Atime, Do::Time(time(atime)));
+        }
+        let mtime = set.mtime.map(time).or(set.size.map(|_| now));
+        if let Some(mtime) = mtime {
+            patch = patch.modified(mtime);
+        }
+        if let Some(flags) = set.flags {
+            let known = if self.props().version < 3 { 0 } else { SETTABLE_FLAGS };
+            patch.push(ZplAttr::Flags, Do::AndNot(known));
+            patch.push(ZplAttr::Flags, Do::Or(flags & known));
+        }
+        let ctime = set.ctime.unwrap_or(now);
+        if set.flags.is_some() {
+            // ARCHIVE is what was asked for.
+            patch.push(ZplAttr::Ctime, Do::Time(ctime));
+        } else {
+            patch = patch.changed(ctime);
+        }
+        // Also where nothing changes: the ACL is what the mode says.
+        (mode.filter(|m| *m != old || set.mode.is_some()), patch)
+    }
+
+    /// The new mode, the trivial ACL that says the same, and the POSIX ACL.
+    pub(crate) fn change_mode(&self, edit: &mut Edit, mode: u32, props: &RwProps) -> Result<()> {
+        let is_dir = edit.node.attrs.kind == FileType::Dir;
+        let full = u64::from(edit.node.attrs.mode & !0o7777 | mode);
+        edit.patch.push(ZplAttr::Mode, Do::Set(full));
+        if (mode ^ edit.node.attrs.mode) & 0o777 == 0 {
+            return Ok(());
+        }
+        let mut flags = ZFS_ACL_TRIVIAL;
+        if full & 0o111 == 0o111 {
+            flags |= ZFS_NO_EXECS_DENIED;
+        }
+        if is_dir {
+            flags |= ZFS_ACL_AUTO_INHERIT;
+        }
+        edit.patch.push(ZplAttr::Flags, Do::AndNot(ACL_FLAGS));
+        edit.patch.push(ZplAttr::Flags, Do::Or(flags));
+        let aces = trivial_acl(full, is_dir);
+        edit.set_acl(self, words(&[aces.len() as u64]), encode_aces(&aces))?;
+        edit.chmod_posix(self, mode, props)
+    }
+
+    /// The project of a regular file or directory.
+    fn change_project(&self, edit: &mut Edit, project: u32) -> Result<()> {
+        let id = edit.node.id;
+        let none = || Error::unsupported("there are no projects here").in_object(id);
+        if !self.os().props()?.count_projects || edit.node.legacy {
+            return Err(none());
+        }
+        if project == PROJECT_INVALID
+            || !matches!(edit.node.attrs.kind, FileType::Regular | FileType::Dir)
+        {
+            return Err(Error::invalid("this cannot have such a project").in_object(id));
+        }
+        if u64::from(project) != edit.node.attrs.project {
+            self.check_project_quota(u64::from(project))?;
+        }
+        edit.set_project(self, u64::from(project))?;
+        edit.patch.push(ZplAttr::Flags, Do::Or(ZFS_PROJID));
+        Ok(())
+    }
+
+    fn set_size(&self, edit: Edit, size: u64, props: &RwProps) -> Result<()> {
+        let ready = edit.prepare(self, props)?;
+        let (node, patch, cost) = (ready.node(), ready.patch(), ready.cost(self)? + DNODE_BLOCK);
+        let also = |tx: &Tx, patch: Patch| ready.apply(self, tx, patch);
+        self.resize(node, size, props, patch, also, cost)
+    }
+}

@@ -1,0 +1,193 @@
+//! What an open file system keeps in memory for writing.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+use base::rt::{Mutex, RwLock};
+use base::{Error, ErrorKind, ObjectId, Result, Txg};
+use dmu::{Io, Objset, Tx};
+use ondisk::znode::Time;
+
+use super::locks::{Locks, Turns};
+use super::types::{Host, RwProps};
+use crate::fs::FileSystem;
+use crate::master::QuotaObjects;
+
+const SHARDS: usize = 16;
+/// Groups that may be unwritten at a time: a later one begins when the oldest is on disk.
+const GROUPS: u64 = 4;
+/// Entries of a shard of [`Touched`] before those that are on disk are forgotten.
+const TOUCHED_MAX: usize = 2048;
+
+/// Everything beside the object set.
+pub(crate) struct Rw {
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) locks: Locks,
+    pub(crate) turns: Turns,
+    /// Renames between directories: the tree's shape changes under nobody's feet.
+    pub(crate) renames: Mutex<()>,
+    /// The delete queue.
+    pub(crate) queue: Mutex<()>,
+    /// The tables of system attributes, and those of quotas.
+    pub(crate) layouts: Mutex<()>,
+    pub(crate) holds: Mutex<Holds>,
+    pub(crate) times: Times,
+    pub(crate) touched: Touched,
+    /// Quotas of users, groups and projects, once one was set here.
+    pub(crate) quotas: RwLock<Option<[QuotaObjects; 3]>>,
+    /// Blocks that a group frees.
+    pub(crate) freeing: Mutex<(Txg, u64)>,
+}
+
+impl std::fmt::Debug for Rw {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rw")
+    }
+}
+
+/// Open objects, and those without names.
+#[derive(Default)]
+pub(crate) struct Holds {
+    /// Holds by object.
+    pub(crate) count: HashMap<u64, u32>,
+    /// Objects on the delete queue since the file system was opened; true for those that
+    /// may get a name (`O_TMPFILE`).
+    pub(crate) orphans: HashMap<u64, bool>,
+    /// Objects that are being freed.
+    pub(crate) dying: HashSet<u64>,
+}
+
+/// Times of access that are not stored yet.
+#[derive(Default)]
+pub(crate) struct Times {
+    shards: [Mutex<HashMap<u64, Time>>; SHARDS],
+    pending: AtomicUsize,
+}
+
+fn shard(id: ObjectId) -> usize {
+    id.0 as usize % SHARDS
+}
+
+impl Times {
+    /// The time of an object, if it is not stored yet.
+    pub(crate) fn of(&self, id: ObjectId) -> Option<Time> {
+        if self.pending.load(SeqCst) == 0 {
+            return None;
+        }
+        self.shards[shard(id)].lock().get(&id.0).copied()
+    }
+
+    pub(crate) fn put(&self, id: ObjectId, time: Time) {
+        if self.shards[shard(id)].lock().insert(id.0, time).is_none() {
+            self.pending.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Takes the time to store it, or because it is of no interest any more.
+    pub(crate) fn take(&self, id: ObjectId) -> Option<Time> {
+        if self.pending.load(SeqCst) == 0 {
+            return None;
+        }
+        let time = self.shards[shard(id)].lock().remove(&id.0);
+        if time.is_some() {
+            self.pending.fetch_sub(1, SeqCst);
+        }
+        time
+    }
+
+    /// Objects with times, ascending.
+    pub(crate) fn ids(&self) -> Vec<ObjectId> {
+        let of = |s: &Mutex<HashMap<u64, Time>>| s.lock().keys().copied().collect::<Vec<_>>();
+        let mut ids: Vec<_> = self.shards.iter().flat_map(of).map(ObjectId).collect();
+        ids.sort_unstable();
+        ids
+    }
+}
+
+/// The last group that changed an object.
+#[derive(Default)]
+pub(crate) struct Touched {
+    shards: [Mutex<HashMap<u64, Txg>>; SHARDS],
+    newest: AtomicU64,
+}
+
+impl Touched {
+    pub(crate) fn set(&self, id: ObjectId, txg: Txg) {
+        self.newest.fetch_max(txg.0, SeqCst);
+        let mut shard = self.shards[shard(id)].lock();
+        let last = shard.entry(id.0).or_insert(txg);
+        *last = (*last).max(txg);
+        if shard.len() > TOUCHED_MAX {
+            shard.retain(|_, t| t.0 + GROUPS > txg.0);
+        }
+    }
+
+    /// The group to wait for; `None` if all is on disk for certain.
+    pub(crate) fn of(&self, id: ObjectId) -> Option<Txg> {
+        self.shards[shard(id)].lock().get(&id.0).copied()
+    }
+
+    /// The group is on disk.
+    pub(crate) fn synced(&self, id: ObjectId, txg: Txg) {
+        let mut shard = self.shards[shard(id)].lock();
+        if shard.get(&id.0).is_some_and(|t| *t <= txg) {
+            shard.remove(&id.0);
+        }
+    }
+
+    pub(crate) fn newest(&self) -> Option<Txg> {
+        Some(Txg(self.newest.load(SeqCst))).filter(|t| t.0 != 0)
+    }
+}
+
+impl Rw {
+    pub(crate) fn new(host: Arc<dyn Host>) -> Rw {
+        Rw {
+            host,
+            locks: Locks::default(),
+            turns: Turns::default(),
+            renames: Mutex::default(),
+            queue: Mutex::default(),
+            layouts: Mutex::default(),
+            holds: Mutex::default(),
+            times: Times::default(),
+            touched: Touched::default(),
+            quotas: RwLock::default(),
+            freeing: Mutex::new((Txg::ZERO, 0)),
+        }
+    }
+}
+
+impl FileSystem {
+    /// Opens the file system in `os` for writing; `os` is open so, and no other file
+    /// system is open over it. [`FileSystem::empty_delete_queue`] should follow.
+    ///
+    /// # Errors
+    /// As [`FileSystem::open`].
+    pub fn open_rw(os: Arc<Objset>, host: Arc<dyn Host>, io: Io) -> Result<Arc<FileSystem>> {
+        FileSystem::open_as(os, Some(Rw::new(host)), io)
+    }
+
+    /// The state for writing, if writing is allowed now.
+    pub(crate) fn rw(&self) -> Result<(&Rw, Arc<RwProps>)> {
+        let read_only = || Error::new(ErrorKind::ReadOnly, "the file system is read-only");
+        let rw = self.rw_part().ok_or_else(read_only)?;
+        let props = rw.host.props();
+        if props.read_only { Err(read_only()) } else { Ok((rw, props)) }
+    }
+
+    /// The state for what goes on while `readonly` is being set: what was written before
+    /// may be synced, and objects that nobody needs any more may be freed.
+    pub(crate) fn rw_always(&self) -> Result<&Rw> {
+        let read_only = || Error::new(ErrorKind::ReadOnly, "the file system is read-only");
+        self.rw_part().ok_or_else(read_only)
+    }
+
+    /// Remembers that an object was changed in `tx`, for fsync.
+    pub(crate) fn touch(&self, tx: &Tx, id: ObjectId) {
+        if let Some(rw) = self.rw_part() {
+            rw.touched.set(id, tx.txg());
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What reaches the disk when: times of access, fsync, statfs.
+
+use base::{ObjectId, Result};
+use dmu::Io;
+use ondisk::sa::ZplAttr;
+
+use super::make::DNODE_BLOCK;
+use super::node::{Do, Patch};
+use super::types::{Atime, Space};
+use crate::fs::FileSystem;
+
+/// Objects whose times one transaction stores.
+const TIMES: usize = 32;
+/// Seconds after which a time of access is renewed, `relatime` or not.
+const DAY: i64 = 24 * 60 * 60;
+
+impl FileSystem {
+    /// A file was read, or a directory listed: its time of access becomes the clock's, as
+    /// properties `atime` and `relatime` say. It is kept in memory until the object changes
+    /// anyhow, its last hold goes, or the file system is synced.
+    pub fn accessed(&self, id: ObjectId) {
+        let Ok((rw, props)) = self.rw() else { return };
+        let now = rw.host.now();
+        let fresh = match props.atime {
+            Atime::Off => false,
+            Atime::On => true,
+            Atime::Relatime => match self.attrs(id, Io::WAIT) {
+                Ok(a) => {
+                    let at = |t: ondisk::znode::Time| (t.seconds, t.nanoseconds);
+                    at(a.atime) <= at(a.mtime)
+                        || at(a.atime) <= at(a.ctime)
+                        || now.seconds.saturating_sub(a.atime.seconds) >= DAY
+                }
+                Err(_) => false,
+            },
+        };
+        if fresh {
+            rw.times.put(id, now);
+        }
+    }
+
+    /// Stores times of access, as far as the objects still exist.
+    pub(crate) fn store_times(&self, ids: &[ObjectId]) -> Result<()> {
+        let Ok((rw, _)) = self.rw() else { return Ok(()) };
+        let mut ids: Vec<ObjectId> =
+            ids.iter().copied().filter(|id| rw.times.of(*id).is_some()).collect();
+        ids.sort_unstable();
+        for batch in ids.chunks(TIMES) {
+            let _locks = rw.locks.all(batch);
+            let mut nodes = Vec::with_capacity(batch.len());
+            for id in batch {
+                // What is gone or damaged keeps nobody from storing the others.
+                match self.node(*id) {
+                    Ok(node) => nodes.push(node),
+                    Err(_) => drop(rw.times.take(*id)),
+                }
+            }
+            if nodes.is_empty() {
+                continue;
+            }
+            // A full pool must not keep anybody from syncing: no new blocks in the end.
+            let tx = rw.host.begin(nodes.len() as u64 * DNODE_BLOCK, true)?;
+            for node in nodes {
+                if let Some(time) = rw.times.take(node.id) {
+                    let patch = Patch::new().and(ZplAttr::Atime, Do::Time(time));
+                    self.patch(&tx, &node, &patch)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until what was done to an object is on disk; at once if that is so already.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub fn fsync(&self, id: ObjectId) -> Result<()> {
+        let Some(rw) = self.rw_part() else { return Ok(()) };
+        let Some(txg) = rw.touched.of(id) else { return Ok(()) };
+        rw.host.synced(txg)?;
+        rw.touched.synced(id, txg);
+        Ok(())
+    }
+
+    /// Waits until all that was done is on disk, times of access included.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub fn sync_all(&self) -> Result<()> {
+        let Some(rw) = self.rw_part() else { return Ok(()) };
+        // Without space for times of access all else is synced nevertheless.
+        let times = self.store_times(&rw.times.ids());
+        if let Some(txg) = rw.touched.newest() {
+            rw.host.synced(txg)?;
+        }
+        times
+    }
+
+    /// What `statfs` tells. Each object takes 512 bytes at least.
+    ///
+    /// # Errors
+    /// Those of [`super::Host::space`].
+    pub fn space(&self) -> Result<Space> {
+        let rw = self.rw_always()?;
+        let space = rw.host.space()?;
+        Ok(Space {
+            total: space.used.saturating_add(space.available),
+            available: space.available,
+            objects: self.object_count(),
+            free_objects: space.available / 512,
+        })
+    }
+}
