@@ -53,7 +53,7 @@ deb: build
 
 # What the table of commands says, into man and dist/completions.
 pages:
-	CENOTE_BLESS=1 $(CARGO) test --locked -p cli --bin cenote commands::
+	CENOTE_BLESS=1 $(CARGO) test --locked -p cli --bin cenote current
 
 bench: build
 	scripts/bench.sh

@@ -241,8 +241,8 @@ _cenote_value() {
 		case $2 in
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
-		--vdevs) echo 'one single stripe mirror raidz raidz2' ;;
-		--workload) echo 'one mixed files zaps datasets churn short' ;;
+		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
+		--workload) echo 'one mixed files zaps datasets churn full short' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
 		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group' ;;

@@ -429,8 +429,8 @@ __cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f
-__cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2'
-__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn short'
+__cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2 classes'
+__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full short'
 __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group'

@@ -53,7 +53,10 @@ pub(crate) fn split_for_life(
     props: &[(String, PropData)],
     above: NewFs,
 ) -> Result<(NewFs, Vec<(String, Stored)>)> {
-    let mut new = NewFs { time: now(), ..above };
+    // It belongs to who makes it.
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let (uid, gid) = (u64::from(uid.as_raw()), u64::from(gid.as_raw()));
+    let mut new = NewFs { time: now(), uid, gid, ..above };
     for (name, value) in props {
         let PropData::Num(n) = value else { continue };
         match name.as_str() {

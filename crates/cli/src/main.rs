@@ -50,7 +50,7 @@ where 'command' is one of the following:
 	bench [NAME]                   what this machine and the cache can do
 	sim [--seed N] [--runs M]      the engine on simulated disks, crashed everywhere
 	completion bash|zsh|fish       what the shell needs to complete all this
-	help | version
+	help [COMMAND] | version
 ";
 
 /// Tools that the program can be linked to.
@@ -80,6 +80,7 @@ fn command(argv: &[OsString]) -> Exit {
         return Exit::USAGE;
     };
     match first.as_bytes() {
+        b"help" if !rest.is_empty() => tool("help", rest),
         b"help" | b"--help" | b"-?" | b"-h" => {
             ui::out(USAGE);
             Exit::OK
@@ -99,6 +100,11 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "zdb" => zdb::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
+        "help" => match argv.split_first() {
+            Some((first, topic)) if first == "zpool" => commands::help("zpool", topic),
+            Some((first, topic)) if first == "zfs" => commands::help("zfs", topic),
+            _ => commands::help("cenote", argv),
+        },
         "completion" => commands::complete::main(argv),
         "bench" => bench::main(argv),
         "sim" => sim::main(argv),

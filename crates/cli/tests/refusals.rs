@@ -197,8 +197,8 @@ fn options_that_are_refused() {
     }
     let wanted = "cannot run 'zpool scrub': this version cannot do that\n";
     assert_eq!(s.fail(1, &["zpool", "scrub", "x"]), wanted);
-    for command in [["zfs", "snapshot"], ["zfs", "set"]] {
-        let wanted = format!("cannot run '{}': Cenote reads pools only\n", command.join(" "));
+    for command in [["zfs", "send"], ["zfs", "clone"]] {
+        let wanted = format!("cannot run '{}': Cenote does not have it yet\n", command.join(" "));
         assert_eq!(s.fail(1, &[&command[..], &["x"]].concat()), wanted);
     }
 }

@@ -213,6 +213,7 @@ fn shells_complete_commands_options_and_names() {
         let said = said(&shell(&s, "zsh", &path, &["-f", "-c", script]));
         assert_eq!((said.out.as_str(), said.err.as_str()), ("_cenote\n_cenote\n_cenote\n", ""));
     }
+    assert_eq!(s.fail(1, &["zpool", "help", "nope"]), "there is no command 'zpool nope'\n");
     assert_eq!(s.fail(2, &["completion", "csh"]), "usage:\n\tcompletion bash|zsh|fish\n");
 }
 

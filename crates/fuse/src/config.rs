@@ -27,7 +27,8 @@ pub enum DataInvalidation {
 /// A session's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Receiving threads; 0: one a core.
+    /// Receiving threads; 0: one a core, and eight that may also sleep. With no more than
+    /// one a core all that may sleep goes to workers.
     pub receivers: usize,
     /// Most workers at once; they are started on demand.
     pub workers: usize,

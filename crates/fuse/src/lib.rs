@@ -9,13 +9,13 @@
 //! own speed.
 //!
 //! # Theory
-//! A receiving thread never sleeps on a device. It asks the file system to answer
-//! from memory; what would block goes to a worker. So a hit costs two system
+//! Some receiving threads never sleep on a device: they ask the file system to answer
+//! from memory, and what would block goes to another thread. So a hit costs two system
 //! calls and no hand-over, and 64 misses are 64 requests at the devices.
 //!
 //! # Departures
-//! Own, not a library: the kernel's newer transport over io_uring is to go
-//! beside the classic one, behind the same trait. No splice, no passthrough,
+//! Own, not a library: the kernel's newer transport over io_uring is beside
+//! the classic one, behind the same trait. No splice, no passthrough,
 //! no DAX, no CUSE.
 //!
 //! Nothing here knows of ZFS.
@@ -37,6 +37,7 @@ mod pool;
 mod session;
 mod transport;
 mod types;
+mod uring;
 
 pub use config::{Config, DataInvalidation};
 pub use errno::{Errno, Result};
@@ -50,3 +51,4 @@ pub use notify::Notifier;
 pub use session::Session;
 pub use transport::{Channel, DevTransport, Transport};
 pub use types::*;
+pub use uring::UringTransport;

@@ -10,7 +10,7 @@ use base::Buf;
 use base::limits::BUF_SIZE_MAX;
 
 use crate::errno::{Errno, Result};
-use crate::fs::{DirSink, Filesystem, Mode, Opcode, Placement, Request, default_placement};
+use crate::fs::{DirSink, Filesystem, Mode, Request};
 use crate::types::*;
 
 /// The file's name.
@@ -56,13 +56,6 @@ impl NullFs {
 }
 
 impl Filesystem for NullFs {
-    fn placement(&self, op: Opcode) -> Placement {
-        match op {
-            Opcode::Write | Opcode::Release | Opcode::Setattr | Opcode::Fsync => Placement::Inline,
-            op => default_placement(op),
-        }
-    }
-
     fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Result<Entry> {
         match (parent, name) {
             (ROOT_ID, n) if n == FILE_NAME.as_bytes() => self.entry(FILE_ID),

@@ -95,6 +95,16 @@ impl Pool {
         }))
     }
 
+    /// A request that its receiver serves: its cancel flag.
+    pub(crate) fn begin(&self, unique: u64) -> Arc<AtomicBool> {
+        self.0.state.lock().register(unique)
+    }
+
+    /// The end of what [`Pool::begin`] began.
+    pub(crate) fn ended(&self, unique: u64) {
+        self.0.state.lock().inflight.remove(&unique);
+    }
+
     /// Hands over a task that holds `bytes` of memory, waiting for space.
     pub(crate) fn submit(&self, unique: u64, bytes: usize, task: Task) {
         let shared = &self.0;
@@ -180,11 +190,13 @@ impl Pool {
         false
     }
 
-    /// Lets nobody wait any more: flags everything as interrupted and returns
-    /// the numbers.
+    /// Lets nobody wait any more: flags everything as interrupted, also what comes later, and
+    /// returns the numbers. Nothing the second time.
     pub(crate) fn close(&self) -> Vec<u64> {
         let mut state = self.0.state.lock();
-        state.closed = true;
+        if std::mem::replace(&mut state.closed, true) {
+            return Vec::new();
+        }
         let uniques = state.inflight.keys().copied().collect();
         for flag in state.inflight.values() {
             flag.store(true, Ordering::Release);

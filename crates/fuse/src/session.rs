@@ -1,14 +1,18 @@
 //! A session: a file system, its mount, and the threads between them and the kernel.
 //!
 //! # Theory
-//! Each receiving thread takes a request from its channel, and either answers it
-//! in place (from memory, see [`Placement`]) or hands it to the workers. The
-//! inbox is laid out so that the data of a WRITE begin on a page: a large write
-//! passes its buffer on whole, uncopied, and the thread takes a new one.
+//! Each receiving thread takes a request from its channel and answers it in place if it
+//! can do so from memory (see [`Placement`]). What may sleep it serves itself all the same,
+//! as long as enough other threads receive: handing a request over costs as much as many
+//! an operation. Only when all but a few threads sleep already do the workers get it. Where
+//! nothing else comes over a channel before the answer went back, its thread always stays.
+//! The inbox is laid out so that the data of a WRITE begin on a page: a large write passes
+//! its buffer on whole, uncopied, and the thread takes a new one if it is not free yet.
 //!
 //! # Invariants
-//! * A receiving thread calls the file system only in [`Mode::NonBlocking`], or
-//!   for operations placed [`Placement::Inline`], forgets and interrupts.
+//! * Of the threads that share what comes, [`RESERVE`] for each core at least sleep for
+//!   nobody: they call the file system in [`Mode::NonBlocking`], or for operations placed
+//!   [`Placement::Inline`], forgets and interrupts.
 //! * `init` comes before every other call, `destroy` after all of them.
 //!
 //! Lock order: `receivers`, a leaf lock.
@@ -42,6 +46,10 @@ const DATA_AT: usize = 4096;
 const INBOX_AT: usize = DATA_AT - WRITE_HEAD;
 /// Opcodes are below this.
 const OPCODES: usize = 64;
+/// Receiving threads for each core that never sleep.
+const RESERVE: usize = 1;
+/// Receiving threads beside them by default.
+const SLEEPERS: usize = 8;
 
 /// A mounted file system being served.
 ///
@@ -67,7 +75,19 @@ struct Core {
     placements: [Placement; OPCODES],
     pool: Pool,
     receiving: AtomicUsize,
+    /// Receiving threads that serve what may sleep, and how many may.
+    sleeping: AtomicUsize,
+    sleepers_max: usize,
     ended: AtomicBool,
+}
+
+/// A receiving thread that may sleep; drop ends that.
+struct Sleeper<'a>(&'a AtomicUsize);
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Session {
@@ -81,8 +101,22 @@ impl Session {
         options: &MountOptions,
         config: &Config,
     ) -> Result<Session> {
+        Session::mount_by(fs, point, options, config, &DevTransport)
+    }
+
+    /// The same over a transport of choice.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn mount_by(
+        fs: Arc<dyn Filesystem>,
+        point: &Path,
+        options: &MountOptions,
+        config: &Config,
+        transport: &dyn Transport,
+    ) -> Result<Session> {
         let (mount, device) = Mount::make(point, options)?;
-        match Session::start(fs, device, config, &DevTransport) {
+        match Session::start(fs, device, config, transport) {
             Ok(mut session) => {
                 if let Some(device) = mount.device() {
                     set_readahead(device, config.max_readahead);
@@ -111,7 +145,7 @@ impl Session {
         let control = DevChannel { fd: device };
         let negotiated = handshake(&control, config, transport.init_flags())?;
         let count = match config.receivers {
-            0 => base::rt::parallelism(),
+            0 => RESERVE * base::rt::parallelism() + SLEEPERS,
             n => n,
         };
         let channels = transport.channels(control.fd, count, &negotiated)?;
@@ -277,6 +311,8 @@ impl Core {
             placements,
             pool,
             receiving: AtomicUsize::new(receiving),
+            sleeping: AtomicUsize::new(0),
+            sleepers_max: receiving.saturating_sub(RESERVE * base::rt::parallelism()),
             ended: AtomicBool::new(false),
         }
     }
@@ -291,7 +327,15 @@ impl Core {
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             inbox = self.take(channel, inbox, len);
         }
+        // Nobody waits for answers any more; other receivers may sleep for some.
+        for unique in self.pool.close() {
+            self.interrupt(unique);
+        }
         self.receiver_ended();
+    }
+
+    fn interrupt(&self, unique: u64) {
+        let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.interrupt(unique)));
     }
 
     fn receiver_ended(&self) {
@@ -302,9 +346,6 @@ impl Core {
 
     /// The last receiving thread's last act.
     fn end(&self) {
-        for unique in self.pool.close() {
-            let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.interrupt(unique)));
-        }
         self.pool.join();
         let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.destroy()));
         self.ended.store(true, Ordering::Release);
@@ -327,8 +368,7 @@ impl Core {
             Op::Interrupt(i) => {
                 // No reply: `EAGAIN` would have the kernel ask again at once.
                 if self.pool.interrupt(i.unique) {
-                    let call = || self.fs.interrupt(i.unique);
-                    let _panicked = catch_unwind(AssertUnwindSafe(call));
+                    self.interrupt(i.unique);
                 }
             }
             Op::NotifyReply => {}
@@ -347,13 +387,13 @@ impl Core {
         call: Call<'_>,
     ) {
         let mode = match self.placement(call.opcode) {
-            Placement::TwoStep => Mode::NonBlocking,
+            Placement::TwoStep if channel.is_shared() => Mode::NonBlocking,
             Placement::Inline => Mode::Blocking,
-            Placement::Worker => return self.hand_over(channel, req, msg.to_vec(), None),
+            _ => return self.serve(channel, req, msg, None),
         };
         match run(&*self.fs, req, call, mode) {
             Err(Errno::WOULD_BLOCK) if mode == Mode::NonBlocking => {
-                self.hand_over(channel, req, msg.to_vec(), None);
+                self.serve(channel, req, msg, None);
             }
             outcome => send(&*self.fs, &**channel, req, outcome),
         }
@@ -401,12 +441,36 @@ impl Core {
             let outcome = run(&*self.fs, &req, call, Mode::Blocking);
             send(&*self.fs, &**channel, &req, outcome);
         } else {
-            self.hand_over(channel, &req, head, Some(data));
+            self.serve(channel, &req, &head, Some(data));
         }
     }
 
     fn placement(&self, op: Opcode) -> Placement {
         self.placements.get(op as usize).copied().unwrap_or(Placement::Worker)
+    }
+
+    /// Serves what may sleep: here, or a worker does.
+    fn serve(
+        self: &Arc<Self>,
+        channel: &Arc<dyn Channel>,
+        req: &Request,
+        msg: &[u8],
+        data: Option<Buf>,
+    ) {
+        let stays = if channel.is_shared() { self.sleeper().map(Some) } else { Some(None) };
+        let Some(_sleeper) = stays else {
+            return self.hand_over(channel, req, msg.to_vec(), data);
+        };
+        let cancel = self.pool.begin(req.unique);
+        self.work(&**channel, msg, data, &cancel);
+        self.pool.ended(req.unique);
+    }
+
+    /// Leave to sleep, unless too many do.
+    fn sleeper(&self) -> Option<Sleeper<'_>> {
+        let before = self.sleeping.fetch_add(1, Ordering::AcqRel);
+        let leave = Sleeper(&self.sleeping);
+        (before < self.sleepers_max).then_some(leave)
     }
 
     /// Gives a request to the workers.

@@ -4,10 +4,8 @@
 //! A [`Transport`] turns an initialised `/dev/fuse` descriptor into [`Channel`]s,
 //! one for each receiving thread. Here is the classic one: each thread reads and
 //! writes a clone of the descriptor, so that the kernel keeps a list of
-//! unanswered requests for each and the threads do not meet on one lock. A
-//! transport over io_uring fits beside it: it asks for its flag in INIT, copies
-//! an arrived request into the inbox, and takes a reply as parts, the first of
-//! which begins with the 16-byte header.
+//! unanswered requests for each and the threads do not meet on one lock. The other is
+//! [`crate::UringTransport`].
 //!
 //! # Invariant
 //! A request is answered on the channel it came from.
@@ -28,6 +26,11 @@ pub trait Channel: Send + Sync {
     /// # Errors
     /// `ENODEV` when the file system was unmounted; others end the session too.
     fn receive(&self, inbox: &mut [u8]) -> io::Result<usize>;
+
+    /// Whether other requests come while one is not answered.
+    fn is_shared(&self) -> bool {
+        true
+    }
 
     /// Sends one reply or notification, in parts; the first begins with the header.
     ///

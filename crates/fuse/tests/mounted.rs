@@ -431,3 +431,35 @@ fn a_bad_mount_point_says_so() {
     .unwrap_err();
     assert_eq!(e.kind(), base::ErrorKind::NotFound);
 }
+
+/// The same over io_uring: from several threads, whatever the core.
+#[test]
+fn over_io_uring() {
+    if !UringTransport::is_available() {
+        eprintln!("skipped: io_uring for FUSE is off (/sys/module/fuse/parameters/enable_uring)");
+        return;
+    }
+    let (config, options) = (Config::default(), MountOptions::default());
+    let transport = UringTransport { seats: 2 };
+    let Some(m) = mount_by(MemFs::default(), &config, &options, &transport) else { return };
+    let file = File::open(m.path("big")).unwrap();
+    std::thread::scope(|scope| {
+        for t in 0..8u64 {
+            let (file, m) = (&file, &m);
+            scope.spawn(move || {
+                let mut buf = vec![0; 100_000];
+                for i in 0..20 {
+                    let offset = (t * 20 + i) * 100_003 % (BIG_SIZE - 100_000);
+                    file.read_exact_at(&mut buf, offset).unwrap();
+                    check_pattern(&buf, offset);
+                    assert_eq!(std::fs::metadata(m.path("big")).unwrap().len(), BIG_SIZE);
+                }
+            });
+        }
+    });
+    let bytes: Vec<u8> = (0..3_500_000).map(pattern).collect();
+    std::fs::write(m.path("rw"), &bytes).unwrap();
+    assert!(*m.fs.rw.lock().unwrap() == bytes);
+    drop(file);
+    m.finish();
+}

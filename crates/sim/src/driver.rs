@@ -197,12 +197,18 @@ impl Driver {
         change: impl FnOnce(&Arc<Objset>, &Tx, &mut u64) -> Result<Vec<Act>>,
     ) -> Result<()> {
         let os = self.head(handle.ds)?;
+        // A ZAP's lock comes before the transaction (`dmu::zaps`). Bytes may be written by an
+        // older group after a newer one, so there the transaction is first.
+        let mut first = handle.zap.then(|| handle.end.lock());
         let tx = self.begin(logical, frees)?;
-        let mut end = handle.end.lock();
+        let mut second = if first.is_none() { Some(handle.end.lock()) } else { None };
+        let Some(end) = first.as_mut().or(second.as_mut()) else {
+            return Err(Error::bug("an object without its lock"));
+        };
         if self.plant_wrong_group {
             os.plant_wrong_group();
         }
-        match change(&os, &tx, &mut end) {
+        match change(&os, &tx, end) {
             Ok(acts) => {
                 for act in acts {
                     self.model.note(tx.txg(), handle.ds, handle.id, act);

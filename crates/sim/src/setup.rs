@@ -75,7 +75,7 @@ pub enum Workload {
     Datasets,
     /// The same space written and freed over and over, with many syncs.
     Churn,
-    /// A small pool filled up, and emptied when it is full.
+    /// Much written to a small pool.
     Full,
     /// One of the sequences of [`crate::short`]: the seed is its number.
     Short,

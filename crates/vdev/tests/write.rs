@@ -222,26 +222,50 @@ impl Reports {
     }
 }
 
-/// Writes blocks from several threads and waits for all; reports in their order.
+/// Writes blocks from several threads, one by one and several at a time, and waits for
+/// all; reports in their order.
 fn write_all(tree: &Arc<Tree>, blocks: &[Block]) -> Vec<WriteReport> {
     let reports = Arc::new(Reports::default());
     rt::fan_out(3, |thread| {
-        for (i, block) in blocks.iter().enumerate().filter(|(i, _)| i % 3 == thread) {
-            let reports = Arc::clone(&reports);
-            let req = WriteReq {
-                vdev: TOP,
-                offset: block.offset,
-                data: block.data.clone(),
-                birth: block.birth,
-                priority: WritePriority::AsyncWrite,
-            };
-            tree.write(req, move |report| {
-                reports.got.lock().push((i, report));
-                reports.more.notify_all();
-            });
+        let mine: Vec<usize> = (thread..blocks.len()).step_by(3).collect();
+        for batch in mine.chunks(1 + 4 * thread) {
+            tree.write_all(batch.iter().map(|&i| request(&blocks[i], i, &reports)).collect());
         }
     });
     reports.wait(blocks.len()).into_iter().map(|r| r.1).collect()
+}
+
+fn request(block: &Block, i: usize, reports: &Arc<Reports>) -> (WriteReq, vdev::Tell) {
+    let reports = Arc::clone(reports);
+    let req = WriteReq {
+        vdev: TOP,
+        offset: block.offset,
+        data: block.data.clone(),
+        birth: block.birth,
+        priority: WritePriority::AsyncWrite,
+    };
+    let tell = move |report| {
+        reports.got.lock().push((i, report));
+        reports.more.notify_all();
+    };
+    (req, Box::new(tell))
+}
+
+#[test]
+fn neighbours_that_come_together_are_one_operation() {
+    let case = case("mirror of 2", Kind::Mirror, leaf_specs(2), 12, 1);
+    let tree = case.tree();
+    let block =
+        |i: u64| Block { offset: i << 13, data: Buf::copy_of(&[i as u8; 8192]), birth: Txg(5) };
+    // With a gap behind the sixteenth.
+    let blocks: Vec<Block> = (0..16).chain(17..20).map(block).collect();
+    let reports = Arc::new(Reports::default());
+    tree.write_all(blocks.iter().enumerate().map(|(i, b)| request(b, i, &reports)).collect());
+    assert!(reports.wait(blocks.len()).iter().all(|(_, r)| r.result.is_ok()));
+    for leaf in &case.leaves {
+        assert_eq!(leaf.mem.stats().snapshot().writes, 2);
+    }
+    blocks.iter().for_each(|block| check(&tree, block, "mirror"));
 }
 
 fn check(tree: &Tree, block: &Block, what: &str) {

@@ -68,6 +68,31 @@ fn fits(cache: &Cache<u64>) {
 }
 
 #[test]
+fn blocks_inserted_together_are_there() {
+    let cache = cache(16 * MIB);
+    for round in 0..4 {
+        let keys = round * 100..round * 100 + 200;
+        let kind = |key| if key % 3 == 0 { Kind::Metadata } else { Kind::Data };
+        let blocks = keys.clone().map(|key| {
+            // Every key but the first hundred replaces one.
+            (key, kind(key), Block::plain(block(8192, byte_of(key))))
+        });
+        cache.insert_all(blocks.collect());
+        fits(&cache);
+        for key in keys {
+            assert!(read(&cache, key, kind(key), Access::Demand, 8192), "{key}");
+        }
+    }
+    cache.insert_all(Vec::new());
+    // More than there is room for.
+    let many = (1000..6000).map(|key| (key, Kind::Data, Block::plain(block(8192, byte_of(key)))));
+    cache.insert_all(many.collect());
+    fits(&cache);
+    let there = |key| matches!(cache.lookup(key, Ask::demand(Kind::Data)), Lookup::Hit(_));
+    assert!(hits((1000..6000).map(there)) > 0.2);
+}
+
+#[test]
 fn many_threads_missing_one_key_read_it_once() {
     let cache = cache(MIB);
     let reads = AtomicU32::new(0);

@@ -7,6 +7,7 @@ use base::{Error, Result, rt};
 use cachesim::{Format, Options, PolicyKind, Row};
 use serde::Serialize;
 
+#[cfg(test)]
 use super::args::{Opt, opt};
 use super::chart::{Chart, Look, Series, Shape};
 use super::{frame, svg};
@@ -15,6 +16,8 @@ use crate::ui::{self, Exit};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
 
+/// For the manual page.
+#[cfg(test)]
 pub(super) const OPTIONS: &[Opt] = &[
     opt("--trace", "FILE", "a trace; more may follow, each with the option"),
     opt("--size", "N[,N...]", "sizes of the cache, in pages"),

@@ -1,4 +1,4 @@
-//! The file system that costs nothing, mounted and read: what FUSE itself takes.
+//! The file system that costs nothing, mounted, read and written: what FUSE itself takes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use base::{Error, rt};
 use fuse::null::{FILE_NAME, NullFs};
-use fuse::{Config, MountOptions, Session, UnmountOptions};
+use fuse::{
+    Config, DevTransport, MountOptions, Session, Transport, UnmountOptions, UringTransport,
+};
 
 use super::args::opt;
 use super::chart::Shape;
@@ -18,9 +20,13 @@ use super::{Bench, Run, Stop};
 
 pub(super) const BENCH: Bench = Bench {
     name: "fuse-null",
-    about: "reads of a mounted file whose content costs nothing",
+    about: "reads and writes of a mounted file whose content costs nothing",
     words: "[DIR]",
-    options: &[&[opt("--time", "TIME", "how long each rate is measured (1s)")]],
+    options: &[&[
+        opt("--time", "TIME", "how long each rate is measured (1s)"),
+        opt("--transport", "dev|uring", "how requests come from the kernel (dev)"),
+        opt("--receivers", "N", "receiving threads (0: the default)"),
+    ]],
     run,
 };
 
@@ -40,8 +46,19 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         _ => return Err(Stop::usage("more than one directory")),
     };
     let options = MountOptions { fsname: "cenote-null".to_owned(), ..MountOptions::default() };
-    let fs = Arc::new(NullFs::new(NULL_SIZE));
-    let session = Session::mount(fs, &dir, &options, &Config::default())?;
+    let transport: &dyn Transport = match run.args.text("--transport").unwrap_or("dev") {
+        "dev" => &DevTransport,
+        "uring" if UringTransport::is_available() => &UringTransport::default(),
+        "uring" => {
+            let path = "/sys/module/fuse/parameters/enable_uring";
+            return Err(Stop::usage(format!("io_uring for FUSE is off here: see {path}")));
+        }
+        _ => return Err(Stop::usage("--transport: dev or uring")),
+    };
+    let receivers = run.args.count("--receivers", 0, 0..=256)? as usize;
+    let config = Config { receivers, ..Config::default() };
+    let fs = Arc::new(NullFs::new(NULL_SIZE).with_ttl(Duration::ZERO));
+    let session = Session::mount_by(fs, &dir, &options, &config, transport)?;
     let result = measure(run, &dir.join(FILE_NAME), slice);
     session.unmount(UnmountOptions { lazy: true, force: false })?;
     session.join();
@@ -50,31 +67,24 @@ fn run(run: &mut Run) -> Result<(), Stop> {
 }
 
 fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
-    let io = |e| Error::io("cannot read the null file", e);
+    let io = |e| Error::io("the null file", e);
     let mut rows = Vec::new();
     let mut show = |run: &mut Run, what: &str, (bytes, ops): (f64, f64)| {
         let mib = bytes / f64::from(1 << 20);
-        run.say(&format!("{what:<28} {mib:>10.0} MiB/s {ops:>12.0} reads/s\n"));
+        run.say(&format!("{what:<34} {mib:>10.0} MiB/s {ops:>12.0} calls/s\n"));
         rows.push(vec![Cell::from(what), Cell::Real(mib), Cell::Real(ops)]);
     };
-    let file = File::open(path).map_err(io)?;
-    show(run, "sequential, 1 MiB", reads(&file, 1 << 20, true, slice).map_err(io)?);
-    run.step("", 0, 0)?;
-    show(run, "random, 8 KiB", reads(&file, 8 << 10, false, slice).map_err(io)?);
-    run.step("", 0, 0)?;
-    let threads = rt::parallelism();
-    let sums = rt::Mutex::new(Vec::new());
-    rt::fan_out(threads, |_| {
-        let done = File::open(path).and_then(|f| reads(&f, 128 << 10, false, slice));
-        sums.lock().push(done);
-    });
-    let mut all = (0.0, 0.0);
-    for done in sums.into_inner() {
-        let (bytes, ops) = done.map_err(io)?;
-        all = (all.0 + bytes, all.1 + ops);
+    let all = rt::parallelism();
+    for (what, work, size) in ROWS {
+        for threads in [1, all] {
+            let (bytes, calls) = together(path, work, size, threads, slice).map_err(io)?;
+            let with =
+                if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+            show(run, &format!("{what}, {with}"), (bytes, calls));
+            run.step("", 0, 0)?;
+        }
     }
-    show(run, &format!("random, 128 KiB, {threads} threads"), all);
-    let columns = [("what", "WHAT"), ("mib_per_second", "MiB/s"), ("reads_per_second", "READS/S")];
+    let columns = [("what", "WHAT"), ("mib_per_second", "MiB/s"), ("calls_per_second", "CALLS/S")];
     let mut table = Table { shown: true, ..Table::new("rows", &columns) };
     let name = |r: &Vec<Cell>| match &r[0] {
         Cell::Text(text) => text.clone(),
@@ -88,25 +98,69 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Bytes and calls a second. Random places are never the same twice, so that the
-/// page cache does not answer.
-fn reads(
-    file: &File,
+/// What one thread does again and again.
+#[derive(Clone, Copy)]
+enum Work {
+    Sequential,
+    Random,
+    Write,
+    Stat,
+}
+
+const ROWS: [(&str, Work, usize); 6] = [
+    ("read in order, 1 MiB", Work::Sequential, 1 << 20),
+    ("read anywhere, 8 KiB", Work::Random, 8 << 10),
+    ("read anywhere, 128 KiB", Work::Random, 128 << 10),
+    ("write in order, 1 MiB", Work::Write, 1 << 20),
+    ("write in order, 4 KiB", Work::Write, 4 << 10),
+    ("stat", Work::Stat, 0),
+];
+
+/// Bytes and calls a second of so many threads.
+fn together(
+    path: &Path,
+    work: Work,
     size: usize,
-    sequential: bool,
+    threads: usize,
     slice: Duration,
 ) -> std::io::Result<(f64, f64)> {
+    let sums = rt::Mutex::new(Vec::new());
+    rt::fan_out(threads, |_| {
+        let file = File::options().read(true).write(true).open(path);
+        let done = file.and_then(|f| repeat(&f, work, size, slice));
+        sums.lock().push(done);
+    });
+    let calls: f64 = sums.into_inner().into_iter().sum::<std::io::Result<f64>>()?;
+    Ok((size as f64 * calls, calls))
+}
+
+/// Calls a second. Random places are never the same twice, so that the page cache does not
+/// answer.
+fn repeat(file: &File, work: Work, size: usize, slice: Duration) -> std::io::Result<f64> {
     let mut buf = vec![0u8; size];
-    let blocks = NULL_SIZE / size as u64;
+    let blocks = NULL_SIZE / (size as u64).max(1);
     let mut at = rt::random_u64().unwrap_or(1) % blocks;
     let start = rt::now();
     let mut calls = 0u32;
     while start.elapsed() < slice {
-        file.read_exact_at(&mut buf, at * size as u64)?;
-        // An odd step visits every block of a power of two of them.
-        at = (at + if sequential { 1 } else { 0x9e37_79b9 }) % blocks;
+        let offset = at * size as u64;
+        let step = match work {
+            Work::Sequential | Work::Random => {
+                file.read_exact_at(&mut buf, offset)?;
+                // An odd step visits every block of a power of two of them.
+                if matches!(work, Work::Random) { 0x9e37_79b9 } else { 1 }
+            }
+            Work::Write => {
+                file.write_all_at(&buf, offset)?;
+                1
+            }
+            Work::Stat => {
+                file.metadata()?;
+                1
+            }
+        };
+        at = (at + step) % blocks;
         calls += 1;
     }
-    let seconds = start.elapsed().as_secs_f64();
-    Ok((size as f64 * f64::from(calls) / seconds, f64::from(calls) / seconds))
+    Ok(f64::from(calls) / start.elapsed().as_secs_f64())
 }

@@ -29,8 +29,7 @@ use base::{Error, Result};
 
 use crate::ui::progress::Progress;
 use crate::ui::{self, Exit};
-pub(crate) use args::Opt;
-use args::{Args, opt};
+use args::{Args, Opt, opt};
 use chart::Look;
 use frame::Report;
 
@@ -49,13 +48,20 @@ const ALL: &[Bench] = &[
 struct Own {
     name: &'static str,
     about: &'static str,
+    /// For its manual page; it has a parser of its own.
+    #[cfg(test)]
     options: &'static [Opt],
     main: fn(&[&str]) -> Result<Exit>,
 }
 
 /// Benches that measure no pool and have their own output.
-const OWN: &[Own] =
-    &[Own { name: "cache", about: cache::ABOUT, options: cache::OPTIONS, main: cache::main }];
+const OWN: &[Own] = &[Own {
+    name: "cache",
+    about: cache::ABOUT,
+    #[cfg(test)]
+    options: cache::OPTIONS,
+    main: cache::main,
+}];
 
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
@@ -174,6 +180,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
 }
 
 /// What is told about a bench.
+#[cfg(test)]
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
@@ -181,6 +188,7 @@ pub(crate) struct Entry {
 }
 
 /// All benches with their options.
+#[cfg(test)]
 pub(crate) fn catalogue() -> Vec<Entry> {
     let usual = ALL.iter().map(|b| Entry {
         name: b.name,

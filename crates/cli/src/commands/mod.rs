@@ -4,7 +4,7 @@
 //! # Theory
 //! A command's options are written once, here: the parser ([`Command::parse`]), the
 //! usage text, the completion scripts ([`complete`]) and the options of the manual
-//! pages ([`pages`]) come from the same rows, so none of them can drift.
+//! pages (`pages`) come from the same rows, so none of them can drift.
 //!
 //! # Invariants
 //! * No command has two flags with one letter or one long name.
@@ -14,15 +14,20 @@
 mod bash;
 pub(crate) mod complete;
 mod fish;
-pub(crate) mod pages;
+#[cfg(test)]
+mod pages;
 mod tools;
 mod zfs;
 mod zpool;
 mod zsh;
 
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+
+use base::{Error, Result};
 
 use crate::getopt::{self, Bad, Parsed};
+use crate::ui::Exit;
 
 /// How a flag is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +178,7 @@ const COMMAND: Command = Command {
 
 impl Command {
     /// Takes a command line (without the command's name) apart.
-    pub(crate) fn parse(&self, argv: &[OsString]) -> Result<Parsed, Bad> {
+    pub(crate) fn parse(&self, argv: &[OsString]) -> std::result::Result<Parsed, Bad> {
         getopt::parse(argv, self.flags)
     }
 
@@ -212,6 +217,26 @@ pub(crate) fn usage(program: &str) -> String {
         format!("usage: {program} command args ...\nwhere 'command' is one of the following:\n\n");
     of(program).for_each(|c| text.push_str(&format!("\t{}\n", c.synopsis)));
     text
+}
+
+/// `help [topic]`: the manual page of a program, or of a command of it.
+///
+/// # Errors
+/// There is no such command, or no `man`.
+pub(crate) fn help(program: &str, argv: &[OsString]) -> Result<Exit> {
+    let topic = argv.first().map(|t| t.to_string_lossy().into_owned());
+    let page = match &topic {
+        None => format!("{program}.{}", if program == "cenote" { 1 } else { 8 }),
+        Some(topic) => {
+            let found = of(program).find(|c| c.name == topic || c.aliases.contains(&&**topic));
+            let none = || Error::not_found(format!("there is no command '{program} {topic}'"));
+            found.ok_or_else(none)?.page()
+        }
+    };
+    let (name, section) = page.rsplit_once('.').unwrap_or((&page, "8"));
+    // Returns only if it cannot be run.
+    let e = std::process::Command::new("man").args([section, name]).exec();
+    Err(Error::io("cannot run man", e))
 }
 
 #[cfg(test)]

@@ -26,6 +26,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// Another one runs, or it cannot start.
 pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) -> Result<Exit> {
+    if detached {
+        close_inherited();
+    }
     runtime.create()?;
     let _lock = runtime.lock()?;
     if detached {
@@ -53,6 +56,14 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");
     Ok(Exit::OK)
+}
+
+/// Closes what whoever started the daemon had open: a lock or a pipe of theirs would be
+/// held as long as the daemon lives.
+fn close_inherited() {
+    // SAFETY: nothing of this process is open yet but its standard streams. Where the
+    // call is unknown (before Linux 5.9) the descriptors stay.
+    let _unknown = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
 }
 
 fn listen(runtime: &Runtime) -> Result<UnixListener> {

@@ -273,7 +273,7 @@ impl Filesystem for ZfsMount {
             fuse::Whence::Data => Whence::Data,
             fuse::Whence::Hole => Whence::Hole,
         };
-        Ok(fs.seek(id, offset, whence, io(mode)).map_err(stale)?)
+        fs.seek(id, offset, whence, io(mode)).map_err(stale)
     }
 
     fn copy_file_range(&self, req: &Request, range: &CopyRange) -> Answer<u64> {

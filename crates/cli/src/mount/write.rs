@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use base::{ErrorKind, ObjectId};
 use fuse::{
-    Attr, CopyRange, Entry, Errno, Mode, NewNode, Opened, Request, SetAttr, Timestamp, WriteArgs,
+    Attr, CopyRange, Entry, Errno, NewNode, Opened, Request, SetAttr, Timestamp, WriteArgs,
 };
 
 use super::node::Node;
@@ -447,11 +447,11 @@ mod tests {
 
     #[test]
     fn our_own_groups_are_found() {
-        let ours: Vec<u32> =
+        let mut ours: Vec<u32> =
             rustix::process::getgroups().unwrap().iter().map(|g| g.as_raw()).collect();
         let mut found = groups_of(std::process::id());
-        let mut ours = ours;
-        (found.sort_unstable(), ours.sort_unstable());
+        ours.sort_unstable();
+        found.sort_unstable();
         assert_eq!(found, ours);
     }
 }

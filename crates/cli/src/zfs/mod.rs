@@ -126,6 +126,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             ui::out(&version());
             Ok(Exit::OK)
         }
+        "help" => commands::help("zfs", rest),
         "-?" | "--help" => {
             ui::out(&commands::usage("zfs"));
             Ok(Exit::OK)

@@ -89,6 +89,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             ui::out(&version());
             Ok(Exit::OK)
         }
+        "help" => commands::help("zpool", rest),
         "-?" | "--help" => {
             ui::out(&commands::usage("zpool"));
             Ok(Exit::OK)

@@ -105,7 +105,7 @@ fn access_control_lists() {
     assert_eq!(acl("file"), format!("user::rw- user:{USER}:r-- group::--- mask::r-- other::---"));
     // The mask is what chmod changes, and what the mode shows.
     assert_eq!(std::fs::metadata(w.path("file")).unwrap().mode() & 0o777, 0o640);
-    std::fs::set_permissions(w.path("file"), PermissionsExt::from_mode(0o604)).unwrap();
+    std::fs::set_permissions(w.path("file"), PermissionsExt::from_mode(0o614)).unwrap();
     assert!(!reads("file", USER) && reads("file", OTHER));
 
     std::fs::create_dir(w.path("dir")).unwrap();

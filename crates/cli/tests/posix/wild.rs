@@ -189,6 +189,15 @@ fn an_ordinary_user_writes() {
     let program = s.path("cenote");
     std::fs::copy(env!("CARGO_BIN_EXE_cenote"), &program).unwrap();
     let (run_dir, mnt) = (s.text("own/run"), s.text("own/mnt"));
+    /// Whatever becomes of the test, the daemon ends.
+    struct Ends<'a>(&'a Path, &'a str);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            let stop = format!("CENOTE_RUNTIME_DIR={} {} daemon stop -f", self.1, self.0.display());
+            let _stopped = run("/bin/sh", &["-c", &stop], Some(USER));
+        }
+    }
+    let _ends = Ends(&program, &run_dir);
     let sh = |script: &str| {
         let script = format!(
             "export CENOTE_RUNTIME_DIR={run_dir} C={} M={mnt}; set -e; {script}",

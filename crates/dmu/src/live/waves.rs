@@ -1,7 +1,7 @@
 //! Writing many objects' blocks in waves: level 0 of all of them, then level 1, ...
 //!
 //! Within a wave jobs are prepared by many threads, placed in order, and submitted
-//! ([`zio::parallel_in_order`]); a pointer is complete when its block was placed, so the
+//! ([`zio::chunks_in_order`]); a pointer is complete when its block was placed, so the
 //! next wave needs no device.
 
 use base::rt::{Mutex, fan_out};
@@ -18,8 +18,9 @@ use super::work::{Wanted, Work, fill_of, little, spill_type};
 const READERS: usize = 16;
 /// Reads that are not worth a thread.
 const READS_INLINE: usize = 2;
-/// About so much is placed and submitted at a time.
-const CHUNK_BYTES: u64 = 1 << 20;
+/// About so much is placed and submitted at a time: enough that a raidz leaf gets large
+/// operations.
+const CHUNK_BYTES: u64 = 2 << 20;
 /// The place of a spill block in a wave.
 const SPILL: u64 = u64::MAX;
 

@@ -404,6 +404,15 @@ pub(crate) struct Mounted {
 
 /// Mounts, or says why the test is skipped.
 pub(crate) fn mount(fs: MemFs, config: &Config, options: &MountOptions) -> Option<Mounted> {
+    mount_by(fs, config, options, &DevTransport)
+}
+
+pub(crate) fn mount_by(
+    fs: MemFs,
+    config: &Config,
+    options: &MountOptions,
+    transport: &dyn Transport,
+) -> Option<Mounted> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     if !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: no /dev/fuse here");
@@ -413,7 +422,8 @@ pub(crate) fn mount(fs: MemFs, config: &Config, options: &MountOptions) -> Optio
     let dir = std::env::temp_dir().join(format!("cenote-fuse-test-{}-{n}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let fs = Arc::new(fs);
-    match Session::mount(Arc::clone(&fs) as Arc<dyn Filesystem>, &dir, options, config) {
+    let server = Arc::clone(&fs) as Arc<dyn Filesystem>;
+    match Session::mount_by(server, &dir, options, config, transport) {
         Ok(session) => Some(Mounted { fs, session, dir }),
         Err(e) if e.kind() == base::ErrorKind::Permission => {
             eprintln!("skipped: {e}");

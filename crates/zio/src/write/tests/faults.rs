@@ -9,7 +9,7 @@ use codec::compress::Compression;
 
 use super::fixture::*;
 use crate::write::{Lost, Writes};
-use crate::{Io, parallel_in_order};
+use crate::{Io, chunks_in_order};
 
 fn lost_after(copies: u8, fates: &[(u32, Fate)]) -> (Pool, Vec<Lost>, u64) {
     let pool = Pool::new(3, 9);
@@ -85,6 +85,13 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
 
 #[test]
 fn bytes_under_way_are_bounded_and_order_is_kept() {
+    // A chunk of more than the limit goes in parts.
+    for chunk in [1, 5, 30] {
+        bounded(chunk);
+    }
+}
+
+fn bounded(chunk: usize) {
     let pool = Pool::new(2, 9);
     pool.disks.fate(1, Fate::FailsOnce);
     pool.disks.hold();
@@ -104,17 +111,18 @@ fn bytes_under_way_are_bounded_and_order_is_kept() {
     let data: Vec<_> = (0..300).map(|i| noise(32 << 10, i)).collect();
     let props = plain(1);
     let placed = base::rt::Mutex::new(Vec::new());
-    parallel_in_order(
+    chunks_in_order(
         4,
         data.len(),
+        chunk,
         |i| pool.zio.prepare(&file(&data[i], &props)),
         |_, p| {
             let p = pool.zio.place(p)?;
             placed.lock().push(p.bp);
             Ok(p)
         },
-        |_, p| {
-            pool.zio.submit(p, &writes);
+        |_, chunk| {
+            pool.zio.submit_all(chunk, &writes);
             Ok(())
         },
     )
