@@ -176,8 +176,9 @@ fn codecs_and_the_null_file_system() {
         return;
     }
     let (out, value) = bench(&s, &["fuse-null", "--time", "20ms"]);
-    assert!(out.starts_with("sequential, 1 MiB "), "{out}");
-    assert_eq!(rows(&value, "rows").len(), 3);
+    assert!(out.starts_with("read in order, 1 MiB, 1 thread "), "{out}");
+    // Six kinds of calls, by one thread and by one a core.
+    assert_eq!(rows(&value, "rows").len(), 12);
 }
 
 #[test]
