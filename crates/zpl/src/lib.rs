@@ -1,4 +1,4 @@
-//! The POSIX file system in an object set, read side.
+//! The POSIX file system in an object set.
 //!
 //! # Theory
 //! Object 1, the *master node* ([`Props`]), names the root directory and the
