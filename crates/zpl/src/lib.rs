@@ -13,7 +13,7 @@
 //!   [`dmu::Io::MEMORY`] none touches a device.
 //! * No state beyond what [`FileSystem::open`] read: an operation looks at the
 //!   object as the object set holds it. So all of them run in parallel without a
-//!   lock, and writing can be added below without changing them.
+//!   lock, beside what [`rw`] changes.
 //! * Nothing follows a chain of objects that a disk could close to a ring but
 //!   [`FileSystem::walk`], whose length the caller's path bounds.
 //!
