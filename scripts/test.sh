@@ -23,12 +23,13 @@ if [ -z "${CENOTE_ZFS_FUSE:-}" ] && [ -x "$peer/zfs-fuse" ] && [ "$(id -u)" = 0 
 	done
 fi
 
-cargo test --workspace --locked --no-fail-fast -- --nocapture 2>&1 | tee "$log"
+# Nothing is silent for ten minutes, neither a test nor the compiler.
+scripts/watch.sh "$log" 600 cargo test --workspace --locked --no-fail-fast -- --nocapture 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
 # The threads of the cache and of the transaction groups under a scheduler that tries
 # thousands of interleavings.
-RUSTFLAGS="--cfg shuttle" cargo test --locked --target-dir target/shuttle -p arc -p txg \
+RUSTFLAGS="--cfg shuttle" scripts/watch.sh "$log" 600 cargo test --locked --target-dir target/shuttle -p arc -p txg \
 	--test model --no-fail-fast 2>&1 | tee -a "$log"
 models=${PIPESTATUS[0]}
 [ "$status" -ne 0 ] || status=$models

@@ -105,8 +105,9 @@ pub fn spawn<T: Send + 'static>(
         .map_err(failed)
 }
 
-/// Runs `f(0)..f(n-1)`, each on its own thread, and waits for all; panics of a
-/// worker are passed on.
+/// Runs `f(0)..f(n-1)` at once, `f(0)` on the calling thread and each other one on its
+/// own, and waits for all; panics are passed on. Where no thread can be had, the calling
+/// one runs what is left, in order.
 #[track_caller]
 pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
     if n <= 1 {
@@ -119,10 +120,14 @@ pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
         return me.fan_out(n, &f, Location::caller());
     }
     std::thread::scope(|scope| {
-        for i in 0..n {
-            let f = &f;
-            scope.spawn(move || f(i));
-        }
+        let f = &f;
+        let started = |i: &usize| {
+            let i = *i;
+            std::thread::Builder::new().spawn_scoped(scope, move || f(i)).is_ok()
+        };
+        let left = (1..n).find(|i| !started(i)).unwrap_or(n);
+        f(0);
+        (left..n).for_each(f);
     });
 }
 

@@ -176,12 +176,18 @@ impl Shared {
         }
     }
 
-    /// Hands what was pushed to the kernel. A busy kernel is asked again.
+    /// Hands what was pushed to the kernel, under the lock. A busy kernel is asked again,
+    /// and so is one that took only a part: what stays in the ring nobody would hand over.
     fn enter(&self) {
-        while let Err(error) = self.ring.submit() {
-            match error.raw_os_error().map(Errno::from_raw_os_error) {
-                Some(Errno::INTR) => {}
-                _ => rt::sleep(std::time::Duration::from_micros(100)),
+        loop {
+            if let Err(error) = self.ring.submit()
+                && error.raw_os_error() != Some(Errno::INTR.raw_os_error())
+            {
+                rt::sleep(std::time::Duration::from_micros(100));
+            }
+            // SAFETY: callers hold `state`'s lock, so no other SubmissionQueue exists.
+            if unsafe { self.ring.submission_shared() }.is_empty() {
+                return;
             }
         }
     }

@@ -747,9 +747,11 @@ impl<K: Copy + Eq + Hash> Fill<'_, K> {
     /// Makes the block resident, or remembered, and wakes the waiters. Returns where
     /// it is.
     pub fn complete(mut self, block: Block) -> Option<SlotRef> {
-        let pending = self.pending.take()?;
+        // It stays the ticket's until all is done: should this panic, the waiters are woken.
+        let pending = Arc::clone(self.pending.as_ref()?);
         average(&self.cache.fill_ns, self.began.elapsed());
         let at = self.cache.move_in(self.key, self.hash, self.ask, block, Some(&pending));
+        self.pending = None;
         pending.finish();
         at
     }

@@ -99,9 +99,10 @@ fn judge(engine: &Engine, dir: &Path) {
     if let Some(text) = zdb_text(dir, &["-bcc", &name]) {
         assert!(text.contains("No leaks"), "{text}");
     }
-    if let Some(text) = zdb_text(dir, &["-dddd", &name]) {
+    for look in ["-dddd", "-m", "-y", "-C"] {
+        let Some(text) = zdb_text(dir, &[look, &name]) else { return };
         for bad in ["mismatch", "Failed", "failed", "leaked", "cannot", "incorrect", "ASSERT"] {
-            assert!(!text.contains(bad), "{bad}: {text}");
+            assert!(!text.contains(bad), "{look}: {bad}: {text}");
         }
     }
 }

@@ -106,15 +106,6 @@ impl Rig {
 
     /// The last thing done with it.
     fn finish(self) {
-        self.finish_with("-b");
-    }
-
-    /// The same, and zdb reads all blocks, which takes it seconds.
-    fn finish_thoroughly(self) {
-        self.finish_with("-bcc");
-    }
-
-    fn finish_with(self, zdb: &str) {
         let Rig { scratch, engine, pool, fs } = self;
         fs.sync_all().unwrap();
         let before = walk(&fs);
@@ -127,7 +118,7 @@ impl Rig {
         let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
         assert_eq!(walk(&fs), before);
         drop((fs, pool));
-        judge_with(&engine, &scratch, zdb);
+        judge_with(&engine, &scratch);
     }
 
     fn file(&self, dir: ObjectId, name: &str) -> ObjectId {
@@ -284,9 +275,9 @@ fn judge(engine: &Engine, scratch: &Scratch) {
 }
 
 /// And zdb finds nothing wrong.
-fn judge_with(engine: &Engine, scratch: &Scratch, zdb: &str) {
+fn judge_with(engine: &Engine, scratch: &Scratch) {
     judge(engine, scratch);
-    let texts = zdb_texts(scratch, &[&[zdb, "tank"], &["-dddd", DATASET]]);
+    let texts = zdb_texts(scratch, &[&["-bcc", "tank"], &["-dddd", DATASET]]);
     let [space, objects] = &texts[..] else { return };
     assert!(space.contains("No leaks"), "{space}");
     for bad in ["ERROR", "failed", "leaked", "(null)", "mismatch", "ASSERT"] {

@@ -63,7 +63,7 @@ fn a_tree_is_what_was_done_to_it() {
             }
         }
         check(&rig, &tree, ops);
-        rig.finish_thoroughly();
+        rig.finish();
     }
 }
 
@@ -137,5 +137,5 @@ fn threads_in_one_place_leave_a_sound_tree() {
     check_counts(&rig);
     let rig = rig.again();
     check_counts(&rig);
-    rig.finish_thoroughly();
+    rig.finish();
 }

@@ -25,7 +25,7 @@ fn after_crash(rig: &Rig, f: impl FnOnce(&zpl::FileSystem)) {
     drop(fs);
     pool.export().unwrap();
     drop(pool);
-    judge_with(&engine, &copy, "-b");
+    judge_with(&engine, &copy);
 }
 
 #[test]

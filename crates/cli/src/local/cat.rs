@@ -105,16 +105,34 @@ pub(super) fn stream(
     let consumer = Mutex::new(consume);
     let readers = READERS.min(usize::try_from(pieces).unwrap_or(READERS));
     rt::fan_out(readers + 1, |i| {
-        if i < readers {
+        let _end = End(&shared);
+        if i > 0 {
             reader(source, pieces, &shared);
             return;
         }
-        let end = drain(pieces, &shared, &mut **consumer.lock());
-        shared.state.lock().stop = true;
-        shared.changed.notify_all();
+        let end = drain(source, pieces, &shared, &mut **consumer.lock());
+        shared.stop();
         *result.lock() = end;
     });
     result.into_inner()
+}
+
+impl Shared {
+    fn stop(&self) {
+        self.state.lock().stop = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A thread of a stream: if it panics, the others do not wait for it.
+struct End<'a>(&'a Shared);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
 }
 
 fn reader(source: &dyn Bytes, pieces: u64, shared: &Shared) {
@@ -135,25 +153,38 @@ fn reader(source: &dyn Bytes, pieces: u64, shared: &Shared) {
     }
 }
 
+/// Hands on what was read. It reads what no reader has begun, so it needs none.
 fn drain(
+    source: &dyn Bytes,
     pieces: u64,
     shared: &Shared,
     consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
 ) -> Result<()> {
     for piece in 0..pieces {
-        let mut state = shared.state.lock();
-        let got = loop {
-            if let Some(got) = state.ready.remove(&piece) {
-                break got;
-            }
-            shared.changed.wait(&mut state);
-        };
-        state.done = piece + 1;
-        drop(state);
+        let got = next(source, piece, shared)?;
         shared.changed.notify_all();
-        consume(piece * PIECE, got?)?;
+        consume(piece * PIECE, got)?;
     }
     Ok(())
+}
+
+fn next(source: &dyn Bytes, piece: u64, shared: &Shared) -> Result<Piece> {
+    let mut state = shared.state.lock();
+    loop {
+        if let Some(got) = state.ready.remove(&piece) {
+            state.done = piece + 1;
+            return got;
+        }
+        if state.stop {
+            return Err(Error::bug("a reader of the stream died"));
+        }
+        if state.next == piece {
+            (state.next, state.done) = (piece + 1, piece + 1);
+            drop(state);
+            return fetch(source, piece * PIECE);
+        }
+        shared.changed.wait(&mut state);
+    }
 }
 
 /// The piece at `offset`: a hole if nothing of it is stored.
