@@ -64,7 +64,7 @@ pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> 
     };
     let (hash, steps) = (run.hash, run.steps);
     let (victim, full, memo) = (None, true, Memo::default());
-    Recorded { setup, plan, disks, model, hash, steps, failed, victim, full, memo }
+    Recorded { setup, plan, disks, model, hash, steps, failed, victim, full, prelude: 0, memo }
 }
 
 impl Recorded {

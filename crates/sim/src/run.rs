@@ -38,6 +38,8 @@ pub struct Recorded {
     pub victim: Option<usize>,
     /// The pool was so full that frees did not wait.
     pub full: bool,
+    /// Events before the last operation began, in a plan of one thread.
+    pub prelude: u64,
     /// What was judged already.
     pub memo: Memo,
 }
@@ -132,15 +134,18 @@ fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
     Some(disk)
 }
 
-/// Does all operations of a plan.
-fn work(driver: &Arc<Driver>, plan: &Plan) -> Result<(), String> {
+/// Does all operations of a plan; events before one thread's last operation.
+fn work(driver: &Arc<Driver>, plan: &Plan, disks: &SimDisks) -> Result<u64, String> {
+    let began = Arc::new(AtomicU64::new(0));
     let failed: Arc<Mutex<Option<String>>> = Arc::default();
     let mut threads = Vec::new();
     for (t, ops) in plan.iter().cloned().enumerate() {
         let (driver, failed) = (Arc::clone(driver), Arc::clone(&failed));
+        let (began, disks) = (Arc::clone(&began), disks.clone());
         let body = move || {
             let mut hand = driver.hand(t);
             for (number, op) in ops {
+                began.store(disks.events(), Relaxed);
                 if failed.lock().is_some() {
                     return;
                 }
@@ -163,9 +168,8 @@ fn work(driver: &Arc<Driver>, plan: &Plan) -> Result<(), String> {
     let failed = failed.lock().take();
     match failed {
         // Devices that fail may end a pool, and what was promised stays.
-        Some(_) if driver.faulty => Ok(()),
-        Some(why) => Err(why),
-        None => Ok(()),
+        Some(why) if !driver.faulty => Err(why),
+        _ => Ok(began.load(Relaxed)),
     }
 }
 
@@ -173,6 +177,7 @@ fn work(driver: &Arc<Driver>, plan: &Plan) -> Result<(), String> {
 struct Ended {
     victim: Option<usize>,
     full: bool,
+    prelude: u64,
 }
 
 /// The body of a run, inside the schedule.
@@ -187,14 +192,14 @@ fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, model: &Arc<Model>) -> Res
     driver.faulty = setup.fault.is_some();
     let victim = arrange(setup, disks);
     let driver = Arc::new(driver);
-    work(&driver, plan)?;
+    let prelude = work(&driver, plan, disks)?;
     match driver.sync() {
         Err(e) if !driver.faulty => return Err(fine("last sync", e)),
         _ => {}
     }
     driver.writer.stop();
     let full = driver.full();
-    Ok(Ended { victim, full })
+    Ok(Ended { victim, full, prelude })
 }
 
 /// Runs a setup and records it.
@@ -219,7 +224,7 @@ pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
         Outcome::Limit(why) => (Some(format!("no end: {why}")), Ended::default()),
     };
     let (hash, steps) = (run.hash, run.steps);
-    let Ended { victim, full } = ended;
+    let Ended { victim, full, prelude } = ended;
     Recorded {
         setup: setup.clone(),
         plan,
@@ -230,6 +235,7 @@ pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
         failed,
         victim,
         full,
+        prelude,
         memo: Memo::default(),
     }
 }
@@ -315,13 +321,19 @@ impl Recorded {
     /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme
     /// ways and `more` others, on `threads` threads; ends with the first failure.
     pub fn crash_everywhere(&self, stride: usize, more: u64, threads: usize) -> Tally {
+        self.crash_from(0, stride, more, threads)
+    }
+
+    /// As [`Recorded::crash_everywhere`], from an event on.
+    pub fn crash_from(&self, from: u64, stride: usize, more: u64, threads: usize) -> Tally {
         let mut tally = Tally::default();
         if let Some(why) = &self.failed {
             tally.failure = Some(self.failure(None, why.clone()));
             return tally;
         }
         let events = self.disks.crash_points();
-        let points: Vec<u64> = events.into_iter().step_by(stride.max(1)).collect();
+        let later = events.into_iter().filter(|event| *event >= from);
+        let points: Vec<u64> = later.step_by(stride.max(1)).collect();
         let (next, images) = (AtomicUsize::new(0), AtomicU64::new(0));
         let stop = AtomicBool::new(false);
         let first: Mutex<Option<(u64, u64, String)>> = Mutex::new(None);

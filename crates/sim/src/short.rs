@@ -1,4 +1,11 @@
 //! Every sequence of one to three operations from a list.
+//!
+//! # Theory
+//! Sequences that begin with the same operations have the same setup, and a run is
+//! decided by its setup: up to the operation in which they differ, they leave the same
+//! log. So a sequence is crashed from the beginning of its last operation on; what lies
+//! before that is done by the sequence without it. Those of one operation are crashed
+//! from the first event on.
 
 use crate::ops::{Op, Plan};
 use crate::run::{Tally, record_plan};
@@ -32,19 +39,25 @@ pub fn count(length: u32) -> usize {
 }
 
 /// Sequence number `n`.
-pub fn sequence(mut n: usize) -> Vec<Op> {
+pub fn sequence(n: usize) -> Vec<Op> {
     let ops = list();
+    places(n).into_iter().map(|at| ops[at].clone()).collect()
+}
+
+/// The places in the list of the operations of sequence `n`.
+fn places(mut n: usize) -> Vec<usize> {
+    let ops = list().len();
     let mut length = 1;
-    while n >= ops.len().pow(length) {
-        n -= ops.len().pow(length);
+    while n >= ops.pow(length) {
+        n -= ops.pow(length);
         length += 1;
     }
-    let mut out = Vec::new();
-    for _ in 0..length {
-        out.push(ops[n % ops.len()].clone());
-        n /= ops.len();
-    }
-    out
+    (0..length).map(|at| n / ops.pow(at) % ops).collect()
+}
+
+/// What sequence `n` begins with, as its place in the list.
+pub fn first(n: usize) -> u64 {
+    places(n).first().map_or(0, |at| *at as u64)
 }
 
 /// The setup of sequence `n`.
@@ -61,5 +74,7 @@ pub fn plan(n: usize) -> Plan {
 
 /// Runs sequence `n` and crashes it everywhere.
 pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> Tally {
-    record_plan(&setup(n, layout), plan(n)).crash_everywhere(1, more, threads)
+    let recorded = record_plan(&setup(n, layout), plan(n));
+    let from = if n < list().len() { 0 } else { recorded.prelude };
+    recorded.crash_from(from, 1, more, threads)
 }

@@ -2,14 +2,16 @@
 //! ahead, and the pieces come out in order.
 //!
 //! # Invariants
-//! At most [`WINDOW`] pieces are held, whatever the consumer's speed.
+//! * At most [`WINDOW`] pieces are held, whatever the consumer's speed.
+//! * Whoever finds a piece puts it among the ready ones, as bytes or as an error; a piece
+//!   is as long as a hole, so that what is nearly nothing but holes takes no time.
 //!
-//! Lock order: `Shared` is a leaf lock.
+//! Lock order: `finder`, `state`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use base::rt::{self, Condvar, Mutex};
+use base::rt::{self, Condvar, Mutex, MutexGuard};
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 
 use super::{Content, Source};
@@ -18,6 +20,8 @@ use crate::ui::progress::Progress;
 
 /// Bytes of one read.
 const PIECE: u64 = 4 << 20;
+/// A shorter hole is read like data.
+const HOLE_LEAST: u64 = PIECE / 4;
 /// Threads that read.
 const READERS: usize = 8;
 /// Pieces read or being read, ahead of the consumer.
@@ -72,17 +76,61 @@ pub(super) enum Piece {
     Hole(u64),
 }
 
-#[derive(Default)]
-struct State {
-    /// Next piece to be read.
-    next: u64,
-    /// Next piece to be consumed.
-    done: u64,
-    ready: BTreeMap<u64, Result<Piece>>,
-    stop: bool,
+/// Where a piece lies.
+#[derive(Clone, Copy)]
+struct Place {
+    offset: u64,
+    len: u64,
+    data: bool,
 }
 
-struct Shared {
+/// Cuts what has bytes into pieces, in order; a hole is one piece, however long.
+struct Finder<'a> {
+    source: &'a dyn Bytes,
+    at: u64,
+    /// What is known from `at` on: up to where, and whether it is data.
+    run: (u64, bool),
+}
+
+impl<'a> Finder<'a> {
+    fn new(source: &'a dyn Bytes) -> Finder<'a> {
+        Finder { source, at: 0, run: (0, false) }
+    }
+
+    fn next(&mut self) -> Result<Option<Place>> {
+        let (offset, size) = (self.at, self.source.size());
+        if offset >= size {
+            return Ok(None);
+        }
+        if offset >= self.run.0 {
+            let extent = self.source.extent(offset)?;
+            self.run = extent.map_or((size, true), |e| {
+                (e.offset.saturating_add(e.len).clamp(offset + 1, size), e.data)
+            });
+        }
+        let (end, data) = self.run;
+        let data = data || end - offset < HOLE_LEAST;
+        let of_piece = (offset / PIECE + 1).saturating_mul(PIECE).min(size);
+        self.at = if data { of_piece } else { end };
+        Ok(Some(Place { offset, len: self.at - offset, data }))
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Pieces found.
+    found: u64,
+    /// Pieces consumed.
+    done: u64,
+    ready: BTreeMap<u64, Result<(u64, Piece)>>,
+    /// No further piece: the end, an error, or nobody wants more.
+    stop: bool,
+    /// A thread died, maybe with a piece in its hands.
+    broken: bool,
+}
+
+struct Shared<'a> {
+    finder: Mutex<Finder<'a>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -96,104 +144,139 @@ pub(super) fn stream(
     source: &dyn Bytes,
     consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
 ) -> Result<()> {
-    let pieces = source.size().div_ceil(PIECE);
-    if pieces <= 1 {
-        return if pieces == 0 { Ok(()) } else { consume(0, fetch(source, 0)?) };
+    let mut finder = Finder::new(source);
+    if source.size() <= PIECE {
+        while let Some(place) = finder.next()? {
+            consume(place.offset, fetch(source, place)?)?;
+        }
+        return Ok(());
     }
-    let shared = Shared { state: Mutex::new(State::default()), changed: Condvar::new() };
+    let (finder, state) = (Mutex::new(finder), Mutex::new(State::default()));
+    let shared = Shared { finder, state, changed: Condvar::new() };
     let result = Mutex::new(Ok(()));
     let consumer = Mutex::new(consume);
-    let readers = READERS.min(usize::try_from(pieces).unwrap_or(READERS));
-    rt::fan_out(readers + 1, |i| {
+    rt::fan_out(READERS + 1, |i| {
         let _end = End(&shared);
         if i > 0 {
-            reader(source, pieces, &shared);
+            shared.read_ahead(source);
             return;
         }
-        let end = drain(source, pieces, &shared, &mut **consumer.lock());
+        let end = shared.drain(source, &mut **consumer.lock());
         shared.stop();
         *result.lock() = end;
     });
     result.into_inner()
 }
 
-impl Shared {
-    fn stop(&self) {
-        self.state.lock().stop = true;
-        self.changed.notify_all();
-    }
-}
-
 /// A thread of a stream: if it panics, the others do not wait for it.
-struct End<'a>(&'a Shared);
+struct End<'a>(&'a Shared<'a>);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            self.0.state.lock().broken = true;
             self.0.stop();
         }
     }
 }
 
-fn reader(source: &dyn Bytes, pieces: u64, shared: &Shared) {
-    loop {
-        let mut state = shared.state.lock();
-        while !state.stop && state.next < pieces && state.next - state.done >= WINDOW {
-            shared.changed.wait(&mut state);
+impl Shared<'_> {
+    fn stop(&self) {
+        self.state.lock().stop = true;
+        self.changed.notify_all();
+    }
+
+    fn read_ahead(&self, source: &dyn Bytes) {
+        loop {
+            // Held while the window is full: then there is nothing to find for others either.
+            let finder = self.finder.lock();
+            let mut state = self.state.lock();
+            while !state.stop && state.found - state.done >= WINDOW {
+                self.changed.wait(&mut state);
+            }
+            if state.stop {
+                return;
+            }
+            drop(state);
+            self.read_one(source, finder);
         }
-        if state.stop || state.next >= pieces {
+    }
+
+    /// Finds the next piece and reads it.
+    fn read_one(&self, source: &dyn Bytes, mut finder: MutexGuard<'_, Finder<'_>>) {
+        let place = finder.next();
+        let mut state = self.state.lock();
+        let number = state.found;
+        let got = match place {
+            Ok(Some(place)) => {
+                state.found += 1;
+                drop((state, finder));
+                fetch(source, place).map(|piece| (place.offset, piece))
+            }
+            end => {
+                // An error comes in its turn, behind what was found before.
+                state.stop = true;
+                let Err(e) = end else {
+                    drop(state);
+                    self.changed.notify_all();
+                    return;
+                };
+                state.found += 1;
+                drop((state, finder));
+                Err(e)
+            }
+        };
+        self.state.lock().ready.insert(number, got);
+        self.changed.notify_all();
+    }
+
+    /// Hands on what was read. What no reader is about to find it reads itself.
+    fn drain(
+        &self,
+        source: &dyn Bytes,
+        consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
+    ) -> Result<()> {
+        loop {
+            let mut state = self.state.lock();
+            let number = state.done;
+            if let Some(got) = state.ready.remove(&number) {
+                state.done += 1;
+                drop(state);
+                self.changed.notify_all();
+                let (offset, piece) = got?;
+                consume(offset, piece)?;
+            } else if state.broken {
+                return Err(Error::bug("a thread of the stream died"));
+            } else if state.found > number {
+                self.changed.wait(&mut state);
+            } else if state.stop {
+                return Ok(());
+            } else {
+                drop(state);
+                self.help(source, number);
+            }
+        }
+    }
+
+    /// Nothing is found that was not consumed: finds and reads, unless a reader is at it.
+    fn help(&self, source: &dyn Bytes, number: u64) {
+        if let Some(finder) = self.finder.try_lock() {
+            if !self.state.lock().stop {
+                self.read_one(source, finder);
+            }
             return;
         }
-        let piece = state.next;
-        state.next += 1;
-        drop(state);
-        let got = fetch(source, piece * PIECE);
-        shared.state.lock().ready.insert(piece, got);
-        shared.changed.notify_all();
+        let mut state = self.state.lock();
+        while state.found == number && !state.stop {
+            self.changed.wait(&mut state);
+        }
     }
 }
 
-/// Hands on what was read. It reads what no reader has begun, so it needs none.
-fn drain(
-    source: &dyn Bytes,
-    pieces: u64,
-    shared: &Shared,
-    consume: &mut (dyn FnMut(u64, Piece) -> Result<()> + Send),
-) -> Result<()> {
-    for piece in 0..pieces {
-        let got = next(source, piece, shared)?;
-        shared.changed.notify_all();
-        consume(piece * PIECE, got)?;
-    }
-    Ok(())
-}
-
-fn next(source: &dyn Bytes, piece: u64, shared: &Shared) -> Result<Piece> {
-    let mut state = shared.state.lock();
-    loop {
-        if let Some(got) = state.ready.remove(&piece) {
-            state.done = piece + 1;
-            return got;
-        }
-        if state.stop {
-            return Err(Error::bug("a reader of the stream died"));
-        }
-        if state.next == piece {
-            (state.next, state.done) = (piece + 1, piece + 1);
-            drop(state);
-            return fetch(source, piece * PIECE);
-        }
-        shared.changed.wait(&mut state);
-    }
-}
-
-/// The piece at `offset`: a hole if nothing of it is stored.
-fn fetch(source: &dyn Bytes, offset: u64) -> Result<Piece> {
-    let len = PIECE.min(source.size().saturating_sub(offset));
-    let hole = source
-        .extent(offset)?
-        .is_some_and(|e| !e.data && e.offset.saturating_add(e.len) >= offset.saturating_add(len));
-    if hole {
+/// The bytes of a piece, if it has any.
+fn fetch(source: &dyn Bytes, place: Place) -> Result<Piece> {
+    let Place { offset, len, data } = place;
+    if !data {
         return Ok(Piece::Hole(len));
     }
     let bufs = source.read(offset, usize::try_from(len).unwrap_or(usize::MAX))?;
@@ -319,6 +402,49 @@ pub(super) mod tests {
             prop_assert_eq!(at, size);
             prop_assert!(holes <= hole.1 - hole.0);
         }
+    }
+
+    /// A copy of the golden pools once stood still for an hour: of a file of a terabyte with
+    /// nothing in it, every piece of 4 MiB was handed from thread to thread.
+    #[test]
+    fn a_hole_is_one_piece_however_long() {
+        let (size, tail) = (1 << 60, 9 << 20);
+        let fake = Fake { size, hole: (0, size - tail), fails_at: None };
+        let mut pieces = Vec::new();
+        stream(&fake, &mut |offset, piece| {
+            let len = match piece {
+                Piece::Hole(n) => n,
+                Piece::Data(bufs) => bufs.iter().map(|b| b.len() as u64).sum(),
+            };
+            pieces.push((offset, len));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(pieces[0], (0, size - tail));
+        assert_eq!(pieces.iter().map(|p| p.1).sum::<u64>(), size);
+        assert_eq!(pieces.len(), 4);
+    }
+
+    #[test]
+    fn a_reader_that_dies_ends_the_stream() {
+        struct Dies(Fake);
+        impl Bytes for Dies {
+            fn size(&self) -> u64 {
+                self.0.size()
+            }
+            fn read(&self, offset: u64, len: usize) -> Result<Vec<Buf>> {
+                if offset == 40 << 20 {
+                    std::panic::resume_unwind(Box::new("planted"));
+                }
+                self.0.read(offset, len)
+            }
+            fn extent(&self, offset: u64) -> Result<Option<Extent>> {
+                self.0.extent(offset)
+            }
+        }
+        let fake = Dies(Fake { size: 64 << 20, hole: (64 << 20, 64 << 20), fails_at: None });
+        let run = std::panic::AssertUnwindSafe(|| stream(&fake, &mut |_, _| Ok(())));
+        assert!(std::panic::catch_unwind(run).is_err());
     }
 
     #[test]
