@@ -49,6 +49,7 @@ pub(crate) struct PoolHost {
     /// Bytes that deduplication and cloning save.
     saved: u64,
     props: RwLock<Arc<RwProps>>,
+    log: Option<Arc<zil::Log>>,
     quotas: Mutex<Quotas>,
 }
 
@@ -129,6 +130,7 @@ impl PoolHost {
         name: &str,
         head: u64,
         saved: u64,
+        log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
         let host = PoolHost {
             writer: Arc::clone(writer),
@@ -136,6 +138,7 @@ impl PoolHost {
             head,
             saved,
             props: RwLock::default(),
+            log,
             quotas: Mutex::default(),
         };
         host.refresh()?;
@@ -152,10 +155,13 @@ impl PoolHost {
     /// # Errors
     /// `NotFound` when the dataset was destroyed; those of reading the MOS.
     pub(crate) fn refresh(&self) -> Result<()> {
-        let (props, wants_large) = {
+        let (props, wants_large, mode) = {
             let _names = self.writer.names();
             self.read_props()?
         };
+        if let Some(log) = &self.log {
+            log.set_mode(mode);
+        }
         if wants_large {
             // Dnodes of more than one slot must not be met by who does not know them.
             let head = self.head;
@@ -167,8 +173,8 @@ impl PoolHost {
         Ok(())
     }
 
-    /// The properties, and whether feature large_dnode is still to be marked.
-    fn read_props(&self) -> Result<(RwProps, bool)> {
+    /// The properties, whether feature large_dnode is still to be marked, and `sync`.
+    fn read_props(&self) -> Result<(RwProps, bool, zil::Mode)> {
         let mos: &dyn MosRead = self.writer.mos();
         let dir = self.dir()?;
         let get = |name: &str| -> Result<Option<u64>> {
@@ -208,7 +214,12 @@ impl PoolHost {
             dnode_slots: slots as u8,
             read_only: get("readonly")?.unwrap_or(0) != 0,
         };
-        Ok((props, unmarked))
+        let mode = match get("sync")?.unwrap_or(0) {
+            1 => zil::Mode::Always,
+            2 => zil::Mode::Disabled,
+            _ => zil::Mode::Standard,
+        };
+        Ok((props, unmarked, mode))
     }
 
     /// What the quotas above and the pool leave, and what the dataset refers to, of the
@@ -279,6 +290,10 @@ impl Host for PoolHost {
         }
         txgs.kick(txg);
         txgs.wait_synced(txg)
+    }
+
+    fn log(&self) -> Option<Arc<zil::Log>> {
+        self.log.clone()
     }
 
     fn now(&self) -> Time {

@@ -60,10 +60,15 @@ impl Core {
     ///
     /// # Errors
     /// `ReadOnly`; those of reading the MOS.
-    pub(crate) fn host(&self, name: &str, head: u64) -> Result<Arc<PoolHost>> {
+    pub(crate) fn host(
+        &self,
+        name: &str,
+        head: u64,
+        log: Option<Arc<zil::Log>>,
+    ) -> Result<Arc<PoolHost>> {
         // Damaged tables keep nobody from files: the pool seems smaller then.
         let saved = self.saved().unwrap_or(0);
-        let host = PoolHost::new(self.writer()?, name, head, saved)?;
+        let host = PoolHost::new(self.writer()?, name, head, saved, log)?;
         let mut hosts = self.hosts.lock();
         hosts.retain(|h| h.strong_count() > 0);
         hosts.push(Arc::downgrade(&host));

@@ -20,7 +20,10 @@ use crate::blkptr::{BLKPTR_SIZE, BlkPtr, Protection};
 use crate::endian::Endian;
 use crate::objset::ZIL_HEADER_SIZE;
 
+mod encode;
 mod record;
+
+pub use encode::{RECORD_SEQ_AT, WRITE_HEADER, records_at, seal};
 
 pub use record::{
     AclInfo, Body, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record,

@@ -28,6 +28,40 @@ impl Dataset {
         writer.open_dataset(self.name()).map(|_| ())
     }
 
+    /// Replays the intent log that a crash, or another program, left, if there is one. What
+    /// it says is done when this returns, and the log is empty.
+    ///
+    /// # Errors
+    /// `ReadOnly` as [`Dataset::check_writable`], and where the log cannot be replayed:
+    /// nothing was changed then, unless reading or writing failed on the way.
+    fn replay_log(&self) -> Result<()> {
+        let writer = self.core.writer()?;
+        let os = writer.read_dataset(self.name())?;
+        let Some(log) = writer.log(&os)?.filter(|log| log.is_replaying()) else { return Ok(()) };
+        let refused = |e: Error| {
+            let text = "the dataset's intent log cannot be replayed";
+            Error::new(ErrorKind::ReadOnly, text).caused_by(e).in_dataset(self.name())
+        };
+        // First a look at all of it.
+        writer.for_each_record(&os, &mut |record| zpl::rw::can_replay(record)).map_err(refused)?;
+        let host = self.core.host(self.name(), self.object(), Some(Arc::clone(&log)))?;
+        let fs = FileSystem::open_rw(Arc::clone(&os), host, Io::WAIT).map_err(refused)?;
+        self.set_up(&fs)?;
+        let done = writer.for_each_record(&os, &mut |record| {
+            log.replaying(record.header.seq);
+            fs.replay(record).or_else(|_| {
+                // Perhaps it only lacked space that a group gives back.
+                writer.sync()?;
+                fs.replay(record)
+            })
+        });
+        log.replaying(0);
+        // What was done is on disk, and the header says so.
+        writer.sync()?;
+        done.map_err(refused)?;
+        log.end_replay(writer.blocks_of_log(&os)?)
+    }
+
     /// Opens the file system: for writing if that is possible, one for all who ask
     /// ([`Dataset::check_writable`] tells why not).
     ///
@@ -35,11 +69,24 @@ impl Dataset {
     /// `Invalid` for volumes, `Locked` when the key is not loaded, those of
     /// reading.
     pub fn open_fs(&self) -> Result<Arc<FileSystem>> {
-        match self.check_writable() {
+        let writable = match self.check_writable() {
+            // Perhaps for its log: then nobody has it open to write.
+            Err(e) if e.kind() == ErrorKind::ReadOnly => self.replay_alone(),
+            other => other,
+        };
+        match writable {
             Ok(()) => self.open_to_write(),
             Err(e) if matches!(e.kind(), ErrorKind::ReadOnly) => self.read_fs(),
             Err(e) => Err(e),
         }
+    }
+
+    fn replay_alone(&self) -> Result<()> {
+        if self.kind == DatasetKind::Filesystem && self.core.writer.is_some() {
+            let _alone = self.core.files.lock();
+            self.replay_log()?;
+        }
+        self.check_writable()
     }
 
     /// The file system, open for reading alone.
@@ -59,7 +106,8 @@ impl Dataset {
         }
         open.retain(|_, fs| fs.strong_count() > 0);
         let os = self.core.writer()?.open_dataset(self.name())?;
-        let host = self.core.host(self.name(), head)?;
+        let log = self.core.writer()?.log(&os)?;
+        let host = self.core.host(self.name(), head, log)?;
         let fs = FileSystem::open_rw(os, host, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
         self.set_up(&fs)?;
         open.insert(head, Arc::downgrade(&fs));

@@ -249,7 +249,7 @@ impl TaskCx<'_> {
         if header.log.is_end() {
             return Ok(());
         }
-        let mut seen = LogBlocks { claimed: header.claim_txg, found: BTreeMap::new() };
+        let mut seen = LogBlocks::new(header.claim_txg);
         // An error ends the log there: nobody claimed what is behind it.
         let _end = walk_log(zio, &header, &mut seen);
         seen.found.values().try_for_each(|bp| self.free(bp))
@@ -275,12 +275,20 @@ impl TaskCx<'_> {
 }
 
 /// Blocks of a log, each once.
-struct LogBlocks {
+pub(super) struct LogBlocks {
     claimed: Txg,
     found: BTreeMap<(u32, u64), BlkPtr>,
 }
 
 impl LogBlocks {
+    pub(super) fn new(claimed: Txg) -> LogBlocks {
+        LogBlocks { claimed, found: BTreeMap::new() }
+    }
+
+    pub(super) fn into_blocks(self) -> Vec<BlkPtr> {
+        self.found.into_values().collect()
+    }
+
     fn note(&mut self, bp: &BlkPtr) {
         if let BlkPtr::Block(b) = bp {
             self.found.entry((b.dva().vdev.0, b.dva().offset)).or_insert(*bp);
@@ -461,7 +469,11 @@ impl Writer {
             doomed.destroy(cx)?;
             log(cx, command.as_ref())
         };
-        self.sync_task(check, act).map(|_| ())
+        // What is destroyed has no log by then; whose log it is, the task finds out.
+        self.close_logs()?;
+        let done = self.sync_task(check, act).map(|_| ());
+        self.reopen_logs();
+        done
     }
 
     /// Takes snapshots, all of one moment. Properties are set on each.

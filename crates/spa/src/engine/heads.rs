@@ -82,7 +82,7 @@ impl Writer {
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         let os = self.live_head(object, props)?;
         // Replaying it later would undo what is written now.
-        if claim::holds_records(&os)? {
+        if !self.has_log(object) && claim::holds_records(&os)? {
             return Err(claim::must_replay());
         }
         Ok(os)

@@ -26,7 +26,7 @@
 //! the MOS in each pass, which saves a pass.
 //!
 //! Lock order: `state` (by the sync thread, for a whole group) → `names` → `heads` →
-//! locks of `dmu`. `tasks` and `published` are leaves.
+//! locks of `dmu`. `tasks`, `logs` and `published` are leaves.
 
 pub(crate) mod claim;
 mod config;
@@ -34,6 +34,7 @@ pub mod create;
 mod datasets;
 mod effective;
 mod heads;
+mod log;
 mod maps;
 mod open;
 mod pools;
@@ -139,6 +140,10 @@ pub struct Writer {
     options: WriterOptions,
     state: Mutex<State>,
     heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
+    /// Intent logs of heads that were opened as file systems.
+    logs: Mutex<BTreeMap<u64, Arc<zil::Log>>>,
+    /// The first group that was written since the pool was opened.
+    first_txg: Txg,
     tasks: Mutex<BTreeMap<Txg, Vec<Task>>>,
     published: RwLock<Published>,
     /// Held by tasks while they change names of datasets and their properties.
@@ -379,6 +384,7 @@ impl Writer {
         // Whoever waits here wants to hear of a suspension, not to wait for its end.
         self.check_running()?;
         self.txgs.set_failmode(txg::FailMode::Continue);
+        self.close_logs()?;
         self.sync()?;
         self.sync_task(
             |_| Ok(()),

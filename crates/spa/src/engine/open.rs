@@ -143,6 +143,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     if let Some(limits) = &options.limits {
         txgs.set_limits(limits);
     }
+    let uberblock_txg = uberblock.txg;
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
     let state = State {
         config,
@@ -169,6 +170,8 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         options,
         state: Mutex::new(state),
         heads: Mutex::default(),
+        logs: Mutex::default(),
+        first_txg: uberblock_txg.next(),
         tasks: Mutex::default(),
         published: RwLock::new(published),
         names: RwLock::new(()),

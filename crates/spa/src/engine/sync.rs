@@ -194,6 +194,7 @@ impl Writer {
             || !state.new_vdevs.is_empty()
             || self.tasks.lock().contains_key(&txg)
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
+            || self.all_logs().values().any(|log| log.is_dirty(txg))
             || self.mos.objset().is_dirty(txg)
     }
 
@@ -378,11 +379,13 @@ impl Writer {
         writes: &Writes,
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
+        let logs = self.all_logs();
+        let logged = |head: &u64| logs.get(head).is_some_and(|log| log.is_dirty(group.txg));
         let heads: Vec<(u64, Arc<Objset>)> = self
             .heads
             .lock()
             .iter()
-            .filter(|(_, os)| os.is_dirty(group.txg) || os.root_bp().is_hole())
+            .filter(|(head, os)| os.is_dirty(group.txg) || os.root_bp().is_hole() || logged(head))
             .map(|(&id, os)| (id, Arc::clone(os)))
             .collect();
         // What was written before in this group is the base of what comes now.
@@ -390,7 +393,11 @@ impl Writer {
             self.show(group.txg, writes, pending)?;
         }
         let unwritten = |os: &Objset| os.is_dirty(group.txg) || os.root_bp().is_hole();
-        for (head, os) in heads.into_iter().filter(|(_, os)| unwritten(os)) {
+        for (head, os) in heads.into_iter().filter(|(head, os)| unwritten(os) || logged(head)) {
+            if let Some(moved) = logs.get(&head).and_then(|log| log.sync(group.txg)) {
+                moved.free.iter().try_for_each(|bp| self.free(group.txg, bp))?;
+                os.set_zil_header(moved.header)?;
+            }
             let delta = Delta::begin(group.cx.read(), head, &state.ratios)?;
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
             let mut events = HeadEvents { delta, free: &mut free };

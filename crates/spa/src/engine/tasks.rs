@@ -41,6 +41,7 @@ impl TaskCx<'_> {
 
     /// A dataset is no more: what is dirty of it is forgotten.
     pub fn drop_head(&self, head: u64) {
+        self.writer.logs.lock().remove(&head);
         let Some(os) = self.writer.heads.lock().remove(&head) else { return };
         for (txg, bytes) in os.abandon() {
             self.writer.txgs.undirty(txg, bytes);

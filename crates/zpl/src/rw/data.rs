@@ -80,6 +80,12 @@ impl FileSystem {
     /// on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading blocks
     /// that are changed in part.
     pub fn write(&self, by: &Caller, id: ObjectId, at: At, data: &[u8]) -> Result<Written> {
+        let done = self.write_at(by, id, at, data)?;
+        self.promise(id)?;
+        Ok(done)
+    }
+
+    fn write_at(&self, by: &Caller, id: ObjectId, at: At, data: &[u8]) -> Result<Written> {
         let (rw, props) = self.rw()?;
         // Who appends has the file for itself: the end must not move.
         let alone = (at == At::End).then(|| rw.locks.exclusive(id));
@@ -161,6 +167,8 @@ impl FileSystem {
         }
         self.os().write(&tx, id, from, piece)?;
         self.patch(&tx, &node, &wrote(by, &node, to, now))?;
+        let stripped = !by.privileged && set_ids(node.attrs.mode) != 0;
+        self.log_written(&tx, &node, from, piece, stripped, to == end);
         Ok((to - from, size.max(to)))
     }
 
@@ -200,6 +208,7 @@ impl FileSystem {
             let _turn = rw.turns.take(id);
             self.os().free_range(&tx, id, to, u64::MAX)?;
         }
+        self.log_truncated(&tx, node, to, 0);
         let txg = tx.txg();
         drop(tx);
         if shrinks {
@@ -215,6 +224,18 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::write`]; `Invalid` for an empty range.
     pub fn allocate(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        what: Falloc,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        self.allocate_in(by, id, what, offset, len)?;
+        self.promise(id)
+    }
+
+    fn allocate_in(
         &self,
         by: &Caller,
         id: ObjectId,
@@ -241,10 +262,22 @@ impl FileSystem {
         if grows {
             self.check_quota(&node)?;
             let node = self.content(id, false)?;
-            return self.resize(&node, end, &props, patch, |tx, p| self.patch(tx, &node, &p), 0);
+            let also = |tx: &Tx, p: Patch| {
+                // Both: zeros inside, and the new end.
+                self.log_nothing(tx);
+                self.patch(tx, &node, &p)
+            };
+            return self.resize(&node, end, &props, patch, also, 0);
         }
         let tx = rw.host.begin(DNODE_BLOCK, true)?;
-        self.patch(&tx, &node, &patch)
+        self.patch(&tx, &node, &patch)?;
+        let stripped = !by.privileged && set_ids(node.attrs.mode) != 0;
+        if stripped || inside.is_empty() {
+            self.log_nothing(&tx);
+        } else {
+            self.log_truncated(&tx, &node, inside.start, inside.end - inside.start);
+        }
+        Ok(())
     }
 
     /// Makes zeros of a range inside the file; its lock is held.

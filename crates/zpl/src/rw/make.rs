@@ -12,6 +12,7 @@ use ondisk::znode::{
 };
 
 use super::acl;
+use super::journal::Made;
 use super::node::{AttrList, Do, Node, Patch, Plan, time_bytes, words};
 use super::types::{Caller, New, denied, exists};
 use super::types::{RwProps, XattrForm};
@@ -54,6 +55,10 @@ pub(crate) struct Birth {
     block_size: u32,
     /// Extended attributes that go into a hidden directory.
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// It has extended attributes, wherever.
+    adorned: bool,
+    /// Number and generation that a record of the log says it has.
+    fixed: Option<(ObjectId, u64)>,
 }
 
 /// What [`FileSystem::conceive`] is told.
@@ -67,6 +72,8 @@ pub(crate) struct Seed<'a> {
     pub(crate) rdev: u64,
     pub(crate) target: &'a [u8],
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Time of birth, if not now; and slots of the dnode, if not as the properties say.
+    pub(crate) logged: Option<(Time, u8)>,
 }
 
 impl Birth {
@@ -172,6 +179,7 @@ impl FileSystem {
                 rdev: if device { rdev } else { 0 },
                 target: if new.kind == FileType::Symlink { new.target } else { b"" },
                 xattrs,
+                logged: None,
             },
             props,
         )
@@ -179,7 +187,10 @@ impl FileSystem {
 
     /// Prepares an object. No transaction may be open.
     pub(crate) fn conceive(&self, seed: Seed<'_>, props: &RwProps) -> Result<Birth> {
-        let now = self.rw_always()?.host.now();
+        let (now, slots) = match seed.logged {
+            Some(logged) => logged,
+            None => (self.rw_always()?.host.now(), props.dnode_slots),
+        };
         let is_dir = seed.kind == FileType::Dir;
         let mode = seed.kind.nibble() << 12 | u64::from(seed.mode & 0o7777);
         let mut flags = seed.flags | ZFS_ACL_TRIVIAL;
@@ -204,9 +215,11 @@ impl FileSystem {
             target: seed.target.to_vec(),
             size: if is_dir { 2 } else { seed.target.len() as u64 },
             sa: None,
-            slots: props.dnode_slots.clamp(1, 32),
+            slots: slots.clamp(1, 32),
             block_size: 0,
+            adorned: !seed.xattrs.is_empty(),
             xattrs: seed.xattrs,
+            fixed: None,
         };
         if self.props().version < crate::master::ZPL_VERSION {
             birth.slots = 1;
@@ -260,8 +273,9 @@ impl FileSystem {
             FileType::Dir => ObjType::DIRECTORY_CONTENTS,
             _ => ObjType::PLAIN_FILE_CONTENTS,
         };
+        let generation = birth.fixed.map_or(tx.txg().0, |(_, generation)| generation);
         let patch = Patch::new()
-            .and(ZplAttr::Gen, Do::Set(tx.txg().0))
+            .and(ZplAttr::Gen, Do::Set(generation))
             .and(ZplAttr::Parent, Do::Set(parent.0))
             .and(ZplAttr::Links, Do::Set(links));
         let (bonus_type, bonus, spill) = match &mut birth.sa {
@@ -270,7 +284,7 @@ impl FileSystem {
                 let (bonus, spill) = self.encode(list, *plan)?;
                 (ObjType::SA, bonus, spill)
             }
-            None => (ObjType::ZNODE, birth.znode(tx.txg().0, parent, links)?, None),
+            None => (ObjType::ZNODE, birth.znode(generation, parent, links)?, None),
         };
         let spec = ObjectSpec {
             object_type,
@@ -280,7 +294,10 @@ impl FileSystem {
             block_size: birth.block_size,
             ..ObjectSpec::default()
         };
-        let id = os.allocate(tx, &spec)?;
+        let id = match birth.fixed {
+            Some((id, _)) => os.claim(tx, id, &spec).map(|()| id)?,
+            None => os.allocate(tx, &spec)?,
+        };
         let rest = self.finish(tx, id, &birth, spill.as_deref());
         if rest.is_err() {
             os.free_object(tx, id)?;
@@ -328,6 +345,22 @@ impl FileSystem {
     /// `Invalid`, `NotUnicode` for the name; `NotPermitted` below an immutable directory;
     /// `TooManyLinks`; `NoSpace`; `Quota`; `ReadOnly`; those of reading.
     pub fn make(&self, by: &Caller, dir: ObjectId, name: &[u8], new: &New<'_>) -> Result<Attrs> {
+        let id = self.make_in(dir, name, |parent, props| {
+            let birth = self.conceive_in(by, parent, new, props)?;
+            self.check_new_quota(&birth.owner())?;
+            Ok(birth)
+        })?;
+        self.promise(id)?;
+        self.attrs(id, Io::WAIT)
+    }
+
+    /// Makes what `conceive` prepares, and gives it a name.
+    pub(crate) fn make_in(
+        &self,
+        dir: ObjectId,
+        name: &[u8],
+        conceive: impl FnOnce(&Node, &RwProps) -> Result<Birth>,
+    ) -> Result<ObjectId> {
         let (rw, props) = self.rw()?;
         self.check_name(name)?;
         let _dir = rw.locks.exclusive(dir);
@@ -335,17 +368,18 @@ impl FileSystem {
         if self.entry(dir, name)?.is_some() {
             return Err(exists().in_object(dir));
         }
-        let is_dir = new.kind == FileType::Dir;
+        let birth = conceive(&parent, &props)?;
+        let kind = birth.kind;
+        let is_dir = kind == FileType::Dir;
         if is_dir {
             self.check_links(&parent)?;
         }
-        let birth = self.conceive_in(by, &parent, new, &props)?;
-        self.check_new_quota(&birth.owner())?;
         let now = birth.now;
         let cost = birth.cost() + entry_cost(&parent.object) + DNODE_BLOCK;
+        let mut record = birth.record(dir);
         let tx = rw.host.begin(cost, false)?;
         let id = self.bear(&tx, birth, dir, if is_dir { 2 } else { 1 })?;
-        if let Err(e) = self.add_entry(&tx, dir, name, id, new.kind) {
+        if let Err(e) = self.add_entry(&tx, dir, name, id, kind) {
             self.os().free_object(&tx, id)?;
             return Err(e);
         }
@@ -354,8 +388,9 @@ impl FileSystem {
             patch.push(ZplAttr::Links, Do::Add(1));
         }
         self.patch(&tx, &parent, &patch)?;
-        drop(tx);
-        self.attrs(id, Io::WAIT)
+        record.object = id;
+        self.log_made(&tx, name, kind, &record);
+        Ok(id)
     }
 
     /// Makes a regular file without a name (`O_TMPFILE`); it lives as long as it is held,
@@ -434,6 +469,28 @@ impl Birth {
             list.apply(tables, &Patch::new().and(ZplAttr::Size, Do::Set(size)))?;
         }
         Ok(self)
+    }
+
+    /// As a record of the log says it is: this object, born then.
+    pub(crate) fn as_logged(mut self, id: ObjectId, generation: u64) -> Birth {
+        self.fixed = Some((id, generation));
+        self
+    }
+
+    /// What the log says of it; its number is not known yet.
+    fn record(&self, dir: ObjectId) -> Made {
+        Made {
+            dir,
+            object: ObjectId(0),
+            slots: self.slots,
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            time: self.now,
+            rdev: self.rdev,
+            target: self.target.clone(),
+            adorned: self.adorned,
+        }
     }
 
     fn aces(&self) -> Vec<ondisk::acl::Ace> {

@@ -49,6 +49,11 @@
 //! pending times, dmu. The sync thread takes none of them. No transaction is open while a
 //! group is waited for.
 //!
+//! # The intent log
+//! Each call gives its record to the log in its last transaction ([`journal`]); while a log is
+//! replayed ([`FileSystem::replay`]) the same place notes that its record is done. What has no
+//! record waits for its group when somebody asks for a promise.
+//!
 //! # Departures from OpenZFS
 //! * Times of access are kept in memory until something else changes, the last hold goes or
 //!   the file system is synced.
@@ -58,6 +63,7 @@
 
 pub(crate) mod acl;
 mod data;
+mod journal;
 mod locks;
 mod make;
 mod names;
@@ -65,12 +71,14 @@ mod node;
 mod queue;
 mod quota;
 mod rename;
+mod replay;
 mod set;
 mod state;
 mod sync;
 mod types;
 mod xattr;
 
+pub use replay::can_replay;
 pub(crate) use state::Rw;
 pub use types::{
     At, Atime, Caller, FILE_SIZE_MAX, Falloc, Groups, Host, HostSpace, New, Rename, RwProps,

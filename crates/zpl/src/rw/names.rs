@@ -202,7 +202,11 @@ impl FileSystem {
         self.patch(&tx, &node, &patch)?;
         let patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Add(1));
         self.patch(&tx, &parent, &patch)?;
+        self.log_linked(&tx, dir, id, name, unnamed);
         drop(tx);
+        drop(_queue);
+        drop(_locks);
+        self.promise(id)?;
         self.attrs(id, Io::WAIT)
     }
 
@@ -236,6 +240,7 @@ impl FileSystem {
             let queued = self.remove_entry_of(dir, &entry, want_dir)?;
             drop(locks);
             self.after(entry.id, queued)?;
+            self.promise(dir)?;
             return Ok(entry.id);
         }
     }
@@ -258,6 +263,13 @@ impl FileSystem {
         }
         self.patch(&tx, &parent, &patch)?;
         self.meet(&tx, &node, &fate, now)?;
+        self.log_removed(
+            &tx,
+            dir,
+            &entry.name,
+            want_dir,
+            (!matches!(fate, Fate::Stays)).then_some(node.id),
+        );
         Ok(matches!(fate, Fate::Queued(_)))
     }
 

@@ -78,7 +78,9 @@ impl FileSystem {
             }
             let gone = self.rename_locked(by, from.0, (to.0, to.1), source, target, how)?;
             drop(locks);
-            return gone.map_or(Ok(()), |id| self.after(id, true));
+            drop(_renames);
+            gone.map_or(Ok(()), |id| self.after(id, true))?;
+            return self.promise(to.0);
         }
     }
 
@@ -198,6 +200,8 @@ impl FileSystem {
             }
             None => self.patch(&tx, &way.from, &patch(0))?,
         }
+        let names = (way.from.id, &way.source.name[..], to.id, &target.name[..]);
+        self.log_renamed(&tx, Some(Rename::Exchange), names, &[moved.id, other.id]);
         Ok(None)
     }
 
@@ -231,6 +235,11 @@ impl FileSystem {
         self.count(&tx, way, stays, now)?;
         if let (Some(node), Some(fate)) = (&way.replaced, &fate) {
             self.meet(&tx, node, fate, now)?;
+        }
+        let names = (way.from.id, &way.source.name[..], way.to().id, way.new_name);
+        self.log_renamed(&tx, (!stays).then_some(Rename::Plain), names, &[way.moved.id]);
+        if let (Some(node), Some(Fate::Goes(_) | Fate::Queued(_))) = (&way.replaced, &fate) {
+            self.log_gone(node.id);
         }
         let queued = matches!(fate, Some(Fate::Queued(_)));
         Ok(way.replaced.as_ref().map(|n| n.id).filter(|_| queued))

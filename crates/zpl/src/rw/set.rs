@@ -11,6 +11,7 @@ use ondisk::znode::{
 };
 
 use super::data::set_ids;
+use super::journal::Record;
 use super::make::DNODE_BLOCK;
 use super::node::{Do, Node, Patch, words};
 use super::quota::Owner;
@@ -41,6 +42,12 @@ impl FileSystem {
     /// size of what is no regular file (`IsDir`); `TooLarge`; `Unsupported` for projects
     /// where there are none; `Quota` for the new owner's; `NoSpace`; `ReadOnly`.
     pub fn set_attrs(&self, by: &Caller, id: ObjectId, set: &SetAttrs) -> Result<Attrs> {
+        self.set_attrs_of(by, id, set)?;
+        self.promise(id)?;
+        self.attrs(id, Io::WAIT)
+    }
+
+    fn set_attrs_of(&self, by: &Caller, id: ObjectId, set: &SetAttrs) -> Result<()> {
         let (rw, props) = self.rw()?;
         let _lock = rw.locks.exclusive(id);
         let node = self.node(id)?;
@@ -49,6 +56,7 @@ impl FileSystem {
         let (mode, patch) = self.changes(by, &node, set, now);
         let mut edit = Edit::new(self, node)?;
         edit.patch = patch;
+        edit.record = Record::of(set, mode, &edit.node, now);
         if let Some(mode) = mode {
             self.change_mode(&mut edit, mode, &props)?;
         }
@@ -59,10 +67,9 @@ impl FileSystem {
             edit.own_hidden(self, set)?;
         }
         match set.size.filter(|size| *size != edit.node.attrs.size) {
-            None => edit.commit(self, &props)?,
-            Some(size) => self.set_size(edit, size, &props)?,
+            None => edit.commit(self, &props),
+            Some(size) => self.set_size(edit, size, &props),
         }
-        self.attrs(id, Io::WAIT)
     }
 
     fn check_set(&self, by: &Caller, node: &Node, set: &SetAttrs) -> Result<()> {

@@ -23,6 +23,7 @@ const TOUCHED_MAX: usize = 2048;
 /// Everything beside the object set.
 pub(crate) struct Rw {
     pub(crate) host: Arc<dyn Host>,
+    pub(crate) log: Option<Arc<zil::Log>>,
     pub(crate) locks: Locks,
     pub(crate) turns: Turns,
     /// Renames between directories: the tree's shape changes under nobody's feet.
@@ -144,6 +145,7 @@ impl Touched {
 impl Rw {
     pub(crate) fn new(host: Arc<dyn Host>) -> Rw {
         Rw {
+            log: host.log(),
             host,
             locks: Locks::default(),
             turns: Turns::default(),

@@ -70,13 +70,17 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Waits until what was done to an object is on disk; at once if that is so already.
+    /// Waits until what was done to an object is on disk, or in the intent log; at once if
+    /// that is so already.
     ///
     /// # Errors
     /// That of a suspension.
     pub fn fsync(&self, id: ObjectId) -> Result<()> {
         let Some(rw) = self.rw_part() else { return Ok(()) };
         let Some(txg) = rw.touched.of(id) else { return Ok(()) };
+        if let Some(log) = &rw.log {
+            return log.commit(self, Some(id));
+        }
         rw.host.synced(txg)?;
         rw.touched.synced(id, txg);
         Ok(())

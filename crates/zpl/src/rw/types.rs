@@ -26,6 +26,11 @@ pub trait Host: Send + Sync {
     /// That of a suspension.
     fn synced(&self, txg: Txg) -> Result<()>;
 
+    /// The intent log, if there is one: otherwise what is promised waits for its group.
+    fn log(&self) -> Option<Arc<zil::Log>> {
+        None
+    }
+
     /// The wall clock.
     fn now(&self) -> Time;
 

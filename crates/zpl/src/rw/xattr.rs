@@ -15,6 +15,7 @@ use ondisk::xattr::{SA_PACKED_MAX, SA_VALUE_MAX, StoredNames, stored_names};
 use ondisk::znode::{FileType, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJID, ZFS_XATTR};
 
 use super::acl;
+use super::journal::Record;
 use super::make::{Birth, DNODE_BLOCK, Seed, entry_cost};
 use super::names::Entry;
 use super::node::{AttrList, Do, Node, Patch, Plan, words};
@@ -58,6 +59,7 @@ impl Owner {
             rdev: 0,
             target: b"",
             xattrs: Vec::new(),
+            logged: None,
         }
     }
 }
@@ -81,6 +83,8 @@ pub(crate) struct Edit {
     /// What is in the hidden directory, and itself, when it changes with the file.
     followers: Vec<(ObjectId, bool, Patch)>,
     grows: bool,
+    /// What the log says of it; `None`: nothing, it waits for its group.
+    pub(crate) record: Option<Record>,
 }
 
 /// An [`Edit`] whose layouts are registered.
@@ -102,6 +106,7 @@ impl Edit {
             ops: Vec::new(),
             followers: Vec::new(),
             grows: false,
+            record: None,
         })
     }
 
@@ -349,6 +354,7 @@ impl Ready {
         if let Some(aces) = &edit.legacy_acl {
             fs.set_legacy_acl(tx, &edit.node, aces)?;
         }
+        fs.log_changed(tx, &edit.node, edit.record.as_ref());
         match (&mut list, self.plan) {
             (Some(list), Some(plan)) => {
                 if let Some(time) = fs.rw_always()?.times.take(id)
@@ -476,7 +482,8 @@ impl FileSystem {
             let text = "the value is larger than 64 KiB";
             return Err(Error::new(ErrorKind::TooLarge, text).in_object(id));
         }
-        self.change_xattr(by, id, name, Some(value), how)
+        self.change_xattr(by, id, name, Some(value), how)?;
+        self.promise(id)
     }
 
     /// Removes an extended attribute.
@@ -484,7 +491,8 @@ impl FileSystem {
     /// # Errors
     /// `NoAttribute`; otherwise as [`FileSystem::set_xattr`].
     pub fn remove_xattr(&self, by: &Caller, id: ObjectId, name: &[u8]) -> Result<()> {
-        self.change_xattr(by, id, name, None, SetHow::Replace)
+        self.change_xattr(by, id, name, None, SetHow::Replace)?;
+        self.promise(id)
     }
 
     fn change_xattr(

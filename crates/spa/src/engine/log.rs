@@ -1,0 +1,247 @@
+//! Intent logs of live datasets: where their blocks lie, how they follow the groups, and
+//! reading one that is to be replayed.
+//!
+//! # Theory
+//! The theory of a log is at the head of crate `zil`; here is the pool beneath it. Blocks
+//! come from log vdevs, or else from ordinary ones, and are written with the priority of
+//! those whom somebody waits for. The sync thread asks each log for its header when it
+//! writes the object set; a log that allocated a block makes its group dirty, so the header
+//! goes with the space maps.
+//!
+//! Pools of before feature flags (version 5000) have no logs written here: in some of them a
+//! snapshot that inherited a log's header could not be destroyed by its own software.
+//!
+//! # Invariants
+//! * There is at most one log for a head, as long as the head lives.
+//! * Destroying datasets, and exporting, ends the chains first.
+//!
+//! Lock order: `logs` is a leaf; a log's own locks are not taken under it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::rt::OneShot;
+use base::{Asize, Dva, Error, Psize, Result, Txg, VdevId};
+use dmu::Objset;
+use ondisk::BlkPtr;
+use ondisk::blkptr::Protection;
+use ondisk::zil::Record;
+use txg::Txgs;
+use vdev::{Tell, WritePriority, WriteReport, WriteReq};
+use zil::{Hold, Log, LogWrite, Store};
+use zio::{Class, SpaceSource, Want, Zio};
+
+use super::Writer;
+use super::claim;
+use super::datasets::LogBlocks;
+use super::space_io::SpaceIo;
+use crate::audit::log::{LogVisitor, log_header, walk_log};
+
+/// First pool version whose logs are written here: feature flags.
+const VERSION_MIN: u64 = 5000;
+
+/// [`Store`] of an open pool.
+struct PoolStore {
+    zio: Arc<Zio>,
+    txgs: Arc<Txgs>,
+    space: Arc<SpaceIo>,
+    head: u64,
+}
+
+impl Store for PoolStore {
+    fn hold(&self) -> Result<Hold> {
+        let hold = self.txgs.hold()?;
+        Ok(Hold::new(hold.txg(), hold))
+    }
+
+    fn allocate(&self, txg: Txg, size: u64) -> Result<Dva> {
+        let (psize, class, hint) = (size, Class::Log, self.head);
+        let want = Want { psize, copies: 1, class, txg, hint, gang_child: false };
+        let dvas = self.space.allocate(&want)?;
+        let Some(dva) = dvas.first().copied() else {
+            return Err(Error::bug("an allocation without an address"));
+        };
+        let needed = self.zio.tree().asize(dva.vdev, Psize(size), txg)?;
+        if dva.gang || dva.asize < needed {
+            self.space.unallocate(txg, &dvas);
+            return Err(Error::bug("the space that was allocated does not fit its block"));
+        }
+        Ok(dva)
+    }
+
+    fn unallocate(&self, txg: Txg, dva: Dva) {
+        self.space.unallocate(txg, &[dva]);
+    }
+
+    fn write(&self, blocks: Vec<LogWrite>) -> Result<()> {
+        let tree = self.zio.tree();
+        let (mut writes, mut ends) = (Vec::<(WriteReq, Tell)>::new(), Vec::new());
+        for LogWrite { dva, birth, data, used } in blocks {
+            // Where parity lies depends on the block's whole size.
+            let plain = dva.asize == Asize(data.len() as u64);
+            let data = if plain { data.slice(0..used) } else { data };
+            let priority = WritePriority::SyncWrite;
+            let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
+            let end = Arc::new(OneShot::new());
+            ends.push(Arc::clone(&end));
+            let tell = move |report: WriteReport| end.set(report.result);
+            writes.push((req, Box::new(tell)));
+        }
+        tree.write_all(writes);
+        let results: Vec<Result<()>> = ends.iter().map(|end| end.wait()).collect();
+        results.into_iter().collect()
+    }
+
+    fn flush(&self, vdevs: &[VdevId]) -> Result<()> {
+        let done = self.zio.tree().flush(vdevs);
+        done.into_iter().try_for_each(|(_, result)| result)
+    }
+
+    fn synced_txg(&self) -> Txg {
+        self.txgs.synced_txg()
+    }
+
+    fn wait_synced(&self, txg: Txg) -> Result<()> {
+        if self.txgs.synced_txg() >= txg {
+            return Ok(());
+        }
+        self.txgs.kick(txg);
+        self.txgs.wait_synced(txg)
+    }
+
+    fn dirty(&self, txg: Txg) {
+        self.txgs.dirty(txg, 0);
+    }
+
+    fn random(&self) -> u64 {
+        base::rt::random_u64().unwrap_or(1)
+    }
+}
+
+/// Hands records on that are not in a group on disk.
+struct Replayer<'a> {
+    /// Records of this group and later ones count.
+    first: Txg,
+    after: u64,
+    f: &'a mut dyn FnMut(&Record<'_>) -> Result<()>,
+    failed: Option<Error>,
+}
+
+impl LogVisitor for Replayer<'_> {
+    fn block(&mut self, _: &ondisk::zil::LogPtr) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn record(&mut self, record: &Record<'_>, encrypted: bool) -> Result<()> {
+        if record.header.seq <= self.after || record.header.txg < self.first {
+            return Ok(());
+        }
+        let done = if encrypted {
+            Err(Error::unsupported("the intent log is encrypted"))
+        } else {
+            (self.f)(record)
+        };
+        done.map_err(|e| {
+            let what = Error::new(e.kind(), "the intent log could not be replayed");
+            self.failed = Some(e);
+            what
+        })
+    }
+}
+
+impl Writer {
+    /// The log of a head; `None` where changes wait for their groups. One that others left
+    /// with records in it is being replayed from then on ([`Log::is_replaying`]).
+    ///
+    /// # Errors
+    /// Those of reading the log.
+    pub fn log(&self, os: &Objset) -> Result<Option<Arc<Log>>> {
+        let head = os.id();
+        if let Some(log) = self.logs.lock().get(&head) {
+            return Ok(Some(Arc::clone(log)));
+        }
+        let encrypted =
+            matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
+        if encrypted || self.published.read().uberblock.version < VERSION_MIN {
+            return Ok(None);
+        }
+        let store = Arc::new(PoolStore {
+            zio: Arc::clone(&self.zio),
+            txgs: Arc::clone(&self.txgs),
+            space: Arc::clone(&self.space_io),
+            head,
+        });
+        let log = Log::new(head, true, store);
+        if claim::holds_records(os)? {
+            log.begin_replay(log_header(&os.phys())?)?;
+        }
+        Ok(Some(Arc::clone(self.logs.lock().entry(head).or_insert(log))))
+    }
+
+    /// The logs there are, by their heads.
+    pub(super) fn all_logs(&self) -> BTreeMap<u64, Arc<Log>> {
+        self.logs.lock().clone()
+    }
+
+    /// Whether a head's log is in use here: it needs no replay.
+    pub(super) fn has_log(&self, head: u64) -> bool {
+        let log = self.logs.lock().get(&head).cloned();
+        log.is_some_and(|log| !log.is_replaying())
+    }
+
+    /// Ends all chains: nothing of them is on disk when this returns.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub(super) fn close_logs(&self) -> Result<()> {
+        let mut last = Txg::ZERO;
+        for log in self.all_logs().values() {
+            last = last.max(log.close()?);
+        }
+        if last == Txg::ZERO {
+            return Ok(());
+        }
+        self.txgs.kick(last);
+        self.txgs.wait_synced(last)
+    }
+
+    /// Logs are written again.
+    pub(super) fn reopen_logs(&self) {
+        self.all_logs().values().for_each(|log| log.reopen());
+    }
+
+    /// Calls `f` with each record of a head's log that is to be replayed, in order, until
+    /// it fails.
+    ///
+    /// # Errors
+    /// Those of `f`; `Corrupt`; `Unsupported` for encrypted logs.
+    pub fn for_each_record(
+        &self,
+        os: &Objset,
+        f: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let header = log_header(&os.phys())?;
+        // Without a claim all blocks are of groups on disk: so are the records.
+        let claimed = header.claim_txg;
+        let first = if claimed == Txg::ZERO { self.first_txg } else { claimed };
+        let after = header.replay_seq;
+        let mut replayer = Replayer { first, after, f, failed: None };
+        let walked = walk_log(&self.zio, &header, &mut replayer);
+        match replayer.failed {
+            Some(e) => Err(e),
+            None => walked,
+        }
+    }
+
+    /// What a log that was replayed leaves to be freed (chapter 06 §19.2).
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn blocks_of_log(&self, os: &Objset) -> Result<Vec<BlkPtr>> {
+        let header = log_header(&os.phys())?;
+        let mut seen = LogBlocks::new(header.claim_txg);
+        // An error ends the log there: nobody claimed what is behind it.
+        let _end = walk_log(&self.zio, &header, &mut seen);
+        Ok(seen.into_blocks())
+    }
+}

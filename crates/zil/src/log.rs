@@ -1,0 +1,596 @@
+//! Records in, commits out.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+use base::rt::{Condvar, Mutex};
+use base::{BufMut, Dva, Error, ErrorKind, ObjectId, Result, Txg, VdevId};
+use codec::checksum::Checksum;
+use ondisk::BlkPtr;
+use ondisk::zil::{Body, RECORD_SEQ_AT, WRITE_HEADER, Write, ZilHeader, records_at, seal};
+
+use crate::chain::{Chain, Moved};
+use crate::pending::{Found, Itx, Pending, Wants, What};
+use crate::size::{BLOCK_MIN, CHAIN, Plan, ROOM_MAX, Sizes, block_size, waste};
+use crate::{LogWrite, Source, Store};
+
+/// Record types.
+const TX_WRITE: u8 = 9;
+/// Data of a write that is copied when it is written.
+const COPY_MAX: usize = 8 << 10;
+/// Bytes copied that wait; beyond, data is fetched at the commit.
+const COPIED_MAX: u64 = 64 << 20;
+/// Records that wait; beyond, the group is written soon.
+const RECORDS_MAX: u64 = 1 << 20;
+
+/// Property `sync`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Commits are made as asked for.
+    #[default]
+    Standard = 0,
+    /// Every change is committed.
+    Always = 1,
+    /// Nothing is: a commit is nothing.
+    Disabled = 2,
+}
+
+/// Counters of a log (chapter 10 §10.7).
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Commits asked for (`zil_commit_count`).
+    pub commits: AtomicU64,
+    /// Batches written (`zil_commit_writer_count`).
+    pub batches: AtomicU64,
+    /// Commits that waited for a group (`zil_commit_stall_count`).
+    pub stalls: AtomicU64,
+    /// Batches that could not be written (`zil_commit_error_count`).
+    pub errors: AtomicU64,
+    /// Records written (`zil_itx_count`).
+    pub records: AtomicU64,
+    /// Blocks written.
+    pub blocks: AtomicU64,
+    /// Bytes of records.
+    pub used: AtomicU64,
+    /// Bytes of blocks.
+    pub allocated: AtomicU64,
+    /// Blocks by size: 4 KiB and below, 8, 16, 32, 64, 128 KiB.
+    pub by_size: [AtomicU64; 6],
+}
+
+impl Stats {
+    fn block(&self, used: u64, size: u64) {
+        self.blocks.fetch_add(1, Relaxed);
+        self.used.fetch_add(used, Relaxed);
+        self.allocated.fetch_add(size, Relaxed);
+        let class = (size.max(BLOCK_MIN) - 1).ilog2().saturating_sub(11).min(5) as usize;
+        self.by_size[class].fetch_add(1, Relaxed);
+    }
+}
+
+/// Those who wait for the same blocks.
+#[derive(Default)]
+struct Batch {
+    result: OnceLock<Option<(ErrorKind, String)>>,
+}
+
+impl Batch {
+    fn told(&self) -> Option<Result<()>> {
+        self.result.get().map(|failed| match failed {
+            None => Ok(()),
+            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
+        })
+    }
+}
+
+/// Whose turn it is to write.
+#[derive(Default)]
+struct Turn {
+    writing: bool,
+    /// What the next batch is for, and who waits for it.
+    wants: Wants,
+    batch: Arc<Batch>,
+}
+
+/// One object set's intent log.
+pub struct Log {
+    store: Arc<dyn Store>,
+    mode: AtomicU8,
+    /// The dataset is gone, or the pool is being exported.
+    closed: AtomicBool,
+    replaying: AtomicBool,
+    turn: Mutex<Turn>,
+    ended: Condvar,
+    pending: Mutex<Pending>,
+    chain: Mutex<Chain>,
+    sizes: Mutex<Sizes>,
+    stats: Stats,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Log({:?})", *self.chain.lock())
+    }
+}
+
+impl Log {
+    /// The log of object set `objset`, empty; `slim`: the pool's version knows blocks with
+    /// their chain header in front (23).
+    pub fn new(objset: u64, slim: bool, store: Arc<dyn Store>) -> Arc<Log> {
+        let checksum = if slim { Checksum::Zilog2 } else { Checksum::Zilog };
+        Arc::new(Log {
+            store,
+            mode: AtomicU8::new(0),
+            closed: AtomicBool::new(false),
+            replaying: AtomicBool::new(false),
+            turn: Mutex::default(),
+            ended: Condvar::new(),
+            pending: Mutex::default(),
+            chain: Mutex::new(Chain::new(objset, checksum)),
+            sizes: Mutex::default(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Property `sync`, from now on.
+    pub fn set_mode(&self, mode: Mode) {
+        self.mode.store(mode as u8, SeqCst);
+    }
+
+    /// Property `sync`.
+    pub fn mode(&self) -> Mode {
+        match self.mode.load(SeqCst) {
+            1 => Mode::Always,
+            2 => Mode::Disabled,
+            _ => Mode::Standard,
+        }
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    // ------------------------------------------------------------------ records
+
+    /// Whether the caller's change is to be recorded; in a replay it is noted instead.
+    fn takes(&self, txg: Txg) -> bool {
+        if self.replaying.load(SeqCst) {
+            self.chain.lock().replayed(txg);
+            return false;
+        }
+        if self.mode() == Mode::Disabled {
+            // Who commits after the property changed must not miss what came before.
+            self.pending.lock().barrier(txg);
+            return false;
+        }
+        !self.closed.load(SeqCst)
+    }
+
+    fn encoded(&self, txg: Txg, kind: u8, body: &Body<'_>) -> Option<Vec<u8>> {
+        match body.encode(kind, txg) {
+            Ok(record) if record.len() as u64 <= ROOM_MAX => Some(record),
+            _ => {
+                self.pending.lock().barrier(txg);
+                None
+            }
+        }
+    }
+
+    /// A change of names, made by a transaction of `txg` that is still open: a record of
+    /// type `kind` that any commit writes.
+    pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>) {
+        if self.takes(txg)
+            && let Some(record) = self.encoded(txg, kind, body)
+        {
+            self.pending.lock().name(txg, self.store.synced_txg(), record);
+        }
+    }
+
+    /// A change of one object's attributes or extent, likewise: a commit of the object
+    /// writes it.
+    pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &Body<'_>) {
+        if self.takes(txg)
+            && let Some(record) = self.encoded(txg, kind, body)
+        {
+            let what = What::Whole(record);
+            self.pending.lock().object(txg, self.store.synced_txg(), object, what);
+        }
+    }
+
+    /// A write of `data` to a file.
+    pub fn write(&self, txg: Txg, object: ObjectId, offset: u64, data: &[u8]) {
+        if data.is_empty() || !self.takes(txg) {
+            return;
+        }
+        let held = {
+            let mut pending = self.pending.lock();
+            let copy = data.len() <= COPY_MAX && pending.held().1 < COPIED_MAX;
+            let what = if copy {
+                What::Data { object, offset, data: data.to_vec() }
+            } else {
+                What::Range { object, offset, len: data.len() as u64 }
+            };
+            pending.object(txg, self.store.synced_txg(), object, what);
+            pending.held().0
+        };
+        if held > RECORDS_MAX {
+            self.store.dirty(txg);
+        }
+    }
+
+    /// A change that no record says: commits wait for its group.
+    pub fn barrier(&self, txg: Txg) {
+        if self.replaying.load(SeqCst) {
+            self.chain.lock().replayed(txg);
+        } else {
+            self.pending.lock().barrier(txg);
+        }
+    }
+
+    /// What was done to the object so far goes with the names that come now: its content is
+    /// there when its new name is.
+    pub fn adopt(&self, object: ObjectId) {
+        self.pending.lock().adopt(object);
+    }
+
+    /// The object has no name any more, and its content is nobody's concern after a crash.
+    pub fn forget(&self, object: ObjectId) {
+        self.pending.lock().drop_object(object);
+    }
+
+    // ------------------------------------------------------------------ commits
+
+    /// Returns when all names, and what was done to `object` (`None`: to all), is safe. The
+    /// caller holds no lock of a file, and no group.
+    ///
+    /// # Errors
+    /// That of a suspension; nothing is promised then.
+    pub fn commit(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
+        self.stats.commits.fetch_add(1, Relaxed);
+        if self.mode() == Mode::Disabled {
+            return Ok(());
+        }
+        let mut turn = self.turn.lock();
+        turn.wants.add(object);
+        let batch = Arc::clone(&turn.batch);
+        while turn.writing {
+            self.ended.wait(&mut turn);
+            if let Some(told) = batch.told() {
+                return told;
+            }
+        }
+        // Nobody writes: the batch is the caller's.
+        turn.writing = true;
+        let wants = std::mem::take(&mut turn.wants);
+        turn.batch = Arc::default();
+        drop(turn);
+        let done = self.run(source, &wants);
+        let failed = done.as_ref().err().map(|e| (e.kind(), e.to_string()));
+        let mut turn = self.turn.lock();
+        turn.writing = false;
+        // Set once: the batch was taken from the turn.
+        let _first = batch.result.set(failed);
+        drop(turn);
+        self.ended.notify_all();
+        done
+    }
+
+    /// Writes a batch, or waits for the groups of what is in it.
+    fn run(&self, source: &dyn Source, wants: &Wants) -> Result<()> {
+        let found = self.pending.lock().gather(wants, self.store.synced_txg());
+        let records = match found {
+            Found::Nothing => return Ok(()),
+            Found::Wait(txg) => return self.stall(txg),
+            Found::Records(records) => records,
+        };
+        let newest = records.iter().map(|r| r.txg).fold(Txg::ZERO, Txg::max);
+        let unusable = {
+            let chain = self.chain.lock();
+            chain.is_ending()
+        };
+        if unusable || self.closed.load(SeqCst) {
+            return self.stall(newest);
+        }
+        let Some(records) = fetch(source, records)? else { return self.stall(newest) };
+        let stub = self.chain.lock().stub().map(|s| s.size);
+        match stub {
+            None => self.begin(newest),
+            Some(size) => self.write_batch(&records, size, newest),
+        }
+    }
+
+    /// Waits for groups instead of writing.
+    fn stall(&self, txg: Txg) -> Result<()> {
+        self.stats.stalls.fetch_add(1, Relaxed);
+        self.store.wait_synced(txg)
+    }
+
+    /// The first commit: it waits for the group whose header has the chain.
+    fn begin(&self, newest: Txg) -> Result<()> {
+        let hold = self.store.hold()?;
+        let txg = hold.txg;
+        let size = self.sizes.lock().foretell();
+        if let Ok(dva) = self.store.allocate(txg, size) {
+            let id = [self.store.random(), self.store.random()];
+            self.chain.lock().begin(id, dva, size, txg);
+            self.store.dirty(txg);
+        }
+        drop(hold);
+        self.stall(txg.max(newest))
+    }
+
+    fn write_batch(&self, records: &[Itx], first: u64, newest: Txg) -> Result<()> {
+        let blocks = fill(records, first);
+        let size: u64 = records.iter().map(Itx::size).sum();
+        let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
+        let next = {
+            let mut sizes = self.sizes.lock();
+            sizes.note(Plan::of(size, largest));
+            sizes.foretell()
+        };
+        let hold = self.store.hold()?;
+        let sizes = blocks.iter().skip(1).map(|b| b.size).chain([next]);
+        let Some(places) = self.places(hold.txg, sizes) else {
+            // Nothing was changed: the stub stays.
+            drop(hold);
+            return self.stall(newest);
+        };
+        let writes = self.seal(&places, hold.txg, &blocks);
+        self.store.dirty(hold.txg);
+        let done = writes.and_then(|writes| {
+            let mut vdevs: Vec<VdevId> = writes.iter().map(|w| w.dva.vdev).collect();
+            vdevs.sort_unstable();
+            vdevs.dedup();
+            self.store.write(writes)?;
+            self.store.flush(&vdevs)
+        });
+        if done.is_err() {
+            self.stats.errors.fetch_add(1, Relaxed);
+            self.chain.lock().end(hold.txg);
+            let last = hold.txg.max(newest);
+            drop(hold);
+            return self.stall(last);
+        }
+        self.chain.lock().flushed();
+        drop(hold);
+        self.stats.batches.fetch_add(1, Relaxed);
+        self.stats.records.fetch_add(records.len() as u64, Relaxed);
+        let of = std::iter::once(first).chain(blocks.iter().skip(1).map(|b| b.size));
+        blocks.iter().zip(of).for_each(|(b, size)| self.stats.block(b.bytes.len() as u64, size));
+        Ok(())
+    }
+
+    /// Space for the blocks after the stub: all or nothing.
+    fn places(&self, txg: Txg, sizes: impl Iterator<Item = u64>) -> Option<Vec<(Dva, u64)>> {
+        let mut places: Vec<(Dva, u64)> = Vec::new();
+        for size in sizes {
+            match self.store.allocate(txg, size) {
+                Ok(dva) => places.push((dva, size)),
+                Err(_) => {
+                    places.iter().for_each(|(dva, _)| self.store.unallocate(txg, *dva));
+                    return None;
+                }
+            }
+        }
+        Some(places)
+    }
+
+    /// Chains the blocks, and completes them.
+    fn seal(&self, places: &[(Dva, u64)], txg: Txg, blocks: &[Fill]) -> Result<Vec<LogWrite>> {
+        let newest: Vec<Txg> = blocks.iter().map(|b| b.newest).collect();
+        let (links, checksum, mut seq) = {
+            let mut chain = self.chain.lock();
+            let links = chain.extend(places, txg, &newest);
+            let before = chain.record_seq;
+            chain.record_seq += blocks.iter().map(|b| b.starts.len() as u64).sum::<u64>();
+            (links, chain.checksum(), before)
+        };
+        if links.len() != blocks.len() + 1 {
+            return Err(Error::bug("a batch of another size than its blocks"));
+        }
+        let at = records_at(checksum);
+        let mut writes = Vec::with_capacity(blocks.len());
+        for (block, pair) in blocks.iter().zip(links.windows(2)) {
+            let [own, next] = pair else { continue };
+            let mut data = BufMut::zeroed(own.size as usize);
+            let odd = || Error::bug("records that do not fit their block");
+            let room = data.get_mut(at..at + block.bytes.len()).ok_or_else(odd)?;
+            room.copy_from_slice(&block.bytes);
+            for start in &block.starts {
+                seq += 1;
+                let place = room.get_mut(start + RECORD_SEQ_AT..start + RECORD_SEQ_AT + 8);
+                place.ok_or_else(odd)?.copy_from_slice(&seq.to_le_bytes());
+            }
+            let used = seal(&mut data, block.bytes.len(), &own.ptr, &next.ptr)?;
+            writes.push(LogWrite { dva: own.dva, birth: own.alloc, data: data.freeze(), used });
+        }
+        Ok(writes)
+    }
+
+    // ------------------------------------------------------------------ groups
+
+    /// Whether group `txg` must write the header although nothing else changed.
+    pub fn is_dirty(&self, txg: Txg) -> bool {
+        self.chain.lock().is_dirty(txg)
+    }
+
+    /// For the sync thread, when it writes group `txg` of the object set: its header, if that
+    /// changes, and what to free.
+    pub fn sync(&self, txg: Txg) -> Option<Moved> {
+        let moved = self.chain.lock().sync(txg);
+        if !self.chain.lock().is_replaying() {
+            self.replaying.store(false, SeqCst);
+        }
+        moved
+    }
+
+    /// Ends the chain for good, in the open group; the caller waits for that. Commits wait
+    /// for groups from then on.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub fn close(&self) -> Result<Txg> {
+        self.closed.store(true, SeqCst);
+        // A batch under way ends before, and none begins after.
+        let mut turn = self.turn.lock();
+        while turn.writing {
+            self.ended.wait(&mut turn);
+        }
+        turn.writing = true;
+        drop(turn);
+        let held = self.store.hold();
+        if let Ok(hold) = &held {
+            let mut chain = self.chain.lock();
+            if chain.stub().is_some() {
+                chain.end(hold.txg);
+                drop(chain);
+                self.store.dirty(hold.txg);
+            }
+        }
+        self.turn.lock().writing = false;
+        self.ended.notify_all();
+        held.map(|hold| hold.txg)
+    }
+
+    /// Undoes [`Log::close`]: records are taken again.
+    pub fn reopen(&self) {
+        self.closed.store(false, SeqCst);
+    }
+
+    // ------------------------------------------------------------------ replay
+
+    /// A log with this header is going to be replayed: nothing is recorded until
+    /// [`Log::end_replay`].
+    ///
+    /// # Errors
+    /// `Bug` if the log is in use.
+    pub fn begin_replay(&self, header: ZilHeader) -> Result<()> {
+        self.chain.lock().begin_replay(header)?;
+        self.replaying.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Whether a replay is going on.
+    pub fn is_replaying(&self) -> bool {
+        self.replaying.load(SeqCst)
+    }
+
+    /// What is done next is record `seq`; 0: nothing of the log.
+    pub fn replaying(&self, seq: u64) {
+        self.chain.lock().replaying(seq);
+    }
+
+    /// All records are done. Their groups, and one in which the header goes and `free` is
+    /// freed, are on disk when this returns.
+    ///
+    /// # Errors
+    /// That of a suspension.
+    pub fn end_replay(&self, free: Vec<BlkPtr>) -> Result<()> {
+        let hold = self.store.hold()?;
+        self.chain.lock().end_replay(hold.txg, free);
+        self.store.dirty(hold.txg);
+        let txg = hold.txg;
+        drop(hold);
+        self.store.wait_synced(txg)
+    }
+}
+
+/// Gets data that was not copied. `None` if some of it is not there any more.
+fn fetch(source: &dyn Source, records: Vec<Itx>) -> Result<Option<Vec<Itx>>> {
+    let mut out = Vec::with_capacity(records.len());
+    for itx in records {
+        let What::Range { object, offset, len } = itx.what else {
+            out.push(itx);
+            continue;
+        };
+        match source.read(object, offset, len)? {
+            Some(data) if data.len() as u64 == len => {
+                out.push(Itx { what: What::Data { object, offset, data }, ..itx });
+            }
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(out))
+}
+
+/// A block's records.
+struct Fill {
+    size: u64,
+    bytes: Vec<u8>,
+    /// Where each record begins.
+    starts: Vec<usize>,
+    newest: Txg,
+}
+
+impl Fill {
+    fn new(size: u64) -> Fill {
+        Fill { size, bytes: Vec::new(), starts: Vec::new(), newest: Txg::ZERO }
+    }
+
+    fn room(&self) -> usize {
+        (self.size - CHAIN) as usize - self.bytes.len()
+    }
+
+    fn put(&mut self, record: &[u8], txg: Txg) {
+        self.starts.push(self.bytes.len());
+        self.bytes.extend_from_slice(record);
+        self.newest = self.newest.max(txg);
+    }
+}
+
+/// Divides records among blocks, the first of which has `first` bytes.
+fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
+    let mut left: u64 = records.iter().map(Itx::size).sum();
+    let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
+    let keep = waste(largest) as usize;
+    let mut blocks = Vec::new();
+    let mut now = Fill::new(first);
+    let turn = |now: &mut Fill, blocks: &mut Vec<Fill>, left: u64, least: usize| {
+        let size = block_size(Plan::of(left, largest).opt.max(least as u64));
+        blocks.push(std::mem::replace(now, Fill::new(size)));
+    };
+    for itx in records {
+        left = left.saturating_sub(itx.size());
+        match &itx.what {
+            What::Whole(record) => {
+                if record.len() > now.room() {
+                    turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
+                }
+                now.put(record, itx.txg);
+            }
+            What::Data { object, offset, data } => {
+                let mut at = 0;
+                while at < data.len() {
+                    let rest = WRITE_HEADER + (data.len() - at).next_multiple_of(8);
+                    let room = now.room();
+                    // A piece in what is left of a block is worth its header.
+                    let least = WRITE_HEADER + 512;
+                    let poor = room < keep && rest <= ROOM_MAX as usize;
+                    // A stub that was foretold too small is used nevertheless.
+                    if rest > room && (room < least || poor && !now.bytes.is_empty()) {
+                        turn(&mut now, &mut blocks, left + rest as u64, least);
+                        continue;
+                    }
+                    let n = (data.len() - at).min((room - WRITE_HEADER) / 8 * 8);
+                    let write = Write {
+                        object: *object,
+                        offset: offset + at as u64,
+                        length: n as u64,
+                        block: None,
+                        data: Some(&data[at..at + n]),
+                    };
+                    // A write always has a record of its type.
+                    let record = Body::Write(write).encode(TX_WRITE, itx.txg);
+                    now.put(&record.unwrap_or_default(), itx.txg);
+                    at += n;
+                }
+            }
+            // Fetched before.
+            What::Range { .. } => {}
+        }
+    }
+    blocks.push(now);
+    blocks
+}

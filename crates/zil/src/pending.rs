@@ -1,0 +1,252 @@
+//! Records in memory, by group.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use base::{ObjectId, Txg};
+
+use crate::size::DATA_MAX;
+
+/// Bytes of one write that are joined in memory.
+const JOIN_MAX: u64 = 1 << 20;
+
+/// What a record will hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A record as it is in a block, but for its sequence.
+    Whole(Vec<u8>),
+    /// A write with its data.
+    Data { object: ObjectId, offset: u64, data: Vec<u8> },
+    /// A write whose data is fetched later.
+    Range { object: ObjectId, offset: u64, len: u64 },
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Itx {
+    /// Place in the order of what was done.
+    pub(crate) order: u64,
+    pub(crate) txg: Txg,
+    pub(crate) what: What,
+}
+
+/// Whose records are wanted beside those of names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wants {
+    pub(crate) all: bool,
+    pub(crate) objects: BTreeSet<ObjectId>,
+}
+
+impl Wants {
+    pub(crate) fn add(&mut self, object: Option<ObjectId>) {
+        match object {
+            Some(object) => drop(self.objects.insert(object)),
+            None => self.all = true,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    names: Vec<Itx>,
+    objects: HashMap<ObjectId, Vec<Itx>>,
+}
+
+/// Records that are in no chain.
+#[derive(Default)]
+pub(crate) struct Pending {
+    slots: BTreeMap<Txg, Slot>,
+    order: u64,
+    /// The last group with a change that has no record.
+    barrier: Txg,
+    copied: BTreeMap<Txg, u64>,
+    records: u64,
+}
+
+/// What [`Pending::gather`] found.
+pub(crate) enum Found {
+    /// Nothing.
+    Nothing,
+    /// Something without a record: this group has all that was done so far.
+    Wait(Txg),
+    /// These, in order.
+    Records(Vec<Itx>),
+}
+
+impl Pending {
+    fn slot(&mut self, txg: Txg, synced: Txg) -> &mut Slot {
+        if !self.slots.contains_key(&txg) {
+            self.forget_synced(synced);
+        }
+        self.slots.entry(txg).or_default()
+    }
+
+    /// Records of groups on disk are of no use.
+    pub(crate) fn forget_synced(&mut self, synced: Txg) {
+        self.slots = self.slots.split_off(&synced.next());
+        self.copied = self.copied.split_off(&synced.next());
+        let count = |s: &Slot| s.names.len() + s.objects.values().map(Vec::len).sum::<usize>();
+        self.records = self.slots.values().map(|s| count(s) as u64).sum();
+    }
+
+    fn next(&mut self) -> u64 {
+        self.order += 1;
+        self.order
+    }
+
+    /// Records there are, and bytes copied.
+    pub(crate) fn held(&self) -> (u64, u64) {
+        (self.records, self.copied.values().sum())
+    }
+
+    pub(crate) fn name(&mut self, txg: Txg, synced: Txg, record: Vec<u8>) {
+        let order = self.next();
+        self.slot(txg, synced).names.push(Itx { order, txg, what: What::Whole(record) });
+        self.records += 1;
+    }
+
+    pub(crate) fn object(&mut self, txg: Txg, synced: Txg, object: ObjectId, what: What) {
+        let order = self.next();
+        let copied = if let What::Data { data, .. } = &what { data.len() as u64 } else { 0 };
+        let list = self.slot(txg, synced).objects.entry(object).or_default();
+        if let (What::Range { offset, len, .. }, Some(last)) = (&what, list.last_mut())
+            && let What::Range { offset: start, len: had, .. } = &mut last.what
+            && start.checked_add(*had) == Some(*offset)
+            && *had + len <= JOIN_MAX
+        {
+            *had += len;
+            return;
+        }
+        list.push(Itx { order, txg, what });
+        self.records += 1;
+        *self.copied.entry(txg).or_default() += copied;
+    }
+
+    pub(crate) fn barrier(&mut self, txg: Txg) {
+        self.barrier = self.barrier.max(txg);
+    }
+
+    /// Has an object's records go with those of names: they come before what follows now.
+    pub(crate) fn adopt(&mut self, object: ObjectId) {
+        for slot in self.slots.values_mut() {
+            if let Some(list) = slot.objects.remove(&object) {
+                slot.names.extend(list);
+            }
+        }
+    }
+
+    /// The object is no more, and nobody needs its records.
+    pub(crate) fn drop_object(&mut self, object: ObjectId) {
+        for slot in self.slots.values_mut() {
+            let gone = slot.objects.remove(&object);
+            self.records -= gone.map_or(0, |list| list.len() as u64);
+        }
+    }
+
+    /// Takes what a commit writes.
+    pub(crate) fn gather(&mut self, wants: &Wants, synced: Txg) -> Found {
+        self.forget_synced(synced);
+        if self.barrier > synced {
+            let last = self.slots.keys().next_back().copied();
+            return Found::Wait(last.map_or(self.barrier, |t| t.max(self.barrier)));
+        }
+        let mut found = Vec::new();
+        for slot in self.slots.values_mut() {
+            found.append(&mut slot.names);
+            if wants.all {
+                slot.objects.drain().for_each(|(_, list)| found.extend(list));
+            } else {
+                let lists = wants.objects.iter().filter_map(|o| slot.objects.remove(o));
+                lists.for_each(|list| found.extend(list));
+            }
+        }
+        self.records -= found.len() as u64;
+        for itx in &found {
+            if let (What::Data { data, .. }, Some(n)) = (&itx.what, self.copied.get_mut(&itx.txg)) {
+                *n = n.saturating_sub(data.len() as u64);
+            }
+        }
+        if found.is_empty() {
+            return Found::Nothing;
+        }
+        found.sort_unstable_by_key(|itx| itx.order);
+        Found::Records(found)
+    }
+}
+
+impl Itx {
+    /// Bytes in a block, undivided.
+    pub(crate) fn size(&self) -> u64 {
+        let header = ondisk::zil::WRITE_HEADER as u64;
+        match &self.what {
+            What::Whole(bytes) => bytes.len() as u64,
+            What::Data { data, .. } => header + (data.len() as u64).next_multiple_of(8),
+            What::Range { len, .. } => len.div_ceil(DATA_MAX) * header + len.next_multiple_of(8),
+        }
+    }
+
+    /// Bytes of it that cannot be divided among blocks.
+    pub(crate) fn largest(&self) -> u64 {
+        match &self.what {
+            What::Whole(bytes) => bytes.len() as u64,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(n: u8) -> Vec<u8> {
+        vec![n; 8]
+    }
+
+    fn range(object: u64, offset: u64, len: u64) -> What {
+        What::Range { object: ObjectId(object), offset, len }
+    }
+
+    fn records(found: Found) -> Vec<What> {
+        match found {
+            Found::Records(list) => list.into_iter().map(|i| i.what).collect(),
+            Found::Nothing => Vec::new(),
+            Found::Wait(txg) => unreachable!("{txg}"),
+        }
+    }
+
+    #[test]
+    fn an_object_waits_unless_it_is_wanted_or_renamed() {
+        let mut p = Pending::default();
+        let one = |id| Wants { objects: [ObjectId(id)].into(), ..Wants::default() };
+        p.object(Txg(5), Txg(3), ObjectId(1), range(1, 0, 10));
+        p.name(Txg(4), Txg(3), whole(1));
+        p.object(Txg(5), Txg(3), ObjectId(2), range(2, 0, 10));
+        p.object(Txg(5), Txg(3), ObjectId(1), range(1, 10, 5));
+        p.object(Txg(5), Txg(3), ObjectId(1), range(1, 30, 5));
+        assert_eq!(p.held().0, 4);
+        let found = records(p.gather(&one(1), Txg(3)));
+        assert_eq!(found, [range(1, 0, 15), What::Whole(whole(1)), range(1, 30, 5)]);
+        assert!(records(p.gather(&one(1), Txg(3))).is_empty());
+        p.adopt(ObjectId(2));
+        assert_eq!(records(p.gather(&one(9), Txg(3))), [range(2, 0, 10)]);
+        p.object(Txg(6), Txg(3), ObjectId(2), range(2, 0, 10));
+        p.drop_object(ObjectId(2));
+        assert!(records(p.gather(&Wants { all: true, ..Wants::default() }, Txg(3))).is_empty());
+    }
+
+    #[test]
+    fn groups_on_disk_are_forgotten_and_barriers_wait_for_them() {
+        let mut p = Pending::default();
+        let all = Wants { all: true, ..Wants::default() };
+        p.name(Txg(4), Txg(3), whole(1));
+        p.barrier(Txg(5));
+        p.name(Txg(6), Txg(3), whole(2));
+        assert!(matches!(p.gather(&all, Txg(3)), Found::Wait(Txg(6))));
+        assert!(matches!(p.gather(&all, Txg(4)), Found::Wait(Txg(6))));
+        assert_eq!(records(p.gather(&all, Txg(5))), [What::Whole(whole(2))]);
+        let data = What::Data { object: ObjectId(1), offset: 0, data: vec![1; 100] };
+        p.object(Txg(7), Txg(6), ObjectId(1), data);
+        assert_eq!(p.held(), (1, 100));
+        p.forget_synced(Txg(7));
+        assert_eq!(p.held(), (0, 0));
+    }
+}

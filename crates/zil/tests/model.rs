@@ -1,0 +1,515 @@
+//! The log against a naive model of a pool, cut at every write: all that was promised is
+//! there in order, nothing follows a gap, and the space maps agree with the chain.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use base::{Asize, Dva, Error, ErrorKind, ObjectId, Result, Txg, VdevId};
+use ondisk::Endian;
+use ondisk::objset::ZIL_HEADER_SIZE;
+use ondisk::zil::{Body, LogBlock, ZilHeader};
+use proptest::prelude::*;
+use zil::{Hold, Log, LogWrite, Mode, Source, Store};
+
+const OBJSET: u64 = 54;
+
+/// What happened to the devices, in order.
+#[derive(Clone)]
+enum Event {
+    Write(u64, Vec<u8>),
+    Flush,
+    /// A group's uberblock: the header, and the blocks that its maps have.
+    Synced(Txg, [u8; ZIL_HEADER_SIZE], BTreeSet<u64>),
+}
+
+#[derive(Default)]
+struct State {
+    open: u64,
+    synced: u64,
+    held: bool,
+    header: Option<[u8; ZIL_HEADER_SIZE]>,
+    /// Blocks with their groups.
+    allocated: BTreeMap<u64, Txg>,
+    next: u64,
+    events: Vec<Event>,
+    /// Fails: allocations, writes, flushes, each by a countdown.
+    fail: [u64; 3],
+    skip_flush: bool,
+    /// Groups end while a batch holds them.
+    no_hold: bool,
+}
+
+#[derive(Default)]
+struct Pool {
+    state: Mutex<State>,
+    log: OnceLock<Weak<Log>>,
+    random: AtomicU64,
+    slow: bool,
+}
+
+fn fails(count: &mut u64) -> bool {
+    *count = count.saturating_sub(1);
+    *count == 1
+}
+
+impl Pool {
+    /// Writes the next group.
+    fn sync(&self) {
+        let log = self.log.get().and_then(Weak::upgrade).unwrap();
+        let txg = {
+            let mut s = self.state.lock().unwrap();
+            assert!(!s.held, "a group is waited for by who holds it");
+            if s.open == s.synced + 1 {
+                s.open += 1;
+            }
+            Txg(s.synced + 1)
+        };
+        let moved = log.sync(txg);
+        let mut s = self.state.lock().unwrap();
+        if let Some(moved) = moved {
+            s.header = Some(moved.header);
+            for bp in moved.free {
+                let born = s.allocated.remove(&bp.as_block().unwrap().dva().offset);
+                assert!(born.unwrap() <= txg, "freed before it was allocated");
+            }
+        }
+        s.synced = txg.0;
+        let maps = s.allocated.iter().filter(|(_, t)| **t <= txg).map(|(at, _)| *at).collect();
+        let header = s.header.unwrap_or([0; ZIL_HEADER_SIZE]);
+        s.events.push(Event::Synced(txg, header, maps));
+    }
+}
+
+struct Held(Weak<Pool>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(pool) = self.0.upgrade() {
+            pool.state.lock().unwrap().held = false;
+        }
+    }
+}
+
+struct Handle(Arc<Pool>);
+
+impl Store for Handle {
+    fn hold(&self) -> Result<Hold> {
+        let mut s = self.0.state.lock().unwrap();
+        s.held = true;
+        Ok(Hold::new(Txg(s.open), Held(Arc::downgrade(&self.0))))
+    }
+    fn allocate(&self, txg: Txg, size: u64) -> Result<Dva> {
+        let mut s = self.0.state.lock().unwrap();
+        assert!(s.held && txg.0 == s.open && size.is_multiple_of(4096));
+        if fails(&mut s.fail[0]) {
+            return Err(Error::new(ErrorKind::NoSpace, "full"));
+        }
+        let offset = s.next;
+        s.next += size;
+        s.allocated.insert(offset, txg);
+        Ok(Dva { vdev: VdevId(0), offset, asize: Asize(size), gang: false })
+    }
+    fn unallocate(&self, txg: Txg, dva: Dva) {
+        assert_eq!(self.0.state.lock().unwrap().allocated.remove(&dva.offset), Some(txg));
+    }
+    fn write(&self, blocks: Vec<LogWrite>) -> Result<()> {
+        if self.0.slow {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let mut s = self.0.state.lock().unwrap();
+        let bad = fails(&mut s.fail[1]);
+        for block in blocks {
+            assert!(s.allocated.contains_key(&block.dva.offset));
+            let bytes = block.data[..block.used].to_vec();
+            s.events.push(Event::Write(block.dva.offset, bytes));
+            if bad {
+                return Err(Error::new(ErrorKind::Io, "broken"));
+            }
+        }
+        if s.no_hold {
+            s.held = false;
+            drop(s);
+            self.0.sync();
+            self.0.sync();
+        }
+        Ok(())
+    }
+    fn flush(&self, vdevs: &[VdevId]) -> Result<()> {
+        assert_eq!(vdevs, [VdevId(0)]);
+        let mut s = self.0.state.lock().unwrap();
+        if fails(&mut s.fail[2]) {
+            return Err(Error::new(ErrorKind::Io, "broken"));
+        }
+        if !s.skip_flush {
+            s.events.push(Event::Flush);
+        }
+        Ok(())
+    }
+    fn synced_txg(&self) -> Txg {
+        Txg(self.0.state.lock().unwrap().synced)
+    }
+    fn wait_synced(&self, txg: Txg) -> Result<()> {
+        while self.synced_txg() < txg {
+            self.0.sync();
+        }
+        Ok(())
+    }
+    fn dirty(&self, _: Txg) {}
+    fn random(&self) -> u64 {
+        self.0.random.fetch_add(1, SeqCst) + 1000
+    }
+}
+
+/// What was asked for: each write of an object goes behind those before it.
+#[derive(Clone, Debug)]
+struct Done {
+    txg: Txg,
+    /// `None`: a name.
+    object: Option<u64>,
+    range: (u64, u64),
+}
+
+struct Content;
+
+fn byte(object: u64, at: u64) -> u8 {
+    (object.wrapping_mul(31) ^ at ^ at >> 8) as u8
+}
+
+impl Source for Content {
+    fn read(&self, object: ObjectId, offset: u64, len: u64) -> Result<Option<Vec<u8>>> {
+        Ok(Some((offset..offset + len).map(|at| byte(object.0, at)).collect()))
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Name(usize),
+    Write(u64, u64),
+    Commit(Option<u64>),
+    /// A group closes.
+    Open,
+    Sync,
+    /// Allocation, write or flush fails the n-th time from now.
+    Fail(usize, u64),
+    Barrier,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (1usize..300).prop_map(Op::Name),
+        6 => (1u64..4, prop_oneof![8 => 1u64..9000, 2 => 9000u64..400_000])
+            .prop_map(|(o, n)| Op::Write(o, n)),
+        6 => prop::option::of(1u64..4).prop_map(Op::Commit),
+        2 => Just(Op::Open),
+        2 => Just(Op::Sync),
+        1 => (0usize..3, 2u64..5).prop_map(|(which, n)| Op::Fail(which, n)),
+        1 => Just(Op::Barrier),
+    ]
+}
+
+struct World {
+    pool: Arc<Pool>,
+    log: Arc<Log>,
+    done: Vec<Done>,
+    sizes: BTreeMap<u64, u64>,
+    /// At this event: this many names, and so much of each object, are promised.
+    promises: Vec<(usize, usize, BTreeMap<u64, u64>)>,
+    names: usize,
+    /// Names that have no record: their places among names.
+    barriers: BTreeSet<usize>,
+}
+
+impl World {
+    fn new(slim: bool) -> World {
+        let pool = Arc::new(Pool::default());
+        *pool.state.lock().unwrap() = State { open: 11, synced: 10, ..State::default() };
+        let log = Log::new(OBJSET, slim, Arc::new(Handle(Arc::clone(&pool))));
+        pool.log.set(Arc::downgrade(&log)).unwrap();
+        World {
+            pool,
+            log,
+            done: Vec::new(),
+            sizes: BTreeMap::new(),
+            promises: Vec::new(),
+            names: 0,
+            barriers: BTreeSet::new(),
+        }
+    }
+
+    fn act(&mut self, op: &Op) {
+        let txg = Txg(self.pool.state.lock().unwrap().open);
+        match op {
+            Op::Name(len) => {
+                let name = vec![b'x'; *len];
+                let body = Body::Remove { directory: ObjectId(self.names as u64), name: &name };
+                self.log.name(txg, 5, &body);
+                self.done.push(Done { txg, object: None, range: (self.names as u64, 1) });
+                self.names += 1;
+            }
+            Op::Write(object, len) => {
+                let at = *self.sizes.get(object).unwrap_or(&0);
+                let data: Vec<u8> = (at..at + len).map(|i| byte(*object, i)).collect();
+                self.log.write(txg, ObjectId(*object), at, &data);
+                self.sizes.insert(*object, at + len);
+                self.done.push(Done { txg, object: Some(*object), range: (at, *len) });
+            }
+            Op::Barrier => {
+                self.log.barrier(txg);
+                self.barriers.insert(self.names);
+                self.done.push(Done { txg, object: None, range: (self.names as u64, 1) });
+                self.names += 1;
+            }
+            Op::Commit(object) => {
+                self.log.commit(&Content, object.map(ObjectId)).unwrap();
+                let mut sizes = self.sizes.clone();
+                sizes.retain(|o, _| object.is_none_or(|w| w == *o));
+                let at = self.pool.state.lock().unwrap().events.len();
+                self.promises.push((at, self.names, sizes));
+            }
+            Op::Open => {
+                let mut s = self.pool.state.lock().unwrap();
+                if s.open < s.synced + 3 {
+                    s.open += 1;
+                }
+            }
+            Op::Sync => self.pool.sync(),
+            Op::Fail(which, n) => self.pool.state.lock().unwrap().fail[*which] = *n,
+        }
+    }
+
+    /// What a crash after `cut` events leaves; `keep` tells which unflushed writes stayed.
+    fn check(&self, cut: usize, keep: u64) -> std::result::Result<(), String> {
+        let events = self.pool.state.lock().unwrap().events[..cut].to_vec();
+        let mut disk: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let mut pending = Vec::new();
+        let (mut synced, mut header, mut maps) = (Txg(10), [0; ZIL_HEADER_SIZE], BTreeSet::new());
+        for event in events {
+            match event {
+                Event::Write(at, bytes) => pending.push((at, bytes)),
+                Event::Flush => disk.extend(pending.drain(..)),
+                Event::Synced(txg, h, m) => {
+                    // A commit of the pool flushes.
+                    disk.extend(pending.drain(..));
+                    (synced, header, maps) = (txg, h, m);
+                }
+            }
+        }
+        for (i, (at, bytes)) in pending.into_iter().enumerate() {
+            if keep >> (i % 64) & 1 == 1 {
+                disk.insert(at, bytes);
+            }
+        }
+        let mut names: BTreeSet<u64> = BTreeSet::new();
+        let mut objects: BTreeMap<u64, BTreeSet<(u64, u64)>> = BTreeMap::new();
+        for d in self.done.iter().filter(|d| d.txg <= synced) {
+            match d.object {
+                None => drop(names.insert(d.range.0)),
+                Some(o) => drop(objects.entry(o).or_default().insert(d.range)),
+            }
+        }
+        let mut ptr = ZilHeader::parse(&header, Endian::Little).unwrap().log;
+        let (mut found, mut last_seq, mut last_name) = (BTreeSet::new(), 0, None);
+        while let Some(bp) = ptr.bp.as_block() {
+            if bp.head.birth <= synced {
+                found.insert(bp.dva().offset);
+            }
+            let Some(bytes) = disk.get(&bp.dva().offset) else { break };
+            let mut whole = bytes.clone();
+            whole.resize(bp.psize.0 as usize, 0xee);
+            let Ok(block) = LogBlock::parse(&whole, &ptr) else { break };
+            for record in block.records() {
+                let record = record.unwrap();
+                if record.header.seq <= last_seq {
+                    return Err("records out of order".into());
+                }
+                last_seq = record.header.seq;
+                if record.header.txg <= synced {
+                    continue;
+                }
+                match record.body().unwrap() {
+                    Body::Remove { directory, .. } => {
+                        if last_name.is_some_and(|last| last >= directory.0) {
+                            return Err("names out of order".into());
+                        }
+                        last_name = Some(directory.0);
+                        names.insert(directory.0);
+                    }
+                    Body::Write(w) => {
+                        let data = w.data.unwrap();
+                        let right = (0..w.length)
+                            .all(|i| data[i as usize] == byte(w.object.0, w.offset + i));
+                        if !right {
+                            return Err("other data than was written".into());
+                        }
+                        objects.entry(w.object.0).or_default().insert((w.offset, w.length));
+                    }
+                    other => return Err(format!("{other:?}")),
+                }
+            }
+            ptr = block.next;
+        }
+        if found != maps {
+            return Err(format!("the maps have {maps:?}, the chain {found:?}"));
+        }
+        let whole = |o: u64| {
+            let mut end = 0;
+            for &(at, len) in objects.get(&o).into_iter().flatten() {
+                if at > end {
+                    return Err(format!("object {o} has a gap at {end}"));
+                }
+                end = end.max(at + len);
+            }
+            Ok(end)
+        };
+        if names.iter().enumerate().any(|(i, n)| i as u64 != *n) {
+            return Err(format!("a gap among names: {names:?}"));
+        }
+        for (at, promised, sizes) in self.promises.iter().filter(|p| p.0 <= cut) {
+            if names.len() < *promised {
+                return Err(format!(
+                    "{promised} names were promised at {at}, {} are there",
+                    names.len()
+                ));
+            }
+            for (o, size) in sizes {
+                if whole(*o)? < *size {
+                    return Err(format!("object {o} lacks what was promised at {at}"));
+                }
+            }
+        }
+        // Whatever is there of an object: the names before it are, too.
+        for (o, ranges) in &objects {
+            let end = whole(*o)?;
+            let mut before = 0;
+            for d in &self.done {
+                match d.object {
+                    None => before += 1,
+                    Some(x) if x == *o && d.range.0 < end && names.len() < before => {
+                        return Err(format!("object {o}: {ranges:?} without the names before"));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_all(&self, seed: u64) -> std::result::Result<usize, String> {
+        let events = self.pool.state.lock().unwrap().events.len();
+        for cut in 0..=events {
+            for keep in [0, u64::MAX, seed.rotate_left(cut as u32)] {
+                self.check(cut, keep).map_err(|e| format!("after event {cut}: {e}"))?;
+            }
+        }
+        Ok(events + 1)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn every_promise_is_kept(
+        ops in prop::collection::vec(op(), 1..60),
+        seed: u64,
+        slim: bool,
+    ) {
+        let mut world = World::new(slim);
+        ops.iter().for_each(|op| world.act(op));
+        if let Err(e) = world.check_all(seed) {
+            prop_assert!(false, "{}", e);
+        }
+        // In the end nothing is left of it.
+        world.log.close().unwrap();
+        (0..4).for_each(|_| world.pool.sync());
+        prop_assert!(world.pool.state.lock().unwrap().allocated.is_empty());
+        prop_assert!(world.check_all(seed).is_ok());
+    }
+}
+
+/// Some operations of every kind but failures.
+fn routine() -> Vec<Op> {
+    let mut ops = vec![Op::Name(5), Op::Commit(None), Op::Sync];
+    for i in 0..12 {
+        ops.extend([
+            Op::Write(1 + i % 3, 3000 * (i + 1)),
+            Op::Name(20),
+            Op::Commit(Some(1 + i % 3)),
+        ]);
+        if i % 4 == 3 {
+            ops.push(Op::Sync);
+        }
+    }
+    ops
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    let run = |plant: &dyn Fn(&mut State)| {
+        let mut world = World::new(true);
+        plant(&mut world.pool.state.lock().unwrap());
+        routine().iter().for_each(|op| world.act(op));
+        world.check_all(7)
+    };
+    assert!(run(&|_| {}).unwrap() > 30);
+    assert!(run(&|s| s.skip_flush = true).unwrap_err().contains("promised"));
+    // The block that names another is written after the group that has that in its maps.
+    assert!(run(&|s| s.no_hold = true).is_err());
+}
+
+#[test]
+fn the_sticky_case() {
+    let mut world = World::new(true);
+    let small = |world: &mut World, n| {
+        let before = world.log.stats().allocated.load(SeqCst);
+        for _ in 0..n {
+            world.act(&Op::Write(1, 128));
+            world.act(&Op::Commit(Some(1)));
+        }
+        (world.log.stats().allocated.load(SeqCst) - before) / n
+    };
+    world.act(&Op::Name(3));
+    world.act(&Op::Commit(None));
+    assert_eq!(small(&mut world, 50), 4096);
+    // A mass of writes that nobody syncs costs nothing until somebody does.
+    for _ in 0..40 {
+        world.act(&Op::Write(2, 100_000));
+    }
+    world.act(&Op::Commit(Some(2)));
+    small(&mut world, 8);
+    assert_eq!(small(&mut world, 50), 4096);
+}
+
+#[test]
+fn committers_share_blocks() {
+    let mut world = World::new(true);
+    world.act(&Op::Name(3));
+    world.act(&Op::Commit(None));
+    let pool = Arc::new(Pool { slow: true, ..Pool::default() });
+    *pool.state.lock().unwrap() = State { open: 11, synced: 10, ..State::default() };
+    let log = Log::new(OBJSET, true, Arc::new(Handle(Arc::clone(&pool))));
+    pool.log.set(Arc::downgrade(&log)).unwrap();
+    log.name(Txg(11), 5, &Body::Remove { directory: ObjectId(1), name: b"x" });
+    log.commit(&Content, None).unwrap();
+    let before = log.stats().batches.load(SeqCst);
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let log = &log;
+            scope.spawn(move || {
+                for i in 0..20 {
+                    log.write(Txg(12), ObjectId(thread), i * 100, &[1; 100]);
+                    log.commit(&Content, Some(ObjectId(thread))).unwrap();
+                }
+            });
+        }
+    });
+    let batches = log.stats().batches.load(SeqCst) - before;
+    assert!((20..=80).contains(&batches), "{batches} batches for 160 commits");
+    log.set_mode(Mode::Disabled);
+    log.write(Txg(12), ObjectId(1), 0, &[1; 100]);
+    log.commit(&Content, None).unwrap();
+    assert_eq!(log.stats().batches.load(SeqCst) - before, batches);
+}
