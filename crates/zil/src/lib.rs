@@ -75,8 +75,8 @@
 //!   ACLs, whiteouts, names for files that had none.
 //! * A chain that is not in use is not kept over an export.
 //!
-//! Lock order: `turn` → nothing; `pending` → nothing; `chain` → nothing; no two at a time,
-//! and none of them during I/O, a wait, or a call of [`Store`] or [`Source`]. A batch takes
+//! Lock order: `turn`, `pending`, `chain` and `sizes`: no two at a time, and none of them
+//! during I/O, a wait, or a call of [`Store`] (but [`Store::synced_txg`]) or [`Source`]. A batch takes
 //! locks of files ([`Source::read`]) before it holds a group, never after.
 
 mod chain;
@@ -165,8 +165,8 @@ pub trait Store: Send + Sync {
 
 /// Content of files as it is now.
 pub trait Source {
-    /// `len` bytes of a file from `offset` on, none of them of a change that is half done.
-    /// `None` if the file does not have them any more.
+    /// `len` bytes of a file from `offset` on, none of them of a change that is half done;
+    /// fewer if the file ends before. `None` if there is no such file any more.
     ///
     /// # Errors
     /// Those of reading.

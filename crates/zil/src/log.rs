@@ -16,6 +16,7 @@ use crate::{LogWrite, Source, Store};
 
 /// Record types.
 const TX_WRITE: u8 = 9;
+const TX_TRUNCATE: u8 = 10;
 /// Data of a write that is copied when it is written.
 const COPY_MAX: usize = 8 << 10;
 /// Bytes copied that wait; beyond, data is fetched at the commit.
@@ -184,7 +185,7 @@ impl Log {
         if self.takes(txg)
             && let Some(record) = self.encoded(txg, kind, body)
         {
-            self.pending.lock().name(txg, self.store.synced_txg(), record);
+            self.pending.lock().name(txg, &|| self.store.synced_txg(), record);
         }
     }
 
@@ -194,8 +195,12 @@ impl Log {
         if self.takes(txg)
             && let Some(record) = self.encoded(txg, kind, body)
         {
-            let what = What::Whole(record);
-            self.pending.lock().object(txg, self.store.synced_txg(), object, what);
+            let what = if kind == TX_TRUNCATE {
+                What::Cut { object, record }
+            } else {
+                What::Whole(record)
+            };
+            self.pending.lock().object(txg, &|| self.store.synced_txg(), object, what);
         }
     }
 
@@ -212,7 +217,7 @@ impl Log {
             } else {
                 What::Range { object, offset, len: data.len() as u64 }
             };
-            pending.object(txg, self.store.synced_txg(), object, what);
+            pending.object(txg, &|| self.store.synced_txg(), object, what);
             pending.held().0
         };
         if held > RECORDS_MAX {
@@ -497,16 +502,26 @@ impl Log {
     }
 }
 
-/// Gets data that was not copied. `None` if some of it is not there any more.
+/// Gets data that was not copied. `None` if some of it is not there any more, and no record
+/// says why: the change that took it away would be missing.
 fn fetch(source: &dyn Source, records: Vec<Itx>) -> Result<Option<Vec<Itx>>> {
     let mut out = Vec::with_capacity(records.len());
+    let mut cuts = std::collections::HashMap::new();
+    for itx in &records {
+        if let What::Cut { object, .. } = &itx.what {
+            cuts.insert(*object, itx.order);
+        }
+    }
     for itx in records {
         let What::Range { object, offset, len } = itx.what else {
             out.push(itx);
             continue;
         };
         match source.read(object, offset, len)? {
-            Some(data) if data.len() as u64 == len => {
+            Some(data)
+                if data.len() as u64 == len
+                    || cuts.get(&object).is_some_and(|cut| *cut > itx.order) =>
+            {
                 out.push(Itx { what: What::Data { object, offset, data }, ..itx });
             }
             _ => return Ok(None),
@@ -554,7 +569,7 @@ fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
     for itx in records {
         left = left.saturating_sub(itx.size());
         match &itx.what {
-            What::Whole(record) => {
+            What::Whole(record) | What::Cut { record, .. } => {
                 if record.len() > now.room() {
                     turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
                 }

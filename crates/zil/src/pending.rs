@@ -14,6 +14,8 @@ const JOIN_MAX: u64 = 1 << 20;
 pub(crate) enum What {
     /// A record as it is in a block, but for its sequence.
     Whole(Vec<u8>),
+    /// Likewise, of a file that became shorter, perhaps.
+    Cut { object: ObjectId, record: Vec<u8> },
     /// A write with its data.
     Data { object: ObjectId, offset: u64, data: Vec<u8> },
     /// A write whose data is fetched later.
@@ -73,9 +75,10 @@ pub(crate) enum Found {
 }
 
 impl Pending {
-    fn slot(&mut self, txg: Txg, synced: Txg) -> &mut Slot {
+    /// `synced` is asked for the last group on disk, once a group.
+    fn slot(&mut self, txg: Txg, synced: &dyn Fn() -> Txg) -> &mut Slot {
         if !self.slots.contains_key(&txg) {
-            self.forget_synced(synced);
+            self.forget_synced(synced());
         }
         self.slots.entry(txg).or_default()
     }
@@ -98,13 +101,19 @@ impl Pending {
         (self.records, self.copied.values().sum())
     }
 
-    pub(crate) fn name(&mut self, txg: Txg, synced: Txg, record: Vec<u8>) {
+    pub(crate) fn name(&mut self, txg: Txg, synced: &dyn Fn() -> Txg, record: Vec<u8>) {
         let order = self.next();
         self.slot(txg, synced).names.push(Itx { order, txg, what: What::Whole(record) });
         self.records += 1;
     }
 
-    pub(crate) fn object(&mut self, txg: Txg, synced: Txg, object: ObjectId, what: What) {
+    pub(crate) fn object(
+        &mut self,
+        txg: Txg,
+        synced: &dyn Fn() -> Txg,
+        object: ObjectId,
+        what: What,
+    ) {
         let order = self.next();
         let copied = if let What::Data { data, .. } = &what { data.len() as u64 } else { 0 };
         let list = self.slot(txg, synced).objects.entry(object).or_default();
@@ -178,7 +187,7 @@ impl Itx {
     pub(crate) fn size(&self) -> u64 {
         let header = ondisk::zil::WRITE_HEADER as u64;
         match &self.what {
-            What::Whole(bytes) => bytes.len() as u64,
+            What::Whole(bytes) | What::Cut { record: bytes, .. } => bytes.len() as u64,
             What::Data { data, .. } => header + (data.len() as u64).next_multiple_of(8),
             What::Range { len, .. } => len.div_ceil(DATA_MAX) * header + len.next_multiple_of(8),
         }
@@ -187,7 +196,7 @@ impl Itx {
     /// Bytes of it that cannot be divided among blocks.
     pub(crate) fn largest(&self) -> u64 {
         match &self.what {
-            What::Whole(bytes) => bytes.len() as u64,
+            What::Whole(bytes) | What::Cut { record: bytes, .. } => bytes.len() as u64,
             _ => 0,
         }
     }
@@ -217,18 +226,18 @@ mod tests {
     fn an_object_waits_unless_it_is_wanted_or_renamed() {
         let mut p = Pending::default();
         let one = |id| Wants { objects: [ObjectId(id)].into(), ..Wants::default() };
-        p.object(Txg(5), Txg(3), ObjectId(1), range(1, 0, 10));
-        p.name(Txg(4), Txg(3), whole(1));
-        p.object(Txg(5), Txg(3), ObjectId(2), range(2, 0, 10));
-        p.object(Txg(5), Txg(3), ObjectId(1), range(1, 10, 5));
-        p.object(Txg(5), Txg(3), ObjectId(1), range(1, 30, 5));
+        p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 0, 10));
+        p.name(Txg(4), &|| Txg(3), whole(1));
+        p.object(Txg(5), &|| Txg(3), ObjectId(2), range(2, 0, 10));
+        p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 10, 5));
+        p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 30, 5));
         assert_eq!(p.held().0, 4);
         let found = records(p.gather(&one(1), Txg(3)));
         assert_eq!(found, [range(1, 0, 15), What::Whole(whole(1)), range(1, 30, 5)]);
         assert!(records(p.gather(&one(1), Txg(3))).is_empty());
         p.adopt(ObjectId(2));
         assert_eq!(records(p.gather(&one(9), Txg(3))), [range(2, 0, 10)]);
-        p.object(Txg(6), Txg(3), ObjectId(2), range(2, 0, 10));
+        p.object(Txg(6), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.drop_object(ObjectId(2));
         assert!(records(p.gather(&Wants { all: true, ..Wants::default() }, Txg(3))).is_empty());
     }
@@ -237,14 +246,14 @@ mod tests {
     fn groups_on_disk_are_forgotten_and_barriers_wait_for_them() {
         let mut p = Pending::default();
         let all = Wants { all: true, ..Wants::default() };
-        p.name(Txg(4), Txg(3), whole(1));
+        p.name(Txg(4), &|| Txg(3), whole(1));
         p.barrier(Txg(5));
-        p.name(Txg(6), Txg(3), whole(2));
+        p.name(Txg(6), &|| Txg(3), whole(2));
         assert!(matches!(p.gather(&all, Txg(3)), Found::Wait(Txg(6))));
         assert!(matches!(p.gather(&all, Txg(4)), Found::Wait(Txg(6))));
         assert_eq!(records(p.gather(&all, Txg(5))), [What::Whole(whole(2))]);
         let data = What::Data { object: ObjectId(1), offset: 0, data: vec![1; 100] };
-        p.object(Txg(7), Txg(6), ObjectId(1), data);
+        p.object(Txg(7), &|| Txg(6), ObjectId(1), data);
         assert_eq!(p.held(), (1, 100));
         p.forget_synced(Txg(7));
         assert_eq!(p.held(), (0, 0));

@@ -267,8 +267,9 @@ impl zil::Source for FileSystem {
             Err(e) if e.kind() == base::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
-        if size < offset.saturating_add(len) {
-            return Ok(None);
+        let len = len.min(size.saturating_sub(offset));
+        if len == 0 {
+            return Ok(Some(Vec::new()));
         }
         let pieces = FileSystem::read(self, object, offset, len as usize, Io::WAIT)?;
         let mut out = Vec::with_capacity(len as usize);

@@ -1,0 +1,358 @@
+//! What fsync promised is in the intent log: the pool's file is copied as a power cut would
+//! leave it, imported, and its log replayed.
+
+use super::*;
+use base::Txg;
+use cenote::Dataset;
+use zpl::rw::{Falloc, Host, HostSpace, Rename, RwProps, SetHow, SetTime};
+use zpl::{FileType, Time};
+
+/// Groups come only when somebody waits for one.
+fn quiet(pool: &Pool) {
+    let txgs = pool.writer().unwrap().txgs();
+    txgs.set_limits(&txg::Limits { timeout_s: 3600, ..txgs.limits() });
+}
+
+fn synced(pool: &Pool) -> Txg {
+    pool.writer().unwrap().txgs().synced_txg()
+}
+
+fn log_of(pool: &Pool) -> Arc<zil::Log> {
+    let writer = pool.writer().unwrap();
+    writer.log(&writer.read_dataset(DATASET).unwrap()).unwrap().unwrap()
+}
+
+/// The pool as it is on its devices now.
+fn cut(rig: &Rig, name: &str) -> Scratch {
+    let scratch = Scratch::new(&format!("posix-cut-{name}"));
+    testkit::copy_file(&rig.scratch.path().join("d0"), &scratch.path().join("d0"));
+    scratch
+}
+
+fn import(engine: &Engine, scratch: &Scratch) -> Arc<Pool> {
+    let options = ImportOptions { force: true, ..ImportOptions::default() };
+    import_from(engine, scratch.path(), &options).unwrap()
+}
+
+/// What a replay restores: everything but times of modification, change and access.
+type Essence = (String, u64, FileType, u32, u32, u32, u64, u32, u64, Time, u64);
+
+fn essence(fs: &FileSystem) -> Vec<Essence> {
+    let one = |s: Seen| {
+        let a = s.attrs;
+        let id = a.id.0;
+        (
+            s.path,
+            id,
+            a.kind,
+            a.mode,
+            a.uid,
+            a.gid,
+            a.size,
+            a.nlink,
+            a.generation,
+            a.crtime,
+            s.content,
+        )
+    };
+    let mut all: Vec<Essence> = walk(fs).into_iter().map(one).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+/// Imports what a cut left, replays, compares, and has the pool judged afterwards.
+fn check_cut(scratch: &Scratch, wanted: &[Essence]) {
+    let engine = testkit::engine();
+    let pool = import(&engine, scratch);
+    let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
+    assert!(fs.space().is_ok(), "the log was not replayed");
+    assert_eq!(essence(&fs), wanted);
+    fs.empty_delete_queue().unwrap();
+    drop(fs);
+    pool.export().unwrap();
+    drop(pool);
+    judge_with(&engine, scratch);
+}
+
+/// Some of everything that has a record, with what it needs.
+fn busy(rig: &Rig) {
+    let (root, by, fs) = (rig.root(), Caller::root(), &rig.fs);
+    let dir = rig.dir(root, "dir");
+    let a = rig.file(root, "a");
+    rig.write(a, 0, &noise(1, 5000));
+    rig.write(a, 5000, &noise(2, 300_000));
+    rig.write(a, 100, b"overwritten");
+    let b = rig.file(dir, "b");
+    rig.write(b, 70_000, b"behind a hole");
+    fs.make(&by, root, b"link", &New::symlink(b"dir/b")).unwrap();
+    let fifo = New { kind: FileType::Fifo, ..New::file(0o600) };
+    fs.make(&Caller { uid: 5, gid: 7, ..Caller::root() }, dir, b"fifo", &fifo).unwrap();
+    fs.link(&by, a, dir, b"second").unwrap();
+    rig.resize(a, 200_001);
+    rig.resize(b, 90_000);
+    fs.allocate(&by, a, Falloc::PunchHole, 10_000, 150_000).unwrap();
+    let set = SetAttrs {
+        mode: Some(0o4711),
+        uid: Some(12),
+        gid: Some(13),
+        mtime: Some(SetTime::Set(Time { seconds: 77, nanoseconds: 9 })),
+        ..SetAttrs::default()
+    };
+    fs.set_attrs(&by, b, &set).unwrap();
+    let c = rig.file(root, "c");
+    rig.write(c, 0, b"goes");
+    fs.unlink(&by, root, b"c").unwrap();
+    let d = rig.file(root, "d");
+    rig.write(d, 0, &noise(3, 20_000));
+    fs.rename(&by, (root, b"d"), (dir, b"e"), Rename::Plain).unwrap();
+    let f = rig.file(root, "f");
+    rig.write(f, 0, b"replaces");
+    fs.rename(&by, (root, b"f"), (dir, b"e"), Rename::Plain).unwrap();
+    fs.rename(&by, (root, b"a"), (dir, b"b"), Rename::Exchange).unwrap();
+    rig.dir(dir, "gone");
+    fs.rmdir(&by, dir, b"gone").unwrap();
+    for i in 0..200 {
+        rig.file(dir, &format!("many-{i}"));
+    }
+}
+
+/// All files are asked to be safe.
+fn fsync_all(fs: &FileSystem) {
+    for seen in walk(fs) {
+        fs.fsync(seen.attrs.id).unwrap();
+    }
+}
+
+#[test]
+fn what_fsync_promised_survives_without_a_group() {
+    let rig = Rig::new("log", 256 * MB);
+    quiet(&rig.pool);
+    let first = rig.file(rig.root(), "first");
+    // The first promise makes the log, and waits for a group.
+    rig.fs.fsync(first).unwrap();
+    let before = synced(&rig.pool);
+    busy(&rig);
+    fsync_all(&rig.fs);
+    assert_eq!(synced(&rig.pool), before, "a promise waited for a group");
+    let stats = log_of(&rig.pool).stats().batches.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(stats > 0);
+    let wanted = essence(&rig.fs);
+    let scratch = cut(&rig, "all");
+    let texts = zdb_texts(&scratch, &[&["-ivv", DATASET]]);
+    for text in &texts {
+        assert!(text.contains("TX_WRITE") && text.contains("TX_RENAME"), "{text}");
+    }
+    check_cut(&scratch, &wanted);
+    // The pool that went on is as good.
+    rig.write(first, 0, b"later");
+    rig.fs.fsync(first).unwrap();
+    rig.finish();
+}
+
+/// The pool beneath a file system whose log is replayed step by step.
+struct Steps {
+    writer: Arc<spa::engine::Writer>,
+    log: Arc<zil::Log>,
+}
+
+impl Host for Steps {
+    fn begin(&self, bytes: u64, frees: bool) -> base::Result<dmu::Tx> {
+        self.writer.begin_wait(bytes, frees)
+    }
+    fn synced(&self, txg: Txg) -> base::Result<()> {
+        self.writer.txgs().wait_synced(txg)
+    }
+    fn log(&self) -> Option<Arc<zil::Log>> {
+        Some(Arc::clone(&self.log))
+    }
+    fn now(&self) -> Time {
+        Time { seconds: 1, nanoseconds: 0 }
+    }
+    fn props(&self) -> Arc<RwProps> {
+        Arc::default()
+    }
+    fn space(&self) -> base::Result<HostSpace> {
+        Ok(HostSpace::default())
+    }
+}
+
+/// Replays `n` records, and stops as a crash would, with a group on disk or without.
+fn replay_some(pool: &Pool, n: usize, sync: bool) -> usize {
+    let writer = Arc::clone(pool.writer().unwrap());
+    let os = writer.read_dataset(DATASET).unwrap();
+    let log = writer.log(&os).unwrap().unwrap();
+    let host = Arc::new(Steps { writer: Arc::clone(&writer), log: Arc::clone(&log) });
+    let fs = FileSystem::open_rw(Arc::clone(&os), host, Io::WAIT).unwrap();
+    let mut done = 0;
+    writer
+        .for_each_record(&os, &mut |record| {
+            if done < n {
+                log.replaying(record.header.seq);
+                fs.replay(record)?;
+                log.replaying(0);
+                done += 1;
+            }
+            Ok(())
+        })
+        .unwrap();
+    if sync {
+        writer.sync().unwrap();
+    }
+    done
+}
+
+#[test]
+fn a_replay_that_is_cut_goes_on() {
+    let rig = Rig::new("log-cut", 256 * MB);
+    quiet(&rig.pool);
+    let first = rig.file(rig.root(), "first");
+    rig.fs.fsync(first).unwrap();
+    busy(&rig);
+    fsync_all(&rig.fs);
+    let wanted = essence(&rig.fs);
+    let scratch = cut(&rig, "steps");
+    let engine = testkit::engine();
+    let mut left = true;
+    let mut round = 0;
+    while left {
+        round += 1;
+        let pool = import(&engine, &scratch);
+        quiet(&pool);
+        let steps = 7 * round;
+        left = replay_some(&pool, steps, round % 3 != 0) == steps;
+        // The pool stops as it is; groups that were not asked for are lost.
+        let copy = Scratch::new(&format!("posix-cut-step-{round}"));
+        testkit::copy_file(&scratch.path().join("d0"), &copy.path().join("d0"));
+        drop(pool);
+        testkit::copy_file(&copy.path().join("d0"), &scratch.path().join("d0"));
+    }
+    assert!(round > 3);
+    check_cut(&scratch, &wanted);
+    rig.finish();
+}
+
+#[test]
+fn random_work_is_there_after_every_cut() {
+    let rig = Rig::new("log-random", 128 * MB);
+    quiet(&rig.pool);
+    let (root, by) = (rig.root(), Caller::root());
+    let mut rng = Rng::new(77);
+    let mut cuts = Vec::new();
+    for step in 0..160 {
+        let names: Vec<String> = list(&rig.fs, root);
+        let name = format!("n{}", rng.below(12));
+        let id = rig.fs.lookup(root, name.as_bytes(), Io::WAIT).ok().map(|f| f.id);
+        match (rng.below(8), id) {
+            (_, None) => drop(rig.file(root, &name)),
+            (0, Some(_)) => drop(rig.fs.unlink(&by, root, name.as_bytes()).unwrap()),
+            (1, Some(_)) => {
+                let to = names[rng.index(names.len())].clone();
+                rig.fs
+                    .rename(&by, (root, name.as_bytes()), (root, to.as_bytes()), Rename::Plain)
+                    .unwrap();
+            }
+            (2, Some(id)) => rig.resize(id, rng.below(60_000)),
+            (3, Some(id)) => {
+                let what = Falloc::ZeroRange { keep_size: rng.below(2) == 0 };
+                rig.fs.allocate(&by, id, what, rng.below(60_000), 1 + rng.below(30_000)).unwrap();
+            }
+            (4, Some(id)) => {
+                let value = noise(step, 50);
+                rig.fs.set_xattr(&by, id, b"user.k", &value, SetHow::Any).unwrap();
+            }
+            (_, Some(id)) => {
+                let len = 1 + rng.below(40_000) as usize;
+                rig.write(id, rng.below(150_000), &noise(step, len));
+            }
+        }
+        if rng.below(9) == 0 {
+            rig.sync();
+        }
+        if step % 16 == 15 {
+            fsync_all(&rig.fs);
+            cuts.push((cut(&rig, &format!("random-{step}")), essence(&rig.fs)));
+        }
+    }
+    for (scratch, wanted) in &cuts {
+        let engine = testkit::engine();
+        let pool = import(&engine, scratch);
+        let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
+        assert_eq!(&essence(&fs), wanted);
+        drop(fs);
+        pool.export().unwrap();
+        drop(pool);
+        judge(&engine, scratch);
+    }
+    rig.finish();
+}
+
+fn dataset(pool: &Pool, name: &str) -> Dataset {
+    pool.dataset(name).unwrap()
+}
+
+#[test]
+fn property_sync_is_followed_and_chains_end_with_their_datasets() {
+    let rig = Rig::new("log-sync", 256 * MB);
+    quiet(&rig.pool);
+    let first = rig.file(rig.root(), "first");
+    rig.fs.fsync(first).unwrap();
+    rig.set(&[("sync", 2)]);
+    let before = synced(&rig.pool);
+    rig.write(first, 0, b"nobody waits");
+    rig.fs.fsync(first).unwrap();
+    assert_eq!(synced(&rig.pool), before);
+    rig.set(&[("sync", 1)]);
+    // What was not recorded must be on disk first.
+    rig.write(first, 0, b"everybody waits");
+    let count = || log_of(&rig.pool).stats().batches.load(std::sync::atomic::Ordering::SeqCst);
+    let (before, group) = (count(), synced(&rig.pool));
+    rig.write(first, 0, b"everybody waits now");
+    let second = rig.file(rig.root(), "second");
+    assert_eq!((count(), synced(&rig.pool)), (before + 2, group));
+    let wanted = essence(&rig.fs);
+    let always = cut(&rig, "always");
+    check_cut(&always, &wanted);
+    // A snapshot has nothing of the log; nor has what is destroyed while it is in use.
+    rig.pool.snapshot(&[format!("{DATASET}@s")], &[], None).unwrap();
+    rig.write(second, 0, b"after the snapshot");
+    rig.pool.create_filesystem("tank/other", &[], None).unwrap();
+    let other = dataset(&rig.pool, "tank/other").open_fs().unwrap();
+    let made = other.make(&Caller::root(), other.root(), b"x", &New::file(0o644)).unwrap();
+    other.fsync(made.id).unwrap();
+    other.write(&Caller::root(), made.id, At::Offset(0), &noise(5, 9000)).unwrap();
+    other.fsync(made.id).unwrap();
+    drop(other);
+    rig.pool.destroy_dataset("tank/other", false, None).unwrap();
+    let group = synced(&rig.pool);
+    rig.write(second, 0, b"the log begins again");
+    assert!(synced(&rig.pool) > group);
+    rig.finish();
+}
+
+/// The pool that OpenZFS left with an unplayed log.
+#[test]
+fn a_log_of_openzfs_is_replayed() {
+    let Some(golden) = testkit::golden("dirtyzil") else {
+        eprintln!("SKIPPED: there is no pool dirtyzil");
+        return;
+    };
+    let scratch = Scratch::new("posix-dirtyzil");
+    golden.unpack(scratch.path());
+    let engine = testkit::engine();
+    let pool = import(&engine, &scratch);
+    for (name, manifest) in golden.manifests() {
+        let fs = pool.dataset(&name).unwrap().open_fs().unwrap();
+        assert!(fs.space().is_ok(), "{name}");
+        let differences = testkit::verify(&fs, &manifest, false);
+        assert!(differences.is_empty(), "{name}: {differences:#?}");
+    }
+    pool.export().unwrap();
+    drop(pool);
+    let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
+    let report = pool.spa().audit(spa::audit::Options::default(), &()).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    drop(pool);
+    for text in zdb_texts(&scratch, &[&["-bcc", "dirtyzil"]]) {
+        assert!(text.contains("No leaks"), "{text}");
+    }
+}
