@@ -161,12 +161,12 @@ impl Log {
             self.chain.lock().replayed(txg);
             return false;
         }
-        if self.mode() == Mode::Disabled {
-            // Who commits after the property changed must not miss what came before.
+        if self.mode() == Mode::Disabled || self.closed.load(SeqCst) {
+            // Who commits afterwards must not miss what came before.
             self.pending.lock().barrier(txg);
             return false;
         }
-        !self.closed.load(SeqCst)
+        true
     }
 
     fn encoded(&self, txg: Txg, kind: u8, body: &Body<'_>) -> Option<Vec<u8>> {
@@ -291,10 +291,16 @@ impl Log {
             Found::Records(records) => records,
         };
         let newest = records.iter().map(|r| r.txg).fold(Txg::ZERO, Txg::max);
-        let unusable = {
-            let chain = self.chain.lock();
-            chain.is_ending()
-        };
+        let done = self.run_records(source, records, newest);
+        if done.is_err() {
+            // They are in no list any more, and nothing may follow them in the chain.
+            self.pending.lock().barrier(newest);
+        }
+        done
+    }
+
+    fn run_records(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<()> {
+        let unusable = self.chain.lock().is_ending();
         if unusable || self.closed.load(SeqCst) {
             return self.stall(newest);
         }

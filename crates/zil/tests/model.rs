@@ -120,6 +120,11 @@ impl Store for Handle {
         if self.0.slow {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
+        if self.0.state.lock().unwrap().no_hold {
+            self.0.state.lock().unwrap().held = false;
+            self.0.sync();
+            self.0.sync();
+        }
         let mut s = self.0.state.lock().unwrap();
         let bad = fails(&mut s.fail[1]);
         for block in blocks {
@@ -129,12 +134,6 @@ impl Store for Handle {
             if bad {
                 return Err(Error::new(ErrorKind::Io, "broken"));
             }
-        }
-        if s.no_hold {
-            s.held = false;
-            drop(s);
-            self.0.sync();
-            self.0.sync();
         }
         Ok(())
     }

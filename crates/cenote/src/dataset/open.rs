@@ -9,12 +9,30 @@ use zpl::FileSystem;
 use super::{Dataset, DatasetKind};
 
 impl Dataset {
-    /// Why nothing can be changed here through [`Dataset::open_fs`], if so.
+    /// Why nothing can be changed here through [`Dataset::open_fs`], if so. An intent log
+    /// that a crash left is replayed first, which may take a while.
     ///
     /// # Errors
-    /// `ReadOnly` for snapshots, pools imported so, and datasets with an intent log to
-    /// replay; `Invalid` for what is no file system; those of reading.
+    /// `ReadOnly` for snapshots, pools imported so, and datasets whose intent log cannot be
+    /// replayed; `Invalid` for what is no file system; those of reading.
     pub fn check_writable(&self) -> Result<()> {
+        match self.writable_now() {
+            // Perhaps for its log: then nobody has it open to write.
+            Err(e) if e.kind() == ErrorKind::ReadOnly => {
+                if self.kind != DatasetKind::Filesystem || self.core.writer.is_none() {
+                    return Err(e);
+                }
+                {
+                    let _alone = self.core.files.lock();
+                    self.replay_log()?;
+                }
+                self.writable_now()
+            }
+            other => other,
+        }
+    }
+
+    fn writable_now(&self) -> Result<()> {
         match self.kind {
             DatasetKind::Filesystem => {}
             DatasetKind::Snapshot => {
@@ -69,24 +87,11 @@ impl Dataset {
     /// `Invalid` for volumes, `Locked` when the key is not loaded, those of
     /// reading.
     pub fn open_fs(&self) -> Result<Arc<FileSystem>> {
-        let writable = match self.check_writable() {
-            // Perhaps for its log: then nobody has it open to write.
-            Err(e) if e.kind() == ErrorKind::ReadOnly => self.replay_alone(),
-            other => other,
-        };
-        match writable {
+        match self.check_writable() {
             Ok(()) => self.open_to_write(),
             Err(e) if matches!(e.kind(), ErrorKind::ReadOnly) => self.read_fs(),
             Err(e) => Err(e),
         }
-    }
-
-    fn replay_alone(&self) -> Result<()> {
-        if self.kind == DatasetKind::Filesystem && self.core.writer.is_some() {
-            let _alone = self.core.files.lock();
-            self.replay_log()?;
-        }
-        self.check_writable()
     }
 
     /// The file system, open for reading alone.

@@ -6,9 +6,10 @@
 //! header says up to where. A log of older blocks alone needs no claim. Replaying is
 //! another matter; until then its dataset is not written.
 //!
-//! A log without records is dropped in the same group: who writes a dataset here does
-//! not know it, and a snapshot must not inherit it (old software cannot destroy such a
-//! snapshot: it would empty the log of what must not change).
+//! A log without records, but for those that are in a group on disk, is dropped in the
+//! same group: who writes a dataset here does not know it, and a snapshot must not inherit
+//! it (old software cannot destroy such a snapshot: it would empty the log of what must not
+//! change).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,6 +39,9 @@ const CLONE_RANGE: u8 = 24;
 #[derive(Default)]
 struct Seen {
     first: Txg,
+    /// Records of older groups, and up to this sequence, are on disk: they do not count.
+    counts_from: Txg,
+    after: u64,
     blocks: u64,
     records: u64,
     block_seq: u64,
@@ -87,14 +91,18 @@ impl LogVisitor for Claimer<'_> {
                 self.seen.note(bp);
             }
         }
-        self.seen.records += 1;
+        let (txg, seq) = (record.header.txg, record.header.seq);
+        self.seen.records += u64::from(txg >= self.seen.counts_from && seq > self.seen.after);
         self.seen.record_seq = record.header.seq;
         Ok(())
     }
 }
 
-fn walk(zio: &Zio, header: &ZilHeader, first: Txg) -> Seen {
-    let seen = Seen { first, ..Seen::default() };
+/// `opened`: the first group since the pool was opened, if that is known.
+fn walk(zio: &Zio, header: &ZilHeader, first: Txg, opened: Txg) -> Seen {
+    let claimed = header.claim_txg;
+    let counts_from = if claimed == Txg::ZERO { opened } else { claimed };
+    let seen = Seen { first, counts_from, after: header.replay_seq, ..Seen::default() };
     let mut claimer = Claimer { zio, seen };
     // An error ends the log there: what is behind it does not count.
     let _end = walk_log(zio, header, &mut claimer);
@@ -112,7 +120,7 @@ fn may_hold_records(header: &ZilHeader) -> bool {
 /// `Corrupt`.
 pub(super) fn holds_records(os: &Objset) -> Result<bool> {
     let header = log_header(&os.phys())?;
-    Ok(may_hold_records(&header) && walk(os.zio(), &header, Txg::MAX).records > 0)
+    Ok(may_hold_records(&header) && walk(os.zio(), &header, Txg::MAX, Txg::ZERO).records > 0)
 }
 
 /// The allocated blocks of a log without records.
@@ -151,7 +159,7 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
         if header.log.is_end() {
             return Ok(());
         }
-        let seen = walk(zio, &header, first);
+        let seen = walk(zio, &header, first, first);
         // The header of an encrypted dataset is under a MAC that needs the key.
         let encrypted =
             matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
