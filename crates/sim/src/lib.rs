@@ -28,6 +28,7 @@ mod campaign;
 pub mod check;
 pub mod driver;
 pub mod image;
+pub mod logs;
 pub mod memo;
 pub mod mishap;
 pub mod model;

@@ -180,12 +180,21 @@ impl Log {
     }
 
     /// A change of names, made by a transaction of `txg` that is still open: a record of
-    /// type `kind` that any commit writes.
-    pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>) {
+    /// type `kind` that any commit writes. By it `gone` has no name any more, and its
+    /// content is nobody's concern after a crash.
+    pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>, gone: Option<ObjectId>) {
         if self.takes(txg)
             && let Some(record) = self.encoded(txg, kind, body)
         {
-            self.pending.lock().name(txg, &|| self.store.synced_txg(), record);
+            let mut pending = self.pending.lock();
+            let what = match gone {
+                Some(object) => What::Cut { object, record },
+                None => What::Whole(record),
+            };
+            pending.name(txg, &|| self.store.synced_txg(), what);
+            if let Some(gone) = gone {
+                pending.drop_object(gone);
+            }
         }
     }
 
@@ -238,11 +247,6 @@ impl Log {
     /// there when its new name is.
     pub fn adopt(&self, object: ObjectId) {
         self.pending.lock().adopt(object);
-    }
-
-    /// The object has no name any more, and its content is nobody's concern after a crash.
-    pub fn forget(&self, object: ObjectId) {
-        self.pending.lock().drop_object(object);
     }
 
     // ------------------------------------------------------------------ commits
@@ -518,18 +522,17 @@ fn fetch(source: &dyn Source, records: Vec<Itx>) -> Result<Option<Vec<Itx>>> {
             cuts.insert(*object, itx.order);
         }
     }
+    let cut = |object, order| cuts.get(&object).is_some_and(|cut| *cut > order);
     for itx in records {
         let What::Range { object, offset, len } = itx.what else {
             out.push(itx);
             continue;
         };
         match source.read(object, offset, len)? {
-            Some(data)
-                if data.len() as u64 == len
-                    || cuts.get(&object).is_some_and(|cut| *cut > itx.order) =>
-            {
+            Some(data) if data.len() as u64 == len || cut(object, itx.order) => {
                 out.push(Itx { what: What::Data { object, offset, data }, ..itx });
             }
+            None if cut(object, itx.order) => {}
             _ => return Ok(None),
         }
     }

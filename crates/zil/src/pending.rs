@@ -14,7 +14,7 @@ const JOIN_MAX: u64 = 1 << 20;
 pub(crate) enum What {
     /// A record as it is in a block, but for its sequence.
     Whole(Vec<u8>),
-    /// Likewise, of a file that became shorter, perhaps.
+    /// Likewise; the file became shorter by it, perhaps, or is no more.
     Cut { object: ObjectId, record: Vec<u8> },
     /// A write with its data.
     Data { object: ObjectId, offset: u64, data: Vec<u8> },
@@ -101,9 +101,9 @@ impl Pending {
         (self.records, self.copied.values().sum())
     }
 
-    pub(crate) fn name(&mut self, txg: Txg, synced: &dyn Fn() -> Txg, record: Vec<u8>) {
+    pub(crate) fn name(&mut self, txg: Txg, synced: &dyn Fn() -> Txg, what: What) {
         let order = self.next();
-        self.slot(txg, synced).names.push(Itx { order, txg, what: What::Whole(record) });
+        self.slot(txg, synced).names.push(Itx { order, txg, what });
         self.records += 1;
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let mut p = Pending::default();
         let one = |id| Wants { objects: [ObjectId(id)].into(), ..Wants::default() };
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 0, 10));
-        p.name(Txg(4), &|| Txg(3), whole(1));
+        p.name(Txg(4), &|| Txg(3), What::Whole(whole(1)));
         p.object(Txg(5), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 10, 5));
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 30, 5));
@@ -246,9 +246,9 @@ mod tests {
     fn groups_on_disk_are_forgotten_and_barriers_wait_for_them() {
         let mut p = Pending::default();
         let all = Wants { all: true, ..Wants::default() };
-        p.name(Txg(4), &|| Txg(3), whole(1));
+        p.name(Txg(4), &|| Txg(3), What::Whole(whole(1)));
         p.barrier(Txg(5));
-        p.name(Txg(6), &|| Txg(3), whole(2));
+        p.name(Txg(6), &|| Txg(3), What::Whole(whole(2)));
         assert!(matches!(p.gather(&all, Txg(3)), Found::Wait(Txg(6))));
         assert!(matches!(p.gather(&all, Txg(4)), Found::Wait(Txg(6))));
         assert_eq!(records(p.gather(&all, Txg(5))), [What::Whole(whole(2))]);

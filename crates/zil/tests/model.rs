@@ -245,7 +245,7 @@ impl World {
             Op::Name(len) => {
                 let name = vec![b'x'; *len];
                 let body = Body::Remove { directory: ObjectId(self.names as u64), name: &name };
-                self.log.name(txg, 5, &body);
+                self.log.name(txg, 5, &body, None);
                 self.done.push(Done { txg, object: None, range: (self.names as u64, 1) });
                 self.names += 1;
             }
@@ -491,7 +491,7 @@ fn committers_share_blocks() {
     *pool.state.lock().unwrap() = State { open: 11, synced: 10, ..State::default() };
     let log = Log::new(OBJSET, true, Arc::new(Handle(Arc::clone(&pool))));
     pool.log.set(Arc::downgrade(&log)).unwrap();
-    log.name(Txg(11), 5, &Body::Remove { directory: ObjectId(1), name: b"x" });
+    log.name(Txg(11), 5, &Body::Remove { directory: ObjectId(1), name: b"x" }, None);
     log.commit(&Content, None).unwrap();
     let before = log.stats().batches.load(SeqCst);
     std::thread::scope(|scope| {

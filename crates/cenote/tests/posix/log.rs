@@ -356,3 +356,67 @@ fn a_log_of_openzfs_is_replayed() {
         assert!(text.contains("No leaks"), "{text}");
     }
 }
+
+#[test]
+fn many_share_and_a_cut_at_any_time_keeps_what_they_were_told() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+    const WRITERS: usize = 6;
+    let rig = Rig::new("log-many", 256 * MB);
+    quiet(&rig.pool);
+    let files: Vec<ObjectId> =
+        (0..WRITERS).map(|i| rig.file(rig.root(), &format!("f{i}"))).collect();
+    rig.fs.fsync(files[0]).unwrap();
+    let group = synced(&rig.pool);
+    let content: Vec<Vec<u8>> = (0..WRITERS).map(|i| noise(i as u64, 4 << 20)).collect();
+    let told: Vec<AtomicU64> = (0..WRITERS).map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    let (mut cuts, commits) = (Vec::new(), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for i in 0..WRITERS {
+            let (rig, files, content, told, stop, commits) =
+                (&rig, &files, &content, &told, &stop, &commits);
+            scope.spawn(move || {
+                let (mut rng, mut at) = (Rng::new(i as u64), 0);
+                while !stop.load(SeqCst) && at + 20_000 < content[i].len() {
+                    let n = 1 + rng.below(if i == 0 { 20_000 } else { 3000 }) as usize;
+                    rig.write(files[i], at as u64, &content[i][at..at + n]);
+                    at += n;
+                    rig.fs.fsync(files[i]).unwrap();
+                    commits.fetch_add(1, SeqCst);
+                    told[i].store(at as u64, SeqCst);
+                }
+            });
+        }
+        for round in 1..=3u64 {
+            while commits.load(SeqCst) < round * 60 {
+                std::thread::yield_now();
+            }
+            let promised: Vec<u64> = told.iter().map(|t| t.load(SeqCst)).collect();
+            cuts.push((cut(&rig, &format!("many-{round}")), promised));
+        }
+        stop.store(true, SeqCst);
+    });
+    assert_eq!(synced(&rig.pool), group);
+    let batches = log_of(&rig.pool).stats().batches.load(SeqCst);
+    assert!(batches < commits.load(SeqCst), "{batches} batches, {commits:?} commits");
+    for (scratch, promised) in &cuts {
+        let engine = testkit::engine();
+        let pool = import(&engine, scratch);
+        let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
+        for i in 0..WRITERS {
+            let found = read(&fs, files[i]);
+            assert!(
+                found.len() as u64 >= promised[i],
+                "file {i}: {} of {}",
+                found.len(),
+                promised[i]
+            );
+            assert!(found == content[i][..found.len()], "file {i}");
+        }
+        drop(fs);
+        pool.export().unwrap();
+        drop(pool);
+        judge_with(&engine, scratch);
+    }
+    rig.finish();
+}

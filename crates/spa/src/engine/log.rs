@@ -19,6 +19,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use base::rt::OneShot;
 use base::{Asize, Dva, Error, Psize, Result, Txg, VdevId};
@@ -46,6 +47,8 @@ struct PoolStore {
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
     head: u64,
+    /// Test instrument.
+    no_flush: Arc<AtomicBool>,
 }
 
 impl Store for PoolStore {
@@ -93,6 +96,9 @@ impl Store for PoolStore {
     }
 
     fn flush(&self, vdevs: &[VdevId]) -> Result<()> {
+        if self.no_flush.load(Relaxed) {
+            return Ok(());
+        }
         let done = self.zio.tree().flush(vdevs);
         done.into_iter().try_for_each(|(_, result)| result)
     }
@@ -170,6 +176,7 @@ impl Writer {
             txgs: Arc::clone(&self.txgs),
             space: Arc::clone(&self.space_io),
             head,
+            no_flush: Arc::clone(&self.plants.no_log_flush),
         });
         let log = Log::new(head, true, store);
         if claim::holds_records(os)? {

@@ -82,6 +82,8 @@ pub struct Plants {
     pub commit: Mutex<CommitPlants>,
     /// Frees of a group are handed out without waiting for later groups.
     pub no_defer: AtomicBool,
+    /// Blocks of intent logs are not flushed.
+    pub no_log_flush: Arc<AtomicBool>,
 }
 
 /// What readers of a live pool see of its state.

@@ -147,7 +147,7 @@ impl FileSystem {
             name,
             target: (kind == FileType::Symlink).then_some(&made.target[..]),
         };
-        log.name(tx.txg(), txtype, &Body::Create(create));
+        log.name(tx.txg(), txtype, &Body::Create(create), None);
     }
 
     /// `unnamed`: it had no name before, and the log does not know it.
@@ -163,7 +163,7 @@ impl FileSystem {
         if unnamed {
             return log.barrier(tx.txg());
         }
-        log.name(tx.txg(), TX_LINK, &Body::Link { directory, object, name });
+        log.name(tx.txg(), TX_LINK, &Body::Link { directory, object, name }, None);
     }
 
     /// `gone` has no name any more.
@@ -177,26 +177,17 @@ impl FileSystem {
     ) {
         let Some(log) = self.log() else { return };
         let txtype = if dir { TX_RMDIR } else { TX_REMOVE };
-        log.name(tx.txg(), txtype, &Body::Remove { directory, name });
-        if let Some(gone) = gone {
-            log.forget(gone);
-        }
+        log.name(tx.txg(), txtype, &Body::Remove { directory, name }, gone);
     }
 
-    /// The object has no name any more.
-    pub(crate) fn log_gone(&self, id: ObjectId) {
-        if let Some(log) = self.log() {
-            log.forget(id);
-        }
-    }
-
-    /// `how`: `None` for what no record says.
+    /// `how`: `None` for what no record says; `gone` has no name any more.
     pub(crate) fn log_renamed(
         &self,
         tx: &Tx,
         how: Option<Rename>,
         (from_dir, from, to_dir, to): (ObjectId, &[u8], ObjectId, &[u8]),
         moved: &[ObjectId],
+        gone: Option<ObjectId>,
     ) {
         let Some(log) = self.log() else { return };
         // Their content first.
@@ -204,8 +195,10 @@ impl FileSystem {
         let names = Body::Rename(Names { from_dir, to_dir, from, to });
         match how {
             None => log.barrier(tx.txg()),
-            Some(Rename::Exchange) => log.name(tx.txg(), ondisk::zil::RENAME_EXCHANGE, &names),
-            Some(_) => log.name(tx.txg(), TX_RENAME, &names),
+            Some(Rename::Exchange) => {
+                log.name(tx.txg(), ondisk::zil::RENAME_EXCHANGE, &names, None);
+            }
+            Some(_) => log.name(tx.txg(), TX_RENAME, &names, gone),
         }
     }
 

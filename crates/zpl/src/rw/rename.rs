@@ -201,7 +201,7 @@ impl FileSystem {
             None => self.patch(&tx, &way.from, &patch(0))?,
         }
         let names = (way.from.id, &way.source.name[..], to.id, &target.name[..]);
-        self.log_renamed(&tx, Some(Rename::Exchange), names, &[moved.id, other.id]);
+        self.log_renamed(&tx, Some(Rename::Exchange), names, &[moved.id, other.id], None);
         Ok(None)
     }
 
@@ -237,10 +237,12 @@ impl FileSystem {
             self.meet(&tx, node, fate, now)?;
         }
         let names = (way.from.id, &way.source.name[..], way.to().id, way.new_name);
-        self.log_renamed(&tx, (!stays).then_some(Rename::Plain), names, &[way.moved.id]);
-        if let (Some(node), Some(Fate::Goes(_) | Fate::Queued(_))) = (&way.replaced, &fate) {
-            self.log_gone(node.id);
-        }
+        let gone = match (&way.replaced, &fate) {
+            (Some(node), Some(Fate::Goes(_) | Fate::Queued(_))) => Some(node.id),
+            _ => None,
+        };
+        let how = (!stays).then_some(Rename::Plain);
+        self.log_renamed(&tx, how, names, &[way.moved.id], gone);
         let queued = matches!(fate, Some(Fate::Queued(_)));
         Ok(way.replaced.as_ref().map(|n| n.id).filter(|_| queued))
     }

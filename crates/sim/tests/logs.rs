@@ -1,0 +1,39 @@
+//! What fsync promised through the intent log is there after every power cut.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
+
+use sim::logs::{self, Plant};
+
+/// Crash points that `make test` asks for, and `make nightly`.
+const POINTS: u64 = 250;
+const NIGHTLY_POINTS: u64 = 20_000;
+
+#[test]
+fn every_promise_of_the_log_survives() {
+    let start = base::rt::now();
+    let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
+    let (due, step) = if nightly { (NIGHTLY_POINTS, 1) } else { (POINTS, 5) };
+    let (mut points, mut images, mut seed) = (0, 0, 0);
+    while points < due {
+        seed += 1;
+        let recorded = logs::record(seed, Plant::Nothing);
+        let tally = recorded.crash_everywhere(step, base::rt::parallelism());
+        assert!(tally.failure.is_none(), "{tally}");
+        points += tally.points;
+        images += tally.images;
+    }
+    println!(
+        "SIMULATED logs: {seed} runs, {points} crash points, {images} images, {:.0} images a second",
+        images as f64 / start.elapsed().as_secs_f64()
+    );
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    for plant in [Plant::NoFlush, Plant::ReplayTwice] {
+        let found = (1..=6).find_map(|seed| {
+            logs::record(seed, plant).crash_everywhere(3, base::rt::parallelism()).failure
+        });
+        println!("{plant:?}: {found:?}");
+        assert!(found.is_some(), "{plant:?}");
+    }
+}
