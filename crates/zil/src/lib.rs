@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Whoever changes a file system gives [`Log`] a record of it within the transaction
-//! ([`Log::name`], [`Log::attrs`], [`Log::write`]). Records wait in memory, by group
+//! ([`Log::name`], [`Log::object`], [`Log::write`]). Records wait in memory, by group
 //! (`pending`): those of names in one list, those of one object's content in a list of that
 //! object. When the group is on disk they are forgotten: a log that nobody commits costs
 //! no I/O. [`Log::commit`] takes all records of names and those of the given object, in the
