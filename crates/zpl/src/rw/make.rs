@@ -472,7 +472,7 @@ impl Birth {
     }
 
     /// As a record of the log says it is: this object, born then.
-    pub(crate) fn as_logged(mut self, id: ObjectId, generation: u64) -> Birth {
+    pub(crate) fn born_as(mut self, id: ObjectId, generation: u64) -> Birth {
         self.fixed = Some((id, generation));
         self
     }

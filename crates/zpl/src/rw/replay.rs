@@ -128,7 +128,7 @@ impl FileSystem {
                 xattrs: Vec::new(),
                 logged: Some((time(create.crtime), slots)),
             };
-            Ok(self.conceive(seed, props)?.as_logged(create.object, create.generation))
+            Ok(self.conceive(seed, props)?.born_as(create.object, create.generation))
         })?;
         Ok(())
     }
