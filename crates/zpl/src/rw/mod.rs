@@ -51,7 +51,7 @@
 //!
 //! # The intent log
 //! Each call gives its record to the log in its last transaction (`journal`); while a log is
-//! replayed ([`FileSystem::replay`]) the same place notes that its record is done. What has no
+//! replayed ([`crate::FileSystem::replay`]) the same place notes that its record is done. What has no
 //! record waits for its group when somebody asks for a promise.
 //!
 //! # Departures from OpenZFS
