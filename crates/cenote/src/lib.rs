@@ -48,7 +48,7 @@ pub use dmu::{Access, Caching, Copies, Extent, Io, Mode};
 pub use dsl::props;
 pub use dsl::props::{PropData, PropValue, Source};
 pub use ondisk::config::PoolState;
-pub use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
+pub use spa::status::{ClassDetail, ImportReason, IoDetail, VdevClass, VdevState, VdevStatus};
 pub use spa::{ImportOptions, Search};
 pub use zpl::{File, FileSystem};
 pub use zvol::Volume;

@@ -108,6 +108,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "completion" => commands::complete::main(argv),
         "bench" => bench::main(argv),
         "sim" => sim::main(argv),
+        "io" => zpool::io::main(argv),
         "arcstat" | "zarcstat" | "arcstat.pl" | "arc_summary" | "zarcsummary" | "kstat" | "arc"
         | "tune" => stats::main(name, argv),
         _ => {

@@ -276,7 +276,7 @@ impl Tree {
         leaves.iter().for_each(|(_, _, queue)| queue.drain());
         let batch = leaves.iter().map(|(_, device, _)| (Arc::clone(device), Io::Flush)).collect();
         let results = device::execute(batch);
-        let judge = |((node, _, _), done): (&(&Node, _, _), device::Completion)| {
+        let judge = |((node, _, _), (done, _)): (&(&Node, _, _), (device::Completion, _))| {
             let result = done.result.map(drop).map_err(|e| e.on_vdev(node.guid()));
             if result.is_err() {
                 node.live.write_errors.fetch_add(1, Relaxed);

@@ -6,6 +6,8 @@ mod create;
 mod get;
 mod history;
 mod import;
+pub(crate) mod io;
+mod iohist;
 mod iostat;
 mod layout;
 mod list;
