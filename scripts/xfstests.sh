@@ -53,12 +53,17 @@ ext4)
 *) echo "cenote or ext4?" && exit 2 ;;
 esac
 
-# Ends a test that takes longer than LIMIT.
+# Ends a test that takes longer than LIMIT, with all that it started.
+end_tree() {
+	kill -STOP "$1" 2>/dev/null
+	for child in $(pgrep -P "$1"); do end_tree "$child"; done
+	kill -KILL "$1" 2>/dev/null
+}
 (
-	while sleep 5; do
-		for pid in $(pgrep -f "^/bin/bash \./tests/generic/|^bash \./tests/generic/"); do
-			[ "$(ps -o etimes= -p "$pid" || echo 0)" -gt "$LIMIT" ] && tr '\0' ' ' <"/proc/$pid/cmdline" &&
-				echo "takes longer than $LIMIT s: ended" && pkill -KILL -P "$pid" && kill -KILL "$pid"
+	while sleep 2; do
+		for pid in $(pgrep -f "^/bin/bash $XFSTESTS/tests/generic/" | head -1); do
+			[ "$(ps -o etimes= -p "$pid" || echo 0)" -gt "$LIMIT" ] &&
+				echo "longer than $LIMIT s: $(tr '\0' ' ' <"/proc/$pid/cmdline")" && end_tree "$pid"
 		done
 	done
 ) &
