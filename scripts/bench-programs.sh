@@ -3,13 +3,15 @@
 # ext4 in a file of the same disk, interleaved (docs/benchmarks.md).
 #
 # CRATE is built in its debug profile, its sources and dependencies on the file system
-# that is measured; GIT is a repository to clone, CHECKOUT two of its revisions. PAIRS runs each.
+# that is measured; GIT is a repository to clone, CHECKOUT two of its revisions. PAIRS runs
+# each, CLONES of the clone.
 set -uo pipefail
 . "$(dirname "$0")/posix-lib.sh"
 : "${CRATE:=ripgrep}"
 : "${GIT:=$root}"
 : "${CHECKOUT:=}"
 : "${PAIRS:=3}"
+: "${CLONES:=$PAIRS}"
 ext4=$work/ext4
 mkdir "$ext4" "$work/fetch"
 truncate -s "${MIB}M" "$work/ext4.img"
@@ -44,7 +46,9 @@ checkout() {
 	seconds bash -c "cd '$1/clone' && git checkout -q $a && git checkout -q $b && git status --porcelain"
 }
 for what in build clone ${CHECKOUT:+checkout}; do
-	for _ in $(seq "$PAIRS"); do
+	turns=$PAIRS
+	[ "$what" = clone ] && turns=$CLONES
+	for _ in $(seq "$turns"); do
 		echo "$what: Cenote $($what "$mnt") s, ext4 $($what "$ext4") s"
 		sync
 	done
