@@ -4,7 +4,7 @@
 #
 # CRATE is built in its debug profile, its sources and dependencies on the file system
 # that is measured; GIT is a repository to clone, CHECKOUT two of its revisions. PAIRS runs
-# each, CLONES of the clone.
+# each, CLONES of the clone. Arguments choose some of: build clone checkout.
 set -uo pipefail
 . "$(dirname "$0")/posix-lib.sh"
 : "${CRATE:=ripgrep}"
@@ -18,12 +18,12 @@ truncate -s "${MIB}M" "$work/ext4.img"
 mkfs.ext4 -q "$work/ext4.img" && mount -o loop "$work/ext4.img" "$ext4" || exit 1
 new_pool || exit 1
 
-(
+[[ " ${*:-build} " != *" build "* ]] || (
 	cd "$work/fetch" && cargo -q init --name fetch --bin . && cargo -q add "$CRATE" && cargo -q vendor v >/dev/null 2>&1
 	mv "v/$CRATE" "$work/source" && rm -rf v && cd "$work/source" && rm -f .cargo-checksum.json
 	mkdir .cargo && cargo -q vendor >.cargo/config.toml 2>/dev/null
 ) || { echo "SKIPPED: $CRATE cannot be fetched" && exit 0; }
-for fs in "$mnt" "$ext4"; do cp -r "$work/source" "$fs/source"; done
+[ ! -d "$work/source" ] || for fs in "$mnt" "$ext4"; do cp -r "$work/source" "$fs/source"; done
 sync
 
 seconds() {
@@ -45,7 +45,8 @@ checkout() {
 	a=${CHECKOUT% *} b=${CHECKOUT#* }
 	seconds bash -c "cd '$1/clone' && git checkout -q $a && git checkout -q $b && git status --porcelain"
 }
-for what in build clone ${CHECKOUT:+checkout}; do
+[ $# -gt 0 ] || set -- build clone ${CHECKOUT:+checkout}
+for what in "$@"; do
 	turns=$PAIRS
 	[ "$what" = clone ] && turns=$CLONES
 	for _ in $(seq "$turns"); do
