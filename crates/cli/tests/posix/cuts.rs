@@ -291,7 +291,7 @@ fn sqlite_loses_no_transaction() {
     if !can_mount("power cuts under SQLite") || !has("sqlite3") {
         return;
     }
-    let (cuts, seed) = (number("CENOTE_CUTS", 3) as usize, number("CENOTE_SEED", 1));
+    let (cuts, seed) = (number("CENOTE_CUTS", 2) as usize, number("CENOTE_SEED", 1));
     let modes = [
         ("wal", "PRAGMA journal_mode=wal; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=20;"),
         // FULL does not sync the directory after the journal's removal, so that a power
