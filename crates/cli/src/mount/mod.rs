@@ -4,6 +4,7 @@
 //! are files of one more mount below the runtime directory ([`volumes`]), and the
 //! kstats those of another ([`kstats`]).
 
+mod gone;
 pub(crate) mod kstats;
 mod node;
 mod ops;

@@ -34,6 +34,10 @@ impl Filesystem for ZfsMount {
         }
     }
 
+    fn forget(&self, node: u64, _: u64) {
+        self.gone.take(node);
+    }
+
     fn getattr(
         &self,
         _: &Request,
@@ -44,7 +48,10 @@ impl Filesystem for ZfsMount {
         let attr = match self.node(node)? {
             Node::Object(space, id) => {
                 let fs = self.space(space)?;
-                self.object_attr(space, &fs, &fs.attrs(id, io(mode)).map_err(stale)?)
+                match fs.attrs(id, io(mode)).map_err(stale) {
+                    Ok(attrs) => self.object_attr(space, &fs, &attrs),
+                    Err(e) => self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?,
+                }
             }
             other => self.control_entry(other, mode)?.attr,
         };
@@ -60,7 +67,13 @@ impl Filesystem for ZfsMount {
             }
         };
         let fs = self.space(space)?;
-        let attrs = fs.attrs(id, io(mode)).map_err(stale)?;
+        let attrs = match fs.attrs(id, io(mode)).map_err(stale) {
+            Ok(attrs) => attrs,
+            Err(e) => {
+                let attr = self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?;
+                return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
+            }
+        };
         let attr = self.object_attr(space, &fs, &attrs);
         let bits =
             |on: u64| STATX_FLAGS.iter().filter(|f| on & f.0 != 0).fold(0, |all, f| all | f.1);

@@ -48,6 +48,7 @@ use base::{ErrorKind, ObjectId, Result};
 use cenote::props::PropData;
 use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp};
 
+use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use crate::daemon::MountOptions;
@@ -96,6 +97,7 @@ pub(super) struct ZfsMount {
     direct_io: bool,
     /// The kernel was told of POSIX ACLs.
     posix_acl: bool,
+    pub(super) gone: Gone,
 }
 
 fn number(dataset: &Dataset, name: &str) -> Result<u64> {
@@ -162,13 +164,23 @@ fn entry(node: u64, generation: u64, attr: Attr) -> Entry {
     Entry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
 }
 
+/// Of `st_mode`.
+const S_IFMT: u32 = 0o170_000;
+const S_IFREG: u32 = 0o100_000;
+const SET_ID: u32 = 0o6_000;
+
 /// Seconds after a change in which a group may not yet be on disk.
 const FRESH: i64 = 30;
 /// How long attributes of something that fresh may be believed.
 const FRESH_TTL: Duration = Duration::from_secs(2);
 
-/// How long attributes may be believed: the space taken is that of synced groups.
+/// How long attributes may be believed: the space taken is that of synced groups. A file's
+/// set-id bits go when somebody else writes to it, and of direct writes the kernel does
+/// not see that they went.
 fn attr_ttl(attr: &Attr, now: i64) -> Duration {
+    if attr.mode & S_IFMT == S_IFREG && attr.mode & SET_ID != 0 {
+        return Duration::ZERO;
+    }
     if (now - FRESH..=now).contains(&attr.ctime.sec) { FRESH_TTL } else { FOREVER }
 }
 
@@ -201,6 +213,7 @@ impl ZfsMount {
             notifier: OnceLock::new(),
             direct_io: options.direct_io,
             posix_acl: options.posix_acl,
+            gone: Gone::default(),
         })
     }
 

@@ -7,6 +7,7 @@
 mod common;
 
 mod content;
+mod cuts;
 mod limits;
 mod marks;
 mod names;
