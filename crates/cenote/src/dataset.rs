@@ -71,6 +71,10 @@ enum What {
 const VOLUME_ONLY: &str = "the dataset is not a volume";
 
 impl Dataset {
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
     pub(crate) fn find(core: &Arc<Core>, name: &str) -> Result<Dataset> {
         let missing = || Error::not_found("dataset does not exist").in_dataset(name);
         if name.len() > DATASET_NAME_MAX {

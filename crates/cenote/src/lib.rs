@@ -35,6 +35,7 @@ mod host;
 pub mod kstats;
 pub mod memory;
 mod objects;
+mod outage;
 mod pool;
 mod pool_props;
 pub mod tune;

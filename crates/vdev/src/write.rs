@@ -296,6 +296,13 @@ impl Tree {
         node.is_some()
     }
 
+    /// Everything that a group wrote to leaves without redundancy has reached them after
+    /// all, some of it when it was sent again: they miss nothing of it.
+    pub fn arrived(&self, txg: Txg) {
+        let tops = self.leaves().filter(|(_, n)| n.parent().is_some_and(|p| p.0 == 0));
+        tops.for_each(|(_, node)| node.live.remove_missing(txg));
+    }
+
     /// The missing groups of each leaf that lacks more than when this was called last.
     pub fn take_missing(&self) -> Vec<(Guid, TxgRanges)> {
         let grown = |(_, node): (NodeId, &Node)| {

@@ -10,6 +10,7 @@ mod content;
 mod limits;
 mod marks;
 mod names;
+mod outage;
 mod wild;
 
 use std::io::Write;
