@@ -384,7 +384,7 @@ impl Dataset {
             return self.written_since(name);
         }
         if props::is_space_prop(name) {
-            return Ok(None);
+            return self.owner_prop(name);
         }
         let prop = props::dataset_prop(name)
             .ok_or_else(|| Error::invalid(format!("invalid property '{name}'")))?;

@@ -36,6 +36,7 @@ pub mod kstats;
 pub mod memory;
 mod objects;
 mod outage;
+mod owners;
 mod pool;
 mod pool_props;
 pub mod tune;
