@@ -58,7 +58,10 @@ fn check_files(dir: &Path, names: std::ops::Range<u64>) {
 
 /// A small file system for disks, of memory; outside the sandbox, where nothing may stay
 /// mounted.
-struct Tmpfs(String, Scratch);
+struct Tmpfs {
+    at: String,
+    _dir: Scratch,
+}
 
 impl Tmpfs {
     fn new(s: &Sandbox, name: &str, mib: u64) -> Tmpfs {
@@ -67,23 +70,23 @@ impl Tmpfs {
         let size = format!("size={mib}m");
         assert_eq!(run("mount", &["-t", "tmpfs", "-o", &size, "none", &at], None).code, 0);
         std::os::unix::fs::symlink(&at, s.path("disks")).unwrap();
-        Tmpfs(at, dir)
+        Tmpfs { at, _dir: dir }
     }
 
     fn resize(&self, mib: u64) {
         let options = format!("remount,size={mib}m");
-        assert_eq!(run("mount", &["-o", &options, &self.0], None).code, 0);
+        assert_eq!(run("mount", &["-o", &options, &self.at], None).code, 0);
     }
 
     fn used_mib(&self) -> u64 {
-        let s = rustix::fs::statvfs(self.0.as_str()).unwrap();
+        let s = rustix::fs::statvfs(self.at.as_str()).unwrap();
         ((s.f_blocks - s.f_bfree) * s.f_frsize).div_ceil(1 << 20)
     }
 }
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        let _gone = run("umount", &["-l", &self.0], None);
+        let _gone = run("umount", &["-l", &self.at], None);
     }
 }
 
