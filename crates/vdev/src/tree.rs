@@ -559,19 +559,6 @@ impl Tree {
         node.spec.clone().with_children(children.collect())
     }
 
-    /// A new snapshot in which leaves of redundant vdevs that miss groups are degraded.
-    pub fn with_outdated(self: &Arc<Self>) -> Arc<Tree> {
-        let behind = |n: &&Node| {
-            let redundant = n.parent.is_some_and(|p| p.0 != 0);
-            redundant && n.state == State::Online && !n.dtl().ranges().is_empty()
-        };
-        let verdict =
-            |n: &Node| Verdict { guid: n.guid(), state: State::Degraded, aux: Aux::OutOfDate };
-        let verdicts: Vec<Verdict> =
-            self.leaves().map(|(_, n)| n).filter(behind).map(verdict).collect();
-        if verdicts.is_empty() { Arc::clone(self) } else { self.with_verdicts(&verdicts) }
-    }
-
     /// The root vdev.
     pub fn root(&self) -> &Node {
         &self.nodes[0]
