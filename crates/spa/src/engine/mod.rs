@@ -19,7 +19,7 @@
 //! * The MOS is changed by the sync thread alone, in the group that it writes.
 //! * A group that fails is not committed, nor is any after it: the pool suspends, and
 //!   what was synced before stays as it was. One that waits for devices that are gone
-//!   goes on when they are back ([`outage`]).
+//!   goes on when they are back (`outage`).
 //!
 //! # Departures from OpenZFS
 //! Space maps are written before the MOS in each pass, which saves a pass.
