@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary kstat tune ls tree cat cp bench sim completion help version' ;;
-	zpool) echo 'create destroy add labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
+	zpool) echo 'create destroy add clear labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
 }
@@ -278,6 +278,12 @@ _cenote_operand() {
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'file' ;;
+		esac
+		;;
+	'zpool clear')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
 		esac
 		;;
 	'zpool labelclear')

@@ -182,6 +182,7 @@ __cenote_complete -n '__cenote_wants cenote' -a version -d 'show the version'
 __cenote_complete -n '__cenote_wants zpool' -a create -d 'make a pool of devices'
 __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
+__cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
 __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pools and the errors of their devices'
@@ -231,6 +232,8 @@ __cenote_complete -n '__cenote_at zpool add' -l allow-replication-mismatch -d 'a
 __cenote_complete -n '__cenote_at zpool add' -l allow-ashift-mismatch -d 'another sector size than the pool\'s'
 __cenote_complete -n '__cenote_at zpool add 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool add +1' -F
+__cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool labelclear' -s f -d 'even if a pool that is not imported may want it'
 __cenote_complete -n '__cenote_at zpool labelclear +0' -F
 __cenote_complete -n '__cenote_at zpool list' -s g -d 'guids instead of the names of devices'

@@ -35,6 +35,8 @@ mod host;
 pub mod kstats;
 pub mod memory;
 mod objects;
+mod outage;
+mod owners;
 mod pool;
 mod pool_props;
 pub mod tune;

@@ -190,6 +190,11 @@ pub trait Device: Send + Sync {
     /// The device's counters.
     fn stats(&self) -> &DeviceStats;
 
+    /// Whether this path leads to it; true where that cannot be told.
+    fn is_at(&self, _path: &std::path::Path) -> bool {
+        true
+    }
+
     /// Does one operation and waits for it. Devices that can serve it in the
     /// calling thread override this.
     fn run(&self, io: Io) -> Completion {

@@ -213,6 +213,8 @@ fn remark(aux: &Aux) -> Option<String> {
             Aux::CorruptData(_) => "corrupted data",
             Aux::NoReplicas => "insufficient replicas",
             Aux::TooSmall => "cannot open",
+            Aux::TooManyErrors => "too many errors",
+            Aux::OutOfDate => "out of date",
         }
         .to_owned(),
     )
@@ -222,6 +224,6 @@ fn detail(aux: &Aux) -> Option<String> {
     match aux {
         Aux::OpenFailed(why) | Aux::CorruptData(why) => Some(why.clone()),
         Aux::TooSmall => Some("the device is smaller than 64 MiB".to_owned()),
-        Aux::None | Aux::NoReplicas | Aux::Persistent => None,
+        Aux::None | Aux::NoReplicas | Aux::Persistent | Aux::TooManyErrors | Aux::OutOfDate => None,
     }
 }

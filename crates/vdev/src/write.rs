@@ -27,7 +27,7 @@ use device::{Device, Io};
 
 use crate::place::{Need, Plan};
 use crate::queue::{Queue, Request, WriteLimits, WritePriority};
-use crate::tree::{Node, NodeId, Tree, TxgRanges};
+use crate::tree::{Aux, Node, NodeId, State, Tree, TxgRanges, Verdict};
 
 /// Write errors from which on a leaf is reported as failing.
 pub const FAILING_WRITE_ERRORS: u64 = 10;
@@ -294,6 +294,26 @@ impl Tree {
             node.live.add_missing(txg);
         }
         node.is_some()
+    }
+
+    /// A new snapshot in which leaves of redundant vdevs that miss groups are degraded.
+    pub fn with_outdated(self: &Arc<Self>) -> Arc<Tree> {
+        let behind = |n: &&Node| {
+            let redundant = n.parent.is_some_and(|p| p.0 != 0);
+            redundant && n.state == State::Online && !n.dtl().ranges().is_empty()
+        };
+        let verdict =
+            |n: &Node| Verdict { guid: n.guid(), state: State::Degraded, aux: Aux::OutOfDate };
+        let verdicts: Vec<Verdict> =
+            self.leaves().map(|(_, n)| n).filter(behind).map(verdict).collect();
+        if verdicts.is_empty() { Arc::clone(self) } else { self.with_verdicts(&verdicts) }
+    }
+
+    /// Everything that a group wrote to leaves without redundancy has reached them after
+    /// all, some of it when it was sent again: they miss nothing of it.
+    pub fn arrived(&self, txg: Txg) {
+        let tops = self.leaves().filter(|(_, n)| n.parent().is_some_and(|p| p.0 == 0));
+        tops.for_each(|(_, node)| node.live.remove_missing(txg));
     }
 
     /// The missing groups of each leaf that lacks more than when this was called last.

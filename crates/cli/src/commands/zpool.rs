@@ -76,6 +76,13 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "clear",
+        about: "forget errors of devices, and go on with those that came back",
+        synopsis: "clear <pool> [device]",
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
         name: "labelclear",
         about: "wipe the labels of a device",
         synopsis: "labelclear [-f] <vdev>",

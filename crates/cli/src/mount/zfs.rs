@@ -31,6 +31,7 @@
 //! late even so, as on every file system; `fsync` and `msync` bring them here first.
 //!
 //! # Departures from OpenZFS
+//! Listings of directories of a suspended pool give `EIO` where others wait.
 //! Snapshots are part of the dataset's mount instead of mounts of their own: they
 //! share its device number. `syncfs` and `sync` do not reach a FUSE server that is not
 //! virtiofs: what they should make durable is so with the next group.
@@ -314,6 +315,23 @@ impl ZfsMount {
             return Err(Errno::EEXIST);
         }
         Ok(dir)
+    }
+
+    /// Whether calls may be waiting for devices that are gone.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.dataset.is_suspended()
+    }
+
+    /// What reads of a suspended pool's devices get with `failmode=wait`: nothing, until it
+    /// goes on.
+    pub(super) fn patiently<T>(&self, mode: Mode, read: impl Fn() -> Answer<T>) -> Answer<T> {
+        loop {
+            match read() {
+                Err(Errno::EIO | Errno::ENXIO)
+                    if mode == Mode::Blocking && self.dataset.outlast() => {}
+                other => return other,
+            }
+        }
     }
 
     pub(super) fn root(&self) -> ObjectId {

@@ -11,6 +11,7 @@ mod cuts;
 mod limits;
 mod marks;
 mod names;
+mod outage;
 mod wild;
 
 use std::io::Write;

@@ -18,12 +18,11 @@
 //! # Invariants
 //! * The MOS is changed by the sync thread alone, in the group that it writes.
 //! * A group that fails is not committed, nor is any after it: the pool suspends, and
-//!   what was synced before stays as it was.
+//!   what was synced before stays as it was. One that waits for devices that are gone
+//!   goes on when they are back (`outage`).
 //!
 //! # Departures from OpenZFS
-//! A suspended pool does not go on after its devices returned; it is imported again,
-//! as after a crash, and loses nothing that was synced. Space maps are written before
-//! the MOS in each pass, which saves a pass.
+//! Space maps are written before the MOS in each pass, which saves a pass.
 //!
 //! Lock order: `state` (by the sync thread, for a whole group) → `names` → `heads` →
 //! locks of `dmu`. `tasks` and `published` are leaves.
@@ -36,6 +35,7 @@ mod effective;
 mod heads;
 mod maps;
 mod open;
+mod outage;
 mod pools;
 mod space_io;
 mod store;
@@ -148,6 +148,7 @@ pub struct Writer {
     /// Sectors that one sector of data may take.
     inflation: AtomicU64,
     asizes: Arc<Asizes>,
+    outages: Arc<outage::Outages>,
     /// Test instruments.
     pub plants: Plants,
 }

@@ -17,6 +17,7 @@ use vdev::{AllocClass, Tree};
 use zio::{SpaceSource, Zio};
 
 use super::maps::Maps;
+use super::outage::Outages;
 use super::space_io::SpaceIo;
 use super::{Plants, Published, State, Writer};
 use crate::space::PoolSpace;
@@ -32,11 +33,19 @@ pub struct WriterOptions {
     pub streams: usize,
     /// Throttle and timeout; `None` takes those for this machine's memory.
     pub limits: Option<txg::Limits>,
+    /// A group waits for devices that are gone, until [`Writer::reopen`].
+    pub resumes: bool,
 }
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        WriterOptions { threads: base::rt::parallelism(), max_ashift: 12, streams: 2, limits: None }
+        WriterOptions {
+            threads: base::rt::parallelism(),
+            max_ashift: 12,
+            streams: 2,
+            limits: None,
+            resumes: false,
+        }
     }
 }
 
@@ -143,6 +152,11 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     if let Some(limits) = &options.limits {
         txgs.set_limits(limits);
     }
+    let outages = Outages::new(&txgs);
+    if options.resumes {
+        zio.set_outage(Arc::clone(&outages) as Arc<dyn zio::Outage>);
+        zio.set_tree(tree.with_outdated());
+    }
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
     let state = State {
         config,
@@ -176,6 +190,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         rotor: AtomicU64::new(0),
         inflation: AtomicU64::new(4),
         asizes: Arc::default(),
+        outages,
         plants: Plants::default(),
     });
     writer.inflate();
@@ -208,6 +223,7 @@ impl Writer {
         let weak = Arc::downgrade(self);
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
+            let _waits = zio::insist(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
                 writer.sync_one(txg);
@@ -228,9 +244,9 @@ impl Writer {
     /// # Errors
     /// `Io`: the pool is suspended.
     pub fn check_alive(&self) -> Result<()> {
-        match &self.state.lock().failed {
+        match &*self.outages.fatal.lock() {
             Some(why) => Err(Error::new(ErrorKind::Io, why.clone())),
-            None => Ok(()),
+            None => self.check_running(),
         }
     }
 }

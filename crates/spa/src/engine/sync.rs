@@ -164,13 +164,16 @@ impl Writer {
                 let again = std::mem::take(&mut state.again);
                 drop(state);
                 self.txgs.synced(txg);
+                self.judge_leaves();
                 if again {
                     self.txgs.dirty(self.txgs.open_txg(), 0);
                     self.txgs.kick(self.txgs.open_txg());
                 }
             }
             Err(e) => {
-                state.failed = Some(format!("the pool is suspended: {e}"));
+                let why = format!("the pool is suspended: {e}");
+                *self.outages.fatal.lock() = Some(why.clone());
+                state.failed = Some(why);
                 drop(state);
                 self.txgs.suspend(e);
             }
@@ -198,6 +201,7 @@ impl Writer {
     }
 
     fn sync_group(&self, state: &mut State, txg: Txg) -> Result<()> {
+        state.dirty |= self.outages.relabel.swap(false, Relaxed);
         let read: &dyn MosRead = &self.mos;
         let sync_bplist = match read.directory("sync_bplist") {
             Err(e) if e.kind() == base::ErrorKind::NotFound => None,
