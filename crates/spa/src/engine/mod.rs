@@ -151,6 +151,9 @@ pub struct Writer {
     outages: Arc<outage::Outages>,
     /// Test instruments.
     pub plants: Plants,
+    /// A group handed out what it had freed without waiting for later groups, for there was
+    /// no other space left (chapter 05 §6): earlier groups may be overwritten since.
+    pub(crate) reused_at_once: AtomicBool,
 }
 
 /// A transaction's side of the throttle and of the promises. The promise that it began
@@ -348,6 +351,12 @@ impl Writer {
         let slop = metaslab::slop(normal.capacity, 0);
         let reserve = if frees { slop / 2 } else { slop };
         normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
+    }
+
+    /// Whether some group since the import was so short of space that what it freed did not
+    /// wait for later groups: going back to earlier ones may find them overwritten.
+    pub fn reused_at_once(&self) -> bool {
+        self.reused_at_once.load(Relaxed)
     }
 
     /// Deflated bytes that datasets may use, all together: what the pool's root directory

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::rt::{Mutex, RwLock, spawn};
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
@@ -192,6 +192,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         asizes: Arc::default(),
         outages,
         plants: Plants::default(),
+        reused_at_once: AtomicBool::new(false),
     });
     writer.inflate();
     Ok(writer)

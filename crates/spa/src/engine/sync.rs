@@ -214,7 +214,11 @@ impl Writer {
         if self.has_work(state, txg, deferred) {
             self.write_group(state, txg, deferred.then_some(sync_bplist).flatten())?;
         }
-        let defer = !self.plants.no_defer.load(Relaxed) && self.allocatable(false) > 0;
+        let room = self.allocatable(false) > 0;
+        if !room {
+            self.reused_at_once.store(true, Relaxed);
+        }
+        let defer = room && !self.plants.no_defer.load(Relaxed);
         let left = self.space.synced(txg, defer)?;
         state.draining = !left.is_empty();
         self.space.unload_idle(txg, 64);
