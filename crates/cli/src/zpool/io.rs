@@ -161,10 +161,10 @@ mod tests {
              write                             -          0/s          0/s\n\n"
         );
         let next = report("tank", &leaf(4 * SECOND, 42), &mut before);
-        assert!(next.contains("  1/s        8K/s\n"), "{next}");
+        assert!(next.contains("  1/s         8K/s\n"), "{next}");
         // The vdev was opened anew.
         let next = report("tank", &leaf(SECOND, 8), &mut before);
-        assert!(next.contains("  8/s       64K/s\n"), "{next}");
+        assert!(next.contains("  8/s        64K/s\n"), "{next}");
     }
 
     #[test]
