@@ -4,8 +4,8 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary kstat tune ls tree cat cp bench sim completion help version' ;;
-	zpool) echo 'create destroy add labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
+	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary kstat tune ls tree cat cp io bench sim completion help version' ;;
+	zpool) echo 'create destroy add clear labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
 }
@@ -19,7 +19,7 @@ _cenote_flags() {
 	'zpool labelclear') echo '-f' ;;
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool status') echo '-e -g -i -L -P -p -s -t -v -x -d -T' ;;
-	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T' ;;
+	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
 	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T -o -R' ;;
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
@@ -47,6 +47,7 @@ _cenote_flags() {
 	'cenote tree') echo '-d' ;;
 	'cenote cat') echo '-d' ;;
 	'cenote cp') echo '-r -R -a -d' ;;
+	'cenote io') echo '-T' ;;
 	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir -v' ;;
 	esac
 }
@@ -237,6 +238,12 @@ _cenote_value() {
 		*) return 1 ;;
 		esac
 		;;
+	'cenote io')
+		case $2 in
+		-T) echo 'one d u' ;;
+		*) return 1 ;;
+		esac
+		;;
 	'cenote sim')
 		case $2 in
 		--seed) echo 'any' ;;
@@ -278,6 +285,12 @@ _cenote_operand() {
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'file' ;;
+		esac
+		;;
+	'zpool clear')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
 		esac
 		;;
 	'zpool labelclear')
@@ -416,6 +429,11 @@ _cenote_operand() {
 	'cenote cp')
 		case $2 in
 		*) echo 'file' ;;
+		esac
+		;;
+	'cenote io')
+		case $2 in
+		*) echo 'pool' ;;
 		esac
 		;;
 	'cenote bench')

@@ -59,6 +59,8 @@ function __cenote_takes
             printf '%s\n' -d
         case 'cenote cp'
             printf '%s\n' -d
+        case 'cenote io'
+            printf '%s\n' -T
         case 'cenote sim'
             printf '%s\n' --seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir
     end
@@ -174,6 +176,7 @@ __cenote_complete -n '__cenote_wants cenote' -a ls -d 'list files of a pool that
 __cenote_complete -n '__cenote_wants cenote' -a tree -d 'draw the files of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cat -d 'print files or volumes of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cp -d 'copy files out of a pool that is not imported'
+__cenote_complete -n '__cenote_wants cenote' -a io -d 'what each device is asked for: sizes, latency, operations, bytes'
 __cenote_complete -n '__cenote_wants cenote' -a bench -d 'measure what this machine and the cache can do'
 __cenote_complete -n '__cenote_wants cenote' -a sim -d 'the engine on simulated disks, crashed everywhere'
 __cenote_complete -n '__cenote_wants cenote' -a completion -d 'print the completion script of a shell'
@@ -182,6 +185,7 @@ __cenote_complete -n '__cenote_wants cenote' -a version -d 'show the version'
 __cenote_complete -n '__cenote_wants zpool' -a create -d 'make a pool of devices'
 __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
+__cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
 __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pools and the errors of their devices'
@@ -231,6 +235,8 @@ __cenote_complete -n '__cenote_at zpool add' -l allow-replication-mismatch -d 'a
 __cenote_complete -n '__cenote_at zpool add' -l allow-ashift-mismatch -d 'another sector size than the pool\'s'
 __cenote_complete -n '__cenote_at zpool add 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool add +1' -F
+__cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool labelclear' -s f -d 'even if a pool that is not imported may want it'
 __cenote_complete -n '__cenote_at zpool labelclear +0' -F
 __cenote_complete -n '__cenote_at zpool list' -s g -d 'guids instead of the names of devices'
@@ -264,6 +270,10 @@ __cenote_complete -n '__cenote_at zpool iostat' -s P -d 'whole paths of devices'
 __cenote_complete -n '__cenote_at zpool iostat' -s v -d 'the vdevs of each pool, too'
 __cenote_complete -n '__cenote_at zpool iostat' -s y -d 'not the first report, about all the time since the import'
 __cenote_complete -n '__cenote_at zpool iostat' -s T -d 'the time before each report: seconds, or a date' -r -f -a 'u d'
+__cenote_complete -n '__cenote_at zpool iostat' -s l -d 'mean latencies, too'
+__cenote_complete -n '__cenote_at zpool iostat' -s q -d 'what waits and what is under way, too'
+__cenote_complete -n '__cenote_at zpool iostat' -s r -d 'histograms of the sizes of operations, instead'
+__cenote_complete -n '__cenote_at zpool iostat' -s w -d 'histograms of latencies, instead'
 __cenote_complete -n '__cenote_at zpool iostat +0' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool import' -s a -d 'every pool that is found'
 __cenote_complete -n '__cenote_at zpool import' -s d -d 'look there instead of at the system\'s devices' -r -F
@@ -425,6 +435,8 @@ __cenote_complete -n '__cenote_at cenote cp' -s R -d 'as -r'
 __cenote_complete -n '__cenote_at cenote cp' -s a -d 'as -r'
 __cenote_complete -n '__cenote_at cenote cp' -s d -d 'look for the pool there; may be repeated' -r -F
 __cenote_complete -n '__cenote_at cenote cp +0' -F
+__cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
+__cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f

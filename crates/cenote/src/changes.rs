@@ -219,8 +219,14 @@ impl Pool {
             let text = format!("'{prop}' is readonly");
             return Err(Error::invalid(text).in_dataset(name));
         }
+        let (owners, props): (Vec<_>, Vec<_>) =
+            props.iter().cloned().partition(|p| crate::owners::is_owner_quota(&p.0));
+        for (prop, limit) in owners {
+            let PropData::Num(limit) = limit else { continue };
+            self.set_owner_quota(name, &prop, limit).map_err(|e| e.in_dataset(name))?;
+        }
         let set = |(name, value)| PropChange { name, change: Change::Set(value) };
-        let changes = stored(props).into_iter().map(set).collect();
+        let changes = stored(&props).into_iter().map(set).collect();
         self.writer()?.set_props(name, changes, command(command_line))?;
         self.core.refresh_hosts()
     }

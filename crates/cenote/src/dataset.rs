@@ -71,6 +71,10 @@ enum What {
 const VOLUME_ONLY: &str = "the dataset is not a volume";
 
 impl Dataset {
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
     pub(crate) fn find(core: &Arc<Core>, name: &str) -> Result<Dataset> {
         let missing = || Error::not_found("dataset does not exist").in_dataset(name);
         if name.len() > DATASET_NAME_MAX {
@@ -380,7 +384,7 @@ impl Dataset {
             return self.written_since(name);
         }
         if props::is_space_prop(name) {
-            return Ok(None);
+            return self.owner_prop(name);
         }
         let prop = props::dataset_prop(name)
             .ok_or_else(|| Error::invalid(format!("invalid property '{name}'")))?;

@@ -402,7 +402,8 @@ fn start_writer(
     }
     let max_ashift = spa.zio().tree().nodes().map(|(_, n)| n.ashift()).max().unwrap_or(9);
     let limits = Some(limits);
-    match spa.start_writer(WriterOptions { max_ashift, limits, ..WriterOptions::default() }) {
+    let writing = WriterOptions { max_ashift, limits, resumes: true, ..WriterOptions::default() };
+    match spa.start_writer(writing) {
         Ok(writer) => Ok((Some(writer), None)),
         Err(e) if e.kind() == ErrorKind::ReadOnly => Ok((None, Some(e.message().to_owned()))),
         Err(e) => Err(e),

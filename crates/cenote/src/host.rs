@@ -24,6 +24,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::limits::DATASET_DEPTH_MAX;
 use base::rt::{Mutex, RwLock};
@@ -51,7 +52,12 @@ pub(crate) struct PoolHost {
     props: RwLock<Arc<RwProps>>,
     log: Option<Arc<zil::Log>>,
     quotas: Mutex<Quotas>,
+    /// The youngest group in which something was freed.
+    freed: AtomicU64,
 }
+
+/// Groups that one call waits for, for what was freed in them.
+const FREE_GROUPS: u32 = 4;
 
 /// Bytes that may still be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,6 +146,7 @@ impl PoolHost {
             props: RwLock::default(),
             log,
             quotas: Mutex::default(),
+            freed: AtomicU64::new(0),
         };
         host.refresh()?;
         Ok(Arc::new(host))
@@ -264,13 +271,24 @@ impl PoolHost {
     fn is_uncertain(&self) -> bool {
         self.quotas.lock().promised() > 0
     }
+
+    /// Whether something was freed that is not known yet.
+    fn is_freeing(&self) -> bool {
+        self.writer.txgs().synced_txg().0 < self.freed.load(Relaxed)
+    }
 }
 
 impl Host for PoolHost {
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
+        let mut waited = 0;
+        // What was freed a moment ago makes room in the next groups.
+        let mut may_wait = || {
+            waited += 1;
+            !frees && waited <= FREE_GROUPS && self.is_freeing()
+        };
         if !frees {
             while let Some(why) = self.promise(bytes)? {
-                if !self.is_uncertain() {
+                if !self.is_uncertain() && !may_wait() {
                     let text = match why {
                         ErrorKind::Quota => "the quota is exhausted",
                         _ => "no space left in the pool that is not reserved",
@@ -280,7 +298,20 @@ impl Host for PoolHost {
                 self.writer.sync()?;
             }
         }
-        self.writer.begin_wait(bytes, frees).map_err(|e| e.in_dataset(&self.name))
+        loop {
+            match self.writer.begin_wait(bytes, frees) {
+                Err(e) if e.kind() == ErrorKind::NoSpace && may_wait() => {
+                    self.writer.sync()?;
+                }
+                Err(e) => return Err(e.in_dataset(&self.name)),
+                Ok(tx) => {
+                    if frees {
+                        self.freed.fetch_max(tx.txg().0, Relaxed);
+                    }
+                    return Ok(tx);
+                }
+            }
+        }
     }
 
     fn synced(&self, txg: Txg) -> Result<()> {

@@ -312,7 +312,10 @@ impl Pool {
     /// Those of reading the pool's own records.
     pub fn status(&self) -> Result<PoolStatus> {
         let mut root = self.core.spa.vdev_status();
-        self.add_space(&mut root)?;
+        let suspended = self.is_suspended();
+        // Of a pool whose devices are gone there is what is in memory.
+        let known = |e: Error| if suspended { Ok(()) } else { Err(e) };
+        self.add_space(&mut root).or_else(known)?;
         let mut reason = reason_of_status(&root);
         let mut failing = false;
         root.for_each(&mut |v| {
@@ -331,9 +334,9 @@ impl Pool {
             health: root.state(),
             reason,
             aux: aux_devices(&self.core.spa),
-            scan: self.scan_status()?,
-            error_count: self.error_count()?,
-            suspended: self.core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some()),
+            scan: self.scan_status().or_else(|e| known(e).map(|()| None))?,
+            error_count: self.error_count().or_else(|e| known(e).map(|()| 0))?,
+            suspended,
             root,
         })
     }

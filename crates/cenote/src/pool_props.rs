@@ -112,6 +112,7 @@ impl Pool {
             "capacity" => {
                 number((u128::from(allocated) * 100).checked_div(size.into()).unwrap_or(0) as u64)
             }
+            "health" if self.is_suspended() => text("SUSPENDED".to_owned()),
             "health" => text(spa.vdev_status().state().to_string()),
             "guid" => number(self.guid().0),
             "load_guid" => number(self.core.load_guid),

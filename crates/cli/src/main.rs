@@ -40,6 +40,7 @@ where 'command' is one of the following:
 	arc [--what-if]                the cache on one page, and at other sizes
 	arcstat, arc_summary, kstat    statistics, as ZFS's own tools show them
 	tune [NAME[=VALUE]] ...        tunables of the running daemon
+	io   [POOL ...] [SECONDS]      what each device is asked for
 
 	ls   [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
 	tree [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
@@ -108,6 +109,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "completion" => commands::complete::main(argv),
         "bench" => bench::main(argv),
         "sim" => sim::main(argv),
+        "io" => zpool::io::main(argv),
         "arcstat" | "zarcstat" | "arcstat.pl" | "arc_summary" | "zarcsummary" | "kstat" | "arc"
         | "tune" => stats::main(name, argv),
         _ => {

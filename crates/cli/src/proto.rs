@@ -408,6 +408,26 @@ pub(crate) struct Done {
     pub(crate) nwritten: u64,
 }
 
+/// How operations of one class went: histograms by powers of two, of nanoseconds and of
+/// bytes, without the zeros at their ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClassIo {
+    /// Times that requests waited before the device had them.
+    pub(crate) queued: Vec<u64>,
+    /// Times that operations were with the device.
+    pub(crate) disk: Vec<u64>,
+    /// Times that requests took in all.
+    pub(crate) total: Vec<u64>,
+    /// Sizes of operations for one request.
+    pub(crate) single: Vec<u64>,
+    /// Sizes of operations merged of several.
+    pub(crate) merged: Vec<u64>,
+    /// Requests that wait.
+    pub(crate) pending: u64,
+    /// Operations with the device.
+    pub(crate) active: u64,
+}
+
 /// One vdev and what is below it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Vdev {
@@ -438,6 +458,9 @@ pub(crate) struct Vdev {
     /// What it and all below it did.
     #[serde(default)]
     pub(crate) io: Done,
+    /// How that went: sync reads, sync writes, async reads, async writes, scrub.
+    #[serde(default)]
+    pub(crate) io_classes: Vec<ClassIo>,
     /// Opened with O_DIRECT.
     pub(crate) direct_io: bool,
     /// Bytes for allocation.

@@ -395,6 +395,16 @@ impl Device for FileDevice {
         &self.target.stats
     }
 
+    fn is_at(&self, path: &Path) -> bool {
+        let (own, there) = (rustix::fs::fstat(&self.target.fd), rustix::fs::stat(path));
+        match (own, there) {
+            (Ok(a), Ok(b)) if self.block_device => a.st_rdev == b.st_rdev,
+            (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+            // Opening it will tell why.
+            _ => false,
+        }
+    }
+
     /// In the calling thread: no context switch but the device's own.
     fn run(&self, io: Io) -> Completion {
         let slot = Arc::new(rt::OneShot::new());

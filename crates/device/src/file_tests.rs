@@ -142,7 +142,7 @@ fn one_batch_spans_devices() {
         (a.clone(), Io::read(8000, 1000)),
         (b.clone(), Io::read(1, 1)),
     ];
-    let results: Vec<_> = execute(batch).into_iter().map(Completion::into_read).collect();
+    let results: Vec<_> = execute(batch).into_iter().map(|(done, _)| done.into_read()).collect();
     assert_eq!(&results[0].as_ref().unwrap()[..], &pattern(8192)[..4096]);
     assert!(results[1].as_ref().unwrap().iter().all(|&x| x == 7));
     assert_eq!(results[2].as_ref().unwrap_err().kind(), ErrorKind::Io);

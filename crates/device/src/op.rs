@@ -5,8 +5,9 @@
 //! device) into an error instead of a hang.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use base::rt::OneShot;
+use base::rt::{self, Instant, OneShot};
 use base::{Buf, BufMut, Error, Result};
 
 use crate::stats::DeviceStats;
@@ -189,22 +190,30 @@ pub trait Device: Send + Sync {
     /// The device's counters.
     fn stats(&self) -> &DeviceStats;
 
+    /// Whether this path leads to it; true where that cannot be told.
+    fn is_at(&self, _path: &std::path::Path) -> bool {
+        true
+    }
+
     /// Does one operation and waits for it. Devices that can serve it in the
     /// calling thread override this.
     fn run(&self, io: Io) -> Completion {
         let slot = Arc::new(OneShot::new());
         self.submit(vec![waited_op(io, &slot)]);
-        slot.wait()
+        slot.wait().0
     }
 }
 
+/// An outcome, and when it was known.
+type Ended = (Completion, Instant);
+
 /// Fills the slot even if the device drops the operation.
-struct Waiter(Option<Arc<OneShot<Completion>>>);
+struct Waiter(Option<Arc<OneShot<Ended>>>);
 
 impl Waiter {
     fn set(mut self, completion: Completion) {
         if let Some(slot) = self.0.take() {
-            slot.set(completion);
+            slot.set((completion, rt::now()));
         }
     }
 }
@@ -213,12 +222,12 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         if let Some(slot) = self.0.take() {
             let result = Err(Error::bug("a device dropped an operation without completing it"));
-            slot.set(Completion { io: Io::Flush, result });
+            slot.set((Completion { io: Io::Flush, result }, rt::now()));
         }
     }
 }
 
-fn waited_op(io: Io, slot: &Arc<OneShot<Completion>>) -> Op {
+fn waited_op(io: Io, slot: &Arc<OneShot<Ended>>) -> Op {
     let waiter = Waiter(Some(Arc::clone(slot)));
     Op::new(io, move |completion| waiter.set(completion))
 }
@@ -244,12 +253,13 @@ pub fn submit_and_wait(dev: &dyn Device, batch: Vec<Io>) -> Vec<Completion> {
     }
     // The caller waits in any case, so it may as well do the last one itself.
     let last = dev.run(last);
-    slots.iter().map(|s| s.wait()).chain(std::iter::once(last)).collect()
+    slots.iter().map(|s| s.wait().0).chain(std::iter::once(last)).collect()
 }
 
-/// Does operations on several devices at once and waits for all; results in order.
-/// Everything is in flight together.
-pub fn execute(batch: Vec<(Arc<dyn Device>, Io)>) -> Vec<Completion> {
+/// Does operations on several devices at once and waits for all; results in order, each
+/// with the time that it took. Everything is in flight together.
+pub fn execute(batch: Vec<(Arc<dyn Device>, Io)>) -> Vec<(Completion, Duration)> {
+    let began = rt::now();
     let mut batch = batch;
     let Some((last_dev, last)) = batch.pop() else { return Vec::new() };
     let mut slots = Vec::with_capacity(batch.len());
@@ -266,6 +276,7 @@ pub fn execute(batch: Vec<(Arc<dyn Device>, Io)>) -> Vec<Completion> {
     for (dev, ops) in per_device {
         dev.submit(ops);
     }
-    let last = last_dev.run(last);
-    slots.iter().map(|s| s.wait()).chain(std::iter::once(last)).collect()
+    let last = (last_dev.run(last), rt::now());
+    let ended = slots.iter().map(|s| s.wait()).chain(std::iter::once(last));
+    ended.map(|(completion, at)| (completion, at.since(began))).collect()
 }

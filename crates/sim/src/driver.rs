@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::{Mutex, plain};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
@@ -54,8 +53,6 @@ pub struct Driver {
     plant_wrong_group: bool,
     /// Devices fail: an operation that fails leaves an unknown content.
     pub faulty: bool,
-    /// It was full at some time.
-    full: std::sync::atomic::AtomicBool,
     /// Sets this run's names apart from those of runs before.
     pub prefix: String,
 }
@@ -90,7 +87,6 @@ impl Driver {
             shared: Mutex::default(),
             plant_wrong_group: false,
             faulty: false,
-            full: Default::default(),
             prefix: String::new(),
         })
     }
@@ -435,25 +431,12 @@ impl Driver {
         Ok(txg)
     }
 
-    /// Whether the pool was so full at some time that frees may not have waited.
-    pub fn full(&self) -> bool {
-        self.full.load(Relaxed)
-    }
-
-    fn look_for_space(&self) {
-        if self.writer.allocatable(false) < 1 << 20 {
-            self.full.store(true, Relaxed);
-        }
-    }
-
     /// Does one operation. What makes no sense now is left out.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn run(&self, hand: &mut Hand, op: &Op) -> Result<()> {
-        let done = self.run_op(hand, op);
-        self.look_for_space();
-        match done {
+        match self.run_op(hand, op) {
             Err(e) if e.kind() == ErrorKind::NoSpace => Ok(()),
             other => other,
         }

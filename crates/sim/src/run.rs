@@ -198,7 +198,7 @@ fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, model: &Arc<Model>) -> Res
         _ => {}
     }
     driver.writer.stop();
-    let full = driver.full();
+    let full = driver.writer.reused_at_once();
     Ok(Ended { victim, full, prelude })
 }
 

@@ -318,6 +318,7 @@ impl Setup {
             max_ashift: self.ashift(),
             streams: 1 + rng.below(2) as usize,
             limits: Some(limits),
+            resumes: false,
         }
     }
 

@@ -51,7 +51,7 @@ fn every_crash_point_of_seeded_runs() {
 fn every_crash_point_of_short_sequences() {
     let start = base::rt::now();
     let mut totals = Totals::default();
-    let (length, step) = if nightly() { (3, 1) } else { (2, 11) };
+    let (length, step) = if nightly() { (3, 1) } else { (2, 3) };
     for n in (0..short::count(length)).step_by(step) {
         let layout = Layout::ALL[short::first(n) as usize % Layout::ALL.len()];
         let tally = short::run(n, layout, 1, base::rt::parallelism());

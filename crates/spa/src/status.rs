@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::Guid;
 use vdev::{AllocClass, Aux, Kind, NodeId, Tree};
 
-pub use vdev::{IoCount, IoCounts, State as VdevState};
+pub use vdev::{ClassDetail, IoCount, IoCounts, IoDetail, State as VdevState};
 
 /// Which heading a vdev is listed under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -98,6 +98,8 @@ pub struct VdevStatus {
     pub slow_ios: u64,
     /// Operations and bytes since [`VdevStatus::age`], with those of the vdevs below.
     pub io: IoCounts,
+    /// How these operations went, and what is under way.
+    pub io_detail: IoDetail,
     /// How long `io` has been counting.
     pub age: Duration,
     /// O_DIRECT is in force (leaves).
@@ -170,6 +172,7 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
         write_errors: errors.write,
         checksum_errors: errors.cksum,
         io: tree.io(id),
+        io_detail: tree.io_detail(id),
         age: tree.io_age(id),
         direct_io: node.device().is_some_and(|d| d.caps().direct),
         ashift: node.ashift(),
@@ -210,6 +213,8 @@ fn remark(aux: &Aux) -> Option<String> {
             Aux::CorruptData(_) => "corrupted data",
             Aux::NoReplicas => "insufficient replicas",
             Aux::TooSmall => "cannot open",
+            Aux::TooManyErrors => "too many errors",
+            Aux::OutOfDate => "out of date",
         }
         .to_owned(),
     )
@@ -219,6 +224,6 @@ fn detail(aux: &Aux) -> Option<String> {
     match aux {
         Aux::OpenFailed(why) | Aux::CorruptData(why) => Some(why.clone()),
         Aux::TooSmall => Some("the device is smaller than 64 MiB".to_owned()),
-        Aux::None | Aux::NoReplicas | Aux::Persistent => None,
+        Aux::None | Aux::NoReplicas | Aux::Persistent | Aux::TooManyErrors | Aux::OutOfDate => None,
     }
 }

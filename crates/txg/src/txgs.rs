@@ -193,6 +193,14 @@ impl Txgs {
         self.wait_for(state, |state| state.open >= txg.0)
     }
 
+    /// Waits while the pool is suspended.
+    ///
+    /// # Errors
+    /// As [`Txgs::hold`].
+    pub fn wait_running(&self) -> Result<()> {
+        self.wait_for(self.core.state.lock(), |state| !state.is_suspended())
+    }
+
     fn wait_for(
         &self,
         mut state: MutexGuard<'_, State>,

@@ -6,9 +6,11 @@
 //! device saw it. What failed is in the error counters. Interior vdevs have no
 //! counters; theirs are the sums of their leaves'.
 //!
-//! A place counts for one leaf, and what is known of an operation when it ends (its
-//! class, bytes, whether it was merged) arrives at [`IoStats::done`] alone: latencies
-//! and histograms of sizes belong there, too.
+//! A place counts for one leaf. What is known of an operation when it ends (its class,
+//! bytes, time with the device, whether it was merged) arrives at [`IoStats::done`] alone,
+//! and what each of its requests waited at [`IoStats::waited`]: reads do not wait, they go
+//! to the device as they come. Times and sizes are kept as histograms by powers of two
+//! (chapter 09 §4.5), from which averages are told, too.
 //!
 //! # Invariants
 //! * Counters only grow; they belong to a vdev, not to a snapshot, and last as long as
@@ -120,10 +122,119 @@ impl IoCounts {
     }
 }
 
+/// Buckets of times: number j counts what took 2^j to 2^(j+1) - 1 nanoseconds, the first
+/// also what took none, the last also all that took longer.
+pub const TIME_BUCKETS: usize = 37;
+/// Buckets of sizes: number j counts operations of 2^j to 2^(j+1) - 1 bytes.
+pub const SIZE_BUCKETS: usize = 25;
+
+/// How operations of one class went, and what is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassDetail {
+    /// Time that requests waited before the device had them.
+    pub queued: [u64; TIME_BUCKETS],
+    /// Time that operations were with the device.
+    pub disk: [u64; TIME_BUCKETS],
+    /// Time that requests took in all.
+    pub total: [u64; TIME_BUCKETS],
+    /// Sizes of operations that served one request.
+    pub single: [u64; SIZE_BUCKETS],
+    /// Sizes of operations that were merged of several.
+    pub merged: [u64; SIZE_BUCKETS],
+    /// Requests that wait now.
+    pub pending: u64,
+    /// Operations that are with the device now.
+    pub active: u64,
+}
+
+impl Default for ClassDetail {
+    fn default() -> ClassDetail {
+        ClassDetail {
+            queued: [0; TIME_BUCKETS],
+            disk: [0; TIME_BUCKETS],
+            total: [0; TIME_BUCKETS],
+            single: [0; SIZE_BUCKETS],
+            merged: [0; SIZE_BUCKETS],
+            pending: 0,
+            active: 0,
+        }
+    }
+}
+
+impl ClassDetail {
+    fn add(&mut self, other: &ClassDetail) {
+        let sum = |to: &mut [u64], from: &[u64]| {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = to.wrapping_add(*from));
+        };
+        sum(&mut self.queued, &other.queued);
+        sum(&mut self.disk, &other.disk);
+        sum(&mut self.total, &other.total);
+        sum(&mut self.single, &other.single);
+        sum(&mut self.merged, &other.merged);
+        self.pending += other.pending;
+        self.active += other.active;
+    }
+}
+
+/// The same for all classes, in the order of [`IoClass::ALL`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IoDetail {
+    /// By class.
+    pub by_class: [ClassDetail; IoClass::ALL.len()],
+}
+
+impl IoDetail {
+    /// Adds another vdev's.
+    pub fn add(&mut self, other: &IoDetail) {
+        self.by_class.iter_mut().zip(&other.by_class).for_each(|(to, from)| to.add(from));
+    }
+}
+
+/// Counts by powers of two.
+struct Histogram<const N: usize>([AtomicU64; N]);
+
+impl<const N: usize> Default for Histogram<N> {
+    fn default() -> Self {
+        Histogram(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl<const N: usize> Histogram<N> {
+    fn count(&self, value: u64) {
+        let bucket = value.checked_ilog2().unwrap_or(0) as usize;
+        self.0[bucket.min(N - 1)].fetch_add(1, Relaxed);
+    }
+
+    fn get(&self) -> [u64; N] {
+        std::array::from_fn(|i| self.0[i].load(Relaxed))
+    }
+}
+
 #[derive(Default)]
 struct Cell {
     ops: AtomicU64,
     bytes: AtomicU64,
+    /// Operations with the device that came without a queue.
+    active: AtomicU64,
+    queued: Histogram<TIME_BUCKETS>,
+    disk: Histogram<TIME_BUCKETS>,
+    total: Histogram<TIME_BUCKETS>,
+    single: Histogram<SIZE_BUCKETS>,
+    merged: Histogram<SIZE_BUCKETS>,
+}
+
+impl Cell {
+    fn detail(&self) -> ClassDetail {
+        ClassDetail {
+            queued: self.queued.get(),
+            disk: self.disk.get(),
+            total: self.total.get(),
+            single: self.single.get(),
+            merged: self.merged.get(),
+            pending: 0,
+            active: self.active.load(Relaxed),
+        }
+    }
 }
 
 /// One leaf's counters.
@@ -138,12 +249,42 @@ impl Default for IoStats {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl IoStats {
-    /// The device did an operation of so many bytes.
-    pub(crate) fn done(&self, class: impl Into<IoClass>, bytes: u64) {
+    /// An operation goes to the device past the queue.
+    pub(crate) fn begin(&self, class: impl Into<IoClass>) {
+        self.cells[class.into() as usize].active.fetch_add(1, Relaxed);
+    }
+
+    /// It came back, well or not.
+    pub(crate) fn end(&self, class: impl Into<IoClass>) {
+        self.cells[class.into() as usize].active.fetch_sub(1, Relaxed);
+    }
+
+    /// The device did an operation of so many bytes in that time, merged of several
+    /// requests or not.
+    pub(crate) fn done(&self, class: impl Into<IoClass>, bytes: u64, merged: bool, disk: Duration) {
         let cell = &self.cells[class.into() as usize];
         cell.ops.fetch_add(1, Relaxed);
         cell.bytes.fetch_add(bytes, Relaxed);
+        cell.disk.count(nanos(disk));
+        if merged { &cell.merged } else { &cell.single }.count(bytes);
+    }
+
+    /// A request that was done had waited so long before the device had it, and took so
+    /// long in all.
+    pub(crate) fn waited(&self, class: impl Into<IoClass>, queued: Duration, total: Duration) {
+        let cell = &self.cells[class.into() as usize];
+        cell.queued.count(nanos(queued));
+        cell.total.count(nanos(total));
+    }
+
+    /// How operations went so far.
+    pub(crate) fn detail(&self) -> IoDetail {
+        IoDetail { by_class: std::array::from_fn(|i| self.cells[i].detail()) }
     }
 
     /// The counters now.
@@ -160,6 +301,21 @@ impl Tree {
         let node = self.node(id);
         let mut sum = node.live.io.get();
         node.children.iter().for_each(|&child| sum.add(&self.io(child)));
+        sum
+    }
+
+    /// How that went, and what is under way.
+    pub fn io_detail(&self, id: NodeId) -> IoDetail {
+        let node = self.node(id);
+        let mut sum = node.live.io.detail();
+        if let Some((_, queue)) = node.writable() {
+            for (priority, pending, active) in queue.depths() {
+                let class = &mut sum.by_class[IoClass::from(priority) as usize];
+                class.pending += pending;
+                class.active += active;
+            }
+        }
+        node.children.iter().for_each(|&child| sum.add(&self.io_detail(child)));
         sum
     }
 
@@ -185,15 +341,46 @@ mod tests {
     #[test]
     fn reads_and_writes_are_told_apart_and_summed() {
         let stats = IoStats::default();
-        stats.done(Priority::SyncRead, 512);
-        stats.done(Priority::AsyncRead, 1024);
-        stats.done(Priority::Scrub, 2048);
-        stats.done(WritePriority::SyncWrite, 4096);
-        stats.done(WritePriority::AsyncWrite, 8192);
+        let time = Duration::from_micros(1);
+        stats.done(Priority::SyncRead, 512, false, time);
+        stats.done(Priority::AsyncRead, 1024, false, time);
+        stats.done(Priority::Scrub, 2048, true, time);
+        stats.done(WritePriority::SyncWrite, 4096, false, time);
+        stats.done(WritePriority::AsyncWrite, 8192, true, time);
         let mut counts = stats.get();
         assert_eq!(counts.reads(), IoCount { ops: 3, bytes: 3584 });
         assert_eq!(counts.writes(), IoCount { ops: 2, bytes: 12_288 });
         counts.add(&stats.get());
         assert_eq!(counts.reads(), IoCount { ops: 6, bytes: 7168 });
+    }
+
+    #[test]
+    fn times_and_sizes_fall_into_their_buckets() {
+        let stats = IoStats::default();
+        let class = IoClass::SyncRead as usize;
+        for (nanos, bucket) in [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (1023, 9), (1024, 10)] {
+            let before = stats.detail().by_class[class].disk[bucket];
+            stats.done(Priority::SyncRead, 512, false, Duration::from_nanos(nanos));
+            assert_eq!(stats.detail().by_class[class].disk[bucket], before + 1, "{nanos} ns");
+        }
+        stats.waited(Priority::SyncRead, Duration::ZERO, Duration::from_secs(1000));
+        stats.done(WritePriority::AsyncWrite, u64::MAX, true, Duration::MAX);
+        let detail = stats.detail();
+        assert_eq!((detail.by_class[class].queued[0], detail.by_class[class].total[36]), (1, 1));
+        assert_eq!(detail.by_class[class].single[9], 7);
+        let writes = &detail.by_class[IoClass::AsyncWrite as usize];
+        assert_eq!((writes.merged[SIZE_BUCKETS - 1], writes.disk[36]), (1, 1));
+        let mut twice = detail.clone();
+        twice.add(&detail);
+        assert_eq!(twice.by_class[class].single[9], 14);
+    }
+
+    #[test]
+    fn what_is_under_way_is_told() {
+        let stats = IoStats::default();
+        stats.begin(Priority::Scrub);
+        assert_eq!(stats.detail().by_class[IoClass::Scrub as usize].active, 1);
+        stats.end(Priority::Scrub);
+        assert_eq!(stats.detail(), IoDetail::default());
     }
 }

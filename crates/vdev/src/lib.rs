@@ -41,7 +41,7 @@ mod write;
 
 pub use draid::DraidParams;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
-pub use iostat::{IoClass, IoCount, IoCounts};
+pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, SIZE_BUCKETS, TIME_BUCKETS};
 pub use queue::{WriteLimits, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use spec::{AllocClass, Kind, Persistent, Reflow, Spec};

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::rt::atomic::{AtomicU64, AtomicUsize};
-use base::rt::{Condvar, Mutex, MutexGuard};
+use base::rt::{self, Condvar, Instant, Mutex, MutexGuard};
 use base::{Buf, Error, Result};
 use device::{Completion, Device, Io, Op};
 
@@ -158,6 +158,8 @@ impl Request {
 
 struct Queued {
     request: Request,
+    /// When it came.
+    since: Instant,
     /// When it is its turn.
     sweep: u64,
     /// Part of a merged operation that failed.
@@ -196,6 +198,8 @@ struct Run {
     start: u64,
     end: u64,
     class: usize,
+    /// When it was handed to the device.
+    began: Instant,
     parts: Vec<Queued>,
 }
 
@@ -223,7 +227,7 @@ impl State {
         self.ready[class].insert(offset, queued);
     }
 
-    fn admit(&mut self, request: Request) {
+    fn admit(&mut self, request: Request, since: Instant) {
         let blocked =
             self.conflicts(&request) || self.held.iter().any(|h| h.request.overlaps(&request));
         self.bytes += request.len;
@@ -231,7 +235,7 @@ impl State {
         if let Some(count) = self.open.back_mut() {
             *count += 1;
         }
-        let queued = Queued { request, sweep: 0, alone: false, epoch };
+        let queued = Queued { request, since, sweep: 0, alone: false, epoch };
         if blocked {
             self.held.push_back(queued);
         } else {
@@ -292,7 +296,8 @@ impl State {
                 self.flying.insert(start, end);
                 self.flying_bytes += end - start;
                 self.active[class] += 1;
-                return Some(Run { start, end, class, parts: parts.into() });
+                let began = rt::now();
+                return Some(Run { start, end, class, began, parts: parts.into() });
             }
         }
     }
@@ -391,8 +396,9 @@ impl Queue {
         while state.bytes > 0 && state.bytes.saturating_add(len) > max {
             self.wait(&mut state);
         }
+        let now = rt::now();
         for request in batch {
-            state.admit(request);
+            state.admit(request, now);
         }
         self.pump(state);
     }
@@ -463,11 +469,33 @@ impl Queue {
         })
     }
 
+    /// What an operation did, and how long its requests took.
+    fn count(&self, run: &Run) {
+        let (now, io) = (rt::now(), &self.live.io);
+        let Some(first) = run.parts.first() else { return };
+        let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
+        io.done(first.request.priority, bytes, merged, now.since(run.began));
+        for part in run.parts.iter().filter(|part| !part.request.optional) {
+            io.waited(part.request.priority, run.began.since(part.since), now.since(part.since));
+        }
+    }
+
+    /// Requests that wait, and operations with the device, by class.
+    pub(crate) fn depths(&self) -> [(WritePriority, u64, u64); CLASSES] {
+        let state = self.state.lock();
+        let of = |class: usize, priority| {
+            let held = state.held.iter().filter(|q| q.request.class() == class).count();
+            let pending = state.ready[class].len() + held;
+            (priority, pending as u64, state.active[class] as u64)
+        };
+        [of(0, WritePriority::SyncWrite), of(1, WritePriority::AsyncWrite)]
+    }
+
     /// An operation is over.
     fn finish(self: &Arc<Self>, run: Run, result: Result<()>) {
         self.live.in_flight.fetch_sub(1, Relaxed);
-        if let (Ok(()), Some(part)) = (&result, run.parts.first()) {
-            self.live.io.done(part.request.priority, run.end - run.start);
+        if result.is_ok() {
+            self.count(&run);
         }
         let mut dones = Vec::with_capacity(run.parts.len());
         let mut state = self.state.lock();

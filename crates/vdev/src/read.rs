@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
@@ -234,12 +235,12 @@ impl Tree {
             }
         }
         let mut retry = Vec::new();
-        let wholes: Vec<Cell> = groups.iter().map(|g| g.0).collect();
+        let wholes: Vec<(Cell, bool)> = groups.iter().map(|g| (g.0, g.1.len() > 1)).collect();
         for ((whole, members), buf) in
             groups.into_iter().zip(self.read_leaves(&wholes, why, report))
         {
             match buf {
-                None if members.len() > 1 => retry.extend(members),
+                None if members.len() > 1 => retry.extend(members.into_iter().map(|c| (c, false))),
                 buf => {
                     for cell in members {
                         let from = (cell.offset - whole.offset) as usize;
@@ -249,45 +250,52 @@ impl Tree {
                 }
             }
         }
-        for (cell, buf) in retry.iter().zip(self.read_leaves(&retry, why, report)) {
+        for ((cell, _), buf) in retry.iter().zip(self.read_leaves(&retry, why, report)) {
             known.insert(*cell, buf);
         }
         plan.iter().map(|cell| known.get(cell).cloned().flatten()).collect()
     }
 
-    /// One batch of leaf reads; failures are counted.
+    /// One batch of leaf reads, each for one cell or for neighbours; failures are counted.
     fn read_leaves(
         &self,
-        cells: &[Cell],
+        cells: &[(Cell, bool)],
         why: Priority,
         report: &mut ReadReport,
     ) -> Vec<Option<Buf>> {
         let mut batch: Vec<(Arc<dyn Device>, Io)> = Vec::with_capacity(cells.len());
         let mut slots = Vec::with_capacity(cells.len());
-        for cell in cells {
+        for (cell, _) in cells {
             let device = self.node(cell.leaf).device();
             slots.push(device.is_some());
             if let Some(device) = device {
-                self.node(cell.leaf).live.in_flight.fetch_add(1, Relaxed);
+                let live = &self.node(cell.leaf).live;
+                live.in_flight.fetch_add(1, Relaxed);
+                live.io.begin(why);
                 batch.push((Arc::clone(device), Io::read(cell.offset, cell.len as usize)));
             }
         }
         report.ios += batch.len();
         let mut results = device::execute(batch).into_iter();
         let mut out = Vec::with_capacity(cells.len());
-        for (cell, sent) in cells.iter().zip(slots) {
+        for ((cell, merged), sent) in cells.iter().zip(slots) {
             let completion = if sent { results.next() } else { None };
             let live = &self.node(cell.leaf).live;
             if sent {
                 live.in_flight.fetch_sub(1, Relaxed);
+                live.io.end(why);
             }
-            let buf = completion.and_then(|c| c.into_read().ok());
+            let buf = completion.and_then(|(c, took)| Some((c.into_read().ok()?, took)));
             match &buf {
-                Some(_) => live.io.done(why, cell.len),
+                Some((_, took)) => {
+                    live.io.done(why, cell.len, *merged, *took);
+                    live.io.waited(why, Duration::ZERO, *took);
+                }
                 None => {
                     live.read_errors.fetch_add(1, Relaxed);
                 }
             }
+            let buf = buf.map(|(buf, _)| buf);
             out.push(buf.map(|b| b.freeze()));
         }
         out

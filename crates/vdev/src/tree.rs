@@ -80,6 +80,10 @@ pub enum Aux {
     NoReplicas,
     /// The device is smaller than a leaf can be.
     TooSmall,
+    /// Too much went wrong with it.
+    TooManyErrors,
+    /// It lacks what was written while it was away.
+    OutOfDate,
     /// Marked so in the configuration.
     Persistent,
 }
@@ -92,6 +96,8 @@ impl fmt::Display for Aux {
             Aux::CorruptData(why) => write!(f, "corrupted data: {why}"),
             Aux::NoReplicas => f.write_str("insufficient replicas"),
             Aux::TooSmall => f.write_str("the device is too small"),
+            Aux::TooManyErrors => f.write_str("too many errors"),
+            Aux::OutOfDate => f.write_str("out of date"),
             Aux::Persistent => f.write_str("marked so by the administrator or by fault handling"),
         }
     }
@@ -180,6 +186,15 @@ impl TxgRanges {
         true
     }
 
+    /// Takes one group out.
+    pub fn remove(&mut self, txg: Txg) {
+        let at = self.0.partition_point(|(_, last)| *last < txg);
+        let Some(&(first, last)) = self.0.get(at).filter(|range| range.0 <= txg) else { return };
+        let below = (first < txg).then(|| (first, Txg(txg.0 - 1)));
+        let above = (txg < last).then(|| (txg.next(), last));
+        self.0.splice(at..=at, below.into_iter().chain(above));
+    }
+
     /// The ranges, ascending.
     pub fn ranges(&self) -> &[(Txg, Txg)] {
         &self.0
@@ -217,6 +232,13 @@ impl Live {
         let mut dtl = self.dtl.write();
         if Arc::make_mut(&mut dtl).insert(txg) {
             self.dtl_grew.store(true, Relaxed);
+        }
+    }
+
+    /// The vdev has all of this group after all.
+    pub(crate) fn remove_missing(&self, txg: Txg) {
+        if self.dtl().contains(txg) {
+            Arc::make_mut(&mut self.dtl.write()).remove(txg);
         }
     }
 
@@ -525,6 +547,16 @@ impl Tree {
         }
         tree.propagate();
         Arc::new(tree)
+    }
+
+    /// What the tree was built from.
+    pub fn spec(&self) -> Spec {
+        self.spec_of(self.root())
+    }
+
+    fn spec_of(&self, node: &Node) -> Spec {
+        let children = node.children.iter().map(|&c| self.spec_of(self.node(c)));
+        node.spec.clone().with_children(children.collect())
     }
 
     /// The root vdev.

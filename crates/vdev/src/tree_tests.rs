@@ -168,3 +168,20 @@ fn ranges_of_groups() {
         assert_eq!(r.contains(Txg(txg)), inside, "{txg}");
     }
 }
+
+#[test]
+fn groups_are_taken_out_of_ranges() {
+    let all = TxgRanges::new(vec![(Txg(3), Txg(6)), (Txg(9), Txg(9))]);
+    let without = |txg| {
+        let mut set = all.clone();
+        set.remove(Txg(txg));
+        set.ranges().iter().map(|r| (r.0.0, r.1.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(without(3), [(4, 6), (9, 9)]);
+    assert_eq!(without(5), [(3, 4), (6, 6), (9, 9)]);
+    assert_eq!(without(6), [(3, 5), (9, 9)]);
+    assert_eq!(without(9), [(3, 6)]);
+    for none in [2, 7, 10] {
+        assert_eq!(without(none), [(3, 6), (9, 9)]);
+    }
+}

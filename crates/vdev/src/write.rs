@@ -27,7 +27,7 @@ use device::{Device, Io};
 
 use crate::place::{Need, Plan};
 use crate::queue::{Queue, Request, WriteLimits, WritePriority};
-use crate::tree::{Node, NodeId, Tree, TxgRanges};
+use crate::tree::{Aux, Node, NodeId, State, Tree, TxgRanges, Verdict};
 
 /// Write errors from which on a leaf is reported as failing.
 pub const FAILING_WRITE_ERRORS: u64 = 10;
@@ -276,7 +276,7 @@ impl Tree {
         leaves.iter().for_each(|(_, _, queue)| queue.drain());
         let batch = leaves.iter().map(|(_, device, _)| (Arc::clone(device), Io::Flush)).collect();
         let results = device::execute(batch);
-        let judge = |((node, _, _), done): (&(&Node, _, _), device::Completion)| {
+        let judge = |((node, _, _), (done, _)): (&(&Node, _, _), (device::Completion, _))| {
             let result = done.result.map(drop).map_err(|e| e.on_vdev(node.guid()));
             if result.is_err() {
                 node.live.write_errors.fetch_add(1, Relaxed);
@@ -294,6 +294,26 @@ impl Tree {
             node.live.add_missing(txg);
         }
         node.is_some()
+    }
+
+    /// A new snapshot in which leaves of redundant vdevs that miss groups are degraded.
+    pub fn with_outdated(self: &Arc<Self>) -> Arc<Tree> {
+        let behind = |n: &&Node| {
+            let redundant = n.parent.is_some_and(|p| p.0 != 0);
+            redundant && n.state == State::Online && !n.dtl().ranges().is_empty()
+        };
+        let verdict =
+            |n: &Node| Verdict { guid: n.guid(), state: State::Degraded, aux: Aux::OutOfDate };
+        let verdicts: Vec<Verdict> =
+            self.leaves().map(|(_, n)| n).filter(behind).map(verdict).collect();
+        if verdicts.is_empty() { Arc::clone(self) } else { self.with_verdicts(&verdicts) }
+    }
+
+    /// Everything that a group wrote to leaves without redundancy has reached them after
+    /// all, some of it when it was sent again: they miss nothing of it.
+    pub fn arrived(&self, txg: Txg) {
+        let tops = self.leaves().filter(|(_, n)| n.parent().is_some_and(|p| p.0 == 0));
+        tops.for_each(|(_, node)| node.live.remove_missing(txg));
     }
 
     /// The missing groups of each leaf that lacks more than when this was called last.

@@ -28,6 +28,7 @@
 
 mod gang;
 mod hints;
+mod outage;
 pub mod prefetch;
 mod read;
 mod scrub;
@@ -45,6 +46,7 @@ use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
 pub use hints::{Hints, Place};
+pub use outage::{Insist, Outage, insist, is_insisting};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
@@ -143,6 +145,7 @@ pub struct Zio {
     prefetch: RwLock<Arc<Prefetch>>,
     space: RwLock<Option<Arc<dyn SpaceSource>>>,
     under_way: write::under_way::UnderWay,
+    outage: RwLock<Option<Arc<dyn Outage>>>,
     /// Takes writes instead of the tree.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
@@ -178,6 +181,7 @@ impl Zio {
             prefetch: RwLock::default(),
             space: RwLock::new(None),
             under_way: write::under_way::UnderWay::default(),
+            outage: RwLock::new(None),
             sink: RwLock::new(None),
         }
     }

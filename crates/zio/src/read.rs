@@ -11,6 +11,7 @@ use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
 use vdev::ReadReq;
 
+use crate::outage::is_insisting;
 use crate::{BlockKey, Caching, Io, Mode, Zio};
 
 /// One address of a block that could not be read, and why.
@@ -97,6 +98,20 @@ impl Zio {
     }
 
     fn read_part(
+        &self,
+        block: &Block,
+        range: Range<usize>,
+        io: Io,
+    ) -> Result<(Buf, Option<SlotRef>)> {
+        loop {
+            match self.try_part(block, range.clone(), io) {
+                Err(e) if is_insisting() && self.wait_out(&e) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn try_part(
         &self,
         block: &Block,
         range: Range<usize>,

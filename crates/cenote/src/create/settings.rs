@@ -269,7 +269,10 @@ pub fn dataset_setting(name: &str, value: &str, of: Of) -> Result<(String, PropD
         return user_setting(name, value).map(|(n, v)| (n, PropData::Str(v)));
     }
     if is_space_prop(name) {
-        return Err(format!("'{name}' cannot be set by this version"));
+        return match of {
+            Of::Filesystem => crate::owners::quota_setting(name, value),
+            _ => Err(format!("'{name}' does not apply to datasets of this type")),
+        };
     }
     let prop = dataset_prop(name).ok_or_else(|| format!("invalid property '{name}'"))?;
     if of == Of::Snapshot {

@@ -182,6 +182,14 @@ pub(super) const COMMANDS: &[Command] = &[
         ..COMMAND
     },
     Command {
+        name: "io",
+        about: "what each device is asked for: sizes, latency, operations, bytes",
+        synopsis: "io [-T d|u] [pool ...] [interval [count]]",
+        flags: &[arg('T', "d|u", Word::One(&["d", "u"]), "the time above each report")],
+        words: &[Word::Pool],
+        ..COMMAND
+    },
+    Command {
         name: "bench",
         about: "measure what this machine and the cache can do",
         synopsis: "bench NAME [options]",

@@ -76,6 +76,13 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "clear",
+        about: "forget errors of devices, and go on with those that came back",
+        synopsis: "clear <pool> [device]",
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
         name: "labelclear",
         about: "wipe the labels of a device",
         synopsis: "labelclear [-f] <vdev>",
@@ -128,8 +135,8 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "iostat",
         about: "show the input and output of pools and devices",
-        synopsis: "iostat [-gHLnpPvy] [-T d|u] [pool ... | pool vdev ... | vdev ...]\n\t    \
-                   [interval [count]]",
+        synopsis: "iostat [[-lq] | -r | -w] [-gHLnpPvy] [-T d|u]\n\t    [pool ... | pool vdev ... | \
+                   vdev ...] [interval [count]]",
         flags: &[
             GUIDS,
             SCRIPTED,
@@ -140,10 +147,10 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('v', "the vdevs of each pool, too"),
             flag('y', "not the first report, about all the time since the import"),
             STAMP,
-            flag('l', "latencies are not measured yet").refused(),
-            flag('q', "lengths of queues are not measured yet").refused(),
-            flag('r', "sizes of requests are not measured yet").refused(),
-            flag('w', "latencies are not measured yet").refused(),
+            flag('l', "mean latencies, too"),
+            flag('q', "what waits and what is under way, too"),
+            flag('r', "histograms of the sizes of operations, instead"),
+            flag('w', "histograms of latencies, instead"),
             arg('c', "script[,...]", Word::Any, "scripts are not run").refused(),
         ],
         words: &[Word::PoolOrVdev],

@@ -187,6 +187,13 @@ pub(super) fn change(
                 .map_err(|why| fail(Error::invalid(why)))?;
             pool()?.set(&setting, command).map_err(fail)?;
         }
+        Change::Clear(device) => {
+            let (pool, device) = (pool()?, device.as_deref());
+            state.engine().clear(&pool, device, command).map_err(|e| {
+                let of = device.unwrap_or(name);
+                Error::new(e.kind(), format!("cannot clear errors for {of}: {e}"))
+            })?;
+        }
     }
     Ok(Reply::Done)
 }

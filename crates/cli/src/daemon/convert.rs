@@ -1,10 +1,10 @@
 //! The engine's types to the protocol's.
 
 use crate::engine::{
-    DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState, VdevClass, VdevState,
-    VdevStatus,
+    ClassDetail, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState, VdevClass,
+    VdevState, VdevStatus,
 };
-use crate::proto::{Class, Done, Found, Kind, Pool, Scan, State, Vdev};
+use crate::proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
 
 pub(crate) fn kind(kind: DatasetKind) -> Kind {
     match kind {
@@ -48,6 +48,22 @@ fn done(v: &VdevStatus) -> Done {
     }
 }
 
+fn class_io(class: &ClassDetail) -> ClassIo {
+    let trimmed = |all: &[u64]| {
+        let len = all.iter().rposition(|n| *n > 0).map_or(0, |last| last + 1);
+        all[..len].to_vec()
+    };
+    ClassIo {
+        queued: trimmed(&class.queued),
+        disk: trimmed(&class.disk),
+        total: trimmed(&class.total),
+        single: trimmed(&class.single),
+        merged: trimmed(&class.merged),
+        pending: class.pending,
+        active: class.active,
+    }
+}
+
 pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
     Vdev {
         guid: v.guid.0,
@@ -63,6 +79,7 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         checksum_errors: v.checksum_errors,
         slow_ios: v.slow_ios,
         io: done(v),
+        io_classes: v.io_detail.by_class.iter().map(class_io).collect(),
         direct_io: v.direct_io,
         size: v.size,
         allocated: v.allocated,

@@ -553,9 +553,19 @@ impl State {
     /// # Errors
     /// The whole message for the user.
     pub(crate) fn export(&self, name: &str, force: bool, to: &mut dyn Listener) -> Result<()> {
+        if force {
+            self.give_up_suspended(|n| n == name);
+        }
         let _changing = self.changes.lock();
         self.close(name, force, true, to)?;
         self.save()
+    }
+
+    /// Whoever waits for a suspended pool gets an error, or nobody could take it away.
+    fn give_up_suspended(&self, wanted: impl Fn(&str) -> bool) {
+        let pools: Vec<Arc<Pool>> =
+            self.names().into_iter().filter(|n| wanted(n)).filter_map(|n| self.pool(&n)).collect();
+        pools.iter().filter(|p| p.is_suspended()).for_each(|p| p.abandon());
     }
 
     /// Gives a pool up; `exporting` it, or leaving it to be imported again.
@@ -590,6 +600,9 @@ impl State {
     /// # Errors
     /// The whole message for the user.
     pub(crate) fn close_all(&self, force: bool, forget: bool, to: &mut dyn Listener) -> Result<()> {
+        if force {
+            self.give_up_suspended(|_| true);
+        }
         let _changing = self.changes.lock();
         for name in self.names() {
             self.close(&name, force, forget, to)?;

@@ -4,6 +4,7 @@
 //! are files of one more mount below the runtime directory ([`volumes`]), and the
 //! kstats those of another ([`kstats`]).
 
+mod gone;
 pub(crate) mod kstats;
 mod node;
 mod ops;
@@ -112,8 +113,8 @@ impl MountedFs for FuseMount {
             Err(e) if force && e.kind() == ErrorKind::Busy => {
                 self.session.unmount(UnmountOptions { lazy: true, force: root })?;
                 // Aborting, which only root may, ends the session at once; else it
-                // ends when its last user is gone.
-                if root {
+                // ends when its last user is gone, or what its pool waits for is there.
+                if root && !self.fs.is_suspended() {
                     self.session.join();
                 }
                 Ok(())

@@ -23,7 +23,7 @@ use cenote::inspect::ondisk::znode::{
 
 impl Filesystem for ZfsMount {
     fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
-        match self.find(mode, parent, name) {
+        match self.patiently(mode, || self.find(mode, parent, name)) {
             // By its number alone: it was removed.
             Err(Errno::ENOENT) if name == b"." => Err(Errno::ESTALE),
             // Only the kernel makes names, and it forgets then; snapshots come and go.
@@ -32,6 +32,10 @@ impl Filesystem for ZfsMount {
             }
             other => other,
         }
+    }
+
+    fn forget(&self, node: u64, _: u64) {
+        self.gone.take(node);
     }
 
     fn getattr(
@@ -44,7 +48,10 @@ impl Filesystem for ZfsMount {
         let attr = match self.node(node)? {
             Node::Object(space, id) => {
                 let fs = self.space(space)?;
-                self.object_attr(space, &fs, &fs.attrs(id, io(mode)).map_err(stale)?)
+                match self.patiently(mode, || fs.attrs(id, io(mode)).map_err(stale)) {
+                    Ok(attrs) => self.object_attr(space, &fs, &attrs),
+                    Err(e) => self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?,
+                }
             }
             other => self.control_entry(other, mode)?.attr,
         };
@@ -60,7 +67,13 @@ impl Filesystem for ZfsMount {
             }
         };
         let fs = self.space(space)?;
-        let attrs = fs.attrs(id, io(mode)).map_err(stale)?;
+        let attrs = match self.patiently(mode, || fs.attrs(id, io(mode)).map_err(stale)) {
+            Ok(attrs) => attrs,
+            Err(e) => {
+                let attr = self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?;
+                return Ok(Statx { attr, attr_ttl: FOREVER, ..Statx::default() });
+            }
+        };
         let attr = self.object_attr(space, &fs, &attrs);
         let bits =
             |on: u64| STATX_FLAGS.iter().filter(|f| on & f.0 != 0).fold(0, |all, f| all | f.1);
@@ -79,7 +92,8 @@ impl Filesystem for ZfsMount {
 
     fn readlink(&self, _: &Request, mode: Mode, node: u64) -> Answer<Data> {
         let (fs, id) = self.object(node, Errno::EINVAL)?;
-        Ok(Data::copy_of(&fs.readlink(id, io(mode)).map_err(stale)?))
+        let target = self.patiently(mode, || fs.readlink(id, io(mode)).map_err(stale))?;
+        Ok(Data::copy_of(&target))
     }
 
     fn symlink(&self, req: &Request, parent: u64, name: &[u8], target: &[u8]) -> Answer<Entry> {
@@ -146,7 +160,8 @@ impl Filesystem for ZfsMount {
     fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
         let (fs, id) = self.object(args.node, Errno::EISDIR)?;
         let len = usize::try_from(args.size).unwrap_or(usize::MAX);
-        let data = fs.read(id, args.offset, len, io(mode)).map_err(stale)?;
+        let read = || fs.read(id, args.offset, len, io(mode)).map_err(stale);
+        let data = self.patiently(mode, read)?;
         if self.is_own(args.node) {
             fs.accessed(id);
         }
@@ -215,7 +230,7 @@ impl Filesystem for ZfsMount {
         if self.is_own(node) {
             self.check_acl_name(name)?;
         }
-        match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
+        match self.patiently(mode, || fs.get_xattr(id, name, io(mode)).map_err(stale))? {
             Some(value) => Ok(Data::copy_of(&value)),
             None => Err(Errno::ENODATA),
         }

@@ -34,7 +34,9 @@ use crate::engine::{
 };
 
 const O_ACCMODE: u32 = 0o3;
+const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o010;
 /// Flags of `renameat2`, `setxattr` and `fallocate`.
 const RENAME: [(u32, Rename); 4] =
     [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
@@ -238,10 +240,28 @@ impl ZfsMount {
         let dir = self.changeable(parent)?;
         let by = caller(req, 0);
         match is_dir {
-            true => self.fs().rmdir(&by, dir, name)?,
+            true => self.ending(dir, name, || self.fs().rmdir(&by, dir, name))?,
             false => self.fs().unlink(&by, dir, name)?,
         };
         Ok(())
+    }
+
+    /// Does what may remove the directory of a name; what `fstat` tells of it later is kept.
+    fn ending<T>(
+        &self,
+        parent: ObjectId,
+        name: &[u8],
+        remove: impl FnOnce() -> base::Result<T>,
+    ) -> base::Result<T> {
+        let found = self.fs().lookup(parent, name, Io::WAIT).ok();
+        let dir = found.filter(|f| f.kind == FileKind::Dir);
+        let node = dir.as_ref().and_then(|f| Node::Object(0, f.id).id(self.fs().root()));
+        let attrs = dir.and_then(|f| self.fs().attrs(f.id, Io::WAIT).ok());
+        if let (Some(node), Some(attrs)) = (node, attrs) {
+            self.gone.put(node, attr(&attrs));
+            return remove().inspect_err(|_| self.gone.take(node));
+        }
+        remove()
     }
 
     pub(super) fn move_name(
@@ -254,7 +274,8 @@ impl ZfsMount {
         let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
         let old = (self.changeable(from.0)?, from.1);
         let new = (self.changeable_name(to.0, to.1)?, to.1);
-        Ok(self.fs().rename(&caller(req, 0), old, new, how)?)
+        let by = caller(req, 0);
+        Ok(self.ending(new.0, new.1, || self.fs().rename(&by, old, new, how))?)
     }
 
     pub(super) fn give_name(
@@ -290,6 +311,24 @@ impl ZfsMount {
             Err(e) if e.kind() != ErrorKind::NoAttribute => Err(stale(e)),
             _ => Ok(()),
         }
+    }
+
+    /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to
+    /// the server, and does not say who may keep them.
+    fn drop_set_ids(&self, req: &Request, id: ObjectId) -> Answer<()> {
+        if req.uid == 0 {
+            return Ok(());
+        }
+        self.drop_capability(req, id)?;
+        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let keeps_group = attrs.mode & S_IXGRP == 0 && caller(req, 0).in_group(attrs.gid);
+        let drop = S_ISUID | if keeps_group { 0 } else { S_ISGID };
+        if attrs.kind != FileKind::Regular || attrs.mode & drop == 0 {
+            return Ok(());
+        }
+        let set = SetAttrs { mode: Some(attrs.mode & !drop), ..SetAttrs::default() };
+        self.fs().set_attrs(&writer(req, false), id, &set).map_err(stale)?;
+        Ok(())
     }
 
     /// Changes attributes. With the owner, and with the content if the caller may not
@@ -371,6 +410,7 @@ impl ZfsMount {
         mode: u32,
     ) -> Answer<()> {
         let id = self.changeable(node)?;
+        self.drop_set_ids(req, id)?;
         let what = match mode {
             m if m == PUNCH_HOLE | KEEP_SIZE => Falloc::PunchHole,
             ZERO_RANGE => Falloc::ZeroRange { keep_size: false },

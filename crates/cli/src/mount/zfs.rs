@@ -31,6 +31,7 @@
 //! late even so, as on every file system; `fsync` and `msync` bring them here first.
 //!
 //! # Departures from OpenZFS
+//! Listings of directories of a suspended pool give `EIO` where others wait.
 //! Snapshots are part of the dataset's mount instead of mounts of their own: they
 //! share its device number. `syncfs` and `sync` do not reach a FUSE server that is not
 //! virtiofs: what they should make durable is so with the next group.
@@ -48,6 +49,7 @@ use base::{ErrorKind, ObjectId, Result};
 use cenote::props::PropData;
 use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp};
 
+use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use crate::daemon::MountOptions;
@@ -96,6 +98,7 @@ pub(super) struct ZfsMount {
     direct_io: bool,
     /// The kernel was told of POSIX ACLs.
     posix_acl: bool,
+    pub(super) gone: Gone,
 }
 
 fn number(dataset: &Dataset, name: &str) -> Result<u64> {
@@ -162,13 +165,23 @@ fn entry(node: u64, generation: u64, attr: Attr) -> Entry {
     Entry { node, generation, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }
 }
 
+/// Of `st_mode`.
+const S_IFMT: u32 = 0o170_000;
+const S_IFREG: u32 = 0o100_000;
+const SET_ID: u32 = 0o6_000;
+
 /// Seconds after a change in which a group may not yet be on disk.
 const FRESH: i64 = 30;
 /// How long attributes of something that fresh may be believed.
 const FRESH_TTL: Duration = Duration::from_secs(2);
 
-/// How long attributes may be believed: the space taken is that of synced groups.
+/// How long attributes may be believed: the space taken is that of synced groups. A file's
+/// set-id bits go when somebody else writes to it, and of direct writes the kernel does
+/// not see that they went.
 fn attr_ttl(attr: &Attr, now: i64) -> Duration {
+    if attr.mode & S_IFMT == S_IFREG && attr.mode & SET_ID != 0 {
+        return Duration::ZERO;
+    }
     if (now - FRESH..=now).contains(&attr.ctime.sec) { FRESH_TTL } else { FOREVER }
 }
 
@@ -201,6 +214,7 @@ impl ZfsMount {
             notifier: OnceLock::new(),
             direct_io: options.direct_io,
             posix_acl: options.posix_acl,
+            gone: Gone::default(),
         })
     }
 
@@ -301,6 +315,23 @@ impl ZfsMount {
             return Err(Errno::EEXIST);
         }
         Ok(dir)
+    }
+
+    /// Whether calls may be waiting for devices that are gone.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.dataset.is_suspended()
+    }
+
+    /// What reads of a suspended pool's devices get with `failmode=wait`: nothing, until it
+    /// goes on.
+    pub(super) fn patiently<T>(&self, mode: Mode, read: impl Fn() -> Answer<T>) -> Answer<T> {
+        loop {
+            match read() {
+                Err(Errno::EIO | Errno::ENXIO)
+                    if mode == Mode::Blocking && self.dataset.outlast() => {}
+                other => return other,
+            }
+        }
     }
 
     pub(super) fn root(&self) -> ObjectId {

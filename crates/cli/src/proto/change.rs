@@ -107,6 +107,8 @@ pub(crate) enum Change {
     Reguid(Option<u64>),
     /// Set a property: name and value as the user wrote them.
     Set(String, String),
+    /// Forget errors of the devices, or of one, and go on with them.
+    Clear(Option<String>),
 }
 
 /// A record of a pool's history.

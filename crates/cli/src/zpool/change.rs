@@ -1,4 +1,4 @@
-//! `zpool destroy`, `labelclear`, `reguid`, `sync` and `set` (chapter 09 §4; the
+//! `zpool destroy`, `clear`, `labelclear`, `reguid`, `sync` and `set` (chapter 09 §4; the
 //! words as OpenZFS 2.3.2 prints them).
 
 use std::ffi::OsString;
@@ -97,6 +97,25 @@ pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
         }
     }
     Ok(Exit::failed_if(failed))
+}
+
+/// `zpool clear <pool> [device]`
+pub(super) fn clear(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("clear", argv) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut words = parsed.words();
+    let device = match words.len() {
+        0 => return Ok(misuse("clear", Some("missing pool name"))),
+        1 => None,
+        2 => words.pop(),
+        _ => return Ok(misuse("clear", Some("too many arguments"))),
+    };
+    match one_pool("clear", words, "missing pool name")? {
+        Ok(name) => ask(&name, Change::Clear(device), command("clear", argv)),
+        Err(exit) => Ok(exit),
+    }
 }
 
 /// `zpool labelclear [-f] <vdev>`

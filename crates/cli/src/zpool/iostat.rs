@@ -5,8 +5,9 @@
 //! report divides the one by the other; each later one divides what came since the
 //! report before by the time that passed for the daemon, so a late report is still right.
 //!
-//! Departures: `-y` without an interval measures one second. `-l`, `-q`, `-r`, `-w` and
-//! `-c` are refused.
+//! What `-l`, `-q`, `-r` and `-w` show is made in `iohist`.
+//!
+//! Departures: `-y` without an interval measures one second. `-c` is refused.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -14,10 +15,11 @@ use std::ffi::OsString;
 use base::{Error, Result};
 use cenote::props::nicenum;
 
+use super::iohist::{self, Group, Shown};
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, options};
 use crate::getopt::Parsed;
-use crate::proto::{Class, Done, Pool, Vdev};
+use crate::proto::{Class, ClassIo, Done, Pool, Vdev};
 use crate::ui::{self, Exit};
 
 /// Headings of classes, in order.
@@ -28,9 +30,11 @@ const CLASSES: [(Class, &str); 5] = [
     (Class::Cache, "cache"),
     (Class::Spare, "spares"),
 ];
-/// Groups of two columns.
-const GROUPS: [&str; 3] = ["capacity", "operations", "bandwidth"];
-const COLUMNS: [&str; 6] = ["alloc", "free", "read", "write", "read", "write"];
+const GROUPS: [Group; 3] = [
+    ("capacity", &["alloc", "free"]),
+    ("operations", &["read", "write"]),
+    ("bandwidth", &["read", "write"]),
+];
 /// Least width of the column of names.
 const NAME_MIN: usize = 10;
 
@@ -41,6 +45,9 @@ struct Look {
     exact: bool,
     verbose: bool,
     once: bool,
+    latency: bool,
+    queues: bool,
+    histogram: Option<Shown>,
     naming: Naming,
 }
 
@@ -53,13 +60,36 @@ impl Look {
             exact: parsed.has('p'),
             verbose: parsed.has('v'),
             once: parsed.has('n'),
+            latency: parsed.has('l'),
+            queues: parsed.has('q'),
+            histogram: match (parsed.has('w'), parsed.has('r')) {
+                (true, _) => Some(Shown::Times),
+                (_, true) => Some(Shown::Sizes),
+                _ => None,
+            },
             naming: naming.with_env(),
         }
     }
 
-    /// Width of a column of numbers.
-    fn width(self) -> usize {
-        if self.exact { 15 } else { 5 }
+    /// The groups of columns, with the width of each's columns.
+    fn groups(self) -> Vec<(&'static [Group], usize)> {
+        let width = |exact| if self.exact { exact } else { 5 };
+        let mut out: Vec<(&'static [Group], usize)> = vec![(&GROUPS, width(15))];
+        if self.latency {
+            out.push((&iohist::LATENCY, width(10)));
+        }
+        if self.queues {
+            out.push((&iohist::QUEUES, width(6)));
+        }
+        out
+    }
+
+    /// The columns, with their widths.
+    fn columns(self) -> Vec<(&'static str, usize)> {
+        let of = |(groups, width): (&'static [Group], usize)| {
+            groups.iter().flat_map(|g| g.1).map(move |column| (*column, width))
+        };
+        self.groups().into_iter().flat_map(of).collect()
     }
 }
 
@@ -103,6 +133,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     repeat.run(|| {
         let found = pools(&words)?;
         let page = Page { look, wanted: found.vdevs, pools: &found.pools, before: &counters };
+        if let Some(shown) = look.histogram {
+            ui::out(&page.histograms(shown));
+            found.pools.iter().for_each(|pool| remember(&pool.root, &mut counters));
+            return Ok(Exit::OK);
+        }
         let page_len = ui::rows().map(|rows| rows.saturating_sub(3));
         let again = page_len.is_some_and(|rows| lines >= rows);
         let headed = lines == 0 || !look.once && (look.verbose || again);
@@ -115,14 +150,14 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
 }
 
 /// What vdevs did up to the report before, by guid and name.
-type Counters = HashMap<(u64, String), Done>;
+type Counters = HashMap<(u64, String), (Done, Vec<ClassIo>)>;
 
 fn key(v: &Vdev) -> (u64, String) {
     (v.guid, v.name.clone())
 }
 
 fn remember(v: &Vdev, to: &mut Counters) {
-    to.insert(key(v), v.io);
+    to.insert(key(v), (v.io, v.io_classes.clone()));
     v.children.iter().for_each(|child| remember(child, to));
 }
 
@@ -226,7 +261,8 @@ impl Page<'_> {
                 match line {
                     Line::Class(_) if self.look.scripted => out.push('\n'),
                     Line::Class(heading) => {
-                        self.cells(&mut out, heading, width, COLUMNS.map(|_| "-".to_owned()));
+                        let none = self.look.columns().iter().map(|_| "-".to_owned()).collect();
+                        self.cells(&mut out, heading, width, none);
                     }
                     Line::Vdev(v, depth) => {
                         let depth = if self.look.scripted { 0 } else { *depth };
@@ -246,36 +282,34 @@ impl Page<'_> {
     }
 
     fn heading(&self, out: &mut String, width: usize) {
-        let column = self.look.width();
-        let group = 2 * column + 2;
         out.push_str(&" ".repeat(width));
-        for title in GROUPS {
-            let left = (group / 2).saturating_sub(title.len() / 2);
-            let right = group.saturating_sub(left + title.len());
-            out.push_str(&format!("  {:left$}{title}{:right$}", "", ""));
+        for (groups, column) in self.look.groups() {
+            out.push_str(&iohist::titles(groups, column));
         }
         out.push('\n');
         let what = if self.wanted.is_empty() { "pool" } else { "vdev" };
-        self.cells(out, what, width, COLUMNS.map(str::to_owned));
+        let names = self.look.columns().into_iter().map(|(name, _)| name.to_owned()).collect();
+        self.cells(out, what, width, names);
         self.rule(out, width);
     }
 
     fn rule(&self, out: &mut String, width: usize) {
         if !self.look.scripted {
-            let dashes = "-".repeat(self.look.width());
-            self.cells(out, &"-".repeat(width), width, COLUMNS.map(|_| dashes.clone()));
+            let dashes = self.look.columns().into_iter().map(|(_, width)| "-".repeat(width));
+            self.cells(out, &"-".repeat(width), width, dashes.collect());
         }
     }
 
-    fn cells(&self, out: &mut String, name: &str, width: usize, cells: [String; 6]) {
+    fn cells(&self, out: &mut String, name: &str, width: usize, cells: Vec<String>) {
         if self.look.scripted {
             out.push_str(&format!("{name}\t{}\n", cells.join("\t")));
             return;
         }
         let pad = width.saturating_sub(name.chars().count());
-        let column = self.look.width();
         out.push_str(&format!("{name}{:pad$}", ""));
-        cells.iter().for_each(|cell| out.push_str(&format!("  {cell:>column$}")));
+        for (cell, (_, column)) in cells.iter().zip(self.look.columns()) {
+            out.push_str(&format!("  {cell:>column$}"));
+        }
         out.push('\n');
     }
 
@@ -288,15 +322,49 @@ impl Page<'_> {
         let rates = self.rates(v).map(number);
         let [reads, writes, nread, nwritten] = rates;
         let (alloc, free) = (v.allocated, v.size.saturating_sub(v.allocated));
-        self.cells(out, name, width, [sized(alloc), sized(free), reads, writes, nread, nwritten]);
+        let mut cells = vec![sized(alloc), sized(free), reads, writes, nread, nwritten];
+        if self.look.latency {
+            cells.extend(iohist::latency_cells(&self.went(v), self.look.exact));
+        }
+        if self.look.queues {
+            cells.extend(iohist::queue_cells(&v.io_classes));
+        }
+        self.cells(out, name, width, cells);
+    }
+
+    /// What was counted when the report before was made, unless the vdev began anew since.
+    fn earlier(&self, v: &Vdev) -> Option<&(Done, Vec<ClassIo>)> {
+        self.before.get(&key(v)).filter(|(done, _)| done.age <= v.io.age)
+    }
+
+    /// How operations went since the report before.
+    fn went(&self, v: &Vdev) -> Vec<ClassIo> {
+        iohist::since(&v.io_classes, self.earlier(v).map(|(_, classes)| classes.as_slice()))
+    }
+
+    /// A table of each pool, or of each vdev.
+    fn histograms(&self, shown: Shown) -> String {
+        let Look { scripted, exact, naming, .. } = self.look;
+        let table =
+            |v: &Vdev, name: &str| iohist::table(shown, name, &self.went(v), scripted, exact);
+        let mut out = String::new();
+        for pool in self.pools {
+            if self.wanted.is_empty() {
+                out.push_str(&table(&pool.root, &pool.name));
+            }
+            for line in self.lines(pool) {
+                if let Line::Vdev(v, _) = line {
+                    out.push_str(&table(v, &naming.of(v)));
+                }
+            }
+        }
+        out
     }
 
     /// Per second: reads, writes, bytes read, bytes written.
     fn rates(&self, v: &Vdev) -> [u64; 4] {
         let counts = |d: &Done| [d.reads, d.writes, d.nread, d.nwritten];
-        // A vdev that was opened anew began at zero.
-        let before = self.before.get(&key(v)).filter(|b| b.age <= v.io.age);
-        let before = before.copied().unwrap_or_default();
+        let before = self.earlier(v).map(|(done, _)| *done).unwrap_or_default();
         let nanos = u128::from(v.io.age - before.age).max(1);
         let now = counts(&v.io).into_iter().zip(counts(&before));
         let mut out = [0; 4];

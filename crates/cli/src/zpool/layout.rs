@@ -37,6 +37,7 @@ fn blank(kind: &str, name: String, class: Class, children: Vec<Vdev>) -> Vdev {
         checksum_errors: 0,
         slow_ios: 0,
         io: crate::proto::Done::default(),
+        io_classes: Vec::new(),
         direct_io: false,
         size: 0,
         allocated: 0,

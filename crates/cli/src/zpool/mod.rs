@@ -6,6 +6,8 @@ mod create;
 mod get;
 mod history;
 mod import;
+pub(crate) mod io;
+mod iohist;
 mod iostat;
 mod layout;
 mod list;
@@ -27,13 +29,12 @@ use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 17] = [
+const MISSING: [&str; 16] = [
     "remove",
     "checkpoint",
     "prefetch",
     "online",
     "offline",
-    "clear",
     "reopen",
     "attach",
     "detach",
@@ -78,6 +79,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "create" => create::main(rest),
         "add" => add::main(rest),
         "destroy" => change::destroy(rest),
+        "clear" => change::clear(rest),
         "labelclear" => change::labelclear(rest),
         "reguid" => change::reguid(rest),
         "sync" => change::sync(rest),

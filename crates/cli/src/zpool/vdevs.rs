@@ -139,6 +139,7 @@ pub(super) mod tests {
             checksum_errors: 0,
             slow_ios: 0,
             io: crate::proto::Done::default(),
+            io_classes: Vec::new(),
             direct_io: false,
             size: 0,
             allocated: 0,

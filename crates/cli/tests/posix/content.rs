@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
-use super::{World, errno, noise, put, refused};
+use super::{World, errno, noise, put, refused, run};
 
 fn both(path: &std::path::Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
@@ -252,5 +252,56 @@ fn times_and_sizes_follow() {
     assert_eq!(std::fs::read(&path).unwrap(), b"content");
     w.again();
     assert!(times().0 > changed.2, "the access was forgotten");
+    w.end();
+}
+
+/// After a direct write by an ordinary user the kernel went on showing, and obeying, a
+/// program's set-id bits, which were gone on disk (xfstests' generic/355).
+#[test]
+fn a_direct_write_ends_set_id() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(w) = World::new("direct-suid", 256, &[]) else { return };
+    let file = w.path("program");
+    let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o7777;
+    for flags in ["direct,", ""] {
+        std::fs::write(&file, vec![1; 8192]).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o6777)).unwrap();
+        assert_eq!(mode(), 0o6777);
+        let of = format!("of={}", file.display());
+        let flags = format!("conv=notrunc oflag={flags}sync");
+        let args = [
+            &["if=/dev/zero", &of, "bs=4096", "count=1"][..],
+            &flags.split(' ').collect::<Vec<_>>(),
+        ];
+        assert_eq!(run("dd", &args.concat(), Some(65534)).code, 0);
+        assert_eq!(mode(), 0o777, "{flags}");
+        // Root keeps them.
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o6777)).unwrap();
+        assert_eq!(run("dd", &args.concat(), None).code, 0);
+        assert_eq!(mode(), 0o6777, "{flags}");
+    }
+    w.end();
+}
+
+/// `fallocate` by an ordinary user left a program's set-id bits (xfstests' generic/683 to
+/// 685): the kernel leaves taking them away to the server.
+#[test]
+fn fallocate_ends_set_id() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(w) = World::new("falloc-suid", 256, &[]) else { return };
+    let file = w.path("program");
+    for how in ["-l 4096", "-l 20000", "-p -l 4096", "-z -l 4096"] {
+        for (mode, left) in [(0o6777, 0o777), (0o6666, 0o666), (0o4767, 0o767)] {
+            std::fs::write(&file, vec![1; 8192]).unwrap();
+            for user in [None, Some(65534)] {
+                std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+                let args: Vec<&str> = how.split(' ').chain([file.to_str().unwrap()]).collect();
+                let said = run("fallocate", &args, user);
+                assert_eq!(said.code, 0, "{said:?}");
+                let now = std::fs::metadata(&file).unwrap().permissions().mode() & 0o7777;
+                assert_eq!(now, if user.is_none() { mode } else { left }, "{how}, {mode:o}");
+            }
+        }
+    }
     w.end();
 }

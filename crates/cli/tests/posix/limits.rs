@@ -62,9 +62,10 @@ fn a_full_pool() {
         for path in small {
             std::fs::remove_file(path).unwrap();
         }
-        // What was freed is there when its group is on disk.
+        // Who writes right afterwards waits for what was freed.
+        std::fs::write(w.path("tick"), noise(round, 1 << 20)).unwrap();
+        std::fs::remove_file(w.path("tick")).unwrap();
         File::open(w.path("")).unwrap().sync_all().unwrap();
-        super::put(&w.path("tick"), b"x");
     }
     w.end();
 }
@@ -95,5 +96,43 @@ fn quotas() {
         std::fs::remove_file(&big).unwrap();
     }
     super::put(&w.path("beside"), &noise(5, 30 << 20));
+    w.end();
+}
+
+/// An owner's limit is set, reached by that owner alone, and taken away.
+#[test]
+fn quotas_of_owners() {
+    const USER: u32 = 65534;
+    let Some(w) = World::new("owners", 256, &["-O", "compression=off"]) else { return };
+    let dir = w.path("dir");
+    std::fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::chown(&dir, Some(USER), Some(USER)).unwrap();
+    let set = |what: &str| w.zfs(&["set", what, "tank"]);
+    let get = |what: &str| w.zfs(&["get", "-Hp", "-o", "value", what, "tank"]).trim().to_owned();
+    set("userquota@65534=8M");
+    assert_eq!(get("userquota@65534"), (8 << 20).to_string());
+    // The account is that of the last groups: one file of 1 MiB in each.
+    let write = |n: u64| {
+        let to = format!("of={}/{n}", dir.display());
+        let args = ["if=/dev/urandom", "bs=64k", "count=16", "conv=fsync", "status=none", &to];
+        super::run("dd", &args, Some(USER))
+    };
+    let first = (0..20).find(|&n| write(n).code != 0).expect("there is no limit");
+    assert!((7..=12).contains(&first), "{first} MiB");
+    assert!(write(first).err.contains("Disk quota exceeded"), "{:?}", write(first));
+    assert!(get("userused@65534").parse::<u64>().unwrap() >= 8 << 20);
+    super::put(&w.path("root's"), &noise(1, 4 << 20));
+    // Removing works, and makes room.
+    for n in 0..4 {
+        std::fs::remove_file(dir.join(n.to_string())).unwrap();
+    }
+    w.s.ok(&["zpool", "sync", "tank"]);
+    assert_eq!(write(0).code, 0);
+    set("userquota@65534=none");
+    assert_eq!(get("userquota@65534"), "0");
+    assert!((30..40).all(|n| write(n).code == 0));
+    set("userobjquota@65534=5");
+    w.s.ok(&["zpool", "sync", "tank"]);
+    assert!(write(50).err.contains("Disk quota exceeded"));
     w.end();
 }

@@ -7,9 +7,11 @@
 mod common;
 
 mod content;
+mod cuts;
 mod limits;
 mod marks;
 mod names;
+mod outage;
 mod wild;
 
 use std::io::Write;

@@ -237,3 +237,40 @@ fn names_that_are_one() {
     assert_eq!(errno(File::open(n.join("caf\u{e9}"))), libc::ENOENT);
     w.end();
 }
+
+/// `fstat` of a directory that was removed, or replaced by `rename`, while it was open
+/// failed with `ESTALE` (xfstests' generic/035): nothing held it, as the kernel opens
+/// directories without a word to the server.
+#[test]
+fn a_directory_removed_while_open() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(w) = World::new("removed-dir", 256, &[]) else { return };
+    let dir = |name: &str| {
+        std::fs::create_dir(w.path(name)).unwrap();
+        (std::fs::File::open(w.path(name)).unwrap(), std::fs::metadata(w.path(name)).unwrap())
+    };
+    let gone = |(open, before): &(std::fs::File, std::fs::Metadata)| {
+        let now = open.metadata().unwrap();
+        assert!(now.is_dir());
+        assert_eq!((now.nlink(), now.ino(), now.mode()), (0, before.ino(), before.mode()));
+    };
+    let (removed, replaced, stays) = (dir("removed"), dir("replaced"), dir("stays"));
+    std::fs::remove_dir(w.path("removed")).unwrap();
+    gone(&removed);
+    std::fs::rename(w.path("stays"), w.path("replaced")).unwrap();
+    gone(&replaced);
+    assert_eq!(stays.0.metadata().unwrap().nlink(), 2);
+    // What could not be removed is as it was.
+    std::fs::write(w.path("replaced/file"), b"x").unwrap();
+    assert!(std::fs::remove_dir(w.path("replaced")).is_err());
+    assert_eq!(stays.0.metadata().unwrap().nlink(), 2);
+    // Numbers are used again: what is told is of the new ones.
+    drop((removed, replaced, stays));
+    for n in 0..300 {
+        let name = format!("new-{n}");
+        let (open, before) = dir(&name);
+        assert_eq!(open.metadata().unwrap().ino(), before.ino());
+        assert_eq!(before.nlink(), 2);
+    }
+    w.end();
+}

@@ -14,7 +14,7 @@ use ondisk::dtl::Dtl;
 use ondisk::features::FEATURES;
 use ondisk::label::usable_size;
 use ondisk::spacemap::{HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header};
-use ondisk::uberblock::VERSION_FEATURES;
+use ondisk::uberblock::{Uberblock, VERSION_FEATURES};
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
 use vdev::{Tree, TxgRanges};
@@ -260,7 +260,38 @@ impl Writer {
             multihost: None,
         };
         let uberblock = next(&state.uberblock, &synced);
-        let tree = self.zio.tree();
+        *self.outages.attempt.lock() = Some(uberblock.clone());
+        loop {
+            self.read_back(txg, root.as_ref())?;
+            let tree = self.zio.tree();
+            match self.try_commit(state, &tree, &uberblock) {
+                Ok(failed) => {
+                    for guid in failed {
+                        tree.add_missing(guid, txg);
+                    }
+                    break;
+                }
+                Err(e) if self.zio.wait_out(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        state.uberblock = uberblock;
+        state.dirty = false;
+        self.inflate();
+        *self.published.write() = Published {
+            config: Arc::new(state.config.clone()),
+            uberblock: state.uberblock.clone(),
+        };
+        Ok(())
+    }
+
+    /// Labels and uberblock, on the devices as they are now; the leaves that failed.
+    fn try_commit(
+        &self,
+        state: &State,
+        tree: &Arc<Tree>,
+        uberblock: &Uberblock,
+    ) -> Result<Vec<Guid>> {
         let facts = PoolFacts::of(&state.config);
         let mut tops = Vec::new();
         for top in state.config.vdev_tree.children.iter().filter(|v| is_concrete(v)) {
@@ -280,27 +311,16 @@ impl Writer {
         let written: Vec<VdevId> = tops.iter().map(|t| t.id).collect();
         let plants = *self.plants.commit.lock();
         let done = commit(
-            &Labels(Arc::clone(&tree)),
+            &Labels(Arc::clone(tree)),
             &Commit {
-                uberblock: &uberblock,
+                uberblock,
                 tops: &tops,
                 written: &written,
                 start: self.rotor.fetch_add(1, Relaxed),
                 plants,
             },
         )?;
-        drop(tops);
-        for guid in done.failed {
-            tree.add_missing(guid, txg);
-        }
-        state.uberblock = uberblock;
-        state.dirty = false;
-        self.inflate();
-        *self.published.write() = Published {
-            config: Arc::new(state.config.clone()),
-            uberblock: state.uberblock.clone(),
-        };
-        Ok(())
+        Ok(done.failed)
     }
 }
 

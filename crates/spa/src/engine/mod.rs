@@ -18,12 +18,11 @@
 //! # Invariants
 //! * The MOS is changed by the sync thread alone, in the group that it writes.
 //! * A group that fails is not committed, nor is any after it: the pool suspends, and
-//!   what was synced before stays as it was.
+//!   what was synced before stays as it was. One that waits for devices that are gone
+//!   goes on when they are back (`outage`).
 //!
 //! # Departures from OpenZFS
-//! A suspended pool does not go on after its devices returned; it is imported again,
-//! as after a crash, and loses nothing that was synced. Space maps are written before
-//! the MOS in each pass, which saves a pass.
+//! Space maps are written before the MOS in each pass, which saves a pass.
 //!
 //! Lock order: `state` (by the sync thread, for a whole group) → `names` → `heads` →
 //! locks of `dmu`. `tasks`, `logs` and `published` are leaves.
@@ -37,6 +36,7 @@ mod heads;
 mod log;
 mod maps;
 mod open;
+mod outage;
 mod pools;
 mod space_io;
 mod store;
@@ -155,8 +155,12 @@ pub struct Writer {
     /// Sectors that one sector of data may take.
     inflation: AtomicU64,
     asizes: Arc<Asizes>,
+    outages: Arc<outage::Outages>,
     /// Test instruments.
     pub plants: Plants,
+    /// A group handed out what it had freed without waiting for later groups, for there was
+    /// no other space left (chapter 05 §6): earlier groups may be overwritten since.
+    pub(crate) reused_at_once: AtomicBool,
 }
 
 /// A transaction's side of the throttle and of the promises. The promise that it began
@@ -354,6 +358,12 @@ impl Writer {
         let slop = metaslab::slop(normal.capacity, 0);
         let reserve = if frees { slop / 2 } else { slop };
         normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
+    }
+
+    /// Whether some group since the import was so short of space that what it freed did not
+    /// wait for later groups: going back to earlier ones may find them overwritten.
+    pub fn reused_at_once(&self) -> bool {
+        self.reused_at_once.load(Relaxed)
     }
 
     /// Deflated bytes that datasets may use, all together: what the pool's root directory

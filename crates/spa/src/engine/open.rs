@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use base::rt::{Mutex, RwLock, spawn};
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
@@ -17,6 +17,7 @@ use vdev::{AllocClass, Tree};
 use zio::{SpaceSource, Zio};
 
 use super::maps::Maps;
+use super::outage::Outages;
 use super::space_io::SpaceIo;
 use super::{Plants, Published, State, Writer};
 use crate::space::PoolSpace;
@@ -32,11 +33,19 @@ pub struct WriterOptions {
     pub streams: usize,
     /// Throttle and timeout; `None` takes those for this machine's memory.
     pub limits: Option<txg::Limits>,
+    /// A group waits for devices that are gone, until [`Writer::reopen`].
+    pub resumes: bool,
 }
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        WriterOptions { threads: base::rt::parallelism(), max_ashift: 12, streams: 2, limits: None }
+        WriterOptions {
+            threads: base::rt::parallelism(),
+            max_ashift: 12,
+            streams: 2,
+            limits: None,
+            resumes: false,
+        }
     }
 }
 
@@ -144,6 +153,11 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         txgs.set_limits(limits);
     }
     let uberblock_txg = uberblock.txg;
+    let outages = Outages::new(&txgs);
+    if options.resumes {
+        zio.set_outage(Arc::clone(&outages) as Arc<dyn zio::Outage>);
+        zio.set_tree(tree.with_outdated());
+    }
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
     let state = State {
         config,
@@ -179,7 +193,9 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         rotor: AtomicU64::new(0),
         inflation: AtomicU64::new(4),
         asizes: Arc::default(),
+        outages,
         plants: Plants::default(),
+        reused_at_once: AtomicBool::new(false),
     });
     writer.inflate();
     Ok(writer)
@@ -211,6 +227,7 @@ impl Writer {
         let weak = Arc::downgrade(self);
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
+            let _waits = zio::insist(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
                 writer.sync_one(txg);
@@ -231,9 +248,9 @@ impl Writer {
     /// # Errors
     /// `Io`: the pool is suspended.
     pub fn check_alive(&self) -> Result<()> {
-        match &self.state.lock().failed {
+        match &*self.outages.fatal.lock() {
             Some(why) => Err(Error::new(ErrorKind::Io, why.clone())),
-            None => Ok(()),
+            None => self.check_running(),
         }
     }
 }

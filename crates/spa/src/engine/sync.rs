@@ -164,13 +164,16 @@ impl Writer {
                 let again = std::mem::take(&mut state.again);
                 drop(state);
                 self.txgs.synced(txg);
+                self.judge_leaves();
                 if again {
                     self.txgs.dirty(self.txgs.open_txg(), 0);
                     self.txgs.kick(self.txgs.open_txg());
                 }
             }
             Err(e) => {
-                state.failed = Some(format!("the pool is suspended: {e}"));
+                let why = format!("the pool is suspended: {e}");
+                *self.outages.fatal.lock() = Some(why.clone());
+                state.failed = Some(why);
                 drop(state);
                 self.txgs.suspend(e);
             }
@@ -199,6 +202,7 @@ impl Writer {
     }
 
     fn sync_group(&self, state: &mut State, txg: Txg) -> Result<()> {
+        state.dirty |= self.outages.relabel.swap(false, Relaxed);
         let read: &dyn MosRead = &self.mos;
         let sync_bplist = match read.directory("sync_bplist") {
             Err(e) if e.kind() == base::ErrorKind::NotFound => None,
@@ -211,7 +215,11 @@ impl Writer {
         if self.has_work(state, txg, deferred) {
             self.write_group(state, txg, deferred.then_some(sync_bplist).flatten())?;
         }
-        let defer = !self.plants.no_defer.load(Relaxed) && self.allocatable(false) > 0;
+        let room = self.allocatable(false) > 0;
+        if !room {
+            self.reused_at_once.store(true, Relaxed);
+        }
+        let defer = room && !self.plants.no_defer.load(Relaxed);
         let left = self.space.synced(txg, defer)?;
         state.draining = !left.is_empty();
         self.space.unload_idle(txg, 64);

@@ -86,6 +86,8 @@ pub struct Writes {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// What fails is kept, to be sent again when its device is back.
+    keep: bool,
 }
 
 #[derive(Default)]
@@ -113,6 +115,8 @@ struct Fallen {
     birth: Txg,
     error: Error,
     reached: Arc<AtomicBool>,
+    /// To send it again.
+    job: Option<Job>,
 }
 
 /// A block's entries in [`super::under_way`].
@@ -140,7 +144,7 @@ impl Writes {
     pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
         Writes {
             zio: Arc::clone(zio),
-            shared: Arc::default(),
+            shared: Arc::new(Shared { keep: zio.waits_for_devices(), ..Shared::default() }),
             limit,
             priority: WritePriority::default(),
         }
@@ -153,25 +157,46 @@ impl Writes {
     }
 
     /// Waits until every write that was submitted ended, and tells what failed. Failed
-    /// writes are repeated once, by the calling thread.
+    /// writes are repeated once, by the calling thread; and again whenever devices that
+    /// were gone are back ([`crate::Outage`]).
     pub fn wait(&self) -> Vec<Lost> {
+        let mut repeated = None;
+        loop {
+            let lost = self.settle();
+            let is_gone = |f: &&Fallen| f.job.is_some() && !f.reached.load(Ordering::Acquire);
+            let again = lost.iter().find(is_gone).is_some_and(|f| self.zio.wait_out(&f.error));
+            if !again {
+                if let (Some(birth), true) = (repeated, lost.is_empty()) {
+                    self.zio.tree().arrived(birth);
+                }
+                return lost.into_iter().map(Fallen::tell).collect();
+            }
+            for mut fallen in lost {
+                repeated = Some(fallen.birth);
+                let Some(job) = fallen.job.take() else {
+                    self.shared.state.lock().lost.push(fallen);
+                    continue;
+                };
+                let mut state = self.shared.state.lock();
+                state.bytes += job.write.data.len() as u64;
+                state.in_flight += 1;
+                state.counts.retries += 1;
+                drop(state);
+                self.send(Job { again: false, ..job });
+            }
+        }
+    }
+
+    /// Waits until every write ended; what failed twice.
+    fn settle(&self) -> Vec<Fallen> {
         let mut state = self.shared.state.lock();
         loop {
             state = match state.again.pop_front() {
                 Some(job) => self.repeat(state, job),
                 None if state.in_flight > 0 => self.shared.sleep(state),
-                None => break,
+                None => return std::mem::take(&mut state.lost),
             };
         }
-        let lost = std::mem::take(&mut state.lost);
-        drop(state);
-        let tell = |f: Fallen| Lost {
-            readable: f.reached.load(Ordering::Acquire),
-            dva: f.dva,
-            birth: f.birth,
-            error: f.error,
-        };
-        lost.into_iter().map(tell).collect()
     }
 
     /// What went through so far.
@@ -233,7 +258,18 @@ impl Writes {
 
     fn give_up(&self, dva: Dva, birth: Txg, error: Error) {
         let reached = Arc::new(AtomicBool::new(false));
-        self.shared.state.lock().lost.push(Fallen { dva, birth, error, reached });
+        self.shared.state.lock().lost.push(Fallen { dva, birth, error, reached, job: None });
+    }
+}
+
+impl Fallen {
+    fn tell(self) -> Lost {
+        Lost {
+            readable: self.reached.load(Ordering::Acquire),
+            dva: self.dva,
+            birth: self.birth,
+            error: self.error,
+        }
     }
 }
 
@@ -248,27 +284,28 @@ impl Shared {
     fn ended(&self, job: Job, result: Result<()>, partial: bool) {
         let n = job.write.data.len() as u64;
         let partial = partial && result.is_ok();
+        if result.is_err() && !job.again {
+            // A completion must not write: it runs on a thread of the device.
+            let mut state = self.state.lock();
+            state.counts.retries += 1;
+            state.again.push_back(job);
+            return self.wake(state);
+        }
+        // Whoever waited may rely on the table being without a block that is there.
         let fallen = match result {
             Ok(()) => {
                 job.reached.store(true, Ordering::Release);
+                drop(job);
                 None
             }
-            Err(error) if job.again => Some(Fallen {
+            Err(error) => Some(Fallen {
                 dva: job.write.dva,
                 birth: job.write.birth,
                 error,
                 reached: Arc::clone(&job.reached),
+                job: self.keep.then_some(job),
             }),
-            // A completion must not write: it runs on a thread of the device.
-            Err(_) => {
-                let mut state = self.state.lock();
-                state.counts.retries += 1;
-                state.again.push_back(job);
-                return self.wake(state);
-            }
         };
-        // Whoever waited may rely on the table being without this block.
-        drop(job);
         let mut state = self.state.lock();
         state.bytes -= n;
         state.in_flight -= 1;

@@ -142,3 +142,49 @@ fn bounded(chunk: usize) {
         assert_eq!(*reader.read(bp, Io::SCAN).unwrap(), **data);
     }
 }
+
+/// The devices are back when it is asked for the `back`th time; after `most` it gives up.
+struct Waits {
+    disks: Arc<Disks>,
+    asked: std::sync::atomic::AtomicU64,
+    back: u64,
+    most: u64,
+}
+
+impl crate::Outage for Waits {
+    fn wait(&self, why: &base::Error) -> bool {
+        assert_eq!(why.kind(), base::ErrorKind::Io);
+        let asked = self.asked.fetch_add(1, SeqCst) + 1;
+        if asked == self.back {
+            (0..3).for_each(|vdev| self.disks.fate(vdev, Fate::FailsOnce));
+        }
+        asked <= self.most
+    }
+}
+
+fn with_an_outage(copies: u8, back: u64, most: u64) -> (Pool, Vec<Lost>, bool) {
+    let pool = Pool::new(3, 9);
+    (0..3).for_each(|vdev| pool.disks.fate(vdev, Fate::Fails));
+    let asked = std::sync::atomic::AtomicU64::new(0);
+    pool.zio.set_outage(Arc::new(Waits { disks: Arc::clone(&pool.disks), asked, back, most }));
+    let (data, props) = (noise(8192, 1), plain(copies));
+    let writes = Writes::new(&pool.zio);
+    let placed = pool.zio.place(pool.zio.prepare(&file(&data, &props)).unwrap()).unwrap();
+    let bp = placed.bp;
+    pool.zio.submit(placed, &writes);
+    let lost = writes.wait();
+    assert_eq!((writes.in_flight(), pool.zio.under_way.len()), (0, 0));
+    let there = pool.reader(9).read(&bp, Io::SCAN).is_ok_and(|read| *read == *data);
+    (pool, lost, there)
+}
+
+#[test]
+fn what_a_device_missed_is_sent_again_when_it_is_back() {
+    for (copies, back) in [(1, 1), (1, 3), (3, 2)] {
+        let (_, lost, there) = with_an_outage(copies, back, 9);
+        assert!(lost.is_empty() && there, "{copies} {back}: {lost:?}");
+    }
+    // Nobody brings them back.
+    let (_, lost, there) = with_an_outage(2, 9, 3);
+    assert!(lost.len() == 2 && lost.iter().all(|l| !l.readable) && !there);
+}

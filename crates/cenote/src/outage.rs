@@ -1,0 +1,86 @@
+//! Pools whose devices are gone: suspended, resumed, or given up.
+
+use std::sync::Arc;
+
+use base::{Error, Result};
+use spa::engine::Command;
+use spa::leaves::FileLeaves;
+use spa::status::VdevStatus;
+
+use crate::dataset::Dataset;
+use crate::engine::Engine;
+use crate::pool::{Core, Pool};
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // The sync thread of a suspended pool holds the writer while it waits.
+        if let Some(writer) = self.writer.as_ref().filter(|w| w.txgs().suspended().is_some()) {
+            writer.abandon();
+        }
+    }
+}
+
+impl Pool {
+    /// Whether nothing can be written until [`Engine::clear`].
+    pub fn is_suspended(&self) -> bool {
+        self.core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some())
+    }
+
+    /// Gives a suspended pool up: who waits for it gets an error. It is then as it was last
+    /// synced, and can only be dropped. Nothing happens to others.
+    pub fn abandon(&self) {
+        if let Some(writer) = self.core.writer.as_ref().filter(|_| self.is_suspended()) {
+            writer.abandon();
+        }
+    }
+}
+
+impl Engine {
+    /// Forgets the errors of a pool's devices, or of one and those below it, opens them
+    /// anew, and lets a suspended pool go on (`zpool clear`).
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotFound` for a device that the pool does not have; `Io` when too few
+    /// devices are there: the pool stays as it is.
+    pub fn clear(&self, pool: &Pool, device: Option<&str>, command: Option<&str>) -> Result<()> {
+        let writer = pool.writer()?;
+        let leaf = match device {
+            None => None,
+            Some(name) => {
+                let mut found = None;
+                pool.spa().vdev_status().for_each(&mut |v: &VdevStatus| {
+                    let path = v.path.as_ref().and_then(|p| p.to_str());
+                    let last = path.and_then(|p| p.rsplit('/').next());
+                    let is_it = v.name == name || path == Some(name) || last == Some(name);
+                    if is_it || name.parse() == Ok(v.guid.0) {
+                        found.get_or_insert(v.guid);
+                    }
+                });
+                Some(found.ok_or_else(|| Error::not_found("no such device in pool"))?)
+            }
+        };
+        writer.reopen(leaf, &FileLeaves(self.devices().clone()))?;
+        let Some(command) = command.map(Command::new) else { return Ok(()) };
+        // The pool may stop again at once: nobody waits for the history.
+        let writer = Arc::clone(writer);
+        base::rt::spawn("history", move || {
+            let log = move |cx: &mut spa::engine::TaskCx<'_>, ()| cx.log_command(&command);
+            let _not_noted = writer.sync_task(|_| Ok(()), log);
+        })
+        .map(drop)
+    }
+}
+
+impl Dataset {
+    /// Whether its pool is suspended.
+    pub fn is_suspended(&self) -> bool {
+        self.core().writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some())
+    }
+
+    /// Waits while the pool is suspended and `failmode` is `wait`. False: it is not, or
+    /// will not go on.
+    pub fn outlast(&self) -> bool {
+        let writer = self.core().writer.as_ref();
+        writer.is_some_and(|w| w.txgs().suspended().is_some() && w.txgs().wait_running().is_ok())
+    }
+}

@@ -1,0 +1,276 @@
+//! Latencies, queues and histograms of `zpool iostat -l -q -r -w` (chapter 09 §4.5).
+//!
+//! # Theory
+//! The daemon tells of each class of operations its histograms since the vdev was opened.
+//! Tables are made of differences of two such reports; an average is that of the middles of
+//! the buckets, bucket j standing for 1.5 times 2^j.
+//!
+//! Departures: trims and rebuilds are counted nowhere, and are zero. Reads go to the device
+//! as they come, so they wait in no queue.
+
+use cenote::props::nicenum;
+
+use crate::proto::ClassIo;
+
+/// Buckets of times, and the first one of sizes that is shown.
+const TIMES: usize = 37;
+const SIZES: std::ops::Range<usize> = 9..25;
+/// Least width of the first column.
+const NAME_MIN: usize = 10;
+const WIDTH: usize = 5;
+
+/// Places in `Vdev::io_classes`.
+const SYNC_READ: usize = 0;
+const SYNC_WRITE: usize = 1;
+const ASYNC_READ: usize = 2;
+const ASYNC_WRITE: usize = 3;
+const SCRUB: usize = 4;
+pub(super) const READS: [usize; 3] = [SYNC_READ, ASYNC_READ, SCRUB];
+pub(super) const WRITES: [usize; 2] = [SYNC_WRITE, ASYNC_WRITE];
+
+/// A title above some columns, and theirs.
+pub(super) type Group = (&'static str, &'static [&'static str]);
+
+const RW: &[&str] = &["read", "write"];
+const DEPTH: &[&str] = &["pend", "activ"];
+const FORMS: &[&str] = &["ind", "agg"];
+
+/// What `-l` adds.
+pub(super) const LATENCY: [Group; 7] = [
+    ("total_wait", RW),
+    ("disk_wait", RW),
+    ("syncq_wait", RW),
+    ("asyncq_wait", RW),
+    ("scrub", &["wait"]),
+    ("trim", &["wait"]),
+    ("rebuild", &["wait"]),
+];
+/// What `-q` adds.
+pub(super) const QUEUES: [Group; 7] = [
+    ("syncq_read", DEPTH),
+    ("syncq_write", DEPTH),
+    ("asyncq_read", DEPTH),
+    ("asyncq_write", DEPTH),
+    ("scrubq_read", DEPTH),
+    ("trimq_write", DEPTH),
+    ("rebuildq_write", DEPTH),
+];
+const TIME_GROUPS: [Group; 5] = [
+    ("total_wait", RW),
+    ("disk_wait", RW),
+    ("syncq_wait", RW),
+    ("asyncq_wait", RW),
+    ("", &["scrub", "trim", "rebuild"]),
+];
+const SIZE_GROUPS: [Group; 7] = [
+    ("sync_read", FORMS),
+    ("sync_write", FORMS),
+    ("async_read", FORMS),
+    ("async_write", FORMS),
+    ("scrub", FORMS),
+    ("trim", FORMS),
+    ("rebuild", FORMS),
+];
+
+/// Titles above columns of this width; each group begins with two blanks.
+pub(super) fn titles(groups: &[Group], column: usize) -> String {
+    let mut out = String::new();
+    for (title, columns) in groups {
+        let n = columns.len();
+        let width = column * n + 2 * (n - 1);
+        let left = (width / n).saturating_sub(title.len() / n);
+        let right = width.saturating_sub(left + title.len());
+        out.push_str(&format!("  {:left$}{title}{:right$}", "", ""));
+    }
+    out
+}
+
+/// Nanoseconds as people read them: whole ones of the largest unit below.
+pub(super) fn nicetime(nanos: u64) -> String {
+    let (mut n, mut unit) = (nanos, "ns");
+    for larger in ["us", "ms", "s"] {
+        if n < 1000 {
+            break;
+        }
+        (n, unit) = (n / 1000, larger);
+    }
+    format!("{n}{unit}")
+}
+
+/// What came since the report before.
+pub(super) fn since(now: &[ClassIo], before: Option<&[ClassIo]>) -> Vec<ClassIo> {
+    let less = |now: &[u64], before: &[u64]| -> Vec<u64> {
+        let before = before.iter().chain(std::iter::repeat(&0));
+        now.iter().zip(before).map(|(n, b)| n.saturating_sub(*b)).collect()
+    };
+    let none = ClassIo::default();
+    let of = |(i, class): (usize, &ClassIo)| {
+        let old = before.and_then(|all| all.get(i)).unwrap_or(&none);
+        ClassIo {
+            queued: less(&class.queued, &old.queued),
+            disk: less(&class.disk, &old.disk),
+            total: less(&class.total, &old.total),
+            single: less(&class.single, &old.single),
+            merged: less(&class.merged, &old.merged),
+            ..class.clone()
+        }
+    };
+    now.iter().enumerate().map(of).collect()
+}
+
+/// The sum of a histogram over classes.
+pub(super) fn sum(all: &[ClassIo], classes: &[usize], of: impl Fn(&ClassIo) -> &[u64]) -> Vec<u64> {
+    let mut out = Vec::new();
+    for class in classes.iter().filter_map(|i| all.get(*i)) {
+        let counts = of(class);
+        out.resize(out.len().max(counts.len()), 0);
+        out.iter_mut().zip(counts).for_each(|(to, from): (&mut u64, _)| *to += from);
+    }
+    out
+}
+
+/// The histograms below the columns of [`LATENCY`] and of `-w`.
+fn times(all: &[ClassIo]) -> [Vec<u64>; 11] {
+    let queued = |class: usize| sum(all, &[class], |c| &c.queued);
+    [
+        sum(all, &READS, |c| &c.total),
+        sum(all, &WRITES, |c| &c.total),
+        sum(all, &READS, |c| &c.disk),
+        sum(all, &WRITES, |c| &c.disk),
+        queued(SYNC_READ),
+        queued(SYNC_WRITE),
+        queued(ASYNC_READ),
+        queued(ASYNC_WRITE),
+        queued(SCRUB),
+        Vec::new(),
+        Vec::new(),
+    ]
+}
+
+/// The mean of a histogram of times, nanoseconds.
+pub(super) fn average(histogram: &[u64]) -> Option<u64> {
+    let (mut weight, mut count) = (0u128, 0u128);
+    for (j, n) in histogram.iter().enumerate().take(TIMES) {
+        weight += (u128::from(*n) * 3) << j >> 1;
+        count += u128::from(*n);
+    }
+    (count > 0).then(|| u64::try_from(weight / count).unwrap_or(u64::MAX))
+}
+
+/// The cells that `-l` adds.
+pub(super) fn latency_cells(all: &[ClassIo], exact: bool) -> Vec<String> {
+    let cell = |histogram: &Vec<u64>| match average(histogram) {
+        None => "-".to_owned(),
+        Some(nanos) if exact => nanos.to_string(),
+        Some(nanos) => nicetime(nanos),
+    };
+    times(all).iter().map(cell).collect()
+}
+
+/// The cells that `-q` adds.
+pub(super) fn queue_cells(all: &[ClassIo]) -> Vec<String> {
+    let classes = [SYNC_READ, SYNC_WRITE, ASYNC_READ, ASYNC_WRITE, SCRUB];
+    let depth = |i: usize| all.get(i).map_or([0, 0], |c| [c.pending, c.active]);
+    let known = classes.into_iter().flat_map(depth);
+    known.chain([0; 4]).map(|n| n.to_string()).collect()
+}
+
+/// Which histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// `-w`.
+    Times,
+    /// `-r`.
+    Sizes,
+}
+
+impl Shown {
+    fn groups(self) -> &'static [Group] {
+        match self {
+            Shown::Times => &TIME_GROUPS,
+            Shown::Sizes => &SIZE_GROUPS,
+        }
+    }
+
+    fn columns(self, all: &[ClassIo]) -> Vec<Vec<u64>> {
+        match self {
+            Shown::Times => times(all).to_vec(),
+            Shown::Sizes => {
+                let of = |class: &ClassIo| [class.single.clone(), class.merged.clone()];
+                let mut out: Vec<Vec<u64>> = all.iter().flat_map(of).collect();
+                out.resize(14, Vec::new());
+                out
+            }
+        }
+    }
+
+    /// The buckets with their labels.
+    fn rows(self, exact: bool) -> Vec<(usize, String)> {
+        let label = |j: usize| match (self, exact) {
+            (Shown::Times, true) => ((2u64 << j) - 1).to_string(),
+            (Shown::Times, false) => nicetime((2u64 << j) - 1),
+            (Shown::Sizes, true) => (1u64 << j).to_string(),
+            (Shown::Sizes, false) => nicenum(1 << j),
+        };
+        let buckets = match self {
+            Shown::Times => 0..TIMES,
+            Shown::Sizes => SIZES,
+        };
+        buckets.map(|j| (j, label(j))).collect()
+    }
+}
+
+/// A vdev's table.
+pub(super) fn table(
+    shown: Shown,
+    name: &str,
+    all: &[ClassIo],
+    scripted: bool,
+    exact: bool,
+) -> String {
+    let columns = shown.columns(all);
+    let count = |column: &Vec<u64>, j: usize| {
+        // What is smaller than the first row is told in it.
+        let first = shown == Shown::Sizes && j == SIZES.start;
+        let range = if first { 0..=j } else { j..=j };
+        let n: u64 =
+            column.iter().enumerate().filter(|(i, _)| range.contains(i)).map(|c| c.1).sum();
+        if exact { n.to_string() } else { nicenum(n) }
+    };
+    let rows = shown.rows(exact || scripted);
+    if scripted {
+        let mut out = format!("{name}\n");
+        for (j, label) in rows {
+            let cells: Vec<String> = columns.iter().map(|c| count(c, j)).collect();
+            out.push_str(&format!("{label}\t{}\n", cells.join("\t")));
+        }
+        return out;
+    }
+    let what = match shown {
+        Shown::Times => "latency",
+        Shown::Sizes => "req_size",
+    };
+    let name_width = NAME_MIN.max(name.chars().count());
+    let pad =
+        |text: &str| format!("{text}{:1$}", "", name_width - text.chars().count().min(name_width));
+    let mut out = format!("\n{}{}", pad(name), titles(shown.groups(), WIDTH));
+    out.truncate(out.trim_end_matches(' ').len());
+    out.push_str(&format!("\n{}", pad(what)));
+    for column in shown.groups().iter().flat_map(|g| g.1) {
+        out.push_str(&format!("  {column:>WIDTH$}"));
+    }
+    let dashes = "-".repeat(WIDTH);
+    out.push_str(&format!("\n{}", "-".repeat(name_width)));
+    columns.iter().for_each(|_| out.push_str(&format!("  {dashes}")));
+    for (j, label) in rows {
+        out.push_str(&format!("\n{}", pad(&label)));
+        columns.iter().for_each(|c| out.push_str(&format!("  {:>WIDTH$}", count(c, j))));
+    }
+    let whole = name_width + columns.len() * (WIDTH + 2);
+    out.push_str(&format!("\n{}\n", "-".repeat(whole)));
+    out
+}
+
+#[cfg(test)]
+#[path = "iohist_tests.rs"]
+mod tests;

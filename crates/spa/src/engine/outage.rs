@@ -1,0 +1,288 @@
+//! Devices that went and come back: suspension, and going on.
+//!
+//! # Theory
+//! What the sync thread cannot write or read it keeps ([`zio::Outage`]), and suspends the
+//! pool: the group stays as far as it came. [`Writer::reopen`] opens the devices anew,
+//! sees that they are the pool's and as the pool left them, and resumes: the thread goes
+//! on where it waited, on the new devices.
+//!
+//! What a device had acknowledged and not flushed before it went may be lost. So a group
+//! in which there was an outage is read back, all of it, before it is committed; one
+//! that is not whole is not, and the pool stays suspended for good: it is imported again,
+//! as after a crash, and loses nothing that was synced.
+//!
+//! A leaf that missed groups is degraded when it is back: nobody reads these from it, and
+//! they are not written to it again (no resilver yet).
+//!
+//! A leaf of a redundant vdev that takes no writes is declared faulted after a group in
+//! which it failed: the pool goes on without it, and notes what it misses.
+//!
+//! # Invariants
+//! * A device comes back only with the newest uberblock that the pool wrote to it, or,
+//!   where the pool noted what it misses, with an older one; never with one that the pool
+//!   does not know.
+//!
+//! Lock order: `attempt` and `fatal` are leaves. The pool's `state` is held by the sync
+//! thread while it waits: nothing here takes it.
+
+use std::cmp::Ordering;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use base::rt::Mutex;
+use base::{Error, ErrorKind, Guid, Result, Txg};
+use device::Device;
+use dmu::traverse::{self, Bookmark, Flow, Visitor};
+use ondisk::BlkPtr;
+use ondisk::uberblock::Uberblock;
+use txg::Txgs;
+use vdev::{Aux, LeafSpec, State as VdevState, Tree, Verdict};
+use zio::{Outage, Zio};
+
+use super::Writer;
+use super::config::is_concrete;
+use crate::labels::LeafLabels;
+use crate::leaves::{Leaves, Purpose};
+use crate::write::commit::CHOSEN_MAX;
+
+/// What an outage leaves to be done.
+pub(super) struct Outages {
+    txgs: Arc<Txgs>,
+    /// The group being written saw one.
+    suspect: AtomicBool,
+    /// Devices came back that have old labels.
+    pub(super) relabel: AtomicBool,
+    /// The uberblock that was to be written last.
+    pub(super) attempt: Mutex<Option<Uberblock>>,
+    /// Why the pool cannot go on even with its devices.
+    pub(super) fatal: Mutex<Option<String>>,
+    /// Write errors of all leaves, when it was looked last.
+    write_errors: AtomicU64,
+}
+
+impl Outages {
+    pub(super) fn new(txgs: &Arc<Txgs>) -> Arc<Outages> {
+        Arc::new(Outages {
+            txgs: Arc::clone(txgs),
+            suspect: AtomicBool::new(false),
+            relabel: AtomicBool::new(false),
+            attempt: Mutex::new(None),
+            fatal: Mutex::new(None),
+            write_errors: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Outage for Outages {
+    fn wait(&self, why: &Error) -> bool {
+        self.txgs.suspend(Error::new(ErrorKind::Io, why.to_string()));
+        let resumed = self.txgs.wait_resumed();
+        self.suspect.fetch_or(resumed, Relaxed);
+        resumed
+    }
+}
+
+/// Reads every block that it is shown.
+struct ReadsBack<'a>(&'a Zio);
+
+impl Visitor for ReadsBack<'_> {
+    fn visit(&self, bp: &BlkPtr, _: Bookmark) -> Result<Flow> {
+        if let BlkPtr::Block(block) = bp
+            && let Err(faults) = self.0.read_physical(block)
+        {
+            let why = faults.into_iter().next().map(|f| f.error);
+            let lost = Error::new(
+                ErrorKind::Corrupt,
+                "what a device had taken before it went is lost; export the pool with -f and \
+                 import it again",
+            );
+            return Err(match why {
+                // Gone again: that may be waited for.
+                Some(e) if e.kind() == ErrorKind::Io => e,
+                Some(e) => lost.at_dva(block.dva()).caused_by(e),
+                None => lost,
+            });
+        }
+        Ok(Flow::Descend)
+    }
+}
+
+fn changed(guid: Guid, why: &str) -> Error {
+    Error::corrupt(why).on_vdev(guid)
+}
+
+impl Writer {
+    /// Before a commit: what was written in a group with an outage is there.
+    pub(super) fn read_back(&self, txg: Txg, root: Option<&BlkPtr>) -> Result<()> {
+        while self.outages.suspect.swap(false, Relaxed) {
+            match self.read_back_once(txg, root) {
+                Err(e) if self.zio.wait_out(&e) => {}
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_back_once(&self, txg: Txg, root: Option<&BlkPtr>) -> Result<()> {
+        let min_txg = Txg(txg.0.saturating_sub(1));
+        let options = traverse::Options { min_txg, ..traverse::Options::default() };
+        let visitor = ReadsBack(&self.zio);
+        let heads: Vec<(u64, BlkPtr)> =
+            self.heads.lock().iter().map(|(&id, os)| (id, os.root_bp())).collect();
+        for (id, bp) in root.map(|bp| (0, *bp)).into_iter().chain(heads) {
+            traverse::traverse(&self.zio, id, &bp, &visitor, options)?;
+        }
+        Ok(())
+    }
+
+    /// After a group: leaves that took no writes are given up where others have all.
+    pub(super) fn judge_leaves(&self) {
+        let tree = self.zio.tree();
+        let errors = tree.leaves().map(|(_, n)| n.errors().write).sum();
+        if self.outages.write_errors.swap(errors, Relaxed) >= errors {
+            return;
+        }
+        for guid in tree.failing() {
+            let now = self.zio.tree();
+            if now.find(guid).is_none_or(|n| !n.readable()) {
+                continue;
+            }
+            let aux = Aux::TooManyErrors;
+            let without = now.with_verdicts(&[Verdict { guid, state: VdevState::Faulted, aux }]);
+            if without
+                .nodes()
+                .all(|(id, n)| n.readable() || !now.node(id).readable() || n.guid() == guid)
+            {
+                self.zio.set_tree(without);
+            }
+        }
+    }
+
+    /// The pool is given up: who waits gets an error, nothing is written any more.
+    pub fn abandon(&self) {
+        self.txgs
+            .abandon(Error::new(ErrorKind::Io, "the pool was given up while it was suspended"));
+    }
+
+    /// Opens the devices anew (that one of them, if it is named), forgets their errors,
+    /// and lets a suspended pool go on (`zpool clear`).
+    ///
+    /// # Errors
+    /// `NotFound` for a leaf that there is not; `Io` when the devices that are there do
+    /// not suffice, or the pool cannot go on: it stays suspended then.
+    pub fn reopen(&self, leaf: Option<Guid>, source: &dyn Leaves) -> Result<()> {
+        let suspended = self.txgs.suspended().is_some();
+        if let Some(why) = self.outages.fatal.lock().as_ref().filter(|_| suspended) {
+            return Err(Error::new(ErrorKind::Io, why.clone()));
+        }
+        let old = self.zio.tree();
+        if leaf.is_some_and(|guid| old.find(guid).is_none()) {
+            return Err(Error::not_found("no such device in pool"));
+        }
+        let wanted = |guid: Guid| leaf.is_none_or(|l| l == guid || is_below(&old, guid, l));
+        let open = |spec: &LeafSpec| {
+            let before = old.find(spec.guid);
+            let device = before.and_then(|n| n.device());
+            match device {
+                Some(device) if !wanted(spec.guid) => Ok(Arc::clone(device)),
+                None if !wanted(spec.guid) => Err(Error::not_found("it was not open")),
+                _ => self.reopen_leaf(&old, spec, device, source),
+            }
+        };
+        let tree = Tree::build_from(Some(&old), &old.spec(), &open)?;
+        for (_, node) in tree.nodes().filter(|(_, n)| wanted(n.guid())) {
+            node.clear_errors();
+        }
+        let enough = tree.root().readable();
+        if enough || suspended {
+            self.zio.set_tree(tree.with_outdated());
+            self.space_io.forget_limits();
+        }
+        if !enough {
+            let text = "one or more devices is currently unavailable";
+            return Err(Error::new(ErrorKind::Io, text));
+        }
+        self.outages.write_errors.store(0, Relaxed);
+        self.outages.relabel.store(true, Relaxed);
+        self.txgs.dirty(self.txgs.open_txg(), 0);
+        if suspended {
+            self.txgs.resume();
+        }
+        Ok(())
+    }
+
+    fn reopen_leaf(
+        &self,
+        old: &Tree,
+        spec: &LeafSpec,
+        device: Option<&Arc<dyn Device>>,
+        source: &dyn Leaves,
+    ) -> Result<Arc<dyn Device>> {
+        let path = spec.path.as_deref().map(Path::new);
+        // As long as it is the same and can be read it need not be opened again.
+        let kept = device.filter(|d| path.is_none_or(|p| d.is_at(p)));
+        let kept = kept.map(|d| (d, self.admit(old, spec, &**d)));
+        match (kept, path) {
+            (Some((device, Ok(()))), _) => Ok(Arc::clone(device)),
+            (Some((_, Err(e))), None) => Err(e),
+            (kept, Some(path)) => {
+                let opened = match (source.open(path, Purpose::Write), kept) {
+                    (Ok(opened), _) => opened.device,
+                    (Err(_), Some((_, Err(e)))) => return Err(e),
+                    (Err(e), _) => return Err(e),
+                };
+                self.admit(old, spec, &*opened)?;
+                Ok(opened)
+            }
+            (None, None) => Err(Error::not_found("it has no path")),
+        }
+    }
+
+    /// Whether a device is the leaf, as the pool left it.
+    fn admit(&self, old: &Tree, spec: &LeafSpec, device: &dyn Device) -> Result<()> {
+        let guid = spec.guid;
+        let labels = LeafLabels::read(device)?;
+        let label = labels.config_at(Txg::MAX);
+        let label = label.ok_or_else(|| changed(guid, "the device has no valid label"))?;
+        let published = self.published();
+        if label.u64("pool_guid") != Some(published.config.pool_guid.0) {
+            return Err(changed(guid, "the label belongs to another pool"));
+        }
+        if label.u64("guid") != Some(guid.0) {
+            return Err(changed(guid, "the label belongs to another device of this pool"));
+        }
+        let newest = labels.uberblocks(spec.ashift).into_iter().max_by(|a, b| a.compare(b));
+        let newest = newest.ok_or_else(|| changed(guid, "the device has no valid uberblock"))?;
+        let last = &published.uberblock;
+        let same = |a: &Uberblock, b: &Uberblock| a.txg == b.txg && a.root_bp == b.root_bp;
+        match newest.compare(last) {
+            _ if same(&newest, last) => Ok(()),
+            Ordering::Less if newest.txg < last.txg => {
+                let tops = published.config.vdev_tree.children.iter().filter(|v| is_concrete(v));
+                // Not every vdev takes each uberblock of a large pool.
+                let noted = old.find(guid).is_some_and(|n| n.dtl().contains(last.txg));
+                if noted || tops.count() > CHOSEN_MAX {
+                    return Ok(());
+                }
+                Err(changed(guid, "the device has an older state of the pool"))
+            }
+            _ if self.outages.attempt.lock().as_ref().is_some_and(|a| same(a, &newest)) => Ok(()),
+            _ => Err(changed(guid, "somebody else has written to the pool")),
+        }
+    }
+}
+
+/// Whether `guid` is below `above`.
+fn is_below(tree: &Tree, guid: Guid, above: Guid) -> bool {
+    let mut at = tree.find(guid);
+    for _ in 0..base::limits::VDEV_DEPTH_MAX {
+        match at {
+            Some(node) if node.guid() == above => return true,
+            Some(node) => at = node.parent().map(|p| tree.node(p)),
+            None => return false,
+        }
+    }
+    false
+}
