@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //! * What parses as a record, encoded again and parsed, says the same.
-//! * A sealed block is accepted by [`LogBlock::parse`] under the pointer that it was sealed
+//! * A sealed block is accepted by [`super::LogBlock::parse`] under the pointer that it was sealed
 //!   for, and under no other.
 
 use base::{Error, ObjectId, Result, Txg};
