@@ -115,7 +115,9 @@ fn quotas_of_owners() {
     let write = |n: u64| {
         let to = format!("of={}/{n}", dir.display());
         let args = ["if=/dev/urandom", "bs=64k", "count=16", "conv=fsync", "status=none", &to];
-        super::run("dd", &args, Some(USER))
+        let said = super::run("dd", &args, Some(USER));
+        w.s.ok(&["zpool", "sync", "tank"]);
+        said
     };
     let first = (0..20).find(|&n| write(n).code != 0).expect("there is no limit");
     assert!((7..=12).contains(&first), "{first} MiB");
