@@ -82,8 +82,8 @@ fn iostat_counts_what_devices_do() {
         "'nope' is neither a pool nor a vdev of one\nUnable to parse pools/vdevs list.\n"
     );
     assert_eq!(
-        s.fail(1, &["zpool", "iostat", "-w"]),
-        "cannot run 'zpool iostat' with -w: latencies are not measured yet\n"
+        s.fail(1, &["zpool", "iostat", "-c", "x"]),
+        "cannot run 'zpool iostat' with -c: scripts are not run\n"
     );
     assert!(s.fail(2, &["zpool", "iostat", "-z"]).starts_with("invalid option 'z'\nusage:\n"));
     assert_eq!(
