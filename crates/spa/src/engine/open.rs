@@ -33,7 +33,8 @@ pub struct WriterOptions {
     pub streams: usize,
     /// Throttle and timeout; `None` takes those for this machine's memory.
     pub limits: Option<txg::Limits>,
-    /// A group waits for devices that are gone, until [`Writer::reopen`].
+    /// A group waits for devices that are gone, until [`Writer::reopen`]. Otherwise a
+    /// suspension is the end, and property `failmode` makes no difference.
     pub resumes: bool,
 }
 
@@ -157,6 +158,8 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     if options.resumes {
         zio.set_outage(Arc::clone(&outages) as Arc<dyn zio::Outage>);
         zio.set_tree(tree.with_outdated());
+    } else {
+        txgs.set_failmode(txg::FailMode::Continue);
     }
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
     let state = State {

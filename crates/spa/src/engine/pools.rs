@@ -169,7 +169,8 @@ fn grown(config: &PoolConfig, built: &Built) -> PoolConfig {
 }
 
 impl Writer {
-    /// Does what property `failmode` says from now on.
+    /// Does what property `failmode` says from now on. Where nobody can end a suspension
+    /// nobody waits for that.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -177,7 +178,7 @@ impl Writer {
         let zap = mos.directory("pool_props")?;
         let mode = zap.map(|zap| mos.number(zap, "failmode")).transpose()?.flatten();
         // `panic` is no way for a library to end.
-        let waits = mode.unwrap_or(0) == 0;
+        let waits = mode.unwrap_or(0) == 0 && self.options.resumes;
         self.txgs.set_failmode(if waits { FailMode::Wait } else { FailMode::Continue });
         Ok(())
     }
