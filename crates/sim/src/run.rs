@@ -87,8 +87,12 @@ pub struct Tally {
 /// Sets the engine's test instruments.
 pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     if let Some((larger_than, one_in)) = setup.ganging() {
+        // A single sector cannot be split.
+        let tree = driver.writer.zio().tree();
+        let tops = tree.top_ids().filter_map(|id| tree.top(id).ok());
+        let sector = tops.map(|top| 1 << top.ashift().min(24)).max().unwrap_or(512);
         let force = &driver.writer.space().force_ganging;
-        force.larger_than.store(larger_than, Relaxed);
+        force.larger_than.store(larger_than.max(sector), Relaxed);
         force.one_in.store(one_in, Relaxed);
     }
     let plants = &driver.writer.plants;

@@ -281,8 +281,7 @@ impl Setup {
     pub fn ganging(&self) -> Option<(u64, u64)> {
         let mut rng = Rng::stream(self.seed, 16);
         let gangs = self.workload != Workload::Short && rng.one_in(3);
-        // A single sector cannot be split.
-        let larger_than = (512 << rng.below(6)).max(1 << self.ashift());
+        let larger_than = 512 << rng.below(6);
         gangs.then(|| (larger_than, 2 + rng.below(8)))
     }
 

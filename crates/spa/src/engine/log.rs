@@ -86,13 +86,20 @@ impl Store for PoolStore {
             let priority = WritePriority::SyncWrite;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
             let end = Arc::new(OneShot::new());
-            ends.push(Arc::clone(&end));
+            ends.push((birth, Arc::clone(&end)));
             let tell = move |report: WriteReport| end.set(report.result);
             writes.push((req, Box::new(tell)));
         }
         tree.write_all(writes);
-        let results: Vec<Result<()>> = ends.iter().map(|end| end.wait()).collect();
-        results.into_iter().collect()
+        let mut done = Ok(());
+        for (birth, end) in ends {
+            if let Err(e) = end.wait() {
+                // Nobody relies on it, and its group may long be whole.
+                tree.arrived(birth);
+                done = Err(e);
+            }
+        }
+        done
     }
 
     fn flush(&self, vdevs: &[VdevId]) -> Result<()> {

@@ -18,9 +18,9 @@
 //! which it failed: the pool goes on without it, and notes what it misses.
 //!
 //! # Invariants
-//! * A device comes back only with the newest uberblock that the pool wrote to it, or,
-//!   where the pool noted what it misses, with an older one; never with one that the pool
-//!   does not know.
+//! * A device comes back only with the newest uberblock of the pool, or, where others have
+//!   what it misses and the pool noted that, with an older one; never with one that the
+//!   pool does not know.
 //!
 //! Lock order: `attempt` and `fatal` are leaves. The pool's `state` is held by the sync
 //! thread while it waits: nothing here takes it.
@@ -38,7 +38,7 @@ use dmu::traverse::{self, Bookmark, Flow, Visitor};
 use ondisk::BlkPtr;
 use ondisk::uberblock::Uberblock;
 use txg::Txgs;
-use vdev::{Aux, LeafSpec, State as VdevState, Tree, Verdict};
+use vdev::{Aux, LeafSpec, Node, State as VdevState, Tree, Verdict};
 use zio::{Outage, Zio};
 
 use super::Writer;
@@ -262,7 +262,10 @@ impl Writer {
             Ordering::Less if newest.txg < last.txg => {
                 let tops = published.config.vdev_tree.children.iter().filter(|v| is_concrete(v));
                 // Not every vdev takes each uberblock of a large pool.
-                let noted = old.find(guid).is_some_and(|n| n.dtl().contains(last.txg));
+                let redundant =
+                    |n: &&Node| n.parent().is_some_and(|p| old.node(p).parent().is_some());
+                let noted = old.find(guid).filter(redundant);
+                let noted = noted.is_some_and(|n| n.dtl().contains(last.txg));
                 if noted || tops.count() > CHOSEN_MAX {
                     return Ok(());
                 }
