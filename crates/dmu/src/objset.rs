@@ -182,11 +182,19 @@ impl Objset {
     /// they freed it.
     fn dirty_dnode(&self, id: ObjectId) -> Option<Option<Arc<Dnode>>> {
         let handle = self.live.as_ref()?.find(id)?;
-        let inner = handle.state.lock();
+        let mut inner = handle.state.lock();
+        if let Some(shown) = &inner.shown {
+            return Some(Some(Arc::clone(shown)));
+        }
         let slot = inner.newest(Txg::MAX)?;
+        if !slot.head.allocated {
+            return Some(None);
+        }
         let disk = inner.disk.as_deref();
         let flags = disk.map_or(0, |d| d.flags);
-        Some(slot.head.allocated.then(|| Arc::new(merged(&slot.head, disk, flags))))
+        let dnode = Arc::new(merged(&slot.head, disk, flags));
+        inner.shown = Some(Arc::clone(&dnode));
+        Some(Some(dnode))
     }
 
     /// The dnode as the last written group left it; `None` if it is not on disk.
@@ -203,6 +211,13 @@ impl Objset {
                 _ => &disk.phys.project_used,
             };
             return Ok(special.as_ref().map(|d| Arc::new(d.clone())));
+        }
+        // A dirty object's handle knows it, also that there is none yet.
+        if let Some(handle) = self.live.as_ref().and_then(|live| live.find(id)) {
+            let inner = handle.state.lock();
+            if !inner.dead {
+                return Ok(inner.disk.clone());
+            }
         }
         match self.clean_dnode(id, io) {
             Ok(dnode) => Ok(Some(dnode)),

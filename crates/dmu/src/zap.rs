@@ -46,6 +46,7 @@ pub struct ZapEntry {
 pub struct Zap {
     object: Object,
     block: Buf,
+    endian: ondisk::Endian,
     io: Io,
 }
 
@@ -64,7 +65,8 @@ impl Zap {
             return Err(Error::corrupt("object is not a ZAP").in_object(object.id()));
         }
         let block = object.read_block(0, io)?;
-        let zap = Zap { object, block, io };
+        let endian = object.block_endian(0, io)?;
+        let zap = Zap { object, block, endian, io };
         zap.form()?;
         Ok(zap)
     }
@@ -74,8 +76,7 @@ impl Zap {
     }
 
     fn form(&self) -> Result<Form<'_>> {
-        let endian = self.object.block_endian(0, self.io)?;
-        match ZapBlock::parse(&self.block, endian).map_err(|e| self.fail(e))? {
+        match ZapBlock::parse(&self.block, self.endian).map_err(|e| self.fail(e))? {
             ZapBlock::Micro(m) => Ok(Form::Micro(m)),
             ZapBlock::FatHeader(h) => Ok(Form::Fat(h)),
             ZapBlock::Leaf(_) => Err(self.fail(Error::corrupt("a ZAP begins with a leaf"))),

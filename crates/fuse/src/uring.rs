@@ -72,7 +72,8 @@ pub struct UringTransport {
 
 impl Default for UringTransport {
     fn default() -> Self {
-        UringTransport { seats: 4 }
+        // Who sleeps keeps a seat; threads are few on machines of many cores.
+        UringTransport { seats: (16 / base::rt::parallelism()).clamp(2, 8) }
     }
 }
 

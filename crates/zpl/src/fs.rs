@@ -154,6 +154,11 @@ impl FileSystem {
         self.os.object_count()
     }
 
+    /// Whether something of an object is not on disk yet.
+    pub fn is_dirty(&self, id: ObjectId) -> bool {
+        self.os.is_object_dirty(id)
+    }
+
     pub(crate) fn object(&self, id: ObjectId, io: Io) -> Result<Object> {
         self.os.object(id, io)
     }

@@ -37,6 +37,8 @@ pub(crate) struct MountOptions {
     pub(crate) posix_acl: bool,
     /// File data is cached by the ARC alone, not by the kernel.
     pub(crate) direct_io: bool,
+    /// Requests come over io_uring where the kernel offers that.
+    pub(crate) io_uring: bool,
 }
 
 /// A mounted file system.
@@ -193,6 +195,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         snapdir_disabled: snapdir == "disabled",
         posix_acl: word(dataset, "acltype")? == "posix",
         direct_io: false,
+        io_uring: true,
     })
 }
 
@@ -217,6 +220,8 @@ pub(crate) fn override_with(
             "noexec" => options.noexec = true,
             "direct_io" => options.direct_io = true,
             "nodirect_io" => options.direct_io = false,
+            "io_uring" => options.io_uring = true,
+            "noio_uring" => options.io_uring = false,
             "ro" => options.read_only = true,
             "rw" if writable => options.read_only = false,
             "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use base::rt::Mutex;
 use base::{ErrorKind, Result};
-use fuse::{Config, Session, UnmountOptions};
+use fuse::{Config, DevTransport, Session, Transport, UnmountOptions, UringTransport};
 use rustix::process::geteuid;
 
 use crate::daemon::{MountOptions, MountedFs, Mounter};
@@ -55,7 +55,12 @@ impl Mounter for FuseMounter {
             dont_mask: fs.writable,
             ..Config::default()
         };
-        let session = Session::mount(Arc::clone(&fs) as _, mountpoint, &mount, &config)?;
+        let transport: &dyn Transport = match options.io_uring {
+            true => &UringTransport::default(),
+            false => &DevTransport,
+        };
+        let session =
+            Session::mount_by(Arc::clone(&fs) as _, mountpoint, &mount, &config, transport)?;
         fs.attach(session.notifier());
         let now = Mutex::new(options.clone());
         Ok(Box::new(FuseMount { session, fs, name: dataset.name().to_owned(), now }))

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use base::Buf;
 use fuse::{
-    Attr, CopyRange, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, NewNode, Opened,
-    ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx, WriteArgs,
+    Attr, CopyRange, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, Negotiated, NewNode,
+    Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx, WriteArgs,
 };
 
 use super::io;
@@ -22,6 +22,10 @@ use cenote::inspect::ondisk::znode::{
 };
 
 impl Filesystem for ZfsMount {
+    fn init(&self, negotiated: &Negotiated) {
+        self.agreed(negotiated);
+    }
+
     fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
         match self.patiently(mode, || self.find(mode, parent, name)) {
             // By its number alone: it was removed.
@@ -142,9 +146,9 @@ impl Filesystem for ZfsMount {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-        _flags: u32,
+        flags: u32,
     ) -> Answer<(Entry, Opened)> {
-        self.create_file(req, parent, name, new)
+        self.create_file(req, parent, name, new, flags)
     }
 
     fn tmpfile(
@@ -152,9 +156,9 @@ impl Filesystem for ZfsMount {
         req: &Request,
         parent: u64,
         new: &NewNode,
-        _flags: u32,
+        flags: u32,
     ) -> Answer<(Entry, Opened)> {
-        self.create_unlinked(req, parent, new)
+        self.create_unlinked(req, parent, new, flags)
     }
 
     fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {

@@ -19,11 +19,13 @@
 
 use std::io::Read;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use base::{ErrorKind, ObjectId};
 use fuse::{
-    Attr, CopyRange, Entry, Errno, NewNode, Opened, Request, SetAttr, Timestamp, WriteArgs,
+    Attr, CopyRange, Entry, Errno, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
+    WriteArgs,
 };
 
 use super::node::Node;
@@ -34,6 +36,11 @@ use crate::engine::{
 };
 
 const O_ACCMODE: u32 = 0o3;
+const O_WRONLY: u32 = 0o1;
+/// Minor version of kernels that drop what the page cache holds behind a direct write.
+const COHERENT_MINOR: u32 = 41;
+/// Handle of a file whose writes pass the page cache by.
+const DIRECT: u64 = 1;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
@@ -128,9 +135,16 @@ impl ZfsMount {
         }
     }
 
-    fn opened(&self) -> Opened {
+    /// What was agreed with the kernel.
+    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+        self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
+    }
+
+    fn opened(&self, flags: u32) -> Opened {
+        let direct = flags & O_ACCMODE == O_WRONLY && self.direct_writes.load(Relaxed);
         Opened {
-            direct_io: self.is_direct(),
+            handle: if direct { DIRECT } else { 0 },
+            direct_io: direct || self.is_direct(),
             keep_cache: !self.is_direct(),
             no_flush: true,
             parallel_direct_writes: true,
@@ -144,7 +158,7 @@ impl ZfsMount {
             None if flags & O_ACCMODE != 0 => return Err(Errno::EROFS),
             None => {}
         }
-        Ok(self.opened())
+        Ok(self.opened(flags))
     }
 
     fn let_go(&self, id: ObjectId) {
@@ -212,11 +226,12 @@ impl ZfsMount {
         parent: u64,
         name: &[u8],
         new: &NewNode,
+        flags: u32,
     ) -> Answer<(Entry, Opened)> {
         let dir = self.changeable_name(parent, name)?;
         let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::file(new.mode))?;
         self.fs().hold(attrs.id).map_err(stale)?;
-        Ok((self.new_entry(&attrs)?, self.opened()))
+        Ok((self.new_entry(&attrs)?, self.opened(flags)))
     }
 
     pub(super) fn create_unlinked(
@@ -224,10 +239,11 @@ impl ZfsMount {
         req: &Request,
         parent: u64,
         new: &NewNode,
+        flags: u32,
     ) -> Answer<(Entry, Opened)> {
         let dir = self.changeable(parent)?;
         let attrs = self.fs().make_unlinked(&caller(req, new.umask), dir, new.mode)?;
-        Ok((self.new_entry(&attrs)?, self.opened()))
+        Ok((self.new_entry(&attrs)?, self.opened(flags)))
     }
 
     pub(super) fn remove(
@@ -293,7 +309,7 @@ impl ZfsMount {
 
     pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> Answer<u32> {
         let id = self.changeable(args.node)?;
-        if args.kill_suidgid {
+        if args.kill_suidgid || args.handle == DIRECT {
             self.drop_capability(req, id)?;
         }
         let by = writer(req, args.kill_suidgid);

@@ -6,7 +6,7 @@
 //! attributes until it changes them itself, and keep pages of files over their opening;
 //! what happens behind its back (snapshots that come and go, properties, rollback) it is
 //! told. Two things it may not believe for long. Space taken is known when a group is on
-//! disk: attributes of what changed lately are asked for again. And where names of
+//! disk: attributes of what is still to be written are asked for again. And where names of
 //! different bytes are one (case, normalisation), it would not see that one it
 //! remembers went under another spelling: there it asks each time.
 //!
@@ -29,6 +29,11 @@
 //! `ENOSPC` and `EDQUOT` come only when the writer is gone, a snapshot lacks what was
 //! written before it, and times of change are the kernel's. Writes of mapped pages are
 //! late even so, as on every file system; `fsync` and `msync` bring them here first.
+//!
+//! What is open for writing alone passes the page cache by where the kernel drops what the
+//! cache holds behind each write (protocol 7.41): nobody can map it, a written page need not
+//! be copied twice, and the kernel does not ask for `security.capability` before the first
+//! write of each file; that goes here then, whoever writes.
 //!
 //! # Departures from OpenZFS
 //! Listings of directories of a suspended pool give `EIO` where others wait.
@@ -98,6 +103,8 @@ pub(super) struct ZfsMount {
     direct_io: bool,
     /// The kernel was told of POSIX ACLs.
     posix_acl: bool,
+    /// Handles for writing alone pass the page cache by.
+    pub(super) direct_writes: AtomicBool,
     pub(super) gone: Gone,
 }
 
@@ -170,20 +177,10 @@ const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
 const SET_ID: u32 = 0o6_000;
 
+/// How long attributes may be believed of what is not on disk as it is.
+const DIRTY_TTL: Duration = Duration::from_secs(2);
 /// Seconds after a change in which a group may not yet be on disk.
 const FRESH: i64 = 30;
-/// How long attributes of something that fresh may be believed.
-const FRESH_TTL: Duration = Duration::from_secs(2);
-
-/// How long attributes may be believed: the space taken is that of synced groups. A file's
-/// set-id bits go when somebody else writes to it, and of direct writes the kernel does
-/// not see that they went.
-fn attr_ttl(attr: &Attr, now: i64) -> Duration {
-    if attr.mode & S_IFMT == S_IFREG && attr.mode & SET_ID != 0 {
-        return Duration::ZERO;
-    }
-    if (now - FRESH..=now).contains(&attr.ctime.sec) { FRESH_TTL } else { FOREVER }
-}
 
 impl ZfsMount {
     /// Opens a dataset for mounting.
@@ -214,6 +211,7 @@ impl ZfsMount {
             notifier: OnceLock::new(),
             direct_io: options.direct_io,
             posix_acl: options.posix_acl,
+            direct_writes: AtomicBool::new(false),
             gone: Gone::default(),
         })
     }
@@ -283,12 +281,26 @@ impl ZfsMount {
         if self.writable && !self.read_only.load(Relaxed) { Ok(()) } else { Err(Errno::EROFS) }
     }
 
-    /// How long attributes may be believed.
+    /// How long attributes may be believed: the space taken is that of synced groups. A
+    /// file's set-id bits go when somebody else writes to it, and of direct writes the
+    /// kernel does not see that they went.
     pub(super) fn attr_ttl(&self, attr: &Attr) -> Duration {
+        let set_id = attr.mode & S_IFMT == S_IFREG && attr.mode & SET_ID != 0;
         match self.writable {
-            true => attr_ttl(attr, base::rt::wall_clock().as_secs().cast_signed()),
-            false => FOREVER,
+            true if set_id => Duration::ZERO,
+            true if self.is_unsettled(attr) => DIRTY_TTL,
+            _ => FOREVER,
         }
+    }
+
+    /// Whether the space taken may be another when a group is on disk, or since these
+    /// attributes were read.
+    fn is_unsettled(&self, attr: &Attr) -> bool {
+        let now = base::rt::wall_clock().as_secs().cast_signed();
+        let id = ObjectId(attr.ino);
+        (now - FRESH..=now).contains(&attr.ctime.sec)
+            && (self.fs.is_dirty(id)
+                || self.fs.attrs(id, Io::MEMORY).map_or(true, |a| a.blocks != attr.blocks))
     }
 
     /// The entry of an object of the dataset, whose attributes are these.

@@ -103,22 +103,58 @@ impl Head {
 pub(crate) enum Content {
     /// Still changing.
     Open(BufMut),
+    /// Still changing, and perhaps read: who changes it next copies if it still is.
+    Shown(Buf),
     /// The group is being written: never changes again.
     Frozen(Buf),
 }
 
 impl Content {
-    fn part(&self, range: Range<usize>) -> Buf {
-        match self {
-            Content::Open(buf) => Buf::copy_of(buf.get(range).unwrap_or_default()),
-            Content::Frozen(buf) => buf.slice(range),
+    fn take(&mut self) -> Content {
+        std::mem::replace(self, Content::Frozen(Buf::zeros(0)))
+    }
+
+    /// What it holds, to be read while it changes; nothing is copied.
+    fn part(&mut self, range: Range<usize>) -> Buf {
+        if range.is_empty() {
+            return Buf::zeros(0);
         }
+        if matches!(self, Content::Open(_))
+            && let Content::Open(buf) = self.take()
+        {
+            *self = Content::Shown(buf.freeze());
+        }
+        match self {
+            Content::Shown(buf) | Content::Frozen(buf) => buf.slice(range),
+            Content::Open(_) => Buf::zeros(0),
+        }
+    }
+
+    /// What it holds, to be changed; `None` once it is frozen.
+    fn open(&mut self) -> Option<&mut BufMut> {
+        if matches!(self, Content::Shown(_))
+            && let Content::Shown(buf) = self.take()
+        {
+            let buf = buf.try_unfreeze().unwrap_or_else(|shared| BufMut::copy_of(&shared));
+            *self = Content::Open(buf);
+        }
+        if let Content::Open(buf) = self { Some(buf) } else { None }
+    }
+
+    /// Ends all change.
+    pub(crate) fn freeze(&mut self) -> Buf {
+        let buf = match self.take() {
+            Content::Open(buf) => buf.freeze(),
+            Content::Shown(buf) | Content::Frozen(buf) => buf,
+        };
+        *self = Content::Frozen(buf.clone());
+        buf
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
             Content::Open(buf) => buf.len(),
-            Content::Frozen(buf) => buf.len(),
+            Content::Shown(buf) | Content::Frozen(buf) => buf.len(),
         }
     }
 }
@@ -206,6 +242,8 @@ pub(crate) struct Inner {
     pub(crate) slots: [Option<Slot>; TXG_SLOTS],
     /// The table dropped this handle: find the object again.
     pub(crate) dead: bool,
+    /// The dnode that readers were shown last, until something changes.
+    pub(crate) shown: Option<Arc<Dnode>>,
 }
 
 /// One object with dirty state.
@@ -220,7 +258,12 @@ pub(crate) fn slot_of(txg: Txg) -> usize {
 impl Handle {
     pub(crate) fn new(disk: Option<Arc<Dnode>>) -> Handle {
         Handle {
-            state: Mutex::new(Inner { disk, slots: std::array::from_fn(|_| None), dead: false }),
+            state: Mutex::new(Inner {
+                disk,
+                slots: std::array::from_fn(|_| None),
+                dead: false,
+                shown: None,
+            }),
         }
     }
 
@@ -256,11 +299,13 @@ impl Inner {
     }
 
     /// What groups up to `txg` made of a block; `None` if none touched it.
-    pub(crate) fn block(&self, txg: Txg, blkid: u64, range: Range<usize>) -> Option<Dirty> {
-        let mut slots: Vec<&Slot> = self.slots.iter().flatten().filter(|s| s.txg <= txg).collect();
-        slots.sort_unstable_by_key(|s| std::cmp::Reverse(s.txg));
-        for slot in slots {
-            if let Some(content) = slot.data.get(&blkid) {
+    pub(crate) fn block(&mut self, txg: Txg, blkid: u64, range: Range<usize>) -> Option<Dirty> {
+        let mut seen = None;
+        loop {
+            let wanted = |s: &&mut Slot| s.txg <= txg && seen.is_none_or(|seen| s.txg < seen);
+            let slot = self.slots.iter_mut().flatten().filter(wanted).max_by_key(|s| s.txg)?;
+            seen = Some(slot.txg);
+            if let Some(content) = slot.data.get_mut(&blkid) {
                 // A block that grew since then reads as zeros behind its old end.
                 if range.end <= content.len() {
                     return Some(Dirty::Data(content.part(range)));
@@ -274,7 +319,6 @@ impl Inner {
                 return Some(Dirty::Hole);
             }
         }
-        None
     }
 
     /// Whether the object has a spill block in `txg`.
@@ -386,9 +430,9 @@ impl Inner {
         let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
         let mut delta = Delta::default();
-        match slot.data.get_mut(&blkid) {
-            Some(Content::Open(buf)) => edit(buf)?,
-            Some(Content::Frozen(_)) => return Err(Error::bug("a block is frozen too early")),
+        match slot.data.get_mut(&blkid).map(Content::open) {
+            Some(Some(buf)) => edit(buf)?,
+            Some(None) => return Err(Error::bug("a block is frozen too early")),
             None => {
                 // The newest older state is the base; what newer groups did stays theirs.
                 let old = match self.block(txg, blkid, 0..size) {
@@ -488,7 +532,7 @@ impl Inner {
         })?;
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
-            if let Some(content) = newer.data.get(&0) {
+            if let Some(content) = newer.data.get_mut(&0) {
                 let (mut block, n) =
                     (BufMut::zeroed(size as usize), content.len().min(size as usize));
                 block[..n].copy_from_slice(&content.part(0..n));
@@ -513,7 +557,7 @@ impl Slot {
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
         self.head.reach(blkid);
-        if let Some(Content::Open(buf)) = self.data.get_mut(&blkid) {
+        if let Some(buf) = self.data.get_mut(&blkid).and_then(Content::open) {
             return edit(buf);
         }
         if self.freed.contains(blkid) {

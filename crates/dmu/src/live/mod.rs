@@ -118,7 +118,7 @@ impl Live {
     /// What unwritten groups made of a block.
     pub(crate) fn block(&self, id: ObjectId, blkid: u64, range: Range<usize>) -> Option<Dirty> {
         let handle = self.find(id)?;
-        let inner = handle.state.lock();
+        let mut inner = handle.state.lock();
         inner.block(Txg::MAX, blkid, range)
     }
 
@@ -216,6 +216,11 @@ impl Objset {
         self.live_part().is_some_and(|l| l.is_dirty(txg))
     }
 
+    /// Whether unwritten groups changed an object.
+    pub fn is_object_dirty(&self, id: ObjectId) -> bool {
+        self.live_part().is_some_and(|l| l.find(id).is_some())
+    }
+
     /// Test instrument: the next block that is dirtied goes into the group after its
     /// transaction's. The simulator must notice.
     #[doc(hidden)]
@@ -243,6 +248,7 @@ impl Objset {
             if inner.dead {
                 continue;
             }
+            inner.shown = None;
             let at = slot_of(txg);
             let had = inner.slots[at].is_some();
             let out = f(&mut inner);
@@ -487,7 +493,7 @@ impl Objset {
             live.handles.fetch_sub(handles.len(), SeqCst);
             for handle in handles {
                 let mut inner = handle.state.lock();
-                inner.dead = true;
+                (inner.dead, inner.shown) = (true, None);
                 for slot in inner.slots.iter_mut().filter_map(Option::take) {
                     *out.entry(slot.txg).or_default() += slot.bytes;
                 }

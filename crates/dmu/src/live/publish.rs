@@ -66,6 +66,7 @@ impl Pending {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
             let mut inner = handle.state.lock();
+            inner.shown = None;
             if id >> OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
             }

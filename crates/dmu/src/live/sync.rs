@@ -21,7 +21,7 @@ use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{Io, Write, Writes, Zio};
 
 use super::account;
-use super::handle::{Content, Head, slot_of};
+use super::handle::{Head, slot_of};
 use super::policy::{BlockKind, ObjsetProps};
 use super::publish::Pending;
 use super::ranges::BlockRanges;
@@ -213,13 +213,7 @@ impl Objset {
             slot.frozen = true;
             let mut data = Vec::with_capacity(slot.data.len());
             for (&blkid, content) in &mut slot.data {
-                let now = std::mem::replace(content, Content::Frozen(Buf::zeros(0)));
-                let buf = match now {
-                    Content::Open(buf) => buf.freeze(),
-                    Content::Frozen(buf) => buf,
-                };
-                *content = Content::Frozen(buf.clone());
-                data.push((blkid, buf));
+                data.push((blkid, content.freeze()));
             }
             if !slot.head.allocated {
                 data.clear();

@@ -277,8 +277,9 @@ impl FileSystem {
         if !legacy {
             let tables = self.tables();
             let buffer = SaBuffer::parse(&object.dnode().bonus, &tables)?;
-            let there = |a: &ZplAttr| buffer.iter().any(|i| i.attr == Some(*a));
-            if let Some(absent) = IN_PLACE.iter().find(|a| !there(a)) {
+            let seen =
+                buffer.iter().filter_map(|i| i.attr).fold(0, |all, a| all | 1u32 << a as u32);
+            if let Some(absent) = IN_PLACE.iter().find(|a| seen & 1 << **a as u32 == 0) {
                 return Err(odd(*absent).in_object(id));
             }
         }
