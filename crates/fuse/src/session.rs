@@ -303,6 +303,7 @@ impl Core {
             waiters: config.lock_waiters,
             requests: config.queue_requests.max(1),
             bytes: config.queue_bytes,
+            on_thread: config.on_thread,
         });
         Core {
             fs,
@@ -323,6 +324,7 @@ impl Core {
 
     /// A receiving thread's life.
     fn receive(self: &Arc<Self>, channel: &Arc<dyn Channel>) {
+        self.pool.begin_thread();
         let mut inbox = self.new_inbox();
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             inbox = self.take(channel, inbox, len);

@@ -214,3 +214,53 @@ fn old_file_systems() {
     rig.fs.unlink(&root(), d, b"a").unwrap();
     rig.finish();
 }
+
+/// Tens of thousands of names: found, listed in pages while others come and go, and all
+/// removed again; the directory's blocks go with them.
+#[test]
+fn very_many_names() {
+    const NAMES: u64 = 60_000;
+    let rig = Rig::new("many", 512 * MB);
+    let (of, dir) = (rig.dir(rig.root(), "of"), rig.dir(rig.root(), "dir"));
+    let files: Vec<_> = (0..100).map(|n| rig.file(of, &format!("f{n}"))).collect();
+    let name = |n: u64| format!("entry-{n:08}");
+    let fs = &rig.fs;
+    for n in 0..NAMES {
+        fs.link(&Caller::root(), files[n as usize % 100], dir, name(n).as_bytes()).unwrap();
+    }
+    assert_eq!(rig.attrs(dir).size, NAMES + 2);
+    let rig = rig.again();
+    let fs = &rig.fs;
+    // What is there all the time is listed once, whatever comes and goes.
+    let (mut seen, mut cookie, mut round) = (std::collections::HashSet::new(), Some(0), 0);
+    while let Some(at) = cookie {
+        let page = fs.readdir(dir, at, Io::WAIT).unwrap();
+        for e in &page.entries {
+            assert!(seen.insert(e.name.clone()), "{:?} twice", e.name);
+        }
+        cookie = page.next;
+        for n in round * 7..round * 7 + 7 {
+            fs.link(&Caller::root(), files[0], dir, format!("new-{n}").as_bytes()).unwrap();
+            if n % 2 == 0 {
+                fs.unlink(&Caller::root(), dir, format!("new-{n}").as_bytes()).unwrap();
+            }
+        }
+        round += 1;
+    }
+    assert!((0..NAMES).all(|n| seen.contains(name(n).as_bytes())));
+    for n in (0..NAMES).step_by(997) {
+        assert_eq!(
+            fs.lookup(dir, name(n).as_bytes(), Io::WAIT).unwrap().id,
+            files[n as usize % 100]
+        );
+    }
+    assert_eq!(kind(fs.lookup(dir, b"entry", Io::WAIT)), ErrorKind::NotFound);
+    assert_eq!(kind(fs.rmdir(&Caller::root(), rig.root(), b"dir")), ErrorKind::NotEmpty);
+    for name in rig.list(dir) {
+        fs.unlink(&Caller::root(), dir, name.as_bytes()).unwrap();
+    }
+    assert_eq!(rig.attrs(dir).size, 2);
+    assert!(files.iter().all(|f| rig.attrs(*f).nlink == 1));
+    fs.rmdir(&Caller::root(), rig.root(), b"dir").unwrap();
+    rig.finish();
+}

@@ -53,6 +53,8 @@ impl Mounter for FuseMounter {
             atomic_o_trunc: false,
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
+            // Whoever meets a suspended pool waits, whatever the call.
+            on_thread: cenote::be_patient,
             ..Config::default()
         };
         let session = Session::mount(Arc::clone(&fs) as _, mountpoint, &mount, &config)?;

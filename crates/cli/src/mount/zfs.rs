@@ -31,7 +31,6 @@
 //! late even so, as on every file system; `fsync` and `msync` bring them here first.
 //!
 //! # Departures from OpenZFS
-//! Listings of directories of a suspended pool give `EIO` where others wait.
 //! Snapshots are part of the dataset's mount instead of mounts of their own: they
 //! share its device number. `syncfs` and `sync` do not reach a FUSE server that is not
 //! virtiofs: what they should make durable is so with the next group.
@@ -53,7 +52,7 @@ use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use crate::daemon::MountOptions;
-use crate::engine::{Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
+use crate::engine::{Atime, Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
@@ -76,6 +75,20 @@ struct Spaces {
 /// The snapshots by name, with their creation.
 type Snapshots = Arc<Vec<(Vec<u8>, Timestamp)>>;
 
+/// How a mount's access times are kept.
+#[derive(Clone, Copy)]
+struct Access {
+    /// If not as the properties say.
+    rule: Option<Atime>,
+    not_of_dirs: bool,
+}
+
+impl Access {
+    fn of(options: &MountOptions) -> Access {
+        Access { rule: options.atime, not_of_dirs: options.nodiratime }
+    }
+}
+
 /// A mounted dataset.
 pub(super) struct ZfsMount {
     dataset: Dataset,
@@ -91,6 +104,8 @@ pub(super) struct ZfsMount {
     pub(super) exact: bool,
     /// `readonly`, by the property or the mount's options.
     read_only: AtomicBool,
+    /// How access times are kept.
+    access: RwLock<Access>,
     visible: AtomicBool,
     has_ctl: AtomicBool,
     notifier: OnceLock<Notifier>,
@@ -208,6 +223,7 @@ impl ZfsMount {
             writable,
             exact,
             read_only: AtomicBool::new(options.read_only),
+            access: RwLock::new(Access::of(options)),
             snapshots: RwLock::new((None, 0)),
             visible: AtomicBool::new(options.snapdir_visible),
             has_ctl: AtomicBool::new(!options.snapdir_disabled),
@@ -226,6 +242,7 @@ impl ZfsMount {
     /// Options changed that are no flags of the kernel's.
     pub(super) fn follow(&self, options: &MountOptions) {
         self.read_only.store(options.read_only, Relaxed);
+        *self.access.write() = Access::of(options);
         self.visible.store(options.snapdir_visible, Relaxed);
         self.has_ctl.store(!options.snapdir_disabled, Relaxed);
         self.tell(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
@@ -260,6 +277,22 @@ impl ZfsMount {
     fn tell(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
         if let Some(notifier) = self.notifier.get() {
             let _unmounted = what(notifier);
+        }
+    }
+
+    /// A file or a directory was read.
+    pub(super) fn accessed(&self, node: u64, is_dir: bool) {
+        let Ok(Node::Object(0, id)) = self.node(node) else { return };
+        let access = *self.access.read();
+        if self.check_writable().is_ok() && !(is_dir && access.not_of_dirs) {
+            self.fs.accessed_as(id, access.rule);
+        }
+    }
+
+    /// Part of a directory was listed: each listing counts once.
+    pub(super) fn listed(&self, node: u64, offset: u64) {
+        if offset == 0 {
+            self.accessed(node, true);
         }
     }
 
@@ -320,18 +353,6 @@ impl ZfsMount {
     /// Whether calls may be waiting for devices that are gone.
     pub(super) fn is_suspended(&self) -> bool {
         self.dataset.is_suspended()
-    }
-
-    /// What reads of a suspended pool's devices get with `failmode=wait`: nothing, until it
-    /// goes on.
-    pub(super) fn patiently<T>(&self, mode: Mode, read: impl Fn() -> Answer<T>) -> Answer<T> {
-        loop {
-            match read() {
-                Err(Errno::EIO | Errno::ENXIO)
-                    if mode == Mode::Blocking && self.dataset.outlast() => {}
-                other => return other,
-            }
-        }
     }
 
     pub(super) fn root(&self) -> ObjectId {
