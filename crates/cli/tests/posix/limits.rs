@@ -96,6 +96,14 @@ fn quotas() {
         std::fs::remove_file(&big).unwrap();
     }
     super::put(&w.path("beside"), &noise(5, 30 << 20));
+    // What is not there cannot be set aside.
+    for args in [&["-V", "10G", "tank/v"][..], &["-o", "reservation=10G", "tank/v"]] {
+        let said = w.s.fail(1, &[&["zfs", "create"], args].concat());
+        assert_eq!(said, "cannot create 'tank/v': out of space\n");
+    }
+    w.zfs(&["create", "-s", "-V", "10G", "tank/v"]);
+    let said = w.s.fail(1, &["zfs", "create", "tank/a%"]);
+    assert_eq!(said, "cannot create 'tank/a%': invalid character '%' in name\n");
     w.end();
 }
 

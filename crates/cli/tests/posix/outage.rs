@@ -368,7 +368,9 @@ fn half_a_mirror_vanishes() {
     });
     assert!(s.ok(&["zpool", "status", "tank"]).contains("\n state: DEGRADED\n"));
     usb.back();
-    s.ok(&["zpool", "clear", "tank", &usb.disk]);
+    s.ok(&["zpool", "online", "tank", &usb.disk]);
+    let none = s.fail(1, &["zpool", "online", "tank", "nothing"]);
+    assert_eq!(none, "cannot online nothing: no such device in pool\n");
     let status = s.ok(&["zpool", "status", "tank"]);
     assert!(status.contains("out of date") && !status.contains("FAULTED"), "{status}");
     assert_eq!(write_files(mnt.clone(), 8, 2), (2, None));
