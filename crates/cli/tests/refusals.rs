@@ -366,7 +366,9 @@ fn the_simulator_and_its_arguments() {
         let fixed = s.fail(2, &["sim", "--workload", workload, "--fault", "drop"]);
         assert!(fixed.contains("'--fault' does not go with"), "{fixed}");
     }
-    let crash = s.ok(&["sim", "--workload", "posix", "--seed", "2", "--crash", "900"]);
+    let early = s.fail(2, &["sim", "--workload", "posix", "--seed", "2", "--crash", "1"]);
+    let start = early.lines().next().unwrap().strip_prefix("the run begins with event ").unwrap();
+    let crash = s.ok(&["sim", "--workload", "posix", "--seed", "2", "--crash", start]);
     assert!(crash.contains("is whole\n"), "{crash}");
     // A bug is found, shown with its seed and shortest sequence, and found again by the
     // command that is shown.

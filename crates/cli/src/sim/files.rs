@@ -141,12 +141,19 @@ fn leave(disks: &SimDisks, plan: &Plan, (event, seed): (u64, u64)) -> Result<()>
     device::sim::write_files(&images, std::path::Path::new(dir)).map(drop)
 }
 
+/// Before that the file system is not yet there.
+fn check_event(event: u64, start: u64) -> Result<()> {
+    let early = || Error::invalid(format!("the run begins with event {start}"));
+    (event >= start).then_some(()).ok_or_else(early)
+}
+
 /// Judges one crash of one run.
 fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
     let setup = plan.setup(plan.seed);
     let verdict = match plan.of {
         Of::Posix => {
             let recorded = posix::record_as(setup);
+            check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;
             recorded.done.iter().for_each(|op| ui::out(&format!("{op}\n")));
             let whole = |txg| format!("group {txg} is whole\n");
@@ -157,6 +164,7 @@ fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
         }
         Of::Logs => {
             let recorded = logs::record_as(setup, logs::Plant::Nothing);
+            check_event(crash.0, recorded.start)?;
             leave(&recorded.disks, plan, crash)?;
             match &recorded.failed {
                 Some(why) => Err(why.clone()),
