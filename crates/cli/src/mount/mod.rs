@@ -8,6 +8,7 @@ mod gone;
 pub(crate) mod kstats;
 mod node;
 mod ops;
+mod pages;
 pub(crate) mod volumes;
 mod write;
 mod zfs;

@@ -159,6 +159,7 @@ impl Filesystem for ZfsMount {
 
     fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
         let (fs, id) = self.object(args.node, Errno::EISDIR)?;
+        self.reads(args.node, args.flags);
         let len = usize::try_from(args.size).unwrap_or(usize::MAX);
         let data = fs.read(id, args.offset, len, io(mode)).map_err(stale)?;
         self.accessed(args.node, false);
@@ -166,7 +167,11 @@ impl Filesystem for ZfsMount {
     }
 
     fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> Answer<u32> {
-        self.write_file(req, args, &data)
+        let done = self.write_file(req, args, &data);
+        if !args.from_cache {
+            self.wrote(args.node, args.flags, args.offset, data.len());
+        }
+        done
     }
 
     fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> Answer<()> {

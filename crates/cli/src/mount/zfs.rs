@@ -51,6 +51,7 @@ use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timesta
 use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
+use super::pages::Pages;
 use crate::daemon::MountOptions;
 use crate::engine::{Atime, Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
@@ -114,6 +115,7 @@ pub(super) struct ZfsMount {
     /// The kernel was told of POSIX ACLs.
     posix_acl: bool,
     pub(super) gone: Gone,
+    pages: Arc<Pages>,
 }
 
 fn number(dataset: &Dataset, name: &str) -> Result<u64> {
@@ -185,6 +187,9 @@ const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
 const SET_ID: u32 = 0o6_000;
 
+/// Of `open(2)`.
+const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+
 /// Seconds after a change in which a group may not yet be on disk.
 const FRESH: i64 = 30;
 /// How long attributes of something that fresh may be believed.
@@ -231,6 +236,7 @@ impl ZfsMount {
             direct_io: options.direct_io,
             posix_acl: options.posix_acl,
             gone: Gone::default(),
+            pages: Arc::default(),
         })
     }
 
@@ -277,6 +283,20 @@ impl ZfsMount {
     fn tell(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
         if let Some(notifier) = self.notifier.get() {
             let _unmounted = what(notifier);
+        }
+    }
+
+    /// A file is about to be read, open with these flags.
+    pub(super) fn reads(&self, node: u64, flags: u32) {
+        if self.writable && !self.direct_io && flags & O_DIRECT == 0 {
+            self.pages.are_read(node);
+        }
+    }
+
+    /// A range of a file was written, open with these flags.
+    pub(super) fn wrote(&self, node: u64, flags: u32, offset: u64, len: usize) {
+        if flags & O_DIRECT != 0 && !self.direct_io {
+            self.pages.are_old(self.notifier.get(), node, offset, len);
         }
     }
 
