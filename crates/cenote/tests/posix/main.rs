@@ -112,7 +112,9 @@ impl Rig {
         drop(fs);
         pool.export().unwrap();
         drop(pool);
-        judge_with(&engine, &scratch);
+        judge(&engine, &scratch);
+        let texts = zdb_texts(&scratch, &[&["-bcc", "tank"]]);
+        assert!(texts.iter().all(|space| space.contains("No leaks")), "{texts:?}");
     }
 
     /// The last thing done with it.

@@ -29,7 +29,7 @@ use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 16] = [
+const MISSING: [&str; 15] = [
     "remove",
     "checkpoint",
     "prefetch",
