@@ -199,6 +199,27 @@ impl Session {
         }
     }
 
+    /// Whether the kernel lets go of it within `time`, after it was unmounted. It does not
+    /// while it shows elsewhere: bound to another directory, or in another name space.
+    pub fn ends_within(&self, time: std::time::Duration) -> bool {
+        let start = base::rt::now();
+        while self.core.receiving.load(Ordering::Acquire) > 0 {
+            let elsewhere = self.mount.as_ref().is_some_and(|m| !m.elsewhere().is_empty());
+            if elsewhere || start.elapsed() > time {
+                return false;
+            }
+            base::rt::sleep(std::time::Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Ends the connection, wherever the mount still shows; what is open there fails.
+    pub fn cut(&self) {
+        if let Some(mount) = &self.mount {
+            mount.cut();
+        }
+    }
+
     /// Changes whether the mount is read-only, and its `nosuid`, `nodev`, `noexec` and
     /// `noatime`; other options stay. Only root can.
     ///
