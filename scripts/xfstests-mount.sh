@@ -24,6 +24,10 @@ esac
 # The daemon knows its own defaults of these, and takes no others from here.
 wanted=$(tr , '\n' <<<"$options" | grep -vxE 'defaults|allow_other|default_permissions|' | paste -sd,)
 
+# As with every file system, what is mounted already shows at the second place, too.
+first=$(awk -v d="$dataset" '$1 == d && $3 == "fuse.zfs" {print $2; exit}' /proc/self/mounts)
+[ -n "$first" ] && [ "$first" != "$(readlink -f "$dir")" ] && exec mount --bind "$first" "$dir"
+
 "$CENOTE" zfs set mountpoint="$(readlink -f "$dir")" "$dataset" || exit 32
 # A mount just ended may still be closing its files.
 for _ in $(seq 100); do

@@ -102,7 +102,9 @@ impl Pool {
         props: &[(String, PropData)],
         command_line: Option<&str>,
     ) -> Result<Dataset> {
-        let (new, rest) = split_for_life(props, self.above(name))?;
+        let (owners, props): (Vec<_>, Vec<_>) =
+            props.iter().cloned().partition(|p| crate::owners::is_owner_quota(&p.0));
+        let (new, rest) = split_for_life(&props, self.above(name))?;
         let wanted = NewDataset {
             name: name.to_owned(),
             kind: ObjsetType::Zfs,
@@ -111,7 +113,16 @@ impl Pool {
             content: filesystem(new),
         };
         self.writer()?.create_dataset(wanted, command(command_line))?;
+        self.set_owner_quotas(name, &owners)?;
         self.dataset(name)
+    }
+
+    fn set_owner_quotas(&self, name: &str, owners: &[(String, PropData)]) -> Result<()> {
+        for (prop, limit) in owners {
+            let PropData::Num(limit) = limit else { continue };
+            self.set_owner_quota(name, prop, *limit).map_err(|e| e.in_dataset(name))?;
+        }
+        Ok(())
     }
 
     /// What a new file system takes from the one above it.
@@ -221,10 +232,7 @@ impl Pool {
         }
         let (owners, props): (Vec<_>, Vec<_>) =
             props.iter().cloned().partition(|p| crate::owners::is_owner_quota(&p.0));
-        for (prop, limit) in owners {
-            let PropData::Num(limit) = limit else { continue };
-            self.set_owner_quota(name, &prop, limit).map_err(|e| e.in_dataset(name))?;
-        }
+        self.set_owner_quotas(name, &owners)?;
         let set = |(name, value)| PropChange { name, change: Change::Set(value) };
         let changes = stored(&props).into_iter().map(set).collect();
         self.writer()?.set_props(name, changes, command(command_line))?;

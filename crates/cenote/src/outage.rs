@@ -71,16 +71,15 @@ impl Engine {
     }
 }
 
+/// From now on this thread waits for pools that are suspended as `failmode` says, wherever it
+/// meets the outage; others get an error from what must be read.
+pub fn be_patient() {
+    zio::be_patient();
+}
+
 impl Dataset {
     /// Whether its pool is suspended.
     pub fn is_suspended(&self) -> bool {
         self.core().writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some())
-    }
-
-    /// Waits while the pool is suspended and `failmode` is `wait`. False: it is not, or
-    /// will not go on.
-    pub fn outlast(&self) -> bool {
-        let writer = self.core().writer.as_ref();
-        writer.is_some_and(|w| w.txgs().suspended().is_some() && w.txgs().wait_running().is_ok())
     }
 }

@@ -65,7 +65,20 @@ impl OwnerProp<'_> {
 
 /// Whether a property limits what an owner may use.
 pub(crate) fn is_owner_quota(name: &str) -> bool {
-    parse(name).is_some_and(|p| p.quota)
+    parse(name).is_some_and(|p| p.quota) || default_quota(name).is_some()
+}
+
+/// Of whom `defaultuserquota` and its like are, and whether objects are counted.
+fn default_quota(name: &str) -> Option<(SpaceKind, bool)> {
+    Some(match name {
+        "defaultuserquota" => (SpaceKind::User, false),
+        "defaultgroupquota" => (SpaceKind::Group, false),
+        "defaultprojectquota" => (SpaceKind::Project, false),
+        "defaultuserobjquota" => (SpaceKind::User, true),
+        "defaultgroupobjquota" => (SpaceKind::Group, true),
+        "defaultprojectobjquota" => (SpaceKind::Project, true),
+        _ => return None,
+    })
 }
 
 /// Checks a limit; as [`crate::create::dataset_setting`].
@@ -101,12 +114,18 @@ impl Dataset {
 }
 
 impl Pool {
-    /// Limits what an owner may use of a file system, mounted or not; 0 is no limit.
+    /// Limits what an owner, or each one without a limit of their own, may use of a file
+    /// system, mounted or not; 0 is no limit. The file system has it, not the dataset.
     ///
     /// # Errors
     /// `Invalid` for what is no limit; `NotFound`; those of
     /// [`zpl::FileSystem::set_quota`].
     pub(crate) fn set_owner_quota(&self, dataset: &str, name: &str, limit: u64) -> Result<()> {
+        if let Some((of, objects)) = default_quota(name) {
+            let fs = self.dataset(dataset)?.open_fs()?;
+            fs.set_default_quota(of, objects, limit)?;
+            return fs.sync_all();
+        }
         let prop = parse(name).filter(|p| p.quota);
         let prop = prop.ok_or_else(|| Error::invalid(format!("'{name}' is readonly")))?;
         let id = prop.id().ok_or_else(|| Error::not_found("no such user or group"))?;
@@ -130,6 +149,7 @@ mod tests {
         assert_eq!(ids("projectquota@root"), Some((2, false, true, None)));
         assert!(ids("quota").is_none() && ids("userlimit@1").is_none());
         assert!(is_owner_quota("userquota@x") && !is_owner_quota("userused@x"));
+        assert!(is_owner_quota("defaultgroupobjquota") && !is_owner_quota("defaultquota"));
         assert_eq!(
             quota_setting("userquota@5", "10M"),
             Ok(("userquota@5".into(), PropData::Num(10 << 20)))

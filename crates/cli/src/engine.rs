@@ -5,8 +5,8 @@ use std::path::Path;
 use base::{Error, ErrorKind};
 
 pub(crate) use cenote::inspect::zpl::{
-    At, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType as FileKind, Groups,
-    New, Rename, SetAttrs, SetHow, SetTime, Time, Whence,
+    At, Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType as FileKind,
+    Groups, New, Rename, SetAttrs, SetHow, SetTime, Time, Whence,
 };
 pub(crate) use cenote::{
     ClassDetail, Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem, FoundPool,

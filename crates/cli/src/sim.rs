@@ -1,5 +1,7 @@
 //! `cenote sim`: the engine on simulated disks, crashed at every event.
 
+mod files;
+
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
@@ -18,7 +20,9 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	--vdevs NAME    single, stripe, mirror, raidz, raidz2, or classes: data, special and
 	                log mirrors
 	--workload NAME mixed, files, zaps, datasets, churn, full, or short: the seeds count
-	                all sequences of one to three operations
+	                all sequences of one to three operations; posix: a file system's
+	                calls; logs: intent logs and their replay. Of these two, --ops,
+	                --plant, --fault and --keep cannot be chosen
 	--threads N     threads that write, at most 64
 	--ops N         operations of each thread, at most 100000
 	--plant NAME    a bug that the run must find: uberblock-before-flush, label-order,
@@ -95,14 +99,16 @@ fn campaign(parsed: &Parsed) -> Result<Campaign> {
     })
 }
 
+/// An event, and a seed behind a colon.
+fn pair(text: &str) -> Result<(u64, u64)> {
+    let (event, seed) = text.split_once(':').unwrap_or((text, "0"));
+    let number = |part| number("--crash", part, 0..=u64::MAX);
+    Ok((number(event)?, number(seed)?))
+}
+
 /// What is to be done.
 fn read(parsed: &Parsed) -> Result<(Campaign, Option<(u64, u64)>)> {
-    let crash = parsed.last('c').map(|text| {
-        let (event, seed) = text.split_once(':').unwrap_or((&text, "0"));
-        let number = |part| number("--crash", part, 0..=u64::MAX);
-        Ok::<_, Error>((number(event)?, number(seed)?))
-    });
-    let crash = crash.transpose()?;
+    let crash = parsed.last('c').map(|text| pair(&text)).transpose()?;
     if crash.is_none() && parsed.last('D').is_some() {
         return Err(Error::invalid("'--dir' goes with '--crash'"));
     }
@@ -126,6 +132,12 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     };
     if let Some(extra) = parsed.args.first() {
         return Ok(misuse(&format!("unexpected argument '{}'", extra.display())));
+    }
+    match files::main(&parsed) {
+        Ok(None) => {}
+        Ok(Some(exit)) => return Ok(exit),
+        Err(e) if e.kind() == base::ErrorKind::Invalid => return Ok(misuse(e.message())),
+        Err(e) => return Err(e),
     }
     let (campaign, crash) = match read(&parsed) {
         Ok(plan) => plan,

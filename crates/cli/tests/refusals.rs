@@ -360,6 +360,16 @@ fn the_simulator_and_its_arguments() {
     let short = ["sim", "--workload", "short", "--vdevs", "single", "--every", "40"];
     let ok = s.ok(&short);
     assert!(ok.starts_with("1 runs, ") && ok.ends_with(" images a second\n"), "{ok}");
+    for workload in ["posix", "logs"] {
+        let run = ["sim", "--workload", workload, "--vdevs", "single", "--every", "60"];
+        assert!(s.ok(&run).starts_with("1 runs, "), "{workload}");
+        let fixed = s.fail(2, &["sim", "--workload", workload, "--fault", "drop"]);
+        assert!(fixed.contains("'--fault' does not go with"), "{fixed}");
+    }
+    let early = s.fail(2, &["sim", "--workload", "posix", "--seed", "2", "--crash", "1"]);
+    let start = early.lines().next().unwrap().strip_prefix("the run begins with event ").unwrap();
+    let crash = s.ok(&["sim", "--workload", "posix", "--seed", "2", "--crash", start]);
+    assert!(crash.contains("is whole\n"), "{crash}");
     // A bug is found, shown with its seed and shortest sequence, and found again by the
     // command that is shown.
     let bug = ["sim", "--seed", "1", "--workload", "churn", "--plant", "lose-entry"];

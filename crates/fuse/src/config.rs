@@ -77,6 +77,8 @@ pub struct Config {
     pub invalidation: DataInvalidation,
     /// Resolution of timestamps in nanoseconds.
     pub time_gran: u32,
+    /// What each thread that serves requests does first.
+    pub on_thread: fn(),
 }
 
 impl Default for Config {
@@ -103,6 +105,7 @@ impl Default for Config {
             writeback_cache: false,
             invalidation: DataInvalidation::Explicit,
             time_gran: 1,
+            on_thread: || {},
         }
     }
 }

@@ -152,16 +152,44 @@ impl Mount {
         })
     }
 
+    /// Where else it shows in this process's name space: bound, or under another mount.
+    pub(crate) fn elsewhere(&self) -> Vec<PathBuf> {
+        let all = crate::mountinfo::fuse_mounts().unwrap_or_default();
+        let same = all.into_iter().filter(|m| Some(&m.device) == self.device.as_ref());
+        same.map(|m| m.path).collect()
+    }
+
+    /// Ends the connection: wherever it shows, what is open fails from now on.
+    pub(crate) fn cut(&self) {
+        for path in self.elsewhere() {
+            let _gone = unmount(&path, UnmountOptions { lazy: true, force: true });
+        }
+        self.abort();
+    }
+
     /// Aborts the connection through fusectl, whose files belong to the mount's
     /// owner: `fusermount3` has no such option.
     fn abort(&self) {
         let number = self.device.as_deref().and_then(|d| d.strip_prefix("0:"));
-        if let Some(number) = number {
-            // Where fusectl is not mounted, only root can abort.
-            let path = format!("/sys/fs/fuse/connections/{number}/abort");
-            let _best_effort = std::fs::write(path, "1");
+        let Some(number) = number else { return };
+        let path = format!("/sys/fs/fuse/connections/{number}/abort");
+        if std::fs::write(path, "1").is_err() && rustix::process::geteuid().is_root() {
+            abort_as_root(number);
         }
     }
+}
+
+/// Aborts a connection where fusectl is not mounted.
+fn abort_as_root(number: &str) {
+    let dir = std::env::temp_dir().join(format!("fusectl-{}-{number}", std::process::id()));
+    if std::fs::create_dir(&dir).is_err() {
+        return;
+    }
+    if rustix::mount::mount("none", &dir, "fusectl", MountFlags::NOSUID, None).is_ok() {
+        let _best_effort = std::fs::write(dir.join(number).join("abort"), "1");
+        let _gone = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
+    }
+    let _gone = std::fs::remove_dir(&dir);
 }
 
 fn flags(options: &MountOptions) -> MountFlags {

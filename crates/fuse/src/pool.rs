@@ -39,6 +39,7 @@ pub(crate) struct Limits {
     pub(crate) waiters: usize,
     pub(crate) requests: usize,
     pub(crate) bytes: usize,
+    pub(crate) on_thread: fn(),
 }
 
 struct Job {
@@ -236,7 +237,13 @@ impl Pool {
         self.0.state.lock().inflight.remove(&job.unique);
     }
 
+    /// To be called first on a thread that serves requests.
+    pub(crate) fn begin_thread(&self) {
+        (self.0.limits.on_thread)();
+    }
+
     fn worker(&self) {
+        self.begin_thread();
         let mut state = self.0.state.lock();
         loop {
             if let Some(job) = self.next(&mut state) {
@@ -268,7 +275,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     fn pool(threads: usize, requests: usize, bytes: usize) -> Pool {
-        Pool::new(Limits { threads, waiters: 2, requests, bytes })
+        Pool::new(Limits { threads, waiters: 2, requests, bytes, on_thread: || {} })
     }
 
     #[test]

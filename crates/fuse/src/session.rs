@@ -199,6 +199,27 @@ impl Session {
         }
     }
 
+    /// Whether the kernel lets go of it within `time`, after it was unmounted. It does not
+    /// while it shows elsewhere: bound to another directory, or in another name space.
+    pub fn ends_within(&self, time: std::time::Duration) -> bool {
+        let start = base::rt::now();
+        while self.core.receiving.load(Ordering::Acquire) > 0 {
+            let elsewhere = self.mount.as_ref().is_some_and(|m| !m.elsewhere().is_empty());
+            if elsewhere || start.elapsed() > time {
+                return false;
+            }
+            base::rt::sleep(std::time::Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Ends the connection, wherever the mount still shows; what is open there fails.
+    pub fn cut(&self) {
+        if let Some(mount) = &self.mount {
+            mount.cut();
+        }
+    }
+
     /// Changes whether the mount is read-only, and its `nosuid`, `nodev`, `noexec` and
     /// `noatime`; other options stay. Only root can.
     ///
@@ -303,6 +324,7 @@ impl Core {
             waiters: config.lock_waiters,
             requests: config.queue_requests.max(1),
             bytes: config.queue_bytes,
+            on_thread: config.on_thread,
         });
         Core {
             fs,
@@ -323,6 +345,7 @@ impl Core {
 
     /// A receiving thread's life.
     fn receive(self: &Arc<Self>, channel: &Arc<dyn Channel>) {
+        self.pool.begin_thread();
         let mut inbox = self.new_inbox();
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             inbox = self.take(channel, inbox, len);

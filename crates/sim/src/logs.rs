@@ -265,7 +265,11 @@ fn ended<T>(outcome: Outcome<std::result::Result<T, String>>) -> std::result::Re
 
 /// Runs a seed and records it.
 pub fn record(seed: u64, plant: Plant) -> Recorded {
-    let setup = setup(seed);
+    record_as(setup(seed), plant)
+}
+
+/// Runs a seed with other vdevs or threads than follow from it.
+pub fn record_as(setup: Setup, plant: Plant) -> Recorded {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let (s, d) = (setup.clone(), disks.clone());
     let run = run_with(setup.schedule(), move || body(&s, &d, plant));
@@ -369,8 +373,8 @@ impl Recorded {
     }
 
     /// Crashes after every `step`-th event since the file system was set up, with what was not
-    /// flushed lost, kept, and in one more way, on `threads` threads.
-    pub fn crash_everywhere(&self, step: usize, threads: usize) -> Tally {
+    /// flushed lost, kept, and in `more` other ways, on `threads` threads.
+    pub fn crash_everywhere(&self, step: usize, more: u64, threads: usize) -> Tally {
         let mut tally = Tally::default();
         if let Some(why) = &self.failed {
             tally.failure = Some((self.setup.seed, 0, 0, why.clone()));
@@ -382,7 +386,7 @@ impl Recorded {
         let first = Mutex::new(None);
         fan_out(threads.max(1), |_| {
             while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
-                for seed in crash_seeds(self.setup.seed, event, 1) {
+                for seed in crash_seeds(self.setup.seed, event, more) {
                     if stop.load(Relaxed) {
                         return;
                     }

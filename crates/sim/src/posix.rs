@@ -317,7 +317,11 @@ fn ended<T>(outcome: Outcome<std::result::Result<T, String>>) -> std::result::Re
 
 /// Runs a seed and records it.
 pub fn record(seed: u64) -> Recorded {
-    let setup = setup(seed);
+    record_as(setup(seed))
+}
+
+/// Runs a seed with other vdevs, threads or operations than follow from it.
+pub fn record_as(setup: Setup) -> Recorded {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let (s, d) = (setup.clone(), disks.clone());
     let run = run_with(setup.schedule(), move || body(&s, &d));
@@ -496,9 +500,18 @@ impl Recorded {
         Ok(disks)
     }
 
-    /// Crashes after every event since the file system was set up, in the two extreme ways
-    /// and `more` others, on `threads` threads; ends with the first failure.
-    pub fn crash_everywhere(&self, more: u64, threads: usize) -> Tally {
+    /// As [`Recorded::crash`], with a cache of its own.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn crash_once(&self, event: u64, seed: u64) -> std::result::Result<Txg, String> {
+        let cache = BlockCache::of(CACHE).map_err(|e| e.to_string())?;
+        self.crash(event, seed, &Arc::new(cache))
+    }
+
+    /// Crashes after every `step`-th event since the file system was set up, in the two
+    /// extreme ways and `more` others, on `threads` threads; ends with the first failure.
+    pub fn crash_everywhere(&self, step: usize, more: u64, threads: usize) -> Tally {
         let mut tally = Tally::default();
         let failure = |crash, what| {
             let (seed, ops) = (self.setup.seed, self.done.clone());
@@ -508,8 +521,8 @@ impl Recorded {
             tally.failure = failure(None, why.clone());
             return tally;
         }
-        let points: Vec<u64> =
-            self.disks.crash_points().into_iter().filter(|p| *p >= self.start).collect();
+        let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
+        let points: Vec<u64> = points.step_by(step.max(1)).collect();
         let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let first: Mutex<Option<(u64, u64, String)>> = Mutex::new(None);
         let groups = Mutex::new(BTreeSet::new());

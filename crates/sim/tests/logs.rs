@@ -16,7 +16,7 @@ fn every_promise_of_the_log_survives() {
     while points < due {
         seed += 1;
         let recorded = logs::record(seed, Plant::Nothing);
-        let tally = recorded.crash_everywhere(step, base::rt::parallelism());
+        let tally = recorded.crash_everywhere(step, 1, base::rt::parallelism());
         assert!(tally.failure.is_none(), "{tally}");
         points += tally.points;
         images += tally.images;
@@ -31,7 +31,7 @@ fn every_promise_of_the_log_survives() {
 fn planted_bugs_are_found() {
     for plant in [Plant::NoFlush, Plant::ReplayTwice] {
         let found = (1..=6).find_map(|seed| {
-            logs::record(seed, plant).crash_everywhere(3, base::rt::parallelism()).failure
+            logs::record(seed, plant).crash_everywhere(3, 1, base::rt::parallelism()).failure
         });
         println!("{plant:?}: {found:?}");
         assert!(found.is_some(), "{plant:?}");

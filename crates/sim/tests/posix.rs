@@ -16,7 +16,7 @@ fn every_crash_point_of_a_file_system() {
     while points < due {
         seed += 1;
         let recorded = posix::record(seed);
-        let tally = recorded.crash_everywhere(1, base::rt::parallelism());
+        let tally = recorded.crash_everywhere(1, 1, base::rt::parallelism());
         if let Some(failure) = tally.failure {
             panic!("{failure}");
         }

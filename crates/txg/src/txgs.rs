@@ -351,6 +351,11 @@ impl Txgs {
         self.change(|state| state.failmode = failmode);
     }
 
+    /// What [`Txgs::set_failmode`] set.
+    pub fn failmode(&self) -> FailMode {
+        self.core.state.lock().failmode
+    }
+
     /// Why the pool is suspended, if it is.
     pub fn suspended(&self) -> Option<Error> {
         let state = self.core.state.lock();

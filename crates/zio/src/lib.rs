@@ -46,7 +46,7 @@ use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
 pub use hints::{Hints, Place};
-pub use outage::{Insist, Outage, insist, is_insisting};
+pub use outage::{Insist, Outage, be_patient, insist, is_insisting};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;

@@ -4,7 +4,9 @@
 //! A group that is being written can neither be given up nor finished while its devices
 //! are away. So what its writes cannot reach, and what its thread cannot read, is kept
 //! and tried again after the pool's owner had the devices opened anew ([`Outage`]).
-//! Everybody else is told of the error at once: only threads that [`insist`] wait.
+//! Threads that [`insist`] wait, whatever it takes. Those that [`be_patient`] wait as
+//! `failmode` says, wherever they are in what they do: somebody's system call that met the
+//! outage half-way goes on where it was. Everybody else is told of the error at once.
 //!
 //! # Invariants
 //! * Nobody waits here with a lock of this crate or a ticket of the cache.
@@ -23,29 +25,47 @@ pub trait Outage: Send + Sync {
     /// What must be done cannot be, because of `why`: waits until it may be tried again.
     /// False: it never will be.
     fn wait(&self, why: &Error) -> bool;
+
+    /// Somebody's call met `why`: waits if the pool is suspended, or is now because its
+    /// devices are gone, and those who use it are to wait. False: the call fails.
+    fn outlast(&self, why: &Error) -> bool;
+}
+
+/// What a thread does about devices that are gone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stance {
+    Fails,
+    Patient,
+    Insists,
 }
 
 thread_local! {
-    static INSISTS: Cell<bool> = const { Cell::new(false) };
+    static STANCE: Cell<Stance> = const { Cell::new(Stance::Fails) };
 }
 
 /// While it lives, reads of this thread wait for devices that are gone.
-pub struct Insist(bool);
+pub struct Insist(Stance);
 
 impl Drop for Insist {
     fn drop(&mut self) {
-        INSISTS.set(self.0);
+        STANCE.set(self.0);
     }
 }
 
 /// This thread waits for devices that are gone, if `insisting`.
 pub fn insist(insisting: bool) -> Insist {
-    Insist(INSISTS.replace(insisting))
+    let stance = if insisting { Stance::Insists } else { Stance::Fails };
+    Insist(STANCE.replace(stance))
 }
 
 /// Whether this thread waits for devices that are gone.
 pub fn is_insisting() -> bool {
-    INSISTS.get()
+    STANCE.get() == Stance::Insists
+}
+
+/// From now on, reads of this thread wait for a suspended pool as `failmode` says.
+pub fn be_patient() {
+    STANCE.set(Stance::Patient);
 }
 
 /// Whether an error may be gone when the device is back.
@@ -61,6 +81,18 @@ impl Zio {
 
     pub(crate) fn waits_for_devices(&self) -> bool {
         self.outage.read().is_some()
+    }
+
+    /// Whether a read of this thread that failed is to be tried again; waits until then.
+    pub(crate) fn tries_again(&self, error: &Error) -> bool {
+        match STANCE.get() {
+            Stance::Fails => false,
+            Stance::Insists => self.wait_out(error),
+            Stance::Patient => {
+                let outage = self.outage.read().clone();
+                is_of_device(error) && outage.is_some_and(|o| o.outlast(error))
+            }
+        }
     }
 
     /// Waits until what failed may be tried again; false if it is not to be.

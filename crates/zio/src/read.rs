@@ -11,7 +11,6 @@ use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
 use vdev::ReadReq;
 
-use crate::outage::is_insisting;
 use crate::{BlockKey, Caching, Io, Mode, Zio};
 
 /// One address of a block that could not be read, and why.
@@ -105,7 +104,7 @@ impl Zio {
     ) -> Result<(Buf, Option<SlotRef>)> {
         loop {
             match self.try_part(block, range.clone(), io) {
-                Err(e) if is_insisting() && self.wait_out(&e) => {}
+                Err(e) if self.tries_again(&e) => {}
                 other => return other,
             }
         }

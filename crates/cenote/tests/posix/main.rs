@@ -105,6 +105,18 @@ impl Rig {
         Rig { scratch, engine, pool, fs }
     }
 
+    /// Exports the pool and has it judged, without a look at each file.
+    fn end(self) {
+        let Rig { scratch, engine, pool, fs } = self;
+        fs.sync_all().unwrap();
+        drop(fs);
+        pool.export().unwrap();
+        drop(pool);
+        judge(&engine, &scratch);
+        let texts = zdb_texts(&scratch, &[&["-bcc", "tank"]]);
+        assert!(texts.iter().all(|space| space.contains("No leaks")), "{texts:?}");
+    }
+
     /// The last thing done with it.
     fn finish(self) {
         let Rig { scratch, engine, pool, fs } = self;

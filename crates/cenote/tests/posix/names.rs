@@ -214,3 +214,78 @@ fn old_file_systems() {
     rig.fs.unlink(&root(), d, b"a").unwrap();
     rig.finish();
 }
+
+/// Most memory that this process had, in MiB.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+}
+
+/// Tens of thousands of names (or `CENOTE_NAMES`): found, listed in pages while others come
+/// and go, and removed again; the directory's blocks go with the last of them.
+#[test]
+fn very_many_names() {
+    let many = std::env::var("CENOTE_NAMES").ok().map(|n| n.parse::<u64>().unwrap());
+    let names = many.unwrap_or(60_000);
+    let start = std::time::Instant::now();
+    let told = |what: &str| {
+        println!("{what}: {:.1} s, {} MiB at most", start.elapsed().as_secs_f64(), peak());
+    };
+    let rig = Rig::new("many", 512 * MB + names * 600);
+    let (of, dir) = (rig.dir(rig.root(), "of"), rig.dir(rig.root(), "dir"));
+    let files: Vec<_> = (0..100).map(|n| rig.file(of, &format!("f{n}"))).collect();
+    let name = |n: u64| format!("entry-{n:08}");
+    let fs = &rig.fs;
+    for n in 0..names {
+        fs.link(&root(), files[n as usize % 100], dir, name(n).as_bytes()).unwrap();
+    }
+    assert_eq!(rig.attrs(dir).size, names + 2);
+    told("linked");
+    let rig = rig.again();
+    let fs = &rig.fs;
+    told("imported again");
+    // What is there all the time is listed once, whatever comes and goes.
+    let (mut seen, mut cookie, mut round) = (vec![false; names as usize], Some(0), 0);
+    while let Some(at) = cookie {
+        let page = fs.readdir(dir, at, Io::WAIT).unwrap();
+        for e in &page.entries {
+            let Some(n) = e.name.strip_prefix(b"entry-") else { continue };
+            let n: usize = std::str::from_utf8(n).unwrap().parse().unwrap();
+            assert!(!std::mem::replace(&mut seen[n], true), "{n} twice");
+        }
+        cookie = page.next;
+        for n in round * 7..round * 7 + 7 {
+            fs.link(&root(), files[0], dir, format!("new-{n}").as_bytes()).unwrap();
+            if n % 2 == 0 {
+                fs.unlink(&root(), dir, format!("new-{n}").as_bytes()).unwrap();
+            }
+        }
+        round += 1;
+    }
+    assert!(seen.into_iter().all(|s| s));
+    told("listed");
+    for n in (0..names).step_by(997) {
+        let found = fs.lookup(dir, name(n).as_bytes(), Io::WAIT).unwrap();
+        assert_eq!(found.id, files[n as usize % 100]);
+    }
+    assert_eq!(kind(fs.lookup(dir, b"entry", Io::WAIT)), ErrorKind::NotFound);
+    assert_eq!(kind(fs.rmdir(&root(), rig.root(), b"dir")), ErrorKind::NotEmpty);
+    told("looked up");
+    if many.is_some() {
+        for n in (0..names).step_by(10) {
+            fs.unlink(&root(), dir, name(n).as_bytes()).unwrap();
+        }
+        told("removed every tenth");
+        rig.end();
+        told("exported and judged");
+        return;
+    }
+    for name in rig.list(dir) {
+        fs.unlink(&root(), dir, name.as_bytes()).unwrap();
+    }
+    assert_eq!(rig.attrs(dir).size, 2);
+    assert!(files.iter().all(|f| rig.attrs(*f).nlink == 1));
+    fs.rmdir(&root(), rig.root(), b"dir").unwrap();
+    rig.finish();
+}

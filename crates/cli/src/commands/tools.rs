@@ -15,7 +15,8 @@ const SECTIONS: &[&str] = &["arc", "archits", "dmu", "l2arc", "spl", "tunables",
 const BENCHES: &[&str] =
     &["cached", "poison", "du", "stress", "write", "codecs", "fuse-null", "cache"];
 const LAYOUTS: &[&str] = &["single", "stripe", "mirror", "raidz", "raidz2", "classes"];
-const WORKLOADS: &[&str] = &["mixed", "files", "zaps", "datasets", "churn", "full", "short"];
+const WORKLOADS: &[&str] =
+    &["mixed", "files", "zaps", "datasets", "churn", "full", "short", "posix", "logs"];
 const PLANTS: &[&str] = &[
     "uberblock-before-flush",
     "label-order",

@@ -83,6 +83,13 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "online",
+        about: "take devices back that were gone",
+        synopsis: "online <pool> <device> ...",
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
         name: "labelclear",
         about: "wipe the labels of a device",
         synopsis: "labelclear [-f] <vdev>",

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use base::{Error, ErrorKind, Result};
 use cenote::props::{PropData, dataset_prop};
 
-use crate::engine::{Dataset, DatasetKind};
+use crate::engine::{Atime, Dataset, DatasetKind};
 use crate::proto::Mounted;
 
 /// How a dataset is to be mounted.
@@ -39,6 +39,10 @@ pub(crate) struct MountOptions {
     pub(crate) direct_io: bool,
     /// Requests come over io_uring where the kernel offers that.
     pub(crate) io_uring: bool,
+    /// How access times are kept, if not as the properties say.
+    pub(crate) atime: Option<Atime>,
+    /// Those of directories do not change.
+    pub(crate) nodiratime: bool,
 }
 
 /// A mounted file system.
@@ -195,12 +199,13 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         snapdir_disabled: snapdir == "disabled",
         posix_acl: word(dataset, "acltype")? == "posix",
         direct_io: false,
-        io_uring: true,
+        io_uring: false,
+        atime: None,
+        nodiratime: false,
     })
 }
 
-/// Mount options given by hand, over those of the properties. How access times are kept
-/// the property alone says: their options are taken as they are.
+/// Mount options given by hand, over those of the properties.
 ///
 /// # Errors
 /// `Invalid` for an option that is unknown or cannot be granted, such as `rw` where
@@ -224,7 +229,17 @@ pub(crate) fn override_with(
             "noio_uring" => options.io_uring = false,
             "ro" => options.read_only = true,
             "rw" if writable => options.read_only = false,
-            "defaults" | "atime" | "noatime" | "relatime" | "norelatime" => {}
+            "noatime" => (options.noatime, options.atime) = (true, Some(Atime::Off)),
+            "strictatime" | "norelatime" => {
+                (options.noatime, options.atime) = (false, Some(Atime::On));
+            }
+            "relatime" => (options.noatime, options.atime) = (false, Some(Atime::Relatime)),
+            "atime" if options.noatime => {
+                (options.noatime, options.atime) = (false, Some(Atime::On));
+            }
+            "nodiratime" => options.nodiratime = true,
+            "diratime" => options.nodiratime = false,
+            "defaults" | "atime" => {}
             "rw" => return Err(Error::invalid("the pool is imported read-only")),
             other => return Err(Error::invalid(format!("invalid mount option '{other}'"))),
         }
@@ -368,7 +383,11 @@ mod tests {
             let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
             override_with(&mut options, &words, false).map(|()| options)
         };
-        assert_eq!(with(&["noatime", ""]).unwrap(), from);
+        assert_eq!(with(&["atime", ""]).unwrap(), from);
+        let o = with(&["strictatime,nodiratime"]).unwrap();
+        assert!(o.atime == Some(Atime::On) && o.nodiratime && !o.noatime);
+        let o = with(&["noatime", "diratime"]).unwrap();
+        assert!(o.atime == Some(Atime::Off) && !o.nodiratime && o.noatime);
         assert!(with(&["ro"]).unwrap().read_only);
         let o = with(&["suid,nodev", "noexec"]).unwrap();
         assert_eq!((o.nosuid, o.nodev, o.noexec), (false, true, true));

@@ -8,15 +8,17 @@ mod gone;
 pub(crate) mod kstats;
 mod node;
 mod ops;
+mod pages;
 pub(crate) mod volumes;
 mod write;
 mod zfs;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::rt::Mutex;
-use base::{ErrorKind, Result};
+use base::{Error, ErrorKind, Result};
 use fuse::{Config, DevTransport, Session, Transport, UnmountOptions, UringTransport};
 use rustix::process::geteuid;
 
@@ -53,6 +55,8 @@ impl Mounter for FuseMounter {
             atomic_o_trunc: false,
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
+            // Whoever meets a suspended pool waits, whatever the call.
+            on_thread: cenote::be_patient,
             ..Config::default()
         };
         let transport: &dyn Transport = match options.io_uring {
@@ -98,6 +102,9 @@ fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::Mo
     }
 }
 
+/// How long the kernel may take to let go of what was unmounted.
+const LETS_GO: Duration = Duration::from_secs(10);
+
 /// A mount that a session serves.
 struct FuseMount {
     session: Session,
@@ -107,14 +114,31 @@ struct FuseMount {
     now: Mutex<MountOptions>,
 }
 
+impl FuseMount {
+    /// It was unmounted here. One that shows elsewhere, too, stays in the table: the kernel
+    /// would not see in one mount what is changed through another.
+    fn settle(&self, force: bool) -> Result<()> {
+        let mut ends = self.session.ends_within(LETS_GO);
+        if force && !ends {
+            self.session.cut();
+            ends = self.session.ends_within(LETS_GO);
+        }
+        if !ends {
+            let text = "its directory is free, but it still shows elsewhere (bound to another \
+                        directory, or in another mount namespace); -f ends it there";
+            return Err(Error::invalid(text));
+        }
+        self.session.join();
+        Ok(())
+    }
+}
+
 impl MountedFs for FuseMount {
     fn unmount(&self, force: bool) -> Result<()> {
         let root = geteuid().is_root();
         match self.session.unmount(UnmountOptions::default()) {
-            Ok(()) => {
-                self.session.join();
-                Ok(())
-            }
+            Ok(()) => self.settle(force),
+            Err(e) if force && e.kind() == ErrorKind::NotFound => self.settle(true),
             Err(e) if force && e.kind() == ErrorKind::Busy => {
                 self.session.unmount(UnmountOptions { lazy: true, force: root })?;
                 // Aborting, which only root may, ends the session at once; else it

@@ -27,7 +27,7 @@ impl Filesystem for ZfsMount {
     }
 
     fn lookup(&self, _: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
-        match self.patiently(mode, || self.find(mode, parent, name)) {
+        match self.find(mode, parent, name) {
             // By its number alone: it was removed.
             Err(Errno::ENOENT) if name == b"." => Err(Errno::ESTALE),
             // Only the kernel makes names, and it forgets then; snapshots come and go.
@@ -52,7 +52,7 @@ impl Filesystem for ZfsMount {
         let attr = match self.node(node)? {
             Node::Object(space, id) => {
                 let fs = self.space(space)?;
-                match self.patiently(mode, || fs.attrs(id, io(mode)).map_err(stale)) {
+                match fs.attrs(id, io(mode)).map_err(stale) {
                     Ok(attrs) => self.object_attr(space, &fs, &attrs),
                     Err(e) => self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?,
                 }
@@ -71,7 +71,7 @@ impl Filesystem for ZfsMount {
             }
         };
         let fs = self.space(space)?;
-        let attrs = match self.patiently(mode, || fs.attrs(id, io(mode)).map_err(stale)) {
+        let attrs = match fs.attrs(id, io(mode)).map_err(stale) {
             Ok(attrs) => attrs,
             Err(e) => {
                 let attr = self.gone.get(node).filter(|_| e == Errno::ESTALE).ok_or(e)?;
@@ -96,7 +96,7 @@ impl Filesystem for ZfsMount {
 
     fn readlink(&self, _: &Request, mode: Mode, node: u64) -> Answer<Data> {
         let (fs, id) = self.object(node, Errno::EINVAL)?;
-        let target = self.patiently(mode, || fs.readlink(id, io(mode)).map_err(stale))?;
+        let target = fs.readlink(id, io(mode)).map_err(stale)?;
         Ok(Data::copy_of(&target))
     }
 
@@ -163,17 +163,19 @@ impl Filesystem for ZfsMount {
 
     fn read(&self, _: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
         let (fs, id) = self.object(args.node, Errno::EISDIR)?;
+        self.reads(args.node, args.flags);
         let len = usize::try_from(args.size).unwrap_or(usize::MAX);
-        let read = || fs.read(id, args.offset, len, io(mode)).map_err(stale);
-        let data = self.patiently(mode, read)?;
-        if self.is_own(args.node) {
-            fs.accessed(id);
-        }
+        let data = fs.read(id, args.offset, len, io(mode)).map_err(stale)?;
+        self.accessed(args.node, false);
         Ok(data.into())
     }
 
     fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> Answer<u32> {
-        self.write_file(req, args, &data)
+        let done = self.write_file(req, args, &data);
+        if !args.from_cache {
+            self.wrote(args, data.len());
+        }
+        done
     }
 
     fn flush(&self, _: &Request, _: u64, _: u64, _: u64) -> Answer<()> {
@@ -206,7 +208,9 @@ impl Filesystem for ZfsMount {
         offset: u64,
         sink: &mut DirSink,
     ) -> Answer<()> {
-        self.list(mode, node, offset, sink, false)
+        self.list(mode, node, offset, sink, false)?;
+        self.listed(node, offset);
+        Ok(())
     }
 
     fn readdirplus(
@@ -218,7 +222,9 @@ impl Filesystem for ZfsMount {
         offset: u64,
         sink: &mut DirSink,
     ) -> Answer<()> {
-        self.list(mode, node, offset, sink, true)
+        self.list(mode, node, offset, sink, true)?;
+        self.listed(node, offset);
+        Ok(())
     }
 
     fn statfs(&self, _: &Request, mode: Mode, _: u64) -> Answer<Statfs> {
@@ -234,7 +240,7 @@ impl Filesystem for ZfsMount {
         if self.is_own(node) {
             self.check_acl_name(name)?;
         }
-        match self.patiently(mode, || fs.get_xattr(id, name, io(mode)).map_err(stale))? {
+        match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
             Some(value) => Ok(Data::copy_of(&value)),
             None => Err(Errno::ENODATA),
         }

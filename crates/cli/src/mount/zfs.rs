@@ -36,7 +36,6 @@
 //! write of each file; that goes here then, whoever writes.
 //!
 //! # Departures from OpenZFS
-//! Listings of directories of a suspended pool give `EIO` where others wait.
 //! Snapshots are part of the dataset's mount instead of mounts of their own: they
 //! share its device number. `syncfs` and `sync` do not reach a FUSE server that is not
 //! virtiofs: what they should make durable is so with the next group.
@@ -52,13 +51,15 @@ use std::time::Duration;
 use base::rt::RwLock;
 use base::{ErrorKind, ObjectId, Result};
 use cenote::props::PropData;
-use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp};
+use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp, WriteArgs};
 
 use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
+use super::pages::Pages;
+use super::write::DIRECT;
 use crate::daemon::MountOptions;
-use crate::engine::{Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
+use crate::engine::{Atime, Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
@@ -81,6 +82,20 @@ struct Spaces {
 /// The snapshots by name, with their creation.
 type Snapshots = Arc<Vec<(Vec<u8>, Timestamp)>>;
 
+/// How a mount's access times are kept.
+#[derive(Clone, Copy)]
+struct Access {
+    /// If not as the properties say.
+    rule: Option<Atime>,
+    not_of_dirs: bool,
+}
+
+impl Access {
+    fn of(options: &MountOptions) -> Access {
+        Access { rule: options.atime, not_of_dirs: options.nodiratime }
+    }
+}
+
 /// A mounted dataset.
 pub(super) struct ZfsMount {
     dataset: Dataset,
@@ -96,6 +111,8 @@ pub(super) struct ZfsMount {
     pub(super) exact: bool,
     /// `readonly`, by the property or the mount's options.
     read_only: AtomicBool,
+    /// How access times are kept.
+    access: RwLock<Access>,
     visible: AtomicBool,
     has_ctl: AtomicBool,
     notifier: OnceLock<Notifier>,
@@ -106,6 +123,7 @@ pub(super) struct ZfsMount {
     /// Handles for writing alone pass the page cache by.
     pub(super) direct_writes: AtomicBool,
     pub(super) gone: Gone,
+    pages: Arc<Pages>,
 }
 
 fn number(dataset: &Dataset, name: &str) -> Result<u64> {
@@ -179,6 +197,9 @@ const SET_ID: u32 = 0o6_000;
 
 /// How long attributes may be believed of what is not on disk as it is.
 const DIRTY_TTL: Duration = Duration::from_secs(2);
+/// Of `open(2)`.
+const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+
 /// Seconds after a change in which a group may not yet be on disk.
 const FRESH: i64 = 30;
 
@@ -205,6 +226,7 @@ impl ZfsMount {
             writable,
             exact,
             read_only: AtomicBool::new(options.read_only),
+            access: RwLock::new(Access::of(options)),
             snapshots: RwLock::new((None, 0)),
             visible: AtomicBool::new(options.snapdir_visible),
             has_ctl: AtomicBool::new(!options.snapdir_disabled),
@@ -213,6 +235,7 @@ impl ZfsMount {
             posix_acl: options.posix_acl,
             direct_writes: AtomicBool::new(false),
             gone: Gone::default(),
+            pages: Arc::default(),
         })
     }
 
@@ -224,6 +247,7 @@ impl ZfsMount {
     /// Options changed that are no flags of the kernel's.
     pub(super) fn follow(&self, options: &MountOptions) {
         self.read_only.store(options.read_only, Relaxed);
+        *self.access.write() = Access::of(options);
         self.visible.store(options.snapdir_visible, Relaxed);
         self.has_ctl.store(!options.snapdir_disabled, Relaxed);
         self.tell(|n| n.inval_entry(fuse::ROOT_ID, CTL_NAME));
@@ -258,6 +282,37 @@ impl ZfsMount {
     fn tell(&self, what: impl FnOnce(&Notifier) -> fuse::Result<()>) {
         if let Some(notifier) = self.notifier.get() {
             let _unmounted = what(notifier);
+        }
+    }
+
+    /// A file is about to be read, open with these flags.
+    pub(super) fn reads(&self, node: u64, flags: u32) {
+        if self.writable && !self.direct_io && flags & O_DIRECT == 0 {
+            self.pages.are_read(node);
+        }
+    }
+
+    /// A range of a file was written, and the writer has no answer yet.
+    pub(super) fn wrote(&self, args: &WriteArgs, len: usize) {
+        let around = args.handle == DIRECT || args.flags & O_DIRECT != 0;
+        if around && !self.direct_io {
+            self.pages.are_old(self.notifier.get(), args.node, args.offset, len);
+        }
+    }
+
+    /// A file or a directory was read.
+    pub(super) fn accessed(&self, node: u64, is_dir: bool) {
+        let Ok(Node::Object(0, id)) = self.node(node) else { return };
+        let access = *self.access.read();
+        if self.check_writable().is_ok() && !(is_dir && access.not_of_dirs) {
+            self.fs.accessed_as(id, access.rule);
+        }
+    }
+
+    /// Part of a directory was listed: each listing counts once.
+    pub(super) fn listed(&self, node: u64, offset: u64) {
+        if offset == 0 {
+            self.accessed(node, true);
         }
     }
 
@@ -332,18 +387,6 @@ impl ZfsMount {
     /// Whether calls may be waiting for devices that are gone.
     pub(super) fn is_suspended(&self) -> bool {
         self.dataset.is_suspended()
-    }
-
-    /// What reads of a suspended pool's devices get with `failmode=wait`: nothing, until it
-    /// goes on.
-    pub(super) fn patiently<T>(&self, mode: Mode, read: impl Fn() -> Answer<T>) -> Answer<T> {
-        loop {
-            match read() {
-                Err(Errno::EIO | Errno::ENXIO)
-                    if mode == Mode::Blocking && self.dataset.outlast() => {}
-                other => return other,
-            }
-        }
     }
 
     pub(super) fn root(&self) -> ObjectId {

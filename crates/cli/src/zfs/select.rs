@@ -49,7 +49,7 @@ pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
             _ => {}
         }
     }
-    let legal = |c: char| c.is_ascii_alphanumeric() || "-_.: /@#%".contains(c);
+    let legal = |c: char| c.is_ascii_alphanumeric() || "-_.: /@#".contains(c);
     if let Some(c) = name.chars().find(|c| !legal(*c)) {
         return wrong(&format!("invalid character '{c}' in name"));
     }

@@ -118,6 +118,39 @@ pub(super) fn clear(argv: &[OsString]) -> Result<Exit> {
     }
 }
 
+/// `zpool online <pool> <device> ...`: devices that came back are taken back. None is ever
+/// taken offline by hand, so that there is nothing else to undo.
+pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("online", argv) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut words = parsed.words();
+    if words.len() < 2 {
+        let text = if words.is_empty() { "missing pool name" } else { "missing device name" };
+        return Ok(misuse("online", Some(text)));
+    }
+    let devices = words.split_off(1);
+    let name = match one_pool("online", words, "missing pool name")? {
+        Ok(name) => name,
+        Err(exit) => return Ok(exit),
+    };
+    let mut failed = false;
+    for device in devices {
+        let wish = Change::Clear(Some(device.clone()));
+        if let Err(e) = ask(&name, wish, command("online", argv)) {
+            let why = e.message();
+            let about = format!("cannot clear errors for {device}: ");
+            match why.strip_prefix(about.as_str()) {
+                Some(why) => ui::err(&format!("cannot online {device}: {why}")),
+                None => ui::err(why),
+            }
+            failed = true;
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
 /// `zpool labelclear [-f] <vdev>`
 pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
     let parsed = match options("labelclear", argv) {

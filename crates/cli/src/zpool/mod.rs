@@ -29,11 +29,10 @@ use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 16] = [
+const MISSING: [&str; 15] = [
     "remove",
     "checkpoint",
     "prefetch",
-    "online",
     "offline",
     "reopen",
     "attach",
@@ -80,6 +79,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "add" => add::main(rest),
         "destroy" => change::destroy(rest),
         "clear" => change::clear(rest),
+        "online" => change::online(rest),
         "labelclear" => change::labelclear(rest),
         "reguid" => change::reguid(rest),
         "sync" => change::sync(rest),

@@ -96,6 +96,51 @@ fn quotas() {
         std::fs::remove_file(&big).unwrap();
     }
     super::put(&w.path("beside"), &noise(5, 30 << 20));
+    // What is not there cannot be set aside.
+    for args in [&["-V", "10G", "tank/v"][..], &["-o", "reservation=10G", "tank/v"]] {
+        let said = w.s.fail(1, &[&["zfs", "create"], args].concat());
+        assert_eq!(said, "cannot create 'tank/v': out of space\n");
+    }
+    w.zfs(&["create", "-s", "-V", "10G", "tank/v"]);
+    let said = w.s.fail(1, &["zfs", "create", "tank/a%"]);
+    assert_eq!(said, "cannot create 'tank/a%': invalid character '%' in name\n");
+    w.end();
+}
+
+/// The limit of everybody without one: it binds, an owner's own goes before it, it can be
+/// given at creation, is in the file system after an import, and can be taken away.
+#[test]
+fn default_quotas_of_owners() {
+    const USER: u32 = 65534;
+    let Some(w) = World::new("default-quota", 256, &["-O", "compression=off"]) else { return };
+    w.zfs(&["create", "-o", "defaultuserobjquota=20", "tank/made"]);
+    let get = |what: &str, of: &str| w.zfs(&["get", "-Hp", "-o", "value", what, of]);
+    assert_eq!(get("defaultuserobjquota", "tank/made"), "20\n");
+    let dir = w.path("dir");
+    std::fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::chown(&dir, Some(USER), Some(USER)).unwrap();
+    w.zfs(&["set", "defaultuserquota=6M", "tank"]);
+    let write = |n: u64| {
+        let to = format!("of={}/{n}", dir.display());
+        let args = ["if=/dev/urandom", "bs=64k", "count=16", "conv=fsync", "status=none", &to];
+        let said = super::run("dd", &args, Some(USER));
+        w.s.ok(&["zpool", "sync", "tank"]);
+        said
+    };
+    let fill = |from: u64| (from..from + 20).take_while(|n| write(*n).code == 0).count();
+    let first = fill(0);
+    assert!((4..=7).contains(&first), "{first}");
+    w.zfs(&["set", "userquota@65534=10M", "tank"]);
+    assert!((3..=5).contains(&fill(100)));
+    w.zfs(&["set", "userquota@65534=none", "tank"]);
+    assert_ne!(write(200).code, 0);
+    w.s.ok(&["zpool", "export", "tank"]);
+    w.s.ok(&["zpool", "import", "-d", &w.s.text("disks"), "tank"]);
+    assert_eq!(get("defaultuserquota", "tank"), format!("{}\n", 6 << 20));
+    assert_ne!(write(201).code, 0);
+    w.zfs(&["set", "defaultuserquota=none", "tank"]);
+    assert_eq!(w.zfs(&["get", "-H", "-o", "value", "defaultuserquota", "tank"]), "none\n");
+    assert_eq!(write(202).code, 0);
     w.end();
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, symlink};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, open, renameat_with};
@@ -235,6 +236,32 @@ fn names_that_are_one() {
     assert_eq!(std::fs::read(n.join("cafe\u{301}")).unwrap(), b"3");
     std::fs::remove_file(n.join("cafe\u{301}")).unwrap();
     assert_eq!(errno(File::open(n.join("caf\u{e9}"))), libc::ENOENT);
+    // Normalisation comes with UTF-8, and both are inherited; what is below may differ.
+    let get = |what: &str, of: &str| w.zfs(&["get", "-H", "-o", "value", what, of]);
+    w.zfs(&["create", "tank/n/below"]);
+    assert_eq!(get("utf8only,normalization", "tank/n/below"), "on\nformD\n");
+    for dir in [n.clone(), n.join("below")] {
+        let bad = dir.join(std::ffi::OsStr::from_bytes(b"\xff\xfe"));
+        assert_eq!(errno(File::create(bad)), libc::EILSEQ);
+    }
+    let fixed = w.s.fail(1, &["zfs", "set", "utf8only=off", "tank/n"]);
+    assert!(fixed.contains("readonly"), "{fixed}");
+
+    // Mixed: as if the case mattered, since nobody can ask on Linux that it does not.
+    w.zfs(&["create", "-o", "casesensitivity=mixed", "-o", "utf8only=on", "tank/m"]);
+    assert_eq!(get("casesensitivity", "tank/m"), "mixed\n");
+    let m = w.path("m");
+    for (name, text) in [("Name", "1"), ("NAME", "2"), ("name", "3")] {
+        std::fs::write(m.join(name), text).unwrap();
+    }
+    assert_eq!(errno(File::open(m.join("nAME"))), libc::ENOENT);
+    std::fs::rename(m.join("NAME"), m.join("nAME")).unwrap();
+    std::fs::remove_file(m.join("Name")).unwrap();
+    w.zfs(&["unmount", "tank/m"]);
+    w.zfs(&["mount", "tank/m"]);
+    let text = |name: &str| std::fs::read_to_string(m.join(name)).unwrap();
+    assert_eq!((text("nAME"), text("name")), ("2".to_owned(), "3".to_owned()));
+    assert_eq!(errno(File::create(m.join(std::ffi::OsStr::from_bytes(b"a\xff")))), libc::EILSEQ);
     w.end();
 }
 

@@ -298,6 +298,59 @@ fn a_disk_that_vanishes_and_returns() {
     judge_disks(s);
 }
 
+/// Nobody writes, and the disk is gone: the first who must read it finds out. Listings,
+/// look-ups and removals wait for it, and then do what they would have done.
+#[test]
+fn who_reads_waits() {
+    let Some(usb) = Usb::new("readers") else { return };
+    let (s, mnt) = (&usb.inner, usb.create(&[&usb.disk]));
+    let dir = mnt.join("dir");
+    std::fs::create_dir(&dir).unwrap();
+    const NAMES: usize = 1500;
+    for n in 0..NAMES {
+        File::create(dir.join(format!("name-{n}"))).unwrap();
+    }
+    let import = || {
+        s.ok(&["zpool", "export", "tank"]);
+        s.ok(&["zpool", "import", "-d", &usb.outer.text("mnt"), "tank"]);
+    };
+    let list = |dir: &Path| {
+        let all = std::fs::read_dir(dir)?.map(|e| e.map(|e| e.file_name()));
+        all.collect::<std::io::Result<std::collections::BTreeSet<_>>>()
+    };
+    import();
+    kill(&usb.outer);
+    let at = dir.clone();
+    let listing = beside(move || list(&at).map_err(|e| e.raw_os_error()));
+    eventually("nobody noticed", || is_suspended(s));
+    let at = dir.join("name-7");
+    let found = beside(move || std::fs::symlink_metadata(at).map(|m| m.len()));
+    let at = dir.join("name-9");
+    let removed = beside(move || std::fs::remove_file(at));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(listing.try_recv().is_err() && found.try_recv().is_err());
+    assert!(removed.try_recv().is_err());
+    usb.back();
+    s.ok(&["zpool", "clear", "tank"]);
+    let listed = came_of(&listing).unwrap();
+    assert!((NAMES - 1..=NAMES).contains(&listed.len()), "{}", listed.len());
+    assert_eq!(came_of(&found).unwrap(), 0);
+    came_of(&removed).unwrap();
+    assert_eq!(list(&dir).unwrap().len(), NAMES - 1);
+
+    // Nobody is to wait: an error, and no suspension by who only reads.
+    s.ok(&["zpool", "set", "failmode=continue", "tank"]);
+    import();
+    kill(&usb.outer);
+    assert_eq!(list(&dir).unwrap_err().raw_os_error(), Some(libc::EIO));
+    usb.back();
+    s.ok(&["zpool", "clear", "tank"]);
+    eventually("it stays gone", || list(&dir).is_ok_and(|l| l.len() == NAMES - 1));
+    s.ok(&["zpool", "export", "tank"]);
+    std::fs::copy(&usb.disk, s.dir("disks").join("disk")).unwrap();
+    judge_disks(s);
+}
+
 /// One half of a mirror vanishes: the pool goes on, degraded; the half that is back has
 /// none of what was written meanwhile, and is never asked for it.
 #[test]
@@ -315,7 +368,9 @@ fn half_a_mirror_vanishes() {
     });
     assert!(s.ok(&["zpool", "status", "tank"]).contains("\n state: DEGRADED\n"));
     usb.back();
-    s.ok(&["zpool", "clear", "tank", &usb.disk]);
+    s.ok(&["zpool", "online", "tank", &usb.disk]);
+    let none = s.fail(1, &["zpool", "online", "tank", "nothing"]);
+    assert_eq!(none, "cannot online nothing: no such device in pool\n");
     let status = s.ok(&["zpool", "status", "tank"]);
     assert!(status.contains("out of date") && !status.contains("FAULTED"), "{status}");
     assert_eq!(write_files(mnt.clone(), 8, 2), (2, None));

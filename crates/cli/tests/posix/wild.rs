@@ -121,7 +121,48 @@ fn unmounted_in_use() {
     let bound = w.s.dir("bound");
     assert_eq!(run("mount", &["--bind", &at, bound.to_str().unwrap()], None).code, 0);
     assert_eq!(std::fs::read(bound.join("file")).unwrap(), b"moreent!");
+    let elsewhere = w.s.fail(1, &["zfs", "unmount", "tank/a"]);
+    assert!(elsewhere.contains("still shows elsewhere"), "{elsewhere}");
+    assert!(!file.exists());
+    put(&bound.join("file"), b"bound");
+    let there = w.s.fail(1, &["zfs", "mount", "tank/a"]);
+    assert!(there.contains("already mounted"), "{there}");
     assert_eq!(run("umount", &[bound.to_str().unwrap()], None).code, 0);
+    let begin = std::time::Instant::now();
+    while w.s.say(&["zfs", "mount", "tank/a"]).code != 0 {
+        assert!(begin.elapsed().as_secs() < 20, "it is never mounted again");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"bound");
+    // By force it goes there, too.
+    assert_eq!(run("mount", &["--bind", &at, bound.to_str().unwrap()], None).code, 0);
+    let mut held = OpenOptions::new().read(true).open(bound.join("file")).unwrap();
+    w.zfs(&["unmount", "-f", "tank/a"]);
+    assert!(held.read(&mut [0; 4]).is_err() && !bound.join("file").exists());
+    drop(held);
+    // Another mount namespace has its own copy of the mount, in which it goes on.
+    w.zfs(&["mount", "tank/a"]);
+    if has("unshare") {
+        let mut other = std::process::Command::new("unshare")
+            .args(["-m", "--propagation", "private", "sh", "-c"])
+            .arg(format!("echo; read go; echo late >{at}/late; cat {at}/file; read go"))
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut to, from) = (other.stdin.take().unwrap(), other.stdout.take().unwrap());
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(from));
+        assert_eq!(lines.next().unwrap().unwrap(), "");
+        w.zfs(&["unmount", "-f", "tank/a"]);
+        w.zfs(&["mount", "tank/a"]);
+        assert_eq!(std::fs::read(&file).unwrap(), b"bound");
+        // What was ended there stays ended, and who is there goes on.
+        to.write_all(b"\n\n").unwrap();
+        drop(to);
+        let _whatever_failed = lines.next();
+        other.wait().unwrap();
+        assert!(!w.path("a/late").exists());
+    }
     w.end();
 }
 

@@ -59,6 +59,9 @@ pub struct PropChange {
     pub change: Change,
 }
 
+/// Properties that set space aside.
+const RESERVATIONS: [&str; 2] = ["reservation", "refreservation"];
+
 /// The word `off` of property `dedup`.
 const DEDUP_OFF: u64 = 2;
 
@@ -423,6 +426,12 @@ impl Writer {
             }
             cx.check_limit(parent, "filesystem_limit", "com.joyent:filesystem_count", 1)?;
             list.iter().try_for_each(|(name, value)| check_value(cx.read(), name, value))?;
+            let reserves = |p: &&(String, Stored)| RESERVATIONS.contains(&p.0.as_str());
+            let wanted = list.iter().filter(reserves).filter_map(|p| p.1.number()).max();
+            let room = || available(cx.read(), parent, cx.writer.usable());
+            if wanted.map_or(Ok(false), |n| room().map(|room| n > room))? {
+                return Err(Error::new(ErrorKind::NoSpace, "out of space").in_dataset(&name));
+            }
             Ok(parent)
         };
         let act = move |cx: &mut TaskCx<'_>, parent| {

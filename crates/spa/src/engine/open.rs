@@ -154,7 +154,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         txgs.set_limits(limits);
     }
     let uberblock_txg = uberblock.txg;
-    let outages = Outages::new(&txgs);
+    let outages = Outages::new(&txgs, &zio);
     if options.resumes {
         zio.set_outage(Arc::clone(&outages) as Arc<dyn zio::Outage>);
         zio.set_tree(tree.with_outdated());

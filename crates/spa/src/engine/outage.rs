@@ -11,6 +11,11 @@
 //! that is not whole is not, and the pool stays suspended for good: it is imported again,
 //! as after a crash, and loses nothing that was synced.
 //!
+//! Readers find out, too: when somebody's read fails and too few devices answer at all, the
+//! pool is suspended then, and the reader waits ([`zio::Outage::outlast`]), unless
+//! `failmode` is `continue`. A block that cannot be read on devices that answer is an
+//! error.
+//!
 //! A leaf that missed groups is degraded when it is back: nobody reads these from it, and
 //! they are not written to it again (no resilver yet).
 //!
@@ -27,17 +32,18 @@
 
 use std::cmp::Ordering;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Weak};
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::Device;
 use dmu::traverse::{self, Bookmark, Flow, Visitor};
 use ondisk::BlkPtr;
+use ondisk::label::LABEL_SIZE;
 use ondisk::uberblock::Uberblock;
-use txg::Txgs;
+use txg::{FailMode, Txgs};
 use vdev::{Aux, LeafSpec, Node, State as VdevState, Tree, Verdict};
 use zio::{Outage, Zio};
 
@@ -47,9 +53,13 @@ use crate::labels::LeafLabels;
 use crate::leaves::{Leaves, Purpose};
 use crate::write::commit::CHOSEN_MAX;
 
+/// Bytes read of a device to see whether it answers.
+const PROBE: usize = 8192;
+
 /// What an outage leaves to be done.
 pub(super) struct Outages {
     txgs: Arc<Txgs>,
+    zio: Weak<Zio>,
     /// The group being written saw one.
     suspect: AtomicBool,
     /// Devices came back that have old labels.
@@ -63,9 +73,10 @@ pub(super) struct Outages {
 }
 
 impl Outages {
-    pub(super) fn new(txgs: &Arc<Txgs>) -> Arc<Outages> {
+    pub(super) fn new(txgs: &Arc<Txgs>, zio: &Arc<Zio>) -> Arc<Outages> {
         Arc::new(Outages {
             txgs: Arc::clone(txgs),
+            zio: Arc::downgrade(zio),
             suspect: AtomicBool::new(false),
             relabel: AtomicBool::new(false),
             attempt: Mutex::new(None),
@@ -73,6 +84,26 @@ impl Outages {
             write_errors: AtomicU64::new(0),
         })
     }
+
+    /// Whether so many devices do not answer that the pool cannot go on.
+    fn devices_are_gone(&self) -> bool {
+        let Some(zio) = self.zio.upgrade() else { return false };
+        let tree = zio.tree();
+        let silent = tree
+            .leaves()
+            .filter(|(_, n)| n.readable() && n.device().is_some_and(|device| !answers(&**device)));
+        let (state, aux) = (VdevState::Unavail, Aux::TooManyErrors);
+        let gone: Vec<Verdict> =
+            silent.map(|(_, n)| Verdict { guid: n.guid(), state, aux: aux.clone() }).collect();
+        !gone.is_empty() && !tree.with_verdicts(&gone).root().readable()
+    }
+}
+
+/// Whether a device reads its first or its second label.
+fn answers(device: &dyn Device) -> bool {
+    let label = |n: u64| device::Io::read(n * LABEL_SIZE, PROBE);
+    let done = device::submit_and_wait(device, vec![label(0), label(1)]);
+    done.into_iter().any(|completion| completion.into_read().is_ok())
 }
 
 impl Outage for Outages {
@@ -81,6 +112,18 @@ impl Outage for Outages {
         let resumed = self.txgs.wait_resumed();
         self.suspect.fetch_or(resumed, Relaxed);
         resumed
+    }
+
+    fn outlast(&self, why: &Error) -> bool {
+        if self.txgs.suspended().is_none() {
+            if self.txgs.failmode() != FailMode::Wait || !self.devices_are_gone() {
+                return false;
+            }
+            // What they had taken may be lost, whether or not the sync thread hears of it.
+            self.suspect.store(true, Relaxed);
+            self.txgs.suspend(Error::new(ErrorKind::Io, why.to_string()));
+        }
+        self.txgs.wait_running().is_ok()
     }
 }
 

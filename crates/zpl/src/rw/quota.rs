@@ -22,6 +22,7 @@ const TABLE: ObjType = ObjType(40);
 const VERSION_ACCOUNTS: u64 = 4;
 /// Bytes that a new table makes dirty.
 const NEW_TABLE: u64 = 64 << 10;
+const WHO: [&str; 3] = ["user", "group", "project"];
 const KINDS: [SpaceKind; 3] = [SpaceKind::User, SpaceKind::Group, SpaceKind::Project];
 
 /// Who is charged for an object.
@@ -125,6 +126,61 @@ impl FileSystem {
         if over(false) || over(true) { Err(over_quota()) } else { Ok(()) }
     }
 
+    /// Whether this is accounted here, and so can be limited.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    fn check_counted(&self, of: SpaceKind, objects: bool) -> Result<()> {
+        let counted = self.os().props()?;
+        let known = self.props().version >= VERSION_ACCOUNTS
+            && (!objects || counted.count_objects)
+            && (of != SpaceKind::Project || counted.count_projects);
+        let none = || Error::unsupported("this is not accounted in this file system");
+        known.then_some(()).ok_or_else(none)
+    }
+
+    /// The limits of those without one of their own, in bytes and in objects; 0 is none.
+    pub fn default_quotas(&self, of: SpaceKind) -> (u64, u64) {
+        let quotas = self.quota_objects(of);
+        (quotas.default_bytes, quotas.default_objects)
+    }
+
+    /// Sets the limit of every user, group or project without one of its own; 0 takes it
+    /// away.
+    ///
+    /// # Errors
+    /// As [`FileSystem::set_quota`].
+    pub fn set_default_quota(&self, of: SpaceKind, objects: bool, limit: u64) -> Result<()> {
+        let (rw, _) = self.rw()?;
+        self.check_counted(of, objects)?;
+        let _tables = rw.layouts.lock();
+        let mut all = KINDS.map(|kind| self.quota_objects(kind));
+        let quotas = &mut all[of as usize];
+        let held = if objects { &mut quotas.default_objects } else { &mut quotas.default_bytes };
+        if *held == limit {
+            return Ok(());
+        }
+        *held = limit;
+        let cost = entry_cost(&self.object(MASTER_NODE, Io::WAIT)?);
+        let tx = rw.host.begin(cost + 2 * DNODE_BLOCK, limit == 0)?;
+        let key = format!("default{}{}quota", WHO[of as usize], if objects { "obj" } else { "" });
+        {
+            let _turn = rw.turns.take(MASTER_NODE);
+            match limit {
+                0 => match zaps::remove(self.os(), &tx, MASTER_NODE, key.as_bytes()) {
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    other => other?,
+                },
+                _ => {
+                    let limit = ZapValue::from_u64(limit);
+                    zaps::update(self.os(), &tx, MASTER_NODE, key.as_bytes(), &limit)?;
+                }
+            }
+        }
+        *rw.quotas.write() = Some(all);
+        Ok(())
+    }
+
     /// Sets the limit of a user, group or project, in bytes or in objects; 0 takes it away.
     ///
     /// # Errors
@@ -132,13 +188,7 @@ impl FileSystem {
     /// tables.
     pub fn set_quota(&self, of: SpaceKind, id: u64, objects: bool, limit: u64) -> Result<()> {
         let (rw, _) = self.rw()?;
-        let counted = self.os().props()?;
-        let known = self.props().version >= VERSION_ACCOUNTS
-            && (!objects || counted.count_objects)
-            && (of != SpaceKind::Project || counted.count_projects);
-        if !known {
-            return Err(Error::unsupported("this is not accounted in this file system"));
-        }
+        self.check_counted(of, objects)?;
         let _tables = rw.layouts.lock();
         let mut all = KINDS.map(|kind| self.quota_objects(kind));
         let quotas = &mut all[of as usize];
@@ -156,7 +206,7 @@ impl FileSystem {
             Some(id) => id,
             None => {
                 let id = zaps::create(os, &tx, TABLE, ObjType::NONE, &[], 0)?;
-                let who = ["user", "group", "project"][of as usize];
+                let who = WHO[of as usize];
                 let key = format!("{who}{}quota@", if objects { "obj" } else { "" });
                 let _turn = rw.turns.take(MASTER_NODE);
                 zaps::add(os, &tx, MASTER_NODE, key.as_bytes(), &ZapValue::from_u64(id.0))?;

@@ -59,6 +59,10 @@ pub(crate) struct Holds {
     pub(crate) dying: HashSet<u64>,
 }
 
+/// Objects whose times of access wait to be stored: directories have no last user who
+/// closes them.
+const TIMES_MAX: usize = 1 << 16;
+
 /// Times of access that are not stored yet.
 #[derive(Default)]
 pub(crate) struct Times {
@@ -77,6 +81,11 @@ impl Times {
             return None;
         }
         self.shards[shard(id)].lock().get(&id.0).copied()
+    }
+
+    /// Whether no more of them are to be kept.
+    pub(crate) fn are_many(&self) -> bool {
+        self.pending.load(SeqCst) >= TIMES_MAX
     }
 
     pub(crate) fn put(&self, id: ObjectId, time: Time) {

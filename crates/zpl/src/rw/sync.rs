@@ -19,9 +19,18 @@ impl FileSystem {
     /// properties `atime` and `relatime` say. It is kept in memory until the object changes
     /// anyhow, its last hold goes, or the file system is synced.
     pub fn accessed(&self, id: ObjectId) {
+        self.accessed_as(id, None);
+    }
+
+    /// As [`FileSystem::accessed`], by another rule than that of the properties. Where very
+    /// many objects have times that are not stored yet, this one's is lost.
+    pub fn accessed_as(&self, id: ObjectId, rule: Option<Atime>) {
         let Ok((rw, props)) = self.rw() else { return };
+        if rw.times.are_many() {
+            return;
+        }
         let now = rw.host.now();
-        let fresh = match props.atime {
+        let fresh = match rule.unwrap_or(props.atime) {
             Atime::Off => false,
             Atime::On => true,
             Atime::Relatime => match self.attrs(id, Io::WAIT) {

@@ -160,6 +160,10 @@ impl crate::Outage for Waits {
         }
         asked <= self.most
     }
+
+    fn outlast(&self, why: &base::Error) -> bool {
+        self.wait(why)
+    }
 }
 
 fn with_an_outage(copies: u8, back: u64, most: u64) -> (Pool, Vec<Lost>, bool) {
