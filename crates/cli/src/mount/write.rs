@@ -147,7 +147,8 @@ impl ZfsMount {
             direct_io: direct || self.is_direct(),
             keep_cache: !self.is_direct(),
             no_flush: true,
-            parallel_direct_writes: true,
+            // Else one write is a whole to others, however many requests it takes.
+            parallel_direct_writes: self.is_direct(),
             ..Opened::default()
         }
     }

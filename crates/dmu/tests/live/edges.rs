@@ -167,3 +167,35 @@ fn calls_that_fail_leave_nothing_behind() {
     world.zio.cache().clear();
     assert_eq!(world.zio.cache().size(), 0, "memory of dirty blocks");
 }
+
+/// A block is handed to readers as it is: what they hold stays what it was, whoever changes
+/// the block, in its group or in the next, and whatever is written to disk.
+#[test]
+fn what_a_reader_holds_does_not_change() {
+    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+    let os = world.os.clone();
+    let id = os.allocate(&world.tx(1), &file()).unwrap();
+    let read = |range| os.object(id, Io::WAIT).unwrap().read_part(0, range, Io::WAIT).unwrap();
+    let mut held = Vec::new();
+    for n in 1..=3u8 {
+        os.write(&world.tx(1), id, 0, &[n; 512]).unwrap();
+        held.push((read(8..24), n));
+    }
+    os.write(&world.tx(2), id, 8, &[4; 8]).unwrap();
+    held.push((read(8..16), 4));
+    held.push((read(16..24), 3));
+    world.commit(1);
+    check(&world, 1);
+    world.synced(1);
+    os.write(&world.tx(2), id, 8, &[5; 16]).unwrap();
+    held.push((read(8..24), 5));
+    assert_eq!(os.object(id, Io::WAIT).unwrap().dnode().max_blkid, 0);
+    os.write(&world.tx(2), id, 512, &[6; 512]).unwrap();
+    assert_eq!(os.object(id, Io::WAIT).unwrap().dnode().max_blkid, 1, "the dnode shown is new");
+    world.commit(2);
+    check(&world, 2);
+    for (part, n) in held {
+        assert!(part.iter().all(|b| *b == n), "{n}");
+    }
+    assert!(!os.is_object_dirty(id));
+}
