@@ -131,7 +131,8 @@ impl ZfsMount {
     fn opened(&self) -> Opened {
         Opened {
             direct_io: self.is_direct(),
-            keep_cache: !self.is_direct(),
+            // What the kernel reads from its pages nobody hears of.
+            keep_cache: !self.is_direct() && !self.counts_each_access(),
             no_flush: true,
             parallel_direct_writes: true,
             ..Opened::default()
