@@ -5,7 +5,7 @@
 _cenote_commands() {
 	case $1 in
 	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary kstat tune ls tree cat cp io bench sim completion help version' ;;
-	zpool) echo 'create destroy add clear labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
+	zpool) echo 'create destroy add clear online labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
 }
@@ -162,7 +162,7 @@ _cenote_value() {
 	'zfs mount')
 		case $2 in
 		-R) echo 'dataset' ;;
-		-o) echo 'some ro rw noatime nosuid nodev noexec direct_io' ;;
+		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -249,7 +249,7 @@ _cenote_value() {
 		--seed) echo 'any' ;;
 		--runs) echo 'any' ;;
 		--vdevs) echo 'one single stripe mirror raidz raidz2 classes' ;;
-		--workload) echo 'one mixed files zaps datasets churn full short' ;;
+		--workload) echo 'one mixed files zaps datasets churn full short posix logs' ;;
 		--threads) echo 'any' ;;
 		--ops) echo 'any' ;;
 		--plant) echo 'one uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group' ;;
@@ -288,6 +288,12 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool clear')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool online')
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'vdev' ;;

@@ -186,6 +186,7 @@ __cenote_complete -n '__cenote_wants zpool' -a create -d 'make a pool of devices
 __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
 __cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
+__cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
 __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pools and the errors of their devices'
@@ -237,6 +238,8 @@ __cenote_complete -n '__cenote_at zpool add 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool add +1' -F
 __cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool online 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool online +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool labelclear' -s f -d 'even if a pool that is not imported may want it'
 __cenote_complete -n '__cenote_at zpool labelclear +0' -F
 __cenote_complete -n '__cenote_at zpool list' -s g -d 'guids instead of the names of devices'
@@ -360,7 +363,7 @@ __cenote_complete -n '__cenote_at zfs get 0' -f -a '(__cenote_list $__cenote_dat
 __cenote_complete -n '__cenote_at zfs get +1' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs mount' -s a -d 'all that mount by themselves'
 __cenote_complete -n '__cenote_at zfs mount' -s R -d 'this one and all descendants' -r -f -a '(__cenote_datasets)'
-__cenote_complete -n '__cenote_at zfs mount' -s o -d 'options for this mount, with commas between' -r -f -a '(__cenote_list ro rw noatime nosuid nodev noexec direct_io)'
+__cenote_complete -n '__cenote_at zfs mount' -s o -d 'options for this mount, with commas between' -r -f -a '(__cenote_list ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io)'
 __cenote_complete -n '__cenote_at zfs mount' -s O -d 'even over a directory that is not empty'
 __cenote_complete -n '__cenote_at zfs mount +0' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs unmount,umount' -s a -d 'all that are mounted'
@@ -442,7 +445,7 @@ __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l vdevs -d 'the layout of the vdevs' -r -f -a 'single stripe mirror raidz raidz2 classes'
-__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full short'
+__cenote_complete -n '__cenote_at cenote sim' -l workload -d 'what the threads do' -r -f -a 'mixed files zaps datasets churn full short posix logs'
 __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group'

@@ -145,7 +145,8 @@ impl ZfsMount {
         Opened {
             handle: if direct { DIRECT } else { 0 },
             direct_io: direct || self.is_direct(),
-            keep_cache: !self.is_direct(),
+            // What the kernel reads from its pages nobody hears of.
+            keep_cache: !self.is_direct() && !self.counts_each_access(),
             no_flush: true,
             // Else one write is a whole to others, however many requests it takes.
             parallel_direct_writes: self.is_direct(),

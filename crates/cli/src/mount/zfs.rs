@@ -309,6 +309,12 @@ impl ZfsMount {
         }
     }
 
+    /// Whether every access counts, however soon after another.
+    pub(super) fn counts_each_access(&self) -> bool {
+        let rule = self.access.read().rule;
+        self.writable && self.fs.counts_each_access(rule)
+    }
+
     /// Part of a directory was listed: each listing counts once.
     pub(super) fn listed(&self, node: u64, offset: u64) {
         if offset == 0 {

@@ -22,6 +22,11 @@ impl FileSystem {
         self.accessed_as(id, None);
     }
 
+    /// Whether every access counts, by this rule or the properties'.
+    pub fn counts_each_access(&self, rule: Option<Atime>) -> bool {
+        self.rw().is_ok_and(|(_, props)| rule.unwrap_or(props.atime) == Atime::On)
+    }
+
     /// As [`FileSystem::accessed`], by another rule than that of the properties. Where very
     /// many objects have times that are not stored yet, this one's is lost.
     pub fn accessed_as(&self, id: ObjectId, rule: Option<Atime>) {
