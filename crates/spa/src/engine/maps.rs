@@ -13,6 +13,7 @@ use dmu::ObjectSpec;
 use dsl::write::features;
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
 use ondisk::ObjType;
+use ondisk::config::Top;
 use ondisk::spacemap::log_key;
 use ondisk::spacemap::{Encoder, HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header, Params};
 use ondisk::zap::ZapValue;
@@ -95,7 +96,7 @@ fn create_map(group: &Group<'_>, block_size: u32) -> Result<u64> {
     Ok(id.0)
 }
 
-fn free_map(group: &Group<'_>, object: u64) -> Result<()> {
+pub(super) fn free_map(group: &Group<'_>, object: u64) -> Result<()> {
     let long = group.cx.read().info(object)?.bonus.len() > HEADER_V0_SIZE;
     group.mos.objset().free_object(group.tx, ObjectId(object))?;
     if long {
@@ -107,6 +108,18 @@ fn free_map(group: &Group<'_>, object: u64) -> Result<()> {
 fn set_word(group: &Group<'_>, object: u64, index: u64, word: u64) -> Result<()> {
     let os = group.mos.objset();
     os.write(group.tx, ObjectId(object), index * 8, &word.to_le_bytes())
+}
+
+/// A word of an array of numbers; 0 behind its end.
+fn read_word(mos: &dyn dsl::write::MosRead, object: u64, index: u64) -> Result<u64> {
+    let size = mos.info(object)?.block_size.max(8);
+    let (block, endian) = match mos.read_block(object, index * 8 / size) {
+        Ok(read) => read,
+        Err(e) if e.kind() == base::ErrorKind::NotFound => return Ok(0),
+        Err(e) => return Err(e),
+    };
+    let at = usize::try_from(index * 8 % size).unwrap_or(usize::MAX);
+    Ok(endian.u64(&block, at).unwrap_or(0))
 }
 
 impl Writer {
@@ -272,6 +285,37 @@ impl Writer {
         }
         group.mos.objset().free_range(group.tx, ObjectId(object), 0, u64::MAX)?;
         Ok(object)
+    }
+
+    /// Frees what there is of a vdev that leaves the pool empty; its metaslabs have
+    /// nothing to write.
+    pub(super) fn forget_maps(
+        &self,
+        group: &Group<'_>,
+        maps: &mut Maps,
+        vdev: VdevId,
+        space: &Top,
+    ) -> Result<()> {
+        let os = group.mos.objset();
+        if space.metaslab_array != 0 {
+            let (array, read) = (space.metaslab_array, group.cx.read());
+            let count = space.asize.checked_shr(space.metaslab_shift).unwrap_or(0);
+            for ms in 0..count {
+                let map = read_word(read, array, ms)?;
+                if map != 0 {
+                    free_map(group, map)?;
+                }
+            }
+            os.free_object(group.tx, ObjectId(array))?;
+        }
+        if let Some(zap) = space.zap
+            && let Some(array) = group.cx.read().number(zap.0, UNFLUSHED)?
+        {
+            os.free_object(group.tx, ObjectId(array))?;
+        }
+        maps.arrays.remove(&vdev);
+        maps.unflushed.remove(&vdev);
+        Ok(())
     }
 
     fn set_unflushed(
