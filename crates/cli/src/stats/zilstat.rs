@@ -286,7 +286,7 @@ mod tests {
             let field = fields(name, false).unwrap()[0];
             row.cell(field, before, seconds, "1:00:00").trim().to_owned()
         };
-        assert_eq!((cell("idc", None, 1.0), cell("idb", None, 1.0)), ("7".into(), "2.0K".into()));
+        assert_eq!((cell("idc", None, 1.0), cell("idb", None, 1.0)), ("7".into(), "2K".into()));
         assert_eq!((cell("se%", None, 1.0), cell("te%", None, 1.0)), ("25".into(), "50".into()));
         assert_eq!((cell("ds", None, 1.0), cell("obj", None, 1.0)), ("p/d".into(), "36".into()));
         let before = Kstat::numbers([(COPIED, 1), (FETCHED, 4)]);

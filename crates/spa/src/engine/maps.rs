@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use base::{Error, ObjectId, Result, Txg, VdevId};
-use dmu::ObjectSpec;
-use dsl::write::features;
+use dmu::{Io, ObjectSpec};
+use dsl::write::{MosRead, features};
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
 use ondisk::ObjType;
 use ondisk::config::Top;
@@ -29,6 +29,13 @@ pub(crate) const SPACEMAP_V2: &str = "com.delphix:spacemap_v2";
 /// Indirect blocks of space maps (§2.1).
 const INDIRECT_SHIFT: u8 = 14;
 const LOG_BLOCK: u32 = 128 << 10;
+
+/// Space maps of a vdev's metaslabs, and the arrays that list what belongs to them.
+#[derive(Default)]
+pub(super) struct VdevObjects {
+    maps: Vec<u64>,
+    arrays: Vec<u64>,
+}
 
 /// The log of the group being written.
 struct OpenLog {
@@ -52,7 +59,7 @@ pub(crate) struct Maps {
 
 impl Maps {
     /// Notes what an imported pool has.
-    pub(crate) fn of_pool(cx: &dyn dsl::write::MosRead, logs: &BTreeMap<Txg, u64>) -> Result<Maps> {
+    pub(crate) fn of_pool(cx: &dyn MosRead, logs: &BTreeMap<Txg, u64>) -> Result<Maps> {
         let directory = cx.directory(LOGS_DIRECTORY)?.unwrap_or(0);
         let mut maps = Maps { directory, ..Maps::default() };
         for (&txg, &object) in logs {
@@ -108,18 +115,6 @@ pub(super) fn free_map(group: &Group<'_>, object: u64) -> Result<()> {
 fn set_word(group: &Group<'_>, object: u64, index: u64, word: u64) -> Result<()> {
     let os = group.mos.objset();
     os.write(group.tx, ObjectId(object), index * 8, &word.to_le_bytes())
-}
-
-/// A word of an array of numbers; 0 behind its end.
-fn read_word(mos: &dyn dsl::write::MosRead, object: u64, index: u64) -> Result<u64> {
-    let size = mos.info(object)?.block_size.max(8);
-    let (block, endian) = match mos.read_block(object, index * 8 / size) {
-        Ok(read) => read,
-        Err(e) if e.kind() == base::ErrorKind::NotFound => return Ok(0),
-        Err(e) => return Err(e),
-    };
-    let at = usize::try_from(index * 8 % size).unwrap_or(usize::MAX);
-    Ok(endian.u64(&block, at).unwrap_or(0))
 }
 
 impl Writer {
@@ -287,6 +282,28 @@ impl Writer {
         Ok(object)
     }
 
+    /// The space maps and arrays of a vdev; it has groups on disk.
+    pub(super) fn objects_of(&self, mos: &dyn MosRead, space: &Top) -> Result<VdevObjects> {
+        let mut found = VdevObjects::default();
+        if space.metaslab_array != 0 {
+            found.arrays.push(space.metaslab_array);
+            let array = self.mos.object(space.metaslab_array)?;
+            let count = space.asize.checked_shr(space.metaslab_shift).unwrap_or(0);
+            let size = array.block_size().max(8);
+            for blkid in 0..(count * 8).div_ceil(size) {
+                let block = array.read_little(blkid, Io::WAIT)?;
+                let words = block.chunks_exact(8).filter_map(|w| w.first_chunk::<8>());
+                let left = usize::try_from(count - blkid * size / 8).unwrap_or(usize::MAX);
+                let maps = words.take(left).map(|w| u64::from_le_bytes(*w));
+                found.maps.extend(maps.filter(|map| *map != 0));
+            }
+        }
+        if let Some(zap) = space.zap {
+            found.arrays.extend(mos.number(zap.0, UNFLUSHED)?);
+        }
+        Ok(found)
+    }
+
     /// Frees what there is of a vdev that leaves the pool empty; its metaslabs have
     /// nothing to write.
     pub(super) fn forget_maps(
@@ -294,24 +311,11 @@ impl Writer {
         group: &Group<'_>,
         maps: &mut Maps,
         vdev: VdevId,
-        space: &Top,
+        objects: &VdevObjects,
     ) -> Result<()> {
-        let os = group.mos.objset();
-        if space.metaslab_array != 0 {
-            let (array, read) = (space.metaslab_array, group.cx.read());
-            let count = space.asize.checked_shr(space.metaslab_shift).unwrap_or(0);
-            for ms in 0..count {
-                let map = read_word(read, array, ms)?;
-                if map != 0 {
-                    free_map(group, map)?;
-                }
-            }
-            os.free_object(group.tx, ObjectId(array))?;
-        }
-        if let Some(zap) = space.zap
-            && let Some(array) = group.cx.read().number(zap.0, UNFLUSHED)?
-        {
-            os.free_object(group.tx, ObjectId(array))?;
+        objects.maps.iter().try_for_each(|map| free_map(group, *map))?;
+        for array in &objects.arrays {
+            group.mos.objset().free_object(group.tx, ObjectId(*array))?;
         }
         maps.arrays.remove(&vdev);
         maps.unflushed.remove(&vdev);

@@ -24,6 +24,7 @@ use vdev::{LeafSpec, Tree};
 
 use super::Writer;
 use super::config::ZAP_MAP;
+use super::maps::VdevObjects;
 use super::tasks::{Command, TaskCx};
 use crate::specs::{self, Extra};
 use crate::write::labels;
@@ -68,11 +69,11 @@ impl TaskCx<'_> {
     }
 
     /// Everything that the MOS has of a vdev.
-    fn drop_objects(&mut self, top: &VdevConfig) -> Result<()> {
+    fn drop_objects(&mut self, top: &VdevConfig, objects: &VdevObjects) -> Result<()> {
         let id = VdevId(top.id);
         let space = top.top.clone().unwrap_or_default();
         let mut maps = std::mem::take(&mut self.state.maps);
-        let done = self.writer.forget_maps(self.group, &mut maps, id, &space);
+        let done = self.writer.forget_maps(self.group, &mut maps, id, objects);
         self.state.maps = maps;
         done?;
         let map = self.read().number(DIRECTORY, ZAP_MAP)?;
@@ -86,9 +87,10 @@ impl TaskCx<'_> {
         Ok(())
     }
 
-    fn drop_top(&mut self, top: &VdevConfig) -> Result<()> {
-        self.drop_objects(top)?;
-        let id = top.id;
+    fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
+        let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
+        let top = &top.ok_or_else(|| Error::bug("a vdev that is gone already"))?.clone();
+        self.drop_objects(top, objects)?;
         let config = self.config();
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {
             *place = hole(id);
@@ -155,16 +157,16 @@ impl Writer {
             self.touch();
             self.sync()?;
         }
+        let space = top.top.clone().unwrap_or_default();
         let check = move |cx: &mut TaskCx<'_>| {
             let totals = cx.writer.space.vdev_totals(id)?;
             match totals.allocated + totals.deferred + totals.reserved {
-                0 => Ok(()),
+                0 => cx.writer.objects_of(cx.read(), &space),
                 _ => Err(in_use()),
             }
         };
-        let top = top.clone();
-        let act = move |cx: &mut TaskCx<'_>, ()| {
-            cx.drop_top(&top)?;
+        let act = move |cx: &mut TaskCx<'_>, objects: VdevObjects| {
+            cx.drop_top(id.0, &objects)?;
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act).map(|_| ())
