@@ -4,8 +4,8 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary kstat tune ls tree cat cp io bench sim completion help version' ;;
-	zpool) echo 'create destroy add clear online labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
+	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp io bench sim completion help version' ;;
+	zpool) echo 'create destroy add clear online remove labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
 }
@@ -41,6 +41,8 @@ _cenote_flags() {
 	'cenote arc') echo '--what-if --path -h' ;;
 	'cenote arcstat' | 'cenote zarcstat' | 'cenote arcstat.pl') echo '-h -a -v -x -z -p -f -o -s --2007 --path' ;;
 	'cenote arc_summary' | 'cenote zarcsummary') echo '-h -a --alternate -d --description -g --graph -r --raw -s --section --path' ;;
+	'cenote zilstat') echo '-h -g -v -a -s -i -p -d --path' ;;
+	'cenote trace') echo '-h -l --path' ;;
 	'cenote kstat') echo '-p -j --json -m -n --prometheus --path -h' ;;
 	'cenote tune') echo '-a --all -H -h' ;;
 	'cenote ls') echo '-l -R -d' ;;
@@ -206,6 +208,22 @@ _cenote_value() {
 		*) return 1 ;;
 		esac
 		;;
+	'cenote zilstat')
+		case $2 in
+		-s) echo 'any' ;;
+		-i) echo 'any' ;;
+		-p) echo 'any' ;;
+		-d) echo 'any' ;;
+		--path) echo 'dir' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'cenote trace')
+		case $2 in
+		--path) echo 'dir' ;;
+		*) return 1 ;;
+		esac
+		;;
 	'cenote kstat')
 		case $2 in
 		-m) echo 'any' ;;
@@ -294,6 +312,12 @@ _cenote_operand() {
 		esac
 		;;
 	'zpool online')
+		case $2 in
+		0) echo 'pool' ;;
+		*) echo 'vdev' ;;
+		esac
+		;;
+	'zpool remove')
 		case $2 in
 		0) echo 'pool' ;;
 		*) echo 'vdev' ;;
@@ -427,6 +451,12 @@ _cenote_operand() {
 		*) echo 'any' ;;
 		esac
 		;;
+	'cenote trace')
+		case $2 in
+		0) echo 'one zil' ;;
+		*) echo 'pool' ;;
+		esac
+		;;
 	'cenote tune')
 		case $2 in
 		*) echo 'one list' ;;
@@ -444,7 +474,7 @@ _cenote_operand() {
 		;;
 	'cenote bench')
 		case $2 in
-		0) echo 'one cached poison du stress write codecs fuse-null cache' ;;
+		0) echo 'one cached poison du stress write sync zil-sticky codecs fuse-null cache' ;;
 		*) echo 'file' ;;
 		esac
 		;;
@@ -573,7 +603,7 @@ _cenote_kind() {
 }
 
 complete -F _cenote cenote
-for _cenote_name in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary; do
+for _cenote_name in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat; do
 	case $(readlink -f "$(type -P "$_cenote_name")") in
 	*/cenote) complete -F _cenote "$_cenote_name" ;;
 	esac

@@ -49,6 +49,10 @@ function __cenote_takes
             printf '%s\n' -f -o -s --path
         case 'cenote arc_summary' 'cenote zarcsummary'
             printf '%s\n' -s --section --path
+        case 'cenote zilstat'
+            printf '%s\n' -s -i -p -d --path
+        case 'cenote trace'
+            printf '%s\n' --path
         case 'cenote kstat'
             printf '%s\n' -m -n --path
         case 'cenote ls'
@@ -153,7 +157,7 @@ end
 
 # The other names may be OpenZFS's, whose completion stays.
 set -g __cenote_programs cenote
-for program in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary
+for program in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat
     string match -q '*/cenote' -- (realpath (command -s $program) 2>/dev/null)
     and set -a __cenote_programs $program
 end
@@ -170,6 +174,8 @@ __cenote_complete -n '__cenote_wants cenote' -a zdb -d 'look inside a pool, with
 __cenote_complete -n '__cenote_wants cenote' -a arc -d 'the cache on one page, and at other sizes'
 __cenote_complete -n '__cenote_wants cenote' -a arcstat -d 'statistics of the cache, a line at a time'
 __cenote_complete -n '__cenote_wants cenote' -a arc_summary -d 'a report on the cache and its tunables'
+__cenote_complete -n '__cenote_wants cenote' -a zilstat -d 'what intent logs wrote, a line at a time'
+__cenote_complete -n '__cenote_wants cenote' -a trace -d 'commits, records, blocks and latencies of intent logs while they happen'
 __cenote_complete -n '__cenote_wants cenote' -a kstat -d 'counters of the cache, the pools and their parts'
 __cenote_complete -n '__cenote_wants cenote' -a tune -d 'show and set tunables of the running daemon'
 __cenote_complete -n '__cenote_wants cenote' -a ls -d 'list files of a pool that is not imported'
@@ -187,6 +193,7 @@ __cenote_complete -n '__cenote_wants zpool' -a destroy -d 'destroy a pool'
 __cenote_complete -n '__cenote_wants zpool' -a add -d 'add devices to a pool'
 __cenote_complete -n '__cenote_wants zpool' -a clear -d 'forget errors of devices, and go on with those that came back'
 __cenote_complete -n '__cenote_wants zpool' -a online -d 'take devices back that were gone'
+__cenote_complete -n '__cenote_wants zpool' -a remove -d 'remove log devices from a pool'
 __cenote_complete -n '__cenote_wants zpool' -a labelclear -d 'wipe the labels of a device'
 __cenote_complete -n '__cenote_wants zpool' -a list -d 'list pools with their sizes and health'
 __cenote_complete -n '__cenote_wants zpool' -a status -d 'show the state of pools and the errors of their devices'
@@ -240,6 +247,8 @@ __cenote_complete -n '__cenote_at zpool clear 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool clear +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool online 0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at zpool online +1' -f -a '(__cenote_vdevs)'
+__cenote_complete -n '__cenote_at zpool remove 0' -f -a '(__cenote_pools)'
+__cenote_complete -n '__cenote_at zpool remove +1' -f -a '(__cenote_vdevs)'
 __cenote_complete -n '__cenote_at zpool labelclear' -s f -d 'even if a pool that is not imported may want it'
 __cenote_complete -n '__cenote_at zpool labelclear +0' -F
 __cenote_complete -n '__cenote_at zpool list' -s g -d 'guids instead of the names of devices'
@@ -417,6 +426,20 @@ __cenote_complete -n '__cenote_at cenote arc_summary,zarcsummary' -s g -l graph 
 __cenote_complete -n '__cenote_at cenote arc_summary,zarcsummary' -s r -l raw -d 'the raw counters'
 __cenote_complete -n '__cenote_at cenote arc_summary,zarcsummary' -s s -l section -d 'one section of the report' -r -f -a 'arc archits dmu l2arc spl tunables vdev zil'
 __cenote_complete -n '__cenote_at cenote arc_summary,zarcsummary' -l path -d 'a directory such as /proc/spl/kstat/zfs instead of the daemon' -r -f -a '(__fish_complete_directories)'
+__cenote_complete -n '__cenote_at cenote zilstat' -s h -d 'how it is used'
+__cenote_complete -n '__cenote_at cenote zilstat' -s g -d 'all logs together'
+__cenote_complete -n '__cenote_at cenote zilstat' -s v -d 'list the fields and what they mean'
+__cenote_complete -n '__cenote_at cenote zilstat' -s a -d 'all fields'
+__cenote_complete -n '__cenote_at cenote zilstat' -s s -d 'these fields, separated by commas' -r -f
+__cenote_complete -n '__cenote_at cenote zilstat' -s i -d 'seconds between lines' -r -f
+__cenote_complete -n '__cenote_at cenote zilstat' -s p -d 'datasets of these pools' -r -f
+__cenote_complete -n '__cenote_at cenote zilstat' -s d -d 'these datasets' -r -f
+__cenote_complete -n '__cenote_at cenote zilstat' -l path -d 'a directory such as /proc/spl/kstat/zfs instead of the daemon' -r -f -a '(__fish_complete_directories)'
+__cenote_complete -n '__cenote_at cenote trace' -s h -d 'how it is used'
+__cenote_complete -n '__cenote_at cenote trace' -s l -d 'a report every so many seconds, until interrupted'
+__cenote_complete -n '__cenote_at cenote trace' -l path -d 'a directory such as /proc/spl/kstat/zfs instead of the daemon' -r -f -a '(__fish_complete_directories)'
+__cenote_complete -n '__cenote_at cenote trace 0' -f -a 'zil'
+__cenote_complete -n '__cenote_at cenote trace +1' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at cenote kstat' -s p -d 'module:instance:name:statistic, a TAB, the value'
 __cenote_complete -n '__cenote_at cenote kstat' -s j -l json -d 'JSON'
 __cenote_complete -n '__cenote_at cenote kstat' -s m -d 'of this module only; * and ? stand for characters' -r -f
@@ -440,7 +463,7 @@ __cenote_complete -n '__cenote_at cenote cp' -s d -d 'look for the pool there; m
 __cenote_complete -n '__cenote_at cenote cp +0' -F
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
-__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write codecs fuse-null cache'
+__cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky codecs fuse-null cache'
 __cenote_complete -n '__cenote_at cenote bench +1' -F
 __cenote_complete -n '__cenote_at cenote sim' -l seed -d 'the first run\'s seed (1); each next run has the next one' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l runs -d 'runs (1)' -r -f

@@ -64,5 +64,5 @@ pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// The engine's inside, for tools that look at pools instead of using them.
 pub mod inspect {
-    pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zio, zpl};
+    pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
 }

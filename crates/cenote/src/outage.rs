@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Error, Result};
+use base::{Error, Guid, Result};
 use spa::engine::Command;
 use spa::leaves::FileLeaves;
 use spa::status::VdevStatus;
@@ -35,6 +35,33 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// The vdev of this name, path, last part of its path, or guid.
+    fn vdev_named(&self, name: &str) -> Result<Guid> {
+        let mut found = None;
+        self.spa().vdev_status().for_each(&mut |v: &VdevStatus| {
+            let path = v.path.as_ref().and_then(|p| p.to_str());
+            let last = path.and_then(|p| p.rsplit('/').next());
+            let is_it = v.name == name || path == Some(name) || last == Some(name);
+            if is_it || name.parse() == Ok(v.guid.0) {
+                found.get_or_insert(v.guid);
+            }
+        });
+        found.ok_or_else(|| Error::not_found("no such device in pool"))
+    }
+
+    /// Removes a log vdev, by its name or guid or that of a device below it (`zpool
+    /// remove`); its devices are free for other uses then.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotFound`; `Invalid` for a vdev that is no log; `Busy` while it holds a
+    /// log that was not replayed; that of a suspension.
+    pub fn remove_log(&self, device: &str, command: Option<&str>) -> Result<()> {
+        let guid = self.vdev_named(device)?;
+        self.writer()?.remove_log(guid, command.map(Command::new))
+    }
+}
+
 impl Engine {
     /// Forgets the errors of a pool's devices, or of one and those below it, opens them
     /// anew, and lets a suspended pool go on (`zpool clear`).
@@ -46,18 +73,7 @@ impl Engine {
         let writer = pool.writer()?;
         let leaf = match device {
             None => None,
-            Some(name) => {
-                let mut found = None;
-                pool.spa().vdev_status().for_each(&mut |v: &VdevStatus| {
-                    let path = v.path.as_ref().and_then(|p| p.to_str());
-                    let last = path.and_then(|p| p.rsplit('/').next());
-                    let is_it = v.name == name || path == Some(name) || last == Some(name);
-                    if is_it || name.parse() == Ok(v.guid.0) {
-                        found.get_or_insert(v.guid);
-                    }
-                });
-                Some(found.ok_or_else(|| Error::not_found("no such device in pool"))?)
-            }
+            Some(name) => Some(pool.vdev_named(name)?),
         };
         writer.reopen(leaf, &FileLeaves(self.devices().clone()))?;
         let Some(command) = command.map(Command::new) else { return Ok(()) };

@@ -38,9 +38,11 @@ where 'command' is one of the following:
 	daemon start|stop|status       the process that holds imported pools
 
 	arc [--what-if]                the cache on one page, and at other sizes
-	arcstat, arc_summary, kstat    statistics, as ZFS's own tools show them
+	arcstat, arc_summary, zilstat, kstat
+	                               statistics, as ZFS's own tools show them
 	tune [NAME[=VALUE]] ...        tunables of the running daemon
 	io   [POOL ...] [SECONDS]      what each device is asked for
+	trace zil [POOL] [SECONDS]     commits, records, blocks and latencies of intent logs
 
 	ls   [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
 	tree [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path]
@@ -55,8 +57,17 @@ where 'command' is one of the following:
 ";
 
 /// Tools that the program can be linked to.
-const TOOLS: [&str; 8] =
-    ["zpool", "zfs", "zdb", "arcstat", "zarcstat", "arcstat.pl", "arc_summary", "zarcsummary"];
+const TOOLS: [&str; 9] = [
+    "zpool",
+    "zfs",
+    "zdb",
+    "arcstat",
+    "zarcstat",
+    "arcstat.pl",
+    "arc_summary",
+    "zarcsummary",
+    "zilstat",
+];
 
 fn main() -> ExitCode {
     let mut argv: Vec<OsString> = std::env::args_os().collect();
@@ -111,7 +122,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "sim" => sim::main(argv),
         "io" => zpool::io::main(argv),
         "arcstat" | "zarcstat" | "arcstat.pl" | "arc_summary" | "zarcsummary" | "kstat" | "arc"
-        | "tune" => stats::main(name, argv),
+        | "tune" | "zilstat" | "trace" => stats::main(name, argv),
         _ => {
             ui::err(&format!("unrecognized command '{name}'"));
             ui::err(USAGE.trim_end());

@@ -240,3 +240,41 @@ fn a_signal_leaves_nothing_behind() {
     assert!(begin.elapsed() < Duration::from_secs(30));
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
 }
+
+/// The report of the sticky block size: what a burst of large blocks left is forgotten.
+#[test]
+fn zil_sticky() {
+    let s = Sandbox::new("bench-zil-sticky");
+    let (_, value) = bench(&s, &["zil-sticky", "--commits", "40", "--mass", "16M"]);
+    let blocks = |step: &str| -> Vec<(u64, u64)> {
+        let of = rows(&value, "blocks").iter().filter(|r| r["step"] == step);
+        of.map(|r| (r["block_size"].as_u64().unwrap_or(0), r["blocks"].as_u64().unwrap())).collect()
+    };
+    assert_eq!(blocks("small"), [(4096, 40)]);
+    assert_eq!(blocks("mass, unsynced"), [(0, 0)]);
+    assert!(blocks("sync of the mass").iter().any(|(size, n)| *size == 128 << 10 && *n > 100));
+    let small: u64 = blocks("small again").iter().filter(|b| b.0 == 4096).map(|b| b.1).sum();
+    assert!(small >= 32, "{:?}", blocks("small again"));
+    // From the ninth commit on: none is larger than it must be.
+    assert_eq!(value["targets"][0]["value"], 0.0);
+}
+
+#[test]
+fn sync() {
+    let s = Sandbox::new("bench-sync");
+    let args = ["sync", "--file", "256M", "--rounds", "1", "--writes", "104", "--stream", "8M"];
+    let (_, value) = bench(&s, &[&args[..], &["--records", "5000"]].concat());
+    let figure = |table: &str, name: &str| {
+        let row = rows(&value, table).iter().find(|r| r["figure"] == name);
+        number(row.unwrap_or_else(|| panic!("no {name}")), "median")
+    };
+    assert!(figure("rate", "one writer, writes/s") > 0.0);
+    // Each write is flushed once; the group may add some.
+    assert!(figure("rate", "one writer, flushes a write") >= 0.9);
+    // What 8 KiB take on the log is its record, whole sectors of it; the first write waits
+    // for the group that has the chain.
+    assert_eq!(figure("bytes", "bytes on the log a write"), 12288.0 * 103.0 / 104.0);
+    assert_eq!(figure("bytes", "blocks a write"), 103.0 / 104.0);
+    assert!(figure("beside", "p99 beside the stream, ms") > 0.0);
+    assert_eq!(figure("replay", "records"), 5000.0);
+}

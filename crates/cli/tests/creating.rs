@@ -215,3 +215,40 @@ fn history_of_a_pool() {
         assert!(zdb.contains(command), "{command}");
     }
 }
+
+#[test]
+fn log_vdevs_come_and_go() {
+    let s = Sandbox::new("logvdevs");
+    let f = files(&s, &["a", "l", "m", "n"]);
+    let (a, l, m, n) = (&*f[0], &*f[1], &*f[2], &*f[3]);
+    s.ok(&["zpool", "create", "-O", "canmount=off", "tank", a, "log", l]);
+    assert!(s.ok(&["zpool", "status", "tank"]).contains("logs"));
+    s.ok(&["zpool", "add", "tank", "log", "mirror", m, n]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains("mirror-2") && status.contains("logs"), "{status}");
+    assert_eq!(
+        s.fail(1, &["zpool", "remove", "tank", a]),
+        format!("cannot remove {a}: only log devices can be removed\n")
+    );
+    assert_eq!(
+        s.fail(1, &["zpool", "remove", "tank", "none"]),
+        "cannot remove none: no such device in pool\n"
+    );
+    s.ok(&["zpool", "remove", "tank", "mirror-2", l]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(!status.contains("logs") && !status.contains("hole"), "{status}");
+    // Nobody uses the devices any more, and the pool does without them.
+    std::fs::remove_file(l).unwrap();
+    s.ok(&["zpool", "create", "-O", "canmount=off", "other", m]);
+    let dir = s.path("").to_str().unwrap().to_owned();
+    s.ok(&["zpool", "export", "tank"]);
+    s.ok(&["zpool", "import", "-d", &dir, "-N", "tank"]);
+    s.ok(&["zpool", "add", "tank", "log", n]);
+    assert!(s.ok(&["zpool", "status", "tank"]).contains("ONLINE"));
+    // What logs did: nothing yet.
+    let heading = "    time     cc     ic    idc    idb    iic    iib   imnc   imnw   imsc   imsw";
+    let text = s.ok(&["zilstat", "-g"]);
+    assert_eq!(text.lines().next(), Some(heading), "{text}");
+    assert!(s.ok(&["trace", "zil", "tank", "0.05"]).contains("commits 0, batches 0"));
+    assert!(s.fail(1, &["trace", "zil", "nopool", "0.05"]).contains("no pool 'nopool'"));
+}

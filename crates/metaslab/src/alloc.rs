@@ -169,7 +169,10 @@ impl Space {
         let slot = group.slot(self.stream(want.hint), copy, streams);
         // Counted first: the pass that writes it may come before this returns.
         group.counters.reserved.fetch_add(size, Ordering::Relaxed);
-        let got = group.allocate(slot, size, want.txg, &not, hard);
+        let got = match want.class {
+            crate::Class::Log => group.allocate_log(slot, size, want.txg, &not, hard),
+            _ => group.allocate(slot, size, want.txg, &not, hard),
+        };
         if got.is_err() {
             group.counters.reserved.fetch_sub(size, Ordering::Relaxed);
         }

@@ -19,6 +19,10 @@ const GOOD_ENOUGH_TIMES: u64 = 16;
 /// Classes of size by which an unloaded metaslab must be better.
 const LOAD_PENALTY: u32 = 2;
 
+/// An ordinary vdev of more metaslabs than this keeps one for intent logs
+/// (`zfs_embedded_slog_min_ms`).
+const EMBEDDED_LOG_MIN: usize = 64;
+
 /// Why one vdev gives nothing.
 pub(crate) enum Refusal {
     /// This metaslab must be loaded first.
@@ -114,6 +118,10 @@ fn from_histogram(ms: &Metaslab) -> (u64, u64) {
     }
 }
 
+fn with(list: &[usize], one: usize) -> Vec<usize> {
+    list.iter().copied().chain([one]).collect()
+}
+
 /// Bytes by state, kept for all metaslabs together.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -133,8 +141,10 @@ pub(crate) struct Group {
     pub(crate) data_disks: u64,
     pub(crate) allocating: AtomicBool,
     pub(crate) slabs: Vec<Slab>,
-    /// Metaslabs in use by streams and copies.
+    /// Metaslabs in use by streams and copies, and last by intent logs.
     active: Vec<AtomicUsize>,
+    /// The metaslab that is kept for intent logs ([`Group::keep_for_logs`]).
+    kept: Option<usize>,
     pub(crate) capacity: u64,
     pub(crate) counters: Counters,
     /// Bytes to allocate before the rotor moves on.
@@ -160,7 +170,8 @@ impl Group {
             data_disks: desc.data_disks.max(1),
             allocating: AtomicBool::new(desc.allocating),
             slabs: Vec::with_capacity(desc.metaslabs.len()),
-            active: (0..slots).map(|_| AtomicUsize::new(NONE)).collect(),
+            active: (0..=slots).map(|_| AtomicUsize::new(NONE)).collect(),
+            kept: None,
             capacity: 0,
             counters: Counters::default(),
             aliquot: AtomicU64::new(crate::rotor::ALIQUOT),
@@ -170,6 +181,16 @@ impl Group {
         }
         group.grow(&desc.metaslabs, None)?;
         Ok(group)
+    }
+
+    /// Keeps the emptiest metaslab for intent logs, if there are enough (§12.1): what
+    /// others write to it, they write when nothing else is left.
+    pub(crate) fn keep_for_logs(&mut self) {
+        if self.class == Class::Normal && self.slabs.len() > EMBEDDED_LOG_MIN {
+            let free = |i: &usize| self.slabs[*i].hints.free.load(Ordering::Relaxed);
+            // The first of the emptiest.
+            self.kept = (0..self.slabs.len()).rev().max_by_key(free);
+        }
     }
 
     /// Appends metaslabs.
@@ -254,9 +275,54 @@ impl Group {
         if wanted * 3 < self.slabs.len() { wanted } else { 0 }
     }
 
+    /// Takes `size` bytes for a block of an intent log: where nothing else goes, if there
+    /// is room.
+    pub(crate) fn allocate_log(
+        &self,
+        slot: usize,
+        size: u64,
+        txg: Txg,
+        not: &[usize],
+        hard: bool,
+    ) -> Result<(u64, bool), Refusal> {
+        let Some(kept) = self.kept.filter(|k| !not.contains(k)) else {
+            return self.allocate(slot, size, txg, not, hard);
+        };
+        let hints = &self.slabs[kept].hints;
+        if hints.usable.load(Ordering::Relaxed) && !hints.readable.load(Ordering::Relaxed) {
+            return Err(Refusal::Load(kept));
+        }
+        match self.try_slab(kept, size, txg) {
+            Some(got) => Ok(got),
+            None => self.allocate_among(slot, size, txg, &with(not, kept), hard),
+        }
+    }
+
+    /// As [`Group::allocate_among`]; from what is kept for logs at last.
+    pub(crate) fn allocate(
+        &self,
+        slot: usize,
+        size: u64,
+        txg: Txg,
+        not: &[usize],
+        hard: bool,
+    ) -> Result<(u64, bool), Refusal> {
+        let Some(kept) = self.kept.filter(|k| !not.contains(k)) else {
+            return self.allocate_among(slot, size, txg, not, hard);
+        };
+        match self.allocate_among(slot, size, txg, &with(not, kept), hard) {
+            Err(Refusal::Full) => {
+                let last = self.active.len() - 1;
+                let others: Vec<usize> = (0..self.slabs.len()).filter(|i| *i != kept).collect();
+                self.allocate_among(last, size, txg, &others, hard)
+            }
+            other => other,
+        }
+    }
+
     /// Takes `size` bytes from the slot's metaslab or the next best, except `not`.
     /// Returns offset and whether this is the metaslab's first of the group.
-    pub(crate) fn allocate(
+    fn allocate_among(
         &self,
         slot: usize,
         size: u64,
@@ -360,7 +426,8 @@ impl Group {
                 slab.hints.largest.load(Ordering::Relaxed).checked_ilog2().unwrap_or(0)
             };
             slab.change(|_| ());
-            if let Some((better, true)) = self.choose(s, GOOD_ENOUGH, &[now], false)
+            let not: Vec<usize> = [now].into_iter().chain(self.kept).collect();
+            if let Some((better, true)) = self.choose(s, GOOD_ENOUGH, &not, false)
                 && class(&self.slabs[better]) > class(slab) + LOAD_PENALTY
                 && !self.is_active(better)
             {

@@ -42,7 +42,10 @@
 //! * *Copies* beyond the first have metaslabs of their own where there are enough:
 //!   metadata stays together and out of the way of data.
 //! * *Flushing*: see [`flush`].
-//! * No embedded log class and no thresholds on whole vdevs yet.
+//! * *Intent logs* without vdevs of their own: a vdev of more than 64 metaslabs keeps the
+//!   one for them that is emptiest when the pool is opened, as OpenZFS does; but others
+//!   may use it when nothing else is left, so it counts as ordinary space.
+//! * No thresholds on whole vdevs yet.
 //!
 //! # Locks
 //! The layout (shared by everything but adding and removing vdevs), then one

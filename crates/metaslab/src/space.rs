@@ -131,6 +131,7 @@ impl Space {
             return Err(Error::corrupt(format!("vdev {} is too small", desc.vdev)));
         }
         group.grow(&desc.metaslabs, created)?;
+        group.keep_for_logs();
         let mut layout = self.layout.write();
         if layout.index.contains_key(&desc.vdev) {
             let why = format!("vdev {} has its space already", desc.vdev);

@@ -315,3 +315,22 @@ fn many_threads_get_disjoint_space() {
         assert_eq!(totals.allocated + totals.reserved, tree.space());
     }
 }
+
+#[test]
+fn a_large_vdev_keeps_a_metaslab_for_intent_logs() {
+    let s = space(&[vdev(0, Class::Normal, 65)]);
+    let ms = |class| take(&s, &want(class, 1), M).map(|d| d[0].offset / (16 * M));
+    let kept = ms(Class::Log).unwrap();
+    for _ in 0..64 * 16 {
+        assert_ne!(ms(Class::Normal), Ok(kept));
+    }
+    // Others come there last; logs go elsewhere when it is full.
+    assert_eq!(ms(Class::Normal), Ok(kept));
+    (0..14).for_each(|_| assert_eq!(ms(Class::Log), Ok(kept)));
+    assert_eq!(ms(Class::Log), Err(Denied::NoSpace));
+    s.check().unwrap();
+    // A small one keeps none.
+    let s = space(&[vdev(0, Class::Normal, 64)]);
+    let ms = |class| take(&s, &want(class, 1), M).map(|d| d[0].offset / (16 * M));
+    assert_eq!(ms(Class::Log), ms(Class::Normal));
+}

@@ -2,34 +2,44 @@
 //! before its group is on disk.
 //!
 //! # Theory
-//! Threads append to a file each, make files, and ask for promises; groups come now and then.
-//! Each promise is marked in the record of the disks when it was given. The power fails after
-//! every event; each time the pool is imported, its log replayed, and what is there compared:
-//! names and bytes are beginnings of what each thread did, no shorter than promised. Then the
-//! pool must be in order, and nothing in it leaked.
+//! Threads append to a file each, make files with content, and ask for promises; groups come
+//! now and then. Each promise is marked in the record of the disks when it was given. The
+//! power fails after every event; each time the pool is imported, its log replayed, and what
+//! is there compared: names and bytes are beginnings of what each thread did, no shorter than
+//! promised. Then the pool must be in order, and nothing in it leaked. The replay is cut, too,
+//! at any of its steps, and the next one must find the same.
+//!
+//! What a replay finds follows from the group that is on disk and the log behind it. Both are
+//! read, and the group audited, for every image; replayed is the first image of each group and
+//! each end of its log. The others are compared with what was found there.
 //!
 //! # Invariants
 //! * A seed decides everything.
 //!
 //! Lock order: the file system's.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 use base::rt::sim::{Options, Outcome, Rng, run_with};
-use base::rt::{Mutex, fan_out};
+use base::rt::{Mutex, fan_out, plain};
 use base::{ObjectId, Result, Txg};
-use device::sim::{SimDisks, crash_seeds};
+use device::sim::{Action, Image, SimDisks, crash_seeds};
 use dmu::{Io, Objset, Tx};
 use ondisk::objset::ObjsetType;
-use spa::ImportOptions;
+use ondisk::zil::{LogPtr, Record};
+use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::{NewDataset, Writer};
+use spa::{ImportOptions, Spa};
 use zio::BlockCache;
 use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps};
 use zpl::{FileSystem, NewFs, Time};
 
 use crate::check;
+use crate::image::{Range, Tap};
+use crate::memo::{Manner, Memo, alike, tidy};
 use crate::pool::{CACHE, POOL, SimLeaves, find, import, make};
 use crate::setup::{Layout, Setup, Workload};
 
@@ -38,6 +48,13 @@ const OPS: u64 = 14;
 /// A mark's kinds, above its thread and its number.
 const BYTES: u64 = 1 << 60;
 const NAMES: u64 = 2 << 60;
+/// The content of the file of this number.
+const CONTENT: u64 = 3 << 60;
+const NUMBER: u64 = (1 << 40) - 1;
+/// How often the replay of each image is cut.
+const CUTS: usize = 2;
+/// Images that others are compared with before they are read.
+const RECENT: usize = 12;
 
 /// A mistake for the simulator to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +65,8 @@ pub enum Plant {
     NoFlush,
     /// Each record is done twice.
     ReplayTwice,
+    /// Records of files go before those of the names that they depend on.
+    Disorder,
 }
 
 fn dataset() -> String {
@@ -131,6 +150,11 @@ fn set_up(
     Ok((writer, fs, files))
 }
 
+/// Bytes of the file of this number.
+fn content(thread: u64, number: u64) -> Vec<u8> {
+    (0..number % 3 * 700).map(|at| byte(thread + 100 * (number + 1), at)).collect()
+}
+
 fn byte(thread: u64, at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9).wrapping_add(thread * 77) >> 7) as u8
 }
@@ -169,9 +193,14 @@ fn work(
                 let name = format!("t{thread}-{names}");
                 let made =
                     fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o600))?;
+                let data = content(thread, names);
+                if !data.is_empty() {
+                    fs.write(&Caller::root(), made.id, At::Offset(0), &data)?;
+                }
                 names += 1;
                 if rng.one_in(2) {
                     promise(made.id, None, names)?;
+                    disks.mark(CONTENT | thread << 40 | (names - 1));
                 }
             }
             _ => drop(writer.sync()?),
@@ -191,6 +220,31 @@ pub struct Recorded {
     /// What went wrong already while it ran.
     pub failed: Option<String>,
     plant: Plant,
+    /// What replays found.
+    found: plain::Mutex<BTreeMap<State, Arc<Vec<There>>>>,
+    /// Groups that were audited.
+    memo: Memo,
+    /// Images that were read, and where: the last ones.
+    seen: plain::Mutex<VecDeque<Arc<Seen>>>,
+}
+
+/// What reading an image told.
+struct Seen {
+    images: Vec<Image>,
+    ranges: Vec<Range>,
+    state: State,
+}
+
+/// What a replay begins with: the last group, and the log's identity, last block and record.
+type State = (Txg, [u64; 2], u64, u64);
+
+/// What there is of a thread after a replay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct There {
+    bytes: u64,
+    names: u64,
+    /// Bytes of each named file.
+    content: Vec<u64>,
 }
 
 /// How many images a run was crashed into, and what went wrong first.
@@ -200,6 +254,8 @@ pub struct Tally {
     pub points: u64,
     /// Crash images judged.
     pub images: u64,
+    /// Groups and ends of logs that were replayed.
+    pub replays: u64,
     /// Seed, event, seed of the crash, and what is wrong.
     pub failure: Option<(u64, u64, u64, String)>,
 }
@@ -207,7 +263,11 @@ pub struct Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.failure {
-            None => write!(f, "{} points, {} images", self.points, self.images),
+            None => write!(
+                f,
+                "{} points, {} images, {} replays",
+                self.points, self.images, self.replays
+            ),
             Some((seed, event, crash, what)) => {
                 write!(f, "seed {seed}, crash {event}:{crash}: {what}")
             }
@@ -227,10 +287,25 @@ pub fn setup(seed: u64) -> Setup {
     }
 }
 
-fn body(setup: &Setup, disks: &SimDisks, plant: Plant) -> std::result::Result<u64, String> {
+/// The log's disks in [`Layout::Classes`].
+const LOG_DISKS: [usize; 2] = [4, 5];
+
+fn body(
+    setup: &Setup,
+    disks: &SimDisks,
+    plant: Plant,
+    logs_die: Option<u64>,
+) -> std::result::Result<u64, String> {
     let ready = set_up(setup, disks).map_err(|e| format!("setting up: {e}"))?;
     let (writer, fs, files) = ready;
     writer.plants.no_log_flush.store(plant == Plant::NoFlush, SeqCst);
+    for log in writer.all_logs().values() {
+        log.plant_disorder.store(plant == Plant::Disorder, SeqCst);
+    }
+    if let Some(seed) = logs_die {
+        let event = disks.events() + Rng::stream(seed, 64).below(150);
+        LOG_DISKS.into_iter().for_each(|disk| disks.schedule(event, Action::Drop { disk }));
+    }
     let start = disks.events();
     let wrong: Arc<Mutex<Option<String>>> = Arc::default();
     let mut threads = Vec::new();
@@ -263,113 +338,297 @@ fn ended<T>(outcome: Outcome<std::result::Result<T, String>>) -> std::result::Re
     }
 }
 
+/// Runs a seed with other vdevs or threads than follow from it.
+pub fn record_as(setup: Setup, plant: Plant) -> Recorded {
+    record_it(setup, plant, None)
+}
+
+fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> Recorded {
+    let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
+    let (s, d) = (setup.clone(), disks.clone());
+    let run = run_with(setup.schedule(), move || body(&s, &d, plant, logs_die));
+    let (failed, start) = match ended(run.outcome) {
+        Ok(start) => (None, start),
+        Err(why) => (Some(why), 0),
+    };
+    let (found, memo) = (plain::Mutex::default(), Memo::default());
+    let seen = plain::Mutex::default();
+    Recorded { setup, disks, start, failed, plant, found, memo, seen }
+}
+
 /// Runs a seed and records it.
 pub fn record(seed: u64, plant: Plant) -> Recorded {
     record_as(setup(seed), plant)
 }
 
-/// Runs a seed with other vdevs or threads than follow from it.
-pub fn record_as(setup: Setup, plant: Plant) -> Recorded {
-    let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
-    let (s, d) = (setup.clone(), disks.clone());
-    let run = run_with(setup.schedule(), move || body(&s, &d, plant));
-    let (failed, start) = match ended(run.outcome) {
-        Ok(start) => (None, start),
-        Err(why) => (Some(why), 0),
-    };
-    Recorded { setup, disks, start, failed, plant }
+/// The log's vdev dies in the middle of a run: nobody hears of it, and nothing is missing in
+/// the end.
+///
+/// # Errors
+/// What is wrong.
+pub fn logs_die(seed: u64) -> std::result::Result<(), String> {
+    let setup = Setup { layout: Layout::Classes, ..setup(seed) };
+    let recorded = record_it(setup, Plant::Nothing, Some(seed));
+    if let Some(why) = &recorded.failed {
+        return Err(why.clone());
+    }
+    let marks = recorded.disks.marks(u64::MAX);
+    let images = recorded.disks.current();
+    let (found, _) = recorded.mount_once(images, seed, &LOG_DISKS)?;
+    kept(&found, &marks)
 }
 
-/// What the marks before a crash promise of a thread: bytes and names.
-fn promised(marks: &[u64], thread: u64) -> (u64, u64) {
+/// What the marks before a crash promise of a thread: bytes, names, and whose content.
+fn promised(marks: &[u64], thread: u64) -> (u64, u64, Vec<u64>) {
     let of = |kind: u64| {
-        let mine = marks.iter().filter(|m| **m & !((1 << 40) - 1) == kind | thread << 40);
-        mine.map(|m| m & ((1 << 40) - 1)).max().unwrap_or(0)
+        let mine = marks.iter().filter(move |m| **m & !NUMBER == kind | thread << 40);
+        mine.map(|m| m & NUMBER)
     };
-    (of(BYTES), of(NAMES))
+    (of(BYTES).max().unwrap_or(0), of(NAMES).max().unwrap_or(0), of(CONTENT).collect())
 }
 
-fn judge(fs: &FileSystem, threads: usize, marks: &[u64]) -> std::result::Result<(), String> {
-    let fail = |e: base::Error| e.to_string();
-    for t in 0..threads as u64 {
-        let (bytes, names) = promised(marks, t);
-        let file = fs.lookup(fs.root(), format!("file-{t}").as_bytes(), Io::WAIT).map_err(fail)?;
-        let size = fs.attrs(file.id, Io::WAIT).map_err(fail)?.size;
-        if size < bytes {
-            return Err(format!("thread {t} was promised {bytes} bytes, {size} are there"));
+/// Whether what is there is all that was promised.
+fn kept(found: &[There], marks: &[u64]) -> std::result::Result<(), String> {
+    for (t, there) in found.iter().enumerate() {
+        let (bytes, names, content_of) = promised(marks, t as u64);
+        if there.bytes < bytes {
+            return Err(format!(
+                "thread {t} was promised {bytes} bytes, {} are there",
+                there.bytes
+            ));
         }
-        let mut at = 0;
-        for piece in fs.read(file.id, 0, size as usize, Io::WAIT).map_err(fail)? {
-            if let Some(i) = (0..piece.len()).find(|i| piece[*i] != byte(t, at + *i as u64)) {
-                return Err(format!("thread {t}: byte {} of {size} is another", at + i as u64));
+        if there.names < names {
+            return Err(format!(
+                "thread {t} was promised {names} names, {} are there",
+                there.names
+            ));
+        }
+        for n in content_of {
+            let (wanted, has) = (content(t as u64, n).len() as u64, there.content.get(n as usize));
+            if has != Some(&wanted) {
+                return Err(format!(
+                    "thread {t}, file {n}: {wanted} bytes promised, {has:?} there"
+                ));
             }
-            at += piece.len() as u64;
-        }
-        let has = |n: u64| fs.lookup(fs.root(), format!("t{t}-{n}").as_bytes(), Io::WAIT).is_ok();
-        let there = (0..=OPS).take_while(|n| has(*n)).count() as u64;
-        if there < names {
-            return Err(format!("thread {t} was promised {names} names, {there} are there"));
-        }
-        if let Some(odd) = (there..=OPS).find(|n| has(*n)) {
-            return Err(format!("thread {t}: name {odd} without name {there}"));
         }
     }
     Ok(())
 }
 
-/// Imports the disks for writing, replays, and judges.
+/// Reads a file whose bytes `right` tells.
+fn read_file(
+    fs: &FileSystem,
+    name: &str,
+    right: &dyn Fn(u64) -> Option<u8>,
+) -> std::result::Result<u64, String> {
+    let fail = |e: base::Error| format!("{name}: {e}");
+    let file = fs.lookup(fs.root(), name.as_bytes(), Io::WAIT).map_err(fail)?;
+    let size = fs.attrs(file.id, Io::WAIT).map_err(fail)?.size;
+    let mut at = 0;
+    for piece in fs.read(file.id, 0, size as usize, Io::WAIT).map_err(fail)? {
+        if let Some(i) = (0..piece.len()).find(|i| Some(piece[*i]) != right(at + *i as u64)) {
+            return Err(format!("{name}: byte {} of {size} is another", at + i as u64));
+        }
+        at += piece.len() as u64;
+    }
+    Ok(size)
+}
+
+/// What there is of each thread, all of it what was done.
+fn look(fs: &FileSystem, threads: usize) -> std::result::Result<Vec<There>, String> {
+    let one = |t: u64| {
+        let bytes = read_file(fs, &format!("file-{t}"), &|at| Some(byte(t, at)))?;
+        let name = |n: u64| format!("t{t}-{n}");
+        let has = |n: u64| fs.lookup(fs.root(), name(n).as_bytes(), Io::WAIT).is_ok();
+        let names = (0..=OPS).take_while(|n| has(*n)).count() as u64;
+        if let Some(odd) = (names..=OPS).find(|n| has(*n)) {
+            return Err(format!("thread {t}: name {odd} without name {names}"));
+        }
+        let content = (0..names).map(|n| {
+            let data = content(t, n);
+            read_file(fs, &name(n), &|at| data.get(at as usize).copied())
+        });
+        Ok(There { bytes, names, content: content.collect::<std::result::Result<_, _>>()? })
+    };
+    (0..threads as u64).map(one).collect()
+}
+
+/// Imports the disks for writing, replays, and looks.
 fn mount(
     setup: &Setup,
     disks: &SimDisks,
-    marks: &[u64],
     plant: Plant,
-) -> std::result::Result<(), String> {
+    without: &[usize],
+) -> std::result::Result<Vec<There>, String> {
     let fail = |what: &str, e: &dyn fmt::Display| format!("{what}, after a crash: {e}");
-    let leaves = SimLeaves::new(disks, &[]);
+    let leaves = SimLeaves::new(disks, without);
     let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;
     let found = found.ok_or_else(|| "the pool is gone".to_owned())?;
     let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| fail("cache", &e))?);
-    let options = ImportOptions { force: true, ..ImportOptions::default() };
+    let missing_log = !without.is_empty();
+    let options = ImportOptions { force: true, missing_log, ..ImportOptions::default() };
     let spa = spa::Spa::open_in(&found, &options, &cache, &leaves)
         .map_err(|f| fail("import for writing", &f.error))?;
     let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
     let fs = open(&writer, plant).map_err(|e| fail("replay", &e))?;
-    judge(&fs, setup.threads, marks)?;
+    let there = look(&fs, setup.threads)?;
     writer.sync().map_err(|e| fail("sync", &e))?;
     drop(fs);
     writer.stop();
+    if !without.is_empty() {
+        return Ok(there);
+    }
     let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| fail("cache", &e))?);
     let spa = import(&leaves, &found, &cache, None).map_err(|e| fail("import", &e))?;
     let expect = check::Expect::default();
-    check::audit(&spa, &expect).and_then(|()| check::books(&spa)).map_err(|bad| bad.to_string())
+    check::audit(&spa, &expect).and_then(|()| check::books(&spa)).map_err(|bad| bad.to_string())?;
+    Ok(there)
+}
+
+/// Up to where a log can be read.
+#[derive(Default)]
+struct End {
+    id: [u64; 2],
+    block: u64,
+    record: u64,
+}
+
+impl LogVisitor for End {
+    fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
+        let [a, b, _, seq] = ptr.verifier;
+        (self.id, self.block) = ([a, b], seq);
+        Ok(true)
+    }
+
+    fn record(&mut self, record: &Record<'_>, _: bool) -> Result<()> {
+        self.record = record.header.seq;
+        Ok(())
+    }
+}
+
+/// The log of the file system in an open pool, as far as it can be read.
+fn end_of_log(spa: &Spa) -> Result<End> {
+    let mut end = End::default();
+    spa.root_dir()?.walk(&mut |dir| {
+        if dir.name() == dataset()
+            && let Some(os) = dir.head()?.map(|head| head.open_objset()).transpose()?.flatten()
+        {
+            // An error is the end.
+            let _end = walk_log(os.zio(), &log_header(&os.phys())?, &mut end);
+        }
+        Ok(())
+    })?;
+    Ok(end)
 }
 
 impl Recorded {
-    /// Crashes at one event, replays and judges; now and then the replay is cut as well.
+    fn mount_once(
+        &self,
+        images: Vec<Image>,
+        seed: u64,
+        without: &[usize],
+    ) -> std::result::Result<(Vec<There>, SimDisks), String> {
+        let disks = SimDisks::new(self.setup.disks(), images);
+        let (setup, d, plant) = (self.setup.clone(), disks.clone(), self.plant);
+        let (without, schedule) =
+            (without.to_vec(), Options { max_steps: 50_000_000, ..Options::varied(seed) });
+        let run = run_with(schedule, move || mount(&setup, &d, plant, &without));
+        Ok((ended(run.outcome)?, disks))
+    }
+
+    /// The group that an import finds, and the end of its log. The group is audited.
+    fn state(
+        &self,
+        images: &[Image],
+        cache: &Arc<BlockCache>,
+    ) -> std::result::Result<State, String> {
+        let seen: Vec<Arc<Seen>> = self.seen.lock().iter().cloned().collect();
+        if let Some(old) = seen.iter().find(|s| alike(&s.images, images, &s.ranges)) {
+            return Ok(old.state);
+        }
+        let tap = Arc::new(Tap::default());
+        let leaves = SimLeaves::of_images(images, &[], None, &tap);
+        let found = find(&leaves).map_err(|e| format!("looking for the pool: {e}"))?;
+        let found = found.ok_or_else(|| "there is no pool".to_owned())?;
+        let spa = import(&leaves, &found, cache, None).map_err(|e| format!("import: {e}"))?;
+        let (txg, root) = (spa.uberblock().txg, spa.uberblock().root_bp);
+        let manner = Manner::default();
+        let known = self.memo.body(images, &manner, txg, &root);
+        let body = if let Some(known) = known {
+            known
+        } else {
+            let expect = check::Expect::default();
+            check::audit(&spa, &expect)
+                .and_then(|()| check::books(&spa))
+                .map_err(|bad| format!("group {txg}: {bad}"))?;
+            let (in_labels, read) = check::split(images, tap.take());
+            let mut all = in_labels.clone();
+            all.extend(read.iter().copied());
+            self.memo.keep(images, &manner, txg, root, in_labels, read);
+            all
+        };
+        let end = end_of_log(&spa).map_err(|e| format!("group {txg}: {e}"))?;
+        let state = (txg, end.id, end.block, end.record);
+        let ranges = tidy(body.into_iter().chain(tap.take()).collect());
+        let mut seen = self.seen.lock();
+        seen.push_front(Arc::new(Seen { images: images.to_vec(), ranges, state }));
+        seen.truncate(RECENT);
+        Ok(state)
+    }
+
+    /// Replays what nobody replayed before, and cuts the replay.
+    fn replay(
+        &self,
+        images: Vec<Image>,
+        seed: u64,
+    ) -> std::result::Result<Arc<Vec<There>>, String> {
+        let (found, disks) = self.mount_once(images, seed, &[])?;
+        let mut rng = Rng::stream(seed, 700);
+        let points = disks.crash_points();
+        for _ in 0..CUTS {
+            let at = points[rng.below(points.len() as u64) as usize];
+            let cut = rng.below(4);
+            let fail = |e: String| format!("replay cut at {at}:{cut}: {e}");
+            let images = disks.crash_image(at, cut).map_err(|e| fail(e.to_string()))?;
+            let (again, _) = self.mount_once(images, rng.next_u64(), &[]).map_err(fail)?;
+            if again != found {
+                return Err(fail(format!("{again:?} is there, not {found:?}")));
+            }
+        }
+        Ok(Arc::new(found))
+    }
+
+    /// Crashes at one event and judges what a replay makes of it.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn crash(&self, event: u64, seed: u64) -> std::result::Result<(), String> {
+    pub fn crash(
+        &self,
+        event: u64,
+        seed: u64,
+        cache: &Arc<BlockCache>,
+    ) -> std::result::Result<(), String> {
         let images = self.disks.crash_image(event, seed).map_err(|e| e.to_string())?;
-        let marks = self.disks.marks(event);
-        let once = |images, seed: u64| {
-            let disks = SimDisks::new(self.setup.disks(), images);
-            let (setup, d, marks) = (self.setup.clone(), disks.clone(), marks.clone());
-            let (plant, schedule) =
-                (self.plant, Options { max_steps: 50_000_000, ..Options::varied(seed) });
-            ended(run_with(schedule, move || mount(&setup, &d, &marks, plant)).outcome)?;
-            Ok::<_, String>(disks)
+        let state = self.state(&images, cache)?;
+        let known = self.found.lock().get(&state).cloned();
+        let found = match known {
+            Some(found) => found,
+            None => {
+                let found = self.replay(images, self.setup.seed ^ event << 20 ^ seed)?;
+                self.found.lock().insert(state, Arc::clone(&found));
+                found
+            }
         };
-        let disks = once(images, self.setup.seed ^ event << 20)?;
-        let mut rng = Rng::stream(self.setup.seed, 700 + event);
-        if rng.one_in(4) {
-            let points = disks.crash_points();
-            let at = points[rng.below(points.len() as u64) as usize];
-            let seed = rng.below(4);
-            let images = disks.crash_image(at, seed).map_err(|e| e.to_string())?;
-            once(images, rng.next_u64()).map_err(|e| format!("replay cut at {at}:{seed}: {e}"))?;
-        }
-        Ok(())
+        kept(&found, &self.disks.marks(event))
+    }
+
+    /// The same, alone.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn crash_once(&self, event: u64, seed: u64) -> std::result::Result<(), String> {
+        let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| e.to_string())?);
+        self.crash(event, seed, &cache)
     }
 
     /// Crashes after every `step`-th event since the file system was set up, with what was not
@@ -385,13 +644,15 @@ impl Recorded {
         let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let first = Mutex::new(None);
         fan_out(threads.max(1), |_| {
+            let Ok(cache) = BlockCache::of(CACHE) else { return };
+            let cache = Arc::new(cache);
             while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
                 for seed in crash_seeds(self.setup.seed, event, more) {
                     if stop.load(Relaxed) {
                         return;
                     }
                     images.fetch_add(1, Relaxed);
-                    if let Err(what) = self.crash(event, seed) {
+                    if let Err(what) = self.crash(event, seed, &cache) {
                         stop.store(true, Relaxed);
                         first.lock().get_or_insert((self.setup.seed, event, seed, what));
                     }
@@ -400,6 +661,7 @@ impl Recorded {
         });
         tally.points = points.len() as u64;
         tally.images = images.into_inner();
+        tally.replays = self.found.lock().len() as u64;
         tally.failure = first.into_inner();
         tally
     }

@@ -56,14 +56,20 @@ struct Entry {
 pub struct Memo(plain::Mutex<Vec<Arc<Entry>>>);
 
 fn same(entry: &Entry, images: &[Image], ranges: &[Range]) -> bool {
-    let same_in = |r: &Range| match (entry.images.get(r.disk), images.get(r.disk)) {
+    alike(&entry.images, images, ranges)
+}
+
+/// Whether two sets of disks have the same bytes in all these places.
+pub(crate) fn alike(one: &[Image], other: &[Image], ranges: &[Range]) -> bool {
+    let same_in = |r: &Range| match (one.get(r.disk), other.get(r.disk)) {
         (Some(a), Some(b)) => a.same(b, r.offset, r.len),
         _ => false,
     };
     ranges.iter().all(same_in)
 }
 
-fn tidy(mut ranges: Vec<Range>) -> Vec<Range> {
+/// Ranges in order, those that touch as one.
+pub(crate) fn tidy(mut ranges: Vec<Range>) -> Vec<Range> {
     ranges.sort_unstable();
     let mut out: Vec<Range> = Vec::with_capacity(ranges.len());
     for r in ranges {

@@ -4,36 +4,44 @@
 use sim::logs::{self, Plant};
 
 /// Crash points that `make test` asks for, and `make nightly`.
-const POINTS: u64 = 250;
-const NIGHTLY_POINTS: u64 = 20_000;
+const POINTS: u64 = 4000;
+const NIGHTLY_POINTS: u64 = 40_000;
 
 #[test]
 fn every_promise_of_the_log_survives() {
     let start = base::rt::now();
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
-    let (due, step) = if nightly { (NIGHTLY_POINTS, 1) } else { (POINTS, 5) };
-    let (mut points, mut images, mut seed) = (0, 0, 0);
+    let due = if nightly { NIGHTLY_POINTS } else { POINTS };
+    let (mut points, mut images, mut replays, mut seed) = (0, 0, 0, 0);
     while points < due {
         seed += 1;
         let recorded = logs::record(seed, Plant::Nothing);
-        let tally = recorded.crash_everywhere(step, 1, base::rt::parallelism());
+        let tally = recorded.crash_everywhere(1, 1, base::rt::parallelism());
         assert!(tally.failure.is_none(), "{tally}");
         points += tally.points;
         images += tally.images;
+        replays += tally.replays;
     }
     println!(
-        "SIMULATED logs: {seed} runs, {points} crash points, {images} images, {:.0} images a second",
+        "SIMULATED logs: {seed} runs, {points} crash points, {images} images, {replays} replays, {:.0} images a second",
         images as f64 / start.elapsed().as_secs_f64()
     );
 }
 
 #[test]
 fn planted_bugs_are_found() {
-    for plant in [Plant::NoFlush, Plant::ReplayTwice] {
-        let found = (1..=6).find_map(|seed| {
+    for plant in [Plant::NoFlush, Plant::ReplayTwice, Plant::Disorder] {
+        let found = (1..=8).find_map(|seed| {
             logs::record(seed, plant).crash_everywhere(3, 1, base::rt::parallelism()).failure
         });
         println!("{plant:?}: {found:?}");
         assert!(found.is_some(), "{plant:?}");
+    }
+}
+
+#[test]
+fn log_vdevs_that_die_take_nothing_along() {
+    for seed in 1..=6 {
+        logs::logs_die(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }

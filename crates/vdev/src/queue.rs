@@ -19,7 +19,8 @@
 //!   one of them, or one held before it, is held until those are over: the last
 //!   submitted is the last written.
 //! * Each request is completed exactly once, without a lock held.
-//! * At most `in_flight_max` bytes are in the queue, or one submission.
+//! * At most `in_flight_max` bytes are in the queue, twice as many with synchronous writes,
+//!   or one submission.
 //! * If nobody pumps and something is ready, something of its class is with the
 //!   device, whose completion pumps.
 //!
@@ -392,7 +393,11 @@ impl Queue {
     pub(crate) fn submit(self: &Arc<Self>, batch: Vec<Request>) {
         let len: u64 = batch.iter().map(|r| r.len).sum();
         let mut state = self.state.lock();
-        let max = self.tuning.get().in_flight_max;
+        let mut max = self.tuning.get().in_flight_max;
+        if batch.iter().all(|r| r.priority == WritePriority::SyncWrite) {
+            // Somebody waits: not behind what nobody waits for.
+            max = max.saturating_mul(2);
+        }
         while state.bytes > 0 && state.bytes.saturating_add(len) > max {
             self.wait(&mut state);
         }

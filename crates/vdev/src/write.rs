@@ -268,12 +268,24 @@ impl Tree {
     /// at once, after what was submitted to them before this call; waits. A failure
     /// counts as a write error.
     pub fn flush(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
+        self.flush_leaves(tops, true)
+    }
+
+    /// As [`Tree::flush`], of what the devices have taken by now: it waits for nothing that is
+    /// still in a queue. For who knows that his writes are over, while others go on.
+    pub fn flush_taken(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
+        self.flush_leaves(tops, false)
+    }
+
+    fn flush_leaves(&self, tops: &[VdevId], drain: bool) -> Vec<(Guid, Result<()>)> {
         let leaves: Vec<(&Node, &Arc<dyn Device>, &Arc<Queue>)> = self
             .leaves()
             .filter(|(_, node)| tops.contains(&node.top()))
             .filter_map(|(_, node)| node.writable().map(|(device, queue)| (node, device, queue)))
             .collect();
-        leaves.iter().for_each(|(_, _, queue)| queue.drain());
+        if drain {
+            leaves.iter().for_each(|(_, _, queue)| queue.drain());
+        }
         let batch = leaves.iter().map(|(_, device, _)| (Arc::clone(device), Io::Flush)).collect();
         let results = device::execute(batch);
         let judge = |((node, _, _), (done, _)): (&(&Node, _, _), (device::Completion, _))| {

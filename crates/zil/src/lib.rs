@@ -75,7 +75,7 @@
 //!   ACLs, whiteouts, names for files that had none.
 //! * A chain that is not in use is not kept over an export.
 //!
-//! Lock order: `turn`, `pending`, `chain` and `sizes`: no two at a time, and none of them
+//! Lock order: `turn`, `pending`, `chain`, `sizes` and the statistics: no two at a time, and none of them
 //! during I/O, a wait, or a call of [`Store`] (but [`Store::synced_txg`]) or [`Source`]. A batch takes
 //! locks of files ([`Source::read`]) before it holds a group, never after.
 
@@ -83,12 +83,14 @@ mod chain;
 mod log;
 mod pending;
 mod size;
+mod stats;
 
 use base::{Buf, Dva, ObjectId, Result, Txg, VdevId};
 
 pub use chain::Moved;
-pub use log::{Log, Mode, Stats};
+pub use log::{Log, Mode};
 pub use size::{BLOCK_MAX, BLOCK_MIN, Plan, Sizes};
+pub use stats::{Blocks, Stats, on_behalf_of, totals};
 
 /// A group that is kept open until the drop.
 pub struct Hold {
@@ -146,6 +148,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// When a device could not.
     fn flush(&self, vdevs: &[VdevId]) -> Result<()>;
+
+    /// Whether a vdev is for logs alone.
+    fn is_log(&self, vdev: VdevId) -> bool {
+        let _ = vdev;
+        false
+    }
 
     /// The last group on disk.
     fn synced_txg(&self) -> Txg;

@@ -1,6 +1,6 @@
 //! Records in, commits out.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 use base::rt::{Condvar, Mutex};
@@ -11,7 +11,8 @@ use ondisk::zil::{Body, RECORD_SEQ_AT, WRITE_HEADER, Write, ZilHeader, records_a
 
 use crate::chain::{Chain, Moved};
 use crate::pending::{Found, Itx, Pending, Wants, What};
-use crate::size::{BLOCK_MIN, CHAIN, Plan, ROOM_MAX, Sizes, block_size, waste};
+use crate::size::{CHAIN, Plan, ROOM_MAX, Sizes, block_size, waste};
+use crate::stats::{Stats, bump, caller};
 use crate::{LogWrite, Source, Store};
 
 /// Record types.
@@ -37,52 +38,19 @@ pub enum Mode {
     Disabled = 2,
 }
 
-/// Counters of a log (chapter 10 §10.7).
-#[derive(Debug, Default)]
-pub struct Stats {
-    /// Commits asked for (`zil_commit_count`).
-    pub commits: AtomicU64,
-    /// Batches written (`zil_commit_writer_count`).
-    pub batches: AtomicU64,
-    /// Commits that waited for a group (`zil_commit_stall_count`).
-    pub stalls: AtomicU64,
-    /// Batches that could not be written (`zil_commit_error_count`).
-    pub errors: AtomicU64,
-    /// Records written (`zil_itx_count`).
-    pub records: AtomicU64,
-    /// Blocks written.
-    pub blocks: AtomicU64,
-    /// Bytes of records.
-    pub used: AtomicU64,
-    /// Bytes of blocks.
-    pub allocated: AtomicU64,
-    /// Blocks by size: 4 KiB and below, 8, 16, 32, 64, 128 KiB.
-    pub by_size: [AtomicU64; 6],
-}
-
-impl Stats {
-    fn block(&self, used: u64, size: u64) {
-        self.blocks.fetch_add(1, Relaxed);
-        self.used.fetch_add(used, Relaxed);
-        self.allocated.fetch_add(size, Relaxed);
-        let class = (size.max(BLOCK_MIN) - 1).ilog2().saturating_sub(11).min(5) as usize;
-        self.by_size[class].fetch_add(1, Relaxed);
-    }
+/// How a batch ended.
+#[derive(Clone, Debug)]
+enum End {
+    Safe,
+    Failed(ErrorKind, String),
+    /// Who wrote it panicked: its records wait for their groups.
+    Abandoned,
 }
 
 /// Those who wait for the same blocks.
 #[derive(Default)]
 struct Batch {
-    result: OnceLock<Option<(ErrorKind, String)>>,
-}
-
-impl Batch {
-    fn told(&self) -> Option<Result<()>> {
-        self.result.get().map(|failed| match failed {
-            None => Ok(()),
-            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
-        })
-    }
+    end: OnceLock<End>,
 }
 
 /// Whose turn it is to write.
@@ -92,6 +60,63 @@ struct Turn {
     /// What the next batch is for, and who waits for it.
     wants: Wants,
     batch: Arc<Batch>,
+    /// The threads that it is for.
+    callers: Vec<u32>,
+}
+
+/// A batch being written by its committer. However that ends, a panic included, the turn
+/// is given up and those who wait are told.
+struct Writing<'a> {
+    log: &'a Log,
+    batch: Arc<Batch>,
+    end: End,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let mut turn = self.log.turn.lock();
+        turn.writing = false;
+        // Set once: the batch was taken from the turn.
+        let _first = self.batch.end.set(std::mem::replace(&mut self.end, End::Abandoned));
+        drop(turn);
+        self.log.ended.notify_all();
+    }
+}
+
+/// Records that were taken out of their lists: unless they are safe in the end, commits
+/// wait for their groups.
+struct Taken<'a> {
+    log: &'a Log,
+    newest: Txg,
+    safe: bool,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.safe {
+            self.log.pending.lock().barrier(self.newest);
+        }
+    }
+}
+
+/// Blocks that were added to the chain: unless they are flushed in the end, the chain is
+/// given up in the group that is held.
+struct Issued<'a> {
+    log: &'a Log,
+    txg: Txg,
+    flushed: bool,
+}
+
+impl Drop for Issued<'_> {
+    fn drop(&mut self) {
+        let mut chain = self.log.chain.lock();
+        if self.flushed {
+            return chain.flushed();
+        }
+        chain.end(self.txg);
+        drop(chain);
+        self.log.stats.both(|s| bump(&s.errors, 1));
+    }
 }
 
 /// One object set's intent log.
@@ -107,6 +132,8 @@ pub struct Log {
     chain: Mutex<Chain>,
     sizes: Mutex<Sizes>,
     stats: Stats,
+    /// **Test instrument**, off: records of objects go before those of names.
+    pub plant_disorder: AtomicBool,
 }
 
 impl std::fmt::Debug for Log {
@@ -131,6 +158,7 @@ impl Log {
             chain: Mutex::new(Chain::new(objset, checksum)),
             sizes: Mutex::default(),
             stats: Stats::default(),
+            plant_disorder: AtomicBool::new(false),
         })
     }
 
@@ -257,32 +285,50 @@ impl Log {
     /// # Errors
     /// That of a suspension; nothing is promised then.
     pub fn commit(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
-        self.stats.commits.fetch_add(1, Relaxed);
+        self.stats.both(|s| bump(&s.commits, 1));
         if self.mode() == Mode::Disabled {
             return Ok(());
         }
+        let start = base::rt::now();
+        let done = self.share(source, object);
+        let time = start.elapsed();
+        self.stats.both(|s| s.took(time));
+        done
+    }
+
+    /// Joins the next batch, and writes it if nobody else does.
+    fn share(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
         let mut turn = self.turn.lock();
         turn.wants.add(object);
+        turn.callers.push(caller());
         let batch = Arc::clone(&turn.batch);
         while turn.writing {
             self.ended.wait(&mut turn);
-            if let Some(told) = batch.told() {
-                return told;
+            match batch.end.get() {
+                None => {}
+                Some(End::Safe) => return Ok(()),
+                Some(End::Failed(kind, text)) => return Err(Error::new(*kind, text.clone())),
+                Some(End::Abandoned) => {
+                    // What is not safe by now has a barrier.
+                    drop(turn);
+                    return self.share(source, object);
+                }
             }
         }
         // Nobody writes: the batch is the caller's.
         turn.writing = true;
         let wants = std::mem::take(&mut turn.wants);
+        let callers = std::mem::take(&mut turn.callers);
         turn.batch = Arc::default();
         drop(turn);
+        let mut writing = Writing { log: self, batch, end: End::Abandoned };
+        self.stats.both(|s| s.shared_by(callers.len()));
+        self.stats.company_of(&callers);
         let done = self.run(source, &wants);
-        let failed = done.as_ref().err().map(|e| (e.kind(), e.to_string()));
-        let mut turn = self.turn.lock();
-        turn.writing = false;
-        // Set once: the batch was taken from the turn.
-        let _first = batch.result.set(failed);
-        drop(turn);
-        self.ended.notify_all();
+        writing.end = match &done {
+            Ok(()) => End::Safe,
+            Err(e) => End::Failed(e.kind(), e.to_string()),
+        };
         done
     }
 
@@ -292,14 +338,19 @@ impl Log {
         let records = match found {
             Found::Nothing => return Ok(()),
             Found::Wait(txg) => return self.stall(txg),
-            Found::Records(records) => records,
+            Found::Records(mut records) => {
+                if self.plant_disorder.load(Relaxed) {
+                    records.sort_by_key(|r| matches!(r.what, What::Whole(_) | What::Cut { .. }));
+                }
+                records
+            }
         };
         let newest = records.iter().map(|r| r.txg).fold(Txg::ZERO, Txg::max);
+        // They are in no list any more, and nothing may follow them in the chain unless
+        // they are in it.
+        let mut taken = Taken { log: self, newest, safe: false };
         let done = self.run_records(source, records, newest);
-        if done.is_err() {
-            // They are in no list any more, and nothing may follow them in the chain.
-            self.pending.lock().barrier(newest);
-        }
+        taken.safe = done.is_ok();
         done
     }
 
@@ -308,17 +359,18 @@ impl Log {
         if unusable || self.closed.load(SeqCst) {
             return self.stall(newest);
         }
+        let forms = Forms::of(&records);
         let Some(records) = fetch(source, records)? else { return self.stall(newest) };
         let stub = self.chain.lock().stub().map(|s| s.size);
         match stub {
             None => self.begin(newest),
-            Some(size) => self.write_batch(&records, size, newest),
+            Some(size) => self.write_batch(&records, &forms, size, newest),
         }
     }
 
     /// Waits for groups instead of writing.
     fn stall(&self, txg: Txg) -> Result<()> {
-        self.stats.stalls.fetch_add(1, Relaxed);
+        self.stats.both(|s| bump(&s.stalls, 1));
         self.store.wait_synced(txg)
     }
 
@@ -336,7 +388,7 @@ impl Log {
         self.stall(txg.max(newest))
     }
 
-    fn write_batch(&self, records: &[Itx], first: u64, newest: Txg) -> Result<()> {
+    fn write_batch(&self, records: &[Itx], forms: &Forms, first: u64, newest: Txg) -> Result<()> {
         let blocks = fill(records, first);
         let size: u64 = records.iter().map(Itx::size).sum();
         let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
@@ -352,28 +404,36 @@ impl Log {
             drop(hold);
             return self.stall(newest);
         };
-        let writes = self.seal(&places, hold.txg, &blocks);
         self.store.dirty(hold.txg);
-        let done = writes.and_then(|writes| {
+        // Dropped before the hold.
+        let mut issued = Issued { log: self, txg: hold.txg, flushed: false };
+        let mut wrote: Vec<(u64, u64, bool)> = Vec::new();
+        let done = self.seal(&places, hold.txg, &blocks).and_then(|writes| {
+            let one = |w: &LogWrite| (w.used as u64, w.data.len() as u64, w.dva.vdev);
+            let of = writes.iter().map(one).map(|(n, all, v)| (n, all, self.store.is_log(v)));
+            wrote.extend(of);
             let mut vdevs: Vec<VdevId> = writes.iter().map(|w| w.dva.vdev).collect();
             vdevs.sort_unstable();
             vdevs.dedup();
             self.store.write(writes)?;
             self.store.flush(&vdevs)
         });
+        issued.flushed = done.is_ok();
+        drop(issued);
+        let last = hold.txg.max(newest);
+        drop(hold);
         if done.is_err() {
-            self.stats.errors.fetch_add(1, Relaxed);
-            self.chain.lock().end(hold.txg);
-            let last = hold.txg.max(newest);
-            drop(hold);
             return self.stall(last);
         }
-        self.chain.lock().flushed();
-        drop(hold);
-        self.stats.batches.fetch_add(1, Relaxed);
-        self.stats.records.fetch_add(records.len() as u64, Relaxed);
-        let of = std::iter::once(first).chain(blocks.iter().skip(1).map(|b| b.size));
-        blocks.iter().zip(of).for_each(|(b, size)| self.stats.block(b.bytes.len() as u64, size));
+        self.stats.both(|s| {
+            bump(&s.batches, 1);
+            bump(&s.records, records.len() as u64);
+            forms.count(s);
+            for (block, (written, size, slog)) in blocks.iter().zip(&wrote) {
+                block.count(s);
+                s.block(block.bytes.len() as u64, *written, *size, *slog);
+            }
+        });
         Ok(())
     }
 
@@ -512,6 +572,34 @@ impl Log {
     }
 }
 
+/// Writes and their bytes: with data that was copied, and that is fetched.
+struct Forms {
+    copied: [u64; 2],
+    fetched: [u64; 2],
+}
+
+impl Forms {
+    fn of(records: &[Itx]) -> Forms {
+        let mut forms = Forms { copied: [0; 2], fetched: [0; 2] };
+        for itx in records {
+            let (form, bytes) = match &itx.what {
+                What::Data { data, .. } => (&mut forms.copied, data.len() as u64),
+                What::Range { len, .. } => (&mut forms.fetched, *len),
+                _ => continue,
+            };
+            form[0] += 1;
+            form[1] += bytes;
+        }
+        forms
+    }
+
+    fn count(&self, stats: &Stats) {
+        for (counters, counts) in [(&stats.copied, self.copied), (&stats.fetched, self.fetched)] {
+            counters.iter().zip(counts).for_each(|(c, n)| bump(c, n));
+        }
+    }
+}
+
 /// Gets data that was not copied. `None` if some of it is not there any more, and no record
 /// says why: the change that took it away would be missing.
 fn fetch(source: &dyn Source, records: Vec<Itx>) -> Result<Option<Vec<Itx>>> {
@@ -555,6 +643,16 @@ impl Fill {
 
     fn room(&self) -> usize {
         (self.size - CHAIN) as usize - self.bytes.len()
+    }
+
+    /// Counts its records by type, the first byte of each.
+    fn count(&self, stats: &Stats) {
+        for start in &self.starts {
+            let kind = self.bytes.get(*start).map_or(0, |k| usize::from(*k));
+            if let Some(counter) = stats.by_type.get(kind) {
+                bump(counter, 1);
+            }
+        }
     }
 
     fn put(&mut self, record: &[u8], txg: Txg) {

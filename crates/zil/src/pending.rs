@@ -58,6 +58,8 @@ struct Slot {
 pub(crate) struct Pending {
     slots: BTreeMap<Txg, Slot>,
     order: u64,
+    /// Place of the last record of names.
+    named: u64,
     /// The last group with a change that has no record.
     barrier: Txg,
     copied: BTreeMap<Txg, u64>,
@@ -103,6 +105,7 @@ impl Pending {
 
     pub(crate) fn name(&mut self, txg: Txg, synced: &dyn Fn() -> Txg, what: What) {
         let order = self.next();
+        self.named = order;
         self.slot(txg, synced).names.push(Itx { order, txg, what });
         self.records += 1;
     }
@@ -116,8 +119,11 @@ impl Pending {
     ) {
         let order = self.next();
         let copied = if let What::Data { data, .. } = &what { data.len() as u64 } else { 0 };
+        let named = self.named;
         let list = self.slot(txg, synced).objects.entry(object).or_default();
         if let (What::Range { offset, len, .. }, Some(last)) = (&what, list.last_mut())
+            // What came after a name does not go before it.
+            && last.order > named
             && let What::Range { offset: start, len: had, .. } = &mut last.what
             && start.checked_add(*had) == Some(*offset)
             && *had + len <= JOIN_MAX
@@ -227,13 +233,13 @@ mod tests {
         let mut p = Pending::default();
         let one = |id| Wants { objects: [ObjectId(id)].into(), ..Wants::default() };
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 0, 10));
-        p.name(Txg(4), &|| Txg(3), What::Whole(whole(1)));
         p.object(Txg(5), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 10, 5));
-        p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 30, 5));
+        p.name(Txg(4), &|| Txg(3), What::Whole(whole(1)));
+        p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 15, 5));
         assert_eq!(p.held().0, 4);
         let found = records(p.gather(&one(1), Txg(3)));
-        assert_eq!(found, [range(1, 0, 15), What::Whole(whole(1)), range(1, 30, 5)]);
+        assert_eq!(found, [range(1, 0, 15), What::Whole(whole(1)), range(1, 15, 5)]);
         assert!(records(p.gather(&one(1), Txg(3))).is_empty());
         p.adopt(ObjectId(2));
         assert_eq!(records(p.gather(&one(9), Txg(3))), [range(2, 0, 10)]);

@@ -463,12 +463,12 @@ fn planted_bugs_are_found() {
 fn the_sticky_case() {
     let mut world = World::new(true);
     let small = |world: &mut World, n| {
-        let before = world.log.stats().allocated.load(SeqCst);
+        let before = world.log.stats().allocated();
         for _ in 0..n {
             world.act(&Op::Write(1, 128));
             world.act(&Op::Commit(Some(1)));
         }
-        (world.log.stats().allocated.load(SeqCst) - before) / n
+        (world.log.stats().allocated() - before) / n
     };
     world.act(&Op::Name(3));
     world.act(&Op::Commit(None));
@@ -511,4 +511,61 @@ fn committers_share_blocks() {
     log.write(Txg(12), ObjectId(1), 0, &[1; 100]);
     log.commit(&Content, None).unwrap();
     assert_eq!(log.stats().batches.load(SeqCst) - before, batches);
+}
+
+/// Waits for `go` in its first reads, and panics in the next one.
+struct Trap {
+    go: AtomicU64,
+    reads: AtomicU64,
+}
+
+impl Source for Trap {
+    fn read(&self, object: ObjectId, offset: u64, len: u64) -> Result<Option<Vec<u8>>> {
+        let nth = self.reads.fetch_add(1, SeqCst);
+        while nth == 0 && self.go.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        assert!(nth != 1, "a committer is lost");
+        Content.read(object, offset, len)
+    }
+}
+
+#[test]
+fn a_committer_that_panics_takes_nobody_along() {
+    let mut world = World::new(true);
+    world.act(&Op::Name(3));
+    world.act(&Op::Commit(None));
+    let log = &world.log;
+    let txg = Txg(world.pool.state.lock().unwrap().open);
+    let trap = &Trap { go: AtomicU64::new(0), reads: AtomicU64::new(0) };
+    // Data of this size is fetched at the commit.
+    for object in 1..=4 {
+        log.write(txg, ObjectId(object), 0, &[1; 20_000]);
+    }
+    let commit = move |object| log.commit(trap, Some(ObjectId(object)));
+    let ends: Vec<bool> = std::thread::scope(|scope| {
+        let first = scope.spawn(move || commit(1));
+        while trap.reads.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let others: Vec<_> = (2..=4).map(|o| scope.spawn(move || commit(o))).collect();
+        // They wait for the first one, and share a batch.
+        while log.stats().commits.load(SeqCst) < 5 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        trap.go.store(1, SeqCst);
+        first.join().unwrap().unwrap();
+        others.into_iter().map(|t| t.join().is_ok_and(|done| done.is_ok())).collect()
+    });
+    assert_eq!(ends.iter().filter(|ok| **ok).count(), 2, "{ends:?}");
+    let synced = world.pool.state.lock().unwrap().synced;
+    assert!(synced >= txg.0, "the others' records are in no group on disk");
+    // And the log goes on.
+    let batches = log.stats().batches.load(SeqCst);
+    world.act(&Op::Write(9, 100));
+    world.act(&Op::Commit(Some(9)));
+    world.act(&Op::Write(9, 100));
+    world.act(&Op::Commit(Some(9)));
+    assert!(world.log.stats().batches.load(SeqCst) > batches);
 }

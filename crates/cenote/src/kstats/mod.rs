@@ -11,7 +11,9 @@ mod bench;
 mod report;
 mod tables;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::rt;
 use kstat::{Body, IoCounters, Kstat, Value};
@@ -49,6 +51,7 @@ pub(crate) fn register_engine(engine: &Arc<Engine>) -> base::Result<()> {
     for (file, list) in tables::FILES {
         registry.register_static(file, move || tables::zeros(list))?;
     }
+    registry.register_static("zil", || Kstat::numbers(zil::totals().named()))?;
     registry.register_static("fletcher_4_bench", bench::fletcher4)?;
     registry.register_static("chksum_bench", bench::chksum)?;
     registry.register_static("vdev_raidz_bench", bench::raidz)?;
@@ -115,6 +118,7 @@ pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
         let heading = format!("{heading}\n");
         registry.register(&format!("{name}/{file}"), core, move |_| text(heading.clone()))?;
     }
+    registry.register(&format!("{name}/cenote_zil"), core, cenote_zil)?;
     let none = |_: &Core| Kstat::numbers([]);
     registry.register(&format!("{name}/dmu_tx_assign"), core, none)?;
     for checksum in DDT_CHECKSUMS.iter().filter(|c| has_ddt(core, c)) {
@@ -123,7 +127,27 @@ pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
     Ok(())
 }
 
-fn objset(name: &str, io: &IoCounters) -> Kstat {
+/// What all logs of a pool did, for `cenote trace zil`.
+fn cenote_zil(core: &Core) -> Kstat {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    let logs = core.writer.as_ref().map(|w| w.all_logs()).unwrap_or_default();
+    for log in logs.values() {
+        let stats = log.stats();
+        let number = |n: &AtomicU64| n.load(Relaxed);
+        let own = [
+            ("commits", number(&stats.commits)),
+            ("batches", number(&stats.batches)),
+            ("stalls", number(&stats.stalls)),
+            ("records", number(&stats.records)),
+            ("blocks", stats.blocks()),
+        ];
+        let own = own.into_iter().map(|(name, n)| (name.to_owned(), n));
+        own.chain(stats.traced()).for_each(|(name, n)| *sums.entry(name).or_default() += n);
+    }
+    Kstat::named(sums.into_iter().map(|(name, n)| (name.into(), Value::U64(n))).collect())
+}
+
+fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>) -> Kstat {
     let mut rows = vec![("dataset_name".into(), Value::Str(name.to_owned()))];
     for (name, n) in [
         ("writes", io.writes.get()),
@@ -135,7 +159,9 @@ fn objset(name: &str, io: &IoCounters) -> Kstat {
     ] {
         rows.push((name.into(), Value::U64(n)));
     }
-    rows.extend(tables::ZIL.split_ascii_whitespace().map(|n| (n.into(), Value::U64(0))));
+    let none = zil::Stats::default();
+    let counters = log.map_or(&none, zil::Log::stats).named();
+    rows.extend(counters.map(|(name, n)| (name.into(), Value::U64(n))));
     Kstat::new("dataset", Body::Named(rows))
 }
 
@@ -152,8 +178,13 @@ pub(crate) fn dataset_counters(core: &Core, object: u64, name: &str) -> Option<A
     let counters = Arc::new(IoCounters::default());
     let path = format!("{}/objset-0x{object:x}", core.spa.name());
     let shown = name.to_owned();
+    let writer = core.writer.as_ref().map(Arc::downgrade);
+    let show = move |io: &IoCounters| {
+        let writer = writer.as_ref().and_then(std::sync::Weak::upgrade);
+        objset(&shown, io, writer.and_then(|w| w.log_in_use(object)).as_deref())
+    };
     // A full registry costs the kstat, not the dataset.
-    registry.register(&path, &counters, move |io| objset(&shown, io)).ok()?;
+    registry.register(&path, &counters, show).ok()?;
     all.insert(object, Arc::downgrade(&counters));
     Some(counters)
 }

@@ -1,11 +1,10 @@
 //! The names in the other files of `/proc/spl/kstat/zfs` (chapter 09 §6.1), so
-//! that whoever reads them finds what a kernel would show. Cenote writes nothing
-//! yet and keeps no dnode or dbuf cache of that kind: those counters are 0.
+//! that whoever reads them finds what a kernel would show. Cenote keeps no dnode or dbuf cache of that kind: those counters are 0.
 
 use kstat::Kstat;
 
 /// A file: its name, and the counters in it with blanks between.
-pub(crate) const FILES: [(&str, &str); 10] = [
+pub(crate) const FILES: [(&str, &str); 9] = [
     (
         "dnodestats",
         "dnode_hold_dbuf_hold dnode_hold_dbuf_read dnode_hold_alloc_hits dnode_hold_alloc_misses \
@@ -23,7 +22,6 @@ pub(crate) const FILES: [(&str, &str); 10] = [
          dmu_tx_memory_reserve dmu_tx_memory_reclaim dmu_tx_dirty_throttle dmu_tx_dirty_delay \
          dmu_tx_dirty_over_max dmu_tx_dirty_frees_delay dmu_tx_wrlog_delay dmu_tx_quota",
     ),
-    ("zil", ZIL),
     ("fm", "erpt-dropped erpt-set-failed fmri-set-failed payload-set-failed erpt-duplicates"),
     (
         "vdev_mirror_stats",
@@ -43,14 +41,6 @@ pub(crate) const FILES: [(&str, &str); 10] = [
     // The chapter names the file alone.
     ("zstd", ""),
 ];
-
-/// The intent log's counters, for all and for each dataset.
-pub(crate) const ZIL: &str = "zil_commit_count zil_commit_writer_count zil_commit_error_count zil_commit_stall_count \
-     zil_commit_suspend_count zil_commit_crash_count zil_itx_count zil_itx_indirect_count \
-     zil_itx_indirect_bytes zil_itx_copied_count zil_itx_copied_bytes zil_itx_needcopy_count \
-     zil_itx_needcopy_bytes zil_itx_metaslab_normal_count zil_itx_metaslab_normal_bytes \
-     zil_itx_metaslab_normal_write zil_itx_metaslab_normal_alloc zil_itx_metaslab_slog_count \
-     zil_itx_metaslab_slog_bytes zil_itx_metaslab_slog_write zil_itx_metaslab_slog_alloc";
 
 /// Of a pool.
 pub(crate) const POOL_FILES: [(&str, &str); 2] = [
@@ -156,7 +146,7 @@ mod tests {
             let list = FILES.iter().find(|(n, _)| *n == file).unwrap().1;
             zeros(list).entries().len()
         };
-        assert_eq!((count("dnodestats"), count("dmu_tx"), count("zil")), (28, 13, 21));
+        assert_eq!((count("dnodestats"), count("dmu_tx")), (28, 13));
         assert_eq!((count("fm"), count("vdev_mirror_stats"), count("brtstats")), (5, 7, 10));
         assert_eq!(zeros(POOL_FILES[0].1).entries().len(), 26);
         assert_eq!(dbufstats().entries().len(), 7 + 24 + 13);

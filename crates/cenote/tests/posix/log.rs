@@ -8,7 +8,7 @@ use zpl::rw::{Falloc, Host, HostSpace, Rename, RwProps, SetHow, SetTime};
 use zpl::{FileType, Time};
 
 /// Groups come only when somebody waits for one.
-fn quiet(pool: &Pool) {
+pub(super) fn quiet(pool: &Pool) {
     let txgs = pool.writer().unwrap().txgs();
     txgs.set_limits(&txg::Limits { timeout_s: 3600, ..txgs.limits() });
 }
@@ -17,7 +17,7 @@ fn synced(pool: &Pool) -> Txg {
     pool.writer().unwrap().txgs().synced_txg()
 }
 
-fn log_of(pool: &Pool) -> Arc<zil::Log> {
+pub(super) fn log_of(pool: &Pool) -> Arc<zil::Log> {
     let writer = pool.writer().unwrap();
     writer.log(&writer.read_dataset(DATASET).unwrap()).unwrap().unwrap()
 }
@@ -30,14 +30,23 @@ fn cut(rig: &Rig, name: &str) -> Scratch {
 }
 
 fn import(engine: &Engine, scratch: &Scratch) -> Arc<Pool> {
-    let options = ImportOptions { force: true, ..ImportOptions::default() };
-    import_from(engine, scratch.path(), &options).unwrap()
+    import_with(engine, scratch, false).unwrap()
+}
+
+/// `missing_log`: without log vdevs that are not there.
+pub(super) fn import_with(
+    engine: &Engine,
+    scratch: &Scratch,
+    missing_log: bool,
+) -> base::Result<Arc<Pool>> {
+    let options = ImportOptions { force: true, missing_log, ..ImportOptions::default() };
+    import_from(engine, scratch.path(), &options)
 }
 
 /// What a replay restores: everything but times of modification, change and access.
-type Essence = (String, u64, FileType, u32, u32, u32, u64, u32, u64, Time, u64);
+pub(super) type Essence = (String, u64, FileType, u32, u32, u32, u64, u32, u64, Time, u64);
 
-fn essence(fs: &FileSystem) -> Vec<Essence> {
+pub(super) fn essence(fs: &FileSystem) -> Vec<Essence> {
     let one = |s: Seen| {
         let a = s.attrs;
         let id = a.id.0;
@@ -62,6 +71,11 @@ fn essence(fs: &FileSystem) -> Vec<Essence> {
 
 /// Imports what a cut left, replays, compares, and has the pool judged afterwards.
 fn check_cut(scratch: &Scratch, wanted: &[Essence]) {
+    check_all(scratch, wanted, true);
+}
+
+/// `whole`: no device is missing, so zdb can judge as well.
+pub(super) fn check_all(scratch: &Scratch, wanted: &[Essence], whole: bool) {
     let engine = testkit::engine();
     let pool = import(&engine, scratch);
     let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
@@ -71,11 +85,11 @@ fn check_cut(scratch: &Scratch, wanted: &[Essence]) {
     drop(fs);
     pool.export().unwrap();
     drop(pool);
-    judge_with(&engine, scratch);
+    if whole { judge_with(&engine, scratch) } else { judge(&engine, scratch) }
 }
 
 /// Some of everything that has a record, with what it needs.
-fn busy(rig: &Rig) {
+pub(super) fn busy(rig: &Rig) {
     let (root, by, fs) = (rig.root(), Caller::root(), &rig.fs);
     let dir = rig.dir(root, "dir");
     let a = rig.file(root, "a");
@@ -117,7 +131,7 @@ fn busy(rig: &Rig) {
 }
 
 /// All files are asked to be safe.
-fn fsync_all(fs: &FileSystem) {
+pub(super) fn fsync_all(fs: &FileSystem) {
     for seen in walk(fs) {
         fs.fsync(seen.attrs.id).unwrap();
     }

@@ -11,6 +11,7 @@ mod names;
 mod quotas;
 mod random;
 mod removal;
+mod slog;
 mod xattrs;
 
 use std::path::PathBuf;

@@ -17,9 +17,12 @@ mod poison;
 mod sample;
 mod stress;
 mod svg;
+mod sync;
+mod sync_rig;
 mod tidy;
 mod write;
 mod write_rig;
+mod zil_sticky;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -40,6 +43,8 @@ const ALL: &[Bench] = &[
     du::BENCH,
     stress::BENCH,
     write::BENCH,
+    sync::BENCH,
+    zil_sticky::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

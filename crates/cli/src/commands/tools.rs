@@ -12,8 +12,18 @@ const PATH: Flag =
         .named("path");
 const SEARCH: Flag = arg('d', "DIR|FILE", Word::File, "look for the pool there; may be repeated");
 const SECTIONS: &[&str] = &["arc", "archits", "dmu", "l2arc", "spl", "tunables", "vdev", "zil"];
-const BENCHES: &[&str] =
-    &["cached", "poison", "du", "stress", "write", "codecs", "fuse-null", "cache"];
+const BENCHES: &[&str] = &[
+    "cached",
+    "poison",
+    "du",
+    "stress",
+    "write",
+    "sync",
+    "zil-sticky",
+    "codecs",
+    "fuse-null",
+    "cache",
+];
 const LAYOUTS: &[&str] = &["single", "stripe", "mirror", "raidz", "raidz2", "classes"];
 const WORKLOADS: &[&str] =
     &["mixed", "files", "zaps", "datasets", "churn", "full", "short", "posix", "logs"];
@@ -111,6 +121,32 @@ pub(super) const COMMANDS: &[Command] = &[
             PATH,
         ],
         ..TOOL
+    },
+    Command {
+        name: "zilstat",
+        about: "what intent logs wrote, a line at a time",
+        synopsis: "zilstat [-hgva] [-s fields] [-i interval] [-p pool[,...]] \
+                   [-d dataset[,...]] [--path DIR] [interval [count]]",
+        flags: &[
+            HELP,
+            flag('g', "all logs together"),
+            flag('v', "list the fields and what they mean"),
+            flag('a', "all fields"),
+            arg('s', "fields", Word::Any, "these fields, separated by commas"),
+            arg('i', "interval", Word::Any, "seconds between lines"),
+            arg('p', "pool[,...]", Word::Any, "datasets of these pools"),
+            arg('d', "dataset[,...]", Word::Any, "these datasets"),
+            PATH,
+        ],
+        ..TOOL
+    },
+    Command {
+        name: "trace",
+        about: "commits, records, blocks and latencies of intent logs while they happen",
+        synopsis: "trace zil [-hl] [--path DIR] [pool] [seconds]",
+        flags: &[HELP, flag('l', "a report every so many seconds, until interrupted"), PATH],
+        words: &[Word::One(&["zil"]), Word::Pool],
+        ..COMMAND
     },
     Command {
         name: "kstat",

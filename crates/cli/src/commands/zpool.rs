@@ -90,6 +90,14 @@ pub(super) const COMMANDS: &[Command] = &[
         ..POOL
     },
     Command {
+        name: "remove",
+        about: "remove log devices from a pool",
+        synopsis: "remove [-w] <pool> <device> ...",
+        flags: &[ignored('w')],
+        words: &[Word::Pool, Word::PoolOrVdev],
+        ..POOL
+    },
+    Command {
         name: "labelclear",
         about: "wipe the labels of a device",
         synopsis: "labelclear [-f] <vdev>",

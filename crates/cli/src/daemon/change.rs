@@ -187,6 +187,11 @@ pub(super) fn change(
                 .map_err(|why| fail(Error::invalid(why)))?;
             pool()?.set(&setting, command).map_err(fail)?;
         }
+        Change::Remove(device) => {
+            pool()?.remove_log(device, command).map_err(|e| {
+                Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
+            })?;
+        }
         Change::Clear(device) => {
             let (pool, device) = (pool()?, device.as_deref());
             state.engine().clear(&pool, device, command).map_err(|e| {

@@ -171,6 +171,7 @@ impl Filesystem for ZfsMount {
     }
 
     fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> Answer<u32> {
+        cenote::inspect::zil::on_behalf_of(req.pid);
         let done = self.write_file(req, args, &data);
         if !args.from_cache {
             self.wrote(args, data.len());
@@ -187,11 +188,13 @@ impl Filesystem for ZfsMount {
         self.close_file(args.node)
     }
 
-    fn fsync(&self, _: &Request, node: u64, _: u64, _: bool) -> Answer<()> {
+    fn fsync(&self, req: &Request, node: u64, _: u64, _: bool) -> Answer<()> {
+        cenote::inspect::zil::on_behalf_of(req.pid);
         self.sync_object(node)
     }
 
-    fn fsyncdir(&self, _: &Request, node: u64, _: u64, _: bool) -> Answer<()> {
+    fn fsyncdir(&self, req: &Request, node: u64, _: u64, _: bool) -> Answer<()> {
+        cenote::inspect::zil::on_behalf_of(req.pid);
         self.sync_object(node)
     }
 

@@ -109,6 +109,8 @@ pub(crate) enum Change {
     Set(String, String),
     /// Forget errors of the devices, or of one, and go on with them.
     Clear(Option<String>),
+    /// Remove a log device.
+    Remove(String),
 }
 
 /// A record of a pool's history.

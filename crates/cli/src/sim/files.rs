@@ -169,7 +169,7 @@ fn one_crash(plan: &Plan, crash: (u64, u64)) -> Result<Exit> {
             match &recorded.failed {
                 Some(why) => Err(why.clone()),
                 None => recorded
-                    .crash(crash.0, crash.1)
+                    .crash_once(crash.0, crash.1)
                     .map(|()| "what was promised is there\n".to_owned()),
             }
         }

@@ -1,5 +1,5 @@
 //! What the cache and the pools count, for people and scripts: `arcstat`,
-//! `arc_summary`, `cenote kstat`, `cenote arc`, `cenote tune` (chapter 09 §6, §7).
+//! `arc_summary`, `zilstat`, `cenote kstat`, `cenote trace`, `cenote arc`, `cenote tune` (chapter 09 §6, §7).
 //!
 //! The statistics come from the daemon, or from a directory that looks like
 //! `/proc/spl/kstat/zfs` ([`source`]).
@@ -11,7 +11,9 @@ mod kstat;
 mod number;
 mod source;
 mod summary;
+mod trace;
 mod tune;
+mod zilstat;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -28,6 +30,8 @@ pub(crate) fn main(name: &str, argv: &[OsString]) -> Result<Exit> {
         "arcstat.pl" => arcstat::main(argv, true),
         "arc_summary" | "zarcsummary" => summary::main(argv),
         "kstat" => kstat::main(argv),
+        "trace" => trace::main(argv),
+        "zilstat" => zilstat::main(argv),
         "arc" => arc::main(argv),
         _ => tune::main(argv),
     }

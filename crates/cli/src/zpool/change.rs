@@ -1,4 +1,4 @@
-//! `zpool destroy`, `clear`, `labelclear`, `reguid`, `sync` and `set` (chapter 09 §4; the
+//! `zpool destroy`, `clear`, `remove`, `labelclear`, `reguid`, `sync` and `set` (chapter 09 §4; the
 //! words as OpenZFS 2.3.2 prints them).
 
 use std::ffi::OsString;
@@ -92,6 +92,34 @@ pub(super) fn sync(argv: &[OsString]) -> Result<Exit> {
     let mut failed = pools.failed;
     for name in names {
         if let Err(e) = ask(&name, Change::Sync, String::new()) {
+            ui::err(e.message());
+            failed = true;
+        }
+    }
+    Ok(Exit::failed_if(failed))
+}
+
+/// `zpool remove <pool> <device> ...`
+pub(super) fn remove(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match options("remove", argv) {
+        Ok(parsed) => parsed,
+        Err(exit) => return Ok(exit),
+    };
+    let mut words = parsed.words();
+    if words.is_empty() {
+        return Ok(misuse("remove", Some("missing pool name argument")));
+    }
+    let devices = words.split_off(1);
+    if devices.is_empty() {
+        return Ok(misuse("remove", Some("missing device")));
+    }
+    let name = match one_pool("remove", words, "missing pool name argument")? {
+        Ok(name) => name,
+        Err(exit) => return Ok(exit),
+    };
+    let mut failed = false;
+    for device in devices {
+        if let Err(e) = ask(&name, Change::Remove(device), command("remove", argv)) {
             ui::err(e.message());
             failed = true;
         }

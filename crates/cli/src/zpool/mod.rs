@@ -29,8 +29,7 @@ use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
 /// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
-const MISSING: [&str; 15] = [
-    "remove",
+const MISSING: [&str; 14] = [
     "checkpoint",
     "prefetch",
     "offline",
@@ -85,6 +84,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "sync" => change::sync(rest),
         "set" => change::set(rest),
         "history" => history::main(rest),
+        "remove" => change::remove(rest),
         "upgrade" => upgrade::main(rest),
         "wait" => wait::main(rest),
         "version" | "-V" | "--version" => {

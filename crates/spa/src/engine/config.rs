@@ -26,7 +26,7 @@ use crate::write::commit::{Commit, CommitLeaf, CommitTop, LabelDevices, LeafWrit
 use crate::write::config::{PoolFacts, members};
 use crate::write::uberblock::{Synced, next};
 
-const ZAP_MAP: &str = "com.delphix:vdev_zap_map";
+pub(super) const ZAP_MAP: &str = "com.delphix:vdev_zap_map";
 const BIAS: &[u8] = b"org.zfsonlinux:allocation_bias";
 const ROOT_ZAPS: &str = "com.klarasystems:vdev_zaps_v2";
 const CLASSES: &str = "org.zfsonlinux:allocation_classes";

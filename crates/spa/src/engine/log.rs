@@ -4,7 +4,8 @@
 //! # Theory
 //! The theory of a log is at the head of crate `zil`; here is the pool beneath it. Blocks
 //! come from log vdevs, or else from ordinary ones, and are written with the priority of
-//! those whom somebody waits for. The sync thread asks each log for its header when it
+//! those whom somebody waits for. A log vdev that failed is left alone for a while: what it
+//! should have held waits for groups, and the next chain begins elsewhere. The sync thread asks each log for its header when it
 //! writes the object set; a log that allocated a block makes its group dirty, so the header
 //! goes with the space maps.
 //!
@@ -20,15 +21,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
-use base::rt::OneShot;
-use base::{Asize, Dva, Error, Psize, Result, Txg, VdevId};
+use base::rt::{Instant, Mutex, OneShot};
+use base::{Asize, Dva, Error, Guid, Psize, Result, Txg, VdevId};
 use dmu::Objset;
 use ondisk::BlkPtr;
 use ondisk::blkptr::Protection;
 use ondisk::zil::Record;
 use txg::Txgs;
-use vdev::{Tell, WritePriority, WriteReport, WriteReq};
+use vdev::{Kind, Node, Tell, Tree, WritePriority, WriteReport, WriteReq};
 use zil::{Hold, Log, LogWrite, Store};
 use zio::{Class, SpaceSource, Want, Zio};
 
@@ -41,14 +43,35 @@ use crate::audit::log::{LogVisitor, log_header, walk_log};
 /// First pool version whose logs are written here: feature flags.
 const VERSION_MIN: u64 = 5000;
 
+/// How long a log vdev that failed is left alone.
+const SHUN: Duration = Duration::from_secs(30);
+
 /// [`Store`] of an open pool.
 struct PoolStore {
     zio: Arc<Zio>,
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
     head: u64,
+    /// When log vdevs come into question again.
+    shunned: Mutex<Option<Instant>>,
     /// Test instrument.
     no_flush: Arc<AtomicBool>,
+}
+
+impl PoolStore {
+    /// Log vdevs first, unless they failed.
+    fn class(&self) -> Class {
+        let mut shunned = self.shunned.lock();
+        if shunned.is_some_and(|until| base::rt::now() < until) {
+            return Class::Normal;
+        }
+        *shunned = None;
+        Class::Log
+    }
+
+    fn shun(&self) {
+        *self.shunned.lock() = Some(base::rt::now().after(SHUN));
+    }
 }
 
 impl Store for PoolStore {
@@ -58,7 +81,7 @@ impl Store for PoolStore {
     }
 
     fn allocate(&self, txg: Txg, size: u64) -> Result<Dva> {
-        let (psize, class, hint) = (size, Class::Log, self.head);
+        let (psize, class, hint) = (size, self.class(), self.head);
         let want = Want { psize, copies: 1, class, txg, hint, gang_child: false };
         let dvas = self.space.allocate(&want)?;
         let Some(dva) = dvas.first().copied() else {
@@ -99,6 +122,9 @@ impl Store for PoolStore {
                 done = Err(e);
             }
         }
+        if done.is_err() {
+            self.shun();
+        }
         done
     }
 
@@ -106,8 +132,29 @@ impl Store for PoolStore {
         if self.no_flush.load(Relaxed) {
             return Ok(());
         }
-        let done = self.zio.tree().flush(vdevs);
-        done.into_iter().try_for_each(|(_, result)| result)
+        let tree = self.zio.tree();
+        let failed: Vec<(Guid, Result<()>)> =
+            tree.flush_taken(vdevs).into_iter().filter(|(_, result)| result.is_err()).collect();
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let (from, to) = (self.txgs.synced_txg().next(), self.txgs.open_txg());
+        for (guid, _) in &failed {
+            for txg in from.0..=to.0 {
+                tree.add_missing(*guid, Txg(txg));
+            }
+        }
+        let lost = |guid: Guid| failed.iter().any(|(g, _)| *g == guid);
+        let kept = |top: &VdevId| tree.top(*top).is_ok_and(|node| keeps(&tree, node, &lost));
+        if vdevs.iter().all(kept) {
+            return Ok(());
+        }
+        self.shun();
+        failed.into_iter().try_for_each(|(_, result)| result)
+    }
+
+    fn is_log(&self, vdev: VdevId) -> bool {
+        self.zio.tree().top(vdev).is_ok_and(Node::is_log)
     }
 
     fn synced_txg(&self) -> Txg {
@@ -128,6 +175,20 @@ impl Store for PoolStore {
 
     fn random(&self) -> u64 {
         base::rt::random_u64().unwrap_or(1)
+    }
+}
+
+/// Whether a vdev has all of what was written to it although some leaves lost theirs.
+fn keeps(tree: &Tree, node: &Node, lost: &dyn Fn(Guid) -> bool) -> bool {
+    if node.children().is_empty() {
+        return !lost(node.guid()) && node.readable();
+    }
+    let gone = node.children().iter().filter(|c| !keeps(tree, tree.node(**c), lost)).count();
+    match node.kind() {
+        Kind::Mirror | Kind::Replacing | Kind::Spare => gone < node.children().len(),
+        Kind::Raidz { nparity, .. } => gone <= usize::from(*nparity),
+        Kind::Draid(draid) => gone <= usize::try_from(draid.nparity).unwrap_or(0),
+        _ => gone == 0,
     }
 }
 
@@ -183,6 +244,7 @@ impl Writer {
             txgs: Arc::clone(&self.txgs),
             space: Arc::clone(&self.space_io),
             head,
+            shunned: Mutex::default(),
             no_flush: Arc::clone(&self.plants.no_log_flush),
         });
         let log = Log::new(head, true, store);
@@ -193,8 +255,13 @@ impl Writer {
     }
 
     /// The logs there are, by their heads.
-    pub(super) fn all_logs(&self) -> BTreeMap<u64, Arc<Log>> {
+    pub fn all_logs(&self) -> BTreeMap<u64, Arc<Log>> {
         self.logs.lock().clone()
+    }
+
+    /// The log of a head, if it has one by now.
+    pub fn log_in_use(&self, head: u64) -> Option<Arc<Log>> {
+        self.logs.lock().get(&head).cloned()
     }
 
     /// Whether a head's log is in use here: it needs no replay.

@@ -9,10 +9,11 @@
 use std::collections::BTreeMap;
 
 use base::{Error, ObjectId, Result, Txg, VdevId};
-use dmu::ObjectSpec;
-use dsl::write::features;
+use dmu::{Io, ObjectSpec};
+use dsl::write::{MosRead, features};
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
 use ondisk::ObjType;
+use ondisk::config::Top;
 use ondisk::spacemap::log_key;
 use ondisk::spacemap::{Encoder, HEADER_SIZE, HEADER_V0_SIZE, HISTOGRAM_SIZE, Header, Params};
 use ondisk::zap::ZapValue;
@@ -28,6 +29,13 @@ pub(crate) const SPACEMAP_V2: &str = "com.delphix:spacemap_v2";
 /// Indirect blocks of space maps (§2.1).
 const INDIRECT_SHIFT: u8 = 14;
 const LOG_BLOCK: u32 = 128 << 10;
+
+/// Space maps of a vdev's metaslabs, and the arrays that list what belongs to them.
+#[derive(Default)]
+pub(super) struct VdevObjects {
+    maps: Vec<u64>,
+    arrays: Vec<u64>,
+}
 
 /// The log of the group being written.
 struct OpenLog {
@@ -51,7 +59,7 @@ pub(crate) struct Maps {
 
 impl Maps {
     /// Notes what an imported pool has.
-    pub(crate) fn of_pool(cx: &dyn dsl::write::MosRead, logs: &BTreeMap<Txg, u64>) -> Result<Maps> {
+    pub(crate) fn of_pool(cx: &dyn MosRead, logs: &BTreeMap<Txg, u64>) -> Result<Maps> {
         let directory = cx.directory(LOGS_DIRECTORY)?.unwrap_or(0);
         let mut maps = Maps { directory, ..Maps::default() };
         for (&txg, &object) in logs {
@@ -95,7 +103,7 @@ fn create_map(group: &Group<'_>, block_size: u32) -> Result<u64> {
     Ok(id.0)
 }
 
-fn free_map(group: &Group<'_>, object: u64) -> Result<()> {
+pub(super) fn free_map(group: &Group<'_>, object: u64) -> Result<()> {
     let long = group.cx.read().info(object)?.bonus.len() > HEADER_V0_SIZE;
     group.mos.objset().free_object(group.tx, ObjectId(object))?;
     if long {
@@ -272,6 +280,46 @@ impl Writer {
         }
         group.mos.objset().free_range(group.tx, ObjectId(object), 0, u64::MAX)?;
         Ok(object)
+    }
+
+    /// The space maps and arrays of a vdev; it has groups on disk.
+    pub(super) fn objects_of(&self, mos: &dyn MosRead, space: &Top) -> Result<VdevObjects> {
+        let mut found = VdevObjects::default();
+        if space.metaslab_array != 0 {
+            found.arrays.push(space.metaslab_array);
+            let array = self.mos.object(space.metaslab_array)?;
+            let count = space.asize.checked_shr(space.metaslab_shift).unwrap_or(0);
+            let size = array.block_size().max(8);
+            for blkid in 0..(count * 8).div_ceil(size) {
+                let block = array.read_little(blkid, Io::WAIT)?;
+                let words = block.chunks_exact(8).filter_map(|w| w.first_chunk::<8>());
+                let left = usize::try_from(count - blkid * size / 8).unwrap_or(usize::MAX);
+                let maps = words.take(left).map(|w| u64::from_le_bytes(*w));
+                found.maps.extend(maps.filter(|map| *map != 0));
+            }
+        }
+        if let Some(zap) = space.zap {
+            found.arrays.extend(mos.number(zap.0, UNFLUSHED)?);
+        }
+        Ok(found)
+    }
+
+    /// Frees what there is of a vdev that leaves the pool empty; its metaslabs have
+    /// nothing to write.
+    pub(super) fn forget_maps(
+        &self,
+        group: &Group<'_>,
+        maps: &mut Maps,
+        vdev: VdevId,
+        objects: &VdevObjects,
+    ) -> Result<()> {
+        objects.maps.iter().try_for_each(|map| free_map(group, *map))?;
+        for array in &objects.arrays {
+            group.mos.objset().free_object(group.tx, ObjectId(*array))?;
+        }
+        maps.arrays.remove(&vdev);
+        maps.unflushed.remove(&vdev);
+        Ok(())
     }
 
     fn set_unflushed(

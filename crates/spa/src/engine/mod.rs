@@ -38,6 +38,7 @@ mod maps;
 mod open;
 mod outage;
 mod pools;
+mod removal;
 mod space_io;
 mod store;
 pub(crate) mod sync;

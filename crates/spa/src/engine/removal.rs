@@ -1,0 +1,174 @@
+//! Removing log vdevs (chapter 01 §4.3; chapter 05 §4.2).
+//!
+//! # Theory
+//! A log vdev holds blocks of intent logs alone. When it gives no more space and every chain
+//! was ended, it is empty as soon as what was freed is not deferred any more. Then one group
+//! forgets it: its space maps, arrays, ZAPs and lists of missing groups go, and a hole takes
+//! its place, so that no other vdev ever gets its number (its entries in logs of space maps
+//! may live on). After that group its labels are wiped.
+//!
+//! # Invariants
+//! * Until the group that forgets it is on disk, a crash finds the vdev in the pool, and
+//!   nothing on it that anybody needs.
+//!
+//! # Departures from OpenZFS
+//! * The last vdev leaves a hole like any other.
+//! * Labels are wiped, where OpenZFS writes such as belong to no group.
+
+use std::sync::Arc;
+
+use base::{Error, Guid, ObjectId, Result, VdevId};
+use dsl::write::store::DIRECTORY;
+use ondisk::config::{Top, VdevConfig, VdevType};
+use vdev::{LeafSpec, Tree};
+
+use super::Writer;
+use super::config::ZAP_MAP;
+use super::maps::VdevObjects;
+use super::tasks::{Command, TaskCx};
+use crate::specs::{self, Extra};
+use crate::write::labels;
+
+/// Groups after which everything that was freed is free.
+const GROUPS: usize = 12;
+
+/// What takes a removed vdev's place.
+fn hole(id: u32) -> VdevConfig {
+    VdevConfig {
+        kind: VdevType::Hole,
+        id,
+        guid: Guid(0),
+        path: None,
+        devid: None,
+        phys_path: None,
+        whole_disk: Some(false),
+        create_txg: base::Txg::ZERO,
+        orig_guid: None,
+        raidz: None,
+        draid: None,
+        dspare: None,
+        top: Some(Top::default()),
+        leaf: ondisk::config::LeafState::default(),
+        root_zap: None,
+        children: Vec::new(),
+        raw: nvlist::NvList::new(),
+    }
+}
+
+fn in_use() -> Error {
+    Error::busy("the log device still holds something: a dataset's log was not replayed")
+}
+
+impl TaskCx<'_> {
+    fn drop_zap(&mut self, map: Option<u64>, zap: Option<ObjectId>) -> Result<()> {
+        let Some(zap) = zap.filter(|z| z.0 != 0) else { return Ok(()) };
+        if let Some(map) = map {
+            self.cx.mos.zap_remove(map, format!("{:x}", zap.0).as_bytes())?;
+        }
+        self.writer.mos.objset().free_object(self.tx, zap)
+    }
+
+    /// Everything that the MOS has of a vdev.
+    fn drop_objects(&mut self, top: &VdevConfig, objects: &VdevObjects) -> Result<()> {
+        let id = VdevId(top.id);
+        let space = top.top.clone().unwrap_or_default();
+        let mut maps = std::mem::take(&mut self.state.maps);
+        let done = self.writer.forget_maps(self.group, &mut maps, id, objects);
+        self.state.maps = maps;
+        done?;
+        let map = self.read().number(DIRECTORY, ZAP_MAP)?;
+        self.drop_zap(map, space.zap)?;
+        for leaf in top.leaves() {
+            self.drop_zap(map, leaf.leaf.zap)?;
+            if let Some(dtl) = leaf.leaf.dtl.filter(|o| o.0 != 0) {
+                super::maps::free_map(self.group, dtl.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
+        let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
+        let top = &top.ok_or_else(|| Error::bug("a vdev that is gone already"))?.clone();
+        self.drop_objects(top, objects)?;
+        let config = self.config();
+        if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {
+            *place = hole(id);
+        }
+        let old = self.writer.zio.tree();
+        let spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
+        let open = |leaf: &LeafSpec| {
+            let known = old.find(leaf.guid).and_then(|node| node.device().cloned());
+            known.ok_or_else(|| Error::not_found("no such device"))
+        };
+        self.writer.zio.set_tree(Tree::build_from(Some(&old), &spec, &open)?);
+        self.writer.space.remove_vdev(VdevId(id))?;
+        self.state.missed.retain(|(guid, _)| top.find(*guid).is_none());
+        self.writer.space_io.forget_limits();
+        let path = top.leaves().next().and_then(|l| l.path.as_ref()?.to_str());
+        let text = format!("{} removed", path.unwrap_or(top.kind.name()));
+        self.log_internal("vdev remove", None, &text)
+    }
+}
+
+impl Writer {
+    /// Removes a log vdev; `guid` is its own or that of a device below it. No record is
+    /// lost: commits go to other vdevs, or wait for groups, meanwhile.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a vdev that is no log; `Busy` when it holds a log that waits
+    /// for its replay; those of a suspension.
+    pub fn remove_log(&self, guid: Guid, command: Option<Command>) -> Result<()> {
+        let config = Arc::clone(&self.published.read().config);
+        let top = config.vdev_tree.children.iter().find(|v| v.find(guid).is_some());
+        let top = top.ok_or_else(|| Error::not_found("no such device in pool"))?.clone();
+        if !top.top.as_ref().is_some_and(|t| t.is_log) {
+            return Err(Error::invalid("only log devices can be removed"));
+        }
+        let id = VdevId(top.id);
+        let (tree, leaves): (_, Vec<Guid>) =
+            (self.zio.tree(), top.leaves().map(|l| l.guid).collect());
+        let devices: Vec<_> =
+            leaves.iter().filter_map(|g| tree.find(*g)?.device().cloned()).collect();
+        drop(tree);
+        self.space.set_allocating(id, false)?;
+        let done = self.remove_empty(id, &top, command);
+        if done.is_err() {
+            let _there = self.space.set_allocating(id, true);
+        } else {
+            // One that is gone has nothing to wipe.
+            let _wiped = devices.iter().map(|d| labels::clear(&**d)).filter(Result::is_ok).count();
+        }
+        done
+    }
+
+    fn remove_empty(&self, id: VdevId, top: &VdevConfig, command: Option<Command>) -> Result<()> {
+        let ended = self.close_logs();
+        self.reopen_logs();
+        ended?;
+        let empty = || {
+            let totals = self.space.vdev_totals(id)?;
+            Ok::<_, Error>(totals.allocated + totals.deferred + totals.reserved == 0)
+        };
+        for _ in 0..GROUPS {
+            if empty()? {
+                break;
+            }
+            self.touch();
+            self.sync()?;
+        }
+        let space = top.top.clone().unwrap_or_default();
+        let check = move |cx: &mut TaskCx<'_>| {
+            let totals = cx.writer.space.vdev_totals(id)?;
+            match totals.allocated + totals.deferred + totals.reserved {
+                0 => cx.writer.objects_of(cx.read(), &space),
+                _ => Err(in_use()),
+            }
+        };
+        let act = move |cx: &mut TaskCx<'_>, objects: VdevObjects| {
+            cx.drop_top(id.0, &objects)?;
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+}
