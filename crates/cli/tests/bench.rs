@@ -271,10 +271,12 @@ fn sync() {
     assert!(figure("rate", "one writer, writes/s") > 0.0);
     // Each write is flushed once; the group may add some.
     assert!(figure("rate", "one writer, flushes a write") >= 0.9);
-    // What 8 KiB take on the log is its record, whole sectors of it; the first write waits
-    // for the group that has the chain.
-    assert_eq!(figure("bytes", "bytes on the log a write"), 12288.0 * 103.0 / 104.0);
-    assert_eq!(figure("bytes", "blocks a write"), 103.0 / 104.0);
+    // What 8 KiB take on the log is its record, whole sectors of it. The first write waits
+    // for the group that has the chain, and the next may need a second block.
+    let (bytes, blocks) =
+        (figure("bytes", "bytes on the log a write"), figure("bytes", "blocks a write"));
+    assert!((12_000.0..12_500.0).contains(&bytes), "{bytes}");
+    assert!((0.97..1.03).contains(&blocks), "{blocks}");
     assert!(figure("beside", "p99 beside the stream, ms") > 0.0);
     assert_eq!(figure("replay", "records"), 5000.0);
 }
