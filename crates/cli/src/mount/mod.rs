@@ -104,6 +104,8 @@ fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::Mo
 
 /// How long the kernel may take to let go of what was unmounted.
 const LETS_GO: Duration = Duration::from_secs(10);
+/// The same, before it is made to.
+const LETS_GO_UNFORCED: Duration = Duration::from_millis(500);
 
 /// A mount that a session serves.
 struct FuseMount {
@@ -118,7 +120,8 @@ impl FuseMount {
     /// It was unmounted here. One that shows elsewhere, too, stays in the table: the kernel
     /// would not see in one mount what is changed through another.
     fn settle(&self, force: bool) -> Result<()> {
-        let mut ends = self.session.ends_within(LETS_GO);
+        let patience = if force { LETS_GO_UNFORCED } else { LETS_GO };
+        let mut ends = self.session.ends_within(patience);
         if force && !ends {
             self.session.cut();
             ends = self.session.ends_within(LETS_GO);

@@ -136,9 +136,9 @@ fn unmounted_in_use() {
     assert_eq!(std::fs::read(&file).unwrap(), b"bound");
     // By force it goes there, too.
     assert_eq!(run("mount", &["--bind", &at, bound.to_str().unwrap()], None).code, 0);
-    let mut held = OpenOptions::new().read(true).open(bound.join("file")).unwrap();
+    let mut held = OpenOptions::new().append(true).open(bound.join("file")).unwrap();
     w.zfs(&["unmount", "-f", "tank/a"]);
-    assert!(held.read(&mut [0; 4]).is_err() && !bound.join("file").exists());
+    assert!(held.write(b"late").is_err() && !bound.join("file").exists());
     drop(held);
     // Another mount namespace has its own copy of the mount, in which it goes on.
     w.zfs(&["mount", "tank/a"]);

@@ -266,9 +266,10 @@ impl Writer {
             let tree = self.zio.tree();
             match self.try_commit(state, &tree, &uberblock) {
                 Ok(failed) => {
-                    for guid in failed {
-                        tree.add_missing(guid, txg);
+                    for guid in &failed {
+                        tree.add_missing(*guid, txg);
                     }
+                    *self.outages.unlabelled.lock() = failed;
                     break;
                 }
                 Err(e) if self.zio.wait_out(&e) => {}

@@ -27,8 +27,8 @@
 //!   what it misses and the pool noted that, with an older one; never with one that the
 //!   pool does not know.
 //!
-//! Lock order: `attempt` and `fatal` are leaves. The pool's `state` is held by the sync
-//! thread while it waits: nothing here takes it.
+//! Lock order: `attempt`, `unlabelled` and `fatal` are leaves. The pool's `state` is held
+//! by the sync thread while it waits: nothing here takes it.
 
 use std::cmp::Ordering;
 use std::path::Path;
@@ -66,6 +66,8 @@ pub(super) struct Outages {
     pub(super) relabel: AtomicBool,
     /// The uberblock that was to be written last.
     pub(super) attempt: Mutex<Option<Uberblock>>,
+    /// Leaves without the uberblock that was written last.
+    pub(super) unlabelled: Mutex<Vec<Guid>>,
     /// Why the pool cannot go on even with its devices.
     pub(super) fatal: Mutex<Option<String>>,
     /// Write errors of all leaves, when it was looked last.
@@ -80,6 +82,7 @@ impl Outages {
             suspect: AtomicBool::new(false),
             relabel: AtomicBool::new(false),
             attempt: Mutex::new(None),
+            unlabelled: Mutex::new(Vec::new()),
             fatal: Mutex::new(None),
             write_errors: AtomicU64::new(0),
         })
@@ -305,10 +308,12 @@ impl Writer {
             Ordering::Less if newest.txg < last.txg => {
                 let tops = published.config.vdev_tree.children.iter().filter(|v| is_concrete(v));
                 // Not every vdev takes each uberblock of a large pool.
+                // Without redundancy nothing may be missing, whatever a log block noted.
                 let redundant =
                     |n: &&Node| n.parent().is_some_and(|p| old.node(p).parent().is_some());
-                let noted = old.find(guid).filter(redundant);
-                let noted = noted.is_some_and(|n| n.dtl().contains(last.txg));
+                let behind = |n: &Node| n.dtl().contains(last.txg);
+                let noted = self.outages.unlabelled.lock().contains(&guid)
+                    || old.find(guid).filter(redundant).is_some_and(behind);
                 if noted || tops.count() > CHOSEN_MAX {
                     return Ok(());
                 }
