@@ -5,9 +5,9 @@
 //! The theory of a log is at the head of crate `zil`; here is the pool beneath it. Blocks
 //! come from log vdevs, or else from ordinary ones, and are written with the priority of
 //! those whom somebody waits for. A log vdev that failed is left alone for a while: what it
-//! should have held waits for groups, and the next chain begins elsewhere. The sync thread asks each log for its header when it
-//! writes the object set; a log that allocated a block makes its group dirty, so the header
-//! goes with the space maps.
+//! should have held waits for groups, and the next chain begins elsewhere. The sync thread
+//! asks each log for its header when it writes the object set; a log that allocated a block
+//! makes its group dirty, so the header goes with the space maps.
 //!
 //! Pools of before feature flags (version 5000) have no logs written here: in some of them a
 //! snapshot that inherited a log's header could not be destroyed by its own software.
@@ -37,6 +37,7 @@ use zio::{Class, SpaceSource, Want, Zio};
 use super::Writer;
 use super::claim;
 use super::datasets::LogBlocks;
+use super::outage::Outages;
 use super::space_io::SpaceIo;
 use crate::audit::log::{LogVisitor, log_header, walk_log};
 
@@ -52,6 +53,7 @@ struct PoolStore {
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
     head: u64,
+    outages: Arc<Outages>,
     /// When log vdevs come into question again.
     shunned: Mutex<Option<Instant>>,
     /// Test instrument.
@@ -138,6 +140,8 @@ impl Store for PoolStore {
         if failed.is_empty() {
             return Ok(());
         }
+        // What a device had taken for the group being written may have gone with it.
+        self.outages.doubt();
         let (from, to) = (self.txgs.synced_txg().next(), self.txgs.open_txg());
         for (guid, _) in &failed {
             for txg in from.0..=to.0 {
@@ -244,6 +248,7 @@ impl Writer {
             txgs: Arc::clone(&self.txgs),
             space: Arc::clone(&self.space_io),
             head,
+            outages: Arc::clone(&self.outages),
             shunned: Mutex::default(),
             no_flush: Arc::clone(&self.plants.no_log_flush),
         });

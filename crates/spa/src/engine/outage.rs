@@ -88,6 +88,12 @@ impl Outages {
         })
     }
 
+    /// The group being written is read back before it is committed: a device may have lost
+    /// what it had taken.
+    pub(super) fn doubt(&self) {
+        self.suspect.store(true, Relaxed);
+    }
+
     /// Whether so many devices do not answer that the pool cannot go on.
     fn devices_are_gone(&self) -> bool {
         let Some(zio) = self.zio.upgrade() else { return false };
@@ -123,7 +129,7 @@ impl Outage for Outages {
                 return false;
             }
             // What they had taken may be lost, whether or not the sync thread hears of it.
-            self.suspect.store(true, Relaxed);
+            self.doubt();
             self.txgs.suspend(Error::new(ErrorKind::Io, why.to_string()));
         }
         self.txgs.wait_running().is_ok()
