@@ -283,8 +283,8 @@ fn a_disk_that_vanishes_and_returns() {
     assert!(s.ok(&["zpool", "status", "tank"]).contains("\n state: ONLINE\n"));
 
     let dir = mnt.clone();
-    let writer = beside(move || write_files(dir, 100, 12));
-    std::thread::sleep(Duration::from_millis(300));
+    let writer = beside(move || write_files(dir, 100, 30));
+    std::thread::sleep(Duration::from_millis(60));
     kill(&usb.outer);
     eventually("it is never suspended again", || is_suspended(s));
     usb.back();
