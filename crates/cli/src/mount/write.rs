@@ -40,7 +40,7 @@ const O_WRONLY: u32 = 0o1;
 /// Minor version of kernels that drop what the page cache holds behind a direct write.
 const COHERENT_MINOR: u32 = 41;
 /// Handle of a file whose writes pass the page cache by.
-pub(super) const DIRECT: u64 = 1;
+const DIRECT: u64 = 1;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;

@@ -57,7 +57,6 @@ use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
-use super::write::DIRECT;
 use crate::daemon::MountOptions;
 use crate::engine::{Atime, Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
@@ -292,10 +291,10 @@ impl ZfsMount {
         }
     }
 
-    /// A range of a file was written, and the writer has no answer yet.
+    /// A range of a file was written, and the writer has no answer yet. Other handles that
+    /// pass the cache by are written synchronously: the kernel drops what it holds itself.
     pub(super) fn wrote(&self, args: &WriteArgs, len: usize) {
-        let around = args.handle == DIRECT || args.flags & O_DIRECT != 0;
-        if around && !self.direct_io {
+        if args.flags & O_DIRECT != 0 && !self.direct_io {
             self.pages.are_old(self.notifier.get(), args.node, args.offset, len);
         }
     }
