@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 program=$1 prefix=${2%/} dest=${3:-}
 root=$dest$prefix own=$dest$prefix/lib/cenote
-names="zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary"
+names="zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat"
 
 # A file, its mode, its place.
 put() { install -D -m "$2" "$1" "$3"; }
