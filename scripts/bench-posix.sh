@@ -117,7 +117,7 @@ json_iops() { awk -F'[:,]' '/"write" : \{/ {w = 1} w && /"iops" :/ {printf "%.0f
 noise() { [ -f "$work/noise" ] || openssl enc -aes-128-ctr -pass pass:b -nosalt -pbkdf2 -iter 1 </dev/zero 2>/dev/null | head -c 1G >"$work/noise"; }
 
 null_rate() {
-	"$CENOTE" bench fuse-null --time 500ms ${2:-} | awk -v row="$1" 'index($0, row) && /calls\/s/ {print $(NF-3), $(NF-1); exit}'
+	"$CENOTE" bench fuse-null --time 500ms ${2:-} | awk -v row="$1" 'index($0, row) && /calls\/s/ && !n++ {print $(NF-3), $(NF-1)}'
 }
 
 # Writes of 1 GiB, 1 MiB each, with fsync at the end.

@@ -84,8 +84,8 @@ summary() {
 				if (v[t, "btrfs", 1]) put("cenote 1 / btrfs", v[t, "cenote", 1] / v[t, "btrfs", 1])
 				if (v[t, "zf", 1]) put("cenote 1 / zfs-fuse", v[t, "cenote", 1] / v[t, "zf", 1])
 			}
-			c = "sort"; for (k in keys) show(k) | c; close(c)
-		}' "jobs=$JOBS" "$1"
+			for (k in keys) show(k)
+		}' "jobs=$JOBS" "$1" | sort
 }
 
 # One line, so that editing this file does not disturb a run.
