@@ -67,7 +67,7 @@ mount_cell() {
 # Medians and ranges; ratios are taken inside a turn.
 summary() {
 	awk '
-		/^#/ || NF != 6 { next }
+		NF != 6 || $1 !~ /^[0-9]+$/ { next }
 		{ v[$1, $2, $3] = $4; seen[$2 " " $3] = 1; turns = $1 > turns ? $1 : turns
 		  put($2 " " $3 " writes/s", $4); put($2 " " $3 " flushes a write", $5); put($2 " " $3 " KiB a write", $6) }
 		function put(k, x) { n[k]++; x_[k, n[k]] = x; keys[k] = 1 }
