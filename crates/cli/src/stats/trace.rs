@@ -16,6 +16,7 @@ use super::source::Source;
 use crate::commands;
 use crate::getopt::Bad;
 use crate::ui::{self, Exit, time};
+use crate::zdb::RECORD_TYPES;
 
 const USAGE: &str = "\
 usage: trace zil [-h] [-l] [--path DIR] [POOL] [SECONDS]
@@ -24,34 +25,6 @@ usage: trace zil [-h] [-l] [--path DIR] [POOL] [SECONDS]
 Without SECONDS: one second; without POOL: all pools.
 ";
 
-/// Names of record types (chapter 06 §17).
-const TYPES: [&str; 25] = [
-    "TX_COMMIT",
-    "TX_CREATE",
-    "TX_MKDIR",
-    "TX_MKXATTR",
-    "TX_SYMLINK",
-    "TX_REMOVE",
-    "TX_RMDIR",
-    "TX_LINK",
-    "TX_RENAME",
-    "TX_WRITE",
-    "TX_TRUNCATE",
-    "TX_SETATTR",
-    "TX_ACL_V0",
-    "TX_ACL",
-    "TX_CREATE_ACL",
-    "TX_CREATE_ATTR",
-    "TX_CREATE_ACL_ATTR",
-    "TX_MKDIR_ACL",
-    "TX_MKDIR_ATTR",
-    "TX_MKDIR_ACL_ATTR",
-    "TX_WRITE2",
-    "TX_SETSAXATTR",
-    "TX_RENAME_EXCHANGE",
-    "TX_RENAME_WHITEOUT",
-    "TX_CLONE_RANGE",
-];
 /// Width of the widest bar.
 const BAR: u64 = 40;
 /// Companies shown.
@@ -148,7 +121,7 @@ fn report(went: &Counts, name: &dyn Fn(&str) -> String) -> String {
     );
     let types: Vec<(String, u64)> = family(went, "type_")
         .into_iter()
-        .map(|(i, n)| ((*TYPES.get(i as usize).unwrap_or(&"?")).to_owned(), n))
+        .map(|(i, n)| ((*RECORD_TYPES.get(i as usize).unwrap_or(&"?")).to_owned(), n))
         .collect();
     let sizes = powers(&family(went, "size_"), |i| (1u64 << i.min(63)).to_string());
     let latency = powers(&family(went, "latency_"), nanos);

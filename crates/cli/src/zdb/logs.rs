@@ -12,8 +12,8 @@ use super::{Ask, bptext};
 use crate::ui;
 use crate::ui::time::ctime;
 
-/// Names of record types, by number.
-const TYPES: [&str; 25] = [
+/// Names of record types, by number, as `zdb` prints them.
+pub(crate) const RECORD_TYPES: [&str; 25] = [
     "Total",
     "TX_CREATE",
     "TX_MKDIR",
@@ -60,7 +60,7 @@ pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
     if level >= 2 {
         ui::out("\n");
         let first = spa.uberblock().txg.next();
-        let mut lines = Lines { level, header: &header, first, counts: [0; TYPES.len()] };
+        let mut lines = Lines { level, header: &header, first, counts: [0; RECORD_TYPES.len()] };
         walk_log(spa.zio(), &header, &mut lines)?;
         lines.totals();
     }
@@ -71,7 +71,7 @@ struct Lines<'a> {
     level: usize,
     header: &'a ZilHeader,
     first: Txg,
-    counts: [u64; TYPES.len()],
+    counts: [u64; RECORD_TYPES.len()],
 }
 
 impl Lines<'_> {
@@ -81,7 +81,7 @@ impl Lines<'_> {
 
     fn totals(&self) {
         let mut out = String::new();
-        for (name, count) in TYPES.iter().zip(self.counts) {
+        for (name, count) in RECORD_TYPES.iter().zip(self.counts) {
             if self.any() && (count > 0 || self.level >= 4) {
                 let _ = writeln!(out, "\t\t{name:<17} {count:4}");
             }
@@ -125,7 +125,7 @@ impl LogVisitor for Lines<'_> {
                 *count += 1;
             }
         }
-        let name = TYPES.get(index).copied().unwrap_or("TX_?");
+        let name = RECORD_TYPES.get(index).copied().unwrap_or("TX_?");
         let ci = if header.case_insensitive { "CI-" } else { "" };
         let mut out = format!(
             "\t\t{ci}{name:<20}len {:6}, txg {}, seq {}\n",

@@ -17,6 +17,8 @@ mod object;
 mod spacecheck;
 mod zaps;
 
+pub(crate) use logs::RECORD_TYPES;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
