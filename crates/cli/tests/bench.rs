@@ -259,6 +259,8 @@ fn zil_sticky() {
     assert_eq!(value["targets"][0]["value"], 0.0);
 }
 
+/// Once a loaded machine had written the stream of `beside` before the thread beside it was
+/// on, and there was no figure.
 #[test]
 fn sync() {
     let s = Sandbox::new("bench-sync");

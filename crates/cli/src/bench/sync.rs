@@ -257,8 +257,8 @@ fn beside(run: &mut Run, set: &Setup) -> Out<()> {
                 }
                 return;
             }
-            let mut i = 0;
-            while *going.lock() {
+            // One at least: a short stream may be over before this thread is on.
+            for i in 0.. {
                 match timed(i) {
                     Ok(time) => times.lock().push(time),
                     Err(e) => {
@@ -266,7 +266,9 @@ fn beside(run: &mut Run, set: &Setup) -> Out<()> {
                         return;
                     }
                 }
-                i += 1;
+                if !*going.lock() {
+                    return;
+                }
             }
         });
         if let Some(e) = failed.into_inner() {
