@@ -68,8 +68,9 @@
 //! # Departures from OpenZFS
 //! * No state between groups and devices but the batch: blocks of two batches are never
 //!   under way at the same time. There is no timeout to wait for company.
-//! * Writes are always logged with their data: up to 8 KiB it is copied when written, beyond
-//!   that fetched at the commit. Records with pointers (indirect writes) are replayed, and
+//! * Writes are always logged with their data: up to 8 KiB it is copied when written, if the
+//!   file system's commits are frequent; else it is fetched at the commit, and a mass of
+//!   writes that nobody syncs is not copied for nothing. Records with pointers (indirect writes) are replayed, and
 //!   not written.
 //! * Changes without a record wait for their group: extended attributes, flags, projects,
 //!   ACLs, whiteouts, names for files that had none.

@@ -248,7 +248,9 @@ impl Log {
         }
         let held = {
             let mut pending = self.pending.lock();
-            let copy = data.len() <= COPY_MAX && pending.held().1 < COPIED_MAX;
+            let copy = data.len() <= COPY_MAX
+                && pending.is_wanted(txg)
+                && pending.held().1 < COPIED_MAX;
             let what = if copy {
                 What::Data { object, offset, data: data.to_vec() }
             } else {

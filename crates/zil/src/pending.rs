@@ -62,6 +62,8 @@ pub(crate) struct Pending {
     named: u64,
     /// The last group with a change that has no record.
     barrier: Txg,
+    /// The last group of which a commit took records.
+    wanted: Txg,
     copied: BTreeMap<Txg, u64>,
     records: u64,
 }
@@ -96,6 +98,12 @@ impl Pending {
     fn next(&mut self) -> u64 {
         self.order += 1;
         self.order
+    }
+
+    /// Whether data of the group is likely to be asked for: a commit took some of it, or of
+    /// the group before.
+    pub(crate) fn is_wanted(&self, txg: Txg) -> bool {
+        self.wanted != Txg::ZERO && txg <= self.wanted.next()
     }
 
     /// Records there are, and bytes copied.
@@ -183,6 +191,7 @@ impl Pending {
         if found.is_empty() {
             return Found::Nothing;
         }
+        self.wanted = found.iter().map(|itx| itx.txg).fold(self.wanted, Txg::max);
         found.sort_unstable_by_key(|itx| itx.order);
         Found::Records(found)
     }
