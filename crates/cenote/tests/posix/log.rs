@@ -13,7 +13,7 @@ pub(super) fn quiet(pool: &Pool) {
     txgs.set_limits(&txg::Limits { timeout_s: 3600, ..txgs.limits() });
 }
 
-fn synced(pool: &Pool) -> Txg {
+pub(super) fn synced(pool: &Pool) -> Txg {
     pool.writer().unwrap().txgs().synced_txg()
 }
 
@@ -23,7 +23,7 @@ pub(super) fn log_of(pool: &Pool) -> Arc<zil::Log> {
 }
 
 /// The pool as it is on its devices now.
-fn cut(rig: &Rig, name: &str) -> Scratch {
+pub(super) fn cut(rig: &Rig, name: &str) -> Scratch {
     let scratch = Scratch::new(&format!("posix-cut-{name}"));
     testkit::copy_file(&rig.scratch.path().join("d0"), &scratch.path().join("d0"));
     scratch

@@ -52,6 +52,7 @@ struct PoolStore {
     zio: Arc<Zio>,
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
+    metaslabs: Arc<metaslab::Space>,
     head: u64,
     outages: Arc<Outages>,
     /// When log vdevs come into question again.
@@ -161,6 +162,26 @@ impl Store for PoolStore {
         self.zio.tree().top(vdev).is_ok_and(Node::is_log)
     }
 
+    fn has_log_vdevs(&self) -> bool {
+        let tree = self.zio.tree();
+        self.class() == Class::Log && tree.top_ids().any(|id| tree.top(id).is_ok_and(Node::is_log))
+    }
+
+    fn reserve(&self, txg: Txg, bytes: u64) -> bool {
+        // Beside what the block was promised already: its place may be wasted.
+        let tree = self.zio.tree();
+        let asize = |v: VdevId| tree.asize(v, Psize(bytes), txg).map_or(0, |a| a.0);
+        let most = tree.top_ids().map(asize).fold(bytes, u64::max);
+        let normal = self.metaslabs.class_totals(metaslab::Class::Normal);
+        let used = normal.allocated + metaslab::slop(normal.capacity, 0);
+        let limit = normal.capacity.saturating_sub(used) / 2;
+        self.txgs.space().try_reserve(txg, most, limit)
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.txgs.dirty_total()
+    }
+
     fn synced_txg(&self) -> Txg {
         self.txgs.synced_txg()
     }
@@ -247,6 +268,7 @@ impl Writer {
             zio: Arc::clone(&self.zio),
             txgs: Arc::clone(&self.txgs),
             space: Arc::clone(&self.space_io),
+            metaslabs: Arc::clone(&self.space),
             head,
             outages: Arc::clone(&self.outages),
             shunned: Mutex::default(),

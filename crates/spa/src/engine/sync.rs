@@ -138,6 +138,10 @@ impl Events for MosEvents<'_> {
         self.killed.push(*bp);
         Ok(())
     }
+    fn wasted(&mut self, bp: &BlkPtr) -> Result<()> {
+        self.killed.push(*bp);
+        Ok(())
+    }
 }
 
 fn lost(faults: &[Lost]) -> Result<()> {
@@ -197,6 +201,7 @@ impl Writer {
             || deferred
             || !state.new_vdevs.is_empty()
             || self.tasks.lock().contains_key(&txg)
+            || self.strays.lock().iter().any(|bp| bp.birth() <= txg)
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
             || self.all_logs().values().any(|log| log.is_dirty(txg))
             || self.mos.objset().is_dirty(txg)
@@ -361,6 +366,9 @@ impl Writer {
             task.run(&mut cx)?;
         }
         self.sync_heads(state, group, writes, pending)?;
+        let due = |bp: &mut BlkPtr| bp.birth() <= group.txg;
+        let strays: Vec<BlkPtr> = self.strays.lock().extract_if(.., due).collect();
+        strays.iter().try_for_each(|bp| self.free(group.txg, bp))?;
         if state.background {
             let mut budget = BACKGROUND_BLOCKS;
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);

@@ -10,8 +10,9 @@
 //! * Objects without a name are of no concern to the log.
 //! * A change that no record says in full is a barrier ([`zil::Log::barrier`]).
 
-use base::{ObjectId, Result};
-use dmu::{Io, Tx};
+use base::{ObjectId, Result, Txg, VdevId};
+use dmu::{Early, Io, Tx};
+use ondisk::BlkPtr;
 use ondisk::zil::{Body, Create, Names, SetAttr};
 use ondisk::znode::{FileType, Time};
 use zil::Log;
@@ -268,5 +269,34 @@ impl zil::Source for FileSystem {
         let mut out = Vec::with_capacity(len as usize);
         pieces.iter().for_each(|piece| out.extend_from_slice(piece));
         Ok(Some(out))
+    }
+
+    fn block_size(&self, object: ObjectId) -> Option<u64> {
+        self.object(object, Io::WAIT).ok().map(|o| o.block_size())
+    }
+
+    fn place(&self, txg: Txg) -> Option<Box<dyn zil::Place>> {
+        Some(Box::new(Placing(self.os().early(txg))))
+    }
+}
+
+/// Blocks of files that a commit writes.
+struct Placing(Early);
+
+impl zil::Place for Placing {
+    fn block_size(&self, object: ObjectId) -> Option<u64> {
+        self.0.block_size(object)
+    }
+
+    fn block(&mut self, object: ObjectId, block: u64) -> Result<Option<BlkPtr>> {
+        self.0.block(object, block)
+    }
+
+    fn wait(&mut self) -> Result<Vec<VdevId>> {
+        self.0.wait()
+    }
+
+    fn keep(self: Box<Self>) {
+        self.0.keep();
     }
 }
