@@ -11,7 +11,7 @@ use ondisk::znode::{
 };
 
 use super::data::set_ids;
-use super::journal::Record;
+use super::journal::{Record, Said};
 use super::make::DNODE_BLOCK;
 use super::node::{Do, Node, Patch, words};
 use super::quota::Owner;
@@ -56,7 +56,7 @@ impl FileSystem {
         let (mode, patch) = self.changes(by, &node, set, now);
         let mut edit = Edit::new(self, node)?;
         edit.patch = patch;
-        edit.record = Record::of(set, mode, &edit.node, now);
+        edit.said = Record::of(set, mode, &edit.node, now).map_or(Said::Nothing, Said::Attrs);
         if let Some(mode) = mode {
             self.change_mode(&mut edit, mode, &props)?;
         }
