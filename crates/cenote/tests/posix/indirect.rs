@@ -78,7 +78,8 @@ fn large_writes_are_written_once_and_named_by_the_log() {
     let logged = named(&other);
     drop(other);
     for (blkid, place) in now.iter().enumerate() {
-        let wanted = !matches!(blkid, 0);
+        // Block 0 was changed since, 6 and 7 in small parts.
+        let wanted = matches!(blkid, 1..=5);
         assert_eq!(logged.contains(place), wanted, "block {blkid}: {now:?}, {logged:?}");
     }
     rig.finish();
