@@ -51,8 +51,13 @@ impl Fill {
         }
     }
 
+    /// Puts a record in, or several that go together.
     fn put(&mut self, record: &[u8], txg: Txg) {
-        self.starts.push(self.bytes.len());
+        let mut at = 0;
+        while let Some(len) = record.get(at + 8..at + 16) {
+            self.starts.push(self.bytes.len() + at);
+            at += len.try_into().map_or(0, u64::from_le_bytes).max(16) as usize;
+        }
         self.bytes.extend_from_slice(record);
         self.newest = self.newest.max(txg);
     }

@@ -94,8 +94,9 @@
 //!   the group is waited for instead, which writes the data once.
 //! * An indirect write whose block cannot be placed (it is dirty in a closed group alone, a
 //!   hole that the log knows nothing of, or the pool is short of space) carries its data.
-//! * Changes without a record wait for their group: extended attributes, flags, projects,
-//!   ACLs, whiteouts, names for files that had none.
+//! * Changes without a record wait for their group: names for files that had none, empty
+//!   extended attributes among system attributes, inherited ACLs in hidden directories.
+//! * What is one change is in one block ([`Bundle`]), also where that takes several records.
 //! * A chain that is not in use is not kept over an export.
 //!
 //! Lock order: `turn`, `pending`, `chain`, `sizes` and the statistics: no two at a time, and none of them
@@ -115,7 +116,7 @@ use ondisk::BlkPtr;
 
 pub use chain::Moved;
 pub use forms::{IMMEDIATE_WRITE, immediate_write, set_immediate_write};
-pub use log::{Log, Mode};
+pub use log::{Bundle, Log, Mode};
 pub use size::{BLOCK_MAX, BLOCK_MIN, Plan, Sizes};
 pub use stats::{Blocks, Stats, on_behalf_of, totals};
 

@@ -131,12 +131,55 @@ impl Drop for Issued<'_> {
     }
 }
 
+/// Records of one change: in one block, or in none.
+pub struct Bundle {
+    txg: Txg,
+    bytes: Vec<u8>,
+    /// All of them could be put into bytes.
+    whole: bool,
+    cuts: bool,
+}
+
+impl Bundle {
+    /// Of a transaction of `txg`.
+    pub fn new(txg: Txg) -> Bundle {
+        Bundle { txg, bytes: Vec::new(), whole: true, cuts: false }
+    }
+
+    /// One more record, of type `kind`.
+    pub fn push(&mut self, kind: u8, body: &Body<'_>) {
+        self.cuts |= kind == TX_TRUNCATE;
+        match body.encode(kind, self.txg) {
+            Ok(record) => self.bytes.extend(record),
+            Err(_) => self.whole = false,
+        }
+    }
+
+    /// The same.
+    #[must_use]
+    pub fn with(mut self, kind: u8, body: &Body<'_>) -> Bundle {
+        self.push(kind, body);
+        self
+    }
+
+    /// Says that a part of the change has no record: it waits for its group.
+    pub fn lacks(&mut self) {
+        self.whole = false;
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.whole && self.bytes.is_empty()
+    }
+}
+
 /// One object set's intent log.
 pub struct Log {
     store: Arc<dyn Store>,
     mode: AtomicU8,
     /// `logbias=throughput`.
     throughput: AtomicBool,
+    xattrs: AtomicBool,
     /// The dataset is gone, or the pool is being exported.
     closed: AtomicBool,
     replaying: AtomicBool,
@@ -165,6 +208,7 @@ impl Log {
             store,
             mode: AtomicU8::new(0),
             throughput: AtomicBool::new(false),
+            xattrs: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             replaying: AtomicBool::new(false),
             turn: Mutex::default(),
@@ -189,6 +233,17 @@ impl Log {
             2 => Mode::Disabled,
             _ => Mode::Standard,
         }
+    }
+
+    /// Whether records of extended attributes among system attributes may be written: the
+    /// pool's feature for them is enabled, and goes with the chain.
+    pub fn set_xattrs(&self, on: bool) {
+        self.xattrs.store(on, SeqCst);
+    }
+
+    /// As [`Log::set_xattrs`] said.
+    pub fn takes_xattrs(&self) -> bool {
+        self.xattrs.load(SeqCst)
     }
 
     /// Property `logbias`, from now on: whether data goes to its place at once.
@@ -217,22 +272,27 @@ impl Log {
         true
     }
 
-    fn encoded(&self, txg: Txg, kind: u8, body: &Body<'_>) -> Option<Vec<u8>> {
-        match body.encode(kind, txg) {
-            Ok(record) if record.len() as u64 <= ROOM_MAX => Some(record),
-            _ => {
-                self.pending.lock().barrier(txg);
-                None
-            }
+    /// The records, if they can be written.
+    fn fitting(&self, bundle: Bundle) -> Option<Vec<u8>> {
+        if bundle.whole && bundle.bytes.len() as u64 <= ROOM_MAX {
+            return Some(bundle.bytes);
         }
+        self.pending.lock().barrier(bundle.txg);
+        None
     }
 
     /// A change of names, made by a transaction of `txg` that is still open: a record of
     /// type `kind` that any commit writes. By it `gone` has no name any more, and its
     /// content is nobody's concern after a crash.
     pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>, gone: Option<ObjectId>) {
+        self.names(Bundle::new(txg).with(kind, body), gone);
+    }
+
+    /// The same with several records, none of which is in the log without the others.
+    pub fn names(&self, bundle: Bundle, gone: Option<ObjectId>) {
+        let txg = bundle.txg;
         if self.takes(txg)
-            && let Some(record) = self.encoded(txg, kind, body)
+            && let Some(record) = self.fitting(bundle)
         {
             let mut pending = self.pending.lock();
             let what = match gone {
@@ -249,14 +309,16 @@ impl Log {
     /// A change of one object's attributes or extent, likewise: a commit of the object
     /// writes it.
     pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &Body<'_>) {
+        self.objects(Bundle::new(txg).with(kind, body), object);
+    }
+
+    /// The same with several records, none of which is in the log without the others.
+    pub fn objects(&self, bundle: Bundle, object: ObjectId) {
+        let (txg, cuts) = (bundle.txg, bundle.cuts);
         if self.takes(txg)
-            && let Some(record) = self.encoded(txg, kind, body)
+            && let Some(record) = self.fitting(bundle)
         {
-            let what = if kind == TX_TRUNCATE {
-                What::Cut { object, record }
-            } else {
-                What::Whole(record)
-            };
+            let what = if cuts { What::Cut { object, record } } else { What::Whole(record) };
             self.pending.lock().object(txg, &|| self.store.synced_txg(), object, what);
         }
     }
@@ -617,6 +679,12 @@ impl Log {
         self.chain.lock().begin_replay(header)?;
         self.replaying.store(true, SeqCst);
         Ok(())
+    }
+
+    /// Whether there are blocks of the log, written here or by others.
+    pub fn is_in_use(&self) -> bool {
+        let chain = self.chain.lock();
+        chain.stub().is_some() || chain.is_replaying()
     }
 
     /// Whether a replay is going on.

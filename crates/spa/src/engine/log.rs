@@ -26,6 +26,7 @@ use std::time::Duration;
 use base::rt::{Instant, Mutex, OneShot};
 use base::{Asize, Dva, Error, Guid, Psize, Result, Txg, VdevId};
 use dmu::Objset;
+use dsl::write::features;
 use ondisk::BlkPtr;
 use ondisk::blkptr::Protection;
 use ondisk::zil::Record;
@@ -275,6 +276,7 @@ impl Writer {
             no_flush: Arc::clone(&self.plants.no_log_flush),
         });
         let log = Log::new(head, true, store);
+        log.set_xattrs(features::is_enabled(&self.mos, features::ZILSAXATTR)?);
         if claim::holds_records(os)? {
             log.begin_replay(log_header(&os.phys())?)?;
         }

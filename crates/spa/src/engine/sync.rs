@@ -414,6 +414,7 @@ impl Writer {
             if let Some(moved) = logs.get(&head).and_then(|log| log.sync(group.txg)) {
                 moved.free.iter().try_for_each(|bp| self.free(group.txg, bp))?;
                 os.set_zil_header(moved.header)?;
+                self.mark_log(group, head, logs.get(&head).is_some_and(|l| l.is_in_use()))?;
             }
             let delta = Delta::begin(group.cx.read(), head, &state.ratios)?;
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
@@ -425,6 +426,17 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// A dataset whose log may have records of extended attributes is marked so, and one
+    /// without a log is not (chapter 06 §17).
+    fn mark_log(&self, group: &Group<'_>, head: u64, in_use: bool) -> Result<()> {
+        let (cx, guid) = (group.cx, features::ZILSAXATTR);
+        match in_use {
+            true if features::is_enabled(cx.read(), guid)? => features::activate(cx, head, guid),
+            true => Ok(()),
+            false => features::deactivate(cx, head, guid),
+        }
     }
 
     /// What the MOS does not refer to any more: freed now, or noted for the next group.

@@ -17,11 +17,14 @@ use ondisk::znode::{
     FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_READONLY, ZFS_SPARSE, ZFS_XATTR,
 };
 
+use super::journal::Record;
 use super::locks::Held;
 use super::make::DNODE_BLOCK;
 use super::node::{Do, Node, Patch};
 use super::queue::FREE_BLOCKS;
-use super::types::{At, Caller, FILE_SIZE_MAX, Falloc, RwProps, Written, denied, too_large};
+use super::types::{
+    At, Caller, FILE_SIZE_MAX, Falloc, RwProps, SetAttrs, SetTime, Written, denied, too_large,
+};
 use crate::fs::FileSystem;
 
 /// Bytes that one transaction writes at most; a block that is larger goes alone.
@@ -63,7 +66,7 @@ impl FileSystem {
             }
             _ => return Err(Error::invalid("not a regular file").in_object(id)),
         }
-        if node.attrs.pflags & ZFS_XATTR != 0 {
+        if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("an extended attribute").in_object(id));
         }
         if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_READONLY) != 0
@@ -179,8 +182,8 @@ impl FileSystem {
         }
         self.os().write(&tx, id, from, piece)?;
         self.patch(&tx, &node, &wrote(by, &node, to, now))?;
-        let stripped = !by.privileged && set_ids(node.attrs.mode) != 0;
-        self.log_written(&tx, &node, from, piece, stripped, to == end);
+        let stripped = stripped(by, &node, now);
+        self.log_written(&tx, &node, from, piece, stripped.as_ref(), to == end);
         Ok((to - from, size.max(to)))
     }
 
@@ -295,17 +298,28 @@ impl FileSystem {
             self.check_quota(&node)?;
             let node = self.content(id, false)?;
             let also = |tx: &Tx, p: Patch| {
-                // Both: zeros inside, and the new end.
-                self.log_nothing(tx);
+                // Both: zeros inside, and the new end; and the mode.
+                if !inside.is_empty() {
+                    self.log_truncated(tx, &node, inside.start, inside.end - inside.start);
+                }
+                if let Some(record) = stripped(by, &node, now) {
+                    self.log_attrs(tx, &node, record);
+                }
                 self.patch(tx, &node, &p)
             };
             return self.resize(&node, end, &props, patch, also, 0);
         }
         let tx = rw.host.begin(DNODE_BLOCK, true)?;
         self.patch(&tx, &node, &patch)?;
-        let stripped = !by.privileged && set_ids(node.attrs.mode) != 0;
-        if stripped || inside.is_empty() {
-            self.log_nothing(&tx);
+        if let Some(record) = stripped(by, &node, now) {
+            self.log_attrs(&tx, &node, record);
+        }
+        if inside.is_empty() {
+            let touched = SetAttrs { mtime: Some(SetTime::Set(now)), ..SetAttrs::default() };
+            match Record::of(&touched, None, &node, now) {
+                Some(record) => self.log_attrs(&tx, &node, record),
+                None => self.log_nothing(&tx),
+            }
         } else {
             self.log_truncated(&tx, &node, inside.start, inside.end - inside.start);
         }
@@ -382,6 +396,13 @@ impl FileSystem {
         }
         Ok(self.write(by, to, At::Offset(offset), &data)?.bytes)
     }
+}
+
+/// What the log says of set-id bits that go with a change of the content.
+fn stripped(by: &Caller, node: &Node, now: Time) -> Option<Record> {
+    let mode = node.attrs.mode;
+    let strips = !by.privileged && set_ids(mode) != 0;
+    strips.then(|| Record::of_mode(node, mode & 0o7777 & !set_ids(mode), now)).flatten()
 }
 
 /// What a write up to `end` does to the attributes.
