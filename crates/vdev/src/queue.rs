@@ -54,7 +54,7 @@ use crate::iostat::IoClass;
 use crate::tree::Live;
 use depth::Depths;
 pub(crate) use limits::Tuning;
-use limits::{CLASSES, Caps, Courtesy};
+use limits::{CLASSES, Caps, Courtesy, Guests, QUIET};
 pub use limits::{ClassLimits, QueueLimits, WriteLoad};
 pub(crate) use reads::{Asked, Turn};
 use reads::{ReadRun, Reads, Waiting};
@@ -74,6 +74,7 @@ const BUFS_MAX: usize = 256;
 /// The class whose depth has a bound in bytes, too.
 const ASYNC_WRITE: usize = IoClass::AsyncWrite as usize;
 const SYNC_READ: usize = IoClass::SyncRead as usize;
+const SYNC_WRITE: usize = IoClass::SyncWrite as usize;
 
 /// Told once how a request ended; must not block.
 pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -129,6 +130,8 @@ struct State {
     last: usize,
     courtesy: Courtesy,
     depths: Depths,
+    /// Asynchronous writes until nobody is there whom they disturb.
+    recent: u32,
     /// Bytes with the device.
     flying_bytes: u64,
     /// The ready ones: sweep, offset.
@@ -296,6 +299,11 @@ impl State {
     fn begin(&mut self, class: usize) {
         self.active[class] += 1;
         self.courtesy.begin(class);
+        match class {
+            SYNC_READ | SYNC_WRITE => self.recent = QUIET,
+            ASYNC_WRITE => self.recent = self.recent.saturating_sub(1),
+            _ => {}
+        }
     }
 
     /// It is over.
@@ -318,7 +326,8 @@ impl State {
     /// What the limits come to now.
     fn caps(&self, limits: &QueueLimits, tuning: &Tuning) -> Caps {
         let reading = self.active[SYNC_READ] > 0 || self.reads.waiting(SYNC_READ) > 0;
-        limits.caps(|| tuning.load(), &self.depths, &self.courtesy, reading)
+        let guests = Guests { reading, recent: self.recent };
+        limits.caps(|| tuning.load(), &self.depths, &self.courtesy, guests)
     }
 
     /// Whether one more operation of a class may go to the device.

@@ -6,8 +6,8 @@
 //! solver searches. Afterwards every leaf's bytes are compared with the accepted
 //! content, which is how exactly the wrong ones are counted.
 //!
-//! Neighbouring cells of one leaf become one operation, over gaps where nobody waits for
-//! it; if that fails, the cells are read one by one, so that one bad sector costs one
+//! Neighbouring cells of one leaf become one operation, over gaps, too, which are small
+//! where somebody waits for it; if that fails, the cells are read one by one, so that one bad sector costs one
 //! sector. Each operation passes its leaf's queue: what need not wait there is made by this
 //! thread, the last one in it, the others at the same time by the device's engine.
 
@@ -244,13 +244,12 @@ impl Tree {
             plan.iter().filter(|c| !known.contains_key(c)).copied().collect();
         wanted.sort_unstable();
         wanted.dedup();
-        let gap = match why {
-            Priority::SyncRead => 0,
-            Priority::AsyncRead | Priority::Scrub => self.tuning.get().read_gap_limit,
-        };
+        let limit = self.tuning.get().read_gap_limit;
         let mut groups: Vec<(Cell, Vec<Cell>)> = Vec::new();
         for cell in wanted {
             let end = cell.offset.saturating_add(cell.len);
+            // Who waits gets no more beside it than what he asked for.
+            let gap = if why == Priority::SyncRead { limit.min(cell.len) } else { limit };
             if let Some((whole, members)) = groups.last_mut()
                 && whole.leaf == cell.leaf
                 && cell.offset <= whole.offset.saturating_add(whole.len).saturating_add(gap)

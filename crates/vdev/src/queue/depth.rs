@@ -12,7 +12,8 @@
 //!
 //! The curve is not known, differs between classes of operations, and drifts (a disk of a
 //! cloud, tenfold within minutes). So neighbouring depths of a ladder are compared in
-//! *trials* of four windows A B B A: whatever drifts evenly cancels. A window counts the
+//! *trials* of windows A B B A A B B A: whatever drifts evenly cancels, and both halves
+//! have to agree, or everything stays as it was: noise moves nothing. A window counts the
 //! bytes that the device does for all classes, so that no class grows by what it takes
 //! from another; its first operations, which went under the former depth, are not counted.
 //! * Up is kept if the bytes grow by more than [`GAIN`] of what the depth grew by.
@@ -46,8 +47,8 @@ const WINDOW_TIME: Duration = Duration::from_millis(2);
 /// A trial that got no further for so long has lost its class.
 const STALE: Duration = Duration::from_secs(2);
 /// Trials' worth of operations between two trials at rest, at first and at most.
-const REST: u64 = 8;
-const REST_MAX: u64 = 128;
+const REST: u64 = 4;
+const REST_MAX: u64 = 64;
 
 /// What is known of a class.
 #[derive(Clone, Copy, Debug)]
@@ -75,12 +76,12 @@ struct Trial {
     short: u32,
     began: Duration,
     bytes: u64,
-    /// Sums of the windows of each depth.
-    sums: [(u64, Duration); 2],
+    /// Sums of the windows of each depth, in each half.
+    sums: [[(u64, Duration); 2]; 2],
 }
 
 /// Which depth each window has.
-const ORDER: [usize; 4] = [0, 1, 1, 0];
+const ORDER: [usize; 8] = [0, 1, 1, 0, 0, 1, 1, 0];
 
 impl Trial {
     fn new(class: usize, rung: usize, other: usize, now: Duration) -> Trial {
@@ -94,7 +95,7 @@ impl Trial {
             short: 0,
             began: now,
             bytes: 0,
-            sums: [(0, Duration::ZERO); 2],
+            sums: Default::default(),
         };
         trial.begin(now);
         trial
@@ -110,26 +111,27 @@ impl Trial {
     }
 
     fn begin(&mut self, now: Duration) {
-        // Two windows of one depth follow each other.
-        self.skip = if self.window == 2 { 0 } else { self.deepest() };
+        let same = self.window > 0 && ORDER[self.window] == ORDER[self.window - 1];
+        self.skip = if same { 0 } else { self.deepest() };
         (self.ops, self.bytes, self.began) = (0, 0, now);
     }
 
     fn present(&self) -> usize {
-        [self.rung, self.other][ORDER[self.window.min(3)]]
+        [self.rung, self.other][ORDER[self.window.min(ORDER.len() - 1)]]
     }
 
-    /// log of what the other depth gave, by what the first did.
-    fn gain(&self) -> f64 {
+    /// log of what the other depth gave in a half, by what the first did.
+    fn gain(sums: &[(u64, Duration); 2]) -> f64 {
         let rate = |(bytes, time): (u64, Duration)| bytes as f64 / time.as_secs_f64().max(1e-9);
-        (rate(self.sums[1]).max(1e-9) / rate(self.sums[0]).max(1e-9)).ln()
+        (rate(sums[1]).max(1e-9) / rate(sums[0]).max(1e-9)).ln()
     }
 
     /// Whether the other depth is to be kept.
     fn better(&self) -> bool {
         let (from, to) = (f64::from(LADDER[self.rung]), f64::from(LADDER[self.other]));
         let wanted = GAIN * (to / from).ln();
-        self.gain() > if to > from { wanted } else { wanted / 2.0 }
+        let wanted = if to > from { wanted } else { wanted / 2.0 };
+        self.sums.iter().all(|half| Trial::gain(half) > wanted)
     }
 }
 
@@ -185,7 +187,7 @@ impl Depths {
             track.rest = u64::from(trial.window_ops()) * REST;
             self.trial = None;
         } else if trial.ops >= trial.window_ops() && time >= WINDOW_TIME {
-            let sum = &mut trial.sums[ORDER[trial.window]];
+            let sum = &mut trial.sums[trial.window / 4][ORDER[trial.window]];
             (sum.0, sum.1) = (sum.0 + trial.bytes, sum.1 + time);
             trial.window += 1;
             if trial.window == ORDER.len() {
@@ -208,7 +210,7 @@ impl Depths {
         track.up = !track.up;
         track.failed += 1;
         if track.failed >= 2 {
-            track.rest = track.pause * u64::from(4 * trial.window_ops());
+            track.rest = track.pause * u64::from(trial.window_ops()) * ORDER.len() as u64;
             track.pause = (track.pause * 2).min(REST_MAX);
         }
     }

@@ -6,7 +6,9 @@
 //!
 //! * Writes of groups go from their least to their largest as dirty data grows between two
 //!   percentages of its limit, so that a little to write disturbs little, and much is
-//!   written as fast as it can be. They have the largest when somebody waits for a group.
+//!   written as fast as it can be. They have the largest when somebody waits for a group, and
+//!   where they disturb nobody: no read or write that somebody waited for was on the device
+//!   for [`QUIET`] of them (a departure).
 //! * Background reading (scrub) has at most its least while somebody else is at work, and
 //!   less if the others are not served ([`Courtesy`]).
 //! * Unless fixed, the largest is what the device was found to gain by ([`super::depth`]).
@@ -236,6 +238,18 @@ impl Courtesy {
     }
 }
 
+/// Asynchronous writes after which a device counts as used by nobody who waits.
+pub(super) const QUIET: u32 = 64;
+
+/// Who would be disturbed by writes that nobody waits for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Guests {
+    /// Somebody waits for reads of the device now.
+    pub(super) reading: bool,
+    /// Counts down from [`QUIET`].
+    pub(super) recent: u32,
+}
+
 /// What the limits come to now.
 pub(super) struct Caps {
     pub(super) classes: [ClassLimits; CLASSES],
@@ -254,13 +268,13 @@ impl QueueLimits {
             && self.classes[class].max == DEFAULTS[class].max
     }
 
-    /// The limits at a moment. `reading`: somebody waits for reads of the device.
+    /// The limits at a moment.
     pub(super) fn caps(
         &self,
         load: impl Fn() -> WriteLoad,
         depths: &Depths,
         courtesy: &Courtesy,
-        reading: bool,
+        guests: Guests,
     ) -> Caps {
         let writes = IoClass::AsyncWrite as usize;
         let mut deep = (usize::MAX, u64::MAX);
@@ -273,13 +287,14 @@ impl QueueLimits {
                     let usual = own.max.min(most);
                     let bytes = self.aggregation_limit.saturating_mul(usual.into());
                     deep = (usual as usize, bytes);
-                    most = if reading { usual } else { most };
+                    most = if guests.reading { usual } else { most };
                 }
             }
             match i {
                 _ if background(i) => courtesy.of(self, own, most),
                 _ if i == writes => {
-                    let most = self.by_dirty(own.min, most, load());
+                    let load = if guests.recent > 0 { load() } else { WriteLoad::FULL };
+                    let most = self.by_dirty(own.min, most, load);
                     class(own.min.min(most), most)
                 }
                 _ => class(own.min.min(most), most),
@@ -328,11 +343,19 @@ mod tests {
     fn writes_follow_dirty_data() {
         let limits = QueueLimits { adaptive: false, ..QueueLimits::default() };
         let most = |load| {
-            limits.caps(|| load, &Depths::default(), &Courtesy::default(), false).classes[3].max
+            let guests = Guests { reading: false, recent: 1 };
+            limits.caps(|| load, &Depths::default(), &Courtesy::default(), guests).classes[3].max
         };
         let at = |percent| most(load(percent, false));
         assert_eq!([0, 30, 45, 59, 60, 200].map(at), [2, 2, 6, 9, 10, 10]);
         assert_eq!(most(load(0, true)), 10);
+        let nobody = limits.caps(
+            || load(0, false),
+            &Depths::default(),
+            &Courtesy::default(),
+            Guests::default(),
+        );
+        assert_eq!(nobody.classes[3].max, 10, "there is nobody to disturb");
         let odd = QueueLimits { dirty_min_percent: 80, dirty_max_percent: 20, ..limits };
         assert_eq!(
             [odd.by_dirty(2, 10, load(50, false)), odd.by_dirty(5, 3, load(0, false))],
@@ -346,7 +369,7 @@ mod tests {
         let scrub = IoClass::Scrub as usize;
         let mut courtesy = Courtesy::default();
         let of = |c: &Courtesy| {
-            limits.caps(|| WriteLoad::FULL, &Depths::default(), c, false).classes[scrub]
+            limits.caps(|| WriteLoad::FULL, &Depths::default(), c, Guests::default()).classes[scrub]
         };
         assert_eq!(of(&courtesy), class(1, 1));
         for _ in 0..limits.nia_delay {
