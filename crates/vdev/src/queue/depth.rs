@@ -12,8 +12,10 @@
 //!
 //! The curve is not known, differs between classes of operations, and drifts (a disk of a
 //! cloud, tenfold within minutes). So neighbouring depths of a ladder are compared in
-//! *trials* of windows A B B A A B B A: whatever drifts evenly cancels, and both halves
-//! have to agree, or everything stays as it was: noise moves nothing. A window counts the
+//! *trials* of windows A B, B A, A B, ...: whatever drifts evenly cancels. Each pair gives
+//! the logarithm of a ratio; a trial ends when their mean is farther from what is asked for
+//! than [`SURE`] standard errors, or after [`PAIRS_MAX`] pairs without a verdict, and then
+//! everything stays as it was: noise moves nothing. A window counts the
 //! bytes that the device does for all classes, so that no class grows by what it takes
 //! from another; its first operations, which went under the former depth, are not counted.
 //! * Up is kept if the bytes grow by more than [`GAIN`] of what the depth grew by.
@@ -43,7 +45,11 @@ const START_ROTATING: usize = 5;
 const GAIN: f64 = 0.05;
 /// A window has so many operations at least, and lasts so long.
 const WINDOW_OPS: u32 = 64;
-const WINDOW_TIME: Duration = Duration::from_millis(2);
+const WINDOW_TIME: Duration = Duration::from_millis(4);
+/// Pairs of windows of a trial, and standard errors that make sure.
+const PAIRS_MIN: u32 = 4;
+const PAIRS_MAX: u32 = 12;
+const SURE: f64 = 2.5;
 /// A trial that got no further for so long has lost its class.
 const STALE: Duration = Duration::from_secs(2);
 /// Trials' worth of operations between two trials at rest, at first and at most.
@@ -68,7 +74,7 @@ struct Trial {
     class: usize,
     rung: usize,
     other: usize,
-    window: usize,
+    window: u32,
     /// Operations still to leave out.
     skip: u32,
     /// Operations counted in this window, and those after which the class had nothing waiting.
@@ -76,12 +82,12 @@ struct Trial {
     short: u32,
     began: Duration,
     bytes: u64,
-    /// Sums of the windows of each depth, in each half.
-    sums: [[(u64, Duration); 2]; 2],
+    /// Bytes a second of the pair's first window.
+    rate: f64,
+    /// Sums of the pairs' logarithms, and of their squares.
+    sum: f64,
+    squares: f64,
 }
-
-/// Which depth each window has.
-const ORDER: [usize; 8] = [0, 1, 1, 0, 0, 1, 1, 0];
 
 impl Trial {
     fn new(class: usize, rung: usize, other: usize, now: Duration) -> Trial {
@@ -95,7 +101,9 @@ impl Trial {
             short: 0,
             began: now,
             bytes: 0,
-            sums: Default::default(),
+            rate: 0.0,
+            sum: 0.0,
+            squares: 0.0,
         };
         trial.begin(now);
         trial
@@ -111,27 +119,48 @@ impl Trial {
     }
 
     fn begin(&mut self, now: Duration) {
-        let same = self.window > 0 && ORDER[self.window] == ORDER[self.window - 1];
+        // Of two pairs the depths between are the same.
+        let same = self.window > 0 && self.window.is_multiple_of(2);
         self.skip = if same { 0 } else { self.deepest() };
         (self.ops, self.bytes, self.began) = (0, 0, now);
     }
 
     fn present(&self) -> usize {
-        [self.rung, self.other][ORDER[self.window.min(ORDER.len() - 1)]]
+        if matches!(self.window % 4, 1 | 2) { self.other } else { self.rung }
     }
 
-    /// log of what the other depth gave in a half, by what the first did.
-    fn gain(sums: &[(u64, Duration); 2]) -> f64 {
-        let rate = |(bytes, time): (u64, Duration)| bytes as f64 / time.as_secs_f64().max(1e-9);
-        (rate(sums[1]).max(1e-9) / rate(sums[0]).max(1e-9)).ln()
+    /// A window is over; whether the other depth is to be kept, if that is sure, or if there
+    /// is no time to make sure.
+    fn window(&mut self, time: Duration) -> Option<bool> {
+        let rate = (self.bytes as f64 / time.as_secs_f64().max(1e-9)).max(1.0);
+        self.window += 1;
+        if self.window % 2 == 1 {
+            self.rate = rate;
+            return None;
+        }
+        let ratio = (rate / self.rate).ln();
+        // The pair ended with the other depth, or began with it.
+        let gain = if self.window % 4 == 2 { ratio } else { -ratio };
+        (self.sum, self.squares) = (self.sum + gain, self.squares + gain * gain);
+        let pairs = self.window / 2;
+        if pairs < PAIRS_MIN {
+            return None;
+        }
+        let n = f64::from(pairs);
+        let mean = self.sum / n;
+        let error = ((self.squares / n - mean * mean).max(0.0) / (n - 1.0)).sqrt();
+        let beyond = mean - self.wanted();
+        if beyond.abs() > SURE * error {
+            return Some(beyond > 0.0);
+        }
+        (pairs >= PAIRS_MAX).then_some(false)
     }
 
-    /// Whether the other depth is to be kept.
-    fn better(&self) -> bool {
+    /// What the other depth has to give.
+    fn wanted(&self) -> f64 {
         let (from, to) = (f64::from(LADDER[self.rung]), f64::from(LADDER[self.other]));
         let wanted = GAIN * (to / from).ln();
-        let wanted = if to > from { wanted } else { wanted / 2.0 };
-        self.sums.iter().all(|half| Trial::gain(half) > wanted)
+        if to > from { wanted } else { wanted / 2.0 }
     }
 }
 
@@ -187,22 +216,20 @@ impl Depths {
             track.rest = u64::from(trial.window_ops()) * REST;
             self.trial = None;
         } else if trial.ops >= trial.window_ops() && time >= WINDOW_TIME {
-            let sum = &mut trial.sums[trial.window / 4][ORDER[trial.window]];
-            (sum.0, sum.1) = (sum.0 + trial.bytes, sum.1 + time);
-            trial.window += 1;
-            if trial.window == ORDER.len() {
-                let trial = *trial;
-                self.judge(&trial);
-            } else {
-                trial.begin(now);
+            match trial.window(time) {
+                None => trial.begin(now),
+                Some(better) => {
+                    let trial = *trial;
+                    self.judge(&trial, better);
+                }
             }
         }
     }
 
-    fn judge(&mut self, trial: &Trial) {
+    fn judge(&mut self, trial: &Trial, better: bool) {
         self.trial = None;
         let track = &mut self.tracks[trial.class];
-        if trial.better() {
+        if better {
             track.rung = trial.other;
             (track.failed, track.pause) = (0, REST);
             return;
@@ -210,7 +237,7 @@ impl Depths {
         track.up = !track.up;
         track.failed += 1;
         if track.failed >= 2 {
-            track.rest = track.pause * u64::from(trial.window_ops()) * ORDER.len() as u64;
+            track.rest = track.pause * u64::from(trial.window_ops() * trial.window);
             track.pause = (track.pause * 2).min(REST_MAX);
         }
     }
