@@ -7,7 +7,10 @@
 # and write and fdatasync in a file of the disk itself, in turns; flushes and bytes are those
 # that the disk counted. It needs root, FUSE and fio.
 set -uo pipefail
+: "${MIB:=2048}"
+WRITTEN=1
 . "$(dirname "$0")/posix-lib.sh"
+: "${PEER:=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin}"
 : "${RUNS:=$root/benches/runs}"
 : "${ROUNDS:=7}"   # turns
 : "${WRITES:=1000}" # writes of a turn
@@ -38,12 +41,20 @@ mount_cell() {
 	mkdir -p "$work/disk"
 	for image in ext4 btrfs; do
 		has "mkfs.$image" || continue
-		truncate -s 1G "$work/$image.img" && mkdir "$work/$image"
+		disk_file "$work/$image.img" 1024 && mkdir "$work/$image"
 		case $image in ext4) mkfs.ext4 -q "$work/ext4.img" ;; btrfs) mkfs.btrfs -q "$work/btrfs.img" ;; esac
 		mount -o loop "$work/$image.img" "$work/$image" && peers+=("$image")
 	done
-	if has zfs-fuse && pgrep -x zfs-fuse >/dev/null; then
-		truncate -s 1G "$work/zf.img" && /usr/bin/zpool create -m "$work/zf" zfpeer "$work/zf.img" && peers+=(zf)
+	local daemon=
+	if [ ! -x "$PEER/zfs-fuse" ] || pgrep -x zfs-fuse >/dev/null; then
+		echo "SKIPPED: zfs-fuse is absent, or another one runs"
+	else
+		mkdir -p /var/run/zfs /var/lib/zfs
+		"$PEER/zfs-fuse" --no-daemon >/dev/null 2>&1 &
+		daemon=$!
+		for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
+		disk_file "$work/zf.img" 1024
+		"$PEER/zpool" create -O recordsize=8k -m "$work/zf" zfpeer "$work/zf.img" && peers+=(zf)
 	fi
 	# Every file is written before.
 	for where in disk mnt "${peers[@]}"; do rate "$work/$where" 1 "" >/dev/null; rate "$work/$where" "$JOBS" "" >/dev/null; done
@@ -59,8 +70,9 @@ mount_cell() {
 		done
 	done
 	for where in "${peers[@]}"; do
-		case $where in zf) /usr/bin/zpool destroy zfpeer ;; *) umount "$work/$where" ;; esac
+		case $where in zf) "$PEER/zpool" destroy zfpeer ;; *) umount "$work/$where" ;; esac
 	done
+	[ -z "$daemon" ] || kill "$daemon"
 	judge
 }
 
