@@ -252,8 +252,8 @@ impl Lines<'_> {
                     (0x100, format!("AT_ATIME {}", time(s.atime))),
                     (0x200, format!("AT_MTIME {}", time(s.mtime))),
                 ];
-                let set = lines.iter().filter(|(bit, _)| s.mask & bit != 0);
-                set.fold(Ok(()), |_, (_, line)| writeln!(out, "\t\t\t{line}"))
+                let mut set = lines.iter().filter(|(bit, _)| s.mask & bit != 0);
+                set.try_for_each(|(_, line)| writeln!(out, "\t\t\t{line}"))
             }
             Body::Acl { object, info, .. } => {
                 writeln!(out, "\t\t\tfoid {}, aclcnt {}", object.0, info.count)
