@@ -58,7 +58,7 @@ struct Writing {
     throttle: txg::Limits,
     /// The limit of dirty data follows the machine's memory.
     automatic: bool,
-    queues: vdev::WriteLimits,
+    queues: vdev::QueueLimits,
 }
 
 /// What a scan found.
@@ -133,7 +133,7 @@ impl Engine {
             writing: Mutex::new(Writing {
                 throttle: txg::Limits::for_memory(sample.as_ref().map_or(4 << 30, |m| m.total)),
                 automatic: true,
-                queues: vdev::WriteLimits::default(),
+                queues: vdev::QueueLimits::default(),
             }),
             _monitor: Monitor::start(root.clone(), Arc::clone(&watched), hooks)?,
             watched,
@@ -174,19 +174,19 @@ impl Engine {
         self.set_write_limits(|l| l.dirty_data_max = max)
     }
 
-    /// Limits of the devices' write queues.
-    pub fn queue_limits(&self) -> vdev::WriteLimits {
+    /// Limits of the devices' queues.
+    pub fn queue_limits(&self) -> vdev::QueueLimits {
         self.writing.lock().queues
     }
 
-    pub(crate) fn set_queue_limits(&self, f: impl FnOnce(&mut vdev::WriteLimits)) -> Result<()> {
+    pub(crate) fn set_queue_limits(&self, f: impl FnOnce(&mut vdev::QueueLimits)) -> Result<()> {
         let limits = {
             let mut writing = self.writing.lock();
             f(&mut writing.queues);
             writing.queues
         };
         for pool in self.imported() {
-            pool.spa().zio().tree().set_write_limits(limits);
+            pool.spa().zio().tree().set_queue_limits(limits);
         }
         Ok(())
     }
@@ -368,7 +368,7 @@ impl Engine {
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(&self.prefetch));
         let (writer, because) = start_writer(&spa, options, self.write_limits())?;
-        spa.zio().tree().set_write_limits(self.queue_limits());
+        spa.zio().tree().set_queue_limits(self.queue_limits());
         let kstats = Some(Arc::clone(&self.kstats));
         let pool = Arc::new(Pool::with_writer(spa, kstats, writer, because));
         // A pool without kstats is better than none.

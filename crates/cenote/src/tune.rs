@@ -23,6 +23,7 @@ use arc::config::ARC_MIN_FLOOR;
 use arc::{Config, PolicyKind};
 use base::{Error, Result};
 use dsl::props::{nicenum, parse_size};
+use vdev::IoClass;
 use zio::prefetch::{TUNABLES as ZFETCH, Tunable as Zfetch};
 
 use crate::engine::Engine;
@@ -176,7 +177,7 @@ macro_rules! zfetch {
     };
 }
 
-/// A tunable of the write throttle's.
+/// A tunable of the write throttle's or of the device queues'.
 const fn writing(
     name: &'static str,
     what: &'static str,
@@ -189,8 +190,23 @@ const fn writing(
     Tunable { name, what, unit, automatic: false, default, range, get, set, in_effect: get }
 }
 
+/// The least or the most operations of a class with one device.
+macro_rules! active {
+    ($class:ident, $which:ident, $name:expr, $default:expr, $what:expr) => {
+        writing(
+            $name,
+            $what,
+            Unit::Count,
+            $default,
+            || (1, 1000),
+            |e| e.queue_limits().classes[IoClass::$class as usize].$which.into(),
+            |e, n| e.set_queue_limits(|l| l.classes[IoClass::$class as usize].$which = small(n)),
+        )
+    };
+}
+
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 28] = [
+pub static TUNABLES: [Tunable; 44] = [
     zfetch!(HoleShift, Unit::Shift),
     zfetch!(MaxDistance, Unit::Bytes),
     zfetch!(MaxIdistance, Unit::Bytes),
@@ -383,22 +399,140 @@ pub static TUNABLES: [Tunable; 28] = [
         |e, n| e.set_write_limits(|l| l.timeout_s = n),
     ),
     writing(
+        "zfs_vdev_adaptive_depth",
+        "most operations of a class with a device follow what it gains by, where its max_active is left at the default",
+        Unit::Choice(OFF_ON),
+        1,
+        || (0, 1),
+        |e| e.queue_limits().adaptive.into(),
+        |e, n| e.set_queue_limits(|l| l.adaptive = n != 0),
+    ),
+    writing(
         "zfs_vdev_aggregation_limit",
-        "largest write that neighbours are merged to",
+        "largest operation that neighbours are merged to",
         Unit::Bytes,
         1 << 20,
         || (4096, 16 << 20),
         |e| e.queue_limits().aggregation_limit,
         |e, n| e.set_queue_limits(|l| l.aggregation_limit = n),
     ),
+    active!(
+        AsyncRead,
+        max,
+        "zfs_vdev_async_read_max_active",
+        3,
+        "most reads ahead with one device"
+    ),
+    active!(
+        AsyncRead,
+        min,
+        "zfs_vdev_async_read_min_active",
+        1,
+        "reads ahead that go before lesser classes"
+    ),
     writing(
+        "zfs_vdev_async_write_active_max_dirty_percent",
+        "part of the limit of dirty data from which on writes of a group have their most",
+        Unit::Percent,
+        60,
+        || (0, 100),
+        |e| e.queue_limits().dirty_max_percent.into(),
+        |e, n| e.set_queue_limits(|l| l.dirty_max_percent = small(n)),
+    ),
+    writing(
+        "zfs_vdev_async_write_active_min_dirty_percent",
+        "part of the limit of dirty data up to which writes of a group have their least",
+        Unit::Percent,
+        30,
+        || (0, 100),
+        |e| e.queue_limits().dirty_min_percent.into(),
+        |e, n| e.set_queue_limits(|l| l.dirty_min_percent = small(n)),
+    ),
+    active!(
+        AsyncWrite,
+        max,
         "zfs_vdev_async_write_max_active",
-        "writes of a group under way on one device",
-        Unit::Count,
         10,
-        || (1, 1000),
-        |e| e.queue_limits().async_write_max_active as u64,
-        |e, n| e.set_queue_limits(|l| l.async_write_max_active = small(n) as usize),
+        "most writes of a group with one device"
+    ),
+    active!(
+        AsyncWrite,
+        min,
+        "zfs_vdev_async_write_min_active",
+        2,
+        "writes of a group with one device while little is dirty"
+    ),
+    writing(
+        "zfs_vdev_max_active",
+        "operations of all classes with one device",
+        Unit::Count,
+        1000,
+        || (1, 10_000),
+        |e| e.queue_limits().max_active.into(),
+        |e, n| e.set_queue_limits(|l| l.max_active = small(n)),
+    ),
+    writing(
+        "zfs_vdev_nia_credit",
+        "background operations that go beside each other operation",
+        Unit::Count,
+        5,
+        || (0, 1000),
+        |e| e.queue_limits().nia_credit.into(),
+        |e, n| e.set_queue_limits(|l| l.nia_credit = small(n)),
+    ),
+    writing(
+        "zfs_vdev_nia_delay",
+        "background operations without any other between, before they have their most",
+        Unit::Count,
+        5,
+        || (0, 1000),
+        |e| e.queue_limits().nia_delay.into(),
+        |e, n| e.set_queue_limits(|l| l.nia_delay = small(n)),
+    ),
+    writing(
+        "zfs_vdev_read_gap_limit",
+        "unwanted bytes between reads that are merged, where nobody waits for them",
+        Unit::Bytes,
+        32 << 10,
+        || (0, 16 << 20),
+        |e| e.queue_limits().read_gap_limit,
+        |e, n| e.set_queue_limits(|l| l.read_gap_limit = n),
+    ),
+    active!(Scrub, max, "zfs_vdev_scrub_max_active", 3, "most reads of a scrub with one device"),
+    active!(
+        Scrub,
+        min,
+        "zfs_vdev_scrub_min_active",
+        1,
+        "reads of a scrub with one device beside others"
+    ),
+    active!(
+        SyncRead,
+        max,
+        "zfs_vdev_sync_read_max_active",
+        10,
+        "most reads that somebody waits for with one device"
+    ),
+    active!(
+        SyncRead,
+        min,
+        "zfs_vdev_sync_read_min_active",
+        10,
+        "such reads that go before lesser classes"
+    ),
+    active!(
+        SyncWrite,
+        max,
+        "zfs_vdev_sync_write_max_active",
+        10,
+        "most writes that somebody waits for with one device"
+    ),
+    active!(
+        SyncWrite,
+        min,
+        "zfs_vdev_sync_write_min_active",
+        10,
+        "such writes that go before lesser classes"
     ),
 ];
 
@@ -534,111 +668,5 @@ impl Tunable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::EngineConfig;
-    use proptest::prelude::*;
-
-    fn engine() -> std::sync::Arc<Engine> {
-        let cache_bytes = Some(64 << 20);
-        Engine::new(EngineConfig { cache_bytes, ..EngineConfig::default() }).unwrap()
-    }
-
-    fn set(engine: &Engine, name: &str, value: &str) -> Result<()> {
-        find(name)?.set(engine, value)
-    }
-
-    #[test]
-    fn all_three_names_lead_to_one_tunable() {
-        for name in ["zfs_arc_max", "vfs.zfs.arc.max", "vfs.zfs.arc_max"] {
-            assert_eq!(find(name).unwrap().name, "zfs_arc_max");
-        }
-        assert_eq!(freebsd_names("zfs_compressed_arc_enabled"), ["vfs.zfs.compressed_arc_enabled"]);
-        assert_eq!(
-            freebsd_names("zfetch_max_streams"),
-            ["vfs.zfs.prefetch.max_streams", "vfs.zfs.zfetch.max_streams"]
-        );
-        assert!(find("zfs_arc").unwrap_err().message().contains("'zfs_arc'"));
-        let names: Vec<&str> = TUNABLES.iter().map(|t| t.name).collect();
-        assert!(names.is_sorted());
-    }
-
-    #[test]
-    fn every_tunable_can_be_set_to_its_default_and_its_bounds() {
-        let engine = engine();
-        for t in &TUNABLES {
-            let (low, high) = t.range();
-            for n in [low, t.default_value(), high, t.default_value()] {
-                // The least size may not exceed the largest.
-                let fits = t.name != "zfs_arc_min" || n <= engine.arc_config().arc_max;
-                assert_eq!(t.set(&engine, &n.to_string()).is_ok(), fits, "{} {n}", t.name);
-                if fits {
-                    assert_eq!(t.get(&engine), n, "{}", t.name);
-                }
-            }
-            assert!(!t.what.is_empty() && !t.range_text().is_empty());
-        }
-    }
-
-    #[test]
-    fn nonsense_is_refused_with_the_range_and_changes_nothing() {
-        let engine = engine();
-        let before = engine.arc_config();
-        for (name, value) in [
-            ("zfs_arc_max", "1"),
-            ("zfs_arc_max", "-1"),
-            ("zfs_arc_max", "99999999P"),
-            ("zfs_arc_max", "lots"),
-            ("zfs_arc_max", ""),
-            ("zfs_arc_min", "1023K"),
-            ("zfs_arc_shrink_shift", "0"),
-            ("zfs_arc_shrink_shift", "64"),
-            ("zfs_arc_meta_balance", "1e3"),
-            ("zfs_arc_policy", "lru"),
-            ("zfs_arc_policy", "2"),
-            ("zfs_compressed_arc_enabled", "maybe"),
-        ] {
-            let told = set(&engine, name, value).unwrap_err();
-            let range = find(name).unwrap().range_text();
-            assert!(told.message().ends_with(&format!("it takes {range}")), "{told}");
-        }
-        // Each within its range, but not together.
-        let told = set(&engine, "zfs_arc_min", "65M").unwrap_err();
-        assert_eq!(told.message(), "zfs_arc_min must not be more than zfs_arc_max, which is 64M");
-        assert_eq!(engine.arc_config(), before);
-        set(&engine, "zfs_arc_min", "48M").unwrap();
-        assert!(set(&engine, "zfs_arc_max", "47M").is_err());
-    }
-
-    #[test]
-    fn zero_is_automatic_and_suffixes_and_words_are_understood() {
-        let engine = engine();
-        let max = find("zfs_arc_max").unwrap();
-        assert_eq!(max.get(&engine), 64 << 20);
-        set(&engine, "vfs.zfs.arc.max", "0").unwrap();
-        assert_eq!(
-            (max.get(&engine), max.in_effect(&engine)),
-            (0, arc::pressure::default_sizes(engine.memory_now().as_ref()).1)
-        );
-        set(&engine, "zfs_arc_max", "16.5M").unwrap();
-        assert_eq!(engine.arc_config().arc_max, 33 << 19);
-        // The automatic least size went along.
-        assert_eq!(engine.arc_config().arc_min, 33 << 18);
-        set(&engine, "zfs_compressed_arc_enabled", "off").unwrap();
-        assert!(!engine.arc_config().compressed);
-        set(&engine, "zfs_arc_policy", "arc").unwrap();
-        assert_eq!(engine.arc_config().policy, PolicyKind::Arc);
-        assert_eq!(find("zfs_arc_policy").unwrap().show(1), "arc");
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_breaks_the_bounds(which in 0..TUNABLES.len(), text in "\\PC{0,24}") {
-            let t = &TUNABLES[which];
-            if let Ok(n) = t.parse(&text) {
-                let (low, high) = t.range();
-                prop_assert!((low..=high).contains(&n) || (n == 0 && t.automatic));
-            }
-        }
-    }
-}
+#[path = "tune_tests.rs"]
+mod tests;

@@ -259,6 +259,34 @@ fn zil_sticky() {
     assert_eq!(value["targets"][0]["value"], 0.0);
 }
 
+#[test]
+fn oltp() {
+    if !can_mount("bench oltp") {
+        return;
+    }
+    let s = Sandbox::new("bench-oltp");
+    let args = ["oltp", "--file", "16M", "--arc", "4M", "--count", "400", "--rounds", "1"];
+    let more = ["--clients", "3", "--depths", "1,8", "--time", "0.02"];
+    let (_, value) = bench(&s, &[&args[..], &more].concat());
+    let figure = |table: &str, name: &str| {
+        let row = rows(&value, table).iter().find(|r| r["figure"] == name);
+        number(row.unwrap_or_else(|| panic!("no {name}")), "median")
+    };
+    // A page is a record: it is read alone, and written without being read.
+    assert_eq!(figure("records 8K", "writes: data blocks read a write"), 0.0);
+    assert!((1.0..1.3).contains(&figure("records 8K", "reads: device bytes a byte")));
+    // It is one of sixteen: all of them are read, for a read and for a write.
+    assert!(figure("records 128K", "reads: device bytes a byte") > 2.0);
+    assert!(figure("records 128K", "writes: data blocks read a write") > 0.2);
+    for table in ["records 8K", "records 128K"] {
+        for name in ["transactions/s", "p99, ms", "CPU a transaction, us"] {
+            assert!(figure(table, name) > 0.0, "{table}: {name}");
+        }
+        assert!(figure(table, "device bytes written a byte written") >= 1.0);
+    }
+    assert_eq!(rows(&value, "depths").len(), 3);
+}
+
 /// Once a loaded machine had written the stream of `beside` before the thread beside it was
 /// on, and there was no figure.
 #[test]

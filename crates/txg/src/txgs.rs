@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::atomic::Ordering::SeqCst;
+use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
 use base::rt::{self, MutexGuard};
 use base::{Error, Result, Txg};
 
@@ -24,6 +24,9 @@ pub struct Txgs {
     dirty: Dirty,
     space: SpaceReservation,
     limits: Live,
+    /// The last group that somebody asked for, and the last on disk; written under the lock.
+    asked: AtomicU64,
+    synced: AtomicU64,
     turnstile: Turnstile,
     stats: ThrottleStats,
 }
@@ -56,6 +59,8 @@ impl Txgs {
             dirty: Dirty::default(),
             space: SpaceReservation::new(),
             limits: Live::new(&Limits::default()),
+            asked: AtomicU64::new(0),
+            synced: AtomicU64::new(last_synced.0),
             turnstile: Turnstile::default(),
             stats: ThrottleStats::default(),
         })
@@ -167,6 +172,7 @@ impl Txgs {
             state.admit(txg.0)?;
             if state.asked < txg.0 {
                 state.asked = txg.0;
+                self.asked.store(txg.0, SeqCst);
                 self.core.work.notify_all();
             }
         }
@@ -225,6 +231,7 @@ impl Txgs {
             return;
         }
         state.asked = state.asked.max(txg.0.min(state.open));
+        self.asked.store(state.asked, SeqCst);
         if txg.0 >= state.open && state.can_close() {
             self.close(&mut state);
         }
@@ -311,6 +318,7 @@ impl Txgs {
         self.space.synced(txg);
         let keep = self.limits.get().txg_history;
         let callbacks = state.complete(txg.0, self.core.now(), keep);
+        self.synced.store(txg.0, SeqCst);
         self.core.done.notify_all();
         drop(state);
         self.make_room();
@@ -446,6 +454,15 @@ impl Txgs {
     /// Dirty bytes of all groups.
     pub fn dirty_total(&self) -> u64 {
         self.dirty.total()
+    }
+
+    /// Dirty bytes of all groups, percent of their limit, and whether somebody asked for a
+    /// group that is not on disk. Takes no lock.
+    pub fn pressure(&self) -> (u32, bool) {
+        let max = self.limits.get().dirty_data_max.max(1);
+        let percent = self.dirty.total().saturating_mul(100) / max;
+        let awaited = self.asked.load(SeqCst) > self.synced.load(SeqCst);
+        (u32::try_from(percent).unwrap_or(u32::MAX), awaited)
     }
 
     /// Dirty bytes of one living group.

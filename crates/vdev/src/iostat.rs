@@ -8,8 +8,7 @@
 //!
 //! A place counts for one leaf. What is known of an operation when it ends (its class,
 //! bytes, time with the device, whether it was merged) arrives at [`IoStats::done`] alone,
-//! and what each of its requests waited at [`IoStats::waited`]: reads do not wait, they go
-//! to the device as they come. Times and sizes are kept as histograms by powers of two
+//! and what each of its requests waited at [`IoStats::waited`]. Times and sizes are kept as histograms by powers of two
 //! (chapter 09 §4.5), from which averages are told, too.
 //!
 //! # Invariants
@@ -69,7 +68,7 @@ impl From<Priority> for IoClass {
 impl From<WritePriority> for IoClass {
     fn from(priority: WritePriority) -> IoClass {
         match priority {
-            WritePriority::SyncWrite => IoClass::SyncWrite,
+            WritePriority::Awaited | WritePriority::SyncWrite => IoClass::SyncWrite,
             WritePriority::AsyncWrite => IoClass::AsyncWrite,
         }
     }
@@ -214,8 +213,6 @@ impl<const N: usize> Histogram<N> {
 struct Cell {
     ops: AtomicU64,
     bytes: AtomicU64,
-    /// Operations with the device that came without a queue.
-    active: AtomicU64,
     queued: Histogram<TIME_BUCKETS>,
     disk: Histogram<TIME_BUCKETS>,
     total: Histogram<TIME_BUCKETS>,
@@ -232,7 +229,7 @@ impl Cell {
             single: self.single.get(),
             merged: self.merged.get(),
             pending: 0,
-            active: self.active.load(Relaxed),
+            active: 0,
         }
     }
 }
@@ -254,16 +251,6 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl IoStats {
-    /// An operation goes to the device past the queue.
-    pub(crate) fn begin(&self, class: impl Into<IoClass>) {
-        self.cells[class.into() as usize].active.fetch_add(1, Relaxed);
-    }
-
-    /// It came back, well or not.
-    pub(crate) fn end(&self, class: impl Into<IoClass>) {
-        self.cells[class.into() as usize].active.fetch_sub(1, Relaxed);
-    }
-
     /// The device did an operation of so many bytes in that time, merged of several
     /// requests or not.
     pub(crate) fn done(&self, class: impl Into<IoClass>, bytes: u64, merged: bool, disk: Duration) {
@@ -308,9 +295,8 @@ impl Tree {
     pub fn io_detail(&self, id: NodeId) -> IoDetail {
         let node = self.node(id);
         let mut sum = node.live.io.detail();
-        if let Some((_, queue)) = node.writable() {
-            for (priority, pending, active) in queue.depths() {
-                let class = &mut sum.by_class[IoClass::from(priority) as usize];
+        if let Some(queue) = &node.queue {
+            for (class, (pending, active)) in sum.by_class.iter_mut().zip(queue.depths()) {
                 class.pending += pending;
                 class.active += active;
             }
@@ -373,14 +359,5 @@ mod tests {
         let mut twice = detail.clone();
         twice.add(&detail);
         assert_eq!(twice.by_class[class].single[9], 14);
-    }
-
-    #[test]
-    fn what_is_under_way_is_told() {
-        let stats = IoStats::default();
-        stats.begin(Priority::Scrub);
-        assert_eq!(stats.detail().by_class[IoClass::Scrub as usize].active, 1);
-        stats.end(Priority::Scrub);
-        assert_eq!(stats.detail(), IoDetail::default());
     }
 }

@@ -42,7 +42,7 @@ mod write;
 pub use draid::DraidParams;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
 pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, SIZE_BUCKETS, TIME_BUCKETS};
-pub use queue::{WriteLimits, WritePriority};
+pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};
 pub use read::{BadCopy, BadKind, Priority, ReadOutcome, ReadReport, ReadReq};
 pub use spec::{AllocClass, Kind, Persistent, Reflow, Spec};
 pub use tree::{

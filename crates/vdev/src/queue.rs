@@ -1,13 +1,22 @@
-//! A leaf's write queue: sorted, merged, a few operations deep.
+//! A leaf's queue: classes of operations, sorted, merged, as deep as is good.
 //!
 //! # Theory
+//! Every operation belongs to a class ([`IoClass`]), and each class has a least and a
+//! largest number of operations with the device (`limits`). First go, in turn, classes that
+//! have less than their least; then, in the order of their urgency, those that have less
+//! than their largest (chapter 10 §11.2). So nothing that somebody waits for waits behind a
+//! mass of writes, and nothing starves.
+//!
 //! The device is swept: what waits is taken in the order of offsets, and what arrives
 //! meanwhile is for the next sweep, unless it touches what is taken and is taken along.
 //! So a device that is slower than its writers gets few large writes in the order of
 //! its sectors. (An elevator that also takes what arrives ahead of it never turns back
 //! under a stream of ascending writes: stragglers fill the queue and nothing merges.)
 //! There is no thread: whoever submits or completes hands on what fits (`Queue::pump`),
-//! one at a time, so a device that completes at once does not recurse.
+//! one at a time, so a device that completes at once does not recurse. A read that need
+//! not wait is made by who asks for it (`reads`), and so is a single write whose submitter
+//! waits for it: on the way to another thread and back two switches would be lost, of which
+//! each is a tenth of a flash device's flush.
 //!
 //! An optional request asks for zeros that nobody will read (raidz skip sectors); it
 //! is written only between two others, which become one operation by it, and else
@@ -15,116 +24,62 @@
 //! sector costs one request.
 //!
 //! # Invariants
-//! * The ranges that are ready or with the device are disjoint. A request that overlaps
-//!   one of them, or one held before it, is held until those are over: the last
-//!   submitted is the last written.
+//! * The ranges of writes that are ready or with the device are disjoint. A write that
+//!   overlaps one of them, or one held before it, is held until those are over: the last
+//!   submitted is the last written. Reads are not ordered among writes: nothing is read
+//!   while it is written (`write`).
 //! * Each request is completed exactly once, without a lock held.
-//! * At most `in_flight_max` bytes are in the queue, twice as many with synchronous writes,
-//!   or one submission.
-//! * If nobody pumps and something is ready, something of its class is with the
-//!   device, whose completion pumps.
+//! * At most `in_flight_max` bytes of writes are in the queue, twice as many with
+//!   synchronous ones, or one submission.
+//! * If nobody pumps and something is ready, something is with the device, whose completion
+//!   pumps: the least of some class that is ready is 1, but for the background's while
+//!   others are at work.
 //!
-//! Departure: synchronous writes are taken first, but by offset like the others
-//! rather than first come, first served; the sweeps bound their wait.
+//! Departure: synchronous writes are taken by offset like the others rather than first
+//! come, first served; the sweeps bound their wait.
 //!
 //! Lock order: `state` is a leaf lock.
+
+mod depth;
+mod limits;
+mod reads;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::rt::atomic::{AtomicU64, AtomicUsize};
 use base::rt::{self, Condvar, Instant, Mutex, MutexGuard};
-use base::{Buf, Error, Result};
+use base::{Buf, BufMut, Error, Result};
 use device::{Completion, Device, Io, Op};
 
+use crate::iostat::IoClass;
 use crate::tree::Live;
+use depth::Depths;
+pub(crate) use limits::Tuning;
+use limits::{CLASSES, Caps, Courtesy, Guests, QUIET};
+pub use limits::{ClassLimits, QueueLimits, WriteLoad};
+pub(crate) use reads::{Asked, Turn};
+use reads::{ReadRun, Reads, Waiting};
 
 /// Why a write is made (chapter 02 §14).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WritePriority {
-    /// Somebody waits: log blocks, labels.
+    /// As [`WritePriority::SyncWrite`], and it is the caller who waits, for nothing but what
+    /// it submits: it may as well make the write itself (log blocks).
+    Awaited,
+    /// Somebody waits: labels, a group's metadata in its last passes.
     SyncWrite,
     /// A transaction group's.
     #[default]
     AsyncWrite,
 }
 
-/// How deep and how large a leaf's writes may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WriteLimits {
-    /// Synchronous operations with a device at once.
-    pub sync_write_max_active: usize,
-    /// Asynchronous operations with a device at once.
-    pub async_write_max_active: usize,
-    /// The same where seeks cost nothing (everything but rotating disks), as long as
-    /// what is with the device is less than the depth above times the size below: many
-    /// small writes gain by depth, large ones would only delay reads.
-    pub async_write_deep_active: usize,
-    /// Bytes of one merged operation; a larger request is not split.
-    pub aggregation_limit: u64,
-    /// Bytes in a leaf's queue, from which on submitters wait.
-    pub in_flight_max: u64,
-}
-
-impl Default for WriteLimits {
-    fn default() -> Self {
-        WriteLimits {
-            sync_write_max_active: 10,
-            async_write_max_active: 10,
-            async_write_deep_active: 32,
-            aggregation_limit: 1 << 20,
-            in_flight_max: 64 << 20,
-        }
-    }
-}
-
-/// The limits in force, shared by the snapshots of one pool.
-pub(crate) struct Tuning {
-    sync_active: AtomicUsize,
-    async_active: AtomicUsize,
-    deep_active: AtomicUsize,
-    aggregation: AtomicU64,
-    in_flight: AtomicU64,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        let limits = WriteLimits::default();
-        Tuning {
-            sync_active: AtomicUsize::new(limits.sync_write_max_active),
-            async_active: AtomicUsize::new(limits.async_write_max_active),
-            deep_active: AtomicUsize::new(limits.async_write_deep_active),
-            aggregation: AtomicU64::new(limits.aggregation_limit),
-            in_flight: AtomicU64::new(limits.in_flight_max),
-        }
-    }
-}
-
-impl Tuning {
-    pub(crate) fn get(&self) -> WriteLimits {
-        WriteLimits {
-            sync_write_max_active: self.sync_active.load(Relaxed).max(1),
-            async_write_max_active: self.async_active.load(Relaxed).max(1),
-            async_write_deep_active: self.deep_active.load(Relaxed),
-            aggregation_limit: self.aggregation.load(Relaxed),
-            in_flight_max: self.in_flight.load(Relaxed),
-        }
-    }
-
-    pub(crate) fn set(&self, limits: WriteLimits) {
-        self.sync_active.store(limits.sync_write_max_active, Relaxed);
-        self.async_active.store(limits.async_write_max_active, Relaxed);
-        self.deep_active.store(limits.async_write_deep_active, Relaxed);
-        self.aggregation.store(limits.aggregation_limit, Relaxed);
-        self.in_flight.store(limits.in_flight_max, Relaxed);
-    }
-}
-
 /// Buffers of one merged operation; well below the kernel's 1024.
 const BUFS_MAX: usize = 256;
-/// The classes, first served first.
-const CLASSES: usize = 2;
+/// The class whose depth has a bound in bytes, too.
+const ASYNC_WRITE: usize = IoClass::AsyncWrite as usize;
+const SYNC_READ: usize = IoClass::SyncRead as usize;
+const SYNC_WRITE: usize = IoClass::SyncWrite as usize;
 
 /// Told once how a request ended; must not block.
 pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -150,10 +105,7 @@ impl Request {
     }
 
     fn class(&self) -> usize {
-        match self.priority {
-            WritePriority::SyncWrite => 0,
-            WritePriority::AsyncWrite => 1,
-        }
+        IoClass::from(self.priority) as usize
     }
 }
 
@@ -177,7 +129,14 @@ struct State {
     flying: BTreeMap<u64, u64>,
     /// Wait for what they overlap, in order.
     held: VecDeque<Queued>,
+    reads: Reads,
     active: [usize; CLASSES],
+    /// The class that was served last for having less than its least.
+    last: usize,
+    courtesy: Courtesy,
+    depths: Depths,
+    /// Asynchronous writes until nobody is there whom they disturb.
+    recent: u32,
     /// Bytes with the device.
     flying_bytes: u64,
     /// The ready ones: sweep, offset.
@@ -278,7 +237,7 @@ impl State {
     fn next_run(
         &mut self,
         class: usize,
-        limits: &WriteLimits,
+        limits: &QueueLimits,
         dropped: &mut Vec<Queued>,
     ) -> Option<Run> {
         loop {
@@ -296,7 +255,7 @@ impl State {
                 let (start, end) = (first.request.offset, last.request.end());
                 self.flying.insert(start, end);
                 self.flying_bytes += end - start;
-                self.active[class] += 1;
+                self.begin(class);
                 let began = rt::now();
                 return Some(Run { start, end, class, began, parts: parts.into() });
             }
@@ -304,7 +263,7 @@ impl State {
     }
 
     /// Adds the neighbours that touch, behind and before, as far as the limits allow.
-    fn extend(&mut self, class: usize, limits: &WriteLimits, parts: &mut VecDeque<Queued>) {
+    fn extend(&mut self, class: usize, limits: &QueueLimits, parts: &mut VecDeque<Queued>) {
         let only = &parts[0];
         if only.alone {
             return;
@@ -341,30 +300,92 @@ impl State {
         Some(queued)
     }
 
-    /// Whether one more operation of a class may go to the device.
-    fn may_go(&self, class: usize, limits: &WriteLimits) -> bool {
-        let active = self.active[class];
-        if class == 0 {
-            return active < limits.sync_write_max_active;
+    /// An operation goes to the device.
+    fn begin(&mut self, class: usize) {
+        self.active[class] += 1;
+        self.courtesy.begin(class);
+        match class {
+            SYNC_READ | SYNC_WRITE => self.recent = QUIET,
+            ASYNC_WRITE => self.recent = self.recent.saturating_sub(1),
+            _ => {}
         }
-        let most = limits.async_write_max_active;
-        let enough = limits.aggregation_limit.saturating_mul(most as u64);
-        active < most || (active < limits.async_write_deep_active && self.flying_bytes < enough)
     }
 
-    fn pick(&mut self, limits: &WriteLimits, dropped: &mut Vec<Queued>) -> Vec<Run> {
-        let mut runs = Vec::new();
-        for class in 0..CLASSES {
-            while self.may_go(class, limits)
-                && let Some(run) = self.next_run(class, limits, dropped)
-            {
-                runs.push(run);
+    /// It is over.
+    fn end(&mut self, class: usize, bytes: u64, limits: &QueueLimits, clock: u64) {
+        self.active[class] -= 1;
+        self.courtesy.end(class, limits);
+        let busy = self.waits(class) && self.active[class] + 1 >= self.depths.limit(class);
+        let now = std::time::Duration::from_nanos(clock);
+        self.depths.done(class, bytes, busy, limits.adapts(class), now);
+    }
+
+    fn waits(&self, class: usize) -> bool {
+        !self.ready[class].is_empty() || self.reads.waiting(class) > 0
+    }
+
+    fn nothing_waits(&self) -> bool {
+        self.ready.iter().all(BTreeMap::is_empty) && !self.reads.any()
+    }
+
+    /// What the limits come to now.
+    fn caps(&self, limits: &QueueLimits, tuning: &Tuning) -> Caps {
+        let reading = self.active[SYNC_READ] > 0 || self.reads.waiting(SYNC_READ) > 0;
+        let guests = Guests { reading, recent: self.recent };
+        limits.caps(|| tuning.load(), &self.depths, &self.courtesy, guests)
+    }
+
+    /// Whether one more operation of a class may go to the device.
+    fn has_room(&self, class: usize, caps: &Caps) -> bool {
+        let (active, (shallow, bytes)) = (self.active[class], caps.deep);
+        active < caps.classes[class].max as usize
+            && (class != ASYNC_WRITE || active < shallow || self.flying_bytes < bytes)
+    }
+
+    /// The class to be served next.
+    fn choose(&mut self, limits: &QueueLimits, caps: &Caps) -> Option<usize> {
+        if self.active.iter().sum::<usize>() >= limits.max_active as usize {
+            return None;
+        }
+        let least = |class: &usize| {
+            self.waits(*class) && self.active[*class] < caps.classes[*class].min as usize
+        };
+        if let Some(class) = (1..=CLASSES).map(|i| (self.last + i) % CLASSES).find(least) {
+            self.last = class;
+            return Some(class);
+        }
+        (0..CLASSES).find(|&class| self.waits(class) && self.has_room(class, caps))
+    }
+
+    fn pick(&mut self, tuning: &Tuning, dropped: &mut Vec<Queued>) -> Picked {
+        let (limits, mut picked) = (tuning.get(), Picked::default());
+        loop {
+            let caps = self.caps(&limits, tuning);
+            let Some(class) = self.choose(&limits, &caps) else { break };
+            if let Some(run) = self.reads.next(class, &limits, rt::now()) {
+                self.begin(class);
+                picked.reads.push(run);
+            } else if let Some(run) = self.next_run(class, &limits, dropped) {
+                picked.writes.push(run);
             }
         }
         if !dropped.is_empty() {
             self.release();
         }
-        runs
+        picked
+    }
+}
+
+/// What goes to the device next.
+#[derive(Default)]
+struct Picked {
+    writes: Vec<Run>,
+    reads: Vec<ReadRun>,
+}
+
+impl Picked {
+    fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.reads.is_empty()
     }
 }
 
@@ -374,14 +395,18 @@ pub(crate) struct Queue {
     live: Arc<Live>,
     tuning: Arc<Tuning>,
     state: Mutex<State>,
+    /// The beginning of [`Depths`]' time.
+    epoch: Instant,
     /// Bytes left the queue, or an epoch ended.
     changed: Condvar,
 }
 
 impl Queue {
     pub(crate) fn new(device: Arc<dyn Device>, live: Arc<Live>, tuning: Arc<Tuning>) -> Arc<Queue> {
-        let state = State { open: VecDeque::from([0]), ..State::default() };
-        Arc::new(Queue { device, live, tuning, state: Mutex::new(state), changed: Condvar::new() })
+        let depths = Depths::new(device.caps().rotational == Some(true));
+        let state = State { open: VecDeque::from([0]), depths, ..State::default() };
+        let (state, changed, epoch) = (Mutex::new(state), Condvar::new(), rt::now());
+        Arc::new(Queue { device, live, tuning, state, epoch, changed })
     }
 
     /// Whether this is the queue of that device.
@@ -394,7 +419,7 @@ impl Queue {
         let len: u64 = batch.iter().map(|r| r.len).sum();
         let mut state = self.state.lock();
         let mut max = self.tuning.get().in_flight_max;
-        if batch.iter().all(|r| r.priority == WritePriority::SyncWrite) {
+        if batch.iter().all(|r| r.class() == SYNC_WRITE) {
             // Somebody waits: not behind what nobody waits for.
             max = max.saturating_mul(2);
         }
@@ -402,10 +427,31 @@ impl Queue {
             self.wait(&mut state);
         }
         let now = rt::now();
+        let by_caller = matches!(&batch[..], [one] if one.priority == WritePriority::Awaited)
+            && self.is_free(&state, SYNC_WRITE);
         for request in batch {
             state.admit(request, now);
         }
-        self.pump(state);
+        // It is held if it overlaps another one, and then nothing is ready.
+        let mut dropped = Vec::new();
+        let run = match by_caller {
+            true => state.next_run(SYNC_WRITE, &self.tuning.get(), &mut dropped),
+            false => None,
+        };
+        debug_assert!(dropped.is_empty(), "who waits writes no zeros");
+        let Some(run) = run else { return self.pump(state) };
+        drop(state);
+        let Op { io, done } = self.operation(run);
+        done(self.device.run(io));
+    }
+
+    /// Whether one more operation of a class may go at once, and would not overtake another.
+    fn is_free(&self, state: &State, class: usize) -> bool {
+        let limits = self.tuning.get();
+        let caps = state.caps(&limits, &self.tuning);
+        !state.waits(class)
+            && state.has_room(class, &caps)
+            && state.active.iter().sum::<usize>() < limits.max_active as usize
     }
 
     /// Waits until everything that was submitted before is over.
@@ -425,6 +471,40 @@ impl Queue {
         state.waiting -= 1;
     }
 
+    /// Somebody wants to read, and waits for it. Whatever keeps it from going at once pumps
+    /// when it is over.
+    pub(crate) fn ask(self: &Arc<Self>, class: IoClass, offset: u64, len: u64) -> Asked {
+        let (class, began) = (class as usize, rt::now());
+        self.live.in_flight.fetch_add(1, Relaxed);
+        let mut state = self.state.lock();
+        if self.is_free(&state, class) {
+            state.begin(class);
+            drop(state);
+            return Asked::Go(Turn { queue: Arc::clone(self), class, len, began, over: false });
+        }
+        let slot = state.reads.add(class, offset, len, began);
+        Asked::Wait(Waiting { slot, offset, len })
+    }
+
+    /// A read that its reader made is over.
+    fn read_over(self: &Arc<Self>, turn: &Turn, ok: bool, merged: bool) {
+        self.live.in_flight.fetch_sub(1, Relaxed);
+        let now = rt::now();
+        let class = IoClass::ALL[turn.class];
+        if ok {
+            let took = now.since(turn.began);
+            self.live.io.done(class, turn.len, merged, took);
+            self.live.io.waited(class, std::time::Duration::ZERO, took);
+        }
+        let mut state = self.state.lock();
+        state.end(turn.class, turn.len, &self.tuning.get(), self.clock(now));
+        self.pump(state);
+    }
+
+    fn clock(&self, now: Instant) -> u64 {
+        u64::try_from(now.since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// Hands to the device what may go.
     fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
         if state.pumping {
@@ -433,20 +513,21 @@ impl Queue {
         }
         state.pumping = true;
         loop {
-            let mut limits = self.tuning.get();
-            if self.device.caps().rotational == Some(true) {
-                limits.async_write_deep_active = 0;
-            }
             let (mut dropped, mut dones) = (Vec::new(), Vec::new());
-            let runs = state.pick(&limits, &mut dropped);
+            let picked = match state.nothing_waits() {
+                true => Picked::default(),
+                false => state.pick(&self.tuning, &mut dropped),
+            };
             dropped.into_iter().for_each(|q| state.leave(q, &mut dones));
-            if runs.is_empty() && dones.is_empty() {
+            if picked.is_empty() && dones.is_empty() {
                 state.pumping = false;
                 return;
             }
             let waiting = state.waiting > 0;
             drop(state);
-            let ops: Vec<Op> = runs.into_iter().map(|run| self.operation(run)).collect();
+            let reads = picked.reads.into_iter().map(|run| self.reading(run));
+            let ops = reads.chain(picked.writes.into_iter().map(|run| self.operation(run)));
+            let ops: Vec<Op> = ops.collect();
             if !ops.is_empty() {
                 self.device.submit(ops);
             }
@@ -460,6 +541,50 @@ impl Queue {
         }
     }
 
+    fn reading(self: &Arc<Self>, run: ReadRun) -> Op {
+        let io = Io::read(run.start, (run.end - run.start) as usize);
+        let mut flight = Flight { queue: Arc::clone(self), run: Some(Flying::Read(run)) };
+        Op::new(io, move |completion: Completion| flight.read(completion.into_read()))
+    }
+
+    /// A read that was sent from the queue is over.
+    fn finish_read(self: &Arc<Self>, run: ReadRun, result: Result<BufMut>) {
+        let now = rt::now();
+        let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
+        let class = IoClass::ALL[run.class];
+        if result.is_ok() {
+            self.live.io.done(class, bytes, merged, now.since(run.began));
+            for part in &run.parts {
+                let (queued, total) = reads::times(&run, part, now);
+                self.live.io.waited(class, queued, total);
+            }
+        }
+        let mut state = self.state.lock();
+        let mut told = Vec::new();
+        if result.is_err() && merged {
+            for mut part in run.parts {
+                part.alone = true;
+                state.reads.insert(part);
+            }
+        } else {
+            told = run.parts;
+        }
+        state.end(run.class, bytes, &self.tuning.get(), self.clock(now));
+        self.pump(state);
+        self.live.in_flight.fetch_sub(told.len() as u32, Relaxed);
+        match result.map(BufMut::freeze) {
+            Ok(whole) => {
+                told.iter().for_each(|part| part.slot.set((Ok(whole.clone()), run.start)));
+            }
+            // It had one part.
+            Err(error) => {
+                if let Some(part) = told.pop() {
+                    part.slot.set((Err(error), run.start));
+                }
+            }
+        }
+    }
+
     fn operation(self: &Arc<Self>, mut run: Run) -> Op {
         self.live.in_flight.fetch_add(1, Relaxed);
         let bufs = match &mut run.parts[..] {
@@ -468,9 +593,9 @@ impl Queue {
             parts => parts.iter().flat_map(|p| p.request.bufs.iter().cloned()).collect(),
         };
         let offset = run.start;
-        let mut flight = Flight { queue: Arc::clone(self), run: Some(run) };
+        let mut flight = Flight { queue: Arc::clone(self), run: Some(Flying::Write(run)) };
         Op::new(Io::Write { offset, bufs }, move |completion: Completion| {
-            flight.land(completion.result.map(drop));
+            flight.write(completion.result.map(drop));
         })
     }
 
@@ -486,14 +611,23 @@ impl Queue {
     }
 
     /// Requests that wait, and operations with the device, by class.
-    pub(crate) fn depths(&self) -> [(WritePriority, u64, u64); CLASSES] {
+    pub(crate) fn depths(&self) -> [(u64, u64); CLASSES] {
         let state = self.state.lock();
-        let of = |class: usize, priority| {
+        std::array::from_fn(|class| {
             let held = state.held.iter().filter(|q| q.request.class() == class).count();
-            let pending = state.ready[class].len() + held;
-            (priority, pending as u64, state.active[class] as u64)
-        };
-        [of(0, WritePriority::SyncWrite), of(1, WritePriority::AsyncWrite)]
+            let pending = state.ready[class].len() + state.reads.waiting(class) + held;
+            (pending as u64, state.active[class] as u64)
+        })
+    }
+
+    /// The largest depths by class that are in force without regard to the moment.
+    pub(crate) fn settled(&self) -> [usize; CLASSES] {
+        let limits = self.tuning.get();
+        let found = self.state.lock().depths.settled();
+        std::array::from_fn(|class| match limits.adapts(class) {
+            true => found[class],
+            false => limits.classes[class].max as usize,
+        })
     }
 
     /// An operation is over.
@@ -507,7 +641,7 @@ impl Queue {
         if let Some(end) = state.flying.remove(&run.start) {
             state.flying_bytes -= end - run.start;
         }
-        state.active[run.class] -= 1;
+        state.end(run.class, run.end - run.start, &self.tuning.get(), self.clock(rt::now()));
         if result.is_err() && run.parts.len() > 1 {
             for mut part in run.parts {
                 part.alone = true;
@@ -531,23 +665,39 @@ impl Queue {
     }
 }
 
+enum Flying {
+    Write(Run),
+    Read(ReadRun),
+}
+
 /// Ends its run even if the device drops the operation.
 struct Flight {
     queue: Arc<Queue>,
-    run: Option<Run>,
+    run: Option<Flying>,
 }
 
 impl Flight {
-    fn land(&mut self, result: Result<()>) {
-        if let Some(run) = self.run.take() {
+    fn write(&mut self, result: Result<()>) {
+        if let Some(Flying::Write(run)) = self.run.take() {
             self.queue.finish(run, result);
+        }
+    }
+
+    fn read(&mut self, result: Result<BufMut>) {
+        if let Some(Flying::Read(run)) = self.run.take() {
+            self.queue.finish_read(run, result);
         }
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.land(Err(Error::bug("a device dropped a write without completing it")));
+        let lost = || Error::bug("a device dropped an operation without completing it");
+        match &self.run {
+            Some(Flying::Write(_)) => self.write(Err(lost())),
+            Some(Flying::Read(_)) => self.read(Err(lost())),
+            None => {}
+        }
     }
 }
 

@@ -11,15 +11,42 @@ struct HandDevice {
     ops: Mutex<Vec<Op>>,
     /// Offsets and lengths as they came.
     seen: Mutex<Vec<(u64, u64)>>,
-    limits: WriteLimits,
+    /// Operations that it may have at once.
+    most: usize,
 }
 
 const SIZE: usize = 1 << 16;
 
 impl HandDevice {
-    fn new(bad: std::ops::Range<u64>, limits: WriteLimits) -> Arc<HandDevice> {
+    fn new(bad: std::ops::Range<u64>, limits: QueueLimits) -> Arc<HandDevice> {
+        let most = limits.classes.iter().map(|c| c.max as usize).sum();
+        HandDevice::with_most(bad, most)
+    }
+
+    fn with_most(bad: std::ops::Range<u64>, most: usize) -> Arc<HandDevice> {
         let (ops, seen) = (Mutex::default(), Mutex::default());
-        Arc::new(HandDevice { mem: MemDevice::new("hand", SIZE), bad, ops, seen, limits })
+        Arc::new(HandDevice { mem: MemDevice::new("hand", SIZE), bad, ops, seen, most })
+    }
+
+    fn see(&self, io: &Io, ops: &[Op]) {
+        let (from, len) = (io.offset(), io.len());
+        if let Io::Write { bufs, .. } = io {
+            assert!(bufs.len() <= BUFS_MAX && !bufs.is_empty());
+        }
+        let write = |io: &Io| matches!(io, Io::Write { .. });
+        for other in ops.iter().filter(|other| write(&other.io) && write(io)) {
+            let start = other.io.offset();
+            assert!(
+                start + other.io.len() <= from || from + len <= start,
+                "overlapping operations in flight"
+            );
+        }
+        self.seen.lock().push((from, len));
+    }
+
+    fn is_bad(&self, io: &Io) -> bool {
+        let (from, end) = (io.offset(), io.offset() + io.len());
+        from < self.bad.end && self.bad.start < end
     }
 
     /// Ends one of the operations under way; false if there is none.
@@ -31,8 +58,7 @@ impl HandDevice {
         let at = which % ops.len();
         let op = ops.remove(at);
         drop(ops);
-        let (from, end) = (op.io.offset(), op.io.offset() + op.io.len());
-        if from < self.bad.end && self.bad.start < end {
+        if self.is_bad(&op.io) {
             op.complete(Err(Error::new(ErrorKind::Io, "bad sector")));
         } else {
             self.mem.submit(vec![op]);
@@ -51,21 +77,17 @@ impl Device for HandDevice {
     fn submit(&self, batch: Vec<Op>) {
         let mut ops = self.ops.lock();
         for op in batch {
-            let Io::Write { offset, bufs } = &op.io else { unreachable!("writes alone") };
-            let (from, len) = (*offset, op.io.len());
-            assert!(bufs.len() <= BUFS_MAX && !bufs.is_empty());
-            for other in ops.iter() {
-                let start = other.io.offset();
-                assert!(
-                    start + other.io.len() <= from || from + len <= start,
-                    "overlapping operations in flight"
-                );
-            }
-            self.seen.lock().push((from, len));
+            self.see(&op.io, &ops);
             ops.push(op);
         }
-        let most = self.limits.async_write_max_active + self.limits.sync_write_max_active;
-        assert!(ops.len() <= most, "{} operations in flight", ops.len());
+        assert!(ops.len() <= self.most, "{} operations in flight", ops.len());
+    }
+    fn run(&self, io: Io) -> Completion {
+        self.see(&io, &self.ops.lock());
+        if self.is_bad(&io) {
+            return Completion { io, result: Err(Error::new(ErrorKind::Io, "bad sector")) };
+        }
+        self.mem.run(io)
     }
     fn describe(&self) -> String {
         "hand".to_owned()
@@ -75,19 +97,20 @@ impl Device for HandDevice {
     }
 }
 
-fn queue(device: Arc<dyn Device>, limits: WriteLimits) -> Arc<Queue> {
+fn queue(device: Arc<dyn Device>, limits: QueueLimits) -> Arc<Queue> {
     let tuning = Arc::new(Tuning::default());
     tuning.set(limits);
     Queue::new(device, Arc::default(), tuning)
 }
 
-fn limits(active: usize) -> WriteLimits {
-    WriteLimits {
-        sync_write_max_active: active,
-        async_write_max_active: active,
-        async_write_deep_active: 0,
+fn limits(active: u32) -> QueueLimits {
+    let own = ClassLimits { min: 1, max: active };
+    QueueLimits {
+        classes: [own; CLASSES],
+        adaptive: false,
         aggregation_limit: 4096,
         in_flight_max: 1 << 30,
+        ..QueueLimits::default()
     }
 }
 
@@ -147,7 +170,7 @@ fn stragglers_do_not_keep_a_stream_from_merging() {
 #[test]
 fn a_straggler_is_served_within_a_sweep() {
     let device = HandDevice::new(0..0, limits(1));
-    let queue = queue(device.clone(), WriteLimits { aggregation_limit: 0, ..limits(1) });
+    let queue = queue(device.clone(), QueueLimits { aggregation_limit: 0, ..limits(1) });
     let log = Log::default();
     let write = |i: u64| queue.submit(vec![request(&log, i as usize, i * 512, 512, 1)]);
     (10..15).for_each(write);
@@ -211,17 +234,193 @@ fn synchronous_writes_go_first() {
     assert_eq!(*device.seen.lock(), [(0, 512), (16384, 512), (8192, 512)]);
 }
 
+/// On the way to another thread and back a lone synchronous write lost a third of its time.
+#[test]
+fn who_waits_writes_himself_if_he_may() {
+    let device = HandDevice::new(0..0, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let (log, awaited) = (Log::default(), WritePriority::Awaited);
+    let write = |id, at| {
+        queue.submit(vec![Request { priority: awaited, ..request(&log, id, at, 512, 1) }]);
+    };
+    queue.submit(vec![request(&log, 0, 0, 512, 1)]);
+    write(1, 8192);
+    assert_eq!(*log.lock(), [(1, true)], "beside what nobody waits for");
+    // Not before what it overlaps, nor more at once than the class may have.
+    write(2, 0);
+    queue.submit(vec![Request {
+        priority: WritePriority::SyncWrite,
+        ..request(&log, 3, 16384, 512, 1)
+    }]);
+    write(4, 8192);
+    assert_eq!(log.lock().len(), 1);
+    while device.complete(0) {}
+    assert_eq!(log.lock().len(), 5);
+    queue.drain();
+    write(5, 0);
+    assert_eq!(log.lock().len(), 6);
+    assert_eq!(queue.state.lock().active, [0; CLASSES]);
+}
+
 #[test]
 fn small_writes_go_deeper_than_large_ones() {
-    for (len, deep) in [(512, 8), (2048, 4), (4096, 2)] {
-        let limits = WriteLimits { async_write_deep_active: 8, ..limits(2) };
-        let device = HandDevice::new(0..0, WriteLimits { async_write_max_active: 8, ..limits });
+    for (len, deep) in [(512, 32), (1024, 32), (2048, 20), (4096, 10)] {
+        let limits = QueueLimits { aggregation_limit: 4096, ..QueueLimits::default() };
+        let device = HandDevice::with_most(0..0, 32);
         let queue = queue(device.clone(), limits);
         let log = Log::default();
-        (0..12).for_each(|i| queue.submit(vec![request(&log, i, i as u64 * 5120, len, 1)]));
-        assert_eq!(device.ops.lock().len(), deep, "of {len} bytes");
+        let places = || (0..8).map(|i| i * 8192).chain((0..5).map(|i| 4096 + i * 8192));
+        let places: Vec<u64> = match len {
+            4096 => places().collect(),
+            // Never beside another.
+            _ => (0..(SIZE / 2 / len) as u64).map(|i| i * 2 * len as u64).collect(),
+        };
+        let mut batch: Vec<_> = places.iter().map(|at| request(&log, 0, *at, len, 1)).collect();
+        queue.submit(std::mem::take(&mut batch));
+        assert_eq!(device.ops.lock().len(), deep.min(places.len()), "of {len} bytes");
         while device.complete(0) {}
     }
+}
+
+/// Asks for a read; whether it is to be made at once.
+fn ask(
+    queue: &Arc<Queue>,
+    class: IoClass,
+    offset: u64,
+    len: u64,
+) -> (Option<Turn>, Option<Waiting>) {
+    match queue.ask(class, offset, len) {
+        Asked::Go(turn) => (Some(turn), None),
+        Asked::Wait(waiting) => (None, Some(waiting)),
+    }
+}
+
+#[test]
+fn reads_go_at_once_while_there_is_room() {
+    let device = HandDevice::new(0..0, limits(2));
+    let queue = queue(device.clone(), limits(2));
+    let (first, _) = ask(&queue, IoClass::SyncRead, 0, 512);
+    let (second, _) = ask(&queue, IoClass::SyncRead, 512, 512);
+    let (third, waits) = ask(&queue, IoClass::SyncRead, 1024, 512);
+    assert!(first.is_some() && second.is_some() && third.is_none());
+    assert_eq!(queue.depths()[0], (1, 2));
+    assert!(device.ops.lock().is_empty(), "the readers read themselves");
+    first.unwrap().end(true, false);
+    assert_eq!((queue.depths()[0], device.ops.lock().len()), ((0, 2), 1));
+    assert!(device.complete(0));
+    assert_eq!(waits.unwrap().wait().unwrap().len(), 512);
+    // Dropping it is its end, too.
+    drop(second);
+    assert_eq!(queue.depths()[0], (0, 0));
+    let detail = queue.live.io.detail().by_class[0].clone();
+    assert_eq!(detail.total.iter().sum::<u64>(), 2, "what failed is not counted");
+}
+
+/// What a class reads of sectors that are asked for while it is full.
+fn merged(class: IoClass, sectors: &[u64]) -> Vec<(u64, u64)> {
+    let limits = QueueLimits { read_gap_limit: 1024, ..limits(1) };
+    let device = HandDevice::new(0..0, limits);
+    let queue = queue(device.clone(), limits);
+    let bytes: Vec<u8> = (0..SIZE).map(|i| (i / 512) as u8).collect();
+    device.mem.poke(0, &bytes).unwrap();
+    let (turn, _) = ask(&queue, class, 0, 512);
+    let asked: Vec<_> =
+        sectors.iter().map(|s| (s, ask(&queue, class, s * 512, 512).1.unwrap())).collect();
+    turn.unwrap().end(true, false);
+    while device.complete(0) {}
+    for (sector, waiting) in asked {
+        assert_eq!(&waiting.wait().unwrap()[..], [*sector as u8; 512]);
+    }
+    assert_eq!((queue.depths()[class as usize], queue.state.lock().reads.any()), ((0, 0), false));
+    device.seen.lock().iter().map(|(at, len)| (at / 512, len / 512)).collect()
+}
+
+#[test]
+fn who_waits_reads_nothing_that_nobody_asked_for() {
+    // Touching ones are merged, in the order in which the first of them came.
+    let sectors = [40, 10, 12, 11, 14, 9, 41];
+    assert_eq!(merged(IoClass::SyncRead, &sectors), [(40, 2), (9, 4), (14, 1)]);
+    // Read-ahead goes over small gaps, and in the order of sectors.
+    assert_eq!(
+        merged(IoClass::AsyncRead, &[40, 10, 12, 11, 15, 9, 41, 19]),
+        [(9, 7), (19, 1), (40, 2)]
+    );
+    // Not beyond what one operation may have, nor twice.
+    assert_eq!(merged(IoClass::SyncRead, &(1..20).collect::<Vec<_>>()), [(1, 8), (9, 8), (17, 3)]);
+    assert_eq!(merged(IoClass::AsyncRead, &[5, 5, 5, 6]), [(5, 2)]);
+}
+
+#[test]
+fn a_bad_sector_costs_one_of_the_merged_reads() {
+    let device = HandDevice::new(2048..2560, limits(1));
+    let queue = queue(device.clone(), limits(1));
+    let (turn, _) = ask(&queue, IoClass::SyncRead, 0, 512);
+    let asked: Vec<_> =
+        (3..6).map(|s| ask(&queue, IoClass::SyncRead, s * 512, 512).1.unwrap()).collect();
+    turn.unwrap().end(true, false);
+    while device.complete(0) {}
+    let well: Vec<bool> = asked.into_iter().map(|waiting| waiting.wait().is_ok()).collect();
+    assert_eq!(well, [true, false, true]);
+    assert_eq!(device.seen.lock().len(), 4);
+    let (turn, _) = ask(&queue, IoClass::SyncRead, 0, 512);
+    let (_, waiting) = ask(&queue, IoClass::SyncRead, 4096, 512);
+    turn.unwrap().end(true, false);
+    let dropped = std::mem::take(&mut *device.ops.lock());
+    drop(dropped);
+    assert!(waiting.unwrap().wait().is_err(), "a device that drops a read");
+}
+
+#[test]
+fn nobody_who_waits_is_behind_a_mass_of_writes() {
+    let limits = QueueLimits { adaptive: false, aggregation_limit: 4096, ..QueueLimits::default() };
+    let device = HandDevice::with_most(0..0, 1000);
+    let queue = queue(device.clone(), limits);
+    let log = Log::default();
+    let mass = (0..60).map(|i| request(&log, 0, i * 1024, 512, 1)).collect();
+    queue.submit(mass);
+    assert_eq!(device.ops.lock().len(), 10);
+    assert!(ask(&queue, IoClass::SyncRead, 0, 512).0.is_some(), "a read goes at once");
+    let sync = WritePriority::SyncWrite;
+    let own = Request { priority: sync, ..request(&log, 1, 65024, 512, 1) };
+    queue.submit(vec![own]);
+    assert_eq!(device.ops.lock().len(), 11, "and so does a log block");
+    while device.complete(10) || device.complete(0) {}
+}
+
+#[test]
+fn the_device_has_no_more_than_its_most() {
+    let all = QueueLimits { max_active: 3, ..limits(2) };
+    let device = HandDevice::with_most(0..0, 3);
+    let queue = queue(device.clone(), all);
+    let log = Log::default();
+    let (_turn, _) = ask(&queue, IoClass::SyncRead, 0, 512);
+    queue.submit((0..4).map(|i| request(&log, 0, i * 1024, 512, 1)).collect());
+    assert_eq!(device.ops.lock().len(), 2);
+    // Its class had room for two, but the device has not.
+    let waiting = ask(&queue, IoClass::SyncRead, 0, 512).1;
+    while device.complete(0) {}
+    assert!(waiting.is_some_and(|w| w.wait().is_ok()));
+    assert_eq!(log.lock().len(), 4);
+}
+
+#[test]
+fn classes_below_their_least_take_turns() {
+    let device = HandDevice::with_most(0..0, 2);
+    let limits = QueueLimits { max_active: 1, aggregation_limit: 0, ..limits(9) };
+    let queue = queue(device.clone(), limits);
+    let log = Log::default();
+    let (turn, _) = ask(&queue, IoClass::AsyncRead, 0, 512);
+    let sync = (0..3).map(|i| request(&log, 0, i * 1024, 512, 1));
+    let sync = sync.map(|r| Request { priority: WritePriority::SyncWrite, ..r }).collect();
+    queue.submit(sync);
+    queue.submit((10..13).map(|i| request(&log, 0, i * 1024, 512, 1)).collect());
+    let asked: Vec<_> =
+        (20..23).map(|i| ask(&queue, IoClass::AsyncRead, i * 1024, 512).1).collect();
+    turn.unwrap().end(true, false);
+    while device.complete(0) {}
+    asked.into_iter().for_each(|w| assert!(w.unwrap().wait().is_ok()));
+    let seen: Vec<u64> = device.seen.lock().iter().map(|(at, _)| at / 1024).collect();
+    assert_eq!(seen, [0, 20, 10, 1, 21, 11, 2, 22, 12]);
 }
 
 #[test]
@@ -239,7 +438,7 @@ fn a_dropped_operation_ends_as_an_error() {
 #[test]
 fn thousands_complete_inside_submit_without_recursion() {
     let device = Arc::new(MemDevice::new("mem", 64 << 20));
-    let queue = queue(device, WriteLimits { aggregation_limit: 0, ..limits(2) });
+    let queue = queue(device, QueueLimits { aggregation_limit: 0, ..limits(2) });
     let log = Log::default();
     let batch = (0..100_000).map(|i| request(&log, i, i as u64 * 512, 512, 1)).collect();
     queue.submit(batch);
@@ -250,7 +449,7 @@ fn thousands_complete_inside_submit_without_recursion() {
 #[test]
 fn submitters_wait_for_room() {
     let device = HandDevice::new(0..0, limits(1));
-    let queue = queue(device.clone(), WriteLimits { in_flight_max: 1024, ..limits(1) });
+    let queue = queue(device.clone(), QueueLimits { in_flight_max: 1024, ..limits(1) });
     let log = Log::default();
     let second = Arc::new(OneShot::new());
     queue.submit(vec![request(&log, 0, 0, 1024, 1)]);
@@ -291,7 +490,7 @@ proptest! {
     #[test]
     fn the_last_submitted_is_the_last_written(
         steps in prop::collection::vec(step(), 1..60),
-        active in 1usize..4,
+        active in 1u32..4,
         bad in prop::option::weighted(0.4, 0u64..110),
     ) {
         let bad = bad.map_or(0..0, |b| b * 512..b * 512 + 512);
@@ -313,7 +512,11 @@ proptest! {
                 let fails = offset < bad.end && bad.start < offset + len as u64;
                 expected.push((id, !fails, optional));
                 let priority =
-                    if sync { WritePriority::SyncWrite } else { WritePriority::AsyncWrite };
+                    match sync {
+                        true if optional => WritePriority::SyncWrite,
+                        true => WritePriority::Awaited,
+                        false => WritePriority::AsyncWrite,
+                    };
                 requests.push(Request { priority, optional, ..request(&log, id, offset, len, byte) });
                 written.push((offset as usize, len, byte, optional, fails));
             }
@@ -348,6 +551,6 @@ proptest! {
         let state = queue.state.lock();
         prop_assert_eq!(state.bytes, 0);
         prop_assert!(state.flying.is_empty() && state.held.is_empty());
-        prop_assert_eq!((state.active, state.open.iter().sum::<usize>()), ([0, 0], 0));
+        prop_assert_eq!((state.active, state.open.iter().sum::<usize>()), ([0; CLASSES], 0));
     }
 }

@@ -6,25 +6,26 @@
 //! solver searches. Afterwards every leaf's bytes are compared with the accepted
 //! content, which is how exactly the wrong ones are counted.
 //!
-//! Neighbouring cells of one leaf become one operation; if that fails, the cells are
-//! read one by one, so that one bad sector costs one sector.
+//! Neighbouring cells of one leaf become one operation, over gaps, too, which are small
+//! where somebody waits for it; if that fails, the cells are read one by one, so that one bad sector costs one
+//! sector. Each operation passes its leaf's queue: what need not wait there is made by this
+//! thread, the last one in it, the others at the same time by the device's engine.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use base::limits::BLOCK_SIZE_MAX;
-use base::{Buf, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
-use device::{Device, Io};
+use base::rt::OneShot;
+use base::{Buf, BufMut, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
+use device::{Device, Io, Op};
 
+use crate::iostat::IoClass;
 use crate::map::whole_sectors;
 use crate::plan::{Cell, Mode, Planner, Shape};
+use crate::queue::{Asked, Turn};
 use crate::solve::{Solver, Wrong, audit};
 use crate::tree::{NodeId, Tree};
-
-/// Unwanted bytes read along to save an operation (chapter 02 §14: read gap).
-const READ_GAP: u64 = 32 << 10;
 
 /// Why a read is made (chapter 02 §14); carried for the queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -117,6 +118,29 @@ pub struct ReadOutcome {
     pub data: Result<Buf>,
     /// What was learnt.
     pub report: ReadReport,
+}
+
+type Slot = Arc<OneShot<Result<BufMut>>>;
+
+/// Fills its slot even if the device drops the operation.
+struct Landing(Option<(Slot, Turn, bool)>);
+
+impl Landing {
+    fn land(mut self, result: Result<BufMut>) {
+        if let Some((slot, turn, merged)) = self.0.take() {
+            turn.end(result.is_ok(), merged);
+            slot.set(result);
+        }
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        if let Some((slot, turn, _)) = self.0.take() {
+            drop(turn);
+            slot.set(Err(Error::bug("a device dropped a read without completing it")));
+        }
+    }
 }
 
 /// Leaf bytes by place; `None`: the read failed.
@@ -220,12 +244,15 @@ impl Tree {
             plan.iter().filter(|c| !known.contains_key(c)).copied().collect();
         wanted.sort_unstable();
         wanted.dedup();
+        let limit = self.tuning.get().read_gap_limit;
         let mut groups: Vec<(Cell, Vec<Cell>)> = Vec::new();
         for cell in wanted {
             let end = cell.offset.saturating_add(cell.len);
+            // Who waits gets no more beside it than what he asked for.
+            let gap = if why == Priority::SyncRead { limit.min(cell.len) } else { limit };
             if let Some((whole, members)) = groups.last_mut()
                 && whole.leaf == cell.leaf
-                && cell.offset <= whole.offset.saturating_add(whole.len).saturating_add(READ_GAP)
+                && cell.offset <= whole.offset.saturating_add(whole.len).saturating_add(gap)
                 && end - whole.offset <= BLOCK_SIZE_MAX
             {
                 whole.len = whole.len.max(end - whole.offset);
@@ -263,41 +290,49 @@ impl Tree {
         why: Priority,
         report: &mut ReadReport,
     ) -> Vec<Option<Buf>> {
-        let mut batch: Vec<(Arc<dyn Device>, Io)> = Vec::with_capacity(cells.len());
-        let mut slots = Vec::with_capacity(cells.len());
-        for (cell, _) in cells {
-            let device = self.node(cell.leaf).device();
-            slots.push(device.is_some());
-            if let Some(device) = device {
-                let live = &self.node(cell.leaf).live;
-                live.in_flight.fetch_add(1, Relaxed);
-                live.io.begin(why);
-                batch.push((Arc::clone(device), Io::read(cell.offset, cell.len as usize)));
+        let mut out = vec![None; cells.len()];
+        let (mut own, mut waiting) = (Vec::new(), Vec::new());
+        for (index, (cell, merged)) in cells.iter().enumerate() {
+            let node = self.node(cell.leaf);
+            let Some((device, queue)) = node.device.as_ref().zip(node.queue.as_ref()) else {
+                node.live.read_errors.fetch_add(1, Relaxed);
+                continue;
+            };
+            report.ios += 1;
+            match queue.ask(IoClass::from(why), cell.offset, cell.len) {
+                Asked::Go(turn) => own.push((index, device, turn, *merged)),
+                Asked::Wait(slot) => waiting.push((index, slot)),
             }
         }
-        report.ios += batch.len();
-        let mut results = device::execute(batch).into_iter();
-        let mut out = Vec::with_capacity(cells.len());
-        for ((cell, merged), sent) in cells.iter().zip(slots) {
-            let completion = if sent { results.next() } else { None };
-            let live = &self.node(cell.leaf).live;
-            if sent {
-                live.in_flight.fetch_sub(1, Relaxed);
-                live.io.end(why);
+        let last = own.pop();
+        let mut sent = Vec::with_capacity(own.len());
+        let mut batches: Vec<(&Arc<dyn Device>, Vec<Op>)> = Vec::new();
+        for (index, device, turn, merged) in own {
+            let slot = Arc::new(OneShot::new());
+            let landing = Landing(Some((Arc::clone(&slot), turn, merged)));
+            let io = Io::read(cells[index].0.offset, cells[index].0.len as usize);
+            let op = Op::new(io, move |done| landing.land(done.into_read()));
+            sent.push((index, slot));
+            match batches.iter_mut().find(|b| Arc::ptr_eq(b.0, device)) {
+                Some(batch) => batch.1.push(op),
+                None => batches.push((device, vec![op])),
             }
-            let buf = completion.and_then(|(c, took)| Some((c.into_read().ok()?, took)));
-            match &buf {
-                Some((_, took)) => {
-                    live.io.done(why, cell.len, *merged, *took);
-                    live.io.waited(why, Duration::ZERO, *took);
-                }
-                None => {
-                    live.read_errors.fetch_add(1, Relaxed);
-                }
-            }
-            let buf = buf.map(|(buf, _)| buf);
-            out.push(buf.map(|b| b.freeze()));
         }
+        batches.into_iter().for_each(|(device, ops)| device.submit(ops));
+        let mut took = |index: usize, result: Result<Buf>| match result {
+            Ok(buf) => out[index] = Some(buf),
+            Err(_) => {
+                self.node(cells[index].0.leaf).live.read_errors.fetch_add(1, Relaxed);
+            }
+        };
+        if let Some((index, device, turn, merged)) = last {
+            let cell = &cells[index].0;
+            let result = device.run(Io::read(cell.offset, cell.len as usize)).into_read();
+            turn.end(result.is_ok(), merged);
+            took(index, result.map(BufMut::freeze));
+        }
+        sent.into_iter().for_each(|(index, slot)| took(index, slot.wait().map(BufMut::freeze)));
+        waiting.into_iter().for_each(|(index, slot)| took(index, slot.wait()));
         out
     }
 

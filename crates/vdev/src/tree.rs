@@ -3,7 +3,7 @@
 //! # Theory
 //! Nodes lie in one vector, parents before children. What changes while a snapshot
 //! is in use (error counters, missing ranges, the mapping of a removed vdev, queue
-//! lengths) is in [`Live`], which successive snapshots share by guid. Write queues are
+//! lengths) is in [`Live`], which successive snapshots share by guid. Queues are
 //! shared by guid and device.
 //!
 //! # Invariants
@@ -209,7 +209,7 @@ pub(crate) struct Live {
     pub(crate) cksum_errors: AtomicU64,
     /// Of a leaf.
     pub(crate) io: IoStats,
-    /// Operations under way on a leaf.
+    /// Operations under way on a leaf, and reads that wait for it.
     pub(crate) in_flight: AtomicU32,
     /// Whose turn it is among a mirror's children.
     pub(crate) rotor: AtomicU32,

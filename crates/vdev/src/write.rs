@@ -25,8 +25,9 @@ use base::rt::{Mutex, OneShot};
 use base::{Asize, Buf, Dva, Error, ErrorKind, Guid, Result, Txg, VdevId};
 use device::{Device, Io};
 
+use crate::iostat::IoClass;
 use crate::place::{Need, Plan};
-use crate::queue::{Queue, Request, WriteLimits, WritePriority};
+use crate::queue::{Queue, QueueLimits, Request, WriteLoad, WritePriority};
 use crate::tree::{Aux, Node, NodeId, State, Tree, TxgRanges, Verdict};
 
 /// Write errors from which on a leaf is reported as failing.
@@ -206,6 +207,12 @@ impl Tree {
     /// Hands requests to their leaves, those of one leaf together.
     fn enqueue(&self, mut requests: Vec<(NodeId, Request)>) {
         requests.sort_by_key(|r| r.0);
+        if let Some((_, others)) = requests.split_last_mut() {
+            // The caller makes the last one itself, at most; the others are under way then.
+            let awaited = |r: &&mut (NodeId, Request)| r.1.priority == WritePriority::Awaited;
+            let others = others.iter_mut().filter(awaited);
+            others.for_each(|r| r.1.priority = WritePriority::SyncWrite);
+        }
         let mut requests = requests.into_iter().peekable();
         while let Some((leaf, first)) = requests.next() {
             let mut batch = vec![first];
@@ -344,14 +351,31 @@ impl Tree {
         bad.map(|(_, n)| n.guid()).collect()
     }
 
-    /// The limits of the leaves' write queues.
-    pub fn write_limits(&self) -> WriteLimits {
+    /// The limits of the leaves' queues.
+    pub fn queue_limits(&self) -> QueueLimits {
         self.tuning.get()
     }
 
     /// Sets the limits, for later snapshots, too, from now on.
-    pub fn set_write_limits(&self, limits: WriteLimits) {
+    pub fn set_queue_limits(&self, limits: QueueLimits) {
         self.tuning.set(limits);
+    }
+
+    /// From now on `gauge` tells how much waits to be written, on which the depth of a
+    /// group's writes depends; it must take no lock. The first who tells it stays.
+    pub fn set_write_gauge(&self, gauge: impl Fn() -> WriteLoad + Send + Sync + 'static) {
+        self.tuning.set_gauge(Box::new(gauge));
+    }
+
+    /// For each open leaf the largest number of operations of each class that go to its
+    /// device at once: as limited, or as found by what the device gains.
+    pub fn queue_depths(&self) -> Vec<(Guid, [(IoClass, usize); IoClass::ALL.len()])> {
+        let open = self.leaves().filter_map(|(_, n)| Some((n.guid(), n.queue.as_ref()?)));
+        open.map(|(guid, queue)| {
+            let depths = queue.settled();
+            (guid, IoClass::ALL.map(|class| (class, depths[class as usize])))
+        })
+        .collect()
     }
 }
 

@@ -9,8 +9,8 @@ use base::rt::{self, Condvar, Mutex};
 use base::{Buf, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::{Device, Fault, FaultDevice, MemDevice};
 use vdev::{
-    Aux, DraidParams, Kind, LABEL_START, ReadReq, Reflow, Spec, State, Tree, TxgRanges, Verdict,
-    WriteLimits, WritePriority, WriteReport, WriteReq,
+    Aux, DraidParams, Kind, LABEL_START, QueueLimits, ReadReq, Reflow, Spec, State, Tree,
+    TxgRanges, Verdict, WritePriority, WriteReport, WriteReq,
 };
 
 const TOP: VdevId = VdevId(0);
@@ -471,13 +471,13 @@ fn labels_and_flushes_answer_for_each_leaf() {
 fn snapshots_share_queues_and_limits() {
     let case = raidz(1, 3, 9);
     let tree = case.tree();
-    let limits = WriteLimits { async_write_max_active: 3, ..WriteLimits::default() };
-    tree.set_write_limits(limits);
+    let limits = QueueLimits { read_gap_limit: 3, ..QueueLimits::default() };
+    tree.set_queue_limits(limits);
     let next = Tree::build_from(Some(&tree), &case.spec, &|leaf| -> Result<Arc<dyn Device>> {
         Ok(case.leaves[(leaf.guid.0 - LEAF) as usize].fault.clone())
     })
     .unwrap();
-    assert_eq!(next.write_limits(), limits);
+    assert_eq!(next.queue_limits(), limits);
     case.leaves[0].fault.inject(Fault::FailWrites(0..u64::MAX));
     let block = Block { offset: 0, birth: Txg(4), data: Buf::copy_of(&[1; 4096]) };
     assert_eq!(write_all(&next, &[block])[0].failed, [Guid(LEAF)]);

@@ -88,7 +88,10 @@
 //! # Departures from OpenZFS
 //! * No state between groups and devices but the batch: blocks of two batches are never
 //!   under way at the same time. There is no timeout to wait for company.
-//! * Whether a caller waits is not known when it writes: up to 8 KiB are copied then.
+//! * Whether a caller waits is not known when it writes: up to 8 KiB are copied then, if the
+//!   file system's commits are frequent. A mass of writes that nobody syncs is not.
+//! * A batch of much data is written in pieces; if most of what the pool has dirty is in it,
+//!   the group is waited for instead, which writes the data once.
 //! * An indirect write whose block cannot be placed (it is dirty in a closed group alone, a
 //!   hole that the log knows nothing of, or the pool is short of space) carries its data.
 //! * Changes without a record wait for their group: names for files that had none, empty
@@ -193,6 +196,11 @@ pub trait Store: Send + Sync {
 
     /// The last group on disk.
     fn synced_txg(&self) -> Txg;
+
+    /// Bytes of all groups that are not on disk yet, of everything in the pool.
+    fn dirty_bytes(&self) -> u64 {
+        u64::MAX
+    }
 
     /// Waits until the group is on disk, and has it written soon.
     ///

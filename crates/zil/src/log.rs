@@ -23,6 +23,8 @@ const TX_TRUNCATE: u8 = 10;
 const COPY_MAX: usize = 8 << 10;
 /// Bytes copied that wait; beyond, data is fetched at the commit.
 const COPIED_MAX: u64 = 64 << 20;
+/// Bytes of records that are fetched and written at a time.
+const PIECE_MAX: u64 = 8 << 20;
 /// Records that wait; beyond, the group is written soon.
 const RECORDS_MAX: u64 = 1 << 20;
 
@@ -63,6 +65,15 @@ struct Turn {
     batch: Arc<Batch>,
     /// The threads that it is for.
     callers: Vec<u32>,
+}
+
+/// What became of a part of a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Went {
+    /// It is in the chain, and flushed.
+    Logged,
+    /// The whole batch is in groups that are on disk.
+    Stalled,
 }
 
 /// A batch being written by its committer. However that ends, a panic included, the turn
@@ -327,8 +338,11 @@ impl Log {
         };
         let held = {
             let mut pending = self.pending.lock();
-            let small = indirect == Indirect::No && data.len() <= COPY_MAX;
-            let what = if small && pending.held().1 < COPIED_MAX {
+            let copy = indirect == Indirect::No
+                && data.len() <= COPY_MAX
+                && pending.is_wanted(txg)
+                && pending.held().1 < COPIED_MAX;
+            let what = if copy {
                 What::Data { object, offset, data: data.to_vec() }
             } else {
                 What::Range { object, offset, len, indirect }
@@ -416,7 +430,7 @@ impl Log {
         let found = self.pending.lock().gather(wants, self.store.synced_txg());
         let records = match found {
             Found::Nothing => return Ok(()),
-            Found::Wait(txg) => return self.stall(txg),
+            Found::Wait(txg) => return self.stall(txg).map(drop),
             Found::Records(mut records) => {
                 if self.plant_disorder.load(Relaxed) {
                     records.sort_by_key(|r| matches!(r.what, What::Whole(_) | What::Cut { .. }));
@@ -428,12 +442,36 @@ impl Log {
         // They are in no list any more, and nothing may follow them in the chain unless
         // they are in it.
         let mut taken = Taken { log: self, newest, safe: false };
-        let done = self.run_records(source, records, newest);
+        let done = self.run_pieces(source, records, newest);
         taken.safe = done.is_ok();
         done
     }
 
-    fn run_records(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<()> {
+    fn run_pieces(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<()> {
+        // Written now, and by the group once more.
+        let twice: u64 = records.iter().filter(|itx| !itx.is_indirect()).map(Itx::size).sum();
+        if twice > PIECE_MAX && twice >= self.store.dirty_bytes() / 2 {
+            self.stall(newest)?;
+            return Ok(());
+        }
+        let mut records = records.into_iter().peekable();
+        while records.peek().is_some() {
+            let (mut piece, mut size) = (Vec::new(), 0);
+            while let Some(itx) =
+                records.next_if(|itx| piece.is_empty() || size + itx.size() <= PIECE_MAX)
+            {
+                size += itx.size();
+                piece.push(itx);
+            }
+            if self.run_records(source, piece, newest)? == Went::Stalled {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// `newest`: of the whole batch.
+    fn run_records(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<Went> {
         let unusable = self.chain.lock().is_ending();
         if unusable || self.closed.load(SeqCst) {
             return self.stall(newest);
@@ -451,13 +489,14 @@ impl Log {
     }
 
     /// Waits for groups instead of writing.
-    fn stall(&self, txg: Txg) -> Result<()> {
+    fn stall(&self, txg: Txg) -> Result<Went> {
         self.stats.both(|s| bump(&s.stalls, 1));
-        self.store.wait_synced(txg)
+        self.store.wait_synced(txg)?;
+        Ok(Went::Stalled)
     }
 
     /// The first commit: it waits for the group whose header has the chain.
-    fn begin(&self, newest: Txg) -> Result<()> {
+    fn begin(&self, newest: Txg) -> Result<Went> {
         let hold = self.store.hold()?;
         let txg = hold.txg;
         let size = self.sizes.lock().foretell();
@@ -478,7 +517,7 @@ impl Log {
         first: u64,
         newest: Txg,
         held: Option<Held>,
-    ) -> Result<()> {
+    ) -> Result<Went> {
         let blocks = fill(records, first);
         let size: u64 = records.iter().map(Itx::size).sum();
         let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
@@ -529,7 +568,7 @@ impl Log {
                 s.block(block.bytes.len() as u64, *written, *size, *slog);
             }
         });
-        Ok(())
+        Ok(Went::Logged)
     }
 
     /// Space for the blocks after the stub: all or nothing.

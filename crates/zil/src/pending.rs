@@ -75,6 +75,8 @@ pub(crate) struct Pending {
     named: u64,
     /// The last group with a change that has no record.
     barrier: Txg,
+    /// The last group of which a commit took records.
+    wanted: Txg,
     copied: BTreeMap<Txg, u64>,
     records: u64,
 }
@@ -109,6 +111,12 @@ impl Pending {
     fn next(&mut self) -> u64 {
         self.order += 1;
         self.order
+    }
+
+    /// Whether data of the group is likely to be asked for: a commit took some of it, or of
+    /// the group before.
+    pub(crate) fn is_wanted(&self, txg: Txg) -> bool {
+        self.wanted != Txg::ZERO && txg <= self.wanted.next()
     }
 
     /// Records there are, and bytes copied.
@@ -197,12 +205,18 @@ impl Pending {
         if found.is_empty() {
             return Found::Nothing;
         }
+        self.wanted = found.iter().map(|itx| itx.txg).fold(self.wanted, Txg::max);
         found.sort_unstable_by_key(|itx| itx.order);
         Found::Records(found)
     }
 }
 
 impl Itx {
+    /// Whether its data is to go to its place alone.
+    pub(crate) fn is_indirect(&self) -> bool {
+        matches!(&self.what, What::Range { indirect, .. } if *indirect != Indirect::No)
+    }
+
     /// Bytes in a block, undivided.
     pub(crate) fn size(&self) -> u64 {
         let header = ondisk::zil::WRITE_HEADER as u64;

@@ -43,7 +43,7 @@ impl Zio {
             let read = if dva.gang {
                 self.read_gang(member, dva, depth)
             } else {
-                self.read_dva(member, dva)
+                self.read_dva(member, dva, vdev::Priority::SyncRead)
             };
             match read {
                 Ok(buf) if buf.len() as u64 == member.psize.0 => return Ok(buf),

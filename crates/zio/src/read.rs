@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use arc::{Ask, Fill, Found, Kind, Lookup, SlotRef};
+use arc::{Access, Ask, Fill, Found, Kind, Lookup, SlotRef};
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, BufMut, Dva, Error, ErrorKind, Result};
 use codec::checksum::{Checksum, SaltTemplate, Words};
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
-use vdev::ReadReq;
+use vdev::{Priority, ReadReq};
 
 use crate::{BlockKey, Caching, Io, Mode, Zio};
 
@@ -71,6 +71,11 @@ impl Zio {
         }
     }
 
+    /// The block was freed: nobody will ask for its content again.
+    pub fn freed(&self, block: &Block) {
+        self.cache.remove(&self.key(block));
+    }
+
     fn read_block(&self, block: &Block, io: Io) -> Result<Buf> {
         let lsize = block.head.lsize.0 as usize;
         Ok(self.read_part(block, 0..lsize, io)?.0)
@@ -125,7 +130,7 @@ impl Zio {
         let (key, lsize) = (self.key(block), block.head.lsize.0);
         let ask = Ask { kind: kind_of(block), access: io.access, copies: io.copies };
         if io.caching == Caching::Bypass {
-            return Ok((self.read_and_expand(block)?.1.slice(range), None));
+            return Ok((self.read_and_expand(block, io)?.1.slice(range), None));
         }
         let found = if io.mode == Mode::MemoryOnly {
             self.cache.peek(&key, ask).ok_or_else(not_in_memory)?
@@ -140,7 +145,7 @@ impl Zio {
         if found.lsize() != lsize || found.tag().is_some_and(|t| t != block.compression) {
             return match io.mode {
                 Mode::MemoryOnly => Err(not_in_memory()),
-                Mode::MayWait => Ok((self.read_and_expand(block)?.1.slice(range), None)),
+                Mode::MayWait => Ok((self.read_and_expand(block, io)?.1.slice(range), None)),
             };
         }
         let part = self.part_of(found, range).map_err(|e| e.at_dva(block.dva()))?;
@@ -155,7 +160,7 @@ impl Zio {
         range: Range<usize>,
         io: Io,
     ) -> Result<(Buf, Option<SlotRef>)> {
-        let (stored, whole) = self.read_and_expand(block)?;
+        let (stored, whole) = self.read_and_expand(block, io)?;
         // Held by the kernel as soon as it has all of it.
         let all = range.start == 0 && range.end == whole.len();
         let at = ticket.complete(arc::Block {
@@ -209,8 +214,12 @@ impl Zio {
     }
 
     /// The block as stored, if that is compressed, and its logical content.
-    fn read_and_expand(&self, block: &Block) -> Result<(Option<Buf>, Buf)> {
-        let raw = self.read_physical(block).map_err(|faults| summarize(block, faults))?;
+    fn read_and_expand(&self, block: &Block, io: Io) -> Result<(Option<Buf>, Buf)> {
+        let why = match io.access {
+            Access::Demand => Priority::SyncRead,
+            Access::Prefetch | Access::Prescient => Priority::AsyncRead,
+        };
+        let raw = self.read_copies(block, why).map_err(|faults| summarize(block, faults))?;
         let stored = (block.compression != COMPRESS_OFF).then(|| raw.clone());
         let whole = expand(block.compression, raw, block.head.lsize.0 as usize)
             .map_err(|e| e.at_dva(block.dva()))?;
@@ -228,7 +237,7 @@ impl Zio {
             BlkPtr::Block(block)
                 if block.protection == Protection::Encrypted && io.mode == Mode::MayWait =>
             {
-                Ok(self.read_and_expand(block)?.1)
+                Ok(self.read_and_expand(block, io)?.1)
             }
             _ => self.read(bp, io),
         }
@@ -239,6 +248,10 @@ impl Zio {
     /// # Errors
     /// What went wrong at each address.
     pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
+        self.read_copies(block, Priority::SyncRead)
+    }
+
+    fn read_copies(&self, block: &Block, why: Priority) -> Result<Buf, Vec<BlockFault>> {
         if let Some(bytes) = self.under_way.stored(&self.key(block))
             && bytes.len() as u64 == block.psize.0
         {
@@ -246,8 +259,10 @@ impl Zio {
         }
         let mut faults = Vec::new();
         for dva in block.dvas() {
-            let read =
-                if dva.gang { self.read_gang(block, dva, 0) } else { self.read_dva(block, dva) };
+            let read = match dva.gang {
+                true => self.read_gang(block, dva, 0),
+                false => self.read_dva(block, dva, why),
+            };
             match read {
                 Ok(buf) => return Ok(buf),
                 Err(error) => faults.push(BlockFault { dva, error }),
@@ -257,10 +272,10 @@ impl Zio {
     }
 
     /// Reads one plain address and verifies the block's checksum.
-    pub(crate) fn read_dva(&self, block: &Block, dva: Dva) -> Result<Buf> {
+    pub(crate) fn read_dva(&self, block: &Block, dva: Dva, why: Priority) -> Result<Buf> {
         let verifier = Verifier::new(block, self.salt.get())?;
         let birth = block.effective_physical_birth();
-        let mut req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth);
+        let mut req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth).with_priority(why);
         req.no_parity = verifier.checksum == Checksum::NoParity;
         self.tree().read(&req, &|bytes| verifier.accepts(bytes)).map_err(|e| e.at_dva(dva))
     }

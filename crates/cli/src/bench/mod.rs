@@ -13,6 +13,7 @@ mod du;
 mod frame;
 mod fuse_null;
 mod lab;
+mod oltp;
 mod poison;
 mod sample;
 mod stress;
@@ -45,6 +46,7 @@ const ALL: &[Bench] = &[
     write::BENCH,
     sync::BENCH,
     zil_sticky::BENCH,
+    oltp::BENCH,
     codecs::BENCH,
     fuse_null::BENCH,
 ];

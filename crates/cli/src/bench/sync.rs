@@ -93,24 +93,24 @@ fn run(run: &mut Run) -> Out<()> {
 
 /// Figures of several turns.
 #[derive(Default)]
-struct Figures {
+pub(super) struct Figures {
     rows: Vec<(&'static str, Vec<f64>)>,
 }
 
 impl Figures {
-    fn add(&mut self, figure: &'static str, value: f64) {
+    pub(super) fn add(&mut self, figure: &'static str, value: f64) {
         match self.rows.iter_mut().find(|r| r.0 == figure) {
             Some(row) => row.1.push(value),
             None => self.rows.push((figure, vec![value])),
         }
     }
 
-    fn median(&self, figure: &str) -> f64 {
+    pub(super) fn median(&self, figure: &str) -> f64 {
         let row = self.rows.iter().find(|r| r.0 == figure);
         row.and_then(|r| median(r.1.iter().copied())).unwrap_or(f64::NAN)
     }
 
-    fn end(self, name: &'static str, run: &mut Run) {
+    pub(super) fn end(self, name: &'static str, run: &mut Run) {
         let mut table = Table::new(name, &COLUMNS);
         for (figure, values) in self.rows {
             table.rows.push(vec![
@@ -222,7 +222,7 @@ fn bytes(run: &mut Run, set: &Setup) -> Out<()> {
 }
 
 /// The 99th of a hundred, milliseconds.
-fn p99(times: &mut [Duration]) -> f64 {
+pub(super) fn p99(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let at = (times.len() * 99 / 100).min(times.len().saturating_sub(1));
     times.get(at).map_or(f64::NAN, |t| t.as_secs_f64() * 1e3)

@@ -27,7 +27,7 @@ const IMAGE: &str = "sync.img";
 
 /// An open pool; it goes without an export.
 pub(super) struct Rig {
-    _engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
     pub(super) pool: Arc<Pool>,
     pub(super) fs: Arc<FileSystem>,
     pub(super) log: Arc<Log>,
@@ -98,7 +98,7 @@ impl Rig {
         let (fs, head) = (dataset.open_fs()?, dataset.object());
         let log = pool.writer()?.log_in_use(head);
         let log = log.ok_or_else(|| Error::bug("a file system without a log"))?;
-        Ok(Rig { _engine: engine, pool, fs, log })
+        Ok(Rig { engine, pool, fs, log })
     }
 
     /// Opens what is in a directory, as after a crash; the log is replayed.
@@ -106,7 +106,15 @@ impl Rig {
     /// # Errors
     /// Those of an import.
     pub(super) fn import(dir: &Path) -> Result<Rig> {
-        let engine = Engine::new(EngineConfig::default())?;
+        Rig::import_with(dir, None)
+    }
+
+    /// The same with another limit of the cache.
+    ///
+    /// # Errors
+    /// Those of an import.
+    pub(super) fn import_with(dir: &Path, cache_bytes: Option<u64>) -> Result<Rig> {
+        let engine = Engine::new(EngineConfig { cache_bytes, ..EngineConfig::default() })?;
         let found =
             engine.discover(&Search { paths: vec![dir.to_owned()], ..Search::default() })?;
         let found = found.pools.iter().find(|p| p.name == POOL);

@@ -5,8 +5,7 @@
 //! Tables are made of differences of two such reports; an average is that of the middles of
 //! the buckets, bucket j standing for 1.5 times 2^j.
 //!
-//! Departures: trims and rebuilds are counted nowhere, and are zero. Reads go to the device
-//! as they come, so they wait in no queue.
+//! Departure: there are no trims and rebuilds, and their columns are zero.
 
 use cenote::props::nicenum;
 

@@ -110,7 +110,7 @@ impl Store for PoolStore {
             // Where parity lies depends on the block's whole size.
             let plain = dva.asize == Asize(data.len() as u64);
             let data = if plain { data.slice(0..used) } else { data };
-            let priority = WritePriority::SyncWrite;
+            let priority = WritePriority::Awaited;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
             let end = Arc::new(OneShot::new());
             ends.push((birth, Arc::clone(&end)));
@@ -177,6 +177,10 @@ impl Store for PoolStore {
         let used = normal.allocated + metaslab::slop(normal.capacity, 0);
         let limit = normal.capacity.saturating_sub(used) / 2;
         self.txgs.space().try_reserve(txg, most, limit)
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.txgs.dirty_total()
     }
 
     fn synced_txg(&self) -> Txg {

@@ -153,6 +153,11 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     if let Some(limits) = &options.limits {
         txgs.set_limits(limits);
     }
+    let load = Arc::clone(&txgs);
+    tree.set_write_gauge(move || {
+        let (dirty_percent, awaited) = load.pressure();
+        vdev::WriteLoad { dirty_percent, awaited }
+    });
     let uberblock_txg = uberblock.txg;
     let outages = Outages::new(&txgs, &zio);
     if options.resumes {

@@ -190,6 +190,7 @@ impl Writer {
         for dva in self.zio.dvas_to_free(block)? {
             self.space.free(txg, dva)?;
         }
+        self.zio.freed(block);
         Ok(())
     }
 

@@ -1,0 +1,273 @@
+//! How many operations a device gains by: found by trying.
+//!
+//! # Theory
+//! A device has a service curve: its throughput X as a function of the operations d that
+//! it has at once. Latency is d / X (Little's law), so two of the three tell the third. X
+//! grows with d as long as parts of the device are idle, and then it does not, or falls;
+//! from there on depth buys latency alone, and what waits inside the device can neither be
+//! merged nor overtaken by what is more urgent. What is wanted is the least depth behind
+//! which nothing is gained: where the elasticity e = d(log X) / d(log d) falls below a small
+//! number. On a curve X = Xmax d / (d + h) elasticity is h / (d + h), so stopping at e costs
+//! the part e of the throughput; on one with a corner it costs nothing.
+//!
+//! The curve is not known, differs between classes of operations, and drifts (a disk of a
+//! cloud, tenfold within minutes). So neighbouring depths of a ladder are compared in
+//! *trials* of windows A B, B A, A B, ...: whatever drifts evenly cancels. Each pair gives
+//! the logarithm of a ratio; a trial ends when their mean is farther from what is asked for
+//! than [`SURE`] standard errors, or after [`PAIRS_MAX`] pairs without a verdict, and then
+//! everything stays as it was: noise moves nothing. A window counts the
+//! bytes that the device does for all classes, so that no class grows by what it takes
+//! from another; its first operations, which went under the former depth, are not counted.
+//! * Up is kept if the bytes grow by more than [`GAIN`] of what the depth grew by.
+//! * Down is kept if they shrink by less than half of that.
+//! * A trial that succeeds is followed by the next one in its direction, one that fails by
+//!   one in the other. When both failed, the class rests, each time longer: what trials
+//!   cost at rest is below 1 % of the throughput.
+//!
+//! A window in which the class often had less to do than its depth says nothing: a trial
+//! ends there without a verdict, and a depth that is not reached never changes. One trial
+//! runs on a device at a time.
+//!
+//! # Invariants
+//! * Time is given, never asked: the same completions give the same depths.
+//! * A limit is a rung of the ladder, and 1 at least.
+
+use std::time::Duration;
+
+use super::limits::CLASSES;
+
+/// Depths that are tried.
+const LADDER: [u16; 17] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384];
+/// Where devices without seeks begin, and others.
+const START: usize = 9;
+const START_ROTATING: usize = 5;
+/// Elasticity below which depth is not worth its latency.
+const GAIN: f64 = 0.05;
+/// A window has so many operations at least, and lasts so long.
+const WINDOW_OPS: u32 = 64;
+const WINDOW_TIME: Duration = Duration::from_millis(4);
+/// Pairs of windows of a trial, and standard errors that make sure.
+const PAIRS_MIN: u32 = 4;
+const PAIRS_MAX: u32 = 12;
+const SURE: f64 = 2.5;
+/// A trial that got no further for so long has lost its class.
+const STALE: Duration = Duration::from_secs(2);
+/// Trials' worth of operations between two trials at rest, at first and at most.
+const REST: u64 = 4;
+const REST_MAX: u64 = 64;
+
+/// What is known of a class.
+#[derive(Clone, Copy, Debug)]
+struct Track {
+    rung: usize,
+    up: bool,
+    /// Trials that failed since one succeeded.
+    failed: u32,
+    /// Operations until the next trial, and trials' worth of them the next time.
+    rest: u64,
+    pause: u64,
+}
+
+/// Two depths being compared.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    class: usize,
+    rung: usize,
+    other: usize,
+    window: u32,
+    /// Operations still to leave out.
+    skip: u32,
+    /// Operations counted in this window, and those after which the class had nothing waiting.
+    ops: u32,
+    short: u32,
+    began: Duration,
+    bytes: u64,
+    /// Bytes a second of the pair's first window.
+    rate: f64,
+    /// Sums of the pairs' logarithms, and of their squares.
+    sum: f64,
+    squares: f64,
+}
+
+impl Trial {
+    fn new(class: usize, rung: usize, other: usize, now: Duration) -> Trial {
+        let mut trial = Trial {
+            class,
+            rung,
+            other,
+            window: 0,
+            skip: 0,
+            ops: 0,
+            short: 0,
+            began: now,
+            bytes: 0,
+            rate: 0.0,
+            sum: 0.0,
+            squares: 0.0,
+        };
+        trial.begin(now);
+        trial
+    }
+
+    /// The deeper of both.
+    fn deepest(&self) -> u32 {
+        LADDER[self.rung.max(self.other)].into()
+    }
+
+    fn window_ops(&self) -> u32 {
+        WINDOW_OPS.max(4 * self.deepest())
+    }
+
+    fn begin(&mut self, now: Duration) {
+        // Of two pairs the depths between are the same.
+        let same = self.window > 0 && self.window.is_multiple_of(2);
+        self.skip = if same { 0 } else { self.deepest() };
+        (self.ops, self.bytes, self.began) = (0, 0, now);
+    }
+
+    fn present(&self) -> usize {
+        if matches!(self.window % 4, 1 | 2) { self.other } else { self.rung }
+    }
+
+    /// A window is over; whether the other depth is to be kept, if that is sure, or if there
+    /// is no time to make sure.
+    fn window(&mut self, time: Duration) -> Option<bool> {
+        let rate = (self.bytes as f64 / time.as_secs_f64().max(1e-9)).max(1.0);
+        self.window += 1;
+        if self.window % 2 == 1 {
+            self.rate = rate;
+            return None;
+        }
+        let ratio = (rate / self.rate).ln();
+        // The pair ended with the other depth, or began with it.
+        let gain = if self.window % 4 == 2 { ratio } else { -ratio };
+        (self.sum, self.squares) = (self.sum + gain, self.squares + gain * gain);
+        let pairs = self.window / 2;
+        if pairs < PAIRS_MIN {
+            return None;
+        }
+        let n = f64::from(pairs);
+        let mean = self.sum / n;
+        let error = ((self.squares / n - mean * mean).max(0.0) / (n - 1.0)).sqrt();
+        let beyond = mean - self.wanted();
+        if beyond.abs() > SURE * error {
+            return Some(beyond > 0.0);
+        }
+        (pairs >= PAIRS_MAX).then_some(false)
+    }
+
+    /// What the other depth has to give.
+    fn wanted(&self) -> f64 {
+        let (from, to) = (f64::from(LADDER[self.rung]), f64::from(LADDER[self.other]));
+        let wanted = GAIN * (to / from).ln();
+        if to > from { wanted } else { wanted / 2.0 }
+    }
+}
+
+/// The depths of one device.
+#[derive(Clone, Debug)]
+pub(super) struct Depths {
+    tracks: [Track; CLASSES],
+    trial: Option<Trial>,
+}
+
+impl Default for Depths {
+    fn default() -> Self {
+        Depths::new(false)
+    }
+}
+
+impl Depths {
+    pub(super) fn new(rotating: bool) -> Depths {
+        let rung = if rotating { START_ROTATING } else { START };
+        let track = Track { rung, up: true, failed: 0, rest: 0, pause: REST };
+        Depths { tracks: [track; CLASSES], trial: None }
+    }
+
+    /// Operations of a class that may be with the device now.
+    pub(super) fn limit(&self, class: usize) -> usize {
+        let trial = self.trial.as_ref().filter(|t| t.class == class);
+        LADDER[trial.map_or(self.tracks[class].rung, Trial::present)].into()
+    }
+
+    /// An operation of a class is over; `busy`: the class filled its limit, and more of it
+    /// waits. `may`: its limit is to be found (and not fixed).
+    pub(super) fn done(&mut self, class: usize, bytes: u64, busy: bool, may: bool, now: Duration) {
+        let Some(trial) = &mut self.trial else {
+            return self.consider(class, busy && may, now);
+        };
+        trial.bytes += bytes;
+        if trial.class != class {
+            if now.saturating_sub(trial.began) > STALE {
+                self.trial = None;
+            }
+            return;
+        }
+        if trial.skip > 0 {
+            trial.skip -= 1;
+            (trial.began, trial.bytes) = (now, 0);
+            return;
+        }
+        trial.ops += 1;
+        trial.short += u32::from(!busy);
+        let time = now.saturating_sub(trial.began);
+        if !may || trial.short > trial.window_ops() / 4 || time > STALE {
+            let track = &mut self.tracks[class];
+            track.rest = u64::from(trial.window_ops()) * REST;
+            self.trial = None;
+        } else if trial.ops >= trial.window_ops() && time >= WINDOW_TIME {
+            match trial.window(time) {
+                None => trial.begin(now),
+                Some(better) => {
+                    let trial = *trial;
+                    self.judge(&trial, better);
+                }
+            }
+        }
+    }
+
+    fn judge(&mut self, trial: &Trial, better: bool) {
+        self.trial = None;
+        let track = &mut self.tracks[trial.class];
+        if better {
+            track.rung = trial.other;
+            (track.failed, track.pause) = (0, REST);
+            return;
+        }
+        track.up = !track.up;
+        track.failed += 1;
+        if track.failed >= 2 {
+            track.rest = track.pause * u64::from(trial.window_ops() * trial.window);
+            track.pause = (track.pause * 2).min(REST_MAX);
+        }
+    }
+
+    /// Perhaps begins a trial.
+    fn consider(&mut self, class: usize, busy: bool, now: Duration) {
+        let track = &mut self.tracks[class];
+        if track.rest > 0 {
+            track.rest -= 1;
+            return;
+        }
+        if !busy {
+            return;
+        }
+        // At an end of the ladder there is one way alone.
+        if track.rung == 0 {
+            track.up = true;
+        } else if track.rung + 1 == LADDER.len() {
+            track.up = false;
+        }
+        let other = if track.up { track.rung + 1 } else { track.rung - 1 };
+        self.trial = Some(Trial::new(class, track.rung, other, now));
+    }
+
+    /// The depths in force but for trials.
+    pub(super) fn settled(&self) -> [usize; CLASSES] {
+        self.tracks.map(|track| LADDER[track.rung].into())
+    }
+}
+
+#[cfg(test)]
+#[path = "depth_tests.rs"]
+mod tests;
