@@ -7,6 +7,8 @@ use ondisk::BlkPtr;
 
 use crate::size::DATA_MAX;
 
+/// Blocks of a large file are not smaller, usually.
+const BLOCK_LEAST: u64 = 16 << 10;
 /// Bytes of one write that are joined in memory.
 const JOIN_MAX: u64 = 1 << 20;
 
@@ -217,12 +219,16 @@ impl Itx {
         matches!(&self.what, What::Range { indirect, .. } if *indirect != Indirect::No)
     }
 
-    /// Bytes in a block, undivided.
+    /// Bytes in a block, undivided; of what is to be indirect about so many.
     pub(crate) fn size(&self) -> u64 {
         let header = ondisk::zil::WRITE_HEADER as u64;
         match &self.what {
             What::Whole(bytes) | What::Cut { record: bytes, .. } => bytes.len() as u64,
             What::Data { data, .. } => header + (data.len() as u64).next_multiple_of(8),
+            // A record for each block, the size of which nobody knows yet.
+            What::Range { len, indirect, .. } if *indirect != Indirect::No => {
+                len.div_ceil(BLOCK_LEAST) * header
+            }
             What::Range { len, .. } => len.div_ceil(DATA_MAX) * header + len.next_multiple_of(8),
             What::Placed { .. } => header,
         }

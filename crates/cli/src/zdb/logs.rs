@@ -1,12 +1,16 @@
 //! `zdb -i`: the intent log of a dataset (chapter 06 §16-19).
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 
 use base::{Result, Txg};
+use cenote::Io;
 use cenote::inspect::dmu::Objset;
-use cenote::inspect::ondisk::zil::{Body, LogPtr, Record, ZilHeader};
+use cenote::inspect::ondisk::zil::{
+    Body, LogPtr, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, Write, ZilHeader,
+};
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::log::{LogVisitor, log_header, walk_log};
+use cenote::inspect::zio::Zio;
 
 use super::{Ask, bptext};
 use crate::ui;
@@ -60,7 +64,8 @@ pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
     if level >= 2 {
         ui::out("\n");
         let first = spa.uberblock().txg.next();
-        let mut lines = Lines { level, header: &header, first, counts: [0; RECORD_TYPES.len()] };
+        let (counts, zio) = ([0; RECORD_TYPES.len()], spa.zio());
+        let mut lines = Lines { level, header: &header, first, counts, zio };
         walk_log(spa.zio(), &header, &mut lines)?;
         lines.totals();
     }
@@ -72,6 +77,31 @@ struct Lines<'a> {
     header: &'a ZilHeader,
     first: Txg,
     counts: [u64; RECORD_TYPES.len()],
+    zio: &'a Zio,
+}
+
+/// Bytes of a write, as `zdb` shows them: what can be printed, and numbers of signed
+/// characters.
+fn dump(data: &[u8], most: usize) -> String {
+    let mut out = "\t\t\t".to_owned();
+    for byte in data.iter().take(most) {
+        let _ = match byte {
+            b' '..=b'~' => write!(out, "{} ", char::from(*byte)),
+            0x80.. => write!(out, "FFFFFF{byte:X}"),
+            _ => write!(out, "{byte:2X}"),
+        };
+    }
+    out + "\n"
+}
+
+/// A value on lines of its own: as it is if that can be read.
+fn readable(value: &[u8]) -> String {
+    let plain = |b: &u8| matches!(b, b' '..=b'~' | b'\n' | b'\t');
+    let text = match std::str::from_utf8(value) {
+        Ok(text) if value.iter().all(plain) => text.to_owned(),
+        _ => value.escape_ascii().to_string(),
+    };
+    if text.ends_with('\n') { text } else { text + "\n" }
 }
 
 impl Lines<'_> {
@@ -82,8 +112,9 @@ impl Lines<'_> {
     fn totals(&self) {
         let mut out = String::new();
         for (name, count) in RECORD_TYPES.iter().zip(self.counts) {
-            if self.any() && (count > 0 || self.level >= 4) {
-                let _ = writeln!(out, "\t\t{name:<17} {count:4}");
+            if self.any() && (count > 0 || self.level >= 3) {
+                let width = 22usize.saturating_sub(name.len());
+                let _ = writeln!(out, "\t\t{name}{count:width$}");
             }
         }
         let gap = if self.level >= 4 { "\n" } else { "" };
@@ -152,11 +183,14 @@ impl Lines<'_> {
             Body::Create(c) => {
                 let arrow = c.target.map_or_else(String::new, |t| format!(" -> {}", text(t)));
                 let [seconds, _] = c.crtime;
+                // A directory of extended attributes has no name.
+                if !c.name.is_empty() {
+                    let _ = writeln!(out, "\t\t\t{}{arrow}", text(c.name));
+                }
                 writeln!(
                     out,
-                    "\t\t\t{}{arrow}\n\t\t\t{}\n\t\t\tdoid {}, foid {}, slots {}, mode {:o}\n\
+                    "\t\t\t{}\n\t\t\tdoid {}, foid {}, slots {}, mode {:o}\n\
                      \t\t\tuid {}, gid {}, gen {}, rdev 0x{:x}",
-                    text(c.name),
                     ctime(seconds),
                     c.directory.0,
                     c.object.0,
@@ -178,39 +212,58 @@ impl Lines<'_> {
                 object.0,
                 text(name)
             ),
-            Body::Rename(n) => writeln!(
-                out,
-                "\t\t\tsdoid {}, tdoid {}\n\t\t\tsrc {} tgt {}",
-                n.from_dir.0,
-                n.to_dir.0,
-                text(n.from),
-                text(n.to)
-            ),
+            Body::Rename(n) | Body::RenameWhiteout(n, _) => {
+                let _ = writeln!(
+                    out,
+                    "\t\t\tsdoid {}, tdoid {}\n\t\t\tsrc {} tgt {}",
+                    n.from_dir.0,
+                    n.to_dir.0,
+                    text(n.from),
+                    text(n.to)
+                );
+                match record.header.txtype {
+                    RENAME_EXCHANGE => writeln!(out, "\t\t\tflags RENAME_EXCHANGE"),
+                    RENAME_WHITEOUT => writeln!(out, "\t\t\tflags RENAME_WHITEOUT"),
+                    _ => Ok(()),
+                }
+            }
             Body::Write(w) | Body::Write2(w) => {
                 let _ = writeln!(
                     out,
                     "\t\t\tfoid {}, offset {:x}, length {:x}",
                     w.object.0, w.offset, w.length
                 );
-                self.pointers(record, out)
+                self.content(record, w, out)
             }
             Body::Truncate { object, offset, length } => {
                 writeln!(out, "\t\t\tfoid {}, offset 0x{offset:x}, length 0x{length:x}", object.0)
             }
-            Body::SetAttr(s) => writeln!(
-                out,
-                "\t\t\tfoid {}, mask 0x{:x}\n\t\t\tmode {:o}, uid {}, gid {}, size {}",
-                s.object.0, s.mask, s.mode, s.uid, s.gid, s.size
-            ),
+            Body::SetAttr(s) => {
+                let _ = writeln!(out, "\t\t\tfoid {}, mask 0x{:x}", s.object.0, s.mask);
+                // As `zdb` reads the mask, whoever wrote it: with the bits of illumos.
+                let time = |[seconds, nanoseconds]: [u64; 2]| {
+                    format!("{seconds}.{nanoseconds:09} {}", ctime(seconds))
+                };
+                let lines = [
+                    (0x2, format!("AT_MODE  {:o}", s.mode)),
+                    (0x4, format!("AT_UID   {}", s.uid)),
+                    (0x8, format!("AT_GID   {}", s.gid)),
+                    (0x80, format!("AT_SIZE  {}", s.size)),
+                    (0x100, format!("AT_ATIME {}", time(s.atime))),
+                    (0x200, format!("AT_MTIME {}", time(s.mtime))),
+                ];
+                let mut set = lines.iter().filter(|(bit, _)| s.mask & bit != 0);
+                set.try_for_each(|(_, line)| writeln!(out, "\t\t\t{line}"))
+            }
             Body::Acl { object, info, .. } => {
                 writeln!(out, "\t\t\tfoid {}, aclcnt {}", object.0, info.count)
             }
-            Body::SetSaXattr { object, name, value } => writeln!(
+            Body::SetSaXattr { object, name, value } => write!(
                 out,
                 "\t\t\tfoid {}\n\t\t\tXAT_NAME  {}\n\t\t\tXAT_VALUE  {}",
                 object.0,
                 text(name),
-                value.map_or_else(|| "NULL".to_owned(), |v| v.escape_ascii().to_string())
+                value.map_or_else(|| "NULL\n".to_owned(), readable)
             ),
             Body::CloneRange(c) => {
                 let _ = writeln!(
@@ -220,14 +273,46 @@ impl Lines<'_> {
                 );
                 self.pointers(record, out)
             }
-            _ => Ok(()),
         };
+    }
+
+    /// What a write wrote: its block, and with more detail its first bytes, or all of them.
+    fn content(
+        &self,
+        record: &Record<'_>,
+        write: &Write<'_>,
+        out: &mut String,
+    ) -> std::fmt::Result {
+        if self.level < 4 {
+            return Ok(());
+        }
+        self.pointers(record, out)?;
+        let most = match self.level {
+            ..5 => return Ok(()),
+            5 => 20,
+            _ => usize::MAX,
+        };
+        let most = most.min(usize::try_from(write.length).unwrap_or(usize::MAX));
+        match (write.data, &write.block) {
+            (Some(data), _) => out.push_str(&dump(data, most)),
+            (None, Some(bp)) if bp.is_hole() => {
+                let _ = writeln!(out, "\t\t\tLSIZE 0x{:x}\n\t\t\t<hole>", bp.head().lsize.0);
+            }
+            (None, Some(bp)) => {
+                if let Ok(data) = self.zio.read(bp, Io::WAIT) {
+                    out.push_str(&dump(&data, most));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn pointers(&self, record: &Record<'_>, out: &mut String) -> std::fmt::Result {
         let Ok(pointers) = record.pointers() else { return Ok(()) };
         for bp in pointers.flatten() {
-            let claim = self.claim(bp.birth());
+            // A hole has nothing to claim.
+            let claim = self.claim(if bp.is_hole() { Txg::ZERO } else { bp.birth() });
             writeln!(out, "\t\t\thas blkptr, {claim}\n\t\t\t{}", bptext::long(&bp))?;
         }
         Ok(())
