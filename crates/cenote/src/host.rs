@@ -162,12 +162,13 @@ impl PoolHost {
     /// # Errors
     /// `NotFound` when the dataset was destroyed; those of reading the MOS.
     pub(crate) fn refresh(&self) -> Result<()> {
-        let (props, wants_large, mode) = {
+        let (props, wants_large, mode, throughput) = {
             let _names = self.writer.names();
             self.read_props()?
         };
         if let Some(log) = &self.log {
             log.set_mode(mode);
+            log.set_throughput(throughput);
         }
         if wants_large {
             // Dnodes of more than one slot must not be met by who does not know them.
@@ -180,8 +181,9 @@ impl PoolHost {
         Ok(())
     }
 
-    /// The properties, whether feature large_dnode is still to be marked, and `sync`.
-    fn read_props(&self) -> Result<(RwProps, bool, zil::Mode)> {
+    /// The properties, whether feature large_dnode is still to be marked, `sync`, and whether
+    /// `logbias` is `throughput`.
+    fn read_props(&self) -> Result<(RwProps, bool, zil::Mode, bool)> {
         let mos: &dyn MosRead = self.writer.mos();
         let dir = self.dir()?;
         let get = |name: &str| -> Result<Option<u64>> {
@@ -226,7 +228,7 @@ impl PoolHost {
             2 => zil::Mode::Disabled,
             _ => zil::Mode::Standard,
         };
-        Ok((props, unmarked, mode))
+        Ok((props, unmarked, mode, get("logbias")? == Some(1)))
     }
 
     /// What the quotas above and the pool leave, and what the dataset refers to, of the

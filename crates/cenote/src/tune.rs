@@ -206,7 +206,7 @@ macro_rules! active {
 }
 
 /// Every tunable, by name.
-pub static TUNABLES: [Tunable; 43] = [
+pub static TUNABLES: [Tunable; 44] = [
     zfetch!(HoleShift, Unit::Shift),
     zfetch!(MaxDistance, Unit::Bytes),
     zfetch!(MaxIdistance, Unit::Bytes),
@@ -366,6 +366,18 @@ pub static TUNABLES: [Tunable; 43] = [
         || (1, 100),
         |e| e.write_limits().dirty_sync_percent,
         |e, n| e.set_write_limits(|l| l.dirty_sync_percent = n),
+    ),
+    writing(
+        "zfs_immediate_write_sz",
+        "size of a write from which on the intent log has pointers to its blocks, not its data",
+        Unit::Bytes,
+        zil::IMMEDIATE_WRITE,
+        || (512, 16 << 20),
+        |_| zil::immediate_write(),
+        |_, n| {
+            zil::set_immediate_write(n);
+            Ok(())
+        },
     ),
     zfetch!(Disable, Unit::Choice(OFF_ON)),
     writing(

@@ -25,7 +25,7 @@ pub mod zap_write;
 pub mod zaps;
 pub mod zfetch;
 
-pub use live::{Events, ObjectSpec, ObjsetProps, Pending, RedundantMetadata, SyncCtx};
+pub use live::{Early, Events, ObjectSpec, ObjsetProps, Pending, RedundantMetadata, SyncCtx};
 pub use object::{Extent, Object};
 pub use objset::Objset;
 pub use tx::{Dirt, Tx};

@@ -30,9 +30,11 @@ pub mod driver;
 pub mod image;
 pub mod logs;
 pub mod memo;
+
 pub mod mishap;
 pub mod model;
 pub mod ops;
+mod over;
 pub mod pool;
 pub mod posix;
 pub mod run;

@@ -2,8 +2,10 @@
 //! before its group is on disk.
 //!
 //! # Theory
-//! Threads append to a file each, make files with content, and ask for promises; groups come
-//! now and then. Each promise is marked in the record of the disks when it was given. The
+//! Threads append to a file each, make files with content, write over another file and set an
+//! extended attribute of that, and ask for promises, by `fsync`, or with `sync=always` by each
+//! call; groups come now and then. A seed in three has `logbias=throughput`, one in two keeps
+//! extended attributes in hidden directories (`over`). Each promise is marked in the record of the disks when it was given. The
 //! power fails after every event; each time the pool is imported, its log replayed, and what
 //! is there compared: names and bytes are beginnings of what each thread did, no shorter than
 //! promised. Then the pool must be in order, and nothing in it leaked. The replay is cut, too,
@@ -34,12 +36,13 @@ use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::{NewDataset, Writer};
 use spa::{ImportOptions, Spa};
 use zio::BlockCache;
-use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps};
+use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps, SetHow, XattrForm};
 use zpl::{FileSystem, NewFs, Time};
 
 use crate::check;
 use crate::image::{Range, Tap};
 use crate::memo::{Manner, Memo, alike, tidy};
+use crate::over;
 use crate::pool::{CACHE, POOL, SimLeaves, find, import, make};
 use crate::setup::{Layout, Setup, Workload};
 
@@ -50,6 +53,9 @@ const BYTES: u64 = 1 << 60;
 const NAMES: u64 = 2 << 60;
 /// The content of the file of this number.
 const CONTENT: u64 = 3 << 60;
+/// How often a file was written over, and how often its attribute was set.
+const OVER: u64 = 4 << 60;
+const XATTR: u64 = 5 << 60;
 const NUMBER: u64 = (1 << 40) - 1;
 /// How often the replay of each image is cut.
 const CUTS: usize = 2;
@@ -75,6 +81,7 @@ fn dataset() -> String {
 
 struct LogHost {
     writer: Arc<Writer>,
+    xattr: XattrForm,
     log: Option<Arc<zil::Log>>,
 }
 
@@ -94,18 +101,29 @@ impl Host for LogHost {
         Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
     }
     fn props(&self) -> Arc<RwProps> {
-        Arc::new(RwProps { record_size: 16 << 10, ..RwProps::default() })
+        Arc::new(RwProps { record_size: 16 << 10, xattr: self.xattr, ..RwProps::default() })
     }
     fn space(&self) -> Result<HostSpace> {
         Ok(HostSpace { used: 0, available: self.writer.allocatable(false) })
     }
 }
 
+/// Whether data goes to its place at once, in runs of this seed.
+fn throughput(seed: u64) -> bool {
+    seed.is_multiple_of(3)
+}
+
+/// Whether each call is a promise.
+fn always(seed: u64) -> bool {
+    seed % 4 == 1
+}
+
 /// Opens the file system; a log that was left is replayed.
-fn open(writer: &Arc<Writer>, plant: Plant) -> Result<Arc<FileSystem>> {
+fn open(writer: &Arc<Writer>, plant: Plant, seed: u64) -> Result<Arc<FileSystem>> {
     let os = writer.read_dataset(&dataset())?;
     let log = writer.log(&os)?;
-    let host = LogHost { writer: Arc::clone(writer), log: log.clone() };
+    let xattr = if seed.is_multiple_of(2) { XattrForm::Dir } else { XattrForm::Sa };
+    let host = LogHost { writer: Arc::clone(writer), xattr, log: log.clone() };
     let fs = FileSystem::open_rw(Arc::clone(&os), Arc::new(host), Io::WAIT)?;
     if let Some(log) = log.filter(|log| log.is_replaying()) {
         writer.for_each_record(&os, &mut |record| {
@@ -122,10 +140,10 @@ fn open(writer: &Arc<Writer>, plant: Plant) -> Result<Arc<FileSystem>> {
     Ok(fs)
 }
 
-fn set_up(
-    setup: &Setup,
-    disks: &SimDisks,
-) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<ObjectId>)> {
+/// A thread's files: one that it appends to, and one that it writes over.
+type Files = [ObjectId; 2];
+
+fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Files>)> {
     let writer = make(setup, disks)?;
     let content = Box::new(|os: &Arc<Objset>, tx: &Tx| {
         let props = os.props()?;
@@ -140,13 +158,19 @@ fn set_up(
         content,
     };
     writer.create_dataset(new, None)?;
-    let fs = open(&writer, Plant::Nothing)?;
+    let fs = open(&writer, Plant::Nothing, setup.seed)?;
     let mut files = Vec::new();
     for t in 0..setup.threads {
-        let name = format!("file-{t}");
-        files.push(fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o644))?.id);
+        let make = |name: String| {
+            fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o644)).map(|a| a.id)
+        };
+        files.push([make(format!("file-{t}"))?, make(format!("over-{t}"))?]);
     }
     writer.sync()?;
+    for log in writer.all_logs().values() {
+        log.set_throughput(throughput(setup.seed));
+        log.set_mode(if always(setup.seed) { zil::Mode::Always } else { zil::Mode::Standard });
+    }
     Ok((writer, fs, files))
 }
 
@@ -165,11 +189,12 @@ fn work(
     writer: &Writer,
     disks: &SimDisks,
     (seed, thread): (u64, u64),
-    file: ObjectId,
+    [file, over]: Files,
 ) -> Result<()> {
     let mut rng = Rng::stream(seed, 500 + thread);
-    let (mut size, mut names) = (0, 0);
+    let (mut size, mut names, mut version, mut attribute) = (0, 0, 0, 0);
     for _ in 0..OPS {
+        let by = Caller::root();
         let promise = |id: ObjectId, size: Option<u64>, names: u64| {
             fs.fsync(id)?;
             disks.mark(NAMES | thread << 40 | names);
@@ -178,7 +203,29 @@ fn work(
             }
             Ok::<_, base::Error>(())
         };
-        match rng.below(10) {
+        // One of each pair is enough with `sync=always`.
+        let told = |rng: &mut Rng, one_in: u64| always(seed) || !rng.one_in(one_in);
+        match rng.below(16) {
+            10..=12 => {
+                version += 1;
+                let (at, len) = over::range(seed, thread, version);
+                let data: Vec<u8> = (at..at + len).map(|at| over::byte(at, version)).collect();
+                fs.write(&by, over, At::Offset(at), &data)?;
+                if told(&mut rng, 3) {
+                    fs.fsync(over)?;
+                    disks.mark(OVER | thread << 40 | version);
+                    disks.mark(XATTR | thread << 40 | attribute);
+                }
+            }
+            13..=14 => {
+                attribute += 1;
+                fs.set_xattr(&by, over, over::NAME, &over::value(attribute), SetHow::Any)?;
+                if told(&mut rng, 2) {
+                    fs.fsync(over)?;
+                    disks.mark(XATTR | thread << 40 | attribute);
+                    disks.mark(OVER | thread << 40 | version);
+                }
+            }
             0..=5 => {
                 let most = if rng.one_in(4) { 40_000 } else { 3000 };
                 let n = 1 + rng.below(most);
@@ -245,6 +292,9 @@ struct There {
     names: u64,
     /// Bytes of each named file.
     content: Vec<u64>,
+    /// Which write each byte of the other file is of, and which its attribute.
+    over: Vec<u8>,
+    attribute: u64,
 }
 
 /// How many images a run was crashed into, and what went wrong first.
@@ -285,6 +335,11 @@ pub fn setup(seed: u64) -> Setup {
         ops: OPS as usize,
         ..Setup::varied(seed)
     }
+}
+
+/// The same on few disks, with one thread.
+pub fn small(seed: u64) -> Setup {
+    Setup { layout: Layout::Single, threads: 1, ..setup(seed) }
 }
 
 /// The log's disks in [`Layout::Classes`].
@@ -375,7 +430,7 @@ pub fn logs_die(seed: u64) -> std::result::Result<(), String> {
     let marks = recorded.disks.marks(u64::MAX);
     let images = recorded.disks.current();
     let (found, _) = recorded.mount_once(images, seed, &LOG_DISKS)?;
-    kept(&found, &marks)
+    kept(&found, &marks, recorded.setup.seed)
 }
 
 /// What the marks before a crash promise of a thread: bytes, names, and whose content.
@@ -388,7 +443,7 @@ fn promised(marks: &[u64], thread: u64) -> (u64, u64, Vec<u64>) {
 }
 
 /// Whether what is there is all that was promised.
-fn kept(found: &[There], marks: &[u64]) -> std::result::Result<(), String> {
+fn kept(found: &[There], marks: &[u64], seed: u64) -> std::result::Result<(), String> {
     for (t, there) in found.iter().enumerate() {
         let (bytes, names, content_of) = promised(marks, t as u64);
         if there.bytes < bytes {
@@ -402,6 +457,15 @@ fn kept(found: &[There], marks: &[u64]) -> std::result::Result<(), String> {
                 "thread {t} was promised {names} names, {} are there",
                 there.names
             ));
+        }
+        let last = |kind: u64| {
+            let mine = marks.iter().filter(|m| **m & !NUMBER == kind | (t as u64) << 40);
+            mine.map(|m| m & NUMBER).max().unwrap_or(0)
+        };
+        over::kept(&there.over, seed, t as u64, last(OVER), throughput(seed))?;
+        if there.attribute < last(XATTR) {
+            let (wanted, has) = (last(XATTR), there.attribute);
+            return Err(format!("thread {t}: attribute {wanted} promised, {has} there"));
         }
         for n in content_of {
             let (wanted, has) = (content(t as u64, n).len() as u64, there.content.get(n as usize));
@@ -435,7 +499,7 @@ fn read_file(
 }
 
 /// What there is of each thread, all of it what was done.
-fn look(fs: &FileSystem, threads: usize) -> std::result::Result<Vec<There>, String> {
+fn look(fs: &FileSystem, threads: usize, seed: u64) -> std::result::Result<Vec<There>, String> {
     let one = |t: u64| {
         let bytes = read_file(fs, &format!("file-{t}"), &|at| Some(byte(t, at)))?;
         let name = |n: u64| format!("t{t}-{n}");
@@ -448,7 +512,9 @@ fn look(fs: &FileSystem, threads: usize) -> std::result::Result<Vec<There>, Stri
             let data = content(t, n);
             read_file(fs, &name(n), &|at| data.get(at as usize).copied())
         });
-        Ok(There { bytes, names, content: content.collect::<std::result::Result<_, _>>()? })
+        let content = content.collect::<std::result::Result<_, _>>()?;
+        let (over, attribute) = over::look(fs, seed, t)?;
+        Ok(There { bytes, names, content, over, attribute })
     };
     (0..threads as u64).map(one).collect()
 }
@@ -470,8 +536,8 @@ fn mount(
     let spa = spa::Spa::open_in(&found, &options, &cache, &leaves)
         .map_err(|f| fail("import for writing", &f.error))?;
     let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
-    let fs = open(&writer, plant).map_err(|e| fail("replay", &e))?;
-    let there = look(&fs, setup.threads)?;
+    let fs = open(&writer, plant, setup.seed).map_err(|e| fail("replay", &e))?;
+    let there = look(&fs, setup.threads, setup.seed)?;
     writer.sync().map_err(|e| fail("sync", &e))?;
     drop(fs);
     writer.stop();
@@ -598,6 +664,49 @@ impl Recorded {
         Ok(Arc::new(found))
     }
 
+    /// Replays what the crash after which most is in the log leaves, and cuts that replay at
+    /// each of its events, with what was not flushed lost and kept: each time the next replay
+    /// finds the same. How many cuts there were.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn replay_everywhere(&self) -> std::result::Result<u64, String> {
+        if let Some(why) = &self.failed {
+            return Err(why.clone());
+        }
+        let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| e.to_string())?);
+        let mut most: Option<(u64, Vec<Image>)> = None;
+        for event in self.disks.crash_points().into_iter().filter(|p| *p >= self.start) {
+            let images = self.disks.crash_image(event, 1).map_err(|e| e.to_string())?;
+            let (_, _, _, records) = self.state(&images, &cache)?;
+            if most.as_ref().is_none_or(|(had, _)| records > *had) {
+                most = Some((records, images));
+            }
+        }
+        let Some((_, images)) = most else { return Ok(0) };
+        let (found, disks) = self.mount_once(images, self.setup.seed, &[])?;
+        let points = disks.crash_points();
+        let (next, wrong) = (AtomicUsize::new(0), Mutex::new(None));
+        fan_out(base::rt::parallelism(), |_| {
+            while let Some(&at) = points.get(next.fetch_add(1, Relaxed)) {
+                for cut in 0..2 {
+                    if wrong.lock().is_some() {
+                        return;
+                    }
+                    let again = disks.crash_image(at, cut).map_err(|e| e.to_string());
+                    let again = again.and_then(|images| self.mount_once(images, at, &[]));
+                    let why = match again {
+                        Ok((again, _)) if again == found => continue,
+                        Ok((again, _)) => format!("{again:?} is there, not {found:?}"),
+                        Err(e) => e,
+                    };
+                    wrong.lock().get_or_insert(format!("replay cut at {at}:{cut}: {why}"));
+                }
+            }
+        });
+        wrong.into_inner().map_or(Ok(2 * points.len() as u64), Err)
+    }
+
     /// Crashes at one event and judges what a replay makes of it.
     ///
     /// # Errors
@@ -619,7 +728,7 @@ impl Recorded {
                 found
             }
         };
-        kept(&found, &self.disks.marks(event))
+        kept(&found, &self.disks.marks(event), self.setup.seed)
     }
 
     /// The same, alone.

@@ -29,6 +29,19 @@ fn every_promise_of_the_log_survives() {
 }
 
 #[test]
+fn a_replay_that_is_cut_at_any_event_goes_on() {
+    // Among them seeds with and without `logbias=throughput`, and with both forms of
+    // extended attributes; one thread, so that all events are worth a cut.
+    let mut cuts = 0;
+    for seed in [3, 10] {
+        let recorded = logs::record_as(logs::small(seed), Plant::Nothing);
+        cuts += recorded.replay_everywhere().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+    println!("SIMULATED replays: {cuts} cuts");
+    assert!(cuts > 100, "{cuts}");
+}
+
+#[test]
 fn planted_bugs_are_found() {
     for plant in [Plant::NoFlush, Plant::ReplayTwice, Plant::Disorder] {
         let found = (1..=8).find_map(|seed| {

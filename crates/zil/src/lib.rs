@@ -24,6 +24,19 @@
 //! blocks, whose sizes are known. A block that is larger than what is in it costs space, and
 //! no writing.
 //!
+//! # Forms of a write
+//! Small data is *copied* when it is written; what is larger is *fetched* at the commit. A
+//! large write, and every write with `logbias=throughput`, is *indirect*: its blocks are
+//! written at the commit to where they will be in the file ([`Source::place`]), and the
+//! record has the block's pointer. When the group comes it need not write them again
+//! (`dmu::live::early`). Where log vdevs take the data, latency comes first: nothing is
+//! indirect but with `logbias=throughput`.
+//!
+//! A batch places each block once; records of further writes to it say that the block is
+//! there (TX_WRITE2), as long as nothing else of the file stands between them: whatever
+//! does would undo, in the replay, what the block has of the later ones. What comes behind
+//! it carries its data.
+//!
 //! # States
 //! A block is *open* (the stub), *issued*, and *flushed*: then everything in it is on the
 //! devices, and all blocks before it, too. A chain is *empty*, *running*, *broken* (a batch
@@ -53,7 +66,14 @@
 //! beginning of the one under way. Records of groups up to L are skipped: they are in L.
 //! The others are replayed upon L, each in the order in which it was done. A record that
 //! says what to write may hold newer bytes than were written then: those of a later write,
-//! which was under way and now is done early.
+//! which was under way and now is done early. So may the rest of an indirect block; what it
+//! has of a write that the log lost lies behind the file's end at most, and who extends the
+//! file clears that.
+//!
+//! The blocks of indirect writes are on the devices before their batch is flushed. They
+//! are of groups that are not on disk, or of L: those of the former are claimed with the
+//! chain, and one that is not there wholly ends it, like a block of the chain; those of L are
+//! the file's, or free, and the records that name them are of L and skipped.
 //!
 //! When a batch cannot be written (`broken`), its committers wait for the groups of their
 //! records, and the chain is given up in the group that the batch held open: neither header
@@ -68,27 +88,35 @@
 //! # Departures from OpenZFS
 //! * No state between groups and devices but the batch: blocks of two batches are never
 //!   under way at the same time. There is no timeout to wait for company.
-//! * Writes are always logged with their data: up to 8 KiB it is copied when written, beyond
-//!   that fetched at the commit. Records with pointers (indirect writes) are replayed, and
-//!   not written.
-//! * Changes without a record wait for their group: extended attributes, flags, projects,
-//!   ACLs, whiteouts, names for files that had none.
+//! * Whether a caller waits is not known when it writes: up to 8 KiB are copied then, if the
+//!   file system's commits are frequent. A mass of writes that nobody syncs is not.
+//! * A batch of much data is written in pieces; if most of what the pool has dirty is in it,
+//!   the group is waited for instead, which writes the data once.
+//! * An indirect write whose block cannot be placed (it is dirty in a closed group alone, a
+//!   hole that the log knows nothing of, or the pool is short of space) carries its data.
+//! * Changes without a record wait for their group: names for files that had none, empty
+//!   extended attributes among system attributes, inherited ACLs in hidden directories.
+//! * What is one change is in one block ([`Bundle`]), also where that takes several records.
 //! * A chain that is not in use is not kept over an export.
 //!
 //! Lock order: `turn`, `pending`, `chain`, `sizes` and the statistics: no two at a time, and none of them
 //! during I/O, a wait, or a call of [`Store`] (but [`Store::synced_txg`]) or [`Source`]. A batch takes
-//! locks of files ([`Source::read`]) before it holds a group, never after.
+//! locks of files ([`Source::read`]) while it holds no group, never after; [`Place`] takes none.
 
 mod chain;
+mod fill;
+mod forms;
 mod log;
 mod pending;
 mod size;
 mod stats;
 
 use base::{Buf, Dva, ObjectId, Result, Txg, VdevId};
+use ondisk::BlkPtr;
 
 pub use chain::Moved;
-pub use log::{Log, Mode};
+pub use forms::{IMMEDIATE_WRITE, immediate_write, set_immediate_write};
+pub use log::{Bundle, Log, Mode};
 pub use size::{BLOCK_MAX, BLOCK_MIN, Plan, Sizes};
 pub use stats::{Blocks, Stats, on_behalf_of, totals};
 
@@ -155,8 +183,24 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Whether log vdevs take what is written now.
+    fn has_log_vdevs(&self) -> bool {
+        false
+    }
+
+    /// Promises space for `bytes` of data in a group that is held; false where it is short.
+    fn reserve(&self, txg: Txg, bytes: u64) -> bool {
+        let _ = (txg, bytes);
+        true
+    }
+
     /// The last group on disk.
     fn synced_txg(&self) -> Txg;
+
+    /// Bytes of all groups that are not on disk yet, of everything in the pool.
+    fn dirty_bytes(&self) -> u64 {
+        u64::MAX
+    }
 
     /// Waits until the group is on disk, and has it written soon.
     ///
@@ -179,4 +223,40 @@ pub trait Source {
     /// # Errors
     /// Those of reading.
     fn read(&self, object: ObjectId, offset: u64, len: u64) -> Result<Option<Vec<u8>>>;
+
+    /// The size of a file's blocks now; `None` if there is no such file, or its blocks are
+    /// not to be written to their places.
+    fn block_size(&self, object: ObjectId) -> Option<u64> {
+        let _ = object;
+        None
+    }
+
+    /// Begins to write blocks of group `txg`, which is held, to their places; `None` where
+    /// that is not done. No lock of a file is taken.
+    fn place(&self, txg: Txg) -> Option<Box<dyn Place>> {
+        let _ = txg;
+        None
+    }
+}
+
+/// Blocks of files that a batch writes to their places. Dropped without [`Place::keep`]
+/// they are given up: the group writes them as if nothing had been.
+pub trait Place {
+    /// The size of a file's blocks in the group; `None` if the group does not change it.
+    fn block_size(&self, object: ObjectId) -> Option<u64>;
+
+    /// Begins to write a block as it is now: its pointer, or `None` if it cannot be done.
+    ///
+    /// # Errors
+    /// `Bug`.
+    fn block(&mut self, object: ObjectId, block: u64) -> Result<Option<BlkPtr>>;
+
+    /// Waits until the devices have taken all of them: the vdevs to be flushed.
+    ///
+    /// # Errors
+    /// When one of them is not written well enough to be read.
+    fn wait(&mut self) -> Result<Vec<VdevId>>;
+
+    /// They are flushed.
+    fn keep(self: Box<Self>);
 }

@@ -7,21 +7,24 @@ use base::rt::{Condvar, Mutex};
 use base::{BufMut, Dva, Error, ErrorKind, ObjectId, Result, Txg, VdevId};
 use codec::checksum::Checksum;
 use ondisk::BlkPtr;
-use ondisk::zil::{Body, RECORD_SEQ_AT, WRITE_HEADER, Write, ZilHeader, records_at, seal};
+use ondisk::zil::{Body, RECORD_SEQ_AT, ZilHeader, records_at, seal};
 
 use crate::chain::{Chain, Moved};
-use crate::pending::{Found, Itx, Pending, Wants, What};
-use crate::size::{CHAIN, Plan, ROOM_MAX, Sizes, block_size, waste};
+use crate::fill::{Fill, fill};
+use crate::forms::{Forms, Held, Ready, immediate_write, make_ready};
+use crate::pending::{Found, Indirect, Itx, Pending, Wants, What};
+use crate::size::{Plan, ROOM_MAX, Sizes};
 use crate::stats::{Stats, bump, caller};
 use crate::{LogWrite, Source, Store};
 
-/// Record types.
-const TX_WRITE: u8 = 9;
+/// Record type.
 const TX_TRUNCATE: u8 = 10;
 /// Data of a write that is copied when it is written.
 const COPY_MAX: usize = 8 << 10;
 /// Bytes copied that wait; beyond, data is fetched at the commit.
 const COPIED_MAX: u64 = 64 << 20;
+/// Bytes of records that are fetched and written at a time.
+const PIECE_MAX: u64 = 8 << 20;
 /// Records that wait; beyond, the group is written soon.
 const RECORDS_MAX: u64 = 1 << 20;
 
@@ -62,6 +65,15 @@ struct Turn {
     batch: Arc<Batch>,
     /// The threads that it is for.
     callers: Vec<u32>,
+}
+
+/// What became of a part of a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Went {
+    /// It is in the chain, and flushed.
+    Logged,
+    /// The whole batch is in groups that are on disk.
+    Stalled,
 }
 
 /// A batch being written by its committer. However that ends, a panic included, the turn
@@ -119,10 +131,55 @@ impl Drop for Issued<'_> {
     }
 }
 
+/// Records of one change: in one block, or in none.
+pub struct Bundle {
+    txg: Txg,
+    bytes: Vec<u8>,
+    /// All of them could be put into bytes.
+    whole: bool,
+    cuts: bool,
+}
+
+impl Bundle {
+    /// Of a transaction of `txg`.
+    pub fn new(txg: Txg) -> Bundle {
+        Bundle { txg, bytes: Vec::new(), whole: true, cuts: false }
+    }
+
+    /// One more record, of type `kind`.
+    pub fn push(&mut self, kind: u8, body: &Body<'_>) {
+        self.cuts |= kind == TX_TRUNCATE;
+        match body.encode(kind, self.txg) {
+            Ok(record) => self.bytes.extend(record),
+            Err(_) => self.whole = false,
+        }
+    }
+
+    /// The same.
+    #[must_use]
+    pub fn with(mut self, kind: u8, body: &Body<'_>) -> Bundle {
+        self.push(kind, body);
+        self
+    }
+
+    /// Says that a part of the change has no record: it waits for its group.
+    pub fn lacks(&mut self) {
+        self.whole = false;
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.whole && self.bytes.is_empty()
+    }
+}
+
 /// One object set's intent log.
 pub struct Log {
     store: Arc<dyn Store>,
     mode: AtomicU8,
+    /// `logbias=throughput`.
+    throughput: AtomicBool,
+    xattrs: AtomicBool,
     /// The dataset is gone, or the pool is being exported.
     closed: AtomicBool,
     replaying: AtomicBool,
@@ -150,6 +207,8 @@ impl Log {
         Arc::new(Log {
             store,
             mode: AtomicU8::new(0),
+            throughput: AtomicBool::new(false),
+            xattrs: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             replaying: AtomicBool::new(false),
             turn: Mutex::default(),
@@ -176,6 +235,22 @@ impl Log {
         }
     }
 
+    /// Whether records of extended attributes among system attributes may be written: the
+    /// pool's feature for them is enabled, and goes with the chain.
+    pub fn set_xattrs(&self, on: bool) {
+        self.xattrs.store(on, SeqCst);
+    }
+
+    /// As [`Log::set_xattrs`] said.
+    pub fn takes_xattrs(&self) -> bool {
+        self.xattrs.load(SeqCst)
+    }
+
+    /// Property `logbias`, from now on: whether data goes to its place at once.
+    pub fn set_throughput(&self, on: bool) {
+        self.throughput.store(on, SeqCst);
+    }
+
     /// What it did so far.
     pub fn stats(&self) -> &Stats {
         &self.stats
@@ -197,22 +272,27 @@ impl Log {
         true
     }
 
-    fn encoded(&self, txg: Txg, kind: u8, body: &Body<'_>) -> Option<Vec<u8>> {
-        match body.encode(kind, txg) {
-            Ok(record) if record.len() as u64 <= ROOM_MAX => Some(record),
-            _ => {
-                self.pending.lock().barrier(txg);
-                None
-            }
+    /// The records, if they can be written.
+    fn fitting(&self, bundle: Bundle) -> Option<Vec<u8>> {
+        if bundle.whole && bundle.bytes.len() as u64 <= ROOM_MAX {
+            return Some(bundle.bytes);
         }
+        self.pending.lock().barrier(bundle.txg);
+        None
     }
 
     /// A change of names, made by a transaction of `txg` that is still open: a record of
     /// type `kind` that any commit writes. By it `gone` has no name any more, and its
     /// content is nobody's concern after a crash.
     pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>, gone: Option<ObjectId>) {
+        self.names(Bundle::new(txg).with(kind, body), gone);
+    }
+
+    /// The same with several records, none of which is in the log without the others.
+    pub fn names(&self, bundle: Bundle, gone: Option<ObjectId>) {
+        let txg = bundle.txg;
         if self.takes(txg)
-            && let Some(record) = self.encoded(txg, kind, body)
+            && let Some(record) = self.fitting(bundle)
         {
             let mut pending = self.pending.lock();
             let what = match gone {
@@ -229,14 +309,16 @@ impl Log {
     /// A change of one object's attributes or extent, likewise: a commit of the object
     /// writes it.
     pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &Body<'_>) {
+        self.objects(Bundle::new(txg).with(kind, body), object);
+    }
+
+    /// The same with several records, none of which is in the log without the others.
+    pub fn objects(&self, bundle: Bundle, object: ObjectId) {
+        let (txg, cuts) = (bundle.txg, bundle.cuts);
         if self.takes(txg)
-            && let Some(record) = self.encoded(txg, kind, body)
+            && let Some(record) = self.fitting(bundle)
         {
-            let what = if kind == TX_TRUNCATE {
-                What::Cut { object, record }
-            } else {
-                What::Whole(record)
-            };
+            let what = if cuts { What::Cut { object, record } } else { What::Whole(record) };
             self.pending.lock().object(txg, &|| self.store.synced_txg(), object, what);
         }
     }
@@ -246,13 +328,24 @@ impl Log {
         if data.is_empty() || !self.takes(txg) {
             return;
         }
+        let len = data.len() as u64;
+        let indirect = if self.throughput.load(SeqCst) {
+            Indirect::Always
+        } else if len >= immediate_write() && !self.store.has_log_vdevs() {
+            Indirect::Large
+        } else {
+            Indirect::No
+        };
         let held = {
             let mut pending = self.pending.lock();
-            let copy = data.len() <= COPY_MAX && pending.held().1 < COPIED_MAX;
+            let copy = indirect == Indirect::No
+                && data.len() <= COPY_MAX
+                && pending.is_wanted(txg)
+                && pending.held().1 < COPIED_MAX;
             let what = if copy {
                 What::Data { object, offset, data: data.to_vec() }
             } else {
-                What::Range { object, offset, len: data.len() as u64 }
+                What::Range { object, offset, len, indirect }
             };
             pending.object(txg, &|| self.store.synced_txg(), object, what);
             pending.held().0
@@ -337,7 +430,7 @@ impl Log {
         let found = self.pending.lock().gather(wants, self.store.synced_txg());
         let records = match found {
             Found::Nothing => return Ok(()),
-            Found::Wait(txg) => return self.stall(txg),
+            Found::Wait(txg) => return self.stall(txg).map(drop),
             Found::Records(mut records) => {
                 if self.plant_disorder.load(Relaxed) {
                     records.sort_by_key(|r| matches!(r.what, What::Whole(_) | What::Cut { .. }));
@@ -349,33 +442,61 @@ impl Log {
         // They are in no list any more, and nothing may follow them in the chain unless
         // they are in it.
         let mut taken = Taken { log: self, newest, safe: false };
-        let done = self.run_records(source, records, newest);
+        let done = self.run_pieces(source, records, newest);
         taken.safe = done.is_ok();
         done
     }
 
-    fn run_records(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<()> {
+    fn run_pieces(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<()> {
+        // Written now, and by the group once more.
+        let twice: u64 = records.iter().filter(|itx| !itx.is_indirect()).map(Itx::size).sum();
+        if twice > PIECE_MAX && twice >= self.store.dirty_bytes() / 2 {
+            self.stall(newest)?;
+            return Ok(());
+        }
+        let mut records = records.into_iter().peekable();
+        while records.peek().is_some() {
+            let (mut piece, mut size) = (Vec::new(), 0);
+            while let Some(itx) =
+                records.next_if(|itx| piece.is_empty() || size + itx.size() <= PIECE_MAX)
+            {
+                size += itx.size();
+                piece.push(itx);
+            }
+            if self.run_records(source, piece, newest)? == Went::Stalled {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// `newest`: of the whole batch.
+    fn run_records(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<Went> {
         let unusable = self.chain.lock().is_ending();
         if unusable || self.closed.load(SeqCst) {
             return self.stall(newest);
         }
-        let forms = Forms::of(&records);
-        let Some(records) = fetch(source, records)? else { return self.stall(newest) };
-        let stub = self.chain.lock().stub().map(|s| s.size);
-        match stub {
-            None => self.begin(newest),
-            Some(size) => self.write_batch(&records, &forms, size, newest),
+        let Some(first) = self.chain.lock().stub().map(|s| s.size) else {
+            return self.begin(newest);
+        };
+        let mut forms = Forms::default();
+        match make_ready(&*self.store, source, records, &mut forms)? {
+            None => self.stall(newest),
+            Some(Ready { records, held }) => {
+                self.write_batch(&records, &forms, first, newest, held)
+            }
         }
     }
 
     /// Waits for groups instead of writing.
-    fn stall(&self, txg: Txg) -> Result<()> {
+    fn stall(&self, txg: Txg) -> Result<Went> {
         self.stats.both(|s| bump(&s.stalls, 1));
-        self.store.wait_synced(txg)
+        self.store.wait_synced(txg)?;
+        Ok(Went::Stalled)
     }
 
     /// The first commit: it waits for the group whose header has the chain.
-    fn begin(&self, newest: Txg) -> Result<()> {
+    fn begin(&self, newest: Txg) -> Result<Went> {
         let hold = self.store.hold()?;
         let txg = hold.txg;
         let size = self.sizes.lock().foretell();
@@ -388,7 +509,15 @@ impl Log {
         self.stall(txg.max(newest))
     }
 
-    fn write_batch(&self, records: &[Itx], forms: &Forms, first: u64, newest: Txg) -> Result<()> {
+    /// `held`: with blocks that are on their way to their places.
+    fn write_batch(
+        &self,
+        records: &[Itx],
+        forms: &Forms,
+        first: u64,
+        newest: Txg,
+        held: Option<Held>,
+    ) -> Result<Went> {
         let blocks = fill(records, first);
         let size: u64 = records.iter().map(Itx::size).sum();
         let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
@@ -397,31 +526,36 @@ impl Log {
             sizes.note(Plan::of(size, largest));
             sizes.foretell()
         };
-        let hold = self.store.hold()?;
+        let mut held = match held {
+            Some(held) => held,
+            None => Held::empty(self.store.hold()?),
+        };
+        let txg = held.txg();
         let sizes = blocks.iter().skip(1).map(|b| b.size).chain([next]);
-        let Some(places) = self.places(hold.txg, sizes) else {
+        let Some(places) = self.places(txg, sizes) else {
             // Nothing was changed: the stub stays.
-            drop(hold);
+            drop(held);
             return self.stall(newest);
         };
-        self.store.dirty(hold.txg);
+        self.store.dirty(txg);
         // Dropped before the hold.
-        let mut issued = Issued { log: self, txg: hold.txg, flushed: false };
+        let mut issued = Issued { log: self, txg, flushed: false };
         let mut wrote: Vec<(u64, u64, bool)> = Vec::new();
-        let done = self.seal(&places, hold.txg, &blocks).and_then(|writes| {
+        let done = self.seal(&places, txg, &blocks).and_then(|writes| {
             let one = |w: &LogWrite| (w.used as u64, w.data.len() as u64, w.dva.vdev);
             let of = writes.iter().map(one).map(|(n, all, v)| (n, all, self.store.is_log(v)));
             wrote.extend(of);
             let mut vdevs: Vec<VdevId> = writes.iter().map(|w| w.dva.vdev).collect();
+            self.store.write(writes)?;
+            vdevs.extend(held.wait()?);
             vdevs.sort_unstable();
             vdevs.dedup();
-            self.store.write(writes)?;
             self.store.flush(&vdevs)
         });
         issued.flushed = done.is_ok();
         drop(issued);
-        let last = hold.txg.max(newest);
-        drop(hold);
+        held.end(done.is_ok());
+        let last = txg.max(newest);
         if done.is_err() {
             return self.stall(last);
         }
@@ -434,7 +568,7 @@ impl Log {
                 s.block(block.bytes.len() as u64, *written, *size, *slog);
             }
         });
-        Ok(())
+        Ok(Went::Logged)
     }
 
     /// Space for the blocks after the stub: all or nothing.
@@ -547,6 +681,12 @@ impl Log {
         Ok(())
     }
 
+    /// Whether there are blocks of the log, written here or by others.
+    pub fn is_in_use(&self) -> bool {
+        let chain = self.chain.lock();
+        chain.stub().is_some() || chain.is_replaying()
+    }
+
     /// Whether a replay is going on.
     pub fn is_replaying(&self) -> bool {
         self.replaying.load(SeqCst)
@@ -570,149 +710,4 @@ impl Log {
         drop(hold);
         self.store.wait_synced(txg)
     }
-}
-
-/// Writes and their bytes: with data that was copied, and that is fetched.
-struct Forms {
-    copied: [u64; 2],
-    fetched: [u64; 2],
-}
-
-impl Forms {
-    fn of(records: &[Itx]) -> Forms {
-        let mut forms = Forms { copied: [0; 2], fetched: [0; 2] };
-        for itx in records {
-            let (form, bytes) = match &itx.what {
-                What::Data { data, .. } => (&mut forms.copied, data.len() as u64),
-                What::Range { len, .. } => (&mut forms.fetched, *len),
-                _ => continue,
-            };
-            form[0] += 1;
-            form[1] += bytes;
-        }
-        forms
-    }
-
-    fn count(&self, stats: &Stats) {
-        for (counters, counts) in [(&stats.copied, self.copied), (&stats.fetched, self.fetched)] {
-            counters.iter().zip(counts).for_each(|(c, n)| bump(c, n));
-        }
-    }
-}
-
-/// Gets data that was not copied. `None` if some of it is not there any more, and no record
-/// says why: the change that took it away would be missing.
-fn fetch(source: &dyn Source, records: Vec<Itx>) -> Result<Option<Vec<Itx>>> {
-    let mut out = Vec::with_capacity(records.len());
-    let mut cuts = std::collections::HashMap::new();
-    for itx in &records {
-        if let What::Cut { object, .. } = &itx.what {
-            cuts.insert(*object, itx.order);
-        }
-    }
-    let cut = |object, order| cuts.get(&object).is_some_and(|cut| *cut > order);
-    for itx in records {
-        let What::Range { object, offset, len } = itx.what else {
-            out.push(itx);
-            continue;
-        };
-        match source.read(object, offset, len)? {
-            Some(data) if data.len() as u64 == len || cut(object, itx.order) => {
-                out.push(Itx { what: What::Data { object, offset, data }, ..itx });
-            }
-            None if cut(object, itx.order) => {}
-            _ => return Ok(None),
-        }
-    }
-    Ok(Some(out))
-}
-
-/// A block's records.
-struct Fill {
-    size: u64,
-    bytes: Vec<u8>,
-    /// Where each record begins.
-    starts: Vec<usize>,
-    newest: Txg,
-}
-
-impl Fill {
-    fn new(size: u64) -> Fill {
-        Fill { size, bytes: Vec::new(), starts: Vec::new(), newest: Txg::ZERO }
-    }
-
-    fn room(&self) -> usize {
-        (self.size - CHAIN) as usize - self.bytes.len()
-    }
-
-    /// Counts its records by type, the first byte of each.
-    fn count(&self, stats: &Stats) {
-        for start in &self.starts {
-            let kind = self.bytes.get(*start).map_or(0, |k| usize::from(*k));
-            if let Some(counter) = stats.by_type.get(kind) {
-                bump(counter, 1);
-            }
-        }
-    }
-
-    fn put(&mut self, record: &[u8], txg: Txg) {
-        self.starts.push(self.bytes.len());
-        self.bytes.extend_from_slice(record);
-        self.newest = self.newest.max(txg);
-    }
-}
-
-/// Divides records among blocks, the first of which has `first` bytes.
-fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
-    let mut left: u64 = records.iter().map(Itx::size).sum();
-    let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
-    let keep = waste(largest) as usize;
-    let mut blocks = Vec::new();
-    let mut now = Fill::new(first);
-    let turn = |now: &mut Fill, blocks: &mut Vec<Fill>, left: u64, least: usize| {
-        let size = block_size(Plan::of(left, largest).opt.max(least as u64));
-        blocks.push(std::mem::replace(now, Fill::new(size)));
-    };
-    for itx in records {
-        left = left.saturating_sub(itx.size());
-        match &itx.what {
-            What::Whole(record) | What::Cut { record, .. } => {
-                if record.len() > now.room() {
-                    turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
-                }
-                now.put(record, itx.txg);
-            }
-            What::Data { object, offset, data } => {
-                let mut at = 0;
-                while at < data.len() {
-                    let rest = WRITE_HEADER + (data.len() - at).next_multiple_of(8);
-                    let room = now.room();
-                    // A piece in what is left of a block is worth its header.
-                    let least = WRITE_HEADER + 512;
-                    let poor = room < keep && rest <= ROOM_MAX as usize;
-                    // A stub that was foretold too small is used nevertheless.
-                    if rest > room && (room < least || poor && !now.bytes.is_empty()) {
-                        turn(&mut now, &mut blocks, left + rest as u64, least);
-                        continue;
-                    }
-                    let n = (data.len() - at).min((room - WRITE_HEADER) / 8 * 8);
-                    let write = Write {
-                        object: *object,
-                        offset: offset + at as u64,
-                        length: n as u64,
-                        block: None,
-                        data: Some(&data[at..at + n]),
-                    };
-                    // A write always has a record of its type.
-                    let record = Body::Write(write).encode(TX_WRITE, itx.txg);
-                    now.put(&record.unwrap_or_default(), itx.txg);
-                    at += n;
-                }
-            }
-            // Fetched before.
-            What::Range { .. } => {}
-        }
-    }
-    blocks.push(now);
-    blocks
 }

@@ -3,11 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use base::{ObjectId, Txg};
+use ondisk::BlkPtr;
 
 use crate::size::DATA_MAX;
 
 /// Bytes of one write that are joined in memory.
 const JOIN_MAX: u64 = 1 << 20;
+
+/// Whether a write is to be recorded by pointers to its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Indirect {
+    No,
+    /// Where it is half of a block at least.
+    Large,
+    /// Wherever it can be.
+    Always,
+}
 
 /// What a record will hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +29,10 @@ pub(crate) enum What {
     Cut { object: ObjectId, record: Vec<u8> },
     /// A write with its data.
     Data { object: ObjectId, offset: u64, data: Vec<u8> },
-    /// A write whose data is fetched later.
-    Range { object: ObjectId, offset: u64, len: u64 },
+    /// A write whose data is fetched later, or whose blocks are written to their places then.
+    Range { object: ObjectId, offset: u64, len: u64, indirect: Indirect },
+    /// A write inside one block that is at its place; `None`: that an earlier record names.
+    Placed { object: ObjectId, offset: u64, len: u64, block: Option<Box<BlkPtr>> },
 }
 
 /// One record.
@@ -62,6 +75,8 @@ pub(crate) struct Pending {
     named: u64,
     /// The last group with a change that has no record.
     barrier: Txg,
+    /// The last group of which a commit took records.
+    wanted: Txg,
     copied: BTreeMap<Txg, u64>,
     records: u64,
 }
@@ -98,6 +113,12 @@ impl Pending {
         self.order
     }
 
+    /// Whether data of the group is likely to be asked for: a commit took some of it, or of
+    /// the group before.
+    pub(crate) fn is_wanted(&self, txg: Txg) -> bool {
+        self.wanted != Txg::ZERO && txg <= self.wanted.next()
+    }
+
     /// Records there are, and bytes copied.
     pub(crate) fn held(&self) -> (u64, u64) {
         (self.records, self.copied.values().sum())
@@ -121,10 +142,11 @@ impl Pending {
         let copied = if let What::Data { data, .. } = &what { data.len() as u64 } else { 0 };
         let named = self.named;
         let list = self.slot(txg, synced).objects.entry(object).or_default();
-        if let (What::Range { offset, len, .. }, Some(last)) = (&what, list.last_mut())
+        if let (What::Range { offset, len, indirect, .. }, Some(last)) = (&what, list.last_mut())
             // What came after a name does not go before it.
             && last.order > named
-            && let What::Range { offset: start, len: had, .. } = &mut last.what
+            && let What::Range { offset: start, len: had, indirect: form, .. } = &mut last.what
+            && form == indirect
             && start.checked_add(*had) == Some(*offset)
             && *had + len <= JOIN_MAX
         {
@@ -183,12 +205,18 @@ impl Pending {
         if found.is_empty() {
             return Found::Nothing;
         }
+        self.wanted = found.iter().map(|itx| itx.txg).fold(self.wanted, Txg::max);
         found.sort_unstable_by_key(|itx| itx.order);
         Found::Records(found)
     }
 }
 
 impl Itx {
+    /// Whether its data is to go to its place alone.
+    pub(crate) fn is_indirect(&self) -> bool {
+        matches!(&self.what, What::Range { indirect, .. } if *indirect != Indirect::No)
+    }
+
     /// Bytes in a block, undivided.
     pub(crate) fn size(&self) -> u64 {
         let header = ondisk::zil::WRITE_HEADER as u64;
@@ -196,6 +224,7 @@ impl Itx {
             What::Whole(bytes) | What::Cut { record: bytes, .. } => bytes.len() as u64,
             What::Data { data, .. } => header + (data.len() as u64).next_multiple_of(8),
             What::Range { len, .. } => len.div_ceil(DATA_MAX) * header + len.next_multiple_of(8),
+            What::Placed { .. } => header,
         }
     }
 
@@ -203,6 +232,7 @@ impl Itx {
     pub(crate) fn largest(&self) -> u64 {
         match &self.what {
             What::Whole(bytes) | What::Cut { record: bytes, .. } => bytes.len() as u64,
+            What::Placed { .. } => ondisk::zil::WRITE_HEADER as u64,
             _ => 0,
         }
     }
@@ -217,7 +247,7 @@ mod tests {
     }
 
     fn range(object: u64, offset: u64, len: u64) -> What {
-        What::Range { object: ObjectId(object), offset, len }
+        What::Range { object: ObjectId(object), offset, len, indirect: Indirect::No }
     }
 
     fn records(found: Found) -> Vec<What> {
@@ -246,6 +276,22 @@ mod tests {
         p.object(Txg(6), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.drop_object(ObjectId(2));
         assert!(records(p.gather(&Wants { all: true, ..Wants::default() }, Txg(3))).is_empty());
+    }
+
+    #[test]
+    fn writes_of_two_forms_are_not_joined() {
+        let mut p = Pending::default();
+        let part = |offset, indirect| What::Range { object: ObjectId(1), offset, len: 8, indirect };
+        let (yes, no) = (Indirect::Large, Indirect::No);
+        for (offset, indirect) in [(0, yes), (8, yes), (16, no), (24, no)] {
+            p.object(Txg(5), &|| Txg(3), ObjectId(1), part(offset, indirect));
+        }
+        let long = |offset, indirect| match part(offset, indirect) {
+            What::Range { object, .. } => What::Range { object, offset, len: 16, indirect },
+            other => other,
+        };
+        let all = Wants { all: true, ..Wants::default() };
+        assert_eq!(records(p.gather(&all, Txg(3))), [long(0, yes), long(16, no)]);
     }
 
     #[test]

@@ -39,6 +39,8 @@ struct State {
     /// Fails: allocations, writes, flushes, each by a countdown.
     fail: [u64; 3],
     skip_flush: bool,
+    /// Bytes that the pool has dirty.
+    dirty: u64,
     /// Groups end while a batch holds them.
     no_hold: bool,
 }
@@ -150,6 +152,9 @@ impl Store for Handle {
     }
     fn synced_txg(&self) -> Txg {
         Txg(self.0.state.lock().unwrap().synced)
+    }
+    fn dirty_bytes(&self) -> u64 {
+        self.0.state.lock().unwrap().dirty
     }
     fn wait_synced(&self, txg: Txg) -> Result<()> {
         while self.synced_txg() < txg {
@@ -480,6 +485,40 @@ fn the_sticky_case() {
     world.act(&Op::Commit(Some(2)));
     small(&mut world, 8);
     assert_eq!(small(&mut world, 50), 4096);
+}
+
+/// A commit of 20 MB once fetched all of it into memory, and wrote it beside the group that
+/// wrote the same.
+#[test]
+fn much_data_goes_in_pieces_or_with_its_group() {
+    let commit = |dirty: u64| {
+        let mut world = World::new(true);
+        world.act(&Op::Name(3));
+        world.act(&Op::Commit(None));
+        (0..1000).for_each(|_| world.act(&Op::Write(2, 20_000)));
+        world.pool.state.lock().unwrap().dirty = dirty;
+        let before = world.pool.state.lock().unwrap().events.len();
+        world.act(&Op::Commit(Some(2)));
+        let events = world.pool.state.lock().unwrap().events.split_off(before);
+        let mut unflushed = vec![0];
+        for event in &events {
+            match event {
+                Event::Write(_, bytes) => *unflushed.last_mut().unwrap() += bytes.len(),
+                Event::Flush => unflushed.push(0),
+                Event::Synced(..) => {}
+            }
+        }
+        world.pool.state.lock().unwrap().events.extend(events);
+        let all = world.pool.state.lock().unwrap().events.len();
+        world.check(all, 0).unwrap();
+        (unflushed, world.pool.state.lock().unwrap().synced)
+    };
+    let (pieces, synced) = commit(1 << 30);
+    assert!(pieces.iter().sum::<usize>() > 20_000_000 && synced < 12, "{pieces:?}");
+    assert!(pieces.iter().all(|n| *n < 9 << 20), "{pieces:?}");
+    // Most of what is dirty is in the batch.
+    let (pieces, synced) = commit(30_000_000);
+    assert_eq!((pieces, synced), (vec![0], 12));
 }
 
 #[test]

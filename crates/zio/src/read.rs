@@ -71,6 +71,11 @@ impl Zio {
         }
     }
 
+    /// The block was freed: nobody will ask for its content again.
+    pub fn freed(&self, block: &Block) {
+        self.cache.remove(&self.key(block));
+    }
+
     fn read_block(&self, block: &Block, io: Io) -> Result<Buf> {
         let lsize = block.head.lsize.0 as usize;
         Ok(self.read_part(block, 0..lsize, io)?.0)

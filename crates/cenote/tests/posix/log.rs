@@ -13,7 +13,7 @@ pub(super) fn quiet(pool: &Pool) {
     txgs.set_limits(&txg::Limits { timeout_s: 3600, ..txgs.limits() });
 }
 
-fn synced(pool: &Pool) -> Txg {
+pub(super) fn synced(pool: &Pool) -> Txg {
     pool.writer().unwrap().txgs().synced_txg()
 }
 
@@ -23,7 +23,7 @@ pub(super) fn log_of(pool: &Pool) -> Arc<zil::Log> {
 }
 
 /// The pool as it is on its devices now.
-fn cut(rig: &Rig, name: &str) -> Scratch {
+pub(super) fn cut(rig: &Rig, name: &str) -> Scratch {
     let scratch = Scratch::new(&format!("posix-cut-{name}"));
     testkit::copy_file(&rig.scratch.path().join("d0"), &scratch.path().join("d0"));
     scratch
@@ -43,8 +43,11 @@ pub(super) fn import_with(
     import_from(engine, scratch.path(), &options)
 }
 
+/// Flags, project, extended attributes.
+type Extras = (u64, u64, Vec<(Vec<u8>, Vec<u8>)>);
+
 /// What a replay restores: everything but times of modification, change and access.
-pub(super) type Essence = (String, u64, FileType, u32, u32, u32, u64, u32, u64, Time, u64);
+pub(super) type Essence = (String, u64, FileType, u32, u32, u32, u64, u32, u64, Time, u64, Extras);
 
 pub(super) fn essence(fs: &FileSystem) -> Vec<Essence> {
     let one = |s: Seen| {
@@ -62,6 +65,7 @@ pub(super) fn essence(fs: &FileSystem) -> Vec<Essence> {
             a.generation,
             a.crtime,
             s.content,
+            (a.pflags, a.project, s.xattrs),
         )
     };
     let mut all: Vec<Essence> = walk(fs).into_iter().map(one).collect();
@@ -78,8 +82,9 @@ fn check_cut(scratch: &Scratch, wanted: &[Essence]) {
 pub(super) fn check_all(scratch: &Scratch, wanted: &[Essence], whole: bool) {
     let engine = testkit::engine();
     let pool = import(&engine, scratch);
+    // The log is replayed.
+    pool.dataset(DATASET).unwrap().check_writable().unwrap();
     let fs = pool.dataset(DATASET).unwrap().open_fs().unwrap();
-    assert!(fs.space().is_ok(), "the log was not replayed");
     assert_eq!(essence(&fs), wanted);
     fs.empty_delete_queue().unwrap();
     drop(fs);
@@ -161,6 +166,90 @@ fn what_fsync_promised_survives_without_a_group() {
     rig.write(first, 0, b"later");
     rig.fs.fsync(first).unwrap();
     rig.finish();
+}
+
+/// A POSIX ACL in Linux's form: tag, permissions, id.
+fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut out = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        out.extend([tag.to_le_bytes(), perm.to_le_bytes()].concat());
+        out.extend(id.to_le_bytes());
+    }
+    out
+}
+
+const NO_ID: u32 = u32::MAX;
+
+/// Attributes of all sorts, none of which waits for a group.
+fn adorn(rig: &Rig, large: usize) {
+    let (root, by, fs) = (rig.root(), Caller::root(), &rig.fs);
+    let file = rig.file(root, "adorned");
+    let set = |id, name: &str, value: &[u8]| {
+        fs.set_xattr(&by, id, name.as_bytes(), value, SetHow::Any).unwrap();
+    };
+    set(file, "user.first", b"1");
+    set(file, "security.second", &noise(8, 300));
+    set(file, "user.goes", &noise(9, 3000));
+    set(file, "user.first", &noise(10, 700));
+    set(file, "user.large", &noise(11, large));
+    set(file, "user.large", &noise(12, large + 5));
+    fs.remove_xattr(&by, file, b"user.goes").unwrap();
+    let access = acl(&[(1, 6, NO_ID), (2, 4, 77), (4, 4, NO_ID), (16, 6, NO_ID), (32, 0, NO_ID)]);
+    set(file, "system.posix_acl_access", &access);
+    let chmod = SetAttrs { mode: Some(0o640), ..SetAttrs::default() };
+    fs.set_attrs(&by, file, &chmod).unwrap();
+    let own = SetAttrs { uid: Some(31), gid: Some(32), ..SetAttrs::default() };
+    fs.set_attrs(&by, file, &own).unwrap();
+    let flags = Some(ondisk::znode::ZFS_NODUMP | ondisk::znode::ZFS_HIDDEN);
+    fs.set_attrs(&by, file, &SetAttrs { flags, project: Some(9), ..SetAttrs::default() }).unwrap();
+    // Moved aside, with a whiteout in its place; and one without extended attributes.
+    fs.rename(&by, (root, b"adorned"), (root, b"moved"), Rename::Whiteout).unwrap();
+    // Set-id bits go with the content.
+    let program = rig.file(root, "program");
+    let mode = SetAttrs { mode: Some(0o4755), uid: Some(5), ..SetAttrs::default() };
+    fs.set_attrs(&by, program, &mode).unwrap();
+    let somebody = Caller { uid: 5, gid: 5, privileged: false, ..Caller::root() };
+    fs.write(&somebody, program, At::Offset(0), b"not a program").unwrap();
+    fs.allocate(&by, program, Falloc::ZeroRange { keep_size: false }, 4, 9000).unwrap();
+    fs.allocate(&by, program, Falloc::ZeroRange { keep_size: true }, 20_000, 9).unwrap();
+}
+
+/// What is handed on by a directory.
+fn inherit(rig: &Rig) {
+    let (by, fs) = (Caller::root(), &rig.fs);
+    let dir = rig.dir(rig.root(), "heir");
+    let default = acl(&[(1, 7, NO_ID), (2, 5, 78), (4, 5, NO_ID), (16, 7, NO_ID), (32, 0, NO_ID)]);
+    fs.set_xattr(&by, dir, b"system.posix_acl_default", &default, SetHow::Any).unwrap();
+    let file = rig.file(dir, "file");
+    rig.write(file, 0, b"inherits");
+    rig.dir(dir, "dir");
+}
+
+#[test]
+fn attributes_of_every_form_are_in_the_log() {
+    // Among the system attributes, and in hidden directories.
+    for (form, large) in [(2, 20_000), (1, 60_000)] {
+        let props = [("xattr", form), ("acltype", 1)];
+        let rig = Rig::with(&format!("log-xattrs-{form}"), 192 * MB, 5000, &props);
+        quiet(&rig.pool);
+        let first = rig.file(rig.root(), "first");
+        rig.fs.fsync(first).unwrap();
+        let before = synced(&rig.pool);
+        adorn(&rig, large);
+        if form == 2 {
+            inherit(&rig);
+        }
+        fsync_all(&rig.fs);
+        assert_eq!(synced(&rig.pool), before, "a promise waited for a group");
+        let wanted = essence(&rig.fs);
+        let scratch = cut(&rig, &format!("xattrs-{form}"));
+        let types = if form == 2 { "TX_SETSAXATTR" } else { "TX_MKXATTR" };
+        for text in zdb_texts(&scratch, &[&["-ivv", DATASET]]) {
+            assert!(text.contains(&format!("\t\t{types} ")), "{text}");
+        }
+        check_cut(&scratch, &wanted);
+        rig.finish();
+    }
 }
 
 /// The pool beneath a file system whose log is replayed step by step.

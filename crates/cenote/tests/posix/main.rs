@@ -6,6 +6,7 @@
 
 mod attrs;
 mod data;
+mod indirect;
 mod log;
 mod names;
 mod quotas;

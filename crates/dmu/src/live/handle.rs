@@ -7,8 +7,9 @@ use std::sync::Arc;
 use base::rt::Mutex;
 use base::{Buf, BufMut, Error, ErrorKind, Result, Txg};
 use ondisk::dnode::DNODE_SIZE;
-use ondisk::{Dnode, ObjType};
+use ondisk::{BlkPtr, Dnode, ObjType};
 
+use super::early::Written;
 use super::ranges::BlockRanges;
 
 /// Groups that may have dirty data at a time: open, quiescing, syncing, and one to
@@ -130,6 +131,12 @@ impl Content {
         }
     }
 
+    /// All that it holds, likewise.
+    pub(crate) fn shown(&mut self) -> Buf {
+        let len = self.len();
+        self.part(0..len)
+    }
+
     /// What it holds, to be changed; `None` once it is frozen.
     fn open(&mut self) -> Option<&mut BufMut> {
         if matches!(self, Content::Shown(_))
@@ -173,6 +180,10 @@ pub(crate) struct Slot {
     pub(crate) untold: i64,
     /// The group is being written: nothing in it changes any more.
     pub(crate) frozen: bool,
+    /// Blocks that are written already, as long as they have not changed since.
+    pub(crate) early: BTreeMap<u64, Written>,
+    /// Places of such blocks that changed: to be freed.
+    pub(crate) wasted: Vec<BlkPtr>,
 }
 
 /// Dirty memory that came or went, by group.
@@ -189,7 +200,31 @@ pub(crate) struct Delta {
 impl Slot {
     pub(crate) fn new(txg: Txg, head: Head) -> Slot {
         let (data, freed) = (BTreeMap::new(), BlockRanges::default());
-        Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false }
+        let (early, wasted) = (BTreeMap::new(), Vec::new());
+        Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false, early, wasted }
+    }
+
+    /// The block changes: what was written of it is not it any more.
+    pub(crate) fn disturb(&mut self, blkid: u64) {
+        if let Some(written) = self.early.remove(&blkid) {
+            self.wasted.push(written.bp);
+        }
+    }
+
+    /// Ends all change: the places of blocks in `data` that are written already, and
+    /// places to be freed.
+    pub(crate) fn settle(&mut self, data: &[(u64, Buf)]) -> (BTreeMap<u64, BlkPtr>, Vec<BlkPtr>) {
+        let (mut early, mut wasted) = (BTreeMap::new(), std::mem::take(&mut self.wasted));
+        for (blkid, written) in std::mem::take(&mut self.early) {
+            let at = data.binary_search_by_key(&blkid, |(b, _)| *b).ok();
+            match at.and_then(|i| data.get(i)) {
+                Some((_, content)) if written.is_of(content) => {
+                    early.insert(blkid, written.bp);
+                }
+                _ => wasted.push(written.bp),
+            }
+        }
+        (early, wasted)
     }
 
     /// Indirect blocks above a block that no written block of the group has above it.
@@ -207,6 +242,7 @@ impl Slot {
     /// Makes `block` the content of a block; by how much memory grew.
     fn put(&mut self, blkid: u64, block: BufMut) -> i64 {
         let size = block.len() as u64;
+        self.disturb(blkid);
         let old = self.data.insert(blkid, Content::Open(block)).map_or(0, |c| c.len() as u64);
         self.bytes = self.bytes + size - old;
         self.head.reach(blkid);
@@ -216,6 +252,8 @@ impl Slot {
     /// Drops the content of blocks in `[first, past)`; by how much memory grew.
     fn drop_blocks(&mut self, first: u64, past: u64) -> i64 {
         let mut gone = 0;
+        let written: Vec<u64> = self.early.range(first..past).map(|(&b, _)| b).collect();
+        written.into_iter().for_each(|blkid| self.disturb(blkid));
         if first == 0 && past == u64::MAX {
             gone = self.bytes;
             self.data.clear();
@@ -429,6 +467,7 @@ impl Inner {
         self.check_newer(txg, blkid)?;
         let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
+        slot.disturb(blkid);
         let mut delta = Delta::default();
         match slot.data.get_mut(&blkid).map(Content::open) {
             Some(Some(buf)) => edit(buf)?,
@@ -557,6 +596,7 @@ impl Slot {
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
         self.head.reach(blkid);
+        self.disturb(blkid);
         if let Some(buf) = self.data.get_mut(&blkid).and_then(Content::open) {
             return edit(buf);
         }

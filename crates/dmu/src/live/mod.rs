@@ -31,6 +31,7 @@
 
 pub(crate) mod account;
 mod alloc;
+pub(crate) mod early;
 pub(crate) mod handle;
 pub(crate) mod policy;
 mod publish;
@@ -47,11 +48,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
-use ondisk::{Dnode, Endian, ObjType};
+use ondisk::{BlkPtr, Dnode, Endian, ObjType};
 use zio::Io;
 
 use alloc::Cursor;
 pub use alloc::ObjectSpec;
+pub use early::Early;
 use handle::{Delta, Dirty, Handle, Head, Inner, Slot, Spill, slot_of};
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
@@ -483,10 +485,11 @@ impl Objset {
     }
 
     /// The dataset was destroyed: whatever is dirty is forgotten, and every later change
-    /// fails with `NotFound`. Bytes that were dirty, by group.
-    pub fn abandon(&self) -> BTreeMap<Txg, u64> {
-        let mut out = BTreeMap::new();
-        let Some(live) = self.live_part() else { return out };
+    /// fails with `NotFound`. Bytes that were dirty, by group; and blocks that were written
+    /// early: who calls frees each of them in the group of its birth.
+    pub fn abandon(&self) -> (BTreeMap<Txg, u64>, Vec<BlkPtr>) {
+        let (mut out, mut written) = (BTreeMap::new(), Vec::new());
+        let Some(live) = self.live_part() else { return (out, written) };
         live.gone.store(true, SeqCst);
         for stripe in &live.stripes {
             let handles: Vec<_> = stripe.lock().drain().map(|(_, handle)| handle).collect();
@@ -494,7 +497,9 @@ impl Objset {
             for handle in handles {
                 let mut inner = handle.state.lock();
                 (inner.dead, inner.shown) = (true, None);
-                for slot in inner.slots.iter_mut().filter_map(Option::take) {
+                for mut slot in inner.slots.iter_mut().filter_map(Option::take) {
+                    written.append(&mut slot.wasted);
+                    written.extend(slot.early.into_values().map(|w| w.bp));
                     *out.entry(slot.txg).or_default() += slot.bytes;
                 }
             }
@@ -503,7 +508,7 @@ impl Objset {
         *live.zil_header.lock() = None;
         *live.flags.lock() = None;
         self.zio().cache().release(out.values().sum());
-        out
+        (out, written)
     }
 }
 

@@ -50,6 +50,12 @@ pub trait Events {
     /// # Errors
     /// As [`Events::born`].
     fn killed(&mut self, bp: &BlkPtr) -> Result<()>;
+    /// A place that was allocated in the group will not be used: nothing ever referred to
+    /// the block.
+    ///
+    /// # Errors
+    /// As [`Events::born`].
+    fn wasted(&mut self, bp: &BlkPtr) -> Result<()>;
     /// A dnode of several slots was written: feature `large_dnode` is in use, which no
     /// pointer shows.
     fn large_dnode(&mut self) {}
@@ -219,7 +225,10 @@ impl Objset {
                 data.clear();
             }
             let freed = if disk.is_some() { slot.freed.clone() } else { BlockRanges::default() };
-            works.push(Work::new(ObjectId(id), disk, &slot.head, freed, data));
+            let (early, wasted) = slot.settle(&data);
+            let mut work = Work::new(ObjectId(id), disk, &slot.head, freed, data);
+            (work.early, work.wasted) = (early, wasted);
+            works.push(work);
         }
         Ok(works)
     }

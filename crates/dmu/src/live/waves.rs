@@ -52,6 +52,7 @@ pub(crate) fn write_all(
     descend(ctx, works)?;
     let mut jobs = Vec::new();
     for (i, work) in works.iter_mut().enumerate() {
+        early_blocks(ctx, work, events)?;
         data_jobs(i, work, &mut jobs)?;
         spill_job(ctx, i, work, &mut jobs, events)?;
     }
@@ -100,6 +101,28 @@ fn descend(ctx: &SyncCtx<'_>, works: &mut [Work]) -> Result<()> {
             let bytes = bytes.map_err(|e: Error| e.in_object(work.id).at_block(w.level, w.blkid));
             work.loaded(w, bytes?);
         }
+    }
+    Ok(())
+}
+
+/// Puts blocks that are written already into the tree.
+fn early_blocks(ctx: &SyncCtx<'_>, work: &mut Work, events: &mut dyn Events) -> Result<()> {
+    for bp in std::mem::take(&mut work.wasted) {
+        events.wasted(&bp)?;
+    }
+    let early = std::mem::take(&mut work.early);
+    if early.is_empty() {
+        return Ok(());
+    }
+    work.data.retain(|(blkid, _)| !early.contains_key(blkid));
+    for (blkid, bp) in early {
+        let old = work.pointer(0, blkid)?;
+        work.replaced(ctx, &old, &bp);
+        if !old.is_hole() {
+            events.killed(&old)?;
+        }
+        events.born(&bp)?;
+        work.set_pointer(0, blkid, &bp)?;
     }
     Ok(())
 }
@@ -173,7 +196,7 @@ fn node_jobs(
 }
 
 /// Blocks of one object that lie together share a hint.
-fn hint(objset: u64, object: u64, level: u8, blkid: u64) -> u64 {
+pub(crate) fn hint(objset: u64, object: u64, level: u8, blkid: u64) -> u64 {
     objset ^ object.rotate_left(24) ^ u64::from(level) << 56 ^ (blkid >> 20).rotate_left(40)
 }
 

@@ -50,6 +50,10 @@ pub(crate) struct Work {
     pub(crate) freed: BlockRanges,
     /// Level-0 blocks written, ascending.
     pub(crate) data: Vec<(u64, Buf)>,
+    /// Places of those among `data` that are written already.
+    pub(crate) early: BTreeMap<u64, BlkPtr>,
+    /// Places to be freed that nothing refers to.
+    pub(crate) wasted: Vec<BlkPtr>,
     pub(crate) spill: Spill,
     /// Fill counts of level-0 blocks, where they are not 1 (blocks of dnodes).
     pub(crate) fills: BTreeMap<u64, u64>,
@@ -84,6 +88,8 @@ impl Work {
             allocated: head.allocated,
             freed,
             data,
+            early: BTreeMap::new(),
+            wasted: Vec::new(),
             spill: head.spill.clone(),
             fills: BTreeMap::new(),
             nodes: BTreeMap::new(),

@@ -135,6 +135,14 @@ impl Events for Tracker {
         }
         Ok(())
     }
+
+    fn wasted(&mut self, bp: &BlkPtr) -> Result<()> {
+        assert_eq!(bp.birth(), self.txg, "wasted in another group: {bp:?}");
+        if let Some(block) = bp.as_block() {
+            block.dvas().for_each(|dva| self.space.free(self.txg, dva));
+        }
+        Ok(())
+    }
 }
 
 /// Counts dirty bytes by group.

@@ -45,6 +45,8 @@ pub const ENCRYPTION: &str = "com.datto:encryption";
 /// Blocks above 128 KiB.
 pub const LARGE_BLOCKS: &str = "org.open-zfs:large_blocks";
 /// Dnodes of several slots.
+pub const ZILSAXATTR: &str = "org.openzfs:zilsaxattr";
+/// See [`LARGE_BLOCKS`].
 pub const LARGE_DNODE: &str = "org.zfsonlinux:large_dnode";
 /// The error log's new form.
 const HEAD_ERRLOG: &str = "com.delphix:head_errlog";
@@ -253,6 +255,18 @@ pub fn activate_with(cx: &SyncCx<'_>, dataset: u64, guid: &str, value: &ZapValue
 pub fn copy(cx: &SyncCx<'_>, from: u64, to: u64) -> Result<()> {
     for (feature, value) in of_dataset(cx.read(), from)? {
         activate_with(cx, to, feature.guid, &value)?;
+    }
+    Ok(())
+}
+
+/// Takes one mark off a dataset, if it has it.
+///
+/// # Errors
+/// Those of the store.
+pub fn deactivate(cx: &SyncCx<'_>, dataset: u64, guid: &str) -> Result<()> {
+    if cx.read().attribute(dataset, guid)?.is_some() {
+        cx.mos.zap_remove(dataset, guid.as_bytes())?;
+        add(cx, guid, -1)?;
     }
     Ok(())
 }

@@ -31,6 +31,9 @@ impl Events for HeadEvents<'_> {
             Killed::Dead | Killed::Nothing => Ok(()),
         }
     }
+    fn wasted(&mut self, bp: &BlkPtr) -> Result<()> {
+        (self.free)(bp)
+    }
     fn large_dnode(&mut self) {
         self.delta.uses(features::LARGE_DNODE);
     }

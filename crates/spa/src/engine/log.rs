@@ -26,6 +26,7 @@ use std::time::Duration;
 use base::rt::{Instant, Mutex, OneShot};
 use base::{Asize, Dva, Error, Guid, Psize, Result, Txg, VdevId};
 use dmu::Objset;
+use dsl::write::features;
 use ondisk::BlkPtr;
 use ondisk::blkptr::Protection;
 use ondisk::zil::Record;
@@ -52,6 +53,7 @@ struct PoolStore {
     zio: Arc<Zio>,
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
+    metaslabs: Arc<metaslab::Space>,
     head: u64,
     outages: Arc<Outages>,
     /// When log vdevs come into question again.
@@ -161,6 +163,26 @@ impl Store for PoolStore {
         self.zio.tree().top(vdev).is_ok_and(Node::is_log)
     }
 
+    fn has_log_vdevs(&self) -> bool {
+        let tree = self.zio.tree();
+        self.class() == Class::Log && tree.top_ids().any(|id| tree.top(id).is_ok_and(Node::is_log))
+    }
+
+    fn reserve(&self, txg: Txg, bytes: u64) -> bool {
+        // Beside what the block was promised already: its place may be wasted.
+        let tree = self.zio.tree();
+        let asize = |v: VdevId| tree.asize(v, Psize(bytes), txg).map_or(0, |a| a.0);
+        let most = tree.top_ids().map(asize).fold(bytes, u64::max);
+        let normal = self.metaslabs.class_totals(metaslab::Class::Normal);
+        let used = normal.allocated + metaslab::slop(normal.capacity, 0);
+        let limit = normal.capacity.saturating_sub(used) / 2;
+        self.txgs.space().try_reserve(txg, most, limit)
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.txgs.dirty_total()
+    }
+
     fn synced_txg(&self) -> Txg {
         self.txgs.synced_txg()
     }
@@ -247,12 +269,14 @@ impl Writer {
             zio: Arc::clone(&self.zio),
             txgs: Arc::clone(&self.txgs),
             space: Arc::clone(&self.space_io),
+            metaslabs: Arc::clone(&self.space),
             head,
             outages: Arc::clone(&self.outages),
             shunned: Mutex::default(),
             no_flush: Arc::clone(&self.plants.no_log_flush),
         });
         let log = Log::new(head, true, store);
+        log.set_xattrs(features::is_enabled(&self.mos, features::ZILSAXATTR)?);
         if claim::holds_records(os)? {
             log.begin_replay(log_header(&os.phys())?)?;
         }

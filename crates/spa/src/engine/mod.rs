@@ -145,6 +145,8 @@ pub struct Writer {
     heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
     /// Intent logs of heads that were opened as file systems.
     logs: Mutex<BTreeMap<u64, Arc<zil::Log>>>,
+    /// Blocks of datasets that are gone, written before their groups: to be freed by these.
+    strays: Mutex<Vec<ondisk::BlkPtr>>,
     /// The first group that was written since the pool was opened.
     first_txg: Txg,
     tasks: Mutex<BTreeMap<Txg, Vec<Task>>>,

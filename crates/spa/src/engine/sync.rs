@@ -138,6 +138,10 @@ impl Events for MosEvents<'_> {
         self.killed.push(*bp);
         Ok(())
     }
+    fn wasted(&mut self, bp: &BlkPtr) -> Result<()> {
+        self.killed.push(*bp);
+        Ok(())
+    }
 }
 
 fn lost(faults: &[Lost]) -> Result<()> {
@@ -186,6 +190,7 @@ impl Writer {
         for dva in self.zio.dvas_to_free(block)? {
             self.space.free(txg, dva)?;
         }
+        self.zio.freed(block);
         Ok(())
     }
 
@@ -196,6 +201,7 @@ impl Writer {
             || deferred
             || !state.new_vdevs.is_empty()
             || self.tasks.lock().contains_key(&txg)
+            || self.strays.lock().iter().any(|bp| bp.birth() <= txg)
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
             || self.all_logs().values().any(|log| log.is_dirty(txg))
             || self.mos.objset().is_dirty(txg)
@@ -360,6 +366,9 @@ impl Writer {
             task.run(&mut cx)?;
         }
         self.sync_heads(state, group, writes, pending)?;
+        let due = |bp: &mut BlkPtr| bp.birth() <= group.txg;
+        let strays: Vec<BlkPtr> = self.strays.lock().extract_if(.., due).collect();
+        strays.iter().try_for_each(|bp| self.free(group.txg, bp))?;
         if state.background {
             let mut budget = BACKGROUND_BLOCKS;
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
@@ -405,6 +414,7 @@ impl Writer {
             if let Some(moved) = logs.get(&head).and_then(|log| log.sync(group.txg)) {
                 moved.free.iter().try_for_each(|bp| self.free(group.txg, bp))?;
                 os.set_zil_header(moved.header)?;
+                self.mark_log(group, head, logs.get(&head).is_some_and(|l| l.is_in_use()))?;
             }
             let delta = Delta::begin(group.cx.read(), head, &state.ratios)?;
             let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
@@ -416,6 +426,17 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// A dataset whose log may have records of extended attributes is marked so, and one
+    /// without a log is not (chapter 06 §17).
+    fn mark_log(&self, group: &Group<'_>, head: u64, in_use: bool) -> Result<()> {
+        let (cx, guid) = (group.cx, features::ZILSAXATTR);
+        match in_use {
+            true if features::is_enabled(cx.read(), guid)? => features::activate(cx, head, guid),
+            true => Ok(()),
+            false => features::deactivate(cx, head, guid),
+        }
     }
 
     /// What the MOS does not refer to any more: freed now, or noted for the next group.

@@ -43,9 +43,11 @@ impl TaskCx<'_> {
     pub fn drop_head(&self, head: u64) {
         self.writer.logs.lock().remove(&head);
         let Some(os) = self.writer.heads.lock().remove(&head) else { return };
-        for (txg, bytes) in os.abandon() {
+        let (dirty, written) = os.abandon();
+        for (txg, bytes) in dirty {
             self.writer.txgs.undirty(txg, bytes);
         }
+        self.writer.strays.lock().extend(written);
     }
 
     /// Everything that the group has of datasets is on the devices, and the MOS refers

@@ -150,6 +150,13 @@ impl Writes {
         }
     }
 
+    /// A batch that somebody waits for and nobody insists on: what fails twice is not kept
+    /// until devices come back.
+    pub fn for_once(zio: &Arc<Zio>) -> Writes {
+        let (zio, shared) = (Arc::clone(zio), Arc::default());
+        Writes { zio, shared, limit: IN_FLIGHT_MAX, priority: WritePriority::SyncWrite }
+    }
+
     /// The same, for somebody who waits.
     #[must_use]
     pub fn with_priority(self, priority: WritePriority) -> Writes {

@@ -4,6 +4,9 @@
 //! A file has one block, as long as it is small; it grows with the file up to the record
 //! size, and then there are more of that size (chapter 06 §8). Growing that block excludes
 //! everybody else; other writes share the file, each with its range of blocks.
+//!
+//! What lies behind the end of a file in its last block is zeros, but where a log's whole
+//! blocks were replayed (`dirty_tail`).
 
 use std::ops::Range;
 
@@ -14,11 +17,14 @@ use ondisk::znode::{
     FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_READONLY, ZFS_SPARSE, ZFS_XATTR,
 };
 
+use super::journal::Record;
 use super::locks::Held;
 use super::make::DNODE_BLOCK;
 use super::node::{Do, Node, Patch};
 use super::queue::FREE_BLOCKS;
-use super::types::{At, Caller, FILE_SIZE_MAX, Falloc, RwProps, Written, denied, too_large};
+use super::types::{
+    At, Caller, FILE_SIZE_MAX, Falloc, RwProps, SetAttrs, SetTime, Written, denied, too_large,
+};
 use crate::fs::FileSystem;
 
 /// Bytes that one transaction writes at most; a block that is larger goes alone.
@@ -60,7 +66,7 @@ impl FileSystem {
             }
             _ => return Err(Error::invalid("not a regular file").in_object(id)),
         }
-        if node.attrs.pflags & ZFS_XATTR != 0 {
+        if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("an extended attribute").in_object(id));
         }
         if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_READONLY) != 0
@@ -148,8 +154,16 @@ impl FileSystem {
         let record = props.record_size;
         let unit = WRITE_MAX.max(u64::from(record));
         let to = (from / unit + 1).saturating_mul(unit).min(from + rest.len() as u64);
-        let _lock = if alone { None } else { Some(self.lock_for(id, from..to, end, record)?) };
-        let node = self.content(id, alone)?;
+        let mut _lock =
+            if alone { None } else { Some(self.lock_for(id, from..to, end, record)?) };
+        let mut node = self.content(id, alone)?;
+        let mut tail = self.dirty_tail(&node, from)?;
+        if tail.is_some() && !alone {
+            drop(_lock.take());
+            _lock = Some(rw.locks.exclusive(id));
+            node = self.content(id, alone)?;
+            tail = self.dirty_tail(&node, from)?;
+        }
         self.check_quota(&node)?;
         let size = node.attrs.size;
         let grows = grown(&node.object, size, end, record, true);
@@ -160,16 +174,35 @@ impl FileSystem {
         let piece = &rest[..(to - from) as usize];
         let blocks = (to.div_ceil(block) - from / block) * block;
         let now = rw.host.now();
-        let tx = rw.host.begin(blocks + DNODE_BLOCK, false)?;
+        let tx = rw.host.begin(blocks + block + DNODE_BLOCK, false)?;
+        self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
             let _turn = rw.turns.take(id);
             self.os().set_block_size(&tx, id, block, 0)?;
         }
         self.os().write(&tx, id, from, piece)?;
         self.patch(&tx, &node, &wrote(by, &node, to, now))?;
-        let stripped = !by.privileged && set_ids(node.attrs.mode) != 0;
-        self.log_written(&tx, &node, from, piece, stripped, to == end);
+        let stripped = stripped(by, &node, now);
+        self.log_written(&tx, &node, from, piece, stripped.as_ref(), to == end);
         Ok((to - from, size.max(to)))
+    }
+
+    /// What lies behind the file's end in its last block before `to` and is not zeros: a
+    /// replay of whole blocks may leave that, here and elsewhere. Who lets the file reach
+    /// over it clears it, and has the file for itself.
+    fn dirty_tail(&self, node: &Node, to: u64) -> Result<Option<Range<u64>>> {
+        let (size, block) = (node.attrs.size, node.object.block_size());
+        let end = size.next_multiple_of(block).min(to);
+        if end <= size {
+            return Ok(None);
+        }
+        let part = (size % block) as usize..(size % block + (end - size)) as usize;
+        let bytes = node.object.read_part(size / block, part, Io::WAIT)?;
+        Ok(bytes.iter().any(|b| *b != 0).then_some(size..end))
+    }
+
+    fn clear_tail(&self, tx: &Tx, id: ObjectId, tail: Option<Range<u64>>) -> Result<()> {
+        tail.map_or(Ok(()), |t| self.os().free_range(tx, id, t.start, t.end - t.start))
     }
 
     /// Changes the size; the file's lock is held. What follows `patch` says.
@@ -196,8 +229,10 @@ impl FileSystem {
             patch.push(ZplAttr::Flags, Do::AndNot(ZFS_SPARSE));
         }
         patch.push(ZplAttr::Size, Do::Set(to));
+        let tail = self.dirty_tail(node, to)?;
         let bytes = grows.map_or(block, u64::from) + DNODE_BLOCK + cost;
         let tx = rw.host.begin(bytes, shrinks)?;
+        self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
             let _turn = rw.turns.take(id);
             self.os().set_block_size(&tx, id, block, 0)?;
@@ -263,17 +298,28 @@ impl FileSystem {
             self.check_quota(&node)?;
             let node = self.content(id, false)?;
             let also = |tx: &Tx, p: Patch| {
-                // Both: zeros inside, and the new end.
-                self.log_nothing(tx);
+                // Both: zeros inside, and the new end; and the mode.
+                if !inside.is_empty() {
+                    self.log_truncated(tx, &node, inside.start, inside.end - inside.start);
+                }
+                if let Some(record) = stripped(by, &node, now) {
+                    self.log_attrs(tx, &node, record);
+                }
                 self.patch(tx, &node, &p)
             };
             return self.resize(&node, end, &props, patch, also, 0);
         }
         let tx = rw.host.begin(DNODE_BLOCK, true)?;
         self.patch(&tx, &node, &patch)?;
-        let stripped = !by.privileged && set_ids(node.attrs.mode) != 0;
-        if stripped || inside.is_empty() {
-            self.log_nothing(&tx);
+        if let Some(record) = stripped(by, &node, now) {
+            self.log_attrs(&tx, &node, record);
+        }
+        if inside.is_empty() {
+            let touched = SetAttrs { mtime: Some(SetTime::Set(now)), ..SetAttrs::default() };
+            match Record::of(&touched, None, &node, now) {
+                Some(record) => self.log_attrs(&tx, &node, record),
+                None => self.log_nothing(&tx),
+            }
         } else {
             self.log_truncated(&tx, &node, inside.start, inside.end - inside.start);
         }
@@ -350,6 +396,13 @@ impl FileSystem {
         }
         Ok(self.write(by, to, At::Offset(offset), &data)?.bytes)
     }
+}
+
+/// What the log says of set-id bits that go with a change of the content.
+fn stripped(by: &Caller, node: &Node, now: Time) -> Option<Record> {
+    let mode = node.attrs.mode;
+    let strips = !by.privileged && set_ids(mode) != 0;
+    strips.then(|| Record::of_mode(node, mode & 0o7777 & !set_ids(mode), now)).flatten()
 }
 
 /// What a write up to `end` does to the attributes.

@@ -10,11 +10,14 @@
 //! * Objects without a name are of no concern to the log.
 //! * A change that no record says in full is a barrier ([`zil::Log::barrier`]).
 
-use base::{ObjectId, Result};
-use dmu::{Io, Tx};
-use ondisk::zil::{Body, Create, Names, SetAttr};
-use ondisk::znode::{FileType, Time};
-use zil::Log;
+use base::{ObjectId, Result, Txg, VdevId};
+use dmu::{Early, Io, Tx};
+use ondisk::BlkPtr;
+use ondisk::zil::{
+    Body, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, SetAttr, Whiteout, Write, Xvattr,
+};
+use ondisk::znode::{self, FileType, Time};
+use zil::{Bundle, Log};
 
 use super::node::Node;
 use super::types::{Rename, SetAttrs, SetTime};
@@ -22,13 +25,16 @@ use crate::fs::FileSystem;
 
 const TX_CREATE: u8 = 1;
 const TX_MKDIR: u8 = 2;
+const TX_MKXATTR: u8 = 3;
 const TX_SYMLINK: u8 = 4;
 const TX_REMOVE: u8 = 5;
 const TX_RMDIR: u8 = 6;
 const TX_LINK: u8 = 7;
 const TX_RENAME: u8 = 8;
+const TX_WRITE: u8 = 9;
 const TX_TRUNCATE: u8 = 10;
 const TX_SETATTR: u8 = 11;
+const TX_SETSAXATTR: u8 = 21;
 
 /// Bits of a TX_SETATTR mask as Linux has them.
 pub(crate) const AT_MODE: u64 = 0x1;
@@ -39,6 +45,25 @@ pub(crate) const AT_ATIME: u64 = 0x10;
 pub(crate) const AT_MTIME: u64 = 0x20;
 pub(crate) const AT_CTIME: u64 = 0x40;
 pub(crate) const AT_FILE: u64 = 0x2000;
+pub(crate) const AT_XVATTR: u64 = 0x8000_0000;
+/// Of an xvattr section: the project.
+pub(crate) const XAT_PROJID: u32 = 0x4_0000;
+
+/// Bits of an xvattr section, and the flags that they are (chapter 06 §5.2, §17).
+pub(crate) const XVATTR_FLAGS: [(u32, u64); 12] = [
+    (0x2, znode::ZFS_ARCHIVE),
+    (0x4, znode::ZFS_SYSTEM),
+    (0x8, znode::ZFS_READONLY),
+    (0x10, znode::ZFS_HIDDEN),
+    (0x20, znode::ZFS_NOUNLINK),
+    (0x40, znode::ZFS_IMMUTABLE),
+    (0x80, znode::ZFS_APPENDONLY),
+    (0x100, znode::ZFS_NODUMP),
+    (0x2000, znode::ZFS_REPARSE),
+    (0x8000, znode::ZFS_OFFLINE),
+    (0x1_0000, znode::ZFS_SPARSE),
+    (0x2_0000, znode::ZFS_PROJINHERIT),
+];
 
 /// A new object.
 pub(crate) struct Made {
@@ -51,8 +76,83 @@ pub(crate) struct Made {
     pub(crate) time: Time,
     pub(crate) rdev: u64,
     pub(crate) target: Vec<u8>,
-    /// With extended attributes, which no record says.
+    /// Extended attributes among the system attributes.
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// With others, which no record says.
     pub(crate) adorned: bool,
+}
+
+impl Made {
+    fn whiteout(&self, tx: &Tx) -> Whiteout {
+        Whiteout {
+            object: self.object,
+            dnode_slots: u32::from(self.slots),
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            generation: tx.txg().0,
+            crtime: pair(self.time),
+            rdev: self.rdev,
+        }
+    }
+
+    fn body<'a>(&'a self, txg: Txg, name: &'a [u8], symlink: bool) -> Body<'a> {
+        Body::Create(Create {
+            directory: self.dir,
+            object: self.object,
+            dnode_slots: u32::from(self.slots),
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            generation: txg.0,
+            crtime: pair(self.time),
+            rdev: self.rdev,
+            xvattr: None,
+            acl: None,
+            domains: Vec::new(),
+            name,
+            target: symlink.then_some(&self.target[..]),
+        })
+    }
+}
+
+/// What the log says of a change of attributes.
+pub(crate) enum Said {
+    /// Nothing: it waits for its group.
+    Nothing,
+    /// That extended attributes changed.
+    Xattrs,
+    /// That these changed, and perhaps extended ones.
+    Attrs(Record),
+}
+
+/// Names and values of extended attributes among the system attributes; `None`: removed.
+pub(crate) type SaXattrs = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// What is said of a hidden directory, in one transaction.
+pub(crate) struct Script(Bundle);
+
+impl Script {
+    pub(crate) fn new(tx: &Tx) -> Script {
+        Script(Bundle::new(tx.txg()))
+    }
+
+    pub(crate) fn hidden_dir(&mut self, tx: &Tx, made: &Made) {
+        self.0.push(TX_MKXATTR, &made.body(tx.txg(), b"", false));
+    }
+
+    pub(crate) fn file(&mut self, tx: &Tx, made: &Made, name: &[u8], value: &[u8]) {
+        self.0.push(TX_CREATE, &made.body(tx.txg(), name, false));
+        if !value.is_empty() {
+            let (object, length) = (made.object, value.len() as u64);
+            let write = Write { object, offset: 0, length, block: None, data: Some(value) };
+            self.0.push(TX_WRITE, &Body::Write(write));
+        }
+    }
+
+    pub(crate) fn removed(&mut self, directory: ObjectId, name: &[u8]) {
+        self.0.push(TX_REMOVE, &Body::Remove { directory, name });
+    }
 }
 
 /// Changed attributes.
@@ -63,6 +163,7 @@ pub(crate) struct Record {
     gid: u64,
     atime: Time,
     mtime: Time,
+    xvattr: Option<Xvattr>,
 }
 
 pub(crate) fn pair(time: Time) -> [u64; 2] {
@@ -73,9 +174,10 @@ impl Record {
     /// What the log says of a change of attributes, the size apart; `None` if it cannot say
     /// all. `mode` is the new one.
     pub(crate) fn of(set: &SetAttrs, mode: Option<u32>, node: &Node, now: Time) -> Option<Record> {
-        if set.flags.is_some() || set.project.is_some() || node.legacy {
+        if node.legacy {
             return None;
         }
+        let xvattr = xvattr_of(set, node);
         let time = |t: SetTime| match t {
             SetTime::Set(time) => time,
             SetTime::Now => now,
@@ -89,19 +191,66 @@ impl Record {
                 | bit(set.gid.is_some(), AT_GID)
                 | bit(atime.is_some(), AT_ATIME)
                 | bit(mtime.is_some(), AT_MTIME)
+                | bit(xvattr.is_some(), AT_XVATTR)
                 | AT_CTIME,
             mode: u64::from(mode.map_or(node.attrs.mode, |m| node.attrs.mode & !0o7777 | m)),
             uid: set.uid.map_or(node.attrs.owner_fuid, u64::from),
             gid: set.gid.map_or(node.attrs.group_fuid, u64::from),
             atime: atime.unwrap_or(node.attrs.atime),
             mtime: mtime.unwrap_or(node.attrs.mtime),
+            xvattr,
         })
     }
+
+    /// Of a new mode alone.
+    pub(crate) fn of_mode(node: &Node, mode: u32, now: Time) -> Option<Record> {
+        Record::of(&SetAttrs::default(), Some(mode), node, now)
+    }
+
+    fn body(&self, node: &Node) -> Body<'_> {
+        Body::SetAttr(SetAttr {
+            object: node.id,
+            mask: self.mask,
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            size: node.attrs.size,
+            atime: pair(self.atime),
+            mtime: pair(self.mtime),
+            xvattr: self.xvattr,
+            domains: Vec::new(),
+        })
+    }
+}
+
+/// Flags that change, and the project.
+fn xvattr_of(set: &SetAttrs, node: &Node) -> Option<Xvattr> {
+    let (mut requested, mut values) = (0, 0);
+    if let Some(flags) = set.flags {
+        for (bit, flag) in XVATTR_FLAGS {
+            if (flags ^ node.attrs.pflags) & flag != 0 {
+                requested |= bit;
+                values |= if flags & flag != 0 { u64::from(bit) } else { 0 };
+            }
+        }
+    }
+    let mut scanstamp = [0; 32];
+    if let Some(project) = set.project {
+        requested |= XAT_PROJID;
+        scanstamp[..8].copy_from_slice(&u64::from(project).to_le_bytes());
+    }
+    let crtime = [0; 2];
+    (requested != 0).then_some(Xvattr { requested: [requested, 0, 0], values, crtime, scanstamp })
 }
 
 impl FileSystem {
     fn log(&self) -> Option<&Log> {
         self.rw_part().and_then(|rw| rw.log.as_deref())
+    }
+
+    /// Whether the log is being replayed: its records reach what callers must not.
+    pub(crate) fn is_replaying(&self) -> bool {
+        self.log().is_some_and(Log::is_replaying)
     }
 
     /// With `sync=always`: waits until what was done is safe. No lock is held.
@@ -128,26 +277,17 @@ impl FileSystem {
             FileType::Symlink => TX_SYMLINK,
             _ => TX_CREATE,
         };
-        if made.adorned {
-            return log.barrier(tx.txg());
+        let mut bundle = Bundle::new(tx.txg());
+        bundle.push(txtype, &made.body(tx.txg(), name, kind == FileType::Symlink));
+        if made.adorned || !made.xattrs.is_empty() && !log.takes_xattrs() {
+            bundle.lacks();
         }
-        let create = Create {
-            directory: made.dir,
-            object: made.object,
-            dnode_slots: u32::from(made.slots),
-            mode: made.mode,
-            uid: made.uid,
-            gid: made.gid,
-            generation: tx.txg().0,
-            crtime: pair(made.time),
-            rdev: made.rdev,
-            xvattr: None,
-            acl: None,
-            domains: Vec::new(),
-            name,
-            target: (kind == FileType::Symlink).then_some(&made.target[..]),
-        };
-        log.name(tx.txg(), txtype, &Body::Create(create), None);
+        for (name, value) in &made.xattrs {
+            let value = Some(&value[..]);
+            let body = Body::SetSaXattr { object: made.object, name, value };
+            bundle.push(TX_SETSAXATTR, &body);
+        }
+        log.names(bundle, None);
     }
 
     /// `unnamed`: it had no name before, and the log does not know it.
@@ -180,11 +320,12 @@ impl FileSystem {
         log.name(tx.txg(), txtype, &Body::Remove { directory, name }, gone);
     }
 
-    /// `how`: `None` for what no record says; `gone` has no name any more.
+    /// `white`: what is left under the old name; `gone` has no name any more.
     pub(crate) fn log_renamed(
         &self,
         tx: &Tx,
-        how: Option<Rename>,
+        how: Rename,
+        white: Option<&Made>,
         (from_dir, from, to_dir, to): (ObjectId, &[u8], ObjectId, &[u8]),
         moved: &[ObjectId],
         gone: Option<ObjectId>,
@@ -192,32 +333,36 @@ impl FileSystem {
         let Some(log) = self.log() else { return };
         // Their content first.
         moved.iter().for_each(|id| log.adopt(*id));
-        let names = Body::Rename(Names { from_dir, to_dir, from, to });
-        match how {
-            None => log.barrier(tx.txg()),
-            Some(Rename::Exchange) => {
-                log.name(tx.txg(), ondisk::zil::RENAME_EXCHANGE, &names, None);
-            }
-            Some(_) => log.name(tx.txg(), TX_RENAME, &names, gone),
+        let names = Names { from_dir, to_dir, from, to };
+        let (kind, body) = match (how, white) {
+            (_, Some(made)) => (RENAME_WHITEOUT, Body::RenameWhiteout(names, made.whiteout(tx))),
+            (Rename::Exchange, _) => (RENAME_EXCHANGE, Body::Rename(names)),
+            _ => (TX_RENAME, Body::Rename(names)),
+        };
+        let mut bundle = Bundle::new(tx.txg()).with(kind, &body);
+        if white.is_some_and(|made| made.adorned || !made.xattrs.is_empty()) {
+            bundle.lacks();
         }
+        log.names(bundle, gone);
     }
 
-    /// `stripped`: set-id bits went, too; `last`: nothing of the write follows.
+    /// `stripped`: set-id bits went, and the mode is this now; `last`: nothing of the write
+    /// follows.
     pub(crate) fn log_written(
         &self,
         tx: &Tx,
         node: &Node,
         offset: u64,
         data: &[u8],
-        stripped: bool,
+        stripped: Option<&Record>,
         last: bool,
     ) {
         let Some(log) = self.log() else { return };
         if log.is_replaying() && !last || node.attrs.nlink == 0 {
             return;
         }
-        if stripped {
-            return log.barrier(tx.txg());
+        if let Some(record) = stripped {
+            log.object(tx.txg(), node.id, TX_SETATTR, &record.body(node));
         }
         log.write(tx.txg(), node.id, offset, data);
     }
@@ -231,23 +376,35 @@ impl FileSystem {
         }
     }
 
-    /// `None`: no record says it.
-    pub(crate) fn log_changed(&self, tx: &Tx, node: &Node, record: Option<&Record>) {
+    /// Changed attributes, and nothing else.
+    pub(crate) fn log_attrs(&self, tx: &Tx, node: &Node, record: Record) {
+        self.log_changed(node, &Said::Attrs(record), &Vec::new(), Script::new(tx));
+    }
+
+    /// Changed attributes, `xattrs` among them, and what `script` says of the hidden directory.
+    pub(crate) fn log_changed(&self, node: &Node, said: &Said, xattrs: &SaXattrs, script: Script) {
         let Some(log) = self.log().filter(|_| node.attrs.nlink > 0) else { return };
-        let Some(record) = record else { return log.barrier(tx.txg()) };
-        let body = SetAttr {
-            object: node.id,
-            mask: record.mask,
-            mode: record.mode,
-            uid: record.uid,
-            gid: record.gid,
-            size: node.attrs.size,
-            atime: pair(record.atime),
-            mtime: pair(record.mtime),
-            xvattr: None,
-            domains: Vec::new(),
-        };
-        log.object(tx.txg(), node.id, TX_SETATTR, &Body::SetAttr(body));
+        let by_name = !script.0.is_empty();
+        let mut bundle = script.0;
+        for (name, value) in xattrs {
+            // A record without a value removes.
+            if value.as_ref().is_some_and(Vec::is_empty) || !log.takes_xattrs() {
+                bundle.lacks();
+            }
+            let body = Body::SetSaXattr { object: node.id, name, value: value.as_deref() };
+            bundle.push(TX_SETSAXATTR, &body);
+        }
+        match said {
+            Said::Nothing => bundle.lacks(),
+            Said::Xattrs => {}
+            Said::Attrs(record) => bundle.push(TX_SETATTR, &record.body(node)),
+        }
+        if by_name {
+            log.adopt(node.id);
+            log.names(bundle, None);
+        } else if !bundle.is_empty() || log.is_replaying() {
+            log.objects(bundle, node.id);
+        }
     }
 }
 
@@ -268,5 +425,34 @@ impl zil::Source for FileSystem {
         let mut out = Vec::with_capacity(len as usize);
         pieces.iter().for_each(|piece| out.extend_from_slice(piece));
         Ok(Some(out))
+    }
+
+    fn block_size(&self, object: ObjectId) -> Option<u64> {
+        self.object(object, Io::WAIT).ok().map(|o| o.block_size())
+    }
+
+    fn place(&self, txg: Txg) -> Option<Box<dyn zil::Place>> {
+        Some(Box::new(Placing(self.os().early(txg))))
+    }
+}
+
+/// Blocks of files that a commit writes.
+struct Placing(Early);
+
+impl zil::Place for Placing {
+    fn block_size(&self, object: ObjectId) -> Option<u64> {
+        self.0.block_size(object)
+    }
+
+    fn block(&mut self, object: ObjectId, block: u64) -> Result<Option<BlkPtr>> {
+        self.0.block(object, block)
+    }
+
+    fn wait(&mut self) -> Result<Vec<VdevId>> {
+        self.0.wait()
+    }
+
+    fn keep(self: Box<Self>) {
+        self.0.keep();
     }
 }

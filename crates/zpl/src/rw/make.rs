@@ -12,7 +12,7 @@ use ondisk::znode::{
 };
 
 use super::acl;
-use super::journal::Made;
+use super::journal::{Made, Script};
 use super::node::{AttrList, Do, Node, Patch, Plan, time_bytes, words};
 use super::types::{Caller, New, denied, exists};
 use super::types::{RwProps, XattrForm};
@@ -56,7 +56,8 @@ pub(crate) struct Birth {
     /// Extended attributes that go into a hidden directory.
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// It has extended attributes, wherever.
-    adorned: bool,
+    /// Extended attributes among the system attributes.
+    sa_xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Number and generation that a record of the log says it has.
     fixed: Option<(ObjectId, u64)>,
 }
@@ -217,7 +218,7 @@ impl FileSystem {
             sa: None,
             slots: slots.clamp(1, 32),
             block_size: 0,
-            adorned: !seed.xattrs.is_empty(),
+            sa_xattrs: Vec::new(),
             xattrs: seed.xattrs,
             fixed: None,
         };
@@ -244,7 +245,7 @@ impl FileSystem {
             let packed = ondisk::xattr::pack_sa(&birth.xattrs);
             if let Ok(packed) = packed {
                 list.set(self.ensure_attr(ZplAttr::Dxattr)?, packed);
-                birth.xattrs.clear();
+                birth.sa_xattrs = std::mem::take(&mut birth.xattrs);
             }
         }
         if !birth.xattrs.is_empty() {
@@ -322,9 +323,11 @@ impl FileSystem {
         }
         let owner = birth.hidden_owner(id);
         let props = self.rw_always()?.host.props();
-        let dir = self.bear_xattr_dir(tx, &owner, &props)?;
+        // The log has no record of it.
+        let mut script = Script::new(tx);
+        let dir = self.bear_xattr_dir(tx, &owner, &props, &mut script)?;
         for (name, value) in &birth.xattrs {
-            self.put_xattr_file(tx, &owner, dir, (name, value), &props)?;
+            self.put_xattr_file(tx, &owner, dir, (name, value), &props, &mut script)?;
         }
         let patch = Patch::new().and(ZplAttr::Xattr, Do::Set(dir.0));
         let legacy = birth.sa.is_none();
@@ -431,7 +434,7 @@ impl FileSystem {
         if node.attrs.nlink == 0 {
             return Err(Error::not_found("the directory was removed").in_object(dir));
         }
-        if node.attrs.pflags & ZFS_XATTR != 0 {
+        if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("a directory of extended attributes").in_object(dir));
         }
         if node.attrs.pflags & znode::ZFS_IMMUTABLE != 0 {
@@ -478,7 +481,7 @@ impl Birth {
     }
 
     /// What the log says of it; its number is not known yet.
-    fn record(&self, dir: ObjectId) -> Made {
+    pub(crate) fn record(&self, dir: ObjectId) -> Made {
         Made {
             dir,
             object: ObjectId(0),
@@ -489,7 +492,8 @@ impl Birth {
             time: self.now,
             rdev: self.rdev,
             target: self.target.clone(),
-            adorned: self.adorned,
+            xattrs: self.sa_xattrs.clone(),
+            adorned: !self.xattrs.is_empty(),
         }
     }
 

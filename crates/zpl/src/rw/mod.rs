@@ -31,7 +31,7 @@
 //!   only grows then, and the order of groups does not matter.
 //! * A layout of attributes is in the table on disk before the transaction begins that
 //!   uses it: in the same group or an older one.
-//! * Behind SIZE the last block is zeros.
+//! * Behind SIZE the last block is zeros, or becomes so before the file reaches over it.
 //! * What can fail for the state of the file system is looked at before the transaction
 //!   begins, and errors of reading mostly appear there, too. An error amid the changes can
 //!   then only come from damage that appeared since, and leaves the call half done.

@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Tx};
 use ondisk::sa::ZplAttr;
+use ondisk::zil::Whiteout;
 use ondisk::znode::{FileType, Time, ZFS_ARCHIVE, ZFS_AV_MODIFIED, ZFS_PROJINHERIT};
 
 use super::make::{Birth, DNODE_BLOCK, entry_cost};
@@ -36,6 +37,8 @@ struct Move<'a> {
     replaced: Option<Node>,
     new_name: &'a [u8],
     how: Rename,
+    /// The whiteout that a record of the log tells of.
+    white: Option<Whiteout>,
 }
 
 impl Move<'_> {
@@ -63,6 +66,18 @@ impl FileSystem {
         to: (ObjectId, &[u8]),
         how: Rename,
     ) -> Result<()> {
+        self.rename_as(by, from, to, how, None)
+    }
+
+    /// The same; `white`: with this whiteout.
+    pub(crate) fn rename_as(
+        &self,
+        by: &Caller,
+        from: (ObjectId, &[u8]),
+        to: (ObjectId, &[u8]),
+        how: Rename,
+        white: Option<Whiteout>,
+    ) -> Result<()> {
         let (rw, _) = self.rw()?;
         self.check_name(from.1)?;
         self.check_name(to.1)?;
@@ -76,7 +91,8 @@ impl FileSystem {
             if look()? != (source.clone(), target.clone()) {
                 continue;
             }
-            let gone = self.rename_locked(by, from.0, (to.0, to.1), source, target, how)?;
+            let gone =
+                self.rename_locked(by, from.0, (to.0, to.1), (source, target), (how, white))?;
             drop(locks);
             drop(_renames);
             gone.map_or(Ok(()), |id| self.after(id, true))?;
@@ -90,9 +106,8 @@ impl FileSystem {
         by: &Caller,
         from: ObjectId,
         (to, new_name): (ObjectId, &[u8]),
-        source: Entry,
-        target: Option<Entry>,
-        how: Rename,
+        (source, target): (Entry, Option<Entry>),
+        (how, white): (Rename, Option<Whiteout>),
     ) -> Result<Option<ObjectId>> {
         // An entry that only changes its case replaces nothing.
         let same_entry = from == to && target.as_ref().is_some_and(|t| t.name == source.name);
@@ -118,6 +133,7 @@ impl FileSystem {
             target,
             new_name,
             how,
+            white,
         };
         self.check_move(&way)?;
         if how == Rename::Exchange { self.exchange(&way) } else { self.do_move(by, &way) }
@@ -201,22 +217,25 @@ impl FileSystem {
             None => self.patch(&tx, &way.from, &patch(0))?,
         }
         let names = (way.from.id, &way.source.name[..], to.id, &target.name[..]);
-        self.log_renamed(&tx, Some(Rename::Exchange), names, &[moved.id, other.id], None);
+        self.log_renamed(&tx, Rename::Exchange, None, names, &[moved.id, other.id], None);
         Ok(None)
     }
 
     fn do_move(&self, by: &Caller, way: &Move<'_>) -> Result<Option<ObjectId>> {
         let (rw, props) = self.rw()?;
-        let whiteout = if way.how == Rename::Whiteout {
-            let device = Device::default();
-            let by = Caller { umask: 0, ..by.clone() };
-            let new = New { kind: FileType::Char, mode: 0, device, target: b"" };
-            let birth = self.conceive_in(&by, &way.from, &new, &props)?;
-            self.check_new_quota(&birth.owner())?;
-            Some(birth)
-        } else {
-            None
+        let whiteout = match (way.how, &way.white) {
+            (Rename::Whiteout, Some(white)) => Some(self.conceive_logged_white(white, &props)?),
+            (Rename::Whiteout, None) => {
+                let device = Device::default();
+                let by = Caller { umask: 0, ..by.clone() };
+                let new = New { kind: FileType::Char, mode: 0, device, target: b"" };
+                let birth = self.conceive_in(&by, &way.from, &new, &props)?;
+                self.check_new_quota(&birth.owner())?;
+                Some(birth)
+            }
+            _ => None,
         };
+        let mut white = whiteout.as_ref().map(|birth| birth.record(way.from.id));
         let fate = way.replaced.as_ref().map(|node| self.fate(node)).transpose()?;
         let mut cost = entry_cost(&way.from.object) + entry_cost(&way.to().object);
         cost += 3 * DNODE_BLOCK + whiteout.as_ref().map_or(0, Birth::cost);
@@ -225,6 +244,9 @@ impl FileSystem {
         let tx = rw.host.begin(cost, false)?;
         let stays = whiteout.is_some();
         let whiteout = whiteout.map(|birth| self.bear(&tx, birth, way.from.id, 1)).transpose()?;
+        if let (Some(made), Some(id)) = (&mut white, whiteout) {
+            made.object = id;
+        }
         if let Err(e) = self.move_names(&tx, way, whiteout) {
             if let Some(id) = whiteout {
                 self.os().free_object(&tx, id)?;
@@ -241,8 +263,7 @@ impl FileSystem {
             (Some(node), Some(Fate::Goes(_) | Fate::Queued(_))) => Some(node.id),
             _ => None,
         };
-        let how = (!stays).then_some(Rename::Plain);
-        self.log_renamed(&tx, how, names, &[way.moved.id], gone);
+        self.log_renamed(&tx, Rename::Plain, white.as_ref(), names, &[way.moved.id], gone);
         let queued = matches!(fate, Some(Fate::Queued(_)));
         Ok(way.replaced.as_ref().map(|n| n.id).filter(|_| queued))
     }

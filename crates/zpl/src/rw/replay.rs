@@ -15,14 +15,16 @@ use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::Io;
 use ondisk::BlkPtr;
 use ondisk::sa::ZplAttr;
-use ondisk::zil::{Body, Create, RENAME_EXCHANGE, Record, SetAttr, Write};
-use ondisk::znode::{FileType, Time, ZFS_PROJINHERIT};
+use ondisk::zil::{Body, Create, RENAME_EXCHANGE, Record, SetAttr, Whiteout, Write, Xvattr};
+use ondisk::znode::{FileType, Time, ZFS_PROJINHERIT, ZFS_XATTR};
 
 use super::data::grown;
 use super::journal::{AT_ATIME, AT_CTIME, AT_FILE, AT_GID, AT_MODE, AT_MTIME, AT_SIZE, AT_UID};
-use super::make::{DNODE_BLOCK, Seed};
+use super::journal::{AT_XVATTR, XAT_PROJID, XVATTR_FLAGS};
+use super::make::{Birth, DNODE_BLOCK, Seed};
 use super::node::{Do, Patch};
-use super::types::{At, Caller, Falloc, Rename, SetAttrs, SetHow, SetTime};
+use super::types::{At, Caller, Falloc, Rename, RwProps, SETTABLE_FLAGS, SetAttrs, SetTime};
+use super::xattr::LoggedDir;
 use crate::fs::FileSystem;
 
 /// All bits of a TX_SETATTR mask that Linux writes, without extended attributes.
@@ -41,13 +43,15 @@ pub fn can_replay(record: &Record<'_>) -> Result<()> {
     let known = match record.body()? {
         Body::Create(c) => {
             let plain = c.xvattr.is_none() && c.acl.is_none() && c.domains.is_empty();
-            plain && matches!(record.header.txtype, 1 | 2 | 4)
+            plain && matches!(record.header.txtype, 1..=4)
         }
         Body::SetAttr(s) => {
-            let extended = s.mask & (0x8000_0000 | 0x1_0000) != 0 || !s.domains.is_empty();
-            !extended && (s.mask & !LINUX == 0 || s.mask & OTHERS != 0)
+            let known = XVATTR_FLAGS.iter().fold(XAT_PROJID, |m, (bit, _)| m | bit);
+            let strange = |x: &Xvattr| x.requested != [x.requested[0] & known, 0, 0];
+            let extended = s.xvattr.as_ref().is_some_and(strange) || !s.domains.is_empty();
+            !extended && (s.mask & !(LINUX | AT_XVATTR) == 0 || s.mask & OTHERS != 0)
         }
-        Body::Acl { .. } | Body::CloneRange(_) | Body::RenameWhiteout(..) => false,
+        Body::Acl { .. } | Body::CloneRange(_) => false,
         _ => true,
     };
     if known {
@@ -71,6 +75,7 @@ impl FileSystem {
         can_replay(record)?;
         let root = Caller::root();
         match record.body()? {
+            Body::Create(c) if record.header.txtype == 3 => self.replay_hidden(&c),
             Body::Create(create) => self.replay_create(record.header.txtype, &create),
             Body::Remove { directory, name } => match record.header.txtype {
                 6 => self.rmdir(&root, directory, name).map(|_| ()),
@@ -84,6 +89,10 @@ impl FileSystem {
                 let how = if exchange { Rename::Exchange } else { Rename::Plain };
                 self.rename(&root, (n.from_dir, n.from), (n.to_dir, n.to), how)
             }
+            Body::RenameWhiteout(n, white) => {
+                let (from, to) = ((n.from_dir, n.from), (n.to_dir, n.to));
+                self.rename_as(&root, from, to, Rename::Whiteout, Some(white))
+            }
             // The others may come late: after the object went.
             Body::Write(w) => absent_is_fine(self.replay_write(&root, &w)),
             Body::Write2(w) => absent_is_fine(self.replay_size(w.object, w.offset + w.length)),
@@ -91,14 +100,10 @@ impl FileSystem {
                 absent_is_fine(self.replay_truncate(&root, object, offset, length))
             }
             Body::SetAttr(set) => absent_is_fine(self.replay_set(&root, &set)),
-            Body::SetSaXattr { object, name, value } => absent_is_fine(match value {
-                Some(value) => self.set_xattr(&root, object, name, value, SetHow::Any),
-                None => match self.remove_xattr(&root, object, name) {
-                    Err(e) if e.kind() == ErrorKind::NoAttribute => Ok(()),
-                    other => other,
-                },
-            }),
-            Body::Acl { .. } | Body::CloneRange(_) | Body::RenameWhiteout(..) => {
+            Body::SetSaXattr { object, name, value } => {
+                absent_is_fine(self.set_logged_xattr(object, name, value))
+            }
+            Body::Acl { .. } | Body::CloneRange(_) => {
                 Err(Error::bug("a record that cannot be replayed"))
             }
         }
@@ -114,6 +119,7 @@ impl FileSystem {
         let device = matches!(kind, FileType::Char | FileType::Block);
         let slots = u8::try_from(create.dnode_slots).unwrap_or(1);
         self.make_in(create.directory, create.name, |parent, props| {
+            let hidden = parent.attrs.pflags & ZFS_XATTR;
             let inherits = parent.attrs.pflags & ZFS_PROJINHERIT != 0;
             let heir = matches!(kind, FileType::Dir | FileType::Regular);
             let seed = Seed {
@@ -121,8 +127,8 @@ impl FileSystem {
                 mode: (create.mode & 0o7777) as u32,
                 uid: create.uid,
                 gid: create.gid,
-                flags: if inherits && heir { ZFS_PROJINHERIT } else { 0 },
-                project: if inherits { parent.attrs.project } else { 0 },
+                flags: hidden | if inherits && heir { ZFS_PROJINHERIT } else { 0 },
+                project: if inherits || hidden != 0 { parent.attrs.project } else { 0 },
                 rdev: if device { create.rdev } else { 0 },
                 target: create.target.unwrap_or_default(),
                 xattrs: Vec::new(),
@@ -131,6 +137,36 @@ impl FileSystem {
             Ok(self.conceive(seed, props)?.born_as(create.object, create.generation))
         })?;
         Ok(())
+    }
+
+    /// A file's directory of extended attributes.
+    fn replay_hidden(&self, create: &Create<'_>) -> Result<()> {
+        let logged = LoggedDir {
+            id: create.object,
+            generation: create.generation,
+            mode: (create.mode & 0o7777) as u32,
+            uid: create.uid,
+            gid: create.gid,
+            born: (time(create.crtime), u8::try_from(create.dnode_slots).unwrap_or(1)),
+        };
+        self.make_logged_dir(create.directory, logged)
+    }
+
+    /// What a rename left under the old name.
+    pub(crate) fn conceive_logged_white(&self, white: &Whiteout, props: &RwProps) -> Result<Birth> {
+        let seed = Seed {
+            kind: FileType::Char,
+            mode: (white.mode & 0o7777) as u32,
+            uid: white.uid,
+            gid: white.gid,
+            flags: 0,
+            project: 0,
+            rdev: white.rdev,
+            target: b"",
+            xattrs: Vec::new(),
+            logged: Some((time(white.crtime), u8::try_from(white.dnode_slots).unwrap_or(1))),
+        };
+        Ok(self.conceive(seed, props)?.born_as(white.object, white.generation))
     }
 
     fn replay_write(&self, root: &Caller, write: &Write<'_>) -> Result<()> {
@@ -199,7 +235,23 @@ impl FileSystem {
         }
         let id = |field: u64| u32::try_from(field & 0xffff_ffff).unwrap_or(0);
         let has = |bit: u64| mask & bit != 0;
+        let (mut flags, mut project) = (None, None);
+        if let Some(x) = &set.xvattr {
+            let now = self.attrs(set.object, Io::WAIT)?.pflags;
+            let chosen = XVATTR_FLAGS.iter().filter(|(bit, _)| x.requested[0] & bit != 0);
+            for (bit, flag) in chosen {
+                let on = x.values & u64::from(*bit) != 0;
+                let all = flags.unwrap_or(now & SETTABLE_FLAGS);
+                flags = Some(if on { all | flag } else { all & !flag });
+            }
+            if x.requested[0] & XAT_PROJID != 0 {
+                let word = x.scanstamp.first_chunk::<4>().copied().unwrap_or_default();
+                project = Some(u32::from_le_bytes(word));
+            }
+        }
         let attrs = SetAttrs {
+            flags,
+            project,
             mode: has(AT_MODE).then_some((set.mode & 0o7777) as u32),
             uid: has(AT_UID).then(|| id(set.uid)),
             gid: has(AT_GID).then(|| id(set.gid)),

@@ -11,7 +11,7 @@ use ondisk::znode::{
 };
 
 use super::data::set_ids;
-use super::journal::Record;
+use super::journal::{Record, Said};
 use super::make::DNODE_BLOCK;
 use super::node::{Do, Node, Patch, words};
 use super::quota::Owner;
@@ -56,7 +56,7 @@ impl FileSystem {
         let (mode, patch) = self.changes(by, &node, set, now);
         let mut edit = Edit::new(self, node)?;
         edit.patch = patch;
-        edit.record = Record::of(set, mode, &edit.node, now);
+        edit.said = Record::of(set, mode, &edit.node, now).map_or(Said::Nothing, Said::Attrs);
         if let Some(mode) = mode {
             self.change_mode(&mut edit, mode, &props)?;
         }
@@ -189,7 +189,8 @@ impl FileSystem {
         edit.patch.push(ZplAttr::Flags, Do::Or(flags));
         let aces = trivial_acl(full, is_dir);
         edit.set_acl(self, words(&[aces.len() as u64]), encode_aces(&aces))?;
-        edit.chmod_posix(self, mode, props)
+        // In a log that is a record of its own.
+        if self.is_replaying() { Ok(()) } else { edit.chmod_posix(self, mode, props) }
     }
 
     /// The project of a regular file or directory.

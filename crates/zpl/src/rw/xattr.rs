@@ -12,14 +12,14 @@ use dmu::{Io, Tx, Zap};
 use nvlist::{NvList, Value};
 use ondisk::sa::ZplAttr;
 use ondisk::xattr::{SA_PACKED_MAX, SA_VALUE_MAX, StoredNames, stored_names};
-use ondisk::znode::{FileType, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJID, ZFS_XATTR};
+use ondisk::znode::{FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJID, ZFS_XATTR};
 
 use super::acl;
-use super::journal::Record;
+use super::journal::{Record, SaXattrs, Said, Script};
 use super::make::{Birth, DNODE_BLOCK, Seed, entry_cost};
 use super::names::Entry;
 use super::node::{AttrList, Do, Node, Patch, Plan, words};
-use super::types::{Caller, RwProps, SetAttrs, SetHow, XattrForm, denied};
+use super::types::{Caller, RwProps, SetAttrs, SetHow, XattrForm, denied, exists};
 use crate::attrs::Attrs;
 use crate::dir::found;
 use crate::fs::FileSystem;
@@ -68,6 +68,18 @@ impl Owner {
 enum DirOp {
     Put(Vec<u8>, Vec<u8>),
     Remove(Entry),
+    /// The directory itself, as a record of the log tells.
+    Make(Box<LoggedDir>),
+}
+
+/// A hidden directory that a record tells of.
+pub(crate) struct LoggedDir {
+    pub(crate) id: ObjectId,
+    pub(crate) generation: u64,
+    pub(crate) mode: u32,
+    pub(crate) uid: u64,
+    pub(crate) gid: u64,
+    pub(crate) born: (Time, u8),
 }
 
 /// A change of one object's attributes, before its transaction begins.
@@ -83,8 +95,10 @@ pub(crate) struct Edit {
     /// What is in the hidden directory, and itself, when it changes with the file.
     followers: Vec<(ObjectId, bool, Patch)>,
     grows: bool,
-    /// What the log says of it; `None`: nothing, it waits for its group.
-    pub(crate) record: Option<Record>,
+    /// What the log says of it.
+    pub(crate) said: Said,
+    /// Extended attributes that change in the list.
+    sa_xattrs: SaXattrs,
 }
 
 /// An [`Edit`] whose layouts are registered.
@@ -106,7 +120,8 @@ impl Edit {
             ops: Vec::new(),
             followers: Vec::new(),
             grows: false,
-            record: None,
+            said: Said::Nothing,
+            sa_xattrs: Vec::new(),
         })
     }
 
@@ -246,10 +261,10 @@ impl Edit {
             Some(packed) => NvList::unpack(packed)?,
         };
         let mut new = NvList::new();
-        let (mut had, mut kept) = (false, packed.is_some());
+        let (mut had, mut kept) = (Vec::new(), packed.is_some());
         for (name, pair) in old.iter() {
             if names.contains(&name.as_bytes()) {
-                had = true;
+                had.push(name.as_bytes().to_vec());
             } else {
                 new.try_insert(name.as_bytes(), pair.clone())?;
             }
@@ -262,9 +277,13 @@ impl Edit {
             if with.xdr_size() <= SA_PACKED_MAX {
                 new = with;
                 (stored, kept) = (true, true);
+                had.retain(|old| old != name);
+                self.sa_xattrs.push((name.to_vec(), Some(value.to_vec())));
             }
         }
-        if stored || had && kept {
+        let gone = !had.is_empty();
+        self.sa_xattrs.extend(had.into_iter().map(|name| (name, None)));
+        if stored || gone && kept {
             self.grows |= stored;
             self.list(fs)?.set(number, new.pack_xdr());
         }
@@ -273,7 +292,7 @@ impl Edit {
 
     /// Registers the layouts. No transaction may be open.
     pub(crate) fn prepare(mut self, fs: &FileSystem, props: &RwProps) -> Result<Ready> {
-        let puts = self.ops.iter().any(|op| matches!(op, DirOp::Put(..)));
+        let puts = self.ops.iter().any(|op| !matches!(op, DirOp::Remove(_)));
         if puts {
             fs.ready_hidden(&Owner::of(&self.node.attrs), props)?;
         }
@@ -315,6 +334,7 @@ impl Ready {
         let op = |op: &DirOp| match op {
             DirOp::Put(_, value) => value.len() as u64 + 2 * DNODE_BLOCK + dir,
             DirOp::Remove(_) => DNODE_BLOCK + dir,
+            DirOp::Make(_) => 2 * DNODE_BLOCK,
         };
         let ops: u64 = edit.ops.iter().map(op).sum();
         Ok(2 * DNODE_BLOCK + spill + ops + edit.followers.len() as u64 * DNODE_BLOCK)
@@ -327,24 +347,32 @@ impl Ready {
         let owner = Owner::of(&edit.node.attrs);
         let mut list = edit.list.clone();
         let mut hidden = edit.hidden;
+        let mut script = Script::new(tx);
         for op in &edit.ops {
             match op {
                 DirOp::Put(name, value) => {
                     let dir = match hidden {
                         Some(dir) => dir,
                         None => {
-                            let dir = fs.bear_xattr_dir(tx, &owner, &self.props)?;
+                            let props = &self.props;
+                            let dir = fs.bear_xattr_dir(tx, &owner, props, &mut script)?;
                             // In a list it has its place already, perhaps in the spill block.
                             patch.push(ZplAttr::Xattr, Do::Set(dir.0));
                             *hidden.insert(dir)
                         }
                     };
-                    fs.put_xattr_file(tx, &owner, dir, (name, value), &self.props)?;
+                    let props = &self.props;
+                    fs.put_xattr_file(tx, &owner, dir, (name, value), props, &mut script)?;
                 }
                 DirOp::Remove(entry) => {
                     if let Some(dir) = hidden {
-                        fs.remove_xattr_file(tx, dir, entry)?;
+                        fs.remove_xattr_file(tx, dir, entry, &mut script)?;
                     }
+                }
+                DirOp::Make(logged) => {
+                    let dir = fs.bear_logged_dir(tx, &owner, logged, &self.props)?;
+                    patch.push(ZplAttr::Xattr, Do::Set(dir.0));
+                    hidden = Some(dir);
                 }
             }
         }
@@ -354,7 +382,7 @@ impl Ready {
         if let Some(aces) = &edit.legacy_acl {
             fs.set_legacy_acl(tx, &edit.node, aces)?;
         }
-        fs.log_changed(tx, &edit.node, edit.record.as_ref());
+        fs.log_changed(&edit.node, &edit.said, &edit.sa_xattrs, script);
         match (&mut list, self.plan) {
             (Some(list), Some(plan)) => {
                 if let Some(time) = fs.rw_always()?.times.take(id)
@@ -384,9 +412,71 @@ impl FileSystem {
         tx: &Tx,
         owner: &Owner,
         props: &RwProps,
+        script: &mut Script,
     ) -> Result<ObjectId> {
         let birth = self.conceive(owner.seed(FileType::Dir), props)?;
+        let mut made = birth.record(owner.id);
+        made.object = self.bear(tx, birth, owner.id, 2)?;
+        script.hidden_dir(tx, &made);
+        Ok(made.object)
+    }
+
+    fn bear_logged_dir(
+        &self,
+        tx: &Tx,
+        owner: &Owner,
+        logged: &LoggedDir,
+        props: &RwProps,
+    ) -> Result<ObjectId> {
+        let (mode, uid, gid) = (logged.mode, logged.uid, logged.gid);
+        let seed = owner.seed(FileType::Dir);
+        let seed = Seed { mode, uid, gid, logged: Some(logged.born), ..seed };
+        let birth = self.conceive(seed, props)?.born_as(logged.id, logged.generation);
         self.bear(tx, birth, owner.id, 2)
+    }
+
+    /// The hidden directory of a file, as a record of the log tells.
+    ///
+    /// # Errors
+    /// `Exists` if there is one.
+    pub(crate) fn make_logged_dir(&self, owner: ObjectId, logged: LoggedDir) -> Result<()> {
+        let (rw, props) = self.rw()?;
+        let _lock = rw.locks.exclusive(owner);
+        let mut edit = Edit::new(self, self.node(owner)?)?;
+        if edit.hidden.is_some() {
+            return Err(exists().in_object(owner));
+        }
+        edit.said = Said::Xattrs;
+        edit.grows = true;
+        edit.ops.push(DirOp::Make(Box::new(logged)));
+        edit.commit(self, &props)
+    }
+
+    /// Sets or removes an attribute among the system attributes by its stored name, as a
+    /// record of the log tells; nothing else follows from it.
+    ///
+    /// # Errors
+    /// `Invalid` for what has no such attributes, or a value that does not fit.
+    pub(crate) fn set_logged_xattr(
+        &self,
+        id: ObjectId,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        let (rw, props) = self.rw()?;
+        let _lock = rw.locks.exclusive(id);
+        let node = self.node(id)?;
+        if node.legacy {
+            return Err(Error::invalid("no room for extended attributes").in_object(id));
+        }
+        let props = RwProps { xattr: XattrForm::Sa, ..(*props).clone() };
+        let mut edit = Edit::new(self, node)?;
+        edit.patch = Patch::new().changed(rw.host.now());
+        edit.said = Said::Xattrs;
+        if !edit.set_in_list(self, &[name], value, &props)? && value.is_some() {
+            return Err(Error::invalid("the attribute does not fit").in_object(id));
+        }
+        edit.commit(self, &props)
     }
 
     /// Puts a value into the hidden directory.
@@ -397,12 +487,19 @@ impl FileSystem {
         dir: ObjectId,
         (name, value): (&[u8], &[u8]),
         props: &RwProps,
+        script: &mut Script,
     ) -> Result<()> {
         let birth: Birth = self.conceive(owner.seed(FileType::Regular), props)?;
         let block = (value.len() as u64).next_multiple_of(512).min(u64::from(BLOCK_MAX)) as u32;
         let birth = birth.with_content(block, value.len() as u64, &self.tables())?;
         let old = self.entry(dir, name)?;
+        let mut made = birth.record(dir);
         let id = self.bear(tx, birth, dir, 1)?;
+        made.object = id;
+        if let Some(old) = &old {
+            script.removed(dir, &old.name);
+        }
+        script.file(tx, &made, name, value);
         self.os().write(tx, id, 0, value)?;
         let now = self.rw_always()?.host.now();
         let mut patch = Patch::new().modified(now);
@@ -420,7 +517,14 @@ impl FileSystem {
         self.patch_id(tx, dir, legacy, &patch)
     }
 
-    fn remove_xattr_file(&self, tx: &Tx, dir: ObjectId, entry: &Entry) -> Result<()> {
+    fn remove_xattr_file(
+        &self,
+        tx: &Tx,
+        dir: ObjectId,
+        entry: &Entry,
+        script: &mut Script,
+    ) -> Result<()> {
+        script.removed(dir, &entry.name);
         self.remove_entry(tx, dir, &entry.name)?;
         self.free_xattr_file(tx, dir, entry.id)?;
         let now = self.rw_always()?.host.now();
@@ -551,10 +655,15 @@ impl FileSystem {
         }
         let mut edit = Edit::new(self, node)?;
         edit.patch = Patch::new().changed(now);
+        edit.said = match new_mode.filter(|m| *m != mode & 0o7777) {
+            None => Said::Xattrs,
+            Some(mode) => Record::of_mode(&edit.node, mode, now).map_or(Said::Nothing, Said::Attrs),
+        };
         if let Some(mode) = new_mode.filter(|m| *m != mode & 0o7777) {
             self.change_mode(&mut edit, mode, &props)?;
             // What was just made of the old ACL is not wanted.
             edit.ops.clear();
+            edit.sa_xattrs.clear();
         }
         if value.is_some() || there {
             edit.set_xattr(self, &names, value.as_deref(), &props)?;

@@ -1,0 +1,132 @@
+//! Files that are written over, in the simulation of intent logs: which write each byte is of.
+//!
+//! # Theory
+//! Writes of a file are numbered, and where each goes follows from its number. A byte tells of
+//! which write it is. After a crash each byte is of the last write to it that was promised, or
+//! of a later one. Records that carry the content as it was at their commit may bring bytes of
+//! later writes early, even if the log has lost these; where all data is copied when it is
+//! written, what is there is the outcome of the first so and so many writes, and of no other.
+
+use dmu::Io;
+use zpl::FileSystem;
+
+/// The attribute.
+pub(crate) const NAME: &[u8] = b"user.count";
+/// Bytes of a file.
+const SIZE: u64 = 96 << 10;
+
+fn mix(seed: u64, thread: u64, version: u64) -> u64 {
+    let x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ thread << 32 ^ version;
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 16
+}
+
+/// Whether a thread's writes are small: all data is copied.
+fn is_small(thread: u64) -> bool {
+    thread.is_multiple_of(2)
+}
+
+/// Where a write goes, and its length.
+pub(crate) fn range(seed: u64, thread: u64, version: u64) -> (u64, u64) {
+    let r = mix(seed, thread, version);
+    let most = if is_small(thread) { 7000 } else { 60_000 };
+    let len = 1 + (r >> 20) % most;
+    (r % (SIZE - len), len)
+}
+
+fn noise(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9) >> 9) as u8 | 0x80
+}
+
+/// A byte of a write.
+pub(crate) fn byte(at: u64, version: u64) -> u8 {
+    noise(at) ^ (version as u8 & 0x7f)
+}
+
+/// The attribute's value; a large one goes to a hidden directory anyhow.
+pub(crate) fn value(count: u64) -> Vec<u8> {
+    let mut out = count.to_le_bytes().to_vec();
+    out.resize(if count % 4 == 3 { 20_000 } else { 40 }, count as u8);
+    out
+}
+
+/// Of which write each byte of a thread's file is, and of which its attribute; 0: of none.
+pub(crate) fn look(fs: &FileSystem, seed: u64, thread: u64) -> Result<(Vec<u8>, u64), String> {
+    let name = format!("over-{thread}");
+    let fail = |e: base::Error| format!("{name}: {e}");
+    let file = fs.lookup(fs.root(), name.as_bytes(), Io::WAIT).map_err(fail)?;
+    let size = fs.attrs(file.id, Io::WAIT).map_err(fail)?.size;
+    let mut found = Vec::with_capacity(size as usize);
+    for piece in fs.read(file.id, 0, size as usize, Io::WAIT).map_err(fail)? {
+        found.extend_from_slice(&piece);
+    }
+    for (at, byte) in found.iter_mut().enumerate() {
+        let version = if *byte == 0 { 0 } else { *byte ^ noise(at as u64) };
+        let (from, len) = range(seed, thread, u64::from(version));
+        if version != 0 && !(from..from + len).contains(&(at as u64)) {
+            return Err(format!("{name}: byte {at} is of write {version}, which is elsewhere"));
+        }
+        *byte = version;
+    }
+    let bytes = fs.get_xattr(file.id, NAME, Io::WAIT).map_err(fail)?;
+    let count = match &bytes {
+        None => 0,
+        Some(bytes) => {
+            let count = bytes.first_chunk().map_or(0, |c| u64::from_le_bytes(*c));
+            if *bytes != value(count) {
+                return Err(format!("{name}: the attribute is not of change {count}"));
+            }
+            count
+        }
+    };
+    Ok((found, count))
+}
+
+/// Whether all of the first `promised` writes is there. `mixed`: also where all data is small
+/// it may be that of the commit.
+pub(crate) fn kept(
+    found: &[u8],
+    seed: u64,
+    thread: u64,
+    promised: u64,
+    mixed: bool,
+) -> Result<(), String> {
+    let last = u64::from(found.iter().copied().max().unwrap_or(0));
+    let whole = if mixed || !is_small(thread) { promised } else { promised.max(last) };
+    let mut wanted = vec![0u8; SIZE as usize];
+    for version in 1..=whole {
+        let (at, len) = range(seed, thread, version);
+        wanted[at as usize..(at + len) as usize].fill(version as u8);
+    }
+    for (at, wanted) in wanted.iter().enumerate() {
+        let has = found.get(at).copied().unwrap_or(0);
+        if has < *wanted || whole != promised && has != *wanted {
+            return Err(format!(
+                "thread {thread}, byte {at} of the file that is written over: {has}, not {wanted}; \
+                 {promised} writes were promised"
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_out_of_order_is_found() {
+        let state = |versions: &[u64]| {
+            let mut out = vec![0u8; SIZE as usize];
+            for v in versions {
+                let (at, len) = range(5, 0, *v);
+                out[at as usize..(at + len) as usize].fill(*v as u8);
+            }
+            out
+        };
+        assert!(kept(&state(&[1, 2, 3]), 5, 0, 2, false).is_ok());
+        assert!(kept(&state(&[1]), 5, 0, 2, false).is_err());
+        assert!(kept(&state(&[1, 3]), 5, 0, 1, false).is_err(), "2 is missing");
+        assert!(kept(&state(&[1, 3]), 5, 0, 1, true).is_ok());
+    }
+}

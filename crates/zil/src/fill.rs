@@ -1,0 +1,126 @@
+//! Putting a batch's records into blocks.
+
+use base::{ObjectId, Txg};
+use ondisk::BlkPtr;
+use ondisk::zil::{Body, WRITE_HEADER, Write};
+
+use crate::pending::{Itx, What};
+use crate::size::{CHAIN, Plan, ROOM_MAX, block_size, waste};
+use crate::stats::{Stats, bump};
+
+/// Record types.
+const TX_WRITE: u8 = 9;
+const TX_WRITE2: u8 = 20;
+
+/// The record of a write whose block is at its place, or was named before.
+fn placed(object: ObjectId, offset: u64, length: u64, bp: Option<&BlkPtr>, txg: Txg) -> Vec<u8> {
+    let write = Write { object, offset, length, block: bp.copied(), data: None };
+    // Pointers that cannot be stored were not taken.
+    let record = match bp {
+        Some(_) => Body::Write(write).encode(TX_WRITE, txg),
+        None => Body::Write2(write).encode(TX_WRITE2, txg),
+    };
+    record.unwrap_or_default()
+}
+
+/// A block's records.
+pub(crate) struct Fill {
+    pub(crate) size: u64,
+    pub(crate) bytes: Vec<u8>,
+    /// Where each record begins.
+    pub(crate) starts: Vec<usize>,
+    pub(crate) newest: Txg,
+}
+
+impl Fill {
+    fn new(size: u64) -> Fill {
+        Fill { size, bytes: Vec::new(), starts: Vec::new(), newest: Txg::ZERO }
+    }
+
+    fn room(&self) -> usize {
+        (self.size - CHAIN) as usize - self.bytes.len()
+    }
+
+    /// Counts its records by type, the first byte of each.
+    pub(crate) fn count(&self, stats: &Stats) {
+        for start in &self.starts {
+            let kind = self.bytes.get(*start).map_or(0, |k| usize::from(*k));
+            if let Some(counter) = stats.by_type.get(kind) {
+                bump(counter, 1);
+            }
+        }
+    }
+
+    /// Puts a record in, or several that go together.
+    fn put(&mut self, record: &[u8], txg: Txg) {
+        let mut at = 0;
+        while let Some(len) = record.get(at + 8..at + 16) {
+            self.starts.push(self.bytes.len() + at);
+            at += len.try_into().map_or(0, u64::from_le_bytes).max(16) as usize;
+        }
+        self.bytes.extend_from_slice(record);
+        self.newest = self.newest.max(txg);
+    }
+}
+
+/// Divides records among blocks, the first of which has `first` bytes.
+pub(crate) fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
+    let mut left: u64 = records.iter().map(Itx::size).sum();
+    let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
+    let keep = waste(largest) as usize;
+    let mut blocks = Vec::new();
+    let mut now = Fill::new(first);
+    let turn = |now: &mut Fill, blocks: &mut Vec<Fill>, left: u64, least: usize| {
+        let size = block_size(Plan::of(left, largest).opt.max(least as u64));
+        blocks.push(std::mem::replace(now, Fill::new(size)));
+    };
+    for itx in records {
+        left = left.saturating_sub(itx.size());
+        match &itx.what {
+            What::Whole(record) | What::Cut { record, .. } => {
+                if record.len() > now.room() {
+                    turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
+                }
+                now.put(record, itx.txg);
+            }
+            What::Placed { object, offset, len, block } => {
+                let record = placed(*object, *offset, *len, block.as_deref(), itx.txg);
+                if record.len() > now.room() {
+                    turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
+                }
+                now.put(&record, itx.txg);
+            }
+            What::Data { object, offset, data } => {
+                let mut at = 0;
+                while at < data.len() {
+                    let rest = WRITE_HEADER + (data.len() - at).next_multiple_of(8);
+                    let room = now.room();
+                    // A piece in what is left of a block is worth its header.
+                    let least = WRITE_HEADER + 512;
+                    let poor = room < keep && rest <= ROOM_MAX as usize;
+                    // A stub that was foretold too small is used nevertheless.
+                    if rest > room && (room < least || poor && !now.bytes.is_empty()) {
+                        turn(&mut now, &mut blocks, left + rest as u64, least);
+                        continue;
+                    }
+                    let n = (data.len() - at).min((room - WRITE_HEADER) / 8 * 8);
+                    let write = Write {
+                        object: *object,
+                        offset: offset + at as u64,
+                        length: n as u64,
+                        block: None,
+                        data: Some(&data[at..at + n]),
+                    };
+                    // A write always has a record of its type.
+                    let record = Body::Write(write).encode(TX_WRITE, itx.txg);
+                    now.put(&record.unwrap_or_default(), itx.txg);
+                    at += n;
+                }
+            }
+            // Fetched before.
+            What::Range { .. } => {}
+        }
+    }
+    blocks.push(now);
+    blocks
+}
