@@ -239,7 +239,7 @@ impl Courtesy {
 }
 
 /// Asynchronous writes after which a device counts as used by nobody who waits.
-pub(super) const QUIET: u32 = 64;
+pub(super) const QUIET: u32 = 8;
 
 /// Who would be disturbed by writes that nobody waits for.
 #[derive(Clone, Copy, Debug, Default)]
