@@ -276,10 +276,10 @@ fn oltp() {
     assert_eq!(figure("records 8K", "writes: data blocks read a write"), 0.0);
     let read = figure("records 8K", "reads: device bytes a byte");
     // What an import and a mount read is a part of so little.
-    assert!((1.0..1.5).contains(&read), "{read}");
+    assert!((1.0..2.0).contains(&read), "{read}");
     // It is one of sixteen: all of them are read, for a read and for a write.
-    assert!(figure("records 128K", "reads: device bytes a byte") > 2.0);
-    assert!(figure("records 128K", "writes: data blocks read a write") > 0.2);
+    assert!(figure("records 128K", "reads: device bytes a byte") > 4.0);
+    assert!(figure("records 128K", "writes: data blocks read a write") > 0.05);
     for table in ["records 8K", "records 128K"] {
         for name in ["transactions/s", "p99, ms", "CPU a transaction, us"] {
             assert!(figure(table, name) > 0.0, "{table}: {name}");
