@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Each class has a least and a largest number of operations with the device (chapter 10
-//! §11.2). What the largest comes to depends on the moment ([`Limits::caps`]):
+//! §11.2). What the largest comes to depends on the moment ([`QueueLimits::caps`]):
 //!
 //! * Writes of groups go from their least to their largest as dirty data grows between two
 //!   percentages of its limit, so that a little to write disturbs little, and much is
