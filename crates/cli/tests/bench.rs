@@ -265,7 +265,7 @@ fn oltp() {
         return;
     }
     let s = Sandbox::new("bench-oltp");
-    let args = ["oltp", "--file", "16M", "--arc", "4M", "--count", "400", "--rounds", "1"];
+    let args = ["oltp", "--file", "16M", "--arc", "4M", "--count", "1000", "--rounds", "1"];
     let more = ["--clients", "3", "--depths", "1,8", "--time", "0.02"];
     let (_, value) = bench(&s, &[&args[..], &more].concat());
     let figure = |table: &str, name: &str| {
@@ -274,10 +274,12 @@ fn oltp() {
     };
     // A page is a record: it is read alone, and written without being read.
     assert_eq!(figure("records 8K", "writes: data blocks read a write"), 0.0);
-    assert!((1.0..1.3).contains(&figure("records 8K", "reads: device bytes a byte")));
+    let read = figure("records 8K", "reads: device bytes a byte");
+    // What an import and a mount read is a part of so little.
+    assert!((1.0..2.0).contains(&read), "{read}");
     // It is one of sixteen: all of them are read, for a read and for a write.
-    assert!(figure("records 128K", "reads: device bytes a byte") > 2.0);
-    assert!(figure("records 128K", "writes: data blocks read a write") > 0.2);
+    assert!(figure("records 128K", "reads: device bytes a byte") > 4.0);
+    assert!(figure("records 128K", "writes: data blocks read a write") > 0.05);
     for table in ["records 8K", "records 128K"] {
         for name in ["transactions/s", "p99, ms", "CPU a transaction, us"] {
             assert!(figure(table, name) > 0.0, "{table}: {name}");

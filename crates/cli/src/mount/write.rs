@@ -44,6 +44,8 @@ const DIRECT: u64 = 1;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
+/// A part of `O_SYNC`, too.
+const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
 /// Flags of `renameat2`, `setxattr` and `fallocate`.
 const RENAME: [(u32, Rename); 4] =
     [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
@@ -316,6 +318,10 @@ impl ZfsMount {
         }
         let by = writer(req, args.kill_suidgid);
         let done = self.fs().write(&by, id, At::Offset(args.offset), data).map_err(stale)?;
+        // The kernel asks for it itself only where it writes through its pages.
+        if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
+            self.fs().fsync(id).map_err(stale)?;
+        }
         Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
     }
 

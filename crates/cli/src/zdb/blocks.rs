@@ -11,6 +11,7 @@ use cenote::inspect::spa::audit::stats::{BUCKETS, BlockStats, LEVELS, ROWS, Sums
 use cenote::inspect::spa::audit::{
     Options, PROBLEMS_MAX, Problem, Report, Verify, Watch, zdb_errno,
 };
+use cenote::inspect::vdev::QueueLimits;
 use cenote::props::nicenum;
 
 use super::bptext::{self, histogram};
@@ -99,6 +100,8 @@ pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
     let to = if checks.is_empty() && leaks.is_empty() { "" } else { "to " };
     ui::out(&format!("\nTraversing all blocks {to}{checks}{leaks}...\n\n"));
     let screen = Screen { progress: Mutex::new(None) };
+    // Nobody else is there to give way to.
+    spa.zio().tree().set_queue_limits(QueueLimits::for_checks());
     let report = spa.audit(options, &screen)?;
     drop(screen);
     ui::out(&text(&report, ask));

@@ -2,9 +2,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
 use super::{World, errno, noise, put, refused, run};
@@ -302,6 +302,31 @@ fn fallocate_ends_set_id() {
                 assert_eq!(now, if user.is_none() { mode } else { left }, "{how}, {mode:o}");
             }
         }
+    }
+    w.end();
+}
+
+/// Commits of intent logs so far.
+fn commits(w: &World) -> u64 {
+    let text = w.s.ok(&["kstat", "-p"]);
+    let lines = text.lines().filter(|line| line.contains("zil_commit_count"));
+    let counts = lines.filter_map(|line| line.split_whitespace().last()?.parse().ok());
+    counts.max().unwrap_or_else(|| panic!("no zil_commit_count"))
+}
+
+/// Once the kernel asked for nothing behind a write that passed its pages by, and neither
+/// did the server.
+#[test]
+fn who_writes_with_o_dsync_is_answered_when_it_is_on_disk() {
+    let Some(w) = World::new("dsync", 128, &[]) else { return };
+    let path = w.path("file");
+    put(&path, &noise(1, 1 << 16));
+    for (read, flags) in [(true, OFlags::DSYNC), (false, OFlags::DSYNC), (false, OFlags::SYNC)] {
+        let flags = flags.bits() as i32;
+        let file = OpenOptions::new().read(read).write(true).custom_flags(flags).open(&path);
+        let (file, before) = (file.unwrap(), commits(&w));
+        (0..3).for_each(|i| file.write_all_at(&noise(i, 4096), i * 4096).unwrap());
+        assert!(commits(&w) >= before + 3, "opened for reading: {read}");
     }
     w.end();
 }

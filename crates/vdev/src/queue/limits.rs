@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Each class has a least and a largest number of operations with the device (chapter 10
-//! §11.2). What the largest comes to depends on the moment ([`Limits::caps`]):
+//! §11.2). What the largest comes to depends on the moment ([`QueueLimits::caps`]):
 //!
 //! * Writes of groups go from their least to their largest as dirty data grows between two
 //!   percentages of its limit, so that a little to write disturbs little, and much is
@@ -57,6 +57,8 @@ pub struct QueueLimits {
     pub aggregation_limit: u64,
     /// Unwanted bytes between reads that are merged, where nobody waits for them.
     pub read_gap_limit: u64,
+    /// Background operations give way to the others.
+    pub courteous: bool,
     /// Background operations without any other between, before they have their largest.
     pub nia_delay: u32,
     /// Background operations for one of the others.
@@ -69,6 +71,15 @@ pub struct QueueLimits {
 const DEFAULTS: [ClassLimits; CLASSES] =
     [class(10, 10), class(10, 10), class(1, 3), class(2, 10), class(1, 3)];
 
+impl QueueLimits {
+    /// For a tool that has a pool for itself, whose checks are all that is done.
+    pub fn for_checks() -> QueueLimits {
+        let mut limits = QueueLimits { courteous: false, ..QueueLimits::default() };
+        limits.classes[IoClass::Scrub as usize] = class(64, 64);
+        limits
+    }
+}
+
 impl Default for QueueLimits {
     fn default() -> Self {
         QueueLimits {
@@ -79,6 +90,7 @@ impl Default for QueueLimits {
             dirty_max_percent: 60,
             aggregation_limit: 1 << 20,
             read_gap_limit: 32 << 10,
+            courteous: true,
             nia_delay: 5,
             nia_credit: 5,
             in_flight_max: 64 << 20,
@@ -108,6 +120,7 @@ pub(crate) struct Tuning {
     classes: [AtomicU64; CLASSES],
     max_active: AtomicU64,
     adaptive: AtomicU64,
+    courteous: AtomicU64,
     dirty: AtomicU64,
     aggregation: AtomicU64,
     gap: AtomicU64,
@@ -132,6 +145,7 @@ impl Default for Tuning {
             classes: Default::default(),
             max_active: cell(),
             adaptive: cell(),
+            courteous: cell(),
             dirty: cell(),
             aggregation: cell(),
             gap: cell(),
@@ -155,6 +169,7 @@ impl Tuning {
             }),
             max_active: (self.max_active.load(Relaxed) as u32).max(1),
             adaptive: self.adaptive.load(Relaxed) != 0,
+            courteous: self.courteous.load(Relaxed) != 0,
             dirty_min_percent,
             dirty_max_percent,
             aggregation_limit: self.aggregation.load(Relaxed),
@@ -171,6 +186,7 @@ impl Tuning {
         }
         self.max_active.store(limits.max_active.into(), Relaxed);
         self.adaptive.store(limits.adaptive.into(), Relaxed);
+        self.courteous.store(limits.courteous.into(), Relaxed);
         self.dirty.store(pair(limits.dirty_min_percent, limits.dirty_max_percent), Relaxed);
         self.aggregation.store(limits.aggregation_limit, Relaxed);
         self.gap.store(limits.read_gap_limit, Relaxed);
@@ -227,7 +243,9 @@ impl Courtesy {
 
     fn of(&self, limits: &QueueLimits, own: ClassLimits, most: u32) -> ClassLimits {
         let least = own.min;
-        if self.others > 0 {
+        if !limits.courteous {
+            class(least.min(most), most)
+        } else if self.others > 0 {
             let both = self.credit.min(least);
             class(both, both)
         } else if self.alone < limits.nia_delay {
@@ -239,7 +257,7 @@ impl Courtesy {
 }
 
 /// Asynchronous writes after which a device counts as used by nobody who waits.
-pub(super) const QUIET: u32 = 64;
+pub(super) const QUIET: u32 = 8;
 
 /// Who would be disturbed by writes that nobody waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -387,6 +405,9 @@ mod tests {
         courtesy.end(0, &limits);
         courtesy.end(scrub, &limits);
         assert_eq!(of(&courtesy), class(1, 1), "the delay begins anew");
+        let own = QueueLimits::for_checks();
+        let caps = own.caps(|| WriteLoad::FULL, &Depths::default(), &courtesy, Guests::default());
+        assert_eq!(caps.classes[scrub], class(64, 64), "unless there are no others");
     }
 
     #[test]
