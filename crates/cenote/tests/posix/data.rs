@@ -274,6 +274,33 @@ fn writers_of_one_file_and_of_many() {
     rig.finish();
 }
 
+/// A file of half a gigabyte that was overwritten for minutes once filled a cache of four:
+/// with blocks that were free, and that nobody could ask for again.
+#[test]
+fn blocks_that_were_freed_leave_the_cache() {
+    let rig = Rig::with("freed", 256 * MB, 5000, &[("recordsize", 8192), ("compression", 2)]);
+    let id = rig.file(rig.root(), "f");
+    let size = || {
+        rig.sync();
+        rig.engine.arc_stats().size
+    };
+    let noise = |round: u64| -> Vec<u8> {
+        (0..4 * MB).map(|i| (i * 31 + i / 8192 * round) as u8).collect()
+    };
+    let write = |round| rig.write(id, 0, &noise(round));
+    write(1);
+    let first = size();
+    assert!(first >= 4 * MB, "{first}: nothing is cached");
+    (2..12).for_each(|round| {
+        write(round);
+        rig.sync();
+    });
+    // What the last group freed goes with the next one.
+    let last = size();
+    assert!(last < first + 6 * MB, "{first} bytes became {last}");
+    rig.finish();
+}
+
 #[test]
 fn readers_ask_for_what_is_there() {
     // A file cut and grown while it is read: each byte is zero or what was written.

@@ -20,6 +20,7 @@ const BENCHES: &[&str] = &[
     "write",
     "sync",
     "zil-sticky",
+    "oltp",
     "codecs",
     "fuse-null",
     "cache",

@@ -174,7 +174,8 @@ impl FileSystem {
         let piece = &rest[..(to - from) as usize];
         let blocks = (to.div_ceil(block) - from / block) * block;
         let now = rw.host.now();
-        let tx = rw.host.begin(blocks + block + DNODE_BLOCK, false)?;
+        let last = tail.as_ref().map_or(0, |_| block);
+        let tx = rw.host.begin(blocks + last + DNODE_BLOCK, false)?;
         self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
             let _turn = rw.turns.take(id);
