@@ -86,6 +86,8 @@ mount_zfs-fuse() {
 	"$PEER/zfs-fuse" --no-daemon >/dev/null 2>&1 &
 	zfs_fuse=$!
 	for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
+	# One that a run left behind.
+	"$PEER/zpool" destroy -f benchpeer 2>/dev/null
 	truncate -s "${MIB}M" "$work/zfs-fuse.img"
 	"$PEER/zpool" create -f ${PROPS:-} -m "$work/zfs-fuse" benchpeer "$work/zfs-fuse.img"
 }

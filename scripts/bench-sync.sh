@@ -53,6 +53,8 @@ mount_cell() {
 		"$PEER/zfs-fuse" --no-daemon >/dev/null 2>&1 &
 		daemon=$!
 		for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
+		# One that a run left behind.
+		"$PEER/zpool" destroy -f zfpeer 2>/dev/null
 		disk_file "$work/zf.img" 1024
 		"$PEER/zpool" create -O recordsize=8k -m "$work/zf" zfpeer "$work/zf.img" && peers+=(zf)
 	fi

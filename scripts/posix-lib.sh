@@ -33,6 +33,7 @@ disk_file() {
 	else
 		truncate -s "${2}M" "$1"
 	fi
+	[ -s "$1" ]
 }
 
 # A new pool; arguments go to `zpool create`.
