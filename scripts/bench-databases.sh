@@ -26,6 +26,8 @@ fi
 : "${MEMORY:=512M}" # memory of the databases, with the kernel's cache of their files
 : "${SMALL:=20}"    # pgbench's scale of the database that is cached: 15 MiB each
 : "${LARGE:=100}"   # and of the one that is not
+: "${SIZES:=cached larger}"
+: "${RECORDS:=8K 128K}"
 : "${CLIENTS:=4}"
 : "${ROWS:=400000}" # of MariaDB's hot table: 250 bytes each; the other one has four times as many
 : "${TAG:=}"
@@ -79,9 +81,9 @@ make_group() {
 		echo "SKIPPED: no control group for memory; what is larger than the cache is in the kernel's"
 	fi
 }
-# A program whose memory is limited.
+# Becomes a program whose memory is limited; in the background, so that $! is it.
 within() {
-	bash -c '[ -z "$0" ] || echo $$ >"$0"; exec "$@"' "$group" "$@"
+	exec bash -c '[ -z "$0" ] || echo $$ >"$0"; exec "$@"' "$group" "$@"
 }
 
 pg=$(echo /usr/lib/postgresql/*/bin | awk '{print $NF}')
@@ -126,9 +128,9 @@ cell_postgres() {
 	[ -x "$pg/pgbench" ] && id postgres >/dev/null 2>&1 || { echo "SKIPPED: PostgreSQL is not installed" && return; }
 	local size scale record turn
 	disk_file "$work/log" 512
-	for size in cached larger; do
+	for size in $SIZES; do
 		scale=$SMALL && [ "$size" = cached ] || scale=$LARGE
-		for record in 8K 128K; do
+		for record in $RECORDS; do
 			new_pool || return 1
 			pg_new "$record" "$scale" || return 1
 			for turn in $(seq "$TURNS"); do

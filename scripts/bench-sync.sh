@@ -72,7 +72,7 @@ mount_cell() {
 		done
 	done
 	for where in "${peers[@]}"; do
-		case $where in zf) "$PEER/zpool" destroy zfpeer ;; *) umount "$work/$where" ;; esac
+		case $where in zf) umount "$work/zf" && "$PEER/zpool" destroy -f zfpeer ;; *) umount "$work/$where" ;; esac
 	done
 	[ -z "$daemon" ] || kill "$daemon"
 	judge
