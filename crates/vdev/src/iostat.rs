@@ -8,8 +8,8 @@
 //!
 //! A place counts for one leaf. What is known of an operation when it ends (its class,
 //! bytes, time with the device, whether it was merged) arrives at [`IoStats::done`] alone,
-//! and what each of its requests waited at [`IoStats::waited`]. Times and sizes are kept as histograms by powers of two
-//! (chapter 09 §4.5), from which averages are told, too.
+//! and what each of its requests waited at [`IoStats::waited`]. Times and sizes are kept as
+//! histograms by powers of two (chapter 09 §4.5), from which averages are told, too.
 //!
 //! # Invariants
 //! * Counters only grow; they belong to a vdev, not to a snapshot, and last as long as
