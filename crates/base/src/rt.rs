@@ -17,10 +17,14 @@
 use std::panic::Location;
 use std::time::Duration;
 
+mod cores;
 mod lock;
 pub mod sim;
+mod watch;
 
+pub use cores::{roam, stay_on};
 pub use lock::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
+pub use watch::{before_sleep, may_sleep};
 
 #[cfg(not(shuttle))]
 mod sys {
@@ -78,7 +82,10 @@ impl<T> JoinHandle<T> {
     #[track_caller]
     pub fn join(self) -> Option<T> {
         match self.0 {
-            Handle::Os(thread) => thread.join().ok(),
+            Handle::Os(thread) => {
+                may_sleep();
+                thread.join().ok()
+            }
             Handle::Member(thread) => thread.join(Location::caller()),
         }
     }
@@ -98,9 +105,16 @@ pub fn spawn<T: Send + 'static>(
         let thread = me.spawn(name, f, Location::caller()).map_err(failed)?;
         return Ok(JoinHandle(Handle::Member(thread)));
     }
+    let home = cores::home();
+    let begin = move || {
+        if let Some(all) = home {
+            cores::go(all);
+        }
+        f()
+    };
     sys::thread::Builder::new()
         .name(name.to_owned())
-        .spawn(f)
+        .spawn(begin)
         .map(|thread| JoinHandle(Handle::Os(thread)))
         .map_err(failed)
 }
@@ -121,9 +135,16 @@ pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
     }
     std::thread::scope(|scope| {
         let f = &f;
+        let home = cores::home();
+        let begin = move |i| {
+            if let Some(all) = home {
+                cores::go(all);
+            }
+            f(i);
+        };
         let started = |i: &usize| {
             let i = *i;
-            std::thread::Builder::new().spawn_scoped(scope, move || f(i)).is_ok()
+            std::thread::Builder::new().spawn_scoped(scope, move || begin(i)).is_ok()
         };
         let left = (1..n).find(|i| !started(i)).unwrap_or(n);
         f(0);
@@ -224,6 +245,7 @@ pub fn sleep(duration: Duration) {
     if let Some(me) = sim::member() {
         return me.sleep(duration, Location::caller());
     }
+    may_sleep();
     sys::thread::sleep(duration);
 }
 

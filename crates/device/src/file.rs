@@ -120,6 +120,7 @@ impl Target {
 
 /// Does an operation in the calling thread; `need` bytes of a read must arrive.
 pub(crate) fn perform(target: &Target, io: &mut Io, need: usize) -> Result<usize> {
+    base::rt::may_sleep();
     let done = match io {
         Io::Read { offset, buf } => read_all(target, *offset, buf, need),
         Io::Write { offset, bufs } => write_all(target, *offset, bufs),

@@ -29,6 +29,7 @@ mod dispatch;
 mod errno;
 mod fs;
 mod fuzz;
+mod gate;
 mod mount;
 mod mountinfo;
 mod notify;

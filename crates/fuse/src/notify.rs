@@ -44,6 +44,8 @@ impl Notifier {
             IoSlice::new(&[0]),
         ];
         let used = if name.is_some() { 4 } else { 2 };
+        // It may wait for pages that a request holds.
+        base::rt::may_sleep();
         match self.channel.reply(&parts[..used]) {
             Ok(()) => Ok(()),
             Err(e) => match e.raw_os_error().map_or(Errno::EIO, Errno::from_raw) {

@@ -142,13 +142,13 @@ impl Session {
         config: &Config,
         transport: &dyn Transport,
     ) -> Result<Session> {
-        let control = DevChannel { fd: device };
+        let control = DevChannel::new(device);
         let negotiated = handshake(&control, config, transport.init_flags())?;
         let count = match config.receivers {
             0 => RESERVE * base::rt::parallelism() + SLEEPERS,
             n => n,
         };
-        let channels = transport.channels(control.fd, count, &negotiated)?;
+        let channels = transport.channels(control.into_fd(), count, &negotiated)?;
         let first = channels.first().ok_or_else(|| Error::bug("a transport without channels"))?;
         let notifier = Notifier { channel: Arc::clone(first), negotiated };
         let core = Arc::new(Core::new(fs, negotiated, config, channels.len()));

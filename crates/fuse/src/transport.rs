@@ -4,8 +4,8 @@
 //! A [`Transport`] turns an initialised `/dev/fuse` descriptor into [`Channel`]s,
 //! one for each receiving thread. Here is the classic one: each thread reads and
 //! writes a clone of the descriptor, so that the kernel keeps a list of
-//! unanswered requests for each and the threads do not meet on one lock. The other is
-//! [`crate::UringTransport`].
+//! unanswered requests for each and the threads do not meet on one lock. How many of them
+//! wait at once is the [gate](crate::gate)'s. The other is [`crate::UringTransport`].
 //!
 //! # Invariant
 //! A request is answered on the channel it came from.
@@ -13,11 +13,21 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
+use base::rt::now;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
+use crate::abi::Wire;
 use crate::abi::consts::DEV_IOC_MAGIC;
+use crate::abi::structs::InHeader;
 use crate::fs::Negotiated;
+use crate::gate::{self, Came, Gate};
+
+/// A request that took less was there already.
+const AT_ONCE: Duration = Duration::from_micros(3);
 
 /// Where one thread receives requests and anybody answers them.
 pub trait Channel: Send + Sync {
@@ -69,15 +79,18 @@ impl Transport for DevTransport {
         count: usize,
         _: &Negotiated,
     ) -> base::Result<Vec<Arc<dyn Channel>>> {
-        let mut channels: Vec<Arc<dyn Channel>> = Vec::new();
+        let gate = Gate::new(base::rt::parallelism().min(count));
+        let channel =
+            |fd| -> Arc<dyn Channel> { Arc::new(DevChannel { fd, gate: Some(Arc::clone(&gate)) }) };
+        let mut channels = Vec::new();
         for _ in 1..count {
             match clone_device(device.as_fd()) {
-                Ok(fd) => channels.push(Arc::new(DevChannel { fd })),
+                Ok(fd) => channels.push(channel(fd)),
                 // A sandbox may hide the device: share one descriptor instead.
                 Err(_) => break,
             }
         }
-        let shared: Arc<dyn Channel> = Arc::new(DevChannel { fd: device });
+        let shared = channel(device);
         channels.insert(0, Arc::clone(&shared));
         channels.resize_with(count.max(1), || Arc::clone(&shared));
         Ok(channels)
@@ -87,21 +100,59 @@ impl Transport for DevTransport {
 /// A descriptor of `/dev/fuse`.
 #[derive(Debug)]
 pub(crate) struct DevChannel {
-    pub(crate) fd: OwnedFd,
+    fd: OwnedFd,
+    gate: Option<Arc<Gate>>,
 }
 
-impl Channel for DevChannel {
-    fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
+impl DevChannel {
+    /// A channel without a gate: every thread that asks waits.
+    pub(crate) fn new(fd: OwnedFd) -> DevChannel {
+        DevChannel { fd, gate: None }
+    }
+
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
+    fn read(&self, inbox: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::io::read(&self.fd, &mut *inbox) {
                 Ok(n) => return Ok(n),
                 // ENOENT: the request was withdrawn while we took it.
-                Err(
-                    rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT,
-                ) => {}
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
                 Err(e) => return Err(e.into()),
             }
         }
+    }
+
+    /// A request came `after` this time: is there another one?
+    fn came(&self, after: Duration) -> Came {
+        if after >= AT_ONCE {
+            return Came::Alone;
+        }
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match rustix::event::poll(&mut fds, Some(&now)) {
+            Ok(1..) => Came::Crowded,
+            _ => Came::Alone,
+        }
+    }
+}
+
+impl Channel for DevChannel {
+    fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
+        let Some(gate) = &self.gate else { return self.read(inbox) };
+        gate.listen();
+        let start = now();
+        let got = self.read(inbox);
+        if let Ok(len) = got {
+            let follows = gate.took(self.came(start.elapsed()));
+            let header = inbox.get(..len).and_then(|mut bytes| InHeader::take(&mut bytes));
+            gate::follow(header.map(|h| h.pid).filter(|&pid| follows && pid != 0));
+        } else {
+            gate.close();
+        }
+        got
     }
 
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {

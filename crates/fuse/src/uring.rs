@@ -4,8 +4,8 @@
 //! The kernel keeps a queue of requests for each core, and each queue has *entries*: buffers
 //! that take a request, and later its answer. An entry is a [`Seat`] here: a channel with
 //! a ring and so a thread of its own. Its thread commits an answer and waits for the next
-//! request in one system call, where the classic transport needs two, and the request
-//! comes to the core where its caller is. While a seat's request is not answered nothing else
+//! request in one system call, where the classic transport needs two. It stays on the
+//! queue's core, where its caller is and waits: no other core has to be woken. While a seat's request is not answered nothing else
 //! comes there ([`Channel::is_shared`]), so handing it over would free nobody; there are
 //! several seats a queue, so that some may sleep.
 //!
@@ -122,7 +122,7 @@ impl Transport for UringTransport {
         let shared = Arc::new(
             device.try_clone().map_err(|e| Error::io("cannot duplicate a descriptor", e))?,
         );
-        let mut channels: Vec<Arc<dyn Channel>> = vec![Arc::new(DevChannel { fd: device })];
+        let mut channels: Vec<Arc<dyn Channel>> = vec![Arc::new(DevChannel::new(device))];
         for seat in 0..self.seats.max(1) * queues {
             let queue = (seat % queues) as u16;
             channels.push(Arc::new(Seat::new(&shared, queue, negotiated.max_transfer as usize)));
@@ -284,7 +284,12 @@ impl Channel for Seat {
         let mut ring = self.ring.lock();
         let ring = match &mut *ring {
             Some(ring) => ring,
-            none => none.insert(new_ring()?),
+            none => {
+                // Who waits for an answer leaves its core to the thread that gives it; one
+                // that may not be there serves as well, only slower.
+                let _stays = base::rt::stay_on(usize::from(self.queue));
+                none.insert(new_ring()?)
+            }
         };
         let got = self.fetch(ring).and_then(|()| self.take(inbox));
         if got.is_err() {

@@ -11,7 +11,7 @@ use std::sync::{PoisonError, TryLockError, TryLockResult};
 use std::time::Duration;
 
 use super::sim::{self, Kind, Member};
-use super::sys;
+use super::{sys, watch};
 
 /// What a try gave, poisoned or not.
 fn tried<G>(result: TryLockResult<G>) -> Option<G> {
@@ -55,8 +55,8 @@ impl<T: ?Sized> Mutex<T> {
         if let Some(me) = sim::member() {
             return self.lock_in_run(&me, Location::caller());
         }
-        let inner = Some(self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        MutexGuard { inner, lock: self }
+        let inner = tried(self.0.try_lock()).unwrap_or_else(|| self.queue());
+        MutexGuard { inner: Some(inner), lock: self }
     }
     /// Takes the lock if nobody holds it.
     #[track_caller]
@@ -74,6 +74,12 @@ impl<T: ?Sized> Mutex<T> {
     /// Access through an exclusive reference, without locking.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn queue(&self) -> sys::MutexGuard<'_, T> {
+        watch::contended(|| tried(self.0.try_lock()))
+            .unwrap_or_else(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]
@@ -125,6 +131,7 @@ impl Condvar {
             self.wait_in_run(&me, guard, None, Location::caller());
             return;
         }
+        watch::may_sleep();
         let inner = guard.inner.take().expect(GUARD);
         guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
     }
@@ -134,6 +141,7 @@ impl Condvar {
         if let Some(me) = sim::member() {
             return self.wait_in_run(&me, guard, Some(timeout), Location::caller());
         }
+        watch::may_sleep();
         let inner = guard.inner.take().expect(GUARD);
         let (inner, result) =
             self.0.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
@@ -206,8 +214,8 @@ impl<T: ?Sized> RwLock<T> {
         if let Some(me) = sim::member() {
             return self.read_in_run(&me, Location::caller());
         }
-        let inner = Some(self.0.read().unwrap_or_else(PoisonError::into_inner));
-        ReadGuard { inner, lock: self }
+        let inner = tried(self.0.try_read()).unwrap_or_else(|| self.queue_read());
+        ReadGuard { inner: Some(inner), lock: self }
     }
     /// Waits for exclusive access.
     #[track_caller]
@@ -215,8 +223,20 @@ impl<T: ?Sized> RwLock<T> {
         if let Some(me) = sim::member() {
             return self.write_in_run(&me, Location::caller());
         }
-        let inner = Some(self.0.write().unwrap_or_else(PoisonError::into_inner));
-        WriteGuard { inner, lock: self }
+        let inner = tried(self.0.try_write()).unwrap_or_else(|| self.queue_write());
+        WriteGuard { inner: Some(inner), lock: self }
+    }
+
+    #[cold]
+    fn queue_read(&self) -> sys::RwLockReadGuard<'_, T> {
+        watch::contended(|| tried(self.0.try_read()))
+            .unwrap_or_else(|| self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    #[cold]
+    fn queue_write(&self) -> sys::RwLockWriteGuard<'_, T> {
+        watch::contended(|| tried(self.0.try_write()))
+            .unwrap_or_else(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]

@@ -1,0 +1,82 @@
+//! Threads that keep themselves on one core.
+//!
+//! What such a thread starts is not to stay there with it, though threads inherit the
+//! cores they may use: [`super::spawn`] and [`super::fan_out`] give theirs back to them.
+
+use std::cell::RefCell;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+std::thread_local! {
+    /// The cores that this thread may use when it does not stay on one.
+    static HOME: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
+}
+
+/// Keeps the calling thread on one core; false where it may not be there. Nothing in a
+/// simulated run.
+pub fn stay_on(core: usize) -> bool {
+    if core >= CpuSet::MAX_CPU || super::sim::member().is_some() {
+        return false;
+    }
+    let stay = |home: &mut Option<CpuSet>| {
+        let all = match home {
+            Some(all) => *all,
+            None => sched_getaffinity(None).ok()?,
+        };
+        let mut one = CpuSet::new();
+        one.set(core);
+        if !all.is_set(core) || sched_setaffinity(None, &one).is_err() {
+            return None;
+        }
+        *home = Some(all);
+        Some(())
+    };
+    HOME.try_with(|home| stay(&mut home.borrow_mut())).is_ok_and(|stays| stays.is_some())
+}
+
+/// Lets the calling thread use all its cores again.
+pub fn roam() {
+    if let Some(all) = home() {
+        go(all);
+        let _ended = HOME.try_with(|home| home.take());
+    }
+}
+
+/// What threads that the calling one starts are to [`go`] to.
+pub(super) fn home() -> Option<CpuSet> {
+    HOME.try_with(|home| *home.borrow()).ok()?
+}
+
+/// Cores that were allowed before are refused only if they went away meanwhile.
+pub(super) fn go(all: CpuSet) {
+    let _refused = sched_setaffinity(None, &all);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Mutex, fan_out, spawn};
+    use super::*;
+
+    fn count() -> u32 {
+        sched_getaffinity(None).unwrap().count()
+    }
+
+    #[test]
+    fn who_stays_on_a_core_keeps_nobody_else_there() {
+        let test = || {
+            let all = sched_getaffinity(None).unwrap();
+            let first = (0..CpuSet::MAX_CPU).find(|&core| all.is_set(core)).unwrap();
+            assert!(!stay_on(CpuSet::MAX_CPU));
+            assert!(stay_on(first) && stay_on(first));
+            assert_eq!(count(), 1);
+            assert_eq!(spawn("started", count).unwrap().join(), Some(all.count()));
+            let counts = Mutex::new([0; 3]);
+            fan_out(3, |i| counts.lock()[i] = count());
+            assert_eq!(counts.into_inner(), [1, all.count(), all.count()]);
+            roam();
+            assert_eq!(count(), all.count());
+        };
+        // Not on the thread of the test, which others may use after it.
+        assert!(spawn("stays", test).unwrap().join().is_some());
+    }
+}

@@ -1,0 +1,439 @@
+//! Which threads wait for requests on `/dev/fuse`, and on which core.
+//!
+//! # Theory
+//! The kernel wakes the thread that has waited longest. With many waiting, each request
+//! goes to another one, on a core that sleeps as likely as not; with as many as are needed,
+//! a thread often finds the next request there when it has answered one, and nobody is
+//! woken. So only `seats` threads, one for each core, are awake here at once, and fewer
+//! while fewer have something to do: a thread must have a *seat* to wait for a request, and
+//! keeps it from one request to the next. Before it sleeps for one
+//! ([`base::rt::before_sleep`]) it gives its seat up, and if nobody else waits for requests
+//! then, a parked thread is woken to take it. When it is done, it needs a seat again.
+//!
+//! `wanted` of the seats are in use. It grows when several requests in a row had another
+//! one behind them, and when a thread sleeps while nobody waits for requests; it shrinks
+//! when many in a row had none, and found a second thread waiting. That a request is there
+//! at once says nothing: a single caller on its server's core always has the next one ready
+//! when the server comes to run again.
+//!
+//! Who sleeps without a word (in a system call that nobody announced, or at work for long)
+//! is noticed: one parked thread is the *watch*. Where nobody listens at the end of a tick
+//! in which no request was taken, the seats are taken away from all who have one, and the
+//! watch takes the first. It sleeps without ticks once nothing came for a second, and is
+//! woken by the next request.
+//!
+//! A caller that waits for each answer leaves its core to the server, if the server is
+//! there: two switches of threads, where another core must first be woken for the request,
+//! and the caller's for the answer (in a virtual machine 20 µs each). So as long as
+//! requests do not crowd, a thread looks now and then where the callers are and
+//! [follows](follow).
+//!
+//! # Invariants
+//! * Who waits for requests has a seat: `listening <= active`; `1 <= wanted <= seats`.
+//! * A seat counts as long as its `round` is the gate's: whose was taken away has none.
+//! * While a thread is parked, a thread has a seat and does not sleep, or one was woken: a
+//!   seat is given up only together with the look whether to wake somebody. So nobody's
+//!   sleep keeps requests from being received, as long as threads are left.
+//! * While a thread is parked, there is a watch, or the next request wakes one.
+//!
+//! Lock order: `state` is a leaf, held for a few instructions.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::{Condvar, Mutex, MutexGuard};
+
+/// Requests in a row with another behind them that make a crowd.
+const CROWD: u32 = 4;
+/// Requests in a row that found a second thread waiting, before one is parked.
+const CALM: u32 = 64;
+/// Requests after a crowd in which nobody is followed.
+const AFTER_CROWD: u32 = 256;
+/// So many requests of a thread between two looks where the caller is.
+const LOOK: u32 = 32;
+
+/// How often the watch looks, and after how many times without a request it stops.
+const TICK: Duration = Duration::from_millis(20);
+const QUIET: u32 = 50;
+
+/// How a request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    /// It was there, and another one behind it.
+    Crowded,
+    /// Alone.
+    Alone,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    wanted: usize,
+    /// Threads with a seat.
+    active: usize,
+    /// Of these: who waits for a request.
+    listening: usize,
+    /// Threads that wait for a seat.
+    parked: usize,
+    /// Of these: who was woken and does not run yet.
+    woken: usize,
+    /// Crowded requests in a row.
+    crowded: u32,
+    calm: u32,
+    since_crowd: u32,
+    /// Requests taken, and how many they were when the watch looked last.
+    taken: u64,
+    seen: u64,
+    /// Looks without a new request.
+    quiet: u32,
+    /// A parked thread is the watch.
+    watched: bool,
+    /// How often all seats were taken away.
+    round: u64,
+    closed: bool,
+}
+
+/// The gate of one session's threads.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    seats: usize,
+    state: Mutex<State>,
+    turn: Condvar,
+}
+
+std::thread_local! {
+    /// The round of this thread's seat, if it has one; nothing before it first asked.
+    static SEAT: Cell<Option<Option<u64>>> = const { Cell::new(None) };
+}
+
+impl Gate {
+    /// A gate that lets `seats` threads wait at once.
+    pub(crate) fn new(seats: usize) -> Arc<Gate> {
+        let state = State { wanted: 1, ..State::default() };
+        Arc::new(Gate { seats: seats.max(1), state: Mutex::new(state), turn: Condvar::new() })
+    }
+
+    /// Before a thread waits for a request: waits for a seat if it has none. A thread may
+    /// use one gate in its life.
+    pub(crate) fn listen(self: &Arc<Gate>) {
+        if SEAT.get().is_none() {
+            let gate = Arc::clone(self);
+            base::rt::before_sleep(move || gate.leave());
+        }
+        // Who waits below has no seat to give up.
+        let seat = SEAT.replace(Some(None)).flatten();
+        SEAT.set(Some(Some(self.take_seat(seat))));
+    }
+
+    fn take_seat(&self, seat: Option<u64>) -> u64 {
+        let mut state = self.state.lock();
+        let seated = seat == Some(state.round);
+        let keeps = seated && (state.active <= state.wanted || state.closed);
+        if !keeps {
+            state.active -= usize::from(seated);
+            state.parked += 1;
+            while state.active >= state.wanted && !state.closed {
+                self.park(&mut state);
+            }
+            state.parked -= 1;
+            state.active += 1;
+        }
+        state.listening += 1;
+        state.round
+    }
+
+    /// Parks the calling thread, as the watch if there is none and requests come.
+    fn park(&self, state: &mut MutexGuard<'_, State>) {
+        if state.watched || state.quiet >= QUIET {
+            self.turn.wait(state);
+            state.woken = state.woken.saturating_sub(1);
+            return;
+        }
+        state.watched = true;
+        state.seen = state.taken;
+        let ticked = self.turn.wait_timeout(state, TICK);
+        state.watched = false;
+        if !ticked {
+            state.woken = state.woken.saturating_sub(1);
+            return;
+        }
+        state.quiet = if state.seen == state.taken { state.quiet + 1 } else { 0 };
+        if state.quiet > 0 && state.listening == 0 {
+            state.active = 0;
+            state.round += 1;
+        }
+    }
+
+    /// A request came to the calling thread; whether its caller is to be followed.
+    pub(crate) fn took(&self, came: Came) -> bool {
+        let mut state = self.state.lock();
+        state.listening -= 1;
+        state.taken += 1;
+        state.quiet = 0;
+        state.learn(came, self.seats);
+        let follow = state.since_crowd >= AFTER_CROWD && self.seats > 1;
+        self.fill(state);
+        follow
+    }
+
+    /// The calling thread is about to sleep.
+    fn leave(&self) {
+        let Some(Some(round)) = SEAT.get() else { return };
+        SEAT.set(Some(None));
+        let mut state = self.state.lock();
+        if round != state.round {
+            return;
+        }
+        state.active -= 1;
+        if state.listening == 0 {
+            state.wanted = (state.wanted + 1).min(self.seats);
+        }
+        self.fill(state);
+    }
+
+    /// Wakes somebody for a free seat if nobody listens, or as the watch if there is none.
+    fn fill(&self, mut state: MutexGuard<'_, State>) {
+        let seat = state.listening == 0 && state.active + state.woken < state.wanted;
+        let watch = !state.watched && state.woken == 0;
+        let wake = state.parked > state.woken && (seat || watch);
+        state.woken += usize::from(wake);
+        drop(state);
+        if wake {
+            self.turn.notify_one();
+        }
+    }
+
+    /// The calling thread, which listened, learnt that there are no more requests:
+    /// everybody is let through, to learn the same.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.listening -= 1;
+        drop(state);
+        self.turn.notify_all();
+    }
+}
+
+impl State {
+    /// Whoever takes a request no longer listens.
+    fn learn(&mut self, came: Came, seats: usize) {
+        self.since_crowd = self.since_crowd.saturating_add(1);
+        if came == Came::Crowded {
+            self.calm = 0;
+            self.crowded += 1;
+        } else {
+            self.crowded = 0;
+            self.calm = if self.listening > 0 { self.calm + 1 } else { 0 };
+        }
+        if self.crowded >= CROWD {
+            self.crowded = 0;
+            self.since_crowd = 0;
+            self.wanted = (self.wanted + 1).min(seats);
+        }
+        if self.calm >= CALM {
+            self.calm = 0;
+            self.wanted = (self.wanted - 1).max(1);
+        }
+    }
+}
+
+std::thread_local! {
+    /// The core that this thread stays on, and the requests that it followed.
+    static PLACE: Cell<(Option<usize>, u32)> = const { Cell::new((None, 0)) };
+}
+
+/// Keeps the calling thread on the core where the thread `caller` ran last, looking there
+/// once in [`LOOK`] calls; for `None` lets it go again. What the system refuses makes it
+/// slower and nothing else.
+pub(crate) fn follow(caller: Option<u32>) {
+    let (at, requests) = PLACE.get();
+    let Some(caller) = caller else {
+        if at.is_some() {
+            base::rt::roam();
+            PLACE.set((None, 0));
+        }
+        return;
+    };
+    let mut now_at = at;
+    if requests % LOOK == 0 {
+        let core = core_of(caller);
+        if core != at && core.is_some_and(base::rt::stay_on) {
+            now_at = core;
+        }
+    }
+    PLACE.set((now_at, requests.wrapping_add(1)));
+}
+
+/// The core that a thread of any process ran on last (proc(5), `stat`).
+fn core_of(thread: u32) -> Option<usize> {
+    let stat = std::fs::read(format!("/proc/{thread}/stat")).ok()?;
+    core_in(&stat)
+}
+
+/// Field 39; the second is a name in brackets with anything in it.
+fn core_in(stat: &[u8]) -> Option<usize> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::rt::{OneShot, spawn};
+    use std::io::{Read, Write, pipe};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    #[allow(clippy::disallowed_methods)]
+    fn wait_without_a_word(done: &AtomicBool) {
+        while !done.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Serves requests from a pipe as a session's threads do from the device. `N` takes
+    /// no time, `S` sleeps until the next request was served, `B` does so without a word.
+    fn serve(requests: &[u8], threads: usize, seats: usize) -> usize {
+        let (from, mut to) = pipe().unwrap();
+        let gate = Gate::new(seats);
+        let done: Arc<Vec<(OneShot<()>, AtomicBool)>> =
+            Arc::new((0..=requests.len()).map(|_| Default::default()).collect());
+        let text = requests.to_vec();
+        let most = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let serving = (0..threads).map(|_| {
+            let (gate, done, most) = (Arc::clone(&gate), Arc::clone(&done), Arc::clone(&most));
+            let (mut from, text) = (from.try_clone().unwrap(), text.clone());
+            let life = move || {
+                loop {
+                    gate.listen();
+                    let now = most.0.fetch_add(1, Ordering::SeqCst) + 1;
+                    most.1.fetch_max(now, Ordering::SeqCst);
+                    let mut number = [0; 2];
+                    let got = from.read_exact(&mut number);
+                    most.0.fetch_sub(1, Ordering::SeqCst);
+                    if got.is_err() {
+                        gate.close();
+                        return;
+                    }
+                    gate.took(if number[1] % 3 == 0 { Came::Alone } else { Came::Crowded });
+                    let number = usize::from(u16::from_le_bytes(number));
+                    match text[number] {
+                        b'S' => done[number + 1].0.wait(),
+                        b'B' => wait_without_a_word(&done[number + 1].1),
+                        _ => {}
+                    }
+                    done[number].0.set(());
+                    done[number].1.store(true, Ordering::SeqCst);
+                    most.2.fetch_add(1, Ordering::SeqCst);
+                }
+            };
+            spawn("serves", life).unwrap()
+        });
+        let serving: Vec<_> = serving.collect();
+        for number in 0..requests.len() as u16 {
+            to.write_all(&number.to_le_bytes()).unwrap();
+        }
+        drop((to, from));
+        for thread in serving {
+            assert!(thread.join().is_some());
+        }
+        let silent = requests.iter().filter(|&&kind| kind == b'B').count();
+        assert!(most.1.load(Ordering::SeqCst) <= seats + silent, "too many wait for requests");
+        most.2.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_replaced() {
+        assert_eq!(serve(b"SN", 2, 1), 2);
+        assert_eq!(serve(b"SSSN", 4, 1), 4);
+        assert_eq!(serve(b"SSSSSSSN", 8, 2), 8);
+    }
+
+    /// A file system that slept in a system call of its own stopped its whole mount.
+    #[test]
+    fn a_thread_that_sleeps_without_a_word_is_replaced() {
+        assert_eq!(serve(b"BN", 2, 1), 2);
+        assert_eq!(serve(b"BBSBNNNNN", 6, 2), 9);
+        assert_eq!(serve(b"BBBBBBBN", 8, 1), 8);
+    }
+
+    #[test]
+    fn every_request_is_served_however_many_sleep() {
+        let mut seed = 7u32;
+        for seats in [1, 2, 3] {
+            for _ in 0..20 {
+                let mut text: Vec<u8> = std::iter::repeat_with(|| {
+                    seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    if seed >> 30 == 0 { b'S' } else { b'N' }
+                })
+                .take(300)
+                .collect();
+                // With five threads four may sleep for one another.
+                for at in 4..text.len() {
+                    if text[at - 4..at].iter().all(|&kind| kind == b'S') {
+                        text[at] = b'N';
+                    }
+                }
+                text.push(b'N');
+                assert_eq!(serve(&text, 5, seats), text.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_crowd_brings_threads_and_calm_parks_them() {
+        let mut state = State { wanted: 1, ..State::default() };
+        for _ in 0..CROWD - 1 {
+            state.learn(Came::Crowded, 3);
+        }
+        state.learn(Came::Alone, 3);
+        assert_eq!((state.wanted, state.since_crowd), (1, CROWD));
+        for wanted in [2, 3, 3] {
+            for _ in 0..CROWD {
+                state.learn(Came::Crowded, 3);
+            }
+            assert_eq!((state.wanted, state.since_crowd), (wanted, 0));
+        }
+        // All busy: as many as before.
+        for _ in 0..2 * CALM {
+            state.learn(Came::Alone, 3);
+        }
+        assert_eq!(state.wanted, 3);
+        state.listening = 1;
+        for wanted in [2, 1, 1] {
+            for _ in 0..CALM {
+                state.learn(Came::Alone, 3);
+            }
+            assert_eq!(state.wanted, wanted);
+        }
+    }
+
+    #[test]
+    fn a_core_is_read_whatever_the_name_of_the_thread() {
+        let stat = |name: &str| {
+            let numbers: Vec<String> = (4..=52).map(|n: u32| n.to_string()).collect();
+            format!("17 ({name}) S {}\n", numbers.join(" "))
+        };
+        for name in ["tree", "a) R 1 2 3", "(", ""] {
+            assert_eq!(core_in(stat(name).as_bytes()), Some(39));
+        }
+        for odd in ["", "17 (x", "17 (x) S 1 2", "17 (x) S a b"] {
+            assert_eq!(core_in(odd.as_bytes()), None);
+        }
+        assert_eq!(core_of(0), None);
+    }
+
+    #[test]
+    fn a_followed_thread_is_where_its_caller_is() {
+        let test = || {
+            let me = rustix::thread::gettid().as_raw_pid().cast_unsigned();
+            let cores = || rustix::thread::sched_getaffinity(None).unwrap();
+            let all = cores();
+            follow(Some(me));
+            assert_eq!(cores().count(), 1);
+            follow(None);
+            assert_eq!(cores().count(), all.count());
+        };
+        assert!(spawn("follows", test).unwrap().join().is_some());
+    }
+}
