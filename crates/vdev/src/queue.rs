@@ -56,7 +56,7 @@ use crate::iostat::IoClass;
 use crate::tree::Live;
 use depth::Depths;
 pub(crate) use limits::Tuning;
-use limits::{CLASSES, Caps, Courtesy, Guests, QUIET};
+use limits::{CLASSES, Caps, Courtesy, Guests, LOGGING, QUIET};
 pub use limits::{ClassLimits, QueueLimits, WriteLoad};
 pub(crate) use reads::{Asked, Turn};
 use reads::{ReadRun, Reads, Waiting};
@@ -137,6 +137,8 @@ struct State {
     depths: Depths,
     /// Asynchronous writes until nobody is there whom they disturb.
     recent: u32,
+    /// When the last log block came.
+    logged: Option<Instant>,
     /// Bytes with the device.
     flying_bytes: u64,
     /// The ready ones: sweep, offset.
@@ -191,6 +193,9 @@ impl State {
         let blocked =
             self.conflicts(&request) || self.held.iter().any(|h| h.request.overlaps(&request));
         self.bytes += request.len;
+        if request.priority == WritePriority::Awaited {
+            self.logged = Some(since);
+        }
         let epoch = self.epoch();
         if let Some(count) = self.open.back_mut() {
             *count += 1;
@@ -331,7 +336,8 @@ impl State {
     /// What the limits come to now.
     fn caps(&self, limits: &QueueLimits, tuning: &Tuning) -> Caps {
         let reading = self.active[SYNC_READ] > 0 || self.reads.waiting(SYNC_READ) > 0;
-        let guests = Guests { reading, recent: self.recent };
+        let logging = self.logged.is_some_and(|at| at.elapsed() < LOGGING);
+        let guests = Guests { reading, recent: self.recent, logging };
         limits.caps(|| tuning.load(), &self.depths, &self.courtesy, guests)
     }
 

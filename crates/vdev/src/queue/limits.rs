@@ -9,6 +9,9 @@
 //!   written as fast as it can be. They have the largest when somebody waits for a group, and
 //!   where they disturb nobody: no read or write that somebody waited for was on the device
 //!   for [`QUIET`] of them (a departure).
+//! * Where log blocks are written, one large write of a group is with the device at a time,
+//!   or as many small ones as make no more bytes: the flush behind a log block takes all with
+//!   it that was written before (a departure). Unless somebody waits for the group, too.
 //! * Background reading (scrub) has at most its least while somebody else is at work, and
 //!   less if the others are not served ([`Courtesy`]).
 //! * Unless fixed, the largest is what the device was found to gain by ([`super::depth`]).
@@ -19,6 +22,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use super::depth::Depths;
 use crate::iostat::IoClass;
@@ -259,6 +263,11 @@ impl Courtesy {
 /// Asynchronous writes after which a device counts as used by nobody who waits.
 pub(super) const QUIET: u32 = 8;
 
+/// How long after a log block more of them are expected.
+pub(super) const LOGGING: Duration = Duration::from_millis(100);
+/// Bytes of writes that nobody waits for, beside log blocks.
+const BESIDE_LOG: u64 = 1 << 20;
+
 /// Who would be disturbed by writes that nobody waits for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Guests {
@@ -266,6 +275,8 @@ pub(super) struct Guests {
     pub(super) reading: bool,
     /// Counts down from [`QUIET`].
     pub(super) recent: u32,
+    /// A log block was written within [`LOGGING`].
+    pub(super) logging: bool,
 }
 
 /// What the limits come to now.
@@ -311,9 +322,16 @@ impl QueueLimits {
             match i {
                 _ if background(i) => courtesy.of(self, own, most),
                 _ if i == writes => {
-                    let load = if guests.recent > 0 { load() } else { WriteLoad::FULL };
+                    let disturbs = guests.recent > 0 || guests.logging;
+                    let load = if disturbs { load() } else { WriteLoad::FULL };
                     let most = self.by_dirty(own.min, most, load);
-                    class(own.min.min(most), most)
+                    let least = if guests.logging && self.adapts(i) && !load.awaited {
+                        deep = (1, BESIDE_LOG);
+                        1
+                    } else {
+                        own.min
+                    };
+                    class(least.min(most), most)
                 }
                 _ => class(own.min.min(most), most),
             }
@@ -361,7 +379,7 @@ mod tests {
     fn writes_follow_dirty_data() {
         let limits = QueueLimits { adaptive: false, ..QueueLimits::default() };
         let most = |load| {
-            let guests = Guests { reading: false, recent: 1 };
+            let guests = Guests { recent: 1, ..Guests::default() };
             limits.caps(|| load, &Depths::default(), &Courtesy::default(), guests).classes[3].max
         };
         let at = |percent| most(load(percent, false));
@@ -408,6 +426,24 @@ mod tests {
         let own = QueueLimits::for_checks();
         let caps = own.caps(|| WriteLoad::FULL, &Depths::default(), &courtesy, Guests::default());
         assert_eq!(caps.classes[scrub], class(64, 64), "unless there are no others");
+    }
+
+    #[test]
+    fn little_is_written_beside_the_log() {
+        let limits = QueueLimits::default();
+        let at = |limits: &QueueLimits, load, logging| {
+            let guests = Guests { logging, ..Guests::default() };
+            let caps = limits.caps(|| load, &Depths::default(), &Courtesy::default(), guests);
+            (caps.deep, caps.classes[3].min)
+        };
+        let much = load(100, false);
+        assert_eq!(at(&limits, much, true), ((1, 1 << 20), 1));
+        let alone = at(&limits, much, false);
+        assert!(alone.0.1 > 1 << 20 && alone.1 == 2);
+        assert_eq!(at(&limits, load(100, true), true), alone, "somebody waits for the group");
+        let mut fixed = limits;
+        fixed.classes[3].max = 4;
+        assert_eq!(at(&fixed, much, true), at(&fixed, much, false), "as it was set");
     }
 
     #[test]
