@@ -11,6 +11,7 @@ mod log;
 mod names;
 mod quotas;
 mod random;
+mod records;
 mod removal;
 mod slog;
 mod xattrs;
