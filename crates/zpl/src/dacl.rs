@@ -4,7 +4,7 @@ use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
 use ondisk::acl::{Ace, parse_aces, parse_aces_v0};
 use ondisk::sa::ZplAttr;
-use ondisk::znode::{ZFS_BONUS_SCANSTAMP, ZNODE_PHYS_SIZE, ZnodeAcl};
+use ondisk::znode::ZnodeAcl;
 
 use crate::attrs::legacy;
 use crate::fs::FileSystem;
@@ -53,12 +53,7 @@ impl FileSystem {
         self.whole(id, io, || {
             let object = self.object(id, io)?;
             if let Some(znode) = legacy(&object)? {
-                if znode.flags & ZFS_BONUS_SCANSTAMP == 0 {
-                    return Ok(None);
-                }
-                let tail = object.dnode().bonus.get(ZNODE_PHYS_SIZE..);
-                let stamp = tail.and_then(|t| t.first_chunk()).copied();
-                return stamp.map(Some).ok_or_else(short);
+                return Ok(znode.scanstamp);
             }
             self.with_attr(&object, ZplAttr::Scanstamp, io, |item| {
                 item.bytes.first_chunk().copied().ok_or_else(short)
