@@ -93,14 +93,14 @@ impl FuidTable {
     /// # Errors
     /// Those of packing.
     pub fn pack(&self) -> Result<Vec<u8>> {
-        let entry = |(index, domain): (&u32, &Box<[u8]>)| -> Result<NvList> {
+        let entry = |(index, domain): (u32, &[u8])| -> Result<NvList> {
             let mut entry = NvList::new();
-            entry.add_u64("fuid_idx", u64::from(*index)).add_u64("fuid_offset", 0);
+            entry.add_u64("fuid_idx", u64::from(index)).add_u64("fuid_offset", 0);
             entry.try_insert(b"fuid_domain", Value::String(NvStr::new(domain)?))?;
             Ok(entry)
         };
         let mut list = NvList::new();
-        list.add_lists("fuid_nvlist", self.domains.iter().map(entry).collect::<Result<_>>()?);
+        list.add_lists("fuid_nvlist", self.iter().map(entry).collect::<Result<_>>()?);
         Ok(list.pack_xdr())
     }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
 
 mod attrs;
+mod clones;
 mod data;
 mod indirect;
 mod log;
