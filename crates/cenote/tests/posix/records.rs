@@ -420,15 +420,15 @@ fn flags_out_of_order_with_names_do_not_end_a_replay() {
     rig.finish();
 }
 
-/// An owner's quota was full when the log was replayed: a change of owner that had been made
-/// in time was refused, and with it the rest of the log.
+/// A project's quota was full when the log was replayed: a file that had been given to the
+/// project in time was refused, and with it the rest of the log.
 #[test]
 fn quotas_do_not_end_a_replay() {
     let (rig, first) = ready("quota-order", &[]);
     let (by, fs) = (Caller::root(), &rig.fs);
     let full = rig.file(rig.root(), "full");
     rig.write(full, 0, &noise(3, 300_000));
-    let own = SetAttrs { uid: Some(12), ..SetAttrs::default() };
+    let own = SetAttrs { uid: Some(12), project: Some(9), ..SetAttrs::default() };
     fs.set_attrs(&by, full, &own).unwrap();
     rig.sync();
     fs.set_attrs(&by, first, &own).unwrap();
@@ -443,12 +443,17 @@ fn quotas_do_not_end_a_replay() {
         let log = writer.log(&os).unwrap().unwrap();
         assert!(log.is_replaying());
         let fs = super::log::by_hand(&pool, &os, &log);
-        fs.set_quota(zpl::SpaceKind::User, 12, false, 1000).unwrap();
+        for (of, id) in [(zpl::SpaceKind::User, 12), (zpl::SpaceKind::Project, 9)] {
+            fs.set_quota(of, id, false, 1000).unwrap();
+        }
         writer.sync().unwrap();
         drop(fs);
         pool.export().unwrap();
     }
-    replayed(&scratch, |fs| assert_eq!(fs.attrs(first, Io::WAIT).unwrap().uid, 12));
+    replayed(&scratch, |fs| {
+        let attrs = fs.attrs(first, Io::WAIT).unwrap();
+        assert_eq!((attrs.uid, attrs.project), (12, 9));
+    });
     rig.finish();
 }
 
