@@ -81,6 +81,11 @@ impl<'a> Reader<'a> {
         Error::corrupt(format!("{} is cut off at byte {}", self.what, self.bytes.len()))
     }
 
+    /// The byte order that it reads.
+    pub fn endian(&self) -> Endian {
+        self.endian
+    }
+
     /// Byte offset of the next read.
     pub fn offset(&self) -> usize {
         self.off

@@ -3,7 +3,7 @@
 //! # Theory
 //! A FUID is a domain's index and an id relative to it; index 0 means a plain
 //! POSIX id. Domains are in a table object, a packed nvlist. Linux and FreeBSD
-//! never make them; they are read, shown and kept.
+//! never make them; they are read, shown and kept. New ones come from intent logs alone.
 //!
 //! # Invariants
 //! * Indices in a [`FuidTable`] are distinct and not 0.
@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use base::{Error, Result};
-use nvlist::NvList;
+use nvlist::{NvList, NvStr, Value};
 
 /// A stored owner or group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +67,43 @@ impl FuidTable {
         self.domains.get(&fuid.domain()).map(AsRef::as_ref)
     }
 
+    /// The index of a domain that is in the table.
+    pub fn index_of(&self, domain: &[u8]) -> Option<u32> {
+        self.domains.iter().find(|(_, d)| d.as_ref() == domain).map(|(i, _)| *i)
+    }
+
+    /// Puts a domain into the table: its index, one more than there are domains, or than the
+    /// highest one.
+    ///
+    /// # Errors
+    /// `Limit` when indices have run out.
+    pub fn add(&mut self, domain: &[u8]) -> Result<u32> {
+        if let Some(index) = self.index_of(domain) {
+            return Ok(index);
+        }
+        let last = self.domains.last_key_value().map_or(0, |(i, _)| *i);
+        let full = || Error::limit("there is no index for one more domain of ids");
+        let index = last.max(self.domains.len() as u32).checked_add(1).ok_or_else(full)?;
+        self.domains.insert(index, domain.into());
+        Ok(index)
+    }
+
+    /// The content of the table object.
+    ///
+    /// # Errors
+    /// Those of packing.
+    pub fn pack(&self) -> Result<Vec<u8>> {
+        let entry = |(index, domain): (u32, &[u8])| -> Result<NvList> {
+            let mut entry = NvList::new();
+            entry.add_u64("fuid_idx", u64::from(index)).add_u64("fuid_offset", 0);
+            entry.try_insert(b"fuid_domain", Value::String(NvStr::new(domain)?))?;
+            Ok(entry)
+        };
+        let mut list = NvList::new();
+        list.add_lists("fuid_nvlist", self.iter().map(entry).collect::<Result<_>>()?);
+        Ok(list.pack_xdr())
+    }
+
     /// Every domain with its index.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         self.domains.iter().map(|(i, d)| (*i, d.as_ref()))
@@ -87,6 +124,20 @@ mod tests {
         let mut list = NvList::new();
         list.add_lists("fuid_nvlist", entries);
         list.pack_xdr()
+    }
+
+    #[test]
+    fn new_domains_follow_the_others() {
+        let mut table = FuidTable::default();
+        assert_eq!(table.add(b"S-1-5-21-1").unwrap(), 1);
+        assert_eq!(table.add(b"S-1-5-21-2").unwrap(), 2);
+        assert_eq!(table.add(b"S-1-5-21-1").unwrap(), 1);
+        assert_eq!(FuidTable::parse(&table.pack().unwrap()).unwrap(), table);
+        // A table with gaps.
+        let mut odd = FuidTable::parse(&packed(vec![entry(5, "x"), entry(9, "y")])).unwrap();
+        assert_eq!((odd.add(b"z").unwrap(), odd.index_of(b"x")), (10, Some(5)));
+        let mut full = FuidTable::parse(&packed(vec![entry(u64::from(u32::MAX), "x")])).unwrap();
+        assert_eq!(full.add(b"z").unwrap_err().kind(), base::ErrorKind::Limit);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::ddt;
 use crate::endian::Endian;
 use crate::label;
 use crate::spacemap::{Encoder, Entries, Entry, Header, Params};
-use crate::zil::{LogBlock, LogPtr, Records, ZilHeader};
+use crate::zil::{Body, Create, LogBlock, LogPtr, Records, ZilHeader};
 
 /// An entry point.
 pub type Target = fn(&[u8]);
@@ -173,7 +173,24 @@ fn log_pointer(raw: &[u8; BLKPTR_SIZE], endian: Endian) -> Option<(LogPtr, Check
 
 fn records(records: Records<'_>) {
     for record in records.map_while(Result::ok) {
-        let _ = black_box(record.body());
+        match record.body() {
+            Ok(Body::CloneRange(clone)) => {
+                let end = clone.offset + clone.length;
+                let inside = |(at, len, _)| at >= clone.offset && at + len <= end;
+                assert!(clone.pieces().filter_map(Result::ok).all(inside));
+            }
+            Ok(
+                Body::Acl { info, aces, .. } | Body::Create(Create { acl: Some((info, aces)), .. }),
+            ) => {
+                if let Ok(acl) = record.acl(&info, aces) {
+                    assert!(
+                        acl.resolve(Ok).is_ok_and(|all| all.len() == acl.aces.len())
+                            || !acl.fuids.is_empty()
+                    );
+                }
+            }
+            other => drop(black_box(other)),
+        }
         if let Ok(pointers) = record.pointers() {
             black_box(pointers.filter_map(Result::ok).count());
         }

@@ -20,14 +20,16 @@ use crate::blkptr::{BLKPTR_SIZE, BlkPtr, Protection};
 use crate::endian::Endian;
 use crate::objset::ZIL_HEADER_SIZE;
 
+mod acl;
 mod encode;
 mod record;
 
+pub use acl::{LoggedAcl, encode_acl};
 pub use encode::{RECORD_SEQ_AT, WRITE_HEADER, records_at, seal};
 
 pub use record::{
     AclInfo, Body, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record,
-    RecordHeader, SetAttr, Whiteout, Write, Xvattr,
+    RecordHeader, SetAttr, Whiteout, Write, XAT_PROJID, Xvattr,
 };
 
 /// Bytes of a chain header (zilog2) or trailer (zilog).

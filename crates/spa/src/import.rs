@@ -390,7 +390,10 @@ impl Spa {
         let claims = claim::find(&self.root_dir()?, &self.zio, first)
             .map_err(|e| e.with_kind(ErrorKind::ReadOnly))?;
         let highest = claims.highest;
-        writer.claim(claims, first)?;
+        writer.claim(claims, first).map_err(|e| {
+            let why = format!("an intent log cannot be claimed: {}", e.message());
+            Error::new(ErrorKind::ReadOnly, why).caused_by(e).in_pool(&self.name)
+        })?;
         writer.follow_failmode(&self.mos)?;
         writer.start()?;
         writer.touch();

@@ -2,15 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{Dva, Error, Lsize, Psize, Result, Txg};
+use base::{Dva, Error, Result, Txg};
 use codec::checksum::Checksum;
-use ondisk::blkptr::{Block, Head};
+use ondisk::BlkPtr;
 use ondisk::objset::ZIL_HEADER_SIZE;
 use ondisk::zil::{LogPtr, ZilHeader};
-use ondisk::{BlkPtr, ObjType};
-
-/// Compression id of blocks that are not compressed.
-const COMPRESS_OFF: u8 = ondisk::blkptr::COMPRESS_OFF;
 
 /// A header of which nothing is used.
 pub(crate) fn empty_header() -> ZilHeader {
@@ -112,13 +108,7 @@ impl Chain {
     fn link(&self, dva: Dva, size: u64, alloc: Txg, seq: u64) -> Link {
         let [a, b] = self.id;
         let verifier = [a, b, self.objset, seq];
-        let head =
-            Head { object_type: ObjType::INTENT_LOG, level: 0, lsize: Lsize(size), birth: alloc };
-        let mut block = Block::new(head, Psize(size), COMPRESS_OFF, &[dva]);
-        block.checksum = self.checksum.id();
-        block.fill = 0;
-        block.words = verifier;
-        let ptr = LogPtr { bp: BlkPtr::Block(block), verifier };
+        let ptr = LogPtr::to(dva, size, alloc, self.checksum, verifier);
         Link { ptr, dva, size, alloc, newest: Txg::ZERO, flushed: false }
     }
 

@@ -7,10 +7,11 @@
 //! could not be placed needs its data after all: the group is let go first, with the placed
 //! blocks flushed, for they are the group's now and not the batch's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::{ObjectId, Result, Txg, VdevId};
+use ondisk::BlkPtr;
 
 use crate::pending::{Indirect, Itx, What};
 use crate::stats::{Stats, bump};
@@ -169,8 +170,9 @@ fn place_all(
 ) -> Result<Vec<Itx>> {
     let txg = held.txg();
     let mut out = Vec::with_capacity(records.len());
-    // Blocks that a record of the batch names, with nothing else of their file behind it.
-    let mut named: HashMap<ObjectId, HashSet<u64>> = HashMap::new();
+    // Blocks that a record of the batch names, with nothing else of their file behind it: their
+    // pointers, and the group of the last record with each.
+    let mut named: HashMap<ObjectId, HashMap<u64, (Txg, BlkPtr)>> = HashMap::new();
     for itx in records {
         let (object, offset, len) = match itx.what {
             What::Range { object, offset, len, .. } => (object, offset, len),
@@ -186,18 +188,23 @@ fn place_all(
         };
         let size = held.place.as_ref().and_then(|p| p.block_size(object)).filter(|s| *s > 0);
         let block = size.map(|s| (offset / s, (offset + len - 1) / s, s));
+        let before = block
+            .filter(|(block, last, _)| block == last)
+            .and_then(|(block, ..)| named.get_mut(&object)?.get_mut(&block));
         let what = match (block, &mut held.place) {
-            (Some((block, last, _)), _)
-                if block == last && named.get(&object).is_some_and(|n| n.contains(&block)) =>
-            {
-                What::Placed { object, offset, len, block: None }
+            _ if let Some((last, bp)) = before => {
+                // A replay skips records of groups on disk: one of a later group must not rely
+                // on what they name.
+                let again = (*last != itx.txg).then(|| Box::new(*bp));
+                *last = itx.txg;
+                What::Placed { object, offset, len, block: again }
             }
             (Some((block, last, size)), Some(place))
                 if block == last && store.reserve(txg, size) =>
             {
                 match place.block(object, block)?.filter(|bp| bp.encode().is_some()) {
                     Some(bp) => {
-                        named.entry(object).or_default().insert(block);
+                        named.entry(object).or_default().insert(block, (itx.txg, bp));
                         What::Placed { object, offset, len, block: Some(Box::new(bp)) }
                     }
                     None => What::Range { object, offset, len, indirect: Indirect::No },

@@ -32,10 +32,11 @@
 //! (`dmu::live::early`). Where log vdevs take the data, latency comes first: nothing is
 //! indirect but with `logbias=throughput`.
 //!
-//! A batch places each block once; records of further writes to it say that the block is
-//! there (TX_WRITE2), as long as nothing else of the file stands between them: whatever
-//! does would undo, in the replay, what the block has of the later ones. What comes behind
-//! it carries its data.
+//! A batch places each block once; records of further writes of the same group to it say that
+//! the block is there (TX_WRITE2), as long as nothing else of the file stands between them:
+//! whatever does would undo, in the replay, what the block has of the later ones. What comes
+//! behind it carries its data. The first record of another group names the block once more:
+//! if the older group is on disk a replay skips what that has.
 //!
 //! # States
 //! A block is *open* (the stub), *issued*, and *flushed*: then everything in it is on the

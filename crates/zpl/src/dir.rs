@@ -5,6 +5,8 @@
 //! (chapter 06 §7.4): it stays good while entries come and go, and costs no
 //! state between calls. 0 is `.`, 1 is `..`, 2 is left for `.zfs`.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use base::limits::PATH_DEPTH_MAX;
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::zfetch::{clock, prefetch_leaves};
@@ -138,7 +140,12 @@ impl FileSystem {
     pub(crate) fn entry_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<ZapEntry>> {
         let zap = Zap::open(dir, io)?;
         let mixed = self.props().case == CaseSensitivity::Mixed;
-        zap.lookup_as(name, Match::of_directory(zap.normflags()?, mixed, false))
+        zap.lookup_as(name, Match::of_directory(zap.normflags()?, mixed, self.ignores_case(mixed)))
+    }
+
+    /// Whether a record that ignored case is being done again, where that makes a difference.
+    fn ignores_case(&self, mixed: bool) -> bool {
+        mixed && self.rw_part().is_some_and(|rw| rw.ignores_case.load(SeqCst))
     }
 
     pub(crate) fn check_name(&self, name: &[u8]) -> Result<()> {

@@ -163,12 +163,12 @@ impl FileSystem {
         self.os.object(id, io)
     }
 
-    /// The domains of ids beyond 32 bits; none on Linux and FreeBSD.
+    /// The domains of ids beyond 32 bits; Linux and FreeBSD make none.
     ///
     /// # Errors
     /// `Corrupt` when the table is damaged, those of reading.
     pub fn fuid_domains(&self, io: Io) -> Result<FuidTable> {
-        let Some(id) = self.props.fuid else { return Ok(FuidTable::default()) };
+        let Some(id) = self.fuid_table() else { return Ok(FuidTable::default()) };
         let object = self.object(id, io)?;
         let dnode = object.dnode();
         // The bonus tells how much of the blocks is the packed list.

@@ -24,6 +24,7 @@
 
 mod attrs;
 pub mod create;
+mod dacl;
 mod dir;
 mod file;
 mod fs;

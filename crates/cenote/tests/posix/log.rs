@@ -279,13 +279,19 @@ impl Host for Steps {
     }
 }
 
+/// A file system whose log is to be replayed by hand.
+pub(super) fn by_hand(pool: &Pool, os: &Arc<dmu::Objset>, log: &Arc<zil::Log>) -> Arc<FileSystem> {
+    let writer = Arc::clone(pool.writer().unwrap());
+    let host = Arc::new(Steps { writer, log: Arc::clone(log) });
+    FileSystem::open_rw(Arc::clone(os), host, Io::WAIT).unwrap()
+}
+
 /// Replays `n` records, and stops as a crash would, with a group on disk or without.
-fn replay_some(pool: &Pool, n: usize, sync: bool) -> usize {
+pub(super) fn replay_some(pool: &Pool, n: usize, sync: bool) -> usize {
     let writer = Arc::clone(pool.writer().unwrap());
     let os = writer.read_dataset(DATASET).unwrap();
     let log = writer.log(&os).unwrap().unwrap();
-    let host = Arc::new(Steps { writer: Arc::clone(&writer), log: Arc::clone(&log) });
-    let fs = FileSystem::open_rw(Arc::clone(&os), host, Io::WAIT).unwrap();
+    let fs = by_hand(pool, &os, &log);
     let mut done = 0;
     writer
         .for_each_record(&os, &mut |record| {

@@ -5,12 +5,14 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
 
 mod attrs;
+mod clones;
 mod data;
 mod indirect;
 mod log;
 mod names;
 mod quotas;
 mod random;
+mod records;
 mod removal;
 mod slog;
 mod xattrs;

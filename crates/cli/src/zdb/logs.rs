@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use base::{Result, Txg};
 use cenote::Io;
 use cenote::inspect::dmu::Objset;
+use cenote::inspect::ondisk::BlkPtr;
 use cenote::inspect::ondisk::zil::{
-    Body, LogPtr, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, Write, ZilHeader,
+    Body, CloneRange, LogPtr, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, Write, ZilHeader,
 };
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::log::{LogVisitor, log_header, walk_log};
@@ -176,6 +177,23 @@ impl LogVisitor for Lines<'_> {
     }
 }
 
+/// The blocks of a clone, each with its number.
+fn cloned(clone: &CloneRange<'_>, out: &mut String) {
+    let pointers = clone.pointers();
+    let n = pointers.len();
+    for (i, bp) in pointers.enumerate() {
+        let text = match bp {
+            // Of nothing at all `zdb` tells the size of a sector.
+            Ok(bp) if bp == BlkPtr::default() => {
+                "HOLE [L0 unallocated] size=200L birth=0L".to_owned()
+            }
+            Ok(bp) => bptext::long(&bp),
+            Err(e) => format!("({})", e.message()),
+        };
+        let _ = writeln!(out, "\t\t\t[{}/{n}] {text}", i + 1);
+    }
+}
+
 impl Lines<'_> {
     fn body(&self, record: &Record<'_>, body: &Body<'_>, out: &mut String) {
         let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
@@ -268,10 +286,13 @@ impl Lines<'_> {
             Body::CloneRange(c) => {
                 let _ = writeln!(
                     out,
-                    "\t\t\tfoid {}, offset {:x}, length {:x}, blksz {:x}",
+                    "\t\t\tfoid {}, offset {:x}, length {:x}, blksize {:x}",
                     c.object.0, c.offset, c.length, c.block_size
                 );
-                self.pointers(record, out)
+                if self.level >= 4 {
+                    cloned(c, out);
+                }
+                Ok(())
             }
         };
     }

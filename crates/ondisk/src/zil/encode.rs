@@ -6,15 +6,16 @@
 //! * A sealed block is accepted by [`super::LogBlock::parse`] under the pointer that it was sealed
 //!   for, and under no other.
 
-use base::{Error, ObjectId, Result, Txg};
+use base::{Dva, Error, Lsize, ObjectId, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::checksum::embedded::compute_embedded;
 
 use super::record::{Body, CloneRange, Create, Names, SetAttr, Whiteout, Write, Xvattr};
 use super::{CHAIN_SIZE, ECK_AT, LogPtr, NEXT_AT, NUSED_AT, WORDS_AT, ZILOG2_UNIT, ZilHeader};
-use crate::blkptr::{BLKPTR_SIZE, BlkPtr};
+use crate::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
 use crate::endian::Endian;
 use crate::objset::ZIL_HEADER_SIZE;
+use crate::objtype::ObjType;
 
 /// Where a record has its sequence number.
 pub const RECORD_SEQ_AT: usize = 24;
@@ -161,6 +162,16 @@ impl Body<'_> {
 }
 
 impl LogPtr {
+    /// To a block of `size` bytes at `dva`, allocated in group `birth`.
+    pub fn to(dva: Dva, size: u64, birth: Txg, checksum: Checksum, verifier: [u64; 4]) -> LogPtr {
+        let head = Head { object_type: ObjType::INTENT_LOG, level: 0, lsize: Lsize(size), birth };
+        let mut block = Block::new(head, Psize(size), COMPRESS_OFF, &[dva]);
+        block.checksum = checksum.id();
+        block.fill = 0;
+        block.words = verifier;
+        LogPtr { bp: BlkPtr::Block(block), verifier }
+    }
+
     /// The pointer with its verifier, as block and header have it; a hole has one, too.
     pub fn encode(&self) -> [u8; BLKPTR_SIZE] {
         let mut raw = self.bp.encode().unwrap_or([0; BLKPTR_SIZE]);

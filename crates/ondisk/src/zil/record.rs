@@ -16,6 +16,8 @@ const RECORD_MAX: u64 = 32 << 20;
 const OBJECT_MASK: u64 = (1 << 48) - 1;
 /// SETATTR mask bits that announce extended attributes: Linux, and others.
 const MASK_XVATTR: [u64; 2] = [0x8000_0000, 0x1_0000];
+/// Bit of an xvattr section: the project.
+pub const XAT_PROJID: u32 = 0x4_0000;
 
 /// What every record begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub struct Record<'a> {
     pub header: RecordHeader,
     /// The whole record, header included.
     pub bytes: &'a [u8],
-    endian: Endian,
+    pub(super) endian: Endian,
 }
 
 /// Lengths of an ACL's parts.
@@ -60,7 +62,7 @@ pub struct Xvattr {
     pub values: u64,
     /// Creation time: seconds, nanoseconds.
     pub crtime: [u64; 2],
-    /// Anti-virus stamp, or the project id in its first 8 bytes.
+    /// Anti-virus stamp, or the project id in its first 8 bytes, little endian.
     pub scanstamp: [u8; 32],
 }
 
@@ -184,6 +186,43 @@ pub struct CloneRange<'a> {
     pub block_size: u64,
     raw: &'a [u8],
     endian: Endian,
+}
+
+impl<'a> CloneRange<'a> {
+    /// Of pointers as a little-endian record has them: 128 bytes for each block of the range.
+    ///
+    /// # Errors
+    /// `Corrupt` unless there is one for each.
+    pub fn new(
+        object: ObjectId,
+        (offset, length): (u64, u64),
+        block_size: u64,
+        raw: &'a [u8],
+    ) -> Result<CloneRange<'a>> {
+        let range = CloneRange { object, offset, length, block_size, raw, endian: Endian::Little };
+        range.checked((raw.len() / BLKPTR_SIZE) as u64)
+    }
+
+    /// One pointer for each block of the range, and no byte beyond the end of files.
+    fn checked(self, count: u64) -> Result<CloneRange<'a>> {
+        let whole = self.raw.len() as u64 == count.saturating_mul(BLKPTR_SIZE as u64);
+        let covers = self.block_size != 0 && self.length.div_ceil(self.block_size) == count;
+        if !whole || !covers || self.offset.checked_add(self.length).is_none() {
+            return Err(corrupt("the range of a clone"));
+        }
+        Ok(self)
+    }
+
+    /// The pieces of the range, in order: offset and bytes in the file, and the block whose
+    /// beginning is to be there.
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = Result<(u64, u64, BlkPtr)>> + '_ {
+        let (start, length, block) = (self.offset, self.length, self.block_size);
+        self.pointers().enumerate().map(move |(i, bp)| {
+            // Within the range: it was checked against the number of pointers.
+            let at = i as u64 * block;
+            Ok((start + at, block.min(length - at), bp?))
+        })
+    }
 }
 
 impl CloneRange<'_> {
@@ -317,6 +356,10 @@ fn xvattr(r: &mut Reader<'_>) -> Result<Xvattr> {
     let crtime = r.u64s()?;
     let mut scanstamp = [0; 32];
     scanstamp.copy_from_slice(r.take(32)?);
+    if requested[0] & XAT_PROJID != 0 && r.endian() == Endian::Big {
+        // A number where the stamp would be bytes.
+        scanstamp[..8].reverse();
+    }
     Ok(Xvattr { requested, values, crtime, scanstamp })
 }
 
@@ -344,6 +387,11 @@ impl<'a> Record<'a> {
             .ok_or_else(|| corrupt("its length"))?;
         let header = RecordHeader { txtype, case_insensitive, txg: Txg(txg), seq };
         Ok(Record { header, bytes, endian })
+    }
+
+    /// The byte order of its numbers.
+    pub fn endian(&self) -> Endian {
+        self.endian
     }
 
     /// Takes the record apart.
@@ -509,18 +557,8 @@ impl<'a> Record<'a> {
         let bytes =
             count.checked_mul(BLKPTR_SIZE as u64).ok_or_else(|| corrupt("a count of pointers"))?;
         let raw = r.take(size(bytes)?)?;
-        // One pointer for each block of the range.
-        let covers = block_size != 0 && length.div_ceil(block_size) == count;
-        if !covers || offset.checked_add(length).is_none() {
-            return Err(corrupt("the range of a clone"));
-        }
-        Ok(CloneRange {
-            object: ObjectId(foid),
-            offset,
-            length,
-            block_size,
-            raw,
-            endian: self.endian,
-        })
+        let endian = self.endian;
+        let object = ObjectId(foid);
+        CloneRange { object, offset, length, block_size, raw, endian }.checked(count)
     }
 }

@@ -10,6 +10,22 @@
 //! same group: who writes a dataset here does not know it, and a snapshot must not inherit
 //! it (old software cannot destroy such a snapshot: it would empty the log of what must not
 //! change).
+//!
+//! # Cloned blocks
+//! A record of a cloned range names blocks that belong to files. OpenZFS's claim takes a
+//! reference to each in the table of references (chapter 08 §C.2), so that nobody frees them
+//! before the replay, and the end of the log drops it. Cenote has no such table to keep, and a
+//! header that says *claimed* without those references would be a trap: OpenZFS would drop what
+//! nobody took, and free blocks in use. So a log with such records is claimed in another form
+//! (`unclone`): a new chain, in which the records are writes that carry the blocks' content.
+//!
+//! Until group `first` every block that a record of a group after the last synced one names is
+//! where it was: it was on disk and in a file when it was cloned, and a group that frees it
+//! would come after that. So the copy is right, and checksums prove it.
+//!
+//! # Refusals
+//! Nothing is on disk of a claim before its group; whatever hinders it leaves the pool
+//! read-only, with the reason, and the logs as they are.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,6 +42,7 @@ use ondisk::zil::{CLAIM_LR_SEQ_VALID, LogPtr, REPLAY_NEEDED, Record, ZilHeader};
 use zio::Zio;
 
 use super::Writer;
+use super::unclone::Uncloned;
 use crate::audit::log::{Kept, LogVisitor, log_header, walk_log};
 
 const CLAIM_TXG_AT: usize = 0;
@@ -33,24 +50,26 @@ const BLK_SEQ_AT: usize = 144;
 const FLAGS_AT: usize = 152;
 const LR_SEQ_AT: usize = 160;
 /// Record type that refers to blocks of other files.
-const CLONE_RANGE: u8 = 24;
+pub(super) const CLONE_RANGE: u8 = 24;
 
 /// What a walk of a log found.
 #[derive(Default)]
-struct Seen {
-    first: Txg,
+pub(super) struct Seen {
+    pub(super) first: Txg,
     /// Records of older groups, and up to this sequence, are on disk: they do not count.
     counts_from: Txg,
     after: u64,
     blocks: u64,
     records: u64,
-    block_seq: u64,
-    record_seq: u64,
+    pub(super) block_seq: u64,
+    pub(super) record_seq: u64,
     /// Born in groups that never synced.
     unborn: Vec<Block>,
     met: HashSet<(u32, u64)>,
     encrypted: bool,
-    clones: bool,
+    /// Records of cloned ranges that name blocks, and these blocks' bytes.
+    pub(super) clones: u64,
+    pub(super) clone_bytes: u64,
 }
 
 impl Seen {
@@ -61,6 +80,18 @@ impl Seen {
         {
             self.unborn.push(*block);
         }
+    }
+
+    /// A record of cloned blocks: they were on disk when it was made (chapter 06 §19.1).
+    fn note_clone(&mut self, pointers: &[BlkPtr]) -> Result<()> {
+        let blocks = pointers.iter().filter_map(BlkPtr::as_block);
+        if blocks.clone().any(|b| b.effective_physical_birth() >= self.first) {
+            return Err(Error::corrupt("a cloned block that was never written"));
+        }
+        let bytes = blocks.clone().map(|b| b.head.lsize.0).sum::<u64>();
+        self.clones += u64::from(blocks.count() > 0);
+        self.clone_bytes = self.clone_bytes.saturating_add(bytes);
+        Ok(())
     }
 }
 
@@ -81,7 +112,7 @@ impl LogVisitor for Claimer<'_> {
         self.seen.encrypted |= encrypted;
         let pointers: Vec<BlkPtr> = record.pointers()?.collect::<Result<_>>()?;
         if record.header.txtype == CLONE_RANGE {
-            self.seen.clones = true;
+            self.seen.note_clone(&pointers)?;
         } else {
             for bp in &pointers {
                 // The record counts only if its data was written.
@@ -168,12 +199,11 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
             claims.empty.push((head.object(), blocks));
             return Ok(());
         }
-        if header.claim_txg != Txg::ZERO || seen.unborn.is_empty() {
+        if header.claim_txg != Txg::ZERO || seen.unborn.is_empty() && seen.records == 0 {
             return Ok(());
         }
-        if seen.encrypted || seen.clones {
-            let why =
-                "an intent log of an encrypted dataset, or with cloned blocks, must be claimed";
+        if seen.encrypted {
+            let why = "an intent log of an encrypted dataset must be claimed";
             return Err(Error::unsupported(why).in_dataset(head.name()));
         }
         let births = seen.unborn.iter().map(|b| b.head.birth);
@@ -190,15 +220,22 @@ impl Writer {
     /// # Errors
     /// `Corrupt` when a log's block is allocated already.
     pub(crate) fn claim(&self, claims: Claims, first: Txg) -> Result<()> {
-        for (head, seen) in claims.heads {
-            for block in &seen.unborn {
-                for dva in self.zio.dvas_to_free(block)? {
-                    while let Some(MsKey { vdev, ms }) = self.space.claim(first, dva)? {
-                        self.space_io.load(MsKey { vdev, ms })?;
-                    }
+        // All of them before anything is allocated.
+        for block in claims.heads.iter().flat_map(|(_, seen)| &seen.unborn) {
+            for dva in self.zio.dvas_to_free(block)? {
+                while let Some(MsKey { vdev, ms }) = self.space.claim(first, dva)? {
+                    self.space_io.load(MsKey { vdev, ms })?;
                 }
             }
+        }
+        for (head, seen) in claims.heads {
             let os = self.live_head(head, self.props_of(head)?)?;
+            if seen.clones > 0 {
+                let Uncloned { header, old } = self.unclone(&os, &seen)?;
+                old.iter().try_for_each(|bp| self.free(first, bp))?;
+                os.set_zil_header(header)?;
+                continue;
+            }
             let mut header = os.phys().zil_header;
             put(&mut header, CLAIM_TXG_AT, first.0);
             put(&mut header, BLK_SEQ_AT, seen.block_seq);

@@ -28,6 +28,7 @@ use ondisk::BlkPtr;
 use ondisk::objset::ObjsetType;
 use ondisk::zil::{LogPtr, Record};
 
+use super::claim::CLONE_RANGE;
 use super::effective::{effective_number, find_dir, missing};
 use super::tasks::{Command, TaskCx};
 use super::{Writer, objset_props};
@@ -306,7 +307,8 @@ impl LogVisitor for LogBlocks {
     }
 
     fn record(&mut self, record: &Record<'_>, _encrypted: bool) -> Result<()> {
-        if self.claimed != Txg::ZERO {
+        // Nobody here took references to cloned blocks.
+        if self.claimed != Txg::ZERO && record.header.txtype != CLONE_RANGE {
             for bp in record.pointers()? {
                 let bp = bp?;
                 if bp.birth() >= self.claimed {

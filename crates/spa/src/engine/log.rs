@@ -49,7 +49,7 @@ const VERSION_MIN: u64 = 5000;
 const SHUN: Duration = Duration::from_secs(30);
 
 /// [`Store`] of an open pool.
-struct PoolStore {
+pub(super) struct PoolStore {
     zio: Arc<Zio>,
     txgs: Arc<Txgs>,
     space: Arc<SpaceIo>,
@@ -250,6 +250,20 @@ impl LogVisitor for Replayer<'_> {
 }
 
 impl Writer {
+    /// What is beneath the log of a head.
+    pub(super) fn log_store(&self, head: u64) -> PoolStore {
+        PoolStore {
+            zio: Arc::clone(&self.zio),
+            txgs: Arc::clone(&self.txgs),
+            space: Arc::clone(&self.space_io),
+            metaslabs: Arc::clone(&self.space),
+            head,
+            outages: Arc::clone(&self.outages),
+            shunned: Mutex::default(),
+            no_flush: Arc::clone(&self.plants.no_log_flush),
+        }
+    }
+
     /// The log of a head; `None` where changes wait for their groups. One that others left
     /// with records in it is being replayed from then on ([`Log::is_replaying`]).
     ///
@@ -265,17 +279,7 @@ impl Writer {
         if encrypted || self.published.read().uberblock.version < VERSION_MIN {
             return Ok(None);
         }
-        let store = Arc::new(PoolStore {
-            zio: Arc::clone(&self.zio),
-            txgs: Arc::clone(&self.txgs),
-            space: Arc::clone(&self.space_io),
-            metaslabs: Arc::clone(&self.space),
-            head,
-            outages: Arc::clone(&self.outages),
-            shunned: Mutex::default(),
-            no_flush: Arc::clone(&self.plants.no_log_flush),
-        });
-        let log = Log::new(head, true, store);
+        let log = Log::new(head, true, Arc::new(self.log_store(head)));
         log.set_xattrs(features::is_enabled(&self.mos, features::ZILSAXATTR)?);
         if claim::holds_records(os)? {
             log.begin_replay(log_header(&os.phys())?)?;

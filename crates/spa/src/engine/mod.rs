@@ -43,6 +43,7 @@ mod space_io;
 mod store;
 pub(crate) mod sync;
 mod tasks;
+mod unclone;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -69,9 +69,8 @@ impl FileSystem {
         if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("an extended attribute").in_object(id));
         }
-        if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_READONLY) != 0
-            || !append && node.attrs.pflags & ZFS_APPENDONLY != 0
-        {
+        let flags = self.guards(&node);
+        if flags & (ZFS_IMMUTABLE | ZFS_READONLY) != 0 || !append && flags & ZFS_APPENDONLY != 0 {
             return Err(denied("the file's flags forbid it").in_object(id));
         }
         Ok(node)
@@ -140,7 +139,7 @@ impl FileSystem {
 
     /// Writes what one transaction may: how much, and the size then.
     #[expect(clippy::too_many_arguments, reason = "a step of the loop in `write`")]
-    fn write_piece(
+    pub(crate) fn write_piece(
         &self,
         by: &Caller,
         id: ObjectId,
@@ -191,7 +190,7 @@ impl FileSystem {
     /// What lies behind the file's end in its last block before `to` and is not zeros: a
     /// replay of whole blocks may leave that, here and elsewhere. Who lets the file reach
     /// over it clears it, and has the file for itself.
-    fn dirty_tail(&self, node: &Node, to: u64) -> Result<Option<Range<u64>>> {
+    pub(crate) fn dirty_tail(&self, node: &Node, to: u64) -> Result<Option<Range<u64>>> {
         let (size, block) = (node.attrs.size, node.object.block_size());
         let end = size.next_multiple_of(block).min(to);
         if end <= size {
@@ -202,7 +201,7 @@ impl FileSystem {
         Ok(bytes.iter().any(|b| *b != 0).then_some(size..end))
     }
 
-    fn clear_tail(&self, tx: &Tx, id: ObjectId, tail: Option<Range<u64>>) -> Result<()> {
+    pub(crate) fn clear_tail(&self, tx: &Tx, id: ObjectId, tail: Option<Range<u64>>) -> Result<()> {
         tail.map_or(Ok(()), |t| self.os().free_range(tx, id, t.start, t.end - t.start))
     }
 
@@ -328,7 +327,7 @@ impl FileSystem {
     }
 
     /// Makes zeros of a range inside the file; its lock is held.
-    fn zero(&self, node: &Node, range: Range<u64>) -> Result<()> {
+    pub(crate) fn zero(&self, node: &Node, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }

@@ -14,7 +14,8 @@ use base::{ObjectId, Result, Txg, VdevId};
 use dmu::{Early, Io, Tx};
 use ondisk::BlkPtr;
 use ondisk::zil::{
-    Body, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, SetAttr, Whiteout, Write, Xvattr,
+    Body, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, SetAttr, Whiteout, Write, XAT_PROJID,
+    Xvattr,
 };
 use ondisk::znode::{self, FileType, Time};
 use zil::{Bundle, Log};
@@ -46,8 +47,6 @@ pub(crate) const AT_MTIME: u64 = 0x20;
 pub(crate) const AT_CTIME: u64 = 0x40;
 pub(crate) const AT_FILE: u64 = 0x2000;
 pub(crate) const AT_XVATTR: u64 = 0x8000_0000;
-/// Of an xvattr section: the project.
-pub(crate) const XAT_PROJID: u32 = 0x4_0000;
 
 /// Bits of an xvattr section, and the flags that they are (chapter 06 §5.2, §17).
 pub(crate) const XVATTR_FLAGS: [(u32, u64); 12] = [
@@ -251,6 +250,12 @@ impl FileSystem {
     /// Whether the log is being replayed: its records reach what callers must not.
     pub(crate) fn is_replaying(&self) -> bool {
         self.log().is_some_and(Log::is_replaying)
+    }
+
+    /// A file's flags, as far as they forbid anything: what a record says was allowed when it
+    /// was done, and flags of one object are not in order with names below another.
+    pub(crate) fn guards(&self, node: &Node) -> u64 {
+        if self.is_replaying() { 0 } else { node.attrs.pflags }
     }
 
     /// With `sync=always`: waits until what was done is safe. No lock is held.

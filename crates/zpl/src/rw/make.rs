@@ -7,11 +7,12 @@ use ondisk::acl::{encode_aces, trivial_acl};
 use ondisk::normalize::TOUPPER;
 use ondisk::sa::{SaTables, ZplAttr};
 use ondisk::znode::{
-    self, FileType, SYMLINK_MAX, Time, ZFS_ACL_AUTO_INHERIT, ZFS_ACL_TRIVIAL, ZFS_ARCHIVE,
-    ZFS_AV_MODIFIED, ZFS_NO_EXECS_DENIED, ZFS_PROJID, ZFS_PROJINHERIT, ZFS_XATTR, ZNODE_PHYS_SIZE,
+    self, FileType, SYMLINK_MAX, Time, ZFS_ARCHIVE, ZFS_AV_MODIFIED, ZFS_BONUS_SCANSTAMP,
+    ZFS_PROJID, ZFS_PROJINHERIT, ZFS_XATTR, ZNODE_PHYS_SIZE,
 };
 
 use super::acl;
+use super::given::{Dacl, Given};
 use super::journal::{Made, Script};
 use super::node::{AttrList, Do, Node, Patch, Plan, time_bytes, words};
 use super::types::{Caller, New, denied, exists};
@@ -31,6 +32,8 @@ const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
 /// Bytes of a symbolic link's target behind a znode of before version 5.
 const LEGACY_TAIL: usize = 320 - ZNODE_PHYS_SIZE;
+/// Where a structure of before version 5 has its time of creation.
+const LEGACY_CRTIME: std::ops::Range<usize> = 48..64;
 /// First version whose directory entries tell the type.
 const VERSION_TYPES: u64 = 2;
 /// First version with flags of files.
@@ -44,6 +47,9 @@ pub(crate) struct Birth {
     gid: u64,
     flags: u64,
     now: Time,
+    crtime: Time,
+    dacl: Dacl,
+    scanstamp: Option<[u8; 32]>,
     rdev: u64,
     project: u64,
     target: Vec<u8>,
@@ -75,6 +81,8 @@ pub(crate) struct Seed<'a> {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Time of birth, if not now; and slots of the dnode, if not as the properties say.
     pub(crate) logged: Option<(Time, u8)>,
+    /// What only a record tells.
+    pub(crate) given: Given,
 }
 
 impl Birth {
@@ -84,7 +92,7 @@ impl Birth {
         DNODE_BLOCK
             + xattrs
             + self.target.len() as u64
-            + if self.sa.is_some() { 64 << 10 } else { 0 }
+            + if self.sa.is_some() || !self.is_plain() { 128 << 10 } else { 0 }
     }
 }
 
@@ -181,6 +189,7 @@ impl FileSystem {
                 target: if new.kind == FileType::Symlink { new.target } else { b"" },
                 xattrs,
                 logged: None,
+                given: Given::default(),
             },
             props,
         )
@@ -194,25 +203,29 @@ impl FileSystem {
         };
         let is_dir = seed.kind == FileType::Dir;
         let mode = seed.kind.nibble() << 12 | u64::from(seed.mode & 0o7777);
-        let mut flags = seed.flags | ZFS_ACL_TRIVIAL;
+        let given = seed.given;
+        let dacl = match &given.acl {
+            Some((aces, flags)) => Dacl::given(aces, *flags, mode, (seed.uid, seed.gid), is_dir),
+            None => Dacl::of_mode(mode, is_dir),
+        };
+        let mut flags = seed.flags | dacl.flags;
         if self.props().version >= VERSION_FLAGS {
             flags |= ZFS_ARCHIVE | ZFS_AV_MODIFIED;
+            flags = flags & !given.flags.0 | given.flags.1;
         }
-        if is_dir {
-            flags |= ZFS_ACL_AUTO_INHERIT;
-        }
-        if mode & 0o111 == 0o111 {
-            flags |= ZFS_NO_EXECS_DENIED;
-        }
+        let scanstamp = given.scanstamp.filter(|_| seed.kind == FileType::Regular);
         let mut birth = Birth {
             kind: seed.kind,
-            mode,
+            mode: dacl.mode,
+            crtime: given.crtime.unwrap_or(now),
+            dacl,
+            scanstamp,
             uid: seed.uid,
             gid: seed.gid,
             flags,
             now,
             rdev: seed.rdev,
-            project: seed.project,
+            project: given.project.unwrap_or(seed.project),
             target: seed.target.to_vec(),
             size: if is_dir { 2 } else { seed.target.len() as u64 },
             sa: None,
@@ -222,8 +235,15 @@ impl FileSystem {
             xattrs: seed.xattrs,
             fixed: None,
         };
+        let projects = self.os().props()?.count_projects;
+        if given.project.is_some_and(|p| p != 0) && !projects {
+            return Err(Error::unsupported("there are no projects here"));
+        }
         if self.props().version < crate::master::ZPL_VERSION {
             birth.slots = 1;
+            if birth.scanstamp.is_some() {
+                birth.flags |= ZFS_BONUS_SCANSTAMP;
+            }
             if birth.target.len() > LEGACY_TAIL {
                 birth.block_size = (birth.target.len() as u32).next_multiple_of(512);
             }
@@ -232,7 +252,6 @@ impl FileSystem {
             }
             return Ok(birth);
         }
-        let projects = self.os().props()?.count_projects;
         if projects {
             birth.flags |= ZFS_PROJID;
         }
@@ -240,6 +259,9 @@ impl FileSystem {
         for attr in template(&birth, projects) {
             let number = self.ensure_attr(attr)?;
             list.set(number, birth.value(attr));
+        }
+        if let Some(stamp) = &birth.scanstamp {
+            list.set(self.ensure_attr(ZplAttr::Scanstamp)?, stamp.to_vec());
         }
         if !birth.xattrs.is_empty() && props.xattr != XattrForm::Dir {
             let packed = ondisk::xattr::pack_sa(&birth.xattrs);
@@ -317,6 +339,9 @@ impl FileSystem {
         }
         if birth.block_size != 0 && birth.sa.is_none() {
             os.write(tx, id, 0, &birth.target)?;
+        }
+        if birth.sa.is_none() && !birth.is_plain() {
+            self.set_legacy_acl(tx, id, &birth.dacl.aces)?;
         }
         if birth.xattrs.is_empty() {
             return Ok(());
@@ -437,7 +462,7 @@ impl FileSystem {
         if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("a directory of extended attributes").in_object(dir));
         }
-        if node.attrs.pflags & znode::ZFS_IMMUTABLE != 0 {
+        if self.guards(&node) & znode::ZFS_IMMUTABLE != 0 {
             return Err(denied("the directory is immutable").in_object(dir));
         }
         Ok(node)
@@ -497,8 +522,9 @@ impl Birth {
         }
     }
 
-    fn aces(&self) -> Vec<ondisk::acl::Ace> {
-        trivial_acl(self.mode, self.kind == FileType::Dir)
+    /// Its ACL is that of its mode.
+    fn is_plain(&self) -> bool {
+        self.dacl.aces == trivial_acl(self.mode, self.kind == FileType::Dir)
     }
 
     fn hidden_owner(&self, id: ObjectId) -> super::xattr::Owner {
@@ -517,13 +543,12 @@ impl Birth {
             ZplAttr::Uid => words(&[self.uid]),
             ZplAttr::Gid => words(&[self.gid]),
             ZplAttr::Flags => words(&[self.flags]),
-            ZplAttr::Atime | ZplAttr::Mtime | ZplAttr::Ctime | ZplAttr::Crtime => {
-                time_bytes(self.now)
-            }
+            ZplAttr::Atime | ZplAttr::Mtime | ZplAttr::Ctime => time_bytes(self.now),
+            ZplAttr::Crtime => time_bytes(self.crtime),
             ZplAttr::Projid => words(&[self.project]),
             ZplAttr::Rdev => words(&[self.rdev]),
-            ZplAttr::DaclCount => words(&[self.aces().len() as u64]),
-            ZplAttr::DaclAces => encode_aces(&self.aces()),
+            ZplAttr::DaclCount => words(&[self.dacl.aces.len() as u64]),
+            ZplAttr::DaclAces => encode_aces(&self.dacl.aces),
             ZplAttr::Symlink => self.target.clone(),
             _ => words(&[0]),
         }
@@ -531,7 +556,11 @@ impl Birth {
 
     fn znode(&self, txg: u64, parent: ObjectId, links: u64) -> Result<Vec<u8>> {
         let head = [txg, self.mode, self.size, parent.0, links, 0, self.rdev, self.flags];
-        let mut out = legacy_znode(self.now, head, [self.uid, self.gid], &self.aces())?;
+        // Another one takes its place when the object is there.
+        let aces = trivial_acl(self.mode, self.kind == FileType::Dir);
+        let mut out = legacy_znode(self.now, head, [self.uid, self.gid], &aces)?;
+        out[LEGACY_CRTIME].copy_from_slice(&time_bytes(self.crtime));
+        out.extend(self.scanstamp.unwrap_or_default().iter().filter(|_| self.scanstamp.is_some()));
         if self.target.len() <= LEGACY_TAIL {
             out.extend(&self.target);
         }

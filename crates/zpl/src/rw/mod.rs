@@ -63,6 +63,7 @@
 
 pub(crate) mod acl;
 mod data;
+mod given;
 mod journal;
 mod locks;
 mod make;

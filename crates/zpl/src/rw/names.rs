@@ -139,10 +139,10 @@ impl FileSystem {
 
     /// Whether a name of `node` in `dir` may go, by their flags.
     pub(crate) fn check_removal(&self, dir: &Node, node: &Node) -> Result<()> {
-        if dir.attrs.pflags & ZFS_APPENDONLY != 0 {
+        if self.guards(dir) & ZFS_APPENDONLY != 0 {
             return Err(denied("entries of the directory are only added").in_object(dir.id));
         }
-        if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_APPENDONLY | ZFS_NOUNLINK) != 0 {
+        if self.guards(node) & (ZFS_IMMUTABLE | ZFS_APPENDONLY | ZFS_NOUNLINK) != 0 {
             return Err(denied("the file's flags forbid it").in_object(node.id));
         }
         Ok(())
@@ -150,7 +150,8 @@ impl FileSystem {
 
     /// Whether the file may be below `dir`, by projects (§7.3).
     pub(crate) fn check_project(&self, dir: &Node, node: &Node) -> Result<()> {
-        if dir.attrs.pflags & ZFS_PROJINHERIT != 0 && dir.attrs.project != node.attrs.project {
+        let other = dir.attrs.project != node.attrs.project;
+        if self.guards(dir) & ZFS_PROJINHERIT != 0 && other {
             let text = "the directory is of another project";
             return Err(Error::new(ErrorKind::CrossDevice, text).in_object(dir.id));
         }
@@ -171,7 +172,7 @@ impl FileSystem {
         if node.attrs.kind == FileType::Dir {
             return Err(denied("a directory has one name").in_object(id));
         }
-        if node.attrs.pflags & (ZFS_IMMUTABLE | ZFS_APPENDONLY) != 0 {
+        if self.guards(&node) & (ZFS_IMMUTABLE | ZFS_APPENDONLY) != 0 {
             return Err(denied("the file's flags forbid it").in_object(id));
         }
         if node.attrs.pflags & ZFS_XATTR != 0 {

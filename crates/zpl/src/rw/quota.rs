@@ -48,8 +48,11 @@ fn over_quota() -> Error {
 }
 
 impl FileSystem {
-    /// Whether an id's bytes or objects reach its limit.
+    /// Whether an id's bytes or objects reach its limit. What a log says was within them.
     fn is_over(&self, of: SpaceKind, id: u64, objects: bool) -> bool {
+        if self.is_replaying() {
+            return false;
+        }
         let quotas = self.quota_objects(of);
         let (table, default) = if objects {
             (quotas.objects, quotas.default_objects)
@@ -233,10 +236,6 @@ impl FileSystem {
     /// # Errors
     /// `Quota`.
     pub(crate) fn check_quota(&self, node: &Node) -> Result<()> {
-        // What was written before the crash was within them.
-        if self.rw_part().and_then(|rw| rw.log.as_ref()).is_some_and(|log| log.is_replaying()) {
-            return Ok(());
-        }
         self.check(&Owner::of(&node.attrs), false)
     }
 }

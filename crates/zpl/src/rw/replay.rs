@@ -2,64 +2,117 @@
 //!
 //! # Theory
 //! A record is a call that was made once: it is made again, by root, with what the record
-//! fixes (number, generation, owners and time of what it makes). Where the call would tell
-//! the log, the log notes the record as done, in the same transaction; a crash in between
-//! finds all of it or nothing. What the log of another program says beyond what Cenote can
-//! do is found out before anything is done ([`can_replay`]).
+//! fixes (number, generation, owners and time of what it makes), and with what no call says
+//! (`given`). Where the call would tell the log, the log notes the record as done, in the same
+//! transaction; a crash in between finds all of it or nothing. What takes several
+//! transactions is noted in the last one, and does no harm when it is begun again.
+//!
+//! It was allowed when it was done: flags, quotas and permissions forbid nothing. They would
+//! not do to decide it either: records of one object's attributes are not in order with names
+//! below another.
+//!
+//! What is malformed, or beyond what Cenote can do, is found out before anything is done
+//! ([`can_replay`]): the log stays as it is then.
+//!
+//! # Cloned ranges
+//! A record of cloned blocks (TX_CLONE_RANGE) promised that the file has the content of the
+//! blocks that its pointers name. Cenote keeps no table of references to blocks, so the content
+//! is copied: each block is read, verified like any other, and written to its place in the
+//! range; holes clear theirs. What cannot be verified ends the replay with the error, and the
+//! log and the dataset stay as they were: garbage is never written. Whoever claimed the log
+//! keeps the blocks from being freed meanwhile; logs that Cenote claims have no such records
+//! with blocks any more (`spa`'s claim takes the copy, for it has no other way to keep them).
 //!
 //! # Departures from OpenZFS
 //! * The bytes of a whole logged block beyond the write that it is for are written only as
 //!   far as a later record has the file reach; the chapter's way is the same.
+//! * New files inherit no NFSv4 entries of their directory.
+
+use std::sync::atomic::Ordering::SeqCst;
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::Io;
 use ondisk::BlkPtr;
 use ondisk::sa::ZplAttr;
-use ondisk::zil::{Body, Create, RENAME_EXCHANGE, Record, SetAttr, Whiteout, Write, Xvattr};
+use ondisk::zil::{
+    AclInfo, Body, CloneRange, Create, RENAME_EXCHANGE, Record, SetAttr, Whiteout, Write,
+};
 use ondisk::znode::{FileType, Time, ZFS_PROJINHERIT, ZFS_XATTR};
 
 use super::data::grown;
+use super::given::{Domains, Given};
+use super::journal::AT_XVATTR;
 use super::journal::{AT_ATIME, AT_CTIME, AT_FILE, AT_GID, AT_MODE, AT_MTIME, AT_SIZE, AT_UID};
-use super::journal::{AT_XVATTR, XAT_PROJID, XVATTR_FLAGS};
 use super::make::{Birth, DNODE_BLOCK, Seed};
 use super::node::{Do, Patch};
-use super::types::{At, Caller, Falloc, Rename, RwProps, SETTABLE_FLAGS, SetAttrs, SetTime};
+use super::types::{At, Caller, Falloc, Rename, RwProps, SetAttrs, SetTime};
 use super::xattr::LoggedDir;
 use crate::fs::FileSystem;
 
 /// All bits of a TX_SETATTR mask that Linux writes, without extended attributes.
 const LINUX: u64 = AT_MODE | AT_UID | AT_GID | AT_SIZE | AT_ATIME | AT_MTIME | AT_CTIME | AT_FILE;
-/// Bits that only illumos and FreeBSD write, and theirs for mode, owner, group, size,
-/// times of access and modification (chapter 06 §17).
-const OTHERS: u64 = 0x780;
+/// Bits that only illumos and FreeBSD write (size, times, attributes beyond POSIX), and theirs
+/// for mode, owner, group, size, times of access and modification (chapter 06 §17).
+const OTHERS: u64 = 0x1_0780;
 const OTHER_BITS: [u64; 6] = [0x2, 0x4, 0x8, 0x80, 0x100, 0x200];
 const LINUX_BITS: [u64; 6] = [AT_MODE, AT_UID, AT_GID, AT_SIZE, AT_ATIME, AT_MTIME];
+/// Record types of new directories: without attributes, and with some.
+const MKDIRS: [u8; 4] = [2, 17, 18, 19];
 
-/// Whether [`FileSystem::replay`] knows what the record says.
+/// Whether [`FileSystem::replay`] knows all that the record says.
 ///
 /// # Errors
-/// `Unsupported`; `Corrupt` for a malformed record.
+/// `Unsupported`; `Corrupt` or `Limit` for a malformed record.
 pub fn can_replay(record: &Record<'_>) -> Result<()> {
-    let known = match record.body()? {
+    match record.body()? {
         Body::Create(c) => {
-            let plain = c.xvattr.is_none() && c.acl.is_none() && c.domains.is_empty();
-            plain && matches!(record.header.txtype, 1..=4)
+            let domains = Domains::unknown(&c.domains);
+            given_to(record, &c, &domains)?;
+            domains.fuid(c.uid).and(domains.fuid(c.gid)).map(drop)
         }
         Body::SetAttr(s) => {
-            let known = XVATTR_FLAGS.iter().fold(XAT_PROJID, |m, (bit, _)| m | bit);
-            let strange = |x: &Xvattr| x.requested != [x.requested[0] & known, 0, 0];
-            let extended = s.xvattr.as_ref().is_some_and(strange) || !s.domains.is_empty();
-            !extended && (s.mask & !(LINUX | AT_XVATTR) == 0 || s.mask & OTHERS != 0)
+            if s.mask & !(LINUX | AT_XVATTR) != 0 && s.mask & OTHERS == 0 {
+                let text = "a record of the intent log has unknown attributes";
+                return Err(Error::unsupported(text));
+            }
+            s.xvattr.as_ref().map(Given::of).transpose()?;
+            let domains = Domains::unknown(&s.domains);
+            domains.fuid(s.uid).and(domains.fuid(s.gid)).map(drop)
         }
-        Body::Acl { .. } | Body::CloneRange(_) => false,
-        _ => true,
-    };
-    if known {
-        return Ok(());
+        Body::Acl { info, aces, domains, .. } => {
+            given_acl(record, &info, aces, &Domains::unknown(&domains)).map(drop)
+        }
+        Body::CloneRange(clone) => clone.pieces().try_for_each(|piece| {
+            let (_, len, bp) = piece?;
+            let whole = bp.is_hole() || bp.head().lsize.0 >= len;
+            let text = "a record of the intent log has a block that is too short";
+            whole.then_some(()).ok_or_else(|| Error::corrupt(text))
+        }),
+        _ => Ok(()),
     }
-    let kind = record.header.txtype;
-    let text = format!("records of type {kind} in an intent log cannot be replayed yet");
-    Err(Error::unsupported(text))
+}
+
+/// The ACL that a record carries, and its flags.
+fn given_acl(
+    record: &Record<'_>,
+    info: &AclInfo,
+    bytes: &[u8],
+    domains: &Domains,
+) -> Result<Given> {
+    let aces = record.acl(info, bytes)?.resolve(|id| domains.fuid(id))?;
+    Ok(Given { acl: Some((aces, info.flags)), ..Given::default() })
+}
+
+/// What a record of a new file tells beyond the plain ones.
+fn given_to(record: &Record<'_>, create: &Create<'_>, domains: &Domains) -> Result<Given> {
+    let mut given = match &create.xvattr {
+        Some(x) => Given::of(x)?,
+        None => Given::default(),
+    };
+    if let Some((info, bytes)) = &create.acl {
+        given.acl = given_acl(record, info, bytes, domains)?.acl;
+    }
+    Ok(given)
 }
 
 fn time([seconds, nanoseconds]: [u64; 2]) -> Time {
@@ -73,10 +126,17 @@ impl FileSystem {
     /// Those of the call that the record is of, and of [`can_replay`].
     pub fn replay(&self, record: &Record<'_>) -> Result<()> {
         can_replay(record)?;
+        self.rw_always()?.ignores_case.store(record.header.case_insensitive, SeqCst);
+        let done = self.replay_body(record);
+        self.rw_always()?.ignores_case.store(false, SeqCst);
+        done
+    }
+
+    fn replay_body(&self, record: &Record<'_>) -> Result<()> {
         let root = Caller::root();
         match record.body()? {
             Body::Create(c) if record.header.txtype == 3 => self.replay_hidden(&c),
-            Body::Create(create) => self.replay_create(record.header.txtype, &create),
+            Body::Create(create) => self.replay_create(record, &create),
             Body::Remove { directory, name } => match record.header.txtype {
                 6 => self.rmdir(&root, directory, name).map(|_| ()),
                 _ => self.unlink(&root, directory, name).map(|_| ()),
@@ -103,21 +163,25 @@ impl FileSystem {
             Body::SetSaXattr { object, name, value } => {
                 absent_is_fine(self.set_logged_xattr(object, name, value))
             }
-            Body::Acl { .. } | Body::CloneRange(_) => {
-                Err(Error::bug("a record that cannot be replayed"))
+            Body::Acl { object, info, aces, domains } => {
+                absent_is_fine(self.replay_acl(record, object, &info, (aces, &domains)))
             }
+            Body::CloneRange(clone) => absent_is_fine(self.replay_clone(&root, &clone)),
         }
     }
 
-    fn replay_create(&self, txtype: u8, create: &Create<'_>) -> Result<()> {
+    fn replay_create(&self, record: &Record<'_>, create: &Create<'_>) -> Result<()> {
         let nibble = create.mode >> 12 & 15;
-        let kind = match txtype {
-            2 => FileType::Dir,
+        let kind = match record.header.txtype {
             4 => FileType::Symlink,
+            t if MKDIRS.contains(&t) => FileType::Dir,
             _ => FileType::from_nibble(nibble),
         };
         let device = matches!(kind, FileType::Char | FileType::Block);
         let slots = u8::try_from(create.dnode_slots).unwrap_or(1);
+        let domains = self.domains(&create.domains)?;
+        let given = given_to(record, create, &domains)?;
+        let (uid, gid) = (domains.fuid(create.uid)?, domains.fuid(create.gid)?);
         self.make_in(create.directory, create.name, |parent, props| {
             let hidden = parent.attrs.pflags & ZFS_XATTR;
             let inherits = parent.attrs.pflags & ZFS_PROJINHERIT != 0;
@@ -125,28 +189,91 @@ impl FileSystem {
             let seed = Seed {
                 kind,
                 mode: (create.mode & 0o7777) as u32,
-                uid: create.uid,
-                gid: create.gid,
+                uid,
+                gid,
                 flags: hidden | if inherits && heir { ZFS_PROJINHERIT } else { 0 },
                 project: if inherits || hidden != 0 { parent.attrs.project } else { 0 },
                 rdev: if device { create.rdev } else { 0 },
                 target: create.target.unwrap_or_default(),
                 xattrs: Vec::new(),
                 logged: Some((time(create.crtime), slots)),
+                given,
             };
             Ok(self.conceive(seed, props)?.born_as(create.object, create.generation))
         })?;
         Ok(())
     }
 
+    fn replay_acl(
+        &self,
+        record: &Record<'_>,
+        id: ObjectId,
+        info: &AclInfo,
+        (aces, domains): (&[u8], &[&[u8]]),
+    ) -> Result<()> {
+        let given = given_acl(record, info, aces, &self.domains(domains)?)?;
+        let (aces, flags) = given.acl.unwrap_or_default();
+        self.set_logged_acl(id, &aces, flags)
+    }
+
+    /// Has a file the content of other blocks, piece after piece.
+    fn replay_clone(&self, root: &Caller, clone: &CloneRange<'_>) -> Result<()> {
+        let rw = self.rw_always()?;
+        let (id, end) = (clone.object, clone.offset + clone.length);
+        let _lock = rw.locks.exclusive(id);
+        self.content(id, true)?;
+        if clone.length == 0 {
+            return Ok(());
+        }
+        let props = rw.host.props();
+        let mut noted = false;
+        for piece in clone.pieces() {
+            let (offset, len, bp) = piece?;
+            if bp.is_hole() {
+                let node = self.content(id, true)?;
+                let size = node.attrs.size;
+                self.zero(&node, offset.min(size)..(offset + len).min(size))?;
+                noted = false;
+                continue;
+            }
+            let block = self.os().zio().read(&bp, Io::WAIT)?;
+            let short = || Error::corrupt("a cloned block is too short").in_object(id);
+            let data = usize::try_from(len).ok().and_then(|n| block.get(..n)).ok_or_else(short)?;
+            let mut done = 0;
+            while done < data.len() {
+                // The last transaction of the last piece notes the record as done.
+                let from = offset + done as u64;
+                let (n, _) = self.write_piece(root, id, from, &data[done..], end, &props, true)?;
+                done += n as usize;
+            }
+            noted = true;
+        }
+        if noted { Ok(()) } else { self.reach(id, end) }
+    }
+
+    /// The file reaches to `end` at least, by a hole; its lock is held.
+    fn reach(&self, id: ObjectId, end: u64) -> Result<()> {
+        let rw = self.rw_always()?;
+        let node = self.content(id, true)?;
+        let now = rw.host.now();
+        let tail = self.dirty_tail(&node, end)?;
+        let tx = rw.host.begin(node.object.block_size() + DNODE_BLOCK, true)?;
+        self.clear_tail(&tx, id, tail)?;
+        let patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Max(end));
+        self.patch(&tx, &node, &patch)?;
+        self.log_nothing(&tx);
+        Ok(())
+    }
+
     /// A file's directory of extended attributes.
     fn replay_hidden(&self, create: &Create<'_>) -> Result<()> {
+        let domains = self.domains(&create.domains)?;
         let logged = LoggedDir {
             id: create.object,
             generation: create.generation,
             mode: (create.mode & 0o7777) as u32,
-            uid: create.uid,
-            gid: create.gid,
+            uid: domains.fuid(create.uid)?,
+            gid: domains.fuid(create.gid)?,
             born: (time(create.crtime), u8::try_from(create.dnode_slots).unwrap_or(1)),
         };
         self.make_logged_dir(create.directory, logged)
@@ -165,6 +292,7 @@ impl FileSystem {
             target: b"",
             xattrs: Vec::new(),
             logged: Some((time(white.crtime), u8::try_from(white.dnode_slots).unwrap_or(1))),
+            given: Given::default(),
         };
         Ok(self.conceive(seed, props)?.born_as(white.object, white.generation))
     }
@@ -233,34 +361,23 @@ impl FileSystem {
             let pairs = OTHER_BITS.iter().zip(LINUX_BITS);
             mask = pairs.filter(|(other, _)| set.mask & **other != 0).fold(0, |m, (_, b)| m | b);
         }
-        let id = |field: u64| u32::try_from(field & 0xffff_ffff).unwrap_or(0);
         let has = |bit: u64| mask & bit != 0;
-        let (mut flags, mut project) = (None, None);
-        if let Some(x) = &set.xvattr {
-            let now = self.attrs(set.object, Io::WAIT)?.pflags;
-            let chosen = XVATTR_FLAGS.iter().filter(|(bit, _)| x.requested[0] & bit != 0);
-            for (bit, flag) in chosen {
-                let on = x.values & u64::from(*bit) != 0;
-                let all = flags.unwrap_or(now & SETTABLE_FLAGS);
-                flags = Some(if on { all | flag } else { all & !flag });
-            }
-            if x.requested[0] & XAT_PROJID != 0 {
-                let word = x.scanstamp.first_chunk::<4>().copied().unwrap_or_default();
-                project = Some(u32::from_le_bytes(word));
-            }
-        }
+        let domains = self.domains(&set.domains)?;
+        let mut given = match &set.xvattr {
+            Some(x) => Given::of(x)?,
+            None => Given::default(),
+        };
+        given.owner = has(AT_UID).then(|| domains.fuid(set.uid)).transpose()?;
+        given.group = has(AT_GID).then(|| domains.fuid(set.gid)).transpose()?;
         let attrs = SetAttrs {
-            flags,
-            project,
+            project: given.project.map(|p| p as u32),
             mode: has(AT_MODE).then_some((set.mode & 0o7777) as u32),
-            uid: has(AT_UID).then(|| id(set.uid)),
-            gid: has(AT_GID).then(|| id(set.gid)),
             size: has(AT_SIZE).then_some(set.size),
             atime: has(AT_ATIME).then(|| SetTime::Set(time(set.atime))),
             mtime: has(AT_MTIME).then(|| SetTime::Set(time(set.mtime))),
             ..SetAttrs::default()
         };
-        self.set_attrs(root, set.object, &attrs).map(|_| ())
+        self.set_attrs_of(root, set.object, &attrs, &given)
     }
 }
 

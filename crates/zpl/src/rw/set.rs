@@ -2,18 +2,15 @@
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::{Io, Tx};
-use ondisk::acl::{encode_aces, trivial_acl};
+use ondisk::acl::Ace;
 use ondisk::sa::ZplAttr;
-use ondisk::znode::{
-    FileType, Time, ZFS_ACL_AUTO_INHERIT, ZFS_ACL_DEFAULTED, ZFS_ACL_OBJ_ACE, ZFS_ACL_PROTECTED,
-    ZFS_ACL_TRIVIAL, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_INHERIT_ACE, ZFS_NO_EXECS_DENIED,
-    ZFS_PROJID,
-};
+use ondisk::znode::{FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJID};
 
 use super::data::set_ids;
+use super::given::{DACL_FLAGS, Dacl, Given};
 use super::journal::{Record, Said};
 use super::make::DNODE_BLOCK;
-use super::node::{Do, Node, Patch, words};
+use super::node::{Do, Node, Patch};
 use super::quota::Owner;
 use super::types::{Caller, FILE_SIZE_MAX, RwProps, SETTABLE_FLAGS, SetAttrs, SetTime};
 use super::types::{denied, too_large};
@@ -22,12 +19,11 @@ use crate::attrs::Attrs;
 use crate::fs::FileSystem;
 
 const S_ISGID: u32 = 0o2000;
-const ACL_FLAGS: u64 = ZFS_INHERIT_ACE
-    | ZFS_ACL_TRIVIAL
-    | ZFS_ACL_OBJ_ACE
-    | ZFS_ACL_PROTECTED
-    | ZFS_ACL_DEFAULTED
-    | ZFS_NO_EXECS_DENIED;
+/// The new owner and group, if there are.
+fn owners(set: &SetAttrs, given: &Given) -> (Option<u64>, Option<u64>) {
+    (given.owner.or(set.uid.map(u64::from)), given.group.or(set.gid.map(u64::from)))
+}
+
 /// A project that nothing can have.
 const PROJECT_INVALID: u32 = u32::MAX;
 
@@ -42,18 +38,25 @@ impl FileSystem {
     /// size of what is no regular file (`IsDir`); `TooLarge`; `Unsupported` for projects
     /// where there are none; `Quota` for the new owner's; `NoSpace`; `ReadOnly`.
     pub fn set_attrs(&self, by: &Caller, id: ObjectId, set: &SetAttrs) -> Result<Attrs> {
-        self.set_attrs_of(by, id, set)?;
+        self.set_attrs_of(by, id, set, &Given::default())?;
         self.promise(id)?;
         self.attrs(id, Io::WAIT)
     }
 
-    fn set_attrs_of(&self, by: &Caller, id: ObjectId, set: &SetAttrs) -> Result<()> {
+    /// The same, and what only a record tells.
+    pub(crate) fn set_attrs_of(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        set: &SetAttrs,
+        given: &Given,
+    ) -> Result<()> {
         let (rw, props) = self.rw()?;
         let _lock = rw.locks.exclusive(id);
         let node = self.node(id)?;
         self.check_set(by, &node, set)?;
         let now = rw.host.now();
-        let (mode, patch) = self.changes(by, &node, set, now);
+        let (mode, patch) = self.changes(by, &node, (set, given), now);
         let mut edit = Edit::new(self, node)?;
         edit.patch = patch;
         edit.said = Record::of(set, mode, &edit.node, now).map_or(Said::Nothing, Said::Attrs);
@@ -63,8 +66,12 @@ impl FileSystem {
         if let Some(project) = set.project {
             self.change_project(&mut edit, project)?;
         }
-        if set.uid.is_some() || set.gid.is_some() {
-            edit.own_hidden(self, set)?;
+        if let Some(stamp) = &given.scanstamp {
+            edit.set_scanstamp(self, stamp)?;
+        }
+        let (uid, gid) = owners(set, given);
+        if uid.is_some() || gid.is_some() {
+            edit.own_hidden(self, uid, gid)?;
         }
         match set.size.filter(|size| *size != edit.node.attrs.size) {
             None => edit.commit(self, &props),
@@ -73,7 +80,7 @@ impl FileSystem {
     }
 
     fn check_set(&self, by: &Caller, node: &Node, set: &SetAttrs) -> Result<()> {
-        let flags = node.attrs.pflags;
+        let flags = self.guards(node);
         let other = set.mode.is_some()
             || set.uid.is_some()
             || set.gid.is_some()
@@ -88,7 +95,7 @@ impl FileSystem {
         }
         if let Some(wanted) = set.flags {
             let guarded = ZFS_IMMUTABLE | ZFS_APPENDONLY;
-            if (wanted ^ flags) & guarded != 0 && !by.privileged {
+            if (wanted ^ node.attrs.pflags) & guarded != 0 && !by.privileged {
                 return Err(denied("these flags need privileges").in_object(node.id));
             }
         }
@@ -119,11 +126,18 @@ impl FileSystem {
     }
 
     /// The new mode, if it changes, and what else changes in place.
-    fn changes(&self, by: &Caller, node: &Node, set: &SetAttrs, now: Time) -> (Option<u32>, Patch) {
+    fn changes(
+        &self,
+        by: &Caller,
+        node: &Node,
+        (set, given): (&SetAttrs, &Given),
+        now: Time,
+    ) -> (Option<u32>, Patch) {
         let old = node.attrs.mode & 0o7777;
         let mut patch = Patch::new();
         let mut mode = set.mode.map(|m| m & 0o7777);
-        let owner = set.uid.is_some() || set.gid.is_some();
+        let (uid, gid) = owners(set, given);
+        let owner = uid.is_some() || gid.is_some();
         let is_dir = node.attrs.kind == FileType::Dir;
         let group = set.gid.unwrap_or(node.attrs.gid);
         match &mut mode {
@@ -137,11 +151,14 @@ impl FileSystem {
             }
             None => {}
         }
-        if let Some(uid) = set.uid {
-            patch.push(ZplAttr::Uid, Do::Set(u64::from(uid)));
+        if let Some(uid) = uid {
+            patch.push(ZplAttr::Uid, Do::Set(uid));
         }
-        if let Some(gid) = set.gid {
-            patch.push(ZplAttr::Gid, Do::Set(u64::from(gid)));
+        if let Some(gid) = gid {
+            patch.push(ZplAttr::Gid, Do::Set(gid));
+        }
+        if let Some(crtime) = given.crtime {
+            patch.push(ZplAttr::Crtime, Do::Time(crtime));
         }
         let time = |t| match t {
             SetTime::Set(time) => time,
@@ -154,13 +171,18 @@ impl FileSystem {
         if let Some(mtime) = mtime {
             patch = patch.modified(mtime);
         }
-        if let Some(flags) = set.flags {
-            let known = if self.props().version < 3 { 0 } else { SETTABLE_FLAGS };
-            patch.push(ZplAttr::Flags, Do::AndNot(known));
-            patch.push(ZplAttr::Flags, Do::Or(flags & known));
+        let ancient = self.props().version < 3;
+        let (which, values) = match set.flags {
+            _ if ancient => (0, 0),
+            Some(flags) => (SETTABLE_FLAGS, flags & SETTABLE_FLAGS),
+            None => given.flags,
+        };
+        if which != 0 {
+            patch.push(ZplAttr::Flags, Do::AndNot(which));
+            patch.push(ZplAttr::Flags, Do::Or(values));
         }
         let ctime = set.ctime.unwrap_or(now);
-        if set.flags.is_some() {
+        if set.flags.is_some() || which != 0 {
             // ARCHIVE is what was asked for.
             patch.push(ZplAttr::Ctime, Do::Time(ctime));
         } else {
@@ -178,19 +200,35 @@ impl FileSystem {
         if (mode ^ edit.node.attrs.mode) & 0o777 == 0 {
             return Ok(());
         }
-        let mut flags = ZFS_ACL_TRIVIAL;
-        if full & 0o111 == 0o111 {
-            flags |= ZFS_NO_EXECS_DENIED;
-        }
-        if is_dir {
-            flags |= ZFS_ACL_AUTO_INHERIT;
-        }
-        edit.patch.push(ZplAttr::Flags, Do::AndNot(ACL_FLAGS));
-        edit.patch.push(ZplAttr::Flags, Do::Or(flags));
-        let aces = trivial_acl(full, is_dir);
-        edit.set_acl(self, words(&[aces.len() as u64]), encode_aces(&aces))?;
+        let dacl = Dacl::of_mode(full, is_dir);
+        edit.patch.push(ZplAttr::Flags, Do::AndNot(DACL_FLAGS));
+        edit.patch.push(ZplAttr::Flags, Do::Or(dacl.flags));
+        edit.set_acl(self, dacl.aces)?;
         // In a log that is a record of its own.
         if self.is_replaying() { Ok(()) } else { edit.chmod_posix(self, mode, props) }
+    }
+
+    /// Sets a ZFS ACL as a record of the log tells; the mode follows from it (§11.5).
+    ///
+    /// # Errors
+    /// `NotFound`; `TooLarge` for one that does not fit; those of reading and of space.
+    pub(crate) fn set_logged_acl(&self, id: ObjectId, aces: &[Ace], flags: u64) -> Result<()> {
+        let (rw, props) = self.rw()?;
+        let _lock = rw.locks.exclusive(id);
+        let node = self.node(id)?;
+        let attrs = &node.attrs;
+        let owners = (attrs.owner_fuid, attrs.group_fuid);
+        let is_dir = attrs.kind == FileType::Dir;
+        let dacl = Dacl::given(aces, flags, u64::from(attrs.mode), owners, is_dir);
+        let mut edit = Edit::new(self, node)?;
+        edit.patch = Patch::new()
+            .changed(rw.host.now())
+            .and(ZplAttr::Mode, Do::Set(dacl.mode))
+            .and(ZplAttr::Flags, Do::AndNot(DACL_FLAGS))
+            .and(ZplAttr::Flags, Do::Or(dacl.flags));
+        edit.said = Said::Xattrs;
+        edit.set_acl(self, dacl.aces)?;
+        edit.commit(self, &props)
     }
 
     /// The project of a regular file or directory.

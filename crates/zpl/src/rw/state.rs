@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use base::rt::{Mutex, RwLock};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
@@ -37,6 +37,10 @@ pub(crate) struct Rw {
     pub(crate) touched: Touched,
     /// Quotas of users, groups and projects, once one was set here.
     pub(crate) quotas: RwLock<Option<[QuotaObjects; 3]>>,
+    /// The table of foreign ids' domains, if it was made here.
+    pub(crate) fuids: Mutex<Option<ObjectId>>,
+    /// A record that ignored case is being done again.
+    pub(crate) ignores_case: AtomicBool,
     /// Blocks that a group frees.
     pub(crate) freeing: Mutex<(Txg, u64)>,
 }
@@ -165,6 +169,8 @@ impl Rw {
             times: Times::default(),
             touched: Touched::default(),
             quotas: RwLock::default(),
+            fuids: Mutex::default(),
+            ignores_case: AtomicBool::new(false),
             freeing: Mutex::new((Txg::ZERO, 0)),
         }
     }

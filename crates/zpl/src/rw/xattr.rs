@@ -8,18 +8,24 @@
 //! readers see the old one or the new one.
 
 use base::{Error, ErrorKind, ObjectId, Result};
-use dmu::{Io, Tx, Zap};
+use dmu::{Io, ObjectSpec, Tx, Zap};
 use nvlist::{NvList, Value};
+use ondisk::ObjType;
+use ondisk::acl::{Ace, encode_aces};
 use ondisk::sa::ZplAttr;
 use ondisk::xattr::{SA_PACKED_MAX, SA_VALUE_MAX, StoredNames, stored_names};
-use ondisk::znode::{FileType, Time, ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJID, ZFS_XATTR};
+use ondisk::znode::{
+    FileType, Time, ZFS_APPENDONLY, ZFS_BONUS_SCANSTAMP, ZFS_IMMUTABLE, ZFS_PROJID, ZFS_XATTR,
+    ZNODE_PHYS_SIZE,
+};
 
 use super::acl;
+use super::given::Given;
 use super::journal::{Record, SaXattrs, Said, Script};
 use super::make::{Birth, DNODE_BLOCK, Seed, entry_cost};
 use super::names::Entry;
 use super::node::{AttrList, Do, Node, Patch, Plan, words};
-use super::types::{Caller, RwProps, SetAttrs, SetHow, XattrForm, denied, exists};
+use super::types::{Caller, RwProps, SetHow, XattrForm, denied, exists};
 use crate::attrs::Attrs;
 use crate::dir::found;
 use crate::fs::FileSystem;
@@ -33,6 +39,13 @@ const BLOCK_MAX: u32 = 128 << 10;
 const DIR_MODE: u32 = 0o1777;
 const FILE_MODE: u32 = 0o644;
 const S_ISGID: u32 = 0o2000;
+/// Where a structure of before version 5 has its ACL, and room for entries in it (§6).
+const LEGACY_ACL: std::ops::Range<usize> = 176..264;
+const LEGACY_ACES: usize = 72;
+/// An ACL in an object of its own, and the bonus of that (§1).
+const ACL: ObjType = ObjType(33);
+const SYSACL: ObjType = ObjType(34);
+const SYSACL_SIZE: usize = 320;
 
 /// To whom attributes belong.
 #[derive(Clone, Copy)]
@@ -60,6 +73,7 @@ impl Owner {
             target: b"",
             xattrs: Vec::new(),
             logged: None,
+            given: Given::default(),
         }
     }
 }
@@ -88,8 +102,9 @@ pub(crate) struct Edit {
     pub(crate) patch: Patch,
     /// All attributes, if they may be laid out anew.
     list: Option<AttrList>,
-    /// The ACL of an object from before version 5.
-    legacy_acl: Option<Vec<u8>>,
+    /// The ACL and the stamp of an object from before version 5.
+    legacy_acl: Option<Vec<Ace>>,
+    legacy_stamp: Option<[u8; 32]>,
     hidden: Option<ObjectId>,
     ops: Vec<DirOp>,
     /// What is in the hidden directory, and itself, when it changes with the file.
@@ -116,6 +131,7 @@ impl Edit {
             patch: Patch::new(),
             list: None,
             legacy_acl: None,
+            legacy_stamp: None,
             hidden,
             ops: Vec::new(),
             followers: Vec::new(),
@@ -133,15 +149,30 @@ impl Edit {
         Ok(self.list.insert(list))
     }
 
-    pub(crate) fn set_acl(&mut self, fs: &FileSystem, count: Vec<u8>, aces: Vec<u8>) -> Result<()> {
+    pub(crate) fn set_acl(&mut self, fs: &FileSystem, aces: Vec<Ace>) -> Result<()> {
         if self.node.legacy {
             self.legacy_acl = Some(aces);
             return Ok(());
         }
         let numbers = [fs.ensure_attr(ZplAttr::DaclCount)?, fs.ensure_attr(ZplAttr::DaclAces)?];
         let list = self.list(fs)?;
-        list.set(numbers[0], count);
-        list.set(numbers[1], aces);
+        list.set(numbers[0], words(&[aces.len() as u64]));
+        list.set(numbers[1], encode_aces(&aces));
+        Ok(())
+    }
+
+    /// The stamp of a virus scanner, on a regular file.
+    pub(crate) fn set_scanstamp(&mut self, fs: &FileSystem, stamp: &[u8; 32]) -> Result<()> {
+        if self.node.attrs.kind != FileType::Regular {
+            return Err(Error::invalid("only regular files have stamps").in_object(self.node.id));
+        }
+        if self.node.legacy {
+            self.patch.push(ZplAttr::Flags, Do::Or(ZFS_BONUS_SCANSTAMP));
+            self.legacy_stamp = Some(*stamp);
+            return Ok(());
+        }
+        let number = fs.ensure_attr(ZplAttr::Scanstamp)?;
+        self.list(fs)?.set(number, stamp.to_vec());
         Ok(())
     }
 
@@ -176,11 +207,16 @@ impl Edit {
         })
     }
 
-    pub(crate) fn own_hidden(&mut self, fs: &FileSystem, set: &SetAttrs) -> Result<()> {
+    pub(crate) fn own_hidden(
+        &mut self,
+        fs: &FileSystem,
+        uid: Option<u64>,
+        gid: Option<u64>,
+    ) -> Result<()> {
         let mut patch = Patch::new();
-        for (attr, id) in [(ZplAttr::Uid, set.uid), (ZplAttr::Gid, set.gid)] {
+        for (attr, id) in [(ZplAttr::Uid, uid), (ZplAttr::Gid, gid)] {
             if let Some(id) = id {
-                patch.push(attr, Do::Set(u64::from(id)));
+                patch.push(attr, Do::Set(id));
             }
         }
         self.follow(fs, |_| Some(patch.clone()))
@@ -326,7 +362,8 @@ impl Ready {
     /// Bytes that it makes dirty.
     pub(crate) fn cost(&self, fs: &FileSystem) -> Result<u64> {
         let edit = &self.edit;
-        let spill = if edit.list.is_some() { 128 << 10 } else { 0 };
+        let large = edit.list.is_some() || edit.legacy_acl.is_some();
+        let spill = if large { 128 << 10 } else { 0 };
         let dir = match edit.hidden {
             Some(dir) if !edit.ops.is_empty() => entry_cost(&fs.object(dir, Io::WAIT)?),
             _ => DNODE_BLOCK,
@@ -379,8 +416,12 @@ impl Ready {
         for (id, legacy, patch) in &edit.followers {
             fs.patch_id(tx, *id, *legacy, patch)?;
         }
+        if let Some(stamp) = &edit.legacy_stamp {
+            fs.set_legacy_stamp(tx, &edit.node, stamp)?;
+        }
         if let Some(aces) = &edit.legacy_acl {
-            fs.set_legacy_acl(tx, &edit.node, aces)?;
+            fs.free_external_acl(tx, &edit.node)?;
+            fs.set_legacy_acl(tx, id, aces)?;
         }
         fs.log_changed(&edit.node, &edit.said, &edit.sa_xattrs, script);
         match (&mut list, self.plan) {
@@ -550,19 +591,45 @@ impl FileSystem {
         }
     }
 
-    /// A trivial ACL in the structure of before version 5 (§6).
-    fn set_legacy_acl(&self, tx: &Tx, node: &Node, aces: &[u8]) -> Result<()> {
-        let mut acl = vec![0; 8];
-        acl.extend((aces.len() as u32).to_le_bytes());
+    /// An ACL in the structure of before version 5, or in an object of its own if it does not
+    /// fit there (§6).
+    pub(crate) fn set_legacy_acl(&self, tx: &Tx, id: ObjectId, aces: &[Ace]) -> Result<()> {
+        let bytes = encode_aces(aces);
+        let (len, count) = (bytes.len() as u32, aces.len() as u16);
+        let outside = bytes.len() > LEGACY_ACES;
+        let object = if outside {
+            let spec = ObjectSpec {
+                object_type: ACL,
+                block_size: len.next_multiple_of(512),
+                bonus_type: SYSACL,
+                bonus: vec![0; SYSACL_SIZE],
+                ..ObjectSpec::default()
+            };
+            let object = self.os().allocate(tx, &spec)?;
+            self.os().write(tx, object, 0, &bytes)?;
+            object.0
+        } else {
+            0
+        };
+        let mut acl = words(&[object]);
+        acl.extend(len.to_le_bytes());
         acl.extend(1u16.to_le_bytes());
-        acl.extend(((aces.len() / 8) as u16).to_le_bytes());
-        acl.extend(aces);
-        self.os().edit_bonus(tx, node.id, &mut |bonus| {
-            if let Some(room) = bonus.get_mut(176..264).and_then(|r| r.get_mut(..acl.len())) {
+        acl.extend(count.to_le_bytes());
+        acl.extend_from_slice(if outside { &[] } else { &bytes });
+        acl.resize(LEGACY_ACL.len(), 0);
+        self.os().edit_bonus(tx, id, &mut |bonus| {
+            if let Some(room) = bonus.get_mut(LEGACY_ACL) {
                 room.copy_from_slice(&acl);
             }
-        })?;
-        self.free_external_acl(tx, node)
+        })
+    }
+
+    /// A stamp behind the structure of before version 5 (§6).
+    fn set_legacy_stamp(&self, tx: &Tx, node: &Node, stamp: &[u8; 32]) -> Result<()> {
+        let old = node.object.dnode().bonus.get(..ZNODE_PHYS_SIZE).unwrap_or_default();
+        let _turn = self.rw_always()?.turns.take(node.id);
+        // Its fields are as they are now: the stamp alone is new.
+        self.os().set_bonus(tx, node.id, &[old, stamp].concat())
     }
 
     /// Sets an extended attribute: Linux's name for it, with its namespace. POSIX ACLs
