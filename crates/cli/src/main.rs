@@ -28,6 +28,10 @@ use std::process::ExitCode;
 
 use ui::Exit;
 
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const USAGE: &str = "\
 usage: cenote command args ...
 where 'command' is one of the following:

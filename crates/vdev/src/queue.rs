@@ -238,18 +238,13 @@ impl State {
         }
     }
 
-    /// The next operation of a class; what is not worth writing goes to `dropped`.
-    fn next_run(
-        &mut self,
-        class: usize,
-        limits: &QueueLimits,
-        dropped: &mut Vec<Queued>,
-    ) -> Option<Run> {
+    /// The next operation of a class, merged up to `most` bytes; what is not worth writing goes to `dropped`.
+    fn next_run(&mut self, class: usize, most: u64, dropped: &mut Vec<Queued>) -> Option<Run> {
         loop {
             let &(sweep, offset) = self.order[class].first()?;
             self.sweep[class] = self.sweep[class].max(sweep);
             let mut parts = VecDeque::from([self.take(class, offset)?]);
-            self.extend(class, limits, &mut parts);
+            self.extend(class, most, &mut parts);
             while let Some(last) = parts.pop_back_if(|last| last.request.optional) {
                 dropped.push(last);
             }
@@ -267,8 +262,8 @@ impl State {
         }
     }
 
-    /// Adds the neighbours that touch, behind and before, as far as the limits allow.
-    fn extend(&mut self, class: usize, limits: &QueueLimits, parts: &mut VecDeque<Queued>) {
+    /// Adds the neighbours that touch, behind and before, up to `most` bytes.
+    fn extend(&mut self, class: usize, most: u64, parts: &mut VecDeque<Queued>) {
         let only = &parts[0];
         if only.alone {
             return;
@@ -277,7 +272,7 @@ impl State {
         let mut bufs = only.request.bufs.len();
         let fits = |next: &Queued, len: u64, bufs: usize| {
             !next.alone
-                && len + next.request.len <= limits.aggregation_limit
+                && len + next.request.len <= most
                 && bufs + next.request.bufs.len() <= BUFS_MAX
         };
         while let Some(next) = self.ready[class].get(&end)
@@ -371,8 +366,10 @@ impl State {
             if let Some(run) = self.reads.next(class, &limits, rt::now()) {
                 self.begin(class);
                 picked.reads.push(run);
-            } else if let Some(run) = self.next_run(class, &limits, dropped) {
-                picked.writes.push(run);
+            } else {
+                let most =
+                    if class == ASYNC_WRITE { caps.merged } else { limits.aggregation_limit };
+                picked.writes.extend(self.next_run(class, most, dropped));
             }
         }
         if !dropped.is_empty() {
@@ -441,7 +438,7 @@ impl Queue {
         // It is held if it overlaps another one, and then nothing is ready.
         let mut dropped = Vec::new();
         let run = match by_caller {
-            true => state.next_run(SYNC_WRITE, &self.tuning.get(), &mut dropped),
+            true => state.next_run(SYNC_WRITE, self.tuning.get().aggregation_limit, &mut dropped),
             false => None,
         };
         debug_assert!(dropped.is_empty(), "who waits writes no zeros");
