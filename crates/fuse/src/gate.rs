@@ -1,4 +1,4 @@
-//! Which threads wait for requests on `/dev/fuse`, and on which core.
+//! Which threads wait for requests on `/dev/fuse`, and how.
 //!
 //! # Theory
 //! The kernel wakes the thread that has waited longest. With many waiting, each request
@@ -22,11 +22,12 @@
 //! watch takes the first. It sleeps without ticks once nothing came for a second, and is
 //! woken by the next request.
 //!
-//! A caller that waits for each answer leaves its core to the server, if the server is
-//! there: two switches of threads, where another core must first be woken for the request,
-//! and the caller's for the answer (in a virtual machine 20 µs each). So as long as
-//! requests do not crowd, a thread looks now and then where the callers are and
-//! [follows](follow).
+//! A thread that alone has a seat looks for the next request a little while before it
+//! sleeps, as long as that was worth it lately: to wake another core costs more than most
+//! answers (in a virtual machine 20 µs). It gives way to every thread that wants its core.
+//! (To follow the caller to its core is no way out: two switches there cost less than two
+//! cores woken, but where another core is idle the kernel moves the woken caller on to it,
+//! and server and caller chase each other.)
 //!
 //! # Invariants
 //! * Who waits for requests has a seat: `listening <= active`; `1 <= wanted <= seats`.
@@ -48,11 +49,13 @@ use base::rt::{Condvar, Mutex, MutexGuard};
 const CROWD: u32 = 4;
 /// Requests in a row that found a second thread waiting, before one is parked.
 const CALM: u32 = 64;
-/// Requests after a crowd in which nobody is followed.
-const AFTER_CROWD: u32 = 256;
-/// So many requests of a thread between two looks where the caller is.
-const LOOK: u32 = 32;
-
+/// Of a score: always, and from what on looking is worth it.
+const SURE: u32 = 256;
+const WORTH: u32 = SURE / 2;
+/// How much of it one try counts.
+const SHARE: u32 = 8;
+/// Where looking is not worth it, every so many times it is tried.
+const PROBE: u32 = 64;
 /// How often the watch looks, and after how many times without a request it stops.
 const TICK: Duration = Duration::from_millis(20);
 const QUIET: u32 = 50;
@@ -62,8 +65,12 @@ const QUIET: u32 = 50;
 pub(crate) enum Came {
     /// It was there, and another one behind it.
     Crowded,
-    /// Alone.
+    /// Alone, to a thread that did not look.
     Alone,
+    /// Looking for it was enough.
+    Looked,
+    /// Looking was not enough.
+    LookedAndSlept,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +87,10 @@ struct State {
     /// Crowded requests in a row.
     crowded: u32,
     calm: u32,
-    since_crowd: u32,
+    /// How often looking was enough, of [`SURE`].
+    score: u32,
+    /// Times that nobody looked, since somebody did.
+    skipped: u32,
     /// Requests taken, and how many they were when the watch looked last.
     taken: u64,
     seen: u64,
@@ -109,23 +119,26 @@ std::thread_local! {
 impl Gate {
     /// A gate that lets `seats` threads wait at once.
     pub(crate) fn new(seats: usize) -> Arc<Gate> {
-        let state = State { wanted: 1, ..State::default() };
+        let state = State { wanted: 1, score: SURE, ..State::default() };
         Arc::new(Gate { seats: seats.max(1), state: Mutex::new(state), turn: Condvar::new() })
     }
 
-    /// Before a thread waits for a request: waits for a seat if it has none. A thread may
-    /// use one gate in its life.
-    pub(crate) fn listen(self: &Arc<Gate>) {
+    /// Before a thread waits for a request: waits for a seat if it has none. Whether to look
+    /// before it sleeps. A thread may use one gate in its life.
+    pub(crate) fn listen(self: &Arc<Gate>) -> bool {
         if SEAT.get().is_none() {
             let gate = Arc::clone(self);
             base::rt::before_sleep(move || gate.leave());
         }
         // Who waits below has no seat to give up.
         let seat = SEAT.replace(Some(None)).flatten();
-        SEAT.set(Some(Some(self.take_seat(seat))));
+        let (round, looks) = self.take_seat(seat);
+        SEAT.set(Some(Some(round)));
+        looks
     }
 
-    fn take_seat(&self, seat: Option<u64>) -> u64 {
+    /// The seat's round, and whether to look.
+    fn take_seat(&self, seat: Option<u64>) -> (u64, bool) {
         let mut state = self.state.lock();
         let seated = seat == Some(state.round);
         let keeps = seated && (state.active <= state.wanted || state.closed);
@@ -139,7 +152,7 @@ impl Gate {
             state.active += 1;
         }
         state.listening += 1;
-        state.round
+        (state.round, self.seats > 1 && state.looks())
     }
 
     /// Parks the calling thread, as the watch if there is none and requests come.
@@ -164,16 +177,14 @@ impl Gate {
         }
     }
 
-    /// A request came to the calling thread; whether its caller is to be followed.
-    pub(crate) fn took(&self, came: Came) -> bool {
+    /// A request came to the calling thread.
+    pub(crate) fn took(&self, came: Came) {
         let mut state = self.state.lock();
         state.listening -= 1;
         state.taken += 1;
         state.quiet = 0;
         state.learn(came, self.seats);
-        let follow = state.since_crowd >= AFTER_CROWD && self.seats > 1;
         self.fill(state);
-        follow
     }
 
     /// The calling thread is about to sleep.
@@ -215,9 +226,17 @@ impl Gate {
 }
 
 impl State {
+    fn looks(&mut self) -> bool {
+        self.skipped += 1;
+        let looks = self.active == 1 && (self.score >= WORTH || self.skipped >= PROBE);
+        if looks {
+            self.skipped = 0;
+        }
+        looks
+    }
+
     /// Whoever takes a request no longer listens.
     fn learn(&mut self, came: Came, seats: usize) {
-        self.since_crowd = self.since_crowd.saturating_add(1);
         if came == Came::Crowded {
             self.calm = 0;
             self.crowded += 1;
@@ -227,54 +246,18 @@ impl State {
         }
         if self.crowded >= CROWD {
             self.crowded = 0;
-            self.since_crowd = 0;
             self.wanted = (self.wanted + 1).min(seats);
         }
         if self.calm >= CALM {
             self.calm = 0;
             self.wanted = (self.wanted - 1).max(1);
         }
-    }
-}
-
-std::thread_local! {
-    /// The core that this thread stays on, and the requests that it followed.
-    static PLACE: Cell<(Option<usize>, u32)> = const { Cell::new((None, 0)) };
-}
-
-/// Keeps the calling thread on the core where the thread `caller` ran last, looking there
-/// once in [`LOOK`] calls; for `None` lets it go again. What the system refuses makes it
-/// slower and nothing else.
-pub(crate) fn follow(caller: Option<u32>) {
-    let (at, requests) = PLACE.get();
-    let Some(caller) = caller else {
-        if at.is_some() {
-            base::rt::roam();
-            PLACE.set((None, 0));
-        }
-        return;
-    };
-    let mut now_at = at;
-    if requests % LOOK == 0 {
-        let core = core_of(caller);
-        if core != at && core.is_some_and(base::rt::stay_on) {
-            now_at = core;
+        match came {
+            Came::Looked => self.score += (SURE - self.score).div_ceil(SHARE),
+            Came::LookedAndSlept => self.score -= self.score.div_ceil(SHARE),
+            Came::Crowded | Came::Alone => {}
         }
     }
-    PLACE.set((now_at, requests.wrapping_add(1)));
-}
-
-/// The core that a thread of any process ran on last (proc(5), `stat`).
-fn core_of(thread: u32) -> Option<usize> {
-    let stat = std::fs::read(format!("/proc/{thread}/stat")).ok()?;
-    core_in(&stat)
-}
-
-/// Field 39; the second is a name in brackets with anything in it.
-fn core_in(stat: &[u8]) -> Option<usize> {
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -387,12 +370,12 @@ mod tests {
             state.learn(Came::Crowded, 3);
         }
         state.learn(Came::Alone, 3);
-        assert_eq!((state.wanted, state.since_crowd), (1, CROWD));
+        assert_eq!(state.wanted, 1);
         for wanted in [2, 3, 3] {
             for _ in 0..CROWD {
                 state.learn(Came::Crowded, 3);
             }
-            assert_eq!((state.wanted, state.since_crowd), (wanted, 0));
+            assert_eq!(state.wanted, wanted);
         }
         // All busy: as many as before.
         for _ in 0..2 * CALM {
@@ -409,31 +392,21 @@ mod tests {
     }
 
     #[test]
-    fn a_core_is_read_whatever_the_name_of_the_thread() {
-        let stat = |name: &str| {
-            let numbers: Vec<String> = (4..=52).map(|n: u32| n.to_string()).collect();
-            format!("17 ({name}) S {}\n", numbers.join(" "))
-        };
-        for name in ["tree", "a) R 1 2 3", "(", ""] {
-            assert_eq!(core_in(stat(name).as_bytes()), Some(39));
+    fn who_looks_in_vain_looks_seldom() {
+        let mut state = State { wanted: 1, active: 1, score: SURE, ..State::default() };
+        assert!(state.looks());
+        for _ in 0..100 {
+            state.learn(Came::LookedAndSlept, 2);
         }
-        for odd in ["", "17 (x", "17 (x) S 1 2", "17 (x) S a b"] {
-            assert_eq!(core_in(odd.as_bytes()), None);
+        assert_eq!(state.score, 0);
+        let looked = (0..PROBE * 10).filter(|_| state.looks()).count();
+        assert_eq!(looked, 10);
+        for _ in 0..100 {
+            state.learn(Came::Looked, 2);
         }
-        assert_eq!(core_of(0), None);
-    }
-
-    #[test]
-    fn a_followed_thread_is_where_its_caller_is() {
-        let test = || {
-            let me = rustix::thread::gettid().as_raw_pid().cast_unsigned();
-            let cores = || rustix::thread::sched_getaffinity(None).unwrap();
-            let all = cores();
-            follow(Some(me));
-            assert_eq!(cores().count(), 1);
-            follow(None);
-            assert_eq!(cores().count(), all.count());
-        };
-        assert!(spawn("follows", test).unwrap().join().is_some());
+        assert_eq!(state.score, SURE);
+        assert!(state.looks());
+        state.active = 2;
+        assert!(!state.looks(), "two do not look");
     }
 }

@@ -13,19 +13,20 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::rt::now;
+use base::rt::{give_way, now};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::abi::Wire;
 use crate::abi::consts::DEV_IOC_MAGIC;
-use crate::abi::structs::InHeader;
 use crate::fs::Negotiated;
-use crate::gate::{self, Came, Gate};
+use crate::gate::{Came, Gate};
 
+/// How long a thread looks for a request before it sleeps.
+const LOOK: Duration = Duration::from_micros(50);
 /// A request that took less was there already.
 const AT_ONCE: Duration = Duration::from_micros(3);
 
@@ -80,19 +81,22 @@ impl Transport for DevTransport {
         _: &Negotiated,
     ) -> base::Result<Vec<Arc<dyn Channel>>> {
         let gate = Gate::new(base::rt::parallelism().min(count));
-        let channel =
-            |fd| -> Arc<dyn Channel> { Arc::new(DevChannel { fd, gate: Some(Arc::clone(&gate)) }) };
-        let mut channels = Vec::new();
+        let mut clones = Vec::new();
         for _ in 1..count {
             match clone_device(device.as_fd()) {
-                Ok(fd) => channels.push(channel(fd)),
+                Ok(fd) => clones.push(fd),
                 // A sandbox may hide the device: share one descriptor instead.
                 Err(_) => break,
             }
         }
-        let shared = channel(device);
-        channels.insert(0, Arc::clone(&shared));
-        channels.resize_with(count.max(1), || Arc::clone(&shared));
+        let all = clones.len() + 1 >= count;
+        let channel = |fd, alone| -> Arc<dyn Channel> {
+            Arc::new(DevChannel { gate: Some(Arc::clone(&gate)), alone, ..DevChannel::new(fd) })
+        };
+        let first = channel(device, all);
+        let mut channels = vec![Arc::clone(&first)];
+        channels.extend(clones.into_iter().map(|fd| channel(fd, true)));
+        channels.resize_with(count.max(1), || Arc::clone(&first));
         Ok(channels)
     }
 }
@@ -102,34 +106,54 @@ impl Transport for DevTransport {
 pub(crate) struct DevChannel {
     fd: OwnedFd,
     gate: Option<Arc<Gate>>,
+    /// One thread alone uses the descriptor, and may set how it blocks.
+    alone: bool,
+    /// What was set last.
+    nonblocking: AtomicBool,
 }
 
 impl DevChannel {
     /// A channel without a gate: every thread that asks waits.
     pub(crate) fn new(fd: OwnedFd) -> DevChannel {
-        DevChannel { fd, gate: None }
+        DevChannel { fd, gate: None, alone: false, nonblocking: AtomicBool::new(false) }
     }
 
     pub(crate) fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    fn read(&self, inbox: &mut [u8]) -> io::Result<usize> {
+    fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        if self.nonblocking.swap(on, Ordering::Relaxed) != on {
+            let flags = if on { OFlags::NONBLOCK } else { OFlags::empty() };
+            rustix::fs::fcntl_setfl(&self.fd, flags)?;
+        }
+        Ok(())
+    }
+
+    /// One request; `None` if there is none and the descriptor does not block.
+    fn read(&self, inbox: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match rustix::io::read(&self.fd, &mut *inbox) {
-                Ok(n) => return Ok(n),
+                Ok(n) => return Ok(Some(n)),
                 // ENOENT: the request was withdrawn while we took it.
-                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::INTR | Errno::NOENT) => {}
+                Err(Errno::AGAIN) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
         }
     }
 
-    /// A request came `after` this time: is there another one?
-    fn came(&self, after: Duration) -> Came {
-        if after >= AT_ONCE {
-            return Came::Alone;
+    fn sleep_for(&self, inbox: &mut [u8]) -> io::Result<usize> {
+        self.set_nonblocking(false)?;
+        loop {
+            if let Some(len) = self.read(inbox)? {
+                return Ok(len);
+            }
         }
+    }
+
+    /// A request was there: is there another one?
+    fn at_once(&self) -> Came {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         match rustix::event::poll(&mut fds, Some(&now)) {
@@ -137,22 +161,47 @@ impl DevChannel {
             _ => Came::Alone,
         }
     }
+
+    fn look_for(&self, inbox: &mut [u8]) -> io::Result<(usize, Came)> {
+        self.set_nonblocking(true)?;
+        if let Some(len) = self.read(inbox)? {
+            return Ok((len, self.at_once()));
+        }
+        let start = now();
+        while start.elapsed() < LOOK {
+            give_way();
+            if let Some(len) = self.read(inbox)? {
+                return Ok((len, Came::Looked));
+            }
+        }
+        Ok((self.sleep_for(inbox)?, Came::LookedAndSlept))
+    }
+
+    fn next(&self, looks: bool, inbox: &mut [u8]) -> io::Result<(usize, Came)> {
+        if looks && self.alone {
+            return self.look_for(inbox);
+        }
+        let start = now();
+        let len = self.sleep_for(inbox)?;
+        let came = if start.elapsed() < AT_ONCE { self.at_once() } else { Came::Alone };
+        Ok((len, came))
+    }
 }
 
 impl Channel for DevChannel {
     fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
-        let Some(gate) = &self.gate else { return self.read(inbox) };
-        gate.listen();
-        let start = now();
-        let got = self.read(inbox);
-        if let Ok(len) = got {
-            let follows = gate.took(self.came(start.elapsed()));
-            let header = inbox.get(..len).and_then(|mut bytes| InHeader::take(&mut bytes));
-            gate::follow(header.map(|h| h.pid).filter(|&pid| follows && pid != 0));
-        } else {
-            gate.close();
+        let Some(gate) = &self.gate else { return self.sleep_for(inbox) };
+        let looks = gate.listen();
+        match self.next(looks, inbox) {
+            Ok((len, came)) => {
+                gate.took(came);
+                Ok(len)
+            }
+            Err(e) => {
+                gate.close();
+                Err(e)
+            }
         }
-        got
     }
 
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {
