@@ -249,11 +249,6 @@ pub fn sleep(duration: Duration) {
     sys::thread::sleep(duration);
 }
 
-/// Lets other threads have this one's core, if they want it.
-pub fn give_way() {
-    sys::thread::yield_now();
-}
-
 /// Fills `out` from the operating system's random source.
 ///
 /// # Errors

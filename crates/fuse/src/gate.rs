@@ -24,7 +24,8 @@
 //!
 //! A thread that alone has a seat looks for the next request a little while before it
 //! sleeps, as long as that was worth it lately: to wake another core costs more than most
-//! answers (in a virtual machine 20 µs). It gives way to every thread that wants its core.
+//! answers (in a virtual machine 20 µs). Where other threads want its core it sleeps at once:
+//! who wakes is let in soon, who only gave way waits for its turn.
 //! (To follow the caller to its core is no way out: two switches there cost less than two
 //! cores woken, but where another core is idle the kernel moves the woken caller on to it,
 //! and server and caller chase each other.)
@@ -71,6 +72,8 @@ pub(crate) enum Came {
     Looked,
     /// Looking was not enough.
     LookedAndSlept,
+    /// Another thread took the looking one's core meanwhile.
+    Disturbed,
 }
 
 #[derive(Debug, Default)]
@@ -255,6 +258,7 @@ impl State {
         match came {
             Came::Looked => self.score += (SURE - self.score).div_ceil(SHARE),
             Came::LookedAndSlept => self.score -= self.score.div_ceil(SHARE),
+            Came::Disturbed => self.score = 0,
             Came::Crowded | Came::Alone => {}
         }
     }

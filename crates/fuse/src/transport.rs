@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base::rt::{give_way, now};
+use base::rt::now;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -27,6 +27,8 @@ use crate::gate::{Came, Gate};
 
 /// How long a thread looks for a request before it sleeps.
 const LOOK: Duration = Duration::from_micros(50);
+/// A look that took so long was interrupted by another thread.
+const AWAY: Duration = Duration::from_micros(30);
 /// A request that took less was there already.
 const AT_ONCE: Duration = Duration::from_micros(3);
 
@@ -168,11 +170,16 @@ impl DevChannel {
             return Ok((len, self.at_once()));
         }
         let start = now();
-        while start.elapsed() < LOOK {
-            give_way();
+        let mut last = start;
+        while last.since(start) < LOOK {
             if let Some(len) = self.read(inbox)? {
                 return Ok((len, Came::Looked));
             }
+            let look = now();
+            if look.since(last) > AWAY {
+                return Ok((self.sleep_for(inbox)?, Came::Disturbed));
+            }
+            last = look;
         }
         Ok((self.sleep_for(inbox)?, Came::LookedAndSlept))
     }
