@@ -81,7 +81,7 @@ mount_cenote() {
 }
 mount_zfs-fuse() {
 	[ -x "$PEER/zfs-fuse" ] || { echo "SKIPPED: zfs-fuse is absent" && return 1; }
-	! pgrep -x zfs-fuse >/dev/null || { echo "SKIPPED: another zfs-fuse runs" && return 1; }
+	! pgrep -r R,S,D -x zfs-fuse >/dev/null || { echo "SKIPPED: another zfs-fuse runs" && return 1; }
 	mkdir -p /var/run/zfs /var/lib/zfs "$work/zfs-fuse"
 	"$PEER/zfs-fuse" --no-daemon >/dev/null 2>&1 &
 	zfs_fuse=$!

@@ -46,7 +46,7 @@ mount_cell() {
 		mount -o loop "$work/$image.img" "$work/$image" && peers+=("$image")
 	done
 	local daemon=
-	if [ ! -x "$PEER/zfs-fuse" ] || pgrep -x zfs-fuse >/dev/null; then
+	if [ ! -x "$PEER/zfs-fuse" ] || pgrep -r R,S,D -x zfs-fuse >/dev/null; then
 		echo "SKIPPED: zfs-fuse is absent, or another one runs"
 	else
 		mkdir -p /var/run/zfs /var/lib/zfs

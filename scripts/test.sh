@@ -13,7 +13,7 @@ done
 # zfs-fuse's commands know one daemon a machine.
 peer=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin
 if [ -z "${CENOTE_ZFS_FUSE:-}" ] && [ -x "$peer/zfs-fuse" ] && [ "$(id -u)" = 0 ] && [ -e /dev/fuse ] &&
-	! pgrep -x zfs-fuse >/dev/null; then
+	! pgrep -r R,S,D -x zfs-fuse >/dev/null; then
 	mkdir -p /var/run/zfs /var/lib/zfs
 	setsid "$peer/zfs-fuse" --no-daemon >/dev/null 2>&1 &
 	trap 'pkill -x zfs-fuse; umount -l /zfs-kstat 2>/dev/null; rm -f "$log"' EXIT

@@ -25,7 +25,8 @@
 //! A thread that alone has a seat looks for the next request a little while before it
 //! sleeps, as long as that was worth it lately: to wake another core costs more than most
 //! answers (in a virtual machine 20 µs). Where other threads want its core it sleeps at once:
-//! who wakes is let in soon, who only gave way waits for its turn.
+//! who wakes is let in soon, who only gave way waits for its turn. Where nobody looks, two
+//! threads at least have seats, so that one waits already while the other one answers.
 //! (To follow the caller to its core is no way out: two switches there cost less than two
 //! cores woken, but where another core is idle the kernel moves the woken caller on to it,
 //! and server and caller chase each other.)
@@ -55,8 +56,12 @@ const SURE: u32 = 256;
 const WORTH: u32 = SURE / 2;
 /// How much of it one try counts.
 const SHARE: u32 = 8;
-/// Where looking is not worth it, every so many times it is tried.
-const PROBE: u32 = 64;
+/// Where looking was in vain, or others wanted the core, nobody looks for so many requests:
+/// to lose it costs milliseconds.
+const VAIN: u32 = 1024;
+const BUSY: u32 = 2048;
+/// Threads at least where nobody looks: while one answers, another is there already.
+const PAIR: usize = 2;
 /// How often the watch looks, and after how many times without a request it stops.
 const TICK: Duration = Duration::from_millis(20);
 const QUIET: u32 = 50;
@@ -92,8 +97,8 @@ struct State {
     calm: u32,
     /// How often looking was enough, of [`SURE`].
     score: u32,
-    /// Times that nobody looked, since somebody did.
-    skipped: u32,
+    /// Requests until looking is tried again.
+    skip: u32,
     /// Requests taken, and how many they were when the watch looked last.
     taken: u64,
     seen: u64,
@@ -229,13 +234,19 @@ impl Gate {
 }
 
 impl State {
+    /// Whether who has a seat now looks.
     fn looks(&mut self) -> bool {
-        self.skipped += 1;
-        let looks = self.active == 1 && (self.score >= WORTH || self.skipped >= PROBE);
-        if looks {
-            self.skipped = 0;
+        if self.skip > 0 {
+            self.skip -= 1;
+            if self.skip == 0 {
+                self.score = WORTH;
+            }
         }
-        looks
+        self.active == 1 && self.score >= WORTH
+    }
+
+    fn least(&self, seats: usize) -> usize {
+        if self.score >= WORTH { 1 } else { PAIR.min(seats) }
     }
 
     /// Whoever takes a request no longer listens.
@@ -253,14 +264,18 @@ impl State {
         }
         if self.calm >= CALM {
             self.calm = 0;
-            self.wanted = (self.wanted - 1).max(1);
+            self.wanted -= 1;
         }
         match came {
             Came::Looked => self.score += (SURE - self.score).div_ceil(SHARE),
-            Came::LookedAndSlept => self.score -= self.score.div_ceil(SHARE),
-            Came::Disturbed => self.score = 0,
+            Came::LookedAndSlept => {
+                self.score -= self.score.div_ceil(SHARE);
+                self.skip = if self.score < WORTH { VAIN } else { 0 };
+            }
+            Came::Disturbed => (self.score, self.skip) = (0, BUSY),
             Came::Crowded | Came::Alone => {}
         }
+        self.wanted = self.wanted.max(self.least(seats));
     }
 }
 
@@ -370,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_crowd_brings_threads_and_calm_parks_them() {
-        let mut state = State { wanted: 1, ..State::default() };
+        let mut state = State { wanted: 1, score: SURE, ..State::default() };
         for _ in 0..CROWD - 1 {
             state.learn(Came::Crowded, 3);
         }
@@ -397,21 +412,29 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_in_vain_looks_seldom() {
+    fn who_looked_in_vain_does_not_for_a_while_and_is_two() {
         let mut state = State { wanted: 1, active: 1, score: SURE, ..State::default() };
         assert!(state.looks());
-        for _ in 0..100 {
-            state.learn(Came::LookedAndSlept, 2);
+        for (came, pause) in [(Came::LookedAndSlept, VAIN), (Came::Disturbed, BUSY)] {
+            while state.score >= WORTH {
+                state.learn(came, 4);
+            }
+            assert_eq!(state.wanted, 2);
+            let before = (0..pause - 1).filter(|_| state.looks()).count();
+            assert_eq!((before, state.looks()), (0, true));
         }
-        assert_eq!(state.score, 0);
-        let looked = (0..PROBE * 10).filter(|_| state.looks()).count();
-        assert_eq!(looked, 10);
+        state.listening = 1;
+        for _ in 0..CALM {
+            state.learn(Came::Alone, 4);
+        }
+        assert_eq!(state.wanted, 1);
         for _ in 0..100 {
-            state.learn(Came::Looked, 2);
+            state.learn(Came::Looked, 4);
         }
         assert_eq!(state.score, SURE);
-        assert!(state.looks());
         state.active = 2;
         assert!(!state.looks(), "two do not look");
+        state.learn(Came::Disturbed, 1);
+        assert_eq!(state.wanted, 1, "there is one seat");
     }
 }
