@@ -17,8 +17,8 @@ use crate::master::QuotaObjects;
 const SHARDS: usize = 16;
 /// Groups that may be unwritten at a time: a later one begins when the oldest is on disk.
 const GROUPS: u64 = 4;
-/// Entries of a shard of [`Touched`] before those that are on disk are forgotten.
-const TOUCHED_MAX: usize = 2048;
+/// Entries of a shard of [`Touched`] before those that are on disk are forgotten at first.
+const TOUCHED_MIN: usize = 2048;
 
 /// Everything beside the object set.
 pub(crate) struct Rw {
@@ -119,34 +119,51 @@ impl Times {
     }
 }
 
-/// The last group that changed an object.
+/// The last group that changed an object: of all that changed in groups which may not be
+/// on disk, and of as many more at most.
 #[derive(Default)]
 pub(crate) struct Touched {
-    shards: [Mutex<HashMap<u64, Txg>>; SHARDS],
+    shards: [Mutex<Recent>; SHARDS],
     newest: AtomicU64,
+}
+
+#[derive(Default)]
+struct Recent {
+    groups: HashMap<u64, Txg>,
+    /// What was left when the old ones were forgotten last.
+    left: usize,
+}
+
+impl Recent {
+    /// Forgets what is on disk, once it may be half of all: each entry is looked at about
+    /// twice, however many a group has.
+    fn forget(&mut self, now: Txg) {
+        if self.groups.len() > TOUCHED_MIN.max(2 * self.left) {
+            self.groups.retain(|_, t| t.0 + GROUPS > now.0);
+            self.left = self.groups.len();
+        }
+    }
 }
 
 impl Touched {
     pub(crate) fn set(&self, id: ObjectId, txg: Txg) {
         self.newest.fetch_max(txg.0, SeqCst);
         let mut shard = self.shards[shard(id)].lock();
-        let last = shard.entry(id.0).or_insert(txg);
+        let last = shard.groups.entry(id.0).or_insert(txg);
         *last = (*last).max(txg);
-        if shard.len() > TOUCHED_MAX {
-            shard.retain(|_, t| t.0 + GROUPS > txg.0);
-        }
+        shard.forget(txg);
     }
 
     /// The group to wait for; `None` if all is on disk for certain.
     pub(crate) fn of(&self, id: ObjectId) -> Option<Txg> {
-        self.shards[shard(id)].lock().get(&id.0).copied()
+        self.shards[shard(id)].lock().groups.get(&id.0).copied()
     }
 
     /// The group is on disk.
     pub(crate) fn synced(&self, id: ObjectId, txg: Txg) {
         let mut shard = self.shards[shard(id)].lock();
-        if shard.get(&id.0).is_some_and(|t| *t <= txg) {
-            shard.remove(&id.0);
+        if shard.groups.get(&id.0).is_some_and(|t| *t <= txg) {
+            shard.groups.remove(&id.0);
         }
     }
 
@@ -206,5 +223,42 @@ impl FileSystem {
         if let Some(rw) = self.rw_part() {
             rw.touched.set(id, tx.txg());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With more than 32,768 objects changed in the groups that were not on disk, each change
+    /// went through all of them in search of old ones: a million files took ten minutes.
+    #[test]
+    fn many_objects_of_one_group_are_not_searched_again_and_again() {
+        let mut recent = Recent::default();
+        let mut searched = 0;
+        for id in 0..1u64 << 18 {
+            recent.groups.insert(id, Txg(100 + id / 100_000));
+            let (before, left) = (recent.groups.len(), recent.left);
+            recent.forget(Txg(100 + id / 100_000));
+            searched += if recent.left == left { 0 } else { before };
+        }
+        assert!(searched < 3 << 18, "{searched} entries looked at");
+    }
+
+    #[test]
+    fn what_is_on_disk_is_forgotten_and_nothing_else() {
+        let touched = Touched::default();
+        for txg in 10..40 {
+            for id in 0..4_000u64 {
+                touched.set(ObjectId(txg * 4_000 + id), Txg(txg));
+            }
+            let from = txg.saturating_sub(GROUPS - 1).max(10);
+            for group in from..=txg {
+                assert_eq!(touched.of(ObjectId(group * 4_000 + 7)), Some(Txg(group)));
+            }
+        }
+        let kept: usize = touched.shards.iter().map(|s| s.lock().groups.len()).sum();
+        let most = SHARDS * (TOUCHED_MIN + 1).max(2 * 4 * 4_000 / SHARDS + 1);
+        assert!(kept <= most, "{kept} of 120,000 kept");
     }
 }
