@@ -9,7 +9,8 @@
 # benches/runs/DATE-posix-CELL[-TAG].txt; several runs of one day add up. Needs root, fio,
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
-# measured. OPTIONS are mount options of Cenote's pools (noio_uring).
+# measured. OPTIONS are mount options of Cenote's pools (noio_uring). WHO may also name
+# `uring`: a second pool in the same turns, mounted over io_uring.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"
@@ -68,16 +69,23 @@ cleanup() {
 		timeout 60 "$PEER/zpool" destroy -f benchpeer >/dev/null 2>&1
 		kill "$zfs_fuse" 2>/dev/null
 	fi
-	for fs in cenote zfs-fuse ext4 btrfs; do umount -l "$work/$fs" 2>/dev/null; done
+	for fs in cenote uring zfs-fuse ext4 btrfs; do umount -l "$work/$fs" 2>/dev/null; done
 	rm -rf "$work"
 }
 trap cleanup EXIT
 
-mount_cenote() {
-	mkdir -p "$work/cenote" "$work/disks"
-	truncate -s "${MIB}M" "$work/disks/disk"
-	"$CENOTE" zpool create ${PROPS:-} -O mountpoint="$work/cenote" benchours "$work/disks/disk" || return 1
-	[ -z "$OPTIONS" ] || { "$CENOTE" zfs unmount benchours && "$CENOTE" zfs mount -o "$OPTIONS" benchours; }
+# A pool of ours: WHERE POOL MOUNT-OPTIONS
+mount_ours() {
+	mkdir -p "$work/$1" "$work/disks"
+	truncate -s "${MIB}M" "$work/disks/$2"
+	"$CENOTE" zpool create ${PROPS:-} -O mountpoint="$work/$1" "$2" "$work/disks/$2" || return 1
+	[ -z "$3" ] || { "$CENOTE" zfs unmount "$2" && "$CENOTE" zfs mount -o "$3" "$2"; }
+}
+mount_cenote() { mount_ours cenote benchours "$OPTIONS"; }
+mount_uring() {
+	grep -q '[Y1]' /sys/module/fuse/parameters/enable_uring 2>/dev/null ||
+		{ echo "SKIPPED: fuse.enable_uring is off" && return 1; }
+	mount_ours uring benchuring io_uring
 }
 mount_zfs-fuse() {
 	[ -x "$PEER/zfs-fuse" ] || { echo "SKIPPED: zfs-fuse is absent" && return 1; }
@@ -170,6 +178,7 @@ cell_read() {
 		[ -f "$work/$fs/big" ] || cp "$work/noise" "$work/$fs/big"
 		case $fs in
 		cenote) "$CENOTE" zpool export benchours && "$CENOTE" zpool import -d "$work/disks" ${OPTIONS:+-o "$OPTIONS"} benchours ;;
+		uring) "$CENOTE" zpool export benchuring && "$CENOTE" zpool import -d "$work/disks" -o io_uring benchuring ;;
 		zfs-fuse) "$PEER/zpool" export benchpeer && "$PEER/zpool" import -d "$work" benchpeer ;;
 		*) umount "$work/$fs" && mount -o loop "$work/$fs.img" "$work/$fs" ;;
 		esac
@@ -181,7 +190,7 @@ cell_read() {
 		note read "$fs" again-mib "$(mib_a_second 1024 dd if="$work/$fs/big" of=/dev/null bs=1M)"
 	done
 	echo 3 >/proc/sys/vm/drop_caches
-	note read fio cold-mib $(fio --name=x --filename="$work/disks/disk" --rw=read --bs=128k --size=1g --offset=256m --ioengine=libaio --iodepth=16 \
+	note read fio cold-mib $(fio --name=x --filename="$work/disks/benchours" --rw=read --bs=128k --size=1g --offset=256m --ioengine=libaio --iodepth=16 \
 		--direct=1 --output-format=json | json_bw read)
 }
 

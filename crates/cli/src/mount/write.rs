@@ -37,6 +37,7 @@ use crate::engine::{
 
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
+const O_RDWR: u32 = 0o2;
 /// Minor version of kernels that drop what the page cache holds behind a direct write.
 const COHERENT_MINOR: u32 = 41;
 /// Handle of a file whose writes pass the page cache by.
@@ -143,7 +144,14 @@ impl ZfsMount {
     }
 
     fn opened(&self, flags: u32) -> Opened {
-        let direct = flags & O_ACCMODE == O_WRONLY && self.direct_writes.load(Relaxed);
+        let around = match flags & O_ACCMODE {
+            O_WRONLY => true,
+            // One request carries the data and waits for its commit; through the pages the
+            // kernel sends two.
+            O_RDWR => flags & O_DSYNC != 0,
+            _ => false,
+        };
+        let direct = around && self.direct_writes.load(Relaxed);
         Opened {
             handle: if direct { DIRECT } else { 0 },
             direct_io: direct || self.is_direct(),

@@ -33,7 +33,8 @@
 //! What is open for writing alone passes the page cache by where the kernel drops what the
 //! cache holds behind each write (protocol 7.41): nobody can map it, a written page need not
 //! be copied twice, and the kernel does not ask for `security.capability` before the first
-//! write of each file; that goes here then, whoever writes.
+//! write of each file; that goes here then, whoever writes. So does what is open for
+//! synchronous writes, reading too: its data and the wait for them are one request then.
 //!
 //! # Departures from OpenZFS
 //! Snapshots are part of the dataset's mount instead of mounts of their own: they
