@@ -177,8 +177,8 @@ fn codecs_and_the_null_file_system() {
     }
     let (out, value) = bench(&s, &["fuse-null", "--time", "20ms"]);
     assert!(out.starts_with("read in order, 1 MiB, 1 thread "), "{out}");
-    // Six kinds of calls, by one thread and by one a core.
-    assert_eq!(rows(&value, "rows").len(), 12);
+    // Eight kinds of calls, by one thread and by one a core.
+    assert_eq!(rows(&value, "rows").len(), 16);
 }
 
 #[test]

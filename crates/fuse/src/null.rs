@@ -2,8 +2,11 @@
 //!
 //! One file of a chosen length lies in the root. Reads answer with zero bytes
 //! that are always the same memory, writes are dropped. What remains of the time
-//! of a read is the kernel, the session and the copy to the reader.
+//! of a read is the kernel, the session and the copy to the reader. Files that are made
+//! are there as long as the kernel remembers them; nothing is kept of them here.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use base::Buf;
@@ -22,12 +25,14 @@ const FILE_ID: u64 = 2;
 pub struct NullFs {
     size: u64,
     ttl: Duration,
+    /// The last node that was given out.
+    last: Arc<AtomicU64>,
 }
 
 impl NullFs {
     /// With a file of `size` bytes.
     pub fn new(size: u64) -> NullFs {
-        NullFs { size, ttl: FOREVER }
+        NullFs { size, ttl: FOREVER, last: Arc::new(AtomicU64::new(FILE_ID)) }
     }
 
     /// Lets the kernel believe attributes and names only for `ttl`; with zero each
@@ -45,6 +50,7 @@ impl NullFs {
             FILE_ID => {
                 Ok(Attr { mode: 0o100_666, size: self.size, blocks: self.size / 512, ..common })
             }
+            n if n <= self.last.load(Relaxed) => Ok(Attr { mode: 0o100_644, ..common }),
             _ => Err(Errno::ESTALE),
         }
     }
@@ -75,6 +81,24 @@ impl Filesystem for NullFs {
     fn open(&self, _: &Request, _: Mode, node: u64, _: u32) -> Result<Opened> {
         self.attr(node)?;
         Ok(Opened { keep_cache: true, parallel_direct_writes: true, ..Opened::default() })
+    }
+
+    fn create(
+        &self,
+        _: &Request,
+        _: u64,
+        _: &[u8],
+        _: &NewNode,
+        _: u32,
+    ) -> Result<(Entry, Opened)> {
+        let node = self.last.fetch_add(1, Relaxed) + 1;
+        let entry = Entry { entry_ttl: FOREVER, attr_ttl: FOREVER, ..self.entry(node)? };
+        // As who writes small files would have it: past the page cache, closed unasked.
+        Ok((entry, Opened { direct_io: true, no_flush: true, ..Opened::default() }))
+    }
+
+    fn unlink(&self, _: &Request, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
     }
 
     fn read(&self, _: &Request, _: Mode, args: &ReadArgs) -> Result<Data> {

@@ -1,6 +1,8 @@
-//! The file system that costs nothing, mounted, read and written: what FUSE itself takes.
+//! The file system that costs nothing, mounted, read and written, and filled with small
+//! files: what FUSE itself takes.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,20 +103,39 @@ fn measure(run: &mut Run, path: &Path, slice: Duration) -> Result<(), Stop> {
 /// What one thread does again and again.
 #[derive(Clone, Copy)]
 enum Work {
+    /// With the one file.
+    Null(Calls),
+    /// With files of its own.
+    Files(Change),
+}
+
+#[derive(Clone, Copy)]
+enum Calls {
     Sequential,
     Random,
     Write,
     Stat,
 }
 
-const ROWS: [(&str, Work, usize); 6] = [
-    ("read in order, 1 MiB", Work::Sequential, 1 << 20),
-    ("read anywhere, 8 KiB", Work::Random, 8 << 10),
-    ("read anywhere, 128 KiB", Work::Random, 128 << 10),
-    ("write in order, 1 MiB", Work::Write, 1 << 20),
-    ("write in order, 4 KiB", Work::Write, 4 << 10),
-    ("stat", Work::Stat, 0),
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Make,
+    Remove,
+}
+
+const ROWS: [(&str, Work, usize); 8] = [
+    ("read in order, 1 MiB", Work::Null(Calls::Sequential), 1 << 20),
+    ("read anywhere, 8 KiB", Work::Null(Calls::Random), 8 << 10),
+    ("read anywhere, 128 KiB", Work::Null(Calls::Random), 128 << 10),
+    ("write in order, 1 MiB", Work::Null(Calls::Write), 1 << 20),
+    ("write in order, 4 KiB", Work::Null(Calls::Write), 4 << 10),
+    ("stat", Work::Null(Calls::Stat), 0),
+    ("make files of 1,800 bytes", Work::Files(Change::Make), 1800),
+    ("remove files", Work::Files(Change::Remove), 0),
 ];
+
+/// Files that are there at a time.
+const FILES: usize = 1000;
 
 /// Bytes and calls a second of so many threads.
 fn together(
@@ -125,18 +146,46 @@ fn together(
     slice: Duration,
 ) -> std::io::Result<(f64, f64)> {
     let sums = rt::Mutex::new(Vec::new());
-    rt::fan_out(threads, |_| {
-        let file = File::options().read(true).write(true).open(path);
-        let done = file.and_then(|f| repeat(&f, work, size, slice));
+    rt::fan_out(threads, |thread| {
+        let done = match work {
+            Work::Null(calls) => {
+                let file = File::options().read(true).write(true).open(path);
+                file.and_then(|f| repeat(&f, calls, size, slice))
+            }
+            Work::Files(change) => {
+                let names = path.with_file_name(format!("thread-{thread}"));
+                in_batches(&names, change, size, slice)
+            }
+        };
         sums.lock().push(done);
     });
     let calls: f64 = sums.into_inner().into_iter().sum::<std::io::Result<f64>>()?;
     Ok((size as f64 * calls, calls))
 }
 
+/// Files made or removed a second.
+fn in_batches(names: &Path, change: Change, size: usize, slice: Duration) -> std::io::Result<f64> {
+    let data = vec![0u8; size];
+    let name = |n: usize| names.with_extension(n.to_string());
+    let (mut made, mut removed, mut batches) = (Duration::ZERO, Duration::ZERO, 0);
+    while made + removed < slice {
+        let start = rt::now();
+        for n in 0..FILES {
+            File::options().write(true).create_new(true).open(name(n))?.write_all(&data)?;
+        }
+        let between = rt::now();
+        (0..FILES).try_for_each(|n| std::fs::remove_file(name(n)))?;
+        made += between.since(start);
+        removed += between.elapsed();
+        batches += 1;
+    }
+    let time = if change == Change::Make { made } else { removed };
+    Ok((batches * FILES) as f64 / time.as_secs_f64())
+}
+
 /// Calls a second. Random places are never the same twice, so that the page cache does not
 /// answer.
-fn repeat(file: &File, work: Work, size: usize, slice: Duration) -> std::io::Result<f64> {
+fn repeat(file: &File, work: Calls, size: usize, slice: Duration) -> std::io::Result<f64> {
     let mut buf = vec![0u8; size];
     let blocks = NULL_SIZE / (size as u64).max(1);
     let mut at = rt::random_u64().unwrap_or(1) % blocks;
@@ -145,16 +194,16 @@ fn repeat(file: &File, work: Work, size: usize, slice: Duration) -> std::io::Res
     while start.elapsed() < slice {
         let offset = at * size as u64;
         let step = match work {
-            Work::Sequential | Work::Random => {
+            Calls::Sequential | Calls::Random => {
                 file.read_exact_at(&mut buf, offset)?;
                 // An odd step visits every block of a power of two of them.
-                if matches!(work, Work::Random) { 0x9e37_79b9 } else { 1 }
+                if matches!(work, Calls::Random) { 0x9e37_79b9 } else { 1 }
             }
-            Work::Write => {
+            Calls::Write => {
                 file.write_all_at(&buf, offset)?;
                 1
             }
-            Work::Stat => {
+            Calls::Stat => {
                 file.metadata()?;
                 1
             }
