@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 std::thread_local! {
-    /// The cores that this thread may use when it does not stay on one.
+    /// The cores that this thread might use before it stayed on one.
     static HOME: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
 }
 
@@ -32,14 +32,6 @@ pub fn stay_on(core: usize) -> bool {
         Some(())
     };
     HOME.try_with(|home| stay(&mut home.borrow_mut())).is_ok_and(|stays| stays.is_some())
-}
-
-/// Lets the calling thread use all its cores again.
-pub fn roam() {
-    if let Some(all) = home() {
-        go(all);
-        let _ended = HOME.try_with(|home| home.take());
-    }
 }
 
 /// What threads that the calling one starts are to [`go`] to.
@@ -73,8 +65,6 @@ mod tests {
             let counts = Mutex::new([0; 3]);
             fan_out(3, |i| counts.lock()[i] = count());
             assert_eq!(counts.into_inner(), [1, all.count(), all.count()]);
-            roam();
-            assert_eq!(count(), all.count());
         };
         // Not on the thread of the test, which others may use after it.
         assert!(spawn("stays", test).unwrap().join().is_some());

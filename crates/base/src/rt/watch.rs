@@ -56,6 +56,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     use std::time::Duration;
 
     fn counted() -> Rc<Cell<u32>> {
@@ -86,16 +87,23 @@ mod tests {
         assert!(spawn("watched", test).unwrap().join().is_some());
     }
 
-    /// Queues for a lock that a sleeper holds: told once, and it has the lock at the end.
-    fn queues(take: impl Fn() + Send + 'static, holder: impl FnOnce() + Send + 'static) {
+    /// Queues for a lock that another thread holds until this one was told.
+    fn queues(take: impl Fn() + Send + 'static, hold: impl FnOnce(&dyn Fn()) + Send + 'static) {
         let test = move || {
-            let times = counted();
-            let holder = spawn("holds", holder).unwrap();
-            // The holder begins; once the lock is taken, it stays so for long.
-            while times.get() == 0 {
+            let told = Arc::new(AtomicBool::new(false));
+            let seen = Arc::clone(&told);
+            before_sleep(move || told.store(true, SeqCst));
+            let wait = Arc::clone(&seen);
+            let until_told = move || {
+                while !wait.load(SeqCst) {
+                    sleep(Duration::from_millis(1));
+                }
+            };
+            let holder = spawn("holds", move || hold(&until_told)).unwrap();
+            // Free until the holder has it.
+            while !seen.load(SeqCst) {
                 take();
             }
-            assert_eq!(times.get(), 1);
             holder.join();
         };
         assert!(spawn("watched", test).unwrap().join().is_some());
@@ -103,14 +111,13 @@ mod tests {
 
     #[test]
     fn a_thread_is_told_when_a_lock_stays_taken() {
-        let long = || sleep(Duration::from_millis(50));
         let lock = Arc::new(Mutex::new(()));
         let held = Arc::clone(&lock);
         queues(
             move || drop(lock.lock()),
-            move || {
+            move |until_told| {
                 let _held = held.lock();
-                long();
+                until_told();
             },
         );
         for exclusive in [false, true] {
@@ -118,9 +125,9 @@ mod tests {
             let held = Arc::clone(&lock);
             queues(
                 move || if exclusive { drop(lock.write()) } else { drop(lock.read()) },
-                move || {
+                move |until_told| {
                     let _held = held.write();
-                    long();
+                    until_told();
                 },
             );
         }

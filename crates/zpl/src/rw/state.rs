@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     /// With more than 32,768 objects changed in the groups that were not on disk, each change
-    /// went through all of them in search of old ones: a million files took ten minutes.
+    /// went through all of its shard in search of old ones.
     #[test]
     fn many_objects_of_one_group_are_not_searched_again_and_again() {
         let mut recent = Recent::default();
