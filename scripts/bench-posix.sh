@@ -10,7 +10,10 @@
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
 # measured. OPTIONS are mount options of Cenote's pools (noio_uring). WHO may also name
-# `uring`: a second pool in the same turns, mounted over io_uring.
+# `uring`: a second pool in the same turns, mounted over io_uring. FILL is a file that fills
+# the page cache before each turn, so that memory comes from there, as on a machine that has
+# run for a while: a virtual machine may have given free memory back to its host, and then
+# the first use of it is what is measured.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"
@@ -25,6 +28,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CHECKOUT:=}"
 : "${OPTIONS:=}"
 : "${TAG:=}"
+: "${FILL:=}"
 
 raw() { echo "$RUNS/$(date +%F)-posix-$1${TAG:+-$TAG}.txt"; }
 
@@ -68,6 +72,8 @@ cleanup() {
 	if [ -n "$zfs_fuse" ]; then
 		timeout 60 "$PEER/zpool" destroy -f benchpeer >/dev/null 2>&1
 		kill "$zfs_fuse" 2>/dev/null
+		for _ in $(seq 50); do pgrep -r R,S,D -x zfs-fuse >/dev/null && sleep 0.2 || break; done
+		kill -KILL "$zfs_fuse" 2>/dev/null
 	fi
 	for fs in cenote uring zfs-fuse ext4 btrfs; do umount -l "$work/$fs" 2>/dev/null; done
 	rm -rf "$work"
@@ -171,7 +177,13 @@ cell_tree() {
 	done
 }
 
-# A file of 1 GiB: cold (mounted anew, caches dropped) and again.
+# The disks' files leave the page cache.
+forget() {
+	local file
+	for file in "$work"/*.img "$work"/disks/*; do dd of="$file" oflag=nocache conv=notrunc,fdatasync count=0 2>/dev/null; done
+}
+
+# A file of 1 GiB: cold (mounted anew, its disk's file out of the page cache) and again.
 cell_read() {
 	noise
 	for fs in $there; do
@@ -185,12 +197,12 @@ cell_read() {
 	done
 	for fs in $there; do
 		sync
-		echo 3 >/proc/sys/vm/drop_caches
+		forget
 		note read "$fs" cold-mib "$(mib_a_second 1024 dd if="$work/$fs/big" of=/dev/null bs=1M)"
 		note read "$fs" again-mib "$(mib_a_second 1024 dd if="$work/$fs/big" of=/dev/null bs=1M)"
 	done
-	echo 3 >/proc/sys/vm/drop_caches
-	note read fio cold-mib $(fio --name=x --filename="$work/disks/benchours" --rw=read --bs=128k --size=1g --offset=256m --ioengine=libaio --iodepth=16 \
+	forget
+	note read fio cold-mib $(fio --name=x --filename="$work/noise" --rw=read --bs=128k --size=1g --ioengine=libaio --iodepth=16 \
 		--direct=1 --output-format=json | json_bw read)
 }
 
@@ -225,5 +237,8 @@ for cell in "$@"; do
 	[ "$cell" != random ] || PROPS="-O recordsize=8K"
 	[ "$cell" = null ] || [ -n "$there" ] || bring
 	last=$(awk '!/^#/ && $2 > n {n = $2} END {print n + 0}' "$file")
-	for turn in $(seq $((last + 1)) $((last + TURNS))); do "cell_$cell"; done
+	for turn in $(seq $((last + 1)) $((last + TURNS))); do
+		[ -z "$FILL" ] || cat "$FILL" >/dev/null
+		"cell_$cell"
+	done
 done

@@ -5,7 +5,9 @@
 # benches/runs/DATE-sync-CELL.json with what was printed. Cell `mount` has fio write 8 KiB
 # blocks with O_DSYNC through a mount, on ext4, btrfs and zfs-fuse in files of the same disk,
 # and write and fdatasync in a file of the disk itself, in turns; flushes and bytes are those
-# that the disk counted. It needs root, FUSE and fio.
+# that the disk counted. Cell `mount-beside` has one process fsync 8 KiB writes there, alone
+# and while another one writes a file of 1 GiB over and over without syncing it. Both need
+# root, FUSE and fio.
 set -uo pipefail
 : "${MIB:=2048}"
 WRITTEN=1
@@ -17,7 +19,7 @@ WRITTEN=1
 : "${JOBS:=8}"     # writers of the second figure
 : "${TAG:=}"
 mkdir -p "$RUNS"
-[ $# -gt 0 ] || set -- rate bytes beside replay mount
+[ $# -gt 0 ] || set -- rate bytes beside replay mount mount-beside
 
 # The disk below a directory: its statistics.
 disk=$(lsblk -no PKNAME "$(df --output=source "$DIR" | tail -1)" 2>/dev/null | head -1)
@@ -35,29 +37,44 @@ rate() {
 	echo "${out:-0} $before $after $WRITES" | awk '{printf "%s %.2f %.1f\n", $1, ($5 - $3) / $6, ($4 - $2) / 2 / $6}'
 }
 
-mount_cell() {
-	local peers=() image turn where rest
+# Mounts a pool and the peers that are there, on disks of that many MiB.
+bring() {
+	local image
+	peers=() daemon=
 	new_pool -O recordsize=8k || return 1
 	mkdir -p "$work/disk"
 	for image in ext4 btrfs; do
 		has "mkfs.$image" || continue
-		disk_file "$work/$image.img" 1024 && mkdir "$work/$image"
+		disk_file "$work/$image.img" "$1" && mkdir -p "$work/$image"
 		case $image in ext4) mkfs.ext4 -q "$work/ext4.img" ;; btrfs) mkfs.btrfs -q "$work/btrfs.img" ;; esac
 		mount -o loop "$work/$image.img" "$work/$image" && peers+=("$image")
 	done
-	local daemon=
 	if [ ! -x "$PEER/zfs-fuse" ] || pgrep -r R,S,D -x zfs-fuse >/dev/null; then
 		echo "SKIPPED: zfs-fuse is absent, or another one runs"
-	else
-		mkdir -p /var/run/zfs /var/lib/zfs
-		"$PEER/zfs-fuse" --no-daemon >/dev/null 2>&1 &
-		daemon=$!
-		for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
-		# One that a run left behind.
-		"$PEER/zpool" destroy -f zfpeer 2>/dev/null
-		disk_file "$work/zf.img" 1024
-		"$PEER/zpool" create -O recordsize=8k -m "$work/zf" zfpeer "$work/zf.img" && peers+=(zf)
+		return
 	fi
+	mkdir -p /var/run/zfs /var/lib/zfs
+	"$PEER/zfs-fuse" --no-daemon >/dev/null 2>&1 &
+	daemon=$!
+	for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
+	# One that a run left behind.
+	"$PEER/zpool" destroy -f zfpeer 2>/dev/null
+	disk_file "$work/zf.img" "$1"
+	"$PEER/zpool" create -O recordsize=8k -m "$work/zf" zfpeer "$work/zf.img" && peers+=(zf)
+}
+
+bring_down() {
+	local where
+	for where in "${peers[@]}"; do
+		case $where in zf) umount "$work/zf" && "$PEER/zpool" destroy -f zfpeer ;; *) umount "$work/$where" ;; esac
+	done
+	[ -z "$daemon" ] || { kill "$daemon" && wait "$daemon"; }
+	judge
+}
+
+mount_cell() {
+	local turn where
+	bring 1024 || return 1
 	# Every file is written before.
 	for where in disk mnt "${peers[@]}"; do rate "$work/$where" 1 "" >/dev/null; rate "$work/$where" "$JOBS" "" >/dev/null; done
 	sync
@@ -71,11 +88,67 @@ mount_cell() {
 			echo "$turn $where $JOBS $(rate "$work/$where" "$JOBS" --sync=dsync)"
 		done
 	done
-	for where in "${peers[@]}"; do
-		case $where in zf) umount "$work/zf" && "$PEER/zpool" destroy -f zfpeer ;; *) umount "$work/$where" ;; esac
+	bring_down
+}
+
+# fsyncs DIR: median, p99 and longest of WRITES fsyncs in ms, and how many a second.
+fsyncs() {
+	fio --name=f "--directory=$1" --rw=write --bs=8k --ioengine=psync --size=$((WRITES * 8))k --overwrite=1 \
+		--fallocate=none --fsync=1 --output-format=json 2>/dev/null |
+		python3 -c 'import json, sys
+job = json.load(sys.stdin)["jobs"][0]
+lat = job["sync"]["lat_ns"]
+at = lat["percentile"]
+print(*("%.2f" % (ns / 1e6) for ns in (at["50.000000"], at["99.000000"], lat["max"])), "%.0f" % job["write"]["iops"])'
+}
+
+mount_beside_cell() {
+	local turn where stream
+	has python3 || return 0
+	bring "$MIB" || return 1
+	for where in mnt "${peers[@]}"; do fsyncs "$work/$where" >/dev/null; done
+	# The stream's file has large blocks.
+	"$CENOTE" zfs set recordsize=128K tank
+	[ -z "$daemon" ] || "$PEER/zfs" set recordsize=128K zfpeer
+	disk_file "$work/noise" 1024
+	sync
+	echo "# turn, where, stream or quiet; an fsync's median, p99 and longest in ms; fsyncs a second; the stream's GiB meanwhile"
+	for turn in $(seq "$ROUNDS"); do
+		for where in mnt "${peers[@]}"; do
+			echo "$turn $where quiet $(fsyncs "$work/$where") 0"
+			: >"$work/written"
+			while dd if="$work/noise" of="$work/$where/stream" bs=1M conv=notrunc 2>/dev/null; do echo >>"$work/written"; done &
+			stream=$!
+			sleep 1
+			echo "$turn $where stream $(fsyncs "$work/$where") $(wc -l <"$work/written")"
+			kill "$stream" && wait "$stream" 2>/dev/null
+			pkill -f "of=$work/$where/stream"
+			sync -f "$work/$where"
+			rm "$work/$where/stream"
+			sync
+			sleep 3
+		done
 	done
-	[ -z "$daemon" ] || kill "$daemon"
-	judge
+	bring_down
+}
+
+beside_summary() {
+	python3 - "$1" <<'EOF'
+import sys
+from statistics import median
+rows = [line.split() for line in open(sys.argv[1]) if line[0].isdigit()]
+at = {(r[0], r[1], r[2]): [float(x) for x in r[3:]] for r in rows if len(r) == 8}
+for where in dict.fromkeys(r[1] for r in rows):
+    show = lambda what, list: print(f"{where:<8} {what:<28} median {median(list):9.2f}  least {min(list):9.2f}  most {max(list):9.2f}  turns {len(list)}")
+    turns = [(q, at[t, where, "stream"]) for (t, w, k), q in at.items() if w == where and k == "quiet" and (t, w, "stream") in at]
+    if not turns: continue
+    show("p99 alone, ms", [q[1] for q, s in turns])
+    show("p99 beside the stream, ms", [s[1] for q, s in turns])
+    show("of these: ratio", [s[1] / q[1] for q, s in turns])
+    show("longest beside, ms", [s[2] for q, s in turns])
+    show("fsyncs a second alone", [q[3] for q, s in turns])
+    show("fsyncs a second beside", [s[3] for q, s in turns])
+EOF
 }
 
 # Medians and ranges; ratios are taken inside a turn.
@@ -106,10 +179,17 @@ summary() {
 { for cell in "$@"; do
 	file=$RUNS/$(date +%F)-sync-$cell${TAG:+-$TAG}
 	printf '# %s, load %s\n' "$cell" "$(cut -d' ' -f1-3 /proc/loadavg)" | tee "$file.txt"
-	if [ "$cell" = mount ]; then
+	case $cell in
+	mount)
 		mount_cell | tee -a "$file.txt"
 		summary "$file.txt" | tee "$file.sum" && cat "$file.sum" >>"$file.txt" && rm -f "$file.sum"
-	else
+		;;
+	mount-beside)
+		mount_beside_cell | tee -a "$file.txt"
+		beside_summary "$file.txt" | tee "$file.sum" && cat "$file.sum" >>"$file.txt" && rm -f "$file.sum"
+		;;
+	*)
 		"$CENOTE" bench sync "$cell" --dir "$DIR" --rounds "$ROUNDS" ${OPTIONS:-} --json "$file.json" | tee -a "$file.txt"
-	fi
+		;;
+	esac
 done; exit "$bad"; }

@@ -59,7 +59,6 @@ pub struct Session {
     core: Arc<Core>,
     mount: Option<Mount>,
     notifier: Notifier,
-    receivers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Session {
@@ -74,7 +73,9 @@ struct Core {
     proto: Proto,
     placements: [Placement; OPCODES],
     pool: Pool,
+    /// Threads that receive, and their handles until somebody joins them.
     receiving: AtomicUsize,
+    receivers: Mutex<Vec<JoinHandle<()>>>,
     /// Receiving threads that serve what may sleep, and how many may.
     sleeping: AtomicUsize,
     sleepers_max: usize,
@@ -153,17 +154,15 @@ impl Session {
         let notifier = Notifier { channel: Arc::clone(first), negotiated };
         let core = Arc::new(Core::new(fs, negotiated, config, channels.len()));
         core.fs.init(&negotiated);
-        let mut receivers = Vec::with_capacity(channels.len());
+        let mut first = true;
         for channel in channels {
-            let inner = Arc::clone(&core);
-            match base::rt::spawn("fuse-receive", move || inner.receive(&channel)) {
-                Ok(handle) => receivers.push(handle),
+            match core.start(channel, false) {
+                Err(e) if first => return Err(e),
                 // Fewer threads serve as well, only slower.
-                Err(e) if receivers.is_empty() => return Err(e),
-                Err(_) => core.receiver_ended(),
+                _ => first = false,
             }
         }
-        Ok(Session { core, mount: None, notifier, receivers: Mutex::new(receivers) })
+        Ok(Session { core, mount: None, notifier })
     }
 
     /// What was agreed with the kernel.
@@ -236,9 +235,15 @@ impl Session {
     /// Waits for the session's end: after unmount every request has been
     /// finished and `destroy` called.
     pub fn join(&self) {
-        let receivers = std::mem::take(&mut *self.receivers.lock());
-        for handle in receivers {
-            handle.join();
+        // Who still receives may start others.
+        loop {
+            let receivers = std::mem::take(&mut *self.core.receivers.lock());
+            if receivers.is_empty() {
+                return;
+            }
+            for handle in receivers {
+                handle.join();
+            }
         }
     }
 }
@@ -333,6 +338,7 @@ impl Core {
             placements,
             pool,
             receiving: AtomicUsize::new(receiving),
+            receivers: Mutex::default(),
             sleeping: AtomicUsize::new(0),
             sleepers_max: receiving.saturating_sub(RESERVE * base::rt::parallelism()),
             ended: AtomicBool::new(false),
@@ -343,15 +349,37 @@ impl Core {
         BufMut::alloc(DATA_AT + self.negotiated.max_transfer as usize)
     }
 
-    /// A receiving thread's life.
-    fn receive(self: &Arc<Self>, channel: &Arc<dyn Channel>) {
+    /// Starts the thread of a channel that is counted in `receiving` already.
+    fn start(self: &Arc<Self>, channel: Arc<dyn Channel>, further: bool) -> Result<()> {
+        let core = Arc::clone(self);
+        // Under the lock: who ends at once is listed all the same.
+        let mut receivers = self.receivers.lock();
+        match base::rt::spawn("fuse-receive", move || core.receive(&channel, further)) {
+            Ok(handle) => receivers.push(handle),
+            Err(e) => {
+                drop(receivers);
+                self.receiver_ended();
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// A receiving thread's life. A `further` channel that never worked ends alone.
+    fn receive(self: &Arc<Self>, channel: &Arc<dyn Channel>, further: bool) {
         self.pool.begin_thread();
         let mut inbox = self.new_inbox();
+        let mut worked = !further;
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
+            worked = true;
+            if let Some(more) = channel.more() {
+                self.receiving.fetch_add(1, Ordering::AcqRel);
+                let _served_by_fewer = self.start(more, true);
+            }
             inbox = self.take(channel, inbox, len);
         }
         // Nobody waits for answers any more; other receivers may sleep for some.
-        for unique in self.pool.close() {
+        for unique in if worked { self.pool.close() } else { Vec::new() } {
             self.interrupt(unique);
         }
         self.receiver_ended();

@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! A [`Transport`] turns an initialised `/dev/fuse` descriptor into [`Channel`]s,
-//! one for each receiving thread. Here is the classic one: each thread reads and
+//! one for each receiving thread; a channel may ask for more of them. Here is the classic one: each thread reads and
 //! writes a clone of the descriptor, so that the kernel keeps a list of
 //! unanswered requests for each and the threads do not meet on one lock. How many of them
 //! wait at once is the [gate](crate::gate)'s. The other is [`crate::UringTransport`].
@@ -45,6 +45,12 @@ pub trait Channel: Send + Sync {
         true
     }
 
+    /// A further channel to serve from now on, beside those of [`Transport::channels`];
+    /// asked for after each request. Whoever drops it unserved takes it back.
+    fn more(&self) -> Option<Arc<dyn Channel>> {
+        None
+    }
+
     /// Sends one reply or notification, in parts; the first begins with the header.
     ///
     /// # Errors
@@ -59,7 +65,8 @@ pub trait Transport: Send + Sync {
         0
     }
 
-    /// At least one, at most `count` channels over `device`, which has answered INIT.
+    /// The first channels over `device`, which has answered INIT; at least one. `count` is
+    /// how many threads should serve them where one channel is as good as another.
     ///
     /// # Errors
     /// Those of the operating system.

@@ -5,9 +5,14 @@
 //! that take a request, and later its answer. An entry is a [`Seat`] here: a channel with
 //! a ring and so a thread of its own. Its thread commits an answer and waits for the next
 //! request in one system call, where the classic transport needs two. It stays on the
-//! queue's core, where its caller is and waits: no other core has to be woken. While a seat's request is not answered nothing else
-//! comes there ([`Channel::is_shared`]), so handing it over would free nobody; there are
-//! several seats a queue, so that some may sleep.
+//! queue's core, where its caller is and waits: no other core has to be woken. While a
+//! seat's request is not answered nothing else comes there ([`Channel::is_shared`]), so
+//! handing it over would free nobody. Instead a queue gets another seat when few of its
+//! seats are left idle ([`Channel::more`]), up to [`UringTransport::most`]: as many requests
+//! may sleep as there are seats. The kernel gives a request to the seat that became idle
+//! last, so seats that were needed once do not disturb later. A request that finds none
+//! idle waits for the next answer on its queue, whatever is made meanwhile: a seat that
+//! comes takes only new requests. So some are always kept ahead.
 //!
 //! FORGET, INTERRUPT and notifications still take the descriptor: the first channel is a
 //! classic one. Whoever waits for a lock keeps its seat, so this transport is not for file
@@ -21,12 +26,15 @@
 //! * A seat's buffers are touched only while it is serving, under its lock, and live as long
 //!   as its ring.
 //! * Its ring is used by its thread alone.
+//! * `busy <= seats <= most` of a queue; a seat counts from before it is made until it is
+//!   dropped, and is busy while it is serving.
 //! * The flag is asked for in INIT only where rings of this kind can be made: the kernel
 //!   sends nothing until every queue has an entry.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base::rt::{Condvar, Mutex};
 use base::{BufMut, Error, Result};
@@ -66,14 +74,17 @@ const _: () = assert!(size_of::<squeue::Entry128>() == 128);
 /// The transport; see the module.
 #[derive(Clone, Copy, Debug)]
 pub struct UringTransport {
-    /// Seats for each core: so many requests that come from one are served at once.
-    pub seats: usize,
+    /// Seats for each core at first; half as many are kept idle.
+    pub few: usize,
+    /// Seats for each core at most: so many requests that come from one are served at once.
+    pub most: usize,
 }
 
 impl Default for UringTransport {
     fn default() -> Self {
-        // Who sleeps keeps a seat; threads are few on machines of many cores.
-        UringTransport { seats: (16 / base::rt::parallelism()).clamp(2, 8) }
+        // Each is a thread, and machines of many cores have many queues.
+        let share = |all: usize, least, most| (all / base::rt::parallelism()).clamp(least, most);
+        UringTransport { few: share(16, 2, 8), most: share(128, 8, 64) }
     }
 }
 
@@ -92,6 +103,15 @@ fn queues_in(list: &str) -> Option<usize> {
     let last = list.trim().rsplit(['-', ',']).next()?;
     let last: usize = last.parse().ok()?;
     (last < QUEUES_MAX).then_some(last + 1)
+}
+
+/// Whether a list such as `0-3,8-11` has that number.
+fn is_in(list: &str, number: usize) -> bool {
+    list.trim().split(',').any(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let ends = first.parse::<usize>().ok().zip(last.parse::<usize>().ok());
+        ends.is_some_and(|(first, last)| (first..=last).contains(&number))
+    })
 }
 
 impl UringTransport {
@@ -123,9 +143,20 @@ impl Transport for UringTransport {
             device.try_clone().map_err(|e| Error::io("cannot duplicate a descriptor", e))?,
         );
         let mut channels: Vec<Arc<dyn Channel>> = vec![Arc::new(DevChannel::new(device))];
-        for seat in 0..self.seats.max(1) * queues {
-            let queue = (seat % queues) as u16;
-            channels.push(Arc::new(Seat::new(&shared, queue, negotiated.max_transfer as usize)));
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        for number in 0..queues {
+            // The kernel wants a seat even of cores that may come one day.
+            let few = if is_in(&online, number) { self.few.max(1) } else { 1 };
+            let queue = Arc::new(Queue {
+                device: Arc::clone(&shared),
+                number: number as u16,
+                transfer: negotiated.max_transfer as usize,
+                spare: self.few.div_ceil(2),
+                most: AtomicUsize::new(self.most.max(1)),
+                seats: AtomicUsize::new(0),
+                busy: AtomicUsize::new(0),
+            });
+            channels.extend(std::iter::from_fn(|| queue.seat(few)));
         }
         Ok(channels)
     }
@@ -158,11 +189,36 @@ struct Segment {
     len: u64,
 }
 
+/// The requests of one core.
+struct Queue {
+    device: Arc<OwnedFd>,
+    number: u16,
+    /// Bytes of a request or an answer.
+    transfer: usize,
+    /// So many should be idle.
+    spare: usize,
+    /// Fewer once a seat could not be had.
+    most: AtomicUsize,
+    seats: AtomicUsize,
+    busy: AtomicUsize,
+}
+
+impl Queue {
+    /// Another seat, if fewer than `idle` are, and there may be one.
+    fn seat(self: &Arc<Queue>, idle: usize) -> Option<Arc<dyn Channel>> {
+        let seats = self.seats.load(Ordering::Acquire);
+        let wanted = self.busy.load(Ordering::Acquire) + idle;
+        if seats >= wanted.min(self.most.load(Ordering::Relaxed)) {
+            return None;
+        }
+        let swap = self.seats.compare_exchange(seats, seats + 1, Ordering::AcqRel, Ordering::Relaxed);
+        swap.ok().map(|_| Arc::new(Seat::new(Arc::clone(self))) as Arc<dyn Channel>)
+    }
+}
+
 /// An entry of one of the kernel's queues.
 struct Seat {
-    device: Arc<OwnedFd>,
-    queue: u16,
-    /// Made by the thread that uses it.
+    queue: Arc<Queue>,
     ring: Mutex<Option<Ring>>,
     state: Mutex<State>,
     answered: Condvar,
@@ -183,15 +239,14 @@ fn broken(what: &str) -> io::Error {
 }
 
 impl Seat {
-    fn new(device: &Arc<OwnedFd>, queue: u16, transfer: usize) -> Seat {
+    fn new(queue: Arc<Queue>) -> Seat {
         let mut headers = Box::new([0; HEADERS]);
-        let mut payload = BufMut::alloc(transfer.max(crate::abi::consts::MIN_READ_BUFFER));
+        let mut payload = BufMut::alloc(queue.transfer.max(crate::abi::consts::MIN_READ_BUFFER));
         let segments = Box::new([
             Segment { base: headers.as_mut_ptr() as u64, len: HEADERS as u64 },
             Segment { base: payload.as_mut_ptr() as u64, len: payload.len() as u64 },
         ]);
         Seat {
-            device: Arc::clone(device),
             queue,
             ring: Mutex::new(None),
             state: Mutex::new(State {
@@ -205,12 +260,25 @@ impl Seat {
         }
     }
 
+    /// The ring, made by the thread that uses it.
+    fn made<'a>(&self, ring: &'a mut Option<Ring>) -> io::Result<&'a mut Ring> {
+        Ok(match ring {
+            Some(ring) => ring,
+            none => {
+                // Who waits for an answer leaves its core to the thread that gives it; one
+                // that may not be there serves as well, only slower.
+                let _stays = base::rt::stay_on(usize::from(self.queue.number));
+                none.insert(new_ring()?)
+            }
+        })
+    }
+
     /// The command that gives the buffers to the kernel.
     fn command(&self, state: &State, op: u32) -> squeue::Entry128 {
         let mut request = [0; 80];
         put(&mut request, CMD_COMMIT_AT, &state.commit_id.to_ne_bytes());
-        put(&mut request, CMD_QUEUE_AT, &self.queue.to_ne_bytes());
-        let fd = types::Fd(self.device.as_raw_fd());
+        put(&mut request, CMD_QUEUE_AT, &self.queue.number.to_ne_bytes());
+        let fd = types::Fd(self.queue.device.as_raw_fd());
         let mut entry = opcode::UringCmd80::new(fd, op).cmd(request).build();
         // SAFETY: an Entry128 is the kernel's `io_uring_sqe` of 128 plain bytes, borrowed
         // mutably here alone.
@@ -275,23 +343,29 @@ impl Seat {
             rest = tail;
         }
         state.phase = Phase::Serving { unique: header.unique };
+        self.queue.busy.fetch_add(1, Ordering::AcqRel);
         Ok(total)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if matches!(self.state.get_mut().phase, Phase::Serving { .. }) {
+            self.queue.busy.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.queue.seats.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Channel for Seat {
     fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
         let mut ring = self.ring.lock();
-        let ring = match &mut *ring {
-            Some(ring) => ring,
-            none => {
-                // Who waits for an answer leaves its core to the thread that gives it; one
-                // that may not be there serves as well, only slower.
-                let _stays = base::rt::stay_on(usize::from(self.queue));
-                none.insert(new_ring()?)
-            }
-        };
-        let got = self.fetch(ring).and_then(|()| self.take(inbox));
+        let fresh = ring.is_none();
+        let fetched = self.made(&mut ring).and_then(|ring| self.fetch(ring));
+        if fetched.is_err() && fresh {
+            self.queue.most.fetch_min(self.queue.seats.load(Ordering::Acquire) - 1, Ordering::Relaxed);
+        }
+        let got = fetched.and_then(|()| self.take(inbox));
         if got.is_err() {
             self.state.lock().phase = Phase::Gone;
         }
@@ -300,6 +374,10 @@ impl Channel for Seat {
 
     fn is_shared(&self) -> bool {
         false
+    }
+
+    fn more(&self) -> Option<Arc<dyn Channel>> {
+        self.queue.seat(self.queue.spare)
     }
 
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {
@@ -321,6 +399,7 @@ impl Channel for Seat {
         }
         put(&mut headers[..], PAYLOAD_SIZE_AT, &(used as u32).to_ne_bytes());
         state.phase = Phase::Answered;
+        self.queue.busy.fetch_sub(1, Ordering::AcqRel);
         drop(state);
         self.answered.notify_one();
         Ok(())
@@ -338,5 +417,8 @@ mod tests {
         assert_eq!(queues_in("0-3,8-11\n"), Some(12));
         assert_eq!(queues_in("0-99999999"), None);
         assert_eq!(queues_in("x"), None);
+        let list = (0..14).filter(|&n| is_in("0-3,8,10-11\n", n)).collect::<Vec<_>>();
+        assert_eq!(list, [0, 1, 2, 3, 8, 10, 11]);
+        assert!(!is_in("", 0) && !is_in("x-9", 4));
     }
 }

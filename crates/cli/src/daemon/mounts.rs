@@ -199,7 +199,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         snapdir_disabled: snapdir == "disabled",
         posix_acl: word(dataset, "acltype")? == "posix",
         direct_io: false,
-        io_uring: false,
+        io_uring: true,
         atime: None,
         nodiratime: false,
     })
