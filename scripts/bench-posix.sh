@@ -9,7 +9,7 @@
 # benches/runs/DATE-posix-CELL[-TAG].txt; several runs of one day add up. Needs root, fio,
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
-# measured. OPTIONS are mount options of Cenote's pools (noio_uring). WHO may also name
+# measured. OPTIONS are mount options of Cenote's pools (noio_uring unless given). WHO may also name
 # `uring`: a second pool in the same turns, mounted over io_uring. FILL is a file that fills
 # the page cache before each turn, so that memory comes from there, as on a machine that has
 # run for a while: a virtual machine may have given free memory back to its host, and then
@@ -26,7 +26,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${MIB:=6144}"
 : "${WHO:=cenote zfs-fuse ext4 btrfs}"
 : "${CHECKOUT:=}"
-: "${OPTIONS:=}"
+: "${OPTIONS:=noio_uring}"
 : "${TAG:=}"
 : "${FILL:=}"
 

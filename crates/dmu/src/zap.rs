@@ -371,7 +371,7 @@ fn micro_hash(zap: &MicroZap<'_>, name: &[u8]) -> u64 {
 }
 
 fn find_micro(zap: &MicroZap<'_>, key: &NameKey) -> Option<ZapEntry> {
-    let found = zap.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd)?;
+    let found = zap.find_key(key)?;
     Some(micro_entry(&found, key.hash(zap.salt, HASH_BITS)))
 }
 

@@ -211,7 +211,8 @@ impl Queue {
         if seats >= wanted.min(self.most.load(Ordering::Relaxed)) {
             return None;
         }
-        let swap = self.seats.compare_exchange(seats, seats + 1, Ordering::AcqRel, Ordering::Relaxed);
+        let swap =
+            self.seats.compare_exchange(seats, seats + 1, Ordering::AcqRel, Ordering::Relaxed);
         swap.ok().map(|_| Arc::new(Seat::new(Arc::clone(self))) as Arc<dyn Channel>)
     }
 }
@@ -363,7 +364,9 @@ impl Channel for Seat {
         let fresh = ring.is_none();
         let fetched = self.made(&mut ring).and_then(|ring| self.fetch(ring));
         if fetched.is_err() && fresh {
-            self.queue.most.fetch_min(self.queue.seats.load(Ordering::Acquire) - 1, Ordering::Relaxed);
+            self.queue
+                .most
+                .fetch_min(self.queue.seats.load(Ordering::Acquire) - 1, Ordering::Relaxed);
         }
         let got = fetched.and_then(|()| self.take(inbox));
         if got.is_err() {

@@ -395,6 +395,11 @@ impl NameKey {
         &self.hash_form
     }
 
+    /// The only stored name that matches, if there is only one.
+    pub fn exact(&self) -> Option<&[u8]> {
+        matches!(self.compare_flags, None | Some(0)).then_some(&self.compare_form)
+    }
+
     /// Whether a stored name matches.
     pub fn matches(&self, stored: &[u8]) -> bool {
         match self.compare_flags {

@@ -25,6 +25,7 @@ mod tests;
 use base::{Error, Result};
 
 use crate::endian::Endian;
+use crate::normalize::NameKey;
 use crate::zapleaf::{Leaf, ZBT_LEAF, block_shift, u64_at};
 
 pub use crate::zapleaf::{LeafEntry, ZapValue};
@@ -55,10 +56,12 @@ pub const MICRO_NAME_MAX: usize = 49;
 const MZ_HEADER: usize = 64;
 const MZ_ENTRY: usize = 64;
 const MZ_NAME: usize = 50;
+const MZ_NAME_AT: usize = MZ_ENTRY - MZ_NAME;
 const POLY: u64 = 0xC96C_5795_D787_0F42;
 
-const fn crc_table() -> [u64; 256] {
-    let mut table = [0; 256];
+/// Of each byte, followed by 0 to 7 bytes of zeros.
+const fn crc_tables() -> [[u64; 256]; 8] {
+    let mut tables = [[0; 256]; 8];
     let mut i = 0;
     while i < 256 {
         let mut c = i as u64;
@@ -67,17 +70,33 @@ const fn crc_table() -> [u64; 256] {
             c = (c >> 1) ^ (if c & 1 == 1 { POLY } else { 0 });
             k += 1;
         }
-        table[i] = c;
+        tables[0][i] = c;
         i += 1;
     }
-    table
+    let mut zeros = 1;
+    while zeros < 8 {
+        let mut i = 0;
+        while i < 256 {
+            let before = tables[zeros - 1][i];
+            tables[zeros][i] = (before >> 8) ^ tables[0][(before & 0xff) as usize];
+            i += 1;
+        }
+        zeros += 1;
+    }
+    tables
 }
 
-static CRC: [u64; 256] = crc_table();
+static CRC: [[u64; 256]; 8] = crc_tables();
 
-fn crc(mut h: u64, bytes: impl Iterator<Item = u8>) -> u64 {
-    for b in bytes {
-        h = (h >> 8) ^ CRC[usize::from(h as u8 ^ b)];
+/// Eight bytes in one step: a name is hashed against all of its directory.
+fn crc(mut h: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        let all = (h ^ u64::from_le_bytes(*word)).to_le_bytes();
+        h = (0..8).fold(0, |sum, i| sum ^ CRC[7 - i][usize::from(all[i])]);
+    }
+    for b in rest {
+        h = (h >> 8) ^ CRC[0][usize::from(h as u8 ^ b)];
     }
     h
 }
@@ -90,12 +109,13 @@ fn mask(h: u64, bits: u32) -> u64 {
 ///
 /// `bits` is 28, or 48 with [`FLAG_HASH64`].
 pub fn hash(salt: u64, name: &[u8], bits: u32) -> u64 {
-    mask(crc(salt, name.iter().copied()), bits)
+    mask(crc(salt, name), bits)
 }
 
 /// Hash of a key made of 64-bit words (§15).
 pub fn hash_words(salt: u64, key: &[u64], bits: u32) -> u64 {
-    mask(crc(salt, key.iter().flat_map(|w| w.to_le_bytes())), bits)
+    let h = key.iter().fold(salt, |h, w| crc(h, &w.to_le_bytes()));
+    mask(h, bits)
 }
 
 /// Significant hash bits of microzaps and of fat ZAPs without [`FLAG_HASH64`].
@@ -180,14 +200,13 @@ impl<'a> MicroZap<'a> {
         self.block.len() / MZ_ENTRY - 1
     }
 
-    /// The entry in a slot; `None` if it is free or there is no such slot.
-    pub fn slot(&self, slot: usize) -> Option<MicroEntry<'a>> {
-        if slot >= self.slots() {
-            return None;
-        }
-        let at = MZ_HEADER + slot * MZ_ENTRY;
-        let raw = self.block.get(at..at + MZ_ENTRY)?;
-        let name = raw.get(14..)?;
+    /// The slots' bytes.
+    fn raw(&self) -> &'a [[u8; MZ_ENTRY]] {
+        self.block.get(MZ_HEADER..).unwrap_or_default().as_chunks().0
+    }
+
+    fn entry(&self, slot: usize, raw: &'a [u8; MZ_ENTRY]) -> Option<MicroEntry<'a>> {
+        let name = raw.get(MZ_NAME_AT..)?;
         // An unterminated name ends with its field.
         let len = name.iter().position(|b| *b == 0).unwrap_or(MZ_NAME);
         let name = name.get(..len).filter(|n| !n.is_empty())?;
@@ -199,15 +218,43 @@ impl<'a> MicroZap<'a> {
         })
     }
 
+    /// The entry in a slot; `None` if it is free or there is no such slot.
+    pub fn slot(&self, slot: usize) -> Option<MicroEntry<'a>> {
+        self.entry(slot, self.raw().get(slot)?)
+    }
+
+    /// The first slot without an entry.
+    pub fn free_slot(&self) -> Option<usize> {
+        self.raw().iter().position(|raw| raw[MZ_NAME_AT] == 0)
+    }
+
     /// Every entry, in slot order.
     pub fn entries(&self) -> impl Iterator<Item = MicroEntry<'a>> + use<'a> {
         let zap = *self;
-        (0..zap.slots()).filter_map(move |slot| zap.slot(slot))
+        zap.raw().iter().enumerate().filter_map(move |(slot, raw)| zap.entry(slot, raw))
     }
 
     /// The entry whose stored name is `name`, by scanning.
     pub fn find(&self, name: &[u8]) -> Option<MicroEntry<'a>> {
-        self.entries().find(|e| e.name == name)
+        let ends = MZ_NAME_AT + name.len();
+        if name.is_empty() || ends > MZ_ENTRY || name.contains(&0) {
+            return None;
+        }
+        let is_it = |raw: &[u8; MZ_ENTRY]| {
+            raw[MZ_NAME_AT] == name[0]
+                && raw.get(MZ_NAME_AT..ends) == Some(name)
+                && raw.get(ends).is_none_or(|&end| end == 0)
+        };
+        let slot = self.raw().iter().position(is_it)?;
+        self.slot(slot)
+    }
+
+    /// The entry that `key` finds: of several that of the lowest differentiator.
+    pub fn find_key(&self, key: &NameKey) -> Option<MicroEntry<'a>> {
+        match key.exact() {
+            Some(name) => self.find(name),
+            None => self.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd),
+        }
     }
 
     /// An index in (hash, cd) order. `hash_of` hashes a stored name (normalised

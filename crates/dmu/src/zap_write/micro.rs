@@ -35,7 +35,7 @@ fn hash_of(zap: &MicroZap<'_>, name: &[u8]) -> u64 {
 /// The entry that `key` finds.
 pub(super) fn lookup(block: &Buf, key: &NameKey) -> Result<Option<ZapEntry>> {
     let zap = MicroZap::parse(block, LE)?;
-    let found = zap.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd);
+    let found = zap.find_key(key);
     Ok(found.map(|e| ZapEntry {
         name: e.name.to_vec(),
         value: ZapValue::from_u64(e.value),
@@ -100,7 +100,7 @@ fn place(
             cd += 1;
         }
     }
-    match (0..zap.slots()).find(|slot| zap.slot(*slot).is_none()) {
+    match zap.free_slot() {
         Some(slot) => Some((slot, cd, size)),
         None if size + GROW <= limits.micro_max as usize => Some((zap.slots(), cd, size + GROW)),
         None => None,
@@ -110,8 +110,7 @@ fn place(
 /// Removes the entry that `key` finds.
 pub(super) fn remove<S: ZapStore + ?Sized>(store: &S, block: Buf, key: &NameKey) -> Result<()> {
     let zap = MicroZap::parse(&block, LE)?;
-    let found = zap.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd);
-    let slot = found.ok_or_else(absent)?.slot;
+    let slot = zap.find_key(key).ok_or_else(absent)?.slot;
     drop(block);
     store.edit(0, &mut |b| micro_clear(b, slot))
 }

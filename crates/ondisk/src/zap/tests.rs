@@ -12,9 +12,9 @@ const LE: Endian = Endian::Little;
 
 #[test]
 fn hashes_of_the_chapter() {
-    assert_eq!(CRC[1], 0xb32e_4cbe_03a7_5f6f);
-    assert_eq!(CRC[128], POLY);
-    assert_eq!(CRC[255], 0xe0ad_a173_6467_3f59);
+    assert_eq!(CRC[0][1], 0xb32e_4cbe_03a7_5f6f);
+    assert_eq!(CRC[0][128], POLY);
+    assert_eq!(CRC[0][255], 0xe0ad_a173_6467_3f59);
     for (salt, name, full) in [
         (1, "a", 0x9f81_69ba_49a5_4b33),
         (1, "config", 0x5233_8d71_0adc_3cbf),
@@ -380,6 +380,47 @@ fn arb_value() -> impl Strategy<Value = ZapValue> {
         prop::collection::vec(any::<u8>(), 0..60).prop_map(|v| ZapValue::from_bytes(&v).unwrap()),
         prop::collection::vec(any::<u64>(), 0..8).prop_map(|v| ZapValue::from_u64s(&v).unwrap()),
     ]
+}
+
+/// Chapter 03 §15, byte by byte.
+fn hash_slowly(salt: u64, name: &[u8]) -> u64 {
+    name.iter().fold(salt, |h, b| (h >> 8) ^ CRC[0][usize::from(h as u8 ^ b)])
+}
+
+proptest! {
+    #[test]
+    fn hashing_in_words_is_hashing_in_bytes(
+        salt in any::<u64>(),
+        name in prop::collection::vec(any::<u8>(), 0..60),
+        words in prop::collection::vec(any::<u64>(), 0..5),
+    ) {
+        prop_assert_eq!(hash(salt, &name, 64), hash_slowly(salt, &name));
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        prop_assert_eq!(hash_words(salt, &words, 64), hash_slowly(salt, &bytes));
+    }
+
+    /// Names end at a NUL or with their field, and slots may hold anything.
+    #[test]
+    fn a_microzap_is_searched_as_if_entry_by_entry(
+        slots in prop::collection::vec((prop::collection::vec(0u8..3, 50), 0usize..51, 0u32..3), 15),
+        name in prop::collection::vec(0u8..3, 0..52),
+        of in 0usize..15,
+    ) {
+        let mut block = vec![0; 1024];
+        block[..8].copy_from_slice(&ZBT_MICRO.to_le_bytes());
+        for ((bytes, len, cd), raw) in slots.iter().zip(block[MZ_HEADER..].chunks_mut(MZ_ENTRY)) {
+            raw[8..12].copy_from_slice(&cd.to_le_bytes());
+            raw[MZ_NAME_AT..MZ_NAME_AT + len].copy_from_slice(&bytes[..*len]);
+        }
+        let zap = MicroZap::parse(&block, LE).unwrap();
+        let stored = zap.slot(of).map_or(Vec::new(), |e| e.name.to_vec());
+        for name in [&name, &stored] {
+            let first = zap.entries().find(|e| e.name == &name[..]);
+            prop_assert_eq!(zap.find(name), first);
+        }
+        prop_assert_eq!(zap.free_slot(), (0..zap.slots()).find(|&slot| zap.slot(slot).is_none()));
+        prop_assert_eq!(zap.entries().count(), (0..zap.slots()).filter_map(|slot| zap.slot(slot)).count());
+    }
 }
 
 proptest! {
