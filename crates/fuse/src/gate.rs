@@ -22,14 +22,15 @@
 //! watch takes the first. It sleeps without ticks once nothing came for a second, and is
 //! woken by the next request.
 //!
-//! Two threads at least have seats, so that one waits already while the other one answers.
-//! To wake another core costs more than most answers (in a virtual machine 20 µs), but
-//! nothing saves it: a thread that looks for the next request for a while instead of
-//! sleeping makes no more files a second (measured in turns), for whoever wants its core,
-//! as the group's sync does, has it wait for its turn then. To follow the caller to its core
-//! is no way out either: two switches there cost less than two cores woken, but where
-//! another core is idle the kernel moves the woken caller on to it, and server and caller
-//! chase each other.
+//! A thread that alone has a seat looks for the next request a little while before it
+//! sleeps, as long as that was worth it lately: to wake another core costs more than most
+//! answers (in a virtual machine 20 µs; a quarter of the rate at which one caller makes or
+//! removes files). Where other threads want its core it sleeps at once:
+//! who wakes is let in soon, who only gave way waits for its turn. Where nobody looks, two
+//! threads at least have seats, so that one waits already while the other one answers.
+//! (To follow the caller to its core is no way out: two switches there cost less than two
+//! cores woken, but where another core is idle the kernel moves the woken caller on to it,
+//! and server and caller chase each other.)
 //!
 //! # Invariants
 //! * Who waits for requests has a seat: `listening <= active`; `1 <= wanted <= seats`.
@@ -51,7 +52,16 @@ use base::rt::{Condvar, Mutex, MutexGuard};
 const CROWD: u32 = 4;
 /// Requests in a row that found a second thread waiting, before one is parked.
 const CALM: u32 = 64;
-/// Threads at least: while one answers, another is there already.
+/// Of a score: always, and from what on looking is worth it.
+const SURE: u32 = 256;
+const WORTH: u32 = SURE / 2;
+/// How much of it one try counts.
+const SHARE: u32 = 8;
+/// Where looking was in vain, or others wanted the core, nobody looks for so many requests:
+/// to lose it costs milliseconds.
+const VAIN: u32 = 1024;
+const BUSY: u32 = 256;
+/// Threads at least where nobody looks: while one answers, another is there already.
 const PAIR: usize = 2;
 /// How often the watch looks, and after how many times without a request it stops.
 const TICK: Duration = Duration::from_millis(20);
@@ -62,7 +72,14 @@ const QUIET: u32 = 50;
 pub(crate) enum Came {
     /// It was there, and another one behind it.
     Crowded,
+    /// Alone, to a thread that did not look.
     Alone,
+    /// Looking for it was enough.
+    Looked,
+    /// Looking was not enough.
+    LookedAndSlept,
+    /// Another thread took the looking one's core meanwhile.
+    Disturbed,
 }
 
 #[derive(Debug, Default)]
@@ -79,6 +96,10 @@ struct State {
     /// Crowded requests in a row.
     crowded: u32,
     calm: u32,
+    /// How often looking was enough, of [`SURE`].
+    score: u32,
+    /// Requests until looking is tried again.
+    skip: u32,
     /// Requests taken, and how many they were when the watch looked last.
     taken: u64,
     seen: u64,
@@ -107,25 +128,26 @@ std::thread_local! {
 impl Gate {
     /// A gate that lets `seats` threads wait at once.
     pub(crate) fn new(seats: usize) -> Arc<Gate> {
-        let seats = seats.max(1);
-        let state = State { wanted: PAIR.min(seats), ..State::default() };
-        Arc::new(Gate { seats, state: Mutex::new(state), turn: Condvar::new() })
+        let state = State { wanted: 1, score: SURE, ..State::default() };
+        Arc::new(Gate { seats: seats.max(1), state: Mutex::new(state), turn: Condvar::new() })
     }
 
-    /// Before a thread waits for a request: waits for a seat if it has none. A thread may
-    /// use one gate in its life.
-    pub(crate) fn listen(self: &Arc<Gate>) {
+    /// Before a thread waits for a request: waits for a seat if it has none. Whether to look
+    /// before it sleeps. A thread may use one gate in its life.
+    pub(crate) fn listen(self: &Arc<Gate>) -> bool {
         if SEAT.get().is_none() {
             let gate = Arc::clone(self);
             base::rt::before_sleep(move || gate.leave());
         }
         // Who waits below has no seat to give up.
         let seat = SEAT.replace(Some(None)).flatten();
-        SEAT.set(Some(Some(self.take_seat(seat))));
+        let (round, looks) = self.take_seat(seat);
+        SEAT.set(Some(Some(round)));
+        looks
     }
 
-    /// The seat's round.
-    fn take_seat(&self, seat: Option<u64>) -> u64 {
+    /// The seat's round, and whether to look.
+    fn take_seat(&self, seat: Option<u64>) -> (u64, bool) {
         let mut state = self.state.lock();
         let seated = seat == Some(state.round);
         let keeps = seated && (state.active <= state.wanted || state.closed);
@@ -139,7 +161,7 @@ impl Gate {
             state.active += 1;
         }
         state.listening += 1;
-        state.round
+        (state.round, self.seats > 1 && state.looks())
     }
 
     /// Parks the calling thread, as the watch if there is none and requests come.
@@ -213,6 +235,21 @@ impl Gate {
 }
 
 impl State {
+    /// Whether who has a seat now looks.
+    fn looks(&mut self) -> bool {
+        if self.skip > 0 {
+            self.skip -= 1;
+            if self.skip == 0 {
+                self.score = WORTH;
+            }
+        }
+        self.active == 1 && self.score >= WORTH
+    }
+
+    fn least(&self, seats: usize) -> usize {
+        if self.score >= WORTH { 1 } else { PAIR.min(seats) }
+    }
+
     /// Whoever takes a request no longer listens.
     fn learn(&mut self, came: Came, seats: usize) {
         if came == Came::Crowded {
@@ -228,8 +265,18 @@ impl State {
         }
         if self.calm >= CALM {
             self.calm = 0;
-            self.wanted = (self.wanted - 1).max(PAIR.min(seats));
+            self.wanted -= 1;
         }
+        match came {
+            Came::Looked => self.score += (SURE - self.score).div_ceil(SHARE),
+            Came::LookedAndSlept => {
+                self.score -= self.score.div_ceil(SHARE);
+                self.skip = if self.score < WORTH { VAIN } else { 0 };
+            }
+            Came::Disturbed => (self.score, self.skip) = (0, BUSY),
+            Came::Crowded | Came::Alone => {}
+        }
+        self.wanted = self.wanted.max(self.least(seats));
     }
 }
 
@@ -339,42 +386,56 @@ mod tests {
 
     #[test]
     fn a_crowd_brings_threads_and_calm_parks_them() {
-        let mut state = State { wanted: 2, ..State::default() };
+        let mut state = State { wanted: 1, score: SURE, ..State::default() };
         for _ in 0..CROWD - 1 {
-            state.learn(Came::Crowded, 4);
+            state.learn(Came::Crowded, 3);
         }
-        state.learn(Came::Alone, 4);
-        assert_eq!(state.wanted, 2);
-        for wanted in [3, 4, 4] {
+        state.learn(Came::Alone, 3);
+        assert_eq!(state.wanted, 1);
+        for wanted in [2, 3, 3] {
             for _ in 0..CROWD {
-                state.learn(Came::Crowded, 4);
+                state.learn(Came::Crowded, 3);
             }
             assert_eq!(state.wanted, wanted);
         }
         // All busy: as many as before.
         for _ in 0..2 * CALM {
-            state.learn(Came::Alone, 4);
+            state.learn(Came::Alone, 3);
         }
-        assert_eq!(state.wanted, 4);
+        assert_eq!(state.wanted, 3);
         state.listening = 1;
-        for wanted in [3, 2, 2] {
+        for wanted in [2, 1, 1] {
             for _ in 0..CALM {
-                state.learn(Came::Alone, 4);
+                state.learn(Came::Alone, 3);
             }
             assert_eq!(state.wanted, wanted);
         }
     }
 
     #[test]
-    fn one_seat_stays_one() {
-        let mut state = State { wanted: 1, listening: 1, ..State::default() };
-        for _ in 0..2 * CALM {
-            state.learn(Came::Alone, 1);
-            state.learn(Came::Crowded, 1);
+    fn who_looked_in_vain_does_not_for_a_while_and_is_two() {
+        let mut state = State { wanted: 1, active: 1, score: SURE, ..State::default() };
+        assert!(state.looks());
+        for (came, pause) in [(Came::LookedAndSlept, VAIN), (Came::Disturbed, BUSY)] {
+            while state.score >= WORTH {
+                state.learn(came, 4);
+            }
+            assert_eq!(state.wanted, 2);
+            let before = (0..pause - 1).filter(|_| state.looks()).count();
+            assert_eq!((before, state.looks()), (0, true));
         }
-        for _ in 0..2 * CALM {
-            state.learn(Came::Alone, 1);
+        state.listening = 1;
+        for _ in 0..CALM {
+            state.learn(Came::Alone, 4);
         }
         assert_eq!(state.wanted, 1);
+        for _ in 0..100 {
+            state.learn(Came::Looked, 4);
+        }
+        assert_eq!(state.score, SURE);
+        state.active = 2;
+        assert!(!state.looks(), "two do not look");
+        state.learn(Came::Disturbed, 1);
+        assert_eq!(state.wanted, 1, "there is one seat");
     }
 }

@@ -13,6 +13,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::rt::now;
@@ -24,6 +25,10 @@ use crate::abi::consts::DEV_IOC_MAGIC;
 use crate::fs::Negotiated;
 use crate::gate::{Came, Gate};
 
+/// How long a thread looks for a request before it sleeps.
+const LOOK: Duration = Duration::from_micros(50);
+/// A look that took so long was interrupted by another thread.
+const AWAY: Duration = Duration::from_micros(30);
 /// A request that took less was there already.
 const AT_ONCE: Duration = Duration::from_micros(3);
 
@@ -93,11 +98,13 @@ impl Transport for DevTransport {
                 Err(_) => break,
             }
         }
-        let channel =
-            |fd| -> Arc<dyn Channel> { Arc::new(DevChannel { fd, gate: Some(Arc::clone(&gate)) }) };
-        let first = channel(device);
+        let all = clones.len() + 1 >= count;
+        let channel = |fd, alone| -> Arc<dyn Channel> {
+            Arc::new(DevChannel { gate: Some(Arc::clone(&gate)), alone, ..DevChannel::new(fd) })
+        };
+        let first = channel(device, all);
         let mut channels = vec![Arc::clone(&first)];
-        channels.extend(clones.into_iter().map(channel));
+        channels.extend(clones.into_iter().map(|fd| channel(fd, true)));
         channels.resize_with(count.max(1), || Arc::clone(&first));
         Ok(channels)
     }
@@ -108,26 +115,48 @@ impl Transport for DevTransport {
 pub(crate) struct DevChannel {
     fd: OwnedFd,
     gate: Option<Arc<Gate>>,
+    /// One thread alone uses the descriptor, and may set how it blocks.
+    alone: bool,
+    /// What was set last.
+    nonblocking: AtomicBool,
 }
 
 impl DevChannel {
     /// A channel without a gate: every thread that asks waits.
     pub(crate) fn new(fd: OwnedFd) -> DevChannel {
-        DevChannel { fd, gate: None }
+        DevChannel { fd, gate: None, alone: false, nonblocking: AtomicBool::new(false) }
     }
 
     pub(crate) fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// The next request.
-    fn wait(&self, inbox: &mut [u8]) -> io::Result<usize> {
+    fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        if self.nonblocking.swap(on, Ordering::Relaxed) != on {
+            let flags = if on { OFlags::NONBLOCK } else { OFlags::empty() };
+            rustix::fs::fcntl_setfl(&self.fd, flags)?;
+        }
+        Ok(())
+    }
+
+    /// One request; `None` if there is none and the descriptor does not block.
+    fn read(&self, inbox: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match rustix::io::read(&self.fd, &mut *inbox) {
-                Ok(n) => return Ok(n),
+                Ok(n) => return Ok(Some(n)),
                 // ENOENT: the request was withdrawn while we took it.
                 Err(Errno::INTR | Errno::NOENT) => {}
+                Err(Errno::AGAIN) => return Ok(None),
                 Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn sleep_for(&self, inbox: &mut [u8]) -> io::Result<usize> {
+        self.set_nonblocking(false)?;
+        loop {
+            if let Some(len) = self.read(inbox)? {
+                return Ok(len);
             }
         }
     }
@@ -142,9 +171,32 @@ impl DevChannel {
         }
     }
 
-    fn next(&self, inbox: &mut [u8]) -> io::Result<(usize, Came)> {
+    fn look_for(&self, inbox: &mut [u8]) -> io::Result<(usize, Came)> {
+        self.set_nonblocking(true)?;
+        if let Some(len) = self.read(inbox)? {
+            return Ok((len, self.at_once()));
+        }
         let start = now();
-        let len = self.wait(inbox)?;
+        let mut last = start;
+        while last.since(start) < LOOK {
+            if let Some(len) = self.read(inbox)? {
+                return Ok((len, Came::Looked));
+            }
+            let look = now();
+            if look.since(last) > AWAY {
+                return Ok((self.sleep_for(inbox)?, Came::Disturbed));
+            }
+            last = look;
+        }
+        Ok((self.sleep_for(inbox)?, Came::LookedAndSlept))
+    }
+
+    fn next(&self, looks: bool, inbox: &mut [u8]) -> io::Result<(usize, Came)> {
+        if looks && self.alone {
+            return self.look_for(inbox);
+        }
+        let start = now();
+        let len = self.sleep_for(inbox)?;
         let came = if start.elapsed() < AT_ONCE { self.at_once() } else { Came::Alone };
         Ok((len, came))
     }
@@ -152,9 +204,9 @@ impl DevChannel {
 
 impl Channel for DevChannel {
     fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
-        let Some(gate) = &self.gate else { return self.wait(inbox) };
-        gate.listen();
-        match self.next(inbox) {
+        let Some(gate) = &self.gate else { return self.sleep_for(inbox) };
+        let looks = gate.listen();
+        match self.next(looks, inbox) {
             Ok((len, came)) => {
                 gate.took(came);
                 Ok(len)

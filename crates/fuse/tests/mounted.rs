@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::*;
 use fuse::*;
@@ -170,6 +170,7 @@ fn writes_large_and_small_and_truncation() {
 
 /// So many reads wait for a device, and the receiving threads still answer. `in_turn`: the
 /// next comes when the one before it waits.
+#[allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 fn wait_in_reads(m: Mounted, reads: usize, in_turn: bool) {
     let file = File::open(m.path("slow")).unwrap();
     let fs = &m.fs;
