@@ -327,6 +327,31 @@ mod tests {
         assert_eq!(t.join(), Some(()));
     }
 
+    /// Who notifies has left the lock already.
+    #[test]
+    fn no_wake_up_is_lost() {
+        const ROUNDS: u32 = 20_000;
+        let shared = Arc::new((Mutex::new(0u32), Condvar::new()));
+        let play = |odd: u32| {
+            let shared = Arc::clone(&shared);
+            move || {
+                for _ in 0..ROUNDS {
+                    let mut turn = shared.0.lock();
+                    while *turn % 2 != odd {
+                        shared.1.wait(&mut turn);
+                    }
+                    *turn += 1;
+                    drop(turn);
+                    shared.1.notify_one();
+                }
+            }
+        };
+        let other = spawn("odd", play(1)).unwrap();
+        play(0)();
+        other.join().unwrap();
+        assert_eq!(*shared.0.lock(), 2 * ROUNDS);
+    }
+
     #[test]
     fn a_thread_keeps_its_index() {
         let mine = thread_index();

@@ -7,6 +7,8 @@
 
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, TryLockError, TryLockResult};
 use std::time::Duration;
 
@@ -116,13 +118,21 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
 }
 
 /// A condition variable for [`Mutex`].
+///
+/// Who notifies changed what is waited for under the lock; where nobody waits that is no
+/// system call.
 #[derive(Default, Debug)]
-pub struct Condvar(sys::Condvar);
+pub struct Condvar {
+    real: sys::Condvar,
+    /// Counted up under the lock, before it is released: whoever takes it later, and
+    /// notifies then, sees all who wait.
+    waiters: AtomicUsize,
+}
 
 impl Condvar {
     /// A condition nobody waits for yet.
     pub const fn new() -> Self {
-        Condvar(sys::Condvar::new())
+        Condvar { real: sys::Condvar::new(), waiters: AtomicUsize::new(0) }
     }
     /// Releases the lock, sleeps until notified, and takes the lock again.
     #[track_caller]
@@ -133,7 +143,9 @@ impl Condvar {
         }
         watch::may_sleep();
         let inner = guard.inner.take().expect(GUARD);
-        guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+        self.waiters.fetch_add(1, Relaxed);
+        guard.inner = Some(self.real.wait(inner).unwrap_or_else(PoisonError::into_inner));
+        self.waiters.fetch_sub(1, Relaxed);
     }
     /// As [`Condvar::wait`], at most `timeout`; true if the time ran out.
     #[track_caller]
@@ -143,8 +155,10 @@ impl Condvar {
         }
         watch::may_sleep();
         let inner = guard.inner.take().expect(GUARD);
+        self.waiters.fetch_add(1, Relaxed);
         let (inner, result) =
-            self.0.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
+            self.real.wait_timeout(inner, timeout).unwrap_or_else(PoisonError::into_inner);
+        self.waiters.fetch_sub(1, Relaxed);
         guard.inner = Some(inner);
         result.timed_out()
     }
@@ -152,17 +166,21 @@ impl Condvar {
     #[track_caller]
     pub fn notify_one(&self) {
         if let Some(me) = sim::member() {
-            return me.notify(address(&self.0), false, Location::caller());
+            return me.notify(address(self), false, Location::caller());
         }
-        self.0.notify_one();
+        if self.waiters.load(Relaxed) > 0 {
+            self.real.notify_one();
+        }
     }
     /// Wakes every waiter.
     #[track_caller]
     pub fn notify_all(&self) {
         if let Some(me) = sim::member() {
-            return me.notify(address(&self.0), true, Location::caller());
+            return me.notify(address(self), true, Location::caller());
         }
-        self.0.notify_all();
+        if self.waiters.load(Relaxed) > 0 {
+            self.real.notify_all();
+        }
     }
 
     #[cold]
@@ -177,7 +195,7 @@ impl Condvar {
         let (real, lock) = (&guard.lock.0, address(&guard.lock.0));
         drop(guard.inner.take().expect(GUARD));
         me.release(lock, false);
-        let timed_out = me.wait(address(&self.0), timeout, at);
+        let timed_out = me.wait(address(self), timeout, at);
         // Also when the run ended meanwhile: what unwinds may look through the guard.
         guard.inner = Some(me.reacquire(lock, at, || tried(real.try_lock())));
         me.check();
