@@ -66,6 +66,8 @@ const SQE_ADDR_AT: usize = 16;
 const SQE_LEN_AT: usize = 24;
 /// Buffers of an entry: headers and payload.
 const SEGMENTS: u32 = 2;
+/// Buffers up to here have pages from the start ([`BufMut::alloc`]).
+const POPULATED: usize = 1 << 20;
 /// Queues that a machine may have.
 const QUEUES_MAX: usize = 4096;
 
@@ -84,7 +86,7 @@ impl Default for UringTransport {
     fn default() -> Self {
         // Each is a thread, and machines of many cores have many queues.
         let share = |all: usize, least, most| (all / base::rt::parallelism()).clamp(least, most);
-        UringTransport { few: share(16, 2, 8), most: share(128, 8, 64) }
+        UringTransport { few: share(8, 2, 4), most: share(128, 8, 64) }
     }
 }
 
@@ -242,10 +244,12 @@ fn broken(what: &str) -> io::Error {
 impl Seat {
     fn new(queue: Arc<Queue>) -> Seat {
         let mut headers = Box::new([0; HEADERS]);
-        let mut payload = BufMut::alloc(queue.transfer.max(crate::abi::consts::MIN_READ_BUFFER));
+        // Too large for its pages to be made at once: most seats see small requests, or none.
+        let size = queue.transfer.max(crate::abi::consts::MIN_READ_BUFFER).max(POPULATED);
+        let mut payload = BufMut::alloc(size + 1);
         let segments = Box::new([
             Segment { base: headers.as_mut_ptr() as u64, len: HEADERS as u64 },
-            Segment { base: payload.as_mut_ptr() as u64, len: payload.len() as u64 },
+            Segment { base: payload.as_mut_ptr() as u64, len: size as u64 },
         ]);
         Seat {
             queue,
@@ -412,6 +416,51 @@ impl Channel for Seat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn resident() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    fn queue(most: usize, spare: usize) -> Arc<Queue> {
+        let device = std::fs::File::open("/dev/null").unwrap();
+        Arc::new(Queue {
+            device: Arc::new(device.into()),
+            number: 0,
+            transfer: 1 << 20,
+            spare,
+            most: AtomicUsize::new(most),
+            seats: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+        })
+    }
+
+    /// Each mount took twenty megabytes before anybody used it.
+    #[test]
+    fn seats_that_serve_nobody_take_no_memory() {
+        let queue = queue(64, 1);
+        let before = resident();
+        let seats: Vec<_> = std::iter::from_fn(|| queue.seat(64)).collect();
+        assert_eq!(seats.len(), 64);
+        let more = resident().saturating_sub(before);
+        assert!(more < 16 << 20, "{more} bytes");
+    }
+
+    #[test]
+    fn a_queue_has_idle_seats_up_to_its_limit() {
+        let queue = queue(5, 2);
+        let first: Vec<_> = std::iter::from_fn(|| queue.seat(2)).collect();
+        assert_eq!(first.len(), 2);
+        queue.busy.store(1, Ordering::Release);
+        let more = first[0].more().unwrap();
+        assert!(first[0].more().is_none(), "two are idle");
+        queue.busy.store(3, Ordering::Release);
+        let most: Vec<_> = std::iter::from_fn(|| first[1].more()).collect();
+        assert_eq!(most.len(), 2, "five are the most");
+        drop(more);
+        assert!(first[0].more().is_some(), "one is gone");
+    }
 
     #[test]
     fn queues_are_counted() {
