@@ -9,11 +9,11 @@
 # benches/runs/DATE-posix-CELL[-TAG].txt; several runs of one day add up. Needs root, fio,
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
-# measured. OPTIONS are mount options of Cenote's pools (noio_uring unless given). WHO may also name
-# `uring`: a second pool in the same turns, mounted over io_uring. FILL is a file that fills
-# the page cache before each turn, so that memory comes from there, as on a machine that has
-# run for a while: a virtual machine may have given free memory back to its host, and then
-# the first use of it is what is measured.
+# measured. OPTIONS are mount options of Cenote's pools (noio_uring unless given). WHO may
+# also name `uring`: a second pool in the same turns, mounted over io_uring. FILL is a file
+# that fills the page cache before each turn, so that memory comes from there, as on a machine
+# that has run for a while: a virtual machine may have given free memory back to its host, and
+# then the first use of it is what is measured.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"

@@ -379,8 +379,8 @@ impl Core {
             inbox = self.take(channel, inbox, len);
         }
         // Nobody waits for answers any more; other receivers may sleep for some.
-        for unique in if worked { self.pool.close() } else { Vec::new() } {
-            self.interrupt(unique);
+        if worked {
+            self.pool.close().into_iter().for_each(|unique| self.interrupt(unique));
         }
         self.receiver_ended();
     }

@@ -249,7 +249,8 @@ impl<'a> MicroZap<'a> {
         self.slot(slot)
     }
 
-    /// The entry that `key` finds: of several that of the lowest differentiator.
+    /// The entry that `key` finds: of several that normalise alike, that of the lowest
+    /// differentiator.
     pub fn find_key(&self, key: &NameKey) -> Option<MicroEntry<'a>> {
         match key.exact() {
             Some(name) => self.find(name),
