@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
+use cenote::create::{CreateRequest, NewKind, NewVdev};
 use cenote::{ImportOptions, Pool, PoolState};
 use testkit::tree::{Compare, verify_tree};
 use testkit::{Golden, Scratch, discover, engine, golden, import_from, readonly};
@@ -129,17 +129,10 @@ fn make(dir: &Path, name: &str, version: u64) {
     let disk = dir.join("disk");
     std::fs::File::create(&disk).unwrap().set_len(128 << 20).unwrap();
     let request = CreateRequest {
-        name: name.to_owned(),
-        vdevs: vec![NewVdev::new(NewKind::File(disk))],
         version,
-        temporary_name: None,
-        force: Force::default(),
-        dry_run: false,
         features: Vec::new(),
-        settings: Vec::new(),
-        fs_settings: Vec::new(),
-        altroot: None,
         command: Some(format!("zpool create -o version={version}")),
+        ..CreateRequest::new(name, vec![NewVdev::new(NewKind::File(disk))])
     };
     let made = engine().create_pool(&request);
     let pool = made.unwrap_or_else(|e| panic!("version {version}: {e}")).unwrap();

@@ -11,9 +11,7 @@ mod common;
 
 use std::process::Command;
 
-use cenote::create::{
-    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, features_to_enable,
-};
+use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
 use cenote::inspect::{ondisk, zpl};
 use cenote::{FileSystem, ObjectId, PropData};
 use common::{Sandbox, said};
@@ -98,20 +96,8 @@ fn compared(
     let s = Sandbox::new(name);
     let (disks, cut) = (s.dir("disks"), s.dir("cut"));
     std::fs::File::create(disks.join("d0")).unwrap().set_len(128 << 20).unwrap();
-    let features = features_to_enable(&FeatureWishes::default(), &FeatureSet::all()).unwrap().0;
-    let request = CreateRequest {
-        name: "tank".into(),
-        temporary_name: None,
-        vdevs: vec![NewVdev::new(NewKind::File(disks.join("d0")))],
-        force: Force { in_use: true, replication: true, ashift: true },
-        dry_run: false,
-        version: 5000,
-        features,
-        settings: Vec::new(),
-        fs_settings: Vec::new(),
-        altroot: None,
-        command: None,
-    };
+    let vdevs = vec![NewVdev::new(NewKind::File(disks.join("d0")))];
+    let request = CreateRequest { force: Force::ALL, ..CreateRequest::new("tank", vdevs) };
     let engine = testkit::engine();
     let pool = engine.create_pool(&request).unwrap().unwrap();
     let props = vec![("acltype".to_owned(), PropData::Num(1))];

@@ -165,6 +165,18 @@ fn skip(bp: &BlkPtr, min_txg: Txg) -> bool {
     bp.birth() == Txg::ZERO || bp.birth() <= min_txg
 }
 
+/// Lets the other threads go when a visitor panics: they would wait for this one for ever.
+struct Unwinding<'a, 'b, V>(&'a Walk<'b, V>);
+
+impl<V> Drop for Unwinding<'_, '_, V> {
+    fn drop(&mut self) {
+        let mut stack = self.0.stack.lock();
+        stack.busy -= 1;
+        stack.error.get_or_insert(Error::bug("a walk ended in a panic"));
+        self.0.changed.notify_all();
+    }
+}
+
 impl<V: Visitor> Walk<'_, V> {
     fn work(&self) {
         let mut found = Vec::new();
@@ -183,7 +195,9 @@ impl<V: Visitor> Walk<'_, V> {
             };
             stack.busy += 1;
             drop(stack);
+            let unwinding = Unwinding(self);
             let result = self.run(task, &mut found);
+            std::mem::forget(unwinding);
             stack = self.stack.lock();
             stack.busy -= 1;
             if let Err(e) = result {

@@ -139,3 +139,26 @@ fn a_walk_shows_every_block_once_wherever_it_resumes() {
     }
     assert!(walked > 100);
 }
+
+struct Panics;
+
+impl Visitor for Panics {
+    fn visit(&self, _: &BlkPtr, at: Bookmark) -> Result<Flow> {
+        assert!(at.level != 0, "a visitor's own fault");
+        Ok(Flow::Descend)
+    }
+}
+
+/// The other threads of a walk waited for ever for one whose visitor had panicked.
+#[test]
+fn a_walk_ends_when_a_visitor_panics() {
+    let Some(golden) = golden("snaps") else { return };
+    let scratch = Scratch::new("walk-panic");
+    golden.unpack(scratch.path());
+    let pool = open(scratch.path());
+    let head = DslDir::root(pool.spa().mos(), "snaps").unwrap().head().unwrap().unwrap();
+    let options = Options { threads: 4, ..Options::default() };
+    let walk = || traverse(pool.spa().zio(), head.object(), &head.phys().bp, &Panics, options);
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(walk));
+    assert!(ended.is_err());
+}

@@ -27,10 +27,11 @@ pub mod again;
 mod campaign;
 pub mod check;
 pub mod driver;
+mod everywhere;
+mod fs;
 pub mod image;
 pub mod logs;
 pub mod memo;
-
 pub mod mishap;
 pub mod model;
 pub mod ops;

@@ -23,27 +23,28 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-use base::rt::sim::{Options, Outcome, Rng, run_with};
+use base::rt::sim::{Options, Rng, run_with};
 use base::rt::{Mutex, fan_out, plain};
 use base::{ObjectId, Result, Txg};
-use device::sim::{Action, Image, SimDisks, crash_seeds};
-use dmu::{Io, Objset, Tx};
-use ondisk::objset::ObjsetType;
+use device::sim::{Action, Image, SimDisks};
+use dmu::{Io, Tx};
 use ondisk::zil::{LogPtr, Record};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
-use spa::engine::{NewDataset, Writer};
+use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
 use zio::BlockCache;
 use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps, SetHow, XattrForm};
-use zpl::{FileSystem, NewFs, Time};
+use zpl::{FileSystem, Time};
 
 use crate::check;
+use crate::everywhere::Places;
+use crate::fs::{dataset, ended, make_dataset, now, space, synced};
 use crate::image::{Range, Tap};
 use crate::memo::{Manner, Memo, alike, tidy};
 use crate::over;
-use crate::pool::{CACHE, POOL, SimLeaves, find, import, make};
+use crate::pool::{CACHE, SimLeaves, find, import, make};
 use crate::setup::{Layout, Setup, Workload};
 
 /// Operations of a thread.
@@ -75,10 +76,6 @@ pub enum Plant {
     Disorder,
 }
 
-fn dataset() -> String {
-    format!("{POOL}/fs")
-}
-
 struct LogHost {
     writer: Arc<Writer>,
     xattr: XattrForm,
@@ -90,21 +87,19 @@ impl Host for LogHost {
         self.writer.begin_wait(bytes, frees)
     }
     fn synced(&self, txg: Txg) -> Result<()> {
-        self.writer.txgs().kick(txg);
-        self.writer.txgs().wait_synced(txg)
+        synced(&self.writer, txg)
     }
     fn log(&self) -> Option<Arc<zil::Log>> {
         self.log.clone()
     }
     fn now(&self) -> Time {
-        let now = base::rt::wall_clock();
-        Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
+        now()
     }
     fn props(&self) -> Arc<RwProps> {
         Arc::new(RwProps { record_size: 16 << 10, xattr: self.xattr, ..RwProps::default() })
     }
     fn space(&self) -> Result<HostSpace> {
-        Ok(HostSpace { used: 0, available: self.writer.allocatable(false) })
+        Ok(space(&self.writer))
     }
 }
 
@@ -145,19 +140,7 @@ type Files = [ObjectId; 2];
 
 fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Files>)> {
     let writer = make(setup, disks)?;
-    let content = Box::new(|os: &Arc<Objset>, tx: &Tx| {
-        let props = os.props()?;
-        let (count_objects, count_projects) = (props.count_objects, props.count_projects);
-        zpl::create::fill(os, tx, &NewFs { count_objects, count_projects, ..NewFs::default() })
-    });
-    let new = NewDataset {
-        name: dataset(),
-        kind: ObjsetType::Zfs,
-        case_insensitive: false,
-        props: Vec::new(),
-        content,
-    };
-    writer.create_dataset(new, None)?;
+    make_dataset(&writer)?;
     let fs = open(&writer, Plant::Nothing, setup.seed)?;
     let mut files = Vec::new();
     for t in 0..setup.threads {
@@ -381,16 +364,6 @@ fn body(
     drop(fs);
     writer.stop();
     wrong.map_or(Ok(start), Err)
-}
-
-fn ended<T>(outcome: Outcome<std::result::Result<T, String>>) -> std::result::Result<T, String> {
-    match outcome {
-        Outcome::Done(done) => done,
-        Outcome::Halted => Err("the run was halted".to_owned()),
-        Outcome::Deadlock(who) => Err(format!("deadlock: {who}")),
-        Outcome::Panicked { thread, message } => Err(format!("{thread} panicked: {message}")),
-        Outcome::Limit(why) => Err(format!("no end: {why}")),
-    }
 }
 
 /// Runs a seed with other vdevs or threads than follow from it.
@@ -750,28 +723,13 @@ impl Recorded {
         }
         let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
         let points: Vec<u64> = points.step_by(step.max(1)).collect();
-        let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let first = Mutex::new(None);
-        fan_out(threads.max(1), |_| {
-            let Ok(cache) = BlockCache::of(CACHE) else { return };
-            let cache = Arc::new(cache);
-            while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
-                for seed in crash_seeds(self.setup.seed, event, more) {
-                    if stop.load(Relaxed) {
-                        return;
-                    }
-                    images.fetch_add(1, Relaxed);
-                    if let Err(what) = self.crash(event, seed, &cache) {
-                        stop.store(true, Relaxed);
-                        first.lock().get_or_insert((self.setup.seed, event, seed, what));
-                    }
-                }
-            }
-        });
-        tally.points = points.len() as u64;
-        tally.images = images.into_inner();
+        let (count, seed) = (points.len() as u64, self.setup.seed);
+        let found = Places { points, seed, more, threads }
+            .visit(|event, seed, cache| self.crash(event, seed, cache).map(|()| None));
+        tally.points = count;
+        tally.images = found.images;
         tally.replays = self.found.lock().len() as u64;
-        tally.failure = first.into_inner();
+        tally.failure = found.wrong.map(|(event, crash, what)| (seed, event, crash, what));
         tally
     }
 }

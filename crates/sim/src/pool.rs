@@ -7,7 +7,6 @@ use std::sync::Arc;
 use base::{Error, Result, Txg};
 use device::Device;
 use device::sim::{Image, SimDisks};
-use ondisk::objset::ObjsetType;
 use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
 use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, Role, build};
@@ -122,22 +121,7 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
     }
     let cache = Arc::new(BlockCache::of(CACHE)?);
     create(
-        CreateSpec {
-            name: POOL.into(),
-            version: ondisk::uberblock::VERSION_FEATURES,
-            tops: built.tops,
-            devices,
-            features: dsl::write::features::maintained().collect(),
-            pool_props: Vec::new(),
-            root_props: Vec::new(),
-            comment: None,
-            compatibility: None,
-            hostid: 0,
-            hostname: None,
-            root: Box::new(|_, _| Ok(())),
-            root_kind: ObjsetType::Zfs,
-            options: setup.writer(),
-        },
+        CreateSpec { options: setup.writer(), ..CreateSpec::new(POOL, built.tops, devices) },
         &cache,
     )
 }

@@ -24,24 +24,24 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use base::rt::sim::{Options, Outcome, Rng, run_with};
-use base::rt::{Mutex, fan_out, plain};
+use base::rt::sim::{Options, Rng, run_with};
+use base::rt::{Mutex, plain};
 use base::{Result, Txg};
-use device::sim::{Image, SimDisks, crash_seeds};
-use dmu::{Io, Objset, Tx};
-use ondisk::objset::ObjsetType;
-use spa::engine::{NewDataset, Writer};
+use device::sim::{Image, SimDisks};
+use dmu::{Io, Tx};
+use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
 use zio::BlockCache;
 use zpl::rw::{Caller, Host, HostSpace, New, RwProps, XattrForm};
-use zpl::{FileSystem, NewFs, Time};
+use zpl::{FileSystem, Time};
 
 use crate::check;
+use crate::everywhere::Places;
+use crate::fs::{dataset, ended, make_dataset, now, open_read, space, synced};
 use crate::image::Tap;
 use crate::memo::{Manner, Memo};
-use crate::pool::{CACHE, POOL, SimLeaves, find, import, make};
+use crate::pool::{CACHE, SimLeaves, find, import, make};
 use crate::setup::{Layout, Setup, Workload};
 use ops::{Op, Scale, both, compare, draw, is_possible, strays};
 use tree::{Id, Tree};
@@ -59,10 +59,6 @@ thread_local! {
     static GROUPS: Cell<Option<(Txg, Txg)>> = const { Cell::new(None) };
 }
 
-fn dataset() -> String {
-    format!("{POOL}/fs")
-}
-
 /// The pool beneath a file system.
 struct SimHost {
     writer: Arc<Writer>,
@@ -78,13 +74,11 @@ impl Host for SimHost {
     }
 
     fn synced(&self, txg: Txg) -> Result<()> {
-        self.writer.txgs().kick(txg);
-        self.writer.txgs().wait_synced(txg)
+        synced(&self.writer, txg)
     }
 
     fn now(&self) -> Time {
-        let now = base::rt::wall_clock();
-        Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
+        now()
     }
 
     fn props(&self) -> Arc<RwProps> {
@@ -92,7 +86,7 @@ impl Host for SimHost {
     }
 
     fn space(&self) -> Result<HostSpace> {
-        Ok(HostSpace { used: 0, available: self.writer.allocatable(false) })
+        Ok(space(&self.writer))
     }
 }
 
@@ -184,19 +178,7 @@ fn open(writer: &Arc<Writer>, seed: u64) -> Result<Arc<FileSystem>> {
 /// Makes a pool, and a file system in it with a directory for each thread.
 fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Tree>)> {
     let writer = make(setup, disks)?;
-    let content = Box::new(|os: &Arc<Objset>, tx: &Tx| {
-        let props = os.props()?;
-        let (count_objects, count_projects) = (props.count_objects, props.count_projects);
-        zpl::create::fill(os, tx, &NewFs { count_objects, count_projects, ..NewFs::default() })
-    });
-    let new = NewDataset {
-        name: dataset(),
-        kind: ObjsetType::Zfs,
-        case_insensitive: false,
-        props: Vec::new(),
-        content,
-    };
-    writer.create_dataset(new, None)?;
+    make_dataset(&writer)?;
     let fs = open(&writer, setup.seed)?;
     let mut trees = Vec::new();
     for t in 0..setup.threads {
@@ -305,16 +287,6 @@ fn body(setup: &Setup, disks: &SimDisks) -> std::result::Result<Done, String> {
     Ok((start, logs))
 }
 
-fn ended<T>(outcome: Outcome<std::result::Result<T, String>>) -> std::result::Result<T, String> {
-    match outcome {
-        Outcome::Done(done) => done,
-        Outcome::Halted => Err("the run was halted".to_owned()),
-        Outcome::Deadlock(who) => Err(format!("deadlock: {who}")),
-        Outcome::Panicked { thread, message } => Err(format!("{thread} panicked: {message}")),
-        Outcome::Limit(why) => Err(format!("no end: {why}")),
-    }
-}
-
 /// Runs a seed and records it.
 pub fn record(seed: u64) -> Recorded {
     record_as(setup(seed))
@@ -375,21 +347,6 @@ fn judge_fs(
 fn judge_pool(spa: &Spa) -> std::result::Result<(), String> {
     let expect = check::Expect::default();
     check::audit(spa, &expect).and_then(|()| check::books(spa)).map_err(|bad| bad.to_string())
-}
-
-/// The file system in an open pool, to be read.
-fn open_read(spa: &Spa) -> Result<Arc<FileSystem>> {
-    let mut os = None;
-    spa.root_dir()?.walk(&mut |dir| {
-        if dir.name() == dataset()
-            && let Some(head) = dir.head()?
-        {
-            os = head.open_objset()?;
-        }
-        Ok(())
-    })?;
-    let os = os.ok_or_else(|| base::Error::not_found("the file system is gone"))?;
-    FileSystem::open(os, Io::WAIT)
 }
 
 /// Imports the disks for writing, empties the delete queue, and judges what is then there.
@@ -523,32 +480,13 @@ impl Recorded {
         }
         let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
         let points: Vec<u64> = points.step_by(step.max(1)).collect();
-        let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let first: Mutex<Option<(u64, u64, String)>> = Mutex::new(None);
-        let groups = Mutex::new(BTreeSet::new());
-        fan_out(threads.max(1), |_| {
-            let Ok(cache) = BlockCache::of(CACHE) else { return };
-            let cache = Arc::new(cache);
-            while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
-                for seed in crash_seeds(self.setup.seed, event, more) {
-                    if stop.load(Relaxed) {
-                        return;
-                    }
-                    images.fetch_add(1, Relaxed);
-                    match self.crash(event, seed, &cache) {
-                        Ok(txg) => drop(groups.lock().insert(txg)),
-                        Err(what) => {
-                            stop.store(true, Relaxed);
-                            first.lock().get_or_insert((event, seed, what));
-                        }
-                    }
-                }
-            }
-        });
-        tally.images = images.into_inner();
-        tally.points = points.len() as u64;
-        tally.groups = groups.into_inner().len() as u64;
-        if let Some((event, seed, what)) = first.into_inner() {
+        let (count, seed) = (points.len() as u64, self.setup.seed);
+        let found = Places { points, seed, more, threads }
+            .visit(|event, seed, cache| self.crash(event, seed, cache).map(Some));
+        tally.images = found.images;
+        tally.points = count;
+        tally.groups = found.groups;
+        if let Some((event, seed, what)) = found.wrong {
             tally.failure = failure(Some((event, seed)), what);
         }
         tally

@@ -1,16 +1,17 @@
 //! One run, recorded; then crashed at every event.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::Txg;
+use base::rt::Mutex;
 use base::rt::sim::{Outcome, Rng, run_with};
-use base::rt::{Mutex, fan_out};
-use device::sim::{Action, Faults, Image, SimDisks, crash_seeds};
+use device::sim::{Action, Faults, Image, SimDisks};
 use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
+use crate::everywhere::Places;
 use crate::memo::{Manner, Memo};
 use crate::mishap::Mishap;
 use crate::model::Model;
@@ -338,40 +339,14 @@ impl Recorded {
         let events = self.disks.crash_points();
         let later = events.into_iter().filter(|event| *event >= from);
         let points: Vec<u64> = later.step_by(stride.max(1)).collect();
-        let (next, images) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let stop = AtomicBool::new(false);
-        let first: Mutex<Option<(u64, u64, String)>> = Mutex::new(None);
-        let groups = Mutex::new(std::collections::BTreeSet::new());
-        fan_out(threads.max(1), |_| {
-            let Ok(cache) = BlockCache::of(CACHE) else { return };
-            let cache = Arc::new(cache);
-            while let Some(&event) = points.get(next.fetch_add(1, Relaxed)) {
-                for seed in crash_seeds(self.setup.seed, event, more) {
-                    if stop.load(Relaxed) {
-                        return;
-                    }
-                    images.fetch_add(1, Relaxed);
-                    match self.crash(event, seed, &cache) {
-                        Ok(Some(txg)) => {
-                            groups.lock().insert(txg);
-                        }
-                        Ok(None) => {}
-                        Err(what) => {
-                            stop.store(true, Relaxed);
-                            let mut first = first.lock();
-                            if first.as_ref().is_none_or(|(e, _, _)| event < *e) {
-                                *first = Some((event, seed, what));
-                            }
-                        }
-                    }
-                }
-            }
-        });
-        tally.images = images.into_inner();
-        tally.points = points.len() as u64;
-        tally.groups = groups.into_inner().len() as u64;
-        let first = first.into_inner();
-        tally.failure = first.map(|(event, seed, what)| self.failure(Some((event, seed)), what));
+        let (count, seed) = (points.len() as u64, self.setup.seed);
+        let found = Places { points, seed, more, threads }
+            .visit(|event, seed, cache| self.crash(event, seed, cache));
+        tally.images = found.images;
+        tally.points = count;
+        tally.groups = found.groups;
+        let wrong = found.wrong;
+        tally.failure = wrong.map(|(event, seed, what)| self.failure(Some((event, seed)), what));
         tally
     }
 }

@@ -10,9 +10,8 @@ use base::{ObjectId, Txg};
 use device::{Device, Engine, EngineKind, FileDevice, OpenOptions};
 use dmu::ObjectSpec;
 use ondisk::ObjType;
-use ondisk::objset::ObjsetType;
+use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
-use spa::engine::{Writer, WriterOptions};
 use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 
 struct Disks {
@@ -49,28 +48,12 @@ fn make(disks: &Disks, name: &str, vdevs: &[NewVdev], features: bool) -> Arc<Wri
             devices.insert(leaf.guid, Arc::clone(&open[&path]));
         }
     }
-    let features = if features { dsl::write::features::maintained().collect() } else { vec![] };
     let cache = Arc::new(zio::BlockCache::of(64 << 20).unwrap());
-    create(
-        CreateSpec {
-            name: name.into(),
-            version: ondisk::uberblock::VERSION_FEATURES,
-            tops: built.tops,
-            devices,
-            features,
-            pool_props: Vec::new(),
-            root_props: Vec::new(),
-            comment: None,
-            compatibility: None,
-            hostid: 0,
-            hostname: None,
-            root: Box::new(|_, _| Ok(())),
-            root_kind: ObjsetType::Zfs,
-            options: WriterOptions::default(),
-        },
-        &cache,
-    )
-    .unwrap()
+    let mut spec = CreateSpec::new(name, built.tops, devices);
+    if !features {
+        spec.features.clear();
+    }
+    create(spec, &cache).unwrap()
 }
 
 fn zdb(disks: &Disks, pool: &str) {

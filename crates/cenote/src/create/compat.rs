@@ -212,11 +212,21 @@ pub fn features_to_enable(
         }
         wanted.insert(feature.guid);
     }
-    let mut out: Vec<&'static Feature> = Vec::new();
-    for feature in FEATURES.iter().filter(|f| wanted.contains(f.guid)) {
+    Ok((in_order(|f| wanted.contains(f.guid)), warnings))
+}
+
+/// What a pool gets when nobody asks for anything else.
+pub(super) fn default_features() -> Vec<&'static Feature> {
+    in_order(is_default)
+}
+
+/// The wanted features, each behind those that it depends on.
+fn in_order(wanted: impl Fn(&Feature) -> bool) -> Vec<&'static Feature> {
+    let mut out = Vec::new();
+    for feature in FEATURES.iter().filter(|f| wanted(f)) {
         with_needed(feature, &mut out);
     }
-    Ok((out, warnings))
+    out
 }
 
 /// Adds what the feature needs, then the feature. The table has no cycles.

@@ -60,6 +60,23 @@ pub struct CreateRequest {
 }
 
 impl CreateRequest {
+    /// A pool of version 5000 with the default features, defaults else and nothing forced.
+    pub fn new(name: &str, vdevs: Vec<NewVdev>) -> CreateRequest {
+        CreateRequest {
+            name: name.to_owned(),
+            temporary_name: None,
+            vdevs,
+            force: Force::default(),
+            dry_run: false,
+            version: 5000,
+            features: compat::default_features(),
+            settings: Vec::new(),
+            fs_settings: Vec::new(),
+            altroot: None,
+            command: None,
+        }
+    }
+
     /// The `ashift` property, if it is set.
     pub fn ashift(&self) -> Option<u32> {
         self.settings.iter().find_map(|s| match s {

@@ -13,10 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cenote::create::{
-    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, PoolSetting,
-    features_to_enable,
-};
+use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
 use cenote::inspect::dsl;
 use cenote::{Engine, ErrorKind, ImportOptions, Pool};
 use testkit::{Scratch, import_from};
@@ -49,19 +46,11 @@ impl Disks {
 }
 
 fn request(vdevs: Vec<NewVdev>, settings: Vec<PoolSetting>) -> CreateRequest {
-    let wishes = FeatureWishes::default();
     CreateRequest {
-        name: "tank".into(),
-        temporary_name: None,
-        vdevs,
-        force: Force { in_use: true, replication: true, ashift: true },
-        dry_run: false,
-        version: 5000,
-        features: features_to_enable(&wishes, &FeatureSet::all()).unwrap().0,
+        force: Force::ALL,
         settings: [settings, vec![PoolSetting::Stored("failmode", 1)]].concat(),
-        fs_settings: Vec::new(),
-        altroot: None,
         command: Some("zpool create tank ...".into()),
+        ..CreateRequest::new("tank", vdevs)
     }
 }
 

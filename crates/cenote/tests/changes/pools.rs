@@ -98,7 +98,7 @@ fn a_pool_grows_and_changes() {
             disks.leaf(4).for_role(Role::Log),
             disks.leaf(5).for_role(Role::Spare),
         ],
-        force: cenote::create::Force { in_use: true, replication: true, ashift: true },
+        force: cenote::create::Force::ALL,
         dry_run: false,
         ashift: None,
         command: Some("zpool add tank ...".into()),

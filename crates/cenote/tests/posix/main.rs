@@ -22,10 +22,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use base::{ErrorKind, ObjectId};
-use cenote::create::{
-    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, PoolSetting,
-    features_to_enable,
-};
+use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
 use cenote::inspect::{dsl, spa};
 use cenote::{Engine, ImportOptions, Pool, PropData};
 use dmu::Io;
@@ -45,21 +42,18 @@ struct Rig {
 }
 
 fn request(dir: PathBuf, version: u64) -> CreateRequest {
-    let wishes = FeatureWishes::default();
-    let features = features_to_enable(&wishes, &FeatureSet::all()).unwrap().0;
-    CreateRequest {
-        name: "tank".into(),
-        temporary_name: None,
-        vdevs: vec![NewVdev::new(NewKind::File(dir.join("d0")))],
-        force: Force { in_use: true, replication: true, ashift: true },
-        dry_run: false,
+    let vdevs = vec![NewVdev::new(NewKind::File(dir.join("d0")))];
+    let mut request = CreateRequest {
         version,
-        features: if version == 5000 { features } else { Vec::new() },
+        force: Force::ALL,
         settings: vec![PoolSetting::Stored("failmode", 1)],
-        fs_settings: Vec::new(),
-        altroot: None,
         command: Some("zpool create tank ...".into()),
+        ..CreateRequest::new("tank", vdevs)
+    };
+    if version != 5000 {
+        request.features.clear();
     }
+    request
 }
 
 fn numbers(props: &[(&str, u64)]) -> Vec<(String, PropData)> {

@@ -8,9 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use base::{Error, ObjectId, Result};
 use cenote::PropData;
-use cenote::create::{
-    CreateRequest, FeatureSet, FeatureWishes, Force, NewKind, NewVdev, features_to_enable,
-};
+use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
 use cenote::inspect::spa::engine::Writer;
 use cenote::inspect::zil::Log;
 
@@ -69,22 +67,8 @@ impl Rig {
         let path = image(dir);
         preallocate(&path, size)?;
         let engine = Engine::new(EngineConfig::default())?;
-        let wishes = FeatureWishes::default();
-        let (features, _) =
-            features_to_enable(&wishes, &FeatureSet::all()).map_err(Error::invalid)?;
-        let request = CreateRequest {
-            name: POOL.to_owned(),
-            temporary_name: None,
-            vdevs: vec![NewVdev::new(NewKind::File(path))],
-            force: Force { in_use: true, replication: true, ashift: true },
-            dry_run: false,
-            version: 5000,
-            features,
-            settings: Vec::new(),
-            fs_settings: Vec::new(),
-            altroot: None,
-            command: None,
-        };
+        let vdevs = vec![NewVdev::new(NewKind::File(path))];
+        let request = CreateRequest { force: Force::ALL, ..CreateRequest::new(POOL, vdevs) };
         let pool = engine.create_pool(&request)?;
         let pool = pool.ok_or_else(|| Error::bug("a pool that was not made"))?;
         let props = [("recordsize", record), ("compression", 2)];

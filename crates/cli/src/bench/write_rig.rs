@@ -12,9 +12,8 @@ use base::{Error, ObjectId, Result, Txg};
 use cenote::inspect::device::{Device, Engine, EngineKind, FileDevice, OpenOptions};
 use cenote::inspect::dmu::{ObjectSpec, Objset, ObjsetProps};
 use cenote::inspect::ondisk::ObjType;
-use cenote::inspect::ondisk::objset::ObjsetType;
+use cenote::inspect::spa::engine::Writer;
 use cenote::inspect::spa::engine::create::{CreateSpec, create};
-use cenote::inspect::spa::engine::{Writer, WriterOptions};
 use cenote::inspect::spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 use cenote::inspect::{dsl, zio};
 
@@ -155,22 +154,7 @@ fn spec(plan: &Plan<'_>) -> Result<CreateSpec> {
         let device = path.and_then(|p| open.get(&p)).ok_or_else(none)?;
         devices.insert(leaf.guid, Arc::clone(device));
     }
-    Ok(CreateSpec {
-        version: 5000,
-        name: POOL.to_owned(),
-        tops: built.tops,
-        devices,
-        features: dsl::write::features::maintained().collect(),
-        pool_props: Vec::new(),
-        root_props: Vec::new(),
-        comment: None,
-        compatibility: None,
-        hostid: 0,
-        hostname: None,
-        root: Box::new(|_, _| Ok(())),
-        root_kind: ObjsetType::Zfs,
-        options: WriterOptions::default(),
-    })
+    Ok(CreateSpec::new(POOL, built.tops, devices))
 }
 
 impl Rig {

@@ -90,17 +90,12 @@ fn create_request(args: &CreateArgs) -> Result<CreateRequest> {
         return Err(Error::limit("too many properties in one request"));
     }
     let mut request = CreateRequest {
-        name: args.name.clone(),
-        temporary_name: None,
-        vdevs: vdevs(&args.vdevs)?,
         force: force(args.force),
         dry_run: args.dry_run,
-        version: 5000,
         features: Vec::new(),
-        settings: Vec::new(),
         fs_settings: root_fs_settings(&args.fs_props).map_err(invalid)?,
-        altroot: None,
         command: Some(args.command.clone()).filter(|c| !c.is_empty()),
+        ..CreateRequest::new(&args.name, vdevs(&args.vdevs)?)
     };
     for (name, value) in &args.props {
         match pool_setting(name, value, When::Create).map_err(invalid)? {

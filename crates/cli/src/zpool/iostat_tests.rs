@@ -1,28 +1,10 @@
-use super::super::vdevs::tests::vdev;
+use super::super::vdevs::tests::{pool, vdev};
 use super::*;
-use crate::proto::State;
 
 const SECOND: u64 = 1_000_000_000;
 
 fn done(age: u64, reads: u64, writes: u64, nread: u64, nwritten: u64) -> Done {
     Done { age, reads, writes, nread, nwritten }
-}
-
-fn pool(root: Vdev) -> Pool {
-    Pool {
-        name: root.name.clone(),
-        guid: 1,
-        health: State::Online,
-        suspended: false,
-        root,
-        error_count: 0,
-        errors: vec![],
-        scan: None,
-        removal: None,
-        expand: None,
-        checkpoint: None,
-        disabled_features: false,
-    }
 }
 
 /// The pool of the chapter's golden output.

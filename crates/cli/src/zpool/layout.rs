@@ -1,7 +1,7 @@
 //! What a pool would look like: the trees of `zpool create -n` and `zpool add -n`.
 
 use super::vdevs::{self, Line, Naming};
-use crate::proto::{Class, NewKind, NewVdev, State, Vdev};
+use crate::proto::{Class, NewKind, NewVdev, Vdev};
 
 /// Classes behind the ordinary vdevs, in order.
 const CLASSES: [(Class, &str); 5] = [
@@ -22,32 +22,6 @@ fn word(kind: &NewKind) -> &'static str {
     }
 }
 
-fn blank(kind: &str, name: String, class: Class, children: Vec<Vdev>) -> Vdev {
-    Vdev {
-        guid: 0,
-        kind: kind.to_owned(),
-        name,
-        path: None,
-        id: 0,
-        class,
-        state: State::Online,
-        aux: None,
-        read_errors: 0,
-        write_errors: 0,
-        checksum_errors: 0,
-        slow_ios: 0,
-        io: crate::proto::Done::default(),
-        io_classes: Vec::new(),
-        direct_io: false,
-        size: 0,
-        allocated: 0,
-        fragmentation: None,
-        expandsize: 0,
-        psize: 0,
-        children,
-    }
-}
-
 /// As it would be shown: without an id, which it does not have yet.
 fn shown(new: &NewVdev) -> Vdev {
     let children: Vec<Vdev> = new.children.iter().map(shown).collect();
@@ -62,7 +36,7 @@ fn shown(new: &NewVdev) -> Vdev {
             (format!("draid{parity}:{}d:{count}c:{spares}s", ndata.unwrap_or(0)), None)
         }
     };
-    Vdev { path, ..blank(word(&new.kind), name, new.class, children) }
+    Vdev { path, ..vdevs::blank(word(&new.kind), &name, new.class, children) }
 }
 
 fn lines(pool: &str, root: &Vdev, naming: Naming) -> String {
@@ -77,8 +51,8 @@ fn lines(pool: &str, root: &Vdev, naming: Naming) -> String {
 }
 
 /// A new pool.
-pub(super) fn of_new(pool: &str, vdevs: &[NewVdev]) -> String {
-    let root = blank("root", pool.to_owned(), Class::Normal, vdevs.iter().map(shown).collect());
+pub(super) fn of_new(pool: &str, new: &[NewVdev]) -> String {
+    let root = vdevs::blank("root", pool, Class::Normal, new.iter().map(shown).collect());
     lines(pool, &root, Naming::default())
 }
 
@@ -109,7 +83,7 @@ mod tests {
     }
 
     fn leaf(path: &str, guid: u64, class: Class) -> Vdev {
-        Vdev { path: Some(path.into()), guid, ..blank("file", path.to_owned(), class, Vec::new()) }
+        Vdev { path: Some(path.into()), guid, ..vdevs::blank("file", path, class, Vec::new()) }
     }
 
     /// Recorded from OpenZFS 2.3.2's `zpool add -n`.
@@ -117,11 +91,11 @@ mod tests {
     fn added_to_a_pool() {
         let mirror = vec![leaf("/x/0", 6, Class::Normal), leaf("/x/1", 7, Class::Normal)];
         let tops = vec![
-            Vdev { guid: 5, ..blank("mirror", "mirror-0".into(), Class::Normal, mirror) },
+            Vdev { guid: 5, ..vdevs::blank("mirror", "mirror-0", Class::Normal, mirror) },
             leaf("/x/s", 9, Class::Special),
             leaf("/x/c", 10, Class::Cache),
         ];
-        let root = blank("root", "live".into(), Class::Normal, tops);
+        let root = vdevs::blank("root", "live", Class::Normal, tops);
         let new = [
             file("/f/a", Class::Log),
             file("/f/b", Class::Spare),

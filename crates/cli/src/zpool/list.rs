@@ -229,9 +229,8 @@ fn vdev_row(v: &Vdev, indent: usize, depth: usize, asked: &Asked) -> Vec<String>
 
 #[cfg(test)]
 mod tests {
-    use super::super::vdevs::tests::vdev;
+    use super::super::vdevs::tests::{pool, vdev};
     use super::*;
-    use crate::proto::State;
 
     fn asked(scripted: bool, parsable: bool) -> Asked {
         Asked {
@@ -241,23 +240,6 @@ mod tests {
             parsable,
             verbose: true,
             naming: Naming::default(),
-        }
-    }
-
-    fn pool(root: Vdev) -> Pool {
-        Pool {
-            name: root.name.clone(),
-            guid: 1,
-            health: State::Online,
-            suspended: false,
-            root,
-            error_count: 0,
-            errors: vec![],
-            scan: None,
-            removal: None,
-            expand: None,
-            checkpoint: None,
-            disabled_features: false,
         }
     }
 

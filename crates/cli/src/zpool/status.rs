@@ -544,20 +544,7 @@ mod tests {
         vdev("mirror", &format!("mirror-{id}"), class, leaves)
     }
     fn pool(name: &str, tops: Vec<Vdev>) -> Pool {
-        Pool {
-            name: name.into(),
-            guid: 1,
-            health: State::Online,
-            suspended: false,
-            root: vdev("root", name, Class::Normal, tops),
-            error_count: 0,
-            errors: vec![],
-            scan: None,
-            removal: None,
-            expand: None,
-            checkpoint: None,
-            disabled_features: false,
-        }
+        super::vdevs::tests::pool(vdev("root", name, Class::Normal, tops))
     }
 
     const KITCHEN: &str = include_str!("../../tests/fixtures/kitchen.status.txt");

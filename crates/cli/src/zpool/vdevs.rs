@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::proto::{Class, Vdev};
+use crate::proto::{Class, Done, State, Vdev};
 
 /// How vdevs are named.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,37 +117,60 @@ pub(super) fn name_width(root: &Vdev, lines: &[Line<'_>], naming: Naming, min: u
     lines.iter().map(one).chain([root.name.chars().count(), min]).max().unwrap_or(min)
 }
 
+/// A vdev that nothing was done to, of no size.
+pub(super) fn blank(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -> Vdev {
+    Vdev {
+        guid: 0,
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        path: None,
+        id: 0,
+        class,
+        state: State::Online,
+        aux: None,
+        read_errors: 0,
+        write_errors: 0,
+        checksum_errors: 0,
+        slow_ios: 0,
+        io: Done::default(),
+        io_classes: Vec::new(),
+        direct_io: false,
+        size: 0,
+        allocated: 0,
+        fragmentation: None,
+        expandsize: 0,
+        psize: 0,
+        children,
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::proto::State;
+    use crate::proto::Pool;
+
+    /// A pool for tests.
+    pub(crate) fn pool(root: Vdev) -> Pool {
+        Pool {
+            name: root.name.clone(),
+            guid: 1,
+            health: State::Online,
+            suspended: false,
+            root,
+            error_count: 0,
+            errors: vec![],
+            scan: None,
+            removal: None,
+            expand: None,
+            checkpoint: None,
+            disabled_features: false,
+        }
+    }
 
     /// A vdev for tests.
     pub(crate) fn vdev(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -> Vdev {
         let leaf = children.is_empty() && kind != "root";
-        Vdev {
-            guid: 7,
-            kind: kind.into(),
-            name: name.into(),
-            path: leaf.then(|| name.into()),
-            id: 0,
-            class,
-            state: State::Online,
-            aux: None,
-            read_errors: 0,
-            write_errors: 0,
-            checksum_errors: 0,
-            slow_ios: 0,
-            io: crate::proto::Done::default(),
-            io_classes: Vec::new(),
-            direct_io: false,
-            size: 0,
-            allocated: 0,
-            fragmentation: None,
-            expandsize: 0,
-            psize: 0,
-            children,
-        }
+        Vdev { guid: 7, path: leaf.then(|| name.into()), ..blank(kind, name, class, children) }
     }
 
     #[test]

@@ -71,6 +71,32 @@ pub struct CreateSpec {
     pub options: WriterOptions,
 }
 
+impl CreateSpec {
+    /// A pool of this build's version and features, an empty root file system, defaults else.
+    pub fn new(
+        name: &str,
+        tops: Vec<(VdevConfig, Role)>,
+        devices: BTreeMap<Guid, Arc<dyn Device>>,
+    ) -> CreateSpec {
+        CreateSpec {
+            name: name.to_owned(),
+            version: ondisk::uberblock::VERSION_FEATURES,
+            tops,
+            devices,
+            features: dsl::write::features::maintained().collect(),
+            pool_props: Vec::new(),
+            root_props: Vec::new(),
+            comment: None,
+            compatibility: None,
+            hostid: 0,
+            hostname: None,
+            root: Box::new(|_, _| Ok(())),
+            root_kind: ObjsetType::Zfs,
+            options: WriterOptions::default(),
+        }
+    }
+}
+
 fn text(s: &Option<String>) -> Result<Option<NvStr>> {
     s.as_deref().map(|s| NvStr::new(s.as_bytes())).transpose()
 }
