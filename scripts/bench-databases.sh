@@ -30,6 +30,7 @@ fi
 : "${RECORDS:=8K 128K}"
 : "${CLIENTS:=4}"
 : "${ROWS:=400000}" # of MariaDB's hot table: 250 bytes each; the other one has four times as many
+: "${LOG_DIR:=}" # where the log device's file lies, if not beside the pool
 : "${TAG:=}"
 raw() { echo "$RUNS/$(date +%F)-db-$1${TAG:+-$TAG}.txt"; }
 
@@ -127,7 +128,8 @@ pg_turn() {
 cell_postgres() {
 	[ -x "$pg/pgbench" ] && id postgres >/dev/null 2>&1 || { echo "SKIPPED: PostgreSQL is not installed" && return; }
 	local size scale record turn
-	disk_file "$work/log" 512
+	local log=${LOG_DIR:-$work}/log
+	disk_file "$log" 512
 	for size in $SIZES; do
 		scale=$SMALL && [ "$size" = cached ] || scale=$LARGE
 		for record in $RECORDS; do
@@ -139,14 +141,15 @@ cell_postgres() {
 				"$CENOTE" zfs set logbias=throughput tank/db
 				pg_turn postgres "$turn" "$size,$record,throughput"
 				"$CENOTE" zfs set logbias=latency tank/db
-				"$CENOTE" zpool add tank log "$work/log"
+				"$CENOTE" zpool add tank log "$log"
 				pg_turn postgres "$turn" "$size,$record,log-device"
-				"$CENOTE" zpool remove tank "$work/log"
+				"$CENOTE" zpool remove tank "$log"
 			done
 			pg_stop
 			judge
 		done
 	done
+	rm -f "$log"
 }
 
 cell_timeout() {

@@ -1,7 +1,10 @@
 //! A session's settings, and their negotiation with the kernel (INIT).
 
+use std::sync::Arc;
+
 use crate::abi::consts::*;
 use crate::abi::structs::{InitIn, InitOut};
+use crate::awake::Awake;
 use crate::fs::Negotiated;
 
 const PAGE: u32 = 4096;
@@ -77,6 +80,8 @@ pub struct Config {
     pub invalidation: DataInvalidation,
     /// Resolution of timestamps in nanoseconds.
     pub time_gran: u32,
+    /// Who is told of each request, to keep cores awake.
+    pub awake: Option<Arc<Awake>>,
     /// What each thread that serves requests does first.
     pub on_thread: fn(),
 }
@@ -105,6 +110,7 @@ impl Default for Config {
             writeback_cache: false,
             invalidation: DataInvalidation::Explicit,
             time_gran: 1,
+            awake: None,
             on_thread: || {},
         }
     }

@@ -6,7 +6,8 @@
 //! one request into calls and a reply · `transport` carries messages ·
 //! `pool` has the workers · [`Session`] puts them together · `mount` and
 //! `mountinfo` attach it to the tree of files · [`null`] states the transport's
-//! own speed.
+//! own speed · `gate` decides who waits for requests, [`Awake`] keeps cores awake while
+//! they come thick.
 //!
 //! # Theory
 //! Some receiving threads never sleep on a device: they ask the file system to answer
@@ -24,6 +25,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod abi;
+mod awake;
 mod config;
 mod dispatch;
 mod errno;
@@ -40,6 +42,7 @@ mod transport;
 mod types;
 mod uring;
 
+pub use awake::Awake;
 pub use config::{Config, DataInvalidation};
 pub use errno::{Errno, Result};
 pub use fs::{

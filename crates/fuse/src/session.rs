@@ -30,6 +30,7 @@ use base::{Buf, BufMut, Error, Result};
 use crate::abi::request::{self, Malformed, Op, Opcode, Proto};
 use crate::abi::structs::{InHeader, InitIn, InitOut, OutHeader, WriteIn};
 use crate::abi::{Wire, consts};
+use crate::awake::Awake;
 use crate::config::{Config, max_pages_limit};
 use crate::dispatch::{Call, run, send};
 use crate::errno::Errno;
@@ -73,6 +74,7 @@ struct Core {
     proto: Proto,
     placements: [Placement; OPCODES],
     pool: Pool,
+    awake: Option<Arc<Awake>>,
     /// Threads that receive, and their handles until somebody joins them.
     receiving: AtomicUsize,
     receivers: Mutex<Vec<JoinHandle<()>>>,
@@ -337,6 +339,7 @@ impl Core {
             proto: Proto { setxattr_ext: negotiated.flags & consts::SETXATTR_EXT != 0 },
             placements,
             pool,
+            awake: config.awake.clone(),
             receiving: AtomicUsize::new(receiving),
             receivers: Mutex::default(),
             sleeping: AtomicUsize::new(0),
@@ -368,10 +371,16 @@ impl Core {
     /// A receiving thread's life. A `further` channel that never worked ends alone.
     fn receive(self: &Arc<Self>, channel: &Arc<dyn Channel>, further: bool) {
         self.pool.begin_thread();
+        if let Some(awake) = &self.awake {
+            awake.count_sleeps();
+        }
         let mut inbox = self.new_inbox();
         let mut worked = !further;
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             worked = true;
+            if let Some(awake) = &self.awake {
+                awake.came();
+            }
             if let Some(more) = channel.more() {
                 self.receiving.fetch_add(1, Ordering::AcqRel);
                 let _served_by_fewer = self.start(more, true);

@@ -18,11 +18,20 @@ std::thread_local! {
     static WORD: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Has `told` called on this thread each time before it sleeps, until it ends. It must not
-/// sleep itself, but for locks that are held briefly.
+/// Has `told` called on this thread each time before it sleeps, until it ends, behind those
+/// that it was given before. It must not sleep itself, but for locks that are held briefly.
 pub fn before_sleep(told: impl Fn() + 'static) {
     // A thread that ends has no word to leave any more.
-    let _ended = WORD.try_with(|word| word.replace(Some(Rc::new(told))));
+    let _ended = WORD.try_with(|word| {
+        let earlier = word.take();
+        word.replace(Some(match earlier {
+            None => Rc::new(told),
+            Some(earlier) => Rc::new(move || {
+                earlier();
+                told();
+            }),
+        }))
+    });
 }
 
 fn word() -> Option<Rc<dyn Fn()>> {
@@ -83,6 +92,9 @@ mod tests {
             assert_eq!(times.get(), 3);
             may_sleep();
             assert_eq!(times.get(), 4);
+            let more = counted();
+            may_sleep();
+            assert_eq!((times.get(), more.get()), (5, 1));
         };
         assert!(spawn("watched", test).unwrap().join().is_some());
     }

@@ -161,7 +161,7 @@ impl Mounted {
     pub(super) fn new(dataset: &Dataset, parent: &Path, direct_io: bool) -> Result<Mounted> {
         let at = Scratch::new(parent)?;
         let options = MountOptions { direct_io, ..MountOptions::default() };
-        let session = FuseMounter.mount(dataset, at.path(), &options)?;
+        let session = FuseMounter::default().mount(dataset, at.path(), &options)?;
         LEFT.lock().push(Left::Mount(at.path().to_owned()));
         Ok(Mounted { session: Some(session), at })
     }

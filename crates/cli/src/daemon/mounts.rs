@@ -39,6 +39,8 @@ pub(crate) struct MountOptions {
     pub(crate) direct_io: bool,
     /// Requests come over io_uring where the kernel offers that.
     pub(crate) io_uring: bool,
+    /// Cores are kept awake while requests come thick; `None`: where that is known to pay.
+    pub(crate) keep_awake: Option<bool>,
     /// How access times are kept, if not as the properties say.
     pub(crate) atime: Option<Atime>,
     /// Those of directories do not change.
@@ -200,6 +202,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         posix_acl: word(dataset, "acltype")? == "posix",
         direct_io: false,
         io_uring: true,
+        keep_awake: None,
         atime: None,
         nodiratime: false,
     })
@@ -227,6 +230,8 @@ pub(crate) fn override_with(
             "nodirect_io" => options.direct_io = false,
             "io_uring" => options.io_uring = true,
             "noio_uring" => options.io_uring = false,
+            "keepawake" => options.keep_awake = Some(true),
+            "nokeepawake" => options.keep_awake = Some(false),
             "ro" => options.read_only = true,
             "rw" if writable => options.read_only = false,
             "noatime" => (options.noatime, options.atime) = (true, Some(Atime::Off)),

@@ -37,7 +37,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     }
     let signals = Signals::block()?;
     clean(runtime);
-    let state = Arc::new(State::new(runtime, Box::new(FuseMounter))?);
+    let state = Arc::new(State::new(runtime, Box::new(FuseMounter::default()))?);
     let listener = listen(runtime)?;
     ui::err(&format!(
         "cenote daemon {} started, pid {}",

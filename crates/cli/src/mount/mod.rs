@@ -14,12 +14,12 @@ mod write;
 mod zfs;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
-use fuse::{Config, DevTransport, Session, Transport, UnmountOptions, UringTransport};
+use fuse::{Awake, Config, DevTransport, Session, Transport, UnmountOptions, UringTransport};
 use rustix::process::geteuid;
 
 use crate::daemon::{MountOptions, MountedFs, Mounter};
@@ -34,7 +34,18 @@ fn io(mode: fuse::Mode) -> Io {
 }
 
 /// Mounts datasets through FUSE.
-pub(crate) struct FuseMounter;
+#[derive(Default)]
+pub(crate) struct FuseMounter {
+    /// Made by the first mount that wants it; none where the kernel does not let us.
+    awake: OnceLock<Option<Arc<Awake>>>,
+}
+
+impl FuseMounter {
+    fn awake(&self, wanted: Option<bool>) -> Option<Arc<Awake>> {
+        let made = || Awake::new().ok().map(Arc::new);
+        wanted.unwrap_or_else(Awake::pays).then(|| self.awake.get_or_init(made).clone()).flatten()
+    }
+}
 
 impl Mounter for FuseMounter {
     fn mount(
@@ -56,6 +67,7 @@ impl Mounter for FuseMounter {
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
             // Whoever meets a suspended pool waits, whatever the call.
+            awake: self.awake(options.keep_awake),
             on_thread: cenote::be_patient,
             ..Config::default()
         };
