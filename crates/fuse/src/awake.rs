@@ -101,11 +101,11 @@ impl Awake {
     /// # Errors
     /// There is nothing to ask for, or only root may.
     pub fn new() -> Result<Awake> {
-        let none = || Error::unsupported("the kernel has no say in what idle cores do");
+        let none = || Error::unsupported("keepawake: the kernel has no say in what idle cores do");
         let driver = driver().ok_or_else(none)?;
         let least = if driver == VIRTUAL { 0 } else { LIGHT };
         let open = File::options().write(true).open(Path::new(DEVICE));
-        let mut device = open.map_err(|e| Error::io(DEVICE, e))?;
+        let mut device = open.map_err(|e| Error::io(format!("keepawake: {DEVICE}"), e))?;
         Awake::with(Box::new(move |on| {
             let wanted = if on { least } else { ANY };
             // Without it all works, slower.

@@ -14,7 +14,7 @@ mod write;
 mod zfs;
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::Mutex;
@@ -36,14 +36,25 @@ fn io(mode: fuse::Mode) -> Io {
 /// Mounts datasets through FUSE.
 #[derive(Default)]
 pub(crate) struct FuseMounter {
-    /// Made by the first mount that wants it; none where the kernel does not let us.
-    awake: OnceLock<Option<Arc<Awake>>>,
+    /// Made by the first mount that wants it.
+    awake: Mutex<Option<Arc<Awake>>>,
 }
 
 impl FuseMounter {
-    fn awake(&self, wanted: Option<bool>) -> Option<Arc<Awake>> {
-        let made = || Awake::new().ok().map(Arc::new);
-        wanted.unwrap_or_else(Awake::pays).then(|| self.awake.get_or_init(made).clone()).flatten()
+    /// What keeps cores awake, where that is wanted, or by default where it pays and we may.
+    fn awake(&self, wanted: Option<bool>) -> Result<Option<Arc<Awake>>> {
+        if !wanted.unwrap_or_else(Awake::pays) {
+            return Ok(None);
+        }
+        let mut awake = self.awake.lock();
+        if awake.is_none() {
+            match Awake::new() {
+                Ok(made) => *awake = Some(Arc::new(made)),
+                Err(e) if wanted == Some(true) => return Err(e),
+                Err(_) => {}
+            }
+        }
+        Ok(awake.clone())
     }
 }
 
@@ -67,7 +78,7 @@ impl Mounter for FuseMounter {
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
             // Whoever meets a suspended pool waits, whatever the call.
-            awake: self.awake(options.keep_awake),
+            awake: self.awake(options.keep_awake)?,
             on_thread: cenote::be_patient,
             ..Config::default()
         };
