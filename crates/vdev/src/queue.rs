@@ -315,13 +315,14 @@ impl State {
     fn end(&mut self, class: usize, bytes: u64, limits: &QueueLimits, clock: u64) {
         self.active[class] -= 1;
         self.courtesy.end(class, limits);
-        let busy = self.waits(class) && self.active[class] + 1 >= self.depths.limit(class);
+        let full = self.active[class] + 1 >= self.depths.limit(class);
+        let waiting = if full { self.waiting(class) } else { 0 };
         let now = std::time::Duration::from_nanos(clock);
-        self.depths.done(class, bytes, busy, limits.adapts(class), now);
+        self.depths.done(class, bytes, waiting, limits.adapts(class), now);
     }
 
-    fn waits(&self, class: usize) -> bool {
-        !self.ready[class].is_empty() || self.reads.waiting(class) > 0
+    fn waiting(&self, class: usize) -> usize {
+        self.ready[class].len() + self.reads.waiting(class)
     }
 
     fn nothing_waits(&self) -> bool {
@@ -349,13 +350,13 @@ impl State {
             return None;
         }
         let least = |class: &usize| {
-            self.waits(*class) && self.active[*class] < caps.classes[*class].min as usize
+            self.waiting(*class) > 0 && self.active[*class] < caps.classes[*class].min as usize
         };
         if let Some(class) = (1..=CLASSES).map(|i| (self.last + i) % CLASSES).find(least) {
             self.last = class;
             return Some(class);
         }
-        (0..CLASSES).find(|&class| self.waits(class) && self.has_room(class, caps))
+        (0..CLASSES).find(|&class| self.waiting(class) > 0 && self.has_room(class, caps))
     }
 
     fn pick(&mut self, tuning: &Tuning, dropped: &mut Vec<Queued>) -> Picked {
@@ -452,7 +453,7 @@ impl Queue {
     fn is_free(&self, state: &State, class: usize) -> bool {
         let limits = self.tuning.get();
         let caps = state.caps(&limits, &self.tuning);
-        !state.waits(class)
+        state.waiting(class) == 0
             && state.has_room(class, &caps)
             && state.active.iter().sum::<usize>() < limits.max_active as usize
     }

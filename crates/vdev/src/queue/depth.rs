@@ -20,12 +20,16 @@
 //! from another; its first operations, which went under the former depth, are not counted.
 //! * Up is kept if the bytes grow by more than [`GAIN`] of what the depth grew by.
 //! * Down is kept if they shrink by less than half of that.
+//! * Where the next rung up gives nothing, the one at which nothing would wait may: then no
+//!   operation is handed over from the thread that wants it to one that ends another. So
+//!   after a trial up that failed the next one up is that *leap*, if it is not too far.
 //! * A trial that succeeds is followed by the next one in its direction, one that fails by
 //!   one in the other. When both failed, the class rests, each time longer: what trials
 //!   cost at rest is below 1 % of the throughput.
 //!
-//! A window in which the class often had less to do than its depth says nothing: a trial
-//! ends there without a verdict, and a depth that is not reached never changes. One trial
+//! A window in which the class often had less to do than the shallower depth says nothing: a
+//! trial ends there without a verdict, and a depth that is not reached never changes. (That
+//! the deeper one is not reached is no objection: nothing waiting at all may be what gains.) One trial
 //! runs on a device at a time.
 //!
 //! # Invariants
@@ -41,15 +45,17 @@ const LADDER: [u16; 17] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 19
 /// Where devices without seeks begin, and others.
 const START: usize = 9;
 const START_ROTATING: usize = 5;
+/// The depth farthest away that is tried at once.
+const LEAP_MAX: u16 = 64;
 /// Elasticity below which depth is not worth its latency.
 const GAIN: f64 = 0.05;
 /// A window has so many operations at least, and lasts so long.
 const WINDOW_OPS: u32 = 64;
-const WINDOW_TIME: Duration = Duration::from_millis(4);
+const WINDOW_TIME: Duration = Duration::from_millis(8);
 /// Pairs of windows of a trial, and standard errors that make sure.
 const PAIRS_MIN: u32 = 4;
-const PAIRS_MAX: u32 = 12;
-const SURE: f64 = 2.5;
+const PAIRS_MAX: u32 = 24;
+const SURE: f64 = 2.0;
 /// A trial that got no further for so long has lost its class.
 const STALE: Duration = Duration::from_secs(2);
 /// Trials' worth of operations between two trials at rest, at first and at most.
@@ -61,6 +67,8 @@ const REST_MAX: u64 = 64;
 struct Track {
     rung: usize,
     up: bool,
+    /// The next trial up is to the depth at which nothing waits.
+    leap: bool,
     /// Trials that failed since one succeeded.
     failed: u32,
     /// Operations until the next trial, and trials' worth of them the next time.
@@ -77,7 +85,8 @@ struct Trial {
     window: u32,
     /// Operations still to leave out.
     skip: u32,
-    /// Operations counted in this window, and those after which the class had nothing waiting.
+    /// Operations counted in this window, and of those with the shallower depth the ones after
+    /// which the class had nothing waiting.
     ops: u32,
     short: u32,
     began: Duration,
@@ -115,7 +124,7 @@ impl Trial {
     }
 
     fn window_ops(&self) -> u32 {
-        WINDOW_OPS.max(4 * self.deepest())
+        WINDOW_OPS.max(8 * self.deepest())
     }
 
     fn begin(&mut self, now: Duration) {
@@ -123,6 +132,11 @@ impl Trial {
         let same = self.window > 0 && self.window.is_multiple_of(2);
         self.skip = if same { 0 } else { self.deepest() };
         (self.ops, self.bytes, self.began) = (0, 0, now);
+    }
+
+    /// Whether the shallower of both is in force.
+    fn shallow(&self) -> bool {
+        self.present() == self.rung.min(self.other)
     }
 
     fn present(&self) -> usize {
@@ -180,7 +194,7 @@ impl Default for Depths {
 impl Depths {
     pub(super) fn new(rotating: bool) -> Depths {
         let rung = if rotating { START_ROTATING } else { START };
-        let track = Track { rung, up: true, failed: 0, rest: 0, pause: REST };
+        let track = Track { rung, up: true, leap: false, failed: 0, rest: 0, pause: REST };
         Depths { tracks: [track; CLASSES], trial: None }
     }
 
@@ -190,11 +204,18 @@ impl Depths {
         LADDER[trial.map_or(self.tracks[class].rung, Trial::present)].into()
     }
 
-    /// An operation of a class is over; `busy`: the class filled its limit, and more of it
-    /// waits. `may`: its limit is to be found (and not fixed).
-    pub(super) fn done(&mut self, class: usize, bytes: u64, busy: bool, may: bool, now: Duration) {
+    /// An operation of a class is over; `waiting` of the class wait because its limit was
+    /// filled. `may`: its limit is to be found (and not fixed).
+    pub(super) fn done(
+        &mut self,
+        class: usize,
+        bytes: u64,
+        waiting: usize,
+        may: bool,
+        now: Duration,
+    ) {
         let Some(trial) = &mut self.trial else {
-            return self.consider(class, busy && may, now);
+            return self.consider(class, if may { waiting } else { 0 }, now);
         };
         trial.bytes += bytes;
         if trial.class != class {
@@ -209,7 +230,7 @@ impl Depths {
             return;
         }
         trial.ops += 1;
-        trial.short += u32::from(!busy);
+        trial.short += u32::from(waiting == 0 && trial.shallow());
         let time = now.saturating_sub(trial.began);
         if !may || trial.short > trial.window_ops() / 4 || time > STALE {
             let track = &mut self.tracks[class];
@@ -234,6 +255,9 @@ impl Depths {
             (track.failed, track.pause) = (0, REST);
             return;
         }
+        if track.up {
+            track.leap = !track.leap;
+        }
         track.up = !track.up;
         track.failed += 1;
         if track.failed >= 2 {
@@ -243,13 +267,13 @@ impl Depths {
     }
 
     /// Perhaps begins a trial.
-    fn consider(&mut self, class: usize, busy: bool, now: Duration) {
+    fn consider(&mut self, class: usize, waiting: usize, now: Duration) {
         let track = &mut self.tracks[class];
         if track.rest > 0 {
             track.rest -= 1;
             return;
         }
-        if !busy {
+        if waiting == 0 {
             return;
         }
         // At an end of the ladder there is one way alone.
@@ -258,7 +282,10 @@ impl Depths {
         } else if track.rung + 1 == LADDER.len() {
             track.up = false;
         }
-        let other = if track.up { track.rung + 1 } else { track.rung - 1 };
+        let wanted = usize::from(LADDER[track.rung]) + waiting;
+        let enough = LADDER.iter().position(|depth| usize::from(*depth) >= wanted);
+        let leap = enough.filter(|rung| track.leap && LADDER[*rung] <= LEAP_MAX);
+        let other = if track.up { leap.unwrap_or(track.rung + 1) } else { track.rung - 1 };
         self.trial = Some(Trial::new(class, track.rung, other, now));
     }
 
