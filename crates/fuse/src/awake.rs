@@ -8,11 +8,13 @@
 //! at 0 they poll instead of halting, and to wake one takes no interrupt.
 //!
 //! That costs the time of idle cores, so it is asked for only while it pays: from [`BURSTS`]
-//! times [`BURST`] requests on that came within [`GAP`] of each other on average and hardly
-//! ever slept. Who waits for a disk is not served by it; and in a virtual machine cores
-//! that poll take the processor from the host's threads that work for the disk (eight
-//! synchronous writers had half their rate). A thread, the *watch*, looks every [`TICK`]
-//! whether it is still so.
+//! times [`BURST`] requests on that came thick ([`Span::is_thick`]): within [`GAP`] of each
+//! other on average, and hardly ever slept; or one after the other, within [`GAP_ALONE`],
+//! whether they sleep or not: one synchronous writer is woken four times a write. But where
+//! several sleep at once, cores are seldom idle, and in a virtual machine those that poll
+//! take the processor from the host's threads that work for the disk (eight synchronous
+//! writers had half their rate). A thread, the *watch*, looks every [`TICK`] whether it is
+//! still so.
 //!
 //! # States
 //! *off* → (a receiving thread sees the bursts) → *on* → (the watch sees a thin tick) →
@@ -37,10 +39,11 @@ use base::{Error, Result};
 /// How many requests are looked at together, and how many times in a row.
 const BURST: u64 = 64;
 const BURSTS: u32 = 2;
-/// Time between two requests, on average.
+/// Time between two requests, on average; between two of which none waits beside another.
 const GAP: Duration = Duration::from_micros(100);
-/// Of so many requests one may sleep.
-const SLEEPERS: u64 = 8;
+const GAP_ALONE: Duration = Duration::from_micros(200);
+/// Of so many requests one may sleep, or come while another is served.
+const FEW: u64 = 8;
 /// How often the watch looks.
 const TICK: Duration = Duration::from_millis(4);
 
@@ -57,24 +60,62 @@ const ANY: i32 = 2_000_000_000;
 /// Holds cores awake, or lets them go.
 type Hold = Box<dyn FnMut(bool) + Send>;
 
+/// What came, from the beginning or for a while.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    /// Requests.
+    came: u64,
+    /// How many of them came while another was served.
+    beside: u64,
+    /// How many times a thread that served one slept.
+    slept: u64,
+}
+
+impl Span {
+    fn since(self, before: Span) -> Span {
+        Span {
+            came: self.came - before.came,
+            beside: self.beside.saturating_sub(before.beside),
+            slept: self.slept.saturating_sub(before.slept),
+        }
+    }
+
+    /// Whether it pays to keep cores awake for what came in `time`.
+    fn is_thick(self, time: Duration) -> bool {
+        let within = |gap: Duration| time.as_nanos() <= gap.as_nanos() * u128::from(self.came);
+        let few = |count: u64| count * FEW <= self.came;
+        within(GAP) && few(self.slept) || within(GAP_ALONE) && few(self.beside)
+    }
+}
+
 #[derive(Default)]
 struct State {
     on: bool,
-    /// Thick bursts in a row, and when the next one began.
+    /// Thick bursts in a row, and when and where the next one began.
     bursts: u32,
     since: Option<Instant>,
-    /// Requests that had slept then.
-    slept: u64,
+    before: Span,
     closed: bool,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Requests, and how many times a thread that served one slept.
     came: AtomicU64,
+    beside: AtomicU64,
     slept: AtomicU64,
+    /// Requests that are being served.
+    served: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+/// A request that is being served.
+pub(crate) struct Served<'a>(&'a Shared);
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        self.0.served.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Keeps cores awake for all sessions of a process; see the module.
@@ -120,11 +161,16 @@ impl Awake {
         Ok(Awake { shared, watch: Some(watch) })
     }
 
-    /// A request came.
-    pub(crate) fn came(&self) {
-        if self.shared.came.fetch_add(1, Relaxed).is_multiple_of(BURST) {
-            self.shared.burst();
+    /// A request came; it is served until what is returned is dropped.
+    pub(crate) fn came(&self) -> Served<'_> {
+        let shared = &*self.shared;
+        if shared.served.fetch_add(1, Relaxed) > 0 {
+            shared.beside.fetch_add(1, Relaxed);
         }
+        if shared.came.fetch_add(1, Relaxed).is_multiple_of(BURST) {
+            shared.burst();
+        }
+        Served(shared)
     }
 
     /// Has the calling thread's sleeps counted.
@@ -153,18 +199,25 @@ fn driver() -> Option<String> {
 }
 
 impl Shared {
+    fn so_far(&self) -> Span {
+        Span {
+            came: self.came.load(Relaxed),
+            beside: self.beside.load(Relaxed),
+            slept: self.slept.load(Relaxed),
+        }
+    }
+
     /// Another [`BURST`] requests came.
     fn burst(&self) {
         let mut state = self.state.lock();
         if state.on {
             return;
         }
-        let (at, slept) = (now(), self.slept.load(Relaxed));
+        let (at, so_far) = (now(), self.so_far());
         let took = state.since.replace(at).map(|since| at.since(since));
-        let quick = took.is_some_and(|took| took < GAP * BURST as u32);
-        let thick = quick && slept - state.slept <= BURST / SLEEPERS;
+        let span = so_far.since(std::mem::replace(&mut state.before, so_far));
+        let thick = took.is_some_and(|took| span.is_thick(took));
         state.bursts = if thick { state.bursts + 1 } else { 0 };
-        state.slept = slept;
         if state.bursts >= BURSTS {
             (state.on, state.bursts) = (true, 0);
             drop(state);
@@ -193,13 +246,10 @@ impl Shared {
 
     /// Whether requests came thick for another tick.
     fn tick(&self) -> bool {
-        let counts = || (self.came.load(Relaxed), self.slept.load(Relaxed));
-        let (came, slept) = counts();
+        let before = self.so_far();
         let mut state = self.state.lock();
         self.changed.wait_timeout(&mut state, TICK);
-        let (came_since, slept_since) = (counts().0 - came, counts().1 - slept);
-        let thick = u128::from(came_since) * GAP.as_nanos() >= TICK.as_nanos();
-        thick && slept_since * SLEEPERS <= came_since && !state.closed
+        self.so_far().since(before).is_thick(TICK) && !state.closed
     }
 }
 
@@ -232,12 +282,32 @@ mod tests {
     #[test]
     fn cores_are_held_while_requests_come_thick() {
         let (awake, on, times) = awake();
-        assert!(comes(|| on.load(Relaxed), || awake.came()));
+        assert!(comes(|| on.load(Relaxed), || drop(awake.came())));
         assert!(comes(|| !on.load(Relaxed), || std::thread::sleep(Duration::from_millis(1))));
-        assert!(comes(|| times.load(Relaxed) > 1, || awake.came()));
+        assert!(comes(|| times.load(Relaxed) > 1, || drop(awake.came())));
         // Whoever drops it lets go.
         drop(awake);
         assert!(!on.load(Relaxed));
+    }
+
+    #[test]
+    fn cores_are_held_for_one_who_waits_for_a_disk_alone() {
+        let (awake, on, _) = awake();
+        let awake = Arc::new(awake);
+        let own = Arc::clone(&awake);
+        let writer = move || {
+            own.count_sleeps();
+            comes(
+                || on.load(Relaxed),
+                || {
+                    let _served = own.came();
+                    base::rt::may_sleep();
+                },
+            )
+        };
+        assert_eq!(spawn("serves", writer).unwrap().join(), Some(true));
+        assert!(awake.shared.slept.load(Relaxed) >= BURST);
+        assert_eq!(awake.shared.served.load(Relaxed), 0);
     }
 
     #[test]
@@ -248,13 +318,16 @@ mod tests {
         let asleep = move || {
             let awake = own;
             awake.count_sleeps();
+            // Two at a time.
+            let other = awake.came();
             for _ in 0..20 * BURST {
-                awake.came();
+                let _served = awake.came();
                 base::rt::may_sleep();
             }
+            drop(other);
             for _ in 0..4 * BURST {
-                awake.came();
-                std::thread::sleep(2 * GAP);
+                let _served = awake.came();
+                std::thread::sleep(2 * GAP_ALONE);
             }
         };
         assert!(spawn("serves", asleep).unwrap().join().is_some());

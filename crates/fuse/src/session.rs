@@ -378,9 +378,7 @@ impl Core {
         let mut worked = !further;
         while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             worked = true;
-            if let Some(awake) = &self.awake {
-                awake.came();
-            }
+            let _served = self.awake.as_ref().map(|awake| awake.came());
             if let Some(more) = channel.more() {
                 self.receiving.fetch_add(1, Ordering::AcqRel);
                 let _served_by_fewer = self.start(more, true);

@@ -137,10 +137,11 @@ impl Chain {
         self.links.iter().skip(first).cloned().collect()
     }
 
-    /// Everything but the stub is on the devices.
+    /// Everything but the stub is on the devices. What is not known to be there yet is at
+    /// the end: the chain of a group has tens of thousands of blocks.
     pub(crate) fn flushed(&mut self) {
-        let issued = self.links.len().saturating_sub(1);
-        self.links.iter_mut().take(issued).for_each(|link| link.flushed = true);
+        let issued = self.links.iter_mut().rev().skip(1);
+        issued.take_while(|link| !link.flushed).for_each(|link| link.flushed = true);
     }
 
     /// Gives the chain up in `txg`, which is held.

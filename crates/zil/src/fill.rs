@@ -34,7 +34,8 @@ pub(crate) struct Fill {
 
 impl Fill {
     fn new(size: u64) -> Fill {
-        Fill { size, bytes: Vec::new(), starts: Vec::new(), newest: Txg::ZERO }
+        let bytes = Vec::with_capacity((size - CHAIN) as usize);
+        Fill { size, bytes, starts: Vec::new(), newest: Txg::ZERO }
     }
 
     fn room(&self) -> usize {
@@ -60,6 +61,16 @@ impl Fill {
         }
         self.bytes.extend_from_slice(record);
         self.newest = self.newest.max(txg);
+    }
+
+    /// Puts the record of a write in, with its data: copied once.
+    fn put_write(&mut self, write: Write<'_>, txg: Txg) {
+        let start = self.bytes.len();
+        // A write always has a record of its type.
+        if Body::Write(write).encode_into(&mut self.bytes, TX_WRITE, txg).is_ok() {
+            self.starts.push(start);
+            self.newest = self.newest.max(txg);
+        }
     }
 }
 
@@ -111,9 +122,7 @@ pub(crate) fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
                         block: None,
                         data: Some(&data[at..at + n]),
                     };
-                    // A write always has a record of its type.
-                    let record = Body::Write(write).encode(TX_WRITE, itx.txg);
-                    now.put(&record.unwrap_or_default(), itx.txg);
+                    now.put_write(write, itx.txg);
                     at += n;
                 }
             }

@@ -603,10 +603,14 @@ impl Log {
         let mut writes = Vec::with_capacity(blocks.len());
         for (block, pair) in blocks.iter().zip(links.windows(2)) {
             let [own, next] = pair else { continue };
-            let mut data = BufMut::zeroed(own.size as usize);
+            let mut data = BufMut::alloc(own.size as usize);
             let odd = || Error::bug("records that do not fit their block");
-            let room = data.get_mut(at..at + block.bytes.len()).ok_or_else(odd)?;
+            let (room, rest) = data
+                .get_mut(at..)
+                .and_then(|behind| behind.split_at_mut_checked(block.bytes.len()))
+                .ok_or_else(odd)?;
             room.copy_from_slice(&block.bytes);
+            rest.fill(0);
             for start in &block.starts {
                 seq += 1;
                 let place = room.get_mut(start + RECORD_SEQ_AT..start + RECORD_SEQ_AT + 8);

@@ -26,10 +26,10 @@ fn object(id: ObjectId, slots: u32) -> u64 {
     id.0 | u64::from(slots.saturating_sub(1)) << 56
 }
 
-/// A record being put together.
-struct Out(Vec<u8>);
+/// A record being put together, behind what is there.
+struct Out<'a>(&'a mut Vec<u8>);
 
-impl Out {
+impl Out<'_> {
     fn words(&mut self, words: &[u64]) {
         self.0.extend(words.iter().flat_map(|w| w.to_le_bytes()));
     }
@@ -111,8 +111,26 @@ impl Body<'_> {
     /// `Invalid` for a type that is not the body's, or one of its pointers that cannot be
     /// stored.
     pub fn encode(&self, txtype: u8, txg: Txg) -> Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(256);
+        self.encode_into(&mut bytes, txtype, txg)?;
+        Ok(bytes)
+    }
+
+    /// As [`Body::encode`], behind what `bytes` holds, which an error leaves as it was.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn encode_into(&self, bytes: &mut Vec<u8>, txtype: u8, txg: Txg) -> Result<()> {
+        let start = bytes.len();
+        self.put(&mut Out(bytes), txtype, txg).inspect_err(|_| bytes.truncate(start))?;
+        let len = (bytes.len() - start).next_multiple_of(8);
+        bytes.resize(start + len, 0);
+        bytes[start + 8..start + 16].copy_from_slice(&(len as u64).to_le_bytes());
+        Ok(())
+    }
+
+    fn put(&self, out: &mut Out<'_>, txtype: u8, txg: Txg) -> Result<()> {
         let odd = || Error::invalid("a record of another type than its content");
-        let mut out = Out(Vec::with_capacity(256));
         out.words(&[u64::from(txtype), 0, txg.0, 0]);
         match (self, txtype) {
             (Body::Create(c), 1..=4 | 14..=19) => out.create(c),
@@ -153,11 +171,7 @@ impl Body<'_> {
             (Body::CloneRange(c), 24) => out.clone_range(c).ok_or_else(odd)?,
             _ => return Err(odd()),
         }
-        let mut bytes = out.0;
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        let len = bytes.len() as u64;
-        bytes[8..16].copy_from_slice(&len.to_le_bytes());
-        Ok(bytes)
+        Ok(())
     }
 }
 
