@@ -137,6 +137,11 @@ impl Awake {
         driver().is_some_and(|driver| driver == VIRTUAL)
     }
 
+    /// What a mount has unless told otherwise: one where it pays and we may.
+    pub fn by_default() -> Option<Arc<Awake>> {
+        Awake::pays().then(Awake::new)?.ok().map(Arc::new)
+    }
+
     /// One that asks the kernel.
     ///
     /// # Errors

@@ -58,8 +58,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         _ => return Err(Stop::usage("--transport: dev or uring")),
     };
     let receivers = run.args.count("--receivers", 0, 0..=256)? as usize;
-    let awake = Awake::pays().then(|| Awake::new().ok().map(Arc::new)).flatten();
-    let config = Config { receivers, awake, ..Config::default() };
+    let config = Config { receivers, awake: Awake::by_default(), ..Config::default() };
     let fs = Arc::new(NullFs::new(NULL_SIZE).with_ttl(Duration::ZERO));
     let session = Session::mount_by(fs, &dir, &options, &config, transport)?;
     let result = measure(run, &dir.join(FILE_NAME), slice);

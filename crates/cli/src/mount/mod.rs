@@ -48,11 +48,10 @@ impl FuseMounter {
         }
         let mut awake = self.awake.lock();
         if awake.is_none() {
-            match Awake::new() {
-                Ok(made) => *awake = Some(Arc::new(made)),
-                Err(e) if wanted == Some(true) => return Err(e),
-                Err(_) => {}
-            }
+            *awake = match wanted {
+                Some(_) => Some(Arc::new(Awake::new()?)),
+                None => Awake::by_default(),
+            };
         }
         Ok(awake.clone())
     }
