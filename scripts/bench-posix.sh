@@ -10,7 +10,10 @@
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
 # measured. OPTIONS are mount options of Cenote's pools (noio_uring unless given). WHO may
-# also name `uring`: a second pool in the same turns, mounted over io_uring. FILL is a file
+# also name `uring`: a second pool in the same turns, mounted over io_uring; and `memory` and
+# `memory-uring`: a file system that keeps everything in memory and does nothing else, behind
+# Cenote's transports and mounted as Cenote mounts: what the transport lets anybody have. It
+# is MEMFS (cargo build --release -p fuse --example memfs), with MEMFS_OPTIONS. FILL is a file
 # that fills the page cache before each turn, so that memory comes from there, as on a machine
 # that has run for a while: a virtual machine may have given free memory back to its host, and
 # then the first use of it is what is measured.
@@ -18,6 +21,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"
 : "${TREE:=$root/target/release/examples/tree}"
+: "${MEMFS:=$root/target/release/examples/memfs}"
 : "${PEER:=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin}"
 : "${DIR:=${TMPDIR:-/tmp}}"
 : "${RUNS:=$root/benches/runs}"
@@ -66,6 +70,7 @@ fi
 work=$(mktemp -d "$DIR/cenote-bench.XXXXXX")
 export CENOTE_RUNTIME_DIR=$work/run
 zfs_fuse=
+memory=
 cleanup() {
 	cd /
 	timeout 60 "$CENOTE" daemon stop -f >/dev/null 2>&1
@@ -75,7 +80,8 @@ cleanup() {
 		for _ in $(seq 50); do pgrep -r R,S,D -x zfs-fuse >/dev/null && sleep 0.2 || break; done
 		kill -KILL "$zfs_fuse" 2>/dev/null
 	fi
-	for fs in cenote uring zfs-fuse ext4 btrfs; do umount -l "$work/$fs" 2>/dev/null; done
+	for fs in cenote uring memory memory-uring zfs-fuse ext4 btrfs; do umount -l "$work/$fs" 2>/dev/null; done
+	[ -z "$memory" ] || kill $memory 2>/dev/null
 	rm -rf "$work"
 }
 trap cleanup EXIT
@@ -88,11 +94,22 @@ mount_ours() {
 	[ -z "$3" ] || { "$CENOTE" zfs unmount "$2" && "$CENOTE" zfs mount -o "$3" "$2"; }
 }
 mount_cenote() { mount_ours cenote benchours "$OPTIONS"; }
-mount_uring() {
+has_uring() {
 	grep -q '[Y1]' /sys/module/fuse/parameters/enable_uring 2>/dev/null ||
 		{ echo "SKIPPED: fuse.enable_uring is off" && return 1; }
-	mount_ours uring benchuring io_uring
 }
+mount_uring() { has_uring && mount_ours uring benchuring io_uring; }
+# The transport alone: WHERE TRANSPORT
+mount_in_memory() {
+	[ -x "$MEMFS" ] || { echo "SKIPPED: memfs is absent" && return 1; }
+	mkdir -p "$work/$1"
+	"$MEMFS" "$work/$1" --transport "$2" ${MEMFS_OPTIONS:-} >/dev/null &
+	memory+=" $!"
+	for _ in $(seq 50); do mountpoint -q "$work/$1" && return || sleep 0.1; done
+	echo "SKIPPED: memfs does not mount" && return 1
+}
+mount_memory() { mount_in_memory memory dev; }
+mount_memory-uring() { has_uring && mount_in_memory memory-uring uring; }
 mount_zfs-fuse() {
 	[ -x "$PEER/zfs-fuse" ] || { echo "SKIPPED: zfs-fuse is absent" && return 1; }
 	! pgrep -r R,S,D -x zfs-fuse >/dev/null || { echo "SKIPPED: another zfs-fuse runs" && return 1; }
@@ -191,6 +208,8 @@ cell_read() {
 		case $fs in
 		cenote) "$CENOTE" zpool export benchours && "$CENOTE" zpool import -d "$work/disks" ${OPTIONS:+-o "$OPTIONS"} benchours ;;
 		uring) "$CENOTE" zpool export benchuring && "$CENOTE" zpool import -d "$work/disks" -o io_uring benchuring ;;
+		# Mounted anew it would be empty: its pages go.
+		memory*) dd of="$work/$fs/big" oflag=nocache conv=notrunc count=0 2>/dev/null ;;
 		zfs-fuse) "$PEER/zpool" export benchpeer && "$PEER/zpool" import -d "$work" benchpeer ;;
 		*) umount "$work/$fs" && mount -o loop "$work/$fs.img" "$work/$fs" ;;
 		esac
