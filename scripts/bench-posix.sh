@@ -16,7 +16,8 @@
 # is MEMFS (cargo build --release -p fuse --example memfs), with MEMFS_OPTIONS. FILL is a file
 # that fills the page cache before each turn, so that memory comes from there, as on a machine
 # that has run for a while: a virtual machine may have given free memory back to its host, and
-# then the first use of it is what is measured.
+# then the first use of it is what is measured. The disks' files are written before, all of
+# them: in a file that has holes each write is the file system's below, which finds it a place.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"
@@ -86,10 +87,13 @@ cleanup() {
 }
 trap cleanup EXIT
 
+# A disk: a file that was written.
+disk_file() { openssl enc -aes-128-ctr -pass pass:d -nosalt -pbkdf2 -iter 1 </dev/zero 2>/dev/null | head -c "${MIB}M" >"$1" && sync "$1"; }
+
 # A pool of ours: WHERE POOL MOUNT-OPTIONS
 mount_ours() {
 	mkdir -p "$work/$1" "$work/disks"
-	truncate -s "${MIB}M" "$work/disks/$2"
+	disk_file "$work/disks/$2"
 	"$CENOTE" zpool create ${PROPS:-} -O mountpoint="$work/$1" "$2" "$work/disks/$2" || return 1
 	[ -z "$3" ] || { "$CENOTE" zfs unmount "$2" && "$CENOTE" zfs mount -o "$3" "$2"; }
 }
@@ -119,16 +123,17 @@ mount_zfs-fuse() {
 	for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
 	# One that a run left behind.
 	"$PEER/zpool" destroy -f benchpeer 2>/dev/null
-	truncate -s "${MIB}M" "$work/zfs-fuse.img"
+	disk_file "$work/zfs-fuse.img"
 	"$PEER/zpool" create -f ${PROPS:-} -m "$work/zfs-fuse" benchpeer "$work/zfs-fuse.img"
 }
+# One of the kernel's: NAME OPTION, the one of mkfs that leaves the file without holes.
 mount_disk() {
 	mkdir -p "$work/$1"
-	truncate -s "${MIB}M" "$work/$1.img"
-	"mkfs.$1" -q "$work/$1.img" && mount -o loop "$work/$1.img" "$work/$1"
+	disk_file "$work/$1.img"
+	"mkfs.$1" -q $2 "$work/$1.img" && mount -o loop,nodiscard "$work/$1.img" "$work/$1"
 }
-mount_ext4() { mount_disk ext4; }
-mount_btrfs() { mount_disk btrfs; }
+mount_ext4() { mount_disk ext4 "-E nodiscard"; }
+mount_btrfs() { mount_disk btrfs -K; }
 
 there=
 bring() {
@@ -211,7 +216,7 @@ cell_read() {
 		# Mounted anew it would be empty: its pages go.
 		memory*) dd of="$work/$fs/big" oflag=nocache conv=notrunc count=0 2>/dev/null ;;
 		zfs-fuse) "$PEER/zpool" export benchpeer && "$PEER/zpool" import -d "$work" benchpeer ;;
-		*) umount "$work/$fs" && mount -o loop "$work/$fs.img" "$work/$fs" ;;
+		*) umount "$work/$fs" && mount -o loop,nodiscard "$work/$fs.img" "$work/$fs" ;;
 		esac
 	done
 	for fs in $there; do

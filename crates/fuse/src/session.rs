@@ -6,8 +6,9 @@
 //! as long as enough other threads receive: handing a request over costs as much as many
 //! an operation. Only when all but a few threads sleep already do the workers get it. Where
 //! nothing else comes over a channel before the answer went back, its thread always stays.
-//! The inbox is laid out so that the data of a WRITE begin on a page: a large write passes
-//! its buffer on whole, uncopied, and the thread takes a new one if it is not free yet.
+//! The inbox is laid out so that the data of a WRITE begin on a page: they are passed on in
+//! it, uncopied, and the thread takes a new one if it is not free when they were served.
+//! Only what is small and goes to a worker is copied.
 //!
 //! # Invariants
 //! * Of the threads that share what comes, [`RESERVE`] for each core at least sleep for
@@ -86,6 +87,13 @@ struct Core {
 
 /// A receiving thread that may sleep; drop ends that.
 struct Sleeper<'a>(&'a AtomicUsize);
+
+/// Who serves what may sleep.
+enum Place<'a> {
+    /// The receiving thread, with leave where others share its channel.
+    Here(Option<Sleeper<'a>>),
+    Worker,
+}
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
@@ -457,7 +465,7 @@ impl Core {
         }
     }
 
-    /// A WRITE: its data leave the inbox without a copy if they are large.
+    /// A WRITE: its data are not copied where they are served here, or large.
     fn take_write(
         self: &Arc<Self>,
         channel: &Arc<dyn Channel>,
@@ -473,23 +481,33 @@ impl Core {
             }
             return inbox;
         };
-        // A small write would hold on to a large buffer.
-        let own = range.len() >= inbox.len() / 8;
+        let place = match self.placement(Opcode::Write) {
+            Placement::Inline => Place::Here(None),
+            _ => self.place(&**channel),
+        };
+        // Elsewhere a small write would hold on to a large buffer.
+        let own = matches!(place, Place::Here(_)) || range.len() >= inbox.len() / 8;
         let (data, inbox) = if own {
             let whole = inbox.freeze();
             (whole.slice(range.start + INBOX_AT..range.end + INBOX_AT), Err(whole))
         } else {
             (Buf::copy_of(msg.get(range).unwrap_or_default()), Ok(inbox))
         };
-        self.serve_write(channel, head, data);
+        self.serve_write(channel, place, head, data);
         match inbox {
             Ok(inbox) => inbox,
-            // An inline write may be over already, and the buffer ours again.
+            // Who served it here is done, and the buffer ours again, if nobody kept a part.
             Err(whole) => whole.try_unfreeze().unwrap_or_else(|_| self.new_inbox()),
         }
     }
 
-    fn serve_write(self: &Arc<Self>, channel: &Arc<dyn Channel>, head: Vec<u8>, data: Buf) {
+    fn serve_write(
+        self: &Arc<Self>,
+        channel: &Arc<dyn Channel>,
+        place: Place<'_>,
+        head: Vec<u8>,
+        data: Buf,
+    ) {
         let Ok((header, opcode, op)) = request::parse_headless(&head, self.proto) else {
             return;
         };
@@ -499,7 +517,7 @@ impl Core {
             let outcome = run(&*self.fs, &req, call, Mode::Blocking);
             send(&*self.fs, &**channel, &req, outcome);
         } else {
-            self.serve(channel, &req, &head, Some(data));
+            self.serve_at(place, channel, &req, &head, Some(data));
         }
     }
 
@@ -507,7 +525,7 @@ impl Core {
         self.placements.get(op as usize).copied().unwrap_or(Placement::Worker)
     }
 
-    /// Serves what may sleep: here, or a worker does.
+    /// Serves what may sleep.
     fn serve(
         self: &Arc<Self>,
         channel: &Arc<dyn Channel>,
@@ -515,13 +533,32 @@ impl Core {
         msg: &[u8],
         data: Option<Buf>,
     ) {
-        let stays = if channel.is_shared() { self.sleeper().map(Some) } else { Some(None) };
-        let Some(_sleeper) = stays else {
+        let place = self.place(&**channel);
+        self.serve_at(place, channel, req, msg, data);
+    }
+
+    fn serve_at(
+        self: &Arc<Self>,
+        place: Place<'_>,
+        channel: &Arc<dyn Channel>,
+        req: &Request,
+        msg: &[u8],
+        data: Option<Buf>,
+    ) {
+        let Place::Here(_sleeper) = place else {
             return self.hand_over(channel, req, msg.to_vec(), data);
         };
         let cancel = self.pool.begin(req.unique);
         self.work(&**channel, msg, data, &cancel);
         self.pool.ended(req.unique);
+    }
+
+    /// Where a request of the channel is served that may sleep.
+    fn place(&self, channel: &dyn Channel) -> Place<'_> {
+        if !channel.is_shared() {
+            return Place::Here(None);
+        }
+        self.sleeper().map_or(Place::Worker, |leave| Place::Here(Some(leave)))
     }
 
     /// Leave to sleep, unless too many do.

@@ -125,7 +125,10 @@ pub(super) fn preallocate(path: &Path, size: u64) -> Result<()> {
         file.write_all(&block[..n]).map_err(failed)?;
         left -= n;
     }
-    file.sync_all().map_err(failed)
+    file.sync_all().map_err(failed)?;
+    // A direct write would have to drop its pages first. Advice: it may be declined.
+    let _kept = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+    Ok(())
 }
 
 fn open_all(files: &[PathBuf]) -> Result<BTreeMap<PathBuf, Arc<dyn Device>>> {
