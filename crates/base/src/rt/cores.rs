@@ -1,4 +1,4 @@
-//! Threads that keep themselves on one core.
+//! Threads that keep themselves on one core, or let others go first.
 //!
 //! What such a thread starts is not to stay there with it, though threads inherit the
 //! cores they may use: [`super::spawn`] and [`super::fan_out`] give theirs back to them.
@@ -34,6 +34,15 @@ pub fn stay_on(core: usize) -> bool {
     HOME.try_with(|home| stay(&mut home.borrow_mut())).is_ok_and(|stays| stays.is_some())
 }
 
+/// Lets other threads go first from now on: the calling one, and those that it starts, are
+/// `steps` nicer. Nothing in a simulated run.
+pub fn give_way(steps: u8) {
+    if super::sim::member().is_none() {
+        // Always allowed; where it is not, nobody is worse off than before.
+        let _as_before = rustix::process::nice(i32::from(steps));
+    }
+}
+
 /// What threads that the calling one starts are to [`go`] to.
 pub(super) fn home() -> Option<CpuSet> {
     HOME.try_with(|home| *home.borrow()).ok()?
@@ -51,6 +60,18 @@ mod tests {
 
     fn count() -> u32 {
         sched_getaffinity(None).unwrap().count()
+    }
+
+    #[test]
+    fn who_gives_way_does_so_with_those_it_starts() {
+        let niceness = || rustix::process::nice(0).unwrap();
+        let test = move || {
+            let before = niceness();
+            give_way(1);
+            assert_eq!(niceness(), (before + 1).min(19));
+            assert_eq!(spawn("started", niceness).unwrap().join(), Some(niceness()));
+        };
+        assert!(spawn("nice", test).unwrap().join().is_some());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use base::rt::{Mutex, RwLock, spawn};
+use base::rt::{Mutex, RwLock, give_way, spawn};
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
@@ -21,6 +21,11 @@ use super::outage::Outages;
 use super::space_io::SpaceIo;
 use super::{Plants, Published, State, Writer};
 use crate::space::PoolSpace;
+
+/// How much nicer the threads are that write groups than those that somebody waits for: they
+/// take all there is of the processor, and a commit beside them waited for its turn. Who
+/// writes more than they get done is throttled, and leaves them his part.
+const NICE: u8 = 10;
 
 /// How a pool is written.
 #[derive(Clone, Debug)]
@@ -236,6 +241,7 @@ impl Writer {
         let weak = Arc::downgrade(self);
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
+            give_way(NICE);
             let _waits = zio::insist(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
