@@ -87,13 +87,13 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# A disk: a file that was written.
-disk_file() { openssl enc -aes-128-ctr -pass pass:d -nosalt -pbkdf2 -iter 1 </dev/zero 2>/dev/null | head -c "${MIB}M" >"$1" && sync "$1"; }
+WRITTEN=1
+. "$root/scripts/disk-file.sh"
 
 # A pool of ours: WHERE POOL MOUNT-OPTIONS
 mount_ours() {
 	mkdir -p "$work/$1" "$work/disks"
-	disk_file "$work/disks/$2"
+	disk_file "$work/disks/$2" "$MIB"
 	"$CENOTE" zpool create ${PROPS:-} -O mountpoint="$work/$1" "$2" "$work/disks/$2" || return 1
 	[ -z "$3" ] || { "$CENOTE" zfs unmount "$2" && "$CENOTE" zfs mount -o "$3" "$2"; }
 }
@@ -123,13 +123,13 @@ mount_zfs-fuse() {
 	for _ in 1 2 3 4 5; do "$PEER/zpool" list >/dev/null 2>&1 && break || sleep 1; done
 	# One that a run left behind.
 	"$PEER/zpool" destroy -f benchpeer 2>/dev/null
-	disk_file "$work/zfs-fuse.img"
+	disk_file "$work/zfs-fuse.img" "$MIB"
 	"$PEER/zpool" create -f ${PROPS:-} -m "$work/zfs-fuse" benchpeer "$work/zfs-fuse.img"
 }
 # One of the kernel's: NAME OPTION, the one of mkfs that leaves the file without holes.
 mount_disk() {
 	mkdir -p "$work/$1"
-	disk_file "$work/$1.img"
+	disk_file "$work/$1.img" "$MIB"
 	"mkfs.$1" -q $2 "$work/$1.img" && mount -o loop,nodiscard "$work/$1.img" "$work/$1"
 }
 mount_ext4() { mount_disk ext4 "-E nodiscard"; }
@@ -152,7 +152,7 @@ mib_a_second() {
 json_bw() { awk -F'[:,]' -v which="$1" '/"(read|write)" : \{/ {k = $1} index(k, which) && /"bw_bytes"/ {printf "%.1f", $2 / 1048576; exit}'; }
 json_iops() { awk -F'[:,]' '/"write" : \{/ {w = 1} w && /"iops" :/ {printf "%.0f", $2; exit}'; }
 
-noise() { [ -f "$work/noise" ] || openssl enc -aes-128-ctr -pass pass:b -nosalt -pbkdf2 -iter 1 </dev/zero 2>/dev/null | head -c 1G >"$work/noise"; }
+noise() { [ -f "$work/noise" ] || disk_file "$work/noise" 1024; }
 
 null_rate() {
 	"$CENOTE" bench fuse-null --time 500ms ${2:-} | awk -v row="$1" 'index($0, row) && /calls\/s/ && !n++ {print $(NF-3), $(NF-1)}'

@@ -105,11 +105,12 @@ pub fn spawn<T: Send + 'static>(
         let thread = me.spawn(name, f, Location::caller()).map_err(failed)?;
         return Ok(JoinHandle(Handle::Member(thread)));
     }
-    let home = cores::home();
+    let (home, way) = (cores::home(), cores::way());
     let begin = move || {
         if let Some(all) = home {
             cores::go(all);
         }
+        cores::take_back(way);
         f()
     };
     sys::thread::Builder::new()

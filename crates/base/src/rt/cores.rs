@@ -2,14 +2,22 @@
 //!
 //! What such a thread starts is not to stay there with it, though threads inherit the
 //! cores they may use: [`super::spawn`] and [`super::fan_out`] give theirs back to them.
+//! Niceness is inherited, too: threads of a [`super::fan_out`] do the caller's own work and
+//! keep it, those of [`super::spawn`] may serve others as long as they live, and get their
+//! place back.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
+use rustix::process::nice;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::Result;
 
 std::thread_local! {
     /// The cores that this thread might use before it stayed on one.
     static HOME: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
+    /// How much nicer this thread made itself.
+    static WAY: Cell<i32> = const { Cell::new(0) };
 }
 
 /// Keeps the calling thread on one core; false where it may not be there. Nothing in a
@@ -34,12 +42,33 @@ pub fn stay_on(core: usize) -> bool {
     HOME.try_with(|home| stay(&mut home.borrow_mut())).is_ok_and(|stays| stays.is_some())
 }
 
-/// Lets other threads go first from now on: the calling one, and those that it starts, are
-/// `steps` nicer. Nothing in a simulated run.
-pub fn give_way(steps: u8) {
-    if super::sim::member().is_none() {
-        // Always allowed; where it is not, nobody is worse off than before.
-        let _as_before = rustix::process::nice(i32::from(steps));
+/// Lets other threads go first from now on: the calling one is `steps` nicer, and helps
+/// itself with such. Nothing in a simulated run, nor where the process may not give back to
+/// those that it starts what they would inherit.
+///
+/// # Errors
+/// When no thread can be had to see whether it may.
+pub fn give_way(steps: u8) -> Result<()> {
+    let may_return = || nice(1).is_ok() && nice(-1).is_ok();
+    if super::sim::member().is_none()
+        && super::spawn("nice", may_return)?.join() == Some(true)
+        && nice(steps.into()).is_ok()
+    {
+        WAY.set(WAY.get() + i32::from(steps));
+    }
+    Ok(())
+}
+
+/// How much nicer the calling thread made itself.
+pub(super) fn way() -> i32 {
+    WAY.try_with(Cell::get).unwrap_or(0)
+}
+
+/// Takes the place back that the thread which started this one gave away.
+pub(super) fn take_back(way: i32) {
+    if way != 0 {
+        // It was tried before that way was given.
+        let _refused = nice(-way);
     }
 }
 
@@ -62,16 +91,26 @@ mod tests {
         sched_getaffinity(None).unwrap().count()
     }
 
+    /// A pool's worker that the sync thread happened to start was as nice as it for good, and
+    /// served everybody's reads so.
     #[test]
-    fn who_gives_way_does_so_with_those_it_starts() {
-        let niceness = || rustix::process::nice(0).unwrap();
+    fn who_gives_way_does_so_with_its_helpers_alone() {
+        let niceness = || nice(0).unwrap();
         let test = move || {
             let before = niceness();
-            give_way(1);
-            assert_eq!(niceness(), (before + 1).min(19));
-            assert_eq!(spawn("started", niceness).unwrap().join(), Some(niceness()));
+            if before > 18 || nice(1).is_err() || nice(-1).is_err() {
+                give_way(1).unwrap();
+                eprintln!("SKIPPED: niceness that may be given back");
+                return assert_eq!(way(), 0);
+            }
+            give_way(1).unwrap();
+            assert_eq!((niceness(), way()), (before + 1, 1));
+            assert_eq!(spawn("started", niceness).unwrap().join(), Some(before));
+            let helpers = Mutex::new([0; 3]);
+            fan_out(3, |i| helpers.lock()[i] = niceness());
+            assert_eq!(helpers.into_inner(), [before + 1; 3]);
         };
-        assert!(spawn("nice", test).unwrap().join().is_some());
+        assert!(spawn("gives-way", test).unwrap().join().is_some());
     }
 
     #[test]

@@ -241,7 +241,8 @@ impl Writer {
         let weak = Arc::downgrade(self);
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
-            give_way(NICE);
+            // Without it all works; a commit beside a stream waits longer.
+            let _as_before = give_way(NICE);
             let _waits = zio::insist(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
