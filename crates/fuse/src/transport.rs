@@ -179,14 +179,20 @@ impl DevChannel {
         let start = now();
         let mut last = start;
         while last.since(start) < LOOK {
-            if let Some(len) = self.read(inbox)? {
-                return Ok((len, Came::Looked));
-            }
+            let found = self.read(inbox)?;
             let look = now();
-            if look.since(last) > AWAY {
-                return Ok((self.sleep_for(inbox)?, Came::Disturbed));
+            let took = look.since(last);
+            match found {
+                // Who copies a request of many bytes is busy, not away.
+                Some(len) if took > AWAY + Duration::from_nanos(len as u64) => {
+                    return Ok((len, Came::Disturbed(took)));
+                }
+                Some(len) => return Ok((len, Came::Looked)),
+                None if took > AWAY => {
+                    return Ok((self.sleep_for(inbox)?, Came::Disturbed(took)));
+                }
+                None => last = look,
             }
-            last = look;
         }
         Ok((self.sleep_for(inbox)?, Came::LookedAndSlept))
     }
