@@ -1,5 +1,6 @@
-# A disk in a file: `disk_file FILE MIB`; to be sourced. With WRITTEN every byte of it was written once: a flush
-# after a write into a hole also waits for the journal of the file system below.
+# A disk in a file: `disk_file FILE MIB`; to be sourced. With WRITTEN every byte of it was
+# written once: a flush after a write into a hole also waits for the journal of the file
+# system below.
 disk_file() {
 	rm -f "$1"
 	if [ -n "${WRITTEN:-}" ]; then

@@ -455,7 +455,7 @@ mod tests {
     }
 
     /// A timer's moment on the core of who looked made the next 256 requests wake a thread
-    /// each: one caller made 24,000 files a second, and 29,000 since.
+    /// each: one caller made 15,000 files a second, and 18,500 since.
     #[test]
     fn a_moment_is_paid_from_what_looking_saved() {
         let mut state = State { wanted: 1, active: 1, score: SURE, ..State::default() };
