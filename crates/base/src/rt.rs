@@ -22,7 +22,7 @@ mod lock;
 pub mod sim;
 mod watch;
 
-pub use cores::{give_way, stay_on};
+pub use cores::{give_way, offer_core, stay_on};
 pub use lock::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
 pub use watch::{before_sleep, may_sleep};
 

@@ -483,6 +483,29 @@ fn a_stop_ends_a_suspended_pool() {
     assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
 }
 
+/// A stream had its groups written soon, for the space that it was promised, and each of them
+/// counted as waited for: it had the whole device, and an fsync beside it took thirty times
+/// as long as alone.
+#[test]
+fn a_group_that_is_written_soon_is_not_waited_for() {
+    let txgs = txgs(at_once());
+    txgs.dirty(Txg(4), 1);
+    txgs.kick(Txg(4));
+    let writer = thread(&txgs, |txgs| txgs.wait_room(Txg(4)));
+    assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
+    nap();
+    assert!(!txgs.pressure().1, "a writer is held up, and nobody waits");
+    let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
+    while !txgs.pressure().1 {
+        nap();
+    }
+    txgs.synced(Txg(4));
+    assert!(!txgs.pressure().1);
+    assert!(waiter.join().unwrap().is_ok() && writer.join().unwrap().is_ok());
+    assert!(txgs.wait_synced(Txg(99)).is_err(), "too far ahead");
+    assert!(!txgs.pressure().1);
+}
+
 #[test]
 fn history_keeps_the_last_groups_and_their_times() {
     let txgs = txgs(Limits { txg_history: 2, ..Limits::default() });

@@ -24,8 +24,8 @@ pub struct Txgs {
     dirty: Dirty,
     space: SpaceReservation,
     limits: Live,
-    /// The last group that somebody asked for, and the last on disk; written under the lock.
-    asked: AtomicU64,
+    /// The last group that somebody waits for, and the last on disk; written under the lock.
+    awaited: AtomicU64,
     synced: AtomicU64,
     turnstile: Turnstile,
     stats: ThrottleStats,
@@ -59,7 +59,7 @@ impl Txgs {
             dirty: Dirty::default(),
             space: SpaceReservation::new(),
             limits: Live::new(&Limits::default()),
-            asked: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
             synced: AtomicU64::new(last_synced.0),
             turnstile: Turnstile::default(),
             stats: ThrottleStats::default(),
@@ -161,18 +161,34 @@ impl Txgs {
 
     // ------------------------------------------------------------------ waiters
 
-    /// Waits until this group is on disk, and has it and those before it synced soon.
+    /// Waits until this group is on disk, and has it and those before it synced soon: it
+    /// goes before all others at the devices ([`Txgs::pressure`]).
     ///
     /// # Errors
     /// `Invalid` for a group more than [`crate::TXG_DEFER_SIZE`] ahead of the open one; else
     /// as [`Txgs::hold`].
     pub fn wait_synced(&self, txg: Txg) -> Result<()> {
+        self.wait_group(txg, true)
+    }
+
+    /// The same for a writer who is held up until the group made room: it is synced soon,
+    /// but not at the cost of others.
+    ///
+    /// # Errors
+    /// As [`Txgs::wait_synced`].
+    pub fn wait_room(&self, txg: Txg) -> Result<()> {
+        self.wait_group(txg, false)
+    }
+
+    fn wait_group(&self, txg: Txg, first: bool) -> Result<()> {
         let mut state = self.core.state.lock();
         if txg.0 > state.synced {
             state.admit(txg.0)?;
+            if first {
+                self.awaited.fetch_max(txg.0, SeqCst);
+            }
             if state.asked < txg.0 {
                 state.asked = txg.0;
-                self.asked.store(txg.0, SeqCst);
                 self.core.work.notify_all();
             }
         }
@@ -231,7 +247,6 @@ impl Txgs {
             return;
         }
         state.asked = state.asked.max(txg.0.min(state.open));
-        self.asked.store(state.asked, SeqCst);
         if txg.0 >= state.open && state.can_close() {
             self.close(&mut state);
         }
@@ -456,12 +471,12 @@ impl Txgs {
         self.dirty.total()
     }
 
-    /// Dirty bytes of all groups, percent of their limit, and whether somebody asked for a
-    /// group that is not on disk. Takes no lock.
+    /// Dirty bytes of all groups, percent of their limit, and whether somebody waits for a
+    /// group that is not on disk (with [`Txgs::wait_synced`]). Takes no lock.
     pub fn pressure(&self) -> (u32, bool) {
         let max = self.limits.get().dirty_data_max.max(1);
         let percent = self.dirty.total().saturating_mul(100) / max;
-        let awaited = self.asked.load(SeqCst) > self.synced.load(SeqCst);
+        let awaited = self.awaited.load(SeqCst) > self.synced.load(SeqCst);
         (u32::try_from(percent).unwrap_or(u32::MAX), awaited)
     }
 

@@ -431,6 +431,9 @@ impl Queue {
             self.wait(&mut state);
         }
         let now = rt::now();
+        if batch.iter().any(|r| r.priority == WritePriority::Awaited) {
+            self.tuning.log_came();
+        }
         let by_caller = matches!(&batch[..], [one] if one.priority == WritePriority::Awaited)
             && self.is_free(&state, SYNC_WRITE);
         for request in batch {

@@ -19,9 +19,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::time::Duration;
 
 use base::rt::atomic::AtomicUsize;
-use base::rt::{Mutex, OneShot};
+use base::rt::{self, Mutex, OneShot};
 use base::{Asize, Buf, Dva, Error, ErrorKind, Guid, Result, Txg, VdevId};
 use device::{Device, Io};
 
@@ -32,6 +33,9 @@ use crate::tree::{Aux, Node, NodeId, State, Tree, TxgRanges, Verdict};
 
 /// Write errors from which on a leaf is reported as failing.
 pub const FAILING_WRITE_ERRORS: u64 = 10;
+
+/// Where log blocks go first, who writes groups has a core for so long at once.
+const SLICE: Duration = Duration::from_micros(100);
 
 /// What to write.
 #[derive(Clone, Debug)]
@@ -359,6 +363,16 @@ impl Tree {
     /// Sets the limits, for later snapshots, too, from now on.
     pub fn set_queue_limits(&self, limits: QueueLimits) {
         self.tuning.set(limits);
+    }
+
+    /// Called by who writes a group, between one block and the next: others may have the
+    /// core while log blocks are written, and nobody waits for the group nor dirty data is
+    /// near its limit. Who is woken does not always take the core from a nicer thread at
+    /// once, but waits out its slice: many times a log block's time.
+    pub fn make_way(&self) {
+        if self.tuning.log_goes_first() {
+            rt::offer_core(SLICE);
+        }
     }
 
     /// From now on `gauge` tells how much waits to be written, on which the depth of a

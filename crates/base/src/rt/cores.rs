@@ -7,6 +7,7 @@
 //! place back.
 
 use std::cell::{Cell, RefCell};
+use std::time::Duration;
 
 use rustix::process::nice;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -18,6 +19,8 @@ std::thread_local! {
     static HOME: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
     /// How much nicer this thread made itself.
     static WAY: Cell<i32> = const { Cell::new(0) };
+    /// When it last offered its core, as [`super::uptime`].
+    static OFFERED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
 /// Keeps the calling thread on one core; false where it may not be there. Nothing in a
@@ -57,6 +60,20 @@ pub fn give_way(steps: u8) -> Result<()> {
         WAY.set(WAY.get() + i32::from(steps));
     }
     Ok(())
+}
+
+/// Offers the core to threads that could run, once in `slice`: the scheduler counts it as a
+/// slice of its own, however short the thread had the core. Nothing in a simulated run.
+pub fn offer_core(slice: Duration) {
+    if super::sim::member().is_some() {
+        return;
+    }
+    let now = super::uptime();
+    let due = |last: &Cell<Duration>| now.saturating_sub(last.get()) >= slice;
+    if OFFERED.try_with(due).unwrap_or(false) {
+        rustix::thread::sched_yield();
+        let _ending = OFFERED.try_with(|last| last.set(super::uptime()));
+    }
 }
 
 /// How much nicer the calling thread made itself.

@@ -233,7 +233,10 @@ fn wave(
         ctx.threads,
         jobs.len(),
         chunk as usize,
-        |i| ctx.zio.prepare(&write(i)),
+        |i| {
+            ctx.zio.tree().make_way();
+            ctx.zio.prepare(&write(i))
+        },
         |i, prepared| {
             let block = ctx.zio.place(prepared)?;
             placed.lock().push((i, block.bp, block.outcome));

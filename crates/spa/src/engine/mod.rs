@@ -348,7 +348,7 @@ impl Writer {
                     let open = self.txgs.open_txg();
                     self.txgs.kick(open);
                     self.txgs.wait_open(open.next())?;
-                    self.txgs.wait_synced(Txg(open.0.saturating_sub(1)))?;
+                    self.txgs.wait_room(Txg(open.0.saturating_sub(1)))?;
                 }
                 other => return other,
             }

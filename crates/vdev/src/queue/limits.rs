@@ -26,6 +26,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use base::rt;
+
 use super::depth::Depths;
 use crate::iostat::IoClass;
 
@@ -133,6 +135,8 @@ pub(crate) struct Tuning {
     nia: AtomicU64,
     in_flight: AtomicU64,
     gauge: OnceLock<Gauge>,
+    /// When the last log block came, whatever the leaf: nanoseconds of [`rt::uptime`], and 1.
+    logged: AtomicU64,
 }
 
 /// Two numbers in one cell, so that they are changed together.
@@ -158,6 +162,7 @@ impl Default for Tuning {
             nia: cell(),
             in_flight: cell(),
             gauge: OnceLock::new(),
+            logged: cell(),
         };
         tuning.set(QueueLimits::default());
         tuning
@@ -208,6 +213,25 @@ impl Tuning {
     pub(super) fn load(&self) -> WriteLoad {
         self.gauge.get().map_or(WriteLoad::FULL, |gauge| gauge())
     }
+
+    /// A log block came.
+    pub(super) fn log_came(&self) {
+        self.logged.store(uptime_ns().max(1), Relaxed);
+    }
+
+    /// Whether log blocks are written, and groups may go slower for them.
+    pub(crate) fn log_goes_first(&self) -> bool {
+        let logged = self.logged.load(Relaxed);
+        if logged == 0 || u128::from(uptime_ns().saturating_sub(logged)) > LOGGING.as_nanos() {
+            return false;
+        }
+        let load = self.load();
+        !load.awaited && load.dirty_percent < unpair(self.dirty.load(Relaxed)).1
+    }
+}
+
+fn uptime_ns() -> u64 {
+    u64::try_from(rt::uptime().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What background operations may do beside others (chapter 10 §11.2).
@@ -402,6 +426,27 @@ mod tests {
             [odd.by_dirty(2, 10, load(50, false)), odd.by_dirty(5, 3, load(0, false))],
             [10, 3]
         );
+    }
+
+    #[test]
+    fn groups_make_way_for_the_log_while_they_may() {
+        let load = std::sync::Arc::new(AtomicU64::new(0));
+        let told = std::sync::Arc::clone(&load);
+        let tuning = Tuning::default();
+        tuning.set_gauge(Box::new(move || {
+            let (dirty_percent, awaited) = unpair(told.load(Relaxed));
+            WriteLoad { dirty_percent, awaited: awaited != 0 }
+        }));
+        assert!(!tuning.log_goes_first(), "there is no log");
+        tuning.log_came();
+        assert!(tuning.log_goes_first());
+        for (dirty, awaited) in [(0, 1), (60, 0)] {
+            load.store(pair(dirty, awaited), Relaxed);
+            assert!(!tuning.log_goes_first());
+        }
+        load.store(pair(59, 0), Relaxed);
+        rt::sleep(LOGGING + Duration::from_millis(1));
+        assert!(!tuning.log_goes_first(), "it was long ago");
     }
 
     #[test]
