@@ -432,7 +432,7 @@ impl Queue {
         }
         let now = rt::now();
         if batch.iter().any(|r| r.priority == WritePriority::Awaited) {
-            self.tuning.log_came();
+            self.tuning.log_came(rt::uptime());
         }
         let by_caller = matches!(&batch[..], [one] if one.priority == WritePriority::Awaited)
             && self.is_free(&state, SYNC_WRITE);

@@ -370,7 +370,7 @@ impl Tree {
     /// near its limit. Who is woken does not always take the core from a nicer thread at
     /// once, but waits out its slice: many times a log block's time.
     pub fn make_way(&self) {
-        if self.tuning.log_goes_first() {
+        if self.tuning.log_goes_first(rt::uptime()) {
             rt::offer_core(SLICE);
         }
     }

@@ -26,8 +26,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use base::rt;
-
 use super::depth::Depths;
 use crate::iostat::IoClass;
 
@@ -135,7 +133,8 @@ pub(crate) struct Tuning {
     nia: AtomicU64,
     in_flight: AtomicU64,
     gauge: OnceLock<Gauge>,
-    /// When the last log block came, whatever the leaf: nanoseconds of [`rt::uptime`], and 1.
+    /// When the last log block came, whatever the leaf: nanoseconds of [`base::rt::uptime`], 0
+    /// if none did.
     logged: AtomicU64,
 }
 
@@ -214,15 +213,15 @@ impl Tuning {
         self.gauge.get().map_or(WriteLoad::FULL, |gauge| gauge())
     }
 
-    /// A log block came.
-    pub(super) fn log_came(&self) {
-        self.logged.store(uptime_ns().max(1), Relaxed);
+    /// A log block came, at that [`base::rt::uptime`].
+    pub(super) fn log_came(&self, at: Duration) {
+        self.logged.store(nanos(at).max(1), Relaxed);
     }
 
     /// Whether log blocks are written, and groups may go slower for them.
-    pub(crate) fn log_goes_first(&self) -> bool {
+    pub(crate) fn log_goes_first(&self, now: Duration) -> bool {
         let logged = self.logged.load(Relaxed);
-        if logged == 0 || u128::from(uptime_ns().saturating_sub(logged)) > LOGGING.as_nanos() {
+        if logged == 0 || nanos(now).saturating_sub(logged) > nanos(LOGGING) {
             return false;
         }
         let load = self.load();
@@ -230,8 +229,8 @@ impl Tuning {
     }
 }
 
-fn uptime_ns() -> u64 {
-    u64::try_from(rt::uptime().as_nanos()).unwrap_or(u64::MAX)
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What background operations may do beside others (chapter 10 §11.2).
@@ -437,16 +436,17 @@ mod tests {
             let (dirty_percent, awaited) = unpair(told.load(Relaxed));
             WriteLoad { dirty_percent, awaited: awaited != 0 }
         }));
-        assert!(!tuning.log_goes_first(), "there is no log");
-        tuning.log_came();
-        assert!(tuning.log_goes_first());
+        let (early, late) = (Duration::from_secs(7), Duration::from_secs(7) + LOGGING);
+        assert!(!tuning.log_goes_first(early), "there is no log");
+        tuning.log_came(early);
+        assert!(tuning.log_goes_first(early) && tuning.log_goes_first(late));
         for (dirty, awaited) in [(0, 1), (60, 0)] {
             load.store(pair(dirty, awaited), Relaxed);
-            assert!(!tuning.log_goes_first());
+            assert!(!tuning.log_goes_first(early));
         }
         load.store(pair(59, 0), Relaxed);
-        rt::sleep(LOGGING + Duration::from_millis(1));
-        assert!(!tuning.log_goes_first(), "it was long ago");
+        assert!(tuning.log_goes_first(late));
+        assert!(!tuning.log_goes_first(late + Duration::from_nanos(1)), "it was long ago");
     }
 
     #[test]
