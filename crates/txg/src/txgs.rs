@@ -161,8 +161,8 @@ impl Txgs {
 
     // ------------------------------------------------------------------ waiters
 
-    /// Waits until this group is on disk, and has it and those before it synced soon: it
-    /// goes before all others at the devices ([`Txgs::pressure`]).
+    /// Waits until this group is on disk, and has it and those before it synced soon, as
+    /// fast as the devices can ([`Txgs::pressure`]).
     ///
     /// # Errors
     /// `Invalid` for a group more than [`crate::TXG_DEFER_SIZE`] ahead of the open one; else
@@ -172,7 +172,7 @@ impl Txgs {
     }
 
     /// The same for a writer who is held up until the group made room: it is synced soon,
-    /// but not at the cost of others.
+    /// but what others wait for goes before it.
     ///
     /// # Errors
     /// As [`Txgs::wait_synced`].
