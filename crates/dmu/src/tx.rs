@@ -40,6 +40,13 @@ impl Tx {
         Tx { txg, syncing: true, dirt: None, _hold: None }
     }
 
+    /// The same, which tells `meter` of what it makes dirty: it is given who was told before.
+    #[must_use]
+    pub fn told_to(mut self, meter: impl FnOnce(Arc<dyn Dirt>) -> Arc<dyn Dirt>) -> Tx {
+        self.dirt = self.dirt.take().map(meter);
+        self
+    }
+
     /// Its group.
     pub fn txg(&self) -> Txg {
         self.txg
@@ -50,7 +57,8 @@ impl Tx {
         self.syncing
     }
 
-    pub(crate) fn dirt(&self) -> Option<&Arc<dyn Dirt>> {
+    /// Who is told of what it makes dirty; nobody of what the sync thread does.
+    pub fn dirt(&self) -> Option<&Arc<dyn Dirt>> {
         self.dirt.as_ref()
     }
 }
