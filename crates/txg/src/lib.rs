@@ -65,7 +65,7 @@ mod txgs;
 
 pub use history::{IoTotals, TxgRecord, TxgState};
 pub use holds::Hold;
-pub use limits::{DIRTY_DATA_MIN, Limits, SYNC_FROM_MAX, TXG_HISTORY_MAX, delay_ns};
+pub use limits::{DIRTY_DATA_MIN, Limits, SYNC_STEP, TXG_HISTORY_MAX, delay_ns};
 pub use space::{SpaceReservation, worst_case_asize};
 pub use state::{Callback, FailMode};
 pub use throttle::ThrottleStats;

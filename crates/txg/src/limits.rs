@@ -6,8 +6,12 @@ use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
 pub const TXG_HISTORY_MAX: u64 = 10_000;
 /// Least `zfs_dirty_data_max`: one block of the largest size.
 pub const DIRTY_DATA_MIN: u64 = 16 << 20;
-/// The most dirty bytes that wait for a group's sync while none is synced.
-pub const SYNC_FROM_MAX: u64 = 64 << 20;
+/// Dirty bytes that start a group's sync if they came within half a second: so fast, it is the
+/// devices that are waited for. Who takes longer is not served by it, only disturbed, and
+/// what he changes again is written twice.
+pub const SYNC_STEP: u64 = 64 << 20;
+/// That half second, in nanoseconds.
+pub(crate) const HASTE: u64 = 500_000_000;
 const DIRTY_DATA_MAX_PERCENT: u64 = 10;
 const DIRTY_DATA_MAX_MAX: u64 = 4 << 30;
 
@@ -53,9 +57,14 @@ impl Limits {
     }
 
     /// Dirty bytes of the open group from which it syncs when no other group does; at least
-    /// one. More than [`SYNC_FROM_MAX`] would let the devices wait for nothing.
+    /// one.
     pub fn sync_from(&self) -> u64 {
-        percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).clamp(1, SYNC_FROM_MAX)
+        percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).max(1)
+    }
+
+    /// Dirty bytes that start it likewise if they came fast.
+    pub fn sync_step(&self) -> u64 {
+        self.sync_from().min(SYNC_STEP)
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use base::{Error, ErrorKind, Result, Txg};
 
 use crate::history::{Times, TxgRecord};
-use crate::limits::Limits;
+use crate::limits::{HASTE, Limits};
 use crate::{TXG_CONCURRENT_STATES, TXG_DEFER_SIZE, TXG_SLOTS, slot};
 
 /// What runs when a group is on disk, or when it is certain that it never will be.
@@ -98,6 +98,10 @@ pub(crate) struct State {
     lost: Option<Failure>,
     last_start: u64,
     first_dirt: Option<u64>,
+    /// When the open group had another [`Limits::sync_step`] of dirty bytes, and whether one
+    /// came fast.
+    last_step: Option<u64>,
+    hasty: bool,
     times: [Times; TXG_SLOTS],
     callbacks: [Vec<Callback>; TXG_SLOTS],
     history: VecDeque<TxgRecord>,
@@ -166,10 +170,15 @@ impl State {
         (stuck || self.life == Life::Ended).then(|| self.refusal())
     }
 
-    /// The first dirt of the open group came.
-    pub(crate) fn dirtied(&mut self, txg: u64, now: u64) {
-        if txg == self.open {
-            self.first_dirt.get_or_insert(now);
+    /// The first dirt of the open group came, or so much more (`stepped`).
+    pub(crate) fn dirtied(&mut self, txg: u64, now: u64, stepped: bool) {
+        if txg != self.open {
+            return;
+        }
+        let first = *self.first_dirt.get_or_insert(now);
+        if stepped {
+            let last = self.last_step.replace(now).unwrap_or(first);
+            self.hasty |= now.saturating_sub(last) <= HASTE;
         }
     }
 
@@ -181,7 +190,7 @@ impl State {
         if !dirt.any || self.life != Life::Running {
             return Due::Never;
         }
-        if dirt.bytes >= limits.sync_from() {
+        if self.hasty || dirt.bytes >= limits.sync_from() {
             return Due::Now;
         }
         let timeout = limits.timeout_s.saturating_mul(1_000_000_000);
@@ -204,7 +213,7 @@ impl State {
         self.closed = Some(self.open);
         self.open += 1;
         debug_assert!(self.open - self.synced <= TXG_CONCURRENT_STATES);
-        self.first_dirt = None;
+        (self.first_dirt, self.last_step, self.hasty) = (None, None, false);
         self.times[slot(self.open)] = Times { birth: now, ..Times::default() };
     }
 

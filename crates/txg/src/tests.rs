@@ -9,7 +9,7 @@ use base::{Error, ErrorKind, Txg};
 use proptest::prelude::*;
 
 use crate::dirty::Dirty;
-use crate::limits::{DIRTY_DATA_MIN, wakeup};
+use crate::limits::{DIRTY_DATA_MIN, HASTE, wakeup};
 use crate::state::{Dirt, Due, State};
 use crate::throttle::Turnstile;
 use crate::*;
@@ -193,18 +193,50 @@ fn a_timeout_counts_from_the_last_start_or_the_first_dirt_after_idleness() {
     let dirt = Dirt { any: true, bytes: 1 };
     let mut state = State::new(3);
     assert_eq!(state.due(100 * SECOND, Dirt::default(), &limits), Due::Never, "idle");
-    state.dirtied(4, 100 * SECOND);
+    state.dirtied(4, 100 * SECOND, false);
     assert_eq!(state.due(101 * SECOND, dirt, &limits), Due::At(105 * SECOND));
     assert_eq!(state.due(105 * SECOND, dirt, &limits), Due::Now);
     state.close(105 * SECOND);
     state.start(4, 105 * SECOND, 1);
-    state.dirtied(5, 107 * SECOND);
+    state.dirtied(5, 107 * SECOND, false);
     state.complete(4, 108 * SECOND, 100);
     assert_eq!(state.due(109 * SECOND, dirt, &limits), Due::At(110 * SECOND), "busy");
     let much = Dirt { any: true, bytes: limits.sync_from() };
     assert_eq!(state.due(109 * SECOND, much, &limits), Due::Now);
     let rare = Limits { timeout_s: u64::MAX, ..limits };
     assert_eq!(state.due(109 * SECOND, dirt, &rare), Due::At(u64::MAX));
+}
+
+/// Who made small files, 60 MB a second, had a group written beside them each second, which
+/// took every tenth of them from what they made; the devices had nothing else to do.
+#[test]
+fn dirt_that_comes_slowly_waits_for_its_time() {
+    let limits = Limits::for_memory(64 << 30);
+    let step = limits.sync_step();
+    assert_eq!((step, limits.sync_from() > 4 * step), (SYNC_STEP, true));
+    let dirt = |steps| Dirt { any: true, bytes: steps * step };
+    let mut state = State::new(3);
+    state.dirtied(4, 100 * SECOND, false);
+    for n in 1..4 {
+        state.dirtied(4, (100 + n) * SECOND, true);
+        assert_eq!(state.due((100 + n) * SECOND, dirt(n), &limits), Due::At(105 * SECOND));
+    }
+    // Of another group.
+    state.dirtied(3, 103 * SECOND, true);
+    assert_eq!(state.due(103 * SECOND, dirt(3), &limits), Due::At(105 * SECOND));
+    // It gets faster.
+    state.dirtied(4, 103 * SECOND + HASTE, true);
+    assert_eq!(state.due(104 * SECOND, dirt(4), &limits), Due::Now);
+    state.close(104 * SECOND);
+    state.start(4, 104 * SECOND, 1);
+    state.dirtied(5, 104 * SECOND, false);
+    state.complete(4, 105 * SECOND, 100);
+    assert_eq!(state.due(105 * SECOND, dirt(0), &limits), Due::At(109 * SECOND));
+    // Fast from the start; and much, however slowly.
+    let much = Dirt { any: true, bytes: limits.sync_from() };
+    assert_eq!(state.due(105 * SECOND, much, &limits), Due::Now);
+    state.dirtied(5, 104 * SECOND + HASTE, true);
+    assert_eq!(state.due(105 * SECOND, dirt(1), &limits), Due::Now);
 }
 
 #[test]

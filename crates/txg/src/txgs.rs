@@ -81,12 +81,14 @@ impl Txgs {
     /// change that must be written and counts none.
     pub fn dirty(&self, txg: Txg, bytes: u64) {
         let added = self.dirty.add(txg.0, bytes);
-        let from = self.limits.get().sync_from();
-        let crossed = added.before < from && added.before.saturating_add(bytes) >= from;
-        if added.first || crossed {
+        let limits = self.limits.get();
+        let (from, step) = (limits.sync_from(), limits.sync_step());
+        let (before, after) = (added.before, added.before.saturating_add(bytes));
+        let stepped = before / step != after / step;
+        if added.first || stepped || before < from && after >= from {
             let now = self.core.now();
             let mut state = self.core.state.lock();
-            state.dirtied(txg.0, now);
+            state.dirtied(txg.0, now, stepped);
             self.core.work.notify_all();
         }
     }
