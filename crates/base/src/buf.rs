@@ -12,6 +12,9 @@
 //! instead of many short ones, which doubles what a virtual disk takes. Until then small
 //! pages are better, for a huge one is resident as a whole as soon as one of its places is.
 //!
+//! Fresh pages come in windows of 64 KiB, made in one call: a fault for each page of many
+//! small buffers costs several times as much.
+//!
 //! # Invariants
 //! * Every buffer of 4 KiB or more is 4 KiB-aligned (O_DIRECT); smaller ones are
 //!   aligned to their class, at least 512.
@@ -50,8 +53,9 @@ const DIRECT: usize = 256 << 10;
 const HUGE_MIN: usize = 8 << 10;
 const HUGE_FROM: usize = 8 * CHUNK;
 const PAGE: usize = 4096;
-/// Buffers of these sizes are usually filled at once, and whole.
-const POPULATE_MIN: usize = 64 << 10;
+/// The pages of smaller buffers are made together, so many bytes at a time.
+const WINDOW: usize = 64 << 10;
+/// Larger buffers are often not filled at once, and whole.
 const POPULATE_MAX: usize = 1 << 20;
 
 const fn class_size(class: usize) -> usize {
@@ -106,18 +110,21 @@ struct Free {
 impl Free {
     const NONE: Free = Free { places: Vec::new(), mapped: 0, huge: BTreeMap::new() };
 
-    /// Notes that the first place of a chunk is used from now on: if it gets a huge page,
-    /// those beside it are resident as well.
-    fn opened(&mut self, place: Place, size: usize) {
-        let chunk = chunk_of(place.ptr);
-        if self.huge.get(&chunk) != Some(&true) {
-            return;
-        }
-        let beside = |p: &&mut Place| !p.warm && chunk_of(p.ptr) == chunk;
-        for place in self.places.iter_mut().rev().take_while(beside) {
+    /// Notes that a cold place is used from now on. Free ones behind it become resident
+    /// with it: of a huge page all, else as many as a window holds. Where they end.
+    fn opened(&mut self, at: NonNull<u8>, size: usize) -> usize {
+        let (from, chunk) = (at.addr().get(), chunk_of(at));
+        let most = if self.huge.get(&chunk) == Some(&true) { chunk + CHUNK } else { from + WINDOW };
+        let mut end = from + size;
+        for place in self.places.iter_mut().rev() {
+            if place.warm || place.ptr.addr().get() != end || end + size > most {
+                break;
+            }
             place.warm = true;
             FREE_WARM.fetch_add(size, Relaxed);
+            end += size;
         }
+        end
     }
 
     /// Gives back the huge pages of which nothing is used, as long as more than `keep`
@@ -240,9 +247,9 @@ fn take(class: usize) -> NonNull<u8> {
         if place.warm {
             FREE_WARM.fetch_sub(size, Relaxed);
         } else {
-            free.opened(place, size);
+            let end = free.opened(place.ptr, size);
             drop(free);
-            populate(place.ptr, size);
+            populate(place.ptr, end);
         }
         return place.ptr;
     }
@@ -251,7 +258,7 @@ fn take(class: usize) -> NonNull<u8> {
         free.mapped += size;
         drop(free);
         let ptr = map(size);
-        populate(ptr, size);
+        populate(ptr, ptr.addr().get() + size);
         return ptr;
     }
     let base = if huge { map_huge() } else { map(CHUNK) };
@@ -266,9 +273,9 @@ fn take(class: usize) -> NonNull<u8> {
         let ptr = unsafe { base.add(i * size) };
         free.places.push(Place { ptr, warm: false });
     }
-    free.opened(Place { ptr: base, warm: false }, size);
+    let end = free.opened(base, size);
     drop(free);
-    populate(base, size);
+    populate(base, end);
     base
 }
 
@@ -292,14 +299,15 @@ fn map_huge() -> NonNull<u8> {
     base
 }
 
-/// Has the kernel make the pages of a large buffer in one call, which costs less than a
-/// fault for each.
-fn populate(ptr: NonNull<u8>, size: usize) {
-    if (POPULATE_MIN..=POPULATE_MAX).contains(&size) {
-        // SAFETY: the place is mapped, page-aligned and ours; its content does not change.
-        // A kernel that cannot do it leaves it to the faults.
-        let _made =
-            unsafe { rustix::mm::madvise(ptr.as_ptr().cast(), size, Advice::LinuxPopulateWrite) };
+/// Has the kernel make the pages from a place to the end of its window, or of itself if it
+/// is larger, in one call. A huge page comes with the first touch.
+fn populate(ptr: NonNull<u8>, end: usize) {
+    let from = ptr.as_ptr().map_addr(|addr| addr & !(PAGE - 1));
+    let len = end - from.addr();
+    if len <= POPULATE_MAX {
+        // SAFETY: the range holds free places and one of ours, mapped for ever; no content
+        // changes. A kernel that cannot do it leaves it to the faults.
+        let _made = unsafe { rustix::mm::madvise(from.cast(), len, Advice::LinuxPopulateWrite) };
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub mod buf;
 pub mod error;
+pub mod ids;
 pub mod limits;
 pub mod rt;
 pub mod units;

@@ -510,10 +510,10 @@ impl Object {
     /// # Errors
     /// Those of reading the dnode.
     pub fn has_spill(&self, io: Io) -> Result<bool> {
-        if let Some(dirty) = self.os.live_part().and_then(|l| l.spill(self.id)) {
-            return Ok(dirty.is_some());
+        match self.os.live_part().and_then(|l| l.has_spill(self.id)) {
+            Some(there) => Ok(there),
+            None => Ok(self.tree(io)?.spill.is_some()),
         }
-        Ok(self.tree(io)?.spill.is_some())
     }
 
     /// The spill block's content and byte order, if there is one.

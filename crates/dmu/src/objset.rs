@@ -1,8 +1,8 @@
 //! Object sets: from an object number to its dnode.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use base::ids::IdMap;
 use base::rt::{Mutex, RwLock};
 use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
@@ -32,7 +32,7 @@ pub struct Objset {
     /// Its number among the object sets that this load of the pool opened.
     instance: u32,
     disk: RwLock<Arc<OnDisk>>,
-    dnodes: [Mutex<HashMap<u64, Arc<Dnode>>>; SHARDS],
+    dnodes: [Mutex<IdMap<u64, Arc<Dnode>>>; SHARDS],
     live: Option<Live>,
 }
 
@@ -82,7 +82,7 @@ impl Objset {
 
     fn build(zio: Arc<Zio>, id: u64, bp: BlkPtr, phys: ObjsetPhys, live: Option<Live>) -> Objset {
         let meta = Arc::new(phys.meta_dnode.clone());
-        let dnodes = std::array::from_fn(|_| Mutex::new(HashMap::new()));
+        let dnodes = std::array::from_fn(|_| Mutex::default());
         let instance = zio.next_objset();
         let disk = RwLock::new(Arc::new(OnDisk { bp, phys: Arc::new(phys), meta }));
         Objset { zio, id, instance, disk, dnodes, live }
@@ -364,7 +364,7 @@ impl Objset {
 }
 
 /// Puts a dnode into its shard; of a full one half goes.
-fn keep(shard: &mut HashMap<u64, Arc<Dnode>>, id: u64, dnode: Arc<Dnode>) {
+fn keep(shard: &mut IdMap<u64, Arc<Dnode>>, id: u64, dnode: Arc<Dnode>) {
     if shard.len() >= DNODE_CACHE / SHARDS && !shard.contains_key(&id) {
         // Which half is as good as random; a re-read is one cache hit.
         let mut stays = false;

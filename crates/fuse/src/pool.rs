@@ -19,11 +19,12 @@
 //!
 //! Lock order: `state` is a leaf lock; tasks run and threads start outside it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use base::ids::IdMap;
 use base::rt::{Condvar, Mutex};
 
 /// What a worker runs; the flag says that the caller got a signal.
@@ -56,7 +57,7 @@ struct State {
     threads: usize,
     idle: usize,
     waiters: usize,
-    inflight: HashMap<u64, Arc<AtomicBool>>,
+    inflight: IdMap<u64, Arc<AtomicBool>>,
     early: VecDeque<u64>,
     closed: bool,
 }

@@ -1,7 +1,8 @@
 //! Records in memory, by group.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
+use base::ids::IdMap;
 use base::{ObjectId, Txg};
 use ondisk::BlkPtr;
 
@@ -65,7 +66,7 @@ impl Wants {
 #[derive(Default)]
 struct Slot {
     names: Vec<Itx>,
-    objects: HashMap<ObjectId, Vec<Itx>>,
+    objects: IdMap<ObjectId, Vec<Itx>>,
 }
 
 /// Records that are in no chain.

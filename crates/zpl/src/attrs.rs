@@ -252,16 +252,18 @@ pub(crate) fn legacy(object: &Object) -> Result<Option<ZnodeAttrs>> {
     znode.map(Some).map_err(|e| e.in_object(object.id()))
 }
 
-/// Attributes from the bonus, and from what `spill` reads if they are not there.
+/// Attributes from the bonus, and from what `spill` reads if they are not there; and which
+/// ones the bonus has, one bit each.
 fn from_sa<S: AsRef<[u8]>>(
     mut attrs: Attrs,
     bonus: &[u8],
     has_spill: bool,
     tables: &SaTables,
     spill: impl FnOnce() -> Result<Option<S>>,
-) -> Result<Attrs> {
+) -> Result<(Attrs, u32)> {
     let mut seen = 0;
     attrs.fill(&SaBuffer::parse(bonus, tables)?, &mut seen)?;
+    let in_bonus = seen;
     if attrs.missing(seen).is_none() {
         attrs.may_have_xattrs |= has_spill;
     } else if let Some(spill) = spill()? {
@@ -274,7 +276,7 @@ fn from_sa<S: AsRef<[u8]>>(
     if attrs.generation == 0 {
         return Err(Error::corrupt("the file has no generation"));
     }
-    Ok(attrs)
+    Ok((attrs, in_bonus))
 }
 
 impl FileSystem {
@@ -292,10 +294,15 @@ impl FileSystem {
     }
 
     pub(crate) fn attrs_of(&self, object: &Object, io: Io) -> Result<Attrs> {
+        self.attrs_in(object, io).map(|(attrs, _)| attrs)
+    }
+
+    /// With which of them the bonus has, one bit each; none of before version 5.
+    pub(crate) fn attrs_in(&self, object: &Object, io: Io) -> Result<(Attrs, u32)> {
         let mut attrs = Attrs::of_dnode(object);
         if let Some(znode) = legacy(object)? {
             attrs.fill_from_znode(&znode);
-            return Ok(attrs);
+            return Ok((attrs, 0));
         }
         let dnode = object.dnode();
         let spill = || Ok(object.spill(io)?.map(|(buf, _)| buf));
@@ -373,7 +380,7 @@ mod tests {
 
     fn parse(bonus: &[u8], spill: Option<&[u8]>) -> Result<Attrs> {
         let attrs = Attrs::empty(ObjectId(128));
-        from_sa(attrs, bonus, spill.is_some(), &tables(), || Ok(spill))
+        from_sa(attrs, bonus, spill.is_some(), &tables(), || Ok(spill)).map(|(attrs, _)| attrs)
     }
 
     #[test]
@@ -393,7 +400,7 @@ mod tests {
         let [raw, _] = example();
         let unread = || -> Result<Option<Vec<u8>>> { Err(Error::bug("not to be read")) };
         let empty = Attrs::empty(ObjectId(1));
-        let a = from_sa(empty, &raw, true, &tables(), unread).unwrap();
+        let (a, _) = from_sa(empty, &raw, true, &tables(), unread).unwrap();
         assert!(a.may_have_xattrs);
         let words: Vec<&[u8]> = vec![&[7, 0, 0, 0, 0, 0, 0, 0], &[0; 8], &[], &[0; 8]];
         let spill = encode_buffer(&tables(), 5, &words).unwrap();

@@ -177,7 +177,7 @@ impl Objset {
             return Err(Error::bug("a free object number has a dirty object").in_object(id));
         }
         let handle = Handle::new(None);
-        handle.state.lock().slots[slot_of(txg)] = Some(Slot::new(txg, head));
+        handle.state.lock().slots[slot_of(txg)] = Some(Box::new(Slot::new(txg, head)));
         stripe.insert(id.0, Arc::new(handle));
         live.handles.fetch_add(1, SeqCst);
         drop(stripe);
@@ -234,7 +234,7 @@ impl Objset {
             if let Some(handle) = live.find(ObjectId(first + slot)) {
                 let inner = handle.state.lock();
                 let own = inner.disk.as_ref().map_or(1, |d| d.slots);
-                let slots = inner.slots.iter().flatten().map(|s| s.head.slots).fold(own, u8::max);
+                let slots = inner.there().map(|s| s.head.slots).fold(own, u8::max);
                 taken |= mask(slot, slots.min((DNODES_PER_BLOCK - slot) as u8));
             }
         }

@@ -277,7 +277,8 @@ pub(crate) enum Dirty {
 pub(crate) struct Inner {
     /// The dnode as the last written group left it; `None` if it is not on disk.
     pub(crate) disk: Option<Arc<Dnode>>,
-    pub(crate) slots: [Option<Slot>; TXG_SLOTS],
+    /// Most objects are changed by one group at a time.
+    pub(crate) slots: [Option<Box<Slot>>; TXG_SLOTS],
     /// The table dropped this handle: find the object again.
     pub(crate) dead: bool,
     /// The dnode that readers were shown last, until something changes.
@@ -309,27 +310,36 @@ impl Handle {
     /// the newest groups wrote there aside.
     pub(crate) fn freed_until(&self, at: u64) -> u64 {
         let inner = self.state.lock();
-        inner.slots.iter().flatten().map(|s| s.freed.end_of(at)).max().unwrap_or(at)
+        inner.there().map(|s| s.freed.end_of(at)).max().unwrap_or(at)
     }
 
     /// The first block at or after `from` that an unwritten group freed.
     pub(crate) fn next_freed(&self, from: u64) -> Option<u64> {
         let inner = self.state.lock();
-        inner.slots.iter().flatten().filter_map(|s| s.freed.next(from)).min()
+        inner.there().filter_map(|s| s.freed.next(from)).min()
     }
 
     /// The first block at or after `from` that an unwritten group wrote.
     pub(crate) fn next_written(&self, from: u64) -> Option<u64> {
         let inner = self.state.lock();
         let first = |s: &Slot| s.data.range(from..).next().map(|(&b, _)| b);
-        inner.slots.iter().flatten().filter_map(first).min()
+        inner.there().filter_map(first).min()
     }
 }
 
 impl Inner {
+    /// The groups' slots, in no order.
+    pub(crate) fn there(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().filter_map(Option::as_deref)
+    }
+
+    fn there_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().filter_map(Option::as_deref_mut)
+    }
+
     /// The newest group's slot up to `txg`.
     pub(crate) fn newest(&self, txg: Txg) -> Option<&Slot> {
-        self.slots.iter().flatten().filter(|s| s.txg <= txg).max_by_key(|s| s.txg)
+        self.there().filter(|s| s.txg <= txg).max_by_key(|s| s.txg)
     }
 
     pub(crate) fn is_clean(&self) -> bool {
@@ -341,7 +351,7 @@ impl Inner {
         let mut seen = None;
         loop {
             let wanted = |s: &&mut Slot| s.txg <= txg && seen.is_none_or(|seen| s.txg < seen);
-            let slot = self.slots.iter_mut().flatten().filter(wanted).max_by_key(|s| s.txg)?;
+            let slot = self.there_mut().filter(wanted).max_by_key(|s| s.txg)?;
             seen = Some(slot.txg);
             if let Some(content) = slot.data.get_mut(&blkid) {
                 // A block that grew since then reads as zeros behind its old end.
@@ -361,14 +371,17 @@ impl Inner {
 
     /// Whether the object has a spill block in `txg`.
     pub(crate) fn has_spill(&self, txg: Txg) -> bool {
-        let mut slots: Vec<&Slot> = self.slots.iter().flatten().filter(|s| s.txg <= txg).collect();
-        slots.sort_unstable_by_key(|s| std::cmp::Reverse(s.txg));
-        let changed = slots.into_iter().find_map(|s| match s.head.spill {
-            Spill::Keep => None,
-            Spill::Set(_) => Some(true),
-            Spill::Remove => Some(false),
-        });
-        changed.unwrap_or_else(|| self.disk.as_ref().is_some_and(|d| d.spill.is_some()))
+        match self.spill(txg) {
+            Some(Spill::Set(_)) => true,
+            Some(Spill::Remove) => false,
+            Some(Spill::Keep) | None => self.disk.as_ref().is_some_and(|d| d.spill.is_some()),
+        }
+    }
+
+    /// What became of the spill block in groups up to `txg`; `None` if it stayed.
+    pub(crate) fn spill(&self, txg: Txg) -> Option<&Spill> {
+        let changed = |s: &&Slot| s.txg <= txg && !matches!(s.head.spill, Spill::Keep);
+        self.there().filter(changed).max_by_key(|s| s.txg).map(|s| &s.head.spill)
     }
 
     /// The slot of `txg`, begun from the newest older state if need be.
@@ -395,14 +408,14 @@ impl Inner {
                 if !head.allocated {
                     return Err(Error::new(ErrorKind::NotFound, "no such object"));
                 }
-                self.slots[at] = Some(Slot::new(txg, head));
+                self.slots[at] = Some(Box::new(Slot::new(txg, head)));
             }
         }
-        self.slots[at].as_mut().ok_or_else(|| Error::bug("a slot vanished"))
+        self.slots[at].as_deref_mut().ok_or_else(|| Error::bug("a slot vanished"))
     }
 
     fn newer(&mut self, txg: Txg) -> impl Iterator<Item = &mut Slot> {
-        self.slots.iter_mut().flatten().filter(move |s| s.txg > txg && s.head.allocated)
+        self.there_mut().filter(move |s| s.txg > txg && s.head.allocated)
     }
 
     /// Applies `change` to the dnode in `txg` and in what newer groups made of it.
@@ -429,7 +442,7 @@ impl Inner {
 
     /// Groups from `txg` on that know the object.
     pub(crate) fn from(&self, txg: Txg) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().flatten().filter(move |s| s.txg >= txg && s.head.allocated)
+        self.there().filter(move |s| s.txg >= txg && s.head.allocated)
     }
 
     /// Makes `block` the group's content of a block, and of newer groups that have it.

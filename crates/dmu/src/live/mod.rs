@@ -41,11 +41,12 @@ mod waves;
 pub(crate) mod work;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
+use base::ids::IdMap;
 use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::{BlkPtr, Dnode, Endian, ObjType};
@@ -68,7 +69,7 @@ const BLOCK_MAX: u32 = 16 << 20;
 
 /// What makes an object set writable.
 pub(crate) struct Live {
-    stripes: [Mutex<HashMap<u64, Arc<Handle>>>; STRIPES],
+    stripes: [Mutex<IdMap<u64, Arc<Handle>>>; STRIPES],
     /// Which objects each group changed.
     groups: Mutex<BTreeMap<Txg, BTreeSet<u64>>>,
     /// Handles there are; reads skip the table while there are none.
@@ -106,7 +107,7 @@ impl Live {
         }
     }
 
-    fn stripe(&self, id: u64) -> &Mutex<HashMap<u64, Arc<Handle>>> {
+    fn stripe(&self, id: u64) -> &Mutex<IdMap<u64, Arc<Handle>>> {
         &self.stripes[(id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize % STRIPES]
     }
 
@@ -124,17 +125,22 @@ impl Live {
         inner.block(Txg::MAX, blkid, range)
     }
 
+    /// Whether a dirty object has a spill block.
+    pub(crate) fn has_spill(&self, id: ObjectId) -> Option<bool> {
+        let handle = self.find(id)?;
+        let inner = handle.state.lock();
+        (!inner.dead).then(|| inner.has_spill(Txg::MAX))
+    }
+
     /// The spill block's content in the newest group: `None` if none changed it.
     pub(crate) fn spill(&self, id: ObjectId) -> Option<Option<Buf>> {
         let handle = self.find(id)?;
         let inner = handle.state.lock();
-        let mut slots: Vec<_> = inner.slots.iter().flatten().collect();
-        slots.sort_unstable_by_key(|s| std::cmp::Reverse(s.txg));
-        slots.into_iter().find_map(|s| match &s.head.spill {
+        match inner.spill(Txg::MAX)? {
             Spill::Keep => None,
             Spill::Set(buf) => Some(Some(buf.clone())),
             Spill::Remove => Some(None),
-        })
+        }
     }
 
     /// A header of the intent log waits for the next group once this one was written.

@@ -175,7 +175,7 @@ impl Objset {
         let own = self.head(tx, id, |head| head.max_blkid)?;
         let Some(handle) = self.live()?.find(id) else { return Ok(own) };
         let inner = handle.state.lock();
-        let newer = inner.slots.iter().flatten().filter(|s| s.txg > tx.txg());
+        let newer = inner.there().filter(|s| s.txg > tx.txg());
         Ok(newer.map(|s| s.head.max_blkid).fold(own, u64::max))
     }
 

@@ -122,19 +122,30 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// Has the lock for a write of `range`: all of the file if its block must grow.
-    fn lock_for(&self, id: ObjectId, range: Range<u64>, end: u64, record: u32) -> Result<Held<'_>> {
+    /// Has the lock for a write of `range`: all of the file if its block must grow. And the
+    /// file as it is then.
+    fn lock_for(
+        &self,
+        id: ObjectId,
+        range: Range<u64>,
+        end: u64,
+        record: u32,
+    ) -> Result<(Held<'_>, Node)> {
         let rw = self.rw_always()?;
-        let block = self.object(id, Io::WAIT)?.block_size();
-        let past = range.end.div_ceil(block).saturating_mul(block);
-        let lock = rw.locks.range(id, range.start / block * block..past);
+        let grows = |object: &Object, size| grown(object, size, end, record, true).is_some();
+        // A guess: nothing is locked yet.
         let object = self.object(id, Io::WAIT)?;
-        let size = self.attrs_of(&object, Io::WAIT)?.size;
-        if object.block_size() == block && grown(&object, size, end, record, true).is_none() {
-            return Ok(lock);
+        if !grows(&object, 0) {
+            let block = object.block_size();
+            let past = range.end.div_ceil(block).saturating_mul(block);
+            let lock = rw.locks.range(id, range.start / block * block..past);
+            let node = self.content(id, false)?;
+            if node.object.block_size() == block && !grows(&node.object, node.attrs.size) {
+                return Ok((lock, node));
+            }
         }
-        drop(lock);
-        Ok(rw.locks.exclusive(id))
+        let lock = rw.locks.exclusive(id);
+        Ok((lock, self.content(id, false)?))
     }
 
     /// Writes what one transaction may: how much, and the size then.
@@ -153,9 +164,12 @@ impl FileSystem {
         let record = props.record_size;
         let unit = WRITE_MAX.max(u64::from(record));
         let to = (from / unit + 1).saturating_mul(unit).min(from + rest.len() as u64);
-        let mut _lock =
-            if alone { None } else { Some(self.lock_for(id, from..to, end, record)?) };
-        let mut node = self.content(id, alone)?;
+        let (mut _lock, mut node) = if alone {
+            (None, self.content(id, alone)?)
+        } else {
+            let (lock, node) = self.lock_for(id, from..to, end, record)?;
+            (Some(lock), node)
+        };
         let mut tail = self.dirty_tail(&node, from)?;
         if tail.is_some() && !alone {
             drop(_lock.take());

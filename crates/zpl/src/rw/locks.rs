@@ -1,10 +1,10 @@
 //! Who may change an object, and how readers do without locks.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use base::ids::IdMap;
 use base::rt::{Condvar, Mutex, MutexGuard};
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::{Io, Mode};
@@ -31,7 +31,7 @@ struct Lock {
     freed: Condvar,
 }
 
-type Stripe = Mutex<HashMap<u64, Arc<Lock>>>;
+type Stripe = Mutex<IdMap<u64, Arc<Lock>>>;
 
 /// The locks of objects; one exists while somebody has or wants it.
 pub(crate) struct Locks {

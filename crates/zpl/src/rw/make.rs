@@ -14,7 +14,7 @@ use ondisk::znode::{
 use super::acl;
 use super::given::{Dacl, Given};
 use super::journal::{Made, Script};
-use super::node::{AttrList, Do, Node, Patch, Plan, time_bytes, words};
+use super::node::{AttrList, AttrValue, Do, Node, Patch, Plan};
 use super::types::{Caller, New, denied, exists};
 use super::types::{RwProps, XattrForm};
 use crate::attrs::Attrs;
@@ -255,9 +255,10 @@ impl FileSystem {
         if projects {
             birth.flags |= ZFS_PROJID;
         }
-        let mut list = AttrList::default();
-        for attr in template(&birth, projects) {
-            let number = self.ensure_attr(attr)?;
+        let (tables, template) = (self.tables(), template(&birth, projects));
+        let mut list = AttrList::with_capacity(template.len() + 1);
+        for attr in template {
+            let number = tables.number(attr).map_or_else(|| self.ensure_attr(attr), Ok)?;
             list.set(number, birth.value(attr));
         }
         if let Some(stamp) = &birth.scanstamp {
@@ -273,7 +274,7 @@ impl FileSystem {
         if !birth.xattrs.is_empty() {
             self.ready_hidden(&birth.hidden_owner(ObjectId(0)), props)?;
             // Its number is known when the directory is there.
-            list.set(self.ensure_attr(ZplAttr::Xattr)?, words(&[0]));
+            list.set(self.ensure_attr(ZplAttr::Xattr)?, AttrValue::word(0));
         }
         let plan = self.plan(&list, birth.slots)?;
         birth.sa = Some((list, plan));
@@ -475,8 +476,9 @@ fn template(birth: &Birth, projects: bool) -> Vec<ZplAttr> {
         Atime, Crtime, Ctime, DaclAces, DaclCount, Flags, Gen, Gid, Links, Mode, Mtime, Parent,
         Projid, Rdev, Size, Symlink, Uid,
     };
-    let mut attrs =
-        vec![Mode, Size, Gen, Uid, Gid, Parent, Flags, Atime, Mtime, Ctime, Crtime, Links];
+    let always = [Mode, Size, Gen, Uid, Gid, Parent, Flags, Atime, Mtime, Ctime, Crtime, Links];
+    let mut attrs = Vec::with_capacity(ZplAttr::ALL.len());
+    attrs.extend(always);
     attrs.extend(projects.then_some(Projid));
     attrs.extend(matches!(birth.kind, FileType::Char | FileType::Block).then_some(Rdev));
     attrs.extend([DaclCount, DaclAces]);
@@ -536,21 +538,21 @@ impl Birth {
         super::quota::Owner { uid: self.uid, gid: self.gid, project: Some(self.project) }
     }
 
-    fn value(&self, attr: ZplAttr) -> Vec<u8> {
+    fn value(&self, attr: ZplAttr) -> AttrValue {
         match attr {
-            ZplAttr::Mode => words(&[self.mode]),
-            ZplAttr::Size => words(&[self.size]),
-            ZplAttr::Uid => words(&[self.uid]),
-            ZplAttr::Gid => words(&[self.gid]),
-            ZplAttr::Flags => words(&[self.flags]),
-            ZplAttr::Atime | ZplAttr::Mtime | ZplAttr::Ctime => time_bytes(self.now),
-            ZplAttr::Crtime => time_bytes(self.crtime),
-            ZplAttr::Projid => words(&[self.project]),
-            ZplAttr::Rdev => words(&[self.rdev]),
-            ZplAttr::DaclCount => words(&[self.dacl.aces.len() as u64]),
-            ZplAttr::DaclAces => encode_aces(&self.dacl.aces),
-            ZplAttr::Symlink => self.target.clone(),
-            _ => words(&[0]),
+            ZplAttr::Mode => AttrValue::word(self.mode),
+            ZplAttr::Size => AttrValue::word(self.size),
+            ZplAttr::Uid => AttrValue::word(self.uid),
+            ZplAttr::Gid => AttrValue::word(self.gid),
+            ZplAttr::Flags => AttrValue::word(self.flags),
+            ZplAttr::Atime | ZplAttr::Mtime | ZplAttr::Ctime => AttrValue::time(self.now),
+            ZplAttr::Crtime => AttrValue::time(self.crtime),
+            ZplAttr::Projid => AttrValue::word(self.project),
+            ZplAttr::Rdev => AttrValue::word(self.rdev),
+            ZplAttr::DaclCount => AttrValue::word(self.dacl.aces.len() as u64),
+            ZplAttr::DaclAces => encode_aces(&self.dacl.aces).into(),
+            ZplAttr::Symlink => self.target.clone().into(),
+            _ => AttrValue::word(0),
         }
     }
 
@@ -559,7 +561,7 @@ impl Birth {
         // Another one takes its place when the object is there.
         let aces = trivial_acl(self.mode, self.kind == FileType::Dir);
         let mut out = legacy_znode(self.now, head, [self.uid, self.gid], &aces)?;
-        out[LEGACY_CRTIME].copy_from_slice(&time_bytes(self.crtime));
+        out[LEGACY_CRTIME].copy_from_slice(&AttrValue::time(self.crtime));
         out.extend(self.scanstamp.unwrap_or_default().iter().filter(|_| self.scanstamp.is_some()));
         if self.target.len() <= LEGACY_TAIL {
             out.extend(&self.target);

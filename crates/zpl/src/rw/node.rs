@@ -7,6 +7,7 @@
 //! bonus and spill block as OpenZFS does (chapter 06 §4.4). The layouts that this needs are
 //! registered first, in a transaction of their own.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use base::{Error, ObjectId, Result};
@@ -127,15 +128,17 @@ impl Patch {
     }
 
     fn to_sa(&self, bonus: &mut [u8], tables: &SaTables) -> Result<()> {
-        let buffer = SaBuffer::parse(bonus, tables)?;
-        let mut places = Vec::with_capacity(self.0.len());
-        for (attr, what) in &self.0 {
-            let item = buffer.iter().find(|i| i.attr == Some(*attr)).ok_or_else(|| odd(*attr))?;
-            places.push((item.offset..item.offset + item.bytes.len(), *what, item.endian, *attr));
+        let mut places = [const { None }; ZplAttr::ALL.len()];
+        for item in SaBuffer::parse(bonus, tables)?.iter() {
+            if let Some(attr) = item.attr {
+                let range = item.offset..item.offset + item.bytes.len();
+                places[attr as usize].get_or_insert((range, item.endian));
+            }
         }
-        for (range, what, endian, attr) in places {
-            let bytes = bonus.get_mut(range).ok_or_else(|| odd(attr))?;
-            what.apply(bytes, endian).ok_or_else(|| odd(attr))?;
+        for (attr, what) in &self.0 {
+            let (range, endian) = places[*attr as usize].clone().ok_or_else(|| odd(*attr))?;
+            let bytes = bonus.get_mut(range).ok_or_else(|| odd(*attr))?;
+            what.apply(bytes, endian).ok_or_else(|| odd(*attr))?;
         }
         Ok(())
     }
@@ -167,16 +170,63 @@ fn legacy_offset(attr: ZplAttr) -> Option<usize> {
 }
 
 pub(crate) fn words(list: &[u64]) -> Vec<u8> {
-    list.iter().flat_map(|w| w.to_le_bytes()).collect()
+    let mut bytes = Vec::with_capacity(8 * list.len());
+    list.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    bytes
 }
 
-pub(crate) fn time_bytes(time: Time) -> Vec<u8> {
-    words(&[time.seconds as u64, time.nanoseconds])
+/// The value of an attribute, little endian; most are a number or a time.
+#[derive(Clone, Debug)]
+pub(crate) enum AttrValue {
+    Word([u8; 8]),
+    Time([u8; 16]),
+    Bytes(Vec<u8>),
 }
 
-/// All attributes of an object, in order, little endian.
+impl AttrValue {
+    pub(crate) fn word(word: u64) -> AttrValue {
+        AttrValue::Word(word.to_le_bytes())
+    }
+
+    pub(crate) fn time(time: Time) -> AttrValue {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&time.seconds.to_le_bytes());
+        bytes[8..].copy_from_slice(&time.nanoseconds.to_le_bytes());
+        AttrValue::Time(bytes)
+    }
+}
+
+impl From<Vec<u8>> for AttrValue {
+    fn from(bytes: Vec<u8>) -> AttrValue {
+        AttrValue::Bytes(bytes)
+    }
+}
+
+impl Deref for AttrValue {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            AttrValue::Word(bytes) => bytes,
+            AttrValue::Time(bytes) => bytes,
+            AttrValue::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for AttrValue {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            AttrValue::Word(bytes) => bytes,
+            AttrValue::Time(bytes) => bytes,
+            AttrValue::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// All attributes of an object, in order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AttrList(Vec<(u16, Vec<u8>)>);
+pub(crate) struct AttrList(Vec<(u16, AttrValue)>);
 
 /// How a list is stored.
 #[derive(Clone, Copy, Debug)]
@@ -186,27 +236,36 @@ pub(crate) struct Plan {
 }
 
 impl AttrList {
-    fn find(&mut self, number: u16) -> Option<&mut Vec<u8>> {
+    pub(crate) fn with_capacity(attrs: usize) -> AttrList {
+        AttrList(Vec::with_capacity(attrs))
+    }
+
+    fn find(&mut self, number: u16) -> Option<&mut AttrValue> {
         self.0.iter_mut().find(|(n, _)| *n == number).map(|(_, v)| v)
     }
 
     pub(crate) fn get(&self, number: u16) -> Option<&[u8]> {
-        self.0.iter().find(|(n, _)| *n == number).map(|(_, v)| v.as_slice())
+        self.0.iter().find(|(n, _)| *n == number).map(|(_, v)| &**v)
     }
 
     /// Sets a value: in its place, or at the end (§4.5).
-    pub(crate) fn set(&mut self, number: u16, value: Vec<u8>) {
+    pub(crate) fn set(&mut self, number: u16, value: impl Into<AttrValue>) {
         match self.find(number) {
-            Some(old) => *old = value,
-            None => self.0.push((number, value)),
+            Some(old) => *old = value.into(),
+            None => self.0.push((number, value.into())),
         }
     }
 
     /// Inserts a value behind that of another number: only PROJID goes amid the others.
-    pub(crate) fn insert_after(&mut self, other: u16, number: u16, value: Vec<u8>) -> Result<()> {
+    pub(crate) fn insert_after(
+        &mut self,
+        other: u16,
+        number: u16,
+        value: impl Into<AttrValue>,
+    ) -> Result<()> {
         let at = self.0.iter().position(|(n, _)| *n == other);
         let at = at.ok_or_else(|| Error::corrupt("an attribute is missing"))?;
-        self.0.insert(at + 1, (number, value));
+        self.0.insert(at + 1, (number, value.into()));
         Ok(())
     }
 
@@ -220,9 +279,9 @@ impl AttrList {
     }
 
     fn encode(&self, tables: &SaTables, plan: Plan) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
-        let part = |attrs: &[(u16, Vec<u8>)]| {
+        let part = |attrs: &[(u16, AttrValue)]| {
             let numbers: Vec<u16> = attrs.iter().map(|a| a.0).collect();
-            let values: Vec<&[u8]> = attrs.iter().map(|a| a.1.as_slice()).collect();
+            let values: Vec<&[u8]> = attrs.iter().map(|a| &*a.1).collect();
             let layout = tables.find_layout(&numbers);
             let layout = layout.ok_or_else(|| Error::bug("a layout was not registered"))?;
             encode_buffer(tables, layout, &values)
@@ -272,16 +331,11 @@ impl FileSystem {
     /// As [`FileSystem::attrs`]; `Corrupt` for attributes in an order of their own.
     pub(crate) fn node(&self, id: ObjectId) -> Result<Node> {
         let object = self.object(id, Io::WAIT)?;
-        let attrs = self.attrs_of(&object, Io::WAIT)?;
+        let (attrs, in_bonus) = self.attrs_in(&object, Io::WAIT)?;
         let legacy = object.dnode().bonus_type != ObjType::SA;
-        if !legacy {
-            let tables = self.tables();
-            let buffer = SaBuffer::parse(&object.dnode().bonus, &tables)?;
-            let seen =
-                buffer.iter().filter_map(|i| i.attr).fold(0, |all, a| all | 1u32 << a as u32);
-            if let Some(absent) = IN_PLACE.iter().find(|a| seen & 1 << **a as u32 == 0) {
-                return Err(odd(*absent).in_object(id));
-            }
+        let absent = |attr: &&ZplAttr| in_bonus & 1 << **attr as u32 == 0;
+        if !legacy && let Some(attr) = IN_PLACE.iter().find(absent) {
+            return Err(odd(*attr).in_object(id));
         }
         Ok(Node { id, object, attrs, legacy })
     }
@@ -298,12 +352,10 @@ impl FileSystem {
         legacy: bool,
         patch: &Patch,
     ) -> Result<()> {
-        let mut patch = patch.clone();
-        if let Some(time) = self.rw_part().and_then(|rw| rw.times.take(id))
-            && !patch.mentions(ZplAttr::Atime)
-        {
-            patch.push(ZplAttr::Atime, Do::Time(time));
-        }
+        let time = self.rw_part().and_then(|rw| rw.times.take(id));
+        let timed = time.filter(|_| !patch.mentions(ZplAttr::Atime));
+        let timed = timed.map(|time| patch.clone().and(ZplAttr::Atime, Do::Time(time)));
+        let patch = timed.as_ref().unwrap_or(patch);
         self.touch(tx, id);
         let tables = self.tables();
         let mut result = Ok(());
@@ -327,7 +379,7 @@ impl FileSystem {
         let mut list = AttrList::default();
         for item in sa.iter() {
             let class = tables.attr(item.number).map_or(SwapClass::Bytes, |a| a.class);
-            list.0.push((item.number, little(item.bytes, item.endian, class)?));
+            list.0.push((item.number, little(item.bytes, item.endian, class)?.into()));
         }
         Ok(list)
     }
@@ -340,7 +392,7 @@ impl FileSystem {
     pub(crate) fn plan(&self, list: &AttrList, slots: u8) -> Result<Plan> {
         let full = usize::from(slots.max(1)) * 512 - DNODE_REST;
         let tables = self.tables();
-        let size = |(number, value): &(u16, Vec<u8>)| {
+        let size = |(number, value): &(u16, AttrValue)| {
             let variable = tables.attr(*number).is_some_and(|a| a.length == 0);
             (value.len(), variable)
         };

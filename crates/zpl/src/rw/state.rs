@@ -1,9 +1,10 @@
 //! What an open file system keeps in memory for writing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
+use base::ids::IdMap;
 use base::rt::{Mutex, RwLock};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Objset, Tx};
@@ -55,10 +56,10 @@ impl std::fmt::Debug for Rw {
 #[derive(Default)]
 pub(crate) struct Holds {
     /// Holds by object.
-    pub(crate) count: HashMap<u64, u32>,
+    pub(crate) count: IdMap<u64, u32>,
     /// Objects on the delete queue since the file system was opened; true for those that
     /// may get a name (`O_TMPFILE`).
-    pub(crate) orphans: HashMap<u64, bool>,
+    pub(crate) orphans: IdMap<u64, bool>,
     /// Objects that are being freed.
     pub(crate) dying: HashSet<u64>,
 }
@@ -70,7 +71,7 @@ const TIMES_MAX: usize = 1 << 16;
 /// Times of access that are not stored yet.
 #[derive(Default)]
 pub(crate) struct Times {
-    shards: [Mutex<HashMap<u64, Time>>; SHARDS],
+    shards: [Mutex<IdMap<u64, Time>>; SHARDS],
     pending: AtomicUsize,
 }
 
@@ -112,7 +113,7 @@ impl Times {
 
     /// Objects with times, ascending.
     pub(crate) fn ids(&self) -> Vec<ObjectId> {
-        let of = |s: &Mutex<HashMap<u64, Time>>| s.lock().keys().copied().collect::<Vec<_>>();
+        let of = |s: &Mutex<IdMap<u64, Time>>| s.lock().keys().copied().collect::<Vec<_>>();
         let mut ids: Vec<_> = self.shards.iter().flat_map(of).map(ObjectId).collect();
         ids.sort_unstable();
         ids
@@ -129,7 +130,7 @@ pub(crate) struct Touched {
 
 #[derive(Default)]
 struct Recent {
-    groups: HashMap<u64, Txg>,
+    groups: IdMap<u64, Txg>,
     /// What was left when the old ones were forgotten last.
     left: usize,
 }
