@@ -8,10 +8,10 @@
 //! (`quota`, its own and each ancestor's); the pool bounds all, less what others have
 //! reserved and do not use (chapter 04 §5.5). How much is used is known of synced groups.
 //! A transaction is promised the most that it may need, and keeps of that, once it ends,
-//! what it made dirty, until its group is on disk; as if every byte were new. A call that
-//! does not fit then waits for the groups under way, and fails only if it does not fit into
-//! what is known for certain. So a quota is exceeded by no more than metadata and the
-//! rounding of sectors, and nobody is refused for what others only asked for.
+//! what the blocks take that it made dirty, until its group is on disk; as if all were new.
+//! A call that does not fit then waits for the groups under way, and fails only if it does
+//! not fit into what is known for certain. So a quota is exceeded by no more than metadata
+//! and the rounding of large sectors, and nobody is refused for what others only asked for.
 //!
 //! # Invariants
 //! * Freeing space is never refused for a quota or for reservations.
@@ -47,6 +47,8 @@ const RECORD_DEFAULT: u64 = 128 << 10;
 const AUTO_SLOTS: u64 = 2;
 /// Bytes of dnodes that a transaction changes, beside the blocks that it tells of.
 const DNODES: u64 = 1 << 10;
+/// What a block takes at least.
+const SECTOR: u64 = 4 << 10;
 
 /// A file system's pool.
 pub(crate) struct PoolHost {
@@ -114,7 +116,7 @@ struct Quotas {
 struct Promises {
     /// Of transactions that have not ended, at their most.
     open: u64,
-    /// What those that ended made dirty, by group.
+    /// What the blocks take that those made dirty that ended, by group.
     made: BTreeMap<Txg, u64>,
 }
 
@@ -132,7 +134,7 @@ impl Promises {
 struct Promise {
     promises: Arc<Mutex<Promises>>,
     bytes: u64,
-    /// The group, and what was made dirty in it.
+    /// The group, and what is taken in it.
     made: Option<(Txg, u64)>,
 }
 
@@ -146,42 +148,43 @@ impl Drop for Promise {
     }
 }
 
-/// Counts what a transaction makes dirty, on the way to who else is told.
+/// Counts what a transaction's blocks take, on the way to who else is told.
 struct Meter {
     pool: Arc<dyn Dirt>,
     txg: Txg,
-    dirty: AtomicI64,
+    taken: AtomicI64,
     promise: Promise,
 }
 
 impl Dirt for Meter {
     fn dirty(&self, txg: Txg, bytes: u64) {
-        if txg == self.txg {
-            self.dirty.fetch_add(bytes.cast_signed(), Relaxed);
-        }
         self.pool.dirty(txg, bytes);
     }
 
     fn clean(&self, txg: Txg, bytes: u64) {
-        if txg == self.txg {
-            self.dirty.fetch_sub(bytes.cast_signed(), Relaxed);
-        }
         self.pool.clean(txg, bytes);
     }
 
     fn place(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
+        if txg == self.txg {
+            let stored = bytes.max(SECTOR) * u64::from(copies);
+            self.taken.fetch_add(stored.cast_signed(), Relaxed);
+        }
         self.pool.place(txg, bytes, copies, nodes);
     }
 
     fn unplace(&self, txg: Txg, bytes: u64) {
+        if txg == self.txg {
+            self.taken.fetch_sub(bytes.cast_signed(), Relaxed);
+        }
         self.pool.unplace(txg, bytes);
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        let dirty = self.dirty.load(Relaxed).max(0).cast_unsigned();
-        self.promise.made = Some((self.txg, dirty + DNODES));
+        let taken = self.taken.load(Relaxed).max(0).cast_unsigned();
+        self.promise.made = Some((self.txg, taken + DNODES));
     }
 }
 
@@ -350,8 +353,8 @@ impl PoolHost {
 }
 
 fn metered(tx: Tx, promise: Promise) -> Tx {
-    let (txg, dirty) = (tx.txg(), AtomicI64::new(0));
-    tx.told_to(|pool| Arc::new(Meter { pool, txg, dirty, promise }))
+    let (txg, taken) = (tx.txg(), AtomicI64::new(0));
+    tx.told_to(|pool| Arc::new(Meter { pool, txg, taken, promise }))
 }
 
 impl Host for PoolHost {
@@ -450,7 +453,7 @@ mod tests {
     /// Each new file was promised 190 KB until its group was on disk: one caller that made
     /// 1,800-byte files in a pool of 6 GiB stood still for 150 ms after every 30,000.
     #[test]
-    fn who_ended_keeps_what_was_made_dirty() {
+    fn who_ended_keeps_what_its_blocks_take() {
         let promises = Arc::new(Mutex::new(Promises::default()));
         let begin = |bytes: u64, txg| {
             promises.lock().open += bytes;
@@ -460,14 +463,15 @@ mod tests {
         let total = || promises.lock().total();
         let (first, second) = (begin(100_000, Txg(7)), begin(200_000, Txg(8)));
         assert_eq!(total(), 300_000);
-        first.dirt().unwrap().dirty(Txg(7), 4096);
-        first.dirt().unwrap().clean(Txg(7), 1024);
+        first.dirt().unwrap().place(Txg(7), 512, 1, 0);
+        first.dirt().unwrap().place(Txg(7), 10_000, 2, 1);
+        first.dirt().unwrap().unplace(Txg(7), 1000);
         // What it changes of a younger group is that one's.
-        first.dirt().unwrap().dirty(Txg(8), 1 << 20);
+        first.dirt().unwrap().place(Txg(8), 1 << 20, 1, 0);
         drop(first);
-        assert_eq!(total(), 200_000 + 3072 + DNODES);
+        assert_eq!(total(), 200_000 + SECTOR + 20_000 - 1000 + DNODES);
         // Never more than was promised.
-        second.dirt().unwrap().dirty(Txg(8), 1 << 20);
+        second.dirt().unwrap().place(Txg(8), 1 << 20, 1, 0);
         drop(second);
         promises.lock().synced(Txg(7));
         assert_eq!(total(), 200_000);
