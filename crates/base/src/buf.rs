@@ -17,7 +17,7 @@
 //!
 //! # Invariants
 //! * Every buffer of 4 KiB or more is 4 KiB-aligned (O_DIRECT); smaller ones are
-//!   aligned to their class, at least 512.
+//!   aligned to 512.
 //! * The bytes of a buffer are always initialised: fresh mappings are zero and
 //!   recycled ones hold older bytes. Whoever hands bytes to a stranger overwrites
 //!   all of them first.
@@ -53,6 +53,7 @@ const DIRECT: usize = 256 << 10;
 const HUGE_MIN: usize = 8 << 10;
 const HUGE_FROM: usize = 8 * CHUNK;
 const PAGE: usize = 4096;
+const SECTOR: usize = 512;
 /// The pages of smaller buffers are made together, so many bytes at a time.
 const WINDOW: usize = 64 << 10;
 /// Larger buffers are often not filled at once, and whole.
@@ -72,13 +73,10 @@ fn class_of(len: usize) -> usize {
             class += 1;
         }
     }
-    // Page multiples keep the 4 KiB alignment that O_DIRECT needs.
-    while class_size(class) > PAGE && !class_size(class).is_multiple_of(PAGE) {
+    // Multiples keep the alignment that O_DIRECT needs: of a page, and of a sector below it.
+    let granule = if class_size(class) > PAGE { PAGE } else { SECTOR };
+    while !class_size(class).is_multiple_of(granule) {
         class += 1;
-    }
-    // Below a page, only powers of two keep their alignment.
-    if class_size(class) < PAGE {
-        class = class.next_multiple_of(8);
     }
     class
 }
@@ -535,10 +533,13 @@ mod tests {
 
     #[test]
     fn classes_fit_and_align() {
-        for len in [0, 1, 511, 512, 513, 1024, 4095, 4096, 4097, 12_288, 131_072, BUF_SIZE_MAX] {
+        for len in
+            [0, 1, 511, 512, 513, 1024, 1025, 2100, 4095, 4096, 4097, 12_288, 131_072, BUF_SIZE_MAX]
+        {
             let size = class_size(class_of(len));
             assert!(size >= len, "{len} -> {size}");
             assert!(size < PAGE || size.is_multiple_of(PAGE), "{len} -> {size}");
+            assert!(size >= PAGE || size == len.max(1).next_multiple_of(SECTOR), "{len} -> {size}");
             assert!(size <= 512.max(len.next_power_of_two()), "{len} -> {size}");
         }
     }

@@ -370,7 +370,7 @@ fn micro_hash(zap: &MicroZap<'_>, name: &[u8]) -> u64 {
     normalize::hash_name(zap.salt, name, zap.normflags, HASH_BITS)
 }
 
-fn find_micro(zap: &MicroZap<'_>, key: &NameKey) -> Option<ZapEntry> {
+fn find_micro(zap: &MicroZap<'_>, key: &NameKey<'_>) -> Option<ZapEntry> {
     let found = zap.find_key(key)?;
     Some(micro_entry(&found, key.hash(zap.salt, HASH_BITS)))
 }
@@ -381,7 +381,7 @@ fn list_micro(zap: &MicroZap<'_>, from: Cursor, max: usize) -> (Vec<ZapEntry>, O
     let out = rest
         .iter()
         .take(max)
-        .filter_map(|k| zap.slot(k.slot).map(|e| micro_entry(&e, k.hash)))
+        .filter_map(|k| zap.slot(k.slot as usize).map(|e| micro_entry(&e, k.hash)))
         .collect();
     let next = rest.get(max).map(|k| Cursor { hash: k.hash, cd: k.cd });
     (out, next)

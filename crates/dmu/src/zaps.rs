@@ -14,7 +14,7 @@ use zio::Io;
 use crate::live::ObjectSpec;
 use crate::objset::Objset;
 use crate::tx::Tx;
-use crate::zap_write::{ZapMut, ZapStore};
+use crate::zap_write::{Index, ZapMut, ZapStore};
 
 /// A ZAP object within a transaction.
 pub struct ObjectStore<'a> {
@@ -51,6 +51,14 @@ impl ZapStore for ObjectStore<'_> {
         let past = blkid.saturating_add(count);
         let last = self.os.head(self.tx, self.id, |head| head.max_blkid)?;
         self.os.free_blocks(self.tx, self.id, blkid, past, past > last)
+    }
+
+    fn recall(&self) -> (u64, Option<Index>) {
+        self.os.recall(self.id)
+    }
+
+    fn keep(&self, changes: u64, known: Index) {
+        self.os.keep(self.id, changes, known);
     }
 }
 

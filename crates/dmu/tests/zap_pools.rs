@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use base::{Buf, ObjectId};
 use cenote::{Engine, EngineConfig, ImportOptions, Search};
+use dmu::zap_write::Index;
 use dmu::{Io, Objset, Zap, ZapLimits, ZapMut, ZapStore};
 use ondisk::dslphys::DslDatasetPhys;
 use ondisk::zap::ZapValue;

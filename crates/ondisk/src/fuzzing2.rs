@@ -17,7 +17,7 @@ pub fn fuzz_zap(data: &[u8]) {
         Ok(ZapBlock::Micro(micro)) => {
             let index = micro.index(|name| crate::zap::hash(micro.salt, name, 28));
             for key in index.keys() {
-                let _ = micro.slot(key.slot);
+                let _ = micro.slot(key.slot as usize);
                 let _ = index.free_cd(key.hash);
             }
             let _ = micro.find(b"name");

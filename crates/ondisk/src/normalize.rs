@@ -20,6 +20,8 @@
 
 mod tables;
 
+use std::borrow::Cow;
+
 use base::{Error, ErrorKind, Result};
 use unicode_normalization::char as ucd;
 
@@ -346,23 +348,28 @@ impl MatchType {
 
 /// A name to look for: its hash form and how to compare it, computed once.
 #[derive(Clone, Debug)]
-pub struct NameKey {
+pub struct NameKey<'a> {
     /// What the hash is taken of.
-    hash_form: Vec<u8>,
+    hash_form: Cow<'a, [u8]>,
     /// What stored names are compared with, after `compare_flags`.
-    compare_form: Vec<u8>,
+    compare_form: Cow<'a, [u8]>,
     compare_flags: Option<u64>,
     max: usize,
 }
 
-impl NameKey {
+impl<'a> NameKey<'a> {
     /// Prepares a look-up of `name` in a ZAP with `normflags`; names have at most
     /// `max` bytes without NUL (255; 1023 for directories).
     ///
     /// # Errors
     /// `NameTooLong`; `Unsupported` for a normalising match in a ZAP without
     /// flags (§16).
-    pub fn new(name: &[u8], normflags: u64, match_type: MatchType, max: usize) -> Result<NameKey> {
+    pub fn new(
+        name: &'a [u8],
+        normflags: u64,
+        match_type: MatchType,
+        max: usize,
+    ) -> Result<NameKey<'a>> {
         if name.len() > max {
             return Err(Error::new(ErrorKind::NameTooLong, "the name is too long"));
         }
@@ -374,8 +381,9 @@ impl NameKey {
             MatchType::Normalize => Some(normflags),
             MatchType::NormalizeMatchCase => Some(normflags & !TOUPPER),
         };
-        let form = |flags| {
-            if flags == 0 { Ok(name.to_vec()) } else { normalize(name, flags, max) }
+        let form = |flags| match flags {
+            0 => Ok(Cow::Borrowed(name)),
+            flags => normalize(name, flags, max).map(Cow::Owned),
         };
         Ok(NameKey {
             hash_form: form(normflags)?,
@@ -403,9 +411,9 @@ impl NameKey {
     /// Whether a stored name matches.
     pub fn matches(&self, stored: &[u8]) -> bool {
         match self.compare_flags {
-            None | Some(0) => stored == self.compare_form,
+            None | Some(0) => stored == &*self.compare_form,
             Some(flags) => {
-                normalize(stored, flags, self.max).is_ok_and(|form| form == self.compare_form)
+                normalize(stored, flags, self.max).is_ok_and(|form| form == *self.compare_form)
             }
         }
     }
@@ -526,7 +534,9 @@ mod tests {
 
     #[test]
     fn matching() {
-        let key = |name: &str, flags, how| NameKey::new(name.as_bytes(), flags, how, 255).unwrap();
+        let key = |name: &'static str, flags, how| {
+            NameKey::new(name.as_bytes(), flags, how, 255).unwrap()
+        };
         let exact = key("Readme", 2, MatchType::Exact);
         assert!(exact.matches(b"Readme") && !exact.matches(b"README"));
         assert_eq!(exact.hash_form(), b"README");

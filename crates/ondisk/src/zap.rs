@@ -223,9 +223,10 @@ impl<'a> MicroZap<'a> {
         self.entry(slot, self.raw().get(slot)?)
     }
 
-    /// The first slot without an entry.
-    pub fn free_slot(&self) -> Option<usize> {
-        self.raw().iter().position(|raw| raw[MZ_NAME_AT] == 0)
+    /// The first slot without an entry at or after `from`.
+    pub fn free_slot(&self, from: usize) -> Option<usize> {
+        let free = |raw: &[u8; MZ_ENTRY]| raw[MZ_NAME_AT] == 0;
+        Some(from + self.raw().get(from..)?.iter().position(free)?)
     }
 
     /// Every entry, in slot order.
@@ -240,8 +241,15 @@ impl<'a> MicroZap<'a> {
         if name.is_empty() || ends > MZ_ENTRY || name.contains(&0) {
             return None;
         }
+        // Eight bytes at a time: of the name's first, or all of a shorter one and its end.
+        let word = |raw: &[u8]| raw.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        let mut begin = [0; 8];
+        let shown = name.len().min(8);
+        begin[..shown].copy_from_slice(&name[..shown]);
+        let mask = if shown < 7 { (1 << (8 * (shown + 1))) - 1 } else { u64::MAX };
+        let begin = word(&begin);
         let is_it = |raw: &[u8; MZ_ENTRY]| {
-            raw[MZ_NAME_AT] == name[0]
+            word(&raw[MZ_NAME_AT..]) & mask == begin
                 && raw.get(MZ_NAME_AT..ends) == Some(name)
                 && raw.get(ends).is_none_or(|&end| end == 0)
         };
@@ -251,7 +259,7 @@ impl<'a> MicroZap<'a> {
 
     /// The entry that `key` finds: of several that normalise alike, that of the lowest
     /// differentiator.
-    pub fn find_key(&self, key: &NameKey) -> Option<MicroEntry<'a>> {
+    pub fn find_key(&self, key: &NameKey<'_>) -> Option<MicroEntry<'a>> {
         match key.exact() {
             Some(name) => self.find(name),
             None => self.entries().filter(|e| key.matches(e.name)).min_by_key(|e| e.cd),
@@ -263,7 +271,7 @@ impl<'a> MicroZap<'a> {
     pub fn index(&self, mut hash_of: impl FnMut(&[u8]) -> u64) -> MicroIndex {
         let mut keys: Vec<MicroKey> = self
             .entries()
-            .map(|e| MicroKey { hash: hash_of(e.name), cd: e.cd, slot: e.slot })
+            .map(|e| MicroKey { hash: hash_of(e.name), cd: e.cd, slot: e.slot as u32 })
             .collect();
         keys.sort_unstable();
         MicroIndex { keys }
@@ -277,12 +285,12 @@ pub struct MicroKey {
     pub hash: u64,
     /// Collision differentiator.
     pub cd: u32,
-    /// Slot in the block.
-    pub slot: usize,
+    /// Slot in the block, which has 64 bytes for each.
+    pub slot: u32,
 }
 
 /// The entries of a microzap in cursor order (§19).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MicroIndex {
     keys: Vec<MicroKey>,
 }
@@ -304,6 +312,26 @@ impl MicroIndex {
         let tail = self.from(hash, 0);
         let n = tail.partition_point(|k| k.hash == hash);
         tail.get(..n).unwrap_or_default()
+    }
+
+    /// Notes an entry; what was noted of its hash and cd before is replaced.
+    pub fn insert(&mut self, key: MicroKey) {
+        let at = self.keys.partition_point(|k| (k.hash, k.cd) < (key.hash, key.cd));
+        match self.keys.get_mut(at).filter(|k| (k.hash, k.cd) == (key.hash, key.cd)) {
+            Some(known) => *known = key,
+            None => self.keys.insert(at, key),
+        }
+    }
+
+    /// Forgets the entry in a slot.
+    pub fn remove(&mut self, hash: u64, slot: u32) {
+        let first = self.keys.partition_point(|k| k.hash < hash);
+        let tail = self.keys.get(first..).unwrap_or_default();
+        if let Some(at) = tail.iter().position(|k| k.hash != hash || k.slot == slot)
+            && tail.get(at).is_some_and(|k| k.hash == hash)
+        {
+            self.keys.remove(first + at);
+        }
     }
 
     /// The smallest cd that no entry of this hash has.

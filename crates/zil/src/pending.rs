@@ -156,6 +156,10 @@ impl Pending {
             *had += len;
             return;
         }
+        if list.is_empty() {
+            // Most files get one record in a group.
+            list.reserve_exact(1);
+        }
         list.push(Itx { order, txg, what });
         self.records += 1;
         *self.copied.entry(txg).or_default() += copied;

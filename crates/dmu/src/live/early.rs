@@ -142,7 +142,7 @@ impl Early {
         if slot.frozen || !slot.head.allocated || slot.early.contains_key(&blkid) {
             return None;
         }
-        let content = slot.data.get_mut(&blkid)?.shown();
+        let content = slot.data.get_mut(blkid)?.shown();
         // An older group's block that has not grown with its file.
         if content.len() != slot.head.block_size as usize {
             return None;
@@ -174,7 +174,7 @@ impl Early {
         }
         let slot = inner.slots[slot_of(self.txg)].as_mut();
         let Some(slot) = slot.filter(|s| s.txg == self.txg && !s.frozen) else { return false };
-        let same = slot.data.get_mut(&blkid).is_some_and(|c| same_buffer(&c.shown(), content));
+        let same = slot.data.get_mut(blkid).is_some_and(|c| same_buffer(&c.shown(), content));
         if same && slot.head.allocated && !slot.early.contains_key(&blkid) {
             slot.early.insert(blkid, Written { bp: *bp, content: content.clone() });
         } else {

@@ -1,5 +1,6 @@
 //! One dirty object: what each group makes of its dnode and of its blocks.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use base::{Buf, BufMut, Error, ErrorKind, Result, Txg};
 use ondisk::dnode::DNODE_SIZE;
 use ondisk::{BlkPtr, Dnode, ObjType};
 
+use super::blocks::Blocks;
 use super::early::Written;
 use super::ranges::BlockRanges;
 
@@ -171,7 +173,7 @@ pub(crate) struct Slot {
     pub(crate) txg: Txg,
     pub(crate) head: Head,
     /// Level-0 blocks written.
-    pub(crate) data: BTreeMap<u64, Content>,
+    pub(crate) data: Blocks<Content>,
     /// Blocks freed; those written afterwards are in `data`, too.
     pub(crate) freed: BlockRanges,
     /// Memory of `data`.
@@ -199,7 +201,7 @@ pub(crate) struct Delta {
 
 impl Slot {
     pub(crate) fn new(txg: Txg, head: Head) -> Slot {
-        let (data, freed) = (BTreeMap::new(), BlockRanges::default());
+        let (data, freed) = (Blocks::default(), BlockRanges::default());
         let (early, wasted) = (BTreeMap::new(), Vec::new());
         Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false, early, wasted }
     }
@@ -234,7 +236,7 @@ impl Slot {
             let shift = epb_shift * u32::from(*level);
             let first = blkid.checked_shr(shift).unwrap_or(0).checked_shl(shift).unwrap_or(0);
             let span = 1u64.checked_shl(shift).map_or(u64::MAX, |n| n - 1);
-            self.data.range(first..=first.saturating_add(span)).next().is_none()
+            self.data.numbers(first..=first.saturating_add(span)).next().is_none()
         };
         (1..self.head.levels).take_while(alone).count() as u8
     }
@@ -258,9 +260,9 @@ impl Slot {
             gone = self.bytes;
             self.data.clear();
         } else {
-            let ids: Vec<u64> = self.data.range(first..past).map(|(&b, _)| b).collect();
+            let ids: Vec<u64> = self.data.numbers(first..past).collect();
             for blkid in ids {
-                gone += self.data.remove(&blkid).map_or(0, |c| c.len() as u64);
+                gone += self.data.remove(blkid).map_or(0, |c| c.len() as u64);
             }
         }
         self.bytes -= gone;
@@ -283,6 +285,10 @@ pub(crate) struct Inner {
     pub(crate) dead: bool,
     /// The dnode that readers were shown last, until something changes.
     pub(crate) shown: Option<Arc<Dnode>>,
+    /// How often the newest content was changed, or perhaps was.
+    pub(crate) changes: u64,
+    /// What was made of the newest content, and after how many changes.
+    pub(crate) memo: Option<(u64, Box<dyn Any + Send>)>,
 }
 
 /// One object with dirty state.
@@ -302,6 +308,8 @@ impl Handle {
                 slots: std::array::from_fn(|_| None),
                 dead: false,
                 shown: None,
+                changes: 0,
+                memo: None,
             }),
         }
     }
@@ -322,7 +330,7 @@ impl Handle {
     /// The first block at or after `from` that an unwritten group wrote.
     pub(crate) fn next_written(&self, from: u64) -> Option<u64> {
         let inner = self.state.lock();
-        let first = |s: &Slot| s.data.range(from..).next().map(|(&b, _)| b);
+        let first = |s: &Slot| s.data.numbers(from..).next();
         inner.there().filter_map(first).min()
     }
 }
@@ -353,7 +361,7 @@ impl Inner {
             let wanted = |s: &&mut Slot| s.txg <= txg && seen.is_none_or(|seen| s.txg < seen);
             let slot = self.there_mut().filter(wanted).max_by_key(|s| s.txg)?;
             seen = Some(slot.txg);
-            if let Some(content) = slot.data.get_mut(&blkid) {
+            if let Some(content) = slot.data.get_mut(blkid) {
                 // A block that grew since then reads as zeros behind its old end.
                 if range.end <= content.len() {
                     return Some(Dirty::Data(content.part(range)));
@@ -453,6 +461,7 @@ impl Inner {
             return Err(Error::invalid("a block of the wrong size"));
         }
         self.check_newer(txg, blkid)?;
+        self.changes += 1;
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
             let n = block.len().min(newer.head.block_size as usize);
@@ -478,11 +487,12 @@ impl Inner {
         let slot = self.slot(txg)?;
         slot.head.check_block(blkid)?;
         self.check_newer(txg, blkid)?;
+        self.changes += 1;
         let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
         slot.disturb(blkid);
         let mut delta = Delta::default();
-        match slot.data.get_mut(&blkid).map(Content::open) {
+        match slot.data.get_mut(blkid).map(Content::open) {
             Some(Some(buf)) => edit(buf)?,
             Some(None) => return Err(Error::bug("a block is frozen too early")),
             None => {
@@ -492,6 +502,8 @@ impl Inner {
                     Some(Dirty::Hole) => Buf::zeros(0),
                     None => match base {
                         Some(base) => base.clone(),
+                        // A new object has nothing on disk.
+                        None if self.disk.is_none() => Buf::zeros(0),
                         None => return Ok(None),
                     },
                 };
@@ -527,6 +539,7 @@ impl Inner {
         if !(truncate && first == 0) {
             self.check_newer(txg, past.saturating_sub(1))?;
         }
+        self.changes += 1;
         let mut delta = Delta::default();
         if first < past {
             let slot = self.slot(txg)?;
@@ -566,11 +579,12 @@ impl Inner {
         if levels > 1 && (!size.is_power_of_two() || shift != 0) {
             return Err(Error::invalid("an object with indirect blocks keeps its shape"));
         }
-        let mut fresh = BufMut::zeroed(size as usize);
+        self.changes += 1;
         let content = match self.block(txg, 0, 0..old) {
             Some(Dirty::Data(buf)) => Some(buf),
             Some(Dirty::Hole) => None,
             None => match base {
+                None if self.disk.is_none() => None,
                 None => return Ok(None),
                 Some(base) if base.is_empty() => None,
                 Some(base) => Some(base.clone()),
@@ -584,7 +598,7 @@ impl Inner {
         })?;
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
-            if let Some(content) = newer.data.get_mut(&0) {
+            if let Some(content) = newer.data.get_mut(0) {
                 let (mut block, n) =
                     (BufMut::zeroed(size as usize), content.len().min(size as usize));
                 block[..n].copy_from_slice(&content.part(0..n));
@@ -593,7 +607,9 @@ impl Inner {
         }
         if let Some(content) = content {
             let n = content.len().min(size as usize);
+            let mut fresh = BufMut::alloc(size as usize);
             fresh[..n].copy_from_slice(&content[..n]);
+            fresh[n..].fill(0);
             delta.own = self.slot(txg)?.put(0, fresh);
         }
         Ok(Some(delta))
@@ -610,7 +626,7 @@ impl Slot {
     ) -> Result<()> {
         self.head.reach(blkid);
         self.disturb(blkid);
-        if let Some(buf) = self.data.get_mut(&blkid).and_then(Content::open) {
+        if let Some(buf) = self.data.get_mut(blkid).and_then(Content::open) {
             return edit(buf);
         }
         if self.freed.contains(blkid) {

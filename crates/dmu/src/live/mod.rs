@@ -31,6 +31,7 @@
 
 pub(crate) mod account;
 mod alloc;
+mod blocks;
 pub(crate) mod early;
 pub(crate) mod handle;
 pub(crate) mod policy;
@@ -370,6 +371,29 @@ impl Objset {
         }
         let dn = disk.ok_or_else(gone)?;
         Ok(f(&Head::of(&dn).map_err(|e| e.in_object(id))?))
+    }
+
+    /// How often a dirty object's content was changed, and what [`Objset::keep`] kept if it
+    /// is of that content; it is gone then.
+    pub(crate) fn recall<T: 'static>(&self, id: ObjectId) -> (u64, Option<T>) {
+        let Some(handle) = self.live().ok().and_then(|live| live.find(id)) else {
+            return (0, None);
+        };
+        let mut inner = handle.state.lock();
+        let changes = inner.changes;
+        let memo = inner.memo.take().filter(|(at, _)| *at == changes);
+        (changes, memo.and_then(|(_, memo)| memo.downcast().ok()).map(|memo| *memo))
+    }
+
+    /// Keeps with a dirty object what was made of its content after so many changes, as
+    /// long as there are no others.
+    pub(crate) fn keep<T: Send + 'static>(&self, id: ObjectId, changes: u64, memo: T) {
+        if let Some(handle) = self.live().ok().and_then(|live| live.find(id)) {
+            let mut inner = handle.state.lock();
+            if inner.changes == changes {
+                inner.memo = Some((changes, Box::new(memo)));
+            }
+        }
     }
 
     /// Replaces the bonus.

@@ -75,7 +75,7 @@ impl Pending {
             if let Some(slot) = slot {
                 // Readers find the new pointers now; whoever resolved an old one must not
                 // record it any more.
-                for &blkid in slot.data.keys() {
+                for blkid in slot.data.numbers(..) {
                     self.os.forget_hints(ObjectId(id), blkid, blkid.saturating_add(1));
                 }
                 for (first, past) in slot.freed.iter() {

@@ -218,7 +218,7 @@ impl Objset {
             };
             slot.frozen = true;
             let mut data = Vec::with_capacity(slot.data.len());
-            for (&blkid, content) in &mut slot.data {
+            for (blkid, content) in slot.data.iter_mut() {
                 data.push((blkid, content.freeze()));
             }
             if !slot.head.allocated {

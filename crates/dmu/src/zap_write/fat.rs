@@ -30,7 +30,7 @@ pub(super) struct FatKey<'k> {
     pub(super) hash: u64,
     stored: StoredKey<'k>,
     /// `None` for equality of the stored bytes.
-    normalized: Option<&'k NameKey>,
+    normalized: Option<&'k NameKey<'k>>,
 }
 
 impl<'k> FatKey<'k> {
@@ -38,7 +38,7 @@ impl<'k> FatKey<'k> {
     pub(super) fn name(
         phys: &FatPhys,
         name: &'k [u8],
-        key: &'k NameKey,
+        key: &'k NameKey<'k>,
         how: Match,
     ) -> Result<FatKey<'k>> {
         if phys.has_word_keys() {

@@ -5,12 +5,12 @@ use std::cell::RefCell;
 use base::{Buf, BufMut, Error, ErrorKind, Result};
 use ondisk::normalize::{self, NameKey};
 use ondisk::zap::{
-    HASH_BITS, MICRO_NAME_MAX, MicroZap, ZapBlock, ZapValue, micro_clear, micro_set,
+    HASH_BITS, MICRO_NAME_MAX, MicroKey, MicroZap, ZapBlock, ZapValue, micro_clear, micro_set,
 };
 use ondisk::zapleaf::Leaf;
 
 use super::fat::{self, Fat, FatKey};
-use super::{LE, ZapLimits, ZapStore, absent, exists};
+use super::{Index, LE, ZapLimits, ZapStore, absent, exists};
 use crate::zap::ZapEntry;
 
 /// Bytes that a full microzap grows by.
@@ -33,7 +33,7 @@ fn hash_of(zap: &MicroZap<'_>, name: &[u8]) -> u64 {
 }
 
 /// The entry that `key` finds.
-pub(super) fn lookup(block: &Buf, key: &NameKey) -> Result<Option<ZapEntry>> {
+pub(super) fn lookup(block: &Buf, key: &NameKey<'_>) -> Result<Option<ZapEntry>> {
     let zap = MicroZap::parse(block, LE)?;
     let found = zap.find_key(key);
     Ok(found.map(|e| ZapEntry {
@@ -44,27 +44,44 @@ pub(super) fn lookup(block: &Buf, key: &NameKey) -> Result<Option<ZapEntry>> {
     }))
 }
 
-/// Adds an entry, or replaces a value if `replace`.
+/// An entry to add.
+pub(super) struct Entry<'a> {
+    pub(super) name: &'a [u8],
+    pub(super) value: &'a ZapValue,
+    /// It may replace the value of one that is there.
+    pub(super) replace: bool,
+}
+
+/// What a store remembers: how often its content was changed, and what is known of that.
+type Known = (u64, Option<Index>);
+
+pub(super) fn index_of(zap: &MicroZap<'_>) -> Index {
+    Index { keys: zap.index(|name| hash_of(zap, name)), free_from: 0 }
+}
+
+/// Adds an entry, or replaces a value.
 pub(super) fn put<S: ZapStore + ?Sized>(
     store: &S,
     block: Buf,
-    key: &NameKey,
-    name: &[u8],
-    value: &ZapValue,
-    replace: bool,
+    (changes, index): Known,
+    key: &NameKey<'_>,
+    entry: &Entry<'_>,
     limits: &ZapLimits,
 ) -> Result<Put> {
     let zap = MicroZap::parse(&block, LE)?;
-    let found = zap.find(name).map(|e| (e.slot, e.cd));
-    if found.is_some() && !replace {
+    let mut index = index.unwrap_or_else(|| index_of(&zap));
+    let hash = key.hash(zap.salt, HASH_BITS);
+    let is_it = |k: &&MicroKey| zap.slot(k.slot as usize).is_some_and(|e| e.name == entry.name);
+    let found = index.keys.with_hash(hash).iter().find(is_it).copied();
+    if found.is_some() && !entry.replace {
+        store.keep(changes, index);
         return Err(exists());
     }
-    let Some(number) = value.as_u64().filter(|_| name.len() <= MICRO_NAME_MAX) else {
-        return Ok(Put::Convert(block));
-    };
+    let number = entry.value.as_u64().filter(|_| entry.name.len() <= MICRO_NAME_MAX);
+    let Some(number) = number else { return Ok(Put::Convert(block)) };
     let (slot, cd, size) = match found {
-        Some((slot, cd)) => (slot, cd, block.len()),
-        None => match place(&zap, key, block.len(), limits) {
+        Some(k) => (k.slot as usize, k.cd, block.len()),
+        None => match place(&zap, &index, hash, block.len(), limits) {
             Some(place) => place,
             None => return Ok(Put::Convert(block)),
         },
@@ -75,7 +92,12 @@ pub(super) fn put<S: ZapStore + ?Sized>(
     if grown {
         store.set_block_size(size as u32)?;
     }
-    store.edit(0, &mut |b| micro_set(b, slot, name, number, cd))?;
+    store.edit(0, &mut |b| micro_set(b, slot, entry.name, number, cd))?;
+    if found.is_none() {
+        index.keys.insert(MicroKey { hash, cd, slot: slot as u32 });
+        index.free_from = slot + 1;
+    }
+    store.keep(changes + 1 + u64::from(grown), index);
     Ok(Put::Done)
 }
 
@@ -83,24 +105,16 @@ pub(super) fn put<S: ZapStore + ?Sized>(
 /// them; `None` when there is no room in a microzap.
 fn place(
     zap: &MicroZap<'_>,
-    key: &NameKey,
+    index: &Index,
+    hash: u64,
     size: usize,
     limits: &ZapLimits,
 ) -> Option<(usize, u32, usize)> {
-    let hash = key.hash(zap.salt, HASH_BITS);
-    let mut taken: Vec<u32> =
-        zap.entries().filter(|e| hash_of(zap, e.name) == hash).map(|e| e.cd).collect();
-    if 5 * (taken.len() + 1) >= FAT_CHUNKS {
+    if 5 * (index.keys.with_hash(hash).len() + 1) >= FAT_CHUNKS {
         return None;
     }
-    taken.sort_unstable();
-    let mut cd = 0;
-    for t in taken {
-        if t == cd {
-            cd += 1;
-        }
-    }
-    match zap.free_slot() {
+    let cd = index.keys.free_cd(hash);
+    match zap.free_slot(index.free_from) {
         Some(slot) => Some((slot, cd, size)),
         None if size + GROW <= limits.micro_max as usize => Some((zap.slots(), cd, size + GROW)),
         None => None,
@@ -108,11 +122,28 @@ fn place(
 }
 
 /// Removes the entry that `key` finds.
-pub(super) fn remove<S: ZapStore + ?Sized>(store: &S, block: Buf, key: &NameKey) -> Result<()> {
+pub(super) fn remove<S: ZapStore + ?Sized>(
+    store: &S,
+    block: Buf,
+    (changes, index): Known,
+    key: &NameKey<'_>,
+) -> Result<()> {
     let zap = MicroZap::parse(&block, LE)?;
-    let slot = zap.find_key(key).ok_or_else(absent)?.slot;
+    let mut index = index.unwrap_or_else(|| index_of(&zap));
+    let hash = key.hash(zap.salt, HASH_BITS);
+    let matches = |k: &&MicroKey| zap.slot(k.slot as usize).is_some_and(|e| key.matches(e.name));
+    // Of several that normalise alike, that of the lowest differentiator.
+    let found = index.keys.with_hash(hash).iter().find(matches).copied();
+    let Some(MicroKey { slot, .. }) = found else {
+        store.keep(changes, index);
+        return Err(absent());
+    };
     drop(block);
-    store.edit(0, &mut |b| micro_clear(b, slot))
+    store.edit(0, &mut |b| micro_clear(b, slot as usize))?;
+    index.keys.remove(hash, slot);
+    index.free_from = index.free_from.min(slot as usize);
+    store.keep(changes + 1, index);
+    Ok(())
 }
 
 /// Turns the microzap in block 0 into a fat ZAP with the same salt, flags and

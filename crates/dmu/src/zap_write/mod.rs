@@ -38,8 +38,9 @@
 //!   copied: copying overwrites them.
 //! * An entry for which splits cannot make room (too many of one hash) is refused
 //!   at once, not after the table grew to its limit.
-//! * Adding to a microzap hashes every entry: the index is not kept. That is
-//!   tolerable up to its 2047 entries.
+//! * The index of a microzap's entries is kept with the object's dirty state
+//!   ([`ZapStore::keep`]): the first change of a group, or after one made otherwise,
+//!   hashes every entry.
 //!
 //! Lock order: none taken here. Whoever calls holds the object for writing.
 
@@ -56,7 +57,7 @@ use base::{Buf, Error, ErrorKind, Result};
 use ondisk::Endian;
 use ondisk::normalize::NameKey;
 use ondisk::zap::leafmut::check_value;
-use ondisk::zap::{MicroZap, NAME_MAX, ZapBlock, ZapValue};
+use ondisk::zap::{MicroIndex, MicroZap, NAME_MAX, ZapBlock, ZapValue};
 
 use crate::zap::{Match, ZapEntry};
 use fat::{Fat, FatKey};
@@ -98,6 +99,36 @@ pub trait ZapStore {
     /// # Errors
     /// Those of the object.
     fn free_block(&self, blkid: u64, count: u64) -> Result<()>;
+
+    /// How often the content was changed, and what [`ZapStore::keep`] kept if that is still
+    /// true; it is gone then.
+    fn recall(&self) -> (u64, Option<Index>) {
+        (0, None)
+    }
+
+    /// Keeps what is known of the content after so many changes, unless there were others.
+    fn keep(&self, _changes: u64, _known: Index) {}
+}
+
+/// What is known of a microzap's entries, so that a change need not hash them all: 16 bytes
+/// for each, a quarter of what the entry itself takes.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    keys: MicroIndex,
+    /// No slot before this one is free.
+    free_from: usize,
+}
+
+impl Index {
+    /// Whether it is true of the microzap in a little-endian block.
+    ///
+    /// # Errors
+    /// `Corrupt` when the block is none.
+    pub fn is_of(&self, block: &Buf) -> Result<bool> {
+        let zap = MicroZap::parse(block, LE)?;
+        let free = zap.free_slot(0).is_none_or(|free| free >= self.free_from);
+        Ok(free && self.keys == micro::index_of(&zap).keys)
+    }
 }
 
 /// What a ZAP may become.
@@ -188,14 +219,14 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
         }
     }
 
-    fn key(&self, name: &[u8], normflags: u64, how: Match) -> Result<NameKey> {
+    fn key<'n>(&self, name: &'n [u8], normflags: u64, how: Match) -> Result<NameKey<'n>> {
         if name.is_empty() || name.contains(&0) {
             return Err(Error::invalid("this name cannot be in a ZAP"));
         }
         NameKey::new(name, normflags, how, self.limits.name_max)
     }
 
-    fn micro_key(&self, block: &Buf, name: &[u8], how: Match) -> Result<NameKey> {
+    fn micro_key<'n>(&self, block: &Buf, name: &'n [u8], how: Match) -> Result<NameKey<'n>> {
         self.key(name, MicroZap::parse(block, LE)?.normflags, how)
     }
 
@@ -265,10 +296,12 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
 
     fn put(&self, name: &[u8], value: &ZapValue, replace: bool) -> Result<()> {
         check_value(value)?;
+        let known = self.store.recall();
         let mut form = self.form()?;
         if let Form::Micro(block) = form {
             let key = self.micro_key(&block, name, Match::Exact)?;
-            match micro::put(self.store, block, &key, name, value, replace, &self.limits)? {
+            let entry = micro::Entry { name, value, replace };
+            match micro::put(self.store, block, known, &key, &entry, &self.limits)? {
                 Put::Done => return Ok(()),
                 Put::Convert(block) => micro::convert(self.store, block)?,
             }
@@ -295,10 +328,11 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     /// # Errors
     /// As [`ZapMut::remove`] and [`ZapMut::lookup_as`].
     pub fn remove_as(&self, name: &[u8], how: Match) -> Result<()> {
+        let known = self.store.recall();
         match self.form()? {
             Form::Micro(block) => {
                 let key = self.micro_key(&block, name, how)?;
-                micro::remove(self.store, block, &key)
+                micro::remove(self.store, block, known, &key)
             }
             Form::Fat(mut fat) => {
                 let key = self.key(name, fat.phys().normflags, how)?;

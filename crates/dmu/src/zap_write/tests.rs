@@ -745,3 +745,27 @@ proptest! {
         }
     }
 }
+
+/// Story: each name added to a microzap hashed all that were there, up to 2047 of them.
+/// What is known of them is kept from change to change ([`MemStore`] checks that it is
+/// true), and dropped when somebody else changed the content.
+#[test]
+fn a_microzaps_index_is_kept_from_change_to_change() {
+    let store = MemStore::new(512);
+    store.zap().init(0x1e347, 0, 0).unwrap();
+    let name = |n: u64| format!("name {n}").into_bytes();
+    for n in 0..1000 {
+        store.zap().add(&name(n), &ZapValue::from_u64(n)).unwrap();
+        if n % 3 == 2 {
+            store.zap().remove(&name(n - 1)).unwrap();
+            assert_eq!(store.zap().remove(&name(n - 1)).unwrap_err().kind(), ErrorKind::NotFound);
+            store.zap().update(&name(n), &ZapValue::from_u64(0)).unwrap();
+            assert_eq!(kind(store.zap().add(&name(n), &ZapValue::from_u64(n))), ErrorKind::Exists);
+        }
+    }
+    let calls = 1000 + 4 * 333;
+    assert_eq!(store.recalled.get(), calls - 1, "the first call alone had to look");
+    store.edit(0, &mut |_| Ok(())).unwrap();
+    store.zap().remove(&name(0)).unwrap();
+    assert_eq!(store.recalled.get(), calls - 1, "somebody else may have changed something");
+}

@@ -10,7 +10,7 @@ use ondisk::normalize::hash_name;
 use ondisk::zap::{FatHeader, FatPhys, HASH_BITS, MicroZap, PointerLocation, ZapBlock, ZapValue};
 use ondisk::zapleaf::{ENTRIES_CDSORTED, Leaf};
 
-use super::{ZapLimits, ZapMut, ZapStore};
+use super::{Index, ZapLimits, ZapMut, ZapStore};
 
 const LE: Endian = Endian::Little;
 
@@ -24,6 +24,11 @@ pub(super) struct MemStore {
     pub(super) dead: Cell<bool>,
     stay_dead: Cell<bool>,
     pub(super) edits: Cell<u64>,
+    /// Changes, and what was kept after so many.
+    changes: Cell<u64>,
+    kept: Cell<Option<(u64, Index)>>,
+    /// Where what was kept was of use.
+    pub(super) recalled: Cell<u64>,
 }
 
 impl MemStore {
@@ -35,6 +40,9 @@ impl MemStore {
             dead: Cell::new(false),
             stay_dead: Cell::new(false),
             edits: Cell::new(0),
+            changes: Cell::new(0),
+            kept: Cell::default(),
+            recalled: Cell::new(0),
         }
     }
 
@@ -103,6 +111,7 @@ impl ZapStore for MemStore {
 
     fn edit(&self, blkid: u64, f: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
         self.burn()?;
+        self.changes.set(self.changes.get() + 1);
         self.edits.set(self.edits.get() + 1);
         let mut blocks = self.blocks.borrow_mut();
         let old = blocks.remove(&blkid);
@@ -118,6 +127,7 @@ impl ZapStore for MemStore {
 
     fn set_block_size(&self, size: u32) -> Result<()> {
         self.burn()?;
+        self.changes.set(self.changes.get() + 1);
         let mut blocks = self.blocks.borrow_mut();
         if blocks.keys().any(|id| *id > 0) {
             return Err(Error::invalid("more than one block"));
@@ -133,8 +143,22 @@ impl ZapStore for MemStore {
 
     fn free_block(&self, blkid: u64, count: u64) -> Result<()> {
         self.burn()?;
+        self.changes.set(self.changes.get() + 1);
         self.blocks.borrow_mut().retain(|id, _| *id < blkid || *id - blkid >= count);
         Ok(())
+    }
+
+    fn recall(&self) -> (u64, Option<Index>) {
+        let kept = self.kept.take().filter(|(at, _)| *at == self.changes.get());
+        self.recalled.set(self.recalled.get() + u64::from(kept.is_some()));
+        (self.changes.get(), kept.map(|(_, index)| index))
+    }
+
+    /// What is kept must be true.
+    fn keep(&self, changes: u64, known: Index) {
+        assert_eq!(changes, self.changes.get(), "each change is counted once");
+        assert!(known.is_of(&self.blocks.borrow()[&0]).unwrap());
+        self.kept.set(Some((changes, known)));
     }
 }
 

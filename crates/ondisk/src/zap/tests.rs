@@ -86,7 +86,8 @@ fn microzap_of_the_chapter() {
         let upper = String::from_utf8_lossy(name).to_uppercase();
         hash(zap.salt, upper.as_bytes(), 28)
     });
-    let order: Vec<u64> = index.keys().iter().map(|k| zap.slot(k.slot).unwrap().value).collect();
+    let order: Vec<u64> =
+        index.keys().iter().map(|k| zap.slot(k.slot as usize).unwrap().value).collect();
     assert_eq!(order, [103, 104, 100, 101, 102]);
     assert_eq!(index.with_hash(0x8d77_7000_0000_0000).len(), 3);
     assert_eq!(index.with_hash(0x156d_deb0_0000_0000).len(), 2);
@@ -418,7 +419,10 @@ proptest! {
             let first = zap.entries().find(|e| e.name == &name[..]);
             prop_assert_eq!(zap.find(name), first);
         }
-        prop_assert_eq!(zap.free_slot(), (0..zap.slots()).find(|&slot| zap.slot(slot).is_none()));
+        for from in [0, 1, zap.slots() / 2, zap.slots()] {
+            let free = (from..zap.slots()).find(|&slot| zap.slot(slot).is_none());
+            prop_assert_eq!(zap.free_slot(from), free);
+        }
         prop_assert_eq!(zap.entries().count(), (0..zap.slots()).filter_map(|slot| zap.slot(slot)).count());
     }
 }
