@@ -10,6 +10,9 @@ use crate::size::DATA_MAX;
 
 /// Blocks of a large file are not smaller, usually.
 const BLOCK_LEAST: u64 = 16 << 10;
+/// Records of names in a part of their list.
+const PART_MIN: usize = 4;
+const PART_MAX: usize = 1024;
 /// Bytes of one write that are joined in memory.
 const JOIN_MAX: u64 = 1 << 20;
 
@@ -63,9 +66,31 @@ impl Wants {
     }
 }
 
+/// Records of names in order, in parts: a list of hundreds of thousands that grows is copied
+/// again and again, each time to memory that nobody has used yet.
+#[derive(Default)]
+struct Names(Vec<Vec<Itx>>);
+
+impl Names {
+    fn push(&mut self, itx: Itx) {
+        match self.0.last_mut() {
+            Some(last) if last.len() < last.capacity() => last.push(itx),
+            _ => {
+                let mut part = Vec::with_capacity((2 * self.len()).clamp(PART_MIN, PART_MAX));
+                part.push(itx);
+                self.0.push(part);
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+}
+
 #[derive(Default)]
 struct Slot {
-    names: Vec<Itx>,
+    names: Names,
     objects: IdMap<ObjectId, Vec<Itx>>,
 }
 
@@ -173,7 +198,7 @@ impl Pending {
     pub(crate) fn adopt(&mut self, object: ObjectId) {
         for slot in self.slots.values_mut() {
             if let Some(list) = slot.objects.remove(&object) {
-                slot.names.extend(list);
+                list.into_iter().for_each(|itx| slot.names.push(itx));
             }
         }
     }
@@ -195,7 +220,7 @@ impl Pending {
         }
         let mut found = Vec::new();
         for slot in self.slots.values_mut() {
-            found.append(&mut slot.names);
+            found.extend(std::mem::take(&mut slot.names.0).into_iter().flatten());
             if wants.all {
                 slot.objects.drain().for_each(|(_, list)| found.extend(list));
             } else {
@@ -287,6 +312,36 @@ mod tests {
         p.object(Txg(6), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.drop_object(ObjectId(2));
         assert!(records(p.gather(&Wants { all: true, ..Wants::default() }, Txg(3))).is_empty());
+    }
+
+    /// The list of names was copied whole whenever it had grown to twice its size: with
+    /// 100,000 files made in a group, to memory of several MiB that was not there yet.
+    #[test]
+    fn many_names_stay_where_they_are_and_in_order() {
+        let mut p = Pending::default();
+        let mut places = Vec::new();
+        for n in 0..10_000u64 {
+            let what = if n == 5_000 {
+                p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 0, 10));
+                p.adopt(ObjectId(1));
+                continue;
+            } else {
+                What::Whole(n.to_le_bytes().to_vec())
+            };
+            p.name(Txg(5), &|| Txg(3), what);
+            let part = p.slots[&Txg(5)].names.0.last().unwrap();
+            places.push(std::ptr::from_ref(part.last().unwrap()));
+        }
+        let now = p.slots[&Txg(5)].names.0.iter().flatten().map(std::ptr::from_ref);
+        let then: std::collections::HashSet<_> = places.into_iter().collect();
+        let kept = now.filter(|at| then.contains(at)).count();
+        assert_eq!(kept, 9_999, "none was moved");
+        let found = records(p.gather(&Wants::default(), Txg(3)));
+        let expected = |n: u64| match n {
+            5_000 => range(1, 0, 10),
+            n => What::Whole(n.to_le_bytes().to_vec()),
+        };
+        assert_eq!(found, (0..10_000).map(expected).collect::<Vec<_>>());
     }
 
     #[test]
