@@ -1,4 +1,5 @@
-//! Writing many objects' blocks in waves: level 0 of all of them, then level 1, ...
+//! Writing many objects' blocks in waves: level 0 of all of them, then level 1, ... Of very
+//! many objects, some at a time: what a wave needs of memory does not grow with the group.
 //!
 //! Within a wave jobs are prepared by many threads, placed in order, and submitted
 //! ([`zio::chunks_in_order`]); a pointer is complete when its block was placed, so the
@@ -21,6 +22,8 @@ const READS_INLINE: usize = 2;
 /// About so much is placed and submitted at a time: enough that a raidz leaf gets large
 /// operations.
 const CHUNK_BYTES: u64 = 2 << 20;
+/// Objects of which blocks are written in one wave.
+const OBJECTS: usize = 2048;
 /// The place of a spill block in a wave.
 const SPILL: u64 = u64::MAX;
 
@@ -38,6 +41,15 @@ struct Job {
 
 /// Writes all changed blocks of these objects, up to the pointers in their dnodes.
 pub(crate) fn write_all(
+    ctx: &SyncCtx<'_>,
+    props: &ObjsetProps,
+    works: &mut [Work],
+    events: &mut dyn Events,
+) -> Result<()> {
+    works.chunks_mut(OBJECTS).try_for_each(|some| write_some(ctx, props, some, events))
+}
+
+fn write_some(
     ctx: &SyncCtx<'_>,
     props: &ObjsetProps,
     works: &mut [Work],
