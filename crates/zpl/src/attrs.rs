@@ -103,14 +103,14 @@ impl Attrs {
         Attrs {
             blocks: blocks(dnode.used, dnode.slots),
             block_size: dnode.data_block_size,
-            ..Attrs::empty(object.id())
+            ..Attrs::empty(object.id(), FileType::Unknown)
         }
     }
 
-    fn empty(id: ObjectId) -> Attrs {
+    pub(crate) fn empty(id: ObjectId, kind: FileType) -> Attrs {
         Attrs {
             id,
-            kind: FileType::Unknown,
+            kind,
             mode: 0,
             uid: 0,
             gid: 0,
@@ -379,7 +379,7 @@ mod tests {
     }
 
     fn parse(bonus: &[u8], spill: Option<&[u8]>) -> Result<Attrs> {
-        let attrs = Attrs::empty(ObjectId(128));
+        let attrs = Attrs::empty(ObjectId(128), FileType::Unknown);
         from_sa(attrs, bonus, spill.is_some(), &tables(), || Ok(spill)).map(|(attrs, _)| attrs)
     }
 
@@ -399,7 +399,7 @@ mod tests {
     fn the_spill_block_is_read_only_when_needed() {
         let [raw, _] = example();
         let unread = || -> Result<Option<Vec<u8>>> { Err(Error::bug("not to be read")) };
-        let empty = Attrs::empty(ObjectId(1));
+        let empty = Attrs::empty(ObjectId(1), FileType::Unknown);
         let (a, _) = from_sa(empty, &raw, true, &tables(), unread).unwrap();
         assert!(a.may_have_xattrs);
         let words: Vec<&[u8]> = vec![&[7, 0, 0, 0, 0, 0, 0, 0], &[0; 8], &[], &[0; 8]];
@@ -433,7 +433,7 @@ mod tests {
         }
         raw[72..80].copy_from_slice(&0o020_600u64.to_be_bytes());
         raw[112..120].copy_from_slice(&(5u64 << 20 | 300).to_be_bytes());
-        let mut a = Attrs::empty(ObjectId(9));
+        let mut a = Attrs::empty(ObjectId(9), FileType::Unknown);
         a.fill_from_znode(&ZnodeAttrs::from_legacy(&raw, Endian::Big).unwrap());
         assert_eq!((a.mode, a.device), (0o020_600, Some(Device { major: 5, minor: 300 })));
         assert_eq!((a.uid, a.gid, a.size, a.nlink), (128, 136, 80, 96));

@@ -62,6 +62,43 @@ fn owners_and_modes_of_new_files() {
     rig.finish();
 }
 
+/// What a maker is told of a plain file is not read: it must be what a read would tell.
+#[test]
+fn makers_are_told_what_readers_are() {
+    for (version, props) in [
+        (5000, &[][..]),
+        (5000, &[("dnodesize", 16 << 10), ("recordsize", 512)]),
+        (5000, &[("xattr", 1), ("acltype", 1)]),
+        (15, &[]),
+    ] {
+        let rig = Rig::with("told", 128 * MB, version, props);
+        let fs = &rig.fs;
+        let d = rig.dir(rig.root(), "d");
+        let told = |by: &Caller, name: &str, new: &New<'_>| {
+            let made = fs.make(by, d, name.as_bytes(), new).unwrap();
+            assert_eq!(made, rig.attrs(made.id), "{version} {props:?} {name}");
+        };
+        for step in 0..4 {
+            for (who, by) in [("root", root()), ("user", user(7))] {
+                told(&by, &format!("{step}{who}"), &New::file(0o6666));
+                told(&by, &format!("{step}{who}-dir"), &New::dir(0o777));
+                told(&by, &format!("{step}{who}-link"), &New::symlink(b"target"));
+            }
+            let set = match step {
+                0 => SetAttrs { mode: Some(0o2777), gid: Some(501), ..NONE },
+                1 => SetAttrs { uid: Some(1 << 31), ..NONE },
+                _ if version == 5000 => {
+                    let flags = Some(rig.attrs(d).pflags | ZFS_PROJINHERIT);
+                    SetAttrs { flags, project: Some(77), ..NONE }
+                }
+                _ => NONE,
+            };
+            fs.set_attrs(&root(), d, &set).unwrap();
+        }
+        rig.finish();
+    }
+}
+
 #[test]
 fn set_id_bits_go() {
     let rig = Rig::new("setid", 128 * MB);

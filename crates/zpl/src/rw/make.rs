@@ -1,6 +1,6 @@
 //! New files: their attributes, their objects, their first name.
 
-use base::{Error, ErrorKind, ObjectId, Result};
+use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Object, ObjectSpec, Tx, zaps};
 use ondisk::ObjType;
 use ondisk::acl::{encode_aces, trivial_acl};
@@ -30,6 +30,8 @@ const CONVERSION: u64 = 1 << 20;
 const MICRO_MAX: u64 = 128 << 10;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
+/// Bytes of a file's block before it has content.
+const BLOCK_LEAST: u32 = 512;
 /// Bytes of a symbolic link's target behind a znode of before version 5.
 const LEGACY_TAIL: usize = 320 - ZNODE_PHYS_SIZE;
 /// Where a structure of before version 5 has its time of creation.
@@ -61,7 +63,6 @@ pub(crate) struct Birth {
     block_size: u32,
     /// Extended attributes that go into a hidden directory.
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// It has extended attributes, wherever.
     /// Extended attributes among the system attributes.
     sa_xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Number and generation that a record of the log says it has.
@@ -297,7 +298,7 @@ impl FileSystem {
             FileType::Dir => ObjType::DIRECTORY_CONTENTS,
             _ => ObjType::PLAIN_FILE_CONTENTS,
         };
-        let generation = birth.fixed.map_or(tx.txg().0, |(_, generation)| generation);
+        let generation = birth.generation(tx.txg());
         let patch = Patch::new()
             .and(ZplAttr::Gen, Do::Set(generation))
             .and(ZplAttr::Parent, Do::Set(parent.0))
@@ -374,22 +375,23 @@ impl FileSystem {
     /// `Invalid`, `NotUnicode` for the name; `NotPermitted` below an immutable directory;
     /// `TooManyLinks`; `NoSpace`; `Quota`; `ReadOnly`; those of reading.
     pub fn make(&self, by: &Caller, dir: ObjectId, name: &[u8], new: &New<'_>) -> Result<Attrs> {
-        let id = self.make_in(dir, name, |parent, props| {
+        let (id, attrs) = self.make_in(dir, name, |parent, props| {
             let birth = self.conceive_in(by, parent, new, props)?;
             self.check_new_quota(&birth.owner())?;
             Ok(birth)
         })?;
         self.promise(id)?;
-        self.attrs(id, Io::WAIT)
+        attrs.map_or_else(|| self.attrs(id, Io::WAIT), Ok)
     }
 
-    /// Makes what `conceive` prepares, and gives it a name.
+    /// Makes what `conceive` prepares, and gives it a name. Its attributes come along where
+    /// they need not be read.
     pub(crate) fn make_in(
         &self,
         dir: ObjectId,
         name: &[u8],
         conceive: impl FnOnce(&Node, &RwProps) -> Result<Birth>,
-    ) -> Result<ObjectId> {
+    ) -> Result<(ObjectId, Option<Attrs>)> {
         let (rw, props) = self.rw()?;
         self.check_name(name)?;
         let _dir = rw.locks.exclusive(dir);
@@ -407,6 +409,7 @@ impl FileSystem {
         let cost = birth.cost() + entry_cost(&parent.object) + DNODE_BLOCK;
         let mut record = birth.record(dir);
         let tx = rw.host.begin(cost, false)?;
+        let attrs = birth.attrs(tx.txg(), dir);
         let id = self.bear(&tx, birth, dir, if is_dir { 2 } else { 1 })?;
         if let Err(e) = self.add_entry(&tx, dir, name, id, kind) {
             self.os().free_object(&tx, id)?;
@@ -419,7 +422,7 @@ impl FileSystem {
         self.patch(&tx, &parent, &patch)?;
         record.object = id;
         self.log_made(&tx, name, kind, &record);
-        Ok(id)
+        Ok((id, attrs.map(|attrs| Attrs { id, ..attrs })))
     }
 
     /// Makes a regular file without a name (`O_TMPFILE`); it lives as long as it is held,
@@ -522,6 +525,37 @@ impl Birth {
             xattrs: self.sa_xattrs.clone(),
             adorned: !self.xattrs.is_empty(),
         }
+    }
+
+    fn generation(&self, txg: Txg) -> u64 {
+        self.fixed.map_or(txg.0, |(_, generation)| generation)
+    }
+
+    /// What `stat` tells of it once it is born, but for its number: of a regular file with
+    /// one name and nothing beside its content. Others are read.
+    fn attrs(&self, txg: Txg, parent: ObjectId) -> Option<Attrs> {
+        let (list, plan) = self.sa.as_ref()?;
+        let bare = self.xattrs.is_empty() && self.sa_xattrs.is_empty() && plan.is_whole(list);
+        (bare && self.kind == FileType::Regular).then(|| Attrs {
+            mode: (self.mode & 0xffff) as u32,
+            uid: self.uid as u32,
+            gid: self.gid as u32,
+            owner_fuid: self.uid,
+            group_fuid: self.gid,
+            size: self.size,
+            nlink: 1,
+            atime: self.now,
+            mtime: self.now,
+            ctime: self.now,
+            crtime: self.crtime,
+            generation: self.generation(txg),
+            parent,
+            blocks: u64::from(self.slots),
+            block_size: self.block_size.max(BLOCK_LEAST),
+            pflags: self.flags,
+            project: self.project,
+            ..Attrs::empty(ObjectId(0), self.kind)
+        })
     }
 
     /// Its ACL is that of its mode.

@@ -235,6 +235,13 @@ pub(crate) struct Plan {
     bonus_len: usize,
 }
 
+impl Plan {
+    /// Whether all of the list is in the bonus.
+    pub(crate) fn is_whole(&self, list: &AttrList) -> bool {
+        self.in_bonus >= list.0.len()
+    }
+}
+
 impl AttrList {
     pub(crate) fn with_capacity(attrs: usize) -> AttrList {
         AttrList(Vec::with_capacity(attrs))
