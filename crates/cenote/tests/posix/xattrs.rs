@@ -227,3 +227,37 @@ fn dnodes_of_more_slots_keep_them_inside() {
     }
     rig.finish();
 }
+
+/// Through a mount, each write that passes the kernel's pages by takes the file's capabilities.
+/// With `xattr=off` there was no way to take them, and a file that had any attribute could
+/// not be written.
+#[test]
+fn writes_that_shed_an_attribute() {
+    for form in [1, 2] {
+        let rig = Rig::with("shed", 128 * MB, 5000, &[("xattr", form)]);
+        let (fs, f) = (&rig.fs, rig.file(rig.root(), "f"));
+        let (name, other) = (b"security.capability", b"user.stays");
+        let shed = |at: u64, data: &[u8]| {
+            let done = fs.write_shedding(&root(), f, at, data, name).unwrap();
+            assert_eq!(done.bytes, data.len() as u64);
+        };
+        shed(0, b"bare");
+        for attr in [&name[..], other] {
+            fs.set_xattr(&root(), f, attr, b"1", SetHow::Any).unwrap();
+        }
+        // Of several pieces: once, before the first.
+        shed(4, &noise(3, 3 << 20));
+        let there = |attr: &[u8]| fs.get_xattr(f, attr, Io::WAIT).unwrap().is_some();
+        assert!(!there(name) && there(other));
+        fs.set_xattr(&root(), f, name, b"1", SetHow::Any).unwrap();
+        rig.set(&[("xattr", 0)]);
+        shed(0, b"hidden");
+        rig.set(&[("xattr", form)]);
+        assert!(there(name), "nobody could see it");
+        fs.shed(&root(), f, name).unwrap();
+        fs.shed(&root(), f, name).unwrap();
+        assert!(!there(name) && there(other));
+        assert_eq!(&rig.read(f)[..8], &[&b"hidden"[..], &noise(3, 4)[2..]].concat()[..]);
+        rig.finish();
+    }
+}

@@ -321,11 +321,13 @@ impl ZfsMount {
 
     pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> Answer<u32> {
         let id = self.changeable(args.node)?;
-        if args.kill_suidgid || args.handle == DIRECT {
-            self.drop_capability(req, id)?;
-        }
         let by = writer(req, args.kill_suidgid);
-        let done = self.fs().write(&by, id, At::Offset(args.offset), data).map_err(stale)?;
+        let fs = self.fs();
+        let done = match args.kill_suidgid || args.handle == DIRECT {
+            true => fs.write_shedding(&by, id, args.offset, data, CAPABILITY),
+            false => fs.write(&by, id, At::Offset(args.offset), data),
+        };
+        let done = done.map_err(stale)?;
         // The kernel asks for it itself only where it writes through its pages.
         if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
             self.fs().fsync(id).map_err(stale)?;
@@ -339,10 +341,7 @@ impl ZfsMount {
         if !attrs.may_have_xattrs {
             return Ok(());
         }
-        match self.fs().remove_xattr(&caller(req, 0), id, CAPABILITY) {
-            Err(e) if e.kind() != ErrorKind::NoAttribute => Err(stale(e)),
-            _ => Ok(()),
-        }
+        self.fs().shed(&caller(req, 0), id, CAPABILITY).map_err(stale)
     }
 
     /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to

@@ -85,12 +85,38 @@ impl FileSystem {
     /// on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading blocks
     /// that are changed in part.
     pub fn write(&self, by: &Caller, id: ObjectId, at: At, data: &[u8]) -> Result<Written> {
-        let done = self.write_at(by, id, at, data)?;
+        let done = self.write_at(by, id, at, data, None)?;
         self.promise(id)?;
         Ok(done)
     }
 
-    fn write_at(&self, by: &Caller, id: ObjectId, at: At, data: &[u8]) -> Result<Written> {
+    /// As [`FileSystem::write`] at an offset, by somebody whose writes take the extended
+    /// attribute `sheds` from the file: before the first byte.
+    ///
+    /// # Errors
+    /// As [`FileSystem::write`], and those of [`FileSystem::remove_xattr`] but that it is not there,
+    /// or that there are none.
+    pub fn write_shedding(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        offset: u64,
+        data: &[u8],
+        sheds: &[u8],
+    ) -> Result<Written> {
+        let done = self.write_at(by, id, At::Offset(offset), data, Some(sheds))?;
+        self.promise(id)?;
+        Ok(done)
+    }
+
+    fn write_at(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        at: At,
+        data: &[u8],
+        mut sheds: Option<&[u8]>,
+    ) -> Result<Written> {
         let (rw, props) = self.rw()?;
         // Who appends has the file for itself: the end must not move.
         let alone = (at == At::End).then(|| rw.locks.exclusive(id));
@@ -107,11 +133,14 @@ impl FileSystem {
         while done.bytes < len {
             let from = offset + done.bytes;
             let rest = &data[done.bytes as usize..len as usize];
-            match self.write_piece(by, id, from, rest, end, &props, alone.is_some()) {
-                Ok((bytes, size)) => {
+            let bare = sheds.is_some();
+            match self.write_piece(by, id, from, rest, end, &props, alone.is_some(), bare) {
+                Ok(Some((bytes, size))) => {
                     done.bytes += bytes;
                     done.size = size;
+                    sheds = None;
                 }
+                Ok(None) => self.shed(by, id, sheds.take().unwrap_or_default())?,
                 Err(_) if done.bytes > 0 => break,
                 Err(e) => return Err(e),
             }
@@ -148,7 +177,20 @@ impl FileSystem {
         Ok((lock, self.content(id, false)?))
     }
 
-    /// Writes what one transaction may: how much, and the size then.
+    /// Removes an extended attribute if it is there.
+    ///
+    /// # Errors
+    /// Others than that, those of [`FileSystem::remove_xattr`].
+    pub fn shed(&self, by: &Caller, id: ObjectId, xattr: &[u8]) -> Result<()> {
+        match self.remove_xattr(by, id, xattr).map_err(|e| (e.kind(), e)) {
+            // With `xattr=off` nobody sees it.
+            Ok(()) | Err((ErrorKind::NoAttribute | ErrorKind::Unsupported, _)) => Ok(()),
+            Err((_, e)) => Err(e),
+        }
+    }
+
+    /// Writes what one transaction may: how much, and the size then. Nothing if it must be
+    /// `bare` and may have extended attributes.
     #[expect(clippy::too_many_arguments, reason = "a step of the loop in `write`")]
     pub(crate) fn write_piece(
         &self,
@@ -159,7 +201,8 @@ impl FileSystem {
         end: u64,
         props: &RwProps,
         alone: bool,
-    ) -> Result<(u64, u64)> {
+        bare: bool,
+    ) -> Result<Option<(u64, u64)>> {
         let rw = self.rw_always()?;
         let record = props.record_size;
         let unit = WRITE_MAX.max(u64::from(record));
@@ -170,6 +213,9 @@ impl FileSystem {
             let (lock, node) = self.lock_for(id, from..to, end, record)?;
             (Some(lock), node)
         };
+        if bare && node.attrs.may_have_xattrs {
+            return Ok(None);
+        }
         let mut tail = self.dirty_tail(&node, from)?;
         if tail.is_some() && !alone {
             drop(_lock.take());
@@ -198,7 +244,7 @@ impl FileSystem {
         self.patch(&tx, &node, &wrote(by, &node, to, now))?;
         let stripped = stripped(by, &node, now);
         self.log_written(&tx, &node, from, piece, stripped.as_ref(), to == end);
-        Ok((to - from, size.max(to)))
+        Ok(Some((to - from, size.max(to))))
     }
 
     /// What lies behind the file's end in its last block before `to` and is not zeros: a

@@ -243,7 +243,9 @@ impl FileSystem {
             while done < data.len() {
                 // The last transaction of the last piece notes the record as done.
                 let from = offset + done as u64;
-                let (n, _) = self.write_piece(root, id, from, &data[done..], end, &props, true)?;
+                let rest = &data[done..];
+                let piece = self.write_piece(root, id, from, rest, end, &props, true, false)?;
+                let (n, _) = piece.ok_or_else(|| Error::bug("a piece was not written"))?;
                 done += n as usize;
             }
             noted = true;
