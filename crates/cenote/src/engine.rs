@@ -31,6 +31,9 @@ pub struct EngineConfig {
     /// Where the memory of the machine is read: the root of `/proc` and `/sys`, for
     /// tests; `None` is `/`.
     pub memory_root: Option<PathBuf>,
+    /// Called each second: what has been free for long goes back to the system. And with
+    /// `true` when the machine lacks memory, after the cache shrank: all that is free goes.
+    pub give_back: Option<fn(bool)>,
 }
 
 /// The block cache and the device engine of one process, and the pools it has.
@@ -119,7 +122,8 @@ impl Engine {
         let cache = Arc::new(zio::BlockCache::new(sizes, c)?);
         let watched = Arc::new(Mutex::new(sizes));
         let status = Arc::<Mutex<Status>>::default();
-        let hooks = Hooks { cache: Arc::clone(&cache), status: Arc::clone(&status) };
+        let give_back = config.give_back;
+        let hooks = Hooks { cache: Arc::clone(&cache), status: Arc::clone(&status), give_back };
         let engine = Arc::new(Engine {
             cache,
             engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
@@ -460,6 +464,7 @@ fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
 struct Hooks {
     cache: Arc<zio::BlockCache>,
     status: Arc<Mutex<Status>>,
+    give_back: Option<fn(bool)>,
 }
 
 impl MemoryHooks for Hooks {
@@ -479,6 +484,9 @@ impl MemoryHooks for Hooks {
                 // What is free is not to be kept warm now.
                 base::buf::trim(0);
             }
+        }
+        if let Some(give_back) = self.give_back {
+            give_back(matches!(action, Action::ShrinkTo(_)));
         }
     }
 }

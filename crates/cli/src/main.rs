@@ -10,6 +10,7 @@ mod commands;
 mod daemon;
 mod engine;
 mod getopt;
+mod heap;
 mod local;
 mod mount;
 mod proto;
@@ -27,10 +28,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use ui::Exit;
-
-#[cfg(feature = "mimalloc")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const USAGE: &str = "\
 usage: cenote command args ...

@@ -100,9 +100,11 @@ impl State {
     /// # Errors
     /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
     pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
+        crate::heap::keep();
         Ok(State {
             engine: Engine::new(EngineConfig {
                 cache_bytes: arc_max()?,
+                give_back: Some(crate::heap::give_back),
                 ..EngineConfig::default()
             })?,
             runtime: runtime.clone(),
