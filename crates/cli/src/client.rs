@@ -16,6 +16,12 @@ use crate::ui::progress::Progress;
 
 /// How long a daemon may take until it listens. Importing pools comes later.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a daemon that does not answer is taken for a dying one: until the kernel has
+/// taken down a process that was killed, its socket takes connections and breaks them, and
+/// its lock is held.
+pub(crate) const LAST_BREATH: Duration = Duration::from_secs(10);
+/// How long nothing is done while something is waited for.
+pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
 /// A connection to the daemon.
 pub(crate) struct Client {
@@ -38,10 +44,13 @@ fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
 }
 
 impl Client {
-    fn greet(stream: UnixStream) -> Result<Client> {
-        proto::send(&stream, &Hello::ours())?;
-        let hello: Hello = proto::receive(&stream)?
-            .ok_or_else(|| Error::permission("the daemon refused the connection"))?;
+    /// Says hello; `None` when the other side is gone instead of answering.
+    fn greet(stream: UnixStream) -> Result<Option<Client>> {
+        match proto::send(&stream, &Hello::ours()) {
+            Err(e) if e.kind() == ErrorKind::Io => return Ok(None),
+            other => other?,
+        }
+        let Some(hello) = proto::receive::<Hello>(&stream)? else { return Ok(None) };
         if hello.protocol != proto::VERSION {
             return Err(Error::unsupported(format!(
                 "the running daemon is version {}, this command {}: run 'cenote daemon stop' first",
@@ -49,7 +58,7 @@ impl Client {
                 env!("CARGO_PKG_VERSION")
             )));
         }
-        Ok(Client { stream, hello, failed: false })
+        Ok(Some(Client { stream, hello, failed: false }))
     }
 
     /// Connects to a running daemon; `None` if there is none.
@@ -57,7 +66,17 @@ impl Client {
     /// # Errors
     /// It runs, but cannot be talked to.
     pub(crate) fn running(runtime: &Runtime) -> Result<Option<Client>> {
-        dial(runtime)?.map(Client::greet).transpose()
+        let begin = rt::now();
+        loop {
+            let Some(stream) = dial(runtime)? else { return Ok(None) };
+            if let Some(client) = Client::greet(stream)? {
+                return Ok(Some(client));
+            }
+            if begin.elapsed() > LAST_BREATH {
+                return Err(Error::permission("the daemon refused the connection"));
+            }
+            rt::sleep(PAUSE);
+        }
     }
 
     /// Connects to the daemon, starting it if need be.
@@ -74,9 +93,9 @@ impl Client {
     /// # Errors
     /// As there.
     pub(crate) fn connect_or_start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
-        match dial(runtime)? {
-            Some(stream) => Client::greet(stream),
-            None => Client::greet(start(runtime, metrics)?),
+        match Client::running(runtime)? {
+            Some(client) => Ok(client),
+            None => start(runtime, metrics),
         }
     }
 
@@ -139,7 +158,7 @@ impl Client {
 }
 
 /// Starts a daemon of this binary in the background and waits until it listens.
-fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<UnixStream> {
+fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
     runtime.create()?;
     let io = |e| Error::io("cannot start the daemon", e);
     let log =
@@ -161,8 +180,8 @@ fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<UnixStream> {
     let begin = rt::now();
     let mut ended = false;
     loop {
-        if let Some(stream) = dial(runtime)? {
-            return Ok(stream);
+        if let Some(client) = Client::running(runtime)? {
+            return Ok(client);
         }
         if ended || begin.elapsed() > START_TIMEOUT {
             return Err(Error::new(
@@ -173,7 +192,7 @@ fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<UnixStream> {
         // It may have ended because another one was faster: look once more.
         ended = child.try_wait().map_err(io)?.is_some();
         if !ended {
-            rt::sleep(Duration::from_millis(10));
+            rt::sleep(PAUSE);
         }
     }
 }

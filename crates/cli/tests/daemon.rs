@@ -5,8 +5,10 @@ mod common;
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
+use base::rt;
 use common::{Sandbox, is_alive};
 
 #[test]
@@ -37,6 +39,38 @@ fn life_cycle() {
     s.ok(&["daemon", "stop"]);
     assert!(!s.path("run/socket").exists());
     assert_eq!(s.run(&["daemon", "status"]).status.code(), Some(1));
+}
+
+/// A daemon was killed and its commands given again at once. The kernel took the process
+/// down piece by piece: its socket still took connections, to break them, and its lock was
+/// held a little longer than that. The first command was "refused by the daemon", the next
+/// found it "already running". Both wait for the end of what is dying.
+#[test]
+fn a_dying_daemon_is_waited_for() {
+    let s = Sandbox::new("dying");
+    s.ok(&["daemon", "start"]);
+    s.ok(&["daemon", "stop"]);
+    let lock = std::fs::File::options().write(true).open(s.path("run/lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let socket = UnixListener::bind(s.path("run/socket")).unwrap();
+    let dying = rt::spawn("dying", move || {
+        rt::sleep(Duration::from_millis(300));
+        socket.set_nonblocking(true).unwrap();
+        for _ in 0..300 {
+            let _broken = socket.accept();
+            rt::sleep(Duration::from_millis(1));
+        }
+        drop(socket);
+        rt::sleep(Duration::from_millis(300));
+        drop(lock);
+    })
+    .unwrap();
+    let looked = s.say(&["daemon", "status"]);
+    assert!(looked.code == 1 && looked.out.starts_with("no daemon is running"), "{looked:?}");
+    assert!(s.ok(&["daemon", "start"]).starts_with("cenote daemon started, pid "));
+    dying.join().unwrap();
+    assert_eq!(s.ok(&["zpool", "list"]), "no pools available\n");
+    s.stop();
 }
 
 #[test]

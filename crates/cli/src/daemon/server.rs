@@ -1,5 +1,6 @@
 //! The daemon's process: start, connections, signals, end.
 
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use rustix::process::geteuid;
 
 use super::handle::{RowListener, handle};
 use super::state::{Listener, Log, State};
+use crate::client::{Client, LAST_BREATH, PAUSE};
 use crate::mount::FuseMounter;
 use crate::proto::{self, Hello, Reply, Request, Row};
 use crate::runtime::{self, Runtime};
@@ -30,7 +32,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
         close_inherited();
     }
     runtime.create()?;
-    let _lock = runtime.lock()?;
+    let _lock = lock(runtime)?;
     if detached {
         // Out of the terminal's session; failing means we lead one already.
         let _leader = rustix::process::setsid();
@@ -56,6 +58,22 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");
     Ok(Exit::OK)
+}
+
+/// Takes the daemon's lock, that of one that dies as soon as it is dead.
+fn lock(runtime: &Runtime) -> Result<File> {
+    let begin = rt::now();
+    loop {
+        match runtime.lock() {
+            Err(e) if e.kind() == ErrorKind::Busy && begin.elapsed() < LAST_BREATH => {
+                if !matches!(Client::running(runtime), Ok(None)) {
+                    return Err(e);
+                }
+                rt::sleep(PAUSE);
+            }
+            other => return other,
+        }
+    }
 }
 
 /// Closes what whoever started the daemon had open: a lock or a pipe of theirs would be

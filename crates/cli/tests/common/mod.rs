@@ -106,6 +106,10 @@ impl Drop for Sandbox {
         if self.path("run").exists() {
             let _stopped = self.run(&["daemon", "stop", "-f"]);
         }
+        // Of a daemon that was killed, by a test that failed then.
+        for dead in self.mounts().iter().rev() {
+            let _gone = Command::new("umount").args(["-l", dead]).output();
+        }
     }
 }
 
