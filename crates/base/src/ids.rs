@@ -62,7 +62,7 @@ fn fold(number: u64) -> u64 {
 impl Hasher for IdHasher {
     fn write_u64(&mut self, number: u64) {
         // The place of the number before goes where this one's run has no bits.
-        self.state = fold(self.state ^ self.place.rotate_right(NEAR.ilog2()) ^ number / NEAR);
+        self.state = fold(self.state ^ self.place.rotate_right(NEAR.ilog2()) ^ (number / NEAR));
         self.place = number % NEAR;
     }
 
@@ -109,7 +109,7 @@ mod tests {
             let hashes = |of: fn(u64) -> u64| -> HashSet<u64> {
                 (0..NEAR).map(|n| of(state.hash_one(run * NEAR + n))).collect()
             };
-            assert_eq!(hashes(|h| h & 0xffff_ffff / NEAR * NEAR).len(), 1);
+            assert_eq!(hashes(|h| h & (0xffff_ffff / NEAR * NEAR)).len(), 1);
             assert_eq!(hashes(|h| h % NEAR).len(), 8);
             assert_eq!(hashes(|h| h >> 57).len(), 8);
         }
