@@ -13,6 +13,9 @@ if git grep -nE 'todo!\(|unimplemented!\(|TODO|FIXME|(^|[^X])XXX([^X]|$)|#\[igno
 	say "left open in the code"
 fi
 
+# Citations of docs/format lead to a section.
+scripts/citations.sh || bad=1
+
 # Engine crates contain no unsafe code but for buffers, SIMD kernels and system calls.
 allowed='^crates/(base|codec|device|fuse|cli)/'
 while read -r file; do

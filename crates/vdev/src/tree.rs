@@ -652,7 +652,7 @@ impl Tree {
         }))
     }
 
-    /// Allocatable bytes that a vdev's open devices provide (chapter 01 §1, 02 §11.1);
+    /// Allocatable bytes that a vdev's open devices provide (chapter 01 §1, chapter 02 §11.1);
     /// `None` if no child is open. The configured size ([`Node::asize`]) is what
     /// counts; this tells whether devices became too small or could give more.
     pub fn available(&self, id: NodeId) -> Option<u64> {
