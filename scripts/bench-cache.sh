@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The cache's benches (docs/benchmarks.md), with the sizes of the four old reports.
 #
-# Each writes its figures to benches/runs/DATE-NAME.json (and what it printed beside
+# Each writes its figures to benches/results/raw/DATE-NAME.json (and what it printed beside
 # it), its pictures to DATE-NAME.svg. Needs room for 2.5 GiB in DIR and the memory
 # for it twice; the mounts need /dev/fuse, and dropping the kernel's caches needs root.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"   # the binary under test
-: "${RUNS:=$root/benches/runs}"
+: "${RUNS:=$root/benches/results/raw}"
 : "${DIR:=${TMPDIR:-/tmp}}"                  # where images are made: a disk, not a tmpfs
 : "${PEER_DIR:=}"                            # a directory of another file system (zfs-fuse)
 : "${ROUNDS:=5}"                             # turns

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Databases on a mounted pool (docs/databases.md).
 #
-#   scripts/bench-databases.sh run CELL...    appends to benches/runs/DATE-db-CELL[-TAG].txt
+#   scripts/bench-databases.sh run CELL...    appends to benches/results/raw/DATE-db-CELL[-TAG].txt
 #   scripts/bench-databases.sh table CELL...  medians of what is there
 #
 # Cells: postgres (record sizes, where the log is, logbias; a database that is cached and one
@@ -19,7 +19,7 @@ if [ "${1:-}" = table ]; then
 else
 	. "$(dirname "$0")/posix-lib.sh"
 fi
-: "${RUNS:=$root/benches/runs}"
+: "${RUNS:=$root/benches/results/raw}"
 : "${TURNS:=7}"
 : "${SECONDS_EACH:=15}"
 : "${ARC:=256M}"    # Cenote's cache

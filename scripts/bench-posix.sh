@@ -6,7 +6,7 @@
 #   scripts/bench-posix.sh table CELL...  medians and ranges; ratios are taken inside a turn
 #
 # Cells: bulk random tree read checkout null. Raw lines are "CELL TURN WHO WHAT NUMBER" in
-# benches/runs/DATE-posix-CELL[-TAG].txt; several runs of one day add up. Needs root, fio,
+# benches/results/raw/DATE-posix-CELL[-TAG].txt; several runs of one day add up. Needs root, fio,
 # mkfs of the peers; zfs-fuse (PEER, its directory of programs) is left out where it is
 # absent. CHECKOUT is "REPOSITORY REVISION REVISION", its objects outside of what is
 # measured. OPTIONS are mount options of Cenote's pools (noio_uring unless given). WHO may
@@ -25,7 +25,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${MEMFS:=$root/target/release/examples/memfs}"
 : "${PEER:=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin}"
 : "${DIR:=${TMPDIR:-/tmp}}"
-: "${RUNS:=$root/benches/runs}"
+: "${RUNS:=$root/benches/results/raw}"
 : "${TURNS:=7}"
 : "${FILES:=100000}"
 : "${MIB:=6144}"

@@ -2,7 +2,7 @@
 # Synchronous writes (docs/benchmarks.md, "Synchronous writes").
 #
 # Cells `rate`, `bytes`, `beside` and `replay` run in process (`cenote bench sync`) and leave
-# benches/runs/DATE-sync-CELL.json with what was printed. Cell `mount` has fio write 8 KiB
+# benches/results/raw/DATE-sync-CELL.json with what was printed. Cell `mount` has fio write 8 KiB
 # blocks with O_DSYNC through a mount, on ext4, btrfs and zfs-fuse in files of the same disk,
 # and write and fdatasync in a file of the disk itself, in turns; flushes and bytes are those
 # that the disk counted. Cell `mount-beside` has one process fsync 8 KiB writes there, alone
@@ -13,7 +13,7 @@ set -uo pipefail
 WRITTEN=1
 . "$(dirname "$0")/posix-lib.sh"
 : "${PEER:=${CENOTE_PEERS:-/opt/cenote-peers}/zfs-fuse/sbin}"
-: "${RUNS:=$root/benches/runs}"
+: "${RUNS:=$root/benches/results/raw}"
 : "${ROUNDS:=7}"   # turns
 : "${WRITES:=1000}" # writes of a turn
 : "${JOBS:=8}"     # writers of the second figure

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The engine's writes (docs/benchmarks.md, "Writing").
 #
-# Writes figures to benches/runs/DATE-write-NAME.json and what it printed beside it.
+# Writes figures to benches/results/raw/DATE-write-NAME.json and what it printed beside it.
 # Needs room for 14 GiB in DIR, fio, and for stable figures a quiet machine; NICE=-15
 # (root) takes the processors from other work.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 : "${CENOTE:=$root/target/release/cenote}"   # the binary under test
-: "${RUNS:=$root/benches/runs}"
+: "${RUNS:=$root/benches/results/raw}"
 : "${DIR:=${TMPDIR:-/tmp}}"                  # where the images are made: a disk
 : "${ROUNDS:=7}"                             # turns
 : "${NICE:=0}"

@@ -3,7 +3,7 @@
 #
 # What is compared runs in turns (A B A B ...), since a machine's rates drift;
 # only the ratio inside a turn counts, and the table shows its median and range.
-# Raw numbers of every turn are kept in benches/runs/DATE-FIGURE.txt.
+# Raw numbers of every turn are kept in benches/results/raw/DATE-FIGURE.txt.
 #
 # Cold means: an import of its own, the kernel's page cache dropped. Cenote reads
 # images with O_DIRECT, so they are in no cache either. Needs root (drop_caches),
@@ -14,7 +14,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 : "${RANDREAD:=$root/target/release/examples/randread}"
 : "${PAIRS:=7}"                              # turns
 : "${ZDB:=zdb}" "${RAIDZ_TEST:=raidz_test}"  # OpenZFS's
-: "${RUNS:=$root/benches/runs}"
+: "${RUNS:=$root/benches/results/raw}"
 : "${SECONDS_EACH:=5}"                       # length of a random-read run
 : "${BS:=128k}"                              # the file's record size, for fio
 : "${PEER_IMPORT:=}" "${PEER_EXPORT:=}"      # commands of another ZFS: mount at ..., let go

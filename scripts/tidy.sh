@@ -16,6 +16,9 @@ fi
 # Citations of docs/format lead to a section.
 scripts/citations.sh || bad=1
 
+# The tables of docs/benchmarks.md are those of benches/results.
+scripts/bench-table.sh check || bad=1
+
 # Engine crates contain no unsafe code but for buffers, SIMD kernels and system calls.
 allowed='^crates/(base|codec|device|fuse|cli)/'
 while read -r file; do
