@@ -19,9 +19,9 @@ tables() {
 		return substr(at, 1, RLENGTH)
 	}
 	function object(key,   at) {
-		if (!match($0, "\"" key "\": {[^}]*}")) return ""
+		if (!match($0, "\"" key "\": [{][^}]*}")) return ""
 		at = substr($0, RSTART, RLENGTH)
-		sub("^\"" key "\": {", "", at)
+		sub("^\"" key "\": [{]", "", at)
 		sub(/}$/, "", at)
 		return at
 	}
@@ -59,7 +59,7 @@ tables() {
 		}
 		next
 	}
-	!/^{/ { next }
+	!/^[{]/ { next }
 	runs {
 		match($0, /"turns": [0-9]+/)
 		turns = substr($0, RSTART + 9, RLENGTH - 9)
@@ -82,11 +82,11 @@ tables() {
 			peers = peers (i > 1 ? ", " : "") pair[1] " " number(pair[2])
 		}
 		limit = ""
-		if (match($0, /"limit": {"name": "[^"]*", "value": [0-9.]+/)) {
+		if (match($0, /"limit": [{]"name": "[^"]*", "value": [0-9.]+/)) {
 			limit = substr($0, RSTART, RLENGTH)
 			value = limit
 			sub(/.*"value": /, "", value)
-			sub(/^"limit": {"name": "/, "", limit)
+			sub(/^"limit": [{]"name": "/, "", limit)
 			sub(/".*/, "", limit)
 			limit = limit " " number(value)
 		}
