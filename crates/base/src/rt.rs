@@ -17,11 +17,13 @@
 use std::panic::Location;
 use std::time::Duration;
 
+mod answer;
 mod cores;
 mod lock;
 pub mod sim;
 mod watch;
 
+pub use answer::{Callback, Lost, Receiver, Sender, oneshot};
 pub use cores::{give_way, offer_core, stay_on};
 pub use lock::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
 pub use watch::{before_sleep, may_sleep};
@@ -283,7 +285,7 @@ pub fn random_u64() -> crate::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// A value one thread fills and another waits for.
+/// A value one thread fills and another waits for; for ever, if none does ([`oneshot`] is safer).
 #[derive(Default, Debug)]
 pub struct OneShot<T> {
     slot: Mutex<Option<T>>,

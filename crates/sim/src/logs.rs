@@ -171,9 +171,10 @@ fn work(
     fs: &FileSystem,
     writer: &Writer,
     disks: &SimDisks,
-    (seed, thread): (u64, u64),
+    (setup, thread): (&Setup, u64),
     [file, over]: Files,
 ) -> Result<()> {
+    let (seed, layout) = (setup.seed, setup.layout);
     let mut rng = Rng::stream(seed, 500 + thread);
     let (mut size, mut names, mut version, mut attribute) = (0, 0, 0, 0);
     for _ in 0..OPS {
@@ -210,8 +211,7 @@ fn work(
                 }
             }
             0..=5 => {
-                let most = if rng.one_in(4) { 40_000 } else { 3000 };
-                let n = 1 + rng.below(most);
+                let n = length(&mut rng, layout);
                 let data: Vec<u8> = (size..size + n).map(|at| byte(thread, at)).collect();
                 fs.write(&Caller::root(), file, At::Offset(size), &data)?;
                 size += n;
@@ -325,6 +325,27 @@ pub fn small(seed: u64) -> Setup {
     Setup { layout: Layout::Single, threads: 1, ..setup(seed) }
 }
 
+/// The same on vdevs of a certain width, with writes that ask for log blocks of all sizes.
+pub fn wide(seed: u64, layout: Layout) -> Setup {
+    Setup { layout, threads: 1 + (seed % 2) as usize, ..setup(seed) }
+}
+
+/// Bytes of an append.
+fn length(rng: &mut Rng, layout: Layout) -> u64 {
+    if Layout::ALL.contains(&layout) {
+        let most = if rng.one_in(4) { 40_000 } else { 3000 };
+        return 1 + rng.below(most);
+    }
+    // Odd numbers of sectors, one block, several blocks, more than the largest block holds.
+    match rng.below(8) {
+        0 => 1 + rng.below(3000),
+        1..=3 => 4097 + rng.below(1904),
+        4 => 1 + rng.below(40_000),
+        5..=6 => 8192 << rng.below(4),
+        _ => 100_000 + rng.below(60_000),
+    }
+}
+
 /// The log's disks in [`Layout::Classes`].
 const LOG_DISKS: [usize; 2] = [4, 5];
 
@@ -348,10 +369,15 @@ fn body(
     let wrong: Arc<Mutex<Option<String>>> = Arc::default();
     let mut threads = Vec::new();
     for (t, file) in files.into_iter().enumerate() {
-        let (fs, writer, disks, seed, wrong) =
-            (Arc::clone(&fs), Arc::clone(&writer), disks.clone(), setup.seed, Arc::clone(&wrong));
+        let (fs, writer, disks, setup, wrong) = (
+            Arc::clone(&fs),
+            Arc::clone(&writer),
+            disks.clone(),
+            setup.clone(),
+            Arc::clone(&wrong),
+        );
         let body = move || {
-            if let Err(e) = work(&fs, &writer, &disks, (seed, t as u64), file) {
+            if let Err(e) = work(&fs, &writer, &disks, (&setup, t as u64), file) {
                 wrong.lock().get_or_insert(format!("thread {t}: {e}"));
             }
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use base::{Error, Result, Txg};
 use device::Device;
 use device::sim::{Image, SimDisks};
+use ondisk::config::VdevType;
 use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
 use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, Role, build};
@@ -87,6 +88,19 @@ fn vdevs(layout: Layout) -> Vec<NewVdev> {
             let tops = leaves.chunks(2).zip(roles);
             tops.map(|(two, role)| pair(two).for_role(role)).collect()
         }
+        Layout::Wide(nparity, _) => {
+            let kind = NewKind::Raidz { nparity: nparity.into() };
+            vec![NewVdev::new(kind).with_children(leaves)]
+        }
+        Layout::Draid => {
+            let kind = NewKind::Draid { nparity: 2, ndata: Some(3), nspares: 1 };
+            vec![NewVdev::new(kind).with_children(leaves)]
+        }
+        Layout::Mixed => {
+            let of = |kind, leaves: &[NewVdev]| NewVdev::new(kind).with_children(leaves.to_vec());
+            let parity = of(NewKind::Raidz { nparity: 1 }, &leaves[2..7]);
+            vec![of(NewKind::Mirror, &leaves[..2]), parity, leaves[7].clone()]
+        }
     }
 }
 
@@ -104,9 +118,11 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
     };
     let mut built = build(&vdevs(setup.layout), options, [], &facts)?;
     for (top, _) in &mut built.tops {
-        let copies = matches!(setup.layout, Layout::Mirror | Layout::Classes);
+        let copies = top.kind == VdevType::Mirror;
         let parts = if copies { 1 } else { top.leaves().count() as u64 };
-        if let (Some((bytes, shift)), Some(space)) = (setup.space(), &mut top.top) {
+        // A dRAID's rows are large already.
+        let space = setup.space().filter(|_| setup.layout != Layout::Draid);
+        if let (Some((bytes, shift)), Some(space)) = (space, &mut top.top) {
             space.asize = space.asize.min(bytes * parts.max(1));
             space.metaslab_shift = shift;
         }

@@ -20,10 +20,23 @@ pub enum Layout {
     Raidz2,
     /// Two copies on each of three: data, metadata (a special vdev) and intent logs.
     Classes,
+    /// Parity of so many disks over so many, for what depends on the width.
+    Wide(u8, u8),
+    /// Double parity over groups of five that are spread over seven disks, one of them spare.
+    Draid,
+    /// Two copies, single parity over five disks, and a single disk, side by side.
+    Mixed,
 }
 
+/// Names of [`Layout::Wide`], by parity and width.
+const WIDE_NAMES: [[&str; 7]; 3] = [
+    ["raidz1-3", "raidz1-4", "raidz1-5", "raidz1-6", "raidz1-7", "raidz1-8", "raidz1-9"],
+    ["raidz2-3", "raidz2-4", "raidz2-5", "raidz2-6", "raidz2-7", "raidz2-8", "raidz2-9"],
+    ["raidz3-3", "raidz3-4", "raidz3-5", "raidz3-6", "raidz3-7", "raidz3-8", "raidz3-9"],
+];
+
 impl Layout {
-    /// All of them.
+    /// Those that are drawn by chance.
     pub const ALL: [Layout; 6] = [
         Layout::Single,
         Layout::Stripe,
@@ -42,7 +55,21 @@ impl Layout {
             Layout::Raidz => "raidz",
             Layout::Raidz2 => "raidz2",
             Layout::Classes => "classes",
+            Layout::Wide(nparity, width) => {
+                let names = WIDE_NAMES.get(usize::from(nparity).wrapping_sub(1));
+                let name = names.and_then(|n| n.get(usize::from(width).wrapping_sub(3)));
+                name.copied().unwrap_or("raidz")
+            }
+            Layout::Draid => "draid",
+            Layout::Mixed => "mixed",
         }
+    }
+
+    /// Every width of raidz from three disks to nine, dRAID, and unlike vdevs side by side.
+    pub fn wide() -> Vec<Layout> {
+        let widths = (1..=3u8).flat_map(|p| (3..=9).filter(move |w| *w > p).map(move |w| (p, w)));
+        let parity = widths.map(|(nparity, width)| Layout::Wide(nparity, width));
+        parity.chain([Layout::Draid, Layout::Mixed]).collect()
     }
 
     /// Disks.
@@ -53,12 +80,15 @@ impl Layout {
             Layout::Raidz => 3,
             Layout::Raidz2 => 5,
             Layout::Classes => 6,
+            Layout::Wide(_, width) => usize::from(width),
+            Layout::Draid => 7,
+            Layout::Mixed => 8,
         }
     }
 
     /// Whether any one disk may go.
     pub fn is_redundant(self) -> bool {
-        !matches!(self, Layout::Single | Layout::Stripe)
+        !matches!(self, Layout::Single | Layout::Stripe | Layout::Mixed)
     }
 }
 
@@ -360,7 +390,13 @@ macro_rules! named {
         }
     )*};
 }
-named!(Layout, Plant, Fault);
+named!(Plant, Fault);
+
+impl Named for Layout {
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain(Layout::wide()).find(|x| x.name() == name)
+    }
+}
 
 impl Named for Workload {
     fn named(name: &str) -> Option<Self> {

@@ -20,7 +20,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use base::rt::{Condvar, JoinHandle, Mutex, OneShot, parallelism, spawn};
+use base::rt::{Condvar, JoinHandle, Mutex, Receiver, Sender, oneshot, parallelism, spawn};
 use base::{Asize, BufMut, Dva, Error, Lsize, Psize, Result, Txg, VdevId};
 use codec::checksum::fletcher::fletcher4;
 use codec::compress::{Compression, compress, is_zero};
@@ -66,12 +66,12 @@ pub(crate) struct Done {
     pub(crate) bp: BlkPtr,
 }
 
-type Answer = Arc<OneShot<Result<Vec<Done>>>>;
+type Answer = Receiver<Result<Vec<Done>>>;
 
 struct Batch {
     turn: u64,
     jobs: Vec<Job>,
-    answer: Answer,
+    answer: Sender<Result<Vec<Done>>>,
 }
 
 #[derive(Default)]
@@ -240,8 +240,9 @@ impl Shared {
                 Some(batch) => {
                     drop(queue);
                     let result = self.run(&batch, &mut out);
-                    batch.answer.set(result);
-                    drop(batch);
+                    let Batch { answer, jobs, .. } = batch;
+                    answer.send(result);
+                    drop(jobs);
                     queue = self.queue.lock();
                 }
                 None if queue.stop => return,
@@ -295,12 +296,12 @@ impl Pipe {
         if self.open.is_empty() {
             return;
         }
-        let answer = Answer::new(OneShot::new());
+        let (sender, answer) = oneshot();
         let jobs = std::mem::take(&mut self.open);
         let bytes = std::mem::take(&mut self.open_bytes);
-        self.in_flight.push_back((Arc::clone(&answer), bytes));
+        self.in_flight.push_back((answer, bytes));
         self.bytes += bytes;
-        let batch = Batch { turn: self.turn, jobs, answer };
+        let batch = Batch { turn: self.turn, jobs, answer: sender };
         self.turn += 1;
         self.shared.queue.lock().batches.push_back(batch);
         self.shared.ready.notify_one();
@@ -321,7 +322,7 @@ impl Pipe {
         }
         let Some((answer, bytes)) = self.in_flight.pop_front() else { return Ok(None) };
         self.bytes -= bytes;
-        answer.wait().map(Some)
+        answer.wait().flatten().map(Some)
     }
 
     /// The space as it is now; nothing may be under way.

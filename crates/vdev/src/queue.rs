@@ -28,7 +28,9 @@
 //!   overlaps one of them, or one held before it, is held until those are over: the last
 //!   submitted is the last written. Reads are not ordered among writes: nothing is read
 //!   while it is written (`write`).
-//! * Each request is completed exactly once, without a lock held.
+//! * Each request is completed exactly once, without a lock held. What leaves the queue
+//!   without being written ([`State::leave`]) is a [`Done`] in the hands of the caller, and
+//!   a [`Done`] that is forgotten tells an error (`base::rt::Callback`).
 //! * At most `in_flight_max` bytes of writes are in the queue, twice as many with
 //!   synchronous ones, or one submission.
 //! * If nobody pumps and something is ready, something is with the device, whose completion
@@ -48,7 +50,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use base::rt::{self, Condvar, Instant, Mutex, MutexGuard};
+use base::rt::{self, Callback, Condvar, Instant, Mutex, MutexGuard};
 use base::{Buf, BufMut, Error, Result};
 use device::{Completion, Device, Io, Op};
 
@@ -81,8 +83,8 @@ const ASYNC_WRITE: usize = IoClass::AsyncWrite as usize;
 const SYNC_READ: usize = IoClass::SyncRead as usize;
 const SYNC_WRITE: usize = IoClass::SyncWrite as usize;
 
-/// Told once how a request ended; must not block.
-pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
+/// Told once how a request ended, by being dropped if need be; must not block.
+pub(crate) type Done = Callback<Result<()>>;
 
 /// A write of `bufs`, one after the other, at a device byte.
 pub(crate) struct Request {
@@ -238,24 +240,35 @@ impl State {
         }
     }
 
-    /// The next operation of a class, merged up to `most` bytes; what is not worth writing goes to `dropped`.
-    fn next_run(&mut self, class: usize, most: u64, dropped: &mut Vec<Queued>) -> Option<Run> {
+    /// The next operation of a class, merged up to `most` bytes. What is not worth writing
+    /// leaves the queue: the caller tells `dropped`, without the lock.
+    fn next_run(&mut self, class: usize, most: u64, dropped: &mut Vec<Done>) -> Option<Run> {
         loop {
             let &(sweep, offset) = self.order[class].first()?;
             self.sweep[class] = self.sweep[class].max(sweep);
             let mut parts = VecDeque::from([self.take(class, offset)?]);
             self.extend(class, most, &mut parts);
+            let mut left = false;
             while let Some(last) = parts.pop_back_if(|last| last.request.optional) {
-                dropped.push(last);
+                self.leave(last, dropped);
+                left = true;
             }
             while let Some(first) = parts.pop_front_if(|first| first.request.optional) {
-                dropped.push(first);
+                self.leave(first, dropped);
+                left = true;
             }
-            if let (Some(first), Some(last)) = (parts.front(), parts.back()) {
-                let (start, end) = (first.request.offset, last.request.end());
+            let range = parts.front().zip(parts.back());
+            let range = range.map(|(first, last)| (first.request.offset, last.request.end()));
+            if let Some((start, end)) = range {
                 self.flying.insert(start, end);
                 self.flying_bytes += end - start;
                 self.begin(class);
+            }
+            // Not before the others count as flying.
+            if left {
+                self.release();
+            }
+            if let Some((start, end)) = range {
                 let began = rt::now();
                 return Some(Run { start, end, class, began, parts: parts.into() });
             }
@@ -359,7 +372,7 @@ impl State {
         (0..CLASSES).find(|&class| self.waiting(class) > 0 && self.has_room(class, caps))
     }
 
-    fn pick(&mut self, tuning: &Tuning, dropped: &mut Vec<Queued>) -> Picked {
+    fn pick(&mut self, tuning: &Tuning, dropped: &mut Vec<Done>) -> Picked {
         let (limits, mut picked) = (tuning.get(), Picked::default());
         loop {
             let caps = self.caps(&limits, tuning);
@@ -372,9 +385,6 @@ impl State {
                     if class == ASYNC_WRITE { caps.merged } else { limits.aggregation_limit };
                 picked.writes.extend(self.next_run(class, most, dropped));
             }
-        }
-        if !dropped.is_empty() {
-            self.release();
         }
         picked
     }
@@ -434,8 +444,9 @@ impl Queue {
         if batch.iter().any(|r| r.priority == WritePriority::Awaited) {
             self.tuning.log_came(rt::uptime());
         }
-        let by_caller = matches!(&batch[..], [one] if one.priority == WritePriority::Awaited)
-            && self.is_free(&state, SYNC_WRITE);
+        let alone = |one: &Request| one.priority == WritePriority::Awaited && !one.optional;
+        let by_caller =
+            matches!(&batch[..], [one] if alone(one)) && self.is_free(&state, SYNC_WRITE);
         for request in batch {
             state.admit(request, now);
         }
@@ -445,9 +456,9 @@ impl Queue {
             true => state.next_run(SYNC_WRITE, self.tuning.get().aggregation_limit, &mut dropped),
             false => None,
         };
-        debug_assert!(dropped.is_empty(), "who waits writes no zeros");
-        let Some(run) = run else { return self.pump(state) };
+        let Some(run) = run else { return self.pump_on(state, dropped) };
         drop(state);
+        dropped.into_iter().for_each(|done| done.call(Ok(())));
         let Op { io, done } = self.operation(run);
         done(self.device.run(io));
     }
@@ -513,19 +524,23 @@ impl Queue {
     }
 
     /// Hands to the device what may go.
-    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
+    fn pump<'a>(self: &'a Arc<Self>, state: MutexGuard<'a, State>) {
+        self.pump_on(state, Vec::new());
+    }
+
+    /// The same; `dones` have left the queue and are to be told.
+    fn pump_on<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut dones: Vec<Done>) {
         if state.pumping {
-            // Whoever pumps looks again before leaving.
-            return;
+            // The thread that pumps looks again before it leaves.
+            drop(state);
+            return dones.into_iter().for_each(|done| done.call(Ok(())));
         }
         state.pumping = true;
         loop {
-            let (mut dropped, mut dones) = (Vec::new(), Vec::new());
             let picked = match state.nothing_waits() {
                 true => Picked::default(),
-                false => state.pick(&self.tuning, &mut dropped),
+                false => state.pick(&self.tuning, &mut dones),
             };
-            dropped.into_iter().for_each(|q| state.leave(q, &mut dones));
             if picked.is_empty() && dones.is_empty() {
                 state.pumping = false;
                 return;
@@ -542,7 +557,7 @@ impl Queue {
                 if waiting {
                     self.changed.notify_all();
                 }
-                dones.into_iter().for_each(|done| done(Ok(())));
+                std::mem::take(&mut dones).into_iter().for_each(|done| done.call(Ok(())));
             }
             state = self.state.lock();
         }
@@ -581,12 +596,12 @@ impl Queue {
         self.live.in_flight.fetch_sub(told.len() as u32, Relaxed);
         match result.map(BufMut::freeze) {
             Ok(whole) => {
-                told.iter().for_each(|part| part.slot.set((Ok(whole.clone()), run.start)));
+                told.into_iter().for_each(|part| part.slot.send((Ok(whole.clone()), run.start)));
             }
             // It had one part.
             Err(error) => {
                 if let Some(part) = told.pop() {
-                    part.slot.set((Err(error), run.start));
+                    part.slot.send((Err(error), run.start));
                 }
             }
         }
@@ -664,9 +679,9 @@ impl Queue {
             self.changed.notify_all();
         }
         match (result, dones.pop()) {
-            (Ok(()), last) => dones.into_iter().chain(last).for_each(|done| done(Ok(()))),
+            (Ok(()), last) => dones.into_iter().chain(last).for_each(|done| done.call(Ok(()))),
             // It had one part.
-            (error, Some(done)) => done(error),
+            (error, Some(done)) => done.call(error),
             (Err(_), None) => {}
         }
     }

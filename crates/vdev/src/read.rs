@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use base::limits::BLOCK_SIZE_MAX;
-use base::rt::OneShot;
+use base::rt::{Sender, oneshot};
 use base::{Buf, BufMut, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::{Device, Io, Op};
 
@@ -120,7 +120,7 @@ pub struct ReadOutcome {
     pub report: ReadReport,
 }
 
-type Slot = Arc<OneShot<Result<BufMut>>>;
+type Slot = Sender<Result<BufMut>>;
 
 /// Fills its slot even if the device drops the operation.
 struct Landing(Option<(Slot, Turn, bool)>);
@@ -129,7 +129,7 @@ impl Landing {
     fn land(mut self, result: Result<BufMut>) {
         if let Some((slot, turn, merged)) = self.0.take() {
             turn.end(result.is_ok(), merged);
-            slot.set(result);
+            slot.send(result);
         }
     }
 }
@@ -138,7 +138,7 @@ impl Drop for Landing {
     fn drop(&mut self) {
         if let Some((slot, turn, _)) = self.0.take() {
             drop(turn);
-            slot.set(Err(Error::bug("a device dropped a read without completing it")));
+            slot.send(Err(Error::bug("a device dropped a read without completing it")));
         }
     }
 }
@@ -308,8 +308,8 @@ impl Tree {
         let mut sent = Vec::with_capacity(own.len());
         let mut batches: Vec<(&Arc<dyn Device>, Vec<Op>)> = Vec::new();
         for (index, device, turn, merged) in own {
-            let slot = Arc::new(OneShot::new());
-            let landing = Landing(Some((Arc::clone(&slot), turn, merged)));
+            let (sender, slot) = oneshot();
+            let landing = Landing(Some((sender, turn, merged)));
             let io = Io::read(cells[index].0.offset, cells[index].0.len as usize);
             let op = Op::new(io, move |done| landing.land(done.into_read()));
             sent.push((index, slot));
@@ -331,7 +331,8 @@ impl Tree {
             turn.end(result.is_ok(), merged);
             took(index, result.map(BufMut::freeze));
         }
-        sent.into_iter().for_each(|(index, slot)| took(index, slot.wait().map(BufMut::freeze)));
+        sent.into_iter()
+            .for_each(|(index, slot)| took(index, slot.wait().flatten().map(BufMut::freeze)));
         waiting.into_iter().for_each(|(index, slot)| took(index, slot.wait()));
         out
     }

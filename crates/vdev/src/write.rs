@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::Duration;
 
 use base::rt::atomic::AtomicUsize;
-use base::rt::{self, Mutex, OneShot};
+use base::rt::{self, Callback, Lost, Mutex, oneshot};
 use base::{Asize, Buf, Dva, Error, ErrorKind, Guid, Result, Txg, VdevId};
 use device::{Device, Io};
 
@@ -52,6 +52,12 @@ pub struct WriteReq {
     pub priority: WritePriority,
 }
 
+impl Lost for WriteReport {
+    fn lost() -> Self {
+        WriteReport { result: Lost::lost(), failed: Vec::new() }
+    }
+}
+
 /// How a write ended.
 #[derive(Debug)]
 pub struct WriteReport {
@@ -62,7 +68,7 @@ pub struct WriteReport {
 }
 
 /// Told once how a write ended; must not block.
-pub type Tell = Box<dyn FnOnce(WriteReport) + Send>;
+pub type Tell = Callback<WriteReport>;
 
 /// A write under way.
 struct Open {
@@ -132,7 +138,7 @@ impl Open {
             Err(outcome.error.unwrap_or_else(none).at_dva(self.address))
         };
         if let Some(tell) = outcome.tell {
-            tell(WriteReport { result, failed });
+            tell.call(WriteReport { result, failed });
         }
     }
 }
@@ -146,7 +152,7 @@ impl Tree {
     /// block; `Corrupt` for an impossible address or size; `Invalid` for a vdev that
     /// was removed; `Unsupported` while a raidz expansion runs.
     pub fn write(self: &Arc<Self>, req: WriteReq, done: impl FnOnce(WriteReport) + Send + 'static) {
-        self.write_all(vec![(req, Box::new(done))]);
+        self.write_all(vec![(req, Callback::new(done))]);
     }
 
     /// The same for several blocks: what touches on a leaf becomes one operation, even while
@@ -172,7 +178,7 @@ impl Tree {
         let plan = match Plan::new(self, req.vdev, req.offset, &req.data, req.birth) {
             Ok(plan) => plan,
             Err(error) => {
-                done(WriteReport { result: Err(error.at_dva(address)), failed: Vec::new() });
+                done.call(WriteReport { result: Err(error.at_dva(address)), failed: Vec::new() });
                 return None;
             }
         };
@@ -201,7 +207,7 @@ impl Tree {
                 bufs: piece.bufs,
                 priority: req.priority,
                 optional,
-                done: Box::new(move |result| open.piece(index, optional, result)),
+                done: Callback::new(move |result| open.piece(index, optional, result)),
             };
             requests.push((piece.leaf, request));
         }
@@ -211,11 +217,17 @@ impl Tree {
     /// Hands requests to their leaves, those of one leaf together.
     fn enqueue(&self, mut requests: Vec<(NodeId, Request)>) {
         requests.sort_by_key(|r| r.0);
-        if let Some((_, others)) = requests.split_last_mut() {
-            // The caller makes the last one itself, at most; the others are under way then.
-            let awaited = |r: &&mut (NodeId, Request)| r.1.priority == WritePriority::Awaited;
-            let others = others.iter_mut().filter(awaited);
-            others.for_each(|r| r.1.priority = WritePriority::SyncWrite);
+        // The caller makes one write itself, at most, and last: the others are under way then.
+        // Zeros for raidz's skip sectors are nothing to make alone.
+        let own = |r: &(NodeId, Request)| r.1.priority == WritePriority::Awaited && !r.1.optional;
+        if let Some(leaf) = requests.iter().rev().find(|r| own(r)).map(|r| r.0) {
+            requests.sort_by_key(|r| (r.0 == leaf, r.0));
+        }
+        let last = requests.iter().rposition(own);
+        for (index, (_, request)) in requests.iter_mut().enumerate() {
+            if request.priority == WritePriority::Awaited && Some(index) != last {
+                request.priority = WritePriority::SyncWrite;
+            }
         }
         let mut requests = requests.into_iter().peekable();
         while let Some((leaf, first)) = requests.next() {
@@ -225,7 +237,7 @@ impl Tree {
             }
             match self.node(leaf).writable() {
                 Some((_, queue)) => queue.submit(batch),
-                None => batch.into_iter().for_each(|r| (r.done)(Err(closed()))),
+                None => batch.into_iter().for_each(|r| r.done.call(Err(closed()))),
             }
         }
     }
@@ -240,11 +252,11 @@ impl Tree {
         let mut requests = Vec::with_capacity(writes.len());
         let mut slots = Vec::with_capacity(writes.len());
         for (guid, offset, data) in writes {
-            let slot: Arc<OneShot<Result<()>>> = Arc::new(OneShot::new());
-            slots.push((guid, Arc::clone(&slot)));
+            let (slot, end) = oneshot::<Result<()>>();
+            slots.push((guid, end));
             match self.leaf(guid) {
-                Err(error) => slot.set(Err(error)),
-                Ok(_) if data.is_empty() => slot.set(Ok(())),
+                Err(error) => slot.send(Err(error)),
+                Ok(_) if data.is_empty() => slot.send(Ok(())),
                 Ok((id, live)) => {
                     let request = Request {
                         offset,
@@ -252,11 +264,11 @@ impl Tree {
                         bufs: vec![data],
                         priority: WritePriority::SyncWrite,
                         optional: false,
-                        done: Box::new(move |result| {
+                        done: Callback::new(move |result: Result<()>| {
                             if result.is_err() {
                                 live.write_errors.fetch_add(1, Relaxed);
                             }
-                            slot.set(result.map_err(|e| e.on_vdev(guid)));
+                            slot.send(result.map_err(|e| e.on_vdev(guid)));
                         }),
                     };
                     requests.push((id, request));
@@ -264,7 +276,7 @@ impl Tree {
             }
         }
         self.enqueue(requests);
-        slots.into_iter().map(|(guid, slot)| (guid, slot.wait())).collect()
+        slots.into_iter().map(|(guid, end)| (guid, end.wait().flatten())).collect()
     }
 
     fn leaf(&self, guid: Guid) -> Result<(NodeId, Arc<crate::tree::Live>)> {

@@ -248,7 +248,7 @@ fn request(block: &Block, i: usize, reports: &Arc<Reports>) -> (WriteReq, vdev::
         reports.got.lock().push((i, report));
         reports.more.notify_all();
     };
-    (req, Box::new(tell))
+    (req, vdev::Tell::new(tell))
 }
 
 #[test]
@@ -482,4 +482,58 @@ fn snapshots_share_queues_and_limits() {
     let block = Block { offset: 0, birth: Txg(4), data: Buf::copy_of(&[1; 4096]) };
     assert_eq!(write_all(&next, &[block])[0].failed, [Guid(LEAF)]);
     assert_eq!(tree.take_missing().len(), 1, "what the new one missed, the old one knows");
+}
+
+/// Log blocks of every number of sectors at every column, one by one and several together, as
+/// the intent log writes them: each is told how it ended, and no queue keeps anything.
+#[test]
+fn what_somebody_waits_for_ends_on_every_kind_and_width() {
+    let mut cases = cases();
+    for (nparity, width) in (1..=3u8).flat_map(|p| (3..=9).map(move |w| (p, w))) {
+        if width > usize::from(nparity) {
+            cases.extend([9, 12].map(|ashift| raidz(nparity, width, ashift)));
+        }
+    }
+    for case in cases {
+        let tree = case.tree();
+        let top = tree.top(TOP).unwrap();
+        let (unit, width) = (tree.min_alloc(TOP).unwrap().0, top.children().len().max(1) as u64);
+        let sector = 1u64 << top.ashift();
+        let birth = Txg(case.births[0]);
+        let (mut at, mut written) = (0, Vec::new());
+        for sectors in 1..=2 * width + 1 {
+            for start in 0..width.min(5) {
+                let data =
+                    Buf::copy_of(&vec![(sectors + start) as u8 | 1; (sectors * sector) as usize]);
+                let asize = tree.asize(TOP, Psize(data.len() as u64), birth).unwrap().0;
+                // Neighbours, and then a hole, so that zeros are written or dropped.
+                at = if start % 2 == 0 { at + (start + 1) * unit } else { at };
+                if at + asize > top.asize() {
+                    at = 0;
+                }
+                written.push(Block { offset: at, birth, data });
+                at += asize;
+            }
+        }
+        for chunk in [1, 3] {
+            for blocks in written.chunks(chunk) {
+                let reports = Arc::new(Reports::default());
+                let awaited = |(i, block): (usize, &Block)| {
+                    let (req, tell) = request(block, i, &reports);
+                    (WriteReq { priority: WritePriority::Awaited, ..req }, tell)
+                };
+                tree.write_all(blocks.iter().enumerate().map(awaited).collect());
+                for (_, report) in reports.wait(blocks.len()) {
+                    assert!(report.result.is_ok(), "{}: {report:?}", case.name);
+                }
+            }
+        }
+        // It waits for what is in the queues.
+        assert!(tree.flush(&[TOP]).iter().all(|f| f.1.is_ok()), "{}", case.name);
+        for block in written.iter().rev().take(5) {
+            let req = ReadReq::new(TOP, block.offset, Psize(block.data.len() as u64), birth);
+            let read = tree.read(&req, &|bytes| *bytes == *block.data);
+            assert!(read.is_ok(), "{}", case.name);
+        }
+    }
 }

@@ -15,6 +15,7 @@ mod random;
 mod records;
 mod removal;
 mod slog;
+mod widths;
 mod xattrs;
 
 use std::path::PathBuf;

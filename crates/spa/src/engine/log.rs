@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use base::rt::{Instant, Mutex, OneShot};
+use base::rt::{Callback, Instant, Mutex, oneshot};
 use base::{Asize, Dva, Error, Guid, Psize, Result, Txg, VdevId};
 use dmu::Objset;
 use dsl::write::features;
@@ -112,15 +112,15 @@ impl Store for PoolStore {
             let data = if plain { data.slice(0..used) } else { data };
             let priority = WritePriority::Awaited;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
-            let end = Arc::new(OneShot::new());
-            ends.push((birth, Arc::clone(&end)));
-            let tell = move |report: WriteReport| end.set(report.result);
-            writes.push((req, Box::new(tell)));
+            let (sender, end) = oneshot();
+            ends.push((birth, end));
+            let tell = move |report: WriteReport| sender.send(report.result);
+            writes.push((req, Callback::new(tell)));
         }
         tree.write_all(writes);
         let mut done = Ok(());
         for (birth, end) in ends {
-            if let Err(e) = end.wait() {
+            if let Err(e) = end.wait().flatten() {
                 // Nobody relies on it, and its group may long be whole.
                 tree.arrived(birth);
                 done = Err(e);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::rt::OneShot;
+use base::rt::{Sender, oneshot};
 use base::{Error, Result, Txg};
 use dmu::{Objset, Pending};
 use dsl::write::{MosRead, SyncCx, features, history};
@@ -161,7 +161,7 @@ type Act = Box<dyn FnOnce(&mut TaskCx<'_>) -> Result<()> + Send>;
 /// A change that waits for its group.
 pub(crate) struct Task {
     run: Check,
-    refused: Arc<OneShot<Option<Error>>>,
+    refused: Sender<Option<Error>>,
 }
 
 impl Task {
@@ -170,11 +170,11 @@ impl Task {
         match (self.run)(cx) {
             Ok(act) => {
                 let done = act(cx);
-                self.refused.set(None);
+                self.refused.send(None);
                 done
             }
             Err(e) => {
-                self.refused.set(Some(e));
+                self.refused.send(Some(e));
                 Ok(())
             }
         }
@@ -193,28 +193,27 @@ impl Writer {
         check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
         act: impl FnOnce(&mut TaskCx<'_>, C) -> Result<T> + Send + 'static,
     ) -> Result<(T, Txg)> {
-        let value = Arc::new(OneShot::new());
-        let refused = Arc::new(OneShot::new());
-        let out = Arc::clone(&value);
+        let (out, value) = oneshot();
+        let (refusal, refused) = oneshot();
         let run: Check = Box::new(move |cx| {
             let checked = check(cx)?;
             Ok(Box::new(move |cx: &mut TaskCx<'_>| {
-                out.set(act(cx, checked)?);
+                out.send(act(cx, checked)?);
                 Ok(())
             }) as Act)
         });
         self.check_running()?;
         let hold = self.txgs.hold()?;
         let txg = hold.txg();
-        let task = Task { run, refused: Arc::clone(&refused) };
+        let task = Task { run, refused: refusal };
         self.tasks.lock().entry(txg).or_default().push(task);
         self.txgs.dirty(txg, 0);
         drop(hold);
         self.txgs.kick(txg);
         self.txgs.wait_synced(txg)?;
-        match refused.wait() {
+        match refused.wait()? {
             Some(e) => Err(e),
-            None => Ok((value.wait(), txg)),
+            None => Ok((value.wait()?, txg)),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::rt::{Instant, OneShot};
+use base::rt::{Instant, Receiver, Sender, oneshot};
 use base::{Buf, BufMut, Error, Result};
 
 use super::Queue;
@@ -33,7 +33,7 @@ pub(super) struct Reader {
     turn: (u64, u64),
     /// Part of a merged operation that failed.
     pub(super) alone: bool,
-    pub(super) slot: Arc<OneShot<(Ended, u64)>>,
+    pub(super) slot: Sender<(Ended, u64)>,
 }
 
 impl Reader {
@@ -85,9 +85,8 @@ impl Reads {
         offset: u64,
         len: u64,
         since: Instant,
-    ) -> Arc<OneShot<(Ended, u64)>> {
-        let slot = Arc::new(OneShot::new());
-        let own = Arc::clone(&slot);
+    ) -> Receiver<(Ended, u64)> {
+        let (slot, own) = oneshot();
         self.insert(Reader { offset, len, class, since, turn: (0, 0), alone: false, slot });
         own
     }
@@ -187,7 +186,7 @@ impl Drop for Turn {
 
 /// A read that somebody else makes.
 pub(crate) struct Waiting {
-    pub(super) slot: Arc<OneShot<(Ended, u64)>>,
+    pub(super) slot: Receiver<(Ended, u64)>,
     pub(super) offset: u64,
     pub(super) len: u64,
 }
@@ -195,7 +194,7 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// The bytes, when they are there.
     pub(crate) fn wait(self) -> Result<Buf> {
-        let (whole, start) = self.slot.wait();
+        let (whole, start) = self.slot.wait()?;
         let whole = whole?;
         if whole.len() as u64 == self.len {
             return Ok(whole);

@@ -440,7 +440,7 @@ impl Sink for vdev::Tree {
             let DvaWrite { dva, data, birth, priority } = write;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
             let tell = move |report: WriteReport| done(report.result, !report.failed.is_empty());
-            (req, Box::new(tell) as vdev::Tell)
+            (req, vdev::Tell::new(tell))
         };
         vdev::Tree::write_all(&self, writes.into_iter().map(one).collect());
     }
