@@ -336,9 +336,16 @@ impl Model {
         content
     }
 
-    /// The first group after `txg` that changes an object, if any does.
+    /// The first group after `txg` that leaves something else behind, if any does. One in which
+    /// what was done came to nothing (zeros over a hole) need not be written.
     pub fn next_change(&self, txg: Txg) -> Option<Txg> {
-        self.notes.lock().notes.iter().map(|n| n.txg).filter(|t| *t > txg).min()
+        let mut later: Vec<Txg> = {
+            let notes = self.notes.lock();
+            notes.notes.iter().map(|n| n.txg).filter(|t| *t > txg).collect()
+        };
+        later.sort_unstable();
+        later.dedup();
+        later.into_iter().find(|t| !self.same(txg, *t))
     }
 
     /// Whether two groups leave the same behind.
