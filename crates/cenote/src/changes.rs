@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use dmu::{Objset, Tx};
 use dsl::props::PropData;
 use dsl::stored::Stored;
@@ -113,8 +113,15 @@ impl Pool {
             content: filesystem(new),
         };
         self.writer()?.create_dataset(wanted, command(command_line))?;
-        self.set_owner_quotas(name, &owners)?;
-        self.dataset(name)
+        let done = self.set_owner_quotas(name, &owners).and_then(|()| self.dataset(name));
+        match done.and_then(|made| made.check_quota().map(|()| made)) {
+            // What cannot have its properties is not made.
+            Err(e) => {
+                self.writer()?.destroy_dataset(name, false, None)?;
+                Err(e)
+            }
+            made => made,
+        }
     }
 
     fn set_owner_quotas(&self, name: &str, owners: &[(String, PropData)]) -> Result<()> {
@@ -263,6 +270,23 @@ impl Pool {
 }
 
 impl Dataset {
+    /// Whether a new file system fits into its own quota: what it takes when it is empty is
+    /// known when it is made.
+    fn check_quota(&self) -> Result<()> {
+        let number = |prop: &str| match self.prop(prop)?.map(|v| v.value) {
+            Some(PropData::Num(n)) => Ok::<u64, Error>(n),
+            _ => Ok(0),
+        };
+        for (quota, used) in [("quota", "used"), ("refquota", "referenced")] {
+            let limit = number(quota)?;
+            if limit != 0 && limit < number(used)? {
+                let text = "size is less than current used or reserved space";
+                return Err(Error::new(ErrorKind::NoSpace, text));
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes that destroying these snapshots of this dataset, oldest first, gives back:
     /// what was written and given up again among neighbours (chapter 04 §6.4).
     ///

@@ -1,6 +1,7 @@
 //! File systems, volumes, snapshots and bookmarks by name, and their properties.
 
 mod open;
+mod written;
 
 use std::sync::Arc;
 
@@ -248,7 +249,7 @@ impl Dataset {
         marks.into_iter().map(|m| Dataset::of_bookmark(&self.core, m, head.clone())).collect()
     }
 
-    fn objset(&self) -> Result<Arc<Objset>> {
+    pub(crate) fn objset(&self) -> Result<Arc<Objset>> {
         if self.kind == DatasetKind::Bookmark {
             return Err(Error::invalid("a bookmark has no content").in_dataset(self.name()));
         }
@@ -429,30 +430,6 @@ impl Dataset {
         let received = self.ds().received(name)?.map(|v| v.into_data());
         let found = self.ds().stored(name, true)?;
         Ok(found.map(|(v, source)| PropValue { value: v.into_data(), source, received }))
-    }
-
-    fn written_since(&self, name: &str) -> Result<Option<PropValue>> {
-        let Some((_, since)) = name.split_once(['@', '#']) else { return Ok(None) };
-        let Some(old) = self.ds().snapshot(since)? else { return Ok(None) };
-        // What died since must be added for each snapshot between.
-        let mut total = self.ds().phys().referenced_bytes;
-        let mut at = self.ds().clone();
-        let snaps = self.ds().snapshots()?;
-        loop {
-            total = total.saturating_add(at.deadlist_totals()?.used);
-            let previous = at.phys().prev_snap_obj;
-            if previous == old.object() {
-                return number(total.saturating_sub(old.phys().referenced_bytes));
-            }
-            match snaps.iter().find(|s| s.object() == previous) {
-                Some(next)
-                    if next.phys().creation_txg < at.phys().creation_txg || !at.is_snapshot() =>
-                {
-                    at = next.clone();
-                }
-                _ => return Ok(None),
-            }
-        }
     }
 
     /// Properties that are not (only) in a property ZAP. Outer `None`: not one

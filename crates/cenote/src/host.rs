@@ -224,8 +224,7 @@ impl PoolHost {
     }
 
     fn dir(&self) -> Result<u64> {
-        let pool = self.writer.published().config.name.clone();
-        find_dir(self.writer.mos(), &pool, &self.name)
+        find_dir(self.writer.mos(), self.writer.name(), &self.name)
     }
 
     /// Reads the properties anew.

@@ -31,6 +31,7 @@ mod changes;
 pub mod create;
 mod dataset;
 mod engine;
+mod errlog;
 mod host;
 pub mod kstats;
 pub mod memory;
@@ -57,6 +58,7 @@ pub use zvol::Volume;
 
 pub use dataset::{Dataset, DatasetKind};
 pub use engine::{Discovery, Engine, EngineConfig, FoundPool};
+pub use errlog::DataError;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use outage::be_patient;

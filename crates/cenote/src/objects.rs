@@ -107,8 +107,7 @@ impl Objects {
     pub fn record_size(&self) -> Result<u64> {
         let mos = self.writer.mos();
         let _names = self.writer.names();
-        let pool = self.writer.published().config.name.clone();
-        let dir = find_dir(mos, &pool, &self.name)?;
+        let dir = find_dir(mos, self.writer.name(), &self.name)?;
         let stored = effective(mos, dir, "recordsize")?;
         let size = stored.as_ref().and_then(Stored::number).unwrap_or(RECORD_DEFAULT);
         let large = features::is_enabled(mos, features::LARGE_BLOCKS)?;
@@ -122,8 +121,7 @@ impl Objects {
         if !features::is_enabled(mos, features::LARGE_DNODE)? {
             return Ok(1);
         }
-        let pool = self.writer.published().config.name.clone();
-        let dir = find_dir(mos, &pool, &self.name)?;
+        let dir = find_dir(mos, self.writer.name(), &self.name)?;
         let stored = effective(mos, dir, "dnodesize")?;
         Ok(match stored.as_ref().and_then(Stored::number).unwrap_or(0) {
             0 => 1,

@@ -35,30 +35,39 @@ impl Pool {
     }
 }
 
+/// Whether a vdev has this name, path, last part of its path, or guid.
+fn is_called(v: &VdevStatus, name: &str) -> bool {
+    let path = v.path.as_ref().and_then(|p| p.to_str());
+    let last = path.and_then(|p| p.rsplit('/').next());
+    v.name == name || path == Some(name) || last == Some(name) || name.parse() == Ok(v.guid.0)
+}
+
 impl Pool {
     /// The vdev of this name, path, last part of its path, or guid.
     fn vdev_named(&self, name: &str) -> Result<Guid> {
         let mut found = None;
         self.spa().vdev_status().for_each(&mut |v: &VdevStatus| {
-            let path = v.path.as_ref().and_then(|p| p.to_str());
-            let last = path.and_then(|p| p.rsplit('/').next());
-            let is_it = v.name == name || path == Some(name) || last == Some(name);
-            if is_it || name.parse() == Ok(v.guid.0) {
+            if is_called(v, name) {
                 found.get_or_insert(v.guid);
             }
         });
         found.ok_or_else(|| Error::not_found("no such device in pool"))
     }
 
-    /// Removes a log vdev, by its name or guid or that of a device below it (`zpool
-    /// remove`); its devices are free for other uses then.
+    /// Removes a log vdev, a cache device or a spare, by its name or guid or that of a device
+    /// below it (`zpool remove`); its devices are free for other uses then.
     ///
     /// # Errors
-    /// `ReadOnly`; `NotFound`; `Invalid` for a vdev that is no log; `Busy` while it holds a
-    /// log that was not replayed; that of a suspension.
-    pub fn remove_log(&self, device: &str, command: Option<&str>) -> Result<()> {
+    /// `ReadOnly`; `NotFound`; `Invalid` for a vdev that is none of these; `Busy` while it
+    /// holds a log that was not replayed; that of a suspension.
+    pub fn remove_vdev(&self, device: &str, command: Option<&str>) -> Result<()> {
+        let command = command.map(Command::new);
+        let aux = crate::pool::aux_devices(self.spa());
+        if let Some(found) = aux.iter().find(|v| is_called(v, device)) {
+            return self.writer()?.remove_aux(found.guid, command);
+        }
         let guid = self.vdev_named(device)?;
-        self.writer()?.remove_log(guid, command.map(Command::new))
+        self.writer()?.remove_log(guid, command)
     }
 }
 

@@ -101,7 +101,16 @@ impl Dataset {
         let Some(id) = prop.id().filter(|_| self.kind() == DatasetKind::Filesystem) else {
             return Ok(None);
         };
-        let all = self.open_fs()?.userspace(prop.of, Io::WAIT)?;
+        let fs = self.open_fs()?;
+        let counted = match (prop.of, prop.objects, prop.quota) {
+            (SpaceKind::Project, _, false) => fs.counts_projects(),
+            (_, true, false) => fs.counts_objects(),
+            _ => true,
+        };
+        if !counted {
+            return Ok(None);
+        }
+        let all = fs.userspace(prop.of, Io::WAIT)?;
         let found = all.iter().find(|e| e.id == id).copied().unwrap_or_default();
         let value = match (prop.quota, prop.objects) {
             (true, false) => found.quota,

@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use base::rt::Mutex;
 use base::{Error, Guid, Result};
+use dsl::FeatureState;
+use ondisk::config::PoolConfig;
 use spa::engine::Writer;
 use spa::space::PoolSpace;
 use spa::status::{ImportReason, VdevClass, VdevState, VdevStatus};
@@ -54,6 +56,25 @@ impl Core {
             let why = because.unwrap_or("the pool was imported read-only");
             Error::new(base::ErrorKind::ReadOnly, why).in_pool(self.spa.name())
         })
+    }
+
+    /// The configuration of the last synced group.
+    pub(crate) fn config(&self) -> Arc<PoolConfig> {
+        match &self.writer {
+            Some(writer) => writer.published().config,
+            None => Arc::new(self.spa.config().clone()),
+        }
+    }
+
+    /// Which features are enabled and active now.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(crate) fn features(&self) -> Result<FeatureState> {
+        match &self.writer {
+            Some(_) => FeatureState::load(self.spa.mos()),
+            None => Ok(self.spa.features().clone()),
+        }
     }
 
     /// What a file system being written asks of this pool, kept up with its properties.
@@ -325,7 +346,7 @@ impl Pool {
         if failing && reason.is_none() {
             reason = Some(ImportReason::FailingDevices);
         }
-        if reason.is_none() && self.features_missing() {
+        if reason.is_none() && self.features_missing().or_else(|e| known(e).map(|()| false))? {
             reason = Some(ImportReason::FeaturesDisabled);
         }
         Ok(PoolStatus {
@@ -341,17 +362,17 @@ impl Pool {
         })
     }
 
-    fn features_missing(&self) -> bool {
+    fn features_missing(&self) -> Result<bool> {
         use ondisk::features::{FEATURES, NO_UPGRADE};
-        let features = self.core.spa.features();
+        let features = self.core.features()?;
         // Of a pool that is written here, those that are not kept up are not missed.
         let writes = self.core.writer.is_some();
-        self.core.spa.uberblock().version == 5000
+        Ok(self.core.spa.uberblock().version == 5000
             && FEATURES
                 .iter()
                 .filter(|f| !f.has(NO_UPGRADE) && f.is_readable())
                 .filter(|f| !writes || crate::create::compat::is_default(f))
-                .any(|f| features.state(f) == dsl::features::State::Disabled)
+                .any(|f| features.state(f) == dsl::features::State::Disabled))
     }
 
     /// Fills in sizes and fragmentation of the root and its top-level vdevs.
@@ -397,17 +418,6 @@ impl Pool {
             processed: scan.processed,
             errors: scan.errors,
         }))
-    }
-
-    /// Entries of the persistent error logs.
-    fn error_count(&self) -> Result<u64> {
-        let mos = self.core.spa.mos();
-        let mut count = 0;
-        for name in ["errlog_last", "errlog_scrub"] {
-            let object = mos.lookup(name)?.unwrap_or(0);
-            count += mos.zap_entries(object)?.len() as u64;
-        }
-        Ok(count)
     }
 
     /// The root dataset.

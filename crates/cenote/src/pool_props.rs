@@ -1,6 +1,7 @@
 //! Properties of pools.
 
 use base::{Error, Result};
+use dsl::FeatureState;
 use dsl::features::State;
 use dsl::props::{self, PropData, PropValue, Source};
 use ondisk::features::FEATURES;
@@ -17,10 +18,10 @@ impl Pool {
     /// `Invalid` for a name that is no property's; those of reading.
     pub fn prop(&self, name: &str) -> Result<Option<PropValue>> {
         if let Some(feature) = name.strip_prefix("feature@") {
-            return self.feature_prop(feature);
+            return feature_prop(feature, &self.core.features()?);
         }
         if let Some(guid) = name.strip_prefix("unsupported@") {
-            return self.unsupported_prop(guid);
+            return unsupported_prop(guid, &self.core.features()?);
         }
         if props::is_user_prop(name) {
             let stored = self.stored(name)?;
@@ -52,44 +53,23 @@ impl Pool {
                 out.push((prop.name.to_owned(), value));
             }
         }
+        let features = self.core.features()?;
         for feature in FEATURES {
             // What Cenote cannot read it does not offer either.
-            let disabled = self.core.spa.features().state(feature) == State::Disabled;
+            let disabled = features.state(feature) == State::Disabled;
             if disabled && !feature.is_readable() {
                 continue;
             }
-            let name = format!("feature@{}", feature.name());
-            if let Some(value) = self.prop(&name)? {
-                out.push((name, value));
+            if let Some(value) = feature_prop(feature.name(), &features)? {
+                out.push((format!("feature@{}", feature.name()), value));
             }
         }
-        for unknown in self.core.spa.features().unsupported() {
-            let name = format!("unsupported@{}", unknown.guid);
-            if let Some(value) = self.prop(&name)? {
-                out.push((name, value));
+        for unknown in features.unsupported() {
+            if let Some(value) = unsupported_prop(&unknown.guid, &features)? {
+                out.push((format!("unsupported@{}", unknown.guid), value));
             }
         }
         Ok(out)
-    }
-
-    fn feature_prop(&self, name: &str) -> Result<Option<PropValue>> {
-        let Some(feature) = FEATURES.iter().find(|f| f.name() == name || f.guid == name) else {
-            return Err(Error::invalid(format!("invalid property 'feature@{name}'")));
-        };
-        let state = self.core.spa.features().state(feature);
-        with_source(PropData::Str(state.word().to_owned()), Source::Local)
-    }
-
-    fn unsupported_prop(&self, guid: &str) -> Result<Option<PropValue>> {
-        let features = self.core.spa.features();
-        let Some(unknown) = features.unsupported().into_iter().find(|u| u.guid == guid) else {
-            return Ok(None);
-        };
-        let word = match (features.state_of(guid), unknown.read_only_ok) {
-            (State::Active, true) => "readonly",
-            _ => "inactive",
-        };
-        with_source(PropData::Str(word.to_owned()), Source::Local)
     }
 
     /// A property in the pool's own ZAP.
@@ -135,9 +115,12 @@ impl Pool {
                 },
                 if self.altroot().is_some() { Source::Local } else { Source::Default },
             ),
-            "comment" => self.config_text(spa.config().comment.as_ref().and_then(|s| s.to_str())),
-            "compatibility" => match spa.config().compatibility.as_ref().and_then(|s| s.to_str()) {
-                Some(list) => with_source(PropData::Str(list.to_owned()), Source::Local),
+            "comment" => {
+                let config = self.core.config();
+                self.config_text(config.comment.as_ref().and_then(|s| s.to_str()))
+            }
+            "compatibility" => match self.compatibility() {
+                Some(list) => with_source(PropData::Str(list), Source::Local),
                 None => with_source(PropData::Str("off".to_owned()), Source::Default),
             },
             "readonly" => number(u64::from(self.is_readonly())),
@@ -159,6 +142,12 @@ impl Pool {
             "tname" => Ok(None),
             _ => Ok(None),
         }
+    }
+
+    /// Property `compatibility`, if it is set.
+    fn compatibility(&self) -> Option<String> {
+        let config = self.core.config();
+        config.compatibility.as_ref().and_then(|s| s.to_str()).map(str::to_owned)
     }
 
     fn config_text(&self, value: Option<&str>) -> Result<Option<PropValue>> {
@@ -188,6 +177,25 @@ impl Pool {
             _ => with_source(PropData::None, Source::Default),
         }
     }
+}
+
+fn feature_prop(name: &str, features: &FeatureState) -> Result<Option<PropValue>> {
+    let Some(feature) = FEATURES.iter().find(|f| f.name() == name || f.guid == name) else {
+        return Err(Error::invalid(format!("invalid property 'feature@{name}'")));
+    };
+    let state = features.state(feature);
+    with_source(PropData::Str(state.word().to_owned()), Source::Local)
+}
+
+fn unsupported_prop(guid: &str, features: &FeatureState) -> Result<Option<PropValue>> {
+    let Some(unknown) = features.unsupported().into_iter().find(|u| u.guid == guid) else {
+        return Ok(None);
+    };
+    let word = match (features.state_of(guid), unknown.read_only_ok) {
+        (State::Active, true) => "readonly",
+        _ => "inactive",
+    };
+    with_source(PropData::Str(word.to_owned()), Source::Local)
 }
 
 fn data_of(value: &ZapValue) -> Option<PropData> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::{Access, Caching, Io, Mode};
+use zio::{Access, Caching, ErrorEntry, Io, Mode};
 
 use crate::live::handle::Dirty;
 use crate::live::to_little;
@@ -65,6 +65,28 @@ impl Object {
         error.at_block(level, blkid).in_object(self.id)
     }
 
+    /// The error of a block of `dn` that could not be read, entered into the pool's error
+    /// log: unless it was read ahead only, the device may be back in a moment, or the block
+    /// is not the object's any more.
+    fn unreadable(&self, error: Error, dn: &Dnode, bp: &BlkPtr, at: (u8, u64), io: Io) -> Error {
+        let lost = match error.kind() {
+            ErrorKind::Checksum | ErrorKind::Corrupt => true,
+            ErrorKind::Io => !self.os.zio().is_suspended(),
+            _ => false,
+        };
+        if let BlkPtr::Block(block) = bp
+            && lost
+            && io.access == Access::Demand
+            && self.tree(io).is_ok_and(|now| *now == *dn)
+        {
+            let (level, blkid) = at;
+            let birth = block.head.birth.0;
+            let (objset, object) = (self.os.id(), self.id.0);
+            self.os.zio().errors().add(ErrorEntry { objset, object, level, blkid, birth });
+        }
+        self.place(error, at.0, at.1)
+    }
+
     /// The dnode whose tree is on disk now.
     fn tree(&self, io: Io) -> Result<Arc<Dnode>> {
         if self.os.live_part().is_none() {
@@ -98,7 +120,11 @@ impl Object {
                 return Ok(BlkPtr::default());
             }
             let parent = dn.covering(first, at);
-            let bytes = self.os.zio().read(&bp, io).map_err(|e| self.place(e, at, parent))?;
+            let bytes = self
+                .os
+                .zio()
+                .read(&bp, io)
+                .map_err(|e| self.unreadable(e, dn, &bp, (at, parent), io))?;
             at -= 1;
             let index = dn.covering(first, at) & ((1 << dn.epb_shift()) - 1);
             bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
@@ -190,7 +216,8 @@ impl Object {
             if bp.is_hole() {
                 return Ok((Buf::zeros(range.len()), None));
             }
-            zio.read_range(&bp, range.clone(), io).map_err(|e| self.place(e, 0, blkid))
+            zio.read_range(&bp, range.clone(), io)
+                .map_err(|e| self.unreadable(e, &dn, &bp, (0, blkid), io))
         });
         match read {
             Ok((part, Some(at))) => {
@@ -444,7 +471,11 @@ impl Object {
                 _ => {}
             }
             let parent = dn.covering(blkid, level);
-            let bytes = self.os.zio().read(&bp, io).map_err(|e| self.place(e, level, parent))?;
+            let bytes = self
+                .os
+                .zio()
+                .read(&bp, io)
+                .map_err(|e| self.unreadable(e, dn, &bp, (level, parent), io))?;
             level -= 1;
             let index = dn.covering(blkid, level) & ((1 << dn.epb_shift()) - 1);
             if level == 0 {

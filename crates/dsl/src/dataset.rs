@@ -198,6 +198,22 @@ impl DslDataset {
         }
     }
 
+    /// The previous snapshot, through origins; its name is not looked up.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub fn previous_dataset(&self) -> Result<Option<DslDataset>> {
+        match self.phys.prev_snap_obj {
+            0 => Ok(None),
+            object => {
+                let phys = Self::read_phys(self.dir.mos(), object)?;
+                // Only the MOS is asked of the directory.
+                let (dir, name) = (self.dir.clone(), Arc::clone(&self.name));
+                Ok(Some(DslDataset { dir, object, name, phys }))
+            }
+        }
+    }
+
     /// Bytes referenced here that were written since the previous snapshot
     /// (chapter 04 §5.7).
     ///

@@ -18,7 +18,7 @@ use zio::{BlockCache, Zio};
 
 use crate::assemble::{FoundPool, fix_paths};
 use crate::engine::{Parts, Writer, WriterOptions, assemble, claim};
-use crate::leaves::{FileLeaves, Leaves};
+use crate::leaves::{FileLeaves, Leaves, Purpose};
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
@@ -52,8 +52,13 @@ pub struct ImportOptions {
     pub altroot: Option<PathBuf>,
     /// Call it so.
     pub new_name: Option<String>,
+    /// `new_name` lasts until the export: labels and configuration keep the old one.
+    pub temporary_name: bool,
     /// Open the pool to look at it: no host check, no multihost wait.
     pub inspect: bool,
+    /// With `inspect`: another process may have the pool open, so no device is locked. What
+    /// is read is of the last synced group, as long as its blocks are not reused.
+    pub shared: bool,
 }
 
 impl ImportOptions {
@@ -61,11 +66,22 @@ impl ImportOptions {
     pub fn writes(&self) -> bool {
         !self.readonly && !self.inspect && !self.dry_run
     }
+
+    /// What the leaves are opened for.
+    fn purpose(&self) -> Purpose {
+        match (self.writes(), self.inspect && self.shared) {
+            (true, _) => Purpose::Write,
+            (false, true) => Purpose::Probe,
+            (false, false) => Purpose::Read,
+        }
+    }
 }
 
 /// An open pool.
 pub struct Spa {
     name: String,
+    /// The name that is in the labels when the pool is written.
+    stored_name: String,
     guid: Guid,
     zio: Arc<Zio>,
     mos: Mos,
@@ -123,7 +139,7 @@ impl Spa {
         let mut limit = options.txg.unwrap_or(Txg::MAX);
         let mut newest = None;
         loop {
-            let opener = LeafOpener::new(found, source, options.writes());
+            let opener = LeafOpener::new(found, source, options.purpose());
             let mut seen = None;
             let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
             let failure = match opened {
@@ -195,6 +211,10 @@ impl Spa {
         (mos, config): (Mos, PoolConfig),
     ) -> Result<Spa, Box<OpenFailure>> {
         let name = options.new_name.clone().unwrap_or_else(|| found.name.clone());
+        let stored_name = match options.temporary_name {
+            true => found.name.clone(),
+            false => name.clone(),
+        };
         let tree = zio.tree();
         let fail = |error: Error| {
             Box::new(OpenFailure {
@@ -223,6 +243,7 @@ impl Spa {
         let deflate = mos.lookup("deflate").map_err(&fail)?.is_some_and(|v| v != 0);
         let spa = Spa {
             name,
+            stored_name,
             guid: found.guid,
             zio,
             mos,
@@ -366,12 +387,13 @@ impl Spa {
         let logs = space.logs.clone();
         let mut config = self.config.clone();
         config.state = PoolState::Active;
-        config.name.clone_from(&self.name);
+        config.name.clone_from(&self.stored_name);
         config.hostid = crate::own_hostid();
         config.hostname = hostname();
         let parts = Parts {
             zio: Arc::clone(&self.zio),
             mos: self.mos.clone(),
+            name: self.name.clone(),
             config,
             uberblock: self.uberblock.clone(),
             space: Some(space),

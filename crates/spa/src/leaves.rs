@@ -15,7 +15,7 @@ use device::{Device, Engine, FileDevice, Lock, OpenOptions};
 /// What an opened leaf is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To look at its labels; others may have it.
+    /// To look at its labels, or at a pool that another process has open; others may have it.
     Probe,
     /// To read it.
     Read,

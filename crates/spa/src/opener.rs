@@ -33,11 +33,15 @@ struct Opened {
 }
 
 impl<'a> LeafOpener<'a> {
-    pub(crate) fn new(found: &'a FoundPool, source: &'a dyn Leaves, write: bool) -> LeafOpener<'a> {
+    pub(crate) fn new(
+        found: &'a FoundPool,
+        source: &'a dyn Leaves,
+        purpose: Purpose,
+    ) -> LeafOpener<'a> {
         LeafOpener {
             found,
             source,
-            purpose: if write { Purpose::Write } else { Purpose::Read },
+            purpose,
             open: Mutex::new(HashMap::new()),
             leaves: Mutex::new(HashMap::new()),
         }

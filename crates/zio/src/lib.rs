@@ -26,6 +26,7 @@
 //! Lock order: the locks of the pointers to tree, space and [`Prefetch`] are leaves, held to
 //! clone the `Arc`.
 
+mod errlog;
 mod gang;
 mod hints;
 mod outage;
@@ -45,6 +46,7 @@ use base::rt::RwLock;
 use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
+pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
 pub use hints::{Hints, Place};
 pub use outage::{Insist, Outage, be_patient, insist, is_insisting};
 pub use prefetch::Prefetch;
@@ -146,6 +148,7 @@ pub struct Zio {
     space: RwLock<Option<Arc<dyn SpaceSource>>>,
     under_way: write::under_way::UnderWay,
     outage: RwLock<Option<Arc<dyn Outage>>>,
+    errors: ErrorLog,
     /// Takes writes instead of the tree.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
@@ -182,6 +185,7 @@ impl Zio {
             space: RwLock::new(None),
             under_way: write::under_way::UnderWay::default(),
             outage: RwLock::new(None),
+            errors: ErrorLog::default(),
             sink: RwLock::new(None),
         }
     }
@@ -209,6 +213,11 @@ impl Zio {
     /// Where blocks of objects were found in the cache.
     pub fn hints(&self) -> &Hints {
         &self.hints
+    }
+
+    /// Blocks that could not be read since the pool was opened.
+    pub fn errors(&self) -> &ErrorLog {
+        &self.errors
     }
 
     /// A number for an object set that was just opened, for its [`Place`]s.

@@ -29,6 +29,11 @@ pub trait Outage: Send + Sync {
     /// Somebody's call met `why`: waits if the pool is suspended, or is now because its
     /// devices are gone, and those who use it are to wait. False: the call fails.
     fn outlast(&self, why: &Error) -> bool;
+
+    /// Whether the pool is suspended now.
+    fn is_suspended(&self) -> bool {
+        false
+    }
 }
 
 /// What a thread does about devices that are gone.
@@ -77,6 +82,11 @@ impl Zio {
     /// Who is asked when devices are gone.
     pub fn set_outage(&self, outage: Arc<dyn Outage>) {
         *self.outage.write() = Some(outage);
+    }
+
+    /// Whether the pool is suspended: errors of its devices may be gone in a moment.
+    pub fn is_suspended(&self) -> bool {
+        self.outage.read().as_ref().is_some_and(|o| o.is_suspended())
     }
 
     pub(crate) fn waits_for_devices(&self) -> bool {

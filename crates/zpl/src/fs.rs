@@ -8,7 +8,7 @@ use base::rt::RwLock;
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Object, Objset, Zap};
 use ondisk::fuid::FuidTable;
-use ondisk::objset::ObjsetType;
+use ondisk::objset::{FLAG_PROJECT_ACCOUNTED, FLAG_USEROBJ_ACCOUNTED, ObjsetType};
 use ondisk::sa::SaTables;
 
 use crate::master::{MASTER_NODE, Props};
@@ -152,6 +152,16 @@ impl FileSystem {
     /// Number of allocated objects: `f_files` less the free ones.
     pub fn object_count(&self) -> u64 {
         self.os.object_count()
+    }
+
+    /// Whether objects are counted by their users and groups; in old pools they are not.
+    pub fn counts_objects(&self) -> bool {
+        self.os.flags() & FLAG_USEROBJ_ACCOUNTED != 0
+    }
+
+    /// Whether space and objects are counted by projects; in old pools they are not.
+    pub fn counts_projects(&self) -> bool {
+        self.os.flags() & FLAG_PROJECT_ACCOUNTED != 0
     }
 
     /// Whether something of an object is not on disk yet.

@@ -27,7 +27,8 @@ impl Engine {
     ) -> Result<()> {
         let open = self.open_pools();
         let look = |path: &Path| -> Result<Looked> { inuse::look(path, self.devices(), &open) };
-        let tops = pool.map(|p| p.spa().config().vdev_tree.children.as_slice());
+        let config = pool.map(|p| p.core.config());
+        let tops = config.as_ref().map(|c| c.vdev_tree.children.as_slice());
         admit(vdevs, tops, force, &look)
     }
 
@@ -41,7 +42,7 @@ impl Engine {
             OpenPool {
                 guid: pool.guid(),
                 name: pool.name().to_owned(),
-                leaves: pool.spa().config().vdev_tree.leaves().map(|l| l.guid).collect(),
+                leaves: pool.core.config().vdev_tree.leaves().map(|l| l.guid).collect(),
                 spares: aux(devices.clone(), spa::VdevClass::Spare),
                 caches: aux(devices, spa::VdevClass::Cache),
             }

@@ -153,6 +153,7 @@ impl Engine {
             force: true,
             altroot: request.altroot.clone(),
             new_name: request.temporary_name.clone(),
+            temporary_name: request.temporary_name.is_some(),
             ..ImportOptions::default()
         };
         self.import(&found, &options)

@@ -172,6 +172,8 @@ fn cachefile(value: &str) -> Result<PoolSetting, String> {
         if !std::path::Path::new(dir).is_dir() {
             return Err(format!("'{dir}' is not a valid directory"));
         }
+        // The daemon keeps its own list of the pools that it imports again.
+        return Err("the use of cache files is not supported by this version of Cenote".to_owned());
     }
     Ok(PoolSetting::Cachefile(value.to_owned()))
 }
@@ -313,7 +315,9 @@ fn native_setting(prop: &Prop, value: &str) -> Result<(String, PropData), String
         "mlslabel" => return Err("mlslabels are unsupported".to_owned()),
         "mountpoint" => check_mountpoint(value)?,
         "encryption" if value != "off" => {
-            return Err("encrypted datasets cannot be created by this version".to_owned());
+            return Err(
+                "encryption of new datasets is not supported by this version of Cenote".to_owned()
+            );
         }
         "keyformat" | "keylocation" | "pbkdf2iters" if value != "none" => {
             return Err("encryption properties need encryption".to_owned());

@@ -107,10 +107,16 @@ pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
     let name = core.spa.name();
     let text = |text: String| Kstat::new("misc", Body::Text(text));
     registry.register(&format!("{name}/state"), core, move |core| {
-        text(format!("{}\n", state_word(core.spa.vdev_status().state())))
+        let suspended = core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some());
+        let word = match suspended {
+            true => "SUSPENDED",
+            false => state_word(core.spa.vdev_status().state()),
+        };
+        text(format!("{word}\n"))
     })?;
-    let guid = core.spa.guid().0;
-    registry.register(&format!("{name}/guid"), core, move |_| text(format!("{guid}\n")))?;
+    registry.register(&format!("{name}/guid"), core, move |core| {
+        text(format!("{}\n", core.config().pool_guid.0))
+    })?;
     for (file, list) in tables::POOL_FILES {
         registry.register(&format!("{name}/{file}"), core, move |_| tables::zeros(list))?;
     }

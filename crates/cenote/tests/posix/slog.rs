@@ -76,7 +76,7 @@ fn blocks_go_to_the_log_vdev_and_a_missing_one_is_told() {
     let id = fs.lookup(fs.root(), b"first", Io::WAIT).unwrap().id;
     fs.write(&Caller::root(), id, At::Offset(0), b"without").unwrap();
     fs.fsync(id).unwrap();
-    pool.remove_log("mirror-1", None).unwrap();
+    pool.remove_vdev("mirror-1", None).unwrap();
     let wanted = essence(&fs);
     drop(fs);
     pool.export().unwrap();
@@ -100,9 +100,9 @@ fn log_vdevs_are_added_and_removed_while_they_are_used() {
         blocks(&rig.pool)
     };
     assert!(commits(20).0 >= 18);
-    assert_eq!(kind(rig.pool.remove_log("d0", None)), ErrorKind::Invalid);
-    assert_eq!(kind(rig.pool.remove_log("nothing", None)), ErrorKind::NotFound);
-    rig.pool.remove_log("l0", Some("zpool remove tank l0")).unwrap();
+    assert_eq!(kind(rig.pool.remove_vdev("d0", None)), ErrorKind::Invalid);
+    assert_eq!(kind(rig.pool.remove_vdev("nothing", None)), ErrorKind::NotFound);
+    rig.pool.remove_vdev("l0", Some("zpool remove tank l0")).unwrap();
     let before = blocks(&rig.pool);
     let after = commits(20);
     assert!(after.1 > before.1 + 15 && after.0 == before.0, "{before:?} {after:?}");

@@ -183,7 +183,7 @@ pub(super) fn change(
             pool()?.set(&setting, command).map_err(fail)?;
         }
         Change::Remove(device) => {
-            pool()?.remove_log(device, command).map_err(|e| {
+            pool()?.remove_vdev(device, command).map_err(|e| {
                 Error::new(e.kind(), format!("cannot remove {device}: {}", e.message()))
             })?;
         }

@@ -188,6 +188,7 @@ pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> 
     let parts = Parts {
         zio,
         mos,
+        name: config.name.clone(),
         config,
         uberblock: template(spec.version, INITIAL_TXG),
         space: None,

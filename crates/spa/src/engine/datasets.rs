@@ -14,6 +14,8 @@
 //!
 //! # Departures from OpenZFS
 //! * `destroy` takes a whole subtree in one group.
+//! * Limits on the number of file systems and snapshots hold for everybody. OpenZFS spares
+//!   those who may change the limit, and here each user of the daemon may.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
 use base::{Error, ErrorKind, Result, Txg};
 use dmu::{Io, Objset, ObjsetProps, Tx};
+use dsl::DslDir;
 use dsl::stored::Stored;
 use dsl::write::props::{self, Change, Target};
 use dsl::write::{MosRead, create, destroy, features, snapshot};
@@ -154,9 +157,24 @@ fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored, usable: u
     Ok(())
 }
 
+/// A limit on the number of datasets (chapter 04 §5.6).
+struct Limit {
+    /// What is counted.
+    word: &'static str,
+    /// The property.
+    prop: &'static str,
+    /// The counter.
+    count: &'static str,
+}
+
+const FILESYSTEMS: Limit =
+    Limit { word: "filesystem", prop: "filesystem_limit", count: "com.joyent:filesystem_count" };
+const SNAPSHOTS: Limit =
+    Limit { word: "snapshot", prop: "snapshot_limit", count: "com.joyent:snapshot_count" };
+
 impl TaskCx<'_> {
     fn dir(&self, name: &str) -> Result<u64> {
-        find_dir(self.read(), &self.state.config.name, name)
+        find_dir(self.read(), self.writer.name(), name)
     }
 
     /// The head of a file system or volume by its full name.
@@ -183,21 +201,30 @@ impl TaskCx<'_> {
         Ok(Objset::open(Arc::clone(&self.writer.zio), head, bp, Io::WAIT)?.kind())
     }
 
-    /// Whether one more fits below the limits of `dir` and the directories above.
-    fn check_limit(&self, dir: u64, limit: &str, count: &str, more: u64) -> Result<()> {
+    /// Whether one more file system or snapshot may come to `dir`, besides those that this
+    /// request made room for (`more`, by directory) already.
+    ///
+    /// # Errors
+    /// `NoSpace`, naming the dataset whose limit it is; those of reading the MOS.
+    fn check_limit(&self, dir: u64, what: &Limit, more: &mut BTreeMap<u64, u64>) -> Result<()> {
         let (mos, mut at) = (self.read(), dir);
         for _ in 0..=DATASET_DEPTH_MAX {
             if at == 0 {
                 break;
             }
             let phys = mos.dir(at)?;
-            let max = props::own(mos, phys.props_zapobj, limit)?.and_then(|v| v.number());
-            let now = mos.attribute_u64(at, count)?;
+            let wanted = more.entry(at).or_default();
+            *wanted += 1;
+            let max = props::own(mos, phys.props_zapobj, what.prop)?.and_then(|v| v.number());
+            let now = mos.attribute_u64(at, what.count)?;
             if let (Some(max), Some(now)) = (max, now)
                 && max != u64::MAX
-                && now.saturating_add(more) > max
+                && now.saturating_add(*wanted) > max
             {
-                return Err(Error::new(ErrorKind::NoSpace, "out of space"));
+                let name = DslDir::name_of(&self.writer.mos, at, self.writer.name())?;
+                let (word, name) = (what.word, name.unwrap_or_default());
+                let text = format!("{word} limit of '{name}' is reached ({max})");
+                return Err(Error::new(ErrorKind::NoSpace, text));
             }
             at = phys.parent_obj;
         }
@@ -426,7 +453,8 @@ impl Writer {
             if cx.writer.allocatable(false) == 0 {
                 return Err(Error::new(ErrorKind::NoSpace, "out of space").in_dataset(&name));
             }
-            cx.check_limit(parent, "filesystem_limit", "com.joyent:filesystem_count", 1)?;
+            let limited = cx.check_limit(parent, &FILESYSTEMS, &mut BTreeMap::new());
+            limited.map_err(|e| e.in_dataset(&name))?;
             list.iter().try_for_each(|(name, value)| check_value(cx.read(), name, value))?;
             let reserves = |p: &&(String, Stored)| RESERVATIONS.contains(&p.0.as_str());
             let wanted = list.iter().filter(reserves).filter_map(|p| p.1.number()).max();
@@ -517,7 +545,7 @@ impl Writer {
     ) -> Result<()> {
         let check = move |cx: &mut TaskCx<'_>| {
             let mut heads = Vec::with_capacity(names.len());
-            let mut seen = BTreeSet::new();
+            let (mut seen, mut more) = (BTreeSet::new(), BTreeMap::new());
             for name in names {
                 let Some((fs, snap)) = name.split_once('@') else {
                     let text = "missing '@' delimiter in snapshot name";
@@ -534,7 +562,8 @@ impl Writer {
                 }
                 cx.writer.check_replayed(head).map_err(|e| e.in_dataset(name.as_str()))?;
                 let dir = cx.read().dataset(head)?.dir_obj;
-                cx.check_limit(dir, "snapshot_limit", "com.joyent:snapshot_count", 1)?;
+                let limited = cx.check_limit(dir, &SNAPSHOTS, &mut more);
+                limited.map_err(|e| e.in_dataset(name.as_str()))?;
                 heads.push((head, name));
             }
             if cx.writer.allocatable(false) == 0 {
@@ -682,8 +711,7 @@ impl Writer {
     fn head_of(&self, name: &str) -> Result<(u64, ObjsetProps)> {
         let mos: &dyn MosRead = &self.mos;
         let _names = self.names();
-        let pool = self.published.read().config.name.clone();
-        let dir = find_dir(mos, &pool, name)?;
+        let dir = find_dir(mos, self.name(), name)?;
         let head = mos.dir(dir)?.head_dataset_obj;
         if head == 0 {
             return Err(missing(name));

@@ -138,6 +138,7 @@ const INDIRECT_LEAST: u64 = 16 << 20;
 pub struct Writer {
     zio: Arc<Zio>,
     mos: Mos,
+    name: String,
     txgs: Arc<Txgs>,
     space: Arc<Space>,
     space_io: Arc<SpaceIo>,
@@ -229,6 +230,12 @@ impl Writer {
     /// taken twice by one thread, nor held over a wait for a group.
     pub fn names(&self) -> base::rt::ReadGuard<'_, ()> {
         self.names.read()
+    }
+
+    /// The name that the pool goes by: the first part of its datasets' names. Labels and
+    /// configuration have another one while this one is temporary.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The live MOS.

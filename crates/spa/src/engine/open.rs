@@ -105,6 +105,8 @@ pub struct Parts {
     pub zio: Arc<Zio>,
     /// The MOS, live.
     pub mos: Mos,
+    /// The name that the pool goes by, a temporary one perhaps.
+    pub name: String,
     /// The configuration.
     pub config: PoolConfig,
     /// The uberblock that was opened.
@@ -120,7 +122,7 @@ pub struct Parts {
 /// # Errors
 /// Those of reading space maps; `Corrupt` when they contradict each other.
 pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
-    let Parts { zio, mos, config, uberblock, space: known, roles } = parts;
+    let Parts { zio, mos, name, config, uberblock, space: known, roles } = parts;
     let tree = zio.tree();
     let space = Arc::new(Space::new(options.streams));
     // Without it space is accounted as it is allocated (chapter 04 §1).
@@ -191,6 +193,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     let writer = Arc::new(Writer {
         zio,
         mos,
+        name,
         txgs,
         space,
         space_io,

@@ -134,6 +134,10 @@ impl Outage for Outages {
         }
         self.txgs.wait_running().is_ok()
     }
+
+    fn is_suspended(&self) -> bool {
+        self.txgs.suspended().is_some()
+    }
 }
 
 /// Reads every block that it is shown.

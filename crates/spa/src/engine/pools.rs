@@ -28,13 +28,14 @@ use ondisk::zap::ZapValue;
 use txg::FailMode;
 use vdev::{LeafSpec, Tree};
 
+use super::config::is_concrete;
 use super::open::{class_for, describe};
 use super::tasks::{Command, TaskCx};
 use super::{Writer, effective};
 use crate::specs::{self, Extra};
 use crate::write::config::{PoolFacts, aux, has_labels, initial};
 use crate::write::labels;
-use crate::write::topology::{Built, Role};
+use crate::write::topology::Built;
 
 /// Block size of the lists of spares and cache devices.
 const LIST_BLOCK: u32 = 16 << 10;
@@ -91,7 +92,6 @@ impl TaskCx<'_> {
         all.extend(devices.iter().map(VdevConfig::to_nvlist));
         let mut list = NvList::new();
         list.add_lists(key, all);
-        let packed = list.pack_xdr();
         let object = match known {
             Some(object) => ObjectId(object),
             None => {
@@ -110,15 +110,44 @@ impl TaskCx<'_> {
                 object
             }
         };
-        os.write(self.tx, object, 0, &packed)?;
-        os.set_bonus(self.tx, object, &(packed.len() as u64).to_le_bytes())?;
+        self.write_aux(object, &list)?;
         self.config();
         Ok(())
     }
 
-    fn add_top(&mut self, top: &VdevConfig, role: Role, tree: &Tree) -> Result<()> {
+    /// Writes a list of spares or cache devices.
+    pub(super) fn write_aux(&mut self, object: ObjectId, list: &NvList) -> Result<()> {
+        let os = self.writer.mos.objset();
+        let packed = list.pack_xdr();
+        os.write(self.tx, object, 0, &packed)?;
+        os.set_bonus(self.tx, object, &(packed.len() as u64).to_le_bytes())
+    }
+
+    /// The tree of the configuration as it now is: with the devices that are open, and
+    /// `devices` for new leaves. Each vdev keeps its class, which its ZAP alone records.
+    ///
+    /// # Errors
+    /// `Corrupt` for a configuration that makes no tree.
+    pub(super) fn changed_tree(&self, devices: &Devices) -> Result<Arc<Tree>> {
+        let old = self.writer.zio.tree();
+        let mut spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
+        for (top, spec) in self.state.config.vdev_tree.children.iter().zip(&mut spec.children) {
+            let id = VdevId(top.id);
+            let known = old.top(id).is_ok() || self.state.new_vdevs.contains_key(&id);
+            if known && is_concrete(top) {
+                spec.class = class_for(&old, &self.state.new_vdevs, id)?;
+            }
+        }
+        let open = |leaf: &LeafSpec| {
+            let known = old.find(leaf.guid).and_then(|node| node.device().cloned());
+            let device = known.or_else(|| devices.get(&leaf.guid).cloned());
+            device.ok_or_else(|| Error::not_found("no such device"))
+        };
+        Tree::build_from(Some(&old), &spec, &open)
+    }
+
+    fn add_top(&mut self, top: &VdevConfig, tree: &Tree) -> Result<()> {
         let id = VdevId(top.id);
-        self.state.new_vdevs.insert(id, role.allocation_bias());
         let class = class_for(tree, &self.state.new_vdevs, id)?;
         let mut desc = describe(tree, top, class)?;
         desc.metaslabs.resize((desc.asize >> desc.ms_shift) as usize, MsDesc::default());
@@ -133,16 +162,12 @@ impl TaskCx<'_> {
     fn add_all(&mut self, built: &Built, devices: &Devices) -> Result<()> {
         let config = self.config();
         config.vdev_tree.children.extend(built.tops.iter().map(|(top, _)| top.clone()));
-        let old = self.writer.zio.tree();
-        let spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
-        let open = |leaf: &LeafSpec| {
-            let known = old.find(leaf.guid).and_then(|node| node.device().cloned());
-            let device = known.or_else(|| devices.get(&leaf.guid).cloned());
-            device.ok_or_else(|| Error::not_found("no such device"))
-        };
-        let tree = Tree::build_from(Some(&old), &spec, &open)?;
         for (top, role) in &built.tops {
-            self.add_top(top, *role, &tree)?;
+            self.state.new_vdevs.insert(VdevId(top.id), role.allocation_bias());
+        }
+        let tree = self.changed_tree(devices)?;
+        for (top, _) in &built.tops {
+            self.add_top(top, &tree)?;
         }
         self.writer.zio.set_tree(tree);
         self.writer.space_io.forget_limits();
@@ -255,8 +280,7 @@ impl Writer {
                 match change {
                     PoolChange::Prop(name, _) => props::check_name(name)?,
                     PoolChange::Bootfs(name) if !name.is_empty() => {
-                        let pool = cx.state.config.name.clone();
-                        let dir = effective::find_dir(cx.read(), &pool, name)?;
+                        let dir = effective::find_dir(cx.read(), cx.writer.name(), name)?;
                         boot.insert(name.clone(), cx.read().dir(dir)?.head_dataset_obj);
                     }
                     PoolChange::Comment(text) | PoolChange::Compatibility(text) => {

@@ -1,4 +1,4 @@
-//! Removing log vdevs (chapter 01 §4.3; chapter 05 §4.2).
+//! Removing log vdevs, cache devices and spares (chapter 01 §4.3, §4.7; chapter 05 §4.2).
 //!
 //! # Theory
 //! A log vdev holds blocks of intent logs alone. When it gives no more space and every chain
@@ -6,6 +6,9 @@
 //! forgets it: its space maps, arrays, ZAPs and lists of missing groups go, and a hole takes
 //! its place, so that no other vdev ever gets its number (its entries in logs of space maps
 //! may live on). After that group its labels are wiped.
+//!
+//! Cache devices and unused spares hold nothing: they leave the MOS's list of them, which
+//! goes with its last entry. Their labels stay, for a spare may be another pool's too.
 //!
 //! # Invariants
 //! * Until the group that forgets it is on disk, a crash finds the vdev in the pool, and
@@ -19,14 +22,14 @@ use std::sync::Arc;
 
 use base::{Error, Guid, ObjectId, Result, VdevId};
 use dsl::write::store::DIRECTORY;
+use nvlist::NvList;
 use ondisk::config::{Top, VdevConfig, VdevType};
-use vdev::{LeafSpec, Tree};
 
 use super::Writer;
 use super::config::ZAP_MAP;
 use super::maps::VdevObjects;
+use super::pools::Devices;
 use super::tasks::{Command, TaskCx};
-use crate::specs::{self, Extra};
 use crate::write::labels;
 
 /// Groups after which everything that was freed is free.
@@ -95,13 +98,8 @@ impl TaskCx<'_> {
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {
             *place = hole(id);
         }
-        let old = self.writer.zio.tree();
-        let spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
-        let open = |leaf: &LeafSpec| {
-            let known = old.find(leaf.guid).and_then(|node| node.device().cloned());
-            known.ok_or_else(|| Error::not_found("no such device"))
-        };
-        self.writer.zio.set_tree(Tree::build_from(Some(&old), &spec, &open)?);
+        let tree = self.changed_tree(&Devices::new())?;
+        self.writer.zio.set_tree(tree);
         self.writer.space.remove_vdev(VdevId(id))?;
         self.state.missed.retain(|(guid, _)| top.find(*guid).is_none());
         self.writer.space_io.forget_limits();
@@ -111,7 +109,60 @@ impl TaskCx<'_> {
     }
 }
 
+/// A list of spares or cache devices, and one of them that leaves it.
+struct Listed {
+    key: &'static str,
+    object: ObjectId,
+    left: Vec<NvList>,
+    path: String,
+}
+
+impl TaskCx<'_> {
+    /// The list that a cache device or spare is on.
+    fn listed(&self, guid: Guid) -> Result<Listed> {
+        for key in ["l2cache", "spares"] {
+            let Some(object) = self.read().directory(key)? else { continue };
+            let list = self.writer.mos.packed_nvlist(object)?;
+            let all = list.lists(key).unwrap_or_default();
+            let (gone, left): (Vec<NvList>, Vec<NvList>) =
+                all.iter().cloned().partition(|device| device.u64("guid") == Some(guid.0));
+            if let Some(gone) = gone.first() {
+                let path = gone.str("path").unwrap_or("an auxiliary device").to_owned();
+                return Ok(Listed { key, object: ObjectId(object), left, path });
+            }
+        }
+        Err(Error::not_found("no such device in pool"))
+    }
+
+    fn drop_aux(&mut self, listed: Listed) -> Result<()> {
+        let Listed { key, object, left, path } = listed;
+        if left.is_empty() {
+            self.cx.mos.zap_remove(DIRECTORY, key.as_bytes())?;
+            self.writer.mos.objset().free_object(self.tx, object)?;
+        } else {
+            let mut list = NvList::new();
+            list.add_lists(key, left);
+            self.write_aux(object, &list)?;
+        }
+        self.config();
+        self.log_internal("vdev remove", None, &format!("{path} removed"))
+    }
+}
+
 impl Writer {
+    /// Removes a cache device or a spare.
+    ///
+    /// # Errors
+    /// `NotFound` when it is neither; those of a suspension.
+    pub fn remove_aux(&self, guid: Guid, command: Option<Command>) -> Result<()> {
+        let check = move |cx: &mut TaskCx<'_>| cx.listed(guid);
+        let act = move |cx: &mut TaskCx<'_>, listed: Listed| {
+            cx.drop_aux(listed)?;
+            command.map_or(Ok(()), |c| cx.log_command(&c))
+        };
+        self.sync_task(check, act).map(|_| ())
+    }
+
     /// Removes a log vdev; `guid` is its own or that of a device below it. No record is
     /// lost: commits go to other vdevs, or wait for groups, meanwhile.
     ///

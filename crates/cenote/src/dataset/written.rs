@@ -1,0 +1,121 @@
+//! What was written since a snapshot or bookmark: `written@S`, `written#B` (chapter 04
+//! §11.3).
+//!
+//! # Theory
+//! The space that a dataset refers to and the old snapshot did not. It is the difference
+//! of what both refer to, and what died since of the old one: of each dataset between,
+//! the part of its deadlist that was born before the old snapshot was taken. Of a
+//! bookmark the snapshot may be gone; it keeps what died of it before the next one.
+
+use base::Result;
+use dsl::DslDataset;
+use dsl::props::PropValue;
+use dsl::write::{bpobj, deadlist};
+use ondisk::dslphys::BOOKMARK_HAS_FBN;
+
+use super::Dataset;
+use crate::values::number;
+
+/// Snapshots between a dataset and an old one of it.
+const CHAIN_MAX: usize = 1 << 16;
+
+impl Dataset {
+    /// The value of `written@...` or `written#...`: a snapshot or bookmark of this dataset,
+    /// or, by its full name, one that it descends from. `None` for any other.
+    ///
+    /// # Errors
+    /// Those of reading the MOS.
+    pub(super) fn written_since(&self, name: &str) -> Result<Option<PropValue>> {
+        let Some((_, since)) = name.split_once(['@', '#']) else { return Ok(None) };
+        let head = self.ds().name().split('@').next().unwrap_or_default();
+        let full = match (since.contains(['@', '#']), name.starts_with("written#")) {
+            (true, _) => since.to_owned(),
+            (false, true) => format!("{head}#{since}"),
+            (false, false) => format!("{head}@{since}"),
+        };
+        match full.contains('#') {
+            true => self.since_bookmark(&full),
+            false => self.since_snapshot(&full),
+        }
+    }
+
+    fn since_snapshot(&self, full: &str) -> Result<Option<PropValue>> {
+        let Some((fs, snap)) = full.split_once('@') else { return Ok(None) };
+        let Some(head) = self.head_named(fs)? else { return Ok(None) };
+        let Some(old) = head.snapshot(snap)? else { return Ok(None) };
+        self.since(old.object(), old.phys().creation_txg.0, old.phys().referenced_bytes)
+    }
+
+    fn since_bookmark(&self, full: &str) -> Result<Option<PropValue>> {
+        let Some((fs, _)) = full.split_once('#') else { return Ok(None) };
+        let Some(head) = self.head_named(fs)? else { return Ok(None) };
+        let Some(mark) = head.bookmarks()?.into_iter().find(|b| b.name == full) else {
+            return Ok(None);
+        };
+        let txg = mark.phys.creation_txg.0;
+        if mark.phys.flags & BOOKMARK_HAS_FBN == 0 {
+            // Its snapshot knows, as long as it exists.
+            let snaps = head.snapshots()?;
+            let Some(old) = snaps.iter().find(|s| s.phys().guid == mark.phys.guid) else {
+                return Ok(None);
+            };
+            return self.since(old.object(), txg, old.phys().referenced_bytes);
+        }
+        let mut written = self.ds().phys().referenced_bytes;
+        let mut at = self.ds().clone();
+        for _ in 0..CHAIN_MAX {
+            if at.phys().prev_snap_txg.0 <= txg {
+                let own = at.dir().object() == head.dir().object();
+                let died = mark.phys.fbn.used;
+                written = written.saturating_add(died).saturating_sub(mark.phys.referenced.used);
+                return if own { number(written) } else { Ok(None) };
+            }
+            written = written.saturating_add(dead_of(&at, txg)?);
+            match at.previous_dataset()? {
+                Some(previous) => at = previous,
+                None => break,
+            }
+        }
+        Ok(None)
+    }
+
+    /// What was written since the snapshot `object` of group `txg`, which this dataset
+    /// descends from.
+    fn since(&self, object: u64, txg: u64, referenced: u64) -> Result<Option<PropValue>> {
+        let mut written = self.ds().phys().referenced_bytes;
+        let mut at = self.ds().clone();
+        for _ in 0..CHAIN_MAX {
+            written = written.saturating_add(dead_of(&at, txg)?);
+            if at.phys().prev_snap_obj == object {
+                return number(written.saturating_sub(referenced));
+            }
+            match at.previous_dataset()?.filter(|p| p.phys().creation_txg.0 > txg) {
+                Some(previous) => at = previous,
+                None => break,
+            }
+        }
+        Ok(None)
+    }
+
+    /// The head of a file system or volume of this pool, if there is one by this name.
+    fn head_named(&self, name: &str) -> Result<Option<DslDataset>> {
+        match self.core.spa.root_dir()?.find(name) {
+            Ok(dir) => dir.head(),
+            Err(e) if e.kind() == base::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Bytes on a dataset's deadlist that were born in group `txg` or before.
+fn dead_of(ds: &DslDataset, txg: u64) -> Result<u64> {
+    let (mos, object) = (ds.dir().mos(), ds.phys().deadlist_obj);
+    if object == 0 || deadlist::is_plain(mos, object)? {
+        return Ok(ds.deadlist_totals()?.used);
+    }
+    let mut sum = 0u64;
+    for &list in deadlist::keys(mos, object)?.range(..txg).map(|(_, list)| list) {
+        sum = sum.saturating_add(u64::try_from(bpobj::usage(mos, list)?.used).unwrap_or(0));
+    }
+    Ok(sum)
+}
