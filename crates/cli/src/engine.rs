@@ -9,9 +9,9 @@ pub(crate) use cenote::inspect::zpl::{
     Groups, New, Rename, SetAttrs, SetHow, SetTime, Time, Whence,
 };
 pub(crate) use cenote::{
-    ClassDetail, Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem, FoundPool,
-    ImportOptions, ImportReason, Io, Pool, PoolState, PoolStatus, ScanState, Search, VdevClass,
-    VdevState, VdevStatus, Volume,
+    ClassDetail, DataError, Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem,
+    FoundPool, ImportOptions, ImportReason, Io, Pool, PoolState, PoolStatus, ScanState, Search,
+    VdevClass, VdevState, VdevStatus, Volume,
 };
 
 /// A line about a path that could not be looked at.

@@ -101,6 +101,9 @@ pub(crate) struct ImportArgs {
     pub(crate) altroot: Option<PathBuf>,
     /// Another name.
     pub(crate) new_name: Option<String>,
+    /// `new_name` lasts until the export.
+    #[serde(default)]
+    pub(crate) temporary_name: bool,
     /// Mount nothing.
     pub(crate) no_mount: bool,
     /// Mount options, each a list with commas.
@@ -176,6 +179,8 @@ pub(crate) enum Request {
     PoolStatus {
         /// Its name.
         name: String,
+        /// With the paths of damaged files.
+        verbose: bool,
     },
     /// Properties of one pool.
     PoolProps {
@@ -473,6 +478,12 @@ pub(crate) struct Vdev {
     pub(crate) expandsize: u64,
     /// A leaf's physical bytes.
     pub(crate) psize: u64,
+    /// Bytes of it that can be allocated.
+    pub(crate) asize: u64,
+    /// log2 of its sectors.
+    pub(crate) ashift: u32,
+    /// Parity columns.
+    pub(crate) nparity: u32,
     /// Below.
     pub(crate) children: Vec<Vdev>,
 }

@@ -80,7 +80,7 @@ fn datasets_are_made() {
     );
     assert_eq!(
         no(&["set", "volsize=20M", "tank/v"]),
-        "cannot set property for 'tank/v': volumes cannot be resized by this version\n"
+        "cannot set property for 'tank/v': resizing volumes is not supported by this version of Cenote\n"
     );
     let text = s.fail(2, &["zfs", "create", "-s", "tank/f"]);
     assert!(text.starts_with("'-s' and '-b' can only be used when creating a volume\nusage:\n"));
@@ -266,9 +266,7 @@ fn refusals_of_properties() {
         let told = s.fail(2, &[&["zfs"], args].concat());
         assert_eq!(told.lines().next(), Some(first), "{args:?}");
     }
-    assert_eq!(
-        s.fail(1, &["zfs", "clone", "tank/a@s", "tank/c"]),
-        "cannot run 'zfs clone': Cenote does not have it yet\n"
-    );
+    let clone = s.fail(2, &["zfs", "clone", "tank/a@s", "tank/c"]);
+    assert!(clone.starts_with("unrecognized command 'clone'\n"), "{clone}");
     judge(&s);
 }

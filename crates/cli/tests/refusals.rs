@@ -167,10 +167,13 @@ fn options_that_are_refused() {
     };
     assert_eq!(
         refuse(1, &["-c", "/etc/zfs/zpool.cache", "clonedblk"]),
-        "cannot import with -c: cache files are not used, name the devices with -d"
+        "cannot run 'zpool import' with -c: the use of cache files is not supported by this version \
+         of Cenote"
     );
     // This one cannot be written, and says so; it is imported all the same.
-    let told = s.say(&import(&dir, &["-N", "-f", "-o", "readonly=off", "clonedblk"])).err;
+    let said = s.say(&import(&dir, &["-N", "-f", "-o", "readonly=off", "clonedblk"]));
+    assert_eq!(said.code, 0, "a script took the pool for one that is not imported");
+    let told = said.err;
     assert!(told.contains("'clonedblk' is imported read-only: "), "{told}");
     s.ok(&["zpool", "export", "clonedblk"]);
     assert_eq!(
@@ -190,16 +193,10 @@ fn options_that_are_refused() {
         &["zfs", "mount"],
     ] {
         let wanted = format!(
-            "cannot run '{} {}' with -j: JSON output is not supported\n",
+            "cannot run '{} {}' with -j: JSON output is not supported by this version of Cenote\n",
             command[0], command[1]
         );
         assert_eq!(s.fail(1, &[command, &["-j"]].concat()), wanted);
-    }
-    let wanted = "cannot run 'zpool scrub': this version cannot do that\n";
-    assert_eq!(s.fail(1, &["zpool", "scrub", "x"]), wanted);
-    for command in [["zfs", "send"], ["zfs", "clone"]] {
-        let wanted = format!("cannot run '{}': Cenote does not have it yet\n", command.join(" "));
-        assert_eq!(s.fail(1, &[&command[..], &["x"]].concat()), wanted);
     }
 }
 

@@ -7,7 +7,6 @@ use base::{Error, Result, rt};
 use cachesim::{Format, Options, PolicyKind, Row};
 use serde::Serialize;
 
-#[cfg(test)]
 use super::args::{Opt, opt};
 use super::chart::{Chart, Look, Series, Shape};
 use super::{frame, svg};
@@ -16,8 +15,7 @@ use crate::ui::{self, Exit};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
 
-/// For the manual page.
-#[cfg(test)]
+/// For the usage text and the manual page.
 pub(super) const OPTIONS: &[Opt] = &[
     opt("--trace", "FILE", "a trace; more may follow, each with the option"),
     opt("--size", "N[,N...]", "sizes of the cache, in pages"),
@@ -25,6 +23,7 @@ pub(super) const OPTIONS: &[Opt] = &[
     opt("--format", "NAME", "how the trace is written (told by its content)"),
     opt("--json", "FILE", "write the figures as JSON (- is standard output)"),
     opt("--svg", "FILE", "write the pictures"),
+    opt("--help", "", "this text"),
 ];
 
 const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--policy NAME[,NAME...]] \

@@ -55,20 +55,14 @@ const ALL: &[Bench] = &[
 struct Own {
     name: &'static str,
     about: &'static str,
-    /// For its manual page; it has a parser of its own.
-    #[cfg(test)]
+    /// For its usage text and its manual page; it has a parser of its own.
     options: &'static [Opt],
     main: fn(&[&str]) -> Result<Exit>,
 }
 
 /// Benches that measure no pool and have their own output.
-const OWN: &[Own] = &[Own {
-    name: "cache",
-    about: cache::ABOUT,
-    #[cfg(test)]
-    options: cache::OPTIONS,
-    main: cache::main,
-}];
+const OWN: &[Own] =
+    &[Own { name: "cache", about: cache::ABOUT, options: cache::OPTIONS, main: cache::main }];
 
 /// Options that every bench has.
 const COMMON: &[Opt] = &[
@@ -160,6 +154,10 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         return Ok(Exit::OK);
     };
     if let Some(own) = OWN.iter().find(|b| b.name == name) {
+        if rest.iter().any(|word| word == "--help") {
+            ui::out(&usage(own.name, "", own.about, own.options.iter()));
+            return Ok(Exit::OK);
+        }
         return (own.main)(&rest.iter().map(String::as_str).collect::<Vec<_>>());
     }
     let Some(bench) = ALL.iter().find(|b| b.name == name) else {
@@ -219,16 +217,26 @@ fn list() -> String {
     )
 }
 
+/// How a bench is called.
+fn usage(
+    name: &str,
+    words: &str,
+    about: &str,
+    options: impl Iterator<Item = &'static Opt>,
+) -> String {
+    let blank = if words.is_empty() { "" } else { " " };
+    let mut out = format!("usage: bench {name}{blank}{words} [options]\n{about}\n");
+    for o in options {
+        let left = format!("{} {}", o.name, o.value);
+        out.push_str(&format!("  {left:<22} {}\n", o.help));
+    }
+    out
+}
+
 impl Bench {
     fn usage(&self) -> String {
-        let blank = if self.words.is_empty() { "" } else { " " };
-        let mut out =
-            format!("usage: bench {}{blank}{} [options]\n{}\n", self.name, self.words, self.about);
-        for o in self.options.iter().copied().flatten().chain(COMMON) {
-            let left = format!("{} {}", o.name, o.value);
-            out.push_str(&format!("  {left:<22} {}\n", o.help));
-        }
-        out
+        let options = self.options.iter().copied().flatten().chain(COMMON);
+        usage(self.name, self.words, self.about, options)
     }
 
     fn start(&self, words: &[String]) -> std::result::Result<(), Stop> {
@@ -266,6 +274,13 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The README's tour shows the list; it lacked a bench.
+    #[test]
+    fn the_readme_shows_the_list() {
+        let readme = include_str!("../../../../README.md");
+        assert!(readme.contains(&list()), "README.md: the list of benches is\n{}", list());
+    }
 
     #[test]
     fn every_bench_explains_itself() {

@@ -27,7 +27,7 @@ use std::os::unix::process::CommandExt;
 use base::{Error, Result};
 
 use crate::getopt::{self, Bad, Parsed};
-use crate::ui::Exit;
+use crate::ui::{self, Exit};
 
 /// How a flag is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +182,19 @@ impl Command {
         getopt::parse(argv, self.flags)
     }
 
+    /// The complaint about options that were given, and that Cenote does not have yet.
+    pub(crate) fn refusal(&self, parsed: &Parsed) -> Option<String> {
+        let refused = |f: &&Flag| f.usage == Use::Refused && parsed.has(f.letter);
+        let flag = self.flags.iter().find(refused)?;
+        let spelling = flag.spellings().into_iter().next().unwrap_or_default();
+        let what = if flag.help.is_empty() { "the option" } else { flag.help };
+        let command = match self.alone {
+            true => self.name.to_owned(),
+            false => format!("{} {}", self.program, self.name),
+        };
+        Some(format!("cannot run '{command}' with {spelling}: {}", ui::not_yet(what)))
+    }
+
     /// The name of its manual page.
     pub(crate) fn page(&self) -> String {
         let name = if self.alone {
@@ -209,6 +222,48 @@ static NONE: Command = COMMAND;
 /// The row of a command.
 pub(crate) fn find(program: &str, name: &str) -> &'static Command {
     of(program).find(|c| c.name == name || c.aliases.contains(&name)).unwrap_or(&NONE)
+}
+
+/// Complains about a command that is none, or that OpenZFS alone has: tools that probe for
+/// a command take exit code 2 for its absence.
+pub(crate) fn unrecognized(program: &str, name: &str, missing: &[&str]) -> Exit {
+    ui::err(&format!("unrecognized command '{name}'"));
+    if missing.contains(&name) {
+        ui::err(&ui::not_yet(&format!("'{program} {name}'")));
+    }
+    ui::err(usage(program).trim_end());
+    Exit::USAGE
+}
+
+/// `version [-j]` of `zpool` and `zfs`: the program's version twice, as there is no kernel
+/// module (chapter 09 §1.1, §1.6).
+pub(crate) fn version(program: &str, argv: &[OsString]) -> Exit {
+    let parsed = match find(program, "version").parse(argv) {
+        Ok(parsed) if parsed.args.is_empty() => parsed,
+        Ok(_) => return misuse(program, "version", Some("too many arguments")),
+        Err(bad) => return misuse(program, "version", bad.message().as_deref()),
+    };
+    let v = env!("CARGO_PKG_VERSION");
+    let (userland, kernel) = (format!("zfs-cenote-{v}"), format!("zfs-kmod-none-cenote-{v}"));
+    ui::out(&match parsed.has('j') {
+        true => format!(
+            "{{\"output_version\":{{\"command\":\"{program} version\",\"vers_major\":0,\
+             \"vers_minor\":1}},\"zfs_version\":{{\"userland\":\"{userland}\",\"kernel\":\
+             \"{kernel}\"}}}}\n"
+        ),
+        false => format!("{userland}\n{kernel}\n"),
+    });
+    Exit::OK
+}
+
+/// Complains and shows how a command is used; the exit code is 2.
+pub(crate) fn misuse(program: &str, command: &str, message: Option<&str>) -> Exit {
+    if let Some(message) = message {
+        ui::err(message);
+    }
+    let synopsis = find(program, command).synopsis;
+    ui::err(&format!("usage:\n\t{synopsis}"));
+    Exit::USAGE
 }
 
 /// The usage text of `zpool` or `zfs`.

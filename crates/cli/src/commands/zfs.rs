@@ -11,7 +11,7 @@ const FIELDS: Word = Word::Some(&["all", "name", "property", "value", "received"
 
 const SCRIPTED: Flag = flag('H', "no headings, fields separated by one TAB");
 const EXACT: Flag = flag('p', "exact numbers");
-const JSON: Flag = flag('j', "JSON is not printed").or("json").refused();
+const JSON: Flag = flag('j', "JSON output").or("json").refused();
 const DEPTH: Flag = arg('d', "max", Word::Any, "as many levels below those named");
 
 pub(super) const COMMANDS: &[Command] = &[
@@ -165,5 +165,11 @@ pub(super) const COMMANDS: &[Command] = &[
         words: &[Word::Dataset],
         ..ZFS
     },
-    Command { name: "version", about: "show the version", synopsis: "version", ..ZFS },
+    Command {
+        name: "version",
+        about: "show the version",
+        synopsis: "version [-j]",
+        flags: &[flag('j', "as JSON").or("json")],
+        ..ZFS
+    },
 ];

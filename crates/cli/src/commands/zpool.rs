@@ -26,7 +26,7 @@ const LINKS: Flag = flag('L', "names of devices with symbolic links resolved");
 const PATHS: Flag = flag('P', "whole paths of devices");
 const STAMP: Flag =
     arg('T', "u|d", Word::One(&["u", "d"]), "the time before each report: seconds, or a date");
-const JSON: Flag = flag('j', "JSON is not printed").or("json").refused();
+const JSON: Flag = flag('j', "JSON output").or("json").refused();
 const ROOT: Flag = arg('R', "root", Word::Dir, "a directory before all mountpoints");
 
 pub(super) const COMMANDS: &[Command] = &[
@@ -91,7 +91,7 @@ pub(super) const COMMANDS: &[Command] = &[
     },
     Command {
         name: "remove",
-        about: "remove log devices from a pool",
+        about: "remove log devices, cache devices and spares from a pool",
         synopsis: "remove [-w] <pool> <device> ...",
         flags: &[ignored('w')],
         words: &[Word::Pool, Word::PoolOrVdev],
@@ -140,8 +140,8 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('x', "only pools that something is wrong with"),
             flag('d', "errors of direct writes, as a column"),
             STAMP,
-            ignored('D'),
-            Flag { long: "power", short: false, ..ignored('1') },
+            flag('D', "the report on deduplication").refused(),
+            flag('1', "the state of the slots' power").named("power").refused(),
             JSON,
         ],
         words: &[Word::Pool],
@@ -166,7 +166,7 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('q', "what waits and what is under way, too"),
             flag('r', "histograms of the sizes of operations, instead"),
             flag('w', "histograms of latencies, instead"),
-            arg('c', "script[,...]", Word::Any, "scripts are not run").refused(),
+            arg('c', "script[,...]", Word::Any, "running scripts").refused(),
         ],
         words: &[Word::PoolOrVdev],
         ..POOL
@@ -175,7 +175,7 @@ pub(super) const COMMANDS: &[Command] = &[
         name: "import",
         about: "find pools on devices and import them",
         synopsis: "import [-d dir|file] ... [-D]\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T \
-                   txg] [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmN] [-F \
+                   txg] [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmNt] [-F \
                    [-nX]] [-T txg] [-o readonly=on] [-R root]\n\t    <pool | id> [newpool]",
         flags: &[
             flag('a', "every pool that is found"),
@@ -195,14 +195,14 @@ pub(super) const COMMANDS: &[Command] = &[
                 "a property of this import, or options of its mounts",
             ),
             ROOT,
-            arg('c', "file", Word::File, "cache files are not used").refused(),
-            ignored('C'),
-            ignored('E'),
+            arg('c', "file", Word::File, "the use of cache files").refused(),
+            flag('t', "newpool is a temporary name: the pool keeps its own on its devices"),
             ignored('l'),
             ignored('s'),
-            ignored('t'),
-            ignored('V'),
-            Flag { long: "rewind-to-checkpoint", short: false, ..ignored('1') },
+            flag('C', "").refused(),
+            flag('E', "").refused(),
+            flag('V', "an import without a look at the devices").refused(),
+            flag('1', "rewinding to a checkpoint").named("rewind-to-checkpoint").refused(),
         ],
         words: &[Word::Any],
         ..POOL
@@ -221,8 +221,8 @@ pub(super) const COMMANDS: &[Command] = &[
         synopsis: "upgrade\n\tupgrade -v\n\tupgrade [-V version] <-a | pool ...>",
         flags: &[
             flag('v', "the features that Cenote knows"),
-            flag('a', "features are enabled one by one, with zpool set").refused(),
-            arg('V', "version", Word::Any, "features are enabled one by one").refused(),
+            flag('a', "enabling all features at once").refused(),
+            arg('V', "version", Word::Any, "enabling all features at once").refused(),
         ],
         words: &[Word::Pool],
         ..POOL
@@ -248,8 +248,10 @@ pub(super) const COMMANDS: &[Command] = &[
     },
     Command {
         name: "get",
-        about: "show properties of pools",
-        synopsis: "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ...",
+        about: "show properties of pools and vdevs",
+        synopsis: "get [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> [pool] ...\n\tget \
+                   [-Hp] [-o \"all\" | field[,...]] <\"all\" | property[,...]> <pool>\n\t    \
+                   <all-vdevs | vdev> ...",
         flags: &[SCRIPTED, EXACT, arg('o', "field[,...]", FIELDS, "the columns"), JSON],
         words: &[Word::PoolProps, Word::Pool],
         ..POOL
@@ -282,5 +284,11 @@ pub(super) const COMMANDS: &[Command] = &[
         words: &[Word::Pool],
         ..POOL
     },
-    Command { name: "version", about: "show the version", synopsis: "version", ..POOL },
+    Command {
+        name: "version",
+        about: "show the version",
+        synopsis: "version [-j]",
+        flags: &[flag('j', "as JSON").or("json")],
+        ..POOL
+    },
 ];

@@ -1,8 +1,8 @@
 //! The engine's types to the protocol's.
 
 use crate::engine::{
-    ClassDetail, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState, VdevClass,
-    VdevState, VdevStatus,
+    ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
+    VdevClass, VdevState, VdevStatus,
 };
 use crate::proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
 
@@ -86,6 +86,9 @@ pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
         fragmentation: v.fragmentation,
         expandsize: v.expandsize,
         psize: v.psize,
+        asize: v.asize,
+        ashift: v.ashift,
+        nparity: v.nparity,
         children: v.children.iter().map(vdev).collect(),
     }
 }
@@ -95,6 +98,19 @@ fn tree(root: &VdevStatus, aux: &[VdevStatus]) -> Vdev {
     let mut out = vdev(root);
     out.children.extend(aux.iter().map(vdev));
     out
+}
+
+/// A damaged file as `zpool status -v` names it: by its path where its file system is
+/// mounted, else by dataset and path, or by numbers.
+pub(crate) fn data_error(e: &DataError, mountpoint: Option<&str>) -> String {
+    let path = e.path.as_deref().map(String::from_utf8_lossy);
+    match (&e.dataset, mountpoint, path) {
+        (Some(_), Some(at), Some(path)) => format!("{}{path}", at.trim_end_matches('/')),
+        (Some(dataset), _, Some(path)) => format!("{dataset}:{path}"),
+        (Some(dataset), ..) => format!("{dataset}:<{:#x}>", e.object),
+        (None, ..) if e.objset == 0 => format!("<metadata>:<{:#x}>", e.object),
+        (None, ..) => format!("<{:#x}>:<{:#x}>", e.objset, e.object),
+    }
 }
 
 /// A pool's state.
@@ -144,5 +160,29 @@ pub(crate) fn found(p: &FoundPool) -> Found {
         health: state(p.health),
         unsupported: p.unsupported.clone(),
         root: tree(&p.vdevs, &p.aux),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chapter 09 §4.3.
+    #[test]
+    fn names_of_damaged_files() {
+        let error = |dataset: Option<&str>, objset, path: Option<&[u8]>| DataError {
+            dataset: dataset.map(str::to_owned),
+            mountable: true,
+            objset,
+            object: 0x1f,
+            path: path.map(<[u8]>::to_vec),
+        };
+        let file = error(Some("tank/ds"), 54, Some(b"/dir/file"));
+        assert_eq!(data_error(&file, Some("/mnt")), "/mnt/dir/file");
+        assert_eq!(data_error(&file, Some("/")), "/dir/file");
+        assert_eq!(data_error(&file, None), "tank/ds:/dir/file");
+        assert_eq!(data_error(&error(Some("tank/ds"), 54, None), Some("/mnt")), "tank/ds:<0x1f>");
+        assert_eq!(data_error(&error(None, 0, None), None), "<metadata>:<0x1f>");
+        assert_eq!(data_error(&error(None, 0x15, None), None), "<0x15>:<0x1f>");
     }
 }

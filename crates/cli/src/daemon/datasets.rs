@@ -285,6 +285,8 @@ fn props(state: &State, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply
     if args.names.len() > TARGETS_MAX {
         return Err(too_many());
     }
+    // The pool's history has a command once, however many datasets it changes.
+    let mut line = command(&args.command);
     for name in &args.names {
         let opened = state.open(name);
         let done = opened.and_then(|(pool, dataset)| {
@@ -292,7 +294,7 @@ fn props(state: &State, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply
                 (true, DatasetKind::Filesystem | DatasetKind::Volume) => subtree(&dataset)?,
                 _ => vec![dataset],
             };
-            all.iter().try_for_each(|d| assign(state, &pool, d, args, to))
+            all.iter().try_for_each(|d| assign(state, (&pool, d), args, &mut line, to))
         });
         match done {
             // Each that failed is told; the others go on.
@@ -312,12 +314,13 @@ fn kind(dataset: &Dataset) -> Of {
     }
 }
 
-/// Changes the properties of one dataset, and its mounts accordingly.
+/// Changes the properties of one dataset, and its mounts accordingly. The first that
+/// succeeds takes the `line` for the pool's history.
 fn assign(
     state: &State,
-    pool: &Arc<Pool>,
-    dataset: &Dataset,
+    (pool, dataset): (&Arc<Pool>, &Dataset),
     args: &PropsArgs,
+    line: &mut Option<&str>,
     to: &mut dyn Listener,
 ) -> Result<()> {
     let name = dataset.name();
@@ -343,7 +346,7 @@ fn assign(
     pool.writer().map_err(fail)?;
     let mut mounts = remount::Remount::new(dataset, &changed, args.no_remount).map_err(fail)?;
     mounts.before(state, to)?;
-    let log = command(&args.command);
+    let log = *line;
     let done = match &args.assign {
         Assign::Set(_) => pool.set_props(name, &settings, log),
         Assign::Inherit(prop) => pool.inherit(name, &[prop], log),
@@ -351,20 +354,23 @@ fn assign(
     };
     // What was unmounted comes back, where it belongs now.
     mounts.after(state, pool, to);
+    if done.is_ok() {
+        *line = None;
+    }
     done.map_err(fail)
 }
 
 /// What a dataset has for life can be "set" to what it is.
 fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
     match name.as_str() {
-        "volsize" => Err("volumes cannot be resized by this version".to_owned()),
+        "volsize" => Err(crate::ui::not_yet("resizing volumes")),
         "version" => {
             let now = dataset.prop("version").ok().flatten().map(|v| v.value);
             match (now, value) {
                 (Some(PropData::Num(now)), PropData::Num(new)) if new < &now => {
                     Err(format!("Can not downgrade; already at version {now}"))
                 }
-                _ => Err("'version' cannot be changed by this version".to_owned()),
+                _ => Err(crate::ui::not_yet("changing 'version'")),
             }
         }
         _ => Ok(()),

@@ -45,7 +45,8 @@ pub(super) fn destroy(state: &State, args: &DestroyArgs, to: &mut dyn Listener) 
         }
         None if target.contains('#') => {
             return Err(Error::unsupported(format!(
-                "cannot destroy '{target}': bookmarks cannot be destroyed by this version"
+                "cannot destroy '{target}': {}",
+                crate::ui::not_yet("destroying bookmarks")
             )));
         }
         None => {

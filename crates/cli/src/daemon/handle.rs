@@ -7,7 +7,7 @@ use cenote::tune;
 
 use super::state::{Listener, State};
 use super::{change, convert, datasets as changes, past};
-use crate::engine::Dataset;
+use crate::engine::{DataError, Dataset};
 use crate::proto::{
     BATCH_MAX, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
     TunableInfo, Value, WhatIf,
@@ -49,10 +49,13 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         Request::Import(args) => Ok(Reply::Names(vec![state.import(args, to)?])),
         Request::Export { name, force } => state.export(name, *force, to).map(|()| Reply::Done),
         Request::PoolNames => Ok(Reply::Names(state.names())),
-        Request::PoolStatus { name } => {
+        Request::PoolStatus { name, verbose } => {
             let pool = pool(state, name)?;
             let status = pool.status().map_err(whole)?;
             let mut reply = convert::pool(&status);
+            if *verbose && status.error_count > 0 {
+                reply.errors = damaged(state, &pool)?;
+            }
             reply.removal = past::removal(&pool, &status.root).map_err(whole)?;
             reply.expand = past::expansion(&pool, &status.root).map_err(whole)?;
             Ok(Reply::Pool(Box::new(reply)))
@@ -125,6 +128,18 @@ fn whole(e: Error) -> Error {
 fn pool(state: &State, name: &str) -> Result<std::sync::Arc<crate::engine::Pool>> {
     let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
     state.pool(name).ok_or_else(missing)
+}
+
+/// The lines of `zpool status -v` about damaged files (chapter 09 §4.3).
+fn damaged(state: &State, pool: &crate::engine::Pool) -> Result<Vec<String>> {
+    let mounts = state.mounts();
+    let errors = pool.data_errors().map_err(whole)?;
+    let mountpoint = |e: &DataError| {
+        let name = e.dataset.as_deref().filter(|_| e.mountable)?;
+        let mount = mounts.iter().find(|m| m.dataset == name)?;
+        Some(mount.mountpoint.clone())
+    };
+    Ok(errors.iter().map(|e| convert::data_error(e, mountpoint(e).as_deref())).collect())
 }
 
 fn pool_props(state: &State, name: &str, props: Option<&[String]>) -> Result<Reply> {

@@ -255,6 +255,7 @@ impl State {
             missing_log: args.missing_log,
             altroot: args.altroot.clone(),
             new_name: args.new_name.clone(),
+            temporary_name: args.temporary_name,
             ..ImportOptions::default()
         };
         let pool = self.engine.import(found, &options).map_err(|e| refused(&args.name, &e))?;
@@ -263,7 +264,7 @@ impl State {
         }
         let name = pool.name().to_owned();
         if let Some(why) = pool.read_only_because() {
-            to.problem(format!("'{name}' is imported read-only: {why}"));
+            to.remark(format!("'{name}' is imported read-only: {why}"));
         }
         let held = Held { pool: Arc::clone(&pool), args: args.clone() };
         self.pools.write().insert(name.clone(), held);
@@ -298,6 +299,7 @@ impl State {
             name: request.name.clone(),
             altroot: request.altroot.clone(),
             new_name: request.temporary_name.clone(),
+            temporary_name: request.temporary_name.is_some(),
             ..ImportArgs::default()
         };
         self.pools.write().insert(name.clone(), Held { pool: Arc::clone(&pool), args });

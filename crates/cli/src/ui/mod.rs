@@ -21,6 +21,11 @@ impl Exit {
     }
 }
 
+/// How every command says that something is not there yet.
+pub(crate) fn not_yet(what: &str) -> String {
+    format!("{what} is not supported by this version of Cenote")
+}
+
 /// Writes to standard output; a reader that went away ends the process quietly,
 /// as the signal would.
 pub(crate) fn out(text: &str) {

@@ -2,7 +2,10 @@
 //! (chapter 09 §8.1). Output has OpenZFS's shapes, so that scripts and eyes that
 //! know those find their way.
 //!
-//! Departures: without `-e` there is no cache file to go by, so devices are
+//! A pool that the daemon has imported is read without locks, as of its last synced group,
+//! from the devices that the daemon names.
+//!
+//! Departures: without `-e` there is no cache file to go by, so other pools are
 //! searched for all the same; an audit (`-b`, `-c`) lists everything that is
 //! wrong instead of aborting at the first contradiction.
 
@@ -27,8 +30,11 @@ use base::{ErrorKind, Result, Txg};
 use cenote::inspect::spa::Spa;
 use cenote::{Engine, EngineConfig, FoundPool, ImportOptions, Pool, Search};
 
+use crate::client::Client;
 use crate::commands::{self, Use};
 use crate::getopt::Parsed;
+use crate::proto::{self, Reply, Request};
+use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
 /// Memory for cached blocks.
@@ -107,7 +113,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let ask = Ask { parsed };
     let absent = command.flags.iter().find(|f| f.usage == Use::Refused && ask.has(f.letter));
     if let Some(flag) = absent {
-        ui::err(&format!("zdb: option -{} is not supported", flag.letter));
+        ui::err(&ui::not_yet(&format!("zdb: option -{}", flag.letter)));
         return Ok(exit::OPEN);
     }
     let words = ask.parsed.words();
@@ -145,14 +151,44 @@ fn pool_of(target: &str) -> &str {
     target.split(['/', '@', '#']).next().unwrap_or(target)
 }
 
+/// The state of a pool that the daemon has imported.
+fn imported(name: &str) -> Option<proto::Pool> {
+    let runtime = Runtime::from_env().ok()?;
+    let mut client = Client::running(&runtime).ok()??;
+    let request = Request::PoolStatus { name: name.to_owned(), verbose: false };
+    match client.ask(&request) {
+        Ok(Reply::Pool(pool)) => Some(*pool),
+        _ => None,
+    }
+}
+
+/// Paths of the leaves of a tree.
+fn leaves(vdev: &proto::Vdev, out: &mut Vec<PathBuf>) {
+    out.extend(vdev.path.clone());
+    vdev.children.iter().for_each(|child| leaves(child, out));
+}
+
 fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
     let config = EngineConfig { cache_bytes: Some(CACHE), ..EngineConfig::default() };
     let engine = Engine::new(config)?;
     let dirs = ask.parsed.opts.iter().filter(|o| o.letter == 'p');
-    let paths: Vec<PathBuf> = dirs.map(|o| PathBuf::from(&o.arg)).collect();
-    let found = engine.discover(&Search { paths, ..Search::default() })?;
+    let mut paths: Vec<PathBuf> = dirs.map(|o| PathBuf::from(&o.arg)).collect();
     let name = pool_of(target);
-    let wanted = |p: &&FoundPool| p.name == name || p.guid.0.to_string() == name;
+    let imported = if ask.has('e') { None } else { imported(name) };
+    if let Some(pool) = &imported {
+        ui::err(&format!(
+            "zdb: '{name}' is imported: this is its last synced state, which may change meanwhile"
+        ));
+        if paths.is_empty() {
+            leaves(&pool.root, &mut paths);
+        }
+    }
+    let found = engine.discover(&Search { paths, ..Search::default() })?;
+    let guid = imported.map(|pool| pool.guid);
+    let wanted = |p: &&FoundPool| match guid {
+        Some(guid) => p.guid.0 == guid,
+        None => p.name == name || p.guid.0.to_string() == name,
+    };
     let mut matching = found.pools.iter().filter(wanted);
     let missing = || base::Error::not_found(format!("no pool {name} was found"));
     let pool = matching.next().ok_or_else(missing)?;
@@ -170,8 +206,13 @@ fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
         rewind: ask.has('F') || ask.has('X'),
         extreme: ask.has('X'),
         missing_log: true,
-        new_name: (pool.name != name).then(|| pool.name.clone()),
+        // By its guid, it goes by its own name; under a temporary name, by that.
+        new_name: match guid {
+            Some(_) => Some(name.to_owned()),
+            None => (pool.name != name).then(|| pool.name.clone()),
+        },
         txg,
+        shared: true,
         ..ImportOptions::default()
     };
     engine.inspect(pool, &options)

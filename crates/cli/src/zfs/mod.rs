@@ -10,7 +10,7 @@ mod select;
 
 use std::ffi::OsString;
 
-use base::{Error, Result};
+use base::Result;
 
 use crate::client::Client;
 use crate::commands;
@@ -18,9 +18,8 @@ use crate::getopt::{Bad, Parsed};
 use crate::proto::{DatasetChange, Reply, Request};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
-use crate::zpool::version;
 
-/// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
+/// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 30] = [
     "rollback",
     "clone",
@@ -56,23 +55,19 @@ const MISSING: [&str; 30] = [
 
 /// Complains and shows how the command is used; the exit code is 2.
 fn misuse(command: &str, message: Option<&str>) -> Exit {
-    if let Some(message) = message {
-        ui::err(message);
-    }
-    let synopsis = commands::find("zfs", command).synopsis;
-    ui::err(&format!("usage:\n\t{synopsis}"));
-    Exit::USAGE
+    commands::misuse("zfs", command, message)
 }
 
 fn options(command: &str, argv: &[OsString]) -> std::result::Result<Parsed, Exit> {
-    let parsed = commands::find("zfs", command)
-        .parse(argv)
-        .map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
-    if parsed.has('j') || parsed.has('J') {
-        ui::err(&format!("cannot run 'zfs {command}' with -j: JSON output is not supported"));
-        return Err(Exit::FAILURE);
+    let row = commands::find("zfs", command);
+    let parsed = row.parse(argv).map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
+    match row.refusal(&parsed) {
+        Some(why) => {
+            ui::err(&why);
+            Err(Exit::FAILURE)
+        }
+        None => Ok(parsed),
     }
-    Ok(parsed)
 }
 
 /// The command as it goes into the pool's history.
@@ -122,10 +117,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "inherit" => change::inherit(rest),
         "mount" => mount::mount(rest),
         "unmount" | "umount" => mount::unmount(rest),
-        "version" | "-V" | "--version" => {
-            ui::out(&version());
-            Ok(Exit::OK)
-        }
+        "version" | "-V" | "--version" => Ok(commands::version("zfs", rest)),
         "help" => commands::help("zfs", rest),
         "-?" | "--help" => {
             ui::out(&commands::usage("zfs"));
@@ -133,13 +125,6 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         }
         // `zfs property=value dataset` means `zfs set`.
         c if c.contains('=') => change::set(argv),
-        c if MISSING.contains(&c) => {
-            Err(Error::unsupported(format!("cannot run 'zfs {c}': Cenote does not have it yet")))
-        }
-        c => {
-            ui::err(&format!("unrecognized command '{c}'"));
-            ui::err(commands::usage("zfs").trim_end());
-            Ok(Exit::USAGE)
-        }
+        c => Ok(commands::unrecognized("zfs", c, &MISSING)),
     }
 }

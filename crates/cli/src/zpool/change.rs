@@ -8,7 +8,7 @@ use cenote::create::{When, feature_set, pool_setting};
 
 use super::{Pools, command, misuse, no_such_pool, odd, options};
 use crate::client::Client;
-use crate::proto::{Change, Reply, Request};
+use crate::proto::{Change, Pool, Reply, Request, State};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
@@ -164,9 +164,17 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
         Err(exit) => return Ok(exit),
     };
     let mut failed = false;
+    let mut pools = Pools::connect()?;
     for device in devices {
         let wish = Change::Clear(Some(device.clone()));
-        if let Err(e) = ask(&name, wish, command("online", argv)) {
+        let done = ask(&name, wish, command("online", argv));
+        if done.is_ok()
+            && let Some(warning) = remains(&pools.status(&name)?, &device)
+        {
+            ui::out(&warning);
+            failed = true;
+        }
+        if let Err(e) = done {
             let why = e.message();
             let about = format!("cannot clear errors for {device}: ");
             match why.strip_prefix(about.as_str()) {
@@ -177,6 +185,17 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
         }
     }
     Ok(Exit::failed_if(failed))
+}
+
+/// What is said of a device that is not well although it was taken back.
+fn remains(pool: &Pool, device: &str) -> Option<String> {
+    let state = super::vdev_props::find(pool, device)?.state;
+    let hint = match state {
+        State::Online | State::Degraded => return None,
+        State::Faulted => "use 'zpool clear' to restore a faulted device",
+        _ => "use 'zpool replace' to replace devices that are no longer present",
+    };
+    Some(format!("warning: device '{device}' onlined, but remains in faulted state\n{hint}\n"))
 }
 
 /// `zpool labelclear [-f] <vdev>`
@@ -238,8 +257,8 @@ fn setting(words: &[String]) -> std::result::Result<(String, String, String), Un
         [assignment, pool] => (assignment, pool),
         [_, pool, vdev] => {
             return Err(Unset::Plain(format!(
-                "cannot set property for '{vdev}' on '{pool}': vdev properties are not written by \
-                 this version"
+                "cannot set property for '{vdev}' on '{pool}': {}",
+                ui::not_yet("setting vdev properties")
             )));
         }
         _ => return Err(Unset::Usage("too many pool names")),

@@ -6,7 +6,7 @@ use base::Result;
 use cenote::props::{is_user_prop, pool_column};
 
 use super::list::text;
-use super::{Pools, misuse, options};
+use super::{Pools, misuse, options, vdev_props};
 use crate::proto::{Origin, Value};
 use crate::ui::table::{self, Column};
 use crate::ui::{self, Exit};
@@ -27,12 +27,23 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         Ok(fields) => fields,
         Err(message) => return Ok(misuse("get", Some(&message))),
     };
+    let parsable = parsed.has('p');
+    let mut pools = Pools::connect()?;
+    if let Some((pool, vdevs)) = of_vdevs(&mut pools, names)? {
+        let wanted = match vdev_props::wanted(list) {
+            Ok(wanted) => wanted,
+            Err(message) => return Ok(misuse("get", Some(&message))),
+        };
+        let pool = pools.status(pool)?;
+        let (rows, wrong) = vdev_props::rows(&pool, vdevs, wanted.as_deref(), parsable);
+        wrong.iter().for_each(|e| ui::err(e.message()));
+        show(&rows, &fields, 0, parsed.has('H'));
+        return Ok(Exit::failed_if(!wrong.is_empty()));
+    }
     let wanted = match wanted(list) {
         Ok(wanted) => wanted,
         Err(message) => return Ok(misuse("get", Some(&message))),
     };
-    let parsable = parsed.has('p');
-    let mut pools = Pools::connect()?;
     let missing = |n: &str| format!("Cannot get properties of {n}: no such pool available.");
     let names = pools.select(names, missing)?;
     let mut rows = Vec::new();
@@ -46,15 +57,31 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             })),
         }
     }
+    let width = value_width(rows.iter().map(|r| r[1].as_str()));
+    show(&rows, &fields, width, parsed.has('H'));
+    Ok(Exit::failed_if(pools.failed))
+}
+
+/// A pool and vdevs of it, if that is what the operands are: a pool first, and then not
+/// only pools.
+fn of_vdevs<'a>(pools: &mut Pools, names: &'a [String]) -> Result<Option<(&'a str, &'a [String])>> {
+    let Some((first, rest)) = names.split_first().filter(|(_, rest)| !rest.is_empty()) else {
+        return Ok(None);
+    };
+    let all = pools.select(&[], |_| String::new())?;
+    let vdevs = all.contains(first) && !rest.iter().all(|name| all.contains(name));
+    Ok(vdevs.then_some((first.as_str(), rest)))
+}
+
+fn show(rows: &[[String; 4]], fields: &[usize], value_width: usize, scripted: bool) {
     let mut columns = FIELDS.map(|f| Column::text(f.to_uppercase()));
-    columns[2].min = value_width(rows.iter().map(|r| r[1].as_str()));
+    columns[2].min = value_width;
     let pick = |row: &[String; 4]| fields.iter().filter_map(|&f| row.get(f).cloned()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(pick).collect();
     let columns: Vec<Column> = fields.iter().filter_map(|&f| columns.get(f).cloned()).collect();
     if !rows.is_empty() {
-        ui::out(&table::render(&columns, &rows, parsed.has('H')));
+        ui::out(&table::render(&columns, &rows, scripted));
     }
-    Ok(Exit::failed_if(pools.failed))
 }
 
 /// The value column is as wide as the widest column of the properties would be.

@@ -33,12 +33,11 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if parsed.has('n') && !parsed.has('F') {
         return Ok(misuse("import", Some("-n or -X only meaningful with -F")));
     }
-    if parsed.has('c') {
-        ui::err("cannot import with -c: cache files are not used, name the devices with -d");
-        return Ok(Exit::FAILURE);
+    if parsed.has('t') && words.len() < 2 {
+        return Ok(misuse("import", Some("-t requires a new pool name")));
     }
     if parsed.has('l') {
-        ui::err("keys are not loaded: this version of Cenote does not decrypt");
+        ui::err(&ui::not_yet("loading keys"));
     }
     let mut args = match arguments(&parsed) {
         Ok(args) => args,
@@ -48,9 +47,15 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     let mut client = Client::connect(&runtime)?;
     let reply = client.ask(&Request::Discover(args.search.clone()))?;
     let Reply::Found(mut found, problems) = reply else { return Err(odd()) };
-    problems.iter().for_each(|p| ui::err(p));
     if !args.search.destroyed {
         found.retain(|p| !p.destroyed);
+    }
+    let complain = || problems.iter().for_each(|p| ui::err(p));
+    // Of the system's devices many are none of the user's business: those that may not be
+    // opened matter only if what was looked for may be on them.
+    let named = !args.search.paths.is_empty();
+    if named || found.is_empty() {
+        complain();
     }
     if words.is_empty() && !all {
         list(&found);
@@ -63,10 +68,20 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         }
         None => found,
         Some(name) => {
-            choose(found, name).or_else(|e| Err(imported(&mut client, name)?.unwrap_or(e)))?
+            let others = !found.is_empty();
+            match choose(found, name) {
+                Ok(chosen) => chosen,
+                Err(e) => {
+                    if others && !named {
+                        complain();
+                    }
+                    return Err(imported(&mut client, name)?.unwrap_or(e));
+                }
+            }
         }
     };
     args.new_name = words.get(1).cloned();
+    args.temporary_name = parsed.has('t');
     let mut failed = false;
     for pool in &chosen {
         if let Err(e) = import(&mut client, pool, &args) {
@@ -130,7 +145,8 @@ fn option(args: &mut ImportArgs, text: &str) -> std::result::Result<(), String> 
         Some(("readonly", _)) => return Err("property 'readonly' must be one of 'on | off'".into()),
         Some(("altroot", root)) if root.starts_with('/') => args.altroot = Some(root.into()),
         // There is no cache file: its absence is what "none" asks for.
-        Some(("cachefile", _)) => {}
+        Some(("cachefile", "" | "none")) => {}
+        Some(("cachefile", _)) => return Err(ui::not_yet("the use of cache files")),
         Some((name, _)) => return Err(format!("property '{name}' is not valid at import")),
         None => {
             args.readonly |= text.split(',').any(|o| o == "ro");

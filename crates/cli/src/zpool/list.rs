@@ -174,8 +174,9 @@ fn verbose(
     out
 }
 
+/// A class's heading. It says nothing of `altroot`, which is the pool's alone.
 fn heading_row(heading: &str, columns: &[(String, Column)]) -> Vec<String> {
-    let rest = columns.iter().skip(1).map(|_| "-".to_owned());
+    let rest = columns.iter().skip(1).filter(|(name, _)| name != "altroot").map(|_| "-".to_owned());
     std::iter::once(heading.to_owned()).chain(rest).collect()
 }
 
@@ -271,6 +272,21 @@ mod tests {
             text.lines().nth(1).unwrap(),
             "\t/tmp/w/disk1.img\t268435456\t119745000\t131913240\t-\t-\t75\t47\t-\tONLINE\t-"
         );
+    }
+
+    /// A script that counted the fields of `zpool list -Hv` found one more in the rows of
+    /// classes than OpenZFS prints there.
+    #[test]
+    fn rows_of_classes_end_with_the_health() {
+        let log = vdev("file", "/tmp/w/log.img", Class::Log, vec![]);
+        let tree = pool(vdev("root", "tank", Class::Normal, vec![log]));
+        let row: Vec<String> =
+            std::iter::once("tank").chain(["-"; 10]).map(str::to_owned).collect();
+        let a = asked(true, false);
+        let columns: Vec<Column> = a.columns.iter().map(|c| c.1.clone()).collect();
+        let text = verbose(&a, columns, &[row], &[tree]);
+        let heading = text.lines().find(|l| l.starts_with("logs")).unwrap();
+        assert_eq!(heading.split_whitespace().count(), 10, "{heading}");
     }
 
     #[test]

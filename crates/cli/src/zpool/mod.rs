@@ -14,6 +14,7 @@ mod list;
 mod spec;
 mod status;
 mod upgrade;
+mod vdev_props;
 mod vdevs;
 mod wait;
 
@@ -28,7 +29,7 @@ use crate::proto::{Pool, Reply, Request, Value};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit};
 
-/// Commands of OpenZFS's that Cenote does not have: they fail, but are no misuse.
+/// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 14] = [
     "checkpoint",
     "prefetch",
@@ -48,15 +49,11 @@ const MISSING: [&str; 14] = [
 
 /// Complains and shows how the command is used; the exit code is 2.
 pub(super) fn misuse(command: &str, message: Option<&str>) -> Exit {
-    if let Some(message) = message {
-        ui::err(message);
-    }
-    let synopsis = commands::find("zpool", command).synopsis;
-    ui::err(&format!("usage:\n\t{synopsis}"));
+    let exit = commands::misuse("zpool", command, message);
     if command == "set" {
         ui::err(&change::properties());
     }
-    Exit::USAGE
+    exit
 }
 
 /// `zpool ...`
@@ -87,24 +84,14 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
         "remove" => change::remove(rest),
         "upgrade" => upgrade::main(rest),
         "wait" => wait::main(rest),
-        "version" | "-V" | "--version" => {
-            ui::out(&version());
-            Ok(Exit::OK)
-        }
+        "version" | "-V" | "--version" => Ok(commands::version("zpool", rest)),
         "help" => commands::help("zpool", rest),
         "-?" | "--help" => {
             ui::out(&commands::usage("zpool"));
             Ok(Exit::OK)
         }
         c if c.contains('=') => change::set(argv),
-        c if MISSING.contains(&c) => {
-            Err(Error::unsupported(format!("cannot run 'zpool {c}': this version cannot do that")))
-        }
-        c => {
-            ui::err(&format!("unrecognized command '{c}'"));
-            ui::err(commands::usage("zpool").trim_end());
-            Ok(Exit::USAGE)
-        }
+        c => Ok(commands::unrecognized("zpool", c, &MISSING)),
     }
 }
 
@@ -118,22 +105,17 @@ pub(super) fn command(name: &str, argv: &[OsString]) -> String {
     out
 }
 
-/// The two lines of `version`.
-pub(crate) fn version() -> String {
-    let v = env!("CARGO_PKG_VERSION");
-    format!("zfs-cenote-{v}\nzfs-kmod-none-cenote-{v}\n")
-}
-
 /// Parses options or complains.
 pub(super) fn options(command: &str, argv: &[OsString]) -> std::result::Result<Parsed, Exit> {
-    let parsed = commands::find("zpool", command)
-        .parse(argv)
-        .map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
-    if parsed.has('j') || parsed.has('J') {
-        ui::err(&format!("cannot run 'zpool {command}' with -j: JSON output is not supported"));
-        return Err(Exit::FAILURE);
+    let row = commands::find("zpool", command);
+    let parsed = row.parse(argv).map_err(|bad: Bad| misuse(command, bad.message().as_deref()))?;
+    match row.refusal(&parsed) {
+        Some(why) => {
+            ui::err(&why);
+            Err(Exit::FAILURE)
+        }
+        None => Ok(parsed),
     }
-    Ok(parsed)
 }
 
 /// The imported pools as far as a command wants them.
@@ -182,7 +164,12 @@ impl Pools {
 
     /// A pool's state.
     pub(super) fn status(&mut self, name: &str) -> Result<Pool> {
-        match self.ask(&Request::PoolStatus { name: name.to_owned() })? {
+        self.status_with(name, false)
+    }
+
+    /// A pool's state, with the paths of damaged files if `verbose`.
+    pub(super) fn status_with(&mut self, name: &str, verbose: bool) -> Result<Pool> {
+        match self.ask(&Request::PoolStatus { name: name.to_owned(), verbose })? {
             Reply::Pool(pool) => Ok(*pool),
             _ => Err(odd()),
         }

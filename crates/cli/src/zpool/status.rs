@@ -74,7 +74,7 @@ fn report(asked: &Asked) -> Result<Exit> {
     let names = pools.select(&asked.names, no_such_pool)?;
     let mut shown = 0;
     for name in &names {
-        let pool = pools.status(name)?;
+        let pool = pools.status_with(name, asked.verbose)?;
         if asked.unhealthy_only && status_of(&pool).is_none() {
             if !asked.names.is_empty() {
                 ui::out(&format!("pool '{name}' is healthy\n"));
@@ -113,6 +113,7 @@ pub(super) struct Facts {
     corrupt: bool,
     faulted: bool,
     errors: bool,
+    outdated: bool,
     offline: bool,
     removed: bool,
 }
@@ -135,6 +136,7 @@ impl Facts {
             errors: any(root, &|v| {
                 leaf(v) && v.read_errors + v.write_errors + v.checksum_errors > 0
             }),
+            outdated: any(root, &|v| leaf(v) && aux(v, &["out of date"])),
             offline: any(root, &|v| v.state == State::Offline),
             removed: any(root, &|v| v.state == State::Removed),
         }
@@ -266,6 +268,15 @@ fn minor_trouble(f: &Facts) -> Option<Trouble> {
             "Determine if the device needs to be replaced, and clear the errors\n\tusing 'zpool \
              clear' or replace the device with 'zpool replace'.",
             Some("9P"),
+        );
+    }
+    if f.outdated {
+        return t(
+            "One or more devices lack data that was written while they were away.\n\tSufficient \
+             replicas exist for the pool to continue functioning in a\n\tdegraded state.",
+            "Resilver the device.  This version of Cenote does not: import the pool\n\twith \
+             OpenZFS and bring the device online there.",
+            None,
         );
     }
     if f.offline {

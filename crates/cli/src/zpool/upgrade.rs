@@ -112,10 +112,13 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
         ui::out(&supported());
         return Ok(Exit::OK);
     }
-    if parsed.has('a') || parsed.has('V') || !words.is_empty() {
-        return Err(Error::unsupported(
-            "cannot upgrade: enable features one by one with 'zpool set feature@NAME=enabled POOL'",
-        ));
+    if !words.is_empty() {
+        return Err(Error::unsupported(format!(
+            "cannot upgrade '{}': {}; enable them one by one with 'zpool set \
+             feature@NAME=enabled POOL'",
+            words.join(" "),
+            ui::not_yet("enabling all features at once")
+        )));
     }
     let mut pools = Pools::connect()?;
     let mut found = Vec::new();

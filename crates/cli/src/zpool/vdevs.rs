@@ -140,6 +140,9 @@ pub(super) fn blank(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -
         fragmentation: None,
         expandsize: 0,
         psize: 0,
+        asize: 0,
+        ashift: 0,
+        nparity: 0,
         children,
     }
 }

@@ -112,6 +112,9 @@ fn a_disk_that_fills_up() {
                 response to IO failures.\naction: Make sure the affected devices are connected, \
                 then run 'zpool clear'.\n";
     assert!(status.starts_with(says), "{status}");
+    // Monitors read it here, and were told that the pool was online.
+    let kstat = std::fs::read_to_string(s.path("run/proc/spl/kstat/zfs/tank/state"));
+    assert_eq!(kstat.unwrap(), "SUSPENDED\n");
     assert!(s.ok(&["zfs", "list", "-H", "-o", "name"]).contains("tank"));
     assert_eq!(std::fs::read(mnt.join("kept")).unwrap(), b"kept");
     let path = mnt.join("late");
