@@ -50,7 +50,7 @@ _cenote_flags() {
 	'cenote cat') echo '-d' ;;
 	'cenote cp') echo '-r -R -a -d' ;;
 	'cenote io') echo '-T' ;;
-	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir -v' ;;
+	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --gangs --every --more --judges --keep --crash --dir -v' ;;
 	esac
 }
 

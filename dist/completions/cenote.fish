@@ -66,7 +66,7 @@ function __cenote_takes
         case 'cenote io'
             printf '%s\n' -T
         case 'cenote sim'
-            printf '%s\n' --seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir
+            printf '%s\n' --seed --runs --vdevs --workload --threads --ops --plant --fault --gangs --every --more --judges --keep --crash --dir
     end
 end
 
@@ -473,6 +473,7 @@ __cenote_complete -n '__cenote_at cenote sim' -l threads -d 'threads that write'
 __cenote_complete -n '__cenote_at cenote sim' -l ops -d 'operations of each thread' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l plant -d 'a bug that the run must find' -r -f -a 'uberblock-before-flush label-order reuse-same-group reuse-before-commit no-defer lose-entry wrong-group'
 __cenote_complete -n '__cenote_at cenote sim' -l fault -d 'what one disk does' -r -f -a 'drop away write-errors flush-errors read-errors stale-reads misdirected lying-flushes'
+__cenote_complete -n '__cenote_at cenote sim' -l gangs -d 'every block larger than a sector is a gang of single sectors'
 __cenote_complete -n '__cenote_at cenote sim' -l every -d 'the power fails at every Nth event (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l more -d 'crashes of each event beyond losing and keeping all (1)' -r -f
 __cenote_complete -n '__cenote_at cenote sim' -l judges -d 'threads that judge' -r -f

@@ -349,7 +349,10 @@ impl Dataset {
         let mut dirs: Vec<&DslDir> = std::iter::once(dir).chain(dir.ancestors()).collect();
         dirs.reverse();
         let usable = space.usable().saturating_add(self.core.saved()?);
-        let total = usable.saturating_sub(space.slop());
+        // A list that cannot be read is no reason to show no space at all.
+        let waiting = dsl::write::bpobj::deferred(self.core.spa.mos()).unwrap_or_default();
+        let waiting = waiting.map_or(0, |(_, list)| list.bytes);
+        let total = usable.saturating_sub(space.slop()).saturating_sub(waiting);
         let mut available = 0;
         for (i, d) in dirs.iter().enumerate() {
             let phys = d.phys();

@@ -30,6 +30,7 @@ usage: cenote sim [--seed N] [--runs M] [option ...]
 	--fault NAME    what one disk does while the pool is in use: drop, away,
 	                write-errors, flush-errors, read-errors, stale-reads, misdirected,
 	                lying-flushes
+	--gangs         every block larger than a sector is a gang of single sectors
 	--every N       the power fails at every Nth event (1)
 	--more N        crashes of each event beyond losing and keeping all (1)
 	--judges N      threads that judge
@@ -90,6 +91,7 @@ fn campaign(parsed: &Parsed) -> Result<Campaign> {
         ops: size(given(parsed, 'o', 0..=100_000)?),
         plant: named(parsed, "--plant", 'p')?,
         fault: named(parsed, "--fault", 'f')?,
+        gangs: parsed.has('g'),
         keep: keep.transpose()?,
         stride: size(given(parsed, 'e', 1..=u64::MAX)?).unwrap_or(1),
         more: given(parsed, 'm', 0..=1_000_000)?.unwrap_or(1),

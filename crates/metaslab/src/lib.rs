@@ -172,6 +172,8 @@ pub struct ForceGanging {
     pub larger_than: AtomicU64,
     /// One in so many of them; 0 for none.
     pub one_in: AtomicU64,
+    /// The members of gangs as well, all of them, down to that size.
+    pub members: AtomicBool,
     asked: AtomicU64,
 }
 
@@ -179,10 +181,13 @@ impl ForceGanging {
     /// Whether this block is to be one.
     pub(crate) fn hits(&self, want: &Want) -> bool {
         let one_in = self.one_in.load(Ordering::Relaxed);
-        one_in != 0
-            && !want.gang_child
-            && want.psize > self.larger_than.load(Ordering::Relaxed)
-            && self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
+        if one_in == 0 || want.psize <= self.larger_than.load(Ordering::Relaxed) {
+            return false;
+        }
+        if want.gang_child {
+            return self.members.load(Ordering::Relaxed);
+        }
+        self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
     }
 }
 

@@ -267,6 +267,16 @@ impl Space {
         })
     }
 
+    /// The space map of every metaslab that has one: its object, and its length in bytes.
+    pub fn maps(&self) -> Vec<(MsKey, u64, u64)> {
+        let layout = self.layout();
+        let all = layout.slabs().map(|(key, slab)| {
+            let (object, length) = slab.with(|ms| (ms.object, ms.length));
+            (key, object, length)
+        });
+        all.filter(|&(_, object, _)| object != 0).collect()
+    }
+
     /// Metaslabs that are worth loading ahead, best first, at most `n` of each vdev.
     pub fn preload(&self, n: usize) -> Vec<MsKey> {
         let layout = self.layout();

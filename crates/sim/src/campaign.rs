@@ -28,6 +28,8 @@ pub struct Campaign {
     pub plant: Option<Plant>,
     /// Faults of a disk.
     pub fault: Option<Fault>,
+    /// Every block larger than a sector is a gang of single sectors.
+    pub gangs: bool,
     /// Only these operations.
     pub keep: Option<Vec<usize>>,
     /// The power fails at every so manieth event.
@@ -52,6 +54,7 @@ impl Campaign {
             ops: None,
             plant: None,
             fault: None,
+            gangs: false,
             keep: None,
             stride: 1,
             more: 1,
@@ -70,6 +73,7 @@ impl Campaign {
             ops: self.ops.unwrap_or(varied.ops),
             plant: self.plant,
             fault: self.fault,
+            gangs: self.gangs,
             keep: self.keep.clone(),
             ..varied
         }

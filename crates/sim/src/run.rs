@@ -94,6 +94,7 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         let sector = tops.map(|top| 1 << top.ashift().min(24)).max().unwrap_or(512);
         let force = &driver.writer.space().force_ganging;
         force.larger_than.store(larger_than.max(sector), Relaxed);
+        force.members.store(setup.gangs, Relaxed);
         force.one_in.store(one_in, Relaxed);
     }
     let plants = &driver.writer.plants;

@@ -252,6 +252,8 @@ pub struct Setup {
     pub plant: Option<Plant>,
     /// Faults of a disk.
     pub fault: Option<Fault>,
+    /// Every block larger than a sector is a gang of single sectors.
+    pub gangs: bool,
     /// Only these operations, by their numbers; `None` is all.
     pub keep: Option<Vec<usize>>,
 }
@@ -269,6 +271,7 @@ impl Setup {
             ops: 12,
             plant: None,
             fault: None,
+            gangs: false,
             keep: None,
         }
     }
@@ -309,6 +312,9 @@ impl Setup {
     /// Which blocks are made gang blocks although there is room: those larger than so
     /// many bytes, one in so many; in a third of the runs.
     pub fn ganging(&self) -> Option<(u64, u64)> {
+        if self.gangs {
+            return Some((0, 1));
+        }
         let mut rng = Rng::stream(self.seed, 16);
         let gangs = self.workload != Workload::Short && rng.one_in(3);
         let larger_than = 512 << rng.below(6);
@@ -366,6 +372,9 @@ impl Setup {
         }
         if let Some(fault) = self.fault {
             out += &format!(" --fault {}", fault.name());
+        }
+        if self.gangs {
+            out += " --gangs";
         }
         if let Some(keep) = &self.keep {
             let list: Vec<String> = keep.iter().map(ToString::to_string).collect();

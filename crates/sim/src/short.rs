@@ -63,8 +63,8 @@ pub fn first(n: usize) -> u64 {
 /// The setup of sequence `n`.
 pub fn setup(n: usize, layout: Layout) -> Setup {
     let (seed, workload) = (n as u64, Workload::Short);
-    let (plant, fault, keep) = (None, None, None);
-    Setup { seed, layout, workload, threads: 1, ops: 0, plant, fault, keep }
+    let (plant, fault, gangs, keep) = (None, None, false, None);
+    Setup { seed, layout, workload, threads: 1, ops: 0, plant, fault, gangs, keep }
 }
 
 /// The plan of sequence `n`, without the operations left out.

@@ -152,3 +152,24 @@ fn a_setup_decides_every_byte() {
         assert_eq!((a.hash, a.steps, a.disks.events()), (b.hash, b.steps, b.disks.events()));
     }
 }
+
+/// Once, a gang block of the MOS got a new place in each pass of its group, which therefore
+/// never ended.
+#[test]
+fn every_crash_point_where_all_blocks_are_gangs() {
+    let start = base::rt::now();
+    let mut totals = Totals::default();
+    for (i, layout) in Layout::ALL.into_iter().enumerate() {
+        let stride = if nightly() { 1 } else { 40 };
+        let runs = if nightly() { 50 } else { 1 };
+        let campaign =
+            Campaign { layout: Some(layout), gangs: true, stride, ..Campaign::new(i as u64, runs) };
+        let one = campaign.go(&mut |_, _| ());
+        totals.runs += one.runs;
+        totals.points += one.points;
+        totals.images += one.images;
+        totals.groups += one.groups;
+        totals.failure = totals.failure.or(one.failure);
+    }
+    fine("gangs", &totals, start);
+}

@@ -1,76 +1,16 @@
 //! The engine makes a pool, writes it, and OpenZFS's zdb finds it whole.
 #![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod common;
+
 use std::sync::Arc;
 
-use base::{ObjectId, Txg};
-use device::{Device, Engine, EngineKind, FileDevice, OpenOptions};
+use base::ObjectId;
+use common::*;
 use dmu::ObjectSpec;
 use ondisk::ObjType;
 use spa::engine::Writer;
-use spa::engine::create::{CreateSpec, create};
-use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
-
-struct Disks {
-    dir: PathBuf,
-    paths: Vec<PathBuf>,
-}
-
-fn disks(name: &str, n: usize, size: u64) -> Disks {
-    let dir = std::env::temp_dir().join(format!("cenote-{name}-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&dir);
-    std::fs::create_dir_all(&dir).unwrap();
-    let paths: Vec<PathBuf> = (0..n).map(|i| dir.join(format!("d{i}"))).collect();
-    for p in &paths {
-        std::fs::File::create(p).unwrap().set_len(size).unwrap();
-    }
-    Disks { dir, paths }
-}
-
-fn make(disks: &Disks, name: &str, vdevs: &[NewVdev], features: bool) -> Arc<Writer> {
-    let engine = Engine::new(EngineKind::Threads, 8).unwrap();
-    let mut open: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
-    let options = OpenOptions { write: true, engine: Some(engine), ..OpenOptions::default() };
-    for p in &disks.paths {
-        let d = FileDevice::open(p, &options).unwrap();
-        open.insert(p.clone(), Arc::new(d));
-    }
-    let facts = |p: &Path| Ok(LeafFacts::of(&*open[p], false));
-    let options = BuildOptions { create_txg: Txg(4), ..BuildOptions::default() };
-    let built = build(vdevs, options, [], &facts).unwrap();
-    let mut devices = BTreeMap::new();
-    for (top, _) in &built.tops {
-        for leaf in top.leaves() {
-            let path = PathBuf::from(leaf.path.as_ref().unwrap().to_str().unwrap());
-            devices.insert(leaf.guid, Arc::clone(&open[&path]));
-        }
-    }
-    let cache = Arc::new(zio::BlockCache::of(64 << 20).unwrap());
-    let mut spec = CreateSpec::new(name, built.tops, devices);
-    if !features {
-        spec.features.clear();
-    }
-    create(spec, &cache).unwrap()
-}
-
-fn zdb(disks: &Disks, pool: &str) {
-    if Command::new("zdb").arg("-?").output().is_err() {
-        eprintln!("SKIPPED: zdb is not installed");
-        return;
-    }
-    let out = Command::new("zdb").args(["-e", "-p"]).arg(&disks.dir).args(["-bcc", pool]).output();
-    let out = out.unwrap();
-    let text =
-        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("No leaks"), "{text}");
-}
-
-fn file(i: usize, disks: &Disks) -> NewVdev {
-    NewVdev::new(NewKind::File(disks.paths[i].clone()))
-}
+use spa::write::topology::{NewKind, NewVdev};
 
 #[test]
 fn a_new_pool_is_whole() {
@@ -126,11 +66,6 @@ fn objects_come_change_and_go() {
     drop(w);
     zdb(&d, "objects");
     std::fs::remove_dir_all(&d.dir).unwrap();
-}
-
-fn head_of(w: &Arc<Writer>, pool: &str) -> Arc<dmu::Objset> {
-    let root = dsl::DslDir::root(w.mos(), pool).unwrap().head().unwrap().unwrap();
-    w.open_head(root.object(), dmu::ObjsetProps::default()).unwrap()
 }
 
 /// A megabyte in each of the blocks until the pool is full; then all of it goes.

@@ -48,6 +48,17 @@ impl SpaceReservation {
         Some(self.slots[slot(txg.0)].fetch_add(bytes, SeqCst))
     }
 
+    /// As [`SpaceReservation::reserve`], for a promise that is mostly given back: it may exceed
+    /// the limit by `over`, but only if all promises before it were below the limit.
+    pub fn overdraw(&self, txg: Txg, bytes: u64, limit: u64, over: u64) -> Option<u64> {
+        let most = limit.saturating_add(over);
+        let more = |had: u64| {
+            had.checked_add(bytes).filter(|&sum| sum <= limit || (had < limit && sum <= most))
+        };
+        self.inflight.fetch_update(SeqCst, SeqCst, more).ok()?;
+        Some(self.slots[slot(txg.0)].fetch_add(bytes, SeqCst))
+    }
+
     /// Charges `bytes` to a group that is not on disk, whatever the limit: they are known to
     /// be needed. What the group had before.
     pub fn charge(&self, txg: Txg, bytes: u64) -> u64 {
@@ -87,5 +98,23 @@ impl SpaceReservation {
     /// Bytes promised to all groups that are not on disk.
     pub fn inflight(&self) -> u64 {
         self.inflight.load(SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_promise_may_overdraw_a_limit_that_is_not_reached() {
+        let space = SpaceReservation::new();
+        assert_eq!(space.overdraw(Txg(1), 60, 100, 50), Some(0));
+        assert_eq!(space.overdraw(Txg(1), 91, 100, 50), None);
+        assert_eq!(space.overdraw(Txg(2), 90, 100, 50), Some(0));
+        assert_eq!(space.overdraw(Txg(2), 1, 100, 50), None);
+        space.release(Txg(2), 90);
+        assert_eq!(space.overdraw(Txg(1), 40, 100, 50), Some(60));
+        assert_eq!(space.overdraw(Txg(1), 1, 100, 50), None);
+        assert_eq!(space.inflight(), 100);
     }
 }

@@ -54,8 +54,8 @@ pub use read::BlockFault;
 pub use scrub::CopyCheck;
 pub use turnstile::{Ticket, Turnstile, chunks_in_order, parallel_in_order};
 pub use write::{
-    Class, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts, WriteProps,
-    Writes,
+    Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts,
+    WriteProps, Writes,
 };
 
 /// A cached block's identity: pool load, first address, physical birth

@@ -105,6 +105,7 @@ impl Pool {
                 props,
                 old: &never,
                 in_place: false,
+                gangs: None,
                 hint: 1,
                 cache: i.is_multiple_of(2),
             })

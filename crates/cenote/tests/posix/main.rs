@@ -7,6 +7,7 @@
 mod attrs;
 mod clones;
 mod data;
+mod full;
 mod indirect;
 mod log;
 mod names;

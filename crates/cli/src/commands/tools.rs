@@ -305,6 +305,7 @@ const SIM: &[Flag] = &[
     arg('o', "N", Word::Any, "operations of each thread").named("ops"),
     arg('p', "NAME", Word::One(PLANTS), "a bug that the run must find").named("plant"),
     arg('f', "NAME", Word::One(FAULTS), "what one disk does").named("fault"),
+    flag('g', "every block larger than a sector is a gang of single sectors").named("gangs"),
     arg('e', "N", Word::Any, "the power fails at every Nth event (1)").named("every"),
     arg('m', "N", Word::Any, "crashes of each event beyond losing and keeping all (1)")
         .named("more"),

@@ -102,6 +102,7 @@ impl Early {
             props: &props,
             old: &BlkPtr::default(),
             in_place: false,
+            gangs: None,
             hint: hint(self.os.id(), id.0, 0, blkid),
             cache: self.os.props()?.cache_data,
         };

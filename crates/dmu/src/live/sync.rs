@@ -75,6 +75,8 @@ pub struct SyncCtx<'a> {
     pub threads: usize,
     /// Blocks of this group may be rewritten in place (sync pass 2 and later).
     pub in_place: bool,
+    /// The trees of the group's gang blocks, so that these can be rewritten too.
+    pub gangs: Option<&'a Arc<zio::Gangs>>,
     /// Compress (sync passes before 8).
     pub compress: bool,
     /// Feature `hole_birth` is active.
@@ -334,6 +336,7 @@ impl Objset {
             props: &props,
             old: &old,
             in_place: ctx.in_place,
+            gangs: ctx.gangs,
             hint: ctx.objset,
             cache: true,
         };

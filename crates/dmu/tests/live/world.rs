@@ -208,6 +208,7 @@ impl World {
             objset: 21,
             threads: 2,
             in_place,
+            gangs: None,
             compress: true,
             hole_birth: self.os.props().unwrap().hole_birth,
             deflate: &[DEFLATE],

@@ -41,6 +41,21 @@ pub fn header(mos: &dyn MosRead, object: u64) -> Result<BpobjPhys> {
     BpobjPhys::parse(&info.bonus, info.endian).map_err(|e| e.in_object(ObjectId(object)))
 }
 
+/// The list of blocks whose frees wait for the next group (chapter 05 §9.2), which only
+/// pools without log space maps use: its object and its header; `None` where there is none.
+/// Its bytes are allocated and belong to no dataset.
+///
+/// # Errors
+/// Those of reading; `Corrupt` if it is no such list.
+pub fn deferred(mos: &dyn MosRead) -> Result<Option<(u64, BpobjPhys)>> {
+    let list = match mos.directory("sync_bplist") {
+        // The MOS of a pool that is being made.
+        Err(e) if e.kind() == base::ErrorKind::NotFound => None,
+        other => other?,
+    };
+    list.map(|list| Ok((list, header(mos, list)?))).transpose()
+}
+
 /// Sizes of everything in a list.
 ///
 /// # Errors

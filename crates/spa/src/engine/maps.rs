@@ -155,17 +155,37 @@ impl Writer {
         Ok(())
     }
 
-    /// Stores what every changed metaslab has in this pass; false if none had anything.
-    pub(super) fn write_maps(&self, group: &Group<'_>, maps: &mut Maps) -> Result<bool> {
-        let mut any = false;
+    /// Stores what every changed metaslab has in this pass.
+    pub(super) fn write_maps(&self, group: &Group<'_>, maps: &mut Maps) -> Result<()> {
         for key in self.space.take_dirty(group.txg) {
             let write = self.space.prepare_write(key, group.txg, group.pass, &facts(group))?;
             if let Some(write) = write {
-                any = true;
                 self.write_map(group, maps, &write)?;
             }
         }
-        Ok(any)
+        Ok(())
+    }
+
+    /// Makes every existing block dirty that a later pass could need to change for a
+    /// metaslab without changes so far: its map's dnode, its words in the arrays, and without
+    /// logs the last block of its map. The contents stay. A map that cannot be read is
+    /// skipped: nothing is allocated from its metaslab.
+    pub(super) fn settle_maps(&self, group: &Group<'_>, maps: &Maps) -> Result<()> {
+        let os = group.mos.objset();
+        let same = &mut |_: &mut [u8]| Ok(());
+        for (_, object, length) in self.space.maps() {
+            let Ok(info) = group.cx.read().info(object) else { continue };
+            os.edit_bonus(group.tx, ObjectId(object), &mut |_| {})?;
+            if !group.flags.logs && length % info.block_size.max(1) != 0 {
+                os.edit_block(group.tx, ObjectId(object), length / info.block_size, same)?;
+            }
+        }
+        for &array in maps.arrays.values().chain(maps.unflushed.values()) {
+            for blkid in 0..group.cx.read().info(array)?.blocks {
+                os.edit_block(group.tx, ObjectId(array), blkid, same)?;
+            }
+        }
+        Ok(())
     }
 
     fn open_log(&self, group: &Group<'_>, maps: &mut Maps) -> Result<()> {

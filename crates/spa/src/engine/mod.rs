@@ -86,6 +86,9 @@ pub struct Plants {
     pub no_defer: AtomicBool,
     /// Blocks of intent logs are not flushed.
     pub no_log_flush: Arc<AtomicBool>,
+    /// Bytes kept back instead of the slop, so that a small pool gets as full as a large one;
+    /// 0: the slop. Not a bug.
+    pub slop: AtomicU64,
 }
 
 /// What readers of a live pool see of its state.
@@ -127,6 +130,8 @@ pub(crate) struct State {
 const EARLY_SHARE: u64 = 4;
 /// What a pointer takes in its indirect block and that one's copies.
 const POINTERS: u64 = 3 * 128;
+/// This share of the slop may be promised for the time of a transaction.
+const OVERDRAFT_SHARE: u64 = 4;
 /// Copies of an indirect block at most.
 const NODE_COPIES: u64 = 3;
 /// Indirect blocks take at most this share of what is allocated (records of 4 KiB have
@@ -161,6 +166,12 @@ pub struct Writer {
     inflation: AtomicU64,
     asizes: Arc<Asizes>,
     outages: Arc<outage::Outages>,
+    /// Space is counted deflated (key `deflate` of the MOS).
+    deflates: bool,
+    /// Bytes of blocks whose frees wait for the next group in the MOS.
+    unfreed: AtomicU64,
+    /// Most passes of a group since the pool was opened.
+    passes: AtomicU64,
     /// Test instruments.
     pub plants: Plants,
     /// A group handed out what it had freed without waiting for later groups, for there was
@@ -265,7 +276,7 @@ impl Writer {
     /// `NoSpace`; that of the suspension, with `failmode=continue`.
     pub fn begin(&self, logical: u64, frees: bool) -> Result<Tx> {
         self.txgs.throttle()?;
-        let limit = self.allocatable(frees);
+        let limit = self.allocatable_now(frees);
         if logical > 0 {
             self.txgs.throttle_space(limit);
         }
@@ -285,8 +296,10 @@ impl Writer {
     /// This pool's vdevs may need less, and all indirect blocks together are a small
     /// share of what is allocated: each group has that apart. Then twice three copies of
     /// the data are the most, and only until the transaction ends: what it made dirty is
-    /// known by then, and charged (`Meter`). Without room for that the chapter's factor
-    /// counts, until the group is on disk.
+    /// known by then, and charged (`Meter`). As long as what is charged stays below the
+    /// limit, such a short promise may take a part of the slop as well: otherwise a write of
+    /// 1 MiB would be refused with 8 MiB left, a fifth of a small pool. Without room for
+    /// that the chapter's factor counts, until the group is on disk.
     fn reserve(&self, txg: Txg, logical: u64, limit: u64) -> Result<u64> {
         if logical == 0 {
             return Ok(0);
@@ -301,7 +314,8 @@ impl Writer {
             (allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
         };
         let light = here < most && space.once(txg, apart, limit);
-        let got = match light.then(|| space.reserve(txg, here, limit)).flatten() {
+        let over = self.slop() / OVERDRAFT_SHARE;
+        let got = match light.then(|| space.overdraw(txg, here, limit, over)).flatten() {
             None => space.reserve(txg, most, limit).map(|had| (had, most, 0)),
             Some(had) => Some((had, here, here)),
         };
@@ -362,13 +376,27 @@ impl Writer {
         }
     }
 
-    /// Deflated bytes that may still be allocated; frees may use half of the slop
-    /// (chapter 05 §11.3).
+    fn slop(&self) -> u64 {
+        match self.plants.slop.load(Relaxed) {
+            0 => metaslab::slop(self.space.class_totals(metaslab::Class::Normal).capacity, 0),
+            bytes => bytes,
+        }
+    }
+
+    /// Bytes, parity included, that may still be allocated; frees may use half of the slop
+    /// (chapter 05 §11.3). What was freed and cannot be handed out yet counts as free.
     pub fn allocatable(&self, frees: bool) -> u64 {
         let normal = self.space.class_totals(metaslab::Class::Normal);
-        let slop = metaslab::slop(normal.capacity, 0);
+        let slop = self.slop();
         let reserve = if frees { slop / 2 } else { slop };
         normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
+    }
+
+    /// The same without what cannot be handed out yet: a group that needed more would find
+    /// no space while it is written.
+    fn allocatable_now(&self, frees: bool) -> u64 {
+        let deferred = self.space.class_totals(metaslab::Class::Normal).deferred;
+        self.allocatable(frees).saturating_sub(deferred)
     }
 
     /// Whether some group since the import was so short of space that what it freed did not
@@ -377,14 +405,30 @@ impl Writer {
         self.reused_at_once.load(Relaxed)
     }
 
+    /// The most passes that a group took since the pool was opened (`sync`).
+    pub fn most_passes(&self) -> u64 {
+        self.passes.load(Relaxed)
+    }
+
     /// Deflated bytes that datasets may use, all together: what the pool's root directory
     /// is bounded by (chapter 04 §5.5, chapter 05 §11). Space that deduplication and
-    /// cloning save comes on top.
+    /// cloning save comes on top. Blocks whose frees wait for the next group in the MOS (in
+    /// pools without log space maps) belong to no dataset, and are in use.
     pub fn usable(&self) -> u64 {
-        let normal = self.space.class_totals(metaslab::Class::Normal).capacity;
-        let other = |class| self.space.class_totals(class).allocated;
-        let others = other(metaslab::Class::Special) + other(metaslab::Class::Dedup);
-        normal.saturating_sub(metaslab::slop(normal, 0)).saturating_add(others)
+        use metaslab::Class::{Dedup, Normal, Special};
+        let tree = self.zio.tree();
+        let (mut capacity, mut others) = (0u64, 0u64);
+        for (vdev, class) in self.space.vdevs() {
+            let ratio = if self.deflates { tree.deflate_ratio(vdev).unwrap_or(512) } else { 512 };
+            let Ok(totals) = self.space.vdev_totals(vdev) else { continue };
+            match class {
+                Normal => capacity += (totals.capacity >> 9) * ratio,
+                Special | Dedup => others += (totals.allocated >> 9) * ratio,
+                metaslab::Class::Log => {}
+            }
+        }
+        let kept = metaslab::slop(capacity, 0).saturating_add(self.unfreed.load(Relaxed));
+        capacity.saturating_sub(kept).saturating_add(others)
     }
 
     /// Waits until everything that was changed so far is on disk; the group it was in.

@@ -211,10 +211,14 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         inflation: AtomicU64::new(4),
         asizes: Arc::default(),
         outages,
+        deflates,
+        unfreed: AtomicU64::new(0),
+        passes: AtomicU64::new(0),
         plants: Plants::default(),
         reused_at_once: AtomicBool::new(false),
     });
     writer.inflate();
+    writer.note_unfreed()?;
     Ok(writer)
 }
 

@@ -5,8 +5,48 @@
 //! these made. Then, in every pass: what the MOS lost in the pass before is freed, its
 //! space accounted, the metaslabs' changes stored, the configuration written if it
 //! changed, and the MOS written. Writing the MOS changes what metaslabs and accounting
-//! have to store; from pass 2 on its blocks stay where they are as long as their size
-//! does, and from pass 8 on sizes do not change, so the passes end.
+//! have to store, which changes the MOS again. The group is complete when a pass leaves the
+//! MOS clean.
+//!
+//! # Why the passes end
+//! A pass is followed by another one only if its writing of the MOS allocated or freed
+//! space. (A failed leaf adds one pass for each leaf: its missing group is noted once.) So it
+//! is enough that some pass rewrites every block in place. In pass p the MOS allocates only
+//! for
+//! 1. a block that becomes dirty for the first time in the group;
+//! 2. a block whose stored size changed;
+//! 3. a block that did not exist before.
+//!
+//! Every other dirty block was born in this group, and is rewritten where it is. This is
+//! true for gang blocks as well: the group keeps their trees ([`Gangs`]), so the same headers
+//! and members are written again and nothing is allocated. (They once got new places in each
+//! pass. A pool so fragmented that 128 KiB was found only as a gang then never completed a
+//! group: the log that recorded the new places was itself a gang.)
+//!
+//! *Sizes* stop changing in pass [`PASS_SETTLE`], which turns compression off: each block
+//! changes its size at most once more.
+//!
+//! *First-time blocks* end in the same pass. Datasets, tasks, flushes of logged changes and
+//! condensing belong to pass 1 alone. Later passes store accounting (`$MOS` and its parents,
+//! dirty since pass 1), the configuration (once), and the changes of metaslabs. The changes of
+//! a metaslab that had none before dirty the dnode of its map, and its word in the array
+//! of unflushed groups; without log space maps, the last block of its own map. A pool has
+//! finitely many metaslabs, but a fragmented pool could meet a few new ones in every pass.
+//! Therefore pass [`PASS_SETTLE`] makes all these blocks dirty at once
+//! (`Writer::settle_maps`). Loading a metaslab only reads.
+//!
+//! *New blocks* after that are the next block of the group's log (or of a map with a full
+//! last block), its indirect blocks, and the map of a metaslab that was never used. The last
+//! needs a whole free metaslab, which then serves all that follows. The log grows by 16
+//! bytes for each place that a pass allocated or freed. Even when every sector is a place of
+//! its own, a block of 128 KiB in three copies takes at most 1,160 places (256 members and
+//! 129 headers, thrice), that is 18 KiB of log. So from [`PASS_SETTLE`] on each pass makes at
+//! most a seventh of the log blocks of the pass before, and after a few passes none.
+//! Frees end with the allocations: what a pass kills it has replaced. Without log space maps
+//! they wait for the next group, and the list of them grows by 128 bytes for each block.
+//!
+//! [`PASSES_EXPECTED`] is asserted in debug builds; [`PASSES_MAX`] only limits the damage of
+//! an error in this argument.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +60,7 @@ use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, 
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
 use vdev::WritePriority;
-use zio::{Lost, Writes};
+use zio::{Gangs, Lost, Writes};
 
 use super::heads::HeadEvents;
 use super::maps::{HISTOGRAM, LOG_SPACEMAP, SPACEMAP_V2};
@@ -32,9 +72,12 @@ use super::{State, Writer};
 const PASS_REWRITE: u32 = 2;
 /// From this pass on, without logs of space maps, frees wait for the next group.
 const PASS_DEFER_FREES: u32 = 2;
-/// From this pass on nothing is compressed.
-const PASS_DONT_COMPRESS: u32 = 8;
-/// A group that needs more passes than this does not end.
+/// From this pass on nothing is compressed, and every block that storing the metaslabs'
+/// changes may touch belongs to the group.
+const PASS_SETTLE: u32 = 8;
+/// No group needs more passes.
+const PASSES_EXPECTED: u32 = 15;
+/// A group that needs more passes than this fails.
 const PASSES_MAX: u32 = 40;
 /// Blocks freed in the background by one group.
 const BACKGROUND_BLOCKS: u64 = 100_000;
@@ -210,18 +253,13 @@ impl Writer {
     fn sync_group(&self, state: &mut State, txg: Txg) -> Result<()> {
         state.dirty |= self.outages.relabel.swap(false, Relaxed);
         let read: &dyn MosRead = &self.mos;
-        let sync_bplist = match read.directory("sync_bplist") {
-            Err(e) if e.kind() == base::ErrorKind::NotFound => None,
-            other => other?,
-        };
-        let deferred = match sync_bplist {
-            Some(list) => bpobj::header(read, list)?.num_blkptrs > 0,
-            None => false,
-        };
-        if self.has_work(state, txg, deferred) {
-            self.write_group(state, txg, deferred.then_some(sync_bplist).flatten())?;
+        let waiting = bpobj::deferred(read)?.filter(|(_, list)| list.num_blkptrs > 0);
+        let deferred = waiting.map(|(list, _)| list);
+        if self.has_work(state, txg, deferred.is_some()) {
+            self.write_group(state, txg, deferred)?;
+            self.note_unfreed()?;
         }
-        let room = self.allocatable(false) > 0;
+        let room = self.allocatable_now(false) > 0;
         if !room {
             self.reused_at_once.store(true, Relaxed);
         }
@@ -229,6 +267,14 @@ impl Writer {
         let left = self.space.synced(txg, defer)?;
         state.draining = !left.is_empty();
         self.space.unload_idle(txg, 64);
+        Ok(())
+    }
+
+    /// Notes how much the list of deferred frees holds now.
+    pub(super) fn note_unfreed(&self) -> Result<()> {
+        let read: &dyn MosRead = &self.mos;
+        let bytes = bpobj::deferred(read)?.map_or(0, |(_, list)| list.bytes);
+        self.unfreed.store(bytes, Relaxed);
         Ok(())
     }
 
@@ -247,7 +293,10 @@ impl Writer {
         // wait for its own, goes before them.
         let data = Writes::new(&self.zio);
         let mut heads = Vec::new();
+        let gangs = Gangs::new();
         for pass in 1.. {
+            debug_assert!(pass <= PASSES_EXPECTED, "group {txg} needs pass {pass}");
+            self.passes.fetch_max(pass.into(), Relaxed);
             if pass > PASSES_MAX {
                 return Err(Error::bug("a group does not converge"));
             }
@@ -294,12 +343,16 @@ impl Writer {
                 state.flush_all = false;
             }
             let mut maps = std::mem::take(&mut state.maps);
-            let stored = self.write_maps(&group, &mut maps);
+            let mut stored = self.write_maps(&group, &mut maps);
+            if pass == PASS_SETTLE && stored.is_ok() && self.mos.objset().is_dirty(txg) {
+                stored = self.settle_maps(&group, &maps);
+            }
             state.maps = maps;
             stored?;
             let dirty = self.mos.objset().is_dirty(txg);
             if dirty {
                 let ctx = self.ctx(&writes, state, &group, 0);
+                let ctx = SyncCtx { gangs: Some(&gangs), ..ctx };
                 if let Some(done) = self.mos.objset().sync(&ctx, &mut mos)? {
                     root = Some(*done.root());
                     written = Some(done);
@@ -337,8 +390,9 @@ impl Writer {
             objset,
             threads: self.options.threads,
             in_place: group.pass >= PASS_REWRITE,
-            compress: group.pass < PASS_DONT_COMPRESS,
+            compress: group.pass < PASS_SETTLE,
             hole_birth: group.flags.hole_birth,
+            gangs: None,
             deflate: &state.deflate,
         }
     }

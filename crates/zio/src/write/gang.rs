@@ -4,8 +4,16 @@
 //! A node is a header and up to three members, each of which is a plain piece or a node
 //! again. The tree is decided while space is allocated; [`Node::pieces`] then cuts the
 //! content along it, from the leaves up, for a header holds its members' pointers.
+//!
+//! A gang block can be rewritten in the group of its birth, as any block: the same tree,
+//! the same places, other content. The tree cannot be had from the pointer, so the caller
+//! keeps those of its group in a [`Gangs`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use base::limits::GANG_DEPTH_MAX;
+use base::rt::Mutex;
 use base::{Asize, Buf, BufMut, Dva, Error, ErrorKind, Lsize, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::checksum::embedded::{ECK_SIZE, compute_embedded};
@@ -13,7 +21,7 @@ use ondisk::ObjType;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
 
 use super::{SpaceSource, Want};
-use crate::Zio;
+use crate::{BlockKey, Zio};
 
 /// Bytes of a header; those of feature `dynamic_gang_header` may be larger, yet need not.
 pub(super) const HEADER_SIZE: usize = 512;
@@ -26,6 +34,28 @@ pub(super) struct Node {
     /// Of the header alone.
     header: Vec<Dva>,
     members: Vec<Member>,
+}
+
+/// The trees of the gang blocks that a group placed and may rewrite. It lives as long as
+/// the group, and belongs to the caller that passes it with each [`super::Write`].
+#[derive(Default)]
+pub struct Gangs {
+    trees: Mutex<HashMap<BlockKey, Arc<Node>>>,
+}
+
+impl Gangs {
+    /// No trees yet.
+    pub fn new() -> Arc<Gangs> {
+        Arc::default()
+    }
+
+    pub(super) fn keep(&self, key: BlockKey, tree: &Arc<Node>) {
+        self.trees.lock().insert(key, Arc::clone(tree));
+    }
+
+    pub(super) fn find(&self, key: &BlockKey) -> Option<Arc<Node>> {
+        self.trees.lock().get(key).cloned()
+    }
 }
 
 enum Member {
@@ -71,6 +101,20 @@ impl Node {
             Dva { asize: Asize(header.asize.0 + members), gang: true, ..*header }
         };
         self.header.iter().enumerate().map(total).collect()
+    }
+
+    /// Bytes of the block.
+    pub(super) fn psize(&self) -> Psize {
+        self.psize
+    }
+
+    /// Copies of the content; headers may have more.
+    pub(super) fn copies(&self) -> usize {
+        match self.members.first() {
+            Some(Member::Plain(_, dvas)) => dvas.len(),
+            Some(Member::Gang(node)) => node.copies(),
+            None => 0,
+        }
     }
 
     /// Every place that was allocated.

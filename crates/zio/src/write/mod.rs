@@ -25,7 +25,8 @@
 //!   gives everything back.
 //! * Uncompressed content is never copied: cache, mirrors and copies share one buffer.
 //! * A block is rewritten in place only in the group of its birth; the caller has
-//!   waited for the writes of the earlier pass.
+//!   waited for the writes of the earlier pass. A gang block is too, if its tree was kept
+//!   ([`Gangs`]): then rewriting a block of the same size never allocates.
 //! * Bytes under way through one [`Writes`] are bounded.
 
 mod free;
@@ -47,6 +48,7 @@ use ondisk::blkptr::{BlkPtr, Block};
 
 use crate::Zio;
 
+pub use gang::Gangs;
 pub(crate) use submit::Sink;
 pub use submit::{Lost, WriteCounts, Writes};
 
@@ -151,6 +153,9 @@ pub struct Write<'a> {
     /// Rewrite the old block's place if it was born in this group and its size did not
     /// change; its earlier write must have ended.
     pub in_place: bool,
+    /// Where the trees of gang blocks are kept that a later pass may rewrite. Without it
+    /// a gang block gets new places each time.
+    pub gangs: Option<&'a Arc<Gangs>>,
     /// [`Want::hint`].
     pub hint: u64,
     /// Keep the content in the cache.
@@ -188,10 +193,11 @@ enum Form {
 
 /// Everything of a block but its place.
 struct Ready {
-    /// The pointer; addresses are those to reuse, if any.
+    /// The pointer; with its addresses if it has a place already.
     block: Block,
-    /// Rewrites the addresses that `block` has.
-    rewrite: bool,
+    /// The place to rewrite, if it has one.
+    rewrite: Option<Layout>,
+    gangs: Option<Arc<Gangs>>,
     copies: u8,
     header_copies: u8,
     class: Class,
@@ -221,7 +227,7 @@ pub struct Placed {
 enum Layout {
     /// The pointer's addresses.
     Plain(Vec<Dva>),
-    Gang(gang::Node),
+    Gang(Arc<gang::Node>),
 }
 
 impl Prepared {

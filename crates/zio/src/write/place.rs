@@ -1,5 +1,7 @@
 //! Giving a block its place.
 
+use std::sync::Arc;
+
 use base::{Asize, Dva, Error, ErrorKind, Psize, Result};
 use ondisk::blkptr::BlkPtr;
 
@@ -18,9 +20,8 @@ impl Zio {
             Form::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
             Form::Block(ready) => ready,
         };
-        if ready.rewrite {
-            let dvas = ready.block.dvas().collect();
-            return Ok(placed(*ready, Outcome::Rewritten, Layout::Plain(dvas)));
+        if let Some(layout) = ready.rewrite.take() {
+            return Ok(placed(*ready, Outcome::Rewritten, layout));
         }
         let space = self.space()?;
         let want = Want {
@@ -38,7 +39,11 @@ impl Zio {
             }
             Err(e) if e.kind() == ErrorKind::NoSpace && want.psize > space.limits().0 => {
                 let node = Ganging::new(self, &*space, &want, ready.header_copies).run()?;
+                let node = Arc::new(node);
                 ready.block = ready.block.with_dvas(&node.dvas());
+                if let Some(gangs) = &ready.gangs {
+                    gangs.keep(self.key(&ready.block), &node);
+                }
                 Ok(placed(*ready, Outcome::Gang, Layout::Gang(node)))
             }
             Err(e) => Err(e),

@@ -9,7 +9,7 @@ use codec::compress::{Compression, compress, is_zero};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
 
-use super::{Content, Form, Outcome, Prepared, Ready, Write};
+use super::{Content, Form, Layout, Outcome, Prepared, Ready, Write};
 use crate::Zio;
 
 const SECTOR: usize = 512;
@@ -66,12 +66,12 @@ impl Zio {
             if !w.in_place && self.is_same(w, old, &block) {
                 return done(*w.old, Outcome::Same);
             }
-            if w.in_place && may_reuse(w, old, &block) {
+            if let Some(layout) = self.place_to_reuse(w, old, &block) {
                 let dvas: Vec<_> = old.dvas().collect();
-                return Ok(ready(w, block.with_dvas(&dvas), true, stored));
+                return Ok(ready(w, block.with_dvas(&dvas), Some(layout), stored));
             }
         }
-        Ok(ready(w, block, false, stored))
+        Ok(ready(w, block, None, stored))
     }
 
     /// The checksum of bytes as they are on disk.
@@ -104,6 +104,26 @@ impl Zio {
             && !self.on_indirect(old)
     }
 
+    /// The old place, if it serves again: born in this group, and all of it is needed as
+    /// it is.
+    fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<Layout> {
+        let own = w.in_place
+            && old.head.birth == w.txg
+            && old.effective_physical_birth() == w.txg
+            && old.psize == new.psize
+            && !old.dedup
+            && old.protection == Protection::None;
+        if !own {
+            return None;
+        }
+        let copies = usize::from(w.props.copies);
+        if !old.is_gang() {
+            return (old.dvas().len() == copies).then(|| Layout::Plain(old.dvas().collect()));
+        }
+        let node = w.gangs?.find(&self.key(old))?;
+        (node.psize() == new.psize && node.copies() == copies).then_some(Layout::Gang(node))
+    }
+
     fn on_indirect(&self, block: &Block) -> bool {
         let tree = self.tree();
         block.dvas().any(|d| match tree.top(d.vdev) {
@@ -134,23 +154,13 @@ fn check(w: &Write<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The old place serves again: born in this group, and all of it is needed as it is.
-fn may_reuse(w: &Write<'_>, old: &Block, new: &Block) -> bool {
-    old.head.birth == w.txg
-        && old.effective_physical_birth() == w.txg
-        && old.psize == new.psize
-        && old.dvas().len() == usize::from(w.props.copies)
-        && !old.is_gang()
-        && !old.dedup
-        && old.protection == Protection::None
-}
-
-fn ready(w: &Write<'_>, block: Block, rewrite: bool, stored: Buf) -> Prepared {
+fn ready(w: &Write<'_>, block: Block, rewrite: Option<Layout>, stored: Buf) -> Prepared {
     let whole = if w.cache { w.data.clone() } else { Buf::default() };
     Prepared {
         form: Form::Block(Box::new(Ready {
             block,
             rewrite,
+            gangs: w.gangs.cloned(),
             copies: w.props.copies,
             header_copies: w.props.header_copies,
             class: w.props.class,

@@ -268,6 +268,7 @@ pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
         props,
         old: &NEVER,
         in_place: false,
+        gangs: None,
         hint: 0,
         cache: true,
     }

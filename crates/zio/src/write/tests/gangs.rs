@@ -16,7 +16,7 @@ use vdev::{Kind, LABEL_START, Spec, Tree};
 
 use super::fixture::*;
 use crate::write::submit::{Done, DvaWrite, Sink};
-use crate::write::{Layout, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
+use crate::write::{Gangs, Layout, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
 use crate::{BlockCache, Io, Zio};
 
 /// Extents of so many sectors each, far apart.
@@ -159,6 +159,47 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     assert!(!pool.space.taken().is_empty());
     pool.zio.unplace(placed);
     assert!(pool.space.taken().is_empty());
+}
+
+/// A pool in which 128 KiB was found only in pieces never ended a group: each pass gave its
+/// gang blocks new places.
+#[test]
+fn a_gang_of_this_group_is_rewritten_where_it_is() {
+    let pool = Pool::fragmented(vec![islands(&[8; 400], 9); 2], 9);
+    let (one, two) = (noise(131_072, 1), noise(131_072, 2));
+    let props = WriteProps { header_copies: 3, ..plain(2) };
+    let gangs = Gangs::new();
+    let kept = |w: Write<'_>| pool.write(&Write { gangs: Some(&gangs), ..w });
+    let first = kept(file(&one, &props));
+    let taken = pool.space.taken();
+    assert!(depth(&pool.zio, first.as_block().unwrap()) >= 2);
+    let again = Write { in_place: true, old: &first, ..file(&two, &props) };
+    let second = kept(again);
+    assert_eq!(pool.space.taken(), taken);
+    let dvas = |bp: &BlkPtr| bp.as_block().unwrap().dvas().collect::<Vec<_>>();
+    assert_eq!(dvas(&first), dvas(&second));
+    assert_eq!(*pool.zio.read(&second, Io::MEMORY).unwrap(), *two);
+    // Every header has the new checksums, in all its copies.
+    let reader = pool.reader(9);
+    assert_eq!(*reader.read(&second, Io::SCAN).unwrap(), *two);
+    check_gang(&reader, second.as_block().unwrap());
+    assert_eq!(freed(&reader, second.as_block().unwrap()), taken);
+    let checked = reader.check_copies(second.as_block().unwrap());
+    assert_eq!((checked.faults.len(), checked.damaged), (0, 0));
+
+    // Another size, another number of copies, or a tree that nobody kept: new places.
+    let short = noise(65_536, 3);
+    let fresh = |w: Write<'_>| {
+        let placed = pool.zio.place(pool.zio.prepare(&w).unwrap()).unwrap();
+        assert_eq!(placed.outcome, Outcome::Gang);
+        pool.zio.unplace(placed);
+    };
+    let base = Write { gangs: Some(&gangs), old: &second, ..again };
+    fresh(Write { data: &short, ..base });
+    fresh(Write { props: &WriteProps { header_copies: 3, ..plain(1) }, ..base });
+    fresh(Write { gangs: None, ..base });
+    fresh(Write { gangs: Some(&Gangs::new()), ..base });
+    fresh(Write { in_place: false, ..base });
 }
 
 /// A raidz1 of four at id 6, as in the worked example of chapter 02 §9.

@@ -1,0 +1,39 @@
+//! How far a small pool can be filled.
+
+use super::*;
+
+/// A pool of 40 MiB once refused writes of 1 MiB with 7.9 MiB left: each needs eight times its
+/// size in the worst case, and that had to be free.
+#[test]
+fn a_small_pool_is_filled_to_its_end() {
+    for (size, step) in [(96 * MB, MB), (96 * MB, 128 << 10), (256 * MB, MB), (64 * MB, MB)] {
+        let rig = Rig::new(&format!("full{}-{step}", size / MB), size);
+        let file = rig.file(rig.root(), "f");
+        let room = rig.pool.dataset(DATASET).unwrap().available().unwrap();
+        let mut rng = Rng::new(size ^ step);
+        let mut at = 0;
+        let refused = loop {
+            let data: Vec<u8> = (0..step).map(|_| rng.below(256) as u8).collect();
+            match rig.fs.write(&Caller::root(), file, At::Offset(at), &data) {
+                Ok(done) => at += done.bytes,
+                Err(e) => break e,
+            }
+            assert!(at < 2 * size);
+        };
+        assert_eq!(refused.kind(), ErrorKind::NoSpace);
+        rig.sync();
+        let left = rig.pool.dataset(DATASET).unwrap().available().unwrap();
+        println!("{size} in steps of {step}: {at} of {room} written, {left} left");
+        assert!(left <= step + room / 50, "{left} of {room} left, written {at}");
+        // What there is can be removed.
+        rig.fs.unlink(&Caller::root(), rig.root(), b"f").unwrap();
+        rig.fs.empty_delete_queue().unwrap();
+        for _ in 0..4 {
+            rig.pool.writer().unwrap().touch();
+            rig.sync();
+        }
+        let free = rig.pool.dataset(DATASET).unwrap().available().unwrap();
+        assert!(free + MB > room, "{free} of {room}");
+        rig.end();
+    }
+}

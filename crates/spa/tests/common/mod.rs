@@ -1,0 +1,89 @@
+//! Pools of the writer alone, in files of the temporary directory.
+#![allow(dead_code, unreachable_pub, clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use base::Txg;
+use device::{Device, Engine, EngineKind, FileDevice, OpenOptions};
+use spa::engine::Writer;
+use spa::engine::create::{CreateSpec, create};
+use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
+
+pub struct Disks {
+    pub dir: PathBuf,
+    pub paths: Vec<PathBuf>,
+}
+
+pub fn disks(name: &str, n: usize, size: u64) -> Disks {
+    let dir = std::env::temp_dir().join(format!("cenote-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    let paths: Vec<PathBuf> = (0..n).map(|i| dir.join(format!("d{i}"))).collect();
+    for p in &paths {
+        std::fs::File::create(p).unwrap().set_len(size).unwrap();
+    }
+    Disks { dir, paths }
+}
+
+pub fn make(disks: &Disks, name: &str, vdevs: &[NewVdev], features: bool) -> Arc<Writer> {
+    make_with(disks, name, vdevs, features, None)
+}
+
+pub fn make_with(
+    disks: &Disks,
+    name: &str,
+    vdevs: &[NewVdev],
+    features: bool,
+    ashift: Option<u32>,
+) -> Arc<Writer> {
+    let engine = Engine::new(EngineKind::Threads, 8).unwrap();
+    let mut open: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
+    let options = OpenOptions { write: true, engine: Some(engine), ..OpenOptions::default() };
+    for p in &disks.paths {
+        let d = FileDevice::open(p, &options).unwrap();
+        open.insert(p.clone(), Arc::new(d));
+    }
+    let facts = |p: &Path| Ok(LeafFacts::of(&*open[p], false));
+    let options = BuildOptions { create_txg: Txg(4), ashift, ..BuildOptions::default() };
+    let built = build(vdevs, options, [], &facts).unwrap();
+    let mut devices = BTreeMap::new();
+    for (top, _) in &built.tops {
+        for leaf in top.leaves() {
+            let path = PathBuf::from(leaf.path.as_ref().unwrap().to_str().unwrap());
+            devices.insert(leaf.guid, Arc::clone(&open[&path]));
+        }
+    }
+    let cache = Arc::new(zio::BlockCache::of(64 << 20).unwrap());
+    let mut spec = CreateSpec::new(name, built.tops, devices);
+    if !features {
+        spec.features.clear();
+    }
+    if let Some(ashift) = ashift {
+        spec.options.max_ashift = ashift;
+    }
+    create(spec, &cache).unwrap()
+}
+
+pub fn zdb(disks: &Disks, pool: &str) {
+    if Command::new("zdb").arg("-?").output().is_err() {
+        eprintln!("SKIPPED: zdb is not installed");
+        return;
+    }
+    let out = Command::new("zdb").args(["-e", "-p"]).arg(&disks.dir).args(["-bcc", pool]).output();
+    let out = out.unwrap();
+    let text =
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && text.contains("No leaks"), "{text}");
+}
+
+pub fn file(i: usize, disks: &Disks) -> NewVdev {
+    NewVdev::new(NewKind::File(disks.paths[i].clone()))
+}
+
+pub fn head_of(w: &Arc<Writer>, pool: &str) -> Arc<dmu::Objset> {
+    let root = dsl::DslDir::root(w.mos(), pool).unwrap().head().unwrap().unwrap();
+    w.open_head(root.object(), dmu::ObjsetProps::default()).unwrap()
+}
