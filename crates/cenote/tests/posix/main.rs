@@ -8,6 +8,7 @@ mod attrs;
 mod clones;
 mod data;
 mod full;
+mod idle;
 mod indirect;
 mod log;
 mod names;

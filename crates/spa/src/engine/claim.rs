@@ -6,10 +6,9 @@
 //! header says up to where. A log of older blocks alone needs no claim. Replaying is
 //! another matter; until then its dataset is not written.
 //!
-//! A log without records, but for those that are in a group on disk, is dropped in the
-//! same group: who writes a dataset here does not know it, and a snapshot must not inherit
-//! it (old software cannot destroy such a snapshot: it would empty the log of what must not
-//! change).
+//! A log without records, but for those that are in a group on disk, is of no use. It stays
+//! until its dataset changes (`idle_logs`); one with blocks of groups that never synced is
+//! ended in the first group.
 //!
 //! # Cloned blocks
 //! A record of a cloned range names blocks that belong to files. OpenZFS's claim takes a
@@ -168,8 +167,8 @@ fn blocks_of(zio: &Zio, header: &ZilHeader, last_synced: Txg) -> Result<Vec<BlkP
 /// Logs to be claimed, and datasets that must not be written for them.
 pub(crate) struct Claims {
     heads: Vec<(u64, Seen)>,
-    /// Logs without records, and their blocks.
-    empty: Vec<(u64, Vec<BlkPtr>)>,
+    /// Logs without records, the blocks that are allocated, and whether that is all of them.
+    empty: Vec<(u64, Vec<BlkPtr>, bool)>,
     /// Highest birth of what is claimed.
     pub(crate) highest: Txg,
 }
@@ -196,7 +195,7 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
             matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
         if (!may_hold_records(&header) || seen.records == 0) && !encrypted {
             let blocks = blocks_of(zio, &header, Txg(first.0 - 1))?;
-            claims.empty.push((head.object(), blocks));
+            claims.empty.push((head.object(), blocks, seen.unborn.is_empty()));
             return Ok(());
         }
         if header.claim_txg != Txg::ZERO || seen.unborn.is_empty() && seen.records == 0 {
@@ -244,7 +243,11 @@ impl Writer {
             put(&mut header, FLAGS_AT, CLAIM_LR_SEQ_VALID | if replay { REPLAY_NEEDED } else { 0 });
             os.set_zil_header(header)?;
         }
-        for (head, blocks) in claims.empty {
+        for (head, blocks, all) in claims.empty {
+            if all {
+                self.idle_logs.leave(head, blocks);
+                continue;
+            }
             blocks.iter().try_for_each(|bp| self.free(first, bp))?;
             let os = self.live_head(head, self.props_of(head)?)?;
             os.set_zil_header([0; ZIL_HEADER_SIZE])?;
@@ -257,7 +260,7 @@ impl Writer {
     /// # Errors
     /// `ReadOnly` if it holds records; those of reading it.
     pub(super) fn check_replayed(&self, head: u64) -> Result<()> {
-        if self.has_log(head) {
+        if self.has_log(head) || self.idle_logs.knows(head) {
             return Ok(());
         }
         let live = self.heads.lock().get(&head).cloned();

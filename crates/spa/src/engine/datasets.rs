@@ -572,6 +572,7 @@ impl Writer {
             Ok(heads)
         };
         let act = move |cx: &mut TaskCx<'_>, heads: Vec<(u64, String)>| {
+            cx.end_idle_logs(heads.iter().map(|(head, _)| *head))?;
             cx.settle()?;
             for (head, name) in &heads {
                 let (_, last) = name.split_once('@').unwrap_or_default();

@@ -85,7 +85,8 @@ impl Writer {
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         let os = self.live_head(object, props)?;
         // Replaying it later would undo what is written now.
-        if !self.has_log(object) && claim::holds_records(&os)? {
+        let known = self.has_log(object) || self.idle_logs.knows(object);
+        if !known && claim::holds_records(&os)? {
             return Err(claim::must_replay());
         }
         Ok(os)

@@ -281,7 +281,7 @@ impl Writer {
         }
         let log = Log::new(head, true, Arc::new(self.log_store(head)));
         log.set_xattrs(features::is_enabled(&self.mos, features::ZILSAXATTR)?);
-        if claim::holds_records(os)? {
+        if !self.idle_logs.knows(head) && claim::holds_records(os)? {
             log.begin_replay(log_header(&os.phys())?)?;
         }
         Ok(Some(Arc::clone(self.logs.lock().entry(head).or_insert(log))))

@@ -33,6 +33,7 @@ pub mod create;
 mod datasets;
 mod effective;
 mod heads;
+mod idle_logs;
 mod log;
 mod maps;
 mod open;
@@ -152,6 +153,7 @@ pub struct Writer {
     heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
     /// Intent logs of heads that were opened as file systems.
     logs: Mutex<BTreeMap<u64, Arc<zil::Log>>>,
+    idle_logs: idle_logs::IdleLogs,
     /// Blocks of datasets that are gone, written before their groups: to be freed by these.
     strays: Mutex<Vec<ondisk::BlkPtr>>,
     /// The first group that was written since the pool was opened.

@@ -201,6 +201,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         state: Mutex::new(state),
         heads: Mutex::default(),
         logs: Mutex::default(),
+        idle_logs: Default::default(),
         strays: Mutex::default(),
         first_txg: uberblock_txg.next(),
         tasks: Mutex::default(),

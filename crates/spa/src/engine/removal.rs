@@ -197,6 +197,7 @@ impl Writer {
         let ended = self.close_logs();
         self.reopen_logs();
         ended?;
+        self.end_idle_logs()?;
         let empty = || {
             let totals = self.space.vdev_totals(id)?;
             Ok::<_, Error>(totals.allocated + totals.deferred + totals.reserved == 0)

@@ -59,6 +59,7 @@ use dsl::write::store::DIRECTORY;
 use dsl::write::{Delta, MosRead, Ratios, SyncCx, Usage, accounting, background, bpobj, features};
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
+use ondisk::objset::ZIL_HEADER_SIZE;
 use vdev::WritePriority;
 use zio::{Gangs, Lost, Writes};
 
@@ -465,7 +466,12 @@ impl Writer {
         }
         let unwritten = |os: &Objset| os.is_dirty(group.txg) || os.root_bp().is_hole();
         for (head, os) in heads.into_iter().filter(|(head, os)| unwritten(os) || logged(head)) {
-            if let Some(moved) = logs.get(&head).and_then(|log| log.sync(group.txg)) {
+            let moved = logs.get(&head).and_then(|log| log.sync(group.txg));
+            if let Some(blocks) = self.idle_logs.end(head) {
+                blocks.iter().try_for_each(|bp| self.free(group.txg, bp))?;
+                os.set_zil_header([0; ZIL_HEADER_SIZE])?;
+            }
+            if let Some(moved) = moved {
                 moved.free.iter().try_for_each(|bp| self.free(group.txg, bp))?;
                 os.set_zil_header(moved.header)?;
                 self.mark_log(group, head, logs.get(&head).is_some_and(|l| l.is_in_use()))?;

@@ -42,6 +42,7 @@ impl TaskCx<'_> {
     /// A dataset is no more: what is dirty of it is forgotten.
     pub fn drop_head(&self, head: u64) {
         self.writer.logs.lock().remove(&head);
+        self.writer.idle_logs.forget(head);
         let Some(os) = self.writer.heads.lock().remove(&head) else { return };
         let (dirty, written) = os.abandon();
         for (txg, bytes) in dirty {

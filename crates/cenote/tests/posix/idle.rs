@@ -1,0 +1,108 @@
+//! Intent logs without records stay until their dataset changes.
+
+use super::log::{cut, import_with};
+use super::*;
+
+fn number(pool: &Pool, name: &str, prop: &str) -> String {
+    let ds = pool.dataset(name).unwrap();
+    format!("{:?}", ds.prop(prop).unwrap().unwrap().value)
+}
+
+fn state(pool: &Pool) -> Vec<String> {
+    let head = ["written", "referenced"].map(|p| number(pool, DATASET, p));
+    let snap = ["used", "referenced"].map(|p| number(pool, &format!("{DATASET}@s"), p));
+    head.into_iter().chain(snap).collect()
+}
+
+/// A pool whose dataset has the stub of a log and a snapshot of all of it, as a power cut
+/// leaves it.
+fn left_behind(name: &str) -> (Scratch, Vec<String>) {
+    let rig = Rig::new(&format!("idle-{name}"), 128 * MB);
+    let file = rig.file(rig.root(), "f");
+    for i in 0..4 {
+        rig.write(file, i * 5000, &[i as u8; 5000]);
+        rig.fs.fsync(file).unwrap();
+    }
+    rig.sync();
+    rig.pool.snapshot(&[format!("{DATASET}@s")], &[], None).unwrap();
+    rig.sync();
+    let before = state(&rig.pool);
+    let scratch = cut(&rig, name);
+    rig.finish();
+    (scratch, before)
+}
+
+fn judged(engine: &Engine, scratch: &Scratch) {
+    judge(engine, scratch);
+    let texts = zdb_texts(scratch, &[&["-bcc", "tank"]]);
+    assert!(texts.iter().all(|space| space.contains("No leaks")), "{texts:?}");
+}
+
+/// An import raised `written` and the snapshot's `used` by a block each.
+#[test]
+fn an_idle_log_stays_as_long_as_nothing_changes() {
+    let (scratch, before) = left_behind("stays");
+    let engine = testkit::engine();
+    for round in 0..2 {
+        let pool = import_with(&engine, &scratch, false).unwrap();
+        let writer = Arc::clone(pool.writer().unwrap());
+        let fs = open(&pool);
+        fs.empty_delete_queue().unwrap();
+        for _ in 0..3 {
+            writer.touch();
+            writer.sync().unwrap();
+        }
+        assert_eq!(state(&pool), before, "import {round}");
+        fs.sync_all().unwrap();
+        drop((fs, writer));
+        pool.export().unwrap();
+        drop(pool);
+        judged(&engine, &scratch);
+    }
+}
+
+/// It ends with the first change, with a snapshot of the dataset, or with the dataset;
+/// nothing leaks.
+#[test]
+fn an_idle_log_ends_with_what_changes_its_dataset() {
+    let (scratch, _) = left_behind("ends");
+    let engine = testkit::engine();
+    for change in 0..5 {
+        let copy = Scratch::new(&format!("posix-idle-change{change}"));
+        testkit::copy_file(&scratch.path().join("d0"), &copy.path().join("d0"));
+        let pool = import_with(&engine, &copy, false).unwrap();
+        match change {
+            // The log begins anew.
+            0 | 1 => {
+                let fs = open(&pool);
+                let made = fs.make(&Caller::root(), fs.root(), b"new", &New::file(0o644)).unwrap();
+                if change == 0 {
+                    fs.fsync(made.id).unwrap();
+                }
+                drop(fs);
+            }
+            2 => pool.snapshot(&[format!("{DATASET}@t")], &[], None).unwrap(),
+            // One group has both.
+            3 => {
+                let fs = open(&pool);
+                fs.make(&Caller::root(), fs.root(), b"new", &New::file(0o644)).unwrap();
+                pool.snapshot(&[format!("{DATASET}@t")], &[], None).unwrap();
+                fs.make(&Caller::root(), fs.root(), b"newer", &New::file(0o644)).unwrap();
+                drop(fs);
+            }
+            _ => pool.destroy_dataset(DATASET, true, None).unwrap(),
+        }
+        pool.writer().unwrap().sync().unwrap();
+        // The power fails once more, and then the pool is exported.
+        let again = Scratch::new(&format!("posix-idle-again{change}"));
+        testkit::copy_file(&copy.path().join("d0"), &again.path().join("d0"));
+        pool.export().unwrap();
+        drop(pool);
+        judged(&engine, &copy);
+        let pool = import_with(&engine, &again, false).unwrap();
+        pool.writer().unwrap().sync().unwrap();
+        pool.export().unwrap();
+        drop(pool);
+        judged(&engine, &again);
+    }
+}

@@ -1,0 +1,94 @@
+//! Intent logs without records that were there when the pool was imported.
+//!
+//! # Theory
+//! OpenZFS leaves a stub of a log in each file system whose files were synced, also when it
+//! exports the pool, and a pool that crashed has logs whose records all are in groups on
+//! disk. Such a log stays where it is as long as its dataset does not change: ending it
+//! would write the dataset's root block, and `written` and the newest snapshot's `used`
+//! would tell of a change that nobody made. The first group that writes the dataset for
+//! another reason frees the blocks and empties the header, or gives it this pool's own
+//! chain. A snapshot ends the log as well: the snapshot must not inherit it.
+//!
+//! # Invariants
+//! * Every block that the header leads to is of a group that was on disk at the import: the
+//!   chain means the same at any later crash. Other chains are ended at once (`claim`).
+//! * Header and frees are in one group.
+//! * What is idle is never replayed here, ended or not.
+//!
+//! Lock order: a leaf.
+
+use std::collections::BTreeMap;
+
+use base::Result;
+use base::rt::Mutex;
+use ondisk::BlkPtr;
+use ondisk::objset::ZIL_HEADER_SIZE;
+
+use super::{TaskCx, Writer};
+
+/// Idle logs by their heads: the blocks, or `None` once a group has ended the log.
+#[derive(Default)]
+pub(super) struct IdleLogs(Mutex<BTreeMap<u64, Option<Vec<BlkPtr>>>>);
+
+impl IdleLogs {
+    /// The log of `head` is idle.
+    pub(super) fn leave(&self, head: u64, blocks: Vec<BlkPtr>) {
+        self.0.lock().insert(head, Some(blocks));
+    }
+
+    /// The head had an idle log: what its header said then holds no records.
+    pub(super) fn knows(&self, head: u64) -> bool {
+        self.0.lock().contains_key(&head)
+    }
+
+    /// The blocks to free in the group that ends the log; `None` if there is no such log any
+    /// more.
+    pub(super) fn end(&self, head: u64) -> Option<Vec<BlkPtr>> {
+        self.0.lock().get_mut(&head).and_then(Option::take)
+    }
+
+    /// The dataset is gone.
+    pub(super) fn forget(&self, head: u64) {
+        self.0.lock().remove(&head);
+    }
+
+    /// Heads whose logs were not ended.
+    fn heads(&self) -> Vec<u64> {
+        let logs = self.0.lock();
+        logs.iter().filter(|(_, blocks)| blocks.is_some()).map(|(&head, _)| head).collect()
+    }
+}
+
+impl TaskCx<'_> {
+    /// Ends the idle logs among those of `heads` with the task's group; `settle` writes the
+    /// headers.
+    ///
+    /// # Errors
+    /// Those of reading the datasets.
+    pub(super) fn end_idle_logs(&self, heads: impl IntoIterator<Item = u64>) -> Result<()> {
+        let idle = self.writer.idle_logs.heads();
+        for head in heads.into_iter().filter(|head| idle.contains(head)) {
+            let os = self.writer.live_head(head, self.writer.props_of(head)?)?;
+            os.set_zil_header([0; ZIL_HEADER_SIZE])?;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// Ends all idle logs: their blocks are free when this returns.
+    ///
+    /// # Errors
+    /// That of a suspension; those of reading the datasets.
+    pub(super) fn end_idle_logs(&self) -> Result<()> {
+        let heads = self.idle_logs.heads();
+        if heads.is_empty() {
+            return Ok(());
+        }
+        let act = move |cx: &mut TaskCx<'_>, ()| {
+            cx.end_idle_logs(heads)?;
+            cx.settle()
+        };
+        self.sync_task(|_| Ok(()), act).map(drop)
+    }
+}
