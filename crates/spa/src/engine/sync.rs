@@ -28,7 +28,7 @@
 //!
 //! *First-time blocks* end in the same pass. Datasets, tasks, flushes of logged changes and
 //! condensing belong to pass 1 alone. Later passes store accounting (`$MOS` and its parents,
-//! dirty since pass 1), the configuration (once), and the changes of metaslabs. The changes of
+//! dirty since pass 2), the configuration (once), and the changes of metaslabs. The changes of
 //! a metaslab that had none before dirty the dnode of its map, and its word in the array
 //! of unflushed groups; without log space maps, the last block of its own map. A pool has
 //! finitely many metaslabs, but a fragmented pool could meet a few new ones in every pass.
