@@ -20,13 +20,14 @@ _cenote_flags() {
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool status') echo '-e -g -i -L -P -p -s -t -v -x -d -T' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
-	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T -o -R' ;;
+	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T -o -R -t' ;;
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
 	'zpool reguid') echo '-g' ;;
 	'zpool history') echo '-i -l' ;;
 	'zpool get') echo '-H -p -o' ;;
 	'zpool wait') echo '-H -p -T -t' ;;
+	'zpool version') echo '-j --json' ;;
 	'zfs create') echo '-P -n -p -u -v -s -V -b -o' ;;
 	'zfs destroy') echo '-v -p -n -d -f -r -R' ;;
 	'zfs snapshot' | 'zfs snap') echo '-r -o' ;;
@@ -36,6 +37,7 @@ _cenote_flags() {
 	'zfs get') echo '-r -H -p -d -o -t -s' ;;
 	'zfs mount') echo '-a -R -o -O' ;;
 	'zfs unmount' | 'zfs umount') echo '-a -f' ;;
+	'zfs version') echo '-j --json' ;;
 	'cenote daemon') echo '--foreground --metrics -f --force' ;;
 	'cenote zdb') echo '-b -c -d -h -i -l -m -u -y -C -O -e -p -L -P -t -F -X -v -q' ;;
 	'cenote arc') echo '--what-if --path -h' ;;

@@ -102,11 +102,7 @@ fn refusal(parsed: &Parsed) -> Option<String> {
     if parsed.has('r') && parsed.has('w') {
         return Some("Only one of [-r|-w] can be passed at a time".to_owned());
     }
-    let flag = super::commands::find("zpool", "iostat")
-        .flags
-        .iter()
-        .find(|f| f.usage == super::commands::Use::Refused && parsed.has(f.letter))?;
-    Some(format!("cannot run 'zpool iostat' with -{}: {}", flag.letter, flag.help))
+    None
 }
 
 /// `zpool iostat ...`

@@ -118,7 +118,6 @@ fn modes_that_exclude_each_other_are_refused() {
     };
     assert_eq!(refused("-vHp tank 1 2"), None);
     assert_eq!(refused("-lqv tank"), None);
-    assert_eq!(refused("-c x").unwrap(), "cannot run 'zpool iostat' with -c: scripts are not run");
     assert_eq!(refused("-rl").unwrap(), "[-r|-w] isn't allowed with [-c|-l|-q]");
     assert_eq!(refused("-rw").unwrap(), "Only one of [-r|-w] can be passed at a time");
     for fine in ["-q", "-r", "-w", "-l"] {
