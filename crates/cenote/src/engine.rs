@@ -381,6 +381,15 @@ impl Engine {
         Ok(pool)
     }
 
+    /// The earlier states of a pool that can be looked at or gone back to, newest first.
+    ///
+    /// # Errors
+    /// Those of [`spa::look_back`].
+    pub fn look_back(&self, pool: &FoundPool) -> Result<Vec<spa::Past>> {
+        let leaves = spa::FileLeaves(Arc::clone(&self.engine));
+        spa::look_back(&pool.inner, &ImportOptions::default(), &self.cache, &leaves)
+    }
+
     /// Opens a pool only to look at it: no host check, devices still locked for
     /// reading.
     ///

@@ -113,6 +113,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "zdb" => zdb::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
+        "uberblocks" => local::uberblocks(argv),
         "help" => match argv.split_first() {
             Some((first, topic)) if first == "zpool" => commands::help("zpool", topic),
             Some((first, topic)) if first == "zfs" => commands::help("zfs", topic),

@@ -95,6 +95,9 @@ pub(crate) struct ImportArgs {
     pub(crate) extreme: bool,
     /// Open the pool as of this group.
     pub(crate) txg: Option<u64>,
+    /// Make the space maps anew.
+    #[serde(default)]
+    pub(crate) rebuild_space: bool,
     /// Do without missing log devices.
     pub(crate) missing_log: bool,
     /// Prefix of all mountpoints.
@@ -650,6 +653,8 @@ pub(crate) enum Reply {
     Done,
     /// Done, by name.
     Names(Vec<String>),
+    /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.
+    Imported(String, Vec<String>),
     /// Answer to [`Request::Status`].
     Status(DaemonStatus),
     /// Answer to [`Request::Discover`]: pools, and files that could not be read.

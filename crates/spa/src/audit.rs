@@ -51,8 +51,9 @@ use crate::space::PoolSpace;
 use bits::{Claim, MapErrors, SpaceBits};
 use refs::{Mismatch, References};
 use stats::{BlockStats, ROW_DEFERRED, row_of};
+pub(crate) use walk::Owners;
 use walk::{Found, WALK_IO, Walker};
-pub use walk::{PROBLEMS_MAX, zdb_errno};
+pub use walk::{Owner, PROBLEMS_MAX, zdb_errno};
 
 /// Bookmark level of intent log blocks (chapter 06 §16).
 const LOG_LEVEL: i8 = -2;
@@ -243,6 +244,7 @@ impl Spa {
         let walker = Walker {
             zio: Arc::clone(self.zio()),
             bits: bits.as_ref(),
+            owners: None,
             maps: &maps,
             refs: &refs,
             verify: options.verify,
@@ -253,6 +255,53 @@ impl Spa {
         self.walk_lists(&walker, options)?;
         let kept = self.claim_kept(&walker, space, &mut report)?;
         self.finish_audit(walker, space, kept, report)
+    }
+
+    /// Marks in `bits` all space that is in use, whatever the space maps say. The pool must
+    /// have no checkpoint and no vdev that is being removed. What cannot be, and what cannot
+    /// be read, is in the problems; all of `bits` must count as allocated.
+    ///
+    /// # Errors
+    /// As [`Spa::audit`].
+    pub(crate) fn mark_used(&self, bits: &SpaceBits, threads: usize) -> Result<Vec<Problem>> {
+        let options = Options { verify: Verify::Nothing, leaks: true, threads };
+        let found = self.mark(Some(bits), None, options)?;
+        Ok(found.problems())
+    }
+
+    /// Finds the users of certain ranges.
+    ///
+    /// # Errors
+    /// As [`Spa::audit`].
+    pub(crate) fn find_owners(&self, owners: &Owners, threads: usize) -> Result<()> {
+        let options = Options { verify: Verify::Nothing, leaks: true, threads };
+        self.mark(None, Some(owners), options).map(|_| ())
+    }
+
+    fn mark(
+        &self,
+        bits: Option<&SpaceBits>,
+        owners: Option<&Owners>,
+        options: Options,
+    ) -> Result<Found> {
+        let refs = References::load(self)?;
+        let maps = self.mappings()?;
+        let walker = Walker {
+            zio: Arc::clone(self.zio()),
+            bits,
+            owners,
+            maps: &maps,
+            refs: &refs,
+            verify: options.verify,
+            watch: &(),
+            found: Found::new(),
+        };
+        self.walk_all(&walker, options)?;
+        self.walk_lists(&walker, options)?;
+        for dva in &walker.refs.dead {
+            walker.claim_range(dva.vdev, dva.offset, dva.asize.0, 0, &mut Claim::default());
+        }
+        Ok(walker.found)
     }
 
     /// Mappings of removed vdevs.

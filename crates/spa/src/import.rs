@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::Engine;
 use dmu::{Io, Objset, ObjsetProps};
@@ -20,6 +22,8 @@ use crate::assemble::{FoundPool, fix_paths};
 use crate::engine::{Parts, Writer, WriterOptions, assemble, claim};
 use crate::leaves::{FileLeaves, Leaves, Purpose};
 use crate::opener::LeafOpener;
+use crate::rebuild::Rebuilt;
+use crate::rewind::{self, Rewind};
 use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
 use crate::{indirect, multihost, status};
@@ -59,6 +63,8 @@ pub struct ImportOptions {
     /// With `inspect`: another process may have the pool open, so no device is locked. What
     /// is read is of the last synced group, as long as its blocks are not reused.
     pub shared: bool,
+    /// Make the space maps anew from the blocks that there are.
+    pub rebuild_space: bool,
 }
 
 impl ImportOptions {
@@ -68,7 +74,7 @@ impl ImportOptions {
     }
 
     /// What the leaves are opened for.
-    fn purpose(&self) -> Purpose {
+    pub(crate) fn purpose(&self) -> Purpose {
         match (self.writes(), self.inspect && self.shared) {
             (true, _) => Purpose::Write,
             (false, true) => Purpose::Probe,
@@ -91,6 +97,10 @@ pub struct Spa {
     options: ImportOptions,
     deflate: bool,
     label_state: PoolState,
+    /// The best uberblock, if it was opened in an older state.
+    newest: Option<Uberblock>,
+    rewind: Option<Rewind>,
+    rebuilt: Mutex<Option<Rebuilt>>,
 }
 
 /// A pool that could not be opened, and its tree as far as it was known.
@@ -142,7 +152,7 @@ impl Spa {
             let opener = LeafOpener::new(found, source, options.purpose());
             let mut seen = None;
             let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
-            let failure = match opened {
+            let failure = match opened.and_then(|spa| spa.judged(found)) {
                 Ok(spa) => return Ok(spa),
                 Err(failure) => failure,
             };
@@ -195,7 +205,9 @@ impl Spa {
                 .map_err(|e| fail(missing_rather(e, &zio.tree())))?;
             let again = choose(opener.uberblocks(), limit).map_err(&fail)?;
             if again.uberblock.compare(&chosen.uberblock) != std::cmp::Ordering::Greater {
-                return Self::finish(found, options, zio, chosen, loaded);
+                let newest = choose(opener.uberblocks(), Txg::MAX).map_err(&fail)?.uberblock;
+                let newest = newest.compare(&chosen.uberblock).is_gt().then_some(newest);
+                return Self::finish(found, options, zio, chosen, loaded, newest);
             }
             // A leaf that only the trusted tree knows has a newer uberblock.
             chosen = again;
@@ -209,6 +221,7 @@ impl Spa {
         zio: Arc<Zio>,
         chosen: Chosen,
         (mos, config): (Mos, PoolConfig),
+        newest: Option<Uberblock>,
     ) -> Result<Spa, Box<OpenFailure>> {
         let name = options.new_name.clone().unwrap_or_else(|| found.name.clone());
         let stored_name = match options.temporary_name {
@@ -253,9 +266,47 @@ impl Spa {
             options: options.clone(),
             deflate,
             label_state: found.state,
+            newest,
+            rewind: None,
+            rebuilt: Mutex::new(None),
         };
         spa.load_details().map_err(&fail)?;
         Ok(spa)
+    }
+
+    /// Looks at an older state before it is gone back to for good; `-n` asks for the same.
+    fn judged(mut self, found: &FoundPool) -> Result<Spa, Box<OpenFailure>> {
+        let asked = self.options.writes() || self.options.dry_run;
+        if let Some(newest) = self.newest.as_ref().filter(|_| asked) {
+            let judged = self.judge(newest).map_err(|error| {
+                Box::new(OpenFailure {
+                    error: error.in_pool(&found.name),
+                    vdevs: Some(self.vdev_status()),
+                    unsupported: Vec::new(),
+                })
+            })?;
+            self.rewind = Some(judged);
+        }
+        if self.options.rebuild_space && self.options.dry_run {
+            let plan = self.plan_rebuild().map_err(|e| {
+                let vdevs = Some(self.vdev_status());
+                let error = e.in_pool(&found.name);
+                Box::new(OpenFailure { error, vdevs, unsupported: Vec::new() })
+            })?;
+            *self.rebuilt.lock() = Some(plan.report);
+        }
+        Ok(self)
+    }
+
+    /// What making the space maps anew found; only if that was asked for.
+    pub fn rebuilt(&self) -> Option<Rebuilt> {
+        self.rebuilt.lock().clone()
+    }
+
+    /// How far the pool went back, and what that loses; only if it is going to be written,
+    /// or that was to be found out.
+    pub fn rewind(&self) -> Option<&Rewind> {
+        self.rewind.as_ref()
     }
 
     /// What needs the MOS but not to be complete: salt, classes, missing groups.
@@ -383,33 +434,47 @@ impl Spa {
             let why = format!("the pool can only be read: {}: {}", first.what, first.why);
             return Err(Error::new(ErrorKind::ReadOnly, why).in_pool(&self.name));
         }
-        let space = self.load_space()?;
+        let plan = self.options.rebuild_space.then(|| self.plan_rebuild()).transpose();
+        let plan = plan.map_err(|e| e.in_pool(&self.name))?;
+        let space = match &plan {
+            Some(plan) => plan.space.clone(),
+            None => self.load_space().map_err(damaged_maps)?,
+        };
         let logs = space.logs.clone();
         let mut config = self.config.clone();
         config.state = PoolState::Active;
         config.name.clone_from(&self.stored_name);
         config.hostid = crate::own_hostid();
         config.hostname = hostname();
+        let uberblock = match &self.newest {
+            Some(newest) => rewind::renumbered(&self.uberblock, newest)?,
+            None => self.uberblock.clone(),
+        };
+        let first = uberblock.txg.next();
+        let outranks = self.newest.as_ref().map(|_| (self.uberblock.txg, uberblock.clone()));
+        let rewound = outranks.as_ref().map(|(old, _)| *old);
+        let labels = config.clone();
         let parts = Parts {
             zio: Arc::clone(&self.zio),
             mos: self.mos.clone(),
             name: self.name.clone(),
             config,
-            uberblock: self.uberblock.clone(),
+            uberblock,
             space: Some(space),
             roles: BTreeMap::new(),
         };
-        let writer = assemble(parts, options)?;
+        let writer = assemble(parts, options).map_err(damaged_maps)?;
         if self.pool_number("failmode")? == Some(FAILMODE_CONTINUE) {
             writer.txgs().set_failmode(txg::FailMode::Continue);
         }
         for (txg, object) in logs {
-            self.for_each_entry(object, Params::log(), &mut |range| {
-                writer.space().replay_log(txg, &range)
-            })?;
+            let mut replay = |range| writer.space().replay_log(txg, &range);
+            self.for_each_entry(object, Params::log(), &mut replay).map_err(damaged_maps)?;
         }
-        let first = self.uberblock.txg.next();
-        let claims = claim::find(&self.root_dir()?, &self.zio, first)
+        if let Some(plan) = &plan {
+            writer.claim_used(&plan.used, first)?;
+        }
+        let claims = claim::find(&self.root_dir()?, &self.zio, first, rewound)
             .map_err(|e| e.with_kind(ErrorKind::ReadOnly))?;
         let highest = claims.highest;
         writer.claim(claims, first).map_err(|e| {
@@ -417,11 +482,33 @@ impl Spa {
             Error::new(ErrorKind::ReadOnly, why).caused_by(e).in_pool(&self.name)
         })?;
         writer.follow_failmode(&self.mos)?;
+        let rebuilds = plan.is_some();
+        if let Some(plan) = plan {
+            writer.replace_maps(plan.drop);
+            *self.rebuilt.lock() = Some(plan.report);
+        }
+        if let Some((old, uberblock)) = &outranks {
+            rewind::outrank(&self.zio.tree(), labels, *old, uberblock)?;
+        }
         writer.start()?;
         writer.touch();
-        // New blocks must not seem older than what was claimed.
-        while writer.sync()? <= highest {}
-        Ok(writer)
+        let began = (|| {
+            // New blocks must not seem older than what was claimed.
+            while writer.sync()? <= highest {}
+            if rebuilds {
+                writer.flush_all();
+                writer.sync()?;
+            }
+            Ok(())
+        })();
+        writer.opening.store(false, Relaxed);
+        match began {
+            Ok(()) => Ok(writer),
+            Err(e) => {
+                writer.abandon();
+                Err(e)
+            }
+        }
     }
 
     /// The name it goes by.
@@ -612,6 +699,20 @@ fn missing_rather(error: Error, tree: &Tree) -> Error {
         return Error::new(ErrorKind::Missing, DEVICES_MISSING).caused_by(error);
     }
     error
+}
+
+/// A pool whose space maps are damaged can be read.
+fn damaged_maps(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Corrupt | ErrorKind::Checksum | ErrorKind::NotFound => {
+            let why = format!(
+                "the space maps are damaged ({error}); 'zpool import --rebuild-space' makes them \
+                 anew"
+            );
+            Error::new(ErrorKind::ReadOnly, why).caused_by(error)
+        }
+        _ => error,
+    }
 }
 
 const DEVICES_MISSING: &str = "one or more devices is currently unavailable";

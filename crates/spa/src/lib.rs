@@ -32,6 +32,8 @@ pub mod labels;
 pub mod leaves;
 mod multihost;
 mod opener;
+pub mod rebuild;
+pub mod rewind;
 pub mod space;
 pub mod specs;
 pub mod status;
@@ -45,6 +47,8 @@ pub use import::{ImportOptions, Spa, own_hostname};
 pub use labels::LeafLabels;
 pub use leaves::{FileLeaves, Leaves, OpenLeaf, Purpose};
 pub use multihost::own_hostid;
+pub use rebuild::Rebuilt;
+pub use rewind::{Past, Rewind, look_back};
 pub use status::{VdevClass, VdevState, VdevStatus};
 
 /// Versions of pools without features that can be written; older ones are only read.

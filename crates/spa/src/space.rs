@@ -222,6 +222,23 @@ impl Spa {
     }
 
     fn load_vdev_space(&self, config: &VdevConfig) -> Result<VdevSpace> {
+        let mut out = self.geometry(config)?;
+        let top = config.top.as_ref().filter(|t| t.metaslab_array != 0);
+        let Some(top) = top else { return Ok(VdevSpace { metaslabs: Vec::new(), ..out }) };
+        let count = out.metaslabs.len() as u64;
+        let objects = self.mos().words(top.metaslab_array, count, METASLABS_MAX)?;
+        let unflushed = self.unflushed_txgs(top.zap.map(|o| o.0), count)?;
+        for (m, &object) in out.metaslabs.iter_mut().zip(&objects) {
+            if object != 0 {
+                (m.space_map, m.header) = (object, self.space_map_header(object)?);
+            }
+            m.unflushed_txg = Txg(unflushed.get(m.id as usize).copied().unwrap_or(0));
+        }
+        Ok(out)
+    }
+
+    /// A vdev's metaslabs as its configuration has them: all of them empty.
+    fn geometry(&self, config: &VdevConfig) -> Result<VdevSpace> {
         let vdev = VdevId(config.id);
         let tree = self.zio().tree();
         let class = tree.top(vdev).map(|n| n.class()).unwrap_or_default();
@@ -229,41 +246,36 @@ impl Spa {
         let top = config.top.as_ref().ok_or_else(|| {
             Error::corrupt("a top-level vdev without its space").on_vdev(config.guid)
         })?;
-        let mut out = VdevSpace {
-            vdev,
-            ashift: top.ashift,
-            metaslab_shift: top.metaslab_shift,
-            metaslabs: Vec::new(),
-            class,
-            deflate,
-        };
+        let (ashift, metaslab_shift) = (top.ashift, top.metaslab_shift);
+        let mut out =
+            VdevSpace { vdev, ashift, metaslab_shift, metaslabs: Vec::new(), class, deflate };
         if top.metaslab_array == 0 {
             return Ok(out);
         }
-        if !(1..64).contains(&top.metaslab_shift) {
+        let count = top.asize.checked_shr(metaslab_shift).unwrap_or(0);
+        if !(1..64).contains(&metaslab_shift) || count > METASLABS_MAX {
             return Err(Error::corrupt("impossible metaslab size").on_vdev(config.guid));
         }
-        let count = top.asize >> top.metaslab_shift;
-        let objects = self.mos().words(top.metaslab_array, count, METASLABS_MAX)?;
-        let unflushed = self.unflushed_txgs(top.zap.map(|o| o.0), count)?;
         let align = tree.min_alloc(vdev).map(|a| a.0).unwrap_or(0);
         let draid = config.kind == VdevType::Draid;
-        for (id, &object) in objects.iter().enumerate() {
-            let id = id as u64;
-            let (start, size) = metaslab_range(id, top.metaslab_shift, draid.then_some(align));
-            let header =
-                if object == 0 { Header::default() } else { self.space_map_header(object)? };
-            out.metaslabs.push(Metaslab {
-                id,
-                start,
-                size,
-                space_map: object,
-                header,
-                unflushed_txg: Txg(unflushed.get(id as usize).copied().unwrap_or(0)),
-                ..Metaslab::default()
-            });
+        for id in 0..count {
+            let (start, size) = metaslab_range(id, metaslab_shift, draid.then_some(align));
+            out.metaslabs.push(Metaslab { id, start, size, ..Metaslab::default() });
         }
         Ok(out)
+    }
+
+    /// The pool's space as if nothing had been allocated: no space map is read.
+    ///
+    /// # Errors
+    /// `Corrupt` for impossible geometry.
+    pub fn empty_space(&self) -> Result<PoolSpace> {
+        let tops = self.config().vdev_tree.children.iter();
+        let concrete = |v: &&VdevConfig| {
+            !matches!(v.kind, VdevType::Hole | VdevType::Missing | VdevType::Indirect)
+        };
+        let vdevs = tops.filter(concrete).map(|v| self.geometry(v)).collect::<Result<_>>()?;
+        Ok(PoolSpace { vdevs, logs: BTreeMap::new() })
     }
 
     /// First unflushed group of each metaslab (chapter 05 §4.1).

@@ -11,6 +11,8 @@ const PATH: Flag =
     arg('P', "DIR", Word::Dir, "a directory such as /proc/spl/kstat/zfs instead of the daemon")
         .named("path");
 const SEARCH: Flag = arg('d', "DIR|FILE", Word::File, "look for the pool there; may be repeated");
+const AS_OF: Flag =
+    arg('T', "TXG", Word::Any, "as of this transaction group ('cenote uberblocks' lists them)");
 const SECTIONS: &[&str] = &["arc", "archits", "dmu", "l2arc", "spl", "tunables", "vdev", "zil"];
 const BENCHES: &[&str] = &[
     "cached",
@@ -181,11 +183,12 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "ls",
         about: "list files of a pool that is not imported",
-        synopsis: "ls [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...",
+        synopsis: "ls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...",
         flags: &[
             flag('l', "modes, owners, sizes and times, too"),
             flag('R', "with all directories below"),
             SEARCH,
+            AS_OF,
             ignored('a'),
             ignored('r'),
         ],
@@ -194,29 +197,41 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "tree",
         about: "draw the files of a pool that is not imported",
-        synopsis: "tree [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...",
-        flags: &[SEARCH, ignored('a'), ignored('l'), ignored('r'), ignored('R')],
+        synopsis: "tree [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...",
+        flags: &[SEARCH, AS_OF, ignored('a'), ignored('l'), ignored('r'), ignored('R')],
         ..COMMAND
     },
     Command {
         name: "cat",
         about: "print files or volumes of a pool that is not imported",
-        synopsis: "cat [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...",
-        flags: &[SEARCH, ignored('a'), ignored('l'), ignored('r'), ignored('R')],
+        synopsis: "cat [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...",
+        flags: &[SEARCH, AS_OF, ignored('a'), ignored('l'), ignored('r'), ignored('R')],
         ..COMMAND
     },
     Command {
         name: "cp",
         about: "copy files out of a pool that is not imported",
-        synopsis: "cp [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET",
+        synopsis: "cp [-r] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP]:/path ... TARGET",
         flags: &[
             flag('r', "directories with all that is in them"),
             flag('R', "as -r"),
             flag('a', "as -r"),
             SEARCH,
+            AS_OF,
             ignored('l'),
         ],
         words: &[Word::File],
+        ..COMMAND
+    },
+    Command {
+        name: "uberblocks",
+        about: "list the earlier states that a pool can be looked at or gone back to",
+        synopsis: "uberblocks [-Hp] [-d DIR|FILE]... POOL",
+        flags: &[
+            flag('H', "no heading, one TAB between fields"),
+            flag('p', "times in seconds since 1970"),
+            SEARCH,
+        ],
         ..COMMAND
     },
     Command {

@@ -176,7 +176,8 @@ pub(super) const COMMANDS: &[Command] = &[
         about: "find pools on devices and import them",
         synopsis: "import [-d dir|file] ... [-D]\n\timport [-d dir|file] ... [-DfmN] [-F [-nX]] [-T \
                    txg] [-o readonly=on] [-R root] -a\n\timport [-d dir|file] ... [-DfmNt] [-F \
-                   [-nX]] [-T txg] [-o readonly=on] [-R root]\n\t    <pool | id> [newpool]",
+                   [-nX]] [-T txg] [--rebuild-space] [-o readonly=on]\n\t    [-R root] <pool | id> \
+                   [newpool]",
         flags: &[
             flag('a', "every pool that is found"),
             arg('d', "dir|file", Word::File, "look there instead of at the system's devices"),
@@ -185,9 +186,11 @@ pub(super) const COMMANDS: &[Command] = &[
             flag('m', "without log devices that are missing"),
             flag('N', "mount nothing"),
             flag('F', "if the newest state is damaged, go back a few transaction groups"),
-            flag('n', "with -F: only say whether that would work"),
-            flag('X', "with -F: go back as far as necessary"),
-            arg('T', "txg", Word::Any, "as of this transaction group; implies -F"),
+            flag('n', "with -F or -T: only say whether that would work, and what it would lose"),
+            flag('X', "with -F: go back as far as necessary, and read all data first"),
+            arg('T', "txg", Word::Any, "as of this transaction group; discards all later ones"),
+            flag('2', "make the space maps anew from the blocks that there are")
+                .named("rebuild-space"),
             arg(
                 'o',
                 "property=value|option[,...]",

@@ -46,7 +46,10 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
             let (pools, problems) = state.discover(search).map_err(whole)?;
             Ok(Reply::Found(pools, problems))
         }
-        Request::Import(args) => Ok(Reply::Names(vec![state.import(args, to)?])),
+        Request::Import(args) => {
+            let (name, told) = state.import(args, to)?;
+            Ok(Reply::Imported(name, told))
+        }
         Request::Export { name, force } => state.export(name, *force, to).map(|()| Reply::Done),
         Request::PoolNames => Ok(Reply::Names(state.names())),
         Request::PoolStatus { name, verbose } => {

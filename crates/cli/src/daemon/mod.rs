@@ -21,6 +21,7 @@ mod convert;
 mod datasets;
 mod doomed;
 mod handle;
+mod lost;
 pub(crate) mod metrics;
 mod mounts;
 mod notify;

@@ -10,6 +10,7 @@ use base::{Error, ErrorKind, Result, Txg};
 use cenote::create::{AddRequest, CreateRequest};
 use serde::{Deserialize, Serialize};
 
+use super::lost;
 use super::mounts::{self, Mounter, Refusal, Table};
 use crate::engine::{
     self, Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search,
@@ -217,11 +218,16 @@ impl State {
         }
     }
 
-    /// Imports a pool and mounts what belongs mounted.
+    /// Imports a pool and mounts what belongs mounted; its name, and what there is to tell
+    /// of a rewind and of space maps that were made anew.
     ///
     /// # Errors
     /// The whole message for the user.
-    pub(crate) fn import(&self, args: &ImportArgs, to: &mut dyn Listener) -> Result<String> {
+    pub(crate) fn import(
+        &self,
+        args: &ImportArgs,
+        to: &mut dyn Listener,
+    ) -> Result<(String, Vec<String>)> {
         let _changing = self.changes.lock();
         let shown = args.new_name.as_deref().unwrap_or(&args.name);
         if self.pools.read().contains_key(shown) {
@@ -252,6 +258,7 @@ impl State {
             dry_run: args.dry_run,
             extreme: args.extreme,
             txg: args.txg.map(Txg),
+            rebuild_space: args.rebuild_space,
             missing_log: args.missing_log,
             altroot: args.altroot.clone(),
             new_name: args.new_name.clone(),
@@ -259,14 +266,15 @@ impl State {
             ..ImportOptions::default()
         };
         let pool = self.engine.import(found, &options).map_err(|e| refused(&args.name, &e))?;
+        let told = lost::tell(&pool, args.dry_run);
         if args.dry_run {
-            return Ok(shown.to_owned());
+            return Ok((shown.to_owned(), told));
         }
         let name = pool.name().to_owned();
         if let Some(why) = pool.read_only_because() {
             to.remark(format!("'{name}' is imported read-only: {why}"));
         }
-        let held = Held { pool: Arc::clone(&pool), args: args.clone() };
+        let held = Held { pool: Arc::clone(&pool), args: lost::later(args, pool.is_readonly()) };
         self.pools.write().insert(name.clone(), held);
         if let Err(e) = self.save() {
             to.problem(format!("'{name}' will not be imported again at the next start: {e}"));
@@ -277,7 +285,7 @@ impl State {
         if let Err(e) = self.volumes.add(&pool) {
             to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
         }
-        Ok(name)
+        Ok((name, told))
     }
 
     /// Creates a pool, remembers it, and mounts it. `paths` are its devices.
@@ -381,7 +389,7 @@ impl State {
             // It was ours a moment ago.
             args.force = true;
             match self.import(&args, &mut Log) {
-                Ok(name) => crate::ui::err(&format!("imported '{name}' again")),
+                Ok((name, _)) => crate::ui::err(&format!("imported '{name}' again")),
                 Err(e) => crate::ui::err(&e.to_string()),
             }
         }

@@ -1,6 +1,8 @@
 //! Files of a pool without importing it: `ls`, `tree`, `cat` and `cp` on
 //! `POOL/DATASET[@SNAP][:/path]`. No daemon, no mount, no privileges beyond
-//! reading the pool's devices.
+//! reading the pool's devices. With `-T` the files are those of an earlier transaction
+//! group, as far as their blocks survive, also of a pool that is imported; `uberblocks` lists
+//! these groups.
 //!
 //! The pool is opened for inspection in this process: nothing is written to it,
 //! and it may be exported or have been in use elsewhere.
@@ -8,24 +10,27 @@
 mod cat;
 mod copy;
 mod list;
+mod past;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::{Error, ErrorKind, ObjectId, Result};
+use base::{Error, ErrorKind, ObjectId, Result, Txg};
 
 use crate::commands;
 use crate::engine::{
-    self, Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, ImportOptions,
-    Io, Pool, Search, Volume,
+    self, Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, FoundPool,
+    ImportOptions, Io, Pool, Search, Volume,
 };
+use crate::getopt::Parsed;
 use crate::ui::{self, Exit};
 
-const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...\n\ttree \
-    [-d DIR|FILE]... POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \
-    POOL/DATASET[@SNAP][:/path] ...\n\tcp [-r] [-d DIR|FILE]... POOL/DATASET[@SNAP]:/path ... TARGET";
+const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] \
+    ...\n\ttree [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \
+    [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcp [-r] [-d DIR|FILE]... [-T TXG] \
+    POOL/DATASET[@SNAP]:/path ... TARGET\n\tuberblocks [-Hp] [-d DIR|FILE]... POOL";
 
 /// Memory for cached blocks. Content passes once: pages that are used again cost
 /// less than fresh ones, which the system has to zero.
@@ -37,14 +42,17 @@ pub(crate) fn main(command: &str, argv: &[OsString]) -> Result<Exit> {
         Ok(parsed) => parsed,
         Err(bad) => return Ok(misuse(bad.message().as_deref())),
     };
-    let search: Vec<PathBuf> =
-        parsed.opts.iter().filter(|o| o.letter == 'd').map(|o| PathBuf::from(&o.arg)).collect();
+    let txg = match parsed.last('T').map(|text| text.parse().map(Txg)) {
+        None => None,
+        Some(Ok(txg)) => Some(txg),
+        Some(Err(_)) => return Ok(misuse(Some("invalid txg value"))),
+    };
     let mut operands = parsed.args.clone();
     let target = if command == "cp" { operands.pop() } else { None };
     if operands.is_empty() {
         return Ok(misuse(Some("missing dataset argument")));
     }
-    let mut pools = Pools::new(search)?;
+    let mut pools = Pools::new(&parsed, txg)?;
     let mut failed = false;
     let many = operands.len() > 1;
     for operand in &operands {
@@ -68,6 +76,20 @@ pub(crate) fn main(command: &str, argv: &[OsString]) -> Result<Exit> {
         }
     }
     Ok(Exit::failed_if(failed))
+}
+
+/// `cenote uberblocks`
+pub(crate) fn uberblocks(argv: &[OsString]) -> Result<Exit> {
+    let parsed = match commands::find("cenote", "uberblocks").parse(argv) {
+        Ok(parsed) => parsed,
+        Err(bad) => return Ok(misuse(bad.message().as_deref())),
+    };
+    let words = parsed.words();
+    let [name] = words.as_slice() else {
+        return Ok(misuse(Some("exactly one pool must be named")));
+    };
+    let pools = Pools::new(&parsed, None)?;
+    past::list(&pools.engine, &pools.find(name)?, parsed.has('H'), parsed.has('p'))
 }
 
 fn misuse(message: Option<&str>) -> Exit {
@@ -113,19 +135,33 @@ fn split(operand: &OsStr) -> Result<(String, Vec<u8>)> {
 struct Pools {
     engine: Arc<Engine>,
     search: Vec<PathBuf>,
+    /// The group that they are looked at as of.
+    txg: Option<Txg>,
     open: Vec<Arc<Pool>>,
 }
 
 impl Pools {
-    fn new(search: Vec<PathBuf>) -> Result<Pools> {
+    fn new(parsed: &Parsed, txg: Option<Txg>) -> Result<Pools> {
+        let paths = parsed.opts.iter().filter(|o| o.letter == 'd').map(|o| PathBuf::from(&o.arg));
         let config = EngineConfig { cache_bytes: Some(CACHE), ..EngineConfig::default() };
-        Ok(Pools { engine: Engine::new(config)?, search, open: Vec::new() })
+        let engine = Engine::new(config)?;
+        Ok(Pools { engine, search: paths.collect(), txg, open: Vec::new() })
     }
 
     fn pool(&mut self, name: &str) -> Result<Arc<Pool>> {
         if let Some(pool) = self.open.iter().find(|p| p.name() == name) {
             return Ok(Arc::clone(pool));
         }
+        // What a daemon writes meanwhile does not touch an earlier group, until it reuses blocks.
+        let shared = self.txg.is_some();
+        let options = ImportOptions { txg: self.txg, shared, ..ImportOptions::default() };
+        let pool = self.engine.inspect(&self.find(name)?, &options)?;
+        self.open.push(Arc::clone(&pool));
+        Ok(pool)
+    }
+
+    /// The pool of that name among the devices.
+    fn find(&self, name: &str) -> Result<FoundPool> {
         let search = Search { paths: self.search.clone(), destroyed: false };
         let found = self.engine.discover(&search)?;
         for (path, e) in &found.problems {
@@ -138,9 +174,7 @@ impl Pools {
         if matching.next().is_some() {
             return Err(Error::invalid(format!("more than one pool is named '{name}'")));
         }
-        let pool = self.engine.inspect(pool, &ImportOptions::default())?;
-        self.open.push(Arc::clone(&pool));
-        Ok(pool)
+        Ok(pool.clone())
     }
 
     fn open(&mut self, operand: &OsStr) -> Result<Source> {

@@ -30,7 +30,9 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if words.len() > 2 {
         return Ok(misuse("import", Some("too many arguments")));
     }
-    if parsed.has('n') && !parsed.has('F') {
+    let rewinds = parsed.has('F') || parsed.has('T');
+    let tells = parsed.has('n') && !rewinds && !parsed.has('2');
+    if tells || parsed.has('X') && !rewinds {
         return Ok(misuse("import", Some("-n or -X only meaningful with -F")));
     }
     if parsed.has('t') && words.len() < 2 {
@@ -102,6 +104,7 @@ fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
         rewind: parsed.has('F') || parsed.has('T'),
         dry_run: parsed.has('n'),
         extreme: parsed.has('X'),
+        rebuild_space: parsed.has('2'),
         missing_log: parsed.has('m'),
         no_mount: parsed.has('N'),
         ..ImportArgs::default()
@@ -192,11 +195,9 @@ fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
         return Err(Error::busy(foreign(pool)));
     }
     let args = ImportArgs { guid: pool.guid, name: pool.name.clone(), ..args.clone() };
-    let dry = args.dry_run;
-    client.ask(&Request::Import(Box::new(args)))?;
-    if dry {
-        ui::out(&format!("Would be able to return {} to its last consistent state.\n", pool.name));
-    }
+    let reply = client.ask(&Request::Import(Box::new(args)))?;
+    let Reply::Imported(_, lines) = reply else { return Err(odd()) };
+    lines.iter().for_each(|line| ui::out(&format!("{line}\n")));
     Ok(())
 }
 

@@ -74,6 +74,7 @@ impl ObjectSpec {
         };
         Ok(Head {
             allocated: true,
+            gives_up: false,
             object_type: self.object_type,
             bonus_type: self.bonus_type,
             bonus: self.bonus.clone(),
@@ -190,9 +191,25 @@ impl Objset {
     /// # Errors
     /// `NotFound`, and those of reading its dnode.
     pub fn free_object(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<()> {
+        self.free_object_as(tx, id, false)
+    }
+
+    /// As [`Objset::free_object`]; what cannot be read of the object's own tree is given up:
+    /// the space below it is not freed.
+    ///
+    /// # Errors
+    /// As [`Objset::free_object`].
+    pub fn give_up_object(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<()> {
+        self.free_object_as(tx, id, true)
+    }
+
+    fn free_object_as(self: &Arc<Self>, tx: &Tx, id: ObjectId, gives_up: bool) -> Result<()> {
         self.change_blocks(tx, id, |inner| {
             let delta = inner.free(tx.txg(), 0, u64::MAX, true)?;
-            inner.change(tx.txg(), |head| head.allocated = false)?;
+            inner.change(tx.txg(), |head| {
+                head.allocated = false;
+                head.gives_up = gives_up;
+            })?;
             Ok(delta)
         })
         .map_err(|e| e.in_object(id))?;

@@ -34,6 +34,8 @@ pub(crate) enum Spill {
 pub(crate) struct Head {
     /// False once the object was freed.
     pub(crate) allocated: bool,
+    /// What cannot be read below freed blocks is given up.
+    pub(crate) gives_up: bool,
     pub(crate) object_type: ObjType,
     pub(crate) bonus_type: ObjType,
     pub(crate) bonus: Vec<u8>,
@@ -54,6 +56,7 @@ impl Head {
     pub(crate) fn of(dn: &Dnode) -> Result<Head> {
         Ok(Head {
             allocated: true,
+            gives_up: false,
             object_type: dn.object_type,
             bonus_type: dn.bonus_type,
             bonus: super::to_little_bonus(dn)?,

@@ -47,6 +47,8 @@ pub(crate) struct Work {
     pub(crate) dn: Dnode,
     /// False: it was freed.
     pub(crate) allocated: bool,
+    /// What cannot be read below freed blocks is given up.
+    gives_up: bool,
     pub(crate) freed: BlockRanges,
     /// Level-0 blocks written, ascending.
     pub(crate) data: Vec<(u64, Buf)>,
@@ -86,6 +88,7 @@ impl Work {
             old,
             dn,
             allocated: head.allocated,
+            gives_up: head.gives_up,
             freed,
             data,
             early: BTreeMap::new(),
@@ -99,6 +102,9 @@ impl Work {
 
     /// The dnode, with its space as it became.
     pub(crate) fn finish(&mut self) -> Result<()> {
+        if self.gives_up && !self.allocated {
+            self.used = 0;
+        }
         self.dn.used = u64::try_from(self.used)
             .map_err(|_| Error::corrupt("an object frees more than it used").in_object(self.id))?;
         self.dn.flags |= flags::USED_BYTES;
@@ -277,7 +283,13 @@ impl Work {
         let mut changed = loaded;
         let mut bytes = match self.nodes.remove(&(level, blkid)) {
             Some(node) => node.bytes,
-            None => self.read_node(ctx.zio, &bp)?,
+            None => match self.read_node(ctx.zio, &bp) {
+                Err(_) if self.gives_up => {
+                    self.kill(ctx, events, &bp)?;
+                    return Ok(self.hole(ctx, &bp, level));
+                }
+                read => read?,
+            },
         };
         for index in 0..1u64 << shift {
             let child = blkid << shift | index;

@@ -126,6 +126,16 @@ impl Slab {
         self.seen = (0..self.allocated.len()).map(|_| AtomicU64::new(0)).collect();
     }
 
+    /// Makes all of it allocated, with room for claims.
+    pub fn fill(&mut self) {
+        let sectors = self.size >> self.shift;
+        self.allocated = vec![u64::MAX; self.words()];
+        if let Some(last) = self.allocated.last_mut().filter(|_| sectors % WORD != 0) {
+            *last = (1 << (sectors % WORD)) - 1;
+        }
+        self.seen = (0..self.allocated.len()).map(|_| AtomicU64::new(0)).collect();
+    }
+
     /// Bytes allocated.
     pub fn allocated(&self) -> u64 {
         let sectors: u64 = self.allocated.iter().map(|w| u64::from(w.count_ones())).sum();
@@ -290,6 +300,16 @@ impl SpaceBits {
     /// Bytes allocated.
     pub fn allocated(&self) -> u64 {
         self.vdevs.iter().flat_map(|v| &v.slabs).map(Slab::allocated).sum()
+    }
+
+    /// Calls `f` with every run of sectors that was claimed: vdev, offset, bytes. A run ends
+    /// with its metaslab.
+    pub fn claimed(&self, f: &mut impl FnMut(VdevId, u64, u64)) {
+        for v in &self.vdevs {
+            for slab in &v.slabs {
+                slab.runs(|_, seen| seen, &mut |offset, len| f(v.vdev, offset, len));
+            }
+        }
     }
 
     /// Calls `f` with every run of sectors that is allocated and was not claimed.

@@ -1,6 +1,6 @@
 //! The visitor: counts, claims and verifies every pointer it is shown.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,6 +21,8 @@ use super::{Problem, Verify, Watch};
 /// Statistics are kept apart for this many groups of pointers, so that walkers
 /// do not wait for each other.
 const SHARDS: usize = 32;
+/// Users of one range that are kept.
+const OWNERS_MAX: usize = 16;
 /// Problems kept; more are only counted.
 pub const PROBLEMS_MAX: usize = 10_000;
 
@@ -29,11 +31,58 @@ pub(super) struct Walker<'a, W> {
     pub(super) zio: Arc<Zio>,
     /// `None`: do not look for leaks.
     pub(super) bits: Option<&'a SpaceBits>,
+    /// Whose blocks certain ranges are is to be found out.
+    pub(super) owners: Option<&'a Owners>,
     pub(super) maps: &'a HashMap<VdevId, IndirectMap>,
     pub(super) refs: &'a References,
     pub(super) verify: Verify,
     pub(super) watch: &'a W,
     pub(super) found: Found,
+}
+
+/// A user of a range.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    /// Its block.
+    pub at: Bookmark,
+    /// Whether the block has its right content, in all copies.
+    pub whole: bool,
+}
+
+/// Ranges, and who uses them.
+pub(crate) struct Owners {
+    /// Vdev, offset, bytes; ascending.
+    ranges: Vec<(VdevId, u64, u64)>,
+    found: Mutex<BTreeMap<(VdevId, u64), Vec<Owner>>>,
+}
+
+impl Owners {
+    pub(crate) fn of(mut ranges: Vec<(VdevId, u64, u64)>) -> Owners {
+        ranges.sort_unstable();
+        ranges.dedup();
+        Owners { ranges, found: Mutex::default() }
+    }
+
+    /// Users by vdev and offset of the range.
+    pub(crate) fn into_found(self) -> BTreeMap<(VdevId, u64), Vec<Owner>> {
+        self.found.into_inner()
+    }
+
+    fn note(&self, vdev: VdevId, offset: u64, len: u64, owner: &dyn Fn() -> Owner) {
+        let end = offset.saturating_add(len);
+        let last = self.ranges.partition_point(|r| (r.0, r.1) < (vdev, end));
+        let before = self.ranges.iter().take(last).rev().take_while(|r| r.0 == vdev);
+        // Ranges may overlap each other; none is longer than a block.
+        for r in before.take_while(|r| r.1 + (64 << 20) > offset) {
+            if r.1.saturating_add(r.2) > offset {
+                let mut found = self.found.lock();
+                let list = found.entry((r.0, r.1)).or_default();
+                if list.len() < OWNERS_MAX {
+                    list.push(owner());
+                }
+            }
+        }
+    }
 }
 
 /// What the walkers found.
@@ -137,7 +186,7 @@ impl<W: Watch> Walker<'_, W> {
                 block.dvas().for_each(|dva| self.claim_dva(block, dva, at));
             }
         }
-        if block.is_gang() && self.bits.is_some() {
+        if block.is_gang() && self.claims() {
             self.claim_members(block, at, 0);
         }
         if verify {
@@ -182,9 +231,18 @@ impl<W: Watch> Walker<'_, W> {
         self.found.problem(problem);
     }
 
+    fn claims(&self) -> bool {
+        self.bits.is_some() || self.owners.is_some()
+    }
+
+    fn owner(&self, block: &Block, at: Bookmark) -> Owner {
+        let checked = self.zio.check_copies(block);
+        Owner { at, whole: checked.readable > 0 && checked.faults.is_empty() }
+    }
+
     /// Claims what one address takes: a gang address only its header.
     fn claim_dva(&self, block: &Block, dva: Dva, at: Bookmark) {
-        if self.bits.is_none() {
+        if !self.claims() {
             return;
         }
         let birth = block.effective_physical_birth();
@@ -193,6 +251,10 @@ impl<W: Watch> Walker<'_, W> {
         } else {
             dva.asize.0
         };
+        if let Some(owners) = self.owners {
+            owners.note(dva.vdev, dva.offset, len, &|| self.owner(block, at));
+            return;
+        }
         let mut claim = Claim::default();
         self.claim_range(dva.vdev, dva.offset, len, 0, &mut claim);
         if !claim.is_clean() {

@@ -173,11 +173,17 @@ pub(crate) struct Claims {
     pub(crate) highest: Txg,
 }
 
-/// Finds what must be claimed in group `first`.
+/// Finds what must be claimed in group `first`. After a rewind to group `rewound` logs that
+/// nobody claimed are dropped: what they hold belongs to the groups that were discarded.
 ///
 /// # Errors
-/// Those of reading the datasets; `Unsupported` for logs that cannot be claimed.
-pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> {
+/// Those of reading the datasets; `Unsupported` for logs that cannot be claimed or dropped.
+pub(crate) fn find(
+    root: &DslDir,
+    zio: &Arc<Zio>,
+    first: Txg,
+    rewound: Option<Txg>,
+) -> Result<Claims> {
     let mut claims = Claims { heads: Vec::new(), empty: Vec::new(), highest: Txg::ZERO };
     root.walk(&mut |dir| {
         let Some(head) = dir.head()? else { return Ok(()) };
@@ -189,10 +195,18 @@ pub(crate) fn find(root: &DslDir, zio: &Arc<Zio>, first: Txg) -> Result<Claims> 
         if header.log.is_end() {
             return Ok(());
         }
-        let seen = walk(zio, &header, first, first);
         // The header of an encrypted dataset is under a MAC that needs the key.
         let encrypted =
             matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
+        if let Some(rewound) = rewound.filter(|_| header.claim_txg == Txg::ZERO) {
+            if encrypted {
+                let why = "an intent log of an encrypted dataset must be dropped";
+                return Err(Error::unsupported(why).in_dataset(head.name()));
+            }
+            claims.empty.push((head.object(), blocks_of(zio, &header, rewound)?));
+            return Ok(());
+        }
+        let seen = walk(zio, &header, first, first);
         if (!may_hold_records(&header) || seen.records == 0) && !encrypted {
             let blocks = blocks_of(zio, &header, Txg(first.0 - 1))?;
             claims.empty.push((head.object(), blocks, seen.unborn.is_empty()));

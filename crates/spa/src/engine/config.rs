@@ -293,22 +293,7 @@ impl Writer {
         tree: &Arc<Tree>,
         uberblock: &Uberblock,
     ) -> Result<Vec<Guid>> {
-        let facts = PoolFacts::of(&state.config);
-        let mut tops = Vec::new();
-        for top in state.config.vdev_tree.children.iter().filter(|v| is_concrete(v)) {
-            let labels = if state.dirty { members(&facts, top) } else { Vec::new() };
-            let leaves = top.leaves().filter_map(|leaf| {
-                let device = tree.find(leaf.guid)?.device()?;
-                let label = labels.iter().find(|(g, _)| *g == leaf.guid).map(|(_, l)| l.clone());
-                Some(CommitLeaf { guid: leaf.guid, psize: usable_size(device.size()), label })
-            });
-            tops.push(CommitTop {
-                id: VdevId(top.id),
-                config: top,
-                dirty: state.dirty,
-                leaves: leaves.collect(),
-            });
-        }
+        let tops = commit_tops(tree, &state.config, state.dirty);
         let written: Vec<VdevId> = tops.iter().map(|t| t.id).collect();
         let plants = *self.plants.commit.lock();
         let done = commit(
@@ -323,6 +308,39 @@ impl Writer {
         )?;
         Ok(done.failed)
     }
+}
+
+/// What a commit writes to: the leaves that are open now, with labels if `dirty`.
+fn commit_tops<'a>(tree: &Tree, config: &'a PoolConfig, dirty: bool) -> Vec<CommitTop<'a>> {
+    let facts = PoolFacts::of(config);
+    let mut tops = Vec::new();
+    for top in config.vdev_tree.children.iter().filter(|v| is_concrete(v)) {
+        let labels = if dirty { members(&facts, top) } else { Vec::new() };
+        let leaves = top.leaves().filter_map(|leaf| {
+            let device = tree.find(leaf.guid)?.device()?;
+            let label = labels.iter().find(|(g, _)| *g == leaf.guid).map(|(_, l)| l.clone());
+            Some(CommitLeaf { guid: leaf.guid, psize: usable_size(device.size()), label })
+        });
+        let id = VdevId(top.id);
+        tops.push(CommitTop { id, config: top, dirty, leaves: leaves.collect() });
+    }
+    tops
+}
+
+/// Commits an uberblock over a tree of blocks that is on disk already, with the labels of
+/// all leaves; the leaves that failed.
+///
+/// # Errors
+/// Those of [`commit`].
+pub(crate) fn commit_labels(
+    tree: &Arc<Tree>,
+    config: &PoolConfig,
+    uberblock: &Uberblock,
+) -> Result<Vec<Guid>> {
+    let tops = commit_tops(tree, config, true);
+    let plants = Default::default();
+    let what = Commit { uberblock, tops: &tops, written: &[], start: 0, plants };
+    Ok(commit(&Labels(Arc::clone(tree)), &what)?.failed)
 }
 
 fn put(group: &Group<'_>, zap: u64, name: &str, value: u64) -> Result<()> {

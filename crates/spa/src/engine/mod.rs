@@ -39,6 +39,7 @@ mod maps;
 mod open;
 mod outage;
 mod pools;
+mod rebuild;
 mod removal;
 mod space_io;
 mod store;
@@ -63,6 +64,7 @@ use vdev::TxgRanges;
 use zio::Zio;
 
 use crate::write::commit::Plants as CommitPlants;
+pub(crate) use config::commit_labels;
 use maps::Maps;
 use space_io::SpaceIo;
 use tasks::Task;
@@ -118,6 +120,8 @@ pub(crate) struct State {
     pub(crate) missed: Vec<(Guid, TxgRanges)>,
     /// Flush all logged changes in the next group (export).
     pub(crate) flush_all: bool,
+    /// Old space maps, logs and arrays that the next group replaces.
+    pub(crate) replaces: Option<std::collections::BTreeSet<u64>>,
     /// There may be something to free in the background.
     pub(crate) background: bool,
     /// Freeing in the background goes on in the next group.
@@ -158,6 +162,8 @@ pub struct Writer {
     strays: Mutex<Vec<ondisk::BlkPtr>>,
     /// The first group that was written since the pool was opened.
     first_txg: Txg,
+    /// The import has not ended: nobody knows the pool yet, nor could clear it.
+    pub(crate) opening: AtomicBool,
     tasks: Mutex<BTreeMap<Txg, Vec<Task>>>,
     published: RwLock<Published>,
     /// Held by tasks while they change names of datasets and their properties.

@@ -173,6 +173,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     } else {
         txgs.set_failmode(txg::FailMode::Continue);
     }
+    let known_pool = known.is_some();
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
     let state = State {
         config,
@@ -185,6 +186,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         new_vdevs: roles,
         missed: Vec::new(),
         flush_all: false,
+        replaces: None,
         background: known.is_some(),
         again: false,
         draining: false,
@@ -204,6 +206,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         idle_logs: Default::default(),
         strays: Mutex::default(),
         first_txg: uberblock_txg.next(),
+        opening: AtomicBool::new(known_pool),
         tasks: Mutex::default(),
         published: RwLock::new(published),
         names: RwLock::new(()),

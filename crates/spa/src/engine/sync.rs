@@ -223,6 +223,10 @@ impl Writer {
                 *self.outages.fatal.lock() = Some(why.clone());
                 state.failed = Some(why);
                 drop(state);
+                if self.opening.load(Relaxed) {
+                    // Nobody else is there to end the wait: the import fails.
+                    self.txgs.set_failmode(txg::FailMode::Continue);
+                }
                 self.txgs.suspend(e);
             }
         }
@@ -329,6 +333,9 @@ impl Writer {
             }
             self.mos_lost(&group, std::mem::take(&mut mos.killed))?;
             accounting::mos_changed(&cx, std::mem::take(&mut mos.usage))?;
+            if let Some(old) = state.replaces.take() {
+                self.drop_old_maps(state, &group, &old)?;
+            }
             self.sync_vdevs(state, &group)?;
             group.zaps = super::config::top_zaps(&state.config);
             if cx.label_features_changed() {

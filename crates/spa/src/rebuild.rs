@@ -1,0 +1,279 @@
+//! Space maps made anew from the blocks that there are (`zpool import --rebuild-space`).
+//!
+//! # Theory
+//! Space maps say what is allocated; so do the block pointers, for every block in use hangs
+//! on one. [`Spa::plan_rebuild`] walks them all, as an audit does, without reading a space
+//! map: what the walk marks is in use, everything else is free. The import then builds its
+//! metaslabs from nothing and claims what was marked in the first group, as if that group
+//! had allocated it (`metaslab::Space::claim`). That group drops every old map, log and
+//! array, and writes new ones ([`crate::engine`], `rebuild`); the next one flushes the log.
+//!
+//! # Crash argument
+//! Old maps are objects of the MOS, so the walk marks their blocks too, and the first group
+//! frees them like any others: they are not given out before its uberblock is durable
+//! (chapter 05 §6). Everything that the group writes goes to space that nothing marked. So a
+//! crash before its uberblock leaves the pool as it was, and after it the new maps are whole.
+//! Below an indirect block of a map that cannot be read nothing is marked: such blocks may be
+//! overwritten before the crash, and nobody could read them before either.
+//!
+//! # What is refused
+//! * Blocks that share space: no map is right for two users of one sector, whoever frees it
+//!   first. The error names both and says which of them has lost its content; the pool can be
+//!   read, and an earlier state without the conflict can be gone back to.
+//! * Metadata that cannot be read hides what hangs below it, which would become free. With
+//!   `force` it does: nobody can reach it again.
+//! * A checkpoint, and a vdev that is being removed: both keep space that no pointer of
+//!   this state leads to.
+//!
+//! # Invariants
+//! * Nothing is written here. Memory is two bits for each sector of the pool.
+//!
+//! Lock order: nothing is locked; the pool has no writer yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use base::{Error, ErrorKind, Result, VdevId};
+use dmu::Io;
+use dmu::traverse::Bookmark;
+use ondisk::ObjType;
+
+use crate::audit::bits::{Slab, SpaceBits, VdevBits};
+use crate::audit::{Owner, Owners, PROBLEMS_MAX, Problem, maps};
+use crate::import::Spa;
+use crate::space::PoolSpace;
+use crate::specs;
+
+/// Reads in flight.
+const READS: usize = 32;
+/// Sectors that bitmaps may cover: 2^36 is two bitmaps of 8 GiB.
+const SECTORS_MAX: u64 = 1 << 36;
+/// Conflicts that an error lists.
+const CONFLICTS_SHOWN: usize = 20;
+
+/// What rebuilding the space maps found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that the old maps held for nobody, returned. `None`: the old maps cannot be read.
+    pub leaked: Option<u64>,
+    /// Bytes in use that the old maps said were free: they would have been overwritten.
+    pub unprotected: Option<u64>,
+    /// Why the old maps cannot be read.
+    pub unreadable: Option<String>,
+    /// Metadata blocks that cannot be read; what is below them was given up.
+    pub given_up: u64,
+}
+
+/// What the writer begins with instead of the old maps.
+pub(crate) struct Plan {
+    /// Metaslabs, all empty.
+    pub(crate) space: PoolSpace,
+    /// What is in use.
+    pub(crate) used: SpaceBits,
+    /// Objects of the MOS that go: maps, logs, arrays.
+    pub(crate) drop: BTreeSet<u64>,
+    pub(crate) report: Rebuilt,
+}
+
+fn bits_of(space: &PoolSpace) -> Result<SpaceBits> {
+    let sectors = |v: &crate::space::VdevSpace| v.size().checked_shr(v.ashift).unwrap_or(0);
+    if space.vdevs.iter().map(sectors).fold(0, u64::saturating_add) > SECTORS_MAX {
+        return Err(Error::limit("the pool has too many sectors to track"));
+    }
+    let mut vdevs = Vec::new();
+    for v in &space.vdevs {
+        let mut slabs = Vec::new();
+        for m in &v.metaslabs {
+            if m.size == 0 || v.ashift >= 64 {
+                return Err(Error::corrupt("impossible metaslab"));
+            }
+            let mut slab = Slab::new(m.start, m.size, v.ashift);
+            slab.fill();
+            slabs.push(slab);
+        }
+        vdevs.push(VdevBits { vdev: v.vdev, metaslab_shift: v.metaslab_shift, slabs });
+    }
+    Ok(SpaceBits::new(vdevs))
+}
+
+impl Spa {
+    /// Finds out what is in use, and which objects of the MOS the new maps replace.
+    ///
+    /// # Errors
+    /// `Busy` for a checkpoint or a removal; `Corrupt` for blocks that share space and for
+    /// metadata that cannot be read; those of reading the pool's own records.
+    pub(crate) fn plan_rebuild(&self) -> Result<Plan> {
+        self.check_no_checkpoint()?;
+        let space = self.empty_space()?;
+        let used = bits_of(&space)?;
+        let (drop, maps) = self.objects_to_drop()?;
+        let problems = self.mark_used(&used, READS)?;
+        if problems.len() >= PROBLEMS_MAX {
+            return Err(Error::corrupt("too much is damaged to make space maps anew"));
+        }
+        let mut report = Rebuilt::default();
+        let mut shared = Vec::new();
+        for problem in &problems {
+            match problem {
+                Problem::Unreadable { at, .. } if at.objset == 0 && maps.contains(&at.object) => {}
+                Problem::Unreadable { at, error } => {
+                    report.given_up += 1;
+                    if !self.options().force {
+                        let place = self.place(*at, &BTreeMap::new());
+                        return Err(Error::corrupt(format!(
+                            "metadata cannot be read ({place}: {error}); with -f what is below \
+                             it is given up"
+                        )));
+                    }
+                }
+                Problem::Claim { at, references: true, .. } => {
+                    return Err(Error::corrupt(format!(
+                        "{} has more references than its table counts",
+                        self.place(*at, &self.dataset_names())
+                    )));
+                }
+                Problem::Claim { at, claim, .. } if claim.outside > 0 => {
+                    return Err(Error::corrupt(format!(
+                        "{} lies outside of the pool",
+                        self.place(*at, &self.dataset_names())
+                    )));
+                }
+                Problem::Claim { dva, .. } => shared.push((dva.vdev, dva.offset, dva.asize.0)),
+                _ => {}
+            }
+        }
+        if !shared.is_empty() {
+            return Err(self.conflict(shared));
+        }
+        used.claimed(&mut |_, _, len| report.used += len);
+        self.compare_old(&used, &mut report);
+        Ok(Plan { space, used, drop, report })
+    }
+
+    fn check_no_checkpoint(&self) -> Result<()> {
+        let busy = |what: &str| {
+            Err(Error::new(ErrorKind::Busy, format!("its space maps cannot be made anew: {what}")))
+        };
+        if self.mos().directory()?.lookup(b"com.delphix:zpool_checkpoint")?.is_some() {
+            return busy("the pool has a checkpoint");
+        }
+        for config in &self.config().vdev_tree.children {
+            if maps::top_zap(self, config, "com.delphix:pool_checkpoint_sm")?.is_some() {
+                return busy("a checkpoint is being discarded");
+            }
+            if config.top.as_ref().is_some_and(|t| t.removing) {
+                return busy("a device is being removed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Every old map, log and array; and the maps and logs among them.
+    fn objects_to_drop(&self) -> Result<(BTreeSet<u64>, BTreeSet<u64>)> {
+        let mut kept = BTreeSet::new();
+        specs::for_each(&self.config().vdev_tree, &mut |v| {
+            kept.extend(v.leaf.dtl.map(|o| o.0));
+        });
+        let mut drop = BTreeSet::new();
+        for config in &self.config().vdev_tree.children {
+            kept.extend(maps::top_zap(self, config, "com.delphix:indirect_obsolete_sm")?);
+            let array = config.top.as_ref().map(|t| t.metaslab_array);
+            drop.extend(array.filter(|o| self.is_of_type(*o, ObjType::OBJECT_ARRAY)));
+            let unflushed = maps::top_zap(self, config, "com.delphix:ms_unflushed_phys_txgs")?;
+            drop.extend(unflushed.filter(|o| self.is_of_type(*o, ObjType::OTN_UINT64_METADATA)));
+        }
+        if let Some(words) = self.mos().lookup_words("com.delphix:condensing_indirect")? {
+            kept.extend(words);
+        }
+        let logs = self.mos().lookup("com.delphix:log_spacemap_zap")?;
+        drop.extend(logs.filter(|o| self.mos().object(*o).is_ok()));
+        let mut maps = BTreeSet::new();
+        let mut at = base::ObjectId(0);
+        while let Some(id) = self.mos().objset().next_object(at, Io::WAIT)? {
+            at = id;
+            if self.is_of_type(id.0, ObjType::SPACE_MAP) && !kept.contains(&id.0) {
+                maps.insert(id.0);
+            }
+        }
+        drop.extend(&maps);
+        Ok((drop, maps))
+    }
+
+    fn is_of_type(&self, object: u64, object_type: ObjType) -> bool {
+        self.mos().object(object).is_ok_and(|o| o.dnode().object_type == object_type)
+    }
+
+    /// What the old maps said, if they can be read.
+    fn compare_old(&self, used: &SpaceBits, report: &mut Rebuilt) {
+        let old = self.load_space().and_then(|space| maps::replay(self, &space));
+        match old {
+            Err(e) => report.unreadable = Some(e.to_string()),
+            Ok(old) => {
+                let (mut unprotected, mut leaked) = (0, 0);
+                used.claimed(&mut |vdev, offset, len| {
+                    unprotected += old.bits.claim(vdev, offset, len).free;
+                });
+                old.bits.leaks(&mut |_, _, len| leaked += len);
+                (report.leaked, report.unprotected) = (Some(leaked), Some(unprotected));
+            }
+        }
+    }
+
+    /// The refusal of a pool whose blocks share space; says whose they are.
+    fn conflict(&self, ranges: Vec<(VdevId, u64, u64)>) -> Error {
+        let owners = Owners::of(ranges);
+        if let Err(e) = self.find_owners(&owners, READS) {
+            return e;
+        }
+        let names = self.dataset_names();
+        let found = owners.into_found();
+        let mut text = "blocks share space, and no space map is right for both:".to_owned();
+        for ((vdev, offset), users) in found.iter().take(CONFLICTS_SHOWN) {
+            let user = |o: &Owner| {
+                let state = if o.whole { "whole" } else { "damaged" };
+                format!("{} ({state})", self.place(o.at, &names))
+            };
+            let users: Vec<String> = users.iter().map(user).collect();
+            let _ = write!(text, "\n\tvdev {vdev}, offset {offset:#x}: {}", users.join(", "));
+        }
+        if found.len() > CONFLICTS_SHOWN {
+            let _ = write!(text, "\n\tand {} more", found.len() - CONFLICTS_SHOWN);
+        }
+        Error::corrupt(text)
+    }
+
+    /// Names of datasets and snapshots by object; those that can be read.
+    fn dataset_names(&self) -> BTreeMap<u64, String> {
+        let mut names = BTreeMap::new();
+        let walked = self.root_dir().and_then(|root| {
+            root.walk(&mut |dir| {
+                let Some(head) = dir.head()? else { return Ok(()) };
+                names.insert(head.object(), dir.name().to_owned());
+                for snapshot in head.snapshots()? {
+                    names.insert(snapshot.object(), snapshot.name().to_owned());
+                }
+                Ok(())
+            })
+        });
+        // A name that is missing is shown as a number.
+        let _partly = walked;
+        names
+    }
+
+    /// A block in words.
+    fn place(&self, at: Bookmark, names: &BTreeMap<u64, String>) -> String {
+        let Bookmark { objset, object, level, blkid } = at;
+        let dataset = match names.get(&objset) {
+            Some(name) => name.clone(),
+            None if objset == 0 => "the pool's own metadata".to_owned(),
+            None => format!("dataset {objset}"),
+        };
+        match level {
+            ..0 if object == 0 => format!("{dataset}, root or log block"),
+            0 => format!("{dataset}, object {object}, block {blkid}"),
+            _ => format!("{dataset}, object {object}, level {level}, block {blkid}"),
+        }
+    }
+}
