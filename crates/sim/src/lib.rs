@@ -24,6 +24,7 @@
 //! Lock order: an object's own → the engine's; the model's are leaves.
 
 pub mod again;
+pub mod back;
 mod campaign;
 pub mod check;
 pub mod driver;

@@ -1,0 +1,25 @@
+//! Pools go back to earlier groups and are crashed meanwhile; the discarded future never
+//! comes back.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use sim::{Layout, Setup};
+
+#[test]
+fn a_rewound_pool_never_meets_its_discarded_future() {
+    let runs = if std::env::var_os("CENOTE_NIGHTLY").is_some() { 100 } else { 3 };
+    let layouts = [Layout::Mirror, Layout::Raidz, Layout::Single];
+    let (mut images, mut back) = (0, 0);
+    for seed in 1..=runs {
+        let layout = layouts[seed as usize % layouts.len()];
+        let setup = Setup { layout, fault: None, plant: None, ..Setup::varied(seed) };
+        let recorded = sim::record(&setup);
+        for (steps, absent) in [(1, false), (2, true), (4, true)] {
+            let Some(run) = recorded.go_back(steps, absent).unwrap() else { continue };
+            let tally = run.crash_everywhere(3, base::rt::parallelism()).unwrap();
+            images += tally.images;
+            back += 1;
+        }
+    }
+    println!("SIMULATED back: {back} pools went back, {images} images");
+    assert!(back > 2 && images > 100, "{back}, {images}");
+}
