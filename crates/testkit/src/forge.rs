@@ -10,10 +10,12 @@
 //! back as it was.
 
 use cenote::inspect::codec;
+use cenote::inspect::codec::checksum::Checksum;
 use cenote::inspect::ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF};
 use cenote::inspect::ondisk::dnode::{Dnode, dnodes_in_block};
 use cenote::inspect::ondisk::dslphys::DslDatasetPhys;
 use cenote::inspect::ondisk::uberblock::Uberblock;
+use cenote::inspect::ondisk::zil::{LogBlock, LogPtr, ZilHeader, records_at, seal};
 use cenote::inspect::ondisk::{Endian, ObjType, ObjsetPhys};
 
 use base::{Asize, Dva, Lsize, Psize, VdevId};
@@ -203,6 +205,41 @@ impl Forge {
         assert!(self.next > self.end / 2, "no room for forgeries");
         self.patch(self.next + DATA_START, bytes);
         self.next
+    }
+
+    /// The blocks of all intent logs that hold records: where each is, its pointer, its bytes.
+    pub fn log_blocks(&self) -> Vec<(u64, LogPtr, Vec<u8>)> {
+        let mut out = Vec::new();
+        for node in self.nodes.iter().filter(|n| n.place.level == -1) {
+            let phys = ObjsetPhys::parse(&node.content, Endian::Little).unwrap();
+            let Ok(header) = ZilHeader::parse(&phys.zil_header, Endian::Little) else { continue };
+            let mut ptr = header.log;
+            while let Some(block) = ptr.bp.as_block() {
+                let at = block.dva().offset + DATA_START;
+                let bytes = self.disk.read(at, block.psize.0 as usize);
+                let Ok(parsed) = LogBlock::parse(&bytes, &ptr) else { break };
+                let next = parsed.next;
+                if !parsed.records.is_empty() {
+                    out.push((at, ptr, bytes.clone()));
+                }
+                ptr = next;
+            }
+        }
+        out
+    }
+
+    /// Changes the records of a log's block; its checksum is right again.
+    pub fn change_log(&mut self, at: u64, ptr: &LogPtr, change: impl FnOnce(&mut [u8])) {
+        let block = ptr.bp.as_block().unwrap();
+        let mut bytes = self.disk.read(at, block.psize.0 as usize);
+        let (next, used) = {
+            let parsed = LogBlock::parse(&bytes, ptr).unwrap();
+            (parsed.next, parsed.records.len())
+        };
+        let first = records_at(Checksum::from_id(block.checksum).unwrap());
+        change(&mut bytes[first..first + used]);
+        seal(&mut bytes, used, ptr, &next).unwrap();
+        self.disk.write(at, &bytes);
     }
 
     /// Replaces bytes that [`Forge::store`] wrote.

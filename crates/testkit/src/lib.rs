@@ -10,6 +10,7 @@ pub mod disk;
 pub mod exercise;
 pub mod forge;
 pub mod manifest;
+pub mod mutate;
 pub mod rng;
 pub mod scratch;
 pub mod tree;
