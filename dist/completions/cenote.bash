@@ -166,7 +166,7 @@ _cenote_value() {
 	'zfs mount')
 		case $2 in
 		-R) echo 'dataset' ;;
-		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io noio_uring keepawake nokeepawake' ;;
+		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io io_uring keepawake nokeepawake' ;;
 		*) return 1 ;;
 		esac
 		;;

@@ -374,7 +374,7 @@ __cenote_complete -n '__cenote_at zfs get 0' -f -a '(__cenote_list $__cenote_dat
 __cenote_complete -n '__cenote_at zfs get +1' -f -a '(__cenote_snapshots)'
 __cenote_complete -n '__cenote_at zfs mount' -s a -d 'all that mount by themselves'
 __cenote_complete -n '__cenote_at zfs mount' -s R -d 'this one and all descendants' -r -f -a '(__cenote_datasets)'
-__cenote_complete -n '__cenote_at zfs mount' -s o -d 'options for this mount, with commas between' -r -f -a '(__cenote_list ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io noio_uring keepawake nokeepawake)'
+__cenote_complete -n '__cenote_at zfs mount' -s o -d 'options for this mount, with commas between' -r -f -a '(__cenote_list ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io io_uring keepawake nokeepawake)'
 __cenote_complete -n '__cenote_at zfs mount' -s O -d 'even over a directory that is not empty'
 __cenote_complete -n '__cenote_at zfs mount +0' -f -a '(__cenote_datasets)'
 __cenote_complete -n '__cenote_at zfs unmount,umount' -s a -d 'all that are mounted'

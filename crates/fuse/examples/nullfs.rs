@@ -1,5 +1,5 @@
 //! Mounts the null file system until it is unmounted: `nullfs DIR [SIZE] [key=value ...]`.
-//! Keys: `receivers`, `readahead` (bytes), `ttl` (seconds).
+//! Keys: `readahead` (bytes), `ttl` (seconds).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,6 @@ fn main() -> base::Result<()> {
         let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
         match arg.split_once('=') {
             None => size = number(&arg)?,
-            Some(("receivers", n)) => config.receivers = number(n)? as usize,
             Some(("readahead", n)) => config.max_readahead = number(n)? as u32,
             Some(("ttl", n)) => ttl = Duration::from_secs(number(n)?),
             Some(_) => return Err(bad()),

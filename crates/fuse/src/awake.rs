@@ -178,12 +178,9 @@ impl Awake {
         Served(shared)
     }
 
-    /// Has the calling thread's sleeps counted.
-    pub(crate) fn count_sleeps(&self) {
-        let shared = Arc::clone(&self.shared);
-        base::rt::before_sleep(move || {
-            shared.slept.fetch_add(1, Relaxed);
-        });
+    /// A thread that serves a request is about to sleep.
+    pub(crate) fn slept(&self) {
+        self.shared.slept.fetch_add(1, Relaxed);
     }
 }
 
@@ -301,12 +298,11 @@ mod tests {
         let awake = Arc::new(awake);
         let own = Arc::clone(&awake);
         let writer = move || {
-            own.count_sleeps();
             comes(
                 || on.load(Relaxed),
                 || {
                     let _served = own.came();
-                    base::rt::may_sleep();
+                    own.slept();
                 },
             )
         };
@@ -322,12 +318,11 @@ mod tests {
         let own = Arc::clone(&awake);
         let asleep = move || {
             let awake = own;
-            awake.count_sleeps();
             // Two at a time.
             let other = awake.came();
             for _ in 0..20 * BURST {
                 let _served = awake.came();
-                base::rt::may_sleep();
+                awake.slept();
             }
             drop(other);
             for _ in 0..4 * BURST {

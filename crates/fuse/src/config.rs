@@ -30,17 +30,10 @@ pub enum DataInvalidation {
 /// A session's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Receiving threads; 0: one a core, and eight that may also sleep. With no more than
-    /// one a core all that may sleep goes to workers.
-    pub receivers: usize,
-    /// Most workers at once; they are started on demand.
-    pub workers: usize,
+    /// Most requests served at once, waits for locks apart; more wait in the kernel.
+    pub concurrency: usize,
     /// Most threads waiting for locks; more get `ENOLCK`.
     pub lock_waiters: usize,
-    /// Most requests queued for workers.
-    pub queue_requests: usize,
-    /// Most bytes of requests (write data) queued for workers.
-    pub queue_bytes: usize,
     /// Requests in the background (reads ahead, asynchronous direct I/O) that the
     /// kernel sends at once. Its own default of 12 would hide the devices' depth.
     pub max_background: u16,
@@ -82,18 +75,15 @@ pub struct Config {
     pub time_gran: u32,
     /// Who is told of each request, to keep cores awake.
     pub awake: Option<Arc<Awake>>,
-    /// What each thread that serves requests does first.
-    pub on_thread: fn(),
+    /// What a thread does before it serves a request: threads serve several mounts.
+    pub on_request: fn(),
 }
 
 impl Default for Config {
     fn default() -> Config {
         Config {
-            receivers: 0,
-            workers: 64,
+            concurrency: 128,
             lock_waiters: 1024,
-            queue_requests: 1024,
-            queue_bytes: 64 << 20,
             max_background: 256,
             congestion_threshold: 0,
             max_transfer: 0,
@@ -111,7 +101,7 @@ impl Default for Config {
             invalidation: DataInvalidation::Explicit,
             time_gran: 1,
             awake: None,
-            on_thread: || {},
+            on_request: || {},
         }
     }
 }

@@ -15,23 +15,10 @@ use crate::types::*;
 /// Whether an operation may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Answer from memory or return [`Errno::WOULD_BLOCK`]: the caller is the
-    /// thread that receives everybody's requests.
+    /// Answer from memory or return [`Errno::WOULD_BLOCK`].
     NonBlocking,
-    /// Wait for devices as needed: the caller is a worker.
+    /// Wait for devices as needed: the thread is replaced while it sleeps.
     Blocking,
-}
-
-/// Who serves an operation first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// The receiving thread with [`Mode::NonBlocking`], then if need be a worker.
-    /// Only operations that take a [`Mode`] can be placed so.
-    TwoStep,
-    /// A worker.
-    Worker,
-    /// The receiving thread, and it never sleeps long.
-    Inline,
 }
 
 /// What every request carries.
@@ -184,7 +171,8 @@ impl DirSink {
 ///
 /// Nodes are known by numbers of the file system's choice, given out by lookup
 /// and creation; the root is [`ROOT_ID`]. Operations with a [`Mode`] are called
-/// by a receiving thread with [`Mode::NonBlocking`] and must not sleep then.
+/// with [`Mode::NonBlocking`] first and must not sleep then. The others may sleep, as may
+/// those called again with [`Mode::Blocking`].
 ///
 /// Names are bytes, checked to hold neither NUL nor `/`. Defaults answer `ENOSYS`
 /// where the kernel then does without the operation, and `EROFS` where it would
@@ -198,13 +186,8 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Called once, after the last operation has returned.
     fn destroy(&self) {}
 
-    /// Where an operation runs; by default [`default_placement`].
-    fn placement(&self, op: Opcode) -> Placement {
-        default_placement(op)
-    }
-
     /// A request being served got a signal; see [`Request::interrupted`]. Called
-    /// on a receiving thread, to wake the sleeper.
+    /// to wake the sleeper.
     fn interrupt(&self, unique: u64) {}
 
     /// Finds `name` in a directory.
@@ -212,7 +195,7 @@ pub trait Filesystem: Send + Sync + 'static {
         Err(Errno::ENOENT)
     }
 
-    /// Takes back `count` lookups of a node. Called on a receiving thread.
+    /// Takes back `count` lookups of a node.
     fn forget(&self, node: u64, count: u64) {}
 
     /// Attributes, and how long they may be believed.
@@ -510,11 +493,6 @@ pub(crate) fn has_mode(op: Opcode) -> bool {
             | Access
             | Lseek
     )
-}
-
-/// Read-type operations in two steps, all others on workers.
-pub fn default_placement(op: Opcode) -> Placement {
-    if has_mode(op) { Placement::TwoStep } else { Placement::Worker }
 }
 
 #[cfg(test)]

@@ -4,15 +4,15 @@
 //! `abi` has the protocol's structures and parses requests · [`Filesystem`] is
 //! what a file system implements, with the types beside it · `dispatch` turns
 //! one request into calls and a reply · `transport` carries messages ·
-//! `pool` has the workers · [`Session`] puts them together · `mount` and
+//! `receivers` has the threads of all mounts · [`Session`] puts them together · `inflight`
+//! lists what can be interrupted · `mount` and
 //! `mountinfo` attach it to the tree of files · [`null`] states the transport's
-//! own speed · `gate` decides who waits for requests, [`Awake`] keeps cores awake while
-//! they come thick.
+//! own speed · [`Awake`] keeps cores awake while requests come thick.
 //!
 //! # Theory
-//! Some receiving threads never sleep on a device: they ask the file system to answer
-//! from memory, and what would block goes to another thread. So a hit costs two system
-//! calls and no hand-over, and 64 misses are 64 requests at the devices.
+//! One set of threads serves all mounts of a process, each request on the thread that read
+//! it; a thread that is about to sleep has another one take its place. So a hit costs no
+//! hand-over, and 64 misses are 64 requests at the devices.
 //!
 //! # Departures
 //! Own, not a library: the kernel's newer transport over io_uring is beside
@@ -27,16 +27,17 @@
 mod abi;
 mod awake;
 mod config;
+mod descriptors;
 mod dispatch;
 mod errno;
 mod fs;
 mod fuzz;
-mod gate;
+mod inflight;
 mod mount;
 mod mountinfo;
 mod notify;
 pub mod null;
-mod pool;
+mod receivers;
 mod session;
 mod transport;
 mod types;
@@ -44,15 +45,14 @@ mod uring;
 
 pub use awake::Awake;
 pub use config::{Config, DataInvalidation};
+pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
-pub use fs::{
-    DirSink, Filesystem, Mode, Negotiated, Opcode, Placement, Request, default_placement,
-};
+pub use fs::{DirSink, Filesystem, Mode, Negotiated, Opcode, Request};
 pub use fuzz::fuzz_request;
 pub use mount::{MountOptions, UnmountOptions, unmount};
 pub use mountinfo::{MountEntry, clean_stale, fuse_mounts, is_stale, mounts_of};
 pub use notify::Notifier;
 pub use session::Session;
-pub use transport::{Channel, DevTransport, Transport};
+pub use transport::{Channel, DevTransport, Queue, Transport};
 pub use types::*;
 pub use uring::UringTransport;

@@ -105,13 +105,14 @@ impl Mount {
             return Err(Error::new(ErrorKind::NotDir, "the mount point is not a directory")
                 .on_path(path.display().to_string()));
         }
+        crate::descriptors::check_reserve()?;
         let root = rustix::process::geteuid().is_root();
         let fd = if root && !options.use_helper {
             mount_directly(&path, options)?
         } else {
             mount_with_helper(&path, options)?
         };
-        let device = top_at(&path).map(|m| m.device);
+        let device = device_at(&path);
         Ok((Mount { path, device }, fd))
     }
 
@@ -124,17 +125,19 @@ impl Mount {
         self.device.as_deref()
     }
 
-    /// Whether it is still mounted, and on top.
-    pub(crate) fn is_mounted(&self) -> bool {
-        self.device.is_some() && top_at(&self.path).map(|m| m.device) == self.device
+    /// That it is still mounted, and on top.
+    fn check_mounted(&self) -> Result<()> {
+        // A table that cannot be read says nothing of the mount.
+        if self.device.is_some() && top_at(&self.path)?.map(|m| m.device) == self.device {
+            return Ok(());
+        }
+        Err(Error::not_found("not mounted (or hidden under another mount)")
+            .on_path(self.path.display().to_string()))
     }
 
     /// Unmounts it, unless it is gone already.
     pub(crate) fn unmount(&self, options: UnmountOptions) -> Result<()> {
-        if !self.is_mounted() {
-            return Err(Error::not_found("not mounted (or hidden under another mount)")
-                .on_path(self.path.display().to_string()));
-        }
+        self.check_mounted()?;
         if options.force && !rustix::process::geteuid().is_root() {
             self.abort();
         }
@@ -143,10 +146,7 @@ impl Mount {
 
     /// Changes the flags of the mount; the rest of the options stays. Only root can.
     pub(crate) fn remount(&self, options: &MountOptions) -> Result<()> {
-        if !self.is_mounted() {
-            return Err(Error::not_found("not mounted (or hidden under another mount)")
-                .on_path(self.path.display().to_string()));
-        }
+        self.check_mounted()?;
         rustix::mount::mount_remount(self.path.as_path(), flags(options), "").map_err(|e| {
             Error::io("cannot remount", e.into()).on_path(self.path.display().to_string())
         })
@@ -177,6 +177,15 @@ impl Mount {
             abort_as_root(number);
         }
     }
+}
+
+/// The device number, `major:minor`, of what is mounted at a path, without asking whatever
+/// serves it; the table of mounts is long where there are thousands.
+fn device_at(path: &Path) -> Option<String> {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let stat = rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::empty()).ok()?;
+    Some(format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor))
 }
 
 /// Aborts a connection where fusectl is not mounted.

@@ -116,10 +116,13 @@ pub fn clean_stale(subtype: &str, fsname_prefix: &str) -> base::Result<Vec<PathB
     Ok(cleaned)
 }
 
-/// The mount on top at `path`.
-pub(crate) fn top_at(path: &Path) -> Option<MountEntry> {
-    let mounts = fuse_mounts().ok()?;
-    mounts.into_iter().rfind(|m| m.path.as_os_str().as_bytes() == path.as_os_str().as_bytes())
+/// The FUSE mount on top at `path`.
+///
+/// # Errors
+/// As [`fuse_mounts`].
+pub(crate) fn top_at(path: &Path) -> base::Result<Option<MountEntry>> {
+    let is_there = |m: &MountEntry| m.path.as_os_str().as_bytes() == path.as_os_str().as_bytes();
+    Ok(fuse_mounts()?.into_iter().rfind(is_there))
 }
 
 #[cfg(test)]

@@ -1,32 +1,34 @@
-//! A session: a file system, its mount, and the threads between them and the kernel.
+//! A session: a file system, its mount, and its connection to the kernel.
 //!
 //! # Theory
-//! Each receiving thread takes a request from its channel and answers it in place if it
-//! can do so from memory (see [`Placement`]). What may sleep it serves itself all the same,
-//! as long as enough other threads receive: handing a request over costs as much as many
-//! an operation. Only when all but a few threads sleep already do the workers get it. Where
-//! nothing else comes over a channel before the answer went back, its thread always stays.
-//! The inbox is laid out so that the data of a WRITE begin on a page: they are passed on in
-//! it, uncopied, and the thread takes a new one if it is not free when they were served.
-//! Only what is small and goes to a worker is copied.
+//! The [receiving threads](crate::receivers) of the process, and the threads of its own
+//! queues where the transport has some, take its requests and serve them in place. An
+//! operation that takes a [`Mode`] is tried from memory first, and called again when it
+//! would block; the thread that then sleeps is replaced. The inbox is laid out so that the
+//! data of a WRITE begin on a page: they are passed on in it, uncopied, and the thread takes
+//! a new one if it is not free when they were served.
+//!
+//! No more than [`Config::concurrency`] requests are served at once: beyond that the session
+//! reads no requests, and the kernel's callers wait. Waits for locks do not count, and
+//! have threads of their own.
 //!
 //! # Invariants
-//! * Of the threads that share what comes, [`RESERVE`] for each core at least sleep for
-//!   nobody: they call the file system in [`Mode::NonBlocking`], or for operations placed
-//!   [`Placement::Inline`], forgets and interrupts.
-//! * `init` comes before every other call, `destroy` after all of them.
+//! * `init` comes before every other call, `destroy` after all of them: `users` counts what
+//!   may still call, and whoever leaves last calls it.
+//! * A session that was full is armed when one of its requests has ended.
 //!
-//! Lock order: `receivers`, a leaf lock.
+//! Lock order: `queues` and `ended`, leaf locks.
 
 use std::io::IoSlice;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use base::rt::{JoinHandle, Mutex};
-use base::{Buf, BufMut, Error, Result};
+use base::rt::{Condvar, JoinHandle, Mutex};
+use base::{BufMut, Error, Result};
 
 use crate::abi::request::{self, Malformed, Op, Opcode, Proto};
 use crate::abi::structs::{InHeader, InitIn, InitOut, OutHeader, WriteIn};
@@ -35,23 +37,18 @@ use crate::awake::Awake;
 use crate::config::{Config, max_pages_limit};
 use crate::dispatch::{Call, run, send};
 use crate::errno::Errno;
-use crate::fs::{Filesystem, Mode, Negotiated, Placement, Request, has_mode};
+use crate::fs::{Filesystem, Mode, Negotiated, Request, has_mode};
+use crate::inflight::Inflight;
 use crate::mount::{Mount, MountOptions, UnmountOptions, set_readahead};
 use crate::notify::Notifier;
-use crate::pool::{Limits, Pool};
-use crate::transport::{Channel, DevChannel, DevTransport, Transport};
+use crate::receivers::{Receivers, Source, Taken};
+use crate::transport::{Channel, DevTransport, Device, Queue, Transport};
 
 /// Bytes before the data of a WRITE.
 const WRITE_HEAD: usize = InHeader::SIZE + WriteIn::SIZE;
 /// Where write data lie in the inbox: on a page.
 const DATA_AT: usize = 4096;
 const INBOX_AT: usize = DATA_AT - WRITE_HEAD;
-/// Opcodes are below this.
-const OPCODES: usize = 64;
-/// Receiving threads for each core that never sleep.
-const RESERVE: usize = 1;
-/// Receiving threads beside them by default.
-const SLEEPERS: usize = 8;
 
 /// A mounted file system being served.
 ///
@@ -71,33 +68,42 @@ impl std::fmt::Debug for Session {
 
 struct Core {
     fs: Arc<dyn Filesystem>,
+    device: Arc<Device>,
     negotiated: Negotiated,
     proto: Proto,
-    placements: [Placement; OPCODES],
-    pool: Pool,
+    inflight: Inflight,
     awake: Option<Arc<Awake>>,
-    /// Threads that receive, and their handles until somebody joins them.
-    receiving: AtomicUsize,
-    receivers: Mutex<Vec<JoinHandle<()>>>,
-    /// Receiving threads that serve what may sleep, and how many may.
-    sleeping: AtomicUsize,
-    sleepers_max: usize,
-    ended: AtomicBool,
+    on_request: fn(),
+    /// The device until it is gone, requests and waits for locks being served, and
+    /// threads of queues.
+    users: AtomicUsize,
+    /// Of these: waits for locks and threads of queues.
+    apart: AtomicUsize,
+    waiters: AtomicUsize,
+    /// Most users beside those apart, the device among them, and waiters.
+    users_max: usize,
+    waiters_max: usize,
+    /// A thread found it full, and waits for a request's end to have it armed.
+    held_back: AtomicBool,
+    queues: Mutex<Vec<JoinHandle<()>>>,
+    ended: Mutex<bool>,
+    end: Condvar,
 }
 
-/// A receiving thread that may sleep; drop ends that.
-struct Sleeper<'a>(&'a AtomicUsize);
-
-/// Who serves what may sleep.
-enum Place<'a> {
-    /// The receiving thread, with leave where others share its channel.
-    Here(Option<Sleeper<'a>>),
-    Worker,
+/// A use of a session, which ends with the last of them.
+struct User<'a> {
+    core: &'a Core,
+    apart: bool,
 }
 
-impl Drop for Sleeper<'_> {
+impl Drop for User<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        if self.apart {
+            self.core.apart.fetch_sub(1, Ordering::AcqRel);
+        }
+        if self.core.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.core.finish();
+        }
     }
 }
 
@@ -153,24 +159,18 @@ impl Session {
         config: &Config,
         transport: &dyn Transport,
     ) -> Result<Session> {
-        let control = DevChannel::new(device);
-        let negotiated = handshake(&control, config, transport.init_flags())?;
-        let count = match config.receivers {
-            0 => RESERVE * base::rt::parallelism() + SLEEPERS,
-            n => n,
-        };
-        let channels = transport.channels(control.into_fd(), count, &negotiated)?;
-        let first = channels.first().ok_or_else(|| Error::bug("a transport without channels"))?;
-        let notifier = Notifier { channel: Arc::clone(first), negotiated };
-        let core = Arc::new(Core::new(fs, negotiated, config, channels.len()));
+        let device = Arc::new(Device::new(device));
+        let negotiated = handshake(&device, config, transport.init_flags())?;
+        device.set_nonblocking()?;
+        let receivers = Receivers::of_process()?;
+        let queues = transport.queues(device.fd(), &negotiated)?;
+        let notifier = Notifier { channel: Arc::clone(&device) as _, negotiated };
+        let core = Arc::new(Core::new(fs, device, negotiated, config));
         core.fs.init(&negotiated);
-        let mut first = true;
-        for channel in channels {
-            match core.start(channel, false) {
-                Err(e) if first => return Err(e),
-                // Fewer threads serve as well, only slower.
-                _ => first = false,
-            }
+        receivers.attach(Arc::clone(&core) as _)?;
+        for queue in queues {
+            // Fewer threads serve as well, only slower.
+            let _slower = core.start(queue, false);
         }
         Ok(Session { core, mount: None, notifier })
     }
@@ -192,7 +192,7 @@ impl Session {
 
     /// Whether requests are still served.
     pub fn is_running(&self) -> bool {
-        !self.core.ended.load(Ordering::Acquire)
+        !*self.core.ended.lock()
     }
 
     /// Unmounts. The session ends once the kernel has let go: at once, or with
@@ -210,14 +210,21 @@ impl Session {
 
     /// Whether the kernel lets go of it within `time`, after it was unmounted. It does not
     /// while it shows elsewhere: bound to another directory, or in another name space.
-    pub fn ends_within(&self, time: std::time::Duration) -> bool {
+    pub fn ends_within(&self, time: Duration) -> bool {
+        const LOOK: Duration = Duration::from_millis(20);
         let start = base::rt::now();
-        while self.core.receiving.load(Ordering::Acquire) > 0 {
-            let elsewhere = self.mount.as_ref().is_some_and(|m| !m.elsewhere().is_empty());
-            if elsewhere || start.elapsed() > time {
+        let mut ended = self.core.ended.lock();
+        while !*ended {
+            if start.elapsed() > time {
                 return false;
             }
-            base::rt::sleep(std::time::Duration::from_millis(5));
+            if self.core.end.wait_timeout(&mut ended, LOOK) && !*ended {
+                drop(ended);
+                if self.mount.as_ref().is_some_and(|m| !m.elsewhere().is_empty()) {
+                    return false;
+                }
+                ended = self.core.ended.lock();
+            }
         }
         true
     }
@@ -245,15 +252,14 @@ impl Session {
     /// Waits for the session's end: after unmount every request has been
     /// finished and `destroy` called.
     pub fn join(&self) {
-        // Who still receives may start others.
-        loop {
-            let receivers = std::mem::take(&mut *self.core.receivers.lock());
-            if receivers.is_empty() {
-                return;
-            }
-            for handle in receivers {
-                handle.join();
-            }
+        let mut ended = self.core.ended.lock();
+        while !*ended {
+            self.core.end.wait(&mut ended);
+        }
+        drop(ended);
+        // None starts another one any more.
+        for handle in std::mem::take(&mut *self.core.queues.lock()) {
+            handle.join();
         }
     }
 }
@@ -269,12 +275,13 @@ impl Drop for Session {
 }
 
 /// Answers INIT.
-fn handshake(channel: &DevChannel, config: &Config, extra: u64) -> Result<Negotiated> {
+fn handshake(channel: &Device, config: &Config, extra: u64) -> Result<Negotiated> {
     let mut inbox = vec![0; consts::MIN_READ_BUFFER];
     loop {
         let len = channel
-            .receive(&mut inbox)
-            .map_err(|e| Error::io("the kernel closed the FUSE connection before its start", e))?;
+            .read(&mut inbox)
+            .map_err(|e| Error::io("the kernel closed the FUSE connection before its start", e))?
+            .unwrap_or(0);
         let msg = inbox.get(..len).unwrap_or_default();
         let Ok((header, _, Op::Init(offer))) = request::parse(msg, Proto::default()) else {
             return Err(Error::unsupported("the FUSE connection does not begin with INIT"));
@@ -308,7 +315,7 @@ fn too_old(offer: &InitIn) -> bool {
     offer.major < consts::KERNEL_VERSION || offer.minor < consts::MINOR_MIN
 }
 
-fn answer_init(channel: &DevChannel, unique: u64, reply: &InitOut) -> Result<()> {
+fn answer_init(channel: &Device, unique: u64, reply: &InitOut) -> Result<()> {
     let mut bytes = Vec::new();
     // Both sizes are constants far below 4 GiB.
     let len = (OutHeader::SIZE + InitOut::SIZE) as u32;
@@ -319,111 +326,170 @@ fn answer_init(channel: &DevChannel, unique: u64, reply: &InitOut) -> Result<()>
         .map_err(|e| Error::io("the kernel refused the answer to INIT", e))
 }
 
+impl Source for Core {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.device.descriptor()
+    }
+
+    fn fit(&self, inbox: &mut BufMut) {
+        let size = self.inbox_size();
+        if inbox.len() < size {
+            *inbox = BufMut::alloc(size);
+        }
+    }
+
+    fn take(&self, inbox: &mut BufMut, ended: bool) -> Taken {
+        if !ended && self.is_full() {
+            self.held_back.store(true, Ordering::SeqCst);
+            // A request that ended meanwhile may not have seen it.
+            if self.is_full() {
+                return Taken::Full;
+            }
+        }
+        // Counted before it is read: the session does not end between.
+        let enter = |n: usize| (n > 0).then_some(n + 1);
+        if self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_err() {
+            return Taken::Gone;
+        }
+        let taken = match self.device.read(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
+            Ok(Some(len)) => return Taken::Request(len),
+            Ok(None) => Taken::Nothing,
+            Err(_) => Taken::Gone,
+        };
+        drop(User { core: self, apart: false });
+        taken
+    }
+
+    fn serve(self: Arc<Self>, inbox: BufMut, len: usize) -> (BufMut, bool) {
+        let user = User { core: &self, apart: false };
+        let served = self.awake.as_ref().map(|awake| awake.came());
+        let channel = Arc::clone(&self.device) as Arc<dyn Channel>;
+        let inbox = self.take_request(&channel, inbox, len);
+        drop((served, user));
+        let was_full =
+            self.held_back.load(Ordering::SeqCst) && self.held_back.swap(false, Ordering::SeqCst);
+        (inbox, was_full)
+    }
+
+    fn sleeps(&self) {
+        if let Some(awake) = &self.awake {
+            awake.slept();
+        }
+    }
+
+    fn gone(&self) {
+        self.close();
+        drop(User { core: self, apart: false });
+    }
+}
+
 impl Core {
     fn new(
         fs: Arc<dyn Filesystem>,
+        device: Arc<Device>,
         negotiated: Negotiated,
         config: &Config,
-        receiving: usize,
     ) -> Core {
-        let mut placements = [Placement::Worker; OPCODES];
-        for &op in Opcode::ALL {
-            let wanted = fs.placement(op);
-            if let Some(slot) = placements.get_mut(op as usize) {
-                let two = wanted == Placement::TwoStep && !has_mode(op);
-                *slot = if two { Placement::Worker } else { wanted };
-            }
-        }
-        let pool = Pool::new(Limits {
-            threads: config.workers.max(1),
-            waiters: config.lock_waiters,
-            requests: config.queue_requests.max(1),
-            bytes: config.queue_bytes,
-            on_thread: config.on_thread,
-        });
         Core {
             fs,
+            device,
             negotiated,
             proto: Proto { setxattr_ext: negotiated.flags & consts::SETXATTR_EXT != 0 },
-            placements,
-            pool,
+            inflight: Inflight::default(),
             awake: config.awake.clone(),
-            receiving: AtomicUsize::new(receiving),
-            receivers: Mutex::default(),
-            sleeping: AtomicUsize::new(0),
-            sleepers_max: receiving.saturating_sub(RESERVE * base::rt::parallelism()),
-            ended: AtomicBool::new(false),
+            on_request: config.on_request,
+            users: AtomicUsize::new(1),
+            apart: AtomicUsize::new(0),
+            waiters: AtomicUsize::new(0),
+            users_max: config.concurrency.max(1).saturating_add(1),
+            waiters_max: config.lock_waiters,
+            held_back: AtomicBool::new(false),
+            queues: Mutex::default(),
+            ended: Mutex::new(false),
+            end: Condvar::new(),
         }
     }
 
-    fn new_inbox(&self) -> BufMut {
-        BufMut::alloc(DATA_AT + self.negotiated.max_transfer as usize)
+    fn inbox_size(&self) -> usize {
+        DATA_AT + self.negotiated.max_transfer as usize
     }
 
-    /// Starts the thread of a channel that is counted in `receiving` already.
-    fn start(self: &Arc<Self>, channel: Arc<dyn Channel>, further: bool) -> Result<()> {
+    fn is_full(&self) -> bool {
+        let apart = self.apart.load(Ordering::SeqCst);
+        self.users.load(Ordering::SeqCst).saturating_sub(apart) >= self.users_max
+    }
+
+    /// A use that no limit counts, while another one lasts.
+    fn use_apart(&self) -> User<'_> {
+        self.apart.fetch_add(1, Ordering::AcqRel);
+        self.users.fetch_add(1, Ordering::AcqRel);
+        User { core: self, apart: true }
+    }
+
+    /// Starts the thread of a queue. A `further` one that never worked ends alone.
+    fn start(self: &Arc<Self>, queue: Arc<dyn Queue>, further: bool) -> Result<()> {
         let core = Arc::clone(self);
-        // Under the lock: who ends at once is listed all the same.
-        let mut receivers = self.receivers.lock();
-        match base::rt::spawn("fuse-receive", move || core.receive(&channel, further)) {
-            Ok(handle) => receivers.push(handle),
-            Err(e) => {
-                drop(receivers);
-                self.receiver_ended();
-                return Err(e);
-            }
-        }
+        let user = self.use_apart();
+        let started = base::rt::spawn("fuse-queue", move || core.receive(&queue, further))?;
+        // The thread has it.
+        std::mem::forget(user);
+        self.queues.lock().push(started);
         Ok(())
     }
 
-    /// A receiving thread's life. A `further` channel that never worked ends alone.
-    fn receive(self: &Arc<Self>, channel: &Arc<dyn Channel>, further: bool) {
-        self.pool.begin_thread();
+    /// The life of a queue's thread.
+    fn receive(self: &Arc<Self>, queue: &Arc<dyn Queue>, further: bool) {
+        let user = User { core: self, apart: true };
         if let Some(awake) = &self.awake {
-            awake.count_sleeps();
+            let awake = Arc::clone(awake);
+            base::rt::before_sleep(move || awake.slept());
         }
-        let mut inbox = self.new_inbox();
+        let channel = Arc::clone(queue) as Arc<dyn Channel>;
+        let mut inbox = BufMut::alloc(self.inbox_size());
         let mut worked = !further;
-        while let Ok(len) = channel.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
+        while let Ok(len) = queue.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             worked = true;
             let _served = self.awake.as_ref().map(|awake| awake.came());
-            if let Some(more) = channel.more() {
-                self.receiving.fetch_add(1, Ordering::AcqRel);
+            if let Some(more) = queue.more() {
                 let _served_by_fewer = self.start(more, true);
             }
-            inbox = self.take(channel, inbox, len);
+            inbox = self.take_request(&channel, inbox, len);
         }
-        // Nobody waits for answers any more; other receivers may sleep for some.
         if worked {
-            self.pool.close().into_iter().for_each(|unique| self.interrupt(unique));
+            self.close();
         }
-        self.receiver_ended();
+        drop(user);
+    }
+
+    /// Nobody waits for answers any more: what sleeps for one is woken.
+    fn close(&self) {
+        self.inflight.close().into_iter().for_each(|unique| self.interrupt(unique));
     }
 
     fn interrupt(&self, unique: u64) {
         let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.interrupt(unique)));
     }
 
-    fn receiver_ended(&self) {
-        if self.receiving.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.end();
-        }
-    }
-
-    /// The last receiving thread's last act.
-    fn end(&self) {
-        self.pool.join();
+    /// What the last user does last.
+    fn finish(&self) {
         let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.destroy()));
-        self.ended.store(true, Ordering::Release);
+        *self.ended.lock() = true;
+        self.end.notify_all();
     }
 
     /// Serves the request in `inbox` and returns a buffer for the next.
-    fn take(self: &Arc<Self>, channel: &Arc<dyn Channel>, inbox: BufMut, len: usize) -> BufMut {
+    fn take_request(
+        self: &Arc<Self>,
+        channel: &Arc<dyn Channel>,
+        inbox: BufMut,
+        len: usize,
+    ) -> BufMut {
+        (self.on_request)();
         let msg = inbox.get(INBOX_AT..INBOX_AT + len).unwrap_or_default();
         let (header, opcode, op) = match request::parse(msg, self.proto) {
             Ok(parsed) => parsed,
             Err(malformed) => {
-                self.refuse(channel, malformed);
+                self.refuse(&**channel, malformed);
                 return inbox;
             }
         };
@@ -433,179 +499,105 @@ impl Core {
             Op::BatchForget(list) => list.for_each(|f| self.forget(f.nodeid, f.nlookup)),
             Op::Interrupt(i) => {
                 // No reply: `EAGAIN` would have the kernel ask again at once.
-                if self.pool.interrupt(i.unique) {
+                if self.inflight.interrupt(i.unique) {
                     self.interrupt(i.unique);
                 }
             }
             Op::NotifyReply => {}
-            Op::Write(arg) => return self.take_write(channel, inbox, len, &arg),
+            Op::Write(arg) => return self.take_write(&**channel, inbox, len, &arg),
             Op::Setlkw(_) => self.hand_to_waiter(channel, &req, msg.to_vec()),
-            op => self.take_plain(channel, &req, msg, Call { header, opcode, op, payload: None }),
+            op => {
+                let call = Call { header, opcode, op, payload: None };
+                self.take_plain(&**channel, &req, msg, call);
+            }
         }
         inbox
     }
 
-    fn take_plain(
-        self: &Arc<Self>,
-        channel: &Arc<dyn Channel>,
-        req: &Request,
-        msg: &[u8],
-        call: Call<'_>,
-    ) {
-        let mode = match self.placement(call.opcode) {
-            Placement::TwoStep if channel.is_shared() => Mode::NonBlocking,
-            Placement::Inline => Mode::Blocking,
-            _ => return self.serve(channel, req, msg, None),
-        };
-        match run(&*self.fs, req, call, mode) {
-            Err(Errno::WOULD_BLOCK) if mode == Mode::NonBlocking => {
-                self.serve(channel, req, msg, None);
+    fn take_plain(&self, channel: &dyn Channel, req: &Request, msg: &[u8], call: Call<'_>) {
+        if has_mode(call.opcode) {
+            let outcome = run(&*self.fs, req, call, Mode::NonBlocking);
+            if !matches!(outcome, Err(Errno::WOULD_BLOCK)) {
+                return send(&*self.fs, channel, req, outcome);
             }
-            outcome => send(&*self.fs, &**channel, req, outcome),
+            // Its parts were moved: it is parsed again.
+            let Ok((header, opcode, op)) = request::parse_headless(msg, self.proto) else {
+                return send(&*self.fs, channel, req, Err(Errno::EIO));
+            };
+            return self.serve_blocking(channel, Call { header, opcode, op, payload: None });
         }
+        self.serve_blocking(channel, call);
     }
 
-    /// A WRITE: its data are not copied where they are served here, or large.
+    /// A WRITE: its data are not copied.
     fn take_write(
-        self: &Arc<Self>,
-        channel: &Arc<dyn Channel>,
+        &self,
+        channel: &dyn Channel,
         inbox: BufMut,
         len: usize,
         arg: &WriteIn,
     ) -> BufMut {
         let msg = inbox.get(INBOX_AT..INBOX_AT + len).unwrap_or_default();
-        let head = msg.get(..WRITE_HEAD).unwrap_or_default().to_vec();
-        let Some(range) = request::write_data(len, arg) else {
-            if let Some(header) = InHeader::take(&mut &head[..]) {
+        let mut head = [0; WRITE_HEAD];
+        head.copy_from_slice(msg.get(..WRITE_HEAD).unwrap_or(&[0; WRITE_HEAD]));
+        let header = InHeader::take(&mut &head[..]);
+        let (Some(header), Some(range)) = (header, request::write_data(len, arg)) else {
+            if let Some(header) = header {
                 self.refuse(channel, Malformed::Body(header));
             }
             return inbox;
         };
-        let place = match self.placement(Opcode::Write) {
-            Placement::Inline => Place::Here(None),
-            _ => self.place(&**channel),
-        };
-        // Elsewhere a small write would hold on to a large buffer.
-        let own = matches!(place, Place::Here(_)) || range.len() >= inbox.len() / 8;
-        let (data, inbox) = if own {
-            let whole = inbox.freeze();
-            (whole.slice(range.start + INBOX_AT..range.end + INBOX_AT), Err(whole))
-        } else {
-            (Buf::copy_of(msg.get(range).unwrap_or_default()), Ok(inbox))
-        };
-        self.serve_write(channel, place, head, data);
-        match inbox {
-            Ok(inbox) => inbox,
-            // Who served it here is done, and the buffer ours again, if nobody kept a part.
-            Err(whole) => whole.try_unfreeze().unwrap_or_else(|_| self.new_inbox()),
-        }
-    }
-
-    fn serve_write(
-        self: &Arc<Self>,
-        channel: &Arc<dyn Channel>,
-        place: Place<'_>,
-        head: Vec<u8>,
-        data: Buf,
-    ) {
-        let Ok((header, opcode, op)) = request::parse_headless(&head, self.proto) else {
-            return;
-        };
-        let req = request_of(&header);
-        if self.placement(opcode) == Placement::Inline {
-            let call = Call { header, opcode, op, payload: Some(data) };
-            let outcome = run(&*self.fs, &req, call, Mode::Blocking);
-            send(&*self.fs, &**channel, &req, outcome);
-        } else {
-            self.serve_at(place, channel, &req, &head, Some(data));
-        }
-    }
-
-    fn placement(&self, op: Opcode) -> Placement {
-        self.placements.get(op as usize).copied().unwrap_or(Placement::Worker)
+        let whole = inbox.freeze();
+        let data = whole.slice(range.start + INBOX_AT..range.end + INBOX_AT);
+        let (opcode, op) = (Opcode::Write, Op::Write(*arg));
+        self.serve_blocking(channel, Call { header, opcode, op, payload: Some(data) });
+        // The buffer is ours again if the file system kept no part of it.
+        whole.try_unfreeze().unwrap_or_else(|_| BufMut::alloc(self.inbox_size()))
     }
 
     /// Serves what may sleep.
-    fn serve(
-        self: &Arc<Self>,
-        channel: &Arc<dyn Channel>,
-        req: &Request,
-        msg: &[u8],
-        data: Option<Buf>,
-    ) {
-        let place = self.place(&**channel);
-        self.serve_at(place, channel, req, msg, data);
-    }
-
-    fn serve_at(
-        self: &Arc<Self>,
-        place: Place<'_>,
-        channel: &Arc<dyn Channel>,
-        req: &Request,
-        msg: &[u8],
-        data: Option<Buf>,
-    ) {
-        let Place::Here(_sleeper) = place else {
-            return self.hand_over(channel, req, msg.to_vec(), data);
-        };
-        let cancel = self.pool.begin(req.unique);
-        self.work(&**channel, msg, data, &cancel);
-        self.pool.ended(req.unique);
-    }
-
-    /// Where a request of the channel is served that may sleep.
-    fn place(&self, channel: &dyn Channel) -> Place<'_> {
-        if !channel.is_shared() {
-            return Place::Here(None);
-        }
-        self.sleeper().map_or(Place::Worker, |leave| Place::Here(Some(leave)))
-    }
-
-    /// Leave to sleep, unless too many do.
-    fn sleeper(&self) -> Option<Sleeper<'_>> {
-        let before = self.sleeping.fetch_add(1, Ordering::AcqRel);
-        let leave = Sleeper(&self.sleeping);
-        (before < self.sleepers_max).then_some(leave)
-    }
-
-    /// Gives a request to the workers.
-    fn hand_over(
-        self: &Arc<Self>,
-        channel: &Arc<dyn Channel>,
-        req: &Request,
-        msg: Vec<u8>,
-        data: Option<Buf>,
-    ) {
-        let bytes = msg.len() + data.as_ref().map_or(0, Buf::footprint);
-        let (core, channel) = (Arc::clone(self), Arc::clone(channel));
-        let task = move |cancel: &Arc<AtomicBool>| core.work(&*channel, &msg, data, cancel);
-        self.pool.submit(req.unique, bytes, Box::new(task));
-    }
-
-    fn hand_to_waiter(self: &Arc<Self>, channel: &Arc<dyn Channel>, req: &Request, msg: Vec<u8>) {
-        let (core, back) = (Arc::clone(self), Arc::clone(channel));
-        let task = move |cancel: &Arc<AtomicBool>| core.work(&*back, &msg, None, cancel);
-        if self.pool.submit_waiter(req.unique, Box::new(task)).is_err() {
-            send(&*self.fs, &**channel, req, Err(Errno::ENOLCK));
-        }
-    }
-
-    /// A request on a worker.
-    fn work(&self, channel: &dyn Channel, msg: &[u8], data: Option<Buf>, cancel: &Arc<AtomicBool>) {
-        let Ok((header, opcode, op)) = request::parse_headless(msg, self.proto) else {
-            return;
-        };
-        let req = Request { cancel: Some(Arc::clone(cancel)), ..request_of(&header) };
-        let call = Call { header, opcode, op, payload: data };
+    fn serve_blocking(&self, channel: &dyn Channel, call: Call<'_>) {
+        let cancel = self.inflight.begin(call.header.unique);
+        let req = Request { cancel: Some(cancel), ..request_of(&call.header) };
         let outcome = run(&*self.fs, &req, call, Mode::Blocking);
         send(&*self.fs, channel, &req, outcome);
+        self.inflight.end(req.unique);
+    }
+
+    /// A wait for a lock, on a thread of its own.
+    fn hand_to_waiter(self: &Arc<Self>, channel: &Arc<dyn Channel>, req: &Request, msg: Vec<u8>) {
+        let refuse = || send(&*self.fs, &**channel, req, Err(Errno::ENOLCK));
+        if self.waiters.fetch_add(1, Ordering::AcqRel) >= self.waiters_max {
+            self.waiters.fetch_sub(1, Ordering::AcqRel);
+            return refuse();
+        }
+        let user = self.use_apart();
+        let (core, back) = (Arc::clone(self), Arc::clone(channel));
+        let started = base::rt::spawn("fuse-lock", move || {
+            let user = User { core: &core, apart: true };
+            (core.on_request)();
+            if let Ok((header, opcode, op)) = request::parse_headless(&msg, core.proto) {
+                core.serve_blocking(&*back, Call { header, opcode, op, payload: None });
+            }
+            core.waiters.fetch_sub(1, Ordering::AcqRel);
+            drop(user);
+        });
+        match started {
+            // The thread has it.
+            Ok(_) => std::mem::forget(user),
+            Err(_) => {
+                self.waiters.fetch_sub(1, Ordering::AcqRel);
+                drop(user);
+                refuse();
+            }
+        }
     }
 
     fn forget(&self, node: u64, count: u64) {
         let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.forget(node, count)));
     }
 
-    fn refuse(&self, channel: &Arc<dyn Channel>, malformed: Malformed) {
+    fn refuse(&self, channel: &dyn Channel, malformed: Malformed) {
         let (header, errno) = match malformed {
             Malformed::Header => return,
             Malformed::Body(header) => (header, Errno::EINVAL),
@@ -613,7 +605,7 @@ impl Core {
         };
         let silent = [Opcode::Forget, Opcode::BatchForget, Opcode::Interrupt, Opcode::NotifyReply];
         if !silent.iter().any(|&op| op as u32 == header.opcode) {
-            send(&*self.fs, &**channel, &request_of(&header), Err(errno));
+            send(&*self.fs, channel, &request_of(&header), Err(errno));
         }
     }
 }

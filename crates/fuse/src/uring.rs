@@ -6,16 +6,19 @@
 //! a ring and so a thread of its own. Its thread commits an answer and waits for the next
 //! request in one system call, where the classic transport needs two. It stays on the
 //! queue's core, where its caller is and waits: no other core has to be woken. While a
-//! seat's request is not answered nothing else comes there ([`Channel::is_shared`]), so
+//! seat's request is not answered nothing else comes there, so
 //! handing it over would free nobody. Instead a queue gets another seat when few of its
-//! seats are left idle ([`Channel::more`]), up to [`UringTransport::most`]: as many requests
+//! seats are left idle ([`Receives::more`]), up to [`UringTransport::most`]: as many requests
 //! may sleep as there are seats. The kernel gives a request to the seat that became idle
 //! last, so seats that were needed once do not disturb later. A request that finds none
 //! idle waits for the next answer on its queue, whatever is made meanwhile: a seat that
 //! comes takes only new requests. So some are always kept ahead.
 //!
-//! FORGET, INTERRUPT and notifications still take the descriptor: the first channel is a
-//! classic one. Whoever waits for a lock keeps its seat, so this transport is not for file
+//! FORGET, INTERRUPT and notifications still take the descriptor, which the receiving threads
+//! of the process read. Each seat costs a thread, a descriptor and a buffer, and the kernel
+//! wants one for each core that the machine may ever have: a mount on two cores begins with
+//! eight seats, one on 64 cores with 128. So a mount has this transport only where
+//! it is asked for. Whoever waits for a lock keeps its seat, so this transport is not for file
 //! systems that serve locks.
 //!
 //! # States
@@ -45,7 +48,7 @@ use crate::abi::Wire;
 use crate::abi::consts::OVER_IO_URING;
 use crate::abi::structs::{InHeader, OutHeader};
 use crate::fs::Negotiated;
-use crate::transport::{Channel, DevChannel, DevTransport, Transport};
+use crate::transport::{Channel, Queue as Receives, Transport};
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
@@ -131,26 +134,22 @@ impl Transport for UringTransport {
         if Self::is_available() { OVER_IO_URING } else { 0 }
     }
 
-    fn channels(
+    fn queues(
         &self,
-        device: OwnedFd,
-        count: usize,
+        device: &Arc<OwnedFd>,
         negotiated: &Negotiated,
-    ) -> Result<Vec<Arc<dyn Channel>>> {
+    ) -> Result<Vec<Arc<dyn Receives>>> {
         if negotiated.flags & OVER_IO_URING == 0 {
-            return DevTransport.channels(device, count, negotiated);
+            return Ok(Vec::new());
         }
         let queues = queues().ok_or_else(|| Error::bug("queues that nobody can count"))?;
-        let shared = Arc::new(
-            device.try_clone().map_err(|e| Error::io("cannot duplicate a descriptor", e))?,
-        );
-        let mut channels: Vec<Arc<dyn Channel>> = vec![Arc::new(DevChannel::new(device))];
+        let mut seats = Vec::new();
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
         for number in 0..queues {
             // The kernel wants a seat even of cores that may come one day.
             let few = if is_in(&online, number) { self.few.max(1) } else { 1 };
             let queue = Arc::new(Queue {
-                device: Arc::clone(&shared),
+                device: Arc::clone(device),
                 number: number as u16,
                 transfer: negotiated.max_transfer as usize,
                 spare: self.few.div_ceil(2),
@@ -158,9 +157,9 @@ impl Transport for UringTransport {
                 seats: AtomicUsize::new(0),
                 busy: AtomicUsize::new(0),
             });
-            channels.extend(std::iter::from_fn(|| queue.seat(few)));
+            seats.extend(std::iter::from_fn(|| queue.seat(few)));
         }
-        Ok(channels)
+        Ok(seats)
     }
 }
 
@@ -207,7 +206,7 @@ struct Queue {
 
 impl Queue {
     /// Another seat, if fewer than `idle` are, and there may be one.
-    fn seat(self: &Arc<Queue>, idle: usize) -> Option<Arc<dyn Channel>> {
+    fn seat(self: &Arc<Queue>, idle: usize) -> Option<Arc<dyn Receives>> {
         let seats = self.seats.load(Ordering::Acquire);
         let wanted = self.busy.load(Ordering::Acquire) + idle;
         if seats >= wanted.min(self.most.load(Ordering::Relaxed)) {
@@ -215,7 +214,7 @@ impl Queue {
         }
         let swap =
             self.seats.compare_exchange(seats, seats + 1, Ordering::AcqRel, Ordering::Relaxed);
-        swap.ok().map(|_| Arc::new(Seat::new(Arc::clone(self))) as Arc<dyn Channel>)
+        swap.ok().map(|_| Arc::new(Seat::new(Arc::clone(self))) as Arc<dyn Receives>)
     }
 }
 
@@ -362,7 +361,7 @@ impl Drop for Seat {
     }
 }
 
-impl Channel for Seat {
+impl Receives for Seat {
     fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
         let mut ring = self.ring.lock();
         let fresh = ring.is_none();
@@ -379,14 +378,12 @@ impl Channel for Seat {
         got
     }
 
-    fn is_shared(&self) -> bool {
-        false
-    }
-
-    fn more(&self) -> Option<Arc<dyn Channel>> {
+    fn more(&self) -> Option<Arc<dyn Receives>> {
         self.queue.seat(self.queue.spare)
     }
+}
 
+impl Channel for Seat {
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {
         let mut state = self.state.lock();
         let head = message.first().map_or(&[][..], |part| &part[..]);

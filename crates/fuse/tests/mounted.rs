@@ -388,10 +388,10 @@ fn notifications_reach_the_kernel() {
     m.finish();
 }
 
-/// Waits for locks do not take the workers that would end them.
+/// Waits for locks do not take the place of the requests that would end them.
 #[test]
-fn more_lock_waiters_than_workers() {
-    let config = Config { flock_locks: true, workers: 2, ..Config::default() };
+fn more_lock_waiters_than_requests_at_once() {
+    let config = Config { flock_locks: true, concurrency: 2, ..Config::default() };
     let Some(m) = mount(MemFs::default(), &config, &MountOptions::default()) else { return };
     let holder = File::open(m.path("big")).unwrap();
     holder.lock().unwrap();
@@ -416,11 +416,10 @@ fn more_lock_waiters_than_workers() {
     m.finish();
 }
 
-/// A queue of one request and one worker: slow, but nothing is lost.
+/// One request at a time: slow, but nothing is lost.
 #[test]
 fn backpressure() {
-    let config =
-        Config { workers: 1, queue_requests: 1, queue_bytes: 1, receivers: 3, ..Config::default() };
+    let config = Config { concurrency: 1, ..Config::default() };
     let Some(m) = mount(MemFs::default(), &config, &MountOptions::default()) else { return };
     base::rt::fan_out(8, |i| {
         let file = File::open(m.path("big")).unwrap();

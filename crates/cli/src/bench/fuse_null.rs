@@ -27,7 +27,6 @@ pub(super) const BENCH: Bench = Bench {
     options: &[&[
         opt("--time", "TIME", "how long each rate is measured (1s)"),
         opt("--transport", "dev|uring", "how requests come from the kernel (dev)"),
-        opt("--receivers", "N", "receiving threads (0: the default)"),
     ]],
     run,
 };
@@ -57,8 +56,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         }
         _ => return Err(Stop::usage("--transport: dev or uring")),
     };
-    let receivers = run.args.count("--receivers", 0, 0..=256)? as usize;
-    let config = Config { receivers, awake: Awake::by_default(), ..Config::default() };
+    let config = Config { awake: Awake::by_default(), ..Config::default() };
     let fs = Arc::new(NullFs::new(NULL_SIZE).with_ttl(Duration::ZERO));
     let session = Session::mount_by(fs, &dir, &options, &config, transport)?;
     let result = measure(run, &dir.join(FILE_NAME), slice);

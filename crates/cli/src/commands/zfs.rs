@@ -141,7 +141,7 @@ pub(super) const COMMANDS: &[Command] = &[
                     "nodev",
                     "noexec",
                     "direct_io",
-                    "noio_uring",
+                    "io_uring",
                     "keepawake",
                     "nokeepawake",
                 ]),

@@ -37,7 +37,8 @@ pub(crate) struct MountOptions {
     pub(crate) posix_acl: bool,
     /// File data is cached by the ARC alone, not by the kernel.
     pub(crate) direct_io: bool,
-    /// Requests come over io_uring where the kernel offers that.
+    /// Requests come over io_uring where the kernel offers that; a mount has threads and
+    /// descriptors for it of its own.
     pub(crate) io_uring: bool,
     /// Cores are kept awake while requests come thick; `None`: where that is known to pay.
     pub(crate) keep_awake: Option<bool>,
@@ -201,7 +202,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         snapdir_disabled: snapdir == "disabled",
         posix_acl: word(dataset, "acltype")? == "posix",
         direct_io: false,
-        io_uring: true,
+        io_uring: false,
         keep_awake: None,
         atime: None,
         nodiratime: false,

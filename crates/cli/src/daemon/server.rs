@@ -31,6 +31,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     if detached {
         close_inherited();
     }
+    let _limit = fuse::raise_limit();
     runtime.create()?;
     let _lock = lock(runtime)?;
     if detached {

@@ -20,8 +20,8 @@ use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, Result};
 use cenote::kstat::{Node, Registry, text};
 use fuse::{
-    Attr, Config, Data, DirSink, Entry, Errno, Filesystem, Mode, Opcode, Opened, Placement,
-    ROOT_ID, ReadArgs, ReleaseArgs, Request, Session, Statfs, Timestamp, UnmountOptions,
+    Attr, Config, Data, DirSink, Entry, Errno, Filesystem, Mode, Opened, ROOT_ID, ReadArgs,
+    ReleaseArgs, Request, Session, Statfs, Timestamp, UnmountOptions,
 };
 use rustix::process::{getegid, geteuid};
 
@@ -126,15 +126,6 @@ fn buffer(bytes: &[u8]) -> Buf {
 }
 
 impl Filesystem for KstatFs {
-    fn placement(&self, op: Opcode) -> Placement {
-        match op {
-            // Making a text may take a moment: the first one of a benchmark.
-            Opcode::Open => Placement::Worker,
-            Opcode::Read | Opcode::Release => Placement::Inline,
-            op => fuse::default_placement(op),
-        }
-    }
-
     fn lookup(&self, _: &Request, _: Mode, dir: u64, name: &[u8]) -> Answer<Entry> {
         let (path, node) = self.path(dir)?;
         if node != Node::Dir {

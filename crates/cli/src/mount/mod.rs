@@ -76,9 +76,9 @@ impl Mounter for FuseMounter {
             atomic_o_trunc: false,
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
-            // Whoever meets a suspended pool waits, whatever the call.
             awake: self.awake(options.keep_awake)?,
-            on_thread: cenote::be_patient,
+            // A caller that meets a suspended pool waits, whatever the call.
+            on_request: cenote::be_patient,
             ..Config::default()
         };
         let transport: &dyn Transport = match options.io_uring {

@@ -11,7 +11,7 @@
 //! its answer, by a thread of its own.
 //!
 //! # Invariants
-//! * Fewer threads wait here than workers are needed to answer reads.
+//! * Fewer requests wait here than a mount serves at once: some are left to answer reads.
 //!
 //! Lock order: `late` is a leaf.
 
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize};
 use base::rt::{Instant, Mutex};
 use fuse::Notifier;
 
-/// Threads that may drop pages at a time; workers are 64.
+/// Threads that may drop pages at a time, of the 128 requests that a mount serves at once.
 const TELLERS_MAX: usize = 16;
 /// Files share marks beyond so many.
 const MARKS: usize = 1024;

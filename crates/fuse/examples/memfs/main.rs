@@ -32,8 +32,8 @@ use base::rt::Mutex;
 use base::{Buf, Error};
 use fuse::{
     Attr, Awake, Config, Data, DevTransport, DirSink, Entry, Errno, FOREVER, Filesystem, Mode,
-    MountOptions, Negotiated, NewNode, Opcode, Opened, Placement, ReadArgs, Request, Result,
-    Session, SetAttr, Statfs, Statx, Transport, UringTransport, WriteArgs,
+    MountOptions, Negotiated, NewNode, Opened, ReadArgs, Request, Result, Session, SetAttr, Statfs,
+    Statx, Transport, UringTransport, WriteArgs,
 };
 
 use table::{Body, Dir, S_IFDIR, S_IFMT, S_IFREG, Table, now};
@@ -80,10 +80,6 @@ impl MemFs {
 impl Filesystem for MemFs {
     fn init(&self, negotiated: &Negotiated) {
         self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
-    }
-
-    fn placement(&self, _: Opcode) -> Placement {
-        Placement::Inline
     }
 
     fn lookup(&self, _: &Request, _: Mode, parent: u64, name: &[u8]) -> Result<Entry> {

@@ -1,0 +1,268 @@
+use super::*;
+use base::rt::{OneShot, spawn};
+use std::io::{PipeReader, Read, Write, pipe};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Requests from a pipe, two bytes each: the place in `text`, where `N` takes no time, `S`
+/// sleeps until the next request was served, and `B` does so without a word.
+struct Pipe {
+    from: PipeReader,
+    text: Vec<u8>,
+    done: Vec<(OneShot<()>, AtomicBool)>,
+    now: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    served: AtomicUsize,
+    ended: OneShot<()>,
+    /// The most that are served at once, and who was held back.
+    limit: usize,
+    busy: AtomicUsize,
+    busiest: AtomicUsize,
+    held_back: AtomicBool,
+    hold: AtomicBool,
+}
+
+#[allow(clippy::disallowed_methods)]
+fn wait_without_a_word(done: &AtomicBool) {
+    while !done.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Source for Pipe {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.from.as_fd()
+    }
+
+    fn fit(&self, inbox: &mut BufMut) {
+        if inbox.len() < 2 {
+            *inbox = BufMut::alloc(2);
+        }
+    }
+
+    fn take(&self, inbox: &mut BufMut, _: bool) -> Taken {
+        let full = || self.busy.load(Ordering::SeqCst) >= self.limit;
+        if full() {
+            self.held_back.store(true, Ordering::SeqCst);
+            if full() {
+                return Taken::Full;
+            }
+        }
+        match (&self.from).read(&mut inbox[..2]) {
+            Ok(0) => Taken::Gone,
+            Ok(len) => {
+                let busy = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
+                self.busiest.fetch_max(busy, Ordering::SeqCst);
+                Taken::Request(len)
+            }
+            Err(_) => Taken::Nothing,
+        }
+    }
+
+    fn serve(self: Arc<Self>, inbox: BufMut, _: usize) -> (BufMut, bool) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        let number = usize::from(u16::from_le_bytes([inbox[0], inbox[1]]));
+        while self.hold.load(Ordering::SeqCst) {
+            base::rt::sleep(Duration::from_millis(1));
+        }
+        match self.text[number] {
+            b'S' => self.done[number + 1].0.wait(),
+            b'B' => wait_without_a_word(&self.done[number + 1].1),
+            _ => {}
+        }
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        self.done[number].0.set(());
+        self.done[number].1.store(true, Ordering::SeqCst);
+        self.served.fetch_add(1, Ordering::SeqCst);
+        self.busy.fetch_sub(1, Ordering::SeqCst);
+        (inbox, self.held_back.swap(false, Ordering::SeqCst))
+    }
+
+    fn gone(&self) {
+        self.ended.set(());
+    }
+}
+
+fn source(text: &[u8], limit: usize) -> (Arc<Pipe>, std::io::PipeWriter) {
+    let (from, to) = pipe().unwrap();
+    rustix::io::ioctl_fionbio(&from, true).unwrap();
+    let source = Pipe {
+        from,
+        text: text.to_vec(),
+        done: (0..=text.len()).map(|_| Default::default()).collect(),
+        now: Arc::default(),
+        most: Arc::default(),
+        served: AtomicUsize::new(0),
+        ended: OneShot::new(),
+        limit,
+        busy: AtomicUsize::new(0),
+        busiest: AtomicUsize::new(0),
+        held_back: AtomicBool::new(false),
+        hold: AtomicBool::new(false),
+    };
+    (Arc::new(source), to)
+}
+
+fn feed(mut to: std::io::PipeWriter, requests: usize) {
+    for number in 0..requests as u16 {
+        to.write_all(&number.to_le_bytes()).unwrap();
+    }
+}
+
+/// Serves the requests, from as many sources as there are texts.
+fn serve(texts: &[&[u8]], seats: usize) {
+    let receivers = Receivers::new(seats).unwrap();
+    let sources: Vec<_> = texts.iter().map(|text| source(text, usize::MAX)).collect();
+    for (source, _) in &sources {
+        receivers.attach(Arc::clone(source) as _).unwrap();
+    }
+    let feeding = sources.into_iter().map(|(source, to)| {
+        let len = source.text.len();
+        (source, spawn("feeds", move || feed(to, len)).unwrap())
+    });
+    for (source, feeding) in feeding.collect::<Vec<_>>() {
+        feeding.join();
+        source.ended.wait();
+        // The last are served beside the end.
+        while source.served.load(Ordering::SeqCst) < source.text.len() {
+            base::rt::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(receivers.sources.read().is_empty());
+}
+
+#[test]
+fn a_thread_that_sleeps_is_replaced() {
+    serve(&[b"SN"], 1);
+    serve(&[b"SSSN"], 1);
+    serve(&[b"SSSSSSSN"], 2);
+    serve(&[&[&[b'S'; 200][..], b"N"].concat()], 2);
+}
+
+/// A file system that slept in a system call of its own stopped its whole mount.
+#[test]
+fn a_thread_that_sleeps_without_a_word_is_replaced() {
+    serve(&[b"BN"], 1);
+    serve(&[b"BBSBNNNNN"], 2);
+    serve(&[b"BBBBBBBN"], 1);
+}
+
+#[test]
+fn every_request_is_served_however_many_sleep() {
+    let mut seed = 7u32;
+    for seats in [1, 2, 3] {
+        for _ in 0..10 {
+            let mut text = || -> Vec<u8> {
+                let mut one = std::iter::repeat_with(|| {
+                    seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    if seed >> 30 == 0 { b'S' } else { b'N' }
+                });
+                one.by_ref().take(300).chain([b'N']).collect()
+            };
+            let (a, b, c) = (text(), text(), text());
+            serve(&[&a, &b, &c], seats);
+        }
+    }
+}
+
+/// A mount whose pool hangs takes a thread for each request up to its limit, and no other
+/// mount waits for it.
+#[test]
+fn a_full_source_is_left_alone_until_a_request_ends() {
+    let receivers = Receivers::new(2).unwrap();
+    let (hung, to_hung) = source(&[b'N'; 50], 5);
+    hung.hold.store(true, Ordering::SeqCst);
+    let (well, to_well) = source(&[b'N'; 50], 5);
+    receivers.attach(Arc::clone(&hung) as _).unwrap();
+    receivers.attach(Arc::clone(&well) as _).unwrap();
+    feed(to_hung, 50);
+    while hung.busy.load(Ordering::SeqCst) < 5 {
+        base::rt::sleep(Duration::from_millis(1));
+    }
+    feed(to_well, 50);
+    well.done[49].0.wait();
+    assert_eq!(hung.served.load(Ordering::SeqCst), 0);
+    hung.hold.store(false, Ordering::SeqCst);
+    hung.ended.wait();
+    hung.done[49].0.wait();
+    assert!(hung.busiest.load(Ordering::SeqCst) <= 5 + 1, "a limit that nobody keeps");
+}
+
+/// One caller keeps a source filled: with one seat, another source still has its turn.
+#[test]
+fn a_busy_source_does_not_starve_another() {
+    let receivers = Receivers::new(1).unwrap();
+    let (busy, to_busy) = source(&[b'N'; 20_000], usize::MAX);
+    let (quiet, to_quiet) = source(b"N", usize::MAX);
+    feed(to_quiet, 1);
+    let mut to_busy = to_busy;
+    let fill: Vec<u8> = (0..20_000u16).flat_map(u16::to_le_bytes).collect();
+    to_busy.write_all(&fill).unwrap();
+    receivers.attach(Arc::clone(&busy) as _).unwrap();
+    receivers.attach(Arc::clone(&quiet) as _).unwrap();
+    quiet.done[0].0.wait();
+    let before = busy.served.load(Ordering::SeqCst);
+    drop(to_busy);
+    busy.ended.wait();
+    assert!(before < 20_000, "it was served last");
+}
+
+#[test]
+fn surplus_threads_are_parked_not_leading() {
+    let receivers = Receivers::new(2).unwrap();
+    let text = [&[b'S'; 60][..], b"N"].concat();
+    let (source, to) = source(&text, usize::MAX);
+    receivers.attach(Arc::clone(&source) as _).unwrap();
+    feed(to, text.len());
+    source.ended.wait();
+    while source.served.load(Ordering::SeqCst) < text.len() {
+        base::rt::sleep(Duration::from_millis(1));
+    }
+    let state = receivers.state.lock();
+    assert!(state.threads > 60, "each that sleeps has a thread");
+    assert!(state.active <= 2 && state.listening <= state.active);
+}
+
+#[test]
+fn a_crowd_brings_leaders_and_calm_parks_them() {
+    let mut state = State { wanted: 1, polls: true, ..State::default() };
+    for _ in 0..CROWD - 1 {
+        state.learn(Came::Crowded, 3);
+    }
+    state.learn(Came::Alone, 3);
+    assert_eq!(state.wanted, 1);
+    for wanted in [2, 3, 3] {
+        for _ in 0..CROWD {
+            state.learn(Came::Crowded, 3);
+        }
+        assert_eq!(state.wanted, wanted);
+    }
+    // All busy: as many as before.
+    for _ in 0..2 * CALM {
+        state.learn(Came::Alone, 3);
+    }
+    assert_eq!(state.wanted, 3);
+    state.listening = 1;
+    for wanted in [2, 1, 1] {
+        for _ in 0..CALM {
+            state.learn(Came::Alone, 3);
+        }
+        assert_eq!(state.wanted, wanted);
+    }
+}
+
+#[test]
+fn polling_stops_when_it_was_in_vain_and_begins_when_it_would_have_helped() {
+    let mut state = State { wanted: 1, polls: true, ..State::default() };
+    state.learn(Came::Polled, 4);
+    assert!(state.polls && state.wanted == 1);
+    state.learn(Came::Slept { time: LOOK, polled: true }, 4);
+    assert!(!state.polls && state.wanted == 2);
+    state.learn(Came::Slept { time: 2 * LOOK, polled: false }, 4);
+    assert!(!state.polls);
+    state.learn(Came::Slept { time: LOOK / 2, polled: false }, 4);
+    assert!(state.polls);
+    state.learn(Came::Slept { time: LOOK / 2, polled: true }, 1);
+    assert!(!state.polls && state.wanted == 2);
+}
