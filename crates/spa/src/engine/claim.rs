@@ -203,7 +203,7 @@ pub(crate) fn find(
                 let why = "an intent log of an encrypted dataset must be dropped";
                 return Err(Error::unsupported(why).in_dataset(head.name()));
             }
-            claims.empty.push((head.object(), blocks_of(zio, &header, rewound)?));
+            claims.empty.push((head.object(), blocks_of(zio, &header, rewound)?, false));
             return Ok(());
         }
         let seen = walk(zio, &header, first, first);
