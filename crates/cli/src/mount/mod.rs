@@ -4,6 +4,7 @@
 //! are files of one more mount below the runtime directory ([`volumes`]), and the
 //! kstats those of another ([`kstats`]).
 
+mod flags;
 mod gone;
 pub(crate) mod kstats;
 mod node;
@@ -11,6 +12,7 @@ mod ops;
 mod pages;
 pub(crate) mod volumes;
 mod write;
+mod xattrs;
 mod zfs;
 
 use std::path::Path;

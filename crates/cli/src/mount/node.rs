@@ -12,8 +12,10 @@ const SPACE_SHIFT: u32 = 48;
 const OBJECT_MASK: u64 = (1 << SPACE_SHIFT) - 1;
 const CONTROL: u16 = u16::MAX;
 
-/// Inode numbers of `.zfs` and `.zfs/snapshot`: at the top, where no object is.
+/// Inode numbers of `.zfs`, `.zfs/shares` and `.zfs/snapshot`: at the top, where no
+/// object is (chapter 06 §9).
 pub(super) const CTL_INO: u64 = 0x0000_ffff_ffff_ffff;
+pub(super) const SHARES_INO: u64 = 0x0000_ffff_ffff_fffe;
 pub(super) const SNAPDIR_INO: u64 = 0x0000_ffff_ffff_fffd;
 /// A snapshot's root directory has this inode number less its object set's, as the
 /// golden pools' manifests show: were it the object's, tools would take the walk
@@ -31,6 +33,8 @@ pub(super) enum Node {
     Control,
     /// `.zfs/snapshot`.
     Snapdir,
+    /// `.zfs/shares`, which is empty: Linux's OpenZFS keeps nothing there.
+    Shares,
 }
 
 impl Node {
@@ -43,6 +47,7 @@ impl Node {
         match u16::try_from(id >> SPACE_SHIFT).ok()? {
             CONTROL if object == CTL_INO & OBJECT_MASK => Some(Node::Control),
             CONTROL if object == SNAPDIR_INO & OBJECT_MASK => Some(Node::Snapdir),
+            CONTROL if object == SHARES_INO & OBJECT_MASK => Some(Node::Shares),
             CONTROL => None,
             _ if object == 0 => None,
             space => Some(Node::Object(space, ObjectId(object))),
@@ -60,6 +65,7 @@ impl Node {
             Node::Object(..) => None,
             Node::Control => Some(pack(CONTROL, CTL_INO & OBJECT_MASK)),
             Node::Snapdir => Some(pack(CONTROL, SNAPDIR_INO & OBJECT_MASK)),
+            Node::Shares => Some(pack(CONTROL, SHARES_INO & OBJECT_MASK)),
         }
     }
 }
@@ -95,7 +101,7 @@ mod tests {
         assert_eq!(Node::from_id(1, root), Some(Node::Object(0, root)));
         assert_eq!(Node::Object(0, root).id(root), Some(1));
         assert_eq!(Node::Object(0, ObjectId(1)).id(root), None);
-        for node in [Node::Control, Node::Snapdir] {
+        for node in [Node::Control, Node::Snapdir, Node::Shares] {
             assert_eq!(Node::from_id(node.id(root).unwrap(), root), Some(node));
         }
         assert_eq!(Node::Object(3, root).id(root), Some((3 << 48) | 34));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use base::Buf;
 use fuse::{
-    Attr, CopyRange, Data, DirSink, Entry, Errno, FOREVER, Filesystem, Mode, Negotiated, NewNode,
-    Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx, WriteArgs,
+    Attr, CopyRange, Data, DirSink, Entry, Errno, FOREVER, Filesystem, IoctlArgs, Mode, Negotiated,
+    NewNode, Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx, WriteArgs,
 };
 
 use super::io;
@@ -239,24 +239,11 @@ impl Filesystem for ZfsMount {
     }
 
     fn getxattr(&self, _: &Request, mode: Mode, node: u64, name: &[u8], _: u32) -> Answer<Data> {
-        let (fs, id) = self.object(node, Errno::ENODATA)?;
-        if self.is_own(node) {
-            self.check_acl_name(name)?;
-        }
-        match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
-            Some(value) => Ok(Data::copy_of(&value)),
-            None => Err(Errno::ENODATA),
-        }
+        self.give_xattr(mode, node, name)
     }
 
-    fn listxattr(&self, _: &Request, mode: Mode, node: u64, _: u32) -> Answer<Data> {
-        let Node::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
-        let mut names = Vec::new();
-        for name in self.space(space)?.list_xattrs(id, io(mode)).map_err(stale)? {
-            names.extend_from_slice(&name);
-            names.push(0);
-        }
-        Ok(Data::copy_of(&names))
+    fn listxattr(&self, req: &Request, mode: Mode, node: u64, _: u32) -> Answer<Data> {
+        self.list_xattrs(req, mode, node)
     }
 
     fn setxattr(
@@ -273,6 +260,10 @@ impl Filesystem for ZfsMount {
 
     fn removexattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
         self.drop_xattr(req, node, name)
+    }
+
+    fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> Answer<(i32, Data)> {
+        self.control(req, args)
     }
 
     fn fallocate(

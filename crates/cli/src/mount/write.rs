@@ -17,7 +17,6 @@
 //!   of it until it was released.
 //! * An error that says "not there" of a node, not of a name, is `ESTALE`.
 
-use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -29,36 +28,36 @@ use fuse::{
 };
 
 use super::node::Node;
+use super::xattrs::status_of;
 use super::zfs::{Answer, ZfsMount, attr};
 use crate::engine::{
-    At, Attrs, Caller, Device, Falloc, FileKind, Groups, Io, New, Rename, SetAttrs, SetHow,
-    SetTime, Time,
+    At, Attrs, Caller, Device, Falloc, FileKind, Groups, Io, New, Rename, SetAttrs, SetTime, Time,
 };
+
+use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
 
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
 const O_RDWR: u32 = 0o2;
 /// Minor version of kernels that drop what the page cache holds behind a direct write.
 const COHERENT_MINOR: u32 = 41;
+/// Minor version of kernels that check, all of them, whether a caller may change flags.
+const CHECKED_MINOR: u32 = 34;
 /// Handle of a file whose writes pass the page cache by.
 const DIRECT: u64 = 1;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
+const O_APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
 /// A part of `O_SYNC`, too.
 const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
-/// Flags of `renameat2`, `setxattr` and `fallocate`.
+/// Flags of `renameat2` and `fallocate`.
 const RENAME: [(u32, Rename); 4] =
     [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
-const XATTR: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 0x10;
-/// Attributes in which POSIX ACLs come.
-const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const CAPABILITY: &[u8] = b"security.capability";
-/// Bytes of `/proc/PID/status` in which the groups are.
-const STATUS_MAX: u64 = 1 << 20;
 
 /// An error about a node: what is not there is a node no more.
 pub(super) fn stale(e: base::Error) -> Errno {
@@ -70,16 +69,12 @@ pub(super) fn stale(e: base::Error) -> Errno {
 
 /// The groups of a process beside its main one.
 fn groups_of(pid: u32) -> Vec<u32> {
-    let mut text = String::new();
-    let file = std::fs::File::open(format!("/proc/{pid}/status"));
-    if file.and_then(|f| f.take(STATUS_MAX).read_to_string(&mut text)).is_err() {
-        return Vec::new();
-    }
+    let Some(text) = status_of(pid) else { return Vec::new() };
     let line = text.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
     line.split_whitespace().filter_map(|g| g.parse().ok()).collect()
 }
 
-fn caller(req: &Request, umask: u32) -> Caller {
+pub(super) fn caller(req: &Request, umask: u32) -> Caller {
     let pid = req.pid;
     let groups = match pid {
         // The kernel itself, or somebody beyond our process namespace.
@@ -89,8 +84,8 @@ fn caller(req: &Request, umask: u32) -> Caller {
     Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
 }
 
-/// As [`caller`], who keeps set-id bits or not as the kernel says.
-fn writer(req: &Request, kill: bool) -> Caller {
+/// As [`caller`], keeping set-id bits or not as the kernel says.
+pub(super) fn writer(req: &Request, kill: bool) -> Caller {
     Caller { privileged: !kill, ..caller(req, 0) }
 }
 
@@ -110,11 +105,6 @@ fn set_time(t: fuse::SetTime) -> SetTime {
 }
 
 impl ZfsMount {
-    /// Whether a node is of the dataset itself, open for writing.
-    pub(super) fn is_own(&self, node: u64) -> bool {
-        self.writable && matches!(self.node(node), Ok(Node::Object(0, _)))
-    }
-
     fn own(&self, node: u64) -> Option<ObjectId> {
         match self.node(node) {
             Ok(Node::Object(0, id)) if self.writable => Some(id),
@@ -141,6 +131,7 @@ impl ZfsMount {
     /// What was agreed with the kernel.
     pub(super) fn agreed(&self, negotiated: &Negotiated) {
         self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
+        self.checks_flags.store(negotiated.minor >= CHECKED_MINOR, Relaxed);
     }
 
     fn opened(&self, flags: u32) -> Opened {
@@ -165,12 +156,30 @@ impl ZfsMount {
     }
 
     pub(super) fn open_file(&self, node: u64, flags: u32) -> Answer<Opened> {
+        if !self.writable && !self.is_direct() {
+            // Nothing to hold, no time of access to keep, no way to choose: the kernel opens
+            // files by itself from now on, and a small file is one request instead of three.
+            return Err(Errno::ENOSYS);
+        }
         match self.own(node) {
-            Some(id) => self.fs().hold(id).map_err(stale)?,
+            Some(id) => {
+                self.check_open(id, flags)?;
+                self.fs().hold(id).map_err(stale)?;
+            }
             None if flags & O_ACCMODE != 0 => return Err(Errno::EROFS),
             None => {}
         }
         Ok(self.opened(flags))
+    }
+
+    /// What the kernel checks at `open` where it knows a file's flags: here it does not.
+    fn check_open(&self, id: ObjectId, flags: u32) -> Answer<()> {
+        if flags & O_ACCMODE == 0 {
+            return Ok(());
+        }
+        let pflags = self.fs().attrs(id, Io::WAIT).map_err(stale)?.pflags;
+        let whole = pflags & ZFS_APPENDONLY != 0 && flags & O_APPEND == 0;
+        if pflags & ZFS_IMMUTABLE != 0 || whole { Err(Errno::EPERM) } else { Ok(()) }
     }
 
     fn let_go(&self, id: ObjectId) {
@@ -391,45 +400,6 @@ impl ZfsMount {
         let attrs = self.set(req, id, &changes, set.kill_suidgid)?;
         let attr = attr(&attrs);
         Ok((attr, self.attr_ttl(&attr)))
-    }
-
-    /// Access control lists are there only where `acltype` says so.
-    pub(super) fn check_acl_name(&self, name: &[u8]) -> Answer<()> {
-        match ACL_NAMES.contains(&name) && !self.has_acls() {
-            true => Err(Errno::EOPNOTSUPP),
-            false => Ok(()),
-        }
-    }
-
-    pub(super) fn put_xattr(
-        &self,
-        req: &Request,
-        node: u64,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
-        kill_sgid: bool,
-    ) -> Answer<()> {
-        let id = self.changeable(node)?;
-        self.check_acl_name(name)?;
-        let how = XATTR.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
-        let by = writer(req, kill_sgid);
-        self.fs().set_xattr(&by, id, name, value, how).map_err(stale)?;
-        if kill_sgid {
-            let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
-            if now.mode & S_ISGID != 0 {
-                let set =
-                    SetAttrs { mode: Some(now.mode & !S_ISGID & 0o7777), ..SetAttrs::default() };
-                self.fs().set_attrs(&by, id, &set).map_err(stale)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
-        let id = self.changeable(node)?;
-        self.check_acl_name(name)?;
-        self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)
     }
 
     pub(super) fn allocate(

@@ -10,9 +10,8 @@
 //! different bytes are one (case, normalisation), it would not see that one it
 //! remembers went under another spelling: there it asks each time.
 //!
-//! Each reading operation is tried from memory on the thread that received it, and only
-//! then by a worker that may wait (decision 7); changing operations ([`super::write`])
-//! are workers'.
+//! Each reading operation is tried from memory first, and only then waits for devices
+//! (decision 7); changing operations ([`super::write`]) may wait at once.
 //!
 //! A node is an object ([`super::node`]): the kernel's lookups need no count here. That
 //! a number may be used again is what generations are for: the kernel gives up an inode
@@ -56,13 +55,14 @@ use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timesta
 
 use super::gone::Gone;
 use super::io;
-use super::node::{CTL_INO, Node, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
+use super::node::{CTL_INO, Node, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
 use crate::daemon::MountOptions;
 use crate::engine::{Atime, Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
+const SHARES_NAME: &[u8] = b"shares";
 /// Behind `..` in a root directory; the file system leaves it for `.zfs`.
 const COOKIE_CTL: u64 = 2;
 const COOKIE_BEHIND_CTL: u64 = 3;
@@ -122,6 +122,8 @@ pub(super) struct ZfsMount {
     posix_acl: bool,
     /// Handles for writing alone pass the page cache by.
     pub(super) direct_writes: AtomicBool,
+    /// The kernel has checked whether a caller may change flags.
+    pub(super) checks_flags: AtomicBool,
     pub(super) gone: Gone,
     pages: Arc<Pages>,
 }
@@ -234,6 +236,7 @@ impl ZfsMount {
             direct_io: options.direct_io,
             posix_acl: options.posix_acl,
             direct_writes: AtomicBool::new(false),
+            checks_flags: AtomicBool::new(false),
             gone: Gone::default(),
             pages: Arc::default(),
         })
@@ -283,6 +286,16 @@ impl ZfsMount {
         if let Some(notifier) = self.notifier.get() {
             let _unmounted = what(notifier);
         }
+    }
+
+    /// Attributes of a node changed in a way that the kernel does not see.
+    pub(super) fn attrs_changed(&self, node: u64) {
+        self.tell(|n| n.inval_inode(node, -1, 0));
+    }
+
+    /// Whether the kernel has checked that a caller may change a file's flags.
+    pub(super) fn kernel_checks_flags(&self) -> bool {
+        self.checks_flags.load(Relaxed)
     }
 
     /// A file is about to be read, open with these flags.
@@ -416,7 +429,7 @@ impl ZfsMount {
     pub(super) fn object(&self, id: u64, otherwise: Errno) -> Answer<(Arc<FileSystem>, ObjectId)> {
         match self.node(id)? {
             Node::Object(space, object) => Ok((self.space(space)?, object)),
-            Node::Control | Node::Snapdir => Err(otherwise),
+            Node::Control | Node::Snapdir | Node::Shares => Err(otherwise),
         }
     }
 
@@ -502,7 +515,7 @@ impl ZfsMount {
         Ok(entry(node, attrs.generation, self.object_attr(space, fs, &attrs)))
     }
 
-    /// Attributes of `.zfs` or `.zfs/snapshot`.
+    /// Attributes of `.zfs` or a directory in it.
     fn control_attr(&self, ino: u64, links: u32) -> Attr {
         let time = self
             .snapshots
@@ -530,7 +543,8 @@ impl ZfsMount {
                 let count = u32::try_from(self.snapshots(mode)?.len()).unwrap_or(u32::MAX);
                 self.control_attr(SNAPDIR_INO, count.saturating_add(2))
             }
-            _ => self.control_attr(CTL_INO, 3),
+            Node::Shares => self.control_attr(SHARES_INO, 2),
+            _ => self.control_attr(CTL_INO, 4),
         };
         Ok(entry(node.id(self.root()).ok_or(Errno::EIO)?, 0, attr))
     }
@@ -538,11 +552,14 @@ impl ZfsMount {
     pub(super) fn find(&self, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
         let root = self.root();
         match (self.node(parent)?, name) {
-            (node @ (Node::Control | Node::Snapdir), b".") => self.control_entry(node, mode),
+            (node @ (Node::Control | Node::Snapdir | Node::Shares), b".") => {
+                self.control_entry(node, mode)
+            }
             (Node::Control, b"..") => self.object_entry(0, &self.fs, root, io(mode)),
             (Node::Control, SNAPDIR_NAME) => self.control_entry(Node::Snapdir, mode),
-            (Node::Control, _) => Err(Errno::ENOENT),
-            (Node::Snapdir, b"..") => self.control_entry(Node::Control, mode),
+            (Node::Control, SHARES_NAME) => self.control_entry(Node::Shares, mode),
+            (Node::Snapdir | Node::Shares, b"..") => self.control_entry(Node::Control, mode),
+            (Node::Control | Node::Shares, _) => Err(Errno::ENOENT),
             (Node::Snapdir, name) => {
                 let space = self.snapshot(name, mode)?;
                 let fs = self.space(space)?;
@@ -582,9 +599,18 @@ impl ZfsMount {
                 Listing { mount: self, fs: &fs, space, mode, plus, ctl }.run(id, offset, sink)
             }
             Node::Control => {
-                let names: [(u64, &[u8]); 3] =
-                    [(CTL_INO, b"."), (self.root().0, b".."), (SNAPDIR_INO, SNAPDIR_NAME)];
+                let names: [(u64, &[u8]); 4] = [
+                    (CTL_INO, b"."),
+                    (self.root().0, b".."),
+                    (SNAPDIR_INO, SNAPDIR_NAME),
+                    (SHARES_INO, SHARES_NAME),
+                ];
                 fixed(sink, offset, names.into_iter());
+                Ok(())
+            }
+            Node::Shares => {
+                let dots: [(u64, &[u8]); 2] = [(SHARES_INO, b"."), (CTL_INO, b"..")];
+                fixed(sink, offset, dots.into_iter());
                 Ok(())
             }
             Node::Snapdir => {

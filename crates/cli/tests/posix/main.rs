@@ -8,6 +8,7 @@ mod common;
 
 mod content;
 mod cuts;
+mod guards;
 mod limits;
 mod marks;
 mod names;

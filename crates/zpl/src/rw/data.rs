@@ -76,6 +76,16 @@ impl FileSystem {
         Ok(node)
     }
 
+    /// As [`FileSystem::content`], for a write from `from` on: behind its end a file that is
+    /// only appended to may change.
+    fn content_from(&self, id: ObjectId, from: u64) -> Result<Node> {
+        let node = self.content(id, true)?;
+        if self.guards(&node) & ZFS_APPENDONLY != 0 && from < node.attrs.size {
+            return Err(denied("the file is only appended to").in_object(id));
+        }
+        Ok(node)
+    }
+
     /// Writes `data`; the file grows as need be. Clears set-id bits of a caller without
     /// privileges. A write of more than 1 MiB is several transactions: when space runs out
     /// on the way, what was written is told.
@@ -168,13 +178,13 @@ impl FileSystem {
             let block = object.block_size();
             let past = range.end.div_ceil(block).saturating_mul(block);
             let lock = rw.locks.range(id, range.start / block * block..past);
-            let node = self.content(id, false)?;
+            let node = self.content_from(id, range.start)?;
             if node.object.block_size() == block && !grows(&node.object, node.attrs.size) {
                 return Ok((lock, node));
             }
         }
         let lock = rw.locks.exclusive(id);
-        Ok((lock, self.content(id, false)?))
+        Ok((lock, self.content_from(id, range.start)?))
     }
 
     /// Removes an extended attribute if it is there.
@@ -208,7 +218,7 @@ impl FileSystem {
         let unit = WRITE_MAX.max(u64::from(record));
         let to = (from / unit + 1).saturating_mul(unit).min(from + rest.len() as u64);
         let (mut _lock, mut node) = if alone {
-            (None, self.content(id, alone)?)
+            (None, self.content_from(id, from)?)
         } else {
             let (lock, node) = self.lock_for(id, from..to, end, record)?;
             (Some(lock), node)
@@ -220,7 +230,7 @@ impl FileSystem {
         if tail.is_some() && !alone {
             drop(_lock.take());
             _lock = Some(rw.locks.exclusive(id));
-            node = self.content(id, alone)?;
+            node = self.content_from(id, from)?;
             tail = self.dirty_tail(&node, from)?;
         }
         self.check_quota(&node)?;
