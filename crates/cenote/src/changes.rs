@@ -280,8 +280,7 @@ impl Dataset {
         for (quota, used) in [("quota", "used"), ("refquota", "referenced")] {
             let limit = number(quota)?;
             if limit != 0 && limit < number(used)? {
-                let text = "size is less than current used or reserved space";
-                return Err(Error::new(ErrorKind::NoSpace, text));
+                return Err(Error::new(ErrorKind::NoSpace, "out of space"));
             }
         }
         Ok(())

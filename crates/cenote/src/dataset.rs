@@ -550,7 +550,7 @@ impl Dataset {
     fn count(&self, key: &str) -> Result<Option<PropValue>> {
         let stored = self.dir().attribute(key)?.and_then(|v| v.first().copied());
         match stored {
-            Some(n) => number(n),
+            Some(n) => with_source(PropData::Num(n), Source::Local),
             None => with_source(PropData::Num(u64::MAX), Source::Default),
         }
     }

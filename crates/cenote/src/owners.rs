@@ -102,9 +102,9 @@ impl Dataset {
             return Ok(None);
         };
         let fs = self.open_fs()?;
-        let counted = match (prop.of, prop.objects, prop.quota) {
-            (SpaceKind::Project, _, false) => fs.counts_projects(),
-            (_, true, false) => fs.counts_objects(),
+        let counted = match (prop.of, prop.objects) {
+            (SpaceKind::Project, _) => fs.counts_projects(),
+            (_, true) => fs.counts_objects(),
             _ => true,
         };
         if !counted {

@@ -107,14 +107,10 @@ impl Pool {
                 Some(path) => with_source(PropData::Str(path.display().to_string()), Source::Local),
                 None => with_source(PropData::None, Source::Default),
             },
-            "cachefile" => with_source(
-                if self.altroot().is_some() {
-                    PropData::Str("none".to_owned())
-                } else {
-                    PropData::None
-                },
-                if self.altroot().is_some() { Source::Local } else { Source::Default },
-            ),
+            "cachefile" if self.altroot().is_some() || spa.options().temporary_name => {
+                with_source(PropData::Str("none".to_owned()), Source::Local)
+            }
+            "cachefile" => with_source(PropData::None, Source::Default),
             "comment" => {
                 let config = self.core.config();
                 self.config_text(config.comment.as_ref().and_then(|s| s.to_str()))

@@ -9,12 +9,12 @@
 
 use base::Result;
 use dsl::DslDataset;
-use dsl::props::PropValue;
+use dsl::props::{PropData, PropValue, Source};
 use dsl::write::{bpobj, deadlist};
 use ondisk::dslphys::BOOKMARK_HAS_FBN;
 
 use super::Dataset;
-use crate::values::number;
+use crate::values::with_source;
 
 /// Snapshots between a dataset and an old one of it.
 const CHAIN_MAX: usize = 1 << 16;
@@ -68,7 +68,7 @@ impl Dataset {
                 let own = at.dir().object() == head.dir().object();
                 let died = mark.phys.fbn.used;
                 written = written.saturating_add(died).saturating_sub(mark.phys.referenced.used);
-                return if own { number(written) } else { Ok(None) };
+                return if own { bytes(written) } else { Ok(None) };
             }
             written = written.saturating_add(dead_of(&at, txg)?);
             match at.previous_dataset()? {
@@ -87,7 +87,7 @@ impl Dataset {
         for _ in 0..CHAIN_MAX {
             written = written.saturating_add(dead_of(&at, txg)?);
             if at.phys().prev_snap_obj == object {
-                return number(written.saturating_sub(referenced));
+                return bytes(written.saturating_sub(referenced));
             }
             match at.previous_dataset()?.filter(|p| p.phys().creation_txg.0 > txg) {
                 Some(previous) => at = previous,
@@ -105,6 +105,11 @@ impl Dataset {
             Err(e) => Err(e),
         }
     }
+}
+
+/// The value; OpenZFS gives its source so.
+fn bytes(written: u64) -> Result<Option<PropValue>> {
+    with_source(PropData::Num(written), Source::Local)
 }
 
 /// Bytes on a dataset's deadlist that were born in group `txg` or before.

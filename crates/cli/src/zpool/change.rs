@@ -171,13 +171,16 @@ pub(super) fn online(argv: &[OsString]) -> Result<Exit> {
         if done.is_ok()
             && let Some(warning) = remains(&pools.status(&name)?, &device)
         {
+            // OpenZFS's exit code is 0 all the same.
             ui::out(&warning);
-            failed = true;
         }
         if let Err(e) = done {
             let why = e.message();
             let about = format!("cannot clear errors for {device}: ");
             match why.strip_prefix(about.as_str()) {
+                Some("no such device in pool") => {
+                    ui::err(&format!("couldn't find device \"{device}\" in pool \"{name}\""));
+                }
                 Some(why) => ui::err(&format!("cannot online {device}: {why}")),
                 None => ui::err(why),
             }

@@ -35,10 +35,13 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
             Err(message) => return Ok(misuse("get", Some(&message))),
         };
         let pool = pools.status(pool)?;
-        let (rows, wrong) = vdev_props::rows(&pool, vdevs, wanted.as_deref(), parsable);
-        wrong.iter().for_each(|e| ui::err(e.message()));
-        show(&rows, &fields, 0, parsed.has('H'));
-        return Ok(Exit::failed_if(!wrong.is_empty()));
+        return Ok(match vdev_props::rows(&pool, vdevs, wanted.as_deref(), parsable) {
+            Ok(rows) => {
+                show(&rows, &fields, 0, parsed.has('H'));
+                Exit::OK
+            }
+            Err(message) => misuse("get", Some(&message)),
+        });
     }
     let wanted = match wanted(list) {
         Ok(wanted) => wanted,

@@ -35,9 +35,6 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if tells || parsed.has('X') && !rewinds {
         return Ok(misuse("import", Some("-n or -X only meaningful with -F")));
     }
-    if parsed.has('t') && words.len() < 2 {
-        return Ok(misuse("import", Some("-t requires a new pool name")));
-    }
     if parsed.has('l') {
         ui::err(&ui::not_yet("loading keys"));
     }

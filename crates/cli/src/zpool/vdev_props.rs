@@ -1,10 +1,8 @@
 //! `zpool get PROPERTY POOL VDEV ...`: properties of vdevs (chapter 09 §2.5).
 //!
-//! The list has what Cenote knows of its vdevs. Others of OpenZFS's can be asked for by
-//! name, and have no value.
+//! Names, order, values and sources are OpenZFS 2.4.4's, as its kernel module printed them.
 
-use base::Error;
-use cenote::props::{is_user_prop, nicebytes, nicenum};
+use cenote::props::{is_user_prop, nicenum};
 
 use super::vdevs::Naming;
 use crate::proto::{Class, Pool, State, Vdev};
@@ -14,8 +12,6 @@ use crate::proto::{Class, Pool, State, Vdev};
 enum Shown {
     /// A number with a unit, counts too.
     Num,
-    /// The same, with `B` for bytes.
-    Bytes,
     /// A percentage.
     Percent,
     /// All digits.
@@ -28,83 +24,65 @@ enum Found {
     Text(String),
     /// It does not apply.
     None,
+    /// Nobody set it: the value that holds then.
+    Default(&'static str),
 }
 
-/// A property by its name, its other name for `-o` lists, and whether `all` lists it.
-struct VdevProp {
-    name: &'static str,
-    column: &'static str,
-    known: bool,
-    /// Of those that can be set: the value that holds.
-    default: Option<&'static str>,
-}
-
-const fn known(name: &'static str, column: &'static str) -> VdevProp {
-    VdevProp { name, column, known: true, default: None }
-}
-
-const fn unknown(name: &'static str, column: &'static str) -> VdevProp {
-    VdevProp { name, column, known: false, default: None }
-}
-
-const fn set(name: &'static str, column: &'static str, default: &'static str) -> VdevProp {
-    VdevProp { name, column, known: false, default: Some(default) }
-}
-
-/// In the order of the listing.
-const PROPS: &[VdevProp] = &[
-    unknown("name", "name"),
-    known("capacity", "cap"),
-    known("state", "state"),
-    known("guid", "guid"),
-    known("asize", "asize"),
-    known("psize", "psize"),
-    known("ashift", "ashift"),
-    known("size", "size"),
-    known("free", "free"),
-    known("allocated", "alloc"),
-    set("comment", "comment", "-"),
-    known("expandsize", "expandsz"),
-    known("fragmentation", "frag"),
-    unknown("bootsize", "bootsize"),
-    known("parity", "parity"),
-    known("path", "path"),
-    unknown("devid", "devid"),
-    unknown("physpath", "physpath"),
-    unknown("encpath", "encpath"),
-    unknown("fru", "fru"),
-    known("parent", "parent"),
-    known("children", "children"),
-    known("numchildren", "numchild"),
-    known("read_errors", "rderr"),
-    known("write_errors", "wrerr"),
-    known("checksum_errors", "ckerr"),
-    unknown("initialize_errors", "initerr"),
-    unknown("null_ops", "nullop"),
-    known("read_ops", "readop"),
-    known("write_ops", "writeop"),
-    unknown("free_ops", "freeop"),
-    unknown("claim_ops", "claimop"),
-    unknown("trim_ops", "trimop"),
-    unknown("null_bytes", "nullbyte"),
-    known("read_bytes", "readbyte"),
-    known("write_bytes", "writebyte"),
-    unknown("free_bytes", "freebyte"),
-    unknown("claim_bytes", "claimbyte"),
-    unknown("trim_bytes", "trimbyte"),
-    unknown("removing", "removing"),
-    set("allocating", "allocating", "on"),
-    set("failfast", "failfast", "on"),
-    set("checksum_n", "cksum_n", "-"),
-    set("checksum_t", "cksum_t", "-"),
-    set("io_n", "io_n", "-"),
-    set("io_t", "io_t", "-"),
-    unknown("raidz_expanding", "raidz_expanding"),
-    set("slow_io_n", "slow_io_n", "-"),
-    set("slow_io_t", "slow_io_t", "-"),
-    unknown("trim_support", "trimsup"),
-    unknown("trim_errors", "trimerr"),
-    known("slow_ios", "slow"),
+/// Properties in the order of the listing, each with its name in headings. `all` is all but
+/// the first.
+const PROPS: &[(&str, &str)] = &[
+    ("name", "name"),
+    ("capacity", "cap"),
+    ("state", "state"),
+    ("guid", "guid"),
+    ("asize", "asize"),
+    ("psize", "psize"),
+    ("ashift", "ashift"),
+    ("size", "size"),
+    ("free", "free"),
+    ("allocated", "alloc"),
+    ("comment", "comment"),
+    ("expandsize", "expandsz"),
+    ("fragmentation", "frag"),
+    ("bootsize", "bootsize"),
+    ("parity", "parity"),
+    ("path", "path"),
+    ("devid", "devid"),
+    ("physpath", "physpath"),
+    ("encpath", "encpath"),
+    ("fru", "fru"),
+    ("parent", "parent"),
+    ("children", "children"),
+    ("numchildren", "numchild"),
+    ("read_errors", "rderr"),
+    ("write_errors", "wrerr"),
+    ("checksum_errors", "ckerr"),
+    ("initialize_errors", "initerr"),
+    ("null_ops", "nullop"),
+    ("read_ops", "readop"),
+    ("write_ops", "writeop"),
+    ("free_ops", "freeop"),
+    ("claim_ops", "claimop"),
+    ("trim_ops", "trimop"),
+    ("null_bytes", "nullbyte"),
+    ("read_bytes", "readbyte"),
+    ("write_bytes", "writebyte"),
+    ("free_bytes", "freebyte"),
+    ("claim_bytes", "claimbyte"),
+    ("trim_bytes", "trimbyte"),
+    ("removing", "removing"),
+    ("allocating", "allocating"),
+    ("failfast", "failfast"),
+    ("checksum_n", "cksum_n"),
+    ("checksum_t", "cksum_t"),
+    ("io_n", "io_n"),
+    ("io_t", "io_t"),
+    ("slow_io_n", "slow_io_n"),
+    ("slow_io_t", "slow_io_t"),
+    ("trim_support", "trimsup"),
+    ("trim_errors", "trimerr"),
+    ("slow_ios", "slow"),
+    ("slow_io_events", "slow_io_events"),
 ];
 
 /// A vdev and the one above it.
@@ -126,40 +104,44 @@ pub(super) fn wanted(list: &str) -> std::result::Result<Option<Vec<String>>, Str
     if list == "all" {
         return Ok(None);
     }
-    let one = |word: &str| match PROPS.iter().find(|p| p.name == word || p.column == word) {
-        Some(prop) => Ok(prop.name.to_owned()),
+    let one = |word: &str| match PROPS.iter().find(|p| p.0 == word || p.1 == word) {
+        Some(prop) => Ok(prop.0.to_owned()),
         None if is_user_prop(word) => Ok(word.to_owned()),
         None => Err(format!("bad property list: invalid property '{word}'")),
     };
     list.split(',').map(one).collect::<std::result::Result<_, _>>().map(Some)
 }
 
-/// Rows of name, property, value and source; what is wrong with a name is an error.
+/// Rows of name, property, value and source.
+///
+/// # Errors
+/// The complaint about names that are no vdevs of the pool, in OpenZFS's words.
 pub(super) fn rows(
     pool: &Pool,
     vdevs: &[String],
     wanted: Option<&[String]>,
     parsable: bool,
-) -> (Vec<[String; 4]>, Vec<Error>) {
+) -> std::result::Result<Vec<[String; 4]>, String> {
     let mut all = Vec::new();
     places(&pool.root, None, &mut all);
-    let (mut out, mut wrong) = (Vec::new(), Vec::new());
-    for name in vdevs {
-        if name == "all-vdevs" {
-            for place in &all {
-                listed(*place, wanted, parsable, &mut out);
-            }
-            continue;
+    let found = |name: &String| all.iter().find(|place| is_called(place.vdev, name));
+    let whole = |name: &String| name == "all-vdevs" && vdevs.len() == 1;
+    if vdevs.iter().any(|name| !whole(name) && found(name).is_none()) {
+        let mut text = format!("Expected a list of vdevs in \"{}\", but got:", pool.name);
+        for name in vdevs {
+            let what = if found(name).is_some() { "vdev in this pool" } else { "unknown" };
+            text.push_str(&format!("\n\t{name} ({what})"));
         }
-        match all.iter().find(|place| is_called(place.vdev, name)) {
-            Some(place) => listed(*place, wanted, parsable, &mut out),
-            None => wrong.push(Error::not_found(format!(
-                "cannot find {name} in {}: no such device in pool",
-                pool.name
-            ))),
-        }
+        return Err(text);
     }
-    (out, wrong)
+    let mut out = Vec::new();
+    for name in vdevs {
+        let one = found(name).into_iter();
+        let chosen: Vec<&Place<'_>> =
+            if whole(name) { all.iter().collect() } else { one.collect() };
+        chosen.into_iter().for_each(|place| listed(*place, wanted, parsable, &mut out));
+    }
+    Ok(out)
 }
 
 /// The vdev of a pool by its name, path, last part of its path, or guid.
@@ -184,81 +166,103 @@ fn shown_name(v: &Vdev) -> String {
 
 fn listed(place: Place<'_>, wanted: Option<&[String]>, parsable: bool, out: &mut Vec<[String; 4]>) {
     let name = shown_name(place.vdev);
-    let row = |prop: &str, value: String, source: &str| {
-        [name.clone(), prop.to_owned(), value, source.to_owned()]
-    };
-    let one = |prop: &VdevProp| match prop.default {
-        Some(default) => row(prop.name, default.to_owned(), "default"),
-        None => row(prop.name, text(value(place, prop.name), parsable), "-"),
+    let mut row = |prop: &str| {
+        let (value, source) = text(value(place, prop, parsable), parsable);
+        out.push([name.clone(), prop.to_owned(), value, source.to_owned()]);
     };
     match wanted {
-        None => out.extend(PROPS.iter().filter(|p| p.known || p.default.is_some()).map(one)),
-        Some(list) => out.extend(list.iter().map(|word| {
-            let found = PROPS.iter().find(|p| p.name == word);
-            found.map_or_else(|| row(word, "-".to_owned(), "-"), one)
-        })),
+        None => PROPS.iter().skip(1).for_each(|p| row(p.0)),
+        Some(list) => list.iter().for_each(|prop| row(prop)),
     }
 }
 
-fn text(found: Found, parsable: bool) -> String {
-    match found {
+/// A value's text, and its source.
+fn text(found: Found, parsable: bool) -> (String, &'static str) {
+    let text = match found {
+        Found::Default(text) => return (text.to_owned(), "default"),
         Found::None => "-".to_owned(),
         Found::Text(text) => text,
         Found::Number(n, Shown::Exact) => n.to_string(),
-        Found::Number(n, Shown::Percent) if !parsable => format!("{n}%"),
         Found::Number(n, _) if parsable => n.to_string(),
-        Found::Number(n, Shown::Bytes) => nicebytes(n),
-        Found::Number(n, _) => nicenum(n),
+        Found::Number(n, Shown::Percent) => format!("{n}%"),
+        Found::Number(n, Shown::Num) => nicenum(n),
+    };
+    (text, "-")
+}
+
+/// The number that OpenZFS prints for a state with `-p`.
+fn state_number(state: State) -> u64 {
+    match state {
+        State::Offline => 2,
+        State::Removed => 3,
+        State::Unavail => 4,
+        State::Faulted => 5,
+        State::Degraded => 6,
+        State::Online => 7,
     }
 }
 
-fn value(Place { vdev: v, above }: Place<'_>, name: &str) -> Found {
-    use Shown::{Bytes, Exact, Num, Percent};
-    let leaf = v.children.is_empty() && v.kind != "root";
-    let sized = v.size > 0;
-    let size = |n: u64| if sized { Found::Number(n, Num) } else { Found::None };
+/// As OpenZFS 2.4.4 has it, zeros included; what Cenote never does is zero, too.
+fn value(Place { vdev: v, above }: Place<'_>, name: &str, parsable: bool) -> Found {
+    use Shown::{Exact, Num, Percent};
+    let root = v.kind == "root";
+    let leaf = v.children.is_empty() && !root;
+    let number = |n: u64| Found::Number(n, Num);
     match name {
         "name" => Found::Text(shown_name(v)),
-        "capacity" if sized => {
-            let share = u128::from(v.allocated) * 100 / u128::from(v.size);
-            Found::Number(u64::try_from(share).unwrap_or(u64::MAX), Percent)
+        "capacity" => {
+            let share = (u128::from(v.allocated) * 100).checked_div(u128::from(v.size));
+            Found::Number(u64::try_from(share.unwrap_or(0)).unwrap_or(u64::MAX), Percent)
         }
+        "state" if parsable => Found::Number(state_number(v.state), Exact),
         "state" if v.class == Class::Spare && v.state == State::Online => {
             Found::Text("AVAIL".to_owned())
         }
         "state" => Found::Text(v.state.word().to_owned()),
         "guid" => Found::Number(v.guid, Exact),
-        "asize" if v.asize > 0 => Found::Number(v.asize, Num),
-        "psize" if v.psize > 0 => Found::Number(v.psize, Num),
-        "ashift" if v.ashift > 0 => Found::Number(u64::from(v.ashift), Exact),
-        "size" => size(v.size),
-        "free" => size(v.size.saturating_sub(v.allocated)),
-        "allocated" => size(v.allocated),
-        "expandsize" if v.expandsize > 0 => Found::Number(v.expandsize, Bytes),
-        "fragmentation" => {
-            v.fragmentation.filter(|_| sized).map_or(Found::None, |f| Found::Number(f, Percent))
-        }
-        "parity" if matches!(v.kind.as_str(), "raidz" | "draid") => {
-            Found::Number(u64::from(v.nparity), Exact)
-        }
-        "path" if leaf => match &v.path {
+        "asize" => number(v.asize),
+        "psize" => number(v.psize),
+        "ashift" => Found::Number(u64::from(v.ashift), Exact),
+        "size" => number(v.size),
+        "free" => number(v.size.saturating_sub(v.allocated)),
+        "allocated" => number(v.allocated),
+        "expandsize" if v.expandsize > 0 => number(v.expandsize),
+        "expandsize" => Found::None,
+        "fragmentation" => Found::Number(v.fragmentation.unwrap_or(0), Percent),
+        "bootsize" => Found::Default("0"),
+        "parity" => Found::Number(u64::from(v.nparity), Exact),
+        "path" => match v.path.as_ref().filter(|_| leaf) {
             Some(path) => Found::Text(path.display().to_string()),
-            None => Found::None,
+            None => Found::Default("-"),
         },
-        "parent" => above.map_or(Found::None, |above| Found::Text(shown_name(above))),
-        "children" if !v.children.is_empty() => {
+        "parent" => match above {
+            Some(above) if above.kind == "root" => Found::Text(above.name.clone()),
+            Some(above) => Found::Text(shown_name(above)),
+            None => Found::Default("-"),
+        },
+        "children" if v.children.is_empty() => Found::Default("-"),
+        "children" => {
             let names: Vec<String> = v.children.iter().map(shown_name).collect();
             Found::Text(names.join(","))
         }
         "numchildren" => Found::Number(v.children.len() as u64, Exact),
-        "read_errors" => Found::Number(v.read_errors, Num),
-        "write_errors" => Found::Number(v.write_errors, Num),
-        "checksum_errors" => Found::Number(v.checksum_errors, Num),
-        "read_ops" => Found::Number(v.io.reads, Num),
-        "write_ops" => Found::Number(v.io.writes, Num),
-        "read_bytes" => Found::Number(v.io.nread, Num),
-        "write_bytes" => Found::Number(v.io.nwritten, Num),
-        "slow_ios" if leaf => Found::Number(v.slow_ios, Num),
+        "read_errors" => number(v.read_errors),
+        "write_errors" => number(v.write_errors),
+        "checksum_errors" => number(v.checksum_errors),
+        "read_ops" => number(v.io.reads),
+        "write_ops" => number(v.io.writes),
+        "read_bytes" => number(v.io.nread),
+        "write_bytes" => number(v.io.nwritten),
+        "slow_ios" => number(v.slow_ios),
+        "initialize_errors" | "null_ops" | "free_ops" | "claim_ops" | "trim_ops" | "null_bytes"
+        | "free_bytes" | "claim_bytes" | "trim_bytes" | "trim_errors" => number(0),
+        "removing" => Found::Text("off".to_owned()),
+        "trim_support" if leaf => Found::Text("off".to_owned()),
+        // Only top-level vdevs take part in allocation.
+        "allocating" if above.is_some_and(|above| above.kind != "root") => Found::None,
+        "allocating" | "failfast" | "slow_io_events" => Found::Default("on"),
+        "comment" | "devid" | "physpath" | "encpath" | "fru" | "checksum_n" | "checksum_t"
+        | "io_n" | "io_t" | "slow_io_n" | "slow_io_t" => Found::Default("-"),
         _ => Found::None,
     }
 }
@@ -290,44 +294,50 @@ mod tests {
         let list = |vdevs: &[&str], props: &str, parsable| {
             let vdevs: Vec<String> = vdevs.iter().map(|v| (*v).to_owned()).collect();
             let wanted = wanted(props).unwrap();
-            let (rows, wrong) = rows(&tank(), &vdevs, wanted.as_deref(), parsable);
-            let wrong: Vec<String> = wrong.iter().map(|e| e.message().to_owned()).collect();
-            (rows.iter().map(|r| r.join(" ")).collect::<Vec<_>>(), wrong)
+            let rows = rows(&tank(), &vdevs, wanted.as_deref(), parsable)?;
+            Ok::<_, String>(rows.iter().map(|r| r.join(" ")).collect::<Vec<_>>())
         };
-        let (rows, wrong) =
-            list(&["mirror-0", "/tmp/d1"], "size,cap,state,parent,rderr,a:b", false);
-        assert!(wrong.is_empty());
         assert_eq!(
-            rows,
-            [
+            list(&["mirror-0", "/tmp/d1"], "size,cap,state,parent,rderr,a:b,allocating", false),
+            Ok([
                 "mirror-0 size 160M -",
                 "mirror-0 capacity 25% -",
                 "mirror-0 state ONLINE -",
-                "mirror-0 parent root-0 -",
+                "mirror-0 parent tank -",
                 "mirror-0 read_errors 0 -",
                 "mirror-0 a:b - -",
-                "/tmp/d1 size - -",
-                "/tmp/d1 capacity - -",
+                "mirror-0 allocating on default",
+                "/tmp/d1 size 0 -",
+                "/tmp/d1 capacity 0% -",
                 "/tmp/d1 state ONLINE -",
                 "/tmp/d1 parent mirror-0 -",
                 "/tmp/d1 read_errors 3 -",
                 "/tmp/d1 a:b - -",
+                "/tmp/d1 allocating - -",
+            ]
+            .map(str::to_owned)
+            .to_vec())
+        );
+        assert_eq!(
+            list(&["d2"], "psize,ashift,path,state,children", true).unwrap(),
+            [
+                "/tmp/d2 psize 209715200 -",
+                "/tmp/d2 ashift 12 -",
+                "/tmp/d2 path /tmp/d2 -",
+                "/tmp/d2 state 7 -",
+                "/tmp/d2 children - default"
             ]
         );
-        let (rows, _) = list(&["d2"], "psize,ashift,path", true);
-        assert_eq!(
-            rows,
-            ["/tmp/d2 psize 209715200 -", "/tmp/d2 ashift 12 -", "/tmp/d2 path /tmp/d2 -"]
-        );
-        let (rows, _) = list(&["all-vdevs"], "children,numchildren", false);
+        let rows = list(&["all-vdevs"], "children,numchildren", false).unwrap();
         assert_eq!(rows[..2], ["root-0 children mirror-0 -", "root-0 numchildren 1 -"]);
         assert_eq!(rows[2], "mirror-0 children /tmp/d1,/tmp/d2 -");
         assert_eq!(rows.len(), 8);
-        let (rows, wrong) = list(&["nosuch"], "size", false);
-        assert!(rows.is_empty());
-        assert_eq!(wrong, ["cannot find nosuch in tank: no such device in pool"]);
-        let (rows, _) = list(&["/tmp/d1"], "all", false);
-        assert!(rows.iter().any(|r| r == "/tmp/d1 allocating on default"));
+        assert_eq!(
+            list(&["/tmp/d1", "nosuch"], "size", false).unwrap_err(),
+            "Expected a list of vdevs in \"tank\", but got:\n\t/tmp/d1 (vdev in this pool)\n\tnosuch \
+             (unknown)"
+        );
+        assert_eq!(list(&["/tmp/d1"], "all", false).unwrap().len(), 51);
         assert!(wanted("size,nope").unwrap_err().contains("'nope'"));
     }
 }
