@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use ondisk::{BlkPtr, Dnode, ObjType};
-use zio::{Access, Caching, ErrorEntry, Io, Mode};
+use zio::{Access, Caching, ErrorEntry, Io, Mode, Origin};
 
 use crate::live::handle::Dirty;
 use crate::live::to_little;
@@ -89,11 +89,22 @@ impl Object {
 
     /// The dnode whose tree is on disk now.
     fn tree(&self, io: Io) -> Result<Arc<Dnode>> {
+        Ok(self.rooted(io)?.0)
+    }
+
+    /// The dnode whose tree is on disk now, and how to read by its pointers.
+    fn rooted(&self, io: Io) -> Result<(Arc<Dnode>, Io)> {
+        // Asked before the tree is fetched (`zio::Origin`).
+        let origin = self.os.origin();
         if self.os.live_part().is_none() {
-            return Ok(Arc::clone(&self.dnode));
+            return Ok((Arc::clone(&self.dnode), io.by(origin)));
         }
-        // A new object has no tree yet: its own pointers are holes.
-        Ok(self.os.disk_dnode(self.id, io)?.unwrap_or_else(|| Arc::clone(&self.dnode)))
+        Ok(match self.os.disk_dnode(self.id, io)? {
+            Some(dnode) => (dnode, io.by(origin)),
+            // A new object has no tree yet: its own pointers are holes. Of one that was freed
+            // they are not in use any more.
+            None => (Arc::clone(&self.dnode), io.by(Origin::Unknown)),
+        })
     }
 
     /// The pointer to block `blkid` at `level` on disk; a hole beyond the tree.
@@ -102,7 +113,7 @@ impl Object {
     /// Those of reading the indirect blocks; `Corrupt` when a pointer does not
     /// fit its place.
     pub fn block_pointer(&self, level: u8, blkid: u64, io: Io) -> Result<BlkPtr> {
-        let dn = self.tree(io)?;
+        let (dn, io) = self.rooted(io)?;
         self.disk_pointer(&dn, level, blkid, io)
     }
 
@@ -153,7 +164,7 @@ impl Object {
         {
             return Ok(matches!(dirty, Dirty::Hole));
         }
-        let dn = self.tree(io)?;
+        let (dn, io) = self.rooted(io)?;
         Ok(blkid > dn.max_blkid || self.disk_pointer(&dn, 0, blkid, io)?.is_hole())
     }
 
@@ -208,7 +219,7 @@ impl Object {
             return Ok(part);
         }
         let epoch = zio.hints().epoch(place);
-        let dn = self.tree(io)?;
+        let (dn, io) = self.rooted(io)?;
         if blkid > dn.max_blkid {
             return Ok(Buf::zeros(range.len()));
         }
@@ -353,7 +364,8 @@ impl Object {
     }
 
     fn read_at_level(&self, level: u8, blkid: u64, io: Io) -> Result<()> {
-        let bp = self.block_pointer(level, blkid, io)?;
+        let (dn, io) = self.rooted(io)?;
+        let bp = self.disk_pointer(&dn, level, blkid, io)?;
         if !bp.is_hole() {
             self.os.zio().read(&bp, io).map_err(|e| self.place(e, level, blkid))?;
         }
@@ -431,7 +443,7 @@ impl Object {
     }
 
     fn next_on_disk(&self, from: u64, want_hole: bool, io: Io) -> Result<Option<u64>> {
-        let dn = self.tree(io)?;
+        let (dn, io) = self.rooted(io)?;
         let mut blkid = from;
         while blkid <= dn.max_blkid {
             let (found, next) = self.scan_from(&dn, blkid, want_hole, io)?;
@@ -555,7 +567,7 @@ impl Object {
         if let Some(dirty) = self.os.live_part().and_then(|l| l.spill(self.id)) {
             return Ok(dirty.map(|buf| (buf, ondisk::Endian::Little)));
         }
-        let dn = self.tree(io)?;
+        let (dn, io) = self.rooted(io)?;
         let Some(bp) = &dn.spill else { return Ok(None) };
         let buf = self.os.zio().read(bp, io).map_err(|e| e.in_object(self.id))?;
         Ok(Some((buf, bp.endian())))

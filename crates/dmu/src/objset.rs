@@ -8,7 +8,7 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{Io, Place, Zio};
+use zio::{Io, Origin, Place, Zio};
 
 use crate::live::{Live, ObjsetProps, merged};
 use crate::object::Object;
@@ -53,7 +53,8 @@ impl Objset {
             _ => return Err(Error::corrupt("the object set's pointer is not a block of its type")),
         };
         let endian = block.endian;
-        let bytes = zio.read(&bp, io)?;
+        let origin = Origin::Root(id, block.effective_physical_birth());
+        let bytes = zio.read(&bp, io.by(origin))?;
         let phys = ObjsetPhys::parse(&bytes, endian)?;
         Ok(Arc::new(Self::build(zio, id, bp, phys, None)))
     }
@@ -90,6 +91,21 @@ impl Objset {
 
     pub(crate) fn live_part(&self) -> Option<&Live> {
         self.live.as_ref()
+    }
+
+    /// How a reader comes to the pointers of the tree that it fetches after this.
+    pub(crate) fn origin(&self) -> Origin {
+        match &self.live {
+            Some(live) => match self.zio.healing_since() {
+                // A dataset's blocks are freed after it was marked, and not before.
+                Some(since) if !live.is_gone() => Origin::Tree(since),
+                _ => Origin::Unknown,
+            },
+            None => match self.disk.read().bp.as_block() {
+                Some(root) => Origin::Root(self.id, root.effective_physical_birth()),
+                None => Origin::Unknown,
+            },
+        }
     }
 
     pub(crate) fn on_disk(&self) -> Arc<OnDisk> {

@@ -5,13 +5,14 @@
 //! *allocatable* → `allocating[T]` (handed out in group T) → *allocated* (the write
 //! of a pass of T; in no set) → `freeing` (freed in this pass) → `freed` (that is
 //! written) → `defer[T mod 2]` (T's uberblock is durable) → *allocatable*, two
-//! groups later. `pending` holds what a pass is about to write.
+//! groups later. `pending` holds what a pass is about to write. While a metaslab is pinned
+//! ([`crate::Space::pin`]), `held` stands between `defer` and *allocatable*.
 //!
 //! # Invariants
 //! * What the metaslab's own map says up to `length`, changed by the unflushed sets,
 //!   is the truth as of the last write of a pass: `allocated()` bytes of it.
 //! * Of a loaded metaslab, *allocatable*, `allocating`, `pending`'s allocations,
-//!   `defer` and `freed` are disjoint, and together are what is not allocated
+//!   `defer`, `held` and `freed` are disjoint, and together are what is not allocated
 //!   ([`Metaslab::check`]).
 //! * Only a loaded metaslab has allocations that are not written.
 
@@ -71,6 +72,12 @@ pub struct Metaslab {
     pub(crate) freeing: RangeTree,
     pub(crate) freed: RangeTree,
     pub(crate) defer: [RangeTree; 2],
+    /// Due to be allocatable, but for pins.
+    pub(crate) held: RangeTree,
+    /// Who keeps ranges from becoming allocatable.
+    pub(crate) pins: u32,
+    /// The last group after which ranges may have become allocatable.
+    pub(crate) released: Txg,
     pub(crate) pending: Option<Box<Pending>>,
     /// Created in this group: not to be used until that has synced.
     pub(crate) fresh: Option<Txg>,
@@ -116,6 +123,9 @@ impl Metaslab {
             freeing: RangeTree::new(),
             freed: RangeTree::new(),
             defer: Default::default(),
+            held: RangeTree::new(),
+            pins: 0,
+            released: Txg::ZERO,
             pending: None,
             fresh: None,
             disabled: 0,
@@ -132,7 +142,8 @@ impl Metaslab {
 
     /// Bytes freed that are not yet allocatable.
     pub(crate) fn deferred(&self) -> u64 {
-        self.freed.space() + self.defer.iter().map(RangeTree::space).sum::<u64>()
+        let waiting = self.defer.iter().chain([&self.held]);
+        self.freed.space() + waiting.map(RangeTree::space).sum::<u64>()
     }
 
     /// Bytes handed out whose write is not complete.
@@ -218,7 +229,7 @@ impl Metaslab {
         // may be handed out again and die before its group's pass records it.
         let unflushed = (!self.is_loaded()).then_some(&self.unflushed_frees);
         let later = self.allocating.iter().enumerate().filter(|&(i, _)| i != Self::slot(txg));
-        let freed = [&self.freeing, &self.freed]
+        let freed = [&self.freeing, &self.freed, &self.held]
             .into_iter()
             .chain(&self.defer)
             .chain(&self.allocatable)
@@ -275,7 +286,7 @@ impl Metaslab {
         own_free.iter().try_for_each(|s| free.add(s.start, s.len))?;
         self.unflushed_allocs.iter().try_for_each(|s| free.remove(s.start, s.len))?;
         self.unflushed_frees.iter().try_for_each(|s| free.add(s.start, s.len))?;
-        for set in self.defer.iter().chain([&self.freed]) {
+        for set in self.defer.iter().chain([&self.freed, &self.held]) {
             set.iter().try_for_each(|s| free.remove(s.start, s.len))?;
         }
         let allocated = self.allocated();
@@ -326,6 +337,7 @@ impl Metaslab {
     /// became allocatable, and whether the next group has to come by.
     pub(crate) fn synced(&mut self, txg: Txg, defer: bool) -> Result<(u64, bool)> {
         self.fresh = self.fresh.filter(|&t| t > txg);
+        self.released = txg;
         let slot = (txg.0 & 1) as usize;
         let mut release = vec![std::mem::take(&mut self.defer[slot])];
         let freed = std::mem::take(&mut self.freed);
@@ -334,6 +346,13 @@ impl Metaslab {
         } else {
             release.push(freed);
         }
+        if self.pins > 0 {
+            for mut set in release.drain(..) {
+                set.vacate(&mut self.held)?;
+            }
+        } else {
+            release.push(std::mem::take(&mut self.held));
+        }
         let mut bytes = 0;
         for mut set in release {
             bytes += set.space();
@@ -341,7 +360,7 @@ impl Metaslab {
                 set.vacate(free)?;
             }
         }
-        Ok((bytes, self.defer.iter().any(|d| !d.is_empty())))
+        Ok((bytes, self.defer.iter().chain([&self.held]).any(|d| !d.is_empty())))
     }
 
     /// Verifies the invariants of the module's head.
@@ -352,7 +371,7 @@ impl Metaslab {
         let bug = |why: String| Err(Error::bug(format!("metaslab {}: {why}", self.id)));
         let pending = self.pending.as_ref();
         let mut all = RangeTree::new();
-        let sets = self.allocating.iter().chain(&self.defer).chain([&self.freed]);
+        let sets = self.allocating.iter().chain(&self.defer).chain([&self.freed, &self.held]);
         for set in sets.chain(&self.allocatable).chain(pending.map(|p| &p.alloc)) {
             set.check()?;
             for seg in set.iter() {

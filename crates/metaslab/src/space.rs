@@ -219,6 +219,40 @@ impl Space {
         Ok(())
     }
 
+    /// The newest group whose frees were moved on ([`Space::synced`]).
+    pub fn synced_txg(&self) -> Txg {
+        Txg(self.synced.load(Ordering::Acquire))
+    }
+
+    /// Keeps the metaslab with this offset from handing out what was freed in it, until
+    /// [`Space::unpin`]: what is freed is allocatable only after that. False, without a pin, if
+    /// something that was freed after group `since` may have become allocatable already.
+    ///
+    /// So for a block that group `since` refers to, and that was born in it or before: from
+    /// then on until `unpin` nothing else is at its place, although the block may be freed.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such place.
+    pub fn pin(&self, vdev: VdevId, offset: u64, since: Txg) -> Result<bool> {
+        let layout = self.layout();
+        let group = layout.group(vdev)?;
+        let slab = group.slab_of(offset, 1 << group.ashift)?;
+        Ok(slab.with(|ms| {
+            let in_time = ms.released <= since;
+            ms.pins += u32::from(in_time);
+            in_time
+        }))
+    }
+
+    /// Gives a pin back; the next group that ends releases what waited for it.
+    pub fn unpin(&self, vdev: VdevId, offset: u64) {
+        let layout = self.layout();
+        let slab = layout.group(vdev).and_then(|group| group.slab_of(offset, 1 << group.ashift));
+        if let Ok(slab) = slab {
+            slab.with(|ms| ms.pins = ms.pins.saturating_sub(1));
+        }
+    }
+
     /// What is to be read to load a metaslab; `None` if it is loaded.
     ///
     /// # Errors
@@ -440,7 +474,7 @@ impl Space {
             }
         }
         self.done.lock().extend(stay.iter().copied());
-        self.synced.fetch_max(txg.0, Ordering::Relaxed);
+        self.synced.fetch_max(txg.0, Ordering::Release);
         layout.groups.iter().for_each(Group::refresh_active);
         layout.rings.iter().for_each(|ring| ring.balance(&layout.groups));
         Ok(stay)

@@ -140,7 +140,7 @@ impl Metaslab {
     pub(crate) fn known_histogram(&self) -> [u64; HISTOGRAM_SIZE] {
         let Some(tree) = &self.allocatable else { return self.histogram };
         let mut out = [0; HISTOGRAM_SIZE];
-        for set in [tree, &self.freed, &self.defer[0], &self.defer[1]] {
+        for set in [tree, &self.freed, &self.held, &self.defer[0], &self.defer[1]] {
             fold(&mut out, set, self.shift);
         }
         out
@@ -166,7 +166,7 @@ impl Metaslab {
     fn condensed(&self) -> Result<(Vec<Batch>, u64)> {
         let free = self.allocatable.as_ref().ok_or_else(|| not_loaded(self.id))?;
         let mut rest = RangeTree::new();
-        for set in self.defer.iter().chain(&self.allocating) {
+        for set in self.defer.iter().chain([&self.held]).chain(&self.allocating) {
             set.iter().try_for_each(|s| rest.add(s.start, s.len))?;
         }
         let own_alloc = self.size.checked_sub(free.space() + rest.space());

@@ -334,3 +334,35 @@ fn a_large_vdev_keeps_a_metaslab_for_intent_logs() {
     let ms = |class| take(&s, &want(class, 1), M).map(|d| d[0].offset / (16 * M));
     assert_eq!(ms(Class::Log), ms(Class::Normal));
 }
+
+/// A read found wrong bytes of a block and wants to write right ones. Meanwhile the block is
+/// freed, and its place would be another's two groups later.
+#[test]
+fn a_pinned_place_is_not_handed_out() {
+    let space = space(&[vdev(0, Class::Normal, 1)]);
+    let of = |txg| Want { txg: Txg(txg), ..want(Class::Normal, 1) };
+    let block = take(&space, &of(7), 8192).unwrap()[0];
+    sync(&space, Txg(7));
+    let vdev = VdevId(0);
+    assert!(space.pin(vdev, block.offset, Txg(7)).unwrap());
+    // All of the rest is taken: whatever is freed is handed out as soon as it may be.
+    let rest = 16 * M - 8192;
+    take(&space, &of(8), rest).unwrap();
+    space.free(Txg(8), block).unwrap();
+    sync(&space, Txg(8));
+    for txg in 9..20 {
+        assert!(take(&space, &of(txg), 4096).is_err(), "group {txg}");
+        sync(&space, Txg(txg));
+        space.check().unwrap();
+        assert_eq!(space.vdev_totals(vdev).unwrap().deferred, 8192);
+    }
+    // What may have changed hands since then is not pinned.
+    assert!(!space.pin(vdev, block.offset, Txg(18)).unwrap());
+    space.unpin(vdev, block.offset);
+    assert!(take(&space, &of(20), 4096).is_err(), "the next group's end releases it");
+    sync(&space, Txg(20));
+    assert_eq!(take(&space, &of(21), 8192).unwrap()[0].offset, block.offset);
+    sync(&space, Txg(21));
+    space.check().unwrap();
+    assert!(space.pin(vdev, 17 * M, Txg(21)).is_err(), "there is no such place");
+}

@@ -436,6 +436,10 @@ impl Driver {
     /// # Errors
     /// Those of the engine.
     pub fn run(&self, hand: &mut Hand, op: &Op) -> Result<()> {
+        if self.faulty {
+            // So that reads meet what is wrong on the disks, and heal it.
+            self.writer.zio().cache().clear();
+        }
         match self.run_op(hand, op) {
             Err(e) if e.kind() == ErrorKind::NoSpace => Ok(()),
             other => other,

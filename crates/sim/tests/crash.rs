@@ -1,7 +1,7 @@
 //! Every crash point of seeded runs: whatever the power leaves, the pool is whole.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
-use sim::{Campaign, Fault, Layout, Totals, short};
+use sim::{Campaign, Fault, Layout, Setup, Totals, Workload, short};
 
 /// Crash points that `make test` asks for, and `make nightly`.
 const POINTS: u64 = 4_000;
@@ -45,6 +45,29 @@ fn every_crash_point_of_seeded_runs() {
     }
     fine("seeded", &totals, start);
     assert!(totals.points >= due);
+}
+
+/// Zeros over a hole changed nothing, so their group left no uberblock, nor did the two after
+/// it. The third overwrote what the group before the last one had used, as it may; but the judge
+/// took the zeros for the next change, and asked for that group as well.
+#[test]
+fn a_group_that_changes_nothing_is_none_to_go_back_from() {
+    let setup = Setup {
+        layout: Layout::Raidz2,
+        workload: Workload::Full,
+        threads: 1,
+        keep: Some(vec![2, 3, 4, 5, 9, 10, 11]),
+        ..Setup::varied(31_499)
+    };
+    let recorded = sim::record(&setup);
+    let tally = recorded.crash_everywhere(1, 0, base::rt::parallelism());
+    assert!(tally.failure.is_none(), "{}", tally.failure.unwrap());
+    // The run is the one of the story: the last group is far from the one before.
+    let mut groups: Vec<u64> = recorded.disks.marks(u64::MAX);
+    groups.sort_unstable();
+    groups.dedup();
+    assert!(groups.windows(2).any(|pair| pair[1] > pair[0] + 3), "{groups:?}");
+    assert!(tally.groups >= 3 && !recorded.full, "{}", tally.groups);
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn log_vdevs_that_die_take_nothing_along() {
 #[test]
 fn promises_are_kept_on_every_width() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
-    let (seeds, step) = if nightly { (40, 1) } else { (2, 40) };
+    let (seeds, step) = if nightly { (20, 7) } else { (1, 400) };
     let (mut points, mut images) = (0, 0);
     for seed in 1..=seeds {
         for (n, layout) in Layout::wide().into_iter().enumerate() {

@@ -26,6 +26,7 @@
 
 mod draid;
 mod draid_seeds;
+mod heal;
 mod indirect;
 mod iostat;
 mod map;
@@ -40,6 +41,7 @@ mod tree;
 mod write;
 
 pub use draid::DraidParams;
+pub use heal::Healed;
 pub use indirect::{IndirectEntry, IndirectMap, Segment};
 pub use iostat::{ClassDetail, IoClass, IoCount, IoCounts, IoDetail, SIZE_BUCKETS, TIME_BUCKETS};
 pub use queue::{ClassLimits, QueueLimits, WriteLoad, WritePriority};

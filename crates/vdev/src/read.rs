@@ -111,6 +111,13 @@ pub struct ReadReport {
     pub searched: bool,
 }
 
+impl ReadReport {
+    /// Whether some leaf has wrong bytes, or none, of what was read, and did not miss its group.
+    pub fn needs_healing(&self) -> bool {
+        self.bad.iter().any(|bad| bad.kind != BadKind::Stale)
+    }
+}
+
 /// A read's result and report.
 #[derive(Debug)]
 pub struct ReadOutcome {

@@ -207,6 +207,8 @@ pub(crate) struct Live {
     pub(crate) read_errors: AtomicU64,
     pub(crate) write_errors: AtomicU64,
     pub(crate) cksum_errors: AtomicU64,
+    /// Bytes of a leaf that were written anew because they were wrong.
+    pub(crate) healed: AtomicU64,
     /// Of a leaf.
     pub(crate) io: IoStats,
     /// Operations under way on a leaf, and reads that wait for it.

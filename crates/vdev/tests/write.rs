@@ -537,3 +537,87 @@ fn what_somebody_waits_for_ends_on_every_kind_and_width() {
         }
     }
 }
+
+impl Case {
+    /// Wipes what is not a label of a leaf.
+    fn wipe(&self, leaf: usize) {
+        let mem = &self.leaves[leaf].mem;
+        let len = (mem.size() - LABEL_START - (512 << 10)) as usize;
+        mem.poke(LABEL_START, &vec![0; len]).unwrap();
+    }
+}
+
+/// What a scrub says that does not count.
+fn look(tree: &Tree, block: &Block) -> vdev::ReadOutcome {
+    let psize = Psize(block.data.len() as u64);
+    let req = ReadReq::new(TOP, block.offset, psize, block.birth);
+    tree.scrub(&ReadReq { speculative: true, ..req }, &|bytes| *bytes == *block.data)
+}
+
+#[test]
+fn wrong_bytes_are_written_anew() {
+    let mut rng = Rng(0x0f0f_1234_5678_9abc);
+    for case in cases() {
+        let tree = case.tree();
+        let blocks = blocks(&tree, &case, &mut rng);
+        assert!(write_all(&tree, &blocks).iter().all(|r| r.result.is_ok()), "{}", case.name);
+        for lost in case.losses().into_iter().step_by(7).take(2) {
+            lost.iter().for_each(|&leaf| case.wipe(leaf));
+            let mut pieces = 0;
+            for block in &blocks {
+                let outcome = look(&tree, block);
+                assert!(outcome.data.is_ok(), "{}, {lost:?}", case.name);
+                let healed = tree.heal(&outcome.report.bad, block.birth);
+                assert_eq!(healed.failed, 0, "{}, {lost:?}", case.name);
+                pieces += healed.pieces;
+            }
+            assert!(pieces > 0, "{}, {lost:?}", case.name);
+            for block in &blocks {
+                let outcome = look(&tree, block);
+                assert!(outcome.report.bad.is_empty(), "{}: {:?}", case.name, outcome.report);
+            }
+        }
+        // Nothing is left of a block, and another address has it.
+        (case.first as usize..case.leaves.len()).for_each(|leaf| case.wipe(leaf));
+        for block in &blocks {
+            assert!(look(&tree, block).data.is_err(), "{}", case.name);
+            let healed = tree.rewrite(TOP, block.offset, &block.data, block.birth).unwrap();
+            assert!(healed.pieces > 0 && healed.failed == 0, "{}: {healed:?}", case.name);
+            let outcome = look(&tree, block);
+            assert!(outcome.data.is_ok_and(|data| data == block.data), "{}", case.name);
+            assert!(outcome.report.bad.is_empty(), "{}: {:?}", case.name, outcome.report);
+        }
+        let counts = tree.leaves().map(|(_, n)| n.errors());
+        assert!(counts.map(|e| e.read + e.write + e.cksum).sum::<u64>() == 0, "{}", case.name);
+    }
+}
+
+#[test]
+fn a_leaf_that_fails_or_is_out_of_date_is_not_healed() {
+    let case = raidz(1, 4, 12);
+    let tree = case.tree();
+    let block = Block { offset: 0, birth: Txg(7), data: Buf::copy_of(&[7; 3 * 4096]) };
+    assert!(write_all(&tree, std::slice::from_ref(&block))[0].result.is_ok());
+    case.wipe(2);
+    let bad = look(&tree, &block).report.bad;
+    let leaf = Guid(LEAF + 2);
+    assert!(bad.len() == 1 && bad[0].guid == leaf, "{bad:?}");
+    let node = || tree.find(leaf).unwrap();
+    case.leaves[2].fault.inject(Fault::FailWrites(0..u64::MAX));
+    let healed = tree.heal(&bad, block.birth);
+    assert_eq!((healed.pieces, healed.failed, node().errors().write), (0, 1, 1));
+    // One that fails always is left alone.
+    for _ in 0..30 {
+        tree.heal(&bad, block.birth);
+    }
+    assert_eq!(node().errors().write, vdev::FAILING_WRITE_ERRORS);
+    case.leaves[2].fault.heal();
+    node().clear_errors();
+    // What a leaf missed is a resilver's to bring.
+    assert!(tree.add_missing(leaf, block.birth));
+    assert_eq!(tree.heal(&bad, block.birth), vdev::Healed::default());
+    assert!(node().dtl().contains(block.birth));
+    assert_eq!(tree.heal(&bad, Txg(8)).pieces, 1, "it missed another group alone");
+    assert!(node().dtl().contains(block.birth), "that it was written says nothing of a group");
+    assert_eq!(node().healed(), 4096);
+}

@@ -2,23 +2,28 @@
 
 use base::limits::GANG_DEPTH_MAX;
 use base::{Buf, BufMut, Dva, Error, Psize, Result};
-use codec::checksum::Checksum;
-use codec::checksum::embedded::verify_embedded;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block};
 use std::sync::atomic::Ordering::Relaxed;
-use vdev::ReadReq;
+use vdev::{Priority, ReadReq};
 
 use crate::Zio;
+use crate::heal::{Check, Wound, Wounds, header_is_right};
 
 /// The only header size before feature `dynamic_gang_header`.
 const HEADER_SIZE: usize = 512;
 /// The embedded checksum at the header's end.
-const ECK_SIZE: usize = 40;
+pub(crate) const ECK_SIZE: usize = 40;
 
 impl Zio {
     /// Reads the gang below `dva` and puts its members together.
-    pub(crate) fn read_gang(&self, block: &Block, dva: Dva, depth: usize) -> Result<Buf> {
-        let members = self.gang_members(block, dva)?;
+    pub(crate) fn read_gang(
+        &self,
+        block: &Block,
+        dva: Dva,
+        depth: usize,
+        wounds: &mut Wounds,
+    ) -> Result<Buf> {
+        let members = self.members_of(block, dva, wounds)?;
         let total: u64 = members.iter().map(|m| m.psize.0).sum();
         if total != block.psize.0 {
             return Err(Error::corrupt("gang members do not add up to their block").at_dva(dva));
@@ -29,7 +34,7 @@ impl Zio {
         let mut out = BufMut::alloc(block.psize.0 as usize);
         let mut at = 0;
         for member in &members {
-            let piece = self.read_member(member, depth + 1)?;
+            let piece = self.read_member(member, depth + 1, wounds)?;
             let end = at + piece.len();
             out[at..end].copy_from_slice(&piece);
             at = end;
@@ -37,18 +42,25 @@ impl Zio {
         Ok(out.freeze())
     }
 
-    fn read_member(&self, member: &Block, depth: usize) -> Result<Buf> {
-        let mut last = None;
+    fn read_member(&self, member: &Block, depth: usize, wounds: &mut Wounds) -> Result<Buf> {
+        let (mut last, mut failed) = (None, Vec::new());
         for dva in member.dvas() {
             let read = if dva.gang {
-                self.read_gang(member, dva, depth)
+                self.read_gang(member, dva, depth, wounds)
             } else {
-                self.read_dva(member, dva, vdev::Priority::SyncRead)
+                self.read_dva(member, dva, Priority::SyncRead, wounds)
             };
             match read {
-                Ok(buf) if buf.len() as u64 == member.psize.0 => return Ok(buf),
+                Ok(buf) if buf.len() as u64 == member.psize.0 => {
+                    wounds.failed(member, &failed, &buf);
+                    return Ok(buf);
+                }
                 Ok(_) => last = Some(Error::bug("gang member of odd length").at_dva(dva)),
-                Err(e) => last = Some(e),
+                Err(e) => {
+                    wounds.headers.extend(dva.gang.then_some(dva));
+                    failed.push(dva);
+                    last = Some(e);
+                }
             }
         }
         Err(last.unwrap_or_else(|| Error::bug("gang member without addresses")))
@@ -60,7 +72,11 @@ impl Zio {
     /// As for reading a block; `Corrupt` when the header holds anything but
     /// plain or gang pointers.
     pub fn gang_members(&self, block: &Block, dva: Dva) -> Result<Vec<Block>> {
-        let header = self.read_gang_header(block, dva)?;
+        self.members_of(block, dva, &mut Wounds::default())
+    }
+
+    fn members_of(&self, block: &Block, dva: Dva, wounds: &mut Wounds) -> Result<Vec<Block>> {
+        let header = self.read_gang_header(block, dva, wounds)?;
         let slots = (header.len() - ECK_SIZE) / BLKPTR_SIZE;
         let mut members = Vec::new();
         for i in 0..slots {
@@ -73,19 +89,19 @@ impl Zio {
         Ok(members)
     }
 
-    fn read_gang_header(&self, block: &Block, dva: Dva) -> Result<Buf> {
+    fn read_gang_header(&self, block: &Block, dva: Dva, wounds: &mut Wounds) -> Result<Buf> {
         if let Some(header) = self.under_way.header(&self.key(block)) {
             return Ok(header);
         }
         if self.dynamic_gang.load(Relaxed) {
             let size = self.gang_header_size(block);
             if size > HEADER_SIZE
-                && let Ok(header) = self.read_header_of(block, dva, size)
+                && let Ok(header) = self.read_header_of(block, dva, size, wounds)
             {
                 return Ok(header);
             }
         }
-        self.read_header_of(block, dva, HEADER_SIZE)
+        self.read_header_of(block, dva, HEADER_SIZE, wounds)
     }
 
     /// Size of a new-style header: the least allocation over the block's vdevs.
@@ -95,17 +111,29 @@ impl Zio {
         least.map_or(HEADER_SIZE, |n| (n.0 as usize).clamp(HEADER_SIZE, 1 << 20))
     }
 
-    fn read_header_of(&self, block: &Block, dva: Dva, size: usize) -> Result<Buf> {
+    fn read_header_of(
+        &self,
+        block: &Block,
+        dva: Dva,
+        size: usize,
+        wounds: &mut Wounds,
+    ) -> Result<Buf> {
         let first = block.dva();
-        let verifier =
-            [u64::from(first.vdev.0), first.offset, block.effective_physical_birth().0, 0];
-        let accepts = |bytes: &[u8]| {
-            bytes.len().checked_sub(ECK_SIZE).is_some_and(|at| {
-                verify_embedded(Checksum::GangHeader, bytes, at, verifier).is_ok()
-            })
-        };
         let birth = block.effective_physical_birth();
-        let req = ReadReq::new(dva.vdev, dva.offset, Psize(size as u64), birth);
-        self.tree().read(&req, &accepts).map_err(|e| e.at_dva(dva))
+        let verifier = [u64::from(first.vdev.0), first.offset, birth.0, 0];
+        let psize = Psize(size as u64);
+        let req = ReadReq::new(dva.vdev, dva.offset, psize, birth);
+        let read = self.tree().read_verbose(&req, &|bytes| header_is_right(bytes, verifier));
+        let header = read.data.map_err(|e| e.at_dva(dva))?;
+        // A header that another address has is a copy of this one.
+        let others = block.dvas().filter(|other| other.gang && wounds.headers.contains(other));
+        let others: Vec<Dva> = others.collect();
+        wounds.headers.retain(|other| !others.contains(other));
+        let own = read.report.needs_healing().then_some(dva);
+        for dva in others.into_iter().chain(own) {
+            let (check, good) = (Check::Header(verifier), header.clone());
+            wounds.list.push(Wound { dva, psize, birth, check, good });
+        }
+        Ok(header)
     }
 }

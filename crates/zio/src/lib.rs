@@ -8,6 +8,8 @@
 //! of its writer; consumers parse with the pointer's [`ondisk::Endian`]. [`Hints`]
 //! lead from an object's block straight to the cache's slot.
 //!
+//! A read that found wrong bytes on a leaf has right ones written there (`heal`).
+//!
 //! A write goes: [`Zio::prepare`] (zero test, compression, checksum) → [`Zio::place`]
 //! (allocation, ganging, the pointer) → [`Zio::submit`] (devices and cache);
 //! [`Writes`] waits for the devices and tells what was lost.
@@ -21,6 +23,7 @@
 //!   pointer itself says that there is none (`checksum=off`).
 //! * A request that may not wait ([`Mode::MemoryOnly`]) never touches a device.
 //! * A block that was submitted is readable from then on, whether a device has it or not.
+//! * Nothing is written over a block that is in use but its own bytes (`heal`).
 //! * Memory for one request is bounded by the pointer's checked sizes.
 //!
 //! Lock order: the locks of the pointers to tree, space and [`Prefetch`] are leaves, held to
@@ -28,6 +31,7 @@
 
 mod errlog;
 mod gang;
+mod heal;
 mod hints;
 mod outage;
 pub mod prefetch;
@@ -47,6 +51,7 @@ use base::workers::Workers;
 use codec::checksum::SaltTemplate;
 
 pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
+pub use heal::{HealCounts, InUse, Origin, Pin};
 pub use hints::{Hints, Place};
 pub use outage::{Insist, Outage, be_patient, insist, is_insisting};
 pub use prefetch::Prefetch;
@@ -106,6 +111,8 @@ pub struct Io {
     pub access: Access,
     /// Whether the caller copies what it gets (for the counters).
     pub copies: Copies,
+    /// How the caller came to the pointer: whether the read may heal.
+    pub origin: Origin,
 }
 
 impl Io {
@@ -115,6 +122,7 @@ impl Io {
         caching: Caching::Keep,
         access: Access::Demand,
         copies: Copies::No,
+        origin: Origin::Unknown,
     };
     /// Answer from memory or `WouldBlock`.
     pub const MEMORY: Io = Io { mode: Mode::MemoryOnly, ..Io::WAIT };
@@ -124,6 +132,12 @@ impl Io {
     pub const PREFETCH: Io = Io { access: Access::Prefetch, ..Io::WAIT };
     /// A read into the cache of what will be needed for certain.
     pub const PRESCIENT: Io = Io { access: Access::Prescient, ..Io::WAIT };
+
+    /// The same, by a pointer that was come to in this way.
+    #[must_use]
+    pub fn by(self, origin: Origin) -> Io {
+        Io { origin, ..self }
+    }
 
     /// The same, answering from memory alone.
     pub fn from_memory(self) -> Io {
@@ -149,6 +163,7 @@ pub struct Zio {
     under_way: write::under_way::UnderWay,
     outage: RwLock<Option<Arc<dyn Outage>>>,
     errors: ErrorLog,
+    healing: heal::Healing,
     /// Takes writes instead of the tree.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
@@ -186,6 +201,7 @@ impl Zio {
             under_way: write::under_way::UnderWay::default(),
             outage: RwLock::new(None),
             errors: ErrorLog::default(),
+            healing: heal::Healing::default(),
             sink: RwLock::new(None),
         }
     }

@@ -11,7 +11,8 @@ use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
 use vdev::{Priority, ReadReq};
 
-use crate::{BlockKey, Caching, Io, Mode, Zio};
+use crate::heal::Wounds;
+use crate::{BlockKey, Caching, Io, Mode, Origin, Zio};
 
 /// One address of a block that could not be read, and why.
 #[derive(Debug)]
@@ -219,7 +220,8 @@ impl Zio {
             Access::Demand => Priority::SyncRead,
             Access::Prefetch | Access::Prescient => Priority::AsyncRead,
         };
-        let raw = self.read_copies(block, why).map_err(|faults| summarize(block, faults))?;
+        let raw =
+            self.read_copies(block, why, io.origin).map_err(|faults| summarize(block, faults))?;
         let stored = (block.compression != COMPRESS_OFF).then(|| raw.clone());
         let whole = expand(block.compression, raw, block.head.lsize.0 as usize)
             .map_err(|e| e.at_dva(block.dva()))?;
@@ -248,36 +250,60 @@ impl Zio {
     /// # Errors
     /// What went wrong at each address.
     pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
-        self.read_copies(block, Priority::SyncRead)
+        self.read_copies(block, Priority::SyncRead, Origin::Unknown)
     }
 
-    fn read_copies(&self, block: &Block, why: Priority) -> Result<Buf, Vec<BlockFault>> {
+    fn read_copies(
+        &self,
+        block: &Block,
+        why: Priority,
+        origin: Origin,
+    ) -> Result<Buf, Vec<BlockFault>> {
         if let Some(bytes) = self.under_way.stored(&self.key(block))
             && bytes.len() as u64 == block.psize.0
         {
             return Ok(bytes);
         }
-        let mut faults = Vec::new();
+        let (mut faults, mut wounds) = (Vec::new(), Wounds::default());
         for dva in block.dvas() {
             let read = match dva.gang {
-                true => self.read_gang(block, dva, 0),
-                false => self.read_dva(block, dva, why),
+                true => self.read_gang(block, dva, 0, &mut wounds),
+                false => self.read_dva(block, dva, why, &mut wounds),
             };
             match read {
-                Ok(buf) => return Ok(buf),
-                Err(error) => faults.push(BlockFault { dva, error }),
+                Ok(buf) => {
+                    let failed: Vec<Dva> = faults.iter().map(|f: &BlockFault| f.dva).collect();
+                    wounds.failed(block, &failed, &buf);
+                    self.heal(wounds, origin);
+                    return Ok(buf);
+                }
+                Err(error) => {
+                    wounds.headers.extend(dva.gang.then_some(dva));
+                    faults.push(BlockFault { dva, error });
+                }
             }
         }
         Err(faults)
     }
 
     /// Reads one plain address and verifies the block's checksum.
-    pub(crate) fn read_dva(&self, block: &Block, dva: Dva, why: Priority) -> Result<Buf> {
+    pub(crate) fn read_dva(
+        &self,
+        block: &Block,
+        dva: Dva,
+        why: Priority,
+        wounds: &mut Wounds,
+    ) -> Result<Buf> {
         let verifier = Verifier::new(block, self.salt.get())?;
         let birth = block.effective_physical_birth();
         let mut req = ReadReq::new(dva.vdev, dva.offset, block.psize, birth).with_priority(why);
         req.no_parity = verifier.checksum == Checksum::NoParity;
-        self.tree().read(&req, &|bytes| verifier.accepts(bytes)).map_err(|e| e.at_dva(dva))
+        let read = self.tree().read_verbose(&req, &|bytes| verifier.accepts(bytes));
+        let good = read.data.map_err(|e| e.at_dva(dva))?;
+        if read.report.needs_healing() {
+            wounds.note(block, dva, &good);
+        }
+        Ok(good)
     }
 }
 

@@ -7,6 +7,7 @@ use ondisk::blkptr::Block;
 use vdev::{BadKind, Priority, ReadReq};
 
 use crate::Zio;
+use crate::heal::Wounds;
 use crate::read::{BlockFault, Verifier};
 
 /// What a look at every copy of a block found.
@@ -59,7 +60,7 @@ impl Zio {
             return Err(Error::limit("gang blocks nested too deep").at_dva(dva));
         }
         // Sizes are checked while reading: they bound what follows.
-        let whole = self.read_gang(block, dva, depth)?;
+        let whole = self.read_gang(block, dva, depth, &mut Wounds::default())?;
         for member in self.gang_members(block, dva)? {
             let mut last = Ok(());
             for place in member.dvas() {

@@ -125,12 +125,26 @@ pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
         registry.register(&format!("{name}/{file}"), core, move |_| text(heading.clone()))?;
     }
     registry.register(&format!("{name}/cenote_zil"), core, cenote_zil)?;
+    registry.register(&format!("{name}/cenote_heal"), core, cenote_heal)?;
     let none = |_: &Core| Kstat::numbers([]);
     registry.register(&format!("{name}/dmu_tx_assign"), core, none)?;
     for checksum in DDT_CHECKSUMS.iter().filter(|c| has_ddt(core, c)) {
         registry.register(&format!("{name}/ddt_stats_{checksum}"), core, |_| ddt_stats())?;
     }
     Ok(())
+}
+
+/// What reads that met wrong bytes wrote anew.
+fn cenote_heal(core: &Core) -> Kstat {
+    let counts = core.spa.zio().heal_counts();
+    let numbers = [
+        ("found", counts.found),
+        ("healed", counts.healed),
+        ("healed_bytes", counts.bytes),
+        ("failed", counts.failed),
+        ("skipped", counts.skipped),
+    ];
+    Kstat::named(numbers.into_iter().map(|(name, n)| (name.into(), Value::U64(n))).collect())
 }
 
 /// What all logs of a pool did, for `cenote trace zil`.

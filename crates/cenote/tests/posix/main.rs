@@ -8,6 +8,7 @@ mod attrs;
 mod clones;
 mod data;
 mod full;
+mod heal;
 mod idle;
 mod indirect;
 mod log;

@@ -164,8 +164,13 @@ impl Live {
         }
     }
 
+    /// Whether the dataset was destroyed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(SeqCst)
+    }
+
     fn check_there(&self) -> Result<()> {
-        if self.gone.load(SeqCst) {
+        if self.is_gone() {
             return Err(Error::not_found("dataset does not exist"));
         }
         Ok(())

@@ -33,6 +33,7 @@ pub mod create;
 mod datasets;
 mod effective;
 mod heads;
+mod heal;
 mod idle_logs;
 mod log;
 mod maps;
@@ -489,6 +490,7 @@ impl Writer {
 
     /// Stops the sync thread, when what was asked for is done.
     pub fn stop(&self) {
+        self.zio.stop_healing();
         self.txgs.stop();
         if let Some(thread) = self.thread.lock().take() {
             thread.join();

@@ -221,6 +221,8 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         plants: Plants::default(),
         reused_at_once: AtomicBool::new(false),
     });
+    let places = super::heal::Places(Arc::downgrade(&writer));
+    writer.zio.set_healing(Arc::new(places));
     writer.inflate();
     writer.note_unfreed()?;
     Ok(writer)

@@ -270,6 +270,7 @@ impl Writer {
         }
         let defer = room && !self.plants.no_defer.load(Relaxed);
         let left = self.space.synced(txg, defer)?;
+        self.zio.announce(txg);
         state.draining = !left.is_empty();
         self.space.unload_idle(txg, 64);
         Ok(())
