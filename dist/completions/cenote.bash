@@ -4,7 +4,7 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp io bench sim completion help version' ;;
+	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks io bench sim completion help version' ;;
 	zpool) echo 'create destroy add clear online remove labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
@@ -20,7 +20,7 @@ _cenote_flags() {
 	'zpool list') echo '-g -H -L -p -P -v -o -T' ;;
 	'zpool status') echo '-e -g -i -L -P -p -s -t -v -x -d -T' ;;
 	'zpool iostat') echo '-g -H -L -n -p -P -v -y -T -l -q -r -w' ;;
-	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T -o -R -t' ;;
+	'zpool import') echo '-a -d -D -f -m -N -F -n -X -T --rebuild-space -o -R -t' ;;
 	'zpool export') echo '-a -f' ;;
 	'zpool upgrade') echo '-v' ;;
 	'zpool reguid') echo '-g' ;;
@@ -47,12 +47,13 @@ _cenote_flags() {
 	'cenote trace') echo '-h -l --path' ;;
 	'cenote kstat') echo '-p -j --json -m -n --prometheus --path -h' ;;
 	'cenote tune') echo '-a --all -H -h' ;;
-	'cenote ls') echo '-l -R -d' ;;
-	'cenote tree') echo '-d' ;;
-	'cenote cat') echo '-d' ;;
-	'cenote cp') echo '-r -R -a -d' ;;
+	'cenote ls') echo '-l -R -d -T' ;;
+	'cenote tree') echo '-d -T' ;;
+	'cenote cat') echo '-d -T' ;;
+	'cenote cp') echo '-r -R -a -d -T' ;;
+	'cenote uberblocks') echo '-H -p -d' ;;
 	'cenote io') echo '-T' ;;
-	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --gangs --every --more --judges --keep --crash --dir -v' ;;
+	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir -v' ;;
 	esac
 }
 
@@ -166,7 +167,7 @@ _cenote_value() {
 	'zfs mount')
 		case $2 in
 		-R) echo 'dataset' ;;
-		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io io_uring keepawake nokeepawake' ;;
+		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io noio_uring keepawake nokeepawake' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -237,22 +238,32 @@ _cenote_value() {
 	'cenote ls')
 		case $2 in
 		-d) echo 'file' ;;
+		-T) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
 	'cenote tree')
 		case $2 in
 		-d) echo 'file' ;;
+		-T) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
 	'cenote cat')
 		case $2 in
 		-d) echo 'file' ;;
+		-T) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
 	'cenote cp')
+		case $2 in
+		-d) echo 'file' ;;
+		-T) echo 'any' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'cenote uberblocks')
 		case $2 in
 		-d) echo 'file' ;;
 		*) return 1 ;;

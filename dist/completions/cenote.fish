@@ -56,12 +56,14 @@ function __cenote_takes
         case 'cenote kstat'
             printf '%s\n' -m -n --path
         case 'cenote ls'
-            printf '%s\n' -d
+            printf '%s\n' -d -T
         case 'cenote tree'
-            printf '%s\n' -d
+            printf '%s\n' -d -T
         case 'cenote cat'
-            printf '%s\n' -d
+            printf '%s\n' -d -T
         case 'cenote cp'
+            printf '%s\n' -d -T
+        case 'cenote uberblocks'
             printf '%s\n' -d
         case 'cenote io'
             printf '%s\n' -T
@@ -182,6 +184,7 @@ __cenote_complete -n '__cenote_wants cenote' -a ls -d 'list files of a pool that
 __cenote_complete -n '__cenote_wants cenote' -a tree -d 'draw the files of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cat -d 'print files or volumes of a pool that is not imported'
 __cenote_complete -n '__cenote_wants cenote' -a cp -d 'copy files out of a pool that is not imported'
+__cenote_complete -n '__cenote_wants cenote' -a uberblocks -d 'list the earlier states that a pool can be looked at or gone back to'
 __cenote_complete -n '__cenote_wants cenote' -a io -d 'what each device is asked for: sizes, latency, operations, bytes'
 __cenote_complete -n '__cenote_wants cenote' -a bench -d 'measure what this machine and the cache can do'
 __cenote_complete -n '__cenote_wants cenote' -a sim -d 'the engine on simulated disks, crashed everywhere'
@@ -294,9 +297,10 @@ __cenote_complete -n '__cenote_at zpool import' -s f -d 'even if another system 
 __cenote_complete -n '__cenote_at zpool import' -s m -d 'without log devices that are missing'
 __cenote_complete -n '__cenote_at zpool import' -s N -d 'mount nothing'
 __cenote_complete -n '__cenote_at zpool import' -s F -d 'if the newest state is damaged, go back a few transaction groups'
-__cenote_complete -n '__cenote_at zpool import' -s n -d 'with -F: only say whether that would work'
-__cenote_complete -n '__cenote_at zpool import' -s X -d 'with -F: go back as far as necessary'
-__cenote_complete -n '__cenote_at zpool import' -s T -d 'as of this transaction group; implies -F' -r -f
+__cenote_complete -n '__cenote_at zpool import' -s n -d 'with -F or -T: only say whether that would work, and what it would lose'
+__cenote_complete -n '__cenote_at zpool import' -s X -d 'with -F: go back as far as necessary, and read all data first'
+__cenote_complete -n '__cenote_at zpool import' -s T -d 'as of this transaction group; discards all later ones' -r -f
+__cenote_complete -n '__cenote_at zpool import' -l rebuild-space -d 'make the space maps anew from the blocks that there are'
 __cenote_complete -n '__cenote_at zpool import' -s o -d 'a property of this import, or options of its mounts' -r -f -a 'readonly=on ro direct_io altroot='
 __cenote_complete -n '__cenote_at zpool import' -s R -d 'a directory before all mountpoints' -r -f -a '(__fish_complete_directories)'
 __cenote_complete -n '__cenote_at zpool import' -s t -d 'newpool is a temporary name: the pool keeps its own on its devices'
@@ -457,13 +461,20 @@ __cenote_complete -n '__cenote_at cenote tune +0' -f -a 'list'
 __cenote_complete -n '__cenote_at cenote ls' -s l -d 'modes, owners, sizes and times, too'
 __cenote_complete -n '__cenote_at cenote ls' -s R -d 'with all directories below'
 __cenote_complete -n '__cenote_at cenote ls' -s d -d 'look for the pool there; may be repeated' -r -F
+__cenote_complete -n '__cenote_at cenote ls' -s T -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote tree' -s d -d 'look for the pool there; may be repeated' -r -F
+__cenote_complete -n '__cenote_at cenote tree' -s T -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote cat' -s d -d 'look for the pool there; may be repeated' -r -F
+__cenote_complete -n '__cenote_at cenote cat' -s T -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote cp' -s r -d 'directories with all that is in them'
 __cenote_complete -n '__cenote_at cenote cp' -s R -d 'as -r'
 __cenote_complete -n '__cenote_at cenote cp' -s a -d 'as -r'
 __cenote_complete -n '__cenote_at cenote cp' -s d -d 'look for the pool there; may be repeated' -r -F
+__cenote_complete -n '__cenote_at cenote cp' -s T -d 'as of this transaction group (\'cenote uberblocks\' lists them)' -r -f
 __cenote_complete -n '__cenote_at cenote cp +0' -F
+__cenote_complete -n '__cenote_at cenote uberblocks' -s H -d 'no heading, one TAB between fields'
+__cenote_complete -n '__cenote_at cenote uberblocks' -s p -d 'times in seconds since 1970'
+__cenote_complete -n '__cenote_at cenote uberblocks' -s d -d 'look for the pool there; may be repeated' -r -F
 __cenote_complete -n '__cenote_at cenote io' -s T -d 'the time above each report' -r -f -a 'd u'
 __cenote_complete -n '__cenote_at cenote io +0' -f -a '(__cenote_pools)'
 __cenote_complete -n '__cenote_at cenote bench 0' -f -a 'cached poison du stress write sync zil-sticky oltp codecs fuse-null cache'

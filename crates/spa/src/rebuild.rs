@@ -37,6 +37,7 @@ use base::{Error, ErrorKind, Result, VdevId};
 use dmu::Io;
 use dmu::traverse::Bookmark;
 use ondisk::ObjType;
+use ondisk::spacemap::parse_log_key;
 
 use crate::audit::bits::{Slab, SpaceBits, VdevBits};
 use crate::audit::{Owner, Owners, PROBLEMS_MAX, Problem, maps};
@@ -188,7 +189,7 @@ impl Spa {
             kept.extend(words);
         }
         let logs = self.mos().lookup("com.delphix:log_spacemap_zap")?;
-        drop.extend(logs.filter(|o| self.mos().object(*o).is_ok()));
+        drop.extend(logs.filter(|o| self.is_log_directory(*o)));
         let mut maps = BTreeSet::new();
         let mut at = base::ObjectId(0);
         while let Some(id) = self.mos().objset().next_object(at, Io::WAIT)? {
@@ -199,6 +200,14 @@ impl Spa {
         }
         drop.extend(&maps);
         Ok((drop, maps))
+    }
+
+    /// Whether an object is a list of logs, as far as it can be read: a wrong number must not
+    /// take another object along.
+    fn is_log_directory(&self, object: u64) -> bool {
+        let named = |name: &[u8]| std::str::from_utf8(name).is_ok_and(|n| parse_log_key(n).is_ok());
+        self.is_of_type(object, ObjType::OTN_ZAP_METADATA)
+            && self.mos().zap_entries(object).is_ok_and(|all| all.iter().all(|e| named(&e.name)))
     }
 
     fn is_of_type(&self, object: u64, object_type: ObjType) -> bool {

@@ -72,7 +72,6 @@ enum Damage {
     MapHeader,
     Histogram,
     Log,
-    LogDirectory,
     Array,
     Unflushed,
     Leak,
@@ -85,7 +84,6 @@ const ALL: &[Damage] = &[
     Damage::MapHeader,
     Damage::Histogram,
     Damage::Log,
-    Damage::LogDirectory,
     Damage::Array,
     Damage::Unflushed,
     Damage::Leak,
@@ -106,7 +104,6 @@ fn vdev_word(rig: &Rig, key: &str) -> u64 {
 
 fn damage(rig: &Rig, damage: Damage) {
     let map = quiet_map(rig);
-    let lookup = |name: &str| rig.pool.spa().mos().lookup(name).unwrap().unwrap();
     match damage {
         Damage::MapBlock => spoil(rig, &first_block(rig, map)),
         Damage::MapDnode => {
@@ -125,9 +122,6 @@ fn damage(rig: &Rig, damage: Damage) {
             let logs = rig.pool.spa().load_space().unwrap().logs;
             let (_, object) = logs.last_key_value().expect("there is a log");
             spoil(rig, &first_block(rig, *object));
-        }
-        Damage::LogDirectory => {
-            spoil(rig, &first_block(rig, lookup("com.delphix:log_spacemap_zap")))
         }
         Damage::Array => {
             let array = rig.pool.spa().config().vdev_tree.children[0].top.as_ref().unwrap();

@@ -85,3 +85,23 @@ pub(super) fn later(args: &ImportArgs, readonly: bool) -> ImportArgs {
     }
     later
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool is rewound and worked on for a day; the daemon starts anew and imports it. It
+    /// must not go back once more.
+    #[test]
+    fn a_rewind_for_writing_is_not_done_again() {
+        let args = ImportArgs {
+            txg: Some(7),
+            rewind: true,
+            extreme: true,
+            rebuild_space: true,
+            ..ImportArgs::default()
+        };
+        assert_eq!(later(&args, false), ImportArgs::default());
+        assert_eq!(later(&args, true), args);
+    }
+}

@@ -399,7 +399,8 @@ mod tests {
             arguments(&options("import", &argv).unwrap())
         };
         let a = args(&["-d", "/x", "-oreadonly=on", "-R/mnt", "-NfT", "12"]).unwrap();
-        assert!(a.readonly && a.force && a.no_mount && a.rewind);
+        assert!(a.readonly && a.force && a.no_mount && a.rewind && !a.rebuild_space);
+        assert!(args(&["--rebuild-space"]).unwrap().rebuild_space);
         assert_eq!((a.txg, a.altroot), (Some(12), Some("/mnt".into())));
         assert_eq!(a.search.paths, [PathBuf::from("/x")]);
         assert!(args(&["-o", "ro,noatime"]).unwrap().readonly);
