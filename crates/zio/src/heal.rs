@@ -44,8 +44,8 @@
 //!
 //! # Departures
 //! Blocks without a checksum, or on a vdev that was removed or is being expanded, are not
-//! healed. Neither is a read
-//! by an unknown way, such as those of intent logs, traversals and `zdb`.
+//! healed. Neither are those that a reader came to by an unknown way, as intent logs,
+//! traversals and `zdb` do, nor what an import reads before its first group.
 //!
 //! Lock order: the state's lock is a leaf.
 
@@ -184,8 +184,11 @@ pub(crate) struct Healing {
     skipped: AtomicU64,
 }
 
+/// Tells right bytes.
+type Accepts<'a> = Box<dyn Fn(&[u8]) -> bool + 'a>;
+
 impl Wound {
-    fn accepts(&self, zio: &Zio) -> Result<Box<dyn Fn(&[u8]) -> bool + '_>> {
+    fn accepts(&self, zio: &Zio) -> Result<Accepts<'_>> {
         match &self.check {
             Check::Block(block) => {
                 // The salt is set once and lives as long as the pipeline.
