@@ -1,22 +1,21 @@
 //! What one process shares among its pools.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
 
 use arc::pressure::{Action, Status};
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Guid, Result};
 use device::EngineKind;
 use ondisk::config::PoolState;
-use spa::engine::{Writer, WriterOptions};
 use spa::status::{ImportReason, VdevState, VdevStatus};
 use spa::{ImportOptions, Search, Spa};
 
+use crate::holder;
 use crate::memory::{self, MemoryHooks, Monitor};
+use crate::opening::{Names, QUEUE_DEPTH};
 use crate::pool::Pool;
-
-/// Operations kept with the kernel at once.
-const QUEUE_DEPTH: usize = 128;
 
 /// How to set up an [`Engine`].
 #[derive(Clone, Debug, Default)]
@@ -36,11 +35,12 @@ pub struct EngineConfig {
     pub give_back: Option<fn(bool)>,
 }
 
-/// The block cache and the device engine of one process, and the pools it has.
+/// The block cache of one process, and the pools it has.
 pub struct Engine {
     cache: Arc<zio::BlockCache>,
-    engine: Arc<device::Engine>,
-    pools: Mutex<Vec<Weak<Pool>>>,
+    /// What drives devices: each pool, and each search for pools, has one of its own.
+    devices: EngineKind,
+    names: Arc<Names>,
     prefetch: Arc<zio::Prefetch>,
     kstats: Arc<kstat::Registry>,
     /// Which bounds follow the machine; changed under its lock.
@@ -96,21 +96,26 @@ pub struct FoundPool {
     pub health: VdevState,
     /// Why it is not simply fine.
     pub reason: Option<ImportReason>,
+    /// Why it cannot be looked at although nothing need be wrong with it: words about the
+    /// process that has it open, or about devices that do not answer.
+    pub held_up: Option<String>,
     /// Features in the way: name, description, whether read-only access works.
     pub unsupported: Vec<(String, String, bool)>,
     /// Its devices.
     pub vdevs: VdevStatus,
     /// Names of cache devices and spares, as far as known.
     pub aux: Vec<VdevStatus>,
-    inner: spa::FoundPool,
+    pub(crate) inner: spa::FoundPool,
 }
 
 impl Engine {
-    /// Sets up the cache and the device engine.
+    /// Sets up the cache.
     ///
     /// # Errors
-    /// When the device engine cannot be started.
+    /// When the memory's monitor cannot be started, or devices cannot be driven as asked.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
+        // Now rather than with the first pool.
+        drop(device::Engine::new(config.engine, 1)?);
         let root = config.memory_root.clone().unwrap_or_else(|| PathBuf::from("/"));
         let (sample, memory_warning) = memory::probe(&root);
         let (mut least, mut most, mut c) = arc::pressure::default_sizes(sample.as_ref());
@@ -126,8 +131,8 @@ impl Engine {
         let hooks = Hooks { cache: Arc::clone(&cache), status: Arc::clone(&status), give_back };
         let engine = Arc::new(Engine {
             cache,
-            engine: device::Engine::new(config.engine, QUEUE_DEPTH)?,
-            pools: Mutex::new(Vec::new()),
+            devices: config.engine,
+            names: Arc::default(),
             prefetch: zio::Prefetch::new(),
             kstats: Arc::new(kstat::Registry::new()),
             automatic: Mutex::new(crate::tune::Automatic {
@@ -200,9 +205,18 @@ impl Engine {
         &self.kstats
     }
 
-    /// What drives the devices.
-    pub(crate) fn devices(&self) -> &Arc<device::Engine> {
-        &self.engine
+    /// What drives devices, for one pool or one search: what hangs there is in nobody's
+    /// way elsewhere.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn devices(&self) -> Result<Arc<device::Engine>> {
+        device::Engine::new(self.devices, QUEUE_DEPTH)
+    }
+
+    /// The names that are taken.
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        &self.names
     }
 
     /// The cache of all pools.
@@ -212,7 +226,7 @@ impl Engine {
 
     /// The pools that are imported.
     pub(crate) fn imported(&self) -> Vec<Arc<Pool>> {
-        self.pools.lock().iter().filter_map(Weak::upgrade).collect()
+        self.names.pools()
     }
 
     /// What the prefetcher counts.
@@ -293,20 +307,77 @@ impl Engine {
         self.cache.clear();
     }
 
-    /// Finds pools, and looks at each as far as it can be opened.
+    /// Finds pools, and looks at each as far as it can be opened. What does not answer is
+    /// waited for some seconds, and reported then.
     ///
     /// # Errors
     /// `Limit` for absurdly many candidates.
     pub fn discover(&self, search: &Search) -> Result<Discovery> {
-        let found = spa::discover(search, &self.engine)?;
-        let pools = found.pools.into_iter().map(|p| self.look_at(p)).collect();
+        let found = spa::discover(search, &self.devices()?)?;
+        let mut looks = Vec::new();
+        for inner in found.pools {
+            let (cache, devices) = (Arc::clone(&self.cache), self.devices()?);
+            let slot = Arc::new(Slot::default());
+            let (filled, own) = (Arc::clone(&slot), inner.clone());
+            base::rt::spawn("look", move || filled.set(look_at(own, &cache, &devices)))?;
+            looks.push((inner, slot));
+        }
+        let begin = base::rt::now();
+        let look = |(inner, slot): (spa::FoundPool, Arc<Slot>)| {
+            let left = SILENCE_MAX.saturating_sub(begin.elapsed());
+            slot.wait_for(left).unwrap_or_else(|| {
+                let mut silent = FoundPool::unread(inner);
+                silent.held_up = Some("its devices do not answer".to_owned());
+                silent
+            })
+        };
+        let pools = looks.into_iter().map(look).collect();
         Ok(Discovery { pools, problems: found.problems })
     }
+}
 
-    fn look_at(&self, inner: spa::FoundPool) -> FoundPool {
-        let options = ImportOptions { readonly: true, inspect: true, ..ImportOptions::default() };
-        let opened = Spa::open(&inner, &options, &self.cache, &self.engine);
-        let mut found = FoundPool {
+/// How long a pool that is looked at may be silent.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// What a look at a pool found, for somebody who does not wait for ever.
+#[derive(Default)]
+struct Slot {
+    found: Mutex<Option<FoundPool>>,
+    filled: base::rt::Condvar,
+}
+
+impl Slot {
+    fn set(&self, found: FoundPool) {
+        *self.found.lock() = Some(found);
+        self.filled.notify_all();
+    }
+
+    fn wait_for(&self, time: Duration) -> Option<FoundPool> {
+        let begin = base::rt::now();
+        let mut found = self.found.lock();
+        loop {
+            if let Some(found) = found.take() {
+                return Some(found);
+            }
+            let left = time.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return None;
+            }
+            self.filled.wait_timeout(&mut found, left);
+        }
+    }
+}
+
+impl FoundPool {
+    /// Whether another host had it last and did not give it up.
+    pub(crate) fn is_foreign(&self) -> bool {
+        let other = self.hostid.unwrap_or(0) != spa::own_hostid() || self.hostid.is_none();
+        self.state == PoolState::Active && other
+    }
+
+    /// As its labels have it.
+    fn unread(inner: spa::FoundPool) -> FoundPool {
+        FoundPool {
             name: inner.name.clone(),
             guid: inner.guid,
             state: inner.state,
@@ -317,110 +388,49 @@ impl Engine {
             version: inner.version,
             health: VdevState::Unavail,
             reason: None,
+            held_up: None,
             unsupported: Vec::new(),
             vdevs: VdevStatus::default(),
             aux: Vec::new(),
             inner,
-        };
-        match opened {
-            Ok(spa) => {
-                found.timestamp = spa.uberblock().timestamp;
-                found.vdevs = spa.vdev_status();
-                found.health = found.vdevs.state();
-                found.unsupported = words(spa.features().unsupported());
-                found.aux = crate::pool::aux_devices(&spa);
-                found.reason = reason_of_status(&found.vdevs);
-                let blocks_writing = |u: &(String, String, bool)| u.2;
-                if found.reason.is_none() && found.unsupported.iter().any(blocks_writing) {
-                    found.reason = Some(ImportReason::UnsupportedFeaturesWrite);
-                }
-            }
-            Err(failure) => {
-                found.reason = Some(reason_of_error(&failure.error, failure.vdevs.as_ref()));
-                found.unsupported = words(failure.unsupported);
-                found.vdevs = failure.vdevs.unwrap_or_default();
-            }
         }
-        found.vdevs.name.clone_from(&found.name);
-        let foreign = found.hostid.unwrap_or(0) != spa::own_hostid();
-        if found.reason.is_none() && found.state == PoolState::Active && foreign {
-            found.reason = Some(ImportReason::HostidMismatch);
-        }
-        found
-    }
-
-    /// Imports a pool.
-    ///
-    /// # Errors
-    /// `Exists` for a name or guid already imported, `Busy` when another host
-    /// had it and `force` is not set, and those of [`Spa::open`].
-    pub fn import(&self, pool: &FoundPool, options: &ImportOptions) -> Result<Arc<Pool>> {
-        let name = options.new_name.as_deref().unwrap_or(&pool.name);
-        let mut pools = self.pools.lock();
-        pools.retain(|p| p.strong_count() > 0);
-        for other in pools.iter().filter_map(Weak::upgrade) {
-            if other.guid() == pool.guid || other.name() == name {
-                let text = "a pool with that name already exists";
-                return Err(Error::new(ErrorKind::Exists, text).in_pool(name));
-            }
-        }
-        let foreign = pool.hostid.unwrap_or(0) != spa::own_hostid() || pool.hostid.is_none();
-        if pool.state == PoolState::Active && foreign && !options.force {
-            return Err(Error::busy("pool was previously in use from another system").in_pool(name));
-        }
-        let spa = Spa::open(&pool.inner, options, &self.cache, &self.engine)
-            .map_err(|failure| failure.error)?;
-        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
-        let (writer, because) = start_writer(&spa, options, self.write_limits())?;
-        spa.zio().tree().set_queue_limits(self.queue_limits());
-        let kstats = Some(Arc::clone(&self.kstats));
-        let pool = Arc::new(Pool::with_writer(spa, kstats, writer, because));
-        // A pool without kstats is better than none.
-        let _absent = crate::kstats::register_pool(&pool.core);
-        pools.push(Arc::downgrade(&pool));
-        Ok(pool)
-    }
-
-    /// The earlier states of a pool that can be looked at or gone back to, newest first.
-    ///
-    /// # Errors
-    /// Those of [`spa::look_back`].
-    pub fn look_back(&self, pool: &FoundPool) -> Result<Vec<spa::Past>> {
-        let leaves = spa::FileLeaves(Arc::clone(&self.engine));
-        spa::look_back(&pool.inner, &ImportOptions::default(), &self.cache, &leaves)
-    }
-
-    /// Opens a pool only to look at it: no host check, devices still locked for
-    /// reading.
-    ///
-    /// # Errors
-    /// Those of [`Spa::open`].
-    pub fn inspect(&self, pool: &FoundPool, options: &ImportOptions) -> Result<Arc<Pool>> {
-        let options = ImportOptions { readonly: true, inspect: true, ..options.clone() };
-        let spa = Spa::open(&pool.inner, &options, &self.cache, &self.engine)
-            .map_err(|failure| failure.error)?;
-        spa.zio().set_prefetch(Arc::clone(&self.prefetch));
-        Ok(Arc::new(Pool::new(spa, None)))
     }
 }
 
-/// Starts writing, if that was asked for; why not, if the pool does not allow it.
-fn start_writer(
-    spa: &Spa,
-    options: &ImportOptions,
-    limits: txg::Limits,
-) -> Result<(Option<Arc<Writer>>, Option<String>)> {
-    if !options.writes() {
-        return Ok((None, None));
+fn look_at(
+    inner: spa::FoundPool,
+    cache: &Arc<zio::BlockCache>,
+    devices: &Arc<device::Engine>,
+) -> FoundPool {
+    let options = ImportOptions { readonly: true, inspect: true, ..ImportOptions::default() };
+    let opened = Spa::open(&inner, &options, cache, devices);
+    let mut found = FoundPool::unread(inner);
+    match opened {
+        Ok(spa) => {
+            found.timestamp = spa.uberblock().timestamp;
+            found.vdevs = spa.vdev_status();
+            found.health = found.vdevs.state();
+            found.unsupported = words(spa.features().unsupported());
+            found.aux = crate::pool::aux_devices(&spa);
+            found.reason = reason_of_status(&found.vdevs);
+            let blocks_writing = |u: &(String, String, bool)| u.2;
+            if found.reason.is_none() && found.unsupported.iter().any(blocks_writing) {
+                found.reason = Some(ImportReason::UnsupportedFeaturesWrite);
+            }
+        }
+        Err(failure) => {
+            found.reason = Some(reason_of_error(&failure.error, failure.vdevs.as_ref()));
+            found.unsupported = words(failure.unsupported);
+            found.vdevs = failure.vdevs.unwrap_or_default();
+            found.held_up = holder::of(&found.inner);
+        }
     }
-    let max_ashift = spa.zio().tree().nodes().map(|(_, n)| n.ashift()).max().unwrap_or(9);
-    let limits = Some(limits);
-    let writing = WriterOptions { max_ashift, limits, resumes: true, ..WriterOptions::default() };
-    match spa.start_writer(writing) {
-        Ok(writer) => Ok((Some(writer), None)),
-        Err(e) if e.kind() == ErrorKind::ReadOnly => Ok((None, Some(e.message().to_owned()))),
-        Err(e) => Err(e),
+    found.vdevs.name.clone_from(&found.name);
+    let foreign = found.hostid.unwrap_or(0) != spa::own_hostid();
+    if found.reason.is_none() && found.state == PoolState::Active && foreign {
+        found.reason = Some(ImportReason::HostidMismatch);
     }
+    found
 }
 
 fn words(list: Vec<dsl::features::Unsupported>) -> Vec<(String, String, bool)> {

@@ -1,10 +1,9 @@
-//! Pools whose devices are gone: suspended, resumed, or given up.
+//! Pools whose devices are gone: suspended, and resumed.
 
 use std::sync::Arc;
 
 use base::{Error, Guid, Result};
 use spa::engine::Command;
-use spa::leaves::FileLeaves;
 use spa::status::VdevStatus;
 
 use crate::dataset::Dataset;
@@ -25,14 +24,6 @@ impl Pool {
     pub fn is_suspended(&self) -> bool {
         self.core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some())
     }
-
-    /// Gives a suspended pool up: who waits for it gets an error. It is then as it was last
-    /// synced, and can only be dropped. Nothing happens to others.
-    pub fn abandon(&self) {
-        if let Some(writer) = self.core.writer.as_ref().filter(|_| self.is_suspended()) {
-            writer.abandon();
-        }
-    }
 }
 
 /// Whether a vdev has this name, path, last part of its path, or guid.
@@ -43,6 +34,11 @@ fn is_called(v: &VdevStatus, name: &str) -> bool {
 }
 
 impl Pool {
+    /// Why nothing can be written, if that is so.
+    pub fn suspended_because(&self) -> Option<Error> {
+        self.core.writer.as_ref().and_then(|w| w.txgs().suspended())
+    }
+
     /// The vdev of this name, path, last part of its path, or guid.
     fn vdev_named(&self, name: &str) -> Result<Guid> {
         let mut found = None;
@@ -84,7 +80,7 @@ impl Engine {
             None => None,
             Some(name) => Some(pool.vdev_named(name)?),
         };
-        writer.reopen(leaf, &FileLeaves(self.devices().clone()))?;
+        writer.reopen(leaf, &pool.core.leaves)?;
         let Some(command) = command.map(Command::new) else { return Ok(()) };
         // The pool may stop again at once: nobody waits for the history.
         let writer = Arc::clone(writer);

@@ -17,6 +17,7 @@ use zpl::FileSystem;
 use crate::dataset::Dataset;
 use crate::engine::reason_of_status;
 use crate::host::PoolHost;
+use crate::opening::PoolLeaves;
 
 /// A pool in use.
 pub struct Pool {
@@ -26,12 +27,16 @@ pub struct Pool {
 /// What a pool and its datasets share.
 pub(crate) struct Core {
     pub(crate) spa: Spa,
+    /// What opens its devices.
+    pub(crate) leaves: PoolLeaves,
     pub(crate) load_guid: u64,
     /// The writable half, unless the pool can only be read.
     pub(crate) writer: Option<Arc<Writer>>,
     /// Why it can only be read, although reading and writing was asked for.
     pub(crate) read_only_because: Option<String>,
     space: OnceLock<Arc<PoolSpace>>,
+    /// Of a pool that is written: as it was last read.
+    last_space: Mutex<Option<Arc<PoolSpace>>>,
     saved: OnceLock<u64>,
     origin: OnceLock<u64>,
     /// The engine's kstats, for an imported pool.
@@ -139,10 +144,17 @@ impl Core {
         }
         if let Some(writer) = &self.writer {
             let config = writer.published().config;
-            return self.spa.load_space_of(&config).map(Arc::new);
+            let space = Arc::new(self.spa.load_space_of(&config)?);
+            *self.last_space.lock() = Some(Arc::clone(&space));
+            return Ok(space);
         }
         let loaded = Arc::new(self.spa.load_space()?);
         Ok(Arc::clone(self.space.get_or_init(|| loaded)))
+    }
+
+    /// The pool's space when it was last asked for, without asking any device.
+    pub(crate) fn last_space(&self) -> Option<Arc<PoolSpace>> {
+        self.space.get().cloned().or_else(|| self.last_space.lock().clone())
     }
 
     /// Bytes that deduplication and cloning save: datasets are charged for every
@@ -216,24 +228,23 @@ pub struct PoolStatus {
 }
 
 impl Pool {
-    pub(crate) fn new(spa: Spa, kstats: Option<Arc<kstat::Registry>>) -> Pool {
-        Pool::with_writer(spa, kstats, None, None)
-    }
-
     pub(crate) fn with_writer(
         spa: Spa,
         kstats: Option<Arc<kstat::Registry>>,
         writer: Option<Arc<Writer>>,
         read_only_because: Option<String>,
+        leaves: PoolLeaves,
     ) -> Pool {
         let load_guid = base::rt::random_u64().unwrap_or(1);
         Pool {
             core: Arc::new(Core {
                 spa,
+                leaves,
                 load_guid,
                 writer,
                 read_only_because,
                 space: OnceLock::new(),
+                last_space: Mutex::new(None),
                 saved: OnceLock::new(),
                 origin: OnceLock::new(),
                 kstats,
@@ -362,6 +373,26 @@ impl Pool {
         })
     }
 
+    /// As [`Pool::status`], as far as memory has it: without scans, errors and auxiliary
+    /// devices. No device is asked.
+    pub fn status_from_memory(&self) -> PoolStatus {
+        let mut root = self.core.spa.vdev_status();
+        if let Some(space) = self.core.last_space() {
+            fill_in(&mut root, &space);
+        }
+        PoolStatus {
+            name: self.name().to_owned(),
+            guid: self.guid(),
+            health: root.state(),
+            reason: reason_of_status(&root),
+            aux: Vec::new(),
+            scan: None,
+            error_count: 0,
+            suspended: self.is_suspended(),
+            root,
+        }
+    }
+
     fn features_missing(&self) -> Result<bool> {
         use ondisk::features::{FEATURES, NO_UPGRADE};
         let features = self.core.features()?;
@@ -377,17 +408,7 @@ impl Pool {
 
     /// Fills in sizes and fragmentation of the root and its top-level vdevs.
     fn add_space(&self, root: &mut VdevStatus) -> Result<()> {
-        let space = self.core.space()?;
-        root.size = space.size();
-        root.allocated = space.allocated();
-        root.fragmentation = space.fragmentation();
-        for top in &mut root.children {
-            let id = base::VdevId(top.id as u32);
-            let Some(v) = space.vdev(id) else { continue };
-            top.size = v.size();
-            top.allocated = v.allocated();
-            top.fragmentation = v.fragmentation();
-        }
+        fill_in(root, &*self.core.space()?);
         Ok(())
     }
 
@@ -446,6 +467,19 @@ impl Pool {
             Some(head) => f(Dataset::of_head(&self.core, head)?),
             None => Err(Error::corrupt("a dataset has no content").in_dataset(dir.name())),
         })
+    }
+}
+
+fn fill_in(root: &mut VdevStatus, space: &PoolSpace) {
+    root.size = space.size();
+    root.allocated = space.allocated();
+    root.fragmentation = space.fragmentation();
+    for top in &mut root.children {
+        let id = base::VdevId(top.id as u32);
+        let Some(v) = space.vdev(id) else { continue };
+        top.size = v.size();
+        top.allocated = v.allocated();
+        top.fragmentation = v.fragmentation();
     }
 }
 

@@ -20,6 +20,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// taken down a process that was killed, its socket takes connections and breaks them, and
 /// its lock is held.
 pub(crate) const LAST_BREATH: Duration = Duration::from_secs(10);
+/// How long a daemon may take to say hello: it does nothing else meanwhile.
+const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long nothing is done while something is waited for.
 pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
@@ -45,12 +47,24 @@ fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
 
 impl Client {
     /// Says hello; `None` when the other side is gone instead of answering.
-    fn greet(stream: UnixStream) -> Result<Option<Client>> {
+    fn greet(runtime: &Runtime, stream: UnixStream) -> Result<Option<Client>> {
+        let timeout =
+            |t| stream.set_read_timeout(t).map_err(|e| Error::io("no timeout on the socket", e));
+        timeout(Some(HELLO_MAX))?;
         match proto::send(&stream, &Hello::ours()) {
             Err(e) if e.kind() == ErrorKind::Io => return Ok(None),
             other => other?,
         }
-        let Some(hello) = proto::receive::<Hello>(&stream)? else { return Ok(None) };
+        let hello = match proto::receive::<Hello>(&stream) {
+            Err(e) if proto::timed_out(&e) => {
+                let process =
+                    runtime.holder().map_or(String::new(), |pid| format!(", process {pid},"));
+                return Err(Error::busy(format!("the daemon{process} does not answer")));
+            }
+            other => other?,
+        };
+        let Some(hello) = hello else { return Ok(None) };
+        timeout(None)?;
         if hello.protocol != proto::VERSION {
             return Err(Error::unsupported(format!(
                 "the running daemon is version {}, this command {}: run 'cenote daemon stop' first",
@@ -69,7 +83,7 @@ impl Client {
         let begin = rt::now();
         loop {
             let Some(stream) = dial(runtime)? else { return Ok(None) };
-            if let Some(client) = Client::greet(stream)? {
+            if let Some(client) = Client::greet(runtime, stream)? {
                 return Ok(Some(client));
             }
             if begin.elapsed() > LAST_BREATH {

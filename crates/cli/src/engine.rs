@@ -10,8 +10,8 @@ pub(crate) use cenote::inspect::zpl::{
 };
 pub(crate) use cenote::{
     ClassDetail, DataError, Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem,
-    FoundPool, ImportOptions, ImportReason, Io, Pool, PoolState, PoolStatus, ScanState, Search,
-    VdevClass, VdevState, VdevStatus, Volume,
+    FoundPool, ImportOptions, ImportReason, Io, Opening, Pool, PoolState, PoolStatus, ScanState,
+    Search, VdevClass, VdevState, VdevStatus, Volume,
 };
 
 /// A line about a path that could not be looked at.

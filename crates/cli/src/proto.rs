@@ -9,8 +9,8 @@
 //! closes its socket cancels the request.
 //!
 //! # Invariants
-//! * No frame exceeds [`FRAME_MAX`]; a longer one ends the connection before any
-//!   memory is taken for it.
+//! * No frame exceeds [`FRAME_MAX`], no request [`REQUEST_MAX`]; a longer one ends the
+//!   connection before any memory is taken for it.
 //! * Values travel raw, as `cenote::props` has them; words and units are made by the
 //!   command that prints them.
 
@@ -37,9 +37,12 @@ pub(crate) use dataset::{
 pub(crate) use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Largest frame in bytes.
 pub(crate) const FRAME_MAX: usize = 32 << 20;
+/// Largest request in bytes: names of [`TARGETS_MAX`] datasets, as long as a command line can
+/// hold.
+pub(crate) const REQUEST_MAX: usize = 8 << 20;
 /// Rows in one [`Reply::Rows`].
 pub(crate) const ROWS_MAX: usize = 256;
 
@@ -567,6 +570,9 @@ pub(crate) struct Pool {
     pub(crate) health: State,
     /// I/O is suspended.
     pub(crate) suspended: bool,
+    /// What is done to the pool as a whole, instead of its health: `IMPORTING`.
+    #[serde(default)]
+    pub(crate) doing: Option<String>,
     /// The tree.
     pub(crate) root: Vdev,
     /// Data errors known.
@@ -610,6 +616,12 @@ pub(crate) struct Found {
     pub(crate) unsupported: Vec<(String, String, bool)>,
     /// The tree.
     pub(crate) root: Vdev,
+    /// Why it cannot be looked at although nothing need be wrong with it.
+    #[serde(default)]
+    pub(crate) held_up: Option<String>,
+    /// The name by which this daemon imported it when it started.
+    #[serde(default)]
+    pub(crate) imported: Option<String>,
 }
 
 /// One mount.
@@ -698,6 +710,12 @@ pub(crate) fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> 
     to.write_all(&frame).map_err(|e| Error::io("cannot send to the other side", e))
 }
 
+/// Whether what was to be received did not come in the socket's time.
+pub(crate) fn timed_out(e: &Error) -> bool {
+    let source = std::error::Error::source(e).and_then(|s| s.downcast_ref::<std::io::Error>());
+    source.is_some_and(|s| s.kind() == std::io::ErrorKind::WouldBlock)
+}
+
 /// Reads one message; `None` when the other side closed the connection.
 ///
 /// # Errors
@@ -728,8 +746,15 @@ pub(crate) fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option
     if body.len() != len {
         return Err(Error::new(ErrorKind::Io, "the connection broke off"));
     }
-    serde_json::from_slice(&body)
-        .map(Some)
+    decode(&body).map(Some)
+}
+
+/// A message out of a whole frame.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] for one that is none.
+pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body)
         .map_err(|e| Error::corrupt("the other side sent no message of ours").caused_by(e))
 }
 

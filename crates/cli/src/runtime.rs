@@ -1,7 +1,10 @@
 //! The runtime directory: where the daemon's socket, lock, log and lists lie.
 //!
 //! `$CENOTE_RUNTIME_DIR`, else `/run/cenote` for root, else
-//! `$XDG_RUNTIME_DIR/cenote`. Two daemons with different directories live side
+//! `$XDG_RUNTIME_DIR/cenote`, else `/run/user/UID/cenote` where that directory is the
+//! user's own, else `/tmp/cenote-UID`. A name in `/tmp` can be taken by anybody first: the
+//! directory must be one, no link, the user's own, and closed to others; else it is refused
+//! ([`private`]). Nobody else can replace it then, for `/tmp` is sticky. Two daemons with different directories live side
 //! by side; two with the same one cannot (the lock file). The list of imported pools lies
 //! in `$CENOTE_STATE_DIR` if that is set, so that it can outlive the system.
 
@@ -25,26 +28,46 @@ pub(crate) struct Runtime {
     state: PathBuf,
 }
 
-fn choose(own: Option<OsString>, xdg: Option<OsString>, root: bool) -> Option<PathBuf> {
+fn choose(
+    own: Option<OsString>,
+    xdg: Option<OsString>,
+    uid: u32,
+    is_own: impl Fn(&Path) -> bool,
+) -> PathBuf {
     let set = |v: Option<OsString>| v.filter(|v| !v.is_empty()).map(PathBuf::from);
-    match set(own) {
-        Some(dir) => Some(dir),
-        None if root => Some(PathBuf::from("/run/cenote")),
-        None => set(xdg).map(|d| d.join("cenote")),
+    if let Some(dir) = set(own) {
+        return dir;
+    }
+    if uid == 0 {
+        return PathBuf::from("/run/cenote");
+    }
+    let run = PathBuf::from(format!("/run/user/{uid}"));
+    match set(xdg).or_else(|| Some(run).filter(|run| is_own(run))) {
+        Some(dir) => dir.join("cenote"),
+        None => PathBuf::from(format!("/tmp/cenote-{uid}")),
     }
 }
 
+/// Whether this is a directory, no link to one, of the user and for the user alone.
+fn is_private(dir: &Path) -> bool {
+    fs::symlink_metadata(dir).is_ok_and(|meta| {
+        meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0
+    })
+}
+
 impl Runtime {
-    /// The directory that the environment names. It need not exist.
+    /// The directory that the environment names, or the user's own. It need not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the environment names none.
+    /// [`ErrorKind::Invalid`] for a name that is none; `Permission` for a directory below
+    /// `/tmp` that somebody else made.
     pub(crate) fn from_env() -> Result<Runtime> {
         let var = std::env::var_os;
-        let dir = choose(var("CENOTE_RUNTIME_DIR"), var("XDG_RUNTIME_DIR"), geteuid().is_root())
-            .ok_or_else(|| {
-                Error::invalid("no runtime directory: set CENOTE_RUNTIME_DIR or XDG_RUNTIME_DIR")
-            })?;
+        let uid = geteuid().as_raw();
+        let dir = choose(var("CENOTE_RUNTIME_DIR"), var("XDG_RUNTIME_DIR"), uid, is_private);
+        if dir.starts_with("/tmp") && fs::symlink_metadata(&dir).is_ok() {
+            private(&dir)?;
+        }
         let dir = std::path::absolute(&dir).map_err(|e| Error::io("bad runtime directory", e))?;
         let state = match var("CENOTE_STATE_DIR").filter(|v| !v.is_empty()) {
             Some(state) => {
@@ -100,6 +123,11 @@ impl Runtime {
         private(&self.dir)
     }
 
+    /// The process that took the daemon's lock last.
+    pub(crate) fn holder(&self) -> Option<u32> {
+        fs::read_to_string(self.dir.join("lock")).ok()?.trim().parse().ok()
+    }
+
     /// Takes the daemon's lock; it holds as long as the file lives.
     ///
     /// # Errors
@@ -124,7 +152,8 @@ impl Runtime {
     }
 }
 
-/// A directory for its owner alone.
+/// Makes a directory for its owner alone, if need be. Below `/tmp` nobody else may have made
+/// it.
 fn private(dir: &Path) -> Result<()> {
     let place = || dir.display().to_string();
     DirBuilder::new()
@@ -138,6 +167,11 @@ fn private(dir: &Path) -> Result<()> {
         return Err(
             Error::permission("the runtime directory belongs to another user").on_path(place())
         );
+    }
+    if dir.starts_with("/tmp/") && dir.parent() == Some(Path::new("/tmp")) && !is_private(dir) {
+        let text = "the runtime directory is a link, or open to other users; remove it, or set \
+                    CENOTE_RUNTIME_DIR";
+        return Err(Error::permission(text).on_path(place()));
     }
     Ok(())
 }
@@ -186,10 +220,29 @@ mod tests {
     #[test]
     fn the_environment_chooses() {
         let s = |v: &str| Some(OsString::from(v));
-        assert_eq!(choose(s("/a"), s("/x"), true), Some("/a".into()));
-        assert_eq!(choose(s(""), s("/x"), true), Some("/run/cenote".into()));
-        assert_eq!(choose(None, s("/x"), false), Some("/x/cenote".into()));
-        assert_eq!(choose(None, None, false), None);
+        let (yes, no) = (|_: &Path| true, |_: &Path| false);
+        assert_eq!(choose(s("/a"), s("/x"), 0, no), Path::new("/a"));
+        assert_eq!(choose(s(""), s("/x"), 0, no), Path::new("/run/cenote"));
+        assert_eq!(choose(None, s("/x"), 1000, no), Path::new("/x/cenote"));
+        assert_eq!(choose(None, None, 1000, yes), Path::new("/run/user/1000/cenote"));
+        assert_eq!(choose(None, s(""), 1000, no), Path::new("/tmp/cenote-1000"));
+    }
+
+    /// Somebody made the directory in `/tmp` first, to be the daemon's file system.
+    #[test]
+    fn a_directory_in_tmp_is_the_users_own() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = PathBuf::from(format!("/tmp/cenote-own-{}", std::process::id()));
+        private(&dir).unwrap();
+        private(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(private(&dir).unwrap_err().kind(), ErrorKind::Permission);
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+        let link = dir.with_extension("link");
+        symlink(&dir, &link).unwrap();
+        assert_eq!(private(&link).unwrap_err().kind(), ErrorKind::Permission);
+        fs::remove_file(&link).unwrap();
+        fs::remove_dir(&dir).unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //!   of threads calling pread and pwrite.
 //! * [`MemDevice`]: a vector, for tests. [`FaultDevice`]: wraps another device and
 //!   damages what it returns, deterministically. [`SimDevice`]: forgets in a crash
-//!   what was not flushed; see [`sim`].
+//!   what was not flushed; see [`sim`]. [`CutDevice`]: can be given up while it is silent.
 //!
 //! A caller that has to wait anyway uses [`read_blocking`], [`submit_and_wait`] or
 //! [`execute`]; these let a file device serve one operation in the calling thread,
@@ -24,6 +24,7 @@
 //!
 //! Lock order: engine queues are leaf locks.
 
+mod cutoff;
 mod engine;
 mod fault;
 mod file;
@@ -34,6 +35,7 @@ pub mod sim;
 mod stats;
 mod uring;
 
+pub use cutoff::{CutDevice, Cutoff, Watch};
 pub use engine::{Engine, EngineKind};
 pub use fault::{Fault, FaultDevice};
 pub use file::{FileDevice, Lock, OpenOptions};

@@ -1,9 +1,25 @@
 //! Finding pool members among files and devices (chapter 01 §8.1).
+//!
+//! # Theory
+//! A scan looks at every file of the named directories, and one of these may lie on a
+//! device or a file server that never answers. So each system call is made by a worker
+//! thread that the scan does not join: a worker that was silent for [`SILENCE_MAX`] is
+//! replaced by another and its file reported. The silent worker ends when the kernel lets
+//! it go, and what it found then is dropped.
+//!
+//! # Invariants
+//! * A scan ends [`SILENCE_MAX`] after the last file that answered, or earlier.
+//! * [`WORKERS_MAX`] workers live at most, those of earlier scans included.
+//!
+//! Lock order: `Scan::state` is a leaf lock.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
-use base::rt::Mutex;
+use base::rt::{self, Condvar, Instant, Mutex};
 use base::{Error, ErrorKind, Guid, Result, Txg};
 use device::Engine;
 use ondisk::config::LabelConfig;
@@ -28,6 +44,13 @@ const DEFAULT_DIRS: [&str; 9] = [
 const CANDIDATES_MAX: usize = 100_000;
 /// Devices read at once.
 const SCAN_THREADS: usize = 16;
+/// How long a device may be silent.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// Workers of all scans, those that are silent included.
+const WORKERS_MAX: usize = 256;
+
+/// Workers that live.
+static WORKERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Where to look, and for what.
 #[derive(Clone, Debug, Default)]
@@ -74,69 +97,236 @@ pub struct Candidate {
 /// `Limit` when a directory holds absurdly many files. Everything else is
 /// reported in [`Discovery::problems`].
 pub fn discover(search: &Search, engine: &Arc<Engine>) -> Result<Discovery> {
-    discover_in(search, &FileLeaves(Arc::clone(engine)))
+    let scan = Scan::new(search, FileLeaves(Arc::clone(engine)));
+    scan.run()?;
+    let mut state = scan.state.lock();
+    let found = std::mem::take(&mut state.found);
+    let problems = std::mem::take(&mut state.problems);
+    drop(state);
+    Ok(sorted(found, problems, search.destroyed))
 }
 
-/// As [`discover`], among the leaves of `source`: all of them, if it can list them.
+/// As [`discover`], among all leaves of a `source` that can list them; such sources answer.
 ///
 /// # Errors
-/// As [`discover`].
+/// None yet.
 pub fn discover_in(search: &Search, source: &dyn Leaves) -> Result<Discovery> {
-    let mut problems = Vec::new();
-    let files = match source.list() {
-        Some(all) => all.into_iter().map(|path| (path, false)).collect(),
-        None => collect(search, &mut problems)?,
-    };
+    let files = source.list().unwrap_or_default();
     let found = Mutex::new(Vec::new());
-    let failed = Mutex::new(Vec::new());
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    base::rt::fan_out(SCAN_THREADS.min(files.len()), |_| {
+    let next = AtomicUsize::new(0);
+    rt::fan_out(SCAN_THREADS.min(files.len()), |_| {
         loop {
             let order = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some((path, named)) = files.get(order) else { return };
-            match probe(path, order, source) {
-                Ok(Some(candidate)) => found.lock().push(candidate),
-                Ok(None) => {}
-                // A directory holds all sorts of things; a named file was meant.
-                Err(e) if *named || e.kind() == ErrorKind::Permission => {
-                    failed.lock().push((path.clone(), e));
-                }
-                Err(_) => {}
+            let Some(path) = files.get(order) else { return };
+            if let Ok(Some(candidate)) = probe(path, order, source) {
+                found.lock().push(candidate);
             }
         }
     });
-    problems.extend(failed.into_inner());
-    problems.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut candidates = found.into_inner();
-    candidates.sort_by_key(|c| c.order);
-    let pools = assemble(candidates, search.destroyed);
-    Ok(Discovery { pools, problems })
+    Ok(sorted(found.into_inner(), Vec::new(), search.destroyed))
 }
 
-/// The files to look at; true marks those the user named himself.
-fn collect(search: &Search, problems: &mut Vec<(PathBuf, Error)>) -> Result<Vec<(PathBuf, bool)>> {
-    let mut files = Vec::new();
-    let default = search.paths.is_empty();
-    let roots: Vec<PathBuf> = if default {
-        DEFAULT_DIRS.iter().map(PathBuf::from).collect()
-    } else {
-        search.paths.clone()
-    };
-    for root in roots {
-        match std::fs::metadata(&root) {
-            Ok(meta) if meta.is_dir() => match list(&root, default) {
-                Ok(entries) => files.extend(entries.into_iter().map(|p| (p, false))),
-                Err(e) => problems.push((root, e)),
-            },
-            Ok(_) => files.push((root, true)),
-            Err(_) if default => {}
-            Err(e) => problems.push((root.clone(), Error::io("cannot open", e))),
+fn sorted(
+    mut candidates: Vec<Candidate>,
+    mut problems: Vec<(PathBuf, Error)>,
+    destroyed: bool,
+) -> Discovery {
+    problems.sort_by(|a, b| a.0.cmp(&b.0));
+    candidates.sort_by_key(|c| c.order);
+    Discovery { pools: assemble(candidates, destroyed), problems }
+}
+
+/// Something to be looked at.
+#[derive(Clone)]
+struct Job {
+    path: PathBuf,
+    /// Position in the scan, or of the first entry of a directory.
+    order: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// A directory or file to search; one of the system's own need not be there.
+    Root { default: bool },
+    /// A file; one that the user named was meant.
+    File { named: bool },
+}
+
+#[derive(Default)]
+struct ScanState {
+    todo: VecDeque<Job>,
+    /// What workers look at, and since when.
+    running: BTreeMap<u64, (Job, Instant)>,
+    next: u64,
+    found: Vec<Candidate>,
+    problems: Vec<(PathBuf, Error)>,
+    too_many: Option<&'static str>,
+    /// Nobody wants to know any more.
+    over: bool,
+}
+
+struct Scan {
+    source: FileLeaves,
+    state: Mutex<ScanState>,
+    changed: Condvar,
+}
+
+impl Scan {
+    fn new(search: &Search, source: FileLeaves) -> Arc<Scan> {
+        let default = search.paths.is_empty();
+        let roots: Vec<PathBuf> = match default {
+            true => DEFAULT_DIRS.iter().map(PathBuf::from).collect(),
+            false => search.paths.clone(),
+        };
+        let job = |(n, path)| Job { path, order: n * CANDIDATES_MAX, what: What::Root { default } };
+        let todo = roots.into_iter().enumerate().map(job).collect();
+        let state = Mutex::new(ScanState { todo, ..ScanState::default() });
+        Arc::new(Scan { source, state, changed: Condvar::new() })
+    }
+
+    /// Looks at everything that answers.
+    fn run(self: &Arc<Self>) -> Result<()> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(text) = state.too_many {
+                state.over = true;
+                return Err(Error::limit(text));
+            }
+            let silent = state.running.values().filter(|r| r.1.elapsed() >= SILENCE_MAX).count();
+            let busy = state.running.len() - silent;
+            if busy == 0 && state.todo.is_empty() {
+                break;
+            }
+            let wanted = state.todo.len().min(SCAN_THREADS.saturating_sub(busy));
+            let started = (0..wanted).take_while(|_| self.start(&mut state)).count();
+            if started == 0 && busy == 0 {
+                break;
+            }
+            self.changed.wait_timeout(&mut state, Duration::from_millis(100));
         }
-        if files.len() > CANDIDATES_MAX {
-            return Err(Error::limit("too many files to scan; name the devices with -d"));
+        state.over = true;
+        let silent: Vec<Job> =
+            std::mem::take(&mut state.running).into_values().map(|r| r.0).collect();
+        let unseen: Vec<Job> = state.todo.drain(..).collect();
+        for job in silent {
+            state.problems.push((job.path, Error::new(ErrorKind::Io, "does not answer")));
+        }
+        for job in unseen {
+            let text = "was not looked at: too many devices do not answer";
+            state.problems.push((job.path, Error::new(ErrorKind::Io, text)));
+        }
+        Ok(())
+    }
+
+    /// Starts a worker on the next job; false if none can be had.
+    fn start(self: &Arc<Self>, state: &mut ScanState) -> bool {
+        if WORKERS.fetch_add(1, SeqCst) >= WORKERS_MAX {
+            WORKERS.fetch_sub(1, SeqCst);
+            return false;
+        }
+        let Some((id, job)) = state.take() else {
+            WORKERS.fetch_sub(1, SeqCst);
+            return false;
+        };
+        let (scan, first) = (Arc::clone(self), job.clone());
+        let work = move || {
+            scan.work(id, first);
+            WORKERS.fetch_sub(1, SeqCst);
+        };
+        if rt::spawn("scan", work).is_err() {
+            WORKERS.fetch_sub(1, SeqCst);
+            state.running.remove(&id);
+            state.todo.push_front(job);
+            return false;
+        }
+        true
+    }
+
+    fn work(&self, mut id: u64, mut job: Job) {
+        loop {
+            let looked = self.look(&job);
+            let mut state = self.state.lock();
+            // Somebody else has its place: it was silent.
+            if state.running.remove(&id).is_none() || state.over {
+                return;
+            }
+            state.note(&job, looked);
+            let next = state.take();
+            drop(state);
+            self.changed.notify_all();
+            match next {
+                Some(next) => (id, job) = next,
+                None => return,
+            }
         }
     }
-    Ok(files)
+
+    fn look(&self, job: &Job) -> Looked {
+        match job.what {
+            What::Root { default } => match std::fs::metadata(&job.path) {
+                Ok(meta) if meta.is_dir() => match list(&job.path, default) {
+                    Ok(entries) => Looked::Entries(entries),
+                    Err(e) => Looked::Failed(e, true),
+                },
+                Ok(_) => Looked::Named,
+                Err(_) if default => Looked::Nothing,
+                Err(e) => Looked::Failed(Error::io("cannot open", e), true),
+            },
+            What::File { named } => match probe(&job.path, job.order, &self.source) {
+                Ok(Some(candidate)) => Looked::Found(Box::new(candidate)),
+                Ok(None) => Looked::Nothing,
+                // A directory holds all sorts of things; a named file was meant.
+                Err(e) => {
+                    let matters = named || e.kind() == ErrorKind::Permission;
+                    Looked::Failed(e, matters)
+                }
+            },
+        }
+    }
+}
+
+/// What a worker saw.
+enum Looked {
+    Entries(Vec<PathBuf>),
+    /// A file that the user named.
+    Named,
+    Found(Box<Candidate>),
+    Nothing,
+    /// True if that is worth a word.
+    Failed(Error, bool),
+}
+
+impl ScanState {
+    fn take(&mut self) -> Option<(u64, Job)> {
+        let job = self.todo.pop_front()?;
+        self.next += 1;
+        self.running.insert(self.next, (job.clone(), rt::now()));
+        Some((self.next, job))
+    }
+
+    fn note(&mut self, job: &Job, looked: Looked) {
+        match looked {
+            Looked::Entries(entries) => {
+                if entries.len() + self.todo.len() > CANDIDATES_MAX {
+                    self.too_many = Some("too many files to scan; name the devices with -d");
+                    return;
+                }
+                let what = What::File { named: false };
+                let file = |(n, path)| Job { path, order: job.order + n, what };
+                self.todo.extend(entries.into_iter().enumerate().map(file));
+            }
+            Looked::Named => {
+                self.todo.push_back(Job { what: What::File { named: true }, ..job.clone() });
+            }
+            Looked::Found(candidate) => self.found.push(*candidate),
+            Looked::Failed(e, true) if e.kind() == ErrorKind::Limit => {
+                self.too_many = Some("too many files in one directory");
+            }
+            Looked::Failed(e, true) => self.problems.push((job.path.clone(), e)),
+            Looked::Failed(_, false) | Looked::Nothing => {}
+        }
+    }
 }
 
 /// Entries of a directory that could be members: no subdirectories, so a loop
@@ -153,7 +343,7 @@ fn list(dir: &Path, devices_only: bool) -> Result<Vec<PathBuf>> {
         if kind.is_block_device() || (kind.is_file() && !devices_only) {
             out.push(path);
         }
-        if out.len() > CANDIDATES_MAX {
+        if out.len() >= CANDIDATES_MAX {
             return Err(Error::limit("too many files in one directory"));
         }
     }

@@ -83,6 +83,49 @@ impl ImportOptions {
     }
 }
 
+/// A pool that has begun to be written; its first group is not on disk yet.
+pub struct Beginning {
+    writer: Arc<Writer>,
+    /// The newest group that a claimed intent log is of.
+    highest: Txg,
+    /// Space maps are made anew.
+    rebuilds: bool,
+}
+
+impl Beginning {
+    /// The writer, which works already.
+    pub fn writer(&self) -> &Arc<Writer> {
+        &self.writer
+    }
+
+    /// Waits until the first group is on disk. While devices are gone or full the pool is
+    /// suspended, and the wait lasts until it is resumed or given up.
+    ///
+    /// # Errors
+    /// That of a first group that cannot be written whatever the devices do: nothing of it
+    /// is on disk, and the writer has ended. That of a suspension with
+    /// `failmode=continue`, and of a pool that was given up.
+    pub fn finish(self) -> Result<Arc<Writer>> {
+        let began = self.first_groups();
+        self.writer.opening.store(false, Relaxed);
+        if let Err(e) = began {
+            self.writer.abandon();
+            return Err(e);
+        }
+        Ok(self.writer)
+    }
+
+    fn first_groups(&self) -> Result<()> {
+        // New blocks must not seem older than what was claimed.
+        while self.writer.sync()? <= self.highest {}
+        if self.rebuilds {
+            self.writer.flush_all();
+            self.writer.sync()?;
+        }
+        Ok(())
+    }
+}
+
 /// An open pool.
 pub struct Spa {
     name: String,
@@ -430,6 +473,15 @@ impl Spa {
     /// `ReadOnly` with the reason when there are [`Spa::obstacles`]; those of reading
     /// the space maps and of the devices.
     pub fn start_writer(&self, options: WriterOptions) -> Result<Arc<Writer>> {
+        self.begin_writing(options)?.finish()
+    }
+
+    /// As [`Spa::start_writer`], without the wait for the first group: the caller may
+    /// show the pool, and see it suspended, while [`Beginning::finish`] waits.
+    ///
+    /// # Errors
+    /// As [`Spa::start_writer`], but for the devices' when they are written.
+    pub fn begin_writing(&self, options: WriterOptions) -> Result<Beginning> {
         if let Some(first) = self.obstacles()?.first() {
             let why = format!("the pool can only be read: {}: {}", first.what, first.why);
             return Err(Error::new(ErrorKind::ReadOnly, why).in_pool(&self.name));
@@ -492,23 +544,7 @@ impl Spa {
         }
         writer.start()?;
         writer.touch();
-        let began = (|| {
-            // New blocks must not seem older than what was claimed.
-            while writer.sync()? <= highest {}
-            if rebuilds {
-                writer.flush_all();
-                writer.sync()?;
-            }
-            Ok(())
-        })();
-        writer.opening.store(false, Relaxed);
-        match began {
-            Ok(()) => Ok(writer),
-            Err(e) => {
-                writer.abandon();
-                Err(e)
-            }
-        }
+        Ok(Beginning { writer, highest, rebuilds })
     }
 
     /// The name it goes by.

@@ -43,7 +43,7 @@ pub mod write;
 
 pub use assemble::{FoundPool, ImportReason};
 pub use discover::{Discovery, Search, discover, discover_in};
-pub use import::{ImportOptions, Spa, own_hostname};
+pub use import::{Beginning, ImportOptions, Spa, own_hostname};
 pub use labels::LeafLabels;
 pub use leaves::{FileLeaves, Leaves, OpenLeaf, Purpose};
 pub use multihost::own_hostid;

@@ -11,6 +11,7 @@ use spa::write::labels;
 
 use super::{AddRequest, CreateRequest, NewVdev, PoolSetting};
 use crate::engine::Engine;
+use crate::opening::Opening;
 use crate::pool::Pool;
 
 impl Engine {
@@ -25,8 +26,8 @@ impl Engine {
         pool: Option<&Pool>,
         force: Force,
     ) -> Result<()> {
-        let open = self.open_pools();
-        let look = |path: &Path| -> Result<Looked> { inuse::look(path, self.devices(), &open) };
+        let (open, devices) = (self.open_pools(), self.devices()?);
+        let look = |path: &Path| -> Result<Looked> { inuse::look(path, &devices, &open) };
         let config = pool.map(|p| p.core.config());
         let tops = config.as_ref().map(|c| c.vdev_tree.children.as_slice());
         admit(vdevs, tops, force, &look)
@@ -57,15 +58,28 @@ impl Engine {
     /// `Exists` for a name in use, `Invalid` with OpenZFS's message for devices that
     /// may not be taken, the devices' errors.
     pub fn create_pool(&self, request: &CreateRequest) -> Result<Option<Arc<Pool>>> {
+        self.create_pool_shown(request, &Opening::new())
+    }
+
+    /// As [`Engine::create_pool`], for others to look at.
+    ///
+    /// # Errors
+    /// As there; `Interrupted` or `Io` when it was given up.
+    pub fn create_pool_shown(
+        &self,
+        request: &CreateRequest,
+        opening: &Arc<Opening>,
+    ) -> Result<Option<Arc<Pool>>> {
         let name = request.temporary_name.as_deref().unwrap_or(&request.name);
-        if self.imported().iter().any(|p| p.name() == name) {
-            return Err(Error::new(ErrorKind::Exists, "pool already exists"));
-        }
+        let reserved = self.names().reserve(name, None, opening).map_err(|e| match e.kind() {
+            ErrorKind::Exists => Error::new(ErrorKind::Exists, "pool already exists"),
+            _ => e,
+        })?;
         self.check_devices(&request.vdevs, None, request.force)?;
         if request.dry_run {
             return Ok(None);
         }
-        self.make_pool(request).map(Some)
+        self.make_pool(request, opening, reserved).map(Some)
     }
 
     /// Adds vdevs to a pool. With `dry_run` it only checks.
@@ -96,11 +110,8 @@ impl Engine {
     /// # Errors
     /// `Busy` with OpenZFS's whole message for a device in use; the device's.
     pub fn clear_labels(&self, path: &Path, force: bool) -> Result<bool> {
-        let options = OpenOptions {
-            min_size: 0,
-            engine: Some(Arc::clone(self.devices())),
-            ..OpenOptions::default()
-        };
+        let options =
+            OpenOptions { min_size: 0, engine: Some(self.devices()?), ..OpenOptions::default() };
         // Read first: a device of an open pool is locked by us.
         let looking = OpenOptions { lock: device::Lock::None, ..options.clone() };
         let device = FileDevice::open(path, &looking)?;

@@ -22,6 +22,7 @@ use spa::{ImportOptions, Search};
 use super::{AddRequest, CreateRequest, NewVdev, PoolSetting};
 use crate::changes::{command, filesystem, split_for_life};
 use crate::engine::Engine;
+use crate::opening::{Opening, PoolLeaves, Reserved};
 use crate::pool::Pool;
 
 /// The group that a new pool's devices are created in.
@@ -29,24 +30,33 @@ const FIRST_TXG: Txg = Txg(4);
 /// The version of pools with features.
 const VERSION: u64 = 5000;
 
+/// An open device: to look at, and as the pool has it.
+struct OpenDevice {
+    file: Arc<FileDevice>,
+    leaf: Arc<dyn Device>,
+}
+
 /// Open devices by path.
-struct Open(BTreeMap<PathBuf, Arc<FileDevice>>);
+struct Open(BTreeMap<PathBuf, OpenDevice>);
 
 impl Open {
-    fn of(vdevs: &[NewVdev], engine: &Arc<device::Engine>) -> Result<Open> {
+    fn of(vdevs: &[NewVdev], leaves: &PoolLeaves) -> Result<Open> {
         let mut open = BTreeMap::new();
         for path in vdevs.iter().flat_map(NewVdev::paths) {
-            let engine = Some(Arc::clone(engine));
+            let engine = Some(Arc::clone(leaves.engine()));
             let options = OpenOptions { write: true, engine, ..OpenOptions::default() };
-            let device = FileDevice::open(path, &options)?;
-            open.insert(path.to_path_buf(), Arc::new(device));
+            let watch = leaves.watch(path)?;
+            let file = Arc::new(FileDevice::open(path, &options)?);
+            drop(watch);
+            let leaf = leaves.wrap(Arc::clone(&file), path);
+            open.insert(path.to_path_buf(), OpenDevice { file, leaf });
         }
         Ok(Open(open))
     }
 
     fn facts(&self, path: &Path) -> Result<LeafFacts> {
         let device = self.0.get(path).ok_or_else(|| Error::bug("a device that is not open"))?;
-        Ok(LeafFacts::of(&**device, device.is_block_device()))
+        Ok(LeafFacts::of(&*device.leaf, device.file.is_block_device()))
     }
 
     fn by_guid(&self, built: &Built) -> Devices {
@@ -54,7 +64,7 @@ impl Open {
         let all = tops.chain(&built.spares).chain(&built.caches);
         let device = |leaf: &VdevConfig| -> Option<(Guid, Arc<dyn Device>)> {
             let path = Path::new(leaf.path.as_ref()?.to_str()?);
-            Some((leaf.guid, Arc::clone(self.0.get(path)?) as Arc<dyn Device>))
+            Some((leaf.guid, Arc::clone(&self.0.get(path)?.leaf)))
         };
         all.filter_map(device).collect()
     }
@@ -94,7 +104,12 @@ fn compatibility(setting: &PoolSetting) -> Option<String> {
 impl Engine {
     /// Writes the pool that was asked for, and imports it. Everything was checked that
     /// can be without opening the devices for writing.
-    pub(super) fn make_pool(&self, request: &CreateRequest) -> Result<Arc<Pool>> {
+    pub(super) fn make_pool(
+        &self,
+        request: &CreateRequest,
+        opening: &Arc<Opening>,
+        reserved: Reserved,
+    ) -> Result<Arc<Pool>> {
         let version = request.version;
         let features = version == VERSION;
         let plain = zpl::NewFs {
@@ -104,7 +119,7 @@ impl Engine {
             ..zpl::NewFs::default()
         };
         let (new, root_props) = split_for_life(&request.fs_settings, plain)?;
-        let open = Open::of(&request.vdevs, self.devices())?;
+        let open = Open::of(&request.vdevs, &self.leaves_for(opening)?)?;
         let options = BuildOptions { ashift: request.ashift(), first_id: 0, create_txg: FIRST_TXG };
         let built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
         let devices = open.by_guid(&built);
@@ -140,10 +155,16 @@ impl Engine {
         writer.stop();
         drop((writer, open));
         done?;
-        self.import_new(request, guid)
+        self.import_new(request, guid, opening, reserved)
     }
 
-    fn import_new(&self, request: &CreateRequest, guid: Guid) -> Result<Arc<Pool>> {
+    fn import_new(
+        &self,
+        request: &CreateRequest,
+        guid: Guid,
+        opening: &Arc<Opening>,
+        reserved: Reserved,
+    ) -> Result<Arc<Pool>> {
         let paths = request.vdevs.iter().flat_map(NewVdev::paths).map(Path::to_path_buf).collect();
         let found = self.discover(&Search { paths, ..Search::default() })?;
         let found = found.pools.into_iter().find(|p| p.guid == guid);
@@ -156,13 +177,13 @@ impl Engine {
             temporary_name: request.temporary_name.is_some(),
             ..ImportOptions::default()
         };
-        self.import(&found, &options)
+        self.import_reserved(&found, &options, opening, reserved)
     }
 
     /// Adds what was asked for; it was checked.
     pub(super) fn grow_pool(&self, pool: &Pool, request: &AddRequest) -> Result<()> {
         let writer = pool.writer()?;
-        let open = Open::of(&request.vdevs, self.devices())?;
+        let open = Open::of(&request.vdevs, &pool.core.leaves)?;
         let now = writer.published().config;
         let children = &now.vdev_tree.children;
         let first_id =

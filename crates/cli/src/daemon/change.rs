@@ -16,6 +16,7 @@ use cenote::create::{
 use cenote::inspect::nvlist::{NvList, Value};
 use cenote::inspect::ondisk::features::by_name;
 
+use super::handle::RowListener;
 use super::state::{Listener, State};
 use crate::engine::Pool;
 use crate::proto::{
@@ -125,10 +126,15 @@ fn create_request(args: &CreateArgs) -> Result<CreateRequest> {
 ///
 /// # Errors
 /// The whole message for the user.
-pub(super) fn create(state: &State, args: &CreateArgs, to: &mut dyn Listener) -> Result<Reply> {
+pub(super) fn create(
+    state: &Arc<State>,
+    args: &CreateArgs,
+    to: &mut dyn RowListener,
+) -> Result<Reply> {
     let request = create_request(args)?;
     let fail = |e: Error| said("create", &args.name, &e);
-    state.create(&request, leaf_paths(&request.vdevs), to).map_err(fail)?;
+    let paths = leaf_paths(&request.vdevs);
+    state.create(request, paths, to).map_err(fail)?;
     Ok(Reply::Done)
 }
 
@@ -158,11 +164,11 @@ pub(super) fn add(state: &State, args: &AddArgs, to: &mut dyn Listener) -> Resul
 /// # Errors
 /// The whole message for the user.
 pub(super) fn change(
-    state: &State,
+    state: &Arc<State>,
     name: &str,
     change: &Change,
     command: &str,
-    to: &mut dyn Listener,
+    to: &mut dyn RowListener,
 ) -> Result<Reply> {
     let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
     let command = Some(command).filter(|c| !c.is_empty());

@@ -120,6 +120,7 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
         guid: s.guid.0,
         health: state(s.health),
         suspended: s.suspended,
+        doing: None,
         root: tree(&s.root, &s.aux),
         error_count: s.error_count,
         errors: Vec::new(),
@@ -146,6 +147,27 @@ pub(crate) fn pool(s: &PoolStatus) -> Pool {
     }
 }
 
+/// A pool that has a name, and is not there yet.
+pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) -> Pool {
+    let root =
+        VdevStatus { name: name.to_owned(), kind: "root".to_owned(), ..VdevStatus::default() };
+    Pool {
+        name: name.to_owned(),
+        guid,
+        health: state(root.state()),
+        suspended: false,
+        doing,
+        root: vdev(&root),
+        error_count: 0,
+        errors: Vec::new(),
+        scan: None,
+        removal: None,
+        expand: None,
+        checkpoint: None,
+        disabled_features: false,
+    }
+}
+
 /// A pool that could be imported.
 pub(crate) fn found(p: &FoundPool) -> Found {
     Found {
@@ -160,6 +182,8 @@ pub(crate) fn found(p: &FoundPool) -> Found {
         health: state(p.health),
         unsupported: p.unsupported.clone(),
         root: tree(&p.vdevs, &p.aux),
+        held_up: p.held_up.clone(),
+        imported: None,
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) fn change(
     change: &DatasetChange,
     to: &mut dyn Listener,
 ) -> Result<Reply> {
-    let _changing = state.changing();
+    let _turns = state.changing(change.datasets().into_iter(), "its datasets are changed", to)?;
     match change {
         DatasetChange::Create(args) => create(state, args, to),
         DatasetChange::Destroy(args) => doomed::destroy(state, args, to),

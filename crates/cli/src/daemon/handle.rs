@@ -1,16 +1,21 @@
 //! Requests to replies.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
+use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
 use cenote::tune;
 
-use super::state::{Listener, State};
+use super::beside::Relay;
+use super::looking::{BRIEF, PATIENT};
+use super::state::{Listener, State, pool_name};
 use super::{change, convert, datasets as changes, past};
-use crate::engine::{DataError, Dataset};
+use crate::engine::{DataError, Dataset, Pool};
 use crate::proto::{
-    BATCH_MAX, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
-    TunableInfo, Value, WhatIf,
+    self, BATCH_MAX, Change, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row,
+    Stat, TunableInfo, Value, WhatIf,
 };
 
 /// Who hears rows as well.
@@ -20,14 +25,37 @@ pub(crate) trait RowListener: Listener {
 }
 
 /// Serves one request; the reply is the last thing the client gets.
-pub(crate) fn handle(state: &State, request: &Request, to: &mut dyn RowListener) -> Reply {
+pub(crate) fn handle(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Reply {
     match serve(state, request, to) {
         Ok(reply) => reply,
         Err(e) => Reply::Failed(e.message().to_owned()),
     }
 }
 
-fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
+/// How long a request waits for pools that the daemon is importing again.
+fn patience(request: &Request) -> Duration {
+    match request {
+        // These ask of the daemon itself, or must end whatever there is.
+        Request::Status
+        | Request::Stop { .. }
+        | Request::Export { force: true, .. }
+        | Request::Change { change: Change::Destroy { force: true } | Change::Clear(_), .. }
+        | Request::Kstats { .. }
+        | Request::KstatNames
+        | Request::Tunables { .. }
+        | Request::Tune { .. }
+        | Request::WhatIf => Duration::ZERO,
+        Request::Discover(_)
+        | Request::PoolNames
+        | Request::PoolStatus { .. }
+        | Request::PoolProps { .. }
+        | Request::Mounts => Duration::from_secs(10),
+        _ => Duration::from_secs(60),
+    }
+}
+
+fn serve(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
+    state.await_start(patience(request), to);
     match request {
         Request::Status => Ok(Reply::Status(DaemonStatus {
             pid: std::process::id(),
@@ -53,17 +81,11 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         Request::Export { name, force } => state.export(name, *force, to).map(|()| Reply::Done),
         Request::PoolNames => Ok(Reply::Names(state.names())),
         Request::PoolStatus { name, verbose } => {
-            let pool = pool(state, name)?;
-            let status = pool.status().map_err(whole)?;
-            let mut reply = convert::pool(&status);
-            if *verbose && status.error_count > 0 {
-                reply.errors = damaged(state, &pool)?;
-            }
-            reply.removal = past::removal(&pool, &status.root).map_err(whole)?;
-            reply.expand = past::expansion(&pool, &status.root).map_err(whole)?;
-            Ok(Reply::Pool(Box::new(reply)))
+            Ok(Reply::Pool(Box::new(state.status_of(name, *verbose, to)?)))
         }
-        Request::PoolProps { name, props } => pool_props(state, name, props.as_deref()),
+        Request::PoolProps { name, props } => {
+            state.props_of(name, props.as_deref(), to).map(Reply::Props)
+        }
         Request::Datasets(args) => {
             datasets(state, args, to)?;
             Ok(Reply::Done)
@@ -91,7 +113,10 @@ fn serve(state: &State, request: &Request, to: &mut dyn RowListener) -> Result<R
         },
         Request::LabelClear { path, force } => change::label_clear(state, path, *force),
         Request::History { name, from } => {
-            change::history(&pool(state, name)?, *from).map_err(whole)
+            let (slot, from) = (state.registry().find(name)?, *from);
+            let looked =
+                state.look(&slot, PATIENT, to, move |_, pool, _| change::history(pool, from));
+            looked?.map_err(whole)
         }
         Request::Mounts => Ok(Reply::Mounts(state.mounts())),
         Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
@@ -128,13 +153,23 @@ fn whole(e: Error) -> Error {
     Error::new(e.kind(), e.to_string())
 }
 
-fn pool(state: &State, name: &str) -> Result<std::sync::Arc<crate::engine::Pool>> {
-    let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
-    state.pool(name).ok_or_else(missing)
+/// All of a pool's state; with `verbose` its damaged files, too.
+///
+/// # Errors
+/// Those of reading it.
+pub(super) fn full_status(state: &State, pool: &Arc<Pool>, verbose: bool) -> Result<proto::Pool> {
+    let status = pool.status().map_err(whole)?;
+    let mut reply = convert::pool(&status);
+    if verbose && status.error_count > 0 {
+        reply.errors = damaged(state, pool)?;
+    }
+    reply.removal = past::removal(pool, &status.root).map_err(whole)?;
+    reply.expand = past::expansion(pool, &status.root).map_err(whole)?;
+    Ok(reply)
 }
 
 /// The lines of `zpool status -v` about damaged files (chapter 09 §4.3).
-fn damaged(state: &State, pool: &crate::engine::Pool) -> Result<Vec<String>> {
+fn damaged(state: &State, pool: &Pool) -> Result<Vec<String>> {
     let mounts = state.mounts();
     let errors = pool.data_errors().map_err(whole)?;
     let mountpoint = |e: &DataError| {
@@ -145,8 +180,11 @@ fn damaged(state: &State, pool: &crate::engine::Pool) -> Result<Vec<String>> {
     Ok(errors.iter().map(|e| convert::data_error(e, mountpoint(e).as_deref())).collect())
 }
 
-fn pool_props(state: &State, name: &str, props: Option<&[String]>) -> Result<Reply> {
-    let pool = pool(state, name)?;
+/// Properties of a pool; `None`: all.
+///
+/// # Errors
+/// Those of reading them.
+pub(super) fn pool_props(pool: &Pool, props: Option<&[String]>) -> Result<Vec<(String, Value)>> {
     let all = match props {
         None => pool.props().map_err(whole)?,
         Some(names) => {
@@ -159,39 +197,68 @@ fn pool_props(state: &State, name: &str, props: Option<&[String]>) -> Result<Rep
             out
         }
     };
-    Ok(Reply::Props(all.iter().map(|(n, v)| (n.clone(), v.into())).collect()))
+    Ok(all.iter().map(|(n, v)| (n.clone(), v.into())).collect())
 }
 
-struct Lister<'a> {
-    state: &'a State,
-    args: &'a ListArgs,
-    seen: BTreeSet<String>,
+/// What one listing shows; it outlives the request where a pool's part is left behind.
+struct Lister {
+    state: Arc<State>,
+    args: ListArgs,
+    /// Names that were shown.
+    seen: Arc<Mutex<BTreeSet<String>>>,
     rows: Vec<Row>,
 }
 
-fn datasets(state: &State, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
-    let mut lister = Lister { state, args, seen: BTreeSet::new(), rows: Vec::new() };
-    if args.roots.is_empty() {
-        for name in state.names() {
-            if let Some(pool) = state.pool(&name) {
-                match pool.root() {
+/// Lists pool by pool: one that does not answer keeps nothing back of the others.
+fn datasets(state: &Arc<State>, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
+    let seen = Arc::default();
+    let part = |root: Option<&str>| {
+        let root = root.map(str::to_owned);
+        let (args, seen) = (args.clone(), Arc::clone(&seen));
+        move |state: &Arc<State>, pool: &Arc<Pool>, to: &mut Relay| {
+            let mut lister = Lister { state: Arc::clone(state), args, seen, rows: Vec::new() };
+            match &root {
+                None => match pool.root() {
                     Ok(root) => lister.walk(&root, false, to),
-                    Err(e) => to.problem(format!("cannot open '{name}': {e}")),
-                }
+                    Err(e) => to.problem(format!("cannot open '{}': {e}", pool.name())),
+                },
+                Some(name) => match state.open(name) {
+                    Ok((_, dataset)) => lister.walk(&dataset, lister.args.named_any_kind, to),
+                    Err(e) => to.problem(e.message().to_owned()),
+                },
+            }
+            to.rows(std::mem::take(&mut lister.rows));
+        }
+    };
+    let all = state.registry().all();
+    if args.roots.is_empty() {
+        let patience = if all.len() > 1 { BRIEF } else { PATIENT };
+        for slot in all {
+            // Datasets of a pool that is on its way are not there yet.
+            if slot.pool().is_none() {
+                continue;
+            }
+            if let Err(e) = state.look(&slot, patience, to, part(None)) {
+                to.problem(e.message().to_owned());
             }
         }
     }
     for root in &args.roots {
-        match state.open(root) {
-            Ok((_, dataset)) => lister.walk(&dataset, args.named_any_kind, to),
-            Err(e) => to.problem(e.message().to_owned()),
+        let looked = match state.registry().get(pool_name(root)) {
+            Some(slot) => state.look(&slot, PATIENT, to, part(Some(root))),
+            None => {
+                let text = format!("cannot open '{root}': dataset does not exist");
+                Err(Error::not_found(text))
+            }
+        };
+        if let Err(e) = looked {
+            to.problem(e.message().to_owned());
         }
     }
-    to.rows(std::mem::take(&mut lister.rows));
     Ok(())
 }
 
-impl Lister<'_> {
+impl Lister {
     fn wants(&self, kind: Kind) -> bool {
         self.args.types.contains(&kind)
     }
@@ -232,7 +299,7 @@ impl Lister<'_> {
     }
 
     fn add(&mut self, dataset: &Dataset, to: &mut dyn RowListener) {
-        if !self.seen.insert(dataset.name().to_owned()) {
+        if !self.seen.lock().insert(dataset.name().to_owned()) {
             return;
         }
         match self.row(dataset) {

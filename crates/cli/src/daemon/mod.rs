@@ -13,19 +13,33 @@
 //! * One daemon a runtime directory, by a lock on a file.
 //! * A request whose client is gone stops at the next pool, dataset or mount.
 //!
-//! Lock order: `State::changes` → `State::pools` → `State::mounts`. The engine is
-//! never called under `pools` or `mounts`.
+//! # Nothing waits for a pool but what asked for it
+//! Each pool has a slot with a state machine and a turn of its own ([`registry`]); work on it
+//! runs beside the thread that was asked ([`beside`]), which can be interrupted, tells what
+//! it waits for, and leaves work behind that hangs. Pools come in [`importing`], go in
+//! [`closing`], are looked at in [`looking`]. A pool that is suspended, silent or on its way
+//! is in the way of no other pool, no listing, and not of the daemon's end: force gives it
+//! up, and the process ends by `_exit`, whatever threads the kernel holds.
+//!
+//! Lock order: turns of pools → the registry → a slot, `State::mounts`, `State::saving`. The
+//! engine is called under turns alone.
 
+mod beside;
 mod change;
+mod clients;
+mod closing;
 mod convert;
 mod datasets;
 mod doomed;
 mod handle;
+mod importing;
+mod looking;
 mod lost;
 pub(crate) mod metrics;
 mod mounts;
 mod notify;
 mod past;
+mod registry;
 mod remount;
 mod server;
 mod state;
@@ -79,7 +93,16 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
             if let Some(address) = &metrics {
                 metrics::parse(address)?;
             }
-            let known = Client::running(&runtime)?.is_some();
+            let known = Client::running(&runtime)?;
+            if let (Some(client), Some(_)) = (&known, &metrics) {
+                let pid = client.hello.pid;
+                ui::err(&format!(
+                    "cenote daemon is already running, pid {pid}: --metrics has no effect; stop \
+                     it first"
+                ));
+                return Ok(Exit::FAILURE);
+            }
+            let known = known.is_some();
             let client = Client::connect_or_start(&runtime, metrics.as_deref())?;
             let word = if known { "already running" } else { "started" };
             ui::out(&format!("cenote daemon {word}, pid {}\n", client.hello.pid));

@@ -56,6 +56,9 @@ pub(crate) trait MountedFs: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Busy`] if it is in use.
     fn unmount(&self, force: bool) -> Result<()>;
+    /// Ends it wherever it shows, without waiting: what is open there fails. Its pool was
+    /// given up.
+    fn cut(&self);
     /// Whether it is still mounted and served.
     fn is_alive(&self) -> bool;
     /// Makes these options hold; false if only a new mount can do that.
@@ -348,6 +351,7 @@ mod tests {
         fn unmount(&self, _: bool) -> Result<()> {
             Ok(())
         }
+        fn cut(&self) {}
         fn is_alive(&self) -> bool {
             self.0
         }

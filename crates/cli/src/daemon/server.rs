@@ -11,6 +11,8 @@ use base::{Error, ErrorKind, Result, rt};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::geteuid;
 
+use super::beside::beside;
+use super::clients::{Client as Connected, Clients, Inbox};
 use super::handle::{RowListener, handle};
 use super::state::{Listener, Log, State};
 use crate::client::{Client, LAST_BREATH, PAUSE};
@@ -33,7 +35,7 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     }
     let _limit = fuse::raise_limit();
     runtime.create()?;
-    let _lock = lock(runtime)?;
+    let lock = lock(runtime)?;
     if detached {
         // Out of the terminal's session; failing means we lead one already.
         let _leader = rustix::process::setsid();
@@ -58,7 +60,17 @@ pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) ->
     accept(&state, &listener);
     let _gone = std::fs::remove_file(runtime.socket());
     ui::err("cenote daemon ended");
-    Ok(Exit::OK)
+    leave(&lock)
+}
+
+/// Ends the process now. Threads that the kernel holds for a device that does not answer
+/// may outlive this: the kernel keeps the process's files open for them, the lock too. So
+/// the lock is given back, and nobody is waited for.
+fn leave(lock: &File) -> ! {
+    let _held_until_the_end = rustix::fs::flock(lock, rustix::fs::FlockOperation::Unlock);
+    // SAFETY: ends the process. What would run at an exit is of no use: all files that
+    // matter were written and synced.
+    unsafe { libc::_exit(0) }
 }
 
 /// Takes the daemon's lock, that of one that dies as soon as it is dead.
@@ -117,7 +129,8 @@ fn clean(runtime: &Runtime) {
 }
 
 /// Closes all pools but remembers them, then lets the accept loop end.
-fn end(state: &State, socket: &std::path::Path) {
+fn end(state: &Arc<State>, socket: &std::path::Path) {
+    state.set_ending();
     if let Err(e) = state.close_all(true, false, &mut Log) {
         ui::err(e.message());
     }
@@ -126,6 +139,7 @@ fn end(state: &State, socket: &std::path::Path) {
 }
 
 fn accept(state: &Arc<State>, listener: &UnixListener) {
+    let clients = Arc::new(Clients::default());
     for stream in listener.incoming() {
         if state.is_stopping() {
             return;
@@ -135,9 +149,14 @@ fn accept(state: &Arc<State>, listener: &UnixListener) {
             rt::sleep(Duration::from_millis(50));
             continue;
         };
+        let stream = Arc::new(stream);
+        let Some(client) = clients.admit(&stream) else {
+            ui::err("a client was turned away: too many are connected");
+            continue;
+        };
         let state = Arc::clone(state);
         let served = rt::spawn("client", move || {
-            match connection(&state, &stream) {
+            match connection(&state, &stream, &client) {
                 Ok(()) => {}
                 Err(e) => ui::err(&format!("a client: {e}")),
             }
@@ -163,25 +182,39 @@ fn check_peer(stream: &UnixStream) -> Result<()> {
     Err(Error::permission(format!("user {} is not served", peer.uid.as_raw())))
 }
 
-fn connection(state: &State, stream: &UnixStream) -> Result<()> {
+fn connection(state: &Arc<State>, stream: &UnixStream, client: &Connected) -> Result<()> {
     check_peer(stream)?;
-    let timeout = |t| stream.set_read_timeout(t).map_err(|e| Error::io("no timeout", e));
-    timeout(Some(HELLO_TIMEOUT))?;
-    let Some(hello) = proto::receive::<Hello>(stream)? else { return Ok(()) };
-    timeout(None)?;
+    let mut inbox = Inbox::new(stream, client);
+    let Some(hello) = inbox.receive::<Hello>(Some(HELLO_TIMEOUT))? else { return Ok(()) };
     proto::send(stream, &Hello::ours())?;
     if hello.protocol != proto::VERSION {
         return Err(Error::unsupported(format!("speaks version {}", hello.protocol)));
     }
-    while let Some(request) = proto::receive::<Request>(stream)? {
-        let mut to = Wire { stream, broken: false };
-        let reply = handle(state, &request, &mut to);
+    while let Some(request) = inbox.receive::<Request>(None)? {
+        let _busy = client.busy();
+        let reply = respond(state, request, &mut Wire { stream, broken: false });
         proto::send(stream, &reply)?;
         if state.is_stopping() {
             break;
         }
     }
     Ok(())
+}
+
+/// Has a request served beside this thread, which sees whether the client is there and tells
+/// it which device is waited for.
+fn respond(state: &Arc<State>, request: Request, to: &mut Wire<'_>) -> Reply {
+    let serving = Arc::clone(state);
+    // Whatever ends pools is not left behind.
+    let to_the_end = matches!(request, Request::Stop { force: true });
+    let leave = &mut |to: &mut dyn RowListener, quiet: Duration| {
+        if quiet > Duration::from_secs(1) {
+            state.tell_silence(to);
+        }
+        to.is_gone() && !to_the_end
+    };
+    let reply = beside(to, leave, move |relay| handle(&serving, &request, relay));
+    reply.unwrap_or_else(|| Reply::Failed("the request broke off".to_owned()))
 }
 
 /// A client that hears how its request goes.

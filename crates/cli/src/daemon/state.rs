@@ -1,20 +1,20 @@
-//! The pools that the daemon holds, and what changes them.
+//! What the daemon holds: the engine, the pools ([`super::registry`]), the mounts; and how
+//! datasets are mounted.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::rt::{self, Instant, Mutex, RwLock};
-use base::{Error, ErrorKind, Result, Txg};
-use cenote::create::{AddRequest, CreateRequest};
+use base::rt::{self, Instant, Mutex};
+use base::{Error, ErrorKind, Result};
+use cenote::create::AddRequest;
 use serde::{Deserialize, Serialize};
 
-use super::lost;
+use super::handle::RowListener;
 use super::mounts::{self, Mounter, Refusal, Table};
-use crate::engine::{
-    self, Dataset, DatasetKind, Engine, EngineConfig, ImportOptions, Pool, Search,
-};
+use super::registry::{Phase, Registry, Slot, TurnGuard};
+use crate::engine::{self, Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
 use crate::mount::kstats::KstatMount;
 use crate::mount::volumes::Volumes;
 use crate::proto::{ImportArgs, MountArgs, SearchArgs};
@@ -35,6 +35,10 @@ pub(crate) trait Listener {
 /// Writes to the log what nobody listens to.
 pub(crate) struct Log;
 
+impl RowListener for Log {
+    fn rows(&mut self, _: Vec<crate::proto::Row>) {}
+}
+
 impl Listener for Log {
     fn progress(&mut self, _: &str, _: u64, _: u64) {}
     fn problem(&mut self, line: String) {
@@ -48,25 +52,9 @@ impl Listener for Log {
     }
 }
 
-/// A pool and how it was imported.
-struct Held {
-    pool: Arc<Pool>,
-    args: ImportArgs,
-}
-
 /// What is written about a pool in the list of imported pools.
 #[derive(Serialize, Deserialize)]
-struct Saved(ImportArgs);
-
-/// A pool that lacks devices is refused in OpenZFS's words; what could not be read
-/// for it goes to the log.
-fn refused(name: &str, e: &Error) -> Error {
-    if e.kind() != ErrorKind::Missing {
-        return cannot("import", name, e);
-    }
-    crate::ui::err(&format!("cannot import '{name}': {e}"));
-    Error::new(e.kind(), format!("cannot import '{name}': {}", e.message()))
-}
+pub(super) struct Saved(pub(super) ImportArgs);
 
 /// Everything the daemon holds.
 pub(crate) struct State {
@@ -74,16 +62,24 @@ pub(crate) struct State {
     runtime: Runtime,
     mounter: Box<dyn Mounter>,
     started: Instant,
-    changes: Mutex<()>,
-    pools: RwLock<BTreeMap<String, Held>>,
+    registry: Registry,
+    /// Held while a list is written.
+    saving: Mutex<()>,
     mounts: Mutex<Table>,
     volumes: Volumes,
     kstats: Mutex<Option<KstatMount>>,
     stopping: AtomicBool,
+    /// Pools are closed, to be imported again: the list of them stays as it is.
+    ending: AtomicBool,
 }
 
-fn cannot(action: &str, name: &str, e: &Error) -> Error {
+pub(super) fn cannot(action: &str, name: &str, e: &Error) -> Error {
     Error::new(e.kind(), format!("cannot {action} '{name}': {e}"))
+}
+
+/// The pool that a dataset is of.
+pub(super) fn pool_name(dataset: &str) -> &str {
+    dataset.split(['/', '@', '#']).next().unwrap_or(dataset)
 }
 
 /// The cache's limit that `CENOTE_ARC_MAX` sets; the library's own without it.
@@ -111,18 +107,37 @@ impl State {
             runtime: runtime.clone(),
             mounter,
             started: rt::now(),
-            changes: Mutex::new(()),
-            pools: RwLock::new(BTreeMap::new()),
+            registry: Registry::default(),
+            saving: Mutex::new(()),
             mounts: Mutex::new(Table::default()),
             volumes: Volumes::new(runtime.volumes()),
             kstats: Mutex::new(None),
             stopping: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
         })
     }
 
-    /// Keeps pools, datasets and mounts as they are for everybody else.
-    pub(super) fn changing(&self) -> rt::MutexGuard<'_, ()> {
-        self.changes.lock()
+    /// The pools.
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The runtime directory.
+    pub(super) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Keeps the pools of these datasets as they are for everybody else.
+    ///
+    /// # Errors
+    /// `NotFound` when a pool went meanwhile, `Interrupted` when the client did.
+    pub(super) fn changing<'a>(
+        &self,
+        datasets: impl Iterator<Item = &'a str>,
+        what: &str,
+        to: &mut (impl Listener + ?Sized),
+    ) -> Result<Vec<TurnGuard>> {
+        self.registry.turns(datasets.map(pool_name), what, to)
     }
 
     /// The mounts of datasets that `wanted` accepts, children first.
@@ -133,6 +148,39 @@ impl State {
         let mut table = self.mounts.lock();
         table.forget_dead();
         table.deepest_first(wanted)
+    }
+
+    /// Takes mounts out of the table.
+    pub(super) fn take_mounts(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Vec<Arc<dyn mounts::MountedFs>> {
+        let mut table = self.mounts.lock();
+        let list = table.deepest_first(wanted);
+        list.iter().for_each(|(name, _, _)| table.remove(name));
+        list.into_iter().map(|m| m.2).collect()
+    }
+
+    /// Adds a pool's volumes to the directory.
+    ///
+    /// # Errors
+    /// Those of reading the pool, and of the mount.
+    pub(super) fn volumes_of(&self, pool: &Arc<Pool>) -> Result<()> {
+        self.volumes.add(pool)
+    }
+
+    /// Removes them.
+    pub(super) fn forget_volumes(&self, pool: &str) {
+        self.volumes.remove(pool);
+    }
+
+    /// Ends the daemon's own mounts.
+    pub(super) fn end_own(&self) {
+        self.volumes.end();
+        let mount = self.kstats.lock().take();
+        if let Some(mount) = mount {
+            mount.end();
+        }
     }
 
     /// Shows a pool's volumes anew.
@@ -163,14 +211,24 @@ impl State {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// Names of the pools, sorted.
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.pools.read().keys().cloned().collect()
+    /// The daemon ends, and its pools are to be imported again by the next one.
+    pub(crate) fn set_ending(&self) {
+        self.ending.store(true, Ordering::Release);
     }
 
-    /// A pool by name.
+    /// Whether the daemon ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire) || self.is_stopping()
+    }
+
+    /// Names of the pools, sorted, those that are imported or exported just now too.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.registry.names()
+    }
+
+    /// A pool by name, once it is there.
     pub(crate) fn pool(&self, name: &str) -> Option<Arc<Pool>> {
-        self.pools.read().get(name).map(|h| Arc::clone(&h.pool))
+        self.registry.get(name)?.pool()
     }
 
     /// The table of mounts; mounts that were undone behind its back are dropped.
@@ -204,121 +262,32 @@ impl State {
         self.mounts.lock().is_mounted(dataset)
     }
 
-    fn save(&self) -> Result<()> {
-        let pools = self.pools.read();
-        let saved: Vec<Saved> = pools.values().map(|h| Saved(h.args.clone())).collect();
-        drop(pools);
+    /// Writes the list of the pools that the next daemon imports.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(super) fn save(&self) -> Result<()> {
+        let _one_at_a_time = self.saving.lock();
+        if self.ending.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let is_ours = |slot: &Arc<Slot>| match slot.phase() {
+            Phase::Open | Phase::Closing => true,
+            Phase::Importing => slot.is_again(),
+            Phase::Creating => false,
+        };
+        let all = self.registry.all();
+        let saved: Vec<Saved> =
+            all.iter().filter(|s| is_ours(s)).map(|s| Saved(s.args())).collect();
         runtime::store(&self.runtime.pools(), &saved)
     }
 
     fn save_mounts(&self) {
+        let _one_at_a_time = self.saving.lock();
         let list: Vec<String> = self.mounts().into_iter().map(|m| m.mountpoint).collect();
         if let Err(e) = runtime::store(&self.runtime.mounts(), &list) {
             crate::ui::err(&format!("cannot write the list of mounts: {e}"));
         }
-    }
-
-    /// Imports a pool and mounts what belongs mounted; its name, and what there is to tell
-    /// of a rewind and of space maps that were made anew.
-    ///
-    /// # Errors
-    /// The whole message for the user.
-    pub(crate) fn import(
-        &self,
-        args: &ImportArgs,
-        to: &mut dyn Listener,
-    ) -> Result<(String, Vec<String>)> {
-        let _changing = self.changes.lock();
-        let shown = args.new_name.as_deref().unwrap_or(&args.name);
-        if self.pools.read().contains_key(shown) {
-            return Err(Error::new(
-                ErrorKind::Exists,
-                format!(
-                    "cannot import '{shown}': a pool with that name already exists\nuse the form \
-                     'zpool import <pool | id> <newpool>' to give it a new name"
-                ),
-            ));
-        }
-        to.progress(&format!("looking for {}", args.name), 0, 0);
-        let discovery = self
-            .engine
-            .discover(&Search {
-                paths: args.search.paths.clone(),
-                destroyed: args.search.destroyed,
-            })
-            .map_err(|e| cannot("import", &args.name, &e))?;
-        let found = discovery.pools.iter().find(|p| p.guid.0 == args.guid).ok_or_else(|| {
-            Error::not_found(format!("cannot import '{}': no such pool available", args.name))
-        })?;
-        to.progress(&format!("importing {shown}"), 0, 0);
-        let options = ImportOptions {
-            readonly: args.readonly,
-            force: args.force,
-            rewind: args.rewind,
-            dry_run: args.dry_run,
-            extreme: args.extreme,
-            txg: args.txg.map(Txg),
-            rebuild_space: args.rebuild_space,
-            missing_log: args.missing_log,
-            altroot: args.altroot.clone(),
-            new_name: args.new_name.clone(),
-            temporary_name: args.temporary_name,
-            ..ImportOptions::default()
-        };
-        let pool = self.engine.import(found, &options).map_err(|e| refused(&args.name, &e))?;
-        let told = lost::tell(&pool, args.dry_run);
-        if args.dry_run {
-            return Ok((shown.to_owned(), told));
-        }
-        let name = pool.name().to_owned();
-        if let Some(why) = pool.read_only_because() {
-            to.remark(format!("'{name}' is imported read-only: {why}"));
-        }
-        let held = Held { pool: Arc::clone(&pool), args: lost::later(args, pool.is_readonly()) };
-        self.pools.write().insert(name.clone(), held);
-        if let Err(e) = self.save() {
-            to.problem(format!("'{name}' will not be imported again at the next start: {e}"));
-        }
-        if !args.no_mount {
-            self.mount_pool(&pool, &args.mount_options, to);
-        }
-        if let Err(e) = self.volumes.add(&pool) {
-            to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
-        }
-        Ok((name, told))
-    }
-
-    /// Creates a pool, remembers it, and mounts it. `paths` are its devices.
-    ///
-    /// # Errors
-    /// The engine's.
-    pub(crate) fn create(
-        &self,
-        request: &CreateRequest,
-        paths: Vec<PathBuf>,
-        to: &mut dyn Listener,
-    ) -> Result<()> {
-        let _changing = self.changes.lock();
-        let Some(pool) = self.engine.create_pool(request)? else { return Ok(()) };
-        let name = pool.name().to_owned();
-        let args = ImportArgs {
-            search: SearchArgs { paths, destroyed: false },
-            guid: pool.guid().0,
-            name: request.name.clone(),
-            altroot: request.altroot.clone(),
-            new_name: request.temporary_name.clone(),
-            temporary_name: request.temporary_name.is_some(),
-            ..ImportArgs::default()
-        };
-        self.pools.write().insert(name.clone(), Held { pool: Arc::clone(&pool), args });
-        if let Err(e) = self.save() {
-            to.problem(format!("'{name}' will not be imported again at the next start: {e}"));
-        }
-        self.mount_pool(&pool, &[], to);
-        if let Err(e) = self.volumes.add(&pool) {
-            to.problem(format!("the volumes of '{name}' do not appear as files: {e}"));
-        }
-        Ok(())
     }
 
     /// Adds vdevs to a pool and remembers where they are.
@@ -332,78 +301,34 @@ impl State {
         paths: Vec<PathBuf>,
         to: &mut dyn Listener,
     ) -> Result<()> {
-        let _changing = self.changes.lock();
+        let slot = self.registry.find(name)?;
+        let _turn = slot.turn("vdevs are added", to)?;
         let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
-        let pool = self.pool(name).ok_or_else(missing)?;
+        let pool = slot.pool().ok_or_else(missing)?;
         self.engine.add_vdevs(&pool, request)?;
         if request.dry_run {
             return Ok(());
         }
-        if let Some(held) = self.pools.write().get_mut(name)
-            && !held.args.search.paths.is_empty()
-        {
-            held.args.search.paths.extend(paths);
-        }
+        slot.change_args(|args| {
+            if !args.search.paths.is_empty() {
+                args.search.paths.extend(paths);
+            }
+        });
         if let Err(e) = self.save() {
             to.problem(format!("the new devices of '{name}' are not remembered: {e}"));
         }
         Ok(())
     }
 
-    /// Unmounts a pool, marks it destroyed and forgets it.
-    ///
-    /// # Errors
-    /// The whole message for the user.
-    pub(crate) fn destroy(
-        &self,
-        name: &str,
-        force: bool,
-        command: Option<&str>,
-        to: &mut dyn Listener,
-    ) -> Result<()> {
-        let _changing = self.changes.lock();
-        let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
-        let pool = self.pool(name).ok_or_else(missing)?;
-        if pool.is_readonly() {
-            let text = format!("cannot destroy '{name}': pool is read-only");
-            return Err(Error::new(ErrorKind::ReadOnly, text));
-        }
-        let below = format!("{name}/");
-        if !self.unmount_where(|n| n == name || n.starts_with(&below), force, to) {
-            let text = format!("could not destroy '{name}': could not unmount datasets");
-            return Err(Error::busy(text));
-        }
-        self.volumes.remove(name);
-        self.engine.destroy_pool(pool, command).map_err(|e| cannot("destroy", name, &e))?;
-        self.pools.write().remove(name);
-        self.save()
-    }
-
-    /// Imports again what the list names.
-    pub(crate) fn import_saved(&self) {
-        let saved: Vec<Saved> = match runtime::load(&self.runtime.pools()) {
-            Ok(saved) => saved,
-            Err(e) => return crate::ui::err(&format!("no pool is imported again: {e}")),
-        };
-        for Saved(mut args) in saved {
-            // It was ours a moment ago.
-            args.force = true;
-            match self.import(&args, &mut Log) {
-                Ok((name, _)) => crate::ui::err(&format!("imported '{name}' again")),
-                Err(e) => crate::ui::err(&e.to_string()),
-            }
-        }
-    }
-
-    fn mount_pool(&self, pool: &Arc<Pool>, options: &[String], to: &mut dyn Listener) {
+    pub(super) fn mount_pool(&self, pool: &Arc<Pool>, options: &[String], to: &mut dyn Listener) {
         match pool.root() {
             Ok(root) => self.mount_below(&root, options, to),
             Err(e) => to.problem(format!("cannot mount '{}': {e}", pool.name())),
         }
     }
 
-    /// Mounts a dataset and what is below it, as far as `-a` would. Called under
-    /// `changes`.
+    /// Mounts a dataset and what is below it, as far as `-a` would. The caller has the
+    /// pool's turn.
     pub(super) fn mount_below(&self, root: &Dataset, given: &[String], to: &mut dyn Listener) {
         let mut plans = Vec::new();
         let mut todo = vec![root.clone()];
@@ -462,18 +387,21 @@ impl State {
     ///
     /// # Errors
     /// The whole message for the user.
-    pub(crate) fn mount(&self, args: &MountArgs, to: &mut dyn Listener) -> Result<()> {
-        let _changing = self.changes.lock();
+    pub(crate) fn mount(
+        self: &Arc<Self>,
+        args: &MountArgs,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
         self.mounts.lock().forget_dead();
         let given = args.options.as_slice();
         let Some(name) = args.target.as_deref() else {
-            for name in self.names() {
-                if let Some(pool) = self.pool(&name) {
-                    self.mount_pool(&pool, given, to);
-                }
-            }
+            let given = args.options.clone();
+            self.each_pool("mount", to, move |state, pool, to| {
+                state.mount_pool(pool, &given, to);
+            });
             return Ok(());
         };
+        let _turn = self.changing(std::iter::once(name), "a dataset is mounted", to)?;
         let (_, dataset) = self.open(name)?;
         if args.recursive {
             self.mount_below(&dataset, given, to);
@@ -495,15 +423,17 @@ impl State {
     /// # Errors
     /// The whole message for the user.
     pub(crate) fn unmount(
-        &self,
+        self: &Arc<Self>,
         target: Option<&str>,
         force: bool,
-        to: &mut dyn Listener,
+        to: &mut dyn RowListener,
     ) -> Result<()> {
-        let _changing = self.changes.lock();
         self.mounts.lock().forget_dead();
         let Some(target) = target else {
-            self.unmount_where(|_| true, force, to);
+            self.each_pool("unmount", to, move |state, pool, to| {
+                let below = format!("{}/", pool.name());
+                state.unmount_where(|n| n == pool.name() || n.starts_with(&below), force, to);
+            });
             return Ok(());
         };
         let dataset = if target.starts_with('/') {
@@ -522,6 +452,7 @@ impl State {
             }
             target.to_owned()
         };
+        let _turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to)?;
         let under = format!("{dataset}/");
         if self.unmount_where(|n| n == dataset || n.starts_with(&under), force, to) {
             return Ok(());
@@ -560,72 +491,6 @@ impl State {
         stayed.is_empty()
     }
 
-    /// Unmounts and closes a pool and forgets it.
-    ///
-    /// # Errors
-    /// The whole message for the user.
-    pub(crate) fn export(&self, name: &str, force: bool, to: &mut dyn Listener) -> Result<()> {
-        if force {
-            self.give_up_suspended(|n| n == name);
-        }
-        let _changing = self.changes.lock();
-        self.close(name, force, true, to)?;
-        self.save()
-    }
-
-    /// Whoever waits for a suspended pool gets an error, or nobody could take it away.
-    fn give_up_suspended(&self, wanted: impl Fn(&str) -> bool) {
-        let pools: Vec<Arc<Pool>> =
-            self.names().into_iter().filter(|n| wanted(n)).filter_map(|n| self.pool(&n)).collect();
-        pools.iter().filter(|p| p.is_suspended()).for_each(|p| p.abandon());
-    }
-
-    /// Gives a pool up; `exporting` it, or leaving it to be imported again.
-    fn close(&self, name: &str, force: bool, exporting: bool, to: &mut dyn Listener) -> Result<()> {
-        if self.pool(name).is_none() {
-            return Err(Error::not_found(format!("cannot open '{name}': no such pool")));
-        }
-        let below = format!("{name}/");
-        if !self.unmount_where(|n| n == name || n.starts_with(&below), force, to) {
-            return Err(Error::busy(format!("cannot export '{name}': pool is busy")));
-        }
-        self.volumes.remove(name);
-        let held = self.pools.write().remove(name);
-        let Some(held) = held else { return Ok(()) };
-        let done = if exporting { held.pool.export() } else { held.pool.close() };
-        match done {
-            // What cannot be written is given up only by force.
-            Err(e) if !force => {
-                self.pools.write().insert(name.to_owned(), held);
-                Err(cannot("export", name, &e))
-            }
-            Err(e) => {
-                to.problem(format!("'{name}' is left as it was last synced: {e}"));
-                Ok(())
-            }
-            Ok(()) => Ok(()),
-        }
-    }
-
-    /// Closes everything. With `forget` the pools are not imported again.
-    ///
-    /// # Errors
-    /// The whole message for the user.
-    pub(crate) fn close_all(&self, force: bool, forget: bool, to: &mut dyn Listener) -> Result<()> {
-        if force {
-            self.give_up_suspended(|_| true);
-        }
-        let _changing = self.changes.lock();
-        for name in self.names() {
-            self.close(&name, force, forget, to)?;
-        }
-        self.volumes.end();
-        if let Some(mount) = self.kstats.lock().take() {
-            mount.end();
-        }
-        if forget { self.save() } else { Ok(()) }
-    }
-
     /// A dataset by its full name, with its pool.
     ///
     /// # Errors
@@ -652,9 +517,21 @@ impl State {
         let found = self
             .engine
             .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
-        let ours: Vec<u64> = self.pools.read().values().map(|h| h.pool.guid().0).collect();
-        let pools = found.pools.iter().filter(|p| !ours.contains(&p.guid.0));
+        // Those that this daemon has are not to be had; of those that it imported by itself
+        // when it started the client may not know.
+        let all = self.registry.all();
+        let ours: BTreeMap<u64, &Arc<Slot>> =
+            all.iter().filter_map(|s| Some((s.guid()?, s))).collect();
+        let shown = |p: &FoundPool| {
+            let slot = ours.get(&p.guid.0);
+            let as_name = match slot {
+                Some(slot) if slot.is_again() => Some(slot.name().to_owned()),
+                Some(_) => return None,
+                None => None,
+            };
+            Some(crate::proto::Found { imported: as_name, ..super::convert::found(p) })
+        };
         let problems = found.problems.iter().map(|(p, e)| engine::problem(p, e));
-        Ok((pools.map(super::convert::found).collect(), problems.collect()))
+        Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))
     }
 }

@@ -179,6 +179,10 @@ impl MountedFs for FuseMount {
         }
     }
 
+    fn cut(&self) {
+        self.session.cut();
+    }
+
     fn is_alive(&self) -> bool {
         self.session.is_running()
     }

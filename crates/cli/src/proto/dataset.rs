@@ -105,3 +105,15 @@ pub(crate) enum DatasetChange {
     /// Change properties.
     Props(PropsArgs),
 }
+
+impl DatasetChange {
+    /// The datasets, or snapshots of them, that it names.
+    pub(crate) fn datasets(&self) -> Vec<&str> {
+        match self {
+            DatasetChange::Create(args) => vec![&args.name],
+            DatasetChange::Destroy(args) => vec![&args.target],
+            DatasetChange::Snapshot(args) => args.names.iter().map(String::as_str).collect(),
+            DatasetChange::Props(args) => args.names.iter().map(String::as_str).collect(),
+        }
+    }
+}

@@ -49,6 +49,10 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     if !args.search.destroyed {
         found.retain(|p| !p.destroyed);
     }
+    if words.is_empty() {
+        // Those that the daemon imported when it started are there.
+        found.retain(|p| p.imported.is_none());
+    }
     let complain = || problems.iter().for_each(|p| ui::err(p));
     // Of the system's devices many are none of the user's business: those that may not be
     // opened matter only if what was looked for may be on them.
@@ -85,7 +89,7 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
     for pool in &chosen {
         if let Err(e) = import(&mut client, pool, &args) {
             ui::err(e.message());
-            if !all_online(&pool.root) {
+            if !all_online(&pool.root) && pool.held_up.is_none() && pool.imported.is_none() {
                 ui::err(&format!("config:\n\n{}", config(&pool.root, pool.health).trim_end()));
             }
             failed = true;
@@ -188,6 +192,20 @@ fn all_online(v: &Vdev) -> bool {
 }
 
 fn import(client: &mut Client, pool: &Found, args: &ImportArgs) -> Result<()> {
+    if let Some(name) = &pool.imported {
+        let wanted = args.new_name.as_ref().unwrap_or(&pool.name);
+        if name == wanted {
+            ui::err(&format!("'{name}' is imported: the daemon did so when it started"));
+            return Ok(());
+        }
+        return Err(Error::invalid(format!(
+            "cannot import '{}': the daemon imported it as '{name}' when it started",
+            pool.name
+        )));
+    }
+    if let Some(why) = &pool.held_up {
+        return Err(Error::busy(format!("cannot import '{}': {why}", pool.name)));
+    }
     if pool.foreign && !args.force {
         return Err(Error::busy(foreign(pool)));
     }
@@ -273,8 +291,17 @@ fn candidate(p: &Found) -> String {
         "{wide}  pool: {}\n{wide}    id: {}\n{wide} state: {}{destroyed}\n",
         p.name,
         p.guid,
-        p.health.word()
+        if p.held_up.is_some() { "BUSY" } else { p.health.word() }
     );
+    if let Some(why) = &p.held_up {
+        let _ = writeln!(out, "{wide}status: The pool cannot be looked at: {why}.");
+        let action = match why.starts_with("it is in use") {
+            true => "Nothing is wrong with the pool. Export it there to import it here.",
+            false => "Make its devices answer and try again. Nothing else is known of it.",
+        };
+        let _ = writeln!(out, "{wide}action: {action}");
+        return out;
+    }
     let (status, action) = verdict(p);
     if let Some(status) = status {
         let _ = writeln!(out, "{wide}status: {status}");
@@ -344,6 +371,8 @@ mod tests {
             comment: None,
             health: State::Online,
             unsupported: vec![],
+            held_up: None,
+            imported: None,
             root: vdev("root", "tank", Class::Normal, vec![mirror, log]),
         }
     }

@@ -301,7 +301,11 @@ fn minor_trouble(f: &Facts) -> Option<Trouble> {
 /// The whole report on one pool.
 fn text(p: &Pool, asked: &Asked) -> String {
     let mut out = String::new();
-    let word = if p.suspended { "SUSPENDED" } else { p.health.word() };
+    let word = match &p.doing {
+        _ if p.suspended => "SUSPENDED",
+        Some(doing) => doing.as_str(),
+        None => p.health.word(),
+    };
     let _ = writeln!(out, "  pool: {}\n state: {word}", p.name);
     if let Some(t) = status_of(p) {
         let _ = writeln!(out, "status: {}\naction: {}", t.status, t.action);

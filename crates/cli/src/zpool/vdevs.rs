@@ -159,6 +159,7 @@ pub(super) mod tests {
             guid: 1,
             health: State::Online,
             suspended: false,
+            doing: None,
             root,
             error_count: 0,
             errors: vec![],
