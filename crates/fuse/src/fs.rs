@@ -59,16 +59,35 @@ pub struct Negotiated {
     pub max_background: u16,
 }
 
+/// How a file system that is part of a larger one shows in that: what the larger one makes of
+/// inode numbers and entries on their way to the kernel.
+pub trait Outward: Send + Sync {
+    /// The inode number shown.
+    fn ino(&self, ino: u64) -> u64;
+    /// The node's number; `None` if the kernel cannot have it.
+    fn node(&self, node: u64) -> Option<u64>;
+    /// The entry shown in listings; `None`: the name alone.
+    fn entry(&self, entry: &Entry) -> Option<Entry>;
+    /// An entry of [`Outward::entry`] is in a listing: a lookup of its node counts.
+    fn granted(&self, node: u64);
+}
+
 /// A directory listing being built.
 ///
 /// Entries accepted are delivered, even if the call then fails: its error shows
 /// at the next call, which begins behind the last entry accepted.
-#[derive(Debug)]
 pub struct DirSink {
     out: BufMut,
     used: usize,
     plus: bool,
     granted: Vec<u64>,
+    outward: Option<Arc<dyn Outward>>,
+}
+
+impl std::fmt::Debug for DirSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirSink").field("used", &self.used).finish_non_exhaustive()
+    }
 }
 
 impl Sink for DirSink {
@@ -86,11 +105,16 @@ impl DirSink {
     const NAME_MAX: usize = 1024;
 
     pub(crate) fn new(size: usize, plus: bool) -> DirSink {
-        DirSink { out: BufMut::alloc(size), used: 0, plus, granted: Vec::new() }
+        DirSink { out: BufMut::alloc(size), used: 0, plus, granted: Vec::new(), outward: None }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.used == 0
+    }
+
+    /// From now on entries are shown as `outward` has them.
+    pub fn show_as(&mut self, outward: Arc<dyn Outward>) {
+        self.outward = Some(outward);
     }
 
     /// The listing, and the nodes whose lookup it counts.
@@ -123,6 +147,11 @@ impl DirSink {
     ///
     /// A name that is empty or too long to be listed is passed over.
     pub fn add(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
+        let ino = self.outward.as_ref().map_or(ino, |o| o.ino(ino));
+        self.put(ino, next, mode, name)
+    }
+
+    fn put(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
         if name.is_empty() || name.len() > Self::NAME_MAX {
             return true;
         }
@@ -148,11 +177,22 @@ impl DirSink {
         if !self.plus {
             return self.add(entry.attr.ino, next, entry.attr.mode, name);
         }
+        let shown = match &self.outward {
+            Some(outward) => match outward.entry(entry) {
+                Some(shown) => shown,
+                None => return self.add(entry.attr.ino, next, entry.attr.mode, name),
+            },
+            None => *entry,
+        };
+        let entry = &shown;
         if !self.put_plus(entry, next, name) {
             return false;
         }
         if entry.node != 0 {
             self.granted.push(entry.node);
+            if let Some(outward) = &self.outward {
+                outward.granted(entry.node);
+            }
         }
         true
     }

@@ -5,9 +5,9 @@
 //! what a file system implements, with the types beside it · `dispatch` turns
 //! one request into calls and a reply · `transport` carries messages ·
 //! `receivers` has the threads of all mounts · [`Session`] puts them together · `inflight`
-//! lists what can be interrupted · `mount` and
-//! `mountinfo` attach it to the tree of files · [`null`] states the transport's
-//! own speed · [`Awake`] keeps cores awake while requests come thick.
+//! lists what can be interrupted · `mount` and `mountinfo` attach it to the tree of files,
+//! `holders` finds other namespaces that show it · [`null`] states the transport's own speed ·
+//! [`Awake`] keeps cores awake while requests come thick.
 //!
 //! # Theory
 //! One set of threads serves all mounts of a process, each request on the thread that read
@@ -32,6 +32,7 @@ mod dispatch;
 mod errno;
 mod fs;
 mod fuzz;
+mod holders;
 mod inflight;
 mod mount;
 mod mountinfo;
@@ -47,9 +48,10 @@ pub use awake::Awake;
 pub use config::{Config, DataInvalidation};
 pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
-pub use fs::{DirSink, Filesystem, Mode, Negotiated, Opcode, Request};
+pub use fs::{DirSink, Filesystem, Mode, Negotiated, Opcode, Outward, Request};
 pub use fuzz::fuzz_request;
-pub use mount::{MountOptions, UnmountOptions, unmount};
+pub use holders::Holder;
+pub use mount::{Kept, MountOptions, UnmountOptions, unmount};
 pub use mountinfo::{MountEntry, clean_stale, fuse_mounts, is_stale, mounts_of};
 pub use notify::Notifier;
 pub use session::Session;

@@ -13,11 +13,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::fs::CWD;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::net::{SocketFlags, SocketType};
 
+use crate::holders::{Holder, holders};
 use crate::mountinfo::top_at;
 use crate::transport::open_device;
 
@@ -85,9 +88,14 @@ pub struct UnmountOptions {
 /// A mount made by this process.
 #[derive(Debug)]
 pub(crate) struct Mount {
-    path: PathBuf,
+    path: Mutex<PathBuf>,
     device: Option<String>,
 }
+
+/// A mounted file system that shows nowhere in this namespace: it lives as long as this
+/// does, and can be shown again.
+#[derive(Debug)]
+pub struct Kept(OwnedFd);
 
 impl Mount {
     /// Mounts at `point` and returns the device descriptor to serve it with.
@@ -113,11 +121,11 @@ impl Mount {
             mount_with_helper(&path, options)?
         };
         let device = device_at(&path);
-        Ok((Mount { path, device }, fd))
+        Ok((Mount { path: Mutex::new(path), device }, fd))
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    pub(crate) fn path(&self) -> PathBuf {
+        self.path.lock().clone()
     }
 
     /// `major:minor`, if the table of mounts told it.
@@ -128,11 +136,43 @@ impl Mount {
     /// That it is still mounted, and on top.
     fn check_mounted(&self) -> Result<()> {
         // A table that cannot be read says nothing of the mount.
-        if self.device.is_some() && top_at(&self.path)?.map(|m| m.device) == self.device {
+        let path = self.path();
+        if self.device.is_some() && top_at(&path)?.map(|m| m.device) == self.device {
             return Ok(());
         }
         Err(Error::not_found("not mounted (or hidden under another mount)")
-            .on_path(self.path.display().to_string()))
+            .on_path(path.display().to_string()))
+    }
+
+    /// Whether it is still mounted, and on top; a table that cannot be read says no.
+    pub(crate) fn is_mounted(&self) -> bool {
+        self.check_mounted().is_ok()
+    }
+
+    /// Processes in whose mount namespaces it shows, this one's aside.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        self.device.as_deref().map(holders).unwrap_or_default()
+    }
+
+    /// What can be shown again once it is unmounted. Only root can, from Linux 5.2 on.
+    pub(crate) fn keep(&self) -> Option<Kept> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        if !self.is_mounted() {
+            return None;
+        }
+        rustix::mount::open_tree(CWD, self.path(), flags).ok().map(Kept)
+    }
+
+    /// Shows at `point` what was kept of this mount.
+    pub(crate) fn put_back(&self, kept: &Kept, point: &Path) -> Result<()> {
+        let place = || point.display().to_string();
+        let path = std::fs::canonicalize(point)
+            .map_err(|e| Error::io("cannot use the mount point", e).on_path(place()))?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        rustix::mount::move_mount(&kept.0, "", CWD, &path, flags)
+            .map_err(|e| Error::io("cannot mount", e.into()).on_path(place()))?;
+        *self.path.lock() = path;
+        Ok(())
     }
 
     /// Unmounts it, unless it is gone already.
@@ -141,14 +181,14 @@ impl Mount {
         if options.force && !rustix::process::geteuid().is_root() {
             self.abort();
         }
-        unmount(&self.path, options)
+        unmount(&self.path(), options)
     }
 
     /// Changes the flags of the mount; the rest of the options stays. Only root can.
     pub(crate) fn remount(&self, options: &MountOptions) -> Result<()> {
         self.check_mounted()?;
-        rustix::mount::mount_remount(self.path.as_path(), flags(options), "").map_err(|e| {
-            Error::io("cannot remount", e.into()).on_path(self.path.display().to_string())
+        rustix::mount::mount_remount(self.path(), flags(options), "").map_err(|e| {
+            Error::io("cannot remount", e.into()).on_path(self.path().display().to_string())
         })
     }
 

@@ -12,7 +12,7 @@ use crate::abi::structs::{
 };
 use crate::abi::{Wire, consts};
 use crate::errno::{Errno, Result};
-use crate::fs::Negotiated;
+use crate::fs::{Negotiated, Outward};
 use crate::transport::Channel;
 
 /// Node ids in one prune notification.
@@ -23,6 +23,7 @@ const PRUNE_BATCH: usize = 512;
 pub struct Notifier {
     pub(crate) channel: Arc<dyn Channel>,
     pub(crate) negotiated: Negotiated,
+    pub(crate) outward: Option<Arc<dyn Outward>>,
 }
 
 impl std::fmt::Debug for Notifier {
@@ -32,6 +33,20 @@ impl std::fmt::Debug for Notifier {
 }
 
 impl Notifier {
+    /// The same for a file system that is part of a larger one: nodes are told as `outward`
+    /// has them.
+    pub fn showing_as(&self, outward: Arc<dyn Outward>) -> Notifier {
+        Notifier { outward: Some(outward), ..self.clone() }
+    }
+
+    /// The kernel's number for a node.
+    fn node(&self, node: u64) -> Result<u64> {
+        match &self.outward {
+            Some(outward) => outward.node(node).ok_or(Errno::EINVAL),
+            None => Ok(node),
+        }
+    }
+
     fn send(&self, code: i32, body: &[u8], name: Option<&[u8]>) -> Result<()> {
         let tail = name.map_or(0, |n| n.len() + 1);
         let len = u32::try_from(OutHeader::SIZE + body.len() + tail).map_err(|_| Errno::EINVAL)?;
@@ -72,7 +87,7 @@ impl Notifier {
     /// `ENODEV` after unmount, others of the kernel's. An unknown node is none.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> Result<()> {
         let mut bytes = Vec::new();
-        NotifyInvalInode { ino: node, off: offset, len }.put(&mut bytes);
+        NotifyInvalInode { ino: self.node(node)?, off: offset, len }.put(&mut bytes);
         self.send(consts::NOTIFY_INVAL_INODE, &bytes, None)
     }
 
@@ -96,6 +111,7 @@ impl Notifier {
     }
 
     fn entry(&self, parent: u64, name: &[u8], flags: u32) -> Result<()> {
+        let parent = self.node(parent)?;
         let namelen = u32::try_from(name.len()).map_err(|_| Errno::EINVAL)?;
         self.named(consts::NOTIFY_INVAL_ENTRY, &NotifyInvalEntry { parent, namelen, flags }, name)
     }
@@ -106,6 +122,7 @@ impl Notifier {
     /// As [`Notifier::inval_inode`].
     pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> Result<()> {
         let namelen = u32::try_from(name.len()).map_err(|_| Errno::EINVAL)?;
+        let (parent, child) = (self.node(parent)?, self.node(child)?);
         let body = NotifyDelete { parent, child, namelen, padding: 0 };
         self.named(consts::NOTIFY_DELETE, &body, name)
     }
@@ -134,7 +151,9 @@ impl Notifier {
             // At most PRUNE_BATCH.
             let count = batch.len() as u32;
             NotifyPrune { count, padding: 0, spare: 0 }.put(&mut bytes);
-            batch.iter().for_each(|node| node.put(&mut bytes));
+            for &node in batch {
+                self.node(node)?.put(&mut bytes);
+            }
             self.send(consts::NOTIFY_PRUNE, &bytes, None)?;
         }
         Ok(())

@@ -22,7 +22,7 @@
 use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -38,8 +38,9 @@ use crate::config::{Config, max_pages_limit};
 use crate::dispatch::{Call, run, send};
 use crate::errno::Errno;
 use crate::fs::{Filesystem, Mode, Negotiated, Request, has_mode};
+use crate::holders::Holder;
 use crate::inflight::Inflight;
-use crate::mount::{Mount, MountOptions, UnmountOptions, set_readahead};
+use crate::mount::{Kept, Mount, MountOptions, UnmountOptions, set_readahead};
 use crate::notify::Notifier;
 use crate::receivers::{Receivers, Source, Taken};
 use crate::transport::{Channel, DevTransport, Device, Queue, Transport};
@@ -164,7 +165,7 @@ impl Session {
         device.set_nonblocking()?;
         let receivers = Receivers::of_process()?;
         let queues = transport.queues(device.fd(), &negotiated)?;
-        let notifier = Notifier { channel: Arc::clone(&device) as _, negotiated };
+        let notifier = Notifier { channel: Arc::clone(&device) as _, negotiated, outward: None };
         let core = Arc::new(Core::new(fs, device, negotiated, config));
         core.fs.init(&negotiated);
         receivers.attach(Arc::clone(&core) as _)?;
@@ -186,8 +187,37 @@ impl Session {
     }
 
     /// Where it is mounted, if this session mounted it.
-    pub fn mount_point(&self) -> Option<&Path> {
+    pub fn mount_point(&self) -> Option<PathBuf> {
         self.mount.as_ref().map(Mount::path)
+    }
+
+    /// Its device number, `major:minor`, if this session mounted it and the table of mounts
+    /// told the number.
+    pub fn device(&self) -> Option<&str> {
+        self.mount.as_ref().and_then(Mount::device)
+    }
+
+    /// One process for each other mount namespace that shows the mount, of those that this
+    /// process may look at.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.mount.as_ref().map(Mount::holders).unwrap_or_default()
+    }
+
+    /// What can be shown again after [`Session::unmount`], as long as the session runs; it
+    /// runs as long as this lives. `None` where that cannot be done: only root can.
+    pub fn keep(&self) -> Option<Kept> {
+        self.mount.as_ref().and_then(Mount::keep)
+    }
+
+    /// Mounts again, at a directory, what was kept.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn put_back(&self, kept: &Kept, point: &Path) -> Result<()> {
+        match &self.mount {
+            Some(mount) => mount.put_back(kept, point),
+            None => Err(Error::not_found("this session did not mount anything")),
+        }
     }
 
     /// Whether requests are still served.
@@ -234,6 +264,12 @@ impl Session {
         if let Some(mount) = &self.mount {
             mount.cut();
         }
+    }
+
+    /// Where else it shows in this namespace, bound to other directories; and at its mount
+    /// point, as long as it is mounted.
+    pub fn elsewhere(&self) -> Vec<PathBuf> {
+        self.mount.as_ref().map(Mount::elsewhere).unwrap_or_default()
     }
 
     /// Changes whether the mount is read-only, and its `nosuid`, `nodev`, `noexec` and
