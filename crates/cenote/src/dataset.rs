@@ -162,6 +162,12 @@ impl Dataset {
         self.locked
     }
 
+    /// A receive that was interrupted, or is under way, left the content incomplete: nothing
+    /// of it can be opened.
+    pub fn is_incomplete(&self) -> bool {
+        matches!(self.what, What::Dataset(_)) && self.ds().phys().is_inconsistent()
+    }
+
     /// Group in which it was created; snapshots of one dataset list by it.
     pub fn createtxg(&self) -> u64 {
         match &self.what {

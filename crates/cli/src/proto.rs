@@ -156,6 +156,12 @@ pub(crate) struct MountArgs {
     pub(crate) force: bool,
     /// Mount options.
     pub(crate) options: Vec<String>,
+    /// A dataset with `mountpoint=legacy` is mounted at this directory.
+    #[serde(default)]
+    pub(crate) at: Option<PathBuf>,
+    /// Options that are unknown are left out.
+    #[serde(default)]
+    pub(crate) lax: bool,
 }
 
 /// What a client asks for.

@@ -105,6 +105,10 @@ impl Runtime {
     pub(crate) fn mounts(&self) -> PathBuf {
         self.dir.join("mounts.json")
     }
+    /// The list of directories made to mount on.
+    pub(crate) fn places(&self) -> PathBuf {
+        self.state.join("directories.json")
+    }
     /// Where kstats appear as files: what Linux has below `/proc/spl`.
     pub(crate) fn kstats(&self) -> PathBuf {
         self.dir.join("proc/spl/kstat/zfs")

@@ -1,20 +1,272 @@
-//! An ordinary user imports a pool in files of their own and mounts it, through
+//! An ordinary user imports and makes pools in files of their own and mounts them, through
 //! `fusermount3`.
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
-use common::{Said, Sandbox, can_mount, is_alive, mounts_below, said};
+use common::{Said, Sandbox, can_mount, is_alive, judge_disks, mounts_below, said};
 use testkit::golden;
 
 /// Nobody.
 const USER: u32 = 65534;
+
+/// One with programs, and a process of theirs.
+struct User {
+    s: Sandbox,
+    program: PathBuf,
+}
+
+/// Whether mounts of ordinary users can be tried.
+fn can_try(what: &str) -> bool {
+    let helper = std::env::var_os("PATH").unwrap_or_default();
+    if can_mount(what) && !std::env::split_paths(&helper).any(|p| p.join("fusermount3").exists()) {
+        println!("SKIPPED: {what}: fusermount3 is not installed");
+        return false;
+    }
+    can_mount(what)
+}
+
+impl User {
+    /// With an empty disk below `disks`.
+    fn new(name: &str) -> User {
+        let s = Sandbox::new(name);
+        let disk = s.dir("disks").join("disk");
+        std::fs::File::create(&disk).unwrap().set_len(192 << 20).unwrap();
+        for path in [&disk, &s.path("disks"), &s.dir("own")] {
+            chown(path, Some(1000), Some(1000)).unwrap();
+        }
+        // The program lies where an ordinary user need not be able to look.
+        let program = s.path("cenote");
+        std::fs::copy(env!("CARGO_BIN_EXE_cenote"), &program).unwrap();
+        User { s, program }
+    }
+
+    fn command(&self, program: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(args).env("CENOTE_RUNTIME_DIR", self.s.path("own/run"));
+        command.env("PATH", "/usr/bin:/bin").uid(1000).gid(1000).current_dir(self.s.path("own"));
+        command
+    }
+
+    fn say(&self, args: &[&str]) -> Said {
+        said(&self.command(&self.program, args).output().unwrap())
+    }
+
+    /// It must succeed without a word of complaint.
+    fn ok(&self, args: &[&str]) -> String {
+        let said = self.say(args);
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "{args:?}");
+        said.out
+    }
+
+    fn fail(&self, args: &[&str]) -> String {
+        let said = self.say(args);
+        assert_eq!(said.code, 1, "{args:?}: {said:?}");
+        said.err
+    }
+
+    /// A line of the shell's, in the user's directory.
+    fn sh(&self, line: &str) -> Said {
+        said(&self.command(Path::new("/bin/sh"), &["-c", line]).output().unwrap())
+    }
+
+    fn does(&self, line: &str) -> String {
+        let said = self.sh(line);
+        assert_eq!(said.code, 0, "{line}: {said:?}");
+        said.out
+    }
+
+    /// A process that has said a line and waits for one.
+    fn start(&self, line: &str) -> Child {
+        let mut command = self.command(Path::new("/bin/sh"), &["-c", line]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "ready\n");
+        child
+    }
+
+    fn mounted(&self) -> String {
+        let text = self.ok(&["zfs", "mount"]);
+        let names: Vec<&str> = text.lines().filter_map(|l| l.split_whitespace().next()).collect();
+        names.join(" ")
+    }
+
+    /// Exports everything, ends the daemon, and has `zdb` look at the disk.
+    fn judge(&self) {
+        self.ok(&["zpool", "export", "tank"]);
+        self.stop();
+        judge_disks(&self.s);
+    }
+
+    fn stop(&self) {
+        let status = self.ok(&["daemon", "status"]);
+        let pid = status.lines().find_map(|l| l.trim().strip_prefix("pid: ")).unwrap();
+        self.ok(&["daemon", "stop"]);
+        while is_alive(pid.parse().unwrap()) {
+            std::thread::yield_now();
+        }
+        assert_eq!(mounts_below(&self.s.path("own")), Vec::<String>::new());
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let _stopped = self.say(&["daemon", "stop", "-f"]);
+        for dead in mounts_below(&self.s.path("own")).iter().rev() {
+            let _gone = Command::new("umount").args(["-l", dead]).output();
+        }
+    }
+}
+
+/// A user's file systems below each other could not be mounted: "fusermount3 refused:
+/// Permission denied", and every import of the pool ended with exit status 1.
+#[test]
+fn datasets_below_each_other() {
+    if !can_try("an ordinary user's datasets below each other") {
+        return;
+    }
+    let u = User::new("nested");
+    let (disk, disks) = (u.s.text("disks/disk"), u.s.text("disks"));
+    let mnt = u.s.text("own/mnt");
+    u.ok(&["zpool", "create", "-m", &mnt, "tank", &disk]);
+    u.does("echo top >mnt/top");
+    u.ok(&["zfs", "create", "tank/a"]);
+    u.ok(&["zfs", "create", "tank/a/b"]);
+    let elsewhere = format!("mountpoint={}", u.s.text("own/elsewhere"));
+    u.ok(&["zfs", "create", "-o", &elsewhere, "tank/other"]);
+    assert_eq!(u.mounted(), "tank/other tank tank/a tank/a/b");
+    assert_eq!(mounts_below(&u.s.path("own")).iter().filter(|m| !m.contains("/run/")).count(), 2);
+    assert_eq!(u.ok(&["zfs", "get", "-Ho", "value", "mounted", "tank/a/b"]), "yes\n");
+
+    // Each has its content, and no file has the numbers of another.
+    u.does(
+        "echo a >mnt/a/file; echo b >mnt/a/b/file; mkdir mnt/a/b/dir; ln mnt/a/b/file mnt/a/b/two",
+    );
+    assert_eq!(u.does("cat mnt/top mnt/a/file mnt/a/b/file mnt/a/b/two"), "top\na\nb\nb\n");
+    let found = u.does("find mnt | sort");
+    assert_eq!(
+        found,
+        "mnt\nmnt/a\nmnt/a/b\nmnt/a/b/dir\nmnt/a/b/file\nmnt/a/b/two\nmnt/a/file\nmnt/top\n"
+    );
+    let inodes = u.does("stat -c %i mnt mnt/a mnt/a/b mnt/top mnt/a/file mnt/a/b/file | sort -u");
+    assert_eq!(inodes.lines().count(), 6, "{inodes}");
+    assert_eq!(u.does("cd mnt/a/b/dir; cd ../..; pwd -P; cat file"), format!("{mnt}/a\na\n"));
+
+    // Between datasets nothing is moved or linked, and what others are mounted on stays.
+    assert!(u.sh("ln mnt/top mnt/a/top").err.contains("cross-device"), "a link across");
+    u.does("mv mnt/top mnt/a/top && mv mnt/a/top mnt/top");
+    for line in ["rmdir mnt/a", "mv mnt/a mnt/c", "mkdir mnt/c; mv -T mnt/c mnt/a"] {
+        let told = u.sh(line).err;
+        assert!(told.contains("busy"), "{line}: {told}");
+    }
+    u.does("rmdir mnt/c");
+
+    // Quotas and `readonly` are each dataset's own.
+    u.ok(&["zfs", "set", "quota=16M", "tank/a/b"]);
+    let blocks = |at: &str| u.does(&format!("stat -f -c %b {at}")).trim().parse::<u64>().unwrap();
+    assert!(blocks("mnt/a/b") < blocks("mnt/a") / 2);
+    u.ok(&["zfs", "set", "readonly=on", "tank/a"]);
+    assert!(u.sh("echo x >mnt/a/file").err.contains("Read-only"));
+    assert!(u.sh("echo x >>mnt/a/b/file").err.contains("Read-only"));
+    u.does("echo more >>mnt/top");
+    u.ok(&["zfs", "set", "readonly=off", "tank/a"]);
+    u.does("echo x >>mnt/a/b/file");
+    u.ok(&["zfs", "snapshot", "tank/a/b@s"]);
+    assert_eq!(u.does("cat mnt/a/b/.zfs/snapshot/s/file; ls mnt/a/b/.zfs/snapshot"), "b\nx\ns\n");
+
+    // What is used stays, and works on.
+    let busy = format!("cannot unmount '{mnt}/a/b': pool or dataset is busy\n");
+    for line in ["cd mnt/a/b/dir; echo ready; read x", "exec 3<mnt/a/b/file; echo ready; read x"] {
+        let mut used = u.start(line);
+        assert_eq!(u.fail(&["zfs", "unmount", "tank/a/b"]), busy, "{line}");
+        assert_eq!(u.does("cat mnt/a/b/file; ls -d mnt/a/b/dir"), "b\nx\nmnt/a/b/dir\n");
+        drop(used.stdin.take());
+        used.wait().unwrap();
+    }
+    let told = u.fail(&["zfs", "set", "canmount=off", "tank"]);
+    assert!(told.contains("busy"), "others are mounted in it: {told}");
+    u.ok(&["zfs", "set", "canmount=on", "tank"]);
+    u.ok(&["zfs", "unmount", "tank/a/b"]);
+    assert_eq!(u.does("ls mnt/a/b; ls -di mnt/a/b >/dev/null"), "");
+    assert_eq!(u.mounted(), "tank/other tank tank/a");
+    u.ok(&["zfs", "mount", "tank/a/b"]);
+    assert_eq!(u.does("cat mnt/a/b/file"), "b\nx\n");
+    // By force it goes, and what was open fails.
+    let mut used = u.start("exec 3>>mnt/a/b/file; echo ready; read x; echo x >&3");
+    u.ok(&["zfs", "unmount", "-f", "tank/a/b"]);
+    assert_eq!(u.does("ls mnt/a/b"), "");
+    drop(used.stdin.take());
+    assert!(!used.wait().unwrap().success());
+    u.ok(&["zfs", "mount", "tank/a/b"]);
+    u.ok(&["zfs", "destroy", "-r", "tank/a/b"]);
+    assert_eq!(u.does("ls mnt/a"), "file\n");
+
+    // An import brings all of them back.
+    u.ok(&["zfs", "create", "-p", "tank/a/c/d"]);
+    u.does("echo d >mnt/a/c/d/file");
+    u.ok(&["zpool", "export", "tank"]);
+    assert_eq!(u.does("ls"), "run\n", "directories that were made are gone");
+    u.ok(&["zpool", "import", "-d", &disks, "tank"]);
+    assert_eq!(u.mounted(), "tank/other tank tank/a tank/a/c tank/a/c/d");
+    assert_eq!(u.does("cat mnt/a/file mnt/a/c/d/file"), "a\nd\n");
+    u.ok(&["zfs", "unmount", "tank"]);
+    assert_eq!(u.mounted(), "");
+    u.ok(&["zfs", "mount", "-a"]);
+    assert_eq!(u.does("cat mnt/a/c/d/file"), "d\n");
+    u.judge();
+}
+
+/// A user who made a pool without saying where to mount it was left with a pool that could not
+/// be mounted, and exit status 1.
+#[test]
+fn a_new_pool_has_a_place_or_is_not_made() {
+    if !can_try("an ordinary user's new pool") {
+        return;
+    }
+    let u = User::new("newpool");
+    let disk = u.s.text("disks/disk");
+    let hint = "use '-m' option to provide a different default";
+    for args in [&["zpool", "create", "tank", &disk][..], &["zpool", "create", "-n", "tank", &disk]]
+    {
+        assert_eq!(
+            u.fail(args),
+            format!("cannot create 'tank': mountpoint '/tank' : Permission denied\n{hint}\n")
+        );
+    }
+    assert_eq!(u.ok(&["zpool", "list"]), "no pools available\n");
+    let mut label = [1; 4096];
+    std::os::unix::fs::FileExt::read_exact_at(
+        &std::fs::File::open(&disk).unwrap(),
+        &mut label,
+        16 << 10,
+    )
+    .unwrap();
+    assert!(label.iter().all(|b| *b == 0), "something was written");
+    // Somebody else's directory, too.
+    let theirs = u.s.dir("theirs");
+    let at = theirs.to_str().unwrap();
+    let told = u.fail(&["zpool", "create", "-m", at, "tank", &disk]);
+    assert!(told.contains(&format!("mountpoint '{at}' : Permission denied")), "{told}");
+    // What is not mounted needs no place.
+    u.ok(&["zpool", "create", "-m", "none", "tank", &disk]);
+    u.ok(&["zpool", "destroy", "tank"]);
+    u.ok(&["zpool", "create", "-R", &u.s.text("own/root"), "tank", &disk]);
+    u.does("echo x >root/tank/file");
+    u.judge();
+}
 
 /// Runs a program as the ordinary user.
 fn as_user(program: &Path, args: &[&str], runtime: &Path) -> Said {
@@ -25,12 +277,7 @@ fn as_user(program: &Path, args: &[&str], runtime: &Path) -> Said {
 
 #[test]
 fn an_ordinary_user_mounts_a_pool() {
-    if !can_mount("mounts of an ordinary user") {
-        return;
-    }
-    let helper = std::env::var_os("PATH").unwrap_or_default();
-    if !std::env::split_paths(&helper).any(|p| p.join("fusermount3").exists()) {
-        println!("SKIPPED: mounts of an ordinary user: fusermount3 is not installed");
+    if !can_try("mounts of an ordinary user") {
         return;
     }
     let Some(pool) = golden("clonedblk") else { return };

@@ -149,7 +149,7 @@ impl Drop for ScratchFile {
 
 /// A dataset mounted in this process.
 pub(super) struct Mounted {
-    session: Option<Box<dyn MountedFs>>,
+    session: Option<std::sync::Arc<dyn MountedFs>>,
     at: Scratch,
 }
 

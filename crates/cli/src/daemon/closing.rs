@@ -26,6 +26,7 @@ use base::{Error, ErrorKind, Result, rt};
 
 use super::beside::{Relay, beside};
 use super::handle::RowListener;
+use super::mounts::Why;
 use super::registry::{Phase, Slot, TurnGuard};
 use super::state::{Listener, Log, State, cannot};
 use crate::engine::Pool;
@@ -251,7 +252,7 @@ impl State {
         to: &mut Relay,
     ) -> Result<()> {
         let name = slot.name();
-        if !self.unmount_where(below(name), force, to) {
+        if !self.unmount_where(below(name), Why::Exported, force, to) {
             return Err(Error::busy(match ending {
                 Ending::Destroy(_) => {
                     format!("could not destroy '{name}': could not unmount datasets")

@@ -262,7 +262,15 @@ fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
             return Err(fail(Error::invalid("operation crosses datasets or pools")));
         }
         pool = Some(in_pool);
-        let below = if args.recursive { subtree(&dataset).map_err(fail)? } else { vec![dataset] };
+        let below = match args.recursive {
+            // What a receive left incomplete has no snapshot to be taken of (chapter 09 §3).
+            true => subtree(&dataset)
+                .map_err(fail)?
+                .into_iter()
+                .filter(|d| !d.is_incomplete())
+                .collect(),
+            false => vec![dataset],
+        };
         names.extend(below.iter().map(|d| format!("{}@{snap}", d.name())));
         if names.len() > TARGETS_MAX {
             return Err(too_many());

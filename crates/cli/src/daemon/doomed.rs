@@ -15,6 +15,7 @@ use base::{Error, ErrorKind, Result};
 use cenote::props::PropData;
 
 use super::datasets::{cannot, command, subtree};
+use super::mounts::Why;
 use super::remount;
 use super::state::{Listener, State};
 use crate::engine::{Dataset, DatasetKind, Pool};
@@ -296,7 +297,10 @@ fn unmount(state: &State, doomed: &Doomed, force: bool, to: &mut dyn Listener) -
             name.strip_prefix(root.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/'))
         })
     };
-    if state.unmount_where(inside, force, to) { Ok(()) } else { Err(Error::busy(String::new())) }
+    match state.unmount_where(inside, Why::Destroyed, force, to) {
+        true => Ok(()),
+        false => Err(Error::busy(String::new())),
+    }
 }
 
 fn carry_out(pool: &Pool, doomed: &Doomed, args: &DestroyArgs) -> Result<()> {

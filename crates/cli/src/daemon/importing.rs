@@ -19,6 +19,7 @@ use super::handle::RowListener;
 use super::lost;
 use super::registry::{Phase, Slot};
 use super::state::{Listener, Log, Saved, State, cannot};
+use super::{mounts, places};
 use crate::engine::{ImportOptions, Pool, Search};
 use crate::proto::{ImportArgs, SearchArgs};
 use crate::runtime;
@@ -234,6 +235,15 @@ impl State {
         paths: Vec<PathBuf>,
         to: &mut dyn RowListener,
     ) -> Result<()> {
+        if let Some(at) = mounts::place_of_new(&request) {
+            places::check(&at).map_err(|why| {
+                let text = format!(
+                    "mountpoint '{}' : {why}\nuse '-m' option to provide a different default",
+                    at.display()
+                );
+                Error::permission(text)
+            })?;
+        }
         let name = request.temporary_name.as_deref().unwrap_or(&request.name).to_owned();
         let args = ImportArgs {
             search: SearchArgs { paths, destroyed: false },

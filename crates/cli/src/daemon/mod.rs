@@ -39,6 +39,7 @@ pub(crate) mod metrics;
 mod mounts;
 mod notify;
 mod past;
+mod places;
 mod registry;
 mod remount;
 mod server;
@@ -54,7 +55,7 @@ use crate::proto::{Reply, Request};
 use crate::runtime::Runtime;
 use crate::ui::{self, Exit, time};
 
-pub(crate) use mounts::{MountOptions, MountedFs, Mounter};
+pub(crate) use mounts::{Left, MountOptions, MountedFs, Mounter};
 pub(crate) use server::Signals;
 
 const USAGE: &str = "\

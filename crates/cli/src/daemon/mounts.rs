@@ -2,15 +2,27 @@
 //!
 //! # Theory
 //! A file system mounts at its property `mountpoint` below the pool's altroot,
-//! unless that is `none` or `legacy`, `canmount` forbids it, or its key is not
-//! loaded. Parents come before children: by path, component by component.
+//! unless that is `none` or `legacy`, `canmount` forbids it, its key is not loaded, or a
+//! receive that was interrupted left it incomplete. Parents come before children: by path,
+//! component by component.
+//!
+//! What is unmounted may still show in another mount namespace, which has a copy of the
+//! mount. It is unmounted all the same: its directory is free, and the table has it among
+//! those that are *held*. A held file system is served on. Mounting the dataset again shows
+//! the same file system, so that both namespaces have the same content; where that cannot be
+//! done, it is refused. A command that takes the dataset away (export, destruction) waits a
+//! moment for the holders to end, names them, and ends the file system by force alone.
+//!
+//! # Invariants
+//! * A dataset is mounted or held by one file system at most.
 
-use std::collections::BTreeMap;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use base::{Error, ErrorKind, Result};
+use base::{Error, Result};
+use cenote::create::CreateRequest;
 use cenote::props::{PropData, dataset_prop};
 
 use crate::engine::{Atime, Dataset, DatasetKind};
@@ -48,14 +60,85 @@ pub(crate) struct MountOptions {
     pub(crate) nodiratime: bool,
 }
 
+/// Why something is unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// A command asked for it.
+    Asked,
+    /// It gets another mountpoint.
+    Moved,
+    /// Its pool goes.
+    Exported,
+    /// Its dataset goes.
+    Destroyed,
+}
+
+impl Why {
+    /// Nothing of the dataset can be served any more, wherever it shows.
+    pub(crate) fn takes_away(self) -> bool {
+        matches!(self, Why::Exported | Why::Destroyed)
+    }
+
+    /// Nothing will be mounted there again.
+    pub(crate) fn is_for_good(self) -> bool {
+        matches!(self, Why::Moved | Why::Destroyed)
+    }
+}
+
+/// How long holders that can be seen are waited for by what takes a dataset away.
+pub(crate) const HELD: Duration = Duration::from_secs(1);
+/// How long the kernel may take to let go of what nobody is seen to hold.
+pub(crate) const ENDS: Duration = Duration::from_secs(10);
+/// Between two looks meanwhile.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+
+/// Where something is held that nothing is seen to hold: files of a mount that was undone
+/// lazily, or another user's namespace.
+pub(crate) const UNSEEN: &str = "by a process that cannot be seen from here";
+
+/// Whether a file system that is held is let go of within a time.
+pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
+    let begin = base::rt::now();
+    while !fs.settle() {
+        if begin.elapsed() > time {
+            return false;
+        }
+        base::rt::sleep(LOOK);
+    }
+    true
+}
+
+/// What is left of a file system that was unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing: it is served no more.
+    Nothing,
+    /// It shows elsewhere and is served there.
+    Held,
+}
+
 /// A mounted file system.
 pub(crate) trait MountedFs: Send + Sync {
-    /// Unmounts and waits until nothing is served any more; with `force` even if
-    /// it is in use.
+    /// Unmounts, and waits until nothing is served any more, or it is sure to show
+    /// elsewhere; with `force` it ends even if it is in use, wherever it shows.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if it is in use.
-    fn unmount(&self, force: bool) -> Result<()>;
+    fn unmount(&self, force: bool) -> Result<Left>;
+    /// Whether it shows in this mount namespace, `present` being the device numbers of what
+    /// does.
+    fn is_present(&self, present: &HashSet<String>) -> bool;
+    /// Of one that is held: whether nobody holds it any more, and it is served no more.
+    fn settle(&self) -> bool;
+    /// Of one that is held: where it shows, a line for each process.
+    fn holders(&self) -> Vec<String>;
+    /// Mounts one that is held again; false if that cannot be.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    fn put_back(&self, at: &Path, options: &MountOptions) -> Result<bool>;
+    /// Whether it is a mount of the kernel's, and no part of another.
+    fn is_own_mount(&self) -> bool;
     /// Ends it wherever it shows, without waiting: what is open there fails. Its pool was
     /// given up.
     fn cut(&self);
@@ -81,7 +164,7 @@ pub(crate) trait Mounter: Send + Sync {
         dataset: &Dataset,
         mountpoint: &Path,
         options: &MountOptions,
-    ) -> Result<Box<dyn MountedFs>>;
+    ) -> Result<Arc<dyn MountedFs>>;
 }
 
 /// Where a dataset belongs.
@@ -147,6 +230,8 @@ pub(crate) enum Refusal {
     Noauto,
     /// Its key is not loaded.
     Locked,
+    /// A receive that was interrupted left it as it is.
+    Incomplete,
 }
 
 impl Refusal {
@@ -162,6 +247,7 @@ impl Refusal {
             Refusal::Nowhere => "no mountpoint set",
             Refusal::CanmountOff | Refusal::Noauto => "'canmount' property is set to 'off'",
             Refusal::Locked => "encryption key not loaded",
+            Refusal::Incomplete => "the dataset is incomplete: its receive was interrupted",
         };
         format!("cannot mount '{name}': {why}")
     }
@@ -183,8 +269,53 @@ pub(crate) fn plan(dataset: &Dataset, named: bool) -> Result<std::result::Result
     Ok(match word(dataset, "canmount")?.as_str() {
         "off" => Err(Refusal::CanmountOff),
         "noauto" if !named => Err(Refusal::Noauto),
+        _ if dataset.is_incomplete() => Err(Refusal::Incomplete),
         _ if dataset.is_locked() => Err(Refusal::Locked),
         _ => Ok(Plan { dataset: dataset.clone(), at }),
+    })
+}
+
+/// Where the root of a new pool would be mounted, if it would.
+pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
+    let setting = |name: &str| request.fs_settings.iter().find(|s| s.0 == name).map(|s| &s.1);
+    let canmount = setting("canmount").zip(dataset_prop("canmount"));
+    if canmount.is_some_and(|(value, prop)| cenote::props::format(prop, value, true) != "on") {
+        return None;
+    }
+    let path = match setting("mountpoint") {
+        Some(PropData::Str(path)) => path.clone(),
+        _ => format!("/{}", request.temporary_name.as_ref().unwrap_or(&request.name)),
+    };
+    match target(&path) {
+        Target::At(at) => match &request.altroot {
+            Some(root) => Some(root.join(at.strip_prefix("/").unwrap_or(&at))),
+            None => Some(at),
+        },
+        _ => None,
+    }
+}
+
+/// As [`plan`], of a dataset with `mountpoint=legacy` that mount(8) mounts at a directory.
+///
+/// # Errors
+/// As there.
+pub(crate) fn plan_legacy(
+    dataset: &Dataset,
+    at: &Path,
+) -> Result<std::result::Result<Plan, String>> {
+    let name = dataset.name();
+    Ok(match plan(dataset, true)? {
+        Err(Refusal::Legacy) if word(dataset, "canmount")? == "off" => {
+            Err(Refusal::CanmountOff.message(name))
+        }
+        Err(Refusal::Legacy) if dataset.is_incomplete() => Err(Refusal::Incomplete.message(name)),
+        Err(Refusal::Legacy) if dataset.is_locked() => Err(Refusal::Locked.message(name)),
+        Err(Refusal::Legacy) => Ok(Plan { dataset: dataset.clone(), at: at.to_owned() }),
+        Ok(_) | Err(Refusal::Nowhere) => Err(format!(
+            "filesystem '{name}' cannot be mounted using 'mount'.\nUse 'zfs set \
+             mountpoint=legacy' or 'zfs mount {name}'.\nSee zfs(8) for more information."
+        )),
+        Err(refusal) => Err(refusal.message(name)),
     })
 }
 
@@ -210,6 +341,17 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         atime: None,
         nodiratime: false,
     })
+}
+
+/// Of mount options those that [`override_with`] knows.
+pub(crate) fn known(given: &[String]) -> Vec<String> {
+    let words = given.iter().flat_map(|list| list.split(','));
+    let knows = |w: &&str| {
+        let one = [(*w).to_owned()];
+        let mut any = MountOptions::default();
+        override_with(&mut any, &one, true).is_ok()
+    };
+    words.filter(knows).map(str::to_owned).collect()
 }
 
 /// Mount options given by hand, over those of the properties.
@@ -256,48 +398,38 @@ pub(crate) fn override_with(
     Ok(())
 }
 
-/// Makes the directory to mount on, with what leads there.
-///
-/// # Errors
-/// It cannot be made, or is no directory; `Exists` if it is not empty and
-/// `overlay` is off.
-pub(crate) fn prepare(at: &Path, overlay: bool) -> Result<()> {
-    // Inside a read-only file system it fails unless the directory is there.
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(at)
-        .map_err(|e| Error::io("failed to create mountpoint", e))?;
-    if !overlay {
-        let mut entries = std::fs::read_dir(at).map_err(|e| Error::io("cannot look at it", e))?;
-        if entries.next().is_some() {
-            return Err(Error::new(ErrorKind::NotEmpty, "directory is not empty"));
-        }
-    }
-    Ok(())
-}
-
-/// What is mounted.
+/// What is mounted, and what is held.
 #[derive(Default)]
 pub(crate) struct Table {
     entries: BTreeMap<String, Entry>,
+    /// With where they were.
+    held: BTreeMap<String, Entry>,
 }
 
 /// One mount.
 struct Entry {
     at: PathBuf,
-    fs: std::sync::Arc<dyn MountedFs>,
+    fs: Arc<dyn MountedFs>,
 }
+
+/// A dataset, where it is mounted, and its file system.
+pub(crate) type Mount = (String, PathBuf, Arc<dyn MountedFs>);
 
 impl Table {
     /// Adds a mount.
-    pub(crate) fn insert(&mut self, dataset: &str, at: PathBuf, fs: Box<dyn MountedFs>) {
-        self.entries.insert(dataset.to_owned(), Entry { at, fs: fs.into() });
+    pub(crate) fn insert(&mut self, dataset: &str, at: PathBuf, fs: Arc<dyn MountedFs>) {
+        self.held.remove(dataset);
+        self.entries.insert(dataset.to_owned(), Entry { at, fs });
     }
 
-    /// Drops mounts that someone else undid (`umount`).
-    pub(crate) fn forget_dead(&mut self) {
-        self.entries.retain(|_, e| e.fs.is_alive());
+    /// Drops mounts that were undone by others (`umount`), `present` being the device numbers
+    /// of what the kernel's table shows; what is still served is held.
+    pub(crate) fn forget_dead(&mut self, present: Option<&HashSet<String>>) {
+        let shows = |e: &Entry| present.is_none_or(|p| e.fs.is_present(p));
+        let gone = self.entries.extract_if(.., |_, e| !e.fs.is_alive() || !shows(e));
+        for (name, entry) in gone.collect::<Vec<_>>() {
+            self.held.insert(name, entry);
+        }
     }
 
     /// Whether a dataset is mounted.
@@ -320,24 +452,62 @@ impl Table {
             .collect()
     }
 
+    /// Whether a path lies inside a mounted dataset.
+    pub(crate) fn is_inside(&self, path: &Path) -> bool {
+        self.entries.values().any(|e| path != e.at && path.starts_with(&e.at))
+    }
+
+    /// Whether a path lies inside a mounted dataset of a pool.
+    pub(crate) fn is_inside_pool(&self, path: &Path, pool: &str) -> bool {
+        let of_pool = |name: &str| name.split('/').next() == Some(pool);
+        self.entries.iter().any(|(n, e)| of_pool(n) && path != e.at && path.starts_with(&e.at))
+    }
+
+    /// Where the kernel has mounts of ours.
+    pub(crate) fn own_mounts(&self) -> Vec<PathBuf> {
+        self.entries.values().filter(|e| e.fs.is_own_mount()).map(|e| e.at.clone()).collect()
+    }
+
     /// The mounts of datasets that `wanted` accepts, children first.
-    pub(crate) fn deepest_first(
-        &self,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Vec<(String, PathBuf, std::sync::Arc<dyn MountedFs>)> {
+    pub(crate) fn deepest_first(&self, wanted: impl Fn(&str) -> bool) -> Vec<Mount> {
         let mut all: Vec<_> = self
             .entries
             .iter()
             .filter(|(n, _)| wanted(n))
-            .map(|(n, e)| (n.clone(), e.at.clone(), std::sync::Arc::clone(&e.fs)))
+            .map(|(n, e)| (n.clone(), e.at.clone(), Arc::clone(&e.fs)))
             .collect();
         all.sort_by(|a, b| b.1.cmp(&a.1));
         all
     }
 
-    /// Removes a mount from the table.
-    pub(crate) fn remove(&mut self, dataset: &str) {
-        self.entries.remove(dataset);
+    /// File systems of datasets that `wanted` accepts that are not mounted, but held, and
+    /// where they were mounted.
+    pub(crate) fn held(&self, wanted: impl Fn(&str) -> bool) -> Vec<Mount> {
+        let wanted = self.held.iter().filter(|(n, _)| wanted(n));
+        wanted.map(|(n, e)| (n.clone(), e.at.clone(), Arc::clone(&e.fs))).collect()
+    }
+
+    /// Takes out what is mounted or held of datasets that `wanted` accepts, children first.
+    pub(crate) fn take(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
+        let mut all = self.deepest_first(&wanted);
+        all.extend(self.held(wanted));
+        for (name, _, _) in &all {
+            self.entries.remove(name);
+            self.held.remove(name);
+        }
+        all.into_iter().map(|m| m.2).collect()
+    }
+
+    /// A mount was undone.
+    pub(crate) fn unmounted(&mut self, dataset: &str, left: Left) {
+        if let (Some(entry), Left::Held) = (self.entries.remove(dataset), left) {
+            self.held.insert(dataset.to_owned(), entry);
+        }
+    }
+
+    /// What was held is no more.
+    pub(crate) fn settled(&mut self, dataset: &str) {
+        self.held.remove(dataset);
     }
 }
 
@@ -346,10 +516,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    struct Fake(bool);
+    /// Alive or not, with a device number.
+    struct Fake(bool, &'static str);
     impl MountedFs for Fake {
-        fn unmount(&self, _: bool) -> Result<()> {
-            Ok(())
+        fn unmount(&self, _: bool) -> Result<Left> {
+            Ok(Left::Nothing)
+        }
+        fn is_present(&self, present: &HashSet<String>) -> bool {
+            present.contains(self.1)
+        }
+        fn settle(&self) -> bool {
+            true
+        }
+        fn holders(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn put_back(&self, _: &Path, _: &MountOptions) -> Result<bool> {
+            Ok(true)
+        }
+        fn is_own_mount(&self) -> bool {
+            true
         }
         fn cut(&self) {}
         fn is_alive(&self) -> bool {
@@ -373,16 +559,35 @@ mod tests {
     #[test]
     fn the_table_lists_parents_first_and_unmounts_children_first() {
         let mut t = Table::default();
-        t.insert("p/z", "/a/b".into(), Box::new(Fake(true)));
-        t.insert("p", "/a".into(), Box::new(Fake(true)));
-        t.insert("q", "/b".into(), Box::new(Fake(false)));
-        t.forget_dead();
+        t.insert("p/z", "/a/b".into(), Arc::new(Fake(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:2")));
+        t.insert("q", "/b".into(), Arc::new(Fake(false, "0:3")));
+        t.forget_dead(None);
         let names: Vec<String> = t.list().into_iter().map(|m| m.dataset).collect();
         assert_eq!(names, ["p", "p/z"]);
         let down: Vec<String> = t.deepest_first(|_| true).into_iter().map(|m| m.0).collect();
         assert_eq!(down, ["p/z", "p"]);
         assert_eq!(t.at_path(Path::new("/a/b")).as_deref(), Some("p/z"));
         assert!(!t.is_mounted("q"));
+    }
+
+    #[test]
+    fn what_others_unmounted_is_held_while_it_is_served() {
+        let mut t = Table::default();
+        let all = |t: &Table| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
+        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
+        t.insert("q", "/b".into(), Arc::new(Fake(true, "0:2")));
+        t.insert("r", "/c".into(), Arc::new(Fake(false, "0:3")));
+        t.forget_dead(Some(&HashSet::from(["0:2".to_owned()])));
+        assert!(!t.is_mounted("p") && t.is_mounted("q") && !t.is_mounted("r"));
+        // The last one has ended: whoever looks settles that.
+        assert_eq!(all(&t), ["p", "r"]);
+        t.settled("r");
+        t.unmounted("q", Left::Held);
+        assert_eq!(all(&t), ["p", "q"]);
+        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
+        t.settled("q");
+        assert!(t.is_mounted("p") && all(&t).is_empty());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
-use super::mounts::{self, Plan};
+use super::mounts::{self, Plan, Why};
 use super::state::{Listener, State};
 use crate::engine::{Dataset, DatasetKind, Pool};
 
@@ -22,6 +22,18 @@ use crate::engine::{Dataset, DatasetKind, Pool};
 const PLACE: [&str; 2] = ["mountpoint", "canmount"];
 /// Properties that say how.
 const MANNER: [&str; 7] = ["readonly", "setuid", "devices", "exec", "snapdir", "acltype", "atime"];
+
+/// Hears nothing: what fails is told in other words.
+struct Silence;
+
+impl Listener for Silence {
+    fn progress(&mut self, _: &str, _: u64, _: u64) {}
+    fn problem(&mut self, _: String) {}
+    fn remark(&mut self, _: String) {}
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
 
 /// What a change of properties does to mounts.
 pub(super) struct Remount {
@@ -66,7 +78,7 @@ impl Remount {
         let root = self.root.clone();
         let moving = |name: &str| inside(name, &root);
         self.gone = state.mounted_below(moving).into_iter().map(|m| m.0).collect();
-        if state.unmount_where(moving, false, to) {
+        if state.unmount_where(moving, Why::Moved, false, to) {
             return Ok(());
         }
         Err(Error::busy(String::new()))
@@ -97,7 +109,7 @@ impl Remount {
             Ok(Ok(plan)) if !state.is_mounted(dataset.name()) => mount(state, &plan, to),
             Ok(Err(mounts::Refusal::CanmountOff)) => {
                 let root = dataset.name().to_owned();
-                state.unmount_where(|name| name == root, false, to);
+                state.unmount_where(|name| name == root, Why::Moved, false, to);
             }
             Ok(_) => {}
             Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
@@ -136,8 +148,8 @@ fn follow(state: &State, pool: &Arc<Pool>, root: &str, to: &mut dyn Listener) {
 
 fn remount_fully(state: &State, pool: &Arc<Pool>, name: &str, at: PathBuf, to: &mut dyn Listener) {
     let below = state.mounted_below(|n| inside(n, name) && n != name);
-    let mine = state.mounted_below(|n| n == name);
-    let unused = below.is_empty() && mine.iter().all(|m| m.2.unmount(false).is_ok());
+    let mine = |n: &str| n == name;
+    let unused = below.is_empty() && state.unmount_where(mine, Why::Asked, false, &mut Silence);
     if !unused {
         let text = format!("'{}' is in use: the change shows at its next mount", at.display());
         to.remark(text);
@@ -152,7 +164,7 @@ pub(super) fn snapshots_changed(state: &State, names: &[String]) {
     for (fs, snap) in names.iter().filter_map(|n| n.split_once('@')) {
         by_dataset.entry(fs).or_default().push(snap);
     }
-    for (name, _, fs) in state.mounted_below(|n| by_dataset.contains_key(n)) {
+    for (name, _, fs) in state.served(|n| by_dataset.contains_key(n)) {
         fs.snapshots_changed(by_dataset.get(name.as_str()).map_or(&[], Vec::as_slice));
     }
 }

@@ -1,6 +1,8 @@
 //! What the daemon holds: the engine, the pools ([`super::registry`]), the mounts; and how
 //! datasets are mounted.
 
+mod mounting;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use cenote::create::AddRequest;
 use serde::{Deserialize, Serialize};
 
 use super::handle::RowListener;
-use super::mounts::{self, Mounter, Refusal, Table};
+use super::mounts::{self, Mounter, Refusal, Table, Why};
+use super::places::Places;
 use super::registry::{Phase, Registry, Slot, TurnGuard};
 use crate::engine::{self, Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
 use crate::mount::kstats::KstatMount;
@@ -66,6 +69,7 @@ pub(crate) struct State {
     /// Held while a list is written.
     saving: Mutex<()>,
     mounts: Mutex<Table>,
+    places: Places,
     volumes: Volumes,
     kstats: Mutex<Option<KstatMount>>,
     stopping: AtomicBool,
@@ -110,6 +114,7 @@ impl State {
             registry: Registry::default(),
             saving: Mutex::new(()),
             mounts: Mutex::new(Table::default()),
+            places: Places::new(runtime.places()),
             volumes: Volumes::new(runtime.volumes()),
             kstats: Mutex::new(None),
             stopping: AtomicBool::new(false),
@@ -141,24 +146,16 @@ impl State {
     }
 
     /// The mounts of datasets that `wanted` accepts, children first.
-    pub(super) fn mounted_below(
-        &self,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Vec<(String, PathBuf, Arc<dyn mounts::MountedFs>)> {
-        let mut table = self.mounts.lock();
-        table.forget_dead();
-        table.deepest_first(wanted)
+    pub(super) fn mounted_below(&self, wanted: impl Fn(&str) -> bool) -> Vec<mounts::Mount> {
+        self.mounts_now().deepest_first(wanted)
     }
 
-    /// Takes mounts out of the table.
+    /// Takes mounts, and what is held, out of the table.
     pub(super) fn take_mounts(
         &self,
         wanted: impl Fn(&str) -> bool,
     ) -> Vec<Arc<dyn mounts::MountedFs>> {
-        let mut table = self.mounts.lock();
-        let list = table.deepest_first(wanted);
-        list.iter().for_each(|(name, _, _)| table.remove(name));
-        list.into_iter().map(|m| m.2).collect()
+        self.mounts.lock().take(wanted)
     }
 
     /// Adds a pool's volumes to the directory.
@@ -233,9 +230,7 @@ impl State {
 
     /// The table of mounts; mounts that were undone behind its back are dropped.
     pub(crate) fn mounts(&self) -> Vec<crate::proto::Mounted> {
-        let mut table = self.mounts.lock();
-        table.forget_dead();
-        table.list()
+        self.mounts_now().list()
     }
 
     /// Mounts the directory of kstats. Without it everything else works.
@@ -284,7 +279,7 @@ impl State {
 
     fn save_mounts(&self) {
         let _one_at_a_time = self.saving.lock();
-        let list: Vec<String> = self.mounts().into_iter().map(|m| m.mountpoint).collect();
+        let list = self.mounts.lock().own_mounts();
         if let Err(e) = runtime::store(&self.runtime.mounts(), &list) {
             crate::ui::err(&format!("cannot write the list of mounts: {e}"));
         }
@@ -352,10 +347,21 @@ impl State {
                 return;
             }
             to.progress(&format!("mounting {}", plan.dataset.name()), done as u64, total);
-            if let Err(line) = self.mount_one(plan, given, true) {
-                to.problem(line.message().to_owned());
+            match self.mount_one(plan, given, true) {
+                Ok(()) => {}
+                // A directory is missing in this pool, which is imported read-only.
+                Err(e) if e.kind() == ErrorKind::ReadOnly && self.is_in_read_only(plan) => {
+                    to.remark(e.message().to_owned());
+                }
+                Err(e) => to.problem(e.message().to_owned()),
             }
         }
+    }
+
+    /// Whether the mountpoint lies in the dataset's own pool, in which nothing can be made.
+    fn is_in_read_only(&self, plan: &mounts::Plan) -> bool {
+        let pool = plan.dataset.name().split('/').next().unwrap_or_default();
+        plan.dataset.check_writable().is_err() && self.mounts.lock().is_inside_pool(&plan.at, pool)
     }
 
     pub(super) fn mount_one(
@@ -376,8 +382,11 @@ impl State {
         let mut options = mounts::options(&plan.dataset).map_err(fail)?;
         let writable = plan.dataset.check_writable().is_ok();
         mounts::override_with(&mut options, given, writable).map_err(fail)?;
-        mounts::prepare(&plan.at, overlay).map_err(place)?;
-        let fs = self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?;
+        self.places.prepare(&plan.at, overlay).map_err(place)?;
+        let fs = match self.put_back(name, &plan.at, &options).map_err(fail)? {
+            Some(fs) => fs,
+            None => self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?,
+        };
         self.mounts.lock().insert(name, plan.at.clone(), fs);
         self.save_mounts();
         Ok(())
@@ -392,7 +401,7 @@ impl State {
         args: &MountArgs,
         to: &mut dyn RowListener,
     ) -> Result<()> {
-        self.mounts.lock().forget_dead();
+        drop(self.mounts_now());
         let given = args.options.as_slice();
         let Some(name) = args.target.as_deref() else {
             let given = args.options.clone();
@@ -408,6 +417,16 @@ impl State {
             return Ok(());
         }
         let failed = |e| cannot("mount", name, &e);
+        if let Some(at) = &args.at {
+            let plan = mounts::plan_legacy(&dataset, at).map_err(failed)?;
+            let plan = plan.map_err(Error::invalid)?;
+            if self.is_mounted(name) {
+                let text = format!("cannot mount '{name}': filesystem already mounted");
+                return Err(Error::new(ErrorKind::Exists, text));
+            }
+            let given = if args.lax { mounts::known(given) } else { given.to_vec() };
+            return self.mount_one(&plan, &given, true);
+        }
         match mounts::plan(&dataset, true).map_err(failed)? {
             Ok(_) if self.is_mounted(name) => Err(Error::new(
                 ErrorKind::Exists,
@@ -428,11 +447,12 @@ impl State {
         force: bool,
         to: &mut dyn RowListener,
     ) -> Result<()> {
-        self.mounts.lock().forget_dead();
+        drop(self.mounts_now());
         let Some(target) = target else {
             self.each_pool("unmount", to, move |state, pool, to| {
                 let below = format!("{}/", pool.name());
-                state.unmount_where(|n| n == pool.name() || n.starts_with(&below), force, to);
+                let of_pool = |n: &str| n == pool.name() || n.starts_with(&below);
+                state.unmount_where(of_pool, Why::Asked, force, to);
             });
             return Ok(());
         };
@@ -445,7 +465,8 @@ impl State {
             if dataset.kind() != DatasetKind::Filesystem {
                 return Err(Error::invalid(Refusal::Kind.message(target)));
             }
-            if !self.is_mounted(target) {
+            let held = || !self.mounts.lock().held(|n| n == target).is_empty();
+            if !self.is_mounted(target) && !(force && held()) {
                 return Err(Error::not_found(format!(
                     "cannot unmount '{target}': not currently mounted"
                 )));
@@ -454,41 +475,11 @@ impl State {
         };
         let _turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to)?;
         let under = format!("{dataset}/");
-        if self.unmount_where(|n| n == dataset || n.starts_with(&under), force, to) {
+        let wanted = |n: &str| n == dataset || n.starts_with(&under);
+        if self.unmount_where(wanted, Why::Asked, force, to) {
             return Ok(());
         }
         Err(Error::busy(String::new()))
-    }
-
-    /// Unmounts what `wanted` accepts, children first; false if something stayed.
-    pub(super) fn unmount_where(
-        &self,
-        wanted: impl Fn(&str) -> bool,
-        force: bool,
-        to: &mut dyn Listener,
-    ) -> bool {
-        let list = self.mounts.lock().deepest_first(wanted);
-        let mut stayed: Vec<PathBuf> = Vec::new();
-        for (name, at, fs) in list {
-            // What holds a mount that stayed stays too: once told is enough.
-            if stayed.iter().any(|below| below.starts_with(&at)) {
-                continue;
-            }
-            match fs.unmount(force) {
-                Ok(()) => self.mounts.lock().remove(&name),
-                Err(_) if !fs.is_alive() => self.mounts.lock().remove(&name),
-                Err(e) => {
-                    stayed.push(at.clone());
-                    let why = match e.kind() {
-                        ErrorKind::Busy => "pool or dataset is busy".to_owned(),
-                        _ => e.to_string(),
-                    };
-                    to.problem(format!("cannot unmount '{}': {why}", at.display()));
-                }
-            }
-        }
-        self.save_mounts();
-        stayed.is_empty()
     }
 
     /// A dataset by its full name, with its pool.

@@ -34,7 +34,8 @@ pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {
         return Ok(Exit::FAILURE);
     }
     let options = parsed.opts.iter().filter(|o| o.letter == 'o').map(|o| o.text()).collect();
-    let args = MountArgs { target, recursive, force: parsed.has('O'), options };
+    let args =
+        MountArgs { target, recursive, force: parsed.has('O'), options, ..MountArgs::default() };
     ask(Request::Mount(args))
 }
 

@@ -1,0 +1,593 @@
+//! Datasets below each other in one mount.
+//!
+//! # Theory
+//! `fusermount3` mounts for an ordinary user on directories that it may enter itself, and it
+//! may not enter that user's FUSE mounts. So a dataset whose mountpoint lies inside a mounted
+//! dataset of the same pool becomes a *member* of that mount: the mount shows it in place of
+//! the directory that it *covers*, as the kernel shows a mount in place of its mountpoint.
+//!
+//! Each member has its own spaces of node numbers: [`Ids`] gives each pair of a member and one
+//! of its spaces ([`super::node`]) a number of 16 bits that is not given again as long as the
+//! session lives, and the numbers of the topmost dataset stay what they are. Inode numbers get
+//! a tag in the same bits, made of the dataset's object number: programs take two files of one
+//! device and inode number for the same file.
+//!
+//! Which directory is covered, the kernel learns by looking it up: the entry under its name is
+//! that of the member's root. Names are invalidated when a member comes or goes, and
+//! a look at the path tells whether the kernel has it right. The kernel says which nodes it
+//! knows, by the lookups that it has not taken back: a member of which it knows none any more,
+//! after its name was invalidated, is in nobody's use and can go.
+//!
+//! # Invariants
+//! * A covered directory is neither removed nor renamed.
+//! * The lookups of a member are counted before the kernel hears of them.
+//!
+//! # Departures from mounts of the kernel's
+//! All members have one device number. What the kernel decides once for a mount (`exec`,
+//! POSIX ACLs, the transport) is decided by the topmost dataset; `readonly` is each member's
+//! own. Files cannot be moved or linked from member to member (`EXDEV`), as between mounts.
+//!
+//! Lock order: `Tree::members`, `Ids::table`, `Shown::outs` and `Covers` are leaves; no file
+//! system is called under them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use base::rt::{Condvar, Mutex, RwLock};
+use base::{Error, ErrorKind, Result};
+use fuse::{Attr, Entry, Errno, Filesystem, Mode, Negotiated, Notifier, Outward, ROOT_ID};
+
+use super::zfs::{Answer, ZfsMount};
+
+const SPACE_SHIFT: u32 = 48;
+const LOW: u64 = (1 << SPACE_SHIFT) - 1;
+const S_IFMT: u32 = 0o170_000;
+const S_IFDIR: u32 = 0o040_000;
+/// How long the kernel may take to forget what nobody uses.
+const FORGETS: Duration = Duration::from_millis(500);
+/// Looks at a path until the kernel shows what is there.
+const LOOKS_MAX: usize = 100;
+
+/// The spaces of all members.
+#[derive(Default)]
+struct Ids {
+    /// Member and its own space, by the kernel's number.
+    table: RwLock<Vec<(usize, u16)>>,
+}
+
+impl Ids {
+    fn add(&self, member: usize, space: u16) -> Option<u16> {
+        let mut table = self.table.write();
+        let number = u16::try_from(table.len()).ok()?;
+        table.push((member, space));
+        Some(number)
+    }
+}
+
+/// Members by the node that they cover.
+#[derive(Default)]
+struct Covers {
+    by_node: RwLock<HashMap<u64, usize>>,
+    count: AtomicUsize,
+}
+
+impl Covers {
+    fn get(&self, node: u64) -> Option<usize> {
+        if self.count.load(Acquire) == 0 {
+            return None;
+        }
+        self.by_node.read().get(&node).copied()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut HashMap<u64, usize>)) {
+        let mut by_node = self.by_node.write();
+        change(&mut by_node);
+        self.count.store(by_node.len(), std::sync::atomic::Ordering::Release);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.load(Acquire) == 0
+    }
+}
+
+/// How a member shows in the mount.
+struct Shown {
+    ids: Arc<Ids>,
+    covers: Arc<Covers>,
+    member: usize,
+    /// In the upper bits of inode numbers; the topmost dataset has 0.
+    tag: u64,
+    /// The kernel's numbers of its spaces.
+    outs: RwLock<BTreeMap<u16, u16>>,
+    /// Lookups that the kernel has not taken back.
+    lookups: Mutex<u64>,
+    forgotten: Condvar,
+}
+
+impl Shown {
+    /// Its own number of a node, from a space of its own and the kernel's number.
+    fn inward(space: u16, node: u64) -> u64 {
+        match (space, node & LOW) {
+            (0, low) => low,
+            (space, low) => u64::from(space) << SPACE_SHIFT | low,
+        }
+    }
+
+    fn forget(&self, count: u64) {
+        let mut lookups = self.lookups.lock();
+        *lookups = lookups.saturating_sub(count);
+        if *lookups == 0 {
+            self.forgotten.notify_all();
+        }
+    }
+
+    /// Whether the kernel knows no node of it any more, or within a time.
+    fn is_forgotten(&self, time: Duration) -> bool {
+        let begin = base::rt::now();
+        let mut lookups = self.lookups.lock();
+        while *lookups > 0 {
+            let left = time.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            self.forgotten.wait_timeout(&mut lookups, left);
+        }
+        true
+    }
+
+    fn attr(&self, attr: Attr) -> Attr {
+        Attr { ino: self.ino(attr.ino), ..attr }
+    }
+}
+
+impl Outward for Shown {
+    fn ino(&self, ino: u64) -> u64 {
+        // What a disk made too large stays as it is.
+        if ino <= LOW { ino | self.tag << SPACE_SHIFT } else { ino }
+    }
+
+    fn node(&self, node: u64) -> Option<u64> {
+        let space = u16::try_from(node >> SPACE_SHIFT).ok()?;
+        let known = self.outs.read().get(&space).copied();
+        let number = match known {
+            Some(number) => number,
+            None => {
+                let mut outs = self.outs.write();
+                match outs.get(&space) {
+                    Some(number) => *number,
+                    None => {
+                        let number = self.ids.add(self.member, space)?;
+                        outs.insert(space, number);
+                        number
+                    }
+                }
+            }
+        };
+        Some(u64::from(number) << SPACE_SHIFT | node & LOW)
+    }
+
+    fn entry(&self, entry: &Entry) -> Option<Entry> {
+        let node = self.node(entry.node)?;
+        // Another member is there: the kernel looks it up by its name.
+        let covered = self.covers.get(node).is_some();
+        (!covered).then(|| Entry { node, attr: self.attr(entry.attr), ..*entry })
+    }
+
+    fn granted(&self, _: u64) {
+        *self.lookups.lock() += 1;
+    }
+}
+
+/// Where a member is.
+#[derive(Clone)]
+struct Spot {
+    /// The kernel's numbers of the directory around it, and of the one that it covers.
+    parent: u64,
+    covered: u64,
+    name: Vec<u8>,
+}
+
+/// A dataset of the mount.
+pub(super) struct Member {
+    shown: Arc<Shown>,
+    /// Until it went.
+    fs: RwLock<Option<Arc<ZfsMount>>>,
+    opens: AtomicUsize,
+    /// None of the topmost dataset.
+    spot: Option<Spot>,
+}
+
+impl Member {
+    /// Its file system.
+    pub(super) fn fs(&self) -> Option<Arc<ZfsMount>> {
+        self.fs.read().clone()
+    }
+
+    /// An entry as the kernel gets it; it counts as a lookup.
+    fn counted(&self, entry: Entry) -> Answer<Entry> {
+        if entry.node == 0 {
+            return Ok(entry);
+        }
+        let node = self.shown.node(entry.node).ok_or(Errno::ENOMEM)?;
+        self.shown.granted(node);
+        Ok(Entry { node, attr: self.shown.attr(entry.attr), ..entry })
+    }
+}
+
+/// A node: its member, the member's file system, and its number there.
+pub(super) struct At {
+    pub(super) member: Arc<Member>,
+    pub(super) fs: Arc<ZfsMount>,
+    pub(super) node: u64,
+}
+
+impl At {
+    /// An entry of something new.
+    pub(super) fn made(&self, entry: Entry) -> Answer<Entry> {
+        self.member.counted(entry)
+    }
+
+    pub(super) fn attr(&self, attr: Attr) -> Attr {
+        self.member.shown.attr(attr)
+    }
+
+    /// For listings.
+    pub(super) fn outward(&self) -> Arc<dyn Outward> {
+        Arc::clone(&self.member.shown) as _
+    }
+
+    /// Another node of the same member.
+    pub(super) fn same(&self, other: &At) -> Answer<()> {
+        match Arc::ptr_eq(&self.member, &other.member) {
+            true => Ok(()),
+            false => Err(Errno::EXDEV),
+        }
+    }
+
+    pub(super) fn opened(&self) {
+        self.member.opens.fetch_add(1, AcqRel);
+    }
+}
+
+/// The datasets of one mount.
+pub(super) struct Tree {
+    ids: Arc<Ids>,
+    covers: Arc<Covers>,
+    /// By number; `None` where one was that is gone.
+    members: RwLock<Vec<Option<Arc<Member>>>>,
+    notifier: OnceLock<Notifier>,
+    negotiated: OnceLock<Negotiated>,
+    /// The kernel checks POSIX ACLs.
+    pub(super) acls: bool,
+}
+
+impl Tree {
+    /// Of a topmost dataset, and whether the kernel checks POSIX ACLs.
+    pub(super) fn new(top: Arc<ZfsMount>, acls: bool) -> Tree {
+        let tree = Tree {
+            ids: Arc::default(),
+            covers: Arc::default(),
+            members: RwLock::default(),
+            notifier: OnceLock::new(),
+            negotiated: OnceLock::new(),
+            acls,
+        };
+        let shown = tree.shown(0, 0);
+        // The first: so its numbers are the kernel's.
+        let _root = shown.node(ROOT_ID);
+        let (fs, opens) = (RwLock::new(Some(top)), AtomicUsize::new(0));
+        tree.members.write().push(Some(Arc::new(Member { shown, fs, opens, spot: None })));
+        tree
+    }
+
+    fn shown(&self, member: usize, tag: u64) -> Arc<Shown> {
+        Arc::new(Shown {
+            ids: Arc::clone(&self.ids),
+            covers: Arc::clone(&self.covers),
+            member,
+            tag,
+            outs: RwLock::default(),
+            lookups: Mutex::default(),
+            forgotten: Condvar::default(),
+        })
+    }
+
+    /// Tells how to tell the kernel something.
+    pub(super) fn attach(&self, notifier: Notifier) {
+        for member in self.all() {
+            tell_how(&member, &notifier);
+        }
+        let _attached_once = self.notifier.set(notifier);
+    }
+
+    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+        let _agreed_once = self.negotiated.set(*negotiated);
+        self.all().iter().filter_map(|m| m.fs()).for_each(|fs| Filesystem::init(&*fs, negotiated));
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Member>> {
+        self.members.read().iter().flatten().cloned().collect()
+    }
+
+    /// Whether there are others than the topmost dataset.
+    pub(super) fn has_members(&self) -> bool {
+        !self.covers.is_empty()
+    }
+
+    /// Lets go of everything; the session has ended.
+    pub(super) fn end(&self) {
+        let members = std::mem::take(&mut *self.members.write());
+        for member in members.into_iter().flatten() {
+            *member.fs.write() = None;
+        }
+    }
+
+    fn member(&self, number: usize) -> Answer<Arc<Member>> {
+        self.members.read().get(number).cloned().flatten().ok_or(Errno::EIO)
+    }
+
+    /// What a number of the kernel's stands for.
+    pub(super) fn at(&self, node: u64) -> Answer<At> {
+        let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
+        let known = self.ids.table.read().get(number).copied();
+        let (member, space) = known.ok_or(Errno::ESTALE)?;
+        let member = self.member(member)?;
+        let fs = member.fs().ok_or(Errno::EIO)?;
+        Ok(At { member, fs, node: Shown::inward(space, node) })
+    }
+
+    /// The kernel took back lookups.
+    pub(super) fn forget(&self, node: u64, count: u64) {
+        let number = usize::try_from(node >> SPACE_SHIFT).unwrap_or(usize::MAX);
+        let Some((member, space)) = self.ids.table.read().get(number).copied() else { return };
+        let Ok(member) = self.member(member) else { return };
+        if let Some(fs) = member.fs() {
+            fs.forget(Shown::inward(space, node), count);
+        }
+        member.shown.forget(count);
+    }
+
+    /// A file was closed.
+    pub(super) fn released(at: &At) {
+        let _at_most = at.member.opens.fetch_update(AcqRel, Acquire, |n| n.checked_sub(1));
+    }
+
+    /// The entry of a name as the kernel gets it: of the member that covers it, if one does.
+    pub(super) fn entry(&self, mode: Mode, parent: &At, found: Entry) -> Answer<Entry> {
+        let mut member = Arc::clone(&parent.member);
+        let mut entry = found;
+        while entry.node != 0 {
+            let node = member.shown.node(entry.node).ok_or(Errno::ENOMEM)?;
+            let Some(number) = self.covers.get(node) else { break };
+            member = self.member(number)?;
+            let fs = member.fs().ok_or(Errno::EIO)?;
+            entry = fs.find(mode, ROOT_ID, b".")?;
+            // Another one comes when it goes.
+            entry.entry_ttl = found.entry_ttl;
+        }
+        member.counted(entry)
+    }
+
+    /// What a name stands for must not be covered: it is about to go.
+    pub(super) fn check_free(&self, parent: &At, name: &[u8]) -> Answer<()> {
+        if self.covers.is_empty() {
+            return Ok(());
+        }
+        let found = match parent.fs.find(Mode::Blocking, parent.node, name) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        let node = parent.member.shown.node(found.node).ok_or(Errno::ENOMEM)?;
+        if self.covers.get(node).is_some() { Err(Errno::EBUSY) } else { Ok(()) }
+    }
+
+    /// The directory at a path below the mount.
+    fn spot(&self, below: &Path) -> Answer<Spot> {
+        let mut at = self.at(ROOT_ID)?;
+        let mut spot = Spot { parent: ROOT_ID, covered: ROOT_ID, name: Vec::new() };
+        for part in below.components() {
+            let Component::Normal(name) = part else { return Err(Errno::EINVAL) };
+            let name = std::os::unix::ffi::OsStrExt::as_bytes(name);
+            let entry = at.fs.find(Mode::Blocking, at.node, name)?;
+            if entry.attr.mode & S_IFMT != S_IFDIR {
+                return Err(Errno::ENOTDIR);
+            }
+            // Neither `.zfs` nor a snapshot can be mounted on.
+            if entry.node >> SPACE_SHIFT != 0 {
+                return Err(Errno::EROFS);
+            }
+            let number = |at: &At, node| at.member.shown.node(node).ok_or(Errno::ENOMEM);
+            spot = Spot {
+                parent: number(&at, at.node)?,
+                covered: number(&at, entry.node)?,
+                name: name.to_vec(),
+            };
+            at.node = entry.node;
+            while let Some(member) = self.covers.get(number(&at, at.node)?) {
+                let member = self.member(member)?;
+                let fs = member.fs().ok_or(Errno::EIO)?;
+                at = At { member, fs, node: ROOT_ID };
+                spot.covered = number(&at, ROOT_ID)?;
+            }
+        }
+        if spot.name.is_empty() { Err(Errno::EBUSY) } else { Ok(spot) }
+    }
+
+    /// The number for a dataset's inodes: made of its object's, so that it is the same each
+    /// time as far as no other has it.
+    fn tag(&self, object: u64) -> Option<u64> {
+        let used: Vec<u64> = self.all().iter().map(|m| m.shown.tag).collect();
+        let max = u64::from(u16::MAX);
+        (0..max).map(|n| (object.wrapping_add(n)) & max).find(|tag| !used.contains(tag))
+    }
+
+    /// Shows a file system, whose dataset has this object number, at a path below the mount,
+    /// which is `whole` for this process.
+    ///
+    /// # Errors
+    /// There is no such directory; it cannot be covered; the kernel does not follow.
+    pub(super) fn add(
+        &self,
+        fs: &Arc<ZfsMount>,
+        object: u64,
+        below: &Path,
+        whole: &Path,
+    ) -> Result<Arc<Member>> {
+        let failed =
+            |e: Errno| Error::io("cannot mount", std::io::Error::from_raw_os_error(e.raw()));
+        let spot = self.spot(below).map_err(failed)?;
+        let full = || Error::limit("too many datasets were mounted in this mount");
+        let tag = self.tag(object).ok_or_else(full)?;
+        if let Some(negotiated) = self.negotiated.get() {
+            Filesystem::init(&**fs, negotiated);
+        }
+        let member = {
+            let mut members = self.members.write();
+            let shown = self.shown(members.len(), tag);
+            shown.node(ROOT_ID).ok_or_else(full)?;
+            let held = RwLock::new(Some(Arc::clone(fs)));
+            let opens = AtomicUsize::new(0);
+            let member = Arc::new(Member { shown, fs: held, opens, spot: Some(spot.clone()) });
+            members.push(Some(Arc::clone(&member)));
+            member
+        };
+        if let Some(notifier) = self.notifier.get() {
+            tell_how(&member, notifier);
+        }
+        self.covers.change(|c| {
+            c.insert(spot.covered, member.shown.member);
+        });
+        let root = member.shown.ino(fs.root().0);
+        if self.shows(&spot, whole, |ino| ino == root) {
+            return Ok(member);
+        }
+        self.remove(&member, true, whole)?;
+        Err(Error::new(ErrorKind::Io, "the kernel does not show what is mounted"))
+    }
+
+    /// Has the kernel look a name up anew until it shows what is there.
+    fn shows(&self, spot: &Spot, whole: &Path, right: impl Fn(u64) -> bool) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let Some(notifier) = self.notifier.get() else { return false };
+        for _ in 0..LOOKS_MAX {
+            let _unknown = notifier.inval_entry(spot.parent, &spot.name);
+            // Answers under way are of before.
+            let _old_kernel = notifier.inc_epoch();
+            if std::fs::symlink_metadata(whole).is_ok_and(|meta| right(meta.ino())) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes a member away; unless by `force`, only if nobody uses it.
+    ///
+    /// # Errors
+    /// `Busy`.
+    pub(super) fn remove(&self, member: &Arc<Member>, force: bool, whole: &Path) -> Result<()> {
+        let Some(spot) = &member.spot else { return Err(Error::bug("the mount's own root")) };
+        let busy = || Error::busy("in use");
+        let number = member.shown.member;
+        // Another one covers a directory of this one.
+        let is_around = |m: &Arc<Member>| {
+            let covered = m.spot.as_ref().and_then(|s| self.at(s.covered).ok());
+            covered.is_some_and(|at| Arc::ptr_eq(&at.member, member))
+        };
+        let around = self.all().iter().any(is_around);
+        if !force && (around || member.opens.load(Acquire) > 0) {
+            return Err(busy());
+        }
+        self.covers.change(|c| {
+            c.remove(&spot.covered);
+        });
+        if let Some(notifier) = self.notifier.get() {
+            let _unknown = notifier.inval_entry(spot.parent, &spot.name);
+        }
+        if !member.shown.is_forgotten(if force { Duration::ZERO } else { FORGETS }) && !force {
+            self.covers.change(|c| {
+                c.insert(spot.covered, number);
+            });
+            let root = member.fs().map(|fs| member.shown.ino(fs.root().0));
+            self.shows(spot, whole, |ino| Some(ino) == root);
+            return Err(busy());
+        }
+        if let Some(slot) = self.members.write().get_mut(number) {
+            *slot = None;
+        }
+        *member.fs.write() = None;
+        Ok(())
+    }
+}
+
+/// Tells a member how to tell the kernel something.
+fn tell_how(member: &Member, notifier: &Notifier) {
+    if let Some(fs) = member.fs() {
+        fs.attach(notifier.showing_as(Arc::clone(&member.shown) as _));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shown(ids: &Arc<Ids>, member: usize, tag: u64) -> Shown {
+        Shown {
+            ids: Arc::clone(ids),
+            covers: Arc::default(),
+            member,
+            tag,
+            outs: RwLock::default(),
+            lookups: Mutex::default(),
+            forgotten: Condvar::default(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_unique_and_invertible(
+            nodes in prop::collection::vec((0usize..4, any::<u16>(), 1u64..LOW), 1..60),
+        ) {
+            let ids = Arc::<Ids>::default();
+            let all: Vec<Shown> = (0..4).map(|m| shown(&ids, m, m as u64)).collect();
+            prop_assert_eq!(all[0].node(ROOT_ID), Some(ROOT_ID));
+            for &(m, space, low) in &nodes {
+                let node = u64::from(space) << SPACE_SHIFT | low;
+                let out = all[m].node(node).unwrap();
+                let number = (out >> SPACE_SHIFT) as usize;
+                let (member, own) = ids.table.read()[number];
+                prop_assert_eq!((member, Shown::inward(own, out)), (m, node));
+                prop_assert_eq!(all[0].node(low), Some(low), "the topmost dataset's stay");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_end_and_inodes_are_apart() {
+        let ids = Arc::<Ids>::default();
+        let (a, b) = (shown(&ids, 0, 0), shown(&ids, 1, 0x81));
+        assert_eq!((a.ino(34), b.ino(34)), (34, 0x81 << 48 | 34));
+        assert_eq!(b.ino(u64::MAX), u64::MAX);
+        for space in 0..=u16::MAX {
+            assert!(a.node(u64::from(space) << SPACE_SHIFT | 7).is_some());
+        }
+        assert_eq!(b.node(7), None);
+        assert!(a.node(9).is_some());
+    }
+
+    #[test]
+    fn lookups_are_counted() {
+        let s = shown(&Arc::default(), 0, 0);
+        s.granted(1);
+        s.granted(1);
+        s.forget(1);
+        assert!(!s.is_forgotten(Duration::ZERO));
+        s.forget(1);
+        assert!(s.is_forgotten(Duration::ZERO));
+    }
+}

@@ -1,0 +1,345 @@
+//! A tree's operations: each is its member's, numbers translated both ways.
+
+use std::time::Duration;
+
+use base::Buf;
+use fuse::{
+    Attr, CopyRange, Data, DirSink, Entry, Errno, Filesystem, IoctlArgs, Lock, LockArgs, Mode,
+    Negotiated, NewNode, Opcode, Opened, Placement, ROOT_ID, ReadArgs, ReleaseArgs, Request,
+    SetAttr, Statfs, Statx, Whence, WriteArgs,
+};
+
+use super::tree::Tree;
+use super::write::ACL_NAMES;
+use super::zfs::Answer;
+
+const O_ACCMODE: u32 = 0o3;
+
+impl Filesystem for Tree {
+    fn init(&self, negotiated: &Negotiated) {
+        self.agreed(negotiated);
+    }
+
+    fn destroy(&self) {
+        self.end();
+    }
+
+    fn placement(&self, op: Opcode) -> Placement {
+        match self.at(ROOT_ID) {
+            Ok(top) => top.fs.placement(op),
+            Err(_) => fuse::default_placement(op),
+        }
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.all().iter().filter_map(|m| m.fs()).for_each(|fs| fs.interrupt(unique));
+    }
+
+    fn lookup(&self, req: &Request, mode: Mode, parent: u64, name: &[u8]) -> Answer<Entry> {
+        let at = self.at(parent)?;
+        let found = at.fs.lookup(req, mode, at.node, name)?;
+        self.entry(mode, &at, found)
+    }
+
+    fn forget(&self, node: u64, count: u64) {
+        Tree::forget(self, node, count);
+    }
+
+    fn getattr(
+        &self,
+        req: &Request,
+        mode: Mode,
+        node: u64,
+        handle: Option<u64>,
+    ) -> Answer<(Attr, Duration)> {
+        let at = self.at(node)?;
+        let (attr, ttl) = at.fs.getattr(req, mode, at.node, handle)?;
+        Ok((at.attr(attr), ttl))
+    }
+
+    fn statx(&self, req: &Request, mode: Mode, node: u64, mask: u32) -> Answer<Statx> {
+        let at = self.at(node)?;
+        let all = at.fs.statx(req, mode, at.node, mask)?;
+        Ok(Statx { attr: at.attr(all.attr), ..all })
+    }
+
+    fn setattr(&self, req: &Request, node: u64, set: &SetAttr) -> Answer<(Attr, Duration)> {
+        let at = self.at(node)?;
+        let (attr, ttl) = at.fs.setattr(req, at.node, set)?;
+        Ok((at.attr(attr), ttl))
+    }
+
+    fn readlink(&self, req: &Request, mode: Mode, node: u64) -> Answer<Data> {
+        let at = self.at(node)?;
+        at.fs.readlink(req, mode, at.node)
+    }
+
+    fn symlink(&self, req: &Request, parent: u64, name: &[u8], target: &[u8]) -> Answer<Entry> {
+        let at = self.at(parent)?;
+        at.made(at.fs.symlink(req, at.node, name, target)?)
+    }
+
+    fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Answer<Entry> {
+        let at = self.at(parent)?;
+        at.made(at.fs.mknod(req, at.node, name, new)?)
+    }
+
+    fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Answer<Entry> {
+        let at = self.at(parent)?;
+        at.made(at.fs.mkdir(req, at.node, name, new)?)
+    }
+
+    fn unlink(&self, req: &Request, parent: u64, name: &[u8]) -> Answer<()> {
+        let at = self.at(parent)?;
+        at.fs.unlink(req, at.node, name)
+    }
+
+    fn rmdir(&self, req: &Request, parent: u64, name: &[u8]) -> Answer<()> {
+        let at = self.at(parent)?;
+        self.check_free(&at, name)?;
+        at.fs.rmdir(req, at.node, name)
+    }
+
+    fn rename(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Answer<()> {
+        let (from, to) = (self.at(parent)?, self.at(new_parent)?);
+        from.same(&to)?;
+        self.check_free(&from, name)?;
+        self.check_free(&to, new_name)?;
+        from.fs.rename(req, from.node, name, to.node, new_name, flags)
+    }
+
+    fn link(&self, req: &Request, node: u64, parent: u64, name: &[u8]) -> Answer<Entry> {
+        let (from, to) = (self.at(node)?, self.at(parent)?);
+        from.same(&to)?;
+        to.made(to.fs.link(req, from.node, to.node, name)?)
+    }
+
+    fn open(&self, req: &Request, mode: Mode, node: u64, flags: u32) -> Answer<Opened> {
+        let at = self.at(node)?;
+        // The kernel does so where the mount itself is read-only.
+        if flags & O_ACCMODE != 0 {
+            at.fs.check_writable()?;
+        }
+        let opened = at.fs.open(req, mode, at.node, flags)?;
+        at.opened();
+        Ok(opened)
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+        flags: u32,
+    ) -> Answer<(Entry, Opened)> {
+        let at = self.at(parent)?;
+        let (entry, opened) = at.fs.create(req, at.node, name, new, flags)?;
+        at.opened();
+        Ok((at.made(entry)?, opened))
+    }
+
+    fn tmpfile(
+        &self,
+        req: &Request,
+        parent: u64,
+        new: &NewNode,
+        flags: u32,
+    ) -> Answer<(Entry, Opened)> {
+        let at = self.at(parent)?;
+        let (entry, opened) = at.fs.tmpfile(req, at.node, new, flags)?;
+        at.opened();
+        Ok((at.made(entry)?, opened))
+    }
+
+    fn read(&self, req: &Request, mode: Mode, args: &ReadArgs) -> Answer<Data> {
+        let at = self.at(args.node)?;
+        at.fs.read(req, mode, &ReadArgs { node: at.node, ..*args })
+    }
+
+    fn write(&self, req: &Request, args: &WriteArgs, data: Buf) -> Answer<u32> {
+        let at = self.at(args.node)?;
+        at.fs.write(req, &WriteArgs { node: at.node, ..*args }, data)
+    }
+
+    fn flush(&self, req: &Request, node: u64, handle: u64, lock_owner: u64) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.flush(req, at.node, handle, lock_owner)
+    }
+
+    fn release(&self, req: &Request, args: &ReleaseArgs) -> Answer<()> {
+        let at = self.at(args.node)?;
+        let done = at.fs.release(req, &ReleaseArgs { node: at.node, ..*args });
+        Tree::released(&at);
+        done
+    }
+
+    fn fsync(&self, req: &Request, node: u64, handle: u64, data_only: bool) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.fsync(req, at.node, handle, data_only)
+    }
+
+    fn opendir(&self, req: &Request, mode: Mode, node: u64, flags: u32) -> Answer<Opened> {
+        let at = self.at(node)?;
+        at.fs.opendir(req, mode, at.node, flags)
+    }
+
+    fn readdir(
+        &self,
+        req: &Request,
+        mode: Mode,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        sink: &mut DirSink,
+    ) -> Answer<()> {
+        let at = self.at(node)?;
+        sink.show_as(at.outward());
+        at.fs.readdir(req, mode, at.node, handle, offset, sink)
+    }
+
+    fn readdirplus(
+        &self,
+        req: &Request,
+        mode: Mode,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        sink: &mut DirSink,
+    ) -> Answer<()> {
+        let at = self.at(node)?;
+        sink.show_as(at.outward());
+        at.fs.readdirplus(req, mode, at.node, handle, offset, sink)
+    }
+
+    fn releasedir(&self, req: &Request, args: &ReleaseArgs) -> Answer<()> {
+        let at = self.at(args.node)?;
+        at.fs.releasedir(req, &ReleaseArgs { node: at.node, ..*args })
+    }
+
+    fn fsyncdir(&self, req: &Request, node: u64, handle: u64, data_only: bool) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.fsyncdir(req, at.node, handle, data_only)
+    }
+
+    fn syncfs(&self, req: &Request, _: u64) -> Answer<()> {
+        let all = self.all().into_iter().filter_map(|m| m.fs());
+        all.map(|fs| fs.syncfs(req, ROOT_ID)).fold(Ok(()), Result::and)
+    }
+
+    fn statfs(&self, req: &Request, mode: Mode, node: u64) -> Answer<Statfs> {
+        let at = self.at(node)?;
+        at.fs.statfs(req, mode, at.node)
+    }
+
+    fn getxattr(
+        &self,
+        req: &Request,
+        mode: Mode,
+        node: u64,
+        name: &[u8],
+        size: u32,
+    ) -> Answer<Data> {
+        let at = self.at(node)?;
+        let value = at.fs.getxattr(req, mode, at.node, name, size);
+        match value {
+            // The kernel asks for the ACLs of all if the topmost dataset has some.
+            Err(Errno::EOPNOTSUPP) if self.acls && ACL_NAMES.contains(&name) => Err(Errno::ENODATA),
+            other => other,
+        }
+    }
+
+    fn listxattr(&self, req: &Request, mode: Mode, node: u64, size: u32) -> Answer<Data> {
+        let at = self.at(node)?;
+        at.fs.listxattr(req, mode, at.node, size)
+    }
+
+    fn setxattr(
+        &self,
+        req: &Request,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        acl_kill_sgid: bool,
+    ) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.setxattr(req, at.node, name, value, flags, acl_kill_sgid)
+    }
+
+    fn removexattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.removexattr(req, at.node, name)
+    }
+
+    fn access(&self, req: &Request, mode: Mode, node: u64, mask: u32) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.access(req, mode, at.node, mask)
+    }
+
+    fn getlk(&self, req: &Request, args: &LockArgs) -> Answer<Lock> {
+        let at = self.at(args.node)?;
+        at.fs.getlk(req, &LockArgs { node: at.node, ..*args })
+    }
+
+    fn setlk(&self, req: &Request, args: &LockArgs) -> Answer<()> {
+        let at = self.at(args.node)?;
+        at.fs.setlk(req, &LockArgs { node: at.node, ..*args })
+    }
+
+    fn ioctl(&self, req: &Request, args: &IoctlArgs<'_>) -> Answer<(i32, Data)> {
+        let at = self.at(args.node)?;
+        at.fs.ioctl(req, &IoctlArgs { node: at.node, ..*args })
+    }
+
+    fn poll(&self, req: &Request, node: u64, handle: u64, events: u32) -> Answer<u32> {
+        let at = self.at(node)?;
+        at.fs.poll(req, at.node, handle, events)
+    }
+
+    fn fallocate(
+        &self,
+        req: &Request,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> Answer<()> {
+        let at = self.at(node)?;
+        at.fs.fallocate(req, at.node, handle, offset, length, mode)
+    }
+
+    fn lseek(
+        &self,
+        req: &Request,
+        mode: Mode,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        whence: Whence,
+    ) -> Answer<u64> {
+        let at = self.at(node)?;
+        at.fs.lseek(req, mode, at.node, handle, offset, whence)
+    }
+
+    fn copy_file_range(&self, req: &Request, range: &CopyRange) -> Answer<u64> {
+        let (from, to) = (self.at(range.node_in)?, self.at(range.node_out)?);
+        from.same(&to)?;
+        let range = CopyRange { node_in: from.node, node_out: to.node, ..*range };
+        from.fs.copy_file_range(req, &range)
+    }
+
+    fn bmap(&self, req: &Request, node: u64, block: u64, blocksize: u32) -> Answer<u64> {
+        let at = self.at(node)?;
+        at.fs.bmap(req, at.node, block, blocksize)
+    }
+}
