@@ -4,7 +4,8 @@
 #   scripts/install.sh PROGRAM PREFIX [DESTDIR]
 #
 # PREFIX/bin gets `cenote` alone. The names that OpenZFS's tools have, too, go with their
-# pages and completions below PREFIX/lib/cenote, whose bin directory is for PATH.
+# pages and completions below PREFIX/lib/cenote, whose bin directory is for PATH. mount(8)
+# looks for its helpers in /sbin alone, whatever the prefix.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=$1 prefix=${2%/} dest=${3:-}
@@ -20,10 +21,18 @@ for name in $names; do
 	ln -sfn ../../../bin/cenote "$own/bin/$name"
 done
 
+# What mount(8) calls for the types `cenote` and `fuse.cenote`.
+sbin=$dest/sbin
+[ "$prefix" = /usr ] && sbin=$root/sbin
+mkdir -p "$sbin"
+for name in mount.cenote mount.fuse.cenote; do
+	ln -sfn "$prefix/bin/cenote" "$sbin/$name"
+done
+
 for page in man/*.[18]; do
 	name=${page#man/} section=${page##*.}
 	case $name in
-	cenote*) dir=$root/share/man ;;
+	cenote* | mount.cenote*) dir=$root/share/man ;;
 	*) dir=$own/share/man ;;
 	esac
 	mkdir -p "$dir/man$section"

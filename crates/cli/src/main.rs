@@ -58,7 +58,9 @@ where 'command' is one of the following:
 ";
 
 /// Tools that the program can be linked to.
-const TOOLS: [&str; 9] = [
+const TOOLS: [&str; 11] = [
+    "mount.cenote",
+    "mount.fuse.cenote",
     "zpool",
     "zfs",
     "zdb",
@@ -111,6 +113,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         "zpool" => zpool::main(argv),
         "zfs" => zfs::main(argv),
         "zdb" => zdb::main(argv),
+        name if zfs::helper::NAMES.contains(&name) => zfs::helper::main(argv),
         "daemon" => daemon::main(argv),
         "ls" | "cat" | "cp" | "tree" => local::main(name, argv),
         "uberblocks" => local::uberblocks(argv),

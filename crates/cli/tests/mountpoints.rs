@@ -262,3 +262,96 @@ fn a_missing_mountpoint_in_a_read_only_pool() {
     assert!(s.fail(1, &["zfs", "mount", "tank/a"]).contains("failed to create mountpoint"));
     judge(&s);
 }
+
+/// There was no way to mount a dataset with `mountpoint=legacy`: "use mount(8)", which knew
+/// nothing of Cenote.
+#[test]
+fn legacy_mounts() {
+    if !can_mount("mounts by mount(8)") {
+        return;
+    }
+    let s = Sandbox::new("legacy");
+    new_pool(&s, 128, &[]);
+    s.ok(&["zfs", "create", "-o", "mountpoint=legacy", "tank/l"]);
+    let at = s.dir("at");
+    let program = s.path("mount.cenote");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cenote"), &program).unwrap();
+    let mount = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        common::said(&command.args(args).env("CENOTE_RUNTIME_DIR", s.path("run")).output().unwrap())
+    };
+    let here = at.to_str().unwrap();
+    // As mount(8) calls it.
+    let said = mount(&["tank/l", here, "-o", "rw,noatime,nofail,x-systemd.automount"]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    std::fs::write(at.join("file"), "legacy").unwrap();
+    assert_eq!(s.ok(&["zfs", "get", "-Ho", "value", "mounted", "tank/l"]), "yes\n");
+    let again = mount(&["tank/l", here]);
+    assert_eq!(again.code, 32, "{again:?}");
+    assert!(again.err.contains("filesystem already mounted"));
+    assert!(Command::new("umount").arg(&at).status().unwrap().success());
+    assert_eq!(s.ok(&["zfs", "get", "-Ho", "value", "mounted", "tank/l"]), "no\n");
+    assert!(at.exists() && !at.join("file").exists());
+    let said = mount(&["tank/l", here, "-r", "-s", "-o", "wild"]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    assert!(std::fs::write(at.join("file"), "x").is_err());
+    s.ok(&["zfs", "unmount", "tank/l"]);
+    for (args, code, text) in [
+        (&["tank/l", here, "-o", "wild"][..], 32, "invalid mount option 'wild'"),
+        (&["tank", here], 32, "cannot be mounted using 'mount'.\nUse 'zfs set mountpoint=legacy'"),
+        (&["tank/no", here], 32, "cannot open 'tank/no': dataset does not exist"),
+        (&["tank/l", "/no/such"], 32, "/no/such: No such file or directory"),
+        (&["tank/l", here, "-o", "remount,ro"], 32, "cannot remount 'tank/l'"),
+        (&["tank/l"], 1, "usage: mount.cenote"),
+    ] {
+        let said = mount(args);
+        assert_eq!(said.code, code, "{args:?}: {said:?}");
+        assert!(said.err.contains(text), "{args:?}: {said:?}");
+    }
+    s.ok(&["zpool", "export", "tank"]);
+    s.stop();
+
+    // By mount(8) itself, and by a line of fstab, where the helper is in its place.
+    std::fs::write(s.path("fstab"), format!("tank/l {here} cenote noatime,nofail 0 0\n")).unwrap();
+    let script = format!(
+        "set -e; mount -t tmpfs none /sbin; ln -s {program} /sbin/mount.cenote
+         {cenote} zpool import -d {disks} tank
+         mount -t cenote tank/l {here}; cat {here}/file; umount {here}
+         mount -T {fstab} {here}; cat {here}/file
+         grep -q ' {here} .*noatime.* - fuse.zfs tank/l ' /proc/self/mountinfo
+         mount -T {fstab} -a; umount {here}
+         {cenote} zpool export tank; {cenote} daemon stop",
+        program = program.display(),
+        cenote = env!("CARGO_BIN_EXE_cenote"),
+        disks = s.text("disks"),
+        fstab = s.text("fstab"),
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
+    match command.env("CENOTE_RUNTIME_DIR", s.path("run")).output() {
+        Ok(out) => {
+            let said = common::said(&out);
+            assert_eq!((said.code, said.out.as_str()), (0, "legacylegacy"), "{said:?}");
+        }
+        Err(_) => println!("SKIPPED: mounts by mount(8): unshare is not installed"),
+    }
+    common::judge_disks(&s);
+}
+
+/// The helper is where mount(8) looks for it.
+#[test]
+fn the_helper_is_installed() {
+    let s = Sandbox::new("install");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install.sh");
+    for (prefix, link) in [("/usr", "usr/sbin"), ("/usr/local", "sbin")] {
+        let dest = s.dir(&prefix.replace('/', "_"));
+        let program = env!("CARGO_BIN_EXE_cenote");
+        let run = Command::new("bash").args([script, program, prefix]).arg(&dest).output().unwrap();
+        assert!(run.status.success(), "{run:?}");
+        for name in ["mount.cenote", "mount.fuse.cenote"] {
+            let to = std::fs::read_link(dest.join(link).join(name)).unwrap();
+            assert_eq!(to, Path::new(prefix).join("bin/cenote"));
+        }
+        assert!(dest.join(&prefix[1..]).join("share/man/man8/mount.cenote.8.gz").exists());
+    }
+}

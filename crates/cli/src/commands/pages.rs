@@ -133,7 +133,7 @@ fn options(c: &Command) -> String {
 
 fn command(c: &'static Command) -> Page {
     let page = c.page();
-    let name = page.split_once('.').map_or(page.as_str(), |p| p.0).to_owned();
+    let name = page.rsplit_once('.').map_or(page.as_str(), |p| p.0).to_owned();
     let program = if c.alone { "" } else { c.program };
     let mut parts = vec![
         ("head", head(&name, c.section, c.about)),

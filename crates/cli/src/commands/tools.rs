@@ -263,6 +263,15 @@ pub(super) const COMMANDS: &[Command] = &[
         words: &[Word::One(&["bash", "zsh", "fish"]), Word::Any],
         ..COMMAND
     },
+    Command {
+        name: "mount.cenote",
+        about: "mount a file system as mount(8) does",
+        synopsis: "mount.cenote [-sfrw] [-o OPTIONS] DATASET DIRECTORY",
+        flags: MOUNT,
+        words: &[Word::Dataset, Word::Dir],
+        section: 8,
+        ..TOOL
+    },
 ];
 
 const ZDB: &[Flag] = &[
@@ -308,6 +317,18 @@ const ZDB: &[Flag] = &[
     flag('S', "deduplication is not simulated").refused(),
     flag('T', "").refused(),
     flag('Z', "").refused(),
+];
+
+const MOUNT: &[Flag] = &[
+    arg('o', "OPTIONS", Word::Any, "options for this mount, with commas between"),
+    flag('s', "leave out options that are unknown"),
+    flag('f', "do everything but mount"),
+    flag('r', "mount read-only"),
+    flag('w', "mount for writing"),
+    ignored('n'),
+    ignored('v'),
+    Flag { usage: super::Use::Ignored, ..arg('t', "TYPE", Word::Any, "") },
+    Flag { usage: super::Use::Refused, ..arg('N', "NAMESPACE", Word::Any, "") },
 ];
 
 const SIM: &[Flag] = &[

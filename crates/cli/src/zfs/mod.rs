@@ -4,6 +4,7 @@ mod change;
 mod create;
 mod destroy;
 mod get;
+pub(crate) mod helper;
 mod list;
 mod mount;
 mod select;
