@@ -5,12 +5,12 @@ use std::time::Duration;
 use base::Buf;
 use fuse::{
     Attr, CopyRange, Data, DirSink, Entry, Errno, Filesystem, IoctlArgs, Lock, LockArgs, Mode,
-    Negotiated, NewNode, Opcode, Opened, Placement, ROOT_ID, ReadArgs, ReleaseArgs, Request,
-    SetAttr, Statfs, Statx, Whence, WriteArgs,
+    Negotiated, NewNode, Opened, ROOT_ID, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx,
+    Whence, WriteArgs,
 };
 
 use super::tree::Tree;
-use super::write::ACL_NAMES;
+use super::xattrs::ACL_NAMES;
 use super::zfs::Answer;
 
 const O_ACCMODE: u32 = 0o3;
@@ -22,13 +22,6 @@ impl Filesystem for Tree {
 
     fn destroy(&self) {
         self.end();
-    }
-
-    fn placement(&self, op: Opcode) -> Placement {
-        match self.at(ROOT_ID) {
-            Ok(top) => top.fs.placement(op),
-            Err(_) => fuse::default_placement(op),
-        }
     }
 
     fn interrupt(&self, unique: u64) {

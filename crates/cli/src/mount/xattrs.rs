@@ -23,7 +23,7 @@ use crate::engine::{Io, SetAttrs, SetHow};
 /// Flags of `setxattr`.
 const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
 /// Attributes in which POSIX ACLs come.
-const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+pub(super) const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 const SYSTEM: &[u8] = b"system.";
 const TRUSTED: &[u8] = b"trusted.";
 const S_ISGID: u32 = 0o2000;
