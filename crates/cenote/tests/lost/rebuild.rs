@@ -64,6 +64,14 @@ fn task(rig: &Rig, act: impl FnOnce(&mut TaskCx<'_>) -> cenote::Result<()> + Sen
     writer.sync_task(|_| Ok(()), move |cx, ()| act(cx)).unwrap();
 }
 
+/// Overwrites the words of an array.
+fn spoil_words(rig: &Rig, object: u64) {
+    task(rig, move |cx| {
+        let os = cx.writer.mos().objset();
+        os.write(cx.tx, ObjectId(object), 0, &(1u64 << 40).to_le_bytes().repeat(4))
+    });
+}
+
 /// Kinds of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
@@ -123,13 +131,13 @@ fn damage(rig: &Rig, damage: Damage) {
             let (_, object) = logs.last_key_value().expect("there is a log");
             spoil(rig, &first_block(rig, *object));
         }
+        // Arrays as small as these are embedded in their pointers: their words are wrong.
         Damage::Array => {
-            let array = rig.pool.spa().config().vdev_tree.children[0].top.as_ref().unwrap();
-            spoil(rig, &first_block(rig, array.metaslab_array));
+            let top = rig.pool.spa().config().vdev_tree.children[0].top.as_ref();
+            spoil_words(rig, top.unwrap().metaslab_array);
         }
         Damage::Unflushed => {
-            let object = vdev_word(rig, "com.delphix:ms_unflushed_phys_txgs");
-            spoil(rig, &first_block(rig, object));
+            spoil_words(rig, vdev_word(rig, "com.delphix:ms_unflushed_phys_txgs"));
         }
         Damage::Leak => task(rig, |cx| {
             let sector = 8192;
