@@ -4,7 +4,7 @@
 # Commands of a program.
 _cenote_commands() {
 	case $1 in
-	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks io bench sim completion help version' ;;
+	cenote) echo 'zpool zfs daemon zdb arc arcstat arc_summary zilstat trace kstat tune ls tree cat cp uberblocks io bench sim completion mount.cenote help version' ;;
 	zpool) echo 'create destroy add clear online remove labelclear list status iostat import export upgrade reguid history get set sync wait version' ;;
 	zfs) echo 'create destroy snapshot snap set inherit list get mount unmount umount version' ;;
 	esac
@@ -53,7 +53,8 @@ _cenote_flags() {
 	'cenote cp') echo '-r -R -a -d -T' ;;
 	'cenote uberblocks') echo '-H -p -d' ;;
 	'cenote io') echo '-T' ;;
-	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir -v' ;;
+	'cenote sim') echo '--seed --runs --vdevs --workload --threads --ops --plant --fault --gangs --every --more --judges --keep --crash --dir -v' ;;
+	'cenote mount.cenote') echo '-o -s -f -r -w' ;;
 	esac
 }
 
@@ -167,7 +168,7 @@ _cenote_value() {
 	'zfs mount')
 		case $2 in
 		-R) echo 'dataset' ;;
-		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io noio_uring keepawake nokeepawake' ;;
+		-o) echo 'some ro rw noatime relatime strictatime nodiratime nosuid nodev noexec direct_io io_uring keepawake nokeepawake' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -291,6 +292,14 @@ _cenote_value() {
 		--keep) echo 'any' ;;
 		--crash) echo 'any' ;;
 		--dir) echo 'dir' ;;
+		*) return 1 ;;
+		esac
+		;;
+	'cenote mount.cenote')
+		case $2 in
+		-o) echo 'any' ;;
+		-t) echo 'any' ;;
+		-N) echo 'any' ;;
 		*) return 1 ;;
 		esac
 		;;
@@ -497,6 +506,12 @@ _cenote_operand() {
 		*) echo 'any' ;;
 		esac
 		;;
+	'cenote mount.cenote')
+		case $2 in
+		0) echo 'dataset' ;;
+		*) echo 'dir' ;;
+		esac
+		;;
 	esac
 }
 
@@ -616,7 +631,7 @@ _cenote_kind() {
 }
 
 complete -F _cenote cenote
-for _cenote_name in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat; do
+for _cenote_name in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat mount.cenote; do
 	case $(readlink -f "$(type -P "$_cenote_name")") in
 	*/cenote) complete -F _cenote "$_cenote_name" ;;
 	esac

@@ -68,7 +68,9 @@ function __cenote_takes
         case 'cenote io'
             printf '%s\n' -T
         case 'cenote sim'
-            printf '%s\n' --seed --runs --vdevs --workload --threads --ops --plant --fault --gangs --every --more --judges --keep --crash --dir
+            printf '%s\n' --seed --runs --vdevs --workload --threads --ops --plant --fault --every --more --judges --keep --crash --dir
+        case 'cenote mount.cenote'
+            printf '%s\n' -o -t -N
     end
 end
 
@@ -159,7 +161,7 @@ end
 
 # The other names may be OpenZFS's, whose completion stays.
 set -g __cenote_programs cenote
-for program in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat
+for program in zpool zfs zdb arcstat zarcstat arcstat.pl arc_summary zarcsummary zilstat mount.cenote
     string match -q '*/cenote' -- (realpath (command -s $program) 2>/dev/null)
     and set -a __cenote_programs $program
 end
@@ -189,6 +191,7 @@ __cenote_complete -n '__cenote_wants cenote' -a io -d 'what each device is asked
 __cenote_complete -n '__cenote_wants cenote' -a bench -d 'measure what this machine and the cache can do'
 __cenote_complete -n '__cenote_wants cenote' -a sim -d 'the engine on simulated disks, crashed everywhere'
 __cenote_complete -n '__cenote_wants cenote' -a completion -d 'print the completion script of a shell'
+__cenote_complete -n '__cenote_wants cenote' -a mount.cenote -d 'mount a file system as mount(8) does'
 __cenote_complete -n '__cenote_wants cenote' -a help -d 'how cenote is used'
 __cenote_complete -n '__cenote_wants cenote' -a version -d 'show the version'
 __cenote_complete -n '__cenote_wants zpool' -a create -d 'make a pool of devices'
@@ -497,3 +500,10 @@ __cenote_complete -n '__cenote_at cenote sim' -l dir -d 'with --crash: write the
 __cenote_complete -n '__cenote_at cenote sim' -s v -d 'tell of every run'
 __cenote_complete -n '__cenote_at cenote completion 0' -f -a 'bash zsh fish'
 __cenote_complete -n '__cenote_at cenote completion +1' -f
+__cenote_complete -n '__cenote_at cenote mount.cenote' -s o -d 'options for this mount, with commas between' -r -f
+__cenote_complete -n '__cenote_at cenote mount.cenote' -s s -d 'leave out options that are unknown'
+__cenote_complete -n '__cenote_at cenote mount.cenote' -s f -d 'do everything but mount'
+__cenote_complete -n '__cenote_at cenote mount.cenote' -s r -d 'mount read-only'
+__cenote_complete -n '__cenote_at cenote mount.cenote' -s w -d 'mount for writing'
+__cenote_complete -n '__cenote_at cenote mount.cenote 0' -f -a '(__cenote_datasets)'
+__cenote_complete -n '__cenote_at cenote mount.cenote +1' -f -a '(__fish_complete_directories)'
