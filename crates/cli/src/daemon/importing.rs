@@ -9,12 +9,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, Txg, rt};
 use cenote::create::CreateRequest;
 
-use super::beside::beside;
+use super::beside::{Relay, beside};
 use super::handle::RowListener;
 use super::lost;
 use super::registry::{Phase, Slot};
@@ -48,6 +49,29 @@ fn exists(name: &str) -> Error {
          import <pool | id> <newpool>' to give it a new name"
     );
     Error::new(ErrorKind::Exists, text)
+}
+
+/// What the work says, to a client that may be told to come back later: the work goes on then
+/// as if somebody listened.
+struct Onward {
+    relay: Relay,
+    /// The client was told that the pool waits.
+    waits: Arc<AtomicBool>,
+}
+
+impl Listener for Onward {
+    fn progress(&mut self, what: &str, done: u64, total: u64) {
+        self.relay.progress(what, done, total);
+    }
+    fn problem(&mut self, line: String) {
+        self.relay.problem(line);
+    }
+    fn remark(&mut self, line: String) {
+        self.relay.remark(line);
+    }
+    fn is_gone(&self) -> bool {
+        self.relay.is_gone() && !self.waits.load(SeqCst)
+    }
 }
 
 /// The line about a pool whose first group waits.
@@ -115,9 +139,11 @@ impl State {
     ) -> Result<Told> {
         let turn = slot.turn(&format!("{action} is under way"), to)?;
         let (state, own) = (Arc::clone(self), Arc::clone(slot));
-        let (mut waits, mut cancelled) = (false, false);
+        let (waits, mut cancelled) = (Arc::new(AtomicBool::new(false)), false);
+        let told = Arc::clone(&waits);
         let leave = &mut |to: &mut dyn RowListener, _| {
-            waits = slot.is_suspended();
+            let suspended = slot.is_suspended();
+            waits.store(suspended, SeqCst);
             if let Some((device, time)) = slot.silence() {
                 let line = format!(
                     "{action} '{}': {device} has not answered for {} s",
@@ -129,11 +155,11 @@ impl State {
             if to.is_gone() && slot.pool().is_none() {
                 cancelled = true;
             }
-            waits || to.is_gone() || slot.is_gone()
+            suspended || to.is_gone() || slot.is_gone()
         };
         let done = beside(to, leave, move |relay| {
             let _turn = turn;
-            let done = steps(relay);
+            let done = steps(&mut Onward { relay: relay.clone(), waits: told });
             if done.is_err() {
                 state.let_go(&own);
             }
@@ -145,7 +171,7 @@ impl State {
         }
         match done {
             Some(done) => done,
-            None if waits => Err(suspended(action, slot)),
+            None if waits.load(SeqCst) => Err(suspended(action, slot)),
             None => {
                 let text = format!("cannot {action} '{}': it was given up", slot.name());
                 Err(Error::new(ErrorKind::Interrupted, text))
