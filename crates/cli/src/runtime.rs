@@ -65,7 +65,7 @@ impl Runtime {
         let var = std::env::var_os;
         let uid = geteuid().as_raw();
         let dir = choose(var("CENOTE_RUNTIME_DIR"), var("XDG_RUNTIME_DIR"), uid, is_private);
-        if dir.starts_with("/tmp") && fs::symlink_metadata(&dir).is_ok() {
+        if dir.parent() == Some(Path::new("/tmp")) && fs::symlink_metadata(&dir).is_ok() {
             private(&dir)?;
         }
         let dir = std::path::absolute(&dir).map_err(|e| Error::io("bad runtime directory", e))?;
