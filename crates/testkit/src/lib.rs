@@ -100,6 +100,10 @@ impl Golden {
             let file = entry.file_name().to_string_lossy().into_owned();
             let Some(rest) = file.strip_prefix(&format!("{}.", self.name)) else { continue };
             let Some(dataset) = rest.strip_suffix(".jsonl.zst") else { continue };
+            // The state of a checkpoint is no dataset of the pool.
+            if dataset == "at-checkpoint" {
+                continue;
+            }
             out.push((dataset_name(dataset), read_manifest(&entry.path())));
         }
         out.sort_by(|a, b| a.0.cmp(&b.0));

@@ -133,8 +133,9 @@ impl TaskCx<'_> {
         let mut spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
         for (top, spec) in self.state.config.vdev_tree.children.iter().zip(&mut spec.children) {
             let id = VdevId(top.id);
-            let known = old.top(id).is_ok() || self.state.new_vdevs.contains_key(&id);
-            if known && is_concrete(top) {
+            // A new vdev without a bias has the class that the configuration says.
+            let bias = self.state.new_vdevs.get(&id).copied().flatten();
+            if (old.top(id).is_ok() || bias.is_some()) && is_concrete(top) {
                 spec.class = class_for(&old, &self.state.new_vdevs, id)?;
             }
         }
