@@ -209,8 +209,8 @@ fn flags_bind_everybody() {
     denied(fs.rename(&root(), (rig.root(), b"f"), (d, b"f"), Rename::Plain));
     denied(fs.set_attrs(&user(0), f, &SetAttrs { flags: Some(0), ..NONE }).map(drop));
     flag(f, ZFS_APPENDONLY).unwrap();
-    denied(fs.write(&root(), f, At::Offset(0), b"x").map(drop));
     fs.write(&root(), f, At::End, b"x").unwrap();
+    denied(fs.write(&root(), f, At::Offset(0), b"x").map(drop));
     denied(to(SetAttrs { size: Some(0), ..NONE }));
     flag(d, ZFS_IMMUTABLE).unwrap();
     denied(fs.make(&root(), d, b"x", &New::file(0)).map(drop));
