@@ -106,6 +106,12 @@ impl Golden {
             }
             out.push((dataset_name(dataset), read_manifest(&entry.path())));
         }
+        let list = self.text("list.txt").unwrap_or_default();
+        let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
+        let all: Vec<String> = list.lines().skip(1).filter_map(first).collect();
+        for (dataset, entries) in &mut out {
+            manifest::cut_at_mountpoints(dataset, &all, entries);
+        }
         out.sort_by(|a, b| a.0.cmp(&b.0));
         out
     }

@@ -27,7 +27,9 @@ pub struct Compare {
 pub fn verify_tree(root: &Path, manifest: &[Entry], compare: Compare) -> Vec<String> {
     let mut out = Vec::new();
     let mut seen = BTreeMap::new();
-    if let Err(e) = walk(root, Vec::new(), &mut seen) {
+    let device = std::fs::symlink_metadata(root).map(|m| m.dev());
+    let walked = device.and_then(|device| walk(root, Vec::new(), device, &mut seen));
+    if let Err(e) = walked {
         out.push(format!("{}: {e}", root.display()));
     }
     for entry in manifest {
@@ -36,6 +38,9 @@ pub fn verify_tree(root: &Path, manifest: &[Entry], compare: Compare) -> Vec<Str
             out.push(format!("{}: missing", show(&path)));
             continue;
         };
+        if entry.mountpoint {
+            continue;
+        }
         if let Err(e) = one(&file, entry, compare, &mut out) {
             out.push(format!("{}: {e}", show(&path)));
         }
@@ -48,8 +53,15 @@ fn show(path: &[u8]) -> String {
     format!("/{}", String::from_utf8_lossy(path))
 }
 
-fn walk(file: &Path, path: Vec<u8>, seen: &mut BTreeMap<Vec<u8>, PathBuf>) -> std::io::Result<()> {
-    if std::fs::symlink_metadata(file)?.is_dir() {
+/// What is mounted below, on another device, is not entered.
+fn walk(
+    file: &Path,
+    path: Vec<u8>,
+    device: u64,
+    seen: &mut BTreeMap<Vec<u8>, PathBuf>,
+) -> std::io::Result<()> {
+    let meta = std::fs::symlink_metadata(file)?;
+    if meta.is_dir() && meta.dev() == device {
         for entry in std::fs::read_dir(file)? {
             let entry = entry?;
             let mut below = path.clone();
@@ -57,7 +69,7 @@ fn walk(file: &Path, path: Vec<u8>, seen: &mut BTreeMap<Vec<u8>, PathBuf>) -> st
                 below.push(b'/');
             }
             below.extend_from_slice(entry.file_name().as_bytes());
-            walk(&entry.path(), below, seen)?;
+            walk(&entry.path(), below, device, seen)?;
         }
     }
     seen.insert(path, file.to_owned());
