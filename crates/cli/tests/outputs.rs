@@ -47,7 +47,15 @@ const SLACK: u64 = 1_500_000;
 
 #[test]
 fn golden_outputs() {
-    let pools = golden_pools().into_iter().filter(|p| p.text("props.txt").is_some()).collect();
+    let pools = golden_pools().into_iter().filter(|p| p.text("props.txt").is_some());
+    // Pools that were caught in other ways have lists of other columns.
+    let (pools, others): (Vec<_>, Vec<_>) = pools.partition(|p| {
+        p.text("list.txt").is_some_and(|list| list.lines().next().is_some_and(has_columns))
+    });
+    for pool in others {
+        println!("SKIPPED: outputs of {}: its list has other columns", pool.name);
+    }
+    assert!(!pools.is_empty());
     let queue: Mutex<Vec<Golden>> = Mutex::new(pools);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -59,6 +67,24 @@ fn golden_outputs() {
             });
         }
     });
+}
+
+/// Whether the heading of a list is that of [`COLUMNS`].
+fn has_columns(heading: &str) -> bool {
+    let wanted = [
+        "NAME",
+        "USED",
+        "REFER",
+        "LUSED",
+        "RATIO",
+        "TYPE",
+        "ORIGIN",
+        "RECSIZE",
+        "COMPRESS",
+        "CHECKSUM",
+        "ENCRYPTION",
+    ];
+    heading.split_whitespace().eq(wanted)
 }
 
 /// Imports a pool without mounting anything.

@@ -12,7 +12,7 @@ use super::common::{Sandbox, can_mount, is_alive, judge, judge_disks};
 use super::{has, noise, put, run};
 
 /// Waits until something is so.
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let begin = Instant::now();
     while !is_so() {
         assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
@@ -373,7 +373,7 @@ fn half_a_mirror_vanishes() {
     usb.back();
     s.ok(&["zpool", "online", "tank", &usb.disk]);
     let none = s.fail(1, &["zpool", "online", "tank", "nothing"]);
-    assert_eq!(none, "cannot online nothing: no such device in pool\n");
+    assert_eq!(none, "couldn't find device \"nothing\" in pool \"tank\"\n");
     let status = s.ok(&["zpool", "status", "tank"]);
     assert!(status.contains("out of date") && !status.contains("FAULTED"), "{status}");
     assert_eq!(write_files(mnt.clone(), 8, 2), (2, None));

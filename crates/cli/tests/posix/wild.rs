@@ -72,9 +72,11 @@ fn a_killed_daemon() {
     drop(open);
     // The next start removes what the old one left mounted, and has the pool again.
     w.s.ok(&["daemon", "start"]);
-    let mounts = w.s.mounts();
-    let has = |end: &str| mounts.iter().filter(|m| m.ends_with(end)).count();
-    assert_eq!((has("/mnt"), has("/mnt/sub")), (1, 1), "{mounts:?}");
+    super::outage::eventually("the pool is not imported again", || {
+        let mounts = w.s.mounts();
+        let has = |end: &str| mounts.iter().filter(|m| m.ends_with(end)).count();
+        (has("/mnt"), has("/mnt/sub")) == (1, 1)
+    });
     let count = synced.load(Ordering::SeqCst);
     for n in 0..count {
         let found = std::fs::read(name(n)).unwrap();
