@@ -177,7 +177,7 @@ fn work(pool: &Arc<Pool>) -> usize {
         })());
         note(pool.writer().and_then(|w| w.sync().map(|_| ())));
         let snapshot = format!("{name}@new");
-        note(pool.snapshot(&[snapshot.clone()], &[], None));
+        note(pool.snapshot(std::slice::from_ref(&snapshot), &[], None));
         note(pool.destroy_snapshots(&[snapshot], false, None));
     }
     note(pool.create_filesystem("tank/new", &[], None).map(|_| ()));

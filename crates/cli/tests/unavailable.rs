@@ -80,7 +80,7 @@ fn the_rest_lives(s: &Sandbox, sick: &str) {
     let file = s.path("mnt-well").join("file");
     std::fs::write(&file, b"written meanwhile").unwrap();
     assert_eq!(std::fs::read(&file).unwrap(), b"written meanwhile");
-    rustix::fs::statvfs(&s.path("mnt-well")).unwrap();
+    rustix::fs::statvfs(s.path("mnt-well")).unwrap();
     ok(s, &["zpool", "sync", "well"]);
     ok(s, &["zfs", "create", "well/fs"]);
     ok(s, &["zfs", "unmount", "well/fs"]);

@@ -466,7 +466,7 @@ impl State {
                 return Err(Error::invalid(Refusal::Kind.message(target)));
             }
             let held = || !self.mounts.lock().held(|n| n == target).is_empty();
-            if !self.is_mounted(target) && !(force && held()) {
+            if !(self.is_mounted(target) || force && held()) {
                 return Err(Error::not_found(format!(
                     "cannot unmount '{target}': not currently mounted"
                 )));

@@ -130,7 +130,7 @@ impl Slab {
     pub fn fill(&mut self) {
         let sectors = self.size >> self.shift;
         self.allocated = vec![u64::MAX; self.words()];
-        if let Some(last) = self.allocated.last_mut().filter(|_| sectors % WORD != 0) {
+        if let Some(last) = self.allocated.last_mut().filter(|_| !sectors.is_multiple_of(WORD)) {
             *last = (1 << (sectors % WORD)) - 1;
         }
         self.seen = (0..self.allocated.len()).map(|_| AtomicU64::new(0)).collect();
