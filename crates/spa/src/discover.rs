@@ -3,13 +3,13 @@
 //! # Theory
 //! A scan looks at every file of the named directories, and one of these may lie on a
 //! device or a file server that never answers. So each system call is made by a worker
-//! thread that the scan does not join: a worker that was silent for [`SILENCE_MAX`] is
+//! thread that the scan does not join: a worker that was silent for `SILENCE_MAX` is
 //! replaced by another and its file reported. The silent worker ends when the kernel lets
 //! it go, and what it found then is dropped.
 //!
 //! # Invariants
-//! * A scan ends [`SILENCE_MAX`] after the last file that answered, or earlier.
-//! * [`WORKERS_MAX`] workers live at most, those of earlier scans included.
+//! * A scan ends `SILENCE_MAX` after the last file that answered, or earlier.
+//! * `WORKERS_MAX` workers live at most, those of earlier scans included.
 //!
 //! Lock order: `Scan::state` is a leaf lock.
 

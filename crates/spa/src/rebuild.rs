@@ -2,7 +2,7 @@
 //!
 //! # Theory
 //! Space maps say what is allocated; so do the block pointers, for every block in use hangs
-//! on one. [`Spa::plan_rebuild`] walks them all, as an audit does, without reading a space
+//! on one. `Spa::plan_rebuild` walks them all, as an audit does, without reading a space
 //! map: what the walk marks is in use, everything else is free. The import then builds its
 //! metaslabs from nothing and claims what was marked in the first group, as if that group
 //! had allocated it (`metaslab::Space::claim`). That group drops every old map, log and

@@ -11,7 +11,7 @@
 //! group written reuses space that the future refers to.
 //!
 //! # Whole
-//! [`Spa::judge`] walks every block pointer of the old state and reads all metadata
+//! `Spa::judge` walks every block pointer of the old state and reads all metadata
 //! (`-X`: all data, too). Damaged metadata and space maps that contradict the blocks
 //! refuse the rewind. Damaged data is counted: its files are read around it.
 //!
@@ -19,14 +19,14 @@
 //! OpenZFS gives the first group written the number of the newest uberblock, so that the
 //! newer time decides; after `-T` it even counts on from the old group. Here the old
 //! uberblock R is written anew, before anything else, with a number beyond that of the
-//! newest uberblock N that any leaf has ([`outrank`]): to all labels, with their
+//! newest uberblock N that any leaf has (`outrank`): to all labels, with their
 //! configurations, in the order of every commit (`write::commit`).
 //!
 //! * Power fails before the new uberblock is whole on a leaf: N is the best one still, and
 //!   nothing that it refers to was touched. The rewind did not happen.
 //! * Power fails after that: the new uberblock is the best one, and leads to R's tree,
 //!   which no group has changed. The rewind happened, and is complete.
-//! * The uberblocks of the future are then wiped ([`forget`]). Their leaves that are absent
+//! * The uberblocks of the future are then wiped (`forget`). Their leaves that are absent
 //!   or fail keep them; they rank below the new one for ever.
 //! * A leaf that was absent may have gone on alone, and return with uberblocks that this
 //!   import did not see. [`GAP`] is more groups than it can have written in weeks.

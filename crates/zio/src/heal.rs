@@ -13,7 +13,7 @@
 //! Checksums do not exclude that: a leaf that missed the new block silently still has the old
 //! one, and healing from it would destroy the new one. So the engine must know that the place
 //! still is the block's, and keep it so until the write is over:
-//! * *The reader knows when its pointer held.* [`Io::origin`] says how it came to the pointer.
+//! * *The reader knows when its pointer held.* [`crate::Io::origin`] says how it came to the pointer.
 //!   [`Origin::Tree`] names a group T, loaded ([`Zio::healing_since`]) before the reader fetched
 //!   the tree from which it walked to the pointer. A group's trees are published to readers
 //!   before T is announced. So the tree is that of T or of a later group, and whatever freed
@@ -21,7 +21,7 @@
 //!   that do not change: all their pointers hold as long as the pool has the dataset with that
 //!   root, which is looked up when the wound is taken. Pointers of unknown origin are not healed.
 //! * *The pin refuses places that may have changed hands.* What was freed in a metaslab becomes
-//!   allocatable when a later group ends, at [`metaslab`]'s `Space::synced`. The pin is refused
+//!   allocatable when a later group ends, at `metaslab`'s `Space::synced`. The pin is refused
 //!   if that happened in the block's metaslab since T. So no free after T was released there,
 //!   and the place was not handed out. A block born after T is refused, too: its first write
 //!   may be under way.
