@@ -1,0 +1,280 @@
+#!/usr/bin/env bash
+# Shows pools that Cenote wrote to OpenZFS's kernel module, and takes them back.
+#   scripts/judge.sh [CASE...]       runs these cases, or all, and prints a table
+#   scripts/judge.sh --list          prints the cases
+# Each case makes a pool with Cenote in a given shape and state. In the virtual machine of
+# scripts/judge-vm.sh, OpenZFS imports and scrubs it, compares every file with Cenote's
+# manifest, reads all properties, writes, snapshots, destroys, and lets go of the pool, by an
+# export or by a power cut in the middle of synchronous writes. Back here, Cenote imports it,
+# compares what OpenZFS wrote, writes once more, and `zdb -bcc` has the last word.
+#
+# CENOTE_JUDGE names the machine's directory (default: target/judge; built when absent).
+# Needs root, /dev/fuse, Debian's packages, and about 15 minutes.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+cenote=${CENOTE:-${CARGO_TARGET_DIR:-target}/release/cenote}
+machine=${CENOTE_JUDGE:-target/judge}
+
+# name | state | disks | MiB of each | properties of the pool | vdevs; @N is disk N
+cases() {
+	cat <<'C'
+single9      | exported | 1 | 300 | ashift=9  | @1
+single12     | killed   | 1 | 300 | ashift=12 | @1
+mirror2      | exported | 2 | 300 | ashift=12 | mirror @1 @2
+rz1w3        | killed   | 3 | 200 | ashift=9  | raidz1 @1 @2 @3
+rz1w5        | killed   | 5 | 200 | ashift=12 | raidz1 @1 @2 @3 @4 @5
+rz2w6        | exported | 6 | 200 | ashift=12 | raidz2 @1 @2 @3 @4 @5 @6
+rz3w9        | exported | 9 | 160 | ashift=12 | raidz3 @1 @2 @3 @4 @5 @6 @7 @8 @9
+dr2          | exported | 8 | 200 | ashift=12 | draid2:3d:8c:1s @1 @2 @3 @4 @5 @6 @7 @8
+classes      | killed   | 5 | 300 | ashift=12 | mirror @1 @2 special @3 log @4 cache @5
+two          | exported | 4 | 200 | ashift=12 | mirror @1 @2 mirror @3 @4
+full         | full     | 1 | 300 | ashift=12 | @1
+fullraidz    | full     | 5 | 120 | ashift=9  | raidz1 @1 @2 @3 @4 @5
+datasets     | datasets | 1 | 400 | ashift=12 | @1
+healed       | healed   | 2 | 300 | ashift=12 | mirror @1 @2
+healedraidz  | healed   | 4 | 200 | ashift=12 | raidz1 @1 @2 @3 @4
+rewound      | rewound  | 1 | 300 | ashift=12 | @1
+rebuilt      | rebuilt  | 3 | 200 | ashift=12 | raidz1 @1 @2 @3
+renamed      | renamed  | 1 | 300 | ashift=12 | @1
+C
+}
+
+if [ "${1:-}" = --list ]; then
+	cases | sed 's/ *|.*//'
+	exit 0
+fi
+[ "$(id -u)" = 0 ] || { echo "judge: needs root" >&2; exit 1; }
+[ -x "$cenote" ] || { echo "judge: $cenote is missing (make build)" >&2; exit 1; }
+cenote=$(readlink -f "$cenote")
+command -v setfattr >/dev/null || apt-get install -y attr >/dev/null || exit 1
+[ -x "$machine/vm" ] || scripts/judge-vm.sh "$machine" || exit 1
+machine=$(readlink -f "$machine")
+
+work=$(mktemp -d -p "${TMPDIR:-/var/tmp}" cenote-judge-XXXXXX)
+share=$work/share
+mkdir -p "$share" "$work/mnt"
+export CENOTE_RUNTIME_DIR=$work/run
+cleanup() {
+	"$cenote" daemon stop -f >/dev/null 2>&1
+	if [ -n "${KEEP:-}" ]; then echo "judge: kept $work"; else rm -rf "$work"; fi
+}
+trap cleanup EXIT
+zpool() { "$cenote" zpool "$@"; }
+zfs() { "$cenote" zfs "$@"; }
+
+# One line for each entry of a file system, sorted; the same in both worlds. Directories have
+# neither size nor time: OpenZFS's datasets below change them. The replay of an intent log
+# gives files its own times (chapter 06 §19.3), so those of replayed pools are left out, too.
+cat >"$share/manifest.sh" <<'M'
+times=%T@
+[ "${2:-}" != notimes ] || times=-
+cd "$1" || exit 1
+export LC_ALL=C
+find . -xdev -path ./.zfs -prune -o -path ./judge -prune -o -printf "%P|%y|%m|%U:%G|%n|%s|$times|%l\n" |
+	awk -F'|' -v OFS='|' '$2 == "d" {$5 = $6 = $7 = "-"} {print}' | sort
+find . -xdev -path ./.zfs -prune -o -path ./judge -prune -o -type f -print0 | sort -z | xargs -0 -r sha256sum
+find . -xdev -path ./.zfs -prune -o -path ./judge -prune -o -type f -print0 | sort -z |
+	xargs -0 -r getfattr -hd -m 'user[.]' -e hex
+M
+manifest() { bash "$share/manifest.sh" "$@"; }
+times() { if [ "$1" = killed ]; then echo notimes; fi; }
+
+# A varied tree below $1: sizes around block boundaries, holes, links, modes, attributes.
+make_tree() {
+	local dir=$1 size
+	mkdir -p "$dir/sizes" "$dir/many" "$dir/names"
+	for size in 0 1 511 512 513 4095 4096 4097 5000 100000 131071 131072 131073 1500000; do
+		head -c $size /dev/urandom >"$dir/sizes/$size"
+	done
+	yes "compressible text" | head -c 700000 >"$dir/sizes/text"
+	truncate -s 5M "$dir/sparse"
+	dd if=/dev/urandom of="$dir/sparse" bs=4k seek=700 count=3 conv=notrunc status=none
+	for n in $(seq 600); do echo "$n" >"$dir/many/$n"; done
+	rm "$dir"/many/[2-4]*
+	ln "$dir/sizes/5000" "$dir/hard"
+	ln -s sizes/5000 "$dir/soft"
+	ln -s "$(printf 'x%.0s' {1..900})" "$dir/long"
+	mkfifo "$dir/fifo"
+	chmod 4751 "$dir/sizes/1"
+	chown 1000:100 "$dir/sizes/512"
+	touch "$dir/names/"$'tab\tname' "$dir/names/é" "$dir/names/$(printf 'n%.0s' {1..255})"
+	setfattr -n user.small -v value "$dir/sizes/4096"
+	setfattr -n user.large -v "$(head -c 3000 /dev/urandom | base64 -w0)" "$dir/sizes/4097"
+	cp -a crates/base "$dir/source"
+}
+
+daemon_pid() { "$cenote" daemon status 2>/dev/null | grep -oE 'pid:? *[0-9]+' | grep -oE '[0-9]+' | head -n 1; }
+
+# Overwrites 8 KiB records at random, $2 times, in the file $1.
+overwrite() {
+	local blocks n
+	blocks=$(($(stat -c %s "$1") / 8192))
+	for ((n = 0; n < $2; n++)); do
+		dd if=/dev/urandom of="$1" bs=8k seek=$((RANDOM % blocks)) count=1 conv=notrunc status=none || return 1
+	done
+}
+
+# Makes the pool of a case in $share/NAME and leaves it in its state.
+make_case() {
+	local name=$1 state=$2 disks=$3 mib=$4 props=$5 spec=$6 dir=$share/$1 mnt=$work/mnt n
+	mkdir -p "$dir/manifests"
+	for ((n = 1; n <= disks; n++)); do truncate -s "${mib}M" "$dir/disk$n"; done
+	# shellcheck disable=SC2086
+	zpool create -f -o $props -R "$mnt" -O atime=off "$name" ${spec//@/$dir/disk} || return 1
+	zfs create -o recordsize=8K "$name/small" && make_tree "$mnt/$name" && make_tree "$mnt/$name/small" || return 1
+	zfs snapshot -r "$name@first" || return 1
+	rm -r "$mnt/$name/many" && head -c 200000 /dev/urandom >"$mnt/$name/later"
+	case $state in
+	killed)
+		zpool sync "$name"
+		for n in 1 4097 5000 20000 200000; do
+			head -c $n /dev/urandom >"$mnt/$name/small/unsynced.$n" && sync "$mnt/$name/small/unsynced.$n" || return 1
+		done
+		mv "$mnt/$name/small/unsynced.1" "$mnt/$name/small/moved" && sync "$mnt/$name/small" ;;
+	full)
+		n=$(zfs get -Hpo value available "$name/small")
+		head -c $((n / 10 * 9 / 8192 * 8192)) /dev/urandom >"$mnt/$name/small/bulk" || return 1
+		overwrite "$mnt/$name/small/bulk" 3000 || return 1 ;;
+	datasets)
+		for n in lz4 zstd gzip-1 zle lzjb off; do zfs create -o compression=$n "$name/c_$n" || return 1; done
+		for n in sha256 sha512 skein edonr blake3 fletcher2; do zfs create -o checksum=$n "$name/k_$n" || return 1; done
+		for n in 512 4K 1M 16M; do zfs create -o recordsize=$n "$name/r_$n" || return 1; done
+		zfs create -o dnodesize=auto -o xattr=sa -o acltype=posix "$name/attrs" || return 1
+		zfs create -o copies=3 "$name/copies" && zfs create -o quota=20M -o reservation=5M "$name/limits" || return 1
+		zfs create -o casesensitivity=insensitive -o normalization=formD "$name/cases" || return 1
+		for n in "$mnt/$name"/[ckra]*_* "$mnt/$name/attrs" "$mnt/$name/copies"; do make_tree "$n"; done
+		zfs destroy -r "$name/c_zle" ;;
+	healed)
+		head -c 20000000 /dev/urandom >"$mnt/$name/small/bulk"
+		zpool export "$name" || return 1
+		dd if=/dev/urandom of="$dir/disk2" bs=1M seek=5 count=$((mib - 10)) conv=notrunc status=none
+		zpool import -R "$mnt" -d "$dir" "$name" || return 1
+		for n in 1 2; do find "$mnt/$name" -type f -exec cat {} + >/dev/null || return 1; "$cenote" tune zfs_arc_max=64M >/dev/null; done
+		zpool clear "$name" ;;
+	rewound)
+		zpool sync "$name"
+		local txg
+		txg=$("$cenote" uberblocks -d "$dir" -H "$name" 2>/dev/null | awk 'NR == 1 {print $1}')
+		zpool export "$name" || return 1
+		[ -n "$txg" ] || txg=$("$cenote" uberblocks -d "$dir" -H "$name" | awk 'NR == 3 {print $1}')
+		zpool import -R "$mnt" -d "$dir" -T "$txg" "$name" || return 1
+		echo after >"$mnt/$name/after" ;;
+	rebuilt)
+		zpool export "$name" || return 1
+		zpool import -R "$mnt" -d "$dir" --rebuild-space "$name" || return 1
+		echo after >"$mnt/$name/after" ;;
+	renamed)
+		zpool export "$name" && zpool import -t -R "$mnt" -d "$dir" "$name" temporary || return 1
+		echo after >"$mnt/temporary/after" 2>/dev/null || echo after >"$mnt/$name/after"
+		zpool export temporary && zpool import -R "$mnt" -d "$dir" "$name" || return 1 ;;
+	esac
+	times "$state" >"$dir/times"
+	zfs list -H -o name,mounted -t filesystem -r "$name" | awk '$2 == "yes" {print $1}' >"$dir/datasets"
+	while read -r n; do manifest "$mnt/$n" $(times "$state") >"$dir/manifests/${n//\//+}"; done <"$dir/datasets"
+	if [ "$state" = killed ]; then
+		kill -9 "$(daemon_pid)" && sleep 1
+		rm -f "$CENOTE_RUNTIME_DIR/pools.json"
+		zpool list >/dev/null 2>&1
+	else
+		zpool export "$name" || return 1
+	fi
+}
+
+cat >"$share/job.sh" <<'J'
+modprobe zfs || exit 1
+echo "OpenZFS $(cat /sys/module/zfs/version)"
+for dir in /host/*/; do
+	name=$(basename "$dir")
+	[ -s "$dir/datasets" ] || continue
+	say() { echo "$1|$2" >>"$dir/verdicts"; }
+	rm -f "$dir/verdicts"
+	if ! zpool import -f -d "$dir" -R /mnt "$name" >"$dir/import.txt" 2>&1; then say import no; continue; fi
+	say import yes
+	zpool scrub -w "$name"; zpool status -v "$name" >"$dir/status.txt"
+	grep -q 'with 0 errors' "$dir/status.txt" && grep -q 'errors: No known' "$dir/status.txt" && say scrub clean || say scrub errors
+	bad=0
+	while read -r ds; do
+		bash /host/manifest.sh "/mnt/$ds" $(cat "$dir/times") >/tmp/m
+		cmp -s /tmp/m "$dir/manifests/${ds//\//+}" || { bad=$((bad + 1)); diff /tmp/m "$dir/manifests/${ds//\//+}" >"$dir/diff.${ds//\//+}"; }
+	done <"$dir/datasets"
+	say files "$([ $bad = 0 ] && echo equal || echo "$bad differ")"
+	zfs get -Hp all -r "$name" >"$dir/get.txt" 2>&1 && zfs list -Hp -o all -t all -r "$name" >"$dir/list.txt" 2>&1 && say properties read || say properties no
+	( set -e
+	  zfs create "$name/judge"
+	  cp -a /usr/share/perl/5*/unicore/lib "/mnt/$name/judge/tree" 2>/dev/null || cp -a /etc "/mnt/$name/judge/tree"
+	  zfs snapshot -r "$name@judge"; rm -rf "/mnt/$name/judge/tree"/[A-M]*
+	  zfs destroy -r "$name@first"; zpool sync "$name"
+	) >"$dir/write.txt" 2>&1 && say writes done || say writes "failed: $(tail -n 1 "$dir/write.txt")"
+	bash /host/manifest.sh "/mnt/$name/judge" notimes >"$dir/manifests/$name+judge" 2>/dev/null
+	dmesg | grep -E 'PANIC|VERIFY|ASSERT|BUG:|Oops' >"$dir/dmesg.txt" && say dmesg "$(head -n 1 "$dir/dmesg.txt")"
+	case $name in
+	# These end in a power cut, with an intent log to be replayed.
+	single12|rz1w5|classes)
+		for n in 1 5000 200000; do
+			head -c $n /dev/urandom >"/mnt/$name/judge/cut.$n"; sync "/mnt/$name/judge/cut.$n"
+		done
+		bash /host/manifest.sh "/mnt/$name/judge" notimes >"$dir/manifests/$name+judge"; say ends "power cut" ;;
+	*) zpool export "$name" && say ends export || say ends "no export" ;;
+	esac
+done
+sync
+J
+
+back() {
+	local name=$1 dir=$share/$1 mnt=$work/mnt n bad=0
+	if ! zpool import -f -R "$mnt" -d "$dir" "$name" >"$dir/back.txt" 2>&1; then echo "back|not imported: $(tail -n 1 "$dir/back.txt")"; return; fi
+	while read -r n; do
+		# Cenote's replay of OpenZFS's log gives times, too.
+		manifest "$mnt/$n" "$([ "$n" = "$name/judge" ] && echo notimes || cat "$dir/times")" >"$work/m"
+		diff "$work/m" "$dir/manifests/${n//\//+}" >"$dir/back.${n//\//+}" || bad=$((bad + 1))
+	done < <(cat "$dir/datasets"; echo "$name/judge")
+	echo "back|$([ $bad = 0 ] && echo equal || echo "$bad differ")"
+	echo more >"$mnt/$name/more"
+	zfs snapshot "$name@back" && zfs destroy -r "$name@judge" || echo "again|failed"
+	zpool export "$name" || echo "again|no export"
+	if command -v zdb >/dev/null; then
+		command zdb -e -p "$dir" -bcc "$name" >"$dir/zdb.txt" 2>&1 && grep -q 'No leaks' "$dir/zdb.txt" && echo "zdb|clean" || echo "zdb|see zdb.txt"
+	fi
+}
+
+chosen=()
+while IFS='|' read -r name state disks mib props spec; do
+	read -r name <<<"$name"
+	[ $# = 0 ] || [[ " $* " == *" $name "* ]] || continue
+	read -r state <<<"$state"; read -r disks <<<"$disks"; read -r mib <<<"$mib"; read -r props <<<"$props"
+	echo "making $name ($state)"
+	if make_case "$name" "$state" "$disks" "$mib" "$props" "$spec"; then
+		chosen+=("$name")
+	else
+		echo "FAILED to make $name"; failed=1
+		zpool export -f "$name" 2>/dev/null; rm -rf "${share:?}/$name"
+	fi
+done < <(cases)
+[ ${#chosen[@]} -gt 0 ] || exit 1
+echo "OpenZFS looks at them"
+VM_TIMEOUT=${VM_TIMEOUT:-3000} "$machine/vm" "$share" || echo "the machine ended with an error"
+head -n 1 "$share/job.log"
+grep -q '^job exit 0' "$share/job.log" || { failed=1; tail -n 5 "$share/job.log"; }
+
+columns="import scrub files properties writes ends back zdb"
+printf '\n%-12s' pool
+for column in $columns; do printf ' %-11s' "$column"; done
+echo
+good="yes clean equal read done export"
+for name in "${chosen[@]}"; do
+	back "$name" >>"$share/$name/verdicts"
+	printf '%-12s' "$name"
+	for column in $columns; do
+		verdict=$(grep "^$column|" "$share/$name/verdicts" | tail -n 1 | cut -d '|' -f 2)
+		printf ' %-11.30s' "${verdict:--}"
+		[[ " $good " == *" ${verdict:-none} "* || "$verdict" = "power cut" ]] || failed=1
+	done
+	echo
+	if grep -E '^(dmesg|again)\|' "$share/$name/verdicts"; then failed=1; fi
+done
+if [ -n "${failed:-}" ]; then
+	KEEP=1
+	echo "judge: not all is well; evidence is kept"
+	exit 1
+fi
+echo "OpenZFS and Cenote accept each other's pools: ${#chosen[@]} of ${#chosen[@]}"
