@@ -54,6 +54,12 @@ fn golden_pools_are_clean_and_counted_as_zdb_counts_them() {
         let scratch = Scratch::new(&golden.name);
         golden.unpack(scratch.path());
         let report = open(scratch.path()).spa().audit(ALL, &()).unwrap();
+        if golden.name == "errlog" {
+            // Files of it are damaged, as its error log says; nothing else is.
+            let unreadable = |p: &_| matches!(p, Problem::Unreadable { .. });
+            assert!(!report.is_clean() && report.problems.iter().all(unreadable));
+            continue;
+        }
         assert!(report.is_clean(), "{}: {:?}", golden.name, report.problems);
         assert_eq!((report.leaked, report.bad_claims), (0, 0), "{}", golden.name);
         println!("AUDITED {}: clean", golden.name);
