@@ -21,7 +21,8 @@ fn writing() -> ImportOptions {
 }
 
 fn zdb(dir: &Path, pool: &str) {
-    if ZDB_ABORTS.contains(&pool) {
+    // Files of `errlog` are damaged, so zdb's exit status is an error.
+    if ZDB_ABORTS.contains(&pool) || pool == "errlog" {
         return;
     }
     let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-bcc", pool]).output();

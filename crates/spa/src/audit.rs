@@ -52,7 +52,7 @@ use bits::{Claim, MapErrors, SpaceBits};
 use refs::{Mismatch, References};
 use stats::{BlockStats, ROW_DEFERRED, row_of};
 pub(crate) use walk::Owners;
-use walk::{Found, WALK_IO, Walker};
+use walk::{Copies, Found, WALK_IO, Walker};
 pub use walk::{Owner, PROBLEMS_MAX, zdb_errno};
 
 /// Bookmark level of intent log blocks (chapter 06 §16).
@@ -385,7 +385,8 @@ impl Spa {
                 let level = if chain { LOG_LEVEL } else { 0 };
                 let at = Bookmark { objset: job.object, object: 0, level, blkid: 0 };
                 // Log blocks carry their checksum inside; the walk verifies it.
-                walker.account(bp, at, row_of(bp.head().object_type), !chain);
+                let copies = if chain { Copies::Unverified } else { Copies::Any };
+                walker.account(bp, at, row_of(bp.head().object_type), copies);
                 Ok(())
             },
             met: HashSet::new(),
@@ -402,7 +403,7 @@ impl Spa {
             bpobj::for_each(mos, object, &mut |entry| {
                 let at = Bookmark { objset: 0, object, level: 0, blkid: index };
                 index += 1;
-                walker.account(&entry.bp, at, ROW_DEFERRED, false);
+                walker.account(&entry.bp, at, ROW_DEFERRED, Copies::Unverified);
                 Ok(())
             })?;
         }
@@ -427,7 +428,7 @@ impl Spa {
             let Some(object) = sublist.value.as_u64() else { continue };
             for bp in live_blocks(self, object)? {
                 let at = Bookmark { objset: 0, object, level: 0, blkid: 0 };
-                walker.account(&bp, at, row_of(bp.head().object_type), false);
+                walker.account(&bp, at, row_of(bp.head().object_type), Copies::Unverified);
             }
         }
         Ok(())

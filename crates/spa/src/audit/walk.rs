@@ -85,6 +85,18 @@ impl Owners {
     }
 }
 
+/// What is asked of a block's copies and parity columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copies {
+    /// Nothing: its space is counted alone.
+    Unverified,
+    /// One of them can be read. A power cut may tear what an unfinished `fsync` wrote: a log
+    /// that is claimed afterwards refers to data whose columns are not all there.
+    Any,
+    /// All of them are right.
+    All,
+}
+
 /// What the walkers found.
 pub(super) struct Found {
     shards: Vec<Mutex<BlockStats>>,
@@ -147,11 +159,11 @@ pub fn zdb_errno(error: &Error) -> i32 {
 impl<W: Watch> Walker<'_, W> {
     /// One pointer, in the row of its own type.
     fn see(&self, bp: &BlkPtr, at: Bookmark) {
-        self.account(bp, at, row_of(bp.head().object_type), true);
+        self.account(bp, at, row_of(bp.head().object_type), Copies::All);
     }
 
-    /// Counts a pointer in `row`, claims its space, and verifies it if asked for.
-    pub(super) fn account(&self, bp: &BlkPtr, at: Bookmark, row: usize, verify: bool) {
+    /// Counts a pointer in `row`, claims its space, and verifies `copies` of it if asked for.
+    pub(super) fn account(&self, bp: &BlkPtr, at: Bookmark, row: usize, copies: Copies) {
         let sight = match bp {
             BlkPtr::Hole(_) => return,
             BlkPtr::Block(block) => self.refs.see(block),
@@ -189,12 +201,12 @@ impl<W: Watch> Walker<'_, W> {
         if block.is_gang() && self.claims() {
             self.claim_members(block, at, 0);
         }
-        if verify {
-            self.check(block, bp, at);
+        if copies != Copies::Unverified {
+            self.check(block, bp, at, copies);
         }
     }
 
-    fn check(&self, block: &Block, bp: &BlkPtr, at: Bookmark) {
+    fn check(&self, block: &Block, bp: &BlkPtr, at: Bookmark, copies: Copies) {
         let meta = block.head.level > 0 || block.head.object_type.is_metadata();
         let wanted = match self.verify {
             Verify::Nothing => false,
@@ -205,11 +217,13 @@ impl<W: Watch> Walker<'_, W> {
             return;
         }
         let checked = self.zio.check_copies(block);
-        self.found.damaged.fetch_add(checked.damaged, Relaxed);
+        let damaged = checked.damaged.saturating_add(checked.faults.len() as u64);
         let bytes = block.dvas().map(|d| d.asize.0).sum();
         self.watch.verified(self.found.verified.fetch_add(bytes, Relaxed) + bytes);
         if checked.readable > 0 {
-            self.found.damaged.fetch_add(checked.faults.len() as u64, Relaxed);
+            if copies == Copies::All {
+                self.found.damaged.fetch_add(damaged, Relaxed);
+            }
             return;
         }
         let fault = checked.faults.into_iter().next();
