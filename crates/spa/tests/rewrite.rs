@@ -76,13 +76,20 @@ fn spec_of(tree: &Tree, node: &vdev::Node) -> Spec {
         .with_space(node.ashift(), node.asize())
 }
 
-#[derive(Default)]
-struct Collect(Mutex<HashMap<(VdevId, u64), (u64, Txg)>>);
+/// Gathers blocks of which no copy is damaged.
+struct Collect<'a> {
+    zio: &'a zio::Zio,
+    found: Mutex<HashMap<(VdevId, u64), (u64, Txg)>>,
+}
 
-impl Visitor for Collect {
+impl Visitor for Collect<'_> {
     fn visit(&self, bp: &BlkPtr, _at: Bookmark) -> Result<Flow> {
         if let BlkPtr::Block(block) = bp {
-            let mut found = self.0.lock();
+            let checked = self.zio.check_copies(block);
+            if checked.damaged > 0 || !checked.faults.is_empty() {
+                return Ok(Flow::Descend);
+            }
+            let mut found = self.found.lock();
             if found.len() > BLOCKS_OF_A_POOL {
                 return Ok(Flow::Skip);
             }
@@ -98,7 +105,7 @@ impl Visitor for Collect {
 /// Places, sizes and births of a pool's blocks.
 fn blocks(pool: &Pool) -> HashMap<(VdevId, u64), (u64, Txg)> {
     let (zio, mos) = (pool.spa().zio(), pool.spa().mos());
-    let collect = Collect::default();
+    let collect = Collect { zio, found: Mutex::default() };
     let how = WalkOptions::default();
     traverse(zio, 0, &mos.objset().root_bp(), &collect, how).unwrap();
     let mut at = ObjectId(0);
@@ -110,7 +117,7 @@ fn blocks(pool: &Pool) -> HashMap<(VdevId, u64), (u64, Txg)> {
             traverse(zio, id.0, &dataset.bp, &collect, how).unwrap();
         }
     }
-    collect.0.into_inner()
+    collect.found.into_inner()
 }
 
 #[test]
@@ -131,7 +138,8 @@ fn blocks_of_openzfs_are_written_as_openzfs_wrote_them() {
             let golden = found.ok_or_else(|| base::Error::not_found("it is gone"))?;
             let caps = MemDevice::new("caps", 512).caps().clone();
             let equal = Arc::clone(&equal[&leaf.guid]);
-            let is_outdated = source.find(leaf.guid).is_some_and(|n| *n.dtl() != vdev::TxgRanges::default());
+            let is_outdated =
+                source.find(leaf.guid).is_some_and(|n| *n.dtl() != vdev::TxgRanges::default());
             let differ = Arc::clone(&differ);
             Ok(Arc::new(Comparer { golden, caps, is_outdated, equal, differ }))
         })
