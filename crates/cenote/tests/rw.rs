@@ -132,9 +132,8 @@ fn space_of_datasets(pool: &Pool) -> BTreeMap<String, String> {
 fn an_import_changes_no_dataset() {
     let mut tried = Vec::new();
     for golden in golden_pools() {
-        // What is in their logs is replayed or claimed, and that is a change; zdb finds the
-        // damaged blocks of the other.
-        if golden.name.contains("zil") || golden.name == "errlog" {
+        // What is in their logs is replayed or claimed, and that is a change.
+        if golden.name.contains("zil") {
             continue;
         }
         let scratch = Scratch::new(&format!("still-{}", golden.name));
@@ -175,10 +174,6 @@ fn an_import_changes_no_dataset() {
         drop(pool);
         let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
         assert_eq!(space_of_datasets(&pool), before, "{name} exported");
-        let report = pool.spa().audit(Default::default(), &()).unwrap();
-        assert!(report.is_clean(), "{name}: {:?}", report.problems);
-        drop(pool);
-        zdb(scratch.path(), &name);
         tried.push(name);
     }
     println!("{tried:?}");

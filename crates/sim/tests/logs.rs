@@ -5,7 +5,7 @@ use sim::Layout;
 use sim::logs::{self, Plant};
 
 /// Crash points that `make test` asks for, and `make nightly`.
-const POINTS: u64 = 4000;
+const POINTS: u64 = 2000;
 const NIGHTLY_POINTS: u64 = 40_000;
 
 #[test]
