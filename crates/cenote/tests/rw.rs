@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use base::rt::Mutex;
 use cenote::inspect::dmu::{ObjectSpec, ObjsetProps};
 use cenote::inspect::ondisk::ObjType;
 use cenote::{Dataset, DatasetKind, ErrorKind, ImportOptions, Pool, PoolState};
@@ -64,43 +65,61 @@ fn change(pool: &Pool) -> bool {
     true
 }
 
+/// A pool is changed and judged; what was done, and whether it could be written.
+fn written(golden: &testkit::Golden) -> (String, bool) {
+    let scratch = Scratch::new(&format!("rw-{}", golden.name));
+    golden.unpack(scratch.path());
+    let engine = engine();
+    let pool = match import_from(&engine, scratch.path(), &writing()) {
+        Ok(pool) => pool,
+        Err(e) => panic!("{}: {e}", golden.name),
+    };
+    let name = pool.name().to_owned();
+    if let Some(why) = pool.read_only_because() {
+        return (format!("{name}: {why}"), false);
+    }
+    let changed = change(&pool);
+    pool.export().unwrap_or_else(|e| panic!("{name}: {e}"));
+    drop(pool);
+    let found = discover(&engine, scratch.path());
+    assert_eq!(found[0].state, PoolState::Exported, "{name}");
+    let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
+    // What its log holds is replayed some other day.
+    let manifests = if name == "dirtyzil" { Vec::new() } else { golden.manifests() };
+    for (dataset, manifest) in manifests {
+        let Ok(fs) = pool.dataset(&dataset).unwrap().open_fs() else { continue };
+        let differences = testkit::verify(&fs, &manifest, true);
+        assert!(differences.is_empty(), "{dataset}: {differences:#?}");
+    }
+    let report = pool.spa().audit(Default::default(), &()).unwrap();
+    assert!(report.is_clean(), "{name}: {:?}", report.problems);
+    drop(pool);
+    let start = std::time::Instant::now();
+    zdb(scratch.path(), &name);
+    (format!("{name} (changed: {changed}, zdb: {:.1} s)", start.elapsed().as_secs_f64()), true)
+}
+
 #[test]
 fn golden_pools_are_written() {
-    let (mut written, mut refused) = (Vec::new(), Vec::new());
-    for golden in golden_pools() {
-        let scratch = Scratch::new(&format!("rw-{}", golden.name));
-        golden.unpack(scratch.path());
-        let engine = engine();
-        let pool = match import_from(&engine, scratch.path(), &writing()) {
-            Ok(pool) => pool,
-            Err(e) => panic!("{}: {e}", golden.name),
-        };
-        let name = pool.name().to_owned();
-        if let Some(why) = pool.read_only_because() {
-            refused.push(format!("{name}: {why}"));
-            continue;
+    let pools = golden_pools();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let (was_written, refused) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    // Each zdb takes six seconds, whatever the pool, most of them idle.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let Some(golden) =
+                    pools.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+                {
+                    let (what, ok) = written(golden);
+                    if ok { &was_written } else { &refused }.lock().push(what);
+                }
+            });
         }
-        let changed = change(&pool);
-        pool.export().unwrap_or_else(|e| panic!("{name}: {e}"));
-        drop(pool);
-        let found = discover(&engine, scratch.path());
-        assert_eq!(found[0].state, PoolState::Exported, "{name}");
-        let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
-        // What its log holds is replayed some other day.
-        let manifests = if name == "dirtyzil" { Vec::new() } else { golden.manifests() };
-        for (dataset, manifest) in manifests {
-            let Ok(fs) = pool.dataset(&dataset).unwrap().open_fs() else { continue };
-            let differences = testkit::verify(&fs, &manifest, true);
-            assert!(differences.is_empty(), "{dataset}: {differences:#?}");
-        }
-        let report = pool.spa().audit(Default::default(), &()).unwrap();
-        assert!(report.is_clean(), "{name}: {:?}", report.problems);
-        drop(pool);
-        zdb(scratch.path(), &name);
-        written.push(format!("{name} (changed: {changed})"));
-    }
-    println!("written: {written:#?}\nread only: {refused:#?}");
-    assert!(written.len() > 5, "{written:?}");
+    });
+    let (was_written, refused) = (was_written.into_inner(), refused.into_inner());
+    println!("written: {was_written:#?}\nread only: {refused:#?}");
+    assert!(was_written.len() > 5, "{was_written:?}");
 }
 
 /// `written` and the space of every dataset, and what each snapshot alone holds.
