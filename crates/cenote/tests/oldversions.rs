@@ -141,15 +141,13 @@ fn make(dir: &Path, name: &str, version: u64) {
 
 #[test]
 fn old_versions_are_made_and_changed() {
-    let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
-    let versions: &[u64] = if nightly { &[15, 20, 23, 25, 26, 28] } else { &[15, 23, 28] };
-    for &version in versions {
+    testkit::side_by_side(&[15, 20, 23, 25, 26, 28], |&version| {
         let scratch = Scratch::new(&format!("version-{version}"));
         make(scratch.path(), "old", version);
         zdb(scratch.path(), "old", ALL);
         round(scratch.path(), "one", &format!("version {version}"), ALL);
         round(scratch.path(), "two", &format!("version {version} again"), ALL);
-    }
+    });
 }
 
 /// zfs-fuse, if it is at hand.

@@ -12,7 +12,7 @@ use base::rt::Mutex;
 use cenote::inspect::dmu::{ObjectSpec, ObjsetProps};
 use cenote::inspect::ondisk::ObjType;
 use cenote::{Dataset, DatasetKind, ErrorKind, ImportOptions, Pool, PoolState};
-use testkit::{Scratch, discover, engine, golden_pools, import_from, readonly};
+use testkit::{Scratch, discover, engine, golden_pools, import_from, readonly, side_by_side};
 
 /// zdb 2.3.2 aborts on these (`block_cloning_endian`).
 const ZDB_ABORTS: [&str; 2] = ["clonedblk", "expanded"];
@@ -22,8 +22,7 @@ fn writing() -> ImportOptions {
 }
 
 fn zdb(dir: &Path, pool: &str) {
-    // Files of `errlog` are damaged, so zdb's exit status is an error.
-    if ZDB_ABORTS.contains(&pool) || pool == "errlog" {
+    if ZDB_ABORTS.contains(&pool) {
         return;
     }
     let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-bcc", pool]).output();
@@ -33,7 +32,9 @@ fn zdb(dir: &Path, pool: &str) {
     };
     let text =
         String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && text.contains("No leaks"), "{pool}: {text}");
+    // Files of `errlog` are damaged: zdb names their blocks, and its exit status is an error.
+    let whole = out.status.success() || pool == "errlog";
+    assert!(whole && text.contains("No leaks"), "{pool}: {text}");
 }
 
 /// Adds objects to a writable file system and frees one again.
@@ -94,28 +95,16 @@ fn written(golden: &testkit::Golden) -> (String, bool) {
     let report = pool.spa().audit(Default::default(), &()).unwrap();
     assert!(report.is_clean(), "{name}: {:?}", report.problems);
     drop(pool);
-    let start = std::time::Instant::now();
     zdb(scratch.path(), &name);
-    (format!("{name} (changed: {changed}, zdb: {:.1} s)", start.elapsed().as_secs_f64()), true)
+    (format!("{name} (changed: {changed})"), true)
 }
 
 #[test]
 fn golden_pools_are_written() {
-    let pools = golden_pools();
-    let next = std::sync::atomic::AtomicUsize::new(0);
     let (was_written, refused) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-    // Each zdb takes six seconds, whatever the pool, most of them idle.
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                while let Some(golden) =
-                    pools.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
-                {
-                    let (what, ok) = written(golden);
-                    if ok { &was_written } else { &refused }.lock().push(what);
-                }
-            });
-        }
+    side_by_side(&golden_pools(), |golden| {
+        let (what, ok) = written(golden);
+        if ok { &was_written } else { &refused }.lock().push(what);
     });
     let (was_written, refused) = (was_written.into_inner(), refused.into_inner());
     println!("written: {was_written:#?}\nread only: {refused:#?}");
@@ -149,11 +138,11 @@ fn space_of_datasets(pool: &Pool) -> BTreeMap<String, String> {
 /// log, and the newest snapshot's `used` with it.
 #[test]
 fn an_import_changes_no_dataset() {
-    let mut tried = Vec::new();
-    for golden in golden_pools() {
+    let tried = Mutex::new(Vec::new());
+    side_by_side(&golden_pools(), |golden| {
         // What is in their logs is replayed or claimed, and that is a change.
         if golden.name.contains("zil") {
-            continue;
+            return;
         }
         let scratch = Scratch::new(&format!("still-{}", golden.name));
         golden.unpack(scratch.path());
@@ -164,7 +153,7 @@ fn an_import_changes_no_dataset() {
         let pool = import_from(&engine, scratch.path(), &writing()).unwrap();
         let name = pool.name().to_owned();
         if pool.read_only_because().is_some() {
-            continue;
+            return;
         }
         let writer = pool.writer().unwrap();
         for _ in 0..3 {
@@ -193,8 +182,13 @@ fn an_import_changes_no_dataset() {
         drop(pool);
         let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
         assert_eq!(space_of_datasets(&pool), before, "{name} exported");
-        tried.push(name);
-    }
+        let report = pool.spa().audit(Default::default(), &()).unwrap();
+        assert!(report.is_clean(), "{name}: {:?}", report.problems);
+        drop(pool);
+        zdb(scratch.path(), &name);
+        tried.lock().push(name);
+    });
+    let tried = tried.into_inner();
     println!("{tried:?}");
     assert!(tried.len() > 5, "{tried:?}");
 }

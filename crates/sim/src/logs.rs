@@ -34,7 +34,7 @@ use ondisk::zil::{LogPtr, Record};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
-use zio::BlockCache;
+use zio::{BlockCache, Zio};
 use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps, SetHow, XattrForm};
 use zpl::{FileSystem, Time};
 
@@ -550,15 +550,18 @@ fn mount(
     Ok(there)
 }
 
-/// Up to where a log can be read.
-#[derive(Default)]
-struct End {
+/// Up to where a log can be read: its chain, and its records with the data they refer to.
+/// The two differ where a power cut spared a log block and tore that data.
+struct End<'a> {
+    zio: &'a Zio,
+    last_synced: Txg,
     id: [u64; 2],
     block: u64,
     record: u64,
+    torn: bool,
 }
 
-impl LogVisitor for End {
+impl LogVisitor for End<'_> {
     fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
         let [a, b, _, seq] = ptr.verifier;
         (self.id, self.block) = ([a, b], seq);
@@ -566,14 +569,22 @@ impl LogVisitor for End {
     }
 
     fn record(&mut self, record: &Record<'_>, _: bool) -> Result<()> {
-        self.record = record.header.seq;
+        for bp in record.pointers()? {
+            let bp = bp?;
+            self.torn |= bp.birth() > self.last_synced && self.zio.read(&bp, Io::SCAN).is_err();
+        }
+        if !self.torn {
+            self.record = record.header.seq;
+        }
         Ok(())
     }
 }
 
 /// The log of the file system in an open pool, as far as it can be read.
-fn end_of_log(spa: &Spa) -> Result<End> {
-    let mut end = End::default();
+fn end_of_log(spa: &Spa) -> Result<End<'_>> {
+    let last_synced = spa.uberblock().txg;
+    let (zio, id) = (spa.zio(), [0; 2]);
+    let mut end = End { zio, last_synced, id, block: 0, record: 0, torn: false };
     spa.root_dir()?.walk(&mut |dir| {
         if dir.name() == dataset()
             && let Some(os) = dir.head()?.map(|head| head.open_objset()).transpose()?.flatten()

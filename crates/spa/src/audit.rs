@@ -31,7 +31,7 @@ pub mod refs;
 pub mod stats;
 mod walk;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -378,19 +378,15 @@ impl Spa {
         // An unreadable object set was reported by the walk.
         let opened = Objset::open(Arc::clone(self.zio()), job.object, job.bp, Io::WAIT);
         let Ok(header) = opened.and_then(|os| log::log_header(&os.phys())) else { return Ok(()) };
-        let mut kept = log::Kept {
-            header: &header,
-            last_synced: self.uberblock().txg,
-            f: |bp: &BlkPtr, chain: bool| {
-                let level = if chain { LOG_LEVEL } else { 0 };
-                let at = Bookmark { objset: job.object, object: 0, level, blkid: 0 };
-                // Log blocks carry their checksum inside; the walk verifies it.
-                let copies = if chain { Copies::Unverified } else { Copies::Any };
-                walker.account(bp, at, row_of(bp.head().object_type), copies);
-                Ok(())
-            },
-            met: HashSet::new(),
+        let f = |bp: &BlkPtr, chain: bool| {
+            let level = if chain { LOG_LEVEL } else { 0 };
+            let at = Bookmark { objset: job.object, object: 0, level, blkid: 0 };
+            // Log blocks carry their checksum inside; the walk verifies it.
+            let copies = if chain { Copies::Unverified } else { Copies::Any };
+            walker.account(bp, at, row_of(bp.head().object_type), copies);
+            Ok(())
         };
+        let mut kept = log::Kept::new(&header, self.uberblock().txg, f);
         log::walk_log(self.zio(), &header, &mut kept)
     }
 

@@ -67,6 +67,22 @@ pub fn golden_pools() -> Vec<Golden> {
     pools
 }
 
+/// Calls `f` on each item, on eight threads. For tests that wait for zdb: it takes six
+/// seconds a pool, whatever its size, and idles most of them.
+pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..items.len().min(8) {
+            scope.spawn(|| {
+                let take = || next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                while let Some(item) = items.get(take()) {
+                    f(item);
+                }
+            });
+        }
+    });
+}
+
 /// One golden pool; `None` (and a printed line) when it is not at hand.
 pub fn golden(name: &str) -> Option<Golden> {
     let found = golden_pools().into_iter().find(|p| p.name == name);

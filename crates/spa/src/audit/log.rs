@@ -91,18 +91,28 @@ pub fn walk_log(zio: &Zio, header: &ZilHeader, visitor: &mut impl LogVisitor) ->
 
 /// The blocks that a log keeps allocated (chapter 06 §21).
 pub(crate) struct Kept<'a, F> {
-    pub(crate) header: &'a ZilHeader,
+    header: &'a ZilHeader,
     /// Group of the uberblock.
-    pub(crate) last_synced: Txg,
-    pub(crate) f: F,
+    last_synced: Txg,
+    f: F,
     /// Places met: a pointer may stand twice in a chain.
-    pub(crate) met: HashSet<(u32, u64)>,
+    met: HashSet<(u32, u64)>,
+    /// An unclaimed chain leads on to a block of a group that is not on disk.
+    pub(crate) leads_on: bool,
+}
+
+impl<'a, F: FnMut(&BlkPtr, bool) -> Result<()>> Kept<'a, F> {
+    /// `f` is told each block, and whether it is one of the chain.
+    pub(crate) fn new(header: &'a ZilHeader, last_synced: Txg, f: F) -> Kept<'a, F> {
+        Kept { header, last_synced, f, met: HashSet::new(), leads_on: false }
+    }
 }
 
 impl<F: FnMut(&BlkPtr, bool) -> Result<()>> LogVisitor for Kept<'_, F> {
     fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
         let claimed = self.header.claim_txg != Txg::ZERO;
         if !claimed && ptr.bp.birth() > self.last_synced {
+            self.leads_on = true;
             return Ok(false);
         }
         if let BlkPtr::Block(block) = &ptr.bp

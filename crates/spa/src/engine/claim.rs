@@ -153,15 +153,21 @@ pub(super) fn holds_records(os: &Objset) -> Result<bool> {
     Ok(may_hold_records(&header) && walk(os.zio(), &header, Txg::MAX, Txg::ZERO).records > 0)
 }
 
-/// The allocated blocks of a log without records.
-fn blocks_of(zio: &Zio, header: &ZilHeader, last_synced: Txg) -> Result<Vec<BlkPtr>> {
+/// The allocated blocks of a log without records, and whether these are its whole chain.
+///
+/// The chain alone decides. A record whose data a power cut tore ends the walk that looks for
+/// records, though blocks of groups that never synced may follow: their pointers would lead
+/// into free space as soon as newer groups are on disk.
+fn blocks_of(zio: &Zio, header: &ZilHeader, last_synced: Txg) -> Result<(Vec<BlkPtr>, bool)> {
     let mut blocks = Vec::new();
     let f = |bp: &BlkPtr, _| {
         blocks.push(*bp);
         Ok(())
     };
-    walk_log(zio, header, &mut Kept { header, last_synced, f, met: HashSet::new() })?;
-    Ok(blocks)
+    let mut kept = Kept::new(header, last_synced, f);
+    walk_log(zio, header, &mut kept)?;
+    let whole = !kept.leads_on;
+    Ok((blocks, whole))
 }
 
 /// Logs to be claimed, and datasets that must not be written for them.
@@ -203,13 +209,14 @@ pub(crate) fn find(
                 let why = "an intent log of an encrypted dataset must be dropped";
                 return Err(Error::unsupported(why).in_dataset(head.name()));
             }
-            claims.empty.push((head.object(), blocks_of(zio, &header, rewound)?, false));
+            let (blocks, _) = blocks_of(zio, &header, rewound)?;
+            claims.empty.push((head.object(), blocks, false));
             return Ok(());
         }
         let seen = walk(zio, &header, first, first);
         if (!may_hold_records(&header) || seen.records == 0) && !encrypted {
-            let blocks = blocks_of(zio, &header, Txg(first.0 - 1))?;
-            claims.empty.push((head.object(), blocks, seen.unborn.is_empty()));
+            let (blocks, whole) = blocks_of(zio, &header, Txg(first.0 - 1))?;
+            claims.empty.push((head.object(), blocks, whole && seen.unborn.is_empty()));
             return Ok(());
         }
         if header.claim_txg != Txg::ZERO || seen.unborn.is_empty() && seen.records == 0 {
