@@ -606,6 +606,7 @@ impl FatBuilder {
         self.blocks.push(fresh);
         self.phys.freeblk += 1;
         self.phys.num_leafs += 1;
-        Ok(())
+        // A later split that fails must leave a header that knows of this one.
+        self.phys.encode(&mut self.blocks[0])
     }
 }

@@ -318,6 +318,21 @@ fn header_fields_are_checked() {
     }
 }
 
+/// A run of the tests with few hash bits split seven leaves for an entry that did not fit
+/// after all, and left a header in block 0 that knew of one leaf.
+#[test]
+fn a_refused_entry_leaves_a_header_that_knows_every_leaf() {
+    let mut fat = FatBuilder::new(10, 1, 2, 0).unwrap();
+    let value = ZapValue::from_bytes(&[1; 300]).unwrap();
+    let refused = (0u32..).find_map(|i| {
+        let name = i.to_string();
+        fat.add(1 << 36, None, StoredKey::Name(name.as_bytes()), &value).err()
+    });
+    assert_eq!(refused.unwrap().kind(), base::ErrorKind::NoSpace);
+    assert!(fat.phys().num_leafs > 1);
+    assert_eq!(walk(&fat, LE, fat.blocks()).len() as u64, fat.phys().num_entries);
+}
+
 #[test]
 fn cookies() {
     let at = Cursor { hash: 0x8d77_7000_0000_0000, cd: 1 };

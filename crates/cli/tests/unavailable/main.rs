@@ -4,6 +4,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
 
+#[path = "../common/mod.rs"]
 mod common;
 
 use std::fs::File;
