@@ -169,12 +169,13 @@ impl State {
             let text = format!("cannot {verb} '{name}': pool I/O is currently suspended");
             return Err(Error::new(ErrorKind::Io, text));
         }
+        // A command that held it may let it go meanwhile.
+        let was_open = slot.pool().is_some();
         let turn = match force {
             true => self.forced_turn(slot, to),
             false => Some(slot.turn(&format!("{verb} is under way"), to)?),
         };
         let (Some(turn), Some(pool), false) = (turn, slot.pool(), slot.is_gone()) else {
-            let was_open = slot.pool().is_some();
             self.let_go(slot);
             return self.given_up(&name, &ending, was_open, to);
         };

@@ -5,6 +5,9 @@ pub(crate) mod table;
 pub(crate) mod time;
 
 use std::io::Write;
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// How a command ends (chapter 09 §1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,27 @@ impl Exit {
 /// How every command says that something is not there yet.
 pub(crate) fn not_yet(what: &str) -> String {
     format!("{what} is not supported by this version of Cenote")
+}
+
+/// A path that keeps a command so long is said to be silent.
+const SILENT: Duration = Duration::from_secs(2);
+
+/// Looks at a path, which may lie on a device that does not answer; says so every
+/// [`SILENT`] on standard error. The command can be interrupted meanwhile.
+pub(crate) fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
+    let (seen, told) = channel::<()>();
+    let shown = path.display().to_string();
+    let begin = Instant::now();
+    let watch = std::thread::spawn(move || {
+        while told.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
+            err(&format!("{shown} has not answered for {} s", begin.elapsed().as_secs()));
+        }
+    });
+    let found = look();
+    drop(seen);
+    // It holds nothing; a panic of it is no concern of the look's.
+    let _ended = watch.join();
+    found
 }
 
 /// Writes to standard output; a reader that went away ends the process quietly,

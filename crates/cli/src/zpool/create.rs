@@ -218,7 +218,7 @@ fn directory(asked: &Asked) -> Option<std::path::PathBuf> {
 fn check_directory(path: &Path) -> std::result::Result<(), String> {
     let hint = "use '-m' option to provide a different default";
     let shown = path.display();
-    match std::fs::read_dir(path) {
+    match ui::look_at(path, || std::fs::read_dir(path)) {
         Ok(mut entries) => match entries.next() {
             Some(_) => Err(format!("mountpoint '{shown}' exists and is not empty\n{hint}")),
             None => Ok(()),

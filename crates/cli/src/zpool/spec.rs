@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use cenote::create::draid_layout;
 
 use crate::proto::{Class, NewKind, NewVdev};
+use crate::ui;
 
 /// Where short names are looked for.
 const DIRS: [&str; 9] = [
@@ -239,7 +240,7 @@ pub(super) fn resolve(text: &str) -> Result<NewKind, String> {
 /// What is at a path; `None` if nothing is.
 fn kind_of(path: &Path) -> Option<Result<NewKind, String>> {
     use std::os::unix::fs::FileTypeExt;
-    let meta = std::fs::metadata(path).ok()?;
+    let meta = ui::look_at(path, || std::fs::metadata(path)).ok()?;
     let path = PathBuf::from(path);
     Some(if meta.file_type().is_block_device() {
         Ok(NewKind::Disk(path))

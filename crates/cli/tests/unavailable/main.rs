@@ -7,6 +7,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cells;
+
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -212,6 +214,11 @@ impl Outer {
         create(&outer, "below", disk.to_str().unwrap(), 256);
         let (pid, disk) = (outer.pid(), outer.text("mnt-below/sick"));
         Outer { outer, pid, disk }
+    }
+
+    /// Another file of its pool.
+    fn at(&self, name: &str) -> String {
+        self.outer.text(&format!("mnt-below/{name}"))
     }
 
     fn stop(&self) {
