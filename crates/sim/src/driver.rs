@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::rt::{Mutex, plain};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use device::sim::SimDisks;
-use dmu::{ObjectSpec, Objset, ObjsetProps, Tx, zaps};
+use dmu::{Io, ObjectSpec, Objset, ObjsetProps, Tx, zaps};
 use dsl::write::create::NewDataset;
 use dsl::write::{create, destroy, snapshot};
 use ondisk::ObjType;
@@ -219,7 +219,11 @@ impl Driver {
     }
 
     fn write(&self, handle: &Handle, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
-        self.change(handle, u64::from(len) + (64 << 10), false, |os, tx, end| {
+        // A small block takes a sector, too.
+        let object = self.head(handle.ds)?.object(ObjectId(handle.id), Io::WAIT)?;
+        let block = object.block_size();
+        let logical = (u64::from(len) / block + 2) * block.max(4 << 10);
+        self.change(handle, logical + (64 << 10), false, |os, tx, end| {
             let at = at.unwrap_or(*end).min(1 << 40);
             let data = Arc::new(content(seed, len as usize));
             os.write(tx, ObjectId(handle.id), at, &data)?;

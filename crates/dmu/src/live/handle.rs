@@ -191,6 +191,15 @@ pub(crate) struct Slot {
     pub(crate) wasted: Vec<BlkPtr>,
 }
 
+/// What an edit makes of a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holes {
+    /// A block of zeros, edited.
+    Fill,
+    /// It stays one: the edit only zeroes.
+    Keep,
+}
+
 /// Dirty memory that came or went, by group.
 #[derive(Default)]
 pub(crate) struct Delta {
@@ -468,7 +477,7 @@ impl Inner {
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
             let n = block.len().min(newer.head.block_size as usize);
-            newer.also(blkid, &mut delta, &mut |buf| {
+            newer.also(blkid, &mut delta, Holes::Fill, &mut |buf| {
                 buf[..n].copy_from_slice(&block[..n]);
                 Ok(())
             })?;
@@ -480,11 +489,13 @@ impl Inner {
     }
 
     /// Edits a block; `base` is what the disk has of it. `None` if that is needed first.
+    /// `holes` says what becomes of a hole, in this group and in newer ones.
     pub(crate) fn edit(
         &mut self,
         txg: Txg,
         blkid: u64,
         base: Option<&Buf>,
+        holes: Holes,
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<Option<Delta>> {
         let slot = self.slot(txg)?;
@@ -510,18 +521,20 @@ impl Inner {
                         None => return Ok(None),
                     },
                 };
-                let n = old.len().min(size);
-                let mut fresh = BufMut::alloc(size);
-                fresh[..n].copy_from_slice(&old[..n]);
-                fresh[n..].fill(0);
-                edit(&mut fresh)?;
-                let slot = self.slot(txg)?;
-                delta.nodes = slot.new_nodes(blkid);
-                delta.own = slot.put(blkid, fresh);
+                if holes == Holes::Fill || !old.is_empty() {
+                    let n = old.len().min(size);
+                    let mut fresh = BufMut::alloc(size);
+                    fresh[..n].copy_from_slice(&old[..n]);
+                    fresh[n..].fill(0);
+                    edit(&mut fresh)?;
+                    let slot = self.slot(txg)?;
+                    delta.nodes = slot.new_nodes(blkid);
+                    delta.own = slot.put(blkid, fresh);
+                }
             }
         }
         for newer in self.newer(txg) {
-            newer.also(blkid, &mut delta, edit)?;
+            newer.also(blkid, &mut delta, holes, edit)?;
         }
         Ok(Some(delta))
     }
@@ -625,14 +638,17 @@ impl Slot {
         &mut self,
         blkid: u64,
         delta: &mut Delta,
+        holes: Holes,
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        self.head.reach(blkid);
+        if holes == Holes::Fill {
+            self.head.reach(blkid);
+        }
         self.disturb(blkid);
         if let Some(buf) = self.data.get_mut(blkid).and_then(Content::open) {
             return edit(buf);
         }
-        if self.freed.contains(blkid) {
+        if self.freed.contains(blkid) && holes == Holes::Fill {
             let mut fresh = BufMut::zeroed(self.head.block_size as usize);
             edit(&mut fresh)?;
             delta.newer.push((self.txg, self.put(blkid, fresh)));

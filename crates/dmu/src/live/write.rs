@@ -8,7 +8,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::Dnode;
 use zio::Io;
 
-use super::handle::{Delta, Inner};
+use super::handle::{Delta, Holes, Inner};
 use super::{BLOCK_MAX, to_little};
 use crate::objset::Objset;
 use crate::tx::Tx;
@@ -82,8 +82,19 @@ impl Objset {
         blkid: u64,
         edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
+        self.edit_where(tx, id, blkid, Holes::Fill, edit)
+    }
+
+    fn edit_where(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        blkid: u64,
+        holes: Holes,
+        edit: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         let txg = tx.txg();
-        self.with_base(tx, id, blkid, |inner, base| inner.edit(txg, blkid, base, edit))
+        self.with_base(tx, id, blkid, |inner, base| inner.edit(txg, blkid, base, holes, edit))
             .map_err(|e| e.at_block(0, blkid).in_object(id))
     }
 
@@ -179,6 +190,7 @@ impl Objset {
         Ok(newer.map(|s| s.head.max_blkid).fold(own, u64::max))
     }
 
+    /// Zeroes a part of a block, as the transaction's group has it, and as newer ones do.
     fn zero_part(
         self: &Arc<Self>,
         tx: &Tx,
@@ -186,12 +198,7 @@ impl Objset {
         blkid: u64,
         range: Range<usize>,
     ) -> Result<()> {
-        // A hole stays a hole.
-        let object = self.any_object(id, Io::WAIT)?;
-        if object.is_hole(blkid, Io::WAIT)? {
-            return Ok(());
-        }
-        self.edit_block(tx, id, blkid, &mut |block| {
+        self.edit_where(tx, id, blkid, Holes::Keep, &mut |block| {
             let end = range.end.min(block.len());
             block[range.start.min(end)..end].fill(0);
             Ok(())

@@ -125,8 +125,13 @@ impl Model {
         let to_end = end / bs > last;
         let (first, past) = (offset.div_ceil(bs), end / bs);
         let zero = |model: &mut Model, b: u64, from: u64, to: u64| {
-            if model.newest()[&id].blocks.contains_key(&b) {
-                model.put(i, id, b, from as usize, &vec![0; (to - from) as usize]);
+            for (j, obj) in model.all(i, id).enumerate() {
+                // A hole stays a hole, whichever group made it one.
+                let Some(block) = obj.blocks.get_mut(&b) else { continue };
+                block[from as usize..to as usize].fill(0);
+                if j == 0 {
+                    obj.own.insert(b);
+                }
             }
         };
         if !to_end && first > past {

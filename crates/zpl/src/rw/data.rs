@@ -19,7 +19,7 @@ use ondisk::znode::{
 
 use super::journal::Record;
 use super::locks::Held;
-use super::make::DNODE_BLOCK;
+use super::make::{DNODE_BLOCK, blocks_cost};
 use super::node::{Do, Node, Patch};
 use super::queue::FREE_BLOCKS;
 use super::types::{
@@ -241,7 +241,7 @@ impl FileSystem {
         let most = (WRITE_MAX / block).max(1).saturating_mul(block);
         let to = (from / most + 1).saturating_mul(most).min(to);
         let piece = &rest[..(to - from) as usize];
-        let blocks = (to.div_ceil(block) - from / block) * block;
+        let blocks = blocks_cost(to.div_ceil(block) - from / block, block);
         let now = rw.host.now();
         let last = tail.as_ref().map_or(0, |_| block);
         let tx = rw.host.begin(blocks + last + DNODE_BLOCK, false)?;

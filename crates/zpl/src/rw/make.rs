@@ -22,6 +22,14 @@ use crate::create::legacy_znode;
 use crate::fs::FileSystem;
 use crate::master::CaseSensitivity;
 
+/// A block takes a sector at least, however small it is: one of 4 KiB on most pools.
+const SECTOR: u64 = 4 << 10;
+
+/// What `count` blocks of `block` bytes are announced as.
+pub(crate) fn blocks_cost(count: u64, block: u64) -> u64 {
+    count.saturating_mul(block.max(SECTOR))
+}
+
 /// Bytes that a call makes dirty beside data: blocks of the dnodes it changes.
 pub(crate) const DNODE_BLOCK: u64 = 16 << 10;
 /// A microzap that turns fat.

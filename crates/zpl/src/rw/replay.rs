@@ -43,7 +43,7 @@ use super::data::grown;
 use super::given::{Domains, Given};
 use super::journal::AT_XVATTR;
 use super::journal::{AT_ATIME, AT_CTIME, AT_FILE, AT_GID, AT_MODE, AT_MTIME, AT_SIZE, AT_UID};
-use super::make::{Birth, DNODE_BLOCK, Seed};
+use super::make::{Birth, DNODE_BLOCK, Seed, blocks_cost};
 use super::node::{Do, Patch};
 use super::types::{At, Caller, Falloc, Rename, RwProps, SetAttrs, SetTime};
 use super::xattr::LoggedDir;
@@ -327,7 +327,9 @@ impl FileSystem {
         let past = base.saturating_add(data.len() as u64);
         let grows = grown(&node.object, node.attrs.size, past, record, true);
         let now = rw.host.now();
-        let tx = rw.host.begin(data.len() as u64 * 2 + DNODE_BLOCK, false)?;
+        let block = grows.map_or(node.object.block_size(), u64::from);
+        let blocks = blocks_cost(data.len() as u64 / block + 2, block);
+        let tx = rw.host.begin(blocks.max(data.len() as u64 * 2) + DNODE_BLOCK, false)?;
         if let Some(block) = grows {
             let _turn = rw.turns.take(write.object);
             self.os().set_block_size(&tx, write.object, block, 0)?;
