@@ -3,14 +3,17 @@
 //! # Theory
 //! [`Forge::new`] reads the metadata of a pool on one plain disk into a tree of
 //! blocks: object sets, indirect blocks, dnode blocks, ZAPs, space maps, lists.
-//! [`Forge::change`] replaces a block's content: the new content is written,
-//! uncompressed, to space at the end of the disk that nothing uses, the pointer in
+//! [`Forge::change`] replaces a block's content: the new content is written to the places of
+//! the old one, so that an engine can free them; where it does not fit, or by
+//! [`Forge::change_as`], uncompressed to space at the end of the disk that nothing uses, and
+//! the first group that frees it finds that out. Then the pointer in
 //! the parent's content is replaced, the parent is written anew, and so on up to the
 //! uberblock, which is sealed again in all labels. [`Forge::undo`] puts the disk
 //! back as it was.
 
 use cenote::inspect::codec;
 use cenote::inspect::codec::checksum::Checksum;
+use cenote::inspect::codec::compress::Compression;
 use cenote::inspect::ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF};
 use cenote::inspect::ondisk::dnode::{Dnode, dnodes_in_block};
 use cenote::inspect::ondisk::dslphys::DslDatasetPhys;
@@ -177,9 +180,37 @@ impl Forge {
         }
     }
 
-    /// Gives a block new content, and every block above it the pointer to it.
+    /// Gives a block new content, and every block above it the pointer to it: in its old
+    /// places if it fits there.
     pub fn change(&mut self, id: usize, content: Vec<u8>) {
-        self.change_as(id, content, |bp| bp);
+        match self.in_place(id, &content) {
+            Some(bp) => {
+                self.nodes[id].content = content;
+                self.point(id, bp);
+            }
+            None => self.change_as(id, content, |bp| bp),
+        }
+    }
+
+    /// Writes a block's new content where the old one is; the pointer to it.
+    fn in_place(&mut self, id: usize, content: &[u8]) -> Option<Block> {
+        let mut bp = self.nodes[id].bp;
+        let plain = bp.checksum == FLETCHER4 && !bp.dedup && bp.dvas().all(|d| !d.gang);
+        if !plain || content.len() as u64 != bp.head.lsize.0 {
+            return None;
+        }
+        let mut stored = vec![0; bp.psize.0 as usize];
+        match Compression::from_id(bp.compression)? {
+            Compression::Off => stored.copy_from_slice(content),
+            alg => drop(codec::compress::compress(alg, content, &mut stored)?),
+        }
+        bp.words = codec::checksum::fletcher::fletcher4(&stored, false);
+        for dva in self.nodes[id].bp.dvas().filter(|d| d.vdev == self.vdev) {
+            let at = dva.offset + DATA_START;
+            self.undo.push((at, self.disk.read(at, stored.len())));
+            self.disk.write(at, &stored);
+        }
+        Some(bp)
     }
 
     /// As [`Forge::change`]; `twist` may change the pointer.
@@ -283,8 +314,12 @@ impl Forge {
 
     /// Puts the disk back as it was; `self` becomes what `fresh` is.
     pub fn undo(&mut self, fresh: &Fresh) {
-        for (at, bytes) in self.undo.drain(..) {
-            self.disk.zero(at..at + bytes.len() as u64);
+        for (at, bytes) in self.undo.drain(..).rev() {
+            if bytes.iter().all(|b| *b == 0) {
+                self.disk.zero(at..at + bytes.len() as u64);
+            } else {
+                self.disk.write(at, &bytes);
+            }
         }
         self.nodes.clone_from(&fresh.nodes);
         self.uberblock = fresh.uberblock.clone();

@@ -8,6 +8,7 @@
 mod common;
 
 mod cells;
+mod forged;
 
 use std::fs::File;
 use std::io::Write;

@@ -1,0 +1,80 @@
+//! Pools whose metadata lies under valid checksums: whatever block of the pool's own object
+//! set it is, the import ends, and everything else goes on.
+
+use testkit::Disk;
+use testkit::forge::{Forge, Node, Place};
+
+use super::common::{Sandbox, can_mount};
+use super::{create, ok, say, the_rest_lives, well};
+
+/// The newest group that the labels tell of.
+fn newest(disk: &Disk) -> u64 {
+    disk.uberblocks().iter().map(|(_, _, ub)| ub.txg.0).max().unwrap()
+}
+
+/// A block of the MOS that was wrong and checked made the first group after an import fail; the
+/// import never returned, and no other pool could be created, imported or exported.
+#[test]
+fn a_forged_block_of_each_object() {
+    if !can_mount("forged blocks") {
+        return;
+    }
+    let s = Sandbox::new("forged");
+    well(&s);
+    let disk = s.dir("disks").join("sick");
+    let path = disk.to_str().unwrap();
+    create(&s, "sick", path, 96);
+    for name in ["sick/a", "sick/a/b"] {
+        ok(&s, &["zfs", "create", name]);
+    }
+    std::fs::write(s.path("mnt-sick").join("file"), vec![1; 1 << 20]).unwrap();
+    ok(&s, &["zfs", "snapshot", "-r", "sick@one"]);
+    std::fs::write(s.path("mnt-sick").join("file"), vec![2; 1 << 20]).unwrap();
+    ok(&s, &["zpool", "export", "sick"]);
+    let whole = s.path("whole");
+    testkit::copy_file(&disk, &whole);
+
+    // Every block of the MOS, but only two of many of one object.
+    let mos = |n: &Node| n.place.objset == 0 && n.place.level >= 0 && n.place.blkid < 2;
+    let nodes = Forge::new(&Disk::new(&disk), 0).nodes;
+    let places: Vec<Place> = nodes.iter().filter(|n| mos(n)).map(|n| n.place.clone()).collect();
+    assert!(places.len() > 20, "{places:?}");
+    let (mut refused, mut imported, mut waiting) = (0, 0, 0);
+    for place in places {
+        testkit::copy_file(&whole, &disk);
+        let mut forge = Forge::new(&Disk::new(&disk), 0);
+        let id = forge.find(|n| n.place == place).unwrap();
+        let size = forge.nodes[id].content.len();
+        forge.change(id, vec![0xa5; size]);
+        drop(forge);
+        let before = newest(&Disk::new(&disk));
+        println!("forged: {place:?}");
+        let import = say(&s, &["zpool", "import", "-d", path, "sick"]);
+        if ok(&s, &["zpool", "list", "-H", "-o", "name"]).contains("sick") {
+            imported += 1;
+            // Found out since, or not met.
+            let _any = say(&s, &["zpool", "sync", "sick"]);
+            let _any = say(&s, &["zfs", "create", "sick/new"]);
+            if ok(&s, &["zpool", "list", "-H", "-o", "health", "sick"]) == "SUSPENDED\n" {
+                waiting += 1;
+                if waiting == 1 {
+                    the_rest_lives(&s, "sick");
+                }
+            }
+            if say(&s, &["zpool", "export", "sick"]).code != 0 {
+                ok(&s, &["zpool", "export", "-f", "sick"]);
+            }
+        } else {
+            refused += 1;
+            assert!(import.code == 1 && import.err.contains("cannot import"), "{import:?}");
+            assert_eq!(newest(&Disk::new(&disk)), before, "{place:?}");
+        }
+        assert_eq!(ok(&s, &["zpool", "list", "-H", "-o", "name"]), "well\n", "{place:?}");
+    }
+    println!("FORGED: {refused} refused, {imported} imported, {waiting} of them suspended");
+    assert!(refused > 3 && imported > 3);
+    testkit::copy_file(&whole, &disk);
+    ok(&s, &["zpool", "import", "-d", path, "sick"]);
+    ok(&s, &["zpool", "export", "sick"]);
+    ok(&s, &["daemon", "stop"]);
+}
