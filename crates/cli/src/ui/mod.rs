@@ -7,7 +7,9 @@ pub(crate) mod time;
 use std::io::Write;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use base::rt;
 
 /// How a command ends (chapter 09 §1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,16 +39,18 @@ const SILENT: Duration = Duration::from_secs(2);
 pub(crate) fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
     let (seen, told) = channel::<()>();
     let shown = path.display().to_string();
-    let begin = Instant::now();
-    let watch = std::thread::spawn(move || {
+    let begin = rt::now();
+    let watch = rt::spawn("silence", move || {
         while told.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
             err(&format!("{shown} has not answered for {} s", begin.elapsed().as_secs()));
         }
     });
     let found = look();
     drop(seen);
-    // It holds nothing; a panic of it is no concern of the look's.
-    let _ended = watch.join();
+    // Without a thread nothing is said.
+    if let Ok(watch) = watch {
+        watch.join();
+    }
     found
 }
 
