@@ -227,6 +227,12 @@ impl Spa {
         let Some(top) = top else { return Ok(VdevSpace { metaslabs: Vec::new(), ..out }) };
         let count = out.metaslabs.len() as u64;
         let objects = self.mos().words(top.metaslab_array, count, METASLABS_MAX)?;
+        let mut maps: Vec<u64> = objects.iter().copied().filter(|map| *map != 0).collect();
+        maps.sort_unstable();
+        // What one metaslab has allocated would be free in the other.
+        if maps.windows(2).any(|two| two[0] == two[1]) {
+            return Err(Error::corrupt("two metaslabs have one space map").on_vdev(config.guid));
+        }
         let unflushed = self.unflushed_txgs(top.zap.map(|o| o.0), count)?;
         for (m, &object) in out.metaslabs.iter_mut().zip(&objects) {
             if object != 0 {
