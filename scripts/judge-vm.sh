@@ -26,7 +26,7 @@ quiet apt-get update
 quiet apt-get install -y --no-install-recommends debootstrap qemu-system-x86
 # The package source that this machine uses.
 mirror=$(grep -hoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
-	head -n 1 | tr -d ' ')
+	head -n 1 | tr -d ' ') || true # grep fails where one of the files is absent
 [ -n "$mirror" ] || { echo "judge-vm: no Debian package source is configured here" >&2; exit 1; }
 
 step "a Debian root"
