@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::abi::consts::*;
 use crate::abi::structs::{InitIn, InitOut};
-use crate::awake::Awake;
 use crate::fs::Negotiated;
+use crate::latency::CpuLatencyQos;
 
 const PAGE: u32 = 4096;
 /// Smallest and largest transfer of one request, in bytes.
@@ -17,8 +17,8 @@ const DEFAULT_PAGES: u32 = 256;
 /// When the kernel drops cached pages of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DataInvalidation {
-    /// When it is told to ([`Notifier`](crate::Notifier)): right for a file system
-    /// that nobody changes behind the kernel's back.
+    /// On a notification ([`Notifier`](crate::Notifier)): for a file system that changes only
+    /// through this mount, or that notifies.
     #[default]
     Explicit,
     /// Also when the size is found changed.
@@ -73,8 +73,8 @@ pub struct Config {
     pub invalidation: DataInvalidation,
     /// Resolution of timestamps in nanoseconds.
     pub time_gran: u32,
-    /// Who is told of each request, to keep cores awake.
-    pub awake: Option<Arc<Awake>>,
+    /// Counts requests to keep idle cores from halting while they are dense.
+    pub latency_qos: Option<Arc<CpuLatencyQos>>,
     /// What a thread does before it serves a request: threads serve several mounts.
     pub on_request: fn(),
 }
@@ -100,7 +100,7 @@ impl Default for Config {
             writeback_cache: false,
             invalidation: DataInvalidation::Explicit,
             time_gran: 1,
-            awake: None,
+            latency_qos: None,
             on_request: || {},
         }
     }

@@ -1,19 +1,22 @@
 //! One request, from its parsed form to its reply.
 //!
 //! # Invariants
-//! * Exactly one answer comes out of a request that wants one, panics included.
-//! * A reply is never longer than the kernel asked for (it would be refused, and
-//!   the caller get `EIO`).
-//! * What a reply promises the kernel (a lookup counted, a handle opened) is
-//!   undone when the kernel does not take the reply.
+//! * The kernel gets exactly one answer to each request that wants one. The receiving thread
+//!   makes the request an [`Unanswered`] value, which only an answer consumes; dropping it
+//!   answers too.
+//! * A reply is never longer than the kernel requested (it would be refused, and the caller
+//!   would get `EIO`).
+//! * The effects of a reply (a lookup counted, a handle opened) are undone when the kernel
+//!   does not accept it.
 
 use std::io::IoSlice;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use base::Buf;
 
-use crate::abi::request::{Op, Opcode};
+use crate::abi::request::{Opcode, RequestBody};
 use crate::abi::structs::*;
 use crate::abi::{Sink, Wire, consts};
 use crate::errno::{Errno, Result};
@@ -27,25 +30,25 @@ const LISTING_MAX: usize = 1 << 20;
 const PARTS_MAX: usize = 512;
 
 /// The fixed part of a reply, header included.
-pub(crate) struct Head {
+pub(crate) struct ReplyHead {
     bytes: [u8; OutHeader::SIZE + StatxOut::SIZE],
     len: usize,
 }
 
-impl Head {
-    fn new() -> Head {
-        // The header is put in front when the lengths are known.
-        Head { bytes: [0; OutHeader::SIZE + StatxOut::SIZE], len: OutHeader::SIZE }
+impl ReplyHead {
+    fn new() -> ReplyHead {
+        // `send_message` fills the header in when the lengths are known.
+        ReplyHead { bytes: [0; OutHeader::SIZE + StatxOut::SIZE], len: OutHeader::SIZE }
     }
 
-    fn with(value: &impl Wire) -> Head {
-        let mut head = Head::new();
+    fn with(value: &impl Wire) -> ReplyHead {
+        let mut head = ReplyHead::new();
         value.put(&mut head);
         head
     }
 }
 
-impl Sink for Head {
+impl Sink for ReplyHead {
     fn bytes(&mut self, bytes: &[u8]) {
         let end = self.len + bytes.len();
         let slot = self.bytes.get_mut(self.len..end);
@@ -57,8 +60,8 @@ impl Sink for Head {
     }
 }
 
-/// What must be taken back if a reply does not arrive.
-enum Promise {
+/// The effects to undo if the kernel does not accept a reply.
+enum Undo {
     Nothing,
     Lookup(u64),
     Lookups(Vec<u64>),
@@ -67,32 +70,32 @@ enum Promise {
 }
 
 /// A successful reply.
-pub(crate) struct Answer {
-    head: Head,
+pub(crate) struct Reply {
+    head: ReplyHead,
     data: Data,
-    promise: Promise,
+    undo: Undo,
 }
 
-impl Answer {
-    fn none() -> Answer {
-        Answer { head: Head::new(), data: Data::empty(), promise: Promise::Nothing }
+impl Reply {
+    fn none() -> Reply {
+        Reply { head: ReplyHead::new(), data: Data::empty(), undo: Undo::Nothing }
     }
 
-    fn value(value: &impl Wire) -> Answer {
-        Answer { head: Head::with(value), ..Answer::none() }
+    fn value(value: &impl Wire) -> Reply {
+        Reply { head: ReplyHead::with(value), ..Reply::none() }
     }
 
-    fn data(data: Data) -> Answer {
-        Answer { data, ..Answer::none() }
+    fn data(data: Data) -> Reply {
+        Reply { data, ..Reply::none() }
     }
 
-    fn entry(entry: Entry) -> Answer {
-        let promise = if entry.node == 0 { Promise::Nothing } else { Promise::Lookup(entry.node) };
-        Answer { promise, ..Answer::value(&entry.to_wire()) }
+    fn entry(entry: Entry) -> Reply {
+        let undo = if entry.node == 0 { Undo::Nothing } else { Undo::Lookup(entry.node) };
+        Reply { undo, ..Reply::value(&entry.to_wire()) }
     }
 
-    fn attr((attr, ttl): (Attr, Duration)) -> Answer {
-        Answer::value(&AttrOut {
+    fn attr((attr, ttl): (Attr, Duration)) -> Reply {
+        Reply::value(&AttrOut {
             attr_valid: ttl.as_secs(),
             attr_valid_nsec: ttl.subsec_nanos(),
             dummy: 0,
@@ -100,17 +103,17 @@ impl Answer {
         })
     }
 
-    fn open(node: u64, flags: u32, dir: bool, opened: Opened) -> Answer {
+    fn open(node: u64, flags: u32, dir: bool, opened: Opened) -> Reply {
         let args = ReleaseArgs { node, handle: opened.handle, flags, flock_unlock: None };
-        Answer { promise: Promise::Open { dir, args }, ..Answer::value(&open_out(opened)) }
+        Reply { undo: Undo::Open { dir, args }, ..Reply::value(&open_out(opened)) }
     }
 
-    fn created(flags: u32, (entry, opened): (Entry, Opened)) -> Answer {
+    fn created(flags: u32, (entry, opened): (Entry, Opened)) -> Reply {
         let node = entry.node;
         let args = ReleaseArgs { node, handle: opened.handle, flags, flock_unlock: None };
-        let mut head = Head::with(&entry.to_wire());
+        let mut head = ReplyHead::with(&entry.to_wire());
         open_out(opened).put(&mut head);
-        Answer { head, data: Data::empty(), promise: Promise::Create { node, args } }
+        Reply { head, data: Data::empty(), undo: Undo::Create { node, args } }
     }
 }
 
@@ -118,47 +121,88 @@ fn open_out(opened: Opened) -> OpenOut {
     OpenOut { fh: opened.handle, open_flags: opened.flags(), backing_id: 0 }
 }
 
-/// One request on its way.
+/// A parsed request.
+#[derive(Clone)]
 pub(crate) struct Call<'a> {
     pub(crate) header: InHeader,
     pub(crate) opcode: Opcode,
-    pub(crate) op: Op<'a>,
+    pub(crate) body: RequestBody<'a>,
     /// The data of a WRITE.
     pub(crate) payload: Option<Buf>,
 }
 
-/// Runs a request; a panic becomes `EIO`, so that nobody waits for ever.
-pub(crate) fn run(
-    fs: &dyn Filesystem,
-    req: &Request,
-    call: Call<'_>,
-    mode: Mode,
-) -> Result<Answer> {
+/// A request that the kernel waits for. [`Unanswered::answer`] consumes it; dropping it
+/// sends an error, so no path can leave a caller waiting for ever.
+///
+/// `C` is the channel that the request came from, borrowed or shared.
+pub(crate) struct Unanswered<C: Deref<Target = dyn Channel>> {
+    channel: Option<C>,
+    unique: u64,
+    if_dropped: Errno,
+}
+
+impl<C: Deref<Target = dyn Channel>> Unanswered<C> {
+    pub(crate) fn new(channel: C, unique: u64) -> Unanswered<C> {
+        Unanswered { channel: Some(channel), unique, if_dropped: Errno::EIO }
+    }
+
+    /// The error that the caller gets if the value is dropped; `EIO` by default.
+    pub(crate) fn if_dropped(mut self, errno: Errno) -> Unanswered<C> {
+        self.if_dropped = errno;
+        self
+    }
+
+    /// Sends the outcome of the request, and undoes its effects if the kernel does not
+    /// accept the reply.
+    pub(crate) fn answer(mut self, fs: &dyn Filesystem, req: &Request, outcome: Result<Reply>) {
+        if let Some(channel) = self.channel.take() {
+            send(fs, &*channel, req, outcome);
+        }
+    }
+
+    /// Answers with an error.
+    pub(crate) fn refuse(self, errno: Errno) {
+        drop(self.if_dropped(errno));
+    }
+}
+
+impl<C: Deref<Target = dyn Channel>> Drop for Unanswered<C> {
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.take() {
+            send_error(&*channel, self.unique, self.if_dropped);
+        }
+    }
+}
+
+/// Runs a request. A panic of the file system becomes `EIO`.
+pub(crate) fn run(fs: &dyn Filesystem, req: &Request, call: Call<'_>, mode: Mode) -> Result<Reply> {
     catch_unwind(AssertUnwindSafe(|| reading(fs, req, call, mode))).unwrap_or(Err(Errno::EIO))
 }
 
-/// The operations that take a mode; the others go on to [`naming`].
-fn reading(fs: &dyn Filesystem, req: &Request, call: Call<'_>, mode: Mode) -> Result<Answer> {
+/// The operations that take a mode; [`naming`] does the others.
+fn reading(fs: &dyn Filesystem, req: &Request, call: Call<'_>, mode: Mode) -> Result<Reply> {
     let node = call.header.nodeid;
-    match call.op {
-        Op::Lookup(name) => fs.lookup(req, mode, node, name).map(Answer::entry),
-        Op::Getattr(a) => {
+    match call.body {
+        RequestBody::Lookup(name) => fs.lookup(req, mode, node, name).map(Reply::entry),
+        RequestBody::Getattr(a) => {
             let handle = (a.getattr_flags & consts::GETATTR_FH != 0).then_some(a.fh);
-            fs.getattr(req, mode, node, handle).map(Answer::attr)
+            fs.getattr(req, mode, node, handle).map(Reply::attr)
         }
-        Op::Statx(a) => fs.statx(req, mode, node, a.sx_mask).map(|x| Answer::value(&statx_out(&x))),
-        Op::Readlink => fs.readlink(req, mode, node).map(|mut target| {
+        RequestBody::Statx(a) => {
+            fs.statx(req, mode, node, a.sx_mask).map(|x| Reply::value(&statx_out(&x)))
+        }
+        RequestBody::Readlink => fs.readlink(req, mode, node).map(|mut target| {
             // PATH_MAX, less the NUL that the kernel adds.
             target.truncate(4095);
-            Answer::data(target)
+            Reply::data(target)
         }),
-        Op::Open(a) => fs
+        RequestBody::Open(a) => fs
             .open(req, mode, node, a.flags)
-            .map(|opened| Answer::open(node, a.flags, false, opened)),
-        Op::Opendir(a) => fs
+            .map(|opened| Reply::open(node, a.flags, false, opened)),
+        RequestBody::Opendir(a) => fs
             .opendir(req, mode, node, a.flags)
-            .map(|opened| Answer::open(node, a.flags, true, opened)),
-        Op::Read(a) => {
+            .map(|opened| Reply::open(node, a.flags, true, opened)),
+        RequestBody::Read(a) => {
             let args = ReadArgs {
                 node,
                 handle: a.fh,
@@ -169,102 +213,108 @@ fn reading(fs: &dyn Filesystem, req: &Request, call: Call<'_>, mode: Mode) -> Re
             };
             fs.read(req, mode, &args).map(|mut data| {
                 data.truncate(usize::try_from(a.size).unwrap_or(usize::MAX));
-                Answer::data(data)
+                Reply::data(data)
             })
         }
-        Op::Readdir(a) => listing(fs, req, mode, node, &a, false),
-        Op::Readdirplus(a) => listing(fs, req, mode, node, &a, true),
-        Op::Statfs => fs.statfs(req, mode, node).map(|s| Answer::value(&statfs_out(&s))),
-        Op::Getxattr(a, name) => fs.getxattr(req, mode, node, name, a.size).and_then(xattr(a)),
-        Op::Listxattr(a) => fs.listxattr(req, mode, node, a.size).and_then(xattr(a)),
-        Op::Access(a) => fs.access(req, mode, node, a.mask).map(|()| Answer::none()),
-        Op::Lseek(a) => {
+        RequestBody::Readdir(a) => listing(fs, req, mode, node, &a, false),
+        RequestBody::Readdirplus(a) => listing(fs, req, mode, node, &a, true),
+        RequestBody::Statfs => fs.statfs(req, mode, node).map(|s| Reply::value(&statfs_out(&s))),
+        RequestBody::Getxattr(a, name) => {
+            fs.getxattr(req, mode, node, name, a.size).and_then(xattr(a))
+        }
+        RequestBody::Listxattr(a) => fs.listxattr(req, mode, node, a.size).and_then(xattr(a)),
+        RequestBody::Access(a) => fs.access(req, mode, node, a.mask).map(|()| Reply::none()),
+        RequestBody::Lseek(a) => {
             let whence = match a.whence {
                 consts::SEEK_DATA => Whence::Data,
                 consts::SEEK_HOLE => Whence::Hole,
                 _ => return Err(Errno::EINVAL),
             };
             fs.lseek(req, mode, node, a.fh, a.offset, whence)
-                .map(|offset| Answer::value(&LseekOut { offset }))
+                .map(|offset| Reply::value(&LseekOut { offset }))
         }
         _ => naming(fs, req, call),
     }
 }
 
 /// The operations on names.
-fn naming(fs: &dyn Filesystem, req: &Request, call: Call<'_>) -> Result<Answer> {
+fn naming(fs: &dyn Filesystem, req: &Request, call: Call<'_>) -> Result<Reply> {
     let node = call.header.nodeid;
-    match call.op {
-        Op::Symlink { name, target } => fs.symlink(req, node, name, target).map(Answer::entry),
-        Op::Mknod(a, name) => {
+    match call.body {
+        RequestBody::Symlink { name, target } => {
+            fs.symlink(req, node, name, target).map(Reply::entry)
+        }
+        RequestBody::Mknod(a, name) => {
             let new = NewNode { mode: a.mode, umask: a.umask, rdev: a.rdev };
-            fs.mknod(req, node, name, &new).map(Answer::entry)
+            fs.mknod(req, node, name, &new).map(Reply::entry)
         }
-        Op::Mkdir(a, name) => {
+        RequestBody::Mkdir(a, name) => {
             let new = NewNode { mode: a.mode, umask: a.umask, rdev: 0 };
-            fs.mkdir(req, node, name, &new).map(Answer::entry)
+            fs.mkdir(req, node, name, &new).map(Reply::entry)
         }
-        Op::Unlink(name) => fs.unlink(req, node, name).map(|()| Answer::none()),
-        Op::Rmdir(name) => fs.rmdir(req, node, name).map(|()| Answer::none()),
-        Op::Rename { arg, from, to } => {
-            fs.rename(req, node, from, arg.newdir, to, arg.flags).map(|()| Answer::none())
+        RequestBody::Unlink(name) => fs.unlink(req, node, name).map(|()| Reply::none()),
+        RequestBody::Rmdir(name) => fs.rmdir(req, node, name).map(|()| Reply::none()),
+        RequestBody::Rename { arg, from, to } => {
+            fs.rename(req, node, from, arg.newdir, to, arg.flags).map(|()| Reply::none())
         }
-        Op::Link(a, name) => fs.link(req, a.oldnodeid, node, name).map(Answer::entry),
-        Op::Create(a, name) => {
+        RequestBody::Link(a, name) => fs.link(req, a.oldnodeid, node, name).map(Reply::entry),
+        RequestBody::Create(a, name) => {
             let new = NewNode { mode: a.mode, umask: a.umask, rdev: 0 };
-            fs.create(req, node, name, &new, a.flags).map(|made| Answer::created(a.flags, made))
+            fs.create(req, node, name, &new, a.flags).map(|made| Reply::created(a.flags, made))
         }
-        Op::Tmpfile(a) => {
+        RequestBody::Tmpfile(a) => {
             let new = NewNode { mode: a.mode, umask: a.umask, rdev: 0 };
-            fs.tmpfile(req, node, &new, a.flags).map(|made| Answer::created(a.flags, made))
+            fs.tmpfile(req, node, &new, a.flags).map(|made| Reply::created(a.flags, made))
         }
-        Op::Setattr(a) => fs.setattr(req, node, &set_attr(&a)).map(Answer::attr),
-        Op::Setxattr { arg, name, value } => {
+        RequestBody::Setattr(a) => fs.setattr(req, node, &set_attr(&a)).map(Reply::attr),
+        RequestBody::Setxattr { arg, name, value } => {
             let kill = arg.setxattr_flags & consts::SETXATTR_ACL_KILL_SGID != 0;
-            fs.setxattr(req, node, name, value, arg.flags, kill).map(|()| Answer::none())
+            fs.setxattr(req, node, name, value, arg.flags, kill).map(|()| Reply::none())
         }
-        Op::Removexattr(name) => fs.removexattr(req, node, name).map(|()| Answer::none()),
+        RequestBody::Removexattr(name) => fs.removexattr(req, node, name).map(|()| Reply::none()),
         _ => handling(fs, req, call),
     }
 }
 
 /// The operations on open files, and the rest.
-fn handling(fs: &dyn Filesystem, req: &Request, call: Call<'_>) -> Result<Answer> {
+fn handling(fs: &dyn Filesystem, req: &Request, call: Call<'_>) -> Result<Reply> {
     let node = call.header.nodeid;
-    let done = |()| Answer::none();
-    match call.op {
-        Op::Write(a) => write(fs, req, node, &a, call.payload),
-        Op::Flush(a) => fs.flush(req, node, a.fh, a.lock_owner).map(done),
-        Op::Release(a) => fs.release(req, &release(node, &a)).map(done),
-        Op::Releasedir(a) => fs.releasedir(req, &release(node, &a)).map(done),
-        Op::Fsync(a) => fs.fsync(req, node, a.fh, data_only(&a)).map(done),
-        Op::Fsyncdir(a) => fs.fsyncdir(req, node, a.fh, data_only(&a)).map(done),
-        Op::Syncfs => fs.syncfs(req, node).map(done),
-        Op::Getlk(a) => fs.getlk(req, &lock(node, &a, false)).map(|l| {
+    let done = |()| Reply::none();
+    match call.body {
+        RequestBody::Write(a) => write(fs, req, node, &a, call.payload),
+        RequestBody::Flush(a) => fs.flush(req, node, a.fh, a.lock_owner).map(done),
+        RequestBody::Release(a) => fs.release(req, &release(node, &a)).map(done),
+        RequestBody::Releasedir(a) => fs.releasedir(req, &release(node, &a)).map(done),
+        RequestBody::Fsync(a) => fs.fsync(req, node, a.fh, data_only(&a)).map(done),
+        RequestBody::Fsyncdir(a) => fs.fsyncdir(req, node, a.fh, data_only(&a)).map(done),
+        RequestBody::Syncfs => fs.syncfs(req, node).map(done),
+        RequestBody::Getlk(a) => fs.getlk(req, &lock(node, &a, false)).map(|l| {
             let lk = FileLock { start: l.start, end: l.end, kind: l.kind, pid: l.pid };
-            Answer::value(&LkOut { lk })
+            Reply::value(&LkOut { lk })
         }),
-        Op::Setlk(a) => fs.setlk(req, &lock(node, &a, false)).map(done),
-        Op::Setlkw(a) => fs.setlk(req, &lock(node, &a, true)).map(done),
-        Op::Ioctl(a, input) => ioctl(fs, req, node, &a, input),
-        Op::Poll(a) => fs
+        RequestBody::Setlk(a) => fs.setlk(req, &lock(node, &a, false)).map(done),
+        RequestBody::Setlkw(a) => fs.setlk(req, &lock(node, &a, true)).map(done),
+        RequestBody::Ioctl(a, input) => ioctl(fs, req, node, &a, input),
+        RequestBody::Poll(a) => fs
             .poll(req, node, a.fh, a.events)
-            .map(|revents| Answer::value(&PollOut { revents, padding: 0 })),
-        Op::Fallocate(a) => fs.fallocate(req, node, a.fh, a.offset, a.length, a.mode).map(done),
-        Op::CopyFileRange(mut a) => {
+            .map(|revents| Reply::value(&PollOut { revents, padding: 0 })),
+        RequestBody::Fallocate(a) => {
+            fs.fallocate(req, node, a.fh, a.offset, a.length, a.mode).map(done)
+        }
+        RequestBody::CopyFileRange(mut a) => {
             // The older reply has 32 bits: a short copy is allowed, a wrapped count is not.
             a.len = a.len.min(u64::from(!0xfff_u32));
             let n = fs.copy_file_range(req, &copy_range(node, &a))?;
             let size = u32::try_from(n).map_err(|_| Errno::EOVERFLOW)?;
-            Ok(Answer::value(&WriteOut { size, padding: 0 }))
+            Ok(Reply::value(&WriteOut { size, padding: 0 }))
         }
-        Op::CopyFileRange64(a) => fs
+        RequestBody::CopyFileRange64(a) => fs
             .copy_file_range(req, &copy_range(node, &a))
-            .map(|bytes_copied| Answer::value(&CopyFileRangeOut { bytes_copied })),
-        Op::Bmap(a) => fs
+            .map(|bytes_copied| Reply::value(&CopyFileRangeOut { bytes_copied })),
+        RequestBody::Bmap(a) => fs
             .bmap(req, node, a.block, a.blocksize)
-            .map(|unique| Answer::value(&InterruptIn { unique })),
-        Op::Destroy => Ok(Answer::none()),
+            .map(|unique| Reply::value(&InterruptIn { unique })),
+        RequestBody::Destroy => Ok(Reply::none()),
         _ => Err(Errno::ENOSYS),
     }
 }
@@ -276,7 +326,7 @@ fn listing(
     node: u64,
     a: &ReadIn,
     plus: bool,
-) -> Result<Answer> {
+) -> Result<Reply> {
     let size = usize::try_from(a.size).unwrap_or(usize::MAX).min(LISTING_MAX);
     let mut sink = DirSink::new(size, plus);
     let done = if plus {
@@ -288,7 +338,7 @@ fn listing(
         Err(e) if sink.is_empty() => Err(e),
         _ => {
             let (data, granted) = sink.finish();
-            Ok(Answer { promise: Promise::Lookups(granted), ..Answer::data(data) })
+            Ok(Reply { undo: Undo::Lookups(granted), ..Reply::data(data) })
         }
     }
 }
@@ -299,7 +349,7 @@ fn write(
     node: u64,
     a: &WriteIn,
     payload: Option<Buf>,
-) -> Result<Answer> {
+) -> Result<Reply> {
     let data = payload.ok_or(Errno::EINVAL)?;
     let args = WriteArgs {
         node,
@@ -311,7 +361,7 @@ fn write(
         kill_suidgid: a.write_flags & consts::WRITE_KILL_SUIDGID != 0,
     };
     fs.write(req, &args, data)
-        .map(|size| Answer::value(&WriteOut { size: size.min(a.size), padding: 0 }))
+        .map(|size| Reply::value(&WriteOut { size: size.min(a.size), padding: 0 }))
 }
 
 fn ioctl(
@@ -320,7 +370,7 @@ fn ioctl(
     node: u64,
     a: &IoctlIn,
     input: &[u8],
-) -> Result<Answer> {
+) -> Result<Reply> {
     let args = IoctlArgs {
         node,
         handle: a.fh,
@@ -333,19 +383,19 @@ fn ioctl(
     fs.ioctl(req, &args).map(|(result, mut data)| {
         data.truncate(usize::try_from(a.out_size).unwrap_or(usize::MAX));
         let out = IoctlOut { result, ..Default::default() };
-        Answer { data, ..Answer::value(&out) }
+        Reply { data, ..Reply::value(&out) }
     })
 }
 
-/// The reply to a question for an attribute or the list of them: the length if
-/// no room was given, else the bytes if they fit.
-fn xattr(a: GetxattrIn) -> impl FnOnce(Data) -> Result<Answer> {
+/// The reply to GETXATTR and LISTXATTR: the length if the caller gave no room, else the bytes
+/// if they fit.
+fn xattr(a: GetxattrIn) -> impl FnOnce(Data) -> Result<Reply> {
     move |data| {
         let len = u32::try_from(data.len()).map_err(|_| Errno::ERANGE)?;
         match a.size {
-            0 => Ok(Answer::value(&GetxattrOut { size: len, padding: 0 })),
+            0 => Ok(Reply::value(&GetxattrOut { size: len, padding: 0 })),
             room if len > room => Err(Errno::ERANGE),
-            _ => Ok(Answer::data(data)),
+            _ => Ok(Reply::data(data)),
         }
     }
 }
@@ -448,34 +498,31 @@ fn statx_out(x: &Statx) -> StatxOut {
     }
 }
 
-/// Sends the outcome of a request and takes back what it promised if the kernel
-/// does not want it any more.
-pub(crate) fn send(
-    fs: &dyn Filesystem,
-    channel: &dyn Channel,
-    req: &Request,
-    outcome: Result<Answer>,
-) {
+/// Sends the outcome of a request, and undoes its effects if the kernel does not accept the
+/// reply.
+fn send(fs: &dyn Filesystem, channel: &dyn Channel, req: &Request, outcome: Result<Reply>) {
     match outcome {
         Ok(answer) => {
-            let Answer { head, data, promise } = answer;
+            let Reply { head, data, undo } = answer;
             if send_message(channel, req.unique, 0, head, &data).is_err() {
-                // Whatever the reason, the kernel did not learn of it.
-                let _ = catch_unwind(AssertUnwindSafe(|| take_back(fs, req, promise)));
+                // Whatever the reason, the kernel has no lookup or handle of it.
+                let _ = catch_unwind(AssertUnwindSafe(|| undo_reply(fs, req, undo)));
             }
         }
-        Err(errno) => {
-            let _gone =
-                send_message(channel, req.unique, -errno.raw(), Head::new(), &Data::empty());
-        }
+        Err(errno) => send_error(channel, req.unique, errno),
     }
+}
+
+fn send_error(channel: &dyn Channel, unique: u64, errno: Errno) {
+    // The kernel refuses it if the caller has gone.
+    let _gone = send_message(channel, unique, -errno.raw(), ReplyHead::new(), &Data::empty());
 }
 
 fn send_message(
     channel: &dyn Channel,
     unique: u64,
     error: i32,
-    head: Head,
+    head: ReplyHead,
     data: &Data,
 ) -> std::io::Result<()> {
     let joined;
@@ -484,7 +531,7 @@ fn send_message(
         joined = [Buf::copy_of(&bufs.iter().flat_map(|b| b.iter().copied()).collect::<Vec<u8>>())];
         bufs = &joined;
     }
-    let Head { mut bytes, len } = head;
+    let ReplyHead { mut bytes, len } = head;
     let total = len + bufs.iter().map(|b| b.len()).sum::<usize>();
     let Ok(total) = u32::try_from(total) else {
         return Err(std::io::Error::from_raw_os_error(Errno::EINVAL.raw()));
@@ -506,16 +553,67 @@ fn send_message(
     }
 }
 
-fn take_back(fs: &dyn Filesystem, req: &Request, promise: Promise) {
-    match promise {
-        Promise::Nothing => {}
-        Promise::Lookup(node) => fs.forget(node, 1),
-        Promise::Lookups(nodes) => nodes.into_iter().for_each(|node| fs.forget(node, 1)),
-        Promise::Open { dir: true, args } => drop(fs.releasedir(req, &args)),
-        Promise::Open { dir: false, args } => drop(fs.release(req, &args)),
-        Promise::Create { node, args } => {
+fn undo_reply(fs: &dyn Filesystem, req: &Request, undo: Undo) {
+    match undo {
+        Undo::Nothing => {}
+        Undo::Lookup(node) => fs.forget(node, 1),
+        Undo::Lookups(nodes) => nodes.into_iter().for_each(|node| fs.forget(node, 1)),
+        Undo::Open { dir: true, args } => drop(fs.releasedir(req, &args)),
+        Undo::Open { dir: false, args } => drop(fs.release(req, &args)),
+        Undo::Create { node, args } => {
             let _ignored = fs.release(req, &args);
             fs.forget(node, 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::null::NullFs;
+    use base::rt::Mutex;
+
+    /// Keeps the error and the id of each reply.
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<(i32, u64)>>);
+
+    impl Channel for Recorder {
+        fn reply(&self, message: &[IoSlice<'_>]) -> std::io::Result<()> {
+            let head = &message[0];
+            let error = i32::from_ne_bytes(head[4..8].try_into().unwrap());
+            let unique = u64::from_ne_bytes(head[8..16].try_into().unwrap());
+            self.0.lock().push((error, unique));
+            Ok(())
+        }
+    }
+
+    /// Two branches returned without an answer, and their callers waited for ever: a WRITE
+    /// without a header, and a wait for a lock that its own thread could not parse.
+    #[test]
+    fn a_request_is_answered_once_whatever_happens_to_it() {
+        let recorder = Recorder::default();
+        let new = |unique| Unanswered::new(&recorder as &dyn Channel, unique);
+        let fs = NullFs::new(1 << 20);
+        drop(new(1));
+        new(2).refuse(Errno::EINVAL);
+        drop(new(3).if_dropped(Errno::ENOLCK));
+        let req = Request { unique: 4, ..Request::default() };
+        new(4).answer(&fs, &req, Ok(Reply::none()));
+        new(4).answer(&fs, &req, Err(Errno::ENOENT));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _unanswered = new(5);
+            panic!("planted");
+        }));
+        assert!(panicked.is_err());
+        let errno = |e: Errno| -e.raw();
+        let expected = [
+            (errno(Errno::EIO), 1),
+            (errno(Errno::EINVAL), 2),
+            (errno(Errno::ENOLCK), 3),
+            (0, 4),
+            (errno(Errno::ENOENT), 4),
+            (errno(Errno::EIO), 5),
+        ];
+        assert_eq!(*recorder.0.lock(), expected);
     }
 }

@@ -4,8 +4,8 @@ use std::io::{self, IoSlice};
 
 use base::Buf;
 
-use crate::abi::request::{Malformed, Op, Proto, parse, write_data};
-use crate::dispatch::{Call, run, send};
+use crate::abi::request::{Malformed, Proto, RequestBody, parse, write_data};
+use crate::dispatch::{Call, Unanswered, run};
 use crate::fs::{Mode, Request};
 use crate::null::NullFs;
 use crate::transport::Channel;
@@ -29,24 +29,27 @@ impl Channel for Checker {
 pub fn fuzz_request(data: &[u8]) {
     let fs = NullFs::new(1 << 20);
     for setxattr_ext in [false, true] {
-        let (header, opcode, op) = match parse(data, Proto { setxattr_ext }) {
+        let (header, opcode, body) = match parse(data, Proto { setxattr_ext }) {
             Ok(parsed) => parsed,
             Err(Malformed::Header | Malformed::Body(_) | Malformed::Unknown(_)) => continue,
         };
-        let payload = match &op {
-            Op::Write(arg) => match write_data(data.len(), arg).and_then(|r| data.get(r)) {
-                Some(bytes) => Some(Buf::copy_of(bytes)),
-                None => continue,
-            },
-            Op::BatchForget(list) => {
-                assert!(list.clone().count() <= data.len() / 16, "a list lies in its message");
+        let payload = match &body {
+            RequestBody::Write(arg) => {
+                match write_data(data.len(), arg).and_then(|r| data.get(r)) {
+                    Some(bytes) => Some(Buf::copy_of(bytes)),
+                    None => continue,
+                }
+            }
+            RequestBody::BatchForget(list) => {
+                assert!(list.iter().count() <= data.len() / 16, "a list is inside its message");
                 continue;
             }
             _ => None,
         };
         let req = Request { unique: header.unique, ..Request::default() };
-        let outcome = run(&fs, &req, Call { header, opcode, op, payload }, Mode::Blocking);
-        send(&fs, &Checker, &req, outcome);
+        let unanswered = Unanswered::new(&Checker as &dyn Channel, req.unique);
+        let outcome = run(&fs, &req, Call { header, opcode, body, payload }, Mode::Blocking);
+        unanswered.answer(&fs, &req, outcome);
     }
 }
 

@@ -3,9 +3,9 @@
 //! # Theory
 //! A mount namespace that is made while a file system is mounted gets a copy of the mount.
 //! Where mounts do not propagate between the two (containers, services with mounts of their
-//! own), unmounting in one leaves the copy in the other, and the file system alive. A
-//! process tells what its namespace shows in `/proc/PID/mountinfo`, to those who may trace
-//! it: root sees all namespaces, an ordinary user the own ones.
+//! own), unmounting in one leaves the copy in the other, and the file system alive.
+//! `/proc/PID/mountinfo` lists what a process's namespace shows, to callers that may trace
+//! the process: root sees all namespaces, an ordinary user those of own processes.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

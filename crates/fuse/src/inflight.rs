@@ -2,8 +2,8 @@
 //!
 //! # Theory
 //! A request that may sleep is listed with a flag until it ends; an INTERRUPT sets the
-//! flag. An interrupt may overtake its request between two threads: such a number is
-//! remembered and meets the request when it is listed.
+//! flag. An interrupt may overtake its request between two threads: it is kept, and applied
+//! when the request is listed.
 //!
 //! Waits for locks have a thread each, up to a limit, and count for no other limit:
 //! the request that drops the lock must always be served.
@@ -21,7 +21,7 @@ use base::rt::Mutex;
 const EARLY_MAX: usize = 256;
 
 #[derive(Default)]
-struct State {
+struct InflightState {
     flags: IdMap<u64, Arc<AtomicBool>>,
     early: VecDeque<u64>,
     closed: bool,
@@ -30,12 +30,12 @@ struct State {
 /// The list; see the module.
 #[derive(Default)]
 pub(crate) struct Inflight {
-    state: Mutex<State>,
+    state: Mutex<InflightState>,
 }
 
 impl Inflight {
-    /// Lists a request; its flag says that the caller got a signal, or that nobody waits for
-    /// the answer any more.
+    /// Lists a request; its flag says that the caller got a signal, or that the connection has
+    /// ended.
     pub(crate) fn begin(&self, unique: u64) -> Arc<AtomicBool> {
         let mut state = self.state.lock();
         let known = state.early.iter().position(|&u| u == unique);

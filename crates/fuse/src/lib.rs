@@ -7,7 +7,7 @@
 //! `receivers` has the threads of all mounts · [`Session`] puts them together · `inflight`
 //! lists what can be interrupted · `mount` and `mountinfo` attach it to the tree of files,
 //! `holders` finds other namespaces that show it · [`null`] states the transport's own speed ·
-//! [`Awake`] keeps cores awake while requests come thick.
+//! [`CpuLatencyQos`] keeps cores awake while requests come thick.
 //!
 //! # Theory
 //! One set of threads serves all mounts of a process, each request on the thread that read
@@ -25,7 +25,6 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod abi;
-mod awake;
 mod config;
 mod descriptors;
 mod dispatch;
@@ -34,6 +33,7 @@ mod fs;
 mod fuzz;
 mod holders;
 mod inflight;
+mod latency;
 mod mount;
 mod mountinfo;
 mod notify;
@@ -44,13 +44,13 @@ mod transport;
 mod types;
 mod uring;
 
-pub use awake::Awake;
 pub use config::{Config, DataInvalidation};
 pub use descriptors::{RESERVE, raise_limit};
 pub use errno::{Errno, Result};
 pub use fs::{DirSink, Filesystem, Mode, Negotiated, Opcode, Outward, Request};
 pub use fuzz::fuzz_request;
 pub use holders::Holder;
+pub use latency::CpuLatencyQos;
 pub use mount::{Kept, MountOptions, UnmountOptions, unmount};
 pub use mountinfo::{MountEntry, clean_stale, fuse_mounts, is_stale, mounts_of};
 pub use notify::Notifier;

@@ -1,5 +1,5 @@
-//! The table of mounts (`/proc/self/mountinfo`): which FUSE mounts there are,
-//! and which of them nobody serves any more.
+//! The table of mounts (`/proc/self/mountinfo`): which FUSE mounts exist, and which of them
+//! have lost their server.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -91,7 +91,7 @@ pub fn mounts_of(subtype: &str, fsname_prefix: &str) -> base::Result<Vec<MountEn
     Ok(mounts)
 }
 
-/// Whether nobody serves the mount at `path` any more.
+/// Whether the mount at `path` has lost its server.
 ///
 /// It asks for the file system's totals, which no cache answers: a server that
 /// hangs makes the caller wait. A process must not ask about a mount that it

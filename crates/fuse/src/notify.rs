@@ -138,7 +138,7 @@ impl Notifier {
         self.send(consts::NOTIFY_INC_EPOCH, &[], None)
     }
 
-    /// Asks the kernel to forget nodes that nobody uses (7.45, Linux 6.18).
+    /// Requests that the kernel forget nodes that are not in use (7.45, Linux 6.18).
     ///
     /// # Errors
     /// `EOPNOTSUPP` on older kernels.

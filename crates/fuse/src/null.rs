@@ -93,7 +93,7 @@ impl Filesystem for NullFs {
     ) -> Result<(Entry, Opened)> {
         let node = self.last.fetch_add(1, Relaxed) + 1;
         let entry = Entry { entry_ttl: FOREVER, attr_ttl: FOREVER, ..self.entry(node)? };
-        // As who writes small files would have it: past the page cache, closed unasked.
+        // What suits a writer of small files: no page cache, no FLUSH at close.
         Ok((entry, Opened { direct_io: true, no_flush: true, ..Opened::default() }))
     }
 

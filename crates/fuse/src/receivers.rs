@@ -1,43 +1,44 @@
 //! The receiving threads of all mounts of the process.
 //!
 //! # Theory
-//! Every connection's `/dev/fuse` descriptor is a [`Source`] in one epoll instance,
-//! edge-triggered: the kernel queues an event for each request and wakes one thread that
-//! waits in `epoll_wait`. So a mount costs a descriptor and no thread, and the threads are
-//! as many as there is work, whichever mount it comes from.
+//! The `/dev/fuse` descriptor of every connection is a [`RequestSource`] in one epoll
+//! instance, edge-triggered: the kernel queues an event for each request and wakes one thread
+//! in `epoll_wait`. A mount costs a descriptor and no thread, and the number of threads
+//! follows the work of all mounts together.
 //!
-//! The threads are leaders and followers. A *leader* has a seat: it waits for events, reads
-//! a request and serves it. A *follower* is parked. There are as many seats as cores, so a
-//! thread that answers a request often finds the next one there, and no core is woken. A
-//! leader that is about to sleep ([`base::rt::before_sleep`]) gives its seat up first, and a
-//! follower takes it; when no follower is left, one more thread is started. A thread that
-//! wakes needs a seat again, or parks; surplus threads end after [`IDLE`].
+//! The threads are leaders and followers. A *leader* waits for events, reads a request and
+//! serves it. A *follower* is parked. At most one leader for each core exists, so a thread
+//! that answers a request often finds the next one queued, and no core has to be woken. A
+//! leader that is about to sleep ([`base::rt::before_sleep`]) resigns first, and a follower
+//! becomes leader; when no follower is left, one more thread is started. A thread that wakes
+//! must become leader again, or parks. Surplus followers exit after [`PARKED_TIMEOUT`].
 //!
-//! An edge is reported once, so a thread that took one *attends* the source: it reads until
-//! the source is empty, or arms the source again (`EPOLL_CTL_MOD` reports an edge if
-//! a request waits) before it sleeps, parks or turns to another source.
+//! Epoll reports an edge once, so a thread that received one *attends* the source: it reads
+//! until the source is empty, or re-arms the source (`EPOLL_CTL_MOD` reports an edge if a
+//! request is queued) before it sleeps, parks or attends another source.
 //!
-//! `wanted` of the seats are in use. It grows when several requests in a row had another
-//! one behind them, and when a leader sleeps while no other listens; it shrinks when many in
-//! a row had none and found a second leader listening. That a request is there at once says
-//! nothing: a caller on its server's core always has the next one ready when the server
-//! runs again.
+//! `wanted` is the number of leaders, and adapts. It grows when [`GROW_AFTER`] requests in a
+//! row had another one behind them, and when a leader sleeps while no other listens. It
+//! shrinks when [`SHRINK_AFTER`] in a row had none and found a second leader listening. A
+//! request that is queued when a leader looks is no evidence of load: a caller on its
+//! server's core always has the next one ready when the server runs again.
 //!
-//! A thread can sleep without a word, in a system call that was not announced or at long
-//! work. One follower is the *watch*: at the end of a tick in which leaders served and no
-//! request was taken, it arms every source, once until the next request; when nobody listens,
-//! it vacates all seats, and leads. After a second without requests it stops its ticks; the
-//! next request wakes it.
+//! A thread can sleep unannounced, in a system call or at long work. One follower is the
+//! *watch*. When leaders served during a whole [`WATCH_INTERVAL`] and took no request, the
+//! watch re-arms every source, once until the next request; if no leader listens, it ends
+//! the leadership of all and becomes leader. After a second without requests it sleeps
+//! until the next one.
 //!
-//! The only leader polls for [`LOOK`] before it sleeps, if polling would have helped the
-//! last time: waking a core costs more than most answers take (20 µs in a virtual machine).
+//! A sole leader polls for [`SPIN`] before it sleeps, if polling would have helped the last
+//! time: waking a core costs more than most answers take (20 µs in a virtual machine).
 //!
 //! # Invariants
-//! * `listening <= active`; `1 <= wanted <= seats`. A seat counts while its `round` is current.
+//! * `listening <= active`; `1 <= wanted <= leaders_max`. A thread is a leader while the
+//!   `epoch` in which it became one is current.
 //! * A source with a request that can be served is in epoll's ready list, is attended by a
-//!   thread with a seat, or is `Full` (its next end of a request arms it).
-//! * While a follower is parked, some leader is awake, or a follower was woken. A seat is
-//!   given up together with the decision to wake a follower.
+//!   leader, or is `Full` (the next end of one of its requests re-arms it).
+//! * While a follower is parked, some leader is awake, or a follower has been woken. A leader
+//!   resigns and decides whether to wake a follower under one acquisition of `state`.
 //!
 //! Lock order: `state` and `sources` are leaves, held for a few instructions.
 
@@ -54,41 +55,41 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 
 /// Requests in a row with another behind them that call for another leader.
-const CROWD: u32 = 4;
+const GROW_AFTER: u32 = 4;
 /// Requests in a row that found a second leader listening, before one parks.
-const CALM: u32 = 64;
-/// How long the only leader polls before it sleeps.
-const LOOK: Duration = Duration::from_micros(50);
+const SHRINK_AFTER: u32 = 64;
+/// How long the only leader spins before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
 /// A poll that took so long was interrupted: another thread wants the core.
-const AWAY: Duration = Duration::from_micros(30);
-/// Leaders at least where none polls: while one answers, another listens.
-const PAIR: usize = 2;
-/// Requests of one source in a row before the others have their turn.
+const PREEMPTED: Duration = Duration::from_micros(30);
+/// Leaders at least where none spins: while one answers, another listens.
+const LEADERS_MIN: usize = 2;
+/// Requests of one source in a row before the others have their unparked.
 const BATCH: u32 = 16;
 /// How often the watch looks, and after how many ticks without a request it stops.
-const TICK: Duration = Duration::from_millis(20);
-const QUIET: u32 = 50;
+const WATCH_INTERVAL: Duration = Duration::from_millis(20);
+const WATCH_INTERVALS_IDLE: u32 = 50;
 /// Parked threads that stay, beside one a core, and how long the others do.
-const KEEP: usize = 8;
-const IDLE: Duration = Duration::from_secs(10);
+const PARKED_KEEP: usize = 8;
+const PARKED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Threads at most: every request that sleeps has one.
 const THREADS_MAX: usize = 8192;
 
 /// What a source had.
-pub(crate) enum Taken {
+pub(crate) enum ReadOutcome {
     /// A request of so many bytes.
     Request(usize),
     /// No request is waiting.
     Nothing,
     /// So many of its requests are being served that no more are taken: when one of
-    /// them ends, [`Source::serve`] says to arm it.
+    /// them ends, [`RequestSource::serve`] says to arm it.
     Full,
     /// The connection has ended.
     Gone,
 }
 
 /// A connection whose requests the threads serve.
-pub(crate) trait Source: Send + Sync {
+pub(crate) trait RequestSource: Send + Sync {
     /// What epoll watches; it does not block.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
@@ -97,9 +98,9 @@ pub(crate) trait Source: Send + Sync {
 
     /// Takes a request into an inbox; with `ended` also when it is full, for the
     /// connection's end may be all that there is.
-    fn take(&self, inbox: &mut BufMut, ended: bool) -> Taken;
+    fn take(&self, inbox: &mut BufMut, ended: bool) -> ReadOutcome;
 
-    /// Serves what [`Source::take`] took. Returns a buffer for the next request, and whether
+    /// Serves what [`RequestSource::take`] took. Returns a buffer for the next request, and whether
     /// the source must be armed, because it was full.
     fn serve(self: Arc<Self>, inbox: BufMut, len: usize) -> (BufMut, bool);
 
@@ -110,62 +111,62 @@ pub(crate) trait Source: Send + Sync {
     fn gone(&self);
 }
 
-/// How a request came.
+/// How a request arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Came {
-    /// It was there, and another one behind it.
-    Crowded,
-    /// It was there, alone.
-    Alone,
-    /// While the thread polled.
-    Polled,
-    /// After the thread slept for so long; `polled` in vain before.
-    Slept { time: Duration, polled: bool },
+enum Arrival {
+    /// It was queued, and another one behind it.
+    Backlogged,
+    /// It was queued, alone.
+    Single,
+    /// While the thread spun.
+    Spun,
+    /// After the thread slept for so long; `spun` in vain before.
+    Slept { time: Duration, spun: bool },
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReceiverState {
     threads: usize,
-    /// Threads that were started and have not asked for a seat yet.
+    /// Started threads that have not tried to become leader yet.
     starting: usize,
     /// Seats in use at most.
     wanted: usize,
-    /// Threads with a seat, and those of them that wait for an event.
+    /// Leaders, and those of them that wait for an event.
     active: usize,
     listening: usize,
     /// Threads without one, and those of them that were woken to take one.
     parked: usize,
     woken: usize,
-    crowded: u32,
+    backlogged: u32,
     calm: u32,
-    /// The only leader polls.
-    polls: bool,
+    /// The only leader spins.
+    spins: bool,
     /// Requests taken, and how many they were when the watch looked last.
     taken: u64,
     seen: u64,
     /// Ticks in a row without one.
     quiet: u32,
     watched: bool,
-    /// How often all seats were vacated.
-    round: u64,
+    /// How often the watch ended the leadership of all threads.
+    epoch: u64,
 }
 
 /// What a parked thread does next.
 enum Parked {
-    /// It looks for a free seat.
-    Looks,
-    /// It arms the sources: as far as it knows, nobody attends them.
-    Arms,
-    /// It ends.
-    Ends,
+    /// It tries to become leader.
+    Retry,
+    /// It re-arms all sources: perhaps no thread attends them.
+    RearmAll,
+    /// It exits.
+    Exit,
 }
 
 /// A source that a thread reads, with its key in epoll.
-type Attended = (u64, Arc<dyn Source>);
+type Attended = (u64, Arc<dyn RequestSource>);
 
 std::thread_local! {
-    /// The round of this thread's seat, while it serves a request.
-    static SEAT: Cell<Option<u64>> = const { Cell::new(None) };
+    /// The epoch in which this thread became leader, while it serves a request.
+    static LEADER_EPOCH: Cell<Option<u64>> = const { Cell::new(None) };
     /// The source of the request that it serves, and whether it attends that.
     static SERVING: RefCell<Option<(Attended, bool)>> = const { RefCell::new(None) };
 }
@@ -173,11 +174,11 @@ std::thread_local! {
 /// The threads; see the module.
 pub(crate) struct Receivers {
     epoll: OwnedFd,
-    seats: usize,
-    sources: RwLock<IdMap<u64, Arc<dyn Source>>>,
+    leaders_max: usize,
+    sources: RwLock<IdMap<u64, Arc<dyn RequestSource>>>,
     next: AtomicU64,
-    state: Mutex<State>,
-    turn: Condvar,
+    state: Mutex<ReceiverState>,
+    unparked: Condvar,
 }
 
 fn edges() -> EventFlags {
@@ -198,17 +199,17 @@ impl Receivers {
         Ok(Arc::clone(ALL.get_or_init(|| new)))
     }
 
-    fn new(seats: usize) -> Result<Arc<Receivers>> {
+    fn new(leaders_max: usize) -> Result<Arc<Receivers>> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot make an epoll instance", e.into()))?;
-        let state = State { wanted: 1, polls: true, ..State::default() };
+        let state = ReceiverState { wanted: 1, spins: true, ..ReceiverState::default() };
         Ok(Arc::new(Receivers {
             epoll,
-            seats: seats.max(1),
+            leaders_max: leaders_max.max(1),
             sources: RwLock::default(),
             next: AtomicU64::new(0),
             state: Mutex::new(state),
-            turn: Condvar::new(),
+            unparked: Condvar::new(),
         }))
     }
 
@@ -216,7 +217,7 @@ impl Receivers {
     ///
     /// # Errors
     /// The operating system does not watch its descriptor, or there is no thread.
-    pub(crate) fn attach(self: &Arc<Self>, source: Arc<dyn Source>) -> Result<()> {
+    pub(crate) fn attach(self: &Arc<Self>, source: Arc<dyn RequestSource>) -> Result<()> {
         {
             let mut state = self.state.lock();
             if state.threads == 0 {
@@ -264,24 +265,24 @@ impl Receivers {
         base::rt::before_sleep(move || own.leave());
         self.state.lock().starting -= 1;
         let mut inbox = BufMut::alloc(0);
-        let (mut seat, mut attended, mut batch) = (None, None, 0);
-        while let Some((round, polls)) = self.take_seat(seat, &mut attended) {
+        let (mut led, mut attended, mut batch) = (None, None, 0);
+        while let Some((epoch, spins)) = self.become_leader(led, &mut attended) {
             if batch >= BATCH
                 && let Some(source) = attended.take()
             {
                 self.arm(&source);
             }
             batch = if attended.is_some() { batch + 1 } else { 0 };
-            let (source, len, came) = self.next(&mut attended, &mut inbox, polls);
-            SEAT.set(Some(round));
+            let (source, len, arrival) = self.next(&mut attended, &mut inbox, spins);
+            LEADER_EPOCH.set(Some(epoch));
             SERVING.set(Some((source.clone(), true)));
-            if self.took(came) && came == Came::Crowded {
+            if self.took(arrival) && arrival == Arrival::Backlogged {
                 // Another leader takes the next one.
                 self.arm(&source);
             }
             let (back, was_full) = Arc::clone(&source.1).serve(inbox, len);
             inbox = back;
-            seat = SEAT.take();
+            led = LEADER_EPOCH.take();
             let attends = SERVING.take().is_some_and(|s| s.1);
             if was_full {
                 self.arm(&source);
@@ -290,17 +291,18 @@ impl Receivers {
         }
     }
 
-    /// Before a thread with a seat listens: whether it polls, and the seat's round. Waits for
-    /// a seat if there is none; nothing when the thread is not needed any more.
-    fn take_seat(
+    /// Makes the calling thread a leader, if it is not one since the epoch `led`; parks it
+    /// while there are enough. Returns the epoch, and whether the thread spins before it
+    /// sleeps; `None` when the thread is surplus.
+    fn become_leader(
         self: &Arc<Self>,
-        seat: Option<u64>,
+        led: Option<u64>,
         attended: &mut Option<Attended>,
     ) -> Option<(u64, bool)> {
         let mut state = self.state.lock();
-        let seated = seat == Some(state.round);
-        if !seated || state.active > state.wanted {
-            state.active -= usize::from(seated);
+        let leads = led == Some(state.epoch);
+        if !leads || state.active > state.wanted {
+            state.active -= usize::from(leads);
             if let Some(source) = attended.take() {
                 drop(state);
                 self.arm(&source);
@@ -309,8 +311,8 @@ impl Receivers {
             state.parked += 1;
             while state.active >= state.wanted {
                 match self.park(&mut state) {
-                    Parked::Looks => {}
-                    Parked::Arms => {
+                    Parked::Retry => {}
+                    Parked::RearmAll => {
                         // It could not be woken meanwhile.
                         state.parked -= 1;
                         drop(state);
@@ -318,7 +320,7 @@ impl Receivers {
                         state = self.state.lock();
                         state.parked += 1;
                     }
-                    Parked::Ends => {
+                    Parked::Exit => {
                         state.parked -= 1;
                         state.threads -= 1;
                         return None;
@@ -329,7 +331,7 @@ impl Receivers {
             state.active += 1;
         }
         state.listening += 1;
-        let seat = (state.round, self.seats > 1 && state.active == 1 && state.polls);
+        let leader = (state.epoch, self.leaders_max > 1 && state.active == 1 && state.spins);
         if state.parked <= state.woken && state.starting == 0 && state.threads < THREADS_MAX {
             state.threads += 1;
             state.starting += 1;
@@ -337,47 +339,48 @@ impl Receivers {
             // Without a follower all goes on, until the leaders sleep.
             let _fewer = self.start();
         }
-        Some(seat)
+        Some(leader)
     }
 
     /// Parks the calling thread once, as the watch if there is none and requests come.
-    fn park(&self, state: &mut MutexGuard<'_, State>) -> Parked {
-        let (most, watches) = (KEEP + self.seats, !state.watched && state.quiet < QUIET);
+    fn park(&self, state: &mut MutexGuard<'_, ReceiverState>) -> Parked {
+        let (most, watches) =
+            (PARKED_KEEP + self.leaders_max, !state.watched && state.quiet < WATCH_INTERVALS_IDLE);
         if watches {
             (state.watched, state.seen) = (true, state.taken);
         }
         let time_is_up = match (watches, state.parked > most) {
-            (true, _) => self.turn.wait_timeout(state, TICK),
-            (false, true) => self.turn.wait_timeout(state, IDLE),
+            (true, _) => self.unparked.wait_timeout(state, WATCH_INTERVAL),
+            (false, true) => self.unparked.wait_timeout(state, PARKED_TIMEOUT),
             (false, false) => {
-                self.turn.wait(state);
+                self.unparked.wait(state);
                 false
             }
         };
         if watches {
             state.watched = false;
         }
-        // A wake that came together with the time's end counts as taken: if it was meant for
+        // A wake that arrival together with the time's end counts as taken: if it was meant for
         // another thread, that one looks in vain.
         let woken = state.woken > 0;
         state.woken = state.woken.saturating_sub(1);
         if !time_is_up || woken {
-            return Parked::Looks;
+            return Parked::Retry;
         }
         if !watches {
-            return if state.parked > most { Parked::Ends } else { Parked::Looks };
+            return if state.parked > most { Parked::Exit } else { Parked::Retry };
         }
         state.quiet = if state.seen == state.taken { state.quiet + 1 } else { 0 };
         if state.quiet == 0 || state.active == state.listening {
-            return Parked::Looks;
+            return Parked::Retry;
         }
         // Leaders have served one request for a tick: what they attend may have others.
         if state.listening == 0 {
             state.active = 0;
-            state.round += 1;
-            return Parked::Arms;
+            state.epoch += 1;
+            return Parked::RearmAll;
         }
-        if state.quiet == 1 { Parked::Arms } else { Parked::Looks }
+        if state.quiet == 1 { Parked::RearmAll } else { Parked::Retry }
     }
 
     fn arm_all(&self) {
@@ -391,27 +394,27 @@ impl Receivers {
         &self,
         attended: &mut Option<Attended>,
         inbox: &mut BufMut,
-        polls: bool,
-    ) -> (Attended, usize, Came) {
-        let (mut how, mut ended) = (Came::Alone, false);
+        spins: bool,
+    ) -> (Attended, usize, Arrival) {
+        let (mut how, mut ended) = (Arrival::Single, false);
         loop {
             if let Some((id, source)) = attended.as_ref() {
                 source.fit(inbox);
                 match source.take(inbox, ended) {
-                    Taken::Request(len) => {
-                        if how == Came::Alone && is_ready(source.descriptor()) {
-                            how = Came::Crowded;
+                    ReadOutcome::Request(len) => {
+                        if how == Arrival::Single && is_ready(source.descriptor()) {
+                            how = Arrival::Backlogged;
                         }
                         return ((*id, Arc::clone(source)), len, how);
                     }
-                    Taken::Nothing | Taken::Full => {}
-                    Taken::Gone => self.detach(*id),
+                    ReadOutcome::Nothing | ReadOutcome::Full => {}
+                    ReadOutcome::Gone => self.detach(*id),
                 }
             }
             // It may be gone: nothing of it is kept while the thread waits.
             *attended = None;
             let event;
-            (event, how) = self.wait(polls);
+            (event, how) = self.wait(spins);
             // The structure is packed: its fields are copied.
             let (id, flags) = (event.data.u64(), event.flags);
             ended = flags.intersects(EventFlags::ERR | EventFlags::HUP);
@@ -421,19 +424,19 @@ impl Receivers {
     }
 
     /// Waits for an event.
-    fn wait(&self, polls: bool) -> (epoll::Event, Came) {
+    fn wait(&self, spins: bool) -> (epoll::Event, Arrival) {
         if let Some(event) = self.event(true) {
-            return (event, Came::Alone);
+            return (event, Arrival::Single);
         }
         let start = now();
-        let (mut last, mut polled) = (start, false);
-        while polls && last.since(start) < LOOK {
-            polled = true;
+        let (mut last, mut spun) = (start, false);
+        while spins && last.since(start) < SPIN {
+            spun = true;
             if let Some(event) = self.event(true) {
-                return (event, Came::Polled);
+                return (event, Arrival::Spun);
             }
             let look = now();
-            if look.since(last) > AWAY {
+            if look.since(last) > PREEMPTED {
                 break;
             }
             last = look;
@@ -441,7 +444,7 @@ impl Receivers {
         let slept = now();
         loop {
             if let Some(event) = self.event(false) {
-                return (event, Came::Slept { time: slept.elapsed(), polled });
+                return (event, Arrival::Slept { time: slept.elapsed(), spun });
             }
         }
     }
@@ -455,60 +458,60 @@ impl Receivers {
             Ok(0) | Err(Errno::INTR) => None,
             Err(_) => {
                 // No error is documented that could come here; none must make it spin.
-                base::rt::sleep(TICK);
+                base::rt::sleep(WATCH_INTERVAL);
                 None
             }
         }
     }
 
-    /// A request came to the calling thread. Whether another leader listens.
-    fn took(&self, came: Came) -> bool {
+    /// A request arrival to the calling thread. Whether another leader listens.
+    fn took(&self, arrival: Arrival) -> bool {
         let mut state = self.state.lock();
         state.listening -= 1;
         state.taken += 1;
         state.quiet = 0;
-        state.learn(came, self.seats);
+        state.learn(arrival, self.leaders_max);
         let others = state.listening > 0;
         self.fill(state) || others
     }
 
     /// The calling thread is about to sleep.
     fn leave(&self) {
-        let seat = SEAT.take();
+        let led = LEADER_EPOCH.take();
         // A thread that ends serves nothing any more.
         let _ending = SERVING.try_with(|serving| {
             let mut serving = serving.borrow_mut();
             let Some((source, attends)) = serving.as_mut() else { return };
-            if seat.is_some() {
+            if led.is_some() {
                 self.arm(source);
                 *attends = false;
             }
             source.1.sleeps();
         });
-        let Some(round) = seat else { return };
+        let Some(epoch) = led else { return };
         let mut state = self.state.lock();
-        if round != state.round {
+        if epoch != state.epoch {
             return;
         }
         state.active -= 1;
         if state.listening == 0 {
-            state.wanted = (state.wanted + 1).min(self.seats);
+            state.wanted = (state.wanted + 1).min(self.leaders_max);
         }
         self.fill(state);
     }
 
-    /// Wakes a follower for a free seat if nobody listens, or as the watch if there is none.
-    /// Whether it was for a seat.
-    fn fill(&self, mut state: MutexGuard<'_, State>) -> bool {
-        let seat = state.listening == 0 && state.active + state.woken < state.wanted;
+    /// Wakes a follower to lead if no leader listens, or to be the watch if there is none.
+    /// Returns whether a follower was woken to lead.
+    fn fill(&self, mut state: MutexGuard<'_, ReceiverState>) -> bool {
+        let lead = state.listening == 0 && state.active + state.woken < state.wanted;
         let watch = !state.watched && state.woken == 0;
-        let wake = state.parked > state.woken && (seat || watch);
+        let wake = state.parked > state.woken && (lead || watch);
         state.woken += usize::from(wake);
         drop(state);
         if wake {
-            self.turn.notify_one();
+            self.unparked.notify_one();
         }
-        wake && seat
+        wake && lead
     }
 }
 
@@ -519,28 +522,28 @@ fn is_ready(descriptor: BorrowedFd<'_>) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&none)), Ok(1..))
 }
 
-impl State {
-    /// What the way in which a request came says of the leaders. The caller listens no more.
-    fn learn(&mut self, came: Came, seats: usize) {
-        if came == Came::Crowded {
+impl ReceiverState {
+    /// What the way in which a request arrival says of the leaders. The caller listens no more.
+    fn learn(&mut self, arrival: Arrival, leaders_max: usize) {
+        if arrival == Arrival::Backlogged {
             self.calm = 0;
-            self.crowded += 1;
+            self.backlogged += 1;
         } else {
-            self.crowded = 0;
+            self.backlogged = 0;
             self.calm = if self.listening > 0 { self.calm + 1 } else { 0 };
         }
-        if self.crowded >= CROWD {
-            self.crowded = 0;
-            self.wanted = (self.wanted + 1).min(seats);
+        if self.backlogged >= GROW_AFTER {
+            self.backlogged = 0;
+            self.wanted = (self.wanted + 1).min(leaders_max);
         }
-        if self.calm >= CALM {
+        if self.calm >= SHRINK_AFTER {
             self.calm = 0;
             self.wanted -= 1;
         }
-        if let Came::Slept { time, polled } = came {
-            self.polls = !polled && time < LOOK;
+        if let Arrival::Slept { time, spun } = arrival {
+            self.spins = !spun && time < SPIN;
         }
-        let least = if self.polls { 1 } else { PAIR.min(seats) };
+        let least = if self.spins { 1 } else { LEADERS_MIN.min(leaders_max) };
         self.wanted = self.wanted.max(least);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Requests from a pipe, two bytes each: the place in `text`, where `N` takes no time, `S`
 /// sleeps until the next request was served, and `B` does so without a word.
-struct Pipe {
+struct PipeSource {
     from: PipeReader,
     text: Vec<u8>,
     done: Vec<(OneShot<()>, AtomicBool)>,
@@ -14,7 +14,7 @@ struct Pipe {
     most: Arc<AtomicUsize>,
     served: AtomicUsize,
     ended: OneShot<()>,
-    /// The most that are served at once, and who was held back.
+    /// Most requests served at once, and whether the source was full.
     limit: usize,
     busy: AtomicUsize,
     busiest: AtomicUsize,
@@ -29,7 +29,7 @@ fn wait_without_a_word(done: &AtomicBool) {
     }
 }
 
-impl Source for Pipe {
+impl RequestSource for PipeSource {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.from.as_fd()
     }
@@ -40,22 +40,22 @@ impl Source for Pipe {
         }
     }
 
-    fn take(&self, inbox: &mut BufMut, _: bool) -> Taken {
+    fn take(&self, inbox: &mut BufMut, _: bool) -> ReadOutcome {
         let full = || self.busy.load(Ordering::SeqCst) >= self.limit;
         if full() {
             self.held_back.store(true, Ordering::SeqCst);
             if full() {
-                return Taken::Full;
+                return ReadOutcome::Full;
             }
         }
         match (&self.from).read(&mut inbox[..2]) {
-            Ok(0) => Taken::Gone,
+            Ok(0) => ReadOutcome::Gone,
             Ok(len) => {
                 let busy = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
                 self.busiest.fetch_max(busy, Ordering::SeqCst);
-                Taken::Request(len)
+                ReadOutcome::Request(len)
             }
-            Err(_) => Taken::Nothing,
+            Err(_) => ReadOutcome::Nothing,
         }
     }
 
@@ -84,10 +84,10 @@ impl Source for Pipe {
     }
 }
 
-fn source(text: &[u8], limit: usize) -> (Arc<Pipe>, std::io::PipeWriter) {
+fn source(text: &[u8], limit: usize) -> (Arc<PipeSource>, std::io::PipeWriter) {
     let (from, to) = pipe().unwrap();
     rustix::io::ioctl_fionbio(&from, true).unwrap();
-    let source = Pipe {
+    let source = PipeSource {
         from,
         text: text.to_vec(),
         done: (0..=text.len()).map(|_| Default::default()).collect(),
@@ -111,8 +111,8 @@ fn feed(mut to: std::io::PipeWriter, requests: usize) {
 }
 
 /// Serves the requests, from as many sources as there are texts.
-fn serve(texts: &[&[u8]], seats: usize) {
-    let receivers = Receivers::new(seats).unwrap();
+fn serve(texts: &[&[u8]], leaders_max: usize) {
+    let receivers = Receivers::new(leaders_max).unwrap();
     let sources: Vec<_> = texts.iter().map(|text| source(text, usize::MAX)).collect();
     for (source, _) in &sources {
         receivers.attach(Arc::clone(source) as _).unwrap();
@@ -151,7 +151,7 @@ fn a_thread_that_sleeps_without_a_word_is_replaced() {
 #[test]
 fn every_request_is_served_however_many_sleep() {
     let mut seed = 7u32;
-    for seats in [1, 2, 3] {
+    for leaders_max in [1, 2, 3] {
         for _ in 0..10 {
             let mut text = || -> Vec<u8> {
                 let mut one = std::iter::repeat_with(|| {
@@ -161,7 +161,7 @@ fn every_request_is_served_however_many_sleep() {
                 one.by_ref().take(300).chain([b'N']).collect()
             };
             let (a, b, c) = (text(), text(), text());
-            serve(&[&a, &b, &c], seats);
+            serve(&[&a, &b, &c], leaders_max);
         }
     }
 }
@@ -186,10 +186,10 @@ fn a_full_source_is_left_alone_until_a_request_ends() {
     hung.hold.store(false, Ordering::SeqCst);
     hung.ended.wait();
     hung.done[49].0.wait();
-    assert!(hung.busiest.load(Ordering::SeqCst) <= 5 + 1, "a limit that nobody keeps");
+    assert!(hung.busiest.load(Ordering::SeqCst) <= 5 + 1, "the limit is not kept");
 }
 
-/// One caller keeps a source filled: with one seat, another source still has its turn.
+/// One caller keeps a source filled: with one leader, another source is still served.
 #[test]
 fn a_busy_source_does_not_starve_another() {
     let receivers = Receivers::new(1).unwrap();
@@ -226,27 +226,27 @@ fn surplus_threads_are_parked_not_leading() {
 
 #[test]
 fn a_crowd_brings_leaders_and_calm_parks_them() {
-    let mut state = State { wanted: 1, polls: true, ..State::default() };
-    for _ in 0..CROWD - 1 {
-        state.learn(Came::Crowded, 3);
+    let mut state = ReceiverState { wanted: 1, spins: true, ..ReceiverState::default() };
+    for _ in 0..GROW_AFTER - 1 {
+        state.learn(Arrival::Backlogged, 3);
     }
-    state.learn(Came::Alone, 3);
+    state.learn(Arrival::Single, 3);
     assert_eq!(state.wanted, 1);
     for wanted in [2, 3, 3] {
-        for _ in 0..CROWD {
-            state.learn(Came::Crowded, 3);
+        for _ in 0..GROW_AFTER {
+            state.learn(Arrival::Backlogged, 3);
         }
         assert_eq!(state.wanted, wanted);
     }
     // All busy: as many as before.
-    for _ in 0..2 * CALM {
-        state.learn(Came::Alone, 3);
+    for _ in 0..2 * SHRINK_AFTER {
+        state.learn(Arrival::Single, 3);
     }
     assert_eq!(state.wanted, 3);
     state.listening = 1;
     for wanted in [2, 1, 1] {
-        for _ in 0..CALM {
-            state.learn(Came::Alone, 3);
+        for _ in 0..SHRINK_AFTER {
+            state.learn(Arrival::Single, 3);
         }
         assert_eq!(state.wanted, wanted);
     }
@@ -254,15 +254,15 @@ fn a_crowd_brings_leaders_and_calm_parks_them() {
 
 #[test]
 fn polling_stops_when_it_was_in_vain_and_begins_when_it_would_have_helped() {
-    let mut state = State { wanted: 1, polls: true, ..State::default() };
-    state.learn(Came::Polled, 4);
-    assert!(state.polls && state.wanted == 1);
-    state.learn(Came::Slept { time: LOOK, polled: true }, 4);
-    assert!(!state.polls && state.wanted == 2);
-    state.learn(Came::Slept { time: 2 * LOOK, polled: false }, 4);
-    assert!(!state.polls);
-    state.learn(Came::Slept { time: LOOK / 2, polled: false }, 4);
-    assert!(state.polls);
-    state.learn(Came::Slept { time: LOOK / 2, polled: true }, 1);
-    assert!(!state.polls && state.wanted == 2);
+    let mut state = ReceiverState { wanted: 1, spins: true, ..ReceiverState::default() };
+    state.learn(Arrival::Spun, 4);
+    assert!(state.spins && state.wanted == 1);
+    state.learn(Arrival::Slept { time: SPIN, spun: true }, 4);
+    assert!(!state.spins && state.wanted == 2);
+    state.learn(Arrival::Slept { time: 2 * SPIN, spun: false }, 4);
+    assert!(!state.spins);
+    state.learn(Arrival::Slept { time: SPIN / 2, spun: false }, 4);
+    assert!(state.spins);
+    state.learn(Arrival::Slept { time: SPIN / 2, spun: true }, 1);
+    assert!(!state.spins && state.wanted == 2);
 }

@@ -1,25 +1,27 @@
 //! A session: a file system, its mount, and its connection to the kernel.
 //!
 //! # Theory
-//! The [receiving threads](crate::receivers) of the process, and the threads of its own
-//! queues where the transport has some, take its requests and serve them in place. An
-//! operation that takes a [`Mode`] is tried from memory first, and called again when it
-//! would block; the thread that then sleeps is replaced. The inbox is laid out so that the
-//! data of a WRITE begin on a page: they are passed on in it, uncopied, and the thread takes
-//! a new one if it is not free when they were served.
+//! The [receiving threads](crate::receivers) of the process, and the threads of the
+//! transport's own queues, take the session's requests and serve them in place. A message is
+//! parsed once. An operation that takes a [`Mode`] is first tried from memory, and called
+//! again when it would block; the thread that then sleeps is replaced. The inbox is laid out
+//! so that the data of a WRITE begin on a page: they are passed on without a copy, and the
+//! thread takes a new inbox if the file system keeps the data.
 //!
-//! No more than [`Config::concurrency`] requests are served at once: beyond that the session
-//! reads no requests, and the kernel's callers wait. Waits for locks do not count, and
-//! have threads of their own.
+//! At most [`Config::concurrency`] requests are served at once: beyond that the session reads
+//! no requests, and the kernel's callers wait. Waits for locks do not count, and have
+//! threads of their own.
 //!
 //! # Invariants
-//! * `init` comes before every other call, `destroy` after all of them: `users` counts what
-//!   may still call, and whoever leaves last calls it.
+//! * Each request that wants an answer becomes an [`Unanswered`] value when it is parsed.
+//! * `init` precedes every other call and `destroy` follows all of them: `users` counts the
+//!   threads that may still call, and the last one to leave calls `destroy`.
 //! * A session that was full is armed when one of its requests has ended.
 //!
 //! Lock order: `queues` and `ended`, leaf locks.
 
 use std::io::IoSlice;
+use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -30,20 +32,20 @@ use std::time::Duration;
 use base::rt::{Condvar, JoinHandle, Mutex};
 use base::{BufMut, Error, Result};
 
-use crate::abi::request::{self, Malformed, Op, Opcode, Proto};
-use crate::abi::structs::{InHeader, InitIn, InitOut, OutHeader, WriteIn};
+use crate::abi::request::{self, Malformed, Opcode, Proto, RequestBody};
+use crate::abi::structs::{InHeader, InitIn, InitOut, LkIn, OutHeader, WriteIn};
 use crate::abi::{Wire, consts};
-use crate::awake::Awake;
 use crate::config::{Config, max_pages_limit};
-use crate::dispatch::{Call, run, send};
+use crate::dispatch::{Call, Unanswered, run};
 use crate::errno::Errno;
 use crate::fs::{Filesystem, Mode, Negotiated, Request, has_mode};
 use crate::holders::Holder;
 use crate::inflight::Inflight;
+use crate::latency::CpuLatencyQos;
 use crate::mount::{Kept, Mount, MountOptions, UnmountOptions, set_readahead};
 use crate::notify::Notifier;
-use crate::receivers::{Receivers, Source, Taken};
-use crate::transport::{Channel, DevTransport, Device, Queue, Transport};
+use crate::receivers::{ReadOutcome, Receivers, RequestSource};
+use crate::transport::{Channel, DevTransport, FuseDevice, Queue, Transport};
 
 /// Bytes before the data of a WRITE.
 const WRITE_HEAD: usize = InHeader::SIZE + WriteIn::SIZE;
@@ -56,7 +58,7 @@ const INBOX_AT: usize = DATA_AT - WRITE_HEAD;
 /// Dropping it unmounts lazily; [`Session::unmount`] and [`Session::join`] do it
 /// in order.
 pub struct Session {
-    core: Arc<Core>,
+    core: Arc<SessionCore>,
     mount: Option<Mount>,
     notifier: Notifier,
 }
@@ -67,24 +69,24 @@ impl std::fmt::Debug for Session {
     }
 }
 
-struct Core {
+struct SessionCore {
     fs: Arc<dyn Filesystem>,
-    device: Arc<Device>,
+    device: Arc<FuseDevice>,
     negotiated: Negotiated,
     proto: Proto,
     inflight: Inflight,
-    awake: Option<Arc<Awake>>,
+    latency_qos: Option<Arc<CpuLatencyQos>>,
     on_request: fn(),
     /// The device until it is gone, requests and waits for locks being served, and
     /// threads of queues.
     users: AtomicUsize,
-    /// Of these: waits for locks and threads of queues.
-    apart: AtomicUsize,
+    /// Users without a limit: waits for locks and threads of queues.
+    exempt: AtomicUsize,
     waiters: AtomicUsize,
-    /// Most users beside those apart, the device among them, and waiters.
+    /// Most users that are not exempt, the device included; most waits for locks.
     users_max: usize,
     waiters_max: usize,
-    /// A thread found it full, and waits for a request's end to have it armed.
+    /// A thread found the session full: the next end of a request must arm it.
     held_back: AtomicBool,
     queues: Mutex<Vec<JoinHandle<()>>>,
     ended: Mutex<bool>,
@@ -93,14 +95,14 @@ struct Core {
 
 /// A use of a session, which ends with the last of them.
 struct User<'a> {
-    core: &'a Core,
-    apart: bool,
+    core: &'a SessionCore,
+    exempt: bool,
 }
 
 impl Drop for User<'_> {
     fn drop(&mut self) {
-        if self.apart {
-            self.core.apart.fetch_sub(1, Ordering::AcqRel);
+        if self.exempt {
+            self.core.exempt.fetch_sub(1, Ordering::AcqRel);
         }
         if self.core.users.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.core.finish();
@@ -149,8 +151,8 @@ impl Session {
         }
     }
 
-    /// Serves a connection that someone else mounted: `device` is an open
-    /// `/dev/fuse` whose INIT is not yet answered. Whoever mounted it unmounts it.
+    /// Serves a connection that the caller mounted: `device` is an open `/dev/fuse` whose
+    /// INIT is not yet answered. The caller unmounts it.
     ///
     /// # Errors
     /// As [`Session::mount`].
@@ -160,13 +162,13 @@ impl Session {
         config: &Config,
         transport: &dyn Transport,
     ) -> Result<Session> {
-        let device = Arc::new(Device::new(device));
+        let device = Arc::new(FuseDevice::new(device));
         let negotiated = handshake(&device, config, transport.init_flags())?;
         device.set_nonblocking()?;
         let receivers = Receivers::of_process()?;
         let queues = transport.queues(device.fd(), &negotiated)?;
         let notifier = Notifier { channel: Arc::clone(&device) as _, negotiated, outward: None };
-        let core = Arc::new(Core::new(fs, device, negotiated, config));
+        let core = Arc::new(SessionCore::new(fs, device, negotiated, config));
         core.fs.init(&negotiated);
         receivers.attach(Arc::clone(&core) as _)?;
         for queue in queues {
@@ -311,7 +313,7 @@ impl Drop for Session {
 }
 
 /// Answers INIT.
-fn handshake(channel: &Device, config: &Config, extra: u64) -> Result<Negotiated> {
+fn handshake(channel: &FuseDevice, config: &Config, extra: u64) -> Result<Negotiated> {
     let mut inbox = vec![0; consts::MIN_READ_BUFFER];
     loop {
         let len = channel
@@ -319,7 +321,8 @@ fn handshake(channel: &Device, config: &Config, extra: u64) -> Result<Negotiated
             .map_err(|e| Error::io("the kernel closed the FUSE connection before its start", e))?
             .unwrap_or(0);
         let msg = inbox.get(..len).unwrap_or_default();
-        let Ok((header, _, Op::Init(offer))) = request::parse(msg, Proto::default()) else {
+        let Ok((header, _, RequestBody::Init(offer))) = request::parse(msg, Proto::default())
+        else {
             return Err(Error::unsupported("the FUSE connection does not begin with INIT"));
         };
         if offer.major > consts::KERNEL_VERSION {
@@ -351,7 +354,7 @@ fn too_old(offer: &InitIn) -> bool {
     offer.major < consts::KERNEL_VERSION || offer.minor < consts::MINOR_MIN
 }
 
-fn answer_init(channel: &Device, unique: u64, reply: &InitOut) -> Result<()> {
+fn answer_init(channel: &FuseDevice, unique: u64, reply: &InitOut) -> Result<()> {
     let mut bytes = Vec::new();
     // Both sizes are constants far below 4 GiB.
     let len = (OutHeader::SIZE + InitOut::SIZE) as u32;
@@ -362,7 +365,7 @@ fn answer_init(channel: &Device, unique: u64, reply: &InitOut) -> Result<()> {
         .map_err(|e| Error::io("the kernel refused the answer to INIT", e))
 }
 
-impl Source for Core {
+impl RequestSource for SessionCore {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.device.descriptor()
     }
@@ -374,31 +377,31 @@ impl Source for Core {
         }
     }
 
-    fn take(&self, inbox: &mut BufMut, ended: bool) -> Taken {
+    fn take(&self, inbox: &mut BufMut, ended: bool) -> ReadOutcome {
         if !ended && self.is_full() {
             self.held_back.store(true, Ordering::SeqCst);
             // A request that ended meanwhile may not have seen it.
             if self.is_full() {
-                return Taken::Full;
+                return ReadOutcome::Full;
             }
         }
         // Counted before it is read: the session does not end between.
         let enter = |n: usize| (n > 0).then_some(n + 1);
         if self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_err() {
-            return Taken::Gone;
+            return ReadOutcome::Gone;
         }
         let taken = match self.device.read(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
-            Ok(Some(len)) => return Taken::Request(len),
-            Ok(None) => Taken::Nothing,
-            Err(_) => Taken::Gone,
+            Ok(Some(len)) => return ReadOutcome::Request(len),
+            Ok(None) => ReadOutcome::Nothing,
+            Err(_) => ReadOutcome::Gone,
         };
-        drop(User { core: self, apart: false });
+        drop(User { core: self, exempt: false });
         taken
     }
 
     fn serve(self: Arc<Self>, inbox: BufMut, len: usize) -> (BufMut, bool) {
-        let user = User { core: &self, apart: false };
-        let served = self.awake.as_ref().map(|awake| awake.came());
+        let user = User { core: &self, exempt: false };
+        let served = self.latency_qos.as_ref().map(|qos| qos.begin());
         let channel = Arc::clone(&self.device) as Arc<dyn Channel>;
         let inbox = self.take_request(&channel, inbox, len);
         drop((served, user));
@@ -408,34 +411,34 @@ impl Source for Core {
     }
 
     fn sleeps(&self) {
-        if let Some(awake) = &self.awake {
-            awake.slept();
+        if let Some(qos) = &self.latency_qos {
+            qos.slept();
         }
     }
 
     fn gone(&self) {
         self.close();
-        drop(User { core: self, apart: false });
+        drop(User { core: self, exempt: false });
     }
 }
 
-impl Core {
+impl SessionCore {
     fn new(
         fs: Arc<dyn Filesystem>,
-        device: Arc<Device>,
+        device: Arc<FuseDevice>,
         negotiated: Negotiated,
         config: &Config,
-    ) -> Core {
-        Core {
+    ) -> SessionCore {
+        SessionCore {
             fs,
             device,
             negotiated,
             proto: Proto { setxattr_ext: negotiated.flags & consts::SETXATTR_EXT != 0 },
             inflight: Inflight::default(),
-            awake: config.awake.clone(),
+            latency_qos: config.latency_qos.clone(),
             on_request: config.on_request,
             users: AtomicUsize::new(1),
-            apart: AtomicUsize::new(0),
+            exempt: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             users_max: config.concurrency.max(1).saturating_add(1),
             waiters_max: config.lock_waiters,
@@ -451,21 +454,21 @@ impl Core {
     }
 
     fn is_full(&self) -> bool {
-        let apart = self.apart.load(Ordering::SeqCst);
-        self.users.load(Ordering::SeqCst).saturating_sub(apart) >= self.users_max
+        let exempt = self.exempt.load(Ordering::SeqCst);
+        self.users.load(Ordering::SeqCst).saturating_sub(exempt) >= self.users_max
     }
 
     /// A use that no limit counts, while another one lasts.
-    fn use_apart(&self) -> User<'_> {
-        self.apart.fetch_add(1, Ordering::AcqRel);
+    fn use_exempt(&self) -> User<'_> {
+        self.exempt.fetch_add(1, Ordering::AcqRel);
         self.users.fetch_add(1, Ordering::AcqRel);
-        User { core: self, apart: true }
+        User { core: self, exempt: true }
     }
 
     /// Starts the thread of a queue. A `further` one that never worked ends alone.
     fn start(self: &Arc<Self>, queue: Arc<dyn Queue>, further: bool) -> Result<()> {
         let core = Arc::clone(self);
-        let user = self.use_apart();
+        let user = self.use_exempt();
         let started = base::rt::spawn("fuse-queue", move || core.receive(&queue, further))?;
         // The thread has it.
         std::mem::forget(user);
@@ -475,17 +478,17 @@ impl Core {
 
     /// The life of a queue's thread.
     fn receive(self: &Arc<Self>, queue: &Arc<dyn Queue>, further: bool) {
-        let user = User { core: self, apart: true };
-        if let Some(awake) = &self.awake {
-            let awake = Arc::clone(awake);
-            base::rt::before_sleep(move || awake.slept());
+        let user = User { core: self, exempt: true };
+        if let Some(qos) = &self.latency_qos {
+            let qos = Arc::clone(qos);
+            base::rt::before_sleep(move || qos.slept());
         }
         let channel = Arc::clone(queue) as Arc<dyn Channel>;
         let mut inbox = BufMut::alloc(self.inbox_size());
         let mut worked = !further;
         while let Ok(len) = queue.receive(inbox.get_mut(INBOX_AT..).unwrap_or_default()) {
             worked = true;
-            let _served = self.awake.as_ref().map(|awake| awake.came());
+            let _served = self.latency_qos.as_ref().map(|qos| qos.begin());
             if let Some(more) = queue.more() {
                 let _served_by_fewer = self.start(more, true);
             }
@@ -497,7 +500,7 @@ impl Core {
         drop(user);
     }
 
-    /// Nobody waits for answers any more: what sleeps for one is woken.
+    /// The connection has ended: threads that sleep in a request are woken.
     fn close(&self) {
         self.inflight.close().into_iter().for_each(|unique| self.interrupt(unique));
     }
@@ -522,109 +525,117 @@ impl Core {
     ) -> BufMut {
         (self.on_request)();
         let msg = inbox.get(INBOX_AT..INBOX_AT + len).unwrap_or_default();
-        let (header, opcode, op) = match request::parse(msg, self.proto) {
+        let (header, opcode, body) = match request::parse(msg, self.proto) {
             Ok(parsed) => parsed,
             Err(malformed) => {
-                self.refuse(&**channel, malformed);
+                refuse(&**channel, malformed);
                 return inbox;
             }
         };
-        let req = request_of(&header);
-        match op {
-            Op::Forget(f) => self.forget(header.nodeid, f.nlookup),
-            Op::BatchForget(list) => list.for_each(|f| self.forget(f.nodeid, f.nlookup)),
-            Op::Interrupt(i) => {
-                // No reply: `EAGAIN` would have the kernel ask again at once.
+        match body {
+            // The kernel waits for no answer to these.
+            RequestBody::Forget(f) => self.forget(header.nodeid, f.nlookup),
+            RequestBody::BatchForget(list) => {
+                list.iter().for_each(|f| self.forget(f.nodeid, f.nlookup));
+            }
+            RequestBody::Interrupt(i) => {
+                // No reply: after `EAGAIN` the kernel would send it again at once.
                 if self.inflight.interrupt(i.unique) {
                     self.interrupt(i.unique);
                 }
             }
-            Op::NotifyReply => {}
-            Op::Write(arg) => return self.take_write(&**channel, inbox, len, &arg),
-            Op::Setlkw(_) => self.hand_to_waiter(channel, &req, msg.to_vec()),
-            op => {
-                let call = Call { header, opcode, op, payload: None };
-                self.take_plain(&**channel, &req, msg, call);
+            RequestBody::NotifyReply => {}
+            RequestBody::Write(arg) => {
+                let unanswered = Unanswered::new(&**channel, header.unique);
+                return self.serve_write(unanswered, header, &arg, inbox, len);
+            }
+            RequestBody::Setlkw(arg) => {
+                let unanswered = Unanswered::new(Arc::clone(channel), header.unique);
+                self.hand_to_waiter(unanswered, header, arg);
+            }
+            body => {
+                let unanswered = Unanswered::new(&**channel, header.unique);
+                self.serve_call(unanswered, Call { header, opcode, body, payload: None });
             }
         }
         inbox
     }
 
-    fn take_plain(&self, channel: &dyn Channel, req: &Request, msg: &[u8], call: Call<'_>) {
+    /// Serves a request: from memory if its operation takes a mode, else, or if that would
+    /// block, with a thread that may sleep.
+    fn serve_call(&self, unanswered: Unanswered<&(dyn Channel + 'static)>, call: Call<'_>) {
         if has_mode(call.opcode) {
-            let outcome = run(&*self.fs, req, call, Mode::NonBlocking);
+            let req = request_of(&call.header);
+            let outcome = run(&*self.fs, &req, call.clone(), Mode::NonBlocking);
             if !matches!(outcome, Err(Errno::WOULD_BLOCK)) {
-                return send(&*self.fs, channel, req, outcome);
+                return unanswered.answer(&*self.fs, &req, outcome);
             }
-            // Its parts were moved: it is parsed again.
-            let Ok((header, opcode, op)) = request::parse_headless(msg, self.proto) else {
-                return send(&*self.fs, channel, req, Err(Errno::EIO));
-            };
-            return self.serve_blocking(channel, Call { header, opcode, op, payload: None });
         }
-        self.serve_blocking(channel, call);
+        self.serve_blocking(unanswered, call);
     }
 
-    /// A WRITE: its data are not copied.
-    fn take_write(
+    /// Serves a WRITE, whose data are not copied.
+    fn serve_write(
         &self,
-        channel: &dyn Channel,
+        unanswered: Unanswered<&(dyn Channel + 'static)>,
+        header: InHeader,
+        arg: &WriteIn,
         inbox: BufMut,
         len: usize,
-        arg: &WriteIn,
     ) -> BufMut {
-        let msg = inbox.get(INBOX_AT..INBOX_AT + len).unwrap_or_default();
-        let mut head = [0; WRITE_HEAD];
-        head.copy_from_slice(msg.get(..WRITE_HEAD).unwrap_or(&[0; WRITE_HEAD]));
-        let header = InHeader::take(&mut &head[..]);
-        let (Some(header), Some(range)) = (header, request::write_data(len, arg)) else {
-            if let Some(header) = header {
-                self.refuse(channel, Malformed::Body(header));
-            }
+        let Some(range) = request::write_data(len, arg) else {
+            unanswered.refuse(Errno::EINVAL);
             return inbox;
         };
         let whole = inbox.freeze();
-        let data = whole.slice(range.start + INBOX_AT..range.end + INBOX_AT);
-        let (opcode, op) = (Opcode::Write, Op::Write(*arg));
-        self.serve_blocking(channel, Call { header, opcode, op, payload: Some(data) });
-        // The buffer is ours again if the file system kept no part of it.
+        let payload = Some(whole.slice(range.start + INBOX_AT..range.end + INBOX_AT));
+        let (opcode, body) = (Opcode::Write, RequestBody::Write(*arg));
+        self.serve_blocking(unanswered, Call { header, opcode, body, payload });
+        // The buffer is free again if the file system kept no part of it.
         whole.try_unfreeze().unwrap_or_else(|_| BufMut::alloc(self.inbox_size()))
     }
 
-    /// Serves what may sleep.
-    fn serve_blocking(&self, channel: &dyn Channel, call: Call<'_>) {
+    /// Serves a request whose operation may sleep.
+    fn serve_blocking<C>(&self, unanswered: Unanswered<C>, call: Call<'_>)
+    where
+        C: Deref<Target = dyn Channel>,
+    {
         let cancel = self.inflight.begin(call.header.unique);
         let req = Request { cancel: Some(cancel), ..request_of(&call.header) };
         let outcome = run(&*self.fs, &req, call, Mode::Blocking);
-        send(&*self.fs, channel, &req, outcome);
+        unanswered.answer(&*self.fs, &req, outcome);
         self.inflight.end(req.unique);
     }
 
-    /// A wait for a lock, on a thread of its own.
-    fn hand_to_waiter(self: &Arc<Self>, channel: &Arc<dyn Channel>, req: &Request, msg: Vec<u8>) {
-        let refuse = || send(&*self.fs, &**channel, req, Err(Errno::ENOLCK));
+    /// Serves a wait for a lock on a thread of its own; `ENOLCK` if there are too many.
+    fn hand_to_waiter(
+        self: &Arc<Self>,
+        unanswered: Unanswered<Arc<dyn Channel>>,
+        header: InHeader,
+        arg: LkIn,
+    ) {
+        let unanswered = unanswered.if_dropped(Errno::ENOLCK);
         if self.waiters.fetch_add(1, Ordering::AcqRel) >= self.waiters_max {
             self.waiters.fetch_sub(1, Ordering::AcqRel);
-            return refuse();
+            return;
         }
-        let user = self.use_apart();
-        let (core, back) = (Arc::clone(self), Arc::clone(channel));
+        let user = self.use_exempt();
+        let core = Arc::clone(self);
         let started = base::rt::spawn("fuse-lock", move || {
-            let user = User { core: &core, apart: true };
+            let user = User { core: &core, exempt: true };
             (core.on_request)();
-            if let Ok((header, opcode, op)) = request::parse_headless(&msg, core.proto) {
-                core.serve_blocking(&*back, Call { header, opcode, op, payload: None });
-            }
+            let (opcode, body) = (Opcode::Setlkw, RequestBody::Setlkw(arg));
+            let call = Call { header, opcode, body, payload: None };
+            core.serve_blocking(unanswered.if_dropped(Errno::EIO), call);
             core.waiters.fetch_sub(1, Ordering::AcqRel);
             drop(user);
         });
         match started {
-            // The thread has it.
+            // The thread ends the use.
             Ok(_) => std::mem::forget(user),
             Err(_) => {
                 self.waiters.fetch_sub(1, Ordering::AcqRel);
                 drop(user);
-                refuse();
             }
         }
     }
@@ -632,17 +643,18 @@ impl Core {
     fn forget(&self, node: u64, count: u64) {
         let _panicked = catch_unwind(AssertUnwindSafe(|| self.fs.forget(node, count)));
     }
+}
 
-    fn refuse(&self, channel: &dyn Channel, malformed: Malformed) {
-        let (header, errno) = match malformed {
-            Malformed::Header => return,
-            Malformed::Body(header) => (header, Errno::EINVAL),
-            Malformed::Unknown(header) => (header, Errno::ENOSYS),
-        };
-        let silent = [Opcode::Forget, Opcode::BatchForget, Opcode::Interrupt, Opcode::NotifyReply];
-        if !silent.iter().any(|&op| op as u32 == header.opcode) {
-            send(&*self.fs, channel, &request_of(&header), Err(errno));
-        }
+/// Answers a message that is not a request of this crate.
+fn refuse(channel: &(dyn Channel + 'static), malformed: Malformed) {
+    let (header, errno) = match malformed {
+        Malformed::Header => return,
+        Malformed::Body(header) => (header, Errno::EINVAL),
+        Malformed::Unknown(header) => (header, Errno::ENOSYS),
+    };
+    let silent = [Opcode::Forget, Opcode::BatchForget, Opcode::Interrupt, Opcode::NotifyReply];
+    if !silent.iter().any(|&op| op as u32 == header.opcode) {
+        Unanswered::new(channel, header.unique).refuse(errno);
     }
 }
 

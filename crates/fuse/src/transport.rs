@@ -25,7 +25,7 @@ pub trait Channel: Send + Sync {
     /// Sends one reply or notification, in parts; the first begins with the header.
     ///
     /// # Errors
-    /// `ENOENT` when nobody waits for it any more, or the kernel's other reasons.
+    /// `ENOENT` when the request has been withdrawn, or the kernel's other reasons.
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()>;
 }
 
@@ -73,13 +73,13 @@ impl Transport for DevTransport {}
 
 /// A descriptor of `/dev/fuse`.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct FuseDevice {
     fd: Arc<OwnedFd>,
 }
 
-impl Device {
-    pub(crate) fn new(fd: OwnedFd) -> Device {
-        Device { fd: Arc::new(fd) }
+impl FuseDevice {
+    pub(crate) fn new(fd: OwnedFd) -> FuseDevice {
+        FuseDevice { fd: Arc::new(fd) }
     }
 
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
@@ -90,7 +90,7 @@ impl Device {
         self.fd.as_fd()
     }
 
-    /// From now on [`Device::read`] does not wait.
+    /// From now on [`FuseDevice::read`] does not wait.
     pub(crate) fn set_nonblocking(&self) -> base::Result<()> {
         rustix::fs::fcntl_setfl(&self.fd, OFlags::NONBLOCK)
             .map_err(|e| base::Error::io("cannot set up the FUSE device", e.into()))
@@ -110,7 +110,7 @@ impl Device {
     }
 }
 
-impl Channel for Device {
+impl Channel for FuseDevice {
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {
         let written = rustix::io::writev(&self.fd, message)?;
         let total = message.iter().map(|part| part.len()).sum::<usize>();

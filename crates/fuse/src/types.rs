@@ -371,7 +371,7 @@ pub struct LockArgs {
     pub node: u64,
     /// Open handle.
     pub handle: u64,
-    /// Who owns it.
+    /// The owner, a number that the kernel chose.
     pub owner: u64,
     /// The lock.
     pub lock: Lock,

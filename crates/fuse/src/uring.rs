@@ -2,37 +2,38 @@
 //!
 //! # Theory
 //! The kernel keeps a queue of requests for each core, and each queue has *entries*: buffers
-//! that take a request, and later its answer. An entry is a [`Seat`] here: a channel with
-//! a ring and so a thread of its own. Its thread commits an answer and waits for the next
+//! that take a request, and later its answer. A [`RingEntry`] is a channel with a ring of its
+//! own, and so a thread of its own. The thread commits an answer and waits for the next
 //! request in one system call, where the classic transport needs two. It stays on the
-//! queue's core, where its caller is and waits: no other core has to be woken. While a
-//! seat's request is not answered nothing else comes there, so
-//! handing it over would free nobody. Instead a queue gets another seat when few of its
-//! seats are left idle ([`Receives::more`]), up to [`UringTransport::most`]: as many requests
-//! may sleep as there are seats. The kernel gives a request to the seat that became idle
-//! last, so seats that were needed once do not disturb later. A request that finds none
-//! idle waits for the next answer on its queue, whatever is made meanwhile: a seat that
-//! comes takes only new requests. So some are always kept ahead.
+//! queue's core, where its caller runs, so no other core has to be woken.
 //!
-//! FORGET, INTERRUPT and notifications still take the descriptor, which the receiving threads
-//! of the process read. Each seat costs a thread, a descriptor and a buffer, and the kernel
+//! An entry takes no request until its last one is answered, so handing the request to
+//! another thread would free no entry. Instead a queue gets another entry when few are idle
+//! ([`Queue::more`]), up to [`UringTransport::entries_max`]; as many requests may sleep as
+//! there are entries. A request that finds none idle waits for the next answer on its queue:
+//! an entry that is added later takes only newer requests. Therefore some entries are
+//! always kept idle. The kernel prefers the entry that became idle last, so entries added
+//! for a burst do not disturb afterwards.
+//!
+//! FORGET, INTERRUPT and notifications still use the descriptor, which the receiving threads
+//! of the process read. Each entry costs a thread, a descriptor and a buffer, and the kernel
 //! wants one for each core that the machine may ever have: a mount on two cores begins with
-//! eight seats, one on 64 cores with 128. So a mount has this transport only where
-//! it is asked for. Whoever waits for a lock keeps its seat, so this transport is not for file
-//! systems that serve locks.
+//! eight entries, one on 64 cores with 128. So this transport is opt-in for each mount. A
+//! wait for a lock keeps its entry, so the transport is not for file systems that serve
+//! locks.
 //!
 //! # States
-//! A seat is *new*, *waiting* (the kernel has its buffers), *serving*, *answered* or
+//! An entry is *new*, *waiting* (the kernel has its buffers), *serving*, *answered* or
 //! *gone*: new → waiting → serving → answered → waiting …; anything → gone.
 //!
 //! # Invariants
-//! * A seat's buffers are touched only while it is serving, under its lock, and live as long
-//!   as its ring.
+//! * An entry's buffers are touched only while it is serving, under its lock, and live as
+//!   long as its ring.
 //! * Its ring is used by its thread alone.
-//! * `busy <= seats <= most` of a queue; a seat counts from before it is made until it is
-//!   dropped, and is busy while it is serving.
-//! * The flag is asked for in INIT only where rings of this kind can be made: the kernel
-//!   sends nothing until every queue has an entry.
+//! * `busy <= entries <= entries_max` of a queue. An entry counts from before it is made
+//!   until it is dropped, and is busy while it is serving.
+//! * INIT requests the flag only where rings of this kind can be made: the kernel sends
+//!   nothing until every queue has an entry.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -48,9 +49,9 @@ use crate::abi::Wire;
 use crate::abi::consts::OVER_IO_URING;
 use crate::abi::structs::{InHeader, OutHeader};
 use crate::fs::Negotiated;
-use crate::transport::{Channel, Queue as Receives, Transport};
+use crate::transport::{Channel, Queue, Transport};
 
-type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
+type EntryRing = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// Commands of `enum fuse_uring_cmd`.
 const REGISTER: u32 = 1;
@@ -79,22 +80,22 @@ const _: () = assert!(size_of::<squeue::Entry128>() == 128);
 /// The transport; see the module.
 #[derive(Clone, Copy, Debug)]
 pub struct UringTransport {
-    /// Seats for each core at first; half as many are kept idle.
-    pub few: usize,
-    /// Seats for each core at most: so many requests that come from one are served at once.
-    pub most: usize,
+    /// Entries of each core at first; half as many are kept idle.
+    pub entries_min: usize,
+    /// Most entries of each core, so most requests of one core that are served at once.
+    pub entries_max: usize,
 }
 
 impl Default for UringTransport {
     fn default() -> Self {
         // Each is a thread, and machines of many cores have many queues.
         let share = |all: usize, least, most| (all / base::rt::parallelism()).clamp(least, most);
-        UringTransport { few: share(8, 2, 4), most: share(128, 8, 64) }
+        UringTransport { entries_min: share(8, 2, 4), entries_max: share(128, 8, 64) }
     }
 }
 
-fn new_ring() -> io::Result<Ring> {
-    Ring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
+fn new_ring() -> io::Result<EntryRing> {
+    EntryRing::builder().setup_single_issuer().setup_defer_taskrun().build(2)
 }
 
 /// Cores that the kernel has queues for.
@@ -138,33 +139,33 @@ impl Transport for UringTransport {
         &self,
         device: &Arc<OwnedFd>,
         negotiated: &Negotiated,
-    ) -> Result<Vec<Arc<dyn Receives>>> {
+    ) -> Result<Vec<Arc<dyn Queue>>> {
         if negotiated.flags & OVER_IO_URING == 0 {
             return Ok(Vec::new());
         }
-        let queues = queues().ok_or_else(|| Error::bug("queues that nobody can count"))?;
-        let mut seats = Vec::new();
+        let queues = queues().ok_or_else(|| Error::bug("the number of queues is unknown"))?;
+        let mut entries = Vec::new();
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
         for number in 0..queues {
-            // The kernel wants a seat even of cores that may come one day.
-            let few = if is_in(&online, number) { self.few.max(1) } else { 1 };
-            let queue = Arc::new(Queue {
+            // The kernel wants an entry also for cores that may be added later.
+            let idle = if is_in(&online, number) { self.entries_min.max(1) } else { 1 };
+            let queue = Arc::new(CoreQueue {
                 device: Arc::clone(device),
                 number: number as u16,
                 transfer: negotiated.max_transfer as usize,
-                spare: self.few.div_ceil(2),
-                most: AtomicUsize::new(self.most.max(1)),
-                seats: AtomicUsize::new(0),
+                spare: self.entries_min.div_ceil(2),
+                entries_max: AtomicUsize::new(self.entries_max.max(1)),
+                entries: AtomicUsize::new(0),
                 busy: AtomicUsize::new(0),
             });
-            seats.extend(std::iter::from_fn(|| queue.seat(few)));
+            entries.extend(std::iter::from_fn(|| queue.entry(idle)));
         }
-        Ok(seats)
+        Ok(entries)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum EntryPhase {
     New,
     Waiting,
     Serving { unique: u64 },
@@ -172,8 +173,8 @@ enum Phase {
     Gone,
 }
 
-struct State {
-    phase: Phase,
+struct EntryState {
+    phase: EntryPhase,
     /// The kernel's number for the request.
     commit_id: u64,
     headers: Box<[u8; HEADERS]>,
@@ -191,38 +192,42 @@ struct Segment {
 }
 
 /// The requests of one core.
-struct Queue {
+struct CoreQueue {
     device: Arc<OwnedFd>,
     number: u16,
     /// Bytes of a request or an answer.
     transfer: usize,
     /// So many should be idle.
     spare: usize,
-    /// Fewer once a seat could not be had.
-    most: AtomicUsize,
-    seats: AtomicUsize,
+    /// Fewer once an entry could not be had.
+    entries_max: AtomicUsize,
+    entries: AtomicUsize,
     busy: AtomicUsize,
 }
 
-impl Queue {
-    /// Another seat, if fewer than `idle` are, and there may be one.
-    fn seat(self: &Arc<Queue>, idle: usize) -> Option<Arc<dyn Receives>> {
-        let seats = self.seats.load(Ordering::Acquire);
+impl CoreQueue {
+    /// Another entry, if fewer than `idle` are, and there may be one.
+    fn entry(self: &Arc<CoreQueue>, idle: usize) -> Option<Arc<dyn Queue>> {
+        let entries = self.entries.load(Ordering::Acquire);
         let wanted = self.busy.load(Ordering::Acquire) + idle;
-        if seats >= wanted.min(self.most.load(Ordering::Relaxed)) {
+        if entries >= wanted.min(self.entries_max.load(Ordering::Relaxed)) {
             return None;
         }
-        let swap =
-            self.seats.compare_exchange(seats, seats + 1, Ordering::AcqRel, Ordering::Relaxed);
-        swap.ok().map(|_| Arc::new(Seat::new(Arc::clone(self))) as Arc<dyn Receives>)
+        let swap = self.entries.compare_exchange(
+            entries,
+            entries + 1,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        swap.ok().map(|_| Arc::new(RingEntry::new(Arc::clone(self))) as Arc<dyn Queue>)
     }
 }
 
 /// An entry of one of the kernel's queues.
-struct Seat {
-    queue: Arc<Queue>,
-    ring: Mutex<Option<Ring>>,
-    state: Mutex<State>,
+struct RingEntry {
+    queue: Arc<CoreQueue>,
+    ring: Mutex<Option<EntryRing>>,
+    state: Mutex<EntryState>,
     answered: Condvar,
 }
 
@@ -240,21 +245,21 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-impl Seat {
-    fn new(queue: Arc<Queue>) -> Seat {
+impl RingEntry {
+    fn new(queue: Arc<CoreQueue>) -> RingEntry {
         let mut headers = Box::new([0; HEADERS]);
-        // Too large for its pages to be made at once: most seats see small requests, or none.
+        // Too large for its pages to be made at once: most entries see small requests, or none.
         let size = queue.transfer.max(crate::abi::consts::MIN_READ_BUFFER).max(POPULATED);
         let mut payload = BufMut::alloc(size + 1);
         let segments = Box::new([
             Segment { base: headers.as_mut_ptr() as u64, len: HEADERS as u64 },
             Segment { base: payload.as_mut_ptr() as u64, len: size as u64 },
         ]);
-        Seat {
+        RingEntry {
             queue,
             ring: Mutex::new(None),
-            state: Mutex::new(State {
-                phase: Phase::New,
+            state: Mutex::new(EntryState {
+                phase: EntryPhase::New,
                 commit_id: 0,
                 headers,
                 payload,
@@ -265,12 +270,12 @@ impl Seat {
     }
 
     /// The ring, made by the thread that uses it.
-    fn made<'a>(&self, ring: &'a mut Option<Ring>) -> io::Result<&'a mut Ring> {
+    fn made<'a>(&self, ring: &'a mut Option<EntryRing>) -> io::Result<&'a mut EntryRing> {
         Ok(match ring {
             Some(ring) => ring,
             none => {
-                // Who waits for an answer leaves its core to the thread that gives it; one
-                // that may not be there serves as well, only slower.
+                // A caller that waits leaves its core to the thread that answers. Elsewhere
+                // the thread serves as well, only slower.
                 let _stays = base::rt::stay_on(usize::from(self.queue.number));
                 none.insert(new_ring()?)
             }
@@ -278,7 +283,7 @@ impl Seat {
     }
 
     /// The command that gives the buffers to the kernel.
-    fn command(&self, state: &State, op: u32) -> squeue::Entry128 {
+    fn command(&self, state: &EntryState, op: u32) -> squeue::Entry128 {
         let mut request = [0; 80];
         put(&mut request, CMD_COMMIT_AT, &state.commit_id.to_ne_bytes());
         put(&mut request, CMD_QUEUE_AT, &self.queue.number.to_ne_bytes());
@@ -293,18 +298,18 @@ impl Seat {
     }
 
     /// Commits what was answered and has the kernel put the next request into the buffers.
-    fn fetch(&self, ring: &mut Ring) -> io::Result<()> {
+    fn fetch(&self, ring: &mut EntryRing) -> io::Result<()> {
         let entry = {
             let mut state = self.state.lock();
-            while matches!(state.phase, Phase::Serving { .. }) {
+            while matches!(state.phase, EntryPhase::Serving { .. }) {
                 self.answered.wait(&mut state);
             }
             let op = match state.phase {
-                Phase::New => REGISTER,
-                Phase::Answered => COMMIT_AND_FETCH,
+                EntryPhase::New => REGISTER,
+                EntryPhase::Answered => COMMIT_AND_FETCH,
                 _ => return Err(Errno::NODEV.into()),
             };
-            state.phase = Phase::Waiting;
+            state.phase = EntryPhase::Waiting;
             self.command(&state, op)
         };
         // SAFETY: the command points to buffers of `self.state`, which outlives the ring: the
@@ -346,52 +351,52 @@ impl Seat {
             head.copy_from_slice(part);
             rest = tail;
         }
-        state.phase = Phase::Serving { unique: header.unique };
+        state.phase = EntryPhase::Serving { unique: header.unique };
         self.queue.busy.fetch_add(1, Ordering::AcqRel);
         Ok(total)
     }
 }
 
-impl Drop for Seat {
+impl Drop for RingEntry {
     fn drop(&mut self) {
-        if matches!(self.state.get_mut().phase, Phase::Serving { .. }) {
+        if matches!(self.state.get_mut().phase, EntryPhase::Serving { .. }) {
             self.queue.busy.fetch_sub(1, Ordering::AcqRel);
         }
-        self.queue.seats.fetch_sub(1, Ordering::AcqRel);
+        self.queue.entries.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Receives for Seat {
+impl Queue for RingEntry {
     fn receive(&self, inbox: &mut [u8]) -> io::Result<usize> {
         let mut ring = self.ring.lock();
         let fresh = ring.is_none();
         let fetched = self.made(&mut ring).and_then(|ring| self.fetch(ring));
         if fetched.is_err() && fresh {
             self.queue
-                .most
-                .fetch_min(self.queue.seats.load(Ordering::Acquire) - 1, Ordering::Relaxed);
+                .entries_max
+                .fetch_min(self.queue.entries.load(Ordering::Acquire) - 1, Ordering::Relaxed);
         }
         let got = fetched.and_then(|()| self.take(inbox));
         if got.is_err() {
-            self.state.lock().phase = Phase::Gone;
+            self.state.lock().phase = EntryPhase::Gone;
         }
         got
     }
 
-    fn more(&self) -> Option<Arc<dyn Receives>> {
-        self.queue.seat(self.queue.spare)
+    fn more(&self) -> Option<Arc<dyn Queue>> {
+        self.queue.entry(self.queue.spare)
     }
 }
 
-impl Channel for Seat {
+impl Channel for RingEntry {
     fn reply(&self, message: &[IoSlice<'_>]) -> io::Result<()> {
         let mut state = self.state.lock();
         let head = message.first().map_or(&[][..], |part| &part[..]);
         let out = OutHeader::take(&mut &head[..]).ok_or_else(|| broken("a reply's header"))?;
-        if state.phase != (Phase::Serving { unique: out.unique }) {
+        if state.phase != (EntryPhase::Serving { unique: out.unique }) {
             return Err(Errno::NOENT.into());
         }
-        let State { headers, payload, .. } = &mut *state;
+        let EntryState { headers, payload, .. } = &mut *state;
         put(&mut headers[..], 0, head.get(..OutHeader::SIZE).unwrap_or_default());
         let first = head.get(OutHeader::SIZE..).unwrap_or_default();
         let others = message.iter().skip(1).map(|part| &part[..]);
@@ -402,7 +407,7 @@ impl Channel for Seat {
             used += part.len();
         }
         put(&mut headers[..], PAYLOAD_SIZE_AT, &(used as u32).to_ne_bytes());
-        state.phase = Phase::Answered;
+        state.phase = EntryPhase::Answered;
         self.queue.busy.fetch_sub(1, Ordering::AcqRel);
         drop(state);
         self.answered.notify_one();
@@ -420,26 +425,26 @@ mod tests {
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
-    fn queue(most: usize, spare: usize) -> Arc<Queue> {
+    fn queue(entries_max: usize, spare: usize) -> Arc<CoreQueue> {
         let device = std::fs::File::open("/dev/null").unwrap();
-        Arc::new(Queue {
+        Arc::new(CoreQueue {
             device: Arc::new(device.into()),
             number: 0,
             transfer: 1 << 20,
             spare,
-            most: AtomicUsize::new(most),
-            seats: AtomicUsize::new(0),
+            entries_max: AtomicUsize::new(entries_max),
+            entries: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
         })
     }
 
-    /// Each mount took twenty megabytes before anybody used it.
+    /// Each mount took twenty megabytes before its first request.
     #[test]
-    fn seats_that_serve_nobody_take_no_memory() {
+    fn idle_entries_take_no_memory() {
         let queue = queue(64, 1);
         let before = resident();
-        let seats: Vec<_> = std::iter::from_fn(|| queue.seat(64)).collect();
-        assert_eq!(seats.len(), 64);
+        let entries: Vec<_> = std::iter::from_fn(|| queue.entry(64)).collect();
+        assert_eq!(entries.len(), 64);
         let more = resident().saturating_sub(before);
         assert!(more < 16 << 20, "{more} bytes");
     }
@@ -447,14 +452,14 @@ mod tests {
     #[test]
     fn a_queue_has_idle_seats_up_to_its_limit() {
         let queue = queue(5, 2);
-        let first: Vec<_> = std::iter::from_fn(|| queue.seat(2)).collect();
+        let first: Vec<_> = std::iter::from_fn(|| queue.entry(2)).collect();
         assert_eq!(first.len(), 2);
         queue.busy.store(1, Ordering::Release);
         let more = first[0].more().unwrap();
         assert!(first[0].more().is_none(), "two are idle");
         queue.busy.store(3, Ordering::Release);
-        let most: Vec<_> = std::iter::from_fn(|| first[1].more()).collect();
-        assert_eq!(most.len(), 2, "five are the most");
+        let entries_max: Vec<_> = std::iter::from_fn(|| first[1].more()).collect();
+        assert_eq!(entries_max.len(), 2, "five are the most");
         drop(more);
         assert!(first[0].more().is_some(), "one is gone");
     }

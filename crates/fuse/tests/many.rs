@@ -60,7 +60,7 @@ fn a_mount_costs_a_descriptor() {
         mounts.iter().take(100).for_each(|m| m.fs.open_gate());
     });
     drop(slow);
-    mounts.into_iter().for_each(Mounted::finish);
+    mounts.into_iter().for_each(MountedTestFs::finish);
     first.finish();
     let (_, descriptors, _) = costs();
     assert!(descriptors <= before.1, "{descriptors} descriptors are left");

@@ -171,7 +171,7 @@ fn writes_large_and_small_and_truncation() {
 /// So many reads wait for a device, and the receiving threads still answer. `in_turn`: the
 /// next comes when the one before it waits.
 #[allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-fn wait_in_reads(m: Mounted, reads: usize, in_turn: bool) {
+fn wait_in_reads(m: MountedTestFs, reads: usize, in_turn: bool) {
     let file = File::open(m.path("slow")).unwrap();
     let fs = &m.fs;
     std::thread::scope(|scope| {
@@ -207,7 +207,9 @@ fn waiting_reads_do_not_stop_the_others() {
 #[test]
 fn waiting_reads_do_not_stop_the_others_over_io_uring() {
     // Seats are made ahead, and a read that came before its seat would wait for ever.
-    let Some(m) = mount_over_io_uring(UringTransport { few: 16, most: 80 }) else { return };
+    let Some(m) = mount_over_io_uring(UringTransport { entries_min: 16, entries_max: 80 }) else {
+        return;
+    };
     wait_in_reads(m, 64, true);
 }
 
@@ -446,7 +448,7 @@ fn a_bad_mount_point_says_so() {
     assert_eq!(e.kind(), base::ErrorKind::NotFound);
 }
 
-fn mount_over_io_uring(transport: UringTransport) -> Option<Mounted> {
+fn mount_over_io_uring(transport: UringTransport) -> Option<MountedTestFs> {
     if !UringTransport::is_available() {
         eprintln!("skipped: io_uring for FUSE is off (/sys/module/fuse/parameters/enable_uring)");
         return None;
@@ -457,7 +459,9 @@ fn mount_over_io_uring(transport: UringTransport) -> Option<Mounted> {
 /// From several threads, whatever the core.
 #[test]
 fn over_io_uring() {
-    let Some(m) = mount_over_io_uring(UringTransport { few: 2, most: 2 }) else { return };
+    let Some(m) = mount_over_io_uring(UringTransport { entries_min: 2, entries_max: 2 }) else {
+        return;
+    };
     let file = File::open(m.path("big")).unwrap();
     std::thread::scope(|scope| {
         for t in 0..8u64 {

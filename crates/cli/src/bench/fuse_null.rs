@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::{Error, rt};
 use fuse::null::{FILE_NAME, NullFs};
 use fuse::{
-    Awake, Config, DevTransport, MountOptions, Session, Transport, UnmountOptions, UringTransport,
+    Config, DevTransport, MountOptions, Session, Transport, UnmountOptions, UringTransport,
 };
 
 use super::args::opt;
@@ -56,7 +56,7 @@ fn run(run: &mut Run) -> Result<(), Stop> {
         }
         _ => return Err(Stop::usage("--transport: dev or uring")),
     };
-    let config = Config { awake: Awake::by_default(), ..Config::default() };
+    let config = Config::default();
     let fs = Arc::new(NullFs::new(NULL_SIZE).with_ttl(Duration::ZERO));
     let session = Session::mount_by(fs, &dir, &options, &config, transport)?;
     let result = measure(run, &dir.join(FILE_NAME), slice);

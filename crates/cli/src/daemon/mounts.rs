@@ -52,8 +52,8 @@ pub(crate) struct MountOptions {
     /// Requests come over io_uring where the kernel offers that; a mount has threads and
     /// descriptors for it of its own.
     pub(crate) io_uring: bool,
-    /// Cores are kept awake while requests come thick; `None`: where that is known to pay.
-    pub(crate) keep_awake: Option<bool>,
+    /// Idle cores poll instead of halting while requests are dense.
+    pub(crate) keep_awake: bool,
     /// How access times are kept, if not as the properties say.
     pub(crate) atime: Option<Atime>,
     /// Those of directories do not change.
@@ -337,7 +337,7 @@ pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
         posix_acl: word(dataset, "acltype")? == "posix",
         direct_io: false,
         io_uring: false,
-        keep_awake: None,
+        keep_awake: false,
         atime: None,
         nodiratime: false,
     })
@@ -376,8 +376,8 @@ pub(crate) fn override_with(
             "nodirect_io" => options.direct_io = false,
             "io_uring" => options.io_uring = true,
             "noio_uring" => options.io_uring = false,
-            "keepawake" => options.keep_awake = Some(true),
-            "nokeepawake" => options.keep_awake = Some(false),
+            "keepawake" => options.keep_awake = true,
+            "nokeepawake" => options.keep_awake = false,
             "ro" => options.read_only = true,
             "rw" if writable => options.read_only = false,
             "noatime" => (options.noatime, options.atime) = (true, Some(Atime::Off)),

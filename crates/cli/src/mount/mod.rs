@@ -28,7 +28,7 @@ use std::time::Duration;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
 use fuse::{
-    Awake, Config, DevTransport, Filesystem, Kept, Session, Transport, UnmountOptions,
+    Config, CpuLatencyQos, DevTransport, Filesystem, Kept, Session, Transport, UnmountOptions,
     UringTransport,
 };
 use rustix::process::geteuid;
@@ -47,8 +47,8 @@ fn io(mode: fuse::Mode) -> Io {
 /// Mounts datasets through FUSE.
 #[derive(Default)]
 pub(crate) struct FuseMounter {
-    /// Made by the first mount that wants it.
-    awake: Mutex<Option<Arc<Awake>>>,
+    /// Made by the first mount with `keepawake`.
+    latency_qos: Mutex<Option<Arc<CpuLatencyQos>>>,
     /// Mounts that others can become members of.
     trees: Mutex<Vec<Weak<FuseMount>>>,
 }
@@ -63,19 +63,13 @@ impl FuseMounter {
         alive.into_iter().find(|tree| tree.is_around(at))
     }
 
-    /// What keeps cores awake, where that is wanted, or by default where it pays and we may.
-    fn awake(&self, wanted: Option<bool>) -> Result<Option<Arc<Awake>>> {
-        if !wanted.unwrap_or_else(Awake::pays) {
-            return Ok(None);
+    /// The latency limit that all mounts with `keepawake` share.
+    fn latency_qos(&self) -> Result<Arc<CpuLatencyQos>> {
+        let mut shared = self.latency_qos.lock();
+        match &*shared {
+            Some(qos) => Ok(Arc::clone(qos)),
+            None => Ok(Arc::clone(shared.insert(Arc::new(CpuLatencyQos::new()?)))),
         }
-        let mut awake = self.awake.lock();
-        if awake.is_none() {
-            *awake = match wanted {
-                Some(_) => Some(Arc::new(Awake::new()?)),
-                None => Awake::by_default(),
-            };
-        }
-        Ok(awake.clone())
     }
 }
 
@@ -108,7 +102,7 @@ impl Mounter for FuseMounter {
             atomic_o_trunc: false,
             // Below a default ACL no umask applies.
             dont_mask: fs.writable,
-            awake: self.awake(options.keep_awake)?,
+            latency_qos: options.keep_awake.then(|| self.latency_qos()).transpose()?,
             // A caller that meets a suspended pool waits, whatever the call.
             on_request: cenote::be_patient,
             ..Config::default()

@@ -2,22 +2,23 @@
 //! `memfs DIR [--transport dev|uring] [--settles SECONDS]`.
 //!
 //! # Theory
-//! It states what the transport lets a real file system have: names, attributes and content
-//! are there, and nothing more is done for them than to find them. It is mounted as Cenote
-//! mounts a dataset and answers alike (what the kernel may believe and for how long, which
-//! handles pass the page cache by, which operations are not there), so that programs cause
-//! the same requests; what a benchmark takes longer on a dataset is Cenote's own work. That
-//! includes the short time for which a mount has the kernel believe attributes of what is
-//! not on disk yet: here, of what changed in the last seconds. `--settles 0` lets it believe
-//! them for ever, as a file system could that knows the space taken at once.
+//! It shows the limit that the transport sets: names, attributes and content are in memory,
+//! and a request only looks them up. It is mounted as Cenote mounts a dataset and answers
+//! alike (cache lifetimes, handles that bypass the page cache, operations that do not
+//! exist), so that programs cause the same requests. The time that a benchmark takes longer
+//! on a dataset is Cenote's own work. A mount lets the kernel cache attributes of objects
+//! that are not on disk yet only for a short time; here, those that changed in the last
+//! seconds. `--settles 0` lets the kernel cache them for ever, as a file system could that
+//! knows the space taken at once.
 //!
 //! Each request is answered by the thread that received it, under one lock. The bytes of a
-//! file have a lock of their own, so that who copies many stops nobody else.
+//! file have a lock of their own, so that a long copy delays no other request.
 //!
 //! # Invariants
-//! * A node is there while it has a name or the kernel remembers it, which it does while
-//!   something is open. Numbers are never used again.
-//! * A directory's cookies only grow: a listing goes on where it was, whatever came or went.
+//! * A node exists while it has a name or the kernel remembers it, which it does while a
+//!   handle is open. Node ids are never reused.
+//! * A directory's cookies only grow: a listing continues where it stopped, whatever was
+//!   added or removed.
 //!
 //! Lock order: `table`, a file's `bytes`.
 
@@ -31,12 +32,12 @@ use std::time::Duration;
 use base::rt::Mutex;
 use base::{Buf, Error};
 use fuse::{
-    Attr, Awake, Config, Data, DevTransport, DirSink, Entry, Errno, FOREVER, Filesystem, Mode,
+    Attr, Config, Data, DevTransport, DirSink, Entry, Errno, FOREVER, Filesystem, Mode,
     MountOptions, Negotiated, NewNode, Opened, ReadArgs, Request, Result, Session, SetAttr, Statfs,
     Statx, Transport, UringTransport, WriteArgs,
 };
 
-use table::{Body, Dir, S_IFDIR, S_IFMT, S_IFREG, Table, now};
+use table::{DirEntries, InodeKind, InodeTable, S_IFDIR, S_IFMT, S_IFREG, now};
 
 const S_IFLNK: u32 = 0o120_000;
 const O_ACCMODE: u32 = 0o3;
@@ -55,14 +56,14 @@ const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_de
 
 /// The file system; see the head of this file.
 struct MemFs {
-    table: Mutex<Table>,
+    table: Mutex<InodeTable>,
     /// Handles for writing alone pass the page cache by.
     direct_writes: AtomicBool,
 }
 
 impl MemFs {
     fn new(settles: i64) -> MemFs {
-        MemFs { table: Mutex::new(Table::new(settles)), direct_writes: AtomicBool::new(false) }
+        MemFs { table: Mutex::new(InodeTable::new(settles)), direct_writes: AtomicBool::new(false) }
     }
 
     /// How a dataset's mount opens files.
@@ -126,14 +127,14 @@ impl Filesystem for MemFs {
 
     fn readlink(&self, _: &Request, _: Mode, node: u64) -> Result<Data> {
         match &self.table.lock().node(node)?.body {
-            Body::Link(target) => Ok(target.clone()),
+            InodeKind::Link(target) => Ok(target.clone()),
             _ => Err(Errno::EINVAL),
         }
     }
 
     fn symlink(&self, req: &Request, parent: u64, name: &[u8], target: &[u8]) -> Result<Entry> {
         let new = NewNode { mode: S_IFLNK | 0o777, umask: 0, rdev: 0 };
-        self.table.lock().make(req, parent, name, &new, Body::Link(Data::copy_of(target)))
+        self.table.lock().make(req, parent, name, &new, InodeKind::Link(Data::copy_of(target)))
     }
 
     fn mknod(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<Entry> {
@@ -142,7 +143,13 @@ impl Filesystem for MemFs {
 
     fn mkdir(&self, req: &Request, parent: u64, name: &[u8], new: &NewNode) -> Result<Entry> {
         let new = NewNode { mode: new.mode & !S_IFMT | S_IFDIR, ..*new };
-        self.table.lock().make(req, parent, name, &new, Body::Dir(Dir::new(parent)))
+        self.table.lock().make(
+            req,
+            parent,
+            name,
+            &new,
+            InodeKind::DirEntries(DirEntries::new(parent)),
+        )
     }
 
     fn unlink(&self, _: &Request, parent: u64, name: &[u8]) -> Result<()> {
@@ -288,16 +295,16 @@ fn transport(name: &str) -> base::Result<Box<dyn Transport>> {
 }
 
 /// What was asked for on the command line.
-struct Wanted {
+struct MemfsOptions {
     dir: PathBuf,
     transport: Box<dyn Transport>,
     settles: i64,
 }
 
-fn wanted(mut args: impl Iterator<Item = String>) -> base::Result<Wanted> {
+fn wanted(mut args: impl Iterator<Item = String>) -> base::Result<MemfsOptions> {
     let usage = || Error::invalid("usage: memfs DIR [--transport dev|uring] [--settles SECONDS]");
     let dir = PathBuf::from(args.next().ok_or_else(usage)?);
-    let mut wanted = Wanted { dir, transport: Box::new(DevTransport), settles: SETTLES };
+    let mut wanted = MemfsOptions { dir, transport: Box::new(DevTransport), settles: SETTLES };
     while let (Some(option), value) = (args.next(), args.next()) {
         let value = value.ok_or_else(usage)?;
         match option.as_str() {
@@ -310,7 +317,7 @@ fn wanted(mut args: impl Iterator<Item = String>) -> base::Result<Wanted> {
 }
 
 fn main() -> base::Result<()> {
-    let Wanted { dir, transport, settles } = wanted(std::env::args().skip(1))?;
+    let MemfsOptions { dir, transport, settles } = wanted(std::env::args().skip(1))?;
     let options = MountOptions {
         fsname: "memory".into(),
         subtype: "cenote-memory".into(),
@@ -324,7 +331,6 @@ fn main() -> base::Result<()> {
         killpriv_v2: true,
         atomic_o_trunc: false,
         dont_mask: true,
-        awake: Awake::by_default(),
         ..Config::default()
     };
     let fs = Arc::new(MemFs::new(settles));
@@ -394,7 +400,7 @@ mod tests {
                 0..20,
             ),
         ) {
-            let (content, mut model) = (table::Content::default(), Vec::new());
+            let (content, mut model) = (table::FileContent::default(), Vec::new());
             for (at, data, cut) in steps {
                 if cut {
                     content.resize(at).unwrap();

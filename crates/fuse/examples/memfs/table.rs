@@ -32,13 +32,13 @@ pub(crate) fn now() -> Timestamp {
 
 /// A file's bytes.
 #[derive(Default)]
-pub(crate) struct Content {
+pub(crate) struct FileContent {
     bytes: Mutex<Vec<u8>>,
-    /// Their number, for who asks while they are copied.
+    /// Their number, readable while they are copied.
     size: AtomicU64,
 }
 
-impl Content {
+impl FileContent {
     /// Makes room up to `end`, with zeros from where it ended up to `from`.
     fn reach(bytes: &mut Vec<u8>, from: usize, end: usize) -> Result<()> {
         let more = end.saturating_sub(bytes.len());
@@ -53,7 +53,7 @@ impl Content {
         let end = offset.saturating_add(data.len() as u64);
         let (at, end) = (in_memory(offset)?, in_memory(end)?);
         let mut bytes = self.bytes.lock();
-        Content::reach(&mut bytes, at, end)?;
+        FileContent::reach(&mut bytes, at, end)?;
         let (over, behind) = data.split_at(data.len().min(bytes.len() - at));
         if let Some(slot) = bytes.get_mut(at..at + over.len()) {
             slot.copy_from_slice(over);
@@ -67,7 +67,7 @@ impl Content {
     pub(crate) fn resize(&self, size: u64) -> Result<()> {
         let len = in_memory(size)?;
         let mut bytes = self.bytes.lock();
-        Content::reach(&mut bytes, len, len)?;
+        FileContent::reach(&mut bytes, len, len)?;
         bytes.truncate(len);
         self.size.store(size, Relaxed);
         Ok(())
@@ -87,7 +87,7 @@ fn in_memory(at: u64) -> Result<usize> {
 }
 
 /// A directory's names.
-pub(crate) struct Dir {
+pub(crate) struct DirEntries {
     parent: u64,
     /// Cookie and node.
     names: HashMap<Arc<[u8]>, (u64, u64)>,
@@ -96,45 +96,45 @@ pub(crate) struct Dir {
     last: u64,
 }
 
-impl Dir {
-    pub(crate) fn new(parent: u64) -> Dir {
-        Dir { parent, names: HashMap::new(), order: BTreeMap::new(), last: COOKIE_PARENT }
+impl DirEntries {
+    pub(crate) fn new(parent: u64) -> DirEntries {
+        DirEntries { parent, names: HashMap::new(), order: BTreeMap::new(), last: COOKIE_PARENT }
     }
 }
 
-pub(crate) enum Body {
-    File(Arc<Content>),
-    Dir(Dir),
+pub(crate) enum InodeKind {
+    File(Arc<FileContent>),
+    DirEntries(DirEntries),
     Link(Data),
     /// A device, a pipe, a socket.
     Special,
 }
 
-pub(crate) struct Node {
+pub(crate) struct Inode {
     /// Its size is that of the content, if there is any.
     pub(crate) attr: Attr,
     pub(crate) born: Timestamp,
     /// How many the kernel counts.
     pub(crate) lookups: Cell<u64>,
-    pub(crate) body: Body,
+    pub(crate) body: InodeKind,
 }
 
-impl Node {
-    pub(crate) fn dir(&self) -> Result<&Dir> {
-        if let Body::Dir(dir) = &self.body { Ok(dir) } else { Err(Errno::ENOTDIR) }
+impl Inode {
+    pub(crate) fn dir(&self) -> Result<&DirEntries> {
+        if let InodeKind::DirEntries(dir) = &self.body { Ok(dir) } else { Err(Errno::ENOTDIR) }
     }
 
-    pub(crate) fn dir_mut(&mut self) -> Result<&mut Dir> {
-        if let Body::Dir(dir) = &mut self.body { Ok(dir) } else { Err(Errno::ENOTDIR) }
+    pub(crate) fn dir_mut(&mut self) -> Result<&mut DirEntries> {
+        if let InodeKind::DirEntries(dir) = &mut self.body { Ok(dir) } else { Err(Errno::ENOTDIR) }
     }
 
     pub(crate) fn is_dir(&self) -> bool {
-        matches!(self.body, Body::Dir(_))
+        matches!(self.body, InodeKind::DirEntries(_))
     }
 
     pub(crate) fn attr(&self) -> Attr {
         let size = match &self.body {
-            Body::File(content) => content.size.load(Relaxed),
+            InodeKind::File(content) => content.size.load(Relaxed),
             _ => self.attr.size,
         };
         Attr { size, blocks: size.div_ceil(512), ..self.attr }
@@ -152,7 +152,7 @@ impl Node {
     }
 
     fn is_file(&self) -> bool {
-        matches!(self.body, Body::File(_))
+        matches!(self.body, InodeKind::File(_))
     }
 
     /// Its content changed, or its names.
@@ -187,36 +187,41 @@ impl Node {
 }
 
 /// All nodes by number.
-pub(crate) struct Table {
-    pub(crate) nodes: HashMap<u64, Node>,
+pub(crate) struct InodeTable {
+    pub(crate) nodes: HashMap<u64, Inode>,
     /// The last number that was given out.
     last: u64,
     /// Seconds after a change in which a mount would not have it on disk.
     pub(crate) settles: i64,
 }
 
-impl Table {
+impl InodeTable {
     /// With a root directory.
-    pub(crate) fn new(settles: i64) -> Table {
+    pub(crate) fn new(settles: i64) -> InodeTable {
         let born = now();
         let attr = Attr { ino: ROOT_ID, mode: S_IFDIR | 0o755, nlink: 2, ..Attr::default() };
         let attr = Attr { atime: born, mtime: born, ctime: born, blksize: 512, ..attr };
-        let root = Node { attr, born, lookups: Cell::new(1), body: Body::Dir(Dir::new(ROOT_ID)) };
-        Table { nodes: HashMap::from([(ROOT_ID, root)]), last: ROOT_ID, settles }
+        let root = Inode {
+            attr,
+            born,
+            lookups: Cell::new(1),
+            body: InodeKind::DirEntries(DirEntries::new(ROOT_ID)),
+        };
+        InodeTable { nodes: HashMap::from([(ROOT_ID, root)]), last: ROOT_ID, settles }
     }
 
-    pub(crate) fn node(&self, id: u64) -> Result<&Node> {
+    pub(crate) fn node(&self, id: u64) -> Result<&Inode> {
         self.nodes.get(&id).ok_or(Errno::ESTALE)
     }
 
-    pub(crate) fn node_mut(&mut self, id: u64) -> Result<&mut Node> {
+    pub(crate) fn node_mut(&mut self, id: u64) -> Result<&mut Inode> {
         self.nodes.get_mut(&id).ok_or(Errno::ESTALE)
     }
 
-    pub(crate) fn content(&self, id: u64) -> Result<Arc<Content>> {
+    pub(crate) fn content(&self, id: u64) -> Result<Arc<FileContent>> {
         match &self.node(id)?.body {
-            Body::File(content) => Ok(Arc::clone(content)),
-            Body::Dir(_) => Err(Errno::EISDIR),
+            InodeKind::File(content) => Ok(Arc::clone(content)),
+            InodeKind::DirEntries(_) => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -289,17 +294,17 @@ impl Table {
         parent: u64,
         name: &[u8],
         new: &NewNode,
-        body: Body,
+        body: InodeKind,
     ) -> Result<Entry> {
         let (above, id, born) = (self.node(parent)?.attr, self.last + 1, now());
-        let mut node = Node { attr: Attr::default(), born, lookups: Cell::new(1), body };
+        let mut node = Inode { attr: Attr::default(), born, lookups: Cell::new(1), body };
         let is_dir = node.is_dir();
         self.put_name(parent, name, id, is_dir)?;
         self.last = id;
         let inherits = above.mode & S_ISGID != 0;
         node.attr = Attr {
             ino: id,
-            size: if let Body::Link(target) = &node.body { target.len() as u64 } else { 0 },
+            size: if let InodeKind::Link(target) = &node.body { target.len() as u64 } else { 0 },
             atime: born,
             mtime: born,
             ctime: born,
@@ -323,8 +328,8 @@ impl Table {
         new: &NewNode,
     ) -> Result<Entry> {
         let body = match new.mode & S_IFMT {
-            S_IFREG => Body::File(Arc::default()),
-            _ => Body::Special,
+            S_IFREG => InodeKind::File(Arc::default()),
+            _ => InodeKind::Special,
         };
         self.make(req, parent, name, new, body)
     }
@@ -332,9 +337,9 @@ impl Table {
     pub(crate) fn remove(&mut self, parent: u64, name: &[u8], is_dir: bool) -> Result<()> {
         let id = self.find(parent, name)?;
         match &self.node(id)?.body {
-            Body::Dir(_) if !is_dir => return Err(Errno::EISDIR),
-            Body::Dir(dir) if !dir.names.is_empty() => return Err(Errno::ENOTEMPTY),
-            Body::Dir(_) => {}
+            InodeKind::DirEntries(_) if !is_dir => return Err(Errno::EISDIR),
+            InodeKind::DirEntries(dir) if !dir.names.is_empty() => return Err(Errno::ENOTEMPTY),
+            InodeKind::DirEntries(_) => {}
             _ if is_dir => return Err(Errno::ENOTDIR),
             _ => {}
         }
@@ -346,9 +351,9 @@ impl Table {
         Ok(())
     }
 
-    /// Ends a node that nobody can reach any more.
+    /// Removes a node that has neither a name nor a lookup.
     pub(crate) fn bury(&mut self, id: u64) {
-        let ends = |node: &Node| node.attr.nlink == 0 && node.lookups.get() == 0;
+        let ends = |node: &Inode| node.attr.nlink == 0 && node.lookups.get() == 0;
         if self.nodes.get(&id).is_some_and(ends) {
             self.nodes.remove(&id);
         }
@@ -373,7 +378,7 @@ impl Table {
         self.put_name(to.0, to.1, id, is_dir)?;
         let node = self.node_mut(id)?;
         node.attr.ctime = now();
-        if let Body::Dir(dir) = &mut node.body {
+        if let InodeKind::DirEntries(dir) = &mut node.body {
             dir.parent = to.0;
         }
         Ok(())

@@ -21,7 +21,7 @@ pub(crate) struct Proto {
 /// Why a message is no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Malformed {
-    /// Not even a header: nobody to answer.
+    /// It has no header, so there is no request to answer.
     Header,
     /// The body does not fit its opcode.
     Body(InHeader),
@@ -57,9 +57,10 @@ opcodes! {
     Tmpfile = 51, Statx = 52, CopyFileRange64 = 53,
 }
 
-/// A parsed request body.
-#[derive(Debug)]
-pub(crate) enum Op<'a> {
+/// A parsed request body. It is copied, not parsed again, when a request is tried a second
+/// time or handed to another thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RequestBody<'a> {
     Lookup(&'a [u8]),
     Forget(ForgetIn),
     BatchForget(Forgets<'a>),
@@ -122,14 +123,14 @@ pub(crate) enum Op<'a> {
     Statx(StatxIn),
 }
 
-/// The list of a BATCH_FORGET, checked to be there.
-#[derive(Clone, Debug)]
+/// The list of a BATCH_FORGET; the message has all of it.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Forgets<'a>(&'a [u8]);
 
-impl Iterator for Forgets<'_> {
-    type Item = ForgetOne;
-    fn next(&mut self) -> Option<ForgetOne> {
-        ForgetOne::take(&mut self.0)
+impl Forgets<'_> {
+    pub(crate) fn iter(self) -> impl Iterator<Item = ForgetOne> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || ForgetOne::take(&mut rest))
     }
 }
 
@@ -150,33 +151,17 @@ fn name<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// Parses one message as the kernel delivers it.
-pub(crate) fn parse(msg: &[u8], proto: Proto) -> Result<(InHeader, Opcode, Op<'_>), Malformed> {
-    let mut rest = msg;
-    let header = InHeader::take(&mut rest).ok_or(Malformed::Header)?;
+pub(crate) fn parse(
+    msg: &[u8],
+    proto: Proto,
+) -> Result<(InHeader, Opcode, RequestBody<'_>), Malformed> {
+    let mut body = msg;
+    let header = InHeader::take(&mut body).ok_or(Malformed::Header)?;
     if usize::try_from(header.len) != Ok(msg.len()) {
         return Err(Malformed::Header);
     }
-    parse_body(header, rest, proto)
-}
-
-/// Parses a message whose write data were taken off: `header.len` says more
-/// than is there.
-pub(crate) fn parse_headless(
-    msg: &[u8],
-    proto: Proto,
-) -> Result<(InHeader, Opcode, Op<'_>), Malformed> {
-    let mut rest = msg;
-    let header = InHeader::take(&mut rest).ok_or(Malformed::Header)?;
-    parse_body(header, rest, proto)
-}
-
-fn parse_body<'a>(
-    header: InHeader,
-    body: &'a [u8],
-    proto: Proto,
-) -> Result<(InHeader, Opcode, Op<'a>), Malformed> {
     let opcode = Opcode::from_wire(header.opcode).ok_or(Malformed::Unknown(header))?;
-    // Extensions (never asked for) lie at the end of the message.
+    // Extensions, which this crate never requests, are at the end of the message.
     let ext = usize::from(header.total_extlen) * 8;
     let body = match body.len().checked_sub(ext) {
         Some(keep) => body.get(..keep).unwrap_or_default(),
@@ -193,73 +178,75 @@ pub(crate) fn write_data(msg_len: usize, arg: &WriteIn) -> Option<std::ops::Rang
     (end <= msg_len).then_some(start..end)
 }
 
-fn operation<'a>(opcode: Opcode, mut body: &'a [u8], proto: Proto) -> Option<Op<'a>> {
+fn operation<'a>(opcode: Opcode, mut body: &'a [u8], proto: Proto) -> Option<RequestBody<'a>> {
     let b = &mut body;
     Some(match opcode {
-        Opcode::Lookup => Op::Lookup(name(b)?),
-        Opcode::Forget => Op::Forget(ForgetIn::take(b)?),
+        Opcode::Lookup => RequestBody::Lookup(name(b)?),
+        Opcode::Forget => RequestBody::Forget(ForgetIn::take(b)?),
         Opcode::BatchForget => {
             let count = usize::try_from(BatchForgetIn::take(b)?.count).ok()?;
-            Op::BatchForget(Forgets(b.get(..count.checked_mul(ForgetOne::SIZE)?)?))
+            RequestBody::BatchForget(Forgets(b.get(..count.checked_mul(ForgetOne::SIZE)?)?))
         }
-        Opcode::Getattr => Op::Getattr(GetattrIn::take(b)?),
-        Opcode::Setattr => Op::Setattr(SetattrIn::take(b)?),
-        Opcode::Readlink => Op::Readlink,
-        Opcode::Symlink => Op::Symlink { name: name(b)?, target: c_string(b)? },
-        Opcode::Mknod => Op::Mknod(MknodIn::take(b)?, name(b)?),
-        Opcode::Mkdir => Op::Mkdir(MkdirIn::take(b)?, name(b)?),
-        Opcode::Unlink => Op::Unlink(name(b)?),
-        Opcode::Rmdir => Op::Rmdir(name(b)?),
+        Opcode::Getattr => RequestBody::Getattr(GetattrIn::take(b)?),
+        Opcode::Setattr => RequestBody::Setattr(SetattrIn::take(b)?),
+        Opcode::Readlink => RequestBody::Readlink,
+        Opcode::Symlink => RequestBody::Symlink { name: name(b)?, target: c_string(b)? },
+        Opcode::Mknod => RequestBody::Mknod(MknodIn::take(b)?, name(b)?),
+        Opcode::Mkdir => RequestBody::Mkdir(MkdirIn::take(b)?, name(b)?),
+        Opcode::Unlink => RequestBody::Unlink(name(b)?),
+        Opcode::Rmdir => RequestBody::Rmdir(name(b)?),
         Opcode::Rename => {
             let newdir = RenameIn::take(b)?.newdir;
             let arg = Rename2In { newdir, ..Default::default() };
-            Op::Rename { arg, from: name(b)?, to: name(b)? }
+            RequestBody::Rename { arg, from: name(b)?, to: name(b)? }
         }
-        Opcode::Rename2 => Op::Rename { arg: Rename2In::take(b)?, from: name(b)?, to: name(b)? },
-        Opcode::Link => Op::Link(LinkIn::take(b)?, name(b)?),
-        Opcode::Open => Op::Open(OpenIn::take(b)?),
-        Opcode::Opendir => Op::Opendir(OpenIn::take(b)?),
-        Opcode::Read => Op::Read(ReadIn::take(b)?),
-        Opcode::Write => Op::Write(WriteIn::take(b)?),
-        Opcode::Statfs => Op::Statfs,
-        Opcode::Release => Op::Release(ReleaseIn::take(b)?),
-        Opcode::Releasedir => Op::Releasedir(ReleaseIn::take(b)?),
-        Opcode::Fsync => Op::Fsync(FsyncIn::take(b)?),
-        Opcode::Fsyncdir => Op::Fsyncdir(FsyncIn::take(b)?),
+        Opcode::Rename2 => {
+            RequestBody::Rename { arg: Rename2In::take(b)?, from: name(b)?, to: name(b)? }
+        }
+        Opcode::Link => RequestBody::Link(LinkIn::take(b)?, name(b)?),
+        Opcode::Open => RequestBody::Open(OpenIn::take(b)?),
+        Opcode::Opendir => RequestBody::Opendir(OpenIn::take(b)?),
+        Opcode::Read => RequestBody::Read(ReadIn::take(b)?),
+        Opcode::Write => RequestBody::Write(WriteIn::take(b)?),
+        Opcode::Statfs => RequestBody::Statfs,
+        Opcode::Release => RequestBody::Release(ReleaseIn::take(b)?),
+        Opcode::Releasedir => RequestBody::Releasedir(ReleaseIn::take(b)?),
+        Opcode::Fsync => RequestBody::Fsync(FsyncIn::take(b)?),
+        Opcode::Fsyncdir => RequestBody::Fsyncdir(FsyncIn::take(b)?),
         Opcode::Setxattr => setxattr(b, proto)?,
-        Opcode::Getxattr => Op::Getxattr(GetxattrIn::take(b)?, c_string(b)?),
-        Opcode::Listxattr => Op::Listxattr(GetxattrIn::take(b)?),
-        Opcode::Removexattr => Op::Removexattr(c_string(b)?),
-        Opcode::Flush => Op::Flush(FlushIn::take(b)?),
-        Opcode::Init => Op::Init(init(b)?),
-        Opcode::Readdir => Op::Readdir(ReadIn::take(b)?),
-        Opcode::Readdirplus => Op::Readdirplus(ReadIn::take(b)?),
-        Opcode::Getlk => Op::Getlk(LkIn::take(b)?),
-        Opcode::Setlk => Op::Setlk(LkIn::take(b)?),
-        Opcode::Setlkw => Op::Setlkw(LkIn::take(b)?),
-        Opcode::Access => Op::Access(AccessIn::take(b)?),
-        Opcode::Create => Op::Create(CreateIn::take(b)?, name(b)?),
+        Opcode::Getxattr => RequestBody::Getxattr(GetxattrIn::take(b)?, c_string(b)?),
+        Opcode::Listxattr => RequestBody::Listxattr(GetxattrIn::take(b)?),
+        Opcode::Removexattr => RequestBody::Removexattr(c_string(b)?),
+        Opcode::Flush => RequestBody::Flush(FlushIn::take(b)?),
+        Opcode::Init => RequestBody::Init(init(b)?),
+        Opcode::Readdir => RequestBody::Readdir(ReadIn::take(b)?),
+        Opcode::Readdirplus => RequestBody::Readdirplus(ReadIn::take(b)?),
+        Opcode::Getlk => RequestBody::Getlk(LkIn::take(b)?),
+        Opcode::Setlk => RequestBody::Setlk(LkIn::take(b)?),
+        Opcode::Setlkw => RequestBody::Setlkw(LkIn::take(b)?),
+        Opcode::Access => RequestBody::Access(AccessIn::take(b)?),
+        Opcode::Create => RequestBody::Create(CreateIn::take(b)?, name(b)?),
         // A name follows ("/"); it means nothing.
-        Opcode::Tmpfile => Op::Tmpfile(CreateIn::take(b)?),
-        Opcode::Interrupt => Op::Interrupt(InterruptIn::take(b)?),
-        Opcode::Bmap => Op::Bmap(BmapIn::take(b)?),
-        Opcode::Destroy => Op::Destroy,
+        Opcode::Tmpfile => RequestBody::Tmpfile(CreateIn::take(b)?),
+        Opcode::Interrupt => RequestBody::Interrupt(InterruptIn::take(b)?),
+        Opcode::Bmap => RequestBody::Bmap(BmapIn::take(b)?),
+        Opcode::Destroy => RequestBody::Destroy,
         Opcode::Ioctl => {
             let arg = IoctlIn::take(b)?;
-            Op::Ioctl(arg, b.get(..usize::try_from(arg.in_size).ok()?)?)
+            RequestBody::Ioctl(arg, b.get(..usize::try_from(arg.in_size).ok()?)?)
         }
-        Opcode::Poll => Op::Poll(PollIn::take(b)?),
-        Opcode::NotifyReply => Op::NotifyReply,
-        Opcode::Fallocate => Op::Fallocate(FallocateIn::take(b)?),
-        Opcode::Lseek => Op::Lseek(LseekIn::take(b)?),
-        Opcode::CopyFileRange => Op::CopyFileRange(CopyFileRangeIn::take(b)?),
-        Opcode::CopyFileRange64 => Op::CopyFileRange64(CopyFileRangeIn::take(b)?),
-        Opcode::Syncfs => Op::Syncfs,
-        Opcode::Statx => Op::Statx(StatxIn::take(b)?),
+        Opcode::Poll => RequestBody::Poll(PollIn::take(b)?),
+        Opcode::NotifyReply => RequestBody::NotifyReply,
+        Opcode::Fallocate => RequestBody::Fallocate(FallocateIn::take(b)?),
+        Opcode::Lseek => RequestBody::Lseek(LseekIn::take(b)?),
+        Opcode::CopyFileRange => RequestBody::CopyFileRange(CopyFileRangeIn::take(b)?),
+        Opcode::CopyFileRange64 => RequestBody::CopyFileRange64(CopyFileRangeIn::take(b)?),
+        Opcode::Syncfs => RequestBody::Syncfs,
+        Opcode::Statx => RequestBody::Statx(StatxIn::take(b)?),
     })
 }
 
-fn setxattr<'a>(b: &mut &'a [u8], proto: Proto) -> Option<Op<'a>> {
+fn setxattr<'a>(b: &mut &'a [u8], proto: Proto) -> Option<RequestBody<'a>> {
     let arg = if proto.setxattr_ext {
         SetxattrIn::take(b)?
     } else {
@@ -268,7 +255,7 @@ fn setxattr<'a>(b: &mut &'a [u8], proto: Proto) -> Option<Op<'a>> {
     };
     let name = c_string(b)?;
     let value = b.get(..usize::try_from(arg.size).ok()?)?;
-    Some(Op::Setxattr { arg, name, value })
+    Some(RequestBody::Setxattr { arg, name, value })
 }
 
 fn init(b: &mut &[u8]) -> Option<InitIn> {
@@ -331,7 +318,7 @@ mod tests {
         for (body, ext) in [(short, false), (long, true)] {
             let msg = message(21, &body, 0);
             let (_, _, op) = parse(&msg, Proto { setxattr_ext: ext }).unwrap();
-            let Op::Setxattr { arg, name, value } = op else { panic!("not setxattr") };
+            let RequestBody::Setxattr { arg, name, value } = op else { panic!("not setxattr") };
             assert_eq!((arg.flags, name, value), (1, &b"user.a"[..], &b"xyz"[..]));
         }
     }
@@ -341,7 +328,7 @@ mod tests {
         let msg = message(9, &[&[0; 8][..], b"dir\0", &[7; 16]].concat(), 2);
         let (_, opcode, op) = parse(&msg, Proto::default()).unwrap();
         assert_eq!(opcode, Opcode::Mkdir);
-        assert!(matches!(op, Op::Mkdir(_, b"dir")));
+        assert!(matches!(op, RequestBody::Mkdir(_, b"dir")));
         let msg = message(9, &[0; 8], 2);
         assert!(matches!(parse(&msg, Proto::default()), Err(Malformed::Body(_))));
     }
@@ -362,10 +349,10 @@ mod tests {
         assert!(parse(&message(42, &body, 0), Proto::default()).is_err());
         ForgetOne { nodeid: 7, nlookup: 8 }.put(&mut body);
         let msg = message(42, &body, 0);
-        let (_, _, Op::BatchForget(list)) = parse(&msg, Proto::default()).unwrap() else {
+        let (_, _, RequestBody::BatchForget(list)) = parse(&msg, Proto::default()).unwrap() else {
             panic!("not a batch");
         };
-        let ids: Vec<_> = list.map(|f| (f.nodeid, f.nlookup)).collect();
+        let ids: Vec<_> = list.iter().map(|f| (f.nodeid, f.nlookup)).collect();
         assert_eq!(ids, [(5, 6), (7, 8)]);
     }
 
@@ -389,7 +376,7 @@ mod tests {
             match parse(&msg, Proto { setxattr_ext: ext }) {
                 Ok((header, code, op)) => {
                     prop_assert_eq!(header.opcode, code as u32);
-                    if let Op::Lookup(name) | Op::Unlink(name) = op {
+                    if let RequestBody::Lookup(name) | RequestBody::Unlink(name) = op {
                         prop_assert!(msg.windows(name.len()).any(|w| w == name));
                         prop_assert!(!name.contains(&0) && !name.contains(&b'/'));
                     }

@@ -396,14 +396,14 @@ impl Filesystem for MemFs {
 }
 
 /// A mounted test file system in a directory of its own.
-pub(crate) struct Mounted {
+pub(crate) struct MountedTestFs {
     pub(crate) fs: Arc<MemFs>,
     pub(crate) session: Session,
     pub(crate) dir: PathBuf,
 }
 
 /// Mounts, or says why the test is skipped.
-pub(crate) fn mount(fs: MemFs, config: &Config, options: &MountOptions) -> Option<Mounted> {
+pub(crate) fn mount(fs: MemFs, config: &Config, options: &MountOptions) -> Option<MountedTestFs> {
     mount_by(fs, config, options, &DevTransport)
 }
 
@@ -412,7 +412,7 @@ pub(crate) fn mount_by(
     config: &Config,
     options: &MountOptions,
     transport: &dyn Transport,
-) -> Option<Mounted> {
+) -> Option<MountedTestFs> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     if !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: no /dev/fuse here");
@@ -424,7 +424,7 @@ pub(crate) fn mount_by(
     let fs = Arc::new(fs);
     let server = Arc::clone(&fs) as Arc<dyn Filesystem>;
     match Session::mount_by(server, &dir, options, config, transport) {
-        Ok(session) => Some(Mounted { fs, session, dir }),
+        Ok(session) => Some(MountedTestFs { fs, session, dir }),
         Err(e) if e.kind() == base::ErrorKind::Permission => {
             eprintln!("skipped: {e}");
             let _ = std::fs::remove_dir(&dir);
@@ -434,11 +434,11 @@ pub(crate) fn mount_by(
     }
 }
 
-pub(crate) fn mount_default() -> Option<Mounted> {
+pub(crate) fn mount_default() -> Option<MountedTestFs> {
     mount(MemFs::default(), &Config::default(), &MountOptions::default())
 }
 
-impl Mounted {
+impl MountedTestFs {
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
