@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/cenote
 
-.PHONY: all demo test check build tools nightly bench clean install deb pages
+.PHONY: all demo test check build tools nightly judge bench clean install deb pages
 
 all: build
 
@@ -41,6 +41,11 @@ tools:
 # The long versions of the randomised tests.
 nightly: tools
 	CENOTE_NIGHTLY=1 CENOTE_SEEDS=1000 scripts/test.sh
+
+# Pools of every kind and state go to OpenZFS's kernel module, in a virtual machine that is
+# built when absent, and come back. Root, about 25 minutes. CASES="rz1w5 full" runs only these.
+judge: build
+	scripts/judge.sh $(CASES)
 
 # The program, its links, pages, completions and units below PREFIX.
 PREFIX ?= /usr/local

@@ -20,7 +20,7 @@ cases() {
 	cat <<'C'
 single9      | exported | 1 | 300 | ashift=9  | @1
 single12     | killed   | 1 | 300 | ashift=12 | @1
-mirror2      | exported | 2 | 300 | ashift=12 | mirror @1 @2
+twoway       | exported | 2 | 300 | ashift=12 | mirror @1 @2
 rz1w3        | killed   | 3 | 200 | ashift=9  | raidz1 @1 @2 @3
 rz1w5        | killed   | 5 | 200 | ashift=12 | raidz1 @1 @2 @3 @4 @5
 rz2w6        | exported | 6 | 200 | ashift=12 | raidz2 @1 @2 @3 @4 @5 @6

@@ -379,8 +379,11 @@ fn object(os: &Arc<Objset>, id: u64, due: &Obj) -> Result<(), Bad> {
         return Err("another bonus".to_owned().into());
     }
     let spill = object.spill(Io::WAIT).map_err(|e| text("spill block", e))?;
-    if spill.map(|(buf, _)| buf.to_vec()) != due.spill {
-        return Err("another spill block".to_owned().into());
+    let found = spill.map(|(buf, _)| buf.to_vec());
+    if found != due.spill {
+        let len = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(Vec::len);
+        let (found, due) = (len(&found), len(&due.spill));
+        return Err(format!("another spill block: {found:?} bytes, due {due:?}").into());
     }
     if due.zap {
         return entries(object, due);

@@ -249,7 +249,7 @@ impl Driver {
             let spill = (sectors > 0).then(|| content(seed | 3, sectors * 512));
             match os.set_spill(tx, ObjectId(handle.id), spill.as_deref()) {
                 Ok(()) => Ok(vec![Act::Spill(spill)]),
-                // The bonus leaves no room for its pointer.
+                // The bonus leaves no room for its pointer, or the content is all zeros.
                 Err(e) if e.kind() == ErrorKind::Invalid => Ok(Vec::new()),
                 Err(e) => Err(e),
             }

@@ -473,8 +473,9 @@ impl Objset {
     /// Sets or removes the spill block.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for a size that no spill block has, and when the bonus leaves
-    /// no room for the pointer.
+    /// `NotFound`; `Invalid` for a size that no spill block has, for zeros alone (they would
+    /// become a hole, which a spill block never is: chapter 03 §2.1), and when the bonus
+    /// leaves no room for the pointer.
     pub fn set_spill(
         self: &Arc<Self>,
         tx: &Tx,
@@ -484,6 +485,9 @@ impl Objset {
         let size = content.map_or(512, <[u8]>::len);
         if size == 0 || !size.is_multiple_of(512) || size > 128 << 10 {
             return Err(Error::invalid("no spill block has this size").in_object(id));
+        }
+        if content.is_some_and(|c| c.iter().all(|&b| b == 0)) {
+            return Err(Error::invalid("a spill block of zeros").in_object(id));
         }
         let spill = content.map_or(Spill::Remove, |c| Spill::Set(Buf::copy_of(c)));
         self.with(tx.txg(), id, |inner| {

@@ -306,14 +306,12 @@ fn settle(
     if job.blkid != SPILL {
         return work.set_pointer(job.level, job.blkid, bp);
     }
-    // A spill block is never a hole (§2.1).
+    // `Live::set_spill` refuses content that would become a hole.
     if bp.is_hole() {
-        work.dn.spill = None;
-        work.dn.flags &= !ondisk::dnode::flags::SPILL_BLKPTR;
-    } else {
-        work.dn.spill = Some(*bp);
-        work.dn.flags |= ondisk::dnode::flags::SPILL_BLKPTR;
+        return Err(work.bug("a spill block that is a hole"));
     }
+    work.dn.spill = Some(*bp);
+    work.dn.flags |= ondisk::dnode::flags::SPILL_BLKPTR;
     debug_assert!(bp.birth() == ctx.txg || bp.birth() == Txg::ZERO || outcome == Outcome::Same);
     Ok(())
 }

@@ -152,7 +152,7 @@ impl Work {
         Ok(())
     }
 
-    fn bug(&self, what: &str) -> Error {
+    pub(crate) fn bug(&self, what: &str) -> Error {
         Error::bug(what.to_owned()).in_object(self.id)
     }
 

@@ -168,6 +168,25 @@ fn calls_that_fail_leave_nothing_behind() {
     assert_eq!(world.zio.cache().size(), 0, "memory of dirty blocks");
 }
 
+/// The simulator set a spill block of zeros alone (seed 501060): compression made it a hole, so
+/// the object came back from the disk without one. No object has such a spill block, for a
+/// header of attributes begins with a magic number; it is refused.
+#[test]
+fn a_spill_block_of_zeros_is_refused() {
+    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+    let os = world.os.clone();
+    let tx = world.tx(1);
+    let spec = ObjectSpec { bonus_type: ObjType::SA, ..file() };
+    let id = os.allocate(&tx, &spec).unwrap();
+    os.set_spill(&tx, id, Some(&[7; 1024])).unwrap();
+    let zeros = os.set_spill(&tx, id, Some(&[0; 3584]));
+    assert_eq!(zeros.unwrap_err().kind(), ErrorKind::Invalid);
+    world.commit(1);
+    let walk = check(&world, 1);
+    assert!(walk.objects[&id.0].dnode.as_ref().unwrap().spill.is_some());
+    world.synced(1);
+}
+
 /// A block is handed to readers as it is: what they hold stays what it was, whoever changes
 /// the block, in its group or in the next, and whatever is written to disk.
 #[test]
