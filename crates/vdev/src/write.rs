@@ -383,7 +383,7 @@ impl Tree {
     /// once, but waits out its slice: many times a log block's time.
     pub fn make_way(&self) {
         if self.tuning.log_goes_first(rt::uptime()) {
-            rt::offer_core(SLICE);
+            rt::yield_core(SLICE);
         }
     }
 

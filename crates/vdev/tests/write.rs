@@ -389,7 +389,7 @@ fn a_block_on_too_few_leaves_is_not_written() {
         let report = write_all(&tree, &[block]).remove(0);
         let error = report.result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Io, "{}", case.name);
-        assert!(error.place().vdev.is_some() && error.place().dva.is_some());
+        assert!(error.location().vdev.is_some() && error.location().dva.is_some());
         assert_eq!(report.failed, [Guid(LEAF), Guid(LEAF + 1)], "{}", case.name);
         // Nothing open at all.
         let none = case.without(&tree, &(0..case.leaves.len()).collect::<Vec<_>>());

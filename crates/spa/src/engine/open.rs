@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use base::rt::{Mutex, RwLock, give_way, spawn};
+use base::rt::{Mutex, RwLock, raise_niceness, spawn};
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
@@ -255,7 +255,7 @@ impl Writer {
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
             // Without it all works; a commit beside a stream waits longer.
-            let _as_before = give_way(NICE);
+            let _as_before = raise_niceness(NICE);
             let _waits = zio::insist(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
