@@ -1,4 +1,4 @@
-//! Gang blocks (chapter 02 §9): a block scattered over smaller ones.
+//! Reading gang blocks (chapter 02 §9): blocks scattered over smaller ones.
 
 use base::limits::GANG_DEPTH_MAX;
 use base::{Buf, BufMut, Dva, Error, Psize, Result};
@@ -15,7 +15,7 @@ const HEADER_SIZE: usize = 512;
 pub(crate) const ECK_SIZE: usize = 40;
 
 impl Zio {
-    /// Reads the gang below `dva` and puts its members together.
+    /// Reads the gang below `dva` and assembles its members.
     pub(crate) fn read_gang(
         &self,
         block: &Block,
@@ -104,7 +104,7 @@ impl Zio {
         self.read_header_of(block, dva, HEADER_SIZE, wounds)
     }
 
-    /// Size of a new-style header: the least allocation over the block's vdevs.
+    /// Size of a new-style header: the smallest allocation over the vdevs of the block.
     fn gang_header_size(&self, block: &Block) -> usize {
         let tree = self.tree();
         let least = block.dvas().filter_map(|d| tree.min_alloc(d.vdev).ok()).min();
@@ -125,7 +125,7 @@ impl Zio {
         let req = ReadReq::new(dva.vdev, dva.offset, psize, birth);
         let read = self.tree().read_verbose(&req, &|bytes| header_is_right(bytes, verifier));
         let header = read.data.map_err(|e| e.at_dva(dva))?;
-        // A header that another address has is a copy of this one.
+        // A header at another address of the block is a copy of this one.
         let others = block.dvas().filter(|other| other.gang && wounds.headers.contains(other));
         let others: Vec<Dva> = others.collect();
         wounds.headers.retain(|other| !others.contains(other));

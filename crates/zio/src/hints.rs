@@ -1,20 +1,21 @@
-//! From an object's block straight to its slot in the cache.
+//! A table that leads from an object's block directly to its slot in the cache.
 //!
 //! # Theory
-//! A read of a block that is in memory should not walk indirect blocks. This table
-//! remembers, for (object set, object, block), the slot where the block was found
-//! last: a few words a place, in sets of two, overwritten at will. A hint may be
-//! stale at any time; the cache then does not know the stamp, and the walk is done.
+//! A read of a block that is in memory should not walk indirect blocks. For (object
+//! set, object, block), this table holds the slot where the block was last found: a few
+//! words for each entry, in sets of two, overwritten freely. A hint may be stale at any
+//! time. The cache then does not recognise the stamp, and the reader walks the indirect
+//! blocks.
 //!
 //! # Invariants
-//! * A hint is recorded only by who resolved the block pointer, so a live slot under
-//!   a place's hint is a block that the place's pointer led to. Whoever changes the
-//!   pointer forgets the hint first, and raises [`Hints::epoch`] so that a reader
-//!   who resolved the old pointer meanwhile records nothing.
-//! * Words are read and written as a sequence lock: the first word is 0 while the
-//!   others change, and must be the same before and after they are read. If the same
-//!   place is recorded twice in between, slot and stamp may be of two recordings;
-//!   stamps are given out once, so the cache does not know that pair.
+//! * A hint is recorded only by a reader that resolved the block pointer, so a live
+//!   slot in a hint is a block to which the pointer led. A thread that changes the
+//!   pointer removes the hint first and raises [`Hints::epoch`], so that a reader that
+//!   resolved the old pointer meanwhile records nothing.
+//! * Entries are protected by a sequence lock: the first word is 0 while the others
+//!   change, and must be the same before and after they are read. If the same block is
+//!   recorded twice in between, slot and stamp may come from two recordings; stamps are
+//!   unique, so the cache rejects that pair.
 //!
 //! No locks.
 
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use arc::SlotRef;
 
-/// Bytes of cache for each entry.
+/// Bytes of cache for each table entry.
 const BYTES_PER_ENTRY: u64 = 4096;
 const ENTRIES_MIN: u64 = 1 << 8;
 const ENTRIES_MAX: u64 = 1 << 20;
@@ -37,9 +38,9 @@ const OBJSET_BITS: u32 = 24;
 pub struct Place {
     /// [`crate::Zio::next_objset`].
     pub objset: u32,
-    /// Object number.
+    /// Object id.
     pub object: u64,
-    /// Data block number.
+    /// Data block id.
     pub blkid: u64,
 }
 
@@ -47,16 +48,17 @@ pub struct Place {
 #[repr(align(32))]
 struct Entry([AtomicU64; 4]);
 
-/// The table.
+/// The table of hints.
 pub struct Hints {
     entries: Box<[Entry]>,
     epochs: [AtomicU64; EPOCHS],
 }
 
 impl Place {
-    /// Two words that tell every place apart; `None` for numbers beyond the format's.
+    /// Two words that identify the block uniquely; `None` for ids beyond the format's
+    /// range.
     fn words(self) -> Option<(u64, u64)> {
-        // One more, so that the first word is never 0.
+        // Plus one, so that the first word is never 0.
         let objset = u64::from(self.objset) + 1;
         let fits = objset >> OBJSET_BITS == 0
             && self.object >> OBJECT_BITS == 0
@@ -68,7 +70,7 @@ impl Place {
 }
 
 impl Hints {
-    /// A table that fits a cache of so many bytes.
+    /// A table sized for a cache of `bytes` bytes.
     pub fn for_cache(bytes: u64) -> Hints {
         let n = (bytes / BYTES_PER_ENTRY).clamp(ENTRIES_MIN, ENTRIES_MAX).next_power_of_two();
         Hints {
@@ -84,7 +86,7 @@ impl Hints {
         &self.entries[at..at + WAYS]
     }
 
-    /// The slot where `place` was found last.
+    /// The slot where `place` was last found.
     pub fn get(&self, place: Place) -> Option<SlotRef> {
         let (a, b) = place.words()?;
         self.set((a, b)).iter().find_map(|e| {
@@ -103,8 +105,8 @@ impl Hints {
         })
     }
 
-    /// Counts the changes of pointers around `place`: ask before resolving the
-    /// pointer, for [`Hints::put`].
+    /// A counter of pointer changes around `place`. Read it before resolving the
+    /// pointer, and pass it to [`Hints::put`].
     pub fn epoch(&self, place: Place) -> u64 {
         self.epoch_of(place).load(Ordering::Acquire)
     }
@@ -115,19 +117,19 @@ impl Hints {
         &self.epochs[(mix >> 58) as usize]
     }
 
-    /// Records where `place` was found, unless a pointer around it changed since
+    /// Records where `place` was found, unless a pointer around it has changed since
     /// `epoch`.
     pub fn put(&self, place: Place, at: SlotRef, epoch: u64) {
         let Some((a, b)) = place.words() else { return };
         let set = self.set((a, b));
         let is =
             |e: &&Entry| e.0[0].load(Ordering::Relaxed) == a && e.0[1].load(Ordering::Relaxed) == b;
-        // Which one goes is as good as random.
+        // The choice of the replaced entry is practically random.
         let other = &set[at.stamp as usize % WAYS];
         let empty = set.iter().find(|e| e.0[0].load(Ordering::Relaxed) == 0);
         let entry = set.iter().find(is).or(empty).unwrap_or(other);
         let [tag, block, slot, stamp] = &entry.0;
-        // Whoever else writes here now loses or wins whole: the tag decides.
+        // A concurrent writer of this entry wins or loses completely: the tag decides.
         tag.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         block.store(b, Ordering::Relaxed);
@@ -139,7 +141,7 @@ impl Hints {
         }
     }
 
-    /// The pointer of `place` is about to change.
+    /// Removes the hint of `place`, whose pointer is about to change.
     pub fn forget(&self, place: Place) {
         self.epoch_of(place).fetch_add(1, Ordering::AcqRel);
         let Some((a, b)) = place.words() else { return };
@@ -150,7 +152,7 @@ impl Hints {
         }
     }
 
-    /// As [`Hints::forget`], for the blocks from `first`'s up to `past`.
+    /// As [`Hints::forget`], for the blocks from `first` up to block id `past`.
     pub fn forget_range(&self, first: Place, past: u64) {
         let count = past.saturating_sub(first.blkid);
         if count < self.entries.len() as u64 {

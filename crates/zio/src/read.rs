@@ -14,12 +14,12 @@ use vdev::{Priority, ReadReq};
 use crate::heal::Wounds;
 use crate::{BlockKey, Caching, Io, Mode, Origin, Zio};
 
-/// One address of a block that could not be read, and why.
+/// An address of a block that could not be read, and the error.
 #[derive(Debug)]
 pub struct BlockFault {
     /// The address.
     pub dva: Dva,
-    /// What went wrong there.
+    /// The error.
     pub error: Error,
 }
 
@@ -65,14 +65,14 @@ impl Zio {
         }
     }
 
-    /// Somebody above keeps the block's content: [`arc::Cache::hand_over`].
+    /// Records that a layer above keeps the block's content: [`arc::Cache::hand_over`].
     pub fn hand_over(&self, bp: &BlkPtr) {
         if let BlkPtr::Block(block) = bp {
             self.cache.hand_over(&self.key(block));
         }
     }
 
-    /// The block was freed: nobody will ask for its content again.
+    /// Records that the block was freed: its content will not be requested again.
     pub fn freed(&self, block: &Block) {
         self.cache.remove(&self.key(block));
     }
@@ -82,7 +82,7 @@ impl Zio {
         Ok(self.read_part(block, 0..lsize, io)?.0)
     }
 
-    /// Bytes `range` of a block's logical content, and where the cache has it.
+    /// Bytes `range` of a block's logical content, and the cache slot of the block.
     ///
     /// # Errors
     /// As [`Zio::read`]; `Corrupt` when the block is shorter than the range.
@@ -142,7 +142,7 @@ impl Zio {
             }
         };
         let at = found.slot();
-        // Two pointers to one place may disagree on a hostile pool only.
+        // On an intact pool, two pointers to one address never disagree.
         if found.lsize() != lsize || found.tag().is_some_and(|t| t != block.compression) {
             return match io.mode {
                 Mode::MemoryOnly => Err(not_in_memory()),
@@ -153,7 +153,7 @@ impl Zio {
         Ok((part, Some(at)))
     }
 
-    /// Reads the block for its ticket.
+    /// Reads the block for its fill ticket.
     fn fill(
         &self,
         ticket: Fill<'_, BlockKey>,
@@ -162,7 +162,7 @@ impl Zio {
         io: Io,
     ) -> Result<(Buf, Option<SlotRef>)> {
         let (stored, whole) = self.read_and_expand(block, io)?;
-        // Held by the kernel as soon as it has all of it.
+        // The kernel will hold the block itself if it gets all of it.
         let all = range.start == 0 && range.end == whole.len();
         let at = ticket.complete(arc::Block {
             stored,
@@ -173,7 +173,7 @@ impl Zio {
         Ok((whole.slice(range), at))
     }
 
-    /// Bytes of the block at `at`, if the cache still has it there.
+    /// Bytes of the block in slot `at`, if the cache still has it there.
     ///
     /// # Errors
     /// `Corrupt` when the stored form does not decompress.
@@ -193,7 +193,7 @@ impl Zio {
         }
     }
 
-    /// Cuts a range out of what the cache has, decompressing no more than needed.
+    /// Cuts a range out of the cached block, decompressing no more than needed.
     fn part_of(&self, found: Found, range: Range<usize>) -> Result<Buf> {
         let (at, stored, lsize, tag, again) = match found {
             Found::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
@@ -214,7 +214,7 @@ impl Zio {
         Ok(whole.slice(range))
     }
 
-    /// The block as stored, if that is compressed, and its logical content.
+    /// The block as stored, if it is compressed, and its logical content.
     fn read_and_expand(&self, block: &Block, io: Io) -> Result<(Option<Buf>, Buf)> {
         let why = match io.access {
             Access::Demand => Priority::SyncRead,
@@ -228,9 +228,9 @@ impl Zio {
         Ok((stored, whole))
     }
 
-    /// A block of dnodes for whoever only walks block pointers. Of an encrypted
-    /// block this is what is stored: dnode cores and pointers lie in the clear
-    /// there, bonus buffers are ciphertext (chapter 08 §A.10).
+    /// A block of dnodes, for a caller that only walks block pointers. For an encrypted
+    /// block this is the stored form: dnode cores and pointers are in the clear there,
+    /// bonus buffers are ciphertext (chapter 08 §A.10).
     ///
     /// # Errors
     /// As [`Zio::read`].
@@ -248,7 +248,7 @@ impl Zio {
     /// The block's bytes as stored (`psize`), verified; tries every address.
     ///
     /// # Errors
-    /// What went wrong at each address.
+    /// The errors of each address.
     pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
         self.read_copies(block, Priority::SyncRead, Origin::Unknown)
     }
@@ -307,7 +307,7 @@ impl Zio {
     }
 }
 
-/// One error for all addresses that failed.
+/// Combines the errors of all failed addresses.
 fn summarize(block: &Block, faults: Vec<BlockFault>) -> Error {
     let n = faults.len();
     let mut faults = faults.into_iter();
@@ -323,7 +323,7 @@ fn summarize(block: &Block, faults: Vec<BlockFault>) -> Error {
     }
 }
 
-/// Decides whether bytes are the block's.
+/// Verifies bytes against the checksum of a block.
 pub(crate) struct Verifier<'a> {
     pub(crate) checksum: Checksum,
     salt: &'a SaltTemplate,

@@ -1,17 +1,17 @@
-//! Many threads, one order.
+//! A ticket lock: many threads enter a section in the order of their numbers.
 //!
 //! # Theory
-//! A wave of blocks is compressed by many threads at once, yet gets its places in the
-//! blocks' order: each job waits for its turn. A turn is a [`Ticket`], which passes
-//! on when it is dropped, used or not, so that a job that fails, or panics, holds
-//! nobody up.
+//! A wave of blocks is compressed by many threads concurrently, but its addresses are
+//! allocated in the order of the blocks: each job waits for its number. The right to
+//! enter is a [`Ticket`]. Dropping it passes the lock to the next number, whether the
+//! section was entered or not, so that a job that fails or panics delays no other.
 //!
 //! # Invariants
-//! * Turns are taken in the order of their numbers, one at a time.
-//! * In [`parallel_in_order`], jobs are begun in order too, so the job whose turn it is
-//!   has a thread.
+//! * Jobs enter in the order of their numbers, one at a time.
+//! * [`parallel_in_order`] also starts jobs in order, so the job that may enter next
+//!   always has a thread.
 //!
-//! Lock order: a leaf; no job runs under it.
+//! Lock order: a leaf; no job runs under its lock.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -19,47 +19,47 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use base::rt::{Condvar, Mutex, fan_out};
 use base::{Error, Result};
 
-/// Fewer jobs than this for each thread are not worth starting it.
+/// With fewer jobs than this for each thread, the thread is not worth starting.
 const JOBS_PER_THREAD: usize = 4;
-/// A thread takes its turn for some jobs at once, where there are many: handing a turn
-/// over costs as much as a small block.
+/// Where there are many jobs, a thread enters once for several of them, because passing
+/// the lock on costs as much as processing a small block.
 const CHUNK_MAX: usize = 16;
-/// So many times at least.
+/// Minimum number of times that each thread enters.
 const CHUNKS_PER_THREAD: usize = 8;
 
 #[derive(Default)]
 struct Order {
     next: u64,
-    /// Turns ahead that nobody will take.
+    /// Later numbers that were already passed on.
     passed: BTreeSet<u64>,
     sleepers: usize,
 }
 
-/// Lets jobs pass in the order of their numbers, from 0.
+/// Lets jobs enter in the order of their numbers, starting with 0.
 #[derive(Default)]
 pub struct Turnstile {
     order: Mutex<Order>,
     moved: Condvar,
 }
 
-/// The duty to take a turn, or to pass it on.
+/// The obligation to enter, or to pass the lock on.
 pub struct Ticket<'a> {
     turnstile: &'a Turnstile,
     n: u64,
 }
 
 impl Turnstile {
-    /// Job 0 is next.
+    /// A lock that job 0 enters first.
     pub fn new() -> Turnstile {
         Turnstile::default()
     }
 
-    /// Job `n`'s turn; there must be one for every number.
+    /// The ticket of job `n`; every number must be taken exactly once.
     pub fn ticket(&self, n: u64) -> Ticket<'_> {
         Ticket { turnstile: self, n }
     }
 
-    /// Waits for job `n`'s turn and runs `f` in it.
+    /// Waits until job `n` may enter, and runs `f`.
     pub fn turn<T>(&self, n: u64, f: impl FnOnce() -> T) -> T {
         self.ticket(n).enter(f)
     }
@@ -86,7 +86,7 @@ impl Turnstile {
 }
 
 impl Ticket<'_> {
-    /// Waits for the turn, runs `f`, and passes on.
+    /// Waits until the job may enter, runs `f`, and passes the lock on.
     pub fn enter<T>(self, f: impl FnOnce() -> T) -> T {
         let mut order = self.turnstile.order.lock();
         while order.next < self.n {
@@ -105,13 +105,13 @@ impl Drop for Ticket<'_> {
     }
 }
 
-/// Runs jobs `0..jobs`, each through `prepare`, `place` and `submit`, on up to `threads`
-/// threads: `place` in the order of the jobs and one at a time, the others at
-/// once. Few jobs run on the calling thread.
+/// Runs jobs `0..jobs`, each through `prepare`, `place` and `submit`, on up to
+/// `threads` threads. `place` runs in the order of the jobs and one at a time, the
+/// other steps run concurrently. Few jobs run on the calling thread.
 ///
 /// # Errors
-/// That of the first job, by number, which failed. Jobs before it end as usual; if it failed
-/// before it was submitted, none after it is placed.
+/// The error of the failed job with the lowest number. Jobs before it end as usual; if
+/// it failed before it was submitted, no later job is placed.
 pub fn parallel_in_order<P: Send, Q: Send>(
     threads: usize,
     jobs: usize,
@@ -121,7 +121,7 @@ pub fn parallel_in_order<P: Send, Q: Send>(
 ) -> Result<()> {
     let all = |first: usize, placed: Vec<Q>| {
         let one = |(i, q)| submit(i, q).map_err(|e| (i, e));
-        // Those behind one that failed are submitted all the same.
+        // Jobs behind a failed one are submitted nevertheless.
         let mut failed = (first..).zip(placed).filter_map(|job| one(job).err());
         let first = failed.next();
         failed.for_each(drop);
@@ -130,8 +130,9 @@ pub fn parallel_in_order<P: Send, Q: Send>(
     chunks_in_order(threads, jobs, CHUNK_MAX, prepare, place, all)
 }
 
-/// As [`parallel_in_order`], with up to `chunk_max` jobs at a time: `submit` gets the first
-/// one's number and what of them was placed, in order. It tells which failed.
+/// As [`parallel_in_order`], with up to `chunk_max` jobs at a time. `submit` gets the
+/// number of the first job and the placed results of the chunk, in order. It returns
+/// the number of the job that failed.
 ///
 /// # Errors
 /// As [`parallel_in_order`].
@@ -167,7 +168,7 @@ pub fn chunks_in_order<P: Send, Q: Send>(
             let prepared: Vec<Result<P>> = range.map(&prepare).collect();
             let placed = ticket.enter(|| {
                 let mut placed = Vec::with_capacity(prepared.len());
-                // A job before these may have failed in its turn, just now.
+                // An earlier job may have failed in its section just now.
                 if failed.lock().as_ref().is_some_and(|(n, _)| *n < first) {
                     return placed;
                 }
@@ -213,7 +214,7 @@ mod tests {
                     }
                     let ticket = turnstile.ticket(n);
                     if n % 7 == 3 {
-                        continue; // dropped without a turn
+                        continue; // dropped without entering
                     }
                     ticket.enter(|| seen.lock().push(n));
                 }

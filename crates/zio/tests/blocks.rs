@@ -10,7 +10,7 @@ use codec::checksum::{Checksum, SaltTemplate, compute};
 use device::MemDevice;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block};
 use ondisk::{Endian, ObjType};
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 use zio::{BlockCache, Io, Zio};
 
 const BIRTH: u64 = 77;
@@ -26,9 +26,9 @@ struct Pool {
 impl Pool {
     fn new() -> Pool {
         let disk = Arc::new(MemDevice::new("disk", SIZE));
-        let leaf = Spec::new(Kind::File, 0, Guid(2))
+        let leaf = Spec::new(VdevKind::File, 0, Guid(2))
             .with_space(9, SIZE as u64 - LABEL_START - (512 << 10));
-        let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![leaf]);
+        let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![leaf]);
         let device = Arc::clone(&disk);
         let tree = Tree::build(&root, &move |_| Ok(Arc::clone(&device) as _)).unwrap();
         Pool { disk, zio: Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap())), next: 0 }
@@ -112,16 +112,16 @@ fn a_gang_of_a_gang_reads_whole() {
     let bp = BlkPtr::Block(leader);
     assert_eq!(pool.zio.read(&bp, Io::MEMORY).unwrap_err().kind(), ErrorKind::WouldBlock);
     assert_eq!(*pool.zio.read(&bp, Io::WAIT).unwrap(), *all);
-    // From memory now.
+    // Now from memory.
     assert_eq!(*pool.zio.read(&bp, Io::MEMORY).unwrap(), *all);
 
-    // A damaged copy of a member is made good by the other one.
+    // A damaged copy of a member is replaced by the other one.
     pool.write(members[0].dva(), &[0xff; 512]);
     assert_eq!(*pool.zio.read(&bp, Io::SCAN).unwrap(), *all);
     let errors = pool.zio.tree().find(Guid(2)).unwrap().errors();
     assert_eq!((errors.read, errors.cksum), (0, 1));
 
-    // Without another copy, the whole block is lost, and says so.
+    // Without another copy, the whole block is lost, and the error says so.
     pool.write(members[1].dva(), &[0xff; 512]);
     assert_eq!(pool.zio.read(&bp, Io::SCAN).unwrap_err().kind(), ErrorKind::Checksum);
 }

@@ -1,4 +1,5 @@
-//! Blocks written through real vdev trees, read again, whole and with leaves missing.
+//! Blocks written through real vdev trees and read back, completely and with leaves
+//! missing.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -11,7 +12,7 @@ use codec::compress::Compression;
 use device::{Device, Fault, FaultDevice, MemDevice};
 use ondisk::blkptr::BlkPtr;
 use ondisk::{Endian, ObjType};
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 use zio::{
     BlockCache, Io, Placed, SpaceSource, Want, Write, WriteProps, Writes, Zio, parallel_in_order,
 };
@@ -20,25 +21,25 @@ const DISK: u64 = 80 << 20;
 const T: Txg = Txg(9);
 const FILE_DATA: ObjType = ObjType::PLAIN_FILE_CONTENTS;
 
-fn tree(shape: &Kind, leaves: usize, ashift: u32, disks: &[Arc<dyn Device>]) -> Arc<Tree> {
-    let leaf = |i: usize| Spec::new(Kind::File, i as u64, Guid(100 + i as u64));
+fn tree(shape: &VdevKind, leaves: usize, ashift: u32, disks: &[Arc<dyn Device>]) -> Arc<Tree> {
+    let leaf = |i: usize| Spec::new(VdevKind::File, i as u64, Guid(100 + i as u64));
     let space = leaves as u64 * (DISK - LABEL_START - (512 << 10));
     let (width, top) = match shape {
-        Kind::File => (leaves as u64, leaf(0)),
-        Kind::Mirror => (leaves as u64, Spec::new(shape.clone(), 0, Guid(9))),
+        VdevKind::File => (leaves as u64, leaf(0)),
+        VdevKind::Mirror => (leaves as u64, Spec::new(shape.clone(), 0, Guid(9))),
         _ => (1, Spec::new(shape.clone(), 0, Guid(9))),
     };
     let top = match shape {
-        Kind::File => top,
+        VdevKind::File => top,
         _ => top.with_children((0..leaves).map(leaf).collect()),
     }
     .with_space(ashift, (space / width) & !((1 << 20) - 1));
-    let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![top]);
+    let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![top]);
     let disks = disks.to_vec();
     Tree::build(&root, &move |leaf| Ok(Arc::clone(&disks[leaf.guid.0 as usize - 100]))).unwrap()
 }
 
-/// First fit; extents of at most `island` bytes.
+/// First-fit allocator with extents of at most `island` bytes.
 struct Space {
     tree: Arc<Tree>,
     island: u64,
@@ -75,7 +76,7 @@ struct Pool {
 }
 
 impl Pool {
-    fn new(shape: &Kind, leaves: usize, ashift: u32, island: u64) -> Pool {
+    fn new(shape: &VdevKind, leaves: usize, ashift: u32, island: u64) -> Pool {
         let disk = |i| {
             Arc::new(FaultDevice::new(Arc::new(MemDevice::new(format!("d{i}"), DISK as usize))))
         };
@@ -140,15 +141,15 @@ fn blocks(n: u64) -> Vec<Buf> {
     (0..n).map(&mut block).collect()
 }
 
-fn raidz(nparity: u8) -> Kind {
-    Kind::Raidz { nparity, expand_txgs: Vec::new(), reflow: None }
+fn raidz(nparity: u8) -> VdevKind {
+    VdevKind::Raidz { nparity, expand_txgs: Vec::new(), reflow: None }
 }
 
 #[test]
 fn every_kind_of_vdev_gives_back_what_was_written() {
     let shapes = [
-        (Kind::File, 1, 0),
-        (Kind::Mirror, 3, 2),
+        (VdevKind::File, 1, 0),
+        (VdevKind::Mirror, 3, 2),
         (raidz(1), 4, 1),
         (raidz(2), 5, 2),
         (raidz(3), 6, 3),
@@ -177,7 +178,7 @@ fn every_kind_of_vdev_gives_back_what_was_written() {
                 let checked = pool.reader.check_copies(block);
                 assert_eq!((checked.readable, checked.damaged), (block.dvas().len(), 0));
             }
-            // As many leaves as redundancy allows are gone.
+            // As many leaves as redundancy allows are lost.
             pool.disks[..spare].iter().for_each(|d| d.inject(Fault::FailReads(0..u64::MAX)));
             for (bp, data) in bps.iter().zip(&data) {
                 assert_eq!(*pool.reader.read(bp, Io::SCAN).unwrap(), **data);
@@ -189,7 +190,7 @@ fn every_kind_of_vdev_gives_back_what_was_written() {
 #[test]
 fn leaves_that_fail_leave_degraded_or_lost_blocks() {
     let props = WriteProps { compression: Compression::Off, ..WriteProps::default() };
-    for (shape, leaves, spare) in [(Kind::Mirror, 3, 2), (raidz(2), 5, 2)] {
+    for (shape, leaves, spare) in [(VdevKind::Mirror, 3, 2), (raidz(2), 5, 2)] {
         for dead in 0..=spare + 1 {
             let pool = Pool::new(&shape, leaves, 9, u64::MAX);
             let data = blocks(20);
@@ -205,7 +206,7 @@ fn leaves_that_fail_leave_degraded_or_lost_blocks() {
             }
             assert!(lost.is_empty(), "{shape:?} {lost:?}");
             assert_eq!(writes.counts().partial > 0, dead > 0);
-            // What failed reads as if nothing had been written there.
+            // Blocks that failed read as if nothing had been written there.
             for (bp, data) in bps.iter().zip(&data) {
                 assert_eq!(*pool.reader.read(bp, Io::SCAN).unwrap(), **data);
             }

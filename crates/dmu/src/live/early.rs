@@ -192,7 +192,7 @@ impl Early {
         let lost = self.writes.wait();
         if let Some(first) = lost.into_iter().find(|l| !l.readable) {
             // Nobody relies on it.
-            self.os.zio().tree().arrived(self.txg);
+            self.os.zio().tree().clear_missing(self.txg);
             return Err(first.error);
         }
         Ok(self.vdevs.iter().copied().collect())

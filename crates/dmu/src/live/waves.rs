@@ -247,7 +247,7 @@ fn wave(
         jobs.len(),
         chunk as usize,
         |i| {
-            ctx.zio.tree().make_way();
+            ctx.zio.tree().yield_to_log_writes();
             ctx.zio.prepare(&write(i))
         },
         |i, prepared| {

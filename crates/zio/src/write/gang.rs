@@ -1,13 +1,14 @@
-//! Gang blocks (chapter 02 §9): dividing a block over smaller places.
+//! Writing gang blocks (chapter 02 §9): dividing a block over smaller extents.
 //!
 //! # Theory
-//! A node is a header and up to three members, each of which is a plain piece or a node
-//! again. The tree is decided while space is allocated; [`Node::pieces`] then cuts the
-//! content along it, from the leaves up, for a header holds its members' pointers.
+//! A node is a header with up to three members, each of which is a plain piece or
+//! another node. The tree is built while space is allocated. [`Node::pieces`] then cuts
+//! the content along it, from the leaves up, because a header contains the pointers of
+//! its members.
 //!
-//! A gang block can be rewritten in the group of its birth, as any block: the same tree,
-//! the same places, other content. The tree cannot be had from the pointer, so the caller
-//! keeps those of its group in a [`Gangs`].
+//! A gang block can be rewritten in the txg of its birth, like any block: the same tree
+//! and the same addresses with other content. The tree cannot be derived from the
+//! pointer, so the caller keeps the trees of its txg in a [`Gangs`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,21 +24,22 @@ use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
 use super::{SpaceSource, Want};
 use crate::{BlockKey, Zio};
 
-/// Bytes of a header; those of feature `dynamic_gang_header` may be larger, yet need not.
+/// Bytes of a header. Headers with feature `dynamic_gang_header` may be larger, but
+/// need not be.
 pub(super) const HEADER_SIZE: usize = 512;
 /// Members below one header.
 const MEMBERS_MAX: u64 = 3;
 
-/// A gang header with what is below it.
+/// A gang header with everything below it.
 pub(super) struct Node {
     psize: Psize,
-    /// Of the header alone.
+    /// Addresses of the header alone.
     header: Vec<Dva>,
     members: Vec<Member>,
 }
 
-/// The trees of the gang blocks that a group placed and may rewrite. It lives as long as
-/// the group, and belongs to the caller that passes it with each [`super::Write`].
+/// The trees of the gang blocks that a txg placed and may rewrite. It lives as long as
+/// the txg and belongs to the caller, which passes it with each [`super::Write`].
 #[derive(Default)]
 pub struct Gangs {
     trees: Mutex<HashMap<BlockKey, Arc<Node>>>,
@@ -63,15 +65,15 @@ enum Member {
     Gang(Node),
 }
 
-/// Bytes for one or more addresses.
+/// Bytes to write to one or more addresses.
 pub(super) struct Piece {
     pub(super) dvas: Vec<Dva>,
     pub(super) bytes: Buf,
 }
 
-/// A header that may have to be read before it is on a device.
+/// A header that may be read before it is on a device.
 pub(super) struct Header {
-    /// The first address of the pointer that leads to it.
+    /// The first address of the pointer that refers to it.
     pub(super) at: Dva,
     pub(super) bytes: Buf,
 }
@@ -93,7 +95,8 @@ impl Member {
 }
 
 impl Node {
-    /// The addresses in the pointer to this node: they account for all below them.
+    /// The addresses in the pointer to this node; their asize covers everything below
+    /// them.
     pub(super) fn dvas(&self) -> Vec<Dva> {
         let below: Vec<Vec<Dva>> = self.members.iter().map(Member::dvas).collect();
         let total = |(i, header): (usize, &Dva)| {
@@ -108,7 +111,7 @@ impl Node {
         self.psize
     }
 
-    /// Copies of the content; headers may have more.
+    /// Number of copies of the content; headers may have more.
     pub(super) fn copies(&self) -> usize {
         match self.members.first() {
             Some(Member::Plain(_, dvas)) => dvas.len(),
@@ -117,7 +120,7 @@ impl Node {
         }
     }
 
-    /// Every place that was allocated.
+    /// Adds every allocated address to `to`.
     pub(super) fn allocated(&self, to: &mut Vec<Dva>) {
         to.extend(&self.header);
         for member in &self.members {
@@ -128,8 +131,8 @@ impl Node {
         }
     }
 
-    /// What is to be written for this node, whose content is `bytes`; members come
-    /// before their header.
+    /// The pieces to write for this node, whose content is `bytes`; members come before
+    /// their header.
     pub(super) fn pieces(
         &self,
         zio: &Zio,
@@ -172,7 +175,8 @@ impl Node {
     }
 }
 
-/// A member's pointer tells of its bytes alone; type, level and fill are the leader's.
+/// A member's pointer describes only the member's bytes; type, level and fill are the
+/// leader's.
 fn member_pointer(leader: &Block, member: &Member, words: [u64; 4]) -> Block {
     let psize = member.psize();
     let head = Head {
@@ -192,7 +196,7 @@ pub(super) struct Ganging<'a> {
     space: &'a dyn SpaceSource,
     want: Want,
     header_copies: u8,
-    /// Everything so far, to give back.
+    /// Everything allocated so far, to be released after a failure.
     taken: Vec<Dva>,
 }
 
@@ -242,7 +246,8 @@ impl<'a> Ganging<'a> {
         Ok(Node { psize: Psize(psize), header, members })
     }
 
-    /// A header may have more copies than its members: without it, all are lost.
+    /// A header may have more copies than its members, because without it all of them
+    /// are lost.
     fn header(&mut self) -> Result<Vec<Dva>> {
         let header = match self.take(HEADER_SIZE as u64, self.header_copies) {
             Err(e) if e.kind() == ErrorKind::NoSpace && self.header_copies > self.want.copies => {
@@ -250,7 +255,7 @@ impl<'a> Ganging<'a> {
             }
             other => other,
         }?;
-        // Whoever frees the header knows its size from the vdev alone.
+        // The code that frees the header derives its size from the vdev alone.
         let tree = self.zio.tree();
         for dva in &header {
             if tree.asize(dva.vdev, Psize(HEADER_SIZE as u64), self.want.txg)? != dva.asize {
@@ -271,7 +276,7 @@ impl<'a> Ganging<'a> {
     }
 }
 
-/// Bytes that a header of group `birth` takes from its vdev.
+/// Bytes that a header with birth `birth` takes from its vdev.
 pub(super) fn header_asize(zio: &Zio, dva: Dva, birth: Txg) -> Result<Asize> {
     zio.tree().asize(dva.vdev, Psize(HEADER_SIZE as u64), birth)
 }

@@ -1,4 +1,4 @@
-//! Giving a block its place.
+//! Allocating the addresses of a block.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use super::{Form, Layout, Outcome, Placed, Prepared, Ready, SpaceSource, Want};
 use crate::Zio;
 
 impl Zio {
-    /// Allocates, as a gang where no place is large enough. The pointer is complete then,
-    /// and may be stored before the bytes are written.
+    /// Allocates addresses, as a gang where no extent is large enough. The pointer is
+    /// complete afterwards and may be stored before the bytes are written.
     ///
     /// # Errors
-    /// `NoSpace`, or what the space source says; nothing stays allocated then.
+    /// `NoSpace`, or the error of the allocator; nothing stays allocated then.
     pub fn place(&self, p: Prepared) -> Result<Placed> {
         let mut ready = match p.form {
             Form::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
@@ -50,7 +50,7 @@ impl Zio {
         }
     }
 
-    /// Gives back what a placed block allocated, if it is not to be written after all.
+    /// Releases the allocation of a placed block that will not be written.
     pub fn unplace(&self, placed: Placed) {
         let Some((_, layout)) = placed.parts else { return };
         if placed.outcome == Outcome::Rewritten {
@@ -66,8 +66,8 @@ impl Zio {
         }
     }
 
-    /// What the source gives, checked: an error in it would be found only after it
-    /// destroyed data.
+    /// Allocates and checks the result: an error in it would otherwise be noticed only
+    /// after it destroyed data.
     pub(super) fn allocate(&self, space: &dyn SpaceSource, want: &Want) -> Result<Vec<Dva>> {
         let dvas = space.allocate(want)?;
         let tree = self.tree();

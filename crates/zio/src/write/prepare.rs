@@ -1,4 +1,5 @@
-//! What can be known of a block before it has a place: chapter 02 §4.1.
+//! The first step of a write: everything that does not depend on the address (chapter
+//! 02 §4.1).
 
 use std::sync::OnceLock;
 
@@ -17,17 +18,17 @@ const SECTOR: usize = 512;
 /// The result of compressing.
 enum Squeezed {
     Hole,
-    /// Fits a pointer.
+    /// Fits into a pointer.
     Embedded(BufMut),
     /// Zero-padded to `psize`.
     Smaller(Buf),
-    /// Stored as it is.
+    /// Stored uncompressed.
     No,
 }
 
 impl Zio {
-    /// Decides what a block becomes: zero test, compression, checksum. Allocates nothing
-    /// and waits for nothing.
+    /// Determines the form of a block: zero test, compression, checksum. Allocates
+    /// nothing and waits for nothing.
     ///
     /// # Errors
     /// `ReadOnly` without a [`super::SpaceSource`]; `Invalid` for impossible sizes, copies
@@ -44,7 +45,7 @@ impl Zio {
         let done = |bp, outcome| Ok(Prepared { form: Form::Done(bp, outcome) });
         let (stored, compression) = match squeeze(w, limits) {
             Squeezed::Hole => {
-                // Sends learn from the birth that there was something before (§2.4).
+                // The birth tells sends that the hole replaced something (§2.4).
                 let born = w.props.hole_birth && w.old.birth() != Txg::ZERO;
                 let head = if born { head } else { Head::default() };
                 return done(BlkPtr::Hole(Hole { head }), Outcome::Hole);
@@ -74,7 +75,7 @@ impl Zio {
         Ok(ready(w, block, None, stored))
     }
 
-    /// The checksum of bytes as they are on disk.
+    /// The checksum of bytes in their on-disk form.
     pub(super) fn checksum_of(&self, checksum: Checksum, bytes: &[u8]) -> Result<Words> {
         static UNSALTED: OnceLock<SaltTemplate> = OnceLock::new();
         let salt = match self.salt.get() {
@@ -87,7 +88,8 @@ impl Zio {
         Ok(compute(checksum, bytes, salt, false))
     }
 
-    /// nopwrite: the old block proves by a strong checksum to be this one (§4.1).
+    /// nopwrite: a strong checksum proves that the old block has the same content
+    /// (§4.1).
     fn is_same(&self, w: &Write<'_>, old: &Block, new: &Block) -> bool {
         w.level == 0
             && !w.object_type.is_metadata()
@@ -104,8 +106,8 @@ impl Zio {
             && !self.on_indirect(old)
     }
 
-    /// The old place, if it serves again: born in this group, and all of it is needed as
-    /// it is.
+    /// The old addresses, if they can be used again: the block was born in this txg,
+    /// and its size and copies are unchanged.
     fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<Layout> {
         let own = w.in_place
             && old.head.birth == w.txg
@@ -133,8 +135,8 @@ impl Zio {
     }
 }
 
-fn writable(kind: &vdev::Kind) -> bool {
-    !matches!(kind, vdev::Kind::Indirect | vdev::Kind::Hole | vdev::Kind::Missing)
+fn writable(kind: &vdev::VdevKind) -> bool {
+    !matches!(kind, vdev::VdevKind::Indirect | vdev::VdevKind::Hole | vdev::VdevKind::Missing)
 }
 
 fn check(w: &Write<'_>) -> Result<()> {
@@ -170,7 +172,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<Layout>, stored: Buf) -> P
     }
 }
 
-/// Most bytes that compressing may leave (§4.1 b).
+/// The most bytes that compression may leave (§4.1 b).
 pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u64)) -> usize {
     let (min, gcd) = (min.max(1) as usize, gcd.max(1) as usize);
     let most = lsize - (lsize >> 3);
@@ -212,8 +214,8 @@ fn squeeze(w: &Write<'_>, limits: (u64, u64)) -> Squeezed {
     Squeezed::Smaller(fit(out, len, psize))
 }
 
-/// The first `len` bytes, and zeros up to `psize`, in no more memory than that needs:
-/// the cache will hold it.
+/// The first `len` bytes, padded with zeros to `psize`, in no more memory than needed,
+/// because the cache will hold it.
 fn fit(mut out: BufMut, len: usize, psize: usize) -> Buf {
     if out.len() >= psize && out.footprint() - psize <= psize / 8 {
         out.truncate(psize);

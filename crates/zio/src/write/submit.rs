@@ -1,4 +1,4 @@
-//! Handing blocks to the vdev tree and to the cache.
+//! The last step of a write: passing blocks to the vdev tree and to the cache.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::{Content, Layout, Outcome, Placed};
 use crate::read::kind_of;
 use crate::{BlockKey, Zio};
 
-/// What goes into the cache.
+/// An entry for the cache.
 type Entry = (BlockKey, arc::Kind, arc::Block);
 
-/// Bytes under way at most, for each [`Writes`].
+/// The most bytes in flight for each [`Writes`].
 const IN_FLIGHT_MAX: u64 = 128 << 20;
 
-/// Bytes for one address.
+/// The bytes for one address.
 #[derive(Clone)]
 pub(crate) struct DvaWrite {
     pub(crate) dva: Dva,
@@ -29,16 +29,16 @@ pub(crate) struct DvaWrite {
     pub(crate) priority: WritePriority,
 }
 
-/// Called once, when a write ended: whether enough copies or columns hold it, and
-/// whether some do not.
+/// Called once when a write has ended, with its result and whether some copies or
+/// columns do not hold the bytes although enough do.
 pub(crate) type Done = Box<dyn FnOnce(Result<()>, bool) + Send>;
 
-/// Takes the bytes; the vdev tree but in tests.
+/// Takes the bytes: the vdev tree, or a substitute in tests.
 pub(crate) trait Sink: Send + Sync {
-    /// Writes; `done` may be called before this returns, or by any thread later.
+    /// Writes; `done` may be called before this returns, or later by any thread.
     fn write(self: Arc<Self>, write: DvaWrite, done: Done);
 
-    /// The same for several, which the devices see together.
+    /// As [`Sink::write`], for several writes that the devices get together.
     fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
         for (write, done) in writes {
             Arc::clone(&self).write(write, done);
@@ -49,17 +49,17 @@ pub(crate) trait Sink: Send + Sync {
 /// An address whose bytes could not be written, not even at the second try.
 #[derive(Debug)]
 pub struct Lost {
-    /// Where.
+    /// The address.
     pub dva: Dva,
-    /// The block's group.
+    /// The block's birth.
     pub birth: Txg,
     /// The last error.
     pub error: Error,
-    /// Another address holds the same bytes: the block is degraded, not lost.
+    /// Another address holds the same bytes, so the block is degraded, not lost.
     pub readable: bool,
 }
 
-/// What went through a [`Writes`].
+/// Counters of a [`Writes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteCounts {
     /// Blocks, without holes and embedded ones.
@@ -70,11 +70,11 @@ pub struct WriteCounts {
     pub bytes: u64,
     /// Writes that were repeated.
     pub retries: u64,
-    /// Writes that reached enough leaves of their vdev, yet not all.
+    /// Writes that reached enough leaves of their vdev, but not all.
     pub partial: u64,
 }
 
-/// Writes that are under way together: a sync pass, say.
+/// Writes that are in flight together, for example those of a sync pass.
 pub struct Writes {
     zio: Arc<Zio>,
     shared: Arc<Shared>,
@@ -86,7 +86,7 @@ pub struct Writes {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// What fails is kept, to be sent again when its device is back.
+    /// Failed writes are kept, to be sent again when their device returns.
     keep: bool,
 }
 
@@ -100,13 +100,13 @@ struct State {
     counts: WriteCounts,
 }
 
-/// Bytes that one or more addresses hold.
+/// A write of the bytes for one address, of which other addresses may hold copies.
 struct Job {
     write: DvaWrite,
-    /// One of the addresses of the same bytes has them.
+    /// One of the addresses of these bytes was written.
     reached: Arc<AtomicBool>,
     again: bool,
-    /// Keeps the block in the table.
+    /// Keeps the block in the table of blocks in flight.
     _marks: Arc<Marks>,
 }
 
@@ -115,7 +115,7 @@ struct Fallen {
     birth: Txg,
     error: Error,
     reached: Arc<AtomicBool>,
-    /// To send it again.
+    /// The write, to send it again.
     job: Option<Job>,
 }
 
@@ -135,12 +135,12 @@ impl Drop for Marks {
 }
 
 impl Writes {
-    /// A batch without writes.
+    /// An empty batch.
     pub fn new(zio: &Arc<Zio>) -> Writes {
         Writes::with_limit(zio, IN_FLIGHT_MAX)
     }
 
-    /// A batch with at most so many bytes under way; a larger block goes alone.
+    /// A batch with at most `limit` bytes in flight; a larger block is written alone.
     pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
         Writes {
             zio: Arc::clone(zio),
@@ -150,22 +150,22 @@ impl Writes {
         }
     }
 
-    /// A batch that somebody waits for and nobody insists on: what fails twice is not kept
-    /// until devices come back.
+    /// A batch for a waiting caller that can handle failures: a write that fails twice
+    /// is not kept until devices return.
     pub fn for_once(zio: &Arc<Zio>) -> Writes {
         let (zio, shared) = (Arc::clone(zio), Arc::default());
         Writes { zio, shared, limit: IN_FLIGHT_MAX, priority: WritePriority::SyncWrite }
     }
 
-    /// The same, for somebody who waits.
+    /// The same batch with another priority, for a caller that waits.
     #[must_use]
     pub fn with_priority(self, priority: WritePriority) -> Writes {
         Writes { priority, ..self }
     }
 
-    /// Waits until every write that was submitted ended, and tells what failed. Failed
-    /// writes are repeated once, by the calling thread; and again whenever devices that
-    /// were gone are back ([`crate::Outage`]).
+    /// Waits until every submitted write has ended, and returns those that failed. The
+    /// calling thread repeats failed writes once, and again whenever absent devices
+    /// have returned ([`crate::Outage`]).
     pub fn wait(&self) -> Vec<Lost> {
         let mut repeated = None;
         loop {
@@ -174,7 +174,7 @@ impl Writes {
             let again = lost.iter().find(is_gone).is_some_and(|f| self.zio.wait_out(&f.error));
             if !again {
                 if let (Some(birth), true) = (repeated, lost.is_empty()) {
-                    self.zio.tree().arrived(birth);
+                    self.zio.tree().clear_missing(birth);
                 }
                 return lost.into_iter().map(Fallen::tell).collect();
             }
@@ -194,7 +194,7 @@ impl Writes {
         }
     }
 
-    /// Waits until every write ended; what failed twice.
+    /// Waits until every write has ended; returns those that failed twice.
     fn settle(&self) -> Vec<Fallen> {
         let mut state = self.shared.state.lock();
         loop {
@@ -206,12 +206,12 @@ impl Writes {
         }
     }
 
-    /// What went through so far.
+    /// The counters so far.
     pub fn counts(&self) -> WriteCounts {
         self.shared.state.lock().counts
     }
 
-    /// Writes that have not ended.
+    /// Number of writes in flight.
     pub fn in_flight(&self) -> u64 {
         self.shared.state.lock().in_flight
     }
@@ -222,8 +222,8 @@ impl Writes {
         self.shared.state.lock()
     }
 
-    /// Waits until `n` more bytes may be under way; `kept` are those that are admitted and not
-    /// sent, and go before.
+    /// Waits until `n` more bytes may be in flight. `kept` are jobs that were admitted
+    /// but not sent; they are sent before waiting.
     fn admit(&self, n: u64, kept: &mut Vec<Job>) {
         let mut state = self.shared.state.lock();
         while state.bytes > 0 && state.bytes + n > self.limit {
@@ -244,7 +244,7 @@ impl Writes {
         state.counts.bytes += n;
     }
 
-    /// Hands an admitted job over.
+    /// Sends an admitted job.
     fn send(&self, job: Job) {
         let (write, done) = self.with_end(job);
         self.zio.sink().write(write, done);
@@ -292,13 +292,14 @@ impl Shared {
         let n = job.write.data.len() as u64;
         let partial = partial && result.is_ok();
         if result.is_err() && !job.again {
-            // A completion must not write: it runs on a thread of the device.
+            // A completion must not write, because it runs on a thread of the device.
             let mut state = self.state.lock();
             state.counts.retries += 1;
             state.again.push_back(job);
             return self.wake(state);
         }
-        // Whoever waited may rely on the table being without a block that is there.
+        // Threads that wait may rely on the table not containing a block whose writes
+        // have ended.
         let fallen = match result {
             Ok(()) => {
                 job.reached.store(true, Ordering::Release);
@@ -331,17 +332,17 @@ impl Shared {
 }
 
 impl Zio {
-    /// Writes a placed block's bytes to each of its addresses, and puts the content into
-    /// the cache. Returns before the devices have them; waits only while too much is
-    /// under way. What goes wrong is told by [`Writes::wait`].
+    /// Writes a placed block's bytes to each of its addresses, and puts the content
+    /// into the cache. Returns before the devices have the bytes; waits only while too
+    /// much is in flight. [`Writes::wait`] reports failures.
     ///
-    /// Until this returned, nobody may read through the pointer.
+    /// Until this returns, the pointer must not be used for reads.
     pub fn submit(&self, placed: Placed, writes: &Writes) {
         self.submit_all([placed], writes);
     }
 
-    /// The same for several blocks: neighbours reach their devices as one operation, and the
-    /// cache is locked once.
+    /// As [`Zio::submit`], for several blocks: neighbours reach their devices as one
+    /// operation, and the cache is locked once.
     pub fn submit_all(&self, placed: impl IntoIterator<Item = Placed>, writes: &Writes) {
         let (mut entries, mut jobs) = (Vec::new(), Vec::new());
         for Placed { bp, outcome, parts } in placed {
@@ -380,11 +381,11 @@ impl Zio {
         writes.send_all(ready);
     }
 
-    /// As a read would have stored it.
+    /// The cache entry, as a read would have stored it.
     fn entry(&self, block: &Block, content: Content, outcome: Outcome) -> Option<Entry> {
         let key = self.key(block);
         if outcome == Outcome::Rewritten {
-            // Also a read of the old content that is under way must not be kept.
+            // A read of the old content that is in flight must not be kept either.
             self.cache().remove(&key);
         }
         if !content.cache {
@@ -420,14 +421,14 @@ impl Zio {
         }
     }
 
-    /// Writes go to `sink` from now on.
+    /// Sends writes to `sink` from now on.
     #[cfg(test)]
     pub(crate) fn set_sink(&self, sink: Arc<dyn Sink>) {
         *self.sink.write() = Some(sink);
     }
 }
 
-/// The tree as it is when the write begins (decision 6).
+/// Writes use the tree that is current when they begin (decision 6).
 impl Sink for vdev::Tree {
     fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
         let DvaWrite { dva, data, birth, priority } = write;
@@ -440,7 +441,7 @@ impl Sink for vdev::Tree {
             let DvaWrite { dva, data, birth, priority } = write;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
             let tell = move |report: WriteReport| done(report.result, !report.failed.is_empty());
-            (req, vdev::Tell::new(tell))
+            (req, vdev::WriteCallback::new(tell))
         };
         vdev::Tree::write_all(&self, writes.into_iter().map(one).collect());
     }

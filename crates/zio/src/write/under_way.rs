@@ -1,10 +1,10 @@
-//! Blocks that were submitted and are not on all their devices yet.
+//! The table of blocks in flight: submitted, but not yet on all their devices.
 //!
 //! # Theory
-//! The cache takes a block when it is submitted, and may drop it before a device has
-//! it; a read would then find what lay there before. This table holds the bytes
-//! until the last write ended. Whoever misses the cache looks here before a device
-//! is asked, and in a pool that is only read finds the table empty by one load.
+//! The cache gets a block when it is submitted, and may drop it before a device has it.
+//! A read would then find the old content of the address. This table holds the bytes
+//! until the last write has ended. A reader that misses the cache searches it before
+//! reading from a device. In a pool that is only read, one load shows that it is empty.
 //!
 //! Lock order: a shard's lock is a leaf.
 
@@ -27,7 +27,7 @@ struct Entry {
     header: Option<Buf>,
 }
 
-/// The table.
+/// The table of blocks in flight.
 #[derive(Default)]
 pub(crate) struct UnderWay {
     shards: [Mutex<HashMap<BlockKey, Entry>>; SHARDS],
@@ -42,17 +42,17 @@ impl UnderWay {
         &self.shards[(mix >> 60) as usize % SHARDS]
     }
 
-    /// Names one submission.
+    /// A unique stamp for one submission.
     pub(crate) fn stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A block's bytes; a later submission of the same key takes the entry over.
+    /// Adds a block's bytes; a later submission of the same key replaces the entry.
     pub(crate) fn put_stored(&self, key: BlockKey, stamp: u64, stored: Buf) {
         self.change(key, stamp, |e| e.stored = Some(stored));
     }
 
-    /// A gang header.
+    /// Adds a gang header.
     pub(crate) fn put_header(&self, key: BlockKey, stamp: u64, header: Buf) {
         self.change(key, stamp, |e| e.header = Some(header));
     }
@@ -70,7 +70,7 @@ impl UnderWay {
         }
     }
 
-    /// The writes of `stamp` ended.
+    /// Removes the entry after the writes of `stamp` have ended.
     pub(crate) fn remove(&self, key: &BlockKey, stamp: u64) {
         let mut shard = self.shard(key).lock();
         if shard.get(key).is_some_and(|e| e.stamp == stamp) {

@@ -1,4 +1,4 @@
-//! Writes that fail, come late, or are too many.
+//! Writes that fail, end late, or exceed the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -85,7 +85,7 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
 
 #[test]
 fn bytes_under_way_are_bounded_and_order_is_kept() {
-    // A chunk of more than the limit goes in parts.
+    // A chunk of more than the limit is sent in parts.
     for chunk in [1, 5, 30] {
         bounded(chunk);
     }
@@ -143,7 +143,7 @@ fn bounded(chunk: usize) {
     }
 }
 
-/// The devices are back when it is asked for the `back`th time; after `most` it gives up.
+/// Devices return at the `back`th wait; after `most` waits the outage gives up.
 struct Waits {
     disks: Arc<Disks>,
     asked: std::sync::atomic::AtomicU64,
@@ -188,7 +188,7 @@ fn what_a_device_missed_is_sent_again_when_it_is_back() {
         let (_, lost, there) = with_an_outage(copies, back, 9);
         assert!(lost.is_empty() && there, "{copies} {back}: {lost:?}");
     }
-    // Nobody brings them back.
+    // The devices never return.
     let (_, lost, there) = with_an_outage(2, 9, 3);
     assert!(lost.len() == 2 && lost.iter().all(|l| !l.readable) && !there);
 }

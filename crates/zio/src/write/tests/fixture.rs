@@ -1,5 +1,5 @@
-//! Devices in memory, an allocator that gives what it is told to, and a sink that fails,
-//! delays and remembers.
+//! Devices in memory, an allocator with chosen extents, and a sink that fails, delays
+//! and records writes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use codec::compress::Compression;
 use device::{Device, MemDevice};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block};
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 
 use crate::write::submit::{Done, DvaWrite, Sink};
 use crate::{BlockCache, SpaceSource, Want, Write, WriteProps, Writes, Zio};
@@ -21,7 +21,7 @@ pub(super) const DISK: usize = 80 << 20;
 pub(super) const T: Txg = Txg(77);
 pub(super) const SALT: [u8; 32] = [9; 32];
 
-/// Free space by vdev: start and end of extents, and what is taken.
+/// Free space by vdev: start and end of extents, and what is allocated.
 #[derive(Default)]
 struct Map {
     free: Vec<Vec<(u64, u64)>>,
@@ -29,7 +29,7 @@ struct Map {
     next: usize,
 }
 
-/// First fit in extents that a test chooses.
+/// First-fit allocator over extents that a test chooses.
 pub(super) struct Space {
     tree: Arc<Tree>,
     map: Mutex<Map>,
@@ -69,7 +69,7 @@ impl SpaceSource for Space {
         let n = map.free.len();
         let mut out: Vec<Dva> = Vec::new();
         let start = map.next;
-        // Other vdevs first, then any.
+        // Prefer other vdevs, then any.
         for i in 0..2 * n {
             let vdev = (start + i) % n;
             let used = out.iter().any(|d| d.vdev.0 as usize == vdev);
@@ -104,19 +104,19 @@ impl SpaceSource for Space {
     }
 }
 
-/// What the sink does to a write.
+/// How the sink handles a write.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Fate {
     Fails,
     FailsOnce,
 }
 
-/// Writes into the disks, unless told otherwise.
+/// Writes to the disks, unless the test requests a failure.
 pub(super) struct Disks {
     pub(super) disks: Vec<Arc<MemDevice>>,
     fates: Mutex<HashMap<u32, Fate>>,
     seen: Mutex<HashMap<(u32, u64), u32>>,
-    /// Writes wait here while there is a list.
+    /// While this is a list, writes are held in it.
     held: Mutex<Option<Vec<(DvaWrite, Done)>>>,
     bytes: AtomicU64,
     pub(super) most: AtomicU64,
@@ -135,7 +135,7 @@ impl Disks {
         self.held.lock().as_ref().map_or(0, Vec::len)
     }
 
-    /// Serves what is held, the last one first; goes on holding if `more`.
+    /// Completes held writes, the last one first; continues to hold new ones if `more`.
     pub(super) fn serve(&self, more: bool) {
         let held = std::mem::replace(&mut *self.held.lock(), more.then(Vec::new));
         for (write, done) in held.into_iter().flatten().rev() {
@@ -188,11 +188,11 @@ pub(super) struct Pool {
 
 fn zio_over(disks: &[Arc<MemDevice>], ashift: u32) -> Arc<Zio> {
     let leaf = |i: usize| {
-        Spec::new(Kind::File, i as u64, Guid(2 + i as u64))
+        Spec::new(VdevKind::File, i as u64, Guid(2 + i as u64))
             .with_space(ashift, DISK as u64 - LABEL_START - (512 << 10))
     };
     let root =
-        Spec::new(Kind::Root, 0, Guid(1)).with_children((0..disks.len()).map(leaf).collect());
+        Spec::new(VdevKind::Root, 0, Guid(1)).with_children((0..disks.len()).map(leaf).collect());
     let devices = disks.to_vec();
     let tree = Tree::build(&root, &move |leaf| {
         let device: Arc<dyn Device> = Arc::clone(&devices[leaf.guid.0 as usize - 2]) as _;
@@ -205,12 +205,12 @@ fn zio_over(disks: &[Arc<MemDevice>], ashift: u32) -> Arc<Zio> {
 }
 
 impl Pool {
-    /// `n` single disks whose free space is all of it.
+    /// `n` single disks that are completely free.
     pub(super) fn new(n: usize, ashift: u32) -> Pool {
         Pool::fragmented(vec![vec![(0, 64 << 20)]; n], ashift)
     }
 
-    /// Disks whose free space is these extents.
+    /// Disks with these free extents.
     pub(super) fn fragmented(extents: Vec<Vec<(u64, u64)>>, ashift: u32) -> Pool {
         let disks: Vec<_> = (0..extents.len())
             .map(|i| Arc::new(MemDevice::new(format!("disk{i}"), DISK)))
@@ -230,7 +230,7 @@ impl Pool {
         Pool { zio, disks, space }
     }
 
-    /// Another load of the same disks: nothing is in its memory.
+    /// Another load of the same disks, with nothing in memory.
     pub(super) fn reader(&self, ashift: u32) -> Arc<Zio> {
         zio_over(&self.disks.disks, ashift)
     }
@@ -257,7 +257,7 @@ pub(super) static NEVER: BlkPtr = BlkPtr::Hole(ondisk::blkptr::Hole {
     },
 });
 
-/// File data in group [`T`], in place of nothing.
+/// File data in txg [`T`], replacing nothing.
 pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
     Write {
         object_type: ObjType::PLAIN_FILE_CONTENTS,
@@ -295,7 +295,7 @@ pub(super) fn noise(len: usize, seed: u64) -> Buf {
     Buf::copy_of(&bytes)
 }
 
-/// Compresses to about the half.
+/// Compresses to about half its size.
 pub(super) fn words(len: usize, seed: u64) -> Buf {
     const WORDS: [&[u8; 8]; 8] = [
         b"checksum",
@@ -316,7 +316,8 @@ pub(super) fn words(len: usize, seed: u64) -> Buf {
     Buf::copy_of(&bytes)
 }
 
-/// The rules for readers (chapter 02 §2.6), and that it is stored as it is.
+/// Checks the rules for readers (chapter 02 §2.6), and that the block is stored
+/// accordingly.
 pub(super) fn check_pointer(zio: &Zio, bp: &BlkPtr) {
     let raw = bp.encode().unwrap();
     assert_eq!(BlkPtr::parse(&raw, ondisk::Endian::Little).unwrap(), *bp);

@@ -1,4 +1,4 @@
-//! Blocks for which there is no place in one piece.
+//! Blocks for which there is no contiguous extent.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use device::{Device, MemDevice};
 use ondisk::blkptr::{BlkPtr, Block};
 use ondisk::{Endian, ObjType};
 use proptest::prelude::*;
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 
 use super::fixture::*;
 use crate::write::submit::{Done, DvaWrite, Sink};
 use crate::write::{Gangs, Layout, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
 use crate::{BlockCache, Io, Zio};
 
-/// Extents of so many sectors each, far apart.
+/// Extents of the given numbers of sectors each, far apart.
 ///
-/// They were 128 KiB apart once: of 34 sectors of 4 KiB two overlapped, and what was written
-/// to one place was lost at the other.
+/// They used to be 128 KiB apart. Two of 34 sectors of 4 KiB overlapped, and data
+/// written to one was lost at the other.
 fn islands(sizes: &[u64], ashift: u32) -> Vec<(u64, u64)> {
     let at = |i: usize| (i as u64) << 18;
     assert!(sizes.iter().all(|n| n << ashift < at(1)), "islands overlap");
@@ -37,7 +37,8 @@ fn depth(zio: &Zio, block: &Block) -> usize {
     1 + members.iter().map(|m| depth(zio, m)).max().unwrap_or(0)
 }
 
-/// Chapter 02 §9: pointers of members, sums of sizes, one asize for the whole tree.
+/// Checks chapter 02 §9: pointers of members, sums of sizes, one asize for the whole
+/// tree.
 fn check_gang(zio: &Zio, leader: &Block) {
     check_pointer(zio, &BlkPtr::Block(*leader));
     if !leader.is_gang() {
@@ -106,7 +107,7 @@ proptest! {
         prop_assert_eq!(block.is_gang(), outcome == Outcome::Gang);
         pool.disks.hold();
         pool.zio.submit(placed, &writes);
-        // Readable, and its members known, before anything is on a disk.
+        // Readable, and its members known, before any write reached a disk.
         pool.zio.cache().clear();
         prop_assert!(*pool.zio.read(&bp, Io::WAIT).unwrap() == *data);
         prop_assert_eq!(freed(&pool.zio, block), pool.space.taken());
@@ -133,7 +134,8 @@ proptest! {
 
 #[test]
 fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
-    // 128 KiB in pieces of 4 KiB: 3 members of 3 members of 3 of 4.6 KiB, which are two.
+    // 128 KiB in pieces of 4 KiB: 3 members of 3 members of 3 of 4.6 KiB, each of which
+    // takes two pieces.
     let pool = Pool::fragmented(vec![islands(&[8; 400], 9)], 9);
     let data = noise(131_072, 7);
     let props = plain(1);
@@ -152,7 +154,7 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     let failed = pool.zio.place(pool.zio.prepare(&w).unwrap()).err().unwrap();
     assert_eq!(failed.kind(), ErrorKind::NoSpace);
     assert!(pool.space.taken().is_empty());
-    // And what is not to be written is given back.
+    // A block that is not written is released.
     let some = noise(8192, 9);
     let placed = pool.zio.place(pool.zio.prepare(&file(&some, &props)).unwrap()).unwrap();
     assert_eq!(placed.outcome, Outcome::Gang);
@@ -161,8 +163,8 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     assert!(pool.space.taken().is_empty());
 }
 
-/// A pool in which 128 KiB was found only in pieces never ended a group: each pass gave its
-/// gang blocks new places.
+/// A pool in which 128 KiB could only be allocated in pieces never finished a txg,
+/// because each pass gave its gang blocks new addresses.
 #[test]
 fn a_gang_of_this_group_is_rewritten_where_it_is() {
     let pool = Pool::fragmented(vec![islands(&[8; 400], 9); 2], 9);
@@ -187,7 +189,8 @@ fn a_gang_of_this_group_is_rewritten_where_it_is() {
     let checked = reader.check_copies(second.as_block().unwrap());
     assert_eq!((checked.faults.len(), checked.damaged), (0, 0));
 
-    // Another size, another number of copies, or a tree that nobody kept: new places.
+    // Another size, another number of copies, or a tree that was not kept: new
+    // addresses.
     let short = noise(65_536, 3);
     let fresh = |w: Write<'_>| {
         let placed = pool.zio.place(pool.zio.prepare(&w).unwrap()).unwrap();
@@ -204,13 +207,13 @@ fn a_gang_of_this_group_is_rewritten_where_it_is() {
 
 /// A raidz1 of four at id 6, as in the worked example of chapter 02 §9.
 fn raidz() -> Arc<Zio> {
-    let leaf = |i: u64| Spec::new(Kind::File, i, Guid(100 + i));
-    let raidz = Kind::Raidz { nparity: 1, expand_txgs: Vec::new(), reflow: None };
+    let leaf = |i: u64| Spec::new(VdevKind::File, i, Guid(100 + i));
+    let raidz = VdevKind::Raidz { nparity: 1, expand_txgs: Vec::new(), reflow: None };
     let top = Spec::new(raidz, 6, Guid(9))
         .with_children((0..4).map(leaf).collect())
         .with_space(9, 4 * (64 << 20));
-    let holes = (0..6).map(|i| Spec::new(Kind::Hole, i, Guid(0)));
-    let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(holes.chain([top]).collect());
+    let holes = (0..6).map(|i| Spec::new(VdevKind::Hole, i, Guid(0)));
+    let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(holes.chain([top]).collect());
     let tree = Tree::build(&root, &|leaf| {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(format!("{:?}", leaf.guid), DISK));
         Ok(device)
@@ -219,7 +222,7 @@ fn raidz() -> Arc<Zio> {
     Arc::new(Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap())))
 }
 
-/// One vdev, which refuses what is listed, once each.
+/// One vdev that refuses the listed sizes, once each.
 struct Refusing {
     tree: Arc<Tree>,
     refused: Mutex<Vec<u64>>,

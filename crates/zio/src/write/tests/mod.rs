@@ -1,4 +1,4 @@
-//! Blocks written are read again.
+//! Blocks that were written are read back.
 
 mod faults;
 mod fixture;
@@ -38,7 +38,7 @@ const SUMS: [Checksum; 9] = [
     Checksum::Blake3,
 ];
 
-/// Content that compresses not, by half, nearly away, or only at its end.
+/// Content that compresses not at all, by half, almost completely, or only at its end.
 fn content(kind: u8, len: usize, seed: u64) -> Buf {
     match kind {
         0 => noise(len, seed),
@@ -57,7 +57,8 @@ fn content(kind: u8, len: usize, seed: u64) -> Buf {
     }
 }
 
-/// Chapter 02 §4.1, told once more: what the block must have become.
+/// The rules of chapter 02 §4.1, implemented a second time: the form that the block
+/// must have.
 fn check_form(w: &Write<'_>, bp: &BlkPtr, (min, gcd): (u64, u64)) {
     let lsize = w.data.len();
     let zero = w.data.iter().all(|&b| b == 0);
@@ -121,7 +122,7 @@ proptest! {
         let bp = pool.write(&w);
         check_pointer(&pool.zio, &bp);
         check_form(&w, &bp, (1 << ashift, 1 << ashift));
-        // From memory, by its own pool; from the disk, every copy, by another.
+        // From memory by the same pool; from the disk, every copy, by another load.
         if let BlkPtr::Block(_) = bp {
             let hit = pool.zio.read(&bp, Io::MEMORY);
             prop_assert_eq!(hit.is_ok(), cache);
@@ -165,7 +166,8 @@ fn limits_of_the_specification() {
         }
     }
     assert_eq!(compressed_max(Compression::Zle, 4096, (4096, 4096)), 3584);
-    // The smallest vdev decides whether, all of them how it is rounded.
+    // The smallest vdev determines whether to compress, all of them determine the
+    // rounding.
     assert_eq!(compressed_max(Compression::Lz4, 4096, (1024, 512)), 3584);
     assert_eq!(compressed_max(Compression::Lz4, 1024, (1024, 512)), 112);
 }
@@ -190,14 +192,14 @@ fn holes_are_born_only_where_something_was() {
     assert_eq!(raw[0x50..0x58], [15, 0, 0, 0, 0, 0, 0, 0]);
     assert!(raw.iter().enumerate().all(|(i, &b)| b == 0 || [0x30, 0x36, 0x50].contains(&i)));
     assert_eq!(outcome, Outcome::Hole);
-    // A hole that was born is born again.
+    // A hole with a birth keeps having one.
     let hole = BlkPtr::parse(&raw, ondisk::Endian::Little).unwrap();
     assert_eq!(write(&hole, &on).1, raw);
-    // The pool has no such feature yet.
+    // The pool does not have the feature yet.
     assert_eq!(write(&old, &WriteProps { hole_birth: false, ..on }).1, [0; 128]);
     assert_eq!(write(&old, &WriteProps { compression: Compression::Empty, ..on }).1, raw);
     assert_eq!(pool.space.taken(), taken);
-    // Without compression zeros are data.
+    // Without compression, zeros are data.
     assert_eq!(write(&old, &plain(1)).0, Outcome::New);
     let bp = pool.write(&file(&zeros, &plain(2)));
     assert_eq!(*pool.reader(9).read(&bp, Io::SCAN).unwrap(), *zeros);
@@ -287,7 +289,7 @@ fn equal_content_keeps_its_pointer() {
         assert_eq!(outcome(&Write { props: &props, ..base }), Outcome::New);
     }
     assert_eq!(outcome(&Write { object_type: ObjType::SA, ..base }), Outcome::New);
-    // Fletcher proves nothing.
+    // Fletcher checksums prove nothing.
     let weak = props(Compression::Lz4, Checksum::Fletcher4, 1);
     let old = pool.write(&file(&data, &weak));
     assert_eq!(outcome(&Write { old: &old, props: &weak, ..base }), Outcome::New);
@@ -310,7 +312,7 @@ fn a_block_of_this_group_is_rewritten_where_it_is() {
     let checked = pool.reader(9).check_copies(second.as_block().unwrap());
     assert_eq!((checked.readable, checked.damaged), (2, 0));
 
-    // Without the cache, too, the old content must leave it.
+    // Also without the cache, the old content must leave it.
     let third =
         pool.write(&Write { in_place: true, old: &second, cache: false, ..file(&one, &twice) });
     assert_eq!(dvas(&first), dvas(&third));
@@ -318,7 +320,7 @@ fn a_block_of_this_group_is_rewritten_where_it_is() {
     let remember = Io { caching: Caching::Keep, ..Io::WAIT };
     assert_eq!(*pool.zio.read(&third, remember).unwrap(), *one);
 
-    // Another size, number of copies or group, or no leave to: a new place.
+    // Another size, number of copies or txg, or no permission: new addresses.
     let new = |w: &Write<'_>| {
         let placed = pool.zio.place(pool.zio.prepare(w).unwrap()).unwrap();
         assert_eq!(placed.outcome, Outcome::New);
