@@ -8,7 +8,7 @@ use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{Io, Origin, Place, Zio};
+use zio::{Io, ObjectBlock, Origin, Zio};
 
 use crate::live::{Live, ObjsetProps, merged};
 use crate::object::Object;
@@ -137,8 +137,8 @@ impl Objset {
     }
 
     /// The place of a data block in the pipeline's hints.
-    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> Place {
-        Place { objset: self.instance, object: object.0, blkid }
+    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> ObjectBlock {
+        ObjectBlock { objset: self.instance, object: object.0, blkid }
     }
 
     /// The pointer to it: that it was opened from, or that of the last written group.

@@ -3,8 +3,8 @@
 //!
 //! # Theory
 //! A read may succeed although the bytes of some leaf were wrong or unreadable, or
-//! although an earlier address failed completely. Such a read leaves a [`Wound`]. A few
-//! threads of low priority process wounds one after the other: they pin the address,
+//! although an earlier address failed completely. Such a read leaves a [`DamagedCopy`]. A few
+//! threads of low priority process damaged copies one after the other: they pin the address,
 //! read all copies and columns there again, overwrite wrong bytes with right ones, and
 //! compare ([`vdev::Tree::heal`]). Where nothing can be read at an address any more,
 //! the content from another address of the block is written there
@@ -23,7 +23,7 @@
 //!   So the tree is that of T or of a later txg, and if the block was freed, it was
 //!   freed in a txg after T. [`Origin::Root`] is for object sets that do not change.
 //!   All their pointers are valid as long as the pool has the dataset with that root,
-//!   which is looked up when the wound is processed. Pointers of unknown origin are not
+//!   which is looked up when the copy is processed. Pointers of unknown origin are not
 //!   healed.
 //! * *The pin refuses space that may have been reallocated.* Space freed in a metaslab
 //!   becomes allocatable when a later txg ends, in `metaslab`'s `Space::synced`. The
@@ -46,7 +46,7 @@
 //! # Invariants
 //! * Nothing is written to a pool that is read-only, suspended, or being closed:
 //!   [`Zio::stop_healing`] returns after the last write has ended.
-//! * At most [`THREADS`] wounds are being healed, and at most [`WAITING_MAX`] with
+//! * At most [`THREADS`] damaged copies are being healed, and at most [`WAITING_MAX`] with
 //!   [`BYTES_MAX`] bytes wait. Further ones are dropped: the next read of the block, or
 //!   a scrub, finds them again. So readers never wait for a broken leaf.
 //!
@@ -74,7 +74,7 @@ use crate::read::Verifier;
 
 /// Wounds that are healed concurrently.
 const THREADS: usize = 2;
-/// Limits on waiting wounds: their number and their bytes.
+/// Limits on waiting damaged copies: their number and their bytes.
 const WAITING_MAX: usize = 4096;
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -104,7 +104,7 @@ pub trait InUse: Send + Sync {
 }
 
 /// An address with wrong bytes, and how to verify the right ones.
-pub(crate) struct Wound {
+pub(crate) struct DamagedCopy {
     pub(crate) dva: Dva,
     pub(crate) psize: Psize,
     pub(crate) birth: Txg,
@@ -121,17 +121,17 @@ pub(crate) enum Check {
     Header([u64; 4]),
 }
 
-/// The wounds found by one read.
+/// The damaged copies found by one read.
 #[derive(Default)]
-pub(crate) struct Wounds {
-    pub(crate) list: Vec<Wound>,
+pub(crate) struct DamageList {
+    pub(crate) list: Vec<DamagedCopy>,
     /// Addresses of gang headers from which the block could not be read. The wrong
     /// bytes may be in a member, so a header is read again and healed only if it is
     /// wrong itself.
     pub(crate) headers: Vec<Dva>,
 }
 
-impl Wounds {
+impl DamageList {
     /// Records that some leaf has wrong bytes of a block, at an address that could be
     /// read.
     pub(crate) fn note(&mut self, block: &Block, dva: Dva, good: &Buf) {
@@ -140,7 +140,7 @@ impl Wounds {
         if matches!(checksum, None | Some(Checksum::Off | Checksum::NoParity)) {
             return;
         }
-        self.list.push(Wound {
+        self.list.push(DamagedCopy {
             dva,
             psize: block.psize,
             birth: block.effective_physical_birth(),
@@ -172,11 +172,11 @@ pub struct HealCounts {
 }
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<(Wound, Origin)>,
+struct HealQueue {
+    waiting: VecDeque<(DamagedCopy, Origin)>,
     bytes: u64,
     /// Addresses that wait or are being healed.
-    places: HashSet<(u32, u64)>,
+    addresses: HashSet<(u32, u64)>,
     threads: usize,
     stopped: bool,
 }
@@ -188,7 +188,7 @@ pub(crate) struct Healing {
     own: RwLock<Weak<Zio>>,
     /// The last announced txg; 0 if healing is off.
     since: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<HealQueue>,
     /// Signalled when a thread ended.
     changed: Condvar,
     found: AtomicU64,
@@ -201,7 +201,7 @@ pub(crate) struct Healing {
 /// Verifies bytes.
 type Accepts<'a> = Box<dyn Fn(&[u8]) -> bool + 'a>;
 
-impl Wound {
+impl DamagedCopy {
     fn accepts(&self, zio: &Zio) -> Result<Accepts<'_>> {
         match &self.check {
             Check::Block(block) => {
@@ -261,12 +261,12 @@ impl Zio {
         while state.threads > 0 {
             self.healing.changed.wait(&mut state);
         }
-        state.places.clear();
+        state.addresses.clear();
         drop(state);
         *self.healing.in_use.write() = None;
     }
 
-    /// Waits until all waiting wounds are healed (for tests, and for commands that show
+    /// Waits until all waiting damaged copies are healed (for tests, and for commands that show
     /// errors).
     pub fn settle_healing(&self) {
         let mut state = self.healing.state.lock();
@@ -288,25 +288,25 @@ impl Zio {
         }
     }
 
-    /// Queues the wounds that a successful read found.
-    pub(crate) fn heal(&self, wounds: Wounds, origin: Origin) {
-        if wounds.list.is_empty() || origin == Origin::Unknown || !self.heals() {
+    /// Queues the damaged copies that a successful read found.
+    pub(crate) fn heal(&self, damage: DamageList, origin: Origin) {
+        if damage.list.is_empty() || origin == Origin::Unknown || !self.heals() {
             return;
         }
         let healing = &self.healing;
         let Some(own) = healing.own.read().upgrade() else { return };
         let mut state = healing.state.lock();
-        for wound in wounds.list {
+        for damaged in damage.list {
             healing.found.fetch_add(1, Ordering::Relaxed);
-            let place = (wound.dva.vdev.0, wound.dva.offset);
-            let bytes = state.bytes + wound.psize.0;
+            let address = (damaged.dva.vdev.0, damaged.dva.offset);
+            let bytes = state.bytes + damaged.psize.0;
             let full = state.waiting.len() >= WAITING_MAX || bytes > BYTES_MAX;
-            if state.stopped || full || !state.places.insert(place) {
+            if state.stopped || full || !state.addresses.insert(address) {
                 healing.skipped.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             state.bytes = bytes;
-            state.waiting.push_back((wound, origin));
+            state.waiting.push_back((damaged, origin));
         }
         while state.threads < THREADS.min(state.waiting.len()) {
             let zio = Arc::clone(&own);
@@ -316,22 +316,22 @@ impl Zio {
                 if state.threads == 0 {
                     let left = std::mem::take(&mut state.waiting);
                     healing.skipped.fetch_add(left.len() as u64, Ordering::Relaxed);
-                    (state.bytes, state.places) = (0, HashSet::new());
+                    (state.bytes, state.addresses) = (0, HashSet::new());
                 }
                 return;
             }
         }
     }
 
-    /// Heals until no wound waits.
+    /// Heals until no damaged copy waits.
     fn heal_all(&self) {
         let healing = &self.healing;
         let mut state = healing.state.lock();
-        while let Some((wound, origin)) = state.waiting.pop_front() {
-            state.bytes -= wound.psize.0;
+        while let Some((damaged, origin)) = state.waiting.pop_front() {
+            state.bytes -= damaged.psize.0;
             drop(state);
-            let place = (wound.dva.vdev.0, wound.dva.offset);
-            let healed = self.heal_one(&wound, origin);
+            let address = (damaged.dva.vdev.0, damaged.dva.offset);
+            let healed = self.heal_one(&damaged, origin);
             match healed {
                 Some(done) => {
                     healing.healed.fetch_add(done.pieces, Ordering::Relaxed);
@@ -342,9 +342,9 @@ impl Zio {
                     healing.skipped.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            drop(wound);
+            drop(damaged);
             state = healing.state.lock();
-            state.places.remove(&place);
+            state.addresses.remove(&address);
         }
         state.threads -= 1;
         drop(state);
@@ -352,25 +352,26 @@ impl Zio {
     }
 
     /// Returns `None` if the address is not healed.
-    fn heal_one(&self, wound: &Wound, origin: Origin) -> Option<vdev::Healed> {
+    fn heal_one(&self, damaged: &DamagedCopy, origin: Origin) -> Option<vdev::Healed> {
         let in_use = self.healing.in_use.read().clone()?;
-        let _pin = in_use.pin(wound.dva, wound.birth, origin)?;
+        let _pin = in_use.pin(damaged.dva, damaged.birth, origin)?;
         let tree = self.tree();
-        if !tree.can_heal(wound.dva.vdev) {
+        if !tree.can_heal(damaged.dva.vdev) {
             return None;
         }
-        let accepts = wound.accepts(self).ok()?;
-        let (vdev, offset) = (wound.dva.vdev, wound.dva.offset);
+        let accepts = damaged.accepts(self).ok()?;
+        let (vdev, offset) = (damaged.dva.vdev, damaged.dva.offset);
         // The reader has already counted the errors.
         let req = ReadReq {
             speculative: true,
-            ..ReadReq::new(vdev, offset, wound.psize, wound.birth).with_priority(Priority::Scrub)
+            ..ReadReq::new(vdev, offset, damaged.psize, damaged.birth)
+                .with_priority(Priority::Scrub)
         };
         let outcome = tree.scrub(&req, &*accepts);
         match outcome.data {
-            Ok(_) => Some(tree.heal(&outcome.report.bad, wound.birth)),
+            Ok(_) => Some(tree.heal(&outcome.report.bad, damaged.birth)),
             Err(e) if matches!(e.kind(), ErrorKind::Checksum | ErrorKind::Io) => {
-                tree.rewrite(vdev, offset, &wound.good, wound.birth).ok()
+                tree.rewrite(vdev, offset, &damaged.good, damaged.birth).ok()
             }
             Err(_) => None,
         }

@@ -38,7 +38,7 @@ mod outage;
 pub mod prefetch;
 mod read;
 mod scrub;
-mod turnstile;
+mod ticket_lock;
 mod write;
 
 use std::sync::Arc;
@@ -53,12 +53,14 @@ use codec::checksum::SaltTemplate;
 
 pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
 pub use heal::{HealCounts, InUse, Origin, Pin};
-pub use hints::{Hints, Place};
-pub use outage::{Insist, Outage, be_patient, insist, is_insisting};
+pub use hints::{Hints, ObjectBlock};
+pub use outage::{
+    Outage, WaitForDevices, thread_waits_for_devices, wait_for_devices, wait_for_resume,
+};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
-pub use turnstile::{Ticket, Turnstile, chunks_in_order, parallel_in_order};
+pub use ticket_lock::{Ticket, TicketLock, chunks_in_order, parallel_in_order};
 pub use write::{
     Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts,
     WriteProps, Writes,
@@ -161,7 +163,7 @@ pub struct Zio {
     objsets: AtomicU32,
     prefetch: RwLock<Arc<Prefetch>>,
     space: RwLock<Option<Arc<dyn SpaceSource>>>,
-    under_way: write::under_way::UnderWay,
+    in_flight: write::in_flight::InFlightBlocks,
     outage: RwLock<Option<Arc<dyn Outage>>>,
     errors: ErrorLog,
     healing: heal::Healing,
@@ -199,7 +201,7 @@ impl Zio {
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
             prefetch: RwLock::default(),
             space: RwLock::new(None),
-            under_way: write::under_way::UnderWay::default(),
+            in_flight: write::in_flight::InFlightBlocks::default(),
             outage: RwLock::new(None),
             errors: ErrorLog::default(),
             healing: heal::Healing::default(),
@@ -237,7 +239,7 @@ impl Zio {
         &self.errors
     }
 
-    /// A unique number for an object set that was just opened, for its [`Place`]s.
+    /// A unique number for an object set that was just opened, for its [`ObjectBlock`]s.
     pub fn next_objset(&self) -> u32 {
         self.objsets.fetch_add(1, Relaxed)
     }

@@ -4,8 +4,8 @@
 //! A txg that is being written can be neither abandoned nor finished while its devices
 //! are absent. So writes that failed, and reads of the sync thread that failed, are
 //! kept and repeated after the pool's owner has reopened the devices ([`Outage`]).
-//! Threads that called [`insist`] wait without limit. Threads that called
-//! [`be_patient`] wait as `failmode` says, at any point of their work: a system call
+//! Threads that called [`wait_for_devices`] wait without limit. Threads that called
+//! [`wait_for_resume`] wait as `failmode` says, at any point of their work: a system call
 //! that met the outage half-way continues from that point. All other threads get the
 //! error at once.
 //!
@@ -31,7 +31,7 @@ pub trait Outage: Send + Sync {
     /// Handles the error `why` of a user's call. Waits if the pool is suspended, or
     /// becomes so now because its devices are absent, and its users are to wait.
     /// Returns false if the call is to fail.
-    fn outlast(&self, why: &Error) -> bool;
+    fn wait_per_failmode(&self, why: &Error) -> bool;
 
     /// Whether the pool is suspended now.
     fn is_suspended(&self) -> bool {
@@ -41,44 +41,44 @@ pub trait Outage: Send + Sync {
 
 /// What a thread does when devices are absent.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stance {
-    Fails,
-    Patient,
-    Insists,
+enum OutagePolicy {
+    Fail,
+    WaitPerFailmode,
+    WaitAlways,
 }
 
 thread_local! {
-    static STANCE: Cell<Stance> = const { Cell::new(Stance::Fails) };
+    static POLICY: Cell<OutagePolicy> = const { Cell::new(OutagePolicy::Fail) };
 }
 
 /// While the value lives, reads of this thread wait for absent devices.
-pub struct Insist(Stance);
+pub struct WaitForDevices(OutagePolicy);
 
-impl Drop for Insist {
+impl Drop for WaitForDevices {
     fn drop(&mut self) {
-        STANCE.set(self.0);
+        POLICY.set(self.0);
     }
 }
 
 /// Lets this thread wait for absent devices if `insisting`, as long as the result
 /// lives.
-pub fn insist(insisting: bool) -> Insist {
-    let stance = if insisting { Stance::Insists } else { Stance::Fails };
-    Insist(STANCE.replace(stance))
+pub fn wait_for_devices(insisting: bool) -> WaitForDevices {
+    let policy = if insisting { OutagePolicy::WaitAlways } else { OutagePolicy::Fail };
+    WaitForDevices(POLICY.replace(policy))
 }
 
 /// Whether this thread waits for absent devices.
-pub fn is_insisting() -> bool {
-    STANCE.get() == Stance::Insists
+pub fn thread_waits_for_devices() -> bool {
+    POLICY.get() == OutagePolicy::WaitAlways
 }
 
 /// From now on, reads of this thread wait for a suspended pool as `failmode` says.
-pub fn be_patient() {
-    STANCE.set(Stance::Patient);
+pub fn wait_for_resume() {
+    POLICY.set(OutagePolicy::WaitPerFailmode);
 }
 
 /// Whether an error may disappear when the device returns.
-fn is_of_device(error: &Error) -> bool {
+fn is_device_error(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Missing)
 }
 
@@ -98,20 +98,20 @@ impl Zio {
     }
 
     /// Whether a failed read of this thread is to be repeated; waits until it can be.
-    pub(crate) fn tries_again(&self, error: &Error) -> bool {
-        match STANCE.get() {
-            Stance::Fails => false,
-            Stance::Insists => self.wait_out(error),
-            Stance::Patient => {
+    pub(crate) fn retries(&self, error: &Error) -> bool {
+        match POLICY.get() {
+            OutagePolicy::Fail => false,
+            OutagePolicy::WaitAlways => self.wait_for_retry(error),
+            OutagePolicy::WaitPerFailmode => {
                 let outage = self.outage.read().clone();
-                is_of_device(error) && outage.is_some_and(|o| o.outlast(error))
+                is_device_error(error) && outage.is_some_and(|o| o.wait_per_failmode(error))
             }
         }
     }
 
     /// Waits until a failed operation may be repeated; false if it is not to be.
-    pub fn wait_out(&self, error: &Error) -> bool {
+    pub fn wait_for_retry(&self, error: &Error) -> bool {
         let outage = self.outage.read().clone();
-        is_of_device(error) && outage.is_some_and(|o| o.wait(error))
+        is_device_error(error) && outage.is_some_and(|o| o.wait(error))
     }
 }

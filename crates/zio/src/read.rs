@@ -11,7 +11,7 @@ use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
 use vdev::{Priority, ReadReq};
 
-use crate::heal::Wounds;
+use crate::heal::DamageList;
 use crate::{BlockKey, Caching, Io, Mode, Origin, Zio};
 
 /// An address of a block that could not be read, and the error.
@@ -110,7 +110,7 @@ impl Zio {
     ) -> Result<(Buf, Option<SlotRef>)> {
         loop {
             match self.try_part(block, range.clone(), io) {
-                Err(e) if self.tries_again(&e) => {}
+                Err(e) if self.retries(&e) => {}
                 other => return other,
             }
         }
@@ -259,26 +259,26 @@ impl Zio {
         why: Priority,
         origin: Origin,
     ) -> Result<Buf, Vec<BlockFault>> {
-        if let Some(bytes) = self.under_way.stored(&self.key(block))
+        if let Some(bytes) = self.in_flight.stored(&self.key(block))
             && bytes.len() as u64 == block.psize.0
         {
             return Ok(bytes);
         }
-        let (mut faults, mut wounds) = (Vec::new(), Wounds::default());
+        let (mut faults, mut damage) = (Vec::new(), DamageList::default());
         for dva in block.dvas() {
             let read = match dva.gang {
-                true => self.read_gang(block, dva, 0, &mut wounds),
-                false => self.read_dva(block, dva, why, &mut wounds),
+                true => self.read_gang(block, dva, 0, &mut damage),
+                false => self.read_dva(block, dva, why, &mut damage),
             };
             match read {
                 Ok(buf) => {
                     let failed: Vec<Dva> = faults.iter().map(|f: &BlockFault| f.dva).collect();
-                    wounds.failed(block, &failed, &buf);
-                    self.heal(wounds, origin);
+                    damage.failed(block, &failed, &buf);
+                    self.heal(damage, origin);
                     return Ok(buf);
                 }
                 Err(error) => {
-                    wounds.headers.extend(dva.gang.then_some(dva));
+                    damage.headers.extend(dva.gang.then_some(dva));
                     faults.push(BlockFault { dva, error });
                 }
             }
@@ -292,7 +292,7 @@ impl Zio {
         block: &Block,
         dva: Dva,
         why: Priority,
-        wounds: &mut Wounds,
+        damage: &mut DamageList,
     ) -> Result<Buf> {
         let verifier = Verifier::new(block, self.salt.get())?;
         let birth = block.effective_physical_birth();
@@ -301,7 +301,7 @@ impl Zio {
         let read = self.tree().read_verbose(&req, &|bytes| verifier.accepts(bytes));
         let good = read.data.map_err(|e| e.at_dva(dva))?;
         if read.report.needs_healing() {
-            wounds.note(block, dva, &good);
+            damage.note(block, dva, &good);
         }
         Ok(good)
     }

@@ -7,7 +7,7 @@ use ondisk::blkptr::Block;
 use vdev::{BadKind, Priority, ReadReq};
 
 use crate::Zio;
-use crate::heal::Wounds;
+use crate::heal::DamageList;
 use crate::read::{BlockFault, Verifier};
 
 /// The result of checking every copy of a block.
@@ -60,7 +60,7 @@ impl Zio {
             return Err(Error::limit("gang blocks nested too deep").at_dva(dva));
         }
         // Sizes are checked while reading, so they bound the following loop.
-        let whole = self.read_gang(block, dva, depth, &mut Wounds::default())?;
+        let whole = self.read_gang(block, dva, depth, &mut DamageList::default())?;
         for member in self.gang_members(block, dva)? {
             let mut last = Ok(());
             for place in member.dvas() {

@@ -40,14 +40,14 @@ fn tree(shape: &VdevKind, leaves: usize, ashift: u32, disks: &[Arc<dyn Device>])
 }
 
 /// First-fit allocator with extents of at most `island` bytes.
-struct Space {
+struct FirstFitSpace {
     tree: Arc<Tree>,
     island: u64,
     next: Mutex<u64>,
     min: u64,
 }
 
-impl SpaceSource for Space {
+impl SpaceSource for FirstFitSpace {
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
         let asize = self.tree.asize(VdevId(0), Psize(want.psize), want.txg)?;
         if asize.0 > self.island {
@@ -69,14 +69,14 @@ impl SpaceSource for Space {
     }
 }
 
-struct Pool {
+struct TreeFixture {
     zio: Arc<Zio>,
     disks: Vec<Arc<FaultDevice>>,
     reader: Arc<Zio>,
 }
 
-impl Pool {
-    fn new(shape: &VdevKind, leaves: usize, ashift: u32, island: u64) -> Pool {
+impl TreeFixture {
+    fn new(shape: &VdevKind, leaves: usize, ashift: u32, island: u64) -> TreeFixture {
         let disk = |i| {
             Arc::new(FaultDevice::new(Arc::new(MemDevice::new(format!("d{i}"), DISK as usize))))
         };
@@ -87,9 +87,10 @@ impl Pool {
             Arc::new(Zio::new(tree(shape, leaves, ashift, &devices), cache))
         };
         let (zio, reader) = (load(), load());
-        let space = Space { tree: zio.tree(), island, next: Mutex::new(0), min: 1 << ashift };
+        let space =
+            FirstFitSpace { tree: zio.tree(), island, next: Mutex::new(0), min: 1 << ashift };
         zio.set_space(Arc::new(space));
-        Pool { zio, disks, reader }
+        TreeFixture { zio, disks, reader }
     }
 
     /// Writes all blocks, four at a time.
@@ -156,7 +157,7 @@ fn every_kind_of_vdev_gives_back_what_was_written() {
     ];
     for (shape, leaves, spare) in shapes {
         for (ashift, island) in [(9, u64::MAX), (12, u64::MAX), (9, 24 << 10), (12, 96 << 10)] {
-            let pool = Pool::new(&shape, leaves, ashift, island);
+            let pool = TreeFixture::new(&shape, leaves, ashift, island);
             let data = blocks(48);
             let props = WriteProps {
                 compression: Compression::Lz4,
@@ -192,7 +193,7 @@ fn leaves_that_fail_leave_degraded_or_lost_blocks() {
     let props = WriteProps { compression: Compression::Off, ..WriteProps::default() };
     for (shape, leaves, spare) in [(VdevKind::Mirror, 3, 2), (raidz(2), 5, 2)] {
         for dead in 0..=spare + 1 {
-            let pool = Pool::new(&shape, leaves, 9, u64::MAX);
+            let pool = TreeFixture::new(&shape, leaves, 9, u64::MAX);
             let data = blocks(20);
             pool.disks[..dead].iter().for_each(|d| d.inject(Fault::FailWrites(0..u64::MAX)));
             let writes = Writes::new(&pool.zio);

@@ -69,7 +69,7 @@ struct Snapshot {
 impl Objset {
     /// Begins to write blocks of group `txg`, which the caller holds.
     pub fn early(self: &Arc<Self>, txg: Txg) -> Early {
-        let writes = Writes::for_once(self.zio());
+        let writes = Writes::fail_fast(self.zio());
         let (os, placed, vdevs) = (Arc::clone(self), Vec::new(), BTreeSet::new());
         Early { os, txg, writes, placed, vdevs, kept: false }
     }

@@ -256,7 +256,7 @@ impl Writer {
         let thread = spawn("txg_sync", move || {
             // Without it all works; a commit beside a stream waits longer.
             let _as_before = raise_niceness(NICE);
-            let _waits = zio::insist(true);
+            let _waits = zio::wait_for_devices(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
                 writer.sync_one(txg);

@@ -4,7 +4,7 @@
 //! [`Zio::prepare`] processes only the content: zero test, compression, checksum. Most
 //! processor time is spent there, and any number of threads run it concurrently.
 //! [`Zio::place`] allocates the block's addresses, which completes its pointer.
-//! [`crate::Turnstile`] lets the jobs of a wave run it in their order, so that a file's
+//! [`crate::TicketLock`] lets the jobs of a wave run it in their order, so that a file's
 //! blocks lie in order on the devices. [`Zio::submit`] passes the bytes to the vdev
 //! tree and the content to the cache. No thread waits for a device before
 //! [`Writes::wait`].
@@ -32,12 +32,12 @@
 
 mod free;
 mod gang;
+pub(crate) mod in_flight;
 mod place;
 mod prepare;
 mod submit;
 #[cfg(test)]
 mod tests;
-pub(crate) mod under_way;
 
 use std::sync::Arc;
 
@@ -185,31 +185,31 @@ pub enum Outcome {
 
 /// A compressed block with its checksum.
 pub struct Prepared {
-    form: Form,
+    form: PreparedForm,
 }
 
-enum Form {
+enum PreparedForm {
     /// The pointer is complete.
     Done(BlkPtr, Outcome),
-    Block(Box<Ready>),
+    Block(Box<ReadyBlock>),
 }
 
 /// Everything of a block except its addresses.
-struct Ready {
+struct ReadyBlock {
     /// The pointer; it has its addresses already if the block is rewritten in place.
     block: Block,
     /// The addresses to rewrite, if it is rewritten in place.
-    rewrite: Option<Layout>,
+    rewrite: Option<BlockLayout>,
     gangs: Option<Arc<Gangs>>,
     copies: u8,
     header_copies: u8,
     class: Class,
     hint: u64,
-    content: Content,
+    content: BlockContent,
 }
 
 /// A block's bytes.
-struct Content {
+struct BlockContent {
     /// Logical content; empty if it is not for the cache.
     whole: Buf,
     /// Content as on disk, `psize` bytes.
@@ -223,28 +223,28 @@ pub struct Placed {
     pub bp: BlkPtr,
     /// The kind of write.
     pub outcome: Outcome,
-    parts: Option<(Content, Layout)>,
+    parts: Option<(BlockContent, BlockLayout)>,
 }
 
 /// The addresses of a block's bytes.
-enum Layout {
+enum BlockLayout {
     /// The pointer's addresses.
     Plain(Vec<Dva>),
-    Gang(Arc<gang::Node>),
+    Gang(Arc<gang::GangNode>),
 }
 
 impl Prepared {
     /// Bytes on disk before parity; 0 for a block that needs no space.
     pub fn psize(&self) -> Psize {
         match &self.form {
-            Form::Done(..) => Psize(0),
-            Form::Block(ready) => ready.block.psize,
+            PreparedForm::Done(..) => Psize(0),
+            PreparedForm::Block(ready) => ready.block.psize,
         }
     }
 
     /// Whether the old block already has this content and its pointer stays.
     pub fn is_same(&self) -> bool {
-        matches!(self.form, Form::Done(_, Outcome::Same))
+        matches!(self.form, PreparedForm::Done(_, Outcome::Same))
     }
 }
 

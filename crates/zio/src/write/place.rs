@@ -5,8 +5,8 @@ use std::sync::Arc;
 use base::{Asize, Dva, Error, ErrorKind, Psize, Result};
 use ondisk::blkptr::BlkPtr;
 
-use super::gang::Ganging;
-use super::{Form, Layout, Outcome, Placed, Prepared, Ready, SpaceSource, Want};
+use super::gang::GangAllocator;
+use super::{BlockLayout, Outcome, Placed, Prepared, PreparedForm, ReadyBlock, SpaceSource, Want};
 use crate::Zio;
 
 impl Zio {
@@ -17,8 +17,8 @@ impl Zio {
     /// `NoSpace`, or the error of the allocator; nothing stays allocated then.
     pub fn place(&self, p: Prepared) -> Result<Placed> {
         let mut ready = match p.form {
-            Form::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
-            Form::Block(ready) => ready,
+            PreparedForm::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
+            PreparedForm::Block(ready) => ready,
         };
         if let Some(layout) = ready.rewrite.take() {
             return Ok(placed(*ready, Outcome::Rewritten, layout));
@@ -35,16 +35,16 @@ impl Zio {
         match self.allocate(&*space, &want) {
             Ok(dvas) => {
                 ready.block = ready.block.with_dvas(&dvas);
-                Ok(placed(*ready, Outcome::New, Layout::Plain(dvas)))
+                Ok(placed(*ready, Outcome::New, BlockLayout::Plain(dvas)))
             }
             Err(e) if e.kind() == ErrorKind::NoSpace && want.psize > space.limits().0 => {
-                let node = Ganging::new(self, &*space, &want, ready.header_copies).run()?;
+                let node = GangAllocator::new(self, &*space, &want, ready.header_copies).run()?;
                 let node = Arc::new(node);
                 ready.block = ready.block.with_dvas(&node.dvas());
                 if let Some(gangs) = &ready.gangs {
                     gangs.keep(self.key(&ready.block), &node);
                 }
-                Ok(placed(*ready, Outcome::Gang, Layout::Gang(node)))
+                Ok(placed(*ready, Outcome::Gang, BlockLayout::Gang(node)))
             }
             Err(e) => Err(e),
         }
@@ -58,8 +58,8 @@ impl Zio {
         }
         let mut dvas = Vec::new();
         match layout {
-            Layout::Plain(plain) => dvas = plain,
-            Layout::Gang(node) => node.allocated(&mut dvas),
+            BlockLayout::Plain(plain) => dvas = plain,
+            BlockLayout::Gang(node) => node.allocated(&mut dvas),
         }
         if let Ok(space) = self.space() {
             space.unallocate(placed.bp.birth(), &dvas);
@@ -83,6 +83,6 @@ impl Zio {
     }
 }
 
-fn placed(ready: Ready, outcome: Outcome, layout: Layout) -> Placed {
+fn placed(ready: ReadyBlock, outcome: Outcome, layout: BlockLayout) -> Placed {
     Placed { bp: BlkPtr::Block(ready.block), outcome, parts: Some((ready.content, layout)) }
 }

@@ -10,13 +10,13 @@ use codec::compress::{Compression, compress, is_zero};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
 
-use super::{Content, Form, Layout, Outcome, Prepared, Ready, Write};
+use super::{BlockContent, BlockLayout, Outcome, Prepared, PreparedForm, ReadyBlock, Write};
 use crate::Zio;
 
 const SECTOR: usize = 512;
 
 /// The result of compressing.
-enum Squeezed {
+enum CompressResult {
     Hole,
     /// Fits into a pointer.
     Embedded(BufMut),
@@ -42,21 +42,21 @@ impl Zio {
             lsize: Lsize(w.data.len() as u64),
             birth: w.txg,
         };
-        let done = |bp, outcome| Ok(Prepared { form: Form::Done(bp, outcome) });
-        let (stored, compression) = match squeeze(w, limits) {
-            Squeezed::Hole => {
+        let done = |bp, outcome| Ok(Prepared { form: PreparedForm::Done(bp, outcome) });
+        let (stored, compression) = match compress_block(w, limits) {
+            CompressResult::Hole => {
                 // The birth tells sends that the hole replaced something (§2.4).
                 let born = w.props.hole_birth && w.old.birth() != Txg::ZERO;
                 let head = if born { head } else { Head::default() };
                 return done(BlkPtr::Hole(Hole { head }), Outcome::Hole);
             }
-            Squeezed::Embedded(payload) => {
+            CompressResult::Embedded(payload) => {
                 let e = Embedded::new(head, w.props.compression.id(), &payload)
                     .ok_or_else(|| Error::bug("a payload does not fit its pointer"))?;
                 return done(BlkPtr::Embedded(e), Outcome::Embedded);
             }
-            Squeezed::Smaller(stored) => (stored, w.props.compression.id()),
-            Squeezed::No => (w.data.clone(), COMPRESS_OFF),
+            CompressResult::Smaller(stored) => (stored, w.props.compression.id()),
+            CompressResult::No => (w.data.clone(), COMPRESS_OFF),
         };
         let psize = Psize(stored.len() as u64);
         let mut block = Block::new(head, psize, compression, &[]);
@@ -108,7 +108,7 @@ impl Zio {
 
     /// The old addresses, if they can be used again: the block was born in this txg,
     /// and its size and copies are unchanged.
-    fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<Layout> {
+    fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<BlockLayout> {
         let own = w.in_place
             && old.head.birth == w.txg
             && old.effective_physical_birth() == w.txg
@@ -120,10 +120,10 @@ impl Zio {
         }
         let copies = usize::from(w.props.copies);
         if !old.is_gang() {
-            return (old.dvas().len() == copies).then(|| Layout::Plain(old.dvas().collect()));
+            return (old.dvas().len() == copies).then(|| BlockLayout::Plain(old.dvas().collect()));
         }
         let node = w.gangs?.find(&self.key(old))?;
-        (node.psize() == new.psize && node.copies() == copies).then_some(Layout::Gang(node))
+        (node.psize() == new.psize && node.copies() == copies).then_some(BlockLayout::Gang(node))
     }
 
     fn on_indirect(&self, block: &Block) -> bool {
@@ -156,10 +156,10 @@ fn check(w: &Write<'_>) -> Result<()> {
     Ok(())
 }
 
-fn ready(w: &Write<'_>, block: Block, rewrite: Option<Layout>, stored: Buf) -> Prepared {
+fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf) -> Prepared {
     let whole = if w.cache { w.data.clone() } else { Buf::default() };
     Prepared {
-        form: Form::Block(Box::new(Ready {
+        form: PreparedForm::Block(Box::new(ReadyBlock {
             block,
             rewrite,
             gangs: w.gangs.cloned(),
@@ -167,7 +167,7 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<Layout>, stored: Buf) -> P
             header_copies: w.props.header_copies,
             class: w.props.class,
             hint: w.hint,
-            content: Content { whole, stored, cache: w.cache },
+            content: BlockContent { whole, stored, cache: w.cache },
         })),
     }
 }
@@ -183,35 +183,35 @@ pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u
     }
 }
 
-fn squeeze(w: &Write<'_>, limits: (u64, u64)) -> Squeezed {
+fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
     let (alg, lsize) = (w.props.compression, w.data.len());
     if alg == Compression::Off {
-        return Squeezed::No;
+        return CompressResult::No;
     }
     if is_zero(w.data) {
-        return Squeezed::Hole;
+        return CompressResult::Hole;
     }
     if alg == Compression::Empty {
-        return Squeezed::No;
+        return CompressResult::No;
     }
     let embed =
         w.props.embed && w.level == 0 && !matches!(w.object_type, ObjType::DNODE | ObjType::OBJSET);
     let (min, gcd) = (limits.0.max(1) as usize, limits.1.max(1) as usize);
     let most = compressed_max(alg, lsize, limits);
     if most <= EMBEDDED_MAX && !embed && min >= lsize {
-        return Squeezed::No;
+        return CompressResult::No;
     }
     let mut out = BufMut::alloc(most);
-    let Some(len) = compress(alg, w.data, &mut out) else { return Squeezed::No };
+    let Some(len) = compress(alg, w.data, &mut out) else { return CompressResult::No };
     if len <= EMBEDDED_MAX && embed {
         out.truncate(len);
-        return Squeezed::Embedded(out);
+        return CompressResult::Embedded(out);
     }
     let psize = if len > min { len.next_multiple_of(gcd) } else { min };
     if psize >= lsize {
-        return Squeezed::No;
+        return CompressResult::No;
     }
-    Squeezed::Smaller(fit(out, len, psize))
+    CompressResult::Smaller(fit(out, len, psize))
 }
 
 /// The first `len` bytes, padded with zeros to `psize`, in no more memory than needed,

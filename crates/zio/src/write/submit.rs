@@ -9,13 +9,13 @@ use base::{Buf, Dva, Error, Result, Txg};
 use ondisk::blkptr::{Block, COMPRESS_OFF};
 use vdev::{WritePriority, WriteReport, WriteReq};
 
-use super::gang::{Header, Piece};
-use super::{Content, Layout, Outcome, Placed};
+use super::gang::{GangPiece, Header};
+use super::{BlockContent, BlockLayout, Outcome, Placed};
 use crate::read::kind_of;
 use crate::{BlockKey, Zio};
 
 /// An entry for the cache.
-type Entry = (BlockKey, arc::Kind, arc::Block);
+type CacheEntry = (BlockKey, arc::Kind, arc::Block);
 
 /// The most bytes in flight for each [`Writes`].
 const IN_FLIGHT_MAX: u64 = 128 << 20;
@@ -31,15 +31,15 @@ pub(crate) struct DvaWrite {
 
 /// Called once when a write has ended, with its result and whether some copies or
 /// columns do not hold the bytes although enough do.
-pub(crate) type Done = Box<dyn FnOnce(Result<()>, bool) + Send>;
+pub(crate) type WriteDone = Box<dyn FnOnce(Result<()>, bool) + Send>;
 
 /// Takes the bytes: the vdev tree, or a substitute in tests.
 pub(crate) trait Sink: Send + Sync {
     /// Writes; `done` may be called before this returns, or later by any thread.
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done);
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone);
 
     /// As [`Sink::write`], for several writes that the devices get together.
-    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
+    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, WriteDone)>) {
         for (write, done) in writes {
             Arc::clone(&self).write(write, done);
         }
@@ -77,31 +77,31 @@ pub struct WriteCounts {
 /// Writes that are in flight together, for example those of a sync pass.
 pub struct Writes {
     zio: Arc<Zio>,
-    shared: Arc<Shared>,
+    shared: Arc<WritesShared>,
     limit: u64,
     priority: WritePriority,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct WritesShared {
+    state: Mutex<WritesState>,
     changed: Condvar,
     /// Failed writes are kept, to be sent again when their device returns.
     keep: bool,
 }
 
 #[derive(Default)]
-struct State {
+struct WritesState {
     in_flight: u64,
     bytes: u64,
     sleepers: usize,
-    again: VecDeque<Job>,
-    lost: Vec<Fallen>,
+    again: VecDeque<WriteJob>,
+    lost: Vec<FailedWrite>,
     counts: WriteCounts,
 }
 
 /// A write of the bytes for one address, of which other addresses may hold copies.
-struct Job {
+struct WriteJob {
     write: DvaWrite,
     /// One of the addresses of these bytes was written.
     reached: Arc<AtomicBool>,
@@ -110,16 +110,16 @@ struct Job {
     _marks: Arc<Marks>,
 }
 
-struct Fallen {
+struct FailedWrite {
     dva: Dva,
     birth: Txg,
     error: Error,
     reached: Arc<AtomicBool>,
     /// The write, to send it again.
-    job: Option<Job>,
+    job: Option<WriteJob>,
 }
 
-/// A block's entries in [`super::under_way`].
+/// A block's entries in [`super::in_flight`].
 struct Marks {
     zio: Arc<Zio>,
     keys: Vec<BlockKey>,
@@ -129,7 +129,7 @@ struct Marks {
 impl Drop for Marks {
     fn drop(&mut self) {
         for key in &self.keys {
-            self.zio.under_way.remove(key, self.stamp);
+            self.zio.in_flight.remove(key, self.stamp);
         }
     }
 }
@@ -144,7 +144,10 @@ impl Writes {
     pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
         Writes {
             zio: Arc::clone(zio),
-            shared: Arc::new(Shared { keep: zio.waits_for_devices(), ..Shared::default() }),
+            shared: Arc::new(WritesShared {
+                keep: zio.waits_for_devices(),
+                ..WritesShared::default()
+            }),
             limit,
             priority: WritePriority::default(),
         }
@@ -152,7 +155,7 @@ impl Writes {
 
     /// A batch for a waiting caller that can handle failures: a write that fails twice
     /// is not kept until devices return.
-    pub fn for_once(zio: &Arc<Zio>) -> Writes {
+    pub fn fail_fast(zio: &Arc<Zio>) -> Writes {
         let (zio, shared) = (Arc::clone(zio), Arc::default());
         Writes { zio, shared, limit: IN_FLIGHT_MAX, priority: WritePriority::SyncWrite }
     }
@@ -170,13 +173,14 @@ impl Writes {
         let mut repeated = None;
         loop {
             let lost = self.settle();
-            let is_gone = |f: &&Fallen| f.job.is_some() && !f.reached.load(Ordering::Acquire);
-            let again = lost.iter().find(is_gone).is_some_and(|f| self.zio.wait_out(&f.error));
+            let is_gone = |f: &&FailedWrite| f.job.is_some() && !f.reached.load(Ordering::Acquire);
+            let again =
+                lost.iter().find(is_gone).is_some_and(|f| self.zio.wait_for_retry(&f.error));
             if !again {
                 if let (Some(birth), true) = (repeated, lost.is_empty()) {
                     self.zio.tree().clear_missing(birth);
                 }
-                return lost.into_iter().map(Fallen::tell).collect();
+                return lost.into_iter().map(FailedWrite::into_lost).collect();
             }
             for mut fallen in lost {
                 repeated = Some(fallen.birth);
@@ -189,13 +193,13 @@ impl Writes {
                 state.in_flight += 1;
                 state.counts.retries += 1;
                 drop(state);
-                self.send(Job { again: false, ..job });
+                self.send(WriteJob { again: false, ..job });
             }
         }
     }
 
     /// Waits until every write has ended; returns those that failed twice.
-    fn settle(&self) -> Vec<Fallen> {
+    fn settle(&self) -> Vec<FailedWrite> {
         let mut state = self.shared.state.lock();
         loop {
             state = match state.again.pop_front() {
@@ -216,15 +220,19 @@ impl Writes {
         self.shared.state.lock().in_flight
     }
 
-    fn repeat<'a>(&'a self, state: MutexGuard<'a, State>, job: Job) -> MutexGuard<'a, State> {
+    fn repeat<'a>(
+        &'a self,
+        state: MutexGuard<'a, WritesState>,
+        job: WriteJob,
+    ) -> MutexGuard<'a, WritesState> {
         drop(state);
-        self.send(Job { again: true, ..job });
+        self.send(WriteJob { again: true, ..job });
         self.shared.state.lock()
     }
 
     /// Waits until `n` more bytes may be in flight. `kept` are jobs that were admitted
     /// but not sent; they are sent before waiting.
-    fn admit(&self, n: u64, kept: &mut Vec<Job>) {
+    fn admit(&self, n: u64, kept: &mut Vec<WriteJob>) {
         let mut state = self.shared.state.lock();
         while state.bytes > 0 && state.bytes + n > self.limit {
             if !kept.is_empty() {
@@ -245,19 +253,19 @@ impl Writes {
     }
 
     /// Sends an admitted job.
-    fn send(&self, job: Job) {
+    fn send(&self, job: WriteJob) {
         let (write, done) = self.with_end(job);
         self.zio.sink().write(write, done);
     }
 
-    fn send_all(&self, jobs: Vec<Job>) {
+    fn send_all(&self, jobs: Vec<WriteJob>) {
         if !jobs.is_empty() {
             let writes = jobs.into_iter().map(|job| self.with_end(job)).collect();
             self.zio.sink().write_all(writes);
         }
     }
 
-    fn with_end(&self, job: Job) -> (DvaWrite, Done) {
+    fn with_end(&self, job: WriteJob) -> (DvaWrite, WriteDone) {
         let write = job.write.clone();
         let shared = Arc::clone(&self.shared);
         (write, Box::new(move |result, partial| shared.ended(job, result, partial)))
@@ -265,12 +273,12 @@ impl Writes {
 
     fn give_up(&self, dva: Dva, birth: Txg, error: Error) {
         let reached = Arc::new(AtomicBool::new(false));
-        self.shared.state.lock().lost.push(Fallen { dva, birth, error, reached, job: None });
+        self.shared.state.lock().lost.push(FailedWrite { dva, birth, error, reached, job: None });
     }
 }
 
-impl Fallen {
-    fn tell(self) -> Lost {
+impl FailedWrite {
+    fn into_lost(self) -> Lost {
         Lost {
             readable: self.reached.load(Ordering::Acquire),
             dva: self.dva,
@@ -280,15 +288,15 @@ impl Fallen {
     }
 }
 
-impl Shared {
-    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+impl WritesShared {
+    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, WritesState>) -> MutexGuard<'a, WritesState> {
         state.sleepers += 1;
         self.changed.wait(&mut state);
         state.sleepers -= 1;
         state
     }
 
-    fn ended(&self, job: Job, result: Result<()>, partial: bool) {
+    fn ended(&self, job: WriteJob, result: Result<()>, partial: bool) {
         let n = job.write.data.len() as u64;
         let partial = partial && result.is_ok();
         if result.is_err() && !job.again {
@@ -306,7 +314,7 @@ impl Shared {
                 drop(job);
                 None
             }
-            Err(error) => Some(Fallen {
+            Err(error) => Some(FailedWrite {
                 dva: job.write.dva,
                 birth: job.write.birth,
                 error,
@@ -322,7 +330,7 @@ impl Shared {
         self.wake(state);
     }
 
-    fn wake(&self, state: MutexGuard<'_, State>) {
+    fn wake(&self, state: MutexGuard<'_, WritesState>) {
         let wake = state.sleepers > 0;
         drop(state);
         if wake {
@@ -349,8 +357,10 @@ impl Zio {
             let (Some(block), Some((content, layout))) = (bp.as_block(), parts) else { continue };
             let (mut pieces, mut headers) = (Vec::new(), Vec::new());
             match layout {
-                Layout::Plain(dvas) => pieces.push(Piece { dvas, bytes: content.stored.clone() }),
-                Layout::Gang(node) => {
+                BlockLayout::Plain(dvas) => {
+                    pieces.push(GangPiece { dvas, bytes: content.stored.clone() })
+                }
+                BlockLayout::Gang(node) => {
                     let stored = &content.stored;
                     let made = node.pieces(self, block, stored, &mut pieces, &mut headers);
                     if let Err(e) = made {
@@ -367,14 +377,14 @@ impl Zio {
         writes.shared.state.lock().counts.blocks += jobs.len() as u64;
         let mut ready = Vec::with_capacity(jobs.len());
         for (birth, marks, pieces) in jobs {
-            for Piece { dvas, bytes } in pieces {
+            for GangPiece { dvas, bytes } in pieces {
                 let reached = Arc::new(AtomicBool::new(false));
                 for dva in dvas {
                     writes.admit(bytes.len() as u64, &mut ready);
                     let data = bytes.clone();
                     let write = DvaWrite { dva, data, birth, priority: writes.priority };
                     let (reached, marks) = (Arc::clone(&reached), Arc::clone(&marks));
-                    ready.push(Job { write, reached, again: false, _marks: marks });
+                    ready.push(WriteJob { write, reached, again: false, _marks: marks });
                 }
             }
         }
@@ -382,7 +392,7 @@ impl Zio {
     }
 
     /// The cache entry, as a read would have stored it.
-    fn entry(&self, block: &Block, content: Content, outcome: Outcome) -> Option<Entry> {
+    fn entry(&self, block: &Block, content: BlockContent, outcome: Outcome) -> Option<CacheEntry> {
         let key = self.key(block);
         if outcome == Outcome::Rewritten {
             // A read of the old content that is in flight must not be kept either.
@@ -402,13 +412,13 @@ impl Zio {
     }
 
     fn mark(self: &Arc<Self>, block: &Block, stored: &Buf, headers: Vec<Header>) -> Marks {
-        let stamp = self.under_way.stamp();
+        let stamp = self.in_flight.stamp();
         let key = self.key(block);
         let mut keys = vec![key];
-        self.under_way.put_stored(key, stamp, stored.clone());
+        self.in_flight.put_stored(key, stamp, stored.clone());
         for Header { at, bytes } in headers {
             let key = BlockKey { vdev: at.vdev.0, offset: at.offset, ..key };
-            self.under_way.put_header(key, stamp, bytes);
+            self.in_flight.put_header(key, stamp, bytes);
             keys.push(key);
         }
         Marks { zio: Arc::clone(self), keys, stamp }
@@ -430,14 +440,14 @@ impl Zio {
 
 /// Writes use the tree that is current when they begin (decision 6).
 impl Sink for vdev::Tree {
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone) {
         let DvaWrite { dva, data, birth, priority } = write;
         let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
         vdev::Tree::write(&self, req, move |report| done(report.result, !report.failed.is_empty()));
     }
 
-    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
-        let one = |(write, done): (DvaWrite, Done)| {
+    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, WriteDone)>) {
+        let one = |(write, done): (DvaWrite, WriteDone)| {
             let DvaWrite { dva, data, birth, priority } = write;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
             let tell = move |report: WriteReport| done(report.result, !report.failed.is_empty());

@@ -15,8 +15,8 @@ use proptest::prelude::*;
 use vdev::{LABEL_START, Spec, Tree, VdevKind};
 
 use super::fixture::*;
-use crate::write::submit::{Done, DvaWrite, Sink};
-use crate::write::{Gangs, Layout, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
+use crate::write::submit::{DvaWrite, Sink, WriteDone};
+use crate::write::{BlockLayout, Gangs, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
 use crate::{BlockCache, Io, Zio};
 
 /// Extents of the given numbers of sectors each, far apart.
@@ -82,7 +82,7 @@ proptest! {
         dead in prop::option::of(0u32..4),
     ) {
         let ashift = if wide { 12 } else { 9 };
-        let pool = Pool::fragmented(vec![islands(&sizes, ashift); vdevs], ashift);
+        let pool = ZioFixture::fragmented(vec![islands(&sizes, ashift); vdevs], ashift);
         let data = if compress { words(sectors as usize * 512, seed) } else { noise(sectors as usize * 512, seed) };
         let alg = if compress { Compression::Lz4 } else { Compression::Off };
         let mut props = props(alg, Checksum::Blake3, copies);
@@ -99,7 +99,7 @@ proptest! {
             }
         };
         if let Some(vdev) = dead {
-            pool.disks.fate(vdev, Fate::Fails);
+            pool.disks.fate(vdev, WriteFate::Fails);
         }
         let writes = Writes::new(&pool.zio);
         let (bp, outcome) = (placed.bp, placed.outcome);
@@ -113,7 +113,7 @@ proptest! {
         prop_assert_eq!(freed(&pool.zio, block), pool.space.taken());
         pool.disks.serve(false);
         let lost = writes.wait();
-        prop_assert_eq!(pool.zio.under_way.len(), 0);
+        prop_assert_eq!(pool.zio.in_flight.len(), 0);
         prop_assert!(lost.iter().all(|l| Some(l.dva.vdev.0) == dead));
 
         let reader = pool.reader(ashift);
@@ -136,7 +136,7 @@ proptest! {
 fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     // 128 KiB in pieces of 4 KiB: 3 members of 3 members of 3 of 4.6 KiB, each of which
     // takes two pieces.
-    let pool = Pool::fragmented(vec![islands(&[8; 400], 9)], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[8; 400], 9)], 9);
     let data = noise(131_072, 7);
     let props = plain(1);
     let bp = pool.write(&file(&data, &props));
@@ -148,7 +148,7 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     assert_eq!(freed(&reader, block), pool.space.taken());
 
     // Single sectors: 16 MiB would need more levels than a reader follows.
-    let pool = Pool::fragmented(vec![islands(&[1; 500], 9)], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[1; 500], 9)], 9);
     let huge = noise(16 << 20, 8);
     let w = file(&huge, &props);
     let failed = pool.zio.place(pool.zio.prepare(&w).unwrap()).err().unwrap();
@@ -167,7 +167,7 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
 /// because each pass gave its gang blocks new addresses.
 #[test]
 fn a_gang_of_this_group_is_rewritten_where_it_is() {
-    let pool = Pool::fragmented(vec![islands(&[8; 400], 9); 2], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[8; 400], 9); 2], 9);
     let (one, two) = (noise(131_072, 1), noise(131_072, 2));
     let props = WriteProps { header_copies: 3, ..plain(2) };
     let gangs = Gangs::new();
@@ -254,7 +254,7 @@ impl SpaceSource for Refusing {
 struct Capture(Mutex<Vec<DvaWrite>>);
 
 impl Sink for Capture {
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone) {
         self.0.lock().push(write);
         done(Ok(()), false);
     }
@@ -275,7 +275,7 @@ fn the_worked_example_of_the_specification() {
     let props = WriteProps { header_copies: 1, ..plain(1) };
     let w = Write { txg: Txg(242), ..file(&data, &props) };
     let placed = zio.place(zio.prepare(&w).unwrap()).unwrap();
-    assert!(matches!(placed.parts, Some((_, Layout::Gang(_)))));
+    assert!(matches!(placed.parts, Some((_, BlockLayout::Gang(_)))));
     let bp = placed.bp;
     let leader = *bp.as_block().unwrap();
     assert_eq!(leader.dva().to_string(), "<6:6bcc00:156400>");
@@ -313,8 +313,8 @@ fn the_worked_example_of_the_specification() {
 
 #[test]
 fn space_that_does_not_fit_is_noticed() {
-    struct Wrong(Arc<Tree>, u8);
-    impl SpaceSource for Wrong {
+    struct UnfitSpace(Arc<Tree>, u8);
+    impl SpaceSource for UnfitSpace {
         fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
             let asize = self.0.asize(VdevId(0), Psize(want.psize), want.txg)?;
             let good = Dva { vdev: VdevId(0), offset: 0, asize, gang: false };
@@ -333,8 +333,8 @@ fn space_that_does_not_fit_is_noticed() {
         }
     }
     for how in 0..4 {
-        let pool = Pool::new(1, 9);
-        pool.zio.set_space(Arc::new(Wrong(pool.zio.tree(), how)));
+        let pool = ZioFixture::new(1, 9);
+        pool.zio.set_space(Arc::new(UnfitSpace(pool.zio.tree(), how)));
         let (data, props) = (noise(2048, 1), plain(1));
         let error = pool.zio.place(pool.zio.prepare(&file(&data, &props)).unwrap()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Bug);
@@ -343,7 +343,7 @@ fn space_that_does_not_fit_is_noticed() {
 
 #[test]
 fn a_gang_without_a_readable_header_is_not_freed() {
-    let pool = Pool::fragmented(vec![islands(&[8; 40], 9)], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[8; 40], 9)], 9);
     let (data, mut props) = (noise(16_384, 1), plain(1));
     props.header_copies = 2;
     let bp = pool.write(&file(&data, &props));

@@ -115,7 +115,7 @@ proptest! {
         cache: bool,
     ) {
         let ashift = if wide { 12 } else { 9 };
-        let pool = Pool::new(2, ashift);
+        let pool = ZioFixture::new(2, ashift);
         let data = content(kind, sectors * 512, seed);
         let props = WriteProps { embed, ..props(ALGS[alg], SUMS[sum], copies) };
         let w = Write { object_type, level, fill: 5, cache, ..file(&data, &props) };
@@ -174,7 +174,7 @@ fn limits_of_the_specification() {
 
 #[test]
 fn holes_are_born_only_where_something_was() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let (zeros, some) = (Buf::zeros(4096), noise(4096, 1));
     let on = props(Compression::Lz4, Checksum::Fletcher4, 1);
     let write = |old: &BlkPtr, props: &WriteProps| {
@@ -208,7 +208,7 @@ fn holes_are_born_only_where_something_was() {
 #[test]
 fn a_micro_zap_is_embedded_as_in_the_specification() {
     // Chapter 02 §2.7: the decompressed example, written again.
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let words = "0000001721030001 0041807973010900 0f0200ffd9500000 0000000000000000";
     let digits: Vec<u8> =
         words.bytes().filter_map(|b| (b as char).to_digit(16)).map(|d| d as u8).collect();
@@ -232,7 +232,7 @@ fn a_micro_zap_is_embedded_as_in_the_specification() {
 fn the_cache_holds_what_a_read_would_have_left() {
     for (i, kind) in [0, 1, 4].into_iter().enumerate() {
         for object_type in [ObjType::PLAIN_FILE_CONTENTS, ObjType::DIRECTORY_CONTENTS] {
-            let pool = Pool::new(1, 12);
+            let pool = ZioFixture::new(1, 12);
             let data = content(kind, 65_536, i as u64 + 3);
             let on = props(Compression::Lz4, Checksum::Fletcher4, 1);
             let bp = pool.write(&Write { object_type, ..file(&data, &on) });
@@ -253,7 +253,7 @@ fn the_cache_holds_what_a_read_would_have_left() {
 
 #[test]
 fn uncompressed_content_is_not_copied() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let data = noise(131_072, 5);
     let props = props(Compression::Lz4, Checksum::Fletcher4, 2);
     let bp = pool.write(&file(&data, &props));
@@ -263,7 +263,7 @@ fn uncompressed_content_is_not_copied() {
 
 #[test]
 fn equal_content_keeps_its_pointer() {
-    let pool = Pool::new(2, 9);
+    let pool = ZioFixture::new(2, 9);
     let (data, other) = (words(16_384, 1), words(16_384, 2));
     let strong = props(Compression::Lz4, Checksum::Sha256, 1);
     let old = pool.write(&file(&data, &strong));
@@ -297,7 +297,7 @@ fn equal_content_keeps_its_pointer() {
 
 #[test]
 fn a_block_of_this_group_is_rewritten_where_it_is() {
-    let pool = Pool::new(2, 9);
+    let pool = ZioFixture::new(2, 9);
     let (one, two, short) = (noise(8192, 1), noise(8192, 2), noise(4096, 3));
     let twice = plain(2);
     let first = pool.write(&file(&one, &twice));
@@ -338,7 +338,7 @@ fn a_block_of_this_group_is_rewritten_where_it_is() {
 
 #[test]
 fn impossible_requests_are_refused() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let data = noise(1024, 1);
     let good = plain(1);
     let refused = |w: &Write<'_>| {

@@ -31,37 +31,37 @@ const CHUNKS_PER_THREAD: usize = 8;
 struct Order {
     next: u64,
     /// Later numbers that were already passed on.
-    passed: BTreeSet<u64>,
+    done: BTreeSet<u64>,
     sleepers: usize,
 }
 
 /// Lets jobs enter in the order of their numbers, starting with 0.
 #[derive(Default)]
-pub struct Turnstile {
+pub struct TicketLock {
     order: Mutex<Order>,
-    moved: Condvar,
+    advanced: Condvar,
 }
 
 /// The obligation to enter, or to pass the lock on.
 pub struct Ticket<'a> {
-    turnstile: &'a Turnstile,
+    ticket_lock: &'a TicketLock,
     n: u64,
 }
 
-impl Turnstile {
+impl TicketLock {
     /// A lock that job 0 enters first.
-    pub fn new() -> Turnstile {
-        Turnstile::default()
+    pub fn new() -> TicketLock {
+        TicketLock::default()
     }
 
     /// The ticket of job `n`; every number must be taken exactly once.
     pub fn ticket(&self, n: u64) -> Ticket<'_> {
-        Ticket { turnstile: self, n }
+        Ticket { ticket_lock: self, n }
     }
 
     /// Waits until job `n` may enter, and runs `f`.
-    pub fn turn<T>(&self, n: u64, f: impl FnOnce() -> T) -> T {
-        self.ticket(n).enter(f)
+    pub fn run_in_order<T>(&self, n: u64, f: impl FnOnce() -> T) -> T {
+        self.ticket(n).run(f)
     }
 
     fn pass(&self, n: u64) {
@@ -69,10 +69,10 @@ impl Turnstile {
         if n < order.next {
             return;
         }
-        order.passed.insert(n);
+        order.done.insert(n);
         loop {
             let next = order.next;
-            if !order.passed.remove(&next) {
+            if !order.done.remove(&next) {
                 break;
             }
             order.next += 1;
@@ -80,18 +80,18 @@ impl Turnstile {
         let wake = order.sleepers > 0;
         drop(order);
         if wake {
-            self.moved.notify_all();
+            self.advanced.notify_all();
         }
     }
 }
 
 impl Ticket<'_> {
     /// Waits until the job may enter, runs `f`, and passes the lock on.
-    pub fn enter<T>(self, f: impl FnOnce() -> T) -> T {
-        let mut order = self.turnstile.order.lock();
+    pub fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        let mut order = self.ticket_lock.order.lock();
         while order.next < self.n {
             order.sleepers += 1;
-            self.turnstile.moved.wait(&mut order);
+            self.ticket_lock.advanced.wait(&mut order);
             order.sleepers -= 1;
         }
         drop(order);
@@ -101,7 +101,7 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.turnstile.pass(self.n);
+        self.ticket_lock.pass(self.n);
     }
 }
 
@@ -145,7 +145,7 @@ pub fn chunks_in_order<P: Send, Q: Send>(
     submit: impl Fn(usize, Vec<Q>) -> std::result::Result<(), (usize, Error)> + Sync,
 ) -> Result<()> {
     let threads = threads.min(jobs / JOBS_PER_THREAD).max(1);
-    let turnstile = Turnstile::new();
+    let ticket_lock = TicketLock::new();
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let failed = Mutex::new(None);
     let fail = |i: usize, e| {
@@ -163,10 +163,10 @@ pub fn chunks_in_order<P: Send, Q: Send>(
             if range.is_empty() {
                 return;
             }
-            let ticket = turnstile.ticket(turn as u64);
+            let ticket = ticket_lock.ticket(turn as u64);
             let first = range.start;
             let prepared: Vec<Result<P>> = range.map(&prepare).collect();
-            let placed = ticket.enter(|| {
+            let placed = ticket.run(|| {
                 let mut placed = Vec::with_capacity(prepared.len());
                 // An earlier job may have failed in its section just now.
                 if failed.lock().as_ref().is_some_and(|(n, _)| *n < first) {
@@ -201,10 +201,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_in_order_and_failures_pass_theirs_on() {
+    fn jobs_enter_in_order_and_failures_pass_the_lock_on() {
         for threads in [1, 2, 7] {
             let seen = Mutex::new(Vec::new());
-            let turnstile = Turnstile::new();
+            let ticket_lock = TicketLock::new();
             let next = AtomicUsize::new(0);
             fan_out(threads, |_| {
                 loop {
@@ -212,11 +212,11 @@ mod tests {
                     if n >= 500 {
                         return;
                     }
-                    let ticket = turnstile.ticket(n);
+                    let ticket = ticket_lock.ticket(n);
                     if n % 7 == 3 {
                         continue; // dropped without entering
                     }
-                    ticket.enter(|| seen.lock().push(n));
+                    ticket.run(|| seen.lock().push(n));
                 }
             });
             let expected: Vec<u64> = (0..500).filter(|n| n % 7 != 3).collect();
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_turn_holds_nobody_up() {
-        let turnstile = Turnstile::new();
+    fn a_panic_delays_no_other_job() {
+        let ticket_lock = TicketLock::new();
         let run = std::panic::AssertUnwindSafe(|| {
-            turnstile.turn(0, || std::panic::resume_unwind(Box::new(())))
+            ticket_lock.run_in_order(0, || std::panic::resume_unwind(Box::new(())))
         });
         assert!(std::panic::catch_unwind(run).is_err());
-        assert_eq!(turnstile.turn(1, || 5), 5);
+        assert_eq!(ticket_lock.run_in_order(1, || 5), 5);
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_told_and_nothing_after_it_is_placed() {
+    fn the_first_error_is_returned_and_nothing_after_it_is_placed() {
         for threads in [1, 4] {
             for stage in 0..3 {
                 let placed = Mutex::new(Vec::new());

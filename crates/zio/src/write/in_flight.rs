@@ -19,7 +19,7 @@ use crate::BlockKey;
 const SHARDS: usize = 16;
 
 #[derive(Clone, Default)]
-struct Entry {
+struct InFlightEntry {
     stamp: u64,
     /// As on disk, the whole block.
     stored: Option<Buf>,
@@ -29,14 +29,14 @@ struct Entry {
 
 /// The table of blocks in flight.
 #[derive(Default)]
-pub(crate) struct UnderWay {
-    shards: [Mutex<HashMap<BlockKey, Entry>>; SHARDS],
+pub(crate) struct InFlightBlocks {
+    shards: [Mutex<HashMap<BlockKey, InFlightEntry>>; SHARDS],
     entries: AtomicUsize,
     stamps: AtomicU64,
 }
 
-impl UnderWay {
-    fn shard(&self, key: &BlockKey) -> &Mutex<HashMap<BlockKey, Entry>> {
+impl InFlightBlocks {
+    fn shard(&self, key: &BlockKey) -> &Mutex<HashMap<BlockKey, InFlightEntry>> {
         let mix = (key.offset >> 9 ^ u64::from(key.vdev) << 40 ^ key.birth << 20)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.shards[(mix >> 60) as usize % SHARDS]
@@ -57,12 +57,12 @@ impl UnderWay {
         self.change(key, stamp, |e| e.header = Some(header));
     }
 
-    fn change(&self, key: BlockKey, stamp: u64, f: impl FnOnce(&mut Entry)) {
+    fn change(&self, key: BlockKey, stamp: u64, f: impl FnOnce(&mut InFlightEntry)) {
         let mut shard = self.shard(&key).lock();
         let before = shard.len();
         let entry = shard.entry(key).or_default();
         if entry.stamp != stamp {
-            *entry = Entry { stamp, ..Entry::default() };
+            *entry = InFlightEntry { stamp, ..InFlightEntry::default() };
         }
         f(entry);
         if shard.len() > before {
@@ -79,7 +79,7 @@ impl UnderWay {
         }
     }
 
-    fn get(&self, key: &BlockKey) -> Option<Entry> {
+    fn get(&self, key: &BlockKey) -> Option<InFlightEntry> {
         if self.entries.load(Ordering::Acquire) == 0 {
             return None;
         }
