@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use arc::{Access, Ask, Fill, Found, Kind, Lookup, SlotRef};
+use arc::{Access, CacheKind, Fill, Lookup, LookupRequest, ResidentBlock, SlotRef};
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, BufMut, Dva, Error, ErrorKind, Result};
 use codec::checksum::{Checksum, SaltTemplate, Words};
@@ -27,8 +27,8 @@ fn is_metadata(block: &Block) -> bool {
     block.head.level > 0 || block.head.object_type.is_metadata()
 }
 
-pub(crate) fn kind_of(block: &Block) -> Kind {
-    if is_metadata(block) { Kind::Metadata } else { Kind::Data }
+pub(crate) fn kind_of(block: &Block) -> CacheKind {
+    if is_metadata(block) { CacheKind::Metadata } else { CacheKind::Data }
 }
 
 fn not_in_memory() -> Error {
@@ -129,7 +129,7 @@ impl Zio {
             ));
         }
         let (key, lsize) = (self.key(block), block.head.lsize.0);
-        let ask = Ask { kind: kind_of(block), access: io.access, copies: io.copies };
+        let ask = LookupRequest { kind: kind_of(block), access: io.access, copies: io.copies };
         if io.caching == Caching::Bypass {
             return Ok((self.read_and_expand(block, io)?.1.slice(range), None));
         }
@@ -184,7 +184,7 @@ impl Zio {
         range: Range<usize>,
         io: Io,
     ) -> Result<Option<Buf>> {
-        let ask = Ask { kind: Kind::Data, access: io.access, copies: io.copies };
+        let ask = LookupRequest { kind: CacheKind::Data, access: io.access, copies: io.copies };
         match self.cache.peek_at(at, ask) {
             Some(found) if found.lsize() == lsize && range.end as u64 <= lsize => {
                 self.part_of(found, range).map(Some)
@@ -194,11 +194,13 @@ impl Zio {
     }
 
     /// Cuts a range out of the cached block, decompressing no more than needed.
-    fn part_of(&self, found: Found, range: Range<usize>) -> Result<Buf> {
+    fn part_of(&self, found: ResidentBlock, range: Range<usize>) -> Result<Buf> {
         let (at, stored, lsize, tag, again) = match found {
-            Found::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
-            Found::Whole { whole, .. } => return Ok(whole.slice(range)),
-            Found::Stored { at, stored, lsize, tag, again } => (at, stored, lsize, tag, again),
+            ResidentBlock::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
+            ResidentBlock::Whole { whole, .. } => return Ok(whole.slice(range)),
+            ResidentBlock::Stored { at, stored, lsize, tag, again } => {
+                (at, stored, lsize, tag, again)
+            }
         };
         let keep = self.cache.wants_front(at, again);
         if !keep && range.end < lsize as usize && codec::compress::has_head(tag) {

@@ -15,7 +15,7 @@ use crate::read::kind_of;
 use crate::{BlockKey, Zio};
 
 /// An entry for the cache.
-type CacheEntry = (BlockKey, arc::Kind, arc::Block);
+type CacheEntry = (BlockKey, arc::CacheKind, arc::Block);
 
 /// The most bytes in flight for each [`Writes`].
 const IN_FLIGHT_MAX: u64 = 128 << 20;

@@ -240,7 +240,7 @@ fn the_cache_holds_what_a_read_would_have_left() {
             reader.read(&bp, Io::WAIT).unwrap();
             let block = bp.as_block().unwrap();
             let found = |zio: &crate::Zio| {
-                let ask = arc::Ask::demand(crate::read::kind_of(block));
+                let ask = arc::LookupRequest::demand(crate::read::kind_of(block));
                 let found = zio.cache().peek(&zio.key(block), ask).unwrap();
                 (found.tag(), found.lsize())
             };
