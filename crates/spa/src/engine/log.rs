@@ -173,7 +173,7 @@ impl Store for PoolStore {
         let tree = self.zio.tree();
         let asize = |v: VdevId| tree.asize(v, Psize(bytes), txg).map_or(0, |a| a.0);
         let most = tree.top_ids().map(asize).fold(bytes, u64::max);
-        let normal = self.metaslabs.class_totals(metaslab::Class::Normal);
+        let normal = self.metaslabs.class_totals(metaslab::SpaceClass::Normal);
         let used = normal.allocated + metaslab::slop(normal.capacity, 0);
         let limit = normal.capacity.saturating_sub(used) / 2;
         self.txgs.space().try_reserve(txg, most, limit)

@@ -55,12 +55,12 @@ impl Default for WriterOptions {
     }
 }
 
-pub(crate) fn class_of(class: AllocClass) -> metaslab::Class {
+pub(crate) fn class_of(class: AllocClass) -> metaslab::SpaceClass {
     match class {
-        AllocClass::Normal => metaslab::Class::Normal,
-        AllocClass::Log => metaslab::Class::Log,
-        AllocClass::Special => metaslab::Class::Special,
-        AllocClass::Dedup => metaslab::Class::Dedup,
+        AllocClass::Normal => metaslab::SpaceClass::Normal,
+        AllocClass::Log => metaslab::SpaceClass::Log,
+        AllocClass::Special => metaslab::SpaceClass::Special,
+        AllocClass::Dedup => metaslab::SpaceClass::Dedup,
     }
 }
 
