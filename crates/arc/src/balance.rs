@@ -1,30 +1,30 @@
-//! How the cache is divided between data and metadata.
+//! The division of the cache between data and metadata.
 //!
 //! # Theory
-//! There is no fixed quarter for metadata: the division follows the misses that a
-//! larger share would have avoided. Every so often the bytes of ghost hits of both
-//! kinds since the last time push the fraction, metadata's with `meta_balance`
-//! percent of the weight of data's ([`adjust`], chapter 10 §2.4).
+//! Metadata has no fixed quarter: the division follows the misses that a larger share
+//! would have avoided. From time to time, the fraction is moved by the bytes of the
+//! ghost hits of both kinds since the last time. Metadata's ghost hits count with
+//! `meta_balance` percent of the weight of data's ([`adjust`], chapter 10 §2.4).
 //!
 //! # Departures from OpenZFS
-//! * The pushes are weighed by the reach of the ghosts they come from
-//!   ([`Division::settle`]): a kind that already has most of the cache remembers
-//!   most of the ghosts, and would win by their number alone.
-//! * Neither kind falls below [`SHARE_MIN`] of the cache.
+//! * The ghost hits are weighted by the reach of the ghosts they come from
+//!   ([`Division::settle`]): a kind that already has most of the cache also has most of
+//!   the ghosts, and would win merely by their number.
+//! * Neither kind gets less than [`SHARE_MIN`] of the cache.
 
-/// One, as a 32-bit fixed-point fraction.
+/// The value 1 as a 32-bit fixed-point fraction.
 pub const ONE: u64 = 1 << 32;
-/// Where metadata's share starts. OpenZFS starts at a quarter; but a share is a
-/// bound, not a reservation, and a first walk beside a stream of data has no ghosts
-/// to speak for it yet.
+/// Initial share of metadata. OpenZFS starts at a quarter. But a share is a bound, not
+/// a reservation, and a first walk beside a stream of data has no ghosts yet that could
+/// raise metadata's share.
 pub const META_START: u64 = ONE / 16 * 15;
-/// Least share of either kind.
+/// Smallest share of either kind.
 pub const SHARE_MIN: u64 = ONE / 64;
-/// Most that the reach of the ghosts may weigh a push up or down.
+/// Largest factor by which the reach of the ghosts scales a push.
 const WEIGHT_MAX: u64 = 8;
 
-/// The fraction `f` of 2^32 after `up` and `down` bytes of ghost hits among `total`
-/// bytes of ghosts; `balance` in percent weighs `up` (chapter 10 §2.4).
+/// The fraction `f` (of 2^32) after `up` and `down` bytes of ghost hits among `total`
+/// bytes of ghosts; `balance` is the weight of `up` in percent (chapter 10 §2.4).
 pub fn adjust(f: u64, total: u64, up: u64, down: u64, balance: u64) -> u64 {
     if total < 32 || up + down == 0 {
         return f;
@@ -49,12 +49,12 @@ pub fn adjust(f: u64, total: u64, up: u64, down: u64, balance: u64) -> u64 {
     (f + up).saturating_sub(down).min(ONE)
 }
 
-/// Ghost hits of one kind since the division was settled last.
+/// Ghost hits of one kind since the last settlement of the division.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pushes {
-    /// Bytes that came back.
+    /// Bytes of blocks that were requested again.
     pub hits: u64,
-    /// Bytes that are remembered.
+    /// Bytes that the ghosts remember.
     pub ghosts: u64,
 }
 
@@ -71,7 +71,7 @@ impl Default for Division {
 }
 
 impl Division {
-    /// Metadata's share, of 2^32.
+    /// Metadata's share, in units of 2^-32.
     pub fn meta(&self) -> u64 {
         self.meta
     }
@@ -81,7 +81,7 @@ impl Division {
         ((u128::from(bytes) * u128::from(self.meta)) >> 32) as u64
     }
 
-    /// Takes what both kinds' ghosts said; `balance` in percent.
+    /// Moves the division by the ghost hits of both kinds; `balance` in percent.
     pub fn settle(&mut self, data: Pushes, metadata: Pushes, balance: u32) {
         let total = data.ghosts + metadata.ghosts;
         let weigh = |p: Pushes| {
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The vectors of chapter 10 §2.4.
+    /// The test vectors of chapter 10 §2.4.
     #[test]
     fn vectors() {
         const MIB: u64 = 1 << 20;

@@ -1,19 +1,19 @@
-//! What may be set, and what is reasonable.
+//! The tunables of the cache and their valid ranges.
 
 use base::{Error, Result};
 
-/// Which replacement policy decides.
+/// The replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// Cenote's own: ARC where recency and frequency serve, LIRS where loops would
-    /// starve it.
+    /// Cenote's own: ARC where recency and frequency work well, LIRS where loops would
+    /// defeat ARC.
     #[default]
     Default,
     /// ARC as published.
     Arc,
 }
 
-/// Least target size, bytes: a few of the largest blocks.
+/// Smallest target size, bytes: a few of the largest blocks.
 pub const ARC_MIN_FLOOR: u64 = 1 << 20;
 
 /// The cache's tunables (chapter 09 §9, chapter 10 §2 and §4).
@@ -58,12 +58,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// A cache between these sizes, else as usual.
+    /// A cache between these sizes, with default values for the rest.
     pub fn sized(arc_min: u64, arc_max: u64) -> Config {
         Config { arc_min, arc_max, ..Config::default() }
     }
 
-    /// Whether the values make sense together.
+    /// Checks that the values are consistent.
     ///
     /// # Errors
     /// `Invalid` naming the value.

@@ -1,15 +1,15 @@
 //! The adaptive replacement cache: blocks under an opaque key, within a target size.
 //!
 //! # Theory
-//! [`policy`] decides what stays, as pure state machines over numbered blocks;
-//! [`Cache`] holds the buffers, stripes the directory so that a hit takes no lock
-//! that all cores share, and makes sure that a block is read once however many
-//! threads miss it. [`balance`] divides the room between data and metadata,
-//! [`config`] has what may be set, [`stats`] what is counted, [`tier`] the place of
-//! cache devices to come. The head of [`cache`] has invariants and lock order.
+//! [`policy`] contains the replacement policies, as pure state machines over numbered
+//! blocks. [`Cache`] holds the buffers, stripes the directory so that a hit takes no
+//! lock that all cores share, and ensures that a block is read once, however many
+//! threads miss it. [`balance`] divides the space between data and metadata, [`config`]
+//! has the tunables, [`stats`] the counters, and [`tier`] is the interface for future
+//! cache devices. The head of [`cache`] has invariants and lock order.
 //!
-//! Dirty data never lives here (decision 5): what lies above tells how much memory
-//! it takes ([`Cache::reserve`]), and hands blocks over once they are written.
+//! Dirty data is never in the cache (decision 5): the layers above report how much
+//! memory it uses ([`Cache::reserve`]), and insert blocks once they are written.
 
 pub mod balance;
 pub mod cache;
@@ -20,26 +20,26 @@ pub mod stats;
 pub mod tier;
 pub mod whatif;
 
-pub use cache::{Ask, Block, Cache, Fill, Found, Lookup, SlotRef};
+pub use cache::{Block, Cache, Fill, Lookup, LookupRequest, ResidentBlock, SlotRef};
 pub use config::{Config, PolicyKind};
-pub use policy::Kind;
+pub use policy::CacheKind;
 pub use pressure::{MemorySample, Pressure};
 pub use stats::ArcStats;
 pub use tier::{NoSecondTier, SecondTier};
 
-/// Who looks a block up.
+/// The kind of access in a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Access {
-    /// Somebody who waits for it.
+    /// A reader that waits for the block.
     #[default]
     Demand,
-    /// A prefetcher that guesses.
+    /// A prefetcher that predicts.
     Prefetch,
-    /// A prefetcher that knows.
+    /// A prefetcher whose blocks are certainly needed.
     Prescient,
 }
 
-/// What becomes of the bytes of a hit.
+/// What the reader does with the bytes of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Copies {
     /// The reader uses the cache's own buffer.

@@ -1,76 +1,76 @@
 //! Memory pressure: when the target shrinks, by how much, and when it may grow.
 //!
 //! # Theory
-//! [`Pressure`] is a pure machine over samples of the machine's memory
-//! ([`MemorySample`]) and a clock. Some memory is to stay free ([`sys_free`]). What
-//! is missing from that is the *deficit*: the target shrinks by it at once, but by
-//! 1/2^`shrink_shift` of itself at least, never below `arc_min`. After that it does
-//! not grow for `grow_retry` seconds, nor while less than 1/2^`no_grow_shift` of it
-//! is free beyond what is to stay free.
+//! [`Pressure`] is a pure state machine over samples of the machine's memory
+//! ([`MemorySample`]) and a clock. An amount of memory is to stay free ([`sys_free`]).
+//! What is missing from it is the *deficit*. The target shrinks by the deficit at once,
+//! but by at least 1/2^`shrink_shift` of itself, and never below `arc_min`. After that
+//! it does not grow for `grow_retry` seconds, nor while less than 1/2^`no_grow_shift`
+//! of it is free beyond the amount that is to stay free.
 //!
-//! Memory that was given up takes a moment to arrive in the system's counters, and
-//! samples may come faster than that. So one deficit is answered once: for
-//! [`SETTLE`] after a shrink only what exceeds the answered deficit counts. However
-//! many samples report one shortage, the target shrinks by that shortage.
+//! Freed memory takes a moment to appear in the system's counters, and samples may come
+//! faster than that. So each deficit is answered once: for [`SETTLE`] after a shrink,
+//! only the part that exceeds the answered deficit counts. However many samples report
+//! one shortage, the target shrinks by that shortage.
 //!
-//! A system may stall for memory before its counters say that it is short: when the
-//! share of time that tasks stalled exceeds [`STALL_PERCENT`] and little is free,
-//! the target shrinks by one step.
+//! A system may stall for memory before its counters show a shortage. When the share of
+//! time in which tasks stalled exceeds [`STALL_PERCENT`] and little memory is free, the
+//! target shrinks by one step.
 //!
 //! # Invariants
 //! * [`Action::ShrinkTo`] is below the present target and not below `arc_min`.
-//! * Within [`SETTLE`] the target shrinks by no more than the largest deficit and two
-//!   least steps.
+//! * Within [`SETTLE`] the target shrinks by no more than the largest deficit plus two
+//!   minimum steps.
 //!
 //! # Departures from OpenZFS (chapter 10 §4)
 //! * `sys_free` is computed from the memory of the control group that is short, not
-//!   always from the machine's: a small group in a large machine may use its memory.
-//! * Available memory is the kernel's own estimate (or a group's limit less what it
-//!   uses, inactive file pages apart) instead of free and inactive file pages.
+//!   always from the machine's memory, so that a small group in a large machine can use
+//!   its memory.
+//! * Available memory is the kernel's own estimate (or a control group's limit minus
+//!   its use, without inactive file pages) instead of free and inactive file pages.
 //! * The step is 1/2^5 of the target instead of 1/2^7 of what is above `arc_min`, and
-//!   the deficit does not come on top of it.
+//!   the deficit is not added to it.
 //! * Stalls (PSI) count.
 
 use std::time::Duration;
 
 use crate::config::{ARC_MIN_FLOOR, Config};
 
-/// How long a shrink may take to show.
+/// How long the effect of a shrink may take to appear.
 pub const SETTLE: Duration = Duration::from_secs(1);
-/// Percent of an interval in which some task stalled for memory that mean pressure.
+/// Percent of an interval in which some task stalled for memory; more means pressure.
 pub const STALL_PERCENT: u64 = 10;
-/// Largest target where the machine's memory cannot be read, bytes.
+/// Largest target if the machine's memory cannot be read, bytes.
 pub const FALLBACK_ARC_MAX: u64 = 256 << 20;
-/// Least default of `arc_min`, bytes (chapter 10 §2.1).
+/// Smallest default of `arc_min`, bytes (chapter 10 §2.1).
 const DEFAULT_MIN: u64 = 32 << 20;
 
-/// What memory looks like at one moment.
+/// The state of the machine's memory at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemorySample {
-    /// The machine's memory or the least limit on this process, bytes.
+    /// The machine's memory or the smallest limit on this process, bytes.
     pub total: u64,
-    /// What may still be taken, bytes, by the tightest source; negative above a soft
-    /// limit.
+    /// Available memory of the tightest source, bytes; negative above a soft limit.
     pub available: i64,
-    /// The memory of that source, bytes.
+    /// Total memory of that source, bytes.
     pub scope: u64,
-    /// Time that some task stalled for memory, microseconds; only ascends.
+    /// Total time in which some task stalled for memory, microseconds; never decreases.
     pub psi_some_us: u64,
-    /// Time that all tasks stalled at once.
+    /// Total time in which all tasks stalled at once.
     pub psi_full_us: u64,
-    /// The tightest source, for people.
+    /// The tightest source, for messages.
     pub source: String,
 }
 
-/// Memory to leave free out of `total` bytes (chapter 10 §4: three watermarks and
-/// 1/32 of memory).
+/// Memory to leave free out of `total` bytes (chapter 10 §4: three watermarks and 1/32
+/// of memory).
 pub fn sys_free(total: u64) -> u64 {
     let watermark_kib = ((total >> 10).saturating_mul(16)).isqrt().clamp(128, 256 << 10);
     3 * (watermark_kib * 1024 * 5 / 2) + total / 32
 }
 
-/// `(arc_min, arc_max, c)` to start with: half of memory at most, an eighth at
-/// first; `None` where memory cannot be read.
+/// Initial `(arc_min, arc_max, c)`: at most half of memory, at first an eighth; for
+/// `None`, memory cannot be read.
 pub fn default_sizes(sample: Option<&MemorySample>) -> (u64, u64, u64) {
     let total = sample.map_or(2 * FALLBACK_ARC_MAX, |s| s.total);
     let arc_max = (total / 2).max(ARC_MIN_FLOOR);
@@ -81,7 +81,7 @@ pub fn default_sizes(sample: Option<&MemorySample>) -> (u64, u64, u64) {
 /// What the cache is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Go on.
+    /// Nothing.
     Keep,
     /// The target may grow again.
     Grow,
@@ -91,14 +91,14 @@ pub enum Action {
     ShrinkTo(u64),
 }
 
-/// What the last step saw, as the statistics show it.
+/// The values of the last step, as the statistics show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Memory of the machine or the least limit, bytes.
+    /// Memory of the machine or the smallest limit, bytes.
     pub all: u64,
-    /// What may still be taken, bytes, nothing deducted.
+    /// Available memory, bytes, without any deduction.
     pub free: u64,
-    /// The same less `sys_free`; negative when memory is to be given back.
+    /// Available memory minus `sys_free`; negative when memory is to be returned.
     pub available: i64,
     /// Memory that is to stay free, bytes.
     pub sys_free: u64,
@@ -113,11 +113,11 @@ pub struct Status {
 #[derive(Clone, Copy, Debug)]
 struct Shrink {
     at: Duration,
-    /// The deficit it answered, bytes.
+    /// The deficit that it answered, bytes.
     answered: u64,
 }
 
-/// The machine.
+/// The state machine.
 #[derive(Debug)]
 pub struct Pressure {
     config: Config,
@@ -137,13 +137,13 @@ impl Pressure {
         self.config = config;
     }
 
-    /// What the last step saw.
+    /// The values of the last step.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Looks at a sample, with the cache's size and target in bytes. `now` does not
-    /// go back.
+    /// Evaluates a sample, with the cache's size and target in bytes. `now` must not
+    /// decrease.
     pub fn step(&mut self, now: Duration, sample: &MemorySample, size: u64, c: u64) -> Action {
         let stalling = self.stalling(now, sample.psi_some_us);
         let sys_free = match self.config.sys_free {
@@ -179,7 +179,7 @@ impl Pressure {
         }
     }
 
-    /// The deficit that a shrink still under way answers.
+    /// The deficit that a recent shrink already answers.
     fn answered(&self, now: Duration) -> u64 {
         let fresh = self.last.filter(|s| now.saturating_sub(s.at) < SETTLE);
         fresh.map_or(0, |s| s.answered)
@@ -197,19 +197,19 @@ impl Pressure {
             }
             new
         } else if deficit > 0 || stalls {
-            // What is above the target is about to go already.
+            // Bytes above the target are already being evicted.
             new.saturating_sub(size.saturating_sub(c)).max(step)
         } else {
             return None;
         };
-        // A target above the size has to come down to it before anything is freed.
+        // A target above the size must first come down to it before anything is freed.
         let base = c.min(size.max(self.config.arc_min));
         let target = base.saturating_sub(by).max(self.config.arc_min);
         (target < c).then_some(target)
     }
 
-    /// Whether some task stalled for more than [`STALL_PERCENT`] of the time since
-    /// the last sample.
+    /// Whether some task stalled for more than [`STALL_PERCENT`] of the time since the
+    /// last sample.
     fn stalling(&mut self, now: Duration, some_us: u64) -> bool {
         let Some((at, before)) = self.stalls.replace((now, some_us)) else { return false };
         let passed = u64::try_from(now.saturating_sub(at).as_micros()).unwrap_or(u64::MAX);
@@ -226,12 +226,12 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const TICK: Duration = Duration::from_millis(200);
 
-    /// A machine with a cache whose evictions show in the next sample.
-    struct World {
+    /// A machine with a cache whose evictions appear in the next sample.
+    struct MemoryModel {
         pressure: Pressure,
         now: Duration,
         total: u64,
-        /// What others take.
+        /// Memory used by other processes.
         others: u64,
         psi: u64,
         size: u64,
@@ -240,10 +240,10 @@ mod tests {
         shrinks: u32,
     }
 
-    impl World {
-        fn new() -> World {
+    impl MemoryModel {
+        fn new() -> MemoryModel {
             let config = Config::sized(GIB / 4, 8 * GIB);
-            World {
+            MemoryModel {
                 pressure: Pressure::new(config),
                 now: Duration::from_secs(1000),
                 total: 16 * GIB,
@@ -271,7 +271,7 @@ mod tests {
             self.now += passes;
             let sample = self.sample();
             let action = self.pressure.step(self.now, &sample, self.size, self.c);
-            // The cache does what the last action asked for only after this sample.
+            // The cache performs the last action only after this sample.
             self.size = self.size.min(self.c);
             match action {
                 Action::ShrinkTo(c) => {
@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn pulses_are_answered_and_the_target_recovers() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         for _ in 0..20 {
-            // For a second somebody needs a quarter of the target.
+            // For a second, another process needs a quarter of the target.
             let before = w.c;
             let pulse = w.c / 4;
             w.others += pulse + 2 * GIB;
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_steady_deficit_leads_to_the_least_size() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.others = 20 * GIB;
         for _ in 0..50 {
             w.step(TICK);
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_samples_is_one_shortage() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.others += 2 * GIB;
         let sample = w.sample();
         let available = sample.available - sys_free(16 * GIB) as i64;
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_shortage_that_gets_worse_is_answered_at_once() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.others += 3 * GIB;
         assert!(matches!(w.step(TICK), Action::ShrinkTo(_)));
         let first = w.c;
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn stalls_count_only_where_memory_is_scarce() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.others = 8 * GIB - sys_free(16 * GIB) - (100 << 20);
         w.step(TICK);
         assert!(w.pressure.status().no_grow && w.shrinks == 0);
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn no_growth_for_a_while_after_a_shrink() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.others += 4 * GIB;
         w.step(TICK);
         let at = w.now;
@@ -424,20 +424,20 @@ mod tests {
 
     #[test]
     fn a_target_above_the_size_comes_down_to_it() {
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.size = GIB;
         w.others = 16 * GIB;
         let Action::ShrinkTo(c) = w.step(TICK) else { panic!("no shrink") };
         assert_eq!(c, GIB / 4);
-        let mut w = World::new();
+        let mut w = MemoryModel::new();
         w.size = 2 * GIB;
         w.others = 14 * GIB - sys_free(16 * GIB) + (1 << 20);
         assert_eq!(w.step(TICK), Action::ShrinkTo(2 * GIB - GIB / 4));
     }
 
     proptest! {
-        /// Any samples: no panic, no target out of bounds, and within the time to
-        /// settle no more is given up than the worst shortage and two steps.
+        /// For any samples: no panic, no target out of bounds, and within the settling
+        /// time no more is given up than the worst shortage and two steps.
         #[test]
         fn any_samples(
             samples in prop::collection::vec(

@@ -1,11 +1,11 @@
-//! What the cache counts, by the names of chapter 10 §7.
+//! The cache's counters, by the names of chapter 10 §7.
 
 /// Lookups of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accesses {
     /// Answered from memory.
     pub hits: u64,
-    /// Joined a read that was under way.
+    /// Joined a read in flight.
     pub iohits: u64,
     /// Had to read.
     pub misses: u64,
@@ -25,9 +25,9 @@ pub struct StateBytes {
     pub data: u64,
     /// Metadata blocks.
     pub metadata: u64,
-    /// Of the data, what nobody holds.
+    /// Part of the data that is not held by readers.
     pub evictable_data: u64,
-    /// Of the metadata, what nobody holds.
+    /// Part of the metadata that is not held by readers.
     pub evictable_metadata: u64,
 }
 
@@ -38,14 +38,14 @@ impl StateBytes {
     }
 }
 
-/// Usefulness of one sort of prefetch.
+/// Usefulness of one kind of prefetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefetchCounts {
-    /// Reads that a prefetcher asked for.
+    /// Reads that prefetchers requested.
     pub issued: u64,
     /// Of these, found in memory by a demand read.
     pub demand_hits: u64,
-    /// Of these, still under way when a demand read came.
+    /// Of these, still in flight when a demand read came.
     pub demand_iohits: u64,
 }
 
@@ -73,21 +73,21 @@ pub struct SecondTierStats {
     pub read_bytes: u64,
     /// Bytes written to it.
     pub write_bytes: u64,
-    /// Logical bytes it holds.
+    /// Logical bytes that it holds.
     pub size: u64,
-    /// Bytes it takes on its devices.
+    /// Bytes that it uses on its devices.
     pub asize: u64,
-    /// Memory that its headers take.
+    /// Memory of its headers.
     pub hdr_size: u64,
 }
 
-/// A consistent-enough picture of the cache; sizes in bytes, counts since the
-/// cache was made.
+/// A nearly consistent snapshot of the cache; sizes in bytes, counts since the cache
+/// was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ArcStats {
-    /// Lookups for data that somebody waits for.
+    /// Lookups for data by waiting readers.
     pub demand_data: Accesses,
-    /// Lookups for metadata that somebody waits for.
+    /// Lookups for metadata by waiting readers.
     pub demand_metadata: Accesses,
     /// Lookups of prefetchers for data.
     pub prefetch_data: Accesses,
@@ -101,7 +101,7 @@ pub struct ArcStats {
     pub mfu_hits: u64,
     /// Misses on blocks evicted from the MFU list a short while ago.
     pub mfu_ghost_hits: u64,
-    /// Hits on blocks that are not to stay.
+    /// Hits on blocks that are not kept.
     pub uncached_hits: u64,
     /// How hits were served.
     pub forms: HitForms,
@@ -109,31 +109,31 @@ pub struct ArcStats {
     pub deleted: u64,
     /// Policy locks that were busy when hits were to be recorded.
     pub mutex_miss: u64,
-    /// Hits that were not recorded for that.
+    /// Hits that were not recorded for that reason.
     pub access_skip: u64,
-    /// Held blocks that eviction passed over.
+    /// Held blocks that eviction skipped.
     pub evict_skip: u64,
     /// Evictions that found too little to evict.
     pub evict_not_enough: u64,
-    /// Bytes evicted since the cache was made.
+    /// Bytes evicted since the cache was created.
     pub evicted: u64,
     /// Directory entries.
     pub hash_elements: u64,
-    /// Most directory entries there were.
+    /// Maximum of directory entries.
     pub hash_elements_max: u64,
-    /// Share of metadata in the target, of 2^32.
+    /// Share of metadata in the target, in units of 2^-32.
     pub meta: u64,
-    /// Share of MRU in the data target, of 2^32.
+    /// Share of MRU in the data target, in units of 2^-32.
     pub pd: u64,
-    /// Share of MRU in the metadata target, of 2^32.
+    /// Share of MRU in the metadata target, in units of 2^-32.
     pub pm: u64,
     /// Target size.
     pub c: u64,
-    /// Least target size.
+    /// Smallest target size.
     pub c_min: u64,
     /// Largest target size.
     pub c_max: u64,
-    /// Everything the cache takes.
+    /// All memory of the cache.
     pub size: u64,
     /// Physical bytes of blocks held as stored.
     pub compressed_size: u64,
@@ -159,33 +159,33 @@ pub struct ArcStats {
     pub mfu: StateBytes,
     /// Remembered, used again.
     pub mfu_ghost: StateBytes,
-    /// Blocks that are not to stay.
+    /// Blocks that are not kept.
     pub uncached: StateBytes,
     /// Data blocks that readers hold, in both forms: they cannot be evicted.
     pub held_data: u64,
     /// Metadata blocks that readers hold.
     pub held_metadata: u64,
-    /// Prefetch by prediction.
+    /// Predictive prefetch.
     pub predictive: PrefetchCounts,
-    /// Prefetch of what is known to be needed.
+    /// Prefetch of blocks that are certainly needed.
     pub prescient: PrefetchCounts,
     /// The second tier.
     pub l2: SecondTierStats,
-    /// Times the cache was asked to shrink at once.
+    /// Number of requests to shrink at once.
     pub memory_direct_count: u64,
-    /// Times the monitor made it shrink.
+    /// Number of shrinks by the memory monitor.
     pub memory_indirect_count: u64,
-    /// Times a writer was held back for memory.
+    /// Number of writers delayed for memory.
     pub memory_throttle_count: u64,
     /// The machine's or the control group's memory.
     pub memory_all_bytes: u64,
     /// Free memory.
     pub memory_free_bytes: u64,
-    /// What may still be taken; negative when memory is to be given back.
+    /// Available memory; negative when memory is to be returned.
     pub memory_available_bytes: i64,
     /// Growth is forbidden for now.
     pub no_grow: bool,
-    /// Bytes still to be given back.
+    /// Bytes still to be returned.
     pub need_free: u64,
     /// Memory left free on purpose.
     pub sys_free: u64,

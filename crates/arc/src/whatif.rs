@@ -1,24 +1,23 @@
-//! What if the cache were larger or smaller: the hit ratio to expect at multiples
-//! of its size.
+//! What-if estimates: the expected hit ratio at multiples of the cache's size.
 //!
 //! # Theory
 //! Miniature simulation (Waldspurger et al., ATC 2017): a cache of `R·c` bytes that
-//! sees only the blocks whose hash falls into a share `R` of the hash space has
-//! nearly the hit ratio of one of `c` bytes that sees all, whatever the policy. Each
-//! multiple has a simulation of the policy in use for each kind, with a rate of its
-//! own such that it knows at most [`KNOWN_MAX`] blocks: memory is bounded whatever
-//! the cache's size. A simulation that outgrows it halves its rate and forgets the
-//! blocks that fall out. Rates are shares of one hash, so nearly every reference
-//! costs one compare ([`Filter::wants`]).
+//! sees only the blocks whose hash falls into a share `R` of the hash space has nearly
+//! the hit ratio of a cache of `c` bytes that sees all, whatever the policy. For each
+//! multiple and each kind, the policy in use is simulated at a rate such that the
+//! simulation knows at most [`KNOWN_MAX`] blocks, so memory is bounded for any cache
+//! size. A simulation that outgrows the bound halves its rate and drops the blocks
+//! outside of it. Rates are shares of one hash, so nearly every reference costs one
+//! comparison ([`Filter::wants`]).
 //!
-//! A few hot blocks in or out of the sample shift its hit ratio more than its size
-//! suggests. As in SHARDS-adj (FAST 2015) the difference between the references
-//! expected (`R` times all) and those seen counts as hits: what a sample has too
-//! few or too many of are the hottest blocks, and these hit.
+//! A few hot blocks inside or outside the sample shift its hit ratio more than its size
+//! suggests. As in SHARDS-adj (FAST 2015), the difference between the expected
+//! references (`R` times all) and the observed ones counts as hits, because the blocks
+//! of which a sample has too few or too many are the hottest ones, and these hit.
 //!
 //! # Invariants
-//! A simulation knows at most [`KNOWN_MAX`] blocks; its hits and references are of
-//! its present rate (halved with it); it says nothing before it saw [`WARM`]
+//! A simulation knows at most [`KNOWN_MAX`] blocks. Its hits and references refer to
+//! its present rate (they are halved with it). It gives no estimate before [`WARM`]
 //! references.
 //!
 //! Lock order: [`Filter`] needs none; the owner locks [`WhatIf`], a leaf.
@@ -27,42 +26,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::PolicyKind;
-use crate::policy::{Id, Kind, Policy, State, make};
+use crate::policy::{CacheKind, Id, Policy, PolicyState, make};
 
 /// Multiples of the present size that are simulated.
 pub const MULTIPLES: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
-/// Blocks that one simulation knows, resident or remembered. One costs about 56
-/// bytes; twelve simulations stay below 1 MiB.
+/// Blocks that one simulation knows, resident or remembered. Each costs about 56 bytes;
+/// twelve simulations use less than 1 MiB.
 pub const KNOWN_MAX: usize = 1400;
-/// References that a simulation must have seen before it tells its ratio.
+/// References that a simulation must have seen before it gives a ratio.
 pub const WARM: f64 = 256.0;
-/// Counts are halved beyond this, so that the past fades.
+/// Counts are halved beyond this value, so that old references lose weight.
 const FADE: f64 = 1e6;
-/// The block size that a first rate assumes; smaller ones halve the rate soon.
+/// The block size assumed for the first rate; smaller blocks soon halve the rate.
 const BLOCK_BYTES: f64 = 65536.0;
 /// Slots of a simulation's table: a power of two, at most 70 % full.
 const SLOTS: usize = 2048;
 const EMPTY: Id = Id::MAX;
 
-/// Tells without a lock whether a reference is in any sample.
+/// Decides without a lock whether a reference is in any sample.
 #[derive(Debug, Default)]
 pub struct Filter {
     below: [AtomicU64; 2],
 }
 
 impl Filter {
-    /// Whether [`WhatIf::record`] wants the block with this hash, which must be
-    /// well mixed and the same at every reference.
-    pub fn wants(&self, kind: Kind, hash: u64) -> bool {
+    /// Whether [`WhatIf::record`] needs the block with this hash. The hash must be well
+    /// mixed and the same at every reference.
+    pub fn wants(&self, kind: CacheKind, hash: u64) -> bool {
         hash < self.below[kind as usize].load(Relaxed)
     }
 }
 
-/// The hit ratios expected at one multiple of the size, between 0 and 1; `None`
-/// where too little was seen.
+/// The expected hit ratios at one multiple of the size, between 0 and 1; `None` with
+/// too few references.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Times the present size.
+    /// Multiple of the present size.
     pub multiple: f64,
     /// File and volume contents.
     pub data: Option<f64>,
@@ -73,12 +72,12 @@ pub struct Point {
 /// A miniature cache.
 struct Mini {
     policy: Box<dyn Policy>,
-    /// Bytes of the cache that it stands for.
+    /// Bytes of the cache that it represents.
     full: f64,
-    /// Share of the blocks that it sees, and the bound of their hashes.
+    /// Share of the blocks that it sees, and the upper bound of their hashes.
     rate: f64,
     below: u64,
-    /// Open addressing, linear probing: block numbers by hash.
+    /// Open addressing with linear probing: block numbers by hash.
     table: Box<[Id]>,
     hashes: Vec<u64>,
     free: Vec<Id>,
@@ -111,7 +110,7 @@ impl Mini {
 
     fn set_rate(&mut self, rate: f64) {
         self.rate = rate;
-        // Saturates: every hash but the largest is below the bound of rate 1.
+        // Saturates: at rate 1 every hash except the largest is below the bound.
         self.below = (rate * 2f64.powi(64)) as u64;
         self.policy.set_target((self.full * rate) as u64);
         self.settle();
@@ -137,7 +136,7 @@ impl Mini {
         self.references += 1.0;
         let at = self.slot(hash);
         let mut id = self.table[at];
-        if id != EMPTY && matches!(self.policy.state(id), State::Mru | State::Mfu) {
+        if id != EMPTY && matches!(self.policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
             self.hits += 1.0;
             self.policy.hit(id);
         } else {
@@ -163,10 +162,10 @@ impl Mini {
         }
     }
 
-    /// Evicts and forgets what the policy wants to.
+    /// Evicts and forgets as the policy decides.
     fn settle(&mut self) {
         while let Some(id) = self.policy.evict(&mut |_| false) {
-            if self.policy.state(id) == State::Unknown {
+            if self.policy.state(id) == PolicyState::Unknown {
                 self.release(id);
             }
         }
@@ -175,7 +174,7 @@ impl Mini {
         }
     }
 
-    /// Takes the block out of the table; what follows in its run moves up.
+    /// Removes the block from the table; later entries of its run move up.
     fn release(&mut self, id: Id) {
         let mut hole = self.slot(self.hashes[id as usize]);
         self.table[hole] = EMPTY;
@@ -192,13 +191,13 @@ impl Mini {
         }
     }
 
-    /// Counts what was expected until now at the present rate.
+    /// Counts the references expected until now at the present rate.
     fn advance(&mut self, seen: u64) {
         self.expected += self.rate * seen.saturating_sub(self.mark) as f64;
         self.mark = seen;
     }
 
-    /// Half the rate: the blocks that it does not cover are forgotten.
+    /// Halves the rate and drops the blocks outside of it.
     fn halve(&mut self, seen: u64) {
         self.advance(seen);
         let rate = self.rate / 2.0;
@@ -225,7 +224,7 @@ impl Mini {
         Some((adjusted / expected).clamp(0.0, 1.0))
     }
 
-    /// What it takes, bytes.
+    /// Memory in bytes.
     fn memory(&self) -> u64 {
         let own = self.table.len() * size_of::<Id>()
             + self.hashes.capacity() * size_of::<u64>()
@@ -238,26 +237,26 @@ impl Mini {
 pub struct WhatIf {
     kind: PolicyKind,
     filter: Arc<Filter>,
-    /// By [`Kind`] and multiple; empty before the size is known.
+    /// By [`CacheKind`] and multiple; empty before the size is known.
     minis: [Vec<Mini>; 2],
     sizes: [u64; 2],
 }
 
 impl WhatIf {
-    /// An estimator for a policy. It wants nothing before [`WhatIf::set_size`].
+    /// An estimator for a policy. It records nothing before [`WhatIf::set_size`].
     pub fn new(kind: PolicyKind) -> WhatIf {
         let minis = [Vec::new(), Vec::new()];
         WhatIf { kind, filter: Arc::default(), minis, sizes: [0; 2] }
     }
 
-    /// The filter to ask before [`WhatIf::record`].
+    /// The filter to check before [`WhatIf::record`].
     pub fn filter(&self) -> Arc<Filter> {
         Arc::clone(&self.filter)
     }
 
-    /// The cache's present sizes, bytes, by [`Kind`], and the references that it has
-    /// seen of each. A size within a quarter of the last one changes the simulations'
-    /// targets; any other starts them afresh.
+    /// Sets the cache's present sizes, bytes, by [`CacheKind`], and the references of each
+    /// kind so far. A size within a quarter of the last one changes the simulations'
+    /// targets; any other restarts them.
     pub fn set_size(&mut self, sizes: [u64; 2], seen: [u64; 2]) {
         for kind in 0..2 {
             let (new, old) = (sizes[kind], self.sizes[kind]);
@@ -284,29 +283,29 @@ impl WhatIf {
         self.filter.below[kind].store(below, Relaxed);
     }
 
-    /// A reference that the filter wants: the block's hash, kind and size, and how
-    /// many references of its kind the cache has seen by now.
-    pub fn record(&mut self, hash: u64, kind: Kind, size: u32, seen: u64) {
+    /// Records a reference that the filter accepts: the block's hash, kind and size,
+    /// and the number of references of its kind so far.
+    pub fn record(&mut self, hash: u64, kind: CacheKind, size: u32, seen: u64) {
         for mini in &mut self.minis[kind as usize] {
             mini.record(hash, size, seen);
         }
         self.publish(kind as usize);
     }
 
-    /// The hit ratios to expect, after `seen` references of each [`Kind`].
+    /// The expected hit ratios, after `seen` references of each [`CacheKind`].
     pub fn curve(&self, seen: [u64; 2]) -> Vec<Point> {
-        let ratio = |kind: Kind, at: usize| {
+        let ratio = |kind: CacheKind, at: usize| {
             self.minis[kind as usize].get(at).and_then(|m| m.ratio(seen[kind as usize]))
         };
         let point = |(at, multiple)| Point {
             multiple,
-            data: ratio(Kind::Data, at),
-            metadata: ratio(Kind::Metadata, at),
+            data: ratio(CacheKind::Data, at),
+            metadata: ratio(CacheKind::Metadata, at),
         };
         MULTIPLES.into_iter().enumerate().map(point).collect()
     }
 
-    /// Memory that the estimator takes, bytes.
+    /// Memory of the estimator, bytes.
     pub fn memory(&self) -> u64 {
         self.minis.iter().flatten().map(Mini::memory).sum()
     }
@@ -324,9 +323,9 @@ mod tests {
         x ^ (x >> 31)
     }
 
-    struct Rng(u64);
+    struct StreamRng(u64);
 
-    impl Rng {
+    impl StreamRng {
         fn next(&mut self) -> u64 {
             self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
             mix(self.0)
@@ -338,18 +337,18 @@ mod tests {
     }
 
     /// Zipf-like with exponent near 1 over `keys` keys, by inversion.
-    fn zipf(rng: &mut Rng, keys: f64) -> u64 {
+    fn zipf(rng: &mut StreamRng, keys: f64) -> u64 {
         keys.powf(rng.unit()) as u64
     }
 
-    /// Hit ratio of the policy over the whole stream, nothing sampled.
+    /// Hit ratio of the policy over the whole stream, without sampling.
     fn replay(kind: PolicyKind, stream: &[u64], bytes: u64) -> f64 {
         let mut policy = make(kind, bytes);
         let mut hits = 0;
         // Keys are dense here, so a block's number is its key.
         for &key in stream {
             let id = key as Id;
-            if matches!(policy.state(id), State::Mru | State::Mfu) {
+            if matches!(policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
                 hits += 1;
                 policy.hit(id);
             } else {
@@ -361,8 +360,8 @@ mod tests {
         f64::from(hits) / stream.len() as f64
     }
 
-    /// The worst difference between estimate and replay, in points.
-    fn worst(kind: PolicyKind, stream: &[u64], blocks: u64, which: Kind) -> f64 {
+    /// The largest difference between estimate and replay, in percentage points.
+    fn worst(kind: PolicyKind, stream: &[u64], blocks: u64, which: CacheKind) -> f64 {
         let size = blocks * u64::from(BLOCK);
         let mut whatif = WhatIf::new(kind);
         whatif.set_size([size; 2], [0; 2]);
@@ -380,8 +379,8 @@ mod tests {
         let mut worst: f64 = 0.0;
         for point in whatif.curve([stream.len() as u64; 2]) {
             let (ours, other) = match which {
-                Kind::Data => (point.data, point.metadata),
-                Kind::Metadata => (point.metadata, point.data),
+                CacheKind::Data => (point.data, point.metadata),
+                CacheKind::Metadata => (point.metadata, point.data),
             };
             assert_eq!(other, None);
             let real = replay(kind, stream, (size as f64 * point.multiple) as u64);
@@ -394,22 +393,22 @@ mod tests {
 
     #[test]
     fn a_zipf_stream_is_foretold() {
-        let mut rng = Rng(7);
+        let mut rng = StreamRng(7);
         let stream: Vec<u64> = (0..1_500_000).map(|_| zipf(&mut rng, 400_000.0)).collect();
         for kind in [PolicyKind::Arc, PolicyKind::Default] {
-            let worst = worst(kind, &stream, 8000, Kind::Data);
+            let worst = worst(kind, &stream, 8000, CacheKind::Data);
             assert!(worst <= 2.0, "{kind:?}: {worst:.2} points");
         }
     }
 
     #[test]
     fn loops_beside_zipf_are_foretold() {
-        let mut rng = Rng(8);
+        let mut rng = StreamRng(8);
         let stream: Vec<u64> = (0..1_500_000u64)
             .map(|n| if n % 3 == 0 { 300_000 + n / 3 % 30_000 } else { zipf(&mut rng, 200_000.0) })
             .collect();
         for kind in [PolicyKind::Arc, PolicyKind::Default] {
-            let worst = worst(kind, &stream, 12_000, Kind::Metadata);
+            let worst = worst(kind, &stream, 12_000, CacheKind::Metadata);
             assert!(worst <= 2.0, "{kind:?}: {worst:.2} points");
         }
     }
@@ -421,8 +420,8 @@ mod tests {
         whatif.set_size([100 * u64::from(BLOCK); 2], [0; 2]);
         let filter = whatif.filter();
         for (n, &key) in stream.iter().enumerate() {
-            assert!(filter.wants(Kind::Data, mix(key)));
-            whatif.record(mix(key), Kind::Data, BLOCK, n as u64 + 1);
+            assert!(filter.wants(CacheKind::Data, mix(key)));
+            whatif.record(mix(key), CacheKind::Data, BLOCK, n as u64 + 1);
         }
         for point in whatif.curve([stream.len() as u64, 0]) {
             let size = (100.0 * point.multiple) as u64 * u64::from(BLOCK);
@@ -435,7 +434,7 @@ mod tests {
     #[test]
     fn a_changed_size_is_followed() {
         let mut whatif = WhatIf::new(PolicyKind::Default);
-        assert!(!whatif.filter().wants(Kind::Data, 0));
+        assert!(!whatif.filter().wants(CacheKind::Data, 0));
         whatif.set_size([1 << 30; 2], [0; 2]);
         let before = whatif.filter().below[0].load(Relaxed);
         whatif.set_size([1 << 34, 1 << 30], [0; 2]);

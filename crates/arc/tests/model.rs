@@ -1,17 +1,18 @@
-//! The cache under a scheduler that tries many interleavings of its threads:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p arc --test model`. Without that it is empty.
+//! The cache under the shuttle scheduler, which tries many interleavings of its
+//! threads: `RUSTFLAGS="--cfg shuttle" cargo test -p arc --test model`. Without the
+//! flag this file is empty.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc::{Access, Ask, Block, Cache, Found, Kind, Lookup, SlotRef};
+use arc::{Access, Block, Cache, CacheKind, Lookup, LookupRequest, ResidentBlock, SlotRef};
 use base::rt::atomic::{AtomicU32, Ordering::Relaxed};
 use base::rt::{self, Mutex};
 use base::{Buf, BufMut};
 
-/// Interleavings tried of each model.
+/// Interleavings tried for each model.
 const RUNS: usize = 2000;
 
 fn block(len: usize, byte: u8) -> Buf {
@@ -32,14 +33,14 @@ fn threads(n: u8, f: impl Fn(u8) + Send + Sync + 'static) {
     }
 }
 
-fn bytes_of(found: Found) -> Buf {
+fn bytes_of(found: ResidentBlock) -> Buf {
     match found {
-        Found::Whole { whole, .. } => whole,
-        Found::Stored { stored, .. } => stored,
+        ResidentBlock::Whole { whole, .. } => whole,
+        ResidentBlock::Stored { stored, .. } => stored,
     }
 }
 
-/// The books must balance whatever happened.
+/// The accounts must balance whatever happened.
 fn settled<K: Copy + Eq + std::hash::Hash>(cache: &Cache<K>) {
     let s = cache.arc_stats();
     assert_eq!(s.data_size + s.metadata_size + s.hdr_size, s.size);
@@ -48,7 +49,7 @@ fn settled<K: Copy + Eq + std::hash::Hash>(cache: &Cache<K>) {
 }
 
 #[test]
-fn a_block_is_read_once_and_everybody_gets_it() {
+fn a_block_is_read_once_and_every_reader_gets_it() {
     let model = || {
         let cache = Arc::new(Cache::<u64>::of(1 << 20).unwrap());
         let reads = Arc::new(AtomicU32::new(0));
@@ -58,7 +59,7 @@ fn a_block_is_read_once_and_everybody_gets_it() {
                 r.fetch_add(1, Relaxed);
                 Ok(block(4096, 7))
             };
-            assert_eq!(c.get(1, Kind::Data, fill).unwrap()[0], 7);
+            assert_eq!(c.get(1, CacheKind::Data, fill).unwrap()[0], 7);
         });
         assert_eq!(reads.load(Relaxed), 1);
         settled(&cache);
@@ -75,7 +76,7 @@ fn a_reader_that_fails_leaves_the_others_to_try() {
             let fill = || {
                 if i == 0 { Err(base::Error::corrupt("bad")) } else { Ok(block(512, 9)) }
             };
-            let got = c.get(1, Kind::Metadata, fill);
+            let got = c.get(1, CacheKind::Metadata, fill);
             assert!(i == 0 || got.unwrap()[0] == 9);
         });
         settled(&cache);
@@ -83,7 +84,7 @@ fn a_reader_that_fails_leaves_the_others_to_try() {
     shuttle::check_random(model, RUNS);
 }
 
-/// A block freed while somebody reads it is not kept.
+/// A block freed while a reader reads it is not kept.
 #[test]
 fn a_freed_block_does_not_come_back() {
     let model = || {
@@ -97,7 +98,7 @@ fn a_freed_block_does_not_come_back() {
                 f.store(seen, Relaxed);
                 return;
             }
-            if let Lookup::Miss(ticket) = c.lookup(5, Ask::demand(Kind::Data)) {
+            if let Lookup::Miss(ticket) = c.lookup(5, LookupRequest::demand(CacheKind::Data)) {
                 b.store(u32::from(i), Relaxed);
                 (0..8).for_each(|_| rt::sleep(Duration::ZERO));
                 let after = f.load(Relaxed) == u32::from(i);
@@ -110,8 +111,8 @@ fn a_freed_block_does_not_come_back() {
     shuttle::check_random(model, RUNS);
 }
 
-/// An address is freed and used again while readers hold references to its slot: they
-/// see the old block or nothing, never the new one.
+/// An address is freed and reused while readers hold references to its slot: they see
+/// the old block or nothing, never the new one.
 #[test]
 fn references_survive_the_reuse_of_an_address() {
     type Key = (u64, u64);
@@ -121,11 +122,11 @@ fn references_survive_the_reuse_of_an_address() {
         let birth = Arc::new(AtomicU32::new(1));
         let (c, h, b) = (Arc::clone(&cache), Arc::clone(&hint), Arc::clone(&birth));
         threads(3, move |i| {
-            let ask = Ask::demand(Kind::Data);
+            let request = LookupRequest::demand(CacheKind::Data);
             if i == 0 {
                 for new in 2..4u64 {
                     c.remove(&(1, new - 1));
-                    c.insert((1, new), Kind::Data, Block::plain(block(512, new as u8)));
+                    c.insert((1, new), CacheKind::Data, Block::plain(block(512, new as u8)));
                     b.store(new as u32, Relaxed);
                 }
                 return;
@@ -133,12 +134,12 @@ fn references_survive_the_reuse_of_an_address() {
             for _ in 0..2 {
                 let hinted = *h.lock();
                 if let Some((birth, at)) = hinted
-                    && let Some(found) = c.peek_at(at, ask)
+                    && let Some(found) = c.peek_at(at, request)
                 {
                     assert_eq!(bytes_of(found)[0], birth as u8);
                 }
                 let now = u64::from(b.load(Relaxed));
-                match c.lookup((1, now), ask) {
+                match c.lookup((1, now), request) {
                     Lookup::Hit(found) => {
                         let at = found.slot();
                         assert_eq!(bytes_of(found)[0], now as u8);
@@ -155,7 +156,7 @@ fn references_survive_the_reuse_of_an_address() {
     shuttle::check_random(model, RUNS);
 }
 
-/// Everything at once in a cache that is too small.
+/// All operations at once in a cache that is too small.
 #[test]
 fn eviction_beside_hits_fronts_prefetch_and_tuning() {
     const BIG: usize = 256 << 10;
@@ -166,10 +167,12 @@ fn eviction_beside_hits_fronts_prefetch_and_tuning() {
             for n in 0..5u64 {
                 let key = (n * 3 + u64::from(i) * 2) % 7;
                 let access = if n == 3 { Access::Prefetch } else { Access::Demand };
-                let ask = Ask { access, ..Ask::demand(Kind::Data) };
-                match c.lookup(key, ask) {
-                    Lookup::Hit(Found::Whole { whole, .. }) => assert_eq!(whole[9], key as u8),
-                    Lookup::Hit(Found::Stored { at, stored, .. }) => {
+                let request = LookupRequest { access, ..LookupRequest::demand(CacheKind::Data) };
+                match c.lookup(key, request) {
+                    Lookup::Hit(ResidentBlock::Whole { whole, .. }) => {
+                        assert_eq!(whole[9], key as u8)
+                    }
+                    Lookup::Hit(ResidentBlock::Stored { at, stored, .. }) => {
                         assert_eq!(stored[9], key as u8);
                         c.install(at, block(BIG, key as u8), Duration::ZERO);
                     }

@@ -1,32 +1,33 @@
-//! The one buffer type, from device to reply.
+//! The buffer type that carries data from the device to the reply.
 //!
 //! # Theory
-//! A [`BufMut`] is uniquely owned and writable; [`BufMut::freeze`] turns it into
-//! a [`Buf`], which is immutable, cheap to clone and to slice. Memory comes from
-//! arenas by size class (eight steps a power of two), mapped
-//! straight from the operating system, so that it can be given back: [`trim`]
-//! drops the pages of free buffers, and RSS falls.
+//! A [`BufMut`] is uniquely owned and writable. [`BufMut::freeze`] turns it into a
+//! [`Buf`], which is immutable and cheap to clone and to slice. Memory comes from
+//! arenas by size class (eight classes for each power of two). Arenas are mapped
+//! directly from the operating system, so their pages can be returned: [`trim`] drops
+//! the pages of free buffers, and the resident set size (RSS) falls.
 //!
-//! A class of which much is used gets huge pages: a device that takes a buffer from memory
-//! pins and maps one page instead of 32, and its requests have a few long segments
-//! instead of many short ones, which doubles what a virtual disk takes. Until then small
-//! pages are better, for a huge one is resident as a whole as soon as one of its places is.
-//!
-//! Fresh pages come in windows of 64 KiB, made in one call: a fault for each page of many
-//! small buffers costs several times as much.
+//! A class with much memory in use gets huge pages. A device that reads or writes such
+//! a buffer pins and maps one page instead of 32, and its requests have a few long
+//! segments instead of many short ones. This doubles the throughput of a virtual disk.
+//! Classes with little memory in use keep small pages, because a huge page becomes
+//! resident as a whole as soon as one of its slots is used.
+//! Fresh pages are populated in windows of 64 KiB with one system call each. A page
+//! fault for every page of many small buffers costs several times as much.
 //!
 //! # Invariants
 //! * Every buffer of 4 KiB or more is 4 KiB-aligned (O_DIRECT); smaller ones are
 //!   aligned to 512.
-//! * The bytes of a buffer are always initialised: fresh mappings are zero and
-//!   recycled ones hold older bytes. Whoever hands bytes to a stranger overwrites
-//!   all of them first.
-//! * A place in an arena is on exactly one of: the free list, one live `Region`.
-//! * Once a place of a huge page is used, the free ones beside it count as resident. Cold
-//!   places of a page lie together in the free list, below all warm ones.
+//! * The bytes of a buffer are always initialised: fresh mappings are zero, and
+//!   recycled slots hold older bytes. Code that hands bytes to an untrusted reader
+//!   overwrites all of them first.
+//! * A slot in an arena is on exactly one of: the free list, one live `Region`.
+//! * Once a slot of a huge page is used, the free slots of the same page count as
+//!   resident. In the free list the cold slots of a page are adjacent, below all warm
+//!   ones.
 //!
-//! Lock order: a class's free list is a leaf lock; nothing is called under it
-//! but memory mapping.
+//! Lock order: a class's free list is a leaf lock; only memory mapping is called under
+//! it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,22 +42,23 @@ use crate::limits::BUF_SIZE_MAX;
 use crate::rt::plain::Mutex;
 
 const MIN_CLASS_SHIFT: u32 = 9;
-/// Classes: 512, 576, 640, ... up to `BUF_SIZE_MAX`, of which those are used that keep
-/// their alignment: from 32 KiB on an eighth at most is rounding.
+/// Size classes: 512, 576, 640, ... up to `BUF_SIZE_MAX`. Only classes that keep the
+/// required alignment are used. From 32 KiB on, rounding costs at most an eighth.
 const CLASSES: usize = 8 * (26 - MIN_CLASS_SHIFT as usize) + 1;
-/// Small classes are cut from mappings of this size.
+/// Small classes are cut from mappings of this size (bytes).
 const CHUNK: usize = 2 << 20;
-/// From this size on each buffer without huge pages is a mapping of its own.
+/// From this size on, each buffer without huge pages has its own mapping.
 const DIRECT: usize = 256 << 10;
-/// A class whose buffers are of this size at least gets huge pages once so much of it was
-/// mapped: then the page that is used in part is a small share of them.
+/// A class whose buffers have at least this size gets huge pages once `HUGE_FROM` bytes
+/// of it are mapped. The partly used page is then a small share of the class.
 const HUGE_MIN: usize = 8 << 10;
 const HUGE_FROM: usize = 8 * CHUNK;
 const PAGE: usize = 4096;
 const SECTOR: usize = 512;
-/// The pages of smaller buffers are made together, so many bytes at a time.
+/// Pages of smaller buffers are populated together, this many bytes at a time.
 const WINDOW: usize = 64 << 10;
-/// Larger buffers are often not filled at once, and whole.
+/// Larger buffers are often not filled completely at once, so they are not populated in
+/// advance.
 const POPULATE_MAX: usize = 1 << 20;
 
 const fn class_size(class: usize) -> usize {
@@ -73,7 +75,8 @@ fn class_of(len: usize) -> usize {
             class += 1;
         }
     }
-    // Multiples keep the alignment that O_DIRECT needs: of a page, and of a sector below it.
+    // Multiples of a page (or of a sector, below a page) keep the alignment that
+    // O_DIRECT needs.
     let granule = if class_size(class) > PAGE { PAGE } else { SECTOR };
     while !class_size(class).is_multiple_of(granule) {
         class += 1;
@@ -82,69 +85,71 @@ fn class_of(len: usize) -> usize {
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct ArenaSlot {
     ptr: NonNull<u8>,
-    /// The pages may be resident although nobody uses them.
+    /// The pages may be resident although the slot is free.
     warm: bool,
 }
 
-// SAFETY: a `Place` is an address in a mapping that is never unmapped; whoever
-// holds the value owns the bytes exclusively.
-unsafe impl Send for Place {}
+// SAFETY: a `ArenaSlot` is an address in a mapping that is never unmapped; the holder of
+// the value owns the bytes exclusively.
+unsafe impl Send for ArenaSlot {}
 
-struct Class {
+struct SizeClass {
     free: Mutex<Free>,
 }
 
 struct Free {
-    places: Vec<Place>,
+    slots: Vec<ArenaSlot>,
     /// Bytes mapped for the class.
     mapped: usize,
-    /// Where its huge chunks begin, and whether the page of each is whole: a part given
-    /// back splits it.
+    /// Start addresses of the huge chunks, and whether the huge page of each is whole:
+    /// returning a part of it splits it.
     huge: BTreeMap<usize, bool>,
 }
 
 impl Free {
-    const NONE: Free = Free { places: Vec::new(), mapped: 0, huge: BTreeMap::new() };
+    const NONE: Free = Free { slots: Vec::new(), mapped: 0, huge: BTreeMap::new() };
 
-    /// Notes that a cold place is used from now on. Free ones behind it become resident
-    /// with it: of a huge page all, else as many as a window holds. Where they end.
+    /// Records that a cold slot is used from now on. Free slots behind it become
+    /// resident with it: all of a huge page, otherwise those in the same window.
+    /// Returns the end of that range.
     fn opened(&mut self, at: NonNull<u8>, size: usize) -> usize {
         let (from, chunk) = (at.addr().get(), chunk_of(at));
         let most = if self.huge.get(&chunk) == Some(&true) { chunk + CHUNK } else { from + WINDOW };
         let mut end = from + size;
-        for place in self.places.iter_mut().rev() {
-            if place.warm || place.ptr.addr().get() != end || end + size > most {
+        for slot in self.slots.iter_mut().rev() {
+            if slot.warm || slot.ptr.addr().get() != end || end + size > most {
                 break;
             }
-            place.warm = true;
+            slot.warm = true;
             FREE_WARM.fetch_add(size, Relaxed);
             end += size;
         }
         end
     }
 
-    /// Gives back the huge pages of which nothing is used, as long as more than `keep`
-    /// bytes are warm: each in one call, or the kernel would split it.
+    /// Returns huge pages without used slots to the system, as long as more than `keep`
+    /// bytes are warm. Each is returned in one call, because otherwise the kernel would
+    /// split it.
     fn trim_huge(&mut self, size: usize, keep: usize) -> usize {
         if self.huge.is_empty() {
             return 0;
         }
         let mut unused = BTreeMap::<usize, (usize, bool)>::new();
-        for place in &self.places {
-            let (places, warm) = unused.entry(chunk_of(place.ptr)).or_default();
-            *places += 1;
-            *warm |= place.warm;
+        for slot in &self.slots {
+            let (slots, warm) = unused.entry(chunk_of(slot.ptr)).or_default();
+            *slots += 1;
+            *warm |= slot.warm;
         }
-        // A page that was split becomes whole again when it is given back as one.
-        unused.retain(|chunk, (places, warm)| match self.huge.get(chunk) {
-            Some(whole) => *places == CHUNK / size && (*warm || !whole),
+        // A split page becomes whole again when it is returned as one.
+        unused.retain(|chunk, (slots, warm)| match self.huge.get(chunk) {
+            Some(whole) => *slots == CHUNK / size && (*warm || !whole),
             None => false,
         });
         let (mut given, mut dropped) = (0, BTreeMap::new());
-        for place in &mut self.places {
-            let base = place.ptr.as_ptr().map_addr(|a| a & !(CHUNK - 1));
+        for slot in &mut self.slots {
+            let base = slot.ptr.as_ptr().map_addr(|a| a & !(CHUNK - 1));
             if !unused.contains_key(&base.addr()) {
                 continue;
             }
@@ -155,8 +160,8 @@ impl Free {
                     && unsafe { rustix::mm::madvise(base.cast(), CHUNK, Advice::LinuxDontNeed) }
                         .is_ok()
             });
-            if gone && place.warm {
-                place.warm = false;
+            if gone && slot.warm {
+                slot.warm = false;
                 FREE_WARM.fetch_sub(size, Relaxed);
                 given += size;
             }
@@ -167,25 +172,25 @@ impl Free {
         given
     }
 
-    /// Gives back single places until at most `keep` bytes are warm, those of huge pages
-    /// only if `split`.
+    /// Returns single slots to the system until at most `keep` bytes are warm. Slots of
+    /// huge pages are returned only if `split`.
     fn trim_single(&mut self, size: usize, keep: usize, split: bool) -> usize {
         let mut given = 0;
-        for place in self.places.iter_mut().filter(|p| p.warm) {
+        for slot in self.slots.iter_mut().filter(|p| p.warm) {
             if FREE_WARM.load(Relaxed) <= keep {
                 break;
             }
-            let whole = self.huge.get_mut(&chunk_of(place.ptr)).filter(|whole| **whole);
+            let whole = self.huge.get_mut(&chunk_of(slot.ptr)).filter(|whole| **whole);
             if whole.is_some() && !split {
                 continue;
             }
             // SAFETY: the place is free, page-aligned and ours; dropping its
             // pages makes it read as zero.
             let dropped = unsafe {
-                rustix::mm::madvise(place.ptr.as_ptr().cast(), size, Advice::LinuxDontNeed)
+                rustix::mm::madvise(slot.ptr.as_ptr().cast(), size, Advice::LinuxDontNeed)
             };
             if dropped.is_ok() {
-                place.warm = false;
+                slot.warm = false;
                 FREE_WARM.fetch_sub(size, Relaxed);
                 given += size;
                 whole.into_iter().for_each(|whole| *whole = false);
@@ -195,16 +200,17 @@ impl Free {
     }
 }
 
-/// Where the chunk begins that would hold a place.
+/// Start of the chunk that contains this slot, if the slot belongs to a huge chunk.
 fn chunk_of(ptr: NonNull<u8>) -> usize {
     ptr.addr().get() & !(CHUNK - 1)
 }
 
-static ARENA: [Class; CLASSES] = [const { Class { free: Mutex::new(Free::NONE) } }; CLASSES];
+static ARENA: [SizeClass; CLASSES] =
+    [const { SizeClass { free: Mutex::new(Free::NONE) } }; CLASSES];
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static FREE_WARM: AtomicUsize = AtomicUsize::new(0);
 
-/// What the arenas hold, in bytes.
+/// Memory of the arenas, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemStats {
     /// Owned by live buffers (whole size classes).
@@ -241,15 +247,15 @@ fn take(class: usize) -> NonNull<u8> {
     let size = class_size(class);
     IN_USE.fetch_add(size, Relaxed);
     let mut free = ARENA[class].free.lock();
-    if let Some(place) = free.places.pop() {
-        if place.warm {
+    if let Some(slot) = free.slots.pop() {
+        if slot.warm {
             FREE_WARM.fetch_sub(size, Relaxed);
         } else {
-            let end = free.opened(place.ptr, size);
+            let end = free.opened(slot.ptr, size);
             drop(free);
-            populate(place.ptr, end);
+            populate(slot.ptr, end);
         }
-        return place.ptr;
+        return slot.ptr;
     }
     let huge = size >= HUGE_MIN && CHUNK % size <= CHUNK / 32 && free.mapped >= HUGE_FROM;
     if size >= DIRECT && !huge {
@@ -265,11 +271,11 @@ fn take(class: usize) -> NonNull<u8> {
     }
     free.mapped += CHUNK;
     let count = CHUNK / size;
-    free.places.reserve(count);
+    free.slots.reserve(count);
     for i in (1..count).rev() {
         // SAFETY: i * size < CHUNK, inside the mapping just made.
         let ptr = unsafe { base.add(i * size) };
-        free.places.push(Place { ptr, warm: false });
+        free.slots.push(ArenaSlot { ptr, warm: false });
     }
     let end = free.opened(base, size);
     drop(free);
@@ -281,30 +287,31 @@ fn take(class: usize) -> NonNull<u8> {
 fn map_huge() -> NonNull<u8> {
     let ptr = map(2 * CHUNK);
     let before = ptr.as_ptr().align_offset(CHUNK);
-    // SAFETY: both lie inside the mapping just made, or at its end.
+    // SAFETY: both addresses lie inside the mapping just made, or at its end.
     let (base, end) = unsafe { (ptr.add(before), ptr.add(before + CHUNK)) };
     for (ptr, len) in [(ptr, before), (end, CHUNK - before)] {
         if len > 0 {
-            // SAFETY: a part of the mapping just made, which nobody was told of. If it
-            // stays, it costs addresses alone.
+            // SAFETY: this is a part of the mapping just made, and no other code has
+            // its address. If unmapping fails, the part costs address space only.
             let _unmapped = unsafe { rustix::mm::munmap(ptr.as_ptr().cast(), len) };
         }
     }
-    // SAFETY: the chunk is ours; its content does not change. A kernel without huge pages
-    // uses small ones.
+    // SAFETY: the chunk is exclusively owned; the advice does not change its content. A
+    // kernel without huge pages uses small ones.
     let _advised =
         unsafe { rustix::mm::madvise(base.as_ptr().cast(), CHUNK, Advice::LinuxHugepage) };
     base
 }
 
-/// Has the kernel make the pages from a place to the end of its window, or of itself if it
-/// is larger, in one call. A huge page comes with the first touch.
+/// Lets the kernel populate the pages from a slot to the end of its window (or of the
+/// slot, if that is larger) in one call. A huge page is populated at the first touch.
 fn populate(ptr: NonNull<u8>, end: usize) {
     let from = ptr.as_ptr().map_addr(|addr| addr & !(PAGE - 1));
     let len = end - from.addr();
     if len <= POPULATE_MAX {
-        // SAFETY: the range holds free places and one of ours, mapped for ever; no content
-        // changes. A kernel that cannot do it leaves it to the faults.
+        // SAFETY: the range holds free slots and the caller's own one, in a mapping
+        // that is never unmapped; no content changes. If the kernel cannot populate the
+        // range, page faults do it later.
         let _made = unsafe { rustix::mm::madvise(from.cast(), len, Advice::LinuxPopulateWrite) };
     }
 }
@@ -313,13 +320,13 @@ fn give(class: usize, ptr: NonNull<u8>) {
     let size = class_size(class);
     IN_USE.fetch_sub(size, Relaxed);
     FREE_WARM.fetch_add(size, Relaxed);
-    ARENA[class].free.lock().places.push(Place { ptr, warm: true });
+    ARENA[class].free.lock().slots.push(ArenaSlot { ptr, warm: true });
 }
 
-/// Gives the pages of free buffers back to the operating system until at most
-/// `keep` bytes of them stay resident. Returns the bytes given back.
+/// Returns the pages of free buffers to the operating system until at most `keep` bytes
+/// of them stay resident. Returns the number of bytes released.
 ///
-/// Buffers below a page share pages with their neighbours and stay.
+/// Buffers smaller than a page share pages with their neighbours and stay.
 pub fn trim(keep: usize) -> usize {
     let mut given = 0;
     for class in (0..CLASSES).rev() {
@@ -332,8 +339,8 @@ pub fn trim(keep: usize) -> usize {
         for split in [false, true] {
             given += free.trim_single(size, keep, split);
         }
-        // Cold places go to the bottom, so that warm ones are re-used first.
-        free.places.sort_by_key(|p| (p.warm, std::cmp::Reverse(p.ptr)));
+        // Cold slots move to the bottom, so that warm ones are reused first.
+        free.slots.sort_by_key(|p| (p.warm, std::cmp::Reverse(p.ptr)));
     }
     given
 }
@@ -364,7 +371,8 @@ impl BufMut {
     /// A buffer of `len` bytes with unspecified (but initialised) content.
     ///
     /// # Panics
-    /// If `len` exceeds [`BUF_SIZE_MAX`]; sizes from a disk are checked before.
+    /// If `len` exceeds [`BUF_SIZE_MAX`]; callers check sizes that come from a disk
+    /// before.
     pub fn alloc(len: usize) -> BufMut {
         assert!(len <= BUF_SIZE_MAX, "buffer of {len} bytes exceeds the limit");
         let class = class_of(len);
@@ -437,7 +445,8 @@ impl Buf {
         BufMut::copy_of(bytes).freeze()
     }
 
-    /// `len` zero bytes; all such buffers share one mapping that costs no memory.
+    /// A buffer of `len` zero bytes. All such buffers share one mapping that costs no
+    /// memory.
     ///
     /// # Panics
     /// If `len` exceeds [`BUF_SIZE_MAX`].
@@ -467,10 +476,10 @@ impl Buf {
         }
     }
 
-    /// The writable buffer again, if nobody else holds a part of it and it is whole.
+    /// Turns the buffer back into a writable one, if it is whole and not shared.
     ///
     /// # Errors
-    /// The buffer itself, unchanged, when it is shared.
+    /// Returns the buffer unchanged when it is shared.
     pub fn try_unfreeze(mut self) -> Result<BufMut, Buf> {
         let (start, len) = (self.start, self.len);
         match self.region.take() {
@@ -482,7 +491,7 @@ impl Buf {
         }
     }
 
-    /// Whether anybody else holds this memory, or a part of it.
+    /// Whether another `Buf` shares this memory or a part of it.
     pub fn is_shared(&self) -> bool {
         self.region.as_ref().is_some_and(|r| Arc::strong_count(r) > 1)
     }
@@ -561,7 +570,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the naive model: a `Vec<u8>` a buffer.
+        /// Compares with the naive model: one `Vec<u8>` for each buffer.
         #[test]
         fn buffers_never_share_bytes(lens in prop::collection::vec(0usize..300_000, 1..24)) {
             let mut live = Vec::new();
@@ -584,8 +593,8 @@ mod tests {
         }
     }
 
-    /// A class of its own, which no other test uses: through its first chunks to huge
-    /// pages, all given back, and whole again.
+    /// Uses a class that no other test uses: grows it from its first chunks to huge
+    /// pages, returns them all, and checks that they become whole again.
     #[test]
     fn many_buffers_of_a_class() {
         const LEN: usize = 512 << 10;
@@ -605,7 +614,7 @@ mod tests {
                 assert!(!free.huge.is_empty());
                 assert!(free.huge.keys().all(|chunk| chunk.is_multiple_of(CHUNK)));
             }
-            // A part of each page first.
+            // First return a part of each page.
             let kept: Vec<BufMut> =
                 live.into_iter().enumerate().filter(|(i, _)| i % 7 == 0).map(|b| b.1).collect();
             trim(0);
@@ -615,7 +624,7 @@ mod tests {
             drop(kept);
             trim(0);
             let free = ARENA[class_of(LEN)].free.lock();
-            assert!(free.places.iter().all(|p| !p.warm));
+            assert!(free.slots.iter().all(|p| !p.warm));
         }
     }
 }

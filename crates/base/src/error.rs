@@ -1,5 +1,5 @@
-//! The one error type: a kind to match on, a place, a message that says what to
-//! do, and the cause.
+//! The error type of the workspace. An error has a kind to match on, a location, a
+//! message that tells the user what to do, and a cause.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use crate::units::{Dva, Guid, ObjectId};
 /// `Result` with Cenote's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for control flow. Messages are for people; match on this.
+/// What went wrong, for control flow. Match on the kind; messages are for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// No such pool, dataset, object, file or attribute.
     NotFound,
-    /// It exists already.
+    /// It already exists.
     Exists,
-    /// The request makes no sense (bad argument, bad name, bad option).
+    /// The request is invalid (bad argument, bad name, bad option).
     Invalid,
     /// Bytes from a device violate the format.
     Corrupt,
@@ -24,17 +24,17 @@ pub enum ErrorKind {
     Checksum,
     /// A device failed.
     Io,
-    /// The pool or request needs something that this version lacks.
+    /// The pool or the request needs a feature that this version lacks.
     Unsupported,
-    /// In use by someone else.
+    /// In use by another owner.
     Busy,
     /// Not allowed.
     Permission,
-    /// Not allowed, whatever the permissions: flags of the file, lack of privilege.
+    /// Not allowed regardless of the permission bits: file flags, missing privilege.
     NotPermitted,
-    /// Crosses file systems, or projects.
+    /// Crosses a boundary of file systems or projects.
     CrossDevice,
-    /// A file has as many links as it can have.
+    /// A file already has the maximum number of links.
     TooManyLinks,
     /// A file would become too large.
     TooLarge,
@@ -50,9 +50,10 @@ pub enum ErrorKind {
     ReadOnly,
     /// Encrypted, and its key is not loaded.
     Locked,
-    /// Would have to wait for a device (answer-from-memory calls only).
+    /// The call would have to wait for a device (only from calls that answer from
+    /// memory).
     WouldBlock,
-    /// The caller went away or asked to stop.
+    /// The caller disappeared or asked to stop.
     Interrupted,
     /// A limit of `base::limits` would be exceeded.
     Limit,
@@ -68,12 +69,12 @@ pub enum ErrorKind {
     Range,
     /// Devices of the pool are missing.
     Missing,
-    /// An assumption of Cenote's own failed; please report it.
+    /// An internal assumption of Cenote failed; please report it.
     Bug,
 }
 
 impl ErrorKind {
-    /// The nearest errno, for FUSE and for callers used to them.
+    /// The nearest errno, for FUSE and for callers that expect one.
     pub fn errno(self) -> i32 {
         match self {
             ErrorKind::NotPermitted => 1,
@@ -106,9 +107,9 @@ impl ErrorKind {
     }
 }
 
-/// Where it went wrong; filled in by the layers the error passes through.
+/// Where the error happened; the layers that the error passes through fill it in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ErrorLocation {
     /// Pool name.
     pub pool: Option<String>,
     /// Leaf or interior vdev.
@@ -117,7 +118,7 @@ pub struct Place {
     pub path: Option<String>,
     /// Dataset name.
     pub dataset: Option<String>,
-    /// Object number.
+    /// Object id.
     pub object: Option<ObjectId>,
     /// Block level and id within the object.
     pub block: Option<(u8, u64)>,
@@ -125,15 +126,15 @@ pub struct Place {
     pub dva: Option<Dva>,
 }
 
-struct Inner {
+struct ErrorBody {
     kind: ErrorKind,
     message: String,
-    place: Place,
+    location: ErrorLocation,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// An error of Cenote's. One pointer wide.
-pub struct Error(Box<Inner>);
+/// Cenote's error. One pointer wide.
+pub struct Error(Box<ErrorBody>);
 
 macro_rules! constructors {
     ($($(#[$doc:meta])* $name:ident => $kind:ident),* $(,)?) => {
@@ -147,10 +148,10 @@ macro_rules! constructors {
 impl Error {
     /// An error of `kind` with a message for people.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Box::new(Inner {
+        Error(Box::new(ErrorBody {
             kind,
             message: message.into(),
-            place: Place::default(),
+            location: ErrorLocation::default(),
             source: None,
         }))
     }
@@ -160,7 +161,7 @@ impl Error {
         corrupt => Corrupt,
         /// No such thing.
         not_found => NotFound,
-        /// The request makes no sense.
+        /// The request is invalid.
         invalid => Invalid,
         /// Cenote cannot do this (yet).
         unsupported => Unsupported,
@@ -168,15 +169,15 @@ impl Error {
         checksum => Checksum,
         /// A limit would be exceeded.
         limit => Limit,
-        /// An assumption of Cenote's own failed.
+        /// An internal assumption of Cenote failed.
         bug => Bug,
-        /// In use by someone else.
+        /// In use by another owner.
         busy => Busy,
         /// Not allowed.
         permission => Permission,
     }
 
-    /// An I/O error from the operating system, with what was being done.
+    /// An I/O error from the operating system, with the action that failed.
     pub fn io(doing: impl Into<String>, source: std::io::Error) -> Error {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -194,14 +195,14 @@ impl Error {
         self.0.kind
     }
 
-    /// The message alone, without place and cause.
+    /// The message alone, without location and cause.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// Where it happened, as far as known.
-    pub fn place(&self) -> &Place {
-        &self.0.place
+    /// Where the error happened, as far as known.
+    pub fn location(&self) -> &ErrorLocation {
+        &self.0.location
     }
 
     /// Attaches the cause.
@@ -211,7 +212,7 @@ impl Error {
         self
     }
 
-    /// Changes the kind, keeping message, place and cause.
+    /// Changes the kind; keeps message, location and cause.
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Error {
         self.0.kind = kind;
@@ -221,81 +222,81 @@ impl Error {
     /// Names the pool, unless an inner layer did.
     #[must_use]
     pub fn in_pool(mut self, pool: &str) -> Error {
-        self.0.place.pool.get_or_insert_with(|| pool.to_owned());
+        self.0.location.pool.get_or_insert_with(|| pool.to_owned());
         self
     }
 
     /// Names the dataset, unless an inner layer did.
     #[must_use]
     pub fn in_dataset(mut self, dataset: &str) -> Error {
-        self.0.place.dataset.get_or_insert_with(|| dataset.to_owned());
+        self.0.location.dataset.get_or_insert_with(|| dataset.to_owned());
         self
     }
 
     /// Names the object, unless an inner layer did.
     #[must_use]
     pub fn in_object(mut self, object: ObjectId) -> Error {
-        self.0.place.object.get_or_insert(object);
+        self.0.location.object.get_or_insert(object);
         self
     }
 
     /// Names the block within its object, unless an inner layer did.
     #[must_use]
     pub fn at_block(mut self, level: u8, blkid: u64) -> Error {
-        self.0.place.block.get_or_insert((level, blkid));
+        self.0.location.block.get_or_insert((level, blkid));
         self
     }
 
     /// Names the address, unless an inner layer did.
     #[must_use]
     pub fn at_dva(mut self, dva: Dva) -> Error {
-        self.0.place.dva.get_or_insert(dva);
+        self.0.location.dva.get_or_insert(dva);
         self
     }
 
     /// Names the vdev, unless an inner layer did.
     #[must_use]
     pub fn on_vdev(mut self, guid: Guid) -> Error {
-        self.0.place.vdev.get_or_insert(guid);
+        self.0.location.vdev.get_or_insert(guid);
         self
     }
 
     /// Names the device or file, unless an inner layer did.
     #[must_use]
     pub fn on_path(mut self, path: impl Into<String>) -> Error {
-        self.0.place.path.get_or_insert_with(|| path.into());
+        self.0.location.path.get_or_insert_with(|| path.into());
         self
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = &self.0.place;
+        let location = &self.0.location;
         f.write_str(&self.0.message)?;
         let mut sep = " (";
         let mut item = |f: &mut fmt::Formatter<'_>, args: fmt::Arguments<'_>| {
             f.write_str(std::mem::replace(&mut sep, ", "))?;
             f.write_fmt(args)
         };
-        if let Some(v) = &place.pool {
+        if let Some(v) = &location.pool {
             item(f, format_args!("pool {v}"))?;
         }
-        if let Some(v) = &place.dataset {
+        if let Some(v) = &location.dataset {
             item(f, format_args!("dataset {v}"))?;
         }
-        if let Some(v) = place.object {
+        if let Some(v) = location.object {
             item(f, format_args!("object {v}"))?;
         }
-        if let Some((level, blkid)) = place.block {
+        if let Some((level, blkid)) = location.block {
             item(f, format_args!("level {level} block {blkid}"))?;
         }
-        if let Some(v) = place.dva {
+        if let Some(v) = location.dva {
             item(f, format_args!("address {v}"))?;
         }
-        if let Some(v) = place.vdev {
+        if let Some(v) = location.vdev {
             item(f, format_args!("vdev {v}"))?;
         }
-        if let Some(v) = &place.path {
+        if let Some(v) = &location.path {
             item(f, format_args!("{v}"))?;
         }
         if sep == ", " {

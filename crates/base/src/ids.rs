@@ -1,32 +1,34 @@
-//! Maps by number: objects, requests.
+//! Hash maps keyed by id: object ids, request ids.
 //!
 //! # Theory
-//! Maps by object number are asked a dozen times in each call, and the standard library's
-//! hash costs more than all else of a look. Here a number is multiplied with a constant and
-//! both halves of the product are folded, twice: once leaves rows of numbers with a common
-//! step too few different low bits. Numbers may come from a hostile image, so a secret drawn
+//! A call looks up maps by object id a dozen times, and the standard library's hash
+//! would cost more than the rest of a lookup. Here an id is multiplied by a constant
+//! and both halves of the product are folded, twice: after a single fold, sequences of
+//! ids with a common step have too few different low bits. Ids may come from a hostile
+//! image, so each hash starts with a secret that is drawn once for each process.
 //! once a process goes in before each.
 //!
-//! Files made one after the other have numbers in a row, and in a large table each would be a
-//! miss of the processor's caches. So the numbers of a run of [`NEAR`] share what is folded,
-//! and their places in it go into the lowest bits, by which a table has them beside each
-//! other, and into the highest, by which it tells them apart.
+//! Files created one after the other have consecutive ids, and in a large table each id
+//! would cost a miss of the processor's caches. Therefore the ids of a run of
+//! [`ID_RUN`] share the folded value. The position of the id within its run is added to
+//! the lowest bits, which place the ids of a run in adjacent buckets of the table, and
+//! to the highest bits, which distinguish them there.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 
-/// Odd, half of its bits set (2^64 divided by the golden ratio).
+/// Odd, with half of its bits set (2^64 divided by the golden ratio).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Numbers in a run that lie beside each other in a map. Who shares numbers out among several
-/// maps gives each whole runs.
-pub const NEAR: u64 = 8;
+/// Ids in an aligned run that hash to adjacent buckets of a map. Code that distributes
+/// ids over several maps gives each map whole runs.
+pub const ID_RUN: u64 = 8;
 
-/// A map by numbers.
+/// A hash map keyed by ids.
 pub type IdMap<K, V> = HashMap<K, V, IdState>;
 
-/// Makes the hashers of one process.
+/// Builds the hashers of one process.
 #[derive(Clone, Copy, Debug)]
 pub struct IdState(u64);
 
@@ -41,29 +43,30 @@ impl BuildHasher for IdState {
     type Hasher = IdHasher;
 
     fn build_hasher(&self) -> IdHasher {
-        IdHasher { secret: self.0, state: self.0, place: 0 }
+        IdHasher { secret: self.0, state: self.0, position: 0 }
     }
 }
 
-/// Hashes numbers.
+/// Hashes ids.
 #[derive(Clone, Copy, Debug)]
 pub struct IdHasher {
     secret: u64,
     state: u64,
-    /// The last number's place in its run.
-    place: u64,
+    /// Position of the last id within its run.
+    position: u64,
 }
 
-fn fold(number: u64) -> u64 {
-    let product = u128::from(number) * u128::from(FACTOR);
+fn fold(id: u64) -> u64 {
+    let product = u128::from(id) * u128::from(FACTOR);
     product as u64 ^ (product >> 64) as u64
 }
 
 impl Hasher for IdHasher {
-    fn write_u64(&mut self, number: u64) {
-        // The place of the number before goes where this one's run has no bits.
-        self.state = fold(self.state ^ self.place.rotate_right(NEAR.ilog2()) ^ (number / NEAR));
-        self.place = number % NEAR;
+    fn write_u64(&mut self, id: u64) {
+        // The position of the previous id is moved to bits that this id's run number
+        // does not use.
+        self.state = fold(self.state ^ self.position.rotate_right(ID_RUN.ilog2()) ^ (id / ID_RUN));
+        self.position = id % ID_RUN;
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -75,8 +78,8 @@ impl Hasher for IdHasher {
     }
 
     fn finish(&self) -> u64 {
-        // A table's index is in the low bits, and its tag in the seven highest.
-        fold(self.state ^ self.secret) ^ self.place ^ self.place << 57
+        // A table takes its index from the low bits and its tag from the seven highest.
+        fold(self.state ^ self.secret) ^ self.position ^ self.position << 57
     }
 }
 
@@ -85,9 +88,9 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Numbers in a row and in steps of each power of two: a table's low bits and its seven
-    /// high ones differ as much as those of chance. Folded once, those in steps of 2^17 had
-    /// two thirds of that.
+    /// Consecutive ids, and ids in steps of each power of two: the low bits and the
+    /// seven high bits differ as much as those of random numbers. With a single fold,
+    /// ids in steps of 2^17 had two thirds of that.
     #[test]
     fn numbers_spread() {
         let state = IdState(0x1234_5678_9abc_def0);
@@ -101,16 +104,16 @@ mod tests {
         }
     }
 
-    /// Of a run each number has its own place beside the others', and its own tag.
+    /// The ids of a run have adjacent positions, each its own, and different tags.
     #[test]
     fn a_run_lies_together() {
         let state = IdState(0x1234_5678_9abc_def0);
-        for run in 0..1000 * NEAR {
+        for run in 0..1000 * ID_RUN {
             let hashes = |of: fn(u64) -> u64| -> HashSet<u64> {
-                (0..NEAR).map(|n| of(state.hash_one(run * NEAR + n))).collect()
+                (0..ID_RUN).map(|n| of(state.hash_one(run * ID_RUN + n))).collect()
             };
-            assert_eq!(hashes(|h| h & (0xffff_ffff / NEAR * NEAR)).len(), 1);
-            assert_eq!(hashes(|h| h % NEAR).len(), 8);
+            assert_eq!(hashes(|h| h & (0xffff_ffff / ID_RUN * ID_RUN)).len(), 1);
+            assert_eq!(hashes(|h| h % ID_RUN).len(), 8);
             assert_eq!(hashes(|h| h >> 57).len(), 8);
         }
     }

@@ -1,9 +1,9 @@
-//! What every Cenote crate shares: units and ids, the error type, buffers,
-//! the runtime shim and the limits.
+//! The base of all Cenote crates: units and ids, the error type, buffers, the runtime
+//! shim and the limits.
 //!
-//! **Invariant:** nothing here does device or file I/O, and nothing here knows
-//! the on-disk format. The only system calls are memory mapping (buffers),
-//! randomness and the clock (the shim).
+//! **Invariant:** nothing here does device or file I/O, and nothing here depends on the
+//! on-disk format. The only system calls are memory mapping (buffers), randomness and
+//! the clock (the shim).
 
 pub mod buf;
 pub mod error;

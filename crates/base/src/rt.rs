@@ -1,16 +1,16 @@
 //! The runtime shim: threads, locks, clock and randomness for every engine crate.
 //!
-//! **Why:** the simulator must replay the production engine, threads and all,
-//! from one seed. So the engine names none of `std::thread`, `Instant`, locks or
-//! random sources itself (clippy enforces it); here is the one place where they
-//! can be exchanged. In production they are the standard library's. A thread inside
-//! [`sim::run`] gets those of a seeded scheduler with a virtual clock instead: that is
-//! decided for each operation, at the price of one relaxed load where no run is under
-//! way. Built with `--cfg shuttle` they are those of another scheduler, which the
-//! model tests of small parts run under.
+//! **Why:** the simulator must replay the production engine, threads included, from one
+//! seed. Therefore the engine does not use `std::thread`, `Instant`, locks or random
+//! sources directly (clippy enforces this), but takes them from this module, where they
+//! can be replaced. In production they are the standard library's. A thread inside
+//! [`sim::run`] gets those of a seeded scheduler with a virtual clock instead. The
+//! choice is made for each operation and costs one relaxed load while no run is active.
+//! Built with `--cfg shuttle`, they are those of the shuttle scheduler, under which the
+//! model tests of small parts run.
 //!
-//! Locks do not poison: a panic is a bug that unwinds its own request, and data
-//! under a lock is kept consistent by being changed last.
+//! Locks do not poison. A panic is a bug that unwinds its own request, and code that
+//! changes data under a lock makes the change last, so that the data stays consistent.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -24,7 +24,7 @@ pub mod sim;
 mod watch;
 
 pub use answer::{Callback, Lost, Receiver, Sender, oneshot};
-pub use cores::{give_way, offer_core, stay_on};
+pub use cores::{raise_niceness, stay_on, yield_core};
 pub use lock::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
 pub use watch::{before_sleep, may_sleep};
 
@@ -48,8 +48,8 @@ pub mod atomic {
     pub use super::sys::atomic::*;
 }
 
-/// A lock that no scheduler sees: for statics, which outlive a simulated run, and
-/// under which nothing else is taken.
+/// A lock that no scheduler sees. It is for statics, which outlive a simulated run; no
+/// other lock is taken under it.
 pub mod plain {
     use std::sync::PoisonError;
 
@@ -69,12 +69,12 @@ pub mod plain {
     }
 }
 
-/// A thread that can be waited for.
+/// A handle to wait for a thread's end.
 #[derive(Debug)]
-pub struct JoinHandle<T>(Handle<T>);
+pub struct JoinHandle<T>(ThreadHandle<T>);
 
 #[derive(Debug)]
-enum Handle<T> {
+enum ThreadHandle<T> {
     Os(sys::thread::JoinHandle<T>),
     Member(sim::Joinable<T>),
 }
@@ -84,11 +84,11 @@ impl<T> JoinHandle<T> {
     #[track_caller]
     pub fn join(self) -> Option<T> {
         match self.0 {
-            Handle::Os(thread) => {
+            ThreadHandle::Os(thread) => {
                 may_sleep();
                 thread.join().ok()
             }
-            Handle::Member(thread) => thread.join(Location::caller()),
+            ThreadHandle::Member(thread) => thread.join(Location::caller()),
         }
     }
 }
@@ -96,7 +96,7 @@ impl<T> JoinHandle<T> {
 /// Starts a named thread.
 ///
 /// # Errors
-/// The operating system's, when no thread can be had.
+/// The operating system's error, when no thread can be created.
 #[track_caller]
 pub fn spawn<T: Send + 'static>(
     name: &str,
@@ -105,26 +105,26 @@ pub fn spawn<T: Send + 'static>(
     let failed = |e| crate::Error::io(format!("cannot start thread {name}"), e);
     if let Some(me) = sim::member() {
         let thread = me.spawn(name, f, Location::caller()).map_err(failed)?;
-        return Ok(JoinHandle(Handle::Member(thread)));
+        return Ok(JoinHandle(ThreadHandle::Member(thread)));
     }
-    let (home, way) = (cores::home(), cores::way());
+    let (original_cores, added_niceness) = (cores::original_cores(), cores::added_niceness());
     let begin = move || {
-        if let Some(all) = home {
-            cores::go(all);
+        if let Some(all) = original_cores {
+            cores::set_cores(all);
         }
-        cores::take_back(way);
+        cores::restore_niceness(added_niceness);
         f()
     };
     sys::thread::Builder::new()
         .name(name.to_owned())
         .spawn(begin)
-        .map(|thread| JoinHandle(Handle::Os(thread)))
+        .map(|thread| JoinHandle(ThreadHandle::Os(thread)))
         .map_err(failed)
 }
 
-/// Runs `f(0)..f(n-1)` at once, `f(0)` on the calling thread and each other one on its
-/// own, and waits for all; panics are passed on. Where no thread can be had, the calling
-/// one runs what is left, in order.
+/// Runs `f(0)..f(n-1)` concurrently, `f(0)` on the calling thread and each other one on
+/// its own thread, and waits for all. Panics are passed on. If a thread cannot be
+/// created, the calling thread runs the remaining calls in order.
 #[track_caller]
 pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
     if n <= 1 {
@@ -138,10 +138,10 @@ pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
     }
     std::thread::scope(|scope| {
         let f = &f;
-        let home = cores::home();
+        let original_cores = cores::original_cores();
         let begin = move |i| {
-            if let Some(all) = home {
-                cores::go(all);
+            if let Some(all) = original_cores {
+                cores::set_cores(all);
             }
             f(i);
         };
@@ -155,7 +155,7 @@ pub fn fan_out(n: usize, f: impl Fn(usize) + Sync) {
     });
 }
 
-/// How many threads can make progress at once on this machine.
+/// Number of threads that can make progress at once on this machine.
 pub fn parallelism() -> usize {
     if cfg!(shuttle) {
         return 2;
@@ -166,9 +166,9 @@ pub fn parallelism() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A number of the calling thread, the same as long as it lives; threads that start
-/// one after another have neighbouring numbers. Cells that threads share out among
-/// themselves are picked by its low bits.
+/// Index of the calling thread, constant during its lifetime. Threads that start one
+/// after another have consecutive indexes. Code that distributes cells among threads
+/// selects one by the low bits of this index.
 pub fn thread_index() -> usize {
     #[cfg(shuttle)]
     {
@@ -183,7 +183,8 @@ pub fn thread_index() -> usize {
         if let Some(me) = sim::member() {
             return me.index();
         }
-        // A thread that ends has none any more; any number will do for its last words.
+        // A thread that is ending has no index any more; any value will do for its last
+        // calls.
         MINE.try_with(|mine| *mine).unwrap_or(0)
     }
 }
@@ -193,7 +194,7 @@ pub fn thread_index() -> usize {
 pub struct Instant(std::time::Instant);
 
 impl Instant {
-    /// Time since `earlier`; zero if that lies ahead.
+    /// Time since `earlier`; zero if `earlier` is later than this point.
     pub fn since(self, earlier: Instant) -> Duration {
         self.0.saturating_duration_since(earlier.0)
     }
@@ -216,8 +217,8 @@ pub fn now() -> Instant {
     Instant(std::time::Instant::now())
 }
 
-/// The monotonic clock as time since a point before the first call; in a simulated run
-/// since its beginning.
+/// The monotonic clock, measured from a point before the first call; in a simulated
+/// run, from its start.
 pub fn uptime() -> Duration {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     if let Some(me) = sim::member() {
@@ -226,8 +227,8 @@ pub fn uptime() -> Duration {
     START.get_or_init(std::time::Instant::now).elapsed()
 }
 
-/// How long `f` takes in real time, in a simulated run too: for choices that change the
-/// speed of what follows and nothing else.
+/// Measures `f` in real time, also in a simulated run. Only for decisions that change
+/// the speed of later work and nothing else.
 pub fn real_time(f: impl FnOnce()) -> Duration {
     let start = std::time::Instant::now();
     f();
@@ -255,10 +256,10 @@ pub fn sleep(duration: Duration) {
 /// Fills `out` from the operating system's random source.
 ///
 /// # Errors
-/// When the system has no randomness to give.
+/// When the system has no randomness available.
 pub fn random_bytes(out: &mut [u8]) -> crate::Result<()> {
     if cfg!(shuttle) {
-        // The same in every run, or its seed would not bring it back.
+        // The same in every run, so that a seed reproduces it.
         out.fill(0x5e);
         return Ok(());
     }
@@ -285,7 +286,8 @@ pub fn random_u64() -> crate::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// A value one thread fills and another waits for; for ever, if none does ([`oneshot`] is safer).
+/// A value that one thread sets and another waits for. If no thread sets it, the waiter
+/// waits for ever ([`oneshot`] is safer).
 #[derive(Default, Debug)]
 pub struct OneShot<T> {
     slot: Mutex<Option<T>>,
@@ -330,7 +332,7 @@ mod tests {
         assert_eq!(t.join(), Some(()));
     }
 
-    /// Who notifies has left the lock already.
+    /// The notifying thread has already released the lock.
     #[test]
     fn no_wake_up_is_lost() {
         const ROUNDS: u32 = 20_000;

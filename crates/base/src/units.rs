@@ -1,4 +1,5 @@
-//! Units and identifiers as types, so that two of them cannot be swapped in a call.
+//! Units and identifiers as separate types, so that two of them cannot be swapped in a
+//! call.
 
 use std::fmt;
 
@@ -34,7 +35,7 @@ unit! {
     Guid(u64)
 }
 unit! {
-    /// An object number within one object set.
+    /// An object id within one object set.
     ObjectId(u64)
 }
 unit! {
@@ -50,23 +51,23 @@ unit! {
     Psize(u64)
 }
 unit! {
-    /// Bytes taken from a top-level vdev, parity and padding included.
+    /// Bytes allocated from a top-level vdev, parity and padding included.
     Asize(u64)
 }
 
 impl Txg {
-    /// "No such group"; also the birth of a hole that was never written.
+    /// "No such txg"; also the birth of a hole that was never written.
     pub const ZERO: Txg = Txg(0);
-    /// Larger than every real group: "no limit".
+    /// Larger than every real txg: "no limit".
     pub const MAX: Txg = Txg(u64::MAX);
 
-    /// The group after this one.
+    /// The next txg.
     pub fn next(self) -> Txg {
         Txg(self.0.saturating_add(1))
     }
 }
 
-/// A data virtual address: where one copy of a block lives (chapter 02 §1).
+/// A data virtual address: the location of one copy of a block (chapter 02 §1).
 ///
 /// `offset` and `asize` are bytes within the top-level vdev's allocatable area.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
@@ -77,7 +78,7 @@ pub struct Dva {
     pub offset: u64,
     /// Allocated bytes; zero means the address is not valid.
     pub asize: Asize,
-    /// The place holds a gang header instead of data.
+    /// The address refers to a gang header instead of data.
     pub gang: bool,
 }
 

@@ -1,9 +1,9 @@
-//! A few threads that do small jobs in the background.
+//! A small pool of threads for short background jobs.
 //!
 //! # Theory
-//! Jobs are hints (read this ahead, say): when the queue is full, a job is
-//! refused, and nothing is lost but time. Threads start with the first job and
-//! end when the pool is dropped, after the jobs they are at.
+//! Jobs are hints (read-ahead, for example). When the queue is full, a job is refused,
+//! and only time is lost. Threads start with the first job. They end when the pool is
+//! dropped, after their current jobs.
 //!
 //! Lock order: the queue's lock is a leaf; no job runs under it.
 
@@ -12,25 +12,25 @@ use std::sync::Arc;
 
 use crate::rt::{Condvar, Mutex, spawn};
 
-type Job = Box<dyn FnOnce() + Send>;
+type BackgroundJob = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
+struct JobQueue {
+    jobs: VecDeque<BackgroundJob>,
     idle: usize,
     threads: usize,
     stop: bool,
 }
 
 #[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct WorkerState {
+    queue: Mutex<JobQueue>,
     ready: Condvar,
 }
 
 /// A bounded pool of background threads.
 pub struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     name: &'static str,
     threads_max: usize,
     jobs_max: usize,
@@ -43,7 +43,7 @@ impl Workers {
         Workers { shared: Arc::default(), name, threads_max: threads_max.max(1), jobs_max }
     }
 
-    /// Hands a job over; false if the queue is full or no thread can be had.
+    /// Queues a job; false if the queue is full or no thread can be created.
     pub fn try_submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut queue = self.shared.queue.lock();
         if queue.jobs.len() >= self.jobs_max {
@@ -68,7 +68,8 @@ impl Workers {
 }
 
 impl Drop for Workers {
-    /// Tells the threads to end; does not wait, for the last owner may be one of them.
+    /// Signals the threads to end. Does not wait, because the last owner may be one of
+    /// them.
     fn drop(&mut self) {
         let mut queue = self.shared.queue.lock();
         queue.stop = true;
@@ -79,7 +80,7 @@ impl Drop for Workers {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &WorkerState) {
     let mut queue = shared.queue.lock();
     loop {
         if queue.stop {

@@ -1,6 +1,6 @@
 //! One policy over one trace.
 
-use arc::policy::{Default as Ours, Id, Policy, Reference, State};
+use arc::policy::{Default as Ours, Id, Policy, PolicyState, Reference};
 
 use crate::rivals::{Lirs, Lru, Min, Rival, S3Fifo, Sieve, TwoQ, WTinyLfu};
 use crate::trace::Trace;
@@ -151,7 +151,7 @@ impl<P: Policy> Engine<P> {
 
     fn access(&mut self, key: u32) -> bool {
         let mut id = self.ids[key as usize];
-        if id != NONE && matches!(self.policy.state(id), State::Mru | State::Mfu) {
+        if id != NONE && matches!(self.policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
             self.policy.hit(id);
             // A hit may make the policy forget.
             self.forget();
@@ -175,7 +175,7 @@ impl<P: Policy> Engine<P> {
 
     fn settle(&mut self) {
         while let Some(id) = self.policy.evict(&mut |_| false) {
-            if self.policy.state(id) == State::Unknown {
+            if self.policy.state(id) == PolicyState::Unknown {
                 self.release(id);
             }
         }
@@ -195,7 +195,8 @@ impl<P: Policy> Engine<P> {
 
     /// Takes the policy's memory from the cache, in whole pages.
     fn pay(&mut self) {
-        let ghosts = self.policy.bytes(State::MruGhost) + self.policy.bytes(State::MfuGhost);
+        let ghosts =
+            self.policy.bytes(PolicyState::MruGhost) + self.policy.bytes(PolicyState::MfuGhost);
         let remembered = ghosts / u64::from(PAGE_BYTES);
         let due = self.policy.overhead() + remembered * KEY_BYTES;
         let due = due.next_multiple_of(u64::from(PAGE_BYTES));

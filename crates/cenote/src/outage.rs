@@ -95,7 +95,7 @@ impl Engine {
 /// From now on this thread waits for pools that are suspended as `failmode` says, wherever it
 /// meets the outage; others get an error from what must be read.
 pub fn be_patient() {
-    zio::be_patient();
+    zio::wait_for_resume();
 }
 
 impl Dataset {

@@ -138,7 +138,7 @@ fn tool(name: &str, argv: &[OsString]) -> Exit {
         Ok(exit) => exit,
         Err(e) => {
             // An error of kind Invalid carries a whole message of the tool's own.
-            let text = if e.place() == &base::error::Place::default()
+            let text = if e.location() == &base::error::ErrorLocation::default()
                 && std::error::Error::source(&e).is_none()
             {
                 e.message().to_owned()

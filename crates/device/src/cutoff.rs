@@ -1,29 +1,30 @@
-//! Devices of one pool that can be given up together, also while they do not answer.
+//! Devices of one pool that can be cut off together, even while they do not answer.
 //!
 //! # Theory
 //! A device may keep an operation for ever: a file served by a stopped FUSE server, a
-//! dead network disk. The kernel owns the operation's buffers until it answers, so the
-//! operation cannot be taken back; what can be taken back is the wait. A [`CutDevice`]
-//! wraps a leaf and keeps the completion of each operation in a table. [`Cutoff::cut`]
-//! takes all completions out of the table and runs them with an error; an answer that
-//! comes later finds no completion and is dropped, buffers included. From then on the
-//! devices fail every operation without touching the device below.
+//! dead network disk. The kernel owns the operation's buffers until it completes, so
+//! the operation cannot be withdrawn. The wait for it can. A [`CutDevice`] wraps a leaf
+//! and keeps the completion of each operation in a table. [`Cutoff::cut`] takes all
+//! completions out of the table and runs them with an error. A completion that arrives
+//! later finds no entry and is dropped together with its buffers. From then on the
+//! devices fail every operation without using the device below.
 //!
-//! A cut is to the pool what a crash is: no write is sent after it, those with the kernel
-//! may or may not reach the device. The descriptors of operations with the kernel stay
-//! open, and so do the locks on their files: nobody opens the pool anew before the last
-//! late write is over.
+//! To the pool, a cut is like a crash: no write is sent after it, and writes that the
+//! kernel already has may or may not reach the device. The descriptors of operations in
+//! the kernel stay open, and so do the locks on their files. Therefore the pool cannot
+//! be opened again before the last late write has ended.
 //!
-//! [`Device::run`] serves in the calling thread, which the kernel then holds as long as
-//! the device is silent. Once an operation of the pool is older than [`SUSPICIOUS`],
-//! operations go through `submit` instead, so that a cut frees their threads.
+//! [`Device::run`] does its work in the calling thread, which the kernel then blocks as
+//! long as the device does not answer. Once an operation of the pool is older than
+//! [`SUSPICIOUS`], operations use `submit` instead, so that a cut frees their threads.
 //!
 //! # Invariants
-//! * Every completion runs exactly once: it is in the table, or it was taken out by the
-//!   one thread that runs it.
+//! * Every completion runs exactly once: either it is in the table, or the one thread
+//!   that runs it has taken it out.
 //! * No completion runs under the lock.
-//! * At most `depth` operations of callers are with the engine below, so that no caller
-//!   waits inside it, where a cut would not reach. Completions that submit do not wait.
+//! * At most `depth` operations of callers are in the engine below, so that no caller
+//!   waits inside the engine, where a cut would not reach it. Completions that submit
+//!   operations do not wait.
 //!
 //! Lock order: `state` is a leaf lock.
 
@@ -36,70 +37,70 @@ use std::time::Duration;
 use base::rt::{self, Condvar, Instant, Mutex};
 use base::{BufMut, Error, ErrorKind, Result};
 
-use crate::op::{Caps, Completion, Device, Done, Io, Op};
+use crate::op::{Caps, Completion, CompletionFn, Device, Io, Op};
 use crate::stats::DeviceStats;
 
-/// An operation that lasts longer makes the devices suspicious: nobody lets the kernel
-/// hold a thread for them any more.
+/// An operation that lasts longer marks the devices as suspicious: from then on no
+/// thread blocks in the kernel for them.
 const SUSPICIOUS: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// This thread runs a completion, which must not wait.
+    /// This thread is running a completion, which must not wait.
     static COMPLETING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// An operation without its buffers, for a completion that comes of a cut.
+/// An operation without its buffers, for the completion that a cut produces.
 #[derive(Clone, Copy)]
-enum Shape {
+enum OpShape {
     Read(u64),
     Write(u64),
     Flush,
     Trim(u64, u64),
 }
 
-impl Shape {
-    fn of(io: &Io) -> Shape {
+impl OpShape {
+    fn of(io: &Io) -> OpShape {
         match io {
-            Io::Read { offset, .. } => Shape::Read(*offset),
-            Io::Write { offset, .. } => Shape::Write(*offset),
-            Io::Flush => Shape::Flush,
-            Io::Trim { offset, len } => Shape::Trim(*offset, *len),
+            Io::Read { offset, .. } => OpShape::Read(*offset),
+            Io::Write { offset, .. } => OpShape::Write(*offset),
+            Io::Flush => OpShape::Flush,
+            Io::Trim { offset, len } => OpShape::Trim(*offset, *len),
         }
     }
 
-    /// The operation with empty buffers: the kernel still has the full ones.
+    /// The operation with empty buffers; the kernel still owns the full ones.
     fn io(self) -> Io {
         match self {
-            Shape::Read(offset) => Io::Read { offset, buf: BufMut::alloc(0) },
-            Shape::Write(offset) => Io::Write { offset, bufs: Vec::new() },
-            Shape::Flush => Io::Flush,
-            Shape::Trim(offset, len) => Io::Trim { offset, len },
+            OpShape::Read(offset) => Io::Read { offset, buf: BufMut::alloc(0) },
+            OpShape::Write(offset) => Io::Write { offset, bufs: Vec::new() },
+            OpShape::Flush => Io::Flush,
+            OpShape::Trim(offset, len) => Io::Trim { offset, len },
         }
     }
 }
 
-/// An operation that was sent and is not over.
-struct Live {
+/// An operation that was submitted and has not ended.
+struct LiveOp {
     since: Instant,
     device: Arc<str>,
-    /// Absent for one that its caller serves ([`Device::run`]).
-    done: Option<(Done, Shape)>,
+    /// `None` for an operation that runs in the caller's thread ([`Device::run`]).
+    done: Option<(CompletionFn, OpShape)>,
 }
 
-struct State {
-    /// By the order in which they were sent: the first is the oldest.
-    live: BTreeMap<u64, Live>,
+struct CutoffState {
+    /// In order of submission: the first is the oldest.
+    live: BTreeMap<u64, LiveOp>,
     next: u64,
-    /// Operations with the engine below.
+    /// Operations in the engine below.
     sent: usize,
-    /// Operations that began and ended.
+    /// Counts operations that began and operations that ended.
     activity: u64,
     cut: bool,
 }
 
-/// Gives up all devices of a pool.
+/// The switch that cuts off all devices of a pool.
 pub struct Cutoff {
-    state: Mutex<State>,
+    state: Mutex<CutoffState>,
     room: Condvar,
     depth: usize,
 }
@@ -108,24 +109,25 @@ fn given_up() -> Error {
     Error::new(ErrorKind::Io, "the pool was given up")
 }
 
-fn complete(done: Done, completion: Completion) {
+fn complete(done: CompletionFn, completion: Completion) {
     let before = COMPLETING.replace(true);
     done(completion);
     COMPLETING.set(before);
 }
 
 impl Cutoff {
-    /// For devices whose engine takes `depth` operations at once.
+    /// For devices whose engine accepts `depth` operations at once.
     pub fn new(depth: usize) -> Arc<Cutoff> {
-        let state = State { live: BTreeMap::new(), next: 0, sent: 0, activity: 0, cut: false };
+        let state =
+            CutoffState { live: BTreeMap::new(), next: 0, sent: 0, activity: 0, cut: false };
         Arc::new(Cutoff { state: Mutex::new(state), room: Condvar::new(), depth: depth.max(1) })
     }
 
-    /// Ends every operation with an error, also those that come later.
+    /// Ends every operation with an error, including operations submitted later.
     pub fn cut(&self) {
         let mut state = self.state.lock();
         state.cut = true;
-        let ends: Vec<(Done, Shape)> =
+        let ends: Vec<(CompletionFn, OpShape)> =
             state.live.values_mut().filter_map(|live| live.done.take()).collect();
         drop(state);
         self.room.notify_all();
@@ -134,28 +136,28 @@ impl Cutoff {
         }
     }
 
-    /// Whether the devices were given up.
+    /// Whether the devices were cut off.
     pub fn is_cut(&self) -> bool {
         self.state.lock().cut
     }
 
-    /// A number that grows whenever an operation begins or ends.
+    /// A counter that grows whenever an operation begins or ends.
     pub fn activity(&self) -> u64 {
         self.state.lock().activity
     }
 
-    /// The device that has kept an operation longest, and for how long.
+    /// The device with the oldest operation in flight, and the age of that operation.
     pub fn oldest(&self) -> Option<(Arc<str>, Duration)> {
         let state = self.state.lock();
         let (_, live) = state.live.first_key_value()?;
         Some((Arc::clone(&live.device), live.since.elapsed()))
     }
 
-    /// Counts a system call on `device` as an operation while the watch lives: opening a
-    /// file may take as long as reading it.
+    /// Counts a system call on `device` as an operation during the lifetime of the
+    /// returned value, because opening a file may take as long as reading it.
     ///
     /// # Errors
-    /// `Io` when the devices were given up.
+    /// `Io` when the devices were cut off.
     pub fn watch(self: &Arc<Self>, device: &str) -> Result<Watch> {
         let mut state = self.state.lock();
         if state.cut {
@@ -166,19 +168,23 @@ impl Cutoff {
         Ok(Watch { cutoff: Arc::clone(self), id })
     }
 
-    fn is_suspicious(state: &State) -> bool {
+    fn is_suspicious(state: &CutoffState) -> bool {
         state.live.first_key_value().is_some_and(|(_, l)| l.since.elapsed() > SUSPICIOUS)
     }
 
-    fn enter(state: &mut State, device: &Arc<str>, done: Option<(Done, Shape)>) -> u64 {
+    fn enter(
+        state: &mut CutoffState,
+        device: &Arc<str>,
+        done: Option<(CompletionFn, OpShape)>,
+    ) -> u64 {
         let id = state.next;
         state.next += 1;
         state.activity += 1;
-        state.live.insert(id, Live { since: rt::now(), device: Arc::clone(device), done });
+        state.live.insert(id, LiveOp { since: rt::now(), device: Arc::clone(device), done });
         id
     }
 
-    /// An operation with the engine is over.
+    /// Ends an operation of the engine.
     fn over(&self, id: u64, completion: Completion) {
         let mut state = self.state.lock();
         let done = state.live.remove(&id).and_then(|live| live.done);
@@ -192,7 +198,7 @@ impl Cutoff {
     }
 }
 
-/// A system call that is under way.
+/// A system call in flight.
 pub struct Watch {
     cutoff: Arc<Cutoff>,
     id: u64,
@@ -206,7 +212,7 @@ impl Drop for Watch {
     }
 }
 
-/// A leaf of a pool that can be given up.
+/// A leaf of a pool that can be cut off.
 pub struct CutDevice {
     below: Arc<dyn Device>,
     name: Arc<str>,
@@ -214,38 +220,38 @@ pub struct CutDevice {
 }
 
 impl CutDevice {
-    /// Wraps a leaf; `name` is for messages, its path.
+    /// Wraps a leaf; `name` is its path, for messages.
     pub fn new(below: Arc<dyn Device>, name: &str, cutoff: &Arc<Cutoff>) -> CutDevice {
         CutDevice { below, name: name.into(), cutoff: Arc::clone(cutoff) }
     }
 
-    fn wrap(&self, state: &mut State, op: Op) -> Op {
+    fn wrap(&self, state: &mut CutoffState, op: Op) -> Op {
         let Op { io, done } = op;
-        let id = Cutoff::enter(state, &self.name, Some((done, Shape::of(&io))));
+        let id = Cutoff::enter(state, &self.name, Some((done, OpShape::of(&io))));
         state.sent += 1;
-        let mut over = Over { cutoff: Arc::clone(&self.cutoff), id: Some(id) };
-        Op::new(io, move |completion| over.tell(completion))
+        let mut over = TableEntry { cutoff: Arc::clone(&self.cutoff), id: Some(id) };
+        Op::new(io, move |completion| over.complete(completion))
     }
 }
 
-/// Tells the table, also of an operation that the device below dropped.
-struct Over {
+/// Removes an operation from the table, even if the device below drops it.
+struct TableEntry {
     cutoff: Arc<Cutoff>,
     id: Option<u64>,
 }
 
-impl Over {
-    fn tell(&mut self, completion: Completion) {
+impl TableEntry {
+    fn complete(&mut self, completion: Completion) {
         if let Some(id) = self.id.take() {
             self.cutoff.over(id, completion);
         }
     }
 }
 
-impl Drop for Over {
+impl Drop for TableEntry {
     fn drop(&mut self) {
         let result = Err(Error::bug("a device dropped an operation without completing it"));
-        self.tell(Completion { io: Io::Flush, result });
+        self.complete(Completion { io: Io::Flush, result });
     }
 }
 
@@ -328,7 +334,7 @@ mod tests {
     use super::*;
     use crate::MemDevice;
 
-    /// Keeps what it is given until it is told to answer.
+    /// Keeps its operations until the test calls `answer`.
     struct Silent {
         inner: MemDevice,
         kept: Mutex<Vec<Op>>,
@@ -369,9 +375,9 @@ mod tests {
         }
     }
 
-    /// A pool's disk was a file of a FUSE server that was stopped: everything that waited
-    /// for it waited for ever, the export that should have ended that included. Those who
-    /// wait get an error; the late answers reach nobody.
+    /// A pool's disk was a file of a FUSE server that was stopped. Everything that
+    /// waited for it waited for ever, including the export that should have ended the
+    /// wait. Now waiting callers get an error, and late completions are dropped.
     #[test]
     fn a_cut_ends_every_wait_and_late_answers_reach_nobody() {
         let silent = Silent::new();
@@ -386,7 +392,7 @@ mod tests {
             })
         };
         device.submit((0..4).map(op).collect());
-        // No room: these wait outside of the engine.
+        // The engine is full: these wait outside of it.
         let (beside, more): (_, Vec<Op>) = (Arc::clone(&device), (4..9).map(op).collect());
         let waiting = rt::spawn("submits", move || beside.submit(more)).unwrap();
         let beside = Arc::clone(&device);
@@ -401,10 +407,11 @@ mod tests {
         assert_eq!(told.load(SeqCst), 9);
         silent.answer();
         assert_eq!(told.load(SeqCst), 9);
-        // What a thread did itself lasts until the device answers, and failed then.
+        // An operation in the caller's thread lasts until the device answers; then it
+        // fails.
         assert_eq!(reading.unwrap().join(), Some(true));
         assert!(cutoff.oldest().is_none());
-        // What comes later fails at once, though the device would answer.
+        // Later operations fail at once, although the device would answer.
         assert!(device.run(Io::read(0, 512)).result.is_err());
         device.submit(vec![op(0)]);
         assert_eq!(told.load(SeqCst), 10);

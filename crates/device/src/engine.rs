@@ -1,20 +1,20 @@
-//! What drives file devices: io_uring, or a pool of blocking threads.
+//! The engines that drive file devices: io_uring, or a pool of blocking threads.
 //!
-//! One engine serves any number of devices; a pool usually has one. A [`Job`] is an
-//! operation after the device has checked it and made it fit the sector size.
+//! One engine serves any number of devices; a pool usually has one. A [`IoJob`] is an
+//! operation that the device has checked and adapted to the sector size.
 
 use std::sync::Arc;
 
 use base::Result;
 
-use crate::file::Target;
+use crate::file::OpenFile;
 use crate::op::Op;
 use crate::{pool, uring};
 
-/// Which engine drives file devices.
+/// Selects the engine that drives file devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EngineKind {
-    /// io_uring where the kernel offers it, else threads.
+    /// io_uring where the kernel offers it, otherwise threads.
     #[default]
     Auto,
     /// io_uring; an error where the kernel refuses it.
@@ -29,19 +29,20 @@ pub struct Engine {
 }
 
 enum Imp {
-    Uring(uring::Ring),
-    Threads(pool::Pool),
+    Uring(uring::UringEngine),
+    Threads(pool::ThreadPool),
 }
 
 /// An operation ready for the kernel.
-pub(crate) struct Job {
-    pub(crate) target: Arc<Target>,
+pub(crate) struct IoJob {
+    pub(crate) target: Arc<OpenFile>,
     pub(crate) op: Op,
-    /// Bytes of a read that must arrive; the rest is alignment behind the end.
+    /// Bytes of a read that must arrive; the rest is alignment beyond the end of the
+    /// device.
     pub(crate) need: usize,
 }
 
-impl Job {
+impl IoJob {
     /// Ends the job: counters, page cache, completion.
     pub(crate) fn finish(self, result: Result<usize>) {
         self.target.over(&self.op.io, result.is_ok());
@@ -50,25 +51,25 @@ impl Job {
 }
 
 impl Engine {
-    /// Starts an engine that keeps at most `depth` operations with the kernel.
+    /// Starts an engine that keeps at most `depth` operations in the kernel.
     ///
     /// # Errors
-    /// `Unsupported` if io_uring was demanded and is not to be had; `Io` if no
-    /// thread can be started.
+    /// `Unsupported` if io_uring was required and is not available; `Io` if no thread
+    /// can be started.
     pub fn new(kind: EngineKind, depth: usize) -> Result<Arc<Engine>> {
         let depth = depth.clamp(1, 4096);
         let imp = match kind {
-            EngineKind::Threads => Imp::Threads(pool::Pool::new(depth)),
-            EngineKind::IoUring => Imp::Uring(uring::Ring::new(depth)?),
-            EngineKind::Auto => match uring::Ring::new(depth) {
+            EngineKind::Threads => Imp::Threads(pool::ThreadPool::new(depth)),
+            EngineKind::IoUring => Imp::Uring(uring::UringEngine::new(depth)?),
+            EngineKind::Auto => match uring::UringEngine::new(depth) {
                 Ok(ring) => Imp::Uring(ring),
-                Err(_) => Imp::Threads(pool::Pool::new(depth)),
+                Err(_) => Imp::Threads(pool::ThreadPool::new(depth)),
             },
         };
         Ok(Arc::new(Engine { imp }))
     }
 
-    /// Which engine it became (never `Auto`).
+    /// The engine in use (never `Auto`).
     pub fn kind(&self) -> EngineKind {
         match self.imp {
             Imp::Uring(_) => EngineKind::IoUring,
@@ -76,7 +77,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+    pub(crate) fn submit(&self, jobs: Vec<IoJob>) {
         match &self.imp {
             Imp::Uring(ring) => ring.submit(jobs),
             Imp::Threads(pool) => pool.submit(jobs),

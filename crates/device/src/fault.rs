@@ -23,7 +23,7 @@ pub enum Fault {
     Flip(Range<u64>, u8),
     /// The range reads as zeros.
     Zero(Range<u64>),
-    /// The device ends here: what touches anything behind fails.
+    /// The device ends here: operations that touch a byte beyond fail.
     Truncate(u64),
     /// Each operation takes this much longer.
     Delay(Duration),
@@ -39,7 +39,7 @@ fn touches(range: &Range<u64>, io: &Io) -> bool {
     io.offset() < range.end && range.start < io.offset().saturating_add(io.len())
 }
 
-/// The error an operation gets before it reaches the device.
+/// The error that an operation gets before it reaches the device.
 fn refused(faults: &[Fault], io: &Io) -> Option<Error> {
     let hit = faults.iter().any(|fault| match (fault, io) {
         (Fault::FailReads(range), Io::Read { .. })

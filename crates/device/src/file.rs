@@ -1,18 +1,18 @@
 //! Regular files and block devices.
 //!
 //! # Theory
-//! O_DIRECT is tried first and probed with a read; where a file system refuses it
-//! the file is opened buffered and the pages of what was read or flushed are
-//! dropped, so that data is not cached twice. Under O_DIRECT a read that does not
-//! fit the sector size is widened into an aligned bounce buffer; a write that does
-//! not is refused, because widening it would tear neighbours.
+//! O_DIRECT is tried first and probed with a read. Where a file system refuses it, the
+//! file is opened buffered, and the pages of data that was read or flushed are dropped,
+//! so that data is not cached twice. Under O_DIRECT a read that does not fit the sector
+//! size is widened into an aligned bounce buffer. A write that does not fit is refused,
+//! because widening it would overwrite neighbouring data.
 //!
 //! # Invariants
 //! * A device opened for writing is locked exclusively, one opened for reading is
 //!   locked shared (`flock`, and O_EXCL on block devices opened for writing), so
 //!   that no pool is open twice (decision 9). The lock lives as long as the
 //!   descriptor.
-//! * The size is taken once, at opening.
+//! * The size is read once, when the device is opened.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,12 +25,12 @@ use base::{Buf, BufMut, Error, ErrorKind, Result, rt};
 use rustix::fs::{Advice, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::engine::{Engine, EngineKind, Job};
+use crate::engine::{Engine, EngineKind, IoJob};
 use crate::op::{Caps, Completion, Device, FlushCost, Io, Op};
 use crate::stats::DeviceStats;
 
-/// How long a lock held by someone else is waited for: udev probes new block
-/// devices under a shared lock for some milliseconds.
+/// How long to wait for a lock with another holder: udev probes new block devices under
+/// a shared lock for some milliseconds.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
@@ -40,7 +40,7 @@ pub enum Lock {
     /// Exclusive for writing, shared for reading.
     #[default]
     ByAccess,
-    /// None: only for inspecting a pool that someone else has imported.
+    /// None: only for inspecting a pool that another process has imported.
     None,
 }
 
@@ -71,16 +71,16 @@ impl Default for OpenOptions {
     }
 }
 
-/// The descriptor and what an engine needs beside it.
-pub(crate) struct Target {
+/// A file's descriptor with what an engine needs to use it.
+pub(crate) struct OpenFile {
     pub(crate) fd: OwnedFd,
     pub(crate) stats: DeviceStats,
     direct: bool,
     path: String,
 }
 
-impl Target {
-    /// An operation came back from the kernel, and has left the gauge.
+impl OpenFile {
+    /// Records that an operation returned from the kernel and left the in-flight gauge.
     pub(crate) fn over(&self, io: &Io, ok: bool) {
         if !self.direct {
             let (from, len) = match io {
@@ -119,7 +119,7 @@ impl Target {
 }
 
 /// Does an operation in the calling thread; `need` bytes of a read must arrive.
-pub(crate) fn perform(target: &Target, io: &mut Io, need: usize) -> Result<usize> {
+pub(crate) fn perform(target: &OpenFile, io: &mut Io, need: usize) -> Result<usize> {
     base::rt::may_sleep();
     let done = match io {
         Io::Read { offset, buf } => read_all(target, *offset, buf, need),
@@ -137,7 +137,7 @@ pub(crate) fn perform(target: &Target, io: &mut Io, need: usize) -> Result<usize
     }
 }
 
-fn read_all(target: &Target, offset: u64, buf: &mut [u8], need: usize) -> Result<usize, Errno> {
+fn read_all(target: &OpenFile, offset: u64, buf: &mut [u8], need: usize) -> Result<usize, Errno> {
     let mut done = 0;
     while done < need {
         match rustix::io::pread(&target.fd, &mut buf[done..], offset + done as u64) {
@@ -150,7 +150,7 @@ fn read_all(target: &Target, offset: u64, buf: &mut [u8], need: usize) -> Result
     Ok(done)
 }
 
-fn write_all(target: &Target, offset: u64, bufs: &[Buf]) -> Result<usize, Errno> {
+fn write_all(target: &OpenFile, offset: u64, bufs: &[Buf]) -> Result<usize, Errno> {
     let mut total = 0u64;
     for buf in bufs {
         let mut done = 0;
@@ -169,7 +169,7 @@ fn write_all(target: &Target, offset: u64, bufs: &[Buf]) -> Result<usize, Errno>
 
 /// A file or block device.
 pub struct FileDevice {
-    target: Arc<Target>,
+    target: Arc<OpenFile>,
     engine: Arc<Engine>,
     caps: Caps,
     size: u64,
@@ -199,20 +199,20 @@ impl FileDevice {
             other => other,
         };
         let fd = fd.map_err(|e| on_path(open_error(e)))?;
-        // O_NONBLOCK kept a FIFO that slipped in from hanging us; to io_uring it
-        // would mean to fail instead of waiting.
+        // O_NONBLOCK prevents a hang in `open` if the path is a FIFO. With io_uring the
+        // flag would make operations fail instead of wait, so it is cleared here.
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| on_path(open_error(e)))?;
         rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)
             .map_err(|e| on_path(open_error(e)))?;
         Self::set_up(fd, name, options)
     }
 
-    /// Uses a descriptor that someone else opened (a client of the daemon).
-    /// `name` is for messages.
+    /// Uses a descriptor that another process opened (a client of the daemon). `name`
+    /// is for messages.
     ///
     /// # Errors
-    /// As [`FileDevice::open`]; `Permission` if it was not opened for what
-    /// `options` asks.
+    /// As [`FileDevice::open`]; `Permission` if the descriptor was not opened for the
+    /// access that `options` requires.
     pub fn from_fd(fd: OwnedFd, name: &str, options: &OpenOptions) -> Result<FileDevice> {
         let on_path = |e: Error| e.on_path(name);
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| on_path(open_error(e)))?;
@@ -223,7 +223,7 @@ impl FileDevice {
             )));
         }
         if options.direct && !flags.contains(OFlags::DIRECT) {
-            // Refused by file systems without O_DIRECT: the probe below finds out.
+            // File systems without O_DIRECT refuse it; the probe below detects that.
             let _ = rustix::fs::fcntl_setfl(&fd, flags | OFlags::DIRECT);
         }
         Self::set_up(fd, name.to_owned(), options)
@@ -268,16 +268,16 @@ impl FileDevice {
             Some(engine) => Arc::clone(engine),
             None => Engine::new(EngineKind::Auto, 64)?,
         };
-        let target = Arc::new(Target { fd, stats: DeviceStats::default(), direct, path: name });
+        let target = Arc::new(OpenFile { fd, stats: DeviceStats::default(), direct, path: name });
         Ok(FileDevice { target, engine, caps, size, block_device })
     }
 
-    /// Whether it is a block device rather than a file.
+    /// Whether the device is a block device rather than a file.
     pub fn is_block_device(&self) -> bool {
         self.block_device
     }
 
-    /// The engine that drives it.
+    /// The engine that drives the device.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -289,7 +289,8 @@ impl FileDevice {
             && (bytes.as_ptr() as usize as u64).is_multiple_of(sector)
     }
 
-    /// Makes the operation fit for O_DIRECT; also how much of a read must arrive.
+    /// Adapts the operation to O_DIRECT; also returns how many bytes of a read must
+    /// arrive.
     fn prepare(&self, op: Op) -> Result<(Op, usize), (Op, Error)> {
         if let Err(error) = op.io.check(self.size, self.caps.writable) {
             let error = error.on_path(&*self.target.path);
@@ -320,7 +321,7 @@ impl FileDevice {
         }
     }
 
-    fn widen(&self, offset: u64, mut buf: BufMut, done: crate::Done) -> (Op, usize) {
+    fn widen(&self, offset: u64, mut buf: BufMut, done: crate::CompletionFn) -> (Op, usize) {
         let sector = u64::from(self.caps.logical_sector);
         let start = offset - offset % sector;
         let head = (offset - start) as usize;
@@ -337,7 +338,12 @@ impl FileDevice {
         (op, need)
     }
 
-    fn gather(&self, offset: u64, bufs: Vec<Buf>, done: crate::Done) -> Result<Op, (Op, Error)> {
+    fn gather(
+        &self,
+        offset: u64,
+        bufs: Vec<Buf>,
+        done: crate::CompletionFn,
+    ) -> Result<Op, (Op, Error)> {
         let sector = u64::from(self.caps.logical_sector);
         let len: usize = bufs.iter().map(|b| b.len()).sum();
         let whole = offset.is_multiple_of(sector) && (len as u64).is_multiple_of(sector);
@@ -374,7 +380,7 @@ impl Device for FileDevice {
         let mut jobs = Vec::with_capacity(batch.len());
         for op in batch {
             match self.prepare(op) {
-                Ok((op, need)) => jobs.push(Job { target: Arc::clone(&self.target), op, need }),
+                Ok((op, need)) => jobs.push(IoJob { target: Arc::clone(&self.target), op, need }),
                 Err((op, error)) => {
                     self.target.stats.refused();
                     op.complete(Err(error));
@@ -401,12 +407,12 @@ impl Device for FileDevice {
         match (own, there) {
             (Ok(a), Ok(b)) if self.block_device => a.st_rdev == b.st_rdev,
             (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
-            // Opening it will tell why.
+            // Opening the path will report the reason.
             _ => false,
         }
     }
 
-    /// In the calling thread: no context switch but the device's own.
+    /// Runs in the calling thread: no context switch except the device's own.
     fn run(&self, io: Io) -> Completion {
         let slot = Arc::new(rt::OneShot::new());
         let filled = Arc::clone(&slot);
@@ -465,7 +471,7 @@ fn lock(fd: &OwnedFd, write: bool) -> Result<()> {
             Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_PATIENCE => rt::sleep(LOCK_RETRY),
             Err(Errno::WOULDBLOCK) => {
                 return Err(Error::busy(
-                    "locked by someone who has this pool open; export it there first",
+                    "locked by another process that has this pool open; export it there first",
                 ));
             }
             Err(errno) => return Err(Error::io("cannot lock", errno.into())),
@@ -473,7 +479,7 @@ fn lock(fd: &OwnedFd, write: bool) -> Result<()> {
     }
 }
 
-/// Whether O_DIRECT is in force, and the smallest unit it accepts.
+/// Whether O_DIRECT is in force, and the smallest unit that it accepts.
 fn probe(fd: &OwnedFd, block_device: bool) -> Result<(bool, u32)> {
     let flags = rustix::fs::fcntl_getfl(fd).map_err(open_error)?;
     let sector = if block_device { rustix::fs::ioctl_blksszget(fd).unwrap_or(512) } else { 512 };
@@ -485,7 +491,7 @@ fn probe(fd: &OwnedFd, block_device: bool) -> Result<(bool, u32)> {
         let mut buf = BufMut::alloc(unit as usize);
         match rustix::io::pread(fd, &mut buf[..], u64::from(unit)) {
             Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
-            // Other failures are the device's and show up when it is read.
+            // Other failures belong to the device and appear when it is read.
             _ => return Ok((true, unit)),
         }
     }
@@ -503,7 +509,8 @@ fn preferred(fd: &impl AsFd, block_device: bool, stat: &rustix::fs::Stat) -> u32
     if size.is_power_of_two() { size.clamp(512, 1 << 20) } else { 4096 }
 }
 
-/// A value from the block layer's queue directory; a partition's is its disk's.
+/// A value from the block layer's queue directory; a partition has the value of its
+/// disk.
 fn queue_attribute(stat: &rustix::fs::Stat, name: &str) -> Option<String> {
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     ["queue", "../queue"].iter().find_map(|dir| {

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::{execute, read_blocking, submit_and_wait};
 
-/// A file that goes away with the value.
+/// A file that is removed when the value is dropped.
 struct Temp(PathBuf);
 
 impl Temp {

@@ -43,7 +43,7 @@ impl MemDevice {
         }
     }
 
-    /// Changes bytes behind the engine's back.
+    /// Changes bytes without an operation, as damage on the medium would.
     ///
     /// # Errors
     /// `Invalid` outside the device.

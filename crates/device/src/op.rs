@@ -1,8 +1,7 @@
 //! Operations, completions and the device trait.
 //!
-//! **Invariant:** every `Op` handed to a device is completed exactly once; the
-//! waiting helpers turn an operation that was dropped all the same (a bug of the
-//! device) into an error instead of a hang.
+//! **Invariant:** every `Op` handed to a device is completed exactly once. If a buggy
+//! device drops an operation, the waiting helpers return an error instead of hanging.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use crate::stats::DeviceStats;
 pub enum FlushCost {
     /// Nothing: the device has no volatile cache.
     Free,
-    /// Some microseconds, or not known.
+    /// Some microseconds, or unknown.
     Cheap,
     /// About one rotation or one flash program.
     Costly,
@@ -26,16 +25,16 @@ pub enum FlushCost {
 /// What a device can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Smallest addressable unit in bytes, a power of two; writes must be
-    /// multiples of it at multiples of it, reads may be anything.
+    /// Smallest addressable unit in bytes, a power of two. Offset and length of writes
+    /// must be multiples of it; reads may have any offset and length.
     pub logical_sector: u32,
     /// Size in bytes at which the device works best (its physical sector).
     pub preferred: u32,
-    /// Seeks cost time; `None` if not known.
+    /// Seeks cost time; `None` if unknown.
     pub rotational: Option<bool>,
     /// [`Io::Trim`] does something.
     pub trim: bool,
-    /// Bytes can be written again in place (false: append-only stores).
+    /// Bytes can be overwritten in place (false: append-only stores).
     pub overwrite: bool,
     /// Opened for writing.
     pub writable: bool,
@@ -45,14 +44,14 @@ pub struct Caps {
     pub flush: FlushCost,
 }
 
-/// What is to be done; owns the buffers. Offsets and lengths are in bytes.
+/// An operation of a device; owns its buffers. Offsets and lengths are in bytes.
 #[derive(Debug)]
 pub enum Io {
     /// Fill the whole of `buf` from `offset`.
     Read {
         /// First byte.
         offset: u64,
-        /// Filled; its length is the length of the read.
+        /// The buffer to fill; its length is the length of the read.
         buf: BufMut,
     },
     /// Write `bufs` one after the other from `offset`.
@@ -64,7 +63,7 @@ pub enum Io {
     },
     /// Make every write completed before this was submitted durable.
     Flush,
-    /// The range holds nothing of value any more.
+    /// Discard the range: it holds no data that is still needed.
     Trim {
         /// First byte.
         offset: u64,
@@ -102,7 +101,8 @@ impl Io {
         }
     }
 
-    /// Checks the range against a device of `size` bytes, and that writing is allowed.
+    /// Checks the range against a device of `size` bytes, and that a write is
+    /// permitted.
     pub(crate) fn check(&self, size: u64, writable: bool) -> Result<()> {
         let inside = self.offset().checked_add(self.len()).is_some_and(|end| end <= size);
         if !inside {
@@ -120,12 +120,12 @@ impl Io {
     }
 }
 
-/// The outcome of an operation, with its buffers given back.
+/// The outcome of an operation; returns its buffers.
 #[derive(Debug)]
 pub struct Completion {
     /// The operation's buffers. After a failed read their content is unspecified.
     pub io: Io,
-    /// Bytes done, always all of them, or why not.
+    /// Bytes transferred, always all of them, or the error.
     pub result: Result<usize>,
 }
 
@@ -133,7 +133,7 @@ impl Completion {
     /// The buffer of a read.
     ///
     /// # Errors
-    /// The operation's own.
+    /// The error of the operation.
     pub fn into_read(self) -> Result<BufMut> {
         self.result?;
         match self.io {
@@ -143,19 +143,19 @@ impl Completion {
     }
 }
 
-/// Called once, on any thread, when the operation is over. It must not block.
-pub type Done = Box<dyn FnOnce(Completion) + Send>;
+/// Called once, on any thread, when the operation has ended. It must not block.
+pub type CompletionFn = Box<dyn FnOnce(Completion) + Send>;
 
-/// An operation and what to do when it is over.
+/// An operation and its completion.
 pub struct Op {
-    /// What to do.
+    /// The operation.
     pub io: Io,
-    /// Whom to tell.
-    pub done: Done,
+    /// Called when the operation has ended.
+    pub done: CompletionFn,
 }
 
 impl Op {
-    /// An operation.
+    /// An operation that calls `done` when it ends.
     pub fn new(io: Io, done: impl FnOnce(Completion) + Send + 'static) -> Op {
         Op { io, done: Box::new(done) }
     }
@@ -174,29 +174,29 @@ impl std::fmt::Debug for Op {
 
 /// A leaf device.
 pub trait Device: Send + Sync {
-    /// What it can do.
+    /// The capabilities of the device.
     fn caps(&self) -> &Caps;
 
-    /// Bytes.
+    /// Size in bytes.
     fn size(&self) -> u64;
 
-    /// Takes a batch. Blocks only while the engine's queue is full, and never when
+    /// Submits a batch. Blocks only while the engine's queue is full, and never when
     /// called from a completion.
     fn submit(&self, batch: Vec<Op>);
 
-    /// For people: path or name, and how it is opened.
+    /// A description for people: path or name, and how it is opened.
     fn describe(&self) -> String;
 
     /// The device's counters.
     fn stats(&self) -> &DeviceStats;
 
-    /// Whether this path leads to it; true where that cannot be told.
+    /// Whether this path refers to the device; true if that cannot be determined.
     fn is_at(&self, _path: &std::path::Path) -> bool {
         true
     }
 
-    /// Does one operation and waits for it. Devices that can serve it in the
-    /// calling thread override this.
+    /// Does one operation and waits for it. Devices that can do it in the calling
+    /// thread override this.
     fn run(&self, io: Io) -> Completion {
         let slot = Arc::new(OneShot::new());
         self.submit(vec![waited_op(io, &slot)]);
@@ -204,11 +204,11 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// An outcome, and when it was known.
-type Ended = (Completion, Instant);
+/// A completion and the time at which it arrived.
+type TimedCompletion = (Completion, Instant);
 
-/// Fills the slot even if the device drops the operation.
-struct Waiter(Option<Arc<OneShot<Ended>>>);
+/// Sets the slot even if the device drops the operation.
+struct Waiter(Option<Arc<OneShot<TimedCompletion>>>);
 
 impl Waiter {
     fn set(mut self, completion: Completion) {
@@ -227,14 +227,14 @@ impl Drop for Waiter {
     }
 }
 
-fn waited_op(io: Io, slot: &Arc<OneShot<Ended>>) -> Op {
+fn waited_op(io: Io, slot: &Arc<OneShot<TimedCompletion>>) -> Op {
     let waiter = Waiter(Some(Arc::clone(slot)));
     Op::new(io, move |completion| waiter.set(completion))
 }
 
 /// Reads `len` bytes at `offset` and waits.
 ///
-/// # Errors
+/// The error of the device; `Io` past its end.
 /// The device's; `Io` past its end.
 pub fn read_blocking(dev: &dyn Device, offset: u64, len: usize) -> Result<BufMut> {
     if len > base::limits::BUF_SIZE_MAX {
@@ -251,13 +251,13 @@ pub fn submit_and_wait(dev: &dyn Device, batch: Vec<Io>) -> Vec<Completion> {
     if !batch.is_empty() {
         dev.submit(batch.into_iter().zip(&slots).map(|(io, s)| waited_op(io, s)).collect());
     }
-    // The caller waits in any case, so it may as well do the last one itself.
+    // The caller waits in any case, so it does the last operation itself.
     let last = dev.run(last);
     slots.iter().map(|s| s.wait().0).chain(std::iter::once(last)).collect()
 }
 
-/// Does operations on several devices at once and waits for all; results in order, each
-/// with the time that it took. Everything is in flight together.
+/// Does operations on several devices concurrently and waits for all. Returns the
+/// results in order, each with the duration of its operation.
 pub fn execute(batch: Vec<(Arc<dyn Device>, Io)>) -> Vec<(Completion, Duration)> {
     let began = rt::now();
     let mut batch = batch;

@@ -1,13 +1,14 @@
-//! The blocking engine: threads calling pread and pwrite.
+//! The blocking engine: a pool of threads that call pread and pwrite.
 //!
 //! # Theory
-//! Threads start when work waits and none is idle, up to the depth. The queue is
-//! bounded: a submitter waits while it is full, unless it is itself one of these
-//! threads (a completion that submits more), which would deadlock.
+//! A thread is started when work waits and no thread is idle, up to the depth. The
+//! queue is bounded. A submitter waits while it is full, unless the submitter is one of
+//! the pool's threads (a completion that submits more operations), because that would
+//! deadlock.
 //!
 //! # Invariants
-//! * A queued job is always done, also while the engine shuts down: threads leave
-//!   only when the queue is empty.
+//! * A queued job is always done, also while the engine shuts down: threads exit only
+//!   when the queue is empty.
 //! * If no thread can be started, the submitter does the work itself.
 
 use std::cell::Cell;
@@ -16,34 +17,34 @@ use std::sync::Arc;
 
 use base::rt::{self, Condvar, Mutex};
 
-use crate::engine::Job;
+use crate::engine::IoJob;
 use crate::file::perform;
 
 thread_local! {
     static WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-struct State {
-    queue: VecDeque<Job>,
+struct PoolQueue {
+    queue: VecDeque<IoJob>,
     idle: usize,
     threads: usize,
     stopping: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<PoolQueue>,
     work: Condvar,
     room: Condvar,
     max_threads: usize,
     max_queue: usize,
 }
 
-pub(crate) struct Pool(Arc<Shared>);
+pub(crate) struct ThreadPool(Arc<PoolShared>);
 
-impl Pool {
-    pub(crate) fn new(depth: usize) -> Pool {
-        Pool(Arc::new(Shared {
-            state: Mutex::new(State {
+impl ThreadPool {
+    pub(crate) fn new(depth: usize) -> ThreadPool {
+        ThreadPool(Arc::new(PoolShared {
+            state: Mutex::new(PoolQueue {
                 queue: VecDeque::new(),
                 idle: 0,
                 threads: 0,
@@ -56,7 +57,7 @@ impl Pool {
         }))
     }
 
-    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+    pub(crate) fn submit(&self, jobs: Vec<IoJob>) {
         for job in jobs {
             if let Some(job) = self.enqueue(job) {
                 serve(job);
@@ -64,8 +65,8 @@ impl Pool {
         }
     }
 
-    /// Queues the job, or gives it back if nobody will ever take it.
-    fn enqueue(&self, job: Job) -> Option<Job> {
+    /// Queues the job, or returns it if no thread will ever take it.
+    fn enqueue(&self, job: IoJob) -> Option<IoJob> {
         let shared = &self.0;
         let mut state = shared.state.lock();
         while state.queue.len() >= shared.max_queue && !WORKER.get() {
@@ -86,21 +87,21 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.0.state.lock().stopping = true;
         self.0.work.notify_all();
     }
 }
 
-fn serve(mut job: Job) {
+fn serve(mut job: IoJob) {
     job.target.stats.begin();
     let result = perform(&job.target, &mut job.op.io, job.need);
     job.target.stats.leave();
     job.finish(result);
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &PoolShared) {
     WORKER.set(true);
     let mut state = shared.state.lock();
     loop {

@@ -1,36 +1,40 @@
-//! Simulated disks: a volatile write cache, a log of all that happened, and crashes.
+//! Simulated disks with a volatile write cache, a log of all events, and crashes.
 //!
 //! # Theory
-//! [`SimDisks`] is the controller of all disks of a pool; [`SimDisks::device`] gives a
-//! [`SimDevice`] for each. A completed write is only *pending* until a flush that was
-//! submitted afterwards completes; reads see it at once. Every write, completion and
-//! flush is a numbered event. A crash after event `k` leaves what was durable and any
-//! part of what was pending: kept, lost or torn between sectors, by a seed.
+//! [`SimDisks`] is the controller of all disks of a pool; [`SimDisks::device`] returns
+//! a [`SimDevice`] for each. A completed write stays *pending* until a flush that was
+//! submitted after the completion completes; reads see it at once. Every write,
+//! completion and flush is a numbered event. A crash after event `k` leaves what was
+//! durable and any part of what was pending: each pending write is kept, lost or torn
+//! between sectors, as a seed determines.
 //!
-//! * **Many crashes out of one run** (the main use): with [`SimConfig::record`] the log
-//!   is kept, and [`SimDisks::crash_image`] builds the disks after a crash at any event
-//!   later on, without running anything again. Images share their pages, so one costs
+//! * **Many crashes from one run** (the main use): with [`SimConfig::record`] the log
+//!   is kept, and [`SimDisks::crash_image`] later builds the disks after a crash at any
+//!   event without running anything again. Images share their pages, so one costs
 //!   microseconds.
-//! * **A crash in mid-run**: [`SimDisks::schedule`] with [`Action::Crash`] stops the
+//! * **A crash during a run**: [`SimDisks::schedule`] with [`Action::Crash`] stops the
 //!   disks after event `n` and calls the hook of [`SimDisks::on_crash`], in which the
-//!   simulator halts the world.
-//! * **Faults**: [`Faults`] by chance, [`Action`]s at an event: errors, a lost disk,
-//!   stale reads, misdirected writes, a flush that lies.
+//!   simulator halts the run.
+//! * **Faults**: random [`Faults`], and [`Action`]s at an event: errors, a lost disk,
+//!   stale reads, misdirected writes, a flush that reports success without effect.
 //!
-//! Completions come inside `submit` in an order of the seed, or later from a thread of
-//! the runtime ([`Latency::Late`]), whose time is virtual inside a simulated run.
+//! Completions run inside `submit` in an order that the seed determines, or later on a
+//! thread of the runtime ([`Latency::Late`]), whose time is virtual inside a simulated
+//! run.
 //!
 //! # Invariants
-//! * What a completed flush covers survives every crash (unless it lied).
+//! * Data covered by a completed flush survives every crash (unless the flush was a
+//!   lying one).
 //! * The same seed, program and schedule give the same log and the same images.
 //! * After a crash nothing changes any more: operations fail and leave no trace.
 //! * Completions and hooks run under no lock.
 //!
 //! # Departures from real disks
-//! A failed write leaves some of its sectors, chosen when it fails. Trims read as zero.
-//! Nothing is destaged by itself: pending writes wait for a flush.
+//! A failed write leaves some of its sectors, chosen when it fails. Trimmed ranges read
+//! as zeros. The cache is never written back spontaneously: pending writes wait for a
+//! flush.
 //!
-//! Lock order: `line` before `state`; `state` is a leaf that no scheduler sees.
+//! Lock order: `late` before `state`; `state` is a leaf that no scheduler sees.
 
 mod image;
 mod late;
@@ -48,19 +52,19 @@ use base::rt::{self, plain};
 use base::{Error, Result};
 
 pub use image::Image;
-pub use log::{CrashOptions, CrashPoint, Data, Event, Fate, Pending};
+pub use log::{CrashFate, CrashOptions, CrashPoint, Data, Event, Pending};
 
 use crate::op::{Caps, Completion, Device, FlushCost, Io, Op};
 use crate::stats::DeviceStats;
-use late::Line;
-use state::{State, Ticket};
+use late::LateCompletions;
+use state::{SimState, Ticket};
 
 /// When operations complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Latency {
-    /// Inside `submit`: the operations of a batch in an order of the seed.
+    /// Inside `submit`: the operations of a batch in an order that the seed determines.
     Inline,
-    /// Later, after a time between these two, on a thread of the disks'.
+    /// Later, after a random time between these two, on a thread of the simulator.
     Late {
         /// At least.
         min: Duration,
@@ -72,13 +76,14 @@ pub enum Latency {
 /// How simulated disks behave.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// Decides order, latency and faults.
+    /// Determines order, latency and faults.
     pub seed: u64,
-    /// Bytes of a sector: what is written is a multiple, and arrives whole or not.
+    /// Bytes of a sector. Writes are multiples of it; a sector arrives whole or not at
+    /// all.
     pub sector: u32,
     /// When operations complete.
     pub latency: Latency,
-    /// Keep the log for [`SimDisks::crash_image`]; it holds all data written.
+    /// Keep the log for [`SimDisks::crash_image`]; it contains all data written.
     pub record: bool,
 }
 
@@ -89,34 +94,34 @@ impl SimConfig {
     }
 }
 
-/// Faults that happen by chance: one in so many operations, 0 for never.
+/// Random faults: one in this many operations, 0 for never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Reads that fail.
     pub read_errors: u64,
-    /// Writes that fail; some of their sectors arrive all the same.
+    /// Writes that fail; some of their sectors arrive nevertheless.
     pub write_errors: u64,
     /// Flushes that fail, and make nothing durable.
     pub flush_errors: u64,
-    /// Reads that give what is durable instead of what was written since.
+    /// Reads that return the durable data instead of data written since.
     pub stale_reads: u64,
-    /// Writes that succeed and land elsewhere on the disk.
+    /// Writes that succeed, but write to a different offset of the disk.
     pub misdirected: u64,
     /// Flushes that succeed and make nothing durable.
     pub lying_flushes: u64,
 }
 
-/// Something to happen after a given event.
+/// An action that follows a given event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The power fails.
     Crash,
-    /// The disk is gone; its operations fail.
+    /// The disk disappears; its operations fail.
     Drop {
         /// Disk number.
         disk: usize,
     },
-    /// The disk is there again, with what it held.
+    /// The disk returns with its previous content.
     Return {
         /// Disk number.
         disk: usize,
@@ -130,21 +135,21 @@ pub enum Action {
     },
 }
 
-/// Called once, when a scheduled crash happens, on the thread whose operation was it.
+/// Called once when a scheduled crash happens, on the thread whose operation caused it.
 pub type Hook = Arc<dyn Fn() + Send + Sync>;
 
-struct Shared {
+struct SimShared {
     config: SimConfig,
     caps: Caps,
     sizes: Vec<u64>,
     stats: Vec<DeviceStats>,
-    state: plain::Mutex<State>,
-    line: Line,
+    state: plain::Mutex<SimState>,
+    late: LateCompletions,
 }
 
 /// All disks of a pool.
 #[derive(Clone)]
-pub struct SimDisks(Arc<Shared>);
+pub struct SimDisks(Arc<SimShared>);
 
 impl SimDisks {
     /// Disks holding `images`.
@@ -170,9 +175,9 @@ impl SimDisks {
             flush: FlushCost::Cheap,
         };
         let stats = sizes.iter().map(|_| DeviceStats::default()).collect();
-        let state = plain::Mutex::new(State::new(&config, point, first));
-        let line = Line::new(config.seed);
-        SimDisks(Arc::new(Shared { config, caps, sizes, stats, state, line }))
+        let state = plain::Mutex::new(SimState::new(&config, point, first));
+        let late = LateCompletions::new(config.seed);
+        SimDisks(Arc::new(SimShared { config, caps, sizes, stats, state, late }))
     }
 
     /// Number of disks.
@@ -195,7 +200,7 @@ impl SimDisks {
         self.0.state.lock().count()
     }
 
-    /// Puts a note into the log, an event like any other.
+    /// Appends a mark to the log, an event like any other.
     pub fn mark(&self, tag: u64) {
         let hook = {
             let mut state = self.0.state.lock();
@@ -205,7 +210,7 @@ impl SimDisks {
         fire(hook);
     }
 
-    /// The notes made before the crash at `event`, oldest first.
+    /// The marks made before the crash at `event`, oldest first.
     pub fn marks(&self, event: u64) -> Vec<u64> {
         self.0.state.lock().marks_before(event)
     }
@@ -215,12 +220,12 @@ impl SimDisks {
         self.0.state.lock().log()
     }
 
-    /// The events after which a crash leaves something new: those that follow a write,
-    /// a completed flush, a note, or a disk coming and going; and the beginning.
+    /// The events after which a crash leaves a new state: those that follow a write, a
+    /// completed flush, a mark, or the loss or return of a disk; and the start.
     pub fn crash_points(&self) -> Vec<u64> {
         let (first, log) = self.log();
-        let news = |e: &Event| !matches!(e, Event::Done { .. } | Event::Flush { .. });
-        let after = log.iter().zip(first + 1..).filter(|(e, _)| news(e)).map(|(_, n)| n);
+        let changes_image = |e: &Event| !matches!(e, Event::Done { .. } | Event::Flush { .. });
+        let after = log.iter().zip(first + 1..).filter(|(e, _)| changes_image(e)).map(|(_, n)| n);
         std::iter::once(first).chain(after).collect()
     }
 
@@ -232,7 +237,8 @@ impl SimDisks {
         self.0.state.lock().point(event)
     }
 
-    /// The disks after a crash at `event`, as `seed` has it (see [`CrashPoint::image`]).
+    /// The disks after a crash at `event`, as `seed` determines it (see
+    /// [`CrashPoint::image`]).
     ///
     /// # Errors
     /// As [`SimDisks::crash_point`].
@@ -241,7 +247,7 @@ impl SimDisks {
         self.crash_image_with(event, seed, &options)
     }
 
-    /// As [`SimDisks::crash_image`], in another manner.
+    /// As [`SimDisks::crash_image`], with explicit options.
     ///
     /// # Errors
     /// As [`SimDisks::crash_point`].
@@ -259,12 +265,13 @@ impl SimDisks {
         self.0.config.sector
     }
 
-    /// What reads see now: the disks after an orderly end.
+    /// What reads see now: the disks after an orderly shutdown.
     pub fn current(&self) -> Vec<Image> {
         self.0.state.lock().current.clone()
     }
 
-    /// Other disks in the state of these, pending writes included; numbers go on.
+    /// Other disks in the state of these, pending writes included; event numbers
+    /// continue.
     pub fn fork(&self, config: SimConfig) -> SimDisks {
         let state = self.0.state.lock();
         let disks = SimDisks::from_point(config, state.now.clone(), state.count());
@@ -272,7 +279,7 @@ impl SimDisks {
         disks
     }
 
-    /// Lets `action` happen as soon as there are `event` events.
+    /// Performs `action` as soon as there are `event` events.
     pub fn schedule(&self, event: u64, action: Action) {
         let hook = {
             let mut state = self.0.state.lock();
@@ -282,17 +289,17 @@ impl SimDisks {
         fire(hook);
     }
 
-    /// Whom to tell of a crash: usually one who halts the world.
+    /// Sets the hook that is called in a crash; usually it halts the simulated run.
     pub fn on_crash(&self, hook: Hook) {
         self.0.state.lock().hook = Some(hook);
     }
 
-    /// The power fails now; no hook is called.
+    /// Cuts the power now, without calling the hook.
     pub fn crash(&self) {
         self.0.state.lock().crashed = true;
     }
 
-    /// Whether the power has failed.
+    /// Whether the power was cut.
     pub fn crashed(&self) -> bool {
         self.0.state.lock().crashed
     }
@@ -302,8 +309,8 @@ impl SimDisks {
         self.0.state.lock().set_faults(disk, faults);
     }
 
-    /// Writes submitted to a place that another write was still under way to: what is
-    /// there afterwards is anybody's guess, so a correct engine has none.
+    /// Number of writes submitted to a range to which another write was still in
+    /// flight. The resulting content is undefined, so a correct engine has none.
     pub fn overlaps(&self) -> u64 {
         self.0.state.lock().overlaps
     }
@@ -338,18 +345,18 @@ fn fire(hook: Option<Hook>) {
 
 /// One simulated disk.
 pub struct SimDevice {
-    shared: Arc<Shared>,
+    shared: Arc<SimShared>,
     disk: usize,
 }
 
 impl SimDevice {
-    /// Its number at the controller.
+    /// Its index at the controller.
     pub fn disk(&self) -> usize {
         self.disk
     }
 }
 
-impl Shared {
+impl SimShared {
     fn size(&self, disk: usize) -> u64 {
         self.sizes.get(disk).copied().unwrap_or(0)
     }
@@ -358,7 +365,7 @@ impl Shared {
         &self.stats[disk]
     }
 
-    /// An operation arrives at the disk.
+    /// Starts an operation.
     fn begin(&self, disk: usize, io: &Io) -> Result<Ticket> {
         rt::sim::point();
         self.stats(disk).begin();
@@ -380,7 +387,7 @@ impl Shared {
         ticket
     }
 
-    /// It is over.
+    /// Ends an operation.
     fn finish(&self, disk: usize, ticket: Result<Ticket>, io: &mut Io) -> Result<usize> {
         let result = match ticket {
             Err(e) => Err(e),
@@ -438,15 +445,15 @@ impl Device for SimDevice {
         let shared = &self.shared;
         let ticket = shared.begin(self.disk, &io);
         if let Latency::Late { min, max } = shared.config.latency {
-            rt::sleep(shared.line.draw(min, max));
+            rt::sleep(shared.late.draw(min, max));
         }
         let result = shared.finish(self.disk, ticket, &mut io);
         Completion { io, result }
     }
 }
 
-/// The seeds that crashes at event `event` of a run `seed` are best given: the two
-/// extremes and `more` others.
+/// The recommended seeds for crashes at event `event` of a run with seed `seed`: the
+/// two extremes and `more` others.
 pub fn crash_seeds(seed: u64, event: u64, more: u64) -> Vec<u64> {
     let mut rng = Rng::stream(seed, event);
     [0, 1].into_iter().chain((0..more).map(|_| rng.next_u64())).collect()

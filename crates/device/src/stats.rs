@@ -1,4 +1,4 @@
-//! Counters of one device, and the queue depth it reached.
+//! Counters of one device, and the queue depth that it reached.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -29,37 +29,38 @@ pub struct StatsSnapshot {
     pub flushes: u64,
     /// Trims ended.
     pub trims: u64,
-    /// Bytes read well, widening to whole sectors included.
+    /// Bytes read successfully, widening to whole sectors included.
     pub bytes_read: u64,
-    /// Bytes written well.
+    /// Bytes written successfully.
     pub bytes_written: u64,
     /// Operations that failed.
     pub errors: u64,
-    /// Operations with the kernel now.
+    /// Operations in the kernel now.
     pub in_flight: u64,
-    /// The most that were with the kernel at once.
+    /// The most operations that were in the kernel at once.
     pub max_in_flight: u64,
 }
 
 impl DeviceStats {
-    /// An operation goes to the device.
+    /// Counts an operation as submitted to the device.
     pub fn begin(&self) {
         let now = self.in_flight.fetch_add(1, Relaxed) + 1;
         self.max_in_flight.fetch_max(now, Relaxed);
     }
 
-    /// It came back: [`DeviceStats::leave`] and [`DeviceStats::count`] in one.
+    /// Ends an operation: [`DeviceStats::leave`] and [`DeviceStats::count`] in one.
     pub fn end(&self, io: &Io, ok: bool) {
         self.leave();
         self.count(io, ok);
     }
 
-    /// The device is done with an operation; before another may take its place.
+    /// Removes an operation from the in-flight gauge, before another one takes its
+    /// slot.
     pub fn leave(&self) {
         self.in_flight.fetch_sub(1, Relaxed);
     }
 
-    /// An operation's outcome.
+    /// Counts the outcome of an operation.
     pub fn count(&self, io: &Io, ok: bool) {
         let (count, bytes) = match io {
             Io::Read { .. } => (&self.reads, Some(&self.bytes_read)),
@@ -77,7 +78,7 @@ impl DeviceStats {
         }
     }
 
-    /// An operation refused before it reached the device.
+    /// Counts an operation that was refused before it reached the device.
     pub fn refused(&self) {
         self.errors.fetch_add(1, Relaxed);
     }
@@ -97,7 +98,7 @@ impl DeviceStats {
         }
     }
 
-    /// Forgets the high-water mark, to measure one phase.
+    /// Resets the high-water mark, to measure one phase.
     pub fn reset_high_water(&self) {
         self.max_in_flight.store(self.in_flight.load(Relaxed), Relaxed);
     }

@@ -1,21 +1,22 @@
-//! The io_uring engine: calling threads submit, one reactor thread reaps.
+//! The io_uring engine: calling threads submit operations, one reactor thread reaps
+//! them.
 //!
 //! # Theory
-//! One ring for all devices of an engine. A batch is pushed under the lock and
-//! handed to the kernel by one `io_uring_enter`. At most `depth` operations are
-//! with the kernel, so the completion ring (twice as large) never overflows. A
-//! submitter waits while the ring is full; the reactor, whose completions may
-//! submit more, puts them on a backlog instead.
+//! All devices of an engine share one ring. A batch is pushed under the lock and
+//! submitted by one `io_uring_enter`. At most `depth` operations are in the kernel, so
+//! the completion ring (twice as large) never overflows. A submitter waits while the
+//! ring is full. The reactor runs completions, which may submit more operations; it
+//! puts those on a backlog instead.
 //!
-//! A short transfer is continued by the reactor. A thread's death cancels what it
-//! submitted; such operations, like interrupted ones, are submitted again.
+//! The reactor continues short transfers. When a thread dies, the kernel cancels its
+//! operations; cancelled and interrupted operations are submitted again.
 //!
 //! # Invariants
-//! * An operation's buffers and vectors live in its slot until its completion
-//!   was reaped; slots are reused only after.
-//! * The submission ring is touched only under the lock, the completion ring only
-//!   by the reactor.
-//! * The reactor leaves when the engine is gone and nothing is in flight.
+//! * An operation's buffers and vectors stay in its slot until its completion is
+//!   reaped; a slot is reused only after that.
+//! * The submission ring is used only under the lock, the completion ring only by the
+//!   reactor.
+//! * The reactor exits when the engine is dropped and nothing is in flight.
 //!
 //! Lock order: `state` is a leaf lock.
 
@@ -30,7 +31,7 @@ use base::{Error, Result};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
-use crate::engine::Job;
+use crate::engine::IoJob;
 use crate::op::Io;
 
 const WAKE: u64 = u64::MAX;
@@ -39,37 +40,37 @@ thread_local! {
     static REACTOR: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Slot {
-    job: Job,
+struct OpSlot {
+    job: IoJob,
     /// Bytes already transferred.
     done: usize,
-    /// What a vectored write points to; lives as long as the slot.
+    /// The vectors that a vectored write refers to; they live as long as the slot.
     vectors: Vec<IoSlice<'static>>,
 }
 
-struct State {
-    slots: Vec<Option<Box<Slot>>>,
+struct UringState {
+    slots: Vec<Option<Box<OpSlot>>>,
     free: Vec<usize>,
     in_flight: usize,
-    backlog: VecDeque<Job>,
+    backlog: VecDeque<IoJob>,
     stopping: bool,
 }
 
-struct Shared {
+struct UringShared {
     ring: IoUring,
-    state: Mutex<State>,
+    state: Mutex<UringState>,
     room: Condvar,
     depth: usize,
 }
 
-pub(crate) struct Ring(Arc<Shared>);
+pub(crate) struct UringEngine(Arc<UringShared>);
 
 fn unavailable(source: std::io::Error) -> Error {
     Error::unsupported("io_uring is not available here; use the thread engine").caused_by(source)
 }
 
-impl Ring {
-    pub(crate) fn new(depth: usize) -> Result<Ring> {
+impl UringEngine {
+    pub(crate) fn new(depth: usize) -> Result<UringEngine> {
         let entries = depth as u32 + 1;
         let ring = IoUring::builder()
             .setup_cqsize((entries * 2).next_power_of_two())
@@ -89,11 +90,11 @@ impl Ring {
         if !wanted.iter().all(|op| probe.is_supported(*op)) {
             return Err(Error::unsupported("this kernel's io_uring lacks operations"));
         }
-        // Clamping may have made the ring smaller than asked.
+        // Clamping may have made the ring smaller than requested.
         let depth = depth.min((ring.params().sq_entries() as usize).saturating_sub(1)).max(1);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(UringShared {
             ring,
-            state: Mutex::new(State {
+            state: Mutex::new(UringState {
                 slots: Vec::new(),
                 free: Vec::new(),
                 in_flight: 0,
@@ -105,15 +106,15 @@ impl Ring {
         });
         let reactor = Arc::clone(&shared);
         rt::spawn("device-reactor", move || reactor.react())?;
-        Ok(Ring(shared))
+        Ok(UringEngine(shared))
     }
 
-    pub(crate) fn submit(&self, jobs: Vec<Job>) {
+    pub(crate) fn submit(&self, jobs: Vec<IoJob>) {
         self.0.submit(jobs);
     }
 }
 
-impl Drop for Ring {
+impl Drop for UringEngine {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.stopping = true;
@@ -123,8 +124,8 @@ impl Drop for Ring {
     }
 }
 
-impl Shared {
-    fn submit(&self, jobs: Vec<Job>) {
+impl UringShared {
+    fn submit(&self, jobs: Vec<IoJob>) {
         let mut state = self.state.lock();
         let mut pushed = false;
         for job in jobs {
@@ -146,10 +147,10 @@ impl Shared {
         }
     }
 
-    /// Puts a job into a slot and the submission ring; the lock is held.
-    fn start(&self, state: &mut State, job: Job) {
+    /// Puts a job into a slot and the submission ring; the caller holds the lock.
+    fn start(&self, state: &mut UringState, job: IoJob) {
         job.target.stats.begin();
-        let slot = Box::new(Slot { job, done: 0, vectors: Vec::new() });
+        let slot = Box::new(OpSlot { job, done: 0, vectors: Vec::new() });
         let index = match state.free.pop() {
             Some(index) => index,
             None => {
@@ -162,13 +163,15 @@ impl Shared {
         self.push(&slot.entry().user_data(index as u64));
     }
 
-    /// The lock is held, which makes this the only user of the submission ring.
+    /// Pushes an entry. The caller holds the lock, so it is the only user of the
+    /// submission ring.
     fn push(&self, entry: &squeue::Entry) {
         // SAFETY: callers hold `state`'s lock, so no other SubmissionQueue exists.
         let mut queue = unsafe { self.ring.submission_shared() };
         // SAFETY: the entry points into a slot (or nothing) that outlives the operation.
         while unsafe { queue.push(entry) }.is_err() {
-            // Full only when an earlier enter failed; the kernel empties it.
+            // The ring is full only when an earlier enter failed; the kernel empties
+            // it.
             drop(queue);
             self.enter();
             // SAFETY: as above.
@@ -176,8 +179,9 @@ impl Shared {
         }
     }
 
-    /// Hands what was pushed to the kernel, under the lock. A busy kernel is asked again,
-    /// and so is one that took only a part: what stays in the ring nobody would hand over.
+    /// Submits the pushed entries to the kernel, under the lock. Retries when the
+    /// kernel is busy or took only a part, because no other call would submit entries
+    /// that stay in the ring.
     fn enter(&self) {
         loop {
             if let Err(error) = self.ring.submit()
@@ -195,11 +199,11 @@ impl Shared {
     fn react(&self) {
         REACTOR.set(true);
         loop {
-            // Waits without submitting: that is the submitters' business.
+            // Waits without submitting; submitting is the task of the submitters.
             // SAFETY: no argument is passed.
             let waited = unsafe { self.ring.submitter().enter::<()>(0, 1, ENTER_GETEVENTS, None) };
             if waited.is_err() {
-                // EINTR, or the kernel short of memory: look and try again.
+                // EINTR, or the kernel lacks memory: check and try again.
                 rt::sleep(std::time::Duration::from_micros(50));
             }
             // SAFETY: only this thread uses the completion ring.
@@ -249,8 +253,8 @@ impl Shared {
 /// `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: u32 = 1;
 
-impl Slot {
-    /// The submission entry for what is left to do.
+impl OpSlot {
+    /// The submission entry for the rest of the transfer.
     fn entry(&mut self) -> squeue::Entry {
         let fd = types::Fd(self.job.target.fd.as_raw_fd());
         let done = self.done;
@@ -299,7 +303,7 @@ impl Slot {
         }
     }
 
-    /// Takes a completion in; `None` if the operation has to go on.
+    /// Processes a completion; `None` if the operation has to continue.
     fn advance(&mut self, result: i32) -> Option<Result<usize>> {
         let (target, io) = (&self.job.target, &self.job.op.io);
         if result < 0 {
@@ -325,5 +329,5 @@ impl Slot {
     }
 }
 
-/// Vectors the kernel takes at once.
+/// The most vectors that the kernel accepts at once.
 const IOV_MAX: usize = 1024;

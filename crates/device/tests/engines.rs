@@ -1,4 +1,4 @@
-//! Both engines against a vector, and under the pressure of many threads.
+//! Compares both engines with a vector, also under load from many threads.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -47,7 +47,7 @@ impl Drop for Temp {
     }
 }
 
-/// The engines to be had here.
+/// The engines available on this machine.
 fn engines(depth: usize) -> Vec<Arc<Engine>> {
     let kinds = [EngineKind::Threads, EngineKind::IoUring];
     let got: Vec<_> = kinds.iter().filter_map(|k| Engine::new(*k, depth).ok()).collect();
@@ -58,40 +58,42 @@ fn engines(depth: usize) -> Vec<Arc<Engine>> {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum EngineStep {
     Read { slot: usize, skip: usize, len: usize },
     Write { slot: usize, seed: u8, cut: usize },
     Trim { slot: usize },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = EngineStep> {
     let slot = 0..SLOTS;
     prop_oneof![
         3 => (slot.clone(), 0..SLOT, 1..SLOT)
-            .prop_map(|(slot, skip, len)| Step::Read { slot, skip, len: len.min(SLOT - skip) }),
+            .prop_map(|(slot, skip, len)| EngineStep::Read { slot, skip, len: len.min(SLOT - skip) }),
         3 => (slot.clone(), any::<u8>(), 0..=SLOT)
-            .prop_map(|(slot, seed, cut)| Step::Write { slot, seed, cut }),
-        1 => slot.prop_map(|slot| Step::Trim { slot }),
+            .prop_map(|(slot, seed, cut)| EngineStep::Write { slot, seed, cut }),
+        1 => slot.prop_map(|slot| EngineStep::Trim { slot }),
     ]
 }
 
-impl Step {
+impl EngineStep {
     fn slot(&self) -> usize {
         match self {
-            Step::Read { slot, .. } | Step::Write { slot, .. } | Step::Trim { slot } => *slot,
+            EngineStep::Read { slot, .. }
+            | EngineStep::Write { slot, .. }
+            | EngineStep::Trim { slot } => *slot,
         }
     }
 
     fn io(&self) -> Io {
         let offset = (self.slot() * SLOT) as u64;
         match self {
-            Step::Read { skip, len, .. } => Io::read(offset + *skip as u64, *len),
-            Step::Write { seed, cut, .. } => {
+            EngineStep::Read { skip, len, .. } => Io::read(offset + *skip as u64, *len),
+            EngineStep::Write { seed, cut, .. } => {
                 let bytes = Buf::copy_of(&content(*seed));
                 let bufs = vec![bytes.slice(0..*cut), bytes.slice(*cut..SLOT)];
                 Io::Write { offset, bufs }
             }
-            Step::Trim { .. } => Io::Trim { offset, len: SLOT as u64 },
+            EngineStep::Trim { .. } => Io::Trim { offset, len: SLOT as u64 },
         }
     }
 }
@@ -100,26 +102,26 @@ fn content(seed: u8) -> Vec<u8> {
     (0..SLOT).map(|i| (i as u8).wrapping_mul(seed) ^ (i >> 8) as u8).collect()
 }
 
-/// Does batches of steps on different slots, and compares with a vector.
-fn follow_model(device: &dyn Device, batches: &[Vec<Step>]) -> Result<(), TestCaseError> {
+/// Runs batches of steps on different slots and compares with a vector.
+fn follow_model(device: &dyn Device, batches: &[Vec<EngineStep>]) -> Result<(), TestCaseError> {
     let mut model = vec![0u8; SLOT * SLOTS];
     for batch in batches {
         let mut batch = batch.clone();
         let mut seen = [false; SLOTS];
         batch.retain(|s| !std::mem::replace(&mut seen[s.slot()], true));
-        let done = submit_and_wait(device, batch.iter().map(Step::io).collect());
+        let done = submit_and_wait(device, batch.iter().map(EngineStep::io).collect());
         for (step, completion) in batch.iter().zip(done) {
             let at = step.slot() * SLOT;
             match step {
-                Step::Read { skip, len, .. } => {
+                EngineStep::Read { skip, len, .. } => {
                     let buf = completion.into_read().unwrap();
                     prop_assert_eq!(&buf[..], &model[at + skip..at + skip + len]);
                 }
-                Step::Write { seed, .. } => {
+                EngineStep::Write { seed, .. } => {
                     prop_assert_eq!(completion.result.unwrap(), SLOT);
                     model[at..at + SLOT].copy_from_slice(&content(*seed));
                 }
-                Step::Trim { .. } => {
+                EngineStep::Trim { .. } => {
                     completion.result.unwrap();
                     model[at..at + SLOT].fill(0);
                 }
@@ -165,7 +167,7 @@ fn many_threads_share_a_shallow_engine() {
                 rt::spawn("stress", move || {
                     for round in 0..50u8 {
                         let mine = (0..8).map(|i| t * 8 + i);
-                        let write = |slot| Step::Write { slot, seed: round, cut: 0 }.io();
+                        let write = |slot| EngineStep::Write { slot, seed: round, cut: 0 }.io();
                         let done = submit_and_wait(&*device, mine.clone().map(write).collect());
                         assert!(done.iter().all(|c| c.result.is_ok()));
                         let read = |slot: usize| Io::read((slot * SLOT) as u64, SLOT);
@@ -180,12 +182,12 @@ fn many_threads_share_a_shallow_engine() {
         assert!(threads.into_iter().all(|t| t.join().is_some()));
         let stats = device.stats().snapshot();
         assert_eq!((stats.reads, stats.writes, stats.errors), (3200, 3200, 0));
-        // The engine's depth, and one more for each thread that serves itself.
+        // The engine's depth, plus one for each thread that does an operation itself.
         assert!((2..=4 + 8).contains(&stats.max_in_flight), "{stats:?}");
     }
 }
 
-/// Reads slot after slot, each submitted by the completion of the one before.
+/// Reads slot after slot; the completion of each read submits the next.
 fn chain(device: Arc<FileDevice>, left: usize, over: Arc<OneShot<usize>>) {
     let next = Arc::clone(&device);
     let op = Op::new(Io::read(0, SLOT), move |completion: Completion| {

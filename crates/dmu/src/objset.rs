@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use base::ids::{IdMap, NEAR};
+use base::ids::{ID_RUN, IdMap};
 use base::rt::{Mutex, RwLock};
 use base::{Buf, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX, dnodes_in_block};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
-use zio::{Io, Origin, Place, Zio};
+use zio::{Io, ObjectBlock, Origin, Zio};
 
 use crate::live::{Live, ObjsetProps, merged};
 use crate::object::Object;
@@ -124,7 +124,7 @@ impl Objset {
 
     /// Remembers an object's dnode as it now is on disk.
     pub(crate) fn remember(&self, id: u64, dnode: Option<Arc<Dnode>>) {
-        let mut shard = self.dnodes[(id / NEAR) as usize % SHARDS].lock();
+        let mut shard = self.dnodes[(id / ID_RUN) as usize % SHARDS].lock();
         match dnode {
             Some(dnode) => keep(&mut shard, id, dnode),
             None => drop(shard.remove(&id)),
@@ -137,8 +137,8 @@ impl Objset {
     }
 
     /// The place of a data block in the pipeline's hints.
-    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> Place {
-        Place { objset: self.instance, object: object.0, blkid }
+    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> ObjectBlock {
+        ObjectBlock { objset: self.instance, object: object.0, blkid }
     }
 
     /// The pointer to it: that it was opened from, or that of the last written group.
@@ -280,7 +280,7 @@ impl Objset {
         if id.0 == 0 || id.0 >> OBJECT_SHIFT_MAX != 0 {
             return Err(Error::not_found("no such object").in_object(id));
         }
-        let shard = &self.dnodes[(id.0 / NEAR) as usize % SHARDS];
+        let shard = &self.dnodes[(id.0 / ID_RUN) as usize % SHARDS];
         if let Some(dnode) = shard.lock().get(&id.0) {
             return Ok(Arc::clone(dnode));
         }

@@ -1,8 +1,9 @@
-//! Allocations per second: `cargo run --release -p metaslab --example allocate`.
+//! Measures allocations per second: `cargo run --release -p metaslab --example
+//! allocate`.
 
 use base::rt::{fan_out, now};
 use base::{Txg, VdevId};
-use metaslab::{Class, MsDesc, Space, VdevDesc, Want};
+use metaslab::{MsDesc, Space, SpaceClass, VdevDesc, Want};
 
 const SHIFT: u32 = 34;
 
@@ -29,7 +30,7 @@ fn run(space: &Space, threads: usize, each: u64, size: impl Fn(u64) -> u64 + Syn
             let want = Want {
                 psize,
                 copies: 1,
-                class: Class::Normal,
+                class: SpaceClass::Normal,
                 txg: Txg(9),
                 hint: t as u64,
                 gang_child: false,
@@ -47,13 +48,13 @@ fn main() -> base::Result<()> {
         let ns = run(&space, threads, 500_000, |n| 4096 * (1 + n % 32));
         println!("empty space, {threads} threads: {ns:.0} ns each");
     }
-    // Every second 16 KiB of 8 GiB free: first fill, then free half.
+    // Every second 16 KiB of 8 GiB free: first allocate everything, then free half.
     let space = pool()?;
     let mut held = Vec::new();
     let want = |size| Want {
         psize: size,
         copies: 1,
-        class: Class::Normal,
+        class: SpaceClass::Normal,
         txg: Txg(9),
         hint: 0,
         gang_child: false,

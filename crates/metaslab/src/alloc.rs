@@ -3,12 +3,12 @@
 use base::rt::atomic::Ordering;
 use base::{Asize, Dva, Result, Txg, VdevId};
 
-use crate::group::{Group, Refusal};
-use crate::rotor::Ring;
-use crate::space::{Layout, Space};
-use crate::{Class, Denied, MsKey, Want};
+use crate::group::{MetaslabGroup, Refusal};
+use crate::rotor::VdevRing;
+use crate::space::{Space, SpaceLayout};
+use crate::{Denied, MsKey, SpaceClass, Want};
 
-/// How far apart a copy must be from those before it.
+/// How far apart a copy must be from the earlier copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Apart {
     Vdev,
@@ -17,15 +17,16 @@ enum Apart {
 }
 
 impl Space {
-    /// Takes space for all copies of a block. Any number of threads at once.
+    /// Allocates space for all copies of a block. Any number of threads may call it
+    /// concurrently.
     ///
-    /// `asize_of` gives the bytes that the block takes on a vdev; they must be whole
+    /// `asize_of` returns the bytes that the block takes on a vdev; they must be whole
     /// sectors, and on a dRAID whole rows.
     ///
     /// # Errors
-    /// `Load` if a metaslab must be loaded first ([`Space::load_plan`]); ask again
-    /// afterwards. `NoSpace` if no vdev of the class, nor of those it may fall back
-    /// to, has a place. Nothing is taken then.
+    /// `Load` if a metaslab must be loaded first ([`Space::load_plan`]); call again
+    /// afterwards. `NoSpace` if no vdev of the class, nor of its fallback classes, has
+    /// room. Nothing is allocated then.
     pub fn allocate(
         &self,
         want: &Want,
@@ -47,8 +48,8 @@ impl Space {
 
     fn allocate_in(
         &self,
-        layout: &Layout,
-        class: Class,
+        layout: &SpaceLayout,
+        class: SpaceClass,
         want: &Want,
         asize_of: &dyn Fn(VdevId) -> u64,
     ) -> Result<Vec<Dva>, Denied> {
@@ -57,7 +58,7 @@ impl Space {
             return Err(Denied::NoSpace);
         }
         let one = ring.members.iter().map(|&g| 1 << layout.groups[g].ashift).max().unwrap_or(0);
-        let hardy = want.gang_child || class == Class::Log || want.psize <= one;
+        let hardy = want.gang_child || class == SpaceClass::Log || want.psize <= one;
         let mut out: Vec<Dva> = Vec::with_capacity(usize::from(want.copies));
         for hard in [false, true] {
             if hard && !hardy {
@@ -79,15 +80,15 @@ impl Space {
 
     fn all_copies(
         &self,
-        layout: &Layout,
-        ring: &Ring,
+        layout: &SpaceLayout,
+        ring: &VdevRing,
         want: &Want,
         asize_of: &dyn Fn(VdevId) -> u64,
         hard: bool,
         out: &mut Vec<Dva>,
     ) -> Result<(), Denied> {
         let stream = self.stream(want.hint);
-        let mut from = ring.turn(stream);
+        let mut from = ring.current(stream);
         for copy in 0..usize::from(want.copies.clamp(1, 3)) {
             let (member, dva) =
                 self.one_copy(layout, ring, want, asize_of, hard, (copy, from), out)?;
@@ -102,12 +103,13 @@ impl Space {
         Ok(())
     }
 
-    /// One copy: on a vdev that has none yet, else in another metaslab, else
-    /// anywhere. Vdevs in order of the ring from `from` on.
+    /// Allocates one copy: on a vdev that has none yet, otherwise in another metaslab,
+    /// otherwise anywhere. Vdevs are tried in the order of the ring, starting with
+    /// `from`.
     fn one_copy(
         &self,
-        layout: &Layout,
-        ring: &Ring,
+        layout: &SpaceLayout,
+        ring: &VdevRing,
         want: &Want,
         asize_of: &dyn Fn(VdevId) -> u64,
         hard: bool,
@@ -117,7 +119,7 @@ impl Space {
         let n = ring.members.len();
         let last = if before.is_empty() { Apart::Vdev } else { Apart::Anyhow };
         for apart in [Apart::Vdev, Apart::Metaslab, Apart::Anyhow] {
-            // A vdev that is to be avoided comes into question after all others.
+            // A vdev to be avoided is tried after all others.
             for avoided in [false, true] {
                 if avoided && want.avoid.is_none() {
                     break;
@@ -150,7 +152,7 @@ impl Space {
 
     fn take_from(
         &self,
-        group: &Group,
+        group: &MetaslabGroup,
         want: &Want,
         size: u64,
         hard: bool,
@@ -167,10 +169,10 @@ impl Space {
             .collect();
         let streams = self.streams();
         let slot = group.slot(self.stream(want.hint), copy, streams);
-        // Counted first: the pass that writes it may come before this returns.
+        // Counted first, because the pass that writes it may run before this returns.
         group.counters.reserved.fetch_add(size, Ordering::Relaxed);
         let got = match want.class {
-            crate::Class::Log => group.allocate_log(slot, size, want.txg, &not, hard),
+            crate::SpaceClass::Log => group.allocate_log(slot, size, want.txg, &not, hard),
             _ => group.allocate(slot, size, want.txg, &not, hard),
         };
         if got.is_err() {
@@ -188,30 +190,31 @@ impl Space {
         }
     }
 
-    fn undo(&self, layout: &Layout, txg: Txg, dvas: &[Dva]) {
+    fn undo(&self, layout: &SpaceLayout, txg: Txg, dvas: &[Dva]) {
         for dva in dvas {
             let Ok(group) = layout.group(dva.vdev) else { continue };
             let size = dva.asize.0;
             let slab = group.slab_of(dva.offset, size);
             let done = slab.and_then(|s| s.change(|ms| ms.unallocate(dva.offset, size, txg)));
-            debug_assert!(done.is_ok(), "{dva} was not allocated in group {txg}: {done:?}");
+            debug_assert!(done.is_ok(), "{dva} was not allocated in txg {txg}: {done:?}");
             if done.is_ok() {
                 group.counters.reserved.fetch_sub(size, Ordering::Relaxed);
             }
         }
     }
 
-    /// Gives back what was allocated in `txg` and never written. Before the pass
-    /// that would record it; what was not so allocated is a bug and stays.
+    /// Releases space that was allocated in `txg` and never written. Must be called
+    /// before the pass that would record the allocation. Space that was not allocated
+    /// this way is a bug and stays as it is.
     pub fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
         self.undo(&self.layout(), txg, dvas);
     }
 
-    /// Marks given space allocated in `txg`: intent log blocks at import, before
+    /// Marks given space as allocated in `txg`: intent log blocks at import, before
     /// anything is allocated (chapter 05 §9.7).
     ///
     /// # Errors
-    /// `Corrupt` if part of it is allocated or it is no valid space. `Ok(Some)` names
+    /// `Corrupt` if part of it is allocated or it is not valid space. `Ok(Some)` names
     /// the metaslab to load first.
     pub fn claim(&self, txg: Txg, dva: Dva) -> Result<Option<MsKey>> {
         let layout = self.layout();

@@ -1,23 +1,24 @@
-//! Where in a metaslab a block goes. The head of the crate has the reasons.
+//! The choice of an offset within a metaslab. The head of the crate gives the reasons.
 
 use crate::range_tree::RangeTree;
 use crate::slab::Metaslab;
 
-/// With no free range of this size the metaslab counts as fragmented (§12.5).
+/// Without a free range of this size, the metaslab counts as fragmented (§12.5).
 const HEALTHY_SEGMENT: u64 = 128 << 10;
-/// Percent of free space below which large ranges are spared.
+/// Percent of free space below which large ranges are preserved.
 const HEALTHY_PERCENT: u64 = 4;
-/// First fit gives up beyond this distance, once it saw [`SEARCH_SEGMENTS`].
+/// First fit stops beyond this distance, once it has examined [`SEARCH_SEGMENTS`]
+/// ranges.
 const SEARCH_BYTES: u64 = 16 << 20;
 const SEARCH_SEGMENTS: usize = 100;
-/// Blocks that a new place should have room for, in a fragmented metaslab.
+/// Number of blocks for which a new hole should have room, in a fragmented metaslab.
 const CLUMP: u64 = 16;
-/// Ranges looked at for one that fits aligned.
+/// Ranges examined for one in which the block fits aligned.
 const ALIGN_TRIES: usize = 64;
 
-/// Where the last block of each kind of size ended: to 16 KiB (metadata, small
-/// records), to 256 KiB (ordinary records with their parity), to 2 MiB, and above.
-/// Zero before the first one.
+/// The end of the last block of each size group: up to 16 KiB (metadata, small
+/// records), up to 256 KiB (ordinary records with their parity), up to 2 MiB, and
+/// larger. Zero before the first block.
 #[derive(Debug, Default)]
 pub(crate) struct Cursors([u64; 4]);
 
@@ -33,7 +34,7 @@ impl Cursors {
     }
 }
 
-/// The first aligned place for `size` bytes in a range.
+/// The first aligned offset for `size` bytes in a range.
 fn place(start: u64, len: u64, size: u64, align: u64) -> Option<u64> {
     let at = start.checked_next_multiple_of(align)?;
     (at.checked_add(size)? <= start + len).then_some(at)
@@ -56,7 +57,8 @@ fn first_fit(tree: &RangeTree, from: u64, size: u64, align: u64) -> Option<u64> 
 fn best_fit(tree: &mut RangeTree, least: u64, size: u64, align: u64) -> Option<u64> {
     let fits = tree.by_size(least).take(ALIGN_TRIES);
     let found = fits.filter_map(|seg| place(seg.start, seg.len, size, align)).next();
-    // Large aligned blocks among small odd holes: the largest is the last hope.
+    // Large aligned blocks among small unaligned holes: the largest range is tried
+    // last.
     found.or_else(|| {
         let last = tree.by_size(least).next_back();
         last.and_then(|seg| place(seg.start, seg.len, size, align))
@@ -64,7 +66,7 @@ fn best_fit(tree: &mut RangeTree, least: u64, size: u64, align: u64) -> Option<u
 }
 
 impl Metaslab {
-    /// A place for `size` bytes; it stays free. The cursor moves behind it.
+    /// An offset for `size` bytes, which stay free. Moves the cursor behind them.
     pub(crate) fn pick(&mut self, size: u64) -> Option<u64> {
         let (align, whole) = (self.align.max(1), self.size);
         let cursor = self.cursors.of(size);

@@ -1,33 +1,34 @@
-//! Which metaslabs' logged changes go to their own maps (chapter 05 §4.4).
+//! The choice of metaslabs whose logged changes are flushed to their own space maps
+//! (chapter 05 §4.4).
 //!
-//! Departure: every log is a group of its own in the estimate; OpenZFS sums them up
-//! in ten rows. At most a thousand logs exist, and the result is exact.
+//! Departure: the estimate treats every log separately; OpenZFS sums them up in ten
+//! rows. At most a thousand logs exist, so the exact result is affordable.
 
 use base::{Txg, VdevId};
 
 use crate::{MsKey, Space};
 
-/// A log space map that exists.
+/// An existing log space map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogFact {
-    /// Its group.
+    /// Its txg.
     pub txg: Txg,
-    /// Its data blocks.
+    /// Number of its data blocks.
     pub blocks: u64,
 }
 
-/// Limits of the policy, with chapter 05 §4.4's defaults.
+/// Limits of the policy, with the defaults of chapter 05 §4.4.
 #[derive(Clone, Copy, Debug)]
 pub struct FlushLimits {
-    /// Bytes of memory of the unflushed sets.
+    /// Memory of the unflushed sets, bytes.
     pub memory: u64,
     /// Log blocks for each hundred metaslabs with logged changes.
     pub block_percent: u64,
-    /// Bounds of the log blocks allowed.
+    /// Lower and upper bound of the allowed log blocks.
     pub blocks: (u64, u64),
-    /// Logs kept.
+    /// Most logs kept.
     pub logs: u64,
-    /// Flushes of an active group.
+    /// Least flushes in an active txg.
     pub least: u64,
 }
 
@@ -43,8 +44,8 @@ impl Default for FlushLimits {
     }
 }
 
-/// Flushes that keep the logs within their limits. `dirty` has the unflushed groups
-/// of all metaslabs, ascending.
+/// Number of flushes that keep the logs within their limits. `dirty` has the unflushed
+/// txgs of all metaslabs, ascending.
 fn needed(dirty: &[Txg], logs: &[LogFact], limits: &FlushLimits) -> u64 {
     let last = &logs[logs.len().saturating_sub(5)..];
     let recent: u64 = last.iter().map(|l| l.blocks).sum();
@@ -81,9 +82,9 @@ fn needed(dirty: &[Txg], logs: &[LogFact], limits: &FlushLimits) -> u64 {
 
 impl Space {
     /// The metaslabs to flush in pass 1 of `txg`, in this order, before anything of
-    /// `txg` is written. `logs` are the existing ones, ascending. With `all`, every
-    /// metaslab with logged changes: before an export. Empty if nothing is dirty, so
-    /// that an idle pool stays idle.
+    /// `txg` is written. `logs` are the existing logs, ascending. With `all`, every
+    /// metaslab with logged changes is flushed, as before an export. Returns an empty
+    /// list if nothing is dirty, so that an idle pool stays idle.
     pub fn choose_flushes(
         &self,
         txg: Txg,
@@ -110,7 +111,8 @@ impl Space {
             if quota == 0 && memory <= limits.memory {
                 break;
             }
-            // One without changes is only bumped, which costs next to nothing.
+            // Flushing one without changes only updates its txg, which costs almost
+            // nothing.
             if size > 0 {
                 quota = quota.saturating_sub(1);
                 memory -= size;
@@ -120,8 +122,8 @@ impl Space {
         out
     }
 
-    /// Logs of earlier groups than this can be removed (chapter 05 §4.2 I5); `None`
-    /// if no metaslab has logged changes: all can.
+    /// Logs of txgs before this one can be removed (chapter 05 §4.2 I5); `None` if no
+    /// metaslab has logged changes, so that all can be removed.
     pub fn min_unflushed(&self) -> Option<Txg> {
         let layout = self.layout();
         layout.slabs().map(|(_, slab)| slab.unflushed_txg()).filter(|&t| t != Txg::ZERO).min()
@@ -148,7 +150,7 @@ mod tests {
         let mut dirty = vec![Txg(100); 7];
         dirty.extend([Txg(105); 3]);
         assert_eq!(needed(&dirty, &logs(11, 1), &limits), 7);
-        // With one group's reserve there are two groups to do it in.
+        // With one txg in reserve, two txgs are left to do it.
         assert_eq!(needed(&dirty, &logs(10, 1), &limits), 4);
     }
 

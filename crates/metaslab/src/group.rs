@@ -6,24 +6,24 @@ use base::{Error, Result, Txg, VdevId};
 
 use crate::range_tree::Seg;
 use crate::slab::Metaslab;
-use crate::{Class, Totals, VdevDesc};
+use crate::{SpaceClass, Totals, VdevDesc};
 
 /// No metaslab.
 const NONE: usize = usize::MAX;
 /// Candidates that one allocation tries, unless it tries hard.
 const TRIES: usize = 100;
 /// A loaded metaslab with a free range this large, or this many times the block, is
-/// taken rather than that a better one be loaded.
+/// used even if an unloaded one is better.
 const GOOD_ENOUGH: u64 = 1 << 20;
 const GOOD_ENOUGH_TIMES: u64 = 16;
-/// Classes of size by which an unloaded metaslab must be better.
+/// Size classes by which an unloaded metaslab must be better than a loaded one.
 const LOAD_PENALTY: u32 = 2;
 
-/// An ordinary vdev of more metaslabs than this keeps one for intent logs
+/// An ordinary vdev with more metaslabs than this reserves one for intent logs
 /// (`zfs_embedded_slog_min_ms`).
 const EMBEDDED_LOG_MIN: usize = 64;
 
-/// Why one vdev gives nothing.
+/// Why a vdev could not allocate.
 pub(crate) enum Refusal {
     /// This metaslab must be loaded first.
     Load(usize),
@@ -31,42 +31,42 @@ pub(crate) enum Refusal {
     Full,
 }
 
-/// What the choice of a metaslab needs, readable without its lock. Hints: the lock
-/// holder decides.
+/// Data for the choice of a metaslab, readable without its lock. They are hints: the
+/// lock holder decides.
 #[derive(Debug, Default)]
 struct Hints {
     loaded: AtomicBool,
-    /// Loaded, or nothing has to be read for it.
+    /// Loaded, or loadable without reading.
     readable: AtomicBool,
     usable: AtomicBool,
-    /// Of a loaded metaslab the largest free range, else a bound above it.
+    /// The largest free range of a loaded metaslab; otherwise an upper bound of it.
     largest: AtomicU64,
-    /// Ranges in the class of the largest.
+    /// Number of ranges in the size class of the largest.
     count: AtomicU64,
     free: AtomicU64,
     unflushed_txg: AtomicU64,
 }
 
-/// A metaslab, its lock and its hints.
+/// A metaslab with its lock and its hints.
 #[derive(Debug)]
-pub(crate) struct Slab {
+pub(crate) struct LockedMetaslab {
     ms: Mutex<Metaslab>,
     hints: Hints,
 }
 
-impl Slab {
-    pub(crate) fn new(ms: Metaslab) -> Slab {
-        let slab = Slab { ms: Mutex::new(ms), hints: Hints::default() };
+impl LockedMetaslab {
+    pub(crate) fn new(ms: Metaslab) -> LockedMetaslab {
+        let slab = LockedMetaslab { ms: Mutex::new(ms), hints: Hints::default() };
         slab.change(|_| ());
         slab
     }
 
-    /// Access that leaves the hints right enough.
+    /// Access that leaves the hints accurate enough.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Metaslab) -> R) -> R {
         f(&mut self.ms.lock())
     }
 
-    /// Access that changes what the hints tell.
+    /// Access that changes the data behind the hints.
     pub(crate) fn change<R>(&self, f: impl FnOnce(&mut Metaslab) -> R) -> R {
         let mut ms = self.ms.lock();
         let out = f(&mut ms);
@@ -100,14 +100,15 @@ impl Slab {
     }
 }
 
-/// A bound on the largest free range by the stored histogram, or by the free bytes
-/// where there is none.
+/// An upper bound of the largest free range, from the stored histogram, or from the
+/// free bytes where there is none.
 fn from_histogram(ms: &Metaslab) -> (u64, u64) {
     let top = ms.histogram.iter().enumerate().rfind(|&(_, &n)| n > 0);
     let free = ms.free_space();
     match top {
-        // Neighbours that were counted apart, and the folding of the last bucket,
-        // can make it larger; a wrong bound costs a load or a missed chance.
+        // Adjacent ranges that were counted separately, and the folding of the last
+        // bucket, can make the largest range larger than this. A wrong bound costs a
+        // load or a missed allocation.
         Some((31, &n)) => (free, n),
         Some((i, &n)) => {
             let above = 1u64.checked_shl(i as u32 + 1 + ms.shift).unwrap_or(u64::MAX);
@@ -122,7 +123,7 @@ fn with(list: &[usize], one: usize) -> Vec<usize> {
     list.iter().copied().chain([one]).collect()
 }
 
-/// Bytes by state, kept for all metaslabs together.
+/// Bytes by state, kept for all metaslabs of the vdev together.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) allocated: AtomicU64,
@@ -130,20 +131,20 @@ pub(crate) struct Counters {
     pub(crate) reserved: AtomicU64,
 }
 
-/// A top-level vdev's metaslabs.
+/// The metaslabs of a top-level vdev.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct MetaslabGroup {
     pub(crate) vdev: VdevId,
-    pub(crate) class: Class,
+    pub(crate) class: SpaceClass,
     pub(crate) ashift: u32,
     ms_shift: u32,
     align: u64,
     pub(crate) data_disks: u64,
     pub(crate) allocating: AtomicBool,
-    pub(crate) slabs: Vec<Slab>,
-    /// Metaslabs in use by streams and copies, and last by intent logs.
+    pub(crate) slabs: Vec<LockedMetaslab>,
+    /// Metaslabs used by streams and copies; the last entry is for intent logs.
     active: Vec<AtomicUsize>,
-    /// The metaslab that is kept for intent logs ([`Group::keep_for_logs`]).
+    /// The metaslab reserved for intent logs ([`MetaslabGroup::keep_for_logs`]).
     kept: Option<usize>,
     pub(crate) capacity: u64,
     pub(crate) counters: Counters,
@@ -151,17 +152,17 @@ pub(crate) struct Group {
     pub(crate) aliquot: AtomicU64,
 }
 
-impl Group {
+impl MetaslabGroup {
     /// # Errors
     /// `Corrupt` for impossible geometry, or more metaslabs than space.
-    pub(crate) fn new(desc: &VdevDesc, slots: usize) -> Result<Group> {
+    pub(crate) fn new(desc: &VdevDesc, slots: usize) -> Result<MetaslabGroup> {
         let bad = || Error::corrupt(format!("vdev {} has impossible metaslabs", desc.vdev));
         let align = desc.align.max(1);
         let shift_fits = (desc.ashift..=62).contains(&desc.ms_shift) && desc.ashift >= 9;
         if !shift_fits || (desc.asize >> desc.ms_shift) < desc.metaslabs.len() as u64 {
             return Err(bad());
         }
-        let mut group = Group {
+        let mut group = MetaslabGroup {
             vdev: desc.vdev,
             class: desc.class,
             ashift: desc.ashift,
@@ -183,12 +184,12 @@ impl Group {
         Ok(group)
     }
 
-    /// Keeps the emptiest metaslab for intent logs, if there are enough (§12.1): what
-    /// others write to it, they write when nothing else is left.
+    /// Reserves the emptiest metaslab for intent logs, if there are enough (§12.1).
+    /// Other blocks are written to it only when nothing else is left.
     pub(crate) fn keep_for_logs(&mut self) {
-        if self.class == Class::Normal && self.slabs.len() > EMBEDDED_LOG_MIN {
+        if self.class == SpaceClass::Normal && self.slabs.len() > EMBEDDED_LOG_MIN {
             let free = |i: &usize| self.slabs[*i].hints.free.load(Ordering::Relaxed);
-            // The first of the emptiest.
+            // The first of the emptiest ones.
             self.kept = (0..self.slabs.len()).rev().max_by_key(free);
         }
     }
@@ -210,16 +211,16 @@ impl Group {
             ms.fresh = fresh;
             self.capacity += ms.size;
             self.counters.allocated.fetch_add(ms.allocated(), Ordering::Relaxed);
-            self.slabs.push(Slab::new(ms));
+            self.slabs.push(LockedMetaslab::new(ms));
         }
         Ok(())
     }
 
-    /// The metaslab that holds a range wholly.
+    /// The metaslab that contains the whole range.
     ///
     /// # Errors
-    /// `Corrupt` if there is none, or the range is not whole sectors.
-    pub(crate) fn slab_of(&self, offset: u64, len: u64) -> Result<&Slab> {
+    /// `Corrupt` if there is none, or the range does not consist of whole sectors.
+    pub(crate) fn slab_of(&self, offset: u64, len: u64) -> Result<&LockedMetaslab> {
         let bad = || {
             Error::corrupt(format!(
                 "space at vdev {} {offset:#x}, {len:#x} bytes, is not of one metaslab",
@@ -235,7 +236,7 @@ impl Group {
         Ok(slab)
     }
 
-    /// Which metaslab an offset belongs to.
+    /// The index of the metaslab that contains an offset.
     pub(crate) fn ms_of(&self, offset: u64) -> u64 {
         offset >> self.ms_shift
     }
@@ -257,8 +258,8 @@ impl Group {
             return None;
         }
         if !ms.is_loaded() && ms.is_virgin() {
-            // Everything is free; there is nothing to read. Contradicting logs
-            // leave it unloaded, which the caller will meet.
+            // Everything is free, so nothing has to be read. If logs contradict this,
+            // it stays unloaded, and the caller handles that.
             ms.load_virgin().ok()?;
             slab.publish(&mut ms);
         }
@@ -269,14 +270,14 @@ impl Group {
         got
     }
 
-    /// Whether slot `i` may be used: a small vdev has few metaslabs to spread over.
+    /// Maps a stream and copy to a slot: a small vdev has few metaslabs to spread over.
     pub(crate) fn slot(&self, stream: usize, copy: usize, streams: usize) -> usize {
         let wanted = if copy == 0 { stream } else { streams + copy - 1 };
         if wanted * 3 < self.slabs.len() { wanted } else { 0 }
     }
 
-    /// Takes `size` bytes for a block of an intent log: where nothing else goes, if there
-    /// is room.
+    /// Allocates `size` bytes for an intent log block: from the reserved metaslab, if
+    /// it has room.
     pub(crate) fn allocate_log(
         &self,
         slot: usize,
@@ -298,7 +299,7 @@ impl Group {
         }
     }
 
-    /// As [`Group::allocate_among`]; from what is kept for logs at last.
+    /// As [`MetaslabGroup::allocate_among`], but uses the metaslab reserved for logs last.
     pub(crate) fn allocate(
         &self,
         slot: usize,
@@ -320,8 +321,9 @@ impl Group {
         }
     }
 
-    /// Takes `size` bytes from the slot's metaslab or the next best, except `not`.
-    /// Returns offset and whether this is the metaslab's first of the group.
+    /// Allocates `size` bytes from the slot's metaslab or the next best, except `not`.
+    /// Returns the offset and whether this is the metaslab's first allocation of the
+    /// txg.
     fn allocate_among(
         &self,
         slot: usize,
@@ -355,7 +357,7 @@ impl Group {
         Err(Refusal::Full)
     }
 
-    /// The best metaslab not tried, and whether it can be used at once.
+    /// The best metaslab not yet tried, and whether it can be used at once.
     fn choose(&self, slot: usize, size: u64, tried: &[usize], hard: bool) -> Option<(usize, bool)> {
         let others: Vec<usize> = self
             .active
@@ -378,7 +380,7 @@ impl Group {
             let class = largest.checked_ilog2().unwrap_or(0);
             let class = if readable { class + LOAD_PENALTY } else { class };
             let count = h.count.load(Ordering::Relaxed);
-            // Another stream's metaslab only if there is nothing else.
+            // Another stream's metaslab is used only if there is no other.
             let alone = !others.contains(&i);
             let score = (loaded && alone && largest >= enough, alone, class, count);
             if best.is_none_or(|(s, _, _)| score > s) {
@@ -388,7 +390,7 @@ impl Group {
         best.map(|(_, i, readable)| (i, readable))
     }
 
-    /// Unloaded metaslabs that will be wanted first, best first, at most `n`. None
+    /// The unloaded metaslabs that will be needed first, best first, at most `n`. None
     /// as long as a loaded one besides the active ones is good enough.
     pub(crate) fn preload(&self, n: usize) -> Vec<usize> {
         let mut tried: Vec<usize> = self.active.iter().map(|a| a.load(Ordering::Relaxed)).collect();
@@ -405,7 +407,7 @@ impl Group {
         out
     }
 
-    /// Forgets which metaslabs are active: after a change of their states.
+    /// Clears the list of active metaslabs, after a change of their states.
     pub(crate) fn release_active(&self, i: usize) {
         for slot in &self.active {
             let _ = slot.compare_exchange(i, NONE, Ordering::Relaxed, Ordering::Relaxed);
@@ -416,13 +418,13 @@ impl Group {
         self.active.iter().any(|slot| slot.load(Ordering::Relaxed) == i)
     }
 
-    /// At the end of a group: leaves an active metaslab that has become much worse
-    /// than another one that is loaded.
+    /// At the end of a txg: deactivates a metaslab that has become much worse than
+    /// another loaded one.
     pub(crate) fn refresh_active(&self) {
         for (s, slot) in self.active.iter().enumerate() {
             let now = slot.load(Ordering::Relaxed);
             let Some(slab) = self.slabs.get(now) else { continue };
-            let class = |slab: &Slab| {
+            let class = |slab: &LockedMetaslab| {
                 slab.hints.largest.load(Ordering::Relaxed).checked_ilog2().unwrap_or(0)
             };
             slab.change(|_| ());

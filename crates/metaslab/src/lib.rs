@@ -1,57 +1,58 @@
-//! Free space: which bytes of a pool are free, and which of them to use.
+//! The space allocator: which bytes of a pool are free, and which of them to use.
 //!
 //! # Theory
-//! Every top-level vdev is divided into metaslabs. [`Space`] holds them in classes
-//! and hands out addresses; it does no I/O. The sync thread asks what to write of
-//! each metaslab's space map and of the group's log, and tells when it is written
-//! and when the group is durable (chapter 05 §4-6). For one group T:
+//! Every top-level vdev is divided into metaslabs. [`Space`] holds them in classes and
+//! allocates addresses; it does no I/O. The sync thread asks it what to write to each
+//! metaslab's space map and to the txg's log, and reports when that is written and when
+//! the txg is durable (chapter 05 §4-6). The steps of one txg T:
 //!
 //! 1. pass 1: [`Space::choose_flushes`]; for each [`Space::prepare_flush`], write,
 //!    [`Space::written`]; then remove logs below [`Space::min_unflushed`];
-//! 2. each pass: [`Space::free`] for what died, then for each of
+//! 2. each pass: [`Space::free`] for freed blocks, then for each of
 //!    [`Space::take_dirty`] [`Space::prepare_write`], write, [`Space::written`];
 //! 3. [`Space::before_commit`], uberblock, [`Space::synced`].
 //!
 //! Chapter numbers mean the format's chapter 05 unless another is named.
 //!
 //! # Invariants
-//! * No byte is handed out twice before it is freed, and none that the durable
-//!   uberblock references: what T frees is handed out after T is durable, and, but
-//!   for a pool that is nearly full, two groups later (§6).
-//! * What is written replays to what is allocated, at each uberblock.
+//! * No byte is allocated twice before it is freed, and none that the durable uberblock
+//!   references. Space freed in T is allocated only after T is durable and, except in a
+//!   nearly full pool, two txgs later (§6).
+//! * At each uberblock, replaying the written space maps gives the allocated space.
 //! * A range never crosses a metaslab.
-//! * Nothing read from a disk makes it panic: contradictions are `Corrupt`.
+//! * Data read from a disk never causes a panic: contradictions are `Corrupt`.
 //!
 //! # Policy, and departures from OpenZFS
 //! * *Within a metaslab* ([`Metaslab`]): four cursors by size instead of 64 by
-//!   alignment. Compressed records have all kinds of alignment, and one file's
-//!   blocks shall follow each other. A block goes to its cursor if it fits; then
-//!   first fit from there on. If the largest hole is below 128 KiB, it is best fit
-//!   for *sixteen* blocks, and the next blocks follow in that hole: random writes on
-//!   a fragmented pool still go out in runs that the queue merges, where plain best
-//!   fit scatters them block by block. Below 4 % free it is best fit, to keep holes
-//!   for large blocks.
-//! * *Among metaslabs*: by the class of the largest free range, as OpenZFS does, but
-//!   a loaded one with room for sixteen blocks and 1 MiB is always taken, and an
-//!   unloaded one must be better by two classes: loading is what makes writing to a
-//!   full pool slow (§12.7). The active one is kept until an allocation fails, or
-//!   until a group ends and it is worse by three classes than another loaded one;
-//!   never in the middle of a group.
-//! * *Among vdevs*: a turn is 2 MiB for each data disk, times the vdev's share of
-//!   the class's free space, so vdevs become full together; queues are not asked.
-//! * *Copies* beyond the first have metaslabs of their own where there are enough:
-//!   metadata stays together and out of the way of data.
+//!   alignment. Compressed records have all kinds of alignment, and the blocks of one
+//!   file should be adjacent. A block is placed at its cursor if it fits there;
+//!   otherwise first fit continues from there. If the largest hole is smaller than 128
+//!   KiB, the search is best fit for *sixteen* blocks, and the next blocks follow in
+//!   that hole. So random writes on a fragmented pool still form runs that the queue
+//!   merges, where plain best fit would scatter them block by block. Below 4 % free
+//!   space the search is best fit, to keep holes for large blocks.
+//! * *Among metaslabs*: by the size class of the largest free range, as in OpenZFS. But
+//!   a loaded metaslab with room for sixteen blocks and 1 MiB is always used, and an
+//!   unloaded one must be better by two classes, because loading is what makes writing
+//!   to a full pool slow (§12.7). The active metaslab is kept until an allocation
+//!   fails, or until a txg ends and it is worse by three classes than another loaded
+//!   one; it never changes in the middle of a txg otherwise.
+//! * *Among vdevs*: the rotor stays on a vdev for 2 MiB for each data disk, times the
+//!   vdev's share of the class's free space, so that vdevs become full together. Queue
+//!   lengths are not considered.
+//! * *Copies* beyond the first use separate metaslabs where there are enough, so that
+//!   metadata stays together and apart from data.
 //! * *Flushing*: see [`flush`].
-//! * *Intent logs* without vdevs of their own: a vdev of more than 64 metaslabs keeps the
-//!   one for them that is emptiest when the pool is opened, as OpenZFS does; but others
-//!   may use it when nothing else is left, so it counts as ordinary space.
-//! * No thresholds on whole vdevs yet.
+//! * *Intent logs* without log vdevs: a vdev of more than 64 metaslabs reserves for
+//!   them the metaslab that is emptiest when the pool is opened, as in OpenZFS. But
+//!   other blocks may use it when nothing else is left, so it counts as ordinary space.
+//! * There are no thresholds on whole vdevs yet.
 //!
 //! # Locks
-//! The layout (shared by everything but adding and removing vdevs), then one
-//! metaslab, or one of the lists `dirty` and `done`; never two of these at once, but
-//! `done` before a metaslab in [`Space::before_commit`]. An allocation takes the
-//! layout shared and its metaslab for the time of a few tree steps.
+//! Order: the layout (shared, except for adding and removing vdevs), then one metaslab,
+//! or one of the lists `dirty` and `done`. Two of these are never held at once, except
+//! `done` before a metaslab in [`Space::before_commit`]. An allocation takes the layout
+//! shared, and its metaslab for the duration of a few tree operations.
 
 use base::rt::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::{Txg, VdevId};
@@ -74,9 +75,9 @@ pub use space::{LoadPlan, Space};
 pub use stats::{Fragmentation, Totals, slop};
 pub use sync::{Batch, MapFacts, MapWrite};
 
-/// What a top-level vdev's space is for (§12.1).
+/// The allocation class of a top-level vdev's space (§12.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Class {
+pub enum SpaceClass {
     /// Ordinary data and metadata.
     #[default]
     Normal,
@@ -89,73 +90,74 @@ pub enum Class {
 }
 
 /// Every class, in order of their numbers.
-pub const CLASSES: [Class; 4] = [Class::Normal, Class::Log, Class::Special, Class::Dedup];
+pub const CLASSES: [SpaceClass; 4] =
+    [SpaceClass::Normal, SpaceClass::Log, SpaceClass::Special, SpaceClass::Dedup];
 
-impl Class {
-    /// Where blocks of this class may go, in order. Nothing but intent logs goes to
-    /// log vdevs.
-    pub fn fallbacks(self) -> &'static [Class] {
+impl SpaceClass {
+    /// The classes in which blocks of this class may be allocated, in order. Only
+    /// intent logs use log vdevs.
+    pub fn fallbacks(self) -> &'static [SpaceClass] {
         match self {
-            Class::Normal => &[Class::Normal],
-            Class::Log => &[Class::Log, Class::Normal],
-            Class::Special => &[Class::Special, Class::Normal],
-            Class::Dedup => &[Class::Dedup, Class::Special, Class::Normal],
+            SpaceClass::Normal => &[SpaceClass::Normal],
+            SpaceClass::Log => &[SpaceClass::Log, SpaceClass::Normal],
+            SpaceClass::Special => &[SpaceClass::Special, SpaceClass::Normal],
+            SpaceClass::Dedup => &[SpaceClass::Dedup, SpaceClass::Special, SpaceClass::Normal],
         }
     }
 }
 
-/// A metaslab of the pool.
+/// Identifies a metaslab of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MsKey {
     /// Its top-level vdev.
     pub vdev: VdevId,
-    /// Its number there.
+    /// Its index in the vdev.
     pub ms: u64,
 }
 
-/// What the pool says of a top-level vdev when it is opened.
+/// The description of a top-level vdev when the pool is opened.
 #[derive(Clone, Debug, Default)]
 pub struct VdevDesc {
     /// Its id.
     pub vdev: VdevId,
-    /// What it is for.
-    pub class: Class,
+    /// Its allocation class.
+    pub class: SpaceClass,
     /// Allocatable bytes.
     pub asize: u64,
     /// log2 of its sector size.
     pub ashift: u32,
     /// log2 of a metaslab's size, as recorded.
     pub ms_shift: u32,
-    /// Offsets are multiples of it: a dRAID's group width in bytes; else 0.
+    /// Offsets are multiples of this: a dRAID's group width in bytes; otherwise 0.
     pub align: u64,
-    /// Disks' worth of data in it: the rotor's measure.
+    /// Number of disks' worth of data: the weight in the rotor.
     pub data_disks: u64,
-    /// Whether it gives space.
+    /// Whether space may be allocated from it.
     pub allocating: bool,
     /// Its metaslabs in order.
     pub metaslabs: Vec<MsDesc>,
 }
 
-/// A block that needs space.
+/// A request for space.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
     /// Stored bytes of the block, before parity.
     pub psize: u64,
-    /// Addresses, 1 to 3: on different vdevs where possible.
+    /// Number of addresses, 1 to 3, on different vdevs where possible.
     pub copies: u8,
-    /// Where it belongs.
-    pub class: Class,
-    /// The group that writes it.
+    /// The allocation class.
+    pub class: SpaceClass,
+    /// The txg that writes the block.
     pub txg: Txg,
-    /// Blocks with the same hint stay together: a number of the object, say.
+    /// Blocks with the same hint are placed together; for example, an object id.
     pub hint: u64,
-    /// A part of a gang block: every metaslab comes into question.
+    /// A part of a gang block: every metaslab is considered.
     pub gang_child: bool,
-    /// Used last: a vdev where an attempt failed.
+    /// A vdev to use last, because an attempt there failed.
     pub avoid: Option<VdevId>,
 }
 
-/// Why there is no space.
+/// The reason why no space was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
     /// This metaslab of this vdev must be loaded first.
@@ -164,21 +166,21 @@ pub enum Denied {
     NoSpace,
 }
 
-/// Makes large blocks gang blocks although there is room: a **test instrument**, off
-/// unless a test turns it on. What it makes is as good as any gang block.
+/// Turns large blocks into gang blocks although there is room: a **test instrument**,
+/// off unless a test turns it on. The result is as valid as any gang block.
 #[derive(Debug, Default)]
 pub struct ForceGanging {
-    /// Blocks of more stored bytes than this.
+    /// Only blocks with more stored bytes than this.
     pub larger_than: AtomicU64,
-    /// One in so many of them; 0 for none.
+    /// One in this many of them; 0 for none.
     pub one_in: AtomicU64,
-    /// The members of gangs as well, all of them, down to that size.
+    /// All members of gangs as well, down to that size.
     pub members: AtomicBool,
-    asked: AtomicU64,
+    seen: AtomicU64,
 }
 
 impl ForceGanging {
-    /// Whether this block is to be one.
+    /// Whether this block is to become a gang block.
     pub(crate) fn hits(&self, want: &Want) -> bool {
         let one_in = self.one_in.load(Ordering::Relaxed);
         if one_in == 0 || want.psize <= self.larger_than.load(Ordering::Relaxed) {
@@ -187,17 +189,17 @@ impl ForceGanging {
         if want.gang_child {
             return self.members.load(Ordering::Relaxed);
         }
-        self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
+        self.seen.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in)
     }
 }
 
-/// Bugs to plant: **test instruments**, for showing that the simulator finds what it
-/// is there for. Always compiled, all off, and nothing but tests turns them on.
+/// Planted bugs: **test instruments** that show that the simulator finds such bugs.
+/// They are always compiled and all off; only tests turn them on.
 #[derive(Debug, Default)]
 pub struct Plant {
-    /// What a pass frees is handed out at once, in the same group.
+    /// Space freed in a pass is allocatable at once, in the same txg.
     pub reuse_same_group: AtomicBool,
-    /// What a group frees is handed out right before its uberblock, not after.
+    /// Space freed in a txg is allocatable right before its uberblock, not after.
     pub reuse_before_commit: AtomicBool,
     /// The last range of each list of allocations is not written.
     pub lose_alloc_entry: AtomicBool,

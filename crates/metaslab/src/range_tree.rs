@@ -1,11 +1,12 @@
-//! Sets of bytes as disjoint ranges, by offset and, if asked for, by size.
+//! Sets of bytes as disjoint ranges, ordered by offset and optionally indexed by size.
 //!
 //! # Invariants
 //! * Ranges are disjoint, not empty, never adjacent (neighbours merge), and end
 //!   at or below `u64::MAX`.
-//! * With an index, every range of at least its `min` bytes is in it, and its
-//!   histogram counts every range. Smaller ranges are indexed on first need: most
-//!   searches are for more, and fragmented space is mostly small ranges.
+//! * With an index, every range of at least its `min` bytes is indexed, and the
+//!   histogram counts every range. Smaller ranges are indexed when they are first
+//!   needed, because most searches are for larger ones, and fragmented space consists
+//!   mostly of small ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ pub struct Seg {
 }
 
 impl Seg {
-    /// The byte behind it.
+    /// The end of the range.
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
@@ -40,7 +41,7 @@ struct Index {
 /// Disjoint ranges. The head of the module has the invariants.
 #[derive(Clone, Debug, Default)]
 pub struct RangeTree {
-    /// First byte to the byte behind.
+    /// First byte to end.
     by_start: BTreeMap<u64, u64>,
     space: u64,
     index: Option<Box<Index>>,
@@ -63,7 +64,7 @@ impl RangeTree {
         RangeTree::default()
     }
 
-    /// An empty set with an index of the ranges of at least `min` bytes.
+    /// An empty set with an index of ranges of at least `min` bytes.
     pub fn indexed(min: u64) -> RangeTree {
         let index = Index { by_size: BTreeSet::new(), min, histogram: [0; 64] };
         RangeTree { index: Some(Box::new(index)), ..RangeTree::default() }
@@ -117,7 +118,8 @@ impl RangeTree {
     /// Adds a range.
     ///
     /// # Errors
-    /// `Corrupt`, and nothing changed, if part of it is there or it is not a range.
+    /// `Corrupt` if part of the range is already in the set or it is not a valid range;
+    /// nothing is changed then.
     pub fn add(&mut self, start: u64, len: u64) -> Result<()> {
         let end = end_of(start, len)?;
         let before = self.at_or_before(start);
@@ -145,7 +147,8 @@ impl RangeTree {
     /// Removes a range.
     ///
     /// # Errors
-    /// `Corrupt`, and nothing changed, if part of it is not there or it is not a range.
+    /// `Corrupt` if part of the range is not in the set or it is not a valid range;
+    /// nothing is changed then.
     pub fn remove(&mut self, start: u64, len: u64) -> Result<()> {
         let end = end_of(start, len)?;
         let Some((s, e)) = self.at_or_before(start).filter(|&(_, e)| e >= end) else {
@@ -166,7 +169,7 @@ impl RangeTree {
         Ok(())
     }
 
-    /// Removes what is there of a range, and returns those parts.
+    /// Removes the parts of a range that are in the set, and returns them.
     fn clear_range(&mut self, start: u64, len: u64) -> Result<Vec<Seg>> {
         let end = end_of(start, len)?;
         let first = self.at_or_before(start).filter(|&(_, e)| e > start).map_or(start, |(s, _)| s);
@@ -182,11 +185,12 @@ impl RangeTree {
         Ok(parts)
     }
 
-    /// Chapter 05 §4.3(4), of a range that is added here: the parts that are in
-    /// `other` leave it, and only the rest comes into this set.
+    /// Adds a range by the rule of chapter 05 §4.3(4): the parts that are in `other`
+    /// are removed from it, and only the rest is added to this set.
     ///
     /// # Errors
-    /// `Corrupt` if part of the rest is here; both sets may have changed then.
+    /// `Corrupt` if part of the rest is already in this set; both sets may have changed
+    /// then.
     pub fn remove_xor_add(&mut self, other: &mut RangeTree, start: u64, len: u64) -> Result<()> {
         let end = end_of(start, len)?;
         let mut at = start;
@@ -202,13 +206,13 @@ impl RangeTree {
         Ok(())
     }
 
-    /// Whether the whole range is there.
+    /// Whether the whole range is in the set.
     pub fn contains(&self, start: u64, len: u64) -> bool {
         let Ok(end) = end_of(start, len) else { return false };
         self.at_or_before(start).is_some_and(|(_, e)| e >= end)
     }
 
-    /// Whether any byte of the range is there.
+    /// Whether any byte of the range is in the set.
     pub fn overlaps(&self, start: u64, len: u64) -> bool {
         let end = start.saturating_add(len);
         len > 0 && self.by_start.range(..end).next_back().is_some_and(|(_, &e)| e > start)
@@ -224,12 +228,12 @@ impl RangeTree {
         self.iter().collect()
     }
 
-    /// Bytes.
+    /// Total bytes.
     pub fn space(&self) -> u64 {
         self.space
     }
 
-    /// Ranges.
+    /// Number of ranges.
     pub fn len(&self) -> usize {
         self.by_start.len()
     }
@@ -245,7 +249,7 @@ impl RangeTree {
         indexed.unwrap_or_else(|| self.iter().map(|s| s.len).max().unwrap_or(0))
     }
 
-    /// As [`RangeTree::largest`], indexing what is needed to answer quickly again.
+    /// As [`RangeTree::largest`], but extends the index so that the next call is fast.
     pub fn largest_indexed(&mut self) -> u64 {
         if self.index.as_ref().is_some_and(|i| i.by_size.is_empty()) && !self.is_empty() {
             self.index_from(0);
@@ -283,7 +287,7 @@ impl RangeTree {
     /// Moves everything into another set.
     ///
     /// # Errors
-    /// `Corrupt` if part of it is there already; what came before has moved then.
+    /// `Corrupt` if part of it is already there; earlier ranges have been moved then.
     pub fn vacate(&mut self, into: &mut RangeTree) -> Result<()> {
         if into.is_empty() && into.index.is_none() && self.index.is_none() {
             std::mem::swap(self, into);
@@ -304,8 +308,8 @@ impl RangeTree {
         }
     }
 
-    /// Ranges of at least `size` bytes in ascending order of size, among equals of
-    /// offset; indexes small ones if it must. Empty without an index.
+    /// Ranges of at least `size` bytes in ascending order of size, then of offset;
+    /// extends the index to small ranges if needed. Empty without an index.
     pub fn by_size(&mut self, size: u64) -> impl DoubleEndedIterator<Item = Seg> + '_ {
         if self.index.as_ref().is_some_and(|i| size < i.min) {
             self.index_from(0);
@@ -314,7 +318,7 @@ impl RangeTree {
         ranges.into_iter().flatten().map(|&(len, start)| Seg { start, len })
     }
 
-    /// The ranges from `at` on in ascending order; the first is cut if it began
+    /// The ranges from `at` on in ascending order; the first is cut if it starts
     /// before.
     pub fn from(&self, at: u64) -> impl Iterator<Item = Seg> + '_ {
         let cut = self.at_or_before(at).filter(|&(s, e)| s < at && e > at);

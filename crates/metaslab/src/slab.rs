@@ -1,47 +1,47 @@
-//! One metaslab: its sets of ranges, and what moves a range from one to the next
-//! (chapter 05 §5.1, §5.4, §6).
+//! One metaslab: its sets of ranges, and the operations that move a range from one set
+//! to the next (chapter 05 §5.1, §5.4, §6).
 //!
-//! # The life of a range
-//! *allocatable* → `allocating[T]` (handed out in group T) → *allocated* (the write
-//! of a pass of T; in no set) → `freeing` (freed in this pass) → `freed` (that is
-//! written) → `defer[T mod 2]` (T's uberblock is durable) → *allocatable*, two
-//! groups later. `pending` holds what a pass is about to write. While a metaslab is pinned
-//! ([`crate::Space::pin`]), `held` stands between `defer` and *allocatable*.
+//! # States of a range
+//! *allocatable* → `allocating[T]` (allocated in txg T) → *allocated* (written by a
+//! pass of T; in no set) → `freeing` (freed in this pass) → `freed` (the free is
+//! written) → `defer[T mod 2]` (T's uberblock is durable) → *allocatable*, two txgs
+//! later. `pending` holds the ranges that a pass is about to write. While a metaslab is
+//! pinned ([`crate::Space::pin`]), `held` comes between `defer` and *allocatable*.
 //!
 //! # Invariants
-//! * What the metaslab's own map says up to `length`, changed by the unflushed sets,
-//!   is the truth as of the last write of a pass: `allocated()` bytes of it.
-//! * Of a loaded metaslab, *allocatable*, `allocating`, `pending`'s allocations,
-//!   `defer`, `held` and `freed` are disjoint, and together are what is not allocated
-//!   ([`Metaslab::check`]).
-//! * Only a loaded metaslab has allocations that are not written.
+//! * The metaslab's own space map up to `length`, changed by the unflushed sets, is the
+//!   state after the last write of a pass; `allocated()` bytes of it are allocated.
+//! * In a loaded metaslab, *allocatable*, `allocating`, `pending`'s allocations,
+//!   `defer`, `held` and `freed` are disjoint, and together they are the space that is
+//!   not allocated ([`Metaslab::check`]).
+//! * Only a loaded metaslab has unwritten allocations.
 
 use base::{Error, ErrorKind, Result, Txg};
 use ondisk::spacemap::{self, HISTOGRAM_SIZE, Kind};
 
 use crate::fit::Cursors;
 use crate::range_tree::{RangeTree, Seg};
-use crate::sync::Pending;
+use crate::sync::PendingWrite;
 
-/// Ranges below this are indexed by size on first need alone (chapter 05 §12.5).
+/// Ranges below this size are indexed only when first needed (chapter 05 §12.5).
 pub(crate) const INDEX_MIN: u64 = 1 << 14;
 
-/// What the pool says of a metaslab when it is opened.
+/// The description of a metaslab when the pool is opened.
 #[derive(Clone, Debug, Default)]
 pub struct MsDesc {
-    /// Object number of its space map; 0 if it has none.
+    /// Object id of its space map; 0 if it has none.
     pub object: u64,
-    /// The map's header; the default if it has none.
+    /// The space map's header; the default if it has none.
     pub header: spacemap::Header,
-    /// First group that its own map does not cover; zero if it never had logged
-    /// changes (chapter 05 §4.1).
+    /// First txg that its own map does not cover; zero if it never had logged changes
+    /// (chapter 05 §4.1).
     pub unflushed_txg: Txg,
 }
 
 /// A metaslab of a top-level vdev.
 #[derive(Debug)]
 pub struct Metaslab {
-    /// Its number within the vdev.
+    /// Its index within the vdev.
     pub(crate) id: u64,
     /// First byte in the vdev; a multiple of `align`.
     pub(crate) start: u64,
@@ -49,42 +49,42 @@ pub struct Metaslab {
     pub(crate) size: u64,
     /// log2 of the unit of its map.
     pub(crate) shift: u32,
-    /// Offsets handed out are multiples of it.
+    /// Allocated offsets are multiples of this.
     pub(crate) align: u64,
     pub(crate) object: u64,
-    /// Bytes of its own map.
+    /// Bytes of its own space map.
     pub(crate) length: u64,
-    /// Bytes that its own map says are allocated.
+    /// Bytes that are allocated according to its own space map.
     pub(crate) own_alloc: u64,
     pub(crate) histogram: [u64; HISTOGRAM_SIZE],
     /// The stored map has the long header.
     pub(crate) long_header: bool,
-    /// Changes with every change of its own map.
+    /// Incremented with every change of its own map.
     pub(crate) generation: u64,
     pub(crate) unflushed_txg: Txg,
-    /// Last group whose log has entries of it.
+    /// Last txg whose log has entries of it.
     pub(crate) logged_in: Txg,
     pub(crate) unflushed_allocs: RangeTree,
     pub(crate) unflushed_frees: RangeTree,
-    /// When loaded.
+    /// `None` if the metaslab is not loaded.
     pub(crate) allocatable: Option<RangeTree>,
     pub(crate) allocating: [RangeTree; 4],
     pub(crate) freeing: RangeTree,
     pub(crate) freed: RangeTree,
     pub(crate) defer: [RangeTree; 2],
-    /// Due to be allocatable, but for pins.
+    /// Due to become allocatable, but pinned.
     pub(crate) held: RangeTree,
-    /// Who keeps ranges from becoming allocatable.
+    /// Number of pins, which keep ranges from becoming allocatable.
     pub(crate) pins: u32,
-    /// The last group after which ranges may have become allocatable.
+    /// The last txg after which ranges may have become allocatable.
     pub(crate) released: Txg,
-    pub(crate) pending: Option<Box<Pending>>,
-    /// Created in this group: not to be used until that has synced.
+    pub(crate) pending: Option<Box<PendingWrite>>,
+    /// Created in this txg: unusable until that has synced.
     pub(crate) fresh: Option<Txg>,
-    /// Somebody asked that nothing be allocated here.
+    /// Number of requests not to allocate from it.
     pub(crate) disabled: u32,
     pub(crate) cursors: Cursors,
-    /// Last group that allocated here.
+    /// Last txg that allocated from it.
     pub(crate) used_in: Txg,
 }
 
@@ -146,13 +146,13 @@ impl Metaslab {
         self.freed.space() + waiting.map(RangeTree::space).sum::<u64>()
     }
 
-    /// Bytes handed out whose write is not complete.
+    /// Bytes allocated whose write is not complete.
     pub(crate) fn reserved(&self) -> u64 {
         let pending = self.pending.as_ref().map_or(0, |p| p.alloc.space());
         pending + self.allocating.iter().map(RangeTree::space).sum::<u64>()
     }
 
-    /// Bytes that can be handed out now, or could if it were loaded.
+    /// Bytes that can be allocated now, or could be if it were loaded.
     pub(crate) fn free_space(&self) -> u64 {
         let taken = self.allocated() + self.deferred() + self.reserved();
         self.size.saturating_sub(taken)
@@ -162,7 +162,7 @@ impl Metaslab {
         self.allocatable.is_some()
     }
 
-    /// Whether nothing is recorded of it: all free, and nothing to read.
+    /// Whether nothing is recorded about it: all free, and nothing to read.
     pub(crate) fn is_virgin(&self) -> bool {
         self.length == 0 && self.own_alloc == 0
     }
@@ -182,8 +182,8 @@ impl Metaslab {
         start >= self.start && end.is_some_and(|e| e <= self.start + self.size)
     }
 
-    /// Takes `size` bytes for `txg`. Returns the offset, and whether it is the first
-    /// allocation of `txg` that awaits writing.
+    /// Allocates `size` bytes for `txg`. Returns the offset, and whether it is the
+    /// first allocation of `txg` that is not yet written.
     pub(crate) fn allocate(&mut self, size: u64, txg: Txg) -> Option<(u64, bool)> {
         let at = self.pick(size)?;
         let first = self.take(at, size, txg);
@@ -191,7 +191,8 @@ impl Metaslab {
         first.ok().map(|first| (at, first))
     }
 
-    /// Moves a range from *allocatable* to `txg`'s set; whether that was empty.
+    /// Moves a range from *allocatable* to `txg`'s set; returns whether that set was
+    /// empty.
     fn take(&mut self, at: u64, size: u64, txg: Txg) -> Result<bool> {
         let tree = self.allocatable.as_mut().ok_or_else(|| not_loaded(self.id))?;
         tree.remove(at, size)?;
@@ -202,7 +203,8 @@ impl Metaslab {
         Ok(first)
     }
 
-    /// Marks a given range allocated in `txg`; whether it is the group's first here.
+    /// Marks a given range allocated in `txg`; returns whether it is the first in this
+    /// txg.
     pub(crate) fn claim(&mut self, at: u64, size: u64, txg: Txg) -> Result<bool> {
         self.take(at, size, txg)
     }
@@ -214,10 +216,10 @@ impl Metaslab {
         tree.add(at, size)
     }
 
-    /// Frees a range in the pass that is under way; whether it is the first.
+    /// Frees a range in the current pass; returns whether it is the first.
     ///
     /// # Errors
-    /// `Corrupt` if part of it is free, is freed already, or belongs to a later group.
+    /// `Corrupt` if part of it is free, is already freed, or belongs to a later txg.
     pub(crate) fn free(&mut self, at: u64, size: u64, txg: Txg) -> Result<bool> {
         let twice = || {
             Error::corrupt(format!(
@@ -225,8 +227,9 @@ impl Metaslab {
             ))
         };
         let pending = self.pending.as_ref().map(|p| &p.free);
-        // Without the free ranges the unflushed ones must do. With them not: a block
-        // may be handed out again and die before its group's pass records it.
+        // Without the free ranges, only the unflushed ones can be checked. With them,
+        // those must not be checked, because a block may be allocated again and freed
+        // before the pass of its txg records it.
         let unflushed = (!self.is_loaded()).then_some(&self.unflushed_frees);
         let later = self.allocating.iter().enumerate().filter(|&(i, _)| i != Self::slot(txg));
         let freed = [&self.freeing, &self.freed, &self.held]
@@ -246,11 +249,11 @@ impl Metaslab {
         Ok(first)
     }
 
-    /// The free ranges that a map's entries leave, before deferral.
+    /// The free ranges that result from a map's entries, before deferral.
     ///
     /// # Errors
-    /// `Corrupt` if they allocate what is allocated, free what is free, or do not
-    /// sum up to `alloc` bytes; those of the entries.
+    /// `Corrupt` if the entries allocate allocated space, free free space, or do not
+    /// sum up to `alloc` bytes; and the errors of the entries.
     pub(crate) fn replay(
         seg: Seg,
         alloc: u64,
@@ -274,7 +277,7 @@ impl Metaslab {
         Ok(free)
     }
 
-    /// Becomes loaded, given what its own map leaves free (chapter 05 §5.4).
+    /// Loads the metaslab, given the free space of its own map (chapter 05 §5.4).
     ///
     /// # Errors
     /// `Corrupt` if the unflushed or deferred sets contradict the map.
@@ -301,25 +304,25 @@ impl Metaslab {
         Ok(())
     }
 
-    /// Loads a metaslab of which nothing is recorded.
+    /// Loads a metaslab about which nothing is recorded.
     pub(crate) fn load_virgin(&mut self) -> Result<()> {
         let mut all = RangeTree::new();
         all.add(self.start, self.size)?;
         self.load(&all)
     }
 
-    /// Forgets the free ranges, if nothing depends on them.
+    /// Drops the free ranges, if nothing depends on them.
     pub(crate) fn unload(&mut self) -> bool {
         let idle = self.reserved() == 0 && self.pending.is_none() && self.freeing.is_empty();
         if idle && self.is_loaded() {
-            // What is known of sizes stays, for the choice of metaslabs.
+            // The known sizes stay, for the choice of metaslabs.
             self.histogram = self.known_histogram();
             self.allocatable = None;
         }
         idle
     }
 
-    /// An entry of a log, at import (chapter 05 §4.5).
+    /// Applies an entry of a log, at import (chapter 05 §4.5).
     pub(crate) fn replay_log(&mut self, kind: Kind, at: u64, len: u64) -> Result<()> {
         let (to, from) = match kind {
             Kind::Alloc => (&mut self.unflushed_allocs, &mut self.unflushed_frees),
@@ -333,8 +336,8 @@ impl Metaslab {
         Ok(())
     }
 
-    /// After `txg`'s uberblock is durable (chapter 05 §6). Returns the bytes that
-    /// became allocatable, and whether the next group has to come by.
+    /// Handles the durability of `txg`'s uberblock (chapter 05 §6). Returns the bytes
+    /// that became allocatable, and whether the next txg must call it again.
     pub(crate) fn synced(&mut self, txg: Txg, defer: bool) -> Result<(u64, bool)> {
         self.fresh = self.fresh.filter(|&t| t > txg);
         self.released = txg;
@@ -396,7 +399,7 @@ impl Metaslab {
         Ok(())
     }
 
-    /// The equation of chapter 05 §5.1 alone; cheap.
+    /// Checks only the equation of chapter 05 §5.1; fast.
     pub(crate) fn adds_up(&self) -> bool {
         let free = match &self.allocatable {
             Some(tree) => tree.space(),

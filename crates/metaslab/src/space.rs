@@ -1,4 +1,5 @@
-//! All space of a pool: classes, vdevs, metaslabs; and the sync thread's side.
+//! All space of a pool: classes, vdevs, metaslabs, and the interface for the sync
+//! thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,34 +8,34 @@ use base::rt::{Mutex, ReadGuard, RwLock};
 use base::{Dva, Error, Result, Txg, VdevId};
 use ondisk::spacemap;
 
-use crate::group::{Group, Slab};
+use crate::group::{LockedMetaslab, MetaslabGroup};
 use crate::range_tree::Seg;
-use crate::rotor::Ring;
+use crate::rotor::VdevRing;
 use crate::slab::{Metaslab, MsDesc};
 use crate::sync::{MapFacts, MapWrite};
-use crate::{CLASSES, Class, ForceGanging, Fragmentation, MsKey, Plant, Totals, VdevDesc};
+use crate::{CLASSES, ForceGanging, Fragmentation, MsKey, Plant, SpaceClass, Totals, VdevDesc};
 
 /// The vdevs, in classes.
 #[derive(Debug)]
-pub(crate) struct Layout {
-    pub(crate) groups: Vec<Group>,
+pub(crate) struct SpaceLayout {
+    pub(crate) groups: Vec<MetaslabGroup>,
     index: BTreeMap<VdevId, usize>,
-    rings: [Ring; 4],
+    rings: [VdevRing; 4],
 }
 
-impl Layout {
-    pub(crate) fn ring(&self, class: Class) -> &Ring {
+impl SpaceLayout {
+    pub(crate) fn ring(&self, class: SpaceClass) -> &VdevRing {
         &self.rings[class as usize]
     }
 
     /// # Errors
     /// `Corrupt` if there is no such vdev: addresses come from disks.
-    pub(crate) fn group(&self, vdev: VdevId) -> Result<&Group> {
+    pub(crate) fn group(&self, vdev: VdevId) -> Result<&MetaslabGroup> {
         let group = self.index.get(&vdev).and_then(|&i| self.groups.get(i));
         group.ok_or_else(|| Error::corrupt(format!("vdev {vdev} has no space to give or take")))
     }
 
-    pub(crate) fn slab(&self, key: MsKey) -> Result<(&Group, &Slab)> {
+    pub(crate) fn slab(&self, key: MsKey) -> Result<(&MetaslabGroup, &LockedMetaslab)> {
         let group = self.group(key.vdev)?;
         let slab = usize::try_from(key.ms).ok().and_then(|i| group.slabs.get(i));
         let none = || Error::bug(format!("vdev {} has no metaslab {}", key.vdev, key.ms));
@@ -42,7 +43,7 @@ impl Layout {
     }
 
     /// Every metaslab with its key.
-    pub(crate) fn slabs(&self) -> impl Iterator<Item = (MsKey, &Slab)> {
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = (MsKey, &LockedMetaslab)> {
         self.groups.iter().flat_map(|g| {
             let key = |i: usize| MsKey { vdev: g.vdev, ms: i as u64 };
             g.slabs.iter().enumerate().map(move |(i, s)| (key(i), s))
@@ -53,11 +54,11 @@ impl Layout {
 /// What to read to load a metaslab ([`Space::load_plan`]).
 #[derive(Clone, Copy, Debug)]
 pub struct LoadPlan {
-    /// Which metaslab.
+    /// The metaslab.
     pub key: MsKey,
-    /// Its map's object; 0 if there is nothing to read.
+    /// Its space map's object; 0 if there is nothing to read.
     pub object: u64,
-    /// Bytes of the map that count.
+    /// Bytes of the map that are valid.
     pub length: u64,
     /// First byte of the metaslab, and bytes.
     pub seg: Seg,
@@ -70,10 +71,10 @@ pub struct LoadPlan {
 /// The space of a pool. The head of the crate has theory and lock order.
 #[derive(Debug)]
 pub struct Space {
-    layout: RwLock<Layout>,
-    /// Metaslabs with something to write, by group.
+    layout: RwLock<SpaceLayout>,
+    /// Metaslabs with something to write, by txg.
     dirty: [Mutex<BTreeSet<MsKey>>; 4],
-    /// Metaslabs to come by once the group has synced.
+    /// Metaslabs to process when the txg has synced.
     done: Mutex<BTreeSet<MsKey>>,
     streams: usize,
     synced: AtomicU64,
@@ -84,12 +85,13 @@ pub struct Space {
 }
 
 impl Space {
-    /// Without vdevs. Writers spread over `streams` metaslabs of a vdev; at least 1.
+    /// A pool without vdevs. Writers spread over `streams` metaslabs of a vdev; at
+    /// least 1.
     pub fn new(streams: usize) -> Space {
         let streams = streams.clamp(1, 64);
-        let rings = CLASSES.map(|class| Ring::new(streams, class == Class::Log));
+        let rings = CLASSES.map(|class| VdevRing::new(streams, class == SpaceClass::Log));
         Space {
-            layout: RwLock::new(Layout { groups: Vec::new(), index: BTreeMap::new(), rings }),
+            layout: RwLock::new(SpaceLayout { groups: Vec::new(), index: BTreeMap::new(), rings }),
             dirty: Default::default(),
             done: Mutex::new(BTreeSet::new()),
             streams,
@@ -99,7 +101,7 @@ impl Space {
         }
     }
 
-    pub(crate) fn layout(&self) -> ReadGuard<'_, Layout> {
+    pub(crate) fn layout(&self) -> ReadGuard<'_, SpaceLayout> {
         self.layout.read()
     }
 
@@ -119,14 +121,16 @@ impl Space {
         self.dirty[(txg.0 & 3) as usize].lock().is_empty()
     }
 
-    /// Adds a top-level vdev. `created` names the group that creates it, if it is
-    /// not in the pool yet: nothing is allocated from it until that has synced.
+    /// Adds a top-level vdev. `created` is the txg that creates it, if it is new:
+    /// nothing is allocated from it until that txg has synced.
     ///
     /// # Errors
-    /// `Corrupt` for impossible geometry, `Exists` if there is such a vdev.
+    /// `Corrupt` for impossible geometry, `Exists` if the vdev was already added.
     pub fn add_vdev(&self, desc: &VdevDesc, created: Option<Txg>) -> Result<()> {
-        let mut group =
-            Group::new(&VdevDesc { metaslabs: Vec::new(), ..desc.clone() }, self.streams + 2)?;
+        let mut group = MetaslabGroup::new(
+            &VdevDesc { metaslabs: Vec::new(), ..desc.clone() },
+            self.streams + 2,
+        )?;
         if (desc.asize >> desc.ms_shift) < desc.metaslabs.len() as u64 {
             return Err(Error::corrupt(format!("vdev {} is too small", desc.vdev)));
         }
@@ -147,10 +151,10 @@ impl Space {
         Ok(())
     }
 
-    /// Adds metaslabs to a vdev that grew in group `txg`.
+    /// Adds metaslabs to a vdev that grew in `txg`.
     ///
     /// # Errors
-    /// `Corrupt` for a vdev that is not there or impossible geometry.
+    /// `Corrupt` for an unknown vdev or impossible geometry.
     pub fn grow_vdev(&self, vdev: VdevId, more: u64, txg: Txg) -> Result<()> {
         let mut layout = self.layout.write();
         let Some(&i) = layout.index.get(&vdev) else { return layout.group(vdev).map(|_| ()) };
@@ -163,10 +167,10 @@ impl Space {
         Ok(())
     }
 
-    /// Forgets a vdev that leaves the pool.
+    /// Removes a vdev that leaves the pool.
     ///
     /// # Errors
-    /// `Busy` if something is allocated, deferred or under way there, `Corrupt` if
+    /// `Busy` if something on it is allocated, deferred or in flight, `Corrupt` if
     /// there is no such vdev.
     pub fn remove_vdev(&self, vdev: VdevId) -> Result<()> {
         let mut layout = self.layout.write();
@@ -178,7 +182,7 @@ impl Space {
         for ring in &mut layout.rings {
             ring.members.retain(|&i| Some(i) != gone);
         }
-        // The place in the list stays, so that others keep theirs.
+        // The entry in the list stays, so that others keep their index.
         if let Some(group) = gone.and_then(|i| layout.groups.get_mut(i)) {
             group.slabs = Vec::new();
         }
@@ -194,7 +198,7 @@ impl Space {
         }
     }
 
-    /// Whether a vdev gives space; freeing is always possible.
+    /// Sets whether space may be allocated from a vdev; freeing is always possible.
     ///
     /// # Errors
     /// `Corrupt` if there is no such vdev.
@@ -204,7 +208,7 @@ impl Space {
         Ok(())
     }
 
-    /// Keeps a metaslab from being allocated from, or allows it again; calls nest.
+    /// Excludes a metaslab from allocation, or allows it again; calls nest.
     ///
     /// # Errors
     /// `Bug` if it does not exist.
@@ -219,20 +223,21 @@ impl Space {
         Ok(())
     }
 
-    /// The newest group whose frees were moved on ([`Space::synced`]).
+    /// The newest txg whose frees were processed ([`Space::synced`]).
     pub fn synced_txg(&self) -> Txg {
         Txg(self.synced.load(Ordering::Acquire))
     }
 
-    /// Keeps the metaslab with this offset from handing out what was freed in it, until
-    /// [`Space::unpin`]: what is freed is allocatable only after that. False, without a pin, if
-    /// something that was freed after group `since` may have become allocatable already.
+    /// Pins the metaslab with this offset: until [`Space::unpin`], space freed in it
+    /// does not become allocatable. Returns false, without a pin, if space freed after
+    /// txg `since` may already have become allocatable.
     ///
-    /// So for a block that group `since` refers to, and that was born in it or before: from
-    /// then on until `unpin` nothing else is at its place, although the block may be freed.
+    /// So for a block that txg `since` references, and that was born in it or before:
+    /// from then until `unpin`, no other block is at its address, although the block
+    /// may be freed.
     ///
     /// # Errors
-    /// `Corrupt` if there is no such place.
+    /// `Corrupt` if there is no such address.
     pub fn pin(&self, vdev: VdevId, offset: u64, since: Txg) -> Result<bool> {
         let layout = self.layout();
         let group = layout.group(vdev)?;
@@ -244,7 +249,7 @@ impl Space {
         }))
     }
 
-    /// Gives a pin back; the next group that ends releases what waited for it.
+    /// Removes a pin; the next txg that ends releases the space that was held back.
     pub fn unpin(&self, vdev: VdevId, offset: u64) {
         let layout = self.layout();
         let slab = layout.group(vdev).and_then(|group| group.slab_of(offset, 1 << group.ashift));
@@ -253,7 +258,7 @@ impl Space {
         }
     }
 
-    /// What is to be read to load a metaslab; `None` if it is loaded.
+    /// What must be read to load a metaslab; `None` if it is loaded.
     ///
     /// # Errors
     /// `Bug` if it does not exist.
@@ -273,18 +278,18 @@ impl Space {
         }))
     }
 
-    /// Loads a metaslab, given the first `length` bytes of its map as entries.
+    /// Loads a metaslab, given the entries in the first `length` bytes of its map.
     ///
     /// # Errors
-    /// `Corrupt` if entries and header contradict each other or the logs: nothing
-    /// can be allocated there then ([`Space::disable`]). `Busy` if the map changed
-    /// meanwhile: make a new plan. Those of the entries.
+    /// `Corrupt` if entries and header contradict each other or the logs; nothing can
+    /// be allocated there then ([`Space::disable`]). `Busy` if the map changed
+    /// meanwhile: make a new plan. Also the errors of the entries.
     pub fn load(
         &self,
         plan: &LoadPlan,
         entries: impl IntoIterator<Item = Result<spacemap::Range>>,
     ) -> Result<()> {
-        // Outside of the lock: this is the long part.
+        // Without the lock, because this takes long.
         let free = Metaslab::replay(plan.seg, plan.alloc, entries);
         let layout = self.layout();
         let (_, slab) = layout.slab(plan.key)?;
@@ -311,7 +316,8 @@ impl Space {
         all.filter(|&(_, object, _)| object != 0).collect()
     }
 
-    /// Metaslabs that are worth loading ahead, best first, at most `n` of each vdev.
+    /// Metaslabs that are worth loading in advance, best first, at most `n` of each
+    /// vdev.
     pub fn preload(&self, n: usize) -> Vec<MsKey> {
         let layout = self.layout();
         let groups = layout.groups.iter().filter(|g| g.allocating.load(Ordering::Relaxed));
@@ -320,7 +326,8 @@ impl Space {
             .collect()
     }
 
-    /// Unloads metaslabs that gave nothing for `idle` groups; how many.
+    /// Unloads metaslabs from which nothing was allocated for `idle` txgs; returns
+    /// their number.
     pub fn unload_idle(&self, txg: Txg, idle: u64) -> usize {
         let layout = self.layout();
         let mut count = 0;
@@ -335,12 +342,13 @@ impl Space {
         count
     }
 
-    /// An entry of the log of group `log`, at import, in order of groups and entries.
-    /// Entries of vdevs that are not there, or that the metaslab's map covers, have
-    /// no effect (chapter 05 §4.5). Before anything is loaded or allocated.
+    /// Applies an entry of the log of txg `log`, at import, in order of txgs and
+    /// entries. Entries of vdevs that do not exist, or that the metaslab's own map
+    /// covers, have no effect (chapter 05 §4.5). Must be called before anything is
+    /// loaded or allocated.
     ///
     /// # Errors
-    /// `Corrupt` if it contradicts what came before.
+    /// `Corrupt` if it contradicts earlier entries.
     pub fn replay_log(&self, log: Txg, entry: &spacemap::Range) -> Result<()> {
         let layout = self.layout();
         let Ok(group) = layout.group(entry.vdev) else { return Ok(()) };
@@ -358,10 +366,10 @@ impl Space {
         Ok(())
     }
 
-    /// Frees space in the group that is being synced; a pass of it records that.
+    /// Frees space in the txg that is being synced; one of its passes records that.
     ///
     /// # Errors
-    /// `Corrupt` if part of it is free or freed already, or it is not whole sectors
+    /// `Corrupt` if part of it is free or already freed, or if it is not whole sectors
     /// of one metaslab: the pool is damaged, and nothing changed.
     pub fn free(&self, txg: Txg, dva: Dva) -> Result<()> {
         let layout = self.layout();
@@ -375,7 +383,7 @@ impl Space {
     }
 
     /// The metaslabs that have something to write in this pass of `txg`, ascending.
-    /// Each must go through [`Space::prepare_write`].
+    /// Each must be passed to [`Space::prepare_write`].
     pub fn take_dirty(&self, txg: Txg) -> Vec<MsKey> {
         std::mem::take(&mut *self.dirty[(txg.0 & 3) as usize].lock()).into_iter().collect()
     }
@@ -384,7 +392,8 @@ impl Space {
     /// [`Space::written`] must follow before the next preparation.
     ///
     /// # Errors
-    /// `Bug` if the calls are out of order, `Corrupt` if the sets contradict.
+    /// `Bug` if the calls are out of order, `Corrupt` if the sets contradict each
+    /// other.
     pub fn prepare_write(
         &self,
         key: MsKey,
@@ -398,7 +407,7 @@ impl Space {
     }
 
     /// What a flush in `txg` writes of a metaslab ([`Space::choose_flushes`]); `None`
-    /// if it needs none. [`Space::written`] must follow.
+    /// if it needs no flush. [`Space::written`] must follow.
     ///
     /// # Errors
     /// As [`Space::prepare_write`].
@@ -413,8 +422,8 @@ impl Space {
         slab.change(|ms| ms.prepare_flush(key.vdev, txg, facts))
     }
 
-    /// What was prepared is in the caches of the MOS; the metaslab's own map is
-    /// `object` with `length` bytes, changed or not.
+    /// Reports that the prepared data is in the caches of the MOS. The metaslab's own
+    /// map is `object` with `length` bytes, changed or not.
     ///
     /// # Errors
     /// As [`Space::prepare_write`].
@@ -434,11 +443,11 @@ impl Space {
         Ok(())
     }
 
-    /// To be called when all of `txg` is written, right before its uberblock. Does
-    /// nothing, but for a planted bug ([`Plant::reuse_before_commit`]).
+    /// Must be called when all of `txg` is written, right before its uberblock. Does
+    /// nothing except with a planted bug ([`Plant::reuse_before_commit`]).
     ///
     /// # Errors
-    /// `Corrupt` if the sets contradict.
+    /// `Corrupt` if the sets contradict each other.
     pub fn before_commit(&self, _txg: Txg) -> Result<()> {
         if !self.plant.reuse_before_commit.load(Ordering::Relaxed) {
             return Ok(());
@@ -452,12 +461,13 @@ impl Space {
         Ok(())
     }
 
-    /// After `txg`'s uberblock is durable, for empty groups too: moves what was freed
-    /// on (chapter 05 §6). Without `defer`, what `txg` freed is free at once. Returns
-    /// the metaslabs that still defer; [`Space::synced`] of the next group comes by.
+    /// Must be called when `txg`'s uberblock is durable, for empty txgs too: moves
+    /// freed space to its next state (chapter 05 §6). Without `defer`, space freed in
+    /// `txg` is allocatable at once. Returns the metaslabs that still defer space;
+    /// [`Space::synced`] of the next txg processes them.
     ///
     /// # Errors
-    /// `Corrupt` if the sets contradict.
+    /// `Corrupt` if the sets contradict each other.
     pub fn synced(&self, txg: Txg, defer: bool) -> Result<Vec<MsKey>> {
         let layout = self.layout();
         let done = std::mem::take(&mut *self.done.lock());
@@ -475,33 +485,33 @@ impl Space {
         }
         self.done.lock().extend(stay.iter().copied());
         self.synced.fetch_max(txg.0, Ordering::Release);
-        layout.groups.iter().for_each(Group::refresh_active);
+        layout.groups.iter().for_each(MetaslabGroup::refresh_active);
         layout.rings.iter().for_each(|ring| ring.balance(&layout.groups));
         Ok(stay)
     }
 
-    /// Bytes of one vdev.
+    /// Sums of one vdev.
     ///
     /// # Errors
     /// `Corrupt` if there is no such vdev.
     pub fn vdev_totals(&self, vdev: VdevId) -> Result<Totals> {
-        self.layout().group(vdev).map(Group::totals)
+        self.layout().group(vdev).map(MetaslabGroup::totals)
     }
 
-    /// Bytes of one class.
-    pub fn class_totals(&self, class: Class) -> Totals {
+    /// Sums of one class.
+    pub fn class_totals(&self, class: SpaceClass) -> Totals {
         let layout = self.layout();
         let groups = layout.ring(class).members.iter().map(|&i| &layout.groups[i]);
         groups.fold(Totals::default(), |sum, g| sum.plus(&g.totals()))
     }
 
     /// The vdevs with their classes, ascending.
-    pub fn vdevs(&self) -> Vec<(VdevId, Class)> {
+    pub fn vdevs(&self) -> Vec<(VdevId, SpaceClass)> {
         let layout = self.layout();
         layout.index.iter().map(|(&v, &i)| (v, layout.groups[i].class)).collect()
     }
 
-    /// How fragmented the free space of a vdev is (§12.3).
+    /// The fragmentation of a vdev's free space (§12.3).
     ///
     /// # Errors
     /// `Corrupt` if there is no such vdev.
@@ -517,8 +527,8 @@ impl Space {
         })))
     }
 
-    /// How fragmented the free space of a class is; `None` if that is not known.
-    pub fn class_fragmentation(&self, class: Class) -> Option<u64> {
+    /// The fragmentation of a class's free space; `None` if unknown.
+    pub fn class_fragmentation(&self, class: SpaceClass) -> Option<u64> {
         let mut sum = (0u128, 0u128);
         for (vdev, _) in self.vdevs().into_iter().filter(|&(_, c)| c == class) {
             let percent = self.fragmentation(vdev).ok()?.0?;
@@ -528,7 +538,7 @@ impl Space {
         (sum.1 > 0).then(|| (sum.0 / sum.1) as u64)
     }
 
-    /// The recorded words of one metaslab: map object, its length, unflushed group.
+    /// The recorded words of one metaslab: map object, its length, unflushed txg.
     ///
     /// # Errors
     /// `Bug` if it does not exist.
@@ -539,7 +549,7 @@ impl Space {
     }
 
     /// Verifies every metaslab and the sums over them. Slow; for tests and the
-    /// simulator, while nothing allocates.
+    /// simulator, while no allocation runs.
     ///
     /// # Errors
     /// `Bug` if an invariant does not hold.

@@ -1,4 +1,4 @@
-//! Sums and measures of space.
+//! Sums and statistics of space.
 
 use ondisk::spacemap::HISTOGRAM_SIZE;
 
@@ -9,14 +9,14 @@ pub struct Totals {
     pub capacity: u64,
     /// Allocated as of the last write of a pass.
     pub allocated: u64,
-    /// Freed, and not yet to be handed out (chapter 05 §6).
+    /// Freed, but not yet allocatable (chapter 05 §6).
     pub deferred: u64,
-    /// Handed out, and not yet in `allocated`.
+    /// Allocated, but not yet counted in `allocated`.
     pub reserved: u64,
 }
 
 impl Totals {
-    /// Bytes that can be handed out.
+    /// Bytes that can be allocated.
     pub fn free(&self) -> u64 {
         let taken = self.allocated.saturating_add(self.deferred).saturating_add(self.reserved);
         self.capacity.saturating_sub(taken)
@@ -34,8 +34,9 @@ impl Totals {
     }
 }
 
-/// Bytes kept back so that a full pool can still free (chapter 05 §11.2). `rdspace`
-/// is the normal class's deflated capacity, `embedded_log` that of its embedded logs.
+/// Bytes held back so that a full pool can still free space (chapter 05 §11.2).
+/// `rdspace` is the normal class's deflated capacity, `embedded_log` that of its
+/// embedded logs.
 pub fn slop(rdspace: u64, embedded_log: u64) -> u64 {
     let slop = (rdspace >> 5).min(128 << 30);
     let slop = slop - embedded_log.min(slop / 2);
@@ -46,12 +47,12 @@ pub fn slop(rdspace: u64, embedded_log: u64) -> u64 {
 const FACTORS: [u64; 21] =
     [100, 99, 97, 93, 88, 83, 77, 71, 64, 57, 50, 43, 36, 29, 23, 17, 12, 7, 3, 1, 0];
 
-/// Fragmentation of free space in percent (§12.3); `None` if it is not known.
+/// Fragmentation of free space in percent (§12.3); `None` if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragmentation(pub Option<u64>);
 
 impl Fragmentation {
-    /// Of metaslabs with these free bytes and percentages.
+    /// Fragmentation over metaslabs with these free bytes and percentages.
     pub(crate) fn of_group(slabs: impl Iterator<Item = (u64, Option<u64>)>) -> Fragmentation {
         let (mut all, mut valid, mut sum, mut weight) = (0u64, 0u64, 0u128, 0u128);
         for (free, percent) in slabs {
@@ -66,7 +67,7 @@ impl Fragmentation {
     }
 }
 
-/// Of one metaslab's histogram.
+/// Fragmentation of one metaslab, from its histogram.
 pub(crate) fn of_histogram(histogram: &[u64; HISTOGRAM_SIZE], shift: u32) -> u64 {
     let (mut sum, mut weight) = (0u128, 0u128);
     for (i, &n) in histogram.iter().enumerate() {

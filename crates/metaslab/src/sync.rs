@@ -1,10 +1,10 @@
-//! What a pass writes of a metaslab (chapter 05 §4.3, §5.2, §5.3).
+//! The space map updates of a pass for one metaslab (chapter 05 §4.3, §5.2, §5.3).
 //!
 //! # Theory
-//! `Metaslab::prepare_write` and `Metaslab::prepare_flush` say what to append to
-//! the metaslab's own map and to the group's log; the caller writes it and calls
-//! `Metaslab::written`, which makes it the truth. In between, what is being
-//! written waits in `Pending`, so that other threads may allocate meanwhile.
+//! `Metaslab::prepare_write` and `Metaslab::prepare_flush` return what to append to the
+//! metaslab's own map and to the txg's log. The caller writes it and calls
+//! `Metaslab::written`, which makes it the current state. Meanwhile the data being
+//! written is in `PendingWrite`, so that other threads may allocate.
 
 use base::rt::atomic::Ordering;
 
@@ -15,15 +15,15 @@ use crate::range_tree::{Histogram, RangeTree, Seg};
 use crate::slab::{Metaslab, not_loaded};
 use crate::{MsKey, Plant};
 
-/// Condense a map of this percentage of its best size (§5.3).
+/// Condense a map that exceeds this percentage of its optimal size (§5.3).
 const CONDENSE_PERCENT: u64 = 200;
-/// A map this short is never condensed just because the metaslab is full.
+/// A map this short is never condensed merely because the metaslab is full.
 const CONDENSE_LENGTH_MIN: u64 = 64;
 
-/// What of the pool decides how maps are written.
+/// Properties of the pool that determine how maps are written.
 #[derive(Clone, Copy, Debug)]
 pub struct MapFacts {
-    /// Feature log_spacemap is enabled: changes go to the group's log.
+    /// Feature log_spacemap is enabled: changes go to the txg's log.
     pub logs: bool,
     /// Feature spacemap_v2 is active: two-word entries exist.
     pub v2: bool,
@@ -33,10 +33,10 @@ pub struct MapFacts {
     pub block_size: u64,
 }
 
-/// Ranges to append, under one dated mark. Not empty.
+/// Ranges to append under one debug entry with the txg. Not empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// What becomes of them.
+    /// Whether they are allocated or freed.
     pub kind: Kind,
     /// Ascending.
     pub segs: Vec<Seg>,
@@ -58,40 +58,40 @@ impl Batch {
 /// What a pass writes of one metaslab. [`crate::Space::written`] must follow.
 #[derive(Clone, Debug)]
 pub struct MapWrite {
-    /// Which metaslab.
+    /// The metaslab.
     pub key: MsKey,
-    /// First byte of the metaslab, and bytes: what its map's entries count from.
+    /// First byte of the metaslab, and its size; the map's entries are relative to it.
     pub seg: Seg,
     /// log2 of the unit of its map.
     pub shift: u32,
-    /// The map's object; 0 if it must be created, and its number written into the
+    /// The map's object; 0 if it must be created and its object id stored in the
     /// metaslab array.
     pub object: u64,
-    /// Bytes of the map before.
+    /// Bytes of the map before the write.
     pub length: u64,
-    /// Empty the map first: it is condensed (chapter 05 §2.6, §5.3).
+    /// The map is condensed: empty it first (chapter 05 §2.6, §5.3).
     pub truncate: bool,
     /// For its own map, in this order.
     pub own: Vec<Batch>,
-    /// For the group's log, in this order; with the vdev's id.
+    /// For the txg's log, in this order, with the vdev's id.
     pub log: Vec<Batch>,
-    /// Header's `alloc` after it.
+    /// The header's `alloc` after the write.
     pub alloc: i64,
-    /// Header's histogram after it. The header is stored in any case.
+    /// The header's histogram after the write. The header is always stored.
     pub histogram: [u64; HISTOGRAM_SIZE],
-    /// The new word of the array of unflushed groups, if it changes.
+    /// The new word of the array of unflushed txgs, if it changes.
     pub unflushed_txg: Option<Txg>,
 }
 
-/// What is being written.
+/// Data that is being written.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingWrite {
     pub(crate) alloc: RangeTree,
     pub(crate) free: RangeTree,
     logs: bool,
     /// The own map is emptied first.
     pub(crate) truncates: bool,
-    /// The own map gets what was unflushed.
+    /// The unflushed changes are written to the own map.
     flushes: bool,
     own_changes: bool,
     own_alloc: u64,
@@ -107,7 +107,7 @@ fn batch(out: &mut Vec<Batch>, kind: Kind, segs: Vec<Seg>) {
     }
 }
 
-/// Bytes of the best map of a free set (chapter 05 §2.6).
+/// Bytes of the optimal map of a free set (chapter 05 §2.6).
 fn optimal_length(histogram: &Histogram, shift: u32, facts: &MapFacts) -> u64 {
     let shift = shift as usize;
     let cost = |class: usize| -> u64 {
@@ -123,7 +123,7 @@ fn optimal_length(histogram: &Histogram, shift: u32, facts: &MapFacts) -> u64 {
     };
     let sum = histogram.iter().enumerate().filter(|&(_, &n)| n > 0);
     let sum = sum.fold(0u64, |sum, (class, &n)| sum.saturating_add(cost(class).saturating_mul(n)));
-    // Padding and marks, one word each for every block.
+    // Padding and debug entries: one word each for every block.
     sum.saturating_add((sum / facts.block_size.max(16) + 1) * 8)
 }
 
@@ -136,7 +136,7 @@ fn fold(into: &mut [u64; HISTOGRAM_SIZE], tree: &RangeTree, shift: u32) {
 }
 
 impl Metaslab {
-    /// The histogram to store, but for what this pass frees (§2.5).
+    /// The histogram to store, without the space that this pass frees (§2.5).
     pub(crate) fn known_histogram(&self) -> [u64; HISTOGRAM_SIZE] {
         let Some(tree) = &self.allocatable else { return self.histogram };
         let mut out = [0; HISTOGRAM_SIZE];
@@ -146,14 +146,14 @@ impl Metaslab {
         out
     }
 
-    /// Whether §5.3 says to condense.
+    /// Whether the map should be condensed by §5.3.
     fn should_condense(&self, facts: &MapFacts) -> bool {
         let Some(free) = &self.allocatable else { return false };
         let optimal = optimal_length(&free.histogram(), self.shift, facts);
         let large = 4 * facts.block_size.max(1 << self.shift);
         let upgrade = facts.long_header && !self.long_header;
         let wasteful = self.length >= optimal.saturating_mul(CONDENSE_PERCENT) / 100;
-        // Whatever is freed in this group was allocated by the map that goes away.
+        // All space freed in this txg was allocated by the map that is replaced.
         self.freed.is_empty()
             && self.object != 0
             && (upgrade
@@ -161,8 +161,8 @@ impl Metaslab {
                 || (wasteful && self.length > large))
     }
 
-    /// A map that says what is allocated as of the previous group: what is handed
-    /// out but not written counts as free.
+    /// A map of the space that is allocated as of the previous txg: space allocated but
+    /// not written counts as free.
     fn condensed(&self) -> Result<(Vec<Batch>, u64)> {
         let free = self.allocatable.as_ref().ok_or_else(|| not_loaded(self.id))?;
         let mut rest = RangeTree::new();
@@ -194,7 +194,7 @@ impl Metaslab {
         }
     }
 
-    fn begin(&mut self, mut write: MapWrite, mut pending: Pending) -> MapWrite {
+    fn begin(&mut self, mut write: MapWrite, mut pending: PendingWrite) -> MapWrite {
         write.truncate = pending.truncates;
         write.alloc = i64::try_from(pending.own_alloc).unwrap_or(i64::MAX);
         write.histogram = pending.histogram;
@@ -205,11 +205,11 @@ impl Metaslab {
         write
     }
 
-    fn pending(&self, facts: &MapFacts) -> Result<Pending> {
+    fn pending(&self, facts: &MapFacts) -> Result<PendingWrite> {
         if self.pending.is_some() {
             return Err(Error::bug(format!("metaslab {} is being written already", self.id)));
         }
-        Ok(Pending {
+        Ok(PendingWrite {
             alloc: RangeTree::new(),
             free: RangeTree::new(),
             logs: facts.logs,
@@ -256,8 +256,8 @@ impl Metaslab {
         batch(out, Kind::Alloc, allocs);
         batch(out, Kind::Free, p.free.segs());
         if facts.logs {
-            // Not once this group's log has entries: an earlier pass may have freed
-            // what an earlier log allocated, and both must be replayed then.
+            // Not once this txg's log has entries: an earlier pass may have freed space
+            // that an earlier log allocated, and both must be replayed then.
             let first = self.logged_in != txg;
             let nothing = self.unflushed_allocs.is_empty() && self.unflushed_frees.is_empty();
             if (nothing && first) || p.flushes || self.unflushed_txg == Txg::ZERO {
@@ -271,7 +271,8 @@ impl Metaslab {
         Ok(Some(self.begin(write, p)))
     }
 
-    /// What a flush in `txg` writes (§4.3(2)); `None` if it was flushed in `txg`.
+    /// What a flush in `txg` writes (§4.3(2)); `None` if the metaslab was already
+    /// flushed in `txg`.
     pub(crate) fn prepare_flush(
         &mut self,
         vdev: VdevId,
@@ -298,8 +299,8 @@ impl Metaslab {
         Ok(Some(self.begin(write, p)))
     }
 
-    /// What was prepared is written; the own map is `object`, of `length` bytes.
-    /// Returns the bytes allocated and freed by it.
+    /// Reports that the prepared data is written; the own map is `object`, of `length`
+    /// bytes. Returns the bytes that it allocated and freed.
     pub(crate) fn written(
         &mut self,
         object: u64,
@@ -343,7 +344,7 @@ impl Metaslab {
         Ok(bytes)
     }
 
-    /// Approximate bytes of memory that the unflushed sets take.
+    /// Approximate memory of the unflushed sets, bytes.
     pub(crate) fn unflushed_memory(&self) -> u64 {
         (self.unflushed_allocs.len() + self.unflushed_frees.len()) as u64 * 48
     }

@@ -1,22 +1,22 @@
-//! `Space` against a naive map of sectors: random allocations, frees, groups with
-//! several passes, crashes and imports, with and without logs, on a disk of real
-//! space map words. The planted bugs must be found.
+//! Compares `Space` with a naive map of sectors: random allocations, frees, txgs with
+//! several passes, crashes and imports, with and without logs, on a disk of real space
+//! map words. The planted bugs must be found.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
 use base::rt::atomic::Ordering;
-use common::{Config, run};
+use common::{ModelConfig, run};
 use metaslab::{Plant, Space};
 use proptest::prelude::*;
 
-fn config() -> impl Strategy<Value = Config> {
+fn config() -> impl Strategy<Value = ModelConfig> {
     let shape =
         (1..4u32, 2..5u64, prop_oneof![Just(9u32), Just(12)], prop_oneof![Just(1u64), Just(3)]);
     let modes = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), 1..4usize);
     (shape, modes).prop_map(
-        |((vdevs, metaslabs, ashift, row), (logs, v2, defer, full, streams))| Config {
+        |((vdevs, metaslabs, ashift, row), (logs, v2, defer, full, streams))| ModelConfig {
             vdevs,
             metaslabs,
             ashift,
@@ -39,9 +39,9 @@ proptest! {
     }
 }
 
-/// In how many of twenty runs the model objects.
+/// Number of the twenty runs in which the model finds a contradiction.
 fn found(plant: impl Fn(&Plant)) -> usize {
-    let config = Config {
+    let config = ModelConfig {
         vdevs: 2,
         metaslabs: 3,
         ashift: 9,

@@ -4,13 +4,13 @@
 
 use base::rt::Mutex;
 use base::{Asize, Dva, ErrorKind, Txg, VdevId};
-use metaslab::{Class, Denied, MapFacts, MsDesc, MsKey, RangeTree, Space, VdevDesc, Want};
+use metaslab::{Denied, MapFacts, MsDesc, MsKey, RangeTree, Space, SpaceClass, VdevDesc, Want};
 use ondisk::spacemap::{Header, Kind, Range};
 
 const M: u64 = 1 << 20;
 const FACTS: MapFacts = MapFacts { logs: false, v2: true, long_header: true, block_size: 4096 };
 
-fn vdev(id: u32, class: Class, metaslabs: usize) -> VdevDesc {
+fn vdev(id: u32, class: SpaceClass, metaslabs: usize) -> VdevDesc {
     VdevDesc {
         vdev: VdevId(id),
         class,
@@ -30,7 +30,7 @@ fn space(vdevs: &[VdevDesc]) -> Space {
     space
 }
 
-fn want(class: Class, copies: u8) -> Want {
+fn want(class: SpaceClass, copies: u8) -> Want {
     Want { psize: 8192, copies, class, txg: Txg(7), hint: 0, gang_child: false, avoid: None }
 }
 
@@ -54,28 +54,28 @@ fn vdevs_of(dvas: &[Dva]) -> Vec<u32> {
 
 #[test]
 fn copies_lie_on_neighbouring_vdevs_then_in_other_metaslabs() {
-    let three = space(&[0, 1, 2].map(|i| vdev(i, Class::Normal, 4)));
-    assert_eq!(vdevs_of(&take(&three, &want(Class::Normal, 3), 8192).unwrap()), [0, 1, 2]);
-    let avoid = Want { avoid: Some(VdevId(0)), ..want(Class::Normal, 2) };
+    let three = space(&[0, 1, 2].map(|i| vdev(i, SpaceClass::Normal, 4)));
+    assert_eq!(vdevs_of(&take(&three, &want(SpaceClass::Normal, 3), 8192).unwrap()), [0, 1, 2]);
+    let avoid = Want { avoid: Some(VdevId(0)), ..want(SpaceClass::Normal, 2) };
     assert_eq!(vdevs_of(&take(&three, &avoid, 8192).unwrap()), [1, 2]);
 
-    let one = space(&[vdev(0, Class::Normal, 4)]);
-    let dvas = take(&one, &want(Class::Normal, 3), 8192).unwrap();
+    let one = space(&[vdev(0, SpaceClass::Normal, 4)]);
+    let dvas = take(&one, &want(SpaceClass::Normal, 3), 8192).unwrap();
     let mut metaslabs: Vec<u64> = dvas.iter().map(|d| d.offset / (16 * M)).collect();
     metaslabs.dedup();
     assert_eq!(metaslabs.len(), 3);
 
-    let tiny = space(&[vdev(0, Class::Normal, 1)]);
-    assert_eq!(take(&tiny, &want(Class::Normal, 3), 8192).unwrap().len(), 3);
+    let tiny = space(&[vdev(0, SpaceClass::Normal, 1)]);
+    assert_eq!(take(&tiny, &want(SpaceClass::Normal, 3), 8192).unwrap().len(), 3);
     tiny.check().unwrap();
 }
 
 #[test]
 fn the_rotor_turns_and_follows_free_space() {
-    let two = space(&[vdev(0, Class::Normal, 2), vdev(1, Class::Normal, 6)]);
+    let two = space(&[vdev(0, SpaceClass::Normal, 2), vdev(1, SpaceClass::Normal, 6)]);
     let mut bytes = [0u64; 2];
     for _ in 0..48 {
-        let dvas = take(&two, &want(Class::Normal, 1), M).unwrap();
+        let dvas = take(&two, &want(SpaceClass::Normal, 1), M).unwrap();
         bytes[dvas[0].vdev.0 as usize] += M;
     }
     assert_eq!(bytes, [12 * M, 36 * M]);
@@ -83,37 +83,41 @@ fn the_rotor_turns_and_follows_free_space() {
 
 #[test]
 fn classes_fall_back_to_normal_and_never_to_logs() {
-    let s = space(&[vdev(0, Class::Normal, 2), vdev(1, Class::Special, 1), vdev(2, Class::Log, 4)]);
+    let s = space(&[
+        vdev(0, SpaceClass::Normal, 2),
+        vdev(1, SpaceClass::Special, 1),
+        vdev(2, SpaceClass::Log, 4),
+    ]);
     let big = |class| take(&s, &want(class, 1), 12 * M).map(|d| d[0].vdev.0);
-    assert_eq!(big(Class::Special), Ok(1));
-    assert_eq!(big(Class::Special), Ok(0));
-    assert_eq!(big(Class::Dedup), Ok(0));
-    assert_eq!(big(Class::Dedup), Err(Denied::NoSpace));
-    assert_eq!(big(Class::Normal), Err(Denied::NoSpace));
-    assert_eq!(big(Class::Log), Ok(2));
-    let totals = s.class_totals(Class::Normal);
+    assert_eq!(big(SpaceClass::Special), Ok(1));
+    assert_eq!(big(SpaceClass::Special), Ok(0));
+    assert_eq!(big(SpaceClass::Dedup), Ok(0));
+    assert_eq!(big(SpaceClass::Dedup), Err(Denied::NoSpace));
+    assert_eq!(big(SpaceClass::Normal), Err(Denied::NoSpace));
+    assert_eq!(big(SpaceClass::Log), Ok(2));
+    let totals = s.class_totals(SpaceClass::Normal);
     assert_eq!((totals.capacity, totals.reserved, totals.free()), (32 * M, 24 * M, 8 * M));
     s.check().unwrap();
 }
 
 #[test]
 fn a_failed_allocation_takes_nothing() {
-    let s = space(&[vdev(0, Class::Normal, 2)]);
-    assert_eq!(take(&s, &want(Class::Normal, 3), 12 * M), Err(Denied::NoSpace));
-    assert_eq!(s.class_totals(Class::Normal).free(), 32 * M);
-    assert_eq!(take(&s, &want(Class::Normal, 1), 17 * M), Err(Denied::NoSpace));
-    assert_eq!(take(&s, &want(Class::Normal, 1), 100), Err(Denied::NoSpace));
-    let dvas = take(&s, &want(Class::Normal, 2), 12 * M).unwrap();
+    let s = space(&[vdev(0, SpaceClass::Normal, 2)]);
+    assert_eq!(take(&s, &want(SpaceClass::Normal, 3), 12 * M), Err(Denied::NoSpace));
+    assert_eq!(s.class_totals(SpaceClass::Normal).free(), 32 * M);
+    assert_eq!(take(&s, &want(SpaceClass::Normal, 1), 17 * M), Err(Denied::NoSpace));
+    assert_eq!(take(&s, &want(SpaceClass::Normal, 1), 100), Err(Denied::NoSpace));
+    let dvas = take(&s, &want(SpaceClass::Normal, 2), 12 * M).unwrap();
     s.unallocate(Txg(7), &dvas);
-    assert_eq!(s.class_totals(Class::Normal).free(), 32 * M);
+    assert_eq!(s.class_totals(SpaceClass::Normal).free(), 32 * M);
     s.check().unwrap();
 }
 
 #[test]
 fn new_disabled_and_passive_space_is_not_used() {
     let s = Space::new(1);
-    s.add_vdev(&vdev(0, Class::Normal, 2), Some(Txg(7))).unwrap();
-    let w = want(Class::Normal, 1);
+    s.add_vdev(&vdev(0, SpaceClass::Normal, 2), Some(Txg(7))).unwrap();
+    let w = want(SpaceClass::Normal, 1);
     assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
     sync(&s, Txg(6));
     assert_eq!(take(&s, &w, 8192), Err(Denied::NoSpace));
@@ -134,8 +138,8 @@ fn new_disabled_and_passive_space_is_not_used() {
     assert_eq!(take(&s, &w, 8192).unwrap()[0].offset, 32 * M);
 }
 
-/// A vdev of which metaslab 1 has room for a megabyte, by its histogram, and the
-/// others less.
+/// A vdev on which metaslab 1 has room for a megabyte, by its histogram, and the others
+/// have less.
 fn recorded() -> VdevDesc {
     let header = |free: u64| {
         let mut histogram = [0; 32];
@@ -144,7 +148,7 @@ fn recorded() -> VdevDesc {
         Header { object: 9, length: 16, alloc, histogram: Some(histogram) }
     };
     let ms = |free| MsDesc { object: 9, header: header(free), unflushed_txg: Txg::ZERO };
-    VdevDesc { metaslabs: vec![ms(M / 4), ms(M), ms(M / 2)], ..vdev(0, Class::Normal, 3) }
+    VdevDesc { metaslabs: vec![ms(M / 4), ms(M), ms(M / 2)], ..vdev(0, SpaceClass::Normal, 3) }
 }
 
 fn entries(ms: u64, free: u64) -> Vec<base::Result<Range>> {
@@ -156,7 +160,7 @@ fn entries(ms: u64, free: u64) -> Vec<base::Result<Range>> {
 #[test]
 fn the_best_metaslab_is_loaded_and_then_others() {
     let s = space(&[recorded()]);
-    let w = want(Class::Normal, 1);
+    let w = want(SpaceClass::Normal, 1);
     let load = |ms, free| {
         let plan = s.load_plan(MsKey { vdev: VdevId(0), ms }).unwrap().unwrap();
         assert_eq!((plan.object, plan.length), (9, 16));
@@ -200,8 +204,8 @@ fn maps_that_do_not_add_up_are_refused() {
 
 #[test]
 fn bad_frees_are_errors() {
-    let s = space(&[vdev(0, Class::Normal, 2)]);
-    let dvas = take(&s, &want(Class::Normal, 1), M).unwrap();
+    let s = space(&[vdev(0, SpaceClass::Normal, 2)]);
+    let dvas = take(&s, &want(SpaceClass::Normal, 1), M).unwrap();
     let free = |offset, size| {
         let dva = Dva { vdev: VdevId(0), offset, asize: Asize(size), gang: false };
         s.free(Txg(7), dva).map_err(|e| e.kind())
@@ -231,33 +235,33 @@ fn bad_frees_are_errors() {
 
 #[test]
 fn freed_space_comes_back_after_two_more_groups() {
-    let s = space(&[vdev(0, Class::Normal, 1)]);
-    let all = take(&s, &want(Class::Normal, 1), 16 * M).unwrap()[0];
+    let s = space(&[vdev(0, SpaceClass::Normal, 1)]);
+    let all = take(&s, &want(SpaceClass::Normal, 1), 16 * M).unwrap()[0];
     sync(&s, Txg(7));
     s.free(Txg(8), all).unwrap();
     for txg in 8..10 {
         sync(&s, Txg(txg));
         let totals = s.vdev_totals(VdevId(0)).unwrap();
         assert_eq!((totals.allocated, totals.deferred), (0, 16 * M));
-        assert_eq!(take(&s, &want(Class::Normal, 1), 4096), Err(Denied::NoSpace));
+        assert_eq!(take(&s, &want(SpaceClass::Normal, 1), 4096), Err(Denied::NoSpace));
     }
     sync(&s, Txg(10));
     assert_eq!(s.vdev_totals(VdevId(0)).unwrap().free(), 16 * M);
     assert_eq!(s.synced(Txg(11), true).unwrap(), []);
     s.remove_vdev(VdevId(0)).unwrap();
-    assert_eq!(take(&s, &want(Class::Normal, 1), 4096), Err(Denied::NoSpace));
+    assert_eq!(take(&s, &want(SpaceClass::Normal, 1), 4096), Err(Denied::NoSpace));
 }
 
 #[test]
 fn claimed_space_is_taken() {
-    let s = space(&[vdev(0, Class::Normal, 1), recorded_as(1)]);
+    let s = space(&[vdev(0, SpaceClass::Normal, 1), recorded_as(1)]);
     let dva = |v, offset| Dva { vdev: VdevId(v), offset, asize: Asize(8192), gang: false };
     assert_eq!(s.claim(Txg(7), dva(0, 4096)).unwrap(), None);
     assert_eq!(s.claim(Txg(7), dva(0, 8192)).unwrap_err().kind(), ErrorKind::Corrupt);
     let key = MsKey { vdev: VdevId(1), ms: 1 };
     assert_eq!(s.claim(Txg(7), dva(1, 17 * M)).unwrap(), Some(key));
     assert_eq!(s.vdev_totals(VdevId(0)).unwrap().reserved, 8192);
-    let next = take(&s, &want(Class::Normal, 1), 8192).unwrap();
+    let next = take(&s, &want(SpaceClass::Normal, 1), 8192).unwrap();
     assert_eq!(next[0].offset, 12288);
     s.check().unwrap();
 }
@@ -268,12 +272,12 @@ fn recorded_as(id: u32) -> VdevDesc {
 
 #[test]
 fn many_threads_get_disjoint_space() {
-    let s = space(&[0, 1].map(|i| vdev(i, Class::Normal, 8)));
+    let s = space(&[0, 1].map(|i| vdev(i, SpaceClass::Normal, 8)));
     let all = Mutex::new(Vec::new());
     let stop = Mutex::new(false);
     base::rt::fan_out(5, |i| {
         if i == 4 {
-            // The sync thread of group 7, while others allocate in 7 and 8.
+            // The sync thread of txg 7, while other threads allocate in 7 and 8.
             for pass in 1.. {
                 for key in s.take_dirty(Txg(7)) {
                     if let Some(w) = s.prepare_write(key, Txg(7), pass, &FACTS).unwrap() {
@@ -289,7 +293,7 @@ fn many_threads_get_disjoint_space() {
         let mut mine = Vec::new();
         let txg = Txg(7 + i as u64 % 2);
         for n in 0..4000u64 {
-            let w = Want { txg, hint: n, copies: 1 + (n % 2) as u8, ..want(Class::Normal, 1) };
+            let w = Want { txg, hint: n, copies: 1 + (n % 2) as u8, ..want(SpaceClass::Normal, 1) };
             match take(&s, &w, 4096 * (1 + n % 5)) {
                 Ok(dvas) if n % 7 == 0 && txg == Txg(8) => s.unallocate(txg, &dvas),
                 Ok(dvas) => mine.extend(dvas),
@@ -318,48 +322,49 @@ fn many_threads_get_disjoint_space() {
 
 #[test]
 fn a_large_vdev_keeps_a_metaslab_for_intent_logs() {
-    let s = space(&[vdev(0, Class::Normal, 65)]);
+    let s = space(&[vdev(0, SpaceClass::Normal, 65)]);
     let ms = |class| take(&s, &want(class, 1), M).map(|d| d[0].offset / (16 * M));
-    let kept = ms(Class::Log).unwrap();
+    let kept = ms(SpaceClass::Log).unwrap();
     for _ in 0..64 * 16 {
-        assert_ne!(ms(Class::Normal), Ok(kept));
+        assert_ne!(ms(SpaceClass::Normal), Ok(kept));
     }
-    // Others come there last; logs go elsewhere when it is full.
-    assert_eq!(ms(Class::Normal), Ok(kept));
-    (0..14).for_each(|_| assert_eq!(ms(Class::Log), Ok(kept)));
-    assert_eq!(ms(Class::Log), Err(Denied::NoSpace));
+    // Other blocks use it last; logs use other metaslabs when it is full.
+    assert_eq!(ms(SpaceClass::Normal), Ok(kept));
+    (0..14).for_each(|_| assert_eq!(ms(SpaceClass::Log), Ok(kept)));
+    assert_eq!(ms(SpaceClass::Log), Err(Denied::NoSpace));
     s.check().unwrap();
-    // A small one keeps none.
-    let s = space(&[vdev(0, Class::Normal, 64)]);
+    // A small vdev reserves none.
+    let s = space(&[vdev(0, SpaceClass::Normal, 64)]);
     let ms = |class| take(&s, &want(class, 1), M).map(|d| d[0].offset / (16 * M));
-    assert_eq!(ms(Class::Log), ms(Class::Normal));
+    assert_eq!(ms(SpaceClass::Log), ms(SpaceClass::Normal));
 }
 
-/// A read found wrong bytes of a block and wants to write right ones. Meanwhile the block is
-/// freed, and its place would be another's two groups later.
+/// A read found wrong bytes of a block, and the right ones are to be written. Meanwhile
+/// the block is freed, and its space would be allocated to another block two txgs
+/// later.
 #[test]
-fn a_pinned_place_is_not_handed_out() {
-    let space = space(&[vdev(0, Class::Normal, 1)]);
-    let of = |txg| Want { txg: Txg(txg), ..want(Class::Normal, 1) };
+fn pinned_space_is_not_allocated() {
+    let space = space(&[vdev(0, SpaceClass::Normal, 1)]);
+    let of = |txg| Want { txg: Txg(txg), ..want(SpaceClass::Normal, 1) };
     let block = take(&space, &of(7), 8192).unwrap()[0];
     sync(&space, Txg(7));
     let vdev = VdevId(0);
     assert!(space.pin(vdev, block.offset, Txg(7)).unwrap());
-    // All of the rest is taken: whatever is freed is handed out as soon as it may be.
+    // All of the rest is allocated, so freed space is allocated as soon as possible.
     let rest = 16 * M - 8192;
     take(&space, &of(8), rest).unwrap();
     space.free(Txg(8), block).unwrap();
     sync(&space, Txg(8));
     for txg in 9..20 {
-        assert!(take(&space, &of(txg), 4096).is_err(), "group {txg}");
+        assert!(take(&space, &of(txg), 4096).is_err(), "txg {txg}");
         sync(&space, Txg(txg));
         space.check().unwrap();
         assert_eq!(space.vdev_totals(vdev).unwrap().deferred, 8192);
     }
-    // What may have changed hands since then is not pinned.
+    // Space that may have been reallocated since then cannot be pinned.
     assert!(!space.pin(vdev, block.offset, Txg(18)).unwrap());
     space.unpin(vdev, block.offset);
-    assert!(take(&space, &of(20), 4096).is_err(), "the next group's end releases it");
+    assert!(take(&space, &of(20), 4096).is_err(), "the end of the next txg releases it");
     sync(&space, Txg(20));
     assert_eq!(take(&space, &of(21), 8192).unwrap()[0].offset, block.offset);
     sync(&space, Txg(21));

@@ -15,7 +15,7 @@ use ondisk::config::{PoolConfig, PoolState, VdevConfig};
 use ondisk::features::FEATURES;
 use ondisk::spacemap::{Entries, Params};
 use ondisk::uberblock::{ScratchState, Uberblock, VERSION_FEATURES};
-use vdev::{AllocClass, Kind, State, Tree, TxgRanges};
+use vdev::{AllocClass, State, Tree, TxgRanges, VdevKind};
 use zio::{BlockCache, Zio};
 
 use crate::assemble::{FoundPool, fix_paths};
@@ -758,7 +758,7 @@ fn check_devices(tree: &Tree, options: &ImportOptions) -> Result<()> {
     let (mut data, mut logs) = (Vec::new(), Vec::new());
     for id in tree.top_ids() {
         let Ok(node) = tree.top(id) else { continue };
-        if matches!(node.kind(), Kind::Hole | Kind::Indirect) || node.readable() {
+        if matches!(node.kind(), VdevKind::Hole | VdevKind::Indirect) || node.readable() {
             continue;
         }
         if node.state() >= State::Degraded {

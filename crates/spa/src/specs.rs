@@ -2,7 +2,7 @@
 
 use base::{Error, Guid, Result};
 use ondisk::config::{VdevConfig, VdevType};
-use vdev::{AllocClass, DraidParams, Kind, Persistent, Reflow, Spec};
+use vdev::{AllocClass, DraidParams, Persistent, Reflow, Spec, VdevKind};
 
 use crate::assemble::FoundPool;
 
@@ -21,11 +21,11 @@ pub fn untrusted(found: &FoundPool, extra: Extra) -> Result<Spec> {
     }
     let children = (0..found.vdev_children).map(|id| match found.tops.get(&id) {
         Some(top) => spec_of(top, None, extra),
-        None if found.holes.contains(&id) => Ok(Spec::new(Kind::Hole, id.into(), Guid(0))),
-        None => Ok(Spec::new(Kind::Missing, id.into(), Guid(0))),
+        None if found.holes.contains(&id) => Ok(Spec::new(VdevKind::Hole, id.into(), Guid(0))),
+        None => Ok(Spec::new(VdevKind::Missing, id.into(), Guid(0))),
     });
     let children = children.collect::<Result<Vec<_>>>()?;
-    Ok(Spec::new(Kind::Root, 0, found.guid).with_children(children))
+    Ok(Spec::new(VdevKind::Root, 0, found.guid).with_children(children))
 }
 
 /// The trusted tree of the MOS configuration.
@@ -58,21 +58,21 @@ fn spec_of(config: &VdevConfig, top: Option<&VdevConfig>, extra: Extra) -> Resul
     Ok(spec.with_children(children.collect::<Result<Vec<_>>>()?))
 }
 
-fn kind_of(config: &VdevConfig, extra: Extra) -> Result<Kind> {
+fn kind_of(config: &VdevConfig, extra: Extra) -> Result<VdevKind> {
     let lacks = |what: &str| Error::corrupt(format!("a {what} without its parameters"));
     Ok(match config.kind {
-        VdevType::Root => Kind::Root,
-        VdevType::Disk => Kind::Disk,
-        VdevType::File => Kind::File,
-        VdevType::Mirror => Kind::Mirror,
-        VdevType::Replacing => Kind::Replacing,
-        VdevType::Spare => Kind::Spare,
-        VdevType::Missing => Kind::Missing,
-        VdevType::Hole => Kind::Hole,
-        VdevType::Indirect => Kind::Indirect,
+        VdevType::Root => VdevKind::Root,
+        VdevType::Disk => VdevKind::Disk,
+        VdevType::File => VdevKind::File,
+        VdevType::Mirror => VdevKind::Mirror,
+        VdevType::Replacing => VdevKind::Replacing,
+        VdevType::Spare => VdevKind::Spare,
+        VdevType::Missing => VdevKind::Missing,
+        VdevType::Hole => VdevKind::Hole,
+        VdevType::Indirect => VdevKind::Indirect,
         VdevType::Raidz => {
             let raidz = config.raidz.as_ref().ok_or_else(|| lacks("raidz"))?;
-            Kind::Raidz {
+            VdevKind::Raidz {
                 nparity: raidz.nparity as u8,
                 expand_txgs: raidz.expand_txgs.clone(),
                 reflow: if raidz.expanding { extra.reflow } else { None },
@@ -80,7 +80,7 @@ fn kind_of(config: &VdevConfig, extra: Extra) -> Result<Kind> {
         }
         VdevType::Draid => {
             let d = config.draid.as_ref().ok_or_else(|| lacks("draid"))?;
-            Kind::Draid(DraidParams {
+            VdevKind::Draid(DraidParams {
                 ndata: d.ndata,
                 nparity: d.nparity,
                 nspares: d.nspares,
@@ -90,7 +90,7 @@ fn kind_of(config: &VdevConfig, extra: Extra) -> Result<Kind> {
         }
         VdevType::DraidSpare => {
             let d = config.dspare.as_ref().ok_or_else(|| lacks("distributed spare"))?;
-            Kind::DraidSpare { draid: d.top_guid, spare_id: d.spare_id }
+            VdevKind::DraidSpare { draid: d.top_guid, spare_id: d.spare_id }
         }
     })
 }

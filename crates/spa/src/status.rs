@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use base::Guid;
-use vdev::{AllocClass, Aux, Kind, NodeId, Tree};
+use vdev::{AllocClass, Aux, NodeId, Tree, VdevKind};
 
 pub use vdev::{ClassDetail, IoCount, IoCounts, IoDetail, State as VdevState};
 
@@ -149,8 +149,8 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
     let node = tree.node(id);
     let errors = node.errors();
     let nparity = match node.kind() {
-        Kind::Raidz { nparity, .. } => u32::from(*nparity),
-        Kind::Draid(params) => params.nparity,
+        VdevKind::Raidz { nparity, .. } => u32::from(*nparity),
+        VdevKind::Draid(params) => params.nparity,
         _ => 0,
     };
     VdevStatus {
@@ -187,11 +187,11 @@ fn one(tree: &Tree, id: NodeId) -> VdevStatus {
 fn name_of(tree: &Tree, id: NodeId) -> String {
     let node = tree.node(id);
     match node.kind() {
-        Kind::Disk | Kind::File | Kind::DraidSpare { .. } => {
+        VdevKind::Disk | VdevKind::File | VdevKind::DraidSpare { .. } => {
             node.path().map_or_else(|| node.guid().to_string(), str::to_owned)
         }
-        Kind::Raidz { nparity, .. } => format!("raidz{nparity}-{}", node.id()),
-        Kind::Draid(p) => format!(
+        VdevKind::Raidz { nparity, .. } => format!("raidz{nparity}-{}", node.id()),
+        VdevKind::Draid(p) => format!(
             "draid{}:{}d:{}c:{}s-{}",
             p.nparity,
             p.ndata,

@@ -186,7 +186,7 @@ fn fill_and_overwrite(shape: Shape, ashift: u32, record: u64) {
     let size = if shape.disks() > 2 { 64 << 20 } else { 128 << 20 };
     let d = disks(&scratch_name(&name, shape), shape.disks(), size);
     let w = make_with(&d, &name, &[shape.vdev(&d)], true, Some(ashift));
-    let capacity = w.space().class_totals(metaslab::Class::Normal).capacity;
+    let capacity = w.space().class_totals(metaslab::SpaceClass::Normal).capacity;
     w.plants.slop.store(capacity / 20, Relaxed);
     let mut load = Load::new(&w, &name, record, record ^ u64::from(ashift));
     let full = loop {
@@ -207,7 +207,7 @@ fn fill_and_overwrite(shape: Shape, ashift: u32, record: u64) {
     let groups = if nightly() { 1000 } else { 16 };
     let every = (1 << 20) / record;
     let refused = load.overwrite(groups * every, every);
-    let normal = w.space().class_totals(metaslab::Class::Normal);
+    let normal = w.space().class_totals(metaslab::SpaceClass::Normal);
     drop(w);
     let passes = load.end(&d, &name);
     let full = normal.allocated * 100 / normal.capacity;

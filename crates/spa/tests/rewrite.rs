@@ -16,7 +16,7 @@ use device::{Caps, Device, DeviceStats, Io, MemDevice, Op, read_blocking};
 use dmu::traverse::{Bookmark, Flow, Options as WalkOptions, Visitor, traverse};
 use ondisk::{BlkPtr, ObjType};
 use testkit::{Scratch, golden_pools};
-use vdev::{Kind, ReadReq, Spec, Tree, WritePriority, WriteReq};
+use vdev::{ReadReq, Spec, Tree, VdevKind, WritePriority, WriteReq};
 
 /// Blocks tried of each pool, about.
 const BLOCKS_OF_A_POOL: usize = 4000;
@@ -145,7 +145,7 @@ fn blocks_of_openzfs_are_written_as_openzfs_wrote_them() {
         .unwrap();
         let mut written = 0;
         for ((vdev, offset), (psize, birth)) in blocks(&pool) {
-            if *source.top(vdev).unwrap().kind() == Kind::Indirect {
+            if *source.top(vdev).unwrap().kind() == VdevKind::Indirect {
                 continue;
             }
             let req = ReadReq::new(vdev, offset, base::Psize(psize), birth);

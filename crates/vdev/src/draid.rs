@@ -11,7 +11,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 
 use crate::draid_seeds::SEEDS;
-use crate::map::{BlockMap, Col, Stripe};
+use crate::map::{BlockMap, Col, ParityStripe};
 use crate::parity::DATA_COLUMNS_MAX;
 
 /// Bytes of a row on each child.
@@ -91,7 +91,7 @@ impl Permutations {
         Ok(Permutations { children, table })
     }
 
-    /// The child at `position` of permutation `number`.
+    /// The child at `position` of permutation `number` (its index in the table).
     fn child(&self, number: u64, position: usize) -> u32 {
         let n = self.children;
         let at = (number % self.table.len() as u64) as usize;
@@ -126,7 +126,7 @@ pub(crate) struct DraidGeometry {
 }
 
 impl DraidGeometry {
-    /// `params` were checked against `children` and `ashift`.
+    /// The caller has checked `params` against `children` and `ashift`.
     pub(crate) fn new(params: &DraidParams, children: usize, ashift: u32) -> Result<Self> {
         params.check(children, ashift)?;
         Ok(DraidGeometry {
@@ -166,7 +166,7 @@ impl DraidGeometry {
         asize / self.group_width() * self.data
     }
 
-    /// Bytes of the vdev whose smallest child has `child_asize` bytes.
+    /// Bytes of a dRAID whose smallest child has `child_asize` bytes.
     pub(crate) fn vdev_asize(&self, child_asize: u64) -> u64 {
         let usable = child_asize.saturating_sub(RESERVED) / ROW * ROW;
         let total = usable.saturating_mul(self.disks());
@@ -183,7 +183,8 @@ impl DraidGeometry {
         }
         let mut stripes = Vec::new();
         let (mut at, mut done) = (offset, 0);
-        // A block is at most 16 MiB, a group at least 32: two rounds at most.
+        // A block has at most 16 MiB and a group at least 32 MiB, so there are at most
+        // two rounds.
         while done < psize {
             let left = self.group_size() - at % self.group_size();
             let part = (psize - done).min(self.psize_of(left));
@@ -194,7 +195,7 @@ impl DraidGeometry {
         Ok(BlockMap { nparity: self.nparity(), stripes, widths: Vec::new() })
     }
 
-    fn stripe(&self, offset: u64, psize: u64, mut start: u64) -> Stripe {
+    fn stripe(&self, offset: u64, psize: u64, mut start: u64) -> ParityStripe {
         let (gw, disks, p) = (self.group_width(), self.disks(), self.parity);
         let group = offset / self.group_size();
         let (slice, g) = (group / self.groups, group % self.groups);
@@ -222,7 +223,7 @@ impl DraidGeometry {
             });
             start += len;
         }
-        Stripe { colsize, cols }
+        ParityStripe { colsize, cols }
     }
 
     /// The child that holds distributed spare `spare` at a child offset (§11.4), and

@@ -1,7 +1,7 @@
 //! Seeds of the dRAID permutation tables (chapter 02 §11.6).
 //!
-//! Entry `i` is for `i + 2` children: the seed and word `a` of fletcher4 over the
-//! table that must come out of it.
+//! Entry `i` is for `i + 2` children: the seed, and word `a` of fletcher4 over the
+//! table that the seed must generate.
 
 /// (seed, checksum) for 2..=255 children.
 pub(crate) const SEEDS: [(u64, u64); 254] = [

@@ -1,4 +1,4 @@
-//! The examples of chapter 02 §11.
+//! Tests of the examples in chapter 02 §11.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn first_rows_of_the_tables() {
 }
 
 /// (child, offset, stored, data bytes) by column.
-fn stripe(stripe: &Stripe) -> Vec<(u32, u64, u64, u64)> {
+fn stripe(stripe: &ParityStripe) -> Vec<(u32, u64, u64, u64)> {
     stripe.cols.iter().map(|c| (c.child.unwrap(), c.offset, c.stored, c.len)).collect()
 }
 

@@ -1,21 +1,22 @@
-//! Writing right bytes over wrong ones, on leaves.
+//! Healing: overwriting wrong bytes on leaves with the right ones.
 //!
 //! # Theory
-//! A scrub of a block ([`Tree::scrub`]) tells which leaves hold wrong bytes of it, and what
-//! belongs there. [`Tree::heal`] writes that, reads it again past the queue's writes, and
-//! compares. [`Tree::rewrite`] does so for all leaves of an address from which nothing can be
-//! read, when the block is known from elsewhere. The caller answers for it that the block is
-//! still what lies there (`zio`'s module `heal`).
+//! A scrub of a block ([`Tree::scrub`]) reports which leaves hold wrong bytes of it and
+//! what the right bytes are. [`Tree::heal`] writes the right bytes, reads them again
+//! after the queue's writes, and compares. [`Tree::rewrite`] does so for all leaves of
+//! an address from which nothing can be read, when the block's content is known from
+//! another address. The caller guarantees that the address still belongs to the block
+//! (`zio`'s module `heal`).
 //!
-//! A leaf that missed the block's group is left alone: its missing groups say what it lacks,
-//! and a resilver brings all of that. So nothing written here makes a leaf look more complete
-//! than it is, and nothing here changes missing groups. A leaf that fails writes
-//! ([`FAILING_WRITE_ERRORS`]) is left alone, too.
+//! A leaf that missed the block's txg is not healed: its missing txgs record what it
+//! lacks, and a resilver writes all of that. So healing never makes a leaf look more
+//! complete than it is, and it never changes missing txgs. A leaf that fails writes
+//! ([`FAILING_WRITE_ERRORS`]) is not healed either.
 //!
 //! # Invariants
-//! * Only the leaves of the tree as it is now are written, below the address in question.
-//! * A write that fails is counted as the leaf's write error, a read that fails as its read
-//!   error, and bytes that are wrong again as a checksum error.
+//! * Writes reach only the leaves of the current tree below the address in question.
+//! * A failed write counts as the leaf's write error, a failed read as its read error,
+//!   and bytes that are wrong again as a checksum error.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,17 +25,17 @@ use base::{Buf, BufMut, Error, Guid, Result, Txg, VdevId};
 use device::Io;
 
 use crate::iostat::IoClass;
-use crate::place::Plan;
-use crate::queue::{Asked, Request, WritePriority};
+use crate::queue::{ReadAdmission, WritePriority, WriteRequest};
 use crate::read::{BadCopy, BadKind};
-use crate::spec::Kind;
+use crate::spec::VdevKind;
 use crate::tree::{Node, Tree};
 use crate::write::FAILING_WRITE_ERRORS;
+use crate::write_plan::WritePlan;
 
-/// What became of wrong bytes.
+/// The result of healing wrong bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Healed {
-    /// Pieces of leaves that are right now, as a second read says.
+    /// Pieces of leaves that are right now, as a second read confirmed.
     pub pieces: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -56,24 +57,24 @@ impl Healed {
 }
 
 impl Node {
-    /// Bytes of a leaf that were wrong and were written anew since the pool was opened.
+    /// Bytes of a leaf that were wrong and were rewritten since the pool was opened.
     pub fn healed(&self) -> u64 {
         self.live.healed.load(Relaxed)
     }
 }
 
 impl Tree {
-    /// Whether blocks of a top-level vdev lie where writes would put them: not so on one that
-    /// was removed, or that is being expanded.
+    /// Whether blocks of a top-level vdev can be healed, that is, lie where writes
+    /// would put them. False for a vdev that was removed or is being expanded.
     pub fn can_heal(&self, vdev: VdevId) -> bool {
         let moves = |node: &Node| {
-            matches!(node.kind(), Kind::Indirect | Kind::Raidz { reflow: Some(_), .. })
+            matches!(node.kind(), VdevKind::Indirect | VdevKind::Raidz { reflow: Some(_), .. })
         };
         self.top(vdev).is_ok_and(|node| !moves(node))
     }
 
-    /// Writes what belongs there over the wrong bytes that a scrub of a block found, and
-    /// compares. Waits for the devices.
+    /// Overwrites the wrong bytes that a scrub of a block found with the right ones,
+    /// and compares. Waits for the devices.
     pub fn heal(&self, bad: &[BadCopy], birth: Txg) -> Healed {
         let mut healed = Healed::default();
         for copy in bad.iter().filter(|copy| copy.kind != BadKind::Stale) {
@@ -83,13 +84,13 @@ impl Tree {
         healed
     }
 
-    /// Writes a whole block to its place, where nothing could be read of it. `data` is the
-    /// block as stored. Waits for the devices.
+    /// Writes a whole block to its address, when nothing could be read there. `data` is
+    /// the block as stored. Waits for the devices.
     ///
     /// # Errors
-    /// As [`Tree::write`], for what cannot be planned.
+    /// As [`Tree::write`], for a write that cannot be planned.
     pub fn rewrite(&self, vdev: VdevId, offset: u64, data: &Buf, birth: Txg) -> Result<Healed> {
-        let plan = Plan::new(self, vdev, offset, data, birth)?;
+        let plan = WritePlan::new(self, vdev, offset, data, birth)?;
         let mut healed = Healed::default();
         for piece in plan.pieces.into_iter().filter(|piece| !piece.optional) {
             let stale = piece.through.iter().any(|&id| self.node(id).dtl().contains(birth));
@@ -102,7 +103,7 @@ impl Tree {
         Ok(healed)
     }
 
-    /// False: the leaf is not to be written.
+    /// Returns false if the leaf must not be written.
     fn heal_leaf(&self, guid: Guid, offset: u64, bufs: Vec<Buf>, birth: Txg) -> Result<bool> {
         let Some(node) = self.find(guid) else { return Ok(false) };
         let Some((device, queue)) = node.writable() else { return Ok(false) };
@@ -112,7 +113,7 @@ impl Tree {
         }
         let len: u64 = bufs.iter().map(|b| b.len() as u64).sum();
         let (sender, end) = oneshot();
-        queue.submit(vec![Request {
+        queue.submit(vec![WriteRequest {
             offset,
             len,
             bufs: bufs.clone(),
@@ -124,13 +125,13 @@ impl Tree {
             live.write_errors.fetch_add(1, Relaxed);
             return Err(e.on_vdev(guid));
         }
-        let read = match queue.ask(IoClass::Scrub, offset, len) {
-            Asked::Go(turn) => {
+        let read = match queue.request_read(IoClass::Scrub, offset, len) {
+            ReadAdmission::Go(permit) => {
                 let read = device.run(Io::read(offset, len as usize)).into_read();
-                turn.end(read.is_ok(), false);
+                permit.end(read.is_ok(), false);
                 read.map(BufMut::freeze)
             }
-            Asked::Wait(waiting) => waiting.wait(),
+            ReadAdmission::Wait(waiting) => waiting.wait(),
         };
         let read = read.map_err(|e| {
             live.read_errors.fetch_add(1, Relaxed);

@@ -5,14 +5,14 @@
 
 use base::{Error, Result, Txg, VdevId};
 
-/// `len` bytes at `src` of the removed vdev now live at `dst_offset` of `dst_vdev`.
+/// `len` bytes at `src` of the removed vdev are now at `dst_offset` of `dst_vdev`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndirectEntry {
     /// First byte in the removed vdev.
     pub src: u64,
     /// Bytes.
     pub len: u64,
-    /// Where they were copied to; may be removed, too.
+    /// The vdev to which they were copied; it may have been removed, too.
     pub dst_vdev: VdevId,
     /// First byte there.
     pub dst_offset: u64,
@@ -21,15 +21,15 @@ pub struct IndirectEntry {
 /// A contiguous piece of a translated range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Distance from the start of the asked range, in bytes.
+    /// Distance from the start of the requested range, in bytes.
     pub start: u64,
     /// Bytes.
     pub len: u64,
-    /// Where the piece is.
+    /// The vdev that holds the piece.
     pub vdev: VdevId,
-    /// First byte there.
+    /// First byte of the piece in that vdev.
     pub offset: u64,
-    /// When it was copied there, if the births are known.
+    /// The txg of the copy, if the births are known.
     pub birth: Option<Txg>,
 }
 
@@ -42,8 +42,8 @@ pub struct IndirectMap {
 }
 
 impl IndirectMap {
-    /// A mapping from entries and births (end offset of a range, group that copied
-    /// it) as stored, both ascending.
+    /// Builds a mapping from entries and births (end offset of a range, txg in which it
+    /// was copied) as stored, both ascending.
     ///
     /// # Errors
     /// `Corrupt` if either is out of order, or an entry is empty or overflows.
@@ -68,7 +68,7 @@ impl IndirectMap {
         &self.entries
     }
 
-    /// When the byte at `offset` was copied to its present place.
+    /// The txg in which the byte at `offset` was copied to its present location.
     pub fn birth(&self, offset: u64) -> Option<Txg> {
         let at = self.births.partition_point(|b| b.0 <= offset);
         self.births.get(at).map(|b| b.1)

@@ -1,19 +1,20 @@
-//! What a leaf did: operations and bytes, by the reason they were made.
+//! Counters of a leaf: operations and bytes, by the reason they were made.
 //!
 //! # Theory
-//! An operation is counted once, when the device has done it well: a read of
-//! neighbouring pieces or a merged write is one operation of all its bytes, as the
-//! device saw it. What failed is in the error counters. Interior vdevs have no
-//! counters; theirs are the sums of their leaves'.
+//! An operation is counted once, when the device has completed it without error. A read
+//! of neighbouring pieces and a merged write are one operation of all its bytes, as the
+//! device saw it. Failed operations are in the error counters. Interior vdevs have no
+//! counters of their own; theirs are the sums over their leaves.
 //!
-//! A place counts for one leaf. What is known of an operation when it ends (its class,
-//! bytes, time with the device, whether it was merged) arrives at [`IoStats::done`] alone,
-//! and what each of its requests waited at [`IoStats::waited`]. Times and sizes are kept as
-//! histograms by powers of two (chapter 09 §4.5), from which averages are told, too.
+//! All counting for one leaf happens in two functions. [`IoStats::done`] gets what is
+//! known when an operation ends (its class, bytes, time in the device, whether it was
+//! merged), and [`IoStats::waited`] gets the waiting time of each of its requests.
+//! Times and sizes are kept as histograms by powers of two (chapter 09 §4.5), from
+//! which averages are derived as well.
 //!
 //! # Invariants
-//! * Counters only grow; they belong to a vdev, not to a snapshot, and last as long as
-//!   the pool is open. `zpool clear` leaves them alone.
+//! * Counters only grow. They belong to a vdev, not to a snapshot, and last as long as
+//!   the pool is open. `zpool clear` does not reset them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,20 +28,20 @@ use crate::tree::{NodeId, Tree};
 /// Why an operation was made: the classes of OpenZFS's queues (chapter 02 §14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoClass {
-    /// Somebody waits for the bytes.
+    /// A read whose caller waits for the bytes.
     SyncRead,
-    /// Somebody waits until they are written.
+    /// A write whose caller waits until it is done.
     SyncWrite,
-    /// Read ahead.
+    /// Read-ahead.
     AsyncRead,
-    /// A transaction group's.
+    /// A write of a transaction group.
     AsyncWrite,
     /// Scrub or resilver.
     Scrub,
 }
 
 impl IoClass {
-    /// All of them, in the order of [`IoCounts::by_class`].
+    /// All classes, in the order of [`IoCounts::by_class`].
     pub const ALL: [IoClass; 5] = [
         IoClass::SyncRead,
         IoClass::SyncWrite,
@@ -49,7 +50,7 @@ impl IoClass {
         IoClass::Scrub,
     ];
 
-    /// Whether it writes.
+    /// Whether operations of the class are writes.
     pub fn is_write(self) -> bool {
         matches!(self, IoClass::SyncWrite | IoClass::AsyncWrite)
     }
@@ -77,9 +78,9 @@ impl From<WritePriority> for IoClass {
 /// Operations and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCount {
-    /// Operations that the device did.
+    /// Operations that the device completed.
     pub ops: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: u64,
 }
 
@@ -115,34 +116,34 @@ impl IoCounts {
         self.sum(IoClass::is_write)
     }
 
-    /// Adds another vdev's.
+    /// Adds another vdev's counters.
     pub fn add(&mut self, other: &IoCounts) {
         self.by_class.iter_mut().zip(&other.by_class).for_each(|(to, from)| to.add(*from));
     }
 }
 
-/// Buckets of times: number j counts what took 2^j to 2^(j+1) - 1 nanoseconds, the first
-/// also what took none, the last also all that took longer.
+/// Number of time buckets. Bucket j counts times of 2^j to 2^(j+1) - 1 nanoseconds; the
+/// first also counts zero, and the last all longer times.
 pub const TIME_BUCKETS: usize = 37;
-/// Buckets of sizes: number j counts operations of 2^j to 2^(j+1) - 1 bytes.
+/// Number of size buckets. Bucket j counts operations of 2^j to 2^(j+1) - 1 bytes.
 pub const SIZE_BUCKETS: usize = 25;
 
-/// How operations of one class went, and what is under way.
+/// Histograms of the operations of one class, and the operations in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassDetail {
-    /// Time that requests waited before the device had them.
+    /// Time for which requests waited before the device had them.
     pub queued: [u64; TIME_BUCKETS],
-    /// Time that operations were with the device.
+    /// Time for which operations were in the device.
     pub disk: [u64; TIME_BUCKETS],
-    /// Time that requests took in all.
+    /// Time from the arrival of a request to its end.
     pub total: [u64; TIME_BUCKETS],
-    /// Sizes of operations that served one request.
+    /// Sizes of operations with a single request.
     pub single: [u64; SIZE_BUCKETS],
-    /// Sizes of operations that were merged of several.
+    /// Sizes of operations merged from several requests.
     pub merged: [u64; SIZE_BUCKETS],
-    /// Requests that wait now.
+    /// Requests that are waiting now.
     pub pending: u64,
-    /// Operations that are with the device now.
+    /// Operations in the device now.
     pub active: u64,
 }
 
@@ -175,7 +176,7 @@ impl ClassDetail {
     }
 }
 
-/// The same for all classes, in the order of [`IoClass::ALL`].
+/// The details of all classes, in the order of [`IoClass::ALL`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IoDetail {
     /// By class.
@@ -183,22 +184,22 @@ pub struct IoDetail {
 }
 
 impl IoDetail {
-    /// Adds another vdev's.
+    /// Adds another vdev's counts.
     pub fn add(&mut self, other: &IoDetail) {
         self.by_class.iter_mut().zip(&other.by_class).for_each(|(to, from)| to.add(from));
     }
 }
 
-/// Counts by powers of two.
-struct Histogram<const N: usize>([AtomicU64; N]);
+/// A histogram by powers of two.
+struct AtomicHistogram<const N: usize>([AtomicU64; N]);
 
-impl<const N: usize> Default for Histogram<N> {
+impl<const N: usize> Default for AtomicHistogram<N> {
     fn default() -> Self {
-        Histogram(std::array::from_fn(|_| AtomicU64::new(0)))
+        AtomicHistogram(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
-impl<const N: usize> Histogram<N> {
+impl<const N: usize> AtomicHistogram<N> {
     fn count(&self, value: u64) {
         let bucket = value.checked_ilog2().unwrap_or(0) as usize;
         self.0[bucket.min(N - 1)].fetch_add(1, Relaxed);
@@ -210,17 +211,17 @@ impl<const N: usize> Histogram<N> {
 }
 
 #[derive(Default)]
-struct Cell {
+struct ClassCounters {
     ops: AtomicU64,
     bytes: AtomicU64,
-    queued: Histogram<TIME_BUCKETS>,
-    disk: Histogram<TIME_BUCKETS>,
-    total: Histogram<TIME_BUCKETS>,
-    single: Histogram<SIZE_BUCKETS>,
-    merged: Histogram<SIZE_BUCKETS>,
+    queued: AtomicHistogram<TIME_BUCKETS>,
+    disk: AtomicHistogram<TIME_BUCKETS>,
+    total: AtomicHistogram<TIME_BUCKETS>,
+    single: AtomicHistogram<SIZE_BUCKETS>,
+    merged: AtomicHistogram<SIZE_BUCKETS>,
 }
 
-impl Cell {
+impl ClassCounters {
     fn detail(&self) -> ClassDetail {
         ClassDetail {
             queued: self.queued.get(),
@@ -236,13 +237,13 @@ impl Cell {
 
 /// One leaf's counters.
 pub(crate) struct IoStats {
-    cells: [Cell; IoClass::ALL.len()],
+    classes: [ClassCounters; IoClass::ALL.len()],
     since: Instant,
 }
 
 impl Default for IoStats {
     fn default() -> IoStats {
-        IoStats { cells: Default::default(), since: rt::now() }
+        IoStats { classes: Default::default(), since: rt::now() }
     }
 }
 
@@ -251,39 +252,41 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl IoStats {
-    /// The device did an operation of so many bytes in that time, merged of several
-    /// requests or not.
+    /// Counts an operation that the device completed: its bytes, its time in the
+    /// device, and whether it was merged from several requests.
     pub(crate) fn done(&self, class: impl Into<IoClass>, bytes: u64, merged: bool, disk: Duration) {
-        let cell = &self.cells[class.into() as usize];
+        let cell = &self.classes[class.into() as usize];
         cell.ops.fetch_add(1, Relaxed);
         cell.bytes.fetch_add(bytes, Relaxed);
         cell.disk.count(nanos(disk));
         if merged { &cell.merged } else { &cell.single }.count(bytes);
     }
 
-    /// A request that was done had waited so long before the device had it, and took so
-    /// long in all.
+    /// Counts a completed request: how long it waited before the device had it, and how
+    /// long it took in total.
     pub(crate) fn waited(&self, class: impl Into<IoClass>, queued: Duration, total: Duration) {
-        let cell = &self.cells[class.into() as usize];
+        let cell = &self.classes[class.into() as usize];
         cell.queued.count(nanos(queued));
         cell.total.count(nanos(total));
     }
 
-    /// How operations went so far.
+    /// The histograms so far.
     pub(crate) fn detail(&self) -> IoDetail {
-        IoDetail { by_class: std::array::from_fn(|i| self.cells[i].detail()) }
+        IoDetail { by_class: std::array::from_fn(|i| self.classes[i].detail()) }
     }
 
-    /// The counters now.
+    /// The current counters.
     pub(crate) fn get(&self) -> IoCounts {
-        let read =
-            |cell: &Cell| IoCount { ops: cell.ops.load(Relaxed), bytes: cell.bytes.load(Relaxed) };
-        IoCounts { by_class: std::array::from_fn(|i| read(&self.cells[i])) }
+        let read = |cell: &ClassCounters| IoCount {
+            ops: cell.ops.load(Relaxed),
+            bytes: cell.bytes.load(Relaxed),
+        };
+        IoCounts { by_class: std::array::from_fn(|i| read(&self.classes[i])) }
     }
 }
 
 impl Tree {
-    /// What a vdev and all below it did since [`Tree::io_age`].
+    /// Operations of a vdev and everything below it since [`Tree::io_age`].
     pub fn io(&self, id: NodeId) -> IoCounts {
         let node = self.node(id);
         let mut sum = node.live.io.get();
@@ -291,7 +294,7 @@ impl Tree {
         sum
     }
 
-    /// How that went, and what is under way.
+    /// Histograms of these operations, and the operations in flight.
     pub fn io_detail(&self, id: NodeId) -> IoDetail {
         let node = self.node(id);
         let mut sum = node.live.io.detail();
@@ -305,7 +308,8 @@ impl Tree {
         sum
     }
 
-    /// How long that has been counted: since the pool was opened, or the vdev joined it.
+    /// How long operations have been counted: since the pool was opened, or since the
+    /// vdev joined it.
     pub fn io_age(&self, id: NodeId) -> Duration {
         let node = self.node(id);
         let below = node.children.iter().map(|&child| self.io_age(child));

@@ -1,11 +1,12 @@
-//! Where a block's columns lie: the geometry of raidz (chapter 02 §10.2, 10.3, 10.7).
+//! The location of a block's columns: the geometry of raidz (chapter 02 §10.2, 10.3,
+//! 10.7).
 //!
 //! # Theory
-//! Every parity layout comes out as a [`BlockMap`]: independent [`Stripe`]s, each a
-//! code word of parity columns followed by data columns. A data column holds one
-//! contiguous range of the block, then zeros up to the stripe's column size. An
-//! ordinary raidz block is one stripe; a block older than an expansion is one stripe
-//! a row; a dRAID block is one stripe or, across the end of a group, two.
+//! Every parity layout is a [`BlockMap`]: independent [`ParityStripe`]s, each a code word of
+//! parity columns followed by data columns. A data column holds one contiguous range of
+//! the block, then zeros up to the stripe's column size. An ordinary raidz block is one
+//! stripe. A block older than an expansion is one stripe for each row. A dRAID block is
+//! one stripe, or two if it crosses the end of a group.
 //!
 //! # Invariants
 //! * The data ranges of all stripes partition `0..psize` (psize: whole sectors).
@@ -16,7 +17,8 @@ use base::{Error, Result, Txg};
 
 use crate::spec::Reflow;
 
-/// The boot region's size: the scratch area lies this far before a child's offset.
+/// Size of the boot region. The scratch area lies this far before a child's allocatable
+/// area.
 pub(crate) const BOOT_SIZE: u64 = 7 << 19;
 
 /// One column of a stripe.
@@ -40,7 +42,7 @@ pub(crate) struct Col {
 
 /// One code word: `nparity` parity columns, then data columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stripe {
+pub(crate) struct ParityStripe {
     /// Bytes of a parity column; data columns are zero-extended to it.
     pub(crate) colsize: u64,
     pub(crate) cols: Vec<Col>,
@@ -50,9 +52,10 @@ pub(crate) struct Stripe {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockMap {
     pub(crate) nparity: usize,
-    pub(crate) stripes: Vec<Stripe>,
-    /// Widths the vdev had before, widest first, with the present one (expanded
-    /// blocks only): suspects for damage that a reflow copied around.
+    pub(crate) stripes: Vec<ParityStripe>,
+    /// Widths that the vdev had before, widest first, followed by the present one
+    /// (expanded blocks only). They are the suspects for damage that a reflow copied to
+    /// other children.
     pub(crate) widths: Vec<u32>,
 }
 
@@ -67,7 +70,7 @@ pub(crate) struct RaidzGeometry {
     pub(crate) reflow: Option<Reflow>,
 }
 
-/// Rounds a block up to whole sectors, refusing what no block can be.
+/// Rounds a block up to whole sectors, and refuses sizes that no block can have.
 pub(crate) fn whole_sectors(psize: u64, ashift: u32) -> Result<u64> {
     let sector = 1u64 << ashift;
     if psize == 0 || psize > BLOCK_SIZE_MAX {
@@ -155,13 +158,13 @@ impl RaidzGeometry {
         let colsize = cols.first().map_or(0, |c| c.stored);
         BlockMap {
             nparity: self.nparity as usize,
-            stripes: vec![Stripe { colsize, cols }],
+            stripes: vec![ParityStripe { colsize, cols }],
             widths: Vec::new(),
         }
     }
 
-    /// The sectors that round a block's allocation up (skip sectors, §10.3), child and
-    /// child offset. None for a block narrower than the vdev.
+    /// The sectors that round a block's allocation up (skip sectors, §10.3), as child
+    /// and child offset. There are none for a block narrower than the vdev.
     pub(crate) fn skips(
         &self,
         offset: u64,
@@ -195,7 +198,8 @@ impl RaidzGeometry {
                 let k = if c < big || r == 0 {
                     dc * rows + row
                 } else {
-                    // dc >= r: a column before the big ones' end took the branch above.
+                    // dc >= r, because a column before the end of the big ones took the
+                    // branch above.
                     r * rows + (dc.saturating_sub(r)) * (rows - 1) + row
                 };
                 let absent = row == rows - 1 && big != 0 && c >= big;
@@ -214,7 +218,7 @@ impl RaidzGeometry {
             if p == 1 && cols.len() > 1 && offset & 0x10_0000 != 0 {
                 swap_places(&mut cols);
             }
-            stripes.push(Stripe { colsize: sector, cols });
+            stripes.push(ParityStripe { colsize: sector, cols });
         }
         let widths = (self.original_width()..=self.width).rev().collect();
         BlockMap { nparity: self.nparity as usize, stripes, widths }
@@ -233,7 +237,7 @@ impl RaidzGeometry {
     }
 }
 
-/// The swap rule (§10.3): columns 0 and 1 exchange their places, not their content.
+/// The swap rule (§10.3): columns 0 and 1 exchange their locations, not their content.
 fn swap_places(cols: &mut [Col]) {
     if let [a, b, ..] = cols {
         std::mem::swap(&mut a.child, &mut b.child);

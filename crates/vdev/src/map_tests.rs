@@ -1,4 +1,4 @@
-//! The tables and worked examples of chapter 02 §10 and chapter 08 §E.3.
+//! Tests of the tables and worked examples of chapter 02 §10 and chapter 08 §E.3.
 
 use super::*;
 
@@ -7,9 +7,9 @@ fn raidz(ashift: u32, n: u32, p: u32) -> RaidzGeometry {
 }
 
 /// (n, p, asize in sectors of 1, 2, 3, 4, 8, 16 sectors, 128 KiB, 1 MiB, ratio).
-type Row = (u32, u32, [u64; 8], u64);
+type AsizeRow = (u32, u32, [u64; 8], u64);
 
-const SECTOR_512: [Row; 13] = [
+const SECTOR_512: [AsizeRow; 13] = [
     (2, 1, [2, 4, 6, 8, 16, 32, 512, 4096], 256),
     (3, 1, [2, 4, 6, 6, 12, 24, 384, 3072], 341),
     (4, 1, [2, 4, 4, 6, 12, 22, 342, 2732], 383),
@@ -25,7 +25,7 @@ const SECTOR_512: [Row; 13] = [
     (11, 3, [4, 8, 8, 8, 12, 24, 352, 2816], 372),
 ];
 
-const SECTOR_4096: [Row; 13] = [
+const SECTOR_4096: [AsizeRow; 13] = [
     (2, 1, [2, 4, 6, 8, 16, 32, 64, 512], 256),
     (3, 1, [2, 4, 6, 6, 12, 24, 48, 384], 341),
     (4, 1, [2, 4, 4, 6, 12, 22, 44, 342], 372),
@@ -118,10 +118,10 @@ fn column_maps_of_the_chapter() {
 }
 
 /// (child, offset, data sector).
-type Place = (Option<u32>, u64, Option<u64>);
+type MapCell = (Option<u32>, u64, Option<u64>);
 
-/// Cells by row; child `None`: absent, sector `None`: parity.
-fn cells(g: &RaidzGeometry, offset: u64, psize: u64) -> Vec<Vec<Place>> {
+/// Cells by row. Child `None` means absent, sector `None` means parity.
+fn cells(g: &RaidzGeometry, offset: u64, psize: u64) -> Vec<Vec<MapCell>> {
     let map = g.map(offset, psize, Txg(9)).unwrap();
     let cell = |c: &Col| {
         let sector = (c.len > 0).then_some(c.start >> g.ashift);
@@ -153,8 +153,8 @@ fn row_maps_after_an_expansion() {
     );
     // Chapter 08 §E.3.
     let g = RaidzGeometry { expand_txgs: vec![Txg(10)], ..raidz(12, 4, 1) };
-    let content = |rows: Vec<Vec<Place>>| {
-        let present = |row: Vec<_>| row.into_iter().filter(|c: &Place| c.0.is_some());
+    let content = |rows: Vec<Vec<MapCell>>| {
+        let present = |row: Vec<_>| row.into_iter().filter(|c: &MapCell| c.0.is_some());
         rows.into_iter().map(|r| present(r).collect::<Vec<_>>()).collect::<Vec<_>>()
     };
     assert_eq!(
@@ -184,7 +184,8 @@ fn rows_move_while_expanding() {
     // b = 24, rows end at sectors 28 and 32.
     let places = |g: RaidzGeometry| {
         let map = g.map(0x3000, 2560, Txg(9)).unwrap();
-        let first = |s: &Stripe| (s.cols[0].child.unwrap(), s.cols[0].offset, s.cols[0].scratch);
+        let first =
+            |s: &ParityStripe| (s.cols[0].child.unwrap(), s.cols[0].offset, s.cols[0].scratch);
         map.stripes.iter().map(first).collect::<Vec<_>>()
     };
     let (old, new) =

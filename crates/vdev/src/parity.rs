@@ -1,20 +1,21 @@
-//! A stripe's parity and its missing columns (chapter 02 §10.4, 10.5): the shapes of
-//! this crate on `codec::raidz`.
+//! A stripe's parity and its missing columns (chapter 02 §10.4, 10.5): an adapter from
+//! this crate's stripes to `codec::raidz`.
 
 use base::BufMut;
 use codec::raidz::{self, Column};
 
-/// Most data columns of a stripe.
+/// The most data columns of a stripe.
 pub(crate) const DATA_COLUMNS_MAX: usize = raidz::DATA_COLUMNS_MAX;
 
-/// Parity of data columns, in order; shorter columns count as extended with zeros.
-/// All parity columns are equally long. `None` for a shape that is none.
+/// Computes the parity of data columns, in order; shorter columns count as extended
+/// with zeros. All parity columns are equally long. Returns `None` for an invalid
+/// shape.
 pub(crate) fn generate(parity: &mut [&mut [u8]], data: &[&[u8]]) -> Option<()> {
     raidz::generate(parity, data).ok()
 }
 
-/// The missing data columns (`None`), each `colsize` long, from parity columns
-/// (row, bytes). `None` if there are fewer than needed.
+/// Computes the missing data columns (`None`), each `colsize` long, from parity columns
+/// (row, bytes). Returns `None` if there are too few parity columns.
 pub(crate) fn recover(
     parity: &[(usize, &[u8])],
     data: &[Option<&[u8]>],
@@ -28,7 +29,7 @@ pub(crate) fn recover(
     let used = parity.get(..missing.len())?;
     let rows = used.iter().map(|p| p.0).max()? + 1;
     let mut found: Vec<BufMut> = missing.iter().map(|_| BufMut::alloc(colsize)).collect();
-    // Rows between the used ones come out as a by-product.
+    // The rows between the used ones are produced as a by-product.
     let mut spare: Vec<BufMut> = (used.len()..rows).map(|_| BufMut::alloc(colsize)).collect();
     let mut spares = spare.iter_mut();
     let mut parity_cols = Vec::with_capacity(rows);
@@ -97,7 +98,7 @@ mod tests {
         }
     }
 
-    /// The chapter's recurrence, byte by byte.
+    /// The recurrence of the chapter, computed byte by byte.
     fn naive(row: usize, data: &[Vec<u8>], colsize: usize) -> Vec<u8> {
         let mul2 = |x: u8| (x << 1) ^ if x & 0x80 != 0 { 0x1d } else { 0 };
         let step = |x: u8| (0..row).fold(x, |x, _| mul2(x));

@@ -1,14 +1,15 @@
-//! Planning a read: which bytes of which leaves, and how they belong together.
+//! Planning a read: which bytes of which leaves are read, and how they make up the
+//! block.
 //!
 //! # Theory
-//! A plan is a [`Shape`] over cells. A cell is a byte range of one leaf. In
-//! [`Mode::Quick`] a mirror contributes its best child and a parity stripe its data
-//! columns, plus as many parity columns as data columns are known to be
-//! unreadable; in [`Mode::All`] everything that exists is read.
+//! A plan is a [`PlanShape`] over cells. A cell is a byte range of one leaf. In
+//! [`PlanMode::Quick`] a mirror contributes its best child, and a parity stripe its data
+//! columns plus as many parity columns as data columns are known to be unreadable. In
+//! [`PlanMode::All`] everything that exists is read.
 //!
 //! # Invariants
-//! * Planning takes at most `PLAN_STEPS_MAX` steps and makes at most `CELLS_MAX`
-//!   cells, however the configuration loops through distributed spares.
+//! * Planning takes at most `PLAN_STEPS_MAX` steps and makes at most `CELLS_MAX` cells,
+//!   even if the configuration loops through distributed spares.
 
 use base::limits::INDIRECT_HOPS_MAX;
 use base::{Error, Result, Txg, VdevId};
@@ -16,67 +17,70 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::limits::{CELLS_MAX, PLAN_STEPS_MAX, SPARE_HOPS_MAX};
 use crate::map::{BOOT_SIZE, BlockMap};
-use crate::spec::Kind;
+use crate::spec::VdevKind;
 use crate::tree::{Geometry, LABEL_START, NodeId, Tree};
 
 /// How much to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum PlanMode {
     Quick,
     All,
 }
 
-/// A byte range of a leaf; `offset` is a device byte.
+/// A byte range of a leaf; `offset` is an offset on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Cell {
+pub(crate) struct LeafRange {
     pub(crate) leaf: NodeId,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// How cells make up a range of bytes.
+/// How cells combine to a range of bytes.
 #[derive(Debug)]
-pub(crate) enum Shape {
+pub(crate) enum PlanShape {
     /// Nothing readable holds these bytes.
     Dead,
-    /// One leaf's bytes; `stale`: its missing ranges contain the block's birth.
+    /// The bytes of one leaf. `stale` means that its missing ranges contain the block's
+    /// birth.
     Cell { index: usize, stale: bool },
     /// Each holds all of the bytes.
-    Mirror(Vec<Shape>),
+    Mirror(Vec<PlanShape>),
     /// Parity stripes; a shape for each column that is read.
-    Raid { map: BlockMap, cols: Vec<Vec<Option<Shape>>> },
-    /// Pieces at a distance from the start, each of a length.
-    Split(Vec<(u64, u64, Shape)>),
+    Raid { map: BlockMap, cols: Vec<Vec<Option<PlanShape>>> },
+    /// Pieces: distance from the start, length, shape.
+    Split(Vec<(u64, u64, PlanShape)>),
 }
 
-impl Shape {
-    /// Whether some cell missed the block's group.
+impl PlanShape {
+    /// Whether some cell missed the block's txg.
     pub(crate) fn any_stale(&self) -> bool {
         match self {
-            Shape::Dead => false,
-            Shape::Cell { stale, .. } => *stale,
-            Shape::Mirror(children) => children.iter().any(Shape::any_stale),
-            Shape::Raid { cols, .. } => cols.iter().flatten().flatten().any(Shape::any_stale),
-            Shape::Split(parts) => parts.iter().any(|p| p.2.any_stale()),
+            PlanShape::Dead => false,
+            PlanShape::Cell { stale, .. } => *stale,
+            PlanShape::Mirror(children) => children.iter().any(PlanShape::any_stale),
+            PlanShape::Raid { cols, .. } => {
+                cols.iter().flatten().flatten().any(PlanShape::any_stale)
+            }
+            PlanShape::Split(parts) => parts.iter().any(|p| p.2.any_stale()),
         }
     }
 
-    /// The cells that each hold the whole block and did not miss its group; `None`
-    /// if the block is spread over several.
+    /// The cells that each hold the whole block and did not miss its txg; `None` if the
+    /// block is spread over several cells.
     pub(crate) fn copies(&self) -> Option<Vec<usize>> {
         match self {
-            Shape::Dead | Shape::Cell { stale: true, .. } => Some(Vec::new()),
-            Shape::Cell { index, .. } => Some(vec![*index]),
-            Shape::Mirror(children) => {
-                let all: Option<Vec<_>> = children.iter().map(Shape::copies).collect();
+            PlanShape::Dead | PlanShape::Cell { stale: true, .. } => Some(Vec::new()),
+            PlanShape::Cell { index, .. } => Some(vec![*index]),
+            PlanShape::Mirror(children) => {
+                let all: Option<Vec<_>> = children.iter().map(PlanShape::copies).collect();
                 all.map(|copies| copies.concat())
             }
-            Shape::Raid { .. } | Shape::Split(_) => None,
+            PlanShape::Raid { .. } | PlanShape::Split(_) => None,
         }
     }
 }
 
-/// How much a vdev's bytes can be relied on; later is better.
+/// How reliable a vdev's bytes are; later variants are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Trust {
     Dead,
@@ -84,15 +88,15 @@ enum Trust {
     Good,
 }
 
-/// Where in a vdev, and what is known about the path to it.
+/// A range of a vdev, with what is known about the path to it.
 #[derive(Clone, Copy)]
-struct At {
+struct ReadRange {
     offset: u64,
     len: u64,
     birth: Txg,
-    /// What a leaf adds to `offset` to get a device byte.
+    /// Added to `offset` by a leaf to get an offset on the device.
     base: u64,
-    /// A distributed spare on the way missed the block's group.
+    /// A distributed spare on the path missed the block's txg.
     stale: bool,
     spare_hops: usize,
     indirect_hops: usize,
@@ -100,19 +104,25 @@ struct At {
 
 pub(crate) struct Planner<'a> {
     tree: &'a Tree,
-    mode: Mode,
+    mode: PlanMode,
     steps: usize,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<LeafRange>,
 }
 
 impl<'a> Planner<'a> {
-    pub(crate) fn new(tree: &'a Tree, mode: Mode) -> Planner<'a> {
+    pub(crate) fn new(tree: &'a Tree, mode: PlanMode) -> Planner<'a> {
         Planner { tree, mode, steps: 0, cells: Vec::new() }
     }
 
     /// The plan for `len` bytes (whole sectors) of a top-level vdev.
-    pub(crate) fn top(&mut self, vdev: VdevId, offset: u64, len: u64, birth: Txg) -> Result<Shape> {
-        let at = At {
+    pub(crate) fn top(
+        &mut self,
+        vdev: VdevId,
+        offset: u64,
+        len: u64,
+        birth: Txg,
+    ) -> Result<PlanShape> {
+        let at = ReadRange {
             offset,
             len,
             birth,
@@ -124,15 +134,15 @@ impl<'a> Planner<'a> {
         self.top_at(vdev, at)
     }
 
-    fn top_at(&mut self, vdev: VdevId, at: At) -> Result<Shape> {
+    fn top_at(&mut self, vdev: VdevId, at: ReadRange) -> Result<PlanShape> {
         let id = self.tree.top_node(vdev)?;
         let node = self.tree.node(id);
         match node.kind() {
-            Kind::Hole | Kind::Missing => {
+            VdevKind::Hole | VdevKind::Missing => {
                 let name = node.kind().name();
                 return Err(Error::corrupt(format!("an address names vdev {vdev}, a {name} vdev")));
             }
-            Kind::Indirect => {}
+            VdevKind::Indirect => {}
             _ => {
                 let end = at.offset.checked_add(node.asize_of(at.len, at.birth));
                 if end.is_none_or(|end| end > node.asize()) {
@@ -158,12 +168,12 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn node(&mut self, id: NodeId, at: At) -> Result<Shape> {
+    fn node(&mut self, id: NodeId, at: ReadRange) -> Result<PlanShape> {
         self.step()?;
         let tree = self.tree;
         let node = tree.node(id);
         if !node.readable() {
-            return Ok(Shape::Dead);
+            return Ok(PlanShape::Dead);
         }
         match (node.kind(), &node.geometry) {
             (_, Geometry::Raidz(raidz)) => {
@@ -174,31 +184,31 @@ impl<'a> Planner<'a> {
                 let map = draid.map(at.offset, at.len)?;
                 self.raid(id, map, at)
             }
-            (Kind::Mirror | Kind::Replacing | Kind::Spare, _) => self.mirror(id, at),
-            (Kind::DraidSpare { .. }, _) => match self.spare_target(id, at)? {
+            (VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare, _) => self.mirror(id, at),
+            (VdevKind::DraidSpare { .. }, _) => match self.spare_target(id, at)? {
                 Some((child, at)) => self.node(child, at),
-                None => Ok(Shape::Dead),
+                None => Ok(PlanShape::Dead),
             },
-            (Kind::Indirect, _) => self.indirect(id, at),
-            (Kind::Disk | Kind::File, _) => {
+            (VdevKind::Indirect, _) => self.indirect(id, at),
+            (VdevKind::Disk | VdevKind::File, _) => {
                 let offset = at.offset.checked_add(at.base);
-                let Some(offset) = offset else { return Ok(Shape::Dead) };
+                let Some(offset) = offset else { return Ok(PlanShape::Dead) };
                 let stale = at.stale || node.live.dtl().contains(at.birth);
-                self.cells.push(Cell { leaf: id, offset, len: at.len });
-                Ok(Shape::Cell { index: self.cells.len() - 1, stale })
+                self.cells.push(LeafRange { leaf: id, offset, len: at.len });
+                Ok(PlanShape::Cell { index: self.cells.len() - 1, stale })
             }
-            (Kind::Root | Kind::Missing | Kind::Hole, _) => Ok(Shape::Dead),
-            (Kind::Raidz { .. } | Kind::Draid(_), Geometry::Plain) => {
+            (VdevKind::Root | VdevKind::Missing | VdevKind::Hole, _) => Ok(PlanShape::Dead),
+            (VdevKind::Raidz { .. } | VdevKind::Draid(_), Geometry::Plain) => {
                 Err(Error::bug("a parity vdev without geometry"))
             }
         }
     }
 
-    /// The child that stands behind a distributed spare.
-    fn spare_target(&mut self, id: NodeId, at: At) -> Result<Option<(NodeId, At)>> {
+    /// The child that holds a distributed spare's bytes.
+    fn spare_target(&mut self, id: NodeId, at: ReadRange) -> Result<Option<(NodeId, ReadRange)>> {
         let tree = self.tree;
         let node = tree.node(id);
-        let Kind::DraidSpare { draid, spare_id } = node.kind() else { return Ok(None) };
+        let VdevKind::DraidSpare { draid, spare_id } = node.kind() else { return Ok(None) };
         let Some(target) = tree.find(*draid) else { return Ok(None) };
         let Geometry::Draid(geometry) = &target.geometry else { return Ok(None) };
         if at.spare_hops >= SPARE_HOPS_MAX {
@@ -211,12 +221,12 @@ impl<'a> Planner<'a> {
             return Err(Error::bug("a column crosses the end of a dRAID slice"));
         }
         let stale = at.stale || node.live.dtl().contains(at.birth);
-        let at = At { stale, spare_hops: at.spare_hops + 1, ..at };
+        let at = ReadRange { stale, spare_hops: at.spare_hops + 1, ..at };
         Ok(target.children().get(child as usize).map(|&c| (c, at)))
     }
 
-    /// How far a vdev's bytes at a place can be relied on.
-    fn trust(&mut self, id: NodeId, at: At) -> Result<Trust> {
+    /// How reliable a vdev's bytes in a range are.
+    fn trust(&mut self, id: NodeId, at: ReadRange) -> Result<Trust> {
         self.step()?;
         let tree = self.tree;
         let node = tree.node(id);
@@ -224,14 +234,14 @@ impl<'a> Planner<'a> {
             return Ok(Trust::Dead);
         }
         match node.kind() {
-            Kind::Mirror | Kind::Replacing | Kind::Spare => {
+            VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => {
                 let mut best = Trust::Dead;
                 for &child in node.children() {
                     best = best.max(self.trust(child, at)?);
                 }
                 Ok(best)
             }
-            Kind::DraidSpare { .. } => match self.spare_target(id, at)? {
+            VdevKind::DraidSpare { .. } => match self.spare_target(id, at)? {
                 Some((child, at)) => self.trust(child, at),
                 None => Ok(Trust::Dead),
             },
@@ -240,14 +250,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn mirror(&mut self, id: NodeId, at: At) -> Result<Shape> {
+    fn mirror(&mut self, id: NodeId, at: ReadRange) -> Result<PlanShape> {
         let tree = self.tree;
         let node = tree.node(id);
-        if self.mode == Mode::All {
+        if self.mode == PlanMode::All {
             let kids = node.children().iter().map(|&c| self.node(c, at));
-            return Ok(Shape::Mirror(kids.collect::<Result<_>>()?));
+            return Ok(PlanShape::Mirror(kids.collect::<Result<_>>()?));
         }
-        // The most trusted; then the shortest queue; then in turn.
+        // The most trusted child first; then the shortest queue; then round robin.
         let n = node.children().len();
         let turn = node.live.rotor.fetch_add(1, Relaxed) as usize;
         let mut best: Option<(Trust, std::cmp::Reverse<u32>, NodeId)> = None;
@@ -261,11 +271,11 @@ impl<'a> Planner<'a> {
         }
         match best {
             Some((trust, _, child)) if trust > Trust::Dead => self.node(child, at),
-            _ => Ok(Shape::Dead),
+            _ => Ok(PlanShape::Dead),
         }
     }
 
-    fn indirect(&mut self, id: NodeId, at: At) -> Result<Shape> {
+    fn indirect(&mut self, id: NodeId, at: ReadRange) -> Result<PlanShape> {
         if at.indirect_hops >= INDIRECT_HOPS_MAX {
             return Err(Error::limit(
                 "an address is moved from one removed vdev to the next too often",
@@ -281,7 +291,7 @@ impl<'a> Planner<'a> {
         };
         let mut parts = Vec::new();
         for segment in map.segments(at.offset, at.len)? {
-            let there = At {
+            let there = ReadRange {
                 offset: segment.offset,
                 len: segment.len,
                 birth: segment.birth.unwrap_or(at.birth),
@@ -292,24 +302,24 @@ impl<'a> Planner<'a> {
             parts.push((segment.start, segment.len, shape));
         }
         Ok(match parts.len() {
-            1 => parts.pop().map_or(Shape::Dead, |(_, _, shape)| shape),
-            _ => Shape::Split(parts),
+            1 => parts.pop().map_or(PlanShape::Dead, |(_, _, shape)| shape),
+            _ => PlanShape::Split(parts),
         })
     }
 
-    fn raid(&mut self, id: NodeId, map: BlockMap, at: At) -> Result<Shape> {
+    fn raid(&mut self, id: NodeId, map: BlockMap, at: ReadRange) -> Result<PlanShape> {
         let children = self.tree.node(id).children();
         let mut cols = Vec::with_capacity(map.stripes.len());
         for stripe in &map.stripes {
-            let mut shapes: Vec<Option<Shape>> = Vec::with_capacity(stripe.cols.len());
+            let mut shapes: Vec<Option<PlanShape>> = Vec::with_capacity(stripe.cols.len());
             let mut missing = 0;
             let place = |col: &crate::map::Col, len| {
                 let child = col.child.and_then(|c| children.get(c as usize)).copied();
                 let base = if col.scratch { LABEL_START - BOOT_SIZE } else { at.base };
-                child.map(|child| (child, At { offset: col.offset, len, base, ..at }))
+                child.map(|child| (child, ReadRange { offset: col.offset, len, base, ..at }))
             };
             for (i, col) in stripe.cols.iter().enumerate() {
-                let all = self.mode == Mode::All;
+                let all = self.mode == PlanMode::All;
                 let wanted = if all { col.stored } else { col.len };
                 let target = place(col, wanted).filter(|_| wanted > 0);
                 let Some((child, there)) = target else {
@@ -336,6 +346,6 @@ impl<'a> Planner<'a> {
             }
             cols.push(shapes);
         }
-        Ok(Shape::Raid { map, cols })
+        Ok(PlanShape::Raid { map, cols })
     }
 }

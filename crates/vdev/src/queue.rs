@@ -1,44 +1,46 @@
-//! A leaf's queue: classes of operations, sorted, merged, as deep as is good.
+//! The queue of a leaf: operations by class, sorted, merged, and limited in depth.
 //!
 //! # Theory
-//! Every operation belongs to a class ([`IoClass`]), and each class has a least and a
-//! largest number of operations with the device (`limits`). First go, in turn, classes that
-//! have less than their least; then, in the order of their urgency, those that have less
-//! than their largest (chapter 10 §11.2). So nothing that somebody waits for waits behind a
-//! mass of writes, and nothing starves.
+//! Every operation belongs to a class ([`IoClass`]), and each class has a minimum and a
+//! maximum number of operations in the device (`limits`). Classes below their minimum
+//! are served first, in rotation. Then come classes below their maximum, in the order
+//! of their urgency (chapter 10 §11.2). So an operation that a caller waits for never
+//! waits behind a mass of writes, and no class starves.
 //!
-//! The device is swept: what waits is taken in the order of offsets, and what arrives
-//! meanwhile is for the next sweep, unless it touches what is taken and is taken along.
-//! So a device that is slower than its writers gets few large writes in the order of
-//! its sectors. (An elevator that also takes what arrives ahead of it never turns back
-//! under a stream of ascending writes: stragglers fill the queue and nothing merges.)
-//! There is no thread: whoever submits or completes hands on what fits (`Queue::pump`),
-//! one at a time, so a device that completes at once does not recurse. A read that need
-//! not wait is made by who asks for it (`reads`), and so is a single write whose submitter
-//! waits for it: on the way to another thread and back two switches would be lost, of which
-//! each is a tenth of a flash device's flush.
+//! The device is swept: waiting requests are taken in the order of offsets, and
+//! requests that arrive meanwhile belong to the next sweep, unless they touch a taken
+//! request and are merged with it. So a device that is slower than its writers gets few
+//! large writes in the order of its sectors. (An elevator that also takes new requests
+//! ahead of it never turns back under a stream of ascending writes: stragglers fill the
+//! queue and nothing merges.) There is no queue thread. The thread that submits or
+//! completes a request sends what the limits allow (`LeafQueue::pump`), one thread at a
+//! time, so a device that completes at once does not recurse. A read that need not wait
+//! is made by its caller (`reads`), and so is a single write whose submitter waits for
+//! it. Handing it to another thread and back would cost two context switches, each a
+//! tenth of the time of a flash device's flush.
 //!
-//! An optional request asks for zeros that nobody will read (raidz skip sectors); it
-//! is written only between two others, which become one operation by it, and else
-//! dropped. If a merged operation fails, its parts are tried alone, so that one bad
-//! sector costs one request.
+//! An optional request asks for zeros that no reader uses (raidz skip sectors). It is
+//! written only between two other requests, which it joins to one operation, and is
+//! dropped otherwise. If a merged operation fails, its parts are retried one by one, so
+//! that one bad sector costs one request.
 //!
 //! # Invariants
-//! * The ranges of writes that are ready or with the device are disjoint. A write that
-//!   overlaps one of them, or one held before it, is held until those are over: the last
-//!   submitted is the last written. Reads are not ordered among writes: nothing is read
-//!   while it is written (`write`).
-//! * Each request is completed exactly once, without a lock held. What leaves the queue
-//!   without being written ([`State::leave`]) is a [`Done`] in the hands of the caller, and
-//!   a [`Done`] that is forgotten tells an error (`base::rt::Callback`).
-//! * At most `in_flight_max` bytes of writes are in the queue, twice as many with
+//! * The ranges of writes that are ready or in flight are disjoint. A write that
+//!   overlaps one of them, or an earlier held write, is held until those have ended:
+//!   the last write submitted is the last one written. Reads are not ordered relative
+//!   to writes, because nothing is read while it is written (`write`).
+//! * Each request is completed exactly once, without a lock held. A request that leaves
+//!   the queue without being written ([`QueueState::leave`]) becomes a [`RequestCallback`] that the
+//!   caller owns, and a [`RequestCallback`] that is dropped reports an error
+//!   (`base::rt::Callback`).
+//! * The queue holds at most `in_flight_max` bytes of writes, twice as many with
 //!   synchronous ones, or one submission.
-//! * If nobody pumps and something is ready, something is with the device, whose completion
-//!   pumps: the least of some class that is ready is 1, but for the background's while
-//!   others are at work.
+//! * If no thread pumps and a request is ready, an operation is in flight, and its
+//!   completion pumps. This holds because the minimum of some ready class is 1; the
+//!   background class is the exception, but only while other operations are in flight.
 //!
-//! Departure: synchronous writes are taken by offset like the others rather than first
-//! come, first served; the sweeps bound their wait.
+//! Departure: synchronous writes are taken by offset like the others, not first come,
+//! first served; the sweeps bound their wait.
 //!
 //! Lock order: `state` is a leaf lock.
 
@@ -55,54 +57,54 @@ use base::{Buf, BufMut, Error, Result};
 use device::{Completion, Device, Io, Op};
 
 use crate::iostat::IoClass;
-use crate::tree::Live;
+use crate::tree::LiveState;
 use depth::Depths;
 pub(crate) use limits::Tuning;
-use limits::{CLASSES, Caps, Courtesy, Guests, LOGGING, QUIET};
+use limits::{BackgroundThrottle, CLASSES, Caps, Foreground, LOGGING, QUIET};
 pub use limits::{ClassLimits, QueueLimits, WriteLoad};
-pub(crate) use reads::{Asked, Turn};
-use reads::{ReadRun, Reads, Waiting};
+pub(crate) use reads::{ReadAdmission, ReadPermit};
+use reads::{ReadRun, Reads, WaitingRead};
 
-/// Why a write is made (chapter 02 §14).
+/// The reason of a write (chapter 02 §14).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WritePriority {
-    /// As [`WritePriority::SyncWrite`], and it is the caller who waits, for nothing but what
-    /// it submits: it may as well make the write itself (log blocks).
+    /// As [`WritePriority::SyncWrite`], for a caller that waits only for what it
+    /// submits, so that it can make the write itself (log blocks).
     Awaited,
-    /// Somebody waits: labels, a group's metadata in its last passes.
+    /// A caller waits: labels, the metadata of a txg in its last passes.
     SyncWrite,
-    /// A transaction group's.
+    /// A write of a transaction group.
     #[default]
     AsyncWrite,
 }
 
 /// Buffers of one merged operation; well below the kernel's 1024.
 const BUFS_MAX: usize = 256;
-/// The class whose depth has a bound in bytes, too.
+/// The class whose depth is also bounded in bytes.
 const ASYNC_WRITE: usize = IoClass::AsyncWrite as usize;
 const SYNC_READ: usize = IoClass::SyncRead as usize;
 const SYNC_WRITE: usize = IoClass::SyncWrite as usize;
 
-/// Told once how a request ended, by being dropped if need be; must not block.
-pub(crate) type Done = Callback<Result<()>>;
+/// Reports once how a request ended, at the latest when it is dropped; must not block.
+pub(crate) type RequestCallback = Callback<Result<()>>;
 
-/// A write of `bufs`, one after the other, at a device byte.
-pub(crate) struct Request {
+/// A write of `bufs`, one after the other, at an offset of the device.
+pub(crate) struct WriteRequest {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) bufs: Vec<Buf>,
     pub(crate) priority: WritePriority,
-    /// Zeros that serve merging alone.
+    /// Zeros that serve only to merge their neighbours.
     pub(crate) optional: bool,
-    pub(crate) done: Done,
+    pub(crate) done: RequestCallback,
 }
 
-impl Request {
+impl WriteRequest {
     fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 
-    fn overlaps(&self, other: &Request) -> bool {
+    fn overlaps(&self, other: &WriteRequest) -> bool {
         self.offset < other.end() && other.offset < self.end()
     }
 
@@ -112,69 +114,70 @@ impl Request {
 }
 
 struct Queued {
-    request: Request,
-    /// When it came.
+    request: WriteRequest,
+    /// The time of arrival.
     since: Instant,
-    /// When it is its turn.
+    /// The sweep in which it is served.
     sweep: u64,
-    /// Part of a merged operation that failed.
+    /// Part of a merged operation that failed, so it is retried by itself.
     alone: bool,
-    /// When it was submitted, for [`Queue::drain`].
+    /// The epoch of its submission, for [`LeafQueue::drain`].
     epoch: u64,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// By offset.
     ready: [BTreeMap<u64, Queued>; CLASSES],
-    /// With the device: first byte, byte behind the last.
+    /// In the device: first byte, end.
     flying: BTreeMap<u64, u64>,
-    /// Wait for what they overlap, in order.
+    /// Requests that wait for an overlapping request, in order.
     held: VecDeque<Queued>,
     reads: Reads,
     active: [usize; CLASSES],
-    /// The class that was served last for having less than its least.
+    /// The class that was last served because it was below its minimum.
     last: usize,
-    courtesy: Courtesy,
+    background_throttle: BackgroundThrottle,
     depths: Depths,
-    /// Asynchronous writes until nobody is there whom they disturb.
+    /// Asynchronous writes until the device counts as free of operations that they
+    /// would delay.
     recent: u32,
-    /// When the last log block came.
+    /// The time of the last log block.
     logged: Option<Instant>,
-    /// Bytes with the device.
+    /// Bytes in flight.
     flying_bytes: u64,
-    /// The ready ones: sweep, offset.
+    /// Ready requests by (sweep, offset).
     order: [BTreeSet<(u64, u64)>; CLASSES],
-    /// The sweep that a class is at.
+    /// The current sweep of each class.
     sweep: [u64; CLASSES],
-    /// Of everything in the queue.
+    /// Bytes of all requests in the queue.
     bytes: u64,
-    /// Requests of each epoch that are not over; the last one is the present's.
+    /// Requests of each epoch that have not ended; the last entry is the current epoch.
     open: VecDeque<usize>,
     first_epoch: u64,
     pumping: bool,
-    /// Threads that wait for `changed`.
+    /// Threads that wait on `changed`.
     waiting: usize,
 }
 
 /// The requests of one device operation.
-struct Run {
+struct WriteRun {
     start: u64,
     end: u64,
     class: usize,
-    /// When it was handed to the device.
+    /// The time at which it was sent to the device.
     began: Instant,
     parts: Vec<Queued>,
 }
 
-impl State {
+impl QueueState {
     fn epoch(&self) -> u64 {
         self.first_epoch + self.open.len() as u64 - 1
     }
 
-    /// Whether the range overlaps one that is ready or flying. These are disjoint, so
-    /// of each set only the last that starts before the range's end can.
-    fn conflicts(&self, request: &Request) -> bool {
+    /// Whether the range overlaps a ready or flying one. These are disjoint, so in each
+    /// set only the last one that starts before the range's end can overlap.
+    fn conflicts(&self, request: &WriteRequest) -> bool {
         let (from, end) = (request.offset, request.end());
         let ready = |set: &BTreeMap<u64, Queued>| {
             set.range(..end).next_back().is_some_and(|(_, q)| q.request.end() > from)
@@ -183,7 +186,7 @@ impl State {
             || self.flying.range(..end).next_back().is_some_and(|(_, &e)| e > from)
     }
 
-    /// Makes a request ready, for the next sweep.
+    /// Makes a request ready for the next sweep.
     fn insert(&mut self, mut queued: Queued) {
         let (class, offset) = (queued.request.class(), queued.request.offset);
         queued.sweep = self.sweep[class] + 1;
@@ -191,7 +194,7 @@ impl State {
         self.ready[class].insert(offset, queued);
     }
 
-    fn admit(&mut self, request: Request, since: Instant) {
+    fn admit(&mut self, request: WriteRequest, since: Instant) {
         let blocked =
             self.conflicts(&request) || self.held.iter().any(|h| h.request.overlaps(&request));
         self.bytes += request.len;
@@ -210,7 +213,7 @@ impl State {
         }
     }
 
-    /// Makes those ready that nothing holds any more.
+    /// Makes the held requests ready that no longer overlap an earlier one.
     fn release(&mut self) {
         for queued in std::mem::take(&mut self.held) {
             let earlier = self.held.iter().any(|h| h.request.overlaps(&queued.request));
@@ -222,8 +225,8 @@ impl State {
         }
     }
 
-    /// A request leaves the queue.
-    fn leave(&mut self, queued: Queued, out: &mut Vec<Done>) {
+    /// Removes a request from the queue.
+    fn leave(&mut self, queued: Queued, out: &mut Vec<RequestCallback>) {
         self.bytes -= queued.request.len;
         if let Some(count) = self.open.get_mut((queued.epoch - self.first_epoch) as usize) {
             *count -= 1;
@@ -232,7 +235,7 @@ impl State {
         out.push(queued.request.done);
     }
 
-    /// Forgets epochs in which nothing is open.
+    /// Drops epochs that have no open requests.
     fn close_epochs(&mut self) {
         while self.open.len() > 1 && self.open.front() == Some(&0) {
             self.open.pop_front();
@@ -240,9 +243,15 @@ impl State {
         }
     }
 
-    /// The next operation of a class, merged up to `most` bytes. What is not worth writing
-    /// leaves the queue: the caller tells `dropped`, without the lock.
-    fn next_run(&mut self, class: usize, most: u64, dropped: &mut Vec<Done>) -> Option<Run> {
+    /// The next operation of a class, merged up to `most` bytes. Requests that are not
+    /// worth writing leave the queue through `dropped`; the caller completes them
+    /// without the lock.
+    fn next_run(
+        &mut self,
+        class: usize,
+        most: u64,
+        dropped: &mut Vec<RequestCallback>,
+    ) -> Option<WriteRun> {
         loop {
             let &(sweep, offset) = self.order[class].first()?;
             self.sweep[class] = self.sweep[class].max(sweep);
@@ -270,12 +279,12 @@ impl State {
             }
             if let Some((start, end)) = range {
                 let began = rt::now();
-                return Some(Run { start, end, class, began, parts: parts.into() });
+                return Some(WriteRun { start, end, class, began, parts: parts.into() });
             }
         }
     }
 
-    /// Adds the neighbours that touch, behind and before, up to `most` bytes.
+    /// Adds the adjacent requests, behind and before, up to `most` bytes.
     fn extend(&mut self, class: usize, most: u64, parts: &mut VecDeque<Queued>) {
         let only = &parts[0];
         if only.alone {
@@ -313,10 +322,10 @@ impl State {
         Some(queued)
     }
 
-    /// An operation goes to the device.
+    /// Counts an operation as sent to the device.
     fn begin(&mut self, class: usize) {
         self.active[class] += 1;
-        self.courtesy.begin(class);
+        self.background_throttle.begin(class);
         match class {
             SYNC_READ | SYNC_WRITE => self.recent = QUIET,
             ASYNC_WRITE => self.recent = self.recent.saturating_sub(1),
@@ -324,10 +333,10 @@ impl State {
         }
     }
 
-    /// It is over.
+    /// Counts an operation as ended.
     fn end(&mut self, class: usize, bytes: u64, limits: &QueueLimits, clock: u64) {
         self.active[class] -= 1;
-        self.courtesy.end(class, limits);
+        self.background_throttle.end(class, limits);
         let full = self.active[class] + 1 >= self.depths.limit(class);
         let waiting = if full { self.waiting(class) } else { 0 };
         let now = std::time::Duration::from_nanos(clock);
@@ -342,22 +351,22 @@ impl State {
         self.ready.iter().all(BTreeMap::is_empty) && !self.reads.any()
     }
 
-    /// What the limits come to now.
+    /// The limits in force now.
     fn caps(&self, limits: &QueueLimits, tuning: &Tuning) -> Caps {
         let reading = self.active[SYNC_READ] > 0 || self.reads.waiting(SYNC_READ) > 0;
         let logging = self.logged.is_some_and(|at| at.elapsed() < LOGGING);
-        let guests = Guests { reading, recent: self.recent, logging };
-        limits.caps(|| tuning.load(), &self.depths, &self.courtesy, guests)
+        let foreground = Foreground { reading, recent: self.recent, logging };
+        limits.caps(|| tuning.load(), &self.depths, &self.background_throttle, foreground)
     }
 
-    /// Whether one more operation of a class may go to the device.
+    /// Whether one more operation of a class may be sent to the device.
     fn has_room(&self, class: usize, caps: &Caps) -> bool {
         let (active, (shallow, bytes)) = (self.active[class], caps.deep);
         active < caps.classes[class].max as usize
             && (class != ASYNC_WRITE || active < shallow || self.flying_bytes < bytes)
     }
 
-    /// The class to be served next.
+    /// Chooses the class to serve next.
     fn choose(&mut self, limits: &QueueLimits, caps: &Caps) -> Option<usize> {
         if self.active.iter().sum::<usize>() >= limits.max_active as usize {
             return None;
@@ -372,7 +381,7 @@ impl State {
         (0..CLASSES).find(|&class| self.waiting(class) > 0 && self.has_room(class, caps))
     }
 
-    fn pick(&mut self, tuning: &Tuning, dropped: &mut Vec<Done>) -> Picked {
+    fn pick(&mut self, tuning: &Tuning, dropped: &mut Vec<RequestCallback>) -> Picked {
         let (limits, mut picked) = (tuning.get(), Picked::default());
         loop {
             let caps = self.caps(&limits, tuning);
@@ -390,10 +399,10 @@ impl State {
     }
 }
 
-/// What goes to the device next.
+/// The operations to send to the device next.
 #[derive(Default)]
 struct Picked {
-    writes: Vec<Run>,
+    writes: Vec<WriteRun>,
     reads: Vec<ReadRun>,
 }
 
@@ -403,38 +412,44 @@ impl Picked {
     }
 }
 
-/// One leaf's queue. It outlives the snapshots that share it by its device.
-pub(crate) struct Queue {
+/// The queue of one leaf. It outlives the snapshots that share it by its device.
+pub(crate) struct LeafQueue {
     device: Arc<dyn Device>,
-    live: Arc<Live>,
+    live: Arc<LiveState>,
     tuning: Arc<Tuning>,
-    state: Mutex<State>,
-    /// The beginning of [`Depths`]' time.
+    state: Mutex<QueueState>,
+    /// Start of the time scale of [`Depths`].
     epoch: Instant,
-    /// Bytes left the queue, or an epoch ended.
+    /// Signalled when bytes left the queue or an epoch ended.
     changed: Condvar,
 }
 
-impl Queue {
-    pub(crate) fn new(device: Arc<dyn Device>, live: Arc<Live>, tuning: Arc<Tuning>) -> Arc<Queue> {
+impl LeafQueue {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        live: Arc<LiveState>,
+        tuning: Arc<Tuning>,
+    ) -> Arc<LeafQueue> {
         let depths = Depths::new(device.caps().rotational == Some(true));
-        let state = State { open: VecDeque::from([0]), depths, ..State::default() };
+        let state = QueueState { open: VecDeque::from([0]), depths, ..QueueState::default() };
         let (state, changed, epoch) = (Mutex::new(state), Condvar::new(), rt::now());
-        Arc::new(Queue { device, live, tuning, state, epoch, changed })
+        Arc::new(LeafQueue { device, live, tuning, state, epoch, changed })
     }
 
-    /// Whether this is the queue of that device.
+    /// Whether this is the queue of `device`.
     pub(crate) fn is_of(&self, device: &Arc<dyn Device>) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.device), Arc::as_ptr(device))
     }
 
-    /// Takes requests; waits while the queue is full. Not from a completion.
-    pub(crate) fn submit(self: &Arc<Self>, batch: Vec<Request>) {
+    /// Queues requests; waits while the queue is full. Must not be called from a
+    /// completion.
+    pub(crate) fn submit(self: &Arc<Self>, batch: Vec<WriteRequest>) {
         let len: u64 = batch.iter().map(|r| r.len).sum();
         let mut state = self.state.lock();
         let mut max = self.tuning.get().in_flight_max;
         if batch.iter().all(|r| r.class() == SYNC_WRITE) {
-            // Somebody waits: not behind what nobody waits for.
+            // The caller waits, so it must not queue behind writes that no caller waits
+            // for.
             max = max.saturating_mul(2);
         }
         while state.bytes > 0 && state.bytes.saturating_add(len) > max {
@@ -442,15 +457,15 @@ impl Queue {
         }
         let now = rt::now();
         if batch.iter().any(|r| r.priority == WritePriority::Awaited) {
-            self.tuning.log_came(rt::uptime());
+            self.tuning.record_log_block(rt::uptime());
         }
-        let alone = |one: &Request| one.priority == WritePriority::Awaited && !one.optional;
+        let alone = |one: &WriteRequest| one.priority == WritePriority::Awaited && !one.optional;
         let by_caller =
             matches!(&batch[..], [one] if alone(one)) && self.is_free(&state, SYNC_WRITE);
         for request in batch {
             state.admit(request, now);
         }
-        // It is held if it overlaps another one, and then nothing is ready.
+        // A request that overlaps another one is held, and then nothing is ready.
         let mut dropped = Vec::new();
         let run = match by_caller {
             true => state.next_run(SYNC_WRITE, self.tuning.get().aggregation_limit, &mut dropped),
@@ -463,8 +478,9 @@ impl Queue {
         done(self.device.run(io));
     }
 
-    /// Whether one more operation of a class may go at once, and would not overtake another.
-    fn is_free(&self, state: &State, class: usize) -> bool {
+    /// Whether one more operation of a class may be sent at once without overtaking
+    /// another one.
+    fn is_free(&self, state: &QueueState, class: usize) -> bool {
         let limits = self.tuning.get();
         let caps = state.caps(&limits, &self.tuning);
         state.waiting(class) == 0
@@ -472,7 +488,7 @@ impl Queue {
             && state.active.iter().sum::<usize>() < limits.max_active as usize
     }
 
-    /// Waits until everything that was submitted before is over.
+    /// Waits until all requests submitted before this call have ended.
     pub(crate) fn drain(&self) {
         let mut state = self.state.lock();
         let mine = state.epoch();
@@ -483,39 +499,50 @@ impl Queue {
         }
     }
 
-    fn wait(&self, state: &mut MutexGuard<'_, State>) {
+    fn wait(&self, state: &mut MutexGuard<'_, QueueState>) {
         state.waiting += 1;
         self.changed.wait(state);
         state.waiting -= 1;
     }
 
-    /// Somebody wants to read, and waits for it. Whatever keeps it from going at once pumps
-    /// when it is over.
-    pub(crate) fn ask(self: &Arc<Self>, class: IoClass, offset: u64, len: u64) -> Asked {
+    /// Requests a read for a caller that waits for it. If the read cannot be made at
+    /// once, the operation that is in its way pumps the queue when it ends.
+    pub(crate) fn request_read(
+        self: &Arc<Self>,
+        class: IoClass,
+        offset: u64,
+        len: u64,
+    ) -> ReadAdmission {
         let (class, began) = (class as usize, rt::now());
         self.live.in_flight.fetch_add(1, Relaxed);
         let mut state = self.state.lock();
         if self.is_free(&state, class) {
             state.begin(class);
             drop(state);
-            return Asked::Go(Turn { queue: Arc::clone(self), class, len, began, over: false });
+            return ReadAdmission::Go(ReadPermit {
+                queue: Arc::clone(self),
+                class,
+                len,
+                began,
+                over: false,
+            });
         }
         let slot = state.reads.add(class, offset, len, began);
-        Asked::Wait(Waiting { slot, offset, len })
+        ReadAdmission::Wait(WaitingRead { slot, offset, len })
     }
 
-    /// A read that its reader made is over.
-    fn read_over(self: &Arc<Self>, turn: &Turn, ok: bool, merged: bool) {
+    /// Ends a read that its caller made.
+    fn read_over(self: &Arc<Self>, permit: &ReadPermit, ok: bool, merged: bool) {
         self.live.in_flight.fetch_sub(1, Relaxed);
         let now = rt::now();
-        let class = IoClass::ALL[turn.class];
+        let class = IoClass::ALL[permit.class];
         if ok {
-            let took = now.since(turn.began);
-            self.live.io.done(class, turn.len, merged, took);
+            let took = now.since(permit.began);
+            self.live.io.done(class, permit.len, merged, took);
             self.live.io.waited(class, std::time::Duration::ZERO, took);
         }
         let mut state = self.state.lock();
-        state.end(turn.class, turn.len, &self.tuning.get(), self.clock(now));
+        state.end(permit.class, permit.len, &self.tuning.get(), self.clock(now));
         self.pump(state);
     }
 
@@ -523,15 +550,19 @@ impl Queue {
         u64::try_from(now.since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Hands to the device what may go.
-    fn pump<'a>(self: &'a Arc<Self>, state: MutexGuard<'a, State>) {
+    /// Sends to the device what the limits allow.
+    fn pump<'a>(self: &'a Arc<Self>, state: MutexGuard<'a, QueueState>) {
         self.pump_on(state, Vec::new());
     }
 
-    /// The same; `dones` have left the queue and are to be told.
-    fn pump_on<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut dones: Vec<Done>) {
+    /// As [`LeafQueue::pump`]; `dones` have left the queue and are completed here.
+    fn pump_on<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, QueueState>,
+        mut dones: Vec<RequestCallback>,
+    ) {
         if state.pumping {
-            // The thread that pumps looks again before it leaves.
+            // The pumping thread checks again before it leaves.
             drop(state);
             return dones.into_iter().for_each(|done| done.call(Ok(())));
         }
@@ -565,11 +596,11 @@ impl Queue {
 
     fn reading(self: &Arc<Self>, run: ReadRun) -> Op {
         let io = Io::read(run.start, (run.end - run.start) as usize);
-        let mut flight = Flight { queue: Arc::clone(self), run: Some(Flying::Read(run)) };
+        let mut flight = InFlight { queue: Arc::clone(self), run: Some(Flying::Read(run)) };
         Op::new(io, move |completion: Completion| flight.read(completion.into_read()))
     }
 
-    /// A read that was sent from the queue is over.
+    /// Ends a read that was sent from the queue.
     fn finish_read(self: &Arc<Self>, run: ReadRun, result: Result<BufMut>) {
         let now = rt::now();
         let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
@@ -598,7 +629,7 @@ impl Queue {
             Ok(whole) => {
                 told.into_iter().for_each(|part| part.slot.send((Ok(whole.clone()), run.start)));
             }
-            // It had one part.
+            // The operation had one part.
             Err(error) => {
                 if let Some(part) = told.pop() {
                     part.slot.send((Err(error), run.start));
@@ -607,22 +638,22 @@ impl Queue {
         }
     }
 
-    fn operation(self: &Arc<Self>, mut run: Run) -> Op {
+    fn operation(self: &Arc<Self>, mut run: WriteRun) -> Op {
         self.live.in_flight.fetch_add(1, Relaxed);
         let bufs = match &mut run.parts[..] {
             [one] => std::mem::take(&mut one.request.bufs),
-            // Kept, for the case that they have to be written one by one.
+            // Keeps the buffers, in case the parts have to be written one by one.
             parts => parts.iter().flat_map(|p| p.request.bufs.iter().cloned()).collect(),
         };
         let offset = run.start;
-        let mut flight = Flight { queue: Arc::clone(self), run: Some(Flying::Write(run)) };
+        let mut flight = InFlight { queue: Arc::clone(self), run: Some(Flying::Write(run)) };
         Op::new(Io::Write { offset, bufs }, move |completion: Completion| {
             flight.write(completion.result.map(drop));
         })
     }
 
-    /// What an operation did, and how long its requests took.
-    fn count(&self, run: &Run) {
+    /// Counts a completed operation and the waiting times of its requests.
+    fn count(&self, run: &WriteRun) {
         let (now, io) = (rt::now(), &self.live.io);
         let Some(first) = run.parts.first() else { return };
         let (bytes, merged) = (run.end - run.start, run.parts.len() > 1);
@@ -632,7 +663,7 @@ impl Queue {
         }
     }
 
-    /// Requests that wait, and operations with the device, by class.
+    /// Waiting requests and operations in the device, by class.
     pub(crate) fn depths(&self) -> [(u64, u64); CLASSES] {
         let state = self.state.lock();
         std::array::from_fn(|class| {
@@ -642,7 +673,7 @@ impl Queue {
         })
     }
 
-    /// The largest depths by class that are in force without regard to the moment.
+    /// The maximum depths by class in force, ignoring momentary limits.
     pub(crate) fn settled(&self) -> [usize; CLASSES] {
         let limits = self.tuning.get();
         let found = self.state.lock().depths.settled();
@@ -652,8 +683,8 @@ impl Queue {
         })
     }
 
-    /// An operation is over.
-    fn finish(self: &Arc<Self>, run: Run, result: Result<()>) {
+    /// Ends an operation.
+    fn finish(self: &Arc<Self>, run: WriteRun, result: Result<()>) {
         self.live.in_flight.fetch_sub(1, Relaxed);
         if result.is_ok() {
             self.count(&run);
@@ -680,7 +711,7 @@ impl Queue {
         }
         match (result, dones.pop()) {
             (Ok(()), last) => dones.into_iter().chain(last).for_each(|done| done.call(Ok(()))),
-            // It had one part.
+            // The operation had one part.
             (error, Some(done)) => done.call(error),
             (Err(_), None) => {}
         }
@@ -688,17 +719,17 @@ impl Queue {
 }
 
 enum Flying {
-    Write(Run),
+    Write(WriteRun),
     Read(ReadRun),
 }
 
 /// Ends its run even if the device drops the operation.
-struct Flight {
-    queue: Arc<Queue>,
+struct InFlight {
+    queue: Arc<LeafQueue>,
     run: Option<Flying>,
 }
 
-impl Flight {
+impl InFlight {
     fn write(&mut self, result: Result<()>) {
         if let Some(Flying::Write(run)) = self.run.take() {
             self.queue.finish(run, result);
@@ -712,7 +743,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
         let lost = || Error::bug("a device dropped an operation without completing it");
         match &self.run {

@@ -4,14 +4,14 @@ use base::{BufMut, ErrorKind};
 use device::{Caps, DeviceStats, MemDevice};
 use proptest::prelude::*;
 
-/// A device that completes when it is told to, in any order.
+/// A device that completes operations when the test calls `complete`, in any order.
 struct HandDevice {
     mem: MemDevice,
     bad: std::ops::Range<u64>,
     ops: Mutex<Vec<Op>>,
-    /// Offsets and lengths as they came.
+    /// Offsets and lengths in order of arrival.
     seen: Mutex<Vec<(u64, u64)>>,
-    /// Operations that it may have at once.
+    /// The most operations that it accepts at once.
     most: usize,
 }
 
@@ -49,7 +49,7 @@ impl HandDevice {
         from < self.bad.end && self.bad.start < end
     }
 
-    /// Ends one of the operations under way; false if there is none.
+    /// Completes one of the operations in flight; false if there is none.
     fn complete(&self, which: usize) -> bool {
         let mut ops = self.ops.lock();
         if ops.is_empty() {
@@ -97,10 +97,10 @@ impl Device for HandDevice {
     }
 }
 
-fn queue(device: Arc<dyn Device>, limits: QueueLimits) -> Arc<Queue> {
+fn queue(device: Arc<dyn Device>, limits: QueueLimits) -> Arc<LeafQueue> {
     let tuning = Arc::new(Tuning::default());
     tuning.set(limits);
-    Queue::new(device, Arc::default(), tuning)
+    LeafQueue::new(device, Arc::default(), tuning)
 }
 
 fn limits(active: u32) -> QueueLimits {
@@ -114,13 +114,13 @@ fn limits(active: u32) -> QueueLimits {
     }
 }
 
-type Log = Arc<Mutex<Vec<(usize, bool)>>>;
+type CompletionLog = Arc<Mutex<Vec<(usize, bool)>>>;
 
-fn request(log: &Log, id: usize, offset: u64, len: usize, byte: u8) -> Request {
+fn request(log: &CompletionLog, id: usize, offset: u64, len: usize, byte: u8) -> WriteRequest {
     let mut buf = BufMut::alloc(len);
     buf.fill(byte);
     let log = Arc::clone(log);
-    Request {
+    WriteRequest {
         offset,
         len: len as u64,
         bufs: vec![buf.freeze()],
@@ -134,8 +134,8 @@ fn request(log: &Log, id: usize, offset: u64, len: usize, byte: u8) -> Request {
 fn neighbours_merge_in_the_order_of_sectors() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let log = Log::default();
-    // The first goes at once; what arrives meanwhile is sorted and merged.
+    let log = CompletionLog::default();
+    // The first is sent at once; requests that arrive meanwhile are sorted and merged.
     for (id, sector) in [20u64, 9, 30, 8, 21, 7, 22].into_iter().enumerate() {
         queue.submit(vec![request(&log, id, sector * 512, 512, sector as u8)]);
     }
@@ -145,14 +145,14 @@ fn neighbours_merge_in_the_order_of_sectors() {
     assert_eq!(log.lock().len(), 7);
 }
 
-/// Writers that ascend, a little out of order, into a full queue.
+/// Writers with ascending offsets, slightly out of order, into a full queue.
 #[test]
 fn stragglers_do_not_keep_a_stream_from_merging() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let log = Log::default();
+    let log = CompletionLog::default();
     let write = |i: u64| queue.submit(vec![request(&log, 0, i * 512, 512, 1)]);
-    // Every other one comes late, when its neighbour is with the device.
+    // Every other one arrives late, when its neighbour is already in the device.
     for i in 0..10 {
         write(2 * i + 1);
         write(2 * i);
@@ -171,7 +171,7 @@ fn stragglers_do_not_keep_a_stream_from_merging() {
 fn a_straggler_is_served_within_a_sweep() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), QueueLimits { aggregation_limit: 0, ..limits(1) });
-    let log = Log::default();
+    let log = CompletionLog::default();
     let write = |i: u64| queue.submit(vec![request(&log, i as usize, i * 512, 512, 1)]);
     (10..15).for_each(write);
     write(3);
@@ -188,12 +188,12 @@ fn a_straggler_is_served_within_a_sweep() {
 fn a_merged_write_is_bounded_in_bytes_and_buffers() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let log = Log::default();
-    let mut batch: Vec<Request> =
+    let log = CompletionLog::default();
+    let mut batch: Vec<WriteRequest> =
         (0..20).map(|i| request(&log, i, i as u64 * 512, 512, 1)).collect();
-    // Many small buffers in one request leave no room for more.
+    // Many small buffers in one request leave no room for another request.
     let many: Vec<Buf> = (0..BUFS_MAX).map(|_| Buf::zeros(1)).collect();
-    batch.push(Request { len: 256, bufs: many, ..request(&log, 20, 10240, 512, 1) });
+    batch.push(WriteRequest { len: 256, bufs: many, ..request(&log, 20, 10240, 512, 1) });
     batch.push(request(&log, 21, 10240 + 256, 9000, 1));
     queue.submit(batch);
     while device.complete(0) {}
@@ -205,9 +205,11 @@ fn a_merged_write_is_bounded_in_bytes_and_buffers() {
 fn optional_zeros_are_written_between_others_alone() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let log = Log::default();
-    let optional =
-        |id, sector: u64| Request { optional: true, ..request(&log, id, sector * 512, 512, 9) };
+    let log = CompletionLog::default();
+    let optional = |id, sector: u64| WriteRequest {
+        optional: true,
+        ..request(&log, id, sector * 512, 512, 9)
+    };
     let plain = |id, sector: u64| request(&log, id, sector * 512, 512, 1);
     let batch = vec![plain(0, 0), optional(1, 1), plain(2, 2), optional(3, 3), optional(4, 8)];
     queue.submit(batch);
@@ -223,32 +225,34 @@ fn optional_zeros_are_written_between_others_alone() {
 fn synchronous_writes_go_first() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let log = Log::default();
+    let log = CompletionLog::default();
     queue.submit(vec![request(&log, 0, 0, 512, 1)]);
     queue.submit(vec![request(&log, 1, 8192, 512, 1)]);
     let sync = WritePriority::SyncWrite;
-    queue.submit(vec![Request { priority: sync, ..request(&log, 2, 16384, 512, 1) }]);
+    queue.submit(vec![WriteRequest { priority: sync, ..request(&log, 2, 16384, 512, 1) }]);
     assert_eq!(device.ops.lock().len(), 2, "a class of its own");
     while device.complete(1) {}
     while device.complete(0) {}
     assert_eq!(*device.seen.lock(), [(0, 512), (16384, 512), (8192, 512)]);
 }
 
-/// On the way to another thread and back a lone synchronous write lost a third of its time.
+/// Handing a lone synchronous write to another thread and back cost a third of its
+/// time.
 #[test]
-fn who_waits_writes_himself_if_he_may() {
+fn a_waiting_caller_writes_by_itself_if_it_may() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let (log, awaited) = (Log::default(), WritePriority::Awaited);
+    let (log, awaited) = (CompletionLog::default(), WritePriority::Awaited);
     let write = |id, at| {
-        queue.submit(vec![Request { priority: awaited, ..request(&log, id, at, 512, 1) }]);
+        queue.submit(vec![WriteRequest { priority: awaited, ..request(&log, id, at, 512, 1) }]);
     };
     queue.submit(vec![request(&log, 0, 0, 512, 1)]);
     write(1, 8192);
-    assert_eq!(*log.lock(), [(1, true)], "beside what nobody waits for");
-    // Not before what it overlaps, nor more at once than the class may have.
+    assert_eq!(*log.lock(), [(1, true)], "beside asynchronous writes");
+    // Neither before a request that it overlaps, nor more at once than the class
+    // allows.
     write(2, 0);
-    queue.submit(vec![Request {
+    queue.submit(vec![WriteRequest {
         priority: WritePriority::SyncWrite,
         ..request(&log, 3, 16384, 512, 1)
     }]);
@@ -268,11 +272,11 @@ fn small_writes_go_deeper_than_large_ones() {
         let limits = QueueLimits { aggregation_limit: 4096, ..QueueLimits::default() };
         let device = HandDevice::with_most(0..0, 32);
         let queue = queue(device.clone(), limits);
-        let log = Log::default();
+        let log = CompletionLog::default();
         let places = || (0..8).map(|i| i * 8192).chain((0..5).map(|i| 4096 + i * 8192));
         let places: Vec<u64> = match len {
             4096 => places().collect(),
-            // Never beside another.
+            // Never adjacent to another.
             _ => (0..(SIZE / 2 / len) as u64).map(|i| i * 2 * len as u64).collect(),
         };
         let mut batch: Vec<_> = places.iter().map(|at| request(&log, 0, *at, len, 1)).collect();
@@ -282,16 +286,16 @@ fn small_writes_go_deeper_than_large_ones() {
     }
 }
 
-/// Asks for a read; whether it is to be made at once.
-fn ask(
-    queue: &Arc<Queue>,
+/// Requests a read; returns whether the caller makes it at once.
+fn request_read(
+    queue: &Arc<LeafQueue>,
     class: IoClass,
     offset: u64,
     len: u64,
-) -> (Option<Turn>, Option<Waiting>) {
-    match queue.ask(class, offset, len) {
-        Asked::Go(turn) => (Some(turn), None),
-        Asked::Wait(waiting) => (None, Some(waiting)),
+) -> (Option<ReadPermit>, Option<WaitingRead>) {
+    match queue.request_read(class, offset, len) {
+        ReadAdmission::Go(permit) => (Some(permit), None),
+        ReadAdmission::Wait(waiting) => (None, Some(waiting)),
     }
 }
 
@@ -299,9 +303,9 @@ fn ask(
 fn reads_go_at_once_while_there_is_room() {
     let device = HandDevice::new(0..0, limits(2));
     let queue = queue(device.clone(), limits(2));
-    let (first, _) = ask(&queue, IoClass::SyncRead, 0, 512);
-    let (second, _) = ask(&queue, IoClass::SyncRead, 512, 512);
-    let (third, waits) = ask(&queue, IoClass::SyncRead, 1024, 512);
+    let (first, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
+    let (second, _) = request_read(&queue, IoClass::SyncRead, 512, 512);
+    let (third, waits) = request_read(&queue, IoClass::SyncRead, 1024, 512);
     assert!(first.is_some() && second.is_some() && third.is_none());
     assert_eq!(queue.depths()[0], (1, 2));
     assert!(device.ops.lock().is_empty(), "the readers read themselves");
@@ -309,24 +313,24 @@ fn reads_go_at_once_while_there_is_room() {
     assert_eq!((queue.depths()[0], device.ops.lock().len()), ((0, 2), 1));
     assert!(device.complete(0));
     assert_eq!(waits.unwrap().wait().unwrap().len(), 512);
-    // Dropping it is its end, too.
+    // Dropping it ends it, too.
     drop(second);
     assert_eq!(queue.depths()[0], (0, 0));
     let detail = queue.live.io.detail().by_class[0].clone();
     assert_eq!(detail.total.iter().sum::<u64>(), 2, "what failed is not counted");
 }
 
-/// What a class reads of sectors that are asked for while it is full.
+/// The operations of a class for sectors that are requested while it is full.
 fn merged(class: IoClass, sectors: &[u64]) -> Vec<(u64, u64)> {
     let limits = QueueLimits { read_gap_limit: 1024, ..limits(1) };
     let device = HandDevice::new(0..0, limits);
     let queue = queue(device.clone(), limits);
     let bytes: Vec<u8> = (0..SIZE).map(|i| (i / 512) as u8).collect();
     device.mem.poke(0, &bytes).unwrap();
-    let (turn, _) = ask(&queue, class, 0, 512);
+    let (permit, _) = request_read(&queue, class, 0, 512);
     let asked: Vec<_> =
-        sectors.iter().map(|s| (s, ask(&queue, class, s * 512, 512).1.unwrap())).collect();
-    turn.unwrap().end(true, false);
+        sectors.iter().map(|s| (s, request_read(&queue, class, s * 512, 512).1.unwrap())).collect();
+    permit.unwrap().end(true, false);
     while device.complete(0) {}
     for (sector, waiting) in asked {
         assert_eq!(&waiting.wait().unwrap()[..], [*sector as u8; 512]);
@@ -336,16 +340,16 @@ fn merged(class: IoClass, sectors: &[u64]) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn who_waits_reads_nothing_that_nobody_asked_for() {
-    // Touching ones are merged, in the order in which the first of them came.
+fn a_waiting_reader_reads_no_unrequested_bytes() {
+    // Adjacent reads are merged, in the order in which the first of them arrived.
     let sectors = [40, 10, 12, 11, 14, 9, 41];
     assert_eq!(merged(IoClass::SyncRead, &sectors), [(40, 2), (9, 4), (14, 1)]);
-    // Read-ahead goes over small gaps, and in the order of sectors.
+    // Read-ahead is merged across small gaps, in the order of sectors.
     assert_eq!(
         merged(IoClass::AsyncRead, &[40, 10, 12, 11, 15, 9, 41, 19]),
         [(9, 7), (19, 1), (40, 2)]
     );
-    // Not beyond what one operation may have, nor twice.
+    // Neither beyond the limit of one operation, nor twice.
     assert_eq!(merged(IoClass::SyncRead, &(1..20).collect::<Vec<_>>()), [(1, 8), (9, 8), (17, 3)]);
     assert_eq!(merged(IoClass::AsyncRead, &[5, 5, 5, 6]), [(5, 2)]);
 }
@@ -354,34 +358,34 @@ fn who_waits_reads_nothing_that_nobody_asked_for() {
 fn a_bad_sector_costs_one_of_the_merged_reads() {
     let device = HandDevice::new(2048..2560, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let (turn, _) = ask(&queue, IoClass::SyncRead, 0, 512);
+    let (permit, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
     let asked: Vec<_> =
-        (3..6).map(|s| ask(&queue, IoClass::SyncRead, s * 512, 512).1.unwrap()).collect();
-    turn.unwrap().end(true, false);
+        (3..6).map(|s| request_read(&queue, IoClass::SyncRead, s * 512, 512).1.unwrap()).collect();
+    permit.unwrap().end(true, false);
     while device.complete(0) {}
     let well: Vec<bool> = asked.into_iter().map(|waiting| waiting.wait().is_ok()).collect();
     assert_eq!(well, [true, false, true]);
     assert_eq!(device.seen.lock().len(), 4);
-    let (turn, _) = ask(&queue, IoClass::SyncRead, 0, 512);
-    let (_, waiting) = ask(&queue, IoClass::SyncRead, 4096, 512);
-    turn.unwrap().end(true, false);
+    let (permit, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
+    let (_, waiting) = request_read(&queue, IoClass::SyncRead, 4096, 512);
+    permit.unwrap().end(true, false);
     let dropped = std::mem::take(&mut *device.ops.lock());
     drop(dropped);
     assert!(waiting.unwrap().wait().is_err(), "a device that drops a read");
 }
 
 #[test]
-fn nobody_who_waits_is_behind_a_mass_of_writes() {
+fn a_waiting_caller_is_not_behind_a_mass_of_writes() {
     let limits = QueueLimits { adaptive: false, aggregation_limit: 4096, ..QueueLimits::default() };
     let device = HandDevice::with_most(0..0, 1000);
     let queue = queue(device.clone(), limits);
-    let log = Log::default();
+    let log = CompletionLog::default();
     let mass = (0..60).map(|i| request(&log, 0, i * 1024, 512, 1)).collect();
     queue.submit(mass);
     assert_eq!(device.ops.lock().len(), 10);
-    assert!(ask(&queue, IoClass::SyncRead, 0, 512).0.is_some(), "a read goes at once");
+    assert!(request_read(&queue, IoClass::SyncRead, 0, 512).0.is_some(), "a read goes at once");
     let sync = WritePriority::SyncWrite;
-    let own = Request { priority: sync, ..request(&log, 1, 65024, 512, 1) };
+    let own = WriteRequest { priority: sync, ..request(&log, 1, 65024, 512, 1) };
     queue.submit(vec![own]);
     assert_eq!(device.ops.lock().len(), 11, "and so does a log block");
     while device.complete(10) || device.complete(0) {}
@@ -392,12 +396,12 @@ fn the_device_has_no_more_than_its_most() {
     let all = QueueLimits { max_active: 3, ..limits(2) };
     let device = HandDevice::with_most(0..0, 3);
     let queue = queue(device.clone(), all);
-    let log = Log::default();
-    let (_turn, _) = ask(&queue, IoClass::SyncRead, 0, 512);
+    let log = CompletionLog::default();
+    let (_turn, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
     queue.submit((0..4).map(|i| request(&log, 0, i * 1024, 512, 1)).collect());
     assert_eq!(device.ops.lock().len(), 2);
-    // Its class had room for two, but the device has not.
-    let waiting = ask(&queue, IoClass::SyncRead, 0, 512).1;
+    // Its class has room for two, but the device has not.
+    let waiting = request_read(&queue, IoClass::SyncRead, 0, 512).1;
     while device.complete(0) {}
     assert!(waiting.is_some_and(|w| w.wait().is_ok()));
     assert_eq!(log.lock().len(), 4);
@@ -408,15 +412,15 @@ fn classes_below_their_least_take_turns() {
     let device = HandDevice::with_most(0..0, 2);
     let limits = QueueLimits { max_active: 1, aggregation_limit: 0, ..limits(9) };
     let queue = queue(device.clone(), limits);
-    let log = Log::default();
-    let (turn, _) = ask(&queue, IoClass::AsyncRead, 0, 512);
+    let log = CompletionLog::default();
+    let (permit, _) = request_read(&queue, IoClass::AsyncRead, 0, 512);
     let sync = (0..3).map(|i| request(&log, 0, i * 1024, 512, 1));
-    let sync = sync.map(|r| Request { priority: WritePriority::SyncWrite, ..r }).collect();
+    let sync = sync.map(|r| WriteRequest { priority: WritePriority::SyncWrite, ..r }).collect();
     queue.submit(sync);
     queue.submit((10..13).map(|i| request(&log, 0, i * 1024, 512, 1)).collect());
     let asked: Vec<_> =
-        (20..23).map(|i| ask(&queue, IoClass::AsyncRead, i * 1024, 512).1).collect();
-    turn.unwrap().end(true, false);
+        (20..23).map(|i| request_read(&queue, IoClass::AsyncRead, i * 1024, 512).1).collect();
+    permit.unwrap().end(true, false);
     while device.complete(0) {}
     asked.into_iter().for_each(|w| assert!(w.unwrap().wait().is_ok()));
     let seen: Vec<u64> = device.seen.lock().iter().map(|(at, _)| at / 1024).collect();
@@ -427,7 +431,7 @@ fn classes_below_their_least_take_turns() {
 fn a_dropped_operation_ends_as_an_error() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), limits(1));
-    let log = Log::default();
+    let log = CompletionLog::default();
     queue.submit(vec![request(&log, 0, 0, 512, 1)]);
     let dropped = std::mem::take(&mut *device.ops.lock());
     drop(dropped);
@@ -435,19 +439,21 @@ fn a_dropped_operation_ends_as_an_error() {
     queue.drain();
 }
 
-/// `fsync` of 5,000 bytes on raidz1 of five hung: the zeros of the skip sector were alone on
-/// the last disk, came as what the caller waits for, and were dropped without being told.
+/// `fsync` of 5,000 bytes on raidz1 of five hung. The zeros of the skip sector were the
+/// only request on the last disk, had the caller's synchronous priority, and were
+/// dropped without being completed.
 #[test]
-fn zeros_that_are_dropped_are_told() {
+fn dropped_zeros_are_completed() {
     for priority in [WritePriority::Awaited, WritePriority::SyncWrite, WritePriority::AsyncWrite] {
         let device = HandDevice::new(0..0, limits(1));
         let queue = queue(device.clone(), limits(1));
-        let log = Log::default();
-        let zeros = |id, at| Request { priority, optional: true, ..request(&log, id, at, 512, 0) };
+        let log = CompletionLog::default();
+        let zeros =
+            |id, at| WriteRequest { priority, optional: true, ..request(&log, id, at, 512, 0) };
         queue.submit(vec![zeros(0, 0)]);
-        // Something that overlaps them waits for nothing.
+        // A request that overlaps them does not wait.
         queue.submit(vec![zeros(1, 4096)]);
-        queue.submit(vec![Request { priority, ..request(&log, 2, 4096, 512, 7) }]);
+        queue.submit(vec![WriteRequest { priority, ..request(&log, 2, 4096, 512, 7) }]);
         while device.complete(0) {}
         queue.drain();
         assert_eq!(*log.lock(), [(0, true), (1, true), (2, true)], "{priority:?}");
@@ -457,8 +463,8 @@ fn zeros_that_are_dropped_are_told() {
 }
 
 #[test]
-fn a_request_that_is_forgotten_is_told_an_error() {
-    let log = Log::default();
+fn a_dropped_request_ends_as_an_error() {
+    let log = CompletionLog::default();
     drop(request(&log, 0, 0, 512, 1));
     assert_eq!(*log.lock(), [(0, false)]);
 }
@@ -467,7 +473,7 @@ fn a_request_that_is_forgotten_is_told_an_error() {
 fn thousands_complete_inside_submit_without_recursion() {
     let device = Arc::new(MemDevice::new("mem", 64 << 20));
     let queue = queue(device, QueueLimits { aggregation_limit: 0, ..limits(2) });
-    let log = Log::default();
+    let log = CompletionLog::default();
     let batch = (0..100_000).map(|i| request(&log, i, i as u64 * 512, 512, 1)).collect();
     queue.submit(batch);
     queue.drain();
@@ -478,7 +484,7 @@ fn thousands_complete_inside_submit_without_recursion() {
 fn submitters_wait_for_room() {
     let device = HandDevice::new(0..0, limits(1));
     let queue = queue(device.clone(), QueueLimits { in_flight_max: 1024, ..limits(1) });
-    let log = Log::default();
+    let log = CompletionLog::default();
     let second = Arc::new(OneShot::new());
     queue.submit(vec![request(&log, 0, 0, 1024, 1)]);
     let (q, l, s) = (Arc::clone(&queue), Arc::clone(&log), Arc::clone(&second));
@@ -499,21 +505,21 @@ fn submitters_wait_for_room() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum QueueStep {
     Submit(Vec<(u64, usize, bool, bool)>),
     Complete(usize),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = QueueStep> {
     let one = (0u64..100, 1usize..12, any::<bool>(), prop::bool::weighted(0.2));
     prop_oneof![
-        prop::collection::vec(one, 1..6).prop_map(Step::Submit),
-        any::<usize>().prop_map(Step::Complete),
+        prop::collection::vec(one, 1..6).prop_map(QueueStep::Submit),
+        any::<usize>().prop_map(QueueStep::Complete),
     ]
 }
 
 proptest! {
-    /// Against a naive model: bytes written one after the other in the order of
+    /// Compares with a naive model: bytes written one after the other in the order of
     /// submission. The device checks disjointness and depth.
     #[test]
     fn the_last_submitted_is_the_last_written(
@@ -524,11 +530,11 @@ proptest! {
         let bad = bad.map_or(0..0, |b| b * 512..b * 512 + 512);
         let device = HandDevice::new(bad.clone(), limits(active));
         let queue = queue(device.clone(), limits(active));
-        let (log, mut model, mut expected) = (Log::default(), vec![0u8; SIZE], Vec::new());
+        let (log, mut model, mut expected) = (CompletionLog::default(), vec![0u8; SIZE], Vec::new());
         let mut written = Vec::new();
         for step in steps {
-            let Step::Submit(batch) = step else {
-                if let Step::Complete(which) = step {
+            let QueueStep::Submit(batch) = step else {
+                if let QueueStep::Complete(which) = step {
                     device.complete(which);
                 }
                 continue;
@@ -544,7 +550,7 @@ proptest! {
                         true => WritePriority::Awaited,
                         false => WritePriority::AsyncWrite,
                     };
-                requests.push(Request { priority, optional, ..request(&log, id, offset, len, byte) });
+                requests.push(WriteRequest { priority, optional, ..request(&log, id, offset, len, byte) });
                 written.push((offset as usize, len, byte, optional, fails));
             }
             queue.submit(requests);
@@ -553,7 +559,7 @@ proptest! {
         while device.complete(which) {
             which = which.wrapping_mul(31).wrapping_add(7);
         }
-        // What optional zeros covered may be either.
+        // A range covered only by optional zeros may have either content.
         let mut either = vec![false; SIZE];
         for (offset, len, byte, optional, fails) in written {
             let range = offset..offset + len;

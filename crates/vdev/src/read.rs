@@ -1,15 +1,16 @@
-//! Reading: plan, one batch of leaf operations, verification, repair advice.
+//! Reading: plan, one batch of leaf operations, verification, list of copies to repair.
 //!
 //! # Theory
-//! The quick plan costs what an undamaged read costs. If its outcome is not
-//! accepted, everything is read (what is known already is not read again) and the
-//! solver searches. Afterwards every leaf's bytes are compared with the accepted
-//! content, which is how exactly the wrong ones are counted.
+//! The quick plan costs what an undamaged read costs. If its result is not accepted,
+//! everything is read (known bytes are not read again) and the solver searches.
+//! Afterwards the bytes of every leaf are compared with the accepted content, so
+//! exactly the wrong ones are counted.
 //!
-//! Neighbouring cells of one leaf become one operation, over gaps, too, which are small
-//! where somebody waits for it; if that fails, the cells are read one by one, so that one bad sector costs one
-//! sector. Each operation passes its leaf's queue: what need not wait there is made by this
-//! thread, the last one in it, the others at the same time by the device's engine.
+//! Neighbouring cells of one leaf become one operation, also across gaps, which are
+//! small if a caller waits for it. If that operation fails, the cells are read one by
+//! one, so that one bad sector costs one sector. Each operation passes through its
+//! leaf's queue. Of the operations that need not wait there, this thread makes the last
+//! one itself, while the device's engine makes the others.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,15 +23,15 @@ use device::{Device, Io, Op};
 
 use crate::iostat::IoClass;
 use crate::map::whole_sectors;
-use crate::plan::{Cell, Mode, Planner, Shape};
-use crate::queue::{Asked, Turn};
-use crate::solve::{Solver, Wrong, audit};
+use crate::plan::{LeafRange, PlanMode, PlanShape, Planner};
+use crate::queue::{ReadAdmission, ReadPermit};
+use crate::solve::{Solver, WrongCell, audit};
 use crate::tree::{NodeId, Tree};
 
-/// Why a read is made (chapter 02 §14); carried for the queues.
+/// The reason of a read (chapter 02 §14); it selects the queue class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// Somebody waits.
+    /// A caller waits.
     #[default]
     SyncRead,
     /// Prefetch.
@@ -39,7 +40,7 @@ pub enum Priority {
     Scrub,
 }
 
-/// What to read.
+/// A read request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadReq {
     /// Top-level vdev.
@@ -50,10 +51,10 @@ pub struct ReadReq {
     pub psize: Psize,
     /// The block's effective physical birth.
     pub birth: Txg,
-    /// Why.
+    /// The reason.
     pub priority: Priority,
-    /// The caller does not know that there is a block (the end of a log chain):
-    /// wrong bytes are no error of a device and are not counted.
+    /// The caller does not know whether there is a block (the end of a log chain):
+    /// wrong bytes are not counted as an error of a device.
     pub speculative: bool,
     /// Parity was never written (checksum "noparity"): do not compare it.
     pub no_parity: bool,
@@ -74,7 +75,7 @@ impl ReadReq {
     }
 }
 
-/// What was wrong with a leaf's bytes.
+/// What was wrong with the bytes of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BadKind {
     /// The read failed.
@@ -85,34 +86,35 @@ pub enum BadKind {
     Stale,
 }
 
-/// Bytes of a leaf that ought to be rewritten.
+/// Bytes of a leaf that should be rewritten.
 #[derive(Clone, Debug)]
 pub struct BadCopy {
     /// The leaf in the tree that was read.
     pub leaf: NodeId,
     /// Its guid.
     pub guid: Guid,
-    /// Device byte of `good`.
+    /// Offset of `good` on the device, bytes.
     pub offset: u64,
     /// What was wrong.
     pub kind: BadKind,
-    /// What belongs there.
+    /// The right bytes.
     pub good: Buf,
 }
 
-/// What a read learnt about the leaves.
+/// What a read found out about the leaves.
 #[derive(Clone, Debug, Default)]
 pub struct ReadReport {
     /// Copies to rewrite; empty if the read failed.
     pub bad: Vec<BadCopy>,
-    /// Leaf operations made.
+    /// Leaf operations executed.
     pub ios: usize,
     /// The first plan did not suffice.
     pub searched: bool,
 }
 
 impl ReadReport {
-    /// Whether some leaf has wrong bytes, or none, of what was read, and did not miss its group.
+    /// Whether some leaf that did not miss the txg has wrong bytes of the block, or
+    /// none.
     pub fn needs_healing(&self) -> bool {
         self.bad.iter().any(|bad| bad.kind != BadKind::Stale)
     }
@@ -121,66 +123,66 @@ impl ReadReport {
 /// A read's result and report.
 #[derive(Debug)]
 pub struct ReadOutcome {
-    /// The block, `psize` long, or why not.
+    /// The block, `psize` long, or the error.
     pub data: Result<Buf>,
-    /// What was learnt.
+    /// What was found out about the leaves.
     pub report: ReadReport,
 }
 
-type Slot = Sender<Result<BufMut>>;
+type ReadSlot = Sender<Result<BufMut>>;
 
-/// Fills its slot even if the device drops the operation.
-struct Landing(Option<(Slot, Turn, bool)>);
+/// Sends a result even if the device drops the operation.
+struct ReadCompletion(Option<(ReadSlot, ReadPermit, bool)>);
 
-impl Landing {
-    fn land(mut self, result: Result<BufMut>) {
-        if let Some((slot, turn, merged)) = self.0.take() {
-            turn.end(result.is_ok(), merged);
+impl ReadCompletion {
+    fn complete(mut self, result: Result<BufMut>) {
+        if let Some((slot, permit, merged)) = self.0.take() {
+            permit.end(result.is_ok(), merged);
             slot.send(result);
         }
     }
 }
 
-impl Drop for Landing {
+impl Drop for ReadCompletion {
     fn drop(&mut self) {
-        if let Some((slot, turn, _)) = self.0.take() {
-            drop(turn);
+        if let Some((slot, permit, _)) = self.0.take() {
+            drop(permit);
             slot.send(Err(Error::bug("a device dropped a read without completing it")));
         }
     }
 }
 
-/// Leaf bytes by place; `None`: the read failed.
-type Known = HashMap<Cell, Option<Buf>>;
+/// Leaf bytes by cell; `None` if the read failed.
+type CellBytes = HashMap<LeafRange, Option<Buf>>;
 
 impl Tree {
-    /// Reads a block and waits. `verify` judges candidates (`psize` bytes each) and
-    /// may be called many times.
+    /// Reads a block and waits. `verify` judges candidates (`psize` bytes each) and may
+    /// be called many times.
     ///
     /// # Errors
-    /// `Corrupt` for an impossible address, `Checksum` if no combination of what
-    /// could be read was accepted, `Io` if too little could be read, `Missing` if a
-    /// removed vdev's mapping is not loaded.
+    /// `Corrupt` for an impossible address, `Checksum` if no combination of readable
+    /// bytes was accepted, `Io` if too little could be read, `Missing` if a removed
+    /// vdev's mapping is not loaded.
     pub fn read(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> Result<Buf> {
         self.read_verbose(req, verify).data
     }
 
-    /// As [`Tree::read`], and says which copies were bad.
+    /// As [`Tree::read`], and reports which copies were bad.
     pub fn read_verbose(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
-        self.read_by(req, verify, &[Mode::Quick, Mode::All])
+        self.read_by(req, verify, &[PlanMode::Quick, PlanMode::All])
     }
 
     /// Reads every copy and every parity column of a block and compares them all
     /// with the content that `verify` accepts (scrub, `zdb -cc`).
     pub fn scrub(&self, req: &ReadReq, verify: &dyn Fn(&[u8]) -> bool) -> ReadOutcome {
-        self.read_by(req, verify, &[Mode::All])
+        self.read_by(req, verify, &[PlanMode::All])
     }
 
     fn read_by(
         &self,
         req: &ReadReq,
         verify: &dyn Fn(&[u8]) -> bool,
-        modes: &[Mode],
+        modes: &[PlanMode],
     ) -> ReadOutcome {
         let mut report = ReadReport::default();
         let data = self.attempts(req, verify, modes, &mut report).map_err(|error| {
@@ -194,20 +196,20 @@ impl Tree {
         &self,
         req: &ReadReq,
         verify: &dyn Fn(&[u8]) -> bool,
-        modes: &[Mode],
+        modes: &[PlanMode],
         report: &mut ReadReport,
     ) -> Result<Buf> {
         let ashift = self.top(req.vdev)?.ashift();
         let len = whole_sectors(req.psize.0, ashift)?;
         let psize = req.psize.0 as usize;
-        let mut known = Known::new();
+        let mut known = CellBytes::new();
         let mut verified = 0usize;
         for &mode in modes {
             let mut planner = Planner::new(self, mode);
             let shape = planner.top(req.vdev, req.offset, len, req.birth)?;
             let plan = planner.cells;
             let cells = self.fetch(&plan, req.priority, &mut known, report);
-            report.searched |= mode == Mode::All && modes.len() > 1;
+            report.searched |= mode == PlanMode::All && modes.len() > 1;
             let mut accept = |buf: &Buf| {
                 verified += 1;
                 buf.get(..psize).is_some_and(verify)
@@ -215,20 +217,20 @@ impl Tree {
             let mut found = None;
             let rounds: &[bool] = if shape.any_stale() { &[false, true] } else { &[false] };
             for &stale in rounds {
-                let solver = Solver { cells: &cells, stale, exhaustive: mode == Mode::All };
+                let solver = Solver { cells: &cells, stale, exhaustive: mode == PlanMode::All };
                 found = solver.each(&shape, len, &mut accept);
                 if found.is_some() {
                     break;
                 }
             }
             if let Some(block) = found {
-                // A quick plan that met no failure contains no contradiction.
-                if mode == Mode::All || cells.iter().any(Option::is_none) {
+                // A quick plan without failures contains no contradiction.
+                if mode == PlanMode::All || cells.iter().any(Option::is_none) {
                     self.judge(req, &shape, &plan, &cells, &block, report);
                 }
                 return Ok(block.slice(0..psize));
             }
-            if mode == Mode::All {
+            if mode == PlanMode::All {
                 self.blame(req, &shape, &plan, &cells, verified > 0);
             }
         }
@@ -242,20 +244,20 @@ impl Tree {
     /// Reads the cells, except those already known.
     fn fetch(
         &self,
-        plan: &[Cell],
+        plan: &[LeafRange],
         why: Priority,
-        known: &mut Known,
+        known: &mut CellBytes,
         report: &mut ReadReport,
     ) -> Vec<Option<Buf>> {
-        let mut wanted: Vec<Cell> =
+        let mut wanted: Vec<LeafRange> =
             plan.iter().filter(|c| !known.contains_key(c)).copied().collect();
         wanted.sort_unstable();
         wanted.dedup();
         let limit = self.tuning.get().read_gap_limit;
-        let mut groups: Vec<(Cell, Vec<Cell>)> = Vec::new();
+        let mut groups: Vec<(LeafRange, Vec<LeafRange>)> = Vec::new();
         for cell in wanted {
             let end = cell.offset.saturating_add(cell.len);
-            // Who waits gets no more beside it than what he asked for.
+            // A waiting caller gets at most as many extra bytes as it requested.
             let gap = if why == Priority::SyncRead { limit.min(cell.len) } else { limit };
             if let Some((whole, members)) = groups.last_mut()
                 && whole.leaf == cell.leaf
@@ -269,7 +271,7 @@ impl Tree {
             }
         }
         let mut retry = Vec::new();
-        let wholes: Vec<(Cell, bool)> = groups.iter().map(|g| (g.0, g.1.len() > 1)).collect();
+        let wholes: Vec<(LeafRange, bool)> = groups.iter().map(|g| (g.0, g.1.len() > 1)).collect();
         for ((whole, members), buf) in
             groups.into_iter().zip(self.read_leaves(&wholes, why, report))
         {
@@ -290,10 +292,10 @@ impl Tree {
         plan.iter().map(|cell| known.get(cell).cloned().flatten()).collect()
     }
 
-    /// One batch of leaf reads, each for one cell or for neighbours; failures are counted.
+    /// One batch of leaf reads, each for one cell or for neighbours; counts failures.
     fn read_leaves(
         &self,
-        cells: &[(Cell, bool)],
+        cells: &[(LeafRange, bool)],
         why: Priority,
         report: &mut ReadReport,
     ) -> Vec<Option<Buf>> {
@@ -306,19 +308,19 @@ impl Tree {
                 continue;
             };
             report.ios += 1;
-            match queue.ask(IoClass::from(why), cell.offset, cell.len) {
-                Asked::Go(turn) => own.push((index, device, turn, *merged)),
-                Asked::Wait(slot) => waiting.push((index, slot)),
+            match queue.request_read(IoClass::from(why), cell.offset, cell.len) {
+                ReadAdmission::Go(permit) => own.push((index, device, permit, *merged)),
+                ReadAdmission::Wait(slot) => waiting.push((index, slot)),
             }
         }
         let last = own.pop();
         let mut sent = Vec::with_capacity(own.len());
         let mut batches: Vec<(&Arc<dyn Device>, Vec<Op>)> = Vec::new();
-        for (index, device, turn, merged) in own {
+        for (index, device, permit, merged) in own {
             let (sender, slot) = oneshot();
-            let landing = Landing(Some((sender, turn, merged)));
+            let landing = ReadCompletion(Some((sender, permit, merged)));
             let io = Io::read(cells[index].0.offset, cells[index].0.len as usize);
-            let op = Op::new(io, move |done| landing.land(done.into_read()));
+            let op = Op::new(io, move |done| landing.complete(done.into_read()));
             sent.push((index, slot));
             match batches.iter_mut().find(|b| Arc::ptr_eq(b.0, device)) {
                 Some(batch) => batch.1.push(op),
@@ -332,10 +334,10 @@ impl Tree {
                 self.node(cells[index].0.leaf).live.read_errors.fetch_add(1, Relaxed);
             }
         };
-        if let Some((index, device, turn, merged)) = last {
+        if let Some((index, device, permit, merged)) = last {
             let cell = &cells[index].0;
             let result = device.run(Io::read(cell.offset, cell.len as usize)).into_read();
-            turn.end(result.is_ok(), merged);
+            permit.end(result.is_ok(), merged);
             took(index, result.map(BufMut::freeze));
         }
         sent.into_iter()
@@ -344,21 +346,21 @@ impl Tree {
         out
     }
 
-    /// The block was accepted: whose bytes were wrong?
+    /// The block was accepted: counts and lists the leaves whose bytes were wrong.
     fn judge(
         &self,
         req: &ReadReq,
-        shape: &Shape,
-        plan: &[Cell],
+        shape: &PlanShape,
+        plan: &[LeafRange],
         cells: &[Option<Buf>],
         block: &Buf,
         report: &mut ReadReport,
     ) {
-        // One cell that was accepted as it is: nothing to compare.
-        if let Shape::Cell { .. } = shape {
+        // A single cell that was accepted as it is: nothing to compare.
+        if let PlanShape::Cell { .. } = shape {
             return;
         }
-        let mut wrong: Vec<Wrong> = Vec::new();
+        let mut wrong: Vec<WrongCell> = Vec::new();
         audit(shape, cells, block, !req.no_parity, &mut wrong);
         for w in wrong {
             let Some(cell) = plan.get(w.cell) else { continue };
@@ -376,20 +378,20 @@ impl Tree {
         }
     }
 
-    /// Nothing was accepted: who is to blame?
+    /// Nothing was accepted: counts the error where it can be attributed.
     fn blame(
         &self,
         req: &ReadReq,
-        shape: &Shape,
-        plan: &[Cell],
+        shape: &PlanShape,
+        plan: &[LeafRange],
         cells: &[Option<Buf>],
         verified: bool,
     ) {
         if req.speculative || !verified {
             return;
         }
-        // Every copy of a plain or mirrored block is wrong; which column or piece of
-        // another is, nobody knows.
+        // Every copy of a plain or mirrored block is wrong. For other blocks the wrong
+        // column or piece cannot be determined.
         if let Some(copies) = shape.copies() {
             for index in copies {
                 if let (Some(cell), Some(Some(_))) = (plan.get(index), cells.get(index)) {

@@ -1,16 +1,17 @@
-//! From the cells that were read to the block: candidates, and who was wrong.
+//! The search for a block's content in the cells that were read, and the detection of
+//! wrong cells.
 //!
 //! # Theory
-//! [`Solver::each`] produces candidate contents of a shape in order of likelihood
-//! until its caller accepts one. A mirror's candidates are its children's different
-//! contents. A parity stripe's are what follows from regarding 0, 1, .. nparity
-//! columns as missing (chapter 02 §10.6), first the same children in all stripes,
-//! then, after an expansion, the children as they were at each older width, then
-//! each of two stripes on its own. A split block's are all combinations of its
-//! pieces. Stale copies join in a second round.
+//! [`Solver::each`] produces candidate contents of a shape in order of likelihood until
+//! its caller accepts one. A mirror's candidates are the different contents of its
+//! children. The candidates of a parity stripe follow from treating 0, 1, .. nparity
+//! columns as missing (chapter 02 §10.6): first the same children in all stripes; then,
+//! after an expansion, the children as they were at each older width; then each of two
+//! stripes separately. The candidates of a split block are all combinations of its
+//! pieces. Stale copies take part only in a second round.
 //!
-//! [`audit`] turns the accepted content round: it encodes the columns and compares
-//! them with what every leaf returned.
+//! [`audit`] is the inverse: it encodes the columns of the accepted content and
+//! compares them with what every leaf returned.
 //!
 //! # Invariants
 //! * Candidates are bounded by `limits`; a candidate is never used unaccepted.
@@ -22,17 +23,17 @@ use base::{Buf, BufMut};
 use crate::limits::{COMBINATIONS_MAX, COMBINATIONS_MIN, SPLITS_MAX, VERSIONS_MAX};
 use crate::map::{BlockMap, Col};
 use crate::parity;
-use crate::plan::Shape;
+use crate::plan::PlanShape;
 
-/// The bytes of each cell; `None`: could not be read.
+/// The bytes of each cell; `None` if it could not be read.
 pub(crate) type Cells = [Option<Buf>];
 
 /// Candidate search.
 pub(crate) struct Solver<'a> {
     pub(crate) cells: &'a Cells,
-    /// Whether copies that missed the block's group take part.
+    /// Whether copies that missed the block's txg take part.
     pub(crate) stale: bool,
-    /// Whether to try more than what follows from known failures.
+    /// Whether to try more than the candidates that follow from known failures.
     pub(crate) exhaustive: bool,
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Solver<'a> {
 enum Versions {
     /// Not stored (or padding): zeros.
     Zero,
-    /// What the copies say; none: missing.
+    /// The contents of the copies; if empty, the column is missing.
     Known(Vec<Buf>),
 }
 
@@ -57,15 +58,15 @@ type Accept<'f> = &'f mut dyn FnMut(&Buf) -> bool;
 
 impl Solver<'_> {
     /// Calls `accept` with candidates of `len` bytes until it accepts one.
-    pub(crate) fn each(&self, shape: &Shape, len: u64, accept: Accept<'_>) -> Option<Buf> {
+    pub(crate) fn each(&self, shape: &PlanShape, len: u64, accept: Accept<'_>) -> Option<Buf> {
         match shape {
-            Shape::Dead => None,
-            Shape::Cell { stale: true, .. } if !self.stale => None,
-            Shape::Cell { index, .. } => {
+            PlanShape::Dead => None,
+            PlanShape::Cell { stale: true, .. } if !self.stale => None,
+            PlanShape::Cell { index, .. } => {
                 let buf = self.cells.get(*index)?.as_ref()?;
                 accept(buf).then(|| buf.clone())
             }
-            Shape::Mirror(children) => {
+            PlanShape::Mirror(children) => {
                 let mut seen: Vec<Buf> = Vec::new();
                 for child in children {
                     let found = self.each(child, len, &mut |buf| {
@@ -81,13 +82,13 @@ impl Solver<'_> {
                 }
                 None
             }
-            Shape::Split(parts) => self.each_split(parts, len, accept),
-            Shape::Raid { map, cols } => self.each_raid(map, cols, len, accept),
+            PlanShape::Split(parts) => self.each_split(parts, len, accept),
+            PlanShape::Raid { map, cols } => self.each_raid(map, cols, len, accept),
         }
     }
 
     /// The different contents of a shape.
-    fn versions(&self, shape: &Shape, len: u64) -> Vec<Buf> {
+    fn versions(&self, shape: &PlanShape, len: u64) -> Vec<Buf> {
         let mut all: Vec<Buf> = Vec::new();
         let most = if self.exhaustive { VERSIONS_MAX } else { 1 };
         self.each(shape, len, &mut |buf| {
@@ -99,7 +100,12 @@ impl Solver<'_> {
         all
     }
 
-    fn each_split(&self, parts: &[(u64, u64, Shape)], len: u64, accept: Accept<'_>) -> Option<Buf> {
+    fn each_split(
+        &self,
+        parts: &[(u64, u64, PlanShape)],
+        len: u64,
+        accept: Accept<'_>,
+    ) -> Option<Buf> {
         let choices: Vec<Vec<Buf>> = parts.iter().map(|(_, n, s)| self.versions(s, *n)).collect();
         let counts: Vec<usize> = choices.iter().map(Vec::len).collect();
         let mut picks = Odometer::new(&counts)?;
@@ -124,7 +130,7 @@ impl Solver<'_> {
     fn each_raid(
         &self,
         map: &BlockMap,
-        shapes: &[Vec<Option<Shape>>],
+        shapes: &[Vec<Option<PlanShape>>],
         len: u64,
         accept: Accept<'_>,
     ) -> Option<Buf> {
@@ -148,7 +154,7 @@ impl Solver<'_> {
     }
 }
 
-/// Counts through all choices, the last digit fastest.
+/// Iterates over all choices, the last digit fastest.
 struct Odometer {
     limits: Vec<usize>,
     at: Vec<usize>,
@@ -197,14 +203,14 @@ struct Search<'s, 'f> {
     versions: &'s [Vec<Versions>],
     len: u64,
     budget: usize,
-    /// What was tried: missing and used columns and the versions picked.
+    /// Combinations already tried: missing and used columns and the versions picked.
     tried: HashSet<Vec<u32>>,
     accept: Accept<'f>,
 }
 
 impl Search<'_, '_> {
     fn run(&mut self, exhaustive: bool) -> Option<Buf> {
-        // Picks of versions: usually every column has one.
+        // Choices of versions: usually every column has one.
         let versions = self.versions;
         let flat: Vec<usize> = versions.iter().flatten().map(|v| v.count().max(1)).collect();
         let mut picks = Odometer::new(&flat)?;
@@ -289,7 +295,8 @@ impl Search<'_, '_> {
         None
     }
 
-    /// The block that follows if the suspects are missing, if it is accepted.
+    /// The block that results if the suspects are treated as missing, if it is
+    /// accepted.
     fn attempt(&mut self, picks: &[usize], suspect: &dyn Fn(usize, usize) -> bool) -> Option<Buf> {
         if self.budget == 0 {
             return None;
@@ -359,8 +366,8 @@ fn place(block: &mut [u8], col: &Col, bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// A cell whose bytes are not what they should be, and what they should be.
-pub(crate) struct Wrong {
+/// A cell with wrong bytes, and the right ones.
+pub(crate) struct WrongCell {
     pub(crate) cell: usize,
     pub(crate) stale: bool,
     pub(crate) good: Buf,
@@ -369,27 +376,33 @@ pub(crate) struct Wrong {
 }
 
 /// Compares every cell of a shape with the content it should have.
-pub(crate) fn audit(shape: &Shape, cells: &Cells, truth: &Buf, parity: bool, out: &mut Vec<Wrong>) {
+pub(crate) fn audit(
+    shape: &PlanShape,
+    cells: &Cells,
+    truth: &Buf,
+    parity: bool,
+    out: &mut Vec<WrongCell>,
+) {
     match shape {
-        Shape::Dead => {}
-        Shape::Cell { index, stale } => {
+        PlanShape::Dead => {}
+        PlanShape::Cell { index, stale } => {
             let read = cells.get(*index).and_then(Option::as_ref);
-            // A quick plan reads less than a column's padding.
+            // A quick plan reads less than a column with its padding.
             let same = read.is_some_and(|b| truth.get(..b.len()) == Some(&b[..]));
             if !same {
                 let good = match read {
                     Some(b) if b.len() < truth.len() => truth.slice(0..b.len()),
                     _ => truth.clone(),
                 };
-                out.push(Wrong { cell: *index, stale: *stale, good, differs: read.is_some() });
+                out.push(WrongCell { cell: *index, stale: *stale, good, differs: read.is_some() });
             }
         }
-        Shape::Mirror(children) => {
+        PlanShape::Mirror(children) => {
             for child in children {
                 audit(child, cells, truth, parity, out);
             }
         }
-        Shape::Split(parts) => {
+        PlanShape::Split(parts) => {
             for (start, len, part) in parts {
                 let (start, end) = (*start as usize, (*start + *len) as usize);
                 if end <= truth.len() {
@@ -397,17 +410,17 @@ pub(crate) fn audit(shape: &Shape, cells: &Cells, truth: &Buf, parity: bool, out
                 }
             }
         }
-        Shape::Raid { map, cols } => audit_raid(map, cols, cells, truth, parity, out),
+        PlanShape::Raid { map, cols } => audit_raid(map, cols, cells, truth, parity, out),
     }
 }
 
 fn audit_raid(
     map: &BlockMap,
-    shapes: &[Vec<Option<Shape>>],
+    shapes: &[Vec<Option<PlanShape>>],
     cells: &Cells,
     truth: &Buf,
     check_parity: bool,
-    out: &mut Vec<Wrong>,
+    out: &mut Vec<WrongCell>,
 ) {
     for (columns, shapes) in encode(map, truth).into_iter().zip(shapes) {
         for (i, (column, shape)) in columns.into_iter().zip(shapes).enumerate() {
@@ -420,7 +433,7 @@ fn audit_raid(
     }
 }
 
-/// What every column of a block holds, padding included; `None` where nothing is
+/// The content of every column of a block, padding included; `None` where nothing is
 /// stored.
 pub(crate) fn encode(map: &BlockMap, block: &Buf) -> Vec<Vec<Option<Buf>>> {
     let mut stripes = Vec::with_capacity(map.stripes.len());

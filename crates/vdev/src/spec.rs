@@ -1,8 +1,8 @@
-//! The description a tree is built from: what the configuration says of each vdev.
+//! The description from which a tree is built: the configuration of each vdev.
 //!
-//! The layer above converts label and MOS configurations into this type; nothing
-//! here parses disk bytes. Values are still untrusted: [`crate::Tree::build`] checks
-//! depth, counts and geometry.
+//! The layer above converts label and MOS configurations into this type; nothing here
+//! parses disk bytes. Values are still untrusted: [`crate::Tree::build`] checks depth,
+//! counts and geometry.
 
 use base::limits::{VDEV_COUNT_MAX, VDEV_DEPTH_MAX};
 use base::{Error, Guid, Result, Txg};
@@ -15,17 +15,17 @@ use crate::parity::DATA_COLUMNS_MAX;
 pub struct Reflow {
     /// Linear byte offset: sectors below are at the new location.
     pub offset: u64,
-    /// The uberblock's scratch state is VALID: rows below `offset` are read from
+    /// The scratch state of the uberblock is VALID: rows below `offset` are read from
     /// the scratch area.
     pub scratch_valid: bool,
 }
 
-/// What a vdev is (chapter 01 §4.3).
+/// The type of a vdev (chapter 01 §4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum VdevKind {
     /// The root; its children are the top-level vdevs in order of their ids.
     Root,
-    /// All children hold the same.
+    /// A mirror: all children hold the same data.
     Mirror,
     /// A mirror of old and new while a replacement resilvers.
     Replacing,
@@ -35,7 +35,7 @@ pub enum Kind {
     Raidz {
         /// Parity columns, 1..=3.
         nparity: u8,
-        /// First births with one column more, ascending, one for each completed
+        /// First births with one more column, ascending, one for each completed
         /// expansion.
         expand_txgs: Vec<Txg>,
         /// A running expansion.
@@ -51,43 +51,43 @@ pub enum Kind {
     DraidSpare {
         /// The dRAID's guid.
         draid: Guid,
-        /// Which of its spares.
+        /// Index among the dRAID's spares.
         spare_id: u32,
     },
-    /// A device the importer could not name.
+    /// A device that the importer could not name.
     Missing,
-    /// A removed log: its id stays used.
+    /// A removed log vdev: its id stays in use.
     Hole,
     /// A removed data vdev: addresses are translated.
     Indirect,
 }
 
-impl Kind {
-    /// Whether it is a leaf with a device of its own.
+impl VdevKind {
+    /// Whether it is a leaf with its own device.
     pub fn is_device(&self) -> bool {
-        matches!(self, Kind::Disk | Kind::File)
+        matches!(self, VdevKind::Disk | VdevKind::File)
     }
 
     /// Whether all children hold the same bytes.
     pub fn is_mirror_like(&self) -> bool {
-        matches!(self, Kind::Mirror | Kind::Replacing | Kind::Spare)
+        matches!(self, VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare)
     }
 
     /// The format's type string.
     pub fn name(&self) -> &'static str {
         match self {
-            Kind::Root => "root",
-            Kind::Mirror => "mirror",
-            Kind::Replacing => "replacing",
-            Kind::Spare => "spare",
-            Kind::Raidz { .. } => "raidz",
-            Kind::Draid(_) => "draid",
-            Kind::Disk => "disk",
-            Kind::File => "file",
-            Kind::DraidSpare { .. } => "dspare",
-            Kind::Missing => "missing",
-            Kind::Hole => "hole",
-            Kind::Indirect => "indirect",
+            VdevKind::Root => "root",
+            VdevKind::Mirror => "mirror",
+            VdevKind::Replacing => "replacing",
+            VdevKind::Spare => "spare",
+            VdevKind::Raidz { .. } => "raidz",
+            VdevKind::Draid(_) => "draid",
+            VdevKind::Disk => "disk",
+            VdevKind::File => "file",
+            VdevKind::DraidSpare { .. } => "dspare",
+            VdevKind::Missing => "missing",
+            VdevKind::Hole => "hole",
+            VdevKind::Indirect => "indirect",
         }
     }
 }
@@ -106,7 +106,7 @@ pub enum AllocClass {
     Dedup,
 }
 
-/// Why a leaf is not to be opened, as recorded in the configuration.
+/// Reasons recorded in the configuration for not opening a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Persistent {
     /// Taken offline by the administrator.
@@ -124,8 +124,8 @@ pub struct Persistent {
 /// One vdev of a configuration, with its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// What it is.
-    pub kind: Kind,
+    /// The type.
+    pub kind: VdevKind,
     /// Index below its parent.
     pub id: u64,
     /// Unique id; 0 for holes.
@@ -136,8 +136,8 @@ pub struct Spec {
     pub ashift: u32,
     /// Bytes of allocatable space of a top-level vdev.
     pub asize: u64,
-    /// Bytes of allocatable space without which a top-level vdev cannot be opened
-    /// (chapter 01 §1); 0 is not checked.
+    /// Minimum allocatable bytes for which a top-level vdev is opened (chapter 01 §1);
+    /// 0 is not checked.
     pub min_asize: u64,
     /// Holds intent logs only.
     pub is_log: bool,
@@ -150,8 +150,8 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// A vdev of `kind` without children, every other field zero.
-    pub fn new(kind: Kind, id: u64, guid: Guid) -> Spec {
+    /// A vdev of `kind` without children; all other fields are zero.
+    pub fn new(kind: VdevKind, id: u64, guid: Guid) -> Spec {
         Spec {
             kind,
             id,
@@ -167,21 +167,21 @@ impl Spec {
         }
     }
 
-    /// With these children.
+    /// Sets the children.
     #[must_use]
     pub fn with_children(mut self, children: Vec<Spec>) -> Spec {
         self.children = children;
         self
     }
 
-    /// With a top-level vdev's sector shift and allocatable bytes.
+    /// Sets the sector shift and the allocatable bytes of a top-level vdev.
     #[must_use]
     pub fn with_space(mut self, ashift: u32, asize: u64) -> Spec {
         (self.ashift, self.asize) = (ashift, asize);
         self
     }
 
-    /// Checks shape and geometry of the whole tree below.
+    /// Checks the shape and geometry of this vdev and everything below it.
     ///
     /// # Errors
     /// `Limit` for depth or count, `Corrupt` for impossible geometry, `Unsupported`
@@ -207,18 +207,20 @@ impl Spec {
     fn check_kind(&self, depth: usize, top: &Spec) -> Result<()> {
         let n = self.children.len();
         let bad = |why: &str| Err(Error::corrupt(format!("{} vdev {why}", self.kind.name())));
-        if (depth == 0) != (self.kind == Kind::Root) {
+        if (depth == 0) != (self.kind == VdevKind::Root) {
             return bad("where a root belongs, or the other way round");
         }
-        let has_space = !matches!(self.kind, Kind::Root | Kind::Hole | Kind::Missing);
+        let has_space = !matches!(self.kind, VdevKind::Root | VdevKind::Hole | VdevKind::Missing);
         if has_space && !(9..=30).contains(&top.ashift) {
             return bad(&format!("has the impossible ashift {}", top.ashift));
         }
         match &self.kind {
-            Kind::Root => Ok(()),
-            Kind::Mirror | Kind::Replacing | Kind::Spare if n == 0 => bad("has no children"),
-            Kind::Mirror | Kind::Replacing | Kind::Spare => Ok(()),
-            Kind::Raidz { nparity, expand_txgs, reflow } => {
+            VdevKind::Root => Ok(()),
+            VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare if n == 0 => {
+                bad("has no children")
+            }
+            VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => Ok(()),
+            VdevKind::Raidz { nparity, expand_txgs, reflow } => {
                 let history = expand_txgs.len() + usize::from(reflow.is_some());
                 let original = n.checked_sub(history);
                 if !(1..=3).contains(nparity) || n > 255 {
@@ -231,11 +233,11 @@ impl Spec {
                     return Err(Error::unsupported("a raidz vdev is too wide"));
                 }
                 if !expand_txgs.is_sorted() {
-                    return bad("has expansion groups out of order");
+                    return bad("has expansion txgs out of order");
                 }
                 Ok(())
             }
-            Kind::Draid(params) => params.check(n, top.ashift),
+            VdevKind::Draid(params) => params.check(n, top.ashift),
             _ if n != 0 => bad("has children although it is a leaf"),
             _ => Ok(()),
         }

@@ -1,9 +1,9 @@
 //! The tree of vdevs: an immutable snapshot with shared live parts.
 //!
 //! # Theory
-//! Nodes lie in one vector, parents before children. What changes while a snapshot
-//! is in use (error counters, missing ranges, the mapping of a removed vdev, queue
-//! lengths) is in [`Live`], which successive snapshots share by guid. Queues are
+//! Nodes are stored in one vector, parents before children. State that changes while a
+//! snapshot is in use (error counters, missing ranges, the mapping of a removed vdev,
+//! queue lengths) is in [`LiveState`], which successive snapshots share by guid. Queues are
 //! shared by guid and device.
 //!
 //! # Invariants
@@ -24,33 +24,33 @@ use crate::draid::{self, DraidGeometry};
 use crate::indirect::IndirectMap;
 use crate::iostat::IoStats;
 use crate::map::{RaidzGeometry, whole_sectors};
-use crate::queue::{Queue, Tuning};
-use crate::spec::{AllocClass, Kind, Persistent, Spec};
+use crate::queue::{LeafQueue, Tuning};
+use crate::spec::{AllocClass, Persistent, Spec, VdevKind};
 
 /// Bytes before the allocatable area of a leaf: two labels and the boot region
 /// (chapter 01 §1).
 pub const LABEL_START: u64 = 4 << 20;
-/// Bytes behind it: two labels.
+/// Bytes behind the allocatable area: two labels.
 pub const LABEL_END: u64 = 512 << 10;
 
 /// A node's index in one tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub(crate) u32);
 
-/// A vdev's state, as `zpool status` names it; later is better.
+/// The state of a vdev, as `zpool status` prints it; later variants are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     /// Taken offline.
     Offline,
     /// Physically removed.
     Removed,
-    /// Cannot be opened, or too few children can.
+    /// Cannot be opened, or too few of its children can.
     Unavail,
     /// Declared faulted.
     Faulted,
-    /// Works with less than all of its redundancy.
+    /// Works without its full redundancy.
     Degraded,
-    /// Works.
+    /// Works normally.
     Online,
 }
 
@@ -67,24 +67,25 @@ impl fmt::Display for State {
     }
 }
 
-/// Why a vdev is not online.
+/// The reason why a vdev is not online.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Aux {
-    /// No reason to give.
+    /// No reason.
     None,
-    /// The device cannot be opened: the message says why.
+    /// The device cannot be opened; the message is the reason.
     OpenFailed(String),
-    /// The label or device content is not this vdev's: the message says why.
+    /// The label or content of the device belongs to another vdev; the message is the
+    /// reason.
     CorruptData(String),
     /// Too few children work.
     NoReplicas,
     /// The device is smaller than a leaf can be.
     TooSmall,
-    /// Too much went wrong with it.
+    /// Too many errors occurred.
     TooManyErrors,
-    /// It lacks what was written while it was away.
+    /// It lacks data that was written while it was absent.
     OutOfDate,
-    /// Marked so in the configuration.
+    /// Set by a flag in the configuration.
     Persistent,
 }
 
@@ -103,14 +104,14 @@ impl fmt::Display for Aux {
     }
 }
 
-/// A judgement of the layer above about a leaf (its labels, say).
+/// A decision of the layer above about a leaf, for example after reading its labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The leaf.
     pub guid: Guid,
     /// Its state from now on.
     pub state: State,
-    /// Why.
+    /// The reason.
     pub aux: Aux,
 }
 
@@ -120,7 +121,7 @@ pub struct LeafSpec {
     /// The leaf.
     pub guid: Guid,
     /// Disk or file.
-    pub kind: Kind,
+    pub kind: VdevKind,
     /// Path as configured.
     pub path: Option<String>,
     /// The top-level vdev it belongs to.
@@ -140,12 +141,13 @@ pub struct ErrorCounts {
     pub cksum: u64,
 }
 
-/// A sorted set of transaction-group ranges, both ends included.
+/// A sorted set of txg ranges, both ends included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TxgRanges(Vec<(Txg, Txg)>);
 
 impl TxgRanges {
-    /// From ranges in any order; empty ones are dropped, touching ones joined.
+    /// Builds the set from ranges in any order; drops empty ones and joins adjacent
+    /// ones.
     pub fn new(mut ranges: Vec<(Txg, Txg)>) -> TxgRanges {
         ranges.retain(|(first, last)| first <= last);
         ranges.sort();
@@ -159,13 +161,13 @@ impl TxgRanges {
         TxgRanges(joined)
     }
 
-    /// Whether the group is in the set.
+    /// Whether the set contains the txg.
     pub fn contains(&self, txg: Txg) -> bool {
         let at = self.0.partition_point(|(_, last)| *last < txg);
         self.0.get(at).is_some_and(|(first, _)| *first <= txg)
     }
 
-    /// Adds one group; false if it was there.
+    /// Adds one txg; returns false if the set already contained it.
     pub fn insert(&mut self, txg: Txg) -> bool {
         let at = self.0.partition_point(|(_, last)| last.next() < txg);
         let Some(range) = self.0.get_mut(at).filter(|range| range.0 <= txg.next()) else {
@@ -186,7 +188,7 @@ impl TxgRanges {
         true
     }
 
-    /// Takes one group out.
+    /// Removes one txg.
     pub fn remove(&mut self, txg: Txg) {
         let at = self.0.partition_point(|(_, last)| *last < txg);
         let Some(&(first, last)) = self.0.get(at).filter(|range| range.0 <= txg) else { return };
@@ -201,32 +203,32 @@ impl TxgRanges {
     }
 }
 
-/// What successive snapshots share of one vdev.
+/// State of one vdev that successive snapshots share.
 #[derive(Default)]
-pub(crate) struct Live {
+pub(crate) struct LiveState {
     pub(crate) read_errors: AtomicU64,
     pub(crate) write_errors: AtomicU64,
     pub(crate) cksum_errors: AtomicU64,
-    /// Bytes of a leaf that were written anew because they were wrong.
+    /// Bytes of a leaf that were rewritten because they were wrong.
     pub(crate) healed: AtomicU64,
-    /// Of a leaf.
+    /// Counters of a leaf.
     pub(crate) io: IoStats,
-    /// Operations under way on a leaf, and reads that wait for it.
+    /// Operations in flight on a leaf, and reads that wait for it.
     pub(crate) in_flight: AtomicU32,
-    /// Whose turn it is among a mirror's children.
+    /// Position of the round robin among a mirror's children.
     pub(crate) rotor: AtomicU32,
     dtl: RwLock<Arc<TxgRanges>>,
-    /// Groups were added since somebody asked.
+    /// Txgs were added since the last call of `take_missing`.
     dtl_grew: AtomicBool,
     map: RwLock<Option<Arc<IndirectMap>>>,
 }
 
-impl Live {
+impl LiveState {
     pub(crate) fn dtl(&self) -> Arc<TxgRanges> {
         Arc::clone(&self.dtl.read())
     }
 
-    /// The vdev lacks something of this group.
+    /// Records that the vdev lacks data of this txg.
     pub(crate) fn add_missing(&self, txg: Txg) {
         if self.dtl().contains(txg) {
             return;
@@ -237,14 +239,14 @@ impl Live {
         }
     }
 
-    /// The vdev has all of this group after all.
+    /// Records that the vdev has all data of this txg after all.
     pub(crate) fn remove_missing(&self, txg: Txg) {
         if self.dtl().contains(txg) {
             Arc::make_mut(&mut self.dtl.write()).remove(txg);
         }
     }
 
-    /// The missing groups, if some were added since this was called last.
+    /// The missing txgs, if some were added since the last call.
     pub(crate) fn take_missing(&self) -> Option<Arc<TxgRanges>> {
         let dtl = self.dtl.read();
         self.dtl_grew.swap(false, Relaxed).then(|| Arc::clone(&dtl))
@@ -257,7 +259,7 @@ impl Live {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Geometry {
-    /// Blocks lie as they are.
+    /// Blocks are stored contiguously as they are.
     Plain,
     Raidz(RaidzGeometry),
     Draid(DraidGeometry),
@@ -273,35 +275,35 @@ pub struct Node {
     pub(crate) ashift: u32,
     pub(crate) geometry: Geometry,
     pub(crate) device: Option<Arc<dyn Device>>,
-    /// Of an open leaf.
-    pub(crate) queue: Option<Arc<Queue>>,
+    /// The queue of an open leaf.
+    pub(crate) queue: Option<Arc<LeafQueue>>,
     pub(crate) state: State,
     pub(crate) aux: Aux,
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<LiveState>,
 }
 
 impl Node {
-    /// What it is.
-    pub fn kind(&self) -> &Kind {
+    /// The type.
+    pub fn kind(&self) -> &VdevKind {
         &self.spec.kind
     }
-    /// Its guid.
+    /// The guid.
     pub fn guid(&self) -> Guid {
         self.spec.guid
     }
-    /// Its index below its parent.
+    /// The index below the parent.
     pub fn id(&self) -> u64 {
         self.spec.id
     }
-    /// Its path, if it is a leaf that has one.
+    /// The path, if it is a leaf that has one.
     pub fn path(&self) -> Option<&str> {
         self.spec.path.as_deref()
     }
-    /// Its parent; `None` for the root.
+    /// The parent; `None` for the root.
     pub fn parent(&self) -> Option<NodeId> {
         self.parent
     }
-    /// Its children in order.
+    /// The children in order.
     pub fn children(&self) -> &[NodeId] {
         &self.children
     }
@@ -329,15 +331,15 @@ impl Node {
     pub fn persistent(&self) -> Persistent {
         self.spec.persistent
     }
-    /// State in this snapshot.
+    /// The state in this snapshot.
     pub fn state(&self) -> State {
         self.state
     }
-    /// Why it is not online.
+    /// The reason why it is not online.
     pub fn aux(&self) -> &Aux {
         &self.aux
     }
-    /// Its device, if it is an open leaf.
+    /// The device, if it is an open leaf.
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
         self.device.as_ref()
     }
@@ -349,13 +351,13 @@ impl Node {
             cksum: self.live.cksum_errors.load(Relaxed),
         }
     }
-    /// Forgets the errors (`zpool clear`).
+    /// Resets the error counters (`zpool clear`).
     pub fn clear_errors(&self) {
         for counter in [&self.live.read_errors, &self.live.write_errors, &self.live.cksum_errors] {
             counter.store(0, Relaxed);
         }
     }
-    /// Its missing transaction groups.
+    /// The missing transaction groups.
     pub fn dtl(&self) -> Arc<TxgRanges> {
         self.live.dtl()
     }
@@ -363,8 +365,8 @@ impl Node {
     pub fn readable(&self) -> bool {
         self.state >= State::Degraded
     }
-    /// Where to write, if it is a leaf that can be written.
-    pub(crate) fn writable(&self) -> Option<(&Arc<dyn Device>, &Arc<Queue>)> {
+    /// The device and queue for writes, if it is a leaf that can be written.
+    pub(crate) fn writable(&self) -> Option<(&Arc<dyn Device>, &Arc<LeafQueue>)> {
         let open = self.device.as_ref().zip(self.queue.as_ref())?;
         (self.readable() && open.0.caps().writable).then_some(open)
     }
@@ -378,13 +380,13 @@ pub struct Tree {
     pub(crate) tuning: Arc<Tuning>,
 }
 
-/// Opens a leaf.
+/// The function that opens a leaf.
 pub type Opener<'a> = &'a dyn Fn(&LeafSpec) -> Result<Arc<dyn Device>>;
 
 impl Tree {
-    /// Builds a tree. A leaf that the opener refuses becomes UNAVAIL with the
-    /// refusal's message (`Corrupt` refusals as corrupted data), and the states
-    /// above follow; that is no error.
+    /// Builds a tree. If the opener refuses a leaf, that is no error: the leaf becomes
+    /// UNAVAIL with the opener's message (for `Corrupt`, as corrupted data), and the
+    /// states above it follow.
     ///
     /// # Errors
     /// `Corrupt`, `Limit` or `Unsupported` for an impossible description.
@@ -393,7 +395,7 @@ impl Tree {
     }
 
     /// As [`Tree::build`]; counters, missing ranges and mappings of vdevs that
-    /// `previous` has, too, are shared with it.
+    /// `previous` also has are shared with it.
     ///
     /// # Errors
     /// As [`Tree::build`].
@@ -434,7 +436,7 @@ impl Tree {
         let queue = device.as_ref().map(|device| {
             let same = before.and_then(|b| b.queue.as_ref()).filter(|q| q.is_of(device));
             same.cloned().unwrap_or_else(|| {
-                Queue::new(Arc::clone(device), Arc::clone(&live), Arc::clone(&self.tuning))
+                LeafQueue::new(Arc::clone(device), Arc::clone(&live), Arc::clone(&self.tuning))
             })
         });
         self.nodes.push(Node {
@@ -481,10 +483,10 @@ impl Tree {
         }
     }
 
-    /// States of interior vdevs from their children's, bottom up.
+    /// Derives the states of interior vdevs from their children's, bottom up.
     fn propagate(&mut self) {
-        // Distributed spares follow their dRAID, which follows its own leaves; a
-        // spare in use makes its parent better, so a second pass settles both.
+        // Distributed spares follow their dRAID, which follows its own leaves. A spare
+        // in use improves its parent's state, so a second pass settles both.
         for _ in 0..2 {
             for index in (0..self.nodes.len()).rev() {
                 if let Some((state, aux)) = self.judged(index) {
@@ -500,19 +502,21 @@ impl Tree {
         let failed = node.children.iter().filter(lost).count();
         let degraded = node.children.iter().any(|&c| self.node(c).state != State::Online);
         let tolerated = match node.kind() {
-            Kind::Root => {
+            VdevKind::Root => {
                 let fatal = |n: &&NodeId| lost(n) && !self.node(**n).is_log();
                 if node.children.iter().any(|c| fatal(&c)) { 0 } else { failed }
             }
-            Kind::Mirror | Kind::Replacing | Kind::Spare => node.children.len().saturating_sub(1),
-            Kind::Raidz { nparity, .. } => usize::from(*nparity),
-            Kind::Draid(params) => params.nparity as usize,
-            Kind::DraidSpare { draid, .. } => {
+            VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => {
+                node.children.len().saturating_sub(1)
+            }
+            VdevKind::Raidz { nparity, .. } => usize::from(*nparity),
+            VdevKind::Draid(params) => params.nparity as usize,
+            VdevKind::DraidSpare { draid, .. } => {
                 if node.aux == Aux::Persistent {
                     return None;
                 }
                 return Some(match self.find(*draid) {
-                    Some(found) if matches!(found.kind(), Kind::Draid(_)) => {
+                    Some(found) if matches!(found.kind(), VdevKind::Draid(_)) => {
                         (State::Online, Aux::None)
                     }
                     _ => (State::Unavail, Aux::OpenFailed("its dRAID is not there".to_owned())),
@@ -551,7 +555,7 @@ impl Tree {
         Arc::new(tree)
     }
 
-    /// What the tree was built from.
+    /// The description of the tree.
     pub fn spec(&self) -> Spec {
         self.spec_of(self.root())
     }
@@ -584,7 +588,7 @@ impl Tree {
         self.nodes.iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
     }
 
-    /// The leaves with a device of their own, open or not.
+    /// The leaves with their own device, open or not.
     pub fn leaves(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         self.nodes().filter(|(_, n)| n.kind().is_device())
     }
@@ -618,13 +622,13 @@ impl Tree {
         node.is_some()
     }
 
-    /// Gives a removed vdev its mapping.
+    /// Sets the mapping of a removed vdev.
     ///
     /// # Errors
     /// `Corrupt` if the vdev does not exist or is not indirect.
     pub fn set_indirect(&self, vdev: VdevId, map: Arc<IndirectMap>) -> Result<()> {
         let node = self.top(vdev)?;
-        if *node.kind() != Kind::Indirect {
+        if *node.kind() != VdevKind::Indirect {
             return Err(Error::corrupt(format!("vdev {vdev} has a mapping but was not removed")));
         }
         *node.live.map.write() = Some(map);
@@ -654,9 +658,10 @@ impl Tree {
         }))
     }
 
-    /// Allocatable bytes that a vdev's open devices provide (chapter 01 §1, chapter 02 §11.1);
-    /// `None` if no child is open. The configured size ([`Node::asize`]) is what
-    /// counts; this tells whether devices became too small or could give more.
+    /// Allocatable bytes that the open devices of a vdev provide (chapter 01 §1,
+    /// chapter 02 §11.1); `None` if no child is open. The configured size
+    /// ([`Node::asize`]) is the one in force; this value shows whether devices became
+    /// too small or could provide more.
     pub fn available(&self, id: NodeId) -> Option<u64> {
         let node = self.node(id);
         if let Some(device) = node.device() {
@@ -674,7 +679,7 @@ impl Tree {
         Some(total >> 18 << 18)
     }
 
-    /// The deflate ratio: accounted bytes per 512 allocated ones (chapter 02 §13).
+    /// The deflate ratio: accounted bytes for each 512 allocated ones (chapter 02 §13).
     ///
     /// # Errors
     /// `Corrupt` for an unknown vdev.
@@ -712,29 +717,29 @@ fn top_index(spec: &Spec) -> Result<VdevId> {
 fn geometry(spec: &Spec, ashift: u32) -> Result<Geometry> {
     let width = spec.children.len();
     Ok(match &spec.kind {
-        Kind::Raidz { nparity, expand_txgs, reflow } => Geometry::Raidz(RaidzGeometry {
+        VdevKind::Raidz { nparity, expand_txgs, reflow } => Geometry::Raidz(RaidzGeometry {
             ashift,
             nparity: u32::from(*nparity),
             width: width as u32,
             expand_txgs: expand_txgs.clone(),
             reflow: *reflow,
         }),
-        Kind::Draid(params) => Geometry::Draid(DraidGeometry::new(params, width, ashift)?),
+        VdevKind::Draid(params) => Geometry::Draid(DraidGeometry::new(params, width, ashift)?),
         _ => Geometry::Plain,
     })
 }
 
-/// Bytes that a device has for data (chapter 01 §1).
+/// Bytes of a device that are available for data (chapter 01 §1).
 fn leaf_asize(device: &dyn Device) -> u64 {
     (device.size() >> 18 << 18).saturating_sub(LABEL_START + LABEL_END)
 }
 
-/// What a child needs so that its parent has `min` bytes (chapter 01 §1).
+/// Bytes that a child needs so that its parent has `min` bytes (chapter 01 §1).
 fn child_min_asize(parent: &Spec, min: u64) -> u64 {
     let children = parent.children.len().max(1) as u64;
     match parent.kind {
-        Kind::Raidz { .. } => min.div_ceil(children),
-        Kind::Draid(_) if min > 0 => {
+        VdevKind::Raidz { .. } => min.div_ceil(children),
+        VdevKind::Draid(_) if min > 0 => {
             let rows = min.div_ceil(children).div_ceil(draid::ROW);
             draid::RESERVED.saturating_add(rows.saturating_mul(draid::ROW))
         }
@@ -742,7 +747,7 @@ fn child_min_asize(parent: &Spec, min: u64) -> u64 {
     }
 }
 
-/// A node's device and state before its children are known.
+/// The device and state of a node before its children are known.
 fn open_leaf(
     spec: &Spec,
     top: VdevId,
@@ -760,7 +765,7 @@ fn open_leaf(
         return (None, state, Aux::Persistent);
     }
     match &spec.kind {
-        Kind::Missing => {
+        VdevKind::Missing => {
             return (None, State::Unavail, Aux::OpenFailed("the device is missing".to_owned()));
         }
         kind if !kind.is_device() => return (None, State::Online, Aux::None),

@@ -3,11 +3,11 @@ use crate::draid::DraidParams;
 use device::MemDevice;
 
 fn leaf(guid: u64, id: u64) -> Spec {
-    Spec::new(Kind::Disk, id, Guid(guid))
+    Spec::new(VdevKind::Disk, id, Guid(guid))
 }
 
 fn root(tops: Vec<Spec>) -> Spec {
-    Spec::new(Kind::Root, 0, Guid(1)).with_children(tops)
+    Spec::new(VdevKind::Root, 0, Guid(1)).with_children(tops)
 }
 
 /// Leaves with guids below 50 open, others do not.
@@ -33,7 +33,7 @@ fn state(tree: &Tree, guid: u64) -> (State, Aux) {
 fn states_follow_from_the_leaves() {
     let raidz = |guid, leaves: [u64; 4]| {
         let children = leaves.iter().enumerate().map(|(i, g)| leaf(*g, i as u64)).collect();
-        let kind = Kind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
+        let kind = VdevKind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
         Spec::new(kind, 0, Guid(guid)).with_children(children).with_space(12, 1 << 30)
     };
     let tree = build(&root(vec![raidz(5, [10, 11, 12, 13])])).unwrap();
@@ -64,7 +64,7 @@ fn a_missing_log_only_degrades_the_pool() {
 fn flags_and_verdicts_decide() {
     let mut offline = leaf(11, 1);
     offline.persistent.offline = true;
-    let mirror = Spec::new(Kind::Mirror, 0, Guid(5))
+    let mirror = Spec::new(VdevKind::Mirror, 0, Guid(5))
         .with_children(vec![leaf(10, 0), offline])
         .with_space(12, 1 << 20);
     let tree = build(&root(vec![mirror])).unwrap();
@@ -94,12 +94,12 @@ fn impossible_trees_are_refused() {
     assert_eq!(kind(root(vec![root(vec![])])), Err(ErrorKind::Corrupt));
     let mut deep = disk();
     for i in 0..20 {
-        deep = Spec::new(Kind::Mirror, 0, Guid(100 + i)).with_children(vec![deep]);
+        deep = Spec::new(VdevKind::Mirror, 0, Guid(100 + i)).with_children(vec![deep]);
         deep.ashift = 9;
     }
     assert_eq!(kind(root(vec![deep])), Err(ErrorKind::Limit));
     let raidz = |nparity, width: u64, txgs: Vec<Txg>| {
-        let kind = Kind::Raidz { nparity, expand_txgs: txgs, reflow: None };
+        let kind = VdevKind::Raidz { nparity, expand_txgs: txgs, reflow: None };
         let children = (0..width).map(|i| leaf(10 + i, i)).collect();
         root(vec![Spec::new(kind, 0, Guid(5)).with_children(children).with_space(9, 1 << 20)])
     };
@@ -109,7 +109,7 @@ fn impossible_trees_are_refused() {
     assert_eq!(kind(raidz(0, 3, vec![])), Err(ErrorKind::Corrupt));
     assert_eq!(kind(raidz(3, 3, vec![])), Err(ErrorKind::Corrupt));
     let params = DraidParams { ndata: 8, nparity: 2, nspares: 0, ngroups: 1, failure_group: 0 };
-    let draid = Spec::new(Kind::Draid(params), 0, Guid(5)).with_space(9, 1 << 20);
+    let draid = Spec::new(VdevKind::Draid(params), 0, Guid(5)).with_space(9, 1 << 20);
     assert_eq!(kind(root(vec![draid])), Err(ErrorKind::Corrupt));
 }
 
@@ -128,19 +128,19 @@ fn sizes_of_plain_vdevs() {
     assert_eq!(tree.available(id), Some(62_390_272));
 }
 
-/// A disk image of a raidz was cut off behind its first labels: it opened as if it
-/// were whole, and every read from its missing part failed one by one.
+/// A disk image of a raidz was truncated behind its first labels. It opened as if it
+/// were whole, and every read from its missing part failed.
 #[test]
 fn a_leaf_must_have_room_for_its_share() {
     // Devices have 64 MiB, that is 62390272 bytes for data.
     let leaves = |n: u64| (0..n).map(|i| leaf(10 + i, i)).collect::<Vec<_>>();
-    let raidz = Kind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
+    let raidz = VdevKind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
     let params = DraidParams { ndata: 2, nparity: 1, nspares: 0, ngroups: 1, failure_group: 0 };
     let cases = [
-        (Kind::Mirror, 2, 62_390_272),
+        (VdevKind::Mirror, 2, 62_390_272),
         (raidz, 3, 3 * 62_390_272),
-        // 32 MiB of each child are not used, the rest counts in rows of 16 MiB.
-        (Kind::Draid(params), 3, 3 << 24),
+        // 32 MiB of each child are not used; the rest counts in rows of 16 MiB.
+        (VdevKind::Draid(params), 3, 3 << 24),
     ];
     for (kind, width, most) in cases {
         for (min, state) in [(0, State::Online), (most, State::Online), (most + 1, State::Unavail)]
@@ -156,7 +156,7 @@ fn a_leaf_must_have_room_for_its_share() {
 }
 
 #[test]
-fn ranges_of_groups() {
+fn ranges_of_txgs() {
     let r = TxgRanges::new(vec![
         (Txg(9), Txg(12)),
         (Txg(3), Txg(5)),
@@ -170,7 +170,7 @@ fn ranges_of_groups() {
 }
 
 #[test]
-fn groups_are_taken_out_of_ranges() {
+fn txgs_are_removed_from_ranges() {
     let all = TxgRanges::new(vec![(Txg(3), Txg(6)), (Txg(9), Txg(9))]);
     let without = |txg| {
         let mut set = all.clone();

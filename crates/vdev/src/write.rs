@@ -1,21 +1,22 @@
-//! Writing: blocks, label areas, flushes; which leaves missed what.
+//! Writing: blocks, label areas, flushes, and the record of what each leaf missed.
 //!
 //! # Theory
-//! [`Tree::write`] plans the pieces of a block (`place`), computing parity in the
-//! caller's thread, and hands them to the leaves' queues. The last completion judges:
-//! a mirror needs one child, a code word all but `nparity` of its columns. Whatever
-//! leaf did not get its piece, because it failed or cannot be written, has the
-//! block's birth added to its missing groups (chapter 05 §8) before anybody is told.
+//! [`Tree::write`] plans the pieces of a block (`place`), computes parity in the
+//! caller's thread, and adds the pieces to the queues of the leaves. The last
+//! completion decides the result: a mirror needs one child, a code word all but
+//! `nparity` of its columns. A leaf that did not get its piece, because it failed or
+//! cannot be written, has the block's birth added to its missing txgs (chapter 05 §8)
+//! before the result is reported.
 //!
-//! Nothing reads a block while it is in a queue, by construction: the layer above puts
-//! what it writes into the cache, and waits for a group's writes before it commits
-//! the pointers. So reads do not look into the queues.
+//! No block is read while it is in a queue. The layer above guarantees this: it puts
+//! the blocks it writes into the cache, and waits for the writes of a txg before it
+//! commits the pointers. So reads need not search the queues.
 //!
 //! # Invariants
-//! * Each write is reported exactly once; so is one that could not be planned.
+//! * Each write is reported exactly once, also one that could not be planned.
 //! * [`Tree::flush`] covers every write that was submitted before it.
 //!
-//! Lock order: an open write's `outcome` is a leaf lock; its report runs without it.
+//! Lock order: an open write's `outcome` is a leaf lock; the report runs without it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -27,17 +28,18 @@ use base::{Asize, Buf, Dva, Error, ErrorKind, Guid, Result, Txg, VdevId};
 use device::{Device, Io};
 
 use crate::iostat::IoClass;
-use crate::place::{Need, Plan};
-use crate::queue::{Queue, QueueLimits, Request, WriteLoad, WritePriority};
+use crate::queue::{LeafQueue, QueueLimits, WriteLoad, WritePriority, WriteRequest};
 use crate::tree::{Aux, Node, NodeId, State, Tree, TxgRanges, Verdict};
+use crate::write_plan::{Need, WritePlan};
 
-/// Write errors from which on a leaf is reported as failing.
+/// Number of write errors at which a leaf is reported as failing.
 pub const FAILING_WRITE_ERRORS: u64 = 10;
 
-/// Where log blocks go first, who writes groups has a core for so long at once.
+/// While log blocks have precedence, a thread that writes txgs keeps a core for at most
+/// this time.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// What to write.
+/// A write request.
 #[derive(Clone, Debug)]
 pub struct WriteReq {
     /// Top-level vdev.
@@ -48,7 +50,7 @@ pub struct WriteReq {
     pub data: Buf,
     /// The block's physical birth.
     pub birth: Txg,
-    /// Why.
+    /// The reason.
     pub priority: WritePriority,
 }
 
@@ -58,41 +60,42 @@ impl Lost for WriteReport {
     }
 }
 
-/// How a write ended.
+/// The outcome of a write.
 #[derive(Debug)]
 pub struct WriteReport {
-    /// Well if enough copies or columns hold the block.
+    /// `Ok` if enough copies or columns hold the block.
     pub result: Result<()>,
-    /// Leaves that do not hold what they should, each once.
+    /// Leaves that do not hold their part, each once.
     pub failed: Vec<Guid>,
 }
 
-/// Told once how a write ended; must not block.
-pub type Tell = Callback<WriteReport>;
+/// Called once with the outcome of a write; must not block.
+pub type WriteCallback = Callback<WriteReport>;
 
-/// A write under way.
-struct Open {
+/// A write in flight.
+struct OpenWrite {
     tree: Arc<Tree>,
     address: Dva,
     birth: Txg,
     need: Need,
-    /// Of each piece: its leaf, and the distributed spares that lead there.
+    /// For each piece: its leaf, and the distributed spares through which it is
+    /// reached.
     leaves: Vec<(NodeId, Vec<NodeId>)>,
-    outcome: Mutex<Outcome>,
-    /// Pieces that are not over, and one for the submitter.
+    outcome: Mutex<PieceOutcome>,
+    /// Pieces that have not ended, plus one for the submitter.
     left: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Outcome {
+struct PieceOutcome {
     lost: Vec<u32>,
     failed: Vec<NodeId>,
     error: Option<Error>,
-    tell: Option<Tell>,
+    report: Option<WriteCallback>,
 }
 
-impl Open {
-    /// A piece is over.
+impl OpenWrite {
+    /// Ends a piece.
     fn piece(&self, index: usize, optional: bool, result: Result<()>) {
         if let (Err(error), Some((leaf, through))) = (result, self.leaves.get(index)) {
             self.tree.node(*leaf).live.write_errors.fetch_add(1, Relaxed);
@@ -137,27 +140,27 @@ impl Open {
             };
             Err(outcome.error.unwrap_or_else(none).at_dva(self.address))
         };
-        if let Some(tell) = outcome.tell {
-            tell.call(WriteReport { result, failed });
+        if let Some(report) = outcome.report {
+            report.call(WriteReport { result, failed });
         }
     }
 }
 
 impl Tree {
-    /// Writes a block. Computes parity in the calling thread, and waits while a leaf's
-    /// queue is full; so it must not be called from a completion. `done` is called
-    /// once, on any thread, perhaps before this returns; it must not block.
+    /// Writes a block. Computes parity in the calling thread and waits while a leaf's
+    /// queue is full, so it must not be called from a completion. `done` is called
+    /// once, on any thread, possibly before this returns; it must not block.
     ///
-    /// The report's errors: `Io` and other errors of devices if too few of them hold the
-    /// block; `Corrupt` for an impossible address or size; `Invalid` for a vdev that
-    /// was removed; `Unsupported` while a raidz expansion runs.
+    /// Errors in the report: `Io` and other errors of devices if too few of them hold
+    /// the block; `Corrupt` for an impossible address or size; `Invalid` for a vdev
+    /// that was removed; `Unsupported` while a raidz expansion runs.
     pub fn write(self: &Arc<Self>, req: WriteReq, done: impl FnOnce(WriteReport) + Send + 'static) {
         self.write_all(vec![(req, Callback::new(done))]);
     }
 
-    /// The same for several blocks: what touches on a leaf becomes one operation, even while
-    /// its queue is empty.
-    pub fn write_all(self: &Arc<Self>, writes: Vec<(WriteReq, Tell)>) {
+    /// As [`Tree::write`], for several blocks: requests that touch on a leaf become one
+    /// operation, even while its queue is empty.
+    pub fn write_all(self: &Arc<Self>, writes: Vec<(WriteReq, WriteCallback)>) {
         let (mut requests, mut opened) = (Vec::new(), Vec::with_capacity(writes.len()));
         for (req, done) in writes {
             opened.extend(self.open(req, done, &mut requests));
@@ -166,31 +169,31 @@ impl Tree {
         opened.iter().for_each(|open| open.over());
     }
 
-    /// Plans a write; its requests are added to `requests`.
+    /// Plans a write and adds its requests to `requests`.
     fn open(
         self: &Arc<Self>,
         req: WriteReq,
-        done: Tell,
-        requests: &mut Vec<(NodeId, Request)>,
-    ) -> Option<Arc<Open>> {
+        done: WriteCallback,
+        requests: &mut Vec<(NodeId, WriteRequest)>,
+    ) -> Option<Arc<OpenWrite>> {
         let asize = Asize(req.data.len() as u64);
         let address = Dva { vdev: req.vdev, offset: req.offset, asize, gang: false };
-        let plan = match Plan::new(self, req.vdev, req.offset, &req.data, req.birth) {
+        let plan = match WritePlan::new(self, req.vdev, req.offset, &req.data, req.birth) {
             Ok(plan) => plan,
             Err(error) => {
                 done.call(WriteReport { result: Err(error.at_dva(address)), failed: Vec::new() });
                 return None;
             }
         };
-        let Plan { need, pieces, dead } = plan;
+        let WritePlan { need, pieces, dead } = plan;
         let mut leaves = Vec::with_capacity(pieces.len());
         let mut places = Vec::with_capacity(pieces.len());
         for mut piece in pieces {
             leaves.push((piece.leaf, std::mem::take(&mut piece.through)));
             places.push(piece);
         }
-        let outcome = Outcome { failed: dead, tell: Some(done), ..Outcome::default() };
-        let open = Arc::new(Open {
+        let outcome = PieceOutcome { failed: dead, report: Some(done), ..PieceOutcome::default() };
+        let open = Arc::new(OpenWrite {
             tree: Arc::clone(self),
             address,
             birth: req.birth,
@@ -201,7 +204,7 @@ impl Tree {
         });
         for (index, piece) in places.into_iter().enumerate() {
             let (open, optional) = (Arc::clone(&open), piece.optional);
-            let request = Request {
+            let request = WriteRequest {
                 offset: piece.offset,
                 len: piece.len,
                 bufs: piece.bufs,
@@ -214,12 +217,13 @@ impl Tree {
         Some(open)
     }
 
-    /// Hands requests to their leaves, those of one leaf together.
-    fn enqueue(&self, mut requests: Vec<(NodeId, Request)>) {
+    /// Adds requests to the queues of their leaves, all those of one leaf together.
+    fn enqueue(&self, mut requests: Vec<(NodeId, WriteRequest)>) {
         requests.sort_by_key(|r| r.0);
-        // The caller makes one write itself, at most, and last: the others are under way then.
-        // Zeros for raidz's skip sectors are nothing to make alone.
-        let own = |r: &(NodeId, Request)| r.1.priority == WritePriority::Awaited && !r.1.optional;
+        // The caller makes at most one write itself, and last, when the others are in
+        // flight. Zeros for raidz's skip sectors are not worth a write of their own.
+        let own =
+            |r: &(NodeId, WriteRequest)| r.1.priority == WritePriority::Awaited && !r.1.optional;
         if let Some(leaf) = requests.iter().rev().find(|r| own(r)).map(|r| r.0) {
             requests.sort_by_key(|r| (r.0 == leaf, r.0));
         }
@@ -242,12 +246,12 @@ impl Tree {
         }
     }
 
-    /// Writes outside the allocatable area (labels): device bytes of leaves, all at
-    /// once; waits. Results in order. They are no part of a group: a failure counts as a
-    /// write error, but nothing is missing.
+    /// Writes outside the allocatable area (labels), at device offsets of leaves, all
+    /// concurrently; waits. Results are in order. These writes belong to no txg: a
+    /// failure counts as a write error, but no txg becomes missing.
     ///
-    /// Errors: `NotFound` if there is no such leaf, `Io` if it cannot be written, and the
-    /// device's.
+    /// Errors: `NotFound` if there is no such leaf, `Io` if it cannot be written, and
+    /// the device's own errors.
     pub fn write_leaves(&self, writes: Vec<(Guid, u64, Buf)>) -> Vec<(Guid, Result<()>)> {
         let mut requests = Vec::with_capacity(writes.len());
         let mut slots = Vec::with_capacity(writes.len());
@@ -258,7 +262,7 @@ impl Tree {
                 Err(error) => slot.send(Err(error)),
                 Ok(_) if data.is_empty() => slot.send(Ok(())),
                 Ok((id, live)) => {
-                    let request = Request {
+                    let request = WriteRequest {
                         offset,
                         len: data.len() as u64,
                         bufs: vec![data],
@@ -279,7 +283,7 @@ impl Tree {
         slots.into_iter().map(|(guid, end)| (guid, end.wait().flatten())).collect()
     }
 
-    fn leaf(&self, guid: Guid) -> Result<(NodeId, Arc<crate::tree::Live>)> {
+    fn leaf(&self, guid: Guid) -> Result<(NodeId, Arc<crate::tree::LiveState>)> {
         match self.leaves().find(|(_, node)| node.guid() == guid) {
             None => Err(Error::not_found("there is no such leaf").on_vdev(guid)),
             Some((id, node)) if node.writable().is_some() => Ok((id, Arc::clone(&node.live))),
@@ -287,21 +291,22 @@ impl Tree {
         }
     }
 
-    /// Flushes the write caches of all writable leaves of these top-level vdevs, all
-    /// at once, after what was submitted to them before this call; waits. A failure
-    /// counts as a write error.
+    /// Flushes the write caches of all writable leaves of these top-level vdevs,
+    /// concurrently, after all writes submitted to them before this call; waits. A
+    /// failure counts as a write error.
     pub fn flush(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
         self.flush_leaves(tops, true)
     }
 
-    /// As [`Tree::flush`], of what the devices have taken by now: it waits for nothing that is
-    /// still in a queue. For who knows that his writes are over, while others go on.
-    pub fn flush_taken(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
+    /// As [`Tree::flush`], but covers only what the devices have already completed: it
+    /// does not wait for the queues. For a caller whose own writes have ended while
+    /// other writes continue.
+    pub fn flush_completed(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)> {
         self.flush_leaves(tops, false)
     }
 
     fn flush_leaves(&self, tops: &[VdevId], drain: bool) -> Vec<(Guid, Result<()>)> {
-        let leaves: Vec<(&Node, &Arc<dyn Device>, &Arc<Queue>)> = self
+        let leaves: Vec<(&Node, &Arc<dyn Device>, &Arc<LeafQueue>)> = self
             .leaves()
             .filter(|(_, node)| tops.contains(&node.top()))
             .filter_map(|(_, node)| node.writable().map(|(device, queue)| (node, device, queue)))
@@ -321,8 +326,8 @@ impl Tree {
         leaves.iter().zip(results).map(judge).collect()
     }
 
-    /// Notes that a leaf lacks something of a group (its flush failed, say); false if
-    /// there is no such vdev.
+    /// Records that a leaf lacks data of a txg (for example because its flush failed);
+    /// false if there is no such vdev.
     pub fn add_missing(&self, guid: Guid, txg: Txg) -> bool {
         let node = self.find(guid);
         if let Some(node) = node {
@@ -331,7 +336,7 @@ impl Tree {
         node.is_some()
     }
 
-    /// A new snapshot in which leaves of redundant vdevs that miss groups are degraded.
+    /// A new snapshot in which leaves of redundant vdevs that miss txgs are degraded.
     pub fn with_outdated(self: &Arc<Self>) -> Arc<Tree> {
         let behind = |n: &&Node| {
             let redundant = n.parent.is_some_and(|p| p.0 != 0);
@@ -344,14 +349,14 @@ impl Tree {
         if verdicts.is_empty() { Arc::clone(self) } else { self.with_verdicts(&verdicts) }
     }
 
-    /// Everything that a group wrote to leaves without redundancy has reached them after
-    /// all, some of it when it was sent again: they miss nothing of it.
-    pub fn arrived(&self, txg: Txg) {
+    /// Records that all writes of a txg to leaves without redundancy have reached them,
+    /// some after a retry, so these leaves miss nothing of it.
+    pub fn clear_missing(&self, txg: Txg) {
         let tops = self.leaves().filter(|(_, n)| n.parent().is_some_and(|p| p.0 == 0));
         tops.for_each(|(_, node)| node.live.remove_missing(txg));
     }
 
-    /// The missing groups of each leaf that lacks more than when this was called last.
+    /// The missing txgs of each leaf that lacks more than at the last call.
     pub fn take_missing(&self) -> Vec<(Guid, TxgRanges)> {
         let grown = |(_, node): (NodeId, &Node)| {
             let ranges = node.live.take_missing()?;
@@ -360,41 +365,45 @@ impl Tree {
         self.nodes().filter_map(grown).collect()
     }
 
-    /// Leaves with [`FAILING_WRITE_ERRORS`] write errors or more since they were cleared.
-    /// Nothing is done about them here.
+    /// Leaves with [`FAILING_WRITE_ERRORS`] write errors or more since they were
+    /// cleared. Nothing is done about them here.
     pub fn failing(&self) -> Vec<Guid> {
         let bad = self.leaves().filter(|(_, n)| n.errors().write >= FAILING_WRITE_ERRORS);
         bad.map(|(_, n)| n.guid()).collect()
     }
 
-    /// The limits of the leaves' queues.
+    /// The limits of the queues of the leaves.
     pub fn queue_limits(&self) -> QueueLimits {
         self.tuning.get()
     }
 
-    /// Sets the limits, for later snapshots, too, from now on.
+    /// Sets the limits for this snapshot and later ones.
     pub fn set_queue_limits(&self, limits: QueueLimits) {
         self.tuning.set(limits);
     }
 
-    /// Called by who writes a group, between one block and the next: others may have the
-    /// core while log blocks are written, and nobody waits for the group nor dirty data is
-    /// near its limit. Who is woken does not always take the core from a nicer thread at
-    /// once, but waits out its slice: many times a log block's time.
-    pub fn make_way(&self) {
-        if self.tuning.log_goes_first(rt::uptime()) {
-            rt::offer_core(SLICE);
+    /// Yields the core to threads that write log blocks. The writer of a txg calls it
+    /// between one block and the next. It yields only while log blocks are written, no
+    /// thread waits for the txg, and dirty data is not near its limit. Without it, a
+    /// woken thread does not always preempt a thread of higher niceness at once but
+    /// waits for the end of its time slice, which is many times the duration of a log
+    /// block's write.
+    pub fn yield_to_log_writes(&self) {
+        if self.tuning.log_has_precedence(rt::uptime()) {
+            rt::yield_core(SLICE);
         }
     }
 
-    /// From now on `gauge` tells how much waits to be written, on which the depth of a
-    /// group's writes depends; it must take no lock. The first who tells it stays.
+    /// Sets the gauge that reports how much data waits to be written; the depth of a
+    /// txg's writes depends on it. The gauge must take no lock. Only the first call has
+    /// an effect.
     pub fn set_write_gauge(&self, gauge: impl Fn() -> WriteLoad + Send + Sync + 'static) {
         self.tuning.set_gauge(Box::new(gauge));
     }
 
-    /// For each open leaf the largest number of operations of each class that go to its
-    /// device at once: as limited, or as found by what the device gains.
+    /// For each open leaf, the largest number of operations of each class that are sent
+    /// to its device at once: the configured limit, or the depth that was found by
+    /// trials.
     pub fn queue_depths(&self) -> Vec<(Guid, [(IoClass, usize); IoClass::ALL.len()])> {
         let open = self.leaves().filter_map(|(_, n)| Some((n.guid(), n.queue.as_ref()?)));
         open.map(|(guid, queue)| {

@@ -1,5 +1,6 @@
-//! Write queues under a scheduler that tries many interleavings of their users:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p vdev --test model`. Without that it is empty.
+//! Write queues under the shuttle scheduler, which tries many interleavings:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p vdev --test model`. Without the flag this
+//! file is empty.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -9,9 +10,9 @@ use base::rt::atomic::{AtomicUsize, Ordering::SeqCst};
 use base::rt::{self, Condvar, Mutex};
 use base::{Buf, BufMut, Guid, Result, Txg, VdevId};
 use device::{Caps, Device, DeviceStats, Io, MemDevice, Op};
-use vdev::{Kind, LABEL_START, Spec, Tree, WriteLimits, WritePriority, WriteReq};
+use vdev::{LABEL_START, Spec, Tree, VdevKind, WriteLimits, WritePriority, WriteReq};
 
-/// Interleavings tried of each model.
+/// Interleavings tried for each model.
 const RUNS: usize = 1000;
 const TOP: VdevId = VdevId(0);
 
@@ -21,7 +22,7 @@ struct Todo {
     stop: bool,
 }
 
-/// A device whose own thread completes, in no particular order, a while later.
+/// A device whose own thread completes operations later, in random order.
 struct Late {
     mem: MemDevice,
     todo: Mutex<Todo>,
@@ -89,8 +90,8 @@ fn writers_a_flush_and_rewrites_under_every_schedule() {
         let device = Arc::new(Late { mem, todo: Mutex::default(), more: Condvar::new() });
         let served = Arc::clone(&device);
         let server = rt::spawn("server", move || served.serve()).unwrap();
-        let top = Spec::new(Kind::File, 0, Guid(10)).with_space(9, 64 << 10);
-        let spec = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![top]);
+        let top = Spec::new(VdevKind::File, 0, Guid(10)).with_space(9, 64 << 10);
+        let spec = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![top]);
         let leaf = Arc::clone(&device);
         let tree = Tree::build(&spec, &|_| -> Result<Arc<dyn Device>> {
             Ok(Arc::clone(&leaf) as Arc<dyn Device>)
@@ -107,7 +108,7 @@ fn writers_a_flush_and_rewrites_under_every_schedule() {
             .map(|thread| {
                 let (tree, reports) = (Arc::clone(&tree), Arc::clone(&reports));
                 rt::spawn("writer", move || {
-                    // The second round rewrites the first one's places.
+                    // The second round rewrites the addresses of the first one.
                     for round in 0..2u8 {
                         for i in 0..2u64 {
                             let reports = Arc::clone(&reports);
@@ -122,7 +123,7 @@ fn writers_a_flush_and_rewrites_under_every_schedule() {
                             });
                         }
                     }
-                    // What this thread wrote is over after its flush.
+                    // The writes of this thread have ended after its flush.
                     assert!(tree.flush(&[TOP]).iter().all(|(_, r)| r.is_ok()));
                 })
                 .unwrap()

@@ -1,5 +1,5 @@
-//! Reads against a naive model: blocks are laid out sector by sector as the chapter's
-//! row map says, leaves are damaged, and what comes back is compared.
+//! Compares reads with a naive model. Blocks are laid out sector by sector as the
+//! chapter's row map says, leaves are damaged, and the result of the read is compared.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -11,40 +11,40 @@ use base::{Asize, Buf, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::{Device, Fault, FaultDevice, Io, MemDevice};
 use proptest::prelude::*;
 use vdev::{
-    Aux, BadKind, DraidParams, IndirectEntry, IndirectMap, Kind, LABEL_START, Persistent, ReadReq,
-    Reflow, Spec, State, Tree, TxgRanges, Verdict,
+    Aux, BadKind, DraidParams, IndirectEntry, IndirectMap, LABEL_START, Persistent, ReadReq,
+    Reflow, Spec, State, Tree, TxgRanges, VdevKind, Verdict,
 };
 
 const TOP: VdevId = VdevId(0);
 
 /// A leaf under test.
-struct Leaf {
+struct TestLeaf {
     mem: Arc<MemDevice>,
     fault: Arc<FaultDevice>,
 }
 
-fn leaves(count: usize, size: usize) -> Vec<Leaf> {
+fn leaves(count: usize, size: usize) -> Vec<TestLeaf> {
     let leaf = |i| {
         let mem = Arc::new(MemDevice::new(format!("leaf {i}"), size));
         let fault = Arc::new(FaultDevice::new(mem.clone()));
-        Leaf { mem, fault }
+        TestLeaf { mem, fault }
     };
     (0..count).map(leaf).collect()
 }
 
 fn leaf_spec(index: usize) -> Spec {
-    Spec::new(Kind::File, index as u64, Guid(100 + index as u64))
+    Spec::new(VdevKind::File, index as u64, Guid(100 + index as u64))
 }
 
 /// A root with one top-level vdev over `count` leaves.
-fn pool(kind: Kind, count: usize, ashift: u32, asize: u64) -> Spec {
+fn pool(kind: VdevKind, count: usize, ashift: u32, asize: u64) -> Spec {
     let top = Spec::new(kind, 0, Guid(10))
         .with_children((0..count).map(leaf_spec).collect())
         .with_space(ashift, asize);
-    Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![top])
+    Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![top])
 }
 
-fn build(spec: &Spec, leaves: &[Leaf]) -> Arc<Tree> {
+fn build(spec: &Spec, leaves: &[TestLeaf]) -> Arc<Tree> {
     Tree::build(spec, &|leaf| -> Result<Arc<dyn Device>> {
         let index = leaf.guid.0.checked_sub(100).map(|i| i as usize);
         match index.and_then(|i| leaves.get(i)) {
@@ -99,8 +99,8 @@ fn parity_of(row: usize, data: &[Vec<u8>], sector: usize) -> Vec<u8> {
 type Sector = (usize, u64, Vec<u8>);
 
 /// A raidz block, sector by sector: each row of `logical` cells lies in linear sector
-/// order, and `place` tells child and device byte of a linear sector in a row that
-/// ends at another.
+/// order. `place` returns the child and the device offset of a linear sector, given the
+/// sector at which its row ends.
 fn raidz_sectors(
     ashift: u32,
     nparity: usize,
@@ -115,7 +115,7 @@ fn raidz_sectors(
     let blocks: Vec<&[u8]> = padded.chunks(sector).collect();
     let width = logical - nparity;
     let rows = blocks.len().div_ceil(width);
-    // Column heights: as even as can be, the taller ones first.
+    // Column heights: as even as possible, the taller ones first.
     let height = |c: usize| (blocks.len() + width - 1 - c) / width;
     let starts: Vec<usize> = (0..width).map(|c| (0..c).map(height).sum()).collect();
     let used = if rows == 1 { blocks.len() } else { width };
@@ -143,13 +143,13 @@ fn raidz_sectors(
     out
 }
 
-fn write(leaves: &[Leaf], sectors: &[Sector]) {
+fn write(leaves: &[TestLeaf], sectors: &[Sector]) {
     for (child, at, bytes) in sectors {
         leaves[*child].mem.poke(*at, bytes).unwrap();
     }
 }
 
-/// What happens to a leaf.
+/// Damage of a leaf.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     /// All its bytes flip bits.
@@ -166,7 +166,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     prop_oneof![Just(Damage::Flip), Just(Damage::Zero), Just(Damage::Fail), Just(Damage::Drop)]
 }
 
-fn inject(leaf: &Leaf, damage: Damage) {
+fn inject(leaf: &TestLeaf, damage: Damage) {
     leaf.fault.inject(match damage {
         Damage::Flip => Fault::Flip(0..u64::MAX, 0x5a),
         Damage::Zero => Fault::Zero(0..u64::MAX),
@@ -176,7 +176,7 @@ fn inject(leaf: &Leaf, damage: Damage) {
 }
 
 /// Builds a tree in which the leaves with `Damage::Drop` are missing.
-fn build_damaged(spec: &Spec, leaves: &[Leaf], harm: &[(usize, Damage)]) -> Arc<Tree> {
+fn build_damaged(spec: &Spec, leaves: &[TestLeaf], harm: &[(usize, Damage)]) -> Arc<Tree> {
     harm.iter().for_each(|(i, d)| inject(&leaves[*i], *d));
     let tree = build(spec, leaves);
     let dropped = harm.iter().filter(|h| matches!(h.1, Damage::Drop));
@@ -188,7 +188,7 @@ fn build_damaged(spec: &Spec, leaves: &[Leaf], harm: &[(usize, Damage)]) -> Arc<
     tree.with_verdicts(&dropped.map(verdict).collect::<Vec<_>>())
 }
 
-/// Whether a leaf's sectors of the block differ from what belongs there.
+/// Whether a leaf's sectors of the block differ from the right content.
 fn differs(leaf: usize, sectors: &[Sector], harm: &[(usize, Damage)]) -> bool {
     let mut own = sectors.iter().filter(|s| s.0 == leaf);
     match harm.iter().find(|h| h.0 == leaf).map(|h| h.1) {
@@ -198,11 +198,11 @@ fn differs(leaf: usize, sectors: &[Sector], harm: &[(usize, Damage)]) -> bool {
     }
 }
 
-/// Reads and scrubs a block from damaged leaves: the content, the counters, the
-/// advice.
+/// Reads and scrubs a block from damaged leaves and checks the content, the counters
+/// and the list of copies to repair.
 fn check_tolerated(
     spec: &Spec,
-    leaves: &[Leaf],
+    leaves: &[TestLeaf],
     harm: &[(usize, Damage)],
     sectors: &[Sector],
     req: &ReadReq,
@@ -241,7 +241,7 @@ fn check_tolerated(
 struct RaidzCase {
     ashift: u32,
     nparity: usize,
-    /// Children, history included.
+    /// Children, the ones added by expansions included.
     width: usize,
     history: usize,
     /// Sectors of reflow offset relative to the block, and scratch state.
@@ -278,7 +278,7 @@ fn raidz_case() -> impl Strategy<Value = RaidzCase> {
 
 impl RaidzCase {
     fn spec(&self) -> Spec {
-        let kind = Kind::Raidz {
+        let kind = VdevKind::Raidz {
             nparity: self.nparity as u8,
             expand_txgs: (1..=self.history).map(|i| Txg(10 * i as u64)).collect(),
             reflow: self.reflow.map(|_| self.reflow()),
@@ -292,7 +292,7 @@ impl RaidzCase {
     }
 
     fn offset(&self) -> u64 {
-        // Around the 1 MiB bit, so that both sides of the swap rule are met.
+        // Around the 1 MiB bit, so that both sides of the swap rule occur.
         ((1 << 20) >> self.ashift).max(350) as u64 * (1 << self.ashift) - (350 << self.ashift)
             + (self.start << self.ashift)
     }
@@ -364,7 +364,7 @@ proptest! {
             Err(e) => prop_assert!(
                 matches!(e.kind(), ErrorKind::Checksum | ErrorKind::Io), "{:?}", e),
         }
-        // With every sector of a full row gone there is nothing to find.
+        // If every sector of a full row is lost, nothing can be found.
         let all: Vec<(usize, Damage)> = (0..case.width).map(|i| (i, Damage::Flip)).collect();
         leaves.iter().for_each(|l| l.fault.heal());
         let tree = build_damaged(&case.spec(), &leaves, &all);
@@ -387,7 +387,7 @@ proptest! {
         write(&leaves, &sectors);
         let harm: Vec<(usize, Damage)> =
             (0..width).filter(|i| *i != good % width).map(|i| (i, kinds[i])).collect();
-        let spec = pool(Kind::Mirror, width, 12, 1 << 20);
+        let spec = pool(VdevKind::Mirror, width, 12, 1 << 20);
         let req = ReadReq::new(TOP, offset, Psize(psize as u64), Txg(1));
         check_tolerated(&spec, &leaves, &harm, &sectors, &req, &data)?;
     }
@@ -406,13 +406,13 @@ proptest! {
         let width = u64::from(ndata + nparity);
         let group = width << 24;
         let stripe = width << 12;
-        // At a place in group 0, or across its end.
+        // At an address in group 0, or across its end.
         let offset = if place == u64::MAX { group - stripe } else { place * stripe };
         let leaves = leaves(children as usize, (4 << 20) + (64 << 20) + (1 << 20));
         let data = content(seed, psize);
         let sectors = draid_sectors(&params, children, offset, &data);
         write(&leaves, &sectors);
-        let spec = pool(Kind::Draid(params), children as usize, 12, group * 2);
+        let spec = pool(VdevKind::Draid(params), children as usize, 12, group * 2);
         let req = ReadReq::new(TOP, offset, Psize(psize as u64), Txg(1));
         let first = harm.1 % children as usize;
         let harm: Vec<(usize, Damage)> = (0..lost.min(nparity as usize))
@@ -498,7 +498,7 @@ fn mirror_reads_run_on_all_sides() {
     let leaves = leaves(3, 6 << 20);
     let data = content(3, 8192);
     write(&leaves, &(0..3).map(|i| (i, LABEL_START, data.clone())).collect::<Vec<_>>());
-    let tree = build(&pool(Kind::Mirror, 3, 12, 1 << 20), &leaves);
+    let tree = build(&pool(VdevKind::Mirror, 3, 12, 1 << 20), &leaves);
     let req = ReadReq::new(TOP, 0, Psize(8192), Txg(1));
     for _ in 0..30 {
         read(&tree, &req, &data).unwrap();
@@ -507,22 +507,22 @@ fn mirror_reads_run_on_all_sides() {
 }
 
 #[test]
-fn a_leaf_that_missed_the_group_is_asked_last() {
+fn a_leaf_that_missed_the_txg_is_read_last() {
     let leaves = leaves(2, 6 << 20);
     let data = content(4, 4096);
     write(&leaves, &[(1, LABEL_START, data.clone())]);
-    let tree = build(&pool(Kind::Mirror, 2, 12, 1 << 20), &leaves);
+    let tree = build(&pool(VdevKind::Mirror, 2, 12, 1 << 20), &leaves);
     assert!(tree.set_dtl(Guid(100), TxgRanges::new(vec![(Txg(5), Txg(9))])));
     let req = ReadReq::new(TOP, 0, Psize(4096), Txg(7));
     for _ in 0..4 {
         read(&tree, &req, &data).unwrap();
     }
     assert_eq!(leaves[0].mem.stats().snapshot().reads, 0);
-    // A scrub sees it, but does not hold it against the device.
+    // A scrub sees it, but does not count it as an error of the device.
     let outcome = tree.scrub(&req, &|b| b == data);
     assert_eq!(outcome.report.bad[0].kind, BadKind::Stale);
     assert_eq!(tree.find(Guid(100)).unwrap().errors().cksum, 0);
-    // When it is the only one left, and right after all, it serves.
+    // When it is the only copy left, and its bytes are right after all, it is used.
     write(&leaves, &[(0, LABEL_START, data.clone())]);
     let gone = Verdict { guid: Guid(101), state: State::Offline, aux: Aux::None };
     let tree = tree.with_verdicts(&[gone]);
@@ -564,13 +564,16 @@ fn split_blocks_try_all_combinations() {
     // Vdev 0 was removed; its bytes are on mirrors 1 and 2, half each.
     let leaves = leaves(4, 6 << 20);
     let mirror = |id: u64, first: usize| {
-        Spec::new(Kind::Mirror, id, Guid(20 + id))
+        Spec::new(VdevKind::Mirror, id, Guid(20 + id))
             .with_children(vec![leaf_spec(first), leaf_spec(first + 1)])
             .with_space(9, 1 << 20)
     };
-    let removed = Spec::new(Kind::Indirect, 0, Guid(20)).with_space(9, 1 << 20);
-    let spec =
-        Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![removed, mirror(1, 0), mirror(2, 2)]);
+    let removed = Spec::new(VdevKind::Indirect, 0, Guid(20)).with_space(9, 1 << 20);
+    let spec = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![
+        removed,
+        mirror(1, 0),
+        mirror(2, 2),
+    ]);
     let tree = build(&spec, &leaves);
     let req = ReadReq::new(TOP, 0x1000, Psize(4096), Txg(1));
     let data = content(8, 4096);
@@ -599,8 +602,8 @@ fn split_blocks_try_all_combinations() {
 
 #[test]
 fn moved_addresses_cannot_go_in_circles() {
-    let removed = |id: u64| Spec::new(Kind::Indirect, id, Guid(20 + id)).with_space(9, 1 << 20);
-    let spec = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![removed(0), removed(1)]);
+    let removed = |id: u64| Spec::new(VdevKind::Indirect, id, Guid(20 + id)).with_space(9, 1 << 20);
+    let spec = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![removed(0), removed(1)]);
     let tree = build(&spec, &[]);
     for (from, to) in [(0, 1), (1, 0)] {
         let entry = IndirectEntry { src: 0, len: 1 << 20, dst_vdev: VdevId(to), dst_offset: 0 };
@@ -613,7 +616,7 @@ fn moved_addresses_cannot_go_in_circles() {
 
 #[test]
 fn damage_that_a_reflow_spread_is_found() {
-    // One child was bad before the expansion: now its sectors are on every child.
+    // One child was bad before the expansion, so its sectors are now on every child.
     let data = content(21, 16_384);
     for (nparity, width, bad) in [(1, 5, 0), (1, 5, 2), (2, 6, 0), (2, 6, 3), (3, 7, 4)] {
         let case = RaidzCase {
@@ -666,7 +669,7 @@ fn each_group_of_a_draid_block_tolerates_its_own() {
     for (child, at, _) in &spoilt {
         leaves[*child].mem.poke(*at, &[0x77; 4096]).unwrap();
     }
-    let tree = build(&pool(Kind::Draid(params), 11, 12, 1 << 28), &leaves);
+    let tree = build(&pool(VdevKind::Draid(params), 11, 12, 1 << 28), &leaves);
     let req = ReadReq::new(TOP, offset, Psize(32_768), Txg(1));
     let outcome = tree.read_verbose(&req, &|b| b == data);
     assert_eq!(&outcome.data.unwrap()[..], &data[..]);
@@ -683,8 +686,8 @@ fn spoilt_padding_is_found_and_does_no_harm() {
     let data = content(7, 20_480);
     write(&leaves, &draid_sectors(&params, 11, 0, &data));
     leaves[6].mem.poke(LABEL_START + 4096, &[0x11; 4096]).unwrap();
-    // Both losses that parity covers are taken elsewhere.
-    let spec = pool(Kind::Draid(params), 11, 12, 1 << 28);
+    // Both losses that parity covers are used up elsewhere.
+    let spec = pool(VdevKind::Draid(params), 11, 12, 1 << 28);
     let tree = build_damaged(&spec, &leaves, &[(10, Damage::Drop), (0, Damage::Drop)]);
     let req = ReadReq::new(TOP, 0, Psize(20_480), Txg(1));
     let outcome = tree.scrub(&req, &|b| b == data);
@@ -709,16 +712,16 @@ fn a_distributed_spare_stands_in() {
         };
     }
     write(&leaves, &sectors);
-    let mut spec = pool(Kind::Draid(params), 11, 12, 1 << 30);
+    let mut spec = pool(VdevKind::Draid(params), 11, 12, 1 << 30);
     for (spare, child) in [(0, 7usize), (1, 10)] {
         let mut failed = leaf_spec(child);
         failed.persistent = Persistent { faulted: true, ..Persistent::default() };
         let dspare = Spec::new(
-            Kind::DraidSpare { draid: Guid(10), spare_id: spare },
+            VdevKind::DraidSpare { draid: Guid(10), spare_id: spare },
             1,
             Guid(300 + u64::from(spare)),
         );
-        let standing = Spec::new(Kind::Spare, child as u64, Guid(400 + child as u64));
+        let standing = Spec::new(VdevKind::Spare, child as u64, Guid(400 + child as u64));
         spec.children[0].children[child] = standing.with_children(vec![failed, dspare]);
     }
     let tree = build(&spec, &leaves);
@@ -737,8 +740,8 @@ fn a_distributed_spare_stands_in() {
 #[test]
 fn impossible_addresses_are_errors() {
     let leaves = leaves(2, 6 << 20);
-    let mut spec = pool(Kind::Mirror, 2, 12, 1 << 20);
-    spec.children.push(Spec::new(Kind::Hole, 1, Guid(0)));
+    let mut spec = pool(VdevKind::Mirror, 2, 12, 1 << 20);
+    spec.children.push(Spec::new(VdevKind::Hole, 1, Guid(0)));
     let tree = build(&spec, &leaves);
     let kind = |vdev, offset, psize| {
         let req = ReadReq::new(VdevId(vdev), offset, Psize(psize), Txg(1));
@@ -764,7 +767,8 @@ fn impossible_addresses_are_errors() {
 
 #[test]
 fn one_bad_sector_costs_one_column() {
-    // Reads of neighbouring cells go out as one operation; a failure is narrowed down.
+    // Reads of neighbouring cells are one operation; after a failure they are repeated
+    // one by one.
     let case = RaidzCase {
         ashift: 9,
         nparity: 1,

@@ -1,5 +1,5 @@
-//! Writes to every kind of vdev: what was written is read back, also when as many
-//! leaves as tolerated are gone or fail, and the reports say what is missing where.
+//! Writes to every kind of vdev. The data is read back, also when as many leaves as
+//! tolerated are lost or fail, and the reports list which leaf misses which txg.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -9,66 +9,72 @@ use base::rt::{self, Condvar, Mutex};
 use base::{Buf, Error, ErrorKind, Guid, Psize, Result, Txg, VdevId};
 use device::{Device, Fault, FaultDevice, MemDevice};
 use vdev::{
-    Aux, DraidParams, Kind, LABEL_START, QueueLimits, ReadReq, Reflow, Spec, State, Tree,
-    TxgRanges, Verdict, WritePriority, WriteReport, WriteReq,
+    Aux, DraidParams, LABEL_START, QueueLimits, ReadReq, Reflow, Spec, State, Tree, TxgRanges,
+    VdevKind, Verdict, WritePriority, WriteReport, WriteReq,
 };
 
 const TOP: VdevId = VdevId(0);
 /// Guids of the leaves start here.
 const LEAF: u64 = 100;
 
-struct Leaf {
+struct TestLeaf {
     mem: Arc<MemDevice>,
     fault: Arc<FaultDevice>,
 }
 
 /// One kind of vdev under test.
-struct Case {
+struct VdevCase {
     name: String,
     spec: Spec,
-    leaves: Vec<Leaf>,
-    /// Leaves that may be lost together, whichever they are.
+    leaves: Vec<TestLeaf>,
+    /// Number of leaves that may be lost together, whichever they are.
     tolerated: usize,
-    /// Leaves that are part of each block's redundancy: not spares.
+    /// First leaf that is part of each block's redundancy (not a spare).
     first: u64,
-    /// The births that blocks get.
+    /// The births of the blocks.
     births: Vec<u64>,
 }
 
 fn leaf_spec(index: usize, id: usize) -> Spec {
-    Spec::new(Kind::File, id as u64, Guid(LEAF + index as u64))
+    Spec::new(VdevKind::File, id as u64, Guid(LEAF + index as u64))
 }
 
 fn leaf_specs(count: usize) -> Vec<Spec> {
     (0..count).map(|i| leaf_spec(i, i)).collect()
 }
 
-fn case(name: &str, kind: Kind, children: Vec<Spec>, ashift: u32, tolerated: usize) -> Case {
+fn case(
+    name: &str,
+    kind: VdevKind,
+    children: Vec<Spec>,
+    ashift: u32,
+    tolerated: usize,
+) -> VdevCase {
     fn count(spec: &Spec) -> usize {
         let own = usize::from(spec.kind.is_device());
         own + spec.children.iter().map(count).sum::<usize>()
     }
     let (asize, size) = match &kind {
         // Two groups: their border is between the rows.
-        Kind::Draid(p) => {
+        VdevKind::Draid(p) => {
             (u64::from(p.ndata + p.nparity) << 25, (4 << 20) + (96 << 20) + (1 << 20))
         }
-        Kind::Raidz { .. } => ((children.len() as u64) << 22, 9 << 20),
+        VdevKind::Raidz { .. } => ((children.len() as u64) << 22, 9 << 20),
         _ => (4 << 20, 9 << 20),
     };
     let top = Spec::new(kind, 0, Guid(10)).with_children(children).with_space(ashift, asize);
     let leaf = |i| {
         let mem = Arc::new(MemDevice::new(format!("leaf {i}"), size));
-        Leaf { fault: Arc::new(FaultDevice::new(mem.clone())), mem }
+        TestLeaf { fault: Arc::new(FaultDevice::new(mem.clone())), mem }
     };
     let leaves = (0..count(&top)).map(leaf).collect();
-    let spec = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![top]);
+    let spec = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![top]);
     let name = format!("{name}, ashift {ashift}");
-    Case { name, spec, leaves, tolerated, first: 0, births: vec![5] }
+    VdevCase { name, spec, leaves, tolerated, first: 0, births: vec![5] }
 }
 
-fn raidz(nparity: u8, width: usize, ashift: u32) -> Case {
-    let kind = Kind::Raidz { nparity, expand_txgs: vec![], reflow: None };
+fn raidz(nparity: u8, width: usize, ashift: u32) -> VdevCase {
+    let kind = VdevKind::Raidz { nparity, expand_txgs: vec![], reflow: None };
     case(&format!("raidz{nparity} of {width}"), kind, leaf_specs(width), ashift, nparity.into())
 }
 
@@ -77,41 +83,44 @@ fn draid_params() -> DraidParams {
 }
 
 /// A dRAID whose first child is gone, with distributed spares standing in.
-fn draid_with_spare() -> Case {
+fn draid_with_spare() -> VdevCase {
     let mut children = leaf_specs(7);
     let gone = children.remove(0);
-    let kind = Kind::DraidSpare { draid: Guid(10), spare_id: 1 };
+    let kind = VdevKind::DraidSpare { draid: Guid(10), spare_id: 1 };
     let pair = vec![gone, Spec::new(kind, 1, Guid(51))];
-    children.insert(0, Spec::new(Kind::Spare, 0, Guid(50)).with_children(pair));
-    let mut case = case("draid2 with a spare in use", Kind::Draid(draid_params()), children, 12, 2);
+    children.insert(0, Spec::new(VdevKind::Spare, 0, Guid(50)).with_children(pair));
+    let mut case =
+        case("draid2 with a spare in use", VdevKind::Draid(draid_params()), children, 12, 2);
     case.spec.children[0].children[0].children[0].persistent.offline = true;
-    // The spare's bytes lie on another child: losing that costs two columns of a block.
+    // The spare's bytes lie on another child, so losing that child costs two columns of
+    // a block.
     case.tolerated = 1;
     case.first = 1;
     case
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<VdevCase> {
     let mut cases = Vec::new();
     for ashift in [9, 12] {
-        cases.push(case("mirror of 2", Kind::Mirror, leaf_specs(2), ashift, 1));
-        cases.push(case("mirror of 3", Kind::Mirror, leaf_specs(3), ashift, 2));
+        cases.push(case("mirror of 2", VdevKind::Mirror, leaf_specs(2), ashift, 1));
+        cases.push(case("mirror of 3", VdevKind::Mirror, leaf_specs(3), ashift, 2));
         for (nparity, widths) in [(1, [2, 3, 5, 9]), (2, [3, 4, 6, 9]), (3, [4, 5, 7, 11])] {
             cases.extend(widths.into_iter().map(|width| raidz(nparity, width, ashift)));
         }
-        let kind = Kind::Raidz { nparity: 1, expand_txgs: vec![Txg(10), Txg(20)], reflow: None };
+        let kind =
+            VdevKind::Raidz { nparity: 1, expand_txgs: vec![Txg(10), Txg(20)], reflow: None };
         let mut expanded = case("raidz1 expanded from 3 to 5", kind, leaf_specs(5), ashift, 1);
         expanded.births = vec![5, 15, 25];
         cases.push(expanded);
-        cases.push(case("draid2", Kind::Draid(draid_params()), leaf_specs(7), ashift, 2));
-        for kind in [Kind::Replacing, Kind::Spare] {
+        cases.push(case("draid2", VdevKind::Draid(draid_params()), leaf_specs(7), ashift, 2));
+        for kind in [VdevKind::Replacing, VdevKind::Spare] {
             let pair = vec![leaf_spec(1, 0), leaf_spec(2, 1)];
             let name = format!("mirror with a {}", kind.name());
             let inner = Spec::new(kind.clone(), 1, Guid(50)).with_children(pair.clone());
             let children = vec![leaf_spec(0, 0), inner.clone()];
-            cases.push(case(&name, Kind::Mirror, children, ashift, 2));
+            cases.push(case(&name, VdevKind::Mirror, children, ashift, 2));
             let name = format!("raidz1 with a {}", kind.name());
-            let kind = Kind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
+            let kind = VdevKind::Raidz { nparity: 1, expand_txgs: vec![], reflow: None };
             let children = vec![leaf_spec(0, 0), inner, leaf_spec(3, 2), leaf_spec(4, 3)];
             cases.push(case(&name, kind, children, ashift, 1));
         }
@@ -120,7 +129,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-impl Case {
+impl VdevCase {
     fn tree(&self) -> Arc<Tree> {
         Tree::build(&self.spec, &|leaf| -> Result<Arc<dyn Device>> {
             let index = (leaf.guid.0 - LEAF) as usize;
@@ -140,7 +149,7 @@ impl Case {
         tree.with_verdicts(&lost.iter().map(verdict).collect::<Vec<_>>())
     }
 
-    /// Sets of as many leaves as may be lost.
+    /// All sets of as many leaves as may be lost.
     fn losses(&self) -> Vec<Vec<usize>> {
         let (n, first) = (self.leaves.len(), self.first as usize);
         let all = first..n;
@@ -158,10 +167,10 @@ impl Case {
     }
 }
 
-/// A small generator of pseudo-random numbers.
-struct Rng(u64);
+/// A small pseudo-random generator.
+struct TestRng(u64);
 
-impl Rng {
+impl TestRng {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -174,22 +183,23 @@ impl Rng {
 }
 
 #[derive(Clone)]
-struct Block {
+struct TestBlock {
     offset: u64,
     birth: Txg,
     data: Buf,
 }
 
 /// Blocks that do not overlap, some next to each other, spread over the vdev.
-fn blocks(tree: &Tree, case: &Case, rng: &mut Rng) -> Vec<Block> {
+fn blocks(tree: &Tree, case: &VdevCase, rng: &mut TestRng) -> Vec<TestBlock> {
     let top = tree.top(TOP).unwrap();
     let unit = tree.min_alloc(TOP).unwrap().0;
-    let is_draid = matches!(top.kind(), Kind::Draid(_));
+    let is_draid = matches!(top.kind(), VdevKind::Draid(_));
     let mut out = Vec::new();
     let mut at = if is_draid { (top.asize() / 2 / unit - 20) * unit } else { 0 };
     loop {
         let gap = if rng.below(3) == 0 { rng.below(40) } else { 0 };
-        // One of them around the bit that swaps raidz1's first columns.
+        // One of the blocks is around the address bit that swaps the first columns of
+        // raidz1.
         at += gap * unit;
         let psize = [1 + rng.below(2_000), 1 + rng.below(60_000), 4096][rng.below(3) as usize];
         let birth = Txg(case.births[rng.below(case.births.len() as u64) as usize]);
@@ -198,12 +208,12 @@ fn blocks(tree: &Tree, case: &Case, rng: &mut Rng) -> Vec<Block> {
             return out;
         }
         let data: Vec<u8> = (0..psize).map(|_| rng.next() as u8).collect();
-        out.push(Block { offset: at, birth, data: Buf::copy_of(&data) });
+        out.push(TestBlock { offset: at, birth, data: Buf::copy_of(&data) });
         at += asize;
     }
 }
 
-/// Counts reports until all are there.
+/// Collects reports until all have arrived.
 #[derive(Default)]
 struct Reports {
     got: Mutex<Vec<(usize, WriteReport)>>,
@@ -223,8 +233,8 @@ impl Reports {
 }
 
 /// Writes blocks from several threads, one by one and several at a time, and waits for
-/// all; reports in their order.
-fn write_all(tree: &Arc<Tree>, blocks: &[Block]) -> Vec<WriteReport> {
+/// all; returns the reports in the order of the blocks.
+fn write_all(tree: &Arc<Tree>, blocks: &[TestBlock]) -> Vec<WriteReport> {
     let reports = Arc::new(Reports::default());
     rt::fan_out(3, |thread| {
         let mine: Vec<usize> = (thread..blocks.len()).step_by(3).collect();
@@ -235,7 +245,7 @@ fn write_all(tree: &Arc<Tree>, blocks: &[Block]) -> Vec<WriteReport> {
     reports.wait(blocks.len()).into_iter().map(|r| r.1).collect()
 }
 
-fn request(block: &Block, i: usize, reports: &Arc<Reports>) -> (WriteReq, vdev::Tell) {
+fn request(block: &TestBlock, i: usize, reports: &Arc<Reports>) -> (WriteReq, vdev::WriteCallback) {
     let reports = Arc::clone(reports);
     let req = WriteReq {
         vdev: TOP,
@@ -248,17 +258,17 @@ fn request(block: &Block, i: usize, reports: &Arc<Reports>) -> (WriteReq, vdev::
         reports.got.lock().push((i, report));
         reports.more.notify_all();
     };
-    (req, vdev::Tell::new(tell))
+    (req, vdev::WriteCallback::new(tell))
 }
 
 #[test]
 fn neighbours_that_come_together_are_one_operation() {
-    let case = case("mirror of 2", Kind::Mirror, leaf_specs(2), 12, 1);
+    let case = case("mirror of 2", VdevKind::Mirror, leaf_specs(2), 12, 1);
     let tree = case.tree();
     let block =
-        |i: u64| Block { offset: i << 13, data: Buf::copy_of(&[i as u8; 8192]), birth: Txg(5) };
+        |i: u64| TestBlock { offset: i << 13, data: Buf::copy_of(&[i as u8; 8192]), birth: Txg(5) };
     // With a gap behind the sixteenth.
-    let blocks: Vec<Block> = (0..16).chain(17..20).map(block).collect();
+    let blocks: Vec<TestBlock> = (0..16).chain(17..20).map(block).collect();
     let reports = Arc::new(Reports::default());
     tree.write_all(blocks.iter().enumerate().map(|(i, b)| request(b, i, &reports)).collect());
     assert!(reports.wait(blocks.len()).iter().all(|(_, r)| r.result.is_ok()));
@@ -268,7 +278,7 @@ fn neighbours_that_come_together_are_one_operation() {
     blocks.iter().for_each(|block| check(&tree, block, "mirror"));
 }
 
-fn check(tree: &Tree, block: &Block, what: &str) {
+fn check(tree: &Tree, block: &TestBlock, what: &str) {
     let psize = Psize(block.data.len() as u64);
     let req = ReadReq::new(TOP, block.offset, psize, block.birth);
     let got = tree.read(&req, &|bytes| *bytes == *block.data);
@@ -277,7 +287,7 @@ fn check(tree: &Tree, block: &Block, what: &str) {
 
 #[test]
 fn what_is_written_is_read_back_whatever_leaves_are_lost() {
-    let mut rng = Rng(0x1234_5678_9abc_def1);
+    let mut rng = TestRng(0x1234_5678_9abc_def1);
     for case in cases() {
         let tree = case.tree();
         let blocks = blocks(&tree, &case, &mut rng);
@@ -305,16 +315,17 @@ fn what_is_written_is_read_back_whatever_leaves_are_lost() {
     }
 }
 
-/// Which of the leaves a block's pieces reach, seen from what a write to one changes.
-fn reached(case: &Case, tree: &Arc<Tree>, block: &Block, leaf: usize) -> bool {
+/// Whether a piece of a block reaches the leaf, determined by what a write changes on
+/// it.
+fn reached(case: &VdevCase, tree: &Arc<Tree>, block: &TestBlock, leaf: usize) -> bool {
     let before = case.leaves[leaf].mem.stats().snapshot().writes;
     assert!(write_all(tree, std::slice::from_ref(block))[0].result.is_ok());
     case.leaves[leaf].mem.stats().snapshot().writes > before
 }
 
 #[test]
-fn failing_and_absent_leaves_miss_the_group_and_cost_nothing_else() {
-    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+fn failing_and_absent_leaves_miss_the_txg_and_cost_nothing_else() {
+    let mut rng = TestRng(0x9e37_79b9_7f4a_7c15);
     for case in cases() {
         let blocks = blocks(&case.tree(), &case, &mut rng);
         let lost = case.losses().remove(rng.below(case.leaves.len() as u64 - case.first) as usize);
@@ -371,7 +382,7 @@ fn failing_and_absent_leaves_miss_the_group_and_cost_nothing_else() {
                 assert_eq!(told.is_some(), !dtl.ranges().is_empty(), "{what}");
                 assert!(told.is_none_or(|t| *t == *dtl));
             }
-            assert!(tree.take_missing().is_empty(), "told once");
+            assert!(tree.take_missing().is_empty(), "reported once");
             blocks.iter().for_each(|b| check(&tree, b, &what));
         }
     }
@@ -379,21 +390,21 @@ fn failing_and_absent_leaves_miss_the_group_and_cost_nothing_else() {
 
 #[test]
 fn a_block_on_too_few_leaves_is_not_written() {
-    for case in [raidz(1, 4, 12), case("mirror", Kind::Mirror, leaf_specs(2), 12, 1)] {
+    for case in [raidz(1, 4, 12), case("mirror", VdevKind::Mirror, leaf_specs(2), 12, 1)] {
         let tree = case.tree();
         let data = Buf::copy_of(&[7; 16 << 10]);
-        let block = Block { offset: 0, birth: Txg(9), data };
+        let block = TestBlock { offset: 0, birth: Txg(9), data };
         for leaf in case.leaves.iter().take(2) {
             leaf.fault.inject(Fault::FailWrites(0..u64::MAX));
         }
         let report = write_all(&tree, &[block]).remove(0);
         let error = report.result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Io, "{}", case.name);
-        assert!(error.place().vdev.is_some() && error.place().dva.is_some());
+        assert!(error.location().vdev.is_some() && error.location().dva.is_some());
         assert_eq!(report.failed, [Guid(LEAF), Guid(LEAF + 1)], "{}", case.name);
-        // Nothing open at all.
+        // No leaf is open.
         let none = case.without(&tree, &(0..case.leaves.len()).collect::<Vec<_>>());
-        let block = Block { offset: 0, birth: Txg(9), data: Buf::copy_of(&[7; 512]) };
+        let block = TestBlock { offset: 0, birth: Txg(9), data: Buf::copy_of(&[7; 512]) };
         assert_eq!(
             write_all(&none, &[block])[0].result.as_ref().unwrap_err().kind(),
             ErrorKind::Io
@@ -409,7 +420,7 @@ fn impossible_writes_are_refused() {
     };
     let case = raidz(1, 3, 12);
     let tree = case.tree();
-    let block = |offset, len| Block { offset, birth: Txg(1), data: Buf::zeros(len) };
+    let block = |offset, len| TestBlock { offset, birth: Txg(1), data: Buf::zeros(len) };
     let end = tree.top(TOP).unwrap().asize();
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(end - 4096, 4096)])[0]);
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(u64::MAX - 4095, 4096)])[0]);
@@ -417,10 +428,10 @@ fn impossible_writes_are_refused() {
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(0, 0)])[0]);
     kind(ErrorKind::Corrupt, &write_all(&tree, &[block(0, (16 << 20) + 1)])[0]);
     let reflow = Some(Reflow { offset: 0, scratch_valid: false });
-    let growing = Kind::Raidz { nparity: 1, expand_txgs: vec![], reflow };
+    let growing = VdevKind::Raidz { nparity: 1, expand_txgs: vec![], reflow };
     let tree = self::case("growing", growing, leaf_specs(4), 12, 1).tree();
     kind(ErrorKind::Unsupported, &write_all(&tree, &[block(0, 4096)])[0]);
-    for gone in [Kind::Indirect, Kind::Hole] {
+    for gone in [VdevKind::Indirect, VdevKind::Hole] {
         let tree = self::case("gone", gone, vec![], 12, 0).tree();
         kind(ErrorKind::Invalid, &write_all(&tree, &[block(0, 4096)])[0]);
     }
@@ -428,11 +439,11 @@ fn impossible_writes_are_refused() {
 
 #[test]
 fn the_tail_of_the_last_sector_is_zero_and_neighbours_stay() {
-    let case = case("file", Kind::Mirror, leaf_specs(1), 12, 0);
+    let case = case("file", VdevKind::Mirror, leaf_specs(1), 12, 0);
     case.leaves[0].mem.poke(LABEL_START, &[0xee; 3 * 4096]).unwrap();
     let tree = case.tree();
     let data = Buf::copy_of(&[5; 5000]).slice(1000..2001);
-    let report = write_all(&tree, &[Block { offset: 4096, birth: Txg(1), data }]).remove(0);
+    let report = write_all(&tree, &[TestBlock { offset: 4096, birth: Txg(1), data }]).remove(0);
     assert!(report.result.is_ok());
     let bytes = case.leaves[0].mem.peek(LABEL_START, 3 * 4096).unwrap();
     let expected =
@@ -458,7 +469,7 @@ fn labels_and_flushes_answer_for_each_leaf() {
         .map(|(i, k)| (guid(i), k));
     assert_eq!(kinds, expected);
     assert_eq!(case.leaves[0].mem.peek(0, 8192).unwrap(), [3; 8192]);
-    assert!(tree.take_missing().is_empty(), "labels belong to no group");
+    assert!(tree.take_missing().is_empty(), "labels belong to no txg");
     let flushed: Vec<_> = tree.flush(&[TOP]).into_iter().map(|(g, r)| (g, r.is_ok())).collect();
     assert_eq!(flushed, [(guid(0), true), (guid(1), true), (guid(2), false)]);
     assert_eq!(tree.find(guid(2)).unwrap().errors().write, 1);
@@ -479,15 +490,16 @@ fn snapshots_share_queues_and_limits() {
     .unwrap();
     assert_eq!(next.queue_limits(), limits);
     case.leaves[0].fault.inject(Fault::FailWrites(0..u64::MAX));
-    let block = Block { offset: 0, birth: Txg(4), data: Buf::copy_of(&[1; 4096]) };
+    let block = TestBlock { offset: 0, birth: Txg(4), data: Buf::copy_of(&[1; 4096]) };
     assert_eq!(write_all(&next, &[block])[0].failed, [Guid(LEAF)]);
-    assert_eq!(tree.take_missing().len(), 1, "what the new one missed, the old one knows");
+    assert_eq!(tree.take_missing().len(), 1, "snapshots share the missing txgs");
 }
 
-/// Log blocks of every number of sectors at every column, one by one and several together, as
-/// the intent log writes them: each is told how it ended, and no queue keeps anything.
+/// Log blocks of every number of sectors at every column, one by one and several
+/// together, as the intent log writes them. Each is completed, and no request stays in
+/// a queue.
 #[test]
-fn what_somebody_waits_for_ends_on_every_kind_and_width() {
+fn synchronous_writes_end_on_every_kind_and_width() {
     let mut cases = cases();
     for (nparity, width) in (1..=3u8).flat_map(|p| (3..=9).map(move |w| (p, w))) {
         if width > usize::from(nparity) {
@@ -506,19 +518,19 @@ fn what_somebody_waits_for_ends_on_every_kind_and_width() {
                 let data =
                     Buf::copy_of(&vec![(sectors + start) as u8 | 1; (sectors * sector) as usize]);
                 let asize = tree.asize(TOP, Psize(data.len() as u64), birth).unwrap().0;
-                // Neighbours, and then a hole, so that zeros are written or dropped.
+                // Neighbours, then a hole, so that zeros are written or dropped.
                 at = if start % 2 == 0 { at + (start + 1) * unit } else { at };
                 if at + asize > top.asize() {
                     at = 0;
                 }
-                written.push(Block { offset: at, birth, data });
+                written.push(TestBlock { offset: at, birth, data });
                 at += asize;
             }
         }
         for chunk in [1, 3] {
             for blocks in written.chunks(chunk) {
                 let reports = Arc::new(Reports::default());
-                let awaited = |(i, block): (usize, &Block)| {
+                let awaited = |(i, block): (usize, &TestBlock)| {
                     let (req, tell) = request(block, i, &reports);
                     (WriteReq { priority: WritePriority::Awaited, ..req }, tell)
                 };
@@ -528,7 +540,7 @@ fn what_somebody_waits_for_ends_on_every_kind_and_width() {
                 }
             }
         }
-        // It waits for what is in the queues.
+        // The flush waits for the requests in the queues.
         assert!(tree.flush(&[TOP]).iter().all(|f| f.1.is_ok()), "{}", case.name);
         for block in written.iter().rev().take(5) {
             let req = ReadReq::new(TOP, block.offset, Psize(block.data.len() as u64), birth);
@@ -538,8 +550,8 @@ fn what_somebody_waits_for_ends_on_every_kind_and_width() {
     }
 }
 
-impl Case {
-    /// Wipes what is not a label of a leaf.
+impl VdevCase {
+    /// Wipes a leaf except its labels.
     fn wipe(&self, leaf: usize) {
         let mem = &self.leaves[leaf].mem;
         let len = (mem.size() - LABEL_START - (512 << 10)) as usize;
@@ -547,8 +559,8 @@ impl Case {
     }
 }
 
-/// What a scrub says that does not count.
-fn look(tree: &Tree, block: &Block) -> vdev::ReadOutcome {
+/// The outcome of a speculative scrub, which counts no errors.
+fn speculative_scrub(tree: &Tree, block: &TestBlock) -> vdev::ReadOutcome {
     let psize = Psize(block.data.len() as u64);
     let req = ReadReq::new(TOP, block.offset, psize, block.birth);
     tree.scrub(&ReadReq { speculative: true, ..req }, &|bytes| *bytes == *block.data)
@@ -556,7 +568,7 @@ fn look(tree: &Tree, block: &Block) -> vdev::ReadOutcome {
 
 #[test]
 fn wrong_bytes_are_written_anew() {
-    let mut rng = Rng(0x0f0f_1234_5678_9abc);
+    let mut rng = TestRng(0x0f0f_1234_5678_9abc);
     for case in cases() {
         let tree = case.tree();
         let blocks = blocks(&tree, &case, &mut rng);
@@ -565,7 +577,7 @@ fn wrong_bytes_are_written_anew() {
             lost.iter().for_each(|&leaf| case.wipe(leaf));
             let mut pieces = 0;
             for block in &blocks {
-                let outcome = look(&tree, block);
+                let outcome = speculative_scrub(&tree, block);
                 assert!(outcome.data.is_ok(), "{}, {lost:?}", case.name);
                 let healed = tree.heal(&outcome.report.bad, block.birth);
                 assert_eq!(healed.failed, 0, "{}, {lost:?}", case.name);
@@ -573,17 +585,17 @@ fn wrong_bytes_are_written_anew() {
             }
             assert!(pieces > 0, "{}, {lost:?}", case.name);
             for block in &blocks {
-                let outcome = look(&tree, block);
+                let outcome = speculative_scrub(&tree, block);
                 assert!(outcome.report.bad.is_empty(), "{}: {:?}", case.name, outcome.report);
             }
         }
-        // Nothing is left of a block, and another address has it.
+        // No leaf has the block any more, and another address has it.
         (case.first as usize..case.leaves.len()).for_each(|leaf| case.wipe(leaf));
         for block in &blocks {
-            assert!(look(&tree, block).data.is_err(), "{}", case.name);
+            assert!(speculative_scrub(&tree, block).data.is_err(), "{}", case.name);
             let healed = tree.rewrite(TOP, block.offset, &block.data, block.birth).unwrap();
             assert!(healed.pieces > 0 && healed.failed == 0, "{}: {healed:?}", case.name);
-            let outcome = look(&tree, block);
+            let outcome = speculative_scrub(&tree, block);
             assert!(outcome.data.is_ok_and(|data| data == block.data), "{}", case.name);
             assert!(outcome.report.bad.is_empty(), "{}: {:?}", case.name, outcome.report);
         }
@@ -596,28 +608,28 @@ fn wrong_bytes_are_written_anew() {
 fn a_leaf_that_fails_or_is_out_of_date_is_not_healed() {
     let case = raidz(1, 4, 12);
     let tree = case.tree();
-    let block = Block { offset: 0, birth: Txg(7), data: Buf::copy_of(&[7; 3 * 4096]) };
+    let block = TestBlock { offset: 0, birth: Txg(7), data: Buf::copy_of(&[7; 3 * 4096]) };
     assert!(write_all(&tree, std::slice::from_ref(&block))[0].result.is_ok());
     case.wipe(2);
-    let bad = look(&tree, &block).report.bad;
+    let bad = speculative_scrub(&tree, &block).report.bad;
     let leaf = Guid(LEAF + 2);
     assert!(bad.len() == 1 && bad[0].guid == leaf, "{bad:?}");
     let node = || tree.find(leaf).unwrap();
     case.leaves[2].fault.inject(Fault::FailWrites(0..u64::MAX));
     let healed = tree.heal(&bad, block.birth);
     assert_eq!((healed.pieces, healed.failed, node().errors().write), (0, 1, 1));
-    // One that fails always is left alone.
+    // A leaf that always fails is not healed.
     for _ in 0..30 {
         tree.heal(&bad, block.birth);
     }
     assert_eq!(node().errors().write, vdev::FAILING_WRITE_ERRORS);
     case.leaves[2].fault.heal();
     node().clear_errors();
-    // What a leaf missed is a resilver's to bring.
+    // Data that a leaf missed is left to a resilver.
     assert!(tree.add_missing(leaf, block.birth));
     assert_eq!(tree.heal(&bad, block.birth), vdev::Healed::default());
     assert!(node().dtl().contains(block.birth));
-    assert_eq!(tree.heal(&bad, Txg(8)).pieces, 1, "it missed another group alone");
-    assert!(node().dtl().contains(block.birth), "that it was written says nothing of a group");
+    assert_eq!(tree.heal(&bad, Txg(8)).pieces, 1, "it missed only another txg");
+    assert!(node().dtl().contains(block.birth), "healing does not change the missing txgs");
     assert_eq!(node().healed(), 4096);
 }

@@ -1,18 +1,19 @@
-//! The pool's error log: blocks whose content is lost, as bookmarks (chapter 04 §18).
+//! The error log of a pool: blocks with lost content, as bookmarks (chapter 04 §18).
 //!
 //! # Theory
-//! A block is entered when its reader was told of an error: no copy passed its checksum,
-//! no reconstruction did, or what passed does not decompress. The pipeline knows block
-//! pointers alone, so the layer above, which knows the bookmark, makes the entry
-//! ([`ErrorLog::add`]). Read-ahead enters nothing: whoever needs the block finds out.
-//!
+//! A block is entered when a reader got an error for it: no copy passed its checksum,
+//! no reconstruction did, or the content that passed does not decompress. The pipeline
+//! knows only block pointers, so the layer above, which knows the bookmark, makes the
+//! entry ([`ErrorLog::add`]). Read-ahead enters nothing; a reader that needs the block
+//! will find the error.
 //! The log lasts as long as the pool is open. The birth of the block tells whether an
-//! entry still holds: a block that was overwritten or freed since is damaged no more.
-//!
+//! The log lasts as long as the pool is open. The birth of the block shows whether an
+//! entry is still valid: a block that was overwritten or freed since is no longer
+//! damaged.
 //! # Invariants
-//! * At most [`ERRORS_MAX`] entries, whatever a hostile pool makes its readers meet.
+//! * At most [`ERRORS_MAX`] entries, however many errors a hostile pool causes.
 //!
-//! Lock order: its lock is a leaf.
+//! Lock order: the log's lock is a leaf.
 
 use std::collections::BTreeSet;
 
@@ -21,18 +22,18 @@ use base::rt::Mutex;
 /// Entries of one pool's log; later errors are dropped.
 pub const ERRORS_MAX: usize = 1024;
 
-/// Where a block belongs: object set, object, level and number (chapter 04 §18).
+/// The bookmark of a block: object set, object, level and block id (chapter 04 §18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ErrorEntry {
-    /// The dataset's object in the MOS; 0 is the MOS itself.
+    /// Object id of the dataset in the MOS; 0 is the MOS itself.
     pub objset: u64,
-    /// The object.
+    /// Object id.
     pub object: u64,
     /// Level of the block; 0 is data.
     pub level: u8,
-    /// Number of the block within its level.
+    /// Block id within the level.
     pub blkid: u64,
-    /// Birth of the block that could not be read; 0 if that is not known.
+    /// Birth of the unreadable block; 0 if unknown.
     pub birth: u64,
 }
 
@@ -43,7 +44,7 @@ pub struct ErrorLog {
 }
 
 impl ErrorLog {
-    /// Enters a block.
+    /// Adds an entry.
     pub fn add(&self, entry: ErrorEntry) {
         let mut entries = self.entries.lock();
         if entries.len() < ERRORS_MAX {
@@ -51,7 +52,7 @@ impl ErrorLog {
         }
     }
 
-    /// Forgets an entry that does not hold any more.
+    /// Removes an entry that is no longer valid.
     pub fn remove(&self, entry: &ErrorEntry) {
         self.entries.lock().remove(entry);
     }

@@ -1,4 +1,4 @@
-//! Gang blocks (chapter 02 §9): a block scattered over smaller ones.
+//! Reading gang blocks (chapter 02 §9): blocks scattered over smaller ones.
 
 use base::limits::GANG_DEPTH_MAX;
 use base::{Buf, BufMut, Dva, Error, Psize, Result};
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use vdev::{Priority, ReadReq};
 
 use crate::Zio;
-use crate::heal::{Check, Wound, Wounds, header_is_right};
+use crate::heal::{Check, DamageList, DamagedCopy, header_is_right};
 
 /// The only header size before feature `dynamic_gang_header`.
 const HEADER_SIZE: usize = 512;
@@ -15,15 +15,15 @@ const HEADER_SIZE: usize = 512;
 pub(crate) const ECK_SIZE: usize = 40;
 
 impl Zio {
-    /// Reads the gang below `dva` and puts its members together.
+    /// Reads the gang below `dva` and assembles its members.
     pub(crate) fn read_gang(
         &self,
         block: &Block,
         dva: Dva,
         depth: usize,
-        wounds: &mut Wounds,
+        damage: &mut DamageList,
     ) -> Result<Buf> {
-        let members = self.members_of(block, dva, wounds)?;
+        let members = self.members_of(block, dva, damage)?;
         let total: u64 = members.iter().map(|m| m.psize.0).sum();
         if total != block.psize.0 {
             return Err(Error::corrupt("gang members do not add up to their block").at_dva(dva));
@@ -34,7 +34,7 @@ impl Zio {
         let mut out = BufMut::alloc(block.psize.0 as usize);
         let mut at = 0;
         for member in &members {
-            let piece = self.read_member(member, depth + 1, wounds)?;
+            let piece = self.read_member(member, depth + 1, damage)?;
             let end = at + piece.len();
             out[at..end].copy_from_slice(&piece);
             at = end;
@@ -42,22 +42,22 @@ impl Zio {
         Ok(out.freeze())
     }
 
-    fn read_member(&self, member: &Block, depth: usize, wounds: &mut Wounds) -> Result<Buf> {
+    fn read_member(&self, member: &Block, depth: usize, damage: &mut DamageList) -> Result<Buf> {
         let (mut last, mut failed) = (None, Vec::new());
         for dva in member.dvas() {
             let read = if dva.gang {
-                self.read_gang(member, dva, depth, wounds)
+                self.read_gang(member, dva, depth, damage)
             } else {
-                self.read_dva(member, dva, Priority::SyncRead, wounds)
+                self.read_dva(member, dva, Priority::SyncRead, damage)
             };
             match read {
                 Ok(buf) if buf.len() as u64 == member.psize.0 => {
-                    wounds.failed(member, &failed, &buf);
+                    damage.failed(member, &failed, &buf);
                     return Ok(buf);
                 }
                 Ok(_) => last = Some(Error::bug("gang member of odd length").at_dva(dva)),
                 Err(e) => {
-                    wounds.headers.extend(dva.gang.then_some(dva));
+                    damage.headers.extend(dva.gang.then_some(dva));
                     failed.push(dva);
                     last = Some(e);
                 }
@@ -72,11 +72,11 @@ impl Zio {
     /// As for reading a block; `Corrupt` when the header holds anything but
     /// plain or gang pointers.
     pub fn gang_members(&self, block: &Block, dva: Dva) -> Result<Vec<Block>> {
-        self.members_of(block, dva, &mut Wounds::default())
+        self.members_of(block, dva, &mut DamageList::default())
     }
 
-    fn members_of(&self, block: &Block, dva: Dva, wounds: &mut Wounds) -> Result<Vec<Block>> {
-        let header = self.read_gang_header(block, dva, wounds)?;
+    fn members_of(&self, block: &Block, dva: Dva, damage: &mut DamageList) -> Result<Vec<Block>> {
+        let header = self.read_gang_header(block, dva, damage)?;
         let slots = (header.len() - ECK_SIZE) / BLKPTR_SIZE;
         let mut members = Vec::new();
         for i in 0..slots {
@@ -89,22 +89,22 @@ impl Zio {
         Ok(members)
     }
 
-    fn read_gang_header(&self, block: &Block, dva: Dva, wounds: &mut Wounds) -> Result<Buf> {
-        if let Some(header) = self.under_way.header(&self.key(block)) {
+    fn read_gang_header(&self, block: &Block, dva: Dva, damage: &mut DamageList) -> Result<Buf> {
+        if let Some(header) = self.in_flight.header(&self.key(block)) {
             return Ok(header);
         }
         if self.dynamic_gang.load(Relaxed) {
             let size = self.gang_header_size(block);
             if size > HEADER_SIZE
-                && let Ok(header) = self.read_header_of(block, dva, size, wounds)
+                && let Ok(header) = self.read_header_of(block, dva, size, damage)
             {
                 return Ok(header);
             }
         }
-        self.read_header_of(block, dva, HEADER_SIZE, wounds)
+        self.read_header_of(block, dva, HEADER_SIZE, damage)
     }
 
-    /// Size of a new-style header: the least allocation over the block's vdevs.
+    /// Size of a new-style header: the smallest allocation over the vdevs of the block.
     fn gang_header_size(&self, block: &Block) -> usize {
         let tree = self.tree();
         let least = block.dvas().filter_map(|d| tree.min_alloc(d.vdev).ok()).min();
@@ -116,7 +116,7 @@ impl Zio {
         block: &Block,
         dva: Dva,
         size: usize,
-        wounds: &mut Wounds,
+        damage: &mut DamageList,
     ) -> Result<Buf> {
         let first = block.dva();
         let birth = block.effective_physical_birth();
@@ -125,14 +125,14 @@ impl Zio {
         let req = ReadReq::new(dva.vdev, dva.offset, psize, birth);
         let read = self.tree().read_verbose(&req, &|bytes| header_is_right(bytes, verifier));
         let header = read.data.map_err(|e| e.at_dva(dva))?;
-        // A header that another address has is a copy of this one.
-        let others = block.dvas().filter(|other| other.gang && wounds.headers.contains(other));
+        // A header at another address of the block is a copy of this one.
+        let others = block.dvas().filter(|other| other.gang && damage.headers.contains(other));
         let others: Vec<Dva> = others.collect();
-        wounds.headers.retain(|other| !others.contains(other));
+        damage.headers.retain(|other| !others.contains(other));
         let own = read.report.needs_healing().then_some(dva);
         for dva in others.into_iter().chain(own) {
             let (check, good) = (Check::Header(verifier), header.clone());
-            wounds.list.push(Wound { dva, psize, birth, check, good });
+            damage.list.push(DamagedCopy { dva, psize, birth, check, good });
         }
         Ok(header)
     }

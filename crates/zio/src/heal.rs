@@ -1,53 +1,61 @@
-//! Reads that heal: what a good copy gave is written back to the leaf that was wrong.
+//! Reads that heal: the content of a good copy is written over the wrong bytes on a
+//! leaf.
 //!
 //! # Theory
-//! A read that succeeds although some leaf's bytes were wrong or could not be read, or although
-//! an address before failed altogether, leaves a [`Wound`]. A few threads of low priority take
-//! wounds one after the other: pin the place, read all copies and columns there again, write
-//! right bytes over those that are wrong, and compare ([`vdev::Tree::heal`]). Where nothing can
-//! be read at an address any more, what another address of the block gave is written there
+//! A read may succeed although the bytes of some leaf were wrong or unreadable, or
+//! although an earlier address failed completely. Such a read leaves a [`DamagedCopy`]. A few
+//! threads of low priority process damaged copies one after the other: they pin the address,
+//! read all copies and columns there again, overwrite wrong bytes with right ones, and
+//! compare ([`vdev::Tree::heal`]). Where nothing can be read at an address any more,
+//! the content from another address of the block is written there
 //! ([`vdev::Tree::rewrite`]).
 //!
 //! # Why no other block is overwritten
-//! Between the read and the write the block may be freed and its place given to another block.
-//! Checksums do not exclude that: a leaf that missed the new block silently still has the old
-//! one, and healing from it would destroy the new one. So the engine must know that the place
-//! still is the block's, and keep it so until the write is over:
-//! * *The reader knows when its pointer held.* [`crate::Io::origin`] says how it came to the pointer.
-//!   [`Origin::Tree`] names a group T, loaded ([`Zio::healing_since`]) before the reader fetched
-//!   the tree from which it walked to the pointer. A group's trees are published to readers
-//!   before T is announced. So the tree is that of T or of a later group, and whatever freed
-//!   the block, if it was freed, did so in a group after T. [`Origin::Root`] is for object sets
-//!   that do not change: all their pointers hold as long as the pool has the dataset with that
-//!   root, which is looked up when the wound is taken. Pointers of unknown origin are not healed.
-//! * *The pin refuses places that may have changed hands.* What was freed in a metaslab becomes
-//!   allocatable when a later group ends, at `metaslab`'s `Space::synced`. The pin is refused
-//!   if that happened in the block's metaslab since T. So no free after T was released there,
-//!   and the place was not handed out. A block born after T is refused, too: its first write
-//!   may be under way.
-//! * *The pin keeps it so.* While a metaslab is pinned, nothing that was freed in it becomes
-//!   allocatable. Only what was allocatable before is handed out, and the place is not. If the
-//!   block is freed meanwhile, the write goes to space that nobody uses.
-//! * *No write of the block itself is under way:* its group was committed. Other healing of the
-//!   same place is excluded by a table of what is being healed.
-//! * *Missing groups.* A leaf that missed the block's group is not healed here, for a resilver
-//!   looks at its missing groups alone.
+//! Between the read and the write the block may be freed and its space given to another
+//! block. Checksums do not exclude that: a leaf that silently missed the new block
+//! still holds the old one, and healing from it would destroy the new one. So it must
+//! be certain that the space still belongs to the block, and that it stays so until the
+//! write has ended:
+//! * *The reader knows when its pointer was valid.* [`crate::Io::origin`] describes how
+//!   it obtained the pointer. [`Origin::Tree`] names a txg T, loaded
+//!   ([`Zio::healing_since`]) before the reader fetched the tree from which it walked
+//!   to the pointer. The trees of a txg are published to readers before T is announced.
+//!   So the tree is that of T or of a later txg, and if the block was freed, it was
+//!   freed in a txg after T. [`Origin::Root`] is for object sets that do not change.
+//!   All their pointers are valid as long as the pool has the dataset with that root,
+//!   which is looked up when the copy is processed. Pointers of unknown origin are not
+//!   healed.
+//! * *The pin refuses space that may have been reallocated.* Space freed in a metaslab
+//!   becomes allocatable when a later txg ends, in `metaslab`'s `Space::synced`. The
+//!   pin is refused if that happened in the block's metaslab since T. So no space freed
+//!   after T was released there, and the block's space was not allocated again. A block
+//!   born after T is refused, too, because its first write may be in flight.
+//! * *The pin keeps it so.* While a metaslab is pinned, space freed in it does not
+//!   become allocatable. Only space that was allocatable before is allocated, and the
+//!   block's space was not. If the block is freed meanwhile, the write goes to unused
+//!   space.
+//! * *No write of the block itself is in flight*, because its txg was committed. Other
+//!   healing of the same address is excluded by a table of addresses that are being
+//!   healed.
+//! * *Missing txgs.* A leaf that missed the block's txg is not healed here, because a
+//!   resilver considers only its missing txgs.
 //!
-//! A crash in the middle leaves wrong bytes where wrong bytes were; all others are untouched.
+//! A crash during healing leaves wrong bytes only where the bytes were wrong before;
+//! all others are untouched.
 //!
 //! # Invariants
 //! * Nothing is written to a pool that is read-only, suspended, or being closed:
-//!   [`Zio::stop_healing`] returns when the last write is over.
-//! * At most [`THREADS`] wounds are being healed, and at most [`WAITING_MAX`] of
-//!   [`BYTES_MAX`] bytes wait. More are dropped: the next read of the block, or a scrub, finds
-//!   them again. So readers never wait for a leaf that is broken.
+//!   [`Zio::stop_healing`] returns after the last write has ended.
+//! * At most [`THREADS`] damaged copies are being healed, and at most [`WAITING_MAX`] with
+//!   [`BYTES_MAX`] bytes wait. Further ones are dropped: the next read of the block, or
+//!   a scrub, finds them again. So readers never wait for a broken leaf.
 //!
 //! # Departures
-//! Blocks without a checksum, or on a vdev that was removed or is being expanded, are not
-//! healed. Neither are those that a reader came to by an unknown way, as intent logs,
-//! traversals and `zdb` do, nor what an import reads before its first group.
+//! Not healed are blocks without a checksum, blocks on a vdev that was removed or is
+//! being expanded, blocks whose pointer has no known origin (intent logs, traversals,
+//! `zdb`), and blocks that an import reads before its first txg.
 //!
-//! Lock order: the state's lock is a leaf.
+//! Lock order: the lock of the state is a leaf.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,45 +72,48 @@ use crate::Zio;
 use crate::gang::ECK_SIZE;
 use crate::read::Verifier;
 
-/// Wounds that are being healed at once.
+/// Wounds that are healed concurrently.
 const THREADS: usize = 2;
-/// Wounds that wait, and their bytes.
+/// Limits on waiting damaged copies: their number and their bytes.
 const WAITING_MAX: usize = 4096;
 const BYTES_MAX: u64 = 64 << 20;
 
-/// How a reader came to a block pointer: what tells that the block is in use.
+/// How a reader obtained a block pointer. It determines whether the block is known to
+/// be in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing is known.
+    /// Unknown.
     #[default]
     Unknown,
-    /// From the tree of a live object set that was fetched after this group was announced.
+    /// From the tree of a live object set that was fetched after this txg was
+    /// announced.
     Tree(Txg),
-    /// From an object set that does not change, with this number and this birth of its root.
+    /// From an object set that does not change, with this id and this birth of its
+    /// root.
     Root(u64, Txg),
 }
 
-/// Keeps a place from being given to another block as long as it lives.
+/// Keeps an address from being allocated to another block as long as the value lives.
 pub type Pin = Box<dyn Send>;
 
-/// What knows which blocks are in use: the pool.
+/// The pool's knowledge of which blocks are in use.
 pub trait InUse: Send + Sync {
-    /// A pin on the place of a block that a reader came to in this way; `None` if it may be
-    /// another's by now, or nothing is to be written.
+    /// Pins the address of a block whose pointer has this origin. Returns `None` if the
+    /// space may belong to another block by now, or if nothing may be written.
     fn pin(&self, dva: Dva, birth: Txg, origin: Origin) -> Option<Pin>;
 }
 
-/// A place with wrong bytes, and how to tell right ones.
-pub(crate) struct Wound {
+/// An address with wrong bytes, and how to verify the right ones.
+pub(crate) struct DamagedCopy {
     pub(crate) dva: Dva,
     pub(crate) psize: Psize,
     pub(crate) birth: Txg,
     pub(crate) check: Check,
-    /// What belongs there, `psize` bytes.
+    /// The right content, `psize` bytes.
     pub(crate) good: Buf,
 }
 
-/// What bytes at a place must fulfil.
+/// How bytes at an address are verified.
 pub(crate) enum Check {
     /// The checksum of a block.
     Block(Box<Block>),
@@ -110,24 +121,26 @@ pub(crate) enum Check {
     Header([u64; 4]),
 }
 
-/// The wounds that one read left.
+/// The damaged copies found by one read.
 #[derive(Default)]
-pub(crate) struct Wounds {
-    pub(crate) list: Vec<Wound>,
-    /// Addresses of gang headers from which the block could not be read. What was wrong may be
-    /// a member, so the header is healed only if it is (it is read again).
+pub(crate) struct DamageList {
+    pub(crate) list: Vec<DamagedCopy>,
+    /// Addresses of gang headers from which the block could not be read. The wrong
+    /// bytes may be in a member, so a header is read again and healed only if it is
+    /// wrong itself.
     pub(crate) headers: Vec<Dva>,
 }
 
-impl Wounds {
-    /// Some leaf has wrong bytes of a block at an address that could be read.
+impl DamageList {
+    /// Records that some leaf has wrong bytes of a block, at an address that could be
+    /// read.
     pub(crate) fn note(&mut self, block: &Block, dva: Dva, good: &Buf) {
-        // Without a checksum nobody knows which bytes are right.
+        // Without a checksum it is unknown which bytes are right.
         let checksum = Checksum::from_id(block.checksum);
         if matches!(checksum, None | Some(Checksum::Off | Checksum::NoParity)) {
             return;
         }
-        self.list.push(Wound {
+        self.list.push(DamagedCopy {
             dva,
             psize: block.psize,
             birth: block.effective_physical_birth(),
@@ -136,46 +149,47 @@ impl Wounds {
         });
     }
 
-    /// These addresses of a block could not be read, and another one could.
+    /// Records that these addresses of a block could not be read, but another one
+    /// could.
     pub(crate) fn failed(&mut self, block: &Block, dvas: &[Dva], good: &Buf) {
         dvas.iter().filter(|dva| !dva.gang).for_each(|dva| self.note(block, *dva, good));
     }
 }
 
-/// What healing came to since the pool was opened.
+/// Results of healing since the pool was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealCounts {
-    /// Places with wrong bytes that reads met.
+    /// Addresses with wrong bytes that reads found.
     pub found: u64,
-    /// Pieces of leaves that were written anew and are right now.
+    /// Pieces of leaves that were rewritten and are right now.
     pub healed: u64,
     /// Their bytes.
     pub bytes: u64,
     /// Pieces that could not be written, or are still wrong.
     pub failed: u64,
-    /// Places that were left as they are: too many, or not known to be in use.
+    /// Addresses that were not healed: too many, or not known to be in use.
     pub skipped: u64,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<(Wound, Origin)>,
+struct HealQueue {
+    waiting: VecDeque<(DamagedCopy, Origin)>,
     bytes: u64,
-    /// What waits or is being healed.
-    places: HashSet<(u32, u64)>,
+    /// Addresses that wait or are being healed.
+    addresses: HashSet<(u32, u64)>,
     threads: usize,
     stopped: bool,
 }
 
-/// The healing of one pool.
+/// The healing state of one pool.
 #[derive(Default)]
 pub(crate) struct Healing {
     in_use: RwLock<Option<Arc<dyn InUse>>>,
     own: RwLock<Weak<Zio>>,
-    /// The group that was announced last; 0: nothing is healed.
+    /// The last announced txg; 0 if healing is off.
     since: AtomicU64,
-    state: Mutex<State>,
-    /// A thread ended.
+    state: Mutex<HealQueue>,
+    /// Signalled when a thread ended.
     changed: Condvar,
     found: AtomicU64,
     healed: AtomicU64,
@@ -184,10 +198,10 @@ pub(crate) struct Healing {
     skipped: AtomicU64,
 }
 
-/// Tells right bytes.
+/// Verifies bytes.
 type Accepts<'a> = Box<dyn Fn(&[u8]) -> bool + 'a>;
 
-impl Wound {
+impl DamagedCopy {
     fn accepts(&self, zio: &Zio) -> Result<Accepts<'_>> {
         match &self.check {
             Check::Block(block) => {
@@ -204,7 +218,7 @@ impl Wound {
     }
 }
 
-/// Whether a gang header has its checksum.
+/// Whether the checksum of a gang header is right.
 pub(crate) fn header_is_right(bytes: &[u8], verifier: [u64; 4]) -> bool {
     bytes
         .len()
@@ -213,20 +227,20 @@ pub(crate) fn header_is_right(bytes: &[u8], verifier: [u64; 4]) -> bool {
 }
 
 impl Zio {
-    /// Reads heal from now on: of blocks that `in_use` pins.
+    /// Turns healing on, for blocks that `in_use` can pin.
     pub fn set_healing(self: &Arc<Self>, in_use: Arc<dyn InUse>) {
         *self.healing.own.write() = Arc::downgrade(self);
         *self.healing.in_use.write() = Some(in_use);
     }
 
-    /// The trees of all groups up to this one are what readers find, and what the groups freed
-    /// has been moved on.
+    /// Announces a txg: readers now find the trees of all txgs up to this one, and the
+    /// frees of these txgs have been processed.
     pub fn announce(&self, txg: Txg) {
         self.healing.since.store(txg.0, Ordering::Release);
     }
 
-    /// The group that was announced last; `None` where nothing is healed. To be asked before
-    /// the tree is fetched ([`Origin::Tree`]).
+    /// The last announced txg; `None` if healing is off. Call it before fetching the
+    /// tree ([`Origin::Tree`]).
     pub fn healing_since(&self) -> Option<Txg> {
         let since = self.healing.since.load(Ordering::Acquire);
         (since != 0).then_some(Txg(since))
@@ -237,7 +251,7 @@ impl Zio {
         self.healing.since.load(Ordering::Relaxed) != 0
     }
 
-    /// No read heals any more; waits until what is being healed is over.
+    /// Turns healing off and waits until running healing has ended.
     pub fn stop_healing(&self) {
         self.healing.since.store(0, Ordering::Release);
         let mut state = self.healing.state.lock();
@@ -247,12 +261,13 @@ impl Zio {
         while state.threads > 0 {
             self.healing.changed.wait(&mut state);
         }
-        state.places.clear();
+        state.addresses.clear();
         drop(state);
         *self.healing.in_use.write() = None;
     }
 
-    /// Waits until everything that waits is healed (tests, and commands that show errors).
+    /// Waits until all waiting damaged copies are healed (for tests, and for commands that show
+    /// errors).
     pub fn settle_healing(&self) {
         let mut state = self.healing.state.lock();
         while state.threads > 0 {
@@ -260,7 +275,7 @@ impl Zio {
         }
     }
 
-    /// What healing came to.
+    /// The results of healing.
     pub fn heal_counts(&self) -> HealCounts {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let h = &self.healing;
@@ -273,25 +288,25 @@ impl Zio {
         }
     }
 
-    /// A read that succeeded left wounds.
-    pub(crate) fn heal(&self, wounds: Wounds, origin: Origin) {
-        if wounds.list.is_empty() || origin == Origin::Unknown || !self.heals() {
+    /// Queues the damaged copies that a successful read found.
+    pub(crate) fn heal(&self, damage: DamageList, origin: Origin) {
+        if damage.list.is_empty() || origin == Origin::Unknown || !self.heals() {
             return;
         }
         let healing = &self.healing;
         let Some(own) = healing.own.read().upgrade() else { return };
         let mut state = healing.state.lock();
-        for wound in wounds.list {
+        for damaged in damage.list {
             healing.found.fetch_add(1, Ordering::Relaxed);
-            let place = (wound.dva.vdev.0, wound.dva.offset);
-            let bytes = state.bytes + wound.psize.0;
+            let address = (damaged.dva.vdev.0, damaged.dva.offset);
+            let bytes = state.bytes + damaged.psize.0;
             let full = state.waiting.len() >= WAITING_MAX || bytes > BYTES_MAX;
-            if state.stopped || full || !state.places.insert(place) {
+            if state.stopped || full || !state.addresses.insert(address) {
                 healing.skipped.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             state.bytes = bytes;
-            state.waiting.push_back((wound, origin));
+            state.waiting.push_back((damaged, origin));
         }
         while state.threads < THREADS.min(state.waiting.len()) {
             let zio = Arc::clone(&own);
@@ -301,22 +316,22 @@ impl Zio {
                 if state.threads == 0 {
                     let left = std::mem::take(&mut state.waiting);
                     healing.skipped.fetch_add(left.len() as u64, Ordering::Relaxed);
-                    (state.bytes, state.places) = (0, HashSet::new());
+                    (state.bytes, state.addresses) = (0, HashSet::new());
                 }
                 return;
             }
         }
     }
 
-    /// Heals until nothing waits.
+    /// Heals until no damaged copy waits.
     fn heal_all(&self) {
         let healing = &self.healing;
         let mut state = healing.state.lock();
-        while let Some((wound, origin)) = state.waiting.pop_front() {
-            state.bytes -= wound.psize.0;
+        while let Some((damaged, origin)) = state.waiting.pop_front() {
+            state.bytes -= damaged.psize.0;
             drop(state);
-            let place = (wound.dva.vdev.0, wound.dva.offset);
-            let healed = self.heal_one(&wound, origin);
+            let address = (damaged.dva.vdev.0, damaged.dva.offset);
+            let healed = self.heal_one(&damaged, origin);
             match healed {
                 Some(done) => {
                     healing.healed.fetch_add(done.pieces, Ordering::Relaxed);
@@ -327,35 +342,36 @@ impl Zio {
                     healing.skipped.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            drop(wound);
+            drop(damaged);
             state = healing.state.lock();
-            state.places.remove(&place);
+            state.addresses.remove(&address);
         }
         state.threads -= 1;
         drop(state);
         healing.changed.notify_all();
     }
 
-    /// `None`: it is left as it is.
-    fn heal_one(&self, wound: &Wound, origin: Origin) -> Option<vdev::Healed> {
+    /// Returns `None` if the address is not healed.
+    fn heal_one(&self, damaged: &DamagedCopy, origin: Origin) -> Option<vdev::Healed> {
         let in_use = self.healing.in_use.read().clone()?;
-        let _pin = in_use.pin(wound.dva, wound.birth, origin)?;
+        let _pin = in_use.pin(damaged.dva, damaged.birth, origin)?;
         let tree = self.tree();
-        if !tree.can_heal(wound.dva.vdev) {
+        if !tree.can_heal(damaged.dva.vdev) {
             return None;
         }
-        let accepts = wound.accepts(self).ok()?;
-        let (vdev, offset) = (wound.dva.vdev, wound.dva.offset);
-        // The reader has counted what is wrong.
+        let accepts = damaged.accepts(self).ok()?;
+        let (vdev, offset) = (damaged.dva.vdev, damaged.dva.offset);
+        // The reader has already counted the errors.
         let req = ReadReq {
             speculative: true,
-            ..ReadReq::new(vdev, offset, wound.psize, wound.birth).with_priority(Priority::Scrub)
+            ..ReadReq::new(vdev, offset, damaged.psize, damaged.birth)
+                .with_priority(Priority::Scrub)
         };
         let outcome = tree.scrub(&req, &*accepts);
         match outcome.data {
-            Ok(_) => Some(tree.heal(&outcome.report.bad, wound.birth)),
+            Ok(_) => Some(tree.heal(&outcome.report.bad, damaged.birth)),
             Err(e) if matches!(e.kind(), ErrorKind::Checksum | ErrorKind::Io) => {
-                tree.rewrite(vdev, offset, &wound.good, wound.birth).ok()
+                tree.rewrite(vdev, offset, &damaged.good, damaged.birth).ok()
             }
             Err(_) => None,
         }

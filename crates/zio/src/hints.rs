@@ -1,20 +1,21 @@
-//! From an object's block straight to its slot in the cache.
+//! A table that leads from an object's block directly to its slot in the cache.
 //!
 //! # Theory
-//! A read of a block that is in memory should not walk indirect blocks. This table
-//! remembers, for (object set, object, block), the slot where the block was found
-//! last: a few words a place, in sets of two, overwritten at will. A hint may be
-//! stale at any time; the cache then does not know the stamp, and the walk is done.
+//! A read of a block that is in memory should not walk indirect blocks. For (object
+//! set, object, block), this table holds the slot where the block was last found: a few
+//! words for each entry, in sets of two, overwritten freely. A hint may be stale at any
+//! time. The cache then does not recognise the stamp, and the reader walks the indirect
+//! blocks.
 //!
 //! # Invariants
-//! * A hint is recorded only by who resolved the block pointer, so a live slot under
-//!   a place's hint is a block that the place's pointer led to. Whoever changes the
-//!   pointer forgets the hint first, and raises [`Hints::epoch`] so that a reader
-//!   who resolved the old pointer meanwhile records nothing.
-//! * Words are read and written as a sequence lock: the first word is 0 while the
-//!   others change, and must be the same before and after they are read. If the same
-//!   place is recorded twice in between, slot and stamp may be of two recordings;
-//!   stamps are given out once, so the cache does not know that pair.
+//! * A hint is recorded only by a reader that resolved the block pointer, so a live
+//!   slot in a hint is a block to which the pointer led. A thread that changes the
+//!   pointer removes the hint first and raises [`Hints::epoch`], so that a reader that
+//!   resolved the old pointer meanwhile records nothing.
+//! * Entries are protected by a sequence lock: the first word is 0 while the others
+//!   change, and must be the same before and after they are read. If the same block is
+//!   recorded twice in between, slot and stamp may come from two recordings; stamps are
+//!   unique, so the cache rejects that pair.
 //!
 //! No locks.
 
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use arc::SlotRef;
 
-/// Bytes of cache for each entry.
+/// Bytes of cache for each table entry.
 const BYTES_PER_ENTRY: u64 = 4096;
 const ENTRIES_MIN: u64 = 1 << 8;
 const ENTRIES_MAX: u64 = 1 << 20;
@@ -34,29 +35,30 @@ const OBJSET_BITS: u32 = 24;
 
 /// A block of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ObjectBlock {
     /// [`crate::Zio::next_objset`].
     pub objset: u32,
-    /// Object number.
+    /// Object id.
     pub object: u64,
-    /// Data block number.
+    /// Data block id.
     pub blkid: u64,
 }
 
 #[derive(Default)]
 #[repr(align(32))]
-struct Entry([AtomicU64; 4]);
+struct HintEntry([AtomicU64; 4]);
 
-/// The table.
+/// The table of hints.
 pub struct Hints {
-    entries: Box<[Entry]>,
+    entries: Box<[HintEntry]>,
     epochs: [AtomicU64; EPOCHS],
 }
 
-impl Place {
-    /// Two words that tell every place apart; `None` for numbers beyond the format's.
+impl ObjectBlock {
+    /// Two words that identify the block uniquely; `None` for ids beyond the format's
+    /// range.
     fn words(self) -> Option<(u64, u64)> {
-        // One more, so that the first word is never 0.
+        // Plus one, so that the first word is never 0.
         let objset = u64::from(self.objset) + 1;
         let fits = objset >> OBJSET_BITS == 0
             && self.object >> OBJECT_BITS == 0
@@ -68,25 +70,25 @@ impl Place {
 }
 
 impl Hints {
-    /// A table that fits a cache of so many bytes.
+    /// A table sized for a cache of `bytes` bytes.
     pub fn for_cache(bytes: u64) -> Hints {
         let n = (bytes / BYTES_PER_ENTRY).clamp(ENTRIES_MIN, ENTRIES_MAX).next_power_of_two();
         Hints {
-            entries: (0..n).map(|_| Entry::default()).collect(),
+            entries: (0..n).map(|_| HintEntry::default()).collect(),
             epochs: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
-    fn set(&self, (a, b): (u64, u64)) -> &[Entry] {
+    fn set(&self, (a, b): (u64, u64)) -> &[HintEntry] {
         let mix = (a ^ b.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let sets = self.entries.len() / WAYS;
         let at = ((u128::from(mix) * sets as u128) >> 64) as usize * WAYS;
         &self.entries[at..at + WAYS]
     }
 
-    /// The slot where `place` was found last.
-    pub fn get(&self, place: Place) -> Option<SlotRef> {
-        let (a, b) = place.words()?;
+    /// The slot where `key` was last found.
+    pub fn get(&self, key: ObjectBlock) -> Option<SlotRef> {
+        let (a, b) = key.words()?;
         self.set((a, b)).iter().find_map(|e| {
             let [tag, block, slot, stamp] = &e.0;
             if tag.load(Ordering::Acquire) != a {
@@ -103,46 +105,46 @@ impl Hints {
         })
     }
 
-    /// Counts the changes of pointers around `place`: ask before resolving the
-    /// pointer, for [`Hints::put`].
-    pub fn epoch(&self, place: Place) -> u64 {
-        self.epoch_of(place).load(Ordering::Acquire)
+    /// A counter of pointer changes around `key`. Read it before resolving the
+    /// pointer, and pass it to [`Hints::put`].
+    pub fn epoch(&self, key: ObjectBlock) -> u64 {
+        self.epoch_of(key).load(Ordering::Acquire)
     }
 
-    fn epoch_of(&self, place: Place) -> &AtomicU64 {
-        let mix =
-            (place.object ^ u64::from(place.objset) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    fn epoch_of(&self, key: ObjectBlock) -> &AtomicU64 {
+        let mix = (key.object ^ u64::from(key.objset) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.epochs[(mix >> 58) as usize]
     }
 
-    /// Records where `place` was found, unless a pointer around it changed since
+    /// Records where `key` was found, unless a pointer around it has changed since
     /// `epoch`.
-    pub fn put(&self, place: Place, at: SlotRef, epoch: u64) {
-        let Some((a, b)) = place.words() else { return };
+    pub fn put(&self, key: ObjectBlock, at: SlotRef, epoch: u64) {
+        let Some((a, b)) = key.words() else { return };
         let set = self.set((a, b));
-        let is =
-            |e: &&Entry| e.0[0].load(Ordering::Relaxed) == a && e.0[1].load(Ordering::Relaxed) == b;
-        // Which one goes is as good as random.
+        let is = |e: &&HintEntry| {
+            e.0[0].load(Ordering::Relaxed) == a && e.0[1].load(Ordering::Relaxed) == b
+        };
+        // The choice of the replaced entry is practically random.
         let other = &set[at.stamp as usize % WAYS];
         let empty = set.iter().find(|e| e.0[0].load(Ordering::Relaxed) == 0);
         let entry = set.iter().find(is).or(empty).unwrap_or(other);
         let [tag, block, slot, stamp] = &entry.0;
-        // Whoever else writes here now loses or wins whole: the tag decides.
+        // A concurrent writer of this entry wins or loses completely: the tag decides.
         tag.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         block.store(b, Ordering::Relaxed);
         slot.store(u64::from(at.stripe) << 32 | u64::from(at.slot), Ordering::Relaxed);
         stamp.store(at.stamp, Ordering::Relaxed);
         tag.store(a, Ordering::Release);
-        if self.epoch(place) != epoch {
+        if self.epoch(key) != epoch {
             tag.store(0, Ordering::Release);
         }
     }
 
-    /// The pointer of `place` is about to change.
-    pub fn forget(&self, place: Place) {
-        self.epoch_of(place).fetch_add(1, Ordering::AcqRel);
-        let Some((a, b)) = place.words() else { return };
+    /// Removes the hint of `key`, whose pointer is about to change.
+    pub fn forget(&self, key: ObjectBlock) {
+        self.epoch_of(key).fetch_add(1, Ordering::AcqRel);
+        let Some((a, b)) = key.words() else { return };
         for entry in self.set((a, b)) {
             if entry.0[0].load(Ordering::Acquire) == a && entry.0[1].load(Ordering::Relaxed) == b {
                 entry.0[0].store(0, Ordering::Release);
@@ -150,14 +152,15 @@ impl Hints {
         }
     }
 
-    /// As [`Hints::forget`], for the blocks from `first`'s up to `past`.
-    pub fn forget_range(&self, first: Place, past: u64) {
+    /// As [`Hints::forget`], for the blocks from `first` up to block id `past`.
+    pub fn forget_range(&self, first: ObjectBlock, past: u64) {
         let count = past.saturating_sub(first.blkid);
         if count < self.entries.len() as u64 {
-            return (first.blkid..past).for_each(|blkid| self.forget(Place { blkid, ..first }));
+            return (first.blkid..past)
+                .for_each(|blkid| self.forget(ObjectBlock { blkid, ..first }));
         }
         self.epoch_of(first).fetch_add(1, Ordering::AcqRel);
-        let Some((a, b)) = Place { blkid: 0, ..first }.words() else { return };
+        let Some((a, b)) = ObjectBlock { blkid: 0, ..first }.words() else { return };
         let blocks = first.blkid..past;
         for entry in &self.entries {
             let [tag, block, ..] = &entry.0;
@@ -178,8 +181,8 @@ impl Hints {
 mod tests {
     use super::*;
 
-    fn place(objset: u32, object: u64, blkid: u64) -> Place {
-        Place { objset, object, blkid }
+    fn key(objset: u32, object: u64, blkid: u64) -> ObjectBlock {
+        ObjectBlock { objset, object, blkid }
     }
 
     #[test]
@@ -187,21 +190,21 @@ mod tests {
         let hints = Hints::for_cache(64 << 20);
         let mut kept = 0;
         for n in 0..4000u64 {
-            let p = place(n as u32 % 70_000, n % 97, n);
+            let p = key(n as u32 % 70_000, n % 97, n);
             let at = SlotRef { stripe: n as u32 % 7, slot: n as u32, stamp: n + 1 };
             hints.put(p, at, hints.epoch(p));
         }
         for n in 0..4000u64 {
-            let p = place(n as u32 % 70_000, n % 97, n);
+            let p = key(n as u32 % 70_000, n % 97, n);
             if let Some(at) = hints.get(p) {
                 assert_eq!((at.slot, at.stamp), (n as u32, n + 1));
                 kept += 1;
             }
-            assert!(hints.get(place(n as u32 % 70_000, n % 97, n + 4000)).is_none());
+            assert!(hints.get(key(n as u32 % 70_000, n % 97, n + 4000)).is_none());
         }
         assert!(kept > 3500, "{kept}");
-        assert!(hints.get(place(u32::MAX, 1, 1)).is_none());
-        assert!(hints.get(place(0, 1 << 50, 1)).is_none());
+        assert!(hints.get(key(u32::MAX, 1, 1)).is_none());
+        assert!(hints.get(key(0, 1 << 50, 1)).is_none());
     }
 
     #[test]
@@ -210,12 +213,12 @@ mod tests {
             let hints = Hints::for_cache(1 << 20);
             for n in 0..120u64 {
                 for object in [7, 8] {
-                    let p = place(70_000, object, n);
+                    let p = key(70_000, object, n);
                     let at = SlotRef { stripe: 0, slot: n as u32, stamp: n + 1 };
                     hints.put(p, at, hints.epoch(p));
                 }
             }
-            let (p, known) = (place(70_000, 7, first), |o, n| hints.get(place(70_000, o, n)));
+            let (p, known) = (key(70_000, 7, first), |o, n| hints.get(key(70_000, o, n)));
             let before: Vec<u64> = (0..120).filter(|&n| known(7, n).is_some()).collect();
             let other = (0..120).filter(|&n| known(8, n).is_some()).count();
             let epoch = hints.epoch(p);
@@ -231,7 +234,7 @@ mod tests {
     #[test]
     fn a_pointer_that_changed_meanwhile_records_nothing() {
         let hints = Hints::for_cache(1 << 20);
-        let (p, at) = (place(1, 2, 3), SlotRef { stripe: 0, slot: 9, stamp: 4 });
+        let (p, at) = (key(1, 2, 3), SlotRef { stripe: 0, slot: 9, stamp: 4 });
         let before = hints.epoch(p);
         hints.put(p, at, before);
         assert_eq!(hints.get(p), Some(at));

@@ -1,33 +1,34 @@
-//! Block pointer ⇄ buffer: the I/O pipeline above the vdev tree.
+//! The I/O pipeline above the vdev tree: from block pointer to buffer and back.
 //!
 //! # Theory
-//! A read goes: hint → cache → each address of the pointer in turn → the vdev's every
-//! copy and reconstruction, until one candidate has the pointer's checksum →
-//! decompression → cache. The cache holds the block as stored where that is
-//! smaller, and its decompressed form as long as that is worth it, in the byte order
-//! of its writer; consumers parse with the pointer's [`ondisk::Endian`]. [`Hints`]
-//! lead from an object's block straight to the cache's slot.
+//! A read takes these steps: hint → cache → each address of the pointer in turn → every
+//! copy and reconstruction of the vdev, until one candidate has the pointer's checksum
+//! → decompression → cache. The cache holds the block as stored where that is smaller,
+//! and its decompressed form as long as that pays, in the byte order of its writer;
+//! consumers parse it with the pointer's [`ondisk::Endian`]. [`Hints`] lead from an
+//! object's block directly to the cache's slot.
 //!
-//! A read that found wrong bytes on a leaf has right ones written there (`heal`).
+//! If a read finds wrong bytes on a leaf, the right ones are written there (`heal`).
 //!
-//! A write goes: [`Zio::prepare`] (zero test, compression, checksum) → [`Zio::place`]
-//! (allocation, ganging, the pointer) → [`Zio::submit`] (devices and cache);
-//! [`Writes`] waits for the devices and tells what was lost.
+//! A write takes three steps: [`Zio::prepare`] (zero test, compression, checksum) →
+//! [`Zio::place`] (allocation, ganging, the pointer) → [`Zio::submit`] (devices and
+//! cache). [`Writes`] waits for the devices and reports lost writes.
 //!
 //! # Departures from OpenZFS
-//! Calls block (decision 7): there is no tree of asynchronous I/Os. Depth comes
-//! from many callers; inside one block the columns go out together.
+//! Calls block (decision 7): there is no tree of asynchronous I/Os. Concurrency comes
+//! from many callers; within one block, the columns are read and written together.
 //!
 //! # Invariants
-//! * No byte reaches a caller whose checksum was not verified, unless the
-//!   pointer itself says that there is none (`checksum=off`).
-//! * A request that may not wait ([`Mode::MemoryOnly`]) never touches a device.
-//! * A block that was submitted is readable from then on, whether a device has it or not.
-//! * Nothing is written over a block that is in use but its own bytes (`heal`).
+//! * A caller never gets bytes whose checksum was not verified, unless the pointer
+//!   itself says that there is none (`checksum=off`).
+//! * A request that may not wait ([`Mode::MemoryOnly`]) never uses a device.
+//! * A submitted block is readable from then on, whether a device has it or not.
+//! * A block that is in use is never overwritten with anything but its own bytes
+//!   (`heal`).
 //! * Memory for one request is bounded by the pointer's checked sizes.
 //!
-//! Lock order: the locks of the pointers to tree, space and [`Prefetch`] are leaves, held to
-//! clone the `Arc`.
+//! Lock order: the locks of the pointers to tree, space and [`Prefetch`] are leaves,
+//! held only to clone the `Arc`.
 
 mod errlog;
 mod gang;
@@ -37,7 +38,7 @@ mod outage;
 pub mod prefetch;
 mod read;
 mod scrub;
-mod turnstile;
+mod ticket_lock;
 mod write;
 
 use std::sync::Arc;
@@ -52,12 +53,14 @@ use codec::checksum::SaltTemplate;
 
 pub use errlog::{ERRORS_MAX, ErrorEntry, ErrorLog};
 pub use heal::{HealCounts, InUse, Origin, Pin};
-pub use hints::{Hints, Place};
-pub use outage::{Insist, Outage, be_patient, insist, is_insisting};
+pub use hints::{Hints, ObjectBlock};
+pub use outage::{
+    Outage, WaitForDevices, thread_waits_for_devices, wait_for_devices, wait_for_resume,
+};
 pub use prefetch::Prefetch;
 pub use read::BlockFault;
 pub use scrub::CopyCheck;
-pub use turnstile::{Ticket, Turnstile, chunks_in_order, parallel_in_order};
+pub use ticket_lock::{Ticket, TicketLock, chunks_in_order, parallel_in_order};
 pub use write::{
     Class, Gangs, Lost, Outcome, Placed, Prepared, SpaceSource, Want, Write, WriteCounts,
     WriteProps, Writes,
@@ -80,38 +83,38 @@ pub struct BlockKey {
 /// Whether a call may wait for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Read from the device what memory does not hold.
+    /// Read from the device if the block is not in memory.
     #[default]
     MayWait,
-    /// Answer from memory, or say `WouldBlock`.
+    /// Answer from memory, or return `WouldBlock`.
     MemoryOnly,
 }
 
-/// What a read does with the cache.
+/// How a read uses the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Caching {
-    /// Look there and keep the block there.
+    /// Look up the block and keep it.
     #[default]
     Keep,
-    /// Leave it as it is: neither look nor store (scrub, `zdb -c`).
+    /// Neither look up nor store (scrub, `zdb -c`).
     Bypass,
-    /// Look there, but somebody above keeps what is read (the kernel's page cache):
-    /// remember the block without holding it twice.
+    /// Look up the block, but a layer above keeps its content (the kernel's page
+    /// cache): record the access without holding the block twice.
     Remember,
 }
 
-/// How a read is to be made; carried from the caller down to the device.
+/// The options of a read, passed from the caller down to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Io {
-    /// May the call wait?
+    /// Whether the call may wait.
     pub mode: Mode,
-    /// What to do with the cache.
+    /// How to use the cache.
     pub caching: Caching,
-    /// Who asks.
+    /// The kind of access, for the cache's statistics.
     pub access: Access,
-    /// Whether the caller copies what it gets (for the counters).
+    /// Whether the caller copies the result (for the counters).
     pub copies: Copies,
-    /// How the caller came to the pointer: whether the read may heal.
+    /// How the caller obtained the pointer; determines whether the read may heal.
     pub origin: Origin,
 }
 
@@ -128,18 +131,18 @@ impl Io {
     pub const MEMORY: Io = Io { mode: Mode::MemoryOnly, ..Io::WAIT };
     /// A blocking read that bypasses the cache.
     pub const SCAN: Io = Io { caching: Caching::Bypass, ..Io::WAIT };
-    /// A read into the cache of what may be needed soon.
+    /// A read into the cache of a block that may be needed soon.
     pub const PREFETCH: Io = Io { access: Access::Prefetch, ..Io::WAIT };
-    /// A read into the cache of what will be needed for certain.
+    /// A read into the cache of a block that will certainly be needed.
     pub const PRESCIENT: Io = Io { access: Access::Prescient, ..Io::WAIT };
 
-    /// The same, by a pointer that was come to in this way.
+    /// The same read, by a pointer of this origin.
     #[must_use]
     pub fn by(self, origin: Origin) -> Io {
         Io { origin, ..self }
     }
 
-    /// The same, answering from memory alone.
+    /// The same read, from memory only.
     pub fn from_memory(self) -> Io {
         Io { mode: Mode::MemoryOnly, ..self }
     }
@@ -160,22 +163,22 @@ pub struct Zio {
     objsets: AtomicU32,
     prefetch: RwLock<Arc<Prefetch>>,
     space: RwLock<Option<Arc<dyn SpaceSource>>>,
-    under_way: write::under_way::UnderWay,
+    in_flight: write::in_flight::InFlightBlocks,
     outage: RwLock<Option<Arc<dyn Outage>>>,
     errors: ErrorLog,
     healing: heal::Healing,
-    /// Takes writes instead of the tree.
+    /// Takes writes instead of the tree, in tests.
     sink: RwLock<Option<Arc<dyn write::Sink>>>,
 }
 
-/// Threads that read ahead for one pool, and blocks that may wait for them.
+/// Read-ahead threads of one pool, and blocks that may wait for them.
 const BACKGROUND_THREADS: usize = 16;
 const BACKGROUND_JOBS: usize = 512;
 
 static LOADS: AtomicU32 = AtomicU32::new(1);
 
-/// A number for a load. In a simulated run it follows from the run alone, or the places
-/// of blocks in the cache would differ from one run of a seed to the next.
+/// A unique number for a load. In a simulated run it depends only on the run; otherwise
+/// the slots of blocks in the cache would differ between runs of the same seed.
 fn next_load() -> u32 {
     match base::rt::sim::inside() {
         true => base::rt::sim::steps() as u32,
@@ -198,7 +201,7 @@ impl Zio {
             background: Workers::new("read-ahead", BACKGROUND_THREADS, BACKGROUND_JOBS),
             prefetch: RwLock::default(),
             space: RwLock::new(None),
-            under_way: write::under_way::UnderWay::default(),
+            in_flight: write::in_flight::InFlightBlocks::default(),
             outage: RwLock::new(None),
             errors: ErrorLog::default(),
             healing: heal::Healing::default(),
@@ -206,17 +209,17 @@ impl Zio {
         }
     }
 
-    /// The vdev tree that a new I/O begins with (decision 6).
+    /// The vdev tree with which a new I/O begins (decision 6).
     pub fn tree(&self) -> Arc<vdev::Tree> {
         Arc::clone(&self.tree.read())
     }
 
-    /// Publishes a changed vdev tree; I/O under way keeps the old one.
+    /// Publishes a changed vdev tree; I/O in flight keeps the old one.
     pub fn set_tree(&self, tree: Arc<vdev::Tree>) {
         *self.tree.write() = tree;
     }
 
-    /// The threads that read ahead for this pool.
+    /// The read-ahead threads of this pool.
     pub fn background(&self) -> &Workers {
         &self.background
     }
@@ -226,7 +229,7 @@ impl Zio {
         &self.cache
     }
 
-    /// Where blocks of objects were found in the cache.
+    /// The table of cache slots of objects' blocks.
     pub fn hints(&self) -> &Hints {
         &self.hints
     }
@@ -236,17 +239,18 @@ impl Zio {
         &self.errors
     }
 
-    /// A number for an object set that was just opened, for its [`Place`]s.
+    /// A unique number for an object set that was just opened, for its [`ObjectBlock`]s.
     pub fn next_objset(&self) -> u32 {
         self.objsets.fetch_add(1, Relaxed)
     }
 
-    /// Sets the pool's 32-byte checksum salt (chapter 02 §5.8); once a load.
+    /// Sets the pool's 32-byte checksum salt (chapter 02 §5.8), once for each load.
     pub fn set_salt(&self, salt: &[u8; 32]) {
         let _ = self.salt.set(SaltTemplate::new(salt));
     }
 
-    /// Feature `dynamic_gang_header` is active: gang headers may be larger than 512 bytes.
+    /// Sets whether feature `dynamic_gang_header` is active: gang headers may then be
+    /// larger than 512 bytes.
     pub fn set_dynamic_gang(&self, on: bool) {
         self.dynamic_gang.store(on, Relaxed);
     }

@@ -1,15 +1,17 @@
-//! Devices that are gone, and who waits for them.
+//! Policy for devices that do not answer: which threads wait, and which get an error.
 //!
 //! # Theory
-//! A group that is being written can neither be given up nor finished while its devices
-//! are away. So what its writes cannot reach, and what its thread cannot read, is kept
-//! and tried again after the pool's owner had the devices opened anew ([`Outage`]).
-//! Threads that [`insist`] wait, whatever it takes. Those that [`be_patient`] wait as
-//! `failmode` says, wherever they are in what they do: somebody's system call that met the
-//! outage half-way goes on where it was. Everybody else is told of the error at once.
+//! A txg that is being written can be neither abandoned nor finished while its devices
+//! are absent. So writes that failed, and reads of the sync thread that failed, are
+//! kept and repeated after the pool's owner has reopened the devices ([`Outage`]).
+//! Threads that called [`wait_for_devices`] wait without limit. Threads that called
+//! [`wait_for_resume`] wait as `failmode` says, at any point of their work: a system call
+//! that met the outage half-way continues from that point. All other threads get the
+//! error at once.
 //!
 //! # Invariants
-//! * Nobody waits here with a lock of this crate or a ticket of the cache.
+//! * No thread waits here while it holds a lock of this crate or a fill ticket of the
+//!   cache.
 //!
 //! Lock order: none.
 
@@ -20,15 +22,16 @@ use base::{Error, ErrorKind};
 
 use crate::Zio;
 
-/// What becomes of a pool whose devices are gone.
+/// How a pool reacts to absent devices.
 pub trait Outage: Send + Sync {
-    /// What must be done cannot be, because of `why`: waits until it may be tried again.
-    /// False: it never will be.
+    /// Waits until an operation that must succeed, and failed with `why`, may be
+    /// repeated. Returns false if it never will be.
     fn wait(&self, why: &Error) -> bool;
 
-    /// Somebody's call met `why`: waits if the pool is suspended, or is now because its
-    /// devices are gone, and those who use it are to wait. False: the call fails.
-    fn outlast(&self, why: &Error) -> bool;
+    /// Handles the error `why` of a user's call. Waits if the pool is suspended, or
+    /// becomes so now because its devices are absent, and its users are to wait.
+    /// Returns false if the call is to fail.
+    fn wait_per_failmode(&self, why: &Error) -> bool;
 
     /// Whether the pool is suspended now.
     fn is_suspended(&self) -> bool {
@@ -36,55 +39,56 @@ pub trait Outage: Send + Sync {
     }
 }
 
-/// What a thread does about devices that are gone.
+/// What a thread does when devices are absent.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stance {
-    Fails,
-    Patient,
-    Insists,
+enum OutagePolicy {
+    Fail,
+    WaitPerFailmode,
+    WaitAlways,
 }
 
 thread_local! {
-    static STANCE: Cell<Stance> = const { Cell::new(Stance::Fails) };
+    static POLICY: Cell<OutagePolicy> = const { Cell::new(OutagePolicy::Fail) };
 }
 
-/// While it lives, reads of this thread wait for devices that are gone.
-pub struct Insist(Stance);
+/// While the value lives, reads of this thread wait for absent devices.
+pub struct WaitForDevices(OutagePolicy);
 
-impl Drop for Insist {
+impl Drop for WaitForDevices {
     fn drop(&mut self) {
-        STANCE.set(self.0);
+        POLICY.set(self.0);
     }
 }
 
-/// This thread waits for devices that are gone, if `insisting`.
-pub fn insist(insisting: bool) -> Insist {
-    let stance = if insisting { Stance::Insists } else { Stance::Fails };
-    Insist(STANCE.replace(stance))
+/// Lets this thread wait for absent devices if `insisting`, as long as the result
+/// lives.
+pub fn wait_for_devices(insisting: bool) -> WaitForDevices {
+    let policy = if insisting { OutagePolicy::WaitAlways } else { OutagePolicy::Fail };
+    WaitForDevices(POLICY.replace(policy))
 }
 
-/// Whether this thread waits for devices that are gone.
-pub fn is_insisting() -> bool {
-    STANCE.get() == Stance::Insists
+/// Whether this thread waits for absent devices.
+pub fn thread_waits_for_devices() -> bool {
+    POLICY.get() == OutagePolicy::WaitAlways
 }
 
 /// From now on, reads of this thread wait for a suspended pool as `failmode` says.
-pub fn be_patient() {
-    STANCE.set(Stance::Patient);
+pub fn wait_for_resume() {
+    POLICY.set(OutagePolicy::WaitPerFailmode);
 }
 
-/// Whether an error may be gone when the device is back.
-fn is_of_device(error: &Error) -> bool {
+/// Whether an error may disappear when the device returns.
+fn is_device_error(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Missing)
 }
 
 impl Zio {
-    /// Who is asked when devices are gone.
+    /// Sets the handler of outages.
     pub fn set_outage(&self, outage: Arc<dyn Outage>) {
         *self.outage.write() = Some(outage);
     }
 
-    /// Whether the pool is suspended: errors of its devices may be gone in a moment.
+    /// Whether the pool is suspended, so that errors of its devices may be temporary.
     pub fn is_suspended(&self) -> bool {
         self.outage.read().as_ref().is_some_and(|o| o.is_suspended())
     }
@@ -93,21 +97,21 @@ impl Zio {
         self.outage.read().is_some()
     }
 
-    /// Whether a read of this thread that failed is to be tried again; waits until then.
-    pub(crate) fn tries_again(&self, error: &Error) -> bool {
-        match STANCE.get() {
-            Stance::Fails => false,
-            Stance::Insists => self.wait_out(error),
-            Stance::Patient => {
+    /// Whether a failed read of this thread is to be repeated; waits until it can be.
+    pub(crate) fn retries(&self, error: &Error) -> bool {
+        match POLICY.get() {
+            OutagePolicy::Fail => false,
+            OutagePolicy::WaitAlways => self.wait_for_retry(error),
+            OutagePolicy::WaitPerFailmode => {
                 let outage = self.outage.read().clone();
-                is_of_device(error) && outage.is_some_and(|o| o.outlast(error))
+                is_device_error(error) && outage.is_some_and(|o| o.wait_per_failmode(error))
             }
         }
     }
 
-    /// Waits until what failed may be tried again; false if it is not to be.
-    pub fn wait_out(&self, error: &Error) -> bool {
+    /// Waits until a failed operation may be repeated; false if it is not to be.
+    pub fn wait_for_retry(&self, error: &Error) -> bool {
         let outage = self.outage.read().clone();
-        is_of_device(error) && outage.is_some_and(|o| o.wait(error))
+        is_device_error(error) && outage.is_some_and(|o| o.wait(error))
     }
 }

@@ -1,17 +1,17 @@
-//! What every prefetcher of one engine shares: tunables, counters, and the bytes
-//! that may be under way.
+//! State shared by all prefetchers of one engine: tunables, counters, and the limit on
+//! read-ahead bytes in flight.
 //!
 //! # Theory
-//! A guess must never cost more than it can win. So all reads ahead of all pools
-//! together take at most 1/16 of the block cache's target while they are under
-//! way: a [`Permit`] stands for each. What a caller is certain to read needs none.
+//! A guess must never cost more than it can gain. So all read-ahead of all pools
+//! together uses at most 1/16 of the block cache's target while it is in flight: each
+//! read holds a [`Permit`]. Reads that a caller certainly needs require none.
 //!
 //! # Departures from OpenZFS
-//! * A stream is read at most 8 MiB ahead, as OpenZFS did until 2.1: with 16 and more,
-//!   reads that waited for a free hand came after their reader, who had read the blocks
-//!   himself, and a cold file was read 1.8 times.
-//! * There the limit is one of requests and is derived from the largest target size;
-//!   here it is one of bytes and follows the present target.
+//! * A stream is read at most 8 MiB ahead, as in OpenZFS until 2.1. With 16 MiB and
+//!   more, read-ahead that waited for a free thread came later than its reader, which
+//!   had read the blocks itself, and a cold file was read 1.8 times.
+//! * In OpenZFS the limit is a number of requests, derived from the largest target
+//!   size; here it is a number of bytes and follows the current target.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,12 +20,12 @@ use base::{Error, Result};
 
 use crate::Zio;
 
-/// The part of the cache's target that reads ahead may take while under way.
+/// The fraction of the cache's target that read-ahead in flight may use (1/16).
 const SHARE: u64 = 16;
-/// Reads ahead of at least this many bytes are always allowed.
+/// Read-ahead of up to this many bytes is always allowed.
 const LEAST: u64 = 1 << 20;
 
-/// What may be set (chapter 10 §6.2); [`Prefetch::get`] has the present value.
+/// The tunables (chapter 10 §6.2); [`Prefetch::get`] returns the current value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tunable {
     /// 1 = predict nothing.
@@ -141,21 +141,21 @@ pub const TUNABLES: [TunableInfo; 9] = [
 /// The counters of `zfetchstats` (chapter 10 §6.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZfetchStats {
-    /// Accesses where a stream expected them.
+    /// Accesses at the position that a stream expected.
     pub hits: u64,
     /// Accesses a little ahead of a stream.
     pub future: u64,
-    /// Accesses ahead of a stream that carried it on over holes.
+    /// Accesses ahead of a stream that continued it across holes.
     pub stride: u64,
     /// Accesses a little behind a stream.
     pub past: u64,
     /// Accesses near no stream.
     pub misses: u64,
-    /// Streams that found no place.
+    /// Streams that could not be created because all slots were taken.
     pub max_streams: u64,
     /// Reads ahead that were started.
     pub io_issued: u64,
-    /// Reads ahead under way.
+    /// Read-ahead operations in flight.
     pub io_active: u64,
 }
 
@@ -240,8 +240,8 @@ impl Prefetch {
         }
     }
 
-    /// Adds what a prefetcher counted by itself, and the reads it started; what is
-    /// under way is known from the permits.
+    /// Adds the counts of a prefetcher and the reads that it started; reads in flight
+    /// are counted by the permits.
     pub fn count(&self, n: &ZfetchStats) {
         let pairs = [
             (&self.hits, n.hits),
@@ -257,8 +257,8 @@ impl Prefetch {
         }
     }
 
-    /// Leave to read `bytes` ahead while at most `limit` bytes are under way. One
-    /// read is allowed at any time, so that the largest blocks are, too.
+    /// Permission to read `bytes` ahead while at most `limit` bytes are in flight. One
+    /// read is always allowed, so that the largest blocks are, too.
     pub fn permit(self: &Arc<Self>, bytes: u64, limit: u64) -> Option<Permit> {
         let fits = |now: u64| now.checked_add(bytes).filter(|sum| now == 0 || *sum <= limit);
         self.in_flight.fetch_update(Relaxed, Relaxed, fits).ok()?;
@@ -267,7 +267,7 @@ impl Prefetch {
     }
 }
 
-/// Stands for one read ahead under way; dropped when it ends.
+/// Represents one read-ahead in flight; dropped when it ends.
 #[derive(Debug)]
 pub struct Permit {
     shared: Arc<Prefetch>,
@@ -282,18 +282,18 @@ impl Drop for Permit {
 }
 
 impl Zio {
-    /// What this pool's prefetchers share with the engine's other pools.
+    /// The state that this pool's prefetchers share with the engine's other pools.
     pub fn prefetch(&self) -> Arc<Prefetch> {
         Arc::clone(&self.prefetch.read())
     }
 
-    /// Joins the pool to the prefetchers of an engine; those that run already keep
-    /// what they have.
+    /// Connects the pool to the shared state of an engine; running read-ahead keeps the
+    /// state with which it began.
     pub fn set_prefetch(&self, shared: Arc<Prefetch>) {
         *self.prefetch.write() = shared;
     }
 
-    /// Bytes that may be read ahead at a time.
+    /// Bytes of read-ahead that may be in flight.
     pub fn read_ahead_limit(&self) -> u64 {
         (self.cache.target() / SHARE).max(LEAST)
     }

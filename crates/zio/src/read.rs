@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use arc::{Access, Ask, Fill, Found, Kind, Lookup, SlotRef};
+use arc::{Access, CacheKind, Fill, Lookup, LookupRequest, ResidentBlock, SlotRef};
 use base::limits::BLOCK_SIZE_MAX;
 use base::{Buf, BufMut, Dva, Error, ErrorKind, Result};
 use codec::checksum::{Checksum, SaltTemplate, Words};
@@ -11,15 +11,15 @@ use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Embedded, Protection};
 use ondisk::endian::Endian;
 use vdev::{Priority, ReadReq};
 
-use crate::heal::Wounds;
+use crate::heal::DamageList;
 use crate::{BlockKey, Caching, Io, Mode, Origin, Zio};
 
-/// One address of a block that could not be read, and why.
+/// An address of a block that could not be read, and the error.
 #[derive(Debug)]
 pub struct BlockFault {
     /// The address.
     pub dva: Dva,
-    /// What went wrong there.
+    /// The error.
     pub error: Error,
 }
 
@@ -27,8 +27,8 @@ fn is_metadata(block: &Block) -> bool {
     block.head.level > 0 || block.head.object_type.is_metadata()
 }
 
-pub(crate) fn kind_of(block: &Block) -> Kind {
-    if is_metadata(block) { Kind::Metadata } else { Kind::Data }
+pub(crate) fn kind_of(block: &Block) -> CacheKind {
+    if is_metadata(block) { CacheKind::Metadata } else { CacheKind::Data }
 }
 
 fn not_in_memory() -> Error {
@@ -65,14 +65,14 @@ impl Zio {
         }
     }
 
-    /// Somebody above keeps the block's content: [`arc::Cache::hand_over`].
+    /// Records that a layer above keeps the block's content: [`arc::Cache::hand_over`].
     pub fn hand_over(&self, bp: &BlkPtr) {
         if let BlkPtr::Block(block) = bp {
             self.cache.hand_over(&self.key(block));
         }
     }
 
-    /// The block was freed: nobody will ask for its content again.
+    /// Records that the block was freed: its content will not be requested again.
     pub fn freed(&self, block: &Block) {
         self.cache.remove(&self.key(block));
     }
@@ -82,7 +82,7 @@ impl Zio {
         Ok(self.read_part(block, 0..lsize, io)?.0)
     }
 
-    /// Bytes `range` of a block's logical content, and where the cache has it.
+    /// Bytes `range` of a block's logical content, and the cache slot of the block.
     ///
     /// # Errors
     /// As [`Zio::read`]; `Corrupt` when the block is shorter than the range.
@@ -110,7 +110,7 @@ impl Zio {
     ) -> Result<(Buf, Option<SlotRef>)> {
         loop {
             match self.try_part(block, range.clone(), io) {
-                Err(e) if self.tries_again(&e) => {}
+                Err(e) if self.retries(&e) => {}
                 other => return other,
             }
         }
@@ -129,7 +129,7 @@ impl Zio {
             ));
         }
         let (key, lsize) = (self.key(block), block.head.lsize.0);
-        let ask = Ask { kind: kind_of(block), access: io.access, copies: io.copies };
+        let ask = LookupRequest { kind: kind_of(block), access: io.access, copies: io.copies };
         if io.caching == Caching::Bypass {
             return Ok((self.read_and_expand(block, io)?.1.slice(range), None));
         }
@@ -142,7 +142,7 @@ impl Zio {
             }
         };
         let at = found.slot();
-        // Two pointers to one place may disagree on a hostile pool only.
+        // On an intact pool, two pointers to one address never disagree.
         if found.lsize() != lsize || found.tag().is_some_and(|t| t != block.compression) {
             return match io.mode {
                 Mode::MemoryOnly => Err(not_in_memory()),
@@ -153,7 +153,7 @@ impl Zio {
         Ok((part, Some(at)))
     }
 
-    /// Reads the block for its ticket.
+    /// Reads the block for its fill ticket.
     fn fill(
         &self,
         ticket: Fill<'_, BlockKey>,
@@ -162,7 +162,7 @@ impl Zio {
         io: Io,
     ) -> Result<(Buf, Option<SlotRef>)> {
         let (stored, whole) = self.read_and_expand(block, io)?;
-        // Held by the kernel as soon as it has all of it.
+        // The kernel will hold the block itself if it gets all of it.
         let all = range.start == 0 && range.end == whole.len();
         let at = ticket.complete(arc::Block {
             stored,
@@ -173,7 +173,7 @@ impl Zio {
         Ok((whole.slice(range), at))
     }
 
-    /// Bytes of the block at `at`, if the cache still has it there.
+    /// Bytes of the block in slot `at`, if the cache still has it there.
     ///
     /// # Errors
     /// `Corrupt` when the stored form does not decompress.
@@ -184,7 +184,7 @@ impl Zio {
         range: Range<usize>,
         io: Io,
     ) -> Result<Option<Buf>> {
-        let ask = Ask { kind: Kind::Data, access: io.access, copies: io.copies };
+        let ask = LookupRequest { kind: CacheKind::Data, access: io.access, copies: io.copies };
         match self.cache.peek_at(at, ask) {
             Some(found) if found.lsize() == lsize && range.end as u64 <= lsize => {
                 self.part_of(found, range).map(Some)
@@ -193,12 +193,14 @@ impl Zio {
         }
     }
 
-    /// Cuts a range out of what the cache has, decompressing no more than needed.
-    fn part_of(&self, found: Found, range: Range<usize>) -> Result<Buf> {
+    /// Cuts a range out of the cached block, decompressing no more than needed.
+    fn part_of(&self, found: ResidentBlock, range: Range<usize>) -> Result<Buf> {
         let (at, stored, lsize, tag, again) = match found {
-            Found::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
-            Found::Whole { whole, .. } => return Ok(whole.slice(range)),
-            Found::Stored { at, stored, lsize, tag, again } => (at, stored, lsize, tag, again),
+            ResidentBlock::Whole { whole, .. } if range == (0..whole.len()) => return Ok(whole),
+            ResidentBlock::Whole { whole, .. } => return Ok(whole.slice(range)),
+            ResidentBlock::Stored { at, stored, lsize, tag, again } => {
+                (at, stored, lsize, tag, again)
+            }
         };
         let keep = self.cache.wants_front(at, again);
         if !keep && range.end < lsize as usize && codec::compress::has_head(tag) {
@@ -214,7 +216,7 @@ impl Zio {
         Ok(whole.slice(range))
     }
 
-    /// The block as stored, if that is compressed, and its logical content.
+    /// The block as stored, if it is compressed, and its logical content.
     fn read_and_expand(&self, block: &Block, io: Io) -> Result<(Option<Buf>, Buf)> {
         let why = match io.access {
             Access::Demand => Priority::SyncRead,
@@ -228,9 +230,9 @@ impl Zio {
         Ok((stored, whole))
     }
 
-    /// A block of dnodes for whoever only walks block pointers. Of an encrypted
-    /// block this is what is stored: dnode cores and pointers lie in the clear
-    /// there, bonus buffers are ciphertext (chapter 08 §A.10).
+    /// A block of dnodes, for a caller that only walks block pointers. For an encrypted
+    /// block this is the stored form: dnode cores and pointers are in the clear there,
+    /// bonus buffers are ciphertext (chapter 08 §A.10).
     ///
     /// # Errors
     /// As [`Zio::read`].
@@ -248,7 +250,7 @@ impl Zio {
     /// The block's bytes as stored (`psize`), verified; tries every address.
     ///
     /// # Errors
-    /// What went wrong at each address.
+    /// The errors of each address.
     pub fn read_physical(&self, block: &Block) -> Result<Buf, Vec<BlockFault>> {
         self.read_copies(block, Priority::SyncRead, Origin::Unknown)
     }
@@ -259,26 +261,26 @@ impl Zio {
         why: Priority,
         origin: Origin,
     ) -> Result<Buf, Vec<BlockFault>> {
-        if let Some(bytes) = self.under_way.stored(&self.key(block))
+        if let Some(bytes) = self.in_flight.stored(&self.key(block))
             && bytes.len() as u64 == block.psize.0
         {
             return Ok(bytes);
         }
-        let (mut faults, mut wounds) = (Vec::new(), Wounds::default());
+        let (mut faults, mut damage) = (Vec::new(), DamageList::default());
         for dva in block.dvas() {
             let read = match dva.gang {
-                true => self.read_gang(block, dva, 0, &mut wounds),
-                false => self.read_dva(block, dva, why, &mut wounds),
+                true => self.read_gang(block, dva, 0, &mut damage),
+                false => self.read_dva(block, dva, why, &mut damage),
             };
             match read {
                 Ok(buf) => {
                     let failed: Vec<Dva> = faults.iter().map(|f: &BlockFault| f.dva).collect();
-                    wounds.failed(block, &failed, &buf);
-                    self.heal(wounds, origin);
+                    damage.failed(block, &failed, &buf);
+                    self.heal(damage, origin);
                     return Ok(buf);
                 }
                 Err(error) => {
-                    wounds.headers.extend(dva.gang.then_some(dva));
+                    damage.headers.extend(dva.gang.then_some(dva));
                     faults.push(BlockFault { dva, error });
                 }
             }
@@ -292,7 +294,7 @@ impl Zio {
         block: &Block,
         dva: Dva,
         why: Priority,
-        wounds: &mut Wounds,
+        damage: &mut DamageList,
     ) -> Result<Buf> {
         let verifier = Verifier::new(block, self.salt.get())?;
         let birth = block.effective_physical_birth();
@@ -301,13 +303,13 @@ impl Zio {
         let read = self.tree().read_verbose(&req, &|bytes| verifier.accepts(bytes));
         let good = read.data.map_err(|e| e.at_dva(dva))?;
         if read.report.needs_healing() {
-            wounds.note(block, dva, &good);
+            damage.note(block, dva, &good);
         }
         Ok(good)
     }
 }
 
-/// One error for all addresses that failed.
+/// Combines the errors of all failed addresses.
 fn summarize(block: &Block, faults: Vec<BlockFault>) -> Error {
     let n = faults.len();
     let mut faults = faults.into_iter();
@@ -323,7 +325,7 @@ fn summarize(block: &Block, faults: Vec<BlockFault>) -> Error {
     }
 }
 
-/// Decides whether bytes are the block's.
+/// Verifies bytes against the checksum of a block.
 pub(crate) struct Verifier<'a> {
     pub(crate) checksum: Checksum,
     salt: &'a SaltTemplate,

@@ -1,4 +1,4 @@
-//! Looking at every copy of a block: what a scrub and `zdb -cc` do.
+//! Verification of every copy of a block, for scrub and `zdb -cc`.
 
 use base::limits::GANG_DEPTH_MAX;
 use base::{Dva, Error, Result};
@@ -7,24 +7,24 @@ use ondisk::blkptr::Block;
 use vdev::{BadKind, Priority, ReadReq};
 
 use crate::Zio;
-use crate::heal::Wounds;
+use crate::heal::DamageList;
 use crate::read::{BlockFault, Verifier};
 
-/// What a look at every copy of a block found.
+/// The result of checking every copy of a block.
 #[derive(Debug, Default)]
 pub struct CopyCheck {
     /// Addresses from which the block can be read.
     pub readable: usize,
     /// Addresses from which it cannot.
     pub faults: Vec<BlockFault>,
-    /// Copies or columns behind readable addresses whose bytes are wrong.
+    /// Copies or columns of readable addresses whose bytes are wrong.
     pub damaged: u64,
 }
 
 impl Zio {
-    /// Reads every address of a block, every mirror copy and every parity column,
-    /// and compares them with the checksum. Neither looks into the cache nor
-    /// decompresses; encrypted blocks need no key.
+    /// Reads every address of a block, every mirror copy and every parity column, and
+    /// verifies them by the checksum. It neither uses the cache nor decompresses;
+    /// encrypted blocks need no key.
     pub fn check_copies(&self, block: &Block) -> CopyCheck {
         let mut found = CopyCheck::default();
         for dva in block.dvas() {
@@ -54,13 +54,13 @@ impl Zio {
         Ok(())
     }
 
-    /// The members are verified one by one, and then the block they make up.
+    /// Verifies the members one by one, and then the block that they make up.
     fn check_gang(&self, block: &Block, dva: Dva, depth: usize, damaged: &mut u64) -> Result<()> {
         if depth >= GANG_DEPTH_MAX {
             return Err(Error::limit("gang blocks nested too deep").at_dva(dva));
         }
-        // Sizes are checked while reading: they bound what follows.
-        let whole = self.read_gang(block, dva, depth, &mut Wounds::default())?;
+        // Sizes are checked while reading, so they bound the following loop.
+        let whole = self.read_gang(block, dva, depth, &mut DamageList::default())?;
         for member in self.gang_members(block, dva)? {
             let mut last = Ok(());
             for place in member.dvas() {

@@ -10,28 +10,32 @@ use codec::checksum::{Checksum, SaltTemplate, compute};
 use device::MemDevice;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block};
 use ondisk::{Endian, ObjType};
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 use zio::{BlockCache, Io, Zio};
 
 const BIRTH: u64 = 77;
 const ECK: usize = 40;
 const SIZE: usize = 80 << 20;
 
-struct Pool {
+struct GangFixture {
     disk: Arc<MemDevice>,
     zio: Zio,
     next: u64,
 }
 
-impl Pool {
-    fn new() -> Pool {
+impl GangFixture {
+    fn new() -> GangFixture {
         let disk = Arc::new(MemDevice::new("disk", SIZE));
-        let leaf = Spec::new(Kind::File, 0, Guid(2))
+        let leaf = Spec::new(VdevKind::File, 0, Guid(2))
             .with_space(9, SIZE as u64 - LABEL_START - (512 << 10));
-        let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![leaf]);
+        let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![leaf]);
         let device = Arc::clone(&disk);
         let tree = Tree::build(&root, &move |_| Ok(Arc::clone(&device) as _)).unwrap();
-        Pool { disk, zio: Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap())), next: 0 }
+        GangFixture {
+            disk,
+            zio: Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap())),
+            next: 0,
+        }
     }
 
     fn alloc(&mut self, size: usize, gang: bool) -> Dva {
@@ -100,7 +104,7 @@ fn data(len: usize, seed: u64) -> Vec<u8> {
 
 #[test]
 fn a_gang_of_a_gang_reads_whole() {
-    let mut pool = Pool::new();
+    let mut pool = GangFixture::new();
     let all = data(64 << 10, 1);
     let (a, rest) = all.split_at(24 << 10);
     let (b, c) = rest.split_at(512);
@@ -112,23 +116,23 @@ fn a_gang_of_a_gang_reads_whole() {
     let bp = BlkPtr::Block(leader);
     assert_eq!(pool.zio.read(&bp, Io::MEMORY).unwrap_err().kind(), ErrorKind::WouldBlock);
     assert_eq!(*pool.zio.read(&bp, Io::WAIT).unwrap(), *all);
-    // From memory now.
+    // Now from memory.
     assert_eq!(*pool.zio.read(&bp, Io::MEMORY).unwrap(), *all);
 
-    // A damaged copy of a member is made good by the other one.
+    // A damaged copy of a member is replaced by the other one.
     pool.write(members[0].dva(), &[0xff; 512]);
     assert_eq!(*pool.zio.read(&bp, Io::SCAN).unwrap(), *all);
     let errors = pool.zio.tree().find(Guid(2)).unwrap().errors();
     assert_eq!((errors.read, errors.cksum), (0, 1));
 
-    // Without another copy, the whole block is lost, and says so.
+    // Without another copy, the whole block is lost, and the error says so.
     pool.write(members[1].dva(), &[0xff; 512]);
     assert_eq!(pool.zio.read(&bp, Io::SCAN).unwrap_err().kind(), ErrorKind::Checksum);
 }
 
 #[test]
 fn a_gang_whose_members_do_not_add_up_is_refused() {
-    let mut pool = Pool::new();
+    let mut pool = GangFixture::new();
     let all = data(4096, 2);
     let members = [pool.plain(&all[..2048], 1), pool.plain(&all[2048..3584], 1)];
     let leader = BlkPtr::Block(pool.gang(&all, &members));
@@ -137,7 +141,7 @@ fn a_gang_whose_members_do_not_add_up_is_refused() {
 
 #[test]
 fn a_header_at_another_place_does_not_verify() {
-    let mut pool = Pool::new();
+    let mut pool = GangFixture::new();
     let all = data(1024, 3);
     let members = [pool.plain(&all, 1)];
     let leader = pool.gang(&all, &members);
@@ -150,7 +154,7 @@ fn a_header_at_another_place_does_not_verify() {
 
 #[test]
 fn ditto_copies_stand_in_for_each_other() {
-    let mut pool = Pool::new();
+    let mut pool = GangFixture::new();
     let all = data(8192, 4);
     let b = pool.plain(&all, 3);
     for (i, dva) in b.dvas().enumerate() {

@@ -1,4 +1,5 @@
-//! Blocks written through real vdev trees, read again, whole and with leaves missing.
+//! Blocks written through real vdev trees and read back, completely and with leaves
+//! missing.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -11,7 +12,7 @@ use codec::compress::Compression;
 use device::{Device, Fault, FaultDevice, MemDevice};
 use ondisk::blkptr::BlkPtr;
 use ondisk::{Endian, ObjType};
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 use zio::{
     BlockCache, Io, Placed, SpaceSource, Want, Write, WriteProps, Writes, Zio, parallel_in_order,
 };
@@ -20,33 +21,33 @@ const DISK: u64 = 80 << 20;
 const T: Txg = Txg(9);
 const FILE_DATA: ObjType = ObjType::PLAIN_FILE_CONTENTS;
 
-fn tree(shape: &Kind, leaves: usize, ashift: u32, disks: &[Arc<dyn Device>]) -> Arc<Tree> {
-    let leaf = |i: usize| Spec::new(Kind::File, i as u64, Guid(100 + i as u64));
+fn tree(shape: &VdevKind, leaves: usize, ashift: u32, disks: &[Arc<dyn Device>]) -> Arc<Tree> {
+    let leaf = |i: usize| Spec::new(VdevKind::File, i as u64, Guid(100 + i as u64));
     let space = leaves as u64 * (DISK - LABEL_START - (512 << 10));
     let (width, top) = match shape {
-        Kind::File => (leaves as u64, leaf(0)),
-        Kind::Mirror => (leaves as u64, Spec::new(shape.clone(), 0, Guid(9))),
+        VdevKind::File => (leaves as u64, leaf(0)),
+        VdevKind::Mirror => (leaves as u64, Spec::new(shape.clone(), 0, Guid(9))),
         _ => (1, Spec::new(shape.clone(), 0, Guid(9))),
     };
     let top = match shape {
-        Kind::File => top,
+        VdevKind::File => top,
         _ => top.with_children((0..leaves).map(leaf).collect()),
     }
     .with_space(ashift, (space / width) & !((1 << 20) - 1));
-    let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![top]);
+    let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![top]);
     let disks = disks.to_vec();
     Tree::build(&root, &move |leaf| Ok(Arc::clone(&disks[leaf.guid.0 as usize - 100]))).unwrap()
 }
 
-/// First fit; extents of at most `island` bytes.
-struct Space {
+/// First-fit allocator with extents of at most `island` bytes.
+struct FirstFitSpace {
     tree: Arc<Tree>,
     island: u64,
     next: Mutex<u64>,
     min: u64,
 }
 
-impl SpaceSource for Space {
+impl SpaceSource for FirstFitSpace {
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
         let asize = self.tree.asize(VdevId(0), Psize(want.psize), want.txg)?;
         if asize.0 > self.island {
@@ -68,14 +69,14 @@ impl SpaceSource for Space {
     }
 }
 
-struct Pool {
+struct TreeFixture {
     zio: Arc<Zio>,
     disks: Vec<Arc<FaultDevice>>,
     reader: Arc<Zio>,
 }
 
-impl Pool {
-    fn new(shape: &Kind, leaves: usize, ashift: u32, island: u64) -> Pool {
+impl TreeFixture {
+    fn new(shape: &VdevKind, leaves: usize, ashift: u32, island: u64) -> TreeFixture {
         let disk = |i| {
             Arc::new(FaultDevice::new(Arc::new(MemDevice::new(format!("d{i}"), DISK as usize))))
         };
@@ -86,9 +87,10 @@ impl Pool {
             Arc::new(Zio::new(tree(shape, leaves, ashift, &devices), cache))
         };
         let (zio, reader) = (load(), load());
-        let space = Space { tree: zio.tree(), island, next: Mutex::new(0), min: 1 << ashift };
+        let space =
+            FirstFitSpace { tree: zio.tree(), island, next: Mutex::new(0), min: 1 << ashift };
         zio.set_space(Arc::new(space));
-        Pool { zio, disks, reader }
+        TreeFixture { zio, disks, reader }
     }
 
     /// Writes all blocks, four at a time.
@@ -140,22 +142,22 @@ fn blocks(n: u64) -> Vec<Buf> {
     (0..n).map(&mut block).collect()
 }
 
-fn raidz(nparity: u8) -> Kind {
-    Kind::Raidz { nparity, expand_txgs: Vec::new(), reflow: None }
+fn raidz(nparity: u8) -> VdevKind {
+    VdevKind::Raidz { nparity, expand_txgs: Vec::new(), reflow: None }
 }
 
 #[test]
 fn every_kind_of_vdev_gives_back_what_was_written() {
     let shapes = [
-        (Kind::File, 1, 0),
-        (Kind::Mirror, 3, 2),
+        (VdevKind::File, 1, 0),
+        (VdevKind::Mirror, 3, 2),
         (raidz(1), 4, 1),
         (raidz(2), 5, 2),
         (raidz(3), 6, 3),
     ];
     for (shape, leaves, spare) in shapes {
         for (ashift, island) in [(9, u64::MAX), (12, u64::MAX), (9, 24 << 10), (12, 96 << 10)] {
-            let pool = Pool::new(&shape, leaves, ashift, island);
+            let pool = TreeFixture::new(&shape, leaves, ashift, island);
             let data = blocks(48);
             let props = WriteProps {
                 compression: Compression::Lz4,
@@ -177,7 +179,7 @@ fn every_kind_of_vdev_gives_back_what_was_written() {
                 let checked = pool.reader.check_copies(block);
                 assert_eq!((checked.readable, checked.damaged), (block.dvas().len(), 0));
             }
-            // As many leaves as redundancy allows are gone.
+            // As many leaves as redundancy allows are lost.
             pool.disks[..spare].iter().for_each(|d| d.inject(Fault::FailReads(0..u64::MAX)));
             for (bp, data) in bps.iter().zip(&data) {
                 assert_eq!(*pool.reader.read(bp, Io::SCAN).unwrap(), **data);
@@ -189,9 +191,9 @@ fn every_kind_of_vdev_gives_back_what_was_written() {
 #[test]
 fn leaves_that_fail_leave_degraded_or_lost_blocks() {
     let props = WriteProps { compression: Compression::Off, ..WriteProps::default() };
-    for (shape, leaves, spare) in [(Kind::Mirror, 3, 2), (raidz(2), 5, 2)] {
+    for (shape, leaves, spare) in [(VdevKind::Mirror, 3, 2), (raidz(2), 5, 2)] {
         for dead in 0..=spare + 1 {
-            let pool = Pool::new(&shape, leaves, 9, u64::MAX);
+            let pool = TreeFixture::new(&shape, leaves, 9, u64::MAX);
             let data = blocks(20);
             pool.disks[..dead].iter().for_each(|d| d.inject(Fault::FailWrites(0..u64::MAX)));
             let writes = Writes::new(&pool.zio);
@@ -205,7 +207,7 @@ fn leaves_that_fail_leave_degraded_or_lost_blocks() {
             }
             assert!(lost.is_empty(), "{shape:?} {lost:?}");
             assert_eq!(writes.counts().partial > 0, dead > 0);
-            // What failed reads as if nothing had been written there.
+            // Blocks that failed read as if nothing had been written there.
             for (bp, data) in bps.iter().zip(&data) {
                 assert_eq!(*pool.reader.read(bp, Io::SCAN).unwrap(), **data);
             }

@@ -1,19 +1,19 @@
-//! What the cache tells about itself: counters of stripes and cores added up.
+//! Statistics of the cache: the counters of stripes and cores, added up.
 
 use std::hash::Hash;
 
 use base::rt::atomic::Ordering::Relaxed;
 
-use super::stripe::Counts;
+use super::stripe::StripeCounts;
 use super::{Cache, Partition};
-use crate::policy::{Kind, State};
+use crate::policy::{CacheKind, PolicyState};
 use crate::stats::{Accesses, ArcStats, StateBytes};
 
-/// Blocks of a stripe looked at to tell how much is held.
+/// Blocks of a stripe that are sampled to estimate how many bytes are held.
 const HELD_SAMPLE: usize = 4096;
 
 impl<K: Copy + Eq + Hash> Cache<K> {
-    /// Counters and sizes. The memory figures are the monitor's to fill in.
+    /// Counters and sizes. The memory figures are filled in by the memory monitor.
     pub fn arc_stats(&self) -> ArcStats {
         let mut out = ArcStats { c: self.target(), ..ArcStats::default() };
         {
@@ -47,15 +47,15 @@ impl<K: Copy + Eq + Hash> Cache<K> {
 
     fn add_core(&self, partition: &Partition<K>, out: &mut ArcStats, shares: &mut [(u64, u64); 2]) {
         let core = partition.core.lock();
-        let add = |to: &mut StateBytes, state: State| {
+        let add = |to: &mut StateBytes, state: PolicyState| {
             let bytes = core.state_bytes(state);
             to.data += bytes.data;
             to.metadata += bytes.metadata;
         };
-        add(&mut out.mru, State::Mru);
-        add(&mut out.mfu, State::Mfu);
-        add(&mut out.mru_ghost, State::MruGhost);
-        add(&mut out.mfu_ghost, State::MfuGhost);
+        add(&mut out.mru, PolicyState::Mru);
+        add(&mut out.mfu, PolicyState::Mfu);
+        add(&mut out.mru_ghost, PolicyState::MruGhost);
+        add(&mut out.mfu_ghost, PolicyState::MfuGhost);
         out.uncached.data += core.unread();
         out.hash_elements += core.entries();
         out.hdr_size += core.header::<K>();
@@ -65,7 +65,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         out.metadata_size += metadata;
         out.compressed_size += data + metadata - core.fronts();
         out.uncompressed_size += core.logical();
-        for (share, kind) in shares.iter_mut().zip([Kind::Data, Kind::Metadata]) {
+        for (share, kind) in shares.iter_mut().zip([CacheKind::Data, CacheKind::Metadata]) {
             let (part, of) = core.targets(kind);
             *share = (share.0 + part, share.1 + of);
         }
@@ -79,7 +79,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 }
 
-/// Takes what is held off what could be evicted.
+/// Subtracts held bytes from the evictable bytes.
 fn evictable(out: &mut ArcStats) {
     let mut held = [out.held_data, out.held_metadata];
     for state in [&mut out.mru, &mut out.mfu, &mut out.uncached] {
@@ -90,16 +90,16 @@ fn evictable(out: &mut ArcStats) {
     }
 }
 
-fn add_counts(c: &Counts, out: &mut ArcStats) {
+fn add_counts(c: &StripeCounts, out: &mut ArcStats) {
     let add = |to: &mut Accesses, from: &Accesses| {
         to.hits += from.hits;
         to.iohits += from.iohits;
         to.misses += from.misses;
     };
-    add(&mut out.demand_data, &c.access[Kind::Data as usize][0]);
-    add(&mut out.prefetch_data, &c.access[Kind::Data as usize][1]);
-    add(&mut out.demand_metadata, &c.access[Kind::Metadata as usize][0]);
-    add(&mut out.prefetch_metadata, &c.access[Kind::Metadata as usize][1]);
+    add(&mut out.demand_data, &c.access[CacheKind::Data as usize][0]);
+    add(&mut out.prefetch_data, &c.access[CacheKind::Data as usize][1]);
+    add(&mut out.demand_metadata, &c.access[CacheKind::Metadata as usize][0]);
+    add(&mut out.prefetch_metadata, &c.access[CacheKind::Metadata as usize][1]);
     out.forms.borrowed += c.forms.borrowed;
     out.forms.copied += c.forms.copied;
     out.forms.decompressed += c.forms.decompressed;
@@ -113,8 +113,8 @@ fn add_counts(c: &Counts, out: &mut ArcStats) {
     out.mutex_miss += c.log_busy;
 }
 
-/// What readers hold of a partition, bytes: data and metadata. Of a large one every
-/// so-manieth block is looked at and stands for the others.
+/// Bytes of a partition that readers hold: data and metadata. In a large partition only
+/// every n-th block is examined and represents the others.
 fn held<K: Copy + Eq + Hash>(partition: &Partition<K>) -> [u64; 2] {
     let mut out = [0; 2];
     for stripe in &partition.stripes {

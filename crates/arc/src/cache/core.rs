@@ -1,6 +1,7 @@
-//! What decides: policies, unread prefetches, decompressed fronts, and room.
+//! The core of a partition: policies, unread prefetches, decompressed fronts, and
+//! eviction.
 //!
-//! Everything here is under a partition's core lock; stripes are locked one at a
+//! Everything here runs under the partition's core lock; stripes are locked one at a
 //! time below it.
 
 use std::hash::{BuildHasher, Hash};
@@ -10,35 +11,39 @@ use base::rt::Mutex;
 use base::rt::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Hasher;
-use super::line::{At, FAR_SHIFT, In, Lately, Line, Queue};
-use super::stripe::{Slot, Stripe, Touch};
+use super::line::{
+    BlockPosition, DecayingMax, FAR_SHIFT, KindBlocks, QueueMembership, TicketQueue,
+};
+use super::stripe::{CacheSlot, CacheStripe, Touch};
 use crate::balance::{Division, Pushes};
-use crate::policy::{Id, Kind, State};
+use crate::policy::{CacheKind, Id, PolicyState};
 use crate::stats::StateBytes;
 use crate::tier::SecondTier;
 use crate::{Access, PolicyKind};
 
-/// Unread prefetches may take between 1/64 and 1/8 of a partition, at first 1/32.
+/// Unread prefetches may use between 1/64 and 1/8 of a partition; initially 1/32.
 const FRESH_MIN_SHIFT: u32 = 6;
-/// A cache that is stuck tries again when it has grown by this share.
+/// A cache that could not evict enough tries again when it has grown by this share.
 const STUCK_SHIFT: u32 = 8;
 const FRESH_MAX_SHIFT: u32 = 3;
 const FRESH_START_SHIFT: u32 = 5;
-/// Decompressed fronts start at 1/16 of a partition and move by 1/256 of it, if one side
-/// is worth twice the other: every move costs the other side what it had there.
+/// Decompressed fronts start at 1/16 of a partition. Their share moves by 1/256 if one
+/// side is worth twice the other, because every move costs the other side the blocks it
+/// had there.
 const FRONT_START_SHIFT: u32 = 4;
 const FRONT_STEP_SHIFT: u32 = 8;
 const FRONT_MIN_SHIFT: u32 = 6;
-/// A front that comes back within 1/8 of the partition's bytes was dropped too early.
+/// A front that is needed again within 1/8 of the partition's bytes was dropped too
+/// early.
 const FRONT_NEAR_SHIFT: u32 = 3;
-/// The division is settled each time 1/64 of the partition has turned over.
+/// The division is settled each time 1/64 of the partition has been replaced.
 const SETTLE_SHIFT: u32 = 6;
 const PAGE_SHIFT: u32 = 12;
-/// A kind is remembered as far as twice the partition's bytes.
+/// Each kind remembers ghosts for up to twice the partition's bytes.
 const FAR_REACH_SHIFT: u32 = 1;
-/// Directory memory of a block: slot, table entry and place.
+/// Directory memory of a block: slot, table entry and position.
 const fn entry_bytes<K>() -> u64 {
-    (size_of::<Slot<K>>() + size_of::<At>() + 8) as u64
+    (size_of::<CacheSlot<K>>() + size_of::<BlockPosition>() + 8) as u64
 }
 
 /// Counters of a core.
@@ -52,16 +57,16 @@ pub(super) struct CoreCounts {
     pub(super) evicted: u64,
 }
 
-pub(super) struct Core {
-    lines: [Line; 2],
-    fresh: Queue,
+pub(super) struct PartitionCore {
+    lines: [KindBlocks; 2],
+    fresh: TicketQueue,
     fresh_share: u64,
-    /// Bytes at which nothing more could be evicted; 0 if all fits.
+    /// Size at which nothing more could be evicted; 0 if everything fits.
     stuck: u64,
-    front: Queue,
+    front: TicketQueue,
     front_target: u64,
-    /// Most that fronts and unread prefetches took lately.
-    reserve: Lately,
+    /// Recent maximum of the bytes of fronts and unread prefetches.
+    reserve: DecayingMax,
     front_dropped: u64,
     front_near: u64,
     ghosts_seen: u64,
@@ -74,27 +79,27 @@ pub(super) struct Core {
     pub(super) counts: CoreCounts,
 }
 
-/// A block as it moves in.
+/// A block that is being inserted.
 pub(super) struct Incoming {
     pub(super) stored: Buf,
     pub(super) whole: Buf,
     pub(super) lsize: u32,
     pub(super) tag: u8,
     pub(super) access: Access,
-    /// Somebody above keeps it.
+    /// A layer above keeps the block.
     pub(super) remember: bool,
 }
 
-impl Core {
-    pub(super) fn new(kind: PolicyKind, c: u64) -> Core {
-        Core {
-            lines: [Line::new(kind, c), Line::new(kind, c)],
-            fresh: Queue::default(),
+impl PartitionCore {
+    pub(super) fn new(kind: PolicyKind, c: u64) -> PartitionCore {
+        PartitionCore {
+            lines: [KindBlocks::new(kind, c), KindBlocks::new(kind, c)],
+            fresh: TicketQueue::default(),
             fresh_share: c >> FRESH_START_SHIFT,
             stuck: 0,
-            front: Queue::default(),
+            front: TicketQueue::default(),
             front_target: c >> FRONT_START_SHIFT,
-            reserve: Lately::default(),
+            reserve: DecayingMax::default(),
             front_dropped: 0,
             front_near: 0,
             ghosts_seen: 0,
@@ -116,12 +121,12 @@ impl Core {
         self.c = c;
     }
 
-    /// Everything the partition takes, bytes.
+    /// All memory of the partition, bytes.
     pub(super) fn size<K>(&self) -> u64 {
         self.raw.iter().sum::<u64>() + self.front.bytes + self.header::<K>()
     }
 
-    /// Blocks known.
+    /// Number of known blocks.
     pub(super) fn entries(&self) -> u64 {
         self.lines.iter().map(|l| (l.at.len() - l.free.len()) as u64).sum()
     }
@@ -137,53 +142,57 @@ impl Core {
         self.front.bytes
     }
 
-    /// Bytes resident in both forms: data, metadata.
+    /// Resident bytes in both forms: data, metadata.
     pub(super) fn held_bytes(&self) -> [u64; 2] {
         [self.raw[0] + self.fronts[0], self.raw[1] + self.fronts[1]]
     }
 
-    /// Logical bytes of what is resident.
+    /// Logical bytes of resident blocks.
     pub(super) fn logical(&self) -> u64 {
         self.logical
     }
 
-    /// The partition's target is `c` from now on.
+    /// Sets the partition's target to `c`.
     pub(super) fn set_c_if(&mut self, c: u64) {
         if c != self.c {
             self.set_c(c);
         }
     }
 
-    /// Begins anew with an empty partition.
+    /// Resets the partition to empty.
     pub(super) fn reset(&mut self, kind: PolicyKind, c: u64) {
         let counts = self.counts;
-        *self = Core { counts, ..Core::new(kind, c) };
+        *self = PartitionCore { counts, ..PartitionCore::new(kind, c) };
     }
 
-    /// Bytes prefetched and not yet read.
+    /// Bytes that were prefetched and not yet read.
     pub(super) fn unread(&self) -> u64 {
         self.fresh.bytes
     }
 
-    /// Another decompressed form would push nothing out.
+    /// Whether another decompressed form fits without displacing anything.
     pub(super) fn front_has_room<K>(&self) -> bool {
         let slack = self.c >> FRONT_MIN_SHIFT;
         self.front.bytes + slack < self.front_target || self.size::<K>() + slack < self.c
     }
 
-    pub(super) fn state_bytes(&self, state: State) -> StateBytes {
-        let of = |kind: Kind| self.lines[kind as usize].policy.bytes(state);
-        StateBytes { data: of(Kind::Data), metadata: of(Kind::Metadata), ..StateBytes::default() }
+    pub(super) fn state_bytes(&self, state: PolicyState) -> StateBytes {
+        let of = |kind: CacheKind| self.lines[kind as usize].policy.bytes(state);
+        StateBytes {
+            data: of(CacheKind::Data),
+            metadata: of(CacheKind::Metadata),
+            ..StateBytes::default()
+        }
     }
 
-    /// MRU target and target of a kind's policy.
-    pub(super) fn targets(&self, kind: Kind) -> (u64, u64) {
+    /// The MRU target and the target of a kind's policy.
+    pub(super) fn targets(&self, kind: CacheKind) -> (u64, u64) {
         let policy = &self.lines[kind as usize].policy;
         (policy.mru_target(), policy.target())
     }
 
-    /// Tells the policies what a stripe's log holds.
-    pub(super) fn drain<K>(&mut self, stripe: &mut Stripe<K>) {
+    /// Applies a stripe's log of hits to the policies.
+    pub(super) fn drain<K>(&mut self, stripe: &mut CacheStripe<K>) {
         for i in 0..stripe.log.len() {
             self.touch(stripe.log[i]);
         }
@@ -210,35 +219,35 @@ impl Core {
         }
         let line = &mut self.lines[touch.kind as usize];
         match line.policy.state(touch.id) {
-            State::Mru => self.counts.hits[0] += 1,
-            State::Mfu => self.counts.hits[1] += 1,
+            PolicyState::Mru => self.counts.hits[0] += 1,
+            PolicyState::Mfu => self.counts.hits[1] += 1,
             _ => return,
         }
         line.policy.hit(touch.id);
     }
 
-    /// A prefetched block was read: it is a block like any other now.
-    fn first_use(&mut self, kind: Kind, id: Id) {
+    /// First read of a prefetched block, which becomes a block like any other.
+    fn first_use(&mut self, kind: CacheKind, id: Id) {
         let line = &mut self.lines[kind as usize];
         let at = &mut line.at[id as usize];
-        if at.queue != In::Fresh {
+        if at.queue != QueueMembership::Fresh {
             return;
         }
         let size = at.bytes;
         at.leave();
         self.fresh.bytes -= u64::from(size);
         self.fresh.live -= 1;
-        // Worth its place: the next ones may have a little more.
+        // The prefetch was useful: the next ones may use a little more space.
         self.fresh_share = (self.fresh_share + u64::from(size)).min(self.c >> FRESH_MAX_SHIFT);
         self.admit(kind, id, size);
     }
 
-    fn admit(&mut self, kind: Kind, id: Id, size: u32) {
+    fn admit(&mut self, kind: CacheKind, id: Id, size: u32) {
         let line = &mut self.lines[kind as usize];
         let was = line.policy.admit(id, size);
         let list = match was {
-            State::MruGhost => 0,
-            State::MfuGhost => 1,
+            PolicyState::MruGhost => 0,
+            PolicyState::MfuGhost => 1,
             _ => return,
         };
         line.ghost_hits += u64::from(size);
@@ -246,10 +255,10 @@ impl Core {
         self.counts.ghosts[list] += 1;
     }
 
-    /// A block moves into slot `i`, which is not resident.
+    /// Inserts a block into slot `i`, which is not resident.
     pub(super) fn put<K: Copy + Eq + Hash>(
         &mut self,
-        stripe: &mut Stripe<K>,
+        stripe: &mut CacheStripe<K>,
         place: u32,
         i: u32,
         block: Incoming,
@@ -261,7 +270,7 @@ impl Core {
         }
         let id = stripe.slots[i as usize].id;
         self.ghosts_seen += u64::from(line.return_from_far(id)) << FAR_SHIFT;
-        let known = line.policy.state(id) != State::Unknown;
+        let known = line.policy.state(id) != PolicyState::Unknown;
         let form = if block.stored.is_empty() { &block.whole } else { &block.stored };
         let size = u32::try_from(form.footprint().max(1)).unwrap_or(u32::MAX);
         self.turned += u64::from(size);
@@ -273,13 +282,13 @@ impl Core {
         let fresh = (block.access != Access::Demand).then_some(block.access);
         stripe.fill(i, block, fresh);
         if fresh.is_some() || passed {
-            // Its decompressed form, if any, waits for a reader to ask for it.
+            // Its decompressed form, if any, is kept only once a reader requests it.
             if front > 0 {
                 stripe.slots[i as usize].whole = Buf::default();
             }
             let ticket = self.fresh.push(kind, id);
             let at = &mut self.lines[kind as usize].at[id as usize];
-            let queue = if passed { In::Passed } else { In::Fresh };
+            let queue = if passed { QueueMembership::Passed } else { QueueMembership::Fresh };
             (at.queue, at.ticket, at.bytes) = (queue, ticket, size);
             self.fresh.bytes += u64::from(size);
             self.fresh.live += 1;
@@ -291,10 +300,10 @@ impl Core {
         }
     }
 
-    fn put_front(&mut self, kind: Kind, id: Id, bytes: usize) {
+    fn put_front(&mut self, kind: CacheKind, id: Id, bytes: usize) {
         let ticket = self.front.push(kind, id);
         let at = &mut self.lines[kind as usize].at[id as usize];
-        (at.queue, at.ticket, at.bytes) = (In::Front, ticket, bytes as u32);
+        (at.queue, at.ticket, at.bytes) = (QueueMembership::Front, ticket, bytes as u32);
         at.used = false;
         self.front.bytes += bytes as u64;
         self.fronts[kind as usize] += bytes as u64;
@@ -302,17 +311,17 @@ impl Core {
         self.turned += bytes as u64 / 4;
     }
 
-    /// The decompressed form of slot `i` is at hand.
+    /// Adds the decompressed form to slot `i`.
     pub(super) fn install<K: Copy + Eq + Hash>(
         &mut self,
-        stripe: &mut Stripe<K>,
+        stripe: &mut CacheStripe<K>,
         i: u32,
         whole: Buf,
     ) {
         let slot = &mut stripe.slots[i as usize];
         let (kind, id) = (slot.kind, slot.id);
         let at = &self.lines[kind as usize].at[id as usize];
-        if !slot.whole.is_empty() || slot.stored.is_empty() || at.queue != In::None {
+        if !slot.whole.is_empty() || slot.stored.is_empty() || at.queue != QueueMembership::None {
             return;
         }
         let bytes = whole.footprint();
@@ -320,9 +329,9 @@ impl Core {
         self.put_front(kind, id, bytes);
     }
 
-    fn take_front(&mut self, kind: Kind, id: Id) {
+    fn take_front(&mut self, kind: CacheKind, id: Id) {
         let at = &mut self.lines[kind as usize].at[id as usize];
-        if at.queue == In::Front {
+        if at.queue == QueueMembership::Front {
             self.front.bytes -= u64::from(at.bytes);
             self.fronts[kind as usize] -= u64::from(at.bytes);
             self.front.live -= 1;
@@ -330,27 +339,27 @@ impl Core {
         }
     }
 
-    fn take_fresh(&mut self, kind: Kind, id: Id) {
+    fn take_fresh(&mut self, kind: CacheKind, id: Id) {
         let at = &mut self.lines[kind as usize].at[id as usize];
-        if matches!(at.queue, In::Fresh | In::Passed) {
+        if matches!(at.queue, QueueMembership::Fresh | QueueMembership::Passed) {
             self.fresh.bytes -= u64::from(at.bytes);
             self.fresh.live -= 1;
             at.leave();
         }
     }
 
-    /// The buffers of a slot are about to go.
-    fn uncharge<K>(&mut self, slot: &Slot<K>) {
+    /// Subtracts the buffers of a slot that are about to be dropped.
+    fn uncharge<K>(&mut self, slot: &CacheSlot<K>) {
         if slot.resident() {
             self.raw[slot.kind as usize] -= slot.charged() as u64;
             self.logical -= u64::from(slot.lsize);
         }
     }
 
-    /// The block in slot `i` is gone for good.
+    /// Removes the block in slot `i` permanently.
     pub(super) fn remove<K: Copy + Eq + Hash>(
         &mut self,
-        stripe: &mut Stripe<K>,
+        stripe: &mut CacheStripe<K>,
         hasher: &Hasher,
         i: u32,
     ) {
@@ -367,13 +376,14 @@ impl Core {
         stripe.delete(hasher, i);
     }
 
-    /// The logical form of slot `i` leaves; without a stored one, all but the memory
-    /// of it. A block that came back before has shown that it is needed here.
-    pub(super) fn hand_over<K: Copy + Eq + Hash>(&mut self, stripe: &mut Stripe<K>, i: u32) {
+    /// Drops the logical form of slot `i`; without a stored form, only a ghost of the
+    /// block remains. A block that was evicted and read again stays, because it is
+    /// needed here.
+    pub(super) fn hand_over<K: Copy + Eq + Hash>(&mut self, stripe: &mut CacheStripe<K>, i: u32) {
         let slot = &stripe.slots[i as usize];
         let (kind, id) = (slot.kind, slot.id);
         let state = self.lines[kind as usize].policy.state(id);
-        if !slot.resident() || matches!(state, State::Mfu) {
+        if !slot.resident() || matches!(state, PolicyState::Mfu) {
             return;
         }
         if !slot.stored.is_empty() {
@@ -390,55 +400,60 @@ impl Core {
         policy.remember(id, size);
     }
 
-    /// As [`Core::make_room`]; but after it found too little that nobody holds, not before
-    /// the cache has grown by some more: what is being written is held for long.
-    pub(super) fn make_room_unless_stuck<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>) {
+    /// As [`PartitionCore::make_room`], but after a call that found too few evictable bytes it
+    /// waits until the cache has grown by a further share: blocks that are being
+    /// written are held for long.
+    pub(super) fn make_room_unless_stuck<K: Copy + Eq + Hash>(
+        &mut self,
+        context: &CoreContext<'_, K>,
+    ) {
         let size = self.size::<K>();
         if self.stuck > 0 && size > self.c && size < self.stuck + (self.c >> STUCK_SHIFT) {
             return;
         }
-        self.make_room(fleet);
+        self.make_room(context);
         let size = self.size::<K>();
         self.stuck = if size > self.c { size } else { 0 };
     }
 
-    /// Makes the partition fit its target, and the division settle.
-    pub(super) fn make_room<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>) {
-        self.settle(fleet);
-        self.drop_unread(fleet, self.fresh_share);
-        let over = |core: &Core| core.size::<K>().saturating_sub(core.c);
+    /// Evicts until the partition fits its target, and settles the division if that is
+    /// due.
+    pub(super) fn make_room<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>) {
+        self.settle(context);
+        self.drop_unread(context, self.fresh_share);
+        let over = |core: &PartitionCore| core.size::<K>().saturating_sub(core.c);
         let excess = self.front.bytes.saturating_sub(self.front_target);
         if over(self) > 0 && excess > 0 {
             let keep = self.front.bytes - excess.min(over(self));
-            self.drop_fronts(fleet, keep);
+            self.drop_fronts(context, keep);
         }
-        self.retarget(fleet);
-        for kind in [Kind::Metadata, Kind::Data] {
-            self.evict(fleet, kind);
+        self.retarget(context);
+        for kind in [CacheKind::Metadata, CacheKind::Data] {
+            self.evict(context, kind);
         }
         if over(self) > 0 {
             let keep = self.front.bytes.saturating_sub(over(self));
-            self.drop_fronts(fleet, keep);
+            self.drop_fronts(context, keep);
         }
         if over(self) > 0 {
-            self.drop_unread(fleet, 0);
+            self.drop_unread(context, 0);
         }
         if over(self) > self.c >> 4 {
             self.counts.evict_not_enough += 1;
         }
     }
 
-    /// Divides what is left for stored blocks among the kinds.
-    fn retarget<K>(&mut self, fleet: &Fleet<'_, K>) {
+    /// Divides the space for stored blocks between the kinds.
+    fn retarget<K>(&mut self, context: &CoreContext<'_, K>) {
         let now = self.front.bytes.min(self.front_target) + self.fresh.bytes;
         let other = self.reserve.follow(now) + self.header::<K>();
         let left = self.c.saturating_sub(other).max(self.c >> 4);
-        let meta = fleet.meta_of(left);
-        let mut lately = |kind: Kind| {
+        let meta = context.meta_of(left);
+        let mut recent_max = |kind: CacheKind| {
             let line = &mut self.lines[kind as usize];
-            line.lately.follow(line.policy.resident())
+            line.recent_max.follow(line.policy.resident())
         };
-        let (data_now, meta_now) = (lately(Kind::Data), lately(Kind::Metadata));
+        let (data_now, meta_now) = (recent_max(CacheKind::Data), recent_max(CacheKind::Metadata));
         let data_target = (left - meta).max(left.saturating_sub(meta_now));
         let meta_target = meta.max(left.saturating_sub(data_now));
         for (line, target) in self.lines.iter_mut().zip([data_target, meta_target]) {
@@ -450,108 +465,120 @@ impl Core {
         }
     }
 
-    fn evict<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind) {
+    fn evict<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>, kind: CacheKind) {
         loop {
-            let Line { policy, at, .. } = &mut self.lines[kind as usize];
+            let KindBlocks { policy, at, .. } = &mut self.lines[kind as usize];
             let skipped = &mut self.counts.evict_skip;
             let mut held = |id: Id| {
                 let at = at[id as usize];
-                let held = fleet.stripe(at.stripe).lock().slots[at.slot as usize].held();
+                let held = context.stripe(at.stripe).lock().slots[at.slot as usize].held();
                 *skipped += u64::from(held);
                 held
             };
             let Some(id) = policy.evict(&mut held) else { break };
-            self.evicted(fleet, kind, id);
+            self.evicted(context, kind, id);
         }
         while let Some(id) = self.lines[kind as usize].policy.forget() {
-            self.forgotten(fleet, kind, id);
+            self.forgotten(context, kind, id);
         }
-        self.trim_far(fleet, kind);
+        self.trim_far(context, kind);
     }
 
-    /// The policy gave up block `id`: its buffers go.
-    fn evicted<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind, id: Id) {
+    /// Drops the buffers of block `id`, which the policy evicted.
+    fn evicted<K: Copy + Eq + Hash>(
+        &mut self,
+        context: &CoreContext<'_, K>,
+        kind: CacheKind,
+        id: Id,
+    ) {
         let at = self.lines[kind as usize].at[id as usize];
-        let mut stripe = fleet.stripe(at.stripe).lock();
+        let mut stripe = context.stripe(at.stripe).lock();
         self.drain(&mut stripe);
         let slot = &stripe.slots[at.slot as usize];
         let bytes = slot.charged() as u64;
         let form = if slot.stored.is_empty() { &slot.whole } else { &slot.stored };
-        fleet.tier.offer(&slot.key, kind, form);
+        context.tier.offer(&slot.key, kind, form);
         self.uncharge(slot);
         self.counts.evicted += bytes;
         self.take_front(kind, id);
         stripe.empty(at.slot);
-        if self.lines[kind as usize].policy.state(id) == State::Unknown {
-            self.bury(fleet, &mut stripe, kind, id, bytes as u32);
+        if self.lines[kind as usize].policy.state(id) == PolicyState::Unknown {
+            self.move_to_far(context, &mut stripe, kind, id, bytes as u32);
         }
     }
 
-    /// The policy forgot block `id`; unread prefetched ones live on without it.
-    fn forgotten<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind, id: Id) {
-        let at = self.lines[kind as usize].at[id as usize];
-        if !matches!(at.queue, In::Fresh | In::Passed) {
-            let mut stripe = fleet.stripe(at.stripe).lock();
-            let bytes = at.size;
-            self.bury(fleet, &mut stripe, kind, id, bytes);
-        }
-    }
-
-    /// A block that no policy knows goes: to the long forgotten, if it is one of the
-    /// sample.
-    fn bury<K: Copy + Eq + Hash>(
+    /// Handles a block `id` that the policy forgot; unread prefetched ones stay without
+    /// it.
+    fn forgotten<K: Copy + Eq + Hash>(
         &mut self,
-        fleet: &Fleet<'_, K>,
-        stripe: &mut Stripe<K>,
-        kind: Kind,
+        context: &CoreContext<'_, K>,
+        kind: CacheKind,
+        id: Id,
+    ) {
+        let at = self.lines[kind as usize].at[id as usize];
+        if !matches!(at.queue, QueueMembership::Fresh | QueueMembership::Passed) {
+            let mut stripe = context.stripe(at.stripe).lock();
+            let bytes = at.size;
+            self.move_to_far(context, &mut stripe, kind, id, bytes);
+        }
+    }
+
+    /// Removes a block that no policy knows; if it belongs to the sample, it becomes a
+    /// far ghost.
+    fn move_to_far<K: Copy + Eq + Hash>(
+        &mut self,
+        context: &CoreContext<'_, K>,
+        stripe: &mut CacheStripe<K>,
+        kind: CacheKind,
         id: Id,
         bytes: u32,
     ) {
         let line = &mut self.lines[kind as usize];
         let slot = line.at[id as usize].slot;
-        let sampled = fleet.hasher.hash_one(stripe.slots[slot as usize].key) >> 16 & 7 == 0;
+        let sampled = context.hasher.hash_one(stripe.slots[slot as usize].key) >> 16 & 7 == 0;
         if sampled && bytes > 0 {
             let ticket = line.far.push(kind, id);
             let at = &mut line.at[id as usize];
-            (at.queue, at.ticket, at.bytes) = (In::Far, ticket, bytes);
+            (at.queue, at.ticket, at.bytes) = (QueueMembership::Far, ticket, bytes);
             line.far.bytes += u64::from(bytes);
             line.far.live += 1;
         } else {
             line.free.push(id);
-            stripe.delete(fleet.hasher, slot);
+            stripe.delete(context.hasher, slot);
         }
     }
 
-    /// Forgets the oldest of the long forgotten beyond the reach.
-    fn trim_far<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, kind: Kind) {
+    /// Drops the oldest far ghosts beyond the reach.
+    fn trim_far<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>, kind: CacheKind) {
         let line = &mut self.lines[kind as usize];
         let known = line.policy.resident()
-            + line.policy.bytes(State::MruGhost)
-            + line.policy.bytes(State::MfuGhost);
+            + line.policy.bytes(PolicyState::MruGhost)
+            + line.policy.bytes(PolicyState::MfuGhost);
         let most = (self.c << FAR_REACH_SHIFT).saturating_sub(known);
         while line.far_bytes() > most {
             let Some((_, id, ticket)) = line.far.entries.pop_front() else { break };
-            if line.at[id as usize].ticket_in(In::Far) == ticket {
+            if line.at[id as usize].ticket_in(QueueMembership::Far) == ticket {
                 line.take_far(id);
                 line.free.push(id);
                 let at = line.at[id as usize];
-                fleet.stripe(at.stripe).lock().delete(fleet.hasher, at.slot);
+                context.stripe(at.stripe).lock().delete(context.hasher, at.slot);
             }
         }
-        let Line { far, at, .. } = line;
-        far.tidy(|_, id, t| at[id as usize].ticket_in(In::Far) == t);
+        let KindBlocks { far, at, .. } = line;
+        far.tidy(|_, id, t| at[id as usize].ticket_in(QueueMembership::Far) == t);
     }
 
-    /// Drops the oldest unread prefetches beyond `keep` bytes; nobody wanted them, so
-    /// the next ones get less. What was passed on is remembered.
-    fn drop_unread<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, keep: u64) {
+    /// Drops the oldest unread prefetches beyond `keep` bytes. They were not used, so
+    /// later ones get less space. Blocks that a layer above keeps are remembered as
+    /// ghosts.
+    fn drop_unread<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>, keep: u64) {
         while self.fresh.bytes > keep {
             let Some((kind, id, ticket)) = self.fresh.entries.pop_front() else { break };
             let at = self.lines[kind as usize].at[id as usize];
             if at.waiting() != ticket {
                 continue;
             }
-            let mut stripe = fleet.stripe(at.stripe).lock();
+            let mut stripe = context.stripe(at.stripe).lock();
             self.drain(&mut stripe);
             if self.lines[kind as usize].at[id as usize].waiting() != ticket {
                 continue;
@@ -561,29 +588,29 @@ impl Core {
             self.counts.evicted += bytes;
             self.take_fresh(kind, id);
             stripe.empty(at.slot);
-            if at.queue == In::Passed {
+            if at.queue == QueueMembership::Passed {
                 self.lines[kind as usize].policy.remember(id, at.size);
                 continue;
             }
             let least = self.c >> FRESH_MIN_SHIFT;
             self.fresh_share = self.fresh_share.saturating_sub(bytes / 2).max(least);
-            if self.lines[kind as usize].policy.state(id) == State::Unknown {
-                self.bury(fleet, &mut stripe, kind, id, 0);
+            if self.lines[kind as usize].policy.state(id) == PolicyState::Unknown {
+                self.move_to_far(context, &mut stripe, kind, id, 0);
             }
         }
         let lines = &self.lines;
         self.fresh.tidy(|k, id, t| lines[k as usize].at[id as usize].waiting() == t);
     }
 
-    /// Drops decompressed forms, those not used since they were looked at last first.
-    fn drop_fronts<K: Copy + Eq + Hash>(&mut self, fleet: &Fleet<'_, K>, keep: u64) {
-        // Twice round at most: the first time may only clear marks.
+    /// Drops decompressed forms, first those not used since the last scan.
+    fn drop_fronts<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>, keep: u64) {
+        // At most two rounds: the first one may only clear marks.
         let mut turns = 2 * self.front.entries.len() + 1;
         while self.front.bytes > keep && turns > 0 {
             turns -= 1;
             let Some((kind, id, ticket)) = self.front.entries.pop_front() else { break };
             let at = &mut self.lines[kind as usize].at[id as usize];
-            if at.ticket_in(In::Front) != ticket {
+            if at.ticket_in(QueueMembership::Front) != ticket {
                 continue;
             }
             if std::mem::take(&mut at.used) {
@@ -594,38 +621,41 @@ impl Core {
             self.front_dropped += bytes;
             at.dropped = ((self.front_dropped >> PAGE_SHIFT) as u32).max(1);
             self.take_front(kind, id);
-            fleet.stripe(stripe).lock().slots[slot as usize].whole = Buf::default();
+            context.stripe(stripe).lock().slots[slot as usize].whole = Buf::default();
         }
         let lines = &self.lines;
-        self.front.tidy(|k, id, t| lines[k as usize].at[id as usize].ticket_in(In::Front) == t);
+        self.front.tidy(|k, id, t| {
+            lines[k as usize].at[id as usize].ticket_in(QueueMembership::Front) == t
+        });
     }
 
-    /// Lets ghost hits move the division, and the front's share follow what a
-    /// larger one would have saved.
-    fn settle<K>(&mut self, fleet: &Fleet<'_, K>) {
+    /// Lets ghost hits move the division, and adapts the fronts' share to the time that
+    /// a larger one would have saved.
+    fn settle<K>(&mut self, context: &CoreContext<'_, K>) {
         if self.turned < self.c >> SETTLE_SHIFT {
             return;
         }
         self.turned = 0;
-        let pushes = |l: &mut Line| Pushes {
+        let pushes = |l: &mut KindBlocks| Pushes {
             hits: std::mem::take(&mut l.ghost_hits),
-            ghosts: l.policy.bytes(State::MruGhost)
-                + l.policy.bytes(State::MfuGhost)
+            ghosts: l.policy.bytes(PolicyState::MruGhost)
+                + l.policy.bytes(PolicyState::MfuGhost)
                 + l.far_bytes(),
         };
         let [data, metadata] = &mut self.lines;
         let (data, metadata) = (pushes(data), pushes(metadata));
-        fleet.settle(data, metadata);
+        context.settle(data, metadata);
         let (near, ghosts) = (self.front_near, self.ghosts_seen);
         (self.front_near, self.ghosts_seen) = (0, 0);
-        // Time saved for each byte: by a larger front, and by a larger rest.
-        // Among the ghosts, those of a scan will never come back: that they are many says
-        // nothing about the others.
+        // Time saved for each byte, by a larger share for fronts and by a larger share
+        // for the rest. Ghosts of a scan are never read again, so the number of ghosts
+        // alone says nothing about the usefulness of the others.
         let near_bytes = self.c >> FRONT_NEAR_SHIFT;
         let reach = (data.ghosts + metadata.ghosts).clamp(near_bytes, 2 * near_bytes);
-        let front = u128::from(near) * u128::from(fleet.expand_ns) * u128::from(reach);
-        let rest =
-            u128::from(ghosts) * u128::from(fleet.fill_ns) * u128::from(self.c >> FRONT_NEAR_SHIFT);
+        let front = u128::from(near) * u128::from(context.expand_ns) * u128::from(reach);
+        let rest = u128::from(ghosts)
+            * u128::from(context.fill_ns)
+            * u128::from(self.c >> FRONT_NEAR_SHIFT);
         let step = self.c >> FRONT_STEP_SHIFT;
         if front > 2 * rest {
             self.front_target += step;
@@ -637,23 +667,23 @@ impl Core {
     }
 }
 
-/// What a core needs of its surroundings.
-pub(super) struct Fleet<'a, K> {
+/// What a core needs from the cache.
+pub(super) struct CoreContext<'a, K> {
     /// The partition's stripes.
-    pub(super) stripes: &'a [Mutex<Stripe<K>>],
+    pub(super) stripes: &'a [Mutex<CacheStripe<K>>],
     pub(super) hasher: &'a Hasher,
     pub(super) division: &'a Mutex<Division>,
-    /// Metadata's share as the division has it, of 2^32.
+    /// Metadata's share in the division, in units of 2^-32.
     pub(super) meta: &'a AtomicU64,
     pub(super) tier: &'a dyn SecondTier<K>,
     pub(super) balance: u32,
-    /// What reading and what decompressing a block take, on the average.
+    /// Average duration of reading a block and of decompressing it.
     pub(super) fill_ns: u64,
     pub(super) expand_ns: u64,
 }
 
-impl<K> Fleet<'_, K> {
-    fn stripe(&self, i: u16) -> &Mutex<Stripe<K>> {
+impl<K> CoreContext<'_, K> {
+    fn stripe(&self, i: u16) -> &Mutex<CacheStripe<K>> {
         &self.stripes[i as usize]
     }
 

@@ -1,70 +1,76 @@
-//! One kind's blocks in a partition: the policy, where each block is, and queues.
+//! The blocks of one kind in a partition: the policy, the position of each block, and
+//! queues.
 
 use std::collections::VecDeque;
 
 use crate::PolicyKind;
-use crate::policy::{Id, Kind, Policy};
+use crate::policy::{CacheKind, Id, Policy};
 
-/// Room that others needed is given back to a policy by 1/16384 at a time.
+/// Each time, 1/16384 of the space that others needed is returned to a policy.
 const LATELY_SHIFT: u32 = 14;
-/// Of the blocks that a policy forgot, one in eight is remembered for the division: a
-/// kind that has little of the cache would forget its loops before they come round.
+/// One in eight of the blocks that a policy forgot is remembered for the division. A
+/// kind with little of the cache would otherwise forget its loops before they repeat.
 pub(super) const FAR_SHIFT: u32 = 3;
 
-/// The queue that a block is in, apart from the policies' lists.
+/// The queue that contains a block, apart from the policies' lists.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum In {
+pub(super) enum QueueMembership {
     #[default]
     None,
     /// Prefetched and not read.
     Fresh,
-    /// In the same queue: given to somebody who keeps it, here for a moment longer, so
-    /// that a prefetcher that lags behind its reader does not read it again.
+    /// In the same queue: a layer above keeps the block. It stays here a little longer,
+    /// so that a prefetcher that is behind its reader does not read it again.
     Passed,
     /// Decompressed beside its stored form.
     Front,
-    /// Forgotten by its policy.
+    /// Forgotten by its policy (a far ghost).
     Far,
 }
 
-/// Where a block's slot is, and what else it is part of.
+/// The position of a block's slot, and its queue membership.
 #[derive(Clone, Copy, Default)]
-pub(super) struct At {
+pub(super) struct BlockPosition {
     pub(super) slot: u32,
     pub(super) stripe: u16,
-    pub(super) queue: In,
-    /// The front was used since it was looked at last.
+    pub(super) queue: QueueMembership,
+    /// The front was used since the last scan.
     pub(super) used: bool,
-    /// Its ticket and its bytes in that queue.
+    /// The block's ticket and bytes in that queue.
     pub(super) ticket: u32,
     pub(super) bytes: u32,
-    /// Pages of fronts dropped before this one's was; 0 if it never was.
+    /// Pages of fronts dropped before this block's front was dropped; 0 if it never
+    /// was.
     pub(super) dropped: u32,
-    /// Bytes that the policy charged for it last.
+    /// Bytes that the policy charged last.
     pub(super) size: u32,
 }
 
-impl At {
-    pub(super) fn ticket_in(&self, queue: In) -> u32 {
+impl BlockPosition {
+    pub(super) fn ticket_in(&self, queue: QueueMembership) -> u32 {
         if self.queue == queue { self.ticket } else { 0 }
     }
 
-    /// Its ticket among unread prefetches and blocks passed on.
+    /// The block's ticket among unread prefetches and blocks kept above.
     pub(super) fn waiting(&self) -> u32 {
-        if matches!(self.queue, In::Fresh | In::Passed) { self.ticket } else { 0 }
+        if matches!(self.queue, QueueMembership::Fresh | QueueMembership::Passed) {
+            self.ticket
+        } else {
+            0
+        }
     }
 
     pub(super) fn leave(&mut self) {
-        (self.queue, self.ticket, self.bytes) = (In::None, 0, 0);
+        (self.queue, self.ticket, self.bytes) = (QueueMembership::None, 0, 0);
     }
 }
 
-/// The most that something took lately: up at once, down slowly. A policy whose target
-/// moves up and down with every block of others loses what it had learned.
+/// A maximum that rises at once and decays slowly. A policy whose target moves up and
+/// down with every block of other kinds would lose what it had learned.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Lately(pub(super) u64);
+pub(super) struct DecayingMax(pub(super) u64);
 
-impl Lately {
+impl DecayingMax {
     pub(super) fn follow(&mut self, now: u64) -> u64 {
         self.0 -= self.0.saturating_sub(now) >> LATELY_SHIFT;
         self.0 = self.0.max(now);
@@ -72,34 +78,34 @@ impl Lately {
     }
 }
 
-/// One kind's blocks.
-pub(super) struct Line {
+/// The blocks of one kind.
+pub(super) struct KindBlocks {
     pub(super) policy: Box<dyn Policy>,
-    pub(super) at: Vec<At>,
+    pub(super) at: Vec<BlockPosition>,
     pub(super) free: Vec<Id>,
-    /// Bytes resident.
-    pub(super) lately: Lately,
-    /// Forgotten blocks, a sample.
-    pub(super) far: Queue,
-    /// Ghost hits since the division was settled: bytes.
+    /// Resident bytes.
+    pub(super) recent_max: DecayingMax,
+    /// Far ghosts: a sample of the forgotten blocks.
+    pub(super) far: TicketQueue,
+    /// Bytes of ghost hits since the division was settled.
     pub(super) ghost_hits: u64,
 }
 
-impl Line {
-    pub(super) fn new(kind: PolicyKind, target: u64) -> Line {
+impl KindBlocks {
+    pub(super) fn new(kind: PolicyKind, target: u64) -> KindBlocks {
         let policy = crate::policy::make(kind, target);
-        Line {
+        KindBlocks {
             policy,
             at: Vec::new(),
             free: Vec::new(),
-            lately: Lately::default(),
-            far: Queue::default(),
+            recent_max: DecayingMax::default(),
+            far: TicketQueue::default(),
             ghost_hits: 0,
         }
     }
 
     pub(super) fn alloc(&mut self, stripe: u32, slot: u32) -> Id {
-        let at = At { stripe: stripe as u16, slot, ..At::default() };
+        let at = BlockPosition { stripe: stripe as u16, slot, ..BlockPosition::default() };
         if let Some(id) = self.free.pop() {
             self.at[id as usize] = at;
             return id;
@@ -109,15 +115,15 @@ impl Line {
     }
 }
 
-impl Line {
-    /// Bytes that the queue of the forgotten stands for.
+impl KindBlocks {
+    /// Bytes of blocks that the sampled far ghosts represent.
     pub(super) fn far_bytes(&self) -> u64 {
         self.far.bytes << FAR_SHIFT
     }
 
     pub(super) fn take_far(&mut self, id: Id) -> bool {
         let at = &mut self.at[id as usize];
-        if at.queue != In::Far {
+        if at.queue != QueueMembership::Far {
             return false;
         }
         self.far.bytes -= u64::from(at.bytes);
@@ -126,7 +132,7 @@ impl Line {
         true
     }
 
-    /// A block that was long forgotten is back: for the division, a ghost hit.
+    /// Handles a hit on a far ghost; for the division it counts as a ghost hit.
     pub(super) fn return_from_far(&mut self, id: Id) -> bool {
         let bytes = u64::from(self.at[id as usize].bytes);
         let was = self.take_far(id);
@@ -137,23 +143,23 @@ impl Line {
     }
 }
 
-/// A queue whose entries go stale instead of being taken out of the middle.
+/// A queue in which entries become stale instead of being removed from the middle.
 #[derive(Default)]
-pub(super) struct Queue {
-    pub(super) entries: VecDeque<(Kind, Id, u32)>,
+pub(super) struct TicketQueue {
+    pub(super) entries: VecDeque<(CacheKind, Id, u32)>,
     pub(super) tickets: u32,
     pub(super) bytes: u64,
     pub(super) live: usize,
 }
 
-impl Queue {
-    pub(super) fn push(&mut self, kind: Kind, id: Id) -> u32 {
+impl TicketQueue {
+    pub(super) fn push(&mut self, kind: CacheKind, id: Id) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(1);
         self.entries.push_back((kind, id, self.tickets));
         self.tickets
     }
 
-    pub(super) fn tidy(&mut self, alive: impl Fn(Kind, Id, u32) -> bool) {
+    pub(super) fn tidy(&mut self, alive: impl Fn(CacheKind, Id, u32) -> bool) {
         if self.entries.len() > 2 * self.live + 64 {
             self.entries.retain(|e| alive(e.0, e.1, e.2));
         }

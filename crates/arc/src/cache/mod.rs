@@ -1,32 +1,34 @@
-//! The cache: buffers under keys, one reader a miss, within a target size.
+//! The cache: buffers under keys, one read for each miss, within a target size.
 //!
 //! # Theory
-//! The directory is cut into stripes by the key's hash, and the stripes are grouped
-//! into partitions of about [`PARTITION`] bytes. A **hit** takes its stripe's lock
-//! alone: it clones the buffer and notes the use in the stripe's log. A **miss**
-//! gives one reader a [`Fill`] ticket; others of the same key wait for it. When the
-//! ticket is filled, the partition's core lock is taken, the stripes' logs are told
-//! to the policies, the block moves in, and others move out until the partition fits.
+//! The directory is divided into stripes by the key's hash, and the stripes are grouped
+//! into partitions of about [`PARTITION`] bytes. A **hit** takes only its stripe's
+//! lock: it clones the buffer and records the use in the stripe's log. A **miss** gives
+//! one reader a [`Fill`] ticket; other readers of the same key wait for it. When the
+//! ticket is filled, the partition's core lock is taken, the stripes' logs are applied
+//! to the policies, the block is inserted, and others are evicted until the partition
+//! fits.
 //!
-//! A block is held **as stored** when that is smaller, with its decompressed form
-//! (the *front*) beside it as long as that is used; the share of fronts follows what
-//! a larger one would have saved. Blocks that a prefetcher read wait in a queue of
-//! their own, outside the policies, until somebody uses them; the queue's share
-//! grows with its use and shrinks with its waste.
+//! A block is held **as stored** if that is smaller, with its decompressed form (the
+//! *front*) beside it as long as that is used. The share of fronts follows the time
+//! that a larger one would have saved. Prefetched blocks wait in a queue of their own,
+//! outside the policies, until a reader uses them. The share of that queue grows with
+//! useful prefetches and shrinks with wasted ones.
 //!
 //! # Invariants
 //! * A key is resident, remembered, being read (with one ticket), or unknown.
-//! * After a block moved in, a partition's size (buffers' footprints, fronts,
-//!   directory) is at most its target, or what exceeds it is held by readers.
-//! * A [`SlotRef`] never leads to another block than the one it was given for:
-//!   stamps are given out once.
+//! * After a block was inserted, a partition's size (buffers' footprints, fronts,
+//!   directory) is at most its target, or the excess is held by readers.
+//! * A [`SlotRef`] never leads to a block other than the one it was made for, because
+//!   stamps are unique.
 //! * A block that was removed while it was being read is not kept.
-//! * A ticket dropped without a buffer leaves no trace, and every waiter retries.
+//! * A ticket that is dropped without a buffer leaves no trace, and every waiter
+//!   retries.
 //!
 //! # Locks
-//! A partition's core, then one stripe of it, then the division; nothing is called
-//! under them but policies and the second tier's `offer`. A hit whose log is full
-//! tries the core's lock while it holds its stripe, and gives up rather than waits.
+//! Order: a partition's core, then one of its stripes, then the division. Under them,
+//! only policies and the second tier's `offer` are called. A hit whose log is full only
+//! tries the core's lock while it holds its stripe, and never waits for it.
 
 mod account;
 mod core;
@@ -42,21 +44,22 @@ use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use base::rt::{Mutex, MutexGuard, RwLock};
 use base::{Buf, Result};
 
-use self::core::{Core, Fleet, Incoming};
+use self::core::{CoreContext, Incoming, PartitionCore};
 use self::sample::Sampler;
-use self::stripe::{LOG_MAX, Pending, Stripe};
+use self::stripe::{CacheStripe, LOG_MAX, PendingRead};
 use crate::balance::{Division, META_START};
 use crate::config::ARC_MIN_FLOOR;
-use crate::policy::Kind;
+use crate::policy::CacheKind;
 use crate::tier::{NoSecondTier, SecondTier};
 use crate::{Access, Config, Copies};
 
-/// Target bytes for each partition.
+/// Target bytes of each partition.
 pub const PARTITION: u64 = 1 << 30;
 const PARTITIONS_MAX: u64 = 16;
-/// Free arena memory kept for re-use before pages go back to the system, at most.
+/// Most free arena memory that is kept for reuse before pages are returned to the
+/// system.
 const FREE_WARM_MAX: u64 = 16 << 20;
-/// Dirty data may exceed the target by so much until the cache makes way, at most.
+/// Most bytes by which dirty data may exceed the target before the cache evicts for it.
 const RESERVE_SLACK_MAX: u64 = 16 << 20;
 /// The target grows when less than this is left of it (chapter 10 §2.2).
 const GROW_SLACK: u64 = 32 << 20;
@@ -69,114 +72,115 @@ const EXPAND_NS_START: u64 = 20_000;
 
 type Hasher = foldhash::quality::FixedState;
 
-/// Names the slot a block was found in: a later look needs no key.
+/// Identifies the slot in which a block was found; a later lookup needs no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotRef {
-    /// Which stripe.
+    /// Index of the stripe.
     pub stripe: u32,
-    /// Which slot of it.
+    /// Index of the slot in the stripe.
     pub slot: u32,
-    /// Which of the blocks that the slot has held; never 0.
+    /// Identifies one of the blocks that the slot has held; never 0.
     pub stamp: u64,
 }
 
-/// How a block is looked up.
+/// A lookup of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// What it is.
-    pub kind: Kind,
-    /// Who asks.
+pub struct LookupRequest {
+    /// Kind of the block.
+    pub kind: CacheKind,
+    /// Kind of access.
     pub access: Access,
     /// Whether the bytes will be copied (for the counters).
     pub copies: Copies,
 }
 
-impl Ask {
-    /// Somebody waits for the block.
-    pub fn demand(kind: Kind) -> Ask {
-        Ask { kind, access: Access::Demand, copies: Copies::No }
+impl LookupRequest {
+    /// A lookup by a reader that waits for the block.
+    pub fn demand(kind: CacheKind) -> LookupRequest {
+        LookupRequest { kind, access: Access::Demand, copies: Copies::No }
     }
 }
 
 /// A resident block.
 #[derive(Clone, Debug)]
-pub enum Found {
+pub enum ResidentBlock {
     /// The logical block.
     Whole {
-        /// Where it is.
+        /// Its slot.
         at: SlotRef,
         /// Its bytes.
         whole: Buf,
     },
-    /// The block as stored; the reader decompresses what it needs.
+    /// The block as stored; the reader decompresses the part it needs.
     Stored {
-        /// Where it is.
+        /// Its slot.
         at: SlotRef,
-        /// Its bytes on the device.
+        /// Its bytes as on the device.
         stored: Buf,
-        /// Bytes of the logical block.
+        /// Logical size of the block, bytes.
         lsize: u32,
         /// [`Block::tag`].
         tag: u8,
-        /// The decompressed form was missed a short while ago, too: worth
+        /// The decompressed form was also missed a short while ago, so it is worth
         /// [`Cache::install`]ing.
         again: bool,
     },
 }
 
-impl Found {
-    /// Where it is.
+impl ResidentBlock {
+    /// Its slot.
     pub fn slot(&self) -> SlotRef {
         match self {
-            Found::Whole { at, .. } | Found::Stored { at, .. } => *at,
+            ResidentBlock::Whole { at, .. } | ResidentBlock::Stored { at, .. } => *at,
         }
     }
 
-    /// Bytes of the logical block.
+    /// Logical size of the block, bytes.
     pub fn lsize(&self) -> u64 {
         match self {
-            Found::Whole { whole, .. } => whole.len() as u64,
-            Found::Stored { lsize, .. } => u64::from(*lsize),
+            ResidentBlock::Whole { whole, .. } => whole.len() as u64,
+            ResidentBlock::Stored { lsize, .. } => u64::from(*lsize),
         }
     }
 
-    /// [`Block::tag`] of a block that is to be decompressed.
+    /// [`Block::tag`] of a block that must be decompressed.
     pub fn tag(&self) -> Option<u8> {
         match self {
-            Found::Whole { .. } => None,
-            Found::Stored { tag, .. } => Some(*tag),
+            ResidentBlock::Whole { .. } => None,
+            ResidentBlock::Stored { tag, .. } => Some(*tag),
         }
     }
 }
 
-/// What a lookup found.
+/// The result of a lookup.
 pub enum Lookup<'a, K: Copy + Eq + Hash> {
-    /// The block.
-    Hit(Found),
-    /// Nothing: the caller reads the block and fills the ticket.
+    /// The block is resident.
+    Hit(ResidentBlock),
+    /// The block is not resident: the caller reads it and fills the ticket.
     Miss(Fill<'a, K>),
 }
 
-/// The duty to read one block; dropping it lets another reader try.
+/// The obligation to read one block; dropping it lets another reader try.
 pub struct Fill<'a, K: Copy + Eq + Hash> {
     cache: &'a Cache<K>,
     key: K,
     hash: u64,
-    ask: Ask,
+    request: LookupRequest,
     began: base::rt::Instant,
-    pending: Option<Arc<Pending>>,
+    pending: Option<Arc<PendingRead>>,
 }
 
 /// A block that was read.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
-    /// As stored, if it is compressed.
+    /// The stored form, if the block is compressed.
     pub stored: Option<Buf>,
-    /// What a reader must know to decompress it: the caller's own number.
+    /// A number of the caller's that a reader needs to decompress the block.
     pub tag: u8,
     /// The logical block.
     pub whole: Buf,
-    /// Somebody above keeps it: remember it, and keep it only if it comes back.
+    /// A layer above keeps the block: remember it, and keep it only if it is requested
+    /// again.
     pub remember: bool,
 }
 
@@ -188,9 +192,9 @@ impl Block {
 }
 
 struct Partition<K> {
-    core: Mutex<Core>,
-    stripes: Box<[Mutex<Stripe<K>>]>,
-    /// As the core saw it last.
+    core: Mutex<PartitionCore>,
+    stripes: Box<[Mutex<CacheStripe<K>>]>,
+    /// As the core last published it.
     size: AtomicU64,
     front_room: AtomicBool,
 }
@@ -205,9 +209,9 @@ pub struct Cache<K> {
     no_grow: AtomicBool,
     division: Mutex<Division>,
     meta: AtomicU64,
-    /// Dirty data that lives above.
+    /// Dirty data in the layers above.
     anon: AtomicU64,
-    /// The most dirty data lately.
+    /// Recent maximum of dirty data.
     anon_peak: AtomicU64,
     entries_max: AtomicU64,
     fill_ns: AtomicU64,
@@ -217,7 +221,7 @@ pub struct Cache<K> {
 }
 
 impl<K: Copy + Eq + Hash> Cache<K> {
-    /// A cache with these tunables whose target size starts at `c` bytes.
+    /// A cache with these tunables and an initial target of `c` bytes.
     ///
     /// # Errors
     /// Those of [`Config::check`].
@@ -230,9 +234,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let stripes_each = (16 * cores / partitions as usize).clamp(8, 64) as u32;
         let c = c.clamp(config.arc_min, config.arc_max);
         let make = |n: u64| Partition {
-            core: Mutex::new(Core::new(config.policy, c / partitions)),
+            core: Mutex::new(PartitionCore::new(config.policy, c / partitions)),
             stripes: (0..stripes_each)
-                .map(|i| Mutex::new(Stripe::new(n as u32 * stripes_each + i)))
+                .map(|i| Mutex::new(CacheStripe::new(n as u32 * stripes_each + i)))
                 .collect(),
             size: AtomicU64::new(0),
             front_room: AtomicBool::new(true),
@@ -258,7 +262,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         Ok(cache)
     }
 
-    /// A cache of `bytes` from the start, with the usual tunables.
+    /// A cache of constant size `bytes`, with default tunables.
     ///
     /// # Errors
     /// As [`Cache::new`].
@@ -269,7 +273,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
 
     fn stripe_of(&self, hash: u64) -> u32 {
         let stripes = self.partitions.len() as u64 * u64::from(self.stripes_each);
-        // The middle bits: a stripe's own table uses both ends.
+        // The middle bits, because a stripe's own table uses both ends.
         (((hash >> 24 & 0xffff_ffff) * stripes) >> 32) as u32
     }
 
@@ -277,12 +281,12 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         &self.partitions[(stripe / self.stripes_each) as usize]
     }
 
-    fn stripe(&self, stripe: u32) -> &Mutex<Stripe<K>> {
+    fn stripe(&self, stripe: u32) -> &Mutex<CacheStripe<K>> {
         &self.partition(stripe).stripes[(stripe % self.stripes_each) as usize]
     }
 
-    fn fleet<'a>(&'a self, partition: &'a Partition<K>) -> Fleet<'a, K> {
-        Fleet {
+    fn context<'a>(&'a self, partition: &'a Partition<K>) -> CoreContext<'a, K> {
+        CoreContext {
             stripes: &partition.stripes,
             hasher: &self.hasher,
             division: &self.division,
@@ -294,44 +298,44 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
     }
 
-    /// The block if it is in memory; never waits for a reader.
-    pub fn peek(&self, key: &K, ask: Ask) -> Option<Found> {
+    /// The block if it is in memory; never waits for a read.
+    pub fn peek(&self, key: &K, request: LookupRequest) -> Option<ResidentBlock> {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         let mut stripe = self.stripe(at).lock();
         let i = stripe.find(hash, key)?;
-        let found = self.hit(&mut stripe, at, i, ask)?;
+        let found = self.hit(&mut stripe, at, i, request)?;
         drop(stripe);
-        self.sample(mark_of(hash), ask, &found);
+        self.sample(mark_of(hash), request, &found);
         Some(found)
     }
 
-    /// The block that `slot` was given for, if it is still there.
-    pub fn peek_at(&self, slot: SlotRef, ask: Ask) -> Option<Found> {
+    /// The block for which `slot` was made, if it is still there.
+    pub fn peek_at(&self, slot: SlotRef, request: LookupRequest) -> Option<ResidentBlock> {
         if slot.stripe as usize >= self.partitions.len() * self.stripes_each as usize {
             return None;
         }
         let mut stripe = self.stripe(slot.stripe).lock();
         let i = stripe.at(slot)?;
         let (mark, kind) = (stripe.mark(i), stripe.slots[i as usize].kind);
-        let found = self.hit(&mut stripe, slot.stripe, i, ask)?;
+        let found = self.hit(&mut stripe, slot.stripe, i, request)?;
         drop(stripe);
-        self.sample(mark, Ask { kind, ..ask }, &found);
+        self.sample(mark, LookupRequest { kind, ..request }, &found);
         Some(found)
     }
 
-    /// Tells the what-if estimator of a hit.
-    fn sample(&self, mark: u64, ask: Ask, found: &Found) {
-        if ask.access == Access::Demand && self.sampler.wants(ask.kind, mark) {
+    /// Reports a hit to the what-if estimator.
+    fn sample(&self, mark: u64, request: LookupRequest, found: &ResidentBlock) {
+        if request.access == Access::Demand && self.sampler.wants(request.kind, mark) {
             let size = match found {
-                Found::Whole { whole, .. } => whole.footprint(),
-                Found::Stored { stored, .. } => stored.footprint(),
+                ResidentBlock::Whole { whole, .. } => whole.footprint(),
+                ResidentBlock::Stored { stored, .. } => stored.footprint(),
             };
-            self.record(mark, ask.kind, size);
+            self.record(mark, request.kind, size);
         }
     }
 
-    fn record(&self, mark: u64, kind: Kind, size: usize) {
+    fn record(&self, mark: u64, kind: CacheKind, size: usize) {
         let size = u32::try_from(size).unwrap_or(u32::MAX);
         self.sampler.record(kind, mark, size, || self.references(), || self.kind_bytes());
     }
@@ -348,8 +352,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         out
     }
 
-    /// Bytes that the cache has for data and for metadata: the target, divided as
-    /// what is resident.
+    /// Bytes of the cache for data and for metadata: the target, divided in the ratio
+    /// of the resident bytes.
     fn kind_bytes(&self) -> [u64; 2] {
         let mut sum = [0; 2];
         for partition in &self.partitions {
@@ -360,22 +364,22 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         sum.map(|s| (u128::from(self.target()) * u128::from(s) / u128::from(all)) as u64)
     }
 
-    /// The hit ratios to expect at other sizes.
+    /// The expected hit ratios at other sizes.
     pub fn what_if(&self) -> Vec<crate::whatif::Point> {
         self.sampler.curve(|| self.references())
     }
 
     fn hit(
         &self,
-        stripe: &mut MutexGuard<'_, Stripe<K>>,
+        stripe: &mut MutexGuard<'_, CacheStripe<K>>,
         at: u32,
         i: u32,
-        ask: Ask,
-    ) -> Option<Found> {
+        request: LookupRequest,
+    ) -> Option<ResidentBlock> {
         if !stripe.slots[i as usize].resident() {
             return None;
         }
-        let found = stripe.hit(at, i, ask);
+        let found = stripe.hit(at, i, request);
         if stripe.log.len() >= LOG_MAX {
             match self.partition(at).core.try_lock() {
                 Some(mut core) => core.drain(stripe),
@@ -385,25 +389,32 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         Some(found)
     }
 
-    /// The block, or the duty to read it. Waits while another thread reads it.
-    pub fn lookup(&self, key: K, ask: Ask) -> Lookup<'_, K> {
+    /// The block, or the obligation to read it. Waits while another thread reads it.
+    pub fn lookup(&self, key: K, request: LookupRequest) -> Lookup<'_, K> {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         loop {
             let pending = {
                 let mut stripe = self.stripe(at).lock();
                 let slot = stripe.find(hash, &key);
-                if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, ask)) {
+                if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, request)) {
                     drop(stripe);
-                    self.sample(mark_of(hash), ask, &found);
+                    self.sample(mark_of(hash), request, &found);
                     return Lookup::Hit(found);
                 }
-                match stripe.join(&key, ask.kind, ask.access) {
+                match stripe.join(&key, request.kind, request.access) {
                     Some(pending) => pending,
                     None => {
-                        let pending = Some(stripe.begin(key, ask.kind, ask.access));
+                        let pending = Some(stripe.begin(key, request.kind, request.access));
                         let began = base::rt::now();
-                        return Lookup::Miss(Fill { cache: self, key, hash, ask, began, pending });
+                        return Lookup::Miss(Fill {
+                            cache: self,
+                            key,
+                            hash,
+                            request,
+                            began,
+                            pending,
+                        });
                     }
                 }
             };
@@ -411,15 +422,15 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
     }
 
-    /// The logical block, read by `fill` if it is not in memory: for blocks that are
+    /// The logical block, read by `fill` if it is not in memory; for blocks that are
     /// never compressed.
     ///
     /// # Errors
     /// Those of `fill`.
-    pub fn get(&self, key: K, kind: Kind, fill: impl FnOnce() -> Result<Buf>) -> Result<Buf> {
-        match self.lookup(key, Ask::demand(kind)) {
-            Lookup::Hit(Found::Whole { whole, .. }) => Ok(whole),
-            Lookup::Hit(Found::Stored { .. }) => fill(),
+    pub fn get(&self, key: K, kind: CacheKind, fill: impl FnOnce() -> Result<Buf>) -> Result<Buf> {
+        match self.lookup(key, LookupRequest::demand(kind)) {
+            Lookup::Hit(ResidentBlock::Whole { whole, .. }) => Ok(whole),
+            Lookup::Hit(ResidentBlock::Stored { .. }) => fill(),
             Lookup::Miss(ticket) => {
                 let buf = fill()?;
                 ticket.complete(Block::plain(buf.clone()));
@@ -434,7 +445,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// Keeps the decompressed form of a block beside its stored one; `took` is the
-    /// time that decompressing it did.
+    /// duration of the decompression.
     pub fn install(&self, at: SlotRef, whole: Buf, took: Duration) {
         average(&self.expand_ns, took);
         let partition = self.partition(at.stripe);
@@ -448,20 +459,20 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.settle_in(partition, &mut core);
     }
 
-    /// A block that was just written: it enters as new.
-    pub fn insert(&self, key: K, kind: Kind, block: Block) {
+    /// Inserts a block that was just written, as a new one.
+    pub fn insert(&self, key: K, kind: CacheKind, block: Block) {
         let hash = self.hasher.hash_one(key);
-        self.move_in(key, hash, Ask::demand(kind), block, None);
+        self.move_in(key, hash, LookupRequest::demand(kind), block, None);
     }
 
-    /// The same for several blocks, each partition locked once.
-    pub fn insert_all(&self, blocks: Vec<(K, Kind, Block)>) {
+    /// As [`Cache::insert`], for several blocks; each partition is locked once.
+    pub fn insert_all(&self, blocks: Vec<(K, CacheKind, Block)>) {
         let mut parts: Vec<Vec<_>> = self.partitions.iter().map(|_| Vec::new()).collect();
         for (key, kind, block) in blocks {
             let hash = self.hasher.hash_one(key);
             let part = self.stripe_of(hash) / self.stripes_each;
-            let ask = Ask::demand(kind);
-            let incoming = self.prepare(hash, ask, block, None);
+            let request = LookupRequest::demand(kind);
+            let incoming = self.prepare(hash, request, block, None);
             if let Some(part) = parts.get_mut(part as usize) {
                 part.push((key, hash, kind, incoming));
             }
@@ -482,8 +493,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
     }
 
-    /// Forgets a key: its block was freed or proved wrong. A read of it that is under
-    /// way will not be kept.
+    /// Removes a key whose block was freed or proved wrong. The result of a read in
+    /// flight will not be kept.
     pub fn remove(&self, key: &K) {
         self.change(key, |core, stripe, slot| {
             stripe.cancel(key);
@@ -494,9 +505,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.tier.forget(key);
     }
 
-    /// Somebody above keeps the block (the kernel's page cache): its logical form
-    /// leaves, and it is remembered, so that it stays if it is asked for again. A
-    /// stored form, which nobody else has, stays.
+    /// Records that a layer above (the kernel's page cache) keeps the block. Its
+    /// logical form is dropped, and the block is remembered, so that it stays if it is
+    /// requested again. A stored form, which no other layer has, stays.
     pub fn hand_over(&self, key: &K) {
         self.change(key, |core, stripe, slot| {
             if let Some(i) = slot {
@@ -505,9 +516,13 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         });
     }
 
-    /// Changes what is known of a key, if anything, under its core's and stripe's locks;
-    /// nothing gets larger by it.
-    fn change(&self, key: &K, f: impl FnOnce(&mut Core, &mut Stripe<K>, Option<u32>)) {
+    /// Changes the entry of a key, if there is one, under its core's and stripe's
+    /// locks; the change must not enlarge anything.
+    fn change(
+        &self,
+        key: &K,
+        f: impl FnOnce(&mut PartitionCore, &mut CacheStripe<K>, Option<u32>),
+    ) {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
@@ -524,14 +539,14 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         &self,
         key: K,
         hash: u64,
-        ask: Ask,
+        request: LookupRequest,
         block: Block,
-        pending: Option<&Pending>,
+        pending: Option<&PendingRead>,
     ) -> Option<SlotRef> {
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
         let place = at % self.stripes_each;
-        let incoming = self.prepare(hash, ask, block, pending);
+        let incoming = self.prepare(hash, request, block, pending);
         self.sampler.resume(|| self.references(), || self.kind_bytes());
         let mut core = self.enter(partition);
         let mut found = None;
@@ -541,7 +556,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 stripe.end(&key);
             }
             if pending.is_none_or(|p| !p.cancelled.load(Relaxed)) {
-                let i = self.place(&mut core, &mut stripe, key, hash, ask.kind);
+                let i = self.place(&mut core, &mut stripe, key, hash, request.kind);
                 core.put(&mut stripe, place, i, incoming);
                 let slot = &stripe.slots[i as usize];
                 found =
@@ -552,20 +567,27 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         found
     }
 
-    /// What of a block moves in, with room made in the target, and the estimator told.
-    fn prepare(&self, hash: u64, ask: Ask, block: Block, pending: Option<&Pending>) -> Incoming {
-        let incoming = self.form(block, ask.access, pending);
+    /// Chooses the forms of a block to insert, grows the target, and reports to the
+    /// estimator.
+    fn prepare(
+        &self,
+        hash: u64,
+        request: LookupRequest,
+        block: Block,
+        pending: Option<&PendingRead>,
+    ) -> Incoming {
+        let incoming = self.form(block, request.access, pending);
         let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
         self.grow(bytes as u64);
-        if ask.access == Access::Demand && self.sampler.wants(ask.kind, mark_of(hash)) {
+        if request.access == Access::Demand && self.sampler.wants(request.kind, mark_of(hash)) {
             let form = if incoming.stored.is_empty() { &incoming.whole } else { &incoming.stored };
-            self.record(mark_of(hash), ask.kind, form.footprint());
+            self.record(mark_of(hash), request.kind, form.footprint());
         }
         incoming
     }
 
-    /// A partition's core, which has heard of all hits so far.
-    fn enter<'a>(&self, partition: &'a Partition<K>) -> MutexGuard<'a, Core> {
+    /// A partition's core, after all hits so far were applied to it.
+    fn enter<'a>(&self, partition: &'a Partition<K>) -> MutexGuard<'a, PartitionCore> {
         let mut core = partition.core.lock();
         core.set_c_if(self.partition_target());
         for stripe in &partition.stripes {
@@ -575,20 +597,27 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// An empty slot for `key`.
-    fn place(&self, core: &mut Core, stripe: &mut Stripe<K>, key: K, hash: u64, kind: Kind) -> u32 {
+    fn place(
+        &self,
+        core: &mut PartitionCore,
+        stripe: &mut CacheStripe<K>,
+        key: K,
+        hash: u64,
+        kind: CacheKind,
+    ) -> u32 {
         if let Some(i) = stripe.find(hash, &key) {
             let slot = &stripe.slots[i as usize];
             if !slot.resident() && slot.kind == kind {
                 return i;
             }
-            // Written anew under its old key, or two pointers of a hostile pool disagree.
+            // Rewritten under its old key, or two pointers of a hostile pool disagree.
             core.remove(stripe, &self.hasher, i);
         }
         stripe.add(hash, &self.hasher, key, kind)
     }
 
-    /// Which forms of a block to keep.
-    fn form(&self, block: Block, access: Access, pending: Option<&Pending>) -> Incoming {
+    /// The forms of a block to keep.
+    fn form(&self, block: Block, access: Access, pending: Option<&PendingRead>) -> Incoming {
         let keep_stored = self.config.read().compressed;
         let saves = |stored: &Buf| {
             let whole = block.whole.footprint();
@@ -601,16 +630,17 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             lsize,
             tag: block.tag,
             access: if demanded { Access::Demand } else { access },
-            // What the kernel keeps decompressed need not stand here so as well.
+            // A form that the kernel keeps decompressed is not kept decompressed here
+            // as well.
             whole: if block.remember && !stored.is_empty() { Buf::default() } else { block.whole },
             remember: block.remember && stored.is_empty(),
             stored,
         }
     }
 
-    /// Makes room, and publishes what the core knows.
-    fn settle_in(&self, partition: &Partition<K>, core: &mut Core) {
-        core.make_room_unless_stuck(&self.fleet(partition));
+    /// Evicts to fit the target, and publishes the core's values.
+    fn settle_in(&self, partition: &Partition<K>, core: &mut PartitionCore) {
+        core.make_room_unless_stuck(&self.context(partition));
         partition.size.store(core.size::<K>(), Relaxed);
         partition.front_room.store(core.front_has_room::<K>(), Relaxed);
         let warm = base::buf::stats().free_warm as u64;
@@ -619,7 +649,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
     }
 
-    /// Free memory to keep: what one group's dirty data left serves the next one's.
+    /// Free memory to keep: memory freed by one txg's dirty data is reused by the next.
     fn warm_max(&self) -> u64 {
         let own = (self.target() >> 4).clamp(1 << 20, FREE_WARM_MAX);
         own + self.anon_peak.load(Relaxed)
@@ -630,20 +660,20 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.c.load(Relaxed)
     }
 
-    /// Bytes that the cache takes, dirty data above it included.
+    /// Bytes of the cache, including dirty data in the layers above.
     pub fn size(&self) -> u64 {
         let parts: u64 = self.partitions.iter().map(|p| p.size.load(Relaxed)).sum();
         parts + self.anon.load(Relaxed)
     }
 
-    /// What each partition may take.
+    /// Target of each partition.
     fn partition_target(&self) -> u64 {
         let free = self.target().saturating_sub(self.anon.load(Relaxed));
-        // Dirty data may squeeze the cache, but not to nothing.
+        // Dirty data may shrink the cache, but not to nothing.
         free.max(self.target() >> 3) / self.partitions.len() as u64
     }
 
-    /// New content of `bytes` is on its way: the target may grow (chapter 10 §2.2).
+    /// Grows the target if needed for `bytes` of new content (chapter 10 §2.2).
     fn grow(&self, bytes: u64) {
         let (c, most) = (self.target(), self.config.read().arc_max);
         if c >= most || self.no_grow.load(Relaxed) || self.size() + GROW_SLACK < c {
@@ -653,13 +683,13 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let _raced = self.c.compare_exchange(c, more, Relaxed, Relaxed);
     }
 
-    /// Whether the target may grow; a memory monitor says so.
+    /// Sets whether growth is forbidden; called by the memory monitor.
     pub fn set_no_grow(&self, no: bool) {
         self.no_grow.store(no, Relaxed);
     }
 
     /// Sets the target size within `arc_min` and `arc_max`, and evicts down to it at
-    /// once. Returns the bytes that went.
+    /// once. Returns the bytes evicted.
     pub fn set_target(&self, c: u64) -> u64 {
         let (least, most) = {
             let config = self.config.read();
@@ -667,21 +697,21 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         };
         self.c.store(c.clamp(least, most), Relaxed);
         let before = self.size();
-        self.fit(Core::make_room);
+        self.fit(PartitionCore::make_room);
         self.anon_peak.store(0, Relaxed);
         base::buf::trim(self.warm_max() as usize);
         before.saturating_sub(self.size())
     }
 
-    /// Makes every partition fit its target, as `make_room` does.
-    fn fit(&self, make_room: impl Fn(&mut Core, &Fleet<'_, K>)) {
+    /// Makes every partition fit its target by `make_room`.
+    fn fit(&self, make_room: impl Fn(&mut PartitionCore, &CoreContext<'_, K>)) {
         for partition in &self.partitions {
             let mut core = partition.core.lock();
             core.set_c_if(self.partition_target());
             for stripe in &partition.stripes {
                 core.drain(&mut stripe.lock());
             }
-            make_room(&mut core, &self.fleet(partition));
+            make_room(&mut core, &self.context(partition));
             partition.size.store(core.size::<K>(), Relaxed);
         }
     }
@@ -692,7 +722,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// Changes the tunables; sizes are in effect when this returns. A change of the
-    /// policy empties the cache: what one policy learned means nothing to another.
+    /// policy empties the cache, because another policy cannot use the state of the old
+    /// one.
     ///
     /// # Errors
     /// Those of [`Config::check`]; nothing has changed then.
@@ -707,27 +738,27 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         Ok(())
     }
 
-    /// Dirty data above the cache took `bytes` more; the cache makes way.
+    /// Reserves `bytes` for dirty data in the layers above; the cache evicts for it.
     pub fn reserve(&self, bytes: u64) {
         let anon = self.anon.fetch_add(bytes, Relaxed) + bytes;
         if anon > self.anon_peak.load(Relaxed) {
             self.anon_peak.store(anon, Relaxed);
         }
-        // All partitions are gone through at once, so not for every block.
+        // This visits all partitions, so it is not done for every block.
         let target = self.target();
         if self.size() > target + (target >> 6).min(RESERVE_SLACK_MAX) {
-            self.fit(Core::make_room_unless_stuck);
+            self.fit(PartitionCore::make_room_unless_stuck);
         }
     }
 
-    /// Dirty data above the cache took `bytes` less.
+    /// Releases `bytes` of dirty data in the layers above.
     pub fn release(&self, bytes: u64) {
         let anon = self.anon.fetch_sub(bytes, Relaxed).saturating_sub(bytes);
         let peak = self.anon_peak.load(Relaxed);
         self.anon_peak.store(anon.max(peak.saturating_sub(bytes >> 4)), Relaxed);
     }
 
-    /// Forgets everything that is resident or remembered.
+    /// Removes everything that is resident or remembered.
     pub fn clear(&self) {
         let policy = self.config.read().policy;
         for partition in &self.partitions {
@@ -744,13 +775,14 @@ impl<K: Copy + Eq + Hash> Cache<K> {
 }
 
 impl<K: Copy + Eq + Hash> Fill<'_, K> {
-    /// Makes the block resident, or remembered, and wakes the waiters. Returns where
-    /// it is.
+    /// Makes the block resident, or remembered, and wakes the waiters. Returns its
+    /// slot.
     pub fn complete(mut self, block: Block) -> Option<SlotRef> {
-        // It stays the ticket's until all is done: should this panic, the waiters are woken.
+        // The ticket keeps it until everything is done, so that a panic wakes the
+        // waiters.
         let pending = Arc::clone(self.pending.as_ref()?);
         average(&self.cache.fill_ns, self.began.elapsed());
-        let at = self.cache.move_in(self.key, self.hash, self.ask, block, Some(&pending));
+        let at = self.cache.move_in(self.key, self.hash, self.request, block, Some(&pending));
         self.pending = None;
         pending.finish();
         at
@@ -772,12 +804,12 @@ impl<K: Copy + Eq + Hash> Drop for Fill<'_, K> {
     }
 }
 
-/// What the what-if estimator knows a block by: its slot has room for half a hash.
+/// The what-if estimator's identifier of a block: a slot has space for half a hash.
 fn mark_of(hash: u64) -> u64 {
     hash >> 32 << 32
 }
 
-/// Moves a running average by an eighth towards what was just seen.
+/// Moves a running average by an eighth towards the last value.
 fn average(to: &AtomicU64, seen: Duration) {
     let seen = u64::try_from(seen.as_nanos()).unwrap_or(u64::MAX).min(1 << 40);
     let was = to.load(Relaxed);

@@ -1,14 +1,14 @@
-//! Feeds the what-if estimator without costing more than a hundredth.
+//! Feeds the what-if estimator at a cost of at most one percent.
 //!
 //! # Theory
-//! A reference that the estimator's filter wants is recorded, at about
-//! [`RECORD_NS`] each. In a small cache the samples are most of all references; so
-//! recording goes on for a window of [`WINDOW`] references, and then rests for a
-//! hundred times what that cost. The miniature caches stand still meanwhile, and so
-//! does the count of references that they go by.
+//! References that pass the estimator's filter are recorded, at about [`RECORD_NS`]
+//! each. In a small cache the samples are most of all references. Therefore recording
+//! is active for a window of [`WINDOW`] references, and then pauses for a hundred times
+//! the cost of the window. During the pause the miniature caches do not change, and
+//! neither does the reference count that they use.
 //!
-//! Lock order: the sampler's lock comes before a core's and a stripe's; it is tried,
-//! never waited for, where somebody waits for a block.
+//! Lock order: the sampler's lock comes before a core's and a stripe's. On paths where
+//! a reader waits for a block, it is only tried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,25 +17,25 @@ use base::rt::atomic::{AtomicBool, Ordering::Relaxed};
 use base::rt::{Instant, Mutex};
 
 use crate::PolicyKind;
-use crate::policy::Kind;
+use crate::policy::CacheKind;
 use crate::whatif::{Filter, Point, WhatIf};
 
-/// Records of a window.
+/// Records in a window.
 const WINDOW: u32 = 16_384;
-/// What a record costs, generously.
+/// Upper estimate of the cost of a record.
 const RECORD_NS: u64 = 1000;
-/// Rest for so many times the cost.
+/// Length of the pause, in multiples of the cost.
 const REST: u64 = 100;
-/// The sizes are looked at again after so many records.
+/// Number of records between two updates of the sizes.
 const SIZES_EVERY: u32 = 2048;
 
-struct State {
+struct SamplerState {
     what_if: WhatIf,
     /// Records left in this window.
     left: u32,
-    /// When it began, or when the next may.
+    /// When the window began, or when the next one may begin.
     until: Option<Instant>,
-    /// References by kind: in windows that ended, and when this one began.
+    /// References by kind: in past windows, and at the start of this one.
     seen: [u64; 2],
     began: [u64; 2],
 }
@@ -43,11 +43,11 @@ struct State {
 pub(super) struct Sampler {
     on: AtomicBool,
     filter: Arc<Filter>,
-    state: Mutex<State>,
+    state: Mutex<SamplerState>,
 }
 
-impl State {
-    /// References of the windows so far, of `all` there were.
+impl SamplerState {
+    /// References during the windows so far, out of `all` references.
     fn seen(&self, all: [u64; 2]) -> [u64; 2] {
         [0, 1].map(|k| self.seen[k] + all[k].saturating_sub(self.began[k]))
     }
@@ -57,26 +57,27 @@ impl Sampler {
     pub(super) fn new(kind: PolicyKind) -> Sampler {
         let what_if = WhatIf::new(kind);
         let filter = what_if.filter();
-        let state = State { what_if, left: WINDOW, until: None, seen: [0; 2], began: [0; 2] };
+        let state =
+            SamplerState { what_if, left: WINDOW, until: None, seen: [0; 2], began: [0; 2] };
         Sampler { on: AtomicBool::new(true), filter, state: Mutex::new(state) }
     }
 
-    /// Whether [`Sampler::record`] wants a reference.
-    pub(super) fn wants(&self, kind: Kind, hash: u64) -> bool {
+    /// Whether [`Sampler::record`] needs this reference.
+    pub(super) fn wants(&self, kind: CacheKind, hash: u64) -> bool {
         self.on.load(Relaxed) && self.filter.wants(kind, hash)
     }
 
-    /// Records a reference; `all` counts references by kind, `sizes` gives the bytes
-    /// that the cache has for each kind.
+    /// Records a reference; `all` counts references by kind, `sizes` returns the bytes
+    /// of the cache for each kind.
     pub(super) fn record(
         &self,
-        kind: Kind,
+        kind: CacheKind,
         hash: u64,
         size: u32,
         all: impl Fn() -> [u64; 2],
         sizes: impl Fn() -> [u64; 2],
     ) {
-        // Who saw the window open may come when another thread has taken the last of it.
+        // Another thread may have used up the window after this one saw it open.
         let Some(mut state) = self.state.try_lock().filter(|s| s.left > 0) else { return };
         let all = all();
         let seen = state.seen(all);
@@ -92,7 +93,7 @@ impl Sampler {
         }
     }
 
-    /// Begins a window if the rest is over; call it now and then.
+    /// Begins a window if the pause is over; called from time to time.
     pub(super) fn resume(&self, all: impl Fn() -> [u64; 2], sizes: impl Fn() -> [u64; 2]) {
         if self.on.load(Relaxed) {
             return;
@@ -109,7 +110,7 @@ impl Sampler {
         self.on.store(true, Relaxed);
     }
 
-    /// Gives the estimator its first sizes; nothing is wanted before.
+    /// Sets the estimator's first sizes; nothing is recorded before.
     pub(super) fn start(&self, sizes: [u64; 2]) {
         let mut state = self.state.lock();
         let seen = state.seen;
@@ -127,12 +128,13 @@ impl Sampler {
 mod tests {
     use super::*;
 
-    /// `cenote bench cached` panicked in CI: a thread had seen that a reference was wanted,
-    /// and when it got the lock, another one had recorded the window's last.
+    /// `cenote bench cached` panicked in CI: a thread had seen that a reference was to
+    /// be recorded, and when it got the lock, another one had recorded the window's
+    /// last.
     #[test]
-    fn who_comes_when_the_window_is_over_records_nothing() {
+    fn a_record_after_the_end_of_the_window_is_dropped() {
         let sampler = Sampler::new(PolicyKind::Default);
-        let record = || sampler.record(Kind::Data, 1, 1, || [1, 0], || [1 << 20; 2]);
+        let record = || sampler.record(CacheKind::Data, 1, 1, || [1, 0], || [1 << 20; 2]);
         for _ in 0..=WINDOW {
             record();
         }

@@ -9,45 +9,47 @@ use base::rt::{Condvar, Mutex};
 use hashbrown::HashTable;
 
 use super::core::Incoming;
-use super::{Ask, Found, Hasher, SlotRef};
-use crate::policy::{Id, Kind};
+use super::{Hasher, LookupRequest, ResidentBlock, SlotRef};
+use crate::policy::{CacheKind, Id};
 use crate::stats::{Accesses, HitForms, PrefetchCounts};
 use crate::{Access, Copies};
 
-/// Hits that may wait before the policy hears of them.
+/// Hits that may wait in the log before they are applied to the policy.
 pub(super) const LOG_MAX: usize = 32;
-/// Uses of a block while fewer others than this part of the stripe's blocks were used
-/// count as one: a reader that goes through a block in small steps, or a walk through a
-/// directory whose files share a block, has used it once.
-/// Such uses tell nothing about what to keep, for what was used so lately stays anyway
-/// (the correlated references of LRU-k and 2Q).
+/// Uses of a block count as one as long as fewer than this fraction of the stripe's
+/// blocks were used in between. A reader that reads a block in small steps has used it
+/// once, and so has a walk through a directory whose files share a block. Such uses
+/// give no information about what to keep, because a block used so recently stays
+/// anyway (the correlated references of LRU-k and 2Q).
 const CORRELATED_SHIFT: u32 = 5;
 const CORRELATED_MIN: u32 = 4;
-/// When twice as many uses have counted as there are blocks, and none moved in, their
-/// order is known well enough: one in so many is told until the next one moves in.
+/// When twice as many uses have been counted as there are blocks, and no block was
+/// inserted, the order of the blocks is known well enough. Then only one use in this
+/// many is logged until the next insertion.
 const QUIET_PART: u32 = 16;
-/// A block in use all the while counts again after this many such parts.
+/// A block that is in continuous use counts again after this many such fractions.
 const CORRELATED_PARTS: u32 = 8;
-/// A block whose decompressed form was missed twice within 1/16 of the stripe's
-/// blocks is worth having it.
+/// A decompressed form is worth keeping if it was missed twice within 1/16 of the
+/// stripe's blocks.
 const FRONT_WINDOW_SHIFT: u32 = 4;
 const FRONT_WINDOW_MIN: u32 = 4;
 
-/// A stripe gives out this many stamps (as a shift) before they would be another's.
+/// A stripe can make this many stamps (as a shift) before they would collide with
+/// another stripe's.
 const STAMP_SHIFT: u32 = 48;
 
-/// A reader's duty, shared with those who wait for it.
+/// A read in progress, shared by its reader and the threads that wait for it.
 #[derive(Default)]
-pub(super) struct Pending {
+pub(super) struct PendingRead {
     done: Mutex<bool>,
     wake: Condvar,
-    /// Somebody waits who did not guess.
+    /// A demand reader waits, not only prefetchers.
     pub(super) demanded: AtomicBool,
     /// The block was freed meanwhile: do not keep it.
     pub(super) cancelled: AtomicBool,
 }
 
-impl Pending {
+impl PendingRead {
     pub(super) fn finish(&self) {
         *self.done.lock() = true;
         self.wake.notify_all();
@@ -61,45 +63,46 @@ impl Pending {
     }
 }
 
-/// A directory entry. What a hit looks at comes first, in one cache line.
+/// A directory entry. The fields that a hit uses come first, in one cache line.
 #[repr(C)]
-pub(super) struct Slot<K> {
-    /// Given once in the life of the cache: tells what a slot holds from what it held.
+pub(super) struct CacheSlot<K> {
+    /// Unique during the life of the cache: distinguishes the present block from
+    /// earlier ones.
     pub(super) stamp: u64,
-    /// Decompressed; empty if it is not at hand.
+    /// The decompressed form; empty if it is not kept.
     pub(super) whole: Buf,
     pub(super) id: Id,
-    /// The stripe's count of uses that counted, when one of this block's did last, and
-    /// when it was used last.
+    /// The stripe's count of counted uses at this block's last counted use, and at its
+    /// last use of any sort.
     seq: u32,
     used: u32,
     /// The upper half of the key's hash, for the what-if estimator.
     mark: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: CacheKind,
     /// There is a stored form.
     packed: bool,
-    /// Prefetched and not used yet: by whom.
+    /// Prefetched and not yet used, and by which kind of access.
     pub(super) fresh: Option<Access>,
     pub(super) tag: u8,
     pub(super) lsize: u32,
-    /// When the decompressed form was missed last, as `seq`.
+    /// The stripe's count when the decompressed form was last missed, as `seq`.
     front_seq: u32,
-    /// As on the device, when that is smaller; else empty.
+    /// The form on the device, if it is smaller; otherwise empty.
     pub(super) stored: Buf,
     pub(super) key: K,
 }
 
-impl<K> Slot<K> {
+impl<K> CacheSlot<K> {
     pub(super) fn resident(&self) -> bool {
         !self.whole.is_empty() || !self.stored.is_empty()
     }
 
-    /// A reader has one of its buffers.
+    /// Whether a reader has one of its buffers.
     pub(super) fn held(&self) -> bool {
         self.stored.is_shared() || self.whole.is_shared()
     }
 
-    /// Memory of the form that the policy charges.
+    /// Memory of the form that is charged to the policy.
     pub(super) fn charged(&self) -> usize {
         if self.stored.is_empty() { self.whole.footprint() } else { self.stored.footprint() }
     }
@@ -110,22 +113,22 @@ impl<K> Slot<K> {
     }
 }
 
-/// What a hit tells the policy.
+/// A hit, as it is logged for the policy.
 #[derive(Clone, Copy)]
 pub(super) struct Touch {
     pub(super) id: Id,
-    pub(super) kind: Kind,
+    pub(super) kind: CacheKind,
     /// First use after a prefetch.
     pub(super) first: bool,
-    /// A use that counts; else only its front is told.
+    /// The use counts; otherwise only the front is updated.
     pub(super) counts: bool,
-    /// The decompressed form was there / was missed.
+    /// Whether the decompressed form was present or missed.
     pub(super) front: Option<bool>,
 }
 
 /// Counters of one stripe.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Counts {
+pub(super) struct StripeCounts {
     /// By kind, then demand or prefetch.
     pub(super) access: [[Accesses; 2]; 2],
     pub(super) forms: HitForms,
@@ -136,8 +139,8 @@ pub(super) struct Counts {
     pub(super) log_busy: u64,
 }
 
-impl Counts {
-    pub(super) fn class(&mut self, kind: Kind, access: Access) -> &mut Accesses {
+impl StripeCounts {
+    pub(super) fn class(&mut self, kind: CacheKind, access: Access) -> &mut Accesses {
         &mut self.access[kind as usize][usize::from(access != Access::Demand)]
     }
 
@@ -150,31 +153,32 @@ impl Counts {
     }
 }
 
-pub(super) struct Stripe<K> {
+pub(super) struct CacheStripe<K> {
     table: HashTable<u32>,
-    pub(super) slots: Vec<Slot<K>>,
+    pub(super) slots: Vec<CacheSlot<K>>,
     free: Vec<u32>,
-    filling: Vec<(K, Access, Arc<Pending>)>,
+    filling: Vec<(K, Access, Arc<PendingRead>)>,
     pub(super) log: Vec<Touch>,
-    pub(super) counts: Counts,
-    /// By kind: uses that counted, and blocks known.
+    pub(super) counts: StripeCounts,
+    /// By kind: counted uses, and known blocks.
     seq: [u32; 2],
     known: [u32; 2],
-    /// By kind: uses that counted since a block moved in.
+    /// By kind: counted uses since the last insertion.
     quiet: [u32; 2],
     stamps: u64,
 }
 
-impl<K: Copy + Eq + Hash> Stripe<K> {
-    /// Stripe number `n` of the cache: its stamps are no other stripe's.
+impl<K: Copy + Eq + Hash> CacheStripe<K> {
+    /// Stripe number `n` of the cache; its stamps are disjoint from those of other
+    /// stripes.
     pub(super) fn new(n: u32) -> Self {
-        Stripe {
+        CacheStripe {
             table: HashTable::new(),
             slots: Vec::new(),
             free: Vec::new(),
             filling: Vec::new(),
             log: Vec::with_capacity(LOG_MAX),
-            counts: Counts::default(),
+            counts: StripeCounts::default(),
             seq: [0; 2],
             known: [0; 2],
             quiet: [0; 2],
@@ -186,21 +190,21 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         self.table.find(hash, |&i| self.slots[i as usize].key == *key).copied()
     }
 
-    /// What the what-if estimator knows the block in slot `i` by.
+    /// The what-if estimator's identifier of the block in slot `i`.
     pub(super) fn mark(&self, i: u32) -> u64 {
         u64::from(self.slots[i as usize].mark) << 32
     }
 
-    /// The slot that a reference names, if it still holds the same block.
+    /// The slot of a reference, if it still holds the same block.
     pub(super) fn at(&self, slot: SlotRef) -> Option<u32> {
         let held = self.slots.get(slot.slot as usize)?;
         (held.stamp == slot.stamp && held.resident()).then_some(slot.slot)
     }
 
-    /// A new entry without buffers; `key` must not be known.
-    pub(super) fn add(&mut self, hash: u64, hasher: &Hasher, key: K, kind: Kind) -> u32 {
+    /// Adds an entry without buffers; `key` must not be known.
+    pub(super) fn add(&mut self, hash: u64, hasher: &Hasher, key: K, kind: CacheKind) -> u32 {
         self.stamps += 1;
-        let slot = Slot {
+        let slot = CacheSlot {
             key,
             stamp: self.stamps,
             stored: Buf::default(),
@@ -232,7 +236,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         i
     }
 
-    /// A block moves in: the slot's earlier references are void from now on.
+    /// Puts a block into a slot; earlier references to the slot become invalid.
     pub(super) fn fill(&mut self, i: u32, block: Incoming, fresh: Option<Access>) {
         self.stamps += 1;
         let slot = &mut self.slots[i as usize];
@@ -245,7 +249,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         (slot.stamp, slot.seq, slot.used) = (self.stamps, *seq, *seq);
     }
 
-    /// The buffers go, the entry stays.
+    /// Drops the buffers; the entry stays.
     pub(super) fn empty(&mut self, i: u32) {
         self.stamps += 1;
         let slot = &mut self.slots[i as usize];
@@ -253,7 +257,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         (slot.packed, slot.stamp) = (false, self.stamps);
     }
 
-    /// The entry goes.
+    /// Removes the entry.
     pub(super) fn delete(&mut self, hasher: &Hasher, i: u32) {
         self.empty(i);
         let hash = hasher.hash_one(self.slots[i as usize].key);
@@ -265,7 +269,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         }
     }
 
-    /// Everything goes but the reads under way, which will not be kept.
+    /// Removes everything except reads in flight, whose results will not be kept.
     pub(super) fn clear(&mut self) {
         self.table.clear();
         self.slots.clear();
@@ -277,14 +281,14 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         }
     }
 
-    /// A lookup found slot `i` resident.
-    pub(super) fn hit(&mut self, stripe: u32, i: u32, ask: Ask) -> Found {
+    /// Handles a lookup that found slot `i` resident.
+    pub(super) fn hit(&mut self, stripe: u32, i: u32, request: LookupRequest) -> ResidentBlock {
         let counts = &mut self.counts;
         let slot = &mut self.slots[i as usize];
         let (blocks, seq) = (self.known[slot.kind as usize], self.seq[slot.kind as usize]);
         let window = (blocks >> FRONT_WINDOW_SHIFT).max(FRONT_WINDOW_MIN);
         let together = (blocks >> CORRELATED_SHIFT).max(CORRELATED_MIN);
-        counts.class(slot.kind, ask.access).hits += 1;
+        counts.class(slot.kind, request.access).hits += 1;
         let at = SlotRef { stripe, slot: i, stamp: slot.stamp };
         let mut touch =
             Touch { id: slot.id, kind: slot.kind, first: false, counts: false, front: None };
@@ -294,16 +298,16 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
             touch.front = Some(false);
             counts.forms.decompressed += 1;
             let (lsize, tag) = (slot.lsize, slot.tag);
-            Found::Stored { at, stored: slot.stored.clone(), lsize, tag, again }
+            ResidentBlock::Stored { at, stored: slot.stored.clone(), lsize, tag, again }
         } else {
             touch.front = slot.packed.then_some(true);
-            match ask.copies {
+            match request.copies {
                 Copies::No => counts.forms.borrowed += 1,
                 Copies::Yes => counts.forms.copied += 1,
             }
-            Found::Whole { at, whole: slot.whole.clone() }
+            ResidentBlock::Whole { at, whole: slot.whole.clone() }
         };
-        if ask.access != Access::Demand {
+        if request.access != Access::Demand {
             return found;
         }
         if let Some(by) = slot.fresh.take() {
@@ -335,8 +339,13 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         }
     }
 
-    /// Joins the read of `key` that is under way.
-    pub(super) fn join(&mut self, key: &K, kind: Kind, access: Access) -> Option<Arc<Pending>> {
+    /// Joins the read of `key` that is in flight.
+    pub(super) fn join(
+        &mut self,
+        key: &K,
+        kind: CacheKind,
+        access: Access,
+    ) -> Option<Arc<PendingRead>> {
         let (_, by, pending) = self.filling.iter().find(|f| f.0 == *key)?;
         let (by, pending) = (*by, Arc::clone(pending));
         self.counts.class(kind, access).iohits += 1;
@@ -350,12 +359,12 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
     }
 
     /// Begins the read of a key.
-    pub(super) fn begin(&mut self, key: K, kind: Kind, access: Access) -> Arc<Pending> {
+    pub(super) fn begin(&mut self, key: K, kind: CacheKind, access: Access) -> Arc<PendingRead> {
         self.counts.class(kind, access).misses += 1;
         if let Some(c) = self.counts.prefetch(access) {
             c.issued += 1;
         }
-        let pending = Arc::new(Pending::default());
+        let pending = Arc::new(PendingRead::default());
         pending.demanded.store(access == Access::Demand, Relaxed);
         self.filling.push((key, access, Arc::clone(&pending)));
         pending
@@ -366,7 +375,7 @@ impl<K: Copy + Eq + Hash> Stripe<K> {
         self.filling.retain(|f| f.0 != *key);
     }
 
-    /// The block that is being read was freed.
+    /// Marks the read of a freed block, so that its result is not kept.
     pub(super) fn cancel(&mut self, key: &K) {
         if let Some(f) = self.filling.iter().find(|f| f.0 == *key) {
             f.2.cancelled.store(true, Relaxed);

@@ -23,15 +23,15 @@ fn byte_of(key: u64) -> u8 {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Reads `key`: whether it was in memory. What comes back must be the key's.
-fn read(cache: &Cache<u64>, key: u64, kind: Kind, access: Access, len: usize) -> bool {
-    let ask = Ask { kind, access, copies: Copies::No };
-    match cache.lookup(key, ask) {
-        Lookup::Hit(Found::Whole { whole, .. }) => {
+/// Reads `key`; returns whether it was in memory. The content must belong to the key.
+fn read(cache: &Cache<u64>, key: u64, kind: CacheKind, access: Access, len: usize) -> bool {
+    let request = LookupRequest { kind, access, copies: Copies::No };
+    match cache.lookup(key, request) {
+        Lookup::Hit(ResidentBlock::Whole { whole, .. }) => {
             assert!(whole.len() == len && whole[len / 2] == byte_of(key));
             true
         }
-        Lookup::Hit(Found::Stored { at, stored, again, .. }) => {
+        Lookup::Hit(ResidentBlock::Stored { at, stored, again, .. }) => {
             assert!(stored[0] == byte_of(key));
             if cache.wants_front(at, again) {
                 cache.install(at, block(len, byte_of(key)), Duration::from_micros(20));
@@ -46,7 +46,7 @@ fn read(cache: &Cache<u64>, key: u64, kind: Kind, access: Access, len: usize) ->
 }
 
 fn data(cache: &Cache<u64>, key: u64) -> bool {
-    read(cache, key, Kind::Data, Access::Demand, 8192)
+    read(cache, key, CacheKind::Data, Access::Demand, 8192)
 }
 
 fn hits(n: impl Iterator<Item = bool>) -> f64 {
@@ -72,9 +72,9 @@ fn blocks_inserted_together_are_there() {
     let cache = cache(16 * MIB);
     for round in 0..4 {
         let keys = round * 100..round * 100 + 200;
-        let kind = |key| if key % 3 == 0 { Kind::Metadata } else { Kind::Data };
+        let kind = |key| if key % 3 == 0 { CacheKind::Metadata } else { CacheKind::Data };
         let blocks = keys.clone().map(|key| {
-            // Every key but the first hundred replaces one.
+            // Every key except the first hundred replaces one.
             (key, kind(key), Block::plain(block(8192, byte_of(key))))
         });
         cache.insert_all(blocks.collect());
@@ -84,11 +84,13 @@ fn blocks_inserted_together_are_there() {
         }
     }
     cache.insert_all(Vec::new());
-    // More than there is room for.
-    let many = (1000..6000).map(|key| (key, Kind::Data, Block::plain(block(8192, byte_of(key)))));
+    // More than fits.
+    let many =
+        (1000..6000).map(|key| (key, CacheKind::Data, Block::plain(block(8192, byte_of(key)))));
     cache.insert_all(many.collect());
     fits(&cache);
-    let there = |key| matches!(cache.lookup(key, Ask::demand(Kind::Data)), Lookup::Hit(_));
+    let there =
+        |key| matches!(cache.lookup(key, LookupRequest::demand(CacheKind::Data)), Lookup::Hit(_));
     assert!(hits((1000..6000).map(there)) > 0.2);
 }
 
@@ -97,7 +99,7 @@ fn many_threads_missing_one_key_read_it_once() {
     let cache = cache(MIB);
     let reads = AtomicU32::new(0);
     base::rt::fan_out(16, |_| {
-        let buf = cache.get(7u64, Kind::Data, || {
+        let buf = cache.get(7u64, CacheKind::Data, || {
             reads.fetch_add(1, Relaxed);
             base::rt::sleep(Duration::from_millis(20));
             Ok(block(4096, 7))
@@ -107,7 +109,7 @@ fn many_threads_missing_one_key_read_it_once() {
     assert_eq!(reads.load(Relaxed), 1);
     let stats = cache.arc_stats();
     assert_eq!(stats.demand_data.misses, 1);
-    // Who had to wait looks again, and hits.
+    // A thread that had to wait looks again, and hits.
     assert_eq!(stats.demand_data.hits, 15);
     assert!(stats.demand_data.iohits <= 15);
 }
@@ -115,24 +117,26 @@ fn many_threads_missing_one_key_read_it_once() {
 #[test]
 fn a_failed_fill_leaves_the_next_reader_to_try() {
     let cache = cache(MIB);
-    assert!(cache.get(1, Kind::Data, || Err(Error::corrupt("bad"))).is_err());
-    let ask = Ask::demand(Kind::Data);
-    assert!(cache.peek(&1, ask).is_none());
-    assert_eq!(cache.get(1, Kind::Data, || Ok(block(512, 3))).unwrap()[0], 3);
-    assert!(matches!(cache.peek(&1, ask), Some(Found::Whole { whole, .. }) if whole[0] == 3));
+    assert!(cache.get(1, CacheKind::Data, || Err(Error::corrupt("bad"))).is_err());
+    let request = LookupRequest::demand(CacheKind::Data);
+    assert!(cache.peek(&1, request).is_none());
+    assert_eq!(cache.get(1, CacheKind::Data, || Ok(block(512, 3))).unwrap()[0], 3);
+    assert!(
+        matches!(cache.peek(&1, request), Some(ResidentBlock::Whole { whole, .. }) if whole[0] == 3)
+    );
     cache.remove(&1);
-    assert!(cache.peek(&1, ask).is_none());
+    assert!(cache.peek(&1, request).is_none());
 }
 
-/// A cache of 64 MiB in eight shards of 8 MiB never held a 16 MiB block: each
-/// small read of such a record decompressed all of it again.
+/// A cache of 64 MiB in eight shards of 8 MiB never held a 16 MiB block, so each small
+/// read of such a record decompressed all of it again.
 #[test]
 fn a_small_cache_holds_the_largest_blocks() {
     let cache = cache(66 << 20);
     for key in 0..3u64 {
-        cache.get(key, Kind::Data, || Ok(block(16 << 20, 1))).unwrap();
+        cache.get(key, CacheKind::Data, || Ok(block(16 << 20, 1))).unwrap();
     }
-    let there = |key| cache.peek(&key, Ask::demand(Kind::Data)).is_some();
+    let there = |key| cache.peek(&key, LookupRequest::demand(CacheKind::Data)).is_some();
     assert!((0..3).all(there));
 }
 
@@ -162,26 +166,26 @@ fn the_target_holds_and_moves_by_a_byte_or_by_half() {
     fits(&cache);
 }
 
-/// A block freed while it was being read came back into the cache, and would have
-/// been served under its key for ever.
+/// A block freed while it was being read was inserted into the cache again, and would
+/// have been served under its key for ever.
 #[test]
 fn a_block_freed_while_it_is_read_is_not_kept() {
     let cache = cache(MIB);
-    let ask = Ask::demand(Kind::Data);
-    let Lookup::Miss(ticket) = cache.lookup(5, ask) else { panic!("nothing is there") };
+    let request = LookupRequest::demand(CacheKind::Data);
+    let Lookup::Miss(ticket) = cache.lookup(5, request) else { panic!("nothing is there") };
     cache.remove(&5);
     assert!(ticket.complete(Block::plain(block(4096, 1))).is_none());
-    assert!(cache.peek(&5, ask).is_none());
+    assert!(cache.peek(&5, request).is_none());
     fits(&cache);
 }
 
 #[test]
 fn a_reference_never_leads_to_another_block() {
     let cache = cache(MIB);
-    let ask = Ask::demand(Kind::Data);
+    let request = LookupRequest::demand(CacheKind::Data);
     let mut refs = Vec::new();
     for key in 0..3000u64 {
-        if let Lookup::Miss(ticket) = cache.lookup(key, ask) {
+        if let Lookup::Miss(ticket) = cache.lookup(key, request) {
             refs.push((key, ticket.complete(Block::plain(block(4096, byte_of(key)))).unwrap()));
         }
         if key % 7 == 0 {
@@ -190,20 +194,20 @@ fn a_reference_never_leads_to_another_block() {
     }
     let mut live = 0;
     for (key, at) in refs {
-        if let Some(Found::Whole { whole, .. }) = cache.peek_at(at, ask) {
+        if let Some(ResidentBlock::Whole { whole, .. }) = cache.peek_at(at, request) {
             assert_eq!(whole[9], byte_of(key));
             live += 1;
         }
     }
     assert!(live > 100, "{live} references are live");
-    assert!(cache.peek_at(SlotRef { stripe: u32::MAX, slot: 0, stamp: 1 }, ask).is_none());
+    assert!(cache.peek_at(SlotRef { stripe: u32::MAX, slot: 0, stamp: 1 }, request).is_none());
 }
 
 #[test]
 fn what_readers_hold_is_passed_over_counted_and_shown() {
     let cache = cache(2 * MIB);
     let held: Vec<Buf> = (0..50)
-        .map(|k| cache.get(k, Kind::Data, || Ok(block(8192, byte_of(k)))).unwrap())
+        .map(|k| cache.get(k, CacheKind::Data, || Ok(block(8192, byte_of(k)))).unwrap())
         .collect();
     for key in 1000..3000 {
         data(&cache, key);
@@ -218,7 +222,7 @@ fn what_readers_hold_is_passed_over_counted_and_shown() {
     fits(&cache);
 }
 
-/// Chapter 10 §9, T1.
+/// Test T1 of chapter 10 §9.
 #[test]
 fn a_scan_does_not_flush_what_is_used() {
     for policy in [PolicyKind::Default, PolicyKind::Arc] {
@@ -237,11 +241,11 @@ fn a_scan_does_not_flush_what_is_used() {
     }
 }
 
-/// Chapter 10 §9, T4; and its mirror image.
+/// Test T4 of chapter 10 §9, and its mirror image.
 #[test]
 fn neither_kind_starves_the_other() {
-    for kind in [Kind::Metadata, Kind::Data] {
-        let other = if kind == Kind::Data { Kind::Metadata } else { Kind::Data };
+    for kind in [CacheKind::Metadata, CacheKind::Data] {
+        let other = if kind == CacheKind::Data { CacheKind::Metadata } else { CacheKind::Data };
         let cache = cache(8 * MIB);
         let mut kept = 0.0;
         for _ in 0..6 {
@@ -266,9 +270,9 @@ fn a_metadata_loop_wins_over_a_stream_of_data() {
         let hit = hits((0..2800u64).map(|key| {
             for _ in 0..2 {
                 stream += 1;
-                read(&cache, stream, Kind::Data, Access::Demand, 8192);
+                read(&cache, stream, CacheKind::Data, Access::Demand, 8192);
             }
-            read(&cache, key, Kind::Metadata, Access::Demand, 8192)
+            read(&cache, key, CacheKind::Metadata, Access::Demand, 8192)
         }));
         assert!(pass == 0 || hit > 0.6, "hits on metadata: {hit} in pass {pass}");
     }
@@ -283,16 +287,17 @@ fn unread_prefetches_do_not_displace_what_is_used() {
         });
     }
     for key in 10_000..20_000 {
-        read(&cache, key, Kind::Data, Access::Prefetch, 8192);
+        read(&cache, key, CacheKind::Data, Access::Prefetch, 8192);
     }
     let kept = hits((0..700).map(|key| data(&cache, key)));
     assert!(kept >= 0.95, "kept {kept}");
     let stats = cache.arc_stats();
     assert!(stats.uncached.size() <= MIB / 8, "waste shrinks their share");
     assert_eq!(stats.predictive.issued, 10_000);
-    // What is read soon after it was prefetched is all there, and counts once.
+    // Blocks that are read soon after they were prefetched are all there, and count
+    // once.
     let used = hits((30_000..30_500).flat_map(|key| {
-        read(&cache, key, Kind::Data, Access::Prefetch, 8192);
+        read(&cache, key, CacheKind::Data, Access::Prefetch, 8192);
         (key >= 30_008).then(|| data(&cache, key - 8))
     }));
     assert!(used > 0.99, "{used}");
@@ -301,9 +306,9 @@ fn unread_prefetches_do_not_displace_what_is_used() {
 }
 
 fn compressed(cache: &Cache<u64>, key: u64) -> Option<bool> {
-    match cache.lookup(key, Ask::demand(Kind::Data)) {
-        Lookup::Hit(Found::Whole { .. }) => Some(true),
-        Lookup::Hit(Found::Stored { at, again, .. }) => {
+    match cache.lookup(key, LookupRequest::demand(CacheKind::Data)) {
+        Lookup::Hit(ResidentBlock::Whole { .. }) => Some(true),
+        Lookup::Hit(ResidentBlock::Stored { at, again, .. }) => {
             if cache.wants_front(at, again) {
                 cache.install(at, block(128 << 10, byte_of(key)), Duration::from_micros(40));
             }
@@ -321,7 +326,7 @@ fn compressed(cache: &Cache<u64>, key: u64) -> Option<bool> {
 #[test]
 fn the_decompressed_front_takes_the_room_that_it_is_worth() {
     let cache = cache(64 * MIB);
-    // 16 MiB as stored, 64 MiB decompressed: with 300 hot ones of 512.
+    // 16 MiB as stored, 64 MiB decompressed: with 300 hot blocks of 512.
     let mut front = 0.0;
     for _ in 0..30 {
         front = hits((0..300).filter_map(|key| compressed(&cache, key)));
@@ -340,7 +345,7 @@ fn the_decompressed_front_takes_the_room_that_it_is_worth() {
 #[test]
 fn what_the_kernel_keeps_is_remembered_and_kept_when_it_comes_back() {
     let cache = cache(4 * MIB);
-    let pass = |key| match cache.lookup(key, Ask::demand(Kind::Data)) {
+    let pass = |key| match cache.lookup(key, LookupRequest::demand(CacheKind::Data)) {
         Lookup::Hit(_) => true,
         Lookup::Miss(ticket) => {
             ticket.complete(Block { remember: true, ..Block::plain(block(8192, 1)) });
@@ -380,7 +385,7 @@ fn small_blocks_do_not_take_more_than_is_counted() {
     // Chapter 10 §9, T6: the directory is part of the size.
     let cache = cache(4 * MIB);
     for key in 0..20_000 {
-        read(&cache, key, Kind::Data, Access::Demand, 512);
+        read(&cache, key, CacheKind::Data, Access::Demand, 512);
     }
     let stats = cache.arc_stats();
     assert!(stats.hdr_size > stats.data_size / 8);
@@ -412,7 +417,7 @@ fn threads_beside_each_other_keep_the_books() {
             x ^= x >> 7;
             x ^= x << 17;
             let key = (x >> 20) % if x & 1 == 0 { 300 } else { 5000 };
-            let kind = if key.is_multiple_of(5) { Kind::Metadata } else { Kind::Data };
+            let kind = if key.is_multiple_of(5) { CacheKind::Metadata } else { CacheKind::Data };
             let access = if x & 14 == 2 { Access::Prefetch } else { Access::Demand };
             read(&cache, key, kind, access, 4096);
             match i % 1000 {
@@ -430,7 +435,7 @@ fn threads_beside_each_other_keep_the_books() {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum CacheOp {
     Read(u64, bool, u8),
     Prefetch(u64),
     Compressed(u64),
@@ -441,56 +446,56 @@ enum Op {
     Release,
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops() -> impl Strategy<Value = Vec<CacheOp>> {
     let key = 0u64..90;
     let op = prop_oneof![
-        8 => (key.clone(), any::<bool>(), 0u8..5).prop_map(|(k, m, s)| Op::Read(k, m, s)),
-        2 => key.clone().prop_map(Op::Prefetch),
-        3 => (90u64..140).prop_map(Op::Compressed),
-        1 => key.clone().prop_map(Op::Remove),
-        1 => key.clone().prop_map(Op::Write),
-        1 => (MIB..4 * MIB).prop_map(Op::Target),
-        1 => key.prop_map(Op::Hold),
-        1 => Just(Op::Release),
+        8 => (key.clone(), any::<bool>(), 0u8..5).prop_map(|(k, m, s)| CacheOp::Read(k, m, s)),
+        2 => key.clone().prop_map(CacheOp::Prefetch),
+        3 => (90u64..140).prop_map(CacheOp::Compressed),
+        1 => key.clone().prop_map(CacheOp::Remove),
+        1 => key.clone().prop_map(CacheOp::Write),
+        1 => (MIB..4 * MIB).prop_map(CacheOp::Target),
+        1 => key.prop_map(CacheOp::Hold),
+        1 => Just(CacheOp::Release),
     ];
     prop::collection::vec(op, 1..500)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Against a map of what each key holds now.
+    /// Compares with a map of the current content of each key.
     #[test]
     fn it_holds_what_was_put_there(ops in ops(), arc in any::<bool>()) {
         let policy = if arc { PolicyKind::Arc } else { PolicyKind::Default };
         let config = Config { policy, ..Config::sized(MIB, 4 * MIB) };
         let cache: Cache<(u64, u64)> = Cache::new(config, 2 * MIB).unwrap();
-        // What is written again gets a newer birth, and with it another key.
+        // A rewritten block gets a newer birth, and with it another key.
         let mut births: HashMap<u64, u64> = HashMap::new();
         let mut held = Vec::new();
         let byte = |k: u64, b: u64| (k * 31 + b * 7) as u8;
         for op in ops {
             match op {
-                Op::Read(k, meta, size) => {
+                CacheOp::Read(k, meta, size) => {
                     let birth = *births.entry(k).or_default();
-                    let kind = if meta && k % 2 == 0 { Kind::Metadata } else { Kind::Data };
+                    let kind = if meta && k % 2 == 0 { CacheKind::Metadata } else { CacheKind::Data };
                     let len = 4096usize << size;
                     let fill = || Ok(block(len, byte(k, birth)));
                     let buf = cache.get((k, birth), kind, fill).unwrap();
                     prop_assert_eq!(buf[buf.len() - 1], byte(k, birth));
                 }
-                Op::Prefetch(k) => {
+                CacheOp::Prefetch(k) => {
                     let birth = *births.entry(k).or_default();
-                    let ask = Ask { access: Access::Prefetch, ..Ask::demand(Kind::Data) };
-                    if let Lookup::Miss(ticket) = cache.lookup((k, birth), ask) {
+                    let request = LookupRequest { access: Access::Prefetch, ..LookupRequest::demand(CacheKind::Data) };
+                    if let Lookup::Miss(ticket) = cache.lookup((k, birth), request) {
                         ticket.complete(Block::plain(block(8192, byte(k, birth))));
                     }
                 }
-                Op::Compressed(k) => {
-                    match cache.lookup((k, 0), Ask::demand(Kind::Data)) {
-                        Lookup::Hit(Found::Whole { whole, .. }) => {
+                CacheOp::Compressed(k) => {
+                    match cache.lookup((k, 0), LookupRequest::demand(CacheKind::Data)) {
+                        Lookup::Hit(ResidentBlock::Whole { whole, .. }) => {
                             prop_assert!(whole.len() == 65_536 && whole[0] == byte(k, 0));
                         }
-                        Lookup::Hit(Found::Stored { at, stored, again, .. }) => {
+                        Lookup::Hit(ResidentBlock::Stored { at, stored, again, .. }) => {
                             prop_assert!(stored.len() == 9000 && stored[0] == byte(k, 1));
                             if cache.wants_front(at, again) {
                                 cache.install(at, block(65_536, byte(k, 0)), Duration::from_micros(9));
@@ -503,28 +508,28 @@ proptest! {
                         }
                     }
                 }
-                Op::Remove(k) => {
+                CacheOp::Remove(k) => {
                     let birth = births.get(&k).copied().unwrap_or(0);
                     cache.remove(&(k, birth));
-                    prop_assert!(cache.peek(&(k, birth), Ask::demand(Kind::Data)).is_none());
+                    prop_assert!(cache.peek(&(k, birth), LookupRequest::demand(CacheKind::Data)).is_none());
                     births.insert(k, birth + 1);
                 }
-                Op::Write(k) => {
+                CacheOp::Write(k) => {
                     let birth = births.get(&k).copied().unwrap_or(0) + 1;
                     cache.remove(&(k, birth - 1));
-                    cache.insert((k, birth), Kind::Data, Block::plain(block(4096, byte(k, birth))));
+                    cache.insert((k, birth), CacheKind::Data, Block::plain(block(4096, byte(k, birth))));
                     births.insert(k, birth);
                 }
-                Op::Target(c) => drop(cache.set_target(c)),
-                Op::Hold(k) => {
+                CacheOp::Target(c) => drop(cache.set_target(c)),
+                CacheOp::Hold(k) => {
                     let birth = births.get(&k).copied().unwrap_or(0);
-                    if let Some(Found::Whole { whole, .. }) =
-                        cache.peek(&(k, birth), Ask::demand(Kind::Data))
+                    if let Some(ResidentBlock::Whole { whole, .. }) =
+                        cache.peek(&(k, birth), LookupRequest::demand(CacheKind::Data))
                     {
                         held.push((k, birth, whole));
                     }
                 }
-                Op::Release => held.clear(),
+                CacheOp::Release => held.clear(),
             }
             for (k, birth, buf) in &held {
                 prop_assert_eq!(buf[0], byte(*k, *birth));

@@ -1,48 +1,48 @@
-//! The default policy: what ARC, LIRS or LRU would do, whichever is the best now.
+//! The default policy: follows ARC, LIRS or LRU, whichever performs best at the time.
 //!
 //! # Theory
-//! Shadow directories of the cache's own size see every use and decide what each
+//! Shadow directories of the cache's own size see every use and determine what each
 //! policy would hold: ARC ([`super::reference`]), LIRS ([`super::lirs`]), and LRU,
-//! which is the top of LIRS's stack. One of them leads. The cache's victims are
-//! what the leader lets go of if that is resident, else resident blocks that the
-//! leader does not hold, the least recently used first. So nothing is read again
-//! because the leader changed: the content converges while blocks come in anyway.
+//! which is the top of LIRS's stack. One of them leads. The cache's victims are the
+//! blocks that the leader drops, if they are resident; otherwise resident blocks that
+//! the leader does not hold, the least recently used first. So a change of the leader
+//! causes no reads: the content converges as blocks are inserted anyway.
 //!
-//! A shadow takes the lead when it has had more hits than the leader by a
-//! [`Default::patience`], counted without ever going below zero (a CUSUM test).
-//! Patience is a few hits while little is known and a share of the cache later,
-//! since a change costs the reading of what differs. It doubles whenever the cache,
-//! since the last change, had fewer hits than the former leader would have had, and
-//! halves when the change has paid.
+//! A shadow becomes the leader when it has had more hits than the leader by a margin
+//! ([`Default::required_lead`]), counted without ever going below zero (a CUSUM test). The
+//! margin is a few hits while little is known, and a share of the cache later, because
+//! a change costs reading the blocks that differ. It doubles whenever the cache had
+//! fewer hits since the last change than the former leader would have had, and halves
+//! when the change has paid.
 //!
 //! LIRS leads at first: on a loop larger than the cache every pass counts, and its
-//! first content is as good as any. If another takes the lead before there were hits
-//! worth the name, then what is resident came by order of arrival alone, and is as
-//! likely to return as what the new leader wants. Such a cold content is kept: blocks
-//! that come in leave again first, until the leader is ahead by a whole cache. (On a
-//! file read forward, then backward, that saves a pass.)
+//! first content is as good as any. If another shadow takes the lead before there were
+//! significant hits, the resident blocks were inserted in the order of arrival alone,
+//! and are as likely to be needed again as those that the new leader wants. Such a cold
+//! content is kept: newly inserted blocks are evicted first, until the leader is ahead
+//! by a whole cache. (On a file read forward and then backward, this saves a pass.)
 //!
 //! # Invariants
-//! * A resident block is on the list of its class (the shadows that held it when it
-//!   was last settled), or in transit.
-//! * A known block is resident, or held or remembered by a shadow, or on the list
-//!   of orphans until `forget` has named it.
+//! * A resident block is on the list of its class (the shadows that held it when it was
+//!   last settled), or in transit.
+//! * A known block is resident, or held or remembered by a shadow, or on the list of
+//!   orphans until `forget` has returned it.
 
-use super::slab::{List, NIL, Slab};
-use super::{Id, Policy, State, lirs, reference};
+use super::slab::{BlockList, NIL, NodeSlab};
+use super::{Id, Policy, PolicyState, lirs, reference};
 
-/// The family of links of what is really resident, and of orphans.
+/// The family of links for really resident blocks and for orphans.
 const REAL: usize = 3;
 
-/// Blocks that came in while a cold content is kept: as a class.
+/// The class of blocks that were inserted while a cold content is kept.
 const IN_TRANSIT: usize = 8;
 
-/// One part of the target that blocks in transit have.
+/// Blocks in transit have 1/100 of the target.
 const TRANSIT_SHARE: u64 = 100;
-/// The order of victims while those in transit have no more than their part.
+/// The order of victims while blocks in transit have at most that share.
 const ORDER_LATE: [usize; 9] = [1, 2, 3, 4, 0, 5, 6, 7, 8];
 
-// Tag of that family: a class plus one, or ...
+// Tag in that family: a class plus one, or one of these.
 const TRANSIT: u8 = 9;
 const GHOST: u8 = 10;
 const ORPHAN: u8 = 11;
@@ -50,14 +50,14 @@ const WHERE: u8 = 15;
 /// Used again since it became known.
 const AGAIN: u8 = 16;
 
-/// Fewer hits than this are no evidence.
+/// Fewer hits than this are not significant.
 const COLD_HITS: u64 = 16;
-/// Most hits of patience, undoubled.
-const PATIENCE_MAX: u32 = 1024;
-/// Most doublings of the patience.
+/// Largest margin in hits, before doubling.
+const REQUIRED_LEAD_MAX: u32 = 1024;
+/// Most doublings of the margin.
 const DOUBLED_MAX: u32 = 6;
 
-/// A shadow directory; as a bit of a class, that it holds the block.
+/// A shadow directory; as a bit of a class it means that the shadow holds the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leader {
     Arc = 1,
@@ -74,17 +74,17 @@ impl Leader {
 
 /// The default policy.
 pub struct Default {
-    slab: Slab<4>,
+    slab: NodeSlab<4>,
     arc: reference::Directory,
     lirs: lirs::Directory,
-    /// Resident blocks by which shadows hold them (bits of [`Leader`]).
-    classes: [List; 9],
-    orphans: List,
+    /// Resident blocks, by the set of shadows that hold them (bits of [`Leader`]).
+    classes: [BlockList; 9],
+    orphans: BlockList,
     /// Bytes by state, `Mru` to `MfuGhost`.
     bytes: [u64; 4],
     c: u64,
     leader: Leader,
-    /// Who led before.
+    /// The previous leader.
     last: Leader,
     /// How many more hits than the leader each shadow had; never below zero.
     behind: [u32; 3],
@@ -92,14 +92,14 @@ pub struct Default {
     tenure: [u32; 4],
     /// Uses since the leader changed.
     uses: u32,
-    /// Hits since the beginning.
+    /// Hits since the start.
     hits: u64,
     switches: u64,
-    /// Doublings of the patience.
+    /// Doublings of the margin.
     doubled: u32,
-    /// A cold content is kept.
+    /// A cold content is being kept.
     cold: bool,
-    /// What the leader let go of last.
+    /// The block that the leader dropped last.
     out: Id,
 }
 
@@ -107,11 +107,11 @@ impl Default {
     /// An empty cache of `bytes`.
     pub fn new(bytes: u64) -> Self {
         Default {
-            slab: Slab::new(),
+            slab: NodeSlab::new(),
             arc: reference::Directory::new(bytes),
             lirs: lirs::Directory::new(bytes),
-            classes: [List::EMPTY; 9],
-            orphans: List::EMPTY,
+            classes: [BlockList::EMPTY; 9],
+            orphans: BlockList::EMPTY,
             bytes: [0; 4],
             c: bytes,
             leader: Leader::Lirs,
@@ -127,7 +127,7 @@ impl Default {
         }
     }
 
-    /// Changes of leader so far.
+    /// Number of leader changes so far.
     pub fn switches(&self) -> u64 {
         self.switches
     }
@@ -153,8 +153,8 @@ impl Default {
         (1..=9).contains(&(tag & WHERE))
     }
 
-    /// Changes the tag and the sums by state. The block is on no list of this family
-    /// before, and is put on the one that its tag says.
+    /// Changes the tag and the sums by state. The block must be on no list of this
+    /// family, and is put on the list of its tag.
     fn place(&mut self, id: Id, tag: u8) {
         let size = u64::from(self.slab.size(id));
         self.slab.set_tag(REAL, id, tag);
@@ -187,7 +187,7 @@ impl Default {
         tag
     }
 
-    /// A shadow let go of the block.
+    /// Updates a block that a shadow dropped.
     fn settle(&mut self, id: Id) {
         let tag = self.slab.tag(REAL, id);
         if Self::is_resident(tag) {
@@ -206,7 +206,7 @@ impl Default {
         self.slab.tag(reference::ARC, id) != 0 || lirs::Directory::is_known(&self.slab, id)
     }
 
-    /// Both shadows shrink to the target and to what they may remember.
+    /// Shrinks both shadows to the target and to the bytes that they may remember.
     fn trim(&mut self, newest: Id) {
         while let Some(id) = self.arc.evict(&mut self.slab, &mut |_| false) {
             self.note_out(Leader::Arc, id);
@@ -234,7 +234,7 @@ impl Default {
         }
     }
 
-    /// Shows a use to the shadows; `real` if it was a hit.
+    /// Applies a use to the shadows; `real` if it was a hit.
     fn refer(&mut self, id: Id, real: bool) {
         let held_by = self.wanted_by(id);
         self.judge(held_by, real);
@@ -251,13 +251,13 @@ impl Default {
         self.trim(id);
     }
 
-    /// Counts a use, and changes the leader where that is due.
+    /// Counts a use, and changes the leader if that is due.
     fn judge(&mut self, held_by: u8, real: bool) {
         let led = held_by & self.leader as u8 != 0;
         self.tenure[3] = self.tenure[3].saturating_add(u32::from(real));
         self.hits += u64::from(real);
         self.uses = self.uses.saturating_add(1);
-        let patience = self.patience();
+        let required_lead = self.required_lead();
         let mut next = None;
         for shadow in [Leader::Lirs, Leader::Arc, Leader::Lru] {
             let hit = held_by & shadow as u8 != 0;
@@ -266,25 +266,27 @@ impl Default {
             let behind = &mut self.behind[shadow.index()];
             if hit && !led {
                 *behind = behind.saturating_add(1);
-                next = if *behind > patience { Some(shadow) } else { next };
+                next = if *behind > required_lead { Some(shadow) } else { next };
             } else if led && !hit {
                 *behind = behind.saturating_sub(1);
             }
         }
         if let Some(mut next) = next {
-            // ARC tells more than LRU where both are about to lead, once it knows anything.
+            // If ARC and LRU are both about to lead, ARC is preferred once it has any
+            // history.
             if next == Leader::Lru
                 && self.hits >= COLD_HITS
                 && self.leader != Leader::Arc
-                && self.behind[Leader::Arc.index()] > patience / 2
+                && self.behind[Leader::Arc.index()] > required_lead / 2
             {
                 next = Leader::Arc;
             }
             self.follow(next);
         }
         if self.cold && led && !real {
-            // Keeping a cold content is for runs of returns, not for a hit now and then;
-            // and ahead by a whole cache, the leader need not spare it any more.
+            // A cold content is kept for runs of repeated uses, not for a single hit.
+            // When the leader is ahead by a whole cache, it need not spare that content
+            // any more.
             let hits = self.tenure[self.leader.index()];
             let ahead = hits.saturating_sub(self.tenure[3]);
             self.cold = ahead < self.blocks() && hits >= self.uses / 2;
@@ -296,7 +298,7 @@ impl Default {
             [self.tenure[self.last.index()], *self.tenure[..3].iter().max().unwrap_or(&0)];
         if lost > self.tenure[3] {
             self.doubled = (self.doubled + 1).min(DOUBLED_MAX);
-        } else if best.saturating_sub(self.tenure[3]) <= 2 * self.patience() {
+        } else if best.saturating_sub(self.tenure[3]) <= 2 * self.required_lead() {
             self.doubled = self.doubled.saturating_sub(1);
         }
         self.cold = self.hits < COLD_HITS;
@@ -307,18 +309,18 @@ impl Default {
         self.switches += 1;
     }
 
-    /// By how many hits another shadow must be ahead to lead.
-    fn patience(&self) -> u32 {
-        let full = (8 + (self.blocks() / 40).min(PATIENCE_MAX)) << self.doubled;
+    /// The number of hits by which another shadow must be ahead to become the leader.
+    fn required_lead(&self) -> u32 {
+        let full = (8 + (self.blocks() / 40).min(REQUIRED_LEAD_MAX)) << self.doubled;
         full.min(4 + u32::try_from(self.hits / 16).unwrap_or(u32::MAX - 4))
     }
 
-    /// Blocks resident.
+    /// Number of resident blocks.
     fn blocks(&self) -> u32 {
         self.classes.iter().map(|l| l.blocks).sum()
     }
 
-    /// The block leaves the cache.
+    /// Removes the block from the cache.
     fn expel(&mut self, id: Id) -> Id {
         let tag = self.take(id);
         if self.is_remembered(id) {
@@ -354,7 +356,7 @@ impl Policy for Default {
         self.place(id, (self.wanted_by(id) + 1) | AGAIN);
     }
 
-    fn admit(&mut self, id: Id, size: u32) -> State {
+    fn admit(&mut self, id: Id, size: u32) -> PolicyState {
         self.slab.touch(id);
         let was = self.state(id);
         self.resize(id, size);
@@ -409,7 +411,7 @@ impl Policy for Default {
             return Some(self.expel(out));
         }
         let transit_full = self.classes[IN_TRANSIT].bytes > self.c / TRANSIT_SHARE;
-        // After those in transit: held by nobody, by others, by the leader.
+        // After blocks in transit: blocks held by no shadow, by others, by the leader.
         let order: [usize; 9] = match self.leader {
             Leader::Arc => [8, 0, 2, 4, 6, 1, 3, 5, 7],
             Leader::Lirs => [8, 0, 4, 1, 5, 2, 6, 3, 7],
@@ -442,20 +444,23 @@ impl Policy for Default {
         self.trim(NIL);
     }
 
-    fn state(&self, id: Id) -> State {
+    fn state(&self, id: Id) -> PolicyState {
         match Self::index(self.slab.tag(REAL, id)) {
-            None => State::Unknown,
-            Some(n) => [State::Mru, State::Mfu, State::MruGhost, State::MfuGhost][n & 3],
+            None => PolicyState::Unknown,
+            Some(n) => {
+                [PolicyState::Mru, PolicyState::Mfu, PolicyState::MruGhost, PolicyState::MfuGhost]
+                    [n & 3]
+            }
         }
     }
 
-    fn bytes(&self, state: State) -> u64 {
+    fn bytes(&self, state: PolicyState) -> u64 {
         match state {
-            State::Mru => self.bytes[0],
-            State::Mfu => self.bytes[1],
-            State::MruGhost => self.bytes[2],
-            State::MfuGhost => self.bytes[3],
-            State::Unknown => 0,
+            PolicyState::Mru => self.bytes[0],
+            PolicyState::Mfu => self.bytes[1],
+            PolicyState::MruGhost => self.bytes[2],
+            PolicyState::MfuGhost => self.bytes[3],
+            PolicyState::Unknown => 0,
         }
     }
 

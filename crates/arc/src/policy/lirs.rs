@@ -1,52 +1,53 @@
 //! LIRS (Jiang and Zhang, SIGMETRICS 2002), for blocks of varying size.
 //!
 //! # Theory
-//! A block's inter-reference recency is how much else was used between its last
-//! two uses. Blocks with the lowest (LIR) keep most of the cache; the others (HIR)
-//! pass through a short queue. The stack holds LIR blocks and whatever was used
-//! since the oldest of them, resident or not: a HIR block that is used again while
-//! on the stack has a lower recency than that oldest LIR block, and they change
-//! places. On a loop larger than the cache, where recency alone never hits, the
+//! A block's inter-reference recency is the amount of other data used between its last
+//! two uses. Blocks with the lowest recency (LIR) keep most of the cache; the others
+//! (HIR) pass through a short queue. The stack holds LIR blocks and all blocks used
+//! since the oldest of them, resident or not. A HIR block that is used again while it
+//! is on the stack has a lower recency than that oldest LIR block, and the two exchange
+//! their roles. On a loop larger than the cache, where recency alone never hits, the
 //! LIR blocks stay.
 //!
 //! # Departures from the paper
-//! * Shares are bytes. A newcomer larger than the HIR share makes LIR blocks step
-//!   down instead of leaving again at once.
-//! * Blocks on the stack that are not resident are bounded to one and
-//!   a quarter times the target; the one that left longest ago is forgotten first.
+//! * Shares are bytes. A newcomer larger than the HIR share demotes LIR blocks instead
+//!   of being evicted again at once.
+//! * Blocks on the stack that are not resident are bounded to one and a quarter times
+//!   the target; the one that was evicted longest ago is forgotten first.
 //!
 //! # Invariants
-//! The oldest block on the stack is LIR; LIR blocks are on the stack; HIR-resident
-//! blocks are on the queue; others only on the stack and in the list of those that
-//! left.
+//! The oldest block on the stack is LIR. LIR blocks are on the stack, and resident HIR
+//! blocks are on the queue. Other blocks are only on the stack and in the list of
+//! evicted ones.
 
 use super::Id;
-use super::slab::{List, NIL, Slab};
+use super::slab::{BlockList, NIL, NodeSlab};
 
 /// The family of links of the stack.
 pub(super) const STACK: usize = 1;
-/// The family of links of the queue and of the list of those that left.
+/// The family of links of the queue and of the list of evicted blocks.
 pub(super) const QUEUE: usize = 2;
 
-/// One part of the target that HIR blocks have.
+/// HIR blocks have 1/100 of the target.
 const HIR_SHARE: u64 = 100;
-/// Bytes remembered without being resident: the target and this part of it. More
-/// serves loops little, and each costs memory that could hold blocks.
+/// Bytes remembered without being resident: the target plus 1/4 of it. More would help
+/// loops little, and each entry costs memory that could hold blocks.
 const REMEMBERED_PART: u64 = 4;
 
-// Tag of the stack's family: what the block is, and whether the stack has it.
+// Tag in the stack's family: the block's role, and whether it is on the stack.
 const LIR: u8 = 1;
 const HIR: u8 = 2;
 const GONE: u8 = 3;
 const ON_STACK: u8 = 4;
-/// Among the newest blocks of the stack that together fill the target: LRU has it.
+/// Among the newest blocks of the stack that together fill the target: LRU would hold
+/// it.
 const RECENT: u8 = 8;
 const WHAT: u8 = 3;
 
 pub(super) struct Directory {
-    stack: List,
-    queue: List,
-    gone: List,
+    stack: BlockList,
+    queue: BlockList,
+    gone: BlockList,
     lir: u64,
     c: u64,
     /// Bytes of the `RECENT` blocks, and the oldest of them.
@@ -56,7 +57,7 @@ pub(super) struct Directory {
 
 impl Directory {
     pub(super) const fn new(c: u64) -> Self {
-        let (stack, queue, gone) = (List::EMPTY, List::EMPTY, List::EMPTY);
+        let (stack, queue, gone) = (BlockList::EMPTY, BlockList::EMPTY, BlockList::EMPTY);
         Directory { stack, queue, gone, lir: 0, c, recent: 0, mark: NIL }
     }
 
@@ -64,21 +65,21 @@ impl Directory {
         self.c = c;
     }
 
-    pub(super) fn is_resident<const F: usize>(slab: &Slab<F>, id: Id) -> bool {
+    pub(super) fn is_resident<const F: usize>(slab: &NodeSlab<F>, id: Id) -> bool {
         matches!(slab.tag(STACK, id) & WHAT, LIR | HIR)
     }
 
-    pub(super) fn is_known<const F: usize>(slab: &Slab<F>, id: Id) -> bool {
+    pub(super) fn is_known<const F: usize>(slab: &NodeSlab<F>, id: Id) -> bool {
         slab.tag(STACK, id) != 0
     }
 
     /// Whether LRU would hold it.
-    pub(super) fn is_recent<const F: usize>(slab: &Slab<F>, id: Id) -> bool {
+    pub(super) fn is_recent<const F: usize>(slab: &NodeSlab<F>, id: Id) -> bool {
         slab.tag(STACK, id) & RECENT != 0
     }
 
     /// While the `RECENT` blocks exceed the target, the next one to lose that mark.
-    pub(super) fn age<const F: usize>(&mut self, slab: &mut Slab<F>) -> Option<Id> {
+    pub(super) fn age<const F: usize>(&mut self, slab: &mut NodeSlab<F>) -> Option<Id> {
         if self.recent <= self.c || self.mark == NIL {
             return None;
         }
@@ -87,7 +88,7 @@ impl Directory {
         Some(id)
     }
 
-    fn unmark<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+    fn unmark<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id) {
         let tag = slab.tag(STACK, id);
         if tag & RECENT != 0 {
             slab.set_tag(STACK, id, tag & !RECENT);
@@ -98,8 +99,8 @@ impl Directory {
         }
     }
 
-    /// The block becomes the stack's newest, as `what`.
-    fn top<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id, what: u8) {
+    /// Makes the block the stack's newest, with role `what`.
+    fn top<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id, what: u8) {
         let tag = slab.tag(STACK, id);
         if tag & RECENT == 0 {
             self.recent += u64::from(slab.size(id));
@@ -117,21 +118,21 @@ impl Directory {
         slab.set_tag(STACK, id, what | ON_STACK | RECENT);
     }
 
-    /// The block leaves the stack and is `what` from now on.
-    fn off_stack<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id, what: u8) {
+    /// Removes the block from the stack and gives it role `what`.
+    fn off_stack<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id, what: u8) {
         self.unmark(slab, id);
         slab.unlink(STACK, &mut self.stack, id);
         slab.set_tag(STACK, id, what);
     }
 
-    /// Bytes that HIR blocks should have.
+    /// Target bytes of HIR blocks.
     pub(super) fn hir_target(&self) -> u64 {
         (self.c / HIR_SHARE).max(1)
     }
 
-    /// A block that is resident here was used. Calls `out` for blocks that are not
-    /// remembered any more.
-    pub(super) fn hit<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+    /// Handles a use of a block that is resident here. Calls `out` for blocks that are
+    /// no longer remembered.
+    pub(super) fn hit<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id) {
         let tag = slab.tag(STACK, id);
         if tag & WHAT == LIR {
             let oldest = self.stack.tail == id;
@@ -149,8 +150,8 @@ impl Directory {
         }
     }
 
-    /// A block that is not resident here enters; its size is set.
-    pub(super) fn admit<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+    /// Inserts a block that is not resident here; its size is already set.
+    pub(super) fn admit<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id) {
         let tag = slab.tag(STACK, id);
         if tag & WHAT == GONE {
             slab.unlink(QUEUE, &mut self.gone, id);
@@ -171,9 +172,9 @@ impl Directory {
         }
     }
 
-    /// The block, newest on the stack and in no other list, becomes LIR; the oldest
-    /// LIR blocks make way.
-    fn promote<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+    /// Makes the block LIR, which is newest on the stack and in no other list; demotes
+    /// the oldest LIR blocks as needed.
+    fn promote<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id) {
         self.top(slab, id, LIR);
         self.lir += u64::from(slab.size(id));
         while self.lir > self.c - self.hir_target().min(self.c) && self.stack.tail != id {
@@ -182,8 +183,8 @@ impl Directory {
         self.prune(slab);
     }
 
-    /// The oldest LIR block becomes the newest of the queue.
-    fn demote<const F: usize>(&mut self, slab: &mut Slab<F>) {
+    /// Makes the oldest LIR block the newest of the queue.
+    fn demote<const F: usize>(&mut self, slab: &mut NodeSlab<F>) {
         self.prune(slab);
         let id = self.stack.tail;
         if id == NIL {
@@ -195,9 +196,9 @@ impl Directory {
         self.prune(slab);
     }
 
-    /// HIR blocks older than the oldest LIR block leave the stack. Those that are not
-    /// resident stay known, as the oldest of those that left, until forgotten.
-    fn prune<const F: usize>(&mut self, slab: &mut Slab<F>) {
+    /// Removes HIR blocks older than the oldest LIR block from the stack. Non-resident
+    /// ones stay known as the oldest of the evicted blocks until they are forgotten.
+    fn prune<const F: usize>(&mut self, slab: &mut NodeSlab<F>) {
         loop {
             let id = self.stack.tail;
             if id == NIL {
@@ -215,9 +216,9 @@ impl Directory {
         }
     }
 
-    /// While more than the target is resident, the next block to leave; `keep` is not
-    /// it unless it is alone.
-    pub(super) fn evict<const F: usize>(&mut self, slab: &mut Slab<F>, keep: Id) -> Option<Id> {
+    /// While more than the target is resident, the next block to evict. This is `keep`
+    /// only if no other block is left.
+    pub(super) fn evict<const F: usize>(&mut self, slab: &mut NodeSlab<F>, keep: Id) -> Option<Id> {
         if self.lir + self.queue.bytes <= self.c {
             return None;
         }
@@ -243,7 +244,7 @@ impl Directory {
     }
 
     /// The next block to forget.
-    pub(super) fn forget<const F: usize>(&mut self, slab: &mut Slab<F>) -> Option<Id> {
+    pub(super) fn forget<const F: usize>(&mut self, slab: &mut NodeSlab<F>) -> Option<Id> {
         let id = self.gone.tail;
         let off_stack = id != NIL && slab.tag(STACK, id) & ON_STACK == 0;
         if !off_stack && self.gone.bytes <= self.c.saturating_add(self.c / REMEMBERED_PART) {
@@ -253,15 +254,15 @@ impl Directory {
         Some(id)
     }
 
-    /// Enters as one that left, or becomes the newest of these.
-    pub(super) fn remember<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+    /// Adds the block as evicted, or makes it the newest of the evicted ones.
+    pub(super) fn remember<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id) {
         self.remove(slab, id);
         self.top(slab, id, GONE);
         slab.push_head(QUEUE, &mut self.gone, id);
         self.prune(slab);
     }
 
-    pub(super) fn resize<const F: usize>(&mut self, slab: &Slab<F>, id: Id, size: u32) {
+    pub(super) fn resize<const F: usize>(&mut self, slab: &NodeSlab<F>, id: Id, size: u32) {
         let tag = slab.tag(STACK, id);
         let change = |bytes: &mut u64| {
             *bytes = *bytes - u64::from(slab.size(id)) + u64::from(size);
@@ -280,7 +281,7 @@ impl Directory {
         }
     }
 
-    pub(super) fn remove<const F: usize>(&mut self, slab: &mut Slab<F>, id: Id) {
+    pub(super) fn remove<const F: usize>(&mut self, slab: &mut NodeSlab<F>, id: Id) {
         let tag = slab.tag(STACK, id);
         if tag & ON_STACK != 0 {
             self.off_stack(slab, id, tag & WHAT);

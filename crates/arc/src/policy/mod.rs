@@ -1,11 +1,12 @@
 //! Replacement policies: pure state machines over numbered blocks.
 //!
 //! # Theory
-//! A directory (the cache, or a simulator) gives every block it knows a small
-//! number, its [`Id`]: dense, and used again after [`Policy::forget`] or
-//! [`Policy::remove`]. A policy keeps what it needs in slabs indexed by that
-//! number, so that it hashes nothing and a hit costs a few links. It says which
-//! resident block goes next, and which remembered ones are not worth their
+//! A directory (the cache, or a simulator) gives every known block a small number, its
+//! [`Id`]: dense, and reused after [`Policy::forget`] or [`Policy::remove`]. A policy
+//! keeps its state in slabs indexed by that number, so it needs no hashing, and a hit
+//! costs a few links. The policy decides which resident block is evicted next, and
+//! which remembered ones are no longer worth their memory. It never sees a key, a byte
+//! or a clock.
 //! memory any more; it never sees a key, a byte or a clock.
 //!
 //! # Invariants
@@ -13,7 +14,7 @@
 //!   or unknown; only [`Policy::admit`] makes it resident.
 //! * After [`Policy::evict`] returned `None`, resident bytes are at most the
 //!   target, or everything else is held.
-//! * After [`Policy::forget`] returned `None`, what is remembered is bounded by a
+//! * After [`Policy::forget`] returned `None`, the remembered bytes are bounded by a
 //!   small multiple of the target.
 
 mod default;
@@ -32,22 +33,22 @@ pub fn make(kind: crate::PolicyKind, bytes: u64) -> Box<dyn Policy> {
     }
 }
 
-/// A block's number in its directory.
+/// Number of a block in its directory.
 pub type Id = u32;
 
-/// What a cached block is.
+/// The kind of a cached block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum CacheKind {
     /// File and volume contents.
     Data,
     /// Everything else.
     Metadata,
 }
 
-/// Where a policy has a block.
+/// The state of a block in a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Resident, used once, or not lately enough to be trusted.
+pub enum PolicyState {
+    /// Resident, used once, or not recently enough to count as used again.
     Mru,
     /// Resident, used again.
     Mfu,
@@ -59,57 +60,58 @@ pub enum State {
     Unknown,
 }
 
-/// A replacement policy. One instance serves one kind of block in one partition
-/// of the cache, under that partition's lock.
+/// A replacement policy. One instance serves one kind of block in one partition of the
+/// cache, under that partition's lock.
 pub trait Policy: Send {
     /// Sets the target size, bytes; then call [`Policy::evict`] and [`Policy::forget`]
-    /// until they say `None`.
+    /// until they return `None`.
     fn set_target(&mut self, bytes: u64);
 
     /// The target size, bytes.
     fn target(&self) -> u64;
 
-    /// Block `id`, which is resident, was used again.
+    /// Records another use of block `id`, which is resident.
     fn hit(&mut self, id: Id);
 
-    /// Block `id`, which is not resident, becomes so with `size` bytes. Returns where
-    /// it was remembered: `MruGhost`, `MfuGhost` or `Unknown`. Follow with
+    /// Makes block `id`, which is not resident, resident with `size` bytes. Returns the
+    /// state in which it was remembered: `MruGhost`, `MfuGhost` or `Unknown`. Then call
     /// [`Policy::evict`] and [`Policy::forget`].
-    fn admit(&mut self, id: Id, size: u32) -> State;
+    fn admit(&mut self, id: Id, size: u32) -> PolicyState;
 
-    /// Block `id` was used, but somebody else keeps it (the kernel's page cache): it
-    /// enters as evicted at once, so that its next use is a return.
+    /// Records a use of block `id` that a layer above keeps (the kernel's page cache).
+    /// The block is entered as evicted, so that its next use counts as a ghost hit.
     fn remember(&mut self, id: Id, size: u32);
 
-    /// A resident block takes another number of bytes now.
+    /// Changes the size of a resident block.
     fn resize(&mut self, id: Id, size: u32);
 
-    /// While more than the target is resident, the next block to evict; blocks for
-    /// which `held` says true are passed over (a bounded number of them in a call).
-    /// The block is remembered or unknown afterwards: ask [`Policy::state`].
+    /// While more than the target is resident, the next block to evict. Blocks for
+    /// which `held` returns true are skipped (a bounded number in each call).
+    /// Afterwards the block is remembered or unknown; see [`Policy::state`].
     fn evict(&mut self, held: &mut dyn FnMut(Id) -> bool) -> Option<Id>;
 
     /// The next remembered block to forget; its id is unknown afterwards.
     fn forget(&mut self) -> Option<Id>;
 
-    /// Block `id` is gone (freed): no trace of it stays.
+    /// Removes block `id`, which was freed, without a trace.
     fn remove(&mut self, id: Id);
 
-    /// Where block `id` is.
-    fn state(&self, id: Id) -> State;
+    /// The state of block `id`.
+    fn state(&self, id: Id) -> PolicyState;
 
-    /// Bytes in a state; for the ghosts, the bytes their blocks had. Zero for `Unknown`.
-    fn bytes(&self, state: State) -> u64;
+    /// Bytes in a state; for ghosts, the bytes that their blocks had. Zero for
+    /// `Unknown`.
+    fn bytes(&self, state: PolicyState) -> u64;
 
-    /// Bytes resident.
+    /// Resident bytes.
     fn resident(&self) -> u64 {
-        self.bytes(State::Mru) + self.bytes(State::Mfu)
+        self.bytes(PolicyState::Mru) + self.bytes(PolicyState::Mfu)
     }
 
-    /// Bytes that this policy would like recency to have (ARC's `p`).
+    /// Target bytes of the recency list (ARC's `p`).
     fn mru_target(&self) -> u64;
 
-    /// Memory that the policy itself takes, bytes: what it holds for each id it knows.
+    /// Memory of the policy itself, bytes: its state for each known id.
     fn overhead(&self) -> u64;
 }
 

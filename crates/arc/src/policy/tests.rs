@@ -1,4 +1,5 @@
-//! The policies against naive models, and their promises under random use.
+//! Compares the policies with naive models, and checks their invariants under random
+//! use.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// ARC word for word from the paper's figure 4, pages of size 1.
+/// ARC literally from figure 4 of the paper, with pages of size 1.
 #[derive(Default)]
 struct NaiveArc {
     t1: Vec<u32>,
@@ -79,7 +80,7 @@ struct Direct<P> {
 
 impl<P: Policy> Direct<P> {
     fn access(&mut self, id: Id, size: u32) -> bool {
-        if matches!(self.policy.state(id), State::Mru | State::Mfu) {
+        if matches!(self.policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
             self.policy.hit(id);
             while self.policy.forget().is_some() {}
             return true;
@@ -94,12 +95,12 @@ impl<P: Policy> Direct<P> {
 /// Whether all four lists hold the same blocks as the model's.
 fn same_lists(arc: &Reference, model: &NaiveArc, ids: Id) -> bool {
     let lists = [
-        (State::Mru, &model.t1),
-        (State::Mfu, &model.t2),
-        (State::MruGhost, &model.b1),
-        (State::MfuGhost, &model.b2),
+        (PolicyState::Mru, &model.t1),
+        (PolicyState::Mfu, &model.t2),
+        (PolicyState::MruGhost, &model.b1),
+        (PolicyState::MfuGhost, &model.b2),
     ];
-    let fits = |(state, list): (State, &Vec<u32>)| {
+    let fits = |(state, list): (PolicyState, &Vec<u32>)| {
         (0..ids).all(|id| (arc.state(id) == state) == list.contains(&id))
     };
     lists.into_iter().all(fits)
@@ -113,7 +114,7 @@ proptest! {
         let mut model = NaiveArc { c, ..NaiveArc::default() };
         let mut arc = Direct { policy: Reference::new(c as u64) };
         for (a, b) in ids {
-            // The smaller of two: some blocks are hotter than others.
+            // The smaller of two, so that some blocks are hotter than others.
             let id = a.min(b);
             prop_assert_eq!(arc.access(id, 1), model.access(id));
             prop_assert!(same_lists(&arc.policy, &model, 40));
@@ -121,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn both_keep_their_promises(
+    fn both_keep_their_invariants(
         ops in prop::collection::vec((0u8..20, 0u32..80, 0u32..15), 1..900),
         adaptive in any::<bool>(),
     ) {
@@ -132,9 +133,9 @@ proptest! {
         for (op, id, log) in ops {
             let size = 512u32 << log;
             let held: HashSet<Id> = if op % 3 == 0 { [id, id / 2, id + 1].into() } else { [id].into() };
-            let resident = matches!(policy.state(id), State::Mru | State::Mfu);
+            let resident = matches!(policy.state(id), PolicyState::Mru | PolicyState::Mfu);
             match op {
-                0 => { policy.remove(id); sizes.remove(&id); prop_assert_eq!(policy.state(id), State::Unknown); }
+                0 => { policy.remove(id); sizes.remove(&id); prop_assert_eq!(policy.state(id), PolicyState::Unknown); }
                 1 => policy.set_target(u64::from(id) << 16),
                 2 if !resident => { policy.remember(id, size); sizes.insert(id, size); }
                 3 if resident => { policy.resize(id, size); sizes.insert(id, size); }
@@ -143,27 +144,27 @@ proptest! {
             }
             while let Some(out) = policy.evict(&mut |x| held.contains(&x)) {
                 prop_assert!(!held.contains(&out));
-                prop_assert!(!matches!(policy.state(out), State::Mru | State::Mfu));
-                if policy.state(out) == State::Unknown { sizes.remove(&out); }
+                prop_assert!(!matches!(policy.state(out), PolicyState::Mru | PolicyState::Mfu));
+                if policy.state(out) == PolicyState::Unknown { sizes.remove(&out); }
             }
             while let Some(out) = policy.forget() {
-                prop_assert_eq!(policy.state(out), State::Unknown);
+                prop_assert_eq!(policy.state(out), PolicyState::Unknown);
                 prop_assert!(sizes.remove(&out).is_some());
             }
             let mut sums: HashMap<String, u64> = HashMap::new();
             for id in 0..81 {
                 let state = policy.state(id);
-                prop_assert_eq!(state == State::Unknown, !sizes.contains_key(&id));
+                prop_assert_eq!(state == PolicyState::Unknown, !sizes.contains_key(&id));
                 *sums.entry(format!("{state:?}")).or_default() += sizes.get(&id).map_or(0, |&s| u64::from(s));
             }
-            for state in [State::Mru, State::Mfu, State::MruGhost, State::MfuGhost] {
+            for state in [PolicyState::Mru, PolicyState::Mfu, PolicyState::MruGhost, PolicyState::MfuGhost] {
                 prop_assert_eq!(policy.bytes(state), sums.get(&format!("{state:?}")).copied().unwrap_or(0));
             }
             largest = largest.max(size);
-            let still: u64 = held.iter().filter(|x| matches!(policy.state(**x), State::Mru | State::Mfu))
+            let still: u64 = held.iter().filter(|x| matches!(policy.state(**x), PolicyState::Mru | PolicyState::Mfu))
                 .map(|x| u64::from(sizes[x])).sum();
             prop_assert!(policy.resident() <= policy.target().max(still));
-            let ghosts = policy.bytes(State::MruGhost) + policy.bytes(State::MfuGhost);
+            let ghosts = policy.bytes(PolicyState::MruGhost) + policy.bytes(PolicyState::MfuGhost);
             prop_assert!(ghosts <= policy.target() * 5 + u64::from(largest), "{ghosts} {}", policy.target());
         }
     }
@@ -198,7 +199,7 @@ impl Policy for Box<dyn Policy> {
     fn hit(&mut self, id: Id) {
         (**self).hit(id);
     }
-    fn admit(&mut self, id: Id, size: u32) -> State {
+    fn admit(&mut self, id: Id, size: u32) -> PolicyState {
         (**self).admit(id, size)
     }
     fn remember(&mut self, id: Id, size: u32) {
@@ -216,10 +217,10 @@ impl Policy for Box<dyn Policy> {
     fn remove(&mut self, id: Id) {
         (**self).remove(id);
     }
-    fn state(&self, id: Id) -> State {
+    fn state(&self, id: Id) -> PolicyState {
         (**self).state(id)
     }
-    fn bytes(&self, state: State) -> u64 {
+    fn bytes(&self, state: PolicyState) -> u64 {
         (**self).bytes(state)
     }
     fn mru_target(&self) -> u64 {

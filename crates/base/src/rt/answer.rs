@@ -1,28 +1,28 @@
-//! Answers that are owed: one-shot channels and completions that cannot be lost.
+//! One-shot channels and completions whose reply cannot be lost.
 //!
 //! # Theory
-//! A thread that waits for an answer trusts a chain of queues, devices and other threads to
-//! carry the obligation to answer. If one link forgets it, the waiter sleeps for ever, and
-//! whatever waits for the waiter, too. So the obligation is a value of its own: a [`Sender`]
-//! or a [`Callback`]. It can be moved and fulfilled, and that consumes it. Whoever drops it
-//! instead, by a mistake or because a panic unwinds, answers by that: the waiter gets
-//! [`Lost::lost`], an error of kind `Bug`.
+//! A thread that waits for a reply depends on a chain of queues, devices and other
+//! threads, each of which must pass the obligation to reply on. If one link forgets it,
+//! the waiter sleeps for ever, and so does everything that waits for the waiter. So the
+//! obligation is a value: a [`Sender`] or a [`Callback`]. It can be moved, and
+//! fulfilling it consumes it. Dropping it instead, by mistake or because a panic
+//! unwinds, also replies: the waiter gets [`Lost::lost`], an error of kind `Bug`.
 //!
 //! # Invariants
-//! * Each sender and each callback answers exactly once.
-//! * A waiter sleeps as long as the obligation exists, and no longer.
+//! * Each sender and each callback replies exactly once.
+//! * A waiter sleeps no longer than the obligation exists.
 //!
-//! Lock order: the slot's lock is a leaf. A callback runs where it is called or dropped, so
-//! neither may happen under a lock that it takes.
+//! Lock order: the slot's lock is a leaf. A callback runs where it is called or
+//! dropped, so neither may happen under a lock that the callback takes.
 
 use std::sync::Arc;
 
 use super::OneShot;
 use crate::{Error, Result};
 
-/// A value that says of itself that the real one was lost.
+/// A type with a value that stands for a lost reply.
 pub trait Lost {
-    /// What is answered where an obligation was dropped.
+    /// The value that the waiter gets when the obligation was dropped.
     fn lost() -> Self;
 }
 
@@ -38,13 +38,13 @@ pub fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
     (Sender { slot: Some(Arc::clone(&slot)) }, Receiver { slot })
 }
 
-type Slot<T> = Arc<OneShot<Option<T>>>;
+type ReplySlot<T> = Arc<OneShot<Option<T>>>;
 
 /// The obligation to send a value.
 #[derive(Debug)]
 #[must_use = "dropping it tells the receiver that the value was lost"]
 pub struct Sender<T> {
-    slot: Option<Slot<T>>,
+    slot: Option<ReplySlot<T>>,
 }
 
 impl<T> Sender<T> {
@@ -65,11 +65,11 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-/// The right to receive it.
+/// The right to receive the value.
 #[derive(Debug)]
 #[must_use = "the value is there to be received"]
 pub struct Receiver<T> {
-    slot: Slot<T>,
+    slot: ReplySlot<T>,
 }
 
 impl<T> Receiver<T> {
@@ -83,7 +83,7 @@ impl<T> Receiver<T> {
     }
 }
 
-/// The obligation to tell how something ended.
+/// The obligation to report the outcome of an operation.
 #[must_use = "dropping it tells that the request was lost"]
 pub struct Callback<T: Lost> {
     call: Option<Box<dyn FnOnce(T) + Send>>,
@@ -95,7 +95,7 @@ impl<T: Lost> Callback<T> {
         Callback { call: Some(Box::new(call)) }
     }
 
-    /// Tells it.
+    /// Reports the outcome.
     pub fn call(mut self, value: T) {
         if let Some(call) = self.call.take() {
             call(value);
@@ -141,7 +141,7 @@ mod tests {
 
         let (sender, receiver) = oneshot();
         let callback = Callback::new(move |result: Result<()>| sender.send(result));
-        // Also by one that unwinds.
+        // Also when its thread unwinds.
         let thread = spawn("panics", move || {
             let _callback = callback;
             std::panic::resume_unwind(Box::new(()));

@@ -1,10 +1,11 @@
-//! Threads that keep themselves on one core, or let others go first.
+//! Core affinity and niceness of threads.
 //!
-//! What such a thread starts is not to stay there with it, though threads inherit the
-//! cores they may use: [`super::spawn`] and [`super::fan_out`] give theirs back to them.
-//! Niceness is inherited, too: threads of a [`super::fan_out`] do the caller's own work and
-//! keep it, those of [`super::spawn`] may serve others as long as they live, and get their
-//! place back.
+//! Threads inherit the set of allowed cores from the thread that starts them. A thread
+//! that pinned itself to one core must not pin its children too, so [`super::spawn`]
+//! and [`super::fan_out`] restore the original set in new threads. Niceness is
+//! inherited as well. Threads of a [`super::fan_out`] do the caller's own work and keep
+//! its niceness. Threads of [`super::spawn`] may serve other callers for their whole
+//! life, so their niceness is restored.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -15,22 +16,22 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::Result;
 
 std::thread_local! {
-    /// The cores that this thread might use before it stayed on one.
-    static HOME: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
-    /// How much nicer this thread made itself.
-    static WAY: Cell<i32> = const { Cell::new(0) };
-    /// When it last offered its core, as [`super::uptime`].
-    static OFFERED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    /// The cores that this thread was allowed to use before it was pinned.
+    static ORIGINAL_CORES: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
+    /// By how much this thread raised its niceness.
+    static ADDED_NICENESS: Cell<i32> = const { Cell::new(0) };
+    /// Time of the last yield, as [`super::uptime`].
+    static LAST_YIELD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Keeps the calling thread on one core; false where it may not be there. Nothing in a
-/// simulated run.
+/// Pins the calling thread to one core; returns false if the core is not allowed. Does
+/// nothing in a simulated run.
 pub fn stay_on(core: usize) -> bool {
     if core >= CpuSet::MAX_CPU || super::sim::member().is_some() {
         return false;
     }
-    let stay = |home: &mut Option<CpuSet>| {
-        let all = match home {
+    let stay = |original_cores: &mut Option<CpuSet>| {
+        let all = match original_cores {
             Some(all) => *all,
             None => sched_getaffinity(None).ok()?,
         };
@@ -39,63 +40,66 @@ pub fn stay_on(core: usize) -> bool {
         if !all.is_set(core) || sched_setaffinity(None, &one).is_err() {
             return None;
         }
-        *home = Some(all);
+        *original_cores = Some(all);
         Some(())
     };
-    HOME.try_with(|home| stay(&mut home.borrow_mut())).is_ok_and(|stays| stays.is_some())
+    ORIGINAL_CORES
+        .try_with(|original_cores| stay(&mut original_cores.borrow_mut()))
+        .is_ok_and(|stays| stays.is_some())
 }
 
-/// Lets other threads go first from now on: the calling one is `steps` nicer, and helps
-/// itself with such. Nothing in a simulated run, nor where the process may not give back to
-/// those that it starts what they would inherit.
+/// Raises the niceness of the calling thread, and of its fan-out helpers, by `steps`
+/// from now on. Does nothing in a simulated run, or if the process may not lower
+/// niceness again, because threads that it starts would then keep the raised value.
 ///
 /// # Errors
-/// When no thread can be had to see whether it may.
-pub fn give_way(steps: u8) -> Result<()> {
+/// When the thread that tests whether niceness can be lowered cannot be started.
+pub fn raise_niceness(steps: u8) -> Result<()> {
     let may_return = || nice(1).is_ok() && nice(-1).is_ok();
     if super::sim::member().is_none()
         && super::spawn("nice", may_return)?.join() == Some(true)
         && nice(steps.into()).is_ok()
     {
-        WAY.set(WAY.get() + i32::from(steps));
+        ADDED_NICENESS.set(ADDED_NICENESS.get() + i32::from(steps));
     }
     Ok(())
 }
 
-/// Offers the core to threads that could run, once in `slice`: the scheduler counts it as a
-/// slice of its own, however short the thread had the core. Nothing in a simulated run.
-pub fn offer_core(slice: Duration) {
+/// Yields the core to other runnable threads, at most once in `slice`. The scheduler
+/// counts a yield as a whole time slice, even if the thread had the core only briefly.
+/// Does nothing in a simulated run.
+pub fn yield_core(slice: Duration) {
     if super::sim::member().is_some() {
         return;
     }
     let now = super::uptime();
     let due = |last: &Cell<Duration>| now.saturating_sub(last.get()) >= slice;
-    if OFFERED.try_with(due).unwrap_or(false) {
+    if LAST_YIELD.try_with(due).unwrap_or(false) {
         rustix::thread::sched_yield();
-        let _ending = OFFERED.try_with(|last| last.set(super::uptime()));
+        let _ending = LAST_YIELD.try_with(|last| last.set(super::uptime()));
     }
 }
 
-/// How much nicer the calling thread made itself.
-pub(super) fn way() -> i32 {
-    WAY.try_with(Cell::get).unwrap_or(0)
+/// By how much the calling thread raised its niceness.
+pub(super) fn added_niceness() -> i32 {
+    ADDED_NICENESS.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Takes the place back that the thread which started this one gave away.
-pub(super) fn take_back(way: i32) {
-    if way != 0 {
-        // It was tried before that way was given.
-        let _refused = nice(-way);
+/// Undoes the niceness that this thread inherited from the thread that started it.
+pub(super) fn restore_niceness(added_niceness: i32) {
+    if added_niceness != 0 {
+        // Lowering it was tested before the niceness was raised.
+        let _refused = nice(-added_niceness);
     }
 }
 
-/// What threads that the calling one starts are to [`go`] to.
-pub(super) fn home() -> Option<CpuSet> {
-    HOME.try_with(|home| *home.borrow()).ok()?
+/// The core set that new threads of the calling thread get (see [`set_cores`]).
+pub(super) fn original_cores() -> Option<CpuSet> {
+    ORIGINAL_CORES.try_with(|original_cores| *original_cores.borrow()).ok()?
 }
 
-/// Cores that were allowed before are refused only if they went away meanwhile.
-pub(super) fn go(all: CpuSet) {
+/// Cores that were allowed before are refused only if they disappeared meanwhile.
+pub(super) fn set_cores(all: CpuSet) {
     let _refused = sched_setaffinity(None, &all);
 }
 
@@ -108,20 +112,20 @@ mod tests {
         sched_getaffinity(None).unwrap().count()
     }
 
-    /// A pool's worker that the sync thread happened to start was as nice as it for good, and
-    /// served everybody's reads so.
+    /// A worker of a pool that was started by the sync thread inherited its niceness
+    /// for good, and served all readers with it.
     #[test]
-    fn who_gives_way_does_so_with_its_helpers_alone() {
+    fn niceness_extends_to_fan_out_helpers_only() {
         let niceness = || nice(0).unwrap();
         let test = move || {
             let before = niceness();
             if before > 18 || nice(1).is_err() || nice(-1).is_err() {
-                give_way(1).unwrap();
+                raise_niceness(1).unwrap();
                 eprintln!("SKIPPED: niceness that may be given back");
-                return assert_eq!(way(), 0);
+                return assert_eq!(added_niceness(), 0);
             }
-            give_way(1).unwrap();
-            assert_eq!((niceness(), way()), (before + 1, 1));
+            raise_niceness(1).unwrap();
+            assert_eq!((niceness(), added_niceness()), (before + 1, 1));
             assert_eq!(spawn("started", niceness).unwrap().join(), Some(before));
             let helpers = Mutex::new([0; 3]);
             fan_out(3, |i| helpers.lock()[i] = niceness());
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_on_a_core_keeps_nobody_else_there() {
+    fn pinning_does_not_extend_to_other_threads() {
         let test = || {
             let all = sched_getaffinity(None).unwrap();
             let first = (0..CpuSet::MAX_CPU).find(|&core| all.is_set(core)).unwrap();
@@ -143,7 +147,7 @@ mod tests {
             fan_out(3, |i| counts.lock()[i] = count());
             assert_eq!(counts.into_inner(), [1, all.count(), all.count()]);
         };
-        // Not on the thread of the test, which others may use after it.
+        // On a separate thread, because other tests may run on the test's thread later.
         assert!(spawn("stays", test).unwrap().join().is_some());
     }
 }

@@ -1,8 +1,8 @@
 //! Mutexes, condition variables and readers-writer locks.
 //!
-//! Each operation first asks whether its thread belongs to a simulated run (one
-//! relaxed load in production). There a lock is only ever *tried*: whoever finds it
-//! taken gives the baton away, so that no member of a run waits in the operating
+//! Each operation first checks whether its thread belongs to a simulated run (one
+//! relaxed load in production). In a run a lock is only ever *tried*: a thread that
+//! finds it taken passes the baton on, so no member of a run waits in the operating
 //! system while it holds the baton.
 
 use std::ops::{Deref, DerefMut};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::sim::{self, Kind, Member};
 use super::{sys, watch};
 
-/// What a try gave, poisoned or not.
+/// The result of a try, poisoned or not.
 fn tried<G>(result: TryLockResult<G>) -> Option<G> {
     match result {
         Ok(guard) => Some(guard),
@@ -24,7 +24,8 @@ fn tried<G>(result: TryLockResult<G>) -> Option<G> {
     }
 }
 
-/// Where a lock or condition lies: its name while somebody holds it or waits.
+/// Address of a lock or condition. It identifies the lock while a thread holds it or
+/// waits for it.
 fn address<T: ?Sized>(of: &T) -> usize {
     std::ptr::from_ref(of).cast::<()>() as usize
 }
@@ -60,7 +61,7 @@ impl<T: ?Sized> Mutex<T> {
         let inner = tried(self.0.try_lock()).unwrap_or_else(|| self.queue());
         MutexGuard { inner: Some(inner), lock: self }
     }
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let me = sim::member();
@@ -119,18 +120,18 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
 
 /// A condition variable for [`Mutex`].
 ///
-/// Who notifies changed what is waited for under the lock; where nobody waits that is no
-/// system call.
+/// The notifying thread changes the awaited state under the lock. A notification
+/// without waiters makes no system call.
 #[derive(Default, Debug)]
 pub struct Condvar {
     real: sys::Condvar,
-    /// Counted up under the lock, before it is released: whoever takes it later, and
-    /// notifies then, sees all who wait.
+    /// Incremented under the lock, before it is released. A thread that takes the lock
+    /// later and then notifies sees all waiters.
     waiters: AtomicUsize,
 }
 
 impl Condvar {
-    /// A condition nobody waits for yet.
+    /// A condition without waiters.
     pub const fn new() -> Self {
         Condvar { real: sys::Condvar::new(), waiters: AtomicUsize::new(0) }
     }
@@ -147,7 +148,8 @@ impl Condvar {
         guard.inner = Some(self.real.wait(inner).unwrap_or_else(PoisonError::into_inner));
         self.waiters.fetch_sub(1, Relaxed);
     }
-    /// As [`Condvar::wait`], at most `timeout`; true if the time ran out.
+    /// As [`Condvar::wait`], but waits at most `timeout`; returns true if the time ran
+    /// out.
     #[track_caller]
     pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
         if let Some(me) = sim::member() {
@@ -196,7 +198,8 @@ impl Condvar {
         drop(guard.inner.take().expect(GUARD));
         me.release(lock, false);
         let timed_out = me.wait(address(self), timeout, at);
-        // Also when the run ended meanwhile: what unwinds may look through the guard.
+        // Also when the run has ended meanwhile: unwinding code may dereference the
+        // guard.
         guard.inner = Some(me.reacquire(lock, at, || tried(real.try_lock())));
         me.check();
         timed_out

@@ -1,29 +1,32 @@
-//! One seeded scheduler for production threads.
+//! A seeded scheduler for production threads.
 //!
 //! # Theory
-//! Inside [`run`] the threads are real ones of the operating system, yet only the one
-//! that holds the *baton* runs. At each scheduling point (taking and releasing a lock,
-//! waiting, notifying, starting and joining threads, sleeping, a thread's end) a coin
-//! of the run's seed decides whether the baton goes to another thread, and which. So
-//! the same seed gives the same interleaving, and the engine's own code runs.
+//! Inside [`run`] the threads are real threads of the operating system, but only the
+//! one that holds the *baton* runs. At each scheduling point (taking and releasing a
+//! lock, waiting, notifying, starting and joining threads, sleeping, a thread's end) a
+//! random number from the run's seed decides whether the baton passes to another
+//! thread, and to which. So the same seed gives the same interleaving, and the engine's
+//! production code runs.
 //!
-//! * **Time is virtual.** A step costs [`Options::step`]; when nobody can run, the
-//!   clock jumps to the nearest timer. Nobody can run and there is no timer: that is
-//!   a deadlock, and [`Outcome::Deadlock`] names who waits where for whom.
-//! * **The end of the world.** [`halt`] (a power cut), a panic, a deadlock or the step
-//!   limit end a run: each member thread unwinds from the scheduling point it stands
-//!   at, one after the other, still handing the baton on. What is dropped on the way
-//!   may lock, wait and join, without ever unwinding a second time; so a `Drop` that
-//!   waits for something that nobody will do any more keeps its thread for ever. Such
-//!   threads are left behind and named in [`Run::stuck`]; [`ended`] tells such a `Drop`.
-//! * **Membership is a thread's.** Threads that a member starts are members. All
-//!   others go on as before, and several runs live side by side.
+//! * **Time is virtual.** A step costs [`Options::step`]. When no thread can run, the
+//!   clock jumps to the nearest timer. When no thread can run and there is no timer,
+//!   the run is deadlocked, and [`Outcome::Deadlock`] names each waiting thread, where
+//!   it waits and which thread holds the lock.
+//! * **End of a run.** [`halt`] (a power cut), a panic, a deadlock or the step limit
+//!   end a run. The member threads unwind one after the other, each from its current
+//!   scheduling point, still passing the baton on. Values dropped during unwinding may
+//!   lock, wait and join without unwinding a second time. A `Drop` that waits for an
+//!   event which can no longer happen therefore keeps its thread for ever. Such threads
+//!   are left behind and named in [`Run::stuck`]; a `Drop` can check [`ended`] to avoid
+//!   this.
+//! * **Membership belongs to a thread.** Threads that a member starts are members. All
+//!   other threads are unaffected, and several runs can be active side by side.
 //!
 //! # Invariants
 //! * No member waits in the operating system while it holds the baton: locks are
 //!   tried, never waited for. (`OnceLock` and atomics are outside: an initialiser must
 //!   not contain a scheduling point, and a loop that spins on an atomic alone hangs.)
-//! * Nothing of the schedule depends on an address, on real time or on the operating
+//! * The schedule does not depend on addresses, on real time or on the operating
 //!   system. What the *program* takes from elsewhere (the iteration order of a
 //!   `HashMap` with random keys, the address of an allocation) still differs.
 //! * A notification reaches members only, and comes from members only.
@@ -32,9 +35,9 @@
 
 mod member;
 mod rng;
+mod scheduler;
 #[cfg(test)]
 mod tests;
-mod world;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -44,14 +47,15 @@ use std::time::Duration;
 pub(super) use member::{Joinable, Member};
 pub use rng::Rng;
 
-/// Runs under way in this process: while zero, no operation looks further.
+/// Active runs in this process. While it is zero, operations skip the thread-local
+/// check.
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static ME: RefCell<Option<Rc<Member>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's place in a run, if it has one.
+/// The calling thread's membership in a run, if it has one.
 #[inline]
 pub(super) fn member() -> Option<Rc<Member>> {
     if RUNS.load(Relaxed) == 0 { None } else { find_member() }
@@ -62,30 +66,30 @@ fn find_member() -> Option<Rc<Member>> {
     ME.try_with(|me| me.try_borrow().ok().and_then(|me| me.clone())).ok().flatten()
 }
 
-/// How a run goes. All of it belongs to the seed that brings a run back.
+/// How a run proceeds. All of it is needed, with the seed, to reproduce a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Decides every choice.
+    /// Determines every choice.
     pub seed: u64,
-    /// The baton changes hands at one in so many scheduling points (0: only when a
-    /// thread must wait).
+    /// The baton passes to another thread at one in this many scheduling points (0:
+    /// only when a thread must wait).
     pub switch_every: u64,
-    /// One in so many waits on a condition returns without a notification (0: none).
+    /// One in this many waits on a condition returns without a notification (0: none).
     pub spurious_every: u64,
     /// Virtual time that a step takes.
     pub step: Duration,
     /// Steps after which the run ends as [`Outcome::Limit`].
     pub max_steps: u64,
-    /// Steps that the other threads may still make once the body has returned.
+    /// Steps that the other threads may still make after the body has returned.
     pub drain_steps: u64,
-    /// What `rt::parallelism` says.
+    /// The value of `rt::parallelism`.
     pub parallelism: usize,
-    /// How many of the last steps [`Run::trace`] holds.
+    /// Number of last steps that [`Run::trace`] holds.
     pub trace: usize,
 }
 
 impl Options {
-    /// The usual run of a seed: a switch at one in eight points.
+    /// The usual run for a seed: a switch at one in eight points.
     pub fn new(seed: u64) -> Options {
         Options {
             seed,
@@ -99,8 +103,8 @@ impl Options {
         }
     }
 
-    /// A run whose manner follows from the seed too: threads that change at every
-    /// step, or hardly ever, and waits that end for no reason.
+    /// A run whose parameters also follow from the seed: threads that switch at every
+    /// step or hardly ever, and spurious wake-ups.
     pub fn varied(seed: u64) -> Options {
         let mut rng = Rng::stream(seed, 3);
         let pick = |rng: &mut Rng, of: [u64; 4]| of[rng.below(4) as usize];
@@ -117,9 +121,9 @@ impl Options {
 pub enum Outcome<T> {
     /// The body returned.
     Done(T),
-    /// Somebody called [`halt`].
+    /// A thread called [`halt`].
     Halted,
-    /// Nobody could run any more; who waits where.
+    /// No thread could run any more; the text says what each waits for, and where.
     Deadlock(String),
     /// A thread panicked.
     Panicked {
@@ -128,7 +132,7 @@ pub enum Outcome<T> {
         /// Its message.
         message: String,
     },
-    /// The run went on for too long, or waited for a lock held outside of it.
+    /// The run took too many steps, or waited for a lock held outside of it.
     Limit(String),
 }
 
@@ -141,7 +145,7 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// The same end with another value.
+    /// The same outcome with another value.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Outcome<U> {
         match self {
             Outcome::Done(value) => Outcome::Done(f(value)),
@@ -153,7 +157,7 @@ impl<T> Outcome<T> {
     }
 }
 
-/// What a scheduling point was about.
+/// The operation at a scheduling point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A thread begins.
@@ -187,26 +191,26 @@ pub enum Kind {
 /// One step of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its number.
+    /// Its sequence number.
     pub step: u64,
-    /// The thread's number, in order of their start.
+    /// The thread's index, in order of start.
     pub thread: u32,
     /// The thread's name.
     pub name: String,
-    /// What it did.
+    /// The operation.
     pub kind: Kind,
     /// Where, as file and line.
     pub at: String,
 }
 
-/// A run's end and what it took.
+/// The outcome of a run, with its statistics.
 #[derive(Debug)]
 pub struct Run<T> {
     /// How it ended.
     pub outcome: Outcome<T>,
-    /// Scheduling points passed.
+    /// Scheduling points.
     pub steps: u64,
-    /// How often the baton changed hands.
+    /// How often the baton passed to another thread.
     pub switches: u64,
     /// Threads that took part.
     pub threads: u32,
@@ -216,19 +220,19 @@ pub struct Run<T> {
     pub hash: u64,
     /// The last steps.
     pub trace: Vec<Event>,
-    /// Threads that were still there when the body had returned, and were unwound.
+    /// Threads that still existed when the body had returned, and were unwound.
     pub left: Vec<String>,
-    /// Threads left behind because they waited in a `Drop` for something that could
-    /// not happen any more; a bug of that `Drop`.
+    /// Threads left behind because they waited in a `Drop` for an event that could no
+    /// longer happen; a bug of that `Drop`.
     pub stuck: Vec<String>,
 }
 
-/// Runs `body` and all the threads it starts under the schedule of `seed`.
+/// Runs `body` and all threads that it starts under the schedule of `seed`.
 pub fn run<T: Send + 'static>(seed: u64, body: impl FnOnce() -> T + Send + 'static) -> Run<T> {
     run_with(Options::new(seed), body)
 }
 
-/// As [`run`], with a say in how.
+/// As [`run`], with explicit options.
 pub fn run_with<T: Send + 'static>(
     options: Options,
     body: impl FnOnce() -> T + Send + 'static,
@@ -244,8 +248,8 @@ pub fn run_with<T: Send + 'static>(
     member::begin(options, body)
 }
 
-/// Ends the caller's run as a power cut would: nobody gets past its next scheduling
-/// point. Does not return, unless the caller is unwinding already or is no member.
+/// Ends the caller's run as a power cut would: no thread passes its next scheduling
+/// point. Does not return, unless the caller is already unwinding or is not a member.
 pub fn halt() {
     if let Some(me) = member() {
         me.halt();
@@ -261,8 +265,8 @@ pub fn point() {
     }
 }
 
-/// Whether the caller's run has ended and its threads unwind. A `Drop` that would
-/// wait for another thread's work asks this first.
+/// Whether the caller's run has ended and its threads unwind. A `Drop` that waits for
+/// another thread's work checks this first.
 pub fn ended() -> bool {
     member().is_some_and(|me| me.ended())
 }
@@ -272,7 +276,7 @@ pub fn inside() -> bool {
     member().is_some()
 }
 
-/// Steps made so far in the caller's run; 0 outside.
+/// Steps of the caller's run so far; 0 outside a run.
 pub fn steps() -> u64 {
     member().map_or(0, |me| me.steps())
 }

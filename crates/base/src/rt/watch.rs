@@ -1,61 +1,64 @@
-//! What a thread does before it sleeps.
+//! Hooks that run before a thread sleeps.
 //!
-//! A server that keeps few threads awake needs another one as soon as one of them sleeps.
-//! Such a thread leaves word here ([`before_sleep`]) and is told: before it waits for a
-//! condition, for a thread's end or for time to pass, before it queues for a lock that
-//! stayed taken while it spun, and where code says that the operating system may keep it
-//! ([`may_sleep`]). Threads without word pay one look at a thread-local cell, and only
-//! where they sleep.
+//! A server that keeps few threads awake must wake another one as soon as one of them
+//! sleeps. Such a thread registers a hook ([`before_sleep`]). The hook runs before the
+//! thread waits for a condition, for a thread's end or for time to pass, before it
+//! queues for a lock that stayed taken while it spun, and where code declares that the
+//! operating system may block it ([`may_sleep`]). Threads without a hook pay for one
+//! check of a thread-local cell, and only where they sleep.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Looks at a taken lock before its thread counts as asleep; whoever holds it for so short
-/// a time is awake.
+/// Number of checks of a taken lock before its thread counts as asleep. A lock that is
+/// released within these checks has a holder that is awake.
 const SPINS: u32 = 64;
 
 std::thread_local! {
-    static WORD: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
+    static HOOK: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Has `told` called on this thread each time before it sleeps, until it ends, behind those
-/// that it was given before. It must not sleep itself, but for locks that are held briefly.
-pub fn before_sleep(told: impl Fn() + 'static) {
-    // A thread that ends has no word to leave any more.
-    let _ended = WORD.try_with(|word| {
-        let earlier = word.take();
-        word.replace(Some(match earlier {
-            None => Rc::new(told),
+/// Registers a hook that is called on this thread each time before it sleeps, until the
+/// thread ends, after the hooks registered earlier. The hook must not sleep itself,
+/// except for locks that are held briefly.
+pub fn before_sleep(hook: impl Fn() + 'static) {
+    // A thread that is ending has no hook any more.
+    let _ended = HOOK.try_with(|registered| {
+        let earlier = registered.take();
+        registered.replace(Some(match earlier {
+            None => Rc::new(hook),
             Some(earlier) => Rc::new(move || {
                 earlier();
-                told();
+                hook();
             }),
         }))
     });
 }
 
-fn word() -> Option<Rc<dyn Fn()>> {
-    WORD.try_with(|word| word.try_borrow().ok()?.clone()).ok()?
+fn hook() -> Option<Rc<dyn Fn()>> {
+    HOOK.try_with(|registered| registered.try_borrow().ok()?.clone()).ok()?
 }
 
-/// To be called before the operating system may keep this thread: a disk's flush, say.
+/// Call this before the operating system may block the thread, for example in a disk's
+/// flush.
 pub fn may_sleep() {
-    if let Some(told) = word() {
-        told();
+    if let Some(hook) = hook() {
+        hook();
     }
 }
 
-/// Before a lock that somebody holds is queued for: what a few more tries gave.
+/// Tries a taken lock a few more times before the thread queues for it; returns the
+/// lock if a try succeeds.
 #[cold]
 pub(super) fn contended<G>(mut attempt: impl FnMut() -> Option<G>) -> Option<G> {
-    let told = word()?;
+    let hook = hook()?;
     for _ in 0..SPINS {
         std::hint::spin_loop();
         if let Some(guard) = attempt() {
             return Some(guard);
         }
     }
-    told();
+    hook();
     None
 }
 
@@ -99,12 +102,12 @@ mod tests {
         assert!(spawn("watched", test).unwrap().join().is_some());
     }
 
-    /// Queues for a lock that another thread holds until this one was told.
+    /// Queues for a lock that another thread holds until this thread's hook has run.
     fn queues(take: impl Fn() + Send + 'static, hold: impl FnOnce(&dyn Fn()) + Send + 'static) {
         let test = move || {
-            let told = Arc::new(AtomicBool::new(false));
-            let seen = Arc::clone(&told);
-            before_sleep(move || told.store(true, SeqCst));
+            let hook = Arc::new(AtomicBool::new(false));
+            let seen = Arc::clone(&hook);
+            before_sleep(move || hook.store(true, SeqCst));
             let wait = Arc::clone(&seen);
             let until_told = move || {
                 while !wait.load(SeqCst) {
@@ -112,7 +115,7 @@ mod tests {
                 }
             };
             let holder = spawn("holds", move || hold(&until_told)).unwrap();
-            // Free until the holder has it.
+            // The lock is free until the holder takes it.
             while !seen.load(SeqCst) {
                 take();
             }

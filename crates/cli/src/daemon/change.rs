@@ -32,7 +32,7 @@ const WHOLE: [&str; 3] = ["invalid vdev specification", "cannot ", "invalid "];
 
 /// The message for the user.
 fn said(action: &str, name: &str, e: &Error) -> Error {
-    let plain = e.place() == &base::error::Place::default();
+    let plain = e.location() == &base::error::ErrorLocation::default();
     let is_whole = plain && WHOLE.iter().any(|w| e.message().starts_with(w));
     let text = match (is_whole, e.kind()) {
         (true, _) => e.message().to_owned(),
@@ -211,7 +211,7 @@ pub(super) fn change(
 pub(super) fn label_clear(state: &State, path: &Path, force: bool) -> Result<Reply> {
     let shown = path.display();
     let cleared = state.engine().clear_labels(path, force).map_err(|e| match e.kind() {
-        ErrorKind::Busy if e.place() == &base::error::Place::default() => e,
+        ErrorKind::Busy if e.location() == &base::error::ErrorLocation::default() => e,
         kind => Error::new(kind, format!("failed to open {shown}: {e}")),
     })?;
     Ok(Reply::Truth(cleared))

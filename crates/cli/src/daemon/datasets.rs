@@ -280,7 +280,7 @@ fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
     names.dedup();
     let Some(pool) = pool else { return Ok(Reply::Done) };
     let failed = |e: Error| {
-        let of = e.place().dataset.clone();
+        let of = e.location().dataset.clone();
         let name = of.as_deref().or(names.first().map(String::as_str)).unwrap_or_default();
         none(cannot("cannot create snapshot", name, &e))
     };

@@ -312,7 +312,7 @@ fn carry_out(pool: &Pool, doomed: &Doomed, args: &DestroyArgs) -> Result<()> {
     if doomed.snapshots.is_empty() {
         return Ok(());
     }
-    let fail = |e: Error| match (&e.place().dataset, e.kind()) {
+    let fail = |e: Error| match (&e.location().dataset, e.kind()) {
         (Some(name), ErrorKind::Exists) => {
             Error::new(e.kind(), format!("cannot destroy snapshot {name}: snapshot is cloned"))
         }

@@ -295,7 +295,7 @@ fn run(asked: &Asked, command: String) -> std::result::Result<Exit, Wrong> {
         check_directory(&path).map_err(Wrong::Plain)?;
     }
     let text = |e: Error| {
-        let whole = e.place() == &base::error::Place::default();
+        let whole = e.location() == &base::error::ErrorLocation::default();
         Wrong::Plain(if whole { e.message().to_owned() } else { e.to_string() })
     };
     let mut client = Runtime::from_env().and_then(|r| Client::connect(&r)).map_err(text)?;

@@ -1,4 +1,5 @@
-//! A disk's content, cheap to copy: pages shared until one side writes.
+//! The content of a disk, cheap to copy: two copies share pages until one of them is
+//! written.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,15 +13,15 @@ const PAGE: usize = 4096;
 const FAN: usize = 256;
 const NODE: usize = PAGE * FAN;
 
-type Page = Arc<[u8; PAGE]>;
-type Node = Arc<Vec<Option<Page>>>;
+type ImagePage = Arc<[u8; PAGE]>;
+type ImageNode = Arc<Vec<Option<ImagePage>>>;
 
-/// A disk of `size` bytes, of which only what was written takes memory. A clone costs
-/// nothing; pages are copied when they are written.
+/// A disk of `size` bytes. Only written pages take memory. Cloning copies nothing;
+/// pages are copied when they are written.
 #[derive(Clone)]
 pub struct Image {
     size: u64,
-    nodes: Arc<Vec<Option<Node>>>,
+    nodes: Arc<Vec<Option<ImageNode>>>,
 }
 
 impl std::fmt::Debug for Image {
@@ -43,7 +44,7 @@ impl PartialEq for Image {
 }
 impl Eq for Image {}
 
-/// The parts of a range by page: page number, first byte in it, bytes.
+/// The parts of a range by page: page index, first byte within the page, bytes.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     let (mut at, mut left) = (offset, len);
     std::iter::from_fn(move || {
@@ -62,22 +63,22 @@ impl Image {
         Image { size, nodes: Arc::new(vec![None; nodes]) }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes of memory that its content takes, shared or not.
+    /// Bytes of memory of its content, shared or not.
     pub fn allocated(&self) -> u64 {
         let pages = self.nodes.iter().flatten().flat_map(|n| n.iter()).flatten().count();
         (pages * PAGE) as u64
     }
 
-    fn page(&self, page: usize) -> Option<&Page> {
+    fn page(&self, page: usize) -> Option<&ImagePage> {
         self.nodes.get(page / FAN)?.as_ref()?.get(page % FAN)?.as_ref()
     }
 
-    fn slot(&mut self, page: usize) -> Option<&mut Option<Page>> {
+    fn slot(&mut self, page: usize) -> Option<&mut Option<ImagePage>> {
         let node = Arc::make_mut(&mut self.nodes).get_mut(page / FAN)?;
         let node = node.get_or_insert_with(|| Arc::new(vec![None; FAN]));
         Arc::make_mut(node).get_mut(page % FAN)
@@ -180,7 +181,7 @@ impl Image {
         Ok(())
     }
 
-    /// Reads a file; what is zero takes no memory.
+    /// Reads a file; ranges of zeros take no memory.
     ///
     /// # Errors
     /// The operating system's.

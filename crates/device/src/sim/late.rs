@@ -1,4 +1,4 @@
-//! Completions that come late: a thread of the disks' that ends when it is idle.
+//! Delayed completions, run by a thread that ends when it is idle.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use base::Result;
 use base::rt::sim::Rng;
 use base::rt::{self, Condvar, Instant, Mutex};
 
-use super::Shared;
+use super::SimShared;
 use super::state::Ticket;
 use crate::op::Op;
 
-/// How long the thread waits for more before it ends.
+/// How long the thread waits for more operations before it ends.
 const IDLE: Duration = Duration::from_secs(1);
 
 struct Waiting {
@@ -21,42 +21,42 @@ struct Waiting {
     op: Op,
 }
 
-struct Queue {
+struct LateQueue {
     waiting: Vec<Waiting>,
     running: bool,
     rng: Rng,
 }
 
-/// Operations on their way back.
-pub(super) struct Line {
-    queue: Mutex<Queue>,
+/// Operations whose completions are delayed.
+pub(super) struct LateCompletions {
+    queue: Mutex<LateQueue>,
     more: Condvar,
 }
 
-impl Line {
-    pub(super) fn new(seed: u64) -> Line {
-        let queue = Queue { waiting: Vec::new(), running: false, rng: Rng::stream(seed, 11) };
-        Line { queue: Mutex::new(queue), more: Condvar::new() }
+impl LateCompletions {
+    pub(super) fn new(seed: u64) -> LateCompletions {
+        let queue = LateQueue { waiting: Vec::new(), running: false, rng: Rng::stream(seed, 11) };
+        LateCompletions { queue: Mutex::new(queue), more: Condvar::new() }
     }
 
-    /// A latency.
+    /// Draws a latency.
     pub(super) fn draw(&self, min: Duration, max: Duration) -> Duration {
         let span = u64::try_from(max.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
         min + Duration::from_nanos(self.queue.lock().rng.below(span.saturating_add(1)))
     }
 }
 
-/// Lets `op` end after a time drawn between the two.
+/// Completes `op` after a random time between the two.
 pub(super) fn queue(
-    shared: &Arc<Shared>,
+    shared: &Arc<SimShared>,
     disk: usize,
     ticket: Result<Ticket>,
     op: Op,
     (min, max): (Duration, Duration),
 ) {
-    let line = &shared.line;
-    let wait = line.draw(min, max);
-    let mut queue = line.queue.lock();
+    let late = &shared.late;
+    let wait = late.draw(min, max);
+    let mut queue = late.queue.lock();
     let due = rt::now().after(wait);
     queue.waiting.push(Waiting { due, disk, ticket, op });
     if !queue.running {
@@ -70,16 +70,16 @@ pub(super) fn queue(
         }
     }
     drop(queue);
-    line.more.notify_one();
+    late.more.notify_one();
 }
 
-fn end(shared: &Shared, mut one: Waiting) {
+fn end(shared: &SimShared, mut one: Waiting) {
     let result = shared.finish(one.disk, one.ticket, &mut one.op.io);
     one.op.complete(result);
 }
 
-/// Resets the queue when the thread ends, also when its world does.
-struct Running<'a>(&'a Line);
+/// Resets the queue when the thread ends, also when its simulated run ends.
+struct Running<'a>(&'a LateCompletions);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
@@ -91,10 +91,10 @@ impl Drop for Running<'_> {
     }
 }
 
-fn serve(shared: &Arc<Shared>) {
-    let line = &shared.line;
-    let _running = Running(line);
-    let mut queue = line.queue.lock();
+fn serve(shared: &Arc<SimShared>) {
+    let late = &shared.late;
+    let _running = Running(late);
+    let mut queue = late.queue.lock();
     loop {
         let now = rt::now();
         let next = queue.waiting.iter().enumerate().min_by_key(|(i, w)| (w.due, *i));
@@ -103,15 +103,16 @@ fn serve(shared: &Arc<Shared>) {
                 let one = queue.waiting.remove(i);
                 drop(queue);
                 end(shared, one);
-                queue = line.queue.lock();
+                queue = late.queue.lock();
             }
             Some((_, due)) => {
-                line.more.wait_timeout(&mut queue, due.since(now));
+                late.more.wait_timeout(&mut queue, due.since(now));
             }
             None => {
-                let idle = line.more.wait_timeout(&mut queue, IDLE);
+                let idle = late.more.wait_timeout(&mut queue, IDLE);
                 if idle && queue.waiting.is_empty() {
-                    // Under the lock: who comes next must find it gone.
+                    // Under the lock: the next operation must see that the thread has
+                    // ended.
                     queue.running = false;
                     return;
                 }

@@ -1,4 +1,4 @@
-//! What happened to the disks, and what a crash may leave of it: pure functions.
+//! The event log, and what a crash may leave of it; pure functions.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use base::{Buf, Error, Result};
 
 use super::image::Image;
 
-/// What a write carries.
+/// The content of a write.
 #[derive(Clone, Debug)]
 pub enum Data {
     /// Bytes, gathered in order.
     Bytes(Arc<[Buf]>),
-    /// So many zero bytes: a trim.
+    /// This many zero bytes: a trim.
     Zeros(u64),
 }
 
 impl Data {
-    /// Bytes.
+    /// Size in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Data::Bytes(bufs) => bufs.iter().map(|b| b.len() as u64).sum(),
@@ -30,7 +30,8 @@ impl Data {
         self.len() == 0
     }
 
-    /// Writes the bytes `from..from + len` of this data, the whole of which lies at `at`.
+    /// Writes the bytes `from..from + len` of this data; `at` is the offset of its
+    /// first byte.
     pub(super) fn apply(&self, image: &mut Image, at: u64, from: u64, len: u64) -> Result<()> {
         let bufs = match self {
             Data::Zeros(_) => return image.zero(at + from, len as usize),
@@ -49,7 +50,7 @@ impl Data {
     }
 }
 
-/// Something that happened; its number is its place in the log.
+/// An event; its number is its position in the log.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A write, or a trim, was submitted.
@@ -61,11 +62,11 @@ pub enum Event {
         /// Content.
         data: Data,
     },
-    /// A write was reported as done; it may still be in the volatile cache.
+    /// A write completed; its data may still be in the volatile cache.
     Done {
         /// Disk number.
         disk: usize,
-        /// The write's number.
+        /// Event number of the write.
         write: u64,
     },
     /// A flush was submitted.
@@ -73,80 +74,80 @@ pub enum Event {
         /// Disk number.
         disk: usize,
     },
-    /// A flush was reported as done.
+    /// A flush completed.
     Flushed {
         /// Disk number.
         disk: usize,
-        /// The flush's number.
+        /// Event number of the flush.
         flush: u64,
-        /// Nothing became durable: the device lied.
+        /// Nothing became durable, although the device reported success.
         lied: bool,
     },
-    /// A disk is gone.
+    /// A disk disappeared.
     Dropped {
         /// Disk number.
         disk: usize,
     },
-    /// A dropped disk is there again, as it was.
+    /// A lost disk returned with its previous content.
     Returned {
         /// Disk number.
         disk: usize,
     },
-    /// A note of the simulator's, such as "this was promised".
+    /// A mark of the simulator, such as "this was acknowledged".
     Mark(u64),
 }
 
 /// A write that a crash may lose.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// Number of its event.
+    /// Event number of the write.
     pub write: u64,
     /// First byte.
     pub offset: u64,
     /// Content.
     pub data: Data,
-    /// Number of the event that reported it as done.
+    /// Event number of its completion.
     pub done: Option<u64>,
     /// The first flush submitted after that.
     pub(super) covered: Option<u64>,
 }
 
-/// What becomes of a pending write in a crash.
+/// What a crash does to a pending write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum CrashFate {
     /// Nothing of it arrived.
     Lost,
     /// All of it arrived.
     Kept,
     /// Its first sectors arrived.
     Prefix(u64),
-    /// Some of its sectors arrived, which ones this seed says.
+    /// Some of its sectors arrived; the seed determines which.
     Torn(u64),
 }
 
-/// What a crash may do beyond losing and tearing; one in so many writes, 0 for never.
+/// Options of a crash. Rates mean one in this many writes, 0 for never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CrashOptions {
-    /// Bytes that arrive together; 512 if 0.
+    /// Bytes that arrive atomically; 512 if 0.
     pub sector: u32,
     /// Writes arrive whole or not at all.
     pub whole: bool,
-    /// Pending writes of one place arrive in any order: an older one may win.
+    /// Pending writes to one sector arrive in any order: an older one may win.
     pub stale: bool,
-    /// A pending write arrives elsewhere on its disk.
+    /// A pending write arrives at a different offset of its disk.
     pub misdirected: u64,
-    /// The only disk where that happens; `None` for all.
+    /// The only disk with misdirected writes; `None` for all.
     pub astray: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Disk {
+pub(super) struct SimDisk {
     pub(super) durable: Image,
     pub(super) pending: Vec<Pending>,
     pub(super) dropped: bool,
 }
 
-impl Disk {
+impl SimDisk {
     fn write(&mut self, id: u64) -> Option<&mut Pending> {
         let i = self.pending.binary_search_by_key(&id, |p| p.write).ok()?;
         self.pending.get_mut(i)
@@ -162,15 +163,15 @@ impl Disk {
     }
 }
 
-/// The disks at one moment: what is durable, and what is on its way.
+/// The disks at one moment: durable and pending data.
 #[derive(Clone, Debug)]
 pub struct CrashPoint {
-    pub(super) disks: Vec<Disk>,
+    pub(super) disks: Vec<SimDisk>,
 }
 
 impl CrashPoint {
     pub(super) fn new(images: Vec<Image>) -> CrashPoint {
-        let disk = |durable| Disk { durable, pending: Vec::new(), dropped: false };
+        let disk = |durable| SimDisk { durable, pending: Vec::new(), dropped: false };
         CrashPoint { disks: images.into_iter().map(disk).collect() }
     }
 
@@ -212,27 +213,27 @@ impl CrashPoint {
         self.disks.get(disk).map_or(&[], |d| &d.pending)
     }
 
-    /// Whether the disk is gone.
+    /// Whether the disk is lost.
     pub fn is_dropped(&self, disk: usize) -> bool {
         self.disks.get(disk).is_some_and(|d| d.dropped)
     }
 
-    /// What is durable now: the least that a crash leaves.
+    /// The durable data: the least that a crash leaves.
     pub fn durable(&self) -> Vec<Image> {
         self.disks.iter().map(|d| d.durable.clone()).collect()
     }
 
-    /// The disks after a crash in which each pending write has the fate that is said;
-    /// they arrive in the order of their completion.
+    /// The disks after a crash in which each pending write gets the fate that `fate`
+    /// returns. Writes arrive in the order of their completion.
     ///
     /// # Errors
     /// `Bug` if a write lies outside its disk.
     pub fn image_with(
         &self,
         sector: u32,
-        mut fate: impl FnMut(usize, &Pending) -> Fate,
+        mut fate: impl FnMut(usize, &Pending) -> CrashFate,
     ) -> Result<Vec<Image>> {
-        let one = |(disk, d): (usize, &Disk)| {
+        let one = |(disk, d): (usize, &SimDisk)| {
             let mut image = d.durable.clone();
             let mut order: Vec<_> = d.pending.iter().collect();
             order.sort_by_key(|p| (p.done.unwrap_or(u64::MAX), p.write));
@@ -244,8 +245,8 @@ impl CrashPoint {
         self.disks.iter().enumerate().map(one).collect()
     }
 
-    /// The disks after a crash as `seed` has it. Seed 0 loses all that is pending and
-    /// seed 1 keeps it.
+    /// The disks after a crash as `seed` determines it. Seed 0 loses all pending writes
+    /// and seed 1 keeps them.
     ///
     /// # Errors
     /// `Bug` if a write lies outside its disk.
@@ -262,7 +263,7 @@ impl CrashPoint {
             let mut image = d.durable.clone();
             let mut order: Vec<(u64, u64, u64, &Pending)> = Vec::new();
             for p in &d.pending {
-                // Those in flight together may arrive in any order.
+                // Writes in flight together may arrive in any order.
                 let tie = if p.done.is_none() { rng.next_u64() } else { 0 };
                 order.push((p.done.unwrap_or(u64::MAX), tie, nth, p));
                 nth += 1;
@@ -274,8 +275,8 @@ impl CrashPoint {
             }
             for (_, _, n, p) in order {
                 let mut fate = manner.fate(n, whole_disk, p, &mut rng, sector_of(options));
-                if options.whole && !matches!(fate, Fate::Lost) {
-                    fate = Fate::Kept;
+                if options.whole && !matches!(fate, CrashFate::Lost) {
+                    fate = CrashFate::Kept;
                 }
                 let mut at = p.offset;
                 if rng.one_in(misdirected) {
@@ -293,20 +294,20 @@ fn sector_of(options: &CrashOptions) -> u64 {
     if options.sector == 0 { 512 } else { u64::from(options.sector) }
 }
 
-/// A place on the disk where `len` bytes fit.
+/// A random offset on the disk at which `len` bytes fit.
 pub(super) fn elsewhere(rng: &mut Rng, size: u64, len: u64, sector: u64) -> u64 {
     rng.below(size.saturating_sub(len) / sector + 1) * sector
 }
 
-/// The manner of one crash: different ones find different mistakes.
+/// The pattern of one crash: different patterns find different bugs.
 enum Manner {
-    /// Each write by itself: so many in eight arrive, one in so many is torn.
+    /// Each write independently: this many in eight arrive, one in this many is torn.
     Each { keep: u64, tear: u64 },
     /// All but one arrive, or one alone.
     One { which: u64, lost: bool },
-    /// Those submitted first arrive.
+    /// The writes submitted first arrive.
     First(u64),
-    /// All of a disk, or nothing.
+    /// All writes of a disk arrive, or none.
     Disk,
 }
 
@@ -323,7 +324,7 @@ impl Manner {
         }
     }
 
-    fn fate(&self, nth: u64, disk: bool, p: &Pending, rng: &mut Rng, sector: u64) -> Fate {
+    fn fate(&self, nth: u64, disk: bool, p: &Pending, rng: &mut Rng, sector: u64) -> CrashFate {
         let kept = match *self {
             Manner::Each { keep, .. } => rng.below(8) < keep,
             Manner::One { which, lost } => (nth == which) != lost,
@@ -332,31 +333,33 @@ impl Manner {
         };
         let tear = if let Manner::Each { tear, .. } = *self { tear } else { 0 };
         match kept {
-            false => Fate::Lost,
-            true if !rng.one_in(tear) => Fate::Kept,
-            true if rng.one_in(2) => Fate::Prefix(rng.below(p.data.len().div_ceil(sector) + 1)),
-            true => Fate::Torn(rng.next_u64()),
+            false => CrashFate::Lost,
+            true if !rng.one_in(tear) => CrashFate::Kept,
+            true if rng.one_in(2) => {
+                CrashFate::Prefix(rng.below(p.data.len().div_ceil(sector) + 1))
+            }
+            true => CrashFate::Torn(rng.next_u64()),
         }
     }
 }
 
-/// Lets of a write arrive what its fate says.
+/// Applies to the image what the fate leaves of a write.
 pub(super) fn arrive(
     image: &mut Image,
     p: &Pending,
     at: u64,
-    fate: Fate,
+    fate: CrashFate,
     sector: u32,
 ) -> Result<()> {
     let sector = if sector == 0 { 512 } else { u64::from(sector) };
     let len = p.data.len();
     match fate {
-        Fate::Lost => Ok(()),
-        Fate::Kept => p.data.apply(image, at, 0, len),
-        Fate::Prefix(sectors) => {
+        CrashFate::Lost => Ok(()),
+        CrashFate::Kept => p.data.apply(image, at, 0, len),
+        CrashFate::Prefix(sectors) => {
             p.data.apply(image, at, 0, len.min(sectors.saturating_mul(sector)))
         }
-        Fate::Torn(seed) => {
+        CrashFate::Torn(seed) => {
             let mut rng = Rng::new(seed);
             let mut from = 0;
             while from < len {

@@ -1,4 +1,4 @@
-//! The controller's state: the log, the faults, and what reads see.
+//! The state of the controller: the log, the faults, and the content that reads see.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::log::{CrashPoint, Data, Event, elsewhere};
 use super::{Action, Faults, Hook, SimConfig};
 use crate::op::Io;
 
-/// Events between two remembered states.
+/// Events between two checkpoints.
 const CHECKPOINT: u64 = 128;
 
-/// An operation under way.
+/// An operation in flight.
 pub(super) enum Ticket {
     Read {
         stale: bool,
@@ -28,15 +28,15 @@ pub(super) enum Ticket {
         event: u64,
         lies: bool,
     },
-    /// It fails at its end.
+    /// The operation fails when it ends.
     Failed,
 }
 
-pub(super) struct State {
+pub(super) struct SimState {
     record: bool,
     sector: u64,
     rng: Rng,
-    /// Number of the first event of the log.
+    /// Event number of the first event in the log.
     first: u64,
     count: u64,
     log: Vec<Event>,
@@ -46,7 +46,7 @@ pub(super) struct State {
     pub(super) current: Vec<Image>,
     faults: Vec<Faults>,
     actions: BTreeMap<u64, Vec<Action>>,
-    /// Writes under way: disk, first byte, length.
+    /// Writes in flight: disk, first byte, length.
     in_flight: BTreeMap<u64, (usize, u64, u64)>,
     pub(super) overlaps: u64,
     pub(super) crashed: bool,
@@ -59,12 +59,12 @@ fn off() -> Error {
     Error::new(ErrorKind::Io, "the simulated power is off")
 }
 
-impl State {
-    pub(super) fn new(config: &SimConfig, point: CrashPoint, first: u64) -> State {
+impl SimState {
+    pub(super) fn new(config: &SimConfig, point: CrashPoint, first: u64) -> SimState {
         let current = point.durable();
         let faults = vec![Faults::default(); current.len()];
         let checkpoints = if config.record { vec![(first, point.clone())] } else { Vec::new() };
-        State {
+        SimState {
             record: config.record,
             sector: u64::from(config.sector.max(1)),
             rng: Rng::stream(config.seed, 10),
@@ -128,7 +128,7 @@ impl State {
         Ok(point)
     }
 
-    /// Appends an event and lets happen what was to follow it; its number.
+    /// Appends an event, performs the actions scheduled for it, and returns its number.
     pub(super) fn record(&mut self, event: Event) -> Result<u64> {
         if self.crashed {
             return Err(off());
@@ -160,7 +160,8 @@ impl State {
                 return;
             }
             for action in entry.remove() {
-                // An event of its own; what is to follow that comes after this.
+                // The action is an event of its own; actions scheduled for that event
+                // follow.
                 let _ = match action {
                     Action::Crash => {
                         self.call = !self.crashed;
@@ -232,7 +233,7 @@ impl State {
         Ok(Ticket::Write { event, offset, data })
     }
 
-    /// A write that fails: some of its sectors become pending all the same.
+    /// A write that fails; some of its sectors become pending nevertheless.
     fn fail_write(&mut self, disk: usize, offset: u64, data: &Data) -> Result<()> {
         let Data::Bytes(bufs) = data else { return Ok(()) };
         let mut at = offset;

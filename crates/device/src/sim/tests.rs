@@ -12,7 +12,7 @@ use crate::op::{read_blocking, submit_and_wait};
 const SECTOR: usize = 512;
 const SIZE: u64 = 1 << 20;
 
-/// Sectors that say which write they belong to.
+/// Sectors whose content identifies the write.
 fn sectors(tag: u64, count: usize) -> Buf {
     let mut buf = BufMut::zeroed(count * SECTOR);
     for (i, sector) in buf.chunks_mut(SECTOR).enumerate() {
@@ -43,40 +43,40 @@ fn one_disk(config: SimConfig) -> (SimDisks, Arc<SimDevice>) {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum SimStep {
     Write { at: u64, parts: Vec<usize> },
     Trim { at: u64, len: u64 },
     Flush,
     Read { at: u64, len: u64 },
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<SimStep>> {
     let step = prop_oneof![
         6 => (0u64..40, prop::collection::vec(1usize..6, 1..4))
-            .prop_map(|(at, parts)| Step::Write { at, parts }),
-        1 => (0u64..40, 1u64..12).prop_map(|(at, len)| Step::Trim { at, len }),
-        2 => Just(Step::Flush),
-        2 => (0u64..40, 1u64..20).prop_map(|(at, len)| Step::Read { at, len }),
+            .prop_map(|(at, parts)| SimStep::Write { at, parts }),
+        1 => (0u64..40, 1u64..12).prop_map(|(at, len)| SimStep::Trim { at, len }),
+        2 => Just(SimStep::Flush),
+        2 => (0u64..40, 1u64..20).prop_map(|(at, len)| SimStep::Read { at, len }),
     ];
     prop::collection::vec(step, 1..40)
 }
 
-/// The naive model: of each sector, what it may hold after a crash; the last is what
-/// reads see, the first what is durable.
+/// The naive model: for each sector, the contents that it may have after a crash. The
+/// first is durable; the last is what reads see.
 type Versions = BTreeMap<u64, Vec<Vec<u8>>>;
 
 fn push(model: &mut Versions, sector: u64, bytes: &[u8]) {
     model.entry(sector).or_insert_with(|| vec![vec![0; SECTOR]]).push(bytes.to_vec());
 }
 
-/// Runs the steps; the model after each event.
-fn play(dev: &SimDevice, disks: &SimDisks, steps: &[Step]) -> BTreeMap<u64, Versions> {
+/// Runs the steps; returns the model after each event.
+fn play(dev: &SimDevice, disks: &SimDisks, steps: &[SimStep]) -> BTreeMap<u64, Versions> {
     let mut model = Versions::new();
     let mut history = BTreeMap::from([(0, model.clone())]);
     for (tag, step) in steps.iter().enumerate() {
         let before = disks.events();
         match step {
-            Step::Write { at, parts } => {
+            SimStep::Write { at, parts } => {
                 let part = |(i, &n)| sectors((tag * 10 + i + 1) as u64, n);
                 let bufs: Vec<_> = parts.iter().enumerate().map(part).collect();
                 let all: Vec<u8> = bufs.iter().flat_map(|b| b.to_vec()).collect();
@@ -85,17 +85,17 @@ fn play(dev: &SimDevice, disks: &SimDisks, steps: &[Step]) -> BTreeMap<u64, Vers
                 }
                 ok(dev, Io::Write { offset: at * SECTOR as u64, bufs });
             }
-            Step::Trim { at, len } => {
+            SimStep::Trim { at, len } => {
                 (*at..at + len).for_each(|s| push(&mut model, s, &[0; SECTOR]));
                 ok(dev, Io::Trim { offset: at * SECTOR as u64, len: len * SECTOR as u64 });
             }
-            Step::Flush => {
+            SimStep::Flush => {
                 ok(dev, Io::Flush);
-                // Until it is reported, nothing is certain.
+                // Until the completion is reported, nothing is certain.
                 history.insert(before + 1, model.clone());
                 model.values_mut().for_each(|v| drop(v.drain(..v.len() - 1)));
             }
-            Step::Read { at, len } => {
+            SimStep::Read { at, len } => {
                 let got = read_blocking(dev, at * SECTOR as u64, *len as usize * SECTOR).unwrap();
                 for (i, bytes) in got.chunks(SECTOR).enumerate() {
                     let want = model.get(&(at + i as u64)).and_then(|v| v.last());
@@ -119,8 +119,8 @@ fn sector_of(image: &Image, sector: u64) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Reads see the last write; after a crash each sector is one of those that the
-    /// naive model allows, seed 0 gives the oldest and seed 1 the newest.
+    /// Reads see the last write. After a crash each sector has one of the contents that
+    /// the naive model allows; seed 0 gives the oldest and seed 1 the newest.
     #[test]
     fn crashes_leave_what_the_model_allows(steps in steps(), seed: u64, record: bool) {
         let config = SimConfig { record: true, ..SimConfig::new(seed) };
@@ -153,7 +153,7 @@ proptest! {
         }
     }
 
-    /// Against a vector.
+    /// Compares with a vector.
     #[test]
     fn an_image_is_a_vector(
         edits in prop::collection::vec((0u64..3_000_000, 0usize..20_000, 0u8..4), 1..20)
@@ -191,7 +191,7 @@ fn every_allowed_outcome_of_a_crash_happens() {
         let image = disks.crash_image(disks.events(), seed).unwrap().remove(0);
         seen.insert((tag_at(&image, 0), tag_at(&image, 1), tag_at(&image, 2)));
     }
-    // Two places for the first sector, three for the second, two for the third.
+    // Two possible contents of the first sector, three of the second, two of the third.
     assert_eq!(seen.len(), 12, "{seen:?}");
 }
 
@@ -216,7 +216,7 @@ fn stale_and_misdirected_crashes_break_the_rules_that_others_keep() {
     assert_eq!(tag_at(&image, 7), 0);
     let fates = |n, p: &Pending| {
         assert_eq!((n, p.offset), (0, 7 * 512));
-        if p.write == 0 { Fate::Kept } else { Fate::Lost }
+        if p.write == 0 { CrashFate::Kept } else { CrashFate::Lost }
     };
     assert_eq!(tag_at(&point.image_with(512, fates).unwrap()[0], 7), 1);
 }
@@ -334,7 +334,7 @@ fn a_flush_does_not_cover_what_is_under_way() {
     assert!(safe < 20 && !sorted && len == 20, "{safe}");
 }
 
-/// Writers that each write, flush and note what is safe.
+/// Writers that each write, flush and mark what is durable.
 fn writers(disks: &SimDisks) {
     let write_some = |w: u64| {
         let (disks, dev) = (disks.clone(), disks.device((w % 2) as usize).unwrap());
@@ -355,8 +355,8 @@ fn writers(disks: &SimDisks) {
     all.into_iter().for_each(|t| t.join().unwrap());
 }
 
-/// What was noted as safe is there after every crash, and a run that is cut short at
-/// an event leaves the same as the log of the whole run says.
+/// Data marked as durable survives every crash, and a run that is cut at an event
+/// leaves the same content as the log of the whole run predicts.
 #[test]
 fn a_cut_run_and_a_recorded_run_agree() {
     for (seed, config) in [(1, late(1)), (2, SimConfig::new(2)), (3, late(3))] {
@@ -413,7 +413,7 @@ fn images_go_to_sparse_files_and_back() {
     assert!(back.size() == SIZE && back.allocated() < 20_000);
 }
 
-/// Crash images of a run with thousands of writes: the figure is printed.
+/// Crash images of a run with thousands of writes; the test prints the measured time.
 #[test]
 fn crash_images_are_cheap() {
     let disks = SimDisks::blank(SimConfig::new(1), 2, 256 << 20);

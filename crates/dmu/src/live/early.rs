@@ -69,7 +69,7 @@ struct Snapshot {
 impl Objset {
     /// Begins to write blocks of group `txg`, which the caller holds.
     pub fn early(self: &Arc<Self>, txg: Txg) -> Early {
-        let writes = Writes::for_once(self.zio());
+        let writes = Writes::fail_fast(self.zio());
         let (os, placed, vdevs) = (Arc::clone(self), Vec::new(), BTreeSet::new());
         Early { os, txg, writes, placed, vdevs, kept: false }
     }
@@ -192,7 +192,7 @@ impl Early {
         let lost = self.writes.wait();
         if let Some(first) = lost.into_iter().find(|l| !l.readable) {
             // Nobody relies on it.
-            self.os.zio().tree().arrived(self.txg);
+            self.os.zio().tree().clear_missing(self.txg);
             return Err(first.error);
         }
         Ok(self.vdevs.iter().copied().collect())

@@ -47,7 +47,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-use base::ids::{IdMap, NEAR};
+use base::ids::{ID_RUN, IdMap};
 use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::{BlkPtr, Dnode, Endian, ObjType};
@@ -109,7 +109,7 @@ impl Live {
     }
 
     fn stripe(&self, id: u64) -> &Mutex<IdMap<u64, Arc<Handle>>> {
-        let run = id / NEAR;
+        let run = id / ID_RUN;
         &self.stripes[(run.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize % STRIPES]
     }
 

@@ -94,9 +94,9 @@ fn descend(ctx: &SyncCtx<'_>, works: &mut [Work]) -> Result<()> {
             results.lock().extend(wanted.iter().enumerate().map(|(i, (_, w))| (i, read(w))));
         } else {
             let next = base::rt::atomic::AtomicUsize::new(0);
-            let insisting = zio::is_insisting();
+            let insisting = zio::thread_waits_for_devices();
             fan_out(READERS.min(wanted.len()), |_| {
-                let _waits = zio::insist(insisting);
+                let _waits = zio::wait_for_devices(insisting);
                 loop {
                     let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let Some((_, w)) = wanted.get(i) else { return };
@@ -247,7 +247,7 @@ fn wave(
         jobs.len(),
         chunk as usize,
         |i| {
-            ctx.zio.tree().make_way();
+            ctx.zio.tree().yield_to_log_writes();
             ctx.zio.prepare(&write(i))
         },
         |i, prepared| {

@@ -9,7 +9,7 @@ use device::{Device, MemDevice};
 use dmu::{Dirt, Events, Io, Objset, ObjsetProps, Pending, SyncCtx, Tx};
 use ondisk::BlkPtr;
 use ondisk::objset::ObjsetType;
-use vdev::{Kind, Spec, Tree};
+use vdev::{Spec, Tree, VdevKind};
 use zio::{BlockCache, SpaceSource, Want, Writes, Zio};
 
 const DISK: u64 = 512 << 20;
@@ -169,8 +169,8 @@ pub struct World {
 }
 
 fn tree(disk: &Arc<dyn Device>) -> Arc<Tree> {
-    let leaf = Spec::new(Kind::File, 0, Guid(100)).with_space(9, DISK - (8 << 20));
-    let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![leaf]);
+    let leaf = Spec::new(VdevKind::File, 0, Guid(100)).with_space(9, DISK - (8 << 20));
+    let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![leaf]);
     let disk = Arc::clone(disk);
     Tree::build(&root, &move |_| Ok(Arc::clone(&disk))).unwrap()
 }

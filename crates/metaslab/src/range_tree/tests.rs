@@ -5,21 +5,21 @@ use super::*;
 const SIZE: usize = 96;
 
 #[derive(Clone, Debug)]
-enum Op {
+enum RangeOp {
     Add(u64, u64),
     Remove(u64, u64),
     Xor(u64, u64),
     Ask(u64, u64),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = RangeOp> {
     (0..4, 0..SIZE as u64, 0..24u64).prop_map(|(kind, start, len)| {
         let len = len.min(SIZE as u64 - start);
         match kind {
-            0 => Op::Add(start, len),
-            1 => Op::Remove(start, len),
-            2 => Op::Xor(start, len),
-            _ => Op::Ask(start, len),
+            0 => RangeOp::Add(start, len),
+            1 => RangeOp::Remove(start, len),
+            2 => RangeOp::Xor(start, len),
+            _ => RangeOp::Ask(start, len),
         }
     })
 }
@@ -41,23 +41,23 @@ proptest! {
         let (mut tree, mut map) = (RangeTree::indexed(min), [false; SIZE]);
         let (mut other, mut other_map) = (RangeTree::new(), [false; SIZE]);
         for op in ops {
-            let (Op::Add(start, len) | Op::Remove(start, len)
-                | Op::Xor(start, len) | Op::Ask(start, len)) = op;
+            let (RangeOp::Add(start, len) | RangeOp::Remove(start, len)
+                | RangeOp::Xor(start, len) | RangeOp::Ask(start, len)) = op;
             let part = start as usize..(start + len) as usize;
             let (all, any) = (map[part.clone()].iter().all(|&b| b), map[part.clone()].contains(&true));
             match op {
-                Op::Add(..) => {
+                RangeOp::Add(..) => {
                     let done = tree.add(start, len).is_ok();
                     prop_assert_eq!(done, len > 0 && !any);
                     if done { map[part].fill(true); }
                 }
-                Op::Remove(..) => {
+                RangeOp::Remove(..) => {
                     let done = tree.remove(start, len).is_ok();
                     prop_assert_eq!(done, len > 0 && all);
                     if done { map[part].fill(false); }
                 }
-                Op::Xor(..) => {
-                    // Only where the rest is not there already.
+                RangeOp::Xor(..) => {
+                    // Only if the rest is not there already.
                     let fine = len > 0 && part.clone().all(|i| !map[i] || other_map[i]);
                     if fine && part.clone().all(|i| !(map[i] && other_map[i])) {
                         tree.remove_xor_add(&mut other, start, len).unwrap();
@@ -69,7 +69,7 @@ proptest! {
                         other_map[part].fill(true);
                     }
                 }
-                Op::Ask(..) => {
+                RangeOp::Ask(..) => {
                     prop_assert_eq!(tree.contains(start, len), len > 0 && all);
                     prop_assert_eq!(tree.overlaps(start, len), any);
                     let mut expect = runs(&map[start as usize..]);

@@ -1,25 +1,25 @@
-//! The model and its disk.
+//! The model of a pool's space, and its disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Dva, Result, Txg, VdevId};
 use metaslab::{
-    Batch, Class, Denied, FlushLimits, LogFact, MapFacts, MapWrite, MsDesc, MsKey, Space, VdevDesc,
-    Want,
+    Batch, Denied, FlushLimits, LogFact, MapFacts, MapWrite, MsDesc, MsKey, Space, SpaceClass,
+    VdevDesc, Want,
 };
 use ondisk::endian::Endian;
 use ondisk::spacemap::{Encoder, Entries, Entry, Header, Kind, Params, Range};
 
-/// Bytes of a block of a map.
+/// Bytes of a space map's block.
 const BLOCK: u32 = 128;
 const MS_SHIFT: u32 = 17;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Config {
+pub(crate) struct ModelConfig {
     pub(crate) vdevs: u32,
     pub(crate) metaslabs: u64,
     pub(crate) ashift: u32,
-    /// Sectors that everything is a multiple of: like a dRAID's rows.
+    /// Number of sectors of which every allocation is a multiple, as a dRAID's rows.
     pub(crate) row: u64,
     pub(crate) logs: bool,
     pub(crate) v2: bool,
@@ -29,9 +29,9 @@ pub(crate) struct Config {
     pub(crate) streams: usize,
 }
 
-pub(crate) struct Rng(u64);
+pub(crate) struct ModelRng(u64);
 
-impl Rng {
+impl ModelRng {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -43,9 +43,9 @@ impl Rng {
     }
 }
 
-/// What the MOS would hold.
+/// The contents of the MOS.
 #[derive(Clone, Default)]
-struct Disk {
+struct ModelDisk {
     maps: BTreeMap<u64, Vec<u8>>,
     headers: BTreeMap<MsKey, Header>,
     logs: BTreeMap<Txg, Vec<u8>>,
@@ -53,29 +53,29 @@ struct Disk {
     next_object: u64,
 }
 
-/// A sector's place.
-type At = (u32, u64);
+/// The address of a sector: vdev, sector index.
+type SectorKey = (u32, u64);
 
 /// Blocks with their births.
-type Blocks = Vec<(Txg, Vec<Dva>)>;
+type BirthBlocks = Vec<(Txg, Vec<Dva>)>;
 
 #[derive(Clone, Default)]
-struct Model {
-    blocks: Blocks,
-    used: BTreeSet<At>,
-    /// Freed in this group; may not be handed out yet.
-    freed: BTreeMap<At, Txg>,
+struct SectorModel {
+    blocks: BirthBlocks,
+    used: BTreeSet<SectorKey>,
+    /// Freed in these txgs; may not be allocated yet.
+    freed: BTreeMap<SectorKey, Txg>,
 }
 
-pub(crate) struct World<'a> {
-    config: &'a Config,
-    rng: Rng,
+pub(crate) struct SpaceModel<'a> {
+    config: &'a ModelConfig,
+    rng: ModelRng,
     space: Space,
-    disk: Disk,
-    model: Model,
-    durable: (Disk, BTreeSet<At>, Blocks),
+    disk: ModelDisk,
+    model: SectorModel,
+    durable: (ModelDisk, BTreeSet<SectorKey>, BirthBlocks),
     synced: Txg,
-    /// Freed in these groups without deferral.
+    /// Txgs whose frees were not deferred.
     undeferred: BTreeSet<Txg>,
     plant: &'a dyn Fn(&Space),
 }
@@ -84,22 +84,26 @@ fn text(e: base::Error) -> String {
     e.to_string()
 }
 
-impl<'a> World<'a> {
-    fn new(config: &'a Config, seed: u64, plant: &'a dyn Fn(&Space)) -> Result<World<'a>, String> {
-        let mut world = World {
+impl<'a> SpaceModel<'a> {
+    fn new(
+        config: &'a ModelConfig,
+        seed: u64,
+        plant: &'a dyn Fn(&Space),
+    ) -> Result<SpaceModel<'a>, String> {
+        let mut model = SpaceModel {
             config,
-            rng: Rng(seed | 1),
+            rng: ModelRng(seed | 1),
             space: Space::new(1),
-            disk: Disk { next_object: 10, ..Disk::default() },
-            model: Model::default(),
+            disk: ModelDisk { next_object: 10, ..ModelDisk::default() },
+            model: SectorModel::default(),
             durable: Default::default(),
             synced: Txg(3),
             undeferred: BTreeSet::new(),
             plant,
         };
-        world.durable.0 = world.disk.clone();
-        world.import()?;
-        Ok(world)
+        model.durable.0 = model.disk.clone();
+        model.import()?;
+        Ok(model)
     }
 
     fn ms_params(&self, ms: u64) -> (Params, u64, u64) {
@@ -109,10 +113,10 @@ impl<'a> World<'a> {
         (Params::metaslab(start, size, self.config.ashift), start, size)
     }
 
-    /// Opens what is durable.
+    /// Opens the durable state.
     fn import(&mut self) -> Result<(), String> {
         self.disk = self.durable.0.clone();
-        self.model = Model {
+        self.model = SectorModel {
             blocks: self.durable.2.clone(),
             used: self.durable.1.clone(),
             freed: BTreeMap::new(),
@@ -128,7 +132,7 @@ impl<'a> World<'a> {
             };
             let desc = VdevDesc {
                 vdev: VdevId(v),
-                class: Class::Normal,
+                class: SpaceClass::Normal,
                 asize: (self.config.metaslabs << MS_SHIFT) + 4096,
                 ashift: self.config.ashift,
                 ms_shift: MS_SHIFT,
@@ -163,7 +167,7 @@ impl<'a> World<'a> {
         let want = Want {
             psize: size,
             copies: 1 + self.rng.below(3) as u8,
-            class: Class::Normal,
+            class: SpaceClass::Normal,
             txg,
             hint: self.rng.below(8),
             gang_child: self.rng.below(4) == 0,
@@ -190,7 +194,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn sectors(&self, dva: &Dva) -> impl Iterator<Item = At> + use<> {
+    fn sectors(&self, dva: &Dva) -> impl Iterator<Item = SectorKey> + use<> {
         let shift = self.config.ashift;
         let (from, n, vdev) = (dva.offset >> shift, dva.asize.0 >> shift, dva.vdev.0);
         (from..from + n).map(move |s| (vdev, s))
@@ -214,7 +218,7 @@ impl<'a> World<'a> {
             if let Some(txg) = self.model.freed.remove(&at) {
                 let wait = if self.undeferred.contains(&txg) { 0 } else { 2 };
                 if txg.0 + wait > self.synced.0 {
-                    return Err(format!("{at:?} of group {txg} is given after {}", self.synced));
+                    return Err(format!("{at:?} of txg {txg} is allocated after {}", self.synced));
                 }
             }
         }
@@ -275,7 +279,7 @@ impl<'a> World<'a> {
             map.clear();
             alloc = 0;
         }
-        // Maps are not about a vdev; only logs are.
+        // Own maps do not record a vdev; only logs do.
         let own = MsKey { vdev: VdevId(0), ..key };
         let params = Params::metaslab(write.seg.start, write.seg.len, write.shift);
         alloc +=
@@ -323,8 +327,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// One group: `txg` is synced while `txg + 1` is open.
-    fn group(&mut self, txg: Txg) -> Result<(), String> {
+    /// One txg: `txg` is synced while `txg + 1` is open.
+    fn run_txg(&mut self, txg: Txg) -> Result<(), String> {
         let facts = MapFacts {
             logs: self.config.logs,
             v2: self.config.v2,
@@ -366,10 +370,10 @@ impl<'a> World<'a> {
         let mut disk = self.disk.clone();
         disk.next_object += 1000;
         let blocks: Vec<_> = self.model.blocks.iter().filter(|b| b.0 <= txg).cloned().collect();
-        let used: BTreeSet<At> =
+        let used: BTreeSet<SectorKey> =
             blocks.iter().flat_map(|b| b.1.iter()).flat_map(|d| self.sectors(d)).collect();
         if self.replayed(&disk)? != used {
-            return Err(format!("what is written is not what is allocated in group {txg}"));
+            return Err(format!("what is written is not what is allocated in txg {txg}"));
         }
         self.durable = (disk, used, blocks);
         self.synced = txg;
@@ -388,8 +392,8 @@ impl<'a> World<'a> {
         if self.rng.below(9) == 0 { self.import() } else { Ok(()) }
     }
 
-    /// Chapter 05 §4.2 I1, naively.
-    fn replayed(&self, disk: &Disk) -> Result<BTreeSet<At>, String> {
+    /// Chapter 05 §4.2 I1, computed naively.
+    fn replayed(&self, disk: &ModelDisk) -> Result<BTreeSet<SectorKey>, String> {
         let mut used = BTreeSet::new();
         let mut apply = |vdev: u32, range: &Range| {
             for s in
@@ -429,28 +433,26 @@ impl<'a> World<'a> {
         }
         for (key, since) in &disk.unflushed {
             if !disk.logs.contains_key(since) {
-                return Err(format!(
-                    "the log of group {since}, from which {key:?} starts, is gone"
-                ));
+                return Err(format!("the log of txg {since}, from which {key:?} starts, is gone"));
             }
         }
         Ok(used)
     }
 }
 
-/// Runs `groups` groups; what went wrong.
+/// Runs `groups` txgs; returns what went wrong.
 pub(crate) fn run(
-    config: &Config,
+    config: &ModelConfig,
     seed: u64,
     groups: u64,
     plant: &dyn Fn(&Space),
 ) -> Result<(), String> {
     let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1;
-    let mut world = World::new(config, seed, plant)?;
+    let mut model = SpaceModel::new(config, seed, plant)?;
     for i in 0..groups {
-        // After an import the group after the durable one is next.
-        let txg = world.synced.next();
-        world.group(txg).map_err(|e| format!("group {txg}, step {i}: {e}"))?;
+        // After an import, the txg after the durable one is next.
+        let txg = model.synced.next();
+        model.run_txg(txg).map_err(|e| format!("txg {txg}, step {i}: {e}"))?;
     }
     Ok(())
 }

@@ -272,7 +272,7 @@ impl Writer {
                     *self.outages.unlabelled.lock() = failed;
                     break;
                 }
-                Err(e) if self.zio.wait_out(&e) => {}
+                Err(e) if self.zio.wait_for_retry(&e) => {}
                 Err(e) => return Err(e),
             }
         }

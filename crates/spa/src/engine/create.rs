@@ -207,7 +207,7 @@ impl Writer {
         let mut salt = [0; 32];
         random_bytes(&mut salt)?;
         self.zio.set_salt(&salt);
-        let capacity = self.space.class_totals(metaslab::Class::Normal).capacity;
+        let capacity = self.space.class_totals(metaslab::SpaceClass::Normal).capacity;
         let CreateSpec { version, features, pool_props, root_props, root, root_kind, .. } = spec;
         let zio = Arc::clone(&self.zio);
         let act = move |cx: &mut super::TaskCx<'_>, ()| {

@@ -31,7 +31,7 @@ use ondisk::BlkPtr;
 use ondisk::blkptr::Protection;
 use ondisk::zil::Record;
 use txg::Txgs;
-use vdev::{Kind, Node, Tell, Tree, WritePriority, WriteReport, WriteReq};
+use vdev::{Node, Tree, VdevKind, WriteCallback, WritePriority, WriteReport, WriteReq};
 use zil::{Hold, Log, LogWrite, Store};
 use zio::{Class, SpaceSource, Want, Zio};
 
@@ -105,7 +105,7 @@ impl Store for PoolStore {
 
     fn write(&self, blocks: Vec<LogWrite>) -> Result<()> {
         let tree = self.zio.tree();
-        let (mut writes, mut ends) = (Vec::<(WriteReq, Tell)>::new(), Vec::new());
+        let (mut writes, mut ends) = (Vec::<(WriteReq, WriteCallback)>::new(), Vec::new());
         for LogWrite { dva, birth, data, used } in blocks {
             // Where parity lies depends on the block's whole size.
             let plain = dva.asize == Asize(data.len() as u64);
@@ -122,7 +122,7 @@ impl Store for PoolStore {
         for (birth, end) in ends {
             if let Err(e) = end.wait().flatten() {
                 // Nobody relies on it, and its group may long be whole.
-                tree.arrived(birth);
+                tree.clear_missing(birth);
                 done = Err(e);
             }
         }
@@ -138,7 +138,7 @@ impl Store for PoolStore {
         }
         let tree = self.zio.tree();
         let failed: Vec<(Guid, Result<()>)> =
-            tree.flush_taken(vdevs).into_iter().filter(|(_, result)| result.is_err()).collect();
+            tree.flush_completed(vdevs).into_iter().filter(|(_, result)| result.is_err()).collect();
         if failed.is_empty() {
             return Ok(());
         }
@@ -173,7 +173,7 @@ impl Store for PoolStore {
         let tree = self.zio.tree();
         let asize = |v: VdevId| tree.asize(v, Psize(bytes), txg).map_or(0, |a| a.0);
         let most = tree.top_ids().map(asize).fold(bytes, u64::max);
-        let normal = self.metaslabs.class_totals(metaslab::Class::Normal);
+        let normal = self.metaslabs.class_totals(metaslab::SpaceClass::Normal);
         let used = normal.allocated + metaslab::slop(normal.capacity, 0);
         let limit = normal.capacity.saturating_sub(used) / 2;
         self.txgs.space().try_reserve(txg, most, limit)
@@ -211,9 +211,9 @@ fn keeps(tree: &Tree, node: &Node, lost: &dyn Fn(Guid) -> bool) -> bool {
     }
     let gone = node.children().iter().filter(|c| !keeps(tree, tree.node(**c), lost)).count();
     match node.kind() {
-        Kind::Mirror | Kind::Replacing | Kind::Spare => gone < node.children().len(),
-        Kind::Raidz { nparity, .. } => gone <= usize::from(*nparity),
-        Kind::Draid(draid) => gone <= usize::try_from(draid.nparity).unwrap_or(0),
+        VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => gone < node.children().len(),
+        VdevKind::Raidz { nparity, .. } => gone <= usize::from(*nparity),
+        VdevKind::Draid(draid) => gone <= usize::try_from(draid.nparity).unwrap_or(0),
         _ => gone == 0,
     }
 }

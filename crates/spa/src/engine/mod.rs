@@ -318,7 +318,7 @@ impl Writer {
         let data = logical.max(1 << self.options.max_ashift.min(16));
         let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
         let apart = || {
-            let allocated = self.space.class_totals(metaslab::Class::Normal).allocated;
+            let allocated = self.space.class_totals(metaslab::SpaceClass::Normal).allocated;
             // In a small pool the data is little, too.
             (allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
         };
@@ -368,7 +368,7 @@ impl Writer {
         loop {
             match self.begin(logical, frees) {
                 Err(e) if e.kind() == base::ErrorKind::NoSpace && drained < DRAIN_GROUPS => {
-                    if self.space.class_totals(metaslab::Class::Normal).deferred == 0 {
+                    if self.space.class_totals(metaslab::SpaceClass::Normal).deferred == 0 {
                         return Err(e);
                     }
                     drained += 1;
@@ -387,7 +387,7 @@ impl Writer {
 
     fn slop(&self) -> u64 {
         match self.plants.slop.load(Relaxed) {
-            0 => metaslab::slop(self.space.class_totals(metaslab::Class::Normal).capacity, 0),
+            0 => metaslab::slop(self.space.class_totals(metaslab::SpaceClass::Normal).capacity, 0),
             bytes => bytes,
         }
     }
@@ -395,7 +395,7 @@ impl Writer {
     /// Bytes, parity included, that may still be allocated; frees may use half of the slop
     /// (chapter 05 §11.3). What was freed and cannot be handed out yet counts as free.
     pub fn allocatable(&self, frees: bool) -> u64 {
-        let normal = self.space.class_totals(metaslab::Class::Normal);
+        let normal = self.space.class_totals(metaslab::SpaceClass::Normal);
         let slop = self.slop();
         let reserve = if frees { slop / 2 } else { slop };
         normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
@@ -404,7 +404,7 @@ impl Writer {
     /// The same without what cannot be handed out yet: a group that needed more would find
     /// no space while it is written.
     fn allocatable_now(&self, frees: bool) -> u64 {
-        let deferred = self.space.class_totals(metaslab::Class::Normal).deferred;
+        let deferred = self.space.class_totals(metaslab::SpaceClass::Normal).deferred;
         self.allocatable(frees).saturating_sub(deferred)
     }
 
@@ -424,7 +424,7 @@ impl Writer {
     /// cloning save comes on top. Blocks whose frees wait for the next group in the MOS (in
     /// pools without log space maps) belong to no dataset, and are in use.
     pub fn usable(&self) -> u64 {
-        use metaslab::Class::{Dedup, Normal, Special};
+        use metaslab::SpaceClass::{Dedup, Normal, Special};
         let tree = self.zio.tree();
         let (mut capacity, mut others) = (0u64, 0u64);
         for (vdev, class) in self.space.vdevs() {
@@ -433,7 +433,7 @@ impl Writer {
             match class {
                 Normal => capacity += (totals.capacity >> 9) * ratio,
                 Special | Dedup => others += (totals.allocated >> 9) * ratio,
-                metaslab::Class::Log => {}
+                metaslab::SpaceClass::Log => {}
             }
         }
         let kept = metaslab::slop(capacity, 0).saturating_add(self.unfreed.load(Relaxed));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use base::rt::{Mutex, RwLock, give_way, spawn};
+use base::rt::{Mutex, RwLock, raise_niceness, spawn};
 use base::{Error, ErrorKind, Psize, Result, Txg, VdevId};
 use dsl::Mos;
 use dsl::write::store::DIRECTORY;
@@ -55,12 +55,12 @@ impl Default for WriterOptions {
     }
 }
 
-pub(crate) fn class_of(class: AllocClass) -> metaslab::Class {
+pub(crate) fn class_of(class: AllocClass) -> metaslab::SpaceClass {
     match class {
-        AllocClass::Normal => metaslab::Class::Normal,
-        AllocClass::Log => metaslab::Class::Log,
-        AllocClass::Special => metaslab::Class::Special,
-        AllocClass::Dedup => metaslab::Class::Dedup,
+        AllocClass::Normal => metaslab::SpaceClass::Normal,
+        AllocClass::Log => metaslab::SpaceClass::Log,
+        AllocClass::Special => metaslab::SpaceClass::Special,
+        AllocClass::Dedup => metaslab::SpaceClass::Dedup,
     }
 }
 
@@ -255,8 +255,8 @@ impl Writer {
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
             // Without it all works; a commit beside a stream waits longer.
-            let _as_before = give_way(NICE);
-            let _waits = zio::insist(true);
+            let _as_before = raise_niceness(NICE);
+            let _waits = zio::wait_for_devices(true);
             while let Some(txg) = txgs.next_to_sync() {
                 let Some(writer) = weak.upgrade() else { return };
                 writer.sync_one(txg);

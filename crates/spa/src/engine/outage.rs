@@ -12,7 +12,7 @@
 //! as after a crash, and loses nothing that was synced.
 //!
 //! Readers find out, too: when somebody's read fails and too few devices answer at all, the
-//! pool is suspended then, and the reader waits ([`zio::Outage::outlast`]), unless
+//! pool is suspended then, and the reader waits ([`zio::Outage::wait_per_failmode`]), unless
 //! `failmode` is `continue`. A block that cannot be read on devices that answer is an
 //! error.
 //!
@@ -123,7 +123,7 @@ impl Outage for Outages {
         resumed
     }
 
-    fn outlast(&self, why: &Error) -> bool {
+    fn wait_per_failmode(&self, why: &Error) -> bool {
         if self.txgs.suspended().is_none() {
             if self.txgs.failmode() != FailMode::Wait || !self.devices_are_gone() {
                 return false;
@@ -174,7 +174,7 @@ impl Writer {
     pub(super) fn read_back(&self, txg: Txg, root: Option<&BlkPtr>) -> Result<()> {
         while self.outages.suspect.swap(false, Relaxed) {
             match self.read_back_once(txg, root) {
-                Err(e) if self.zio.wait_out(&e) => {}
+                Err(e) if self.zio.wait_for_retry(&e) => {}
                 other => return other,
             }
         }

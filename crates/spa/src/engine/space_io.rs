@@ -28,12 +28,12 @@ pub(crate) struct SpaceIo {
     limits: RwLock<Option<(u64, u64)>>,
 }
 
-pub(crate) fn class_of(class: zio::Class) -> metaslab::Class {
+pub(crate) fn class_of(class: zio::Class) -> metaslab::SpaceClass {
     match class {
-        zio::Class::Normal => metaslab::Class::Normal,
-        zio::Class::Special => metaslab::Class::Special,
-        zio::Class::Dedup => metaslab::Class::Dedup,
-        zio::Class::Log => metaslab::Class::Log,
+        zio::Class::Normal => metaslab::SpaceClass::Normal,
+        zio::Class::Special => metaslab::SpaceClass::Special,
+        zio::Class::Dedup => metaslab::SpaceClass::Dedup,
+        zio::Class::Log => metaslab::SpaceClass::Log,
     }
 }
 

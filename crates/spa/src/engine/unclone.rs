@@ -297,7 +297,7 @@ impl Writer {
         if seen.clone_bytes > BYTES_MAX {
             return Err(Error::limit("there is too much of cloned blocks in an intent log"));
         }
-        let normal = self.space.class_totals(metaslab::Class::Normal);
+        let normal = self.space.class_totals(metaslab::SpaceClass::Normal);
         let used = normal.allocated + metaslab::slop(normal.capacity, 0);
         if seen.clone_bytes.saturating_mul(2) > normal.capacity.saturating_sub(used) {
             let text = "the pool has no room for a copy of the cloned blocks in an intent log";

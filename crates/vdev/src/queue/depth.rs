@@ -1,99 +1,110 @@
-//! How many operations a device gains by: found by trying.
+//! Adaptive queue depth: finds by trials the number of operations from which a device
+//! gains.
 //!
 //! # Theory
-//! A device has a service curve: its throughput X as a function of the operations d that
-//! it has at once. Latency is d / X (Little's law), so two of the three tell the third. X
-//! grows with d as long as parts of the device are idle, and then it does not, or falls;
-//! from there on depth buys latency alone, and what waits inside the device can neither be
-//! merged nor overtaken by what is more urgent. What is wanted is the least depth behind
-//! which nothing is gained: where the elasticity e = d(log X) / d(log d) falls below a small
-//! number. On a curve X = Xmax d / (d + h) elasticity is h / (d + h), so stopping at e costs
-//! the part e of the throughput; on one with a corner it costs nothing.
+//! A device has a service curve: its throughput X as a function of the number d of
+//! operations that it has at once. Latency is d / X (Little's law), so any two of the
+//! three determine the third. X grows with d as long as parts of the device are idle;
+//! beyond that it stays constant or falls. From there on depth adds only latency, and
+//! requests that wait inside the device can be neither merged nor overtaken by more
+//! urgent ones. The goal is the smallest depth beyond which nothing is gained: where
+//! the elasticity e = d(log X) / d(log d) falls below a small number. On a curve X =
+//! Xmax d / (d + h) the elasticity is h / (d + h), so stopping at e costs the fraction
+//! e of the throughput; on a curve with a corner it costs nothing.
 //!
-//! The curve is not known, differs between classes of operations, and drifts (a disk of a
-//! cloud, tenfold within minutes). So neighbouring depths of a ladder are compared in
-//! *trials* of windows A B, B A, A B, ...: whatever drifts evenly cancels. Each pair gives
-//! the logarithm of a ratio; a trial ends when their mean is farther from what is asked for
-//! than [`SURE`] standard errors, or after [`PAIRS_MAX`] pairs without a verdict, and then
-//! everything stays as it was: noise moves nothing. A window counts the
-//! bytes that the device does for all classes, so that no class grows by what it takes
-//! from another; its first operations, which went under the former depth, are not counted.
-//! * Up is kept if the bytes grow by more than [`GAIN`] of what the depth grew by.
-//! * Down is kept if they shrink by less than half of that.
-//! * Where the next rung up gives nothing, the one at which nothing would wait may: then no
-//!   operation is handed over from the thread that wants it to one that ends another. So
-//!   after a trial up that failed the next one up is that *leap*, if it is not too far.
+//! The curve is unknown, differs between classes of operations, and drifts (for a cloud
+//! disk, tenfold within minutes). So neighbouring depths of a ladder are compared in
+//! *trials* of windows A B, B A, A B, ...: any steady drift cancels. Each pair gives
+//! the logarithm of a ratio. A trial ends when the mean of the pairs is farther from
+//! the threshold than [`SURE`] standard errors, or without a verdict after
+//! [`PAIRS_MAX`] pairs; then the depth stays as it was, so noise changes nothing. A
+//! window counts the bytes that the device transfers for all classes, so that no class
+//! grows by taking throughput from another. The first operations of a window were sent
+//! under the former depth and are not counted.
+//! * A step up is kept if the bytes grow by more than [`GAIN`] of the growth of the
+//!   depth.
+//! * A step down is kept if they shrink by less than half of that.
+//! * Where the next rung up gives nothing, the depth at which no request would wait
+//!   may: then no operation is handed from the thread that requests it to a thread that
+//!   ends another one. So after a failed trial up, the next trial up is this *leap*, if
+//!   it is not too far.
+//! * A successful trial is followed by the next one in its direction, a failed one by a
+//!   trial in the other direction. When both failed, the class rests, each time longer.
+//!   At rest, trials cost less than 1 % of the throughput.
 //! * A trial that succeeds is followed by the next one in its direction, one that fails by
 //!   one in the other. When both failed, the class rests, each time longer: what trials
 //!   cost at rest is below 1 % of the throughput.
 //!
-//! A window in which the class often had less to do than the shallower depth says nothing: a
-//! trial ends there without a verdict, and a depth that is not reached never changes. (That
-//! the deeper one is not reached is no objection: nothing waiting at all may be what gains.) One trial
-//! runs on a device at a time.
+//! A window in which the class often had fewer requests than the shallower depth is
+//! inconclusive: the trial ends without a verdict, so a depth that is not reached never
+//! changes. (Not reaching the deeper depth is no objection, because the gain may come
+//! from nothing having to wait.) Only one trial runs on a device at a time.
 //!
 //! # Invariants
-//! * Time is given, never asked: the same completions give the same depths.
-//! * A limit is a rung of the ladder, and 1 at least.
+//! * The caller passes the time in; the module never reads a clock. The same
+//!   completions give the same depths.
+//! * A limit is a rung of the ladder, and at least 1.
 
 use std::time::Duration;
 
 use super::limits::CLASSES;
 
-/// Depths that are tried.
+/// The depths that are tried.
 const LADDER: [u16; 17] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384];
-/// Where devices without seeks begin, and others.
+/// Initial rungs, for devices without and with seeks.
 const START: usize = 9;
 const START_ROTATING: usize = 5;
-/// The depth farthest away that is tried at once.
+/// The largest depth that a leap may try.
 const LEAP_MAX: u16 = 64;
 /// Elasticity below which depth is not worth its latency.
 const GAIN: f64 = 0.05;
-/// A window has so many operations at least, and lasts so long.
+/// Minimum number of operations and minimum duration of a window.
 const WINDOW_OPS: u32 = 64;
 const WINDOW_TIME: Duration = Duration::from_millis(8);
-/// Pairs of windows of a trial, and standard errors that make sure.
+/// Minimum and maximum number of window pairs in a trial, and the standard errors that
+/// count as certain.
 const PAIRS_MIN: u32 = 4;
 const PAIRS_MAX: u32 = 24;
 const SURE: f64 = 2.0;
-/// A trial that got no further for so long has lost its class.
+/// A trial without progress for this long is abandoned, because its class has stopped.
 const STALE: Duration = Duration::from_secs(2);
-/// Trials' worth of operations between two trials at rest, at first and at most.
+/// Operations between two trials at rest, in units of a trial's operations: initial and
+/// maximum.
 const REST: u64 = 4;
 const REST_MAX: u64 = 64;
 
-/// What is known of a class.
+/// State of a class.
 #[derive(Clone, Copy, Debug)]
 struct Track {
     rung: usize,
     up: bool,
-    /// The next trial up is to the depth at which nothing waits.
+    /// The next trial up is to the depth at which no request waits.
     leap: bool,
-    /// Trials that failed since one succeeded.
+    /// Failed trials since the last successful one.
     failed: u32,
-    /// Operations until the next trial, and trials' worth of them the next time.
+    /// Operations until the next trial, and the length of the next rest in trials.
     rest: u64,
     pause: u64,
 }
 
-/// Two depths being compared.
+/// A comparison of two depths.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     class: usize,
     rung: usize,
     other: usize,
     window: u32,
-    /// Operations still to leave out.
+    /// Operations that are still to be skipped.
     skip: u32,
-    /// Operations counted in this window, and of those with the shallower depth the ones after
-    /// which the class had nothing waiting.
+    /// Operations counted in this window; and of those at the shallower depth, the ones
+    /// after which the class had nothing waiting.
     ops: u32,
     short: u32,
     began: Duration,
     bytes: u64,
-    /// Bytes a second of the pair's first window.
+    /// Bytes per second of the pair's first window.
     rate: f64,
-    /// Sums of the pairs' logarithms, and of their squares.
+    /// Sum of the pairs' logarithms, and of their squares.
     sum: f64,
     squares: f64,
 }
@@ -118,7 +129,7 @@ impl Trial {
         trial
     }
 
-    /// The deeper of both.
+    /// The deeper of the two depths.
     fn deepest(&self) -> u32 {
         LADDER[self.rung.max(self.other)].into()
     }
@@ -128,13 +139,13 @@ impl Trial {
     }
 
     fn begin(&mut self, now: Duration) {
-        // Of two pairs the depths between are the same.
+        // The depth does not change between two pairs.
         let same = self.window > 0 && self.window.is_multiple_of(2);
         self.skip = if same { 0 } else { self.deepest() };
         (self.ops, self.bytes, self.began) = (0, 0, now);
     }
 
-    /// Whether the shallower of both is in force.
+    /// Whether the shallower of the two depths is in force.
     fn shallow(&self) -> bool {
         self.present() == self.rung.min(self.other)
     }
@@ -143,8 +154,8 @@ impl Trial {
         if matches!(self.window % 4, 1 | 2) { self.other } else { self.rung }
     }
 
-    /// A window is over; whether the other depth is to be kept, if that is sure, or if there
-    /// is no time to make sure.
+    /// Ends a window. Returns whether the other depth is to be kept, once that is
+    /// certain or no time is left to make it certain.
     fn window(&mut self, time: Duration) -> Option<bool> {
         let rate = (self.bytes as f64 / time.as_secs_f64().max(1e-9)).max(1.0);
         self.window += 1;
@@ -153,7 +164,7 @@ impl Trial {
             return None;
         }
         let ratio = (rate / self.rate).ln();
-        // The pair ended with the other depth, or began with it.
+        // The pair either ended with the other depth or began with it.
         let gain = if self.window % 4 == 2 { ratio } else { -ratio };
         (self.sum, self.squares) = (self.sum + gain, self.squares + gain * gain);
         let pairs = self.window / 2;
@@ -170,7 +181,7 @@ impl Trial {
         (pairs >= PAIRS_MAX).then_some(false)
     }
 
-    /// What the other depth has to give.
+    /// The gain that the other depth must show.
     fn wanted(&self) -> f64 {
         let (from, to) = (f64::from(LADDER[self.rung]), f64::from(LADDER[self.other]));
         let wanted = GAIN * (to / from).ln();
@@ -198,14 +209,15 @@ impl Depths {
         Depths { tracks: [track; CLASSES], trial: None }
     }
 
-    /// Operations of a class that may be with the device now.
+    /// The number of operations of a class that may be in the device now.
     pub(super) fn limit(&self, class: usize) -> usize {
         let trial = self.trial.as_ref().filter(|t| t.class == class);
         LADDER[trial.map_or(self.tracks[class].rung, Trial::present)].into()
     }
 
-    /// An operation of a class is over; `waiting` of the class wait because its limit was
-    /// filled. `may`: its limit is to be found (and not fixed).
+    /// Records the end of an operation of a class. `waiting` requests of the class wait
+    /// because its limit was reached. `may` means that the limit is adaptive rather
+    /// than fixed.
     pub(super) fn done(
         &mut self,
         class: usize,
@@ -266,7 +278,7 @@ impl Depths {
         }
     }
 
-    /// Perhaps begins a trial.
+    /// Starts a trial if one is due.
     fn consider(&mut self, class: usize, waiting: usize, now: Duration) {
         let track = &mut self.tracks[class];
         if track.rest > 0 {
@@ -276,7 +288,7 @@ impl Depths {
         if waiting == 0 {
             return;
         }
-        // At an end of the ladder there is one way alone.
+        // At an end of the ladder only one direction is possible.
         if track.rung == 0 {
             track.up = true;
         } else if track.rung + 1 == LADDER.len() {
@@ -289,7 +301,7 @@ impl Depths {
         self.trial = Some(Trial::new(class, track.rung, other, now));
     }
 
-    /// The depths in force but for trials.
+    /// The depths in force apart from trials.
     pub(super) fn settled(&self) -> [usize; CLASSES] {
         self.tracks.map(|track| LADDER[track.rung].into())
     }

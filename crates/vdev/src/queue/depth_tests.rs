@@ -1,12 +1,13 @@
 use super::*;
 use crate::iostat::IoClass;
 
-/// Clients that always want more, and the time that is simulated.
+/// Number of clients that always want more, and the simulated time in seconds.
 const CLIENTS: usize = 512;
 const TIME: f64 = 15.0;
 
-/// Operations that a device did in the last two thirds of the time. `curve` tells its
-/// operations a second, with so many at once, at a time in seconds.
+/// Operations that a device completes in the last two thirds of the time. `curve` gives
+/// its operations per second, for a number of operations in flight and a time in
+/// seconds.
 fn served(curve: &dyn Fn(f64, f64) -> f64, fixed: Option<usize>) -> (f64, usize) {
     served_to(CLIENTS, curve, fixed)
 }
@@ -54,8 +55,8 @@ fn no_fixed_depth_is_more_than_five_percent_better() {
     }
 }
 
-/// Sixty-four readers had 15 % less than they could have: none of them waits at a depth of 64,
-/// but each rung on the way there gave nothing, so none was taken.
+/// Sixty-four readers got 15 % less than possible. None of them waits at a depth of 64,
+/// but each rung towards it gave nothing, so none was taken.
 #[test]
 fn a_depth_at_which_nothing_waits_is_found_behind_a_plain() {
     let curve = |d: f64, _: f64| if d < 63.0 { 7000.0 * d.min(8.0) } else { 66_000.0 };
@@ -88,7 +89,7 @@ fn a_depth_that_is_not_reached_or_fixed_stays() {
         depths.done(IoClass::Scrub as usize, 4096, 1, false, time);
     }
     assert_eq!(depths.limit(IoClass::Scrub as usize), 8);
-    // It may be in the middle of a trial, but none had a verdict.
+    // It may be in the middle of a trial, but no trial had a verdict.
     assert_eq!(depths.settled()[class], 8);
 }
 

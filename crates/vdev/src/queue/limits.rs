@@ -1,26 +1,29 @@
-//! What may be with a device at once: the limits, and what they come to at a moment.
+//! Limits on the operations in a device, and their values at a given moment.
 //!
 //! # Theory
-//! Each class has a least and a largest number of operations with the device (chapter 10
-//! §11.2). What the largest comes to depends on the moment ([`QueueLimits::caps`]):
+//! Each class has a minimum and a maximum number of operations in the device (chapter
+//! 10 §11.2). The effective maximum depends on the moment ([`QueueLimits::caps`]):
 //!
-//! * Writes of groups go from their least to their largest as dirty data grows between two
-//!   percentages of its limit, so that a little to write disturbs little, and much is
-//!   written as fast as it can be. They have the largest when somebody waits for a group, and
-//!   where they disturb nobody: no read or write that somebody waited for was on the device
-//!   for [`QUIET`] of them (a departure).
-//! * Where log blocks are written, few bytes of a group are with the device at a time, in
-//!   small operations, unless somebody waits for the group, too (a departure): a device that
-//!   always has as much as it can take serves a flush when it pleases. (On one, two writes of
-//!   128 KiB at a time had 1.5 GB/s, and beside them a flush took thrice its time alone; two
-//!   of 1 MiB had 3.1 GB/s, and a flush took a tenth of a second.)
-//! * Background reading (scrub) has at most its least while somebody else is at work, and
-//!   less if the others are not served ([`Courtesy`]).
-//! * Unless fixed, the largest is what the device was found to gain by ([`super::depth`]).
+//! * Writes of txgs rise from their minimum to their maximum as dirty data grows
+//!   between two percentages of its limit. So small amounts of writes disturb readers
+//!   little, and large amounts are written as fast as possible. They also have the
+//!   maximum when a thread waits for a txg, and when they disturb no other operation:
+//!   no read or write with a waiting caller was in the device during the last [`QUIET`]
+//!   of them (a departure).
+//! * While log blocks are written, few bytes of a txg are in the device at a time, in
+//!   small operations, unless a thread waits for the txg (a departure). A device that
+//!   always has as many operations as it accepts serves a flush at an arbitrary time.
+//!   (On one device, two writes of 128 KiB at a time reached 1.5 GB/s, and a flush
+//!   beside them took three times as long as alone; two writes of 1 MiB reached 3.1
+//!   GB/s, and a flush took a tenth of a second.)
+//! * Background reads (scrub) have at most their minimum while other classes are
+//!   active, and less if the others are not served ([`BackgroundThrottle`]).
+//! * Unless fixed, the maximum is the depth from which the device was found to gain
+//!   ([`super::depth`]).
 //!
-//! Departures: merging has one limit, not a smaller one for devices without seeks, which
-//! gain by large writes as well; removal, initialising, trim and rebuild have no class, for
-//! nothing here makes such operations yet.
+//! Departures: merging has one limit, without a smaller one for devices without seeks,
+//! because these gain from large writes as well. Removal, initialising, trim and
+//! rebuild have no class, because nothing here makes such operations yet.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -29,15 +32,15 @@ use std::time::Duration;
 use super::depth::Depths;
 use crate::iostat::IoClass;
 
-/// The classes.
+/// Number of classes.
 pub(super) const CLASSES: usize = IoClass::ALL.len();
 
-/// Operations of a class with a device at once.
+/// Limits on the operations of a class in a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLimits {
-    /// So many go before anything of a lesser class.
+    /// This many are served before any operation of a less urgent class.
     pub min: u32,
-    /// At most.
+    /// The most at once.
     pub max: u32,
 }
 
@@ -45,42 +48,43 @@ const fn class(min: u32, max: u32) -> ClassLimits {
     ClassLimits { min, max }
 }
 
-/// How deep and how large a leaf's operations may be.
+/// Limits on the depth and size of a leaf's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
     /// In the order of [`IoClass::ALL`].
     pub classes: [ClassLimits; CLASSES],
-    /// Operations with a device at once, of all classes.
+    /// Operations of all classes in a device at once.
     pub max_active: u32,
-    /// The largest number of a class follows what the device gains by it, unless it was
-    /// set to another than its default.
+    /// The maximum of a class adapts to the device, unless it was set to a value other
+    /// than its default.
     pub adaptive: bool,
-    /// Percent of the limit of dirty data up to which writes of groups have their least.
+    /// Percent of the dirty data limit up to which writes of txgs have their minimum.
     pub dirty_min_percent: u32,
-    /// Percent from which on they have their largest.
+    /// Percent from which on they have their maximum.
     pub dirty_max_percent: u32,
-    /// Bytes of one merged operation; a larger request is not split.
+    /// Bytes of one merged operation; a larger single request is not split.
     pub aggregation_limit: u64,
-    /// Unwanted bytes between reads that are merged, where nobody waits for them.
+    /// Unwanted bytes between merged reads that no caller waits for.
     pub read_gap_limit: u64,
-    /// Background operations give way to the others.
-    pub courteous: bool,
-    /// Background operations without any other between, before they have their largest.
+    /// Background operations yield to the others.
+    pub background_yields: bool,
+    /// Background operations in a row, without any other, before they have their
+    /// maximum.
     pub nia_delay: u32,
-    /// Background operations for one of the others.
+    /// Background operations allowed for each of the others.
     pub nia_credit: u32,
-    /// Bytes of writes in a leaf's queue, from which on submitters wait.
+    /// Bytes of writes in a leaf's queue at which submitters start to wait.
     pub in_flight_max: u64,
 }
 
-/// Chapter 10 §11.2.
+/// The defaults of chapter 10 §11.2.
 const DEFAULTS: [ClassLimits; CLASSES] =
     [class(10, 10), class(10, 10), class(1, 3), class(2, 10), class(1, 3)];
 
 impl QueueLimits {
-    /// For a tool that has a pool for itself, whose checks are all that is done.
+    /// For a tool that has exclusive use of a pool and only checks it.
     pub fn for_checks() -> QueueLimits {
-        let mut limits = QueueLimits { courteous: false, ..QueueLimits::default() };
+        let mut limits = QueueLimits { background_yields: false, ..QueueLimits::default() };
         limits.classes[IoClass::Scrub as usize] = class(64, 64);
         limits
     }
@@ -96,7 +100,7 @@ impl Default for QueueLimits {
             dirty_max_percent: 60,
             aggregation_limit: 1 << 20,
             read_gap_limit: 32 << 10,
-            courteous: true,
+            background_yields: true,
             nia_delay: 5,
             nia_credit: 5,
             in_flight_max: 64 << 20,
@@ -104,21 +108,21 @@ impl Default for QueueLimits {
     }
 }
 
-/// How much waits to be written.
+/// How much data waits to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteLoad {
-    /// Dirty data, percent of its limit.
+    /// Dirty data in percent of its limit.
     pub dirty_percent: u32,
-    /// Somebody waits for a group.
+    /// A thread waits for a txg.
     pub awaited: bool,
 }
 
 impl WriteLoad {
-    /// Where nobody tells.
+    /// The load that is assumed without a gauge.
     const FULL: WriteLoad = WriteLoad { dirty_percent: 100, awaited: true };
 }
 
-/// Tells the load; takes no lock.
+/// Returns the load; takes no lock.
 type Gauge = Box<dyn Fn() -> WriteLoad + Send + Sync>;
 
 /// The limits in force, shared by the snapshots of one pool.
@@ -126,19 +130,19 @@ pub(crate) struct Tuning {
     classes: [AtomicU64; CLASSES],
     max_active: AtomicU64,
     adaptive: AtomicU64,
-    courteous: AtomicU64,
+    background_yields: AtomicU64,
     dirty: AtomicU64,
     aggregation: AtomicU64,
     gap: AtomicU64,
     nia: AtomicU64,
     in_flight: AtomicU64,
     gauge: OnceLock<Gauge>,
-    /// When the last log block came, whatever the leaf: nanoseconds of [`base::rt::uptime`], 0
-    /// if none did.
+    /// Time of the last log block on any leaf, in nanoseconds of [`base::rt::uptime`];
+    /// 0 if there was none.
     logged: AtomicU64,
 }
 
-/// Two numbers in one cell, so that they are changed together.
+/// Packs two numbers into one cell, so that they change together.
 fn pair(a: u32, b: u32) -> u64 {
     u64::from(a) << 32 | u64::from(b)
 }
@@ -154,7 +158,7 @@ impl Default for Tuning {
             classes: Default::default(),
             max_active: cell(),
             adaptive: cell(),
-            courteous: cell(),
+            background_yields: cell(),
             dirty: cell(),
             aggregation: cell(),
             gap: cell(),
@@ -179,7 +183,7 @@ impl Tuning {
             }),
             max_active: (self.max_active.load(Relaxed) as u32).max(1),
             adaptive: self.adaptive.load(Relaxed) != 0,
-            courteous: self.courteous.load(Relaxed) != 0,
+            background_yields: self.background_yields.load(Relaxed) != 0,
             dirty_min_percent,
             dirty_max_percent,
             aggregation_limit: self.aggregation.load(Relaxed),
@@ -196,7 +200,7 @@ impl Tuning {
         }
         self.max_active.store(limits.max_active.into(), Relaxed);
         self.adaptive.store(limits.adaptive.into(), Relaxed);
-        self.courteous.store(limits.courteous.into(), Relaxed);
+        self.background_yields.store(limits.background_yields.into(), Relaxed);
         self.dirty.store(pair(limits.dirty_min_percent, limits.dirty_max_percent), Relaxed);
         self.aggregation.store(limits.aggregation_limit, Relaxed);
         self.gap.store(limits.read_gap_limit, Relaxed);
@@ -204,7 +208,7 @@ impl Tuning {
         self.in_flight.store(limits.in_flight_max, Relaxed);
     }
 
-    /// From now on the load is known; the first who tells it stays.
+    /// Sets the source of the load; only the first call has an effect.
     pub(crate) fn set_gauge(&self, gauge: Gauge) {
         let _ = self.gauge.set(gauge);
     }
@@ -213,13 +217,13 @@ impl Tuning {
         self.gauge.get().map_or(WriteLoad::FULL, |gauge| gauge())
     }
 
-    /// A log block came, at that [`base::rt::uptime`].
-    pub(super) fn log_came(&self, at: Duration) {
+    /// Records a log block at that [`base::rt::uptime`].
+    pub(super) fn record_log_block(&self, at: Duration) {
         self.logged.store(nanos(at).max(1), Relaxed);
     }
 
-    /// Whether log blocks are written, and groups may go slower for them.
-    pub(crate) fn log_goes_first(&self, now: Duration) -> bool {
+    /// Whether log blocks are being written and txgs may be slowed down for them.
+    pub(crate) fn log_has_precedence(&self, now: Duration) -> bool {
         let logged = self.logged.load(Relaxed);
         if logged == 0 || nanos(now).saturating_sub(logged) > nanos(LOGGING) {
             return false;
@@ -233,14 +237,14 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What background operations may do beside others (chapter 10 §11.2).
+/// How many background operations may run beside others (chapter 10 §11.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Courtesy {
-    /// Operations with the device that are not in the background.
+pub(super) struct BackgroundThrottle {
+    /// Operations in the device that are not background operations.
     others: u32,
-    /// Background operations that may go before one of the others is over.
+    /// Background operations that may start before one of the others ends.
     credit: u32,
-    /// Background operations that ended since there was another.
+    /// Background operations that ended since the last other operation.
     alone: u32,
 }
 
@@ -248,7 +252,7 @@ fn background(class: usize) -> bool {
     class == IoClass::Scrub as usize
 }
 
-impl Courtesy {
+impl BackgroundThrottle {
     pub(super) fn begin(&mut self, class: usize) {
         if !background(class) {
             self.others += 1;
@@ -272,7 +276,7 @@ impl Courtesy {
 
     fn of(&self, limits: &QueueLimits, own: ClassLimits, most: u32) -> ClassLimits {
         let least = own.min;
-        if !limits.courteous {
+        if !limits.background_yields {
             class(least.min(most), most)
         } else if self.others > 0 {
             let both = self.credit.min(least);
@@ -285,18 +289,19 @@ impl Courtesy {
     }
 }
 
-/// Asynchronous writes after which a device counts as used by nobody who waits.
+/// Asynchronous writes after which a device counts as having no waiting callers.
 pub(super) const QUIET: u32 = 8;
 
 /// How long after a log block more of them are expected.
 pub(super) const LOGGING: Duration = Duration::from_millis(100);
-/// Beside log blocks: bytes of one write that nobody waits for, and of those before the last.
-const BESIDE_LOG: u64 = 128 << 10;
+/// While log blocks are written: bytes of one asynchronous write, and of the writes in
+/// flight before the last one.
+const WITH_LOG: u64 = 128 << 10;
 
-/// Who would be disturbed by writes that nobody waits for.
+/// The operations that asynchronous writes would delay.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Guests {
-    /// Somebody waits for reads of the device now.
+pub(super) struct Foreground {
+    /// A caller waits for reads of the device now.
     pub(super) reading: bool,
     /// Counts down from [`QUIET`].
     pub(super) recent: u32,
@@ -304,21 +309,21 @@ pub(super) struct Guests {
     pub(super) logging: bool,
 }
 
-/// What the limits come to now.
+/// The limits in force at a moment.
 pub(super) struct Caps {
     pub(super) classes: [ClassLimits; CLASSES],
-    /// Asynchronous writes beyond this number may be with the device only as long as they
-    /// are less than the bytes beside it: many small ones gain by depth, large ones would
-    /// only delay reads.
+    /// Number of asynchronous writes, and bytes. More writes than this number may be in
+    /// the device only while their bytes stay below this bound: many small writes gain
+    /// by depth, large ones would only delay reads.
     pub(super) deep: (usize, u64),
     /// Bytes of one merged asynchronous write.
     pub(super) merged: u64,
 }
 
 impl QueueLimits {
-    /// Whether the largest number of a class is what its device gains by.
+    /// Whether the maximum of a class adapts to its device.
     pub(super) fn adapts(&self, class: usize) -> bool {
-        // Log blocks are few, and who writes labels waits for all of them.
+        // Log blocks are few, and the writer of labels waits for all of them.
         self.adaptive
             && class != IoClass::SyncWrite as usize
             && self.classes[class].max == DEFAULTS[class].max
@@ -329,8 +334,8 @@ impl QueueLimits {
         &self,
         load: impl Fn() -> WriteLoad,
         depths: &Depths,
-        courtesy: &Courtesy,
-        guests: Guests,
+        background_throttle: &BackgroundThrottle,
+        foreground: Foreground,
     ) -> Caps {
         let writes = IoClass::AsyncWrite as usize;
         let (mut deep, mut merged) = ((usize::MAX, u64::MAX), self.aggregation_limit);
@@ -343,18 +348,18 @@ impl QueueLimits {
                     let usual = own.max.min(most);
                     let bytes = self.aggregation_limit.saturating_mul(usual.into());
                     deep = (usual as usize, bytes);
-                    most = if guests.reading { usual } else { most };
+                    most = if foreground.reading { usual } else { most };
                 }
             }
             match i {
-                _ if background(i) => courtesy.of(self, own, most),
+                _ if background(i) => background_throttle.of(self, own, most),
                 _ if i == writes => {
-                    let disturbs = guests.recent > 0 || guests.logging;
+                    let disturbs = foreground.recent > 0 || foreground.logging;
                     let load = if disturbs { load() } else { WriteLoad::FULL };
                     let most = self.by_dirty(own.min, most, load);
-                    let least = if guests.logging && self.adapts(i) && !load.awaited {
-                        deep = (1, BESIDE_LOG);
-                        merged = merged.min(BESIDE_LOG);
+                    let least = if foreground.logging && self.adapts(i) && !load.awaited {
+                        deep = (1, WITH_LOG);
+                        merged = merged.min(WITH_LOG);
                         1
                     } else {
                         own.min
@@ -367,7 +372,7 @@ impl QueueLimits {
         Caps { classes, deep, merged }
     }
 
-    /// Between the least and the largest, by dirty data.
+    /// A value between minimum and maximum that follows dirty data.
     fn by_dirty(&self, min: u32, max: u32, load: WriteLoad) -> u32 {
         let (from, to) = (self.dirty_min_percent, self.dirty_max_percent);
         let min = min.min(max);
@@ -391,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_is_in_force() {
+    fn set_values_are_in_force() {
         let tuning = Tuning::default();
         assert_eq!(tuning.get(), QueueLimits::default());
         let mut limits = QueueLimits { adaptive: false, nia_credit: 7, ..QueueLimits::default() };
@@ -407,19 +412,22 @@ mod tests {
     fn writes_follow_dirty_data() {
         let limits = QueueLimits { adaptive: false, ..QueueLimits::default() };
         let most = |load| {
-            let guests = Guests { recent: 1, ..Guests::default() };
-            limits.caps(|| load, &Depths::default(), &Courtesy::default(), guests).classes[3].max
+            let foreground = Foreground { recent: 1, ..Foreground::default() };
+            limits
+                .caps(|| load, &Depths::default(), &BackgroundThrottle::default(), foreground)
+                .classes[3]
+                .max
         };
         let at = |percent| most(load(percent, false));
         assert_eq!([0, 30, 45, 59, 60, 200].map(at), [2, 2, 6, 9, 10, 10]);
         assert_eq!(most(load(0, true)), 10);
-        let nobody = limits.caps(
+        let quiet = limits.caps(
             || load(0, false),
             &Depths::default(),
-            &Courtesy::default(),
-            Guests::default(),
+            &BackgroundThrottle::default(),
+            Foreground::default(),
         );
-        assert_eq!(nobody.classes[3].max, 10, "there is nobody to disturb");
+        assert_eq!(quiet.classes[3].max, 10, "no other operation is disturbed");
         let odd = QueueLimits { dirty_min_percent: 80, dirty_max_percent: 20, ..limits };
         assert_eq!(
             [odd.by_dirty(2, 10, load(50, false)), odd.by_dirty(5, 3, load(0, false))],
@@ -428,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_make_way_for_the_log_while_they_may() {
+    fn txg_writes_yield_to_the_log() {
         let load = std::sync::Arc::new(AtomicU64::new(0));
         let told = std::sync::Arc::clone(&load);
         let tuning = Tuning::default();
@@ -437,44 +445,54 @@ mod tests {
             WriteLoad { dirty_percent, awaited: awaited != 0 }
         }));
         let (early, late) = (Duration::from_secs(7), Duration::from_secs(7) + LOGGING);
-        assert!(!tuning.log_goes_first(early), "there is no log");
-        tuning.log_came(early);
-        assert!(tuning.log_goes_first(early) && tuning.log_goes_first(late));
+        assert!(!tuning.log_has_precedence(early), "there is no log");
+        tuning.record_log_block(early);
+        assert!(tuning.log_has_precedence(early) && tuning.log_has_precedence(late));
         for (dirty, awaited) in [(0, 1), (60, 0)] {
             load.store(pair(dirty, awaited), Relaxed);
-            assert!(!tuning.log_goes_first(early));
+            assert!(!tuning.log_has_precedence(early));
         }
         load.store(pair(59, 0), Relaxed);
-        assert!(tuning.log_goes_first(late));
-        assert!(!tuning.log_goes_first(late + Duration::from_nanos(1)), "it was long ago");
+        assert!(tuning.log_has_precedence(late));
+        assert!(!tuning.log_has_precedence(late + Duration::from_nanos(1)), "it was long ago");
     }
 
     #[test]
-    fn the_background_gives_way() {
+    fn background_operations_yield() {
         let limits = QueueLimits { adaptive: false, ..QueueLimits::default() };
         let scrub = IoClass::Scrub as usize;
-        let mut courtesy = Courtesy::default();
-        let of = |c: &Courtesy| {
-            limits.caps(|| WriteLoad::FULL, &Depths::default(), c, Guests::default()).classes[scrub]
+        let mut background_throttle = BackgroundThrottle::default();
+        let of = |c: &BackgroundThrottle| {
+            limits.caps(|| WriteLoad::FULL, &Depths::default(), c, Foreground::default()).classes
+                [scrub]
         };
-        assert_eq!(of(&courtesy), class(1, 1));
+        assert_eq!(of(&background_throttle), class(1, 1));
         for _ in 0..limits.nia_delay {
-            courtesy.begin(scrub);
-            courtesy.end(scrub, &limits);
+            background_throttle.begin(scrub);
+            background_throttle.end(scrub, &limits);
         }
-        assert_eq!(of(&courtesy), class(1, 3), "nobody else was there for a while");
-        courtesy.begin(0);
-        assert_eq!(of(&courtesy), class(1, 1));
-        courtesy.begin(scrub);
-        assert_eq!(of(&courtesy), class(0, 0), "one was enough");
-        courtesy.begin(1);
-        courtesy.end(1, &limits);
-        assert_eq!(of(&courtesy), class(1, 1));
-        courtesy.end(0, &limits);
-        courtesy.end(scrub, &limits);
-        assert_eq!(of(&courtesy), class(1, 1), "the delay begins anew");
+        assert_eq!(
+            of(&background_throttle),
+            class(1, 3),
+            "there was no other operation for a while"
+        );
+        background_throttle.begin(0);
+        assert_eq!(of(&background_throttle), class(1, 1));
+        background_throttle.begin(scrub);
+        assert_eq!(of(&background_throttle), class(0, 0), "one was enough");
+        background_throttle.begin(1);
+        background_throttle.end(1, &limits);
+        assert_eq!(of(&background_throttle), class(1, 1));
+        background_throttle.end(0, &limits);
+        background_throttle.end(scrub, &limits);
+        assert_eq!(of(&background_throttle), class(1, 1), "the delay begins anew");
         let own = QueueLimits::for_checks();
-        let caps = own.caps(|| WriteLoad::FULL, &Depths::default(), &courtesy, Guests::default());
+        let caps = own.caps(
+            || WriteLoad::FULL,
+            &Depths::default(),
+            &background_throttle,
+            Foreground::default(),
+        );
         assert_eq!(caps.classes[scrub], class(64, 64), "unless there are no others");
     }
 
@@ -482,15 +500,20 @@ mod tests {
     fn little_is_written_beside_the_log() {
         let limits = QueueLimits::default();
         let at = |limits: &QueueLimits, load, logging| {
-            let guests = Guests { logging, ..Guests::default() };
-            let caps = limits.caps(|| load, &Depths::default(), &Courtesy::default(), guests);
+            let foreground = Foreground { logging, ..Foreground::default() };
+            let caps = limits.caps(
+                || load,
+                &Depths::default(),
+                &BackgroundThrottle::default(),
+                foreground,
+            );
             (caps.deep, caps.classes[3].min, caps.merged)
         };
         let much = load(100, false);
         assert_eq!(at(&limits, much, true), ((1, 128 << 10), 1, 128 << 10));
         let alone = at(&limits, much, false);
         assert!(alone.0.1 > 1 << 20 && alone.1 == 2 && alone.2 == 1 << 20);
-        assert_eq!(at(&limits, load(100, true), true), alone, "somebody waits for the group");
+        assert_eq!(at(&limits, load(100, true), true), alone, "a thread waits for the txg");
         let mut fixed = limits;
         fixed.classes[3].max = 4;
         assert_eq!(at(&fixed, much, true), at(&fixed, much, false), "as it was set");

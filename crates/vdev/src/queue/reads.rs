@@ -1,13 +1,14 @@
 //! Reads that wait in a leaf's queue.
 //!
 //! # Theory
-//! Who reads waits for the bytes, so a read that may go at once is made by who asks for
-//! it, in its own thread ([`Asked::Go`]): an idle queue costs two locks. What has to wait
-//! is sent by whoever makes room, merged with its neighbours of the same class, and the
-//! waiters copy their parts out of the whole, which is shared by none of them afterwards.
-//! Reads that somebody waits for go in the order in which they came and are merged where
-//! they touch, so they never read what nobody asked for; the others go in sweeps over the
-//! device, and over gaps.
+//! The caller of a read waits for the bytes, so a read that need not wait is made by
+//! its caller, in its own thread ([`ReadAdmission::Go`]): on an idle queue it costs two locks.
+//! A read that has to wait is sent by the thread that makes room, merged with its
+//! neighbours of the same class. The waiting callers copy their parts out of the buffer
+//! of the merged read and do not keep it. Synchronous reads are sent in the order of
+//! their arrival and merged only where they touch, so they never read bytes that were
+//! not requested. The others are sent in sweeps over the device and may be merged
+//! across gaps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,27 +17,27 @@ use std::time::Duration;
 use base::rt::{Instant, Receiver, Sender, oneshot};
 use base::{Buf, BufMut, Error, Result};
 
-use super::Queue;
+use super::LeafQueue;
 use super::limits::{CLASSES, QueueLimits};
 use crate::iostat::IoClass;
 
-/// How a read ended: the bytes of a whole operation.
-pub(super) type Ended = Result<Buf>;
+/// The result of an operation: the bytes of the whole operation.
+pub(super) type ReadResult = Result<Buf>;
 
-/// A read that waits.
-pub(super) struct Reader {
+/// A read that waits in the queue.
+pub(super) struct QueuedRead {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) class: usize,
     pub(super) since: Instant,
-    /// Its place in the order of its class.
-    turn: (u64, u64),
-    /// Part of a merged operation that failed.
+    /// Its sort key within its class.
+    order_key: (u64, u64),
+    /// Part of a merged operation that failed, so it is retried by itself.
     pub(super) alone: bool,
-    pub(super) slot: Sender<(Ended, u64)>,
+    pub(super) slot: Sender<(ReadResult, u64)>,
 }
 
-impl Reader {
+impl QueuedRead {
     fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
@@ -45,28 +46,28 @@ impl Reader {
 /// The reads of one class.
 #[derive(Default)]
 struct Lane {
-    /// By offset and number.
-    ready: BTreeMap<(u64, u64), Reader>,
-    /// The same by turn and number; offsets lead back.
+    /// By offset and sequence number.
+    ready: BTreeMap<(u64, u64), QueuedRead>,
+    /// The same reads by sort key and sequence number, with their offsets.
     order: BTreeSet<(u64, u64, u64, u64)>,
-    /// The sweep that the class is at.
+    /// The current sweep of the class.
     sweep: u64,
 }
 
-/// All reads that wait.
+/// All reads that wait in the queue.
 #[derive(Default)]
 pub(super) struct Reads {
     lanes: [Lane; CLASSES],
     number: u64,
 }
 
-/// Reads that become one operation.
+/// Reads that are merged into one operation.
 pub(super) struct ReadRun {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) class: usize,
     pub(super) began: Instant,
-    pub(super) parts: Vec<Reader>,
+    pub(super) parts: Vec<QueuedRead>,
 }
 
 impl Reads {
@@ -78,25 +79,33 @@ impl Reads {
         self.lanes.iter().any(|lane| !lane.ready.is_empty())
     }
 
-    /// A read waits from now on; what fulfils it.
+    /// Adds a read to the queue; returns the receiver of its result.
     pub(super) fn add(
         &mut self,
         class: usize,
         offset: u64,
         len: u64,
         since: Instant,
-    ) -> Receiver<(Ended, u64)> {
+    ) -> Receiver<(ReadResult, u64)> {
         let (slot, own) = oneshot();
-        self.insert(Reader { offset, len, class, since, turn: (0, 0), alone: false, slot });
+        self.insert(QueuedRead {
+            offset,
+            len,
+            class,
+            since,
+            order_key: (0, 0),
+            alone: false,
+            slot,
+        });
         own
     }
 
-    pub(super) fn insert(&mut self, mut reader: Reader) {
+    pub(super) fn insert(&mut self, mut reader: QueuedRead) {
         self.number += 1;
         let lane = &mut self.lanes[reader.class];
         let fifo = reader.class == IoClass::SyncRead as usize;
-        reader.turn = if fifo { (0, self.number) } else { (lane.sweep + 1, reader.offset) };
-        lane.order.insert((reader.turn.0, reader.turn.1, reader.offset, self.number));
+        reader.order_key = if fifo { (0, self.number) } else { (lane.sweep + 1, reader.offset) };
+        lane.order.insert((reader.order_key.0, reader.order_key.1, reader.offset, self.number));
         lane.ready.insert((reader.offset, self.number), reader);
     }
 
@@ -144,39 +153,39 @@ impl Reads {
 }
 
 impl Lane {
-    fn take(&mut self, key: (u64, u64)) -> Option<Reader> {
+    fn take(&mut self, key: (u64, u64)) -> Option<QueuedRead> {
         let reader = self.ready.remove(&key)?;
-        self.order.remove(&(reader.turn.0, reader.turn.1, key.0, key.1));
+        self.order.remove(&(reader.order_key.0, reader.order_key.1, key.0, key.1));
         Some(reader)
     }
 }
 
-/// The answer to who wants to read.
-pub(crate) enum Asked {
-    /// It is the caller's to read, now, and to say when it did.
-    Go(Turn),
-    /// Somebody will.
-    Wait(Waiting),
+/// The queue's answer to a read request.
+pub(crate) enum ReadAdmission {
+    /// The caller makes the read now and reports its end.
+    Go(ReadPermit),
+    /// The read waits in the queue and another thread makes it.
+    Wait(WaitingRead),
 }
 
-/// The right to have one read with the device.
-pub(crate) struct Turn {
-    pub(super) queue: Arc<Queue>,
+/// Permission to have one read in the device.
+pub(crate) struct ReadPermit {
+    pub(super) queue: Arc<LeafQueue>,
     pub(super) class: usize,
     pub(super) len: u64,
     pub(super) began: Instant,
     pub(super) over: bool,
 }
 
-impl Turn {
-    /// The read is over; `merged`: it was for several pieces of one block.
+impl ReadPermit {
+    /// Ends the read; `merged` if it served several pieces of one block.
     pub(crate) fn end(mut self, ok: bool, merged: bool) {
         self.over = true;
         self.queue.read_over(&self, ok, merged);
     }
 }
 
-impl Drop for Turn {
+impl Drop for ReadPermit {
     fn drop(&mut self) {
         if !self.over {
             self.queue.read_over(self, false, false);
@@ -184,15 +193,15 @@ impl Drop for Turn {
     }
 }
 
-/// A read that somebody else makes.
-pub(crate) struct Waiting {
-    pub(super) slot: Receiver<(Ended, u64)>,
+/// A read that another thread makes.
+pub(crate) struct WaitingRead {
+    pub(super) slot: Receiver<(ReadResult, u64)>,
     pub(super) offset: u64,
     pub(super) len: u64,
 }
 
-impl Waiting {
-    /// The bytes, when they are there.
+impl WaitingRead {
+    /// Waits for the bytes.
     pub(crate) fn wait(self) -> Result<Buf> {
         let (whole, start) = self.slot.wait()?;
         let whole = whole?;
@@ -202,14 +211,14 @@ impl Waiting {
         let from = (self.offset - start) as usize;
         let part = whole.get(from..from + self.len as usize);
         let part = part.ok_or_else(|| Error::bug("a merged read lacks a part"))?;
-        // A slice would keep the whole in memory as long as the part is cached.
+        // A slice would keep the whole buffer in memory as long as the part is cached.
         let mut own = BufMut::alloc(part.len());
         own.copy_from_slice(part);
         Ok(own.freeze())
     }
 }
 
-/// How long a part waited, and took in all.
-pub(super) fn times(run: &ReadRun, part: &Reader, now: Instant) -> (Duration, Duration) {
+/// How long a part waited, and how long it took in total.
+pub(super) fn times(run: &ReadRun, part: &QueuedRead, now: Instant) -> (Duration, Duration) {
     (run.began.since(part.since), now.since(part.since))
 }

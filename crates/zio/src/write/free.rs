@@ -1,4 +1,4 @@
-//! Which addresses a block gives back.
+//! The addresses that freeing a block releases.
 
 use base::limits::GANG_DEPTH_MAX;
 use base::{Dva, Error, Result};
@@ -8,13 +8,13 @@ use super::gang::header_asize;
 use crate::Zio;
 
 impl Zio {
-    /// The places that freeing `block` gives back: its addresses, or for a gang those of
-    /// every header, with the header's own asize, and of every member. No gang bit is set
-    /// in them. Headers are read.
+    /// The addresses that freeing `block` releases: its own, or for a gang those of
+    /// every header, with the header's own asize, and of every member. No gang bit is
+    /// set in them. Headers are read.
     ///
     /// # Errors
-    /// As for reading a block, when a gang header cannot be read: its members' places are
-    /// unknown then, and nothing may be freed.
+    /// As for reading a block, when a gang header cannot be read: the addresses of its
+    /// members are unknown then, and nothing may be freed.
     pub fn dvas_to_free(&self, block: &Block) -> Result<Vec<Dva>> {
         let mut dvas = Vec::new();
         self.collect(block, 0, &mut dvas)?;
@@ -34,7 +34,8 @@ impl Zio {
             to.push(Dva { asize, gang: false, ..dva });
         }
         let members = self.any_gang_members(block)?;
-        // The sum bounds the walk: every member holds a sector of the block at least.
+        // The sum bounds the walk, because every member holds at least a sector of the
+        // block.
         let total: u64 = members.iter().map(|m| m.psize.0).sum();
         if total != block.psize.0 {
             let error = Error::corrupt("gang members do not add up to their block");
@@ -43,7 +44,7 @@ impl Zio {
         members.iter().try_for_each(|m| self.collect(m, depth + 1, to))
     }
 
-    /// The members by whichever copy of the header can be read.
+    /// The members, from any readable copy of the header.
     fn any_gang_members(&self, block: &Block) -> Result<Vec<Block>> {
         let mut last = Error::bug("a gang block without addresses");
         for dva in block.dvas() {

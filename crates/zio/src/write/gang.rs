@@ -1,13 +1,14 @@
-//! Gang blocks (chapter 02 §9): dividing a block over smaller places.
+//! Writing gang blocks (chapter 02 §9): dividing a block over smaller extents.
 //!
 //! # Theory
-//! A node is a header and up to three members, each of which is a plain piece or a node
-//! again. The tree is decided while space is allocated; [`Node::pieces`] then cuts the
-//! content along it, from the leaves up, for a header holds its members' pointers.
+//! A node is a header with up to three members, each of which is a plain piece or
+//! another node. The tree is built while space is allocated. [`GangNode::pieces`] then cuts
+//! the content along it, from the leaves up, because a header contains the pointers of
+//! its members.
 //!
-//! A gang block can be rewritten in the group of its birth, as any block: the same tree,
-//! the same places, other content. The tree cannot be had from the pointer, so the caller
-//! keeps those of its group in a [`Gangs`].
+//! A gang block can be rewritten in the txg of its birth, like any block: the same tree
+//! and the same addresses with other content. The tree cannot be derived from the
+//! pointer, so the caller keeps the trees of its txg in a [`Gangs`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,24 +24,25 @@ use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
 use super::{SpaceSource, Want};
 use crate::{BlockKey, Zio};
 
-/// Bytes of a header; those of feature `dynamic_gang_header` may be larger, yet need not.
+/// Bytes of a header. Headers with feature `dynamic_gang_header` may be larger, but
+/// need not be.
 pub(super) const HEADER_SIZE: usize = 512;
 /// Members below one header.
 const MEMBERS_MAX: u64 = 3;
 
-/// A gang header with what is below it.
-pub(super) struct Node {
+/// A gang header with everything below it.
+pub(super) struct GangNode {
     psize: Psize,
-    /// Of the header alone.
+    /// Addresses of the header alone.
     header: Vec<Dva>,
-    members: Vec<Member>,
+    members: Vec<GangMember>,
 }
 
-/// The trees of the gang blocks that a group placed and may rewrite. It lives as long as
-/// the group, and belongs to the caller that passes it with each [`super::Write`].
+/// The trees of the gang blocks that a txg placed and may rewrite. It lives as long as
+/// the txg and belongs to the caller, which passes it with each [`super::Write`].
 #[derive(Default)]
 pub struct Gangs {
-    trees: Mutex<HashMap<BlockKey, Arc<Node>>>,
+    trees: Mutex<HashMap<BlockKey, Arc<GangNode>>>,
 }
 
 impl Gangs {
@@ -49,53 +51,54 @@ impl Gangs {
         Arc::default()
     }
 
-    pub(super) fn keep(&self, key: BlockKey, tree: &Arc<Node>) {
+    pub(super) fn keep(&self, key: BlockKey, tree: &Arc<GangNode>) {
         self.trees.lock().insert(key, Arc::clone(tree));
     }
 
-    pub(super) fn find(&self, key: &BlockKey) -> Option<Arc<Node>> {
+    pub(super) fn find(&self, key: &BlockKey) -> Option<Arc<GangNode>> {
         self.trees.lock().get(key).cloned()
     }
 }
 
-enum Member {
+enum GangMember {
     Plain(Psize, Vec<Dva>),
-    Gang(Node),
+    Gang(GangNode),
 }
 
-/// Bytes for one or more addresses.
-pub(super) struct Piece {
+/// Bytes to write to one or more addresses.
+pub(super) struct GangPiece {
     pub(super) dvas: Vec<Dva>,
     pub(super) bytes: Buf,
 }
 
-/// A header that may have to be read before it is on a device.
+/// A header that may be read before it is on a device.
 pub(super) struct Header {
-    /// The first address of the pointer that leads to it.
+    /// The first address of the pointer that refers to it.
     pub(super) at: Dva,
     pub(super) bytes: Buf,
 }
 
-impl Member {
+impl GangMember {
     fn psize(&self) -> Psize {
         match self {
-            Member::Plain(psize, _) => *psize,
-            Member::Gang(node) => node.psize,
+            GangMember::Plain(psize, _) => *psize,
+            GangMember::Gang(node) => node.psize,
         }
     }
 
     fn dvas(&self) -> Vec<Dva> {
         match self {
-            Member::Plain(_, dvas) => dvas.clone(),
-            Member::Gang(node) => node.dvas(),
+            GangMember::Plain(_, dvas) => dvas.clone(),
+            GangMember::Gang(node) => node.dvas(),
         }
     }
 }
 
-impl Node {
-    /// The addresses in the pointer to this node: they account for all below them.
+impl GangNode {
+    /// The addresses in the pointer to this node; their asize covers everything below
+    /// them.
     pub(super) fn dvas(&self) -> Vec<Dva> {
-        let below: Vec<Vec<Dva>> = self.members.iter().map(Member::dvas).collect();
+        let below: Vec<Vec<Dva>> = self.members.iter().map(GangMember::dvas).collect();
         let total = |(i, header): (usize, &Dva)| {
             let members: u64 = below.iter().filter_map(|d| d.get(i)).map(|d| d.asize.0).sum();
             Dva { asize: Asize(header.asize.0 + members), gang: true, ..*header }
@@ -108,34 +111,34 @@ impl Node {
         self.psize
     }
 
-    /// Copies of the content; headers may have more.
+    /// Number of copies of the content; headers may have more.
     pub(super) fn copies(&self) -> usize {
         match self.members.first() {
-            Some(Member::Plain(_, dvas)) => dvas.len(),
-            Some(Member::Gang(node)) => node.copies(),
+            Some(GangMember::Plain(_, dvas)) => dvas.len(),
+            Some(GangMember::Gang(node)) => node.copies(),
             None => 0,
         }
     }
 
-    /// Every place that was allocated.
+    /// Adds every allocated address to `to`.
     pub(super) fn allocated(&self, to: &mut Vec<Dva>) {
         to.extend(&self.header);
         for member in &self.members {
             match member {
-                Member::Plain(_, dvas) => to.extend(dvas),
-                Member::Gang(node) => node.allocated(to),
+                GangMember::Plain(_, dvas) => to.extend(dvas),
+                GangMember::Gang(node) => node.allocated(to),
             }
         }
     }
 
-    /// What is to be written for this node, whose content is `bytes`; members come
-    /// before their header.
+    /// The pieces to write for this node, whose content is `bytes`; members come before
+    /// their header.
     pub(super) fn pieces(
         &self,
         zio: &Zio,
         leader: &Block,
         bytes: &Buf,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<GangPiece>,
         headers: &mut Vec<Header>,
     ) -> Result<()> {
         let checksum = Checksum::from_id(leader.checksum)
@@ -153,8 +156,10 @@ impl Node {
                 &BlkPtr::Block(bp).encode().ok_or_else(|| Error::bug("no such pointer"))?,
             );
             match member {
-                Member::Plain(_, dvas) => pieces.push(Piece { dvas: dvas.clone(), bytes: part }),
-                Member::Gang(node) => node.pieces(zio, leader, &part, pieces, headers)?,
+                GangMember::Plain(_, dvas) => {
+                    pieces.push(GangPiece { dvas: dvas.clone(), bytes: part })
+                }
+                GangMember::Gang(node) => node.pieces(zio, leader, &part, pieces, headers)?,
             }
             at = end;
         }
@@ -167,13 +172,14 @@ impl Node {
             .map_err(|e| Error::bug("a gang header has no room for its checksum").caused_by(e))?;
         let bytes = header.freeze();
         headers.push(Header { at: first, bytes: bytes.clone() });
-        pieces.push(Piece { dvas: self.header.clone(), bytes });
+        pieces.push(GangPiece { dvas: self.header.clone(), bytes });
         Ok(())
     }
 }
 
-/// A member's pointer tells of its bytes alone; type, level and fill are the leader's.
-fn member_pointer(leader: &Block, member: &Member, words: [u64; 4]) -> Block {
+/// A member's pointer describes only the member's bytes; type, level and fill are the
+/// leader's.
+fn member_pointer(leader: &Block, member: &GangMember, words: [u64; 4]) -> Block {
     let psize = member.psize();
     let head = Head {
         object_type: ObjType::NONE,
@@ -187,28 +193,28 @@ fn member_pointer(leader: &Block, member: &Member, words: [u64; 4]) -> Block {
 }
 
 /// Allocates one gang block.
-pub(super) struct Ganging<'a> {
+pub(super) struct GangAllocator<'a> {
     zio: &'a Zio,
     space: &'a dyn SpaceSource,
     want: Want,
     header_copies: u8,
-    /// Everything so far, to give back.
+    /// Everything allocated so far, to be released after a failure.
     taken: Vec<Dva>,
 }
 
-impl<'a> Ganging<'a> {
+impl<'a> GangAllocator<'a> {
     pub(super) fn new(
         zio: &'a Zio,
         space: &'a dyn SpaceSource,
         want: &Want,
         header_copies: u8,
-    ) -> Ganging<'a> {
+    ) -> GangAllocator<'a> {
         let header_copies = header_copies.max(want.copies).min(3);
         let want = Want { gang_child: true, ..*want };
-        Ganging { zio, space, want, header_copies, taken: Vec::new() }
+        GangAllocator { zio, space, want, header_copies, taken: Vec::new() }
     }
 
-    pub(super) fn run(mut self) -> Result<Node> {
+    pub(super) fn run(mut self) -> Result<GangNode> {
         let made = self.node(self.want.psize, 0);
         if made.is_err() && !self.taken.is_empty() {
             self.space.unallocate(self.want.txg, &self.taken);
@@ -223,7 +229,7 @@ impl<'a> Ganging<'a> {
         Ok(dvas)
     }
 
-    fn node(&mut self, psize: u64, depth: usize) -> Result<Node> {
+    fn node(&mut self, psize: u64, depth: usize) -> Result<GangNode> {
         if depth >= GANG_DEPTH_MAX {
             return Err(Error::new(ErrorKind::NoSpace, "free space is in too small pieces"));
         }
@@ -239,10 +245,11 @@ impl<'a> Ganging<'a> {
             members.push(self.member(share, depth)?);
             rest -= share;
         }
-        Ok(Node { psize: Psize(psize), header, members })
+        Ok(GangNode { psize: Psize(psize), header, members })
     }
 
-    /// A header may have more copies than its members: without it, all are lost.
+    /// A header may have more copies than its members, because without it all of them
+    /// are lost.
     fn header(&mut self) -> Result<Vec<Dva>> {
         let header = match self.take(HEADER_SIZE as u64, self.header_copies) {
             Err(e) if e.kind() == ErrorKind::NoSpace && self.header_copies > self.want.copies => {
@@ -250,7 +257,7 @@ impl<'a> Ganging<'a> {
             }
             other => other,
         }?;
-        // Whoever frees the header knows its size from the vdev alone.
+        // The code that frees the header derives its size from the vdev alone.
         let tree = self.zio.tree();
         for dva in &header {
             if tree.asize(dva.vdev, Psize(HEADER_SIZE as u64), self.want.txg)? != dva.asize {
@@ -260,18 +267,18 @@ impl<'a> Ganging<'a> {
         Ok(header)
     }
 
-    fn member(&mut self, psize: u64, depth: usize) -> Result<Member> {
+    fn member(&mut self, psize: u64, depth: usize) -> Result<GangMember> {
         match self.take(psize, self.want.copies) {
-            Ok(dvas) => Ok(Member::Plain(Psize(psize), dvas)),
+            Ok(dvas) => Ok(GangMember::Plain(Psize(psize), dvas)),
             Err(e) if e.kind() == ErrorKind::NoSpace && psize > self.space.limits().0 => {
-                self.node(psize, depth + 1).map(Member::Gang)
+                self.node(psize, depth + 1).map(GangMember::Gang)
             }
             Err(e) => Err(e),
         }
     }
 }
 
-/// Bytes that a header of group `birth` takes from its vdev.
+/// Bytes that a header with birth `birth` takes from its vdev.
 pub(super) fn header_asize(zio: &Zio, dva: Dva, birth: Txg) -> Result<Asize> {
     zio.tree().asize(dva.vdev, Psize(HEADER_SIZE as u64), birth)
 }

@@ -1,42 +1,43 @@
 //! Writing a block, in three steps (chapter 02 §4).
 //!
 //! # Theory
-//! [`Zio::prepare`] looks at the content alone: zero test, compression, checksum. It is
-//! where the processor's time goes, and any number of threads do it at once.
-//! [`Zio::place`] gives the block its addresses, and with them its whole pointer;
-//! [`crate::Turnstile`] lets the jobs of a wave pass it in their order, so that a
-//! file's blocks lie in order on the devices. [`Zio::submit`] hands the bytes to the vdev
-//! tree and the content to the cache; nobody waits for a device until [`Writes::wait`].
+//! [`Zio::prepare`] processes only the content: zero test, compression, checksum. Most
+//! processor time is spent there, and any number of threads run it concurrently.
+//! [`Zio::place`] allocates the block's addresses, which completes its pointer.
+//! [`crate::TicketLock`] lets the jobs of a wave run it in their order, so that a file's
+//! blocks lie in order on the devices. [`Zio::submit`] passes the bytes to the vdev
+//! tree and the content to the cache. No thread waits for a device before
+//! [`Writes::wait`].
 //!
-//! Where no single place is large enough, a block is scattered over smaller ones below a
-//! *gang header* (§9). Placing decides the sizes and addresses of the members; their
-//! checksums and the headers are made when the block is submitted, outside the
-//! turnstile, for the leader's pointer does not depend on them.
+//! Where no single extent is large enough, a block is scattered over smaller ones below
+//! a *gang header* (§9). `place` determines the sizes and addresses of the members.
+//! Their checksums and the headers are computed when the block is submitted, outside
+//! the ordered section, because the leader's pointer does not depend on them.
 //!
-//! A block that is on its way to its devices may leave the cache. Until all its
-//! writes ended, reads find it in a table of what is [under way](under_way).
+//! A block may leave the cache before its writes have ended. Until then, reads find it
+//! in the table of blocks [in flight](under_way).
 //!
 //! # Departures from OpenZFS
-//! No tree of asynchronous I/Os. A block's failed writes are repeated once by the
-//! thread that submits or waits, never by the device's completion.
+//! There is no tree of asynchronous I/Os. A block's failed writes are repeated once by
+//! the thread that submits or waits, never by the device's completion.
 //!
 //! # Invariants
-//! * What `place` returned is allocated whole, or nothing of it is: a failure half-way
-//!   gives everything back.
+//! * `place` allocates the whole block or nothing: a failure half-way releases
+//!   everything.
 //! * Uncompressed content is never copied: cache, mirrors and copies share one buffer.
-//! * A block is rewritten in place only in the group of its birth; the caller has
-//!   waited for the writes of the earlier pass. A gang block is too, if its tree was kept
-//!   ([`Gangs`]): then rewriting a block of the same size never allocates.
-//! * Bytes under way through one [`Writes`] are bounded.
+//! * A block is rewritten in place only in the txg of its birth, after the caller has
+//!   waited for the writes of the earlier pass. This includes gang blocks whose tree
+//!   was kept ([`Gangs`]); rewriting a block of the same size then never allocates.
+//! * The bytes in flight through one [`Writes`] are bounded.
 
 mod free;
 mod gang;
+pub(crate) mod in_flight;
 mod place;
 mod prepare;
 mod submit;
 #[cfg(test)]
 mod tests;
-pub(crate) mod under_way;
 
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ pub use gang::Gangs;
 pub(crate) use submit::Sink;
 pub use submit::{Lost, WriteCounts, Writes};
 
-/// Which vdevs a block is for (chapter 05).
+/// The allocation class of a block (chapter 05).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Ordinary vdevs.
@@ -66,33 +67,35 @@ pub enum Class {
     Log,
 }
 
-/// Space that a block asks for.
+/// A request for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
     /// Bytes to store, before parity.
     pub psize: u64,
     /// Addresses to find, each with room for `psize`.
     pub copies: u8,
-    /// Where.
+    /// Allocation class.
     pub class: Class,
-    /// The group that allocates.
+    /// The allocating txg.
     pub txg: Txg,
-    /// What the block belongs to: blocks of one hint should lie together.
+    /// Identifies the block's owner: blocks with the same hint should be adjacent.
     pub hint: u64,
-    /// A gang header or a member of a gang: the larger block found no place.
+    /// A gang header or a member of a gang: no extent was large enough for the whole
+    /// block.
     pub gang_child: bool,
 }
 
-/// Gives and takes back space; the pool's metaslabs.
+/// Allocates and releases space; implemented by the pool's metaslabs.
 pub trait SpaceSource: Send + Sync {
-    /// `want.copies` places, each of at least the asize that its vdev needs
-    /// for `want.psize` bytes in group `want.txg`, and no gang bit.
+    /// Allocates `want.copies` addresses without gang bit, each with at least the asize
+    /// that its vdev needs for `want.psize` bytes in txg `want.txg`.
     ///
     /// # Errors
-    /// `NoSpace` if there is no place so large: smaller ones will be tried.
+    /// `NoSpace` if there is no extent of that size; the caller then tries smaller
+    /// ones.
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>>;
 
-    /// Takes back places that were never written.
+    /// Releases addresses that were never written.
     fn unallocate(&self, txg: Txg, dvas: &[Dva]);
 
     /// (`min_alloc`, `gcd_alloc`) of chapter 02 §4, bytes.
@@ -102,13 +105,13 @@ pub trait SpaceSource: Send + Sync {
 /// How a block is to be stored (chapter 03 §9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteProps {
-    /// Compression to try; `Off` keeps even zeros as data.
+    /// Compression to try; with `Off`, even zeros are stored as data.
     pub compression: Compression,
-    /// Checksum, not an embedded one.
+    /// Checksum; not an embedded one.
     pub checksum: Checksum,
-    /// Addresses, 1 to 3.
+    /// Number of addresses, 1 to 3.
     pub copies: u8,
-    /// Addresses of gang headers; at least `copies` are used.
+    /// Number of addresses of gang headers; at least `copies` are used.
     pub header_copies: u8,
     /// Feature `embedded_data` is on.
     pub embed: bool,
@@ -119,7 +122,7 @@ pub struct WriteProps {
 }
 
 impl Default for WriteProps {
-    /// A pool's usual user data.
+    /// The usual properties of user data.
     fn default() -> Self {
         WriteProps {
             compression: Compression::ON,
@@ -144,17 +147,17 @@ pub struct Write<'a> {
     pub data: &'a Buf,
     /// Fill count of the new pointer (chapter 03 §3.5).
     pub fill: u64,
-    /// The group that writes.
+    /// The txg that writes.
     pub txg: Txg,
-    /// How.
+    /// How to store it.
     pub props: &'a WriteProps,
-    /// The pointer that is replaced.
+    /// The pointer that it replaces.
     pub old: &'a BlkPtr,
-    /// Rewrite the old block's place if it was born in this group and its size did not
+    /// Rewrite the old block in place if it was born in this txg and its size did not
     /// change; its earlier write must have ended.
     pub in_place: bool,
-    /// Where the trees of gang blocks are kept that a later pass may rewrite. Without it
-    /// a gang block gets new places each time.
+    /// Where to keep the trees of gang blocks that a later pass may rewrite. Without it
+    /// a gang block gets new addresses each time.
     pub gangs: Option<&'a Arc<Gangs>>,
     /// [`Want::hint`].
     pub hint: u64,
@@ -162,54 +165,54 @@ pub struct Write<'a> {
     pub cache: bool,
 }
 
-/// What became of a write.
+/// What kind of write a block became.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All zeros: a hole.
     Hole,
-    /// Inside the pointer.
+    /// Stored in the pointer itself.
     Embedded,
-    /// The old block has this content already, and its pointer stays (nopwrite): the old
-    /// block must not be freed.
+    /// The old block already has this content, and its pointer stays (nopwrite): the
+    /// old block must not be freed.
     Same,
-    /// At the old block's place: the old block must not be freed.
+    /// Written in place of the old block, which must not be freed.
     Rewritten,
-    /// At a new place.
+    /// At new addresses.
     New,
-    /// At new places, below a gang header.
+    /// At new addresses, below a gang header.
     Gang,
 }
 
-/// A block that is compressed and has its checksum.
+/// A compressed block with its checksum.
 pub struct Prepared {
-    form: Form,
+    form: PreparedForm,
 }
 
-enum Form {
+enum PreparedForm {
     /// The pointer is complete.
     Done(BlkPtr, Outcome),
-    Block(Box<Ready>),
+    Block(Box<ReadyBlock>),
 }
 
-/// Everything of a block but its place.
-struct Ready {
-    /// The pointer; with its addresses if it has a place already.
+/// Everything of a block except its addresses.
+struct ReadyBlock {
+    /// The pointer; it has its addresses already if the block is rewritten in place.
     block: Block,
-    /// The place to rewrite, if it has one.
-    rewrite: Option<Layout>,
+    /// The addresses to rewrite, if it is rewritten in place.
+    rewrite: Option<BlockLayout>,
     gangs: Option<Arc<Gangs>>,
     copies: u8,
     header_copies: u8,
     class: Class,
     hint: u64,
-    content: Content,
+    content: BlockContent,
 }
 
 /// A block's bytes.
-struct Content {
-    /// Logical; empty if it is not for the cache.
+struct BlockContent {
+    /// Logical content; empty if it is not for the cache.
     whole: Buf,
-    /// As on disk, `psize` bytes.
+    /// Content as on disk, `psize` bytes.
     stored: Buf,
     cache: bool,
 }
@@ -218,35 +221,35 @@ struct Content {
 pub struct Placed {
     /// The new pointer.
     pub bp: BlkPtr,
-    /// What kind of write it is.
+    /// The kind of write.
     pub outcome: Outcome,
-    parts: Option<(Content, Layout)>,
+    parts: Option<(BlockContent, BlockLayout)>,
 }
 
-/// Where a block's bytes go.
-enum Layout {
+/// The addresses of a block's bytes.
+enum BlockLayout {
     /// The pointer's addresses.
     Plain(Vec<Dva>),
-    Gang(Arc<gang::Node>),
+    Gang(Arc<gang::GangNode>),
 }
 
 impl Prepared {
-    /// Bytes on disk before parity; 0 for what needs no space.
+    /// Bytes on disk before parity; 0 for a block that needs no space.
     pub fn psize(&self) -> Psize {
         match &self.form {
-            Form::Done(..) => Psize(0),
-            Form::Block(ready) => ready.block.psize,
+            PreparedForm::Done(..) => Psize(0),
+            PreparedForm::Block(ready) => ready.block.psize,
         }
     }
 
-    /// The old block has this content already; its pointer stays.
+    /// Whether the old block already has this content and its pointer stays.
     pub fn is_same(&self) -> bool {
-        matches!(self.form, Form::Done(_, Outcome::Same))
+        matches!(self.form, PreparedForm::Done(_, Outcome::Same))
     }
 }
 
 impl Zio {
-    /// Where space comes from; a pool without it is read-only.
+    /// Sets the allocator; a pool without one is read-only.
     pub fn set_space(&self, space: Arc<dyn SpaceSource>) {
         *self.space.write() = Some(space);
     }

@@ -1,24 +1,24 @@
-//! Giving a block its place.
+//! Allocating the addresses of a block.
 
 use std::sync::Arc;
 
 use base::{Asize, Dva, Error, ErrorKind, Psize, Result};
 use ondisk::blkptr::BlkPtr;
 
-use super::gang::Ganging;
-use super::{Form, Layout, Outcome, Placed, Prepared, Ready, SpaceSource, Want};
+use super::gang::GangAllocator;
+use super::{BlockLayout, Outcome, Placed, Prepared, PreparedForm, ReadyBlock, SpaceSource, Want};
 use crate::Zio;
 
 impl Zio {
-    /// Allocates, as a gang where no place is large enough. The pointer is complete then,
-    /// and may be stored before the bytes are written.
+    /// Allocates addresses, as a gang where no extent is large enough. The pointer is
+    /// complete afterwards and may be stored before the bytes are written.
     ///
     /// # Errors
-    /// `NoSpace`, or what the space source says; nothing stays allocated then.
+    /// `NoSpace`, or the error of the allocator; nothing stays allocated then.
     pub fn place(&self, p: Prepared) -> Result<Placed> {
         let mut ready = match p.form {
-            Form::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
-            Form::Block(ready) => ready,
+            PreparedForm::Done(bp, outcome) => return Ok(Placed { bp, outcome, parts: None }),
+            PreparedForm::Block(ready) => ready,
         };
         if let Some(layout) = ready.rewrite.take() {
             return Ok(placed(*ready, Outcome::Rewritten, layout));
@@ -35,22 +35,22 @@ impl Zio {
         match self.allocate(&*space, &want) {
             Ok(dvas) => {
                 ready.block = ready.block.with_dvas(&dvas);
-                Ok(placed(*ready, Outcome::New, Layout::Plain(dvas)))
+                Ok(placed(*ready, Outcome::New, BlockLayout::Plain(dvas)))
             }
             Err(e) if e.kind() == ErrorKind::NoSpace && want.psize > space.limits().0 => {
-                let node = Ganging::new(self, &*space, &want, ready.header_copies).run()?;
+                let node = GangAllocator::new(self, &*space, &want, ready.header_copies).run()?;
                 let node = Arc::new(node);
                 ready.block = ready.block.with_dvas(&node.dvas());
                 if let Some(gangs) = &ready.gangs {
                     gangs.keep(self.key(&ready.block), &node);
                 }
-                Ok(placed(*ready, Outcome::Gang, Layout::Gang(node)))
+                Ok(placed(*ready, Outcome::Gang, BlockLayout::Gang(node)))
             }
             Err(e) => Err(e),
         }
     }
 
-    /// Gives back what a placed block allocated, if it is not to be written after all.
+    /// Releases the allocation of a placed block that will not be written.
     pub fn unplace(&self, placed: Placed) {
         let Some((_, layout)) = placed.parts else { return };
         if placed.outcome == Outcome::Rewritten {
@@ -58,16 +58,16 @@ impl Zio {
         }
         let mut dvas = Vec::new();
         match layout {
-            Layout::Plain(plain) => dvas = plain,
-            Layout::Gang(node) => node.allocated(&mut dvas),
+            BlockLayout::Plain(plain) => dvas = plain,
+            BlockLayout::Gang(node) => node.allocated(&mut dvas),
         }
         if let Ok(space) = self.space() {
             space.unallocate(placed.bp.birth(), &dvas);
         }
     }
 
-    /// What the source gives, checked: an error in it would be found only after it
-    /// destroyed data.
+    /// Allocates and checks the result: an error in it would otherwise be noticed only
+    /// after it destroyed data.
     pub(super) fn allocate(&self, space: &dyn SpaceSource, want: &Want) -> Result<Vec<Dva>> {
         let dvas = space.allocate(want)?;
         let tree = self.tree();
@@ -83,6 +83,6 @@ impl Zio {
     }
 }
 
-fn placed(ready: Ready, outcome: Outcome, layout: Layout) -> Placed {
+fn placed(ready: ReadyBlock, outcome: Outcome, layout: BlockLayout) -> Placed {
     Placed { bp: BlkPtr::Block(ready.block), outcome, parts: Some((ready.content, layout)) }
 }

@@ -1,4 +1,5 @@
-//! What can be known of a block before it has a place: chapter 02 §4.1.
+//! The first step of a write: everything that does not depend on the address (chapter
+//! 02 §4.1).
 
 use std::sync::OnceLock;
 
@@ -9,25 +10,25 @@ use codec::compress::{Compression, compress, is_zero};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, EMBEDDED_MAX, Embedded, Head, Hole, Protection};
 
-use super::{Content, Form, Layout, Outcome, Prepared, Ready, Write};
+use super::{BlockContent, BlockLayout, Outcome, Prepared, PreparedForm, ReadyBlock, Write};
 use crate::Zio;
 
 const SECTOR: usize = 512;
 
 /// The result of compressing.
-enum Squeezed {
+enum CompressResult {
     Hole,
-    /// Fits a pointer.
+    /// Fits into a pointer.
     Embedded(BufMut),
     /// Zero-padded to `psize`.
     Smaller(Buf),
-    /// Stored as it is.
+    /// Stored uncompressed.
     No,
 }
 
 impl Zio {
-    /// Decides what a block becomes: zero test, compression, checksum. Allocates nothing
-    /// and waits for nothing.
+    /// Determines the form of a block: zero test, compression, checksum. Allocates
+    /// nothing and waits for nothing.
     ///
     /// # Errors
     /// `ReadOnly` without a [`super::SpaceSource`]; `Invalid` for impossible sizes, copies
@@ -41,21 +42,21 @@ impl Zio {
             lsize: Lsize(w.data.len() as u64),
             birth: w.txg,
         };
-        let done = |bp, outcome| Ok(Prepared { form: Form::Done(bp, outcome) });
-        let (stored, compression) = match squeeze(w, limits) {
-            Squeezed::Hole => {
-                // Sends learn from the birth that there was something before (§2.4).
+        let done = |bp, outcome| Ok(Prepared { form: PreparedForm::Done(bp, outcome) });
+        let (stored, compression) = match compress_block(w, limits) {
+            CompressResult::Hole => {
+                // The birth tells sends that the hole replaced something (§2.4).
                 let born = w.props.hole_birth && w.old.birth() != Txg::ZERO;
                 let head = if born { head } else { Head::default() };
                 return done(BlkPtr::Hole(Hole { head }), Outcome::Hole);
             }
-            Squeezed::Embedded(payload) => {
+            CompressResult::Embedded(payload) => {
                 let e = Embedded::new(head, w.props.compression.id(), &payload)
                     .ok_or_else(|| Error::bug("a payload does not fit its pointer"))?;
                 return done(BlkPtr::Embedded(e), Outcome::Embedded);
             }
-            Squeezed::Smaller(stored) => (stored, w.props.compression.id()),
-            Squeezed::No => (w.data.clone(), COMPRESS_OFF),
+            CompressResult::Smaller(stored) => (stored, w.props.compression.id()),
+            CompressResult::No => (w.data.clone(), COMPRESS_OFF),
         };
         let psize = Psize(stored.len() as u64);
         let mut block = Block::new(head, psize, compression, &[]);
@@ -74,7 +75,7 @@ impl Zio {
         Ok(ready(w, block, None, stored))
     }
 
-    /// The checksum of bytes as they are on disk.
+    /// The checksum of bytes in their on-disk form.
     pub(super) fn checksum_of(&self, checksum: Checksum, bytes: &[u8]) -> Result<Words> {
         static UNSALTED: OnceLock<SaltTemplate> = OnceLock::new();
         let salt = match self.salt.get() {
@@ -87,7 +88,8 @@ impl Zio {
         Ok(compute(checksum, bytes, salt, false))
     }
 
-    /// nopwrite: the old block proves by a strong checksum to be this one (§4.1).
+    /// nopwrite: a strong checksum proves that the old block has the same content
+    /// (§4.1).
     fn is_same(&self, w: &Write<'_>, old: &Block, new: &Block) -> bool {
         w.level == 0
             && !w.object_type.is_metadata()
@@ -104,9 +106,9 @@ impl Zio {
             && !self.on_indirect(old)
     }
 
-    /// The old place, if it serves again: born in this group, and all of it is needed as
-    /// it is.
-    fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<Layout> {
+    /// The old addresses, if they can be used again: the block was born in this txg,
+    /// and its size and copies are unchanged.
+    fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<BlockLayout> {
         let own = w.in_place
             && old.head.birth == w.txg
             && old.effective_physical_birth() == w.txg
@@ -118,10 +120,10 @@ impl Zio {
         }
         let copies = usize::from(w.props.copies);
         if !old.is_gang() {
-            return (old.dvas().len() == copies).then(|| Layout::Plain(old.dvas().collect()));
+            return (old.dvas().len() == copies).then(|| BlockLayout::Plain(old.dvas().collect()));
         }
         let node = w.gangs?.find(&self.key(old))?;
-        (node.psize() == new.psize && node.copies() == copies).then_some(Layout::Gang(node))
+        (node.psize() == new.psize && node.copies() == copies).then_some(BlockLayout::Gang(node))
     }
 
     fn on_indirect(&self, block: &Block) -> bool {
@@ -133,8 +135,8 @@ impl Zio {
     }
 }
 
-fn writable(kind: &vdev::Kind) -> bool {
-    !matches!(kind, vdev::Kind::Indirect | vdev::Kind::Hole | vdev::Kind::Missing)
+fn writable(kind: &vdev::VdevKind) -> bool {
+    !matches!(kind, vdev::VdevKind::Indirect | vdev::VdevKind::Hole | vdev::VdevKind::Missing)
 }
 
 fn check(w: &Write<'_>) -> Result<()> {
@@ -154,10 +156,10 @@ fn check(w: &Write<'_>) -> Result<()> {
     Ok(())
 }
 
-fn ready(w: &Write<'_>, block: Block, rewrite: Option<Layout>, stored: Buf) -> Prepared {
+fn ready(w: &Write<'_>, block: Block, rewrite: Option<BlockLayout>, stored: Buf) -> Prepared {
     let whole = if w.cache { w.data.clone() } else { Buf::default() };
     Prepared {
-        form: Form::Block(Box::new(Ready {
+        form: PreparedForm::Block(Box::new(ReadyBlock {
             block,
             rewrite,
             gangs: w.gangs.cloned(),
@@ -165,12 +167,12 @@ fn ready(w: &Write<'_>, block: Block, rewrite: Option<Layout>, stored: Buf) -> P
             header_copies: w.props.header_copies,
             class: w.props.class,
             hint: w.hint,
-            content: Content { whole, stored, cache: w.cache },
+            content: BlockContent { whole, stored, cache: w.cache },
         })),
     }
 }
 
-/// Most bytes that compressing may leave (§4.1 b).
+/// The most bytes that compression may leave (§4.1 b).
 pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u64)) -> usize {
     let (min, gcd) = (min.max(1) as usize, gcd.max(1) as usize);
     let most = lsize - (lsize >> 3);
@@ -181,39 +183,39 @@ pub(super) fn compressed_max(alg: Compression, lsize: usize, (min, gcd): (u64, u
     }
 }
 
-fn squeeze(w: &Write<'_>, limits: (u64, u64)) -> Squeezed {
+fn compress_block(w: &Write<'_>, limits: (u64, u64)) -> CompressResult {
     let (alg, lsize) = (w.props.compression, w.data.len());
     if alg == Compression::Off {
-        return Squeezed::No;
+        return CompressResult::No;
     }
     if is_zero(w.data) {
-        return Squeezed::Hole;
+        return CompressResult::Hole;
     }
     if alg == Compression::Empty {
-        return Squeezed::No;
+        return CompressResult::No;
     }
     let embed =
         w.props.embed && w.level == 0 && !matches!(w.object_type, ObjType::DNODE | ObjType::OBJSET);
     let (min, gcd) = (limits.0.max(1) as usize, limits.1.max(1) as usize);
     let most = compressed_max(alg, lsize, limits);
     if most <= EMBEDDED_MAX && !embed && min >= lsize {
-        return Squeezed::No;
+        return CompressResult::No;
     }
     let mut out = BufMut::alloc(most);
-    let Some(len) = compress(alg, w.data, &mut out) else { return Squeezed::No };
+    let Some(len) = compress(alg, w.data, &mut out) else { return CompressResult::No };
     if len <= EMBEDDED_MAX && embed {
         out.truncate(len);
-        return Squeezed::Embedded(out);
+        return CompressResult::Embedded(out);
     }
     let psize = if len > min { len.next_multiple_of(gcd) } else { min };
     if psize >= lsize {
-        return Squeezed::No;
+        return CompressResult::No;
     }
-    Squeezed::Smaller(fit(out, len, psize))
+    CompressResult::Smaller(fit(out, len, psize))
 }
 
-/// The first `len` bytes, and zeros up to `psize`, in no more memory than that needs:
-/// the cache will hold it.
+/// The first `len` bytes, padded with zeros to `psize`, in no more memory than needed,
+/// because the cache will hold it.
 fn fit(mut out: BufMut, len: usize, psize: usize) -> Buf {
     if out.len() >= psize && out.footprint() - psize <= psize / 8 {
         out.truncate(psize);

@@ -1,4 +1,4 @@
-//! Handing blocks to the vdev tree and to the cache.
+//! The last step of a write: passing blocks to the vdev tree and to the cache.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use base::{Buf, Dva, Error, Result, Txg};
 use ondisk::blkptr::{Block, COMPRESS_OFF};
 use vdev::{WritePriority, WriteReport, WriteReq};
 
-use super::gang::{Header, Piece};
-use super::{Content, Layout, Outcome, Placed};
+use super::gang::{GangPiece, Header};
+use super::{BlockContent, BlockLayout, Outcome, Placed};
 use crate::read::kind_of;
 use crate::{BlockKey, Zio};
 
-/// What goes into the cache.
-type Entry = (BlockKey, arc::Kind, arc::Block);
+/// An entry for the cache.
+type CacheEntry = (BlockKey, arc::CacheKind, arc::Block);
 
-/// Bytes under way at most, for each [`Writes`].
+/// The most bytes in flight for each [`Writes`].
 const IN_FLIGHT_MAX: u64 = 128 << 20;
 
-/// Bytes for one address.
+/// The bytes for one address.
 #[derive(Clone)]
 pub(crate) struct DvaWrite {
     pub(crate) dva: Dva,
@@ -29,17 +29,17 @@ pub(crate) struct DvaWrite {
     pub(crate) priority: WritePriority,
 }
 
-/// Called once, when a write ended: whether enough copies or columns hold it, and
-/// whether some do not.
-pub(crate) type Done = Box<dyn FnOnce(Result<()>, bool) + Send>;
+/// Called once when a write has ended, with its result and whether some copies or
+/// columns do not hold the bytes although enough do.
+pub(crate) type WriteDone = Box<dyn FnOnce(Result<()>, bool) + Send>;
 
-/// Takes the bytes; the vdev tree but in tests.
+/// Takes the bytes: the vdev tree, or a substitute in tests.
 pub(crate) trait Sink: Send + Sync {
-    /// Writes; `done` may be called before this returns, or by any thread later.
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done);
+    /// Writes; `done` may be called before this returns, or later by any thread.
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone);
 
-    /// The same for several, which the devices see together.
-    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
+    /// As [`Sink::write`], for several writes that the devices get together.
+    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, WriteDone)>) {
         for (write, done) in writes {
             Arc::clone(&self).write(write, done);
         }
@@ -49,17 +49,17 @@ pub(crate) trait Sink: Send + Sync {
 /// An address whose bytes could not be written, not even at the second try.
 #[derive(Debug)]
 pub struct Lost {
-    /// Where.
+    /// The address.
     pub dva: Dva,
-    /// The block's group.
+    /// The block's birth.
     pub birth: Txg,
     /// The last error.
     pub error: Error,
-    /// Another address holds the same bytes: the block is degraded, not lost.
+    /// Another address holds the same bytes, so the block is degraded, not lost.
     pub readable: bool,
 }
 
-/// What went through a [`Writes`].
+/// Counters of a [`Writes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteCounts {
     /// Blocks, without holes and embedded ones.
@@ -70,56 +70,56 @@ pub struct WriteCounts {
     pub bytes: u64,
     /// Writes that were repeated.
     pub retries: u64,
-    /// Writes that reached enough leaves of their vdev, yet not all.
+    /// Writes that reached enough leaves of their vdev, but not all.
     pub partial: u64,
 }
 
-/// Writes that are under way together: a sync pass, say.
+/// Writes that are in flight together, for example those of a sync pass.
 pub struct Writes {
     zio: Arc<Zio>,
-    shared: Arc<Shared>,
+    shared: Arc<WritesShared>,
     limit: u64,
     priority: WritePriority,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct WritesShared {
+    state: Mutex<WritesState>,
     changed: Condvar,
-    /// What fails is kept, to be sent again when its device is back.
+    /// Failed writes are kept, to be sent again when their device returns.
     keep: bool,
 }
 
 #[derive(Default)]
-struct State {
+struct WritesState {
     in_flight: u64,
     bytes: u64,
     sleepers: usize,
-    again: VecDeque<Job>,
-    lost: Vec<Fallen>,
+    again: VecDeque<WriteJob>,
+    lost: Vec<FailedWrite>,
     counts: WriteCounts,
 }
 
-/// Bytes that one or more addresses hold.
-struct Job {
+/// A write of the bytes for one address, of which other addresses may hold copies.
+struct WriteJob {
     write: DvaWrite,
-    /// One of the addresses of the same bytes has them.
+    /// One of the addresses of these bytes was written.
     reached: Arc<AtomicBool>,
     again: bool,
-    /// Keeps the block in the table.
+    /// Keeps the block in the table of blocks in flight.
     _marks: Arc<Marks>,
 }
 
-struct Fallen {
+struct FailedWrite {
     dva: Dva,
     birth: Txg,
     error: Error,
     reached: Arc<AtomicBool>,
-    /// To send it again.
-    job: Option<Job>,
+    /// The write, to send it again.
+    job: Option<WriteJob>,
 }
 
-/// A block's entries in [`super::under_way`].
+/// A block's entries in [`super::in_flight`].
 struct Marks {
     zio: Arc<Zio>,
     keys: Vec<BlockKey>,
@@ -129,54 +129,58 @@ struct Marks {
 impl Drop for Marks {
     fn drop(&mut self) {
         for key in &self.keys {
-            self.zio.under_way.remove(key, self.stamp);
+            self.zio.in_flight.remove(key, self.stamp);
         }
     }
 }
 
 impl Writes {
-    /// A batch without writes.
+    /// An empty batch.
     pub fn new(zio: &Arc<Zio>) -> Writes {
         Writes::with_limit(zio, IN_FLIGHT_MAX)
     }
 
-    /// A batch with at most so many bytes under way; a larger block goes alone.
+    /// A batch with at most `limit` bytes in flight; a larger block is written alone.
     pub fn with_limit(zio: &Arc<Zio>, limit: u64) -> Writes {
         Writes {
             zio: Arc::clone(zio),
-            shared: Arc::new(Shared { keep: zio.waits_for_devices(), ..Shared::default() }),
+            shared: Arc::new(WritesShared {
+                keep: zio.waits_for_devices(),
+                ..WritesShared::default()
+            }),
             limit,
             priority: WritePriority::default(),
         }
     }
 
-    /// A batch that somebody waits for and nobody insists on: what fails twice is not kept
-    /// until devices come back.
-    pub fn for_once(zio: &Arc<Zio>) -> Writes {
+    /// A batch for a waiting caller that can handle failures: a write that fails twice
+    /// is not kept until devices return.
+    pub fn fail_fast(zio: &Arc<Zio>) -> Writes {
         let (zio, shared) = (Arc::clone(zio), Arc::default());
         Writes { zio, shared, limit: IN_FLIGHT_MAX, priority: WritePriority::SyncWrite }
     }
 
-    /// The same, for somebody who waits.
+    /// The same batch with another priority, for a caller that waits.
     #[must_use]
     pub fn with_priority(self, priority: WritePriority) -> Writes {
         Writes { priority, ..self }
     }
 
-    /// Waits until every write that was submitted ended, and tells what failed. Failed
-    /// writes are repeated once, by the calling thread; and again whenever devices that
-    /// were gone are back ([`crate::Outage`]).
+    /// Waits until every submitted write has ended, and returns those that failed. The
+    /// calling thread repeats failed writes once, and again whenever absent devices
+    /// have returned ([`crate::Outage`]).
     pub fn wait(&self) -> Vec<Lost> {
         let mut repeated = None;
         loop {
             let lost = self.settle();
-            let is_gone = |f: &&Fallen| f.job.is_some() && !f.reached.load(Ordering::Acquire);
-            let again = lost.iter().find(is_gone).is_some_and(|f| self.zio.wait_out(&f.error));
+            let is_gone = |f: &&FailedWrite| f.job.is_some() && !f.reached.load(Ordering::Acquire);
+            let again =
+                lost.iter().find(is_gone).is_some_and(|f| self.zio.wait_for_retry(&f.error));
             if !again {
                 if let (Some(birth), true) = (repeated, lost.is_empty()) {
-                    self.zio.tree().arrived(birth);
+                    self.zio.tree().clear_missing(birth);
                 }
-                return lost.into_iter().map(Fallen::tell).collect();
+                return lost.into_iter().map(FailedWrite::into_lost).collect();
             }
             for mut fallen in lost {
                 repeated = Some(fallen.birth);
@@ -189,13 +193,13 @@ impl Writes {
                 state.in_flight += 1;
                 state.counts.retries += 1;
                 drop(state);
-                self.send(Job { again: false, ..job });
+                self.send(WriteJob { again: false, ..job });
             }
         }
     }
 
-    /// Waits until every write ended; what failed twice.
-    fn settle(&self) -> Vec<Fallen> {
+    /// Waits until every write has ended; returns those that failed twice.
+    fn settle(&self) -> Vec<FailedWrite> {
         let mut state = self.shared.state.lock();
         loop {
             state = match state.again.pop_front() {
@@ -206,25 +210,29 @@ impl Writes {
         }
     }
 
-    /// What went through so far.
+    /// The counters so far.
     pub fn counts(&self) -> WriteCounts {
         self.shared.state.lock().counts
     }
 
-    /// Writes that have not ended.
+    /// Number of writes in flight.
     pub fn in_flight(&self) -> u64 {
         self.shared.state.lock().in_flight
     }
 
-    fn repeat<'a>(&'a self, state: MutexGuard<'a, State>, job: Job) -> MutexGuard<'a, State> {
+    fn repeat<'a>(
+        &'a self,
+        state: MutexGuard<'a, WritesState>,
+        job: WriteJob,
+    ) -> MutexGuard<'a, WritesState> {
         drop(state);
-        self.send(Job { again: true, ..job });
+        self.send(WriteJob { again: true, ..job });
         self.shared.state.lock()
     }
 
-    /// Waits until `n` more bytes may be under way; `kept` are those that are admitted and not
-    /// sent, and go before.
-    fn admit(&self, n: u64, kept: &mut Vec<Job>) {
+    /// Waits until `n` more bytes may be in flight. `kept` are jobs that were admitted
+    /// but not sent; they are sent before waiting.
+    fn admit(&self, n: u64, kept: &mut Vec<WriteJob>) {
         let mut state = self.shared.state.lock();
         while state.bytes > 0 && state.bytes + n > self.limit {
             if !kept.is_empty() {
@@ -244,20 +252,20 @@ impl Writes {
         state.counts.bytes += n;
     }
 
-    /// Hands an admitted job over.
-    fn send(&self, job: Job) {
+    /// Sends an admitted job.
+    fn send(&self, job: WriteJob) {
         let (write, done) = self.with_end(job);
         self.zio.sink().write(write, done);
     }
 
-    fn send_all(&self, jobs: Vec<Job>) {
+    fn send_all(&self, jobs: Vec<WriteJob>) {
         if !jobs.is_empty() {
             let writes = jobs.into_iter().map(|job| self.with_end(job)).collect();
             self.zio.sink().write_all(writes);
         }
     }
 
-    fn with_end(&self, job: Job) -> (DvaWrite, Done) {
+    fn with_end(&self, job: WriteJob) -> (DvaWrite, WriteDone) {
         let write = job.write.clone();
         let shared = Arc::clone(&self.shared);
         (write, Box::new(move |result, partial| shared.ended(job, result, partial)))
@@ -265,12 +273,12 @@ impl Writes {
 
     fn give_up(&self, dva: Dva, birth: Txg, error: Error) {
         let reached = Arc::new(AtomicBool::new(false));
-        self.shared.state.lock().lost.push(Fallen { dva, birth, error, reached, job: None });
+        self.shared.state.lock().lost.push(FailedWrite { dva, birth, error, reached, job: None });
     }
 }
 
-impl Fallen {
-    fn tell(self) -> Lost {
+impl FailedWrite {
+    fn into_lost(self) -> Lost {
         Lost {
             readable: self.reached.load(Ordering::Acquire),
             dva: self.dva,
@@ -280,32 +288,33 @@ impl Fallen {
     }
 }
 
-impl Shared {
-    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+impl WritesShared {
+    fn sleep<'a>(&'a self, mut state: MutexGuard<'a, WritesState>) -> MutexGuard<'a, WritesState> {
         state.sleepers += 1;
         self.changed.wait(&mut state);
         state.sleepers -= 1;
         state
     }
 
-    fn ended(&self, job: Job, result: Result<()>, partial: bool) {
+    fn ended(&self, job: WriteJob, result: Result<()>, partial: bool) {
         let n = job.write.data.len() as u64;
         let partial = partial && result.is_ok();
         if result.is_err() && !job.again {
-            // A completion must not write: it runs on a thread of the device.
+            // A completion must not write, because it runs on a thread of the device.
             let mut state = self.state.lock();
             state.counts.retries += 1;
             state.again.push_back(job);
             return self.wake(state);
         }
-        // Whoever waited may rely on the table being without a block that is there.
+        // Threads that wait may rely on the table not containing a block whose writes
+        // have ended.
         let fallen = match result {
             Ok(()) => {
                 job.reached.store(true, Ordering::Release);
                 drop(job);
                 None
             }
-            Err(error) => Some(Fallen {
+            Err(error) => Some(FailedWrite {
                 dva: job.write.dva,
                 birth: job.write.birth,
                 error,
@@ -321,7 +330,7 @@ impl Shared {
         self.wake(state);
     }
 
-    fn wake(&self, state: MutexGuard<'_, State>) {
+    fn wake(&self, state: MutexGuard<'_, WritesState>) {
         let wake = state.sleepers > 0;
         drop(state);
         if wake {
@@ -331,25 +340,27 @@ impl Shared {
 }
 
 impl Zio {
-    /// Writes a placed block's bytes to each of its addresses, and puts the content into
-    /// the cache. Returns before the devices have them; waits only while too much is
-    /// under way. What goes wrong is told by [`Writes::wait`].
+    /// Writes a placed block's bytes to each of its addresses, and puts the content
+    /// into the cache. Returns before the devices have the bytes; waits only while too
+    /// much is in flight. [`Writes::wait`] reports failures.
     ///
-    /// Until this returned, nobody may read through the pointer.
+    /// Until this returns, the pointer must not be used for reads.
     pub fn submit(&self, placed: Placed, writes: &Writes) {
         self.submit_all([placed], writes);
     }
 
-    /// The same for several blocks: neighbours reach their devices as one operation, and the
-    /// cache is locked once.
+    /// As [`Zio::submit`], for several blocks: neighbours reach their devices as one
+    /// operation, and the cache is locked once.
     pub fn submit_all(&self, placed: impl IntoIterator<Item = Placed>, writes: &Writes) {
         let (mut entries, mut jobs) = (Vec::new(), Vec::new());
         for Placed { bp, outcome, parts } in placed {
             let (Some(block), Some((content, layout))) = (bp.as_block(), parts) else { continue };
             let (mut pieces, mut headers) = (Vec::new(), Vec::new());
             match layout {
-                Layout::Plain(dvas) => pieces.push(Piece { dvas, bytes: content.stored.clone() }),
-                Layout::Gang(node) => {
+                BlockLayout::Plain(dvas) => {
+                    pieces.push(GangPiece { dvas, bytes: content.stored.clone() })
+                }
+                BlockLayout::Gang(node) => {
                     let stored = &content.stored;
                     let made = node.pieces(self, block, stored, &mut pieces, &mut headers);
                     if let Err(e) = made {
@@ -366,25 +377,25 @@ impl Zio {
         writes.shared.state.lock().counts.blocks += jobs.len() as u64;
         let mut ready = Vec::with_capacity(jobs.len());
         for (birth, marks, pieces) in jobs {
-            for Piece { dvas, bytes } in pieces {
+            for GangPiece { dvas, bytes } in pieces {
                 let reached = Arc::new(AtomicBool::new(false));
                 for dva in dvas {
                     writes.admit(bytes.len() as u64, &mut ready);
                     let data = bytes.clone();
                     let write = DvaWrite { dva, data, birth, priority: writes.priority };
                     let (reached, marks) = (Arc::clone(&reached), Arc::clone(&marks));
-                    ready.push(Job { write, reached, again: false, _marks: marks });
+                    ready.push(WriteJob { write, reached, again: false, _marks: marks });
                 }
             }
         }
         writes.send_all(ready);
     }
 
-    /// As a read would have stored it.
-    fn entry(&self, block: &Block, content: Content, outcome: Outcome) -> Option<Entry> {
+    /// The cache entry, as a read would have stored it.
+    fn entry(&self, block: &Block, content: BlockContent, outcome: Outcome) -> Option<CacheEntry> {
         let key = self.key(block);
         if outcome == Outcome::Rewritten {
-            // Also a read of the old content that is under way must not be kept.
+            // A read of the old content that is in flight must not be kept either.
             self.cache().remove(&key);
         }
         if !content.cache {
@@ -401,13 +412,13 @@ impl Zio {
     }
 
     fn mark(self: &Arc<Self>, block: &Block, stored: &Buf, headers: Vec<Header>) -> Marks {
-        let stamp = self.under_way.stamp();
+        let stamp = self.in_flight.stamp();
         let key = self.key(block);
         let mut keys = vec![key];
-        self.under_way.put_stored(key, stamp, stored.clone());
+        self.in_flight.put_stored(key, stamp, stored.clone());
         for Header { at, bytes } in headers {
             let key = BlockKey { vdev: at.vdev.0, offset: at.offset, ..key };
-            self.under_way.put_header(key, stamp, bytes);
+            self.in_flight.put_header(key, stamp, bytes);
             keys.push(key);
         }
         Marks { zio: Arc::clone(self), keys, stamp }
@@ -420,27 +431,27 @@ impl Zio {
         }
     }
 
-    /// Writes go to `sink` from now on.
+    /// Sends writes to `sink` from now on.
     #[cfg(test)]
     pub(crate) fn set_sink(&self, sink: Arc<dyn Sink>) {
         *self.sink.write() = Some(sink);
     }
 }
 
-/// The tree as it is when the write begins (decision 6).
+/// Writes use the tree that is current when they begin (decision 6).
 impl Sink for vdev::Tree {
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone) {
         let DvaWrite { dva, data, birth, priority } = write;
         let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
         vdev::Tree::write(&self, req, move |report| done(report.result, !report.failed.is_empty()));
     }
 
-    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, Done)>) {
-        let one = |(write, done): (DvaWrite, Done)| {
+    fn write_all(self: Arc<Self>, writes: Vec<(DvaWrite, WriteDone)>) {
+        let one = |(write, done): (DvaWrite, WriteDone)| {
             let DvaWrite { dva, data, birth, priority } = write;
             let req = WriteReq { vdev: dva.vdev, offset: dva.offset, data, birth, priority };
             let tell = move |report: WriteReport| done(report.result, !report.failed.is_empty());
-            (req, vdev::Tell::new(tell))
+            (req, vdev::WriteCallback::new(tell))
         };
         vdev::Tree::write_all(&self, writes.into_iter().map(one).collect());
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-use base::ids::{IdMap, NEAR};
+use base::ids::{ID_RUN, IdMap};
 use base::rt::{Mutex, RwLock};
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Objset, Tx};
@@ -76,7 +76,7 @@ pub(crate) struct Times {
 }
 
 fn shard(id: ObjectId) -> usize {
-    (id.0 / NEAR) as usize % SHARDS
+    (id.0 / ID_RUN) as usize % SHARDS
 }
 
 impl Times {

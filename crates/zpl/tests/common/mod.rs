@@ -11,7 +11,7 @@ use device::{Device, FileDevice, Lock, OpenOptions};
 use dmu::{Io, Objset, Zap};
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::label;
-use vdev::{Kind, Spec, Tree};
+use vdev::{Spec, Tree, VdevKind};
 use zio::{BlockCache, Zio};
 
 /// The directory with unpacked pools (`NAME/disk1.img`) and manifests, if given.
@@ -44,8 +44,9 @@ pub(crate) fn open_mos(image: &Path) -> Arc<Objset> {
         .max_by_key(|(_, ub)| ub.rank())
         .expect("an uberblock")
         .1;
-    let leaf = Spec::new(Kind::File, 0, guid).with_space(ashift, top.u64("asize").expect("asize"));
-    let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(vec![leaf]);
+    let leaf =
+        Spec::new(VdevKind::File, 0, guid).with_space(ashift, top.u64("asize").expect("asize"));
+    let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![leaf]);
     let path = image.to_owned();
     let opener = move |_: &vdev::LeafSpec| -> base::Result<Arc<dyn Device>> {
         let options = OpenOptions { lock: Lock::None, ..OpenOptions::default() };

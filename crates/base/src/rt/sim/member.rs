@@ -1,4 +1,4 @@
-//! A thread of a run: what each operation of the shim does there.
+//! A member thread of a run: the implementation of each shim operation for it.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -9,40 +9,40 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, Builder, panicking};
 use std::time::{Duration, Instant};
 
-use super::world::{End, Live, On, State, Task, Wait, World};
+use super::scheduler::{LiveThread, MemberThread, On, RunEnd, Scheduler, SchedulerState, Wait};
 use super::{Kind, ME, Options, Outcome, Run};
 
-/// Virtual nanoseconds that a look at the clock takes, so that a loop which does
-/// nothing else ends.
+/// Virtual nanoseconds that reading the clock takes, so that a loop which only reads
+/// the clock ends.
 const LOOK_NS: u64 = 100;
-/// 2026-01-01, when all virtual time begins.
+/// 2026-01-01, the start of virtual time.
 const EPOCH: Duration = Duration::from_secs(1_767_225_600);
-/// How long a lock held outside of the run is waited for, and how often it is tried.
+/// How long to wait for a lock held outside of the run, and the interval between tries.
 const OUTSIDE: Duration = Duration::from_secs(10);
 const OUTSIDE_STEP: Duration = Duration::from_micros(50);
 
-/// What a thread unwinds with when its run ends.
+/// The panic payload with which a thread unwinds when its run ends.
 struct Halt;
 
-type Slot<T> = Arc<Mutex<Option<T>>>;
+type ResultSlot<T> = Arc<Mutex<Option<T>>>;
 
-fn take<T>(slot: &Slot<T>) -> Option<T> {
+fn take<T>(slot: &ResultSlot<T>) -> Option<T> {
     slot.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// The calling thread's place in a run.
+/// The calling thread's membership in a run.
 pub(in crate::rt) struct Member {
-    world: Arc<World>,
-    task: Arc<Task>,
+    scheduler: Arc<Scheduler>,
+    task: Arc<MemberThread>,
     /// Addresses of the locks it holds.
     held: RefCell<Vec<usize>>,
 }
 
-/// A member that another waits for.
+/// A member that another thread joins.
 pub(in crate::rt) struct Joinable<T> {
-    world: Arc<World>,
+    scheduler: Arc<Scheduler>,
     id: u32,
-    slot: Slot<T>,
+    slot: ResultSlot<T>,
 }
 
 impl<T> std::fmt::Debug for Joinable<T> {
@@ -54,7 +54,7 @@ impl<T> std::fmt::Debug for Joinable<T> {
 impl<T> Joinable<T> {
     pub(in crate::rt) fn join(self, at: &'static Location<'static>) -> Option<T> {
         if let Some(me) = super::member()
-            && Arc::ptr_eq(&me.world, &self.world)
+            && Arc::ptr_eq(&me.scheduler, &self.scheduler)
         {
             me.point(Kind::Join, at);
             me.join(On::Join(self.id), self.id, at);
@@ -65,17 +65,17 @@ impl<T> Joinable<T> {
 }
 
 impl Member {
-    /// Unwinds if the run has ended, unless the thread unwinds already.
+    /// Unwinds if the run has ended, unless the thread is already unwinding.
     pub(in crate::rt) fn check(&self) {
-        if self.world.is_ending() && !panicking() {
+        if self.scheduler.is_ending() && !panicking() {
             resume_unwind(Box::new(Halt));
         }
     }
 
-    /// A step that may neither switch nor unwind.
+    /// Counts a step that may neither switch nor unwind.
     pub(in crate::rt) fn count(&self, kind: Kind, at: &'static Location<'static>) {
-        if self.world.step(&self.task, kind, at) && panicking() {
-            // Dying for too long; nobody wakes it again.
+        if self.scheduler.step(&self.task, kind, at) && panicking() {
+            // It unwinds for too long; no thread wakes it again.
             self.block(On::Never, None, at);
         }
     }
@@ -84,18 +84,18 @@ impl Member {
     pub(in crate::rt) fn point(&self, kind: Kind, at: &'static Location<'static>) {
         self.check();
         self.count(kind, at);
-        if !panicking() && self.world.toss() {
-            self.world.switch(&self.task, &self.held.borrow(), None);
+        if !panicking() && self.scheduler.toss() {
+            self.scheduler.switch(&self.task, &self.held.borrow(), None);
         }
         self.check();
     }
 
     fn block(&self, on: On, deadline: Option<u64>, at: &'static Location<'static>) {
         let wait = Wait { on, deadline, dying: panicking(), at };
-        self.world.switch(&self.task, &self.held.borrow(), Some(wait));
+        self.scheduler.switch(&self.task, &self.held.borrow(), Some(wait));
     }
 
-    /// Remembers a lock as held.
+    /// Records a lock as held.
     pub(in crate::rt) fn took(&self, lock: usize) {
         self.held.borrow_mut().push(lock);
     }
@@ -117,7 +117,8 @@ impl Member {
         }
     }
 
-    /// As [`Member::acquire`], also when the run has ended: its holder unwinds too.
+    /// As [`Member::acquire`], but waits also when the run has ended, because the
+    /// lock's holder unwinds too.
     pub(in crate::rt) fn reacquire<G>(
         &self,
         lock: usize,
@@ -134,18 +135,18 @@ impl Member {
     }
 
     fn wait_for_lock(&self, lock: usize, at: &'static Location<'static>) {
-        let known = |state: &State| state.live.iter().any(|l| l.held.contains(&lock));
-        if self.held.borrow().contains(&lock) || known(&self.world.lock()) {
+        let known = |state: &SchedulerState| state.live.iter().any(|l| l.held.contains(&lock));
+        if self.held.borrow().contains(&lock) || known(&self.scheduler.lock()) {
             self.block(On::Lock(lock), None, at);
         } else {
             self.wait_outside(lock, at);
         }
     }
 
-    /// Waits for a lock that a thread outside of the run holds: in the operating
-    /// system, for that thread needs no baton.
+    /// Waits for a lock that a thread outside of the run holds. It waits in the
+    /// operating system, because that thread needs no baton.
     fn wait_outside(&self, lock: usize, at: &'static Location<'static>) {
-        let mut state = self.world.lock();
+        let mut state = self.scheduler.lock();
         let (since, tries) = state.outside.get_or_insert_with(|| (Instant::now(), lock));
         if *tries != lock {
             (*since, *tries) = (Instant::now(), lock);
@@ -156,11 +157,11 @@ impl Member {
             return;
         }
         if state.end.is_none() {
-            let at = super::world::place(at);
+            let at = super::scheduler::file_and_line(at);
             let why = format!("{} waits at {at} for a lock held outside", self.task.name);
-            state.end = Some(End::Limit(why));
+            state.end = Some(RunEnd::Limit(why));
         }
-        self.world.begin_end(&mut state);
+        self.scheduler.begin_end(&mut state);
         drop(state);
         if panicking() {
             self.block(On::Never, None, at);
@@ -174,29 +175,29 @@ impl Member {
         }
     }
 
-    /// A lock was released, and the thread goes on to wait.
+    /// Records that a lock was released by a thread that will now wait.
     pub(in crate::rt) fn release(&self, lock: usize, all: bool) {
         self.forget(lock);
-        self.world.freed(lock, all);
+        self.scheduler.freed(lock, all);
     }
 
-    /// A lock was released: one waiter may try again, or all (several can share it).
-    /// Never unwinds: it is called from `Drop`.
+    /// Records that a lock was released. One waiter may try again, or all if several
+    /// can share it. Never unwinds, because it is called from `Drop`.
     pub(in crate::rt) fn unlocked(&self, lock: usize, all: bool) {
         self.release(lock, all);
-        if !panicking() && !self.world.is_ending() && self.world.toss() {
-            self.world.step(&self.task, Kind::Unlock, Location::caller());
-            self.world.switch(&self.task, &self.held.borrow(), None);
+        if !panicking() && !self.scheduler.is_ending() && self.scheduler.toss() {
+            self.scheduler.step(&self.task, Kind::Unlock, Location::caller());
+            self.scheduler.switch(&self.task, &self.held.borrow(), None);
         }
     }
 
     fn deadline(&self, timeout: Duration) -> Option<u64> {
         let ns = u64::try_from(timeout.as_nanos()).ok()?;
-        self.world.clock.load(Relaxed).checked_add(ns.max(1))
+        self.scheduler.clock.load(Relaxed).checked_add(ns.max(1))
     }
 
-    /// Waits for a condition; true if the time ran out. The caller takes its lock
-    /// again, and checks.
+    /// Waits for a condition; true if the time ran out. The caller then takes its lock
+    /// again and checks.
     pub(in crate::rt) fn wait(
         &self,
         condition: usize,
@@ -204,12 +205,12 @@ impl Member {
         at: &'static Location<'static>,
     ) -> bool {
         self.task.timed_out.store(false, Relaxed);
-        if self.world.is_ending() && !panicking() {
+        if self.scheduler.is_ending() && !panicking() {
             return false;
         }
-        let every = self.world.options.spurious_every;
-        if every > 0 && !panicking() && self.world.lock().rng.one_in(every) {
-            self.world.switch(&self.task, &self.held.borrow(), None);
+        let every = self.scheduler.options.spurious_every;
+        if every > 0 && !panicking() && self.scheduler.lock().rng.one_in(every) {
+            self.scheduler.switch(&self.task, &self.held.borrow(), None);
             return false;
         }
         let deadline = timeout.and_then(|t| self.deadline(t));
@@ -224,7 +225,7 @@ impl Member {
         all: bool,
         at: &'static Location<'static>,
     ) {
-        self.world.wake(&mut self.world.lock(), On::Condition(condition), all);
+        self.scheduler.wake(&mut self.scheduler.lock(), On::Condition(condition), all);
         self.point(Kind::Notify, at);
     }
 
@@ -240,8 +241,8 @@ impl Member {
     }
 
     pub(in crate::rt) fn uptime(&self) -> Duration {
-        self.world.pass_time(LOOK_NS);
-        Duration::from_nanos(self.world.clock.load(Relaxed))
+        self.scheduler.pass_time(LOOK_NS);
+        Duration::from_nanos(self.scheduler.clock.load(Relaxed))
     }
 
     pub(in crate::rt) fn wall_clock(&self) -> Duration {
@@ -249,33 +250,33 @@ impl Member {
     }
 
     pub(in crate::rt) fn random(&self, out: &mut [u8]) {
-        self.world.lock().random.fill(out);
+        self.scheduler.lock().random.fill(out);
     }
 
-    /// Its number in the run.
+    /// The thread's index in the run.
     pub(in crate::rt) fn index(&self) -> usize {
         self.task.id as usize
     }
 
     pub(in crate::rt) fn parallelism(&self) -> usize {
-        self.world.options.parallelism.max(1)
+        self.scheduler.options.parallelism.max(1)
     }
 
     pub(super) fn ended(&self) -> bool {
-        self.world.is_ending()
+        self.scheduler.is_ending()
     }
 
     pub(super) fn steps(&self) -> u64 {
-        self.world.steps.load(Relaxed)
+        self.scheduler.steps.load(Relaxed)
     }
 
     pub(super) fn halt(&self) {
-        let mut state = self.world.lock();
-        if !self.world.is_ending() {
+        let mut state = self.scheduler.lock();
+        if !self.scheduler.is_ending() {
             if !state.body_over {
-                state.end = Some(End::Halted);
+                state.end = Some(RunEnd::Halted);
             }
-            self.world.begin_end(&mut state);
+            self.scheduler.begin_end(&mut state);
         }
         drop(state);
         self.check();
@@ -283,9 +284,9 @@ impl Member {
 
     /// Waits until thread `id` has ended.
     fn join(&self, on: On, id: u32, at: &'static Location<'static>) {
-        let lives = |state: &State| state.live.iter().any(|l| l.task.id == id);
-        while lives(&self.world.lock()) {
-            if self.world.is_ending() && !panicking() && matches!(on, On::Join(_)) {
+        let lives = |state: &SchedulerState| state.live.iter().any(|l| l.task.id == id);
+        while lives(&self.scheduler.lock()) {
+            if self.scheduler.is_ending() && !panicking() && matches!(on, On::Join(_)) {
                 return;
             }
             self.block(on, None, at);
@@ -300,7 +301,7 @@ impl Member {
         at: &'static Location<'static>,
     ) -> std::io::Result<Joinable<T>> {
         self.check();
-        let joinable = start(&self.world, name, f)?;
+        let joinable = start(&self.scheduler, name, f)?;
         self.point(Kind::Spawn, at);
         Ok(joinable)
     }
@@ -314,12 +315,13 @@ impl Member {
     ) {
         self.check();
         thread::scope(|scope| {
-            // No unwinding from here on: the scope would wait for threads without baton.
+            // No unwinding from here on: the scope would wait for threads that have no
+            // baton.
             let mut started = Vec::with_capacity(n);
             for i in 0..n {
-                let task = self.world.admit("fan_out");
-                let (world, own) = (Arc::clone(&self.world), Arc::clone(&task));
-                let entered = move || enter(&world, &own, move || f(i));
+                let task = self.scheduler.admit("fan_out");
+                let (scheduler, own) = (Arc::clone(&self.scheduler), Arc::clone(&task));
+                let entered = move || enter(&scheduler, &own, move || f(i));
                 let thread = Builder::new().name(task.name.clone()).spawn_scoped(scope, entered);
                 match thread {
                     Ok(thread) => {
@@ -327,7 +329,7 @@ impl Member {
                         started.push(task.id);
                     }
                     Err(_) => {
-                        self.world.dismiss(task.id);
+                        self.scheduler.dismiss(task.id);
                         break;
                     }
                 }
@@ -338,7 +340,7 @@ impl Member {
             for id in &started {
                 self.join(On::Scope(*id), *id, at);
             }
-            if !self.world.is_ending() {
+            if !self.scheduler.is_ending() {
                 (started.len()..n).for_each(f);
             }
         });
@@ -346,17 +348,17 @@ impl Member {
     }
 }
 
-impl World {
-    /// A new thread, which can run as soon as it gets the baton.
-    fn admit(&self, name: &str) -> Arc<Task> {
+impl Scheduler {
+    /// Adds a new thread, which can run as soon as it gets the baton.
+    fn admit(&self, name: &str) -> Arc<MemberThread> {
         let mut state = self.lock();
-        let task = Task::new(state.started, name);
+        let task = MemberThread::new(state.started, name);
         state.started += 1;
-        state.live.push(Live { task: Arc::clone(&task), wait: None, held: Vec::new() });
+        state.live.push(LiveThread { task: Arc::clone(&task), wait: None, held: Vec::new() });
         task
     }
 
-    /// Takes back a thread that could not be started.
+    /// Removes a thread that could not be started.
     fn dismiss(&self, id: u32) {
         self.lock().live.retain(|l| l.task.id != id);
     }
@@ -364,13 +366,13 @@ impl World {
 
 /// Starts a member thread; it waits for the baton.
 fn start<T: Send + 'static>(
-    world: &Arc<World>,
+    scheduler: &Arc<Scheduler>,
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
 ) -> std::io::Result<Joinable<T>> {
-    let task = world.admit(name);
-    let slot: Slot<T> = Arc::new(Mutex::new(None));
-    let (inner, own, result) = (Arc::clone(world), Arc::clone(&task), Arc::clone(&slot));
+    let task = scheduler.admit(name);
+    let slot: ResultSlot<T> = Arc::new(Mutex::new(None));
+    let (inner, own, result) = (Arc::clone(scheduler), Arc::clone(&task), Arc::clone(&slot));
     let entered = move || {
         enter(&inner, &own, move || {
             let value = f();
@@ -380,24 +382,25 @@ fn start<T: Send + 'static>(
     match Builder::new().name(name.to_owned()).spawn(entered) {
         Ok(handle) => {
             let _ = task.thread.set(handle.thread().clone());
-            let mut state = world.lock();
+            let mut state = scheduler.lock();
             if state.handles.len() >= 64 {
                 state.handles.retain(|(_, h)| !h.is_finished());
             }
             state.handles.push((task.id, handle));
-            Ok(Joinable { world: Arc::clone(world), id: task.id, slot })
+            Ok(Joinable { scheduler: Arc::clone(scheduler), id: task.id, slot })
         }
         Err(e) => {
-            world.dismiss(task.id);
+            scheduler.dismiss(task.id);
             Err(e)
         }
     }
 }
 
-/// A member thread's life: waits for the baton, runs `f`, hands the baton on.
-fn enter(world: &Arc<World>, task: &Arc<Task>, f: impl FnOnce()) {
+/// Main function of a member thread: waits for the baton, runs `f`, passes the baton
+/// on.
+fn enter(scheduler: &Arc<Scheduler>, task: &Arc<MemberThread>, f: impl FnOnce()) {
     let me = Rc::new(Member {
-        world: Arc::clone(world),
+        scheduler: Arc::clone(scheduler),
         task: Arc::clone(task),
         held: RefCell::new(Vec::new()),
     });
@@ -410,14 +413,14 @@ fn enter(world: &Arc<World>, task: &Arc<Task>, f: impl FnOnce()) {
     }));
     let panicked = end.err().and_then(|payload| {
         let message = message_of(&*payload);
-        // What was thrown may have a `Drop` of its own.
+        // The payload may have a `Drop` of its own.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
         message
     });
-    world.step(task, Kind::End, at);
+    scheduler.step(task, Kind::End, at);
     ME.with(|slot| slot.replace(None));
     drop(me);
-    world.finish(task, panicked);
+    scheduler.finish(task, panicked);
 }
 
 /// The message of a panic; `None` for the end of the run.
@@ -433,54 +436,55 @@ fn message_of(payload: &(dyn Any + Send)) -> Option<String> {
     }
 }
 
-/// Runs a whole world.
+/// Runs a whole run from `body` to the end of its last thread.
 pub(super) fn begin<T: Send + 'static>(
     options: Options,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Run<T> {
-    let world = World::new(options);
-    let body = match start(&world, "main", body) {
+    let scheduler = Scheduler::new(options);
+    let body = match start(&scheduler, "main", body) {
         Ok(body) => Some(body),
         Err(e) => {
-            world.lock().end = Some(End::Limit(format!("cannot start a thread: {e}")));
+            scheduler.lock().end = Some(RunEnd::Limit(format!("cannot start a thread: {e}")));
             None
         }
     };
-    let mut state = world.lock();
+    let mut state = scheduler.lock();
     let first = state.live.first().map(|l| Arc::clone(&l.task));
     if let Some(first) = first {
         first.wake();
         while !state.over {
-            state = world.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = scheduler.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
     let handles = std::mem::take(&mut state.handles);
     let stuck = std::mem::take(&mut state.stuck);
     drop(state);
     for (id, handle) in handles {
-        // A thread that waits for a scoped one left behind is itself left behind.
+        // A thread that waits for a scoped thread which was left behind is itself left
+        // behind.
         if !stuck.iter().any(|(s, _)| *s == id) {
             let _ = handle.join();
         }
     }
-    let mut state = world.lock();
+    let mut state = scheduler.lock();
     let value = body.and_then(|b| take(&b.slot));
     let outcome = match (state.end.take(), value) {
         (None, Some(value)) => Outcome::Done(value),
-        (Some(End::Deadlock(who)), _) => Outcome::Deadlock(who),
-        (Some(End::Panicked { thread, message }), _) => Outcome::Panicked { thread, message },
-        (Some(End::Limit(why)), _) => Outcome::Limit(why),
-        (Some(End::Halted) | None, _) => Outcome::Halted,
+        (Some(RunEnd::Deadlock(report)), _) => Outcome::Deadlock(report),
+        (Some(RunEnd::Panicked { thread, message }), _) => Outcome::Panicked { thread, message },
+        (Some(RunEnd::Limit(why)), _) => Outcome::Limit(why),
+        (Some(RunEnd::Halted) | None, _) => Outcome::Halted,
     };
     Run {
         outcome,
-        steps: world.steps.load(Relaxed),
+        steps: scheduler.steps.load(Relaxed),
         switches: state.switches,
         threads: state.started,
-        time: Duration::from_nanos(world.clock.load(Relaxed)),
-        hash: world.hash.load(Relaxed),
+        time: Duration::from_nanos(scheduler.clock.load(Relaxed)),
+        hash: scheduler.hash.load(Relaxed),
         trace: state.events.drain(..).collect(),
         left: std::mem::take(&mut state.left),
-        stuck: stuck.into_iter().map(|(_, who)| who).collect(),
+        stuck: stuck.into_iter().map(|(_, report)| report).collect(),
     }
 }

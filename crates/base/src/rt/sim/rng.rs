@@ -2,7 +2,7 @@
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Spreads every bit of `x` over the whole word.
+/// Mixes every bit of `x` into the whole word.
 pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -49,7 +49,7 @@ impl Rng {
         }
     }
 
-    /// Brings `items` into any order.
+    /// Permutes `items` randomly.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);

@@ -9,8 +9,8 @@ use crate::workers::Workers;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A queue with a timed consumer, workers, shared state and a fan-out: every operation
-/// of the shim. Gives what the threads saw, in their order.
+/// A queue with a timed consumer, workers, shared state and a fan-out: it uses every
+/// operation of the shim. Returns what the threads observed, in order.
 fn program() -> Vec<u64> {
     let log = Arc::new(Mutex::new(Vec::new()));
     let queue = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
@@ -153,11 +153,14 @@ fn locks_taken_in_two_orders_are_found_and_named() {
         let run = run(seed, crossed);
         assert!(run.stuck.is_empty());
         match run.outcome {
-            Outcome::Deadlock(who) => {
+            Outcome::Deadlock(report) => {
                 found += 1;
-                assert!(who.contains("other (1) waits at ") && who.contains("tests.rs:"), "{who}");
-                assert!(who.contains("for a lock held by main (0)"), "{who}");
-                assert!(who.contains("for a lock held by other (1)"), "{who}");
+                assert!(
+                    report.contains("other (1) waits at ") && report.contains("tests.rs:"),
+                    "{report}"
+                );
+                assert!(report.contains("for a lock held by main (0)"), "{report}");
+                assert!(report.contains("for a lock held by other (1)"), "{report}");
             }
             other => assert_eq!(other, Outcome::Done(())),
         }
@@ -174,8 +177,11 @@ fn a_forgotten_notification_is_a_deadlock() {
             pair.1.wait(&mut ready);
         }
     });
-    let Outcome::Deadlock(who) = run.outcome else { panic!("{:?}", run.outcome) };
-    assert!(who.starts_with("main (0) waits at") && who.ends_with("for a condition"), "{who}");
+    let Outcome::Deadlock(report) = run.outcome else { panic!("{:?}", run.outcome) };
+    assert!(
+        report.starts_with("main (0) waits at") && report.ends_with("for a condition"),
+        "{report}"
+    );
 }
 
 #[test]
@@ -243,7 +249,7 @@ fn a_panic_ends_the_run_with_its_message() {
     );
 }
 
-/// Counts what is alive.
+/// Counts live values.
 struct Alive(Arc<AtomicUsize>, Arc<Mutex<Vec<u32>>>);
 
 impl Alive {
@@ -316,7 +322,7 @@ fn doomed(count: &Arc<AtomicUsize>, at: u32) {
 }
 
 #[test]
-fn a_power_cut_unwinds_everybody() {
+fn a_power_cut_unwinds_every_thread() {
     let count = Arc::new(AtomicUsize::new(0));
     for seed in 0..300 {
         let counter = Arc::clone(&count);
@@ -421,7 +427,8 @@ fn runs_side_by_side_and_threads_outside_do_not_meet() {
             scope.spawn(move || {
                 for _ in 0..10 {
                     let hash = run_with(traced(seed), || {
-                        // A lock that others hold, in other runs and outside of all.
+                        // A lock that threads of other runs, and threads outside all
+                        // runs, also take.
                         *SHARED.lock() += 1;
                         program()
                     });
@@ -454,7 +461,7 @@ fn a_run_within_a_run_is_a_world_of_its_own() {
     assert_eq!(nested, (direct.hash, direct.outcome.done()));
 }
 
-/// Ten threads and about 20,000 scheduling points: the figure is printed.
+/// Ten threads and about 20,000 scheduling points; the test prints the measured time.
 #[test]
 fn a_run_of_twenty_thousand_points_is_quick() {
     let busy = || {

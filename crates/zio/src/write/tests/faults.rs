@@ -1,4 +1,4 @@
-//! Writes that fail, come late, or are too many.
+//! Writes that fail, end late, or exceed the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -11,8 +11,8 @@ use super::fixture::*;
 use crate::write::{Lost, Writes};
 use crate::{Io, chunks_in_order};
 
-fn lost_after(copies: u8, fates: &[(u32, Fate)]) -> (Pool, Vec<Lost>, u64) {
-    let pool = Pool::new(3, 9);
+fn lost_after(copies: u8, fates: &[(u32, WriteFate)]) -> (ZioFixture, Vec<Lost>, u64) {
+    let pool = ZioFixture::new(3, 9);
     fates.iter().for_each(|&(vdev, fate)| pool.disks.fate(vdev, fate));
     let (data, props) = (noise(8192, 1), plain(copies));
     let writes = Writes::new(&pool.zio);
@@ -20,8 +20,8 @@ fn lost_after(copies: u8, fates: &[(u32, Fate)]) -> (Pool, Vec<Lost>, u64) {
     let bp = placed.bp;
     pool.zio.submit(placed, &writes);
     let lost = writes.wait();
-    assert_eq!((writes.in_flight(), pool.zio.under_way.len()), (0, 0));
-    assert!(writes.wait().is_empty(), "told twice");
+    assert_eq!((writes.in_flight(), pool.zio.in_flight.len()), (0, 0));
+    assert!(writes.wait().is_empty(), "reported twice");
     let read = pool.reader(9).read(&bp, Io::SCAN);
     assert_eq!(read.is_ok(), lost.iter().all(|l| l.readable));
     assert_eq!(*pool.zio.read(&bp, Io::MEMORY).unwrap(), *data);
@@ -33,22 +33,22 @@ fn lost_after(copies: u8, fates: &[(u32, Fate)]) -> (Pool, Vec<Lost>, u64) {
 
 #[test]
 fn a_failed_write_is_repeated_once() {
-    let (_, lost, retries) = lost_after(1, &[(0, Fate::FailsOnce)]);
+    let (_, lost, retries) = lost_after(1, &[(0, WriteFate::FailsOnce)]);
     assert_eq!((lost.len(), retries), (0, 1));
-    let (_, lost, retries) = lost_after(3, &[(0, Fate::FailsOnce), (2, Fate::FailsOnce)]);
+    let (_, lost, retries) = lost_after(3, &[(0, WriteFate::FailsOnce), (2, WriteFate::FailsOnce)]);
     assert_eq!((lost.len(), retries), (0, 2));
 }
 
 #[test]
 fn another_copy_makes_a_loss_a_degradation() {
-    let (_, lost, retries) = lost_after(1, &[(0, Fate::Fails)]);
+    let (_, lost, retries) = lost_after(1, &[(0, WriteFate::Fails)]);
     assert_eq!((lost.len(), retries), (1, 1));
     assert!(!lost[0].readable);
     assert_eq!((lost[0].birth, lost[0].dva.vdev.0), (T, 0));
-    let (_, lost, _) = lost_after(3, &[(0, Fate::Fails), (1, Fate::Fails)]);
+    let (_, lost, _) = lost_after(3, &[(0, WriteFate::Fails), (1, WriteFate::Fails)]);
     assert_eq!(lost.len(), 2);
     assert!(lost.iter().all(|l| l.readable));
-    let all = [(0, Fate::Fails), (1, Fate::Fails), (2, Fate::Fails)];
+    let all = [(0, WriteFate::Fails), (1, WriteFate::Fails), (2, WriteFate::Fails)];
     let (_, lost, _) = lost_after(3, &all);
     assert_eq!(lost.len(), 3);
     assert!(lost.iter().all(|l| !l.readable));
@@ -56,7 +56,7 @@ fn another_copy_makes_a_loss_a_degradation() {
 
 #[test]
 fn a_block_that_left_the_cache_before_it_was_written_is_found() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     pool.disks.hold();
     let writes = Writes::new(&pool.zio);
     let mut blocks = Vec::new();
@@ -67,7 +67,7 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
         blocks.push((placed.bp, data));
         pool.zio.submit(placed, &writes);
     }
-    assert_eq!((writes.in_flight(), pool.zio.under_way.len()), (80, 40));
+    assert_eq!((writes.in_flight(), pool.zio.in_flight.len()), (80, 40));
     pool.zio.cache().clear();
     for (bp, data) in &blocks {
         assert_eq!(*pool.zio.read(bp, Io::SCAN).unwrap(), **data);
@@ -77,7 +77,7 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
     }
     pool.disks.serve(false);
     assert!(writes.wait().is_empty());
-    assert_eq!(pool.zio.under_way.len(), 0);
+    assert_eq!(pool.zio.in_flight.len(), 0);
     for (bp, data) in &blocks {
         assert_eq!(*pool.reader(9).read(bp, Io::SCAN).unwrap(), **data);
     }
@@ -85,15 +85,15 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
 
 #[test]
 fn bytes_under_way_are_bounded_and_order_is_kept() {
-    // A chunk of more than the limit goes in parts.
+    // A chunk of more than the limit is sent in parts.
     for chunk in [1, 5, 30] {
         bounded(chunk);
     }
 }
 
 fn bounded(chunk: usize) {
-    let pool = Pool::new(2, 9);
-    pool.disks.fate(1, Fate::FailsOnce);
+    let pool = ZioFixture::new(2, 9);
+    pool.disks.fate(1, WriteFate::FailsOnce);
     pool.disks.hold();
     let limit = 256 << 10;
     let writes = Writes::with_limit(&pool.zio, limit);
@@ -143,10 +143,10 @@ fn bounded(chunk: usize) {
     }
 }
 
-/// The devices are back when it is asked for the `back`th time; after `most` it gives up.
+/// Devices return at the `back`th wait; after `most` waits the outage gives up.
 struct Waits {
-    disks: Arc<Disks>,
-    asked: std::sync::atomic::AtomicU64,
+    disks: Arc<FaultySink>,
+    waits: std::sync::atomic::AtomicU64,
     back: u64,
     most: u64,
 }
@@ -154,30 +154,30 @@ struct Waits {
 impl crate::Outage for Waits {
     fn wait(&self, why: &base::Error) -> bool {
         assert_eq!(why.kind(), base::ErrorKind::Io);
-        let asked = self.asked.fetch_add(1, SeqCst) + 1;
-        if asked == self.back {
-            (0..3).for_each(|vdev| self.disks.fate(vdev, Fate::FailsOnce));
+        let waits = self.waits.fetch_add(1, SeqCst) + 1;
+        if waits == self.back {
+            (0..3).for_each(|vdev| self.disks.fate(vdev, WriteFate::FailsOnce));
         }
-        asked <= self.most
+        waits <= self.most
     }
 
-    fn outlast(&self, why: &base::Error) -> bool {
+    fn wait_per_failmode(&self, why: &base::Error) -> bool {
         self.wait(why)
     }
 }
 
-fn with_an_outage(copies: u8, back: u64, most: u64) -> (Pool, Vec<Lost>, bool) {
-    let pool = Pool::new(3, 9);
-    (0..3).for_each(|vdev| pool.disks.fate(vdev, Fate::Fails));
-    let asked = std::sync::atomic::AtomicU64::new(0);
-    pool.zio.set_outage(Arc::new(Waits { disks: Arc::clone(&pool.disks), asked, back, most }));
+fn with_an_outage(copies: u8, back: u64, most: u64) -> (ZioFixture, Vec<Lost>, bool) {
+    let pool = ZioFixture::new(3, 9);
+    (0..3).for_each(|vdev| pool.disks.fate(vdev, WriteFate::Fails));
+    let waits = std::sync::atomic::AtomicU64::new(0);
+    pool.zio.set_outage(Arc::new(Waits { disks: Arc::clone(&pool.disks), waits, back, most }));
     let (data, props) = (noise(8192, 1), plain(copies));
     let writes = Writes::new(&pool.zio);
     let placed = pool.zio.place(pool.zio.prepare(&file(&data, &props)).unwrap()).unwrap();
     let bp = placed.bp;
     pool.zio.submit(placed, &writes);
     let lost = writes.wait();
-    assert_eq!((writes.in_flight(), pool.zio.under_way.len()), (0, 0));
+    assert_eq!((writes.in_flight(), pool.zio.in_flight.len()), (0, 0));
     let there = pool.reader(9).read(&bp, Io::SCAN).is_ok_and(|read| *read == *data);
     (pool, lost, there)
 }
@@ -188,7 +188,7 @@ fn what_a_device_missed_is_sent_again_when_it_is_back() {
         let (_, lost, there) = with_an_outage(copies, back, 9);
         assert!(lost.is_empty() && there, "{copies} {back}: {lost:?}");
     }
-    // Nobody brings them back.
+    // The devices never return.
     let (_, lost, there) = with_an_outage(2, 9, 3);
     assert!(lost.len() == 2 && lost.iter().all(|l| !l.readable) && !there);
 }

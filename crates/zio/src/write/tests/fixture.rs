@@ -1,5 +1,5 @@
-//! Devices in memory, an allocator that gives what it is told to, and a sink that fails,
-//! delays and remembers.
+//! Devices in memory, an allocator with chosen extents, and a sink that fails, delays
+//! and records writes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use codec::compress::Compression;
 use device::{Device, MemDevice};
 use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block};
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 
-use crate::write::submit::{Done, DvaWrite, Sink};
+use crate::write::submit::{DvaWrite, Sink, WriteDone};
 use crate::{BlockCache, SpaceSource, Want, Write, WriteProps, Writes, Zio};
 
 pub(super) const DISK: usize = 80 << 20;
 pub(super) const T: Txg = Txg(77);
 pub(super) const SALT: [u8; 32] = [9; 32];
 
-/// Free space by vdev: start and end of extents, and what is taken.
+/// Free space by vdev: start and end of extents, and what is allocated.
 #[derive(Default)]
 struct Map {
     free: Vec<Vec<(u64, u64)>>,
@@ -29,18 +29,18 @@ struct Map {
     next: usize,
 }
 
-/// First fit in extents that a test chooses.
-pub(super) struct Space {
+/// First-fit allocator over extents that a test chooses.
+pub(super) struct ExtentSpace {
     tree: Arc<Tree>,
     map: Mutex<Map>,
     pub(super) min: u64,
     pub(super) gcd: u64,
 }
 
-impl Space {
-    pub(super) fn new(tree: &Arc<Tree>, extents: Vec<Vec<(u64, u64)>>, min: u64) -> Space {
+impl ExtentSpace {
+    pub(super) fn new(tree: &Arc<Tree>, extents: Vec<Vec<(u64, u64)>>, min: u64) -> ExtentSpace {
         let map = Map { free: extents, ..Map::default() };
-        Space { tree: Arc::clone(tree), map: Mutex::new(map), min, gcd: min }
+        ExtentSpace { tree: Arc::clone(tree), map: Mutex::new(map), min, gcd: min }
     }
 
     pub(super) fn taken(&self) -> HashSet<(u32, u64, u64)> {
@@ -63,13 +63,13 @@ impl Space {
     }
 }
 
-impl SpaceSource for Space {
+impl SpaceSource for ExtentSpace {
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
         let map = &mut *self.map.lock();
         let n = map.free.len();
         let mut out: Vec<Dva> = Vec::new();
         let start = map.next;
-        // Other vdevs first, then any.
+        // Prefer other vdevs, then any.
         for i in 0..2 * n {
             let vdev = (start + i) % n;
             let used = out.iter().any(|d| d.vdev.0 as usize == vdev);
@@ -78,7 +78,7 @@ impl SpaceSource for Space {
             }
             let asize = self.tree.asize(VdevId(vdev as u32), Psize(want.psize), want.txg)?.0;
             while out.len() < usize::from(want.copies) {
-                let Some(dva) = Space::take_one(map, vdev, asize) else { break };
+                let Some(dva) = ExtentSpace::take_one(map, vdev, asize) else { break };
                 out.push(dva);
                 if i < n {
                     break;
@@ -89,14 +89,14 @@ impl SpaceSource for Space {
             map.next = (start + 1) % n;
             return Ok(out);
         }
-        out.iter().for_each(|d| Space::give(map, d));
+        out.iter().for_each(|d| ExtentSpace::give(map, d));
         Err(Error::new(ErrorKind::NoSpace, "no extent is so large"))
     }
 
     fn unallocate(&self, txg: Txg, dvas: &[Dva]) {
         assert_eq!(txg, T);
         let map = &mut *self.map.lock();
-        dvas.iter().for_each(|d| Space::give(map, d));
+        dvas.iter().for_each(|d| ExtentSpace::give(map, d));
     }
 
     fn limits(&self) -> (u64, u64) {
@@ -104,26 +104,26 @@ impl SpaceSource for Space {
     }
 }
 
-/// What the sink does to a write.
+/// How the sink handles a write.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Fate {
+pub(super) enum WriteFate {
     Fails,
     FailsOnce,
 }
 
-/// Writes into the disks, unless told otherwise.
-pub(super) struct Disks {
+/// Writes to the disks, unless the test requests a failure.
+pub(super) struct FaultySink {
     pub(super) disks: Vec<Arc<MemDevice>>,
-    fates: Mutex<HashMap<u32, Fate>>,
+    fates: Mutex<HashMap<u32, WriteFate>>,
     seen: Mutex<HashMap<(u32, u64), u32>>,
-    /// Writes wait here while there is a list.
-    held: Mutex<Option<Vec<(DvaWrite, Done)>>>,
+    /// While this is a list, writes are held in it.
+    held: Mutex<Option<Vec<(DvaWrite, WriteDone)>>>,
     bytes: AtomicU64,
     pub(super) most: AtomicU64,
 }
 
-impl Disks {
-    pub(super) fn fate(&self, vdev: u32, fate: Fate) {
+impl FaultySink {
+    pub(super) fn fate(&self, vdev: u32, fate: WriteFate) {
         self.fates.lock().insert(vdev, fate);
     }
 
@@ -135,7 +135,7 @@ impl Disks {
         self.held.lock().as_ref().map_or(0, Vec::len)
     }
 
-    /// Serves what is held, the last one first; goes on holding if `more`.
+    /// Completes held writes, the last one first; continues to hold new ones if `more`.
     pub(super) fn serve(&self, more: bool) {
         let held = std::mem::replace(&mut *self.held.lock(), more.then(Vec::new));
         for (write, done) in held.into_iter().flatten().rev() {
@@ -143,7 +143,7 @@ impl Disks {
         }
     }
 
-    fn finish(&self, write: DvaWrite, done: Done) {
+    fn finish(&self, write: DvaWrite, done: WriteDone) {
         let DvaWrite { dva, data, .. } = write;
         let n = data.len() as u64;
         let times = {
@@ -153,9 +153,10 @@ impl Disks {
             *times
         };
         let fate = self.fates.lock().get(&dva.vdev.0).copied();
-        let fails = fate == Some(Fate::Fails) || (fate == Some(Fate::FailsOnce) && times == 1);
+        let fails =
+            fate == Some(WriteFate::Fails) || (fate == Some(WriteFate::FailsOnce) && times == 1);
         let result = if fails {
-            Err(Error::new(ErrorKind::Io, "told to fail"))
+            Err(Error::new(ErrorKind::Io, "requested failure"))
         } else {
             self.disks[dva.vdev.0 as usize].poke(LABEL_START + dva.offset, &data)
         };
@@ -165,8 +166,8 @@ impl Disks {
     }
 }
 
-impl Sink for Disks {
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
+impl Sink for FaultySink {
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone) {
         let now = self.bytes.fetch_add(write.data.len() as u64, SeqCst) + write.data.len() as u64;
         self.most.fetch_max(now, SeqCst);
         let mut held = self.held.lock();
@@ -180,19 +181,19 @@ impl Sink for Disks {
     }
 }
 
-pub(super) struct Pool {
+pub(super) struct ZioFixture {
     pub(super) zio: Arc<Zio>,
-    pub(super) disks: Arc<Disks>,
-    pub(super) space: Arc<Space>,
+    pub(super) disks: Arc<FaultySink>,
+    pub(super) space: Arc<ExtentSpace>,
 }
 
 fn zio_over(disks: &[Arc<MemDevice>], ashift: u32) -> Arc<Zio> {
     let leaf = |i: usize| {
-        Spec::new(Kind::File, i as u64, Guid(2 + i as u64))
+        Spec::new(VdevKind::File, i as u64, Guid(2 + i as u64))
             .with_space(ashift, DISK as u64 - LABEL_START - (512 << 10))
     };
     let root =
-        Spec::new(Kind::Root, 0, Guid(1)).with_children((0..disks.len()).map(leaf).collect());
+        Spec::new(VdevKind::Root, 0, Guid(1)).with_children((0..disks.len()).map(leaf).collect());
     let devices = disks.to_vec();
     let tree = Tree::build(&root, &move |leaf| {
         let device: Arc<dyn Device> = Arc::clone(&devices[leaf.guid.0 as usize - 2]) as _;
@@ -204,21 +205,21 @@ fn zio_over(disks: &[Arc<MemDevice>], ashift: u32) -> Arc<Zio> {
     Arc::new(zio)
 }
 
-impl Pool {
-    /// `n` single disks whose free space is all of it.
-    pub(super) fn new(n: usize, ashift: u32) -> Pool {
-        Pool::fragmented(vec![vec![(0, 64 << 20)]; n], ashift)
+impl ZioFixture {
+    /// `n` single disks that are completely free.
+    pub(super) fn new(n: usize, ashift: u32) -> ZioFixture {
+        ZioFixture::fragmented(vec![vec![(0, 64 << 20)]; n], ashift)
     }
 
-    /// Disks whose free space is these extents.
-    pub(super) fn fragmented(extents: Vec<Vec<(u64, u64)>>, ashift: u32) -> Pool {
+    /// Disks with these free extents.
+    pub(super) fn fragmented(extents: Vec<Vec<(u64, u64)>>, ashift: u32) -> ZioFixture {
         let disks: Vec<_> = (0..extents.len())
             .map(|i| Arc::new(MemDevice::new(format!("disk{i}"), DISK)))
             .collect();
         let zio = zio_over(&disks, ashift);
-        let space = Arc::new(Space::new(&zio.tree(), extents, 1 << ashift));
+        let space = Arc::new(ExtentSpace::new(&zio.tree(), extents, 1 << ashift));
         zio.set_space(Arc::clone(&space) as _);
-        let disks = Arc::new(Disks {
+        let disks = Arc::new(FaultySink {
             disks,
             fates: Mutex::default(),
             seen: Mutex::default(),
@@ -227,10 +228,10 @@ impl Pool {
             most: AtomicU64::new(0),
         });
         zio.set_sink(Arc::clone(&disks) as _);
-        Pool { zio, disks, space }
+        ZioFixture { zio, disks, space }
     }
 
-    /// Another load of the same disks: nothing is in its memory.
+    /// Another load of the same disks, with nothing in memory.
     pub(super) fn reader(&self, ashift: u32) -> Arc<Zio> {
         zio_over(&self.disks.disks, ashift)
     }
@@ -243,7 +244,7 @@ impl Pool {
         self.zio.submit(placed, &writes);
         let lost = writes.wait();
         assert!(lost.is_empty(), "{lost:?}");
-        assert_eq!(self.zio.under_way.len(), 0);
+        assert_eq!(self.zio.in_flight.len(), 0);
         bp
     }
 }
@@ -257,7 +258,7 @@ pub(super) static NEVER: BlkPtr = BlkPtr::Hole(ondisk::blkptr::Hole {
     },
 });
 
-/// File data in group [`T`], in place of nothing.
+/// File data in txg [`T`], replacing nothing.
 pub(super) fn file<'a>(data: &'a Buf, props: &'a WriteProps) -> Write<'a> {
     Write {
         object_type: ObjType::PLAIN_FILE_CONTENTS,
@@ -295,7 +296,7 @@ pub(super) fn noise(len: usize, seed: u64) -> Buf {
     Buf::copy_of(&bytes)
 }
 
-/// Compresses to about the half.
+/// Compresses to about half its size.
 pub(super) fn words(len: usize, seed: u64) -> Buf {
     const WORDS: [&[u8; 8]; 8] = [
         b"checksum",
@@ -316,7 +317,8 @@ pub(super) fn words(len: usize, seed: u64) -> Buf {
     Buf::copy_of(&bytes)
 }
 
-/// The rules for readers (chapter 02 §2.6), and that it is stored as it is.
+/// Checks the rules for readers (chapter 02 §2.6), and that the block is stored
+/// accordingly.
 pub(super) fn check_pointer(zio: &Zio, bp: &BlkPtr) {
     let raw = bp.encode().unwrap();
     assert_eq!(BlkPtr::parse(&raw, ondisk::Endian::Little).unwrap(), *bp);

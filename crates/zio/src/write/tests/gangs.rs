@@ -1,4 +1,4 @@
-//! Blocks for which there is no place in one piece.
+//! Blocks for which there is no contiguous extent.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use device::{Device, MemDevice};
 use ondisk::blkptr::{BlkPtr, Block};
 use ondisk::{Endian, ObjType};
 use proptest::prelude::*;
-use vdev::{Kind, LABEL_START, Spec, Tree};
+use vdev::{LABEL_START, Spec, Tree, VdevKind};
 
 use super::fixture::*;
-use crate::write::submit::{Done, DvaWrite, Sink};
-use crate::write::{Gangs, Layout, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
+use crate::write::submit::{DvaWrite, Sink, WriteDone};
+use crate::write::{BlockLayout, Gangs, Outcome, SpaceSource, Want, Write, WriteProps, Writes};
 use crate::{BlockCache, Io, Zio};
 
-/// Extents of so many sectors each, far apart.
+/// Extents of the given numbers of sectors each, far apart.
 ///
-/// They were 128 KiB apart once: of 34 sectors of 4 KiB two overlapped, and what was written
-/// to one place was lost at the other.
+/// They used to be 128 KiB apart. Two of 34 sectors of 4 KiB overlapped, and data
+/// written to one was lost at the other.
 fn islands(sizes: &[u64], ashift: u32) -> Vec<(u64, u64)> {
     let at = |i: usize| (i as u64) << 18;
     assert!(sizes.iter().all(|n| n << ashift < at(1)), "islands overlap");
@@ -37,7 +37,8 @@ fn depth(zio: &Zio, block: &Block) -> usize {
     1 + members.iter().map(|m| depth(zio, m)).max().unwrap_or(0)
 }
 
-/// Chapter 02 §9: pointers of members, sums of sizes, one asize for the whole tree.
+/// Checks chapter 02 §9: pointers of members, sums of sizes, one asize for the whole
+/// tree.
 fn check_gang(zio: &Zio, leader: &Block) {
     check_pointer(zio, &BlkPtr::Block(*leader));
     if !leader.is_gang() {
@@ -81,7 +82,7 @@ proptest! {
         dead in prop::option::of(0u32..4),
     ) {
         let ashift = if wide { 12 } else { 9 };
-        let pool = Pool::fragmented(vec![islands(&sizes, ashift); vdevs], ashift);
+        let pool = ZioFixture::fragmented(vec![islands(&sizes, ashift); vdevs], ashift);
         let data = if compress { words(sectors as usize * 512, seed) } else { noise(sectors as usize * 512, seed) };
         let alg = if compress { Compression::Lz4 } else { Compression::Off };
         let mut props = props(alg, Checksum::Blake3, copies);
@@ -98,7 +99,7 @@ proptest! {
             }
         };
         if let Some(vdev) = dead {
-            pool.disks.fate(vdev, Fate::Fails);
+            pool.disks.fate(vdev, WriteFate::Fails);
         }
         let writes = Writes::new(&pool.zio);
         let (bp, outcome) = (placed.bp, placed.outcome);
@@ -106,13 +107,13 @@ proptest! {
         prop_assert_eq!(block.is_gang(), outcome == Outcome::Gang);
         pool.disks.hold();
         pool.zio.submit(placed, &writes);
-        // Readable, and its members known, before anything is on a disk.
+        // Readable, and its members known, before any write reached a disk.
         pool.zio.cache().clear();
         prop_assert!(*pool.zio.read(&bp, Io::WAIT).unwrap() == *data);
         prop_assert_eq!(freed(&pool.zio, block), pool.space.taken());
         pool.disks.serve(false);
         let lost = writes.wait();
-        prop_assert_eq!(pool.zio.under_way.len(), 0);
+        prop_assert_eq!(pool.zio.in_flight.len(), 0);
         prop_assert!(lost.iter().all(|l| Some(l.dva.vdev.0) == dead));
 
         let reader = pool.reader(ashift);
@@ -133,8 +134,9 @@ proptest! {
 
 #[test]
 fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
-    // 128 KiB in pieces of 4 KiB: 3 members of 3 members of 3 of 4.6 KiB, which are two.
-    let pool = Pool::fragmented(vec![islands(&[8; 400], 9)], 9);
+    // 128 KiB in pieces of 4 KiB: 3 members of 3 members of 3 of 4.6 KiB, each of which
+    // takes two pieces.
+    let pool = ZioFixture::fragmented(vec![islands(&[8; 400], 9)], 9);
     let data = noise(131_072, 7);
     let props = plain(1);
     let bp = pool.write(&file(&data, &props));
@@ -146,13 +148,13 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     assert_eq!(freed(&reader, block), pool.space.taken());
 
     // Single sectors: 16 MiB would need more levels than a reader follows.
-    let pool = Pool::fragmented(vec![islands(&[1; 500], 9)], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[1; 500], 9)], 9);
     let huge = noise(16 << 20, 8);
     let w = file(&huge, &props);
     let failed = pool.zio.place(pool.zio.prepare(&w).unwrap()).err().unwrap();
     assert_eq!(failed.kind(), ErrorKind::NoSpace);
     assert!(pool.space.taken().is_empty());
-    // And what is not to be written is given back.
+    // A block that is not written is released.
     let some = noise(8192, 9);
     let placed = pool.zio.place(pool.zio.prepare(&file(&some, &props)).unwrap()).unwrap();
     assert_eq!(placed.outcome, Outcome::Gang);
@@ -161,11 +163,11 @@ fn gangs_are_nested_as_deep_as_it_takes_and_no_deeper() {
     assert!(pool.space.taken().is_empty());
 }
 
-/// A pool in which 128 KiB was found only in pieces never ended a group: each pass gave its
-/// gang blocks new places.
+/// A pool in which 128 KiB could only be allocated in pieces never finished a txg,
+/// because each pass gave its gang blocks new addresses.
 #[test]
 fn a_gang_of_this_group_is_rewritten_where_it_is() {
-    let pool = Pool::fragmented(vec![islands(&[8; 400], 9); 2], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[8; 400], 9); 2], 9);
     let (one, two) = (noise(131_072, 1), noise(131_072, 2));
     let props = WriteProps { header_copies: 3, ..plain(2) };
     let gangs = Gangs::new();
@@ -187,7 +189,8 @@ fn a_gang_of_this_group_is_rewritten_where_it_is() {
     let checked = reader.check_copies(second.as_block().unwrap());
     assert_eq!((checked.faults.len(), checked.damaged), (0, 0));
 
-    // Another size, another number of copies, or a tree that nobody kept: new places.
+    // Another size, another number of copies, or a tree that was not kept: new
+    // addresses.
     let short = noise(65_536, 3);
     let fresh = |w: Write<'_>| {
         let placed = pool.zio.place(pool.zio.prepare(&w).unwrap()).unwrap();
@@ -204,13 +207,13 @@ fn a_gang_of_this_group_is_rewritten_where_it_is() {
 
 /// A raidz1 of four at id 6, as in the worked example of chapter 02 §9.
 fn raidz() -> Arc<Zio> {
-    let leaf = |i: u64| Spec::new(Kind::File, i, Guid(100 + i));
-    let raidz = Kind::Raidz { nparity: 1, expand_txgs: Vec::new(), reflow: None };
+    let leaf = |i: u64| Spec::new(VdevKind::File, i, Guid(100 + i));
+    let raidz = VdevKind::Raidz { nparity: 1, expand_txgs: Vec::new(), reflow: None };
     let top = Spec::new(raidz, 6, Guid(9))
         .with_children((0..4).map(leaf).collect())
         .with_space(9, 4 * (64 << 20));
-    let holes = (0..6).map(|i| Spec::new(Kind::Hole, i, Guid(0)));
-    let root = Spec::new(Kind::Root, 0, Guid(1)).with_children(holes.chain([top]).collect());
+    let holes = (0..6).map(|i| Spec::new(VdevKind::Hole, i, Guid(0)));
+    let root = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(holes.chain([top]).collect());
     let tree = Tree::build(&root, &|leaf| {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(format!("{:?}", leaf.guid), DISK));
         Ok(device)
@@ -219,7 +222,7 @@ fn raidz() -> Arc<Zio> {
     Arc::new(Zio::new(tree, Arc::new(BlockCache::of(64 << 20).unwrap())))
 }
 
-/// One vdev, which refuses what is listed, once each.
+/// One vdev that refuses the listed sizes, once each.
 struct Refusing {
     tree: Arc<Tree>,
     refused: Mutex<Vec<u64>>,
@@ -251,7 +254,7 @@ impl SpaceSource for Refusing {
 struct Capture(Mutex<Vec<DvaWrite>>);
 
 impl Sink for Capture {
-    fn write(self: Arc<Self>, write: DvaWrite, done: Done) {
+    fn write(self: Arc<Self>, write: DvaWrite, done: WriteDone) {
         self.0.lock().push(write);
         done(Ok(()), false);
     }
@@ -272,7 +275,7 @@ fn the_worked_example_of_the_specification() {
     let props = WriteProps { header_copies: 1, ..plain(1) };
     let w = Write { txg: Txg(242), ..file(&data, &props) };
     let placed = zio.place(zio.prepare(&w).unwrap()).unwrap();
-    assert!(matches!(placed.parts, Some((_, Layout::Gang(_)))));
+    assert!(matches!(placed.parts, Some((_, BlockLayout::Gang(_)))));
     let bp = placed.bp;
     let leader = *bp.as_block().unwrap();
     assert_eq!(leader.dva().to_string(), "<6:6bcc00:156400>");
@@ -310,8 +313,8 @@ fn the_worked_example_of_the_specification() {
 
 #[test]
 fn space_that_does_not_fit_is_noticed() {
-    struct Wrong(Arc<Tree>, u8);
-    impl SpaceSource for Wrong {
+    struct UnfitSpace(Arc<Tree>, u8);
+    impl SpaceSource for UnfitSpace {
         fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
             let asize = self.0.asize(VdevId(0), Psize(want.psize), want.txg)?;
             let good = Dva { vdev: VdevId(0), offset: 0, asize, gang: false };
@@ -330,8 +333,8 @@ fn space_that_does_not_fit_is_noticed() {
         }
     }
     for how in 0..4 {
-        let pool = Pool::new(1, 9);
-        pool.zio.set_space(Arc::new(Wrong(pool.zio.tree(), how)));
+        let pool = ZioFixture::new(1, 9);
+        pool.zio.set_space(Arc::new(UnfitSpace(pool.zio.tree(), how)));
         let (data, props) = (noise(2048, 1), plain(1));
         let error = pool.zio.place(pool.zio.prepare(&file(&data, &props)).unwrap()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Bug);
@@ -340,7 +343,7 @@ fn space_that_does_not_fit_is_noticed() {
 
 #[test]
 fn a_gang_without_a_readable_header_is_not_freed() {
-    let pool = Pool::fragmented(vec![islands(&[8; 40], 9)], 9);
+    let pool = ZioFixture::fragmented(vec![islands(&[8; 40], 9)], 9);
     let (data, mut props) = (noise(16_384, 1), plain(1));
     props.header_copies = 2;
     let bp = pool.write(&file(&data, &props));

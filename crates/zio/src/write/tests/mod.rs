@@ -1,4 +1,4 @@
-//! Blocks written are read again.
+//! Blocks that were written are read back.
 
 mod faults;
 mod fixture;
@@ -38,7 +38,7 @@ const SUMS: [Checksum; 9] = [
     Checksum::Blake3,
 ];
 
-/// Content that compresses not, by half, nearly away, or only at its end.
+/// Content that compresses not at all, by half, almost completely, or only at its end.
 fn content(kind: u8, len: usize, seed: u64) -> Buf {
     match kind {
         0 => noise(len, seed),
@@ -57,7 +57,8 @@ fn content(kind: u8, len: usize, seed: u64) -> Buf {
     }
 }
 
-/// Chapter 02 §4.1, told once more: what the block must have become.
+/// The rules of chapter 02 §4.1, implemented a second time: the form that the block
+/// must have.
 fn check_form(w: &Write<'_>, bp: &BlkPtr, (min, gcd): (u64, u64)) {
     let lsize = w.data.len();
     let zero = w.data.iter().all(|&b| b == 0);
@@ -114,14 +115,14 @@ proptest! {
         cache: bool,
     ) {
         let ashift = if wide { 12 } else { 9 };
-        let pool = Pool::new(2, ashift);
+        let pool = ZioFixture::new(2, ashift);
         let data = content(kind, sectors * 512, seed);
         let props = WriteProps { embed, ..props(ALGS[alg], SUMS[sum], copies) };
         let w = Write { object_type, level, fill: 5, cache, ..file(&data, &props) };
         let bp = pool.write(&w);
         check_pointer(&pool.zio, &bp);
         check_form(&w, &bp, (1 << ashift, 1 << ashift));
-        // From memory, by its own pool; from the disk, every copy, by another.
+        // From memory by the same pool; from the disk, every copy, by another load.
         if let BlkPtr::Block(_) = bp {
             let hit = pool.zio.read(&bp, Io::MEMORY);
             prop_assert_eq!(hit.is_ok(), cache);
@@ -165,14 +166,15 @@ fn limits_of_the_specification() {
         }
     }
     assert_eq!(compressed_max(Compression::Zle, 4096, (4096, 4096)), 3584);
-    // The smallest vdev decides whether, all of them how it is rounded.
+    // The smallest vdev determines whether to compress, all of them determine the
+    // rounding.
     assert_eq!(compressed_max(Compression::Lz4, 4096, (1024, 512)), 3584);
     assert_eq!(compressed_max(Compression::Lz4, 1024, (1024, 512)), 112);
 }
 
 #[test]
 fn holes_are_born_only_where_something_was() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let (zeros, some) = (Buf::zeros(4096), noise(4096, 1));
     let on = props(Compression::Lz4, Checksum::Fletcher4, 1);
     let write = |old: &BlkPtr, props: &WriteProps| {
@@ -190,14 +192,14 @@ fn holes_are_born_only_where_something_was() {
     assert_eq!(raw[0x50..0x58], [15, 0, 0, 0, 0, 0, 0, 0]);
     assert!(raw.iter().enumerate().all(|(i, &b)| b == 0 || [0x30, 0x36, 0x50].contains(&i)));
     assert_eq!(outcome, Outcome::Hole);
-    // A hole that was born is born again.
+    // A hole with a birth keeps having one.
     let hole = BlkPtr::parse(&raw, ondisk::Endian::Little).unwrap();
     assert_eq!(write(&hole, &on).1, raw);
-    // The pool has no such feature yet.
+    // The pool does not have the feature yet.
     assert_eq!(write(&old, &WriteProps { hole_birth: false, ..on }).1, [0; 128]);
     assert_eq!(write(&old, &WriteProps { compression: Compression::Empty, ..on }).1, raw);
     assert_eq!(pool.space.taken(), taken);
-    // Without compression zeros are data.
+    // Without compression, zeros are data.
     assert_eq!(write(&old, &plain(1)).0, Outcome::New);
     let bp = pool.write(&file(&zeros, &plain(2)));
     assert_eq!(*pool.reader(9).read(&bp, Io::SCAN).unwrap(), *zeros);
@@ -206,7 +208,7 @@ fn holes_are_born_only_where_something_was() {
 #[test]
 fn a_micro_zap_is_embedded_as_in_the_specification() {
     // Chapter 02 §2.7: the decompressed example, written again.
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let words = "0000001721030001 0041807973010900 0f0200ffd9500000 0000000000000000";
     let digits: Vec<u8> =
         words.bytes().filter_map(|b| (b as char).to_digit(16)).map(|d| d as u8).collect();
@@ -230,7 +232,7 @@ fn a_micro_zap_is_embedded_as_in_the_specification() {
 fn the_cache_holds_what_a_read_would_have_left() {
     for (i, kind) in [0, 1, 4].into_iter().enumerate() {
         for object_type in [ObjType::PLAIN_FILE_CONTENTS, ObjType::DIRECTORY_CONTENTS] {
-            let pool = Pool::new(1, 12);
+            let pool = ZioFixture::new(1, 12);
             let data = content(kind, 65_536, i as u64 + 3);
             let on = props(Compression::Lz4, Checksum::Fletcher4, 1);
             let bp = pool.write(&Write { object_type, ..file(&data, &on) });
@@ -238,7 +240,7 @@ fn the_cache_holds_what_a_read_would_have_left() {
             reader.read(&bp, Io::WAIT).unwrap();
             let block = bp.as_block().unwrap();
             let found = |zio: &crate::Zio| {
-                let ask = arc::Ask::demand(crate::read::kind_of(block));
+                let ask = arc::LookupRequest::demand(crate::read::kind_of(block));
                 let found = zio.cache().peek(&zio.key(block), ask).unwrap();
                 (found.tag(), found.lsize())
             };
@@ -251,7 +253,7 @@ fn the_cache_holds_what_a_read_would_have_left() {
 
 #[test]
 fn uncompressed_content_is_not_copied() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let data = noise(131_072, 5);
     let props = props(Compression::Lz4, Checksum::Fletcher4, 2);
     let bp = pool.write(&file(&data, &props));
@@ -261,7 +263,7 @@ fn uncompressed_content_is_not_copied() {
 
 #[test]
 fn equal_content_keeps_its_pointer() {
-    let pool = Pool::new(2, 9);
+    let pool = ZioFixture::new(2, 9);
     let (data, other) = (words(16_384, 1), words(16_384, 2));
     let strong = props(Compression::Lz4, Checksum::Sha256, 1);
     let old = pool.write(&file(&data, &strong));
@@ -287,7 +289,7 @@ fn equal_content_keeps_its_pointer() {
         assert_eq!(outcome(&Write { props: &props, ..base }), Outcome::New);
     }
     assert_eq!(outcome(&Write { object_type: ObjType::SA, ..base }), Outcome::New);
-    // Fletcher proves nothing.
+    // Fletcher checksums prove nothing.
     let weak = props(Compression::Lz4, Checksum::Fletcher4, 1);
     let old = pool.write(&file(&data, &weak));
     assert_eq!(outcome(&Write { old: &old, props: &weak, ..base }), Outcome::New);
@@ -295,7 +297,7 @@ fn equal_content_keeps_its_pointer() {
 
 #[test]
 fn a_block_of_this_group_is_rewritten_where_it_is() {
-    let pool = Pool::new(2, 9);
+    let pool = ZioFixture::new(2, 9);
     let (one, two, short) = (noise(8192, 1), noise(8192, 2), noise(4096, 3));
     let twice = plain(2);
     let first = pool.write(&file(&one, &twice));
@@ -310,7 +312,7 @@ fn a_block_of_this_group_is_rewritten_where_it_is() {
     let checked = pool.reader(9).check_copies(second.as_block().unwrap());
     assert_eq!((checked.readable, checked.damaged), (2, 0));
 
-    // Without the cache, too, the old content must leave it.
+    // Also without the cache, the old content must leave it.
     let third =
         pool.write(&Write { in_place: true, old: &second, cache: false, ..file(&one, &twice) });
     assert_eq!(dvas(&first), dvas(&third));
@@ -318,7 +320,7 @@ fn a_block_of_this_group_is_rewritten_where_it_is() {
     let remember = Io { caching: Caching::Keep, ..Io::WAIT };
     assert_eq!(*pool.zio.read(&third, remember).unwrap(), *one);
 
-    // Another size, number of copies or group, or no leave to: a new place.
+    // Another size, number of copies or txg, or no permission: new addresses.
     let new = |w: &Write<'_>| {
         let placed = pool.zio.place(pool.zio.prepare(w).unwrap()).unwrap();
         assert_eq!(placed.outcome, Outcome::New);
@@ -336,7 +338,7 @@ fn a_block_of_this_group_is_rewritten_where_it_is() {
 
 #[test]
 fn impossible_requests_are_refused() {
-    let pool = Pool::new(1, 9);
+    let pool = ZioFixture::new(1, 9);
     let data = noise(1024, 1);
     let good = plain(1);
     let refused = |w: &Write<'_>| {

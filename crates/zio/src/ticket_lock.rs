@@ -1,17 +1,17 @@
-//! Many threads, one order.
+//! A ticket lock: many threads enter a section in the order of their numbers.
 //!
 //! # Theory
-//! A wave of blocks is compressed by many threads at once, yet gets its places in the
-//! blocks' order: each job waits for its turn. A turn is a [`Ticket`], which passes
-//! on when it is dropped, used or not, so that a job that fails, or panics, holds
-//! nobody up.
+//! A wave of blocks is compressed by many threads concurrently, but its addresses are
+//! allocated in the order of the blocks: each job waits for its number. The right to
+//! enter is a [`Ticket`]. Dropping it passes the lock to the next number, whether the
+//! section was entered or not, so that a job that fails or panics delays no other.
 //!
 //! # Invariants
-//! * Turns are taken in the order of their numbers, one at a time.
-//! * In [`parallel_in_order`], jobs are begun in order too, so the job whose turn it is
-//!   has a thread.
+//! * Jobs enter in the order of their numbers, one at a time.
+//! * [`parallel_in_order`] also starts jobs in order, so the job that may enter next
+//!   always has a thread.
 //!
-//! Lock order: a leaf; no job runs under it.
+//! Lock order: a leaf; no job runs under its lock.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -19,49 +19,49 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use base::rt::{Condvar, Mutex, fan_out};
 use base::{Error, Result};
 
-/// Fewer jobs than this for each thread are not worth starting it.
+/// With fewer jobs than this for each thread, the thread is not worth starting.
 const JOBS_PER_THREAD: usize = 4;
-/// A thread takes its turn for some jobs at once, where there are many: handing a turn
-/// over costs as much as a small block.
+/// Where there are many jobs, a thread enters once for several of them, because passing
+/// the lock on costs as much as processing a small block.
 const CHUNK_MAX: usize = 16;
-/// So many times at least.
+/// Minimum number of times that each thread enters.
 const CHUNKS_PER_THREAD: usize = 8;
 
 #[derive(Default)]
 struct Order {
     next: u64,
-    /// Turns ahead that nobody will take.
-    passed: BTreeSet<u64>,
+    /// Later numbers that were already passed on.
+    done: BTreeSet<u64>,
     sleepers: usize,
 }
 
-/// Lets jobs pass in the order of their numbers, from 0.
+/// Lets jobs enter in the order of their numbers, starting with 0.
 #[derive(Default)]
-pub struct Turnstile {
+pub struct TicketLock {
     order: Mutex<Order>,
-    moved: Condvar,
+    advanced: Condvar,
 }
 
-/// The duty to take a turn, or to pass it on.
+/// The obligation to enter, or to pass the lock on.
 pub struct Ticket<'a> {
-    turnstile: &'a Turnstile,
+    ticket_lock: &'a TicketLock,
     n: u64,
 }
 
-impl Turnstile {
-    /// Job 0 is next.
-    pub fn new() -> Turnstile {
-        Turnstile::default()
+impl TicketLock {
+    /// A lock that job 0 enters first.
+    pub fn new() -> TicketLock {
+        TicketLock::default()
     }
 
-    /// Job `n`'s turn; there must be one for every number.
+    /// The ticket of job `n`; every number must be taken exactly once.
     pub fn ticket(&self, n: u64) -> Ticket<'_> {
-        Ticket { turnstile: self, n }
+        Ticket { ticket_lock: self, n }
     }
 
-    /// Waits for job `n`'s turn and runs `f` in it.
-    pub fn turn<T>(&self, n: u64, f: impl FnOnce() -> T) -> T {
-        self.ticket(n).enter(f)
+    /// Waits until job `n` may enter, and runs `f`.
+    pub fn run_in_order<T>(&self, n: u64, f: impl FnOnce() -> T) -> T {
+        self.ticket(n).run(f)
     }
 
     fn pass(&self, n: u64) {
@@ -69,10 +69,10 @@ impl Turnstile {
         if n < order.next {
             return;
         }
-        order.passed.insert(n);
+        order.done.insert(n);
         loop {
             let next = order.next;
-            if !order.passed.remove(&next) {
+            if !order.done.remove(&next) {
                 break;
             }
             order.next += 1;
@@ -80,18 +80,18 @@ impl Turnstile {
         let wake = order.sleepers > 0;
         drop(order);
         if wake {
-            self.moved.notify_all();
+            self.advanced.notify_all();
         }
     }
 }
 
 impl Ticket<'_> {
-    /// Waits for the turn, runs `f`, and passes on.
-    pub fn enter<T>(self, f: impl FnOnce() -> T) -> T {
-        let mut order = self.turnstile.order.lock();
+    /// Waits until the job may enter, runs `f`, and passes the lock on.
+    pub fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        let mut order = self.ticket_lock.order.lock();
         while order.next < self.n {
             order.sleepers += 1;
-            self.turnstile.moved.wait(&mut order);
+            self.ticket_lock.advanced.wait(&mut order);
             order.sleepers -= 1;
         }
         drop(order);
@@ -101,17 +101,17 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.turnstile.pass(self.n);
+        self.ticket_lock.pass(self.n);
     }
 }
 
-/// Runs jobs `0..jobs`, each through `prepare`, `place` and `submit`, on up to `threads`
-/// threads: `place` in the order of the jobs and one at a time, the others at
-/// once. Few jobs run on the calling thread.
+/// Runs jobs `0..jobs`, each through `prepare`, `place` and `submit`, on up to
+/// `threads` threads. `place` runs in the order of the jobs and one at a time, the
+/// other steps run concurrently. Few jobs run on the calling thread.
 ///
 /// # Errors
-/// That of the first job, by number, which failed. Jobs before it end as usual; if it failed
-/// before it was submitted, none after it is placed.
+/// The error of the failed job with the lowest number. Jobs before it end as usual; if
+/// it failed before it was submitted, no later job is placed.
 pub fn parallel_in_order<P: Send, Q: Send>(
     threads: usize,
     jobs: usize,
@@ -121,7 +121,7 @@ pub fn parallel_in_order<P: Send, Q: Send>(
 ) -> Result<()> {
     let all = |first: usize, placed: Vec<Q>| {
         let one = |(i, q)| submit(i, q).map_err(|e| (i, e));
-        // Those behind one that failed are submitted all the same.
+        // Jobs behind a failed one are submitted nevertheless.
         let mut failed = (first..).zip(placed).filter_map(|job| one(job).err());
         let first = failed.next();
         failed.for_each(drop);
@@ -130,8 +130,9 @@ pub fn parallel_in_order<P: Send, Q: Send>(
     chunks_in_order(threads, jobs, CHUNK_MAX, prepare, place, all)
 }
 
-/// As [`parallel_in_order`], with up to `chunk_max` jobs at a time: `submit` gets the first
-/// one's number and what of them was placed, in order. It tells which failed.
+/// As [`parallel_in_order`], with up to `chunk_max` jobs at a time. `submit` gets the
+/// number of the first job and the placed results of the chunk, in order. It returns
+/// the number of the job that failed.
 ///
 /// # Errors
 /// As [`parallel_in_order`].
@@ -144,7 +145,7 @@ pub fn chunks_in_order<P: Send, Q: Send>(
     submit: impl Fn(usize, Vec<Q>) -> std::result::Result<(), (usize, Error)> + Sync,
 ) -> Result<()> {
     let threads = threads.min(jobs / JOBS_PER_THREAD).max(1);
-    let turnstile = Turnstile::new();
+    let ticket_lock = TicketLock::new();
     let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let failed = Mutex::new(None);
     let fail = |i: usize, e| {
@@ -162,12 +163,12 @@ pub fn chunks_in_order<P: Send, Q: Send>(
             if range.is_empty() {
                 return;
             }
-            let ticket = turnstile.ticket(turn as u64);
+            let ticket = ticket_lock.ticket(turn as u64);
             let first = range.start;
             let prepared: Vec<Result<P>> = range.map(&prepare).collect();
-            let placed = ticket.enter(|| {
+            let placed = ticket.run(|| {
                 let mut placed = Vec::with_capacity(prepared.len());
-                // A job before these may have failed in its turn, just now.
+                // An earlier job may have failed in its section just now.
                 if failed.lock().as_ref().is_some_and(|(n, _)| *n < first) {
                     return placed;
                 }
@@ -200,10 +201,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_in_order_and_failures_pass_theirs_on() {
+    fn jobs_enter_in_order_and_failures_pass_the_lock_on() {
         for threads in [1, 2, 7] {
             let seen = Mutex::new(Vec::new());
-            let turnstile = Turnstile::new();
+            let ticket_lock = TicketLock::new();
             let next = AtomicUsize::new(0);
             fan_out(threads, |_| {
                 loop {
@@ -211,11 +212,11 @@ mod tests {
                     if n >= 500 {
                         return;
                     }
-                    let ticket = turnstile.ticket(n);
+                    let ticket = ticket_lock.ticket(n);
                     if n % 7 == 3 {
-                        continue; // dropped without a turn
+                        continue; // dropped without entering
                     }
-                    ticket.enter(|| seen.lock().push(n));
+                    ticket.run(|| seen.lock().push(n));
                 }
             });
             let expected: Vec<u64> = (0..500).filter(|n| n % 7 != 3).collect();
@@ -224,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_turn_holds_nobody_up() {
-        let turnstile = Turnstile::new();
+    fn a_panic_delays_no_other_job() {
+        let ticket_lock = TicketLock::new();
         let run = std::panic::AssertUnwindSafe(|| {
-            turnstile.turn(0, || std::panic::resume_unwind(Box::new(())))
+            ticket_lock.run_in_order(0, || std::panic::resume_unwind(Box::new(())))
         });
         assert!(std::panic::catch_unwind(run).is_err());
-        assert_eq!(turnstile.turn(1, || 5), 5);
+        assert_eq!(ticket_lock.run_in_order(1, || 5), 5);
     }
 
     #[test]
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_told_and_nothing_after_it_is_placed() {
+    fn the_first_error_is_returned_and_nothing_after_it_is_placed() {
         for threads in [1, 4] {
             for stage in 0..3 {
                 let placed = Mutex::new(Vec::new());

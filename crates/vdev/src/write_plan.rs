@@ -1,14 +1,17 @@
-//! Planning a write: which bytes go to which leaves, and how many of them it takes.
+//! Planning a write: which bytes each leaf gets, and how many of the leaves must
+//! succeed.
 //!
 //! # Theory
-//! The twin of `plan`: the same maps (`RaidzGeometry::map`, `DraidGeometry::map`,
-//! distributed spares) say where columns lie, so that reads and writes agree. Data
-//! columns are slices of the block; only parity is new memory.
+//! The counterpart of `plan`. Reads and writes use the same maps (`RaidzGeometry::map`,
+//! `DraidGeometry::map`, distributed spares) for the location of columns, so they
+//! agree. Data columns are slices of the block; only parity is newly allocated memory.
 //!
 //! # Invariants
-//! * Every leaf below the written place is a piece, or among the dead.
-//! * A dRAID's columns are written in full, zeros behind the data (chapter 02 §11.3).
-//! * Planning takes at most `PLAN_STEPS_MAX` steps and makes at most `CELLS_MAX` pieces.
+//! * Every leaf below the written address is in a piece or in the list of dead leaves.
+//! * The columns of a dRAID are written in full, with zeros behind the data (chapter 02
+//!   §11.3).
+//! * Planning takes at most `PLAN_STEPS_MAX` steps and makes at most `CELLS_MAX`
+//!   pieces.
 
 use base::limits::BUF_SIZE_MAX;
 use base::{Buf, BufMut, Error, Result, Txg, VdevId};
@@ -16,24 +19,24 @@ use base::{Buf, BufMut, Error, Result, Txg, VdevId};
 use crate::limits::{CELLS_MAX, PLAN_STEPS_MAX, SPARE_HOPS_MAX};
 use crate::map::{BlockMap, whole_sectors};
 use crate::parity;
-use crate::spec::Kind;
+use crate::spec::VdevKind;
 use crate::tree::{Geometry, LABEL_START, NodeId, Tree};
 
-/// What of a plan has to succeed.
+/// The condition under which a write succeeds.
 #[derive(Debug)]
 pub(crate) enum Need {
-    /// Nothing writable is there.
+    /// Never: nothing writable is there.
     Lost,
-    /// This piece.
+    /// This piece succeeds.
     Piece(u32),
-    /// One of them.
+    /// One of them holds.
     Any(Vec<Need>),
-    /// All code words; of each, all columns but `tolerated` ones.
+    /// All code words succeed: in each, all columns except `tolerated` ones.
     Stripes { tolerated: usize, stripes: Vec<Vec<Need>> },
 }
 
 impl Need {
-    /// Whether it is fulfilled; `failed` says of pieces whether they failed.
+    /// Whether the condition holds; `failed` reports whether a piece failed.
     pub(crate) fn fulfilled(&self, failed: &dyn Fn(u32) -> bool) -> bool {
         match self {
             Need::Lost => false,
@@ -48,30 +51,30 @@ impl Need {
 
 /// Bytes for one leaf.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct WritePiece {
     pub(crate) leaf: NodeId,
-    /// The distributed spares that lead there.
+    /// The distributed spares through which the write reaches the leaf.
     pub(crate) through: Vec<NodeId>,
-    /// Device byte.
+    /// Offset on the device, bytes.
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) bufs: Vec<Buf>,
-    /// Zeros that nobody reads.
+    /// Zeros that no reader uses.
     pub(crate) optional: bool,
 }
 
-/// A whole write.
+/// The plan of a whole write.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct WritePlan {
     pub(crate) need: Need,
-    pub(crate) pieces: Vec<Piece>,
-    /// Leaves that ought to get something and cannot be written.
+    pub(crate) pieces: Vec<WritePiece>,
+    /// Leaves that should get a piece and cannot be written.
     pub(crate) dead: Vec<NodeId>,
 }
 
-/// A range of a vdev and what to write there.
+/// A range of a vdev and the bytes to write there.
 #[derive(Clone, Copy)]
-struct At<'a> {
+struct WriteRange<'a> {
     offset: u64,
     len: u64,
     bufs: &'a [Buf],
@@ -81,12 +84,12 @@ struct At<'a> {
 struct Placer<'a> {
     tree: &'a Tree,
     steps: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<WritePiece>,
     dead: Vec<NodeId>,
     through: Vec<NodeId>,
 }
 
-/// The block in whole sectors, zeros behind it; and where O_DIRECT can take it from.
+/// The block in whole sectors, padded with zeros, in memory that O_DIRECT accepts.
 fn padded(data: &Buf, ashift: u32) -> Result<Buf> {
     let len = whole_sectors(data.len() as u64, ashift)? as usize;
     if len > BUF_SIZE_MAX {
@@ -102,25 +105,25 @@ fn padded(data: &Buf, ashift: u32) -> Result<Buf> {
     Ok(copy.freeze())
 }
 
-impl Plan {
-    /// Lays a block out over the leaves; computes parity.
+impl WritePlan {
+    /// Lays a block out over the leaves and computes its parity.
     pub(crate) fn new(
         tree: &Tree,
         vdev: VdevId,
         offset: u64,
         data: &Buf,
         birth: Txg,
-    ) -> Result<Plan> {
+    ) -> Result<WritePlan> {
         let id = tree.top_node(vdev)?;
         let node = tree.node(id);
         match node.kind() {
-            Kind::Hole | Kind::Missing | Kind::Indirect => {
+            VdevKind::Hole | VdevKind::Missing | VdevKind::Indirect => {
                 let name = node.kind().name();
                 return Err(Error::invalid(format!(
                     "vdev {vdev} cannot be written: it is a {name} vdev"
                 )));
             }
-            Kind::Raidz { reflow: Some(_), .. } => {
+            VdevKind::Raidz { reflow: Some(_), .. } => {
                 return Err(Error::unsupported(format!(
                     "vdev {vdev} is being expanded; import the pool read-only, or let \
                      OpenZFS complete the expansion"
@@ -149,10 +152,10 @@ impl Plan {
             }
             Geometry::Draid(draid) => placer.raid(id, &draid.map(offset, len)?, &data)?,
             Geometry::Plain => {
-                placer.node(id, At { offset, len, bufs: &[data], optional: false })?
+                placer.node(id, WriteRange { offset, len, bufs: &[data], optional: false })?
             }
         };
-        Ok(Plan { need, pieces: placer.pieces, dead: placer.dead })
+        Ok(WritePlan { need, pieces: placer.pieces, dead: placer.dead })
     }
 }
 
@@ -165,17 +168,17 @@ impl Placer<'_> {
         Ok(())
     }
 
-    fn node(&mut self, id: NodeId, at: At<'_>) -> Result<Need> {
+    fn node(&mut self, id: NodeId, at: WriteRange<'_>) -> Result<Need> {
         self.step()?;
         let tree = self.tree;
         let node = tree.node(id);
         match node.kind() {
-            Kind::Mirror | Kind::Replacing | Kind::Spare => {
+            VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => {
                 let children = node.children().iter().map(|&c| self.node(c, at));
                 Ok(Need::Any(children.collect::<Result<_>>()?))
             }
-            Kind::DraidSpare { .. } => self.spare(id, at),
-            Kind::Disk | Kind::File | Kind::Missing => Ok(self.leaf(id, at)),
+            VdevKind::DraidSpare { .. } => self.spare(id, at),
+            VdevKind::Disk | VdevKind::File | VdevKind::Missing => Ok(self.leaf(id, at)),
             _ => Err(Error::corrupt(format!(
                 "a {} vdev below the top level cannot be written",
                 node.kind().name()
@@ -183,14 +186,14 @@ impl Placer<'_> {
         }
     }
 
-    fn leaf(&mut self, id: NodeId, at: At<'_>) -> Need {
+    fn leaf(&mut self, id: NodeId, at: WriteRange<'_>) -> Need {
         let Some(offset) = at.offset.checked_add(LABEL_START) else { return Need::Lost };
         if self.tree.node(id).writable().is_none() {
             self.lost(id, at);
             return Need::Lost;
         }
         let index = self.pieces.len() as u32;
-        self.pieces.push(Piece {
+        self.pieces.push(WritePiece {
             leaf: id,
             through: self.through.clone(),
             offset,
@@ -201,20 +204,21 @@ impl Placer<'_> {
         Need::Piece(index)
     }
 
-    /// The leaf, and the spares it stands behind, do not get the bytes.
-    fn lost(&mut self, id: NodeId, at: At<'_>) {
+    /// Records that the leaf, and the spares that it stands in for, do not get the
+    /// bytes.
+    fn lost(&mut self, id: NodeId, at: WriteRange<'_>) {
         if !at.optional {
             self.dead.push(id);
             self.dead.extend_from_slice(&self.through);
         }
     }
 
-    /// To the child of the dRAID that stands behind a distributed spare (§11.4).
-    fn spare(&mut self, id: NodeId, at: At<'_>) -> Result<Need> {
+    /// Continues with the child of the dRAID that holds a distributed spare (§11.4).
+    fn spare(&mut self, id: NodeId, at: WriteRange<'_>) -> Result<Need> {
         let tree = self.tree;
         let node = tree.node(id);
         let target = match node.kind() {
-            Kind::DraidSpare { draid, spare_id } if node.readable() => {
+            VdevKind::DraidSpare { draid, spare_id } if node.readable() => {
                 tree.find(*draid).and_then(|found| match &found.geometry {
                     Geometry::Draid(geometry) => {
                         let (child, left) = geometry.spare_child(*spare_id, at.offset)?;
@@ -262,7 +266,7 @@ impl Placer<'_> {
                     Some(row) => vec![row.freeze()],
                     None => vec![data.slice(part(col))],
                 };
-                // A cell that does not exist, or nothing to store.
+                // The cell does not exist, or there is nothing to store.
                 let Some(child) = col.child.filter(|_| col.stored > 0) else { continue };
                 let have = bufs[0].len() as u64;
                 if have < col.stored {
@@ -272,7 +276,12 @@ impl Placer<'_> {
                 let Some(&child) = children.get(child as usize) else {
                     return Err(Error::bug("a column lies on a child that does not exist"));
                 };
-                let at = At { offset: col.offset, len: col.stored, bufs: &bufs, optional: false };
+                let at = WriteRange {
+                    offset: col.offset,
+                    len: col.stored,
+                    bufs: &bufs,
+                    optional: false,
+                };
                 needs.push(self.node(child, at)?);
             }
             stripes.push(needs);
@@ -280,7 +289,8 @@ impl Placer<'_> {
         Ok(Need::Stripes { tolerated: map.nparity, stripes })
     }
 
-    /// Zeros for the sectors that round a raidz block up, where they join neighbours.
+    /// Adds zeros for the sectors that round a raidz block up, where they join
+    /// neighbours.
     fn skips(
         &mut self,
         id: NodeId,
@@ -289,14 +299,14 @@ impl Placer<'_> {
     ) -> Result<()> {
         let tree = self.tree;
         let len = 1u64 << ashift;
-        // A sector is at most 1 GiB by the format, a buffer is less.
+        // The format allows sectors of up to 1 GiB; a buffer is smaller.
         if len > 1 << 16 {
             return Ok(());
         }
         let zeros = [Buf::zeros(len as usize)];
         for (child, offset) in skips {
             if let Some(&child) = tree.node(id).children().get(child as usize) {
-                self.node(child, At { offset, len, bufs: &zeros, optional: true })?;
+                self.node(child, WriteRange { offset, len, bufs: &zeros, optional: true })?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The scheduler of one run: who is there, who may run, who is next.
+//! The scheduler of one run: its threads, which of them can run, and which runs next.
 
 use std::collections::VecDeque;
 use std::panic::Location;
@@ -11,24 +11,24 @@ use super::{Event, Kind, Options};
 
 use Ordering::{Acquire, Relaxed, Release};
 
-/// Steps that dying threads may make before they are left behind.
+/// Steps that unwinding threads may make before they are left behind.
 const DYING_STEPS: u64 = 1_000_000;
 
-/// A member thread as the others see it.
+/// A member thread as the other threads see it.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct MemberThread {
     pub(super) id: u32,
     pub(super) name: String,
-    /// It has the baton.
+    /// The thread has the baton.
     go: AtomicBool,
     pub(super) thread: OnceLock<Thread>,
-    /// Its last wait ended because time ran out.
+    /// The thread's last wait timed out.
     pub(super) timed_out: AtomicBool,
 }
 
-impl Task {
-    pub(super) fn new(id: u32, name: &str) -> Arc<Task> {
-        Arc::new(Task {
+impl MemberThread {
+    pub(super) fn new(id: u32, name: &str) -> Arc<MemberThread> {
+        Arc::new(MemberThread {
             id,
             name: name.to_owned(),
             go: AtomicBool::new(false),
@@ -37,7 +37,7 @@ impl Task {
         })
     }
 
-    /// Gives it the baton.
+    /// Gives the thread the baton.
     pub(super) fn wake(&self) {
         self.go.store(true, Release);
         if let Some(thread) = self.thread.get() {
@@ -53,17 +53,18 @@ impl Task {
     }
 }
 
-/// What a thread waits for. Locks and conditions go by their address.
+/// What a thread waits for. Locks and conditions are identified by their address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum On {
     Lock(usize),
     Condition(usize),
     /// A thread's end.
     Join(u32),
-    /// As `Join`, of a scoped thread: not even the end of the run interrupts it.
+    /// As `Join`, for a scoped thread: not even the end of the run interrupts this
+    /// wait.
     Scope(u32),
     Time,
-    /// Nothing: it is left behind.
+    /// Nothing: the thread is left behind.
     Never,
 }
 
@@ -72,55 +73,56 @@ pub(super) struct Wait {
     pub(super) on: On,
     /// Virtual nanoseconds.
     pub(super) deadline: Option<u64>,
-    /// It was unwinding: the end of the run does not concern it any more.
+    /// The thread was unwinding, so the end of the run does not affect it.
     pub(super) dying: bool,
     pub(super) at: &'static Location<'static>,
 }
 
-pub(super) struct Live {
-    pub(super) task: Arc<Task>,
-    /// `None`: it can run.
+pub(super) struct LiveThread {
+    pub(super) task: Arc<MemberThread>,
+    /// `None` if the thread can run.
     pub(super) wait: Option<Wait>,
-    /// Locks it held when it last gave the baton away.
+    /// Locks that the thread held when it last passed the baton on.
     pub(super) held: Vec<usize>,
 }
 
 /// Why a run ended before its body returned.
-pub(super) enum End {
+pub(super) enum RunEnd {
     Halted,
     Deadlock(String),
     Panicked { thread: String, message: String },
     Limit(String),
 }
 
-pub(super) struct State {
-    pub(super) live: Vec<Live>,
+pub(super) struct SchedulerState {
+    pub(super) live: Vec<LiveThread>,
     pub(super) rng: Rng,
     pub(super) random: Rng,
     pub(super) started: u32,
     pub(super) switches: u64,
-    pub(super) end: Option<End>,
-    /// The body returned.
+    pub(super) end: Option<RunEnd>,
+    /// The body has returned.
     pub(super) body_over: bool,
-    /// Nothing will run any more.
+    /// No thread will run any more.
     pub(super) over: bool,
     pub(super) left: Vec<String>,
     pub(super) stuck: Vec<(u32, String)>,
     pub(super) events: VecDeque<Event>,
     pub(super) handles: Vec<(u32, JoinHandle<()>)>,
-    /// Since when a lock that is held outside of the run is waited for.
+    /// Time since which a thread waits for a lock that is held outside of the run.
     pub(super) outside: Option<(std::time::Instant, usize)>,
 }
 
-pub(super) struct World {
+pub(super) struct Scheduler {
     pub(super) options: Options,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<SchedulerState>,
     pub(super) finished: Condvar,
-    /// The run has ended; whoever comes to a scheduling point unwinds.
+    /// The run has ended; a thread that reaches a scheduling point unwinds.
     pub(super) ending: AtomicBool,
-    /// Threads that wait for a lock: releasing one looks for them only if there are any.
+    /// Threads that wait for a lock. Releasing a lock looks for waiters only if there
+    /// are any.
     lock_waiters: AtomicUsize,
-    // Written by the holder of the baton alone.
+    // Written only by the holder of the baton.
     pub(super) steps: AtomicU64,
     limit: AtomicU64,
     pub(super) clock: AtomicU64,
@@ -129,11 +131,11 @@ pub(super) struct World {
     step_ns: u64,
 }
 
-impl World {
-    pub(super) fn new(options: Options) -> Arc<World> {
+impl Scheduler {
+    pub(super) fn new(options: Options) -> Arc<Scheduler> {
         let seed = options.seed;
-        Arc::new(World {
-            state: Mutex::new(State {
+        Arc::new(Scheduler {
+            state: Mutex::new(SchedulerState {
                 live: Vec::new(),
                 rng: Rng::stream(seed, 0),
                 random: Rng::stream(seed, 1),
@@ -161,7 +163,7 @@ impl World {
         })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -173,8 +175,13 @@ impl World {
         self.clock.store(self.clock.load(Relaxed).saturating_add(ns), Relaxed);
     }
 
-    /// Counts a step; true if it was one too many for a thread that is dying.
-    pub(super) fn step(&self, task: &Task, kind: Kind, at: &'static Location<'static>) -> bool {
+    /// Counts a step; true if an unwinding thread exceeded its limit.
+    pub(super) fn step(
+        &self,
+        task: &MemberThread,
+        kind: Kind,
+        at: &'static Location<'static>,
+    ) -> bool {
         let n = self.steps.load(Relaxed) + 1;
         self.steps.store(n, Relaxed);
         self.pass_time(self.step_ns);
@@ -186,7 +193,7 @@ impl World {
                 thread: task.id,
                 name: task.name.clone(),
                 kind,
-                at: place(at),
+                at: file_and_line(at),
             });
         }
         n > self.limit.load(Relaxed) && self.too_long(n)
@@ -207,14 +214,14 @@ impl World {
         }
         self.limit.store(steps.saturating_add(DYING_STEPS), Relaxed);
         if !state.body_over {
-            let who = report(&state);
-            state.end = Some(End::Limit(format!("no end after {steps} steps\n{who}")));
+            let report = report(&state);
+            state.end = Some(RunEnd::Limit(format!("no end after {steps} steps\n{report}")));
         }
         self.begin_end(&mut state);
         false
     }
 
-    /// Whether the baton is to change hands here.
+    /// Decides whether the baton passes to another thread here.
     pub(super) fn toss(&self) -> bool {
         let every = self.options.switch_every;
         if every == 0 {
@@ -226,7 +233,7 @@ impl World {
     }
 
     /// From here on every thread unwinds.
-    pub(super) fn begin_end(&self, state: &mut State) {
+    pub(super) fn begin_end(&self, state: &mut SchedulerState) {
         if self.ending.swap(true, Relaxed) {
             return;
         }
@@ -242,22 +249,23 @@ impl World {
         }
     }
 
-    /// The body has returned: the others have a little longer.
-    pub(super) fn body_over(&self, state: &mut State) {
+    /// The body has returned; the other threads may make a limited number of further
+    /// steps.
+    pub(super) fn body_over(&self, state: &mut SchedulerState) {
         state.body_over = true;
         let last = self.steps.load(Relaxed).saturating_add(self.options.drain_steps);
         self.limit.store(self.limit.load(Relaxed).min(last), Relaxed);
     }
 
-    fn ready(&self, live: &mut Live) {
+    fn ready(&self, live: &mut LiveThread) {
         if let Some(Wait { on: On::Lock(_), .. }) = live.wait.take() {
             self.lock_waiters.fetch_sub(1, Relaxed);
         }
     }
 
-    /// Gives the baton away until it comes back; the caller waits for `wait`, or can
-    /// go on at any time.
-    pub(super) fn switch(&self, task: &Arc<Task>, held: &[usize], wait: Option<Wait>) {
+    /// Passes the baton on and waits until it comes back. The caller waits for `wait`;
+    /// without it, it can continue at any time.
+    pub(super) fn switch(&self, task: &Arc<MemberThread>, held: &[usize], wait: Option<Wait>) {
         let mut state = self.lock();
         if let Some(live) = state.live.iter_mut().find(|l| l.task.id == task.id) {
             live.held.clear();
@@ -280,13 +288,17 @@ impl World {
         task.park();
     }
 
-    /// Who runs next: anybody who can, the caller only if nobody else can. `None` when
-    /// nobody ever will.
-    pub(super) fn pick(&self, state: &mut State, caller: u32) -> Option<Arc<Task>> {
+    /// Picks the next thread to run: any that can run, the caller only if no other can.
+    /// `None` when no thread will ever run again.
+    pub(super) fn pick(
+        &self,
+        state: &mut SchedulerState,
+        caller: u32,
+    ) -> Option<Arc<MemberThread>> {
         loop {
             self.fire(state);
-            let able = |l: &&Live| l.wait.is_none();
-            let others = |l: &&Live| l.wait.is_none() && l.task.id != caller;
+            let able = |l: &&LiveThread| l.wait.is_none();
+            let others = |l: &&LiveThread| l.wait.is_none() && l.task.id != caller;
             let count = state.live.iter().filter(others).count() as u64;
             if count > 0 {
                 let nth = state.rng.below(count) as usize;
@@ -309,14 +321,14 @@ impl World {
                 self.finished.notify_all();
                 return None;
             } else {
-                state.end = Some(End::Deadlock(report(state)));
+                state.end = Some(RunEnd::Deadlock(report(state)));
                 self.begin_end(state);
             }
         }
     }
 
-    /// Ends the waits whose time has come.
-    fn fire(&self, state: &mut State) {
+    /// Ends the waits whose deadline has passed.
+    fn fire(&self, state: &mut SchedulerState) {
         let now = self.clock.load(Relaxed);
         for live in &mut state.live {
             if live.wait.and_then(|w| w.deadline).is_some_and(|d| d <= now) {
@@ -326,7 +338,7 @@ impl World {
         }
     }
 
-    /// A lock is free: one of those who wait for it, or all, may try again.
+    /// A lock is free: one of its waiters, or all, may try again.
     pub(super) fn freed(&self, lock: usize, all: bool) {
         if self.lock_waiters.load(Relaxed) > 0 {
             self.wake(&mut self.lock(), On::Lock(lock), all);
@@ -334,8 +346,8 @@ impl World {
     }
 
     /// Ends the wait of one thread or of all that wait for `on`.
-    pub(super) fn wake(&self, state: &mut State, on: On, all: bool) {
-        let waits = |l: &Live| l.wait.is_some_and(|w| w.on == on);
+    pub(super) fn wake(&self, state: &mut SchedulerState, on: On, all: bool) {
+        let waits = |l: &LiveThread| l.wait.is_some_and(|w| w.on == on);
         let count = state.live.iter().filter(|l| waits(l)).count() as u64;
         if count == 0 {
             return;
@@ -347,8 +359,8 @@ impl World {
         }
     }
 
-    /// Takes a thread out that has come to its end, and hands the baton on.
-    pub(super) fn finish(&self, task: &Task, panicked: Option<String>) {
+    /// Removes a thread that has ended, and passes the baton on.
+    pub(super) fn finish(&self, task: &MemberThread, panicked: Option<String>) {
         let mut state = self.lock();
         state.live.retain(|l| l.task.id != task.id);
         self.wake(&mut state, On::Join(task.id), true);
@@ -356,7 +368,7 @@ impl World {
         if let Some(message) = panicked
             && !self.is_ending()
         {
-            state.end = Some(End::Panicked { thread: task.name.clone(), message });
+            state.end = Some(RunEnd::Panicked { thread: task.name.clone(), message });
             self.begin_end(&mut state);
         }
         if task.id == 0 {
@@ -373,12 +385,12 @@ impl World {
     }
 }
 
-pub(super) fn place(at: &Location<'_>) -> String {
+pub(super) fn file_and_line(at: &Location<'_>) -> String {
     format!("{}:{}", at.file(), at.line())
 }
 
-/// What a thread waits for, and where.
-fn waits(state: &State, live: &Live) -> String {
+/// Describes what a thread waits for, and where.
+fn waits(state: &SchedulerState, live: &LiveThread) -> String {
     let name = |id: u32| {
         let found = state.live.iter().find(|l| l.task.id == id);
         found.map_or_else(|| id.to_string(), |l| format!("{} ({id})", l.task.name))
@@ -400,10 +412,10 @@ fn waits(state: &State, live: &Live) -> String {
         On::Time => "time to pass".to_owned(),
         On::Never => "nothing: it went on for too long while unwinding".to_owned(),
     };
-    format!("{me} waits at {} for {what}", place(wait.at))
+    format!("{me} waits at {} for {what}", file_and_line(wait.at))
 }
 
-fn report(state: &State) -> String {
+fn report(state: &SchedulerState) -> String {
     let all: Vec<_> = state.live.iter().map(|l| waits(state, l)).collect();
     all.join("\n")
 }

@@ -1,10 +1,10 @@
-//! Blocks that were submitted and are not on all their devices yet.
+//! The table of blocks in flight: submitted, but not yet on all their devices.
 //!
 //! # Theory
-//! The cache takes a block when it is submitted, and may drop it before a device has
-//! it; a read would then find what lay there before. This table holds the bytes
-//! until the last write ended. Whoever misses the cache looks here before a device
-//! is asked, and in a pool that is only read finds the table empty by one load.
+//! The cache gets a block when it is submitted, and may drop it before a device has it.
+//! A read would then find the old content of the address. This table holds the bytes
+//! until the last write has ended. A reader that misses the cache searches it before
+//! reading from a device. In a pool that is only read, one load shows that it is empty.
 //!
 //! Lock order: a shard's lock is a leaf.
 
@@ -19,7 +19,7 @@ use crate::BlockKey;
 const SHARDS: usize = 16;
 
 #[derive(Clone, Default)]
-struct Entry {
+struct InFlightEntry {
     stamp: u64,
     /// As on disk, the whole block.
     stored: Option<Buf>,
@@ -27,42 +27,42 @@ struct Entry {
     header: Option<Buf>,
 }
 
-/// The table.
+/// The table of blocks in flight.
 #[derive(Default)]
-pub(crate) struct UnderWay {
-    shards: [Mutex<HashMap<BlockKey, Entry>>; SHARDS],
+pub(crate) struct InFlightBlocks {
+    shards: [Mutex<HashMap<BlockKey, InFlightEntry>>; SHARDS],
     entries: AtomicUsize,
     stamps: AtomicU64,
 }
 
-impl UnderWay {
-    fn shard(&self, key: &BlockKey) -> &Mutex<HashMap<BlockKey, Entry>> {
+impl InFlightBlocks {
+    fn shard(&self, key: &BlockKey) -> &Mutex<HashMap<BlockKey, InFlightEntry>> {
         let mix = (key.offset >> 9 ^ u64::from(key.vdev) << 40 ^ key.birth << 20)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.shards[(mix >> 60) as usize % SHARDS]
     }
 
-    /// Names one submission.
+    /// A unique stamp for one submission.
     pub(crate) fn stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A block's bytes; a later submission of the same key takes the entry over.
+    /// Adds a block's bytes; a later submission of the same key replaces the entry.
     pub(crate) fn put_stored(&self, key: BlockKey, stamp: u64, stored: Buf) {
         self.change(key, stamp, |e| e.stored = Some(stored));
     }
 
-    /// A gang header.
+    /// Adds a gang header.
     pub(crate) fn put_header(&self, key: BlockKey, stamp: u64, header: Buf) {
         self.change(key, stamp, |e| e.header = Some(header));
     }
 
-    fn change(&self, key: BlockKey, stamp: u64, f: impl FnOnce(&mut Entry)) {
+    fn change(&self, key: BlockKey, stamp: u64, f: impl FnOnce(&mut InFlightEntry)) {
         let mut shard = self.shard(&key).lock();
         let before = shard.len();
         let entry = shard.entry(key).or_default();
         if entry.stamp != stamp {
-            *entry = Entry { stamp, ..Entry::default() };
+            *entry = InFlightEntry { stamp, ..InFlightEntry::default() };
         }
         f(entry);
         if shard.len() > before {
@@ -70,7 +70,7 @@ impl UnderWay {
         }
     }
 
-    /// The writes of `stamp` ended.
+    /// Removes the entry after the writes of `stamp` have ended.
     pub(crate) fn remove(&self, key: &BlockKey, stamp: u64) {
         let mut shard = self.shard(key).lock();
         if shard.get(key).is_some_and(|e| e.stamp == stamp) {
@@ -79,7 +79,7 @@ impl UnderWay {
         }
     }
 
-    fn get(&self, key: &BlockKey) -> Option<Entry> {
+    fn get(&self, key: &BlockKey) -> Option<InFlightEntry> {
         if self.entries.load(Ordering::Acquire) == 0 {
             return None;
         }
