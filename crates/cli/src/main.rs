@@ -8,7 +8,6 @@ mod bench;
 mod client;
 mod commands;
 mod daemon;
-mod engine;
 mod getopt;
 mod heap;
 mod local;

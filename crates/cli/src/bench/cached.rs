@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use base::{Error, Result, rt};
 use cenote::File;
+use cenote::Io;
 use codec::compress::{Compression, compress, decompress_head};
 
 use super::args::opt;
@@ -31,7 +32,6 @@ use super::lab::{self, Lab, Rig};
 use super::sample::{Content, Rng, median};
 use super::tidy::ScratchFile;
 use super::{Bench, Run, Stop, tidy};
-use crate::engine::Io;
 
 pub(super) const BENCH: Bench = Bench {
     name: "cached",

@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use base::{Error, ObjectId, Result, rt};
+use cenote::files::FileType as FileKind;
 use cenote::{ArcStats, PolicyKind};
+use cenote::{FileSystem, Io};
 
 use super::args::opt;
 use super::chart::Shape;
@@ -25,7 +27,6 @@ use super::frame::{Cell, Table};
 use super::lab::{self, Disk, Lab, Rig};
 use super::sample::Content;
 use super::{Bench, Run, Stop, tidy};
-use crate::engine::{FileKind, FileSystem, Io};
 
 pub(super) const BENCH: Bench = Bench {
     name: "du",

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 use cenote::{ArcStats, File, PolicyKind};
+use cenote::{Dataset, Engine, EngineConfig, FileSystem, ImportOptions, Io, Pool, Search};
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 
 use super::args::{Args, Opt, opt};
 use super::sample::Content;
 use super::tidy::{Mounted, Scratch};
 use super::{Run, Stop};
-use crate::engine::{Dataset, Engine, EngineConfig, FileSystem, ImportOptions, Io, Pool, Search};
 
 /// Options of every bench that reads a pool.
 pub(super) const OPTIONS: &[Opt] = &[

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use base::rt::{self, Mutex};
 use base::{Error, Result};
+use cenote::Io;
 use rustix::fs::OFlags;
 
 use super::args::opt;
@@ -37,7 +38,6 @@ use super::sync_rig::{DATASET, Rig};
 use super::tidy::{self, Mounted, Scratch};
 use super::write_rig::cpu;
 use super::{Bench, Run, Stop};
-use crate::engine::Io;
 
 pub(super) const BENCH: Bench = Bench {
     name: "oltp",

@@ -16,6 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use base::{Error, Result, rt};
+use cenote::Io;
 use cenote::{ArcStats, File, PolicyKind};
 
 use super::args::opt;
@@ -24,7 +25,6 @@ use super::frame::{Cell, Table};
 use super::lab::{self, Lab, Rig};
 use super::sample::{Content, Rng, Zipf, median};
 use super::{Bench, Run, Stop};
-use crate::engine::Io;
 
 pub(super) const BENCH: Bench = Bench {
     name: "poison",

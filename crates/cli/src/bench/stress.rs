@@ -8,6 +8,7 @@
 //! policy reads the same keys in the same order, from an empty cache on.
 
 use base::Error;
+use cenote::Io;
 use cenote::{ArcStats, PolicyKind};
 
 use super::args::opt;
@@ -16,7 +17,6 @@ use super::frame::{Cell, Table};
 use super::lab::{self, Lab};
 use super::sample::{Content, Rng, Scatter, Zipf};
 use super::{Bench, Run, Stop};
-use crate::engine::Io;
 
 pub(super) const BENCH: Bench = Bench {
     name: "stress",

@@ -330,8 +330,8 @@ fn replay(run: &mut Run, set: &Setup) -> Out<()> {
     });
     let done = out.into_inner().ok_or_else(|| base::Error::bug("no replay"))?;
     let (rig, time) = done?;
-    let id = rig.fs.lookup(rig.fs.root(), b"file", crate::engine::Io::WAIT)?.id;
-    let size = rig.fs.attrs(id, crate::engine::Io::WAIT)?.size;
+    let id = rig.fs.lookup(rig.fs.root(), b"file", cenote::Io::WAIT)?.id;
+    let size = rig.fs.attrs(id, cenote::Io::WAIT)?.size;
     if size != set.records * data.len() as u64 {
         return Err(base::Error::corrupt(format!("{size} bytes are there after the replay")).into());
     }

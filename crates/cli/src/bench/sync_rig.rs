@@ -9,13 +9,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::{Error, ObjectId, Result};
 use cenote::PropData;
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
+use cenote::files::{At, Caller, New};
 use cenote::inspect::spa::engine::Writer;
 use cenote::inspect::zil::Log;
+use cenote::{Engine, EngineConfig, FileSystem, ImportOptions, Pool, Search};
 
 use super::write_rig::preallocate;
-use crate::engine::{
-    At, Caller, Engine, EngineConfig, FileSystem, ImportOptions, New, Pool, Search,
-};
 
 /// The pool's name, and its file system's.
 pub(super) const POOL: &str = "benchs";

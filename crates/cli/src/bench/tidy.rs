@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use base::rt::{self, Mutex};
 use base::{Error, Result};
+use cenote::Dataset;
 use rustix::fs::{Mode, mkdir};
 
 use crate::daemon::Signals;
 use crate::daemon::{MountOptions, MountedFs, Mounter};
-use crate::engine::Dataset;
 use crate::mount::FuseMounter;
 use crate::ui::Exit;
 

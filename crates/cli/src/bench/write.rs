@@ -18,6 +18,7 @@ use std::time::Duration;
 use base::ObjectId;
 use base::rt::{self, Mutex, fan_out};
 use cenote::inspect::dsl::write::snapshot;
+use cenote::{Engine, EngineConfig, ImportOptions, Search};
 use codec::compress::{Compression, compress};
 
 use super::args::opt;
@@ -25,7 +26,6 @@ use super::frame::{Cell, Table};
 use super::sample::{Content, median};
 use super::write_rig::{Done, Job, POOL, Plan, Rig, fio, patterns, preallocate, rss};
 use super::{Bench, Run, Stop};
-use crate::engine::{Engine, EngineConfig, ImportOptions, Search};
 
 pub(super) const BENCH: Bench = Bench {
     name: "write",

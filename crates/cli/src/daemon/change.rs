@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Guid, Result};
+use cenote::Pool;
 use cenote::create::{
     AddRequest, CreateRequest, Force, NewKind, NewVdev, PoolSetting, Role, When, check_pool_name,
     check_temporary_name, may_enable, pool_setting, root_fs_settings,
@@ -18,7 +19,6 @@ use cenote::inspect::ondisk::features::by_name;
 
 use super::handle::RowListener;
 use super::state::{Listener, State};
-use crate::engine::Pool;
 use crate::proto::{
     self, AddArgs, Change, Class, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
     HistoryRecord, Reply,

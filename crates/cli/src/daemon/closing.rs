@@ -23,13 +23,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
+use cenote::Pool;
 
 use super::beside::{Relay, beside};
 use super::handle::RowListener;
 use super::mounts::Why;
 use super::registry::{Phase, Slot, TurnGuard};
 use super::state::{Listener, Log, State, cannot};
-use crate::engine::Pool;
 
 /// An operation that a device keeps so long is given up by force.
 const GIVE_UP: Duration = Duration::from_secs(5);

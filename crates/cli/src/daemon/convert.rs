@@ -1,9 +1,10 @@
 //! The engine's types to the protocol's.
 
-use crate::engine::{
+use cenote::{
     ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
     VdevClass, VdevState, VdevStatus,
 };
+
 use crate::proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
 
 pub(crate) fn kind(kind: DatasetKind) -> Kind {

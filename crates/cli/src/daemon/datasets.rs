@@ -16,10 +16,10 @@ use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
 use base::{Error, ErrorKind, Result};
 use cenote::create::{Of, dataset_setting, new_dataset_settings};
 use cenote::props::{PropData, parse_size};
+use cenote::{Dataset, DatasetKind, Pool};
 
 use super::state::{Listener, State};
 use super::{doomed, remount};
-use crate::engine::{Dataset, DatasetKind, Pool};
 use crate::proto::{
     Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
 };

@@ -13,12 +13,12 @@ use std::collections::BTreeSet;
 use base::limits::DATASET_DEPTH_MAX;
 use base::{Error, ErrorKind, Result};
 use cenote::props::PropData;
+use cenote::{Dataset, DatasetKind, Pool};
 
 use super::datasets::{cannot, command, subtree};
 use super::mounts::Why;
 use super::remount;
 use super::state::{Listener, State};
-use crate::engine::{Dataset, DatasetKind, Pool};
 use crate::proto::{DestroyArgs, Reply, TARGETS_MAX};
 
 /// What goes.

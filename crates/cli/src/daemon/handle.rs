@@ -7,12 +7,12 @@ use std::time::Duration;
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
 use cenote::tune;
+use cenote::{DataError, Dataset, Pool};
 
 use super::beside::Relay;
 use super::looking::{BRIEF, PATIENT};
 use super::state::{Listener, State, pool_name};
 use super::{change, convert, datasets as changes, past};
-use crate::engine::{DataError, Dataset, Pool};
 use crate::proto::{
     self, BATCH_MAX, Change, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row,
     Stat, TunableInfo, Value, WhatIf,

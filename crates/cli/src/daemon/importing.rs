@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, Txg, rt};
 use cenote::create::CreateRequest;
+use cenote::{ImportOptions, Pool, Search};
 
 use super::beside::{Relay, beside};
 use super::handle::RowListener;
@@ -21,7 +22,6 @@ use super::lost;
 use super::registry::{Phase, Slot};
 use super::state::{Listener, Log, Saved, State, cannot};
 use super::{mounts, places};
-use crate::engine::{ImportOptions, Pool, Search};
 use crate::proto::{ImportArgs, SearchArgs};
 use crate::runtime;
 

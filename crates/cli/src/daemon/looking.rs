@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
+use cenote::Pool;
 
 use super::beside::{Relay, beside};
 use super::convert;
 use super::handle::RowListener;
 use super::registry::{SILENT, Slot};
 use super::state::State;
-use crate::engine::Pool;
 use crate::proto::{self, Data, Value};
 
 /// How long a look at a silent pool may say nothing, where it is one of several.

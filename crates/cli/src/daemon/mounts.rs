@@ -23,9 +23,10 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use cenote::create::CreateRequest;
+use cenote::files::Atime;
 use cenote::props::{PropData, dataset_prop};
+use cenote::{Dataset, DatasetKind};
 
-use crate::engine::{Atime, Dataset, DatasetKind};
 use crate::proto::Mounted;
 
 /// How a dataset is to be mounted.

@@ -4,8 +4,8 @@
 use base::Result;
 use cenote::inspect::ondisk::config::VdevConfig;
 use cenote::inspect::ondisk::removal::MappingHeader;
+use cenote::{Pool, VdevStatus};
 
-use crate::engine::{Pool, VdevStatus};
 use crate::proto::{Expand, Removal};
 
 /// Fields of the MOS directory's `com.delphix:removing`.

@@ -36,9 +36,9 @@ use std::time::Duration;
 
 use base::rt::{self, Condvar, Instant, Mutex, RwLock};
 use base::{Error, ErrorKind, Result};
+use cenote::{Opening, Pool};
 
 use super::state::Listener;
-use crate::engine::{Opening, Pool};
 use crate::proto::ImportArgs;
 
 /// How often a waiting request looks whether its client is there.

@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::{Error, Result};
+use cenote::{Dataset, DatasetKind, Pool};
 
 use super::mounts::{self, Plan, Why};
 use super::state::{Listener, State};
-use crate::engine::{Dataset, DatasetKind, Pool};
 
 /// Properties that say where and whether.
 const PLACE: [&str; 2] = ["mountpoint", "canmount"];

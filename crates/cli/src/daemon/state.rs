@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::rt::{self, Instant, Mutex};
 use base::{Error, ErrorKind, Result};
 use cenote::create::AddRequest;
+use cenote::{Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
 use serde::{Deserialize, Serialize};
 
 use super::handle::RowListener;
 use super::mounts::{self, Mounter, Refusal, Table, Why};
 use super::places::Places;
 use super::registry::{Phase, Registry, Slot, TurnGuard};
-use crate::engine::{self, Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
 use crate::mount::kstats::KstatMount;
 use crate::mount::volumes::Volumes;
 use crate::proto::{ImportArgs, MountArgs, SearchArgs};
@@ -522,7 +522,7 @@ impl State {
             };
             Some(crate::proto::Found { imported: as_name, ..super::convert::found(p) })
         };
-        let problems = found.problems.iter().map(|(p, e)| engine::problem(p, e));
+        let problems = found.problems.iter().map(|(p, e)| crate::ui::problem(p, e));
         Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))
     }
 }

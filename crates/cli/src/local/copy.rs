@@ -10,12 +10,13 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use base::{Error, ErrorKind, ObjectId, Result};
+use cenote::files::{Attrs, FileType as FileKind, Time};
+use cenote::{FileSystem, Io};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use rustix::process::geteuid;
 
 use super::cat::{Bytes, FileBytes, Piece, stream};
 use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
-use crate::engine::{Attrs, FileKind, FileSystem, Io, Time};
 use crate::ui;
 use crate::ui::progress::Progress;
 

@@ -3,10 +3,11 @@
 use std::fmt::Write;
 
 use base::{ObjectId, Result};
+use cenote::files::{Attrs, FileType as FileKind};
 use cenote::props::nicebytes;
+use cenote::{FileSystem, Io};
 
 use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
-use crate::engine::{Attrs, FileKind, FileSystem, Io};
 use crate::ui::{self, time};
 
 /// A name that cannot disturb a terminal.

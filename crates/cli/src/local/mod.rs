@@ -18,12 +18,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
+use cenote::files::{Attrs, FileType as FileKind};
+use cenote::{
+    Dataset, DatasetKind, Engine, EngineConfig, FileSystem, FoundPool, ImportOptions, Io, Pool,
+    Search, Volume,
+};
 
 use crate::commands;
-use crate::engine::{
-    self, Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, FoundPool,
-    ImportOptions, Io, Pool, Search, Volume,
-};
 use crate::getopt::Parsed;
 use crate::ui::{self, Exit};
 
@@ -165,7 +166,7 @@ impl Pools {
         let search = Search { paths: self.search.clone(), destroyed: false };
         let found = self.engine.discover(&search)?;
         for (path, e) in &found.problems {
-            ui::err(&engine::problem(path, e));
+            ui::err(&ui::problem(path, e));
         }
         let mut matching = found.pools.iter().filter(|p| p.name == name);
         let pool = matching.next().ok_or_else(|| {

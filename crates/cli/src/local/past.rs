@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use base::Result;
+use cenote::{Engine, FoundPool};
 
-use crate::engine::{Engine, FoundPool};
 use crate::ui::table::{Column, render};
 use crate::ui::{self, Exit, time};
 

@@ -13,14 +13,14 @@
 //! owner or root alone may change flags and project, and root alone those two. Capabilities
 //! of the caller are not looked up: in `/proc` they may be another process's by then.
 
+use cenote::files::{Attrs, Caller, SetAttrs};
+use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
 use fuse::{Data, Errno, IoctlArgs, Request};
 
 use super::io;
 use super::node::Node;
 use super::write::stale;
 use super::zfs::{Answer, ZfsMount};
-use crate::engine::{Attrs, Caller, SetAttrs};
-use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_NODUMP, ZFS_PROJINHERIT};
 
 /// The commands, of `linux/fs.h`.
 const GET_FLAGS: u32 = 0x8008_6601;

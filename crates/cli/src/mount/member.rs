@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use base::rt::Mutex;
 use base::{Error, Result};
+use cenote::Dataset;
 
 use super::tree::{Member, Tree};
 use super::zfs::ZfsMount;
 use super::{FuseMount, LETS_GO, pool_of};
 use crate::daemon::{Left, MountOptions, MountedFs};
-use crate::engine::Dataset;
 
 /// A member of a tree.
 pub(super) struct MemberMount {

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
+use cenote::{Dataset, Io};
 use fuse::{
     Awake, Config, DevTransport, Filesystem, Kept, Session, Transport, UnmountOptions,
     UringTransport,
@@ -34,7 +35,6 @@ use fuse::{
 use rustix::process::geteuid;
 
 use crate::daemon::{Left, MountOptions, MountedFs, Mounter};
-use crate::engine::{Dataset, Io};
 
 /// The engine's word for a FUSE operation's mode.
 fn io(mode: fuse::Mode) -> Io {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use base::Buf;
+use cenote::files::Whence;
 use fuse::{
     Attr, CopyRange, Data, DirSink, Entry, Errno, FOREVER, Filesystem, IoctlArgs, Mode, Negotiated,
     NewNode, Opened, ReadArgs, ReleaseArgs, Request, SetAttr, Statfs, Statx, WriteArgs,
@@ -13,7 +14,6 @@ use super::io;
 use super::node::Node;
 use super::write::stale;
 use super::zfs::{Answer, ZfsMount, stamp, totals_now};
-use crate::engine::Whence;
 
 /// What may be shown as removed of security's attributes, and their number in `statx`.
 const STATX_FLAGS: [(u64, u64); 3] = [(IMMUTABLE, 0x10), (APPEND_ONLY, 0x20), (NO_DUMP, 0x40)];

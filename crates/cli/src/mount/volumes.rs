@@ -11,13 +11,12 @@ use std::time::Duration;
 use base::Result;
 use base::rt::{Mutex, RwLock};
 use cenote::props::PropData;
+use cenote::{DatasetKind, Pool, Volume};
 use fuse::{
     Attr, Config, Data, DirSink, Entry, Errno, Filesystem, Mode, ROOT_ID, ReadArgs, Request,
     Session, Statfs, Timestamp, UnmountOptions, Whence,
 };
 use rustix::process::{getegid, geteuid};
-
-use crate::engine::{DatasetKind, Pool, Volume};
 
 /// Pools come and go: names are asked for again after this.
 const TTL: Duration = Duration::from_secs(1);

@@ -22,6 +22,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use base::{ErrorKind, ObjectId};
+use cenote::Io;
+use cenote::files::{
+    At, Attrs, Caller, Device, Falloc, FileType as FileKind, Groups, New, Rename, SetAttrs,
+    SetTime, Time,
+};
 use fuse::{
     Attr, CopyRange, Entry, Errno, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
     WriteArgs,
@@ -30,9 +35,6 @@ use fuse::{
 use super::node::Node;
 use super::xattrs::status_of;
 use super::zfs::{Answer, ZfsMount, attr};
-use crate::engine::{
-    At, Attrs, Caller, Device, Falloc, FileKind, Groups, Io, New, Rename, SetAttrs, SetTime, Time,
-};
 
 use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
 

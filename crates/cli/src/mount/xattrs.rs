@@ -12,13 +12,14 @@
 
 use std::io::Read;
 
+use cenote::Io;
+use cenote::files::{SetAttrs, SetHow};
 use fuse::{Data, Errno, Mode, Request};
 
 use super::io;
 use super::node::Node;
 use super::write::{caller, stale, writer};
 use super::zfs::{Answer, ZfsMount};
-use crate::engine::{Io, SetAttrs, SetHow};
 
 /// Flags of `setxattr`.
 const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];

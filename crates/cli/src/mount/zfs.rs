@@ -50,7 +50,9 @@ use std::time::Duration;
 
 use base::rt::RwLock;
 use base::{ErrorKind, ObjectId, Result};
+use cenote::files::{Atime, Attrs, CaseSensitivity, DirEntry};
 use cenote::props::PropData;
+use cenote::{Dataset, FileSystem, Io};
 use fuse::{Attr, DirSink, Entry, Errno, FOREVER, Mode, Notifier, Statfs, Timestamp, WriteArgs};
 
 use super::gone::Gone;
@@ -58,7 +60,6 @@ use super::io;
 use super::node::{CTL_INO, Node, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
 use crate::daemon::MountOptions;
-use crate::engine::{Atime, Attrs, CaseSensitivity, Dataset, DirEntry, FileSystem, Io};
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";
@@ -165,7 +166,7 @@ fn totals(dataset: &Dataset, fs: &FileSystem) -> Result<Statfs> {
     })
 }
 
-pub(super) fn stamp(t: crate::engine::Time) -> Timestamp {
+pub(super) fn stamp(t: cenote::files::Time) -> Timestamp {
     let nsec = t.nanoseconds.min(999_999_999);
     Timestamp { sec: t.seconds, nsec: u32::try_from(nsec).unwrap_or(0) }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use base::rt;
+use base::{Error, ErrorKind, rt};
 
 /// How a command ends (chapter 09 §1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,14 @@ impl Exit {
 /// How every command says that something is not there yet.
 pub(crate) fn not_yet(what: &str) -> String {
     format!("{what} is not supported by this version of Cenote")
+}
+
+/// A line about a path that could not be looked at.
+pub(crate) fn problem(path: &Path, e: &Error) -> String {
+    match e.kind() {
+        ErrorKind::Permission => format!("{}: {}", path.display(), e.message()),
+        _ => format!("{}: {e}", path.display()),
+    }
 }
 
 /// A path that keeps a command so long is said to be silent.
