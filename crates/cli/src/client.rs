@@ -8,11 +8,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
+use ui::progress::Progress;
 
 use crate::proto::{self, Hello, Reply, Request};
 use crate::runtime::Runtime;
-use crate::ui;
-use crate::ui::progress::Progress;
 
 /// How long a daemon may take until it listens. Importing pools comes later.
 const START_TIMEOUT: Duration = Duration::from_secs(15);

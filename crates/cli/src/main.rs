@@ -16,7 +16,6 @@ mod proto;
 mod runtime;
 mod sim;
 mod stats;
-mod ui;
 mod zdb;
 mod zfs;
 mod zpool;

@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
+use ui::Exit;
 
 use crate::commands;
 use crate::getopt::{Bad, Parsed};
-use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
 usage: cenote sim [--seed N] [--runs M] [option ...]

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use base::{Error, Result, rt};
 use cachesim::{Format, Options, PolicyKind, Row};
 use serde::Serialize;
+use ui::Exit;
+use ui::progress::Progress;
 
 use super::args::{Opt, opt};
 use super::chart::{Chart, Look, Series, Shape};
 use super::{frame, svg};
-use crate::ui::progress::Progress;
-use crate::ui::{self, Exit};
 
 pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
 

@@ -9,9 +9,9 @@ use std::io::Write as _;
 
 use base::{Error, Result, rt};
 use serde_json::{Map, Value, json};
+use ui::table;
 
 use super::chart::{Chart, Look, Series, Shape};
-use crate::ui::table;
 
 /// One value of a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -266,7 +266,7 @@ pub(super) fn write_json(path: &str, value: &Value) -> Result<()> {
 /// The file cannot be written.
 pub(super) fn write_file(path: &str, text: &str) -> Result<()> {
     if path == "-" {
-        crate::ui::out(text);
+        ui::out(text);
         return Ok(());
     }
     let io = |e| Error::io("cannot write", e).on_path(path);

@@ -28,14 +28,13 @@ mod zil_sticky;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use args::{Args, Opt, opt};
 use base::rt::{self, Instant};
 use base::{Error, Result};
-
-use crate::ui::progress::Progress;
-use crate::ui::{self, Exit};
-use args::{Args, Opt, opt};
 use chart::Look;
 use frame::Report;
+use ui::Exit;
+use ui::progress::Progress;
 
 /// All benches, in the order of the list.
 const ALL: &[Bench] = &[

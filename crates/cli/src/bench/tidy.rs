@@ -15,11 +15,11 @@ use base::rt::{self, Mutex};
 use base::{Error, Result};
 use cenote::Dataset;
 use rustix::fs::{Mode, mkdir};
+use ui::Exit;
+use ui::signals::Signals;
 
-use crate::daemon::Signals;
 use crate::daemon::{MountOptions, MountedFs, Mounter};
 use crate::mount::FuseMounter;
-use crate::ui::Exit;
 
 /// Exit code of a program that a signal ended, as shells have it.
 pub(super) const INTERRUPTED: Exit = Exit(130);

@@ -9,9 +9,9 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{Attr, Prop, dataset_props, pool_props};
+use ui::Exit;
 
 use super::{Command, Flag, Use, Word};
-use crate::ui::{self, Exit};
 
 /// `cenote completion bash|zsh|fish`
 pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {

@@ -25,9 +25,9 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 
 use base::{Error, Result};
+use ui::Exit;
 
 use crate::getopt::{self, Bad, Parsed};
-use crate::ui::{self, Exit};
 
 /// How a flag is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -371,14 +371,14 @@ fn assign(
 /// What a dataset has for life can be "set" to what it is.
 fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
     match name.as_str() {
-        "volsize" => Err(crate::ui::not_yet("resizing volumes")),
+        "volsize" => Err(ui::not_yet("resizing volumes")),
         "version" => {
             let now = dataset.prop("version").ok().flatten().map(|v| v.value);
             match (now, value) {
                 (Some(PropData::Num(now)), PropData::Num(new)) if new < &now => {
                     Err(format!("Can not downgrade; already at version {now}"))
                 }
-                _ => Err(crate::ui::not_yet("changing 'version'")),
+                _ => Err(ui::not_yet("changing 'version'")),
             }
         }
         _ => Ok(()),

@@ -47,7 +47,7 @@ pub(super) fn destroy(state: &State, args: &DestroyArgs, to: &mut dyn Listener) 
         None if target.contains('#') => {
             return Err(Error::unsupported(format!(
                 "cannot destroy '{target}': {}",
-                crate::ui::not_yet("destroying bookmarks")
+                ui::not_yet("destroying bookmarks")
             )));
         }
         None => {

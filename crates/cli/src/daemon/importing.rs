@@ -39,7 +39,7 @@ fn refused(name: &str, e: &Error) -> Error {
     if e.kind() != ErrorKind::Missing {
         return cannot("import", name, e);
     }
-    crate::ui::err(&format!("cannot import '{name}': {e}"));
+    ui::err(&format!("cannot import '{name}': {e}"));
     Error::new(e.kind(), format!("cannot import '{name}': {}", e.message()))
 }
 
@@ -308,7 +308,7 @@ impl State {
         let saved: Vec<Saved> = match runtime::load(&self.runtime().pools()) {
             Ok(saved) => saved,
             Err(e) => {
-                crate::ui::err(&format!("no pool is imported again: {e}"));
+                ui::err(&format!("no pool is imported again: {e}"));
                 Vec::new()
             }
         };
@@ -318,16 +318,16 @@ impl State {
             let shown = args.new_name.as_deref().unwrap_or(&args.name).to_owned();
             let slot = Slot::new(&shown, args, Phase::Importing, true);
             if self.insert(&slot).is_err() {
-                crate::ui::err(&format!("'{shown}' is in the list of pools twice"));
+                ui::err(&format!("'{shown}' is in the list of pools twice"));
                 continue;
             }
             let (state, own) = (Arc::clone(self), Arc::clone(&slot));
             let again = move || match state.import_into(&own, &mut Log) {
-                Ok((name, _)) => crate::ui::err(&format!("imported '{name}' again")),
-                Err(e) => crate::ui::err(e.message()),
+                Ok((name, _)) => ui::err(&format!("imported '{name}' again")),
+                Err(e) => ui::err(e.message()),
             };
             if let Err(e) = rt::spawn("import", again) {
-                crate::ui::err(&format!("'{shown}' is not imported again: {e}"));
+                ui::err(&format!("'{shown}' is not imported again: {e}"));
                 self.let_go(&slot);
             }
         }

@@ -3,9 +3,9 @@
 use cenote::Pool;
 use cenote::inspect::spa::Rebuilt;
 use cenote::props::nicebytes;
+use ui::time;
 
 use crate::proto::ImportArgs;
-use crate::ui::time;
 
 /// Lines for standard output, in OpenZFS's words where it has some. `dry`: nothing was done.
 pub(super) fn tell(pool: &Pool, dry: bool) -> Vec<String> {

@@ -19,8 +19,6 @@ use base::rt::{self, Instant};
 use base::{Error, Result};
 use cenote::kstat::{Registry, prometheus};
 
-use crate::ui;
-
 /// Where to listen, if the command line does not say.
 pub(crate) const ENV: &str = "CENOTE_METRICS";
 /// Most bytes of a request.

@@ -48,15 +48,14 @@ mod state;
 use std::ffi::OsString;
 
 use base::Result;
+use ui::{Exit, time};
 
 use crate::client::Client;
 use crate::commands;
 use crate::proto::{Reply, Request};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit, time};
 
 pub(crate) use mounts::{Left, MountOptions, MountedFs, Mounter};
-pub(crate) use server::Signals;
 
 const USAGE: &str = "\
 usage:

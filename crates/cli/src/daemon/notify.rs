@@ -11,7 +11,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 pub(super) fn ready() {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(e) = send(&name, b"READY=1") {
-        crate::ui::err(&format!("the service manager cannot be told: {e}"));
+        ui::err(&format!("the service manager cannot be told: {e}"));
     }
 }
 

@@ -41,7 +41,7 @@ impl Places {
     /// As the list at `file` has them.
     pub(super) fn new(file: PathBuf) -> Places {
         let made = runtime::load(&file).unwrap_or_else(|e| {
-            crate::ui::err(&format!("the list of directories is begun anew: {e}"));
+            ui::err(&format!("the list of directories is begun anew: {e}"));
             BTreeSet::new()
         });
         Places { made: Mutex::new(made), saving: Mutex::new(()), file }
@@ -51,7 +51,7 @@ impl Places {
         let _one_at_a_time = self.saving.lock();
         let made = self.made.lock().clone();
         if let Err(e) = runtime::store(&self.file, &made) {
-            crate::ui::err(&format!("cannot write the list of directories: {e}"));
+            ui::err(&format!("cannot write the list of directories: {e}"));
         }
     }
 

@@ -10,6 +10,8 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result, rt};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::geteuid;
+use ui::Exit;
+use ui::signals::Signals;
 
 use super::beside::beside;
 use super::clients::{Client as Connected, Clients, Inbox};
@@ -19,7 +21,6 @@ use crate::client::{Client, LAST_BREATH, PAUSE};
 use crate::mount::FuseMounter;
 use crate::proto::{self, Hello, Reply, Request, Row};
 use crate::runtime::{self, Runtime};
-use crate::ui::{self, Exit};
 
 /// How long a connected client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -254,44 +255,6 @@ impl RowListener for Wire<'_> {
     fn rows(&mut self, rows: Vec<Row>) {
         if !rows.is_empty() {
             self.send(&Reply::Rows(rows));
-        }
-    }
-}
-
-/// The signals that end the program, taken by one thread instead of a handler.
-pub(crate) struct Signals(libc::sigset_t);
-
-impl Signals {
-    /// Blocks them in this thread and those it starts later.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub(crate) fn block() -> Result<Signals> {
-        // SAFETY: all-zero bytes are a valid (empty) set.
-        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `set` is a live local; the calls only write to it.
-        unsafe {
-            libc::sigemptyset(&raw mut set);
-            libc::sigaddset(&raw mut set, libc::SIGTERM);
-            libc::sigaddset(&raw mut set, libc::SIGINT);
-            libc::sigaddset(&raw mut set, libc::SIGHUP);
-        }
-        // SAFETY: the set was filled in above, and no old mask is asked for.
-        let rc =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-        if rc != 0 {
-            return Err(Error::new(ErrorKind::Io, "cannot block signals"));
-        }
-        Ok(Signals(set))
-    }
-
-    /// Waits for one of them, then calls `f`.
-    pub(crate) fn wait_and(&self, f: impl FnOnce()) {
-        let mut signal = 0;
-        // SAFETY: both pointers are to live values.
-        if unsafe { libc::sigwait(&raw const self.0, &raw mut signal) } == 0 {
-            ui::err(&format!("signal {signal}"));
-            f();
         }
     }
 }

@@ -45,10 +45,10 @@ impl RowListener for Log {
 impl Listener for Log {
     fn progress(&mut self, _: &str, _: u64, _: u64) {}
     fn problem(&mut self, line: String) {
-        crate::ui::err(&line);
+        ui::err(&line);
     }
     fn remark(&mut self, line: String) {
-        crate::ui::err(&line);
+        ui::err(&line);
     }
     fn is_gone(&self) -> bool {
         false
@@ -238,7 +238,7 @@ impl State {
         let (registry, dir) = (self.engine.kstats(), self.runtime.kstats());
         match KstatMount::make(registry, self.runtime.dir(), dir) {
             Ok(mount) => *self.kstats.lock() = mount,
-            Err(e) => crate::ui::err(&format!("the kstats do not appear as files: {e}")),
+            Err(e) => ui::err(&format!("the kstats do not appear as files: {e}")),
         }
     }
 
@@ -281,7 +281,7 @@ impl State {
         let _one_at_a_time = self.saving.lock();
         let list = self.mounts.lock().own_mounts();
         if let Err(e) = runtime::store(&self.runtime.mounts(), &list) {
-            crate::ui::err(&format!("cannot write the list of mounts: {e}"));
+            ui::err(&format!("cannot write the list of mounts: {e}"));
         }
     }
 
@@ -522,7 +522,7 @@ impl State {
             };
             Some(crate::proto::Found { imported: as_name, ..super::convert::found(p) })
         };
-        let problems = found.problems.iter().map(|(p, e)| crate::ui::problem(p, e));
+        let problems = found.problems.iter().map(|(p, e)| ui::problem(p, e));
         Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))
     }
 }

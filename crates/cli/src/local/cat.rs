@@ -15,9 +15,9 @@ use base::rt::{self, Condvar, Mutex, MutexGuard};
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
 use cenote::files::FileType as FileKind;
 use cenote::{Extent, FileSystem, Io, Volume};
+use ui::progress::Progress;
 
 use super::{Content, Source};
-use crate::ui::progress::Progress;
 
 /// Bytes of one read.
 const PIECE: u64 = 4 << 20;

@@ -23,10 +23,10 @@ use cenote::{
     Dataset, DatasetKind, Engine, EngineConfig, FileSystem, FoundPool, ImportOptions, Io, Pool,
     Search, Volume,
 };
+use ui::Exit;
 
 use crate::commands;
 use crate::getopt::Parsed;
-use crate::ui::{self, Exit};
 
 const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] \
     ...\n\ttree [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use base::Result;
 use cenote::{Engine, FoundPool};
-
-use crate::ui::table::{Column, render};
-use crate::ui::{self, Exit, time};
+use ui::table::{Column, render};
+use ui::{Exit, time};
 
 /// Lists the transaction groups whose uberblocks are still there, newest first.
 pub(super) fn list(

@@ -123,10 +123,10 @@ impl ZfsMount {
         let work = move || match fs.empty_delete_queue() {
             Ok(_) => {}
             // It stays for the next mount.
-            Err(e) => crate::ui::err(&format!("files without names are left: {e}")),
+            Err(e) => ui::err(&format!("files without names are left: {e}")),
         };
         if let Err(e) = base::rt::spawn("delete-queue", work) {
-            crate::ui::err(&format!("files without names are left: {e}"));
+            ui::err(&format!("files without names are left: {e}"));
         }
     }
 
@@ -187,7 +187,7 @@ impl ZfsMount {
     fn let_go(&self, id: ObjectId) {
         if let Err(e) = self.fs().release(id) {
             // The object stays on the queue of those without names.
-            crate::ui::err(&format!("a closed file is left for the next mount: {e}"));
+            ui::err(&format!("a closed file is left for the next mount: {e}"));
         }
     }
 

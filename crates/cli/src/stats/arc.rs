@@ -6,13 +6,13 @@ use std::fmt::Write;
 use base::{Error, Result};
 use cenote::kstats::{ArcReport, Share};
 use cenote::props::nicebytes;
+use ui::Exit;
 
 use super::number;
 use super::source::{self, Source};
 use crate::commands;
 use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo, WhatIf};
-use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
 usage: arc [--what-if] [--path DIR]

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use base::{Result, rt};
 use cenote::kstat::{json, prometheus, solaris};
+use ui::Exit;
 
 use super::source::Source;
 use crate::commands;
 use crate::getopt::Bad;
-use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
 usage: kstat [-pj] [-m MODULE] [-n NAME] [--prometheus] [--path DIR] [interval [count]]

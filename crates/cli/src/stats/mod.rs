@@ -19,9 +19,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::{Error, Result};
+use ui::Exit;
 
 use crate::getopt::Bad;
-use crate::ui::{self, Exit};
 
 /// `arcstat`, `arc_summary`, `kstat`, `arc` and `tune`.
 pub(crate) fn main(name: &str, argv: &[OsString]) -> Result<Exit> {

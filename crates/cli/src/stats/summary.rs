@@ -8,13 +8,13 @@ use std::fmt::Write;
 
 use base::{Error, Result, rt};
 use cenote::kstat::Kstat;
+use ui::{Exit, time};
 
 use super::number::{bytes, count, percent};
 use super::source::Source;
 use crate::commands;
 use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo};
-use crate::ui::{self, Exit, time};
 
 const USAGE: &str = "\
 usage: arc_summary [-adgrh] [-s SECTION] [--path DIR]

@@ -11,11 +11,11 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::{Error, Result, rt};
+use ui::{Exit, time};
 
 use super::source::Source;
 use crate::commands;
 use crate::getopt::Bad;
-use crate::ui::{self, Exit, time};
 use crate::zdb::RECORD_TYPES;
 
 const USAGE: &str = "\

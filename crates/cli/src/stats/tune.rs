@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use ui::Exit;
+use ui::table::{self, Column};
 
 use super::source;
 use crate::commands;
 use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit};
 
 const USAGE: &str = "\
 usage:

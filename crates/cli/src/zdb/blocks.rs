@@ -13,11 +13,11 @@ use cenote::inspect::spa::audit::{
 };
 use cenote::inspect::vdev::QueueLimits;
 use cenote::props::nicenum;
+use ui::Exit;
+use ui::progress::Progress;
 
 use super::bptext::{self, histogram};
 use super::{Ask, exit, worse};
-use crate::ui::progress::Progress;
-use crate::ui::{self, Exit};
 
 struct Screen {
     progress: Mutex<Option<Progress>>,

@@ -6,10 +6,9 @@ use base::Result;
 use cenote::inspect::nvlist::NvList;
 use cenote::inspect::ondisk::uberblock::{ScratchState, Uberblock};
 use cenote::inspect::spa::Spa;
+use ui::time::strftime;
 
 use super::{Ask, bptext};
-use crate::ui;
-use crate::ui::time::strftime;
 
 /// The configuration that the MOS holds.
 pub(super) fn mos_config(spa: &Spa) -> Result<()> {

@@ -8,10 +8,10 @@ use cenote::inspect::dmu::{Io, Objset};
 use cenote::inspect::dsl::{DslDataset, DslDir, bpobj};
 use cenote::inspect::spa::Spa;
 use cenote::inspect::zpl::FileSystem;
+use ui::Exit;
 
 use super::object::{self, Dump};
 use super::{Ask, bptext, exit, logs, worse};
-use crate::ui::{self, Exit};
 
 /// Group in which a pool begins; zdb's answer for the MOS.
 const TXG_INITIAL: u64 = 4;

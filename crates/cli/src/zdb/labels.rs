@@ -6,10 +6,10 @@ use base::Result;
 use cenote::inspect::device::{Device, FileDevice, Lock, OpenOptions};
 use cenote::inspect::ondisk::uberblock::Uberblock;
 use cenote::inspect::spa::labels::{LABELS, LeafLabels};
+use ui::Exit;
 
 use super::config::uberblock_text;
 use super::{Ask, exit};
-use crate::ui::{self, Exit};
 
 const RULE: &str = "------------------------------------\n";
 

@@ -12,10 +12,9 @@ use cenote::inspect::ondisk::zil::{
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::log::{LogVisitor, log_header, walk_log};
 use cenote::inspect::zio::Zio;
+use ui::time::ctime;
 
 use super::{Ask, bptext};
-use crate::ui;
-use crate::ui::time::ctime;
 
 /// Names of record types, by number, as `zdb` prints them.
 pub(crate) const RECORD_TYPES: [&str; 25] = [

@@ -11,10 +11,10 @@ use cenote::inspect::ondisk::spacemap::{Header, Kind, Params};
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::maps::{self, Replayed};
 use cenote::inspect::spa::space::{Metaslab, PoolSpace, VdevSpace};
+use ui::Exit;
 
 use super::bptext::{histogram, size};
 use super::{Ask, exit};
-use crate::ui::{self, Exit};
 
 /// Words of an object of births that are read at most.
 const BIRTHS_MAX: u64 = 1 << 20;

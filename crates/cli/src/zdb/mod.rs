@@ -29,13 +29,13 @@ use std::sync::Arc;
 use base::{ErrorKind, Result, Txg};
 use cenote::inspect::spa::Spa;
 use cenote::{Engine, EngineConfig, FoundPool, ImportOptions, Pool, Search};
+use ui::Exit;
 
 use crate::client::Client;
 use crate::commands::{self, Use};
 use crate::getopt::Parsed;
 use crate::proto::{self, Reply, Request};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// Memory for cached blocks.
 const CACHE: u64 = 256 << 20;
@@ -61,7 +61,7 @@ Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [O
 
 /// How a command of zdb's ends.
 pub(crate) mod exit {
-    use crate::ui::Exit;
+    use ui::Exit;
 
     /// Wrong usage, or the pool cannot be opened.
     pub(crate) const OPEN: Exit = Exit(1);

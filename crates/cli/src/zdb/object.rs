@@ -14,10 +14,10 @@ use cenote::inspect::ondisk::objset::ObjsetType;
 use cenote::inspect::ondisk::{BlkPtr, ObjType};
 use cenote::inspect::spa::Spa;
 use cenote::inspect::zpl::FileSystem;
+use ui::Exit;
+use ui::time::ctime;
 
 use super::{Ask, bptext, exit, zaps};
-use crate::ui::time::ctime;
-use crate::ui::{self, Exit};
 
 /// What `-O` shows without more `-d`s.
 pub(super) const PATH_LEVEL: usize = 2;

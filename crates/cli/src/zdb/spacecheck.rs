@@ -3,9 +3,9 @@
 use base::Result;
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::maps;
+use ui::Exit;
 
 use super::exit;
-use crate::ui::{self, Exit};
 
 /// Replays everything; allocations of allocated space, frees of free space, and
 /// wrong sums are reported.

@@ -7,8 +7,6 @@ use cenote::inspect::dmu::{Io, Object, Zap};
 use cenote::inspect::ondisk::ObjType;
 use cenote::inspect::ondisk::zap::ZapValue;
 
-use crate::ui;
-
 /// Kinds of directory entries (chapter 06 §7.1).
 const KINDS: [&str; 16] = [
     "not specified",

@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use ui::Exit;
 
 use super::{ask, command_line, misuse, options, property, select};
 use crate::getopt::Parsed;
 use crate::proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
-use crate::ui::{self, Exit};
 
 /// What a command line asks for, or the message before the usage.
 fn asked(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {

@@ -12,13 +12,13 @@ mod select;
 use std::ffi::OsString;
 
 use base::Result;
+use ui::Exit;
 
 use crate::client::Client;
 use crate::commands;
 use crate::getopt::{Bad, Parsed};
 use crate::proto::{DatasetChange, Reply, Request};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 30] = [

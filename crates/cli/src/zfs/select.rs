@@ -6,7 +6,6 @@ use base::Result;
 use crate::client::Client;
 use crate::proto::{Kind, ListArgs, Request, Row};
 use crate::runtime::Runtime;
-use crate::ui;
 
 /// The kinds in a `-t` list. An error is the message before the usage.
 pub(super) fn types(list: &str) -> std::result::Result<Vec<Kind>, String> {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use ui::Exit;
 
 use super::create::{Wrong, complain};
 use super::vdevs::Naming;
@@ -11,7 +12,6 @@ use crate::client::Client;
 use crate::getopt::Parsed;
 use crate::proto::{AddArgs, Force, Reply, Request};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// `zpool add ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {

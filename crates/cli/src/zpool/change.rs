@@ -5,12 +5,12 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::create::{When, feature_set, pool_setting};
+use ui::Exit;
 
 use super::{Pools, command, misuse, no_such_pool, odd, options};
 use crate::client::Client;
 use crate::proto::{Change, Pool, Reply, Request, State};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// What OpenZFS's functions return as -1.
 const MINUS_ONE: Exit = Exit(255);

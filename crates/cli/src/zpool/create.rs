@@ -12,13 +12,13 @@ use cenote::create::{
     self, FeatureWishes, When, check_mountpoint, check_pool_name, check_temporary_name,
 };
 use cenote::props::{dataset_prop, is_user_prop, pool_column};
+use ui::Exit;
 
 use super::{layout, misuse, options, spec};
 use crate::client::Client;
 use crate::getopt::Parsed;
 use crate::proto::{CreateArgs, Force, Reply, Request};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// How a command line fails: what is said, and whether the usage follows.
 #[derive(Debug, PartialEq, Eq)]

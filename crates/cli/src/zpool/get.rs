@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{is_user_prop, pool_column};
+use ui::Exit;
+use ui::table::{self, Column};
 
 use super::list::text;
 use super::{Pools, misuse, options, vdev_props};
 use crate::proto::{Origin, Value};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit};
 
 const FIELDS: [&str; 4] = ["name", "property", "value", "source"];
 

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use base::{Error, Result};
+use ui::Exit;
+use ui::time::ctime;
 
 use super::status::{CLASSES, Facts};
 use super::vdevs::{self, Line, Naming};
@@ -13,8 +15,6 @@ use crate::client::Client;
 use crate::getopt::Parsed;
 use crate::proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
 use crate::runtime::Runtime;
-use crate::ui::time::ctime;
-use crate::ui::{self, Exit};
 
 /// `zpool import ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {

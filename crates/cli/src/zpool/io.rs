@@ -11,12 +11,12 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::nicenum;
+use ui::Exit;
 
 use super::iohist::{self, READS, WRITES, nicetime};
 use super::{Pools, Repeat, no_such_pool};
 use crate::commands;
 use crate::proto::{ClassIo, Done, Vdev};
-use crate::ui::{self, Exit};
 
 /// Width of the widest bar.
 const BAR: u64 = 40;

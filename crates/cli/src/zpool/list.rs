@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{PropData, format, nicebytes, nicenum, pool_column, pool_prop};
+use ui::Exit;
+use ui::table::{self, Column};
 
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
 use crate::proto::{Class, Pool, Value, Vdev};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit};
 
 const DEFAULT: &str = "name,size,allocated,free,checkpoint,expandsize,fragmentation,capacity,dedupratio,health,altroot";
 /// Headings of classes with `-v`, in order.

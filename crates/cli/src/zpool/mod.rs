@@ -21,13 +21,13 @@ mod wait;
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use ui::Exit;
 
 use crate::client::Client;
 use crate::commands;
 use crate::getopt::{Bad, Parsed};
 use crate::proto::{Pool, Reply, Request, Value};
 use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 14] = [

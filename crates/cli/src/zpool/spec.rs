@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use cenote::create::draid_layout;
 
 use crate::proto::{Class, NewKind, NewVdev};
-use crate::ui;
 
 /// Where short names are looked for.
 const DIRS: [&str; 9] = [

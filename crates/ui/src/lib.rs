@@ -1,8 +1,23 @@
-//! What people and scripts see: tables, dates, standard streams, exit codes.
+//! What people and scripts see of a command: text on standard streams, tables, progress,
+//! dates, exit codes; and the signals that end it.
+//!
+//! # Theory
+//! A command makes lines; this crate writes them. Tables have one form for people and one
+//! for scripts ([`table`]). A progress line appears on a terminal alone, and only for work
+//! that takes longer than a second ([`progress`]). Messages go to standard error, without
+//! the numbers that the system gives its errors.
+//!
+//! # Invariants
+//! * A reader that closes standard output ends the process without a message.
+//!
+//! # What it must not know
+//! Commands, the daemon, its protocol, pools. Of the engine it uses the tables of
+//! properties alone (`cenote::props`): widths of columns and the form of sizes.
 
-pub(crate) mod progress;
-pub(crate) mod table;
-pub(crate) mod time;
+pub mod progress;
+pub mod signals;
+pub mod table;
+pub mod time;
 
 use std::io::Write;
 use std::path::Path;
@@ -13,26 +28,29 @@ use base::{Error, ErrorKind, rt};
 
 /// How a command ends (chapter 09 §1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Exit(pub(crate) u8);
+pub struct Exit(pub u8);
 
 impl Exit {
-    pub(crate) const OK: Exit = Exit(0);
-    pub(crate) const FAILURE: Exit = Exit(1);
-    pub(crate) const USAGE: Exit = Exit(2);
+    /// The command did what it was asked to do.
+    pub const OK: Exit = Exit(0);
+    /// It failed, at least in part.
+    pub const FAILURE: Exit = Exit(1);
+    /// Its command line was wrong.
+    pub const USAGE: Exit = Exit(2);
 
     /// Failure if `failed`.
-    pub(crate) fn failed_if(failed: bool) -> Exit {
+    pub fn failed_if(failed: bool) -> Exit {
         if failed { Exit::FAILURE } else { Exit::OK }
     }
 }
 
 /// How every command says that something is not there yet.
-pub(crate) fn not_yet(what: &str) -> String {
+pub fn not_yet(what: &str) -> String {
     format!("{what} is not supported by this version of Cenote")
 }
 
 /// A line about a path that could not be looked at.
-pub(crate) fn problem(path: &Path, e: &Error) -> String {
+pub fn problem(path: &Path, e: &Error) -> String {
     match e.kind() {
         ErrorKind::Permission => format!("{}: {}", path.display(), e.message()),
         _ => format!("{}: {e}", path.display()),
@@ -43,8 +61,8 @@ pub(crate) fn problem(path: &Path, e: &Error) -> String {
 const SILENT: Duration = Duration::from_secs(2);
 
 /// Looks at a path, which may lie on a device that does not answer; says so every
-/// [`SILENT`] on standard error. The command can be interrupted meanwhile.
-pub(crate) fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
+/// `SILENT` on standard error. The command can be interrupted meanwhile.
+pub fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
     let (seen, told) = channel::<()>();
     let shown = path.display().to_string();
     let begin = rt::now();
@@ -64,12 +82,12 @@ pub(crate) fn look_at<T>(path: &Path, look: impl FnOnce() -> T) -> T {
 
 /// Writes to standard output; a reader that went away ends the process quietly,
 /// as the signal would.
-pub(crate) fn out(text: &str) {
+pub fn out(text: &str) {
     out_bytes(text.as_bytes());
 }
 
 /// As [`out`], for bytes.
-pub(crate) fn out_bytes(bytes: &[u8]) {
+fn out_bytes(bytes: &[u8]) {
     let mut stdout = std::io::stdout().lock();
     if stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err() {
         std::process::exit(1);
@@ -77,13 +95,13 @@ pub(crate) fn out_bytes(bytes: &[u8]) {
 }
 
 /// Lines of the terminal that standard output is; none if it is no terminal.
-pub(crate) fn rows() -> Option<usize> {
+pub fn rows() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_row)).filter(|rows| *rows > 3)
 }
 
 /// Writes one line to standard error, the system's errors by their text alone.
-pub(crate) fn err(line: &str) {
+pub fn err(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", without_codes(line));
 }
 

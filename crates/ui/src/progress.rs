@@ -8,7 +8,7 @@ use cenote::props::nicebytes;
 
 /// A progress line. Silent unless standard error is a terminal, and for the
 /// first second: short work leaves no trace.
-pub(crate) struct Progress {
+pub struct Progress {
     label: String,
     total: Option<u64>,
     start: Instant,
@@ -18,13 +18,13 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Of `total` bytes, if known.
-    pub(crate) fn new(label: impl Into<String>, total: Option<u64>) -> Progress {
+    pub fn new(label: impl Into<String>, total: Option<u64>) -> Progress {
         let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         Progress { label: label.into(), total, start: rt::now(), drawn: None, terminal }
     }
 
     /// `done` bytes are done; redraws five times a second.
-    pub(crate) fn at(&mut self, done: u64) {
+    pub fn at(&mut self, done: u64) {
         let recent = |t: Instant| t.elapsed() < Duration::from_millis(200);
         if !self.terminal
             || self.start.elapsed() < Duration::from_secs(1)
@@ -38,7 +38,7 @@ impl Progress {
     }
 
     /// `done` of `total` steps are done; shows what is being done.
-    pub(crate) fn step(&mut self, what: &str, done: u64, total: u64) {
+    pub fn step(&mut self, what: &str, done: u64, total: u64) {
         if self.terminal && self.start.elapsed() >= Duration::from_secs(1) {
             self.drawn = Some(rt::now());
             let count = match total {
@@ -50,7 +50,7 @@ impl Progress {
     }
 
     /// Wipes the line.
-    pub(crate) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         if self.drawn.take().is_some() {
             let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
         }
@@ -72,7 +72,7 @@ fn share(done: u64, total: u64, of: u64) -> u64 {
 }
 
 /// `[####----]`: how much of `total` is done.
-pub(crate) fn bar(done: u64, total: u64) -> String {
+pub fn bar(done: u64, total: u64) -> String {
     let full = usize::try_from(share(done, total, BAR)).unwrap_or(0);
     let all = usize::try_from(BAR).unwrap_or(0);
     format!("[{}{}]", "#".repeat(full), "-".repeat(all.saturating_sub(full)))

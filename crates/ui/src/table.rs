@@ -8,25 +8,25 @@ use cenote::props::{Kind, Prop};
 
 /// One column.
 #[derive(Clone, Debug)]
-pub(crate) struct Column {
+pub struct Column {
     /// Heading.
-    pub(crate) header: String,
+    pub header: String,
     /// Right-justified.
-    pub(crate) right: bool,
+    pub right: bool,
     /// Least width; the heading's width counts too.
-    pub(crate) min: usize,
+    pub min: usize,
     /// Longer values stick out instead of widening the column.
-    pub(crate) fixed: bool,
+    pub fixed: bool,
 }
 
 impl Column {
     /// A left-justified column as wide as its longest value.
-    pub(crate) fn text(header: impl Into<String>) -> Column {
+    pub fn text(header: impl Into<String>) -> Column {
         Column { header: header.into(), right: false, min: 0, fixed: false }
     }
 
     /// The column of a native property.
-    pub(crate) fn of(prop: &Prop, parsable: bool) -> Column {
+    pub fn of(prop: &Prop, parsable: bool) -> Column {
         Column {
             header: prop.header.to_owned(),
             right: prop.kind() == Kind::Number,
@@ -42,7 +42,7 @@ fn width(s: &str) -> usize {
 }
 
 /// The widths of all columns.
-pub(crate) fn widths(columns: &[Column], rows: &[Vec<String>]) -> Vec<usize> {
+pub fn widths(columns: &[Column], rows: &[Vec<String>]) -> Vec<usize> {
     let widest = |i: usize| rows.iter().filter_map(|r| r.get(i)).map(|v| width(v)).max();
     let one = |(i, c): (usize, &Column)| {
         let values = if c.fixed { 0 } else { widest(i).unwrap_or(0) };
@@ -52,7 +52,7 @@ pub(crate) fn widths(columns: &[Column], rows: &[Vec<String>]) -> Vec<usize> {
 }
 
 /// Appends one line of a human-readable table.
-pub(crate) fn human_line(out: &mut String, columns: &[Column], widths: &[usize], cells: &[String]) {
+pub fn human_line(out: &mut String, columns: &[Column], widths: &[usize], cells: &[String]) {
     for (i, (column, cell)) in columns.iter().zip(cells).enumerate() {
         if i > 0 {
             out.push_str("  ");
@@ -70,7 +70,7 @@ pub(crate) fn human_line(out: &mut String, columns: &[Column], widths: &[usize],
 }
 
 /// The whole table.
-pub(crate) fn render(columns: &[Column], rows: &[Vec<String>], scripted: bool) -> String {
+pub fn render(columns: &[Column], rows: &[Vec<String>], scripted: bool) -> String {
     let mut out = String::new();
     if scripted {
         for row in rows {

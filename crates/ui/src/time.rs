@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 /// `strftime` of `seconds` since 1970 in the local time zone; the number itself
 /// if it is no date.
-pub(crate) fn strftime(format: &str, seconds: u64) -> String {
+pub fn strftime(format: &str, seconds: u64) -> String {
     let plain = seconds.to_string();
     let (Ok(format), Ok(t)) = (CString::new(format), libc::time_t::try_from(seconds)) else {
         return plain;
@@ -25,18 +25,18 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
 }
 
 /// `ctime` without its line feed: `Tue Nov 14 22:13:20 2023`.
-pub(crate) fn ctime(seconds: u64) -> String {
+pub fn ctime(seconds: u64) -> String {
     strftime("%a %b %e %H:%M:%S %Y", seconds)
 }
 
 /// A duration as scan lines show it: `00:12:34`, from a day on `2 days 03:04:05`.
-pub(crate) fn duration(seconds: u64) -> String {
+pub fn duration(seconds: u64) -> String {
     let (d, h, m, s) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     if d > 0 { format!("{d} days {h:02}:{m:02}:{s:02}") } else { format!("{h:02}:{m:02}:{s:02}") }
 }
 
 /// The stamp that `-T u` and `-T d` put before each report.
-pub(crate) fn stamp(kind: &str) -> String {
+pub fn stamp(kind: &str) -> String {
     let now = base::rt::wall_clock().as_secs();
     if kind == "u" { now.to_string() } else { strftime("%a %b %e %H:%M:%S %Z %Y", now) }
 }
