@@ -6,12 +6,12 @@
 
 mod bench;
 mod client;
-mod commands;
 mod daemon;
-mod getopt;
 mod heap;
 mod local;
 mod mount;
+#[cfg(test)]
+mod pages;
 mod proto;
 mod runtime;
 mod sim;

@@ -8,10 +8,8 @@ use std::ops::RangeInclusive;
 use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
+use commands::getopt::{Bad, Parsed};
 use ui::Exit;
-
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
 
 const USAGE: &str = "\
 usage: cenote sim [--seed N] [--runs M] [option ...]

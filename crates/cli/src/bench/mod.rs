@@ -28,11 +28,13 @@ mod zil_sticky;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use args::{Args, Opt, opt};
+use args::{Args, opt};
 use base::rt::{self, Instant};
 use base::{Error, Result};
 use chart::Look;
 use frame::Report;
+
+pub(crate) use args::Opt;
 use ui::Exit;
 use ui::progress::Progress;
 

@@ -51,7 +51,6 @@ use base::Result;
 use ui::{Exit, time};
 
 use crate::client::Client;
-use crate::commands;
 use crate::proto::{Reply, Request};
 use crate::runtime::Runtime;
 

@@ -23,10 +23,8 @@ use cenote::{
     Dataset, DatasetKind, Engine, EngineConfig, FileSystem, FoundPool, ImportOptions, Io, Pool,
     Search, Volume,
 };
+use commands::getopt::Parsed;
 use ui::Exit;
-
-use crate::commands;
-use crate::getopt::Parsed;
 
 const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] \
     ...\n\ttree [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \

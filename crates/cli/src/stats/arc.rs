@@ -6,12 +6,11 @@ use std::fmt::Write;
 use base::{Error, Result};
 use cenote::kstats::{ArcReport, Share};
 use cenote::props::nicebytes;
+use commands::getopt::Bad;
 use ui::Exit;
 
 use super::number;
 use super::source::{self, Source};
-use crate::commands;
-use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo, WhatIf};
 
 const USAGE: &str = "\

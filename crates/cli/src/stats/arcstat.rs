@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use base::{Error, Result, rt};
 use cenote::kstat::Kstat;
+use commands::getopt::{Bad, Parsed};
 use ui::{Exit, time};
 
 use super::fields::{self, Field, Sample, Unit};
 use super::number;
 use super::source::Source;
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
 
 const USAGE: &str = "\
 usage: arcstat [-havxzp] [--2007] [--path DIR] [-f fields] [-o file] [-s string] [interval [count]]

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use base::{Result, rt};
 use cenote::kstat::{json, prometheus, solaris};
+use commands::getopt::Bad;
 use ui::Exit;
 
 use super::source::Source;
-use crate::commands;
-use crate::getopt::Bad;
 
 const USAGE: &str = "\
 usage: kstat [-pj] [-m MODULE] [-n NAME] [--prometheus] [--path DIR] [interval [count]]

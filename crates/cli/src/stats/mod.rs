@@ -19,9 +19,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::{Error, Result};
+use commands::getopt::Bad;
 use ui::Exit;
-
-use crate::getopt::Bad;
 
 /// `arcstat`, `arc_summary`, `kstat`, `arc` and `tune`.
 pub(crate) fn main(name: &str, argv: &[OsString]) -> Result<Exit> {

@@ -8,12 +8,11 @@ use std::fmt::Write;
 
 use base::{Error, Result, rt};
 use cenote::kstat::Kstat;
+use commands::getopt::Bad;
 use ui::{Exit, time};
 
 use super::number::{bytes, count, percent};
 use super::source::Source;
-use crate::commands;
-use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo};
 
 const USAGE: &str = "\

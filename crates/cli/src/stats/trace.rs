@@ -11,11 +11,10 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::{Error, Result, rt};
+use commands::getopt::Bad;
 use ui::{Exit, time};
 
 use super::source::Source;
-use crate::commands;
-use crate::getopt::Bad;
 use crate::zdb::RECORD_TYPES;
 
 const USAGE: &str = "\

@@ -3,12 +3,11 @@
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use commands::getopt::Bad;
 use ui::Exit;
 use ui::table::{self, Column};
 
 use super::source;
-use crate::commands;
-use crate::getopt::Bad;
 use crate::proto::{Reply, Request, TunableInfo};
 
 const USAGE: &str = "\

@@ -5,12 +5,11 @@ use std::ffi::OsString;
 
 use base::{Error, Result, rt};
 use cenote::kstat::{Kstat, Value};
+use commands::getopt::Bad;
 use ui::{Exit, time};
 
 use super::number;
 use super::source::Source;
-use crate::commands;
-use crate::getopt::Bad;
 
 const USAGE: &str = "\
 usage: zilstat [-hgdvas f] [-i interval] [-p pool[,...]] [-d dataset[,...]] [--path DIR]

@@ -29,11 +29,11 @@ use std::sync::Arc;
 use base::{ErrorKind, Result, Txg};
 use cenote::inspect::spa::Spa;
 use cenote::{Engine, EngineConfig, FoundPool, ImportOptions, Pool, Search};
+use commands::Use;
+use commands::getopt::Parsed;
 use ui::Exit;
 
 use crate::client::Client;
-use crate::commands::{self, Use};
-use crate::getopt::Parsed;
 use crate::proto::{self, Reply, Request};
 use crate::runtime::Runtime;
 

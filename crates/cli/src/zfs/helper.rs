@@ -13,7 +13,6 @@ use ui::Exit;
 
 use super::select;
 use crate::client::Client;
-use crate::commands;
 use crate::proto::{MountArgs, Request};
 use crate::runtime::Runtime;
 

@@ -12,11 +12,10 @@ mod select;
 use std::ffi::OsString;
 
 use base::Result;
+use commands::getopt::{Bad, Parsed};
 use ui::Exit;
 
 use crate::client::Client;
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
 use crate::proto::{DatasetChange, Reply, Request};
 use crate::runtime::Runtime;
 

@@ -12,11 +12,11 @@ use cenote::create::{
     self, FeatureWishes, When, check_mountpoint, check_pool_name, check_temporary_name,
 };
 use cenote::props::{dataset_prop, is_user_prop, pool_column};
+use commands::getopt::Parsed;
 use ui::Exit;
 
 use super::{layout, misuse, options, spec};
 use crate::client::Client;
-use crate::getopt::Parsed;
 use crate::proto::{CreateArgs, Force, Reply, Request};
 use crate::runtime::Runtime;
 
@@ -317,7 +317,7 @@ mod tests {
 
     fn parse(line: &str) -> std::result::Result<Asked, Wrong> {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        asked(&crate::commands::find("zpool", "create").parse(&argv).unwrap())
+        asked(&commands::find("zpool", "create").parse(&argv).unwrap())
     }
 
     fn made(line: &str) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {

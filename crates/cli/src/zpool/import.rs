@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use base::{Error, Result};
+use commands::getopt::Parsed;
 use ui::Exit;
 use ui::time::ctime;
 
@@ -12,7 +13,6 @@ use super::status::{CLASSES, Facts};
 use super::vdevs::{self, Line, Naming};
 use super::{misuse, odd, options};
 use crate::client::Client;
-use crate::getopt::Parsed;
 use crate::proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
 use crate::runtime::Runtime;
 

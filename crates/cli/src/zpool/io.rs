@@ -15,7 +15,6 @@ use ui::Exit;
 
 use super::iohist::{self, READS, WRITES, nicetime};
 use super::{Pools, Repeat, no_such_pool};
-use crate::commands;
 use crate::proto::{ClassIo, Done, Vdev};
 
 /// Width of the widest bar.

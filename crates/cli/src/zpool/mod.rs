@@ -21,11 +21,10 @@ mod wait;
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use commands::getopt::{Bad, Parsed};
 use ui::Exit;
 
 use crate::client::Client;
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
 use crate::proto::{Pool, Reply, Request, Value};
 use crate::runtime::Runtime;
 

@@ -40,7 +40,7 @@ struct Asked {
 }
 
 /// The message before the usage; empty for none.
-fn asked(parsed: &crate::getopt::Parsed) -> std::result::Result<Asked, String> {
+fn asked(parsed: &commands::getopt::Parsed) -> std::result::Result<Asked, String> {
     let mut wanted = Vec::new();
     for opt in parsed.opts.iter().filter(|o| o.letter == 't') {
         for name in opt.text().split(',') {
@@ -175,7 +175,7 @@ mod tests {
     fn parse(line: &str) -> std::result::Result<Asked, String> {
         let argv: Vec<OsString> =
             line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
-        asked(&crate::commands::find("zpool", "wait").parse(&argv).unwrap())
+        asked(&commands::find("zpool", "wait").parse(&argv).unwrap())
     }
 
     /// Recorded from OpenZFS 2.3.2.

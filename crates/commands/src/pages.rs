@@ -2,39 +2,58 @@
 //!
 //! # Theory
 //! A page in `man` is written by hand but for the parts between `.\" BEGIN name` and
-//! `.\" END name`: head, synopsis, options, commands. [`renew`] makes those anew from the
-//! table and leaves the rest alone; a test compares, and writes with `CENOTE_BLESS` set.
+//! `.\" END name`: head, synopsis, options, commands. [`Page::renew`] makes those anew from the
+//! table and leaves the rest alone; a test of `cli` compares, and writes with `CENOTE_BLESS` set.
 
 use std::fmt::Write;
 
 use super::{Command, Flag, Use, all, of};
-use crate::bench;
 
 /// The day that pages carry.
 const DATE: &str = "November 21, 2026";
 
+/// A tool with options of its own, which has a section of the page of `bench`.
+pub struct Section {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub about: &'static str,
+    /// Its options.
+    pub options: Vec<Line>,
+}
+
+/// An option of a [`Section`].
+pub struct Line {
+    /// With its dashes.
+    pub name: &'static str,
+    /// What its argument is called; nothing if it takes none.
+    pub value: &'static str,
+    /// What it does, in one line.
+    pub help: &'static str,
+}
+
 /// A page, without what is written by hand.
-pub(crate) struct Page {
+pub struct Page {
     /// File name in `man`.
-    pub(crate) file: String,
+    pub file: String,
     /// Names of the parts in order, and their content.
     parts: Vec<(&'static str, String)>,
 }
 
-/// All pages.
-pub(crate) fn pages() -> Vec<Page> {
+/// All pages; that of `bench` has these sections.
+pub fn pages(benches: &[Section]) -> Vec<Page> {
     let programs = [
         ("cenote", 1, "ZFS in user space"),
         ("zpool", 8, "manage the pools of Cenote"),
         ("zfs", 8, "manage the datasets of Cenote"),
     ];
     let mut out: Vec<Page> = programs.map(|(n, section, about)| program(n, section, about)).into();
-    out.extend(all().map(command));
+    out.extend(all().map(|c| command(c, benches)));
     out
 }
 
 /// Text with what roff would take for its own escaped.
-fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
@@ -131,7 +150,7 @@ fn options(c: &Command) -> String {
     out
 }
 
-fn command(c: &'static Command) -> Page {
+fn command(c: &'static Command, benches: &[Section]) -> Page {
     let page = c.page();
     let name = page.rsplit_once('.').map_or(page.as_str(), |p| p.0).to_owned();
     let program = if c.alone { "" } else { c.program };
@@ -139,7 +158,7 @@ fn command(c: &'static Command) -> Page {
         ("head", head(&name, c.section, c.about)),
         ("synopsis", synopsis(program, c.synopsis)),
     ];
-    let options = if c.name == "bench" { benches() } else { options(c) };
+    let options = if c.name == "bench" { sections(benches) } else { options(c) };
     if !options.is_empty() {
         parts.push(("options", options));
     }
@@ -165,9 +184,9 @@ fn program(name: &'static str, section: u8, about: &str) -> Page {
 }
 
 /// Every bench with its options.
-fn benches() -> String {
+fn sections(benches: &[Section]) -> String {
     let mut out = ".Sh BENCHES\n".to_owned();
-    for b in bench::catalogue() {
+    for b in benches {
         let _ = writeln!(out, ".Ss {}\n{}", b.name, sentence(b.about));
         out.push_str(".Bl -tag -width Ds\n");
         for o in &b.options {
@@ -187,7 +206,7 @@ fn benches() -> String {
 impl Page {
     /// The page with its generated parts made anew. `old` is what there is; a part that it
     /// lacks is put at its end.
-    pub(crate) fn renew(&self, old: &str) -> String {
+    pub fn renew(&self, old: &str) -> String {
         let mut text = old.to_owned();
         for (name, content) in &self.parts {
             let (begin, end) = (format!(".\\\" BEGIN {name}\n"), format!(".\\\" END {name}\n"));
@@ -206,73 +225,6 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command as Process;
-
-    const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man");
-
-    /// In this order: with `CENOTE_BLESS` set, the first writes what the others read.
-    #[test]
-    fn pages_are_current_whole_and_sound() {
-        they_are_current();
-        every_option_is_in_its_page();
-        formatters_do_not_complain();
-    }
-
-    /// What the repository holds is what the table says, and nothing is left over.
-    fn they_are_current() {
-        let pages = pages();
-        for page in &pages {
-            let path = format!("{DIR}/{}", page.file);
-            let old = std::fs::read_to_string(&path).unwrap_or_default();
-            super::super::tests::current(&path, &page.renew(&old));
-        }
-        for entry in std::fs::read_dir(DIR).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            assert!(pages.iter().any(|p| p.file == name), "{name}: a page of no command");
-            let text = std::fs::read_to_string(format!("{DIR}/{name}")).unwrap();
-            assert!(text.contains(".Sh DESCRIPTION\n"), "{name}: no description");
-        }
-    }
-
-    /// Every option that can be given is in its command's page, as text.
-    fn every_option_is_in_its_page() {
-        for c in all() {
-            let text = std::fs::read_to_string(format!("{DIR}/{}", c.page())).unwrap();
-            for f in c.flags.iter().filter(|f| f.usage != Use::Internal) {
-                for name in f.spellings() {
-                    let roff = format!("Fl {}", plain(&name[1..]));
-                    let has = |l: &str| l.split(" , ").any(|p| p.contains(&roff));
-                    assert!(text.lines().any(has), "{}: {name}", c.page());
-                }
-            }
-        }
-        let bench = std::fs::read_to_string(format!("{DIR}/cenote-bench.1")).unwrap();
-        for b in bench::catalogue() {
-            assert!(bench.contains(&format!(".Ss {}\n", b.name)), "{}", b.name);
-        }
-    }
-
-    /// No formatter that is installed has anything to say.
-    fn formatters_do_not_complain() {
-        let files: Vec<String> = pages().iter().map(|p| format!("{DIR}/{}", p.file)).collect();
-        let mut tried = 0;
-        let tools = [
-            ("mandoc", &["-Tlint", "-Wwarning"][..]),
-            ("man", &["--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z"][..]),
-        ];
-        for (tool, args) in tools {
-            let out = Process::new(tool).args(args).args(&files).env("LC_ALL", "C").output();
-            let Ok(out) = out else {
-                println!("SKIPPED: pages through {tool}: it is not installed");
-                continue;
-            };
-            tried += 1;
-            let text = String::from_utf8_lossy(&out.stderr).into_owned()
-                + if tool == "mandoc" { std::str::from_utf8(&out.stdout).unwrap() } else { "" };
-            assert_eq!(text, "", "{tool}");
-        }
-        println!("pages went through {tried} formatters");
-    }
 
     #[test]
     fn parts_are_renewed_in_place() {

@@ -351,14 +351,3 @@ const SIM: &[Flag] = &[
     arg('D', "DIR", Word::Dir, "with --crash: write the disks left behind there").named("dir"),
     flag('v', "tell of every run"),
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn benches_are_those_that_there_are() {
-        let there: Vec<&str> = crate::bench::catalogue().iter().map(|b| b.name).collect();
-        assert_eq!(BENCHES, there);
-    }
-}

@@ -1,21 +1,25 @@
 //! The table of commands: what each is called, which options it takes, what its
-//! words are.
+//! words are; with the parser of command lines ([`getopt`]).
 //!
 //! # Theory
 //! A command's options are written once, here: the parser ([`Command::parse`]), the
 //! usage text, the completion scripts ([`complete`]) and the options of the manual
-//! pages (`pages`) come from the same rows, so none of them can drift.
+//! pages ([`pages`]) come from the same rows, so none of them can drift.
 //!
 //! # Invariants
 //! * No command has two flags with one letter or one long name.
 //! * What `dist/completions` and the generated parts of `man` hold is what this table
-//!   says; a test compares them.
+//!   says; a test of `cli` compares them.
+//!
+//! # What it must not know
+//! What commands do: it parses, describes and refuses. The benches have tables of their
+//! own, which the caller of [`pages::pages`] passes.
 
 mod bash;
-pub(crate) mod complete;
+pub mod complete;
 mod fish;
-#[cfg(test)]
-mod pages;
+pub mod getopt;
+pub mod pages;
 mod tools;
 mod zfs;
 mod zpool;
@@ -27,11 +31,11 @@ use std::os::unix::process::CommandExt;
 use base::{Error, Result};
 use ui::Exit;
 
-use crate::getopt::{self, Bad, Parsed};
+use crate::getopt::{Bad, Parsed};
 
 /// How a flag is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub enum Use {
     /// To be used.
     Shown,
     /// Accepted because OpenZFS's command has it; changes nothing.
@@ -44,7 +48,7 @@ pub(crate) enum Use {
 
 /// What a word, or a flag's argument, may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub enum Word {
     /// Nothing that could be proposed.
     Any,
     /// A file.
@@ -75,13 +79,13 @@ pub(crate) enum Word {
 
 /// One option.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flag {
+pub struct Flag {
     /// What the parser calls it.
-    pub(crate) letter: char,
+    pub letter: char,
     /// Whether the letter may be written; else it only stands for the long name.
     pub(crate) short: bool,
     /// The long name, or nothing.
-    pub(crate) long: &'static str,
+    pub long: &'static str,
     /// What its argument is called; nothing if it takes none.
     pub(crate) value: &'static str,
     /// What the argument may be.
@@ -89,7 +93,7 @@ pub(crate) struct Flag {
     /// What it does, in one line that begins small and ends without a stop.
     pub(crate) help: &'static str,
     /// How it is meant.
-    pub(crate) usage: Use,
+    pub usage: Use,
 }
 
 /// A letter without an argument.
@@ -123,7 +127,7 @@ impl Flag {
     }
 
     /// The ways to write it, without an argument.
-    pub(crate) fn spellings(&self) -> Vec<String> {
+    pub fn spellings(&self) -> Vec<String> {
         let short = self.short.then(|| format!("-{}", self.letter));
         let long = (!self.long.is_empty()).then(|| format!("--{}", self.long));
         short.into_iter().chain(long).collect()
@@ -142,21 +146,21 @@ const fn ignored(letter: char) -> Flag {
 
 /// One command.
 #[derive(Debug)]
-pub(crate) struct Command {
+pub struct Command {
     /// `cenote`, `zpool` or `zfs`.
     pub(crate) program: &'static str,
     /// Its name below that.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Other names of it.
     pub(crate) aliases: &'static [&'static str],
     /// What it does, in a few words.
     pub(crate) about: &'static str,
     /// How it is written, without the program's name; the lines as usage texts have them.
-    pub(crate) synopsis: &'static str,
+    pub synopsis: &'static str,
     /// Its options.
-    pub(crate) flags: &'static [Flag],
+    pub flags: &'static [Flag],
     /// Its words in order; the last one repeats.
-    pub(crate) words: &'static [Word],
+    pub words: &'static [Word],
     /// It can be called by its own name, too, and its page is called so.
     pub(crate) alone: bool,
     /// Section of its manual page.
@@ -178,12 +182,12 @@ const COMMAND: Command = Command {
 
 impl Command {
     /// Takes a command line (without the command's name) apart.
-    pub(crate) fn parse(&self, argv: &[OsString]) -> std::result::Result<Parsed, Bad> {
+    pub fn parse(&self, argv: &[OsString]) -> std::result::Result<Parsed, Bad> {
         getopt::parse(argv, self.flags)
     }
 
     /// The complaint about options that were given, and that Cenote does not have yet.
-    pub(crate) fn refusal(&self, parsed: &Parsed) -> Option<String> {
+    pub fn refusal(&self, parsed: &Parsed) -> Option<String> {
         let refused = |f: &&Flag| f.usage == Use::Refused && parsed.has(f.letter);
         let flag = self.flags.iter().find(refused)?;
         let spelling = flag.spellings().into_iter().next().unwrap_or_default();
@@ -196,7 +200,7 @@ impl Command {
     }
 
     /// The name of its manual page.
-    pub(crate) fn page(&self) -> String {
+    pub fn page(&self) -> String {
         let name = if self.alone {
             self.name.to_owned()
         } else {
@@ -207,12 +211,12 @@ impl Command {
 }
 
 /// All commands, in the order of usage texts.
-pub(crate) fn all() -> impl Iterator<Item = &'static Command> {
+pub fn all() -> impl Iterator<Item = &'static Command> {
     zpool::COMMANDS.iter().chain(zfs::COMMANDS).chain(tools::COMMANDS)
 }
 
 /// The commands of a program.
-pub(crate) fn of(program: &str) -> impl Iterator<Item = &'static Command> {
+pub fn of(program: &str) -> impl Iterator<Item = &'static Command> {
     all().filter(move |c| c.program == program)
 }
 
@@ -220,13 +224,13 @@ pub(crate) fn of(program: &str) -> impl Iterator<Item = &'static Command> {
 static NONE: Command = COMMAND;
 
 /// The row of a command.
-pub(crate) fn find(program: &str, name: &str) -> &'static Command {
+pub fn find(program: &str, name: &str) -> &'static Command {
     of(program).find(|c| c.name == name || c.aliases.contains(&name)).unwrap_or(&NONE)
 }
 
 /// Complains about a command that is none, or that OpenZFS alone has: tools that probe for
 /// a command take exit code 2 for its absence.
-pub(crate) fn unrecognized(program: &str, name: &str, missing: &[&str]) -> Exit {
+pub fn unrecognized(program: &str, name: &str, missing: &[&str]) -> Exit {
     ui::err(&format!("unrecognized command '{name}'"));
     if missing.contains(&name) {
         ui::err(&ui::not_yet(&format!("'{program} {name}'")));
@@ -237,7 +241,7 @@ pub(crate) fn unrecognized(program: &str, name: &str, missing: &[&str]) -> Exit 
 
 /// `version [-j]` of `zpool` and `zfs`: the program's version twice, as there is no kernel
 /// module (chapter 09 §1.1, §1.6).
-pub(crate) fn version(program: &str, argv: &[OsString]) -> Exit {
+pub fn version(program: &str, argv: &[OsString]) -> Exit {
     let parsed = match find(program, "version").parse(argv) {
         Ok(parsed) if parsed.args.is_empty() => parsed,
         Ok(_) => return misuse(program, "version", Some("too many arguments")),
@@ -257,7 +261,7 @@ pub(crate) fn version(program: &str, argv: &[OsString]) -> Exit {
 }
 
 /// Complains and shows how a command is used; the exit code is 2.
-pub(crate) fn misuse(program: &str, command: &str, message: Option<&str>) -> Exit {
+pub fn misuse(program: &str, command: &str, message: Option<&str>) -> Exit {
     if let Some(message) = message {
         ui::err(message);
     }
@@ -267,7 +271,7 @@ pub(crate) fn misuse(program: &str, command: &str, message: Option<&str>) -> Exi
 }
 
 /// The usage text of `zpool` or `zfs`.
-pub(crate) fn usage(program: &str) -> String {
+pub fn usage(program: &str) -> String {
     let mut text =
         format!("usage: {program} command args ...\nwhere 'command' is one of the following:\n\n");
     of(program).for_each(|c| text.push_str(&format!("\t{}\n", c.synopsis)));
@@ -278,7 +282,7 @@ pub(crate) fn usage(program: &str) -> String {
 ///
 /// # Errors
 /// There is no such command, or no `man`.
-pub(crate) fn help(program: &str, argv: &[OsString]) -> Result<Exit> {
+pub fn help(program: &str, argv: &[OsString]) -> Result<Exit> {
     let topic = argv.first().map(|t| t.to_string_lossy().into_owned());
     let page = match &topic {
         None => format!("{program}.{}", if program == "cenote" { 1 } else { 8 }),
@@ -297,16 +301,6 @@ pub(crate) fn help(program: &str, argv: &[OsString]) -> Result<Exit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A file holds this text; with `CENOTE_BLESS` set, it does from now on.
-    pub(super) fn current(path: &str, wanted: &str) {
-        if std::env::var_os("CENOTE_BLESS").is_some() {
-            std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();
-            std::fs::write(path, wanted).unwrap();
-        }
-        let found = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(found == wanted, "{path} is not current: 'make pages' writes it anew");
-    }
 
     #[test]
     fn rows_are_whole_and_agree_with_themselves() {

@@ -6,53 +6,53 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use crate::commands::Flag;
+use crate::Flag;
 
 /// One option given.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Opt {
+pub struct Opt {
     /// Its letter.
-    pub(crate) letter: char,
+    pub letter: char,
     /// Its argument; empty if it takes none.
-    pub(crate) arg: OsString,
+    pub arg: OsString,
 }
 
 impl Opt {
     /// The argument as text; what is not UTF-8 is shown replaced.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.arg.to_string_lossy().into_owned()
     }
 }
 
 /// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Parsed {
+pub struct Parsed {
     /// Options in the order given.
-    pub(crate) opts: Vec<Opt>,
+    pub opts: Vec<Opt>,
     /// Operands in the order given.
-    pub(crate) args: Vec<OsString>,
+    pub args: Vec<OsString>,
 }
 
 impl Parsed {
     /// Whether the option was given.
-    pub(crate) fn has(&self, letter: char) -> bool {
+    pub fn has(&self, letter: char) -> bool {
         self.opts.iter().any(|o| o.letter == letter)
     }
 
     /// The last argument given to the option.
-    pub(crate) fn last(&self, letter: char) -> Option<String> {
+    pub fn last(&self, letter: char) -> Option<String> {
         self.opts.iter().rev().find(|o| o.letter == letter).map(Opt::text)
     }
 
     /// The operands as text.
-    pub(crate) fn words(&self) -> Vec<String> {
+    pub fn words(&self) -> Vec<String> {
         self.args.iter().map(|a| a.to_string_lossy().into_owned()).collect()
     }
 }
 
 /// What is wrong with a command line.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Bad {
+pub enum Bad {
     /// `-?` or `--help`.
     Help,
     /// No such option.
@@ -63,7 +63,7 @@ pub(crate) enum Bad {
 
 impl Bad {
     /// The message before the usage text; none for a call for help.
-    pub(crate) fn message(&self) -> Option<String> {
+    pub fn message(&self) -> Option<String> {
         match self {
             Bad::Help => None,
             Bad::Invalid(o) => Some(format!("invalid option '{o}'")),
@@ -73,7 +73,7 @@ impl Bad {
 }
 
 /// Parses `argv` (without the command's name) by the flags that the command has.
-pub(crate) fn parse(argv: &[OsString], flags: &[Flag]) -> Result<Parsed, Bad> {
+pub fn parse(argv: &[OsString], flags: &[Flag]) -> Result<Parsed, Bad> {
     let mut out = Parsed::default();
     let mut words = argv.iter();
     while let Some(word) = words.next() {
@@ -148,7 +148,7 @@ fn cluster<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::{Use, Word};
+    use crate::{Use, Word};
     use proptest::prelude::*;
 
     fn argv(words: &[&str]) -> Vec<OsString> {
