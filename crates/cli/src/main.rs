@@ -5,15 +5,12 @@
 //! `base::rt` all the same.
 
 mod bench;
-mod client;
 mod daemon;
 mod heap;
 mod local;
 mod mount;
 #[cfg(test)]
 mod pages;
-mod proto;
-mod runtime;
 mod sim;
 mod stats;
 mod zdb;

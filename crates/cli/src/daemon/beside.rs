@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::{self, Condvar, Instant, Mutex};
+use proto::Row;
 
 use super::handle::RowListener;
 use super::state::{Listener, Log};
-use crate::proto::Row;
 
 /// How often a watcher looks up.
 const TICK: Duration = Duration::from_millis(250);

@@ -16,13 +16,13 @@ use cenote::create::{
 };
 use cenote::inspect::nvlist::{NvList, Value};
 use cenote::inspect::ondisk::features::by_name;
+use proto::{
+    AddArgs, Change, Class, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent, HistoryRecord,
+    Reply,
+};
 
 use super::handle::RowListener;
 use super::state::{Listener, State};
-use crate::proto::{
-    self, AddArgs, Change, Class, CreateArgs, DEVICES_MAX, HISTORY_MAX, HistoryEvent,
-    HistoryRecord, Reply,
-};
 
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;

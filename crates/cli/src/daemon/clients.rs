@@ -26,9 +26,8 @@ use std::time::Duration;
 
 use base::rt::{self, Instant, Mutex};
 use base::{Error, ErrorKind, Result};
+use proto::{REQUEST_MAX, decode};
 use serde::de::DeserializeOwned;
-
-use crate::proto::{REQUEST_MAX, decode};
 
 /// Connections at once.
 const CLIENTS_MAX: usize = 256;
@@ -221,7 +220,7 @@ impl<'a> Inbox<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::Hello;
+    use proto::Hello;
 
     fn pair() -> (UnixStream, Arc<UnixStream>) {
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -4,8 +4,7 @@ use cenote::{
     ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
     VdevClass, VdevState, VdevStatus,
 };
-
-use crate::proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
+use proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
 
 pub(crate) fn kind(kind: DatasetKind) -> Kind {
     match kind {

@@ -17,12 +17,12 @@ use base::{Error, ErrorKind, Result};
 use cenote::create::{Of, dataset_setting, new_dataset_settings};
 use cenote::props::{PropData, parse_size};
 use cenote::{Dataset, DatasetKind, Pool};
+use proto::{
+    Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
+};
 
 use super::state::{Listener, State};
 use super::{doomed, remount};
-use crate::proto::{
-    Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
-};
 
 /// Properties in one request.
 const PROPS_MAX: usize = 1024;

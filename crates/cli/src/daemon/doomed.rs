@@ -14,12 +14,12 @@ use base::limits::DATASET_DEPTH_MAX;
 use base::{Error, ErrorKind, Result};
 use cenote::props::PropData;
 use cenote::{Dataset, DatasetKind, Pool};
+use proto::{DestroyArgs, Reply, TARGETS_MAX};
 
 use super::datasets::{cannot, command, subtree};
 use super::mounts::Why;
 use super::remount;
 use super::state::{Listener, State};
-use crate::proto::{DestroyArgs, Reply, TARGETS_MAX};
 
 /// What goes.
 #[derive(Default)]

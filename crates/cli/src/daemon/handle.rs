@@ -8,15 +8,15 @@ use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
 use cenote::tune;
 use cenote::{DataError, Dataset, Pool};
+use proto::{
+    BATCH_MAX, Change, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
+    TunableInfo, Value, WhatIf,
+};
 
 use super::beside::Relay;
 use super::looking::{BRIEF, PATIENT};
 use super::state::{Listener, State, pool_name};
 use super::{change, convert, datasets as changes, past};
-use crate::proto::{
-    self, BATCH_MAX, Change, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row,
-    Stat, TunableInfo, Value, WhatIf,
-};
 
 /// Who hears rows as well.
 pub(crate) trait RowListener: Listener {

@@ -15,6 +15,8 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result, Txg, rt};
 use cenote::create::CreateRequest;
 use cenote::{ImportOptions, Pool, Search};
+use proto::runtime;
+use proto::{ImportArgs, SearchArgs};
 
 use super::beside::{Relay, beside};
 use super::handle::RowListener;
@@ -22,8 +24,6 @@ use super::lost;
 use super::registry::{Phase, Slot};
 use super::state::{Listener, Log, Saved, State, cannot};
 use super::{mounts, places};
-use crate::proto::{ImportArgs, SearchArgs};
-use crate::runtime;
 
 /// How often it is looked whether pools are there.
 const LOOK: Duration = Duration::from_millis(20);

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use cenote::Pool;
+use proto::{Data, Value};
 
 use super::beside::{Relay, beside};
 use super::convert;
 use super::handle::RowListener;
 use super::registry::{SILENT, Slot};
 use super::state::State;
-use crate::proto::{self, Data, Value};
 
 /// How long a look at a silent pool may say nothing, where it is one of several.
 pub(super) const BRIEF: Duration = Duration::from_millis(1500);

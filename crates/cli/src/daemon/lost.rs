@@ -3,9 +3,8 @@
 use cenote::Pool;
 use cenote::inspect::spa::Rebuilt;
 use cenote::props::nicebytes;
+use proto::ImportArgs;
 use ui::time;
-
-use crate::proto::ImportArgs;
 
 /// Lines for standard output, in OpenZFS's words where it has some. `dry`: nothing was done.
 pub(super) fn tell(pool: &Pool, dry: bool) -> Vec<String> {

@@ -18,9 +18,8 @@ use std::time::Duration;
 use base::rt::{self, Instant};
 use base::{Error, Result};
 use cenote::kstat::{Registry, prometheus};
+use proto::client::METRICS;
 
-/// Where to listen, if the command line does not say.
-pub(crate) const ENV: &str = "CENOTE_METRICS";
 /// Most bytes of a request.
 const REQUEST_MAX: usize = 8192;
 /// Most header lines.
@@ -47,7 +46,7 @@ pub(crate) fn start(
     registry: &Arc<Registry>,
     address: Option<String>,
 ) -> Result<Option<SocketAddr>> {
-    let env = || std::env::var_os(ENV).map(|t| t.to_string_lossy().into_owned());
+    let env = || std::env::var_os(METRICS).map(|t| t.to_string_lossy().into_owned());
     let Some(text) = address.or_else(env).filter(|t| !t.is_empty()) else { return Ok(None) };
     let address = parse(&text)?;
     let io = |e| Error::io(format!("cannot listen on {address}"), e);

@@ -1,7 +1,7 @@
 //! The daemon: one process that holds the imported pools and serves their mounts.
 //!
 //! # Theory
-//! Commands talk to it over a Unix socket (`crate::proto`); each connection has a
+//! Commands talk to it over a Unix socket ([`proto`]); each connection has a
 //! thread. Pools are remembered in a list and imported again at the next start,
 //! unless they were exported: `daemon stop` exports, a signal (the system going
 //! down) only closes. A killed daemon leaves mounts behind that answer nothing;
@@ -35,7 +35,7 @@ mod handle;
 mod importing;
 mod looking;
 mod lost;
-pub(crate) mod metrics;
+mod metrics;
 mod mounts;
 mod notify;
 mod past;
@@ -48,11 +48,10 @@ mod state;
 use std::ffi::OsString;
 
 use base::Result;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Reply, Request};
 use ui::{Exit, time};
-
-use crate::client::Client;
-use crate::proto::{Reply, Request};
-use crate::runtime::Runtime;
 
 pub(crate) use mounts::{Left, MountOptions, MountedFs, Mounter};
 

@@ -26,8 +26,7 @@ use cenote::create::CreateRequest;
 use cenote::files::Atime;
 use cenote::props::{PropData, dataset_prop};
 use cenote::{Dataset, DatasetKind};
-
-use crate::proto::Mounted;
+use proto::Mounted;
 
 /// How a dataset is to be mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,8 +5,7 @@ use base::Result;
 use cenote::inspect::ondisk::config::VdevConfig;
 use cenote::inspect::ondisk::removal::MappingHeader;
 use cenote::{Pool, VdevStatus};
-
-use crate::proto::{Expand, Removal};
+use proto::{Expand, Removal};
 
 /// Fields of the MOS directory's `com.delphix:removing`.
 const REMOVING: &str = "com.delphix:removing";

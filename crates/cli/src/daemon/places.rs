@@ -19,10 +19,9 @@ use std::path::{Path, PathBuf};
 
 use base::rt::Mutex;
 use base::{Error, ErrorKind, Result};
+use proto::runtime;
 use rustix::fs::Access;
 use rustix::process::geteuid;
-
-use crate::runtime;
 
 /// Directories that are remembered; those beyond stay for ever.
 const MADE_MAX: usize = 65_536;

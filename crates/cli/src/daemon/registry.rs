@@ -37,9 +37,9 @@ use std::time::Duration;
 use base::rt::{self, Condvar, Instant, Mutex, RwLock};
 use base::{Error, ErrorKind, Result};
 use cenote::{Opening, Pool};
+use proto::ImportArgs;
 
 use super::state::Listener;
-use crate::proto::ImportArgs;
 
 /// How often a waiting request looks whether its client is there.
 const LOOK: Duration = Duration::from_millis(250);

@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
+use proto::client::{Client, LAST_BREATH, PAUSE};
+use proto::runtime::{self, Runtime};
+use proto::{Hello, Reply, Request, Row};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::geteuid;
 use ui::Exit;
@@ -17,10 +20,7 @@ use super::beside::beside;
 use super::clients::{Client as Connected, Clients, Inbox};
 use super::handle::{RowListener, handle};
 use super::state::{Listener, Log, State};
-use crate::client::{Client, LAST_BREATH, PAUSE};
 use crate::mount::FuseMounter;
-use crate::proto::{self, Hello, Reply, Request, Row};
-use crate::runtime::{self, Runtime};
 
 /// How long a connected client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);

@@ -12,6 +12,8 @@ use base::rt::{self, Instant, Mutex};
 use base::{Error, ErrorKind, Result};
 use cenote::create::AddRequest;
 use cenote::{Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
+use proto::runtime::{self, Runtime};
+use proto::{ImportArgs, MountArgs, SearchArgs};
 use serde::{Deserialize, Serialize};
 
 use super::handle::RowListener;
@@ -20,8 +22,6 @@ use super::places::Places;
 use super::registry::{Phase, Registry, Slot, TurnGuard};
 use crate::mount::kstats::KstatMount;
 use crate::mount::volumes::Volumes;
-use crate::proto::{ImportArgs, MountArgs, SearchArgs};
-use crate::runtime::{self, Runtime};
 
 /// Who hears how a request goes on, and whether anyone still listens.
 pub(crate) trait Listener {
@@ -39,7 +39,7 @@ pub(crate) trait Listener {
 pub(crate) struct Log;
 
 impl RowListener for Log {
-    fn rows(&mut self, _: Vec<crate::proto::Row>) {}
+    fn rows(&mut self, _: Vec<proto::Row>) {}
 }
 
 impl Listener for Log {
@@ -229,7 +229,7 @@ impl State {
     }
 
     /// The table of mounts; mounts that were undone behind its back are dropped.
-    pub(crate) fn mounts(&self) -> Vec<crate::proto::Mounted> {
+    pub(crate) fn mounts(&self) -> Vec<proto::Mounted> {
         self.mounts_now().list()
     }
 
@@ -501,10 +501,7 @@ impl State {
     ///
     /// # Errors
     /// The engine's.
-    pub(crate) fn discover(
-        &self,
-        search: &SearchArgs,
-    ) -> Result<(Vec<crate::proto::Found>, Vec<String>)> {
+    pub(crate) fn discover(&self, search: &SearchArgs) -> Result<(Vec<proto::Found>, Vec<String>)> {
         let found = self
             .engine
             .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
@@ -520,7 +517,7 @@ impl State {
                 Some(_) => return None,
                 None => None,
             };
-            Some(crate::proto::Found { imported: as_name, ..super::convert::found(p) })
+            Some(proto::Found { imported: as_name, ..super::convert::found(p) })
         };
         let problems = found.problems.iter().map(|(p, e)| ui::problem(p, e));
         Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))

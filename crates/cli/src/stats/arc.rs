@@ -7,11 +7,11 @@ use base::{Error, Result};
 use cenote::kstats::{ArcReport, Share};
 use cenote::props::nicebytes;
 use commands::getopt::Bad;
+use proto::{Reply, Request, TunableInfo, WhatIf};
 use ui::Exit;
 
 use super::number;
 use super::source::{self, Source};
-use crate::proto::{Reply, Request, TunableInfo, WhatIf};
 
 const USAGE: &str = "\
 usage: arc [--what-if] [--path DIR]

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use cenote::kstat::{self, Kstat};
-
-use crate::client::Client;
-use crate::proto::{BATCH_MAX, Reply, Request};
-use crate::runtime::Runtime;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{BATCH_MAX, Reply, Request};
 
 /// Names a directory of kstats instead of the daemon.
 const ENV: &str = "CENOTE_KSTAT_DIR";
@@ -79,7 +78,7 @@ impl Source {
                 for batch in paths.chunks(BATCH_MAX) {
                     match client.ask(&Request::Kstats { paths: batch.to_vec() })? {
                         Reply::Kstats(stats) => {
-                            out.extend(stats.into_iter().map(crate::proto::Stat::into_kstat));
+                            out.extend(stats.into_iter().map(proto::Stat::into_kstat));
                         }
                         _ => return Err(odd()),
                     }

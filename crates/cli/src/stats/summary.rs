@@ -9,11 +9,11 @@ use std::fmt::Write;
 use base::{Error, Result, rt};
 use cenote::kstat::Kstat;
 use commands::getopt::Bad;
+use proto::{Reply, Request, TunableInfo};
 use ui::{Exit, time};
 
 use super::number::{bytes, count, percent};
 use super::source::Source;
-use crate::proto::{Reply, Request, TunableInfo};
 
 const USAGE: &str = "\
 usage: arc_summary [-adgrh] [-s SECTION] [--path DIR]

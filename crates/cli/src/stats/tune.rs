@@ -4,11 +4,11 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use commands::getopt::Bad;
+use proto::{Reply, Request, TunableInfo};
 use ui::Exit;
 use ui::table::{self, Column};
 
 use super::source;
-use crate::proto::{Reply, Request, TunableInfo};
 
 const USAGE: &str = "\
 usage:
@@ -21,7 +21,7 @@ Sizes take suffixes (512M). A change takes effect at once and lasts as long as
 the daemon.
 ";
 
-fn ask(client: &mut crate::client::Client, request: &Request) -> Result<Vec<TunableInfo>> {
+fn ask(client: &mut proto::client::Client, request: &Request) -> Result<Vec<TunableInfo>> {
     match client.ask(request)? {
         Reply::Tunables(list) => Ok(list),
         _ => Err(Error::corrupt("the daemon answered something else")),

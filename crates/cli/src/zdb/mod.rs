@@ -31,11 +31,10 @@ use cenote::inspect::spa::Spa;
 use cenote::{Engine, EngineConfig, FoundPool, ImportOptions, Pool, Search};
 use commands::Use;
 use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Reply, Request};
 use ui::Exit;
-
-use crate::client::Client;
-use crate::proto::{self, Reply, Request};
-use crate::runtime::Runtime;
 
 /// Memory for cached blocks.
 const CACHE: u64 = 256 << 20;

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use commands::getopt::Parsed;
+use proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
 use ui::Exit;
 
 use super::{ask, command_line, misuse, options, property, select};
-use crate::proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
 
 /// What a command line asks for, or the message before the usage.
 fn asked(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {

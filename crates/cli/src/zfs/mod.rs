@@ -13,11 +13,10 @@ use std::ffi::OsString;
 
 use base::Result;
 use commands::getopt::{Bad, Parsed};
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{DatasetChange, Reply, Request};
 use ui::Exit;
-
-use crate::client::Client;
-use crate::proto::{DatasetChange, Reply, Request};
-use crate::runtime::Runtime;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 30] = [

@@ -4,14 +4,14 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{AddArgs, Force, Reply, Request};
 use ui::Exit;
 
 use super::create::{Wrong, complain};
 use super::vdevs::Naming;
 use super::{Pools, layout, misuse, no_such_pool, odd, options, spec};
-use crate::client::Client;
-use crate::proto::{AddArgs, Force, Reply, Request};
-use crate::runtime::Runtime;
 
 /// `zpool add ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {

@@ -13,12 +13,12 @@ use cenote::create::{
 };
 use cenote::props::{dataset_prop, is_user_prop, pool_column};
 use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{CreateArgs, Force, Reply, Request};
 use ui::Exit;
 
 use super::{layout, misuse, options, spec};
-use crate::client::Client;
-use crate::proto::{CreateArgs, Force, Reply, Request};
-use crate::runtime::Runtime;
 
 /// How a command line fails: what is said, and whether the usage follows.
 #[derive(Debug, PartialEq, Eq)]
@@ -313,7 +313,7 @@ fn run(asked: &Asked, command: String) -> std::result::Result<Exit, Wrong> {
 mod tests {
     use super::*;
 
-    use crate::proto::NewKind;
+    use proto::NewKind;
 
     fn parse(line: &str) -> std::result::Result<Asked, Wrong> {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 
 use base::{Error, Result};
 use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
 use ui::Exit;
 use ui::time::ctime;
 
 use super::status::{CLASSES, Facts};
 use super::vdevs::{self, Line, Naming};
 use super::{misuse, odd, options};
-use crate::client::Client;
-use crate::proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
-use crate::runtime::Runtime;
 
 /// `zpool import ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {

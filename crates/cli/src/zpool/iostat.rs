@@ -15,12 +15,12 @@ use std::ffi::OsString;
 use base::{Error, Result};
 use cenote::props::nicenum;
 use commands::getopt::Parsed;
+use proto::{Class, ClassIo, Done, Pool, Vdev};
 use ui::Exit;
 
 use super::iohist::{self, Group, Shown};
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, options};
-use crate::proto::{Class, ClassIo, Done, Pool, Vdev};
 
 /// Headings of classes, in order.
 const CLASSES: [(Class, &str); 5] = [

@@ -22,11 +22,10 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use commands::getopt::{Bad, Parsed};
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Pool, Reply, Request, Value};
 use ui::Exit;
-
-use crate::client::Client;
-use crate::proto::{Pool, Reply, Request, Value};
-use crate::runtime::Runtime;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 14] = [

@@ -5,13 +5,13 @@ use std::fmt::Write;
 
 use base::Result;
 use cenote::props::{nicebytes, nicenum};
+use proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
 use ui::Exit;
 use ui::progress::bar;
 use ui::time::{ctime, duration};
 
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
-use crate::proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
 
 /// Class headings in order; those of the first three end with a TAB.
 pub(super) const CLASSES: [(Class, &str); 5] = [

@@ -7,11 +7,11 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::Result;
+use proto::{Data, Pool, Value};
 use ui::progress::Progress;
 use ui::{Exit, time};
 
 use super::{Pools, misuse, no_such_pool, options};
-use crate::proto::{Data, Pool, Value};
 
 /// In the order of the columns.
 const ACTIVITIES: [&str; 9] = [

@@ -4,7 +4,7 @@
 //! `$XDG_RUNTIME_DIR/cenote`, else `/run/user/UID/cenote` where that directory is the
 //! user's own, else `/tmp/cenote-UID`. A name in `/tmp` can be taken by anybody first: the
 //! directory must be one, no link, the user's own, and closed to others; else it is refused
-//! ([`private`]). Nobody else can replace it then, for `/tmp` is sticky. Two daemons with different directories live side
+//! (`private`). Nobody else can replace it then, for `/tmp` is sticky. Two daemons with different directories live side
 //! by side; two with the same one cannot (the lock file). The list of imported pools lies
 //! in `$CENOTE_STATE_DIR` if that is set, so that it can outlive the system.
 
@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 
 /// A runtime directory.
 #[derive(Clone, Debug)]
-pub(crate) struct Runtime {
+pub struct Runtime {
     dir: PathBuf,
     /// Where the list of pools lies.
     state: PathBuf,
@@ -61,7 +61,7 @@ impl Runtime {
     /// # Errors
     /// [`ErrorKind::Invalid`] for a name that is none; `Permission` for a directory below
     /// `/tmp` that somebody else made.
-    pub(crate) fn from_env() -> Result<Runtime> {
+    pub fn from_env() -> Result<Runtime> {
         let var = std::env::var_os;
         let uid = geteuid().as_raw();
         let dir = choose(var("CENOTE_RUNTIME_DIR"), var("XDG_RUNTIME_DIR"), uid, is_private);
@@ -80,41 +80,41 @@ impl Runtime {
 
     /// A directory of the caller's choice.
     #[cfg(test)]
-    pub(crate) fn at(dir: impl Into<PathBuf>) -> Runtime {
+    fn at(dir: impl Into<PathBuf>) -> Runtime {
         let dir = dir.into();
         Runtime { state: dir.clone(), dir }
     }
 
     /// The directory itself.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
     /// The daemon's socket.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.dir.join("socket")
     }
     /// The daemon's log.
-    pub(crate) fn log(&self) -> PathBuf {
+    pub fn log(&self) -> PathBuf {
         self.dir.join("daemon.log")
     }
     /// The list of imported pools.
-    pub(crate) fn pools(&self) -> PathBuf {
+    pub fn pools(&self) -> PathBuf {
         self.state.join("pools.json")
     }
     /// The list of mounts, to be cleaned after a daemon was killed.
-    pub(crate) fn mounts(&self) -> PathBuf {
+    pub fn mounts(&self) -> PathBuf {
         self.dir.join("mounts.json")
     }
     /// The list of directories made to mount on.
-    pub(crate) fn places(&self) -> PathBuf {
+    pub fn places(&self) -> PathBuf {
         self.state.join("directories.json")
     }
     /// Where kstats appear as files: what Linux has below `/proc/spl`.
-    pub(crate) fn kstats(&self) -> PathBuf {
+    pub fn kstats(&self) -> PathBuf {
         self.dir.join("proc/spl/kstat/zfs")
     }
     /// Where volumes appear as files.
-    pub(crate) fn volumes(&self) -> PathBuf {
+    pub fn volumes(&self) -> PathBuf {
         self.dir.join("volumes")
     }
 
@@ -122,13 +122,13 @@ impl Runtime {
     ///
     /// # Errors
     /// The directory is another user's, or cannot be made.
-    pub(crate) fn create(&self) -> Result<()> {
+    pub fn create(&self) -> Result<()> {
         private(&self.state)?;
         private(&self.dir)
     }
 
     /// The process that took the daemon's lock last.
-    pub(crate) fn holder(&self) -> Option<u32> {
+    pub fn holder(&self) -> Option<u32> {
         fs::read_to_string(self.dir.join("lock")).ok()?.trim().parse().ok()
     }
 
@@ -136,7 +136,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if another daemon has it.
-    pub(crate) fn lock(&self) -> Result<File> {
+    pub fn lock(&self) -> Result<File> {
         let path = self.dir.join("lock");
         let io = |e| Error::io("cannot open the lock file", e).on_path(path.display().to_string());
         let mut file = OpenOptions::new()
@@ -184,7 +184,7 @@ fn private(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// The file is no list of ours.
-pub(crate) fn load<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
+pub fn load<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     let text = match fs::read(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
@@ -201,7 +201,7 @@ pub(crate) fn load<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
 ///
 /// # Errors
 /// The file system's.
-pub(crate) fn store<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+pub fn store<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let io = |e| Error::io("cannot write", e).on_path(path.display().to_string());
     let temp = path.with_extension("new");
     let text = serde_json::to_vec_pretty(value)

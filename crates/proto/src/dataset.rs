@@ -3,73 +3,73 @@
 use serde::{Deserialize, Serialize};
 
 /// Datasets and snapshots in one request; more is a mistake.
-pub(crate) const TARGETS_MAX: usize = 65_536;
+pub const TARGETS_MAX: usize = 65_536;
 
 /// A new volume's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct VolumeArgs {
+pub struct VolumeArgs {
     /// Bytes, as the user wrote them.
-    pub(crate) size: String,
+    pub size: String,
     /// Bytes of a block, as the user wrote them.
-    pub(crate) block_size: Option<String>,
+    pub block_size: Option<String>,
     /// Reserve nothing.
-    pub(crate) sparse: bool,
+    pub sparse: bool,
 }
 
 /// A new file system or volume. Properties travel as the user wrote them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NewDatasetArgs {
+pub struct NewDatasetArgs {
     /// Its full name.
-    pub(crate) name: String,
+    pub name: String,
     /// It is a volume.
-    pub(crate) volume: Option<VolumeArgs>,
+    pub volume: Option<VolumeArgs>,
     /// Make what lacks above it; be content if it is there.
-    pub(crate) parents: bool,
+    pub parents: bool,
     /// Do not mount it.
-    pub(crate) no_mount: bool,
+    pub no_mount: bool,
     /// Only check.
-    pub(crate) dry_run: bool,
+    pub dry_run: bool,
     /// Properties.
-    pub(crate) props: Vec<(String, String)>,
+    pub props: Vec<(String, String)>,
     /// The command, for the pool's history.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// What to destroy: a file system or volume, or snapshots `FS@a,b%c`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DestroyArgs {
+pub struct DestroyArgs {
     /// As the user named it.
-    pub(crate) target: String,
+    pub target: String,
     /// With all below; of snapshots, those of that name below.
-    pub(crate) recursive: bool,
+    pub recursive: bool,
     /// With clones, too.
-    pub(crate) clones: bool,
+    pub clones: bool,
     /// Snapshots in use go with their last user.
-    pub(crate) defer: bool,
+    pub defer: bool,
     /// Unmount what is in use.
-    pub(crate) force: bool,
+    pub force: bool,
     /// Only tell.
-    pub(crate) dry_run: bool,
+    pub dry_run: bool,
     /// The command, for the pool's history.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// Snapshots of one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SnapshotArgs {
+pub struct SnapshotArgs {
     /// Their full names.
-    pub(crate) names: Vec<String>,
+    pub names: Vec<String>,
     /// Of everything below, too.
-    pub(crate) recursive: bool,
+    pub recursive: bool,
     /// User properties.
-    pub(crate) props: Vec<(String, String)>,
+    pub props: Vec<(String, String)>,
     /// The command, for the pool's history.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// How properties change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Assign {
+pub enum Assign {
     /// To these values, as the user wrote them.
     Set(Vec<(String, String)>),
     /// To what is inherited.
@@ -80,22 +80,22 @@ pub(crate) enum Assign {
 
 /// Properties of datasets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PropsArgs {
+pub struct PropsArgs {
     /// Their full names.
-    pub(crate) names: Vec<String>,
+    pub names: Vec<String>,
     /// How.
-    pub(crate) assign: Assign,
+    pub assign: Assign,
     /// Of everything below, too.
-    pub(crate) recursive: bool,
+    pub recursive: bool,
     /// Leave mounts where they are.
-    pub(crate) no_remount: bool,
+    pub no_remount: bool,
     /// The command, for the pool's history.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// A change of datasets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum DatasetChange {
+pub enum DatasetChange {
     /// Make one.
     Create(NewDatasetArgs),
     /// Destroy some. Answered with [`super::Reply::Doomed`].
@@ -108,7 +108,7 @@ pub(crate) enum DatasetChange {
 
 impl DatasetChange {
     /// The datasets, or snapshots of them, that it names.
-    pub(crate) fn datasets(&self) -> Vec<&str> {
+    pub fn datasets(&self) -> Vec<&str> {
         match self {
             DatasetChange::Create(args) => vec![&args.name],
             DatasetChange::Destroy(args) => vec![&args.target],

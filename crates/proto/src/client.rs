@@ -10,27 +10,29 @@ use std::time::Duration;
 use base::{Error, ErrorKind, Result, rt};
 use ui::progress::Progress;
 
-use crate::proto::{self, Hello, Reply, Request};
-use crate::runtime::Runtime;
+use crate::runtime::{self, Runtime};
+use crate::{Hello, Reply, Request};
 
+/// Environment variable: where a daemon serves its metrics, if its command line does not say.
+pub const METRICS: &str = "CENOTE_METRICS";
 /// How long a daemon may take until it listens. Importing pools comes later.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a daemon that does not answer is taken for a dying one: until the kernel has
 /// taken down a process that was killed, its socket takes connections and breaks them, and
 /// its lock is held.
-pub(crate) const LAST_BREATH: Duration = Duration::from_secs(10);
+pub const LAST_BREATH: Duration = Duration::from_secs(10);
 /// How long a daemon may take to say hello: it does nothing else meanwhile.
 const HELLO_MAX: Duration = Duration::from_secs(5);
 /// How long nothing is done while something is waited for.
-pub(crate) const PAUSE: Duration = Duration::from_millis(10);
+pub const PAUSE: Duration = Duration::from_millis(10);
 
 /// A connection to the daemon.
-pub(crate) struct Client {
+pub struct Client {
     stream: UnixStream,
     /// What the daemon said of itself.
-    pub(crate) hello: Hello,
+    pub hello: Hello,
     /// Some request had a problem that was shown.
-    pub(crate) failed: bool,
+    pub failed: bool,
 }
 
 fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
@@ -50,12 +52,12 @@ impl Client {
         let timeout =
             |t| stream.set_read_timeout(t).map_err(|e| Error::io("no timeout on the socket", e));
         timeout(Some(HELLO_MAX))?;
-        match proto::send(&stream, &Hello::ours()) {
+        match crate::send(&stream, &Hello::ours()) {
             Err(e) if e.kind() == ErrorKind::Io => return Ok(None),
             other => other?,
         }
-        let hello = match proto::receive::<Hello>(&stream) {
-            Err(e) if proto::timed_out(&e) => {
+        let hello = match crate::receive::<Hello>(&stream) {
+            Err(e) if crate::timed_out(&e) => {
                 let process =
                     runtime.holder().map_or(String::new(), |pid| format!(", process {pid},"));
                 return Err(Error::busy(format!("the daemon{process} does not answer")));
@@ -64,7 +66,7 @@ impl Client {
         };
         let Some(hello) = hello else { return Ok(None) };
         timeout(None)?;
-        if hello.protocol != proto::VERSION {
+        if hello.protocol != crate::VERSION {
             return Err(Error::unsupported(format!(
                 "the running daemon is version {}, this command {}: run 'cenote daemon stop' first",
                 hello.program,
@@ -78,7 +80,7 @@ impl Client {
     ///
     /// # Errors
     /// It runs, but cannot be talked to.
-    pub(crate) fn running(runtime: &Runtime) -> Result<Option<Client>> {
+    pub fn running(runtime: &Runtime) -> Result<Option<Client>> {
         let begin = rt::now();
         loop {
             let Some(stream) = dial(runtime)? else { return Ok(None) };
@@ -96,7 +98,7 @@ impl Client {
     ///
     /// # Errors
     /// It cannot be started or talked to.
-    pub(crate) fn connect(runtime: &Runtime) -> Result<Client> {
+    pub fn connect(runtime: &Runtime) -> Result<Client> {
         Client::connect_or_start(runtime, None)
     }
 
@@ -105,7 +107,7 @@ impl Client {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn connect_or_start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
+    pub fn connect_or_start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
         match Client::running(runtime)? {
             Some(client) => Ok(client),
             None => start(runtime, metrics),
@@ -117,11 +119,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::connect`].
-    pub(crate) fn for_looking(runtime: &Runtime) -> Result<Option<Client>> {
+    pub fn for_looking(runtime: &Runtime) -> Result<Option<Client>> {
         if let Some(client) = Client::running(runtime)? {
             return Ok(Some(client));
         }
-        let known: Vec<serde_json::Value> = crate::runtime::load(&runtime.pools())?;
+        let known: Vec<serde_json::Value> = runtime::load(&runtime.pools())?;
         if known.is_empty() { Ok(None) } else { Client::connect(runtime).map(Some) }
     }
 
@@ -131,15 +133,15 @@ impl Client {
     ///
     /// # Errors
     /// The daemon's refusal; the connection's errors.
-    pub(crate) fn ask_rows(
+    pub fn ask_rows(
         &mut self,
         request: &Request,
-        mut rows: impl FnMut(proto::Row),
+        mut rows: impl FnMut(crate::Row),
     ) -> Result<Reply> {
-        proto::send(&self.stream, request)?;
+        crate::send(&self.stream, request)?;
         let mut progress = Progress::new("", None);
         loop {
-            let reply = proto::receive(&self.stream)?
+            let reply = crate::receive(&self.stream)?
                 .ok_or_else(|| Error::new(ErrorKind::Io, "the daemon closed the connection"))?;
             match reply {
                 Reply::Rows(batch) => batch.into_iter().for_each(&mut rows),
@@ -165,7 +167,7 @@ impl Client {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
+    pub fn ask(&mut self, request: &Request) -> Result<Reply> {
         self.ask_rows(request, |_| {})
     }
 }
@@ -179,7 +181,7 @@ fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
     let exe = std::env::current_exe().map_err(io)?;
     let mut command = Command::new(exe);
     if let Some(address) = metrics {
-        command.env(crate::daemon::metrics::ENV, address);
+        command.env(METRICS, address);
     }
     let mut child = command
         .args(["daemon", "start", "--detached"])

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::Class;
 
 /// Devices in one request; more is no pool's.
-pub(crate) const DEVICES_MAX: usize = 16_384;
+pub const DEVICES_MAX: usize = 16_384;
 /// History records in one reply.
-pub(crate) const HISTORY_MAX: usize = 4096;
+pub const HISTORY_MAX: usize = 4096;
 
 /// What a new vdev is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum NewKind {
+pub enum NewKind {
     /// A regular file, by absolute path.
     File(PathBuf),
     /// A block device, by absolute path.
@@ -28,74 +28,74 @@ pub(crate) enum NewKind {
 
 /// A new vdev.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NewVdev {
+pub struct NewVdev {
     /// What it is.
-    pub(crate) kind: NewKind,
+    pub kind: NewKind,
     /// What for.
-    pub(crate) class: Class,
+    pub class: Class,
     /// Its devices.
-    pub(crate) children: Vec<NewVdev>,
+    pub children: Vec<NewVdev>,
 }
 
 /// What to override.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Force {
+pub struct Force {
     /// Devices that somebody may still want.
-    pub(crate) in_use: bool,
+    pub in_use: bool,
     /// Redundancy that does not match.
-    pub(crate) replication: bool,
+    pub replication: bool,
     /// Sector sizes that do not match.
-    pub(crate) ashift: bool,
+    pub ashift: bool,
 }
 
 impl Force {
     /// All or nothing.
-    pub(crate) fn all(on: bool) -> Force {
+    pub fn all(on: bool) -> Force {
         Force { in_use: on, replication: on, ashift: on }
     }
 }
 
 /// A new pool. Properties travel as the user wrote them, checked by both sides.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CreateArgs {
+pub struct CreateArgs {
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// Its devices.
-    pub(crate) vdevs: Vec<NewVdev>,
+    pub vdevs: Vec<NewVdev>,
     /// What to override.
-    pub(crate) force: Force,
+    pub force: Force,
     /// Only check.
-    pub(crate) dry_run: bool,
+    pub dry_run: bool,
     /// Short names of the features to enable, in order.
-    pub(crate) features: Vec<String>,
+    pub features: Vec<String>,
     /// Pool properties.
-    pub(crate) props: Vec<(String, String)>,
+    pub props: Vec<(String, String)>,
     /// Properties of the root file system.
-    pub(crate) fs_props: Vec<(String, String)>,
+    pub fs_props: Vec<(String, String)>,
     /// The command, for the pool's history.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// More vdevs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct AddArgs {
+pub struct AddArgs {
     /// The pool.
-    pub(crate) name: String,
+    pub name: String,
     /// The devices.
-    pub(crate) vdevs: Vec<NewVdev>,
+    pub vdevs: Vec<NewVdev>,
     /// What to override.
-    pub(crate) force: Force,
+    pub force: Force,
     /// Only check.
-    pub(crate) dry_run: bool,
+    pub dry_run: bool,
     /// log2 of their sectors.
-    pub(crate) ashift: Option<u32>,
+    pub ashift: Option<u32>,
     /// The command, for the pool's history.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 /// A change to a pool that is imported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Change {
+pub enum Change {
     /// Destroy it, even if mounts are busy.
     Destroy {
         /// Unmount by force.
@@ -115,22 +115,22 @@ pub(crate) enum Change {
 
 /// A record of a pool's history.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HistoryRecord {
+pub struct HistoryRecord {
     /// Seconds since 1970.
-    pub(crate) time: u64,
+    pub time: u64,
     /// What happened.
-    pub(crate) event: HistoryEvent,
+    pub event: HistoryEvent,
     /// User id.
-    pub(crate) who: Option<u64>,
+    pub who: Option<u64>,
     /// Host.
-    pub(crate) host: Option<String>,
+    pub host: Option<String>,
     /// Zone.
-    pub(crate) zone: Option<String>,
+    pub zone: Option<String>,
 }
 
 /// What a record tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum HistoryEvent {
+pub enum HistoryEvent {
     /// A command.
     Command(String),
     /// The pool's own doing.

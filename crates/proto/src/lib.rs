@@ -1,4 +1,5 @@
-//! The protocol between commands and the daemon.
+//! The protocol between commands and the daemon, a command's side of it ([`client`]), and
+//! the directory in which both meet ([`runtime`]).
 //!
 //! # Theory
 //! A Unix socket carries frames: a length (4 bytes, little-endian), then that
@@ -9,14 +10,19 @@
 //! closes its socket cancels the request.
 //!
 //! # Invariants
-//! * No frame exceeds [`FRAME_MAX`], no request [`REQUEST_MAX`]; a longer one ends the
+//! * No frame exceeds `FRAME_MAX`, no request [`REQUEST_MAX`]; a longer one ends the
 //!   connection before any memory is taken for it.
 //! * Values travel raw, as `cenote::props` has them; words and units are made by the
 //!   command that prints them.
+//!
+//! # What it must not know
+//! What commands print, and how the daemon does what it is asked to do.
 
 mod change;
+pub mod client;
 mod dataset;
 mod pool;
+pub mod runtime;
 mod stats;
 
 use std::io::{Read, Write};
@@ -27,41 +33,41 @@ use cenote::props::{PropData, PropValue, Source};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use change::{
+pub use change::{
     AddArgs, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX, HistoryEvent, HistoryRecord,
     NewKind, NewVdev,
 };
-pub(crate) use dataset::{
+pub use dataset::{
     Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
     VolumeArgs,
 };
-pub(crate) use pool::{Class, ClassIo, Done, Expand, Found, Pool, Removal, Scan, State, Vdev};
-pub(crate) use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
+pub use pool::{Class, ClassIo, Done, Expand, Found, Pool, Removal, Scan, State, Vdev};
+pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
 
 /// Version of the protocol.
-pub(crate) const VERSION: u32 = 5;
+pub const VERSION: u32 = 5;
 /// Largest frame in bytes.
-pub(crate) const FRAME_MAX: usize = 32 << 20;
+const FRAME_MAX: usize = 32 << 20;
 /// Largest request in bytes: names of [`TARGETS_MAX`] datasets, as long as a command line can
 /// hold.
-pub(crate) const REQUEST_MAX: usize = 8 << 20;
+pub const REQUEST_MAX: usize = 8 << 20;
 /// Rows in one [`Reply::Rows`].
-pub(crate) const ROWS_MAX: usize = 256;
+pub const ROWS_MAX: usize = 256;
 
 /// What each side says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub struct Hello {
     /// [`VERSION`].
-    pub(crate) protocol: u32,
+    pub protocol: u32,
     /// The program's version, for messages.
-    pub(crate) program: String,
+    pub program: String,
     /// Process id.
-    pub(crate) pid: u32,
+    pub pid: u32,
 }
 
 impl Hello {
     /// This program's.
-    pub(crate) fn ours() -> Hello {
+    pub fn ours() -> Hello {
         Hello {
             protocol: VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -72,56 +78,56 @@ impl Hello {
 
 /// Where to look for pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SearchArgs {
+pub struct SearchArgs {
     /// Directories and files, absolute; empty: the default device directories.
-    pub(crate) paths: Vec<PathBuf>,
+    pub paths: Vec<PathBuf>,
     /// Destroyed pools instead.
-    pub(crate) destroyed: bool,
+    pub destroyed: bool,
 }
 
 /// An import.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ImportArgs {
+pub struct ImportArgs {
     /// Where to look.
-    pub(crate) search: SearchArgs,
+    pub search: SearchArgs,
     /// The pool's guid, as discovery told it.
-    pub(crate) guid: u64,
+    pub guid: u64,
     /// Its name on disk, for messages.
-    pub(crate) name: String,
+    pub name: String,
     /// Never write.
-    pub(crate) readonly: bool,
+    pub readonly: bool,
     /// Ignore that another system had it.
-    pub(crate) force: bool,
+    pub force: bool,
     /// Go back a few groups if the newest is damaged.
-    pub(crate) rewind: bool,
+    pub rewind: bool,
     /// With `rewind`: only say whether it would work.
-    pub(crate) dry_run: bool,
+    pub dry_run: bool,
     /// With `rewind`: as far as necessary.
-    pub(crate) extreme: bool,
+    pub extreme: bool,
     /// Open the pool as of this group.
-    pub(crate) txg: Option<u64>,
+    pub txg: Option<u64>,
     /// Make the space maps anew.
     #[serde(default)]
-    pub(crate) rebuild_space: bool,
+    pub rebuild_space: bool,
     /// Do without missing log devices.
-    pub(crate) missing_log: bool,
+    pub missing_log: bool,
     /// Prefix of all mountpoints.
-    pub(crate) altroot: Option<PathBuf>,
+    pub altroot: Option<PathBuf>,
     /// Another name.
-    pub(crate) new_name: Option<String>,
+    pub new_name: Option<String>,
     /// `new_name` lasts until the export.
     #[serde(default)]
-    pub(crate) temporary_name: bool,
+    pub temporary_name: bool,
     /// Mount nothing.
-    pub(crate) no_mount: bool,
+    pub no_mount: bool,
     /// Mount options, each a list with commas.
     #[serde(default)]
-    pub(crate) mount_options: Vec<String>,
+    pub mount_options: Vec<String>,
 }
 
 /// Kinds of datasets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A file system.
     Filesystem,
     /// A volume.
@@ -134,41 +140,41 @@ pub(crate) enum Kind {
 
 /// Which datasets, and what of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ListArgs {
+pub struct ListArgs {
     /// Names; empty: everything.
-    pub(crate) roots: Vec<String>,
+    pub roots: Vec<String>,
     /// Levels below the roots; `None`: all.
-    pub(crate) depth: Option<u32>,
+    pub depth: Option<u32>,
     /// Kinds wanted; the default of `zfs list` when empty.
-    pub(crate) types: Vec<Kind>,
+    pub types: Vec<Kind>,
     /// Properties wanted; `None`: all that apply.
-    pub(crate) props: Option<Vec<String>>,
+    pub props: Option<Vec<String>>,
     /// A root named outright is listed whatever its kind.
-    pub(crate) named_any_kind: bool,
+    pub named_any_kind: bool,
 }
 
 /// One mount or unmount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MountArgs {
+pub struct MountArgs {
     /// Dataset or, for unmount, mountpoint; `None`: all.
-    pub(crate) target: Option<String>,
+    pub target: Option<String>,
     /// With everything below it.
-    pub(crate) recursive: bool,
+    pub recursive: bool,
     /// Over a directory that is not empty; when unmounting: even if busy.
-    pub(crate) force: bool,
+    pub force: bool,
     /// Mount options.
-    pub(crate) options: Vec<String>,
+    pub options: Vec<String>,
     /// A dataset with `mountpoint=legacy` is mounted at this directory.
     #[serde(default)]
-    pub(crate) at: Option<PathBuf>,
+    pub at: Option<PathBuf>,
     /// Options that are unknown are left out.
     #[serde(default)]
-    pub(crate) lax: bool,
+    pub lax: bool,
 }
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Request {
+pub enum Request {
     /// How the daemon is.
     Status,
     /// Unmount and export everything and end.
@@ -265,7 +271,7 @@ pub(crate) enum Request {
 
 /// A property value on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Data {
+pub enum Data {
     /// No value.
     None,
     /// A number.
@@ -276,7 +282,7 @@ pub(crate) enum Data {
 
 /// A value's source on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// Not settable.
     None,
     /// Nobody set it.
@@ -293,13 +299,13 @@ pub(crate) enum Origin {
 
 /// A property on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Value {
+pub struct Value {
     /// In effect.
-    pub(crate) value: Data,
+    pub value: Data,
     /// Whence.
-    pub(crate) source: Origin,
+    pub source: Origin,
     /// What a stream brought.
-    pub(crate) received: Option<Data>,
+    pub received: Option<Data>,
 }
 
 impl From<&PropData> for Data {
@@ -339,60 +345,60 @@ impl From<&PropValue> for Value {
 
 impl Value {
     /// A value nobody can set.
-    pub(crate) fn fact(value: Data) -> Value {
+    pub fn fact(value: Data) -> Value {
         Value { value, source: Origin::None, received: None }
     }
 }
 
 /// One dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Row {
+pub struct Row {
     /// Full name.
-    pub(crate) name: String,
+    pub name: String,
     /// Kind.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// Group of its creation, which orders snapshots.
-    pub(crate) createtxg: u64,
+    pub createtxg: u64,
     /// Properties asked for that apply, in order.
-    pub(crate) props: Vec<(String, Value)>,
+    pub props: Vec<(String, Value)>,
 }
 
 impl Row {
     /// The property, if it applies.
-    pub(crate) fn prop(&self, name: &str) -> Option<&Value> {
+    pub fn prop(&self, name: &str) -> Option<&Value> {
         self.props.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 }
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Mounted {
+pub struct Mounted {
     /// Dataset.
-    pub(crate) dataset: String,
+    pub dataset: String,
     /// Where.
-    pub(crate) mountpoint: String,
+    pub mountpoint: String,
 }
 
 /// How the daemon is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DaemonStatus {
+pub struct DaemonStatus {
     /// Process id.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// Seconds since it started.
-    pub(crate) uptime: u64,
+    pub uptime: u64,
     /// Imported pools.
-    pub(crate) pools: Vec<String>,
+    pub pools: Vec<String>,
     /// Mounts.
-    pub(crate) mounts: u64,
+    pub mounts: u64,
     /// Where volumes appear as files.
-    pub(crate) volumes: Option<PathBuf>,
+    pub volumes: Option<PathBuf>,
     /// Where kstats appear as files.
-    pub(crate) kstats: Option<PathBuf>,
+    pub kstats: Option<PathBuf>,
 }
 
 /// What the daemon answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Reply {
+pub enum Reply {
     /// Some of the datasets; more may follow.
     Rows(Vec<Row>),
     /// Long work goes on: words, units done, units in all.
@@ -438,7 +444,7 @@ pub(crate) enum Reply {
 ///
 /// # Errors
 /// [`ErrorKind::Limit`] if it is too long; the socket's errors.
-pub(crate) fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> {
+pub fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> {
     let body = serde_json::to_vec(message)
         .map_err(|e| Error::invalid("a message cannot be encoded").caused_by(e))?;
     if body.len() > FRAME_MAX {
@@ -461,7 +467,7 @@ pub(crate) fn timed_out(e: &Error) -> bool {
 /// # Errors
 /// [`ErrorKind::Limit`] for a frame that is too long, [`ErrorKind::Corrupt`] for
 /// one that is not a message, the socket's errors.
-pub(crate) fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<T>> {
+pub fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<T>> {
     let mut head = [0u8; 4];
     let mut got = 0;
     while got < head.len() {
@@ -493,7 +499,7 @@ pub(crate) fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option
 ///
 /// # Errors
 /// [`ErrorKind::Corrupt`] for one that is none.
-pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     serde_json::from_slice(body)
         .map_err(|e| Error::corrupt("the other side sent no message of ours").caused_by(e))
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A vdev's class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Class {
+pub enum Class {
     /// Ordinary storage.
     Normal,
     /// Dedup table.
@@ -23,7 +23,7 @@ pub(crate) enum Class {
 
 /// A vdev's state, by the words that are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum State {
+pub enum State {
     /// Works.
     Online,
     /// Works with less redundancy.
@@ -40,7 +40,7 @@ pub(crate) enum State {
 
 impl State {
     /// The word in tables.
-    pub(crate) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             State::Online => "ONLINE",
             State::Degraded => "DEGRADED",
@@ -54,220 +54,220 @@ impl State {
 
 /// What a vdev did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Done {
+pub struct Done {
     /// Nanoseconds in which it did that.
-    pub(crate) age: u64,
+    pub age: u64,
     /// Operations that read.
-    pub(crate) reads: u64,
+    pub reads: u64,
     /// Operations that wrote.
-    pub(crate) writes: u64,
+    pub writes: u64,
     /// Bytes read.
-    pub(crate) nread: u64,
+    pub nread: u64,
     /// Bytes written.
-    pub(crate) nwritten: u64,
+    pub nwritten: u64,
 }
 
 /// How operations of one class went: histograms by powers of two, of nanoseconds and of
 /// bytes, without the zeros at their ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ClassIo {
+pub struct ClassIo {
     /// Times that requests waited before the device had them.
-    pub(crate) queued: Vec<u64>,
+    pub queued: Vec<u64>,
     /// Times that operations were with the device.
-    pub(crate) disk: Vec<u64>,
+    pub disk: Vec<u64>,
     /// Times that requests took in all.
-    pub(crate) total: Vec<u64>,
+    pub total: Vec<u64>,
     /// Sizes of operations for one request.
-    pub(crate) single: Vec<u64>,
+    pub single: Vec<u64>,
     /// Sizes of operations merged of several.
-    pub(crate) merged: Vec<u64>,
+    pub merged: Vec<u64>,
     /// Requests that wait.
-    pub(crate) pending: u64,
+    pub pending: u64,
     /// Operations with the device.
-    pub(crate) active: u64,
+    pub active: u64,
 }
 
 /// One vdev and what is below it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Vdev {
+pub struct Vdev {
     /// Guid.
-    pub(crate) guid: u64,
+    pub guid: u64,
     /// `root`, `mirror`, `raidz1`, `file`, `disk`, `spare`, `indirect`, ...
-    pub(crate) kind: String,
+    pub kind: String,
     /// Name for display; a leaf's is its full path.
-    pub(crate) name: String,
+    pub name: String,
     /// A leaf's path.
-    pub(crate) path: Option<PathBuf>,
+    pub path: Option<PathBuf>,
     /// Index among its siblings.
-    pub(crate) id: u64,
+    pub id: u64,
     /// Class.
-    pub(crate) class: Class,
+    pub class: Class,
     /// State.
-    pub(crate) state: State,
+    pub state: State,
     /// Remark behind the counters.
-    pub(crate) aux: Option<String>,
+    pub aux: Option<String>,
     /// Failed reads.
-    pub(crate) read_errors: u64,
+    pub read_errors: u64,
     /// Failed writes.
-    pub(crate) write_errors: u64,
+    pub write_errors: u64,
     /// Failed checksums.
-    pub(crate) checksum_errors: u64,
+    pub checksum_errors: u64,
     /// Slow operations.
-    pub(crate) slow_ios: u64,
+    pub slow_ios: u64,
     /// What it and all below it did.
     #[serde(default)]
-    pub(crate) io: Done,
+    pub io: Done,
     /// How that went: sync reads, sync writes, async reads, async writes, scrub.
     #[serde(default)]
-    pub(crate) io_classes: Vec<ClassIo>,
+    pub io_classes: Vec<ClassIo>,
     /// Opened with O_DIRECT.
-    pub(crate) direct_io: bool,
+    pub direct_io: bool,
     /// Bytes for allocation.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Bytes allocated.
-    pub(crate) allocated: u64,
+    pub allocated: u64,
     /// Percent.
-    pub(crate) fragmentation: Option<u64>,
+    pub fragmentation: Option<u64>,
     /// Bytes to be had by expansion.
-    pub(crate) expandsize: u64,
+    pub expandsize: u64,
     /// A leaf's physical bytes.
-    pub(crate) psize: u64,
+    pub psize: u64,
     /// Bytes of it that can be allocated.
-    pub(crate) asize: u64,
+    pub asize: u64,
     /// log2 of its sectors.
-    pub(crate) ashift: u32,
+    pub ashift: u32,
     /// Parity columns.
-    pub(crate) nparity: u32,
+    pub nparity: u32,
     /// Below.
-    pub(crate) children: Vec<Vdev>,
+    pub children: Vec<Vdev>,
 }
 
 /// A scrub or resilver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Scan {
+pub struct Scan {
     /// A resilver, not a scrub.
-    pub(crate) resilver: bool,
+    pub resilver: bool,
     /// 1 running, 2 finished, 3 canceled.
-    pub(crate) state: u8,
+    pub state: u8,
     /// Seconds since 1970.
-    pub(crate) start: u64,
+    pub start: u64,
     /// Seconds since 1970.
-    pub(crate) end: u64,
+    pub end: u64,
     /// Bytes repaired or resilvered.
-    pub(crate) processed: u64,
+    pub processed: u64,
     /// Errors that stayed.
-    pub(crate) errors: u64,
+    pub errors: u64,
     /// Bytes in all.
-    pub(crate) to_examine: u64,
+    pub to_examine: u64,
     /// Bytes scanned.
-    pub(crate) examined: u64,
+    pub examined: u64,
     /// Bytes issued.
-    pub(crate) issued: u64,
+    pub issued: u64,
     /// Bytes skipped.
-    pub(crate) skipped: u64,
+    pub skipped: u64,
     /// Start of a pause, or 0.
-    pub(crate) paused: u64,
+    pub paused: u64,
 }
 
 /// A removal of a top-level vdev.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Removal {
+pub struct Removal {
     /// 1 running, 2 finished, 3 canceled.
-    pub(crate) state: u8,
+    pub state: u8,
     /// Index of the vdev.
-    pub(crate) vdev: u64,
+    pub vdev: u64,
     /// Its name, while it exists.
-    pub(crate) name: String,
+    pub name: String,
     /// Seconds since 1970.
-    pub(crate) start: u64,
+    pub start: u64,
     /// Seconds since 1970.
-    pub(crate) end: u64,
+    pub end: u64,
     /// Bytes copied.
-    pub(crate) copied: u64,
+    pub copied: u64,
     /// Bytes to copy.
-    pub(crate) to_copy: u64,
+    pub to_copy: u64,
     /// Bytes of memory its mapping takes.
-    pub(crate) mapping_memory: u64,
+    pub mapping_memory: u64,
 }
 
 /// An expansion of a raidz vdev.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Expand {
+pub struct Expand {
     /// 1 running, 2 finished.
-    pub(crate) state: u8,
+    pub state: u8,
     /// The vdev's name.
-    pub(crate) name: String,
+    pub name: String,
     /// Seconds since 1970.
-    pub(crate) start: u64,
+    pub start: u64,
     /// Seconds since 1970.
-    pub(crate) end: u64,
+    pub end: u64,
     /// Bytes copied.
-    pub(crate) copied: u64,
+    pub copied: u64,
     /// Bytes to copy.
-    pub(crate) to_copy: u64,
+    pub to_copy: u64,
 }
 
 /// A pool's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pool {
+pub struct Pool {
     /// Name.
-    pub(crate) name: String,
+    pub name: String,
     /// Guid.
-    pub(crate) guid: u64,
+    pub guid: u64,
     /// State of the whole.
-    pub(crate) health: State,
+    pub health: State,
     /// I/O is suspended.
-    pub(crate) suspended: bool,
+    pub suspended: bool,
     /// What is done to the pool as a whole, instead of its health: `IMPORTING`.
     #[serde(default)]
-    pub(crate) doing: Option<String>,
+    pub doing: Option<String>,
     /// The tree.
-    pub(crate) root: Vdev,
+    pub root: Vdev,
     /// Data errors known.
-    pub(crate) error_count: u64,
+    pub error_count: u64,
     /// Where they are, as `status -v` prints them.
-    pub(crate) errors: Vec<String>,
+    pub errors: Vec<String>,
     /// Last scrub or resilver.
-    pub(crate) scan: Option<Scan>,
+    pub scan: Option<Scan>,
     /// Last removal.
-    pub(crate) removal: Option<Removal>,
+    pub removal: Option<Removal>,
     /// Last expansion.
-    pub(crate) expand: Option<Expand>,
+    pub expand: Option<Expand>,
     /// Checkpoint: creation in seconds, bytes.
-    pub(crate) checkpoint: Option<(u64, u64)>,
+    pub checkpoint: Option<(u64, u64)>,
     /// Features that the pool has not enabled.
-    pub(crate) disabled_features: bool,
+    pub disabled_features: bool,
 }
 
 /// A pool that could be imported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Found {
+pub struct Found {
     /// Name.
-    pub(crate) name: String,
+    pub name: String,
     /// Guid.
-    pub(crate) guid: u64,
+    pub guid: u64,
     /// Marked destroyed.
-    pub(crate) destroyed: bool,
+    pub destroyed: bool,
     /// Another system had it and did not export it.
-    pub(crate) foreign: bool,
+    pub foreign: bool,
     /// Who had it.
-    pub(crate) hostname: Option<String>,
+    pub hostname: Option<String>,
     /// Who had it.
-    pub(crate) hostid: Option<u64>,
+    pub hostid: Option<u64>,
     /// When it was last written, in seconds since 1970.
-    pub(crate) last_accessed: Option<u64>,
+    pub last_accessed: Option<u64>,
     /// The administrator's comment.
-    pub(crate) comment: Option<String>,
+    pub comment: Option<String>,
     /// State of the whole.
-    pub(crate) health: State,
+    pub health: State,
     /// Features lacking: name, description, whether a read-only import works.
-    pub(crate) unsupported: Vec<(String, String, bool)>,
+    pub unsupported: Vec<(String, String, bool)>,
     /// The tree.
-    pub(crate) root: Vdev,
+    pub root: Vdev,
     /// Why it cannot be looked at although nothing need be wrong with it.
     #[serde(default)]
-    pub(crate) held_up: Option<String>,
+    pub held_up: Option<String>,
     /// The name by which this daemon imported it when it started.
     #[serde(default)]
-    pub(crate) imported: Option<String>,
+    pub imported: Option<String>,
 }

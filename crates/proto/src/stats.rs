@@ -4,11 +4,11 @@ use cenote::kstat::{Body, Kstat, Value};
 use serde::{Deserialize, Serialize};
 
 /// Kstats in one request.
-pub(crate) const BATCH_MAX: usize = 1024;
+pub const BATCH_MAX: usize = 1024;
 
 /// A value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum StatValue {
+pub enum StatValue {
     I32(i32),
     U32(u32),
     I64(i64),
@@ -18,7 +18,7 @@ pub(crate) enum StatValue {
 
 /// What a kstat holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum StatBody {
+pub enum StatBody {
     Named(Vec<(String, StatValue)>),
     Raw(String),
     Text(String),
@@ -26,19 +26,19 @@ pub(crate) enum StatBody {
 
 /// A kstat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stat {
+pub struct Stat {
     /// Where it is registered.
-    pub(crate) path: String,
+    pub path: String,
     /// Solaris's class.
-    pub(crate) class: String,
+    pub class: String,
     /// What it holds.
-    pub(crate) body: StatBody,
+    pub body: StatBody,
     /// Its number.
-    pub(crate) kid: u32,
+    pub kid: u32,
     /// When it was made, nanoseconds.
-    pub(crate) crtime: u64,
+    pub crtime: u64,
     /// When it was read, nanoseconds.
-    pub(crate) snaptime: u64,
+    pub snaptime: u64,
 }
 
 impl From<Value> for StatValue {
@@ -67,7 +67,7 @@ impl From<StatValue> for Value {
 
 impl Stat {
     /// A kstat, for the wire.
-    pub(crate) fn new(path: String, k: Kstat) -> Stat {
+    pub fn new(path: String, k: Kstat) -> Stat {
         let body = match k.body {
             Body::Named(rows) => {
                 StatBody::Named(rows.into_iter().map(|(n, v)| (n.into_owned(), v.into())).collect())
@@ -80,7 +80,7 @@ impl Stat {
     }
 
     /// Path and kstat.
-    pub(crate) fn into_kstat(self) -> (String, Kstat) {
+    pub fn into_kstat(self) -> (String, Kstat) {
         let body = match self.body {
             StatBody::Named(rows) => {
                 Body::Named(rows.into_iter().map(|(n, v)| (n.into(), v.into())).collect())
@@ -95,32 +95,32 @@ impl Stat {
 
 /// A tunable, described.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TunableInfo {
+pub struct TunableInfo {
     /// Linux's name.
-    pub(crate) name: String,
+    pub name: String,
     /// FreeBSD's names.
-    pub(crate) freebsd: Vec<String>,
+    pub freebsd: Vec<String>,
     /// What it does.
-    pub(crate) what: String,
+    pub what: String,
     /// Its number; 0 where it follows the machine.
-    pub(crate) value: u64,
+    pub value: u64,
     /// The number in words.
-    pub(crate) shown: String,
+    pub shown: String,
     /// 0 stands for a value of the machine's.
-    pub(crate) automatic: bool,
+    pub automatic: bool,
     /// The number in effect.
-    pub(crate) in_effect: u64,
+    pub in_effect: u64,
     /// That in words.
-    pub(crate) in_effect_shown: String,
+    pub in_effect_shown: String,
     /// The default in words.
-    pub(crate) default: String,
+    pub default: String,
     /// The range in words.
-    pub(crate) range: String,
+    pub range: String,
 }
 
 impl TunableInfo {
     /// A tunable of an engine.
-    pub(crate) fn new(t: &cenote::tune::Tunable, engine: &cenote::Engine) -> TunableInfo {
+    pub fn new(t: &cenote::tune::Tunable, engine: &cenote::Engine) -> TunableInfo {
         let (value, in_effect) = (t.get(engine), t.in_effect(engine));
         let words = |n: u64| {
             if n == 0 && t.automatic { "0 (automatic)".to_owned() } else { t.show(n) }
@@ -142,13 +142,13 @@ impl TunableInfo {
 
 /// The hit ratios expected at another size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct WhatIf {
+pub struct WhatIf {
     /// Of the present target size.
-    pub(crate) multiple: f64,
+    pub multiple: f64,
     /// For data, 0 to 1.
-    pub(crate) data: Option<f64>,
+    pub data: Option<f64>,
     /// For metadata, 0 to 1.
-    pub(crate) metadata: Option<f64>,
+    pub metadata: Option<f64>,
 }
 
 impl From<cenote::WhatIfPoint> for WhatIf {
