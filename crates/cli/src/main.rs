@@ -8,7 +8,6 @@ mod bench;
 mod daemon;
 mod heap;
 mod local;
-mod mount;
 #[cfg(test)]
 mod pages;
 mod sim;

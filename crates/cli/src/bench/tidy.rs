@@ -14,12 +14,10 @@ use std::time::Duration;
 use base::rt::{self, Mutex};
 use base::{Error, Result};
 use cenote::Dataset;
+use mount::{FuseMounter, MountOptions, MountedFs, Mounter};
 use rustix::fs::{Mode, mkdir};
 use ui::Exit;
 use ui::signals::Signals;
-
-use crate::daemon::{MountOptions, MountedFs, Mounter};
-use crate::mount::FuseMounter;
 
 /// Exit code of a program that a signal ended, as shells have it.
 pub(super) const INTERRUPTED: Exit = Exit(130);

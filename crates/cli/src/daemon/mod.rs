@@ -53,8 +53,6 @@ use proto::runtime::Runtime;
 use proto::{Reply, Request};
 use ui::{Exit, time};
 
-pub(crate) use mounts::{Left, MountOptions, MountedFs, Mounter};
-
 const USAGE: &str = "\
 usage:
 	daemon start [--foreground] [--metrics ADDRESS:PORT]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result, rt};
+use mount::FuseMounter;
 use proto::client::{Client, LAST_BREATH, PAUSE};
 use proto::runtime::{self, Runtime};
 use proto::{Hello, Reply, Request, Row};
@@ -20,7 +21,6 @@ use super::beside::beside;
 use super::clients::{Client as Connected, Clients, Inbox};
 use super::handle::{RowListener, handle};
 use super::state::{Listener, Log, State};
-use crate::mount::FuseMounter;
 
 /// How long a connected client may take to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);

@@ -12,16 +12,17 @@ use base::rt::{self, Instant, Mutex};
 use base::{Error, ErrorKind, Result};
 use cenote::create::AddRequest;
 use cenote::{Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
+use mount::kstats::KstatMount;
+use mount::volumes::Volumes;
+use mount::{MountedFs, Mounter};
 use proto::runtime::{self, Runtime};
 use proto::{ImportArgs, MountArgs, SearchArgs};
 use serde::{Deserialize, Serialize};
 
 use super::handle::RowListener;
-use super::mounts::{self, Mounter, Refusal, Table, Why};
+use super::mounts::{self, Refusal, Table, Why};
 use super::places::Places;
 use super::registry::{Phase, Registry, Slot, TurnGuard};
-use crate::mount::kstats::KstatMount;
-use crate::mount::volumes::Volumes;
 
 /// Who hears how a request goes on, and whether anyone still listens.
 pub(crate) trait Listener {
@@ -151,10 +152,7 @@ impl State {
     }
 
     /// Takes mounts, and what is held, out of the table.
-    pub(super) fn take_mounts(
-        &self,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Vec<Arc<dyn mounts::MountedFs>> {
+    pub(super) fn take_mounts(&self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
         self.mounts.lock().take(wanted)
     }
 

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use base::rt;
 use base::{Error, ErrorKind, Result};
 
+use mount::{Left, MountOptions, MountedFs};
+
 use super::{Listener, State};
-use crate::daemon::mounts::{self, Left, MountOptions, MountedFs, Table, Why};
+use crate::daemon::mounts::{self, Table, Why};
 
 impl State {
     /// The table of mounts, as the kernel has it now.

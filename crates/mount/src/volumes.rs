@@ -214,7 +214,7 @@ impl Filesystem for VolumeFs {
 }
 
 /// The volumes of all imported pools, and their mount once there is one.
-pub(crate) struct Volumes {
+pub struct Volumes {
     dir: PathBuf,
     tree: Arc<RwLock<Tree>>,
     session: Mutex<Option<Session>>,
@@ -222,12 +222,12 @@ pub(crate) struct Volumes {
 
 impl Volumes {
     /// Nothing yet; files will appear in `dir`.
-    pub(crate) fn new(dir: PathBuf) -> Volumes {
+    pub fn new(dir: PathBuf) -> Volumes {
         Volumes { dir, tree: Arc::new(RwLock::new(Tree::new())), session: Mutex::new(None) }
     }
 
     /// Where files are, if there are any.
-    pub(crate) fn path(&self) -> Option<PathBuf> {
+    pub fn path(&self) -> Option<PathBuf> {
         (!self.tree.read().is_empty()).then(|| self.dir.clone())
     }
 
@@ -235,7 +235,7 @@ impl Volumes {
     ///
     /// # Errors
     /// The pool cannot be read, or the mount cannot be made.
-    pub(crate) fn add(&self, pool: &Pool) -> Result<()> {
+    pub fn add(&self, pool: &Pool) -> Result<()> {
         let mut found = Vec::new();
         pool.for_each_dataset(&mut |dataset| {
             if dataset.kind() == DatasetKind::Volume && !dataset.is_locked() {
@@ -275,7 +275,7 @@ impl Volumes {
     }
 
     /// Removes a pool's volumes; with the last one the mount goes.
-    pub(crate) fn remove(&self, pool: &str) {
+    pub fn remove(&self, pool: &str) {
         let mut tree = self.tree.write();
         tree.remove(pool);
         let empty = tree.is_empty();
@@ -286,7 +286,7 @@ impl Volumes {
     }
 
     /// Ends the mount.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         if let Some(session) = self.session.lock().take() {
             // A user may keep the directory: it goes with the last one.
             if session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {

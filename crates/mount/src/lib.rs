@@ -1,20 +1,28 @@
 //! File systems and volumes through FUSE.
 //!
-//! A dataset is one mount, served by [`zfs::ZfsMount`]; an ordinary user's datasets below
-//! each other are one mount together ([`tree`], [`member`]). The volumes of all pools
+//! A dataset is one mount, served by `zfs::ZfsMount`; an ordinary user's datasets below
+//! each other are one mount together (`tree`, `member`). The volumes of all pools
 //! are files of one more mount below the runtime directory ([`volumes`]), and the
 //! kstats those of another ([`kstats`]).
+//!
+//! The owner of mounts (the daemon, a bench) asks for one through [`Mounter`] and sees it
+//! as a [`MountedFs`].
+//!
+//! # What it must not know
+//! The protocol, the daemon, its table of mounts and the properties that say where a
+//! dataset belongs: what holds for a mount comes as [`MountOptions`].
 
 mod flags;
 mod gone;
-pub(crate) mod kstats;
+pub mod kstats;
 mod member;
+mod mounted;
 mod node;
 mod ops;
 mod pages;
 mod tree;
 mod tree_ops;
-pub(crate) mod volumes;
+pub mod volumes;
 mod write;
 mod xattrs;
 mod zfs;
@@ -34,7 +42,7 @@ use fuse::{
 };
 use rustix::process::geteuid;
 
-use crate::daemon::{Left, MountOptions, MountedFs, Mounter};
+pub use mounted::{Left, MountOptions, MountedFs, Mounter};
 
 /// The engine's word for a FUSE operation's mode.
 fn io(mode: fuse::Mode) -> Io {
@@ -46,7 +54,7 @@ fn io(mode: fuse::Mode) -> Io {
 
 /// Mounts datasets through FUSE.
 #[derive(Default)]
-pub(crate) struct FuseMounter {
+pub struct FuseMounter {
     /// Made by the first mount that wants it.
     awake: Mutex<Option<Arc<Awake>>>,
     /// Mounts that others can become members of.

@@ -59,7 +59,7 @@ use super::gone::Gone;
 use super::io;
 use super::node::{CTL_INO, Node, SHARES_INO, SNAPDIR_INO, SNAPROOT_INO, SPACES_MAX};
 use super::pages::Pages;
-use crate::daemon::MountOptions;
+use crate::MountOptions;
 
 const CTL_NAME: &[u8] = b".zfs";
 const SNAPDIR_NAME: &[u8] = b"snapshot";

@@ -228,7 +228,7 @@ impl Filesystem for KstatFs {
 }
 
 /// The mount of the kstats.
-pub(crate) struct KstatMount {
+pub struct KstatMount {
     session: Session,
     dir: PathBuf,
     runtime: PathBuf,
@@ -248,7 +248,7 @@ impl KstatMount {
     ///
     /// # Errors
     /// There is no FUSE, or the kernel refuses.
-    pub(crate) fn make(
+    pub fn make(
         registry: &Arc<Registry>,
         runtime: &Path,
         dir: PathBuf,
@@ -270,12 +270,12 @@ impl KstatMount {
     }
 
     /// Where it is.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Ends the mount; who has a file of it open keeps that.
-    pub(crate) fn end(self) {
+    pub fn end(self) {
         if self.session.unmount(UnmountOptions { lazy: true, force: false }).is_ok() {
             let ours = |d: &&Path| d.starts_with(&self.runtime) && **d != self.runtime;
             for dir in self.dir.ancestors().take_while(ours) {

@@ -11,7 +11,7 @@ use cenote::Dataset;
 use super::tree::{Member, Tree};
 use super::zfs::ZfsMount;
 use super::{FuseMount, LETS_GO, pool_of};
-use crate::daemon::{Left, MountOptions, MountedFs};
+use crate::{Left, MountOptions, MountedFs};
 
 /// A member of a tree.
 pub(super) struct MemberMount {
