@@ -5,8 +5,6 @@
 //! `base::rt` all the same.
 
 mod bench;
-mod daemon;
-mod heap;
 mod local;
 #[cfg(test)]
 mod pages;
@@ -22,6 +20,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use ui::Exit;
+
+/// glibc's allocator grows each thread's heap page by page under the lock that page faults of
+/// all threads need.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const USAGE: &str = "\
 usage: cenote command args ...

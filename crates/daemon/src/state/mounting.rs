@@ -13,7 +13,7 @@ use base::{Error, ErrorKind, Result};
 use mount::{Left, MountOptions, MountedFs};
 
 use super::{Listener, State};
-use crate::daemon::mounts::{self, Table, Why};
+use crate::mounts::{self, Table, Why};
 
 impl State {
     /// The table of mounts, as the kernel has it now.
@@ -42,7 +42,7 @@ impl State {
     }
 
     /// File systems of datasets that `wanted` accepts: mounted, or held.
-    pub(in crate::daemon) fn served(&self, wanted: impl Fn(&str) -> bool) -> Vec<mounts::Mount> {
+    pub(crate) fn served(&self, wanted: impl Fn(&str) -> bool) -> Vec<mounts::Mount> {
         let table = self.mounts.lock();
         let mut all = table.held(&wanted);
         all.extend(table.deepest_first(wanted));
@@ -74,7 +74,7 @@ impl State {
 
     /// Unmounts what `wanted` accepts, children first; false if something stayed. Directories
     /// that were made for it go, too.
-    pub(in crate::daemon) fn unmount_where(
+    pub(crate) fn unmount_where(
         &self,
         wanted: impl Fn(&str) -> bool,
         why: Why,

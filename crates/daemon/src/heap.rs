@@ -1,4 +1,5 @@
-//! The allocator of the binary, and what it keeps of memory that is free.
+//! What the allocator keeps of memory that is free. The binary chooses the allocator; with
+//! another one than mimalloc this policy has no effect.
 //!
 //! # Theory
 //! What one group's changes took of the heap, the next one's will take again, and a page that
@@ -9,10 +10,6 @@
 
 #[cfg(feature = "mimalloc")]
 use libmimalloc_sys as ffi;
-
-#[cfg(feature = "mimalloc")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// How long a daemon keeps free pages, milliseconds.
 #[cfg(feature = "mimalloc")]
@@ -46,6 +43,9 @@ pub(crate) fn give_back(all: bool) {
 #[cfg(feature = "mimalloc")]
 mod tests {
     use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
     fn resident() -> usize {
         let text = std::fs::read_to_string("/proc/self/statm").unwrap();

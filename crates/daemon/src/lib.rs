@@ -14,12 +14,16 @@
 //! * A request whose client is gone stops at the next pool, dataset or mount.
 //!
 //! # Nothing waits for a pool but what asked for it
-//! Each pool has a slot with a state machine and a turn of its own ([`registry`]); work on it
-//! runs beside the thread that was asked ([`beside`]), which can be interrupted, tells what
-//! it waits for, and leaves work behind that hangs. Pools come in [`importing`], go in
-//! [`closing`], are looked at in [`looking`]. A pool that is suspended, silent or on its way
+//! Each pool has a slot with a state machine and a turn of its own (`registry`); work on it
+//! runs beside the thread that was asked (`beside`), which can be interrupted, tells what
+//! it waits for, and leaves work behind that hangs. Pools come in `importing`, go in
+//! `closing`, are looked at in `looking`. A pool that is suspended, silent or on its way
 //! is in the way of no other pool, no listing, and not of the daemon's end: force gives it
 //! up, and the process ends by `_exit`, whatever threads the kernel holds.
+//!
+//! # What it must not know
+//! What the commands that ask it print. How a mount is made is behind [`mount::Mounter`], so
+//! the table of mounts is tested without FUSE.
 //!
 //! Lock order: turns of pools → the registry → a slot, `State::mounts`, `State::saving`. The
 //! engine is called under turns alone.
@@ -32,6 +36,7 @@ mod convert;
 mod datasets;
 mod doomed;
 mod handle;
+mod heap;
 mod importing;
 mod looking;
 mod lost;
@@ -67,7 +72,10 @@ environment:
 ";
 
 /// `cenote daemon ...`
-pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
+///
+/// # Errors
+/// The daemon cannot be started, reached or served.
+pub fn main(argv: &[OsString]) -> Result<Exit> {
     let parsed = match commands::find("cenote", "daemon").parse(argv) {
         Ok(parsed) => parsed,
         Err(bad) => {
