@@ -10,7 +10,6 @@ mod local;
 mod pages;
 mod sim;
 mod stats;
-mod zdb;
 mod zfs;
 mod zpool;
 

@@ -11,11 +11,11 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::{Error, Result, rt};
+use cenote::inspect::ondisk::zil::RECORD_TYPES;
 use commands::getopt::Bad;
 use ui::{Exit, time};
 
 use super::source::Source;
-use crate::zdb::RECORD_TYPES;
 
 const USAGE: &str = "\
 usage: trace zil [-h] [-l] [--path DIR] [POOL] [SECONDS]

@@ -8,6 +8,11 @@
 //! Departures: without `-e` there is no cache file to go by, so other pools are
 //! searched for all the same; an audit (`-b`, `-c`) lists everything that is
 //! wrong instead of aborting at the first contradiction.
+//!
+//! # What it must not know
+//! How a pool is changed. Structures and their checks are the engine's
+//! (`cenote::inspect`); this crate shows them. It asks the daemon for the names of devices
+//! alone.
 
 mod blocks;
 mod bptext;
@@ -19,8 +24,6 @@ mod metaslabs;
 mod object;
 mod spacecheck;
 mod zaps;
-
-pub(crate) use logs::RECORD_TYPES;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -97,7 +100,10 @@ pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
 }
 
 /// Runs zdb.
-pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
+///
+/// # Errors
+/// What was asked for cannot be read.
+pub fn main(argv: &[OsString]) -> Result<Exit> {
     let command = commands::find("cenote", "zdb");
     let parsed = match command.parse(argv) {
         Ok(parsed) => parsed,

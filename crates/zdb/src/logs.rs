@@ -7,7 +7,8 @@ use cenote::Io;
 use cenote::inspect::dmu::Objset;
 use cenote::inspect::ondisk::BlkPtr;
 use cenote::inspect::ondisk::zil::{
-    Body, CloneRange, LogPtr, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, Write, ZilHeader,
+    Body, CloneRange, LogPtr, RECORD_TYPES, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, Write,
+    ZilHeader,
 };
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::log::{LogVisitor, log_header, walk_log};
@@ -15,35 +16,6 @@ use cenote::inspect::zio::Zio;
 use ui::time::ctime;
 
 use super::{Ask, bptext};
-
-/// Names of record types, by number, as `zdb` prints them.
-pub(crate) const RECORD_TYPES: [&str; 25] = [
-    "Total",
-    "TX_CREATE",
-    "TX_MKDIR",
-    "TX_MKXATTR",
-    "TX_SYMLINK",
-    "TX_REMOVE",
-    "TX_RMDIR",
-    "TX_LINK",
-    "TX_RENAME",
-    "TX_WRITE",
-    "TX_TRUNCATE",
-    "TX_SETATTR",
-    "TX_ACL_V0",
-    "TX_ACL_ACL",
-    "TX_CREATE_ACL",
-    "TX_CREATE_ATTR",
-    "TX_CREATE_ACL_ATTR",
-    "TX_MKDIR_ACL",
-    "TX_MKDIR_ATTR",
-    "TX_MKDIR_ACL_ATTR",
-    "TX_WRITE2",
-    "TX_SETSAXATTR",
-    "TX_RENAME_EXCHANGE",
-    "TX_RENAME_WHITEOUT",
-    "TX_CLONE_RANGE",
-];
 
 /// Shows a dataset's log, if it has one.
 pub(super) fn show(ask: &Ask, spa: &Spa, os: &Objset) -> Result<()> {
