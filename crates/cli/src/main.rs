@@ -9,7 +9,6 @@ mod local;
 #[cfg(test)]
 mod pages;
 mod sim;
-mod stats;
 mod zfs;
 mod zpool;
 

@@ -2,7 +2,11 @@
 //! `arc_summary`, `zilstat`, `cenote kstat`, `cenote trace`, `cenote arc`, `cenote tune` (chapter 09 §6, §7).
 //!
 //! The statistics come from the daemon, or from a directory that looks like
-//! `/proc/spl/kstat/zfs` ([`source`]).
+//! `/proc/spl/kstat/zfs` (`source`).
+//!
+//! # What it must not know
+//! How anything is counted, and what a tunable does: it reads kstats and shows them, and
+//! sets tunables by their names.
 
 mod arc;
 mod arcstat;
@@ -22,8 +26,11 @@ use base::{Error, Result};
 use commands::getopt::Bad;
 use ui::Exit;
 
-/// `arcstat`, `arc_summary`, `kstat`, `arc` and `tune`.
-pub(crate) fn main(name: &str, argv: &[OsString]) -> Result<Exit> {
+/// `arcstat`, `arc_summary`, `kstat`, `arc`, `tune`, `zilstat` and `trace`, by their names.
+///
+/// # Errors
+/// The statistics cannot be had, or the command's words are no request.
+pub fn main(name: &str, argv: &[OsString]) -> Result<Exit> {
     match name {
         "arcstat" | "zarcstat" => arcstat::main(argv, false),
         "arcstat.pl" => arcstat::main(argv, true),
