@@ -4,7 +4,6 @@
 //! Front end: no engine logic lives here, and threads and clocks come from
 //! `base::rt` all the same.
 
-mod bench;
 mod local;
 #[cfg(test)]
 mod pages;

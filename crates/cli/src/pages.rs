@@ -6,8 +6,6 @@ use std::process::Command as Process;
 use commands::pages::{Line, Page, Section, plain};
 use commands::{Use, Word, all, complete, find};
 
-use crate::bench;
-
 const MAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man");
 
 /// A file holds this text; with `CENOTE_BLESS` set, it does from now on.

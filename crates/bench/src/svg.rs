@@ -146,7 +146,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::chart::Series;
+    use crate::chart::Series;
 
     #[test]
     fn a_small_picture() {

@@ -1,8 +1,12 @@
 //! `cenote bench`: what this machine can do, and what the cache does with it.
 //!
-//! A bench is one file with one [`Bench`] in it, listed in [`ALL`]. It fills in a
-//! [`Report`]; tables, pictures, JSON and progress are the frame's business.
+//! A bench is one file with one `Bench` in it, listed in `ALL`. It fills in a
+//! `Report`; tables, pictures, JSON and progress are the frame's business.
 //! Targets are told and never make a bench fail: a figure depends on the machine.
+//!
+//! # What it must not know
+//! The daemon and its protocol, and the table of commands: a bench opens its own pools in
+//! this process, and has a parser of its own ([`Opt`]).
 
 mod args;
 mod cache;
@@ -34,7 +38,7 @@ use base::{Error, Result};
 use chart::Look;
 use frame::Report;
 
-pub(crate) use args::Opt;
+pub use args::Opt;
 use ui::Exit;
 use ui::progress::Progress;
 
@@ -148,7 +152,10 @@ impl Run {
 }
 
 /// `cenote bench ...`
-pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
+///
+/// # Errors
+/// The bench failed; what was measured until then is lost.
+pub fn main(argv: &[OsString]) -> Result<Exit> {
     let words: Vec<String> = argv.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     let Some((name, rest)) = words.split_first() else {
         ui::out(&list());
@@ -186,16 +193,17 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
 }
 
 /// What is told about a bench.
-#[cfg(test)]
-pub(crate) struct Entry {
-    pub(crate) name: &'static str,
-    pub(crate) about: &'static str,
-    pub(crate) options: Vec<&'static Opt>,
+pub struct Entry {
+    /// Its name.
+    pub name: &'static str,
+    /// One line.
+    pub about: &'static str,
+    /// Its options.
+    pub options: Vec<&'static Opt>,
 }
 
-/// All benches with their options.
-#[cfg(test)]
-pub(crate) fn catalogue() -> Vec<Entry> {
+/// All benches with their options, for the manual page.
+pub fn catalogue() -> Vec<Entry> {
     let usual = ALL.iter().map(|b| Entry {
         name: b.name,
         about: b.about,
@@ -279,7 +287,7 @@ mod tests {
     /// The README's tour shows the list; it lacked a bench.
     #[test]
     fn the_readme_shows_the_list() {
-        let readme = include_str!("../../../../README.md");
+        let readme = include_str!("../../../README.md");
         assert!(readme.contains(&list()), "README.md: the list of benches is\n{}", list());
     }
 

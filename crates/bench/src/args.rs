@@ -7,13 +7,13 @@ use std::time::Duration;
 use super::Stop;
 
 /// One option.
-pub(crate) struct Opt {
+pub struct Opt {
     /// With its dashes.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The words that follow it; none for a flag.
-    pub(crate) value: &'static str,
+    pub value: &'static str,
     /// One line about it.
-    pub(crate) help: &'static str,
+    pub help: &'static str,
 }
 
 /// A shorter way to write a table of options.
