@@ -20,8 +20,27 @@ scripts/citations.sh || bad=1
 scripts/bench-table.sh check || bad=1
 
 # Engine crates contain no unsafe code but for buffers, SIMD kernels and system calls.
-allowed='^crates/(base|codec|device|fuse|cli)/'
+allowed='^crates/((base|codec|daemon|device|fuse|ui)/|cli/tests/)'
 while read -r file; do
 	[[ "$file" =~ $allowed ]] || say "$file: unsafe code outside the crates that may have it"
 done < <(git grep -lE 'unsafe (\{|impl|fn)' -- 'crates/*.rs')
+
+# Front ends use only crates below them, and of those only what ARCHITECTURE.md names.
+engine='base cachesim cenote codec device sim synth'
+may_use() {
+	local crate=$1 used
+	shift
+	for used in $(sed -n '/^\[dependencies\]/,/^\[/s/^\([a-z_]*\)\.workspace = true.*/\1/p' "crates/$crate/Cargo.toml"); do
+		[[ " $* $engine " == *" $used "* ]] || say "crates/$crate depends on $used, which is not below it"
+	done
+}
+may_use ui
+may_use commands ui
+may_use proto ui
+may_use mount fuse ui
+may_use daemon commands fuse mount proto ui
+may_use zdb commands proto ui
+may_use stats commands proto ui
+may_use bench fuse mount ui
+may_use cli bench commands daemon proto stats ui zdb
 exit "$bad"

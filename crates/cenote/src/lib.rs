@@ -67,6 +67,14 @@ pub use opening::Opening;
 pub use outage::be_patient;
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
+/// What calls of a [`FileSystem`] take and answer.
+pub mod files {
+    pub use zpl::{
+        At, Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
+        Rename, SetAttrs, SetHow, SetTime, Time, Whence,
+    };
+}
+
 /// The engine's inside, for tools that look at pools instead of using them.
 pub mod inspect {
     pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};

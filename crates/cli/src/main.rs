@@ -4,21 +4,10 @@
 //! Front end: no engine logic lives here, and threads and clocks come from
 //! `base::rt` all the same.
 
-mod bench;
-mod client;
-mod commands;
-mod daemon;
-mod engine;
-mod getopt;
-mod heap;
 mod local;
-mod mount;
-mod proto;
-mod runtime;
+#[cfg(test)]
+mod pages;
 mod sim;
-mod stats;
-mod ui;
-mod zdb;
 mod zfs;
 mod zpool;
 
@@ -28,6 +17,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use ui::Exit;
+
+/// glibc's allocator grows each thread's heap page by page under the lock that page faults of
+/// all threads need.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const USAGE: &str = "\
 usage: cenote command args ...

@@ -8,10 +8,8 @@ use std::ops::RangeInclusive;
 use ::sim::setup::Named;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
-
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
-use crate::ui::{self, Exit};
+use commands::getopt::{Bad, Parsed};
+use ui::Exit;
 
 const USAGE: &str = "\
 usage: cenote sim [--seed N] [--runs M] [option ...]

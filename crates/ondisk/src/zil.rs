@@ -32,6 +32,36 @@ pub use record::{
     RecordHeader, SetAttr, Whiteout, Write, XAT_PROJID, Xvattr,
 };
 
+/// Names of record types, by number, as `zdb` prints them; 0 is no type, and stands for the
+/// sum of all.
+pub const RECORD_TYPES: [&str; 25] = [
+    "Total",
+    "TX_CREATE",
+    "TX_MKDIR",
+    "TX_MKXATTR",
+    "TX_SYMLINK",
+    "TX_REMOVE",
+    "TX_RMDIR",
+    "TX_LINK",
+    "TX_RENAME",
+    "TX_WRITE",
+    "TX_TRUNCATE",
+    "TX_SETATTR",
+    "TX_ACL_V0",
+    "TX_ACL_ACL",
+    "TX_CREATE_ACL",
+    "TX_CREATE_ATTR",
+    "TX_CREATE_ACL_ATTR",
+    "TX_MKDIR_ACL",
+    "TX_MKDIR_ATTR",
+    "TX_MKDIR_ACL_ATTR",
+    "TX_WRITE2",
+    "TX_SETSAXATTR",
+    "TX_RENAME_EXCHANGE",
+    "TX_RENAME_WHITEOUT",
+    "TX_CLONE_RANGE",
+];
+
 /// Bytes of a chain header (zilog2) or trailer (zilog).
 pub const CHAIN_SIZE: usize = 184;
 /// zilog2 covers whole units of this size.

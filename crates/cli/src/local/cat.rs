@@ -13,10 +13,11 @@ use std::io::Write;
 
 use base::rt::{self, Condvar, Mutex, MutexGuard};
 use base::{Buf, Error, ErrorKind, ObjectId, Result};
+use cenote::files::FileType as FileKind;
+use cenote::{Extent, FileSystem, Io, Volume};
+use ui::progress::Progress;
 
 use super::{Content, Source};
-use crate::engine::{Extent, FileKind, FileSystem, Io, Volume};
-use crate::ui::progress::Progress;
 
 /// Bytes of one read.
 const PIECE: u64 = 4 << 20;

@@ -10,14 +10,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use base::{Error, ErrorKind, ObjectId, Result};
+use cenote::files::{Attrs, FileType as FileKind, Time};
+use cenote::{FileSystem, Io};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use rustix::process::geteuid;
+use ui::progress::Progress;
 
 use super::cat::{Bytes, FileBytes, Piece, stream};
 use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
-use crate::engine::{Attrs, FileKind, FileSystem, Io, Time};
-use crate::ui;
-use crate::ui::progress::Progress;
 
 /// `cp SOURCE TARGET`; false if something could not be copied.
 pub(super) fn cp(source: &Source, target: &Path, recursive: bool, many: bool) -> Result<bool> {

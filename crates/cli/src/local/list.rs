@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use base::{ObjectId, Result};
+use cenote::files::{Attrs, FileType as FileKind};
 use cenote::props::nicebytes;
+use cenote::{FileSystem, Io};
+use ui::time;
 
 use super::{Content, DEPTH_MAX, Source, entries, is_dir, too_deep};
-use crate::engine::{Attrs, FileKind, FileSystem, Io};
-use crate::ui::{self, time};
 
 /// A name that cannot disturb a terminal.
 fn shown(name: &[u8]) -> String {

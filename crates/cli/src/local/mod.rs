@@ -18,14 +18,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, ObjectId, Result, Txg};
-
-use crate::commands;
-use crate::engine::{
-    self, Attrs, Dataset, DatasetKind, Engine, EngineConfig, FileKind, FileSystem, FoundPool,
-    ImportOptions, Io, Pool, Search, Volume,
+use cenote::files::{Attrs, FileType as FileKind};
+use cenote::{
+    Dataset, DatasetKind, Engine, EngineConfig, FileSystem, FoundPool, ImportOptions, Io, Pool,
+    Search, Volume,
 };
-use crate::getopt::Parsed;
-use crate::ui::{self, Exit};
+use commands::getopt::Parsed;
+use ui::Exit;
 
 const USAGE: &str = "usage:\n\tls [-lR] [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] \
     ...\n\ttree [-d DIR|FILE]... [-T TXG] POOL/DATASET[@SNAP][:/path] ...\n\tcat [-d DIR|FILE]... \
@@ -165,7 +164,7 @@ impl Pools {
         let search = Search { paths: self.search.clone(), destroyed: false };
         let found = self.engine.discover(&search)?;
         for (path, e) in &found.problems {
-            ui::err(&engine::problem(path, e));
+            ui::err(&ui::problem(path, e));
         }
         let mut matching = found.pools.iter().filter(|p| p.name == name);
         let pool = matching.next().ok_or_else(|| {

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use base::Result;
-
-use crate::engine::{Engine, FoundPool};
-use crate::ui::table::{Column, render};
-use crate::ui::{self, Exit, time};
+use cenote::{Engine, FoundPool};
+use ui::table::{Column, render};
+use ui::{Exit, time};
 
 /// Lists the transaction groups whose uberblocks are still there, newest first.
 pub(super) fn list(

@@ -3,11 +3,11 @@
 
 use ::sim::{Setup, logs, posix};
 use base::{Error, Result};
+use commands::getopt::Parsed;
 use device::sim::SimDisks;
+use ui::Exit;
 
 use super::{given, named, pair};
-use crate::getopt::Parsed;
-use crate::ui::{self, Exit};
 
 /// Options that say what these workloads do not let one choose.
 const FIXED: [(char, &str); 4] =

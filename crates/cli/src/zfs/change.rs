@@ -4,10 +4,10 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::props::{Attr, dataset_prop, is_space_prop, is_user_prop};
+use proto::{Assign, DatasetChange, PropsArgs, SnapshotArgs};
+use ui::Exit;
 
 use super::{ask, command_line, misuse, options, property, select};
-use crate::proto::{Assign, DatasetChange, PropsArgs, SnapshotArgs};
-use crate::ui::{self, Exit};
 
 /// Complains about names that are none.
 fn check_names(names: &[String], snapshots: bool) -> Result<()> {

@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use commands::getopt::Parsed;
+use proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
+use ui::Exit;
 
 use super::{ask, command_line, misuse, options, property, select};
-use crate::getopt::Parsed;
-use crate::proto::{DatasetChange, NewDatasetArgs, VolumeArgs};
-use crate::ui::{self, Exit};
 
 /// What a command line asks for, or the message before the usage.
 fn asked(parsed: &Parsed) -> std::result::Result<NewDatasetArgs, String> {
@@ -104,7 +104,7 @@ mod tests {
 
     fn parse(words: &[&str]) -> std::result::Result<NewDatasetArgs, String> {
         let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
-        asked(&crate::commands::find("zfs", "create").parse(&argv).unwrap())
+        asked(&commands::find("zfs", "create").parse(&argv).unwrap())
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::props::nicebytes;
+use proto::{DatasetChange, DestroyArgs, Reply};
+use ui::Exit;
 
 use super::{ask, command_line, misuse, options, select};
-use crate::proto::{DatasetChange, DestroyArgs, Reply};
-use crate::ui::{self, Exit};
 
 /// `zfs destroy ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {

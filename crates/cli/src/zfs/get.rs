@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::dataset_prop;
+use proto::{Data, Kind, ListArgs, Origin, Row, Value};
+use ui::Exit;
+use ui::table::{self, Column};
 
 use super::list::{canonical, text};
 use super::{misuse, options, select};
-use crate::proto::{Data, Kind, ListArgs, Origin, Row, Value};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit};
 
 const FIELDS: [&str; 5] = ["name", "property", "value", "received", "source"];
 const SOURCES: [&str; 6] = ["local", "default", "inherited", "received", "temporary", "none"];

@@ -9,13 +9,12 @@
 use std::ffi::OsString;
 
 use base::Result;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{MountArgs, Request};
+use ui::Exit;
 
 use super::select;
-use crate::client::Client;
-use crate::commands;
-use crate::proto::{MountArgs, Request};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// The names that the program can be linked to.
 pub(crate) const NAMES: [&str; 2] = ["mount.cenote", "mount.fuse.cenote"];

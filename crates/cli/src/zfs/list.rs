@@ -8,11 +8,11 @@ use cenote::props::{
     PropData, dataset_column, dataset_prop, format_local_date, is_space_prop, is_user_prop,
     is_written_prop, nicebytes, nicenum,
 };
+use proto::{Data, Kind, ListArgs, Row, Value};
+use ui::table::{self, Column};
+use ui::{Exit, time};
 
 use super::{misuse, options, select};
-use crate::proto::{Data, Kind, ListArgs, Row, Value};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit, time};
 
 const DEFAULT: &str = "name,used,available,referenced,mountpoint";
 const SPACE: &str =
@@ -175,8 +175,8 @@ fn compare(a: &Row, b: &Row, keys: &[Key]) -> Ordering {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::proto::Origin;
     use cenote::props::Unit;
+    use proto::Origin;
 
     /// Rows from a golden `zfs get -Hp all`: raw values out of the texts.
     pub(crate) fn golden_rows(props: &str) -> Vec<Row> {

@@ -12,13 +12,11 @@ mod select;
 use std::ffi::OsString;
 
 use base::Result;
-
-use crate::client::Client;
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
-use crate::proto::{DatasetChange, Reply, Request};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
+use commands::getopt::{Bad, Parsed};
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{DatasetChange, Reply, Request};
+use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 30] = [

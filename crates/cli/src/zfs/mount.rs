@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 
 use base::Result;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{MountArgs, Mounted, Reply, Request};
+use ui::Exit;
 
 use super::{misuse, options, select};
-use crate::client::Client;
-use crate::proto::{MountArgs, Mounted, Reply, Request};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// `zfs mount ...`
 pub(super) fn mount(argv: &[OsString]) -> Result<Exit> {

@@ -2,11 +2,9 @@
 //! names (chapter 09 §1.2, §3.1).
 
 use base::Result;
-
-use crate::client::Client;
-use crate::proto::{Kind, ListArgs, Request, Row};
-use crate::runtime::Runtime;
-use crate::ui;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Kind, ListArgs, Request, Row};
 
 /// The kinds in a `-t` list. An error is the message before the usage.
 pub(super) fn types(list: &str) -> std::result::Result<Vec<Kind>, String> {
@@ -62,7 +60,7 @@ pub(super) fn check_name(name: &str) -> std::result::Result<(), String> {
 /// The dataset mounted where a path leads, by the daemon's table.
 fn by_path(client: &mut Client, path: &str) -> Result<Option<String>> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(None) };
-    let crate::proto::Reply::Mounts(mounts) = client.ask(&Request::Mounts)? else {
+    let proto::Reply::Mounts(mounts) = client.ask(&Request::Mounts)? else {
         return Err(crate::zpool::odd());
     };
     let inside = mounts.into_iter().filter(|m| real.starts_with(&m.mountpoint));

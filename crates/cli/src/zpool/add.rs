@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 
 use base::{Error, Result};
+use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{AddArgs, Force, Reply, Request};
+use ui::Exit;
 
 use super::create::{Wrong, complain};
 use super::vdevs::Naming;
 use super::{Pools, layout, misuse, no_such_pool, odd, options, spec};
-use crate::client::Client;
-use crate::getopt::Parsed;
-use crate::proto::{AddArgs, Force, Reply, Request};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// `zpool add ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
@@ -94,7 +94,6 @@ fn ashift(parsed: &Parsed) -> std::result::Result<Option<u32>, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands;
 
     fn parse(line: &str) -> Parsed {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();

@@ -5,12 +5,12 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::create::{When, feature_set, pool_setting};
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Change, Pool, Reply, Request, State};
+use ui::Exit;
 
 use super::{Pools, command, misuse, no_such_pool, odd, options};
-use crate::client::Client;
-use crate::proto::{Change, Pool, Reply, Request, State};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// What OpenZFS's functions return as -1.
 const MINUS_ONE: Exit = Exit(255);
@@ -213,7 +213,7 @@ pub(super) fn labelclear(argv: &[OsString]) -> Result<Exit> {
         return Ok(misuse("labelclear", Some(text)));
     };
     let path = match super::spec::resolve(name) {
-        Ok(crate::proto::NewKind::File(path) | crate::proto::NewKind::Disk(path)) => path,
+        Ok(proto::NewKind::File(path) | proto::NewKind::Disk(path)) => path,
         _ if name.starts_with('/') => {
             return Err(Error::invalid(format!("failed to open {name}: {}", why_not(name))));
         }

@@ -12,13 +12,13 @@ use cenote::create::{
     self, FeatureWishes, When, check_mountpoint, check_pool_name, check_temporary_name,
 };
 use cenote::props::{dataset_prop, is_user_prop, pool_column};
+use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{CreateArgs, Force, Reply, Request};
+use ui::Exit;
 
 use super::{layout, misuse, options, spec};
-use crate::client::Client;
-use crate::getopt::Parsed;
-use crate::proto::{CreateArgs, Force, Reply, Request};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
 
 /// How a command line fails: what is said, and whether the usage follows.
 #[derive(Debug, PartialEq, Eq)]
@@ -313,11 +313,11 @@ fn run(asked: &Asked, command: String) -> std::result::Result<Exit, Wrong> {
 mod tests {
     use super::*;
 
-    use crate::proto::NewKind;
+    use proto::NewKind;
 
     fn parse(line: &str) -> std::result::Result<Asked, Wrong> {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        asked(&crate::commands::find("zpool", "create").parse(&argv).unwrap())
+        asked(&commands::find("zpool", "create").parse(&argv).unwrap())
     }
 
     fn made(line: &str) -> std::result::Result<(CreateArgs, Vec<String>), Wrong> {

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{is_user_prop, pool_column};
+use proto::{Origin, Value};
+use ui::Exit;
+use ui::table::{self, Column};
 
 use super::list::text;
 use super::{Pools, misuse, options, vdev_props};
-use crate::proto::{Origin, Value};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit};
 
 const FIELDS: [&str; 4] = ["name", "property", "value", "source"];
 
@@ -131,7 +131,7 @@ fn full_row(pool: &str, name: &str, value: Option<&Value>, parsable: bool) -> [S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::Data;
+    use proto::Data;
 
     /// Chapter 09 §4.7, golden; `health` among the properties makes the column 8 wide.
     #[test]

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 
 use base::Result;
+use proto::{HistoryEvent, HistoryRecord, Reply, Request};
+use ui::Exit;
+use ui::time::strftime;
 
 use super::{Pools, no_such_pool, odd, options};
-use crate::proto::{HistoryEvent, HistoryRecord, Reply, Request};
-use crate::ui::time::strftime;
-use crate::ui::{self, Exit};
 
 /// What old pools noted by number.
 const EVENTS: [&str; 41] = [

@@ -5,16 +5,16 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use base::{Error, Result};
+use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
+use ui::Exit;
+use ui::time::ctime;
 
 use super::status::{CLASSES, Facts};
 use super::vdevs::{self, Line, Naming};
 use super::{misuse, odd, options};
-use crate::client::Client;
-use crate::getopt::Parsed;
-use crate::proto::{Class, Found, ImportArgs, Reply, Request, State, Vdev};
-use crate::runtime::Runtime;
-use crate::ui::time::ctime;
-use crate::ui::{self, Exit};
 
 /// `zpool import ...`
 pub(super) fn main(argv: &[OsString]) -> Result<Exit> {

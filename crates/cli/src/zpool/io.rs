@@ -11,12 +11,11 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::nicenum;
+use proto::{ClassIo, Done, Vdev};
+use ui::Exit;
 
 use super::iohist::{self, READS, WRITES, nicetime};
 use super::{Pools, Repeat, no_such_pool};
-use crate::commands;
-use crate::proto::{ClassIo, Done, Vdev};
-use crate::ui::{self, Exit};
 
 /// Width of the widest bar.
 const BAR: u64 = 40;
@@ -127,7 +126,7 @@ fn distribution(name: &str, sizes: &[u64]) -> String {
 mod tests {
     use super::super::vdevs::tests::vdev;
     use super::*;
-    use crate::proto::Class;
+    use proto::Class;
 
     const SECOND: u64 = 1_000_000_000;
 

@@ -8,8 +8,7 @@
 //! Departure: there are no trims and rebuilds, and their columns are zero.
 
 use cenote::props::nicenum;
-
-use crate::proto::ClassIo;
+use proto::ClassIo;
 
 /// Buckets of times, and the first one of sizes that is shown.
 const TIMES: usize = 37;

@@ -14,13 +14,13 @@ use std::ffi::OsString;
 
 use base::{Error, Result};
 use cenote::props::nicenum;
+use commands::getopt::Parsed;
+use proto::{Class, ClassIo, Done, Pool, Vdev};
+use ui::Exit;
 
 use super::iohist::{self, Group, Shown};
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, options};
-use crate::getopt::Parsed;
-use crate::proto::{Class, ClassIo, Done, Pool, Vdev};
-use crate::ui::{self, Exit};
 
 /// Headings of classes, in order.
 const CLASSES: [(Class, &str); 5] = [

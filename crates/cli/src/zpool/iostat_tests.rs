@@ -114,7 +114,7 @@ fn later_reports_are_about_the_time_between() {
 fn modes_that_exclude_each_other_are_refused() {
     let refused = |line: &str| {
         let argv: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        refusal(&crate::commands::find("zpool", "iostat").parse(&argv).unwrap())
+        refusal(&commands::find("zpool", "iostat").parse(&argv).unwrap())
     };
     assert_eq!(refused("-vHp tank 1 2"), None);
     assert_eq!(refused("-lqv tank"), None);

@@ -1,7 +1,8 @@
 //! What a pool would look like: the trees of `zpool create -n` and `zpool add -n`.
 
+use proto::{Class, NewKind, NewVdev, Vdev};
+
 use super::vdevs::{self, Line, Naming};
-use crate::proto::{Class, NewKind, NewVdev, Vdev};
 
 /// Classes behind the ordinary vdevs, in order.
 const CLASSES: [(Class, &str); 5] = [

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use base::Result;
 use cenote::props::{PropData, format, nicebytes, nicenum, pool_column, pool_prop};
+use proto::{Class, Pool, Value, Vdev};
+use ui::Exit;
+use ui::table::{self, Column};
 
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
-use crate::proto::{Class, Pool, Value, Vdev};
-use crate::ui::table::{self, Column};
-use crate::ui::{self, Exit};
 
 const DEFAULT: &str = "name,size,allocated,free,checkpoint,expandsize,fragmentation,capacity,dedupratio,health,altroot";
 /// Headings of classes with `-v`, in order.
@@ -218,7 +218,7 @@ fn vdev_row(v: &Vdev, indent: usize, depth: usize, asked: &Asked) -> Vec<String>
             None => "-".to_owned(),
         },
         "capacity" => or_dash(sized, capacity(v, asked.parsable)),
-        "health" if v.class == Class::Spare && v.state == crate::proto::State::Online => {
+        "health" if v.class == Class::Spare && v.state == proto::State::Online => {
             "AVAIL".to_owned()
         }
         "health" => v.state.word().to_owned(),

@@ -21,13 +21,11 @@ mod wait;
 use std::ffi::OsString;
 
 use base::{Error, Result};
-
-use crate::client::Client;
-use crate::commands;
-use crate::getopt::{Bad, Parsed};
-use crate::proto::{Pool, Reply, Request, Value};
-use crate::runtime::Runtime;
-use crate::ui::{self, Exit};
+use commands::getopt::{Bad, Parsed};
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Pool, Reply, Request, Value};
+use ui::Exit;
 
 /// Commands of OpenZFS's that Cenote does not have yet.
 const MISSING: [&str; 14] = [

@@ -10,9 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use cenote::create::draid_layout;
-
-use crate::proto::{Class, NewKind, NewVdev};
-use crate::ui;
+use proto::{Class, NewKind, NewVdev};
 
 /// Where short names are looked for.
 const DIRS: [&str; 9] = [
@@ -97,7 +95,7 @@ pub(super) fn parse(words: &[String], resolve: Resolve<'_>) -> Result<Vec<NewVde
         parser.vdev(text)?;
     }
     parser.log_has_devices()?;
-    if parser.out.len() > crate::proto::DEVICES_MAX {
+    if parser.out.len() > proto::DEVICES_MAX {
         return Err(bad("too many devices"));
     }
     Ok(parser.out)

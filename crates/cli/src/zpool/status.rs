@@ -5,13 +5,13 @@ use std::fmt::Write;
 
 use base::Result;
 use cenote::props::{nicebytes, nicenum};
+use proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
+use ui::Exit;
+use ui::progress::bar;
+use ui::time::{ctime, duration};
 
 use super::vdevs::{self, Line, Naming};
 use super::{Pools, Repeat, misuse, no_such_pool, options};
-use crate::proto::{Class, Expand, Pool, Removal, Scan, State, Vdev};
-use crate::ui::progress::bar;
-use crate::ui::time::{ctime, duration};
-use crate::ui::{self, Exit};
 
 /// Class headings in order; those of the first three end with a TAB.
 pub(super) const CLASSES: [(Class, &str); 5] = [
@@ -596,7 +596,7 @@ mod tests {
     /// golden pools' own, UTC.
     #[test]
     fn golden_removal_and_expansion() {
-        if crate::ui::time::strftime("%Z", 0) != "UTC" {
+        if ui::time::strftime("%Z", 0) != "UTC" {
             println!("local zone is not UTC: skipped");
             return;
         }

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use base::{Error, Result};
 use cenote::create::may_enable;
 use cenote::inspect::ondisk::features::FEATURES;
+use proto::{Data, Value};
+use ui::Exit;
 
 use super::{Pools, misuse, options};
-use crate::proto::{Data, Value};
-use crate::ui::{self, Exit};
 
 const FIRST: &str = "This system supports ZFS pool feature flags.\n\n";
 

@@ -3,9 +3,9 @@
 //! Names, order, values and sources are OpenZFS 2.4.4's, as its kernel module printed them.
 
 use cenote::props::{is_user_prop, nicenum};
+use proto::{Class, Pool, State, Vdev};
 
 use super::vdevs::Naming;
-use crate::proto::{Class, Pool, State, Vdev};
 
 /// How a number is shown without `-p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::proto::{Class, Done, State, Vdev};
+use proto::{Class, Done, State, Vdev};
 
 /// How vdevs are named.
 #[derive(Clone, Copy, Debug, Default)]
@@ -150,7 +150,7 @@ pub(super) fn blank(kind: &str, name: &str, class: Class, children: Vec<Vdev>) -
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::proto::Pool;
+    use proto::Pool;
 
     /// A pool for tests.
     pub(crate) fn pool(root: Vdev) -> Pool {

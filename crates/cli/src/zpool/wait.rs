@@ -7,11 +7,11 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use base::Result;
+use proto::{Data, Pool, Value};
+use ui::progress::Progress;
+use ui::{Exit, time};
 
 use super::{Pools, misuse, no_such_pool, options};
-use crate::proto::{Data, Pool, Value};
-use crate::ui::progress::Progress;
-use crate::ui::{self, Exit, time};
 
 /// In the order of the columns.
 const ACTIVITIES: [&str; 9] = [
@@ -40,7 +40,7 @@ struct Asked {
 }
 
 /// The message before the usage; empty for none.
-fn asked(parsed: &crate::getopt::Parsed) -> std::result::Result<Asked, String> {
+fn asked(parsed: &commands::getopt::Parsed) -> std::result::Result<Asked, String> {
     let mut wanted = Vec::new();
     for opt in parsed.opts.iter().filter(|o| o.letter == 't') {
         for name in opt.text().split(',') {
@@ -175,7 +175,7 @@ mod tests {
     fn parse(line: &str) -> std::result::Result<Asked, String> {
         let argv: Vec<OsString> =
             line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
-        asked(&crate::commands::find("zpool", "wait").parse(&argv).unwrap())
+        asked(&commands::find("zpool", "wait").parse(&argv).unwrap())
     }
 
     /// Recorded from OpenZFS 2.3.2.

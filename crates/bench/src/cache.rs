@@ -1,0 +1,244 @@
+//! `cenote bench cache`: a trace through the cache's policies and those of others.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use base::{Error, Result, rt};
+use cachesim::{Format, Options, PolicyKind, Row};
+use serde::Serialize;
+use ui::Exit;
+use ui::progress::Progress;
+
+use super::args::{Opt, opt};
+use super::chart::{Chart, Look, Series, Shape};
+use super::{frame, svg};
+
+pub(super) const ABOUT: &str = "a trace through the cache's policies and others'";
+
+/// For the usage text and the manual page.
+pub(super) const OPTIONS: &[Opt] = &[
+    opt("--trace", "FILE", "a trace; more may follow, each with the option"),
+    opt("--size", "N[,N...]", "sizes of the cache, in pages"),
+    opt("--policy", "NAME[,NAME...]", "these policies (all)"),
+    opt("--format", "NAME", "how the trace is written (told by its content)"),
+    opt("--json", "FILE", "write the figures as JSON (- is standard output)"),
+    opt("--svg", "FILE", "write the pictures"),
+    opt("--help", "", "this text"),
+];
+
+const USAGE: &str = "usage: bench cache --trace FILE... --size N[,N...] [--policy NAME[,NAME...]] \
+    [--format NAME] [--json FILE] [--svg FILE]";
+/// Largest cache that is simulated, pages.
+const SIZE_MAX: u64 = 1 << 28;
+
+/// What the command line asked for.
+#[derive(Debug, Default)]
+struct Asked {
+    options: Options,
+    json: Option<PathBuf>,
+    svg: Option<String>,
+}
+
+/// One line of `--json`.
+#[derive(Serialize)]
+struct JsonRow<'a> {
+    /// Only where several traces were given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<&'a str>,
+    policy: &'a str,
+    size: usize,
+    hit_ratio: f64,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    rows: Vec<JsonRow<'a>>,
+}
+
+/// `cenote bench cache ...`
+pub(super) fn main(words: &[&str]) -> Result<Exit> {
+    let asked = match parse(words) {
+        Ok(asked) => asked,
+        Err(e) => {
+            ui::err(e.message());
+            ui::err(USAGE);
+            return Ok(Exit::USAGE);
+        }
+    };
+    let line = rt::Mutex::new(Progress::new("", None));
+    let progress = |row: &Row, done: usize, all: usize| {
+        let what = format!("{} {} {}", row.trace, row.policy.name(), row.size);
+        line.lock().step(&what, done as u64, all as u64);
+    };
+    let rows = cachesim::run(&asked.options, &progress)?;
+    line.lock().finish();
+    let text = json(&rows, asked.options.traces.len() > 1)?;
+    match asked.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => ui::out(&text),
+        other => {
+            ui::out(&table(&rows, &asked.options.policies));
+            for picture in charts(&rows, &asked.options) {
+                ui::out(&format!("\n{}", picture.draw(Look::of_stdout())));
+            }
+            if let Some(path) = other {
+                let failed = |e| Error::io(format!("cannot write {}", path.display()), e);
+                let mut file = std::fs::File::create(path).map_err(failed)?;
+                file.write_all(text.as_bytes()).map_err(failed)?;
+            }
+        }
+    }
+    if let Some(path) = &asked.svg {
+        frame::write_file(path, &svg::document(&charts(&rows, &asked.options)))?;
+    }
+    Ok(Exit::OK)
+}
+
+/// A picture for each trace: a line a policy over the sizes.
+fn charts(rows: &[Row], options: &Options) -> Vec<Chart> {
+    let mut traces: Vec<&str> = rows.iter().map(|r| r.trace.as_str()).collect();
+    traces.dedup();
+    let chart = |trace: &&str| {
+        let of_trace = |r: &&Row| r.trace == **trace;
+        let series = options.policies.iter().map(|&policy| Series {
+            name: policy.name().to_owned(),
+            values: rows
+                .iter()
+                .filter(of_trace)
+                .filter(|r| r.policy == policy)
+                .map(|r| r.outcome.hit_ratio())
+                .collect(),
+        });
+        Chart {
+            title: format!("hit ratio of {trace} by pages"),
+            shape: Shape::Lines,
+            labels: options.sizes.iter().map(ToString::to_string).collect(),
+            series: series.collect(),
+        }
+    };
+    traces.iter().map(chart).collect()
+}
+
+fn parse(words: &[&str]) -> Result<Asked> {
+    let mut asked = Asked::default();
+    let mut words = words.iter();
+    while let Some(&word) = words.next() {
+        let (name, inline) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        let mut value = || {
+            inline
+                .or_else(|| words.next().copied())
+                .ok_or_else(|| Error::invalid(format!("missing argument for '{name}'")))
+        };
+        let options = &mut asked.options;
+        match name {
+            "--trace" => options.traces.push(value()?.into()),
+            "--size" => {
+                for size in value()?.split(',') {
+                    options.sizes.push(pages(size)?);
+                }
+            }
+            "--policy" => {
+                for name in value()?.split(',') {
+                    options.policies.push(PolicyKind::named(name).ok_or_else(|| {
+                        let known = PolicyKind::ALL.map(PolicyKind::name).join(",");
+                        Error::invalid(format!("no policy '{name}': there are {known}"))
+                    })?);
+                }
+            }
+            "--format" => {
+                let name = value()?;
+                let unknown = || Error::invalid(format!("no trace format '{name}'"));
+                options.format = Some(Format::named(name).ok_or_else(unknown)?);
+            }
+            "--json" => asked.json = Some(value()?.into()),
+            "--svg" => asked.svg = Some(value()?.to_owned()),
+            _ => return Err(Error::invalid(format!("invalid option '{word}'"))),
+        }
+    }
+    if asked.options.policies.is_empty() {
+        asked.options.policies = PolicyKind::ALL.to_vec();
+    }
+    if asked.options.traces.is_empty() || asked.options.sizes.is_empty() {
+        return Err(Error::invalid("a trace and a size are needed"));
+    }
+    Ok(asked)
+}
+
+/// A number of pages, with a suffix of powers of 1024 or none.
+fn pages(text: &str) -> Result<usize> {
+    let size = cenote::props::parse_size(text).map_err(Error::invalid)?;
+    if size == 0 || size > SIZE_MAX {
+        return Err(Error::invalid(format!("size '{text}' is not between 1 and {SIZE_MAX} pages")));
+    }
+    usize::try_from(size).map_err(|_| Error::invalid("size too large"))
+}
+
+fn json(rows: &[Row], many: bool) -> Result<String> {
+    let rows = rows.iter().map(|r| JsonRow {
+        trace: many.then_some(r.trace.as_str()),
+        policy: r.policy.name(),
+        size: r.size,
+        hit_ratio: r.outcome.hit_ratio(),
+    });
+    let mut text = serde_json::to_string(&Json { rows: rows.collect() })
+        .map_err(|e| Error::invalid(format!("cannot write JSON: {e}")))?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// A line for each trace and size, a column for each policy, hits in percent.
+fn table(rows: &[Row], policies: &[PolicyKind]) -> String {
+    let wide = rows.iter().map(|r| r.trace.chars().count()).max().unwrap_or(0).max(5);
+    let mut out = format!("{:<wide$}  {:>9}", "TRACE", "PAGES");
+    for policy in policies {
+        out += &format!("  {:>8}", policy.name().to_uppercase());
+    }
+    out.push('\n');
+    for line in rows.chunks(policies.len().max(1)) {
+        let Some(first) = line.first() else { continue };
+        out += &format!("{:<wide$}  {:>9}", first.trace, first.size);
+        for row in line {
+            out += &format!("  {:>8.2}", row.outcome.hit_ratio() * 100.0);
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachesim::Outcome;
+
+    #[test]
+    fn options_are_read_and_nonsense_is_refused() {
+        let asked =
+            parse(&["--trace", "a.lis", "--size=1K,7", "--policy", "arc,default", "--json", "-"])
+                .unwrap();
+        assert_eq!(asked.options.sizes, [1024, 7]);
+        assert_eq!(asked.options.policies, [PolicyKind::Arc, PolicyKind::Default]);
+        for bad in [
+            &["--trace", "a"][..],
+            &["--size", "1"],
+            &["--trace", "a", "--size", "0"],
+            &["--trace", "a", "--size", "1,x"],
+            &["--trace", "a", "--size", "1", "--policy", "fifo"],
+            &["--trace", "a", "--size", "1", "--format", "csv"],
+            &["--trace"],
+            &["x"],
+        ] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn rows_are_written_as_promised() {
+        let outcome = Outcome { requests: 1000, hits: 389, charged: 0 };
+        let row = Row { trace: "t".into(), policy: PolicyKind::Arc, size: 1000, outcome };
+        let text = json(std::slice::from_ref(&row), false).unwrap();
+        assert_eq!(text, "{\"rows\":[{\"policy\":\"arc\",\"size\":1000,\"hit_ratio\":0.389}]}\n");
+        assert!(json(&[row], true).unwrap().contains("\"trace\":\"t\""));
+    }
+}

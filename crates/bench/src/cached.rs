@@ -1,0 +1,564 @@
+//! How fast is a hit?
+//!
+//! # Theory
+//! Reads of 8 KiB at random places of a file that the cache holds, three ways: the
+//! cache's own bytes borrowed, copied into the caller's buffer, and through a mount.
+//! Each has its limit measured beside it, in turns, because a machine's rates drift:
+//! for copies, `memcpy` from a plain buffer of the same size at the same places; for
+//! records that lie compressed in the cache, the decoder alone, stopping where the
+//! read ends; for a mount, another file system's file in the kernel's page cache.
+//!
+//! Of 128 KiB records two sets are read: one that fits decompressed, and one eight
+//! times what the cache has left for decompressed copies once the compressed set is
+//! in it.
+
+use std::fs::File as HostFile;
+use std::hint::black_box;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use base::{Error, Result, rt};
+use cenote::File;
+use cenote::Io;
+use codec::compress::{Compression, compress, decompress_head};
+
+use super::args::opt;
+use super::chart::Shape;
+use super::frame::{Cell, Table};
+use super::lab::{self, Lab, Rig};
+use super::sample::{Content, Rng, median};
+use super::tidy::ScratchFile;
+use super::{Bench, Run, Stop, tidy};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "cached",
+    about: "8 KiB reads from memory: borrowed, copied, decompressed, mounted",
+    words: "",
+    options: &[
+        &[
+            opt("--size", "SIZE", "the file of small records (1G)"),
+            opt("--lz4-size", "SIZE", "the file of 128 KiB lz4 records (as --size)"),
+            opt("--threads", "N", "threads of the parallel figures (all processors)"),
+            opt("--time", "TIME", "length of one measurement (0.5s)"),
+            opt("--rounds", "N", "turns; medians count (5)"),
+            opt("--only", "LIST", "small, lz4, mount (all)"),
+            opt("--peer-dir", "DIR", "a directory of another file system, beside the mount"),
+            opt("--policy", "NAME", "default or arc (default)"),
+        ],
+        lab::OPTIONS,
+    ],
+    run,
+};
+
+/// Bytes of one read, and of the small records.
+const READ: usize = 8 << 10;
+/// Bytes of the large records.
+const RECORD: usize = 128 << 10;
+/// Reads between two looks at the clock.
+const BATCH: u64 = 128;
+/// What the cache may take beyond what is asked for: metadata, directory.
+const ROOM: u64 = 64 << 20;
+/// Times that the large set is what the cache has left for decompressed copies.
+const TIMES_FRONT: u64 = 8;
+const PARTS: [&str; 3] = ["small", "lz4", "mount"];
+const LIBRARY: &str = "library";
+
+struct Setup {
+    size: u64,
+    lz4: u64,
+    threads: usize,
+    time: Duration,
+    rounds: u64,
+}
+
+type Read<'a> = dyn Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a;
+
+/// One thing that is measured: reads, each at a block of its own choice.
+struct Measured<'a> {
+    name: String,
+    threads: usize,
+    /// Gets room for a read and, behind that, for a record.
+    read: Box<Read<'a>>,
+    /// Reads a second, a turn each.
+    rates: Vec<f64>,
+}
+
+/// Things measured in turns.
+#[derive(Default)]
+struct Turns<'a>(Vec<Measured<'a>>);
+
+impl<'a> Turns<'a> {
+    fn add(
+        &mut self,
+        name: impl Into<String>,
+        threads: usize,
+        read: impl Fn(&mut Rng, &mut [u8]) -> Result<()> + Sync + 'a,
+    ) {
+        let read = Box::new(read);
+        self.0.push(Measured { name: name.into(), threads, read, rates: Vec::new() });
+    }
+
+    /// One after the other, round after round.
+    fn measure(&mut self, run: &mut Run, set: &Setup) -> Result<(), Stop> {
+        let total = set.rounds * self.0.len() as u64;
+        let mut done = 0;
+        for round in 0..set.rounds {
+            for cell in &mut self.0 {
+                run.step(&cell.name, done, total)?;
+                cell.rates.push(rate(cell, set.time, round)?);
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn rate(&self, name: &str) -> f64 {
+        let cell = self.0.iter().find(|c| c.name == name);
+        cell.and_then(|c| median(c.rates.iter().copied())).unwrap_or(f64::NAN)
+    }
+
+    /// The median of the ratios of the same turn.
+    fn ratio(&self, name: &str, to: &str) -> f64 {
+        let find = |name: &str| self.0.iter().find(|c| c.name == name);
+        let (Some(a), Some(b)) = (find(name), find(to)) else { return f64::NAN };
+        median(a.rates.iter().zip(&b.rates).map(|(a, b)| a / b)).unwrap_or(f64::NAN)
+    }
+
+    /// Adds rows to the table.
+    fn tell(&self, part: &str, table: &mut Table) {
+        for cell in &self.0 {
+            let rates = &cell.rates;
+            let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = rates.iter().copied().fold(0.0, f64::max);
+            let middle = self.rate(&cell.name);
+            table.rows.push(vec![
+                part.into(),
+                cell.name.as_str().into(),
+                Cell::Count(cell.threads as u64),
+                Cell::real(Some(middle)),
+                Cell::real(Some(least)),
+                Cell::real(Some(most)),
+                Cell::real(Some(1e9 * cell.threads as f64 / middle)),
+            ]);
+        }
+    }
+}
+
+/// Reads a second of all threads together.
+fn rate(cell: &Measured<'_>, time: Duration, seed: u64) -> Result<f64> {
+    let reads = AtomicU64::new(0);
+    let failed = rt::Mutex::new(None);
+    let begin = rt::now();
+    rt::fan_out(cell.threads, |thread| {
+        // Equal places for what is compared in one turn.
+        let mut rng = Rng::new(seed << 16 | thread as u64);
+        let mut out = vec![0; READ + RECORD];
+        let mut done = 0;
+        // Once at least: on a busy machine a thread may come late.
+        loop {
+            for _ in 0..BATCH {
+                if let Err(e) = (cell.read)(&mut rng, &mut out) {
+                    failed.lock().get_or_insert(e);
+                    return;
+                }
+            }
+            done += BATCH;
+            if begin.elapsed() >= time || tidy::interrupted() {
+                break;
+            }
+        }
+        reads.fetch_add(done, Relaxed);
+    });
+    let seconds = begin.elapsed().as_secs_f64();
+    match failed.into_inner() {
+        Some(e) => Err(e),
+        None => Ok(reads.load(Relaxed) as f64 / seconds),
+    }
+}
+
+fn run(run: &mut Run) -> Result<(), Stop> {
+    let args = &run.args;
+    args.no_rest()?;
+    let sizes = 1 << 20..=1 << 40;
+    let size = args.size("--size", 1 << 30, sizes.clone())? / RECORD as u64 * RECORD as u64;
+    let lz4 = args.size("--lz4-size", size, sizes)? / RECORD as u64 * RECORD as u64;
+    let threads = args.count("--threads", rt::parallelism() as u64, 1..=1024)?;
+    let set = Setup {
+        size,
+        lz4,
+        threads: usize::try_from(threads).unwrap_or(1),
+        time: args.time("--time", Duration::from_millis(500))?,
+        rounds: args.count("--rounds", 5, 1..=999)?,
+    };
+    let only = args.text("--only").unwrap_or("small,lz4,mount").to_owned();
+    if let Some(bad) = only.split(',').find(|w| !PARTS.contains(w)) {
+        return Err(Stop::usage(format!("--only: '{bad}' is not small, lz4 or mount")));
+    }
+    let want = |part: &str| only.split(',').any(|w| w == part);
+    let policy = match lab::policies(args, "default")?[..] {
+        [one] => one,
+        _ => return Err(Stop::usage("--policy: one policy at a time")),
+    };
+    let (noise, half) = (Content::noise(1), Content::half());
+    let data = if want("lz4") { set.size + set.lz4 } else { set.size };
+    let lab = Lab::new(run, data, |maker| {
+        maker.file("small", set.size, READ as u32, &noise)?;
+        if want("lz4") {
+            maker.file("lz4", set.lz4, RECORD as u32, &half)?;
+        }
+        Ok(())
+    })?;
+    run.report.set("size", Cell::Bytes(set.size));
+    run.report.set("lz4 size", Cell::Bytes(set.lz4));
+    run.report.set("threads", Cell::Count(set.threads as u64));
+    run.report.set("policy", lab::word(policy).into());
+    run.report.set("rounds", Cell::Count(set.rounds));
+    let mut table = Table::new(
+        "reads",
+        &[
+            ("part", "PART"),
+            ("what", "WHAT"),
+            ("threads", "THREADS"),
+            ("reads_per_second", "READS/S"),
+            ("least", "LEAST"),
+            ("most", "MOST"),
+            ("ns_per_read", "NS/READ"),
+        ],
+    );
+    if want("small") {
+        small(run, &set, &lab.open(set.size + set.size / 4 + ROOM, policy)?, &mut table)?;
+    }
+    if want("lz4") {
+        let held = fitting(run, &set, &lab.open(2 * set.lz4 + ROOM, policy)?, &mut table)?;
+        beyond(run, &set, &|arc| lab.open(arc, policy), held, &half, &mut table)?;
+    }
+    if want("mount") {
+        mounted(run, &set, &lab.open(set.size + set.size / 4 + ROOM, policy)?, &mut table)?;
+    }
+    picture(run, &table);
+    run.report.tables.push(table);
+    Ok(())
+}
+
+fn picture(run: &mut Run, table: &Table) {
+    let text = |c: &Cell| match c {
+        Cell::Text(t) => t.clone(),
+        Cell::Count(n) => n.to_string(),
+        _ => String::new(),
+    };
+    let label = |r: &Vec<Cell>| format!("{}: {}", text(&r[0]), text(&r[1]));
+    let value = |r: &Vec<Cell>| if let Cell::Real(v) = r[3] { v } else { f64::NAN };
+    let labels = table.rows.iter().map(label).collect();
+    let values = table.rows.iter().map(value).collect();
+    run.report.chart(Shape::Bars, "reads/s", labels, vec![("reads/s".to_owned(), values)]);
+}
+
+/// Reads all of a file once, and checks it against what it was made of.
+fn warm(run: &mut Run, file: &File, content: &Content, what: &str) -> Result<(), Stop> {
+    let mut at = 0;
+    let mut want = vec![0; RECORD];
+    let mut have = vec![0; RECORD];
+    while at < file.size() {
+        run.step(what, at >> 20, file.size() >> 20)?;
+        let len = (file.size() - at).min(RECORD as u64) as usize;
+        file.read_at(at, &mut have[..len], Io::WAIT)?;
+        content.fill(at, &mut want[..len]);
+        if have[..len] != want[..len] {
+            return Err(Error::corrupt(format!("wrong bytes at {at}")).into());
+        }
+        at += len as u64;
+    }
+    Ok(())
+}
+
+/// An offset of a whole read.
+fn place(rng: &mut Rng, size: u64) -> u64 {
+    rng.below(size / READ as u64) * READ as u64
+}
+
+fn borrow(file: &File, rng: &mut Rng) -> Result<()> {
+    let buf = file.borrow(place(rng, file.size()), READ, Io::WAIT)?;
+    if black_box(&buf).len() == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
+}
+
+fn copy(file: &File, rng: &mut Rng, out: &mut [u8]) -> Result<()> {
+    let n = file.read_at(place(rng, file.size()), &mut out[..READ], Io::WAIT)?;
+    black_box(&out);
+    if n == READ { Ok(()) } else { Err(Error::invalid("a short read")) }
+}
+
+/// Small records: borrowed and copied, beside `memcpy`.
+fn small(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(), Stop> {
+    let file = rig.file("small")?;
+    warm(run, &file, &Content::noise(1), "reading the small records")?;
+    // Written through, so that its pages are there.
+    let mut plain = vec![0u8; set.size as usize];
+    Content::half().fill(0, &mut plain);
+    let before = rig.disk();
+    let mut turns = Turns::default();
+    let all = set.threads;
+    turns.add("borrowed", 1, |rng, _| borrow(&file, rng));
+    turns.add("copied", 1, |rng, out| copy(&file, rng, out));
+    let plain = &plain[..];
+    let memcpy = |rng: &mut Rng, out: &mut [u8]| {
+        let at = place(rng, plain.len() as u64) as usize;
+        out[..READ].copy_from_slice(&plain[at..at + READ]);
+        black_box(&out);
+        Ok(())
+    };
+    turns.add("memcpy", 1, memcpy);
+    let many = |what: &str| format!("{what}, all");
+    turns.add(many("borrowed"), all, |rng, _| borrow(&file, rng));
+    turns.add(many("copied"), all, |rng, out| copy(&file, rng, out));
+    turns.add(many("memcpy"), all, memcpy);
+    turns.measure(run, set)?;
+    turns.tell(LIBRARY, table);
+    let report = &mut run.report;
+    report.at_least("borrowed reads/s, one thread", turns.rate("borrowed"), 2e6);
+    let each = turns.rate(&many("borrowed")) / all as f64;
+    report.at_least(format!("borrowed reads/s a core, {all} threads"), each, 2e6);
+    report.at_least("copied / memcpy, one thread", turns.ratio("copied", "memcpy"), 0.7);
+    let ratio = turns.ratio(&many("copied"), &many("memcpy"));
+    report.at_least(format!("copied / memcpy, {all} threads"), ratio, 0.7);
+    let after = rig.disk();
+    if after.reads != before.reads {
+        report.notes.push(format!("small: {} reads of the disk", after.reads - before.reads));
+    }
+    Ok(())
+}
+
+/// Large lz4 records, all of them decompressed in the cache; the bytes that they take
+/// compressed.
+fn fitting(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<u64, Stop> {
+    let file = rig.file("lz4")?;
+    warm(run, &file, &Content::half(), "reading the lz4 records")?;
+    let mut turns = Turns::default();
+    turns.add("fits, borrowed", 1, |rng, _| borrow(&file, rng));
+    turns.add("fits, copied", 1, |rng, out| copy(&file, rng, out));
+    turns.add("fits, copied, all", set.threads, |rng, out| copy(&file, rng, out));
+    // The decompressed copies come with use, not with the first read.
+    settle(run, set, &file, "settling")?;
+    turns.measure(run, set)?;
+    turns.tell("lz4", table);
+    run.report.at_least(
+        "8 KiB reads/s of 128 KiB lz4 records that fit decompressed, one thread",
+        turns.rate("fits, copied"),
+        5e5,
+    );
+    Ok(rig.stats().compressed_size)
+}
+
+/// Reads at random until every read had its chance a few times.
+fn settle(run: &mut Run, set: &Setup, file: &File, what: &str) -> Result<(), Stop> {
+    let records = file.size() / RECORD as u64;
+    let (mut rng, mut out) = (Rng::new(!0), vec![0; READ]);
+    let begin = rt::now();
+    for n in 0..4 * records {
+        // A cache that decompresses each time must not make this endless.
+        if n.is_multiple_of(BATCH) {
+            run.step(what, n, 4 * records)?;
+            if begin.elapsed() > set.time * 20 {
+                break;
+            }
+        }
+        copy(file, &mut rng, &mut out)?;
+    }
+    Ok(())
+}
+
+/// Large lz4 records, eight times what is left for decompressed copies, beside the
+/// decoder alone.
+fn beyond(
+    run: &mut Run,
+    set: &Setup,
+    open: &dyn Fn(u64) -> Result<Rig>,
+    held: u64,
+    content: &Content,
+    table: &mut Table,
+) -> Result<(), Stop> {
+    let packed = pack(run, content, set.lz4)?;
+    let stored: u64 = packed.iter().map(|b| b.len() as u64).sum();
+    let front = set.lz4 / TIMES_FRONT;
+    // What the cache needs for the stored form, as it turned out where all fitted.
+    let rig = open(stored.max(held) + front)?;
+    let file = rig.file("lz4")?;
+    warm(run, &file, content, "reading the lz4 records")?;
+    settle(run, set, &file, "settling")?;
+    let (stats, disk) = (rig.stats(), rig.disk());
+    let mut turns = Turns::default();
+    turns.add("beyond, borrowed", 1, |rng, _| borrow(&file, rng));
+    turns.add("beyond, copied", 1, |rng, out| copy(&file, rng, out));
+    let decoder = |rng: &mut Rng, out: &mut [u8]| {
+        let at = place(rng, set.lz4);
+        let (record, skip) = ((at / RECORD as u64) as usize, (at % RECORD as u64) as usize);
+        let (out, room) = out.split_at_mut(READ);
+        decompress_head(Compression::Lz4.id(), &packed[record], &mut room[..skip + READ])?;
+        out.copy_from_slice(&room[skip..skip + READ]);
+        black_box(&out);
+        Ok(())
+    };
+    turns.add("decoder alone", 1, decoder);
+    turns.add("beyond, copied, all", set.threads, |rng, out| copy(&file, rng, out));
+    turns.add("decoder alone, all", set.threads, decoder);
+    turns.measure(run, set)?;
+    turns.tell("lz4", table);
+    let ratio = turns.ratio("beyond, copied", "decoder alone");
+    let what = "8 KiB reads of lz4 records, 8 times the front / decoder alone";
+    run.report.at_least(what, ratio, 0.9);
+    let ratio = turns.ratio("beyond, copied, all", "decoder alone, all");
+    run.report.at_least(format!("the same, {} threads", set.threads), ratio, 0.9);
+    let (now, reads) = (rig.stats(), rig.disk().reads - disk.reads);
+    let nice = cenote::props::nicebytes;
+    run.report.notes.push(format!(
+        "beyond: {} stored, {} as the cache holds it, {} for copies; in the cache {} compressed and {} of copies; \
+         {} hits decompressed, {reads} reads of the disk",
+        nice(stored),
+        nice(stored.max(held)),
+        nice(front),
+        nice(now.compressed_size),
+        nice(now.overhead_size),
+        now.forms.decompressed.saturating_sub(stats.forms.decompressed)
+    ));
+    Ok(())
+}
+
+/// The records as the disk has them.
+fn pack(run: &mut Run, content: &Content, size: u64) -> Result<Vec<Box<[u8]>>, Stop> {
+    let (mut plain, mut room) = (vec![0; RECORD], vec![0; RECORD]);
+    let mut packed = Vec::new();
+    for n in 0..size / RECORD as u64 {
+        run.step("compressing", (n * RECORD as u64) >> 20, size >> 20)?;
+        content.fill(n * RECORD as u64, &mut plain);
+        let len = compress(Compression::Lz4, &plain, &mut room);
+        let len = len.ok_or_else(|| Error::bug("the sample does not compress"))?;
+        packed.push(room[..len].into());
+    }
+    Ok(packed)
+}
+
+fn host_open(path: &Path) -> Result<HostFile> {
+    HostFile::open(path).map_err(|e| Error::io("cannot open", e).on_path(path.to_string_lossy()))
+}
+
+/// A file of the same size in another file system.
+fn peer(run: &mut Run, set: &Setup, dir: &Path) -> Result<ScratchFile, Stop> {
+    lab::check_space(dir, set.size)?;
+    let path = dir.join(format!("cenote-bench-{}.tmp", std::process::id()));
+    let failed = |e| Error::io("cannot write", e).on_path(path.to_string_lossy());
+    let made = ScratchFile::new(path.clone());
+    let mut file = HostFile::create_new(&path).map_err(failed)?;
+    let (noise, mut block) = (Content::noise(1), vec![0; 1 << 20]);
+    let mut at = 0;
+    while at < set.size {
+        run.step("writing beside the mount, MiB", at >> 20, set.size >> 20)?;
+        let len = (set.size - at).min(1 << 20) as usize;
+        noise.fill(at, &mut block[..len]);
+        file.write_all(&block[..len]).map_err(failed)?;
+        at += len as u64;
+    }
+    file.sync_all().map_err(failed)?;
+    Ok(made)
+}
+
+/// Through the mount, beside other file systems.
+fn mounted(run: &mut Run, set: &Setup, rig: &Rig, table: &mut Table) -> Result<(), Stop> {
+    // One mount with the kernel's cache and one without, over the same engine.
+    let mounts = match rig.mount(false).and_then(|m| Ok((m, rig.mount(true)?))) {
+        Ok(mounts) => mounts,
+        Err(e) => {
+            run.report.notes.push(format!("not mounted: {e}"));
+            return Ok(());
+        }
+    };
+    let work = rig.work().to_owned();
+    let beside = peer(run, set, &work)?;
+    let other = run.args.text("--peer-dir").map(Path::new).map(Path::to_owned);
+    let other = other.map(|dir| peer(run, set, &dir)).transpose()?;
+    let mut files = vec![
+        ("mount", host_open(&mounts.0.path().join("small"))?),
+        // Last of the two, since the first leaves to the kernel what it has read.
+        ("mount, direct_io", host_open(&mounts.1.path().join("small"))?),
+        ("local disk", host_open(beside.path())?),
+    ];
+    if let Some(other) = &other {
+        files.push(("peer", host_open(other.path())?));
+    }
+    let mut block = vec![0; 1 << 20];
+    for (name, file) in &files {
+        let mut at = 0;
+        while at < set.size {
+            run.step(&format!("reading once: {name}"), at >> 20, set.size >> 20)?;
+            let len = (set.size - at).min(1 << 20) as usize;
+            let failed = |e| Error::io("cannot read", e);
+            file.read_exact_at(&mut block[..len], at).map_err(failed)?;
+            at += len as u64;
+        }
+    }
+    let mut turns = Turns::default();
+    for (name, file) in &files {
+        let read = move |rng: &mut Rng, out: &mut [u8]| {
+            let at = place(rng, set.size);
+            file.read_exact_at(&mut out[..READ], at).map_err(|e| Error::io("cannot read", e))
+        };
+        turns.add(*name, 1, read);
+        turns.add(format!("{name}, all"), set.threads, read);
+    }
+    turns.measure(run, set)?;
+    turns.tell("mount", table);
+    drop(turns);
+    // Open files would keep the mounts busy.
+    drop(files);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_taken_within_a_turn() {
+        let mut turns = Turns::default();
+        for name in ["a", "b"] {
+            turns.add(name, 1, |_, _| Ok(()));
+        }
+        turns.0[0].rates = vec![10.0, 40.0, 90.0];
+        turns.0[1].rates = vec![10.0, 20.0, 30.0];
+        assert_eq!(turns.ratio("a", "b"), 2.0);
+        assert_eq!(turns.rate("a"), 40.0);
+        assert!(turns.ratio("a", "c").is_nan());
+    }
+
+    #[test]
+    fn a_rate_counts_all_threads_and_passes_errors_on() {
+        let count = AtomicU64::new(0);
+        let mut turns = Turns::default();
+        turns.add("counts", 3, |_, _| {
+            count.fetch_add(1, Relaxed);
+            Ok(())
+        });
+        turns.add("fails", 2, |_, _| Err(Error::invalid("no")));
+        let time = Duration::from_millis(20);
+        let rate = super::rate(&turns.0[0], time, 0).unwrap();
+        let counted = count.load(Relaxed) as f64;
+        assert!(rate > 0.0 && counted >= 3.0 * BATCH as f64, "{rate} {counted}");
+        assert!(rate <= counted / 0.02, "{rate} {counted}");
+        assert!(super::rate(&turns.0[1], time, 0).is_err());
+    }
+
+    #[test]
+    fn packed_records_unpack_to_the_content() {
+        let content = Content::half();
+        let mut block = vec![0; RECORD];
+        for n in 0..20u64 {
+            content.fill(n * RECORD as u64, &mut block);
+            let mut packed = vec![0; RECORD];
+            let len = compress(Compression::Lz4, &block, &mut packed).unwrap();
+            let mut head = vec![0; 3 * READ];
+            decompress_head(Compression::Lz4.id(), &packed[..len], &mut head).unwrap();
+            assert!(head == block[..3 * READ]);
+        }
+    }
+}

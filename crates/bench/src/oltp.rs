@@ -1,0 +1,443 @@
+//! What a database sees: pages read and written at random, commits between.
+//!
+//! # Theory
+//! Clients read and write pages of one file through a mount that the kernel caches
+//! nothing of, so that what is measured is the engine and its devices. Each round is made
+//! of three parts, each after a fresh import, so with an empty cache:
+//!
+//! * `reads`: every page at most once. Device bytes for each byte that was asked for: 1 and
+//!   the block pointers where records have the size of pages; 16 where a record is 128 KiB
+//!   and a page 8. A prefetcher that mistook random reads for a stream would show here.
+//! * `writes`: pages that are not in memory, with commits. What the engine has to read
+//!   for them: nothing but block pointers where a record is a page, and else each record.
+//! * `transactions`: two pages read, one written, and a commit after so many of these:
+//!   an `O_DSYNC` write, or `fsync`.
+//!
+//! Processor time is that of this process: the clients, the mount, the engine.
+//!
+//! With `--depths` another table has random reads of many threads in process, past the
+//! mount, with one fixed depth of the device's queue after the other and with the depth that
+//! the queue finds by itself, in turns whose order rotates; ratios are taken inside a turn.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use base::rt::{self, Mutex};
+use base::{Error, Result};
+use cenote::Io;
+use rustix::fs::OFlags;
+
+use super::args::opt;
+use super::frame::{Cell, Table};
+use super::sample::{Content, Rng, Scatter, median};
+use super::sync::{Figures, p99};
+use super::sync_rig::{DATASET, Rig};
+use super::tidy::{self, Mounted, Scratch};
+use super::write_rig::cpu;
+use super::{Bench, Run, Stop};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "oltp",
+    about: "random pages read and written through a mount, with commits",
+    words: "",
+    options: &[&[
+        opt("--dir", "DIR", "where the image is made ($TMPDIR)"),
+        opt("--file", "SIZE", "bytes of the file (512M)"),
+        opt("--arc", "SIZE", "the cache's limit (128M)"),
+        opt("--page", "SIZE", "bytes of a page (8K)"),
+        opt("--records", "LIST", "record sizes (8K,128K)"),
+        opt("--clients", "N", "threads that ask (8)"),
+        opt("--reads", "N", "pages read before one is written (2)"),
+        opt("--commit", "N", "writes between two fsyncs of a client; 0: all O_DSYNC (0)"),
+        opt("--count", "N", "pages or transactions of a part (8000)"),
+        opt("--rounds", "N", "rounds (3)"),
+        opt("--depths", "LIST", "also random reads by depth of the queue: 1,4,16,..."),
+        opt("--time", "TIME", "of one depth in one turn (0.5)"),
+    ]],
+    run,
+};
+
+type Out<T> = std::result::Result<T, Stop>;
+/// Name of the file.
+const FILE: &str = "table";
+/// Bytes of a write when the file is made.
+const LARGE: usize = 1 << 20;
+/// Threads that read in the table of depths.
+const READERS: usize = 64;
+
+struct Setup {
+    dir: PathBuf,
+    file: u64,
+    arc: u64,
+    page: u64,
+    clients: usize,
+    reads: u64,
+    commit: u64,
+    count: u64,
+    rounds: u64,
+}
+
+/// The numbers of an option, or others.
+fn list(run: &Run, name: &str, otherwise: &str) -> Out<Vec<u64>> {
+    let text = run.args.text(name).unwrap_or(otherwise);
+    let one = |word| cenote::props::parse_size(word).ok().filter(|n| *n > 0);
+    let all: Option<Vec<u64>> = text.split(',').map(one).collect();
+    all.ok_or_else(|| Stop::usage(format!("{name}: '{text}' is no list of numbers")))
+}
+
+fn run(run: &mut Run) -> Out<()> {
+    let args = &run.args;
+    args.no_rest()?;
+    let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
+    let scratch = Scratch::new(&dir)?;
+    let set = Setup {
+        dir: scratch.path().to_owned(),
+        file: args.size("--file", 512 << 20, 4 << 20..=1 << 40)?.next_multiple_of(1 << 20),
+        arc: args.size("--arc", 128 << 20, 1 << 20..=1 << 40)?,
+        page: args.size("--page", 8 << 10, 512..=1 << 20)?,
+        clients: args.count("--clients", 8, 1..=1024)? as usize,
+        reads: args.count("--reads", 2, 0..=1000)?,
+        commit: args.count("--commit", 0, 0..=1 << 30)?,
+        count: args.count("--count", 8000, 16..=1 << 40)?,
+        rounds: args.count("--rounds", 3, 1..=1000)?,
+    };
+    let time = args.time("--time", Duration::from_millis(500))?;
+    let records = list(run, "--records", "8K,128K")?;
+    let depths = match run.args.text("--depths") {
+        Some(_) => list(run, "--depths", "")?,
+        None => Vec::new(),
+    };
+    if let Some(bad) =
+        records.iter().find(|r| !r.is_power_of_two() || !(512..=16 << 20).contains(*r))
+    {
+        return Err(Stop::usage(format!("--records: {bad} is no record size")));
+    }
+    run.report.set("file", Cell::Bytes(set.file));
+    run.report.set("arc", Cell::Bytes(set.arc));
+    run.report.set("page", Cell::Bytes(set.page));
+    run.report.set("clients", Cell::Count(set.clients as u64));
+    run.report.set("reads for a write", Cell::Count(set.reads));
+    run.report.set("writes for a commit", Cell::Count(set.commit.max(1)));
+    for record in records {
+        fill(run, &set, record)?;
+        rounds(run, &set, record)?;
+        if !depths.is_empty() {
+            by_depth(run, &set, record, &depths, time)?;
+        }
+    }
+    Ok(())
+}
+
+fn failed(e: std::io::Error) -> Error {
+    Error::io("the mount failed", e)
+}
+
+/// A pool whose file is written once, nothing of it in memory.
+fn fill(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
+    let rig = Rig::new(&set.dir, set.file * 3 + (512 << 20), record)?;
+    let file = rig.file(FILE)?;
+    let (content, mut data) = (Content::noise(1), vec![0; LARGE]);
+    for at in (0..set.file).step_by(LARGE) {
+        run.step("making the file, MiB", at >> 20, set.file >> 20)?;
+        content.fill(at, &mut data);
+        rig.write(file, at, &data)?;
+    }
+    rig.writer()?.sync()?;
+    Ok(())
+}
+
+/// What devices and cache did, as sums.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    read: u64,
+    written: u64,
+    /// Reads that the device did for several requests, and all.
+    merged: u64,
+    reads: u64,
+    /// Blocks of data, and of metadata, that were not in memory.
+    data: u64,
+    metadata: u64,
+    cpu: Duration,
+}
+
+impl Counts {
+    fn of(rig: &Rig) -> Result<Counts> {
+        let mut counts = Counts { cpu: cpu(), ..Counts::default() };
+        let tree = rig.writer()?.zio().tree();
+        for (id, leaf) in tree.leaves() {
+            if let Some(device) = leaf.device() {
+                let stats = device.stats().snapshot();
+                counts.read += stats.bytes_read;
+                counts.written += stats.bytes_written;
+                counts.reads += stats.reads;
+            }
+            let classes = tree.io_detail(id).by_class;
+            let merged = |class: usize| classes[class].merged.iter().sum::<u64>();
+            counts.merged += merged(0) + merged(2);
+        }
+        let stats = rig.engine.arc_stats();
+        counts.data = stats.demand_data.misses + stats.prefetch_data.misses;
+        counts.metadata = stats.demand_metadata.misses + stats.prefetch_metadata.misses;
+        Ok(counts)
+    }
+
+    fn since(self, before: Counts) -> Counts {
+        Counts {
+            read: self.read - before.read,
+            written: self.written - before.written,
+            merged: self.merged - before.merged,
+            reads: self.reads - before.reads,
+            data: self.data - before.data,
+            metadata: self.metadata - before.metadata,
+            cpu: self.cpu.saturating_sub(before.cpu),
+        }
+    }
+}
+
+/// What the clients of one part do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Reads,
+    Writes,
+    Transactions,
+}
+
+/// What came of it.
+struct Went {
+    each: Vec<Duration>,
+    time: Duration,
+    counts: Counts,
+}
+
+/// One client's file, and how it commits.
+struct Client<'a> {
+    set: &'a Setup,
+    file: File,
+    unsynced: u64,
+    page: Vec<u8>,
+}
+
+impl Client<'_> {
+    fn read(&mut self, page: u64) -> std::io::Result<()> {
+        self.file.read_exact_at(&mut self.page, page * self.set.page)
+    }
+
+    fn write(&mut self, page: u64) -> std::io::Result<()> {
+        self.page[..8].copy_from_slice(&page.to_le_bytes());
+        self.file.write_all_at(&self.page, page * self.set.page)?;
+        self.unsynced += 1;
+        if self.set.commit > 0 && self.unsynced >= self.set.commit {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> std::io::Result<()> {
+        self.unsynced = 0;
+        self.file.sync_data()
+    }
+}
+
+/// Imports the pool with an empty cache, mounts it, and has the clients do their part.
+fn part(set: &Setup, part: Part, seed: u64) -> Out<Went> {
+    let rig = Rig::import_with(&set.dir, Some(set.arc))?;
+    let mounted = Mounted::new(&rig.pool.dataset(DATASET)?, &set.dir, true)?;
+    let path = mounted.path().join(FILE);
+    let (pages, next) = (set.file / set.page, AtomicU64::new(0));
+    let scatter = Scatter::new(pages);
+    let each = Mutex::new(Vec::with_capacity(set.count as usize));
+    let error = Mutex::new(None);
+    let work = |t: usize| -> std::io::Result<()> {
+        let sync = if set.commit == 0 { OFlags::DSYNC.bits() as i32 } else { 0 };
+        let file = OpenOptions::new().read(true).write(true).custom_flags(sync).open(&path)?;
+        let mut client = Client { set, file, unsynced: 0, page: vec![t as u8; set.page as usize] };
+        let (mut rng, mut own) = (Rng::new(seed * 1024 + t as u64), Vec::new());
+        while !tidy::interrupted() {
+            let n = next.fetch_add(1, Relaxed);
+            if n >= set.count {
+                break;
+            }
+            let began = rt::now();
+            match part {
+                // Not the same places in each round, but each at most once.
+                Part::Reads => client.read(scatter.place((n + seed * set.count) % pages))?,
+                Part::Writes => client.write(scatter.place((n + seed * set.count) % pages))?,
+                Part::Transactions => {
+                    (0..set.reads).try_for_each(|_| client.read(rng.below(pages)))?;
+                    client.write(rng.below(pages))?;
+                }
+            }
+            own.push(began.elapsed());
+        }
+        if client.unsynced > 0 {
+            client.commit()?;
+        }
+        each.lock().append(&mut own);
+        Ok(())
+    };
+    let (before, began) = (Counts::of(&rig)?, rt::now());
+    rt::fan_out(set.clients, |t| {
+        if let Err(e) = work(t) {
+            error.lock().get_or_insert(e);
+        }
+    });
+    let time = began.elapsed();
+    if let Some(e) = error.into_inner() {
+        return Err(failed(e).into());
+    }
+    // Bytes of the groups that are still to be written belong to it.
+    rig.writer()?.sync()?;
+    let counts = Counts::of(&rig)?.since(before);
+    drop(mounted);
+    Ok(Went { each: each.into_inner(), time, counts })
+}
+
+fn rounds(run: &mut Run, set: &Setup, record: u64) -> Out<()> {
+    let mut f = Figures::default();
+    let pages = (set.count.min(set.file / set.page)) as f64;
+    let bytes = pages * set.page as f64;
+    for round in 0..set.rounds {
+        run.step(&format!("records of {}", cenote::props::nicebytes(record)), round, set.rounds)?;
+        let went = part(set, Part::Reads, round)?;
+        let c = went.counts;
+        f.add("reads: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
+        f.add("reads: device bytes a byte", c.read as f64 / bytes);
+        f.add("reads: device operations a page", c.reads as f64 / pages);
+        f.add("reads: operations merged, %", 100.0 * c.merged as f64 / (c.reads as f64).max(1.0));
+        let went = part(set, Part::Writes, round)?;
+        let c = went.counts;
+        f.add("writes: pages/s", went.each.len() as f64 / went.time.as_secs_f64());
+        f.add("writes: data blocks read a write", c.data as f64 / pages);
+        f.add("writes: metadata blocks read a write", c.metadata as f64 / pages);
+        f.add("writes: device bytes a byte", c.written as f64 / bytes);
+        let mut went = part(set, Part::Transactions, round)?;
+        let (c, n) = (went.counts, went.each.len() as f64);
+        let wrote = n * set.page as f64;
+        f.add("transactions/s", n / went.time.as_secs_f64());
+        f.add("p99, ms", p99(&mut went.each));
+        f.add("CPU a transaction, us", c.cpu.as_secs_f64() * 1e6 / n);
+        let asked = (wrote * set.reads as f64).max(1.0);
+        f.add("device bytes read a byte read", c.read as f64 / asked);
+        f.add("device bytes written a byte written", c.written as f64 / wrote);
+    }
+    if record == set.page {
+        let read = f.median("reads: device bytes a byte");
+        run.report.at_most("record is page: device bytes a byte read", read, 1.15);
+        let caused = f.median("writes: data blocks read a write");
+        run.report.at_most("record is page: data blocks read a write", caused, 0.0);
+    }
+    f.end(name_of(record), run);
+    Ok(())
+}
+
+/// Tables want names that stay.
+fn name_of(record: u64) -> &'static str {
+    const NAMES: [&str; 16] = [
+        "records 512",
+        "records 1K",
+        "records 2K",
+        "records 4K",
+        "records 8K",
+        "records 16K",
+        "records 32K",
+        "records 64K",
+        "records 128K",
+        "records 256K",
+        "records 512K",
+        "records 1M",
+        "records 2M",
+        "records 4M",
+        "records 8M",
+        "records 16M",
+    ];
+    NAMES.get((record.ilog2() as usize).saturating_sub(9)).copied().unwrap_or("records")
+}
+
+/// Reads a second of many threads for a time.
+fn reads(rig: &Rig, set: &Setup, time: Duration, seed: u64) -> Out<f64> {
+    let id = rig.fs.walk(FILE.as_bytes(), Io::WAIT)?;
+    let file = rig.fs.open_file(id, Io::WAIT)?;
+    let (done, error) = (AtomicU64::new(0), Mutex::new(None));
+    let began = rt::now();
+    rt::fan_out(READERS, |t| {
+        let mut rng = Rng::new(seed * READERS as u64 + t as u64);
+        let mut page = vec![0; set.page as usize];
+        while began.elapsed() < time && !tidy::interrupted() {
+            let at = rng.below(set.file / set.page) * set.page;
+            match file.read_at(at, &mut page, Io::WAIT) {
+                Ok(_) => done.fetch_add(1, Relaxed),
+                Err(e) => {
+                    error.lock().get_or_insert(e);
+                    return;
+                }
+            };
+        }
+    });
+    match error.into_inner() {
+        Some(e) => Err(e.into()),
+        None => Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64()),
+    }
+}
+
+/// The queue's depth: fixed, or none for the one that it finds.
+fn set_depth(rig: &Rig, depth: Option<u64>) -> Result<()> {
+    let set = |name: &str, value: &str| cenote::tune::find(name)?.set(&rig.engine, value);
+    set("zfs_vdev_adaptive_depth", if depth.is_none() { "on" } else { "off" })?;
+    // Back at its default the class is free again.
+    let depth = depth.unwrap_or(10).to_string();
+    set("zfs_vdev_sync_read_max_active", &depth)
+}
+
+fn by_depth(run: &mut Run, set: &Setup, record: u64, depths: &[u64], time: Duration) -> Out<()> {
+    let rig = Rig::import_with(&set.dir, Some(set.arc.min(set.file / 8).max(1 << 20)))?;
+    let mut all: Vec<Option<u64>> = depths.iter().map(|d| Some(*d)).collect();
+    all.push(None);
+    let mut rates: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
+    // Block pointers come into memory, and the queue finds a first depth.
+    set_depth(&rig, None)?;
+    reads(&rig, set, 3 * time, 0)?;
+    for round in 0..set.rounds {
+        for i in 0..all.len() {
+            let n = (i + round as usize) % all.len();
+            run.step("depths", round, set.rounds)?;
+            set_depth(&rig, all[n])?;
+            rates[n].push(reads(&rig, set, time, 1 + round)?);
+        }
+    }
+    let mut table = Table::new(
+        "depths",
+        &[
+            ("record", "RECORD"),
+            ("depth", "DEPTH"),
+            ("reads_per_second", "READS/S"),
+            ("own", "OWN / THIS"),
+        ],
+    );
+    let own = rates.last().cloned().unwrap_or_default();
+    let mut best: (f64, f64) = (0.0, f64::NAN);
+    for (depth, rates) in all.iter().zip(&rates) {
+        let ratio = median(own.iter().zip(rates).map(|(own, this)| own / this));
+        let rate = median(rates.iter().copied());
+        if let (Some(_), Some(rate), Some(ratio)) = (depth, rate, ratio)
+            && rate > best.0
+        {
+            best = (rate, ratio);
+        }
+        let depth = depth.map_or_else(|| "own".to_owned(), |d| d.to_string());
+        table.rows.push(vec![
+            Cell::Bytes(record),
+            depth.as_str().into(),
+            Cell::real(rate),
+            Cell::real(ratio),
+        ]);
+    }
+    let found = rig.writer()?.zio().tree().queue_depths();
+    let found: Vec<String> = found.iter().map(|(_, d)| d[0].1.to_string()).collect();
+    run.report.notes.push(format!("depth found for reads: {}", found.join(", ")));
+    run.report.at_least(format!("{}: own depth / best fixed", name_of(record)), best.1, 0.95);
+    run.report.tables.push(table);
+    Ok(())
+}

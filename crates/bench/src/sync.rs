@@ -1,0 +1,346 @@
+//! Synchronous writes: their rate beside `fio`'s, what they cost the device, how long they
+//! take beside a stream, and how long a replay takes.
+//!
+//! # Theory
+//! A cell is a word; without one all run. `fio` writes and syncs blocks one by one in a file
+//! that was written before; in turns with it one writer, and eight, write and `fsync` blocks
+//! of the same size through the public library, in files that were written before, too. The
+//! ratio is taken inside a turn. Flushes are counted at the device; `fio` makes one a write.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::ObjectId;
+use base::rt::{self, Mutex};
+
+use super::args::opt;
+use super::frame::{Cell, Table};
+use super::sample::median;
+use super::sync_rig::{Counts, Rig, fio, image};
+use super::tidy::{self, Scratch};
+use super::write_rig::{preallocate, rss};
+use super::{Bench, Run, Stop};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "sync",
+    about: "synchronous writes and replays, beside fio's write and fdatasync",
+    words: "[rate | bytes | beside | replay]...",
+    options: &[&[
+        opt("--dir", "DIR", "where the files are made ($TMPDIR)"),
+        opt("--file", "SIZE", "bytes of the pool's file (4G)"),
+        opt("--rounds", "N", "turns (7)"),
+        opt("--writes", "N", "writes of a turn (2000)"),
+        opt("--block", "SIZE", "bytes of a write (8K)"),
+        opt("--stream", "SIZE", "bytes of the unsynced stream (1G)"),
+        opt("--records", "N", "records that are replayed (1000000)"),
+    ]],
+    run,
+};
+
+type Out<T> = Result<T, Stop>;
+type Named = (&'static str, fn(&mut Run, &Setup) -> Out<()>);
+const CELLS: [Named; 4] =
+    [("rate", rate), ("bytes", bytes), ("beside", beside), ("replay", replay)];
+const COLUMNS: [(&str, &str); 5] = [
+    ("figure", "FIGURE"),
+    ("median", "MEDIAN"),
+    ("least", "LEAST"),
+    ("most", "MOST"),
+    ("turns", "TURNS"),
+];
+/// Writers of the second figure.
+const MANY: usize = 8;
+/// Records in a commit of the log that is replayed.
+const BATCH: u64 = 1000;
+
+struct Setup {
+    dir: PathBuf,
+    file: u64,
+    rounds: u64,
+    writes: u64,
+    block: u64,
+    stream: u64,
+    records: u64,
+}
+
+fn run(run: &mut Run) -> Out<()> {
+    let args = &run.args;
+    let sizes = 64 << 20..=1 << 40;
+    let dir = args.text("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
+    let scratch = Scratch::new(&dir)?;
+    let set = Setup {
+        dir: scratch.path().to_owned(),
+        file: args.size("--file", 4 << 30, sizes.clone())?,
+        rounds: args.count("--rounds", 7, 1..=1000)?,
+        writes: args.count("--writes", 2000, 100..=1 << 30)?,
+        block: args.size("--block", 8 << 10, 512..=1 << 20)?,
+        stream: args.size("--stream", 1 << 30, 1 << 20..=1 << 40)?,
+        records: args.count("--records", 1_000_000, 1000..=1 << 30)?,
+    };
+    let words = run.args.rest.clone();
+    if let Some(word) = words.iter().find(|w| !CELLS.iter().any(|c| c.0 == *w)) {
+        return Err(Stop::usage(format!("unexpected word '{word}'")));
+    }
+    run.report.set("bytes of a write", Cell::Bytes(set.block));
+    run.report.set("writes of a turn", Cell::Count(set.writes));
+    for (name, cell) in CELLS {
+        if words.is_empty() || words.iter().any(|w| w == name) {
+            cell(run, &set)?;
+        }
+    }
+    Ok(())
+}
+
+/// Figures of several turns.
+#[derive(Default)]
+pub(super) struct Figures {
+    rows: Vec<(&'static str, Vec<f64>)>,
+}
+
+impl Figures {
+    pub(super) fn add(&mut self, figure: &'static str, value: f64) {
+        match self.rows.iter_mut().find(|r| r.0 == figure) {
+            Some(row) => row.1.push(value),
+            None => self.rows.push((figure, vec![value])),
+        }
+    }
+
+    pub(super) fn median(&self, figure: &str) -> f64 {
+        let row = self.rows.iter().find(|r| r.0 == figure);
+        row.and_then(|r| median(r.1.iter().copied())).unwrap_or(f64::NAN)
+    }
+
+    pub(super) fn end(self, name: &'static str, run: &mut Run) {
+        let mut table = Table::new(name, &COLUMNS);
+        for (figure, values) in self.rows {
+            table.rows.push(vec![
+                figure.into(),
+                Cell::real(median(values.iter().copied())),
+                Cell::Real(values.iter().copied().fold(f64::INFINITY, f64::min)),
+                Cell::Real(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+                Cell::Count(values.len() as u64),
+            ]);
+        }
+        run.report.tables.push(table);
+    }
+}
+
+/// A file of blocks that were written once and are on disk.
+fn written(rig: &Rig, name: &str, blocks: u64, data: &[u8]) -> Out<ObjectId> {
+    let file = rig.file(name)?;
+    (0..blocks).try_for_each(|i| rig.write(file, i * data.len() as u64, data))?;
+    rig.writer()?.sync()?;
+    rig.fs.fsync(file)?;
+    Ok(file)
+}
+
+/// Writes and syncs blocks, each writer in its file; how long it took all of them.
+fn durable(rig: &Rig, files: &[ObjectId], count: u64, data: &[u8]) -> Out<Duration> {
+    let failed = Mutex::new(None);
+    let began = rt::now();
+    rt::fan_out(files.len(), |t| {
+        for i in 0..count {
+            let done = rig
+                .write(files[t], i * data.len() as u64, data)
+                .and_then(|()| rig.fs.fsync(files[t]));
+            if let Err(e) = done {
+                failed.lock().get_or_insert(e);
+            }
+            if tidy::interrupted() {
+                return;
+            }
+        }
+    });
+    let time = began.elapsed();
+    failed.into_inner().map_or(Ok(time), |e| Err(e.into()))
+}
+
+fn block(set: &Setup) -> Vec<u8> {
+    (0..set.block).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 7) as u8).collect()
+}
+
+fn rate(run: &mut Run, set: &Setup) -> Out<()> {
+    let data = block(set);
+    let peer = set.dir.join("fio.img");
+    let bytes = (set.writes * set.block).next_multiple_of(1 << 20);
+    preallocate(&peer, bytes)?;
+    let rig = Rig::new(&set.dir, set.file, set.block)?;
+    let each = set.writes / MANY as u64;
+    let one = [written(&rig, "one", set.writes, &data)?];
+    let many: Vec<ObjectId> =
+        (0..MANY).map(|t| written(&rig, &format!("many-{t}"), each, &data)).collect::<Out<_>>()?;
+    let mut f = Figures::default();
+    for turn in 0..set.rounds {
+        run.step("rate", turn, set.rounds)?;
+        let disk = fio(&peer, bytes, set.block, set.writes);
+        let counted = |files: &[ObjectId], count: u64| -> Out<(f64, Counts)> {
+            let before = rig.counts()?;
+            let time = durable(&rig, files, count, &data)?;
+            let writes = count * files.len() as u64;
+            Ok((writes as f64 / time.as_secs_f64(), rig.counts()?.since(before)))
+        };
+        let (alone, counts) = counted(&one, set.writes)?;
+        f.add("one writer, writes/s", alone);
+        f.add("one writer, flushes a write", counts.flushes as f64 / set.writes as f64);
+        if let Some(disk) = disk {
+            f.add("fio, writes/s", disk);
+            f.add("one writer / fio", alone / disk);
+        }
+        let (together, counts) = counted(&many, each)?;
+        f.add("eight writers, writes/s", together);
+        let writes = (each * MANY as u64) as f64;
+        f.add("eight writers, flushes a write", counts.flushes as f64 / writes);
+        f.add("eight writers / one", together / alone);
+    }
+    run.report.at_least("rate: one writer / fio", f.median("one writer / fio"), 0.9);
+    run.report.at_least("rate: eight writers / one", f.median("eight writers / one"), 3.0);
+    f.end("rate", run);
+    Ok(())
+}
+
+fn bytes(run: &mut Run, set: &Setup) -> Out<()> {
+    let data = block(set);
+    let rig = Rig::new(&set.dir, set.file, set.block)?;
+    let file = written(&rig, "file", set.writes, &data)?;
+    let mut f = Figures::default();
+    for turn in 0..set.rounds {
+        run.step("bytes", turn, set.rounds)?;
+        rig.writer()?.sync()?;
+        let before = rig.counts()?;
+        durable(&rig, &[file], set.writes, &data)?;
+        rig.writer()?.sync()?;
+        let went = rig.counts()?.since(before);
+        let each = |n: u64| n as f64 / set.writes as f64;
+        f.add("bytes on the log a write", each(went.log));
+        f.add("bytes on the device a write, with its group", each(went.device));
+        f.add("blocks a write", each(went.blocks));
+    }
+    let most = (set.block + (4 << 10)) as f64;
+    run.report.at_most("bytes: on the log a write", f.median("bytes on the log a write"), most);
+    f.end("bytes", run);
+    Ok(())
+}
+
+/// The 99th of a hundred, milliseconds.
+pub(super) fn p99(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    let at = (times.len() * 99 / 100).min(times.len().saturating_sub(1));
+    times.get(at).map_or(f64::NAN, |t| t.as_secs_f64() * 1e3)
+}
+
+fn beside(run: &mut Run, set: &Setup) -> Out<()> {
+    let data = block(set);
+    let rig = Rig::new(&set.dir, set.file, 128 << 10)?;
+    let file = written(&rig, "file", set.writes, &data)?;
+    let bulk = rig.file("stream")?;
+    let large = vec![5; 1 << 20];
+    let mut f = Figures::default();
+    for turn in 0..set.rounds {
+        run.step("beside", turn, set.rounds)?;
+        rig.writer()?.sync()?;
+        let timed = |i: u64| -> Out<Duration> {
+            rig.write(file, i % set.writes * set.block, &data)?;
+            let began = rt::now();
+            rig.fs.fsync(file)?;
+            Ok(began.elapsed())
+        };
+        let mut quiet = (0..set.writes).map(timed).collect::<Out<Vec<_>>>()?;
+        let (going, failed) = (Mutex::new(true), Mutex::new(None));
+        let times = Mutex::new(Vec::new());
+        rt::fan_out(2, |t| {
+            if t == 0 {
+                let blocks = 0..set.stream >> 20;
+                let done = blocks.into_iter().try_for_each(|i| rig.write(bulk, i << 20, &large));
+                *going.lock() = false;
+                if let Err(e) = done {
+                    failed.lock().get_or_insert(Stop::from(e));
+                }
+                return;
+            }
+            // One at least: a short stream may be over before this thread is on.
+            for i in 0.. {
+                match timed(i) {
+                    Ok(time) => times.lock().push(time),
+                    Err(e) => {
+                        failed.lock().get_or_insert(e);
+                        return;
+                    }
+                }
+                if !*going.lock() {
+                    return;
+                }
+            }
+        });
+        if let Some(e) = failed.into_inner() {
+            return Err(e);
+        }
+        let mut loud = times.into_inner();
+        f.add("syncs beside the stream", loud.len() as f64);
+        let (quiet, loud) = (p99(&mut quiet), p99(&mut loud));
+        f.add("p99 alone, ms", quiet);
+        f.add("p99 beside the stream, ms", loud);
+        f.add("p99 beside / alone", loud / quiet);
+    }
+    run.report.at_most("beside: p99 beside / alone", f.median("p99 beside / alone"), 4.0);
+    f.end("beside", run);
+    Ok(())
+}
+
+fn replay(run: &mut Run, set: &Setup) -> Out<()> {
+    let rig = Rig::new(&set.dir, set.file, 128 << 10)?;
+    let file = rig.file("file")?;
+    rig.fs.fsync(file)?;
+    rig.writer()?.sync()?;
+    rig.no_groups()?;
+    let before = rig.counts()?;
+    let data = [3; 100];
+    for i in 0..set.records {
+        rig.write(file, i * data.len() as u64, &data)?;
+        if (i + 1).is_multiple_of(BATCH) || i + 1 == set.records {
+            rig.fs.fsync(file)?;
+            run.step("replay: writing", i, set.records)?;
+        }
+    }
+    let log = rig.counts()?.since(before).log;
+    // What is there now is what a power cut leaves.
+    let cut = Scratch::new(&set.dir)?;
+    let failed = |e| base::Error::io("cannot copy the image", e);
+    std::fs::copy(image(&set.dir), image(cut.path())).map_err(failed)?;
+    drop(rig);
+    run.step("replay", 0, 0)?;
+    let memory = rss();
+    let most = Mutex::new(memory);
+    let going = Mutex::new(true);
+    let out = Mutex::new(None);
+    rt::fan_out(2, |t| {
+        if t == 0 {
+            let began = rt::now();
+            let rig = Rig::import(cut.path());
+            *out.lock() = Some(rig.map(|rig| (rig, began.elapsed())));
+            *going.lock() = false;
+            return;
+        }
+        while *going.lock() {
+            let now = rss();
+            let mut most = most.lock();
+            *most = now.max(*most);
+            drop(most);
+            rt::sleep(Duration::from_millis(5));
+        }
+    });
+    let done = out.into_inner().ok_or_else(|| base::Error::bug("no replay"))?;
+    let (rig, time) = done?;
+    let id = rig.fs.lookup(rig.fs.root(), b"file", cenote::Io::WAIT)?.id;
+    let size = rig.fs.attrs(id, cenote::Io::WAIT)?.size;
+    if size != set.records * data.len() as u64 {
+        return Err(base::Error::corrupt(format!("{size} bytes are there after the replay")).into());
+    }
+    let mut f = Figures::default();
+    f.add("records", set.records as f64);
+    f.add("bytes of the log", log as f64);
+    f.add("seconds to import and replay", time.as_secs_f64());
+    f.add("records a second", set.records as f64 / time.as_secs_f64());
+    f.add("MiB of memory more", most.into_inner().saturating_sub(memory) as f64 / 1048576.0);
+    f.end("replay", run);
+    Ok(())
+}

@@ -1,0 +1,353 @@
+//! Pools that go: exported, destroyed, closed because the daemon ends.
+//!
+//! # Theory
+//! Unmounting and writing the last groups is work beside the thread that was asked for it
+//! ([`super::beside`]). Without force it takes as long as it takes, and the client is told
+//! what is waited for. With force it ends:
+//!
+//! 1. A pool that is suspended, whose device keeps an operation for [`GIVE_UP`], or at
+//!    whose devices nothing happened for [`STALLED`] though it is not closed, is given up:
+//!    everybody who waits for it gets an error, and the work comes to its end.
+//! 2. If it does not within [`LEFT_BEHIND`], a thread of it is in the kernel. The mounts are
+//!    cut, the pool is taken out of the list, and the work is left behind.
+//! 3. If somebody else has the pool's turn and hangs, the same happens to them.
+//!
+//! So force takes at most `STALLED` + `LEFT_BEHIND` after the last sign of life, whatever the
+//! devices do; a healthy pool that has much to write gets the time it needs.
+//!
+//! # What is promised
+//! A pool that was given up is on disk as it was last synced, with its intent logs: giving
+//! it up is a crash (`cenote::opening`), and it is imported as after one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result, rt};
+use cenote::Pool;
+
+use super::beside::{Relay, beside};
+use super::handle::RowListener;
+use super::mounts::Why;
+use super::registry::{Phase, Slot, TurnGuard};
+use super::state::{Listener, Log, State, cannot};
+
+/// An operation that a device keeps so long is given up by force.
+const GIVE_UP: Duration = Duration::from_secs(5);
+/// A pool to which nothing happens for so long is given up by force.
+const STALLED: Duration = Duration::from_secs(30);
+/// How long work may take that only meets errors.
+const LEFT_BEHIND: Duration = Duration::from_secs(3);
+
+/// How long cutting its mounts may take, while somebody waits.
+const CUT: Duration = Duration::from_secs(1);
+
+/// How a pool goes.
+#[derive(Clone)]
+enum Ending {
+    /// Marked exported.
+    Export,
+    /// As it is, to be imported again.
+    Close,
+    /// Marked destroyed; the command for its history.
+    Destroy(Option<String>),
+}
+
+impl Ending {
+    fn verb(&self) -> &'static str {
+        match self {
+            Ending::Destroy(_) => "destroy",
+            Ending::Export | Ending::Close => "export",
+        }
+    }
+}
+
+/// Sees whether something happens to a pool.
+struct Pulse {
+    activity: u64,
+    since: rt::Instant,
+    given_up: Option<rt::Instant>,
+}
+
+impl Pulse {
+    fn new() -> Pulse {
+        Pulse { activity: u64::MAX, since: rt::now(), given_up: None }
+    }
+
+    /// Gives the pool up if it hangs; true if that was so long ago that nothing more comes.
+    fn beat(&mut self, slot: &Slot) -> bool {
+        if let Some(when) = self.given_up {
+            return when.elapsed() > LEFT_BEHIND;
+        }
+        let now = slot.opening().activity();
+        if now != self.activity {
+            (self.activity, self.since) = (now, rt::now());
+        }
+        let silent = slot.opening().silence().is_some_and(|s| s.1 > GIVE_UP);
+        if slot.is_suspended() || silent || self.since.elapsed() > STALLED {
+            slot.give_up();
+            self.given_up = Some(rt::now());
+        }
+        false
+    }
+}
+
+fn below(name: &str) -> impl Fn(&str) -> bool + use<> {
+    let name = name.to_owned();
+    move |n: &str| n.strip_prefix(&name).is_some_and(|r| r.is_empty() || r.starts_with('/'))
+}
+
+impl State {
+    /// Unmounts and closes a pool and forgets it.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn export(
+        self: &Arc<Self>,
+        name: &str,
+        force: bool,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        let slot = self.registry().find(name)?;
+        self.close(&slot, Ending::Export, force, to)?;
+        self.save()
+    }
+
+    /// Unmounts a pool, marks it destroyed and forgets it.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn destroy(
+        self: &Arc<Self>,
+        name: &str,
+        force: bool,
+        command: Option<&str>,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        let slot = self.registry().find(name)?;
+        if slot.pool().is_some_and(|p| p.is_readonly()) {
+            let text = format!("cannot destroy '{name}': pool is read-only");
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        self.close(&slot, Ending::Destroy(command.map(str::to_owned)), force, to)?;
+        self.save()
+    }
+
+    /// The turn of a pool that is to go by force; none if its holder hangs and the pool was
+    /// given up.
+    fn forced_turn(&self, slot: &Arc<Slot>, to: &mut dyn RowListener) -> Option<TurnGuard> {
+        let what = "it is taken away by force";
+        let mut pulse = Pulse::new();
+        loop {
+            if let Some(turn) = slot.turn_within(what, Duration::from_millis(250)) {
+                return Some(turn);
+            }
+            // Nothing was written of a pool that is not there yet.
+            if slot.pool().is_none() {
+                slot.give_up();
+                return slot.turn_within(what, Duration::from_secs(1));
+            }
+            if pulse.beat(slot) {
+                return None;
+            }
+            if let Some((held, time)) = slot.held_for() {
+                let line = format!("'{}': {held}, for {} s", slot.name(), time.as_secs());
+                to.progress(&line, 0, 0);
+            }
+        }
+    }
+
+    /// Gives a pool up; `ending` says how.
+    fn close(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        ending: Ending,
+        force: bool,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        let (name, verb) = (slot.name().to_owned(), ending.verb());
+        if !force && slot.is_suspended() {
+            let text = format!("cannot {verb} '{name}': pool I/O is currently suspended");
+            return Err(Error::new(ErrorKind::Io, text));
+        }
+        // A command that held it may let it go meanwhile.
+        let was_open = slot.pool().is_some();
+        let turn = match force {
+            true => self.forced_turn(slot, to),
+            false => Some(slot.turn(&format!("{verb} is under way"), to)?),
+        };
+        let (Some(turn), Some(pool), false) = (turn, slot.pool(), slot.is_gone()) else {
+            self.let_go(slot);
+            return self.given_up(&name, &ending, was_open, to);
+        };
+        slot.set_phase(Phase::Closing);
+        let mut pulse = Pulse::new();
+        if force {
+            pulse.beat(slot);
+        }
+        let leave = &mut |to: &mut dyn RowListener, _| {
+            if let Some((device, time)) = slot.silence() {
+                let line =
+                    format!("{verb} '{name}': {device} has not answered for {} s", time.as_secs());
+                to.progress(&line, 0, 0);
+            }
+            if force { pulse.beat(slot) } else { to.is_gone() }
+        };
+        let (state, own, how) = (Arc::clone(self), Arc::clone(slot), ending.clone());
+        let done = beside(to, leave, move |relay| {
+            let turn = turn;
+            let done = state.close_steps(turn.slot(), &pool, &how, force, relay);
+            // Its files are closed before the client hears that it is gone.
+            drop(pool);
+            if done.is_ok() {
+                state.let_go(&own);
+            } else {
+                own.set_phase(Phase::Open);
+            }
+            done
+        });
+        let was_given_up = slot.opening().is_given_up();
+        match done {
+            Some(Ok(())) => Ok(()),
+            // What cannot be written is given up only by force; what is in use stays.
+            Some(Err(e)) if !was_given_up => Err(e),
+            None if !force => {
+                let text = format!("{verb} '{name}': interrupted; it goes on by itself");
+                Err(Error::new(ErrorKind::Interrupted, text))
+            }
+            _ => {
+                self.let_go(slot);
+                self.given_up(&name, &ending, true, to)
+            }
+        }
+    }
+
+    /// What is said of a pool that was given up.
+    fn given_up(
+        &self,
+        name: &str,
+        ending: &Ending,
+        was_open: bool,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        self.save()?;
+        match ending {
+            Ending::Destroy(_) if was_open => {
+                let text = format!(
+                    "cannot destroy '{name}': its devices cannot be written; it is gone from \
+                     here, and left as it was last synced"
+                );
+                return Err(Error::new(ErrorKind::Io, text));
+            }
+            _ if was_open => to.remark(format!("'{name}' is left as it was last synced")),
+            _ => to.remark(format!("'{name}' is given up; nothing was written to it")),
+        }
+        Ok(())
+    }
+
+    fn close_steps(
+        &self,
+        slot: &Arc<Slot>,
+        pool: &Arc<Pool>,
+        ending: &Ending,
+        force: bool,
+        to: &mut Relay,
+    ) -> Result<()> {
+        let name = slot.name();
+        if !self.unmount_where(below(name), Why::Exported, force, to) {
+            return Err(Error::busy(match ending {
+                Ending::Destroy(_) => {
+                    format!("could not destroy '{name}': could not unmount datasets")
+                }
+                Ending::Export | Ending::Close => {
+                    format!("cannot export '{name}': pool is busy")
+                }
+            }));
+        }
+        self.forget_volumes(name);
+        let done = match ending {
+            Ending::Export => pool.export(),
+            Ending::Close => pool.close(),
+            Ending::Destroy(command) => {
+                self.engine().destroy_pool(Arc::clone(pool), command.as_deref())
+            }
+        };
+        match done {
+            Err(e) if force && !matches!(ending, Ending::Destroy(_)) => {
+                to.remark(format!("'{name}' is left as it was last synced: {e}"));
+                Ok(())
+            }
+            done => done.map_err(|e| cannot(ending.verb(), name, &e)),
+        }
+    }
+
+    /// Takes a pool out of the list, and what still shows of one that was given up out of
+    /// the way. Its devices may be silent: a thread that nobody waits for does that.
+    pub(super) fn let_go(self: &Arc<Self>, slot: &Arc<Slot>) {
+        if slot.is_gone() {
+            return;
+        }
+        if !slot.opening().is_given_up() {
+            return drop(self.registry().remove(slot));
+        }
+        let left = self.take_mounts(below(slot.name()));
+        let held = self.registry().remove(slot);
+        let (state, name) = (Arc::clone(self), slot.name().to_owned());
+        let rest = move |_: &mut Relay| {
+            left.iter().for_each(|mount| mount.cut());
+            state.forget_volumes(&name);
+            drop((left, held));
+        };
+        // The daemon may end next: its mounts are cut by then, unless that hangs, too.
+        let _cut = beside(&mut Log, &mut |_, quiet| quiet > CUT, rest);
+    }
+
+    /// Closes everything, all pools at once. With `forget` they are not imported again.
+    ///
+    /// # Errors
+    /// The whole message for the user; the pools that could be closed are.
+    pub(crate) fn close_all(
+        self: &Arc<Self>,
+        force: bool,
+        forget: bool,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        let ending = if forget { Ending::Export } else { Ending::Close };
+        // One that cannot be closed keeps the others where they are.
+        let suspended = |slot: &Arc<Slot>| slot.is_suspended();
+        if let Some(slot) = self.registry().all().into_iter().find(|s| !force && suspended(s)) {
+            return self.close(&slot, ending, false, to);
+        }
+        let state = Arc::clone(self);
+        let all = move |relay: &mut Relay| {
+            let close = |slot: Arc<Slot>| {
+                let (state, ending, mut to) = (Arc::clone(&state), ending.clone(), relay.clone());
+                rt::spawn("close", move || state.close(&slot, ending, force, &mut to))
+            };
+            let threads: Vec<_> = state.registry().all().into_iter().map(close).collect();
+            let mut done = Ok(());
+            for thread in threads {
+                let broke = || Err(Error::bug("a thread that closed a pool broke off"));
+                let one = thread.and_then(|t| t.join().unwrap_or_else(broke));
+                if let Err(e) = one {
+                    match done {
+                        Ok(()) => done = Err(e),
+                        Err(_) => Listener::problem(relay, e.message().to_owned()),
+                    }
+                }
+            }
+            done
+        };
+        let done = beside(to, &mut |to, _| !force && to.is_gone(), all);
+        let gone = || Error::new(ErrorKind::Interrupted, "the client is gone");
+        let done = done.ok_or_else(gone)?;
+        if forget {
+            self.save()?;
+        }
+        done?;
+        let state = Arc::clone(self);
+        // The daemon's own mounts answer, but somebody may use them.
+        let ended = beside(&mut Log, &mut |_, quiet| quiet > LEFT_BEHIND, move |_| state.end_own());
+        ended.unwrap_or(());
+        Ok(())
+    }
+}

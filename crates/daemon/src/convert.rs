@@ -1,0 +1,212 @@
+//! The engine's types to the protocol's.
+
+use cenote::{
+    ClassDetail, DataError, DatasetKind, FoundPool, ImportReason, PoolState, PoolStatus, ScanState,
+    VdevClass, VdevState, VdevStatus,
+};
+use proto::{Class, ClassIo, Done, Found, Kind, Pool, Scan, State, Vdev};
+
+pub(crate) fn kind(kind: DatasetKind) -> Kind {
+    match kind {
+        DatasetKind::Filesystem => Kind::Filesystem,
+        DatasetKind::Volume => Kind::Volume,
+        DatasetKind::Snapshot => Kind::Snapshot,
+        DatasetKind::Bookmark => Kind::Bookmark,
+    }
+}
+
+pub(crate) fn state(state: VdevState) -> State {
+    match state {
+        VdevState::Online => State::Online,
+        VdevState::Degraded => State::Degraded,
+        VdevState::Faulted => State::Faulted,
+        VdevState::Offline => State::Offline,
+        VdevState::Removed => State::Removed,
+        VdevState::Unavail => State::Unavail,
+    }
+}
+
+fn class(class: VdevClass) -> Class {
+    match class {
+        VdevClass::Normal => Class::Normal,
+        VdevClass::Dedup => Class::Dedup,
+        VdevClass::Special => Class::Special,
+        VdevClass::Log => Class::Log,
+        VdevClass::Cache => Class::Cache,
+        VdevClass::Spare => Class::Spare,
+    }
+}
+
+fn done(v: &VdevStatus) -> Done {
+    let (reads, writes) = (v.io.reads(), v.io.writes());
+    Done {
+        age: u64::try_from(v.age.as_nanos()).unwrap_or(u64::MAX),
+        reads: reads.ops,
+        writes: writes.ops,
+        nread: reads.bytes,
+        nwritten: writes.bytes,
+    }
+}
+
+fn class_io(class: &ClassDetail) -> ClassIo {
+    let trimmed = |all: &[u64]| {
+        let len = all.iter().rposition(|n| *n > 0).map_or(0, |last| last + 1);
+        all[..len].to_vec()
+    };
+    ClassIo {
+        queued: trimmed(&class.queued),
+        disk: trimmed(&class.disk),
+        total: trimmed(&class.total),
+        single: trimmed(&class.single),
+        merged: trimmed(&class.merged),
+        pending: class.pending,
+        active: class.active,
+    }
+}
+
+pub(crate) fn vdev(v: &VdevStatus) -> Vdev {
+    Vdev {
+        guid: v.guid.0,
+        kind: v.kind.clone(),
+        name: v.name.clone(),
+        path: v.path.clone(),
+        id: v.id,
+        class: class(v.class),
+        state: state(v.state()),
+        aux: v.aux.clone(),
+        read_errors: v.read_errors,
+        write_errors: v.write_errors,
+        checksum_errors: v.checksum_errors,
+        slow_ios: v.slow_ios,
+        io: done(v),
+        io_classes: v.io_detail.by_class.iter().map(class_io).collect(),
+        direct_io: v.direct_io,
+        size: v.size,
+        allocated: v.allocated,
+        fragmentation: v.fragmentation,
+        expandsize: v.expandsize,
+        psize: v.psize,
+        asize: v.asize,
+        ashift: v.ashift,
+        nparity: v.nparity,
+        children: v.children.iter().map(vdev).collect(),
+    }
+}
+
+/// The tree with the cache devices and spares, which the engine lists apart.
+fn tree(root: &VdevStatus, aux: &[VdevStatus]) -> Vdev {
+    let mut out = vdev(root);
+    out.children.extend(aux.iter().map(vdev));
+    out
+}
+
+/// A damaged file as `zpool status -v` names it: by its path where its file system is
+/// mounted, else by dataset and path, or by numbers.
+pub(crate) fn data_error(e: &DataError, mountpoint: Option<&str>) -> String {
+    let path = e.path.as_deref().map(String::from_utf8_lossy);
+    match (&e.dataset, mountpoint, path) {
+        (Some(_), Some(at), Some(path)) => format!("{}{path}", at.trim_end_matches('/')),
+        (Some(dataset), _, Some(path)) => format!("{dataset}:{path}"),
+        (Some(dataset), ..) => format!("{dataset}:<{:#x}>", e.object),
+        (None, ..) if e.objset == 0 => format!("<metadata>:<{:#x}>", e.object),
+        (None, ..) => format!("<{:#x}>:<{:#x}>", e.objset, e.object),
+    }
+}
+
+/// A pool's state.
+pub(crate) fn pool(s: &PoolStatus) -> Pool {
+    Pool {
+        name: s.name.clone(),
+        guid: s.guid.0,
+        health: state(s.health),
+        suspended: s.suspended,
+        doing: None,
+        root: tree(&s.root, &s.aux),
+        error_count: s.error_count,
+        errors: Vec::new(),
+        scan: s.scan.as_ref().map(|s| Scan {
+            resilver: s.resilver,
+            state: match s.state {
+                ScanState::Scanning => 1,
+                ScanState::Finished => 2,
+                ScanState::Canceled => 3,
+            },
+            start: s.start_time,
+            end: s.end_time,
+            processed: s.processed,
+            errors: s.errors,
+            to_examine: s.to_examine,
+            examined: s.examined,
+            issued: s.examined,
+            ..Scan::default()
+        }),
+        removal: None,
+        expand: None,
+        checkpoint: None,
+        disabled_features: s.reason == Some(ImportReason::FeaturesDisabled),
+    }
+}
+
+/// A pool that has a name, and is not there yet.
+pub(crate) fn pool_without_tree(name: &str, guid: u64, doing: Option<String>) -> Pool {
+    let root =
+        VdevStatus { name: name.to_owned(), kind: "root".to_owned(), ..VdevStatus::default() };
+    Pool {
+        name: name.to_owned(),
+        guid,
+        health: state(root.state()),
+        suspended: false,
+        doing,
+        root: vdev(&root),
+        error_count: 0,
+        errors: Vec::new(),
+        scan: None,
+        removal: None,
+        expand: None,
+        checkpoint: None,
+        disabled_features: false,
+    }
+}
+
+/// A pool that could be imported.
+pub(crate) fn found(p: &FoundPool) -> Found {
+    Found {
+        name: p.name.clone(),
+        guid: p.guid.0,
+        destroyed: p.state == PoolState::Destroyed,
+        foreign: p.reason == Some(ImportReason::HostidMismatch),
+        hostname: p.hostname.clone(),
+        hostid: p.hostid,
+        last_accessed: Some(p.timestamp).filter(|t| *t != 0),
+        comment: p.comment.clone(),
+        health: state(p.health),
+        unsupported: p.unsupported.clone(),
+        root: tree(&p.vdevs, &p.aux),
+        held_up: p.held_up.clone(),
+        imported: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chapter 09 §4.3.
+    #[test]
+    fn names_of_damaged_files() {
+        let error = |dataset: Option<&str>, objset, path: Option<&[u8]>| DataError {
+            dataset: dataset.map(str::to_owned),
+            mountable: true,
+            objset,
+            object: 0x1f,
+            path: path.map(<[u8]>::to_vec),
+        };
+        let file = error(Some("tank/ds"), 54, Some(b"/dir/file"));
+        assert_eq!(data_error(&file, Some("/mnt")), "/mnt/dir/file");
+        assert_eq!(data_error(&file, Some("/")), "/dir/file");
+        assert_eq!(data_error(&file, None), "tank/ds:/dir/file");
+        assert_eq!(data_error(&error(Some("tank/ds"), 54, None), Some("/mnt")), "tank/ds:<0x1f>");
+        assert_eq!(data_error(&error(None, 0, None), None), "<metadata>:<0x1f>");
+        assert_eq!(data_error(&error(None, 0x15, None), None), "<0x15>:<0x1f>");
+    }
+}

@@ -1,0 +1,419 @@
+//! Requests that make and change datasets, from the wire to the engine and the mounts.
+//!
+//! # Theory
+//! Names and values are checked again: they came over a socket. A change of the pool
+//! comes first, then that of the mounts, so that a crash between leaves a mount behind
+//! and never half a change; what is destroyed or moved is unmounted before. All of it
+//! happens under `State::changing`.
+//!
+//! # Invariants
+//! * What is mounted is where its properties say, or somebody was told why not.
+//! * Messages are OpenZFS's, whole lines.
+
+use std::sync::Arc;
+
+use base::limits::{DATASET_DEPTH_MAX, DATASET_NAME_MAX};
+use base::{Error, ErrorKind, Result};
+use cenote::create::{Of, dataset_setting, new_dataset_settings};
+use cenote::props::{PropData, parse_size};
+use cenote::{Dataset, DatasetKind, Pool};
+use proto::{
+    Assign, DatasetChange, NewDatasetArgs, PropsArgs, Reply, SnapshotArgs, TARGETS_MAX, VolumeArgs,
+};
+
+use super::state::{Listener, State};
+use super::{doomed, remount};
+
+/// Properties in one request.
+const PROPS_MAX: usize = 1024;
+/// Blocks of a volume that asks for none.
+const VOLUME_BLOCK: u64 = 16 << 10;
+
+/// Serves one change.
+///
+/// # Errors
+/// The whole message for the user; an empty one if everything was told already.
+pub(super) fn change(
+    state: &State,
+    change: &DatasetChange,
+    to: &mut dyn Listener,
+) -> Result<Reply> {
+    let _turns = state.changing(change.datasets().into_iter(), "its datasets are changed", to)?;
+    match change {
+        DatasetChange::Create(args) => create(state, args, to),
+        DatasetChange::Destroy(args) => doomed::destroy(state, args, to),
+        DatasetChange::Snapshot(args) => snapshot(state, args),
+        DatasetChange::Props(args) => props(state, args, to),
+    }
+}
+
+/// The dataset operations' words for a kind of error (chapter 09 §1.2).
+pub(super) fn why(e: &Error) -> String {
+    let plain = match e.kind() {
+        ErrorKind::NotFound if e.message().is_empty() => "dataset does not exist",
+        ErrorKind::Permission => "permission denied",
+        ErrorKind::ReadOnly => "pool is read-only",
+        ErrorKind::NameTooLong => "dataset name is too long",
+        _ => e.message(),
+    };
+    plain.to_owned()
+}
+
+/// `ACTION 'NAME': why`.
+pub(super) fn cannot(action: &str, name: &str, e: &Error) -> Error {
+    Error::new(e.kind(), format!("{action} '{name}': {}", why(e)))
+}
+
+pub(super) fn command(text: &str) -> Option<&str> {
+    Some(text).filter(|t| !t.is_empty())
+}
+
+fn too_many() -> Error {
+    Error::limit("argument list too long")
+}
+
+/// The pool that a name begins with.
+fn pool_of(state: &State, name: &str) -> Option<Arc<Pool>> {
+    let end = name.find(['/', '@', '#']).unwrap_or(name.len());
+    state.pool(name.get(..end).unwrap_or(name))
+}
+
+/// Whether it is there; other errors are errors.
+fn exists(pool: &Pool, name: &str) -> Result<bool> {
+    match pool.dataset(name) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn check_new_name(name: &str) -> Result<()> {
+    if name.len() > DATASET_NAME_MAX {
+        return Err(Error::new(ErrorKind::NameTooLong, "dataset name is too long"));
+    }
+    if name.contains(['@', '#']) {
+        let c =
+            if name.contains('@') { "snapshot delimiter '@'" } else { "bookmark delimiter '#'" };
+        return Err(Error::invalid(format!("{c} is not expected here")));
+    }
+    Ok(())
+}
+
+/// Sizes of a new volume: bytes, bytes of a block.
+fn sizes(volume: &VolumeArgs, props: &[(String, PropData)]) -> Result<(u64, u32)> {
+    let bad = |why: String| Error::invalid(why);
+    let size = parse_size(&volume.size)
+        .map_err(|why| bad(format!("bad volume size '{}': {why}", volume.size)))?;
+    let given = props.iter().find(|p| p.0 == "volblocksize").map(|p| &p.1);
+    let block = match (&volume.block_size, given) {
+        (Some(text), _) => {
+            parse_size(text).map_err(|why| bad(format!("bad volume block size '{text}': {why}")))?
+        }
+        (None, Some(PropData::Num(n))) => *n,
+        _ => VOLUME_BLOCK,
+    };
+    if !block.is_power_of_two() || !(512..=16 << 20).contains(&block) {
+        return Err(bad("'volblocksize' must be power of 2 from 512B to 16M".to_owned()));
+    }
+    let size = size.checked_next_multiple_of(block).filter(|&s| s < 1 << 62);
+    let size = size.ok_or_else(|| bad("volume size exceeds limit for this system".to_owned()))?;
+    Ok((size, u32::try_from(block).unwrap_or(u32::MAX)))
+}
+
+/// Bytes that a volume takes when it is full: its data, and the metadata above, as the
+/// golden pool of volumes has it: 128 KiB for each block of 1,024 pointers and seven
+/// more, in one copy more than the data.
+fn full_size(size: u64, block: u64, copies: u64) -> u64 {
+    let (mut level, mut metadata) = (size / block.max(1), 7);
+    while level > 1 {
+        level = level.div_ceil(1024);
+        metadata += level;
+    }
+    let metadata = (metadata << 17).saturating_mul((copies + 1).min(3));
+    size.saturating_mul(copies).saturating_add(metadata)
+}
+
+fn create(state: &State, args: &NewDatasetArgs, to: &mut dyn Listener) -> Result<Reply> {
+    let name = args.name.as_str();
+    let fail = |e: Error| cannot("cannot create", name, &e);
+    check_new_name(name).map_err(fail)?;
+    if args.props.len() > PROPS_MAX {
+        return Err(too_many());
+    }
+    let of = if args.volume.is_some() { Of::NewVolume } else { Of::NewFilesystem };
+    let mut settings =
+        new_dataset_settings(&args.props, of).map_err(|why| fail(Error::invalid(why)))?;
+    let first = name.split('/').next().unwrap_or(name);
+    let no_pool = || Error::not_found(format!("cannot create '{name}': no such pool '{first}'"));
+    let pool = pool_of(state, name).ok_or_else(no_pool)?;
+    if exists(&pool, name).map_err(fail)? {
+        if args.parents {
+            return Ok(Reply::Done);
+        }
+        return Err(fail(Error::new(ErrorKind::Exists, "dataset already exists")));
+    }
+    pool.writer().map_err(fail)?;
+    let mut above = Vec::new();
+    let mut at = name;
+    while let Some((parent, _)) = at.rsplit_once('/') {
+        if exists(&pool, parent).map_err(fail)? {
+            break;
+        }
+        above.push(parent);
+        at = parent;
+    }
+    if !args.parents && !above.is_empty() {
+        return Err(fail(Error::not_found("parent does not exist")));
+    }
+    let volume = args.volume.as_ref().map(|v| sizes(v, &settings).map(|s| (s, v.sparse)));
+    let volume = volume.transpose().map_err(fail)?;
+    if args.dry_run {
+        return Ok(Reply::Done);
+    }
+    for parent in above.into_iter().rev() {
+        let made = pool.create_filesystem(parent, &[], None).map_err(fail)?;
+        mount_new(state, &made, to);
+    }
+    let log = command(&args.command);
+    let made = match volume {
+        None => pool.create_filesystem(name, &settings, log).map_err(fail)?,
+        Some(((size, block), sparse)) => {
+            settings.retain(|(n, _)| n != "volblocksize" && n != "volsize");
+            let copies = settings.iter().find(|p| p.0 == "copies").map(|p| p.1.clone());
+            let copies = if let Some(PropData::Num(n)) = copies { n } else { 1 };
+            if !sparse && !settings.iter().any(|p| p.0 == "refreservation") {
+                let full = full_size(size, u64::from(block), copies);
+                settings.push(("refreservation".to_owned(), PropData::Num(full)));
+            }
+            pool.create_volume(name, size, Some(block), &settings, log).map_err(fail)?
+        }
+    };
+    match made.kind() {
+        DatasetKind::Volume => state.show_volumes(&pool, to),
+        _ if args.no_mount => {}
+        _ => mount_new(state, &made, to),
+    }
+    Ok(Reply::Done)
+}
+
+/// Mounts what was just made; it exists even if that fails.
+fn mount_new(state: &State, made: &Dataset, to: &mut dyn Listener) {
+    let planned = super::mounts::plan(made, false);
+    let done = match planned {
+        Ok(Ok(plan)) => state.mount_one(&plan, &[], true),
+        Ok(Err(_)) => Ok(()),
+        Err(e) => Err(cannot("cannot mount", made.name(), &e)),
+    };
+    if let Err(e) = done {
+        to.remark(e.message().to_owned());
+        to.remark("filesystem successfully created, but not mounted".to_owned());
+    }
+}
+
+/// File systems and volumes below a dataset, itself first.
+///
+/// # Errors
+/// Those of reading.
+pub(super) fn subtree(root: &Dataset) -> Result<Vec<Dataset>> {
+    let mut out = Vec::new();
+    let mut todo = vec![(root.clone(), 0)];
+    while let Some((dataset, depth)) = todo.pop() {
+        if depth > DATASET_DEPTH_MAX || out.len() > TARGETS_MAX {
+            return Err(Error::limit("datasets nested too deep"));
+        }
+        let mut children = dataset.children()?;
+        children.reverse();
+        todo.extend(children.into_iter().map(|c| (c, depth + 1)));
+        out.push(dataset);
+    }
+    Ok(out)
+}
+
+fn snapshot(state: &State, args: &SnapshotArgs) -> Result<Reply> {
+    if args.names.len() > TARGETS_MAX || args.props.len() > PROPS_MAX {
+        return Err(too_many());
+    }
+    let many = args.recursive || args.names.len() > 1;
+    let none = |e: Error| match many {
+        true => Error::new(e.kind(), format!("{}\nno snapshots were created", e.message())),
+        false => e,
+    };
+    let mut settings = Vec::new();
+    for (prop, value) in &args.props {
+        let user = cenote::props::is_user_prop(prop);
+        let checked = match user {
+            true => dataset_setting(prop, value, Of::Snapshot),
+            false => Err("this property can not be modified for snapshots".to_owned()),
+        };
+        let fail = |why: String| {
+            let first = args.names.first().map_or("", |n| n.as_str());
+            none(Error::invalid(format!("cannot create snapshot '{first}': {why}")))
+        };
+        settings.push(checked.map_err(fail)?);
+    }
+    let mut names: Vec<String> = Vec::new();
+    let mut pool: Option<Arc<Pool>> = None;
+    for name in &args.names {
+        let fail = |e: Error| none(cannot("cannot create snapshot", name, &e));
+        let missing = || Error::invalid("missing '@' delimiter in snapshot name");
+        let (fs, snap) = name.split_once('@').ok_or_else(missing).map_err(fail)?;
+        let (in_pool, dataset) = state.open(fs)?;
+        if pool.as_ref().is_some_and(|p| p.guid() != in_pool.guid()) {
+            return Err(fail(Error::invalid("operation crosses datasets or pools")));
+        }
+        pool = Some(in_pool);
+        let below = match args.recursive {
+            // What a receive left incomplete has no snapshot to be taken of (chapter 09 §3).
+            true => subtree(&dataset)
+                .map_err(fail)?
+                .into_iter()
+                .filter(|d| !d.is_incomplete())
+                .collect(),
+            false => vec![dataset],
+        };
+        names.extend(below.iter().map(|d| format!("{}@{snap}", d.name())));
+        if names.len() > TARGETS_MAX {
+            return Err(too_many());
+        }
+    }
+    names.sort();
+    names.dedup();
+    let Some(pool) = pool else { return Ok(Reply::Done) };
+    let failed = |e: Error| {
+        let of = e.location().dataset.clone();
+        let name = of.as_deref().or(names.first().map(String::as_str)).unwrap_or_default();
+        none(cannot("cannot create snapshot", name, &e))
+    };
+    pool.snapshot(&names, &settings, command(&args.command)).map_err(failed)?;
+    remount::snapshots_changed(state, &names);
+    Ok(Reply::Done)
+}
+
+fn props(state: &State, args: &PropsArgs, to: &mut dyn Listener) -> Result<Reply> {
+    if args.names.len() > TARGETS_MAX {
+        return Err(too_many());
+    }
+    // The pool's history has a command once, however many datasets it changes.
+    let mut line = command(&args.command);
+    for name in &args.names {
+        let opened = state.open(name);
+        let done = opened.and_then(|(pool, dataset)| {
+            let all = match (args.recursive, dataset.kind()) {
+                (true, DatasetKind::Filesystem | DatasetKind::Volume) => subtree(&dataset)?,
+                _ => vec![dataset],
+            };
+            all.iter().try_for_each(|d| assign(state, (&pool, d), args, &mut line, to))
+        });
+        match done {
+            // Each that failed is told; the others go on.
+            Err(e) if e.message().is_empty() => {}
+            Err(e) => to.problem(e.message().to_owned()),
+            Ok(()) => {}
+        }
+    }
+    Ok(Reply::Done)
+}
+
+fn kind(dataset: &Dataset) -> Of {
+    match dataset.kind() {
+        DatasetKind::Filesystem => Of::Filesystem,
+        DatasetKind::Volume => Of::Volume,
+        DatasetKind::Snapshot | DatasetKind::Bookmark => Of::Snapshot,
+    }
+}
+
+/// Changes the properties of one dataset, and its mounts accordingly. The first that
+/// succeeds takes the `line` for the pool's history.
+fn assign(
+    state: &State,
+    (pool, dataset): (&Arc<Pool>, &Dataset),
+    args: &PropsArgs,
+    line: &mut Option<&str>,
+    to: &mut dyn Listener,
+) -> Result<()> {
+    let name = dataset.name();
+    let (action, changed, settings) = match &args.assign {
+        Assign::Set(list) => {
+            let fail =
+                |why: String| Error::invalid(format!("cannot set property for '{name}': {why}"));
+            let one = |(n, v): &(String, String)| {
+                let setting = dataset_setting(n, v, kind(dataset))?;
+                refuse_for_life(dataset, &setting)?;
+                Ok(setting)
+            };
+            let list: Vec<(String, PropData)> =
+                list.iter().map(one).collect::<Result<_, _>>().map_err(fail)?;
+            let names: Vec<String> = list.iter().map(|p| p.0.clone()).collect();
+            ("cannot set property for", names, list)
+        }
+        Assign::Inherit(prop) | Assign::Revert(prop) => {
+            ("cannot inherit property for", vec![prop.clone()], Vec::new())
+        }
+    };
+    let fail = |e: Error| cannot(action, name, &e);
+    pool.writer().map_err(fail)?;
+    let mut mounts = remount::Remount::new(dataset, &changed, args.no_remount).map_err(fail)?;
+    mounts.before(state, to)?;
+    let log = *line;
+    let done = match &args.assign {
+        Assign::Set(_) => pool.set_props(name, &settings, log),
+        Assign::Inherit(prop) => pool.inherit(name, &[prop], log),
+        Assign::Revert(prop) => pool.revert(name, &[prop], log),
+    };
+    // What was unmounted comes back, where it belongs now.
+    mounts.after(state, pool, to);
+    if done.is_ok() {
+        *line = None;
+    }
+    done.map_err(fail)
+}
+
+/// What a dataset has for life can be "set" to what it is.
+fn refuse_for_life(dataset: &Dataset, (name, value): &(String, PropData)) -> Result<(), String> {
+    match name.as_str() {
+        "volsize" => Err(ui::not_yet("resizing volumes")),
+        "version" => {
+            let now = dataset.prop("version").ok().flatten().map(|v| v.value);
+            match (now, value) {
+                (Some(PropData::Num(now)), PropData::Num(new)) if new < &now => {
+                    Err(format!("Can not downgrade; already at version {now}"))
+                }
+                _ => Err(ui::not_yet("changing 'version'")),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_volume_is_as_the_golden_pool_says() {
+        assert_eq!(full_size(64 << 20, 8 << 10, 1), 71_303_168);
+        assert_eq!(full_size(64 << 20, 8 << 10, 3), (192 << 20) + (16 << 17) * 3);
+    }
+
+    #[test]
+    fn sizes_of_volumes() {
+        let volume = |size: &str, block: Option<&str>| {
+            let block_size = block.map(str::to_owned);
+            let volume = VolumeArgs { size: size.to_owned(), block_size, sparse: false };
+            sizes(&volume, &[]).map_err(|e| e.message().to_owned())
+        };
+        assert_eq!(volume("64M", Some("8k")), Ok((64 << 20, 8 << 10)));
+        assert_eq!(volume("10000", None), Ok((16 << 10, 16 << 10)));
+        assert!(volume("x", None).unwrap_err().starts_with("bad volume size 'x': "));
+        assert!(volume("1M", Some("3k")).unwrap_err().contains("power of 2"));
+        assert!(volume("8E", None).unwrap_err().contains("exceeds limit"));
+    }
+
+    #[test]
+    fn names_of_new_datasets() {
+        assert!(check_new_name("tank/a").is_ok());
+        assert!(check_new_name(&"a".repeat(256)).is_err());
+        let e = check_new_name("tank/a@b").unwrap_err();
+        assert_eq!(e.message(), "snapshot delimiter '@' is not expected here");
+    }
+}

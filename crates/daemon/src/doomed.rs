@@ -1,0 +1,325 @@
+//! `zfs destroy`: what goes, in which order, and its end (chapter 09 §3).
+//!
+//! # Invariants
+//! * Everything that is to go is known before anything goes; what is mounted of it is
+//!   unmounted first, and a mount in use stops all.
+//! * Snapshots of one command go in one group.
+//!
+//! # Departures from OpenZFS
+//! * Clones go before what they depend on, each subtree in a group of its own.
+
+use std::collections::BTreeSet;
+
+use base::limits::DATASET_DEPTH_MAX;
+use base::{Error, ErrorKind, Result};
+use cenote::props::PropData;
+use cenote::{Dataset, DatasetKind, Pool};
+use proto::{DestroyArgs, Reply, TARGETS_MAX};
+
+use super::datasets::{cannot, command, subtree};
+use super::mounts::Why;
+use super::remount;
+use super::state::{Listener, State};
+
+/// What goes.
+#[derive(Default)]
+struct Doomed {
+    /// Roots of subtrees, in the order in which they go.
+    roots: Vec<String>,
+    /// Snapshots of what stays.
+    snapshots: Vec<String>,
+    /// Everything by name, in the order in which it is told.
+    told: Vec<String>,
+}
+
+/// Serves the command.
+///
+/// # Errors
+/// The whole message for the user; an empty one if everything was told already.
+pub(super) fn destroy(state: &State, args: &DestroyArgs, to: &mut dyn Listener) -> Result<Reply> {
+    let target = args.target.as_str();
+    let (doomed, reclaim, pool) = match target.split_once('@') {
+        Some((fs, list)) => {
+            let (pool, dataset) = state.open(fs)?;
+            let (doomed, reclaim) = of_snapshots(&pool, &dataset, list, args)?;
+            (doomed, reclaim, pool)
+        }
+        None if target.contains('#') => {
+            return Err(Error::unsupported(format!(
+                "cannot destroy '{target}': {}",
+                ui::not_yet("destroying bookmarks")
+            )));
+        }
+        None => {
+            if args.defer {
+                let text = format!(
+                    "cannot destroy '{target}': operation not applicable to \
+                     datasets of this type"
+                );
+                return Err(Error::invalid(text));
+            }
+            let (pool, dataset) = state.open(target)?;
+            (of_dataset(&pool, &dataset, args)?, 0, pool)
+        }
+    };
+    if !args.dry_run {
+        let fail = |e: Error| cannot("cannot destroy", target, &e);
+        pool.writer().map_err(fail)?;
+        unmount(state, &doomed, args.force, to)?;
+        carry_out(&pool, &doomed, args)?;
+        remount::snapshots_changed(state, &doomed.told);
+        if doomed.told.iter().any(|n| !n.contains('@')) {
+            state.show_volumes(&pool, to);
+        }
+    }
+    Ok(Reply::Doomed(doomed.told, reclaim))
+}
+
+/// A file system or volume, with what the options take along.
+fn of_dataset(pool: &Pool, dataset: &Dataset, args: &DestroyArgs) -> Result<Doomed> {
+    let name = dataset.name();
+    let fail = |e: Error| cannot("cannot destroy", name, &e);
+    let is_root = !name.contains('/');
+    let recursive = args.recursive || args.clones;
+    if is_root && !recursive {
+        return Err(Error::invalid(format!(
+            "cannot destroy '{name}': operation does not apply to pools\nuse 'zfs destroy -r \
+             {name}' to destroy all datasets in the pool\nuse 'zpool destroy {name}' to destroy \
+             the pool itself"
+        )));
+    }
+    let below = subtree(dataset).map_err(fail)?;
+    let mut depend: Vec<String> = Vec::new();
+    for d in &below {
+        let snaps = d.snapshots().map_err(fail)?;
+        depend.extend(snaps.iter().map(|s| s.name().to_owned()));
+        if d.name() != name {
+            depend.push(d.name().to_owned());
+        }
+    }
+    if !recursive && !depend.is_empty() {
+        let word = if dataset.kind() == DatasetKind::Volume { "volume" } else { "filesystem" };
+        return Err(Error::new(
+            ErrorKind::Exists,
+            format!(
+                "cannot destroy '{name}': {word} has children\nuse '-r' to destroy the following \
+             datasets:\n{}",
+                depend.join("\n")
+            ),
+        ));
+    }
+    let mut doomed = Doomed::default();
+    let clones = clones_outside(pool, &below, name, args.clones).map_err(fail)?;
+    if !clones.is_empty() && !args.clones {
+        let text = format!(
+            "cannot destroy '{name}': filesystem has dependent clones\nuse '-R' to destroy the \
+             following datasets:\n{}",
+            clones.join("\n")
+        );
+        return Err(Error::new(ErrorKind::Exists, text));
+    }
+    for clone in clones {
+        let clone = pool.dataset(&clone).map_err(fail)?;
+        tell(&clone, true, &mut doomed.told).map_err(fail)?;
+        doomed.roots.push(clone.name().to_owned());
+    }
+    tell(dataset, !is_root, &mut doomed.told).map_err(fail)?;
+    if is_root {
+        let children = dataset.children().map_err(fail)?;
+        doomed.roots.extend(children.iter().map(|c| c.name().to_owned()));
+        let own = dataset.snapshots().map_err(fail)?;
+        doomed.snapshots.extend(own.iter().map(|s| s.name().to_owned()));
+    } else {
+        doomed.roots.push(name.to_owned());
+    }
+    Ok(doomed)
+}
+
+/// Names in the order in which they are told: what is below, snapshots, the dataset.
+fn tell(dataset: &Dataset, itself: bool, out: &mut Vec<String>) -> Result<()> {
+    let mut all = subtree(dataset)?;
+    all.reverse();
+    for d in all {
+        out.extend(d.snapshots()?.iter().map(|s| s.name().to_owned()));
+        if itself || d.name() != dataset.name() {
+            out.push(d.name().to_owned());
+        }
+        if out.len() > TARGETS_MAX {
+            return Err(Error::limit("argument list too long"));
+        }
+    }
+    Ok(())
+}
+
+fn clone_names(snapshot: &Dataset) -> Result<Vec<String>> {
+    Ok(match snapshot.prop("clones")?.map(|v| v.value) {
+        Some(PropData::Str(list)) => list.split(',').map(str::to_owned).collect(),
+        _ => Vec::new(),
+    })
+}
+
+/// Clones of these datasets' snapshots that are not below `root`, in the order in which
+/// they can go; with `deep` also the clones of those.
+fn clones_outside(pool: &Pool, all: &[Dataset], root: &str, deep: bool) -> Result<Vec<String>> {
+    let below = format!("{root}/");
+    let mut out: Vec<String> = Vec::new();
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    let mut todo: Vec<Dataset> = all.to_vec();
+    let mut steps = 0;
+    while let Some(dataset) = todo.pop() {
+        steps += 1;
+        if steps > TARGETS_MAX * DATASET_DEPTH_MAX {
+            return Err(Error::limit("too many clones"));
+        }
+        for snapshot in dataset.snapshots()? {
+            for clone in clone_names(&snapshot)? {
+                if clone == root || clone.starts_with(&below) || !seen.insert(clone.clone()) {
+                    continue;
+                }
+                if deep {
+                    todo.extend(subtree(&pool.dataset(&clone)?)?);
+                }
+                out.push(clone);
+            }
+        }
+    }
+    // The clone of a clone was found behind it, and goes before it.
+    out.reverse();
+    Ok(out)
+}
+
+/// One dataset's snapshots that a list names (`a,b%c,%d`), oldest first.
+fn named(dataset: &Dataset, list: &str) -> Result<Vec<Dataset>> {
+    let all = dataset.snapshots()?;
+    let last = |s: &Dataset| s.name().split_once('@').map_or("", |n| n.1).to_owned();
+    let place = |name: &str| all.iter().position(|s| last(s) == name);
+    let mut wanted = BTreeSet::new();
+    for part in list.split(',') {
+        match part.split_once('%') {
+            None => wanted.extend(place(part)),
+            Some((from, until)) => {
+                let missing = |n: &str| {
+                    let text = format!("could not find snapshot '{}@{n}'", dataset.name());
+                    Error::not_found(text)
+                };
+                let first = match from {
+                    "" => 0,
+                    name => place(name).ok_or_else(|| missing(name))?,
+                };
+                let end = match until {
+                    "" => all.len(),
+                    name => place(name).ok_or_else(|| missing(name))? + 1,
+                };
+                wanted.extend(first..end);
+            }
+        }
+    }
+    Ok(wanted.into_iter().filter_map(|i| all.get(i).cloned()).collect())
+}
+
+/// Snapshots, and the bytes that they give back.
+fn of_snapshots(
+    pool: &Pool,
+    dataset: &Dataset,
+    list: &str,
+    args: &DestroyArgs,
+) -> Result<(Doomed, u64)> {
+    let fail = |e: Error| cannot("cannot destroy", &args.target, &e);
+    let deep = args.recursive || args.clones;
+    let of = if deep { subtree(dataset).map_err(fail)? } else { vec![dataset.clone()] };
+    let mut doomed = Doomed::default();
+    let mut reclaim = 0u64;
+    for d in &of {
+        let snaps = match named(d, list) {
+            // A range need not be everywhere below.
+            Err(e) if e.kind() == ErrorKind::NotFound && d.name() != dataset.name() => continue,
+            other => other.map_err(fail)?,
+        };
+        for snap in &snaps {
+            check_snapshot(pool, snap, args, &mut doomed)?;
+            doomed.told.push(snap.name().to_owned());
+            doomed.snapshots.push(snap.name().to_owned());
+        }
+        reclaim = reclaim.saturating_add(d.reclaimable(&snaps).map_err(fail)?);
+    }
+    if doomed.snapshots.is_empty() {
+        let text = "could not find any snapshots to destroy; check snapshot names.";
+        return Err(Error::not_found(text));
+    }
+    Ok((doomed, reclaim))
+}
+
+/// Holds and clones are in the way, unless the options say otherwise.
+fn check_snapshot(
+    pool: &Pool,
+    snap: &Dataset,
+    args: &DestroyArgs,
+    doomed: &mut Doomed,
+) -> Result<()> {
+    let name = snap.name();
+    let fail = |e: Error| cannot("cannot destroy snapshot", name, &e);
+    let holds = match snap.prop("userrefs").map_err(fail)?.map(|v| v.value) {
+        Some(PropData::Num(n)) => n,
+        _ => 0,
+    };
+    if holds > 0 && !args.defer {
+        return Err(Error::busy(format!(
+            "cannot destroy snapshot {name}: it's being held. Run 'zfs holds -r {name}' to see \
+             holders."
+        )));
+    }
+    let clones = clone_names(snap).map_err(fail)?;
+    if clones.is_empty() || args.defer && !args.clones {
+        return Ok(());
+    }
+    if !args.clones {
+        let text = format!("cannot destroy snapshot {name}: snapshot is cloned");
+        return Err(Error::new(ErrorKind::Exists, text));
+    }
+    for clone in clones {
+        let clone = pool.dataset(&clone).map_err(fail)?;
+        let below = subtree(&clone).map_err(fail)?;
+        let further = clones_outside(pool, &below, clone.name(), true).map_err(fail)?;
+        for root in further.into_iter().chain([clone.name().to_owned()]) {
+            if !doomed.roots.contains(&root) {
+                tell(&pool.dataset(&root).map_err(fail)?, true, &mut doomed.told).map_err(fail)?;
+                doomed.roots.push(root);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Unmounts what goes.
+fn unmount(state: &State, doomed: &Doomed, force: bool, to: &mut dyn Listener) -> Result<()> {
+    let inside = |name: &str| {
+        doomed.roots.iter().any(|root| {
+            name.strip_prefix(root.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/'))
+        })
+    };
+    match state.unmount_where(inside, Why::Destroyed, force, to) {
+        true => Ok(()),
+        false => Err(Error::busy(String::new())),
+    }
+}
+
+fn carry_out(pool: &Pool, doomed: &Doomed, args: &DestroyArgs) -> Result<()> {
+    let mut log = command(&args.command);
+    for root in &doomed.roots {
+        let fail = |e: Error| cannot("cannot destroy", root, &e);
+        pool.destroy_dataset(root, true, log.take()).map_err(fail)?;
+    }
+    if doomed.snapshots.is_empty() {
+        return Ok(());
+    }
+    let fail = |e: Error| match (&e.location().dataset, e.kind()) {
+        (Some(name), ErrorKind::Exists) => {
+            Error::new(e.kind(), format!("cannot destroy snapshot {name}: snapshot is cloned"))
+        }
+        (Some(name), _) => {
+            Error::new(e.kind(), format!("cannot destroy snapshot {name}: {}", e.message()))
+        }
+        _ => cannot("cannot destroy", &args.target, &e),
+    };
+    pool.destroy_snapshots(&doomed.snapshots, args.defer, log).map_err(fail)
+}

@@ -1,0 +1,337 @@
+//! Requests to replies.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::Mutex;
+use base::{Error, ErrorKind, Result};
+use cenote::tune;
+use cenote::{DataError, Dataset, Pool};
+use proto::{
+    BATCH_MAX, Change, DaemonStatus, Data, Kind, ListArgs, ROWS_MAX, Reply, Request, Row, Stat,
+    TunableInfo, Value, WhatIf,
+};
+
+use super::beside::Relay;
+use super::looking::{BRIEF, PATIENT};
+use super::state::{Listener, State, pool_name};
+use super::{change, convert, datasets as changes, past};
+
+/// Who hears rows as well.
+pub(crate) trait RowListener: Listener {
+    /// Some rows are ready.
+    fn rows(&mut self, rows: Vec<Row>);
+}
+
+/// Serves one request; the reply is the last thing the client gets.
+pub(crate) fn handle(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Reply {
+    match serve(state, request, to) {
+        Ok(reply) => reply,
+        Err(e) => Reply::Failed(e.message().to_owned()),
+    }
+}
+
+/// How long a request waits for pools that the daemon is importing again.
+fn patience(request: &Request) -> Duration {
+    match request {
+        // These ask of the daemon itself, or must end whatever there is.
+        Request::Status
+        | Request::Stop { .. }
+        | Request::Export { force: true, .. }
+        | Request::Change { change: Change::Destroy { force: true } | Change::Clear(_), .. }
+        | Request::Kstats { .. }
+        | Request::KstatNames
+        | Request::Tunables { .. }
+        | Request::Tune { .. }
+        | Request::WhatIf => Duration::ZERO,
+        Request::Discover(_)
+        | Request::PoolNames
+        | Request::PoolStatus { .. }
+        | Request::PoolProps { .. }
+        | Request::Mounts => Duration::from_secs(10),
+        _ => Duration::from_secs(60),
+    }
+}
+
+fn serve(state: &Arc<State>, request: &Request, to: &mut dyn RowListener) -> Result<Reply> {
+    state.await_start(patience(request), to);
+    match request {
+        Request::Status => Ok(Reply::Status(DaemonStatus {
+            pid: std::process::id(),
+            uptime: state.uptime(),
+            pools: state.names(),
+            mounts: state.mounts().len() as u64,
+            volumes: state.volumes(),
+            kstats: state.kstat_dir(),
+        })),
+        Request::Stop { force } => {
+            state.close_all(*force, true, to)?;
+            state.set_stopping();
+            Ok(Reply::Done)
+        }
+        Request::Discover(search) => {
+            let (pools, problems) = state.discover(search).map_err(whole)?;
+            Ok(Reply::Found(pools, problems))
+        }
+        Request::Import(args) => {
+            let (name, told) = state.import(args, to)?;
+            Ok(Reply::Imported(name, told))
+        }
+        Request::Export { name, force } => state.export(name, *force, to).map(|()| Reply::Done),
+        Request::PoolNames => Ok(Reply::Names(state.names())),
+        Request::PoolStatus { name, verbose } => {
+            Ok(Reply::Pool(Box::new(state.status_of(name, *verbose, to)?)))
+        }
+        Request::PoolProps { name, props } => {
+            state.props_of(name, props.as_deref(), to).map(Reply::Props)
+        }
+        Request::Datasets(args) => {
+            datasets(state, args, to)?;
+            Ok(Reply::Done)
+        }
+        Request::KstatNames => Ok(Reply::Names(state.engine().kstats().names())),
+        Request::Kstats { paths } => kstats(state, paths),
+        Request::Tunables { names } => tunables(state, names),
+        Request::Tune { name, value } => {
+            let tunable = tune::find(name)?;
+            tunable.set(state.engine(), value)?;
+            tunables(state, std::slice::from_ref(name))
+        }
+        Request::WhatIf => {
+            Ok(Reply::WhatIf(state.engine().what_if().into_iter().map(WhatIf::from).collect()))
+        }
+        Request::Create(args) => change::create(state, args, to),
+        Request::Add(args) => change::add(state, args, to),
+        Request::Change { pool, change, command } => {
+            change::change(state, pool, change, command, to)
+        }
+        Request::ChangeDatasets(asked) => match changes::change(state, asked, to) {
+            // Each that failed was told already.
+            Err(e) if e.message().is_empty() => Ok(Reply::Done),
+            other => other,
+        },
+        Request::LabelClear { path, force } => change::label_clear(state, path, *force),
+        Request::History { name, from } => {
+            let (slot, from) = (state.registry().find(name)?, *from);
+            let looked =
+                state.look(&slot, PATIENT, to, move |_, pool, _| change::history(pool, from));
+            looked?.map_err(whole)
+        }
+        Request::Mounts => Ok(Reply::Mounts(state.mounts())),
+        Request::Mount(args) => state.mount(args, to).map(|()| Reply::Done),
+        Request::Unmount(a) => {
+            match state.unmount(a.target.as_deref(), a.force, to) {
+                // Each mount that stayed was told already.
+                Err(e) if e.message().is_empty() => Ok(Reply::Done),
+                other => other.map(|()| Reply::Done),
+            }
+        }
+    }
+}
+
+fn kstats(state: &State, paths: &[String]) -> Result<Reply> {
+    if paths.len() > BATCH_MAX {
+        return Err(Error::limit(format!("more than {BATCH_MAX} kstats in one request")));
+    }
+    let registry = state.engine().kstats();
+    let read = paths.iter().filter_map(|p| registry.get(p).map(|k| Stat::new(p.clone(), k)));
+    Ok(Reply::Kstats(read.collect()))
+}
+
+fn tunables(state: &State, names: &[String]) -> Result<Reply> {
+    let info = |t| TunableInfo::new(t, state.engine());
+    if names.is_empty() {
+        return Ok(Reply::Tunables(tune::TUNABLES.iter().map(info).collect()));
+    }
+    let found = names.iter().map(|name| tune::find(name).map(info));
+    Ok(Reply::Tunables(found.collect::<Result<_>>()?))
+}
+
+/// The error as one line, place and cause included.
+fn whole(e: Error) -> Error {
+    Error::new(e.kind(), e.to_string())
+}
+
+/// All of a pool's state; with `verbose` its damaged files, too.
+///
+/// # Errors
+/// Those of reading it.
+pub(super) fn full_status(state: &State, pool: &Arc<Pool>, verbose: bool) -> Result<proto::Pool> {
+    let status = pool.status().map_err(whole)?;
+    let mut reply = convert::pool(&status);
+    if verbose && status.error_count > 0 {
+        reply.errors = damaged(state, pool)?;
+    }
+    reply.removal = past::removal(pool, &status.root).map_err(whole)?;
+    reply.expand = past::expansion(pool, &status.root).map_err(whole)?;
+    Ok(reply)
+}
+
+/// The lines of `zpool status -v` about damaged files (chapter 09 §4.3).
+fn damaged(state: &State, pool: &Pool) -> Result<Vec<String>> {
+    let mounts = state.mounts();
+    let errors = pool.data_errors().map_err(whole)?;
+    let mountpoint = |e: &DataError| {
+        let name = e.dataset.as_deref().filter(|_| e.mountable)?;
+        let mount = mounts.iter().find(|m| m.dataset == name)?;
+        Some(mount.mountpoint.clone())
+    };
+    Ok(errors.iter().map(|e| convert::data_error(e, mountpoint(e).as_deref())).collect())
+}
+
+/// Properties of a pool; `None`: all.
+///
+/// # Errors
+/// Those of reading them.
+pub(super) fn pool_props(pool: &Pool, props: Option<&[String]>) -> Result<Vec<(String, Value)>> {
+    let all = match props {
+        None => pool.props().map_err(whole)?,
+        Some(names) => {
+            let mut out = Vec::new();
+            for name in names {
+                if let Some(value) = pool.prop(name).map_err(whole)? {
+                    out.push((name.clone(), value));
+                }
+            }
+            out
+        }
+    };
+    Ok(all.iter().map(|(n, v)| (n.clone(), v.into())).collect())
+}
+
+/// What one listing shows; it outlives the request where a pool's part is left behind.
+struct Lister {
+    state: Arc<State>,
+    args: ListArgs,
+    /// Names that were shown.
+    seen: Arc<Mutex<BTreeSet<String>>>,
+    rows: Vec<Row>,
+}
+
+/// Lists pool by pool: one that does not answer keeps nothing back of the others.
+fn datasets(state: &Arc<State>, args: &ListArgs, to: &mut dyn RowListener) -> Result<()> {
+    let seen = Arc::default();
+    let part = |root: Option<&str>| {
+        let root = root.map(str::to_owned);
+        let (args, seen) = (args.clone(), Arc::clone(&seen));
+        move |state: &Arc<State>, pool: &Arc<Pool>, to: &mut Relay| {
+            let mut lister = Lister { state: Arc::clone(state), args, seen, rows: Vec::new() };
+            match &root {
+                None => match pool.root() {
+                    Ok(root) => lister.walk(&root, false, to),
+                    Err(e) => to.problem(format!("cannot open '{}': {e}", pool.name())),
+                },
+                Some(name) => match state.open(name) {
+                    Ok((_, dataset)) => lister.walk(&dataset, lister.args.named_any_kind, to),
+                    Err(e) => to.problem(e.message().to_owned()),
+                },
+            }
+            to.rows(std::mem::take(&mut lister.rows));
+        }
+    };
+    let all = state.registry().all();
+    if args.roots.is_empty() {
+        let patience = if all.len() > 1 { BRIEF } else { PATIENT };
+        for slot in all {
+            // Datasets of a pool that is on its way are not there yet.
+            if slot.pool().is_none() {
+                continue;
+            }
+            if let Err(e) = state.look(&slot, patience, to, part(None)) {
+                to.problem(e.message().to_owned());
+            }
+        }
+    }
+    for root in &args.roots {
+        let looked = match state.registry().get(pool_name(root)) {
+            Some(slot) => state.look(&slot, PATIENT, to, part(Some(root))),
+            None => {
+                let text = format!("cannot open '{root}': dataset does not exist");
+                Err(Error::not_found(text))
+            }
+        };
+        if let Err(e) = looked {
+            to.problem(e.message().to_owned());
+        }
+    }
+    Ok(())
+}
+
+impl Lister {
+    fn wants(&self, kind: Kind) -> bool {
+        self.args.types.contains(&kind)
+    }
+
+    fn walk(&mut self, root: &Dataset, named: bool, to: &mut dyn RowListener) {
+        let kind = convert::kind(root.kind());
+        if named && !self.wants(kind) {
+            self.add(root, to);
+        }
+        let mut todo = vec![(root.clone(), 0u32)];
+        while let Some((dataset, depth)) = todo.pop() {
+            if to.is_gone() {
+                return;
+            }
+            let kind = convert::kind(dataset.kind());
+            if self.wants(kind) {
+                self.add(&dataset, to);
+            }
+            let deeper = self.args.depth.is_none_or(|max| depth < max);
+            if !deeper || matches!(kind, Kind::Snapshot | Kind::Bookmark) {
+                continue;
+            }
+            let mut below =
+                |list: Result<Vec<Dataset>>, what: &str, to: &mut dyn RowListener| match list {
+                    Ok(list) => todo.extend(list.into_iter().map(|d| (d, depth + 1))),
+                    Err(e) => {
+                        to.problem(format!("cannot list {what} of '{}': {e}", dataset.name()));
+                    }
+                };
+            below(dataset.children(), "file systems", to);
+            if self.wants(Kind::Snapshot) {
+                below(dataset.snapshots(), "snapshots", to);
+            }
+            if self.wants(Kind::Bookmark) {
+                below(dataset.bookmarks(), "bookmarks", to);
+            }
+        }
+    }
+
+    fn add(&mut self, dataset: &Dataset, to: &mut dyn RowListener) {
+        if !self.seen.lock().insert(dataset.name().to_owned()) {
+            return;
+        }
+        match self.row(dataset) {
+            Ok(row) => self.rows.push(row),
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => to.problem(format!("cannot open '{}': {e}", dataset.name())),
+        }
+        if self.rows.len() >= ROWS_MAX {
+            to.rows(std::mem::take(&mut self.rows));
+        }
+    }
+
+    fn row(&self, dataset: &Dataset) -> Result<Row> {
+        let mut props: Vec<(String, Value)> = match &self.args.props {
+            None => dataset.props()?.iter().map(|(n, v)| (n.clone(), v.into())).collect(),
+            Some(names) => {
+                let mut out = Vec::new();
+                for name in names.iter().filter(|n| *n != "name") {
+                    if let Some(value) = dataset.prop(name)? {
+                        out.push((name.clone(), (&value).into()));
+                    }
+                }
+                out
+            }
+        };
+        // Only the daemon knows what is mounted.
+        if let Some((_, value)) = props.iter_mut().find(|(n, _)| n == "mounted") {
+            let mounted = self.state.is_mounted(dataset.name());
+            *value = Value::fact(Data::Num(mounted.into()));
+        }
+        let createtxg = dataset.createtxg();
+        let kind = convert::kind(dataset.kind());
+        Ok(Row { name: dataset.name().to_owned(), kind, createtxg, props })
+    }
+}

@@ -1,0 +1,533 @@
+//! What gets mounted where: the plan of `zfs mount -a`, and the table of mounts.
+//!
+//! # Theory
+//! A file system mounts at its property `mountpoint` below the pool's altroot,
+//! unless that is `none` or `legacy`, `canmount` forbids it, its key is not loaded, or a
+//! receive that was interrupted left it incomplete. Parents come before children: by path,
+//! component by component.
+//!
+//! What is unmounted may still show in another mount namespace, which has a copy of the
+//! mount. It is unmounted all the same: its directory is free, and the table has it among
+//! those that are *held*. A held file system is served on. Mounting the dataset again shows
+//! the same file system, so that both namespaces have the same content; where that cannot be
+//! done, it is refused. A command that takes the dataset away (export, destruction) waits a
+//! moment for the holders to end, names them, and ends the file system by force alone.
+//!
+//! # Invariants
+//! * A dataset is mounted or held by one file system at most.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use cenote::create::CreateRequest;
+use cenote::files::Atime;
+use cenote::props::{PropData, dataset_prop};
+use cenote::{Dataset, DatasetKind};
+use mount::{Left, MountOptions, MountedFs};
+use proto::Mounted;
+
+/// Why something is unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// A command asked for it.
+    Asked,
+    /// It gets another mountpoint.
+    Moved,
+    /// Its pool goes.
+    Exported,
+    /// Its dataset goes.
+    Destroyed,
+}
+
+impl Why {
+    /// Nothing of the dataset can be served any more, wherever it shows.
+    pub(crate) fn takes_away(self) -> bool {
+        matches!(self, Why::Exported | Why::Destroyed)
+    }
+
+    /// Nothing will be mounted there again.
+    pub(crate) fn is_for_good(self) -> bool {
+        matches!(self, Why::Moved | Why::Destroyed)
+    }
+}
+
+/// How long holders that can be seen are waited for by what takes a dataset away.
+pub(crate) const HELD: Duration = Duration::from_secs(1);
+/// How long the kernel may take to let go of what nobody is seen to hold.
+pub(crate) const ENDS: Duration = Duration::from_secs(10);
+/// Between two looks meanwhile.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+
+/// Where something is held that nothing is seen to hold: files of a mount that was undone
+/// lazily, or another user's namespace.
+pub(crate) const UNSEEN: &str = "by a process that cannot be seen from here";
+
+/// Whether a file system that is held is let go of within a time.
+pub(crate) fn ends_within(fs: &dyn MountedFs, time: Duration) -> bool {
+    let begin = base::rt::now();
+    while !fs.settle() {
+        if begin.elapsed() > time {
+            return false;
+        }
+        base::rt::sleep(LOOK);
+    }
+    true
+}
+
+/// Where a dataset belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// At this path.
+    At(PathBuf),
+    /// `mountpoint=legacy`.
+    Legacy,
+    /// `mountpoint=none`.
+    Nowhere,
+}
+
+/// Where a mountpoint property says; the altroot is part of it already.
+pub(crate) fn target(property: &str) -> Target {
+    if property == "legacy" {
+        return Target::Legacy;
+    }
+    if !property.starts_with('/') {
+        return Target::Nowhere;
+    }
+    // No `..` may lead out of the altroot: the value comes from a disk.
+    let normal = |c: &Component<'_>| matches!(c, Component::Normal(_));
+    let path: PathBuf = Path::new(property).components().filter(normal).collect();
+    Target::At(Path::new("/").join(path))
+}
+
+fn text(dataset: &Dataset, name: &str) -> Result<Option<String>> {
+    Ok(match dataset.prop(name)?.map(|v| v.value) {
+        Some(PropData::Str(s)) => Some(s),
+        _ => None,
+    })
+}
+
+/// The word of an index property, whether the engine tells number or word.
+fn word(dataset: &Dataset, name: &str) -> Result<String> {
+    let prop = dataset_prop(name).ok_or_else(|| Error::bug("unknown property"))?;
+    let value = dataset.prop(name)?.map_or_else(|| prop.default_value(), |v| v.value);
+    Ok(cenote::props::format(prop, &value, true))
+}
+
+/// One dataset of a plan.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    /// The file system.
+    pub(crate) dataset: Dataset,
+    /// Where.
+    pub(crate) at: PathBuf,
+}
+
+/// Why a dataset is not mounted by `-a`; its text is that of `zfs mount DATASET`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Not a file system.
+    Kind,
+    /// `mountpoint=legacy`.
+    Legacy,
+    /// `mountpoint=none`.
+    Nowhere,
+    /// `canmount=off`.
+    CanmountOff,
+    /// `canmount=noauto`, and it was not named outright.
+    Noauto,
+    /// Its key is not loaded.
+    Locked,
+    /// A receive that was interrupted left it as it is.
+    Incomplete,
+}
+
+impl Refusal {
+    /// The message of `zfs mount NAME`.
+    pub(crate) fn message(&self, name: &str) -> String {
+        let why = match self {
+            Refusal::Kind => {
+                return format!(
+                    "cannot open '{name}': operation not applicable to datasets of this type"
+                );
+            }
+            Refusal::Legacy => "legacy mountpoint\nuse mount(8) to mount this filesystem",
+            Refusal::Nowhere => "no mountpoint set",
+            Refusal::CanmountOff | Refusal::Noauto => "'canmount' property is set to 'off'",
+            Refusal::Locked => "encryption key not loaded",
+            Refusal::Incomplete => "the dataset is incomplete: its receive was interrupted",
+        };
+        format!("cannot mount '{name}': {why}")
+    }
+}
+
+/// Where to mount a dataset, or why not.
+///
+/// # Errors
+/// Its properties cannot be read.
+pub(crate) fn plan(dataset: &Dataset, named: bool) -> Result<std::result::Result<Plan, Refusal>> {
+    if dataset.kind() != DatasetKind::Filesystem {
+        return Ok(Err(Refusal::Kind));
+    }
+    let at = match target(text(dataset, "mountpoint")?.as_deref().unwrap_or("none")) {
+        Target::At(at) => at,
+        Target::Legacy => return Ok(Err(Refusal::Legacy)),
+        Target::Nowhere => return Ok(Err(Refusal::Nowhere)),
+    };
+    Ok(match word(dataset, "canmount")?.as_str() {
+        "off" => Err(Refusal::CanmountOff),
+        "noauto" if !named => Err(Refusal::Noauto),
+        _ if dataset.is_incomplete() => Err(Refusal::Incomplete),
+        _ if dataset.is_locked() => Err(Refusal::Locked),
+        _ => Ok(Plan { dataset: dataset.clone(), at }),
+    })
+}
+
+/// Where the root of a new pool would be mounted, if it would.
+pub(crate) fn place_of_new(request: &CreateRequest) -> Option<PathBuf> {
+    let setting = |name: &str| request.fs_settings.iter().find(|s| s.0 == name).map(|s| &s.1);
+    let canmount = setting("canmount").zip(dataset_prop("canmount"));
+    if canmount.is_some_and(|(value, prop)| cenote::props::format(prop, value, true) != "on") {
+        return None;
+    }
+    let path = match setting("mountpoint") {
+        Some(PropData::Str(path)) => path.clone(),
+        _ => format!("/{}", request.temporary_name.as_ref().unwrap_or(&request.name)),
+    };
+    match target(&path) {
+        Target::At(at) => match &request.altroot {
+            Some(root) => Some(root.join(at.strip_prefix("/").unwrap_or(&at))),
+            None => Some(at),
+        },
+        _ => None,
+    }
+}
+
+/// As [`plan`], of a dataset with `mountpoint=legacy` that mount(8) mounts at a directory.
+///
+/// # Errors
+/// As there.
+pub(crate) fn plan_legacy(
+    dataset: &Dataset,
+    at: &Path,
+) -> Result<std::result::Result<Plan, String>> {
+    let name = dataset.name();
+    Ok(match plan(dataset, true)? {
+        Err(Refusal::Legacy) if word(dataset, "canmount")? == "off" => {
+            Err(Refusal::CanmountOff.message(name))
+        }
+        Err(Refusal::Legacy) if dataset.is_incomplete() => Err(Refusal::Incomplete.message(name)),
+        Err(Refusal::Legacy) if dataset.is_locked() => Err(Refusal::Locked.message(name)),
+        Err(Refusal::Legacy) => Ok(Plan { dataset: dataset.clone(), at: at.to_owned() }),
+        Ok(_) | Err(Refusal::Nowhere) => Err(format!(
+            "filesystem '{name}' cannot be mounted using 'mount'.\nUse 'zfs set \
+             mountpoint=legacy' or 'zfs mount {name}'.\nSee zfs(8) for more information."
+        )),
+        Err(refusal) => Err(refusal.message(name)),
+    })
+}
+
+/// The mount options that a dataset's properties ask for.
+///
+/// # Errors
+/// Its properties cannot be read.
+pub(crate) fn options(dataset: &Dataset) -> Result<MountOptions> {
+    let off = |name| word(dataset, name).map(|w| w == "off");
+    let snapdir = word(dataset, "snapdir")?;
+    Ok(MountOptions {
+        read_only: !off("readonly")?,
+        noatime: off("atime")?,
+        nosuid: off("setuid")?,
+        nodev: off("devices")?,
+        noexec: off("exec")?,
+        snapdir_visible: snapdir == "visible",
+        snapdir_disabled: snapdir == "disabled",
+        posix_acl: word(dataset, "acltype")? == "posix",
+        direct_io: false,
+        io_uring: false,
+        keep_awake: false,
+        atime: None,
+        nodiratime: false,
+    })
+}
+
+/// Of mount options those that [`override_with`] knows.
+pub(crate) fn known(given: &[String]) -> Vec<String> {
+    let words = given.iter().flat_map(|list| list.split(','));
+    let knows = |w: &&str| {
+        let one = [(*w).to_owned()];
+        let mut any = MountOptions::default();
+        override_with(&mut any, &one, true).is_ok()
+    };
+    words.filter(knows).map(str::to_owned).collect()
+}
+
+/// Mount options given by hand, over those of the properties.
+///
+/// # Errors
+/// `Invalid` for an option that is unknown or cannot be granted, such as `rw` where
+/// nothing is `writable`.
+pub(crate) fn override_with(
+    options: &mut MountOptions,
+    given: &[String],
+    writable: bool,
+) -> Result<()> {
+    for word in given.iter().flat_map(|list| list.split(',')).filter(|w| !w.is_empty()) {
+        match word {
+            "suid" | "setuid" => options.nosuid = false,
+            "nosuid" | "nosetuid" => options.nosuid = true,
+            "dev" | "devices" => options.nodev = false,
+            "nodev" | "nodevices" => options.nodev = true,
+            "exec" => options.noexec = false,
+            "noexec" => options.noexec = true,
+            "direct_io" => options.direct_io = true,
+            "nodirect_io" => options.direct_io = false,
+            "io_uring" => options.io_uring = true,
+            "noio_uring" => options.io_uring = false,
+            "keepawake" => options.keep_awake = true,
+            "nokeepawake" => options.keep_awake = false,
+            "ro" => options.read_only = true,
+            "rw" if writable => options.read_only = false,
+            "noatime" => (options.noatime, options.atime) = (true, Some(Atime::Off)),
+            "strictatime" | "norelatime" => {
+                (options.noatime, options.atime) = (false, Some(Atime::On));
+            }
+            "relatime" => (options.noatime, options.atime) = (false, Some(Atime::Relatime)),
+            "atime" if options.noatime => {
+                (options.noatime, options.atime) = (false, Some(Atime::On));
+            }
+            "nodiratime" => options.nodiratime = true,
+            "diratime" => options.nodiratime = false,
+            "defaults" | "atime" => {}
+            "rw" => return Err(Error::invalid("the pool is imported read-only")),
+            other => return Err(Error::invalid(format!("invalid mount option '{other}'"))),
+        }
+    }
+    Ok(())
+}
+
+/// What is mounted, and what is held.
+#[derive(Default)]
+pub(crate) struct Table {
+    entries: BTreeMap<String, Entry>,
+    /// With where they were.
+    held: BTreeMap<String, Entry>,
+}
+
+/// One mount.
+struct Entry {
+    at: PathBuf,
+    fs: Arc<dyn MountedFs>,
+}
+
+/// A dataset, where it is mounted, and its file system.
+pub(crate) type Mount = (String, PathBuf, Arc<dyn MountedFs>);
+
+impl Table {
+    /// Adds a mount.
+    pub(crate) fn insert(&mut self, dataset: &str, at: PathBuf, fs: Arc<dyn MountedFs>) {
+        self.held.remove(dataset);
+        self.entries.insert(dataset.to_owned(), Entry { at, fs });
+    }
+
+    /// Drops mounts that were undone by others (`umount`), `present` being the device numbers
+    /// of what the kernel's table shows; what is still served is held.
+    pub(crate) fn forget_dead(&mut self, present: Option<&HashSet<String>>) {
+        let shows = |e: &Entry| present.is_none_or(|p| e.fs.is_present(p));
+        let gone = self.entries.extract_if(.., |_, e| !e.fs.is_alive() || !shows(e));
+        for (name, entry) in gone.collect::<Vec<_>>() {
+            self.held.insert(name, entry);
+        }
+    }
+
+    /// Whether a dataset is mounted.
+    pub(crate) fn is_mounted(&self, dataset: &str) -> bool {
+        self.entries.get(dataset).is_some_and(|e| e.fs.is_alive())
+    }
+
+    /// The dataset mounted at a path.
+    pub(crate) fn at_path(&self, path: &Path) -> Option<String> {
+        self.entries.iter().find(|(_, e)| e.at == path).map(|(name, _)| name.clone())
+    }
+
+    /// All mounts, parents first.
+    pub(crate) fn list(&self) -> Vec<Mounted> {
+        let mut all: Vec<(&Path, &String)> =
+            self.entries.iter().map(|(n, e)| (e.at.as_path(), n)).collect();
+        all.sort();
+        all.into_iter()
+            .map(|(at, n)| Mounted { dataset: n.clone(), mountpoint: at.display().to_string() })
+            .collect()
+    }
+
+    /// Whether a path lies inside a mounted dataset.
+    pub(crate) fn is_inside(&self, path: &Path) -> bool {
+        self.entries.values().any(|e| path != e.at && path.starts_with(&e.at))
+    }
+
+    /// Whether a path lies inside a mounted dataset of a pool.
+    pub(crate) fn is_inside_pool(&self, path: &Path, pool: &str) -> bool {
+        let of_pool = |name: &str| name.split('/').next() == Some(pool);
+        self.entries.iter().any(|(n, e)| of_pool(n) && path != e.at && path.starts_with(&e.at))
+    }
+
+    /// Where the kernel has mounts of ours.
+    pub(crate) fn own_mounts(&self) -> Vec<PathBuf> {
+        self.entries.values().filter(|e| e.fs.is_own_mount()).map(|e| e.at.clone()).collect()
+    }
+
+    /// The mounts of datasets that `wanted` accepts, children first.
+    pub(crate) fn deepest_first(&self, wanted: impl Fn(&str) -> bool) -> Vec<Mount> {
+        let mut all: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(n, _)| wanted(n))
+            .map(|(n, e)| (n.clone(), e.at.clone(), Arc::clone(&e.fs)))
+            .collect();
+        all.sort_by(|a, b| b.1.cmp(&a.1));
+        all
+    }
+
+    /// File systems of datasets that `wanted` accepts that are not mounted, but held, and
+    /// where they were mounted.
+    pub(crate) fn held(&self, wanted: impl Fn(&str) -> bool) -> Vec<Mount> {
+        let wanted = self.held.iter().filter(|(n, _)| wanted(n));
+        wanted.map(|(n, e)| (n.clone(), e.at.clone(), Arc::clone(&e.fs))).collect()
+    }
+
+    /// Takes out what is mounted or held of datasets that `wanted` accepts, children first.
+    pub(crate) fn take(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
+        let mut all = self.deepest_first(&wanted);
+        all.extend(self.held(wanted));
+        for (name, _, _) in &all {
+            self.entries.remove(name);
+            self.held.remove(name);
+        }
+        all.into_iter().map(|m| m.2).collect()
+    }
+
+    /// A mount was undone.
+    pub(crate) fn unmounted(&mut self, dataset: &str, left: Left) {
+        if let (Some(entry), Left::Held) = (self.entries.remove(dataset), left) {
+            self.held.insert(dataset.to_owned(), entry);
+        }
+    }
+
+    /// What was held is no more.
+    pub(crate) fn settled(&mut self, dataset: &str) {
+        self.held.remove(dataset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Alive or not, with a device number.
+    struct Fake(bool, &'static str);
+    impl MountedFs for Fake {
+        fn unmount(&self, _: bool) -> Result<Left> {
+            Ok(Left::Nothing)
+        }
+        fn is_present(&self, present: &HashSet<String>) -> bool {
+            present.contains(self.1)
+        }
+        fn settle(&self) -> bool {
+            true
+        }
+        fn holders(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn put_back(&self, _: &Path, _: &MountOptions) -> Result<bool> {
+            Ok(true)
+        }
+        fn is_own_mount(&self) -> bool {
+            true
+        }
+        fn cut(&self) {}
+        fn is_alive(&self) -> bool {
+            self.0
+        }
+        fn remount(&self, _: &MountOptions) -> Result<bool> {
+            Ok(true)
+        }
+        fn snapshots_changed(&self, _: &[&str]) {}
+    }
+
+    #[test]
+    fn targets() {
+        assert_eq!(target("/mnt/tank/a"), Target::At("/mnt/tank/a".into()));
+        assert_eq!(target("legacy"), Target::Legacy);
+        assert_eq!(target("none"), Target::Nowhere);
+        assert_eq!(target("-"), Target::Nowhere);
+        assert_eq!(target("/mnt/../../etc"), Target::At("/mnt/etc".into()));
+    }
+
+    #[test]
+    fn the_table_lists_parents_first_and_unmounts_children_first() {
+        let mut t = Table::default();
+        t.insert("p/z", "/a/b".into(), Arc::new(Fake(true, "0:1")));
+        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:2")));
+        t.insert("q", "/b".into(), Arc::new(Fake(false, "0:3")));
+        t.forget_dead(None);
+        let names: Vec<String> = t.list().into_iter().map(|m| m.dataset).collect();
+        assert_eq!(names, ["p", "p/z"]);
+        let down: Vec<String> = t.deepest_first(|_| true).into_iter().map(|m| m.0).collect();
+        assert_eq!(down, ["p/z", "p"]);
+        assert_eq!(t.at_path(Path::new("/a/b")).as_deref(), Some("p/z"));
+        assert!(!t.is_mounted("q"));
+    }
+
+    #[test]
+    fn what_others_unmounted_is_held_while_it_is_served() {
+        let mut t = Table::default();
+        let all = |t: &Table| t.held(|_| true).into_iter().map(|h| h.0).collect::<Vec<_>>();
+        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
+        t.insert("q", "/b".into(), Arc::new(Fake(true, "0:2")));
+        t.insert("r", "/c".into(), Arc::new(Fake(false, "0:3")));
+        t.forget_dead(Some(&HashSet::from(["0:2".to_owned()])));
+        assert!(!t.is_mounted("p") && t.is_mounted("q") && !t.is_mounted("r"));
+        // The last one has ended: whoever looks settles that.
+        assert_eq!(all(&t), ["p", "r"]);
+        t.settled("r");
+        t.unmounted("q", Left::Held);
+        assert_eq!(all(&t), ["p", "q"]);
+        t.insert("p", "/a".into(), Arc::new(Fake(true, "0:1")));
+        t.settled("q");
+        assert!(t.is_mounted("p") && all(&t).is_empty());
+    }
+
+    #[test]
+    fn options_given_by_hand_win() {
+        let from = MountOptions { nosuid: true, ..MountOptions::default() };
+        let with = |words: &[&str]| {
+            let mut options = from.clone();
+            let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+            override_with(&mut options, &words, false).map(|()| options)
+        };
+        assert_eq!(with(&["atime", ""]).unwrap(), from);
+        let o = with(&["strictatime,nodiratime"]).unwrap();
+        assert!(o.atime == Some(Atime::On) && o.nodiratime && !o.noatime);
+        let o = with(&["noatime", "diratime"]).unwrap();
+        assert!(o.atime == Some(Atime::Off) && !o.nodiratime && o.noatime);
+        assert!(with(&["ro"]).unwrap().read_only);
+        let o = with(&["suid,nodev", "noexec"]).unwrap();
+        assert_eq!((o.nosuid, o.nodev, o.noexec), (false, true, true));
+        assert!(!with(&["noexec,exec"]).unwrap().noexec);
+        assert_eq!(with(&["rw"]).unwrap_err().message(), "the pool is imported read-only");
+        let e = with(&["noexec,x"]).unwrap_err();
+        assert_eq!(e.message(), "invalid mount option 'x'");
+    }
+
+    proptest! {
+        #[test]
+        fn no_mountpoint_escapes(path in "/alt/(/|\\.\\.|\\.|a|b){0,12}") {
+            if let Target::At(at) = target(&path) {
+                prop_assert!(at.starts_with("/alt") && !at.components().any(|c| c == Component::ParentDir));
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Removals and expansions that `zpool status` tells of, from the pool's own
+//! records (chapter 08 §D.1 and §E).
+
+use base::Result;
+use cenote::inspect::ondisk::config::VdevConfig;
+use cenote::inspect::ondisk::removal::MappingHeader;
+use cenote::{Pool, VdevStatus};
+use proto::{Expand, Removal};
+
+/// Fields of the MOS directory's `com.delphix:removing`.
+const REMOVING: &str = "com.delphix:removing";
+
+fn state(code: u64) -> u8 {
+    u8::try_from(code).ok().filter(|c| *c <= 3).unwrap_or(0)
+}
+
+fn tops(pool: &Pool) -> &[VdevConfig] {
+    &pool.spa().config().vdev_tree.children
+}
+
+/// The last removal of a top-level vdev, if there ever was one.
+///
+/// # Errors
+/// The pool's records cannot be read.
+pub(super) fn removal(pool: &Pool, root: &VdevStatus) -> Result<Option<Removal>> {
+    let Some(words) = pool.spa().mos().lookup_words(REMOVING)? else { return Ok(None) };
+    let Some(&[code, vdev, _, start, end, to_copy, copied]) = words.first_chunk::<7>() else {
+        return Ok(None);
+    };
+    if state(code) == 0 {
+        return Ok(None);
+    }
+    let mut mapping_memory = 0u64;
+    for top in tops(pool) {
+        let Some(id) = top.top.as_ref().and_then(|t| t.indirect.mapping) else { continue };
+        let object = pool.spa().mos().object(id.0)?;
+        let dnode = object.dnode();
+        let header = MappingHeader::parse(&dnode.bonus, dnode.endian)?;
+        // An entry takes 24 bytes in memory as on disk.
+        mapping_memory = mapping_memory.saturating_add(header.num_entries.saturating_mul(24));
+    }
+    let name = root.children.iter().find(|v| v.id == vdev).map(|v| v.name.clone());
+    Ok(Some(Removal {
+        state: state(code),
+        vdev,
+        name: name.unwrap_or_else(|| vdev.to_string()),
+        start,
+        end,
+        copied,
+        to_copy,
+        mapping_memory,
+    }))
+}
+
+/// The last expansion of a raidz vdev, if there ever was one.
+///
+/// # Errors
+/// The pool's records cannot be read.
+pub(super) fn expansion(pool: &Pool, root: &VdevStatus) -> Result<Option<Expand>> {
+    let mut last: Option<Expand> = None;
+    for top in tops(pool).iter().filter(|t| t.raidz.is_some()) {
+        let Some(id) = top.top.as_ref().and_then(|t| t.zap) else { continue };
+        let zap = pool.spa().mos().zap(id.0)?;
+        let get = |key: &str| zap.lookup_u64(&format!("org.openzfs:raidz_expand_{key}"));
+        let state = state(get("state")?.unwrap_or(0));
+        if state == 0 {
+            continue;
+        }
+        let vdev = root.children.iter().find(|v| v.id == u64::from(top.id));
+        let expand = Expand {
+            state,
+            name: vdev.map(|v| v.name.clone()).unwrap_or_default(),
+            start: get("start_time")?.unwrap_or(0),
+            end: get("end_time")?.unwrap_or(0),
+            copied: get("bytes_copied")?.unwrap_or(0),
+            to_copy: vdev.map_or(0, |v| v.allocated),
+        };
+        if last.as_ref().is_none_or(|l| l.start <= expand.start) {
+            last = Some(expand);
+        }
+    }
+    Ok(last)
+}

@@ -1,0 +1,432 @@
+//! The pools that the daemon has, and what happens to each.
+//!
+//! # Theory
+//! A [`Slot`] is a pool's place in the list from the moment its name is taken. It is a state
+//! machine:
+//!
+//! ```text
+//!   (none) -- import --> Importing --+--> Open <--> Closing -- exported, destroyed --> (none)
+//!   (none) -- create --> Creating ---+
+//!   any of them -- given up by force --> (none)
+//! ```
+//!
+//! A name (and a guid) is taken, and a phase changed, under the registry's lock, for an
+//! instant. The slow part of each arrow happens outside of it, by whoever has the slot's
+//! turn ([`Turn`]): of those who change one pool one is at work, and those who change other
+//! pools never meet it. Looking needs no turn. A suspended pool is `Open`, or still
+//! `Importing` where its first group could not be written: it can be looked at, cleared and
+//! given up in any phase ([`Slot::pool`]).
+//!
+//! Force does not wait for a turn whose holder hangs. It gives the pool up
+//! ([`cenote::Pool::give_up`]), which ends the holder's waits with errors, and takes the
+//! slot out of the list. The holder finds its slot gone and changes nothing any more.
+//!
+//! # Invariants
+//! * Names in the list differ, and so do guids as far as they are known.
+//! * A phase changes only by the holder of the slot's turn, or to "gone" by force.
+//! * Under the registry's lock and under a turn's own lock nothing blocks: no engine, no
+//!   file but the list of pools ([`super::state`]), no drop of a pool.
+//!
+//! Lock order: turns, by name where several are taken → registry → a slot's `inner`. A
+//! turn's own lock is a leaf.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::rt::{self, Condvar, Instant, Mutex, RwLock};
+use base::{Error, ErrorKind, Result};
+use cenote::{Opening, Pool};
+use proto::ImportArgs;
+
+use super::state::Listener;
+
+/// How often a waiting request looks whether its client is there.
+const LOOK: Duration = Duration::from_millis(250);
+/// A device that keeps an operation so long is said to be silent.
+pub(super) const SILENT: Duration = Duration::from_secs(2);
+
+/// What happens to a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its devices are opened, or its first group written.
+    Importing,
+    /// It is made.
+    Creating,
+    /// It can be used.
+    Open,
+    /// It is exported or destroyed.
+    Closing,
+}
+
+impl Phase {
+    /// The word in lists, but for pools in use.
+    pub(super) fn word(self) -> Option<&'static str> {
+        match self {
+            Phase::Importing => Some("IMPORTING"),
+            Phase::Creating => Some("CREATING"),
+            Phase::Open => None,
+            Phase::Closing => Some("EXPORTING"),
+        }
+    }
+}
+
+struct Inner {
+    args: ImportArgs,
+    /// Not known yet of a pool that is made.
+    guid: Option<u64>,
+    phase: Phase,
+    pool: Option<Arc<Pool>>,
+    /// Out of the list.
+    gone: bool,
+}
+
+/// A pool's place in the list.
+pub(super) struct Slot {
+    name: String,
+    opening: Arc<Opening>,
+    turn: Turn,
+    inner: Mutex<Inner>,
+    /// It was in the list of an earlier daemon.
+    again: bool,
+    /// Looks that were left behind, and have not come back.
+    stuck: Mutex<usize>,
+}
+
+/// Looks at one pool that may be stuck before the next one is refused.
+const STUCK_MAX: usize = 4;
+
+impl Slot {
+    pub(super) fn new(name: &str, args: ImportArgs, phase: Phase, again: bool) -> Arc<Slot> {
+        let guid = Some(args.guid).filter(|g| *g != 0);
+        Arc::new(Slot {
+            name: name.to_owned(),
+            opening: Opening::new(),
+            turn: Turn::default(),
+            inner: Mutex::new(Inner { args, guid, phase, pool: None, gone: false }),
+            again,
+            stuck: Mutex::new(0),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn opening(&self) -> &Arc<Opening> {
+        &self.opening
+    }
+
+    /// Whether an earlier daemon had it.
+    pub(super) fn is_again(&self) -> bool {
+        self.again
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.inner.lock().phase
+    }
+
+    pub(super) fn set_phase(&self, phase: Phase) {
+        self.inner.lock().phase = phase;
+    }
+
+    pub(super) fn args(&self) -> ImportArgs {
+        self.inner.lock().args.clone()
+    }
+
+    pub(super) fn change_args(&self, f: impl FnOnce(&mut ImportArgs)) {
+        f(&mut self.inner.lock().args);
+    }
+
+    /// Its guid, as far as it is known.
+    pub(super) fn guid(&self) -> Option<u64> {
+        match self.pool() {
+            Some(pool) => Some(pool.guid().0),
+            None => self.inner.lock().guid,
+        }
+    }
+
+    /// The pool, once there is one; its first group need not be on disk.
+    pub(super) fn pool(&self) -> Option<Arc<Pool>> {
+        let pool = self.inner.lock().pool.clone();
+        pool.or_else(|| self.opening.pool())
+    }
+
+    /// The pool is there to be used. False if the slot is gone meanwhile.
+    pub(super) fn open(&self, pool: Arc<Pool>) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.gone {
+            drop(inner);
+            super::beside::bury(pool);
+            return false;
+        }
+        inner.args.guid = pool.guid().0;
+        (inner.phase, inner.pool) = (Phase::Open, Some(pool));
+        true
+    }
+
+    /// Whether force took it out of the list, or it was closed.
+    pub(super) fn is_gone(&self) -> bool {
+        self.inner.lock().gone
+    }
+
+    fn leave(&self) -> Option<Arc<Pool>> {
+        let mut inner = self.inner.lock();
+        inner.gone = true;
+        inner.pool.take()
+    }
+
+    /// The device that has been silent for long, and how long.
+    pub(super) fn silence(&self) -> Option<(String, Duration)> {
+        self.opening.silence().filter(|s| s.1 >= SILENT)
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        self.pool().is_some_and(|p| p.is_suspended())
+    }
+
+    /// Gives the pool up, whatever its phase.
+    pub(super) fn give_up(&self) {
+        if let Some(pool) = self.pool() {
+            pool.give_up();
+        }
+        self.opening.give_up();
+    }
+
+    /// Leave to look at the pool on a thread that may have to be left behind.
+    pub(super) fn look(self: &Arc<Self>) -> Option<Look> {
+        let mut stuck = self.stuck.lock();
+        if *stuck >= STUCK_MAX {
+            return None;
+        }
+        *stuck += 1;
+        Some(Look(Arc::clone(self)))
+    }
+}
+
+/// A look at a pool.
+pub(super) struct Look(Arc<Slot>);
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        *self.0.stuck.lock() -= 1;
+    }
+}
+
+/// Who changes a pool.
+#[derive(Default)]
+struct Turn {
+    holder: Mutex<Option<(String, Instant)>>,
+    free: Condvar,
+}
+
+/// A pool's turn; drop gives it back.
+pub(super) struct TurnGuard(Arc<Slot>);
+
+impl TurnGuard {
+    /// The pool's place.
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.0
+    }
+}
+
+impl Drop for TurnGuard {
+    fn drop(&mut self) {
+        *self.0.turn.holder.lock() = None;
+        self.0.turn.free.notify_one();
+    }
+}
+
+fn no_such_pool(name: &str) -> Error {
+    Error::not_found(format!("cannot open '{name}': no such pool"))
+}
+
+impl Slot {
+    /// Takes the pool's turn for `what`, if it is free or gets free in `time`.
+    pub(super) fn turn_within(self: &Arc<Self>, what: &str, time: Duration) -> Option<TurnGuard> {
+        let begin = rt::now();
+        let mut holder = self.turn.holder.lock();
+        while holder.is_some() {
+            let left = time.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return None;
+            }
+            self.turn.free.wait_timeout(&mut holder, left);
+        }
+        *holder = Some((what.to_owned(), rt::now()));
+        Some(TurnGuard(Arc::clone(self)))
+    }
+
+    /// What the pool's turn is held for, and how long.
+    pub(super) fn held_for(&self) -> Option<(String, Duration)> {
+        let holder = self.turn.holder.lock();
+        holder.as_ref().map(|(what, since)| (what.clone(), since.elapsed()))
+    }
+
+    /// Takes the pool's turn; tells the client meanwhile what it waits for.
+    ///
+    /// # Errors
+    /// `NotFound` when the pool is gone, `Interrupted` when the client is.
+    pub(super) fn turn(
+        self: &Arc<Self>,
+        what: &str,
+        to: &mut (impl Listener + ?Sized),
+    ) -> Result<TurnGuard> {
+        loop {
+            if let Some(turn) = self.turn_within(what, LOOK) {
+                return match self.is_gone() {
+                    true => Err(no_such_pool(&self.name)),
+                    false => Ok(turn),
+                };
+            }
+            if to.is_gone() {
+                return Err(Error::new(ErrorKind::Interrupted, "the client is gone"));
+            }
+            if self.is_gone() {
+                return Err(no_such_pool(&self.name));
+            }
+            if let Some((held, time)) = self.held_for() {
+                let line = format!("'{}': {held}, for {} s", self.name, time.as_secs());
+                to.progress(&line, 0, 0);
+            }
+        }
+    }
+}
+
+/// All slots, by name.
+#[derive(Default)]
+pub(super) struct Registry {
+    slots: RwLock<BTreeMap<String, Arc<Slot>>>,
+}
+
+impl Registry {
+    /// Takes the slot's name and guid.
+    ///
+    /// # Errors
+    /// The slot that has one of them.
+    pub(super) fn insert(&self, slot: &Arc<Slot>) -> std::result::Result<(), Arc<Slot>> {
+        let guid = slot.guid();
+        let others = self.all();
+        // Guids are asked for outside of the lock; a name that comes meanwhile is seen under it.
+        if let Some(other) = others.iter().find(|o| guid.is_some() && o.guid() == guid) {
+            return Err(Arc::clone(other));
+        }
+        let mut slots = self.slots.write();
+        if let Some(other) = slots.get(slot.name()) {
+            return Err(Arc::clone(other));
+        }
+        slots.insert(slot.name().to_owned(), Arc::clone(slot));
+        Ok(())
+    }
+
+    /// Takes a slot out, unless another one has its name by now; what it held.
+    pub(super) fn remove(&self, slot: &Arc<Slot>) -> Option<Arc<Pool>> {
+        let mut slots = self.slots.write();
+        if slots.get(slot.name()).is_some_and(|s| Arc::ptr_eq(s, slot)) {
+            slots.remove(slot.name());
+        }
+        drop(slots);
+        slot.leave()
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<Arc<Slot>> {
+        self.slots.read().get(name).cloned()
+    }
+
+    /// A slot by name.
+    ///
+    /// # Errors
+    /// `NotFound`, the whole message.
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Slot>> {
+        self.get(name).ok_or_else(|| no_such_pool(name))
+    }
+
+    /// All of them, by name.
+    pub(super) fn all(&self) -> Vec<Arc<Slot>> {
+        self.slots.read().values().cloned().collect()
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.slots.read().keys().cloned().collect()
+    }
+
+    /// The turns of several pools, in the order of their names. Names that there are not
+    /// are left out: whoever opens them says so.
+    ///
+    /// # Errors
+    /// As [`Slot::turn`].
+    pub(super) fn turns<'a>(
+        &self,
+        names: impl Iterator<Item = &'a str>,
+        what: &str,
+        to: &mut (impl Listener + ?Sized),
+    ) -> Result<Vec<TurnGuard>> {
+        let names: BTreeSet<&str> = names.collect();
+        let slots = names.into_iter().filter_map(|name| self.get(name));
+        slots.map(|slot| slot.turn(what, to)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::Log;
+    use super::*;
+
+    fn slot(name: &str, guid: u64) -> Arc<Slot> {
+        Slot::new(name, ImportArgs { guid, ..ImportArgs::default() }, Phase::Importing, false)
+    }
+
+    #[test]
+    fn names_and_guids_are_taken_once() {
+        let registry = Registry::default();
+        let (a, same_name, same_guid) = (slot("a", 1), slot("a", 2), slot("b", 1));
+        registry.insert(&a).map_err(|s| s.name.clone()).unwrap();
+        assert_eq!(registry.insert(&same_name).unwrap_err().name(), "a");
+        assert_eq!(registry.insert(&same_guid).unwrap_err().name(), "a");
+        assert!(registry.insert(&slot("b", 0)).is_ok() && registry.insert(&slot("c", 0)).is_ok());
+        assert!(!a.is_gone() && registry.remove(&a).is_none() && a.is_gone());
+        registry.insert(&same_name).map_err(|s| s.name.clone()).unwrap();
+        // Another slot has the name by now.
+        registry.remove(&a);
+        assert_eq!(registry.names(), ["a", "b", "c"]);
+        assert_eq!(registry.find("d").err().unwrap().message(), "cannot open 'd': no such pool");
+    }
+
+    /// An import that could not write its first group held what every other command needed.
+    #[test]
+    fn a_turn_that_hangs_is_in_nobody_elses_way() {
+        let registry = Registry::default();
+        let (a, b) = (slot("a", 1), slot("b", 2));
+        assert!(registry.insert(&a).is_ok() && registry.insert(&b).is_ok());
+        let held = a.turn("importing", &mut Log).unwrap();
+        assert!(a.turn_within("x", Duration::ZERO).is_none());
+        assert_eq!(a.held_for().unwrap().0, "importing");
+        let turns = registry.turns(["b", "nope", "b"].into_iter(), "y", &mut Log).unwrap();
+        assert_eq!((turns.len(), turns[0].slot().name()), (1, "b"));
+        // Taken away by force: whoever waits for the turn is told, and the holder sees it.
+        let waiting = Arc::clone(&a);
+        let waiting = rt::spawn("waits", move || waiting.turn("z", &mut Log).err().unwrap());
+        registry.remove(&a);
+        assert_eq!(waiting.unwrap().join().unwrap().kind(), ErrorKind::NotFound);
+        assert!(held.slot().is_gone());
+        drop(held);
+        assert!(a.turn_within("x", Duration::ZERO).is_some());
+        assert!(a.give_up_is_seen());
+    }
+
+    impl Slot {
+        fn give_up_is_seen(&self) -> bool {
+            self.give_up();
+            self.opening.is_given_up()
+        }
+    }
+
+    #[test]
+    fn looks_are_counted() {
+        let a = slot("a", 1);
+        let looks: Vec<_> = (0..STUCK_MAX).map(|_| a.look().unwrap()).collect();
+        assert!(a.look().is_none());
+        drop(looks);
+        assert!(a.look().is_some());
+    }
+}

@@ -1,0 +1,260 @@
+//! The daemon's process: start, connections, signals, end.
+
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result, rt};
+use mount::FuseMounter;
+use proto::client::{Client, LAST_BREATH, PAUSE};
+use proto::runtime::{self, Runtime};
+use proto::{Hello, Reply, Request, Row};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::geteuid;
+use ui::Exit;
+use ui::signals::Signals;
+
+use super::beside::beside;
+use super::clients::{Client as Connected, Clients, Inbox};
+use super::handle::{RowListener, handle};
+use super::state::{Listener, Log, State};
+
+/// How long a connected client may take to say hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs a daemon until it is told to stop. `metrics` is the address to serve them
+/// at, else the environment's.
+///
+/// # Errors
+/// Another one runs, or it cannot start.
+pub(crate) fn run(runtime: &Runtime, detached: bool, metrics: Option<String>) -> Result<Exit> {
+    if detached {
+        close_inherited();
+    }
+    let _limit = fuse::raise_limit();
+    runtime.create()?;
+    let lock = lock(runtime)?;
+    if detached {
+        // Out of the terminal's session; failing means we lead one already.
+        let _leader = rustix::process::setsid();
+    }
+    let signals = Signals::block()?;
+    clean(runtime);
+    let state = Arc::new(State::new(runtime, Box::new(FuseMounter::default()))?);
+    let listener = listen(runtime)?;
+    ui::err(&format!(
+        "cenote daemon {} started, pid {}",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id()
+    ));
+    let waiting = Arc::clone(&state);
+    let socket = runtime.socket();
+    // A signal means that the system goes down: pools are imported again later.
+    rt::spawn("signals", move || signals.wait_and(|| end(&waiting, &socket)))?;
+    state.show_kstats();
+    super::metrics::announce(super::metrics::start(state.engine().kstats(), metrics));
+    state.import_saved();
+    super::notify::ready();
+    accept(&state, &listener);
+    let _gone = std::fs::remove_file(runtime.socket());
+    ui::err("cenote daemon ended");
+    leave(&lock)
+}
+
+/// Ends the process now. Threads that the kernel holds for a device that does not answer
+/// may outlive this: the kernel keeps the process's files open for them, the lock too. So
+/// the lock is given back, and nobody is waited for.
+fn leave(lock: &File) -> ! {
+    let _held_until_the_end = rustix::fs::flock(lock, rustix::fs::FlockOperation::Unlock);
+    // SAFETY: ends the process. What would run at an exit is of no use: all files that
+    // matter were written and synced.
+    unsafe { libc::_exit(0) }
+}
+
+/// Takes the daemon's lock, that of one that dies as soon as it is dead.
+fn lock(runtime: &Runtime) -> Result<File> {
+    let begin = rt::now();
+    loop {
+        match runtime.lock() {
+            Err(e) if e.kind() == ErrorKind::Busy && begin.elapsed() < LAST_BREATH => {
+                if !matches!(Client::running(runtime), Ok(None)) {
+                    return Err(e);
+                }
+                rt::sleep(PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Closes what whoever started the daemon had open: a lock or a pipe of theirs would be
+/// held as long as the daemon lives.
+fn close_inherited() {
+    // SAFETY: nothing of this process is open yet but its standard streams. Where the
+    // call is unknown (before Linux 5.9) the descriptors stay.
+    let _unknown = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
+}
+
+fn listen(runtime: &Runtime) -> Result<UnixListener> {
+    let path = runtime.socket();
+    let io = |e| Error::io("cannot listen", e).on_path(path.display().to_string());
+    // We hold the lock: what lies here is a dead daemon's.
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path).map_err(io)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(io)?;
+    Ok(listener)
+}
+
+/// Removes the mounts that a killed daemon left: those of its list that nobody
+/// serves any more.
+fn clean(runtime: &Runtime) {
+    let mut paths: Vec<PathBuf> = runtime::load(&runtime.mounts()).unwrap_or_default();
+    paths.push(runtime.volumes());
+    paths.push(runtime.kstats());
+    paths.sort();
+    for path in paths.iter().rev() {
+        if !fuse::is_stale(path) {
+            continue;
+        }
+        match fuse::unmount(path, fuse::UnmountOptions { lazy: true, force: false }) {
+            Ok(()) => ui::err(&format!("removed the dead mount {}", path.display())),
+            Err(e) => ui::err(&format!("a dead mount stays at {}: {e}", path.display())),
+        }
+    }
+}
+
+/// Closes all pools but remembers them, then lets the accept loop end.
+fn end(state: &Arc<State>, socket: &std::path::Path) {
+    state.set_ending();
+    if let Err(e) = state.close_all(true, false, &mut Log) {
+        ui::err(e.message());
+    }
+    state.set_stopping();
+    let _wake = UnixStream::connect(socket);
+}
+
+fn accept(state: &Arc<State>, listener: &UnixListener) {
+    let clients = Arc::new(Clients::default());
+    for stream in listener.incoming() {
+        if state.is_stopping() {
+            return;
+        }
+        let Ok(stream) = stream else {
+            // Out of descriptors: do not spin.
+            rt::sleep(Duration::from_millis(50));
+            continue;
+        };
+        let stream = Arc::new(stream);
+        let Some(client) = clients.admit(&stream) else {
+            ui::err("a client was turned away: too many are connected");
+            continue;
+        };
+        let state = Arc::clone(state);
+        let served = rt::spawn("client", move || {
+            match connection(&state, &stream, &client) {
+                Ok(()) => {}
+                Err(e) => ui::err(&format!("a client: {e}")),
+            }
+            if state.is_stopping() {
+                let address = stream.local_addr().ok();
+                if let Some(path) = address.as_ref().and_then(|a| a.as_pathname()) {
+                    let _wake = UnixStream::connect(path);
+                }
+            }
+        });
+        if let Err(e) = served {
+            ui::err(&format!("a client was turned away: {e}"));
+        }
+    }
+}
+
+fn check_peer(stream: &UnixStream) -> Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)
+        .map_err(|e| Error::io("cannot tell who connects", e.into()))?;
+    if peer.uid.is_root() || peer.uid == geteuid() {
+        return Ok(());
+    }
+    Err(Error::permission(format!("user {} is not served", peer.uid.as_raw())))
+}
+
+fn connection(state: &Arc<State>, stream: &UnixStream, client: &Connected) -> Result<()> {
+    check_peer(stream)?;
+    let mut inbox = Inbox::new(stream, client);
+    let Some(hello) = inbox.receive::<Hello>(Some(HELLO_TIMEOUT))? else { return Ok(()) };
+    proto::send(stream, &Hello::ours())?;
+    if hello.protocol != proto::VERSION {
+        return Err(Error::unsupported(format!("speaks version {}", hello.protocol)));
+    }
+    while let Some(request) = inbox.receive::<Request>(None)? {
+        let _busy = client.busy();
+        let reply = respond(state, request, &mut Wire { stream, broken: false });
+        proto::send(stream, &reply)?;
+        if state.is_stopping() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Has a request served beside this thread, which sees whether the client is there and tells
+/// it which device is waited for.
+fn respond(state: &Arc<State>, request: Request, to: &mut Wire<'_>) -> Reply {
+    let serving = Arc::clone(state);
+    // Whatever ends pools is not left behind.
+    let to_the_end = matches!(request, Request::Stop { force: true });
+    let leave = &mut |to: &mut dyn RowListener, quiet: Duration| {
+        if quiet > Duration::from_secs(1) {
+            state.tell_silence(to);
+        }
+        to.is_gone() && !to_the_end
+    };
+    let reply = beside(to, leave, move |relay| handle(&serving, &request, relay));
+    reply.unwrap_or_else(|| Reply::Failed("the request broke off".to_owned()))
+}
+
+/// A client that hears how its request goes.
+struct Wire<'a> {
+    stream: &'a UnixStream,
+    broken: bool,
+}
+
+impl Wire<'_> {
+    fn send(&mut self, reply: &Reply) {
+        self.broken |= proto::send(self.stream, reply).is_err();
+    }
+}
+
+impl Listener for Wire<'_> {
+    fn progress(&mut self, what: &str, done: u64, total: u64) {
+        self.send(&Reply::Progress(what.to_owned(), done, total));
+    }
+    fn problem(&mut self, line: String) {
+        self.send(&Reply::Problem(line));
+    }
+    fn remark(&mut self, line: String) {
+        self.send(&Reply::Remark(line));
+    }
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.stream, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.broken
+            || (rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
+                && fds.iter().any(|f| {
+                    f.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+                }))
+    }
+}
+
+impl RowListener for Wire<'_> {
+    fn rows(&mut self, rows: Vec<Row>) {
+        if !rows.is_empty() {
+            self.send(&Reply::Rows(rows));
+        }
+    }
+}

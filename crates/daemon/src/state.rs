@@ -1,0 +1,523 @@
+//! What the daemon holds: the engine, the pools ([`super::registry`]), the mounts; and how
+//! datasets are mounted.
+
+mod mounting;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::rt::{self, Instant, Mutex};
+use base::{Error, ErrorKind, Result};
+use cenote::create::AddRequest;
+use cenote::{Dataset, DatasetKind, Engine, EngineConfig, FoundPool, Pool, Search};
+use mount::kstats::KstatMount;
+use mount::volumes::Volumes;
+use mount::{MountedFs, Mounter};
+use proto::runtime::{self, Runtime};
+use proto::{ImportArgs, MountArgs, SearchArgs};
+use serde::{Deserialize, Serialize};
+
+use super::handle::RowListener;
+use super::mounts::{self, Refusal, Table, Why};
+use super::places::Places;
+use super::registry::{Phase, Registry, Slot, TurnGuard};
+
+/// Who hears how a request goes on, and whether anyone still listens.
+pub(crate) trait Listener {
+    /// Long work goes on.
+    fn progress(&mut self, what: &str, done: u64, total: u64);
+    /// Something failed; the request goes on.
+    fn problem(&mut self, line: String);
+    /// Something to know; nothing failed.
+    fn remark(&mut self, line: String);
+    /// Whether the client has gone away.
+    fn is_gone(&self) -> bool;
+}
+
+/// Writes to the log what nobody listens to.
+pub(crate) struct Log;
+
+impl RowListener for Log {
+    fn rows(&mut self, _: Vec<proto::Row>) {}
+}
+
+impl Listener for Log {
+    fn progress(&mut self, _: &str, _: u64, _: u64) {}
+    fn problem(&mut self, line: String) {
+        ui::err(&line);
+    }
+    fn remark(&mut self, line: String) {
+        ui::err(&line);
+    }
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+/// What is written about a pool in the list of imported pools.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Saved(pub(super) ImportArgs);
+
+/// Everything the daemon holds.
+pub(crate) struct State {
+    engine: Arc<Engine>,
+    runtime: Runtime,
+    mounter: Box<dyn Mounter>,
+    started: Instant,
+    registry: Registry,
+    /// Held while a list is written.
+    saving: Mutex<()>,
+    mounts: Mutex<Table>,
+    places: Places,
+    volumes: Volumes,
+    kstats: Mutex<Option<KstatMount>>,
+    stopping: AtomicBool,
+    /// Pools are closed, to be imported again: the list of them stays as it is.
+    ending: AtomicBool,
+}
+
+pub(super) fn cannot(action: &str, name: &str, e: &Error) -> Error {
+    Error::new(e.kind(), format!("cannot {action} '{name}': {e}"))
+}
+
+/// The pool that a dataset is of.
+pub(super) fn pool_name(dataset: &str) -> &str {
+    dataset.split(['/', '@', '#']).next().unwrap_or(dataset)
+}
+
+/// The cache's limit that `CENOTE_ARC_MAX` sets; the library's own without it.
+fn arc_max() -> Result<Option<u64>> {
+    let Some(text) = std::env::var_os("CENOTE_ARC_MAX").filter(|t| !t.is_empty()) else {
+        return Ok(None);
+    };
+    let size = cenote::props::parse_size(&text.to_string_lossy());
+    size.map(Some).map_err(|e| Error::invalid(format!("CENOTE_ARC_MAX: {e}")))
+}
+
+impl State {
+    /// Starts the engine; no pool is imported yet.
+    ///
+    /// # Errors
+    /// The engine cannot start, or `CENOTE_ARC_MAX` is no size.
+    pub(crate) fn new(runtime: &Runtime, mounter: Box<dyn Mounter>) -> Result<State> {
+        crate::heap::keep();
+        Ok(State {
+            engine: Engine::new(EngineConfig {
+                cache_bytes: arc_max()?,
+                give_back: Some(crate::heap::give_back),
+                ..EngineConfig::default()
+            })?,
+            runtime: runtime.clone(),
+            mounter,
+            started: rt::now(),
+            registry: Registry::default(),
+            saving: Mutex::new(()),
+            mounts: Mutex::new(Table::default()),
+            places: Places::new(runtime.places()),
+            volumes: Volumes::new(runtime.volumes()),
+            kstats: Mutex::new(None),
+            stopping: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+        })
+    }
+
+    /// The pools.
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The runtime directory.
+    pub(super) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Keeps the pools of these datasets as they are for everybody else.
+    ///
+    /// # Errors
+    /// `NotFound` when a pool went meanwhile, `Interrupted` when the client did.
+    pub(super) fn changing<'a>(
+        &self,
+        datasets: impl Iterator<Item = &'a str>,
+        what: &str,
+        to: &mut (impl Listener + ?Sized),
+    ) -> Result<Vec<TurnGuard>> {
+        self.registry.turns(datasets.map(pool_name), what, to)
+    }
+
+    /// The mounts of datasets that `wanted` accepts, children first.
+    pub(super) fn mounted_below(&self, wanted: impl Fn(&str) -> bool) -> Vec<mounts::Mount> {
+        self.mounts_now().deepest_first(wanted)
+    }
+
+    /// Takes mounts, and what is held, out of the table.
+    pub(super) fn take_mounts(&self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<dyn MountedFs>> {
+        self.mounts.lock().take(wanted)
+    }
+
+    /// Adds a pool's volumes to the directory.
+    ///
+    /// # Errors
+    /// Those of reading the pool, and of the mount.
+    pub(super) fn volumes_of(&self, pool: &Arc<Pool>) -> Result<()> {
+        self.volumes.add(pool)
+    }
+
+    /// Removes them.
+    pub(super) fn forget_volumes(&self, pool: &str) {
+        self.volumes.remove(pool);
+    }
+
+    /// Ends the daemon's own mounts.
+    pub(super) fn end_own(&self) {
+        self.volumes.end();
+        let mount = self.kstats.lock().take();
+        if let Some(mount) = mount {
+            mount.end();
+        }
+    }
+
+    /// Shows a pool's volumes anew.
+    pub(super) fn show_volumes(&self, pool: &Arc<Pool>, to: &mut dyn Listener) {
+        self.volumes.remove(pool.name());
+        if let Err(e) = self.volumes.add(pool) {
+            to.problem(format!("the volumes of '{}' do not appear as files: {e}", pool.name()));
+        }
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Seconds since the start.
+    pub(crate) fn uptime(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    /// Whether the daemon is about to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// From now on the daemon ends.
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// The daemon ends, and its pools are to be imported again by the next one.
+    pub(crate) fn set_ending(&self) {
+        self.ending.store(true, Ordering::Release);
+    }
+
+    /// Whether the daemon ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire) || self.is_stopping()
+    }
+
+    /// Names of the pools, sorted, those that are imported or exported just now too.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.registry.names()
+    }
+
+    /// A pool by name, once it is there.
+    pub(crate) fn pool(&self, name: &str) -> Option<Arc<Pool>> {
+        self.registry.get(name)?.pool()
+    }
+
+    /// The table of mounts; mounts that were undone behind its back are dropped.
+    pub(crate) fn mounts(&self) -> Vec<proto::Mounted> {
+        self.mounts_now().list()
+    }
+
+    /// Mounts the directory of kstats. Without it everything else works.
+    pub(crate) fn show_kstats(&self) {
+        let (registry, dir) = (self.engine.kstats(), self.runtime.kstats());
+        match KstatMount::make(registry, self.runtime.dir(), dir) {
+            Ok(mount) => *self.kstats.lock() = mount,
+            Err(e) => ui::err(&format!("the kstats do not appear as files: {e}")),
+        }
+    }
+
+    /// Where kstats appear, if they do.
+    pub(crate) fn kstat_dir(&self) -> Option<PathBuf> {
+        self.kstats.lock().as_ref().map(|m| m.dir().to_owned())
+    }
+
+    /// Where volumes appear, if any do.
+    pub(crate) fn volumes(&self) -> Option<PathBuf> {
+        self.volumes.path()
+    }
+
+    /// Whether a dataset is mounted.
+    pub(crate) fn is_mounted(&self, dataset: &str) -> bool {
+        self.mounts.lock().is_mounted(dataset)
+    }
+
+    /// Writes the list of the pools that the next daemon imports.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(super) fn save(&self) -> Result<()> {
+        let _one_at_a_time = self.saving.lock();
+        if self.ending.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let is_ours = |slot: &Arc<Slot>| match slot.phase() {
+            Phase::Open | Phase::Closing => true,
+            Phase::Importing => slot.is_again(),
+            Phase::Creating => false,
+        };
+        let all = self.registry.all();
+        let saved: Vec<Saved> =
+            all.iter().filter(|s| is_ours(s)).map(|s| Saved(s.args())).collect();
+        runtime::store(&self.runtime.pools(), &saved)
+    }
+
+    fn save_mounts(&self) {
+        let _one_at_a_time = self.saving.lock();
+        let list = self.mounts.lock().own_mounts();
+        if let Err(e) = runtime::store(&self.runtime.mounts(), &list) {
+            ui::err(&format!("cannot write the list of mounts: {e}"));
+        }
+    }
+
+    /// Adds vdevs to a pool and remembers where they are.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn add(
+        &self,
+        name: &str,
+        request: &AddRequest,
+        paths: Vec<PathBuf>,
+        to: &mut dyn Listener,
+    ) -> Result<()> {
+        let slot = self.registry.find(name)?;
+        let _turn = slot.turn("vdevs are added", to)?;
+        let missing = || Error::not_found(format!("cannot open '{name}': no such pool"));
+        let pool = slot.pool().ok_or_else(missing)?;
+        self.engine.add_vdevs(&pool, request)?;
+        if request.dry_run {
+            return Ok(());
+        }
+        slot.change_args(|args| {
+            if !args.search.paths.is_empty() {
+                args.search.paths.extend(paths);
+            }
+        });
+        if let Err(e) = self.save() {
+            to.problem(format!("the new devices of '{name}' are not remembered: {e}"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn mount_pool(&self, pool: &Arc<Pool>, options: &[String], to: &mut dyn Listener) {
+        match pool.root() {
+            Ok(root) => self.mount_below(&root, options, to),
+            Err(e) => to.problem(format!("cannot mount '{}': {e}", pool.name())),
+        }
+    }
+
+    /// Mounts a dataset and what is below it, as far as `-a` would. The caller has the
+    /// pool's turn.
+    pub(super) fn mount_below(&self, root: &Dataset, given: &[String], to: &mut dyn Listener) {
+        let mut plans = Vec::new();
+        let mut todo = vec![root.clone()];
+        while let Some(dataset) = todo.pop() {
+            match mounts::plan(&dataset, false) {
+                Ok(Ok(plan)) => plans.push(plan),
+                // Locked ones too stay away without a word, as without `-l`.
+                Ok(Err(_)) => {}
+                Err(e) => to.problem(format!("cannot mount '{}': {e}", dataset.name())),
+            }
+            match dataset.children() {
+                Ok(children) => todo.extend(children),
+                Err(e) => to.problem(format!("cannot list below '{}': {e}", dataset.name())),
+            }
+        }
+        plans.retain(|p| !self.is_mounted(p.dataset.name()));
+        plans.sort_by(|a, b| (&a.at, a.dataset.name()).cmp(&(&b.at, b.dataset.name())));
+        let total = plans.len() as u64;
+        for (done, plan) in plans.iter().enumerate() {
+            if to.is_gone() {
+                return;
+            }
+            to.progress(&format!("mounting {}", plan.dataset.name()), done as u64, total);
+            match self.mount_one(plan, given, true) {
+                Ok(()) => {}
+                // A directory is missing in this pool, which is imported read-only.
+                Err(e) if e.kind() == ErrorKind::ReadOnly && self.is_in_read_only(plan) => {
+                    to.remark(e.message().to_owned());
+                }
+                Err(e) => to.problem(e.message().to_owned()),
+            }
+        }
+    }
+
+    /// Whether the mountpoint lies in the dataset's own pool, in which nothing can be made.
+    fn is_in_read_only(&self, plan: &mounts::Plan) -> bool {
+        let pool = plan.dataset.name().split('/').next().unwrap_or_default();
+        plan.dataset.check_writable().is_err() && self.mounts.lock().is_inside_pool(&plan.at, pool)
+    }
+
+    pub(super) fn mount_one(
+        &self,
+        plan: &mounts::Plan,
+        given: &[String],
+        overlay: bool,
+    ) -> Result<()> {
+        let name = plan.dataset.name();
+        let fail = |e: Error| cannot("mount", name, &e);
+        let place = |e: Error| match e.kind() {
+            ErrorKind::NotEmpty => Error::new(
+                e.kind(),
+                format!("cannot mount '{}': {}", plan.at.display(), e.message()),
+            ),
+            _ => cannot("mount", &plan.at.display().to_string(), &e),
+        };
+        let mut options = mounts::options(&plan.dataset).map_err(fail)?;
+        let writable = plan.dataset.check_writable().is_ok();
+        mounts::override_with(&mut options, given, writable).map_err(fail)?;
+        self.places.prepare(&plan.at, overlay).map_err(place)?;
+        let fs = match self.put_back(name, &plan.at, &options).map_err(fail)? {
+            Some(fs) => fs,
+            None => self.mounter.mount(&plan.dataset, &plan.at, &options).map_err(fail)?,
+        };
+        self.mounts.lock().insert(name, plan.at.clone(), fs);
+        self.save_mounts();
+        Ok(())
+    }
+
+    /// `zfs mount DATASET`, `zfs mount -R DATASET`, `zfs mount -a`.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn mount(
+        self: &Arc<Self>,
+        args: &MountArgs,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        drop(self.mounts_now());
+        let given = args.options.as_slice();
+        let Some(name) = args.target.as_deref() else {
+            let given = args.options.clone();
+            self.each_pool("mount", to, move |state, pool, to| {
+                state.mount_pool(pool, &given, to);
+            });
+            return Ok(());
+        };
+        let _turn = self.changing(std::iter::once(name), "a dataset is mounted", to)?;
+        let (_, dataset) = self.open(name)?;
+        if args.recursive {
+            self.mount_below(&dataset, given, to);
+            return Ok(());
+        }
+        let failed = |e| cannot("mount", name, &e);
+        if let Some(at) = &args.at {
+            let plan = mounts::plan_legacy(&dataset, at).map_err(failed)?;
+            let plan = plan.map_err(Error::invalid)?;
+            if self.is_mounted(name) {
+                let text = format!("cannot mount '{name}': filesystem already mounted");
+                return Err(Error::new(ErrorKind::Exists, text));
+            }
+            let given = if args.lax { mounts::known(given) } else { given.to_vec() };
+            return self.mount_one(&plan, &given, true);
+        }
+        match mounts::plan(&dataset, true).map_err(failed)? {
+            Ok(_) if self.is_mounted(name) => Err(Error::new(
+                ErrorKind::Exists,
+                format!("cannot mount '{name}': filesystem already mounted"),
+            )),
+            Ok(plan) => self.mount_one(&plan, given, args.force),
+            Err(refusal) => Err(Error::invalid(refusal.message(name))),
+        }
+    }
+
+    /// `zfs unmount`: by dataset, by mountpoint, or all.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn unmount(
+        self: &Arc<Self>,
+        target: Option<&str>,
+        force: bool,
+        to: &mut dyn RowListener,
+    ) -> Result<()> {
+        drop(self.mounts_now());
+        let Some(target) = target else {
+            self.each_pool("unmount", to, move |state, pool, to| {
+                let below = format!("{}/", pool.name());
+                let of_pool = |n: &str| n == pool.name() || n.starts_with(&below);
+                state.unmount_where(of_pool, Why::Asked, force, to);
+            });
+            return Ok(());
+        };
+        let dataset = if target.starts_with('/') {
+            self.mounts.lock().at_path(Path::new(target)).ok_or_else(|| {
+                Error::not_found(format!("cannot unmount '{target}': not a mountpoint"))
+            })?
+        } else {
+            let (_, dataset) = self.open(target)?;
+            if dataset.kind() != DatasetKind::Filesystem {
+                return Err(Error::invalid(Refusal::Kind.message(target)));
+            }
+            let held = || !self.mounts.lock().held(|n| n == target).is_empty();
+            if !(self.is_mounted(target) || force && held()) {
+                return Err(Error::not_found(format!(
+                    "cannot unmount '{target}': not currently mounted"
+                )));
+            }
+            target.to_owned()
+        };
+        let _turn = self.changing(std::iter::once(&*dataset), "a dataset is unmounted", to)?;
+        let under = format!("{dataset}/");
+        let wanted = |n: &str| n == dataset || n.starts_with(&under);
+        if self.unmount_where(wanted, Why::Asked, force, to) {
+            return Ok(());
+        }
+        Err(Error::busy(String::new()))
+    }
+
+    /// A dataset by its full name, with its pool.
+    ///
+    /// # Errors
+    /// The whole message for the user.
+    pub(crate) fn open(&self, name: &str) -> Result<(Arc<Pool>, Dataset)> {
+        let end = name.find(['/', '@', '#']).unwrap_or(name.len());
+        let missing = || Error::not_found(format!("cannot open '{name}': dataset does not exist"));
+        let pool = self.pool(name.get(..end).unwrap_or(name)).ok_or_else(missing)?;
+        match pool.dataset(name) {
+            Ok(dataset) => Ok((pool, dataset)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Err(missing()),
+            Err(e) => Err(cannot("open", name, &e)),
+        }
+    }
+
+    /// Pools that could be imported.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn discover(&self, search: &SearchArgs) -> Result<(Vec<proto::Found>, Vec<String>)> {
+        let found = self
+            .engine
+            .discover(&Search { paths: search.paths.clone(), destroyed: search.destroyed })?;
+        // Those that this daemon has are not to be had; of those that it imported by itself
+        // when it started the client may not know.
+        let all = self.registry.all();
+        let ours: BTreeMap<u64, &Arc<Slot>> =
+            all.iter().filter_map(|s| Some((s.guid()?, s))).collect();
+        let shown = |p: &FoundPool| {
+            let slot = ours.get(&p.guid.0);
+            let as_name = match slot {
+                Some(slot) if slot.is_again() => Some(slot.name().to_owned()),
+                Some(_) => return None,
+                None => None,
+            };
+            Some(proto::Found { imported: as_name, ..super::convert::found(p) })
+        };
+        let problems = found.problems.iter().map(|(p, e)| ui::problem(p, e));
+        Ok((found.pools.iter().filter_map(shown).collect(), problems.collect()))
+    }
+}

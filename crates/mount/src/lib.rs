@@ -1,0 +1,338 @@
+//! File systems and volumes through FUSE.
+//!
+//! A dataset is one mount, served by `zfs::ZfsMount`; an ordinary user's datasets below
+//! each other are one mount together (`tree`, `member`). The volumes of all pools
+//! are files of one more mount below the runtime directory ([`volumes`]), and the
+//! kstats those of another ([`kstats`]).
+//!
+//! The owner of mounts (the daemon, a bench) asks for one through [`Mounter`] and sees it
+//! as a [`MountedFs`].
+//!
+//! # What it must not know
+//! The protocol, the daemon, its table of mounts and the properties that say where a
+//! dataset belongs: what holds for a mount comes as [`MountOptions`].
+
+mod flags;
+mod gone;
+pub mod kstats;
+mod member;
+mod mounted;
+mod node;
+mod ops;
+mod pages;
+mod tree;
+mod tree_ops;
+pub mod volumes;
+mod write;
+mod xattrs;
+mod zfs;
+
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use base::rt::Mutex;
+use base::{Error, ErrorKind, Result};
+use cenote::{Dataset, Io};
+use fuse::{
+    Config, CpuLatencyQos, DevTransport, Filesystem, Kept, Session, Transport, UnmountOptions,
+    UringTransport,
+};
+use rustix::process::geteuid;
+
+pub use mounted::{Left, MountOptions, MountedFs, Mounter};
+
+/// The engine's word for a FUSE operation's mode.
+fn io(mode: fuse::Mode) -> Io {
+    match mode {
+        fuse::Mode::NonBlocking => Io::MEMORY,
+        fuse::Mode::Blocking => Io::WAIT,
+    }
+}
+
+/// Mounts datasets through FUSE.
+#[derive(Default)]
+pub struct FuseMounter {
+    /// Made by the first mount with `keepawake`.
+    latency_qos: Mutex<Option<Arc<CpuLatencyQos>>>,
+    /// Mounts that others can become members of.
+    trees: Mutex<Vec<Weak<FuseMount>>>,
+}
+
+impl FuseMounter {
+    /// The mount that a directory lies inside of, if it is one of those.
+    fn around(&self, at: &Path) -> Option<Arc<FuseMount>> {
+        let mut trees = self.trees.lock();
+        trees.retain(|tree| tree.strong_count() > 0);
+        let alive: Vec<_> = trees.iter().filter_map(Weak::upgrade).collect();
+        drop(trees);
+        alive.into_iter().find(|tree| tree.is_around(at))
+    }
+
+    /// The latency limit that all mounts with `keepawake` share.
+    fn latency_qos(&self) -> Result<Arc<CpuLatencyQos>> {
+        let mut shared = self.latency_qos.lock();
+        match &*shared {
+            Some(qos) => Ok(Arc::clone(qos)),
+            None => Ok(Arc::clone(shared.insert(Arc::new(CpuLatencyQos::new()?)))),
+        }
+    }
+}
+
+impl Mounter for FuseMounter {
+    fn mount(
+        &self,
+        dataset: &Dataset,
+        mountpoint: &Path,
+        options: &MountOptions,
+    ) -> Result<Arc<dyn MountedFs>> {
+        // As an ordinary user `fusermount3` cannot enter a mount of ours.
+        let nests = !geteuid().is_root();
+        let real = std::fs::canonicalize(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
+        if nests && let Some(host) = self.around(&real) {
+            return Ok(Arc::new(member::MemberMount::new(host, dataset, &real, options)?));
+        }
+        let fs = Arc::new(zfs::ZfsMount::new(dataset, options)?);
+        let mut mount = mount_options(dataset.name(), options, fs.writable);
+        if nests {
+            // Each member has its own `readonly`.
+            mount.read_only = !fs.writable;
+        }
+        fs.empty_delete_queue();
+        let config = Config {
+            posix_acl: options.posix_acl,
+            max_readahead: READ_AHEAD,
+            killpriv_v2: fs.writable,
+            // The kernel truncates by itself once a file is open: only it knows whether the
+            // file is a program that runs (`ETXTBSY`).
+            atomic_o_trunc: false,
+            // Below a default ACL no umask applies.
+            dont_mask: fs.writable,
+            latency_qos: options.keep_awake.then(|| self.latency_qos()).transpose()?,
+            // A caller that meets a suspended pool waits, whatever the call.
+            on_request: cenote::be_patient,
+            ..Config::default()
+        };
+        let transport: &dyn Transport = match options.io_uring {
+            true => &UringTransport::default(),
+            false => &DevTransport,
+        };
+        let tree = nests.then(|| Arc::new(tree::Tree::new(Arc::clone(&fs), options.posix_acl)));
+        let served: Arc<dyn Filesystem> = match &tree {
+            Some(tree) => Arc::clone(tree) as _,
+            None => Arc::clone(&fs) as _,
+        };
+        let session = Session::mount_by(served, mountpoint, &mount, &config, transport)?;
+        match &tree {
+            Some(tree) => tree.attach(session.notifier()),
+            None => fs.attach(session.notifier()),
+        }
+        let (name, kept) = (dataset.name().to_owned(), Mutex::default());
+        let now = Mutex::new(options.clone());
+        let made = Arc::new(FuseMount { session, fs, tree, name, now, kept });
+        if nests {
+            self.trees.lock().push(Arc::downgrade(&made));
+        }
+        Ok(made)
+    }
+}
+
+/// What the kernel reads ahead of a sequential reader, bytes: enough requests at
+/// once to keep the device's queue filled.
+const READ_AHEAD: u32 = 4 << 20;
+
+/// A mount of files that nobody changes.
+fn shown_options(name: &str) -> fuse::MountOptions {
+    fuse::MountOptions {
+        fsname: name.to_owned(),
+        read_only: true,
+        noatime: true,
+        allow_other: geteuid().is_root(),
+        default_permissions: true,
+        ..fuse::MountOptions::default()
+    }
+}
+
+/// For all users if the daemon is root's.
+fn mount_options(name: &str, options: &MountOptions, writable: bool) -> fuse::MountOptions {
+    fuse::MountOptions {
+        fsname: name.to_owned(),
+        read_only: options.read_only || !writable,
+        noatime: options.noatime || !writable,
+        nosuid: options.nosuid,
+        nodev: options.nodev,
+        noexec: options.noexec,
+        allow_other: geteuid().is_root(),
+        default_permissions: true,
+        ..fuse::MountOptions::default()
+    }
+}
+
+/// How long the kernel may take to let go of what was unmounted.
+const LETS_GO: Duration = Duration::from_secs(10);
+/// The same, before it is made to, or where others may hold it that cannot be seen.
+const LETS_GO_SOON: Duration = Duration::from_millis(500);
+
+/// A mount that a session serves.
+struct FuseMount {
+    session: Session,
+    fs: Arc<zfs::ZfsMount>,
+    /// With other datasets, of which `fs` is the topmost.
+    tree: Option<Arc<tree::Tree>>,
+    name: String,
+    /// The options that hold.
+    now: Mutex<MountOptions>,
+    /// What can be mounted again, of one that other namespaces hold.
+    kept: Mutex<Option<Kept>>,
+}
+
+/// The pool that a dataset's name begins with.
+fn pool_of(name: &str) -> &str {
+    name.split('/').next().unwrap_or(name)
+}
+
+impl FuseMount {
+    /// Whether a directory, which exists, lies inside of this mount.
+    fn is_around(&self, at: &Path) -> bool {
+        let device = |path: &Path| std::fs::symlink_metadata(path).ok().map(|m| m.dev());
+        let inside = |own: &PathBuf| at.starts_with(own) && at != own;
+        self.is_alive()
+            && self.session.mount_point().filter(inside).is_some_and(|own| {
+                // Neither below another mount that covers this one, or a part of it.
+                device(&own).is_some() && device(&own) == device(at)
+            })
+    }
+
+    /// Where it shows beside its own mount point, a line for each.
+    fn shown(&self) -> Vec<String> {
+        let bound = self.session.elsewhere().into_iter().map(|at| format!("at {}", at.display()));
+        let held = self.session.holders().into_iter().map(|h| {
+            let at = h.path.display();
+            format!("by process {} ({}) in another mount namespace, at {at}", h.pid, h.command)
+        });
+        bound.chain(held).collect()
+    }
+
+    /// It was unmounted here.
+    fn left(&self, kept: Option<Kept>) -> Left {
+        if !self.shown().is_empty() {
+            *self.kept.lock() = kept;
+            return Left::Held;
+        }
+        drop(kept);
+        // Root would see whoever holds it.
+        let patience = if geteuid().is_root() { LETS_GO } else { LETS_GO_SOON };
+        if !self.session.ends_within(patience) {
+            return Left::Held;
+        }
+        self.session.join();
+        Left::Nothing
+    }
+
+    /// Ends it, wherever it shows.
+    fn end(&self) -> Result<Left> {
+        *self.kept.lock() = None;
+        if !self.session.ends_within(LETS_GO_SOON) {
+            self.session.cut();
+            if !self.session.ends_within(LETS_GO) {
+                let text = "its directory is free, but the kernel still holds on to it";
+                return Err(Error::invalid(text));
+            }
+        }
+        self.session.join();
+        Ok(Left::Nothing)
+    }
+}
+
+impl MountedFs for FuseMount {
+    fn unmount(&self, force: bool) -> Result<Left> {
+        let root = geteuid().is_root();
+        if !force && self.tree.as_ref().is_some_and(|tree| tree.has_members()) {
+            return Err(Error::busy("other datasets are mounted in it"));
+        }
+        let kept = if force { None } else { self.session.keep() };
+        match self.session.unmount(UnmountOptions::default()) {
+            Ok(()) if force => self.end(),
+            Ok(()) => Ok(self.left(kept)),
+            Err(e) if force && e.kind() == ErrorKind::NotFound => self.end(),
+            Err(e) if force && e.kind() == ErrorKind::Busy => {
+                self.session.unmount(UnmountOptions { lazy: true, force: root })?;
+                // Aborting, which only root may, ends the session at once; else it
+                // ends when its last user is gone, or what its pool waits for is there.
+                if root && !self.fs.is_suspended() {
+                    self.session.join();
+                }
+                Ok(Left::Nothing)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn is_present(&self, present: &HashSet<String>) -> bool {
+        self.session.device().is_none_or(|device| present.contains(device))
+    }
+
+    fn settle(&self) -> bool {
+        if self.session.is_running() && self.shown().is_empty() {
+            *self.kept.lock() = None;
+        }
+        let ended = !self.session.is_running();
+        if ended {
+            self.session.join();
+        }
+        ended
+    }
+
+    fn holders(&self) -> Vec<String> {
+        self.shown()
+    }
+
+    fn put_back(&self, at: &Path, options: &MountOptions) -> Result<bool> {
+        let fits = self.now.lock().posix_acl == options.posix_acl;
+        let Some(kept) = self.kept.lock().take().filter(|_| fits && self.session.is_running())
+        else {
+            return Ok(false);
+        };
+        self.session.put_back(&kept, at)?;
+        self.remount(options)
+    }
+
+    fn is_own_mount(&self) -> bool {
+        true
+    }
+
+    fn cut(&self) {
+        self.session.cut();
+    }
+
+    fn is_alive(&self) -> bool {
+        self.session.is_running()
+    }
+
+    fn remount(&self, options: &MountOptions) -> Result<bool> {
+        let mut now = self.now.lock();
+        if now.posix_acl != options.posix_acl {
+            return Ok(false);
+        }
+        let flags = |o: &MountOptions| match self.tree {
+            // The kernel has no say in the rest.
+            Some(_) => (false, false, false, false, o.noexec),
+            None => (o.read_only, o.noatime, o.nosuid, o.nodev, o.noexec),
+        };
+        if flags(&now) != flags(options) {
+            if !geteuid().is_root() {
+                return Ok(false);
+            }
+            self.session.remount(&mount_options(&self.name, options, self.fs.writable))?;
+        }
+        self.fs.follow(options);
+        *now = options.clone();
+        Ok(true)
+    }
+
+    fn snapshots_changed(&self, names: &[&str]) {
+        self.fs.snapshots_changed(names);
+    }
+}

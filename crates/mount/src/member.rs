@@ -1,0 +1,118 @@
+//! A dataset inside the mount of another: a mount in everything but the kernel's table.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::rt::Mutex;
+use base::{Error, Result};
+use cenote::Dataset;
+
+use super::tree::{Member, Tree};
+use super::zfs::ZfsMount;
+use super::{FuseMount, LETS_GO, pool_of};
+use crate::{Left, MountOptions, MountedFs};
+
+/// A member of a tree.
+pub(super) struct MemberMount {
+    host: Arc<FuseMount>,
+    tree: Arc<Tree>,
+    member: Arc<Member>,
+    fs: Arc<ZfsMount>,
+    at: PathBuf,
+    /// The options that hold.
+    now: Mutex<MountOptions>,
+}
+
+impl MemberMount {
+    /// Shows a dataset at a directory inside of `host`.
+    ///
+    /// # Errors
+    /// It is another pool's mount; the dataset cannot be opened; those of [`Tree::add`].
+    pub(super) fn new(
+        host: Arc<FuseMount>,
+        dataset: &Dataset,
+        at: &Path,
+        options: &MountOptions,
+    ) -> Result<MemberMount> {
+        let own = host.session.mount_point().unwrap_or_default();
+        let (Some(tree), Ok(below)) = (host.tree.clone(), at.strip_prefix(&own)) else {
+            return Err(Error::bug("a mount that others cannot be members of"));
+        };
+        if pool_of(dataset.name()) != pool_of(&host.name) {
+            let text = format!(
+                "'{}' is mounted around it, and one pool's datasets cannot be mounted inside of \
+                 another's by an ordinary user",
+                host.name
+            );
+            return Err(Error::permission(text));
+        }
+        // What the kernel was told of the topmost dataset holds for all.
+        let options = MountOptions { posix_acl: options.posix_acl && tree.acls, ..options.clone() };
+        let fs = Arc::new(ZfsMount::new(dataset, &options)?);
+        let member = tree.add(&fs, dataset.object(), below, at)?;
+        fs.empty_delete_queue();
+        let (at, now) = (at.to_owned(), Mutex::new(options));
+        Ok(MemberMount { host, tree, member, fs, at, now })
+    }
+}
+
+impl MountedFs for MemberMount {
+    fn unmount(&self, force: bool) -> Result<Left> {
+        self.tree.remove(&self.member, force, &self.at)?;
+        // What is under way still has it.
+        let begin = base::rt::now();
+        while Arc::strong_count(&self.fs) > 1 && !self.fs.is_suspended() {
+            if begin.elapsed() > LETS_GO {
+                return Err(Error::busy("requests are under way"));
+            }
+            base::rt::sleep(std::time::Duration::from_millis(5));
+        }
+        Ok(Left::Nothing)
+    }
+
+    fn is_present(&self, present: &HashSet<String>) -> bool {
+        self.host.is_present(present)
+    }
+
+    fn settle(&self) -> bool {
+        !self.is_alive()
+    }
+
+    fn holders(&self) -> Vec<String> {
+        self.host.holders()
+    }
+
+    fn put_back(&self, _: &Path, _: &MountOptions) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_own_mount(&self) -> bool {
+        false
+    }
+
+    fn cut(&self) {
+        // All members are of one pool.
+        self.host.cut();
+    }
+
+    fn is_alive(&self) -> bool {
+        self.host.is_alive() && self.member.fs().is_some()
+    }
+
+    fn remount(&self, options: &MountOptions) -> Result<bool> {
+        let mut now = self.now.lock();
+        let options =
+            MountOptions { posix_acl: options.posix_acl && self.tree.acls, ..options.clone() };
+        if now.posix_acl != options.posix_acl {
+            return Ok(false);
+        }
+        self.fs.follow(&options);
+        *now = options;
+        Ok(true)
+    }
+
+    fn snapshots_changed(&self, names: &[&str]) {
+        self.fs.snapshots_changed(names);
+    }
+}

@@ -1,0 +1,500 @@
+//! What changes a mounted dataset.
+//!
+//! # Theory
+//! The kernel has checked permissions (`default_permissions`, and POSIX ACLs where they
+//! are on) and sent what is left to do; a file system's call is whole or not there. Who
+//! has no right to keep set-id bits, the kernel tells with each write and truncation
+//! (FUSE_HANDLE_KILLPRIV_V2): the bits, and `security.capability`, go here, in the call
+//! that changes the file. The umask comes along (FUSE_DONT_MASK), since a default ACL
+//! takes its place.
+//!
+//! Writes go where the kernel says, `O_APPEND` too: it knows the size of every file of
+//! this mount and holds the file's lock while it appends. Writes that pass its cache by may
+//! run side by side, as far as they do not make the file longer.
+//!
+//! # Invariants
+//! * What is open is held once for each time it was opened, from before the kernel knows
+//!   of it until it was released.
+//! * An error that says "not there" of a node, not of a name, is `ESTALE`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use base::{ErrorKind, ObjectId};
+use cenote::Io;
+use cenote::files::{
+    At, Attrs, Caller, Device, Falloc, FileType as FileKind, Groups, New, Rename, SetAttrs,
+    SetTime, Time,
+};
+use fuse::{
+    Attr, CopyRange, Entry, Errno, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
+    WriteArgs,
+};
+
+use super::node::Node;
+use super::xattrs::status_of;
+use super::zfs::{Answer, ZfsMount, attr};
+
+use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
+
+const O_ACCMODE: u32 = 0o3;
+const O_WRONLY: u32 = 0o1;
+const O_RDWR: u32 = 0o2;
+/// Minor version of kernels that drop what the page cache holds behind a direct write.
+const COHERENT_MINOR: u32 = 41;
+/// Minor version of kernels that check, all of them, whether a caller may change flags.
+const CHECKED_MINOR: u32 = 34;
+/// Handle of a file whose writes pass the page cache by.
+const DIRECT: u64 = 1;
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o010;
+const O_APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
+/// A part of `O_SYNC`, too.
+const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
+/// Flags of `renameat2` and `fallocate`.
+const RENAME: [(u32, Rename); 4] =
+    [(0, Rename::Plain), (1, Rename::NoReplace), (2, Rename::Exchange), (4, Rename::Whiteout)];
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 0x10;
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// An error about a node: what is not there is a node no more.
+pub(super) fn stale(e: base::Error) -> Errno {
+    match e.kind() {
+        ErrorKind::NotFound => Errno::ESTALE,
+        kind => kind.into(),
+    }
+}
+
+/// The groups of a process beside its main one.
+fn groups_of(pid: u32) -> Vec<u32> {
+    let Some(text) = status_of(pid) else { return Vec::new() };
+    let line = text.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|g| g.parse().ok()).collect()
+}
+
+pub(super) fn caller(req: &Request, umask: u32) -> Caller {
+    let pid = req.pid;
+    let groups = match pid {
+        // The kernel itself, or somebody beyond our process namespace.
+        0 => Groups::Known(Vec::new()),
+        _ => Groups::Ask(Arc::new(move || groups_of(pid))),
+    };
+    Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
+}
+
+/// As [`caller`], keeping set-id bits or not as the kernel says.
+pub(super) fn writer(req: &Request, kill: bool) -> Caller {
+    Caller { privileged: !kill, ..caller(req, 0) }
+}
+
+fn device(rdev: u32) -> Device {
+    Device { major: rdev >> 8 & 0xfff, minor: rdev & 0xff | rdev >> 12 & 0xf_ff00 }
+}
+
+fn time(t: Timestamp) -> Time {
+    Time { seconds: t.sec, nanoseconds: u64::from(t.nsec) }
+}
+
+fn set_time(t: fuse::SetTime) -> SetTime {
+    match t {
+        fuse::SetTime::Now => SetTime::Now,
+        fuse::SetTime::At(t) => SetTime::Set(time(t)),
+    }
+}
+
+impl ZfsMount {
+    fn own(&self, node: u64) -> Option<ObjectId> {
+        match self.node(node) {
+            Ok(Node::Object(0, id)) if self.writable => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Frees what a crash left without names, beside everything else.
+    pub(super) fn empty_delete_queue(self: &Arc<Self>) {
+        if !self.writable {
+            return;
+        }
+        let fs = Arc::clone(self.fs());
+        let work = move || match fs.empty_delete_queue() {
+            Ok(_) => {}
+            // It stays for the next mount.
+            Err(e) => ui::err(&format!("files without names are left: {e}")),
+        };
+        if let Err(e) = base::rt::spawn("delete-queue", work) {
+            ui::err(&format!("files without names are left: {e}"));
+        }
+    }
+
+    /// What was agreed with the kernel.
+    pub(super) fn agreed(&self, negotiated: &Negotiated) {
+        self.direct_writes.store(negotiated.minor >= COHERENT_MINOR, Relaxed);
+        self.checks_flags.store(negotiated.minor >= CHECKED_MINOR, Relaxed);
+    }
+
+    fn opened(&self, flags: u32) -> Opened {
+        let around = match flags & O_ACCMODE {
+            O_WRONLY => true,
+            // One request carries the data and waits for its commit; through the pages the
+            // kernel sends two.
+            O_RDWR => flags & O_DSYNC != 0,
+            _ => false,
+        };
+        let direct = around && self.direct_writes.load(Relaxed);
+        Opened {
+            handle: if direct { DIRECT } else { 0 },
+            direct_io: direct || self.is_direct(),
+            // What the kernel reads from its pages nobody hears of.
+            keep_cache: !self.is_direct() && !self.counts_each_access(),
+            no_flush: true,
+            // Else one write is a whole to others, however many requests it takes.
+            parallel_direct_writes: self.is_direct(),
+            ..Opened::default()
+        }
+    }
+
+    pub(super) fn open_file(&self, node: u64, flags: u32) -> Answer<Opened> {
+        if !self.writable && !self.is_direct() {
+            // Nothing to hold, no time of access to keep, no way to choose: the kernel opens
+            // files by itself from now on, and a small file is one request instead of three.
+            return Err(Errno::ENOSYS);
+        }
+        match self.own(node) {
+            Some(id) => {
+                self.check_open(id, flags)?;
+                self.fs().hold(id).map_err(stale)?;
+            }
+            None if flags & O_ACCMODE != 0 => return Err(Errno::EROFS),
+            None => {}
+        }
+        Ok(self.opened(flags))
+    }
+
+    /// What the kernel checks at `open` where it knows a file's flags: here it does not.
+    fn check_open(&self, id: ObjectId, flags: u32) -> Answer<()> {
+        if flags & O_ACCMODE == 0 {
+            return Ok(());
+        }
+        let pflags = self.fs().attrs(id, Io::WAIT).map_err(stale)?.pflags;
+        let whole = pflags & ZFS_APPENDONLY != 0 && flags & O_APPEND == 0;
+        if pflags & ZFS_IMMUTABLE != 0 || whole { Err(Errno::EPERM) } else { Ok(()) }
+    }
+
+    fn let_go(&self, id: ObjectId) {
+        if let Err(e) = self.fs().release(id) {
+            // The object stays on the queue of those without names.
+            ui::err(&format!("a closed file is left for the next mount: {e}"));
+        }
+    }
+
+    pub(super) fn close_file(&self, node: u64) -> Answer<()> {
+        if let Some(id) = self.own(node) {
+            self.let_go(id);
+        }
+        Ok(())
+    }
+
+    fn new_entry(&self, attrs: &Attrs) -> Answer<Entry> {
+        self.own_entry(attrs)
+    }
+
+    pub(super) fn make(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Answer<Entry> {
+        let dir = self.changeable_name(parent, name)?;
+        let kind = FileKind::from_nibble(u64::from(new.mode >> 12 & 0xf));
+        if kind == FileKind::Unknown {
+            return Err(Errno::EINVAL);
+        }
+        let new_file = New { kind, mode: new.mode, device: device(new.rdev), target: b"" };
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &new_file)?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn make_dir(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Answer<Entry> {
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::dir(new.mode))?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn make_link(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, 0), dir, name, &New::symlink(target))?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn create_file(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        new: &NewNode,
+        flags: u32,
+    ) -> Answer<(Entry, Opened)> {
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().make(&caller(req, new.umask), dir, name, &New::file(new.mode))?;
+        self.fs().hold(attrs.id).map_err(stale)?;
+        Ok((self.new_entry(&attrs)?, self.opened(flags)))
+    }
+
+    pub(super) fn create_unlinked(
+        &self,
+        req: &Request,
+        parent: u64,
+        new: &NewNode,
+        flags: u32,
+    ) -> Answer<(Entry, Opened)> {
+        let dir = self.changeable(parent)?;
+        let attrs = self.fs().make_unlinked(&caller(req, new.umask), dir, new.mode)?;
+        Ok((self.new_entry(&attrs)?, self.opened(flags)))
+    }
+
+    pub(super) fn remove(
+        &self,
+        req: &Request,
+        parent: u64,
+        name: &[u8],
+        is_dir: bool,
+    ) -> Answer<()> {
+        let dir = self.changeable(parent)?;
+        let by = caller(req, 0);
+        match is_dir {
+            true => self.ending(dir, name, || self.fs().rmdir(&by, dir, name))?,
+            false => self.fs().unlink(&by, dir, name)?,
+        };
+        Ok(())
+    }
+
+    /// Does what may remove the directory of a name; what `fstat` tells of it later is kept.
+    fn ending<T>(
+        &self,
+        parent: ObjectId,
+        name: &[u8],
+        remove: impl FnOnce() -> base::Result<T>,
+    ) -> base::Result<T> {
+        let found = self.fs().lookup(parent, name, Io::WAIT).ok();
+        let dir = found.filter(|f| f.kind == FileKind::Dir);
+        let node = dir.as_ref().and_then(|f| Node::Object(0, f.id).id(self.fs().root()));
+        let attrs = dir.and_then(|f| self.fs().attrs(f.id, Io::WAIT).ok());
+        if let (Some(node), Some(attrs)) = (node, attrs) {
+            self.gone.put(node, attr(&attrs));
+            return remove().inspect_err(|_| self.gone.take(node));
+        }
+        remove()
+    }
+
+    pub(super) fn move_name(
+        &self,
+        req: &Request,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        flags: u32,
+    ) -> Answer<()> {
+        let how = RENAME.iter().find(|r| r.0 == flags).map(|r| r.1).ok_or(Errno::EINVAL)?;
+        let old = (self.changeable(from.0)?, from.1);
+        let new = (self.changeable_name(to.0, to.1)?, to.1);
+        let by = caller(req, 0);
+        Ok(self.ending(new.0, new.1, || self.fs().rename(&by, old, new, how))?)
+    }
+
+    pub(super) fn give_name(
+        &self,
+        req: &Request,
+        node: u64,
+        parent: u64,
+        name: &[u8],
+    ) -> Answer<Entry> {
+        let id = self.changeable(node)?;
+        let dir = self.changeable_name(parent, name)?;
+        let attrs = self.fs().link(&caller(req, 0), id, dir, name)?;
+        self.new_entry(&attrs)
+    }
+
+    pub(super) fn write_file(&self, req: &Request, args: &WriteArgs, data: &[u8]) -> Answer<u32> {
+        let id = self.changeable(args.node)?;
+        let by = writer(req, args.kill_suidgid);
+        let fs = self.fs();
+        let done = match args.kill_suidgid || args.handle == DIRECT {
+            true => fs.write_shedding(&by, id, args.offset, data, CAPABILITY),
+            false => fs.write(&by, id, At::Offset(args.offset), data),
+        };
+        let done = done.map_err(stale)?;
+        // The kernel asks for it itself only where it writes through its pages.
+        if args.flags & O_DSYNC != 0 && (args.handle == DIRECT || self.is_direct()) {
+            self.fs().fsync(id).map_err(stale)?;
+        }
+        Ok(u32::try_from(done.bytes).unwrap_or(u32::MAX))
+    }
+
+    /// Who changes a file without the right to, takes its capabilities away.
+    fn drop_capability(&self, req: &Request, id: ObjectId) -> Answer<()> {
+        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        if !attrs.may_have_xattrs {
+            return Ok(());
+        }
+        self.fs().shed(&caller(req, 0), id, CAPABILITY).map_err(stale)
+    }
+
+    /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to
+    /// the server, and does not say who may keep them.
+    fn drop_set_ids(&self, req: &Request, id: ObjectId) -> Answer<()> {
+        if req.uid == 0 {
+            return Ok(());
+        }
+        self.drop_capability(req, id)?;
+        let attrs = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        let keeps_group = attrs.mode & S_IXGRP == 0 && caller(req, 0).in_group(attrs.gid);
+        let drop = S_ISUID | if keeps_group { 0 } else { S_ISGID };
+        if attrs.kind != FileKind::Regular || attrs.mode & drop == 0 {
+            return Ok(());
+        }
+        let set = SetAttrs { mode: Some(attrs.mode & !drop), ..SetAttrs::default() };
+        self.fs().set_attrs(&writer(req, false), id, &set).map_err(stale)?;
+        Ok(())
+    }
+
+    /// Changes attributes. With the owner, and with the content if the caller may not
+    /// keep them, set-id bits go in the same call, and capabilities before it.
+    fn set(&self, req: &Request, id: ObjectId, set: &SetAttrs, kill: bool) -> Answer<Attrs> {
+        if kill || set.uid.is_some() || set.gid.is_some() {
+            self.drop_capability(req, id)?;
+        }
+        self.fs().set_attrs(&writer(req, kill), id, set).map_err(stale)
+    }
+
+    pub(super) fn change_attrs(
+        &self,
+        req: &Request,
+        node: u64,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)> {
+        let id = self.changeable(node)?;
+        let changes = SetAttrs {
+            mode: set.mode.map(|m| m & 0o7777),
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
+            atime: set.atime.map(set_time),
+            mtime: set.mtime.map(set_time),
+            ctime: set.ctime.map(time),
+            ..SetAttrs::default()
+        };
+        let attrs = self.set(req, id, &changes, set.kill_suidgid)?;
+        let attr = attr(&attrs);
+        Ok((attr, self.attr_ttl(&attr)))
+    }
+
+    pub(super) fn allocate(
+        &self,
+        req: &Request,
+        node: u64,
+        offset: u64,
+        len: u64,
+        mode: u32,
+    ) -> Answer<()> {
+        let id = self.changeable(node)?;
+        self.drop_set_ids(req, id)?;
+        let what = match mode {
+            m if m == PUNCH_HOLE | KEEP_SIZE => Falloc::PunchHole,
+            ZERO_RANGE => Falloc::ZeroRange { keep_size: false },
+            m if m == ZERO_RANGE | KEEP_SIZE => Falloc::ZeroRange { keep_size: true },
+            0 | KEEP_SIZE => return self.promise(req, id, offset, len, mode == 0),
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        self.fs().allocate(&caller(req, 0), id, what, offset, len).map_err(stale)
+    }
+
+    /// Where every block is written anew nothing can be reserved: there is room now, or
+    /// there is not. The file gets its size.
+    fn promise(
+        &self,
+        req: &Request,
+        id: ObjectId,
+        offset: u64,
+        len: u64,
+        grow: bool,
+    ) -> Answer<()> {
+        let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+        let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+        if now.kind != FileKind::Regular {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // A tenth more, for metadata.
+        if len.saturating_add(len / 10) > self.fs().space()?.available {
+            return Err(Errno::ENOSPC);
+        }
+        if grow && end > now.size {
+            let set = SetAttrs { size: Some(end), ..SetAttrs::default() };
+            self.fs().set_attrs(&caller(req, 0), id, &set).map_err(stale)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn copy(&self, req: &Request, range: &CopyRange) -> Answer<u64> {
+        if range.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let to = (self.changeable(range.node_out)?, range.offset_out);
+        // From a snapshot the kernel copies by itself.
+        let from = (self.own(range.node_in).ok_or(Errno::EXDEV)?, range.offset_in);
+        let by = writer(req, req.uid != 0);
+        self.fs().copy_range(&by, from, to, range.len).map_err(stale)
+    }
+
+    pub(super) fn sync_object(&self, node: u64) -> Answer<()> {
+        match self.own(node) {
+            Some(id) => Ok(self.fs().fsync(id).map_err(stale)?),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn sync_all(&self) -> Answer<()> {
+        if self.writable {
+            self.fs().sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_taken_apart() {
+        for (major, minor) in [(0, 0), (8, 1), (0xfff, 0xf_ffff), (259, 300)] {
+            let rdev = u32::try_from(Device { major, minor }.linux_dev()).unwrap();
+            assert_eq!(device(rdev), Device { major, minor });
+        }
+    }
+
+    #[test]
+    fn our_own_groups_are_found() {
+        let mut ours: Vec<u32> =
+            rustix::process::getgroups().unwrap().iter().map(|g| g.as_raw()).collect();
+        let mut found = groups_of(std::process::id());
+        ours.sort_unstable();
+        found.sort_unstable();
+        assert_eq!(found, ours);
+    }
+}

@@ -1,0 +1,140 @@
+//! Extended attributes through the mount: which names there are, and to whom.
+//!
+//! # Theory
+//! The kernel checks the namespaces that it knows: `user.` as the file's content, `trusted.`
+//! for `CAP_SYS_ADMIN`, `security.` by its security modules. For `system.` it asks nobody but
+//! the file system, and it does not filter lists. So here:
+//! * of `system.` only the two POSIX ACLs exist, and only where `acltype` says so;
+//!   elsewhere they are neither listed nor given, as OpenZFS has it, read-only or not.
+//!   Anything else in `system.` is `EOPNOTSUPP`, and not listed should a disk have it;
+//! * `trusted.` names are listed to root alone, as far as it has `CAP_SYS_ADMIN`;
+//! * a namespace that Linux does not know is `EOPNOTSUPP` (`ondisk::xattr`).
+
+use std::io::Read;
+
+use cenote::Io;
+use cenote::files::{SetAttrs, SetHow};
+use fuse::{Data, Errno, Mode, Request};
+
+use super::io;
+use super::node::Node;
+use super::write::{caller, stale, writer};
+use super::zfs::{Answer, ZfsMount};
+
+/// Flags of `setxattr`.
+const HOW: [(u32, SetHow); 3] = [(0, SetHow::Any), (1, SetHow::Create), (2, SetHow::Replace)];
+/// Attributes in which POSIX ACLs come.
+pub(super) const ACL_NAMES: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const SYSTEM: &[u8] = b"system.";
+const TRUSTED: &[u8] = b"trusted.";
+const S_ISGID: u32 = 0o2000;
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// Bytes of `/proc/PID/status` that are read.
+const STATUS_MAX: u64 = 1 << 20;
+
+/// `/proc/PID/status` of a process.
+pub(super) fn status_of(pid: u32) -> Option<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(format!("/proc/{pid}/status")).ok()?;
+    file.take(STATUS_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Whether the caller is root with `CAP_SYS_ADMIN`. In a user namespace of its own any
+/// process has that capability, so the user id counts, too. A process that `/proc` does not
+/// show is taken for what its user id says.
+fn is_admin(req: &Request) -> bool {
+    if req.uid != 0 {
+        return false;
+    }
+    let Some(status) = (req.pid != 0).then(|| status_of(req.pid)).flatten() else { return true };
+    let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let caps = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    caps.is_none_or(|caps| caps & CAP_SYS_ADMIN != 0)
+}
+
+impl ZfsMount {
+    /// Whether there are attributes of this name here.
+    fn check_name(&self, name: &[u8]) -> Answer<()> {
+        let there = !name.starts_with(SYSTEM) || self.has_acls() && ACL_NAMES.contains(&name);
+        if there { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
+    }
+
+    pub(super) fn give_xattr(&self, mode: Mode, node: u64, name: &[u8]) -> Answer<Data> {
+        self.check_name(name)?;
+        let (fs, id) = self.object(node, Errno::ENODATA)?;
+        match fs.get_xattr(id, name, io(mode)).map_err(stale)? {
+            Some(value) => Ok(Data::copy_of(&value)),
+            None => Err(Errno::ENODATA),
+        }
+    }
+
+    pub(super) fn list_xattrs(&self, req: &Request, mode: Mode, node: u64) -> Answer<Data> {
+        let Node::Object(space, id) = self.node(node)? else { return Ok(Data::empty()) };
+        let all = self.space(space)?.list_xattrs(id, io(mode)).map_err(stale)?;
+        let mut admin = None;
+        let mut names = Vec::new();
+        for name in all {
+            let is_shown = match name.starts_with(TRUSTED) {
+                true => *admin.get_or_insert_with(|| is_admin(req)),
+                false => self.check_name(&name).is_ok(),
+            };
+            if is_shown {
+                names.extend_from_slice(&name);
+                names.push(0);
+            }
+        }
+        Ok(Data::copy_of(&names))
+    }
+
+    pub(super) fn put_xattr(
+        &self,
+        req: &Request,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        kill_sgid: bool,
+    ) -> Answer<()> {
+        self.check_name(name)?;
+        let id = self.changeable(node)?;
+        let how = HOW.iter().find(|x| x.0 == flags).map(|x| x.1).ok_or(Errno::EINVAL)?;
+        let by = writer(req, kill_sgid);
+        self.fs().set_xattr(&by, id, name, value, how).map_err(stale)?;
+        if kill_sgid {
+            let now = self.fs().attrs(id, Io::WAIT).map_err(stale)?;
+            if now.mode & S_ISGID != 0 {
+                let set =
+                    SetAttrs { mode: Some(now.mode & !S_ISGID & 0o7777), ..SetAttrs::default() };
+                self.fs().set_attrs(&by, id, &set).map_err(stale)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn drop_xattr(&self, req: &Request, node: u64, name: &[u8]) -> Answer<()> {
+        self.check_name(name)?;
+        let id = self.changeable(node)?;
+        self.fs().remove_xattr(&caller(req, 0), id, name).map_err(stale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn administrators_are_root_with_the_capability() {
+        let of = |uid, pid| {
+            let mut req = Request::default();
+            (req.uid, req.pid) = (uid, pid);
+            is_admin(&req)
+        };
+        assert!(!of(1000, std::process::id()) && !of(1000, 0));
+        assert!(of(0, 0));
+        let status = status_of(std::process::id()).unwrap();
+        let line = status.lines().find(|l| l.starts_with("CapEff:")).unwrap();
+        let has = u64::from_str_radix(line[7..].trim(), 16).unwrap() & CAP_SYS_ADMIN != 0;
+        assert_eq!(of(0, std::process::id()), has);
+    }
+}

@@ -1,0 +1,175 @@
+//! Requests that make and change pools.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::Class;
+
+/// Devices in one request; more is no pool's.
+pub const DEVICES_MAX: usize = 16_384;
+/// History records in one reply.
+pub const HISTORY_MAX: usize = 4096;
+
+/// What a new vdev is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NewKind {
+    /// A regular file, by absolute path.
+    File(PathBuf),
+    /// A block device, by absolute path.
+    Disk(PathBuf),
+    /// Copies.
+    Mirror,
+    /// Parity over rows: how many columns of it.
+    Raidz(u32),
+    /// Parity over permuted groups: parity, data columns, distributed spares.
+    Draid(u32, Option<u32>, u32),
+}
+
+/// A new vdev.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewVdev {
+    /// What it is.
+    pub kind: NewKind,
+    /// What for.
+    pub class: Class,
+    /// Its devices.
+    pub children: Vec<NewVdev>,
+}
+
+/// What to override.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Force {
+    /// Devices that somebody may still want.
+    pub in_use: bool,
+    /// Redundancy that does not match.
+    pub replication: bool,
+    /// Sector sizes that do not match.
+    pub ashift: bool,
+}
+
+impl Force {
+    /// All or nothing.
+    pub fn all(on: bool) -> Force {
+        Force { in_use: on, replication: on, ashift: on }
+    }
+}
+
+/// A new pool. Properties travel as the user wrote them, checked by both sides.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateArgs {
+    /// Its name.
+    pub name: String,
+    /// Its devices.
+    pub vdevs: Vec<NewVdev>,
+    /// What to override.
+    pub force: Force,
+    /// Only check.
+    pub dry_run: bool,
+    /// Short names of the features to enable, in order.
+    pub features: Vec<String>,
+    /// Pool properties.
+    pub props: Vec<(String, String)>,
+    /// Properties of the root file system.
+    pub fs_props: Vec<(String, String)>,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// More vdevs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddArgs {
+    /// The pool.
+    pub name: String,
+    /// The devices.
+    pub vdevs: Vec<NewVdev>,
+    /// What to override.
+    pub force: Force,
+    /// Only check.
+    pub dry_run: bool,
+    /// log2 of their sectors.
+    pub ashift: Option<u32>,
+    /// The command, for the pool's history.
+    pub command: String,
+}
+
+/// A change to a pool that is imported.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// Destroy it, even if mounts are busy.
+    Destroy {
+        /// Unmount by force.
+        force: bool,
+    },
+    /// Make everything durable.
+    Sync,
+    /// Another guid, a random one unless told.
+    Reguid(Option<u64>),
+    /// Set a property: name and value as the user wrote them.
+    Set(String, String),
+    /// Forget errors of the devices, or of one, and go on with them.
+    Clear(Option<String>),
+    /// Remove a log device.
+    Remove(String),
+}
+
+/// A record of a pool's history.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryRecord {
+    /// Seconds since 1970.
+    pub time: u64,
+    /// What happened.
+    pub event: HistoryEvent,
+    /// User id.
+    pub who: Option<u64>,
+    /// Host.
+    pub host: Option<String>,
+    /// Zone.
+    pub zone: Option<String>,
+}
+
+/// What a record tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HistoryEvent {
+    /// A command.
+    Command(String),
+    /// The pool's own doing.
+    Internal {
+        /// Transaction group.
+        txg: u64,
+        /// A word for it.
+        name: String,
+        /// Dataset and its number.
+        dataset: Option<(String, u64)>,
+        /// More.
+        text: String,
+    },
+    /// The pool's own doing, by number, as old pools have it.
+    Numbered {
+        /// Transaction group.
+        txg: u64,
+        /// Which.
+        event: u64,
+        /// More.
+        text: String,
+    },
+    /// A request to the kernel: name, then input, output and error as printed.
+    Ioctl {
+        /// Its name.
+        name: String,
+        /// Its arguments.
+        input: Option<String>,
+        /// Its results.
+        output: Option<String>,
+        /// Its failure.
+        errno: Option<i64>,
+    },
+    /// Something else, as printed.
+    Unknown(String),
+}
+
+impl Default for HistoryEvent {
+    fn default() -> HistoryEvent {
+        HistoryEvent::Unknown(String::new())
+    }
+}

@@ -1,0 +1,213 @@
+//! A command's side of the protocol: finding the daemon, starting it, asking it.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result, rt};
+use ui::progress::Progress;
+
+use crate::runtime::{self, Runtime};
+use crate::{Hello, Reply, Request};
+
+/// Environment variable: where a daemon serves its metrics, if its command line does not say.
+pub const METRICS: &str = "CENOTE_METRICS";
+/// How long a daemon may take until it listens. Importing pools comes later.
+const START_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a daemon that does not answer is taken for a dying one: until the kernel has
+/// taken down a process that was killed, its socket takes connections and breaks them, and
+/// its lock is held.
+pub const LAST_BREATH: Duration = Duration::from_secs(10);
+/// How long a daemon may take to say hello: it does nothing else meanwhile.
+const HELLO_MAX: Duration = Duration::from_secs(5);
+/// How long nothing is done while something is waited for.
+pub const PAUSE: Duration = Duration::from_millis(10);
+
+/// A connection to the daemon.
+pub struct Client {
+    stream: UnixStream,
+    /// What the daemon said of itself.
+    pub hello: Hello,
+    /// Some request had a problem that was shown.
+    pub failed: bool,
+}
+
+fn dial(runtime: &Runtime) -> Result<Option<UnixStream>> {
+    match UnixStream::connect(runtime.socket()) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(e) if matches!(e.kind(), Io::NotFound | Io::ConnectionRefused) => Ok(None),
+        Err(e) => {
+            Err(Error::io("cannot reach the daemon", e)
+                .on_path(runtime.socket().display().to_string()))
+        }
+    }
+}
+
+impl Client {
+    /// Says hello; `None` when the other side is gone instead of answering.
+    fn greet(runtime: &Runtime, stream: UnixStream) -> Result<Option<Client>> {
+        let timeout =
+            |t| stream.set_read_timeout(t).map_err(|e| Error::io("no timeout on the socket", e));
+        timeout(Some(HELLO_MAX))?;
+        match crate::send(&stream, &Hello::ours()) {
+            Err(e) if e.kind() == ErrorKind::Io => return Ok(None),
+            other => other?,
+        }
+        let hello = match crate::receive::<Hello>(&stream) {
+            Err(e) if crate::timed_out(&e) => {
+                let process =
+                    runtime.holder().map_or(String::new(), |pid| format!(", process {pid},"));
+                return Err(Error::busy(format!("the daemon{process} does not answer")));
+            }
+            other => other?,
+        };
+        let Some(hello) = hello else { return Ok(None) };
+        timeout(None)?;
+        if hello.protocol != crate::VERSION {
+            return Err(Error::unsupported(format!(
+                "the running daemon is version {}, this command {}: run 'cenote daemon stop' first",
+                hello.program,
+                env!("CARGO_PKG_VERSION")
+            )));
+        }
+        Ok(Some(Client { stream, hello, failed: false }))
+    }
+
+    /// Connects to a running daemon; `None` if there is none.
+    ///
+    /// # Errors
+    /// It runs, but cannot be talked to.
+    pub fn running(runtime: &Runtime) -> Result<Option<Client>> {
+        let begin = rt::now();
+        loop {
+            let Some(stream) = dial(runtime)? else { return Ok(None) };
+            if let Some(client) = Client::greet(runtime, stream)? {
+                return Ok(Some(client));
+            }
+            if begin.elapsed() > LAST_BREATH {
+                return Err(Error::permission("the daemon refused the connection"));
+            }
+            rt::sleep(PAUSE);
+        }
+    }
+
+    /// Connects to the daemon, starting it if need be.
+    ///
+    /// # Errors
+    /// It cannot be started or talked to.
+    pub fn connect(runtime: &Runtime) -> Result<Client> {
+        Client::connect_or_start(runtime, None)
+    }
+
+    /// As [`Client::connect`]; a daemon that is started serves metrics at this
+    /// address.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_or_start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
+        match Client::running(runtime)? {
+            Some(client) => Ok(client),
+            None => start(runtime, metrics),
+        }
+    }
+
+    /// Connects for a command that only looks: a daemon is started only if it
+    /// would have pools to import.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn for_looking(runtime: &Runtime) -> Result<Option<Client>> {
+        if let Some(client) = Client::running(runtime)? {
+            return Ok(Some(client));
+        }
+        let known: Vec<serde_json::Value> = runtime::load(&runtime.pools())?;
+        if known.is_empty() { Ok(None) } else { Client::connect(runtime).map(Some) }
+    }
+
+    /// Asks, shows progress and problems meanwhile, hands rows to `rows`, and
+    /// returns the final reply. A refusal is an error whose message is the
+    /// command's whole line for standard error.
+    ///
+    /// # Errors
+    /// The daemon's refusal; the connection's errors.
+    pub fn ask_rows(
+        &mut self,
+        request: &Request,
+        mut rows: impl FnMut(crate::Row),
+    ) -> Result<Reply> {
+        crate::send(&self.stream, request)?;
+        let mut progress = Progress::new("", None);
+        loop {
+            let reply = crate::receive(&self.stream)?
+                .ok_or_else(|| Error::new(ErrorKind::Io, "the daemon closed the connection"))?;
+            match reply {
+                Reply::Rows(batch) => batch.into_iter().for_each(&mut rows),
+                Reply::Progress(what, done, total) => {
+                    progress.step(&what, done, total);
+                }
+                Reply::Problem(line) => {
+                    progress.finish();
+                    ui::err(&line);
+                    self.failed = true;
+                }
+                Reply::Remark(line) => {
+                    progress.finish();
+                    ui::err(&line);
+                }
+                Reply::Failed(line) => return Err(Error::invalid(line)),
+                done => return Ok(done),
+            }
+        }
+    }
+
+    /// As [`Client::ask_rows`], for requests without rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ask(&mut self, request: &Request) -> Result<Reply> {
+        self.ask_rows(request, |_| {})
+    }
+}
+
+/// Starts a daemon of this binary in the background and waits until it listens.
+fn start(runtime: &Runtime, metrics: Option<&str>) -> Result<Client> {
+    runtime.create()?;
+    let io = |e| Error::io("cannot start the daemon", e);
+    let log =
+        OpenOptions::new().create(true).append(true).mode(0o600).open(runtime.log()).map_err(io)?;
+    let exe = std::env::current_exe().map_err(io)?;
+    let mut command = Command::new(exe);
+    if let Some(address) = metrics {
+        command.env(METRICS, address);
+    }
+    let mut child = command
+        .args(["daemon", "start", "--detached"])
+        .env("CENOTE_RUNTIME_DIR", runtime.dir())
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().map_err(io)?)
+        .stderr(log)
+        .spawn()
+        .map_err(io)?;
+    let begin = rt::now();
+    let mut ended = false;
+    loop {
+        if let Some(client) = Client::running(runtime)? {
+            return Ok(client);
+        }
+        if ended || begin.elapsed() > START_TIMEOUT {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("the daemon did not start: see {}", runtime.log().display()),
+            ));
+        }
+        // It may have ended because another one was faster: look once more.
+        ended = child.try_wait().map_err(io)?.is_some();
+        if !ended {
+            rt::sleep(PAUSE);
+        }
+    }
+}

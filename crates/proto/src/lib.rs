@@ -1,0 +1,571 @@
+//! The protocol between commands and the daemon, a command's side of it ([`client`]), and
+//! the directory in which both meet ([`runtime`]).
+//!
+//! # Theory
+//! A Unix socket carries frames: a length (4 bytes, little-endian), then that
+//! many bytes of JSON, one message. Both sides first send a [`Hello`]; versions
+//! must be equal, since both sides are one binary. The client then sends
+//! requests one after the other; the daemon answers each with any number of
+//! [`Reply::Rows`] and [`Reply::Progress`] and one final reply. A client that
+//! closes its socket cancels the request.
+//!
+//! # Invariants
+//! * No frame exceeds `FRAME_MAX`, no request [`REQUEST_MAX`]; a longer one ends the
+//!   connection before any memory is taken for it.
+//! * Values travel raw, as `cenote::props` has them; words and units are made by the
+//!   command that prints them.
+//!
+//! # What it must not know
+//! What commands print, and how the daemon does what it is asked to do.
+
+mod change;
+pub mod client;
+mod dataset;
+mod pool;
+pub mod runtime;
+mod stats;
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use base::{Error, ErrorKind, Result};
+use cenote::props::{PropData, PropValue, Source};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use change::{
+    AddArgs, Change, CreateArgs, DEVICES_MAX, Force, HISTORY_MAX, HistoryEvent, HistoryRecord,
+    NewKind, NewVdev,
+};
+pub use dataset::{
+    Assign, DatasetChange, DestroyArgs, NewDatasetArgs, PropsArgs, SnapshotArgs, TARGETS_MAX,
+    VolumeArgs,
+};
+pub use pool::{Class, ClassIo, Done, Expand, Found, Pool, Removal, Scan, State, Vdev};
+pub use stats::{BATCH_MAX, Stat, TunableInfo, WhatIf};
+
+/// Version of the protocol.
+pub const VERSION: u32 = 5;
+/// Largest frame in bytes.
+const FRAME_MAX: usize = 32 << 20;
+/// Largest request in bytes: names of [`TARGETS_MAX`] datasets, as long as a command line can
+/// hold.
+pub const REQUEST_MAX: usize = 8 << 20;
+/// Rows in one [`Reply::Rows`].
+pub const ROWS_MAX: usize = 256;
+
+/// What each side says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub protocol: u32,
+    /// The program's version, for messages.
+    pub program: String,
+    /// Process id.
+    pub pid: u32,
+}
+
+impl Hello {
+    /// This program's.
+    pub fn ours() -> Hello {
+        Hello {
+            protocol: VERSION,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+        }
+    }
+}
+
+/// Where to look for pools.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SearchArgs {
+    /// Directories and files, absolute; empty: the default device directories.
+    pub paths: Vec<PathBuf>,
+    /// Destroyed pools instead.
+    pub destroyed: bool,
+}
+
+/// An import.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportArgs {
+    /// Where to look.
+    pub search: SearchArgs,
+    /// The pool's guid, as discovery told it.
+    pub guid: u64,
+    /// Its name on disk, for messages.
+    pub name: String,
+    /// Never write.
+    pub readonly: bool,
+    /// Ignore that another system had it.
+    pub force: bool,
+    /// Go back a few groups if the newest is damaged.
+    pub rewind: bool,
+    /// With `rewind`: only say whether it would work.
+    pub dry_run: bool,
+    /// With `rewind`: as far as necessary.
+    pub extreme: bool,
+    /// Open the pool as of this group.
+    pub txg: Option<u64>,
+    /// Make the space maps anew.
+    #[serde(default)]
+    pub rebuild_space: bool,
+    /// Do without missing log devices.
+    pub missing_log: bool,
+    /// Prefix of all mountpoints.
+    pub altroot: Option<PathBuf>,
+    /// Another name.
+    pub new_name: Option<String>,
+    /// `new_name` lasts until the export.
+    #[serde(default)]
+    pub temporary_name: bool,
+    /// Mount nothing.
+    pub no_mount: bool,
+    /// Mount options, each a list with commas.
+    #[serde(default)]
+    pub mount_options: Vec<String>,
+}
+
+/// Kinds of datasets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// A file system.
+    Filesystem,
+    /// A volume.
+    Volume,
+    /// A snapshot of either.
+    Snapshot,
+    /// A bookmark of either.
+    Bookmark,
+}
+
+/// Which datasets, and what of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListArgs {
+    /// Names; empty: everything.
+    pub roots: Vec<String>,
+    /// Levels below the roots; `None`: all.
+    pub depth: Option<u32>,
+    /// Kinds wanted; the default of `zfs list` when empty.
+    pub types: Vec<Kind>,
+    /// Properties wanted; `None`: all that apply.
+    pub props: Option<Vec<String>>,
+    /// A root named outright is listed whatever its kind.
+    pub named_any_kind: bool,
+}
+
+/// One mount or unmount.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountArgs {
+    /// Dataset or, for unmount, mountpoint; `None`: all.
+    pub target: Option<String>,
+    /// With everything below it.
+    pub recursive: bool,
+    /// Over a directory that is not empty; when unmounting: even if busy.
+    pub force: bool,
+    /// Mount options.
+    pub options: Vec<String>,
+    /// A dataset with `mountpoint=legacy` is mounted at this directory.
+    #[serde(default)]
+    pub at: Option<PathBuf>,
+    /// Options that are unknown are left out.
+    #[serde(default)]
+    pub lax: bool,
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// How the daemon is.
+    Status,
+    /// Unmount and export everything and end.
+    Stop {
+        /// Even if mounts are busy.
+        force: bool,
+    },
+    /// Pools that could be imported.
+    Discover(SearchArgs),
+    /// Import one.
+    Import(Box<ImportArgs>),
+    /// Export one.
+    Export {
+        /// Its name.
+        name: String,
+        /// Even if mounts are busy.
+        force: bool,
+    },
+    /// Names of the imported pools.
+    PoolNames,
+    /// State of one pool.
+    PoolStatus {
+        /// Its name.
+        name: String,
+        /// With the paths of damaged files.
+        verbose: bool,
+    },
+    /// Properties of one pool.
+    PoolProps {
+        /// Its name.
+        name: String,
+        /// Which; `None`: all.
+        props: Option<Vec<String>>,
+    },
+    /// Datasets with properties, as rows.
+    Datasets(ListArgs),
+    /// What is mounted.
+    Mounts,
+    /// Mount.
+    Mount(MountArgs),
+    /// Unmount.
+    Unmount(MountArgs),
+    /// Paths of the kstats.
+    KstatNames,
+    /// The kstats at these paths, as far as they are there; [`BATCH_MAX`] at most.
+    Kstats {
+        /// As [`Request::KstatNames`] told them.
+        paths: Vec<String>,
+    },
+    /// Tunables by any of their names; all without a name.
+    Tunables {
+        /// The names.
+        names: Vec<String>,
+    },
+    /// Set a tunable.
+    Tune {
+        /// Any of its names.
+        name: String,
+        /// The value, as the user wrote it.
+        value: String,
+    },
+    /// What the cache would do at other sizes.
+    WhatIf,
+    /// Create a pool.
+    Create(Box<CreateArgs>),
+    /// Add vdevs to one.
+    Add(Box<AddArgs>),
+    /// Change one.
+    Change {
+        /// Its name.
+        pool: String,
+        /// How.
+        change: Change,
+        /// The command, for the pool's history.
+        command: String,
+    },
+    /// Make or change datasets.
+    ChangeDatasets(Box<DatasetChange>),
+    /// Wipe the labels of a device that is no pool's.
+    LabelClear {
+        /// Its absolute path.
+        path: PathBuf,
+        /// Even if a pool that is not open here may still want it.
+        force: bool,
+    },
+    /// The history of a pool.
+    History {
+        /// Its name.
+        name: String,
+        /// Records to leave out at the start.
+        from: u64,
+    },
+}
+
+/// A property value on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Data {
+    /// No value.
+    None,
+    /// A number.
+    Num(u64),
+    /// Text.
+    Str(String),
+}
+
+/// A value's source on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// Not settable.
+    None,
+    /// Nobody set it.
+    Default,
+    /// Set here.
+    Local,
+    /// By the mount.
+    Temporary,
+    /// From an ancestor.
+    Inherited(String),
+    /// From a stream.
+    Received,
+}
+
+/// A property on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Value {
+    /// In effect.
+    pub value: Data,
+    /// Whence.
+    pub source: Origin,
+    /// What a stream brought.
+    pub received: Option<Data>,
+}
+
+impl From<&PropData> for Data {
+    fn from(d: &PropData) -> Data {
+        match d {
+            PropData::None => Data::None,
+            PropData::Num(n) => Data::Num(*n),
+            PropData::Str(s) => Data::Str(s.clone()),
+        }
+    }
+}
+
+impl From<&Data> for PropData {
+    fn from(d: &Data) -> PropData {
+        match d {
+            Data::None => PropData::None,
+            Data::Num(n) => PropData::Num(*n),
+            Data::Str(s) => PropData::Str(s.clone()),
+        }
+    }
+}
+
+impl From<&PropValue> for Value {
+    fn from(v: &PropValue) -> Value {
+        let source = match &v.source {
+            Source::None => Origin::None,
+            Source::Default => Origin::Default,
+            Source::Local => Origin::Local,
+            Source::Temporary => Origin::Temporary,
+            Source::Inherited(from) => Origin::Inherited(from.clone()),
+            Source::Received => Origin::Received,
+        };
+        let received = v.received.as_ref().map(Data::from);
+        Value { value: (&v.value).into(), source, received }
+    }
+}
+
+impl Value {
+    /// A value nobody can set.
+    pub fn fact(value: Data) -> Value {
+        Value { value, source: Origin::None, received: None }
+    }
+}
+
+/// One dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// Full name.
+    pub name: String,
+    /// Kind.
+    pub kind: Kind,
+    /// Group of its creation, which orders snapshots.
+    pub createtxg: u64,
+    /// Properties asked for that apply, in order.
+    pub props: Vec<(String, Value)>,
+}
+
+impl Row {
+    /// The property, if it applies.
+    pub fn prop(&self, name: &str) -> Option<&Value> {
+        self.props.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+    }
+}
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Dataset.
+    pub dataset: String,
+    /// Where.
+    pub mountpoint: String,
+}
+
+/// How the daemon is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Process id.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime: u64,
+    /// Imported pools.
+    pub pools: Vec<String>,
+    /// Mounts.
+    pub mounts: u64,
+    /// Where volumes appear as files.
+    pub volumes: Option<PathBuf>,
+    /// Where kstats appear as files.
+    pub kstats: Option<PathBuf>,
+}
+
+/// What the daemon answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Some of the datasets; more may follow.
+    Rows(Vec<Row>),
+    /// Long work goes on: words, units done, units in all.
+    Progress(String, u64, u64),
+    /// A message for standard error; the request goes on and the command fails.
+    Problem(String),
+    /// A message for standard error; nothing failed.
+    Remark(String),
+    /// Done, nothing to tell.
+    Done,
+    /// Done, by name.
+    Names(Vec<String>),
+    /// Answer to [`Request::Import`]: the pool's name, and lines for standard output.
+    Imported(String, Vec<String>),
+    /// Answer to [`Request::Status`].
+    Status(DaemonStatus),
+    /// Answer to [`Request::Discover`]: pools, and files that could not be read.
+    Found(Vec<Found>, Vec<String>),
+    /// Answer to [`Request::PoolStatus`].
+    Pool(Box<Pool>),
+    /// Answer to [`Request::PoolProps`].
+    Props(Vec<(String, Value)>),
+    /// Answer to [`Request::Mounts`].
+    Mounts(Vec<Mounted>),
+    /// Answer to [`Request::Kstats`].
+    Kstats(Vec<Stat>),
+    /// Answer to [`Request::Tunables`] and [`Request::Tune`].
+    Tunables(Vec<TunableInfo>),
+    /// Answer to [`Request::WhatIf`]; empty while there is nothing to go by.
+    WhatIf(Vec<WhatIf>),
+    /// Answer to [`Request::LabelClear`]: whether there were labels.
+    Truth(bool),
+    /// Answer to [`Request::History`]: [`HISTORY_MAX`] records at most, and whether
+    /// there are more.
+    History(Vec<HistoryRecord>, bool),
+    /// What is or would be destroyed, in order, and the bytes that snapshots give back.
+    Doomed(Vec<String>, u64),
+    /// The request failed, with the command's message for standard error.
+    Failed(String),
+}
+
+/// Writes one message.
+///
+/// # Errors
+/// [`ErrorKind::Limit`] if it is too long; the socket's errors.
+pub fn send<T: Serialize>(mut to: impl Write, message: &T) -> Result<()> {
+    let body = serde_json::to_vec(message)
+        .map_err(|e| Error::invalid("a message cannot be encoded").caused_by(e))?;
+    if body.len() > FRAME_MAX {
+        return Err(Error::limit(format!("a message of {} bytes is too long", body.len())));
+    }
+    let mut frame = Vec::with_capacity(4 + body.len());
+    frame.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+    frame.extend_from_slice(&body);
+    to.write_all(&frame).map_err(|e| Error::io("cannot send to the other side", e))
+}
+
+/// Whether what was to be received did not come in the socket's time.
+pub(crate) fn timed_out(e: &Error) -> bool {
+    let source = std::error::Error::source(e).and_then(|s| s.downcast_ref::<std::io::Error>());
+    source.is_some_and(|s| s.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// Reads one message; `None` when the other side closed the connection.
+///
+/// # Errors
+/// [`ErrorKind::Limit`] for a frame that is too long, [`ErrorKind::Corrupt`] for
+/// one that is not a message, the socket's errors.
+pub fn receive<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<T>> {
+    let mut head = [0u8; 4];
+    let mut got = 0;
+    while got < head.len() {
+        match from.read(&mut head[got..]) {
+            Ok(0) if got == 0 => return Ok(None),
+            Ok(0) => return Err(Error::new(ErrorKind::Io, "the connection broke off")),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset && got == 0 => {
+                return Ok(None);
+            }
+            Err(e) => return Err(Error::io("cannot receive", e)),
+        }
+    }
+    let len = usize::try_from(u32::from_le_bytes(head)).unwrap_or(usize::MAX);
+    if len > FRAME_MAX {
+        return Err(Error::limit(format!("a message of {len} bytes is too long")));
+    }
+    let mut body = Vec::new();
+    let want = u64::try_from(len).unwrap_or(u64::MAX);
+    from.take(want).read_to_end(&mut body).map_err(|e| Error::io("cannot receive", e))?;
+    if body.len() != len {
+        return Err(Error::new(ErrorKind::Io, "the connection broke off"));
+    }
+    decode(&body).map(Some)
+}
+
+/// A message out of a whole frame.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] for one that is none.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body)
+        .map_err(|e| Error::corrupt("the other side sent no message of ours").caused_by(e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn data() -> impl Strategy<Value = Data> {
+        prop_oneof![Just(Data::None), any::<u64>().prop_map(Data::Num), ".*".prop_map(Data::Str)]
+    }
+    fn row() -> impl Strategy<Value = Row> {
+        let source = prop_oneof![
+            Just(Origin::None),
+            Just(Origin::Local),
+            Just(Origin::Temporary),
+            ".*".prop_map(Origin::Inherited)
+        ];
+        let value = (data(), source, prop::option::of(data()))
+            .prop_map(|(value, source, received)| Value { value, source, received });
+        (".*", any::<u64>(), prop::collection::vec((".*", value), 0..5)).prop_map(
+            |(name, createtxg, props)| Row { name, kind: Kind::Snapshot, createtxg, props },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_the_wire(rows in prop::collection::vec(row(), 0..5), paths in prop::collection::vec("/.*", 0..4)) {
+            let mut wire = Vec::new();
+            let args = ImportArgs {
+                search: SearchArgs { paths: paths.into_iter().map(PathBuf::from).collect(), destroyed: true },
+                guid: u64::MAX,
+                txg: Some(7),
+                ..ImportArgs::default()
+            };
+            let request = Request::Import(Box::new(args));
+            let reply = Reply::Rows(rows);
+            send(&mut wire, &request).unwrap();
+            send(&mut wire, &reply).unwrap();
+            let mut from = &wire[..];
+            prop_assert_eq!(receive::<Request>(&mut from).unwrap(), Some(request));
+            prop_assert_eq!(receive::<Reply>(&mut from).unwrap(), Some(reply));
+            prop_assert_eq!(receive::<Reply>(&mut from).unwrap(), None);
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(Some(request)) = receive::<Request>(&bytes[..]) {
+                let mut wire = Vec::new();
+                send(&mut wire, &request).unwrap();
+            }
+        }
+
+        #[test]
+        fn every_cut_is_noticed(cut in 1usize..40) {
+            let mut wire = Vec::new();
+            send(&mut wire, &Hello::ours()).unwrap();
+            let cut = cut.min(wire.len() - 1);
+            prop_assert!(receive::<Hello>(&wire[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_frame_too_long_is_refused_before_it_is_read() {
+        let wire = u32::MAX.to_le_bytes();
+        assert_eq!(receive::<Hello>(&wire[..]).unwrap_err().kind(), ErrorKind::Limit);
+    }
+}

@@ -1,0 +1,256 @@
+//! `zdb`: a look inside a pool, without a daemon and without changing it
+//! (chapter 09 §8.1). Output has OpenZFS's shapes, so that scripts and eyes that
+//! know those find their way.
+//!
+//! A pool that the daemon has imported is read without locks, as of its last synced group,
+//! from the devices that the daemon names.
+//!
+//! Departures: without `-e` there is no cache file to go by, so other pools are
+//! searched for all the same; an audit (`-b`, `-c`) lists everything that is
+//! wrong instead of aborting at the first contradiction.
+//!
+//! # What it must not know
+//! How a pool is changed. Structures and their checks are the engine's
+//! (`cenote::inspect`); this crate shows them. It asks the daemon for the names of devices
+//! alone.
+
+mod blocks;
+mod bptext;
+mod config;
+mod datasets;
+mod labels;
+mod logs;
+mod metaslabs;
+mod object;
+mod spacecheck;
+mod zaps;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base::{ErrorKind, Result, Txg};
+use cenote::inspect::spa::Spa;
+use cenote::{Engine, EngineConfig, FoundPool, ImportOptions, Pool, Search};
+use commands::Use;
+use commands::getopt::Parsed;
+use proto::client::Client;
+use proto::runtime::Runtime;
+use proto::{Reply, Request};
+use ui::Exit;
+
+/// Memory for cached blocks.
+const CACHE: u64 = 256 << 20;
+
+const USAGE: &str = "\
+Usage:	zdb [-bcdhimuyCLPvAFX] [-e [-p DIR]...] [-t TXG] POOL[/DATASET[@SNAP]] [OBJECT...]
+	zdb -O [-e [-p DIR]...] DATASET PATH
+	zdb -l [-Aqu] DEVICE
+    Main options:
+        -b  block statistics and leaks    -c  verify checksums (-cc: of data too)
+        -d  datasets and objects          -h  pool history
+        -i  intent logs                   -m  metaslabs
+        -u  uberblock                     -C  configuration
+        -l  label of a device             -O  object behind a path
+        -y  replay space maps and logs, looking for contradictions
+    Below options are intended for use with other options:
+        -e  pool is not imported          -p DIR  search there (repeatable)
+        -L  do not look for leaks         -P  exact numbers
+        -t TXG  highest group to use      -F -X  go back to one that opens
+        -v  more of it all                -q  with -l: say nothing
+        -A -G -I -o -U -x -Y -V  ignored
+";
+
+/// How a command of zdb's ends.
+pub(crate) mod exit {
+    use ui::Exit;
+
+    /// Wrong usage, or the pool cannot be opened.
+    pub(crate) const OPEN: Exit = Exit(1);
+    /// Space maps are wrong.
+    pub(crate) const SPACE: Exit = Exit(2);
+    /// Blocks, or single copies of blocks, cannot be read.
+    pub(crate) const READ: Exit = Exit(3);
+}
+
+/// What was asked for: how often each letter was given.
+pub(crate) struct Ask {
+    parsed: Parsed,
+}
+
+impl Ask {
+    /// How often a letter was given; `-v` adds to those that were.
+    pub(crate) fn level(&self, letter: char) -> usize {
+        let of = |l: char| self.parsed.opts.iter().filter(|o| o.letter == l).count();
+        match of(letter) {
+            0 => 0,
+            n => n + of('v'),
+        }
+    }
+
+    /// Whether a letter was given.
+    pub(crate) fn has(&self, letter: char) -> bool {
+        self.parsed.has(letter)
+    }
+}
+
+/// The worse of two exits: the first that is not success wins.
+pub(crate) fn worse(a: Exit, b: Exit) -> Exit {
+    if a == Exit::OK { b } else { a }
+}
+
+/// Runs zdb.
+///
+/// # Errors
+/// What was asked for cannot be read.
+pub fn main(argv: &[OsString]) -> Result<Exit> {
+    let command = commands::find("cenote", "zdb");
+    let parsed = match command.parse(argv) {
+        Ok(parsed) => parsed,
+        Err(bad) => {
+            if let Some(message) = bad.message() {
+                ui::err(&format!("zdb: {message}"));
+            }
+            ui::err(USAGE.trim_end());
+            return Ok(exit::OPEN);
+        }
+    };
+    let ask = Ask { parsed };
+    let absent = command.flags.iter().find(|f| f.usage == Use::Refused && ask.has(f.letter));
+    if let Some(flag) = absent {
+        ui::err(&ui::not_yet(&format!("zdb: option -{}", flag.letter)));
+        return Ok(exit::OPEN);
+    }
+    let words = ask.parsed.words();
+    if ask.has('l') {
+        return labels::main(&ask, &words);
+    }
+    let Some(target) = words.first() else {
+        ui::err(USAGE.trim_end());
+        return Ok(exit::OPEN);
+    };
+    let pool = match open(&ask, target) {
+        Ok(pool) => pool,
+        Err(e) => {
+            ui::err(&format!("zdb: can't open '{target}': {}", reason(&e)));
+            return Ok(exit::OPEN);
+        }
+    };
+    let rest = words.get(1..).unwrap_or_default();
+    if ask.has('O') {
+        return datasets::by_path(&ask, pool.spa(), target, rest);
+    }
+    everything(&ask, pool.spa(), target, rest)
+}
+
+/// zdb's words where it has some.
+fn reason(error: &base::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "No such file or directory".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// Name of the pool in `POOL[/DATASET][@SNAP]`.
+fn pool_of(target: &str) -> &str {
+    target.split(['/', '@', '#']).next().unwrap_or(target)
+}
+
+/// The state of a pool that the daemon has imported.
+fn imported(name: &str) -> Option<proto::Pool> {
+    let runtime = Runtime::from_env().ok()?;
+    let mut client = Client::running(&runtime).ok()??;
+    let request = Request::PoolStatus { name: name.to_owned(), verbose: false };
+    match client.ask(&request) {
+        Ok(Reply::Pool(pool)) => Some(*pool),
+        _ => None,
+    }
+}
+
+/// Paths of the leaves of a tree.
+fn leaves(vdev: &proto::Vdev, out: &mut Vec<PathBuf>) {
+    out.extend(vdev.path.clone());
+    vdev.children.iter().for_each(|child| leaves(child, out));
+}
+
+fn open(ask: &Ask, target: &str) -> Result<Arc<Pool>> {
+    let config = EngineConfig { cache_bytes: Some(CACHE), ..EngineConfig::default() };
+    let engine = Engine::new(config)?;
+    let dirs = ask.parsed.opts.iter().filter(|o| o.letter == 'p');
+    let mut paths: Vec<PathBuf> = dirs.map(|o| PathBuf::from(&o.arg)).collect();
+    let name = pool_of(target);
+    let imported = if ask.has('e') { None } else { imported(name) };
+    if let Some(pool) = &imported {
+        ui::err(&format!(
+            "zdb: '{name}' is imported: this is its last synced state, which may change meanwhile"
+        ));
+        if paths.is_empty() {
+            leaves(&pool.root, &mut paths);
+        }
+    }
+    let found = engine.discover(&Search { paths, ..Search::default() })?;
+    let guid = imported.map(|pool| pool.guid);
+    let wanted = |p: &&FoundPool| match guid {
+        Some(guid) => p.guid.0 == guid,
+        None => p.name == name || p.guid.0.to_string() == name,
+    };
+    let mut matching = found.pools.iter().filter(wanted);
+    let missing = || base::Error::not_found(format!("no pool {name} was found"));
+    let pool = matching.next().ok_or_else(missing)?;
+    if matching.next().is_some() {
+        return Err(base::Error::invalid("more than one pool has this name; use its guid"));
+    }
+    let txg = match ask.parsed.last('t') {
+        None => None,
+        Some(text) => {
+            let bad = |_| base::Error::invalid(format!("bad transaction group '{text}'"));
+            Some(Txg(text.parse().map_err(bad)?))
+        }
+    };
+    let options = ImportOptions {
+        rewind: ask.has('F') || ask.has('X'),
+        extreme: ask.has('X'),
+        missing_log: true,
+        // By its guid, it goes by its own name; under a temporary name, by that.
+        new_name: match guid {
+            Some(_) => Some(name.to_owned()),
+            None => (pool.name != name).then(|| pool.name.clone()),
+        },
+        txg,
+        shared: true,
+        ..ImportOptions::default()
+    };
+    engine.inspect(pool, &options)
+}
+
+/// Does all that the letters ask for, in zdb's order.
+fn everything(ask: &Ask, spa: &Spa, target: &str, rest: &[String]) -> Result<Exit> {
+    let mut result = Exit::OK;
+    let any = ['C', 'u', 'm', 'd', 'i', 'b', 'c', 'h', 'y'].iter().any(|&l| ask.has(l));
+    if !any {
+        ui::err("zdb: nothing to do; give at least one of -bcdhimuyC");
+        return Ok(exit::OPEN);
+    }
+    if ask.has('C') {
+        config::mos_config(spa)?;
+    }
+    if ask.has('u') {
+        config::uberblock(ask, spa);
+    }
+    if ask.has('m') {
+        result = worse(result, metaslabs::main(ask, spa, rest)?);
+    }
+    if ask.has('d') || ask.has('i') {
+        result = worse(result, datasets::main(ask, spa, target, rest)?);
+    }
+    if ask.has('b') || ask.has('c') {
+        result = worse(result, blocks::main(ask, spa)?);
+    }
+    if ask.has('h') {
+        config::history(spa)?;
+    }
+    if ask.has('y') {
+        result = worse(result, spacecheck::main(spa)?);
+    }
+    Ok(result)
+}
