@@ -378,3 +378,127 @@ fn the_stored_error_log() {
     assert!(report.contains("ZFS-8000-8A"));
     s.ok(&["zpool", "export", "errlog"]);
 }
+
+/// What the user did: destroyed the last clone that OpenZFS had given a livelist, and still
+/// read `active` for the feature before the next import.
+#[test]
+fn a_feature_goes_with_its_last_user() {
+    let Some(pool) = testkit::golden("snaps") else { return };
+    let s = Sandbox::new("honest-livelist");
+    pool.unpack(&s.dir("disks"));
+    s.ok(&["zpool", "import", "-N", "-f", "-d", &s.text("disks"), "snaps", "tank"]);
+    let state = || s.ok(&["zpool", "get", "-Ho", "value", "feature@livelist", "tank"]);
+    assert_eq!(state(), "active\n");
+    // A clone without a livelist.
+    s.ok(&["zfs", "destroy", "-r", "tank/fs"]);
+    assert_eq!(state(), "active\n");
+    s.ok(&["zfs", "destroy", "-r", "tank/renamed"]);
+    assert_eq!(state(), "enabled\n");
+    let all = s.ok(&["zpool", "get", "-H", "all", "tank"]);
+    assert!(all.contains("tank\tfeature@livelist\tenabled\tlocal\n"), "{all}");
+    s.ok(&["zpool", "export", "tank"]);
+    s.stop();
+    judge_disks(&s);
+}
+
+/// What the user did: asked a pool of version 23 for objects and projects of owners, which
+/// nothing counts there, and read 0 where OpenZFS has `-`.
+#[test]
+fn what_an_old_pool_does_not_count() {
+    let Some(pool) = testkit::golden("fuse23") else { return };
+    let s = Sandbox::new("honest-old");
+    pool.unpack(&s.dir("disks"));
+    let dir = s.text("disks");
+    s.ok(&["zpool", "import", "-N", "-f", "-o", "readonly=on", "-d", &dir, "fuse23"]);
+    let get = |property: &str, of: &str| s.ok(&["zfs", "get", "-Hpo", "value", property, of]);
+    for of in ["fuse23", "fuse23/sub"] {
+        for property in [
+            "userobjused@0",
+            "groupobjused@0",
+            "projectused@0",
+            "projectobjused@0",
+            "userobjquota@0",
+            "projectquota@0",
+        ] {
+            assert_eq!(get(property, of), "-\n", "{property} of {of}");
+        }
+        // Bytes of users and groups are counted since version 15.
+        for property in ["userused@0", "groupused@0"] {
+            let bytes: u64 = get(property, of).trim_end().parse().unwrap();
+            assert!(bytes > 0, "{property} of {of}");
+        }
+    }
+    s.ok(&["zpool", "export", "fuse23"]);
+}
+
+/// What the user did: looked at a mirror with a leaf that had missed writes. `zpool status`
+/// had "out of date" beside the leaf, and neither `status:` nor `action:`. Later it had those
+/// of a device with errors, "an attempt was made to correct the error": the import had asked
+/// the leaf for blocks before it knew what the leaf had missed, and counted errors.
+#[test]
+fn an_outdated_leaf_has_a_status_and_an_action() {
+    let s = Sandbox::new("honest-outdated");
+    let d = files(&s, &["a", "b"]);
+    s.ok(&["zpool", "create", "-O", "mountpoint=none", "tank", "mirror", &d[0], &d[1]]);
+    s.ok(&["zpool", "export", "tank"]);
+    let away = s.dir("drawer").join("b");
+    std::fs::rename(&d[1], &away).unwrap();
+    s.ok(&["zpool", "import", "-d", &s.text("disks"), "tank"]);
+    s.ok(&["zfs", "create", "tank/fs"]);
+    s.ok(&["zpool", "export", "tank"]);
+    std::fs::rename(&away, &d[1]).unwrap();
+    s.ok(&["zpool", "import", "-d", &s.text("disks"), "tank"]);
+    let status = s.ok(&["zpool", "status", "tank"]);
+    assert!(status.contains("DEGRADED     0     0     0  out of date\n"), "{status}");
+    let head = "  pool: tank\n state: DEGRADED\nstatus: One or more devices lack data that was \
+                written while they were away.\n\tSufficient replicas exist for the pool to \
+                continue functioning in a\n\tdegraded state.\naction: Resilver the device.";
+    assert!(status.starts_with(head), "{status}");
+    assert_eq!(s.ok(&["zpool", "status", "-x"]), status);
+    s.ok(&["zpool", "export", "tank"]);
+    s.stop();
+    judge_disks(&s);
+}
+
+/// `written#BOOKMARK` and `written@` with the full name of an origin's snapshot.
+#[test]
+fn written_since_a_bookmark() {
+    let s = Sandbox::new("honest-bookmarks");
+    let get = |what: &str, of: &str| s.ok(&["zfs", "get", "-Hpo", "value", what, of]);
+    let import = |name: &str| {
+        let dir = s.text(name);
+        s.ok(&["zpool", "import", "-N", "-f", "-o", "readonly=on", "-d", &dir, name]);
+    };
+    if let Some(pool) = testkit::golden("snaps") {
+        pool.unpack(&s.dir("snaps"));
+        import("snaps");
+        let since = get("written@one", "snaps/promoted");
+        assert!(since.trim_end().parse::<u64>().unwrap() > 0, "{since}");
+        for what in ["written#mark", "written#snaps/promoted#mark", "written@snaps/promoted@one"] {
+            assert_eq!(get(what, "snaps/promoted"), since, "{what}");
+        }
+        // A clone of the snapshot, by the origin's full name alone.
+        let clone = get("written@snaps/promoted@one", "snaps/renamed");
+        assert!(clone.trim_end().parse::<u64>().unwrap() > 0, "{clone}");
+        assert_eq!(get("written@one", "snaps/renamed"), "-\n");
+        assert_eq!(get("written#mark", "snaps/renamed"), "-\n");
+        assert_eq!(get("written#nosuch", "snaps/promoted"), "-\n");
+        s.ok(&["zpool", "export", "snaps"]);
+    }
+    // One whose bookmarks have numbers of their own, as OpenZFS printed them.
+    if let Some(pool) = testkit::golden("bookmarked") {
+        pool.unpack(&s.dir("bookmarked"));
+        import("bookmarked");
+        let text = pool.text("bookmarks.txt").unwrap();
+        let mut seen = 0;
+        for line in text.lines() {
+            let f: Vec<&str> = line.split('\t').collect();
+            if f[1].starts_with("written#") {
+                seen += 1;
+                assert_eq!(get(f[1], f[0]), format!("{}\n", f[2]), "{line}");
+            }
+        }
+        assert_eq!(seen, 3);
+        s.ok(&["zpool", "export", "bookmarked"]);
+    }
+}

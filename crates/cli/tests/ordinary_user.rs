@@ -268,6 +268,82 @@ fn a_new_pool_has_a_place_or_is_not_made() {
     u.judge();
 }
 
+/// Overwrites what a file's blocks left on a disk; how many places that were.
+fn deface(disk: &str, words: &[u8]) -> usize {
+    let mut bytes = std::fs::read(disk).unwrap();
+    let mut places = 0;
+    for at in (0..bytes.len()).step_by(4096) {
+        if bytes[at..at + 4096].windows(words.len()).any(|w| w == words) {
+            bytes[at..at + 4096].fill(0xa5);
+            places += 1;
+        }
+    }
+    let file = std::fs::OpenOptions::new().write(true).open(disk).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+    places
+}
+
+/// A user's pool on parity: what is wrong on one disk is read and repaired, what no parity
+/// gives is listed by its path. The repairs of both were tried with root's pools alone.
+fn damage_on_parity(layout: &str, count: usize) {
+    if !can_try("damage on an ordinary user's parity") {
+        return;
+    }
+    let u = User::new(&format!("parity-{count}"));
+    std::fs::remove_file(u.s.path("disks/disk")).unwrap();
+    let disks: Vec<String> = (0..count).map(|i| u.s.text(&format!("disks/d{i}"))).collect();
+    for disk in &disks {
+        std::fs::File::create(disk).unwrap().set_len(80 << 20).unwrap();
+        chown(disk, Some(1000), Some(1000)).unwrap();
+    }
+    let mnt = u.s.text("own/mnt");
+    let mut create = vec!["zpool", "create", "-m", &mnt, "-o", "ashift=12"];
+    create.extend(["-O", "compression=off", "tank", layout]);
+    create.extend(disks.iter().map(String::as_str));
+    u.ok(&create);
+    let content = |words: &str| words.repeat(300_000 / words.len());
+    let (hurt, lost) = ("CENOTE-IS-HURT-ONCE", "CENOTE-IS-LOST-EVERYWHERE");
+    std::fs::write(u.s.path("own/hurt"), content(hurt)).unwrap();
+    std::fs::write(u.s.path("own/lost"), content(lost)).unwrap();
+    u.does("cat hurt >mnt/hurt; mkdir mnt/dir; cat lost >mnt/dir/lost");
+    u.ok(&["zpool", "export", "tank"]);
+    // Some disk has data of the one, the others what makes up for it; of the other file all
+    // data columns go, more than there is parity.
+    assert!(disks.iter().any(|d| deface(d, hurt.as_bytes()) > 3), "{layout}");
+    let places: usize = disks.iter().map(|d| deface(d, lost.as_bytes())).sum();
+    assert!(places > 70, "{layout}: {places}");
+    let import = ["zpool", "import", "-d", &u.s.text("disks"), "tank"];
+    u.ok(&import);
+    u.does("cmp hurt mnt/hurt");
+    assert!(u.sh("cat mnt/dir/lost").err.contains("Input/output error"), "{layout}");
+    let status = u.ok(&["zpool", "status", "-v", "tank"]);
+    assert!(status.contains("ZFS-8000-8A"), "{status}");
+    let list = format!("following files:\n\n        {mnt}/dir/lost\n");
+    assert!(status.ends_with(&list), "{status}");
+    u.does("rm mnt/dir/lost");
+    u.ok(&["zpool", "export", "tank"]);
+    // Nothing of it is wrong on the disks any more.
+    u.ok(&import);
+    u.does("cmp hurt mnt/hurt");
+    let status = u.ok(&["zpool", "status", "-v", "tank"]);
+    assert!(status.contains("\n state: ONLINE\n"), "{status}");
+    assert!(status.ends_with("errors: No known data errors\n"), "{status}");
+    let rows: Vec<&str> = status.lines().filter(|l| l.contains("/disks/d")).collect();
+    let clean = |l: &&str| l.split_whitespace().skip(2).take(3).all(|n| n == "0");
+    assert!(rows.len() == count && rows.iter().all(clean), "{status}");
+    u.judge();
+}
+
+#[test]
+fn damage_on_draid() {
+    damage_on_parity("draid1:2d:5c:1s", 5);
+}
+
+#[test]
+fn damage_on_raidz3() {
+    damage_on_parity("raidz3", 8);
+}
+
 /// Runs a program as the ordinary user.
 fn as_user(program: &Path, args: &[&str], runtime: &Path) -> Said {
     let mut command = Command::new(program);

@@ -370,8 +370,12 @@ impl Spa {
         });
         for (guid, object) in leaves {
             // A damaged log of missing groups costs preference, not data.
-            if let Ok(ranges) = self.read_dtl(object.0) {
-                tree.set_dtl(guid, TxgRanges::new(ranges));
+            let Ok(ranges) = self.read_dtl(object.0) else { continue };
+            let lacks = !ranges.is_empty();
+            tree.set_dtl(guid, TxgRanges::new(ranges));
+            // It was asked for blocks that it had missed, before that was known: not errors.
+            if let Some(leaf) = tree.find(guid).filter(|_| lacks) {
+                leaf.clear_errors();
             }
         }
         Ok(())

@@ -41,6 +41,7 @@ use ondisk::spacemap::parse_log_key;
 
 use crate::audit::bits::{Slab, SpaceBits, VdevBits};
 use crate::audit::{Owner, Owners, PROBLEMS_MAX, Problem, maps};
+use crate::engine::LOGS_DIRECTORY;
 use crate::import::Spa;
 use crate::space::PoolSpace;
 use crate::specs;
@@ -109,7 +110,7 @@ impl Spa {
         self.check_no_checkpoint()?;
         let space = self.empty_space()?;
         let used = bits_of(&space)?;
-        let (drop, maps) = self.objects_to_drop()?;
+        let drop = self.objects_to_drop()?;
         let problems = self.mark_used(&used, READS)?;
         if problems.len() >= PROBLEMS_MAX {
             return Err(Error::corrupt("too much is damaged to make space maps anew"));
@@ -118,7 +119,7 @@ impl Spa {
         let mut shared = Vec::new();
         for problem in &problems {
             match problem {
-                Problem::Unreadable { at, .. } if at.objset == 0 && maps.contains(&at.object) => {}
+                Problem::Unreadable { at, .. } if at.objset == 0 && drop.contains(&at.object) => {}
                 Problem::Unreadable { at, error } => {
                     report.given_up += 1;
                     if !self.options().force {
@@ -171,8 +172,8 @@ impl Spa {
         Ok(())
     }
 
-    /// Every old map, log and array; and the maps and logs among them.
-    fn objects_to_drop(&self) -> Result<(BTreeSet<u64>, BTreeSet<u64>)> {
+    /// Every old map, log and array, and the directory of logs.
+    fn objects_to_drop(&self) -> Result<BTreeSet<u64>> {
         let mut kept = BTreeSet::new();
         specs::for_each(&self.config().vdev_tree, &mut |v| {
             kept.extend(v.leaf.dtl.map(|o| o.0));
@@ -188,26 +189,45 @@ impl Spa {
         if let Some(words) = self.mos().lookup_words("com.delphix:condensing_indirect")? {
             kept.extend(words);
         }
-        let logs = self.mos().lookup("com.delphix:log_spacemap_zap")?;
-        drop.extend(logs.filter(|o| self.is_log_directory(*o)));
-        let mut maps = BTreeSet::new();
+        if let Some(logs) = self.mos().lookup(LOGS_DIRECTORY)?
+            && self.is_log_directory(logs)?
+        {
+            drop.insert(logs);
+        }
         let mut at = base::ObjectId(0);
         while let Some(id) = self.mos().objset().next_object(at, Io::WAIT)? {
             at = id;
             if self.is_of_type(id.0, ObjType::SPACE_MAP) && !kept.contains(&id.0) {
-                maps.insert(id.0);
+                drop.insert(id.0);
             }
         }
-        drop.extend(&maps);
-        Ok((drop, maps))
+        Ok(drop)
     }
 
-    /// Whether an object is a list of logs, as far as it can be read: a wrong number must not
-    /// take another object along.
-    fn is_log_directory(&self, object: u64) -> bool {
+    /// Whether an object is a list of logs: a wrong number must not take another object
+    /// along. One that is damaged is taken for the list if nothing else refers to it; left
+    /// where it is, it would be an object without a name whose blocks cannot be read.
+    fn is_log_directory(&self, object: u64) -> Result<bool> {
+        if !self.is_of_type(object, ObjType::OTN_ZAP_METADATA) {
+            return Ok(false);
+        }
         let named = |name: &[u8]| std::str::from_utf8(name).is_ok_and(|n| parse_log_key(n).is_ok());
-        self.is_of_type(object, ObjType::OTN_ZAP_METADATA)
-            && self.mos().zap_entries(object).is_ok_and(|all| all.iter().all(|e| named(&e.name)))
+        match self.mos().zap_entries(object) {
+            Ok(all) => Ok(all.iter().all(|e| named(&e.name))),
+            Err(e) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Checksum) => {
+                Ok(!self.is_named_elsewhere(object)?)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Whether the object directory has another name for an object, or it is a vdev's.
+    fn is_named_elsewhere(&self, object: u64) -> Result<bool> {
+        let mut all = self.mos().directory()?.entries()?;
+        all.retain(|e| e.name != LOGS_DIRECTORY.as_bytes());
+        let vdevs = self.mos().lookup("com.delphix:vdev_zap_map")?;
+        all.extend(self.mos().zap_entries(vdevs.unwrap_or(0))?);
+        Ok(all.iter().any(|e| e.value.as_u64() == Some(object)))
     }
 
     fn is_of_type(&self, object: u64, object_type: ObjType) -> bool {

@@ -2,10 +2,15 @@
 
 use super::*;
 use cenote::ErrorKind;
-use cenote::inspect::ondisk::blkptr::BlkPtr;
+use cenote::inspect::codec::checksum::fletcher::fletcher4;
+use cenote::inspect::ondisk::ObjType;
+use cenote::inspect::ondisk::blkptr::{BlkPtr, COMPRESS_OFF};
 use cenote::inspect::spa::engine::TaskCx;
 use cenote::inspect::spa::space::PoolSpace;
 use cenote::inspect::vdev::{WritePriority, WriteReq};
+use testkit::Disk;
+use testkit::disk::DATA_START;
+use testkit::forge::{Forge, Node};
 
 const FILES: &[(&str, u64, u64)] = &[("a", 1, 14 * MB), ("b", 2, 3 * MB), ("c", 3, 4096)];
 
@@ -219,6 +224,7 @@ fn every_layout() {
         (Shape::Raidz(2, 5), 9),
         (Shape::Draid, 12),
         (Shape::Draid, 9),
+        (Shape::Raidz(3, 5), 12),
     ];
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
     for (i, (shape, ashift)) in shapes.into_iter().enumerate() {
@@ -228,6 +234,79 @@ fn every_layout() {
             }
         }
     }
+}
+
+/// Damage to the directory of the logs of space maps (chapter 05 §4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Directory {
+    /// Its block fails its checksum.
+    Unreadable,
+    /// Its block is no ZAP's, under a right checksum.
+    Wrong,
+    /// There is no such object.
+    Gone,
+}
+
+/// Gives the directory of the logs another block, or none, in the image of a single disk.
+fn forge_directory(down: &Down, object: u64, damage: Directory) {
+    let disk = Disk::new(down.dir().join("d0"));
+    let mut forge = Forge::new(&disk, 0);
+    let block = |n: &Node| (n.place.objset, n.place.object, n.place.level, n.place.blkid);
+    let id = forge.find(|n| block(n) == (0, 0, 0, object / 32)).unwrap();
+    let mut dnodes = forge.nodes[id].content.clone();
+    let at = (object % 32) as usize * 512;
+    if damage == Directory::Gone {
+        dnodes[at..at + 512].fill(0);
+    } else {
+        // Its pointer may hold the few entries themselves: it gets a block of its own.
+        let sectors = u16::from_le_bytes([dnodes[at + 8], dnodes[at + 9]]);
+        let bytes = noise(5, usize::from(sectors) * 512);
+        let len = bytes.len() as u64;
+        // Where nothing was ever written, and nothing is.
+        let is_free = |at: &u64| disk.read(at + DATA_START, 65536).iter().all(|b| *b == 0);
+        let offset = (64..100).map(|n| n * MB).find(is_free).unwrap();
+        forge.overwrite(offset, &bytes);
+        let dva = base::Dva { vdev: base::VdevId(0), offset, asize: base::Asize(len), gang: false };
+        let mut bp = forge.nodes[id].bp.with_dvas(&[dva]);
+        bp.head.object_type = ObjType::OTN_ZAP_METADATA;
+        (bp.head.lsize, bp.psize, bp.fill) = (base::Lsize(len), base::Psize(len), 1);
+        bp.compression = COMPRESS_OFF;
+        bp.words = fletcher4(&bytes, false);
+        if damage == Directory::Unreadable {
+            bp.words[0] ^= 1;
+        }
+        dnodes[at + 64..at + 192].copy_from_slice(&BlkPtr::Block(bp).encode().unwrap());
+    }
+    forge.change(id, dnodes);
+}
+
+/// A pool whose list of log space maps was damaged: `--rebuild-space` made everything else
+/// anew and left the list behind, as an object that nothing names and that cannot be read.
+#[test]
+fn the_directory_of_logs() {
+    let all = [Directory::Unreadable, Directory::Wrong, Directory::Gone];
+    testkit::side_by_side(&all, |&damage| {
+        let rig = rig(&format!("directory-{damage:?}"), Shape::Single, 9);
+        // The log of the last groups is there.
+        rig.write("c", 3, 4096);
+        let object = rig.pool.spa().mos().lookup("com.delphix:log_spacemap_zap").unwrap().unwrap();
+        let down = rig.crash();
+        forge_directory(&down, object, damage);
+        let why = {
+            let up = down.import(&writing()).unwrap();
+            up.pool.read_only_because().unwrap().to_owned()
+        };
+        assert!(why.contains("--rebuild-space"), "{damage:?}: {why}");
+        let rig = down.up(&rebuilding());
+        let report = rig.pool.spa().rebuilt().unwrap();
+        assert!(report.unreadable.is_some() && report.given_up == 0, "{damage:?}: {report:?}");
+        assert_eq!(content(&rig.pool), files(FILES), "{damage:?}");
+        rig.write("new", 5, 2 * MB);
+        let down = rig.export();
+        let due = files(&[FILES, &[("new", 5, 2 * MB)]].concat());
+        assert_eq!(down.content(&testkit::readonly()), due, "{damage:?}");
+        down.judge();
+    });
 }
 
 /// `-n` says what it would do, and writes nothing.

@@ -106,3 +106,42 @@ fn an_idle_log_ends_with_what_changes_its_dataset() {
         judged(&engine, &again);
     }
 }
+
+/// A log vdev that holds logs without records, as an import finds them, is removed: the logs
+/// end, the pool goes on, and nothing leaks.
+#[test]
+fn a_log_vdev_with_an_idle_log_is_removed() {
+    let rig = super::slog::rig("idle", |s| super::slog::leaf(s, "l0"));
+    let file = rig.file(rig.root(), "f");
+    for i in 0..4 {
+        rig.write(file, i * 5000, &[i as u8; 5000]);
+        rig.fs.fsync(file).unwrap();
+    }
+    rig.sync();
+    let scratch = super::slog::cut(&rig, "idle", &[]);
+    rig.finish();
+    let engine = testkit::engine();
+    let pool = import_with(&engine, &scratch, false).unwrap();
+    let allocated = || {
+        let vdevs = pool.spa().load_space().unwrap().vdevs;
+        vdevs[1].metaslabs.iter().map(|m| m.allocated()).sum::<u64>()
+    };
+    assert!(allocated() > 0, "the log vdev holds nothing");
+    pool.remove_vdev("l0", None).unwrap();
+    std::fs::remove_file(scratch.path().join("l0")).unwrap();
+    let fs = open(&pool);
+    let id = fs.lookup(fs.root(), b"f", Io::WAIT).unwrap().id;
+    fs.write(&Caller::root(), id, At::Offset(0), b"without").unwrap();
+    fs.fsync(id).unwrap();
+    drop(fs);
+    pool.export().unwrap();
+    drop(pool);
+    judged(&engine, &scratch);
+    // It is whole without the device.
+    let pool = import_with(&engine, &scratch, false).unwrap();
+    let fs = open(&pool);
+    let id = fs.lookup(fs.root(), b"f", Io::WAIT).unwrap().id;
+    assert_eq!(fs.attrs(id, Io::WAIT).unwrap().size, 20_000);
+    drop(fs);
+    pool.export().unwrap();
+}

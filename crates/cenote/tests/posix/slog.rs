@@ -6,14 +6,14 @@ use cenote::create::AddRequest;
 use cenote::inspect::spa::write::topology::Role;
 use std::sync::atomic::Ordering::Relaxed;
 
-fn leaf(scratch: &Scratch, name: &str) -> NewVdev {
+pub(super) fn leaf(scratch: &Scratch, name: &str) -> NewVdev {
     let path = scratch.path().join(name);
     std::fs::File::create(&path).unwrap().set_len(128 * MB).unwrap();
     NewVdev::new(NewKind::File(path))
 }
 
 /// A pool on `d0` with a log vdev, and its file system.
-fn rig(name: &str, logs: impl FnOnce(&Scratch) -> NewVdev) -> Rig {
+pub(super) fn rig(name: &str, logs: impl FnOnce(&Scratch) -> NewVdev) -> Rig {
     let scratch = Scratch::new(&format!("posix-slog-{name}"));
     let mut wanted = request(scratch.path().to_path_buf(), 5000);
     wanted.vdevs = vec![leaf(&scratch, "d0"), logs(&scratch).for_role(Role::Log)];
@@ -30,7 +30,7 @@ fn mirror(scratch: &Scratch) -> NewVdev {
 }
 
 /// The devices as they are now, but for those in `without`.
-fn cut(rig: &Rig, name: &str, without: &[&str]) -> Scratch {
+pub(super) fn cut(rig: &Rig, name: &str, without: &[&str]) -> Scratch {
     let scratch = Scratch::new(&format!("posix-slog-cut-{name}"));
     for file in ["d0", "l0", "l1"] {
         let from = rig.scratch.path().join(file);

@@ -102,7 +102,8 @@ pub(super) fn main(argv: &[OsString]) -> Result<Exit> {
 fn arguments(parsed: &Parsed) -> std::result::Result<ImportArgs, String> {
     let mut args = ImportArgs {
         force: parsed.has('f'),
-        rewind: parsed.has('F') || parsed.has('T'),
+        // A group that -T names is that one, or none.
+        rewind: parsed.has('F'),
         dry_run: parsed.has('n'),
         extreme: parsed.has('X'),
         rebuild_space: parsed.has('2'),
@@ -428,7 +429,7 @@ mod tests {
             arguments(&options("import", &argv).unwrap())
         };
         let a = args(&["-d", "/x", "-oreadonly=on", "-R/mnt", "-NfT", "12"]).unwrap();
-        assert!(a.readonly && a.force && a.no_mount && a.rewind && !a.rebuild_space);
+        assert!(a.readonly && a.force && a.no_mount && !a.rewind && !a.rebuild_space);
         assert!(args(&["--rebuild-space"]).unwrap().rebuild_space);
         assert_eq!((a.txg, a.altroot), (Some(12), Some("/mnt".into())));
         assert_eq!(a.search.paths, [PathBuf::from("/x")]);

@@ -173,6 +173,19 @@ fn column(name: &str, trouble: &Trouble, failmode: &str) {
     trouble.end();
     wait_for("it cannot be imported", || say(&s, &import).code == 0);
     assert_eq!(std::fs::read(&kept).unwrap(), b"kept");
+
+    // By a signal; `a_daemon_ends_whatever_its_devices_do` has the silent device.
+    if !trouble.is_silent() {
+        trouble.begin();
+        let writer = write_beside(&s, trouble, "signal");
+        let pid = s.pid();
+        signal(pid, Signal::TERM);
+        wait_for("the signal does not end it", || !is_alive(pid));
+        ends_for(writer);
+        trouble.end();
+        wait_for("it cannot be imported", || say(&s, &import).code == 0);
+        assert_eq!(std::fs::read(&kept).unwrap(), b"kept");
+    }
     ok(&s, &["zpool", "destroy", "sick"]);
     ok(&s, &["daemon", "stop", "-f"]);
     // A server that was killed may have lost it.

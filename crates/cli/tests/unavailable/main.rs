@@ -24,7 +24,7 @@ use testkit::Scratch;
 /// A command that has not ended then hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
         assert!(begin.elapsed() < LIMIT, "{what}");

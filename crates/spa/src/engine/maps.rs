@@ -21,7 +21,7 @@ use ondisk::zap::ZapValue;
 use super::Writer;
 use super::sync::Group;
 
-pub(super) const LOGS_DIRECTORY: &str = "com.delphix:log_spacemap_zap";
+pub(crate) const LOGS_DIRECTORY: &str = "com.delphix:log_spacemap_zap";
 pub(super) const UNFLUSHED: &str = "com.delphix:ms_unflushed_phys_txgs";
 pub(crate) const HISTOGRAM: &str = "com.delphix:spacemap_histogram";
 pub(crate) const LOG_SPACEMAP: &str = "com.delphix:log_spacemap";

@@ -73,6 +73,7 @@ use tasks::Task;
 pub use datasets::{Content, NewDataset, PropChange};
 pub use effective::{effective, find_dir};
 pub use heads::objset_props;
+pub(crate) use maps::LOGS_DIRECTORY;
 pub use open::{Parts, WriterOptions, assemble};
 pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
