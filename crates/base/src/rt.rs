@@ -20,6 +20,11 @@ use std::time::Duration;
 mod answer;
 mod cores;
 mod lock;
+#[cfg(all(debug_assertions, not(shuttle)))]
+mod lockdep;
+#[cfg(not(all(debug_assertions, not(shuttle))))]
+#[path = "rt/lockdep_off.rs"]
+mod lockdep;
 pub mod sim;
 mod watch;
 

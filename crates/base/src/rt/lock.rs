@@ -5,6 +5,7 @@
 //! finds it taken passes the baton on, so no member of a run waits in the operating
 //! system while it holds the baton.
 
+use std::any::type_name;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
 use std::sync::atomic::AtomicUsize;
@@ -12,6 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{PoisonError, TryLockError, TryLockResult};
 use std::time::Duration;
 
+use super::lockdep::{self, LockClass};
 use super::sim::{self, Kind, Member};
 use super::{sys, watch};
 
@@ -30,9 +32,20 @@ fn address<T: ?Sized>(of: &T) -> usize {
     std::ptr::from_ref(of).cast::<()>() as usize
 }
 
-/// A mutual-exclusion lock.
-#[derive(Default, Debug)]
-pub struct Mutex<T: ?Sized>(sys::Mutex<T>);
+/// A mutual-exclusion lock. Debug builds check the order in which locks are taken
+/// (`rt::lockdep`).
+#[derive(Debug)]
+pub struct Mutex<T: ?Sized> {
+    class: LockClass,
+    real: sys::Mutex<T>,
+}
+
+impl<T: Default> Default for Mutex<T> {
+    #[track_caller]
+    fn default() -> Self {
+        Mutex::new(T::default())
+    }
+}
 
 /// Exclusive access to what a [`Mutex`] protects.
 pub struct MutexGuard<'a, T: ?Sized> {
@@ -42,12 +55,13 @@ pub struct MutexGuard<'a, T: ?Sized> {
 
 impl<T> Mutex<T> {
     /// A lock around `value`.
+    #[track_caller]
     pub const fn new(value: T) -> Self {
-        Mutex(sys::Mutex::new(value))
+        Mutex { class: LockClass::new(), real: sys::Mutex::new(value) }
     }
     /// Takes the value out.
     pub fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.real.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -55,11 +69,12 @@ impl<T: ?Sized> Mutex<T> {
     /// Waits for the lock.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.class.before_wait(type_name::<T>());
         if let Some(me) = sim::member() {
             return self.lock_in_run(&me, Location::caller());
         }
-        let inner = tried(self.0.try_lock()).unwrap_or_else(|| self.queue());
-        MutexGuard { inner: Some(inner), lock: self }
+        let inner = tried(self.real.try_lock()).unwrap_or_else(|| self.queue());
+        self.guard(inner)
     }
     /// Takes the lock if it is free.
     #[track_caller]
@@ -68,28 +83,33 @@ impl<T: ?Sized> Mutex<T> {
         if let Some(me) = &me {
             me.point(Kind::TryLock, Location::caller());
         }
-        let inner = tried(self.0.try_lock())?;
+        let inner = tried(self.real.try_lock())?;
         if let Some(me) = &me {
-            me.took(address(&self.0));
+            me.took(address(&self.real));
         }
-        Some(MutexGuard { inner: Some(inner), lock: self })
+        Some(self.guard(inner))
     }
     /// Access through an exclusive reference, without locking.
     pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.real.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn guard<'a>(&'a self, inner: sys::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.class.acquired(type_name::<T>(), address(&self.real));
+        MutexGuard { inner: Some(inner), lock: self }
     }
 
     #[cold]
     fn queue(&self) -> sys::MutexGuard<'_, T> {
-        watch::contended(|| tried(self.0.try_lock()))
-            .unwrap_or_else(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        watch::contended(|| tried(self.real.try_lock()))
+            .unwrap_or_else(|| self.real.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]
     fn lock_in_run(&self, me: &Member, at: &'static Location<'static>) -> MutexGuard<'_, T> {
         me.point(Kind::Lock, at);
-        let inner = me.acquire(address(&self.0), at, || tried(self.0.try_lock()));
-        MutexGuard { inner: Some(inner), lock: self }
+        let inner = me.acquire(address(&self.real), at, || tried(self.real.try_lock()));
+        self.guard(inner)
     }
 }
 
@@ -109,11 +129,12 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
 impl<T: ?Sized> Drop for MutexGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        lockdep::released(address(&self.lock.real));
         if let Some(me) = sim::member()
             && let Some(inner) = self.inner.take()
         {
             drop(inner);
-            me.unlocked(address(&self.lock.0), false);
+            me.unlocked(address(&self.lock.real), false);
         }
     }
 }
@@ -194,7 +215,7 @@ impl Condvar {
         at: &'static Location<'static>,
     ) -> bool {
         me.count(Kind::Wait, at);
-        let (real, lock) = (&guard.lock.0, address(&guard.lock.0));
+        let (real, lock) = (&guard.lock.real, address(&guard.lock.real));
         drop(guard.inner.take().expect(GUARD));
         me.release(lock, false);
         let timed_out = me.wait(address(self), timeout, at);
@@ -207,8 +228,18 @@ impl Condvar {
 }
 
 /// A readers-writer lock.
-#[derive(Default, Debug)]
-pub struct RwLock<T: ?Sized>(sys::RwLock<T>);
+#[derive(Debug)]
+pub struct RwLock<T: ?Sized> {
+    class: LockClass,
+    real: sys::RwLock<T>,
+}
+
+impl<T: Default> Default for RwLock<T> {
+    #[track_caller]
+    fn default() -> Self {
+        RwLock::new(T::default())
+    }
+}
 
 /// Shared access to what an [`RwLock`] protects.
 pub struct ReadGuard<'a, T: ?Sized> {
@@ -223,8 +254,9 @@ pub struct WriteGuard<'a, T: ?Sized> {
 
 impl<T> RwLock<T> {
     /// A lock around `value`.
+    #[track_caller]
     pub const fn new(value: T) -> Self {
-        RwLock(sys::RwLock::new(value))
+        RwLock { class: LockClass::new(), real: sys::RwLock::new(value) }
     }
 }
 
@@ -232,46 +264,58 @@ impl<T: ?Sized> RwLock<T> {
     /// Waits for shared access.
     #[track_caller]
     pub fn read(&self) -> ReadGuard<'_, T> {
+        self.class.before_wait(type_name::<T>());
         if let Some(me) = sim::member() {
             return self.read_in_run(&me, Location::caller());
         }
-        let inner = tried(self.0.try_read()).unwrap_or_else(|| self.queue_read());
-        ReadGuard { inner: Some(inner), lock: self }
+        let inner = tried(self.real.try_read()).unwrap_or_else(|| self.queue_read());
+        self.shared(inner)
     }
     /// Waits for exclusive access.
     #[track_caller]
     pub fn write(&self) -> WriteGuard<'_, T> {
+        self.class.before_wait(type_name::<T>());
         if let Some(me) = sim::member() {
             return self.write_in_run(&me, Location::caller());
         }
-        let inner = tried(self.0.try_write()).unwrap_or_else(|| self.queue_write());
+        let inner = tried(self.real.try_write()).unwrap_or_else(|| self.queue_write());
+        self.exclusive(inner)
+    }
+
+    fn shared<'a>(&'a self, inner: sys::RwLockReadGuard<'a, T>) -> ReadGuard<'a, T> {
+        self.class.acquired(type_name::<T>(), address(&self.real));
+        ReadGuard { inner: Some(inner), lock: self }
+    }
+
+    fn exclusive<'a>(&'a self, inner: sys::RwLockWriteGuard<'a, T>) -> WriteGuard<'a, T> {
+        self.class.acquired(type_name::<T>(), address(&self.real));
         WriteGuard { inner: Some(inner), lock: self }
     }
 
     #[cold]
     fn queue_read(&self) -> sys::RwLockReadGuard<'_, T> {
-        watch::contended(|| tried(self.0.try_read()))
-            .unwrap_or_else(|| self.0.read().unwrap_or_else(PoisonError::into_inner))
+        watch::contended(|| tried(self.real.try_read()))
+            .unwrap_or_else(|| self.real.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]
     fn queue_write(&self) -> sys::RwLockWriteGuard<'_, T> {
-        watch::contended(|| tried(self.0.try_write()))
-            .unwrap_or_else(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
+        watch::contended(|| tried(self.real.try_write()))
+            .unwrap_or_else(|| self.real.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]
     fn read_in_run(&self, me: &Member, at: &'static Location<'static>) -> ReadGuard<'_, T> {
         me.point(Kind::Read, at);
-        let inner = me.acquire(address(&self.0), at, || tried(self.0.try_read()));
-        ReadGuard { inner: Some(inner), lock: self }
+        let inner = me.acquire(address(&self.real), at, || tried(self.real.try_read()));
+        self.shared(inner)
     }
 
     #[cold]
     fn write_in_run(&self, me: &Member, at: &'static Location<'static>) -> WriteGuard<'_, T> {
         me.point(Kind::Write, at);
-        let inner = me.acquire(address(&self.0), at, || tried(self.0.try_write()));
-        WriteGuard { inner: Some(inner), lock: self }
+        let inner = me.acquire(address(&self.real), at, || tried(self.real.try_write()));
+        self.exclusive(inner)
     }
 }
 
@@ -297,22 +341,24 @@ impl<T: ?Sized> DerefMut for WriteGuard<'_, T> {
 impl<T: ?Sized> Drop for ReadGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        lockdep::released(address(&self.lock.real));
         if let Some(me) = sim::member()
             && let Some(inner) = self.inner.take()
         {
             drop(inner);
-            me.unlocked(address(&self.lock.0), true);
+            me.unlocked(address(&self.lock.real), true);
         }
     }
 }
 impl<T: ?Sized> Drop for WriteGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        lockdep::released(address(&self.lock.real));
         if let Some(me) = sim::member()
             && let Some(inner) = self.inner.take()
         {
             drop(inner);
-            me.unlocked(address(&self.lock.0), true);
+            me.unlocked(address(&self.lock.real), true);
         }
     }
 }
