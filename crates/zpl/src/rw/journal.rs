@@ -285,7 +285,7 @@ impl FileSystem {
         let mut bundle = Bundle::new(tx.txg());
         bundle.push(txtype, &made.body(tx.txg(), name, kind == FileType::Symlink));
         if made.adorned || !made.xattrs.is_empty() && !log.takes_xattrs() {
-            bundle.lacks();
+            bundle.mark_incomplete();
         }
         for (name, value) in &made.xattrs {
             let value = Some(&value[..]);
@@ -337,7 +337,7 @@ impl FileSystem {
     ) {
         let Some(log) = self.log() else { return };
         // Their content first.
-        moved.iter().for_each(|id| log.adopt(*id));
+        moved.iter().for_each(|id| log.commit_with_names(*id));
         let names = Names { from_dir, to_dir, from, to };
         let (kind, body) = match (how, white) {
             (_, Some(made)) => (RENAME_WHITEOUT, Body::RenameWhiteout(names, made.whiteout(tx))),
@@ -346,7 +346,7 @@ impl FileSystem {
         };
         let mut bundle = Bundle::new(tx.txg()).with(kind, &body);
         if white.is_some_and(|made| made.adorned || !made.xattrs.is_empty()) {
-            bundle.lacks();
+            bundle.mark_incomplete();
         }
         log.names(bundle, gone);
     }
@@ -394,18 +394,18 @@ impl FileSystem {
         for (name, value) in xattrs {
             // A record without a value removes.
             if value.as_ref().is_some_and(Vec::is_empty) || !log.takes_xattrs() {
-                bundle.lacks();
+                bundle.mark_incomplete();
             }
             let body = Body::SetSaXattr { object: node.id, name, value: value.as_deref() };
             bundle.push(TX_SETSAXATTR, &body);
         }
         match said {
-            Said::Nothing => bundle.lacks(),
+            Said::Nothing => bundle.mark_incomplete(),
             Said::Xattrs => {}
             Said::Attrs(record) => bundle.push(TX_SETATTR, &record.body(node)),
         }
         if by_name {
-            log.adopt(node.id);
+            log.commit_with_names(node.id);
             log.names(bundle, None);
         } else if !bundle.is_empty() || log.is_replaying() {
             log.objects(bundle, node.id);
@@ -436,7 +436,7 @@ impl zil::Source for FileSystem {
         self.object(object, Io::WAIT).ok().map(|o| o.block_size())
     }
 
-    fn place(&self, txg: Txg) -> Option<Box<dyn zil::Place>> {
+    fn early_blocks(&self, txg: Txg) -> Option<Box<dyn zil::EarlyBlocks>> {
         Some(Box::new(Placing(self.os().early(txg))))
     }
 }
@@ -444,7 +444,7 @@ impl zil::Source for FileSystem {
 /// Blocks of files that a commit writes.
 struct Placing(Early);
 
-impl zil::Place for Placing {
+impl zil::EarlyBlocks for Placing {
     fn block_size(&self, object: ObjectId) -> Option<u64> {
         self.0.block_size(object)
     }
