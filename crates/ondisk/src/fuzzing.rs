@@ -17,7 +17,7 @@ use crate::ddt;
 use crate::endian::Endian;
 use crate::label;
 use crate::spacemap::{Encoder, Entries, Entry, Header, Params};
-use crate::zil::{Body, Create, LogBlock, LogPtr, Records, ZilHeader};
+use crate::zil::{Create, LogBlock, LogPtr, RecordBody, Records, ZilHeader};
 
 /// An entry point.
 pub type Target = fn(&[u8]);
@@ -174,13 +174,14 @@ fn log_pointer(raw: &[u8; BLKPTR_SIZE], endian: Endian) -> Option<(LogPtr, Check
 fn records(records: Records<'_>) {
     for record in records.map_while(Result::ok) {
         match record.body() {
-            Ok(Body::CloneRange(clone)) => {
+            Ok(RecordBody::CloneRange(clone)) => {
                 let end = clone.offset + clone.length;
                 let inside = |(at, len, _)| at >= clone.offset && at + len <= end;
                 assert!(clone.pieces().filter_map(Result::ok).all(inside));
             }
             Ok(
-                Body::Acl { info, aces, .. } | Body::Create(Create { acl: Some((info, aces)), .. }),
+                RecordBody::Acl { info, aces, .. }
+                | RecordBody::Create(Create { acl: Some((info, aces)), .. }),
             ) => {
                 if let Ok(acl) = record.acl(&info, aces) {
                     assert!(

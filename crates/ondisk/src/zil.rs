@@ -28,7 +28,7 @@ pub use acl::{LoggedAcl, encode_acl};
 pub use encode::{RECORD_SEQ_AT, WRITE_HEADER, records_at, seal};
 
 pub use record::{
-    AclInfo, Body, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record,
+    AclInfo, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, RecordBody,
     RecordHeader, SetAttr, Whiteout, Write, XAT_PROJID, Xvattr,
 };
 

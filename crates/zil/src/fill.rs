@@ -2,7 +2,7 @@
 
 use base::{ObjectId, Txg};
 use ondisk::BlkPtr;
-use ondisk::zil::{Body, WRITE_HEADER, Write};
+use ondisk::zil::{RecordBody, WRITE_HEADER, Write};
 
 use crate::pending::{Itx, ItxPayload};
 use crate::size::{CHAIN, Plan, ROOM_MAX, block_size, waste};
@@ -17,8 +17,8 @@ fn placed(object: ObjectId, offset: u64, length: u64, bp: Option<&BlkPtr>, txg: 
     let write = Write { object, offset, length, block: bp.copied(), data: None };
     // Pointers that cannot be stored were excluded earlier.
     let record = match bp {
-        Some(_) => Body::Write(write).encode(TX_WRITE, txg),
-        None => Body::Write2(write).encode(TX_WRITE2, txg),
+        Some(_) => RecordBody::Write(write).encode(TX_WRITE, txg),
+        None => RecordBody::Write2(write).encode(TX_WRITE2, txg),
     };
     record.unwrap_or_default()
 }
@@ -67,7 +67,7 @@ impl Fill {
     fn put_write(&mut self, write: Write<'_>, txg: Txg) {
         let start = self.bytes.len();
         // A write always has a record of its type.
-        if Body::Write(write).encode_into(&mut self.bytes, TX_WRITE, txg).is_ok() {
+        if RecordBody::Write(write).encode_into(&mut self.bytes, TX_WRITE, txg).is_ok() {
             self.starts.push(start);
             self.newest = self.newest.max(txg);
         }

@@ -7,7 +7,7 @@ use base::rt::{Condvar, Mutex};
 use base::{BufMut, Dva, Error, ErrorKind, ObjectId, Result, Txg, VdevId};
 use codec::checksum::Checksum;
 use ondisk::BlkPtr;
-use ondisk::zil::{Body, RECORD_SEQ_AT, ZilHeader, records_at, seal};
+use ondisk::zil::{RECORD_SEQ_AT, RecordBody, ZilHeader, records_at, seal};
 
 use crate::chain::{Chain, Moved};
 use crate::fill::{Fill, fill};
@@ -147,7 +147,7 @@ impl Bundle {
     }
 
     /// Adds a record of type `kind`.
-    pub fn push(&mut self, kind: u8, body: &Body<'_>) {
+    pub fn push(&mut self, kind: u8, body: &RecordBody<'_>) {
         self.cuts |= kind == TX_TRUNCATE;
         match body.encode(kind, self.txg) {
             Ok(record) => self.bytes.extend(record),
@@ -157,7 +157,7 @@ impl Bundle {
 
     /// As [`Bundle::push`], by value.
     #[must_use]
-    pub fn with(mut self, kind: u8, body: &Body<'_>) -> Bundle {
+    pub fn with(mut self, kind: u8, body: &RecordBody<'_>) -> Bundle {
         self.push(kind, body);
         self
     }
@@ -287,7 +287,7 @@ impl Log {
     /// a record of type `kind` that any commit writes. If the change removes the last
     /// name of an object, `gone` is that object; its content is not needed after a
     /// crash.
-    pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>, gone: Option<ObjectId>) {
+    pub fn name(&self, txg: Txg, kind: u8, body: &RecordBody<'_>, gone: Option<ObjectId>) {
         self.names(Bundle::new(txg).with(kind, body), gone);
     }
 
@@ -311,7 +311,7 @@ impl Log {
 
     /// Records a change of one object's attributes or extent, likewise; a commit of the
     /// object writes it.
-    pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &Body<'_>) {
+    pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &RecordBody<'_>) {
         self.objects(Bundle::new(txg).with(kind, body), object);
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use base::{Asize, Dva, Error, ErrorKind, Lsize, ObjectId, Psize, Result, Txg, VdevId};
 use ondisk::blkptr::{Block, COMPRESS_OFF, Head};
 use ondisk::objset::ZIL_HEADER_SIZE;
-use ondisk::zil::{Body, LogBlock, Write, ZilHeader};
+use ondisk::zil::{LogBlock, RecordBody, Write, ZilHeader};
 use ondisk::{BlkPtr, Endian, ObjType};
 use proptest::prelude::*;
 use zil::{EarlyBlocks, Hold, Log, LogWrite, Mode, Source, Store};
@@ -379,7 +379,8 @@ impl LogFixture {
         match op {
             LogOp::Name(len) => {
                 let name = vec![b'x'; *len];
-                let body = Body::Remove { directory: ObjectId(self.names as u64), name: &name };
+                let body =
+                    RecordBody::Remove { directory: ObjectId(self.names as u64), name: &name };
                 self.log.name(txg, 5, &body, None);
                 self.done.push(RecordedOp { txg, object: None, range: (self.names as u64, 1) });
                 self.names += 1;
@@ -473,15 +474,15 @@ impl LogFixture {
                     continue;
                 }
                 match record.body().unwrap() {
-                    Body::Remove { .. } if ended => {}
-                    Body::Remove { directory, .. } => {
+                    RecordBody::Remove { .. } if ended => {}
+                    RecordBody::Remove { directory, .. } => {
                         if last_name.is_some_and(|last| last >= directory.0) {
                             return Err("names out of order".into());
                         }
                         last_name = Some(directory.0);
                         names.insert(directory.0);
                     }
-                    Body::Write(w) | Body::Write2(w) => {
+                    RecordBody::Write(w) | RecordBody::Write2(w) => {
                         // The claim ends before a record whose block was never written.
                         // The rest of the chain belongs to the log nevertheless.
                         if ended {
@@ -719,7 +720,7 @@ fn committers_share_blocks() {
         FakePoolState { open: 11, synced: 10, ..FakePoolState::default() };
     let log = Log::new(OBJSET, true, Arc::new(StoreHandle(Arc::clone(&pool))));
     pool.log.set(Arc::downgrade(&log)).unwrap();
-    log.name(Txg(11), 5, &Body::Remove { directory: ObjectId(1), name: b"x" }, None);
+    log.name(Txg(11), 5, &RecordBody::Remove { directory: ObjectId(1), name: b"x" }, None);
     log.commit(&FixedContent, None).unwrap();
     let before = log.stats().batches.load(SeqCst);
     std::thread::scope(|scope| {

@@ -48,7 +48,7 @@ struct LeafPlan {
     entries: std::ops::Range<usize>,
 }
 
-enum Form {
+enum ZapForm {
     Micro { size: usize },
     Fat { bs: u32, zt_shift: u32, table: u64, leaves: Vec<LeafPlan> },
 }
@@ -58,7 +58,7 @@ pub struct BulkZap<'a> {
     salt: u64,
     normflags: u64,
     entries: Vec<Keyed<'a>>,
-    form: Form,
+    form: ZapForm,
 }
 
 impl<'a> BulkZap<'a> {
@@ -102,7 +102,7 @@ impl<'a> BulkZap<'a> {
             }
         }
         let form = match micro_size(&keyed) {
-            Some(size) => Form::Micro { size },
+            Some(size) => ZapForm::Micro { size },
             None => plan_fat(&keyed, bs)?,
         };
         Ok(BulkZap { salt, normflags, entries: keyed, form })
@@ -111,16 +111,16 @@ impl<'a> BulkZap<'a> {
     /// Bytes of one block.
     pub fn block_size(&self) -> usize {
         match self.form {
-            Form::Micro { size } => size,
-            Form::Fat { bs, .. } => 1 << bs,
+            ZapForm::Micro { size } => size,
+            ZapForm::Fat { bs, .. } => 1 << bs,
         }
     }
 
     /// Number of blocks.
     pub fn blocks(&self) -> u64 {
         match &self.form {
-            Form::Micro { .. } => 1,
-            Form::Fat { table, leaves, .. } => 1 + table + leaves.len() as u64,
+            ZapForm::Micro { .. } => 1,
+            ZapForm::Fat { table, leaves, .. } => 1 + table + leaves.len() as u64,
         }
     }
 
@@ -133,7 +133,7 @@ impl<'a> BulkZap<'a> {
             return Err(Error::invalid("no such block of a ZAP"));
         }
         match &self.form {
-            Form::Micro { .. } => {
+            ZapForm::Micro { .. } => {
                 micro_init(out, self.salt, self.normflags)?;
                 for (slot, k) in self.entries.iter().enumerate() {
                     let value = k.entry.value.as_u64().unwrap_or_default();
@@ -141,10 +141,10 @@ impl<'a> BulkZap<'a> {
                 }
                 Ok(())
             }
-            Form::Fat { zt_shift, table, leaves, .. } if blkid <= *table => {
+            ZapForm::Fat { zt_shift, table, leaves, .. } if blkid <= *table => {
                 self.header_or_table(blkid, out, *zt_shift, *table, leaves)
             }
-            Form::Fat { table, leaves, .. } => {
+            ZapForm::Fat { table, leaves, .. } => {
                 let plan = usize::try_from(blkid - 1 - table).ok().and_then(|i| leaves.get(i));
                 let plan = plan.ok_or_else(|| Error::invalid("no such leaf of a ZAP"))?;
                 self.leaf(plan, out)
@@ -221,7 +221,7 @@ fn micro_size(entries: &[Keyed<'_>]) -> Option<usize> {
     (size <= MICRO_MAX && entries.iter().all(fits)).then_some(size)
 }
 
-fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<Form> {
+fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<ZapForm> {
     let size = 1usize.checked_shl(bs).unwrap_or(0);
     block_shift(size)?;
     let limit = chunk_count(bs);
@@ -251,7 +251,7 @@ fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<Form> {
         let zt_shift = deepest.max(bs - 3);
         (zt_shift, 1u64 << (zt_shift - (bs - 3)))
     };
-    Ok(Form::Fat { bs, zt_shift, table, leaves })
+    Ok(ZapForm::Fat { bs, zt_shift, table, leaves })
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl LoggedAcl {
 }
 
 impl Record<'_> {
-    /// The ACL that the record carries: `bytes` are [`super::Body::Acl`]'s or
+    /// The ACL that the record carries: `bytes` are [`super::RecordBody::Acl`]'s or
     /// [`super::Create`]'s.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use base::{Dva, Error, Lsize, ObjectId, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::checksum::embedded::compute_embedded;
 
-use super::record::{Body, CloneRange, Create, Names, SetAttr, Whiteout, Write, Xvattr};
+use super::record::{CloneRange, Create, Names, RecordBody, SetAttr, Whiteout, Write, Xvattr};
 use super::{CHAIN_SIZE, ECK_AT, LogPtr, NEXT_AT, NUSED_AT, WORDS_AT, ZILOG2_UNIT, ZilHeader};
 use crate::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
 use crate::endian::Endian;
@@ -27,9 +27,9 @@ fn object(id: ObjectId, slots: u32) -> u64 {
 }
 
 /// A record being put together, behind what is there.
-struct Out<'a>(&'a mut Vec<u8>);
+struct RecordWriter<'a>(&'a mut Vec<u8>);
 
-impl Out<'_> {
+impl RecordWriter<'_> {
     fn words(&mut self, words: &[u64]) {
         self.0.extend(words.iter().flat_map(|w| w.to_le_bytes()));
     }
@@ -103,7 +103,7 @@ impl Out<'_> {
     }
 }
 
-impl Body<'_> {
+impl RecordBody<'_> {
     /// The whole record, of type `txtype`, as it is in a block: little endian, padded to
     /// words. Its sequence, 0, is put in when it is placed ([`RECORD_SEQ_AT`]).
     ///
@@ -116,59 +116,61 @@ impl Body<'_> {
         Ok(bytes)
     }
 
-    /// As [`Body::encode`], behind what `bytes` holds, which an error leaves as it was.
+    /// As [`RecordBody::encode`], behind what `bytes` holds, which an error leaves as it was.
     ///
     /// # Errors
     /// The same.
     pub fn encode_into(&self, bytes: &mut Vec<u8>, txtype: u8, txg: Txg) -> Result<()> {
         let start = bytes.len();
-        self.put(&mut Out(bytes), txtype, txg).inspect_err(|_| bytes.truncate(start))?;
+        self.put(&mut RecordWriter(bytes), txtype, txg).inspect_err(|_| bytes.truncate(start))?;
         let len = (bytes.len() - start).next_multiple_of(8);
         bytes.resize(start + len, 0);
         bytes[start + 8..start + 16].copy_from_slice(&(len as u64).to_le_bytes());
         Ok(())
     }
 
-    fn put(&self, out: &mut Out<'_>, txtype: u8, txg: Txg) -> Result<()> {
+    fn put(&self, out: &mut RecordWriter<'_>, txtype: u8, txg: Txg) -> Result<()> {
         let odd = || Error::invalid("a record of another type than its content");
         out.words(&[u64::from(txtype), 0, txg.0, 0]);
         match (self, txtype) {
-            (Body::Create(c), 1..=4 | 14..=19) => out.create(c),
-            (Body::Remove { directory, name }, 5 | 6) => {
+            (RecordBody::Create(c), 1..=4 | 14..=19) => out.create(c),
+            (RecordBody::Remove { directory, name }, 5 | 6) => {
                 out.words(&[directory.0]);
                 out.string(name);
             }
-            (Body::Link { directory, object, name }, 7) => {
+            (RecordBody::Link { directory, object, name }, 7) => {
                 out.words(&[directory.0, object.0]);
                 out.string(name);
             }
-            (Body::Rename(n), 8 | 22) => {
+            (RecordBody::Rename(n), 8 | 22) => {
                 out.words(&[n.from_dir.0, n.to_dir.0]);
                 out.names(n);
             }
-            (Body::RenameWhiteout(n, w), 23) => out.whiteout(n, w),
-            (Body::Write(w), 9) | (Body::Write2(w), 20) => out.write(w).ok_or_else(odd)?,
-            (Body::Truncate { object, offset, length }, 10) => {
+            (RecordBody::RenameWhiteout(n, w), 23) => out.whiteout(n, w),
+            (RecordBody::Write(w), 9) | (RecordBody::Write2(w), 20) => {
+                out.write(w).ok_or_else(odd)?
+            }
+            (RecordBody::Truncate { object, offset, length }, 10) => {
                 out.words(&[object.0, *offset, *length]);
             }
-            (Body::SetAttr(s), 11) => out.setattr(s),
-            (Body::Acl { object, info, aces, .. }, 12) => {
+            (RecordBody::SetAttr(s), 11) => out.setattr(s),
+            (RecordBody::Acl { object, info, aces, .. }, 12) => {
                 out.words(&[object.0, info.count]);
                 out.0.extend_from_slice(aces);
             }
-            (Body::Acl { object, info, aces, domains }, 13) => {
+            (RecordBody::Acl { object, info, aces, domains }, 13) => {
                 let bytes = (aces.len() as u64).saturating_sub(8 * info.fuids);
                 out.words(&[object.0, info.count, domains.len() as u64, info.fuids, bytes]);
                 out.words(&[info.flags]);
                 out.0.extend_from_slice(aces);
                 domains.iter().for_each(|d| out.string(d));
             }
-            (Body::SetSaXattr { object, name, value }, 21) => {
+            (RecordBody::SetSaXattr { object, name, value }, 21) => {
                 out.words(&[object.0, value.map_or(0, <[u8]>::len) as u64]);
                 out.string(name);
                 out.0.extend_from_slice(value.unwrap_or_default());
             }
-            (Body::CloneRange(c), 24) => out.clone_range(c).ok_or_else(odd)?,
+            (RecordBody::CloneRange(c), 24) => out.clone_range(c).ok_or_else(odd)?,
             _ => return Err(odd()),
         }
         Ok(())

@@ -234,7 +234,7 @@ impl CloneRange<'_> {
 
 /// What a record says, by type.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Body<'a> {
+pub enum RecordBody<'a> {
     /// 1 to 4, 14 to 19: see [`RecordHeader::txtype`].
     Create(Create<'a>),
     /// 5, 6: a name goes.
@@ -398,49 +398,54 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     /// `Corrupt` if its content does not fit its length or type.
-    pub fn body(&self) -> Result<Body<'a>> {
+    pub fn body(&self) -> Result<RecordBody<'a>> {
         let mut r = self.endian.reader(self.bytes, "intent log record");
         r.skip(HEADER_SIZE)?;
         let r = &mut r;
         Ok(match self.header.txtype {
-            1..=4 | 14..=19 => Body::Create(self.create(r)?),
-            5 | 6 => Body::Remove { directory: ObjectId(r.u64()?), name: name(r)? },
+            1..=4 | 14..=19 => RecordBody::Create(self.create(r)?),
+            5 | 6 => RecordBody::Remove { directory: ObjectId(r.u64()?), name: name(r)? },
             7 => {
                 let [directory, link] = r.u64s()?.map(ObjectId);
-                Body::Link { directory, object: link, name: name(r)? }
+                RecordBody::Link { directory, object: link, name: name(r)? }
             }
             8 | RENAME_EXCHANGE => {
                 let [from_dir, to_dir] = r.u64s()?.map(ObjectId);
-                Body::Rename(Names { from_dir, to_dir, from: name(r)?, to: name(r)? })
+                RecordBody::Rename(Names { from_dir, to_dir, from: name(r)?, to: name(r)? })
             }
-            9 => Body::Write(self.write(r)?),
+            9 => RecordBody::Write(self.write(r)?),
             10 => {
                 let [foid, offset, length] = r.u64s()?;
-                Body::Truncate { object: ObjectId(foid), offset, length }
+                RecordBody::Truncate { object: ObjectId(foid), offset, length }
             }
-            11 => Body::SetAttr(Self::setattr(r)?),
+            11 => RecordBody::SetAttr(Self::setattr(r)?),
             12 => {
                 let [foid, count] = r.u64s()?;
                 let bytes = count.checked_mul(12).ok_or_else(|| corrupt("a count"))?;
                 let aces = r.take(size(bytes)?)?;
                 let info = AclInfo { count, ..AclInfo::default() };
-                Body::Acl { object: ObjectId(foid), info, aces, domains: Vec::new() }
+                RecordBody::Acl { object: ObjectId(foid), info, aces, domains: Vec::new() }
             }
             13 => {
                 let [foid, count, domains, fuids, bytes, flags] = r.u64s()?;
                 let aces = acl_bytes(r, bytes, fuids)?;
                 let info = AclInfo { count, fuids, flags };
-                Body::Acl { object: ObjectId(foid), info, aces, domains: strings(r, domains)? }
+                RecordBody::Acl {
+                    object: ObjectId(foid),
+                    info,
+                    aces,
+                    domains: strings(r, domains)?,
+                }
             }
-            20 => Body::Write2(self.write(r)?),
+            20 => RecordBody::Write2(self.write(r)?),
             21 => {
                 let [foid, len] = r.u64s()?;
                 let name = name(r)?;
                 let value = if len == 0 { None } else { Some(r.take(size(len)?)?) };
-                Body::SetSaXattr { object: ObjectId(foid), name, value }
+                RecordBody::SetSaXattr { object: ObjectId(foid), name, value }
             }
             RENAME_WHITEOUT => Self::whiteout(r)?,
-            24 => Body::CloneRange(self.clone_range(r)?),
+            24 => RecordBody::CloneRange(self.clone_range(r)?),
             _ => return Err(corrupt("an unknown type")),
         })
     }
@@ -533,7 +538,7 @@ impl<'a> Record<'a> {
         Ok(SetAttr { object, mask, mode, uid, gid, size, atime, mtime, xvattr, domains })
     }
 
-    fn whiteout(r: &mut Reader<'a>) -> Result<Body<'a>> {
+    fn whiteout(r: &mut Reader<'a>) -> Result<RecordBody<'a>> {
         let [from_dir, to_dir] = r.u64s()?.map(ObjectId);
         let [foid, mode, uid, gid, generation] = r.u64s()?;
         let crtime = r.u64s()?;
@@ -549,7 +554,7 @@ impl<'a> Record<'a> {
             rdev,
         };
         let names = Names { from_dir, to_dir, from: name(r)?, to: name(r)? };
-        Ok(Body::RenameWhiteout(names, whiteout))
+        Ok(RecordBody::RenameWhiteout(names, whiteout))
     }
 
     fn clone_range(&self, r: &mut Reader<'a>) -> Result<CloneRange<'a>> {
