@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// How the contents of a level-0 block are turned to the host's byte order
-/// (chapter 03 §7.3).
+/// How the contents of a level-0 block are converted to the host's byte order (chapter
+/// 03 §7.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Byteswap {
     /// Bytes; nothing to do.
@@ -62,7 +62,7 @@ const fn row(name: &'static str, swap: Byteswap, metadata: bool, encrypted: bool
 
 use Byteswap as B;
 
-/// Chapter 03 §7.1, in order of the type's number.
+/// The table of chapter 03 §7.1, by type number.
 static TYPES: [TypeRow; 54] = [
     row("unallocated", B::Uint8, true, false),
     row("object directory", B::Zap, true, false),

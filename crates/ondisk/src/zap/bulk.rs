@@ -1,16 +1,18 @@
-//! Whole ZAPs from sorted entries, block by block: for those who know every entry
+//! Builds whole ZAPs from entries, block by block, for callers that know every entry
 //! before they write the first (chapter 03 §13, §14, §17).
 //!
 //! # Theory
-//! The leaves of a fat ZAP are a partition of the hash range. With all entries in
-//! hash order the partition is found by halving ranges until each fits a leaf; the
-//! result is what insertions with splits would have led to, without any split
-//! being done. The pointer table is as deep as the deepest leaf: embedded, or in
+//! The leaves of a fat ZAP are a partition of the hash range. With all entries in hash
+//! order, the partition is found by halving ranges until each fits a leaf. The result
+//! is the same as that of insertions with splits, without any split. The pointer table
+//! is as deep as the deepest leaf: embedded, or in blocks 1..=n, in front of the
+//! leaves.
 //! blocks 1..=n, in front of the leaves.
 //!
 //! # Invariants
-//! * Entries are sorted by (hash, cd), and cds are distinct below one hash.
-//! * Blocks are built one at a time, so that memory is one block besides the entries.
+//! * Entries are sorted by (hash, cd), and cds are distinct within one hash.
+//! * Blocks are built one at a time, so that memory is one block in addition to the
+//!   entries.
 
 use base::{Error, ErrorKind, Result};
 
@@ -63,7 +65,7 @@ pub struct BulkZap<'a> {
 
 impl<'a> BulkZap<'a> {
     /// Plans a ZAP of these entries, in any order: a microzap if they fit one,
-    /// else a fat ZAP with blocks of `1 << bs` bytes.
+    /// otherwise a fat ZAP with blocks of `1 << bs` bytes.
     ///
     /// # Errors
     /// `Exists` if two entries have one name, `Invalid` for a name that is empty or
@@ -226,7 +228,7 @@ fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<ZapForm> {
     block_shift(size)?;
     let limit = chunk_count(bs);
     let mut leaves = Vec::new();
-    // Ranges still to be looked at, the lowest on top.
+    // Ranges still to be processed, the lowest on top.
     let mut open = vec![LeafPlan { prefix: 0, len: 0, entries: 0..entries.len() }];
     while let Some(plan) = open.pop() {
         let part = entries.get(plan.entries.clone()).unwrap_or_default();
@@ -234,7 +236,7 @@ fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<ZapForm> {
             leaves.push(plan);
             continue;
         }
-        // Growth of the pointer table stops two bits before the hash does.
+        // Growth of the pointer table stops two bits before the hash ends.
         if plan.len >= super::HASH_BITS - 2 {
             return Err(Error::limit("too many entries of one hash for a ZAP"));
         }

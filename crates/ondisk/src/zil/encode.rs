@@ -2,9 +2,9 @@
 //! §17).
 //!
 //! # Invariants
-//! * What parses as a record, encoded again and parsed, says the same.
-//! * A sealed block is accepted by [`super::LogBlock::parse`] under the pointer that it was sealed
-//!   for, and under no other.
+//! * A parsed record that is encoded and parsed again is equal.
+//! * A sealed block is accepted by [`super::LogBlock::parse`] only under the pointer
+//!   for which it was sealed.
 
 use base::{Dva, Error, Lsize, ObjectId, Psize, Result, Txg};
 use codec::checksum::Checksum;
@@ -17,7 +17,7 @@ use crate::endian::Endian;
 use crate::objset::ZIL_HEADER_SIZE;
 use crate::objtype::ObjType;
 
-/// Where a record has its sequence number.
+/// Offset of a record's sequence number.
 pub const RECORD_SEQ_AT: usize = 24;
 /// Bytes of a TX_WRITE record before its data.
 pub const WRITE_HEADER: usize = 192;
@@ -26,7 +26,7 @@ fn object(id: ObjectId, slots: u32) -> u64 {
     id.0 | u64::from(slots.saturating_sub(1)) << 56
 }
 
-/// A record being put together, behind what is there.
+/// Appends a record to a buffer.
 struct RecordWriter<'a>(&'a mut Vec<u8>);
 
 impl RecordWriter<'_> {
@@ -104,11 +104,12 @@ impl RecordWriter<'_> {
 }
 
 impl RecordBody<'_> {
-    /// The whole record, of type `txtype`, as it is in a block: little endian, padded to
-    /// words. Its sequence, 0, is put in when it is placed ([`RECORD_SEQ_AT`]).
+    /// The whole record, of type `txtype`, as it is in a block: little-endian, padded
+    /// to words. Its sequence number is 0 and is set when the record is placed
+    /// ([`RECORD_SEQ_AT`]).
     ///
     /// # Errors
-    /// `Invalid` for a type that is not the body's, or one of its pointers that cannot be
+    /// `Invalid` for a type that does not match the body, or a pointer that cannot be
     /// stored.
     pub fn encode(&self, txtype: u8, txg: Txg) -> Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(256);
@@ -116,10 +117,11 @@ impl RecordBody<'_> {
         Ok(bytes)
     }
 
-    /// As [`RecordBody::encode`], behind what `bytes` holds, which an error leaves as it was.
+    /// As [`RecordBody::encode`], appending to `bytes`, which an error leaves
+    /// unchanged.
     ///
     /// # Errors
-    /// The same.
+    /// As [`RecordBody::encode`].
     pub fn encode_into(&self, bytes: &mut Vec<u8>, txtype: u8, txg: Txg) -> Result<()> {
         let start = bytes.len();
         self.put(&mut RecordWriter(bytes), txtype, txg).inspect_err(|_| bytes.truncate(start))?;
@@ -178,7 +180,7 @@ impl RecordBody<'_> {
 }
 
 impl LogPtr {
-    /// To a block of `size` bytes at `dva`, allocated in group `birth`.
+    /// A pointer to a block of `size` bytes at `dva`, allocated in txg `birth`.
     pub fn to(dva: Dva, size: u64, birth: Txg, checksum: Checksum, verifier: [u64; 4]) -> LogPtr {
         let head = Head { object_type: ObjType::INTENT_LOG, level: 0, lsize: Lsize(size), birth };
         let mut block = Block::new(head, Psize(size), COMPRESS_OFF, &[dva]);
@@ -188,7 +190,7 @@ impl LogPtr {
         LogPtr { bp: BlkPtr::Block(block), verifier }
     }
 
-    /// The pointer with its verifier, as block and header have it; a hole has one, too.
+    /// The pointer with its verifier, as in blocks and the header; a hole has one, too.
     pub fn encode(&self) -> [u8; BLKPTR_SIZE] {
         let mut raw = self.bp.encode().unwrap_or([0; BLKPTR_SIZE]);
         for (chunk, word) in raw[WORDS_AT..].chunks_exact_mut(8).zip(self.verifier) {
@@ -197,7 +199,7 @@ impl LogPtr {
         raw
     }
 
-    /// An end of the chain, or a header's pointer to nothing.
+    /// A pointer that ends the chain, or an empty pointer of a header.
     pub fn end(verifier: [u64; 4]) -> LogPtr {
         LogPtr { bp: BlkPtr::default(), verifier }
     }
@@ -226,12 +228,12 @@ impl ZilHeader {
     }
 }
 
-/// Completes a block for the pointer `own`: `block` is all of it, with its records in their
-/// place ([`records_at`]), `used` bytes of them; `next` follows it. How many bytes from the
-/// start must be written: the rest may be anything.
+/// Completes a block for the pointer `own`. `block` is the whole block, with `used`
+/// bytes of records in place ([`records_at`]); `next` follows it. Returns the number of
+/// bytes from the start that must be written; the rest may be anything.
 ///
 /// # Errors
-/// `Invalid` when they do not fit, or `own` is no pointer to a log block.
+/// `Invalid` when they do not fit, or `own` is not a pointer to a log block.
 pub fn seal(block: &mut [u8], used: usize, own: &LogPtr, next: &LogPtr) -> Result<usize> {
     let odd = || Error::invalid("this cannot be an intent log block");
     let checksum = own.bp.as_block().and_then(|b| Checksum::from_id(b.checksum));
@@ -260,7 +262,7 @@ pub fn seal(block: &mut [u8], used: usize, own: &LogPtr, next: &LogPtr) -> Resul
     Ok(covered)
 }
 
-/// Where the records begin in a block with this checksum.
+/// Offset of the records in a block with this checksum.
 pub fn records_at(checksum: Checksum) -> usize {
     if checksum == Checksum::Zilog2 { CHAIN_SIZE } else { 0 }
 }

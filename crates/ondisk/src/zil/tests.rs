@@ -303,7 +303,7 @@ proptest! {
         raw[at..at + bytes.len()].copy_from_slice(&bytes);
         let n = seal(&mut raw, bytes.len(), &own, &next).unwrap();
         prop_assert!(n <= size && (slim || n == size));
-        // What lies behind is never looked at.
+        // Bytes behind the used part are never read.
         raw[n..].fill(0x5a);
         let log = LogBlock::parse(&raw, &own).unwrap();
         prop_assert_eq!(log.next, next);
@@ -369,8 +369,8 @@ fn pointer(checksum: Checksum, size: usize, seq: u64) -> LogPtr {
     LogPtr { bp: BlkPtr::Block(block), verifier: [1, 2, 3, seq] }
 }
 
-/// Every record type, encoded from what was parsed, says the same; of little-endian
-/// records the very bytes come back.
+/// Every record type, encoded from what was parsed, is equal; for little-endian records
+/// the bytes are identical.
 #[test]
 fn every_type_is_encoded() {
     for endian in [Endian::Little, Endian::Big] {
@@ -396,7 +396,7 @@ fn every_type_is_encoded() {
     let (ptr, raw) = golden();
     let log = LogBlock::parse(&raw, &ptr).unwrap();
     for record in log.records().map(Result::unwrap) {
-        // OpenZFS leaves what it does not use as it was: fields of links, indirect blocks.
+        // OpenZFS leaves unused fields unchanged: fields of links, indirect blocks.
         let kind = record.header.txtype;
         let again = record.body().unwrap().encode(kind, record.header.txg).unwrap();
         assert_eq!(again.len(), record.bytes.len(), "type {kind}");
