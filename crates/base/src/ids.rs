@@ -6,7 +6,6 @@
 //! and both halves of the product are folded, twice: after a single fold, sequences of
 //! ids with a common step have too few different low bits. Ids may come from a hostile
 //! image, so each hash starts with a secret that is drawn once for each process.
-//! once a process goes in before each.
 //!
 //! Files created one after the other have consecutive ids, and in a large table each id
 //! would cost a miss of the processor's caches. Therefore the ids of a run of

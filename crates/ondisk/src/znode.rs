@@ -8,9 +8,9 @@
 //!
 //! # Invariants
 //! * A `ZnodeAttrs` has every attribute that a valid object needs, a generation
+//!   that is not 0, and a project id if its flags require one.
 //! * ACLs and extended attributes are kept as bytes and parsed on request: a damaged
 //!   ACL does not make a file unreadable.
-//!   damaged ACL does not make a file unreadable.
 
 use base::{Error, Result};
 

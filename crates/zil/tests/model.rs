@@ -1,7 +1,7 @@
 //! Compares the log with a naive model of a pool that is cut at every write. Everything
-//! acknowledged is there in order, nothing follows a gap, and the space maps agree with
-//! the chain. Large writes go to their final places: a record whose block is not
-//! completely there ends the log, as a claim would.
+//! acknowledged is there in order, nothing follows a gap, and the space maps agree with the
+//! chain. Large writes go to their final places: a record whose block is not completely there
+//! ends the log, as a claim would.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
@@ -53,8 +53,8 @@ struct FakePoolState {
     written: BTreeMap<(u64, u64), Txg>,
     /// Number of blocks that were written early.
     placed: u64,
-    /// Planted: early blocks are written only when they should already be flushed;
-    /// early blocks have the content from before the last write.
+    /// Planted: early blocks are written only when they should already be flushed; early blocks
+    /// have the content from before the last write.
     late: bool,
     stale: bool,
 }
@@ -291,8 +291,8 @@ impl Source for Files {
     }
 }
 
-/// The bytes that the record of a write restores; `None` if its block is not completely
-/// on the devices. `named`: bytes of blocks named by earlier records.
+/// The bytes that the record of a write restores; `None` if its block is not completely on the
+/// devices. `named`: bytes of blocks named by earlier records.
 fn restored_bytes(
     write: &Write<'_>,
     disk: &BTreeMap<u64, Vec<u8>>,
@@ -348,8 +348,7 @@ struct LogFixture {
     log: Arc<Log>,
     done: Vec<RecordedOp>,
     sizes: BTreeMap<u64, u64>,
-    /// At this event: the number of names and the bytes of each object that were
-    /// acknowledged.
+    /// At this event: the number of names and the bytes of each object that were acknowledged.
     acknowledged: Vec<(usize, usize, BTreeMap<u64, u64>)>,
     names: usize,
     /// Names without a record: their positions among names.
@@ -422,8 +421,8 @@ impl LogFixture {
         }
     }
 
-    /// Checks the state after a crash behind `cut` events; `keep` selects the unflushed
-    /// writes that survive.
+    /// Checks the state after a crash behind `cut` events; `keep` selects the unflushed writes
+    /// that survive.
     fn check(&self, cut: usize, keep: u64) -> std::result::Result<(), String> {
         let events = self.pool.state.lock().unwrap().events[..cut].to_vec();
         let mut disk: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
@@ -483,8 +482,8 @@ impl LogFixture {
                         names.insert(directory.0);
                     }
                     RecordBody::Write(w) | RecordBody::Write2(w) => {
-                        // The claim ends before a record whose block was never written.
-                        // The rest of the chain belongs to the log nevertheless.
+                        // The claim ends before a record whose block was never written. The rest
+                        // of the chain belongs to the log nevertheless.
                         if ended {
                             continue;
                         }
@@ -584,10 +583,10 @@ proptest! {
     }
 }
 
-/// A block was written in two txgs, and committed when the first one had closed. The
-/// record of the first write named the block, and that of the second referred to it as
-/// named. The first txg reached the disk and the power failed. The replay skipped the
-/// first record, and the second had no data. Acknowledged data was lost.
+/// A block was written in two txgs, and committed when the first one had closed. The record of
+/// the first write named the block, and that of the second referred to it as named. The first txg
+/// reached the disk and the power failed. The replay skipped the first record, and the second had
+/// no data. Acknowledged data was lost.
 #[test]
 fn a_block_of_two_txgs_is_named_in_each() {
     let mut fixture = LogFixture::new(true);
@@ -625,8 +624,7 @@ fn planted_bugs_are_found() {
     };
     assert!(run(&|_| {}).unwrap() > 30);
     assert!(run(&|s| s.skip_flush = true).unwrap_err().contains("acknowledged"));
-    // The block that names another is written after the txg whose space maps contain
-    // that one.
+    // The block that names another is written after the txg whose space maps contain that one.
     assert!(run(&|s| s.no_hold = true).is_err());
 }
 
@@ -676,8 +674,8 @@ fn copied_data_of_uncommitted_writes_is_bounded() {
     assert_eq!(small(&mut fixture, 50), 4096);
 }
 
-/// A commit of 20 MB once fetched all of it into memory, and wrote it beside the txg
-/// that wrote the same data.
+/// A commit of 20 MB once fetched all of it into memory, and wrote it beside the txg that wrote
+/// the same data.
 #[test]
 fn much_data_is_written_in_pieces_or_with_its_txg() {
     let commit = |dirty: u64| {

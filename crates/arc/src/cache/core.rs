@@ -57,7 +57,7 @@ pub(super) struct CoreCounts {
     pub(super) evicted: u64,
 }
 
-pub(super) struct PartitionCore {
+pub(super) struct CacheCore {
     lines: [KindBlocks; 2],
     fresh: TicketQueue,
     fresh_share: u64,
@@ -90,9 +90,9 @@ pub(super) struct Incoming {
     pub(super) remember: bool,
 }
 
-impl PartitionCore {
-    pub(super) fn new(kind: PolicyKind, c: u64) -> PartitionCore {
-        PartitionCore {
+impl CacheCore {
+    pub(super) fn new(kind: PolicyKind, c: u64) -> CacheCore {
+        CacheCore {
             lines: [KindBlocks::new(kind, c), KindBlocks::new(kind, c)],
             fresh: TicketQueue::default(),
             fresh_share: c >> FRESH_START_SHIFT,
@@ -162,7 +162,7 @@ impl PartitionCore {
     /// Resets the partition to empty.
     pub(super) fn reset(&mut self, kind: PolicyKind, c: u64) {
         let counts = self.counts;
-        *self = PartitionCore { counts, ..PartitionCore::new(kind, c) };
+        *self = CacheCore { counts, ..CacheCore::new(kind, c) };
     }
 
     /// Bytes that were prefetched and not yet read.
@@ -400,7 +400,7 @@ impl PartitionCore {
         policy.remember(id, size);
     }
 
-    /// As [`PartitionCore::make_room`], but after a call that found too few evictable bytes it
+    /// As [`CacheCore::make_room`], but after a call that found too few evictable bytes it
     /// waits until the cache has grown by a further share: blocks that are being
     /// written are held for long.
     pub(super) fn make_room_unless_stuck<K: Copy + Eq + Hash>(
@@ -421,7 +421,7 @@ impl PartitionCore {
     pub(super) fn make_room<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>) {
         self.settle(context);
         self.drop_unread(context, self.fresh_share);
-        let over = |core: &PartitionCore| core.size::<K>().saturating_sub(core.c);
+        let over = |core: &CacheCore| core.size::<K>().saturating_sub(core.c);
         let excess = self.front.bytes.saturating_sub(self.front_target);
         if over(self) > 0 && excess > 0 {
             let keep = self.front.bytes - excess.min(over(self));

@@ -7,7 +7,6 @@
 //! is the same as that of insertions with splits, without any split. The pointer table
 //! is as deep as the deepest leaf: embedded, or in blocks 1..=n, in front of the
 //! leaves.
-//! blocks 1..=n, in front of the leaves.
 //!
 //! # Invariants
 //! * Entries are sorted by (hash, cd), and cds are distinct within one hash.
