@@ -176,7 +176,7 @@ mod tests {
     use crate::Counter;
 
     #[test]
-    fn a_source_goes_with_its_owner() {
+    fn a_source_disappears_with_its_owner() {
         let registry = Registry::new();
         let owner = Arc::new(Counter::new());
         registry

@@ -87,7 +87,7 @@ proptest! {
         let dirty = Dirty::default();
         let space = SpaceReservation::new();
         let mut table = [0u64; 8];
-        let mut promised = [0u64; 8];
+        let mut reserved = [0u64; 8];
         for (op, txg, n) in ops {
             let at = txg as usize;
             match op {
@@ -95,26 +95,26 @@ proptest! {
                     let added = dirty.add(txg, n);
                     prop_assert_eq!(added.before, table[at]);
                     table[at] += n;
-                    let fits = promised.iter().sum::<u64>() + n <= 2500;
+                    let fits = reserved.iter().sum::<u64>() + n <= 2500;
                     prop_assert_eq!(space.try_reserve(Txg(txg), n, 2500), fits);
-                    promised[at] += if fits { n } else { 0 };
+                    reserved[at] += if fits { n } else { 0 };
                 }
                 1 => {
                     dirty.sub(txg, n);
                     table[at] = table[at].saturating_sub(n);
                     space.release(Txg(txg), n);
-                    promised[at] = promised[at].saturating_sub(n);
+                    reserved[at] = reserved[at].saturating_sub(n);
                 }
                 _ => {
                     dirty.clear(txg);
                     table[at] = 0;
                     space.synced(Txg(txg));
-                    promised[at] = 0;
+                    reserved[at] = 0;
                 }
             }
             prop_assert_eq!(dirty.of(txg), table[at]);
             prop_assert_eq!(dirty.total(), table.iter().sum::<u64>());
-            prop_assert_eq!(space.inflight(), promised.iter().sum::<u64>());
+            prop_assert_eq!(space.inflight(), reserved.iter().sum::<u64>());
         }
     }
 
@@ -362,7 +362,7 @@ fn the_turnstile_is_first_come_first_served() {
     let room = Arc::new(AtomicBool::new(false));
     let order = Arc::new(Mutex::new(Vec::new()));
     let writer = |i: u64| {
-        let (turn, room, order) =
+        let (queue, room, order) =
             (Arc::clone(&throttle_queue), Arc::clone(&room), Arc::clone(&order));
         // The thread at the front records itself under the queue's lock.
         let enter = move || {
@@ -372,7 +372,7 @@ fn the_turnstile_is_first_come_first_served() {
             }
             open
         };
-        let writer = rt::spawn("test", move || turn.pass(enter, || false)).unwrap();
+        let writer = rt::spawn("test", move || queue.pass(enter, || false)).unwrap();
         while throttle_queue.waiting() <= i {
             nap();
         }
@@ -463,10 +463,10 @@ fn with_failmode_continue_waiters_get_the_error() {
 #[test]
 fn an_abandoned_pool_answers_every_waiter() {
     let txgs = txgs(Limits { dirty_data_max: 10, ..Limits::default() });
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let result_of_callback = Arc::new(Mutex::new(Vec::new()));
     let note = |i: u32| -> Callback {
-        let told = Arc::clone(&told);
-        Box::new(move |result| told.lock().push((i, result.map_err(|e| e.kind()))))
+        let result_of_callback = Arc::clone(&result_of_callback);
+        Box::new(move |result| result_of_callback.lock().push((i, result.map_err(|e| e.kind()))))
     };
     txgs.on_synced(Txg(3), note(0));
     txgs.on_synced(Txg(4), note(1));
@@ -489,17 +489,17 @@ fn an_abandoned_pool_answers_every_waiter() {
     let io = Err(ErrorKind::Io);
     let all =
         [(0, Ok(())), (3, Err(ErrorKind::Invalid)), (1, Ok(())), (2, Ok(())), (4, io), (5, io)];
-    assert_eq!(*told.lock(), all);
+    assert_eq!(*result_of_callback.lock(), all);
 }
 
 #[test]
 fn callbacks_run_when_the_txgs_are_dropped() {
     let txgs = txgs(Limits::default());
-    let told = Arc::new(Mutex::new(None));
-    let note = Arc::clone(&told);
+    let result_of_callback = Arc::new(Mutex::new(None));
+    let note = Arc::clone(&result_of_callback);
     txgs.on_synced(Txg(4), Box::new(move |result| *note.lock() = Some(result.is_ok())));
     drop(txgs);
-    assert_eq!(*told.lock(), Some(false));
+    assert_eq!(*result_of_callback.lock(), Some(false));
 }
 
 #[test]

@@ -125,10 +125,15 @@ impl Chain {
     /// Adds the blocks that follow the stub, allocated in `txg`. The stub and all but
     /// the last of them become issued, with records as new as `newest`. Returns the
     /// issued blocks.
-    pub(crate) fn extend(&mut self, places: &[(Dva, u64)], txg: Txg, newest: &[Txg]) -> Vec<Link> {
+    pub(crate) fn extend(
+        &mut self,
+        blocks_allocated: &[(Dva, u64)],
+        txg: Txg,
+        newest: &[Txg],
+    ) -> Vec<Link> {
         let Some(stub) = self.links.back() else { return Vec::new() };
         let (first, seq) = (self.links.len() - 1, stub.ptr.seq());
-        for (i, (dva, size)) in places.iter().enumerate() {
+        for (i, (dva, size)) in blocks_allocated.iter().enumerate() {
             let link = self.link(*dva, *size, txg, seq + 1 + i as u64);
             self.links.push_back(link);
         }

@@ -62,13 +62,13 @@ impl Forms {
 /// A held txg, and the early blocks that are being written in it.
 pub(crate) struct HeldTxg {
     // Dropped before the hold, because it waits for blocks in flight.
-    place: Option<Box<dyn EarlyBlocks>>,
+    early: Option<Box<dyn EarlyBlocks>>,
     hold: Hold,
 }
 
 impl HeldTxg {
     pub(crate) fn empty(hold: Hold) -> HeldTxg {
-        HeldTxg { place: None, hold }
+        HeldTxg { early: None, hold }
     }
 
     pub(crate) fn txg(&self) -> Txg {
@@ -77,13 +77,13 @@ impl HeldTxg {
 
     /// As [`EarlyBlocks::wait`].
     pub(crate) fn wait(&mut self) -> Result<Vec<VdevId>> {
-        self.place.as_mut().map_or(Ok(Vec::new()), |place| place.wait())
+        self.early.as_mut().map_or(Ok(Vec::new()), |early| early.wait())
     }
 
     /// Releases the txg; `flushed` says whether the placed blocks are on the devices.
     pub(crate) fn end(mut self, flushed: bool) {
-        if let Some(place) = self.place.take_if(|_| flushed) {
-            place.keep();
+        if let Some(early) = self.early.take_if(|_| flushed) {
+            early.keep();
         }
     }
 }
@@ -115,8 +115,8 @@ pub(crate) fn make_ready(
         return Ok(Some(ReadyRecords { records, held: None }));
     }
     let hold = store.hold()?;
-    let mut held = HeldTxg { place: source.early_blocks(hold.txg), hold };
-    let records = place_all(store, &mut held, records, forms)?;
+    let mut held = HeldTxg { early: source.early_blocks(hold.txg), hold };
+    let records = place_early_blocks(store, &mut held, records, forms)?;
     if !records.iter().any(indirect) {
         return Ok(Some(ReadyRecords { records, held: Some(held) }));
     }
@@ -164,7 +164,7 @@ fn cut_up(source: &dyn Source, records: Vec<Itx>) -> Vec<Itx> {
 
 /// Starts writing the blocks of indirect writes to their places; writes for which that
 /// is impossible become writes with data.
-fn place_all(
+fn place_early_blocks(
     store: &dyn Store,
     held: &mut HeldTxg,
     records: Vec<Itx>,
@@ -188,12 +188,12 @@ fn place_all(
                 continue;
             }
         };
-        let size = held.place.as_ref().and_then(|p| p.block_size(object)).filter(|s| *s > 0);
+        let size = held.early.as_ref().and_then(|p| p.block_size(object)).filter(|s| *s > 0);
         let block = size.map(|s| (offset / s, (offset + len - 1) / s, s));
         let before = block
             .filter(|(block, last, _)| block == last)
             .and_then(|(block, ..)| named.get_mut(&object)?.get_mut(&block));
-        let payload = match (block, &mut held.place) {
+        let payload = match (block, &mut held.early) {
             _ if let Some((last, bp)) = before => {
                 // A replay skips records of txgs on disk, so a record of a later txg
                 // must not depend on blocks that they name.
@@ -201,10 +201,10 @@ fn place_all(
                 *last = itx.txg;
                 ItxPayload::Placed { object, offset, len, block: again }
             }
-            (Some((block, last, size)), Some(place))
+            (Some((block, last, size)), Some(early))
                 if block == last && store.reserve(txg, size) =>
             {
-                match place.block(object, block)?.filter(|bp| bp.encode().is_some()) {
+                match early.block(object, block)?.filter(|bp| bp.encode().is_some()) {
                     Some(bp) => {
                         named.entry(object).or_default().insert(block, (itx.txg, bp));
                         ItxPayload::Placed { object, offset, len, block: Some(Box::new(bp)) }

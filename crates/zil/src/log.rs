@@ -12,7 +12,7 @@ use ondisk::zil::{RECORD_SEQ_AT, RecordBody, ZilHeader, records_at, seal};
 use crate::chain::{Chain, Moved};
 use crate::fill::{Fill, fill};
 use crate::forms::{Forms, HeldTxg, ReadyRecords, immediate_write, make_ready};
-use crate::pending::{Gathered, Indirect, Itx, ItxPayload, PendingRecords, Wants};
+use crate::pending::{CommitScope, Gathered, Indirect, Itx, ItxPayload, PendingRecords};
 use crate::size::{Plan, ROOM_MAX, Sizes};
 use crate::stats::{Stats, bump, caller};
 use crate::{LogWrite, Source, Store};
@@ -61,7 +61,7 @@ struct CommitBatch {
 struct LeaderState {
     writing: bool,
     /// The contents of the next batch, and the committers that wait for it.
-    wants: Wants,
+    scope: CommitScope,
     batch: Arc<CommitBatch>,
     /// The threads of the next batch.
     callers: Vec<u32>,
@@ -396,7 +396,7 @@ impl Log {
     /// Joins the next batch, and becomes its leader if there is none.
     fn join_batch(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
         let mut leader = self.leader.lock();
-        leader.wants.add(object);
+        leader.scope.add(object);
         leader.callers.push(caller());
         let batch = Arc::clone(&leader.batch);
         while leader.writing {
@@ -416,14 +416,14 @@ impl Log {
         }
         // There is no leader: this thread leads its batch.
         leader.writing = true;
-        let wants = std::mem::take(&mut leader.wants);
+        let scope = std::mem::take(&mut leader.scope);
         let callers = std::mem::take(&mut leader.callers);
         leader.batch = Arc::default();
         drop(leader);
         let mut writing = LeaderGuard { log: self, batch, end: BatchOutcome::Abandoned };
         self.stats.both(|s| s.shared_by(callers.len()));
         self.stats.count_callers(&callers);
-        let done = self.run(source, &wants);
+        let done = self.run(source, &scope);
         writing.end = match &done {
             Ok(()) => BatchOutcome::Safe,
             Err(e) => BatchOutcome::Failed(e.kind(), e.to_string()),
@@ -432,8 +432,8 @@ impl Log {
     }
 
     /// Writes a batch, or waits for the txgs of its records.
-    fn run(&self, source: &dyn Source, wants: &Wants) -> Result<()> {
-        let found = self.pending.lock().gather(wants, self.store.synced_txg());
+    fn run(&self, source: &dyn Source, scope: &CommitScope) -> Result<()> {
+        let found = self.pending.lock().gather(scope, self.store.synced_txg());
         let records = match found {
             Gathered::Nothing => return Ok(()),
             Gathered::Wait(txg) => return self.stall(txg).map(drop),
@@ -545,7 +545,7 @@ impl Log {
         };
         let txg = held.txg();
         let sizes = blocks.iter().skip(1).map(|b| b.size).chain([next]);
-        let Some(places) = self.places(txg, sizes) else {
+        let Some(blocks_allocated) = self.allocate_blocks(txg, sizes) else {
             // Nothing was changed: the stub stays.
             drop(held);
             return self.stall(newest);
@@ -554,7 +554,7 @@ impl Log {
         // Dropped before the hold.
         let mut issued = IssuedBlocks { log: self, txg, flushed: false };
         let mut wrote: Vec<(u64, u64, bool)> = Vec::new();
-        let done = self.seal(&places, txg, &blocks).and_then(|writes| {
+        let done = self.seal(&blocks_allocated, txg, &blocks).and_then(|writes| {
             let one = |w: &LogWrite| (w.used as u64, w.data.len() as u64, w.dva.vdev);
             let of = writes.iter().map(one).map(|(n, all, v)| (n, all, self.store.is_log(v)));
             wrote.extend(of);
@@ -585,26 +585,35 @@ impl Log {
     }
 
     /// Allocates the blocks after the stub: all or nothing.
-    fn places(&self, txg: Txg, sizes: impl Iterator<Item = u64>) -> Option<Vec<(Dva, u64)>> {
-        let mut places: Vec<(Dva, u64)> = Vec::new();
+    fn allocate_blocks(
+        &self,
+        txg: Txg,
+        sizes: impl Iterator<Item = u64>,
+    ) -> Option<Vec<(Dva, u64)>> {
+        let mut blocks_allocated: Vec<(Dva, u64)> = Vec::new();
         for size in sizes {
             match self.store.allocate(txg, size) {
-                Ok(dva) => places.push((dva, size)),
+                Ok(dva) => blocks_allocated.push((dva, size)),
                 Err(_) => {
-                    places.iter().for_each(|(dva, _)| self.store.unallocate(txg, *dva));
+                    blocks_allocated.iter().for_each(|(dva, _)| self.store.unallocate(txg, *dva));
                     return None;
                 }
             }
         }
-        Some(places)
+        Some(blocks_allocated)
     }
 
     /// Links the blocks and completes them.
-    fn seal(&self, places: &[(Dva, u64)], txg: Txg, blocks: &[Fill]) -> Result<Vec<LogWrite>> {
+    fn seal(
+        &self,
+        blocks_allocated: &[(Dva, u64)],
+        txg: Txg,
+        blocks: &[Fill],
+    ) -> Result<Vec<LogWrite>> {
         let newest: Vec<Txg> = blocks.iter().map(|b| b.newest).collect();
         let (links, checksum, mut seq) = {
             let mut chain = self.chain.lock();
-            let links = chain.extend(places, txg, &newest);
+            let links = chain.extend(blocks_allocated, txg, &newest);
             let before = chain.record_seq;
             chain.record_seq += blocks.iter().map(|b| b.starts.len() as u64).sum::<u64>();
             (links, chain.checksum(), before)
@@ -626,8 +635,8 @@ impl Log {
             rest.fill(0);
             for start in &block.starts {
                 seq += 1;
-                let place = room.get_mut(start + RECORD_SEQ_AT..start + RECORD_SEQ_AT + 8);
-                place.ok_or_else(odd)?.copy_from_slice(&seq.to_le_bytes());
+                let sequence = room.get_mut(start + RECORD_SEQ_AT..start + RECORD_SEQ_AT + 8);
+                sequence.ok_or_else(odd)?.copy_from_slice(&seq.to_le_bytes());
             }
             let used = seal(&mut data, block.bytes.len(), &own.ptr, &next.ptr)?;
             writes.push(LogWrite { dva: own.dva, birth: own.alloc, data: data.freeze(), used });

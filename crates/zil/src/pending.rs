@@ -54,12 +54,12 @@ pub(crate) struct Itx {
 
 /// The objects whose records are to be committed besides those of names.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wants {
+pub(crate) struct CommitScope {
     pub(crate) all: bool,
     pub(crate) objects: BTreeSet<ObjectId>,
 }
 
-impl Wants {
+impl CommitScope {
     pub(crate) fn add(&mut self, object: Option<ObjectId>) {
         match object {
             Some(object) => drop(self.objects.insert(object)),
@@ -215,7 +215,7 @@ impl PendingRecords {
     }
 
     /// Takes the records that a commit writes.
-    pub(crate) fn gather(&mut self, wants: &Wants, synced: Txg) -> Gathered {
+    pub(crate) fn gather(&mut self, scope: &CommitScope, synced: Txg) -> Gathered {
         self.forget_synced(synced);
         if self.barrier > synced {
             let last = self.slots.keys().next_back().copied();
@@ -224,10 +224,10 @@ impl PendingRecords {
         let mut found = Vec::new();
         for slot in self.slots.values_mut() {
             found.extend(std::mem::take(&mut slot.names.0).into_iter().flatten());
-            if wants.all {
+            if scope.all {
                 slot.objects.drain().for_each(|(_, list)| found.extend(list));
             } else {
-                let lists = wants.objects.iter().filter_map(|o| slot.objects.remove(o));
+                let lists = scope.objects.iter().filter_map(|o| slot.objects.remove(o));
                 lists.for_each(|list| found.extend(list));
             }
         }
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn an_object_waits_unless_it_is_committed_or_renamed() {
         let mut p = PendingRecords::default();
-        let one = |id| Wants { objects: [ObjectId(id)].into(), ..Wants::default() };
+        let one = |id| CommitScope { objects: [ObjectId(id)].into(), ..CommitScope::default() };
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 0, 10));
         p.object(Txg(5), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.object(Txg(5), &|| Txg(3), ObjectId(1), range(1, 10, 5));
@@ -318,7 +318,10 @@ mod tests {
         assert_eq!(records(p.gather(&one(9), Txg(3))), [range(2, 0, 10)]);
         p.object(Txg(6), &|| Txg(3), ObjectId(2), range(2, 0, 10));
         p.drop_object(ObjectId(2));
-        assert!(records(p.gather(&Wants { all: true, ..Wants::default() }, Txg(3))).is_empty());
+        assert!(
+            records(p.gather(&CommitScope { all: true, ..CommitScope::default() }, Txg(3)))
+                .is_empty()
+        );
     }
 
     /// The list of names was copied completely whenever it had grown to twice its size:
@@ -343,7 +346,7 @@ mod tests {
         let then: std::collections::HashSet<_> = places.into_iter().collect();
         let kept = now.filter(|at| then.contains(at)).count();
         assert_eq!(kept, 9_999, "none was moved");
-        let found = records(p.gather(&Wants::default(), Txg(3)));
+        let found = records(p.gather(&CommitScope::default(), Txg(3)));
         let expected = |n: u64| match n {
             5_000 => range(1, 0, 10),
             n => ItxPayload::Whole(n.to_le_bytes().to_vec()),
@@ -366,14 +369,14 @@ mod tests {
             }
             other => other,
         };
-        let all = Wants { all: true, ..Wants::default() };
+        let all = CommitScope { all: true, ..CommitScope::default() };
         assert_eq!(records(p.gather(&all, Txg(3))), [long(0, yes), long(16, no)]);
     }
 
     #[test]
     fn txgs_on_disk_are_forgotten_and_barriers_wait_for_them() {
         let mut p = PendingRecords::default();
-        let all = Wants { all: true, ..Wants::default() };
+        let all = CommitScope { all: true, ..CommitScope::default() };
         p.name(Txg(4), &|| Txg(3), ItxPayload::Whole(whole(1)));
         p.barrier(Txg(5));
         p.name(Txg(6), &|| Txg(3), ItxPayload::Whole(whole(2)));

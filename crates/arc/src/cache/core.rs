@@ -259,14 +259,14 @@ impl CacheCore {
     pub(super) fn put<K: Copy + Eq + Hash>(
         &mut self,
         stripe: &mut CacheStripe<K>,
-        place: u32,
+        index: u32,
         i: u32,
         block: Incoming,
     ) {
         let kind = stripe.slots[i as usize].kind;
         let line = &mut self.lines[kind as usize];
         if stripe.slots[i as usize].id == Id::MAX {
-            stripe.slots[i as usize].id = line.alloc(place, i);
+            stripe.slots[i as usize].id = line.alloc(index, i);
         }
         let id = stripe.slots[i as usize].id;
         self.ghosts_seen += u64::from(line.return_from_far(id)) << FAR_SHIFT;
@@ -605,9 +605,9 @@ impl CacheCore {
     /// Drops decompressed forms, first those not used since the last scan.
     fn drop_fronts<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>, keep: u64) {
         // At most two rounds: the first one may only clear marks.
-        let mut turns = 2 * self.front.entries.len() + 1;
-        while self.front.bytes > keep && turns > 0 {
-            turns -= 1;
+        let mut rounds = 2 * self.front.entries.len() + 1;
+        while self.front.bytes > keep && rounds > 0 {
+            rounds -= 1;
             let Some((kind, id, ticket)) = self.front.entries.pop_front() else { break };
             let at = &mut self.lines[kind as usize].at[id as usize];
             if at.ticket_in(QueueMembership::Front) != ticket {

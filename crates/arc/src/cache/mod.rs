@@ -475,7 +475,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             for (key, hash, kind, incoming) in blocks {
                 let at = self.stripe_of(hash);
                 let mut stripe = self.stripe(at).lock();
-                let i = self.place(&mut core, &mut stripe, key, hash, kind);
+                let i = self.slot_for(&mut core, &mut stripe, key, hash, kind);
                 core.put(&mut stripe, at % self.stripes_each, i, incoming);
             }
             self.settle_in(partition, &mut core);
@@ -530,7 +530,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     ) -> Option<SlotRef> {
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
-        let place = at % self.stripes_each;
+        let index = at % self.stripes_each;
         let incoming = self.prepare(hash, req, block, pending);
         self.sampler.resume(|| self.references(), || self.kind_bytes());
         let mut core = self.enter(partition);
@@ -541,8 +541,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 stripe.end(&key);
             }
             if pending.is_none_or(|p| !p.cancelled.load(Relaxed)) {
-                let i = self.place(&mut core, &mut stripe, key, hash, req.kind);
-                core.put(&mut stripe, place, i, incoming);
+                let i = self.slot_for(&mut core, &mut stripe, key, hash, req.kind);
+                core.put(&mut stripe, index, i, incoming);
                 let slot = &stripe.slots[i as usize];
                 found =
                     slot.resident().then_some(SlotRef { stripe: at, slot: i, stamp: slot.stamp });
@@ -581,7 +581,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// An empty slot for `key`.
-    fn place(
+    fn slot_for(
         &self,
         core: &mut CacheCore,
         stripe: &mut CacheStripe<K>,

@@ -133,7 +133,7 @@ mod tests {
 
     /// A write was forgotten in a queue, and `fsync` waited for it for ever.
     #[test]
-    fn what_is_dropped_is_answered() {
+    fn a_dropped_obligation_is_answered() {
         let (sender, receiver) = oneshot::<()>();
         let thread = spawn("forgets", move || drop(sender)).unwrap();
         assert_eq!(receiver.wait().unwrap_err().kind(), ErrorKind::Bug);

@@ -321,7 +321,7 @@ fn header_fields_are_checked() {
 /// A run of the tests with few hash bits split seven leaves for an entry that did not
 /// fit in the end, and left a header in block 0 that counted one leaf.
 #[test]
-fn a_refused_entry_leaves_a_header_that_knows_every_leaf() {
+fn a_refused_entry_leaves_a_header_with_every_leaf() {
     let mut fat = FatBuilder::new(10, 1, 2, 0).unwrap();
     let value = ZapValue::from_bytes(&[1; 300]).unwrap();
     let refused = (0u32..).find_map(|i| {
