@@ -84,7 +84,7 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
 }
 
 #[test]
-fn bytes_under_way_are_bounded_and_order_is_kept() {
+fn bytes_in_flight_are_bounded_and_order_is_kept() {
     // A chunk of more than the limit is sent in parts.
     for chunk in [1, 5, 30] {
         bounded(chunk);
