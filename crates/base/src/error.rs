@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn display_names_kind_place_and_cause_once() {
+    fn display_shows_kind_location_and_cause_once() {
         let e = Error::corrupt("ZAP leaf chain is a cycle")
             .in_object(ObjectId(32))
             .in_object(ObjectId(33))

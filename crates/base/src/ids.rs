@@ -6,7 +6,6 @@
 //! and both halves of the product are folded, twice: after a single fold, sequences of
 //! ids with a common step have too few different low bits. Ids may come from a hostile
 //! image, so each hash starts with a secret that is drawn once for each process.
-//! once a process goes in before each.
 //!
 //! Files created one after the other have consecutive ids, and in a large table each id
 //! would cost a miss of the processor's caches. Therefore the ids of a run of
@@ -106,7 +105,7 @@ mod tests {
 
     /// The ids of a run have adjacent positions, each its own, and different tags.
     #[test]
-    fn a_run_lies_together() {
+    fn the_ids_of_a_run_are_adjacent() {
         let state = IdState(0x1234_5678_9abc_def0);
         for run in 0..1000 * ID_RUN {
             let hashes = |of: fn(u64) -> u64| -> HashSet<u64> {
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_finds_what_is_in_it() {
+    fn a_map_finds_its_entries() {
         let mut map = IdMap::default();
         for n in 0..10_000u64 {
             assert_eq!(map.insert(n * 32, n), None);

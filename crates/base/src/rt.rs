@@ -346,12 +346,12 @@ mod tests {
             let shared = Arc::clone(&shared);
             move || {
                 for _ in 0..ROUNDS {
-                    let mut turn = shared.0.lock();
-                    while *turn % 2 != odd {
-                        shared.1.wait(&mut turn);
+                    let mut count = shared.0.lock();
+                    while *count % 2 != odd {
+                        shared.1.wait(&mut count);
                     }
-                    *turn += 1;
-                    drop(turn);
+                    *count += 1;
+                    drop(count);
                     shared.1.notify_one();
                 }
             }

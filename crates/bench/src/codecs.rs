@@ -1,6 +1,6 @@
 //! Checksums, compressors and RAID-Z: every implementation that this processor has.
 
-use codec::bench::{Kind, Options, Row};
+use codec::bench::{BenchKind, BenchOptions, Row};
 
 use super::chart::Shape;
 use super::frame::{Cell, Table};
@@ -16,13 +16,13 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Largest block that codecs are measured with.
 const BLOCK_MAX: u64 = 1 << 30;
-const KINDS: [(Kind, &str); 6] = [
-    (Kind::Memcpy, "memcpy"),
-    (Kind::Checksum, "checksum"),
-    (Kind::Compress, "compress"),
-    (Kind::Decompress, "decompress"),
-    (Kind::RaidzGenerate, "generate"),
-    (Kind::RaidzReconstruct, "reconstruct"),
+const KINDS: [(BenchKind, &str); 6] = [
+    (BenchKind::Memcpy, "memcpy"),
+    (BenchKind::Checksum, "checksum"),
+    (BenchKind::Compress, "compress"),
+    (BenchKind::Decompress, "decompress"),
+    (BenchKind::RaidzGenerate, "generate"),
+    (BenchKind::RaidzReconstruct, "reconstruct"),
 ];
 const COLUMNS: [(&str, &str); 7] = [
     ("kind", "KIND"),
@@ -36,7 +36,7 @@ const COLUMNS: [(&str, &str); 7] = [
 
 /// All kinds and the usual sizes, or those that are named.
 fn run(run: &mut Run) -> Result<(), Stop> {
-    let mut options = Options::default();
+    let mut options = BenchOptions::default();
     let mut sizes = Vec::new();
     for word in &run.args.rest {
         match KINDS.iter().find(|k| k.1 == word) {
@@ -85,7 +85,7 @@ fn nice(size: usize) -> String {
     cenote::props::nicenum(size as u64)
 }
 
-fn word(kind: Kind) -> &'static str {
+fn word(kind: BenchKind) -> &'static str {
     KINDS.iter().find(|k| k.0 == kind).map_or("", |k| k.1)
 }
 
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn rows_line_up_with_the_heading() {
         let row = Row {
-            kind: Kind::RaidzReconstruct,
+            kind: BenchKind::RaidzReconstruct,
             name: "raidz3".into(),
             implementation: "avx512",
             selected: true,

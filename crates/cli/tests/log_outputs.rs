@@ -163,7 +163,9 @@ fn new_names(text: &str) -> String {
 /// Records that only FreeBSD, illumos, or a clone of blocks write.
 fn foreign(pool: &cenote::Pool, fs: &FileSystem) {
     use ondisk::acl::Ace;
-    use ondisk::zil::{AclInfo, Body, CloneRange, Create, LoggedAcl, SetAttr, Xvattr, encode_acl};
+    use ondisk::zil::{
+        AclInfo, CloneRange, Create, LoggedAcl, RecordBody, SetAttr, Xvattr, encode_acl,
+    };
     let by = Caller::root();
     let file = fs.make(&by, fs.root(), b"file", &New::file(0o644)).unwrap().id;
     fs.fsync(file).unwrap();
@@ -181,7 +183,7 @@ fn foreign(pool: &cenote::Pool, fs: &FileSystem) {
     let requested = [0x1043, 0, 0];
     let xvattr = Some(Xvattr { requested, values: 0x42, crtime: [9, 8], scanstamp: [0x41; 32] });
     let new = |name, acl: Option<(AclInfo, &'static [u8])>, xvattr| {
-        Body::Create(Create {
+        RecordBody::Create(Create {
             directory: fs.root(),
             object: ObjectId(700),
             dnode_slots: 2,
@@ -201,7 +203,7 @@ fn foreign(pool: &cenote::Pool, fs: &FileSystem) {
     let leaked: &'static [u8] = Vec::leak(aces.clone());
     let acl = Some((info, leaked));
     let set = |mask, uid| {
-        Body::SetAttr(SetAttr {
+        RecordBody::SetAttr(SetAttr {
             object: file,
             mask,
             mode: 0o600,
@@ -219,9 +221,9 @@ fn foreign(pool: &cenote::Pool, fs: &FileSystem) {
     let hole = ondisk::BlkPtr::default().encode().unwrap();
     let raw = [pointer(0), hole, pointer(1)].concat();
     let clone = CloneRange::new(file, (0, 3 * 131_072), 131_072, &raw).unwrap();
-    let records: Vec<(u8, Body<'_>)> = vec![
-        (12, Body::Acl { object: file, info: plain.0, aces: &plain.1, domains: Vec::new() }),
-        (13, Body::Acl { object: file, info, aces: &aces, domains }),
+    let records: Vec<(u8, RecordBody<'_>)> = vec![
+        (12, RecordBody::Acl { object: file, info: plain.0, aces: &plain.1, domains: Vec::new() }),
+        (13, RecordBody::Acl { object: file, info, aces: &aces, domains }),
         (14, new(b"with-acl", acl, None)),
         (15, new(b"with-attr", None, xvattr)),
         (16, new(b"with-both", acl, xvattr)),
@@ -230,7 +232,7 @@ fn foreign(pool: &cenote::Pool, fs: &FileSystem) {
         (19, new(b"dir-both", acl, xvattr)),
         (11, set(0x1_07ce, 3)),
         (11, set(0x1_0004, 1 << 32 | 9)),
-        (24, Body::CloneRange(clone)),
+        (24, RecordBody::CloneRange(clone)),
     ];
     let tx = writer.begin_wait(0, false).unwrap();
     for (kind, body) in &records {

@@ -1,10 +1,10 @@
-//! Measurements of everything here, as data: `cenote bench codecs` prints them.
+//! Measurements of all codecs, as data; `cenote bench codecs` prints them.
 //!
 //! # Theory
-//! Each row is the best of several timed runs over buffers that stay in place, as
-//! `raidz_test -B` does it: bandwidth of the code, not of the memory behind the
-//! caches (choose a large block for that). Rates count the bytes of user data, in
-//! units of 2^20 bytes; for RAID-Z, parity is not counted.
+//! Each row is the best of several timed runs over buffers that stay in cache, as in
+//! `raidz_test -B`. It measures the bandwidth of the code, not of the memory behind the
+//! caches (choose a large block for that). Rates count the bytes of user data, in units
+//! of 2^20 bytes; for RAID-Z, parity is not counted.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::checksum::{self, Checksum, SaltTemplate, fletcher};
 use crate::compress::{self, Compression, ZstdLevel};
 use crate::raidz::{self, Column, Raidz};
 
-/// What is measured.
+/// The operation that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum BenchKind {
     /// Copying memory, for comparison.
     Memcpy,
     /// A checksum.
@@ -33,17 +33,17 @@ pub enum Kind {
 /// One measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What is measured.
-    pub kind: Kind,
+    /// The operation.
+    pub kind: BenchKind,
     /// The algorithm: "fletcher4", "lz4", "raidz2", ...
     pub name: String,
-    /// The implementation: "scalar", "avx2", ...; empty where there is one.
+    /// The implementation: "scalar", "avx2", ...; empty if there is only one.
     pub implementation: &'static str,
     /// Whether this implementation is the one in use.
     pub selected: bool,
     /// Bytes of user data in one call.
     pub block_size: usize,
-    /// 2^20 bytes of user data a second.
+    /// Rate in 2^20 bytes of user data per second.
     pub mb_per_second: f64,
     /// Compressed bytes per plain byte, for compressors.
     pub ratio: Option<f64>,
@@ -51,20 +51,20 @@ pub struct Row {
 
 /// What to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// Bytes of user data per call.
     pub block_sizes: Vec<usize>,
     /// Time for one row.
     pub time_per_row: Duration,
-    /// Data columns for RAID-Z; 8 is what `raidz_test` takes.
+    /// Data columns for RAID-Z; `raidz_test` uses 8.
     pub raidz_columns: usize,
     /// Which kinds; empty for all.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<BenchKind>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for BenchOptions {
+    fn default() -> BenchOptions {
+        BenchOptions {
             block_sizes: vec![4 << 10, 128 << 10, 1 << 20],
             time_per_row: Duration::from_millis(60),
             raidz_columns: 8,
@@ -73,8 +73,8 @@ impl Default for Options {
     }
 }
 
-/// Runs everything asked for, handing over each row as it is done.
-pub fn run(options: &Options, mut each: impl FnMut(Row)) {
+/// Runs all requested measurements and passes each row to `each` when it is finished.
+pub fn run(options: &BenchOptions, mut each: impl FnMut(Row)) {
     for &size in &options.block_sizes {
         let mut bench = Bench { options, size: size.max(512), each: &mut each };
         bench.memcpy();
@@ -85,24 +85,24 @@ pub fn run(options: &Options, mut each: impl FnMut(Row)) {
 }
 
 /// All rows for `options`.
-pub fn rows(options: &Options) -> Vec<Row> {
+pub fn rows(options: &BenchOptions) -> Vec<Row> {
     let mut all = Vec::new();
     run(options, |row| all.push(row));
     all
 }
 
 struct Bench<'a> {
-    options: &'a Options,
+    options: &'a BenchOptions,
     size: usize,
     each: &'a mut dyn FnMut(Row),
 }
 
 impl Bench<'_> {
-    fn wants(&self, kind: Kind) -> bool {
+    fn wants(&self, kind: BenchKind) -> bool {
         self.options.kinds.is_empty() || self.options.kinds.contains(&kind)
     }
 
-    /// Times `call` in batches and reports the quickest.
+    /// Times `call` in batches and reports the fastest.
     fn time(&mut self, row: Row, mut call: impl FnMut()) {
         if !self.wants(row.kind) {
             return;
@@ -129,7 +129,7 @@ impl Bench<'_> {
         (self.each)(Row { mb_per_second, ..row });
     }
 
-    fn row(&self, kind: Kind, name: impl Into<String>) -> Row {
+    fn row(&self, kind: BenchKind, name: impl Into<String>) -> Row {
         Row {
             kind,
             name: name.into(),
@@ -144,13 +144,13 @@ impl Bench<'_> {
     fn memcpy(&mut self) {
         let from = sample(self.size);
         let mut to = vec![0u8; self.size];
-        self.time(self.row(Kind::Memcpy, "memcpy"), || {
+        self.time(self.row(BenchKind::Memcpy, "memcpy"), || {
             black_box(&mut to[..]).copy_from_slice(black_box(&from));
         });
     }
 
     fn checksums(&mut self) {
-        if !self.wants(Kind::Checksum) {
+        if !self.wants(BenchKind::Checksum) {
             return;
         }
         let data = sample(self.size);
@@ -161,7 +161,7 @@ impl Bench<'_> {
                 let row = |b: &Self, n: u8, best: &'static fletcher::Fletcher| Row {
                     implementation: imp.name,
                     selected: std::ptr::eq(*imp, best),
-                    ..b.row(Kind::Checksum, format!("fletcher{n}{order}"))
+                    ..b.row(BenchKind::Checksum, format!("fletcher{n}{order}"))
                 };
                 self.time(row(self, 2, crate::cpu::fletcher2()), || {
                     black_box(imp.fletcher2(black_box(&data), swapped));
@@ -174,14 +174,14 @@ impl Bench<'_> {
         for alg in
             [Checksum::Sha256, Checksum::Sha512, Checksum::Skein, Checksum::Edonr, Checksum::Blake3]
         {
-            self.time(self.row(Kind::Checksum, alg.name()), || {
+            self.time(self.row(BenchKind::Checksum, alg.name()), || {
                 black_box(checksum::compute(alg, black_box(&data), &salt, false));
             });
         }
     }
 
     fn compressors(&mut self) {
-        if !self.wants(Kind::Compress) && !self.wants(Kind::Decompress) {
+        if !self.wants(BenchKind::Compress) && !self.wants(BenchKind::Decompress) {
             return;
         }
         let data = sample(self.size);
@@ -209,14 +209,15 @@ impl Bench<'_> {
             // The destination is large enough for every algorithm.
             let Some(len) = compress::compress(alg, &data, &mut packed) else { continue };
             let ratio = Some(len as f64 / self.size as f64);
-            let row = Row { ratio, ..self.row(Kind::Compress, &name) };
+            let row = Row { ratio, ..self.row(BenchKind::Compress, &name) };
             self.time(row, || {
                 black_box(compress::compress(alg, black_box(&data), &mut packed));
             });
             let Some(len) = compress::compress(alg, &data, &mut packed) else { continue };
-            let row = Row { ratio, ..self.row(Kind::Decompress, &name) };
+            let row = Row { ratio, ..self.row(BenchKind::Decompress, &name) };
             self.time(row, || {
-                // The stream was just made; an error would show as a wrong rate.
+                // The stream was just compressed; an error would appear as a wrong
+                // rate.
                 let _ = black_box(compress::decompress(alg.id(), &packed[..len], &mut plain));
             });
         }
@@ -234,15 +235,15 @@ impl Bench<'_> {
                     selected: std::ptr::eq(*imp, crate::cpu::raidz(rows)),
                     ..b.row(kind, format!("raidz{rows}"))
                 };
-                if self.wants(Kind::RaidzGenerate) {
+                if self.wants(BenchKind::RaidzGenerate) {
                     let views: Vec<&[u8]> = data.chunks(column).collect();
                     let mut out: Vec<&mut [u8]> = parity.chunks_mut(column).take(rows).collect();
-                    self.time(row(self, Kind::RaidzGenerate), || {
+                    self.time(row(self, BenchKind::RaidzGenerate), || {
                         let _ = raidz::generate_with(imp, black_box(&mut out), black_box(&views));
                     });
                 }
-                if self.wants(Kind::RaidzReconstruct) && rows <= columns {
-                    let row = row(self, Kind::RaidzReconstruct);
+                if self.wants(BenchKind::RaidzReconstruct) && rows <= columns {
+                    let row = row(self, BenchKind::RaidzReconstruct);
                     self.time(row, || reconstruct(imp, rows, column, &mut data, &parity));
                 }
             }
@@ -262,8 +263,8 @@ fn reconstruct(imp: &Raidz, rows: usize, column: usize, data: &mut [u8], parity:
     let _ = raidz::reconstruct_with(imp, &mut parity, black_box(&mut data));
 }
 
-/// Compressible to about a half: words from a small vocabulary, numbers that
-/// count, runs of zeros and noise.
+/// Data that compresses to about a half: words from a small vocabulary, ascending
+/// numbers, runs of zeros and noise.
 pub fn sample(len: usize) -> Vec<u8> {
     const WORDS: [&str; 12] = [
         "dataset",
@@ -309,25 +310,25 @@ mod tests {
 
     #[test]
     fn rows_cover_everything() {
-        let options = Options {
+        let options = BenchOptions {
             block_sizes: vec![4096],
             time_per_row: Duration::from_micros(50),
-            ..Options::default()
+            ..BenchOptions::default()
         };
         let rows = rows(&options);
         assert!(rows.iter().all(|r| r.mb_per_second > 0.0 && r.block_size == 4096));
         for kind in [
-            Kind::Memcpy,
-            Kind::Checksum,
-            Kind::Compress,
-            Kind::Decompress,
-            Kind::RaidzGenerate,
-            Kind::RaidzReconstruct,
+            BenchKind::Memcpy,
+            BenchKind::Checksum,
+            BenchKind::Compress,
+            BenchKind::Decompress,
+            BenchKind::RaidzGenerate,
+            BenchKind::RaidzReconstruct,
         ] {
             assert!(rows.iter().any(|r| r.kind == kind), "{kind:?}");
         }
         for alg in ["fletcher2", "fletcher4", "sha256", "sha512", "skein", "edonr", "blake3"] {
-            let selected = |r: &&Row| r.kind == Kind::Checksum && r.name == alg && r.selected;
+            let selected = |r: &&Row| r.kind == BenchKind::Checksum && r.name == alg && r.selected;
             assert_eq!(rows.iter().filter(selected).count(), 1, "{alg}");
         }
     }

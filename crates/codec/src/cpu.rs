@@ -1,13 +1,14 @@
-//! Which implementation to use: feature detection, then a short measurement.
+//! Selection of the fastest implementation: feature detection, then a short
+//! measurement.
 //!
 //! # Theory
-//! Instruction sets alone do not tell which version is faster (wide vectors may be
-//! split or clocked down), so the available ones run in turn for about a millisecond
-//! on first use, and the one with the quickest single run stays: that is robust
-//! against a busy machine. The choice cannot change a result, only its speed.
+//! Instruction sets alone do not determine which version is faster (wide vectors may be
+//! split or reduce the clock). So on first use the available ones run alternately for
+//! about a millisecond, and the one with the fastest single run is selected, which is
+//! robust on a busy machine. The choice never changes a result, only its speed.
 //!
-//! Lock order: the `OnceLock`s are leaves; nothing is called under one but kernels
-//! and the clock.
+//! Lock order: the `OnceLock`s are leaves; only kernels and the clock are called under
+//! one.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -15,13 +16,13 @@ use std::time::Duration;
 use crate::checksum::fletcher::{self, Fletcher};
 use crate::raidz::{self, Raidz};
 
-/// Bytes measured with: within the second-level cache, as blocks mostly are.
+/// Size of the measured data, bytes: fits the second-level cache, as blocks mostly do.
 const SAMPLE: usize = 128 << 10;
-/// Rounds through all implementations, of which the quickest counts.
+/// Rounds through all implementations; the fastest run counts.
 const ROUNDS: usize = 24;
 
-/// The available implementation with the quickest run; the rounds alternate, so
-/// that a disturbance hits all of them.
+/// The available implementation with the fastest run. The rounds alternate, so that a
+/// disturbance affects all of them.
 fn fastest<T>(
     all: &'static [&'static T],
     available: impl Fn(&T) -> bool,
@@ -47,7 +48,7 @@ fn fastest_fletcher(run: impl Fn(&Fletcher, &[u8])) -> &'static Fletcher {
     fastest(fletcher::IMPLEMENTATIONS, |i| (i.available)(), |i| run(i, &data))
 }
 
-/// The fastest fletcher-2 here.
+/// The fastest fletcher-2 on this machine.
 pub fn fletcher2() -> &'static Fletcher {
     static BEST: OnceLock<&Fletcher> = OnceLock::new();
     BEST.get_or_init(|| {
@@ -57,7 +58,7 @@ pub fn fletcher2() -> &'static Fletcher {
     })
 }
 
-/// The fastest fletcher-4 here.
+/// The fastest fletcher-4 on this machine.
 pub fn fletcher4() -> &'static Fletcher {
     static BEST: OnceLock<&Fletcher> = OnceLock::new();
     BEST.get_or_init(|| {
@@ -67,8 +68,8 @@ pub fn fletcher4() -> &'static Fletcher {
     })
 }
 
-/// The fastest RAID-Z implementation here for `parity` rows (1 to 3; others are
-/// taken as the nearest).
+/// The fastest RAID-Z implementation on this machine for `parity` rows (1 to 3; other
+/// values are clamped).
 pub fn raidz(parity: usize) -> &'static Raidz {
     static BEST: [OnceLock<&Raidz>; 3] = [const { OnceLock::new() }; 3];
     let index = parity.clamp(1, 3) - 1;
@@ -86,7 +87,7 @@ fn fastest_raidz(parity: usize) -> &'static Raidz {
         raidz::IMPLEMENTATIONS,
         |i| (i.available)(),
         |imp| {
-            // Shapes are right by construction.
+            // The shapes are valid by construction.
             let _ = raidz::generate_with(imp, std::hint::black_box(&mut rows), &columns);
         },
     )

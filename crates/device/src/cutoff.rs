@@ -383,12 +383,12 @@ mod tests {
         let silent = Silent::new();
         let cutoff = Cutoff::new(4);
         let device = Arc::new(CutDevice::new(Arc::clone(&silent) as _, "silent", &cutoff));
-        let told = Arc::new(AtomicUsize::new(0));
+        let completed = Arc::new(AtomicUsize::new(0));
         let op = |n: usize| {
-            let told = Arc::clone(&told);
+            let completed = Arc::clone(&completed);
             Op::new(Io::read(512 * n as u64, 512), move |completion| {
                 assert_eq!(completion.into_read().unwrap_err().kind(), ErrorKind::Io);
-                told.fetch_add(1, SeqCst);
+                completed.fetch_add(1, SeqCst);
             })
         };
         device.submit((0..4).map(op).collect());
@@ -401,12 +401,12 @@ mod tests {
             std::thread::yield_now();
         }
         let (name, _) = cutoff.oldest().unwrap();
-        assert_eq!((&*name, told.load(SeqCst)), ("silent", 0));
+        assert_eq!((&*name, completed.load(SeqCst)), ("silent", 0));
         cutoff.cut();
         waiting.join().unwrap();
-        assert_eq!(told.load(SeqCst), 9);
+        assert_eq!(completed.load(SeqCst), 9);
         silent.answer();
-        assert_eq!(told.load(SeqCst), 9);
+        assert_eq!(completed.load(SeqCst), 9);
         // An operation in the caller's thread lasts until the device answers; then it
         // fails.
         assert_eq!(reading.unwrap().join(), Some(true));
@@ -414,11 +414,11 @@ mod tests {
         // Later operations fail at once, although the device would answer.
         assert!(device.run(Io::read(0, 512)).result.is_err());
         device.submit(vec![op(0)]);
-        assert_eq!(told.load(SeqCst), 10);
+        assert_eq!(completed.load(SeqCst), 10);
     }
 
     #[test]
-    fn what_is_not_cut_passes() {
+    fn operations_pass_without_a_cut() {
         let cutoff = Cutoff::new(2);
         let device = CutDevice::new(Arc::new(MemDevice::new("m", 1 << 20)), "m", &cutoff);
         let written = crate::submit_and_wait(

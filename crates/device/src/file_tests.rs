@@ -64,7 +64,7 @@ fn nothing_is_opened_twice() {
 }
 
 #[test]
-fn a_descriptor_must_allow_what_is_asked() {
+fn a_descriptor_must_allow_the_requested_access() {
     let file = Temp::new("fd", &pattern(8192));
     let read_only: OwnedFd = std::fs::File::open(&file.0).unwrap().into();
     let refused = FileDevice::from_fd(read_only, "given", &options(true, true));

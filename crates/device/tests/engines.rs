@@ -222,14 +222,14 @@ fn nothing_is_lost_when_submitter_and_engine_go() {
             let file = Temp::new("leave");
             let device = file.open(&engine, direct);
             let ends = Arc::new((Mutex::new(0usize), rt::Condvar::new()));
-            let told = Arc::clone(&ends);
+            let completed = Arc::clone(&ends);
             let submitter = rt::spawn("leaves", move || {
                 let op = |i: usize| {
-                    let told = Arc::clone(&told);
+                    let completed = Arc::clone(&completed);
                     Op::new(Io::read((i % SLOTS * SLOT) as u64, SLOT), move |completion| {
                         assert!(completion.result.is_ok());
-                        *told.0.lock() += 1;
-                        told.1.notify_all();
+                        *completed.0.lock() += 1;
+                        completed.1.notify_all();
                     })
                 };
                 device.submit((0..500).map(op).collect());
@@ -248,7 +248,7 @@ fn nothing_is_lost_when_submitter_and_engine_go() {
 }
 
 #[test]
-fn faults_are_what_they_say() {
+fn faults_have_their_effects() {
     let mem = Arc::new(MemDevice::from_bytes("faulty", vec![0xf0; 8192]));
     let device = FaultDevice::new(mem.clone());
     device.inject(Fault::FailReads(4096..4097));

@@ -1,4 +1,4 @@
-//! Counters that many threads add to without waiting for one another.
+//! Counters to which many threads add without contention.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 /// Most cells of a counter.
 const CELLS_MAX: usize = 64;
 
-/// One cell. Two cache lines, since processors fetch lines in pairs.
+/// One cell. Two cache lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Slot(AtomicU64);
+struct CounterCell(AtomicU64);
 
-/// The number that this thread drew; cells are picked by its low bits.
-fn draw() -> usize {
+/// A number unique to this thread; its low bits select the cell.
+fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
@@ -28,7 +28,7 @@ fn draw() -> usize {
 /// A sum that many threads add to.
 #[derive(Debug)]
 pub struct Counter {
-    slots: Box<[Slot]>,
+    cells: Box<[CounterCell]>,
 }
 
 impl Default for Counter {
@@ -41,14 +41,14 @@ impl Counter {
     /// Zero. It has a cell for each thread that can run at once, up to 64.
     pub fn new() -> Counter {
         let cells = base::rt::parallelism().next_power_of_two().min(CELLS_MAX);
-        Counter { slots: (0..cells).map(|_| Slot::default()).collect() }
+        Counter { cells: (0..cells).map(|_| CounterCell::default()).collect() }
     }
 
     /// Adds; the sum wraps at 2^64.
     pub fn add(&self, n: u64) {
         // The number of cells is a power of two and not 0.
-        let slot = &self.slots[draw() & (self.slots.len() - 1)];
-        slot.0.fetch_add(n, Relaxed);
+        let cell = &self.cells[thread_number() & (self.cells.len() - 1)];
+        cell.0.fetch_add(n, Relaxed);
     }
 
     /// Adds one.
@@ -58,12 +58,12 @@ impl Counter {
 
     /// The sum.
     pub fn get(&self) -> u64 {
-        self.slots.iter().fold(0, |sum, slot| sum.wrapping_add(slot.0.load(Relaxed)))
+        self.cells.iter().fold(0, |sum, cell| sum.wrapping_add(cell.0.load(Relaxed)))
     }
 }
 
-/// How often values of each magnitude came: bucket `i` counts the values of `i`
-/// bits, so 0 in bucket 0, 1 in bucket 1, 2 and 3 in bucket 2.
+/// A histogram by powers of two: bucket `i` counts the values of `i` bits, so 0 is in
+/// bucket 0, 1 in bucket 1, 2 and 3 in bucket 2.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: [AtomicU64; 65],
@@ -94,7 +94,7 @@ impl Histogram {
     }
 }
 
-/// Calls and bytes of one dataset, both ways.
+/// Calls and bytes of one dataset, for reads and writes.
 #[derive(Debug, Default)]
 pub struct IoCounters {
     /// Calls that read.
@@ -108,7 +108,7 @@ pub struct IoCounters {
 }
 
 impl IoCounters {
-    /// One call that read so many bytes.
+    /// Counts one call that read `bytes` bytes.
     pub fn read(&self, bytes: u64) {
         self.reads.bump();
         self.nread.add(bytes);

@@ -1,8 +1,8 @@
-//! Kstats as JSON: one object, by path.
+//! Kstats as JSON: one object, keyed by path.
 
 use std::fmt::Write;
 
-use crate::{Body, Kstat, Value};
+use crate::{Kstat, KstatBody, Value};
 
 fn quoted(out: &mut String, text: &str) {
     out.push('"');
@@ -33,8 +33,8 @@ pub fn render(kstats: &[(String, Kstat)]) -> String {
         let (made, read) = (kstat.crtime, kstat.snaptime);
         let _ = write!(out, ",\"crtime\":{made},\"snaptime\":{read},\"data\":");
         match &kstat.body {
-            Body::Raw(text) | Body::Text(text) => quoted(&mut out, text),
-            Body::Named(entries) => {
+            KstatBody::Raw(text) | KstatBody::Text(text) => quoted(&mut out, text),
+            KstatBody::Named(entries) => {
                 out.push('{');
                 for (i, (name, value)) in entries.iter().enumerate() {
                     if i > 0 {
@@ -70,7 +70,7 @@ mod tests {
         ]);
         let text = render(&[
             ("tank/objset-0x1".into(), mixed),
-            ("tank/state".into(), Kstat::new("misc", Body::Text("ONLINE\n".into()))),
+            ("tank/state".into(), Kstat::new("misc", KstatBody::Text("ONLINE\n".into()))),
         ]);
         assert_eq!(
             text,

@@ -1,21 +1,22 @@
-//! Kernel statistics without a kernel: counters, and one registry that shows them.
+//! Kernel statistics (kstats) in user space: counters, and one registry that shows
+//! them.
 //!
 //! # Theory
-//! A [`Counter`] is a row of cells, each on cache lines of its own; a thread adds
-//! to the cell that it drew when it first counted something, a reader sums them.
-//! A [`Registry`] holds *sources* under the paths that they have below
-//! `/proc/spl/kstat/zfs`; a source makes a [`Kstat`], a picture of one file, only
-//! when somebody reads it, so that statistics nobody looks at cost their counters
-//! and nothing else. One picture is written as Linux's text ([`text`]), as
-//! Solaris's `kstat` prints it ([`solaris`]), as Prometheus's text
+//! A [`Counter`] is a row of cells, each on its own cache lines. A thread adds to the
+//! cell that it selected at its first count; a reader sums the cells. A [`Registry`]
+//! holds *sources* under the paths that they have below `/proc/spl/kstat/zfs`. A source
+//! makes a [`Kstat`], a snapshot of one file, only when it is read, so that unread
+//! statistics cost only their counters. A snapshot can be written as Linux's text
+//! ([`text`]), in the form of Solaris's `kstat` ([`solaris`]), as Prometheus's text
 //! ([`prometheus`]) or as JSON ([`json`]).
 //!
 //! # Invariants
-//! * A counter never loses an addition; a sum read while others add is between
+//! * A counter never loses an addition. A sum that is read during additions is between
 //!   the sums before and after.
-//! * The registry holds its sources' owners weakly: a source goes with its owner.
-//! * Parsing a foreign kstat file never panics and takes memory in proportion to
-//!   the file.
+//! * The registry holds weak references to the owners of its sources: a source
+//!   disappears with its owner.
+//! * Parsing a foreign kstat file never panics and uses memory in proportion to the
+//!   file.
 //!
 //! Lock order: the registry's lock is a leaf; sources are called without it.
 
@@ -42,12 +43,12 @@ pub enum Value {
     I64(i64),
     /// Type 4; almost everything.
     U64(u64),
-    /// Type 7, or type 0 where it is short.
+    /// Type 7, or type 0 if it is short.
     Str(String),
 }
 
 impl Value {
-    /// The number of its type in the second column (chapter 09 §6.1).
+    /// The type number in the second column (chapter 09 §6.1).
     pub fn type_number(&self) -> u8 {
         match self {
             Value::I32(_) => 1,
@@ -58,12 +59,12 @@ impl Value {
         }
     }
 
-    /// The value as an unsigned number; negative ones are 0, words `None`.
+    /// The value as an unsigned number; 0 for negative ones, `None` for strings.
     pub fn as_u64(&self) -> Option<u64> {
         self.as_i128().map(|n| u64::try_from(n.max(0)).unwrap_or(u64::MAX))
     }
 
-    /// The value as a number of either sign.
+    /// The value as a signed number.
     pub fn as_i128(&self) -> Option<i128> {
         match self {
             Value::I32(n) => Some((*n).into()),
@@ -90,41 +91,41 @@ impl std::fmt::Display for Value {
 /// A value's name: fixed for almost all.
 pub type Name = Cow<'static, str>;
 
-/// What a kstat holds.
+/// The content of a kstat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum KstatBody {
     /// Named values, in order.
     Named(Vec<(Name, Value)>),
-    /// A text behind the line of numbers that named kstats have as well.
+    /// A text after the line of numbers that named kstats also have.
     Raw(String),
-    /// A text and nothing else.
+    /// Only a text.
     Text(String),
 }
 
-/// One kstat at one moment.
+/// A snapshot of one kstat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kstat {
     /// Solaris's class; `misc`, or `dataset`.
     pub class: Name,
-    /// What it holds.
-    pub body: Body,
-    /// Its number in the registry.
+    /// Its content.
+    pub body: KstatBody,
+    /// Its id in the registry.
     pub kid: u32,
-    /// When it was made, nanoseconds since the registry began.
+    /// Creation time, nanoseconds since the registry was created.
     pub crtime: u64,
-    /// When it was read, nanoseconds since the registry began.
+    /// Read time, nanoseconds since the registry was created.
     pub snaptime: u64,
 }
 
 impl Kstat {
-    /// A picture with this body; the registry fills in number and times.
-    pub fn new(class: impl Into<Name>, body: Body) -> Kstat {
+    /// A snapshot with this body; the registry fills in id and times.
+    pub fn new(class: impl Into<Name>, body: KstatBody) -> Kstat {
         Kstat { class: class.into(), body, kid: 0, crtime: 0, snaptime: 0 }
     }
 
     /// Named values of class `misc`.
     pub fn named(entries: Vec<(Name, Value)>) -> Kstat {
-        Kstat::new("misc", Body::Named(entries))
+        Kstat::new("misc", KstatBody::Named(entries))
     }
 
     /// Unsigned numbers of class `misc`.
@@ -136,8 +137,8 @@ impl Kstat {
     /// The named values; none for texts.
     pub fn entries(&self) -> &[(Name, Value)] {
         match &self.body {
-            Body::Named(entries) => entries,
-            Body::Raw(_) | Body::Text(_) => &[],
+            KstatBody::Named(entries) => entries,
+            KstatBody::Raw(_) | KstatBody::Text(_) => &[],
         }
     }
 
@@ -146,7 +147,7 @@ impl Kstat {
         self.entries().iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 
-    /// A named number; absent ones and words are `None`.
+    /// A named number; `None` if it is absent or a string.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.get(name).and_then(Value::as_u64)
     }

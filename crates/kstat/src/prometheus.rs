@@ -1,17 +1,17 @@
-//! Kstats as Prometheus's text, under the names that node_exporter's collector
-//! `zfs` gives them: `node_zfs_<sub>_<counter>`, so that dashboards need not know
-//! who serves them.
+//! Kstats as Prometheus's text, under the names of node_exporter's collector `zfs`:
+//! `node_zfs_<sub>_<counter>`. So dashboards work regardless of which program exports
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::{Body, Kstat, Value};
+use crate::{Kstat, KstatBody, Value};
 
-/// States that a pool is told to be in or not.
+/// Pool states; for each, a sample says whether the pool is in it.
 const STATES: [&str; 7] =
     ["degraded", "faulted", "offline", "online", "removed", "suspended", "unavail"];
 
-/// The metric of them.
+/// The metric of the pool states.
 const STATE: &str = "node_zfs_zpool_state";
 
 /// Letters, digits and underscores.
@@ -57,7 +57,7 @@ fn state(to: &mut Metrics, pool: &str, text: &str) {
 
 fn one(to: &mut Metrics, path: &str, kstat: &Kstat) {
     let (pool, file) = path.rsplit_once('/').unwrap_or(("", path));
-    if let (true, Body::Text(text)) = (file == "state" && !pool.is_empty(), &kstat.body) {
+    if let (true, KstatBody::Text(text)) = (file == "state" && !pool.is_empty(), &kstat.body) {
         return state(to, pool, text);
     }
     let dataset = kstat.get("dataset_name").map(Value::to_string);
@@ -87,7 +87,7 @@ fn one(to: &mut Metrics, path: &str, kstat: &Kstat) {
     }
 }
 
-/// All of them as one page.
+/// Renders all kstats as one page.
 pub fn render(kstats: &[(String, Kstat)]) -> String {
     let mut metrics = Metrics::new();
     for (path, kstat) in kstats {
@@ -120,7 +120,7 @@ mod tests {
             ("fm".into(), Kstat::numbers([("erpt-dropped", 0)])),
             ("vdev_mirror_stats".into(), Kstat::numbers([("rotating_linear", 1)])),
             ("tank/objset-0x36".into(), objset),
-            ("tank/state".into(), Kstat::new("misc", Body::Text("ONLINE\n".into()))),
+            ("tank/state".into(), Kstat::new("misc", KstatBody::Text("ONLINE\n".into()))),
             ("tank/dmu_tx_assign".into(), Kstat::numbers([("16 ns", 2)])),
         ]);
         for line in [

@@ -1,4 +1,4 @@
-//! Which kstats there are.
+//! The registry of kstats.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -14,7 +14,7 @@ const ENTRIES_MAX: usize = 1 << 16;
 /// Longest path, bytes.
 const PATH_MAX: usize = 1024;
 
-/// What lies at a path.
+/// The kind of an entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
     /// A directory.
@@ -23,13 +23,13 @@ pub enum Node {
     File,
 }
 
-type Read = dyn Fn() -> Option<Kstat> + Send + Sync;
+type ReadFn = dyn Fn() -> Option<Kstat> + Send + Sync;
 type Alive = dyn Fn() -> bool + Send + Sync;
 
-struct Source {
+struct KstatSource {
     kid: u32,
     crtime: u64,
-    read: Box<Read>,
+    read: Box<ReadFn>,
     alive: Box<Alive>,
 }
 
@@ -37,7 +37,7 @@ struct Source {
 pub struct Registry {
     began: Instant,
     next: AtomicU32,
-    sources: RwLock<BTreeMap<String, Arc<Source>>>,
+    sources: RwLock<BTreeMap<String, Arc<KstatSource>>>,
 }
 
 impl std::fmt::Debug for Registry {
@@ -52,12 +52,13 @@ impl Default for Registry {
     }
 }
 
-/// Nanoseconds, at most what fits.
+/// Nanoseconds, saturated.
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A path of ordinary components: it may come from a pool's name.
+/// Checks that a path has only ordinary components, because it may contain a pool's
+/// name.
 fn check(path: &str) -> Result<()> {
     let good = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
     if path.len() <= PATH_MAX && path.split('/').all(good) {
@@ -76,10 +77,10 @@ impl Registry {
         }
     }
 
-    fn insert(&self, path: &str, read: Box<Read>, alive: Box<Alive>) -> Result<()> {
+    fn insert(&self, path: &str, read: Box<ReadFn>, alive: Box<Alive>) -> Result<()> {
         check(path)?;
         let kid = self.next.fetch_add(1, Relaxed);
-        let source = Source { kid, crtime: nanos(self.began), read, alive };
+        let source = KstatSource { kid, crtime: nanos(self.began), read, alive };
         let mut sources = self.sources.write();
         sources.retain(|_, s| (s.alive)());
         if sources.len() >= ENTRIES_MAX && !sources.contains_key(path) {
@@ -89,11 +90,11 @@ impl Registry {
         Ok(())
     }
 
-    /// Registers what `read` makes of `owner`, as long as somebody else holds the
-    /// owner. What was at the path is replaced.
+    /// Registers the kstat that `read` makes from `owner`, as long as another reference
+    /// to the owner exists. Replaces an earlier kstat at the path.
     ///
     /// # Errors
-    /// `Invalid` for a path that cannot be one, `Limit` for the 65,537th.
+    /// `Invalid` for an impossible path, `Limit` for the 65,537th kstat.
     pub fn register<T: Send + Sync + 'static>(
         &self,
         path: &str,
@@ -106,7 +107,7 @@ impl Registry {
         self.insert(path, Box::new(read), Box::new(move || alive.strong_count() > 0))
     }
 
-    /// Registers what has no owner and stays.
+    /// Registers a kstat that has no owner and is never removed.
     ///
     /// # Errors
     /// As [`Registry::register`].
@@ -140,7 +141,7 @@ impl Registry {
         names.filter_map(|n| self.get(&n).map(|k| (n, k))).collect()
     }
 
-    /// What lies at a path; the empty path is the root.
+    /// The kind of the entry at a path; the empty path is the root.
     pub fn node(&self, path: &str) -> Option<Node> {
         if path.is_empty() {
             return Some(Node::Dir);
@@ -154,7 +155,7 @@ impl Registry {
         after.any(|(_, s)| (s.alive)()).then_some(Node::Dir)
     }
 
-    /// The names right below a directory, sorted.
+    /// The names directly below a directory, sorted.
     pub fn list(&self, dir: &str) -> Vec<(String, Node)> {
         let prefix = if dir.is_empty() { String::new() } else { format!("{dir}/") };
         let mut out: BTreeMap<String, Node> = BTreeMap::new();
@@ -175,7 +176,7 @@ mod tests {
     use crate::Counter;
 
     #[test]
-    fn a_source_goes_with_its_owner() {
+    fn a_source_disappears_with_its_owner() {
         let registry = Registry::new();
         let owner = Arc::new(Counter::new());
         registry

@@ -1,13 +1,13 @@
-//! Kstats as Solaris's `kstat` prints them.
+//! Kstats in the output format of Solaris's `kstat`.
 //!
-//! A path's directory is part of the module, as it is where Linux files it:
-//! `arcstats` is `zfs:0:arcstats`, `tank/objset-0x36` is `zfs/tank:0:objset-0x36`.
-//! Values are sorted by name, with `class`, `crtime` and `snaptime` (seconds)
-//! among them; texts are one value, `raw`.
+//! The directory of a path is part of the module, as in Linux: `arcstats` is
+//! `zfs:0:arcstats`, `tank/objset-0x36` is `zfs/tank:0:objset-0x36`. Values are sorted
+//! by name, together with `class`, `crtime` and `snaptime` (seconds). A text is one
+//! value, `raw`.
 
 use std::fmt::Write;
 
-use crate::{Body, Kstat};
+use crate::{Kstat, KstatBody};
 
 /// The module and the name of a path.
 pub fn split(path: &str) -> (String, &str) {
@@ -17,11 +17,11 @@ pub fn split(path: &str) -> (String, &str) {
     }
 }
 
-/// Whether `text` is what `pattern` says; `*` stands for any characters, `?` for one.
+/// Whether `text` matches `pattern`; `*` stands for any characters, `?` for one.
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (p, t): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut i, mut j) = (0, 0);
-    // Where to go on when the text no longer fits: behind the last star.
+    // Where to continue when the text no longer matches: behind the last star.
     let mut back: Option<(usize, usize)> = None;
     while j < t.len() {
         match p.get(i) {
@@ -43,7 +43,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     p[i..].iter().all(|c| *c == '*')
 }
 
-/// Whether a path is of a module (`zfs` has all pools' as well) and a name.
+/// Whether a path belongs to a module (`zfs` includes all pools) and has a name.
 pub fn wanted(path: &str, module: Option<&str>, name: Option<&str>) -> bool {
     let (of, called) = split(path);
     let first = of.split('/').next().unwrap_or(&of);
@@ -57,8 +57,10 @@ fn seconds(nanos: u64) -> String {
 
 fn rows(kstat: &Kstat) -> Vec<(String, String)> {
     let mut rows: Vec<(String, String)> = match &kstat.body {
-        Body::Named(list) => list.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect(),
-        Body::Raw(text) | Body::Text(text) => {
+        KstatBody::Named(list) => {
+            list.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect()
+        }
+        KstatBody::Raw(text) | KstatBody::Text(text) => {
             vec![("raw".to_owned(), text.trim_end().replace('\n', "\n\t"))]
         }
     };
@@ -68,7 +70,7 @@ fn rows(kstat: &Kstat) -> Vec<(String, String)> {
     rows
 }
 
-/// For people.
+/// The format for people.
 pub fn render(path: &str, kstat: &Kstat) -> String {
     let (module, name) = split(path);
     let mut out = format!("module: {module:<30}  instance: 0\n");
@@ -80,7 +82,7 @@ pub fn render(path: &str, kstat: &Kstat) -> String {
     out
 }
 
-/// For programs: `module:instance:name:statistic`, a TAB, the value.
+/// The format for programs: `module:instance:name:statistic`, a TAB, the value.
 pub fn parsable(path: &str, kstat: &Kstat) -> String {
     let (module, name) = split(path);
     let mut rows = rows(kstat);
@@ -140,7 +142,7 @@ mod tests {
         assert!(wanted("tank/state", Some("zfs/tank"), Some("st*")));
         assert!(!wanted("arcstats", Some("zfs/tank"), None));
         assert!(!wanted("arcstats", None, Some("zil")));
-        // A pattern of many stars is no trap.
+        // A pattern of many stars must not take exponential time.
         assert!(!matches(&"*a".repeat(30), &"a".repeat(29)));
     }
 }

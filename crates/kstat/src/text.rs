@@ -1,14 +1,14 @@
-//! The text of `/proc/spl/kstat/zfs/*` (chapter 09 §6.1), both ways.
+//! Renders and parses the text of `/proc/spl/kstat/zfs/*` (chapter 09 §6.1).
 
 use std::fmt::Write;
 
 use base::{Error, Result};
 
-use crate::{Body, Kstat, Name, Value};
+use crate::{Kstat, KstatBody, Name, Value};
 
 /// Bytes that the kernel counts for one named value.
 const NAMED_SIZE: usize = 272;
-/// Most bytes of a file that is parsed.
+/// Largest file that is parsed, bytes.
 pub const FILE_MAX: usize = 16 << 20;
 /// Width of the column of names.
 const NAME_WIDTH: usize = 31;
@@ -18,7 +18,7 @@ pub fn render(kstat: &Kstat) -> String {
     let mut out = String::new();
     let (kid, made, read) = (kstat.kid, kstat.crtime, kstat.snaptime);
     match &kstat.body {
-        Body::Named(entries) => {
+        KstatBody::Named(entries) => {
             let n = entries.len();
             let _ = writeln!(out, "{kid} 1 0x01 {n} {} {made} {read}", n * NAMED_SIZE);
             let _ = writeln!(out, "{:<31} {:<4} data", "name", "type");
@@ -26,11 +26,11 @@ pub fn render(kstat: &Kstat) -> String {
                 let _ = writeln!(out, "{name:<31} {:<4} {value}", value.type_number());
             }
         }
-        Body::Raw(text) => {
+        KstatBody::Raw(text) => {
             let _ = writeln!(out, "{kid} 0 0x01 -1 0 {made} {read}");
             out.push_str(text);
         }
-        Body::Text(text) => out.push_str(text),
+        KstatBody::Text(text) => out.push_str(text),
     }
     out
 }
@@ -46,8 +46,8 @@ fn value(kind: &str, text: &str) -> Option<Value> {
     })
 }
 
-/// One line of a named kstat. Names may hold blanks (`2 ns`), and so may words;
-/// what lies left of the column of types is the name.
+/// Parses one line of a named kstat. Names and strings may contain blanks (`2 ns`); the
+/// part left of the column of types is the name.
 fn row(line: &str) -> Option<(Name, Value)> {
     let in_columns = line.as_bytes().get(NAME_WIDTH) == Some(&b' ');
     let (name, rest) = match line.split_at_checked(NAME_WIDTH) {
@@ -62,16 +62,16 @@ fn row(line: &str) -> Option<(Name, Value)> {
     Some((name.to_owned().into(), value(kind, text.trim())?))
 }
 
-/// Reads the text of a file back. What has no line of numbers is a text.
+/// Parses the text of a file. Content without a line of numbers is a text.
 ///
 /// # Errors
-/// `Corrupt` for a named kstat with a line that is none, `Limit` for a file of
-/// more than [`FILE_MAX`] bytes.
+/// `Corrupt` for a named kstat with an invalid line, `Limit` for a file of more than
+/// [`FILE_MAX`] bytes.
 pub fn parse(text: &str) -> Result<Kstat> {
     if text.len() > FILE_MAX {
         return Err(Error::limit(format!("a kstat of {} bytes", text.len())));
     }
-    let whole = || Kstat::new("misc", Body::Text(text.to_owned()));
+    let whole = || Kstat::new("misc", KstatBody::Text(text.to_owned()));
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     let fields: Vec<&str> = first.split_ascii_whitespace().collect();
     let &[kid, kind, flags, _, _, made, read] = fields.as_slice() else { return Ok(whole()) };
@@ -93,9 +93,9 @@ pub fn parse(text: &str) -> Result<Kstat> {
                 Error::corrupt(format!("'{shown}' is not a named value"))
             })
         });
-        Body::Named(rows.collect::<Result<_>>()?)
+        KstatBody::Named(rows.collect::<Result<_>>()?)
     } else {
-        Body::Raw(rest.to_owned())
+        KstatBody::Raw(rest.to_owned())
     };
     Ok(Kstat { class: "misc".into(), body, kid, crtime, snaptime })
 }
@@ -119,7 +119,7 @@ misses                          4    52213
 ";
         assert_eq!(render(&kstat), text);
         assert_eq!(parse(text).unwrap(), kstat);
-        // The chapter's own header line has 147 values in 39984 bytes.
+        // The header line of the chapter itself has 147 values in 39984 bytes.
         assert_eq!(147 * NAMED_SIZE, 39_984);
     }
 
@@ -141,9 +141,9 @@ misses                          4    52213
 
     #[test]
     fn texts_stay_texts() {
-        assert_eq!(parse("ONLINE\n").unwrap().body, Body::Text("ONLINE\n".into()));
-        assert_eq!(parse("").unwrap().body, Body::Text(String::new()));
-        let raw = Kstat::new("misc", Body::Raw("implementation   native\n".into()));
+        assert_eq!(parse("ONLINE\n").unwrap().body, KstatBody::Text("ONLINE\n".into()));
+        assert_eq!(parse("").unwrap().body, KstatBody::Text(String::new()));
+        let raw = Kstat::new("misc", KstatBody::Raw("implementation   native\n".into()));
         assert_eq!(render(&raw), "0 0 0x01 -1 0 0 0\nimplementation   native\n");
         assert_eq!(parse(&render(&raw)).unwrap(), raw);
         let head = "1 1 0x01 1 272 1 1\n";

@@ -35,7 +35,7 @@ impl Cursors {
 }
 
 /// The first aligned offset for `size` bytes in a range.
-fn place(start: u64, len: u64, size: u64, align: u64) -> Option<u64> {
+fn aligned_offset(start: u64, len: u64, size: u64, align: u64) -> Option<u64> {
     let at = start.checked_next_multiple_of(align)?;
     (at.checked_add(size)? <= start + len).then_some(at)
 }
@@ -47,7 +47,7 @@ fn first_fit(tree: &RangeTree, from: u64, size: u64, align: u64) -> Option<u64> 
         if n >= SEARCH_SEGMENTS && seg.start - first > SEARCH_BYTES {
             return None;
         }
-        if let Some(at) = place(seg.start, seg.len, size, align) {
+        if let Some(at) = aligned_offset(seg.start, seg.len, size, align) {
             return Some(at);
         }
     }
@@ -56,12 +56,12 @@ fn first_fit(tree: &RangeTree, from: u64, size: u64, align: u64) -> Option<u64> 
 
 fn best_fit(tree: &mut RangeTree, least: u64, size: u64, align: u64) -> Option<u64> {
     let fits = tree.by_size(least).take(ALIGN_TRIES);
-    let found = fits.filter_map(|seg| place(seg.start, seg.len, size, align)).next();
+    let found = fits.filter_map(|seg| aligned_offset(seg.start, seg.len, size, align)).next();
     // Large aligned blocks among small unaligned holes: the largest range is tried
     // last.
     found.or_else(|| {
         let last = tree.by_size(least).next_back();
-        last.and_then(|seg| place(seg.start, seg.len, size, align))
+        last.and_then(|seg| aligned_offset(seg.start, seg.len, size, align))
     })
 }
 
@@ -76,7 +76,7 @@ impl Metaslab {
         let mut at = None;
         if roomy && *cursor != 0 {
             let next = tree.from(from).next().filter(|s| s.start == from);
-            at = next.and_then(|s| place(s.start, s.len, size, align));
+            at = next.and_then(|s| aligned_offset(s.start, s.len, size, align));
         }
         if at.is_none() && roomy {
             if tree.largest_indexed() >= HEALTHY_SEGMENT {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_aligned() {
+    fn offsets_are_aligned() {
         let mut m = slab(48 * K, &[(1, 60), (100, 144)]);
         assert_eq!(take(&mut m, 48), Some(144));
         assert_eq!(take(&mut m, 48), Some(192));

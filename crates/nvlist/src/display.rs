@@ -1,4 +1,4 @@
-//! The form in which `zdb -l` and `zdb -C` print a list.
+//! The format in which `zdb -l` and `zdb -C` print a list.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ const STEP: usize = 4;
 impl fmt::Display for Indented<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, value) in self.list.iter() {
-            Line { f, indent: self.indent, name }.value(value)?;
+            IndentedLine { f, indent: self.indent, name }.value(value)?;
         }
         Ok(())
     }
@@ -30,13 +30,13 @@ impl fmt::Display for NvList {
     }
 }
 
-struct Line<'f, 'b, 'n> {
+struct IndentedLine<'f, 'b, 'n> {
     f: &'f mut fmt::Formatter<'b>,
     indent: usize,
     name: &'n NvStr,
 }
 
-impl Line<'_, '_, '_> {
+impl IndentedLine<'_, '_, '_> {
     fn scalar(&mut self, value: impl fmt::Display) -> fmt::Result {
         writeln!(self.f, "{:w$}{}: {value}", "", self.name, w = self.indent)
     }

@@ -1,26 +1,26 @@
 //! Name/value lists, packed in XDR and native encoding.
 //!
 //! # Theory
-//! An [`NvList`] is an ordered list of (name, typed value) pairs; values nest.
-//! Two packings exist on disk (chapter 01 §9): XDR, always big-endian, in labels,
-//! the MOS configuration and extended attributes; and native, in the writer's
-//! byte order, in the cache file, the pool's history and send streams. A 4-byte
-//! header in front of the outermost list tells which.
+//! An [`NvList`] is an ordered list of (name, typed value) pairs; values nest. Two
+//! packings exist on disk (chapter 01 §9). XDR is always big-endian; labels, the MOS
+//! configuration and extended attributes use it. Native packing has the writer's byte
+//! order; the cache file, the pool's history and send streams use it. A 4-byte header
+//! in front of the outermost list names the packing.
 //!
 //! # Invariants
-//! * Names and strings hold no NUL; names are at most [`NAME_MAX`] bytes. They
-//!   are bytes, not UTF-8: extended attributes carry whatever a user wrote.
-//! * Unpacking trusts nothing: depth, pair count and size are limited
-//!   (`base::limits`), and memory stays within a small multiple of the input,
-//!   because an element count is believed only after the bytes that it claims
-//!   were found in the input.
-//! * Packing a list that was unpacked yields the same bytes, but for padding and
-//!   the informational byte-order mark.
+//! * Names and strings contain no NUL; names are at most [`NAME_MAX`] bytes. They are
+//!   bytes, not UTF-8, because extended attributes contain whatever a user wrote.
+//! * Unpacking trusts no input. Depth, pair count and size are limited
+//!   (`base::limits`). Memory stays within a small multiple of the input, because an
+//!   element count is accepted only after the bytes that it claims were found in the
+//!   input.
+//! * Packing a list that was unpacked yields the same bytes, except for padding and the
+//!   informational byte-order mark.
 //!
 //! # Departures
-//! A native list of the other byte order is read too (the kernel refuses it):
-//! the history of a pool that moved between machines contains such records.
-//! Two pairs of one name are kept as found; look-ups return the first.
+//! A native list of the other byte order is also read (the kernel refuses it), because
+//! the history of a pool that moved between machines contains such records. Two pairs
+//! with the same name are kept; look-ups return the first.
 
 mod display;
 mod native;
@@ -42,7 +42,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// This machine's.
+    /// The byte order of this machine.
     pub const HOST: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
 }
 
@@ -55,7 +55,7 @@ pub enum Encoding {
     Xdr,
 }
 
-/// nvflag: no two pairs share a name. All lists that pools hold have it.
+/// nvflag: no two pairs share a name. All lists in pools have it.
 pub const UNIQUE_NAME: u32 = 1;
 /// nvflag: no two pairs share name and type.
 pub const UNIQUE_NAME_TYPE: u32 = 2;
@@ -140,7 +140,7 @@ impl NvList {
         self.pairs.iter().find(|(n, _)| n.as_bytes() == name).map(|(_, v)| v)
     }
 
-    /// Whether a pair of that name exists, of whatever type.
+    /// Whether a pair with this name exists, of any type.
     pub fn contains(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
@@ -211,18 +211,18 @@ impl NvList {
         Self::required(self.list(name), name, "the list")
     }
 
-    /// Sets `name`, in place if it exists, else at the end.
+    /// Sets `name`, in place if it exists, otherwise at the end.
     ///
     /// # Panics
-    /// If the name holds a NUL or exceeds [`NAME_MAX`] bytes; names that are not
-    /// the program's own go through [`NvList::try_insert`].
+    /// If the name contains a NUL or exceeds [`NAME_MAX`] bytes. For names that are not
+    /// constants of the program, use [`NvList::try_insert`].
     pub fn insert(&mut self, name: &str, value: impl Into<Value>) -> &mut NvList {
         let fits = self.try_insert(name.as_bytes(), value.into());
         assert!(fits.is_ok(), "the program's own name for a pair is valid: {name:?}");
         self
     }
 
-    /// Sets `name`, in place if it exists, else at the end.
+    /// Sets `name`, in place if it exists, otherwise at the end.
     ///
     /// # Errors
     /// `Invalid` if the name holds a NUL or exceeds [`NAME_MAX`] bytes.
@@ -266,7 +266,7 @@ impl NvList {
         self.insert(name, value)
     }
 
-    /// Removes every pair called `name`; the first one's value, if any.
+    /// Removes every pair called `name`; returns the first one's value, if any.
     pub fn remove(&mut self, name: &str) -> Option<Value> {
         let at = self.pairs.iter().position(|(n, _)| n.as_bytes() == name.as_bytes())?;
         let (_, value) = self.pairs.remove(at);
@@ -274,7 +274,7 @@ impl NvList {
         Some(value)
     }
 
-    /// The encoding that a packed list's header tells.
+    /// The encoding named in a packed list's header.
     ///
     /// # Errors
     /// `Corrupt` for an unknown header.
@@ -296,7 +296,7 @@ impl NvList {
         Self::unpack_prefix(bytes).map(|(list, _)| list)
     }
 
-    /// As [`NvList::unpack`], and the number of bytes that the list took.
+    /// As [`NvList::unpack`]; also returns the number of bytes of the list.
     ///
     /// # Errors
     /// As [`NvList::unpack`].
@@ -343,7 +343,7 @@ impl NvList {
         HEADER_SIZE + xdr::list_size(self)
     }
 
-    /// Printing form whose lines are indented by `indent` spaces more.
+    /// A printable form whose lines are indented by `indent` additional spaces.
     pub fn indented(&self, indent: usize) -> Indented<'_> {
         Indented { list: self, indent }
     }

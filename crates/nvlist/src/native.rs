@@ -1,5 +1,5 @@
-//! Native packing (chapter 01 §9.5): the writer's byte order, pairs of whole
-//! 8-byte units, nested pairs after the pair that holds them.
+//! Native packing (chapter 01 §9.5): the writer's byte order, pairs of whole 8-byte
+//! units, nested pairs after the pair that contains them.
 
 use base::limits::{NVLIST_DEPTH_MAX, NVLIST_PAIRS_MAX, NVLIST_SIZE_MAX};
 use base::{Error, Result};
@@ -12,13 +12,13 @@ const PAIR_HEADER: usize = 16;
 /// Bytes of a nested list's header inside a value.
 const LIST_HEADER: usize = 24;
 
-struct Reader<'a> {
+struct NativeReader<'a> {
     rest: &'a [u8],
     order: Order,
     pairs: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> NativeReader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let (head, tail) = self.rest.split_at_checked(n).ok_or_else(short)?;
         self.rest = tail;
@@ -29,7 +29,7 @@ impl<'a> Reader<'a> {
         let (head, tail) = self.rest.split_first_chunk::<N>().ok_or_else(short)?;
         self.rest = tail;
         let mut bytes = *head;
-        // From here on every number is read as little-endian.
+        // From here on every number is treated as little-endian.
         if self.order == Order::Big {
             bytes.reverse();
         }
@@ -78,12 +78,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A list without the 4-byte header; also the bytes it took.
+/// Unpacks a list without the 4-byte header; also returns the bytes that it used.
 pub(crate) fn unpack(bytes: &[u8], order: Order) -> Result<(NvList, usize)> {
     if bytes.len() > NVLIST_SIZE_MAX {
         return Err(Error::limit("a packed list exceeds the size limit"));
     }
-    let mut r = Reader { rest: bytes, order, pairs: 0 };
+    let mut r = NativeReader { rest: bytes, order, pairs: 0 };
     if r.u32()? != 0 {
         return Err(Error::corrupt("a packed list has an unknown version"));
     }
@@ -92,7 +92,7 @@ pub(crate) fn unpack(bytes: &[u8], order: Order) -> Result<(NvList, usize)> {
     Ok((list, bytes.len() - r.rest.len()))
 }
 
-fn unpack_pairs(r: &mut Reader<'_>, list: &mut NvList, depth: usize) -> Result<()> {
+fn unpack_pairs(r: &mut NativeReader<'_>, list: &mut NvList, depth: usize) -> Result<()> {
     if depth > NVLIST_DEPTH_MAX {
         return Err(Error::limit("a packed list is nested too deeply"));
     }
@@ -110,11 +110,11 @@ fn unpack_pairs(r: &mut Reader<'_>, list: &mut NvList, depth: usize) -> Result<(
     }
 }
 
-fn unpack_pair(r: &mut Reader<'_>, size: usize, depth: usize) -> Result<(NvStr, Value)> {
+fn unpack_pair(r: &mut NativeReader<'_>, size: usize, depth: usize) -> Result<(NvStr, Value)> {
     let wrong = || Error::corrupt("a packed pair states a wrong size");
     // The pair's own bytes, its nested payload excluded.
     let own = r.take(size.checked_sub(4).ok_or_else(wrong)?)?;
-    let mut p = Reader { rest: own, order: r.order, pairs: 0 };
+    let mut p = NativeReader { rest: own, order: r.order, pairs: 0 };
     let name_size = p.u16()? as usize;
     let _reserved = p.u16()?;
     let n = p.u32()?;
@@ -135,7 +135,7 @@ fn unpack_pair(r: &mut Reader<'_>, size: usize, depth: usize) -> Result<(NvStr, 
     Ok((name, value))
 }
 
-fn list_header(p: &mut Reader<'_>) -> Result<NvList> {
+fn list_header(p: &mut NativeReader<'_>) -> Result<NvList> {
     if p.u32()? != 0 {
         return Err(Error::corrupt("a packed list has an unknown version"));
     }
@@ -146,8 +146,8 @@ fn list_header(p: &mut Reader<'_>) -> Result<NvList> {
 
 /// Reads the value from the pair's own bytes `p`, nested pairs from `r` behind it.
 fn unpack_value(
-    p: &mut Reader<'_>,
-    r: &mut Reader<'_>,
+    p: &mut NativeReader<'_>,
+    r: &mut NativeReader<'_>,
     code: u32,
     n: u32,
     depth: usize,
@@ -172,14 +172,14 @@ fn unpack_value(
         9 => Value::String(p.string()?),
         10 => Value::ByteArray(p.take(n)?.to_vec()),
         11 => Value::Int16Array(p.array(n, 2, |p| Ok(p.u16()?.cast_signed()))?),
-        12 => Value::Uint16Array(p.array(n, 2, Reader::u16)?),
+        12 => Value::Uint16Array(p.array(n, 2, NativeReader::u16)?),
         13 => Value::Int32Array(p.array(n, 4, |p| Ok(p.u32()?.cast_signed()))?),
-        14 => Value::Uint32Array(p.array(n, 4, Reader::u32)?),
+        14 => Value::Uint32Array(p.array(n, 4, NativeReader::u32)?),
         15 => Value::Int64Array(p.array(n, 8, |p| Ok(p.u64()?.cast_signed()))?),
-        16 => Value::Uint64Array(p.array(n, 8, Reader::u64)?),
+        16 => Value::Uint64Array(p.array(n, 8, NativeReader::u64)?),
         17 => {
             p.take(n.checked_mul(8).ok_or_else(short)?)?;
-            Value::StringArray(p.array(n, 1, Reader::string)?)
+            Value::StringArray(p.array(n, 1, NativeReader::string)?)
         }
         18 => Value::Hrtime(p.u64()?.cast_signed()),
         19 => {
@@ -198,7 +198,7 @@ fn unpack_value(
         21 => Value::BooleanValue(p.boolean()?),
         22 => Value::Int8(p.u8()?.cast_signed()),
         23 => Value::Uint8(p.u8()?),
-        24 => Value::BooleanArray(p.array(n, 4, Reader::boolean)?),
+        24 => Value::BooleanArray(p.array(n, 4, NativeReader::boolean)?),
         25 => Value::Int8Array(p.array(n, 1, |p| Ok(p.u8()?.cast_signed()))?),
         26 => Value::Uint8Array(p.take(n)?.to_vec()),
         27 => Value::Double(f64::from_bits(p.u64()?)),
@@ -219,8 +219,8 @@ impl Writer {
         self.out.extend_from_slice(&le);
     }
 
-    /// Sizes and counts are 32-bit words on disk; a list that does not fit them
-    /// exceeds every limit long before.
+    /// Sizes and counts are 32-bit words on disk. A list that does not fit them exceeds
+    /// every limit long before.
     fn word(&mut self, value: usize) {
         self.put((value as u32).to_le_bytes());
     }

@@ -97,7 +97,8 @@ fn accessors_tell_types_apart() {
     assert!(list.try_insert(&[b'x'; NAME_MAX + 1], Value::Boolean).is_err());
 }
 
-/// The trap of chapter 01 §9.4: an empty array counts a word that it lacks.
+/// A special case of chapter 01 §9.4: an empty array counts a word that it does not
+/// have.
 #[test]
 fn empty_arrays_have_no_count_word() {
     let mut inner = NvList::new();
@@ -147,7 +148,7 @@ fn violations_are_refused() {
     assert!(NvList::unpack(&[]).is_err());
 }
 
-/// A count of two thousand million elements in a short list costs nothing.
+/// A count of two thousand million elements in a short list costs no memory.
 #[test]
 fn counts_are_believed_only_with_bytes_behind_them() {
     for code in 10..=26u32 {

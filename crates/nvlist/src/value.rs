@@ -38,7 +38,8 @@ impl NvStr {
 
 impl From<&str> for NvStr {
     /// # Panics
-    /// If there is a NUL in the string; foreign strings go through [`NvStr::new`].
+    /// If there is a NUL in the string; for strings from outside the program, use
+    /// [`NvStr::new`].
     fn from(s: &str) -> NvStr {
         assert!(!s.as_bytes().contains(&0), "no NUL in the program's own strings");
         NvStr(s.as_bytes().into())
@@ -203,13 +204,13 @@ pub(crate) fn align8(n: usize) -> usize {
     n.next_multiple_of(8)
 }
 
-/// A packed list that ends before what it announces.
+/// The error for a packed list that ends before its stated size.
 pub(crate) fn short() -> Error {
     Error::corrupt("a packed list is cut short")
 }
 
-/// `n` elements of at least `size` bytes each, of which only `left` bytes remain.
-/// A count that cannot be true allocates nothing.
+/// Reads `n` elements of at least `size` bytes each, of which `left` bytes remain. An
+/// impossible count allocates nothing.
 pub(crate) fn elements<T>(
     n: usize,
     size: usize,

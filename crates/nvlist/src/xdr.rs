@@ -7,12 +7,12 @@ use crate::value::{NAME_MAX, NvStr, Value, align8, elements, short};
 use crate::{HEADER_SIZE, NvList};
 
 /// A checked reader over the packed bytes.
-struct Reader<'a> {
+struct XdrReader<'a> {
     rest: &'a [u8],
     pairs: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> XdrReader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let (head, tail) = self.rest.split_at_checked(n).ok_or_else(short)?;
         self.rest = tail;
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_be_bytes(*head))
     }
 
-    /// `n` bytes and their padding to a word, which must be zero.
+    /// `n` bytes and their padding to a whole word; the padding must be zero.
     fn padded(&mut self, n: usize) -> Result<&'a [u8]> {
         let bytes = self.take(n)?;
         let pad = n.next_multiple_of(4) - n;
@@ -68,31 +68,31 @@ fn out_of_range() -> Error {
     Error::corrupt("a packed number exceeds its type")
 }
 
-fn byte(r: &mut Reader<'_>) -> Result<u8> {
+fn byte(r: &mut XdrReader<'_>) -> Result<u8> {
     u8::try_from(r.word()?).map_err(|_| out_of_range())
 }
 
-fn half(r: &mut Reader<'_>) -> Result<u16> {
+fn half(r: &mut XdrReader<'_>) -> Result<u16> {
     u16::try_from(r.word()?).map_err(|_| out_of_range())
 }
 
-/// Signed small numbers are written zero-extended; a sign-extended one is
-/// unambiguous and accepted as well.
-fn signed_byte(r: &mut Reader<'_>) -> Result<i8> {
+/// Small signed numbers are written zero-extended; a sign-extended one is unambiguous
+/// and accepted as well.
+fn signed_byte(r: &mut XdrReader<'_>) -> Result<i8> {
     let word = r.word()?;
     i8::try_from(word.cast_signed())
         .or_else(|_| u8::try_from(word).map(u8::cast_signed))
         .map_err(|_| out_of_range())
 }
 
-fn signed_half(r: &mut Reader<'_>) -> Result<i16> {
+fn signed_half(r: &mut XdrReader<'_>) -> Result<i16> {
     let word = r.word()?;
     i16::try_from(word.cast_signed())
         .or_else(|_| u16::try_from(word).map(u16::cast_signed))
         .map_err(|_| out_of_range())
 }
 
-fn boolean(r: &mut Reader<'_>) -> Result<bool> {
+fn boolean(r: &mut XdrReader<'_>) -> Result<bool> {
     match r.word()? {
         0 => Ok(false),
         1 => Ok(true),
@@ -100,17 +100,17 @@ fn boolean(r: &mut Reader<'_>) -> Result<bool> {
     }
 }
 
-/// A list without the 4-byte header; also the bytes it took.
+/// Unpacks a list without the 4-byte header; also returns the bytes that it used.
 pub(crate) fn unpack(bytes: &[u8]) -> Result<(NvList, usize)> {
     if bytes.len() > NVLIST_SIZE_MAX {
         return Err(Error::limit("a packed list exceeds the size limit"));
     }
-    let mut r = Reader { rest: bytes, pairs: 0 };
+    let mut r = XdrReader { rest: bytes, pairs: 0 };
     let list = unpack_list(&mut r, 0)?;
     Ok((list, bytes.len() - r.rest.len()))
 }
 
-fn unpack_list(r: &mut Reader<'_>, depth: usize) -> Result<NvList> {
+fn unpack_list(r: &mut XdrReader<'_>, depth: usize) -> Result<NvList> {
     if depth > NVLIST_DEPTH_MAX {
         return Err(Error::limit("a packed list is nested too deeply"));
     }
@@ -142,7 +142,7 @@ fn unpack_list(r: &mut Reader<'_>, depth: usize) -> Result<NvList> {
     }
 }
 
-fn unpack_value(r: &mut Reader<'_>, code: u32, n: u32, depth: usize) -> Result<Value> {
+fn unpack_value(r: &mut XdrReader<'_>, code: u32, n: u32, depth: usize) -> Result<Value> {
     if n > i32::MAX.cast_unsigned() {
         return Err(Error::corrupt("a packed array has a negative count"));
     }
@@ -165,9 +165,9 @@ fn unpack_value(r: &mut Reader<'_>, code: u32, n: u32, depth: usize) -> Result<V
         11 => Value::Int16Array(r.array(n, 4, signed_half)?),
         12 => Value::Uint16Array(r.array(n, 4, half)?),
         13 => Value::Int32Array(r.array(n, 4, |r| Ok(r.word()?.cast_signed()))?),
-        14 => Value::Uint32Array(r.array(n, 4, Reader::word)?),
+        14 => Value::Uint32Array(r.array(n, 4, XdrReader::word)?),
         15 => Value::Int64Array(r.array(n, 8, |r| Ok(r.long()?.cast_signed()))?),
-        16 => Value::Uint64Array(r.array(n, 8, Reader::long)?),
+        16 => Value::Uint64Array(r.array(n, 8, XdrReader::long)?),
         17 => Value::StringArray(elements(n, 4, r.rest.len(), || r.string())?),
         18 => Value::Hrtime(r.long()?.cast_signed()),
         19 => Value::List(unpack_list(r, depth + 1)?),
@@ -209,8 +209,8 @@ fn value_size(value: &Value) -> usize {
         Value::StringArray(v) => v.iter().map(|s| 4 + padded_size(s.as_bytes().len())).sum(),
         Value::List(l) => list_size(l),
         Value::ListArray(v) => v.iter().map(list_size).sum(),
-        // The count word is part of the stated size even where an empty array
-        // is written without it.
+        // The count word is part of the stated size even for an empty array, which is
+        // written without it.
         Value::Int64Array(_) | Value::Uint64Array(_) => 4 + 8 * value.count(),
         Value::Int8Array(_)
         | Value::Uint8Array(_)
@@ -223,8 +223,8 @@ fn value_size(value: &Value) -> usize {
     }
 }
 
-/// Sizes and counts are 32-bit words on disk; a list that does not fit them
-/// exceeds every limit long before.
+/// Sizes and counts are 32-bit words on disk. A list that does not fit them exceeds
+/// every limit long before.
 fn word(out: &mut Vec<u8>, value: usize) {
     out.extend_from_slice(&(value as u32).to_be_bytes());
 }
@@ -240,7 +240,7 @@ fn string(out: &mut Vec<u8>, s: &NvStr) {
 }
 
 fn array<const N: usize>(out: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
-    // Trap: an empty array has no count word.
+    // Special case: an empty array has no count word.
     if items.len() > 0 {
         word(out, items.len());
     }
@@ -257,7 +257,7 @@ pub(crate) fn pack(list: &NvList) -> Vec<u8> {
     let mut out = Vec::with_capacity(size);
     out.extend_from_slice(&[1, 1, 0, 0]);
     pack_list(&mut out, list);
-    // What empty arrays counted but did not write lies, as zeros, at the end.
+    // The words that empty arrays counted but did not write are zeros at the end.
     out.resize(size, 0);
     out
 }

@@ -2,13 +2,13 @@
 //! of a mode, and POSIX ACLs as Linux passes them (chapter 06 §10.4, §11, §6).
 //!
 //! # Theory
-//! Every file has an NFSv4 ACL. Where it says no more than the mode does it is
-//! *trivial*, the file's flags say so, and the mode is what counts. POSIX ACLs
+//! Every file has an NFSv4 ACL. If it expresses no more than the mode does, it is
+//! *trivial*; the file's flags record that, and the mode determines access. POSIX ACLs
 //! are extended attributes and independent of it.
 //!
 //! # Invariants
-//! * [`parse_aces`] returns exactly the entries that the count promises and used
-//!   every byte; at most [`ACE_MAX`].
+//! * [`parse_aces`] returns exactly as many entries as the count states and uses every
+//!   byte; at most [`ACE_MAX`].
 
 use base::{Error, Result};
 
@@ -28,7 +28,7 @@ pub const ACE_FILE_INHERIT: u16 = 0x1;
 pub const ACE_DIR_INHERIT: u16 = 0x2;
 /// Entry flag: inherited once.
 pub const ACE_NO_PROPAGATE: u16 = 0x4;
-/// Entry flag: for heirs alone.
+/// Entry flag: only for objects that inherit the entry.
 pub const ACE_INHERIT_ONLY: u16 = 0x8;
 /// Entry flag: `who` is a group.
 pub const ACE_IDENTIFIER_GROUP: u16 = 0x40;
@@ -51,7 +51,7 @@ pub const ACE_APPEND_DATA: u32 = 0x4;
 pub const ACE_WRITE_NAMED_ATTRS: u32 = 0x10;
 /// Right: execute, search.
 pub const ACE_EXECUTE: u32 = 0x20;
-/// Right: delete what is inside.
+/// Right: delete children of the directory.
 pub const ACE_DELETE_CHILD: u32 = 0x40;
 /// Right: read attributes.
 pub const ACE_READ_ATTRIBUTES: u32 = 0x80;
@@ -69,7 +69,7 @@ pub const ACE_WRITE_OWNER: u32 = 0x80000;
 const OWNER_BASE: u32 = 0x001E_0198;
 const OTHER_BASE: u32 = 0x0012_0088;
 
-/// Whom an entry is about.
+/// The subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// The file's owner.
@@ -106,7 +106,7 @@ impl Ace {
         Ace { kind, flags, mask, who: 0, object_types: None }
     }
 
-    /// Whom the entry is about.
+    /// The subject of the entry.
     pub fn subject(&self) -> Who {
         match self.flags & WHO_MASK {
             ACE_OWNER => Who::Owner,
@@ -178,7 +178,7 @@ pub fn parse_aces_v0(bytes: &[u8], count: u64, endian: Endian) -> Result<Vec<Ace
         .map(|_| {
             let (who, mask, flags, kind) = (r.u32()?, r.u32()?, r.u16()?, r.u16()?);
             let ace = Ace::plain(kind, flags, mask);
-            // Abstract entries carry an id that means nothing.
+            // The id of an abstract entry has no meaning.
             let who = if ace.is_abstract() { 0 } else { who.into() };
             Ok(Ace { who, ..ace })
         })
@@ -202,7 +202,7 @@ pub fn encode_aces(aces: &[Ace]) -> Vec<u8> {
     out
 }
 
-/// The ACL that says what a mode says (§11.2).
+/// The ACL that expresses a mode (§11.2).
 pub fn trivial_acl(mode: u64, is_dir: bool) -> Vec<Ace> {
     let write = 0x6 | if is_dir { ACE_DELETE_CHILD } else { 0 };
     let (mut own, mut grp, mut all) = (OWNER_BASE, OTHER_BASE, OTHER_BASE);
@@ -233,7 +233,7 @@ pub fn trivial_acl(mode: u64, is_dir: bool) -> Vec<Ace> {
     acl
 }
 
-/// Whether an ACL says no more than a mode can (§11.3).
+/// Whether an ACL expresses no more than a mode can (§11.3).
 pub fn is_trivial(aces: &[Ace]) -> bool {
     let reserved = ACE_WRITE_OWNER | ACE_WRITE_ACL | ACE_WRITE_ATTRIBUTES | ACE_WRITE_NAMED_ATTRS;
     aces.iter().all(|a| {
@@ -246,16 +246,17 @@ pub fn is_trivial(aces: &[Ace]) -> bool {
     })
 }
 
-/// What an ACL amounts to.
+/// The mode that corresponds to an ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AclMode {
     /// The mode: type and 07000 bits of the old one, permissions of the ACL.
     pub mode: u64,
-    /// Everybody may execute or search: flag NO_EXECS_DENIED.
+    /// All users may execute or search: flag NO_EXECS_DENIED.
     pub no_execs_denied: bool,
 }
 
-/// The mode that an ACL amounts to (§11.4). `owner` and `group` are the file's.
+/// Computes the mode that corresponds to an ACL (§11.4). `owner` and `group` are the
+/// file's.
 pub fn mode_of_acl(aces: &[Ace], old_mode: u64, owner: u64, group: u64) -> AclMode {
     let mut mode = old_mode & !0o777;
     let mut seen = 0;
@@ -301,7 +302,7 @@ pub enum PosixTag {
     GroupObj,
     /// A group.
     Group,
-    /// What users and groups may have at most.
+    /// The most that users and groups may be granted.
     Mask,
     /// Everyone else.
     Other,
@@ -310,16 +311,17 @@ pub enum PosixTag {
 /// An entry of a POSIX ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PosixAce {
-    /// Whom it is about.
+    /// The subject.
     pub tag: PosixTag,
     /// rwx, 0 to 7.
     pub perm: u16,
-    /// User or group id; 0xFFFFFFFF where the tag needs none.
+    /// User or group id; 0xFFFFFFFF if the tag has none.
     pub id: u32,
 }
 
-/// Parses and validates a POSIX ACL in Linux's xattr form (§10.4): the tags in
-/// order, each unique one once, a mask wherever there are users or groups.
+/// Parses and validates a POSIX ACL in Linux's xattr form (§10.4): the tags are in
+/// order, each unique tag appears once, and there is a mask if there are users or
+/// groups.
 ///
 /// # Errors
 /// `Invalid` when it is malformed.

@@ -2,10 +2,10 @@
 //!
 //! # Theory
 //! 128 bytes mean one of four things: a [`Hole`], an [`Embedded`] payload, a
-//! *redacted* block, or a [`Block`] somewhere on disk. Parsing decides which
-//! (chapter 02 §2.3), and checks everything that does not need the vdev tree
-//! (§2.6); whether an address lies inside its vdev is checked by whoever holds
-//! the tree.
+//! 128 bytes represent one of four things: a [`Hole`], an [`Embedded`] payload, a
+//! *redacted* block, or a [`Block`] on disk. Parsing determines which (chapter 02 §2.3)
+//! and checks everything that does not need the vdev tree (§2.6). Whether an address
+//! lies inside its vdev is checked by the code that has the tree.
 //!
 //! # Invariants
 //! * `parse(encode(bp)) == bp`, for every `bp` that parsed.
@@ -33,7 +33,7 @@ const COMPRESS_FUNCTIONS: u8 = 17;
 /// Words of an embedded pointer that carry payload, in payload order (§3).
 const PAYLOAD_WORDS: [usize; 14] = [0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 14, 15];
 
-/// What every form has in common.
+/// The fields that every form has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Head {
     /// Type of the object the block belongs to; `NONE` in gang members.
@@ -42,7 +42,7 @@ pub struct Head {
     pub level: u8,
     /// Logical size, bytes.
     pub lsize: Lsize,
-    /// Group in which the content last changed; zero for holes never written.
+    /// Txg in which the content last changed; zero for holes that were never written.
     pub birth: Txg,
 }
 
@@ -67,9 +67,9 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// A little-endian payload of 1 to [`EMBEDDED_MAX`] bytes, compressed as
-    /// `compression` says (chapter 02 §3); `None` for other lengths, and for logical
-    /// sizes that cannot be encoded.
+    /// A little-endian payload of 1 to [`EMBEDDED_MAX`] bytes, compressed by
+    /// `compression` (chapter 02 §3). `None` for other lengths, and for logical sizes
+    /// that cannot be encoded.
     pub fn new(head: Head, compression: u8, payload: &[u8]) -> Option<Embedded> {
         let psize = u8::try_from(payload.len()).ok().filter(|&n| n > 0)?;
         if !(1..=BLOCK_SIZE_MAX).contains(&head.lsize.0) {
@@ -80,7 +80,7 @@ impl Embedded {
         Some(Embedded { head, compression, endian: Endian::Little, payload: bytes, psize })
     }
 
-    /// The payload, compressed as [`Embedded::compression`] says.
+    /// The payload, compressed by [`Embedded::compression`].
     pub fn payload(&self) -> &[u8] {
         self.payload.get(..usize::from(self.psize)).unwrap_or_default()
     }
@@ -92,7 +92,7 @@ impl fmt::Debug for Embedded {
     }
 }
 
-/// What the X bit of a block means for it (chapter 02 §2.3).
+/// The meaning of a block's X bit (chapter 02 §2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Not part of an encrypted dataset.
@@ -194,7 +194,7 @@ impl Block {
         self.dva().gang
     }
 
-    /// Group in which the bytes referred to were written (chapter 02 §2.5).
+    /// Txg in which the referenced bytes were written (chapter 02 §2.5).
     pub fn effective_physical_birth(&self) -> Txg {
         if self.physical_birth == Txg::ZERO { self.head.birth } else { self.physical_birth }
     }
@@ -413,7 +413,7 @@ impl BlkPtr {
         self.head().birth
     }
 
-    /// What a parent adds to its own fill count for this child (chapter 03 §3.5).
+    /// The fill count of this child in its parent (chapter 03 §3.5).
     pub fn fill(&self) -> u64 {
         match self {
             BlkPtr::Hole(_) => 0,
@@ -432,11 +432,10 @@ impl BlkPtr {
     }
 }
 
-/// Builds the pointer of one gang member or of a block in tests and, later, of
-/// blocks being written.
+/// Constructors of new pointers: for gang members and blocks being written.
 impl Block {
-    /// A plain little-endian block, born physically when logically, at `dvas`
-    /// (one to three).
+    /// A plain little-endian block at `dvas` (one to three) whose physical birth equals
+    /// its logical birth.
     pub fn new(head: Head, psize: Psize, compression: u8, dvas: &[Dva]) -> Block {
         Block {
             head,
@@ -573,7 +572,7 @@ mod tests {
             mut words in prop::array::uniform16(any::<u64>()), easy in any::<bool>(),
         ) {
             if easy {
-                // Most random properties are refused; make some that are not.
+                // Most random properties are refused; generate some that are not.
                 words[6] &= 0xf9ff_0e8f_7fff_7fff;
                 words[6] &= !(1 << 52 | 1 << 53);
             }

@@ -1,12 +1,12 @@
 //! Block-pointer objects: lists of blocks to be freed or remembered (chapter 04 §6.1).
 //!
 //! # Theory
-//! The data of a bpobj is a packed array of 128-byte block pointers, stripped of
-//! what freeing does not need; its bonus counts them. A bpobj may include others
-//! through a list of object numbers.
+//! The data of a bpobj is a packed array of 128-byte block pointers, without the fields
+//! that freeing does not need; its bonus counts them. A bpobj may include others
+//! through a list of object ids.
 //!
 //! # Invariants
-//! * [`BpobjPhys`] never reports sub-objects without a list to find them in:
+//! * [`BpobjPhys`] never reports sub-objects without a list that contains them, because
 //!   writers leave stale counts behind.
 
 use base::{Error, Result};
@@ -34,7 +34,7 @@ pub struct BpobjPhys {
     pub comp: u64,
     /// Uncompressed bytes.
     pub uncomp: u64,
-    /// Object holding the numbers of sub-objects, or 0.
+    /// Object that holds the ids of the sub-objects, or 0.
     pub subobjs: u64,
     /// Sub-objects; 0 if there is no list.
     pub num_subobjs: u64,
@@ -92,7 +92,7 @@ impl BpobjPhys {
         words.iter().take(self.size / 8).flat_map(|w| w.to_le_bytes()).collect()
     }
 
-    /// Whether there is nothing in it or below it.
+    /// Whether it and its sub-objects contain nothing.
     pub fn is_empty(&self) -> bool {
         self.num_blkptrs == 0 && self.num_subobjs == 0
     }
@@ -124,8 +124,8 @@ impl BpobjEntry {
         let fill = endian
             .u64(block, index.saturating_mul(BLKPTR_SIZE).saturating_add(FILL))
             .unwrap_or_default();
-        // The payload of an embedded pointer lies over the fill word; stored
-        // entries have no payload, so that the bit means the same.
+        // The payload of an embedded pointer overlaps the fill word. Stored entries
+        // have no payload, so the bit has the same meaning.
         Ok(BpobjEntry { bp, freed: fill & 1 == 1 })
     }
 }

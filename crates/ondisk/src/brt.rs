@@ -1,13 +1,13 @@
 //! Block reference tables: extra references of cloned blocks (chapter 08 §C).
 //!
 //! # Theory
-//! Each top-level vdev with cloned blocks has an object of 16-bit counters, one
-//! for each 16 MiB, that answers "no clone here" cheaply, and a ZAP of exact
+//! Each top-level vdev with cloned blocks has an object of 16-bit counters, one for
+//! each 16 MiB, which cheaply shows that a range has no clones, and a ZAP of exact
 //! counts by byte offset.
 //!
 //! # Invariants
-//! A count is the number of *extra* references: an address without entry has
-//! one, an entry is never zero.
+//! A count is the number of *extra* references: an address without an entry has one
+//! reference, and an entry is never zero.
 
 use base::{Error, ObjectId, Result, VdevId};
 
@@ -22,7 +22,7 @@ pub fn directory_key(vdev: VdevId) -> String {
     format!("{KEY_PREFIX}{}", vdev.0)
 }
 
-/// The vdev whose table a MOS directory name means.
+/// The vdev of a table with this MOS directory name.
 pub fn parse_directory_key(name: &str) -> Option<VdevId> {
     let id = name.strip_prefix(KEY_PREFIX)?;
     id.parse().ok().map(VdevId).filter(|v| v.0.to_string() == id)
@@ -39,7 +39,7 @@ pub struct BrtVdev {
     pub byteorder: u64,
     /// Entries of the ZAP.
     pub total_count: u64,
-    /// Bytes that one counter stands for.
+    /// Bytes that one counter covers.
     pub range_size: u64,
     /// Bytes of distinct cloned blocks.
     pub used_space: u64,
@@ -87,8 +87,8 @@ impl BrtVdev {
         out
     }
 
-    /// Byte offset, in the object, of the counter for byte `offset` of the vdev;
-    /// `None` where there is no counter, and hence no clone.
+    /// Byte offset, in the object, of the counter for byte `offset` of the vdev; `None`
+    /// if there is no counter, and hence no clone.
     pub fn counter_at(&self, offset: u64) -> Option<u64> {
         let index = offset.checked_div(self.range_size)?;
         (index < self.size).then(|| index.checked_mul(2)).flatten()
@@ -102,7 +102,7 @@ impl BrtVdev {
 /// `Corrupt` for another shape, or a count of zero.
 pub fn parse_count(integer_size: u8, bytes: &[u8], endian: Endian) -> Result<u64> {
     let count = match (integer_size, bytes.len()) {
-        // ZAP integers are big-endian; bytes are what the writer had in memory.
+        // ZAP integers are big-endian; byte arrays have the writer's byte order.
         (8, 8) => Endian::Big.u64(bytes, 0),
         (1, 8) => endian.u64(bytes, 0),
         _ => None,

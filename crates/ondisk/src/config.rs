@@ -1,19 +1,19 @@
 //! The configuration of pools and vdevs (chapter 01 §4), typed and checked.
 //!
 //! # Theory
-//! A pool's shape is told several times: each member's label holds its own
-//! top-level vdev, the MOS holds the whole tree, the cache file a copy of that.
-//! All are name/value lists; [`PoolConfig`] and [`VdevConfig`] are their checked
-//! form. The list a node came from stays with it ([`VdevConfig::raw`]), so that
-//! writing it back keeps what this version does not know, in place.
+//! A pool's structure is stored several times: each member's label holds its own
+//! top-level vdev, the MOS holds the whole tree, the cache file a copy of that. All are
+//! name/value lists; [`PoolConfig`] and [`VdevConfig`] are their checked form. Each
+//! node keeps the list from which it was parsed ([`VdevConfig::raw`]), so that writing
+//! it back preserves unknown pairs in place.
 //!
 //! # Invariants
 //! * The tree is at most `VDEV_DEPTH_MAX` deep and has at most `VDEV_COUNT_MAX`
 //!   nodes; a child's id is its position.
-//! * Layout numbers can be computed with: parity 1 to 3, enough children, ashift
-//!   9 to 16, shifts and sizes within 63 bits.
-//! * Only leaves lack children; `root` is only at the top, `hole` and `indirect`
-//!   only right below it.
+//! * Layout numbers are safe for arithmetic: parity 1 to 3, enough children, ashift 9
+//!   to 16, shifts and sizes within 63 bits.
+//! * Only leaves have no children; `root` is only at the top, `hole` and `indirect`
+//!   only directly below it.
 
 use base::limits::VDEV_COUNT_MAX;
 use base::{Error, Guid, ObjectId, Result, Txg};
@@ -63,7 +63,7 @@ impl PoolState {
     }
 }
 
-/// What only a member's label says (chapter 01 §4.1).
+/// The part of a configuration that is only in a member's label (chapter 01 §4.1).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
     /// Guid of this leaf.
@@ -74,7 +74,7 @@ pub struct Member {
     pub is_spare: bool,
     /// It belongs to a log vdev.
     pub is_log: bool,
-    /// Group in which it was initialised, in labels that were never committed.
+    /// Txg in which it was initialised, in labels that were never committed.
     pub create_txg: Txg,
 }
 
@@ -87,13 +87,13 @@ pub struct PoolConfig {
     pub name: String,
     /// Active, exported or destroyed.
     pub state: PoolState,
-    /// Group in which it was written; zero in a label never committed.
+    /// Txg in which it was written; zero in a label that was never committed.
     pub txg: Txg,
     /// Guid of the pool, and of its root vdev.
     pub pool_guid: Guid,
-    /// Code of a known damage; 0 is none.
+    /// Code of a known kind of damage; 0 for none.
     pub errata: u64,
-    /// Host that opened the pool last; 0 is none.
+    /// Host that last opened the pool; 0 for none.
     pub hostid: u64,
     /// That host's name.
     pub hostname: Option<NvStr>,
@@ -107,7 +107,7 @@ pub struct PoolConfig {
     pub hole_array: Vec<u32>,
     /// Guid of the original pool while a mirror is being split.
     pub split_guid: Option<Guid>,
-    /// What is there only in a member's label.
+    /// The part that only a member's label has.
     pub member: Option<Member>,
     /// The top-level vdev (label) or the root (MOS).
     pub vdev_tree: VdevConfig,
@@ -115,7 +115,7 @@ pub struct PoolConfig {
     pub features_for_read: Vec<String>,
     /// Each vdev has its own ZAP (MOS only).
     pub has_per_vdev_zaps: bool,
-    /// The list that this came from, without the tree.
+    /// The list from which this was parsed, without the tree.
     pub raw: NvList,
 }
 
@@ -130,7 +130,7 @@ pub struct AuxConfig {
     pub guid: Guid,
     /// log2 of its sector; cache devices only.
     pub ashift: Option<u32>,
-    /// Where it was.
+    /// Last known path.
     pub path: Option<NvStr>,
 }
 
@@ -265,7 +265,7 @@ impl PoolConfig {
             return Err(Error::corrupt("the configuration's pool name has an impossible length"));
         }
         let mut raw = list.clone();
-        // The tree's place is kept, its content is `vdev_tree`.
+        // The position of the tree is kept; its content is `vdev_tree`.
         raw.insert("vdev_tree", NvList::new());
         Ok(PoolConfig {
             version: version_of(list)?,
@@ -348,8 +348,8 @@ pub fn parse_aux_list(list: &NvList, key: &str) -> Result<Vec<VdevConfig>> {
     devices.iter().map(VdevConfig::parse_aux).collect()
 }
 
-/// Writes keys that are absent when zero or false, and leaves an explicit zero
-/// where one was found.
+/// Omits keys that are zero or false, but keeps an explicit zero that was present
+/// before.
 struct Keys<'a>(&'a mut NvList);
 
 impl Keys<'_> {

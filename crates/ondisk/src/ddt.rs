@@ -1,14 +1,13 @@
 //! Dedup tables: names, keys, entries, logs and statistics (chapter 08 §B).
 //!
 //! # Theory
-//! A table maps a block's checksum and sizes to the block's addresses and its
-//! reference count. Old tables keep one 256-byte entry for four numbers of
-//! copies ([`Legacy`]); new ("flat") ones 72 bytes, and a log in front of the
-//! ZAPs. Values are stored behind a header byte, mostly compressed by ZLE.
-//!
+//! A table maps a block's checksum and sizes to the block's addresses and its reference
+//! count. Old tables have one 256-byte entry for four numbers of copies ([`Legacy`]).
+//! New ("flat") tables have entries of 72 bytes, and a log in front of the ZAPs. Values
+//! are stored behind a header byte, mostly compressed by ZLE.
 //! # Invariants
-//! * A decoded value has exactly the size that its form demands; decompression
-//!   writes nowhere else.
+//! * A decoded value has exactly the size of its form; decompression writes nowhere
+//!   else.
 //! * [`LogRecords`] yields at most one record for each 120 bytes.
 
 use base::{Dva, Error, Result, Txg};
@@ -43,7 +42,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// In the order of their numbers, which is the order of searching.
+    /// All classes by number, which is also the search order.
     pub const ALL: [Class; 3] = [Class::Ditto, Class::Duplicate, Class::Unique];
 
     /// The name in directory keys.
@@ -55,7 +54,7 @@ impl Class {
         }
     }
 
-    /// From its number; `None` is "nowhere".
+    /// The class with this number; `None` means "in no class".
     pub fn from_code(code: u8) -> Option<Class> {
         Class::ALL.get(usize::from(code)).copied()
     }
@@ -65,7 +64,7 @@ impl Class {
 pub const CHECKSUMS: [Checksum; 5] =
     [Checksum::Sha256, Checksum::Sha512, Checksum::Skein, Checksum::Edonr, Checksum::Blake3];
 
-/// Name of an entry ZAP, in the MOS directory (legacy) or in the table's own.
+/// Name of an entry ZAP, in the MOS directory (legacy) or in the table's own directory.
 pub fn zap_key(checksum: Checksum, class: Class) -> String {
     format!("DDT-{}-zap-{}", checksum.name(), class.name())
 }
@@ -83,7 +82,7 @@ pub fn log_key(checksum: Checksum, log: u8) -> String {
 /// MOS directory name of the ZAP of statistics.
 pub const STATISTICS_KEY: &str = "DDT-statistics";
 
-/// What identifies a block. Ordered as logs are.
+/// The identity of a block, ordered as in logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Key {
     /// Checksum words; of encrypted blocks the last two are the MAC.
@@ -144,12 +143,12 @@ pub struct Phys {
     pub dvas: [[u64; 2]; 3],
     /// Block pointers that refer to it.
     pub refcnt: u64,
-    /// Group in which it was written.
+    /// Txg in which it was written.
     pub birth: Txg,
 }
 
 impl Phys {
-    /// Its addresses: those that are valid. `encrypted` leaves the third out.
+    /// Its valid addresses. `encrypted` excludes the third word pair.
     pub fn addresses(&self, encrypted: bool) -> impl Iterator<Item = Dva> + '_ {
         let usable = if encrypted { 2 } else { 3 };
         self.dvas.iter().take(usable).map(|&words| dva(words)).filter(Dva::is_valid)
@@ -171,7 +170,7 @@ impl Phys {
         [a0, a1, b0, b1, c0, c1, self.refcnt, self.birth.0]
     }
 
-    /// At up to three addresses, with one reference.
+    /// A block at up to three addresses, with one reference.
     pub fn new(addresses: &[Dva], birth: Txg) -> Phys {
         let mut phys = Phys { refcnt: 1, birth, ..Phys::default() };
         for (words, address) in phys.dvas.iter_mut().zip(addresses) {
@@ -199,7 +198,7 @@ pub struct Flat {
 
 /// An entry of either form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-// Entries are looked at one by one; a box would cost more than it saves.
+// Entries are processed one by one; a box would cost more than it saves.
 #[allow(clippy::large_enum_variant)]
 pub enum Entry {
     /// Of an old table.
@@ -227,7 +226,7 @@ impl Flat {
 }
 
 impl Entry {
-    /// Decodes an entry ZAP's value, which consists of bytes. `flat` tells the
+    /// Decodes an entry ZAP's value, which consists of bytes. `flat` selects the
     /// table's form.
     ///
     /// # Errors
@@ -297,7 +296,7 @@ pub struct LogHeader {
     pub flushing: bool,
     /// Bytes in use: whole blocks.
     pub length: u64,
-    /// Group in which it became active.
+    /// Txg in which it became active.
     pub first_txg: Txg,
     /// The last key that was flushed; entries up to it are stale.
     pub checkpoint: Option<Key>,
@@ -337,11 +336,11 @@ impl LogHeader {
 /// An entry of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRecord {
-    /// What it is about.
+    /// The key of its block.
     pub key: Key,
     /// Its state.
     pub entry: Flat,
-    /// The ZAP that holds an older copy; `None` is nowhere.
+    /// The class of the ZAP that holds an older copy; `None` if there is none.
     pub stored: Option<Class>,
 }
 
@@ -356,7 +355,7 @@ pub struct LogRecords<'a> {
 }
 
 impl<'a> LogRecords<'a> {
-    /// Over one block.
+    /// The records of one block.
     pub fn new(block: &'a [u8], endian: Endian) -> LogRecords<'a> {
         LogRecords { rest: block, endian }
     }
@@ -401,14 +400,14 @@ impl Iterator for LogRecords<'_> {
 pub struct StatBucket {
     /// Blocks, and their logical, physical and allocated bytes.
     pub blocks: [u64; 4],
-    /// The same, times the references.
+    /// The same values, multiplied by the references.
     pub referenced: [u64; 4],
 }
 
 /// Buckets by log2 of the reference count.
 pub const STAT_BUCKETS: usize = 64;
 
-/// From the 512 integers of a statistics entry (chapter 08 §B.1).
+/// Parses the 512 integers of a statistics entry (chapter 08 §B.1).
 ///
 /// # Errors
 /// `Corrupt` for another number of integers.

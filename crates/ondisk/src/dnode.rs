@@ -1,4 +1,4 @@
-//! Dnodes (chapter 03 §2): what an object is and where its blocks are.
+//! Dnodes (chapter 03 §2): the type of an object and the location of its blocks.
 //!
 //! # Invariants of a parsed [`Dnode`]
 //! * 1 to 3 block pointers, a bonus and a spill pointer that fit its slots.
@@ -38,13 +38,13 @@ pub mod flags {
 /// A checked dnode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dnode {
-    /// What the object is.
+    /// Type of the object.
     pub object_type: ObjType,
     /// log2 of the indirect block size.
     pub indirect_shift: u8,
-    /// Levels of the tree; 1 means the pointers lead to data.
+    /// Levels of the tree; with 1, the pointers lead to data.
     pub levels: u8,
-    /// What the bonus is; also the type of the spill block.
+    /// Type of the bonus and of the spill block.
     pub bonus_type: ObjType,
     /// Checksum for data, 0 = inherit.
     pub checksum: u8,
@@ -71,7 +71,7 @@ pub struct Dnode {
 }
 
 impl Dnode {
-    /// Slots that the dnode starting at `bytes` takes, without checking the rest.
+    /// Number of slots of the dnode that starts at `bytes`, without checking the rest.
     /// `None` for a free slot.
     pub fn peek_slots(bytes: &[u8]) -> Option<u8> {
         match (bytes.first(), bytes.get(12)) {
@@ -166,11 +166,12 @@ impl Dnode {
         }))
     }
 
-    /// Writes the dnode over the start of `out`, little endian, its whole slots.
+    /// Writes the dnode over the start of `out`, little-endian, including all its
+    /// slots.
     ///
     /// # Errors
-    /// `Invalid` if the slots are not there, the bonus or the pointers do not fit
-    /// them, or a pointer cannot be written ([`BlkPtr::encode`]).
+    /// `Invalid` if the slots are not there, if the bonus or the pointers do not fit
+    /// them, or if a pointer cannot be written ([`BlkPtr::encode`]).
     pub fn encode(&self, out: &mut [u8]) -> Result<()> {
         let bad = |what: &str| Error::invalid(format!("this dnode cannot be written: {what}"));
         let size = usize::from(self.slots) * DNODE_SIZE;
@@ -231,16 +232,16 @@ impl Dnode {
         blkid.checked_shr(self.epb_shift() * u32::from(level)).unwrap_or(0)
     }
 
-    /// Which of the dnode's own pointers leads to data block `blkid`; `None`
-    /// beyond the tree's capacity.
+    /// Index of the dnode's own pointer that leads to data block `blkid`; `None` beyond
+    /// the tree's capacity.
     pub fn root_index(&self, blkid: u64) -> Option<usize> {
         let index = self.covering(blkid, self.levels - 1);
         usize::try_from(index).ok().filter(|&i| i < self.blkptrs.len())
     }
 }
 
-/// The dnodes of one block of the meta-dnode: (slot, dnode or why it is invalid).
-/// Interior slots of large dnodes are skipped (chapter 03 §2.4).
+/// The dnodes of one block of the meta-dnode: (slot, dnode or error). Interior slots of
+/// large dnodes are skipped (chapter 03 §2.4).
 pub fn dnodes_in_block(
     block: &[u8],
     endian: Endian,

@@ -2,14 +2,15 @@
 //! object set (chapter 04 §2, §3, §6.4, §9.4, §11, §1.3).
 //!
 //! # Theory
-//! All are arrays of 64-bit words in the byte order of the dnode block that
-//! holds the bonus. ZAP values arrive as words already ([`crate::zap::ZapValue`]
-//! is big endian by definition).
+//! All are arrays of 64-bit words in the byte order of the dnode block that holds the
+//! bonus. ZAP values are already words ([`crate::zap::ZapValue`] is big-endian by
+//! definition).
 //!
 //! # Invariants
-//! * Parsing checks lengths and block pointers; object numbers and space counts
-//!   are passed on as they are, since only the objects themselves can refute them.
-//! * Encoders write every pad as zero.
+//! * Parsing checks lengths and block pointers. Object ids and space counts are
+//!   returned unchecked, because only the objects themselves can show that they are
+//!   wrong.
+//! * Encoders write all padding as zeros.
 
 use base::{Error, Result, Txg};
 
@@ -157,9 +158,9 @@ pub const DS_FLAG_INCONSISTENT: u64 = 1 << 0;
 pub const DS_FLAG_NOPROMOTE: u64 = 1 << 1;
 /// `ds_flags`: `unique_bytes` is exact.
 pub const DS_FLAG_UNIQUE_ACCURATE: u64 = 1 << 2;
-/// `ds_flags`: the snapshot goes when its last hold or clone goes.
+/// `ds_flags`: the snapshot is destroyed when its last hold or clone disappears.
 pub const DS_FLAG_DEFER_DESTROY: u64 = 1 << 3;
-/// `ds_flags`: snapshot names are looked up without regard to case.
+/// `ds_flags`: snapshot names are case-insensitive.
 pub const DS_FLAG_CI_DATASET: u64 = 1 << 16;
 
 /// dsl_dataset_phys (§3).
@@ -169,7 +170,7 @@ pub struct DslDatasetPhys {
     pub dir_obj: u64,
     /// Previous snapshot, through origins; 0 only for `$ORIGIN@$ORIGIN`.
     pub prev_snap_obj: u64,
-    /// Creation group of the previous snapshot.
+    /// Creation txg of the previous snapshot.
     pub prev_snap_txg: Txg,
     /// Snapshots: the next newer dataset; heads: 0.
     pub next_snap_obj: u64,
@@ -179,7 +180,7 @@ pub struct DslDatasetPhys {
     pub num_children: u64,
     /// Unix seconds.
     pub creation_time: u64,
-    /// Group of creation.
+    /// Creation txg.
     pub creation_txg: Txg,
     /// Deadlist.
     pub deadlist_obj: u64,
@@ -189,7 +190,7 @@ pub struct DslDatasetPhys {
     pub compressed_bytes: u64,
     /// The same, uncompressed size.
     pub uncompressed_bytes: u64,
-    /// Bytes reachable from here and from no adjacent dataset.
+    /// Bytes reachable from this dataset and from no adjacent one.
     pub unique_bytes: u64,
     /// Id for statfs, below 2^56.
     pub fsid_guid: u64,
@@ -281,12 +282,12 @@ impl DslDatasetPhys {
         self.num_children != 0
     }
 
-    /// Whether the contents are unusable: a receive or destroy was cut off.
+    /// Whether the contents are unusable, because a receive or destroy was interrupted.
     pub fn is_inconsistent(&self) -> bool {
         self.flags & DS_FLAG_INCONSISTENT != 0
     }
 
-    /// Whether snapshot names are looked up without regard to case.
+    /// Whether snapshot names are case-insensitive.
     pub fn is_case_insensitive(&self) -> bool {
         self.flags & DS_FLAG_CI_DATASET != 0
     }
@@ -345,7 +346,7 @@ pub struct Space {
 pub struct BookmarkPhys {
     /// Guid of the snapshot.
     pub guid: u64,
-    /// Its creation group.
+    /// Its creation txg.
     pub creation_txg: Txg,
     /// Unix seconds.
     pub creation_time: u64,
@@ -384,8 +385,8 @@ impl BookmarkPhys {
         })
     }
 
-    /// The words of the ZAP value: 12 if `v2` (feature bookmark_v2 enabled) and
-    /// anything of the long form is in use, else 3.
+    /// The words of the ZAP value: 12 if `v2` (feature bookmark_v2 enabled) and any
+    /// field of the long form is in use, otherwise 3.
     pub fn to_words(&self, v2: bool) -> Vec<u64> {
         let long =
             self.ivset_guid != 0 || self.flags & BOOKMARK_HAS_FBN != 0 || self.redaction_obj != 0;
@@ -446,7 +447,7 @@ impl BptreePhys {
     }
 }
 
-/// A place in a traversal.
+/// A position in a traversal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct BookmarkPlace {
     /// Object set (dataset object number).
@@ -464,9 +465,9 @@ pub struct BookmarkPlace {
 pub struct BptreeEntry {
     /// The object set to free.
     pub bp: BlkPtr,
-    /// Only blocks born after this group are freed.
+    /// Only blocks born after this txg are freed.
     pub birth_txg: Txg,
-    /// Where freeing goes on.
+    /// The position from which freeing continues.
     pub bookmark: BookmarkPlace,
 }
 
@@ -568,7 +569,7 @@ impl RedactBlock {
 /// Samples in one ring of txg times.
 const TXG_TIMES: usize = 256;
 
-/// A ring of (Unix seconds, group) samples, oldest first (§1.3).
+/// A ring of (Unix seconds, txg) samples, oldest first (§1.3).
 ///
 /// # Errors
 /// `Corrupt` unless there are 515 words and head and length lie in the ring.

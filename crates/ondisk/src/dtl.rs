@@ -1,9 +1,9 @@
-//! Dirty time logs: the groups that a leaf may lack (chapter 05 §8).
+//! Dirty time logs: the txgs that a leaf may lack (chapter 05 §8).
 //!
 //! # Theory
-//! On disk a DTL is a space map of unit 1 whose "bytes" are group numbers, with
-//! allocations only; in memory it is a sorted set of ranges. The stored form is
-//! always rewritten whole.
+//! On disk a DTL is a space map of unit 1 whose "bytes" are txg numbers, with
+//! allocations only; in memory it is a sorted set of ranges. The stored form is always
+//! rewritten completely.
 //!
 //! # Invariants
 //! The ranges of a [`Dtl`] are sorted, disjoint, not adjacent and not empty, so
@@ -69,10 +69,10 @@ impl Dtl {
         self.ranges = self.ranges.iter().flat_map(cut).collect();
     }
 
-    /// The words of the map that says this set, dated with `txg` and `pass`.
+    /// The words of a map with this set; its debug entries carry `txg` and `pass`.
     ///
     /// # Errors
-    /// `Invalid` if a group exceeds what a map of this form can say.
+    /// `Invalid` if a txg exceeds the range of this form of map.
     pub fn encode(&self, block_size: u32, v2: bool, pass: u32, txg: Txg) -> Result<Vec<u8>> {
         let mut encoder = Encoder::new(Params::dtl(), 0, block_size, v2)?;
         if !self.is_empty() {
@@ -105,7 +105,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Against the naive model: a set of single groups.
+        /// Compares with the naive model: a set of single txgs.
         #[test]
         fn is_a_set(ops in prop::collection::vec((any::<bool>(), 0u64..200, 0u64..40), 0..30)) {
             let (mut dtl, mut model) = (Dtl::default(), BTreeSet::new());

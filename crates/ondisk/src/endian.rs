@@ -1,4 +1,4 @@
-//! Byte order of what a writer left, and checked readers for it.
+//! Byte order of stored structures, and checked readers for it.
 
 use base::{Error, Result};
 
@@ -45,7 +45,7 @@ impl Endian {
         Some(self.u64_of(b))
     }
 
-    /// The 64-bit integer that `bytes` spell.
+    /// The 64-bit integer of these bytes.
     pub fn u64_of(self, bytes: [u8; 8]) -> u64 {
         match self {
             Endian::Little => u64::from_le_bytes(bytes),
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
         Error::corrupt(format!("{} is cut off at byte {}", self.what, self.bytes.len()))
     }
 
-    /// The byte order that it reads.
+    /// The byte order in which it reads.
     pub fn endian(&self) -> Endian {
         self.endian
     }
@@ -91,12 +91,12 @@ impl<'a> Reader<'a> {
         self.off
     }
 
-    /// Bytes not read yet.
+    /// The bytes that were not yet read.
     pub fn remaining(&self) -> &'a [u8] {
         self.bytes.get(self.off..).unwrap_or_default()
     }
 
-    /// Moves on by `n` bytes.
+    /// Skips `n` bytes.
     ///
     /// # Errors
     /// `Corrupt` when fewer remain.

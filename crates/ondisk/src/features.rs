@@ -1,15 +1,15 @@
 //! Feature flags (chapter 04 §14).
 //!
 //! # Theory
-//! A pool of version 5000 names, in two ZAPs, the format extensions it uses. A
-//! name with a count above zero is *active*. A reader must know every active
-//! name of `features_for_read`; of `features_for_write` (the read-only
-//! compatible ones) only who writes.
+//! A pool of version 5000 lists the format extensions that it uses in two ZAPs, by
+//! name. A feature with a count above zero is *active*. A reader must support every
+//! active feature of `features_for_read`; those of `features_for_write` (read-only
+//! compatible) must be supported only for writing.
 //!
 //! # Invariants
-//! The table is closed: a name that is not in it is unknown, and an active
-//! unknown feature keeps a pool from being opened. Descriptions are those that
-//! OpenZFS 2.4 stores in `feature_descriptions`.
+//! The table is closed: a name that is not in it is unknown, and an active unknown
+//! feature prevents a pool from being opened. Descriptions are those that OpenZFS 2.4
+//! stores in `feature_descriptions`.
 
 use base::{Error, Result};
 
@@ -29,7 +29,7 @@ pub const NO_UPGRADE: u8 = 16;
 pub struct Feature {
     /// Its globally unique name, `domain:short_name`.
     pub guid: &'static str,
-    /// What administrators read about it.
+    /// The description for administrators.
     pub description: &'static str,
     /// Names of the features that must be enabled first.
     pub depends: &'static [&'static str],
@@ -38,7 +38,7 @@ pub struct Feature {
 }
 
 impl Feature {
-    /// The administrative name: what follows the colon (`feature@NAME`).
+    /// The administrative name: the part behind the colon (`feature@NAME`).
     pub fn name(&self) -> &'static str {
         self.guid.split_once(':').map_or(self.guid, |(_, name)| name)
     }
@@ -48,7 +48,8 @@ impl Feature {
         self.flags & flag == flag
     }
 
-    /// Whether its count lives in `features_for_write` instead of `features_for_read`.
+    /// Whether its count is stored in `features_for_write` instead of
+    /// `features_for_read`.
     pub fn is_read_only_compatible(&self) -> bool {
         self.has(READ_ONLY_COMPATIBLE)
     }
@@ -58,7 +59,7 @@ impl Feature {
         self.has(MOS)
     }
 
-    /// Whether datasets count one by one.
+    /// Whether each dataset that uses it counts separately.
     pub fn is_per_dataset(&self) -> bool {
         self.has(PER_DATASET)
     }
@@ -422,7 +423,7 @@ mod tests {
             assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
             assert_eq!(by_guid(f.guid), Some(f));
             assert_eq!(by_name(f.name()), Some(f), "names are unique");
-            // Following what is needed first ends: at most one step per feature.
+            // Following the dependencies ends: at most one step for each feature.
             let mut needed: Vec<&str> = f.depends.to_vec();
             let mut steps = 0;
             while let Some(d) = needed.pop() {

@@ -1,9 +1,10 @@
-//! FUIDs: ids of users and groups beyond POSIX's (chapter 06 §12).
+//! FUIDs: ids of users and groups that are not POSIX ids (chapter 06 §12).
 //!
 //! # Theory
-//! A FUID is a domain's index and an id relative to it; index 0 means a plain
-//! POSIX id. Domains are in a table object, a packed nvlist. Linux and FreeBSD
-//! never make them; they are read, shown and kept. New ones come from intent logs alone.
+//! A FUID consists of a domain's index and an id relative to it; index 0 means a plain
+//! POSIX id. Domains are in a table object, a packed nvlist. Linux and FreeBSD never
+//! create them. Cenote reads, shows and keeps them; new ones come only from intent
+//! logs.
 //!
 //! # Invariants
 //! * Indices in a [`FuidTable`] are distinct and not 0.
@@ -72,11 +73,11 @@ impl FuidTable {
         self.domains.iter().find(|(_, d)| d.as_ref() == domain).map(|(i, _)| *i)
     }
 
-    /// Puts a domain into the table: its index, one more than there are domains, or than the
-    /// highest one.
+    /// Adds a domain to the table and returns its index: one more than the number of
+    /// domains or than the highest index.
     ///
     /// # Errors
-    /// `Limit` when indices have run out.
+    /// `Limit` when no index is left.
     pub fn add(&mut self, domain: &[u8]) -> Result<u32> {
         if let Some(index) = self.index_of(domain) {
             return Ok(index);

@@ -1,4 +1,5 @@
-//! Entry points for fuzzers and for the corpus test: bytes in, nothing out.
+//! Entry points for fuzzers and for the corpus test: each takes bytes and returns
+//! nothing.
 //!
 //! # Invariants
 //! Every function here returns for every input, without panic, in time and
@@ -17,12 +18,12 @@ use crate::ddt;
 use crate::endian::Endian;
 use crate::label;
 use crate::spacemap::{Encoder, Entries, Entry, Header, Params};
-use crate::zil::{Body, Create, LogBlock, LogPtr, Records, ZilHeader};
+use crate::zil::{Create, LogBlock, LogPtr, RecordBody, Records, ZilHeader};
 
 /// An entry point.
 pub type Target = fn(&[u8]);
 
-/// Every entry point with its name, which is also its corpus directory's.
+/// Every entry point with its name, which is also the name of its corpus directory.
 pub const TARGETS: [(&str, Target); 6] = [
     ("nvlist", fuzz_nvlist),
     ("label", fuzz_label),
@@ -37,7 +38,7 @@ pub fn fuzz_nvlist(data: &[u8]) {
     let Ok(list) = NvList::unpack(data) else { return };
     let xdr = list.pack_xdr();
     assert_eq!(xdr.len(), list.xdr_size());
-    // A double that is not a number differs from itself; its bytes do not.
+    // A NaN differs from itself; its bytes do not.
     let again = NvList::unpack(&xdr).map(|l| l.pack_xdr());
     assert!(again.is_ok_and(|a| a == xdr), "packing is stable");
     for order in [Order::Little, Order::Big] {
@@ -48,8 +49,8 @@ pub fn fuzz_nvlist(data: &[u8]) {
     black_box(list.to_string());
 }
 
-/// A label's configuration region, cut short, at device offset 0x4000; and the
-/// same bytes as boot environment and as uberblock ring.
+/// A label's configuration region, truncated, at device offset 0x4000; and the same
+/// bytes as boot environment and as uberblock ring.
 pub fn fuzz_label(data: &[u8]) {
     let _ = black_box(label::parse_vdev_phys(data, label::VDEV_PHYS_OFFSET));
     if let Ok(list) = label::parse_vdev_phys_unverified(data) {
@@ -143,7 +144,7 @@ pub fn fuzz_zil(data: &[u8]) {
     records(Records::new(data, endian));
     let Some((raw, block)) = data.split_first_chunk::<BLKPTR_SIZE>() else { return };
     let Some((ptr, checksum)) = log_pointer(raw, endian) else { return };
-    // Mutations reach the inside only with a checksum that fits.
+    // Mutations reach the content only with a matching checksum.
     let mut block = block.to_vec();
     if mode & 2 != 0
         && let Some(at) = codec::checksum::embedded::eck_offset(checksum, block.len())
@@ -174,13 +175,14 @@ fn log_pointer(raw: &[u8; BLKPTR_SIZE], endian: Endian) -> Option<(LogPtr, Check
 fn records(records: Records<'_>) {
     for record in records.map_while(Result::ok) {
         match record.body() {
-            Ok(Body::CloneRange(clone)) => {
+            Ok(RecordBody::CloneRange(clone)) => {
                 let end = clone.offset + clone.length;
                 let inside = |(at, len, _)| at >= clone.offset && at + len <= end;
                 assert!(clone.pieces().filter_map(Result::ok).all(inside));
             }
             Ok(
-                Body::Acl { info, aces, .. } | Body::Create(Create { acl: Some((info, aces)), .. }),
+                RecordBody::Acl { info, aces, .. }
+                | RecordBody::Create(Create { acl: Some((info, aces)), .. }),
             ) => {
                 if let Ok(acl) = record.acl(&info, aces) {
                     assert!(

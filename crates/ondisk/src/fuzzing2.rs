@@ -1,5 +1,5 @@
-//! Entries for fuzzers and mutation tests: each takes any bytes, must return,
-//! and must not panic. The first byte chooses the byte order.
+//! Entry points for fuzzers and mutation tests: each takes any bytes and must return
+//! without panic. The first byte selects the byte order.
 
 use crate::endian::Endian;
 use crate::zap::leafmut::{LeafMut, StoredKey};
@@ -10,7 +10,7 @@ fn split(data: &[u8]) -> Option<(Endian, &[u8])> {
     Some((if first & 1 == 0 { Endian::Little } else { Endian::Big }, rest))
 }
 
-/// Any ZAP block: every reader, then editing and byte-swapping what verifies.
+/// Any ZAP block: every reader, then editing and byte-swapping of blocks that verify.
 pub fn fuzz_zap(data: &[u8]) {
     let Some((endian, block)) = split(data) else { return };
     match ZapBlock::parse(block, endian) {

@@ -1,9 +1,9 @@
 //! The pool's history: a ring of packed records (chapter 04 §16).
 //!
 //! # Theory
-//! Records carry logical offsets that only grow. What lies below
-//! `pool_create_len` (the creation) is kept forever; the rest wraps around in
-//! what remains of the ring, so that old records are overwritten by new ones.
+//! Records have logical offsets that only grow. Records below `pool_create_len` (the
+//! creation) are kept forever. The others wrap around in the rest of the ring, so that
+//! new records overwrite old ones.
 //!
 //! # Invariants
 //! A checked [`HistoryHeader`] has `pool_create_len < phys_max_off` and
@@ -18,7 +18,7 @@ use crate::endian::Endian;
 pub const HEADER_SIZE: usize = 40;
 /// Largest ring (chapter 04 §16).
 const RING_MAX: u64 = 1 << 30;
-/// Longest record believed; `zpool` commands are far shorter.
+/// Longest record accepted; `zpool` commands are far shorter.
 const RECORD_MAX: u64 = 1 << 20;
 
 /// The history object's bonus buffer.
@@ -67,7 +67,7 @@ impl HistoryHeader {
         out
     }
 
-    /// Where the byte of logical offset `logical` lies in the object.
+    /// Offset in the object of the byte with logical offset `logical`.
     pub fn physical(&self, logical: u64) -> u64 {
         let pcl = self.pool_create_len;
         match (logical.checked_sub(pcl), self.phys_max_off.checked_sub(pcl)) {
@@ -103,7 +103,7 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Over bytes that start at a record.
+    /// The records of bytes that start at a record.
     pub fn new(bytes: &'a [u8]) -> Records<'a> {
         Records { rest: bytes }
     }
@@ -111,7 +111,7 @@ impl<'a> Records<'a> {
     fn take(&mut self) -> Result<NvList> {
         let cut = || Error::corrupt("the pool's history is cut off");
         let (len, rest) = self.rest.split_first_chunk::<8>().ok_or_else(cut)?;
-        // The length is little-endian whatever the host was.
+        // The length is little-endian, independent of the host.
         let len = u64::from_le_bytes(*len);
         let len = usize::try_from(len).ok().filter(|_| len <= RECORD_MAX).ok_or_else(cut)?;
         let (record, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
@@ -130,14 +130,14 @@ impl Iterator for Records<'_> {
         let before = self.rest.len();
         let record = self.take();
         if self.rest.len() == before {
-            // The length itself is wrong: nothing behind it can be found.
+            // The length itself is wrong, so nothing behind it can be found.
             self.rest = &[];
         }
         Some(record)
     }
 }
 
-/// A record with its length in front, as appended; native, little-endian.
+/// A record with its length in front, as it is appended; native, little-endian.
 pub fn encode_record(record: &NvList) -> Vec<u8> {
     let packed = record.pack_native(nvlist::Order::Little);
     [&(packed.len() as u64).to_le_bytes()[..], &packed].concat()
@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the naive model: a real ring that is appended to.
+        /// Compares with the naive model: a real ring to which records are appended.
         #[test]
         fn a_ring_gives_back_what_it_holds(texts in prop::collection::vec("[a-z]{1,60}", 1..40)) {
             let create = encode_record(&record("create"));

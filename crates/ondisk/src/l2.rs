@@ -1,14 +1,14 @@
-//! What a cache device holds: header, log blocks and their entries (chapter 08 §G).
+//! The content of a cache device: header, log blocks and their entries (chapter 08 §G).
 //!
 //! # Theory
-//! Buffers are written around a ring; behind every so many of them a log block
-//! tells where they lie and what they are. Log blocks form two interleaved
-//! chains, whose heads are in the device header. All of it is a cache: whatever
-//! does not check out is simply not used.
+//! Buffers are written around a ring. Behind each fixed number of buffers, a log block
+//! records their locations and identities. Log blocks form two interleaved chains,
+//! whose heads are in the device header. All of it is a cache: data that fails a check
+//! is simply not used.
 //!
 //! # Invariants
-//! * A [`DeviceHeader`] was verified by its checksum; its hand and ring lie
-//!   within each other.
+//! * A [`DeviceHeader`] was verified by its checksum; its write position is inside its
+//!   ring.
 //! * A [`LogBlock`]'s entries are at most [`LOG_ENTRIES_MAX`].
 
 use base::{Dva, Error, Guid, Result, Txg};
@@ -28,7 +28,7 @@ pub const LOG_BLOCK_SIZE: usize = 65_536;
 pub const LOG_ENTRIES_MAX: u64 = 1022;
 const LOG_ENTRY_SIZE: usize = 64;
 const LOG_ENTRIES_AT: usize = 128;
-/// Smaller devices get no log blocks.
+/// Smaller devices have no log blocks.
 const REBUILD_SIZE_MIN: u64 = 1 << 30;
 
 /// Bytes of the header on a device of this ashift.
@@ -41,7 +41,7 @@ pub fn log_entries(start: u64, end: u64) -> u64 {
     if end < REBUILD_SIZE_MIN { 0 } else { (end.saturating_sub(start) >> 24).min(LOG_ENTRIES_MAX) }
 }
 
-/// Where a log block lies.
+/// The location of a log block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LogPtr {
     /// Device offset.
@@ -77,8 +77,8 @@ impl LogPtr {
         (self.prop >> 32 & 0x7f) as u8
     }
 
-    /// Whether the block and its buffers lie in the ring and are not being
-    /// overwritten (chapter 08 §G.3). `hand` is where writing goes on.
+    /// Whether the block and its buffers lie in the ring and are not being overwritten
+    /// (chapter 08 §G.3). `hand` is the write position.
     pub fn is_usable(&self, header: &DeviceHeader, hand: u64) -> bool {
         let asize = self.asize();
         let Some(last) = self.daddr.checked_add(asize - 1) else { return false };
@@ -137,9 +137,9 @@ impl DeviceHeader {
     /// Verifies and parses the header: [`header_size`] bytes from [`HEADER_OFFSET`].
     ///
     /// # Errors
-    /// `Checksum` if it is damaged or absent, `Corrupt` if it contradicts
-    /// itself, `Unsupported` for an unknown version. In each case nothing can be
-    /// rebuilt, and nothing is lost.
+    /// `Checksum` if it is damaged or absent, `Corrupt` if it contradicts itself,
+    /// `Unsupported` for an unknown version. In each case the cache cannot be rebuilt,
+    /// and no data is lost.
     pub fn parse(bytes: &[u8]) -> Result<DeviceHeader> {
         let endian = verify_region(bytes, HEADER_OFFSET)?;
         let header = Self::parse_unverified(bytes, endian)?;
@@ -149,7 +149,7 @@ impl DeviceHeader {
         Ok(header)
     }
 
-    /// As [`DeviceHeader::parse`], whatever its checksum says.
+    /// As [`DeviceHeader::parse`], without verifying the checksum.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`.
@@ -184,7 +184,7 @@ impl DeviceHeader {
         })
     }
 
-    /// Where writing goes on: behind the newest log block.
+    /// The write position: behind the newest log block.
     pub fn hand(&self) -> u64 {
         let [newest, _] = self.newest;
         if newest == LogPtr::default() {

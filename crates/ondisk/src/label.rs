@@ -2,14 +2,14 @@
 //! ring of uberblocks (chapter 01 §1, §2, §5, §10).
 //!
 //! # Theory
-//! A leaf carries four copies of a 256 KiB label, two at each end. Each region of
-//! a label is checksummed on its own, with its place on the device as salt, so a
-//! label that was copied elsewhere does not verify.
+//! A leaf has four copies of a 256 KiB label, two at each end. Each region of a label
+//! has its own checksum, salted with its offset on the device, so a label that was
+//! copied elsewhere does not verify.
 //!
 //! # Invariants
-//! Regions are handed in whole; a function that takes a region checks its size.
-//! `*_unverified` look at content without checksum, as pool discovery does
-//! (chapter 01 §8.1); everything that opens a pool verifies.
+//! Regions are passed as a whole; a function that takes a region checks its size.
+//! `*_unverified` functions read content without checking the checksum, as pool
+//! discovery does (chapter 01 §8.1). Everything that opens a pool verifies.
 
 use base::limits::LEAF_SIZE_MIN;
 use base::{Error, ErrorKind, Result, Txg};
@@ -50,7 +50,8 @@ pub const RING_OFFSET: u64 = 0x20000;
 /// Bytes of the uberblock ring.
 pub const RING_SIZE: usize = 128 << 10;
 
-/// The part of a device that is used: whole labels' worth (chapter 01 §1, rule 1).
+/// The part of a device that is used: a multiple of the label size (chapter 01 §1, rule
+/// 1).
 pub fn usable_size(device_size: u64) -> u64 {
     device_size / LABEL_SIZE * LABEL_SIZE
 }
@@ -91,12 +92,12 @@ pub fn slot_offset(ashift: u32, n: usize) -> Option<u64> {
     (n < slot_count(ashift)).then(|| RING_OFFSET + ((n as u64) << slot_shift(ashift)))
 }
 
-/// The slot that takes the uberblock of `txg` (chapter 01 §2.2). With multihost
-/// on, the last slot belongs to the heartbeats.
+/// The slot for the uberblock of `txg` (chapter 01 §2.2). With multihost on, the last
+/// slot is reserved for heartbeats.
 pub fn slot_of_txg(ashift: u32, txg: Txg, multihost: bool, scratch: ScratchState) -> usize {
     let slots = slot_count(ashift) as u64 - u64::from(multihost);
-    // While the scratch area counts, the same group is written twice and must
-    // not overwrite itself.
+    // While the scratch area is in use, the same txg is written twice and must not
+    // overwrite itself.
     let back = u64::from(scratch == ScratchState::Valid);
     (txg.0.wrapping_sub(back) % slots) as usize
 }
@@ -117,7 +118,7 @@ pub fn verify_region(region: &[u8], offset: u64) -> Result<Endian> {
     Ok(if swapped { Endian::Big } else { Endian::Little })
 }
 
-/// Puts the checksum for device byte `offset` at the end of a label region.
+/// Stores the checksum for device byte `offset` at the end of a label region.
 ///
 /// # Errors
 /// `Invalid` if the region is too short to hold one.
@@ -148,7 +149,7 @@ pub fn parse_vdev_phys(region: &[u8], offset: u64) -> Result<NvList> {
     parse_vdev_phys_unverified(region)
 }
 
-/// The configuration in a label, whatever its checksum says.
+/// The configuration in a label, without verifying the checksum.
 ///
 /// # Errors
 /// `Corrupt` if the region holds no list.
@@ -237,7 +238,7 @@ const VBE_RAW: u64 = 0;
 const VBE_NVLIST: u64 = 1;
 const VBE_PAYLOAD: std::ops::Range<usize> = 8..BOOTENV_SIZE - ECK_SIZE;
 
-/// What the boot environment block says, as the list that administrators see
+/// The content of the boot environment block, as the list that administrators see
 /// (chapter 01 §10). The region's checksum is verified.
 ///
 /// # Errors
@@ -248,7 +249,7 @@ pub fn parse_bootenv(region: &[u8], offset: u64) -> Result<NvList> {
     parse_bootenv_unverified(region)
 }
 
-/// As [`parse_bootenv`], whatever the checksum says.
+/// As [`parse_bootenv`], without verifying the checksum.
 ///
 /// # Errors
 /// `Corrupt` if the region is too short or its list is damaged.

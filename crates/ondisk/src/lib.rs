@@ -1,11 +1,11 @@
-//! Every on-disk structure of ZFS ⇄ bytes, in both byte orders.
+//! Conversion between every on-disk structure of ZFS and bytes, in both byte orders.
 //!
 //! # Theory
-//! Bytes from a device are untrusted. Each `parse` function turns them into a
-//! type whose existence says what was checked; whatever could make a later step
-//! misbehave (a shift, a count, an offset) is refused here with
-//! [`base::ErrorKind::Corrupt`]. Content that only *means* nonsense (an odd time,
-//! an unknown flag) is passed on as it is.
+//! Bytes from a device are untrusted. Each `parse` function turns them into a type
+//! whose existence shows what was checked. Values that could make a later step
+//! misbehave (a shift, a count, an offset) are refused here with
+//! [`base::ErrorKind::Corrupt`]. Content that is merely senseless (an odd time, an
+//! unknown flag) is returned as it is.
 //!
 //! # Invariants
 //! * No I/O. No panic, no unbounded loop, recursion or allocation, whatever the bytes.

@@ -1,22 +1,22 @@
 //! Normalisation of names in a ZAP (chapter 03 §16, chapter 06 §7.2).
 //!
 //! # Theory
-//! A ZAP with normalisation flags hashes the normalised form of each name and
-//! stores the name as given. The form is that of Unicode 5.0.0, computed sequence
-//! by sequence (a character and the marks behind it): simple upper-casing of the
-//! sequence's first character, decomposition, canonical ordering, composition.
-//! It agrees with NFx(upper(text)) for ordinary text; where it does not (chapter
-//! 03 §16.1), hashes on disk depend on the difference, so it is kept.
+//! A ZAP with normalisation flags hashes the normalised form of each name and stores
+//! the name as given. The form is that of Unicode 5.0.0, computed sequence by sequence
+//! (a character and the marks behind it): simple upper-casing of the sequence's first
+//! character, decomposition, canonical ordering, composition. It agrees with
+//! NFx(upper(text)) for ordinary text. Where it does not (chapter 03 §16.1), hashes on
+//! disk depend on the difference, so it is preserved.
 //!
 //! # Invariants
-//! * Any bytes are accepted. What is not a character is copied unchanged.
-//! * Characters that Unicode 5.0.0 did not know are inert: no mapping, class 0,
-//!   never the result of a composition.
-//! * A sequence holds at most 31 characters and what one of them decomposes to.
+//! * Any bytes are accepted. Bytes that are not a character are copied unchanged.
+//! * Characters that are not in Unicode 5.0.0 are inert: no mapping, class 0, never the
+//!   result of a composition.
+//! * A sequence has at most 31 characters plus the decomposition of one of them.
 //!
 //! # Departures
-//! A lead byte that is followed by something else than continuation bytes is
-//! taken with as many bytes as it announces, as the chapter says, and is inert.
+//! A lead byte that is not followed by continuation bytes is processed with as many
+//! bytes as it announces, as the chapter describes, and is inert.
 
 mod tables;
 
@@ -46,7 +46,7 @@ const SEQUENCE_MAX: usize = 31;
 const GRAPHEME_JOINER: char = '\u{34f}';
 const YPOGEGRAMMENI: char = '\u{345}';
 
-/// Whether Unicode 5.0.0 knew the character.
+/// Whether the character is assigned in Unicode 5.0.0.
 fn assigned(c: char) -> bool {
     let c = u32::from(c);
     let at = ASSIGNED.partition_point(|r| r.1 < c);
@@ -74,7 +74,7 @@ fn class(c: char) -> u8 {
     if c.is_ascii() || !assigned(c) { 0 } else { ucd::canonical_combining_class(c) }
 }
 
-/// The composition of two characters, if Unicode 5.0.0 had it.
+/// The composition of two characters, if Unicode 5.0.0 has one.
 fn compose(a: char, b: char) -> Option<char> {
     ucd::compose(a, b).filter(|c| assigned(*c))
 }
@@ -91,7 +91,7 @@ enum Hangul {
     No,
     L,
     Lv,
-    /// LVT, V or T: nothing may follow.
+    /// LVT, V or T: nothing can be appended.
     Closed,
 }
 
@@ -105,7 +105,7 @@ fn hangul(c: char) -> Hangul {
     }
 }
 
-/// What stands at the start of some bytes.
+/// The first item of some bytes.
 enum Next {
     /// A character and its length.
     Char(char, usize),
@@ -202,7 +202,7 @@ impl Normalizer<'_> {
         }
     }
 
-    /// Takes what belongs to the sequence; true if marks were appended.
+    /// Collects the rest of the sequence; true if marks were appended.
     fn collect(&mut self, mut state: Hangul) -> bool {
         let mut marks = false;
         while let Next::Char(x, n) = next(self.rest) {
@@ -252,7 +252,7 @@ impl Normalizer<'_> {
         if jamo || self.seq.last().is_none_or(|last| last.class != 0) {
             return;
         }
-        // A final starter may compose with what follows, as it stands.
+        // A final starter may compose with the next character, unchanged.
         while let Next::Char(x, n) = next(self.rest) {
             let Some(last) = self.seq.last_mut() else { return };
             match compose(last.c, x) {
@@ -304,9 +304,9 @@ pub fn normalize(name: &[u8], flags: u64, max: usize) -> Result<Vec<u8>> {
     Ok(n.out)
 }
 
-/// Hash of a stored name in a ZAP with these flags (§15, §16). `bits` is 28, or
-/// 48 with HASH64. Names too long to be normalised hash as their own bytes: they
-/// were never stored by anyone.
+/// Hash of a stored name in a ZAP with these flags (§15, §16). `bits` is 28, or 48 with
+/// HASH64. Names that are too long to be normalised hash as their own bytes; they were
+/// never stored.
 pub fn hash_name(salt: u64, name: &[u8], flags: u64, bits: u32) -> u64 {
     if flags == 0 {
         return crate::zap::hash(salt, name, bits);
@@ -330,10 +330,10 @@ pub enum MatchType {
 }
 
 impl MatchType {
-    /// What a file system's look-up uses, from its directory ZAPs' flags.
+    /// The match type of a file system's look-up, from the flags of its directory ZAPs.
     ///
-    /// `mixed`: casesensitivity is mixed. `other_case`: the caller asks for the
-    /// other rule than usual (an exact case-changing rename when insensitive, an
+    /// `mixed`: casesensitivity is mixed. `other_case`: the caller requests the
+    /// opposite of the usual rule (an exact case-changing rename when insensitive, an
     /// SMB look-up when mixed).
     pub fn of_directory(normflags: u64, mixed: bool, other_case: bool) -> MatchType {
         if normflags == 0 {
@@ -346,12 +346,12 @@ impl MatchType {
     }
 }
 
-/// A name to look for: its hash form and how to compare it, computed once.
+/// A name to look up: its hash form and how to compare it, computed once.
 #[derive(Clone, Debug)]
 pub struct NameKey<'a> {
-    /// What the hash is taken of.
+    /// The bytes that are hashed.
     hash_form: Cow<'a, [u8]>,
-    /// What stored names are compared with, after `compare_flags`.
+    /// The bytes with which stored names are compared, after `compare_flags`.
     compare_form: Cow<'a, [u8]>,
     compare_flags: Option<u64>,
     max: usize,
@@ -393,7 +393,7 @@ impl<'a> NameKey<'a> {
         })
     }
 
-    /// Hash in a ZAP with this salt and that many hash bits.
+    /// Hash in a ZAP with this salt and number of hash bits.
     pub fn hash(&self, salt: u64, bits: u32) -> u64 {
         crate::zap::hash(salt, &self.hash_form, bits)
     }
@@ -493,7 +493,7 @@ mod tests {
             let form = normalize(raw, TOUPPER | NFC, 255).unwrap();
             assert_eq!(form, raw.to_ascii_uppercase());
         }
-        // A lead byte swallows what it announces, letters too.
+        // A lead byte consumes as many bytes as it announces, even letters.
         assert_eq!(normalize(b"\xe2abc", TOUPPER, 255).unwrap(), b"\xe2abC");
     }
 
@@ -557,7 +557,7 @@ mod tests {
         assert_eq!(of(0x12, true, true), MatchType::Normalize);
     }
 
-    /// Deviations from Unicode that the chapter lists are left out.
+    /// Excludes the deviations from Unicode that the chapter lists.
     fn ordinary(c: char) -> bool {
         let starts_with_mark = c.nfkd().next().is_some_and(|f| class(f) != 0) && class(c) == 0;
         let jamo =
@@ -585,7 +585,8 @@ mod tests {
                 }
                 let count = |t: &str| t.nfkd().filter(|c| class(*c) != 0).count();
                 for mark in marks {
-                    // From three marks on, a blocked one may compose: see `blocked_marks_compose_late`.
+                    // From three marks on, a blocked one may compose: see
+                    // `blocked_marks_compose_late`.
                     let upper = format!("{}{mark}", simple_upper(c)) + &text[c.len_utf8()..];
                     if count(&text) + count(&mark.to_string()) <= 2 && count(&upper) <= 2 {
                         text.push(mark);

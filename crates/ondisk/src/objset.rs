@@ -27,7 +27,7 @@ const USER_USED_AT: usize = 1024;
 const GROUP_USED_AT: usize = 1536;
 const PROJECT_USED_AT: usize = 2048;
 
-/// What kind of object set it is.
+/// The kind of an object set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjsetType {
     /// The meta object set.
@@ -55,10 +55,10 @@ impl ObjsetType {
 /// A checked object set block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjsetPhys {
-    /// Bytes of the block: 1024, 2048 or 4096. The smaller ones are of old pools, and
-    /// stay as they are until something needs more.
+    /// Bytes of the block: 1024, 2048 or 4096. The smaller sizes come from old pools
+    /// and are kept until more space is needed.
     pub size: usize,
-    /// The object whose data is all other dnodes.
+    /// The object whose data contains all other dnodes.
     pub meta_dnode: Dnode,
     /// The intent log header's bytes; parsed by `crate::zil`.
     pub zil_header: [u8; ZIL_HEADER_SIZE],
@@ -77,8 +77,8 @@ pub struct ObjsetPhys {
 }
 
 impl ObjsetPhys {
-    /// The object set block to write, little endian: of the size it has, or of the next
-    /// that holds its dnodes.
+    /// The object set block to write, little-endian: of its present size, or of the
+    /// next size that holds its dnodes.
     ///
     /// # Errors
     /// `Invalid` if a dnode cannot be written or is larger than one slot.
@@ -129,7 +129,7 @@ impl ObjsetPhys {
             4 => ObjsetType::Other,
             t => return Err(Error::corrupt(format!("object set of unknown type {t}"))),
         };
-        // Blocks of older pools end before these; fields beyond do not exist.
+        // Blocks of older pools end before these fields, which do not exist then.
         let used = |at: usize| match slot(at) {
             Some(raw) => Dnode::parse(raw, endian),
             None => Ok(None),

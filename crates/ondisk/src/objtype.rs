@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// How the contents of a level-0 block are turned to the host's byte order
-/// (chapter 03 §7.3).
+/// How the contents of a level-0 block are converted to the host's byte order (chapter
+/// 03 §7.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Byteswap {
     /// Bytes; nothing to do.
@@ -49,21 +49,21 @@ const SWAPS: [(Byteswap, &str); 10] = [
     (Byteswap::Acl, "ACL"),
 ];
 
-struct Row {
+struct TypeRow {
     name: &'static str,
     swap: Byteswap,
     metadata: bool,
     encrypted: bool,
 }
 
-const fn row(name: &'static str, swap: Byteswap, metadata: bool, encrypted: bool) -> Row {
-    Row { name, swap, metadata, encrypted }
+const fn row(name: &'static str, swap: Byteswap, metadata: bool, encrypted: bool) -> TypeRow {
+    TypeRow { name, swap, metadata, encrypted }
 }
 
 use Byteswap as B;
 
-/// Chapter 03 §7.1, in order of the type's number.
-static TYPES: [Row; 54] = [
+/// The table of chapter 03 §7.1, by type number.
+static TYPES: [TypeRow; 54] = [
     row("unallocated", B::Uint8, true, false),
     row("object directory", B::Zap, true, false),
     row("object array", B::Uint64, true, false),
@@ -209,7 +209,7 @@ impl ObjType {
         }
     }
 
-    fn row(self) -> Option<&'static Row> {
+    fn row(self) -> Option<&'static TypeRow> {
         TYPES.get(usize::from(self.0))
     }
 

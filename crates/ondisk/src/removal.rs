@@ -5,9 +5,9 @@
 //! array of (source, destination) segments. Lookups are a binary search.
 //!
 //! # Invariants
-//! * The entries of a [`Mapping`] are sorted by source, not empty, do not
-//!   overlap, and lie below its `max_offset`; none of the sums overflows.
-//! * [`Mapping::resolve`] yields pieces that exactly cover the range asked for.
+//! * The entries of a [`Mapping`] are sorted by source, are not empty, do not overlap,
+//!   and are below its `max_offset`; none of the sums overflows.
+//! * [`Mapping::resolve`] returns pieces that exactly cover the requested range.
 
 use base::limits::VDEV_COUNT_MAX;
 use base::{Asize, Dva, Error, ObjectId, Result, Txg, VdevId};
@@ -44,7 +44,7 @@ pub(crate) fn dva_words(dva: Dva) -> [u64; 2] {
 /// The mapping object's bonus buffer (chapter 08 §D.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingHeader {
-    /// Every source offset below is mapped, or was free.
+    /// Every source offset below this is mapped, or was free.
     pub max_offset: u64,
     /// Sum of the segments' lengths.
     pub bytes_mapped: u64,
@@ -67,12 +67,12 @@ impl MappingHeader {
     }
 }
 
-/// One segment: where it was, and where it is.
+/// One segment: its old and its new location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingEntry {
     /// Byte offset on the removed vdev.
     pub source: u64,
-    /// Where the bytes are; `asize` is the segment's length.
+    /// The new location of the bytes; `asize` is the segment's length.
     pub dest: Dva,
 }
 
@@ -124,18 +124,18 @@ pub struct Mapping {
 /// A piece of a translated range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Byte offset of the piece within the range asked for.
+    /// Byte offset of the piece within the requested range.
     pub at: u64,
-    /// Vdev that holds it; may itself be removed.
+    /// Vdev that holds it; it may itself have been removed.
     pub vdev: VdevId,
-    /// Byte offset there.
+    /// Byte offset in that vdev.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
 }
 
 impl Mapping {
-    /// Parses the object's bytes: as many entries as the header tells.
+    /// Parses the object's bytes: as many entries as the header states.
     ///
     /// # Errors
     /// `Corrupt` if bytes are missing, or entries overlap or are out of order.
@@ -190,7 +190,8 @@ impl Mapping {
     }
 }
 
-/// When source space was copied: `(end offset, group)`, ascending (chapter 08 §D.2).
+/// Txgs in which source space was copied: `(end offset, txg)`, ascending (chapter 08
+/// §D.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Births {
     entries: Vec<(u64, Txg)>,
@@ -224,7 +225,7 @@ impl Births {
         &self.entries
     }
 
-    /// The group in which the byte at `offset` was copied.
+    /// The txg in which the byte at `offset` was copied.
     pub fn birth(&self, offset: u64) -> Option<Txg> {
         let i = self.entries.partition_point(|&(end, _)| end <= offset);
         self.entries.get(i).map(|&(_, txg)| txg)
@@ -240,7 +241,7 @@ pub enum JobState {
     Scanning,
     /// Done.
     Finished,
-    /// Given up.
+    /// Abandoned.
     Canceled,
 }
 
@@ -309,7 +310,7 @@ impl Removing {
 /// The MOS directory's `com.delphix:condensing_indirect` (chapter 08 §D.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Condensing {
-    /// Whose mapping is being rewritten.
+    /// The vdev whose mapping is being rewritten.
     pub vdev: VdevId,
     /// Obsolete space map that was set aside.
     pub prev_obsolete: ObjectId,

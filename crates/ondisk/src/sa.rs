@@ -1,17 +1,17 @@
 //! System attributes: registry, layouts, buffers (chapter 06 §4).
 //!
 //! # Theory
-//! The attributes of an object are packed, in an order that a numbered *layout*
-//! gives, into the dnode's bonus buffer and, when they do not fit, a spill block.
-//! The *registry* maps names to numbers, lengths and byte-swap classes; both are
-//! ZAPs of the object set. Numbers are looked up by name: an older file system
-//! may have them in another order.
+//! The attributes of an object are packed into the dnode's bonus buffer and, if they do
+//! not fit, a spill block, in the order of a numbered *layout*. The *registry* maps
+//! names to numbers, lengths and byte-swap classes. Both are ZAPs of the object set.
+//! Numbers are looked up by name, because an older file system may have them in another
+//! order.
 //!
 //! # Invariants
 //! * A buffer's byte order comes from its own magic, not from the block that
 //!   holds it.
-//! * An [`SaBuffer`] was walked once when it was made: each attribute of its
-//!   layout lies within it.
+//! * An [`SaBuffer`] was walked once when it was created: each attribute of its layout
+//!   lies within it.
 //! * Layouts list registered attributes only, and none twice.
 //!
 //! # Departures
@@ -28,7 +28,8 @@ pub use crate::znode::ZnodeAttrs;
 
 /// `sa_magic`.
 pub const SA_MAGIC: u32 = 0x002F_505A;
-/// Attributes a registry may hold; numbers are 16 bits, these are far fewer.
+/// Attributes that a registry may hold; numbers have 16 bits, but there are far fewer
+/// attributes.
 pub const SA_ATTRS_MAX: usize = 4096;
 /// Layout numbers are 10 bits.
 pub const SA_LAYOUTS_MAX: usize = 1024;
@@ -129,7 +130,7 @@ pub struct SaAttr {
     pub length: u16,
     /// Byte-swap class.
     pub class: SwapClass,
-    /// What it is, if this version knows it.
+    /// The attribute's identity, if this version knows it.
     pub known: Option<ZplAttr>,
 }
 
@@ -223,7 +224,7 @@ impl SaTables {
         Ok(tables)
     }
 
-    /// What a new file system registers, without layouts.
+    /// The attributes that a new file system registers, without layouts.
     pub fn standard() -> SaTables {
         let mut tables = SaTables::default();
         for &attr in ZplAttr::ALL {
@@ -271,11 +272,11 @@ impl SaTables {
         Ok(())
     }
 
-    /// Registers an attribute that this version knows and the object set does not: it gets
-    /// the number of those registered so far (§4.1).
+    /// Registers an attribute that this version knows and the object set does not. Its
+    /// number is the count of attributes registered so far (§4.1).
     ///
     /// # Errors
-    /// `Corrupt` when there are too many, or numbers were given out with gaps.
+    /// `Corrupt` when there are too many, or numbers were assigned with gaps.
     pub fn add_known(&mut self, attr: ZplAttr) -> Result<SaAttr> {
         let number = self.attrs().count();
         let number = u16::try_from(number).map_err(|_| Error::corrupt("SA registry: full"))?;
@@ -302,7 +303,7 @@ impl SaTables {
     /// The attributes of a layout, in order.
     pub fn layout(&self, number: u16) -> Option<&[u16]> {
         match number {
-            // A buffer that claims the legacy layout has none (§4.3).
+            // A buffer that claims the legacy layout has no attributes (§4.3).
             SA_LAYOUT_LEGACY | SA_LAYOUT_EMPTY => Some(&[]),
             n => self.layouts.get(&n).map(AsRef::as_ref),
         }
@@ -316,7 +317,7 @@ impl SaTables {
         self.layouts.iter().find(|(_, l)| l.as_ref() == attrs).map(|(n, _)| *n)
     }
 
-    /// The number that a new layout gets: those known, 0 and 1 included.
+    /// The number for a new layout: the count of known layouts, 0 and 1 included.
     pub fn next_layout(&self) -> Option<u16> {
         u16::try_from(self.layouts.len() + 2).ok().filter(|n| usize::from(*n) < SA_LAYOUTS_MAX)
     }
@@ -331,13 +332,13 @@ fn parse_decimal(name: &[u8]) -> Option<u16> {
 pub struct SaItem<'a> {
     /// Number.
     pub number: u16,
-    /// What it is, if known.
+    /// Its identity, if known.
     pub attr: Option<ZplAttr>,
     /// Byte order of the content.
     pub endian: Endian,
     /// The content.
     pub bytes: &'a [u8],
-    /// Where it begins in its buffer.
+    /// Its offset in the buffer.
     pub offset: usize,
 }
 
@@ -430,7 +431,7 @@ fn length_of(tables: &SaTables, number: u16) -> Option<u16> {
     tables.attr(number).map(|a| a.length)
 }
 
-/// Header bytes of a buffer with that many attributes of variable length.
+/// Header bytes of a buffer with this many attributes of variable length.
 fn header_size(variable: usize) -> usize {
     HEADER + (2 * variable.saturating_sub(1)).next_multiple_of(8)
 }

@@ -5,8 +5,8 @@
 //! a scan resumes from the position stored in it.
 //!
 //! # Invariants
-//! States and functions are known ones; everything else is passed on as found,
-//! because a position that leads nowhere only ends a scan.
+//! States and functions are known ones. Everything else is returned as found, because
+//! an invalid position merely ends a scan.
 
 use base::{Error, ObjectId, Result, Txg};
 
@@ -20,20 +20,20 @@ pub const ERROR_SCRUB_WORDS: usize = 9;
 /// Words of a top-level vdev's `org.openzfs:vdev_rebuild`.
 pub const REBUILD_WORDS: usize = 12;
 
-/// What a scan does.
+/// The function of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanFunc {
     /// Nothing was ever scanned.
     None,
     /// Reads and repairs everything.
     Scrub,
-    /// Fills devices that missed groups.
+    /// Reconstructs devices that missed txgs.
     Resilver,
     /// Reads the blocks in the error log.
     ErrorScrub,
 }
 
-/// Where a scan stands.
+/// The state of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanState {
     /// None.
@@ -42,7 +42,7 @@ pub enum ScanState {
     Scanning,
     /// Done.
     Finished,
-    /// Given up.
+    /// Cancelled.
     Canceled,
     /// Scrubbing errors.
     ErrorScrubbing,
@@ -56,13 +56,13 @@ pub const SCAN_PAUSED: u64 = 2;
 /// State of the last or current scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {
-    /// What it does.
+    /// Its function.
     pub func: ScanFunc,
-    /// Where it stands.
+    /// Its state.
     pub state: ScanState,
     /// Datasets still to visit.
     pub queue: Option<ObjectId>,
-    /// Blocks born after this group...
+    /// Blocks born after this txg...
     pub min_txg: Txg,
     /// ...and up to this one.
     pub max_txg: Txg,
@@ -201,9 +201,9 @@ impl Scan {
 /// State of the last or current error scrub (chapter 04 §17.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorScrub {
-    /// What it does.
+    /// Its function.
     pub func: ScanFunc,
-    /// Where it stands.
+    /// Its state.
     pub state: ScanState,
     /// Position in the error log's ZAP.
     pub cursor: u64,
@@ -246,13 +246,13 @@ impl ErrorScrub {
 /// State of a sequential rebuild of a top-level vdev (chapter 05 §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rebuild {
-    /// Where it stands.
+    /// Its state.
     pub state: JobState,
     /// Byte offset up to which the vdev was rebuilt.
     pub last_offset: u64,
-    /// First group to rebuild.
+    /// First txg to rebuild.
     pub min_txg: Txg,
-    /// Last group to rebuild.
+    /// Last txg to rebuild.
     pub max_txg: Txg,
     /// UTC seconds.
     pub start_time: u64,
@@ -274,7 +274,7 @@ impl Rebuild {
     pub fn from_words(words: &[u64; REBUILD_WORDS]) -> Result<Rebuild> {
         let [state, last_offset, min, max, start_time, end_time, scan_time_ms, rest @ ..] = *words;
         let [scanned, issued, rebuilt, estimated, errors] = rest;
-        // Here 2 is canceled and 3 complete; elsewhere it is the other way round.
+        // Here 2 is canceled and 3 complete; elsewhere the codes are reversed.
         let state = match state {
             2 => JobState::Canceled,
             3 => JobState::Finished,

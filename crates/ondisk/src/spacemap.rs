@@ -1,11 +1,11 @@
 //! Space maps: append-only logs of allocated and freed ranges (chapter 05 §2-4).
 //!
 //! # Theory
-//! A space map is an array of 64-bit words: one-word entries, two-word entries,
-//! and debug words that date the groups between them. Offsets and lengths are in
-//! units that follow from the map's role, not from the map ([`Params`]).
-//! Replaying all entries gives the allocated set; that is the caller's business,
-//! here words become ranges and back.
+//! A space map is an array of 64-bit words: one-word entries, two-word entries, and
+//! debug entries with the txg of the entries that follow. Offsets and lengths are in
+//! units that depend on the map's role, not on the map ([`Params`]). Replaying all
+//! entries gives the allocated set, which the caller does. This module converts between
+//! words and ranges.
 //!
 //! # Invariants
 //! * Every [`Range`] that the reader yields lies inside the role's space, is not
@@ -40,7 +40,7 @@ const PADDING: u64 = DEBUG_PREFIX;
 /// The header in the object's bonus buffer (chapter 05 §2.2).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Header {
-    /// The object's own number; informational.
+    /// The object's own id; informational.
     pub object: u64,
     /// Valid bytes of the object.
     pub length: u64,
@@ -91,7 +91,7 @@ pub fn histogram_add(histogram: &mut [u64; HISTOGRAM_SIZE], size: u64, shift: u3
     }
 }
 
-/// What an entry does.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The range becomes allocated.
@@ -100,7 +100,7 @@ pub enum Kind {
     Free,
 }
 
-/// What a map is for decides how its words are read (chapter 05 §2.3).
+/// The role of a map, which determines how its words are interpreted (chapter 05 §2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Params {
     start: u64,
@@ -116,7 +116,7 @@ impl Params {
         Params { start, size, shift: ashift, only: None, log: false }
     }
 
-    /// The pool-wide map of one group.
+    /// The pool-wide map of one txg.
     pub fn log() -> Params {
         Params { start: 0, size: u64::MAX, shift: 9, only: None, log: true }
     }
@@ -159,16 +159,16 @@ pub struct Range {
     pub offset: u64,
     /// Bytes; not zero.
     pub len: u64,
-    /// The vdev that a log's entry is about; zero elsewhere.
+    /// The vdev of a log's entry; zero in other maps.
     pub vdev: VdevId,
 }
 
 /// The meaning of one or two words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A dated mark, or padding (group 0).
+    /// A debug entry, or padding (txg 0).
     Debug {
-        /// What the group behind it does; `None` for historical actions.
+        /// The type of the entries behind it; `None` for historical actions.
         kind: Option<Kind>,
         /// Sync pass, low 10 bits.
         pass: u32,
@@ -189,8 +189,8 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Over `bytes`, which start at a block boundary and end at the map's length
-    /// or at a block boundary.
+    /// The entries of `bytes`, which start at a block boundary and end at the map's
+    /// length or at a block boundary.
     pub fn new(bytes: &'a [u8], endian: Endian, params: Params) -> Entries<'a> {
         Entries { words: bytes.chunks_exact(8), endian, params, failed: false }
     }
@@ -225,7 +225,7 @@ impl<'a> Entries<'a> {
                     .word()
                     .ok_or_else(|| Error::corrupt("a space map entry straddles two blocks"))?;
                 let run = (word >> 24 & (RUN2_MAX - 1)) + 1;
-                // Only a log's entries are about a vdev; elsewhere the field is void.
+                // Only a log's entries have a vdev; in other maps the field is unused.
                 let vdev = if self.params.log { (word & 0xff_ffff) as u32 } else { 0 };
                 self.params.range(kind_of(second >> 63), second & OFFSET2_MASK, run, vdev)
             }
@@ -288,7 +288,7 @@ impl Encoder {
         self.at += 1;
     }
 
-    /// The dated mark in front of a group of entries.
+    /// The debug entry in front of a group of entries.
     pub fn mark(&mut self, kind: Kind, pass: u32, txg: Txg) {
         let action = u64::from(kind == Kind::Free) << 60;
         let pass = u64::from(pass & 0x3ff) << 50;
@@ -335,18 +335,18 @@ impl Encoder {
         Ok(())
     }
 
-    /// The bytes to append, and what to add to the header's `alloc`.
+    /// The bytes to append, and the value to add to the header's `alloc`.
     pub fn finish(self) -> (Vec<u8>, i64) {
         (self.out, self.alloc)
     }
 }
 
-/// The name under which a group's log space map is listed (chapter 05 §4.1).
+/// The name under which the log space map of a txg is listed (chapter 05 §4.1).
 pub fn log_key(txg: Txg) -> String {
     format!("{:x}", txg.0)
 }
 
-/// The group that a name in the log directory means.
+/// The txg of a name in the log directory.
 ///
 /// # Errors
 /// `Corrupt` for anything but lower-case hexadecimal without leading zeros.
@@ -359,7 +359,7 @@ pub fn parse_log_key(key: &str) -> Result<Txg> {
 }
 
 /// The numbers in an array object: space maps by metaslab (chapter 05 §1.2), or
-/// unflushed groups by metaslab (§4.1). What lies behind its end is zero.
+/// unflushed txgs by metaslab (§4.1). Numbers behind its end are zero.
 pub fn array(bytes: &[u8], endian: Endian) -> impl ExactSizeIterator<Item = u64> + '_ {
     bytes.chunks_exact(8).map(move |b| endian.u64(b, 0).unwrap_or_default())
 }

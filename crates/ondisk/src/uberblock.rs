@@ -1,14 +1,14 @@
-//! The uberblock (chapter 01 §3): the root of everything, rewritten each group.
+//! The uberblock (chapter 01 §3): the root of a pool, written in each txg.
 //!
 //! # Theory
-//! 27 words in the writer's byte order; the magic tells which. Which uberblock
-//! is the newest is decided by [`Uberblock::rank`]: group, then time, then the
-//! multihost sequence.
+//! 27 words in the writer's byte order, which the magic reveals. [`Uberblock::rank`]
+//! determines which uberblock is the newest: txg, then time, then the multihost
+//! sequence.
 //!
 //! # Invariants
-//! The multihost fields exist only behind their own magic. The root block
-//! pointer is checked as every block pointer is; a hole occurs only in the
-//! template of a device that was never synced (group 0).
+//! The multihost fields exist only behind their own magic. The root block pointer is
+//! checked like every block pointer. A hole occurs only in the template of a device
+//! that was never synced (txg 0).
 
 use base::{Error, Result, Txg};
 
@@ -68,7 +68,7 @@ impl Mmp {
     }
 }
 
-/// What the scratch area of an expanding RAID-Z holds (chapter 08 §E).
+/// The content of the scratch area of an expanding RAID-Z (chapter 08 §E).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScratchState {
     /// Not in use.
@@ -79,7 +79,7 @@ pub enum ScratchState {
     InvalidSynced,
     /// Written back while importing.
     InvalidSyncedOnImport,
-    /// Written back, and the reflow went on.
+    /// Written back, and the reflow continued.
     InvalidSyncedReflow,
 }
 
@@ -97,7 +97,7 @@ pub struct Reflow {
 pub struct Uberblock {
     /// Pool version: 1 to 28, or 5000.
     pub version: u64,
-    /// The group whose sync it ends; 0 on a device never synced.
+    /// The txg whose sync it ends; 0 on a device that was never synced.
     pub txg: Txg,
     /// Sum of all vdev guids, modulo 2^64 (chapter 01 §4.4).
     pub guid_sum: u64,
@@ -109,7 +109,7 @@ pub struct Uberblock {
     pub software_version: u64,
     /// Multihost fields, if their magic is there.
     pub mmp: Option<Mmp>,
-    /// Non-zero only in a checkpointed uberblock: its original group.
+    /// Non-zero only in a checkpointed uberblock: its original txg.
     pub checkpoint_txg: Txg,
     /// Packed expansion progress; see [`Uberblock::reflow`].
     pub raidz_reflow_info: u64,
@@ -132,7 +132,7 @@ impl Uberblock {
         Ok(Uberblock { endian, ..Self::from_words(&words)? })
     }
 
-    /// From its words, as the checkpoint keeps them (chapter 01 §8.5).
+    /// Parses the words, as the checkpoint stores them (chapter 01 §8.5).
     ///
     /// # Errors
     /// As [`Uberblock::parse`].
@@ -202,7 +202,7 @@ impl Uberblock {
         Ok(out)
     }
 
-    /// Larger is newer: group, time, multihost sequence (chapter 01 §3.1).
+    /// The sort key; larger is newer: txg, time, multihost sequence (chapter 01 §3.1).
     pub fn rank(&self) -> (Txg, u64, u64) {
         (self.txg, self.timestamp, self.mmp.and_then(Mmp::sequence).unwrap_or(0))
     }
@@ -212,7 +212,7 @@ impl Uberblock {
         self.rank().cmp(&other.rank())
     }
 
-    /// Whether another host may hold the pool: multihost is on.
+    /// Whether multihost is on, so that another host may hold the pool.
     pub fn is_multihost(&self) -> bool {
         self.mmp.is_some_and(|m| m.delay != 0)
     }

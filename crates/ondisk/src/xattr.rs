@@ -28,7 +28,7 @@ const PREFIXES: [&[u8]; 4] = [USER, b"trusted.", b"security.", b"system."];
 ///
 /// # Errors
 /// `Corrupt` when it is not a packed nvlist, `Limit` as [`NvList::unpack`].
-/// Pairs of another type than byte array are skipped, as OpenZFS never makes them.
+/// Pairs of another type than byte array are skipped; OpenZFS never creates them.
 pub fn parse_sa(packed: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let list = NvList::unpack(packed)?;
     Ok(list
@@ -81,7 +81,7 @@ pub struct StoredNames {
     pub second: Option<Vec<u8>>,
 }
 
-/// Where to look for the attribute that Linux calls `name`. `compat`: the user
+/// The stored names of the attribute that Linux calls `name`. `compat`: the user
 /// namespace is stored without prefix (tunable zfs_xattr_compat).
 ///
 /// # Errors

@@ -1,16 +1,16 @@
 //! The ZAP: names mapped to arrays of integers (chapter 03 §12–§19).
 //!
 //! # Theory
-//! A ZAP is one *microzap* block (an unordered array of name and number), or a
-//! *fat* ZAP: a header block, a table of 2^zt_shift pointers indexed by the high
-//! bits of the hash, and leaf blocks ([`crate::zapleaf`]). Lookup by name is
-//! hash → pointer → leaf → bucket; iteration follows (hash, cd), where cd tells
-//! apart entries of equal hash.
+//! A ZAP is either one *microzap* block (an unordered array of names and numbers) or a
+//! *fat* ZAP: a header block, a table of 2^zt_shift pointers indexed by the high bits
+//! of the hash, and leaf blocks ([`crate::zapleaf`]). A lookup by name goes from hash
+//! to pointer to leaf to bucket. Iteration is in the order of (hash, cd), where cd, the
+//! collision differentiator, distinguishes entries of equal hash.
 //!
 //! # Invariants
-//! * Nothing here reads blocks: callers hand in the bytes of each.
-//! * [`FatHeader`] has a consistent pointer table: its size matches zt_shift,
-//!   and every block id it gives out lies below `zap_freeblk`.
+//! * Nothing here reads blocks: callers pass the bytes of each.
+//! * [`FatHeader`] has a consistent pointer table: its size matches zt_shift, and every
+//!   block id that it returns is below `zap_freeblk`.
 //! * Hashes have their low bits masked off; two hashes compare as numbers.
 //!
 //! # Departures
@@ -59,7 +59,7 @@ const MZ_NAME: usize = 50;
 const MZ_NAME_AT: usize = MZ_ENTRY - MZ_NAME;
 const POLY: u64 = 0xC96C_5795_D787_0F42;
 
-/// Of each byte, followed by 0 to 7 bytes of zeros.
+/// For each byte value, its CRC followed by 0 to 7 zero bytes.
 const fn crc_tables() -> [[u64; 256]; 8] {
     let mut tables = [[0; 256]; 8];
     let mut i = 0;
@@ -88,7 +88,8 @@ const fn crc_tables() -> [[u64; 256]; 8] {
 
 static CRC: [[u64; 256]; 8] = crc_tables();
 
-/// Eight bytes in one step: a name is hashed against all of its directory.
+/// Processes eight bytes in one step, because looking up a name hashes it against its
+/// whole directory.
 fn crc(mut h: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     for word in words {
@@ -195,7 +196,7 @@ impl<'a> MicroZap<'a> {
         })
     }
 
-    /// Entries there is room for.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.block.len() / MZ_ENTRY - 1
     }
@@ -241,7 +242,8 @@ impl<'a> MicroZap<'a> {
         if name.is_empty() || ends > MZ_ENTRY || name.contains(&0) {
             return None;
         }
-        // Eight bytes at a time: of the name's first, or all of a shorter one and its end.
+        // Compares eight bytes at a time: the first of the name, or all of a shorter
+        // one with its end.
         let word = |raw: &[u8]| raw.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         let mut begin = [0; 8];
         let shown = name.len().min(8);
@@ -257,8 +259,8 @@ impl<'a> MicroZap<'a> {
         self.slot(slot)
     }
 
-    /// The entry that `key` finds: of several that normalise alike, that of the lowest
-    /// differentiator.
+    /// The entry that matches `key`; of several that normalise alike, the one with the
+    /// lowest differentiator.
     pub fn find_key(&self, key: &NameKey<'_>) -> Option<MicroEntry<'a>> {
         match key.exact() {
             Some(name) => self.find(name),
@@ -278,7 +280,7 @@ impl<'a> MicroZap<'a> {
     }
 }
 
-/// Where an entry stands in cursor order.
+/// The position of an entry in cursor order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MicroKey {
     /// Hash of the normalised name.
@@ -314,7 +316,7 @@ impl MicroIndex {
         tail.get(..n).unwrap_or_default()
     }
 
-    /// Notes an entry; what was noted of its hash and cd before is replaced.
+    /// Adds an entry; replaces an earlier one with the same hash and cd.
     pub fn insert(&mut self, key: MicroKey) {
         let at = self.keys.partition_point(|k| (k.hash, k.cd) < (key.hash, key.cd));
         match self.keys.get_mut(at).filter(|k| (k.hash, k.cd) == (key.hash, key.cd)) {
@@ -323,7 +325,7 @@ impl MicroIndex {
         }
     }
 
-    /// Forgets the entry in a slot.
+    /// Removes the entry of a slot.
     pub fn remove(&mut self, hash: u64, slot: u32) {
         let first = self.keys.partition_point(|k| k.hash < hash);
         let tail = self.keys.get(first..).unwrap_or_default();
@@ -336,7 +338,7 @@ impl MicroIndex {
 
     /// The smallest cd that no entry of this hash has.
     pub fn free_cd(&self, hash: u64) -> u32 {
-        // Keys are sorted, so that the first gap is the answer.
+        // Keys are sorted, so the first gap is the result.
         let mut cd = 0;
         for key in self.with_hash(hash) {
             if key.cd == cd {
@@ -414,7 +416,7 @@ impl FatPhys {
         if self.flags & !(FLAG_HASH64 | FLAG_UINT64_KEY | FLAG_PRE_HASHED_KEY) != 0 {
             return bad("unknown flags");
         }
-        // A leaf may be as deep as the table; growth stops two bits early.
+        // A leaf may be as deep as the table; growth stops two bits before that.
         if self.zt_shift > u64::from(self.hash_bits()) {
             return bad("the pointer table is too large");
         }
@@ -454,7 +456,7 @@ impl FatPhys {
     }
 }
 
-/// Where the pointer for a hash is.
+/// The location of the pointer for a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerLocation {
     /// In the header block: this is the leaf's block id, 0 for no leaf.
@@ -512,7 +514,7 @@ impl<'a> FatHeader<'a> {
         self.bs
     }
 
-    /// Where the leaf pointer for `hash` is.
+    /// The location of the leaf pointer for `hash`.
     ///
     /// # Errors
     /// `Corrupt` when an embedded pointer lies beyond the ZAP.
@@ -520,7 +522,7 @@ impl<'a> FatHeader<'a> {
         self.pointer_at(self.phys.pointer_index(hash))
     }
 
-    /// Where pointer `index` of the table is.
+    /// The location of pointer `index` of the table.
     ///
     /// # Errors
     /// `Invalid` when the table is smaller, `Corrupt` as
@@ -574,7 +576,7 @@ pub struct Cursor {
 pub const COOKIE_END: u64 = u64::MAX;
 
 impl Cursor {
-    /// The position just behind the entry (hash, cd), in a ZAP of that many
+    /// The position directly behind the entry (hash, cd), in a ZAP with this number of
     /// hash bits; `None` behind the last possible one.
     pub fn after(hash: u64, cd: u32, bits: u32) -> Option<Cursor> {
         match cd.checked_add(1).filter(|cd| fits(*cd, bits)) {
@@ -583,12 +585,12 @@ impl Cursor {
         }
     }
 
-    /// The 64-bit form that readdir hands out. `bits` is 28 or 48.
+    /// The 64-bit form that readdir returns. `bits` is 28 or 48.
     pub fn cookie(self, bits: u32) -> u64 {
         (self.hash >> (64 - bits)) | (u64::from(self.cd) << bits)
     }
 
-    /// The position that a cookie stands for; `None` at the end.
+    /// The position that a cookie represents; `None` at the end.
     pub fn from_cookie(cookie: u64, bits: u32) -> Option<Cursor> {
         if cookie == COOKIE_END {
             return None;

@@ -1,19 +1,19 @@
 //! Leaf blocks of a fat ZAP (chapter 03 §14.3, §14.4, §17).
 //!
 //! # Theory
-//! A leaf is a hash table in one block: a header, 2^(bs−5) bucket heads, then
-//! 24-byte chunks. An entry is one chunk that heads two chains of array chunks,
-//! the name and the value; entries of a bucket are chained. A leaf holds every
-//! entry whose hash starts with its prefix.
+//! A leaf is a hash table in one block: a header, 2^(bs−5) bucket heads, then 24-byte
+//! chunks. An entry is one chunk that heads two chains of array chunks, the name and
+//! the value; the entries of a bucket are chained. A leaf holds every entry whose hash
+//! starts with its prefix.
 //!
 //! # Invariants
-//! * [`Leaf`] is read-only and trusts nothing: chunk numbers are checked where
-//!   they are used and every walk takes at most as many steps as there are
-//!   chunks, so that a cycle is an error of kind `Corrupt`. Free lists and
-//!   counters are not needed to read and are checked by [`Leaf::verify`] alone.
+//! * [`Leaf`] is read-only and trusts no stored value. Chunk numbers are checked where
+//!   they are used, and every walk takes at most as many steps as there are chunks, so
+//!   that a cycle is an error of kind `Corrupt`. Free lists and counters are not needed
+//!   for reading and are checked only by [`Leaf::verify`].
 //! * [`LeafMut`](crate::zap::leafmut::LeafMut) is the writer.
-//! * Readers take the lowest collision differentiator among equal matches,
-//!   whatever the order of the chain.
+//! * Among equal matches, readers select the lowest collision differentiator,
+//!   regardless of the order of the chain.
 
 use base::{Error, Result};
 
@@ -91,7 +91,7 @@ pub fn chunk_count(bs: u32) -> usize {
     ((1usize << bs) - 2 * buckets(bs)) / CHUNK - 2
 }
 
-/// Chunks that `bytes` of name or value take.
+/// Number of chunks for `bytes` of name or value.
 pub fn array_chunks(bytes: usize) -> usize {
     bytes.div_ceil(ARRAY_BYTES)
 }
@@ -99,7 +99,7 @@ pub fn array_chunks(bytes: usize) -> usize {
 /// Bucket of `hash` in a leaf of `1 << bs` bytes whose prefix has `prefix_len` bits.
 pub(crate) fn bucket_of(hash: u64, bs: u32, prefix_len: u32) -> usize {
     let bits = bs - 5;
-    // A leaf this deep has no hash bits left for buckets: shifts saturate.
+    // A leaf this deep has no hash bits left for buckets; the shift saturates.
     let rest = hash.checked_shl(prefix_len).unwrap_or(0);
     (rest >> (64 - bits)) as usize
 }
@@ -127,7 +127,7 @@ impl LeafHeader {
         next_hash_after_leaf(self.prefix, u32::from(self.prefix_len))
     }
 
-    /// Whether entries with this hash belong into the leaf.
+    /// Whether entries with this hash belong to the leaf.
     pub fn covers(&self, hash: u64) -> bool {
         hash.checked_shr(64 - u32::from(self.prefix_len)).unwrap_or(0) == self.prefix
     }
@@ -263,7 +263,7 @@ impl<'a> Leaf<'a> {
         Ok(best)
     }
 
-    /// The smallest differentiator that no entry of this hash has.
+    /// The smallest differentiator that no entry of this hash uses.
     ///
     /// # Errors
     /// `Corrupt` when the bucket's chain is broken or endless.
@@ -340,7 +340,7 @@ impl<'a> Leaf<'a> {
         })
     }
 
-    /// Calls `visit` with each piece of an array until it says no.
+    /// Calls `visit` with each piece of an array until it returns false.
     fn walk_array(
         &self,
         first: u16,
@@ -371,8 +371,8 @@ impl<'a> Leaf<'a> {
     /// # Errors
     /// `Corrupt` naming the first violation.
     pub fn verify(&self, key_size: usize) -> Result<()> {
-        // Writers verify every leaf they touch: straight over the chunks, without
-        // the calls that readers of single entries make.
+        // Writers verify every leaf that they change. So this walks the chunks
+        // directly, without the calls that readers of single entries make.
         let all = self.block[chunks_at(self.bs)..].as_chunks::<CHUNK>().0;
         let swap = self.endian != Endian::Little;
         let u16_of = |c: &[u8; CHUNK], at: usize| {
@@ -477,12 +477,12 @@ impl<'a> LeafEntry<'a> {
         usize::from(self.value_numints) * usize::from(self.int_size)
     }
 
-    /// Chunks that the value takes.
+    /// Number of chunks of the value.
     pub fn value_chunks(&self) -> usize {
         array_chunks(self.value_len())
     }
 
-    /// Chunks that the whole entry takes; `key_size` as for [`Leaf::verify`].
+    /// Number of chunks of the whole entry; `key_size` as for [`Leaf::verify`].
     pub fn chunks(&self, key_size: usize) -> usize {
         1 + array_chunks(self.name_len(key_size)) + self.value_chunks()
     }
@@ -534,7 +534,7 @@ impl<'a> LeafEntry<'a> {
         self.leaf.walk_array(self.name_chunk, name.len() + 1, |piece| {
             let (head, tail) = rest.split_at(piece.len().min(rest.len()));
             rest = tail;
-            // The last piece carries the NUL behind the name's end.
+            // The last piece contains the NUL behind the name's end.
             same = piece.starts_with(head) && piece[head.len()..].iter().all(|b| *b == 0);
             same
         })?;
@@ -627,8 +627,8 @@ impl ZapValue {
         }
     }
 
-    /// The first number of an array of 64-bit integers: what directory entries
-    /// use when a value holds more than one (chapter 06 §7.1).
+    /// The first number of an array of 64-bit integers. Directory entries use it when a
+    /// value has more than one (chapter 06 §7.1).
     pub fn first_u64(&self) -> Option<u64> {
         if self.int_size != 8 {
             return None;

@@ -1,16 +1,16 @@
 //! The intent log: header, chain blocks and records (chapter 06 §16, §17).
 //!
 //! # Theory
-//! A log is a chain of blocks. Each names the next before that is written, so
-//! the pointers' checksum words are not checksums but a *verifier*: the chain's
-//! random id, the object set, and a sequence number. A block that does not carry
-//! its verifier was never written, and ends the chain: that is normal.
+//! A log is a chain of blocks. Each block names the next one before that is written, so
+//! the pointers' checksum words are not checksums but a *verifier*: the chain's random
+//! id, the object set, and a sequence number. A block without its verifier was never
+//! written, and ends the chain; that is normal.
 //!
 //! # Invariants
-//! * A [`LogBlock`] was verified: checksum, sequence of its successor, and its
-//!   fill.
-//! * [`Records`] yields records that lie wholly inside the block, each at least
-//!   32 bytes, so it ends after at most `nused / 32` steps.
+//! * A [`LogBlock`] was verified: its checksum, the sequence number of its successor,
+//!   and its fill.
+//! * [`Records`] returns records that lie completely inside the block, each at least 32
+//!   bytes long, so it ends after at most `nused / 32` steps.
 
 use base::{Error, Result, Txg};
 use codec::checksum::Checksum;
@@ -28,7 +28,7 @@ pub use acl::{LoggedAcl, encode_acl};
 pub use encode::{RECORD_SEQ_AT, WRITE_HEADER, records_at, seal};
 
 pub use record::{
-    AclInfo, Body, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record,
+    AclInfo, CloneRange, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, RecordBody,
     RecordHeader, SetAttr, Whiteout, Write, XAT_PROJID, Xvattr,
 };
 
@@ -72,10 +72,10 @@ const ECK_AT: usize = CHAIN_SIZE - ECK_SIZE;
 /// Byte offset of a pointer's checksum words.
 const WORDS_AT: usize = 96;
 
-/// A block pointer of the chain with its verifier, which a hole has too.
+/// A block pointer of the chain with its verifier, which a hole also has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogPtr {
-    /// Where the block is; a hole ends the chain.
+    /// Pointer to the block; a hole ends the chain.
     pub bp: BlkPtr,
     /// Chain id (two words), object set, sequence.
     pub verifier: [u64; 4],
@@ -115,7 +115,7 @@ pub const CLAIM_LR_SEQ_VALID: u64 = 2;
 /// The log's header, inside the object set block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZilHeader {
-    /// Group in which the chain was claimed; zero is unclaimed.
+    /// Txg in which the chain was claimed; zero if unclaimed.
     pub claim_txg: Txg,
     /// Highest record sequence replayed.
     pub replay_seq: u64,
@@ -182,7 +182,7 @@ fn invalid(what: &str) -> Error {
 }
 
 impl<'a> LogBlock<'a> {
-    /// Verifies and parses what `ptr` points to; `block` is the whole block as read.
+    /// Verifies and parses the block of `ptr`; `block` is the whole block as read.
     ///
     /// # Errors
     /// `Checksum` or `Corrupt`, both of which end the chain.
@@ -227,8 +227,8 @@ impl<'a> LogBlock<'a> {
         Ok(LogBlock { next, endian, records, chain, encrypted, mac })
     }
 
-    /// The records in order. Of an encrypted block only the headers mean
-    /// anything until the bodies are decrypted.
+    /// The records in order. In an encrypted block only the headers are meaningful
+    /// until the bodies are decrypted.
     pub fn records(&self) -> Records<'a> {
         Records { rest: self.records, endian: self.endian, failed: false }
     }
@@ -255,7 +255,7 @@ fn verify(
     }
 }
 
-/// The records of a block, not yet taken apart.
+/// The records of a block, unparsed.
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
     rest: &'a [u8],
@@ -264,7 +264,7 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Over the used bytes of a block.
+    /// The records in the used bytes of a block.
     pub fn new(bytes: &'a [u8], endian: Endian) -> Records<'a> {
         Records { rest: bytes, endian, failed: false }
     }

@@ -1,5 +1,5 @@
-//! What a file is: the attributes that both stored forms have in common, the
-//! legacy znode, and directory entries (chapter 06 §5, §6, §7.1).
+//! File attributes: those that both stored forms have in common, the legacy znode, and
+//! directory entries (chapter 06 §5, §6, §7.1).
 //!
 //! # Theory
 //! [`ZnodeAttrs`] is made from system attributes ([`crate::sa::Sa`]) or, for
@@ -8,9 +8,9 @@
 //!
 //! # Invariants
 //! * A `ZnodeAttrs` has every attribute that a valid object needs, a generation
-//!   that is not 0, and a project id if its flags say so.
-//! * ACLs and extended attributes are carried as bytes and parsed on request: a
-//!   damaged ACL does not make a file unreadable.
+//!   that is not 0, and a project id if its flags require one.
+//! * ACLs and extended attributes are kept as bytes and parsed on request: a damaged
+//!   ACL does not make a file unreadable.
 
 use base::{Error, Result};
 
@@ -23,7 +23,7 @@ use crate::zapleaf::u64_at;
 pub const ZFS_XATTR: u64 = 0x1;
 /// Flag: the ACL has inheritable entries.
 pub const ZFS_INHERIT_ACE: u64 = 0x2;
-/// Flag: the mode is all there is to the ACL.
+/// Flag: the ACL expresses no more than the mode.
 pub const ZFS_ACL_TRIVIAL: u64 = 0x4;
 /// Flag: the ACL has object entries.
 pub const ZFS_ACL_OBJ_ACE: u64 = 0x8;
@@ -35,7 +35,7 @@ pub const ZFS_ACL_DEFAULTED: u64 = 0x20;
 pub const ZFS_ACL_AUTO_INHERIT: u64 = 0x40;
 /// Flag: legacy, a scan stamp follows the znode in the bonus.
 pub const ZFS_BONUS_SCANSTAMP: u64 = 0x80;
-/// Flag: everybody may execute or search.
+/// Flag: all users may execute or search.
 pub const ZFS_NO_EXECS_DENIED: u64 = 0x100;
 /// Flag: DOS read-only.
 pub const ZFS_READONLY: u64 = 0x1_0000_0000;
@@ -80,14 +80,14 @@ pub const SYMLINK_MAX: usize = 4096;
 pub struct Time {
     /// Seconds since 1970 UTC, signed.
     pub seconds: i64,
-    /// Nanoseconds; a reader should expect more than 999999999 from damage.
+    /// Nanoseconds; may exceed 999999999 in damaged data.
     pub nanoseconds: u64,
 }
 
-/// What kind of file a mode or directory entry tells of.
+/// The type of a file, from a mode or directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileType {
-    /// Not told (ZPL version 1), or nonsense.
+    /// Not stored (ZPL version 1), or invalid.
     Unknown,
     /// FIFO.
     Fifo,
@@ -143,7 +143,7 @@ impl FileType {
 /// The value of a directory entry (§7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Object number, 48 bits.
+    /// Object id, 48 bits.
     pub object: u64,
     /// Type of the object.
     pub file_type: FileType,
@@ -167,18 +167,18 @@ pub enum ZnodeAcl {
     /// None.
     #[default]
     None,
-    /// With the attributes.
+    /// Stored with the attributes.
     Inline {
         /// Entries.
         count: u64,
-        /// 12-byte entries of the first form, else the second form.
+        /// 12-byte entries of the first form, otherwise the second form.
         v0: bool,
         /// Byte order of the entries.
         endian: Endian,
         /// The entries.
         bytes: Box<[u8]>,
     },
-    /// In an object of its own, from offset 0 (legacy).
+    /// In a separate object, from offset 0 (legacy).
     External {
         /// The object.
         object: u64,
@@ -186,7 +186,7 @@ pub enum ZnodeAcl {
         count: u64,
         /// Bytes of the entries.
         bytes: u64,
-        /// 12-byte entries of the first form, else the second form.
+        /// 12-byte entries of the first form, otherwise the second form.
         v0: bool,
     },
 }
@@ -216,7 +216,7 @@ pub struct ZnodeAttrs {
     pub mode: u64,
     /// Bytes; directories: entries + 2.
     pub size: u64,
-    /// Group of creation, not 0.
+    /// Txg of creation, not 0.
     pub generation: u64,
     /// Owner (FUID).
     pub uid: u64,
@@ -254,7 +254,7 @@ pub struct ZnodeAttrs {
     pub dxattr: Option<Box<[u8]>>,
 }
 
-/// What every file has (chapter 06 §4.5).
+/// Attributes that every file has (chapter 06 §4.5).
 const REQUIRED: [ZplAttr; 12] = [
     ZplAttr::Mode,
     ZplAttr::Gen,
@@ -270,8 +270,8 @@ const REQUIRED: [ZplAttr; 12] = [
     ZplAttr::Crtime,
 ];
 
-/// An attribute that a file of this type with these flags must have and that is not
-/// among those `seen`: bit `attr as u32` for each attribute found (chapter 06 §4.5).
+/// An attribute that a file of this type with these flags must have, but that is not in
+/// `seen`, which has bit `attr as u32` for each attribute found (chapter 06 §4.5).
 pub fn missing_attr(seen: u32, file_type: FileType, flags: u64) -> Option<ZplAttr> {
     let device = matches!(file_type, FileType::Char | FileType::Block);
     let project = flags & ZFS_PROJID != 0;
@@ -281,7 +281,7 @@ pub fn missing_attr(seen: u32, file_type: FileType, flags: u64) -> Option<ZplAtt
 }
 
 impl ZnodeAttrs {
-    /// The type that the mode tells.
+    /// The type according to the mode.
     pub fn file_type(&self) -> FileType {
         FileType::of_mode(self.mode)
     }
@@ -370,7 +370,7 @@ impl ZnodeAttrs {
             uid,
             gid,
             parent,
-            // Meaningless in any other form, and there is no attribute PROJID here.
+            // Meaningless in any other form; there is no attribute PROJID here.
             flags: flags & !(ZFS_BONUS_SCANSTAMP | ZFS_PROJID),
             atime,
             mtime,
@@ -445,7 +445,7 @@ mod tests {
             (aces.len(), aces[0].mask, aces[0].subject()),
             (1, 1, crate::acl::Who::Everyone)
         );
-        // A target that does not fit is in the data.
+        // A target that does not fit is stored in the data.
         let long = ZnodeAttrs::from_legacy(&legacy(0o120777, 5, 0, b"dest"), Endian::Little);
         assert_eq!(long.unwrap().symlink, None);
         let dev = ZnodeAttrs::from_legacy(&legacy(0o020600, 0, 0x80, &[3; 32]), Endian::Little);

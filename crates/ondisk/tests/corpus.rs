@@ -1,5 +1,5 @@
-//! Every corpus file, and 2000 seeded mutations of each, through its entry point:
-//! what the fuzzers do, in a fixed amount of work, on a stable compiler.
+//! Runs every corpus file, and 2000 seeded mutations of each, through its entry point,
+//! as the fuzzers do, but with a fixed amount of work and a stable compiler.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// Values that lengths and counts go wrong at.
+/// Values with which lengths and counts often fail.
 const EVIL: [u64; 8] = [0, 1, 7, 0x7f, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
 
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
@@ -54,7 +54,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
                 bytes.iter_mut().skip(at).zip(raw).for_each(|(to, from)| *to = from);
             }
             4 => {
-                // Words from elsewhere in the same file.
+                // Words from another position in the same file.
                 let from = random.below(bytes.len()) & !3;
                 let piece: Vec<u8> =
                     bytes.iter().skip(from).take(4 << random.below(4)).copied().collect();

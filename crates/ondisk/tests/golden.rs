@@ -36,7 +36,7 @@ const LABELS: [&str; 7] = [
     "removed-disk2",
 ];
 
-/// The list prints as `zdb -l` prints it, and packs to the very bytes.
+/// The list is printed as by `zdb -l`, and packs to identical bytes.
 #[test]
 fn labels_print_and_pack_like_openzfs() {
     for name in LABELS {

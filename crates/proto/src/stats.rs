@@ -1,6 +1,6 @@
 //! Kstats, tunables and the cache's curve on the wire.
 
-use cenote::kstat::{Body, Kstat, Value};
+use cenote::kstat::{Kstat, KstatBody, Value};
 use serde::{Deserialize, Serialize};
 
 /// Kstats in one request.
@@ -69,11 +69,11 @@ impl Stat {
     /// A kstat, for the wire.
     pub fn new(path: String, k: Kstat) -> Stat {
         let body = match k.body {
-            Body::Named(rows) => {
+            KstatBody::Named(rows) => {
                 StatBody::Named(rows.into_iter().map(|(n, v)| (n.into_owned(), v.into())).collect())
             }
-            Body::Raw(text) => StatBody::Raw(text),
-            Body::Text(text) => StatBody::Text(text),
+            KstatBody::Raw(text) => StatBody::Raw(text),
+            KstatBody::Text(text) => StatBody::Text(text),
         };
         let class = k.class.into_owned();
         Stat { path, class, body, kid: k.kid, crtime: k.crtime, snaptime: k.snaptime }
@@ -83,10 +83,10 @@ impl Stat {
     pub fn into_kstat(self) -> (String, Kstat) {
         let body = match self.body {
             StatBody::Named(rows) => {
-                Body::Named(rows.into_iter().map(|(n, v)| (n.into(), v.into())).collect())
+                KstatBody::Named(rows.into_iter().map(|(n, v)| (n.into(), v.into())).collect())
             }
-            StatBody::Raw(text) => Body::Raw(text),
-            StatBody::Text(text) => Body::Text(text),
+            StatBody::Raw(text) => KstatBody::Raw(text),
+            StatBody::Text(text) => KstatBody::Text(text),
         };
         let (kid, crtime, snaptime) = (self.kid, self.crtime, self.snaptime);
         (self.path, Kstat { class: self.class.into(), body, kid, crtime, snaptime })

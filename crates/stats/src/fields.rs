@@ -432,7 +432,7 @@ mod tests {
             ("meta", 1 << 30),
             ("pd", 1 << 31),
         ]);
-        if let cenote::kstat::Body::Named(rows) = &mut arc.body {
+        if let cenote::kstat::KstatBody::Named(rows) = &mut arc.body {
             rows.push(("memory_available_bytes".into(), cenote::kstat::Value::I64(-7)));
         }
         let zfetch = Kstat::numbers([("hits", 10), ("future", 4), ("stride", 2), ("io_active", 3)]);

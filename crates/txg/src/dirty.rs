@@ -1,29 +1,29 @@
-//! Dirty bytes, by group and in all.
+//! Counters of dirty bytes, for each txg and in total.
 
 use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use crate::{TXG_SLOTS, slot};
 
 #[derive(Debug, Default)]
-struct Slot {
+struct DirtySlot {
     bytes: AtomicU64,
-    /// Something changed, if only a thing that counts no bytes.
+    /// Something changed, possibly without dirty bytes.
     touched: AtomicBool,
 }
 
-/// The counters. The total is raised before and lowered after the group's, so that it is
-/// never below the sum.
+/// The counters. The total is raised before the txg's counter and lowered after it, so
+/// that it is never below the sum.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     total: AtomicU64,
-    slots: [Slot; TXG_SLOTS],
+    slots: [DirtySlot; TXG_SLOTS],
 }
 
-/// What an addition did.
+/// The result of an addition.
 pub(crate) struct Added {
-    /// It was the group's first.
+    /// It was the txg's first.
     pub(crate) first: bool,
-    /// The group's bytes before it.
+    /// The txg's bytes before it.
     pub(crate) before: u64,
 }
 
@@ -36,7 +36,7 @@ impl Dirty {
         Added { first, before }
     }
 
-    /// Takes bytes off a group, as many as it has.
+    /// Subtracts bytes from a txg, at most as many as it has.
     pub(crate) fn sub(&self, txg: u64, bytes: u64) {
         let group = &self.slots[slot(txg)].bytes;
         let take = |have: u64| Some(have - have.min(bytes));
@@ -45,7 +45,7 @@ impl Dirty {
         }
     }
 
-    /// Forgets what is left of a group.
+    /// Resets the counter of a txg.
     pub(crate) fn clear(&self, txg: u64) {
         let group = &self.slots[slot(txg)];
         self.total.fetch_sub(group.bytes.swap(0, SeqCst), SeqCst);

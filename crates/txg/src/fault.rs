@@ -1,43 +1,43 @@
-//! Bugs for the model tests to find: a checker that finds nothing must be shown to find
-//! something. Without `--cfg shuttle` they do not exist.
+//! Planted bugs for the model tests: they show that the tests can find bugs. Without
+//! `--cfg shuttle` they do not exist.
 
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A group syncs while it is held.
+    /// A txg syncs while it is held.
     NoDrain,
-    /// A holder does not look at the open group again after it was counted.
+    /// A holder does not check the open txg again after it was counted.
     NoRecheck,
-    /// The last holder of a closed group tells nobody.
+    /// The last holder of a closed txg notifies no thread.
     SilentRelease,
-    /// Who waits at the limit for dirty data is not told of room.
+    /// A writer that waits at the limit for dirty data is not notified of room.
     SilentRoom,
 }
 
-/// What is planted: nothing.
+/// The planted bugs: none.
 #[cfg(not(shuttle))]
 #[derive(Clone, Copy, Debug)]
-pub struct Faults;
+pub struct PlantedFaults;
 
 #[cfg(not(shuttle))]
-impl Faults {
+impl PlantedFaults {
     /// No bug.
-    pub const NONE: Faults = Faults;
+    pub const NONE: PlantedFaults = PlantedFaults;
 
     pub(crate) fn has(self, _: Fault) -> bool {
         false
     }
 }
 
-/// What is planted.
+/// The planted bugs.
 #[cfg(shuttle)]
 #[derive(Clone, Copy, Debug)]
-pub struct Faults(pub Option<Fault>);
+pub struct PlantedFaults(pub Option<Fault>);
 
 #[cfg(shuttle)]
-impl Faults {
+impl PlantedFaults {
     /// No bug.
-    pub const NONE: Faults = Faults(None);
+    pub const NONE: PlantedFaults = PlantedFaults(None);
 
     pub(crate) fn has(self, fault: Fault) -> bool {
         self.0 == Some(fault)

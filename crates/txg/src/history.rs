@@ -1,13 +1,13 @@
-//! What became of each group, for the kstat `txgs` (chapter 09 §6).
+//! The history of txgs, for the kstat `txgs` (chapter 09 §6).
 
-/// The state of a group, as the kstat shows it.
+/// The state of a txg, as the kstat shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TxgState {
-    /// It takes holds.
+    /// Open for holds.
     Open,
     /// Closed; its last holders finish.
     Quiescing,
-    /// Nobody holds it; it waits for the sync thread.
+    /// Without holders; it waits for the sync thread.
     WaitingForSync,
     /// It is being written.
     Syncing,
@@ -28,7 +28,7 @@ impl TxgState {
     }
 }
 
-/// What the devices did for a group.
+/// The device operations of a txg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoTotals {
     /// Bytes read.
@@ -41,18 +41,18 @@ pub struct IoTotals {
     pub writes: u64,
 }
 
-/// One line of the kstat. Durations of steps that did not end yet are 0.
+/// One line of the kstat. Durations of steps that have not ended are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxgRecord {
-    /// The group.
+    /// The txg.
     pub txg: u64,
     /// When it opened, nanoseconds since [`crate::Txgs::epoch`].
     pub birth: u64,
     /// Its state.
     pub state: TxgState,
-    /// Bytes that were dirty when it began to sync; until then, what is dirty now.
+    /// Dirty bytes when it began to sync; before that, the current dirty bytes.
     pub ndirty: u64,
-    /// What the devices did for it.
+    /// Its device operations.
     pub io: IoTotals,
     /// Nanoseconds open.
     pub otime: u64,
@@ -64,7 +64,7 @@ pub struct TxgRecord {
     pub stime: u64,
 }
 
-/// A living group's times, nanoseconds since the epoch.
+/// The times of a living txg, nanoseconds since the epoch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
     pub(crate) birth: u64,
@@ -76,7 +76,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// The group's line, given when it was synced and what is dirty now.
+    /// The txg's line, given the time at which it synced and its current dirty bytes.
     pub(crate) fn record(&self, txg: u64, synced: Option<u64>, dirty: u64) -> TxgRecord {
         let span = |from: Option<u64>, to: Option<u64>| {
             from.zip(to).map_or(0, |(from, to)| to.saturating_sub(from))

@@ -1,14 +1,14 @@
-//! Holds: who still changes memory under which group.
+//! A hold keeps a txg open while its owner changes memory.
 //!
 //! # Theory
-//! Counters in rows, one row for each thread that can run at once, one counter for each
-//! slot. A thread counts in its row; a hold is given back to the row where it was
-//! counted, whichever thread does it, and copies of it stay there. So once a group is
-//! closed each counter of it only falls, and one pass that finds every row at zero
-//! proves that nobody holds the group.
+//! The counters are in rows, one row for each thread that can run at once, with one
+//! counter for each txg slot. A thread counts in its row. A hold is released in the row
+//! in which it was counted, whichever thread releases it, and copies of it are counted
+//! there too. So once a txg is closed, each of its counters only falls, and one pass
+//! that finds every row at zero proves that the txg has no holder.
 //!
-//! A hold owns a handle of its row rather than of the whole: the reference count lies on
-//! the row's own cache lines.
+//! A hold owns a handle of its row rather than of the shared state, so the reference
+//! count lies on the row's own cache lines.
 
 use std::sync::Arc;
 
@@ -16,42 +16,42 @@ use base::rt::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use base::rt::{self, Condvar, Mutex};
 use base::{Result, Txg};
 
-use crate::fault::{Fault, Faults};
-use crate::state::{Gate, State};
+use crate::fault::{Fault, PlantedFaults};
+use crate::state::{Gate, TxgsState};
 use crate::{TXG_SLOTS, slot};
 
 /// Most rows.
 const ROWS_MAX: usize = 64;
 
-/// A row of counters. Two cache lines, since processors fetch lines in pairs.
+/// A row of counters. Two cache lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Row([AtomicU64; TXG_SLOTS]);
+struct HoldCounters([AtomicU64; TXG_SLOTS]);
 
-/// What holders and the sync thread share.
-pub(crate) struct Core {
-    /// The open group; written under the lock.
+/// State shared by holders and the sync thread.
+pub(crate) struct TxgCore {
+    /// The open txg; written under the lock.
     pub(crate) open: AtomicU64,
-    /// [`Gate`], as a number; written under the lock.
+    /// [`Gate`] as a number; written under the lock.
     pub(crate) gate: AtomicU8,
-    rows: Box<[Row]>,
-    pub(crate) faults: Faults,
-    /// Times are nanoseconds since then.
+    rows: Box<[HoldCounters]>,
+    pub(crate) faults: PlantedFaults,
+    /// Start of the time scale; times are nanoseconds since then.
     pub(crate) epoch: rt::Instant,
-    pub(crate) state: Mutex<State>,
-    /// The sync thread waits here.
+    pub(crate) state: Mutex<TxgsState>,
+    /// Wakes the sync thread.
     pub(crate) work: Condvar,
-    /// Everybody else waits here.
+    /// Wakes all other threads.
     pub(crate) done: Condvar,
 }
 
-impl Core {
-    pub(crate) fn new(state: State, faults: Faults) -> Arc<Core> {
+impl TxgCore {
+    pub(crate) fn new(state: TxgsState, faults: PlantedFaults) -> Arc<TxgCore> {
         let rows = rt::parallelism().next_power_of_two().min(ROWS_MAX);
-        Arc::new(Core {
+        Arc::new(TxgCore {
             open: AtomicU64::new(state.open),
             gate: AtomicU8::new(Gate::Open as u8),
-            rows: (0..rows).map(|_| Row::default()).collect(),
+            rows: (0..rows).map(|_| HoldCounters::default()).collect(),
             faults,
             epoch: rt::now(),
             state: Mutex::new(state),
@@ -60,12 +60,12 @@ impl Core {
         })
     }
 
-    /// Nanoseconds since the groups were made.
+    /// Nanoseconds since the state was created.
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Whether nobody holds this closed group.
+    /// Whether this closed txg has no holder.
     pub(crate) fn drained(&self, txg: u64) -> bool {
         self.rows.iter().all(|row| row.0[slot(txg)].load(SeqCst) == 0)
     }
@@ -74,7 +74,8 @@ impl Core {
         self.rows[row].0[slot(txg)].fetch_add(1, SeqCst);
     }
 
-    /// Takes one off, and tells the sync thread if that was the last of a closed group.
+    /// Subtracts one, and notifies the sync thread if that was the last holder of a
+    /// closed txg.
     fn release(&self, row: usize, txg: u64) {
         let before = self.rows[row].0[slot(txg)].fetch_sub(1, SeqCst);
         if before != 1 || self.open.load(SeqCst) == txg || self.faults.has(Fault::SilentRelease) {
@@ -89,25 +90,25 @@ impl Core {
     }
 }
 
-/// One row's way to the whole.
+/// One row's reference to the shared state.
 #[repr(align(128))]
-struct Handle {
-    core: Arc<Core>,
+struct RowHandle {
+    core: Arc<TxgCore>,
     row: usize,
 }
 
 /// The handles of all rows.
 pub(crate) struct Holds {
-    handles: Box<[Arc<Handle>]>,
+    handles: Box<[Arc<RowHandle>]>,
 }
 
 impl Holds {
-    pub(crate) fn new(core: &Arc<Core>) -> Holds {
-        let handle = |row| Arc::new(Handle { core: Arc::clone(core), row });
+    pub(crate) fn new(core: &Arc<TxgCore>) -> Holds {
+        let handle = |row| Arc::new(RowHandle { core: Arc::clone(core), row });
         Holds { handles: (0..core.rows.len()).map(handle).collect() }
     }
 
-    /// Holds the open group.
+    /// Takes a hold of the open txg.
     pub(crate) fn hold(&self) -> Result<Hold> {
         // The number of rows is a power of two and not 0.
         let handle = &self.handles[rt::thread_index() & (self.handles.len() - 1)];
@@ -126,7 +127,7 @@ impl Holds {
     }
 }
 
-impl Core {
+impl TxgCore {
     /// Waits until holds are given again.
     fn pass_gate(&self) -> Result<()> {
         let mut state = self.state.lock();
@@ -140,21 +141,21 @@ impl Core {
     }
 }
 
-/// Keeps a group from syncing until it is dropped. A copy holds the same group.
+/// Keeps a txg from syncing until it is dropped. A copy holds the same txg.
 pub struct Hold {
-    handle: Arc<Handle>,
+    handle: Arc<RowHandle>,
     txg: u64,
 }
 
 impl Hold {
-    /// The group.
+    /// The txg.
     pub fn txg(&self) -> Txg {
         Txg(self.txg)
     }
 }
 
 impl Clone for Hold {
-    /// Holds the same group once more, even if it is closed by now.
+    /// Takes another hold of the same txg, even if it is already closed.
     fn clone(&self) -> Hold {
         self.handle.core.count(self.handle.row, self.txg);
         Hold { handle: Arc::clone(&self.handle), txg: self.txg }

@@ -1,42 +1,44 @@
-//! Limits of dirty data, and the delay that follows from them (chapter 05 §10.1).
+//! Limits of dirty data, and the delay derived from them (chapter 05 §10.1).
 
 use base::rt::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Most lines of history.
 pub const TXG_HISTORY_MAX: u64 = 10_000;
-/// Least `zfs_dirty_data_max`: one block of the largest size.
+/// Smallest `zfs_dirty_data_max`: one block of the largest size.
 pub const DIRTY_DATA_MIN: u64 = 16 << 20;
-/// Dirty bytes that start a group's sync if they came within half a second: so fast, it is the
-/// devices that are waited for. Who takes longer is not served by it, only disturbed, and
-/// what he changes again is written twice.
+/// Dirty bytes that start a txg's sync if they arrived within half a second. At that
+/// rate the devices are the bottleneck. A slower writer would not gain from an early
+/// sync: it would only be disturbed, and data that it changes again would be written
+/// twice.
 pub const SYNC_STEP: u64 = 64 << 20;
-/// That half second, in nanoseconds.
-pub(crate) const HASTE: u64 = 500_000_000;
+/// This half second, in nanoseconds.
+pub(crate) const FAST_STEP_NS: u64 = 500_000_000;
 const DIRTY_DATA_MAX_PERCENT: u64 = 10;
 const DIRTY_DATA_MAX_MAX: u64 = 4 << 30;
 
-/// What an administrator can set; names are the tunables' without `zfs_`.
+/// The limits that an administrator can set; names are those of the tunables without
+/// `zfs_`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of dirty data at which writers stop.
     pub dirty_data_max: u64,
     /// Percent of it above which writers are delayed; 100 or more: never.
     pub delay_min_dirty_percent: u64,
-    /// The delay half way between the two, nanoseconds.
+    /// The delay half way between these two values, nanoseconds.
     pub delay_scale_ns: u64,
     /// The longest delay of one operation, nanoseconds.
     pub delay_max_ns: u64,
-    /// Percent of it that starts a group's sync; more than 100 count as 100.
+    /// Percent of it that starts a txg's sync; more than 100 counts as 100.
     pub dirty_sync_percent: u64,
-    /// Seconds after which dirt is written.
+    /// Seconds after which dirty data is written.
     pub timeout_s: u64,
-    /// Synced groups remembered, at most [`TXG_HISTORY_MAX`].
+    /// Number of synced txgs remembered, at most [`TXG_HISTORY_MAX`].
     pub txg_history: u64,
 }
 
 impl Limits {
-    /// The defaults on a machine with so many bytes of memory: a tenth of it, at most
-    /// 4 GiB, may be dirty.
+    /// The defaults on a machine with `bytes` of memory: a tenth of it, at most 4 GiB,
+    /// may be dirty.
     pub fn for_memory(bytes: u64) -> Limits {
         let share = bytes / 100 * DIRTY_DATA_MAX_PERCENT;
         let max = DIRTY_DATA_MAX_MAX.min(bytes / 4);
@@ -56,20 +58,20 @@ impl Limits {
         percent(self.dirty_data_max, self.delay_min_dirty_percent)
     }
 
-    /// Dirty bytes of the open group from which it syncs when no other group does; at least
+    /// Dirty bytes of the open txg at which it syncs when no other txg does; at least
     /// one.
     pub fn sync_from(&self) -> u64 {
         percent(self.dirty_data_max, self.dirty_sync_percent.min(100)).max(1)
     }
 
-    /// Dirty bytes that start it likewise if they came fast.
+    /// Dirty bytes that also start it if they arrived fast.
     pub fn sync_step(&self) -> u64 {
         self.sync_from().min(SYNC_STEP)
     }
 }
 
 impl Default for Limits {
-    /// As on a machine with so much memory that the cap decides.
+    /// The limits on a machine with so much memory that the upper bound applies.
     fn default() -> Limits {
         Limits::for_memory(DIRTY_DATA_MAX_MAX * 100 / DIRTY_DATA_MAX_PERCENT)
     }
@@ -80,8 +82,8 @@ fn percent(of: u64, percent: u64) -> u64 {
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds that a transaction is delayed when so many bytes are dirty: nothing up to
-/// the start, then `scale · (dirty − start) / (max − dirty)`, capped.
+/// Nanoseconds by which a transaction is delayed with `dirty` bytes: zero up to the
+/// start, then `scale · (dirty − start) / (max − dirty)`, with an upper bound.
 pub fn delay_ns(dirty: u64, limits: &Limits) -> u64 {
     let from = limits.delay_from();
     if dirty <= from && dirty < limits.dirty_data_max {
@@ -95,20 +97,20 @@ pub fn delay_ns(dirty: u64, limits: &Limits) -> u64 {
     u64::try_from(delay).unwrap_or(u64::MAX).min(limits.delay_max_ns)
 }
 
-/// When a transaction that began at `start` goes on, given when the last one did: so
-/// the pool's rate is 1/delay, however many threads write.
+/// The time at which a transaction that began at `start` continues, given the time for
+/// the last one. So the pool's rate is 1/delay, however many threads write.
 pub(crate) fn wakeup(start: u64, last: u64, delay: u64) -> u64 {
     start.max(last).saturating_add(delay)
 }
 
-/// Limits in force, changed while they are used.
-pub(crate) struct Live {
+/// The limits in force, which may change while they are used.
+pub(crate) struct AtomicLimits {
     values: [AtomicU64; 7],
 }
 
-impl Live {
-    pub(crate) fn new(limits: &Limits) -> Live {
-        let live = Live { values: Default::default() };
+impl AtomicLimits {
+    pub(crate) fn new(limits: &Limits) -> AtomicLimits {
+        let live = AtomicLimits { values: Default::default() };
         live.set(limits);
         live
     }

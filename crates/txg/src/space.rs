@@ -1,4 +1,4 @@
-//! Space promised to groups that are not on disk yet (chapter 05 §11.4).
+//! Space reservations for txgs that are not on disk yet (chapter 05 §11.4).
 
 use base::Txg;
 use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -18,38 +18,39 @@ pub fn worst_case_asize(logical: u64, max_ashift: u32) -> u64 {
     logical.max(sector).saturating_mul(ASIZE_INFLATION)
 }
 
-/// Bytes promised to the living groups of a pool or of one dataset directory. What the
-/// limit is, and whether a refusal is final or is tried again in the next group, its
-/// owner decides.
+/// Bytes reserved for the living txgs of a pool or of one dataset directory. The owner
+/// decides what the limit is, and whether a refusal is final or is retried in the next
+/// txg.
 #[derive(Debug, Default)]
 pub struct SpaceReservation {
     inflight: AtomicU64,
     slots: [AtomicU64; TXG_SLOTS],
-    /// What a group is promised once, it has.
+    /// The txg already has the reservation made by [`SpaceReservation::once`].
     once: [AtomicBool; TXG_SLOTS],
 }
 
 impl SpaceReservation {
-    /// Promises nothing yet.
+    /// Without any reservation.
     pub fn new() -> SpaceReservation {
         SpaceReservation::default()
     }
 
-    /// Promises `bytes` to a group that the caller holds, if all promises together stay
-    /// within `limit`.
+    /// Reserves `bytes` for a txg that the caller holds, if all reservations together
+    /// stay within `limit`.
     pub fn try_reserve(&self, txg: Txg, bytes: u64, limit: u64) -> bool {
         self.reserve(txg, bytes, limit).is_some()
     }
 
-    /// As [`SpaceReservation::try_reserve`]; what the group had before.
+    /// As [`SpaceReservation::try_reserve`]; returns the txg's reservation before.
     pub fn reserve(&self, txg: Txg, bytes: u64, limit: u64) -> Option<u64> {
         let more = |had: u64| had.checked_add(bytes).filter(|&sum| sum <= limit);
         self.inflight.fetch_update(SeqCst, SeqCst, more).ok()?;
         Some(self.slots[slot(txg.0)].fetch_add(bytes, SeqCst))
     }
 
-    /// As [`SpaceReservation::reserve`], for a promise that is mostly given back: it may exceed
-    /// the limit by `over`, but only if all promises before it were below the limit.
+    /// As [`SpaceReservation::reserve`], for a reservation that is mostly released
+    /// soon: it may exceed the limit by `over`, but only if all earlier reservations
+    /// were below the limit.
     pub fn overdraw(&self, txg: Txg, bytes: u64, limit: u64, over: u64) -> Option<u64> {
         let most = limit.saturating_add(over);
         let more = |had: u64| {
@@ -59,14 +60,15 @@ impl SpaceReservation {
         Some(self.slots[slot(txg.0)].fetch_add(bytes, SeqCst))
     }
 
-    /// Charges `bytes` to a group that is not on disk, whatever the limit: they are known to
-    /// be needed. What the group had before.
+    /// Adds `bytes` to the reservation of a txg that is not on disk, regardless of the
+    /// limit, because they are known to be needed. Returns the txg's reservation
+    /// before.
     pub fn charge(&self, txg: Txg, bytes: u64) -> u64 {
         self.inflight.fetch_add(bytes, SeqCst);
         self.slots[slot(txg.0)].fetch_add(bytes, SeqCst)
     }
 
-    /// Promises `bytes` once to a group that the caller holds; false if they do not fit.
+    /// Reserves `bytes` once for a txg that the caller holds; false if they do not fit.
     pub fn once(&self, txg: Txg, bytes: impl FnOnce() -> u64, limit: u64) -> bool {
         let has = &self.once[slot(txg.0)];
         if has.load(SeqCst) {
@@ -80,7 +82,8 @@ impl SpaceReservation {
         fits
     }
 
-    /// Takes back a promise of a group that the caller holds, as far as there is one.
+    /// Releases reserved bytes of a txg that the caller holds, at most as many as there
+    /// are.
     pub fn release(&self, txg: Txg, bytes: u64) {
         let take = |had: u64| Some(had - had.min(bytes));
         if let Ok(had) = self.slots[slot(txg.0)].fetch_update(SeqCst, SeqCst, take) {
@@ -88,14 +91,15 @@ impl SpaceReservation {
         }
     }
 
-    /// The group is on disk; what it took is accounted for there.
+    /// Clears the reservation of a txg that is on disk, where its space is accounted
+    /// for.
     pub fn synced(&self, txg: Txg) {
         self.once[slot(txg.0)].store(false, SeqCst);
         let had = self.slots[slot(txg.0)].swap(0, SeqCst);
         self.inflight.fetch_sub(had, SeqCst);
     }
 
-    /// Bytes promised to all groups that are not on disk.
+    /// Bytes reserved for all txgs that are not on disk.
     pub fn inflight(&self) -> u64 {
         self.inflight.load(SeqCst)
     }
@@ -106,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_promise_may_overdraw_a_limit_that_is_not_reached() {
+    fn a_short_reservation_may_overdraw_a_limit_that_is_not_reached() {
         let space = SpaceReservation::new();
         assert_eq!(space.overdraw(Txg(1), 60, 100, 50), Some(0));
         assert_eq!(space.overdraw(Txg(1), 91, 100, 50), None);

@@ -1,22 +1,22 @@
-//! The state of the groups, a machine without threads or clock: what [`crate::Txgs`]
-//! does under its lock.
+//! The state of the txgs, a state machine without threads or clock: what
+//! [`crate::Txgs`] does under its lock.
 
 use std::collections::VecDeque;
 
 use base::{Error, ErrorKind, Result, Txg};
 
 use crate::history::{Times, TxgRecord};
-use crate::limits::{HASTE, Limits};
+use crate::limits::{FAST_STEP_NS, Limits};
 use crate::{TXG_CONCURRENT_STATES, TXG_DEFER_SIZE, TXG_SLOTS, slot};
 
-/// What runs when a group is on disk, or when it is certain that it never will be.
+/// Runs when a txg is on disk, or when it is certain that it never will be.
 pub type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// What a suspended pool does to those who wait for it (property `failmode`; `panic` is
-/// the pool's own affair).
+/// What a suspended pool does to waiting threads (property `failmode`; the pool itself
+/// handles `panic`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailMode {
-    /// They wait until it is resumed.
+    /// They wait until the pool is resumed.
     #[default]
     Wait,
     /// They get the error.
@@ -28,31 +28,31 @@ pub enum FailMode {
 #[repr(u8)]
 pub(crate) enum Gate {
     Open,
-    /// Later: the pool is suspended.
+    /// Not now: the pool is suspended.
     Wait,
-    /// No.
+    /// Never again.
     Refuse,
 }
 
-/// How far the end has come.
+/// The phase of the pool's shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum Lifecycle {
     #[default]
     Running,
-    /// What was asked for is done, and nothing else.
+    /// Existing requests are completed; no new ones are accepted.
     Stopping,
     Ended,
 }
 
-/// An error that many get.
-struct Failure {
+/// An error that several threads get.
+struct StoredError {
     kind: ErrorKind,
     message: String,
 }
 
-impl Failure {
-    fn of(error: &Error) -> Failure {
-        Failure { kind: error.kind(), message: error.to_string() }
+impl StoredError {
+    fn of(error: &Error) -> StoredError {
+        StoredError { kind: error.kind(), message: error.to_string() }
     }
 
     fn error(&self) -> Error {
@@ -60,56 +60,56 @@ impl Failure {
     }
 }
 
-/// When the open group is to be closed.
+/// When the open txg is to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Now,
-    /// Then, in nanoseconds since the epoch, unless something happens.
+    /// At this time, in nanoseconds since the epoch, unless an event comes first.
     At(u64),
-    /// When something happens.
+    /// At the next event.
     Never,
 }
 
-/// What of a group is dirty.
+/// The dirty data of a txg.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Dirt {
     pub(crate) any: bool,
     pub(crate) bytes: u64,
 }
 
-/// The groups. Times are nanoseconds since the epoch.
+/// The txgs. Times are nanoseconds since the epoch.
 #[derive(Default)]
-pub(crate) struct State {
-    /// The open group: always `synced` + 1 to `synced` + 3.
+pub(crate) struct TxgsState {
+    /// The open txg: always `synced` + 1 to `synced` + 3.
     pub(crate) open: u64,
-    /// Quiescing, or quiesced and waiting.
+    /// The txg that is quiescing, or quiesced and waiting.
     pub(crate) closed: Option<u64>,
     pub(crate) syncing: Option<u64>,
     pub(crate) synced: u64,
-    /// Somebody waits for groups up to this one.
-    pub(crate) asked: u64,
-    /// Somebody waits for this group to open.
-    pub(crate) wanted: u64,
-    pub(crate) life: Life,
+    /// A thread waits for txgs up to this one.
+    pub(crate) requested: u64,
+    /// A thread waits for this txg to open.
+    pub(crate) wanted_open: u64,
+    pub(crate) life: Lifecycle,
     pub(crate) failmode: FailMode,
-    /// Why the pool is suspended.
-    suspended: Option<Failure>,
-    /// Why the pool is lost.
-    lost: Option<Failure>,
+    /// The error that suspended the pool.
+    suspended: Option<StoredError>,
+    /// The error that made the pool unusable.
+    lost: Option<StoredError>,
     last_start: u64,
     first_dirt: Option<u64>,
-    /// When the open group had another [`Limits::sync_step`] of dirty bytes, and whether one
-    /// came fast.
+    /// When the open txg last gained another [`Limits::sync_step`] of dirty bytes, and
+    /// whether one such step arrived fast.
     last_step: Option<u64>,
-    hasty: bool,
+    fast_step: bool,
     times: [Times; TXG_SLOTS],
     callbacks: [Vec<Callback>; TXG_SLOTS],
     history: VecDeque<TxgRecord>,
 }
 
-impl State {
-    pub(crate) fn new(last_synced: u64) -> State {
-        let mut state = State::default();
+impl TxgsState {
+    pub(crate) fn new(last_synced: u64) -> TxgsState {
+        let mut state = TxgsState::default();
         state.synced = last_synced;
         state.open = last_synced + 1;
         state
@@ -117,24 +117,24 @@ impl State {
 
     pub(crate) fn gate(&self) -> Gate {
         match (&self.suspended, self.failmode) {
-            _ if self.life != Life::Running || self.lost.is_some() => Gate::Refuse,
+            _ if self.life != Lifecycle::Running || self.lost.is_some() => Gate::Refuse,
             (Some(_), FailMode::Continue) => Gate::Refuse,
             (Some(_), FailMode::Wait) => Gate::Wait,
             (None, _) => Gate::Open,
         }
     }
 
-    /// Why something is refused.
+    /// The error with which a request is refused.
     pub(crate) fn refusal(&self) -> Error {
         let why = self.lost.as_ref().or(self.suspended.as_ref());
         why.map_or_else(
             || Error::new(ErrorKind::Interrupted, "the pool is being closed"),
-            Failure::error,
+            StoredError::error,
         )
     }
 
     pub(crate) fn suspend(&mut self, error: &Error) {
-        self.suspended = Some(Failure::of(error));
+        self.suspended = Some(StoredError::of(error));
     }
 
     pub(crate) fn resume(&mut self) {
@@ -146,13 +146,13 @@ impl State {
     }
 
     pub(crate) fn lose(&mut self, error: &Error) {
-        self.lost.get_or_insert_with(|| Failure::of(error));
-        self.life = Life::Ended;
+        self.lost.get_or_insert_with(|| StoredError::of(error));
+        self.life = Lifecycle::Ended;
     }
 
-    /// Whether somebody may begin to wait for this group.
+    /// Whether a thread may begin to wait for this txg.
     pub(crate) fn admit(&self, txg: u64) -> Result<()> {
-        if self.life != Life::Running && txg > self.asked {
+        if self.life != Lifecycle::Running && txg > self.requested {
             return Err(self.refusal());
         }
         if txg > self.open + TXG_DEFER_SIZE {
@@ -164,13 +164,13 @@ impl State {
         Ok(())
     }
 
-    /// Why somebody waits in vain.
-    pub(crate) fn vain(&self) -> Option<Error> {
+    /// The error for a thread whose wait can no longer succeed.
+    pub(crate) fn wait_error(&self) -> Option<Error> {
         let stuck = self.is_suspended() && self.failmode == FailMode::Continue;
-        (stuck || self.life == Life::Ended).then(|| self.refusal())
+        (stuck || self.life == Lifecycle::Ended).then(|| self.refusal())
     }
 
-    /// The first dirt of the open group came, or so much more (`stepped`).
+    /// Records the first dirty data of the open txg, or another step of it (`stepped`).
     pub(crate) fn dirtied(&mut self, txg: u64, now: u64, stepped: bool) {
         if txg != self.open {
             return;
@@ -178,53 +178,53 @@ impl State {
         let first = *self.first_dirt.get_or_insert(now);
         if stepped {
             let last = self.last_step.replace(now).unwrap_or(first);
-            self.hasty |= now.saturating_sub(last) <= HASTE;
+            self.fast_step |= now.saturating_sub(last) <= FAST_STEP_NS;
         }
     }
 
-    /// When to close the open group.
+    /// When to close the open txg.
     pub(crate) fn due(&mut self, now: u64, dirt: Dirt, limits: &Limits) -> Due {
-        if self.open <= self.asked || self.open < self.wanted {
+        if self.open <= self.requested || self.open < self.wanted_open {
             return Due::Now;
         }
-        if !dirt.any || self.life != Life::Running {
+        if !dirt.any || self.life != Lifecycle::Running {
             return Due::Never;
         }
-        if self.hasty || dirt.bytes >= limits.sync_from() {
+        if self.fast_step || dirt.bytes >= limits.sync_from() {
             return Due::Now;
         }
         let timeout = limits.timeout_s.saturating_mul(1_000_000_000);
         let first = *self.first_dirt.get_or_insert(now);
         let regular = self.last_start.saturating_add(timeout);
-        // After idleness the first dirt waits for company.
+        // After an idle period, the first dirty data waits for more.
         let when = if first > regular { first.saturating_add(timeout) } else { regular };
         if now >= when { Due::Now } else { Due::At(when) }
     }
 
-    /// Whether the open group can be closed: none other is closed and waits.
+    /// Whether the open txg can be closed: no other closed txg is waiting.
     pub(crate) fn can_close(&self) -> bool {
-        self.closed.is_none() && self.life != Life::Ended
+        self.closed.is_none() && self.life != Lifecycle::Ended
     }
 
-    /// Closes the open group and opens the next one.
+    /// Closes the open txg and opens the next one.
     pub(crate) fn close(&mut self, now: u64) {
-        debug_assert!(self.closed.is_none(), "a second group would quiesce");
+        debug_assert!(self.closed.is_none(), "a second txg would quiesce");
         self.times[slot(self.open)].closed = Some(now);
         self.closed = Some(self.open);
         self.open += 1;
         debug_assert!(self.open - self.synced <= TXG_CONCURRENT_STATES);
-        (self.first_dirt, self.last_step, self.hasty) = (None, None, false);
+        (self.first_dirt, self.last_step, self.fast_step) = (None, None, false);
         self.times[slot(self.open)] = Times { birth: now, ..Times::default() };
     }
 
-    /// Nobody holds the closed group any more.
+    /// Records that the closed txg has no holder any more.
     pub(crate) fn quiesced(&mut self, now: u64) {
         if let Some(txg) = self.closed {
             self.times[slot(txg)].quiesced.get_or_insert(now);
         }
     }
 
-    /// The closed group, drained, begins to sync.
+    /// Begins to sync the closed txg, which has no holders.
     pub(crate) fn start(&mut self, txg: u64, now: u64, ndirty: u64) {
         self.quiesced(now);
         self.closed = None;
@@ -235,7 +235,7 @@ impl State {
         times.ndirty = ndirty;
     }
 
-    /// The syncing group is on disk; its callbacks.
+    /// Records that the syncing txg is on disk; returns its callbacks.
     pub(crate) fn complete(&mut self, txg: u64, now: u64, keep: u64) -> Vec<Callback> {
         self.syncing = None;
         self.synced = txg;
@@ -247,22 +247,23 @@ impl State {
         std::mem::take(&mut self.callbacks[slot(txg)])
     }
 
-    /// Keeps a callback for its group, or gives it back with what it is to be told.
+    /// Keeps a callback for its txg, or returns it with the result that it is to get.
     pub(crate) fn register(&mut self, txg: u64, f: Callback) -> Option<(Callback, Result<()>)> {
         if txg <= self.synced {
             return Some((f, Ok(())));
         }
-        if self.life == Life::Ended {
+        if self.life == Lifecycle::Ended {
             return Some((f, Err(self.refusal())));
         }
         if txg > self.open {
-            return Some((f, Err(Error::invalid(format!("group {txg} is not open yet")))));
+            return Some((f, Err(Error::invalid(format!("txg {txg} is not open yet")))));
         }
         self.callbacks[slot(txg)].push(f);
         None
     }
 
-    /// The callbacks of all groups, oldest first, and what they are told at the end.
+    /// The callbacks of all txgs, oldest first, with the error that they get at the
+    /// end.
     pub(crate) fn abandon(&mut self) -> Vec<(Callback, Error)> {
         let groups = self.synced + 1..=self.synced + TXG_SLOTS as u64;
         let all = groups.flat_map(|t| std::mem::take(&mut self.callbacks[slot(t)]));
@@ -270,14 +271,14 @@ impl State {
         all.into_iter().map(|f| (f, self.refusal())).collect()
     }
 
-    /// What the devices did for a living group.
+    /// Records the device operations of a living txg.
     pub(crate) fn set_io(&mut self, txg: Txg, io: crate::IoTotals) {
         if txg.0 > self.synced && txg.0 <= self.open {
             self.times[slot(txg.0)].io = io;
         }
     }
 
-    /// The remembered and the living groups, oldest first.
+    /// The remembered and the living txgs, oldest first.
     pub(crate) fn records(&self, dirty: impl Fn(u64) -> u64) -> Vec<TxgRecord> {
         let live = (self.synced + 1..=self.open)
             .map(|txg| self.times[slot(txg)].record(txg, None, dirty(txg)));
@@ -285,8 +286,8 @@ impl State {
     }
 }
 
-impl Drop for State {
-    /// Nobody is left to sync what callbacks wait for.
+impl Drop for TxgsState {
+    /// The callbacks' txgs will never be synced.
     fn drop(&mut self) {
         for (callback, error) in self.abandon() {
             callback(Err(error));

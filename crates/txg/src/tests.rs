@@ -1,4 +1,4 @@
-//! What one or a few threads can show; interleavings are `tests/model.rs`'s.
+//! Tests with one or a few threads; interleavings are tested in `tests/model.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use base::{Error, ErrorKind, Txg};
 use proptest::prelude::*;
 
 use crate::dirty::Dirty;
-use crate::limits::{DIRTY_DATA_MIN, HASTE, wakeup};
-use crate::state::{Dirt, Due, State};
-use crate::throttle::Turnstile;
+use crate::limits::{DIRTY_DATA_MIN, FAST_STEP_NS, wakeup};
+use crate::state::{Dirt, Due, TxgsState};
+use crate::throttle::ThrottleQueue;
 use crate::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -34,7 +34,7 @@ fn thread<T: Send + 'static>(
     rt::spawn("test", move || f(&txgs)).unwrap()
 }
 
-/// Syncs group after group; which ones.
+/// Syncs txg after txg; returns their numbers.
 fn syncer(txgs: &Arc<Txgs>) -> rt::JoinHandle<Vec<u64>> {
     thread(txgs, |txgs| {
         let mut all = Vec::new();
@@ -79,7 +79,7 @@ proptest! {
         prop_assert!(low <= high && high <= limits.delay_max_ns);
     }
 
-    /// The counters against a table, whatever callers take back.
+    /// Compares the counters with a table, even if callers subtract too much.
     #[test]
     fn dirty_bytes_are_those_of_a_table(
         ops in prop::collection::vec((0u8..3, 4u64..8, 0u64..1000), 0..60)
@@ -87,7 +87,7 @@ proptest! {
         let dirty = Dirty::default();
         let space = SpaceReservation::new();
         let mut table = [0u64; 8];
-        let mut promised = [0u64; 8];
+        let mut reserved = [0u64; 8];
         for (op, txg, n) in ops {
             let at = txg as usize;
             match op {
@@ -95,45 +95,45 @@ proptest! {
                     let added = dirty.add(txg, n);
                     prop_assert_eq!(added.before, table[at]);
                     table[at] += n;
-                    let fits = promised.iter().sum::<u64>() + n <= 2500;
+                    let fits = reserved.iter().sum::<u64>() + n <= 2500;
                     prop_assert_eq!(space.try_reserve(Txg(txg), n, 2500), fits);
-                    promised[at] += if fits { n } else { 0 };
+                    reserved[at] += if fits { n } else { 0 };
                 }
                 1 => {
                     dirty.sub(txg, n);
                     table[at] = table[at].saturating_sub(n);
                     space.release(Txg(txg), n);
-                    promised[at] = promised[at].saturating_sub(n);
+                    reserved[at] = reserved[at].saturating_sub(n);
                 }
                 _ => {
                     dirty.clear(txg);
                     table[at] = 0;
                     space.synced(Txg(txg));
-                    promised[at] = 0;
+                    reserved[at] = 0;
                 }
             }
             prop_assert_eq!(dirty.of(txg), table[at]);
             prop_assert_eq!(dirty.total(), table.iter().sum::<u64>());
-            prop_assert_eq!(space.inflight(), promised.iter().sum::<u64>());
+            prop_assert_eq!(space.inflight(), reserved.iter().sum::<u64>());
         }
     }
 
-    /// The machine alone: numbers are consecutive, three groups live at most, and all that
-    /// is closed gets synced.
+    /// The state machine alone: numbers are consecutive, at most three txgs are alive,
+    /// and every closed txg is synced.
     #[test]
-    fn groups_follow_each_other(ops in prop::collection::vec((0u8..4, 0u64..3), 0..100)) {
-        let mut state = State::new(10);
+    fn txgs_follow_each_other(ops in prop::collection::vec((0u8..4, 0u64..3), 0..100)) {
+        let mut state = TxgsState::new(10);
         let limits = Limits::default();
         for (now, (op, n)) in ops.into_iter().enumerate() {
             let now = now as u64;
             let before = (state.synced, state.open);
             match op {
-                0 => state.asked = state.asked.max(state.open + n),
+                0 => state.requested = state.requested.max(state.open + n),
                 1 if state.closed.is_none() => {
                     let dirt = Dirt { any: n > 0, bytes: 0 };
-                    let asked = state.open <= state.asked;
+                    let requested = state.open <= state.requested;
                     let due = state.due(now, dirt, &limits);
-                    prop_assert_eq!(due == Due::Now, asked);
+                    prop_assert_eq!(due == Due::Now, requested);
                     if due == Due::Now {
                         state.close(now);
                         prop_assert_eq!(state.open, before.1 + 1);
@@ -191,7 +191,7 @@ fn worst_cases_are_24_fold() {
 fn a_timeout_counts_from_the_last_start_or_the_first_dirt_after_idleness() {
     let limits = Limits::default();
     let dirt = Dirt { any: true, bytes: 1 };
-    let mut state = State::new(3);
+    let mut state = TxgsState::new(3);
     assert_eq!(state.due(100 * SECOND, Dirt::default(), &limits), Due::Never, "idle");
     state.dirtied(4, 100 * SECOND, false);
     assert_eq!(state.due(101 * SECOND, dirt, &limits), Due::At(105 * SECOND));
@@ -207,35 +207,35 @@ fn a_timeout_counts_from_the_last_start_or_the_first_dirt_after_idleness() {
     assert_eq!(state.due(109 * SECOND, dirt, &rare), Due::At(u64::MAX));
 }
 
-/// Who made small files, 60 MB a second, had a group written beside them each second, which
-/// took every tenth of them from what they made; the devices had nothing else to do.
+/// A writer of small files, 60 MB/s, had a txg written beside it each second. That took
+/// every tenth of a second from the writer; the devices had nothing else to do.
 #[test]
 fn dirt_that_comes_slowly_waits_for_its_time() {
     let limits = Limits::for_memory(64 << 30);
     let step = limits.sync_step();
     assert_eq!((step, limits.sync_from() > 4 * step), (SYNC_STEP, true));
     let dirt = |steps| Dirt { any: true, bytes: steps * step };
-    let mut state = State::new(3);
+    let mut state = TxgsState::new(3);
     state.dirtied(4, 100 * SECOND, false);
     for n in 1..4 {
         state.dirtied(4, (100 + n) * SECOND, true);
         assert_eq!(state.due((100 + n) * SECOND, dirt(n), &limits), Due::At(105 * SECOND));
     }
-    // Of another group.
+    // For another txg.
     state.dirtied(3, 103 * SECOND, true);
     assert_eq!(state.due(103 * SECOND, dirt(3), &limits), Due::At(105 * SECOND));
-    // It gets faster.
-    state.dirtied(4, 103 * SECOND + HASTE, true);
+    // The rate increases.
+    state.dirtied(4, 103 * SECOND + FAST_STEP_NS, true);
     assert_eq!(state.due(104 * SECOND, dirt(4), &limits), Due::Now);
     state.close(104 * SECOND);
     state.start(4, 104 * SECOND, 1);
     state.dirtied(5, 104 * SECOND, false);
     state.complete(4, 105 * SECOND, 100);
     assert_eq!(state.due(105 * SECOND, dirt(0), &limits), Due::At(109 * SECOND));
-    // Fast from the start; and much, however slowly.
+    // Fast from the start; and much data, however slowly.
     let much = Dirt { any: true, bytes: limits.sync_from() };
     assert_eq!(state.due(105 * SECOND, much, &limits), Due::Now);
-    state.dirtied(5, 104 * SECOND + HASTE, true);
+    state.dirtied(5, 104 * SECOND + FAST_STEP_NS, true);
     assert_eq!(state.due(105 * SECOND, dirt(1), &limits), Due::Now);
 }
 
@@ -262,7 +262,7 @@ fn dirt_syncs_by_itself_and_waits_for_its_holders() {
     txgs.dirty(Txg(4), 0);
     txgs.wait_open(Txg(5)).unwrap();
     let other = txgs.hold().unwrap();
-    assert_eq!(other.txg(), Txg(5), "nobody waits for another holder");
+    assert_eq!(other.txg(), Txg(5), "no holder waits for another");
     drop(hold);
     nap();
     assert_eq!(txgs.synced_txg(), Txg(3), "the copy holds it");
@@ -290,7 +290,7 @@ fn much_dirt_does_not_wait_for_the_timeout() {
     assert_eq!(txgs.dirty_total(), 0);
     txgs.kick(Txg(5));
     txgs.stop();
-    assert_eq!(sync.join().unwrap(), [4, 5], "what was kicked is done");
+    assert_eq!(sync.join().unwrap(), [4, 5], "kicked txgs are synced");
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn a_timeout_changes_while_it_runs() {
 }
 
 #[test]
-fn waiting_reaches_two_groups_ahead_and_not_further() {
+fn waiting_reaches_two_txgs_ahead_and_not_further() {
     let txgs = txgs(Limits::default());
     assert_eq!(txgs.wait_synced(Txg(7)).unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(txgs.wait_open(Txg::MAX).unwrap_err().kind(), ErrorKind::Invalid);
@@ -320,7 +320,7 @@ fn waiting_reaches_two_groups_ahead_and_not_further() {
 }
 
 #[test]
-fn kicks_keep_three_groups_alive_at_most() {
+fn kicks_keep_three_txgs_alive_at_most() {
     let txgs = txgs(Limits::default());
     txgs.kick(Txg(4));
     assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
@@ -358,12 +358,13 @@ fn writers_stop_at_the_limit() {
 
 #[test]
 fn the_turnstile_is_first_come_first_served() {
-    let turnstile = Arc::new(Turnstile::default());
+    let throttle_queue = Arc::new(ThrottleQueue::default());
     let room = Arc::new(AtomicBool::new(false));
     let order = Arc::new(Mutex::new(Vec::new()));
     let writer = |i: u64| {
-        let (turn, room, order) = (Arc::clone(&turnstile), Arc::clone(&room), Arc::clone(&order));
-        // Who is at the front notes itself under the queue's lock.
+        let (queue, room, order) =
+            (Arc::clone(&throttle_queue), Arc::clone(&room), Arc::clone(&order));
+        // The thread at the front records itself under the queue's lock.
         let enter = move || {
             let open = room.load(SeqCst);
             if open {
@@ -371,21 +372,21 @@ fn the_turnstile_is_first_come_first_served() {
             }
             open
         };
-        let writer = rt::spawn("test", move || turn.pass(enter, || false)).unwrap();
-        while turnstile.waiting() <= i {
+        let writer = rt::spawn("test", move || queue.pass(enter, || false)).unwrap();
+        while throttle_queue.waiting() <= i {
             nap();
         }
         writer
     };
     let writers: Vec<_> = (0..4).map(writer).collect();
     room.store(true, SeqCst);
-    turnstile.wake();
+    throttle_queue.wake();
     assert!(writers.into_iter().all(|writer| writer.join().unwrap()));
     assert_eq!(*order.lock(), [0, 1, 2, 3]);
 }
 
 #[test]
-fn a_synced_group_makes_room() {
+fn a_synced_txg_makes_room() {
     let txgs = txgs(Limits { dirty_data_max: 10, delay_max_ns: 0, ..Limits::default() });
     let sync = syncer(&txgs);
     for _ in 0..50 {
@@ -460,12 +461,12 @@ fn with_failmode_continue_waiters_get_the_error() {
 }
 
 #[test]
-fn an_abandoned_pool_answers_everybody() {
+fn an_abandoned_pool_answers_every_waiter() {
     let txgs = txgs(Limits { dirty_data_max: 10, ..Limits::default() });
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let result_of_callback = Arc::new(Mutex::new(Vec::new()));
     let note = |i: u32| -> Callback {
-        let told = Arc::clone(&told);
-        Box::new(move |result| told.lock().push((i, result.map_err(|e| e.kind()))))
+        let result_of_callback = Arc::clone(&result_of_callback);
+        Box::new(move |result| result_of_callback.lock().push((i, result.map_err(|e| e.kind()))))
     };
     txgs.on_synced(Txg(3), note(0));
     txgs.on_synced(Txg(4), note(1));
@@ -488,17 +489,17 @@ fn an_abandoned_pool_answers_everybody() {
     let io = Err(ErrorKind::Io);
     let all =
         [(0, Ok(())), (3, Err(ErrorKind::Invalid)), (1, Ok(())), (2, Ok(())), (4, io), (5, io)];
-    assert_eq!(*told.lock(), all);
+    assert_eq!(*result_of_callback.lock(), all);
 }
 
 #[test]
-fn callbacks_outlive_nobody() {
+fn callbacks_run_when_the_txgs_are_dropped() {
     let txgs = txgs(Limits::default());
-    let told = Arc::new(Mutex::new(None));
-    let note = Arc::clone(&told);
+    let result_of_callback = Arc::new(Mutex::new(None));
+    let note = Arc::clone(&result_of_callback);
     txgs.on_synced(Txg(4), Box::new(move |result| *note.lock() = Some(result.is_ok())));
     drop(txgs);
-    assert_eq!(*told.lock(), Some(false));
+    assert_eq!(*result_of_callback.lock(), Some(false));
 }
 
 #[test]
@@ -515,18 +516,18 @@ fn a_stop_ends_a_suspended_pool() {
     assert_eq!(waiter.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
 }
 
-/// A stream had its groups written soon, for the space that it was promised, and each of them
-/// counted as waited for: it had the whole device, and an fsync beside it took thirty times
-/// as long as alone.
+/// A stream had its txgs synced early, because of its space reservation, and each of
+/// them counted as awaited. So they had the whole device, and an fsync beside them took
+/// thirty times as long as alone.
 #[test]
-fn a_group_that_is_written_soon_is_not_waited_for() {
+fn a_txg_that_is_written_soon_does_not_count_as_awaited() {
     let txgs = txgs(at_once());
     txgs.dirty(Txg(4), 1);
     txgs.kick(Txg(4));
     let writer = thread(&txgs, |txgs| txgs.wait_room(Txg(4)));
     assert_eq!(txgs.next_to_sync(), Some(Txg(4)));
     nap();
-    assert!(!txgs.pressure().1, "a writer is held up, and nobody waits");
+    assert!(!txgs.pressure().1, "a writer is delayed, and no thread waits");
     let waiter = thread(&txgs, |txgs| txgs.wait_synced(Txg(4)));
     while !txgs.pressure().1 {
         nap();
@@ -539,7 +540,7 @@ fn a_group_that_is_written_soon_is_not_waited_for() {
 }
 
 #[test]
-fn history_keeps_the_last_groups_and_their_times() {
+fn history_keeps_the_last_txgs_and_their_times() {
     let txgs = txgs(Limits { txg_history: 2, ..Limits::default() });
     for txg in 4..8 {
         let hold = txgs.hold().unwrap();
@@ -569,7 +570,8 @@ fn a_pool_from_the_far_future_is_refused() {
     assert_eq!(txgs.hold().unwrap().txg(), Txg(TXG_LAST_MAX + 1));
 }
 
-/// Everything at once, with real threads: no group syncs while held, none is left out.
+/// All operations at once, with real threads: no txg syncs while held, and none is left
+/// out.
 #[test]
 fn many_writers_and_a_sync_thread() {
     let limits = Limits { dirty_data_max: 1 << 20, delay_scale_ns: 1000, ..at_once() };

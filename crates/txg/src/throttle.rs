@@ -1,11 +1,11 @@
-//! The turnstile at the limit for dirty data: who came first passes first.
+//! The queue of writers at the limit for dirty data: first come, first served.
 //!
-//! Each writer that waits has a condition of its own; room wakes the one at the front,
-//! which wakes the next when it goes. Who comes while others wait queues behind them,
-//! even if there is room by now.
+//! Each waiting writer has its own condition. When there is room, the writer at the
+//! front is woken, and it wakes the next one when it leaves. A writer that arrives
+//! while others wait queues behind them, even if there is room by then.
 //!
-//! A waiter counts itself before it looks for room, and room is made before waiters are
-//! counted, both sequentially consistent: one of them sees the other.
+//! A waiter counts itself before it checks for room, and room is made before waiters
+//! are counted. Both are sequentially consistent, so one of them sees the other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use kstat::Counter;
 
 use crate::limits::wakeup;
 
-/// How often writers were held back.
+/// How often writers were delayed or blocked.
 #[derive(Debug, Default)]
 pub struct ThrottleStats {
     /// Delayed on the curve (`dmu_tx_dirty_delay`).
@@ -27,26 +27,26 @@ pub struct ThrottleStats {
     pub delay_ns: Counter,
 }
 
-/// The queue, and the time until which the curve has sent writers to sleep.
+/// The queue, and the time until which writers were already delayed on the curve.
 #[derive(Default)]
-pub(crate) struct Turnstile {
+pub(crate) struct ThrottleQueue {
     waiting: AtomicU64,
     queue: Mutex<VecDeque<Arc<Condvar>>>,
     last_wakeup: AtomicU64,
 }
 
-impl Turnstile {
-    /// How many wait.
+impl ThrottleQueue {
+    /// Number of waiting writers.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(SeqCst)
     }
 
-    /// Whether somebody waits.
-    pub(crate) fn crowded(&self) -> bool {
+    /// Whether a writer waits.
+    pub(crate) fn has_waiters(&self) -> bool {
         self.waiting() > 0
     }
 
-    /// Waits for its turn and for room; false if `refused` came first.
+    /// Waits until it is at the front and there is room; false if `refused` came first.
     pub(crate) fn pass(&self, room: impl Fn() -> bool, refused: impl Fn() -> bool) -> bool {
         let me = Arc::new(Condvar::new());
         let mut queue = self.queue.lock();
@@ -69,24 +69,25 @@ impl Turnstile {
         passed
     }
 
-    /// There is room.
+    /// Wakes the first waiter, because there is room.
     pub(crate) fn wake(&self) {
-        if self.crowded()
+        if self.has_waiters()
             && let Some(front) = self.queue.lock().front()
         {
             front.notify_one();
         }
     }
 
-    /// Something else changed that all should look at.
+    /// Wakes all waiters, because other state changed.
     pub(crate) fn wake_all(&self) {
         self.queue.lock().iter().for_each(|waiter| waiter.notify_one());
     }
 
-    /// Takes the next place on the curve: when a transaction that began at `start` goes on.
-    pub(crate) fn book(&self, start: u64, delay: u64) -> u64 {
-        let book = |last: u64| Some(wakeup(start, last, delay));
-        let last = self.last_wakeup.fetch_update(SeqCst, SeqCst, book);
+    /// Takes the next slot on the curve: the time at which a transaction that began at
+    /// `start` continues.
+    pub(crate) fn next_slot(&self, start: u64, delay: u64) -> u64 {
+        let next_slot = |last: u64| Some(wakeup(start, last, delay));
+        let last = self.last_wakeup.fetch_update(SeqCst, SeqCst, next_slot);
         wakeup(start, last.unwrap_or(start), delay)
     }
 }

@@ -1,4 +1,4 @@
-//! The groups of one pool, for all threads.
+//! The txgs of one pool, as used by all threads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,77 +8,79 @@ use base::rt::{self, MutexGuard};
 use base::{Error, Result, Txg};
 
 use crate::dirty::Dirty;
-use crate::fault::{Fault, Faults};
+use crate::fault::{Fault, PlantedFaults};
 use crate::history::{IoTotals, TxgRecord};
-use crate::holds::{Core, Hold, Holds};
-use crate::limits::{Limits, Live, delay_ns};
+use crate::holds::{Hold, Holds, TxgCore};
+use crate::limits::{AtomicLimits, Limits, delay_ns};
 use crate::space::SpaceReservation;
-use crate::state::{Callback, Dirt, Due, FailMode, Gate, Life, State};
-use crate::throttle::{ThrottleStats, Turnstile};
+use crate::state::{Callback, Dirt, Due, FailMode, Gate, Lifecycle, TxgsState};
+use crate::throttle::{ThrottleQueue, ThrottleStats};
 use crate::{TXG_LAST_MAX, slot};
 
 /// The transaction groups of a pool.
 pub struct Txgs {
-    core: Arc<Core>,
+    core: Arc<TxgCore>,
     holds: Holds,
     dirty: Dirty,
     space: SpaceReservation,
-    limits: Live,
-    /// The last group that somebody waits for, and the last on disk; written under the lock.
+    limits: AtomicLimits,
+    /// The last txg that a thread waits for, and the last on disk; written under the
+    /// lock.
     awaited: AtomicU64,
     synced: AtomicU64,
-    turnstile: Turnstile,
+    throttle_queue: ThrottleQueue,
     stats: ThrottleStats,
 }
 
 impl Txgs {
-    /// The groups of a pool whose last group on disk is `last_synced`; the next one opens.
+    /// The txgs of a pool whose last txg on disk is `last_synced`; opens the next one.
     ///
     /// # Errors
-    /// `Corrupt` if no pool can have come so far (above [`TXG_LAST_MAX`]).
+    /// `Corrupt` if the number is too large for any pool (above [`TXG_LAST_MAX`]).
     pub fn new(last_synced: Txg) -> Result<Txgs> {
-        Txgs::with_faults(last_synced, Faults::NONE)
+        Txgs::with_faults(last_synced, PlantedFaults::NONE)
     }
 
-    /// As [`Txgs::new`], with a bug for a model test to find.
+    /// As [`Txgs::new`], with a planted bug for a model test.
     ///
     /// # Errors
     /// As [`Txgs::new`].
     #[doc(hidden)]
-    pub fn with_faults(last_synced: Txg, faults: Faults) -> Result<Txgs> {
+    pub fn with_faults(last_synced: Txg, faults: PlantedFaults) -> Result<Txgs> {
         if last_synced.0 > TXG_LAST_MAX {
             return Err(Error::corrupt(format!(
                 "the pool claims to have synced transaction group {last_synced}, \
                  which no pool reaches"
             )));
         }
-        let core = Core::new(State::new(last_synced.0), faults);
+        let core = TxgCore::new(TxgsState::new(last_synced.0), faults);
         Ok(Txgs {
             holds: Holds::new(&core),
             core,
             dirty: Dirty::default(),
             space: SpaceReservation::new(),
-            limits: Live::new(&Limits::default()),
+            limits: AtomicLimits::new(&Limits::default()),
             awaited: AtomicU64::new(0),
             synced: AtomicU64::new(last_synced.0),
-            turnstile: Turnstile::default(),
+            throttle_queue: ThrottleQueue::default(),
             stats: ThrottleStats::default(),
         })
     }
 
     // ------------------------------------------------------------------ holders
 
-    /// Holds the open group. Waits while the pool is suspended and `failmode` is `wait`.
+    /// Takes a hold of the open txg. Waits while the pool is suspended and `failmode`
+    /// is `wait`.
     ///
     /// # Errors
-    /// That of the suspension when `failmode` is `continue`; `Interrupted` after
-    /// [`Txgs::stop`]; that of [`Txgs::abandon`].
+    /// The error of the suspension when `failmode` is `continue`; `Interrupted` after
+    /// [`Txgs::stop`]; the error of [`Txgs::abandon`].
     pub fn hold(&self) -> Result<Hold> {
         self.holds.hold()
     }
 
-    /// Counts bytes that became dirty in a group that the caller holds or syncs; 0 for a
-    /// change that must be written and counts none.
+    /// Counts bytes that became dirty in a txg that the caller holds or syncs. 0 stands
+    /// for a change that must be written but has no bytes to count.
     pub fn dirty(&self, txg: Txg, bytes: u64) {
         let added = self.dirty.add(txg.0, bytes);
         let limits = self.limits.get();
@@ -93,32 +95,33 @@ impl Txgs {
         }
     }
 
-    /// Bytes of a group that are dirty no more: written, or freed again. More than the
-    /// group has count as all it has.
+    /// Subtracts bytes of a txg that are no longer dirty because they were written or
+    /// freed again. Subtracts at most the bytes that the txg has.
     pub fn undirty(&self, txg: Txg, bytes: u64) {
         self.dirty.sub(txg.0, bytes);
         self.make_room();
     }
 
-    /// Called before [`Txgs::hold`] by who is about to dirty data: delays it as dirty data
-    /// comes near its limit, and stops it there until there is less (chapter 05 §10.1).
+    /// Must be called before [`Txgs::hold`] by a thread that is about to dirty data.
+    /// Delays the thread as dirty data approaches its limit, and blocks it at the limit
+    /// until there is less (chapter 05 §10.1).
     ///
     /// # Errors
-    /// As [`Txgs::hold`], when it would have to wait for room.
+    /// As [`Txgs::hold`], if the call would have to wait for room.
     pub fn throttle(&self) -> Result<()> {
         let limits = self.limits.get();
         let dirty = self.dirty.total();
-        if !self.turnstile.crowded()
+        if !self.throttle_queue.has_waiters()
             && dirty <= limits.delay_from()
             && dirty < limits.dirty_data_max
         {
             return Ok(());
         }
         let start = self.core.now();
-        if self.turnstile.crowded() || dirty >= limits.dirty_data_max {
+        if self.throttle_queue.has_waiters() || dirty >= limits.dirty_data_max {
             self.stats.dirty_over_max.bump();
             let refused = || self.core.gate.load(SeqCst) == Gate::Refuse as u8;
-            if !self.turnstile.pass(|| self.has_room(), refused) {
+            if !self.throttle_queue.pass(|| self.has_room(), refused) {
                 return Err(self.core.state.lock().refusal());
             }
         }
@@ -126,24 +129,26 @@ impl Txgs {
         Ok(())
     }
 
-    /// The same for space: called before [`Txgs::hold`] by who is going to ask for a promise,
-    /// when all together may have `limit`. The delay follows the curve of dirty memory, so
-    /// that nobody has to wait for whole groups at the limit.
+    /// The same for space: must be called before [`Txgs::hold`] by a thread that is
+    /// going to reserve space, when all reservations together may have `limit` bytes.
+    /// The delay follows the curve of dirty memory, so that threads need not wait for
+    /// whole txgs at the limit.
     pub fn throttle_space(&self, limit: u64) {
         let limits = Limits { dirty_data_max: limit.max(1), ..self.limits.get() };
         let inflight = self.space.inflight();
-        // At the limit itself the promise is refused, and a group waited for.
+        // At the limit itself the reservation is refused, and the caller waits for a
+        // txg.
         if inflight > limits.delay_from() && inflight < limit {
             self.delay(self.core.now(), delay_ns(inflight, &limits));
         }
     }
 
-    /// Sleeps until the pool's next place on the curve.
+    /// Sleeps until the pool's next slot on the curve.
     fn delay(&self, start: u64, delay: u64) {
         if delay == 0 {
             return;
         }
-        let wakeup = self.turnstile.book(start, delay);
+        let wakeup = self.throttle_queue.next_slot(start, delay);
         let sleep = wakeup.saturating_sub(self.core.now());
         if sleep > 0 {
             self.stats.dirty_delay.bump();
@@ -152,8 +157,9 @@ impl Txgs {
         }
     }
 
-    /// Runs `f` once: with `Ok` in the sync thread when the group is on disk (at once, if
-    /// it is), with an error when it is certain that it never will be. `f` must not wait.
+    /// Runs `f` once: with `Ok` in the sync thread when the txg is on disk (immediately
+    /// if it already is), or with an error when it is certain that it never will be.
+    /// `f` must not wait.
     pub fn on_synced(&self, txg: Txg, f: Callback) {
         let now = self.core.state.lock().register(txg.0, f);
         if let Some((f, told)) = now {
@@ -163,52 +169,52 @@ impl Txgs {
 
     // ------------------------------------------------------------------ waiters
 
-    /// Waits until this group is on disk, and has it and those before it synced soon, as
-    /// fast as the devices can ([`Txgs::pressure`]).
+    /// Waits until this txg is on disk. Until then it and earlier txgs are synced soon
+    /// and as fast as the devices allow ([`Txgs::pressure`]).
     ///
     /// # Errors
-    /// `Invalid` for a group more than [`crate::TXG_DEFER_SIZE`] ahead of the open one; else
-    /// as [`Txgs::hold`].
+    /// `Invalid` for a txg more than [`crate::TXG_DEFER_SIZE`] ahead of the open one;
+    /// otherwise as [`Txgs::hold`].
     pub fn wait_synced(&self, txg: Txg) -> Result<()> {
-        self.wait_group(txg, true)
+        self.wait_txg(txg, true)
     }
 
-    /// The same for a writer who is held up until the group made room: it is synced soon,
-    /// but what others wait for goes before it.
+    /// As [`Txgs::wait_synced`], for a writer that waits until the txg has made room:
+    /// it is synced soon, but operations with waiting callers have precedence over it.
     ///
     /// # Errors
     /// As [`Txgs::wait_synced`].
     pub fn wait_room(&self, txg: Txg) -> Result<()> {
-        self.wait_group(txg, false)
+        self.wait_txg(txg, false)
     }
 
-    fn wait_group(&self, txg: Txg, first: bool) -> Result<()> {
+    fn wait_txg(&self, txg: Txg, first: bool) -> Result<()> {
         let mut state = self.core.state.lock();
         if txg.0 > state.synced {
             state.admit(txg.0)?;
             if first {
                 self.awaited.fetch_max(txg.0, SeqCst);
             }
-            if state.asked < txg.0 {
-                state.asked = txg.0;
+            if state.requested < txg.0 {
+                state.requested = txg.0;
                 self.core.work.notify_all();
             }
         }
         self.wait_for(state, |state| state.synced >= txg.0)
     }
 
-    /// Waits until this group is open, or was; closes those before it.
+    /// Waits until this txg is or was open; closes the earlier ones.
     ///
     /// # Errors
     /// As [`Txgs::wait_synced`].
     pub fn wait_open(&self, txg: Txg) -> Result<()> {
         let mut state = self.core.state.lock();
         if txg.0 > state.open {
-            if state.life != Life::Running {
+            if state.life != Lifecycle::Running {
                 return Err(state.refusal());
             }
             state.admit(txg.0)?;
-            state.wanted = state.wanted.max(txg.0);
+            state.wanted_open = state.wanted_open.max(txg.0);
             if state.can_close() {
                 self.close(&mut state);
             }
@@ -227,28 +233,28 @@ impl Txgs {
 
     fn wait_for(
         &self,
-        mut state: MutexGuard<'_, State>,
-        ready: impl Fn(&State) -> bool,
+        mut state: MutexGuard<'_, TxgsState>,
+        ready: impl Fn(&TxgsState) -> bool,
     ) -> Result<()> {
         loop {
             if ready(&state) {
                 return Ok(());
             }
-            if let Some(error) = state.vain() {
+            if let Some(error) = state.wait_error() {
                 return Err(error);
             }
             self.core.done.wait(&mut state);
         }
     }
 
-    /// Has groups up to this one synced soon, and waits for nothing. An open group closes
-    /// at once, unless another is closed and waits.
+    /// Requests that txgs up to this one are synced soon, without waiting. An open txg
+    /// closes at once, unless another closed one is waiting.
     pub fn kick(&self, txg: Txg) {
         let mut state = self.core.state.lock();
-        if state.life != Life::Running {
+        if state.life != Lifecycle::Running {
             return;
         }
-        state.asked = state.asked.max(txg.0.min(state.open));
+        state.requested = state.requested.max(txg.0.min(state.open));
         if txg.0 >= state.open && state.can_close() {
             self.close(&mut state);
         }
@@ -257,18 +263,18 @@ impl Txgs {
 
     // ------------------------------------------------------------------ the sync thread
 
-    /// The next group to write: closed, and held by nobody. Waits until one is due. A group
-    /// that was given and is not synced yet is given again, after a suspension. `None` at
-    /// the end: after [`Txgs::stop`], when what was asked for is done or the pool is
-    /// suspended; or after [`Txgs::abandon`]. Nothing syncs afterwards.
+    /// The next txg to write: closed and without holders. Waits until one is due. After
+    /// a suspension, a txg that was returned but not synced is returned again. Returns
+    /// `None` at the end: after [`Txgs::stop`], when all requests are completed or the
+    /// pool is suspended; or after [`Txgs::abandon`]. No txg syncs afterwards.
     pub fn next_to_sync(&self) -> Option<Txg> {
         let mut state = self.core.state.lock();
         loop {
-            if state.life == Life::Ended {
+            if state.life == Lifecycle::Ended {
                 break;
             }
             if state.is_suspended() {
-                if state.life == Life::Stopping {
+                if state.life == Lifecycle::Stopping {
                     break;
                 }
                 self.core.work.wait(&mut state);
@@ -289,7 +295,7 @@ impl Txgs {
             let dirt = Dirt { any: self.dirty.touched(open), bytes: self.dirty.of(open) };
             match state.due(now, dirt, &self.limits.get()) {
                 Due::Now => self.close(&mut state),
-                _ if state.life == Life::Stopping => break,
+                _ if state.life == Lifecycle::Stopping => break,
                 Due::Never => self.core.work.wait(&mut state),
                 Due::At(when) => {
                     let left = Duration::from_nanos(when.saturating_sub(now));
@@ -301,8 +307,8 @@ impl Txgs {
         None
     }
 
-    /// Closes the open group and opens the next one.
-    fn close(&self, state: &mut State) {
+    /// Closes the open txg and opens the next one.
+    fn close(&self, state: &mut TxgsState) {
         let now = self.core.now();
         let closed = state.open;
         state.close(now);
@@ -313,24 +319,25 @@ impl Txgs {
         self.core.done.notify_all();
     }
 
-    /// The closed group begins to sync; the next one closes if it is wanted.
-    fn start(&self, state: &mut State, txg: u64) -> Txg {
+    /// Begins to sync the closed txg; closes the next one if that was requested.
+    fn start(&self, state: &mut TxgsState, txg: u64) -> Txg {
         state.start(txg, self.core.now(), self.dirty.of(txg));
-        if state.open < state.wanted {
+        if state.open < state.wanted_open {
             self.close(state);
         }
         Txg(txg)
     }
 
-    /// The group that [`Txgs::next_to_sync`] gave is on disk: who waited for it goes on,
-    /// then its callbacks run. A group that does not sync, or one of a pool that was
-    /// abandoned, changes nothing.
+    /// Reports that the txg returned by [`Txgs::next_to_sync`] is on disk. Its waiters
+    /// continue, then its callbacks run. The call has no effect for a txg that is not
+    /// syncing, or in an abandoned pool.
     pub fn synced(&self, txg: Txg) {
         let mut state = self.core.state.lock();
-        if state.syncing != Some(txg.0) || state.life == Life::Ended {
+        if state.syncing != Some(txg.0) || state.life == Lifecycle::Ended {
             return;
         }
-        // Before the number moves: the slot's next group may open right afterwards.
+        // Before the number changes, because the slot's next txg may open right
+        // afterwards.
         self.dirty.clear(txg.0);
         self.space.synced(txg);
         let keep = self.limits.get().txg_history;
@@ -342,88 +349,89 @@ impl Txgs {
         callbacks.into_iter().for_each(|f| f(Ok(())));
     }
 
-    /// Writing cannot go on: waiters block or get the error, as `failmode` says, until
-    /// [`Txgs::resume`].
+    /// Suspends the pool: until [`Txgs::resume`], waiters block or get the error, as
+    /// `failmode` says.
     pub fn suspend(&self, error: Error) {
         self.change(|state| state.suspend(&error));
     }
 
-    /// Writing may be tried again.
+    /// Allows writing again.
     pub fn resume(&self) {
-        self.change(State::resume);
+        self.change(TxgsState::resume);
     }
 
-    /// For the sync thread in the middle of a group: waits until the pool is resumed; false
-    /// if it never will be, because of [`Txgs::stop`] or [`Txgs::abandon`].
+    /// For the sync thread in the middle of a txg: waits until the pool is resumed.
+    /// Returns false if it never will be, because of [`Txgs::stop`] or
+    /// [`Txgs::abandon`].
     pub fn wait_resumed(&self) -> bool {
         let mut state = self.core.state.lock();
         loop {
-            if state.life == Life::Ended {
+            if state.life == Lifecycle::Ended {
                 return false;
             }
             if !state.is_suspended() {
                 return true;
             }
-            if state.life == Life::Stopping {
+            if state.life == Lifecycle::Stopping {
                 return false;
             }
             self.core.work.wait(&mut state);
         }
     }
 
-    /// What becomes of waiters while the pool is suspended.
+    /// Sets what happens to waiters while the pool is suspended.
     pub fn set_failmode(&self, failmode: FailMode) {
         self.change(|state| state.failmode = failmode);
     }
 
-    /// What [`Txgs::set_failmode`] set.
+    /// The value set by [`Txgs::set_failmode`].
     pub fn failmode(&self) -> FailMode {
         self.core.state.lock().failmode
     }
 
-    /// Why the pool is suspended, if it is.
+    /// The error that suspended the pool, if it is suspended.
     pub fn suspended(&self) -> Option<Error> {
         let state = self.core.state.lock();
         state.is_suspended().then(|| state.refusal())
     }
 
-    /// Gives out no holds any more. The sync thread ends after what was asked for; dirt that
-    /// nobody asked for stays unwritten, and its callbacks get an error.
+    /// Gives no more holds. The sync thread ends after completing all requests. Dirty
+    /// data that was not requested stays unwritten, and its callbacks get an error.
     pub fn stop(&self) {
         self.change(|state| {
-            if state.life == Life::Running {
-                state.life = Life::Stopping;
+            if state.life == Lifecycle::Running {
+                state.life = Lifecycle::Stopping;
             }
         });
     }
 
-    /// The pool is lost: everybody who waits gets this error, and so does everybody who
-    /// comes. The first error stays.
+    /// Marks the pool as lost: every present and later waiter gets this error. Only the
+    /// first error is kept.
     pub fn abandon(&self, error: Error) {
         self.change(|state| state.lose(&error));
         self.end(self.core.state.lock());
     }
 
-    /// Changes what the gate depends on, and has everybody look.
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    /// Changes state on which the gate depends, and wakes all waiters.
+    fn change(&self, change: impl FnOnce(&mut TxgsState)) {
         let mut state = self.core.state.lock();
         change(&mut state);
         self.core.gate.store(state.gate() as u8, SeqCst);
         self.core.work.notify_all();
         self.core.done.notify_all();
         drop(state);
-        self.turnstile.wake_all();
+        self.throttle_queue.wake_all();
     }
 
-    /// Nothing syncs any more.
-    fn end(&self, mut state: MutexGuard<'_, State>) {
-        state.life = Life::Ended;
+    /// No txg syncs any more.
+    fn end(&self, mut state: MutexGuard<'_, TxgsState>) {
+        state.life = Lifecycle::Ended;
         self.core.gate.store(state.gate() as u8, SeqCst);
         let callbacks = state.abandon();
         self.core.work.notify_all();
         self.core.done.notify_all();
         drop(state);
-        self.turnstile.wake_all();
+        self.throttle_queue.wake_all();
         callbacks.into_iter().for_each(|(f, error)| f(Err(error)));
     }
 
@@ -435,7 +443,7 @@ impl Txgs {
 
     fn make_room(&self) {
         if self.has_room() && !self.core.faults.has(Fault::SilentRoom) {
-            self.turnstile.wake();
+            self.throttle_queue.wake();
         }
     }
 
@@ -453,28 +461,28 @@ impl Txgs {
         self.make_room();
     }
 
-    /// The open group.
+    /// The open txg.
     pub fn open_txg(&self) -> Txg {
         Txg(self.core.open.load(SeqCst))
     }
 
-    /// The last group on disk.
+    /// The last txg on disk.
     pub fn synced_txg(&self) -> Txg {
         Txg(self.core.state.lock().synced)
     }
 
-    /// The group that is being written.
+    /// The txg that is being written.
     pub fn syncing_txg(&self) -> Option<Txg> {
         self.core.state.lock().syncing.map(Txg)
     }
 
-    /// Dirty bytes of all groups.
+    /// Dirty bytes of all txgs.
     pub fn dirty_total(&self) -> u64 {
         self.dirty.total()
     }
 
-    /// Dirty bytes of all groups, percent of their limit, and whether somebody waits for a
-    /// group that is not on disk (with [`Txgs::wait_synced`]). Takes no lock.
+    /// Dirty bytes of all txgs in percent of their limit, and whether a thread waits
+    /// for a txg that is not on disk (with [`Txgs::wait_synced`]). Takes no lock.
     pub fn pressure(&self) -> (u32, bool) {
         let max = self.limits.get().dirty_data_max.max(1);
         let percent = self.dirty.total().saturating_mul(100) / max;
@@ -482,38 +490,38 @@ impl Txgs {
         (u32::try_from(percent).unwrap_or(u32::MAX), awaited)
     }
 
-    /// Dirty bytes of one living group.
+    /// Dirty bytes of one living txg.
     pub fn dirty_of(&self, txg: Txg) -> u64 {
         self.dirty.of(txg.0)
     }
 
-    /// The pool's promises of space; cleared as groups sync.
+    /// The pool's space reservations; cleared as txgs sync.
     pub fn space(&self) -> &SpaceReservation {
         &self.space
     }
 
-    /// Writers that wait at the limit now.
+    /// Number of writers that wait at the limit now.
     pub fn throttled(&self) -> u64 {
-        self.turnstile.waiting()
+        self.throttle_queue.waiting()
     }
 
-    /// How often writers were held back.
+    /// How often writers were delayed or blocked.
     pub fn throttle_stats(&self) -> &ThrottleStats {
         &self.stats
     }
 
-    /// What the devices did for a living group, for [`Txgs::history`]; the sync thread says
-    /// so before [`Txgs::synced`].
+    /// Records the device operations of a living txg, for [`Txgs::history`]; the sync
+    /// thread calls it before [`Txgs::synced`].
     pub fn set_io(&self, txg: Txg, io: IoTotals) {
         self.core.state.lock().set_io(txg, io);
     }
 
-    /// The last synced groups and the living ones, oldest first: the kstat `txgs`.
+    /// The last synced txgs and the living ones, oldest first: the kstat `txgs`.
     pub fn history(&self) -> Vec<TxgRecord> {
         self.core.state.lock().records(|txg| self.dirty.of(txg))
     }
 
-    /// What the times of [`Txgs::history`] count from.
+    /// The start of the time scale of [`Txgs::history`].
     pub fn epoch(&self) -> rt::Instant {
         self.core.epoch
     }

@@ -1,6 +1,6 @@
-//! The groups under a scheduler that tries many interleavings of their threads:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p txg --test model`. Without that it is empty.
-//! A wait that nobody answers is a deadlock, which the scheduler reports.
+//! Txgs under the shuttle scheduler, which tries many interleavings of their threads:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p txg --test model`. Without the flag this
+//! file is empty. A wait that never ends is a deadlock, which the scheduler reports.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -11,12 +11,12 @@ use base::rt::{self, JoinHandle, OneShot};
 use base::{Error, ErrorKind, Txg};
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
-use txg::fault::{Fault, Faults};
+use txg::fault::{Fault, PlantedFaults};
 use txg::{FailMode, Limits, Txgs};
 
-/// Interleavings tried of each model.
+/// Interleavings tried for each model.
 const RUNS: usize = 4000;
-/// Preemptions that the second scheduler places where they matter.
+/// Number of preemption points of the second scheduler.
 const DEPTH: usize = 3;
 const FIRST: u64 = 4;
 
@@ -27,7 +27,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || model(), RUNS, DEPTH);
 }
 
-/// Finds a planted bug, and writes nothing of the schedule that shows it.
+/// Finds a planted bug, without printing the failing schedule.
 fn find(model: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.failure_persistence = shuttle::FailurePersistence::None;
@@ -37,9 +37,9 @@ fn find(model: impl Fn() + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(DEPTH, RUNS), config).run(move || model());
 }
 
-/// Groups that sync as soon as there is dirt: no clock matters.
-fn groups(fault: Option<Fault>) -> Arc<Txgs> {
-    let txgs = Txgs::with_faults(Txg(FIRST - 1), Faults(fault)).unwrap();
+/// Txgs that sync as soon as there is dirty data, so that no clock matters.
+fn syncing_txgs(fault: Option<Fault>) -> Arc<Txgs> {
+    let txgs = Txgs::with_faults(Txg(FIRST - 1), PlantedFaults(fault)).unwrap();
     txgs.set_limits(&Limits { timeout_s: 0, delay_max_ns: 0, ..Limits::default() });
     Arc::new(txgs)
 }
@@ -55,11 +55,11 @@ fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-/// How many change each group now.
-type Table = Arc<[AtomicU32; 16]>;
+/// Number of threads that are changing each txg now.
+type HolderCounts = Arc<[AtomicU32; 16]>;
 
 fn alive(txgs: &Txgs) {
-    // The synced one first: it only rises.
+    // The synced one first, because it only rises.
     let synced = txgs.synced_txg().0;
     let open = txgs.open_txg().0;
     let synced_later = txgs.synced_txg().0;
@@ -67,15 +67,15 @@ fn alive(txgs: &Txgs) {
     assert!(open - synced_later.min(open) <= 3, "{synced_later} synced, {open} open");
 }
 
-/// The sync thread: while it writes a group nobody may be in it.
-fn syncer(txgs: &Arc<Txgs>, inside: &Table) -> JoinHandle<()> {
+/// The sync thread: while it writes a txg, no thread may be changing it.
+fn syncer(txgs: &Arc<Txgs>, inside: &HolderCounts) -> JoinHandle<()> {
     let inside = Arc::clone(inside);
     thread(txgs, move |txgs| {
         let mut next = FIRST;
         while let Some(txg) = txgs.next_to_sync() {
             assert_eq!(txg.0, next, "in order");
             for _ in 0..2 {
-                assert_eq!(inside[next as usize].load(SeqCst), 0, "a held group syncs");
+                assert_eq!(inside[next as usize].load(SeqCst), 0, "a held txg syncs");
                 rt::sleep(std::time::Duration::ZERO);
             }
             alive(txgs);
@@ -85,20 +85,20 @@ fn syncer(txgs: &Arc<Txgs>, inside: &Table) -> JoinHandle<()> {
     })
 }
 
-fn change(txgs: &Txgs, inside: &Table) -> u64 {
+fn change(txgs: &Txgs, inside: &HolderCounts) -> u64 {
     let hold = txgs.hold().unwrap();
     let txg = hold.txg().0;
     inside[txg as usize].fetch_add(1, SeqCst);
     txgs.dirty(Txg(txg), 10);
-    assert!(txgs.synced_txg().0 < txg, "a held group syncs");
+    assert!(txgs.synced_txg().0 < txg, "a held txg syncs");
     inside[txg as usize].fetch_sub(1, SeqCst);
     drop(hold);
     txg
 }
 
 fn holders(fault: Option<Fault>) {
-    let txgs = groups(fault);
-    let inside = Table::default();
+    let txgs = syncing_txgs(fault);
+    let inside = HolderCounts::default();
     let sync = syncer(&txgs, &inside);
     let writers: Vec<_> = (0..2)
         .map(|i| {
@@ -121,27 +121,27 @@ fn holders(fault: Option<Fault>) {
 }
 
 #[test]
-fn no_group_syncs_while_it_is_held_and_each_wait_is_answered() {
+fn no_txg_syncs_while_it_is_held_and_each_wait_is_answered() {
     check(|| holders(None));
 }
 
 #[test]
-#[should_panic(expected = "a held group syncs")]
-fn a_group_that_does_not_wait_for_its_holders_is_found() {
+#[should_panic(expected = "a held txg syncs")]
+fn a_txg_that_does_not_wait_for_its_holders_is_found() {
     find(|| holders(Some(Fault::NoDrain)));
 }
 
-/// One holder, and one who closes and syncs again and again.
+/// One holder, and one thread that closes and syncs again and again.
 fn closing(fault: Option<Fault>) {
-    let txgs = groups(fault);
-    let inside = Table::default();
+    let txgs = syncing_txgs(fault);
+    let inside = HolderCounts::default();
     let i = Arc::clone(&inside);
     let holder = thread(&txgs, move |txgs| {
         for _ in 0..4 {
             let hold = txgs.hold().unwrap();
             let at = &i[hold.txg().0 as usize];
             at.fetch_add(1, SeqCst);
-            assert!(txgs.synced_txg() < hold.txg(), "a held group syncs");
+            assert!(txgs.synced_txg() < hold.txg(), "a held txg syncs");
             at.fetch_sub(1, SeqCst);
         }
     });
@@ -149,7 +149,7 @@ fn closing(fault: Option<Fault>) {
         txgs.kick(txgs.open_txg());
         let txg = txgs.next_to_sync().unwrap();
         for _ in 0..8 {
-            assert_eq!(inside[txg.0 as usize].load(SeqCst), 0, "a held group syncs");
+            assert_eq!(inside[txg.0 as usize].load(SeqCst), 0, "a held txg syncs");
         }
         txgs.synced(txg);
     }
@@ -157,12 +157,12 @@ fn closing(fault: Option<Fault>) {
 }
 
 #[test]
-fn nobody_comes_to_hold_a_closed_group() {
+fn a_closed_txg_gets_no_holder() {
     check(|| closing(None));
 }
 
 #[test]
-#[should_panic(expected = "a held group syncs")]
+#[should_panic(expected = "a held txg syncs")]
 fn a_holder_that_does_not_look_again_is_found() {
     find(|| closing(Some(Fault::NoRecheck)));
 }
@@ -174,10 +174,10 @@ fn a_holder_that_leaves_in_silence_is_found() {
 }
 
 #[test]
-fn kicks_and_waits_for_open_groups_keep_three_alive() {
+fn kicks_and_waits_for_open_txgs_keep_three_alive() {
     check(|| {
-        let txgs = groups(None);
-        let inside = Table::default();
+        let txgs = syncing_txgs(None);
+        let inside = HolderCounts::default();
         let sync = syncer(&txgs, &inside);
         let i = Arc::clone(&inside);
         let kicker = thread(&txgs, move |txgs| {
@@ -208,12 +208,12 @@ fn kicks_and_waits_for_open_groups_keep_three_alive() {
     });
 }
 
-/// A callback runs once: with `Ok` for a group that synced, else with an error.
+/// A callback runs once: with `Ok` for a synced txg, otherwise with an error.
 #[test]
 fn callbacks_run_once_whatever_the_end() {
     check(|| {
-        let txgs = groups(None);
-        let sync = syncer(&txgs, &Table::default());
+        let txgs = syncing_txgs(None);
+        let sync = syncer(&txgs, &HolderCounts::default());
         let (ran, failed) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let last = Arc::new(AtomicU64::new(0));
         let writers: Vec<_> = (0..2)
@@ -254,13 +254,13 @@ fn callbacks_run_once_whatever_the_end() {
     });
 }
 
-/// What was asked for before the stop is done, what comes later is refused; everybody
+/// Requests made before the stop are completed, later ones are refused; every caller
 /// gets an answer.
 #[test]
-fn a_stop_answers_everybody() {
+fn a_stop_answers_every_waiter() {
     check(|| {
-        let txgs = groups(None);
-        let sync = syncer(&txgs, &Table::default());
+        let txgs = syncing_txgs(None);
+        let sync = syncer(&txgs, &HolderCounts::default());
         let waiters: Vec<_> = (0..3u64)
             .map(|i| {
                 thread(&txgs, move |txgs| {
@@ -283,11 +283,11 @@ fn a_stop_answers_everybody() {
     });
 }
 
-/// A sync that fails is tried again; who waits, holds or writes meanwhile loses nothing.
+/// A failed sync is retried; waiters, holders and writers meanwhile lose nothing.
 #[test]
 fn a_suspension_loses_nothing() {
     check(|| {
-        let txgs = groups(None);
+        let txgs = syncing_txgs(None);
         let failed = Arc::new(OneShot::new());
         let f = Arc::clone(&failed);
         let sync = thread(&txgs, move |txgs| {
@@ -304,7 +304,7 @@ fn a_suspension_loses_nothing() {
                 next += 1;
             }
         });
-        let inside = Table::default();
+        let inside = HolderCounts::default();
         let writers: Vec<_> = (0..2)
             .map(|_| {
                 let inside = Arc::clone(&inside);
@@ -327,11 +327,11 @@ fn a_suspension_loses_nothing() {
     });
 }
 
-/// With failmode `continue`, and when the pool is abandoned, nobody stays waiting.
+/// With failmode `continue`, and when the pool is abandoned, no thread stays waiting.
 #[test]
-fn a_lost_pool_answers_everybody() {
+fn a_lost_pool_answers_every_waiter() {
     check(|| {
-        let txgs = groups(None);
+        let txgs = syncing_txgs(None);
         txgs.set_failmode(FailMode::Continue);
         let sync = thread(&txgs, |txgs| {
             while let Some(txg) = txgs.next_to_sync() {
@@ -361,7 +361,7 @@ fn a_lost_pool_answers_everybody() {
 }
 
 fn at_the_limit(fault: Option<Fault>) {
-    let txgs = groups(fault);
+    let txgs = syncing_txgs(fault);
     txgs.set_limits(&Limits {
         dirty_data_max: 10,
         timeout_s: 0,
@@ -391,21 +391,21 @@ fn at_the_limit(fault: Option<Fault>) {
 }
 
 #[test]
-fn nobody_starves_at_the_limit() {
+fn no_writer_starves_at_the_limit() {
     check(|| at_the_limit(None));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn room_that_nobody_hears_of_is_found() {
+fn unnotified_room_is_found() {
     find(|| at_the_limit(Some(Fault::SilentRoom)));
 }
 
-/// Writers at the limit leave when the pool ends.
+/// Writers at the limit return when the pool ends.
 #[test]
 fn a_stop_ends_the_queue_at_the_limit() {
     check(|| {
-        let txgs = groups(None);
+        let txgs = syncing_txgs(None);
         txgs.set_limits(&Limits { dirty_data_max: 1, timeout_s: 0, ..Limits::default() });
         txgs.dirty(Txg(FIRST), 1);
         let writers: Vec<_> =

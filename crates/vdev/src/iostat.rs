@@ -322,14 +322,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_in_their_places() {
+    fn classes_are_in_order() {
         for (i, class) in IoClass::ALL.iter().enumerate() {
             assert_eq!(*class as usize, i);
         }
     }
 
     #[test]
-    fn reads_and_writes_are_told_apart_and_summed() {
+    fn reads_and_writes_are_separate_and_summed() {
         let stats = IoStats::default();
         let time = Duration::from_micros(1);
         stats.done(Priority::SyncRead, 512, false, time);

@@ -153,7 +153,7 @@ impl RaidzGeometry {
             start += len;
         }
         if p == 1 && offset & 0x10_0000 != 0 {
-            swap_places(&mut cols);
+            swap_columns(&mut cols);
         }
         let colsize = cols.first().map_or(0, |c| c.stored);
         BlockMap {
@@ -192,7 +192,7 @@ impl RaidzGeometry {
         let mut stripes = Vec::with_capacity(rows as usize);
         for row in 0..rows {
             let b = (offset >> self.ashift) + row * l;
-            let (width, scratch) = self.place(b + cols);
+            let (width, scratch) = self.row_width(b + cols);
             let cell = |c: u64| {
                 let dc = c.saturating_sub(p);
                 let k = if c < big || r == 0 {
@@ -216,7 +216,7 @@ impl RaidzGeometry {
             };
             let mut cols: Vec<Col> = (0..cols).map(cell).collect();
             if p == 1 && cols.len() > 1 && offset & 0x10_0000 != 0 {
-                swap_places(&mut cols);
+                swap_columns(&mut cols);
             }
             stripes.push(ParityStripe { colsize: sector, cols });
         }
@@ -226,7 +226,7 @@ impl RaidzGeometry {
 
     /// Physical width of a row that ends at sector `end`, and whether it is read
     /// from the scratch area.
-    fn place(&self, end: u64) -> (u64, bool) {
+    fn row_width(&self, end: u64) -> (u64, bool) {
         match self.reflow {
             Some(reflow) if end > reflow.offset >> self.ashift => {
                 (u64::from(self.width) - 1, false)
@@ -238,7 +238,7 @@ impl RaidzGeometry {
 }
 
 /// The swap rule (§10.3): columns 0 and 1 exchange their locations, not their content.
-fn swap_places(cols: &mut [Col]) {
+fn swap_columns(cols: &mut [Col]) {
     if let [a, b, ..] = cols {
         std::mem::swap(&mut a.child, &mut b.child);
         std::mem::swap(&mut a.offset, &mut b.offset);

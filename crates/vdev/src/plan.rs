@@ -259,10 +259,10 @@ impl<'a> Planner<'a> {
         }
         // The most trusted child first; then the shortest queue; then round robin.
         let n = node.children().len();
-        let turn = node.live.rotor.fetch_add(1, Relaxed) as usize;
+        let rotation = node.live.rotor.fetch_add(1, Relaxed) as usize;
         let mut best: Option<(Trust, std::cmp::Reverse<u32>, NodeId)> = None;
         for i in 0..n {
-            let child = node.children()[(turn + i) % n];
+            let child = node.children()[(rotation + i) % n];
             let trust = self.trust(child, at)?;
             let queued = std::cmp::Reverse(tree.node(child).live.in_flight.load(Relaxed));
             if best.is_none_or(|(t, q, _)| (trust, queued) > (t, q)) {
@@ -313,7 +313,7 @@ impl<'a> Planner<'a> {
         for stripe in &map.stripes {
             let mut shapes: Vec<Option<PlanShape>> = Vec::with_capacity(stripe.cols.len());
             let mut missing = 0;
-            let place = |col: &crate::map::Col, len| {
+            let target_of = |col: &crate::map::Col, len| {
                 let child = col.child.and_then(|c| children.get(c as usize)).copied();
                 let base = if col.scratch { LABEL_START - BOOT_SIZE } else { at.base };
                 child.map(|child| (child, ReadRange { offset: col.offset, len, base, ..at }))
@@ -321,7 +321,7 @@ impl<'a> Planner<'a> {
             for (i, col) in stripe.cols.iter().enumerate() {
                 let all = self.mode == PlanMode::All;
                 let wanted = if all { col.stored } else { col.len };
-                let target = place(col, wanted).filter(|_| wanted > 0);
+                let target = target_of(col, wanted).filter(|_| wanted > 0);
                 let Some((child, there)) = target else {
                     shapes.push(None);
                     continue;
@@ -337,7 +337,7 @@ impl<'a> Planner<'a> {
                 if missing == 0 {
                     break;
                 }
-                if let Some((child, there)) = place(col, col.stored)
+                if let Some((child, there)) = target_of(col, col.stored)
                     && self.trust(child, there)? == Trust::Good
                 {
                     shapes[i] = Some(self.node(child, there)?);

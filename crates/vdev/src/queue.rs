@@ -613,25 +613,27 @@ impl LeafQueue {
             }
         }
         let mut state = self.state.lock();
-        let mut told = Vec::new();
+        let mut completed = Vec::new();
         if result.is_err() && merged {
             for mut part in run.parts {
                 part.alone = true;
                 state.reads.insert(part);
             }
         } else {
-            told = run.parts;
+            completed = run.parts;
         }
         state.end(run.class, bytes, &self.tuning.get(), self.clock(now));
         self.pump(state);
-        self.live.in_flight.fetch_sub(told.len() as u32, Relaxed);
+        self.live.in_flight.fetch_sub(completed.len() as u32, Relaxed);
         match result.map(BufMut::freeze) {
             Ok(whole) => {
-                told.into_iter().for_each(|part| part.slot.send((Ok(whole.clone()), run.start)));
+                completed
+                    .into_iter()
+                    .for_each(|part| part.slot.send((Ok(whole.clone()), run.start)));
             }
             // The operation had one part.
             Err(error) => {
-                if let Some(part) = told.pop() {
+                if let Some(part) = completed.pop() {
                     part.slot.send((Err(error), run.start));
                 }
             }

@@ -328,11 +328,11 @@ fn merged(class: IoClass, sectors: &[u64]) -> Vec<(u64, u64)> {
     let bytes: Vec<u8> = (0..SIZE).map(|i| (i / 512) as u8).collect();
     device.mem.poke(0, &bytes).unwrap();
     let (permit, _) = request_read(&queue, class, 0, 512);
-    let asked: Vec<_> =
+    let requested: Vec<_> =
         sectors.iter().map(|s| (s, request_read(&queue, class, s * 512, 512).1.unwrap())).collect();
     permit.unwrap().end(true, false);
     while device.complete(0) {}
-    for (sector, waiting) in asked {
+    for (sector, waiting) in requested {
         assert_eq!(&waiting.wait().unwrap()[..], [*sector as u8; 512]);
     }
     assert_eq!((queue.depths()[class as usize], queue.state.lock().reads.any()), ((0, 0), false));
@@ -359,11 +359,11 @@ fn a_bad_sector_costs_one_of_the_merged_reads() {
     let device = HandDevice::new(2048..2560, limits(1));
     let queue = queue(device.clone(), limits(1));
     let (permit, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
-    let asked: Vec<_> =
+    let requested: Vec<_> =
         (3..6).map(|s| request_read(&queue, IoClass::SyncRead, s * 512, 512).1.unwrap()).collect();
     permit.unwrap().end(true, false);
     while device.complete(0) {}
-    let well: Vec<bool> = asked.into_iter().map(|waiting| waiting.wait().is_ok()).collect();
+    let well: Vec<bool> = requested.into_iter().map(|waiting| waiting.wait().is_ok()).collect();
     assert_eq!(well, [true, false, true]);
     assert_eq!(device.seen.lock().len(), 4);
     let (permit, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
@@ -397,7 +397,7 @@ fn the_device_has_no_more_than_its_most() {
     let device = HandDevice::with_most(0..0, 3);
     let queue = queue(device.clone(), all);
     let log = CompletionLog::default();
-    let (_turn, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
+    let (_permit, _) = request_read(&queue, IoClass::SyncRead, 0, 512);
     queue.submit((0..4).map(|i| request(&log, 0, i * 1024, 512, 1)).collect());
     assert_eq!(device.ops.lock().len(), 2);
     // Its class has room for two, but the device has not.
@@ -408,7 +408,7 @@ fn the_device_has_no_more_than_its_most() {
 }
 
 #[test]
-fn classes_below_their_least_take_turns() {
+fn classes_below_their_minimum_are_served_in_rotation() {
     let device = HandDevice::with_most(0..0, 2);
     let limits = QueueLimits { max_active: 1, aggregation_limit: 0, ..limits(9) };
     let queue = queue(device.clone(), limits);
@@ -418,11 +418,11 @@ fn classes_below_their_least_take_turns() {
     let sync = sync.map(|r| WriteRequest { priority: WritePriority::SyncWrite, ..r }).collect();
     queue.submit(sync);
     queue.submit((10..13).map(|i| request(&log, 0, i * 1024, 512, 1)).collect());
-    let asked: Vec<_> =
+    let requested: Vec<_> =
         (20..23).map(|i| request_read(&queue, IoClass::AsyncRead, i * 1024, 512).1).collect();
     permit.unwrap().end(true, false);
     while device.complete(0) {}
-    asked.into_iter().for_each(|w| assert!(w.unwrap().wait().is_ok()));
+    requested.into_iter().for_each(|w| assert!(w.unwrap().wait().is_ok()));
     let seen: Vec<u64> = device.seen.lock().iter().map(|(at, _)| at / 1024).collect();
     assert_eq!(seen, [0, 20, 10, 1, 21, 11, 2, 22, 12]);
 }

@@ -347,11 +347,11 @@ impl Search<'_, '_> {
             let cols = stripe.cols.get(p..).unwrap_or(&[]);
             for (col, bytes) in cols.iter().zip(data) {
                 if let Some(bytes) = bytes {
-                    place(&mut block, col, bytes)?;
+                    copy_column(&mut block, col, bytes)?;
                 }
             }
             for (index, bytes) in parity::recover(have, data, stripe.colsize as usize)? {
-                place(&mut block, cols.get(index)?, &bytes)?;
+                copy_column(&mut block, cols.get(index)?, &bytes)?;
             }
         }
         let block = block.freeze();
@@ -359,7 +359,7 @@ impl Search<'_, '_> {
     }
 }
 
-fn place(block: &mut [u8], col: &Col, bytes: &[u8]) -> Option<()> {
+fn copy_column(block: &mut [u8], col: &Col, bytes: &[u8]) -> Option<()> {
     let start = col.start as usize;
     let to = block.get_mut(start..start + col.len as usize)?;
     to.copy_from_slice(bytes.get(..to.len())?);

@@ -1,5 +1,5 @@
-//! Compares reads with a naive model. Blocks are laid out sector by sector as the
-//! chapter's row map says, leaves are damaged, and the result of the read is compared.
+//! Compares reads with a naive model. Blocks are laid out sector by sector as the chapter's row
+//! map says, leaves are damaged, and the result of the read is compared.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -98,9 +98,9 @@ fn parity_of(row: usize, data: &[Vec<u8>], sector: usize) -> Vec<u8> {
 /// One sector of one leaf: (child, device byte, bytes).
 type Sector = (usize, u64, Vec<u8>);
 
-/// A raidz block, sector by sector: each row of `logical` cells lies in linear sector
-/// order. `place` returns the child and the device offset of a linear sector, given the
-/// sector at which its row ends.
+/// A raidz block, sector by sector: each row of `logical` cells lies in linear sector order.
+/// `place` returns the child and the device offset of a linear sector, given the sector at which
+/// its row ends.
 fn raidz_sectors(
     ashift: u32,
     nparity: usize,
@@ -198,8 +198,8 @@ fn differs(leaf: usize, sectors: &[Sector], harm: &[(usize, Damage)]) -> bool {
     }
 }
 
-/// Reads and scrubs a block from damaged leaves and checks the content, the counters
-/// and the list of copies to repair.
+/// Reads and scrubs a block from damaged leaves and checks the content, the counters and the list
+/// of copies to repair.
 fn check_tolerated(
     spec: &Spec,
     leaves: &[TestLeaf],
@@ -569,11 +569,8 @@ fn split_blocks_try_all_combinations() {
             .with_space(9, 1 << 20)
     };
     let removed = Spec::new(VdevKind::Indirect, 0, Guid(20)).with_space(9, 1 << 20);
-    let spec = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(vec![
-        removed,
-        mirror(1, 0),
-        mirror(2, 2),
-    ]);
+    let children = vec![removed, mirror(1, 0), mirror(2, 2)];
+    let spec = Spec::new(VdevKind::Root, 0, Guid(1)).with_children(children);
     let tree = build(&spec, &leaves);
     let req = ReadReq::new(TOP, 0x1000, Psize(4096), Txg(1));
     let data = content(8, 4096);
@@ -702,8 +699,8 @@ fn a_distributed_spare_stands_in() {
     let leaves = leaves(11, (4 << 20) + (64 << 20) + (1 << 20));
     let data = content(5, 16384);
     let mut sectors = draid_sectors(&params, 11, 0, &data);
-    // Child 7 (the first parity column) and child 10 (the first data column) failed;
-    // spares 0 and 1 are, in permutation 0, children 1 and 5.
+    // Child 7 (the first parity column) and child 10 (the first data column) failed; spares 0 and
+    // 1 are, in permutation 0, children 1 and 5.
     for (child, _, _) in &mut sectors {
         *child = match *child {
             7 => 1,
@@ -767,8 +764,8 @@ fn impossible_addresses_are_errors() {
 
 #[test]
 fn one_bad_sector_costs_one_column() {
-    // Reads of neighbouring cells are one operation; after a failure they are repeated
-    // one by one.
+    // Reads of neighbouring cells are one operation; after a failure they are repeated one by
+    // one.
     let case = RaidzCase {
         ashift: 9,
         nparity: 1,

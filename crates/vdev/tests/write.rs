@@ -286,7 +286,7 @@ fn check(tree: &Tree, block: &TestBlock, what: &str) {
 }
 
 #[test]
-fn what_is_written_is_read_back_whatever_leaves_are_lost() {
+fn written_data_is_read_back_with_any_leaves_lost() {
     let mut rng = TestRng(0x1234_5678_9abc_def1);
     for case in cases() {
         let tree = case.tree();
@@ -378,9 +378,9 @@ fn failing_and_absent_leaves_miss_the_txg_and_cost_nothing_else() {
             for &i in &lost {
                 let guid = Guid(LEAF + i as u64);
                 let dtl = tree.find(guid).unwrap().dtl();
-                let told = missing.iter().find(|m| m.0 == guid).map(|m| &m.1);
-                assert_eq!(told.is_some(), !dtl.ranges().is_empty(), "{what}");
-                assert!(told.is_none_or(|t| *t == *dtl));
+                let reported = missing.iter().find(|m| m.0 == guid).map(|m| &m.1);
+                assert_eq!(reported.is_some(), !dtl.ranges().is_empty(), "{what}");
+                assert!(reported.is_none_or(|t| *t == *dtl));
             }
             assert!(tree.take_missing().is_empty(), "reported once");
             blocks.iter().for_each(|b| check(&tree, b, &what));

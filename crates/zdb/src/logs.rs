@@ -7,7 +7,7 @@ use cenote::Io;
 use cenote::inspect::dmu::Objset;
 use cenote::inspect::ondisk::BlkPtr;
 use cenote::inspect::ondisk::zil::{
-    Body, CloneRange, LogPtr, RECORD_TYPES, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, Write,
+    CloneRange, LogPtr, RECORD_TYPES, RENAME_EXCHANGE, RENAME_WHITEOUT, Record, RecordBody, Write,
     ZilHeader,
 };
 use cenote::inspect::spa::Spa;
@@ -166,10 +166,10 @@ fn cloned(clone: &CloneRange<'_>, out: &mut String) {
 }
 
 impl Lines<'_> {
-    fn body(&self, record: &Record<'_>, body: &Body<'_>, out: &mut String) {
+    fn body(&self, record: &Record<'_>, body: &RecordBody<'_>, out: &mut String) {
         let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
         let _ = match body {
-            Body::Create(c) => {
+            RecordBody::Create(c) => {
                 let arrow = c.target.map_or_else(String::new, |t| format!(" -> {}", text(t)));
                 let [seconds, _] = c.crtime;
                 // A directory of extended attributes has no name.
@@ -191,17 +191,17 @@ impl Lines<'_> {
                     c.rdev
                 )
             }
-            Body::Remove { directory, name } => {
+            RecordBody::Remove { directory, name } => {
                 writeln!(out, "\t\t\tdoid {}, name {}", directory.0, text(name))
             }
-            Body::Link { directory, object, name } => writeln!(
+            RecordBody::Link { directory, object, name } => writeln!(
                 out,
                 "\t\t\tdoid {}, link_obj {}, name {}",
                 directory.0,
                 object.0,
                 text(name)
             ),
-            Body::Rename(n) | Body::RenameWhiteout(n, _) => {
+            RecordBody::Rename(n) | RecordBody::RenameWhiteout(n, _) => {
                 let _ = writeln!(
                     out,
                     "\t\t\tsdoid {}, tdoid {}\n\t\t\tsrc {} tgt {}",
@@ -216,7 +216,7 @@ impl Lines<'_> {
                     _ => Ok(()),
                 }
             }
-            Body::Write(w) | Body::Write2(w) => {
+            RecordBody::Write(w) | RecordBody::Write2(w) => {
                 let _ = writeln!(
                     out,
                     "\t\t\tfoid {}, offset {:x}, length {:x}",
@@ -224,10 +224,10 @@ impl Lines<'_> {
                 );
                 self.content(record, w, out)
             }
-            Body::Truncate { object, offset, length } => {
+            RecordBody::Truncate { object, offset, length } => {
                 writeln!(out, "\t\t\tfoid {}, offset 0x{offset:x}, length 0x{length:x}", object.0)
             }
-            Body::SetAttr(s) => {
+            RecordBody::SetAttr(s) => {
                 let _ = writeln!(out, "\t\t\tfoid {}, mask 0x{:x}", s.object.0, s.mask);
                 // As `zdb` reads the mask, whoever wrote it: with the bits of illumos.
                 let time = |[seconds, nanoseconds]: [u64; 2]| {
@@ -244,17 +244,17 @@ impl Lines<'_> {
                 let mut set = lines.iter().filter(|(bit, _)| s.mask & bit != 0);
                 set.try_for_each(|(_, line)| writeln!(out, "\t\t\t{line}"))
             }
-            Body::Acl { object, info, .. } => {
+            RecordBody::Acl { object, info, .. } => {
                 writeln!(out, "\t\t\tfoid {}, aclcnt {}", object.0, info.count)
             }
-            Body::SetSaXattr { object, name, value } => write!(
+            RecordBody::SetSaXattr { object, name, value } => write!(
                 out,
                 "\t\t\tfoid {}\n\t\t\tXAT_NAME  {}\n\t\t\tXAT_VALUE  {}",
                 object.0,
                 text(name),
                 value.map_or_else(|| "NULL\n".to_owned(), readable)
             ),
-            Body::CloneRange(c) => {
+            RecordBody::CloneRange(c) => {
                 let _ = writeln!(
                     out,
                     "\t\t\tfoid {}, offset {:x}, length {:x}, blksize {:x}",

@@ -1,4 +1,4 @@
-//! The chain of blocks, and the header that goes with each group. No I/O.
+//! The chain of log blocks, and the header that each txg writes. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,7 +8,7 @@ use ondisk::BlkPtr;
 use ondisk::objset::ZIL_HEADER_SIZE;
 use ondisk::zil::{LogPtr, ZilHeader};
 
-/// A header of which nothing is used.
+/// The header of an unused log.
 pub(crate) fn empty_header() -> ZilHeader {
     ZilHeader {
         claim_txg: Txg::ZERO,
@@ -26,19 +26,19 @@ pub(crate) struct Link {
     pub(crate) ptr: LogPtr,
     pub(crate) dva: Dva,
     pub(crate) size: u64,
-    /// The group in which it was allocated.
+    /// The txg in which it was allocated.
     pub(crate) alloc: Txg,
-    /// The newest group of its records.
+    /// The newest txg of its records.
     pub(crate) newest: Txg,
     pub(crate) flushed: bool,
 }
 
-/// What becomes of the log with a group.
+/// The changes of the log in a txg.
 #[derive(Debug)]
 pub struct Moved {
-    /// The header of the group's object set block.
+    /// The header for the txg's object set block.
     pub header: [u8; ZIL_HEADER_SIZE],
-    /// Blocks to free in the group.
+    /// Blocks to free in the txg.
     pub free: Vec<BlkPtr>,
 }
 
@@ -46,11 +46,12 @@ pub struct Moved {
 #[derive(Debug)]
 struct Replay {
     header: ZilHeader,
-    /// The record that is being done again.
+    /// The record that is being replayed.
     seq: u64,
-    /// The last record that each group has.
+    /// The last replayed record of each txg.
     done: BTreeMap<Txg, u64>,
-    /// All records are done: the group from which on there is no log, and its blocks.
+    /// All records are replayed: the txg from which on there is no log, and the log's
+    /// blocks.
     ended: Option<(Txg, Vec<BlkPtr>)>,
 }
 
@@ -61,13 +62,13 @@ pub(crate) struct Chain {
     checksum: Checksum,
     id: [u64; 2],
     links: VecDeque<Link>,
-    /// Last record's sequence.
+    /// Sequence number of the last record.
     pub(crate) record_seq: u64,
-    /// Given up from this group on: a batch failed, or the log is closed.
+    /// The chain is abandoned from this txg on: a batch failed, or the log is closed.
     ending: Option<Txg>,
-    /// Groups that must write the header.
+    /// Txgs that must write the header.
     dirty: BTreeSet<Txg>,
-    /// The header as it was written last.
+    /// The header as last written.
     written: Option<[u8; ZIL_HEADER_SIZE]>,
     replay: Option<Replay>,
 }
@@ -100,7 +101,7 @@ impl Chain {
         self.replay.is_some()
     }
 
-    /// Nothing can be added to the chain.
+    /// Whether nothing can be added to the chain.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.is_some() || self.replay.is_some()
     }
@@ -112,7 +113,7 @@ impl Chain {
         Link { ptr, dva, size, alloc, newest: Txg::ZERO, flushed: false }
     }
 
-    /// Begins a chain: its first stub.
+    /// Begins a chain with its first stub.
     pub(crate) fn begin(&mut self, id: [u64; 2], dva: Dva, size: u64, txg: Txg) {
         self.id = id;
         self.record_seq = 0;
@@ -121,12 +122,18 @@ impl Chain {
         self.dirty.insert(txg);
     }
 
-    /// Adds the blocks that follow the stub, allocated in `txg`: the stub and all but the
-    /// last of them are issued, with records as new as `newest`. The issued ones.
-    pub(crate) fn extend(&mut self, places: &[(Dva, u64)], txg: Txg, newest: &[Txg]) -> Vec<Link> {
+    /// Adds the blocks that follow the stub, allocated in `txg`. The stub and all but
+    /// the last of them become issued, with records as new as `newest`. Returns the
+    /// issued blocks.
+    pub(crate) fn extend(
+        &mut self,
+        blocks_allocated: &[(Dva, u64)],
+        txg: Txg,
+        newest: &[Txg],
+    ) -> Vec<Link> {
         let Some(stub) = self.links.back() else { return Vec::new() };
         let (first, seq) = (self.links.len() - 1, stub.ptr.seq());
-        for (i, (dva, size)) in places.iter().enumerate() {
+        for (i, (dva, size)) in blocks_allocated.iter().enumerate() {
             let link = self.link(*dva, *size, txg, seq + 1 + i as u64);
             self.links.push_back(link);
         }
@@ -137,25 +144,26 @@ impl Chain {
         self.links.iter().skip(first).cloned().collect()
     }
 
-    /// Everything but the stub is on the devices. What is not known to be there yet is at
-    /// the end: the chain of a group has tens of thousands of blocks.
+    /// Marks everything except the stub as being on the devices. Unflushed blocks are
+    /// at the end, so the loop starts there: the chain of a txg may have tens of
+    /// thousands of blocks.
     pub(crate) fn flushed(&mut self) {
         let issued = self.links.iter_mut().rev().skip(1);
         issued.take_while(|link| !link.flushed).for_each(|link| link.flushed = true);
     }
 
-    /// Gives the chain up in `txg`, which is held.
+    /// Abandons the chain in `txg`, which the caller holds.
     pub(crate) fn end(&mut self, txg: Txg) {
         self.ending = Some(txg);
         self.dirty.insert(txg);
     }
 
-    /// Whether group `txg` must write the header.
+    /// Whether `txg` must write the header.
     pub(crate) fn is_dirty(&self, txg: Txg) -> bool {
         self.dirty.first().is_some_and(|first| *first <= txg)
     }
 
-    /// The header and the frees of group `txg`; `None` if the header stays as it is.
+    /// The header and the frees of `txg`; `None` if the header does not change.
     pub(crate) fn sync(&mut self, txg: Txg) -> Option<Moved> {
         self.dirty = self.dirty.split_off(&txg.next());
         let (header, free) = match self.replay.take() {
@@ -193,7 +201,7 @@ impl Chain {
 
     fn sync_replay(&mut self, mut replay: Replay, txg: Txg) -> (ZilHeader, Vec<BlkPtr>) {
         if let Some((_, free)) = replay.ended.take_if(|(from, _)| *from <= txg) {
-            // No header is like none.
+            // A missing header equals an empty one.
             self.written = Some(replay.header.encode());
             return (empty_header(), free);
         }
@@ -208,7 +216,7 @@ impl Chain {
         (header, Vec::new())
     }
 
-    /// A log with this header is going to be replayed.
+    /// Begins the replay of a log with this header.
     ///
     /// # Errors
     /// `Bug` if there is a chain.
@@ -221,14 +229,14 @@ impl Chain {
         Ok(())
     }
 
-    /// What is done next is record `seq`.
+    /// Record `seq` is replayed next.
     pub(crate) fn replaying(&mut self, seq: u64) {
         if let Some(replay) = &mut self.replay {
             replay.seq = seq;
         }
     }
 
-    /// The record is done, in group `txg`.
+    /// Records that the replay of the record is done, in `txg`.
     pub(crate) fn replayed(&mut self, txg: Txg) {
         if let Some(replay) = &mut self.replay
             && replay.seq != 0
@@ -238,7 +246,8 @@ impl Chain {
         }
     }
 
-    /// All records are done, in groups before `txg`, which is held.
+    /// Records that all records are replayed, in txgs before `txg`, which the caller
+    /// holds.
     pub(crate) fn end_replay(&mut self, txg: Txg, free: Vec<BlkPtr>) {
         if let Some(replay) = &mut self.replay {
             replay.ended = Some((txg, free));

@@ -1,10 +1,10 @@
-//! Putting a batch's records into blocks.
+//! Distributes the records of a batch over log blocks.
 
 use base::{ObjectId, Txg};
 use ondisk::BlkPtr;
-use ondisk::zil::{Body, WRITE_HEADER, Write};
+use ondisk::zil::{RecordBody, WRITE_HEADER, Write};
 
-use crate::pending::{Itx, What};
+use crate::pending::{Itx, ItxPayload};
 use crate::size::{CHAIN, Plan, ROOM_MAX, block_size, waste};
 use crate::stats::{Stats, bump};
 
@@ -12,22 +12,22 @@ use crate::stats::{Stats, bump};
 const TX_WRITE: u8 = 9;
 const TX_WRITE2: u8 = 20;
 
-/// The record of a write whose block is at its place, or was named before.
+/// The record of a write whose block is in its final place, or was named before.
 fn placed(object: ObjectId, offset: u64, length: u64, bp: Option<&BlkPtr>, txg: Txg) -> Vec<u8> {
     let write = Write { object, offset, length, block: bp.copied(), data: None };
-    // Pointers that cannot be stored were not taken.
+    // Pointers that cannot be stored were excluded earlier.
     let record = match bp {
-        Some(_) => Body::Write(write).encode(TX_WRITE, txg),
-        None => Body::Write2(write).encode(TX_WRITE2, txg),
+        Some(_) => RecordBody::Write(write).encode(TX_WRITE, txg),
+        None => RecordBody::Write2(write).encode(TX_WRITE2, txg),
     };
     record.unwrap_or_default()
 }
 
-/// A block's records.
+/// The records of a block.
 pub(crate) struct Fill {
     pub(crate) size: u64,
     pub(crate) bytes: Vec<u8>,
-    /// Where each record begins.
+    /// Start offset of each record.
     pub(crate) starts: Vec<usize>,
     pub(crate) newest: Txg,
 }
@@ -42,7 +42,7 @@ impl Fill {
         (self.size - CHAIN) as usize - self.bytes.len()
     }
 
-    /// Counts its records by type, the first byte of each.
+    /// Counts its records by type, which is the first byte of each.
     pub(crate) fn count(&self, stats: &Stats) {
         for start in &self.starts {
             let kind = self.bytes.get(*start).map_or(0, |k| usize::from(*k));
@@ -52,7 +52,7 @@ impl Fill {
         }
     }
 
-    /// Puts a record in, or several that go together.
+    /// Adds a record, or several that belong together.
     fn put(&mut self, record: &[u8], txg: Txg) {
         let mut at = 0;
         while let Some(len) = record.get(at + 8..at + 16) {
@@ -63,55 +63,55 @@ impl Fill {
         self.newest = self.newest.max(txg);
     }
 
-    /// Puts the record of a write in, with its data: copied once.
+    /// Adds the record of a write with its data, which is copied once.
     fn put_write(&mut self, write: Write<'_>, txg: Txg) {
         let start = self.bytes.len();
         // A write always has a record of its type.
-        if Body::Write(write).encode_into(&mut self.bytes, TX_WRITE, txg).is_ok() {
+        if RecordBody::Write(write).encode_into(&mut self.bytes, TX_WRITE, txg).is_ok() {
             self.starts.push(start);
             self.newest = self.newest.max(txg);
         }
     }
 }
 
-/// Divides records among blocks, the first of which has `first` bytes.
+/// Distributes records over blocks, the first of which has `first` bytes.
 pub(crate) fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
     let mut left: u64 = records.iter().map(Itx::size).sum();
     let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
     let keep = waste(largest) as usize;
     let mut blocks = Vec::new();
     let mut now = Fill::new(first);
-    let turn = |now: &mut Fill, blocks: &mut Vec<Fill>, left: u64, least: usize| {
+    let leader = |now: &mut Fill, blocks: &mut Vec<Fill>, left: u64, least: usize| {
         let size = block_size(Plan::of(left, largest).opt.max(least as u64));
         blocks.push(std::mem::replace(now, Fill::new(size)));
     };
     for itx in records {
         left = left.saturating_sub(itx.size());
-        match &itx.what {
-            What::Whole(record) | What::Cut { record, .. } => {
+        match &itx.payload {
+            ItxPayload::Whole(record) | ItxPayload::Cut { record, .. } => {
                 if record.len() > now.room() {
-                    turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
+                    leader(&mut now, &mut blocks, left + record.len() as u64, record.len());
                 }
                 now.put(record, itx.txg);
             }
-            What::Placed { object, offset, len, block } => {
+            ItxPayload::Placed { object, offset, len, block } => {
                 let record = placed(*object, *offset, *len, block.as_deref(), itx.txg);
                 if record.len() > now.room() {
-                    turn(&mut now, &mut blocks, left + record.len() as u64, record.len());
+                    leader(&mut now, &mut blocks, left + record.len() as u64, record.len());
                 }
                 now.put(&record, itx.txg);
             }
-            What::Data { object, offset, data } => {
+            ItxPayload::Data { object, offset, data } => {
                 let mut at = 0;
                 while at < data.len() {
                     let rest = WRITE_HEADER + (data.len() - at).next_multiple_of(8);
                     let room = now.room();
-                    // A piece in what is left of a block is worth its header.
+                    // A piece in the rest of a block is worth its header.
                     let least = WRITE_HEADER + 512;
                     let poor = room < keep && rest <= ROOM_MAX as usize;
-                    // A stub that was foretold too small is used nevertheless.
+                    // A stub that was predicted too small is used nevertheless.
                     if rest > room && (room < least || poor && !now.bytes.is_empty()) {
-                        turn(&mut now, &mut blocks, left + rest as u64, least);
+                        leader(&mut now, &mut blocks, left + rest as u64, least);
                         continue;
                     }
                     let n = (data.len() - at).min((room - WRITE_HEADER) / 8 * 8);
@@ -126,8 +126,8 @@ pub(crate) fn fill(records: &[Itx], first: u64) -> Vec<Fill> {
                     at += n;
                 }
             }
-            // Fetched before.
-            What::Range { .. } => {}
+            // Its data was fetched before.
+            ItxPayload::Range { .. } => {}
         }
     }
     blocks.push(now);

@@ -1,11 +1,12 @@
-//! Which form each write of a batch takes, and getting what that needs.
+//! Selects the form of each write in a batch, and gets the data that it needs.
 //!
 //! # Theory
-//! Before a group is held, indirect writes are cut at the boundaries of blocks, and the data
-//! of all others is fetched ([`Source::read`] takes locks of files). Then a group is held and
-//! the blocks are placed; they are under way while the log's own blocks are filled. What
-//! could not be placed needs its data after all: the group is let go first, with the placed
-//! blocks flushed, for they are the group's now and not the batch's.
+//! Before a txg is held, indirect writes are cut at block boundaries, and the data of
+//! all other writes is fetched ([`Source::read`] takes locks of files). Then a txg is
+//! held and the blocks are written to their final places; they are in flight while the
+//! log's own blocks are filled. A write whose block could not be placed needs its data
+//! after all. In that case the txg is first released, with the placed blocks flushed,
+//! because these belong to the txg then and no longer to the batch.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use base::{ObjectId, Result, Txg, VdevId};
 use ondisk::BlkPtr;
 
-use crate::pending::{Indirect, Itx, What};
+use crate::pending::{Indirect, Itx, ItxPayload};
 use crate::stats::{Stats, bump};
-use crate::{Hold, Place, Source, Store};
+use crate::{EarlyBlocks, Hold, Source, Store};
 
 /// Default of `zfs_immediate_write_sz`, bytes.
 pub const IMMEDIATE_WRITE: u64 = 32 << 10;
@@ -32,7 +33,7 @@ pub fn set_immediate_write(bytes: u64) {
     IMMEDIATE.store(bytes, Relaxed);
 }
 
-/// Writes and their bytes, by their forms.
+/// Numbers of writes and their bytes, by form.
 #[derive(Default)]
 pub(crate) struct Forms {
     copied: [u64; 2],
@@ -58,65 +59,66 @@ impl Forms {
     }
 }
 
-/// A group that is held, and the blocks that are being written to their places in it.
-pub(crate) struct Held {
-    // Dropped before the hold: it waits for what is under way.
-    place: Option<Box<dyn Place>>,
+/// A held txg, and the early blocks that are being written in it.
+pub(crate) struct HeldTxg {
+    // Dropped before the hold, because it waits for blocks in flight.
+    early: Option<Box<dyn EarlyBlocks>>,
     hold: Hold,
 }
 
-impl Held {
-    pub(crate) fn empty(hold: Hold) -> Held {
-        Held { place: None, hold }
+impl HeldTxg {
+    pub(crate) fn empty(hold: Hold) -> HeldTxg {
+        HeldTxg { early: None, hold }
     }
 
     pub(crate) fn txg(&self) -> Txg {
         self.hold.txg
     }
 
-    /// As [`Place::wait`].
+    /// As [`EarlyBlocks::wait`].
     pub(crate) fn wait(&mut self) -> Result<Vec<VdevId>> {
-        self.place.as_mut().map_or(Ok(Vec::new()), |place| place.wait())
+        self.early.as_mut().map_or(Ok(Vec::new()), |early| early.wait())
     }
 
-    /// Lets the group go; `flushed`: what was placed is on the devices.
+    /// Releases the txg; `flushed` says whether the placed blocks are on the devices.
     pub(crate) fn end(mut self, flushed: bool) {
-        if let Some(place) = self.place.take_if(|_| flushed) {
-            place.keep();
+        if let Some(early) = self.early.take_if(|_| flushed) {
+            early.keep();
         }
     }
 }
 
 /// Records that can be put into blocks.
-pub(crate) struct Ready {
+pub(crate) struct ReadyRecords {
     pub(crate) records: Vec<Itx>,
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<HeldTxg>,
 }
 
-/// Gets what the records need. `None` if some data is not there any more, and no record
-/// says why; or if a block could not be written: their groups are to be waited for.
+/// Gets the data that the records need. Returns `None` if some data no longer exists
+/// and no record explains why, or if a block could not be written. The caller must then
+/// wait for the txgs of the records.
 pub(crate) fn make_ready(
     store: &dyn Store,
     source: &dyn Source,
     records: Vec<Itx>,
     forms: &mut Forms,
-) -> Result<Option<Ready>> {
+) -> Result<Option<ReadyRecords>> {
     for itx in &records {
-        if let What::Data { data, .. } = &itx.what {
+        if let ItxPayload::Data { data, .. } = &itx.payload {
             Forms::add(&mut forms.copied, data.len() as u64);
         }
     }
     let records = cut_up(source, records);
     let Some(records) = fetch(source, records, forms)? else { return Ok(None) };
-    let indirect = |itx: &Itx| matches!(itx.what, What::Range { .. });
+    let indirect = |itx: &Itx| matches!(itx.payload, ItxPayload::Range { .. });
     if !records.iter().any(indirect) {
-        return Ok(Some(Ready { records, held: None }));
+        return Ok(Some(ReadyRecords { records, held: None }));
     }
     let hold = store.hold()?;
-    let mut held = Held { place: source.place(hold.txg), hold };
-    let records = place_all(store, &mut held, records, forms)?;
+    let mut held = HeldTxg { early: source.early_blocks(hold.txg), hold };
+    let records = place_early_blocks(store, &mut held, records, forms)?;
     if !records.iter().any(indirect) {
-        return Ok(Some(Ready { records, held: Some(held) }));
+        return Ok(Some(ReadyRecords { records, held: Some(held) }));
     }
     let flushed = held.wait().and_then(|vdevs| store.flush(&vdevs));
     held.end(flushed.is_ok());
@@ -124,16 +126,16 @@ pub(crate) fn make_ready(
         return Ok(None);
     }
     let records = fetch(source, records, forms)?;
-    Ok(records.map(|records| Ready { records, held: None }))
+    Ok(records.map(|records| ReadyRecords { records, held: None }))
 }
 
-/// Cuts indirect writes at the boundaries of blocks; pieces that are not to be indirect are
-/// writes of their own.
+/// Cuts indirect writes at block boundaries; pieces that are not to be indirect become
+/// separate writes.
 fn cut_up(source: &dyn Source, records: Vec<Itx>) -> Vec<Itx> {
     let mut out = Vec::with_capacity(records.len());
     let mut sizes: HashMap<ObjectId, Option<u64>> = HashMap::new();
     for itx in records {
-        let What::Range { object, offset, len, indirect } = itx.what else {
+        let ItxPayload::Range { object, offset, len, indirect } = itx.payload else {
             out.push(itx);
             continue;
         };
@@ -143,8 +145,8 @@ fn cut_up(source: &dyn Source, records: Vec<Itx>) -> Vec<Itx> {
         }
         let size = *sizes.entry(object).or_insert_with(|| source.block_size(object));
         let Some(size) = size.filter(|s| *s > 0) else {
-            let what = What::Range { object, offset, len, indirect: Indirect::No };
-            out.push(Itx { what, ..itx });
+            let payload = ItxPayload::Range { object, offset, len, indirect: Indirect::No };
+            out.push(Itx { payload, ..itx });
             continue;
         };
         let (mut at, end) = (offset, offset.saturating_add(len));
@@ -152,31 +154,31 @@ fn cut_up(source: &dyn Source, records: Vec<Itx>) -> Vec<Itx> {
             let to = (at / size + 1).saturating_mul(size).min(end);
             let poor = indirect == Indirect::Large && to - at < size.div_ceil(2);
             let indirect = if poor { Indirect::No } else { indirect };
-            let what = What::Range { object, offset: at, len: to - at, indirect };
-            out.push(Itx { what, order: itx.order, txg: itx.txg });
+            let payload = ItxPayload::Range { object, offset: at, len: to - at, indirect };
+            out.push(Itx { payload, order: itx.order, txg: itx.txg });
             at = to;
         }
     }
     out
 }
 
-/// Has indirect writes' blocks written; those where that cannot be done become writes with
-/// data.
-fn place_all(
+/// Starts writing the blocks of indirect writes to their places; writes for which that
+/// is impossible become writes with data.
+fn place_early_blocks(
     store: &dyn Store,
-    held: &mut Held,
+    held: &mut HeldTxg,
     records: Vec<Itx>,
     forms: &mut Forms,
 ) -> Result<Vec<Itx>> {
     let txg = held.txg();
     let mut out = Vec::with_capacity(records.len());
-    // Blocks that a record of the batch names, with nothing else of their file behind it: their
-    // pointers, and the group of the last record with each.
+    // Blocks that a record of the batch names, without later records of their file:
+    // their pointers, and the txg of the last record for each.
     let mut named: HashMap<ObjectId, HashMap<u64, (Txg, BlkPtr)>> = HashMap::new();
     for itx in records {
-        let (object, offset, len) = match itx.what {
-            What::Range { object, offset, len, .. } => (object, offset, len),
-            What::Data { object, .. } | What::Cut { object, .. } => {
+        let (object, offset, len) = match itx.payload {
+            ItxPayload::Range { object, offset, len, .. } => (object, offset, len),
+            ItxPayload::Data { object, .. } | ItxPayload::Cut { object, .. } => {
                 named.remove(&object);
                 out.push(itx);
                 continue;
@@ -186,61 +188,61 @@ fn place_all(
                 continue;
             }
         };
-        let size = held.place.as_ref().and_then(|p| p.block_size(object)).filter(|s| *s > 0);
+        let size = held.early.as_ref().and_then(|p| p.block_size(object)).filter(|s| *s > 0);
         let block = size.map(|s| (offset / s, (offset + len - 1) / s, s));
         let before = block
             .filter(|(block, last, _)| block == last)
             .and_then(|(block, ..)| named.get_mut(&object)?.get_mut(&block));
-        let what = match (block, &mut held.place) {
+        let payload = match (block, &mut held.early) {
             _ if let Some((last, bp)) = before => {
-                // A replay skips records of groups on disk: one of a later group must not rely
-                // on what they name.
+                // A replay skips records of txgs on disk, so a record of a later txg
+                // must not depend on blocks that they name.
                 let again = (*last != itx.txg).then(|| Box::new(*bp));
                 *last = itx.txg;
-                What::Placed { object, offset, len, block: again }
+                ItxPayload::Placed { object, offset, len, block: again }
             }
-            (Some((block, last, size)), Some(place))
+            (Some((block, last, size)), Some(early))
                 if block == last && store.reserve(txg, size) =>
             {
-                match place.block(object, block)?.filter(|bp| bp.encode().is_some()) {
+                match early.block(object, block)?.filter(|bp| bp.encode().is_some()) {
                     Some(bp) => {
                         named.entry(object).or_default().insert(block, (itx.txg, bp));
-                        What::Placed { object, offset, len, block: Some(Box::new(bp)) }
+                        ItxPayload::Placed { object, offset, len, block: Some(Box::new(bp)) }
                     }
-                    None => What::Range { object, offset, len, indirect: Indirect::No },
+                    None => ItxPayload::Range { object, offset, len, indirect: Indirect::No },
                 }
             }
-            _ => What::Range { object, offset, len, indirect: Indirect::No },
+            _ => ItxPayload::Range { object, offset, len, indirect: Indirect::No },
         };
-        match &what {
-            What::Placed { .. } => Forms::add(&mut forms.indirect, len),
+        match &payload {
+            ItxPayload::Placed { .. } => Forms::add(&mut forms.indirect, len),
             _ => drop(named.remove(&object)),
         }
-        out.push(Itx { what, ..itx });
+        out.push(Itx { payload, ..itx });
     }
     Ok(out)
 }
 
-/// Gets data that was not copied. `None` if some of it is not there any more, and no record
-/// says why: the change that took it away would be missing.
+/// Gets data that was not copied. Returns `None` if some of it no longer exists and no
+/// record explains why: the change that removed it would be missing from the log.
 fn fetch(source: &dyn Source, records: Vec<Itx>, forms: &mut Forms) -> Result<Option<Vec<Itx>>> {
     let mut out = Vec::with_capacity(records.len());
     let mut cuts = HashMap::new();
     for itx in &records {
-        if let What::Cut { object, .. } = &itx.what {
+        if let ItxPayload::Cut { object, .. } = &itx.payload {
             cuts.insert(*object, itx.order);
         }
     }
     let cut = |object, order| cuts.get(&object).is_some_and(|cut| *cut > order);
     for itx in records {
-        let What::Range { object, offset, len, indirect: Indirect::No } = itx.what else {
+        let ItxPayload::Range { object, offset, len, indirect: Indirect::No } = itx.payload else {
             out.push(itx);
             continue;
         };
         match source.read(object, offset, len)? {
             Some(data) if data.len() as u64 == len || cut(object, itx.order) => {
                 Forms::add(&mut forms.fetched, len);
-                out.push(Itx { what: What::Data { object, offset, data }, ..itx });
+                out.push(Itx { payload: ItxPayload::Data { object, offset, data }, ..itx });
             }
             None if cut(object, itx.order) => {}
             _ => return Ok(None),

@@ -1,4 +1,4 @@
-//! Records in, commits out.
+//! The log: adding records and committing them.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -7,103 +7,103 @@ use base::rt::{Condvar, Mutex};
 use base::{BufMut, Dva, Error, ErrorKind, ObjectId, Result, Txg, VdevId};
 use codec::checksum::Checksum;
 use ondisk::BlkPtr;
-use ondisk::zil::{Body, RECORD_SEQ_AT, ZilHeader, records_at, seal};
+use ondisk::zil::{RECORD_SEQ_AT, RecordBody, ZilHeader, records_at, seal};
 
 use crate::chain::{Chain, Moved};
 use crate::fill::{Fill, fill};
-use crate::forms::{Forms, Held, Ready, immediate_write, make_ready};
-use crate::pending::{Found, Indirect, Itx, Pending, Wants, What};
+use crate::forms::{Forms, HeldTxg, ReadyRecords, immediate_write, make_ready};
+use crate::pending::{CommitScope, Gathered, Indirect, Itx, ItxPayload, PendingRecords};
 use crate::size::{Plan, ROOM_MAX, Sizes};
 use crate::stats::{Stats, bump, caller};
 use crate::{LogWrite, Source, Store};
 
 /// Record type.
 const TX_TRUNCATE: u8 = 10;
-/// Data of a write that is copied when it is written.
+/// Largest write whose data is copied when it is written, bytes.
 const COPY_MAX: usize = 8 << 10;
-/// Bytes copied that wait; beyond, data is fetched at the commit.
+/// Most copied bytes that wait; above this, data is fetched at the commit.
 const COPIED_MAX: u64 = 64 << 20;
 /// Bytes of records that are fetched and written at a time.
 const PIECE_MAX: u64 = 8 << 20;
-/// Records that wait; beyond, the group is written soon.
+/// Most records that wait; above this, the txg is written soon.
 const RECORDS_MAX: u64 = 1 << 20;
 
 /// Property `sync`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// Commits are made as asked for.
+    /// Commits write the log.
     #[default]
     Standard = 0,
     /// Every change is committed.
     Always = 1,
-    /// Nothing is: a commit is nothing.
+    /// Commits do nothing.
     Disabled = 2,
 }
 
-/// How a batch ended.
+/// The outcome of a batch.
 #[derive(Clone, Debug)]
-enum End {
+enum BatchOutcome {
     Safe,
     Failed(ErrorKind, String),
-    /// Who wrote it panicked: its records wait for their groups.
+    /// Its leader panicked: its records wait for their txgs.
     Abandoned,
 }
 
-/// Those who wait for the same blocks.
+/// The committers that wait for the same blocks.
 #[derive(Default)]
-struct Batch {
-    end: OnceLock<End>,
+struct CommitBatch {
+    end: OnceLock<BatchOutcome>,
 }
 
-/// Whose turn it is to write.
+/// State of the leader, and the next batch.
 #[derive(Default)]
-struct Turn {
+struct LeaderState {
     writing: bool,
-    /// What the next batch is for, and who waits for it.
-    wants: Wants,
-    batch: Arc<Batch>,
-    /// The threads that it is for.
+    /// The contents of the next batch, and the committers that wait for it.
+    scope: CommitScope,
+    batch: Arc<CommitBatch>,
+    /// The threads of the next batch.
     callers: Vec<u32>,
 }
 
-/// What became of a part of a batch.
+/// The outcome of a part of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Went {
+enum PieceResult {
     /// It is in the chain, and flushed.
     Logged,
-    /// The whole batch is in groups that are on disk.
+    /// The whole batch is in txgs that are on disk.
     Stalled,
 }
 
-/// A batch being written by its committer. However that ends, a panic included, the turn
-/// is given up and those who wait are told.
-struct Writing<'a> {
+/// The leader's batch. However its write ends, also by a panic, the next leader can
+/// begin and the waiting committers are notified.
+struct LeaderGuard<'a> {
     log: &'a Log,
-    batch: Arc<Batch>,
-    end: End,
+    batch: Arc<CommitBatch>,
+    end: BatchOutcome,
 }
 
-impl Drop for Writing<'_> {
+impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
-        let mut turn = self.log.turn.lock();
-        turn.writing = false;
-        // Set once: the batch was taken from the turn.
-        let _first = self.batch.end.set(std::mem::replace(&mut self.end, End::Abandoned));
-        drop(turn);
+        let mut leader = self.log.leader.lock();
+        leader.writing = false;
+        // Set once, because the batch was taken out of the shared state.
+        let _first = self.batch.end.set(std::mem::replace(&mut self.end, BatchOutcome::Abandoned));
+        drop(leader);
         self.log.ended.notify_all();
     }
 }
 
-/// Records that were taken out of their lists: unless they are safe in the end, commits
-/// wait for their groups.
-struct Taken<'a> {
+/// Records that were taken out of their lists. Unless they become durable, later
+/// commits wait for their txgs.
+struct TakenRecords<'a> {
     log: &'a Log,
     newest: Txg,
     safe: bool,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenRecords<'_> {
     fn drop(&mut self) {
         if !self.safe {
             self.log.pending.lock().barrier(self.newest);
@@ -111,15 +111,15 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// Blocks that were added to the chain: unless they are flushed in the end, the chain is
-/// given up in the group that is held.
-struct Issued<'a> {
+/// Blocks that were added to the chain. Unless they are flushed, the chain is abandoned
+/// in the held txg.
+struct IssuedBlocks<'a> {
     log: &'a Log,
     txg: Txg,
     flushed: bool,
 }
 
-impl Drop for Issued<'_> {
+impl Drop for IssuedBlocks<'_> {
     fn drop(&mut self) {
         let mut chain = self.log.chain.lock();
         if self.flushed {
@@ -131,23 +131,23 @@ impl Drop for Issued<'_> {
     }
 }
 
-/// Records of one change: in one block, or in none.
+/// The records of one change, which are all in one block or not written at all.
 pub struct Bundle {
     txg: Txg,
     bytes: Vec<u8>,
-    /// All of them could be put into bytes.
+    /// All of them could be encoded.
     whole: bool,
     cuts: bool,
 }
 
 impl Bundle {
-    /// Of a transaction of `txg`.
+    /// The records of a transaction of `txg`.
     pub fn new(txg: Txg) -> Bundle {
         Bundle { txg, bytes: Vec::new(), whole: true, cuts: false }
     }
 
-    /// One more record, of type `kind`.
-    pub fn push(&mut self, kind: u8, body: &Body<'_>) {
+    /// Adds a record of type `kind`.
+    pub fn push(&mut self, kind: u8, body: &RecordBody<'_>) {
         self.cuts |= kind == TX_TRUNCATE;
         match body.encode(kind, self.txg) {
             Ok(record) => self.bytes.extend(record),
@@ -155,41 +155,41 @@ impl Bundle {
         }
     }
 
-    /// The same.
+    /// As [`Bundle::push`], by value.
     #[must_use]
-    pub fn with(mut self, kind: u8, body: &Body<'_>) -> Bundle {
+    pub fn with(mut self, kind: u8, body: &RecordBody<'_>) -> Bundle {
         self.push(kind, body);
         self
     }
 
-    /// Says that a part of the change has no record: it waits for its group.
-    pub fn lacks(&mut self) {
+    /// Marks that a part of the change has no record, so that commits wait for its txg.
+    pub fn mark_incomplete(&mut self) {
         self.whole = false;
     }
 
-    /// Whether it says nothing.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.whole && self.bytes.is_empty()
     }
 }
 
-/// One object set's intent log.
+/// The intent log of one object set.
 pub struct Log {
     store: Arc<dyn Store>,
     mode: AtomicU8,
     /// `logbias=throughput`.
     throughput: AtomicBool,
     xattrs: AtomicBool,
-    /// The dataset is gone, or the pool is being exported.
+    /// The dataset is destroyed, or the pool is being exported.
     closed: AtomicBool,
     replaying: AtomicBool,
-    turn: Mutex<Turn>,
+    leader: Mutex<LeaderState>,
     ended: Condvar,
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingRecords>,
     chain: Mutex<Chain>,
     sizes: Mutex<Sizes>,
     stats: Stats,
-    /// **Test instrument**, off: records of objects go before those of names.
+    /// **Test instrument**, off: writes records of objects before those of names.
     pub plant_disorder: AtomicBool,
 }
 
@@ -200,8 +200,8 @@ impl std::fmt::Debug for Log {
 }
 
 impl Log {
-    /// The log of object set `objset`, empty; `slim`: the pool's version knows blocks with
-    /// their chain header in front (23).
+    /// The empty log of object set `objset`. `slim`: the pool's version supports blocks
+    /// with the chain header in front (version 23).
     pub fn new(objset: u64, slim: bool, store: Arc<dyn Store>) -> Arc<Log> {
         let checksum = if slim { Checksum::Zilog2 } else { Checksum::Zilog };
         Arc::new(Log {
@@ -211,7 +211,7 @@ impl Log {
             xattrs: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             replaying: AtomicBool::new(false),
-            turn: Mutex::default(),
+            leader: Mutex::default(),
             ended: Condvar::new(),
             pending: Mutex::default(),
             chain: Mutex::new(Chain::new(objset, checksum)),
@@ -221,7 +221,7 @@ impl Log {
         })
     }
 
-    /// Property `sync`, from now on.
+    /// Sets property `sync`.
     pub fn set_mode(&self, mode: Mode) {
         self.mode.store(mode as u8, SeqCst);
     }
@@ -235,37 +235,39 @@ impl Log {
         }
     }
 
-    /// Whether records of extended attributes among system attributes may be written: the
-    /// pool's feature for them is enabled, and goes with the chain.
+    /// Sets whether records of extended attributes among system attributes may be
+    /// written, because the pool's feature for them is enabled. The feature is
+    /// activated with the chain.
     pub fn set_xattrs(&self, on: bool) {
         self.xattrs.store(on, SeqCst);
     }
 
-    /// As [`Log::set_xattrs`] said.
+    /// The value set by [`Log::set_xattrs`].
     pub fn takes_xattrs(&self) -> bool {
         self.xattrs.load(SeqCst)
     }
 
-    /// Property `logbias`, from now on: whether data goes to its place at once.
+    /// Sets property `logbias`: whether data is written to its final place at once.
     pub fn set_throughput(&self, on: bool) {
         self.throughput.store(on, SeqCst);
     }
 
-    /// What it did so far.
+    /// The counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
     // ------------------------------------------------------------------ records
 
-    /// Whether the caller's change is to be recorded; in a replay it is noted instead.
+    /// Whether the caller's change is to be recorded; in a replay it is noted as done
+    /// instead.
     fn takes(&self, txg: Txg) -> bool {
         if self.replaying.load(SeqCst) {
             self.chain.lock().replayed(txg);
             return false;
         }
         if self.mode() == Mode::Disabled || self.closed.load(SeqCst) {
-            // Who commits afterwards must not miss what came before.
+            // Later commits must not omit an earlier change.
             self.pending.lock().barrier(txg);
             return false;
         }
@@ -281,49 +283,51 @@ impl Log {
         None
     }
 
-    /// A change of names, made by a transaction of `txg` that is still open: a record of
-    /// type `kind` that any commit writes. By it `gone` has no name any more, and its
-    /// content is nobody's concern after a crash.
-    pub fn name(&self, txg: Txg, kind: u8, body: &Body<'_>, gone: Option<ObjectId>) {
+    /// Records a change of names, made by a transaction of `txg` that is still open, as
+    /// a record of type `kind` that any commit writes. If the change removes the last
+    /// name of an object, `gone` is that object; its content is not needed after a
+    /// crash.
+    pub fn name(&self, txg: Txg, kind: u8, body: &RecordBody<'_>, gone: Option<ObjectId>) {
         self.names(Bundle::new(txg).with(kind, body), gone);
     }
 
-    /// The same with several records, none of which is in the log without the others.
+    /// As [`Log::name`], with several records that are logged together or not at all.
     pub fn names(&self, bundle: Bundle, gone: Option<ObjectId>) {
         let txg = bundle.txg;
         if self.takes(txg)
             && let Some(record) = self.fitting(bundle)
         {
             let mut pending = self.pending.lock();
-            let what = match gone {
-                Some(object) => What::Cut { object, record },
-                None => What::Whole(record),
+            let payload = match gone {
+                Some(object) => ItxPayload::Cut { object, record },
+                None => ItxPayload::Whole(record),
             };
-            pending.name(txg, &|| self.store.synced_txg(), what);
+            pending.name(txg, &|| self.store.synced_txg(), payload);
             if let Some(gone) = gone {
                 pending.drop_object(gone);
             }
         }
     }
 
-    /// A change of one object's attributes or extent, likewise: a commit of the object
-    /// writes it.
-    pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &Body<'_>) {
+    /// Records a change of one object's attributes or extent, likewise; a commit of the
+    /// object writes it.
+    pub fn object(&self, txg: Txg, object: ObjectId, kind: u8, body: &RecordBody<'_>) {
         self.objects(Bundle::new(txg).with(kind, body), object);
     }
 
-    /// The same with several records, none of which is in the log without the others.
+    /// As [`Log::object`], with several records that are logged together or not at all.
     pub fn objects(&self, bundle: Bundle, object: ObjectId) {
         let (txg, cuts) = (bundle.txg, bundle.cuts);
         if self.takes(txg)
             && let Some(record) = self.fitting(bundle)
         {
-            let what = if cuts { What::Cut { object, record } } else { What::Whole(record) };
-            self.pending.lock().object(txg, &|| self.store.synced_txg(), object, what);
+            let payload =
+                if cuts { ItxPayload::Cut { object, record } } else { ItxPayload::Whole(record) };
+            self.pending.lock().object(txg, &|| self.store.synced_txg(), object, payload);
         }
     }
 
-    /// A write of `data` to a file.
+    /// Records a write of `data` to a file.
     pub fn write(&self, txg: Txg, object: ObjectId, offset: u64, data: &[u8]) {
         if data.is_empty() || !self.takes(txg) {
             return;
@@ -342,12 +346,12 @@ impl Log {
                 && data.len() <= COPY_MAX
                 && pending.is_wanted(txg)
                 && pending.held().1 < COPIED_MAX;
-            let what = if copy {
-                What::Data { object, offset, data: data.to_vec() }
+            let payload = if copy {
+                ItxPayload::Data { object, offset, data: data.to_vec() }
             } else {
-                What::Range { object, offset, len, indirect }
+                ItxPayload::Range { object, offset, len, indirect }
             };
-            pending.object(txg, &|| self.store.synced_txg(), object, what);
+            pending.object(txg, &|| self.store.synced_txg(), object, payload);
             pending.held().0
         };
         if held > RECORDS_MAX {
@@ -355,7 +359,7 @@ impl Log {
         }
     }
 
-    /// A change that no record says: commits wait for its group.
+    /// Records a change without a log record: commits wait for its txg.
     pub fn barrier(&self, txg: Txg) {
         if self.replaying.load(SeqCst) {
             self.chain.lock().replayed(txg);
@@ -364,91 +368,95 @@ impl Log {
         }
     }
 
-    /// What was done to the object so far goes with the names that come now: its content is
-    /// there when its new name is.
-    pub fn adopt(&self, object: ObjectId) {
-        self.pending.lock().adopt(object);
+    /// Commits the object's present records together with the names that follow, so
+    /// that its content exists when its new name does.
+    pub fn commit_with_names(&self, object: ObjectId) {
+        self.pending.lock().commit_with_names(object);
     }
 
     // ------------------------------------------------------------------ commits
 
-    /// Returns when all names, and what was done to `object` (`None`: to all), is safe. The
-    /// caller holds no lock of a file, and no group.
+    /// Returns when all records of names, and those of `object` (`None`: of all
+    /// objects), are durable. The caller must hold no lock of a file, and no txg.
     ///
     /// # Errors
-    /// That of a suspension; nothing is promised then.
+    /// The error of a suspension; nothing is guaranteed to be durable then.
     pub fn commit(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
         self.stats.both(|s| bump(&s.commits, 1));
         if self.mode() == Mode::Disabled {
             return Ok(());
         }
         let start = base::rt::now();
-        let done = self.share(source, object);
+        let done = self.join_batch(source, object);
         let time = start.elapsed();
         self.stats.both(|s| s.took(time));
         done
     }
 
-    /// Joins the next batch, and writes it if nobody else does.
-    fn share(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
-        let mut turn = self.turn.lock();
-        turn.wants.add(object);
-        turn.callers.push(caller());
-        let batch = Arc::clone(&turn.batch);
-        while turn.writing {
-            self.ended.wait(&mut turn);
+    /// Joins the next batch, and becomes its leader if there is none.
+    fn join_batch(&self, source: &dyn Source, object: Option<ObjectId>) -> Result<()> {
+        let mut leader = self.leader.lock();
+        leader.scope.add(object);
+        leader.callers.push(caller());
+        let batch = Arc::clone(&leader.batch);
+        while leader.writing {
+            self.ended.wait(&mut leader);
             match batch.end.get() {
                 None => {}
-                Some(End::Safe) => return Ok(()),
-                Some(End::Failed(kind, text)) => return Err(Error::new(*kind, text.clone())),
-                Some(End::Abandoned) => {
-                    // What is not safe by now has a barrier.
-                    drop(turn);
-                    return self.share(source, object);
+                Some(BatchOutcome::Safe) => return Ok(()),
+                Some(BatchOutcome::Failed(kind, text)) => {
+                    return Err(Error::new(*kind, text.clone()));
+                }
+                Some(BatchOutcome::Abandoned) => {
+                    // Records that are not durable by now have a barrier.
+                    drop(leader);
+                    return self.join_batch(source, object);
                 }
             }
         }
-        // Nobody writes: the batch is the caller's.
-        turn.writing = true;
-        let wants = std::mem::take(&mut turn.wants);
-        let callers = std::mem::take(&mut turn.callers);
-        turn.batch = Arc::default();
-        drop(turn);
-        let mut writing = Writing { log: self, batch, end: End::Abandoned };
+        // There is no leader: this thread leads its batch.
+        leader.writing = true;
+        let scope = std::mem::take(&mut leader.scope);
+        let callers = std::mem::take(&mut leader.callers);
+        leader.batch = Arc::default();
+        drop(leader);
+        let mut writing = LeaderGuard { log: self, batch, end: BatchOutcome::Abandoned };
         self.stats.both(|s| s.shared_by(callers.len()));
-        self.stats.company_of(&callers);
-        let done = self.run(source, &wants);
+        self.stats.count_callers(&callers);
+        let done = self.run(source, &scope);
         writing.end = match &done {
-            Ok(()) => End::Safe,
-            Err(e) => End::Failed(e.kind(), e.to_string()),
+            Ok(()) => BatchOutcome::Safe,
+            Err(e) => BatchOutcome::Failed(e.kind(), e.to_string()),
         };
         done
     }
 
-    /// Writes a batch, or waits for the groups of what is in it.
-    fn run(&self, source: &dyn Source, wants: &Wants) -> Result<()> {
-        let found = self.pending.lock().gather(wants, self.store.synced_txg());
+    /// Writes a batch, or waits for the txgs of its records.
+    fn run(&self, source: &dyn Source, scope: &CommitScope) -> Result<()> {
+        let found = self.pending.lock().gather(scope, self.store.synced_txg());
         let records = match found {
-            Found::Nothing => return Ok(()),
-            Found::Wait(txg) => return self.stall(txg).map(drop),
-            Found::Records(mut records) => {
+            Gathered::Nothing => return Ok(()),
+            Gathered::Wait(txg) => return self.stall(txg).map(drop),
+            Gathered::Records(mut records) => {
                 if self.plant_disorder.load(Relaxed) {
-                    records.sort_by_key(|r| matches!(r.what, What::Whole(_) | What::Cut { .. }));
+                    records.sort_by_key(|r| {
+                        matches!(r.payload, ItxPayload::Whole(_) | ItxPayload::Cut { .. })
+                    });
                 }
                 records
             }
         };
         let newest = records.iter().map(|r| r.txg).fold(Txg::ZERO, Txg::max);
-        // They are in no list any more, and nothing may follow them in the chain unless
-        // they are in it.
-        let mut taken = Taken { log: self, newest, safe: false };
+        // The records are in no list any more, and nothing may follow them in the chain
+        // unless they are in it.
+        let mut taken = TakenRecords { log: self, newest, safe: false };
         let done = self.run_pieces(source, records, newest);
         taken.safe = done.is_ok();
         done
     }
 
     fn run_pieces(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<()> {
-        // Written now, and by the group once more.
+        // Data that would be written now, and again by the txg.
         let twice: u64 = records.iter().filter(|itx| !itx.is_indirect()).map(Itx::size).sum();
         if twice > PIECE_MAX && twice >= self.store.dirty_bytes() / 2 {
             self.stall(newest)?;
@@ -463,15 +471,20 @@ impl Log {
                 size += itx.size();
                 piece.push(itx);
             }
-            if self.run_records(source, piece, newest)? == Went::Stalled {
+            if self.run_records(source, piece, newest)? == PieceResult::Stalled {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// `newest`: of the whole batch.
-    fn run_records(&self, source: &dyn Source, records: Vec<Itx>, newest: Txg) -> Result<Went> {
+    /// `newest` is the newest txg of the whole batch.
+    fn run_records(
+        &self,
+        source: &dyn Source,
+        records: Vec<Itx>,
+        newest: Txg,
+    ) -> Result<PieceResult> {
         let unusable = self.chain.lock().is_ending();
         if unusable || self.closed.load(SeqCst) {
             return self.stall(newest);
@@ -482,24 +495,24 @@ impl Log {
         let mut forms = Forms::default();
         match make_ready(&*self.store, source, records, &mut forms)? {
             None => self.stall(newest),
-            Some(Ready { records, held }) => {
+            Some(ReadyRecords { records, held }) => {
                 self.write_batch(&records, &forms, first, newest, held)
             }
         }
     }
 
-    /// Waits for groups instead of writing.
-    fn stall(&self, txg: Txg) -> Result<Went> {
+    /// Waits for txgs instead of writing.
+    fn stall(&self, txg: Txg) -> Result<PieceResult> {
         self.stats.both(|s| bump(&s.stalls, 1));
         self.store.wait_synced(txg)?;
-        Ok(Went::Stalled)
+        Ok(PieceResult::Stalled)
     }
 
-    /// The first commit: it waits for the group whose header has the chain.
-    fn begin(&self, newest: Txg) -> Result<Went> {
+    /// The first commit: it waits for the txg whose header names the chain.
+    fn begin(&self, newest: Txg) -> Result<PieceResult> {
         let hold = self.store.hold()?;
         let txg = hold.txg;
-        let size = self.sizes.lock().foretell();
+        let size = self.sizes.lock().predict();
         if let Ok(dva) = self.store.allocate(txg, size) {
             let id = [self.store.random(), self.store.random()];
             self.chain.lock().begin(id, dva, size, txg);
@@ -509,39 +522,39 @@ impl Log {
         self.stall(txg.max(newest))
     }
 
-    /// `held`: with blocks that are on their way to their places.
+    /// `held` has the early blocks that are in flight.
     fn write_batch(
         &self,
         records: &[Itx],
         forms: &Forms,
         first: u64,
         newest: Txg,
-        held: Option<Held>,
-    ) -> Result<Went> {
+        held: Option<HeldTxg>,
+    ) -> Result<PieceResult> {
         let blocks = fill(records, first);
         let size: u64 = records.iter().map(Itx::size).sum();
         let largest = records.iter().map(Itx::largest).max().unwrap_or(0);
         let next = {
             let mut sizes = self.sizes.lock();
             sizes.note(Plan::of(size, largest));
-            sizes.foretell()
+            sizes.predict()
         };
         let mut held = match held {
             Some(held) => held,
-            None => Held::empty(self.store.hold()?),
+            None => HeldTxg::empty(self.store.hold()?),
         };
         let txg = held.txg();
         let sizes = blocks.iter().skip(1).map(|b| b.size).chain([next]);
-        let Some(places) = self.places(txg, sizes) else {
+        let Some(blocks_allocated) = self.allocate_blocks(txg, sizes) else {
             // Nothing was changed: the stub stays.
             drop(held);
             return self.stall(newest);
         };
         self.store.dirty(txg);
         // Dropped before the hold.
-        let mut issued = Issued { log: self, txg, flushed: false };
+        let mut issued = IssuedBlocks { log: self, txg, flushed: false };
         let mut wrote: Vec<(u64, u64, bool)> = Vec::new();
-        let done = self.seal(&places, txg, &blocks).and_then(|writes| {
+        let done = self.seal(&blocks_allocated, txg, &blocks).and_then(|writes| {
             let one = |w: &LogWrite| (w.used as u64, w.data.len() as u64, w.dva.vdev);
             let of = writes.iter().map(one).map(|(n, all, v)| (n, all, self.store.is_log(v)));
             wrote.extend(of);
@@ -568,30 +581,39 @@ impl Log {
                 s.block(block.bytes.len() as u64, *written, *size, *slog);
             }
         });
-        Ok(Went::Logged)
+        Ok(PieceResult::Logged)
     }
 
-    /// Space for the blocks after the stub: all or nothing.
-    fn places(&self, txg: Txg, sizes: impl Iterator<Item = u64>) -> Option<Vec<(Dva, u64)>> {
-        let mut places: Vec<(Dva, u64)> = Vec::new();
+    /// Allocates the blocks after the stub: all or nothing.
+    fn allocate_blocks(
+        &self,
+        txg: Txg,
+        sizes: impl Iterator<Item = u64>,
+    ) -> Option<Vec<(Dva, u64)>> {
+        let mut blocks_allocated: Vec<(Dva, u64)> = Vec::new();
         for size in sizes {
             match self.store.allocate(txg, size) {
-                Ok(dva) => places.push((dva, size)),
+                Ok(dva) => blocks_allocated.push((dva, size)),
                 Err(_) => {
-                    places.iter().for_each(|(dva, _)| self.store.unallocate(txg, *dva));
+                    blocks_allocated.iter().for_each(|(dva, _)| self.store.unallocate(txg, *dva));
                     return None;
                 }
             }
         }
-        Some(places)
+        Some(blocks_allocated)
     }
 
-    /// Chains the blocks, and completes them.
-    fn seal(&self, places: &[(Dva, u64)], txg: Txg, blocks: &[Fill]) -> Result<Vec<LogWrite>> {
+    /// Links the blocks and completes them.
+    fn seal(
+        &self,
+        blocks_allocated: &[(Dva, u64)],
+        txg: Txg,
+        blocks: &[Fill],
+    ) -> Result<Vec<LogWrite>> {
         let newest: Vec<Txg> = blocks.iter().map(|b| b.newest).collect();
         let (links, checksum, mut seq) = {
             let mut chain = self.chain.lock();
-            let links = chain.extend(places, txg, &newest);
+            let links = chain.extend(blocks_allocated, txg, &newest);
             let before = chain.record_seq;
             chain.record_seq += blocks.iter().map(|b| b.starts.len() as u64).sum::<u64>();
             (links, chain.checksum(), before)
@@ -613,8 +635,8 @@ impl Log {
             rest.fill(0);
             for start in &block.starts {
                 seq += 1;
-                let place = room.get_mut(start + RECORD_SEQ_AT..start + RECORD_SEQ_AT + 8);
-                place.ok_or_else(odd)?.copy_from_slice(&seq.to_le_bytes());
+                let sequence = room.get_mut(start + RECORD_SEQ_AT..start + RECORD_SEQ_AT + 8);
+                sequence.ok_or_else(odd)?.copy_from_slice(&seq.to_le_bytes());
             }
             let used = seal(&mut data, block.bytes.len(), &own.ptr, &next.ptr)?;
             writes.push(LogWrite { dva: own.dva, birth: own.alloc, data: data.freeze(), used });
@@ -622,15 +644,15 @@ impl Log {
         Ok(writes)
     }
 
-    // ------------------------------------------------------------------ groups
+    // ------------------------------------------------------------------ txgs
 
-    /// Whether group `txg` must write the header although nothing else changed.
+    /// Whether `txg` must write the header although nothing else changed.
     pub fn is_dirty(&self, txg: Txg) -> bool {
         self.chain.lock().is_dirty(txg)
     }
 
-    /// For the sync thread, when it writes group `txg` of the object set: its header, if that
-    /// changes, and what to free.
+    /// For the sync thread, when it writes `txg` of the object set: returns the header,
+    /// if that changes, and the blocks to free.
     pub fn sync(&self, txg: Txg) -> Option<Moved> {
         let moved = self.chain.lock().sync(txg);
         if !self.chain.lock().is_replaying() {
@@ -639,20 +661,20 @@ impl Log {
         moved
     }
 
-    /// Ends the chain for good, in the open group; the caller waits for that. Commits wait
-    /// for groups from then on.
+    /// Ends the chain for good, in the open txg, for which the caller must wait. From
+    /// then on, commits wait for txgs.
     ///
     /// # Errors
-    /// That of a suspension.
+    /// The error of a suspension.
     pub fn close(&self) -> Result<Txg> {
         self.closed.store(true, SeqCst);
-        // A batch under way ends before, and none begins after.
-        let mut turn = self.turn.lock();
-        while turn.writing {
-            self.ended.wait(&mut turn);
+        // A batch in flight ends first, and none begins after.
+        let mut leader = self.leader.lock();
+        while leader.writing {
+            self.ended.wait(&mut leader);
         }
-        turn.writing = true;
-        drop(turn);
+        leader.writing = true;
+        drop(leader);
         let held = self.store.hold();
         if let Ok(hold) = &held {
             let mut chain = self.chain.lock();
@@ -662,19 +684,19 @@ impl Log {
                 self.store.dirty(hold.txg);
             }
         }
-        self.turn.lock().writing = false;
+        self.leader.lock().writing = false;
         self.ended.notify_all();
         held.map(|hold| hold.txg)
     }
 
-    /// Undoes [`Log::close`]: records are taken again.
+    /// Undoes [`Log::close`]: records are accepted again.
     pub fn reopen(&self) {
         self.closed.store(false, SeqCst);
     }
 
     // ------------------------------------------------------------------ replay
 
-    /// A log with this header is going to be replayed: nothing is recorded until
+    /// Begins the replay of a log with this header: nothing is recorded until
     /// [`Log::end_replay`].
     ///
     /// # Errors
@@ -685,27 +707,27 @@ impl Log {
         Ok(())
     }
 
-    /// Whether there are blocks of the log, written here or by others.
+    /// Whether the log has blocks, written here or by another system.
     pub fn is_in_use(&self) -> bool {
         let chain = self.chain.lock();
         chain.stub().is_some() || chain.is_replaying()
     }
 
-    /// Whether a replay is going on.
+    /// Whether a replay is in progress.
     pub fn is_replaying(&self) -> bool {
         self.replaying.load(SeqCst)
     }
 
-    /// What is done next is record `seq`; 0: nothing of the log.
+    /// Record `seq` is replayed next; 0: no record of the log.
     pub fn replaying(&self, seq: u64) {
         self.chain.lock().replaying(seq);
     }
 
-    /// All records are done. Their groups, and one in which the header goes and `free` is
-    /// freed, are on disk when this returns.
+    /// Ends the replay after all records. When this returns, their txgs are on disk,
+    /// and so is the txg that removes the header and frees `free`.
     ///
     /// # Errors
-    /// That of a suspension.
+    /// The error of a suspension.
     pub fn end_replay(&self, free: Vec<BlkPtr>) -> Result<()> {
         let hold = self.store.hold()?;
         self.chain.lock().end_replay(hold.txg, free);

@@ -1,10 +1,11 @@
 //! Sizes of log blocks (chapter 10 §10.4).
 //!
 //! # Theory
-//! A *burst* is what is committed together. For one of a known size, [`Plan::of`] tells how
-//! large its blocks should be. [`Sizes`] remembers the last eight; the next stub is as
-//! large as these would have liked, but an odd large one among small ones does not count.
-//! So after eight bursts of small records nothing remembers the large ones before.
+//! A *burst* is the set of records that is committed together. For a burst of known
+//! size, [`Plan::of`] computes how large its blocks should be. [`Sizes`] remembers the
+//! last eight. The next stub has the size that suits these, but a single large burst
+//! among small ones does not count. So after eight bursts of small records, earlier
+//! large ones have no effect.
 
 use ondisk::zil::WRITE_HEADER;
 
@@ -12,30 +13,31 @@ use ondisk::zil::WRITE_HEADER;
 pub const BLOCK_MAX: u64 = 128 << 10;
 /// Smallest one.
 pub const BLOCK_MIN: u64 = 4096;
-/// Bytes of a block that hold no records.
+/// Bytes of a block that are not available for records.
 pub(crate) const CHAIN: u64 = ondisk::zil::CHAIN_SIZE as u64;
-/// Room for records in the largest block.
+/// Space for records in the largest block.
 pub(crate) const ROOM_MAX: u64 = BLOCK_MAX - CHAIN;
-/// Data of a write in one record.
+/// Most data of a write in one record.
 pub(crate) const DATA_MAX: u64 = ROOM_MAX - WRITE_HEADER as u64;
 const BURSTS: usize = 8;
 
-/// What blocks of a burst should hold, and at least.
+/// The bytes of records that blocks of a burst should hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Bytes of records that are best in a block.
+    /// Optimal bytes of records in a block.
     pub opt: u64,
-    /// Bytes that the first block should hold at least.
+    /// Minimum bytes of records that the first block should hold.
     pub min: u64,
 }
 
-/// What may be lost at a block's end: a sixteenth, or the largest record.
+/// Acceptable unused space at a block's end: a sixteenth, or the largest record.
 pub(crate) fn waste(largest: u64) -> u64 {
     (DATA_MAX / 16).max(largest.min(ROOM_MAX))
 }
 
 impl Plan {
-    /// For `size` bytes of records, of which one that cannot be divided has `largest`.
+    /// The plan for `size` bytes of records, of which the largest indivisible one has
+    /// `largest`.
     pub fn of(size: u64, largest: u64) -> Plan {
         let waste = waste(largest);
         if size <= ROOM_MAX {
@@ -54,12 +56,12 @@ impl Plan {
     }
 }
 
-/// A block's size for so many bytes of records.
+/// The size of a block for this many bytes of records.
 pub(crate) fn block_size(records: u64) -> u64 {
     (records.min(ROOM_MAX) + CHAIN).next_multiple_of(BLOCK_MIN).clamp(BLOCK_MIN, BLOCK_MAX)
 }
 
-/// The last bursts.
+/// The plans of the last bursts.
 #[derive(Clone, Debug, Default)]
 pub struct Sizes {
     bursts: [Plan; BURSTS],
@@ -67,14 +69,14 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Remembers a burst.
+    /// Records a burst.
     pub fn note(&mut self, plan: Plan) {
         self.bursts[self.next] = plan;
         self.next = (self.next + 1) % BURSTS;
     }
 
-    /// Bytes of the block for the next burst.
-    pub fn foretell(&self) -> u64 {
+    /// Size of the block for the next burst, bytes.
+    pub fn predict(&self) -> u64 {
         let (mut most, mut second) = (0, 0);
         for burst in &self.bursts {
             if burst.min > most {
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_chapters_vectors() {
-        // The chapter's largest waste, 8168, without a large record.
+        // The largest waste of the chapter, 8168, without a large record.
         let vectors = [
             (100_000, (100_000, 100_000)),
             (131_000, (65_500, 8_280)),
@@ -111,23 +113,23 @@ mod tests {
     }
 
     #[test]
-    fn small_bursts_end_the_reign_of_large_ones() {
+    fn small_bursts_end_the_effect_of_large_ones() {
         let mut sizes = Sizes::default();
-        assert_eq!(sizes.foretell(), BLOCK_MIN);
+        assert_eq!(sizes.predict(), BLOCK_MIN);
         for _ in 0..20 {
             sizes.note(Plan::of(64 << 20, 100_000));
         }
-        assert_eq!(sizes.foretell(), BLOCK_MAX);
+        assert_eq!(sizes.predict(), BLOCK_MAX);
         let small = Plan::of(320, 320);
         for burst in 1..=8 {
             sizes.note(small);
-            assert!(burst < 8 || sizes.foretell() == BLOCK_MIN);
+            assert!(burst < 8 || sizes.predict() == BLOCK_MIN);
         }
-        // One large one does not matter, two do.
+        // One large burst has no effect, two have.
         sizes.note(Plan::of(60_000, 200));
-        assert_eq!(sizes.foretell(), BLOCK_MIN);
+        assert_eq!(sizes.predict(), BLOCK_MIN);
         sizes.note(Plan::of(60_000, 200));
-        assert_eq!(sizes.foretell(), 60 << 10);
+        assert_eq!(sizes.predict(), 60 << 10);
     }
 
     proptest! {
@@ -139,7 +141,7 @@ mod tests {
             let mut sizes = Sizes::default();
             before.iter().for_each(|&b| sizes.note(Plan::of(b, 200)));
             (0..8).for_each(|_| sizes.note(Plan::of(size, size)));
-            let block = sizes.foretell();
+            let block = sizes.predict();
             prop_assert!(block >= size + CHAIN && block - BLOCK_MIN < size + CHAIN);
         }
     }

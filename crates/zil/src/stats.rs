@@ -9,21 +9,22 @@ use base::rt::Mutex;
 
 /// Record types, 0 to 24.
 pub(crate) const TYPES: usize = 25;
-/// Powers of two, of bytes or of nanoseconds.
+/// Number of powers of two in a histogram, of bytes or of nanoseconds.
 pub(crate) const POWERS: usize = 40;
-/// Commits that shared a batch: 1, 2, 3 to 4, and so on by powers of two.
-pub(crate) const COMPANIES: usize = 12;
-/// Different companies that are remembered by their members.
-const NAMED_MAX: usize = 256;
-/// Members of a company that are remembered.
-const MEMBERS_MAX: usize = 16;
+/// Buckets for the number of commits that shared a batch: 1, 2, 3 to 4, and so on by
+/// powers of two.
+pub(crate) const SHARING_BUCKETS: usize = 12;
+/// Most sets of threads for which shared batches are counted.
+const CALLER_SETS_MAX: usize = 256;
+/// Most threads of such a set that are recorded.
+const CALLERS_MAX: usize = 16;
 
 thread_local! {
     static CALLER: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-/// For whom this thread works from now on: the number of the thread that made the call,
-/// 0 for nobody in particular. For [`Stats::shared`] alone.
+/// Sets the thread for which this thread works from now on: the id of the thread that
+/// made the call, or 0 if unknown. Only for [`Stats::shared`].
 pub fn on_behalf_of(thread: u32) {
     CALLER.set(thread);
 }
@@ -48,36 +49,37 @@ pub struct Blocks {
 /// Counters of a log.
 #[derive(Debug)]
 pub struct Stats {
-    /// Commits asked for (`zil_commit_count`).
+    /// Commits requested (`zil_commit_count`).
     pub commits: AtomicU64,
     /// Batches written (`zil_commit_writer_count`).
     pub batches: AtomicU64,
-    /// Commits that waited for a group (`zil_commit_stall_count`).
+    /// Commits that waited for a txg (`zil_commit_stall_count`).
     pub stalls: AtomicU64,
     /// Batches that could not be written (`zil_commit_error_count`).
     pub errors: AtomicU64,
     /// Records written (`zil_itx_count`).
     pub records: AtomicU64,
-    /// Writes, and their bytes, by their pointers (`zil_itx_indirect_*`).
+    /// Writes recorded by pointers, and their bytes (`zil_itx_indirect_*`).
     pub indirect: [AtomicU64; 2],
-    /// Likewise with data that was copied when written (`zil_itx_copied_*`).
+    /// Writes whose data was copied when written, and their bytes (`zil_itx_copied_*`).
     pub copied: [AtomicU64; 2],
-    /// Likewise with data fetched at the commit (`zil_itx_needcopy_*`).
+    /// Writes whose data was fetched at the commit, and their bytes
+    /// (`zil_itx_needcopy_*`).
     pub fetched: [AtomicU64; 2],
-    /// Blocks of ordinary vdevs (`zil_itx_metaslab_normal_*`).
+    /// Blocks on ordinary vdevs (`zil_itx_metaslab_normal_*`).
     pub normal: Blocks,
-    /// Blocks of log vdevs (`zil_itx_metaslab_slog_*`).
+    /// Blocks on log vdevs (`zil_itx_metaslab_slog_*`).
     pub slog: Blocks,
     /// Records by type.
     pub by_type: [AtomicU64; TYPES],
     /// Blocks by log2 of their size, rounded up.
     pub by_size: [AtomicU64; POWERS],
-    /// Commits by log2 of the nanoseconds that they took, rounded down.
+    /// Commits by log2 of their duration in nanoseconds, rounded down.
     pub latency: [AtomicU64; POWERS],
-    /// Batches by log2 of the commits that they were for, rounded up.
-    pub company: [AtomicU64; COMPANIES],
-    /// Batches by the threads that they were for ([`on_behalf_of`]).
-    companies: Mutex<BTreeMap<Vec<u32>, u64>>,
+    /// Batches by log2 of the number of their commits, rounded up.
+    pub company: [AtomicU64; SHARING_BUCKETS],
+    /// Batches by the threads whose commits they served ([`on_behalf_of`]).
+    by_callers: Mutex<BTreeMap<Vec<u32>, u64>>,
 }
 
 impl Default for Stats {
@@ -97,18 +99,18 @@ impl Default for Stats {
             by_size: std::array::from_fn(|_| AtomicU64::new(0)),
             latency: std::array::from_fn(|_| AtomicU64::new(0)),
             company: Default::default(),
-            companies: Mutex::default(),
+            by_callers: Mutex::default(),
         }
     }
 }
 
-/// All logs of this process, those that are gone included.
+/// The sums of all logs of this process, including destroyed ones.
 pub fn totals() -> &'static Stats {
     static TOTALS: LazyLock<Stats> = LazyLock::new(Stats::default);
     &TOTALS
 }
 
-/// Counts.
+/// Adds to a counter.
 pub(crate) fn bump(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Relaxed);
 }
@@ -118,7 +120,7 @@ fn up(n: u64) -> usize {
 }
 
 impl Stats {
-    /// Does the same to this and to the sum of all.
+    /// Applies `f` to these counters and to the totals.
     pub(crate) fn both(&self, f: impl Fn(&Stats)) {
         f(self);
         f(totals());
@@ -139,35 +141,35 @@ impl Stats {
     }
 
     pub(crate) fn shared_by(&self, callers: usize) {
-        self.company[up(callers as u64).min(COMPANIES - 1)].fetch_add(1, Relaxed);
+        self.company[up(callers as u64).min(SHARING_BUCKETS - 1)].fetch_add(1, Relaxed);
     }
 
-    /// For one log alone: the lock must not be shared by runs of the simulator.
-    pub(crate) fn company_of(&self, callers: &[u32]) {
+    /// Only for a single log: its lock must not be shared by runs of the simulator.
+    pub(crate) fn count_callers(&self, callers: &[u32]) {
         let mut members: Vec<u32> = callers.iter().copied().filter(|c| *c != 0).collect();
         members.sort_unstable();
         members.dedup();
-        members.truncate(MEMBERS_MAX);
+        members.truncate(CALLERS_MAX);
         if members.is_empty() {
             return;
         }
-        let mut all = self.companies.lock();
-        if all.len() < NAMED_MAX || all.contains_key(&members) {
+        let mut all = self.by_callers.lock();
+        if all.len() < CALLER_SETS_MAX || all.contains_key(&members) {
             *all.entry(members).or_default() += 1;
         }
     }
 
     /// How often which threads shared a batch, as far as they are known.
     pub fn shared(&self) -> BTreeMap<Vec<u32>, u64> {
-        self.companies.lock().clone()
+        self.by_callers.lock().clone()
     }
 
-    /// Blocks written.
+    /// Number of blocks written.
     pub fn blocks(&self) -> u64 {
         self.normal.count.load(Relaxed) + self.slog.count.load(Relaxed)
     }
 
-    /// Bytes of blocks.
+    /// Bytes of these blocks.
     pub fn allocated(&self) -> u64 {
         self.normal.allocated.load(Relaxed) + self.slog.allocated.load(Relaxed)
     }
@@ -204,8 +206,8 @@ impl Stats {
         ]
     }
 
-    /// What the kstat `zil` does not have, for `cenote trace zil`: records by type, sizes of
-    /// blocks, times of commits, and how many of them shared a batch.
+    /// Counters that the kstat `zil` does not have, for `cenote trace zil`: records by
+    /// type, sizes of blocks, durations of commits, and number of commits in a batch.
     pub fn traced(&self) -> Vec<(String, u64)> {
         let lists: [(&str, &[AtomicU64]); 4] = [
             ("type", &self.by_type),
@@ -239,7 +241,7 @@ mod tests {
         stats.took(Duration::from_nanos(1500));
         for company in [&[7, 9, 7][..], &[0]] {
             stats.shared_by(company.len());
-            stats.company_of(company);
+            stats.count_callers(company);
         }
         assert_eq!((stats.blocks(), stats.allocated()), (2, 12288));
         let traced: BTreeMap<String, u64> = stats.traced().into_iter().collect();
@@ -252,13 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn companies_are_bounded() {
+    fn sets_of_callers_are_bounded() {
         let stats = Stats::default();
         for i in 1..2000 {
-            stats.company_of(&[i]);
+            stats.count_callers(&[i]);
         }
-        assert_eq!(stats.shared().len(), NAMED_MAX);
-        stats.company_of(&(1..100).collect::<Vec<_>>());
-        assert!(stats.shared().keys().all(|k| k.len() <= MEMBERS_MAX));
+        assert_eq!(stats.shared().len(), CALLER_SETS_MAX);
+        stats.count_callers(&(1..100).collect::<Vec<_>>());
+        assert!(stats.shared().keys().all(|k| k.len() <= CALLERS_MAX));
     }
 }

@@ -1,6 +1,7 @@
-//! The log against a naive model of a pool, cut at every write: all that was promised is
-//! there in order, nothing follows a gap, and the space maps agree with the chain. Large writes
-//! go to their places: a record whose block is not there wholly ends the log, as a claim would.
+//! Compares the log with a naive model of a pool that is cut at every write. Everything
+//! acknowledged is there in order, nothing follows a gap, and the space maps agree with the
+//! chain. Large writes go to their final places: a record whose block is not completely there
+//! ends the log, as a claim would.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
@@ -12,55 +13,55 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use base::{Asize, Dva, Error, ErrorKind, Lsize, ObjectId, Psize, Result, Txg, VdevId};
 use ondisk::blkptr::{Block, COMPRESS_OFF, Head};
 use ondisk::objset::ZIL_HEADER_SIZE;
-use ondisk::zil::{Body, LogBlock, Write, ZilHeader};
+use ondisk::zil::{LogBlock, RecordBody, Write, ZilHeader};
 use ondisk::{BlkPtr, Endian, ObjType};
 use proptest::prelude::*;
-use zil::{Hold, Log, LogWrite, Mode, Place, Source, Store};
+use zil::{EarlyBlocks, Hold, Log, LogWrite, Mode, Source, Store};
 
 const OBJSET: u64 = 54;
-/// Bytes of a file's block.
+/// Size of a file's block, bytes.
 const BLOCK: u64 = 16 << 10;
 
-/// What happened to the devices, in order.
+/// Events of the devices, in order.
 #[derive(Clone)]
-enum Event {
+enum DeviceEvent {
     Write(u64, Vec<u8>),
     Flush,
-    /// A group's uberblock: the header, and the blocks that its maps have.
+    /// A txg's uberblock: the header, and the blocks in its space maps.
     Synced(Txg, [u8; ZIL_HEADER_SIZE], BTreeSet<u64>),
 }
 
 #[derive(Default)]
-struct State {
+struct FakePoolState {
     open: u64,
     synced: u64,
     held: bool,
     header: Option<[u8; ZIL_HEADER_SIZE]>,
-    /// Blocks with their groups.
+    /// Allocated blocks with their txgs.
     allocated: BTreeMap<u64, Txg>,
     next: u64,
-    events: Vec<Event>,
-    /// Fails: allocations, writes, flushes, blocks at their places, each by a countdown.
+    events: Vec<DeviceEvent>,
+    /// Countdowns to failures of allocations, writes, flushes and early blocks.
     fail: [u64; 4],
     skip_flush: bool,
-    /// Bytes that the pool has dirty.
+    /// Dirty bytes of the pool.
     dirty: u64,
-    /// Groups end while a batch holds them.
+    /// Planted: txgs end while a batch holds them.
     no_hold: bool,
-    /// How long objects are, and the last group that wrote each of their blocks.
+    /// Sizes of objects, and the last txg that wrote each of their blocks.
     sizes: BTreeMap<u64, u64>,
     written: BTreeMap<(u64, u64), Txg>,
-    /// Blocks that were written to their places.
+    /// Number of blocks that were written early.
     placed: u64,
-    /// Planted: such blocks are written when they should be flushed already; they have what
-    /// was there before the last write.
+    /// Planted: early blocks are written only when they should already be flushed; early blocks
+    /// have the content from before the last write.
     late: bool,
     stale: bool,
 }
 
 #[derive(Default)]
-struct Pool {
-    state: Mutex<State>,
+struct FakePool {
+    state: Mutex<FakePoolState>,
     log: OnceLock<Weak<Log>>,
     random: AtomicU64,
     slow: bool,
@@ -71,13 +72,13 @@ fn fails(count: &mut u64) -> bool {
     *count == 1
 }
 
-impl Pool {
-    /// Writes the next group.
+impl FakePool {
+    /// Writes the next txg.
     fn sync(&self) {
         let log = self.log.get().and_then(Weak::upgrade).unwrap();
         let txg = {
             let mut s = self.state.lock().unwrap();
-            assert!(!s.held, "a group is waited for by who holds it");
+            assert!(!s.held, "a holder waits for its own txg");
             if s.open == s.synced + 1 {
                 s.open += 1;
             }
@@ -95,13 +96,13 @@ impl Pool {
         s.synced = txg.0;
         let maps = s.allocated.iter().filter(|(_, t)| **t <= txg).map(|(at, _)| *at).collect();
         let header = s.header.unwrap_or([0; ZIL_HEADER_SIZE]);
-        s.events.push(Event::Synced(txg, header, maps));
+        s.events.push(DeviceEvent::Synced(txg, header, maps));
     }
 }
 
-struct Held(Weak<Pool>);
+struct TxgGuard(Weak<FakePool>);
 
-impl Drop for Held {
+impl Drop for TxgGuard {
     fn drop(&mut self) {
         if let Some(pool) = self.0.upgrade() {
             pool.state.lock().unwrap().held = false;
@@ -109,13 +110,13 @@ impl Drop for Held {
     }
 }
 
-struct Handle(Arc<Pool>);
+struct StoreHandle(Arc<FakePool>);
 
-impl Store for Handle {
+impl Store for StoreHandle {
     fn hold(&self) -> Result<Hold> {
         let mut s = self.0.state.lock().unwrap();
         s.held = true;
-        Ok(Hold::new(Txg(s.open), Held(Arc::downgrade(&self.0))))
+        Ok(Hold::new(Txg(s.open), TxgGuard(Arc::downgrade(&self.0))))
     }
     fn allocate(&self, txg: Txg, size: u64) -> Result<Dva> {
         let mut s = self.0.state.lock().unwrap();
@@ -145,7 +146,7 @@ impl Store for Handle {
         for block in blocks {
             assert!(s.allocated.contains_key(&block.dva.offset));
             let bytes = block.data[..block.used].to_vec();
-            s.events.push(Event::Write(block.dva.offset, bytes));
+            s.events.push(DeviceEvent::Write(block.dva.offset, bytes));
             if bad {
                 return Err(Error::new(ErrorKind::Io, "broken"));
             }
@@ -159,7 +160,7 @@ impl Store for Handle {
             return Err(Error::new(ErrorKind::Io, "broken"));
         }
         if !s.skip_flush {
-            s.events.push(Event::Flush);
+            s.events.push(DeviceEvent::Flush);
         }
         Ok(())
     }
@@ -181,30 +182,30 @@ impl Store for Handle {
     }
 }
 
-/// What was asked for: each write of an object goes behind those before it.
+/// An operation that was done: each write of an object is behind the earlier ones.
 #[derive(Clone, Debug)]
-struct Done {
+struct RecordedOp {
     txg: Txg,
-    /// `None`: a name.
+    /// `None` for a name.
     object: Option<u64>,
     range: (u64, u64),
 }
 
-struct Content;
+struct FixedContent;
 
 fn byte(object: u64, at: u64) -> u8 {
     (object.wrapping_mul(31) ^ at ^ at >> 8) as u8
 }
 
-impl Source for Content {
+impl Source for FixedContent {
     fn read(&self, object: ObjectId, offset: u64, len: u64) -> Result<Option<Vec<u8>>> {
         Ok(Some((offset..offset + len).map(|at| byte(object.0, at)).collect()))
     }
 }
 
-/// Blocks on their way to their places, in a group that is held.
+/// Early blocks in flight, in a held txg.
 struct Placing {
-    pool: Arc<Pool>,
+    pool: Arc<FakePool>,
     txg: Txg,
     blocks: Vec<(u64, u64)>,
     writes: Vec<(u64, Vec<u8>)>,
@@ -216,12 +217,12 @@ fn digest(bytes: &[u8]) -> u64 {
 
 impl Placing {
     fn issue(&mut self) {
-        let writes = self.writes.drain(..).map(|(at, bytes)| Event::Write(at, bytes));
+        let writes = self.writes.drain(..).map(|(at, bytes)| DeviceEvent::Write(at, bytes));
         self.pool.state.lock().unwrap().events.extend(writes);
     }
 }
 
-impl Place for Placing {
+impl EarlyBlocks for Placing {
     fn block_size(&self, object: ObjectId) -> Option<u64> {
         let s = self.pool.state.lock().unwrap();
         let dirty = s.written.iter().any(|((o, _), txg)| *o == object.0 && *txg == self.txg);
@@ -230,7 +231,7 @@ impl Place for Placing {
 
     fn block(&mut self, object: ObjectId, block: u64) -> Result<Option<BlkPtr>> {
         let mut s = self.pool.state.lock().unwrap();
-        assert!(s.held && s.open == self.txg.0, "a block of a group that nobody holds");
+        assert!(s.held && s.open == self.txg.0, "a block of a txg that is not held");
         let here = (object.0, block);
         if s.written.get(&here) != Some(&self.txg) || self.blocks.contains(&here) {
             return Ok(None);
@@ -257,7 +258,7 @@ impl Place for Placing {
     fn wait(&mut self) -> Result<Vec<VdevId>> {
         let (bad, late) = {
             let mut s = self.pool.state.lock().unwrap();
-            assert!(s.held || s.no_hold, "a group that ended before its blocks were there");
+            assert!(s.held || s.no_hold, "a txg ended before its blocks were written");
             (fails(&mut s.fail[3]), s.late)
         };
         if bad {
@@ -274,25 +275,25 @@ impl Place for Placing {
     }
 }
 
-/// The same content, of files whose blocks can be written to their places.
-struct Files(Arc<Pool>);
+/// The same content, of files whose blocks can be written early.
+struct Files(Arc<FakePool>);
 
 impl Source for Files {
     fn read(&self, object: ObjectId, offset: u64, len: u64) -> Result<Option<Vec<u8>>> {
-        Content.read(object, offset, len)
+        FixedContent.read(object, offset, len)
     }
     fn block_size(&self, _: ObjectId) -> Option<u64> {
         Some(BLOCK)
     }
-    fn place(&self, txg: Txg) -> Option<Box<dyn Place>> {
+    fn early_blocks(&self, txg: Txg) -> Option<Box<dyn EarlyBlocks>> {
         let pool = Arc::clone(&self.0);
         Some(Box::new(Placing { pool, txg, blocks: Vec::new(), writes: Vec::new() }))
     }
 }
 
-/// The bytes that a record of a write brings; `None` where its block is not there wholly, as
-/// far as that is on the devices. `named`: what earlier records brought.
-fn brought(
+/// The bytes that the record of a write restores; `None` if its block is not completely on the
+/// devices. `named`: bytes of blocks named by earlier records.
+fn restored_bytes(
     write: &Write<'_>,
     disk: &BTreeMap<u64, Vec<u8>>,
     named: &mut BTreeMap<(u64, u64), Vec<u8>>,
@@ -314,74 +315,76 @@ fn brought(
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum LogOp {
     Name(usize),
     Write(u64, u64),
     Commit(Option<u64>),
-    /// A group closes.
+    /// A txg closes.
     Open,
     Sync,
-    /// Allocation, write or flush fails the n-th time from now.
+    /// The n-th allocation, write or flush from now fails.
     Fail(usize, u64),
     Barrier,
-    /// `logbias=throughput`, or not.
+    /// Sets or clears `logbias=throughput`.
     Throughput(bool),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = LogOp> {
     prop_oneof![
-        4 => (1usize..300).prop_map(Op::Name),
+        4 => (1usize..300).prop_map(LogOp::Name),
         6 => (1u64..4, prop_oneof![8 => 1u64..9000, 2 => 9000u64..400_000])
-            .prop_map(|(o, n)| Op::Write(o, n)),
-        6 => prop::option::of(1u64..4).prop_map(Op::Commit),
-        2 => Just(Op::Open),
-        2 => Just(Op::Sync),
-        1 => (0usize..4, 2u64..5).prop_map(|(which, n)| Op::Fail(which, n)),
-        1 => Just(Op::Barrier),
-        1 => any::<bool>().prop_map(Op::Throughput),
+            .prop_map(|(o, n)| LogOp::Write(o, n)),
+        6 => prop::option::of(1u64..4).prop_map(LogOp::Commit),
+        2 => Just(LogOp::Open),
+        2 => Just(LogOp::Sync),
+        1 => (0usize..4, 2u64..5).prop_map(|(which, n)| LogOp::Fail(which, n)),
+        1 => Just(LogOp::Barrier),
+        1 => any::<bool>().prop_map(LogOp::Throughput),
     ]
 }
 
-struct World {
-    pool: Arc<Pool>,
+struct LogFixture {
+    pool: Arc<FakePool>,
     log: Arc<Log>,
-    done: Vec<Done>,
+    done: Vec<RecordedOp>,
     sizes: BTreeMap<u64, u64>,
-    /// At this event: this many names, and so much of each object, are promised.
-    promises: Vec<(usize, usize, BTreeMap<u64, u64>)>,
+    /// At this event: the number of names and the bytes of each object that were acknowledged.
+    acknowledged: Vec<(usize, usize, BTreeMap<u64, u64>)>,
     names: usize,
-    /// Names that have no record: their places among names.
+    /// Names without a record: their positions among names.
     barriers: BTreeSet<usize>,
 }
 
-impl World {
-    fn new(slim: bool) -> World {
-        let pool = Arc::new(Pool::default());
-        *pool.state.lock().unwrap() = State { open: 11, synced: 10, ..State::default() };
-        let log = Log::new(OBJSET, slim, Arc::new(Handle(Arc::clone(&pool))));
+impl LogFixture {
+    fn new(slim: bool) -> LogFixture {
+        let pool = Arc::new(FakePool::default());
+        *pool.state.lock().unwrap() =
+            FakePoolState { open: 11, synced: 10, ..FakePoolState::default() };
+        let log = Log::new(OBJSET, slim, Arc::new(StoreHandle(Arc::clone(&pool))));
         pool.log.set(Arc::downgrade(&log)).unwrap();
-        World {
+        LogFixture {
             pool,
             log,
             done: Vec::new(),
             sizes: BTreeMap::new(),
-            promises: Vec::new(),
+            acknowledged: Vec::new(),
             names: 0,
             barriers: BTreeSet::new(),
         }
     }
 
-    fn act(&mut self, op: &Op) {
+    fn act(&mut self, op: &LogOp) {
         let txg = Txg(self.pool.state.lock().unwrap().open);
         match op {
-            Op::Name(len) => {
+            LogOp::Name(len) => {
                 let name = vec![b'x'; *len];
-                let body = Body::Remove { directory: ObjectId(self.names as u64), name: &name };
+                let body =
+                    RecordBody::Remove { directory: ObjectId(self.names as u64), name: &name };
                 self.log.name(txg, 5, &body, None);
-                self.done.push(Done { txg, object: None, range: (self.names as u64, 1) });
+                self.done.push(RecordedOp { txg, object: None, range: (self.names as u64, 1) });
                 self.names += 1;
             }
-            Op::Write(object, len) => {
+            LogOp::Write(object, len) => {
                 let at = *self.sizes.get(object).unwrap_or(&0);
                 let data: Vec<u8> = (at..at + len).map(|i| byte(*object, i)).collect();
                 self.log.write(txg, ObjectId(*object), at, &data);
@@ -390,35 +393,36 @@ impl World {
                 s.sizes.insert(*object, at + len);
                 let blocks = at / BLOCK..=(at + len - 1) / BLOCK;
                 s.written.extend(blocks.map(|block| ((*object, block), txg)));
-                self.done.push(Done { txg, object: Some(*object), range: (at, *len) });
+                self.done.push(RecordedOp { txg, object: Some(*object), range: (at, *len) });
             }
-            Op::Barrier => {
+            LogOp::Barrier => {
                 self.log.barrier(txg);
                 self.barriers.insert(self.names);
-                self.done.push(Done { txg, object: None, range: (self.names as u64, 1) });
+                self.done.push(RecordedOp { txg, object: None, range: (self.names as u64, 1) });
                 self.names += 1;
             }
-            Op::Commit(object) => {
+            LogOp::Commit(object) => {
                 let files = Files(Arc::clone(&self.pool));
                 self.log.commit(&files, object.map(ObjectId)).unwrap();
                 let mut sizes = self.sizes.clone();
                 sizes.retain(|o, _| object.is_none_or(|w| w == *o));
                 let at = self.pool.state.lock().unwrap().events.len();
-                self.promises.push((at, self.names, sizes));
+                self.acknowledged.push((at, self.names, sizes));
             }
-            Op::Open => {
+            LogOp::Open => {
                 let mut s = self.pool.state.lock().unwrap();
                 if s.open < s.synced + 3 {
                     s.open += 1;
                 }
             }
-            Op::Sync => self.pool.sync(),
-            Op::Throughput(on) => self.log.set_throughput(*on),
-            Op::Fail(which, n) => self.pool.state.lock().unwrap().fail[*which] = *n,
+            LogOp::Sync => self.pool.sync(),
+            LogOp::Throughput(on) => self.log.set_throughput(*on),
+            LogOp::Fail(which, n) => self.pool.state.lock().unwrap().fail[*which] = *n,
         }
     }
 
-    /// What a crash after `cut` events leaves; `keep` tells which unflushed writes stayed.
+    /// Checks the state after a crash behind `cut` events; `keep` selects the unflushed writes
+    /// that survive.
     fn check(&self, cut: usize, keep: u64) -> std::result::Result<(), String> {
         let events = self.pool.state.lock().unwrap().events[..cut].to_vec();
         let mut disk: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
@@ -426,9 +430,9 @@ impl World {
         let (mut synced, mut header, mut maps) = (Txg(10), [0; ZIL_HEADER_SIZE], BTreeSet::new());
         for event in events {
             match event {
-                Event::Write(at, bytes) => pending.push((at, bytes)),
-                Event::Flush => disk.extend(pending.drain(..)),
-                Event::Synced(txg, h, m) => {
+                DeviceEvent::Write(at, bytes) => pending.push((at, bytes)),
+                DeviceEvent::Flush => disk.extend(pending.drain(..)),
+                DeviceEvent::Synced(txg, h, m) => {
                     // A commit of the pool flushes.
                     disk.extend(pending.drain(..));
                     (synced, header, maps) = (txg, h, m);
@@ -469,21 +473,21 @@ impl World {
                     continue;
                 }
                 match record.body().unwrap() {
-                    Body::Remove { .. } if ended => {}
-                    Body::Remove { directory, .. } => {
+                    RecordBody::Remove { .. } if ended => {}
+                    RecordBody::Remove { directory, .. } => {
                         if last_name.is_some_and(|last| last >= directory.0) {
                             return Err("names out of order".into());
                         }
                         last_name = Some(directory.0);
                         names.insert(directory.0);
                     }
-                    Body::Write(w) | Body::Write2(w) => {
-                        // The claim ends before a record whose block was never written. The
-                        // rest of the chain is its own all the same.
+                    RecordBody::Write(w) | RecordBody::Write2(w) => {
+                        // The claim ends before a record whose block was never written. The rest
+                        // of the chain belongs to the log nevertheless.
                         if ended {
                             continue;
                         }
-                        let Some(data) = brought(&w, &disk, &mut named)? else {
+                        let Some(data) = restored_bytes(&w, &disk, &mut named)? else {
                             ended = true;
                             continue;
                         };
@@ -515,20 +519,20 @@ impl World {
         if names.iter().enumerate().any(|(i, n)| i as u64 != *n) {
             return Err(format!("a gap among names: {names:?}"));
         }
-        for (at, promised, sizes) in self.promises.iter().filter(|p| p.0 <= cut) {
-            if names.len() < *promised {
+        for (at, acknowledged, sizes) in self.acknowledged.iter().filter(|p| p.0 <= cut) {
+            if names.len() < *acknowledged {
                 return Err(format!(
-                    "{promised} names were promised at {at}, {} are there",
+                    "{acknowledged} names were acknowledged at {at}, {} are there",
                     names.len()
                 ));
             }
             for (o, size) in sizes {
                 if whole(*o)? < *size {
-                    return Err(format!("object {o} lacks what was promised at {at}"));
+                    return Err(format!("object {o} lacks data acknowledged at {at}"));
                 }
             }
         }
-        // Whatever is there of an object: the names before it are, too.
+        // For every object with content, the earlier names are there, too.
         for (o, ranges) in &objects {
             let end = whole(*o)?;
             let mut before = 0;
@@ -559,52 +563,52 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn every_promise_is_kept(
+    fn everything_acknowledged_survives(
         ops in prop::collection::vec(op(), 1..60),
         seed: u64,
         slim: bool,
     ) {
-        let mut world = World::new(slim);
-        ops.iter().for_each(|op| world.act(op));
-        if let Err(e) = world.check_all(seed) {
+        let mut fixture = LogFixture::new(slim);
+        ops.iter().for_each(|op| fixture.act(op));
+        if let Err(e) = fixture.check_all(seed) {
             prop_assert!(false, "{}", e);
         }
-        // In the end nothing is left of it.
-        world.log.close().unwrap();
-        (0..4).for_each(|_| world.pool.sync());
-        prop_assert!(world.pool.state.lock().unwrap().allocated.is_empty());
-        if let Err(e) = world.check_all(seed) {
+        // In the end nothing of the log is left.
+        fixture.log.close().unwrap();
+        (0..4).for_each(|_| fixture.pool.sync());
+        prop_assert!(fixture.pool.state.lock().unwrap().allocated.is_empty());
+        if let Err(e) = fixture.check_all(seed) {
             prop_assert!(false, "in the end, {}", e);
         }
     }
 }
 
-/// A block was written in two groups, and committed when the first one had closed: the record
-/// of the first write named the block, that of the second said that it was named. The first
-/// group came to the disk and the power failed: the replay skipped the first record, and the
-/// second had nothing to bring. What had been promised was lost.
+/// A block was written in two txgs, and committed when the first one had closed. The record of
+/// the first write named the block, and that of the second referred to it as named. The first txg
+/// reached the disk and the power failed. The replay skipped the first record, and the second had
+/// no data. Acknowledged data was lost.
 #[test]
-fn a_block_of_two_groups_is_named_in_each() {
-    let mut world = World::new(true);
-    let (write, commit) = (|n| Op::Write(2, n), Op::Commit(None));
-    let ops = [Op::Name(1), commit.clone(), Op::Throughput(true), write(5000), Op::Open];
-    ops.iter().for_each(|op| world.act(op));
-    [write(3000), write(100), commit, Op::Sync].iter().for_each(|op| world.act(op));
-    assert_eq!(world.pool.state.lock().unwrap().placed, 1, "one block, and once");
-    world.check_all(7).unwrap();
+fn a_block_of_two_txgs_is_named_in_each() {
+    let mut fixture = LogFixture::new(true);
+    let (write, commit) = (|n| LogOp::Write(2, n), LogOp::Commit(None));
+    let ops = [LogOp::Name(1), commit.clone(), LogOp::Throughput(true), write(5000), LogOp::Open];
+    ops.iter().for_each(|op| fixture.act(op));
+    [write(3000), write(100), commit, LogOp::Sync].iter().for_each(|op| fixture.act(op));
+    assert_eq!(fixture.pool.state.lock().unwrap().placed, 1, "one block, and once");
+    fixture.check_all(7).unwrap();
 }
 
-/// Some operations of every kind but failures.
-fn routine() -> Vec<Op> {
-    let mut ops = vec![Op::Name(5), Op::Commit(None), Op::Sync];
+/// Operations of every kind except failures.
+fn routine() -> Vec<LogOp> {
+    let mut ops = vec![LogOp::Name(5), LogOp::Commit(None), LogOp::Sync];
     for i in 0..12 {
         ops.extend([
-            Op::Write(1 + i % 3, 3000 * (i + 1)),
-            Op::Name(20),
-            Op::Commit(Some(1 + i % 3)),
+            LogOp::Write(1 + i % 3, 3000 * (i + 1)),
+            LogOp::Name(20),
+            LogOp::Commit(Some(1 + i % 3)),
         ]);
         if i % 4 == 3 {
-            ops.push(Op::Sync);
+            ops.push(LogOp::Sync);
         }
     }
     ops
@@ -612,105 +616,110 @@ fn routine() -> Vec<Op> {
 
 #[test]
 fn planted_bugs_are_found() {
-    let run = |plant: &dyn Fn(&mut State)| {
-        let mut world = World::new(true);
-        plant(&mut world.pool.state.lock().unwrap());
-        routine().iter().for_each(|op| world.act(op));
-        world.check_all(7)
+    let run = |plant: &dyn Fn(&mut FakePoolState)| {
+        let mut fixture = LogFixture::new(true);
+        plant(&mut fixture.pool.state.lock().unwrap());
+        routine().iter().for_each(|op| fixture.act(op));
+        fixture.check_all(7)
     };
     assert!(run(&|_| {}).unwrap() > 30);
-    assert!(run(&|s| s.skip_flush = true).unwrap_err().contains("promised"));
-    // The block that names another is written after the group that has that in its maps.
+    assert!(run(&|s| s.skip_flush = true).unwrap_err().contains("acknowledged"));
+    // The block that names another is written after the txg whose space maps contain that one.
     assert!(run(&|s| s.no_hold = true).is_err());
 }
 
 #[test]
 fn planted_bugs_of_blocks_at_their_places_are_found() {
-    let run = |plant: &dyn Fn(&mut State)| {
-        let mut world = World::new(true);
-        plant(&mut world.pool.state.lock().unwrap());
-        let mut ops = vec![Op::Name(5), Op::Commit(None), Op::Sync];
+    let run = |plant: &dyn Fn(&mut FakePoolState)| {
+        let mut fixture = LogFixture::new(true);
+        plant(&mut fixture.pool.state.lock().unwrap());
+        let mut ops = vec![LogOp::Name(5), LogOp::Commit(None), LogOp::Sync];
         for i in 0..6 {
-            ops.extend([Op::Write(1, 100_000), Op::Throughput(i % 2 == 0), Op::Write(2, 5000)]);
-            ops.extend([Op::Write(2, 700), Op::Commit(None)]);
+            ops.extend([
+                LogOp::Write(1, 100_000),
+                LogOp::Throughput(i % 2 == 0),
+                LogOp::Write(2, 5000),
+            ]);
+            ops.extend([LogOp::Write(2, 700), LogOp::Commit(None)]);
         }
-        ops.iter().for_each(|op| world.act(op));
-        assert!(world.pool.state.lock().unwrap().placed > 20, "nothing went to its place");
-        world.check_all(7)
+        ops.iter().for_each(|op| fixture.act(op));
+        assert!(fixture.pool.state.lock().unwrap().placed > 20, "nothing went to its place");
+        fixture.check_all(7)
     };
     assert!(run(&|_| {}).unwrap() > 30);
-    assert!(run(&|s| s.late = true).unwrap_err().contains("promised"));
+    assert!(run(&|s| s.late = true).unwrap_err().contains("acknowledged"));
     assert!(run(&|s| s.stale = true).unwrap_err().contains("other data"));
 }
 
 #[test]
-fn the_sticky_case() {
-    let mut world = World::new(true);
-    let small = |world: &mut World, n| {
-        let before = world.log.stats().allocated();
+fn copied_data_of_uncommitted_writes_is_bounded() {
+    let mut fixture = LogFixture::new(true);
+    let small = |fixture: &mut LogFixture, n| {
+        let before = fixture.log.stats().allocated();
         for _ in 0..n {
-            world.act(&Op::Write(1, 128));
-            world.act(&Op::Commit(Some(1)));
+            fixture.act(&LogOp::Write(1, 128));
+            fixture.act(&LogOp::Commit(Some(1)));
         }
-        (world.log.stats().allocated() - before) / n
+        (fixture.log.stats().allocated() - before) / n
     };
-    world.act(&Op::Name(3));
-    world.act(&Op::Commit(None));
-    assert_eq!(small(&mut world, 50), 4096);
-    // A mass of writes that nobody syncs costs nothing until somebody does.
+    fixture.act(&LogOp::Name(3));
+    fixture.act(&LogOp::Commit(None));
+    assert_eq!(small(&mut fixture, 50), 4096);
+    // A mass of writes without commits costs nothing until a commit.
     for _ in 0..40 {
-        world.act(&Op::Write(2, 100_000));
+        fixture.act(&LogOp::Write(2, 100_000));
     }
-    world.act(&Op::Commit(Some(2)));
-    small(&mut world, 8);
-    assert_eq!(small(&mut world, 50), 4096);
+    fixture.act(&LogOp::Commit(Some(2)));
+    small(&mut fixture, 8);
+    assert_eq!(small(&mut fixture, 50), 4096);
 }
 
-/// A commit of 20 MB once fetched all of it into memory, and wrote it beside the group that
-/// wrote the same.
+/// A commit of 20 MB once fetched all of it into memory, and wrote it beside the txg that wrote
+/// the same data.
 #[test]
-fn much_data_goes_in_pieces_or_with_its_group() {
+fn much_data_is_written_in_pieces_or_with_its_txg() {
     let commit = |dirty: u64| {
-        let mut world = World::new(true);
-        world.act(&Op::Name(3));
-        world.act(&Op::Commit(None));
-        (0..1000).for_each(|_| world.act(&Op::Write(2, 20_000)));
-        world.pool.state.lock().unwrap().dirty = dirty;
-        let before = world.pool.state.lock().unwrap().events.len();
-        world.act(&Op::Commit(Some(2)));
-        let events = world.pool.state.lock().unwrap().events.split_off(before);
+        let mut fixture = LogFixture::new(true);
+        fixture.act(&LogOp::Name(3));
+        fixture.act(&LogOp::Commit(None));
+        (0..1000).for_each(|_| fixture.act(&LogOp::Write(2, 20_000)));
+        fixture.pool.state.lock().unwrap().dirty = dirty;
+        let before = fixture.pool.state.lock().unwrap().events.len();
+        fixture.act(&LogOp::Commit(Some(2)));
+        let events = fixture.pool.state.lock().unwrap().events.split_off(before);
         let mut unflushed = vec![0];
         for event in &events {
             match event {
-                Event::Write(_, bytes) => *unflushed.last_mut().unwrap() += bytes.len(),
-                Event::Flush => unflushed.push(0),
-                Event::Synced(..) => {}
+                DeviceEvent::Write(_, bytes) => *unflushed.last_mut().unwrap() += bytes.len(),
+                DeviceEvent::Flush => unflushed.push(0),
+                DeviceEvent::Synced(..) => {}
             }
         }
-        world.pool.state.lock().unwrap().events.extend(events);
-        let all = world.pool.state.lock().unwrap().events.len();
-        world.check(all, 0).unwrap();
-        (unflushed, world.pool.state.lock().unwrap().synced)
+        fixture.pool.state.lock().unwrap().events.extend(events);
+        let all = fixture.pool.state.lock().unwrap().events.len();
+        fixture.check(all, 0).unwrap();
+        (unflushed, fixture.pool.state.lock().unwrap().synced)
     };
     let (pieces, synced) = commit(1 << 30);
     assert!(pieces.iter().sum::<usize>() > 20_000_000 && synced < 12, "{pieces:?}");
     assert!(pieces.iter().all(|n| *n < 9 << 20), "{pieces:?}");
-    // Most of what is dirty is in the batch.
+    // Most of the dirty data is in the batch.
     let (pieces, synced) = commit(30_000_000);
     assert_eq!((pieces, synced), (vec![0], 12));
 }
 
 #[test]
 fn committers_share_blocks() {
-    let mut world = World::new(true);
-    world.act(&Op::Name(3));
-    world.act(&Op::Commit(None));
-    let pool = Arc::new(Pool { slow: true, ..Pool::default() });
-    *pool.state.lock().unwrap() = State { open: 11, synced: 10, ..State::default() };
-    let log = Log::new(OBJSET, true, Arc::new(Handle(Arc::clone(&pool))));
+    let mut fixture = LogFixture::new(true);
+    fixture.act(&LogOp::Name(3));
+    fixture.act(&LogOp::Commit(None));
+    let pool = Arc::new(FakePool { slow: true, ..FakePool::default() });
+    *pool.state.lock().unwrap() =
+        FakePoolState { open: 11, synced: 10, ..FakePoolState::default() };
+    let log = Log::new(OBJSET, true, Arc::new(StoreHandle(Arc::clone(&pool))));
     pool.log.set(Arc::downgrade(&log)).unwrap();
-    log.name(Txg(11), 5, &Body::Remove { directory: ObjectId(1), name: b"x" }, None);
-    log.commit(&Content, None).unwrap();
+    log.name(Txg(11), 5, &RecordBody::Remove { directory: ObjectId(1), name: b"x" }, None);
+    log.commit(&FixedContent, None).unwrap();
     let before = log.stats().batches.load(SeqCst);
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -718,7 +727,7 @@ fn committers_share_blocks() {
             scope.spawn(move || {
                 for i in 0..20 {
                     log.write(Txg(12), ObjectId(thread), i * 100, &[1; 100]);
-                    log.commit(&Content, Some(ObjectId(thread))).unwrap();
+                    log.commit(&FixedContent, Some(ObjectId(thread))).unwrap();
                 }
             });
         }
@@ -727,7 +736,7 @@ fn committers_share_blocks() {
     assert!((20..=80).contains(&batches), "{batches} batches for 160 commits");
     log.set_mode(Mode::Disabled);
     log.write(Txg(12), ObjectId(1), 0, &[1; 100]);
-    log.commit(&Content, None).unwrap();
+    log.commit(&FixedContent, None).unwrap();
     assert_eq!(log.stats().batches.load(SeqCst) - before, batches);
 }
 
@@ -744,17 +753,17 @@ impl Source for Trap {
             std::thread::yield_now();
         }
         assert!(nth != 1, "a committer is lost");
-        Content.read(object, offset, len)
+        FixedContent.read(object, offset, len)
     }
 }
 
 #[test]
-fn a_committer_that_panics_takes_nobody_along() {
-    let mut world = World::new(true);
-    world.act(&Op::Name(3));
-    world.act(&Op::Commit(None));
-    let log = &world.log;
-    let txg = Txg(world.pool.state.lock().unwrap().open);
+fn a_committer_that_panics_fails_no_other() {
+    let mut fixture = LogFixture::new(true);
+    fixture.act(&LogOp::Name(3));
+    fixture.act(&LogOp::Commit(None));
+    let log = &fixture.log;
+    let txg = Txg(fixture.pool.state.lock().unwrap().open);
     let trap = &Trap { go: AtomicU64::new(0), reads: AtomicU64::new(0) };
     // Data of this size is fetched at the commit.
     for object in 1..=4 {
@@ -777,13 +786,13 @@ fn a_committer_that_panics_takes_nobody_along() {
         others.into_iter().map(|t| t.join().is_ok_and(|done| done.is_ok())).collect()
     });
     assert_eq!(ends.iter().filter(|ok| **ok).count(), 2, "{ends:?}");
-    let synced = world.pool.state.lock().unwrap().synced;
-    assert!(synced >= txg.0, "the others' records are in no group on disk");
-    // And the log goes on.
+    let synced = fixture.pool.state.lock().unwrap().synced;
+    assert!(synced >= txg.0, "the other records are in no txg on disk");
+    // The log continues.
     let batches = log.stats().batches.load(SeqCst);
-    world.act(&Op::Write(9, 100));
-    world.act(&Op::Commit(Some(9)));
-    world.act(&Op::Write(9, 100));
-    world.act(&Op::Commit(Some(9)));
-    assert!(world.log.stats().batches.load(SeqCst) > batches);
+    fixture.act(&LogOp::Write(9, 100));
+    fixture.act(&LogOp::Commit(Some(9)));
+    fixture.act(&LogOp::Write(9, 100));
+    fixture.act(&LogOp::Commit(Some(9)));
+    assert!(fixture.log.stats().batches.load(SeqCst) > batches);
 }

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_are_of_their_place() {
+    fn hints_belong_to_their_block() {
         let hints = Hints::for_cache(64 << 20);
         let mut kept = 0;
         for n in 0..4000u64 {

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_under_way_are_bounded_and_come_back() {
+    fn bytes_in_flight_are_bounded_and_come_back() {
         let shared = Prefetch::new();
         let large = shared.permit(16 << 20, 1 << 20).unwrap();
         assert!(shared.permit(1, 1 << 20).is_none());

@@ -158,12 +158,12 @@ pub fn chunks_in_order<P: Send, Q: Send>(
     let chunk = (jobs / (threads * CHUNKS_PER_THREAD)).clamp(1, chunk_max.max(1));
     let run = |_| {
         while !stop.load(Relaxed) {
-            let turn = next.fetch_add(1, Relaxed);
-            let range = turn * chunk..jobs.min((turn + 1) * chunk);
+            let number = next.fetch_add(1, Relaxed);
+            let range = number * chunk..jobs.min((number + 1) * chunk);
             if range.is_empty() {
                 return;
             }
-            let ticket = ticket_lock.ticket(turn as u64);
+            let ticket = ticket_lock.ticket(number as u64);
             let first = range.start;
             let prepared: Vec<Result<P>> = range.map(&prepare).collect();
             let placed = ticket.run(|| {

@@ -140,7 +140,7 @@ fn a_gang_whose_members_do_not_add_up_is_refused() {
 }
 
 #[test]
-fn a_header_at_another_place_does_not_verify() {
+fn a_header_at_another_address_does_not_verify() {
     let mut pool = GangFixture::new();
     let all = data(1024, 3);
     let members = [pool.plain(&all, 1)];

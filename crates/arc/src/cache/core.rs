@@ -57,7 +57,7 @@ pub(super) struct CoreCounts {
     pub(super) evicted: u64,
 }
 
-pub(super) struct PartitionCore {
+pub(super) struct CacheCore {
     lines: [KindBlocks; 2],
     fresh: TicketQueue,
     fresh_share: u64,
@@ -90,9 +90,9 @@ pub(super) struct Incoming {
     pub(super) remember: bool,
 }
 
-impl PartitionCore {
-    pub(super) fn new(kind: PolicyKind, c: u64) -> PartitionCore {
-        PartitionCore {
+impl CacheCore {
+    pub(super) fn new(kind: PolicyKind, c: u64) -> CacheCore {
+        CacheCore {
             lines: [KindBlocks::new(kind, c), KindBlocks::new(kind, c)],
             fresh: TicketQueue::default(),
             fresh_share: c >> FRESH_START_SHIFT,
@@ -162,7 +162,7 @@ impl PartitionCore {
     /// Resets the partition to empty.
     pub(super) fn reset(&mut self, kind: PolicyKind, c: u64) {
         let counts = self.counts;
-        *self = PartitionCore { counts, ..PartitionCore::new(kind, c) };
+        *self = CacheCore { counts, ..CacheCore::new(kind, c) };
     }
 
     /// Bytes that were prefetched and not yet read.
@@ -259,14 +259,14 @@ impl PartitionCore {
     pub(super) fn put<K: Copy + Eq + Hash>(
         &mut self,
         stripe: &mut CacheStripe<K>,
-        place: u32,
+        index: u32,
         i: u32,
         block: Incoming,
     ) {
         let kind = stripe.slots[i as usize].kind;
         let line = &mut self.lines[kind as usize];
         if stripe.slots[i as usize].id == Id::MAX {
-            stripe.slots[i as usize].id = line.alloc(place, i);
+            stripe.slots[i as usize].id = line.alloc(index, i);
         }
         let id = stripe.slots[i as usize].id;
         self.ghosts_seen += u64::from(line.return_from_far(id)) << FAR_SHIFT;
@@ -400,7 +400,7 @@ impl PartitionCore {
         policy.remember(id, size);
     }
 
-    /// As [`PartitionCore::make_room`], but after a call that found too few evictable bytes it
+    /// As [`CacheCore::make_room`], but after a call that found too few evictable bytes it
     /// waits until the cache has grown by a further share: blocks that are being
     /// written are held for long.
     pub(super) fn make_room_unless_stuck<K: Copy + Eq + Hash>(
@@ -421,7 +421,7 @@ impl PartitionCore {
     pub(super) fn make_room<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>) {
         self.settle(context);
         self.drop_unread(context, self.fresh_share);
-        let over = |core: &PartitionCore| core.size::<K>().saturating_sub(core.c);
+        let over = |core: &CacheCore| core.size::<K>().saturating_sub(core.c);
         let excess = self.front.bytes.saturating_sub(self.front_target);
         if over(self) > 0 && excess > 0 {
             let keep = self.front.bytes - excess.min(over(self));
@@ -605,9 +605,9 @@ impl PartitionCore {
     /// Drops decompressed forms, first those not used since the last scan.
     fn drop_fronts<K: Copy + Eq + Hash>(&mut self, context: &CoreContext<'_, K>, keep: u64) {
         // At most two rounds: the first one may only clear marks.
-        let mut turns = 2 * self.front.entries.len() + 1;
-        while self.front.bytes > keep && turns > 0 {
-            turns -= 1;
+        let mut rounds = 2 * self.front.entries.len() + 1;
+        while self.front.bytes > keep && rounds > 0 {
+            rounds -= 1;
             let Some((kind, id, ticket)) = self.front.entries.pop_front() else { break };
             let at = &mut self.lines[kind as usize].at[id as usize];
             if at.ticket_in(QueueMembership::Front) != ticket {

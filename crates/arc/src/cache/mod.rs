@@ -1,34 +1,32 @@
 //! The cache: buffers under keys, one read for each miss, within a target size.
 //!
 //! # Theory
-//! The directory is divided into stripes by the key's hash, and the stripes are grouped
-//! into partitions of about [`PARTITION`] bytes. A **hit** takes only its stripe's
-//! lock: it clones the buffer and records the use in the stripe's log. A **miss** gives
-//! one reader a [`Fill`] ticket; other readers of the same key wait for it. When the
-//! ticket is filled, the partition's core lock is taken, the stripes' logs are applied
-//! to the policies, the block is inserted, and others are evicted until the partition
-//! fits.
+//! The directory is divided into stripes by the key's hash, and the stripes are grouped into
+//! partitions of about [`PARTITION`] bytes. A **hit** takes only its stripe's lock: it clones the
+//! buffer and records the use in the stripe's log. A **miss** gives one reader a [`Fill`] ticket;
+//! other readers of the same key wait for it. When the ticket is filled, the partition's core
+//! lock is taken, the stripes' logs are applied to the policies, the block is inserted, and
+//! others are evicted until the partition fits.
 //!
-//! A block is held **as stored** if that is smaller, with its decompressed form (the
-//! *front*) beside it as long as that is used. The share of fronts follows the time
-//! that a larger one would have saved. Prefetched blocks wait in a queue of their own,
-//! outside the policies, until a reader uses them. The share of that queue grows with
-//! useful prefetches and shrinks with wasted ones.
+//! A block is held **as stored** if that is smaller, with its decompressed form (the *front*)
+//! beside it as long as that is used. The share of fronts follows the time that a larger one
+//! would have saved. Prefetched blocks wait in a queue of their own, outside the policies, until
+//! a reader uses them. The share of that queue grows with useful prefetches and shrinks with
+//! wasted ones.
 //!
 //! # Invariants
 //! * A key is resident, remembered, being read (with one ticket), or unknown.
-//! * After a block was inserted, a partition's size (buffers' footprints, fronts,
-//!   directory) is at most its target, or the excess is held by readers.
-//! * A [`SlotRef`] never leads to a block other than the one it was made for, because
-//!   stamps are unique.
+//! * After a block was inserted, a partition's size (buffers' footprints, fronts, directory) is
+//!   at most its target, or the excess is held by readers.
+//! * A [`SlotRef`] never leads to a block other than the one it was made for, because stamps are
+//!   unique.
 //! * A block that was removed while it was being read is not kept.
-//! * A ticket that is dropped without a buffer leaves no trace, and every waiter
-//!   retries.
+//! * A ticket that is dropped without a buffer leaves no trace, and every waiter retries.
 //!
 //! # Locks
-//! Order: a partition's core, then one of its stripes, then the division. Under them,
-//! only policies and the second tier's `offer` are called. A hit whose log is full only
-//! tries the core's lock while it holds its stripe, and never waits for it.
+//! Order: a partition's core, then one of its stripes, then the division. Under them, only
+//! policies and the second tier's `offer` are called. A hit whose log is full only tries the
+//! core's lock while it holds its stripe, and never waits for it.
 
 mod account;
 mod core;
@@ -44,7 +42,7 @@ use base::rt::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use base::rt::{Mutex, MutexGuard, RwLock};
 use base::{Buf, Result};
 
-use self::core::{CoreContext, Incoming, PartitionCore};
+use self::core::{CacheCore, CoreContext, Incoming};
 use self::sample::Sampler;
 use self::stripe::{CacheStripe, LOG_MAX, PendingRead};
 use crate::balance::{Division, META_START};
@@ -56,8 +54,7 @@ use crate::{Access, Config, Copies};
 /// Target bytes of each partition.
 pub const PARTITION: u64 = 1 << 30;
 const PARTITIONS_MAX: u64 = 16;
-/// Most free arena memory that is kept for reuse before pages are returned to the
-/// system.
+/// Most free arena memory that is kept for reuse before pages are returned to the system.
 const FREE_WARM_MAX: u64 = 16 << 20;
 /// Most bytes by which dirty data may exceed the target before the cache evicts for it.
 const RESERVE_SLACK_MAX: u64 = 16 << 20;
@@ -165,7 +162,7 @@ pub struct Fill<'a, K: Copy + Eq + Hash> {
     cache: &'a Cache<K>,
     key: K,
     hash: u64,
-    request: LookupRequest,
+    req: LookupRequest,
     began: base::rt::Instant,
     pending: Option<Arc<PendingRead>>,
 }
@@ -179,8 +176,7 @@ pub struct Block {
     pub tag: u8,
     /// The logical block.
     pub whole: Buf,
-    /// A layer above keeps the block: remember it, and keep it only if it is requested
-    /// again.
+    /// A layer above keeps the block: remember it, and keep it only if it is requested again.
     pub remember: bool,
 }
 
@@ -192,7 +188,7 @@ impl Block {
 }
 
 struct Partition<K> {
-    core: Mutex<PartitionCore>,
+    core: Mutex<CacheCore>,
     stripes: Box<[Mutex<CacheStripe<K>>]>,
     /// As the core last published it.
     size: AtomicU64,
@@ -234,7 +230,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         let stripes_each = (16 * cores / partitions as usize).clamp(8, 64) as u32;
         let c = c.clamp(config.arc_min, config.arc_max);
         let make = |n: u64| Partition {
-            core: Mutex::new(PartitionCore::new(config.policy, c / partitions)),
+            core: Mutex::new(CacheCore::new(config.policy, c / partitions)),
             stripes: (0..stripes_each)
                 .map(|i| Mutex::new(CacheStripe::new(n as u32 * stripes_each + i)))
                 .collect(),
@@ -299,39 +295,39 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// The block if it is in memory; never waits for a read.
-    pub fn peek(&self, key: &K, request: LookupRequest) -> Option<ResidentBlock> {
+    pub fn peek(&self, key: &K, req: LookupRequest) -> Option<ResidentBlock> {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         let mut stripe = self.stripe(at).lock();
         let i = stripe.find(hash, key)?;
-        let found = self.hit(&mut stripe, at, i, request)?;
+        let found = self.hit(&mut stripe, at, i, req)?;
         drop(stripe);
-        self.sample(mark_of(hash), request, &found);
+        self.sample(mark_of(hash), req, &found);
         Some(found)
     }
 
     /// The block for which `slot` was made, if it is still there.
-    pub fn peek_at(&self, slot: SlotRef, request: LookupRequest) -> Option<ResidentBlock> {
+    pub fn peek_at(&self, slot: SlotRef, req: LookupRequest) -> Option<ResidentBlock> {
         if slot.stripe as usize >= self.partitions.len() * self.stripes_each as usize {
             return None;
         }
         let mut stripe = self.stripe(slot.stripe).lock();
         let i = stripe.at(slot)?;
         let (mark, kind) = (stripe.mark(i), stripe.slots[i as usize].kind);
-        let found = self.hit(&mut stripe, slot.stripe, i, request)?;
+        let found = self.hit(&mut stripe, slot.stripe, i, req)?;
         drop(stripe);
-        self.sample(mark, LookupRequest { kind, ..request }, &found);
+        self.sample(mark, LookupRequest { kind, ..req }, &found);
         Some(found)
     }
 
     /// Reports a hit to the what-if estimator.
-    fn sample(&self, mark: u64, request: LookupRequest, found: &ResidentBlock) {
-        if request.access == Access::Demand && self.sampler.wants(request.kind, mark) {
+    fn sample(&self, mark: u64, req: LookupRequest, found: &ResidentBlock) {
+        if req.access == Access::Demand && self.sampler.wants(req.kind, mark) {
             let size = match found {
                 ResidentBlock::Whole { whole, .. } => whole.footprint(),
                 ResidentBlock::Stored { stored, .. } => stored.footprint(),
             };
-            self.record(mark, request.kind, size);
+            self.record(mark, req.kind, size);
         }
     }
 
@@ -352,8 +348,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         out
     }
 
-    /// Bytes of the cache for data and for metadata: the target, divided in the ratio
-    /// of the resident bytes.
+    /// Bytes of the cache for data and for metadata: the target, divided in the ratio of the
+    /// resident bytes.
     fn kind_bytes(&self) -> [u64; 2] {
         let mut sum = [0; 2];
         for partition in &self.partitions {
@@ -374,12 +370,12 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         stripe: &mut MutexGuard<'_, CacheStripe<K>>,
         at: u32,
         i: u32,
-        request: LookupRequest,
+        req: LookupRequest,
     ) -> Option<ResidentBlock> {
         if !stripe.slots[i as usize].resident() {
             return None;
         }
-        let found = stripe.hit(at, i, request);
+        let found = stripe.hit(at, i, req);
         if stripe.log.len() >= LOG_MAX {
             match self.partition(at).core.try_lock() {
                 Some(mut core) => core.drain(stripe),
@@ -390,31 +386,24 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// The block, or the obligation to read it. Waits while another thread reads it.
-    pub fn lookup(&self, key: K, request: LookupRequest) -> Lookup<'_, K> {
+    pub fn lookup(&self, key: K, req: LookupRequest) -> Lookup<'_, K> {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         loop {
             let pending = {
                 let mut stripe = self.stripe(at).lock();
                 let slot = stripe.find(hash, &key);
-                if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, request)) {
+                if let Some(found) = slot.and_then(|i| self.hit(&mut stripe, at, i, req)) {
                     drop(stripe);
-                    self.sample(mark_of(hash), request, &found);
+                    self.sample(mark_of(hash), req, &found);
                     return Lookup::Hit(found);
                 }
-                match stripe.join(&key, request.kind, request.access) {
+                match stripe.join(&key, req.kind, req.access) {
                     Some(pending) => pending,
                     None => {
-                        let pending = Some(stripe.begin(key, request.kind, request.access));
+                        let pending = Some(stripe.begin(key, req.kind, req.access));
                         let began = base::rt::now();
-                        return Lookup::Miss(Fill {
-                            cache: self,
-                            key,
-                            hash,
-                            request,
-                            began,
-                            pending,
-                        });
+                        return Lookup::Miss(Fill { cache: self, key, hash, req, began, pending });
                     }
                 }
             };
@@ -422,8 +411,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         }
     }
 
-    /// The logical block, read by `fill` if it is not in memory; for blocks that are
-    /// never compressed.
+    /// The logical block, read by `fill` if it is not in memory; for blocks that are never
+    /// compressed.
     ///
     /// # Errors
     /// Those of `fill`.
@@ -444,8 +433,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         again || self.partition(at.stripe).front_room.load(Relaxed)
     }
 
-    /// Keeps the decompressed form of a block beside its stored one; `took` is the
-    /// duration of the decompression.
+    /// Keeps the decompressed form of a block beside its stored one; `took` is the duration of
+    /// the decompression.
     pub fn install(&self, at: SlotRef, whole: Buf, took: Duration) {
         average(&self.expand_ns, took);
         let partition = self.partition(at.stripe);
@@ -471,8 +460,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         for (key, kind, block) in blocks {
             let hash = self.hasher.hash_one(key);
             let part = self.stripe_of(hash) / self.stripes_each;
-            let request = LookupRequest::demand(kind);
-            let incoming = self.prepare(hash, request, block, None);
+            let req = LookupRequest::demand(kind);
+            let incoming = self.prepare(hash, req, block, None);
             if let Some(part) = parts.get_mut(part as usize) {
                 part.push((key, hash, kind, incoming));
             }
@@ -486,15 +475,15 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             for (key, hash, kind, incoming) in blocks {
                 let at = self.stripe_of(hash);
                 let mut stripe = self.stripe(at).lock();
-                let i = self.place(&mut core, &mut stripe, key, hash, kind);
+                let i = self.slot_for(&mut core, &mut stripe, key, hash, kind);
                 core.put(&mut stripe, at % self.stripes_each, i, incoming);
             }
             self.settle_in(partition, &mut core);
         }
     }
 
-    /// Removes a key whose block was freed or proved wrong. The result of a read in
-    /// flight will not be kept.
+    /// Removes a key whose block was freed or proved wrong. The result of a read in flight will
+    /// not be kept.
     pub fn remove(&self, key: &K) {
         self.change(key, |core, stripe, slot| {
             stripe.cancel(key);
@@ -505,9 +494,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.tier.forget(key);
     }
 
-    /// Records that a layer above (the kernel's page cache) keeps the block. Its
-    /// logical form is dropped, and the block is remembered, so that it stays if it is
-    /// requested again. A stored form, which no other layer has, stays.
+    /// Records that a layer above (the kernel's page cache) keeps the block. Its logical form is
+    /// dropped, and the block is remembered, so that it stays if it is requested again. A stored
+    /// form, which no other layer has, stays.
     pub fn hand_over(&self, key: &K) {
         self.change(key, |core, stripe, slot| {
             if let Some(i) = slot {
@@ -516,13 +505,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         });
     }
 
-    /// Changes the entry of a key, if there is one, under its core's and stripe's
-    /// locks; the change must not enlarge anything.
-    fn change(
-        &self,
-        key: &K,
-        f: impl FnOnce(&mut PartitionCore, &mut CacheStripe<K>, Option<u32>),
-    ) {
+    /// Changes the entry of a key, if there is one, under its core's and stripe's locks; the
+    /// change must not enlarge anything.
+    fn change(&self, key: &K, f: impl FnOnce(&mut CacheCore, &mut CacheStripe<K>, Option<u32>)) {
         let hash = self.hasher.hash_one(key);
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
@@ -539,14 +524,14 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         &self,
         key: K,
         hash: u64,
-        request: LookupRequest,
+        req: LookupRequest,
         block: Block,
         pending: Option<&PendingRead>,
     ) -> Option<SlotRef> {
         let at = self.stripe_of(hash);
         let partition = self.partition(at);
-        let place = at % self.stripes_each;
-        let incoming = self.prepare(hash, request, block, pending);
+        let index = at % self.stripes_each;
+        let incoming = self.prepare(hash, req, block, pending);
         self.sampler.resume(|| self.references(), || self.kind_bytes());
         let mut core = self.enter(partition);
         let mut found = None;
@@ -556,8 +541,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
                 stripe.end(&key);
             }
             if pending.is_none_or(|p| !p.cancelled.load(Relaxed)) {
-                let i = self.place(&mut core, &mut stripe, key, hash, request.kind);
-                core.put(&mut stripe, place, i, incoming);
+                let i = self.slot_for(&mut core, &mut stripe, key, hash, req.kind);
+                core.put(&mut stripe, index, i, incoming);
                 let slot = &stripe.slots[i as usize];
                 found =
                     slot.resident().then_some(SlotRef { stripe: at, slot: i, stamp: slot.stamp });
@@ -567,27 +552,26 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         found
     }
 
-    /// Chooses the forms of a block to insert, grows the target, and reports to the
-    /// estimator.
+    /// Chooses the forms of a block to insert, grows the target, and reports to the estimator.
     fn prepare(
         &self,
         hash: u64,
-        request: LookupRequest,
+        req: LookupRequest,
         block: Block,
         pending: Option<&PendingRead>,
     ) -> Incoming {
-        let incoming = self.form(block, request.access, pending);
+        let incoming = self.form(block, req.access, pending);
         let bytes = incoming.whole.footprint().max(incoming.stored.footprint());
         self.grow(bytes as u64);
-        if request.access == Access::Demand && self.sampler.wants(request.kind, mark_of(hash)) {
+        if req.access == Access::Demand && self.sampler.wants(req.kind, mark_of(hash)) {
             let form = if incoming.stored.is_empty() { &incoming.whole } else { &incoming.stored };
-            self.record(mark_of(hash), request.kind, form.footprint());
+            self.record(mark_of(hash), req.kind, form.footprint());
         }
         incoming
     }
 
     /// A partition's core, after all hits so far were applied to it.
-    fn enter<'a>(&self, partition: &'a Partition<K>) -> MutexGuard<'a, PartitionCore> {
+    fn enter<'a>(&self, partition: &'a Partition<K>) -> MutexGuard<'a, CacheCore> {
         let mut core = partition.core.lock();
         core.set_c_if(self.partition_target());
         for stripe in &partition.stripes {
@@ -597,9 +581,9 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// An empty slot for `key`.
-    fn place(
+    fn slot_for(
         &self,
-        core: &mut PartitionCore,
+        core: &mut CacheCore,
         stripe: &mut CacheStripe<K>,
         key: K,
         hash: u64,
@@ -630,8 +614,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
             lsize,
             tag: block.tag,
             access: if demanded { Access::Demand } else { access },
-            // A form that the kernel keeps decompressed is not kept decompressed here
-            // as well.
+            // A form that the kernel keeps decompressed is not kept decompressed here as well.
             whole: if block.remember && !stored.is_empty() { Buf::default() } else { block.whole },
             remember: block.remember && stored.is_empty(),
             stored,
@@ -639,7 +622,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
     }
 
     /// Evicts to fit the target, and publishes the core's values.
-    fn settle_in(&self, partition: &Partition<K>, core: &mut PartitionCore) {
+    fn settle_in(&self, partition: &Partition<K>, core: &mut CacheCore) {
         core.make_room_unless_stuck(&self.context(partition));
         partition.size.store(core.size::<K>(), Relaxed);
         partition.front_room.store(core.front_has_room::<K>(), Relaxed);
@@ -688,8 +671,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.no_grow.store(no, Relaxed);
     }
 
-    /// Sets the target size within `arc_min` and `arc_max`, and evicts down to it at
-    /// once. Returns the bytes evicted.
+    /// Sets the target size within `arc_min` and `arc_max`, and evicts down to it at once.
+    /// Returns the bytes evicted.
     pub fn set_target(&self, c: u64) -> u64 {
         let (least, most) = {
             let config = self.config.read();
@@ -697,14 +680,14 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         };
         self.c.store(c.clamp(least, most), Relaxed);
         let before = self.size();
-        self.fit(PartitionCore::make_room);
+        self.fit(CacheCore::make_room);
         self.anon_peak.store(0, Relaxed);
         base::buf::trim(self.warm_max() as usize);
         before.saturating_sub(self.size())
     }
 
     /// Makes every partition fit its target by `make_room`.
-    fn fit(&self, make_room: impl Fn(&mut PartitionCore, &CoreContext<'_, K>)) {
+    fn fit(&self, make_room: impl Fn(&mut CacheCore, &CoreContext<'_, K>)) {
         for partition in &self.partitions {
             let mut core = partition.core.lock();
             core.set_c_if(self.partition_target());
@@ -721,9 +704,8 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         *self.config.read()
     }
 
-    /// Changes the tunables; sizes are in effect when this returns. A change of the
-    /// policy empties the cache, because another policy cannot use the state of the old
-    /// one.
+    /// Changes the tunables; sizes are in effect when this returns. A change of the policy
+    /// empties the cache, because another policy cannot use the state of the old one.
     ///
     /// # Errors
     /// Those of [`Config::check`]; nothing has changed then.
@@ -747,7 +729,7 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         // This visits all partitions, so it is not done for every block.
         let target = self.target();
         if self.size() > target + (target >> 6).min(RESERVE_SLACK_MAX) {
-            self.fit(PartitionCore::make_room_unless_stuck);
+            self.fit(CacheCore::make_room_unless_stuck);
         }
     }
 
@@ -775,14 +757,12 @@ impl<K: Copy + Eq + Hash> Cache<K> {
 }
 
 impl<K: Copy + Eq + Hash> Fill<'_, K> {
-    /// Makes the block resident, or remembered, and wakes the waiters. Returns its
-    /// slot.
+    /// Makes the block resident, or remembered, and wakes the waiters. Returns its slot.
     pub fn complete(mut self, block: Block) -> Option<SlotRef> {
-        // The ticket keeps it until everything is done, so that a panic wakes the
-        // waiters.
+        // The ticket keeps it until everything is done, so that a panic wakes the waiters.
         let pending = Arc::clone(self.pending.as_ref()?);
         average(&self.cache.fill_ns, self.began.elapsed());
-        let at = self.cache.move_in(self.key, self.hash, self.request, block, Some(&pending));
+        let at = self.cache.move_in(self.key, self.hash, self.req, block, Some(&pending));
         self.pending = None;
         pending.finish();
         at

@@ -204,7 +204,7 @@ fn a_reference_never_leads_to_another_block() {
 }
 
 #[test]
-fn what_readers_hold_is_passed_over_counted_and_shown() {
+fn blocks_held_by_readers_are_skipped_and_counted() {
     let cache = cache(2 * MIB);
     let held: Vec<Buf> = (0..50)
         .map(|k| cache.get(k, CacheKind::Data, || Ok(block(8192, byte_of(k)))).unwrap())
@@ -343,7 +343,7 @@ fn the_decompressed_front_takes_the_room_that_it_is_worth() {
 }
 
 #[test]
-fn what_the_kernel_keeps_is_remembered_and_kept_when_it_comes_back() {
+fn blocks_of_the_page_cache_are_remembered_and_kept_on_return() {
     let cache = cache(4 * MIB);
     let pass = |key| match cache.lookup(key, LookupRequest::demand(CacheKind::Data)) {
         Lookup::Hit(_) => true,
@@ -362,7 +362,7 @@ fn what_the_kernel_keeps_is_remembered_and_kept_when_it_comes_back() {
 }
 
 #[test]
-fn what_is_handed_over_leaves_but_for_its_stored_form() {
+fn a_handed_over_block_keeps_only_its_stored_form() {
     let cache = cache(8 * MIB);
     (0..50).for_each(|key| {
         data(&cache, key);
@@ -465,7 +465,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     /// Compares with a map of the current content of each key.
     #[test]
-    fn it_holds_what_was_put_there(ops in ops(), arc in any::<bool>()) {
+    fn the_cache_returns_the_inserted_content(ops in ops(), arc in any::<bool>()) {
         let policy = if arc { PolicyKind::Arc } else { PolicyKind::Default };
         let config = Config { policy, ..Config::sized(MIB, 4 * MIB) };
         let cache: Cache<(u64, u64)> = Cache::new(config, 2 * MIB).unwrap();

@@ -155,7 +155,7 @@ impl Default {
 
     /// Changes the tag and the sums by state. The block must be on no list of this
     /// family, and is put on the list of its tag.
-    fn place(&mut self, id: Id, tag: u8) {
+    fn list_by_tag(&mut self, id: Id, tag: u8) {
         let size = u64::from(self.slab.size(id));
         self.slab.set_tag(REAL, id, tag);
         if let Some(at) = Self::index(tag) {
@@ -194,11 +194,11 @@ impl Default {
             let class = self.wanted_by(id) + 1;
             if tag & WHERE != class && tag & WHERE != TRANSIT {
                 self.take(id);
-                self.place(id, tag & !WHERE | class);
+                self.list_by_tag(id, tag & !WHERE | class);
             }
         } else if tag & WHERE == GHOST && !self.is_remembered(id) {
             self.take(id);
-            self.place(id, tag & !WHERE | ORPHAN);
+            self.list_by_tag(id, tag & !WHERE | ORPHAN);
         }
     }
 
@@ -324,7 +324,7 @@ impl Default {
     fn expel(&mut self, id: Id) -> Id {
         let tag = self.take(id);
         if self.is_remembered(id) {
-            self.place(id, tag & !WHERE | GHOST);
+            self.list_by_tag(id, tag & !WHERE | GHOST);
         }
         id
     }
@@ -353,7 +353,7 @@ impl Policy for Default {
         }
         self.refer(id, true);
         self.take(id);
-        self.place(id, (self.wanted_by(id) + 1) | AGAIN);
+        self.list_by_tag(id, (self.wanted_by(id) + 1) | AGAIN);
     }
 
     fn admit(&mut self, id: Id, size: u32) -> PolicyState {
@@ -365,7 +365,7 @@ impl Policy for Default {
         let again = if tag == 0 { 0 } else { AGAIN };
         let wanted = self.wanted_by(id);
         let class = if self.cold { TRANSIT } else { wanted + 1 };
-        self.place(id, class | again);
+        self.list_by_tag(id, class | again);
         was
     }
 
@@ -376,7 +376,7 @@ impl Policy for Default {
         self.arc.remember(&mut self.slab, id);
         self.lirs.remember(&mut self.slab, id);
         let again = if tag == 0 { 0 } else { AGAIN };
-        self.place(id, GHOST | again);
+        self.list_by_tag(id, GHOST | again);
         self.trim(NIL);
         self.settle(id);
     }

@@ -7,7 +7,6 @@
 //! costs a few links. The policy decides which resident block is evicted next, and
 //! which remembered ones are no longer worth their memory. It never sees a key, a byte
 //! or a clock.
-//! memory any more; it never sees a key, a byte or a clock.
 //!
 //! # Invariants
 //! * An id is resident (`Mru` or `Mfu`), remembered (`MruGhost` or `MfuGhost`),

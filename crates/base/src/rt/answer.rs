@@ -42,7 +42,7 @@ type ReplySlot<T> = Arc<OneShot<Option<T>>>;
 
 /// The obligation to send a value.
 #[derive(Debug)]
-#[must_use = "dropping it tells the receiver that the value was lost"]
+#[must_use = "dropping it reports to the receiver that the value was lost"]
 pub struct Sender<T> {
     slot: Option<ReplySlot<T>>,
 }
@@ -84,7 +84,7 @@ impl<T> Receiver<T> {
 }
 
 /// The obligation to report the outcome of an operation.
-#[must_use = "dropping it tells that the request was lost"]
+#[must_use = "dropping it reports that the request was lost"]
 pub struct Callback<T: Lost> {
     call: Option<Box<dyn FnOnce(T) + Send>>,
 }
@@ -133,7 +133,7 @@ mod tests {
 
     /// A write was forgotten in a queue, and `fsync` waited for it for ever.
     #[test]
-    fn what_is_dropped_is_answered() {
+    fn a_dropped_obligation_is_answered() {
         let (sender, receiver) = oneshot::<()>();
         let thread = spawn("forgets", move || drop(sender)).unwrap();
         assert_eq!(receiver.wait().unwrap_err().kind(), ErrorKind::Bug);

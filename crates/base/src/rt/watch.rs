@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_told_before_it_sleeps_and_not_for_a_free_lock() {
+    fn the_hook_runs_before_sleep_and_not_for_a_free_lock() {
         let test = || {
             let times = counted();
             let lock = Mutex::new(());
@@ -109,12 +109,12 @@ mod tests {
             let seen = Arc::clone(&hook);
             before_sleep(move || hook.store(true, SeqCst));
             let wait = Arc::clone(&seen);
-            let until_told = move || {
+            let until_hook_ran = move || {
                 while !wait.load(SeqCst) {
                     sleep(Duration::from_millis(1));
                 }
             };
-            let holder = spawn("holds", move || hold(&until_told)).unwrap();
+            let holder = spawn("holds", move || hold(&until_hook_ran)).unwrap();
             // The lock is free until the holder takes it.
             while !seen.load(SeqCst) {
                 take();
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_told_when_a_lock_stays_taken() {
+    fn the_hook_runs_when_a_lock_stays_taken() {
         let lock = Arc::new(Mutex::new(()));
         let held = Arc::clone(&lock);
         queues(
             move || drop(lock.lock()),
-            move |until_told| {
+            move |until_hook_ran| {
                 let _held = held.lock();
-                until_told();
+                until_hook_ran();
             },
         );
         for exclusive in [false, true] {
@@ -140,9 +140,9 @@ mod tests {
             let held = Arc::clone(&lock);
             queues(
                 move || if exclusive { drop(lock.write()) } else { drop(lock.read()) },
-                move |until_told| {
+                move |until_hook_ran| {
                     let _held = held.write();
-                    until_told();
+                    until_hook_ran();
                 },
             );
         }

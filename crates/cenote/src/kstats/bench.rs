@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use codec::bench::{Kind, Options, Row};
-use kstat::{Body, Kstat};
+use codec::bench::{BenchKind, BenchOptions, Row};
+use kstat::{Kstat, KstatBody};
 
 /// What each row may take.
 const TIME_PER_ROW: Duration = Duration::from_millis(2);
@@ -22,14 +22,18 @@ const SIZES: [(&str, usize); 8] = [
     ("16m", 16 << 20),
 ];
 
-fn measure(sizes: Vec<usize>, kinds: Vec<Kind>) -> Vec<Row> {
-    let options =
-        Options { block_sizes: sizes, time_per_row: TIME_PER_ROW, kinds, ..Options::default() };
+fn measure(sizes: Vec<usize>, kinds: Vec<BenchKind>) -> Vec<Row> {
+    let options = BenchOptions {
+        block_sizes: sizes,
+        time_per_row: TIME_PER_ROW,
+        kinds,
+        ..BenchOptions::default()
+    };
     codec::bench::rows(&options)
 }
 
 fn raw(text: &str) -> Kstat {
-    Kstat::new("misc", Body::Raw(text.to_owned()))
+    Kstat::new("misc", KstatBody::Raw(text.to_owned()))
 }
 
 /// Bytes a second.
@@ -57,7 +61,7 @@ fn fletcher4_text(rows: &[Row]) -> String {
 /// `fletcher_4_bench`: bytes a second of each implementation, in both byte orders.
 pub(crate) fn fletcher4() -> Kstat {
     static TEXT: OnceLock<String> = OnceLock::new();
-    raw(TEXT.get_or_init(|| fletcher4_text(&measure(vec![128 << 10], vec![Kind::Checksum]))))
+    raw(TEXT.get_or_init(|| fletcher4_text(&measure(vec![128 << 10], vec![BenchKind::Checksum]))))
 }
 
 fn chksum_text(rows: &[Row]) -> String {
@@ -81,16 +85,16 @@ fn chksum_text(rows: &[Row]) -> String {
 pub(crate) fn chksum() -> Kstat {
     static TEXT: OnceLock<String> = OnceLock::new();
     let sizes = SIZES.iter().map(|s| s.1).collect();
-    raw(TEXT.get_or_init(|| chksum_text(&measure(sizes, vec![Kind::Checksum]))))
+    raw(TEXT.get_or_init(|| chksum_text(&measure(sizes, vec![BenchKind::Checksum]))))
 }
 
-const RAIDZ: [(&str, Kind, &str); 6] = [
-    ("gen_p", Kind::RaidzGenerate, "raidz1"),
-    ("gen_pq", Kind::RaidzGenerate, "raidz2"),
-    ("gen_pqr", Kind::RaidzGenerate, "raidz3"),
-    ("rec_p", Kind::RaidzReconstruct, "raidz1"),
-    ("rec_pq", Kind::RaidzReconstruct, "raidz2"),
-    ("rec_pqr", Kind::RaidzReconstruct, "raidz3"),
+const RAIDZ: [(&str, BenchKind, &str); 6] = [
+    ("gen_p", BenchKind::RaidzGenerate, "raidz1"),
+    ("gen_pq", BenchKind::RaidzGenerate, "raidz2"),
+    ("gen_pqr", BenchKind::RaidzGenerate, "raidz3"),
+    ("rec_p", BenchKind::RaidzReconstruct, "raidz1"),
+    ("rec_pq", BenchKind::RaidzReconstruct, "raidz2"),
+    ("rec_pqr", BenchKind::RaidzReconstruct, "raidz3"),
 ];
 
 fn raidz_text(rows: &[Row]) -> String {
@@ -121,7 +125,7 @@ fn raidz_text(rows: &[Row]) -> String {
 /// lost columns, so OpenZFS's other columns are absent.
 pub(crate) fn raidz() -> Kstat {
     static TEXT: OnceLock<String> = OnceLock::new();
-    let kinds = vec![Kind::RaidzGenerate, Kind::RaidzReconstruct];
+    let kinds = vec![BenchKind::RaidzGenerate, BenchKind::RaidzReconstruct];
     raw(TEXT.get_or_init(|| raidz_text(&measure(vec![128 << 10], kinds))))
 }
 
@@ -131,7 +135,7 @@ mod tests {
 
     fn text(k: &Kstat) -> &str {
         match &k.body {
-            Body::Raw(text) => text,
+            KstatBody::Raw(text) => text,
             _ => "",
         }
     }

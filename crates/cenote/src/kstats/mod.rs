@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base::rt;
-use kstat::{Body, IoCounters, Kstat, Value};
+use kstat::{IoCounters, Kstat, KstatBody, Value};
 use spa::status::VdevState;
 
 use crate::engine::Engine;
@@ -47,7 +47,8 @@ pub(crate) fn register_engine(engine: &Arc<Engine>) -> base::Result<()> {
     registry.register("zfetchstats", engine, |e| zfetchstats(e.zfetch_stats()))?;
     registry.register_static("abdstats", tables::abdstats)?;
     registry.register_static("dbufstats", tables::dbufstats)?;
-    registry.register_static("dbufs", || Kstat::new("misc", Body::Text(tables::DBUFS.into())))?;
+    registry
+        .register_static("dbufs", || Kstat::new("misc", KstatBody::Text(tables::DBUFS.into())))?;
     for (file, list) in tables::FILES {
         registry.register_static(file, move || tables::zeros(list))?;
     }
@@ -60,7 +61,7 @@ pub(crate) fn register_engine(engine: &Arc<Engine>) -> base::Result<()> {
         let version = env!("CARGO_PKG_VERSION");
         let text =
             format!("timestamp    message\n{started:<12} cenote {version}: engine started\n");
-        Kstat::new("misc", Body::Text(text))
+        Kstat::new("misc", KstatBody::Text(text))
     })
 }
 
@@ -86,7 +87,7 @@ const DDT: &str = "lookup lookup_new lookup_existing lookup_live_hit lookup_live
 
 fn ddt_stats() -> Kstat {
     let mut kstat = tables::zeros(DDT);
-    if let Body::Named(rows) = &mut kstat.body {
+    if let KstatBody::Named(rows) = &mut kstat.body {
         for name in ["log_ingest_rate", "log_flush_rate", "log_flush_time_rate"] {
             rows.push((name.into(), Value::U32(0)));
         }
@@ -105,7 +106,7 @@ fn has_ddt(core: &Core, checksum: &str) -> bool {
 pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
     let Some(registry) = &core.kstats else { return Ok(()) };
     let name = core.spa.name();
-    let text = |text: String| Kstat::new("misc", Body::Text(text));
+    let text = |text: String| Kstat::new("misc", KstatBody::Text(text));
     registry.register(&format!("{name}/state"), core, move |core| {
         let suspended = core.writer.as_ref().is_some_and(|w| w.txgs().suspended().is_some());
         let word = match suspended {
@@ -182,7 +183,7 @@ fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>) -> Kstat {
     let none = zil::Stats::default();
     let counters = log.map_or(&none, zil::Log::stats).named();
     rows.extend(counters.map(|(name, n)| (name.into(), Value::U64(n))));
-    Kstat::new("dataset", Body::Named(rows))
+    Kstat::new("dataset", KstatBody::Named(rows))
 }
 
 /// The counters of a dataset that is being opened: those that others who have it

@@ -4,7 +4,7 @@ use super::log::{cut, essence, import_with};
 use super::records::{LABELS, forge, import, plant, ready, replayed, step_by_step, word};
 use super::*;
 use base::Txg;
-use ondisk::zil::{Body, CloneRange, Record, Records};
+use ondisk::zil::{CloneRange, Record, RecordBody, Records};
 use ondisk::{BlkPtr, Endian};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
 
@@ -21,8 +21,8 @@ fn pointers(rig: &Rig, name: &str, id: ObjectId, blocks: &[Option<u64>]) -> Vec<
 
 const BLOCK: u64 = 131_072;
 
-fn cloned<'a>(object: ObjectId, at: u64, length: u64, raw: &'a [u8]) -> (u8, Body<'a>) {
-    (24, Body::CloneRange(CloneRange::new(object, (at, length), BLOCK, raw).unwrap()))
+fn cloned<'a>(object: ObjectId, at: u64, length: u64, raw: &'a [u8]) -> (u8, RecordBody<'a>) {
+    (24, RecordBody::CloneRange(CloneRange::new(object, (at, length), BLOCK, raw).unwrap()))
 }
 
 /// A pool with a file in another file system, blocks of which were cloned into `target`; what
@@ -51,7 +51,7 @@ fn with_clone(name: &str) -> (Rig, ObjectId, ObjectId, Vec<u8>) {
         let object = target;
         (
             9,
-            Body::Write(ondisk::zil::Write {
+            RecordBody::Write(ondisk::zil::Write {
                 object,
                 offset,
                 length,
@@ -314,7 +314,7 @@ fn a_block_that_is_named_twice_is_claimed_once() {
         block: Some(first),
         data: None,
     };
-    plant(&rig, &[(9, Body::Write(write))]);
+    plant(&rig, &[(9, RecordBody::Write(write))]);
     let wanted = essence(&rig.fs);
     let scratch = cut(&rig, "named-twice");
     let engine = testkit::engine();

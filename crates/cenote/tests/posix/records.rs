@@ -8,7 +8,7 @@ use ondisk::acl::{
     ACE_ALLOW, ACE_DENY, ACE_EVERYONE, ACE_FILE_INHERIT, ACE_IDENTIFIER_GROUP, ACE_OWNER, Ace,
 };
 use ondisk::fuid::Fuid;
-use ondisk::zil::{Body, Create, LogBlock, LoggedAcl, SetAttr, Xvattr, encode_acl, seal};
+use ondisk::zil::{Create, LogBlock, LoggedAcl, RecordBody, SetAttr, Xvattr, encode_acl, seal};
 use ondisk::znode::{self, ZFS_ACL_PROTECTED, ZFS_ACL_TRIVIAL, ZFS_INHERIT_ACE};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
 use zpl::{FileType, Time};
@@ -28,7 +28,7 @@ pub(super) fn ready(name: &str, props: &[(&str, u64)]) -> (Rig, ObjectId) {
 
 /// Puts records into the log, and has them on the devices without a group. The live file
 /// system knows nothing of what they say.
-pub(super) fn plant(rig: &Rig, records: &[(u8, Body<'_>)]) {
+pub(super) fn plant(rig: &Rig, records: &[(u8, RecordBody<'_>)]) {
     let log = log_of(&rig.pool);
     let before = synced(&rig.pool);
     let tx = rig.pool.writer().unwrap().begin_wait(0, false).unwrap();
@@ -135,10 +135,10 @@ fn list() -> LoggedAcl {
     LoggedAcl { aces, fuids: vec![1 << 32 | 70, 2 << 32 | 80] }
 }
 
-fn acl_body<'a>(object: ObjectId, acl: &'a (ondisk::zil::AclInfo, Vec<u8>)) -> Body<'a> {
+fn acl_body<'a>(object: ObjectId, acl: &'a (ondisk::zil::AclInfo, Vec<u8>)) -> RecordBody<'a> {
     let domains =
         if acl.0.fuids > 0 { vec![&b"S-1-5-21-1"[..], b"S-1-5-21-2"] } else { Vec::new() };
-    Body::Acl { object, info: acl.0, aces: &acl.1, domains }
+    RecordBody::Acl { object, info: acl.0, aces: &acl.1, domains }
 }
 
 fn create<'a>(dir: ObjectId, object: u64, mode: u64, name: &'a [u8]) -> Create<'a> {
@@ -207,12 +207,12 @@ fn acls_of_other_systems_are_replayed() {
                 (13, acl_body(dir, &acl)),
                 (13, acl_body(gone, &acl)),
                 (12, acl_body(old, &many)),
-                (14, Body::Create(with(create(root, 500, 0o100_600, b"file")))),
-                (17, Body::Create(with(create(dir, 501, 0o40_700, b"sub")))),
+                (14, RecordBody::Create(with(create(root, 500, 0o100_600, b"file")))),
+                (17, RecordBody::Create(with(create(dir, 501, 0o40_700, b"sub")))),
                 // By a foreign owner.
                 (
                     1,
-                    Body::Create(Create {
+                    RecordBody::Create(Create {
                         uid: 2 << 32 | 9,
                         domains: vec![b"other", b"S-1-5-21-2"],
                         ..create(dir, 502, 0o100_644, b"foreign")
@@ -221,7 +221,7 @@ fn acls_of_other_systems_are_replayed() {
                 (12, acl_body(ObjectId(502), &few)),
                 (
                     11,
-                    Body::SetAttr(SetAttr {
+                    RecordBody::SetAttr(SetAttr {
                         object: first,
                         mask: 0x4,
                         mode: 0,
@@ -306,12 +306,12 @@ fn attributes_beyond_posix_are_replayed() {
         // Creation time, archive, system, read-only, stamp, generation, offline.
         let asked = 0x1 | 0x2 | 0x4 | 0x8 | 0x1000 | 0x4000 | 0x8000;
         let new = |asked, values, c: Create<'static>| {
-            Body::Create(Create { xvattr: Some(xvattr(asked, values)), ..c })
+            RecordBody::Create(Create { xvattr: Some(xvattr(asked, values)), ..c })
         };
         let acl = encode_acl(&list(), 2);
         let project = if modern { 0x4_0000 } else { 0 };
         let set = |object, xvattr| {
-            Body::SetAttr(SetAttr {
+            RecordBody::SetAttr(SetAttr {
                 object,
                 mask: 0x1_0000,
                 mode: 0,
@@ -324,7 +324,7 @@ fn attributes_beyond_posix_are_replayed() {
                 domains: Vec::new(),
             })
         };
-        let data = Body::Write(ondisk::zil::Write {
+        let data = RecordBody::Write(ondisk::zil::Write {
             object: ObjectId(600),
             offset: 0,
             length: 5,
@@ -345,13 +345,13 @@ fn attributes_beyond_posix_are_replayed() {
                 (9, data),
                 (18, new(0x20 | 0x40, 0x60, create(root, 601, 0o40_755, b"dir"))),
                 // Nor is an immutable directory.
-                (1, Body::Create(create(ObjectId(601), 603, 0o100_644, b"inside"))),
-                (19, Body::Create(adorned)),
+                (1, RecordBody::Create(create(ObjectId(601), 603, 0o100_644, b"inside"))),
+                (19, RecordBody::Create(adorned)),
                 (11, set(first, xvattr(0x1 | 0x200 | 0x400 | 0x1000, 0x80 | 0x400))),
-                (5, Body::Remove { directory: ObjectId(601), name: b"inside" }),
+                (5, RecordBody::Remove { directory: ObjectId(601), name: b"inside" }),
                 (
                     16,
-                    Body::Create(Create {
+                    RecordBody::Create(Create {
                         acl: Some((acl.0, &acl.1)),
                         domains: vec![b"S-1-5-21-1", b"S-1-5-21-2"],
                         xvattr: Some(xvattr(0x1 | 0x1000, 0)),
@@ -464,7 +464,7 @@ fn a_request_that_ignored_case_finds_its_name() {
     rig.file(root, "Gone");
     rig.file(root, "GONE-not");
     rig.sync();
-    plant(&rig, &[(5, Body::Remove { directory: root, name: b"gONE" })]);
+    plant(&rig, &[(5, RecordBody::Remove { directory: root, name: b"gONE" })]);
     let plain = cut(&rig, "case-plain");
     let scratch = cut(&rig, "case");
     forge(&rig, &scratch, |kind, record| {
@@ -487,7 +487,7 @@ fn what_is_malformed_is_left_alone() {
     let acl = encode_acl(&list(), 2);
     let root = rig.root();
     let new = Create { xvattr: Some(xvattr(0x2, 0)), ..create(root, 700, 0o100_644, b"new") };
-    plant(&rig, &[(13, acl_body(first, &acl)), (15, Body::Create(new))]);
+    plant(&rig, &[(13, acl_body(first, &acl)), (15, RecordBody::Create(new))]);
     type Change = fn(u8, &mut [u8]);
     let changes: [(&str, Change); 10] = [
         ("no entries", |kind, r| {

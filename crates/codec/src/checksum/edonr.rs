@@ -1,22 +1,22 @@
 //! Edon-R-512, the tweaked variant that ZFS uses (chapter 02 §5.7).
 //!
 //! # Theory
-//! A wide-pipe hash over 128-byte blocks: each is mixed by eight quasigroup
-//! products `Q` into a state of two halves. ZFS hashes `K || data`, where the
-//! 128 bytes of `K` come from the pool's salt: one block, absorbed in advance.
+//! A wide-pipe hash over 128-byte blocks: eight quasigroup products `Q` mix each block
+//! into a state of two halves. ZFS hashes `K || data`, where the 128 bytes of `K` come
+//! from the pool's salt; that block is absorbed in advance.
 //!
 //! Departure: none; ZFS's words are the first 32 bytes of the 64-byte digest.
 
 type Half = [u64; 8];
 
-/// A hash in progress, at a multiple of 128 bytes.
+/// A hash in progress, after a multiple of 128 bytes.
 #[derive(Clone, Copy)]
-struct State {
+struct EdonrState {
     lo: Half,
     hi: Half,
 }
 
-const INITIAL: State = {
+const INITIAL: EdonrState = {
     let mut p = [0u64; 16];
     let mut i = 0;
     while i < 16 {
@@ -24,7 +24,7 @@ const INITIAL: State = {
         i += 1;
     }
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q] = p;
-    State { lo: [a, b, c, d, e, f, g, h], hi: [i, j, k, l, m, n, o, q] }
+    EdonrState { lo: [a, b, c, d, e, f, g, h], hi: [i, j, k, l, m, n, o, q] }
 };
 
 macro_rules! sum {
@@ -69,7 +69,7 @@ fn reversed(v: &Half) -> Half {
     r
 }
 
-impl State {
+impl EdonrState {
     fn block(&mut self, block: &[u8; 128]) {
         let mut d = [[0u64; 8]; 2];
         for (w, bytes) in d.as_flattened_mut().iter_mut().zip(block.as_chunks::<8>().0) {
@@ -90,7 +90,7 @@ impl State {
         }
     }
 
-    /// Absorbs the rest of the message and pads; `before` bytes are in already.
+    /// Absorbs the rest of the message and pads; `before` bytes were absorbed already.
     fn finish(mut self, data: &[u8], before: u64) -> [u8; 64] {
         let (blocks, tail) = data.as_chunks::<128>();
         for block in blocks {
@@ -122,7 +122,7 @@ pub fn edonr512(data: &[u8]) -> [u8; 64] {
 
 /// Edon-R-512 with the 128-byte prefix that a pool's salt gives.
 #[derive(Clone)]
-pub struct Prefixed(State);
+pub struct Prefixed(EdonrState);
 
 impl Prefixed {
     /// Derives and absorbs the prefix `H(salt) || H(H(salt))`.

@@ -1,14 +1,13 @@
 //! Checksums stored inside the block they cover (chapter 02 §5.10).
 //!
 //! # Theory
-//! A region carries a 40-byte `eck`: a magic number and four words. To compute,
-//! the words are first set to a verifier that ties the block to its place, the
-//! region is hashed, and the result replaces them. A reader takes the byte order
-//! from the magic; in the other order, verifier and words are swapped and the
-//! swapped hash is used.
+//! A region carries a 40-byte `eck`: a magic number and four words. To compute it, the
+//! words are first set to a verifier that depends on the block's address, the region is
+//! hashed, and the result replaces them. A reader takes the byte order from the magic.
+//! In the other order, verifier and words are swapped and the swapped hash is used.
 //!
-//! Verifying hashes around a copy of the few bytes that hold the eck, so the
-//! region is neither copied nor written.
+//! Verification hashes around a copy of the few bytes that hold the eck, so the region
+//! is neither copied nor written.
 
 use super::fletcher::Fletcher4;
 use super::{Checksum, Words, be_words, fletcher};
@@ -18,10 +17,10 @@ use sha2::Digest;
 pub const MAGIC: u64 = 0x0210_da7a_b10c_7a11;
 /// Bytes of an eck: magic and four words.
 pub const ECK_SIZE: usize = 40;
-/// Place of the eck in the chain header of a log block (id 9).
+/// Offset of the eck in the chain header of a log block (id 9).
 pub const ZILOG2_ECK_OFFSET: usize = 144;
 
-/// Why an embedded checksum is not acceptable.
+/// Why an embedded checksum is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddedError {
     /// The algorithm is not an embedded one, or the eck is not inside the region.
@@ -32,7 +31,7 @@ pub enum EmbeddedError {
     Mismatch {
         /// The words found in the region, in the region's byte order.
         stored: Words,
-        /// What they should be.
+        /// The words that they should be.
         computed: Words,
     },
 }
@@ -49,7 +48,7 @@ impl std::fmt::Display for EmbeddedError {
 
 impl std::error::Error for EmbeddedError {}
 
-/// The eck's place for an algorithm whose region is `len` bytes.
+/// The offset of the eck for an algorithm with a region of `len` bytes.
 pub fn eck_offset(alg: Checksum, len: usize) -> Option<usize> {
     match alg {
         Checksum::Zilog2 => (len >= ZILOG2_ECK_OFFSET + ECK_SIZE).then_some(ZILOG2_ECK_OFFSET),
@@ -123,7 +122,7 @@ pub fn is_swapped(region: &[u8], eck_offset: usize) -> Option<bool> {
     }
 }
 
-/// Checks the eck of `region` at `eck_offset` in whichever byte order it has.
+/// Checks the eck of `region` at `eck_offset`, in either byte order.
 ///
 /// # Errors
 /// See [`EmbeddedError`].
@@ -168,7 +167,8 @@ mod tests {
     const ALGS: [Checksum; 4] =
         [Checksum::Label, Checksum::GangHeader, Checksum::Zilog, Checksum::Zilog2];
 
-    /// What a big-endian machine would store: by definition, on a copy.
+    /// The region as a big-endian machine would store it, computed on a copy by
+    /// definition.
     fn compute_swapped(alg: Checksum, region: &mut [u8], at: usize, verifier: Words) {
         region[at..at + 8].copy_from_slice(&MAGIC.to_be_bytes());
         let put = |region: &mut [u8], words: Words| {

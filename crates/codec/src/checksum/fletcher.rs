@@ -151,10 +151,11 @@ pub fn fletcher4(data: &[u8], swapped: bool) -> Words {
     if swapped { (best.fletcher4_swapped)(data) } else { (best.fletcher4)(data) }
 }
 
-/// A fletcher-4 sum that grows: for streams, and for sums of pieces made apart.
+/// A fletcher-4 sum that can be extended: for streams, and to combine sums of separate
+/// ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fletcher4 {
-    /// The sum so far.
+    /// The current sum.
     pub words: Words,
 }
 
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Carries out of every sum: the largest words over a megabyte.
+    /// The largest words over a megabyte, so that every sum overflows.
     #[test]
     fn saturated_input() {
         let data = vec![0xff; 1 << 20];
@@ -259,7 +260,8 @@ mod tests {
         let one = Fletcher4 { words: [1, 0, 0, 0] };
         let n = (1u128 << 40) + 1;
         let c = one.combine(&Fletcher4::new(), 4 * n as u64).words;
-        // The same polynomial by another route: divide the factors that allow it.
+        // The same polynomial computed differently: divide the factors that are
+        // divisible.
         let (x, y, z) = (n, n + 1, n + 2);
         let (y, d) = (y / 2, 3);
         let want = [x, y, z].iter().fold((1u64, d), |(p, d), f| {

@@ -1,10 +1,10 @@
 //! Block checksums (chapter 02 §5).
 //!
 //! # Theory
-//! A checksum is four 64-bit words. [`compute`] gives them for a whole block;
-//! [`embedded`] handles blocks that carry their own (labels, gang headers, log
-//! blocks). Salted algorithms take a [`SaltTemplate`], in which everything that
-//! depends on the pool's salt alone is already computed.
+//! A checksum is four 64-bit words. [`compute`] calculates them for a whole block.
+//! [`embedded`] handles blocks that carry their own checksum (labels, gang headers, log
+//! blocks). Salted algorithms take a [`SaltTemplate`], which contains everything that
+//! depends only on the pool's salt.
 //!
 //! # Invariants
 //! * Words are values, not bytes: they compare equal to the block pointer's
@@ -85,7 +85,7 @@ impl Checksum {
         self as u8
     }
 
-    /// ZFS's word for it, as in the `checksum` property and in zdb's output.
+    /// The ZFS name, as in the `checksum` property and in zdb's output.
     pub fn name(self) -> &'static str {
         match self {
             Checksum::Off => "off",
@@ -145,7 +145,7 @@ impl Checksum {
     }
 }
 
-/// Everything that depends on the pool's 32-byte salt alone (chapter 02 §5.8).
+/// Precomputed data that depends only on the pool's 32-byte salt (chapter 02 §5.8).
 #[derive(Clone)]
 pub struct SaltTemplate {
     blake3_key: [u8; 32],
@@ -233,8 +233,8 @@ pub fn verify(
     compute(alg, data, salt, swapped) == *expected
 }
 
-/// The two words of `full` that an encrypted or authenticated block keeps beside
-/// its MAC (chapter 02 §5.11): weak algorithms are folded, strong ones cut.
+/// The two words of `full` that an encrypted or authenticated block stores beside its
+/// MAC (chapter 02 §5.11): weak algorithms are folded, strong ones truncated.
 pub fn fold_for_mac(alg: Checksum, full: &Words) -> [u64; 2] {
     let [w0, w1, w2, w3] = *full;
     if alg.is_dedup_strong() { [w0, w1] } else { [w0 ^ w2, w1 ^ w3] }

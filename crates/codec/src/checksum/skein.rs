@@ -2,11 +2,11 @@
 //!
 //! # Theory
 //! Skein chains UBI calls of the tweakable cipher Threefish-512: key, configuration,
-//! message, output. The first two depend on the salt alone: [`Keyed`] holds the
-//! chaining value after them. A block's encryption is XORed with its plaintext
-//! (Matyas-Meyer-Oseas), the tweak carries the position, type and first/final flags.
+//! message, output. The first two depend only on the salt: [`Keyed`] holds the chaining
+//! value after them. A block's encryption is XORed with its plaintext
+//! (Matyas-Meyer-Oseas); the tweak carries the position, type and first/final flags.
 
-type Block = [u64; 8];
+type SkeinBlock = [u64; 8];
 
 const TYPE_KEY: u64 = 0;
 const TYPE_CONFIG: u64 = 4;
@@ -37,7 +37,7 @@ macro_rules! rounds {
 
 /// Adds subkey `S`, whose words are taken cyclically from key and tweak.
 #[inline(always)]
-fn add_subkey<const S: usize>(v: &mut Block, key: &[u64; 9], tweak: &[u64; 3]) {
+fn add_subkey<const S: usize>(v: &mut SkeinBlock, key: &[u64; 9], tweak: &[u64; 3]) {
     macro_rules! add {
         ($($i:literal)*) => { $(v[$i] = v[$i].wrapping_add(key[(S + $i) % 9]);)* };
     }
@@ -49,7 +49,7 @@ fn add_subkey<const S: usize>(v: &mut Block, key: &[u64; 9], tweak: &[u64; 3]) {
 
 /// One block of UBI: `chain` becomes `E(chain, tweak, block) ^ block`.
 #[inline(always)]
-fn ubi_block(chain: &mut Block, block: &[u8; 64], position: u64, flags: u64) {
+fn ubi_block(chain: &mut SkeinBlock, block: &[u8; 64], position: u64, flags: u64) {
     let mut plain = [0; 8];
     for (w, bytes) in plain.iter_mut().zip(block.as_chunks::<8>().0) {
         *w = u64::from_le_bytes(*bytes);
@@ -74,7 +74,7 @@ fn ubi_block(chain: &mut Block, block: &[u8; 64], position: u64, flags: u64) {
     }
 }
 
-fn ubi(chain: &mut Block, data: &[u8], kind: u64) {
+fn ubi(chain: &mut SkeinBlock, data: &[u8], kind: u64) {
     // The last block, full or not, is the one that is flagged and padded.
     let whole = data.len().saturating_sub(1) / 64;
     let (head, tail) = data.split_at(whole * 64);
@@ -92,7 +92,7 @@ fn ubi(chain: &mut Block, data: &[u8], kind: u64) {
 
 /// Skein-512-256 keyed by a pool's salt.
 #[derive(Clone)]
-pub struct Keyed(Block);
+pub struct Keyed(SkeinBlock);
 
 impl Keyed {
     /// Absorbs the key and the configuration.

@@ -1,14 +1,14 @@
 //! gzip-N (chapter 02 §7.3): one zlib stream over the whole block, by libdeflate.
 //!
-//! libdeflate works on whole buffers, which is what a block is, and about twice
-//! as fast as zlib for it; it tolerates bytes behind the stream.
+//! libdeflate works on whole buffers, as blocks are, and is about twice as fast as zlib
+//! for them. It tolerates bytes behind the stream.
 
 use std::cell::RefCell;
 
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 
 thread_local! {
-    // Tables of fixed size, made once per thread rather than once per block.
+    // Tables of fixed size, created once per thread rather than once per block.
     static DECOMPRESSOR: RefCell<Decompressor> = RefCell::new(Decompressor::new());
     static COMPRESSORS: RefCell<[Option<Compressor>; 10]> = const { RefCell::new([const { None }; 10]) };
 }

@@ -1,9 +1,9 @@
 //! lz4 (chapter 02 §7.4): a big-endian length, then one LZ4 block, by liblz4.
 //!
 //! # Theory
-//! The reference library is measured faster than the safe Rust ones at decoding,
-//! which bounds cached and sequential reads. Its functions take explicit bounds
-//! for both sides, keep to them for hostile input, and need no heap.
+//! By measurement, the reference library decodes faster than the safe Rust ones, and
+//! decoding bounds cached and sequential reads. Its functions take explicit bounds for
+//! both sides, respect them for hostile input, and need no heap.
 
 use std::ffi::{c_char, c_int};
 
@@ -27,8 +27,8 @@ pub(super) fn decompress(src: &[u8], dst: &mut [u8], n: usize) -> bool {
     decode(src, dst, n, partial).is_some()
 }
 
-/// Fills `dst` with the beginning of a block that may be longer; false if the
-/// stream is bad so far.
+/// Fills `dst` with the first bytes of a block that may be longer; false if the stream
+/// is bad up to there.
 pub(super) fn decompress_head(src: &[u8], dst: &mut [u8]) -> bool {
     let n = dst.len();
     decode(src, dst, n, true).is_some()

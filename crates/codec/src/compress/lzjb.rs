@@ -46,7 +46,8 @@ fn decode(src: &[u8], dst: &mut [u8], n: usize) -> Option<()> {
     Some(())
 }
 
-/// Copies `len` bytes from `distance` back, byte-wise where they overlap.
+/// Copies `len` bytes from `distance` bytes back, byte by byte where the ranges
+/// overlap.
 #[inline]
 fn copy_match(dst: &mut [u8], at: usize, distance: usize, len: usize) -> Option<()> {
     let from = at.checked_sub(distance)?;
@@ -72,8 +73,8 @@ pub(super) fn compress(src: &[u8], dst: &mut [u8]) -> Option<usize> {
     let mut out = 0;
     while at < src.len() {
         let map_at = out;
-        // A group is at most 17 bytes; near the end it may well be less, but a
-        // block that close to its limit gains nothing.
+        // A group is at most 17 bytes. Near the end it may be shorter, but a block that
+        // is so close to its limit gains nothing.
         let group = dst.get_mut(map_at..map_at + 17)?;
         let mut map = 0;
         out += 1;

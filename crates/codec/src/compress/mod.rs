@@ -1,10 +1,10 @@
 //! Block compression (chapter 02 §7).
 //!
 //! # Theory
-//! A block pointer names the algorithm; the level is not needed to read, except
-//! that zstd's header carries one, which OpenZFS insists on being valid. Writers
-//! give the compressor a destination as large as the space they are willing to
-//! spend, and [`compress`] says `None` when the result does not fit.
+//! A block pointer names the algorithm. Reading does not need the level, except that
+//! zstd's header contains one, which OpenZFS requires to be valid. Writers give the
+//! compressor a destination as large as the space that they are willing to use;
+//! [`compress`] returns `None` if the result does not fit.
 //!
 //! # Invariants
 //! * Decompressors never read or write outside their slices, allocate nothing
@@ -13,8 +13,8 @@
 //!   to the sector boundary).
 //! * On failure the content of `dst` is unspecified.
 //!
-//! Departure: compressed bytes are not identical to OpenZFS's (other library
-//! versions and match finders), which the format allows.
+//! Departure: compressed bytes are not identical to OpenZFS's (other library versions
+//! and match finders); the format allows that.
 
 mod gzip;
 mod lz4;
@@ -53,7 +53,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// What the property value "on" stands for.
+    /// The algorithm of the property value "on".
     pub const ON: Compression = Compression::Lz4;
 
     /// The algorithm that a block pointer names; zstd gets its default level, as
@@ -184,8 +184,8 @@ pub fn decompress(comp_id: u8, src: &[u8], dst: &mut [u8]) -> Result<()> {
 /// Like [`decompress`], but only the first `n` bytes of `dst` need be valid
 /// afterwards; what follows them is unspecified. `dst` has the full logical size.
 ///
-/// lz4, lzjb and zle stop as soon as `n` bytes are there, so damage behind them
-/// goes unnoticed (the checksum has been verified before).
+/// lz4, lzjb and zle stop after `n` bytes, so damage behind them is not noticed (the
+/// checksum was verified before).
 ///
 /// # Errors
 /// As for [`decompress`].
@@ -216,23 +216,24 @@ pub fn decompress_prefix(comp_id: u8, src: &[u8], dst: &mut [u8], n: usize) -> R
     Err(broken(comp_id, src, dst))
 }
 
-/// Whether [`decompress_head`] knows this algorithm: its decoder can stop early.
+/// Whether [`decompress_head`] supports this algorithm: its decoder can stop early.
 pub fn has_head(comp_id: u8) -> bool {
     use Compression::{Empty, Lz4, Lzjb, Off, Zle};
     matches!(Compression::from_id(comp_id), Some(Off | Empty | Lzjb | Zle | Lz4))
 }
 
-/// Decompresses only the beginning of a block: as many bytes as `dst` is long. The
-/// block may be longer, and nothing of the rest is looked at; no room for it is needed.
+/// Decompresses only the first `dst.len()` bytes of a block. The block may be longer;
+/// the rest is not decoded, and no room for it is needed.
 ///
 /// # Errors
-/// `Corrupt` if the stream is bad so far or ends before; `Unsupported` for an
-/// unknown id and where [`has_head`] is false.
+/// `Corrupt` if the stream is bad up to there or ends before; `Unsupported` for an
+/// unknown id and if [`has_head`] is false.
 pub fn decompress_head(comp_id: u8, src: &[u8], dst: &mut [u8]) -> Result<()> {
     let n = dst.len();
     let ok = match Compression::from_id(comp_id) {
         Some(Compression::Lz4) => lz4::decompress_head(src, dst),
-        // These take the slice's end for the block's and cut what runs across it.
+        // These treat the end of the slice as the end of the block and cut matches that
+        // cross it.
         Some(Compression::Lzjb) => lzjb::decompress(src, dst, n),
         Some(Compression::Zle) => zle::decompress(src, dst, n),
         Some(Compression::Off | Compression::Empty) => return decompress(comp_id, src, dst),
@@ -254,10 +255,10 @@ fn broken(comp_id: u8, src: &[u8], dst: &[u8]) -> Error {
     ))
 }
 
-/// Compresses `src` into the beginning of `dst` and gives the number of bytes.
+/// Compresses `src` into the beginning of `dst` and returns the number of bytes.
 ///
-/// `None` when the result does not fit in `dst` or the algorithm gives up early.
-/// `Off` always gives `None`; `Empty` gives `Some(0)` for a block of zeros.
+/// Returns `None` if the result does not fit in `dst` or the algorithm gives up early.
+/// `Off` always returns `None`; `Empty` returns `Some(0)` for a block of zeros.
 pub fn compress(alg: Compression, src: &[u8], dst: &mut [u8]) -> Option<usize> {
     match alg {
         Compression::Off => None,

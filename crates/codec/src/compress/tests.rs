@@ -15,9 +15,9 @@ fn decoders() -> Vec<Compression> {
     vec![Compression::Lzjb, Compression::Zle, Compression::Lz4, Compression::Gzip(6), zstd]
 }
 
-struct Rng(u64);
+struct BlockRng(u64);
 
-impl Rng {
+impl BlockRng {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -129,7 +129,7 @@ fn blocks_written_by_openzfs() {
 
 #[test]
 fn zlib_header_and_lz4_header() {
-    let src = Rng(5).block(4096);
+    let src = BlockRng(5).block(4096);
     let mut dst = vec![0; 8192];
     let n = compress(Compression::Gzip(6), &src, &mut dst).unwrap();
     assert_eq!(dst[0], 0x78);
@@ -147,7 +147,7 @@ fn zlib_header_and_lz4_header() {
 
 #[test]
 fn every_algorithm_round_trips_with_tail() {
-    let mut rng = Rng(0x1234_5678_9abc_def1);
+    let mut rng = BlockRng(0x1234_5678_9abc_def1);
     for alg in algorithms() {
         for len in [512, 1536, 4096, 131_072] {
             let src = rng.block(len);
@@ -173,10 +173,10 @@ fn every_algorithm_round_trips_with_tail() {
     }
 }
 
-/// Streams that end early or say too much are errors, whatever the decoder.
+/// Streams that end early or are too long are errors for every decoder.
 #[test]
 fn noise_and_mutations_stay_in_bounds() {
-    let mut rng = Rng(77);
+    let mut rng = BlockRng(77);
     let rounds = if cfg!(debug_assertions) { 3000 } else { 30_000 };
     for alg in decoders() {
         let mut accepted = 0;
@@ -187,7 +187,7 @@ fn noise_and_mutations_stay_in_bounds() {
                 let noise = 1 + rng.below(700);
                 stream = (0..noise).map(|_| rng.next() as u8).collect::<Vec<u8>>();
                 if let (Some(header), true) = (stream.first_chunk_mut::<4>(), round % 2 == 0) {
-                    // A plausible length, so that the body is looked at.
+                    // A plausible length, so that the body is decoded.
                     *header = (noise.saturating_sub(8) as u32).to_be_bytes();
                 }
             } else {
@@ -214,7 +214,7 @@ fn noise_and_mutations_stay_in_bounds() {
 
 #[test]
 fn prefix_equals_the_beginning() {
-    let mut rng = Rng(99);
+    let mut rng = BlockRng(99);
     for alg in decoders() {
         for _ in 0..40 {
             let src = rng.block(8192);
@@ -237,7 +237,7 @@ fn head(alg: Compression, src: &[u8], len: usize) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn who_can_stop_early() {
+fn algorithms_that_can_stop_early() {
     for alg in decoders().into_iter().chain([Compression::Off, Compression::Empty]) {
         let stops = !matches!(alg, Compression::Gzip(_) | Compression::Zstd(_));
         assert_eq!(has_head(alg.id()), stops, "{alg:?}");
@@ -250,15 +250,15 @@ fn who_can_stop_early() {
 }
 
 proptest! {
-    /// Whatever the full decoder accepts, stopping early gives the beginning of;
-    /// and no stream, however damaged, makes it leave its slice.
+    /// If the full decoder accepts a stream, stopping early returns its first bytes. No
+    /// stream, however damaged, makes it access memory outside its slice.
     #[test]
     fn a_head_is_the_beginning_of_the_whole(
         seed in 1u64.., len in 1usize..20_000, cut in 0.0f64..1.0,
         damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..4),
         short in 0usize..40,
     ) {
-        let src = Rng(seed).block(len);
+        let src = BlockRng(seed).block(len);
         let want = (len as f64 * cut) as usize;
         for alg in [Compression::Lzjb, Compression::Zle, Compression::Lz4] {
             let mut packed = vec![0; 2 * len + 64];
@@ -266,7 +266,7 @@ proptest! {
             packed.truncate(n);
             prop_assert_eq!(head(alg, &packed, want), Some(src[..want].to_vec()));
             prop_assert_eq!(head(alg, &packed, len), Some(src.clone()));
-            // Bytes that are not there cannot be had.
+            // Bytes beyond the end cannot be decoded.
             prop_assert_eq!(head(alg, &packed, len + 1), None);
             for (at, value) in &damage {
                 let at = at.index(n);

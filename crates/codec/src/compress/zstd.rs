@@ -2,13 +2,13 @@
 //! size and checksum, by libzstd.
 //!
 //! # Theory
-//! The header's second word carries the level code and the library's version. Old
-//! big-endian writers stored it in another order; since one byte of the version is
-//! always zero, its place tells which order it is. A reader rejects level codes
-//! that do not exist, as OpenZFS does.
+//! The header's second word contains the level code and the library's version. Old
+//! big-endian writers stored it in another order. Since one byte of the version is
+//! always zero, its position reveals the order. A reader rejects invalid level codes,
+//! as OpenZFS does.
 //!
-//! Contexts are kept per thread, as they are costly to make; a compression context
-//! that grew beyond [`CONTEXT_MAX`] is dropped after use.
+//! Contexts are kept per thread, because they are expensive to create. A compression
+//! context that grew beyond [`CONTEXT_MAX`] is dropped after use.
 
 use std::cell::RefCell;
 
@@ -104,14 +104,14 @@ fn number(s: &str) -> Option<i32> {
     plain.then(|| s.parse().ok()).flatten()
 }
 
-/// The version written to headers; OpenZFS's 1.4.5 should the library's own have
-/// a zero byte where readers look for the byte order.
+/// The version written to headers: the library's own, or OpenZFS's 1.4.5 if the
+/// library's has a zero byte where readers detect the byte order.
 fn version_word() -> u32 {
     let version = zstd_safe::version_number() & 0xff_ffff;
     if version & 0xff == 0 || version >> 8 & 0xff == 0 { 10_405 } else { version }
 }
 
-/// The level code in a header's second word, whichever order it was written in.
+/// The level code in a header's second word, in either order.
 fn level_code(word: u32) -> u8 {
     let bytes = word.to_le_bytes();
     match bytes.iter().position(|&b| b == 0) {
@@ -177,7 +177,7 @@ pub(super) fn compress(src: &[u8], dst: &mut [u8], level: ZstdLevel) -> Option<u
     Some(HEADER + len)
 }
 
-/// As [`compress`], but large blocks at level 3 and above are given up at once if
+/// As [`compress`], but at level 3 and above, large blocks are abandoned early if
 /// neither lz4 nor zstd-1 makes them fit (`zstd_earlyabort_pass`).
 pub(super) fn compress_with_early_abort(
     src: &[u8],

@@ -1,5 +1,5 @@
-//! GF(2^8) with polynomial 0x11d and generator 2 (chapter 02 §10.4), by value:
-//! for coefficients, not for data.
+//! Arithmetic in GF(2^8) with polynomial 0x11d and generator 2 (chapter 02 §10.4), on
+//! single values: for coefficients, not for data.
 
 const POLY: u8 = 0x1d;
 
@@ -8,7 +8,7 @@ pub const fn mul2(x: u8) -> u8 {
     (x << 1) ^ if x & 0x80 != 0 { POLY } else { 0 }
 }
 
-/// Powers of 2, twice over, so that two logarithms add without reduction.
+/// Powers of 2, repeated twice, so that two logarithms can be added without reduction.
 const EXP: [u8; 510] = {
     let mut table = [0; 510];
     let mut x = 1;

@@ -1,13 +1,13 @@
 //! The loops of RAID-Z parity, generic over a vector type.
 //!
 //! # Theory
-//! A strip of `U` vectors of each parity row is held in registers while all data
-//! columns pass by: every data byte is loaded once and every parity byte stored
-//! once. `ROWS` (bits P, Q, R) and whether columns may be absent are known at
-//! compile time, so that each case is its own straight loop.
+//! A strip of `U` vectors of each parity row is kept in registers while all data
+//! columns are processed, so every data byte is loaded once and every parity byte
+//! stored once. `ROWS` (bits P, Q, R) and whether columns may be absent are known at
+//! compile time, so each case is a separate straight loop.
 //!
 //! # Invariants
-//! Kernels trust their jobs; the safe functions of the parent module check them.
+//! Kernels do not check their jobs; the safe functions of the parent module do.
 
 // Indices run over registers and over several arrays at once.
 #![allow(clippy::needless_range_loop)]
@@ -17,14 +17,14 @@ use super::gf::Solution;
 
 /// Byte positions to process.
 #[derive(Clone, Copy)]
-pub(crate) struct Range {
+pub(crate) struct ByteRange {
     pub(crate) start: usize,
     pub(crate) end: usize,
 }
 
 /// Parity to compute.
-pub(crate) struct Job<'a> {
-    /// P, Q, R; null rows are not wanted. Valid for writes in the range.
+pub(crate) struct GenerateJob<'a> {
+    /// P, Q, R; null rows are not computed. Valid for writes in the range.
     pub(crate) rows: [*mut u8; 3],
     /// Data columns in order; null columns are zero. Valid for reads in the range.
     pub(crate) columns: &'a [*const u8],
@@ -36,9 +36,9 @@ pub(crate) struct Rebuild<'a> {
     pub(crate) stored: [*const u8; 3],
     /// Data columns in order, null where missing or ended.
     pub(crate) columns: &'a [*const u8],
-    /// Where the unknown columns go.
+    /// Destinations of the unknown columns.
     pub(crate) out: [*mut u8; 3],
-    /// How many of `out` there are, 1 to 3.
+    /// Number of valid entries of `out`, 1 to 3.
     pub(crate) unknowns: usize,
     /// Rows to use and their coefficients.
     pub(crate) solution: &'a Solution,
@@ -78,7 +78,7 @@ unsafe fn strip<V: Vector, const U: usize, const ROWS: u8, const HOLES: bool>(
     columns: &[*const u8],
     at: usize,
 ) -> [[V; U]; 3] {
-    // SAFETY: the caller's promise covers every load.
+    // SAFETY: the caller guarantees that every load is valid.
     unsafe {
         let mut rows = [[V::zero(); U]; 3];
         for &column in columns {
@@ -116,7 +116,7 @@ unsafe fn strip<V: Vector, const U: usize, const ROWS: u8, const HOLES: bool>(
 /// As [`strip`], and rows in `ROWS` are valid for writes.
 #[inline(always)]
 unsafe fn generate_run<V: Vector, const U: usize, const ROWS: u8, const HOLES: bool>(
-    job: &Job<'_>,
+    job: &GenerateJob<'_>,
     mut at: usize,
     end: usize,
 ) -> usize {
@@ -138,9 +138,12 @@ unsafe fn generate_run<V: Vector, const U: usize, const ROWS: u8, const HOLES: b
 }
 
 #[inline(always)]
-unsafe fn generate_rows<V: Vector, const U: usize, const ROWS: u8>(job: &Job<'_>, range: Range) {
-    let Range { start, end } = range;
-    // SAFETY: the caller's.
+unsafe fn generate_rows<V: Vector, const U: usize, const ROWS: u8>(
+    job: &GenerateJob<'_>,
+    range: ByteRange,
+) {
+    let ByteRange { start, end } = range;
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let at = if job.columns.iter().any(|c| c.is_null()) {
             let at = generate_run::<V, U, ROWS, true>(job, start, end);
@@ -159,11 +162,11 @@ unsafe fn generate_rows<V: Vector, const U: usize, const ROWS: u8>(job: &Job<'_>
 /// The instruction set of `V` is enabled, and `job` is valid over the range.
 #[inline(always)]
 pub(crate) unsafe fn generate<V: Vector, const U1: usize, const U2: usize, const U3: usize>(
-    job: &Job<'_>,
-    range: Range,
+    job: &GenerateJob<'_>,
+    range: ByteRange,
 ) {
     let [p, q, r] = job.rows.map(|row| u8::from(!row.is_null()));
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match p | q << 1 | r << 2 {
             1 => generate_rows::<V, U1, 1>(job, range),
@@ -186,7 +189,7 @@ unsafe fn rebuild_run<V: Vector, const U: usize, const ROWS: u8>(
     mut at: usize,
     end: usize,
 ) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let factors = job.solution.matrix.map(|line| line.map(|c| V::factor(c)));
         while end - at >= U * V::BYTES {
@@ -221,8 +224,11 @@ unsafe fn rebuild_run<V: Vector, const U: usize, const ROWS: u8>(
 }
 
 #[inline(always)]
-unsafe fn rebuild_rows<V: Vector, const U: usize, const ROWS: u8>(job: &Rebuild<'_>, range: Range) {
-    // SAFETY: the caller's.
+unsafe fn rebuild_rows<V: Vector, const U: usize, const ROWS: u8>(
+    job: &Rebuild<'_>,
+    range: ByteRange,
+) {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let at = rebuild_run::<V, U, ROWS>(job, range.start, range.end);
         let at = rebuild_run::<V, 1, ROWS>(job, at, range.end);
@@ -235,9 +241,9 @@ unsafe fn rebuild_rows<V: Vector, const U: usize, const ROWS: u8>(job: &Rebuild<
 #[inline(always)]
 pub(crate) unsafe fn rebuild<V: Vector, const U1: usize, const U2: usize, const U3: usize>(
     job: &Rebuild<'_>,
-    range: Range,
+    range: ByteRange,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match job.solution.rows {
             1 => rebuild_rows::<V, U1, 1>(job, range),
@@ -252,7 +258,7 @@ pub(crate) unsafe fn rebuild<V: Vector, const U1: usize, const U2: usize, const 
     }
 }
 
-/// Bytes one by one: the tails.
+/// Single bytes, for the tails.
 impl Vector for u8 {
     const BYTES: usize = 1;
     type Factor = u8;
@@ -300,7 +306,7 @@ fn double(x: u64) -> u64 {
     ((x & (LOW * 0x7f)) << 1) ^ (high * 0x1d)
 }
 
-/// Eight bytes in a machine word: every processor.
+/// Eight bytes in a machine word, for every processor.
 impl Vector for u64 {
     const BYTES: usize = 8;
     type Factor = u8;
@@ -352,13 +358,13 @@ fn always() -> bool {
     true
 }
 
-unsafe fn scalar_generate(job: &Job<'_>, range: Range) {
-    // SAFETY: the caller's; no special instructions.
+unsafe fn scalar_generate(job: &GenerateJob<'_>, range: ByteRange) {
+    // SAFETY: guaranteed by the caller; no special instructions.
     unsafe { generate::<u64, 4, 4, 2>(job, range) }
 }
 
-unsafe fn scalar_rebuild(job: &Rebuild<'_>, range: Range) {
-    // SAFETY: the caller's; no special instructions.
+unsafe fn scalar_rebuild(job: &Rebuild<'_>, range: ByteRange) {
+    // SAFETY: guaranteed by the caller; no special instructions.
     unsafe { rebuild::<u64, 4, 2, 2>(job, range) }
 }
 

@@ -20,7 +20,7 @@ mod kernel;
 mod x86;
 
 use base::{Error, Result};
-use kernel::{Job, Range, Rebuild};
+use kernel::{ByteRange, GenerateJob, Rebuild};
 
 /// Most data columns: the powers of 2 repeat after 255.
 pub const DATA_COLUMNS_MAX: usize = 252;
@@ -33,10 +33,10 @@ pub struct Raidz {
     pub name: &'static str,
     /// Whether this processor can run it.
     pub available: fn() -> bool,
-    /// Computes the wanted rows over a range.
-    pub(crate) generate: unsafe fn(&Job<'_>, Range),
+    /// Computes the requested rows over a range.
+    pub(crate) generate: unsafe fn(&GenerateJob<'_>, ByteRange),
     /// Recomputes missing data columns over a range.
-    pub(crate) rebuild: unsafe fn(&Rebuild<'_>, Range),
+    pub(crate) rebuild: unsafe fn(&Rebuild<'_>, ByteRange),
 }
 
 /// Every implementation built for this architecture, available or not.
@@ -56,7 +56,7 @@ pub static IMPLEMENTATIONS: &[&Raidz] = &[
 
 /// A column of a block to reconstruct.
 pub enum Column<'a> {
-    /// Read, and believed to be right.
+    /// Read, and assumed to be right.
     Present(&'a [u8]),
     /// To be computed.
     Missing(&'a mut [u8]),
@@ -91,13 +91,13 @@ fn check_shape(parity: impl ExactSizeIterator<Item = usize>, data: &[usize]) -> 
     Ok(len)
 }
 
-/// Cuts `0..len` where a column ends, so that in each range a column is either
-/// wholly there or wholly absent. Calls `f` with range and the columns that are
-/// present; the others are null.
+/// Divides `0..len` at the ends of columns, so that in each range a column is either
+/// completely present or completely absent. Calls `f` with the range and the present
+/// columns; the others are null.
 fn for_each_range<'a>(
     data: impl Iterator<Item = &'a [u8]> + Clone,
     len: usize,
-    mut f: impl FnMut(Range, &[*const u8]),
+    mut f: impl FnMut(ByteRange, &[*const u8]),
 ) {
     let mut start = 0;
     let mut columns = [std::ptr::null(); DATA_COLUMNS_MAX];
@@ -113,7 +113,7 @@ fn for_each_range<'a>(
                 *slot = std::ptr::null();
             }
         }
-        f(Range { start, end }, columns.get(..count).unwrap_or_default());
+        f(ByteRange { start, end }, columns.get(..count).unwrap_or_default());
         start = end;
     }
 }
@@ -143,7 +143,7 @@ pub fn generate_with(imp: &Raidz, parity: &mut [&mut [u8]], data: &[&[u8]]) -> R
         // SAFETY: check_shape holds: rows are valid for `len` bytes and columns,
         // where not null, for the range; the `&mut` make rows disjoint from the
         // rest; the processor runs `imp`.
-        unsafe { (imp.generate)(&Job { rows, columns }, range) }
+        unsafe { (imp.generate)(&GenerateJob { rows, columns }, range) }
     });
     Ok(())
 }
@@ -155,7 +155,7 @@ fn check_available(imp: &Raidz) -> Result<()> {
     Err(Error::unsupported(format!("this processor cannot run raidz {}", imp.name)))
 }
 
-/// The first `DATA_COLUMNS_MAX + 1` lengths: enough to notice too many.
+/// The first `DATA_COLUMNS_MAX + 1` lengths: enough to detect too many.
 fn lengths(buf: &mut [usize], lens: impl Iterator<Item = usize>) -> &[usize] {
     let mut count = 0;
     for (slot, len) in buf.iter_mut().zip(lens) {
@@ -165,8 +165,8 @@ fn lengths(buf: &mut [usize], lens: impl Iterator<Item = usize>) -> &[usize] {
     buf.get(..count).unwrap_or_default()
 }
 
-/// Which parity columns differ from what the data says: bit 0 for P, 1 for Q,
-/// 2 for R. Computes into a small scratch area, piece by piece.
+/// Which parity columns differ from the data: bit 0 for P, 1 for Q, 2 for R. Computes
+/// into a small scratch area, piece by piece.
 ///
 /// # Errors
 /// `Invalid` for impossible shapes.
@@ -188,7 +188,7 @@ pub fn check_parity(parity: &[&[u8]], data: &[&[u8]]) -> Result<u8> {
             data.iter().map(|d| d.get(start..d.len().min(start + size)).unwrap_or_default());
         for_each_range(pieces, size, |range, columns| {
             // SAFETY: as in `generate_with`; rows are PIECE >= size bytes long.
-            unsafe { (imp.generate)(&Job { rows, columns }, range) }
+            unsafe { (imp.generate)(&GenerateJob { rows, columns }, range) }
         });
         for (bit, (s, p)) in scratch.iter().zip(parity).enumerate() {
             if s.get(..size) != p.get(start..start + size) {
@@ -199,7 +199,7 @@ pub fn check_parity(parity: &[&[u8]], data: &[&[u8]]) -> Result<u8> {
     Ok(wrong)
 }
 
-/// Computes the missing columns, data and parity, from those that are present.
+/// Computes the missing columns, data and parity, from the present ones.
 ///
 /// `parity` is all of P, Q, R that the vdev has, in order; `data` the data columns
 /// in order. Parity rows are used from the first available on. At most as many
@@ -243,7 +243,7 @@ pub fn reconstruct_with(
         }
         for_each_range(data.iter().map(Column::bytes), len, |range, columns| {
             // SAFETY: as in `generate_with`; rows that are not null are `&mut`.
-            unsafe { (imp.generate)(&Job { rows, columns }, range) }
+            unsafe { (imp.generate)(&GenerateJob { rows, columns }, range) }
         });
     }
     Ok(())
@@ -256,8 +256,8 @@ fn rebuild_data(
     len: usize,
 ) -> Result<()> {
     let count = data.len();
-    // Everything about the columns is taken down once: while kernels write through
-    // the targets, `data` itself is not looked at.
+    // All pointers are collected once, because `data` must not be accessed while
+    // kernels write through the targets.
     let mut known = [(std::ptr::null::<u8>(), 0usize); DATA_COLUMNS_MAX];
     let mut targets = [(0usize, std::ptr::null_mut::<u8>(), 0usize); PARITY_MAX];
     let mut total = 0;
@@ -311,7 +311,7 @@ fn rebuild_data(
             // SAFETY: shapes were checked; `out` pointers come from distinct `&mut`
             // columns that reach to `end`, the others are shared and not null only
             // where valid up to `end`; the solution uses present rows only.
-            unsafe { (imp.rebuild)(&job, Range { start, end }) }
+            unsafe { (imp.rebuild)(&job, ByteRange { start, end }) }
         }
         start = end;
     }

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Byte by byte, as the chapter writes it.
+/// Computed byte by byte, as the chapter describes it.
 fn naive(parity: usize, data: &[Vec<u8>], len: usize) -> Vec<Vec<u8>> {
     let mut rows = vec![vec![0u8; len]; parity];
     for at in 0..len {

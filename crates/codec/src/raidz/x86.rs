@@ -1,16 +1,16 @@
 //! RAID-Z vectors for x86-64: SSSE3, AVX2, AVX-512BW and GFNI.
 //!
 //! # Theory
-//! Doubling is a shift with a conditional XOR of 0x1d: by compare and mask, or,
-//! with GFNI, by one multiplication with an 8 x 8 bit matrix, which serves every
-//! other constant too. Without GFNI a constant is two 16-entry tables, one for
-//! each nibble, looked up by a byte shuffle.
+//! Doubling is a shift with a conditional XOR of 0x1d: by compare and mask, or, with
+//! GFNI, by one multiplication with an 8 x 8 bit matrix, which also implements every
+//! other constant. Without GFNI a constant is two 16-entry tables, one for each nibble,
+//! looked up by a byte shuffle.
 
 use std::arch::x86_64::*;
 
 use super::Raidz;
 use super::gf;
-use super::kernel::{Job, Range, Rebuild, Vector, generate, rebuild};
+use super::kernel::{ByteRange, GenerateJob, Rebuild, Vector, generate, rebuild};
 
 /// For each constant, its products with all low and all high nibbles.
 static NIBBLES: [[[u8; 16]; 2]; 256] = {
@@ -189,7 +189,7 @@ impl Vector for Avx2 {
 const XOR3: i32 = 0x96;
 
 impl Avx512 {
-    /// The part of `2 * x` that XOR adds to `x + x`.
+    /// The value that XOR adds to `x + x` to give `2 * x`.
     #[inline(always)]
     unsafe fn carry(x: __m512i) -> __m512i {
         // SAFETY: AVX-512BW is enabled.
@@ -276,13 +276,15 @@ macro_rules! implementation {
                 true $(&& is_x86_feature_detected!($feature))*
             }
             #[target_feature(enable = $features)]
-            unsafe fn gen_all(job: &Job<'_>, range: Range) {
-                // SAFETY: the caller's; the instruction set is enabled here.
+            unsafe fn gen_all(job: &GenerateJob<'_>, range: ByteRange) {
+                // SAFETY: guaranteed by the caller; the instruction set is enabled
+                // here.
                 unsafe { implementation!(@ generate, $vector, $gen)(job, range) }
             }
             #[target_feature(enable = $features)]
-            unsafe fn rec_all(job: &Rebuild<'_>, range: Range) {
-                // SAFETY: the caller's; the instruction set is enabled here.
+            unsafe fn rec_all(job: &Rebuild<'_>, range: ByteRange) {
+                // SAFETY: guaranteed by the caller; the instruction set is enabled
+                // here.
                 unsafe { implementation!(@ rebuild, $vector, $rec)(job, range) }
             }
             Raidz { name: $name, available, generate: gen_all, rebuild: rec_all }

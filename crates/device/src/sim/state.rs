@@ -26,7 +26,7 @@ pub(super) enum Ticket {
     },
     Flush {
         event: u64,
-        lies: bool,
+        is_lying: bool,
     },
     /// The operation fails when it ends.
     Failed,
@@ -218,7 +218,7 @@ impl SimState {
                     return Ok(Ticket::Failed);
                 }
                 let event = self.record(Event::Flush { disk })?;
-                Ok(Ticket::Flush { event, lies: self.rng.one_in(faults.lying_flushes) })
+                Ok(Ticket::Flush { event, is_lying: self.rng.one_in(faults.lying_flushes) })
             }
         }
     }
@@ -277,8 +277,8 @@ impl SimState {
                 Ok(buf.len())
             }
             Ticket::Write { .. } => self.written(disk, ticket),
-            Ticket::Flush { event, lies } => {
-                self.record(Event::Flushed { disk, flush: *event, lied: *lies })?;
+            Ticket::Flush { event, is_lying } => {
+                self.record(Event::Flushed { disk, flush: *event, lied: *is_lying })?;
                 Ok(0)
             }
         }

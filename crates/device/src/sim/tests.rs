@@ -222,7 +222,7 @@ fn stale_and_misdirected_crashes_break_the_rules_that_others_keep() {
 }
 
 #[test]
-fn faults_do_what_they_say() {
+fn faults_have_their_effects() {
     let (disks, dev) = one_disk(SimConfig::new(3));
     ok(&*dev, write(0, sectors(1, 4)));
     ok(&*dev, Io::Flush);
@@ -307,7 +307,7 @@ fn late(seed: u64) -> SimConfig {
 }
 
 #[test]
-fn a_flush_does_not_cover_what_is_under_way() {
+fn a_flush_does_not_cover_writes_in_flight() {
     let run = rt::sim::run(5, || {
         let (disks, dev) = one_disk(late(1));
         let slots: Vec<_> = (0..20).map(|_| Arc::new(OneShot::new())).collect();

@@ -81,7 +81,7 @@ fn a_label_is_understood_and_written_back() {
     assert_eq!((raidz.width_at(4, Txg(45)), raidz.width_at(4, Txg(46))), (3, 4));
     assert_eq!(top.leaves().count(), 4);
     assert_eq!(top.find(Guid(902)).unwrap().id, 2);
-    // What was not understood stays, in its place.
+    // Unknown pairs stay in place.
     assert_eq!(config.to_nvlist(), list);
 }
 
@@ -123,7 +123,7 @@ fn changes_are_written() {
     assert_eq!((again.txg, again.state, again.hostid), (Txg(64), PoolState::Active, 17));
     assert!(again.vdev_tree.children[0].leaf.offline);
     assert_eq!(again.vdev_tree.children[1].leaf.dtl, Some(ObjectId(44)));
-    // And taken back: the keys go.
+    // And undone: the keys disappear.
     let mut again = again;
     again.vdev_tree.children[0].leaf.offline = false;
     again.vdev_tree.top.as_mut().unwrap().removing = false;
@@ -226,7 +226,7 @@ fn depth_and_size_are_limited() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
-    /// Values and types at random in a valid configuration.
+    /// Random values and types in a valid configuration.
     #[test]
     fn mutated_configs_never_panic(
         key in prop::sample::select(vec![

@@ -15,7 +15,7 @@ pub enum VdevType {
     Disk,
     /// A file.
     File,
-    /// All children hold the same.
+    /// A mirror: all children hold the same data.
     Mirror,
     /// A mirror of an old and a new device.
     Replacing,
@@ -61,30 +61,30 @@ impl VdevType {
         NAMES.iter().find(|(t, _)| *t == self).map_or("", |(_, n)| n)
     }
 
-    /// A device of its own, real or distributed.
+    /// Whether it has its own device, real or distributed.
     pub fn is_leaf(self) -> bool {
         matches!(self, VdevType::Disk | VdevType::File | VdevType::DraidSpare)
     }
 
-    /// Has space that can be read: not a hole, placeholder or removed vdev.
+    /// Whether it has space that can be read: not a hole, placeholder or removed vdev.
     pub fn is_concrete(self) -> bool {
         !matches!(self, VdevType::Missing | VdevType::Hole | VdevType::Indirect)
     }
 
-    /// Children are copies of each other.
+    /// Whether its children are copies of each other.
     pub fn is_mirror_like(self) -> bool {
         matches!(self, VdevType::Mirror | VdevType::Replacing | VdevType::Spare)
     }
 }
 
-/// What a RAID-Z adds.
+/// Additional fields of a RAID-Z.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Raidz {
     /// Parity columns, 1 to 3.
     pub nparity: u32,
     /// An expansion is running; the new child is among the children.
     pub expanding: bool,
-    /// Groups from which the width was one more, ascending.
+    /// First txg of each increase of the width by one, ascending.
     pub expand_txgs: Vec<Txg>,
 }
 
@@ -97,7 +97,7 @@ impl Raidz {
     }
 }
 
-/// What a dRAID adds (chapter 02 §11.1).
+/// Additional fields of a dRAID (chapter 02 §11.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draid {
     /// Parity columns of a group, 1 to 3.
@@ -112,7 +112,7 @@ pub struct Draid {
     pub nchildren: Option<u32>,
 }
 
-/// What a distributed spare adds.
+/// Additional fields of a distributed spare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dspare {
     /// Guid of the dRAID it belongs to.
@@ -132,10 +132,10 @@ pub struct IndirectKeys {
     pub prev: Option<u32>,
 }
 
-/// What a top-level vdev adds.
+/// Additional fields of a top-level vdev.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Top {
-    /// MOS object with the space maps' numbers; zero before the first sync.
+    /// MOS object with the space maps' object ids; zero before the first sync.
     pub metaslab_array: u64,
     /// log2 of a metaslab's bytes; zero before the first sync.
     pub metaslab_shift: u32,
@@ -143,9 +143,9 @@ pub struct Top {
     pub ashift: u32,
     /// Allocatable bytes.
     pub asize: u64,
-    /// It serves intent logs.
+    /// It holds intent logs.
     pub is_log: bool,
-    /// Nothing is allocated from it any more.
+    /// No new allocations are made from it.
     pub non_allocating: bool,
     /// It is being removed.
     pub removing: bool,
@@ -158,9 +158,9 @@ pub struct Top {
 /// Persistent state of a leaf.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeafState {
-    /// Space map of the groups it misses.
+    /// Space map of the txgs that it misses.
     pub dtl: Option<ObjectId>,
-    /// It was missing when the pool was opened last.
+    /// It was missing when the pool was last opened.
     pub not_present: bool,
     /// Taken offline.
     pub offline: bool,
@@ -197,9 +197,9 @@ pub struct VdevConfig {
     pub devid: Option<NvStr>,
     /// Physical path of a leaf.
     pub phys_path: Option<NvStr>,
-    /// The whole disk is the pool's; `None` is unknown.
+    /// The whole disk belongs to the pool; `None` if unknown.
     pub whole_disk: Option<bool>,
-    /// Group of creation.
+    /// Txg of creation.
     pub create_txg: Txg,
     /// Guid before a split.
     pub orig_guid: Option<Guid>,
@@ -217,11 +217,11 @@ pub struct VdevConfig {
     pub root_zap: Option<ObjectId>,
     /// Children in the order of their ids.
     pub children: Vec<VdevConfig>,
-    /// The list that this came from, without the children's content.
+    /// The list from which this was parsed, without the children's content.
     pub raw: NvList,
 }
 
-/// Where in the tree a node stands.
+/// The position of a node in the tree.
 #[derive(Clone, Copy, PartialEq)]
 enum Rank {
     Root,
@@ -242,7 +242,7 @@ pub(super) fn checked_ashift(ashift: u64) -> Result<u32> {
         .ok_or_else(|| corrupt("ashift is not 9 to 16"))
 }
 
-/// Most metaslabs of one vdev that can be represented; policy stays far below.
+/// The most metaslabs of one vdev that can be represented; the policy makes far fewer.
 const METASLABS_MAX: u64 = 1 << 24;
 /// Most children of a RAID-Z or dRAID group.
 const PARITY_CHILDREN_MAX: usize = 255;

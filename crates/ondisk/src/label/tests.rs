@@ -78,7 +78,7 @@ fn checksums_of_the_specification() {
         encode_vdev_phys(&spare(), &mut region, at).unwrap();
         assert_eq!(words(&region), sum, "label {label}");
         assert_eq!(parse_vdev_phys(&region, at).unwrap(), spare());
-        // The same bytes elsewhere do not count.
+        // The same bytes at another offset are invalid.
         let e = parse_vdev_phys(&region, at + LABEL_SIZE).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Checksum);
         assert_eq!(parse_vdev_phys_unverified(&region).unwrap(), spare());
@@ -121,7 +121,7 @@ fn label_choice_follows_the_limit() {
     assert_eq!(choose_label(&labels, Txg::MAX), Some(0));
     assert_eq!(choose_label(&labels, Txg(11)), Some(1));
     assert_eq!(choose_label(&labels, Txg(9)), None);
-    // A label without txg counts only while nothing was chosen.
+    // A label without txg is used only if no other was chosen.
     assert_eq!(choose_label(&[None, with(None), with(Some(3)), None], Txg::MAX), Some(1));
     assert_eq!(choose_label(&[with(Some(3)), with(Some(0)), None, None], Txg::MAX), Some(0));
     assert_eq!(choose_label(&[None, None, None, None], Txg::MAX), None);
@@ -173,8 +173,8 @@ fn rings_give_their_valid_slots() {
     }
 }
 
-/// The ring of a fresh device is one region of its own (chapter 01 §2.2); no
-/// slot of it is valid.
+/// The ring of a fresh device is a single region (chapter 01 §2.2); none of its slots
+/// is valid.
 #[test]
 fn a_fresh_ring_has_no_slot() {
     let mut ring = vec![0; RING_SIZE];

@@ -59,7 +59,7 @@ fn bonus_of_the_chapter() {
     assert_eq!(z.acl.aces().unwrap(), crate::acl::trivial_acl(0o644, false));
     let values: Vec<&[u8]> = sa.iter().map(|i| i.bytes).collect();
     assert_eq!(encode_buffer(&tables, 2, &values).unwrap(), raw);
-    // A big-endian host's buffer says the same.
+    // The buffer of a big-endian host has the same content.
     let foreign = big_endian(&raw);
     let sa = Sa::parse(&foreign, None, &tables).unwrap();
     assert_eq!(sa.bonus.endian(), Endian::Big);
@@ -124,7 +124,7 @@ fn damaged_buffers() {
     let gen_zero = with(0x18, 0);
     let sa = Sa::parse(&gen_zero, None, &tables).unwrap();
     assert!(ZnodeAttrs::from_sa(&sa).is_err());
-    // A damaged ACL does not hide the file.
+    // A damaged ACL does not make the file unreadable.
     let acl = with(0x90, 4);
     let z = ZnodeAttrs::from_sa(&Sa::parse(&acl, None, &tables).unwrap()).unwrap();
     assert!(z.acl.aces().is_err());
@@ -155,7 +155,7 @@ fn registry_of_the_chapter() {
 #[test]
 fn tables_from_zaps() {
     let standard = SaTables::standard();
-    // Another order beyond the fixed numbers, and an attribute nobody knows.
+    // Another order beyond the fixed numbers, and an unknown attribute.
     let mut registry: Vec<(Vec<u8>, u64)> =
         standard.attrs().map(|a| (a.name.to_vec(), a.encode())).collect();
     registry[20].1 = 0x30015;
@@ -185,7 +185,7 @@ fn tables_from_zaps() {
     assert!(build(&registry, &[("2", vec![5])]).is_err());
 }
 
-/// §4.4: what fits beside the normal three entries.
+/// §4.4: what fits besides the normal three entries.
 #[test]
 fn placement_of_the_chapter() {
     let list = |projid: bool, seq: bool, extra: usize| {

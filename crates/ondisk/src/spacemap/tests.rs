@@ -94,7 +94,7 @@ fn the_log_of_the_specification() {
     }
 }
 
-/// Reads entries and writes them again, marks included.
+/// Reads entries and writes them again, debug entries included.
 fn reencode(raw: &[u8], params: Params) -> Vec<u64> {
     let mut encoder = Encoder::new(params, 0, 1 << 17, true).unwrap();
     for entry in Entries::new(raw, Endian::Little, params) {
@@ -169,7 +169,7 @@ fn headers_and_histograms() {
 }
 
 proptest! {
-    /// Against the naive model: the list of ranges itself.
+    /// Compares with the naive model: the list of ranges itself.
     #[test]
     fn encoding_round_trips(
         ranges in prop::collection::vec((any::<bool>(), 0u64..1 << 40, 1u64..100_000), 1..40),

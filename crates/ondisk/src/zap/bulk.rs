@@ -1,16 +1,17 @@
-//! Whole ZAPs from sorted entries, block by block: for those who know every entry
+//! Builds whole ZAPs from entries, block by block, for callers that know every entry
 //! before they write the first (chapter 03 §13, §14, §17).
 //!
 //! # Theory
-//! The leaves of a fat ZAP are a partition of the hash range. With all entries in
-//! hash order the partition is found by halving ranges until each fits a leaf; the
-//! result is what insertions with splits would have led to, without any split
-//! being done. The pointer table is as deep as the deepest leaf: embedded, or in
-//! blocks 1..=n, in front of the leaves.
+//! The leaves of a fat ZAP are a partition of the hash range. With all entries in hash
+//! order, the partition is found by halving ranges until each fits a leaf. The result
+//! is the same as that of insertions with splits, without any split. The pointer table
+//! is as deep as the deepest leaf: embedded, or in blocks 1..=n, in front of the
+//! leaves.
 //!
 //! # Invariants
-//! * Entries are sorted by (hash, cd), and cds are distinct below one hash.
-//! * Blocks are built one at a time, so that memory is one block besides the entries.
+//! * Entries are sorted by (hash, cd), and cds are distinct within one hash.
+//! * Blocks are built one at a time, so that memory is one block in addition to the
+//!   entries.
 
 use base::{Error, ErrorKind, Result};
 
@@ -48,7 +49,7 @@ struct LeafPlan {
     entries: std::ops::Range<usize>,
 }
 
-enum Form {
+enum ZapForm {
     Micro { size: usize },
     Fat { bs: u32, zt_shift: u32, table: u64, leaves: Vec<LeafPlan> },
 }
@@ -58,12 +59,12 @@ pub struct BulkZap<'a> {
     salt: u64,
     normflags: u64,
     entries: Vec<Keyed<'a>>,
-    form: Form,
+    form: ZapForm,
 }
 
 impl<'a> BulkZap<'a> {
     /// Plans a ZAP of these entries, in any order: a microzap if they fit one,
-    /// else a fat ZAP with blocks of `1 << bs` bytes.
+    /// otherwise a fat ZAP with blocks of `1 << bs` bytes.
     ///
     /// # Errors
     /// `Exists` if two entries have one name, `Invalid` for a name that is empty or
@@ -102,7 +103,7 @@ impl<'a> BulkZap<'a> {
             }
         }
         let form = match micro_size(&keyed) {
-            Some(size) => Form::Micro { size },
+            Some(size) => ZapForm::Micro { size },
             None => plan_fat(&keyed, bs)?,
         };
         Ok(BulkZap { salt, normflags, entries: keyed, form })
@@ -111,16 +112,16 @@ impl<'a> BulkZap<'a> {
     /// Bytes of one block.
     pub fn block_size(&self) -> usize {
         match self.form {
-            Form::Micro { size } => size,
-            Form::Fat { bs, .. } => 1 << bs,
+            ZapForm::Micro { size } => size,
+            ZapForm::Fat { bs, .. } => 1 << bs,
         }
     }
 
     /// Number of blocks.
     pub fn blocks(&self) -> u64 {
         match &self.form {
-            Form::Micro { .. } => 1,
-            Form::Fat { table, leaves, .. } => 1 + table + leaves.len() as u64,
+            ZapForm::Micro { .. } => 1,
+            ZapForm::Fat { table, leaves, .. } => 1 + table + leaves.len() as u64,
         }
     }
 
@@ -133,7 +134,7 @@ impl<'a> BulkZap<'a> {
             return Err(Error::invalid("no such block of a ZAP"));
         }
         match &self.form {
-            Form::Micro { .. } => {
+            ZapForm::Micro { .. } => {
                 micro_init(out, self.salt, self.normflags)?;
                 for (slot, k) in self.entries.iter().enumerate() {
                     let value = k.entry.value.as_u64().unwrap_or_default();
@@ -141,10 +142,10 @@ impl<'a> BulkZap<'a> {
                 }
                 Ok(())
             }
-            Form::Fat { zt_shift, table, leaves, .. } if blkid <= *table => {
+            ZapForm::Fat { zt_shift, table, leaves, .. } if blkid <= *table => {
                 self.header_or_table(blkid, out, *zt_shift, *table, leaves)
             }
-            Form::Fat { table, leaves, .. } => {
+            ZapForm::Fat { table, leaves, .. } => {
                 let plan = usize::try_from(blkid - 1 - table).ok().and_then(|i| leaves.get(i));
                 let plan = plan.ok_or_else(|| Error::invalid("no such leaf of a ZAP"))?;
                 self.leaf(plan, out)
@@ -221,12 +222,12 @@ fn micro_size(entries: &[Keyed<'_>]) -> Option<usize> {
     (size <= MICRO_MAX && entries.iter().all(fits)).then_some(size)
 }
 
-fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<Form> {
+fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<ZapForm> {
     let size = 1usize.checked_shl(bs).unwrap_or(0);
     block_shift(size)?;
     let limit = chunk_count(bs);
     let mut leaves = Vec::new();
-    // Ranges still to be looked at, the lowest on top.
+    // Ranges still to be processed, the lowest on top.
     let mut open = vec![LeafPlan { prefix: 0, len: 0, entries: 0..entries.len() }];
     while let Some(plan) = open.pop() {
         let part = entries.get(plan.entries.clone()).unwrap_or_default();
@@ -234,7 +235,7 @@ fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<Form> {
             leaves.push(plan);
             continue;
         }
-        // Growth of the pointer table stops two bits before the hash does.
+        // Growth of the pointer table stops two bits before the hash ends.
         if plan.len >= super::HASH_BITS - 2 {
             return Err(Error::limit("too many entries of one hash for a ZAP"));
         }
@@ -251,7 +252,7 @@ fn plan_fat(entries: &[Keyed<'_>], bs: u32) -> Result<Form> {
         let zt_shift = deepest.max(bs - 3);
         (zt_shift, 1u64 << (zt_shift - (bs - 3)))
     };
-    Ok(Form::Fat { bs, zt_shift, table, leaves })
+    Ok(ZapForm::Fat { bs, zt_shift, table, leaves })
 }
 
 #[cfg(test)]

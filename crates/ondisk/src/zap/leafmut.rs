@@ -1,11 +1,11 @@
 //! Writing fat ZAPs: leaf blocks, header fields, embedded pointers (§14, §17).
 //!
 //! # Theory
-//! [`LeafMut`] edits a leaf in place, in the caller's buffer, little endian (a
-//! foreign block goes through [`super::byteswap`] first). It never needs more
-//! memory than the block; what does not fit is answered with
-//! [`InsertOutcome::Full`] and the caller splits the leaf: [`LeafMut::split_into`]
-//! moves half of the hash range, pointers are the caller's.
+//! [`LeafMut`] edits a leaf in place, in the caller's buffer, little-endian (a foreign
+//! block is first converted by [`super::byteswap`]). It never needs more memory than
+//! the block. If an entry does not fit, it returns [`InsertOutcome::Full`] and the
+//! caller splits the leaf: [`LeafMut::split_into`] moves half of the hash range; the
+//! caller updates the pointers.
 //!
 //! # Invariants
 //! * A `LeafMut` passed [`Leaf::verify`] when it was made, and every operation
@@ -56,7 +56,7 @@ impl StoredKey<'_> {
     }
 }
 
-/// What an insertion or update did.
+/// The result of an insertion or update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InsertOutcome {
     /// Done; the entry's collision differentiator.
@@ -123,7 +123,7 @@ impl<'a> LeafMut<'a> {
         }
     }
 
-    /// The leaf as its readers see it.
+    /// The leaf as a reader sees it.
     ///
     /// # Errors
     /// None in practice: the header was checked when this value was made.
@@ -174,7 +174,8 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Stores bytes in a new chain; the caller made sure of enough chunks.
+    /// Stores bytes in a new chain; the caller has checked that there are enough
+    /// chunks.
     fn write_array(&mut self, bytes: &[u8]) -> Result<u16> {
         let mut first = CHAIN_END;
         // Last piece first, so that each chunk knows its successor.
@@ -199,20 +200,20 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Chunks that an entry takes.
+    /// Number of chunks of an entry.
     pub fn chunks_for(key: StoredKey<'_>, value: &ZapValue) -> usize {
         1 + array_chunks(key.numints() * key.size()) + array_chunks(value.data.len())
     }
 
-    /// Adds an entry. The caller knows that the key is not there yet.
+    /// Adds an entry. The caller must know that the key is not there yet.
     ///
     /// `cd` is the differentiator to use (conversion, moves), `None` for the
     /// smallest free one.
     ///
     /// # Errors
     /// `Limit` when it would not fit into an empty leaf (E2BIG), `Invalid` for a
-    /// malformed value or a key of the wrong sort, `Corrupt` when the hash does
-    /// not belong here.
+    /// malformed value or a key of the wrong sort, `Corrupt` when the hash does not
+    /// belong to this leaf.
     pub fn insert(
         &mut self,
         hash: u64,
@@ -271,7 +272,7 @@ impl<'a> LeafMut<'a> {
         self.put16(at + 10, value.num);
     }
 
-    /// Hangs an entry into its bucket before the first larger differentiator.
+    /// Links an entry into its bucket before the first larger differentiator.
     fn link(&mut self, n: u16, hash: u64, cd: u32) -> Result<()> {
         let len = self.view()?.header().prefix_len;
         let mut place = HEADER + 2 * bucket_of(hash, self.bs, len.into());
@@ -375,7 +376,7 @@ impl<'a> LeafMut<'a> {
     }
 }
 
-/// What is needed of an entry after its borrow ended.
+/// The fields of an entry that are needed after its borrow ended.
 struct Unlinked {
     chunk: u16,
     hash: u64,
@@ -492,7 +493,7 @@ pub fn set_embedded_pointers(
     Ok(())
 }
 
-/// Rewrites a leaf that was read as the other byte order; array data stays.
+/// Converts a leaf to the other byte order; array data is not changed.
 pub(crate) fn byteswap_leaf(block: &mut [u8], bs: u32) -> Result<()> {
     let at = chunks_at(bs);
     let (head, chunks) =
@@ -566,7 +567,7 @@ impl FatBuilder {
     /// Adds an entry under `hash`, splitting leaves as needed.
     ///
     /// # Errors
-    /// `NoSpace` when the embedded pointer table cannot tell the leaves apart;
+    /// `NoSpace` when the embedded pointer table cannot distinguish the leaves;
     /// otherwise as [`LeafMut::insert`].
     pub fn add(
         &mut self,
@@ -606,7 +607,7 @@ impl FatBuilder {
         self.blocks.push(fresh);
         self.phys.freeblk += 1;
         self.phys.num_leafs += 1;
-        // A later split that fails must leave a header that knows of this one.
+        // If a later split fails, the header must already include this one.
         self.phys.encode(&mut self.blocks[0])
     }
 }

@@ -318,10 +318,10 @@ fn header_fields_are_checked() {
     }
 }
 
-/// A run of the tests with few hash bits split seven leaves for an entry that did not fit
-/// after all, and left a header in block 0 that knew of one leaf.
+/// A run of the tests with few hash bits split seven leaves for an entry that did not
+/// fit in the end, and left a header in block 0 that counted one leaf.
 #[test]
-fn a_refused_entry_leaves_a_header_that_knows_every_leaf() {
+fn a_refused_entry_leaves_a_header_with_every_leaf() {
     let mut fat = FatBuilder::new(10, 1, 2, 0).unwrap();
     let value = ZapValue::from_bytes(&[1; 300]).unwrap();
     let refused = (0u32..).find_map(|i| {
@@ -343,7 +343,7 @@ fn cookies() {
     assert_eq!(Cursor::from_cookie(0, 28), Some(Cursor::default()));
     assert_eq!(Cursor::from_cookie(COOKIE_END, 28), None);
     assert_eq!(Cursor::from_cookie(COOKIE_END, 48), None);
-    // The last differentiator has no cookie of its own: the next hash follows.
+    // The last differentiator has no cookie of its own; the next hash follows.
     let wrapped = Cursor::after(1 << 16, 0xfffe, 48).unwrap();
     assert_eq!(wrapped, Cursor { hash: 2 << 16, cd: 0 });
     assert_eq!(Cursor::after(!0 << 36, u32::MAX, 28), None);
@@ -415,7 +415,7 @@ proptest! {
         prop_assert_eq!(hash_words(salt, &words, 64), hash_slowly(salt, &bytes));
     }
 
-    /// Names end at a NUL or with their field, and slots may hold anything.
+    /// Names end at a NUL or at the end of their field, and slots may contain anything.
     #[test]
     fn a_microzap_is_searched_as_if_entry_by_entry(
         slots in prop::collection::vec((prop::collection::vec(0u8..3, 50), 0usize..51, 0u32..3), 15),
@@ -462,7 +462,8 @@ proptest! {
                 Ok(cd) => {
                     prop_assert!(model.insert((h, cd), (name.clone().into_bytes(), value.clone())).is_none());
                 }
-                // Equal hashes that overflow a leaf cannot be split apart.
+                // Entries of equal hash that overflow a leaf cannot be separated by a
+                // split.
                 Err(e) => { prop_assert_eq!(e.kind(), base::ErrorKind::NoSpace); break; }
             }
         }

@@ -1,17 +1,17 @@
-//! ACLs as records carry them (chapter 06 §17): entries whose user or group is 32 bits wide,
-//! and beside them the ids that are not.
+//! ACLs in log records (chapter 06 §17): entries with a user or group of 32 bits, and a
+//! list of the ids that need more.
 //!
 //! # Theory
-//! A record cannot name a foreign user (chapter 06 §12) in an entry of 12 bytes. The system
-//! that wrote it had given that user an *ephemeral* id, one from 2^31 up, which means nothing
-//! after a restart; so the record has a list of the true ids, in the order of the entries that
-//! need them. Each is an index, from 1, into the record's list of domains, and an id within
-//! that domain; index 0 is a plain id.
+//! A record cannot name a foreign user (chapter 06 §12) in an entry of 12 bytes. The
+//! system that wrote it had given that user an *ephemeral* id, 2^31 or larger, which
+//! has no meaning after a restart. So the record has a list of the true ids, in the
+//! order of the entries that need them. Each is an index, from 1, into the record's
+//! list of domains, and an id within that domain; index 0 is a plain id.
 //!
 //! # Invariants
-//! * [`LoggedAcl::parse`] uses every byte, but for the padding to whole words.
-//! * [`LoggedAcl::resolve`] uses every id of the list, or fails: it never guesses whose an
-//!   entry is.
+//! * [`LoggedAcl::parse`] uses every byte, except for the padding to whole words.
+//! * [`LoggedAcl::resolve`] uses every id of the list, or fails: it never guesses to
+//!   which entry an id belongs.
 
 use base::{Error, Result};
 
@@ -24,13 +24,13 @@ const EPHEMERAL: u64 = 1 << 31;
 /// Types of entries with two object types behind them.
 const OBJECT_ACES: std::ops::RangeInclusive<u16> = 5..=8;
 
-/// An ACL out of a record.
+/// An ACL of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoggedAcl {
-    /// Its entries; users and groups as the record has them, 32 bits wide.
+    /// Its entries; users and groups as in the record, 32 bits wide.
     pub aces: Vec<Ace>,
-    /// Ids that are not in the entries, in the order of those that they belong to: index
-    /// into the record's domains in the upper half, id in the lower.
+    /// Ids that are not in the entries, in the order of the entries to which they
+    /// belong: index into the record's domains in the upper half, id in the lower.
     pub fuids: Vec<u64>,
 }
 
@@ -39,11 +39,12 @@ fn corrupt(what: &str) -> Error {
 }
 
 impl LoggedAcl {
-    /// Takes apart what follows a record's fixed part: `info.count` entries, padding to whole
-    /// words, `info.fuids` ids.
+    /// Parses the bytes behind a record's fixed part: `info.count` entries, padding to
+    /// whole words, `info.fuids` ids.
     ///
     /// # Errors
-    /// `Corrupt` when bytes lack or are left over, `Limit` for more than 1024 entries.
+    /// `Corrupt` when bytes are missing or left over, `Limit` for more than 1024
+    /// entries.
     pub fn parse(bytes: &[u8], info: &AclInfo, endian: Endian) -> Result<LoggedAcl> {
         if info.count > ACE_MAX {
             return Err(Error::limit("an ACL has more than 1024 entries"));
@@ -72,11 +73,12 @@ impl LoggedAcl {
         Ok(LoggedAcl { aces, fuids })
     }
 
-    /// The entries with the ids of the list in their places; `fuid` says what an id of the
-    /// list is in the file system.
+    /// The entries with the ids of the list inserted; `fuid` converts an id of the list
+    /// to one of the file system.
     ///
     /// # Errors
-    /// `Unsupported` when it cannot be told which entry an id belongs to; those of `fuid`.
+    /// `Unsupported` when it is ambiguous to which entry an id belongs; errors of
+    /// `fuid`.
     pub fn resolve(&self, mut fuid: impl FnMut(u64) -> Result<u64>) -> Result<Vec<Ace>> {
         let mut aces = self.aces.clone();
         let named = |a: &Ace| matches!(a.subject(), Who::User(_) | Who::Group(_));
@@ -103,7 +105,7 @@ impl LoggedAcl {
 }
 
 impl Record<'_> {
-    /// The ACL that the record carries: `bytes` are [`super::Body::Acl`]'s or
+    /// The ACL that the record carries: `bytes` are [`super::RecordBody::Acl`]'s or
     /// [`super::Create`]'s.
     ///
     /// # Errors
@@ -113,7 +115,7 @@ impl Record<'_> {
     }
 }
 
-/// The bytes of an ACL in a little-endian record, and the counts that go with them.
+/// Encodes an ACL for a little-endian record, with the counts that describe it.
 pub fn encode_acl(acl: &LoggedAcl, flags: u64) -> (AclInfo, Vec<u8>) {
     let mut out = Vec::with_capacity(acl.aces.len() * 12 + acl.fuids.len() * 8 + 8);
     for ace in &acl.aces {
@@ -168,7 +170,7 @@ mod tests {
         // One for each named entry.
         let every = LoggedAcl { fuids: vec![7, 8, 9], ..mixed() };
         assert_eq!(whose(&every), [0, 7, 8, 9, 0]);
-        // Large ids, and nothing that says they are others.
+        // Large ids, and no list that assigns others to them.
         let plain = LoggedAcl { fuids: Vec::new(), ..mixed() };
         assert_eq!(whose(&plain), [0, 1000, EPHEMERAL + 5, EPHEMERAL + 6, 0]);
         let odd = LoggedAcl { fuids: vec![1], ..mixed() };

@@ -2,22 +2,22 @@
 //! §17).
 //!
 //! # Invariants
-//! * What parses as a record, encoded again and parsed, says the same.
-//! * A sealed block is accepted by [`super::LogBlock::parse`] under the pointer that it was sealed
-//!   for, and under no other.
+//! * A parsed record that is encoded and parsed again is equal.
+//! * A sealed block is accepted by [`super::LogBlock::parse`] only under the pointer
+//!   for which it was sealed.
 
 use base::{Dva, Error, Lsize, ObjectId, Psize, Result, Txg};
 use codec::checksum::Checksum;
 use codec::checksum::embedded::compute_embedded;
 
-use super::record::{Body, CloneRange, Create, Names, SetAttr, Whiteout, Write, Xvattr};
+use super::record::{CloneRange, Create, Names, RecordBody, SetAttr, Whiteout, Write, Xvattr};
 use super::{CHAIN_SIZE, ECK_AT, LogPtr, NEXT_AT, NUSED_AT, WORDS_AT, ZILOG2_UNIT, ZilHeader};
 use crate::blkptr::{BLKPTR_SIZE, BlkPtr, Block, COMPRESS_OFF, Head};
 use crate::endian::Endian;
 use crate::objset::ZIL_HEADER_SIZE;
 use crate::objtype::ObjType;
 
-/// Where a record has its sequence number.
+/// Offset of a record's sequence number.
 pub const RECORD_SEQ_AT: usize = 24;
 /// Bytes of a TX_WRITE record before its data.
 pub const WRITE_HEADER: usize = 192;
@@ -26,10 +26,10 @@ fn object(id: ObjectId, slots: u32) -> u64 {
     id.0 | u64::from(slots.saturating_sub(1)) << 56
 }
 
-/// A record being put together, behind what is there.
-struct Out<'a>(&'a mut Vec<u8>);
+/// Appends a record to a buffer.
+struct RecordWriter<'a>(&'a mut Vec<u8>);
 
-impl Out<'_> {
+impl RecordWriter<'_> {
     fn words(&mut self, words: &[u64]) {
         self.0.extend(words.iter().flat_map(|w| w.to_le_bytes()));
     }
@@ -103,12 +103,13 @@ impl Out<'_> {
     }
 }
 
-impl Body<'_> {
-    /// The whole record, of type `txtype`, as it is in a block: little endian, padded to
-    /// words. Its sequence, 0, is put in when it is placed ([`RECORD_SEQ_AT`]).
+impl RecordBody<'_> {
+    /// The whole record, of type `txtype`, as it is in a block: little-endian, padded
+    /// to words. Its sequence number is 0 and is set when the record is placed
+    /// ([`RECORD_SEQ_AT`]).
     ///
     /// # Errors
-    /// `Invalid` for a type that is not the body's, or one of its pointers that cannot be
+    /// `Invalid` for a type that does not match the body, or a pointer that cannot be
     /// stored.
     pub fn encode(&self, txtype: u8, txg: Txg) -> Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(256);
@@ -116,59 +117,62 @@ impl Body<'_> {
         Ok(bytes)
     }
 
-    /// As [`Body::encode`], behind what `bytes` holds, which an error leaves as it was.
+    /// As [`RecordBody::encode`], appending to `bytes`, which an error leaves
+    /// unchanged.
     ///
     /// # Errors
-    /// The same.
+    /// As [`RecordBody::encode`].
     pub fn encode_into(&self, bytes: &mut Vec<u8>, txtype: u8, txg: Txg) -> Result<()> {
         let start = bytes.len();
-        self.put(&mut Out(bytes), txtype, txg).inspect_err(|_| bytes.truncate(start))?;
+        self.put(&mut RecordWriter(bytes), txtype, txg).inspect_err(|_| bytes.truncate(start))?;
         let len = (bytes.len() - start).next_multiple_of(8);
         bytes.resize(start + len, 0);
         bytes[start + 8..start + 16].copy_from_slice(&(len as u64).to_le_bytes());
         Ok(())
     }
 
-    fn put(&self, out: &mut Out<'_>, txtype: u8, txg: Txg) -> Result<()> {
+    fn put(&self, out: &mut RecordWriter<'_>, txtype: u8, txg: Txg) -> Result<()> {
         let odd = || Error::invalid("a record of another type than its content");
         out.words(&[u64::from(txtype), 0, txg.0, 0]);
         match (self, txtype) {
-            (Body::Create(c), 1..=4 | 14..=19) => out.create(c),
-            (Body::Remove { directory, name }, 5 | 6) => {
+            (RecordBody::Create(c), 1..=4 | 14..=19) => out.create(c),
+            (RecordBody::Remove { directory, name }, 5 | 6) => {
                 out.words(&[directory.0]);
                 out.string(name);
             }
-            (Body::Link { directory, object, name }, 7) => {
+            (RecordBody::Link { directory, object, name }, 7) => {
                 out.words(&[directory.0, object.0]);
                 out.string(name);
             }
-            (Body::Rename(n), 8 | 22) => {
+            (RecordBody::Rename(n), 8 | 22) => {
                 out.words(&[n.from_dir.0, n.to_dir.0]);
                 out.names(n);
             }
-            (Body::RenameWhiteout(n, w), 23) => out.whiteout(n, w),
-            (Body::Write(w), 9) | (Body::Write2(w), 20) => out.write(w).ok_or_else(odd)?,
-            (Body::Truncate { object, offset, length }, 10) => {
+            (RecordBody::RenameWhiteout(n, w), 23) => out.whiteout(n, w),
+            (RecordBody::Write(w), 9) | (RecordBody::Write2(w), 20) => {
+                out.write(w).ok_or_else(odd)?
+            }
+            (RecordBody::Truncate { object, offset, length }, 10) => {
                 out.words(&[object.0, *offset, *length]);
             }
-            (Body::SetAttr(s), 11) => out.setattr(s),
-            (Body::Acl { object, info, aces, .. }, 12) => {
+            (RecordBody::SetAttr(s), 11) => out.setattr(s),
+            (RecordBody::Acl { object, info, aces, .. }, 12) => {
                 out.words(&[object.0, info.count]);
                 out.0.extend_from_slice(aces);
             }
-            (Body::Acl { object, info, aces, domains }, 13) => {
+            (RecordBody::Acl { object, info, aces, domains }, 13) => {
                 let bytes = (aces.len() as u64).saturating_sub(8 * info.fuids);
                 out.words(&[object.0, info.count, domains.len() as u64, info.fuids, bytes]);
                 out.words(&[info.flags]);
                 out.0.extend_from_slice(aces);
                 domains.iter().for_each(|d| out.string(d));
             }
-            (Body::SetSaXattr { object, name, value }, 21) => {
+            (RecordBody::SetSaXattr { object, name, value }, 21) => {
                 out.words(&[object.0, value.map_or(0, <[u8]>::len) as u64]);
                 out.string(name);
                 out.0.extend_from_slice(value.unwrap_or_default());
             }
-            (Body::CloneRange(c), 24) => out.clone_range(c).ok_or_else(odd)?,
+            (RecordBody::CloneRange(c), 24) => out.clone_range(c).ok_or_else(odd)?,
             _ => return Err(odd()),
         }
         Ok(())
@@ -176,7 +180,7 @@ impl Body<'_> {
 }
 
 impl LogPtr {
-    /// To a block of `size` bytes at `dva`, allocated in group `birth`.
+    /// A pointer to a block of `size` bytes at `dva`, allocated in txg `birth`.
     pub fn to(dva: Dva, size: u64, birth: Txg, checksum: Checksum, verifier: [u64; 4]) -> LogPtr {
         let head = Head { object_type: ObjType::INTENT_LOG, level: 0, lsize: Lsize(size), birth };
         let mut block = Block::new(head, Psize(size), COMPRESS_OFF, &[dva]);
@@ -186,7 +190,7 @@ impl LogPtr {
         LogPtr { bp: BlkPtr::Block(block), verifier }
     }
 
-    /// The pointer with its verifier, as block and header have it; a hole has one, too.
+    /// The pointer with its verifier, as in blocks and the header; a hole has one, too.
     pub fn encode(&self) -> [u8; BLKPTR_SIZE] {
         let mut raw = self.bp.encode().unwrap_or([0; BLKPTR_SIZE]);
         for (chunk, word) in raw[WORDS_AT..].chunks_exact_mut(8).zip(self.verifier) {
@@ -195,7 +199,7 @@ impl LogPtr {
         raw
     }
 
-    /// An end of the chain, or a header's pointer to nothing.
+    /// A pointer that ends the chain, or an empty pointer of a header.
     pub fn end(verifier: [u64; 4]) -> LogPtr {
         LogPtr { bp: BlkPtr::default(), verifier }
     }
@@ -224,12 +228,12 @@ impl ZilHeader {
     }
 }
 
-/// Completes a block for the pointer `own`: `block` is all of it, with its records in their
-/// place ([`records_at`]), `used` bytes of them; `next` follows it. How many bytes from the
-/// start must be written: the rest may be anything.
+/// Completes a block for the pointer `own`. `block` is the whole block, with `used`
+/// bytes of records in place ([`records_at`]); `next` follows it. Returns the number of
+/// bytes from the start that must be written; the rest may be anything.
 ///
 /// # Errors
-/// `Invalid` when they do not fit, or `own` is no pointer to a log block.
+/// `Invalid` when they do not fit, or `own` is not a pointer to a log block.
 pub fn seal(block: &mut [u8], used: usize, own: &LogPtr, next: &LogPtr) -> Result<usize> {
     let odd = || Error::invalid("this cannot be an intent log block");
     let checksum = own.bp.as_block().and_then(|b| Checksum::from_id(b.checksum));
@@ -258,7 +262,7 @@ pub fn seal(block: &mut [u8], used: usize, own: &LogPtr, next: &LogPtr) -> Resul
     Ok(covered)
 }
 
-/// Where the records begin in a block with this checksum.
+/// Offset of the records in a block with this checksum.
 pub fn records_at(checksum: Checksum) -> usize {
     if checksum == Checksum::Zilog2 { CHAIN_SIZE } else { 0 }
 }

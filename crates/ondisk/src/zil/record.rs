@@ -12,21 +12,21 @@ const XVATTR_SIZE: usize = 72;
 const CASE_INSENSITIVE: u64 = 1 << 63;
 /// Longest record accepted (chapter 06 §17.2).
 const RECORD_MAX: u64 = 32 << 20;
-/// Bits of an object field that hold the object number; the dnode's slots are above.
+/// Bits of an object field that hold the object id; the dnode's slots are above.
 const OBJECT_MASK: u64 = (1 << 48) - 1;
-/// SETATTR mask bits that announce extended attributes: Linux, and others.
+/// SETATTR mask bits that indicate extended attributes: Linux, and others.
 const MASK_XVATTR: [u64; 2] = [0x8000_0000, 0x1_0000];
 /// Bit of an xvattr section: the project.
 pub const XAT_PROJID: u32 = 0x4_0000;
 
-/// What every record begins with.
+/// The header of every record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
     /// Type, 1 to 24.
     pub txtype: u8,
     /// The request ignored case.
     pub case_insensitive: bool,
-    /// Group in which the change was made.
+    /// Txg in which the change was made.
     pub txg: Txg,
     /// Sequence; ascends along the chain, with gaps.
     pub seq: u64,
@@ -56,7 +56,7 @@ pub struct AclInfo {
 /// Attributes beyond POSIX, as they were set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xvattr {
-    /// Which attributes the record is about.
+    /// The attributes that the record sets.
     pub requested: [u32; 3],
     /// Their values, by the bits of `requested[0]`.
     pub values: u64,
@@ -108,9 +108,9 @@ pub struct Write<'a> {
     pub offset: u64,
     /// Bytes written.
     pub length: u64,
-    /// The block that holds them, if the record does not.
+    /// The block that holds the bytes, if the record does not.
     pub block: Option<BlkPtr>,
-    /// The bytes, if the record holds them: `length` of them.
+    /// The bytes, if the record holds them: `length` bytes.
     pub data: Option<&'a [u8]>,
 }
 
@@ -119,7 +119,8 @@ pub struct Write<'a> {
 pub struct SetAttr<'a> {
     /// File.
     pub object: ObjectId,
-    /// What changed; the bits are the writing platform's (chapter 06 §17).
+    /// The changed attributes; the bits are those of the writing platform (chapter 06
+    /// §17).
     pub mask: u64,
     /// Mode.
     pub mode: u64,
@@ -189,10 +190,11 @@ pub struct CloneRange<'a> {
 }
 
 impl<'a> CloneRange<'a> {
-    /// Of pointers as a little-endian record has them: 128 bytes for each block of the range.
+    /// Takes pointers as in a little-endian record: 128 bytes for each block of the
+    /// range.
     ///
     /// # Errors
-    /// `Corrupt` unless there is one for each.
+    /// `Corrupt` unless there is one for each block.
     pub fn new(
         object: ObjectId,
         (offset, length): (u64, u64),
@@ -203,7 +205,8 @@ impl<'a> CloneRange<'a> {
         range.checked((raw.len() / BLKPTR_SIZE) as u64)
     }
 
-    /// One pointer for each block of the range, and no byte beyond the end of files.
+    /// Checks that there is one pointer for each block of the range, and that the range
+    /// does not exceed the largest file size.
     fn checked(self, count: u64) -> Result<CloneRange<'a>> {
         let whole = self.raw.len() as u64 == count.saturating_mul(BLKPTR_SIZE as u64);
         let covers = self.block_size != 0 && self.length.div_ceil(self.block_size) == count;
@@ -213,12 +216,12 @@ impl<'a> CloneRange<'a> {
         Ok(self)
     }
 
-    /// The pieces of the range, in order: offset and bytes in the file, and the block whose
-    /// beginning is to be there.
+    /// The pieces of the range, in order: offset and bytes in the file, and the block
+    /// whose first bytes they are.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = Result<(u64, u64, BlkPtr)>> + '_ {
         let (start, length, block) = (self.offset, self.length, self.block_size);
         self.pointers().enumerate().map(move |(i, bp)| {
-            // Within the range: it was checked against the number of pointers.
+            // Cannot overflow: the range was checked against the number of pointers.
             let at = i as u64 * block;
             Ok((start + at, block.min(length - at), bp?))
         })
@@ -232,12 +235,12 @@ impl CloneRange<'_> {
     }
 }
 
-/// What a record says, by type.
+/// The content of a record, by type.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Body<'a> {
+pub enum RecordBody<'a> {
     /// 1 to 4, 14 to 19: see [`RecordHeader::txtype`].
     Create(Create<'a>),
-    /// 5, 6: a name goes.
+    /// 5, 6: a name is removed.
     Remove {
         /// Directory.
         directory: ObjectId,
@@ -248,7 +251,7 @@ pub enum Body<'a> {
     Link {
         /// Directory.
         directory: ObjectId,
-        /// What is linked.
+        /// The linked object.
         object: ObjectId,
         /// Name.
         name: &'a [u8],
@@ -259,7 +262,7 @@ pub enum Body<'a> {
     RenameWhiteout(Names<'a>, Whiteout),
     /// 9: written.
     Write(Write<'a>),
-    /// 20: covered by an earlier record; only the size may grow.
+    /// 20: covered by an earlier record; it can only increase the file size.
     Write2(Write<'a>),
     /// 10: truncated, or a range freed.
     Truncate {
@@ -267,7 +270,7 @@ pub enum Body<'a> {
         object: ObjectId,
         /// First byte.
         offset: u64,
-        /// Bytes; 0 cuts the file at `offset`.
+        /// Bytes; 0 truncates the file at `offset`.
         length: u64,
     },
     /// 11: attributes.
@@ -334,7 +337,7 @@ fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8]> {
     Ok(name)
 }
 
-/// `count` strings; each takes a byte at least, which bounds them.
+/// `count` strings; each takes at least a byte, which bounds the count.
 fn strings<'a>(r: &mut Reader<'a>, count: u64) -> Result<Vec<&'a [u8]>> {
     if count > r.remaining().len() as u64 {
         return Err(corrupt("a count of domains"));
@@ -357,7 +360,7 @@ fn xvattr(r: &mut Reader<'_>) -> Result<Xvattr> {
     let mut scanstamp = [0; 32];
     scanstamp.copy_from_slice(r.take(32)?);
     if requested[0] & XAT_PROJID != 0 && r.endian() == Endian::Big {
-        // A number where the stamp would be bytes.
+        // A number where the stamp would otherwise be bytes.
         scanstamp[..8].reverse();
     }
     Ok(Xvattr { requested, values, crtime, scanstamp })
@@ -389,64 +392,69 @@ impl<'a> Record<'a> {
         Ok(Record { header, bytes, endian })
     }
 
-    /// The byte order of its numbers.
+    /// The byte order of its integers.
     pub fn endian(&self) -> Endian {
         self.endian
     }
 
-    /// Takes the record apart.
+    /// Parses the record.
     ///
     /// # Errors
     /// `Corrupt` if its content does not fit its length or type.
-    pub fn body(&self) -> Result<Body<'a>> {
+    pub fn body(&self) -> Result<RecordBody<'a>> {
         let mut r = self.endian.reader(self.bytes, "intent log record");
         r.skip(HEADER_SIZE)?;
         let r = &mut r;
         Ok(match self.header.txtype {
-            1..=4 | 14..=19 => Body::Create(self.create(r)?),
-            5 | 6 => Body::Remove { directory: ObjectId(r.u64()?), name: name(r)? },
+            1..=4 | 14..=19 => RecordBody::Create(self.create(r)?),
+            5 | 6 => RecordBody::Remove { directory: ObjectId(r.u64()?), name: name(r)? },
             7 => {
                 let [directory, link] = r.u64s()?.map(ObjectId);
-                Body::Link { directory, object: link, name: name(r)? }
+                RecordBody::Link { directory, object: link, name: name(r)? }
             }
             8 | RENAME_EXCHANGE => {
                 let [from_dir, to_dir] = r.u64s()?.map(ObjectId);
-                Body::Rename(Names { from_dir, to_dir, from: name(r)?, to: name(r)? })
+                RecordBody::Rename(Names { from_dir, to_dir, from: name(r)?, to: name(r)? })
             }
-            9 => Body::Write(self.write(r)?),
+            9 => RecordBody::Write(self.write(r)?),
             10 => {
                 let [foid, offset, length] = r.u64s()?;
-                Body::Truncate { object: ObjectId(foid), offset, length }
+                RecordBody::Truncate { object: ObjectId(foid), offset, length }
             }
-            11 => Body::SetAttr(Self::setattr(r)?),
+            11 => RecordBody::SetAttr(Self::setattr(r)?),
             12 => {
                 let [foid, count] = r.u64s()?;
                 let bytes = count.checked_mul(12).ok_or_else(|| corrupt("a count"))?;
                 let aces = r.take(size(bytes)?)?;
                 let info = AclInfo { count, ..AclInfo::default() };
-                Body::Acl { object: ObjectId(foid), info, aces, domains: Vec::new() }
+                RecordBody::Acl { object: ObjectId(foid), info, aces, domains: Vec::new() }
             }
             13 => {
                 let [foid, count, domains, fuids, bytes, flags] = r.u64s()?;
                 let aces = acl_bytes(r, bytes, fuids)?;
                 let info = AclInfo { count, fuids, flags };
-                Body::Acl { object: ObjectId(foid), info, aces, domains: strings(r, domains)? }
+                RecordBody::Acl {
+                    object: ObjectId(foid),
+                    info,
+                    aces,
+                    domains: strings(r, domains)?,
+                }
             }
-            20 => Body::Write2(self.write(r)?),
+            20 => RecordBody::Write2(self.write(r)?),
             21 => {
                 let [foid, len] = r.u64s()?;
                 let name = name(r)?;
                 let value = if len == 0 { None } else { Some(r.take(size(len)?)?) };
-                Body::SetSaXattr { object: ObjectId(foid), name, value }
+                RecordBody::SetSaXattr { object: ObjectId(foid), name, value }
             }
             RENAME_WHITEOUT => Self::whiteout(r)?,
-            24 => Body::CloneRange(self.clone_range(r)?),
+            24 => RecordBody::CloneRange(self.clone_range(r)?),
             _ => return Err(corrupt("an unknown type")),
         })
     }
 
-    /// The blocks that the record refers to: what claiming the log must keep.
-    /// They lie in the clear even where the body is encrypted (chapter 08 §A.12).
+    /// The blocks to which the record refers, which claiming the log must keep. They
+    /// are in the clear even if the body is encrypted (chapter 08 §A.12).
     ///
     /// # Errors
     /// `Corrupt` if the record is too short for its pointers.
@@ -533,7 +541,7 @@ impl<'a> Record<'a> {
         Ok(SetAttr { object, mask, mode, uid, gid, size, atime, mtime, xvattr, domains })
     }
 
-    fn whiteout(r: &mut Reader<'a>) -> Result<Body<'a>> {
+    fn whiteout(r: &mut Reader<'a>) -> Result<RecordBody<'a>> {
         let [from_dir, to_dir] = r.u64s()?.map(ObjectId);
         let [foid, mode, uid, gid, generation] = r.u64s()?;
         let crtime = r.u64s()?;
@@ -549,7 +557,7 @@ impl<'a> Record<'a> {
             rdev,
         };
         let names = Names { from_dir, to_dir, from: name(r)?, to: name(r)? };
-        Ok(Body::RenameWhiteout(names, whiteout))
+        Ok(RecordBody::RenameWhiteout(names, whiteout))
     }
 
     fn clone_range(&self, r: &mut Reader<'a>) -> Result<CloneRange<'a>> {

@@ -43,21 +43,21 @@ fn a_block_of_openzfs_is_read() {
     let records: Vec<Record<'_>> = log.records().map(Result::unwrap).collect();
     assert_eq!(records.len(), 19);
     assert!(records.is_sorted_by(|a, b| a.header.seq < b.header.seq));
-    let Body::Create(create) = records[0].body().unwrap() else { unreachable!() };
+    let RecordBody::Create(create) = records[0].body().unwrap() else { unreachable!() };
     assert_eq!((create.directory, create.object), (ObjectId(34), ObjectId(3)));
     assert_eq!((create.name, create.mode, create.dnode_slots), (&b"a"[..], 0o100_644, 1));
-    let Body::Write(write) = records[3].body().unwrap() else { unreachable!() };
+    let RecordBody::Write(write) = records[3].body().unwrap() else { unreachable!() };
     assert_eq!((write.length, write.data.map(<[u8]>::len)), (100, Some(100)));
-    let Body::Rename(names) = records[4].body().unwrap() else { unreachable!() };
+    let RecordBody::Rename(names) = records[4].body().unwrap() else { unreachable!() };
     assert_eq!((names.from, names.to), (&b"a"[..], &b"a2"[..]));
     assert_eq!((names.from_dir, names.to_dir), (ObjectId(34), ObjectId(4)));
-    let Body::Create(link) = records[5].body().unwrap() else { unreachable!() };
+    let RecordBody::Create(link) = records[5].body().unwrap() else { unreachable!() };
     assert_eq!((link.name, link.target), (&b"sl"[..], Some(&b"dir/a2"[..])));
-    let Body::Link { object, name, .. } = records[6].body().unwrap() else { unreachable!() };
+    let RecordBody::Link { object, name, .. } = records[6].body().unwrap() else { unreachable!() };
     assert_eq!((object, name), (ObjectId(3), &b"hl"[..]));
-    let Body::Remove { name, .. } = records[8].body().unwrap() else { unreachable!() };
+    let RecordBody::Remove { name, .. } = records[8].body().unwrap() else { unreachable!() };
     assert_eq!(name, b"gone");
-    let Body::Write(write) = records[10].body().unwrap() else { unreachable!() };
+    let RecordBody::Write(write) = records[10].body().unwrap() else { unreachable!() };
     let bp = write.block.unwrap();
     assert_eq!(bp.as_block().unwrap().dva().to_string(), "<0:137800:20000>");
     let claimed: Vec<BlkPtr> = records[10].pointers().unwrap().map(Result::unwrap).collect();
@@ -173,7 +173,7 @@ fn every_type_in_both_forms_and_orders() {
                 let r = r.unwrap();
                 let body = r.body().unwrap();
                 match (&body, r.header.txtype) {
-                    (Body::Create(c), 14 | 16 | 17 | 19) => {
+                    (RecordBody::Create(c), 14 | 16 | 17 | 19) => {
                         let (info, aces) = c.acl.unwrap();
                         assert_eq!((info.count, info.fuids, aces.len()), (1, 1, 24));
                         assert_eq!(
@@ -181,14 +181,14 @@ fn every_type_in_both_forms_and_orders() {
                             (&[&b"dom"[..]][..], &b"name"[..])
                         );
                     }
-                    (Body::Create(c), _) => assert_eq!((c.object.0, c.dnode_slots), (5, 2)),
-                    (Body::SetSaXattr { name, value, .. }, _) => {
+                    (RecordBody::Create(c), _) => assert_eq!((c.object.0, c.dnode_slots), (5, 2)),
+                    (RecordBody::SetSaXattr { name, value, .. }, _) => {
                         assert_eq!(*name, b"name");
                         assert!(value.is_none_or(|v| v == b"value"));
                     }
-                    (Body::SetAttr(s), _) => assert_eq!(s.xvattr.is_some(), s.mask != 1),
-                    (Body::CloneRange(c), _) => assert_eq!(c.pointers().len(), 2),
-                    (Body::Acl { domains, .. }, t) => assert_eq!(domains.len() as u8, t - 12),
+                    (RecordBody::SetAttr(s), _) => assert_eq!(s.xvattr.is_some(), s.mask != 1),
+                    (RecordBody::CloneRange(c), _) => assert_eq!(c.pointers().len(), 2),
+                    (RecordBody::Acl { domains, .. }, t) => assert_eq!(domains.len() as u8, t - 12),
                     _ => {}
                 }
                 assert_eq!(r.header.case_insensitive, r.header.txtype == 5);
@@ -303,7 +303,7 @@ proptest! {
         raw[at..at + bytes.len()].copy_from_slice(&bytes);
         let n = seal(&mut raw, bytes.len(), &own, &next).unwrap();
         prop_assert!(n <= size && (slim || n == size));
-        // What lies behind is never looked at.
+        // Bytes behind the used part are never read.
         raw[n..].fill(0x5a);
         let log = LogBlock::parse(&raw, &own).unwrap();
         prop_assert_eq!(log.next, next);
@@ -350,11 +350,11 @@ proptest! {
             block: None,
             data: Some(&data),
         };
-        let raw = Body::Write(write).encode(9, Txg(txg)).unwrap();
+        let raw = RecordBody::Write(write).encode(9, Txg(txg)).unwrap();
         prop_assert_eq!(raw.len(), WRITE_HEADER + data.len().next_multiple_of(8));
         let record = Records::new(&raw, Endian::Little).next().unwrap().unwrap();
         prop_assert_eq!(record.header.txg, Txg(txg));
-        prop_assert_eq!(record.body().unwrap(), Body::Write(write));
+        prop_assert_eq!(record.body().unwrap(), RecordBody::Write(write));
     }
 }
 
@@ -369,8 +369,8 @@ fn pointer(checksum: Checksum, size: usize, seq: u64) -> LogPtr {
     LogPtr { bp: BlkPtr::Block(block), verifier: [1, 2, 3, seq] }
 }
 
-/// Every record type, encoded from what was parsed, says the same; of little-endian
-/// records the very bytes come back.
+/// Every record type, encoded from what was parsed, is equal; for little-endian records
+/// the bytes are identical.
 #[test]
 fn every_type_is_encoded() {
     for endian in [Endian::Little, Endian::Big] {
@@ -383,7 +383,7 @@ fn every_type_is_encoded() {
             assert_eq!(parsed.header.txtype, kind);
             assert_eq!(parsed.header.txg, record.header.txg);
             match (&body, parsed.body().unwrap()) {
-                (Body::CloneRange(a), Body::CloneRange(b)) => {
+                (RecordBody::CloneRange(a), RecordBody::CloneRange(b)) => {
                     let list =
                         |c: &CloneRange<'_>| c.pointers().map(Result::unwrap).collect::<Vec<_>>();
                     assert_eq!(list(a), list(&b));
@@ -396,7 +396,7 @@ fn every_type_is_encoded() {
     let (ptr, raw) = golden();
     let log = LogBlock::parse(&raw, &ptr).unwrap();
     for record in log.records().map(Result::unwrap) {
-        // OpenZFS leaves what it does not use as it was: fields of links, indirect blocks.
+        // OpenZFS leaves unused fields unchanged: fields of links, indirect blocks.
         let kind = record.header.txtype;
         let again = record.body().unwrap().encode(kind, record.header.txg).unwrap();
         assert_eq!(again.len(), record.bytes.len(), "type {kind}");

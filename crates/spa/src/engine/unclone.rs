@@ -28,8 +28,8 @@ use codec::checksum::Checksum;
 use dmu::{Io, Objset};
 use ondisk::objset::ZIL_HEADER_SIZE;
 use ondisk::zil::{
-    Body, CHAIN_SIZE, CLAIM_LR_SEQ_VALID, CloneRange, LogPtr, RECORD_SEQ_AT, REPLAY_NEEDED, Record,
-    WRITE_HEADER, Write, ZilHeader, records_at, seal,
+    CHAIN_SIZE, CLAIM_LR_SEQ_VALID, CloneRange, LogPtr, RECORD_SEQ_AT, REPLAY_NEEDED, Record,
+    RecordBody, WRITE_HEADER, Write, ZilHeader, records_at, seal,
 };
 use ondisk::{BlkPtr, Endian};
 use zil::{BLOCK_MAX, BLOCK_MIN, LogWrite, Store};
@@ -110,7 +110,7 @@ impl NewChain<'_> {
             let (piece, rest) = data.split_at(data.len().min(most));
             let length = piece.len() as u64;
             let write = Write { object, offset, length, block: None, data: Some(piece) };
-            self.put(Body::Write(write).encode(TX_WRITE, txg)?)?;
+            self.put(RecordBody::Write(write).encode(TX_WRITE, txg)?)?;
             offset += length;
             data = rest;
         }
@@ -123,7 +123,7 @@ impl NewChain<'_> {
         for piece in clone.pieces() {
             let (offset, length, bp) = piece?;
             if bp.is_hole() {
-                let body = Body::Truncate { object, offset, length };
+                let body = RecordBody::Truncate { object, offset, length };
                 self.put(body.encode(TX_TRUNCATE, txg)?)?;
                 continue;
             }
@@ -207,7 +207,7 @@ impl Copier<'_, '_> {
             return self.chain.put(record.bytes.to_vec());
         }
         match record.body()? {
-            Body::CloneRange(clone) if record.header.txg >= self.first => {
+            RecordBody::CloneRange(clone) if record.header.txg >= self.first => {
                 self.chain.copy(self.zio, &clone, record.header.txg)
             }
             _ => Ok(()),

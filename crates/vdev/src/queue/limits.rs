@@ -438,10 +438,10 @@ mod tests {
     #[test]
     fn txg_writes_yield_to_the_log() {
         let load = std::sync::Arc::new(AtomicU64::new(0));
-        let told = std::sync::Arc::clone(&load);
+        let reported = std::sync::Arc::clone(&load);
         let tuning = Tuning::default();
         tuning.set_gauge(Box::new(move || {
-            let (dirty_percent, awaited) = unpair(told.load(Relaxed));
+            let (dirty_percent, awaited) = unpair(reported.load(Relaxed));
             WriteLoad { dirty_percent, awaited: awaited != 0 }
         }));
         let (early, late) = (Duration::from_secs(7), Duration::from_secs(7) + LOGGING);

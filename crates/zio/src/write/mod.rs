@@ -15,7 +15,7 @@
 //! the ordered section, because the leader's pointer does not depend on them.
 //!
 //! A block may leave the cache before its writes have ended. Until then, reads find it
-//! in the table of blocks [in flight](under_way).
+//! in the table of blocks [in flight](in_flight).
 //!
 //! # Departures from OpenZFS
 //! There is no tree of asynchronous I/Os. A block's failed writes are repeated once by

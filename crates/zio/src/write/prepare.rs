@@ -67,7 +67,7 @@ impl Zio {
             if !w.in_place && self.is_same(w, old, &block) {
                 return done(*w.old, Outcome::Same);
             }
-            if let Some(layout) = self.place_to_reuse(w, old, &block) {
+            if let Some(layout) = self.reusable_layout(w, old, &block) {
                 let dvas: Vec<_> = old.dvas().collect();
                 return Ok(ready(w, block.with_dvas(&dvas), Some(layout), stored));
             }
@@ -108,7 +108,7 @@ impl Zio {
 
     /// The old addresses, if they can be used again: the block was born in this txg,
     /// and its size and copies are unchanged.
-    fn place_to_reuse(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<BlockLayout> {
+    fn reusable_layout(&self, w: &Write<'_>, old: &Block, new: &Block) -> Option<BlockLayout> {
         let own = w.in_place
             && old.head.birth == w.txg
             && old.effective_physical_birth() == w.txg

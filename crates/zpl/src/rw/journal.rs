@@ -14,8 +14,8 @@ use base::{ObjectId, Result, Txg, VdevId};
 use dmu::{Early, Io, Tx};
 use ondisk::BlkPtr;
 use ondisk::zil::{
-    Body, Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, SetAttr, Whiteout, Write, XAT_PROJID,
-    Xvattr,
+    Create, Names, RENAME_EXCHANGE, RENAME_WHITEOUT, RecordBody, SetAttr, Whiteout, Write,
+    XAT_PROJID, Xvattr,
 };
 use ondisk::znode::{self, FileType, Time};
 use zil::{Bundle, Log};
@@ -95,8 +95,8 @@ impl Made {
         }
     }
 
-    fn body<'a>(&'a self, txg: Txg, name: &'a [u8], symlink: bool) -> Body<'a> {
-        Body::Create(Create {
+    fn body<'a>(&'a self, txg: Txg, name: &'a [u8], symlink: bool) -> RecordBody<'a> {
+        RecordBody::Create(Create {
             directory: self.dir,
             object: self.object,
             dnode_slots: u32::from(self.slots),
@@ -145,12 +145,12 @@ impl Script {
         if !value.is_empty() {
             let (object, length) = (made.object, value.len() as u64);
             let write = Write { object, offset: 0, length, block: None, data: Some(value) };
-            self.0.push(TX_WRITE, &Body::Write(write));
+            self.0.push(TX_WRITE, &RecordBody::Write(write));
         }
     }
 
     pub(crate) fn removed(&mut self, directory: ObjectId, name: &[u8]) {
-        self.0.push(TX_REMOVE, &Body::Remove { directory, name });
+        self.0.push(TX_REMOVE, &RecordBody::Remove { directory, name });
     }
 }
 
@@ -206,8 +206,8 @@ impl Record {
         Record::of(&SetAttrs::default(), Some(mode), node, now)
     }
 
-    fn body(&self, node: &Node) -> Body<'_> {
-        Body::SetAttr(SetAttr {
+    fn body(&self, node: &Node) -> RecordBody<'_> {
+        RecordBody::SetAttr(SetAttr {
             object: node.id,
             mask: self.mask,
             mode: self.mode,
@@ -285,11 +285,11 @@ impl FileSystem {
         let mut bundle = Bundle::new(tx.txg());
         bundle.push(txtype, &made.body(tx.txg(), name, kind == FileType::Symlink));
         if made.adorned || !made.xattrs.is_empty() && !log.takes_xattrs() {
-            bundle.lacks();
+            bundle.mark_incomplete();
         }
         for (name, value) in &made.xattrs {
             let value = Some(&value[..]);
-            let body = Body::SetSaXattr { object: made.object, name, value };
+            let body = RecordBody::SetSaXattr { object: made.object, name, value };
             bundle.push(TX_SETSAXATTR, &body);
         }
         log.names(bundle, None);
@@ -308,7 +308,7 @@ impl FileSystem {
         if unnamed {
             return log.barrier(tx.txg());
         }
-        log.name(tx.txg(), TX_LINK, &Body::Link { directory, object, name }, None);
+        log.name(tx.txg(), TX_LINK, &RecordBody::Link { directory, object, name }, None);
     }
 
     /// `gone` has no name any more.
@@ -322,7 +322,7 @@ impl FileSystem {
     ) {
         let Some(log) = self.log() else { return };
         let txtype = if dir { TX_RMDIR } else { TX_REMOVE };
-        log.name(tx.txg(), txtype, &Body::Remove { directory, name }, gone);
+        log.name(tx.txg(), txtype, &RecordBody::Remove { directory, name }, gone);
     }
 
     /// `white`: what is left under the old name; `gone` has no name any more.
@@ -337,16 +337,18 @@ impl FileSystem {
     ) {
         let Some(log) = self.log() else { return };
         // Their content first.
-        moved.iter().for_each(|id| log.adopt(*id));
+        moved.iter().for_each(|id| log.commit_with_names(*id));
         let names = Names { from_dir, to_dir, from, to };
         let (kind, body) = match (how, white) {
-            (_, Some(made)) => (RENAME_WHITEOUT, Body::RenameWhiteout(names, made.whiteout(tx))),
-            (Rename::Exchange, _) => (RENAME_EXCHANGE, Body::Rename(names)),
-            _ => (TX_RENAME, Body::Rename(names)),
+            (_, Some(made)) => {
+                (RENAME_WHITEOUT, RecordBody::RenameWhiteout(names, made.whiteout(tx)))
+            }
+            (Rename::Exchange, _) => (RENAME_EXCHANGE, RecordBody::Rename(names)),
+            _ => (TX_RENAME, RecordBody::Rename(names)),
         };
         let mut bundle = Bundle::new(tx.txg()).with(kind, &body);
         if white.is_some_and(|made| made.adorned || !made.xattrs.is_empty()) {
-            bundle.lacks();
+            bundle.mark_incomplete();
         }
         log.names(bundle, gone);
     }
@@ -376,7 +378,7 @@ impl FileSystem {
     pub(crate) fn log_truncated(&self, tx: &Tx, node: &Node, offset: u64, length: u64) {
         let Some(log) = self.log() else { return };
         if node.attrs.nlink > 0 {
-            let body = Body::Truncate { object: node.id, offset, length };
+            let body = RecordBody::Truncate { object: node.id, offset, length };
             log.object(tx.txg(), node.id, TX_TRUNCATE, &body);
         }
     }
@@ -394,18 +396,18 @@ impl FileSystem {
         for (name, value) in xattrs {
             // A record without a value removes.
             if value.as_ref().is_some_and(Vec::is_empty) || !log.takes_xattrs() {
-                bundle.lacks();
+                bundle.mark_incomplete();
             }
-            let body = Body::SetSaXattr { object: node.id, name, value: value.as_deref() };
+            let body = RecordBody::SetSaXattr { object: node.id, name, value: value.as_deref() };
             bundle.push(TX_SETSAXATTR, &body);
         }
         match said {
-            Said::Nothing => bundle.lacks(),
+            Said::Nothing => bundle.mark_incomplete(),
             Said::Xattrs => {}
             Said::Attrs(record) => bundle.push(TX_SETATTR, &record.body(node)),
         }
         if by_name {
-            log.adopt(node.id);
+            log.commit_with_names(node.id);
             log.names(bundle, None);
         } else if !bundle.is_empty() || log.is_replaying() {
             log.objects(bundle, node.id);
@@ -436,7 +438,7 @@ impl zil::Source for FileSystem {
         self.object(object, Io::WAIT).ok().map(|o| o.block_size())
     }
 
-    fn place(&self, txg: Txg) -> Option<Box<dyn zil::Place>> {
+    fn early_blocks(&self, txg: Txg) -> Option<Box<dyn zil::EarlyBlocks>> {
         Some(Box::new(Placing(self.os().early(txg))))
     }
 }
@@ -444,7 +446,7 @@ impl zil::Source for FileSystem {
 /// Blocks of files that a commit writes.
 struct Placing(Early);
 
-impl zil::Place for Placing {
+impl zil::EarlyBlocks for Placing {
     fn block_size(&self, object: ObjectId) -> Option<u64> {
         self.0.block_size(object)
     }

@@ -35,7 +35,7 @@ use dmu::Io;
 use ondisk::BlkPtr;
 use ondisk::sa::ZplAttr;
 use ondisk::zil::{
-    AclInfo, Body, CloneRange, Create, RENAME_EXCHANGE, Record, SetAttr, Whiteout, Write,
+    AclInfo, CloneRange, Create, RENAME_EXCHANGE, Record, RecordBody, SetAttr, Whiteout, Write,
 };
 use ondisk::znode::{FileType, Time, ZFS_PROJINHERIT, ZFS_XATTR};
 
@@ -65,12 +65,12 @@ const MKDIRS: [u8; 4] = [2, 17, 18, 19];
 /// `Unsupported`; `Corrupt` or `Limit` for a malformed record.
 pub fn can_replay(record: &Record<'_>) -> Result<()> {
     match record.body()? {
-        Body::Create(c) => {
+        RecordBody::Create(c) => {
             let domains = Domains::unknown(&c.domains);
             given_to(record, &c, &domains)?;
             domains.fuid(c.uid).and(domains.fuid(c.gid)).map(drop)
         }
-        Body::SetAttr(s) => {
+        RecordBody::SetAttr(s) => {
             if s.mask & !(LINUX | AT_XVATTR) != 0 && s.mask & OTHERS == 0 {
                 let text = "a record of the intent log has unknown attributes";
                 return Err(Error::unsupported(text));
@@ -79,10 +79,10 @@ pub fn can_replay(record: &Record<'_>) -> Result<()> {
             let domains = Domains::unknown(&s.domains);
             domains.fuid(s.uid).and(domains.fuid(s.gid)).map(drop)
         }
-        Body::Acl { info, aces, domains, .. } => {
+        RecordBody::Acl { info, aces, domains, .. } => {
             given_acl(record, &info, aces, &Domains::unknown(&domains)).map(drop)
         }
-        Body::CloneRange(clone) => clone.pieces().try_for_each(|piece| {
+        RecordBody::CloneRange(clone) => clone.pieces().try_for_each(|piece| {
             let (_, len, bp) = piece?;
             let whole = bp.is_hole() || bp.head().lsize.0 >= len;
             let text = "a record of the intent log has a block that is too short";
@@ -135,38 +135,40 @@ impl FileSystem {
     fn replay_body(&self, record: &Record<'_>) -> Result<()> {
         let root = Caller::root();
         match record.body()? {
-            Body::Create(c) if record.header.txtype == 3 => self.replay_hidden(&c),
-            Body::Create(create) => self.replay_create(record, &create),
-            Body::Remove { directory, name } => match record.header.txtype {
+            RecordBody::Create(c) if record.header.txtype == 3 => self.replay_hidden(&c),
+            RecordBody::Create(create) => self.replay_create(record, &create),
+            RecordBody::Remove { directory, name } => match record.header.txtype {
                 6 => self.rmdir(&root, directory, name).map(|_| ()),
                 _ => self.unlink(&root, directory, name).map(|_| ()),
             },
-            Body::Link { directory, object, name } => {
+            RecordBody::Link { directory, object, name } => {
                 self.link(&root, object, directory, name).map(|_| ())
             }
-            Body::Rename(n) => {
+            RecordBody::Rename(n) => {
                 let exchange = record.header.txtype == RENAME_EXCHANGE;
                 let how = if exchange { Rename::Exchange } else { Rename::Plain };
                 self.rename(&root, (n.from_dir, n.from), (n.to_dir, n.to), how)
             }
-            Body::RenameWhiteout(n, white) => {
+            RecordBody::RenameWhiteout(n, white) => {
                 let (from, to) = ((n.from_dir, n.from), (n.to_dir, n.to));
                 self.rename_as(&root, from, to, Rename::Whiteout, Some(white))
             }
             // The others may come late: after the object went.
-            Body::Write(w) => absent_is_fine(self.replay_write(&root, &w)),
-            Body::Write2(w) => absent_is_fine(self.replay_size(w.object, w.offset + w.length)),
-            Body::Truncate { object, offset, length } => {
+            RecordBody::Write(w) => absent_is_fine(self.replay_write(&root, &w)),
+            RecordBody::Write2(w) => {
+                absent_is_fine(self.replay_size(w.object, w.offset + w.length))
+            }
+            RecordBody::Truncate { object, offset, length } => {
                 absent_is_fine(self.replay_truncate(&root, object, offset, length))
             }
-            Body::SetAttr(set) => absent_is_fine(self.replay_set(&root, &set)),
-            Body::SetSaXattr { object, name, value } => {
+            RecordBody::SetAttr(set) => absent_is_fine(self.replay_set(&root, &set)),
+            RecordBody::SetSaXattr { object, name, value } => {
                 absent_is_fine(self.set_logged_xattr(object, name, value))
             }
-            Body::Acl { object, info, aces, domains } => {
+            RecordBody::Acl { object, info, aces, domains } => {
                 absent_is_fine(self.replay_acl(record, object, &info, (aces, &domains)))
             }
-            Body::CloneRange(clone) => absent_is_fine(self.replay_clone(&root, &clone)),
+            RecordBody::CloneRange(clone) => absent_is_fine(self.replay_clone(&root, &clone)),
         }
     }
 

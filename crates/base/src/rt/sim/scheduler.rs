@@ -185,8 +185,8 @@ impl Scheduler {
         let n = self.steps.load(Relaxed) + 1;
         self.steps.store(n, Relaxed);
         self.pass_time(self.step_ns);
-        let what = u64::from(task.id) << 40 | u64::from(at.line()) << 8 | kind as u64;
-        self.hash.store(mix(self.hash.load(Relaxed) ^ what), Relaxed);
+        let awaited = u64::from(task.id) << 40 | u64::from(at.line()) << 8 | kind as u64;
+        self.hash.store(mix(self.hash.load(Relaxed) ^ awaited), Relaxed);
         if self.options.trace > 0 {
             self.remember(Event {
                 step: n,
@@ -397,7 +397,7 @@ fn waits(state: &SchedulerState, live: &LiveThread) -> String {
     };
     let me = name(live.task.id);
     let Some(wait) = live.wait else { return format!("{me} can run") };
-    let what = match wait.on {
+    let awaited = match wait.on {
         On::Lock(lock) => {
             let holders: Vec<_> = state
                 .live
@@ -412,7 +412,7 @@ fn waits(state: &SchedulerState, live: &LiveThread) -> String {
         On::Time => "time to pass".to_owned(),
         On::Never => "nothing: it went on for too long while unwinding".to_owned(),
     };
-    format!("{me} waits at {} for {what}", file_and_line(wait.at))
+    format!("{me} waits at {} for {awaited}", file_and_line(wait.at))
 }
 
 fn report(state: &SchedulerState) -> String {

@@ -84,7 +84,7 @@ fn a_block_that_left_the_cache_before_it_was_written_is_found() {
 }
 
 #[test]
-fn bytes_under_way_are_bounded_and_order_is_kept() {
+fn bytes_in_flight_are_bounded_and_order_is_kept() {
     // A chunk of more than the limit is sent in parts.
     for chunk in [1, 5, 30] {
         bounded(chunk);
@@ -183,7 +183,7 @@ fn with_an_outage(copies: u8, back: u64, most: u64) -> (ZioFixture, Vec<Lost>, b
 }
 
 #[test]
-fn what_a_device_missed_is_sent_again_when_it_is_back() {
+fn writes_are_repeated_when_their_device_returns() {
     for (copies, back) in [(1, 1), (1, 3), (3, 2)] {
         let (_, lost, there) = with_an_outage(copies, back, 9);
         assert!(lost.is_empty() && there, "{copies} {back}: {lost:?}");

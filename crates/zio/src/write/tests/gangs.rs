@@ -70,7 +70,7 @@ fn freed(zio: &Zio, block: &Block) -> HashSet<(u32, u64, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn a_block_without_a_place_is_scattered(
+    fn a_block_without_a_contiguous_extent_is_scattered(
         sectors in 2u64..256,
         sizes in prop::collection::vec(1u64..40, 3..200),
         copies in 1u8..=3,

@@ -99,7 +99,7 @@ fn check_form(w: &Write<'_>, bp: &BlkPtr, (min, gcd): (u64, u64)) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_written_is_read(
+    fn written_blocks_are_read_back(
         sectors in prop_oneof![1usize..20, 1usize..260],
         kind in 0u8..5,
         seed: u64,
@@ -229,7 +229,7 @@ fn a_micro_zap_is_embedded_as_in_the_specification() {
 }
 
 #[test]
-fn the_cache_holds_what_a_read_would_have_left() {
+fn the_cache_has_the_state_after_a_read() {
     for (i, kind) in [0, 1, 4].into_iter().enumerate() {
         for object_type in [ObjType::PLAIN_FILE_CONTENTS, ObjType::DIRECTORY_CONTENTS] {
             let pool = ZioFixture::new(1, 12);
