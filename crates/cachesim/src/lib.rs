@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use base::Result;
 use base::rt::{self, Mutex};
 
-pub use sim::{KEY_BYTES, Outcome, PAGE_BYTES, PolicyKind, simulate};
+pub use sim::{KEY_BYTES, PAGE_BYTES, PolicyKind, ReplayResult, simulate};
 pub use trace::{Format, REQUESTS_MAX, Trace};
 
 /// What to replay.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ReplayOptions {
     /// Files; their formats are told by their names unless `format` is given.
     pub traces: Vec<PathBuf>,
     /// The format of all of them.
@@ -45,7 +45,7 @@ pub struct Row {
     /// Pages.
     pub size: usize,
     /// What came out.
-    pub outcome: Outcome,
+    pub outcome: ReplayResult,
 }
 
 /// Replays every trace with every policy at every size, on all cores. `progress`
@@ -54,7 +54,10 @@ pub struct Row {
 ///
 /// # Errors
 /// When a trace cannot be read.
-pub fn run(options: &Options, progress: &(dyn Fn(&Row, usize, usize) + Sync)) -> Result<Vec<Row>> {
+pub fn run(
+    options: &ReplayOptions,
+    progress: &(dyn Fn(&Row, usize, usize) + Sync),
+) -> Result<Vec<Row>> {
     let each = options.sizes.len() * options.policies.len();
     let all = each * options.traces.len();
     let (mut rows, done) = (Vec::new(), AtomicUsize::new(0));

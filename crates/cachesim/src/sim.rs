@@ -71,7 +71,7 @@ impl PolicyKind {
 
 /// What a replay gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ReplayResult {
     /// Requests.
     pub requests: u64,
     /// Those that the cache answered.
@@ -80,7 +80,7 @@ pub struct Outcome {
     pub charged: u64,
 }
 
-impl Outcome {
+impl ReplayResult {
     /// Hits over requests; 0 for an empty trace.
     pub fn hit_ratio(&self) -> f64 {
         if self.requests == 0 { 0.0 } else { self.hits as f64 / self.requests as f64 }
@@ -88,12 +88,12 @@ impl Outcome {
 }
 
 /// Replays a trace with a cache of `size` pages.
-pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> Outcome {
+pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> ReplayResult {
     let (size, keys) = (size.max(1), trace.keys);
     let bytes = size as u64 * u64::from(PAGE_BYTES);
     match policy {
-        PolicyKind::Arc => Engine::new(Reference::new(bytes), trace, false).run(trace),
-        PolicyKind::Default => Engine::new(Ours::new(bytes), trace, true).run(trace),
+        PolicyKind::Arc => EngineCache::new(Reference::new(bytes), trace, false).run(trace),
+        PolicyKind::Default => EngineCache::new(Ours::new(bytes), trace, true).run(trace),
         PolicyKind::Lru => rival(Lru::new(size, keys), trace),
         PolicyKind::Lirs => rival(Lirs::new(size, keys), trace),
         PolicyKind::TwoQ => rival(TwoQ::new(size, keys), trace),
@@ -102,20 +102,20 @@ pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> Outcome {
         PolicyKind::WTinyLfu => rival(WTinyLfu::new(size, keys), trace),
         PolicyKind::Min => {
             let hits = Min::hits(&trace.requests, keys, size);
-            Outcome { requests: trace.requests.len() as u64, hits, charged: 0 }
+            ReplayResult { requests: trace.requests.len() as u64, hits, charged: 0 }
         }
     }
 }
 
-fn rival(mut cache: impl Rival, trace: &Trace) -> Outcome {
+fn rival(mut cache: impl Rival, trace: &Trace) -> ReplayResult {
     let hits = trace.requests.iter().filter(|&&key| cache.access(key)).count() as u64;
-    Outcome { requests: trace.requests.len() as u64, hits, charged: 0 }
+    ReplayResult { requests: trace.requests.len() as u64, hits, charged: 0 }
 }
 
 const NONE: Id = Id::MAX;
 
 /// A directory of pages over one of the engine's policies.
-struct Engine<P> {
+struct EngineCache<P> {
     policy: P,
     /// The number that each key has, or `NONE`.
     ids: Vec<Id>,
@@ -128,10 +128,10 @@ struct Engine<P> {
     most_charged: u64,
 }
 
-impl<P: Policy> Engine<P> {
+impl<P: Policy> EngineCache<P> {
     fn new(policy: P, trace: &Trace, charge: bool) -> Self {
         let bytes = policy.target();
-        Engine {
+        EngineCache {
             policy,
             ids: vec![NONE; trace.keys],
             keys: Vec::new(),
@@ -143,10 +143,10 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    fn run(mut self, trace: &Trace) -> Outcome {
+    fn run(mut self, trace: &Trace) -> ReplayResult {
         let hits = trace.requests.iter().filter(|&&key| self.access(key)).count() as u64;
         let requests = trace.requests.len() as u64;
-        Outcome { requests, hits, charged: self.most_charged }
+        ReplayResult { requests, hits, charged: self.most_charged }
     }
 
     fn access(&mut self, key: u32) -> bool {

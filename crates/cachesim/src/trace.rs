@@ -84,12 +84,12 @@ pub struct Trace {
 
 /// Collects requests.
 #[derive(Default)]
-struct Builder {
+struct TraceBuilder {
     trace: Trace,
     index: HashMap<u64, u32>,
 }
 
-impl Builder {
+impl TraceBuilder {
     fn add(&mut self, key: u64) -> Result<()> {
         if self.trace.requests.len() >= REQUESTS_MAX {
             return Err(Error::invalid(format!("more than {REQUESTS_MAX} requests")));
@@ -150,7 +150,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::read`].
     pub fn parse(mut input: impl BufRead, format: Format) -> Result<Trace> {
-        let mut out = Builder::default();
+        let mut out = TraceBuilder::default();
         match format {
             Format::Arc => lines(&mut input, |line| {
                 let [start, count, ..] = numbers::<2>(line)?;

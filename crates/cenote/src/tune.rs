@@ -1,18 +1,17 @@
-//! Tunables by the names that administrators know (chapter 09 §9).
+//! Tunables by their usual names (chapter 09 §9).
 //!
 //! # Theory
-//! One table ([`TUNABLES`]) has every tunable that something stands behind: its
-//! name on Linux, what it does, its range and default, how to read it and how to
-//! set it. FreeBSD's names follow from Linux's by rule, in their present form
-//! (`vfs.zfs.arc.max`) and the one before (`vfs.zfs.arc_max`). A value is a
-//! number; some numbers have words (`on`, `arc`). Changes take effect at once and
-//! last as long as the engine.
+//! One table ([`TUNABLES`]) has every tunable with an effect: its name on Linux, its
+//! description, its range and default, how to read it and how to set it. FreeBSD's names
+//! follow from Linux's by rule, in their present form (`vfs.zfs.arc.max`) and the previous
+//! one (`vfs.zfs.arc_max`). A value is a number; some numbers have words (`on`, `arc`).
+//! Changes take effect at once and last as long as the engine.
 //!
 //! # Invariants
-//! * A value outside its range, or one that makes no sense beside the others, is
-//!   refused and changes nothing.
-//! * 0 for `zfs_arc_max` and `zfs_arc_min` stands for what the machine suggests, as
-//!   in OpenZFS; reading them back gives 0 then, [`Tunable::in_effect`] the bytes.
+//! * A value outside its range, or inconsistent with others, is refused and changes
+//!   nothing.
+//! * 0 for `zfs_arc_max` and `zfs_arc_min` selects the machine's default, as in OpenZFS.
+//!   Reading them back gives 0 then, [`Tunable::in_effect`] the bytes.
 //!
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
@@ -35,10 +34,10 @@ pub(crate) struct Automatic {
     pub(crate) min: bool,
 }
 
-/// What a tunable's number means.
+/// The unit of a tunable's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes; suffixes are understood.
+    /// Bytes; suffixes are accepted.
     Bytes,
     /// Seconds.
     Seconds,
@@ -46,7 +45,7 @@ pub enum Unit {
     Percent,
     /// An exponent of 2.
     Shift,
-    /// How many.
+    /// A count.
     Count,
     /// A choice: the words for 0, 1, ...
     Choice(&'static [&'static str]),
@@ -56,11 +55,11 @@ pub enum Unit {
 pub struct Tunable {
     /// Linux's name.
     pub name: &'static str,
-    /// What it does.
+    /// Its description.
     pub what: &'static str,
-    /// What its number means.
+    /// Its unit.
     pub unit: Unit,
-    /// Whether 0 stands for a value of the machine's.
+    /// Whether 0 stands for the machine's default.
     pub automatic: bool,
     default: u64,
     range: fn() -> (u64, u64),
@@ -125,7 +124,7 @@ fn set_arc_min(engine: &Engine, value: u64) -> Result<()> {
 }
 
 fn change(engine: &Engine, f: impl FnOnce(&mut Config)) -> Result<()> {
-    // Of two changes at once none may be lost.
+    // Serialises concurrent changes, so that none is lost.
     let _one = engine.automatic.lock();
     let mut config = engine.arc_config();
     f(&mut config);
@@ -140,7 +139,7 @@ fn small(n: u64) -> u32 {
 const OFF_ON: &[&str] = &["off", "on"];
 const POLICIES: &[&str] = &["default", "arc"];
 
-/// A tunable of the prefetcher's, by its own table's words.
+/// A tunable of the prefetcher, with the text of its own table.
 const fn zfetch(
     which: Zfetch,
     unit: Unit,
@@ -177,7 +176,7 @@ macro_rules! zfetch {
     };
 }
 
-/// A tunable of the write throttle's or of the device queues'.
+/// A tunable of the write throttle or of the device queues.
 const fn writing(
     name: &'static str,
     what: &'static str,
@@ -190,7 +189,7 @@ const fn writing(
     Tunable { name, what, unit, automatic: false, default, range, get, set, in_effect: get }
 }
 
-/// The least or the most operations of a class with one device.
+/// The minimum or maximum of operations of a class in flight on one device.
 macro_rules! active {
     ($class:ident, $which:ident, $name:expr, $default:expr, $what:expr) => {
         writing(
@@ -536,7 +535,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
 ];
 
-/// Prefixes of Linux's names that FreeBSD made groups of.
+/// Prefixes of Linux's names that became groups in FreeBSD's.
 const GROUPS: [(&str, &str); 7] = [
     ("zfs_arc_", "arc."),
     ("zfs_vdev_", "vdev."),
@@ -547,8 +546,8 @@ const GROUPS: [(&str, &str); 7] = [
     ("metaslab_", "metaslab."),
 ];
 
-/// FreeBSD's names of a tunable of Linux's: today's, and the one before where it
-/// was another.
+/// FreeBSD's names of a Linux tunable: the present one, and the previous one where it
+/// differs.
 pub fn freebsd_names(linux: &str) -> Vec<String> {
     let bare = linux.strip_prefix("zfs_").unwrap_or(linux);
     let old = match linux.strip_prefix("zfetch_") {
@@ -588,12 +587,12 @@ impl Tunable {
         (self.in_effect)(engine)
     }
 
-    /// The value when nobody set it.
+    /// The default value.
     pub fn default_value(&self) -> u64 {
         self.default
     }
 
-    /// Least and largest value, 0 for automatic apart.
+    /// Least and largest value, without 0 for automatic.
     pub fn range(&self) -> (u64, u64) {
         (self.range)()
     }
@@ -634,7 +633,7 @@ impl Tunable {
         ))
     }
 
-    /// The number that a text means, within the range.
+    /// Parses a value within the range.
     ///
     /// # Errors
     /// `Invalid`, with the range.
@@ -658,10 +657,10 @@ impl Tunable {
         number.filter(good).ok_or_else(|| self.refuse(text))
     }
 
-    /// Sets it to what a text means, at once.
+    /// Sets it to a value in text form, at once.
     ///
     /// # Errors
-    /// `Invalid`, saying what would be possible; nothing is changed then.
+    /// `Invalid`, with the possible values; nothing is changed then.
     pub fn set(&self, engine: &Engine, text: &str) -> Result<()> {
         (self.set)(engine, self.parse(text)?)
     }

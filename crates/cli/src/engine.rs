@@ -5,8 +5,8 @@ use std::path::Path;
 use base::{Error, ErrorKind};
 
 pub(crate) use cenote::inspect::zpl::{
-    At, Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType as FileKind,
-    Groups, New, Rename, SetAttrs, SetHow, SetTime, Time, Whence,
+    Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType as FileKind, Groups,
+    New, Rename, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,
 };
 pub(crate) use cenote::{
     ClassDetail, DataError, Dataset, DatasetKind, Engine, EngineConfig, Extent, FileSystem,

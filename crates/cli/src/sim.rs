@@ -5,7 +5,7 @@ mod files;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
-use ::sim::setup::Named;
+use ::sim::setup::ByName;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
 
@@ -70,7 +70,7 @@ fn given(parsed: &Parsed, letter: char, range: RangeInclusive<u64>) -> Result<Op
     number(&format!("--{name}"), &text, range).map(Some)
 }
 
-fn named<T: Named>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
+fn named<T: ByName>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
     let Some(text) = parsed.last(letter) else { return Ok(None) };
     let unknown = || wrong(option, &text, "there is no such name");
     T::named(&text).map(Some).ok_or_else(unknown)

@@ -12,7 +12,7 @@ use zio::BlockCache;
 use crate::driver::Driver;
 use crate::memo::Memo;
 use crate::model::Model;
-use crate::ops::{Plan, plan};
+use crate::ops::{OpPlan, plan};
 use crate::pool::{CACHE, SimLeaves, find};
 use crate::run::{Recorded, plant};
 use crate::setup::{Setup, Workload};
@@ -20,7 +20,7 @@ use crate::setup::{Setup, Workload};
 /// Operations after a crash.
 const OPS: usize = 8;
 
-fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, old: &Model) -> Result<Arc<Model>, String> {
+fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<Arc<Model>, String> {
     let fail = |what: &str, e: &dyn std::fmt::Display| format!("{what}, after a crash: {e}");
     let leaves = SimLeaves::new(disks, &[]);
     let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;

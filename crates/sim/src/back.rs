@@ -23,12 +23,12 @@ use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::memo::{Manner, Memo};
 use crate::model::Model;
-use crate::ops::{Plan, plan};
+use crate::ops::{OpPlan, plan};
 use crate::pool::{CACHE, SimLeaves, find, import};
-use crate::run::{Recorded, Tally};
+use crate::run::{CrashTally, Recorded};
 use crate::setup::{Setup, Workload};
 
 /// Operations after a rewind.
@@ -54,7 +54,7 @@ pub struct Back {
 
 fn body(
     setup: &Setup,
-    plan: &Plan,
+    plan: &OpPlan,
     disks: &SimDisks,
     future: &Model,
     to: Txg,
@@ -174,12 +174,12 @@ impl Back {
     ///
     /// # Errors
     /// What is wrong first.
-    pub fn crash_everywhere(&self, stride: usize, threads: usize) -> Result<Tally, String> {
+    pub fn crash_everywhere(&self, stride: usize, threads: usize) -> Result<CrashTally, String> {
         let points: Vec<u64> =
             self.disks.crash_points().into_iter().step_by(stride.max(1)).collect();
         let (memos, seen) = ((Memo::default(), Memo::default()), Mutex::default());
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more: 1, threads }
+        let found = CrashPoints { points, seed, more: 1, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache, &memos, &seen));
         if let Some((event, seed, what)) = found.wrong {
             let Back { newest, to, absent, .. } = self;
@@ -192,6 +192,6 @@ impl Back {
         if stride <= 1 && seen.lock().len() != 2 {
             return Err("the crashes did not meet both states".to_owned());
         }
-        Ok(Tally { images: found.images, points: count, groups: found.groups, failure: None })
+        Ok(CrashTally { images: found.images, points: count, groups: found.groups, failure: None })
     }
 }

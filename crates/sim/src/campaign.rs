@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::run::{Failure, run};
-use crate::setup::{Fault, Layout, Plant, Setup, Workload};
+use crate::setup::{DiskFault, Layout, PlantedBug, Setup, Workload};
 use crate::shrink::shrink;
 
 /// Time to look for a shorter sequence.
@@ -25,9 +25,9 @@ pub struct Campaign {
     /// Operations of each thread.
     pub ops: Option<usize>,
     /// A bug.
-    pub plant: Option<Plant>,
+    pub plant: Option<PlantedBug>,
     /// Faults of a disk.
-    pub fault: Option<Fault>,
+    pub fault: Option<DiskFault>,
     /// Every block larger than a sector is a gang of single sectors.
     pub gangs: bool,
     /// Only these operations.

@@ -20,7 +20,7 @@ use spa::{FoundPool, LeafLabels, Leaves, Purpose, Spa};
 use zio::BlockCache;
 
 use crate::image::{BadSectors, Range, Tap};
-use crate::memo::{Known, Manner, Memo};
+use crate::memo::{Manner, Memo, PriorVerdict};
 use crate::model::{CHUNK, Content, Model, Obj};
 use crate::pool::{SimLeaves, find, import};
 
@@ -70,16 +70,16 @@ impl Bad {
 
 /// Whether everything is there, or some of it is reported as damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum Integrity {
     Whole,
     Damaged,
 }
 
 /// Lets what the engine told of pass, if it may.
-fn noticed(done: Result<(), Bad>, detect: bool) -> Result<Found, Bad> {
+fn noticed(done: Result<(), Bad>, detect: bool) -> Result<Integrity, Bad> {
     match done {
-        Ok(()) => Ok(Found::Whole),
-        Err(bad) if bad.told && detect => Ok(Found::Damaged),
+        Ok(()) => Ok(Integrity::Whole),
+        Err(bad) if bad.told && detect => Ok(Integrity::Damaged),
         Err(bad) => Err(bad),
     }
 }
@@ -154,11 +154,11 @@ fn judge_it(
     let (txg, root) = (spa.uberblock().txg, spa.uberblock().root_bp);
     promised(model, expect, txg)?;
     let known = if remember { memo.body(images, &expect.manner, txg, &root) } else { None };
-    let mut whole = Found::Whole;
+    let mut whole = Integrity::Whole;
     if known.is_none() {
         whole = verdict(&spa, model, txg, expect)?;
     }
-    if remember && whole == Found::Whole {
+    if remember && whole == Integrity::Whole {
         let (in_labels, read) = split(images, tap.take());
         memo.keep(images, &expect.manner, txg, root, in_labels, known.unwrap_or(read));
     }
@@ -182,12 +182,12 @@ fn promised(model: &Model, expect: &Expect, txg: Txg) -> Result<(), Bad> {
 }
 
 /// Everything that must hold of an open pool in group `txg`.
-fn verdict(spa: &Spa, model: &Model, txg: Txg, expect: &Expect) -> Result<Found, Bad> {
+fn verdict(spa: &Spa, model: &Model, txg: Txg, expect: &Expect) -> Result<Integrity, Bad> {
     let at = |bad: Bad| bad.within(&format!("group {txg}"));
     let mut found = compare(spa, model, txg, expect.detect).map_err(at)?;
     for done in [audit(spa, expect), books(spa)] {
-        if noticed(done, expect.detect).map_err(at)? == Found::Damaged {
-            found = Found::Damaged;
+        if noticed(done, expect.detect).map_err(at)? == Integrity::Damaged {
+            found = Integrity::Damaged;
         }
     }
     Ok(found)
@@ -222,7 +222,7 @@ fn rewind(
     let Some(under_way) = model.next_change(txg) else { return Ok(()) };
     let from = Txg(under_way.0.saturating_sub(DEFER + 1).max(expect.first.0));
     for group in memo.groups(from, txg) {
-        if memo.group(images, group) != Known::Changed {
+        if memo.group(images, group) != PriorVerdict::Changed {
             continue;
         }
         let spa = import(leaves, found, cache, Some(group));
@@ -267,7 +267,8 @@ pub fn report(images: &[Image]) -> Result<audit::Report, String> {
 }
 
 /// How pools are audited.
-const AUDIT: audit::Options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
+const AUDIT: audit::AuditOptions =
+    audit::AuditOptions { verify: Verify::All, leaks: true, threads: 1 };
 
 /// The DSL's sums and counts.
 pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
@@ -284,7 +285,7 @@ pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
 }
 
 /// Names and content of all datasets and snapshots.
-fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Found, Bad> {
+fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Integrity, Bad> {
     let state = model.state(txg);
     let comment = spa.config().comment.as_ref().and_then(|c| c.to_str()).map(str::to_owned);
     let due = model.comments(txg);
@@ -295,7 +296,7 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Found, Ba
     let mut snaps = BTreeMap::new();
     let mut damaged = false;
     let mut take = |done: Result<(), Bad>| {
-        damaged |= noticed(done, detect)? == Found::Damaged;
+        damaged |= noticed(done, detect)? == Integrity::Damaged;
         Ok::<_, Bad>(())
     };
     let names = (|| {
@@ -327,7 +328,7 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Found, Ba
         };
         take(dataset(snap, &model.content(ds, at), detect).map_err(|bad| bad.within(&full)))?;
     }
-    Ok(if damaged { Found::Damaged } else { Found::Whole })
+    Ok(if damaged { Integrity::Damaged } else { Integrity::Whole })
 }
 
 fn same_names<'a, N: Ord + std::fmt::Debug + 'a>(

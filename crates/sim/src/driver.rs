@@ -23,7 +23,7 @@ const END_MAX: u64 = 4 << 20;
 
 /// An object that threads write.
 #[derive(Clone)]
-struct Handle {
+struct WriteTarget {
     ds: DsId,
     id: u64,
     zap: bool,
@@ -35,7 +35,7 @@ struct Handle {
 /// What one thread works on: its own objects, datasets and snapshots.
 pub struct Hand {
     thread: usize,
-    objects: Vec<Handle>,
+    objects: Vec<WriteTarget>,
     datasets: Vec<DsId>,
     snaps: Vec<usize>,
     made: usize,
@@ -49,8 +49,8 @@ pub struct Driver {
     pub model: Arc<Model>,
     disks: SimDisks,
     heads: Mutex<BTreeMap<DsId, Arc<Objset>>>,
-    shared: Mutex<Vec<Handle>>,
-    plant_wrong_group: bool,
+    shared: Mutex<Vec<WriteTarget>>,
+    plant_wrong_txg: bool,
     /// Devices fail: an operation that fails leaves an unknown content.
     pub faulty: bool,
     /// Sets this run's names apart from those of runs before.
@@ -85,15 +85,15 @@ impl Driver {
             disks: disks.clone(),
             heads: Mutex::default(),
             shared: Mutex::default(),
-            plant_wrong_group: false,
+            plant_wrong_txg: false,
             faulty: false,
             prefix: String::new(),
         })
     }
 
     /// Plants the bug of the wrong group in every object set from now on.
-    pub fn plant_wrong_group(&mut self) {
-        self.plant_wrong_group = true;
+    pub fn plant_wrong_txg(&mut self) {
+        self.plant_wrong_txg = true;
     }
 
     /// Notes the root dataset of a new pool.
@@ -135,7 +135,13 @@ impl Driver {
         let mut objects = Vec::new();
         for &ds in &datasets {
             for (&id, obj) in self.model.content(ds, txg).iter().filter(|(_, o)| !o.unknown) {
-                objects.push(Handle { ds, id, zap: obj.zap, end: Arc::default(), shared: false });
+                objects.push(WriteTarget {
+                    ds,
+                    id,
+                    zap: obj.zap,
+                    end: Arc::default(),
+                    shared: false,
+                });
             }
         }
         Hand { thread: 0, objects, datasets, snaps, made: 0 }
@@ -157,7 +163,7 @@ impl Driver {
         self.writer.begin_wait(logical, frees)
     }
 
-    fn create(&self, ds: DsId, block: u8, seed: u32, shared: bool) -> Result<Handle> {
+    fn create(&self, ds: DsId, block: u8, seed: u32, shared: bool) -> Result<WriteTarget> {
         let os = self.head(ds)?;
         let bonus = content(seed | 3, (seed % 5) as usize * 40);
         let block_size = 512u32 << block;
@@ -172,22 +178,22 @@ impl Driver {
         let tx = self.begin(64 << 10, false)?;
         let id = os.allocate(&tx, &spec)?.0;
         self.model.note(tx.txg(), ds, id, Act::Create { zap: false, block_size, bonus });
-        Ok(Handle { ds, id, zap: false, end: Arc::default(), shared })
+        Ok(WriteTarget { ds, id, zap: false, end: Arc::default(), shared })
     }
 
-    fn create_zap(&self, ds: DsId, shared: bool) -> Result<Handle> {
+    fn create_zap(&self, ds: DsId, shared: bool) -> Result<WriteTarget> {
         let os = self.head(ds)?;
         let tx = self.begin(64 << 10, false)?;
         let id = zaps::create(&os, &tx, ObjType::DIRECTORY_CONTENTS, ObjType::NONE, &[], 0)?.0;
         let act = Act::Create { zap: true, block_size: 0, bonus: Vec::new() };
         self.model.note(tx.txg(), ds, id, act);
-        Ok(Handle { ds, id, zap: true, end: Arc::default(), shared })
+        Ok(WriteTarget { ds, id, zap: true, end: Arc::default(), shared })
     }
 
     /// Does `change` to an object and notes what it says.
     fn change(
         &self,
-        handle: &Handle,
+        handle: &WriteTarget,
         logical: u64,
         frees: bool,
         change: impl FnOnce(&Arc<Objset>, &Tx, &mut u64) -> Result<Vec<Act>>,
@@ -201,8 +207,8 @@ impl Driver {
         let Some(end) = first.as_mut().or(second.as_mut()) else {
             return Err(Error::bug("an object without its lock"));
         };
-        if self.plant_wrong_group {
-            os.plant_wrong_group();
+        if self.plant_wrong_txg {
+            os.plant_wrong_txg();
         }
         match change(&os, &tx, end) {
             Ok(acts) => {
@@ -218,7 +224,7 @@ impl Driver {
         }
     }
 
-    fn write(&self, handle: &Handle, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
+    fn write(&self, handle: &WriteTarget, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
         // A small block takes a sector, too.
         let object = self.head(handle.ds)?.object(ObjectId(handle.id), Io::WAIT)?;
         let block = object.block_size();
@@ -235,7 +241,7 @@ impl Driver {
         })
     }
 
-    fn zero(&self, handle: &Handle, at: u64, len: Option<u64>) -> Result<()> {
+    fn zero(&self, handle: &WriteTarget, at: u64, len: Option<u64>) -> Result<()> {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             os.free_range(tx, ObjectId(handle.id), at, len.unwrap_or(u64::MAX))?;
             Ok(vec![Act::Zero { at, len }])
@@ -243,7 +249,7 @@ impl Driver {
     }
 
     /// Sets a spill block of one to sixteen sectors, or removes it.
-    fn spill(&self, handle: &Handle, seed: u32) -> Result<()> {
+    fn spill(&self, handle: &WriteTarget, seed: u32) -> Result<()> {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             let sectors = (seed >> 8) as usize % 17;
             let spill = (sectors > 0).then(|| content(seed | 3, sectors * 512));
@@ -256,7 +262,7 @@ impl Driver {
         })
     }
 
-    fn zap_put(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
+    fn zap_put(&self, handle: &WriteTarget, count: u32, seed: u32) -> Result<()> {
         self.change(handle, 256 << 10, false, |os, tx, _| {
             let mut acts = Vec::new();
             for i in 0..count {
@@ -271,7 +277,7 @@ impl Driver {
         })
     }
 
-    fn zap_remove(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
+    fn zap_remove(&self, handle: &WriteTarget, count: u32, seed: u32) -> Result<()> {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             let mut acts = Vec::new();
             for i in 0..count {
@@ -453,7 +459,7 @@ impl Driver {
     fn run_op(&self, hand: &mut Hand, op: &Op) -> Result<()> {
         let pick_ds = |which: u32| hand.datasets[which as usize % hand.datasets.len()];
         let pick = |which: u32, zap: bool| {
-            let fit: Vec<&Handle> = hand.objects.iter().filter(|o| o.zap == zap).collect();
+            let fit: Vec<&WriteTarget> = hand.objects.iter().filter(|o| o.zap == zap).collect();
             fit.get((which as usize).checked_rem(fit.len())?).map(|h| (*h).clone())
         };
         match op {

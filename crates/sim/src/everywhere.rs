@@ -12,7 +12,7 @@ use zio::BlockCache;
 use crate::pool::CACHE;
 
 /// Where to crash, and how.
-pub(crate) struct Places {
+pub(crate) struct CrashPoints {
     /// Events after which the power fails.
     pub(crate) points: Vec<u64>,
     /// The run's seed.
@@ -25,7 +25,7 @@ pub(crate) struct Places {
 
 /// What was found.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct CrashFindings {
     /// Images judged.
     pub(crate) images: u64,
     /// Groups found in them.
@@ -34,13 +34,13 @@ pub(crate) struct Found {
     pub(crate) wrong: Option<(u64, u64, String)>,
 }
 
-impl Places {
+impl CrashPoints {
     /// Calls `crash` with an event, a seed and the thread's cache for each; it tells the group
     /// that it found.
     pub(crate) fn visit(
         &self,
         crash: impl Fn(u64, u64, &Arc<BlockCache>) -> Result<Option<Txg>, String> + Sync,
-    ) -> Found {
+    ) -> CrashFindings {
         let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let (wrong, groups) = (Mutex::new(None), Mutex::new(BTreeSet::new()));
         let fail = |event: u64, seed: u64, what: String| {
@@ -69,6 +69,6 @@ impl Places {
             }
         });
         let (images, groups) = (images.into_inner(), groups.into_inner().len() as u64);
-        Found { images, groups, wrong: wrong.into_inner() }
+        CrashFindings { images, groups, wrong: wrong.into_inner() }
     }
 }

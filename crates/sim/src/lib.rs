@@ -45,5 +45,5 @@ pub mod short;
 pub mod shrink;
 
 pub use campaign::{Campaign, Totals};
-pub use run::{Failure, Recorded, Tally, record, run};
-pub use setup::{Fault, Layout, Plant, Setup, Workload};
+pub use run::{CrashTally, Failure, Recorded, record, run};
+pub use setup::{DiskFault, Layout, PlantedBug, Setup, Workload};

@@ -35,11 +35,11 @@ use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
 use zio::{BlockCache, Zio};
-use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps, SetHow, XattrForm};
+use zpl::rw::{Caller, Host, HostSpace, New, RwProps, SetHow, WritePosition, XattrForm};
 use zpl::{FileSystem, Time};
 
 use crate::check;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::fs::{dataset, ended, make_dataset, now, space, synced};
 use crate::image::{Range, Tap};
 use crate::memo::{Manner, Memo, alike, tidy};
@@ -194,7 +194,7 @@ fn work(
                 version += 1;
                 let (at, len) = over::range(seed, thread, version);
                 let data: Vec<u8> = (at..at + len).map(|at| over::byte(at, version)).collect();
-                fs.write(&by, over, At::Offset(at), &data)?;
+                fs.write(&by, over, WritePosition::Offset(at), &data)?;
                 if told(&mut rng, 3) {
                     fs.fsync(over)?;
                     disks.mark(OVER | thread << 40 | version);
@@ -213,7 +213,7 @@ fn work(
             0..=5 => {
                 let n = length(&mut rng, layout);
                 let data: Vec<u8> = (size..size + n).map(|at| byte(thread, at)).collect();
-                fs.write(&Caller::root(), file, At::Offset(size), &data)?;
+                fs.write(&Caller::root(), file, WritePosition::Offset(size), &data)?;
                 size += n;
                 if !rng.one_in(3) {
                     promise(file, Some(size), names)?;
@@ -225,7 +225,7 @@ fn work(
                     fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o600))?;
                 let data = content(thread, names);
                 if !data.is_empty() {
-                    fs.write(&Caller::root(), made.id, At::Offset(0), &data)?;
+                    fs.write(&Caller::root(), made.id, WritePosition::Offset(0), &data)?;
                 }
                 names += 1;
                 if rng.one_in(2) {
@@ -240,7 +240,7 @@ fn work(
 }
 
 /// A run that was recorded.
-pub struct Recorded {
+pub struct RecordedLogs {
     /// Vdevs, disks, schedule.
     pub setup: Setup,
     /// The disks, with their log.
@@ -251,22 +251,22 @@ pub struct Recorded {
     pub failed: Option<String>,
     plant: Plant,
     /// What replays found.
-    found: plain::Mutex<BTreeMap<State, Arc<Vec<There>>>>,
+    found: plain::Mutex<BTreeMap<ReplayStart, Arc<Vec<There>>>>,
     /// Groups that were audited.
     memo: Memo,
     /// Images that were read, and where: the last ones.
-    seen: plain::Mutex<VecDeque<Arc<Seen>>>,
+    seen: plain::Mutex<VecDeque<Arc<ImageReading>>>,
 }
 
 /// What reading an image told.
-struct Seen {
+struct ImageReading {
     images: Vec<Image>,
     ranges: Vec<Range>,
-    state: State,
+    state: ReplayStart,
 }
 
 /// What a replay begins with: the last group, and the log's identity, last block and record.
-type State = (Txg, [u64; 2], u64, u64);
+type ReplayStart = (Txg, [u64; 2], u64, u64);
 
 /// What there is of a thread after a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -282,7 +282,7 @@ struct There {
 
 /// How many images a run was crashed into, and what went wrong first.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct LogTally {
     /// Events after which the power failed.
     pub points: u64,
     /// Crash images judged.
@@ -293,7 +293,7 @@ pub struct Tally {
     pub failure: Option<(u64, u64, u64, String)>,
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for LogTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.failure {
             None => write!(
@@ -393,11 +393,11 @@ fn body(
 }
 
 /// Runs a seed with other vdevs or threads than follow from it.
-pub fn record_as(setup: Setup, plant: Plant) -> Recorded {
+pub fn record_as(setup: Setup, plant: Plant) -> RecordedLogs {
     record_it(setup, plant, None)
 }
 
-fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> Recorded {
+fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> RecordedLogs {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let (s, d) = (setup.clone(), disks.clone());
     let run = run_with(setup.schedule(), move || body(&s, &d, plant, logs_die));
@@ -407,11 +407,11 @@ fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> Recorded {
     };
     let (found, memo) = (plain::Mutex::default(), Memo::default());
     let seen = plain::Mutex::default();
-    Recorded { setup, disks, start, failed, plant, found, memo, seen }
+    RecordedLogs { setup, disks, start, failed, plant, found, memo, seen }
 }
 
 /// Runs a seed and records it.
-pub fn record(seed: u64, plant: Plant) -> Recorded {
+pub fn record(seed: u64, plant: Plant) -> RecordedLogs {
     record_as(setup(seed), plant)
 }
 
@@ -552,7 +552,7 @@ fn mount(
 
 /// Up to where a log can be read: its chain, and its records with the data they refer to.
 /// The two differ where a power cut spared a log block and tore that data.
-struct End<'a> {
+struct LogEnd<'a> {
     zio: &'a Zio,
     last_synced: Txg,
     id: [u64; 2],
@@ -561,7 +561,7 @@ struct End<'a> {
     torn: bool,
 }
 
-impl LogVisitor for End<'_> {
+impl LogVisitor for LogEnd<'_> {
     fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
         let [a, b, _, seq] = ptr.verifier;
         (self.id, self.block) = ([a, b], seq);
@@ -581,10 +581,10 @@ impl LogVisitor for End<'_> {
 }
 
 /// The log of the file system in an open pool, as far as it can be read.
-fn end_of_log(spa: &Spa) -> Result<End<'_>> {
+fn end_of_log(spa: &Spa) -> Result<LogEnd<'_>> {
     let last_synced = spa.uberblock().txg;
     let (zio, id) = (spa.zio(), [0; 2]);
-    let mut end = End { zio, last_synced, id, block: 0, record: 0, torn: false };
+    let mut end = LogEnd { zio, last_synced, id, block: 0, record: 0, torn: false };
     spa.root_dir()?.walk(&mut |dir| {
         if dir.name() == dataset()
             && let Some(os) = dir.head()?.map(|head| head.open_objset()).transpose()?.flatten()
@@ -597,7 +597,7 @@ fn end_of_log(spa: &Spa) -> Result<End<'_>> {
     Ok(end)
 }
 
-impl Recorded {
+impl RecordedLogs {
     fn mount_once(
         &self,
         images: Vec<Image>,
@@ -617,8 +617,8 @@ impl Recorded {
         &self,
         images: &[Image],
         cache: &Arc<BlockCache>,
-    ) -> std::result::Result<State, String> {
-        let seen: Vec<Arc<Seen>> = self.seen.lock().iter().cloned().collect();
+    ) -> std::result::Result<ReplayStart, String> {
+        let seen: Vec<Arc<ImageReading>> = self.seen.lock().iter().cloned().collect();
         if let Some(old) = seen.iter().find(|s| alike(&s.images, images, &s.ranges)) {
             return Ok(old.state);
         }
@@ -647,7 +647,7 @@ impl Recorded {
         let state = (txg, end.id, end.block, end.record);
         let ranges = tidy(body.into_iter().chain(tap.take()).collect());
         let mut seen = self.seen.lock();
-        seen.push_front(Arc::new(Seen { images: images.to_vec(), ranges, state }));
+        seen.push_front(Arc::new(ImageReading { images: images.to_vec(), ranges, state }));
         seen.truncate(RECENT);
         Ok(state)
     }
@@ -752,8 +752,8 @@ impl Recorded {
 
     /// Crashes after every `step`-th event since the file system was set up, with what was not
     /// flushed lost, kept, and in `more` other ways, on `threads` threads.
-    pub fn crash_everywhere(&self, step: usize, more: u64, threads: usize) -> Tally {
-        let mut tally = Tally::default();
+    pub fn crash_everywhere(&self, step: usize, more: u64, threads: usize) -> LogTally {
+        let mut tally = LogTally::default();
         if let Some(why) = &self.failed {
             tally.failure = Some((self.setup.seed, 0, 0, why.clone()));
             return tally;
@@ -761,7 +761,7 @@ impl Recorded {
         let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
         let points: Vec<u64> = points.step_by(step.max(1)).collect();
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more, threads }
+        let found = CrashPoints { points, seed, more, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache).map(|()| None));
         tally.points = count;
         tally.images = found.images;

@@ -40,7 +40,7 @@ impl Manner {
 }
 
 /// A good verdict and what it was based on.
-struct Entry {
+struct GoodVerdict {
     manner: Manner,
     images: Vec<Image>,
     txg: Txg,
@@ -53,9 +53,9 @@ struct Entry {
 
 /// Good verdicts of one run.
 #[derive(Default)]
-pub struct Memo(plain::Mutex<Vec<Arc<Entry>>>);
+pub struct Memo(plain::Mutex<Vec<Arc<GoodVerdict>>>);
 
-fn same(entry: &Entry, images: &[Image], ranges: &[Range]) -> bool {
+fn same(entry: &GoodVerdict, images: &[Image], ranges: &[Range]) -> bool {
     alike(&entry.images, images, ranges)
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn tidy(mut ranges: Vec<Range>) -> Vec<Range> {
 
 /// What earlier verdicts say of a group in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum PriorVerdict {
     /// It was judged, and nothing of it changed.
     Good,
     /// It was judged, and something of it is different here.
@@ -95,14 +95,14 @@ pub enum Known {
 }
 
 impl Memo {
-    fn entries(&self, manner: &Manner) -> Vec<Arc<Entry>> {
+    fn entries(&self, manner: &Manner) -> Vec<Arc<GoodVerdict>> {
         let entries = self.0.lock();
         entries.iter().rev().filter(|e| e.manner.implies(manner)).cloned().collect()
     }
 
     /// The group that an import would find, if all that matters is as it was.
     pub fn whole(&self, images: &[Image], manner: &Manner) -> Option<Txg> {
-        let good = |e: &&Arc<Entry>| same(e, images, &e.labels) && same(e, images, &e.body);
+        let good = |e: &&Arc<GoodVerdict>| same(e, images, &e.labels) && same(e, images, &e.body);
         self.entries(manner).iter().take(RECENT).find(good).map(|e| e.txg)
     }
 
@@ -114,7 +114,8 @@ impl Memo {
         txg: Txg,
         root: &BlkPtr,
     ) -> Option<Vec<Range>> {
-        let good = |e: &&Arc<Entry>| e.txg == txg && e.root == *root && same(e, images, &e.body);
+        let good =
+            |e: &&Arc<GoodVerdict>| e.txg == txg && e.root == *root && same(e, images, &e.body);
         self.entries(manner).iter().find(good).map(|e| e.body.clone())
     }
 
@@ -128,13 +129,17 @@ impl Memo {
     }
 
     /// What is known of group `txg` in this image, where nothing may be damaged.
-    pub fn group(&self, images: &[Image], txg: Txg) -> Known {
+    pub fn group(&self, images: &[Image], txg: Txg) -> PriorVerdict {
         let entries = self.entries(&Manner::default());
         let mut of = entries.iter().filter(|e| e.txg == txg).peekable();
         if of.peek().is_none() {
-            return Known::Nothing;
+            return PriorVerdict::Nothing;
         }
-        if of.any(|e| same(e, images, &e.body)) { Known::Good } else { Known::Changed }
+        if of.any(|e| same(e, images, &e.body)) {
+            PriorVerdict::Good
+        } else {
+            PriorVerdict::Changed
+        }
     }
 
     /// Keeps a good verdict.
@@ -149,7 +154,7 @@ impl Memo {
     ) {
         let (labels, body) = (tidy(labels), tidy(body));
         let manner = manner.clone();
-        let entry = Entry { manner, images: images.to_vec(), txg, root, labels, body };
+        let entry = GoodVerdict { manner, images: images.to_vec(), txg, root, labels, body };
         self.0.lock().push(Arc::new(entry));
     }
 }

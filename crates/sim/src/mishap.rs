@@ -10,7 +10,7 @@ use base::rt::sim::Rng;
 use device::sim::CrashOptions;
 
 use crate::image::BadSectors;
-use crate::setup::{Fault, Setup};
+use crate::setup::{DiskFault, Setup};
 
 /// A mishap of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,9 +95,9 @@ impl Mishap {
     }
 }
 
-impl Fault {
+impl DiskFault {
     /// Whether a disk without a partner may even forget what it said was safe.
     pub fn forgets(self) -> bool {
-        matches!(self, Fault::Misdirected | Fault::LyingFlushes | Fault::Away)
+        matches!(self, DiskFault::Misdirected | DiskFault::LyingFlushes | DiskFault::Away)
     }
 }

@@ -205,7 +205,7 @@ pub struct Model {
 }
 
 /// What there is in a group: names, and how to get their content.
-pub struct State {
+pub struct PoolNames {
     /// Heads by name.
     pub heads: BTreeMap<String, (DsId, Txg)>,
     /// Snapshots by dataset's name and own name.
@@ -285,7 +285,7 @@ impl Model {
     }
 
     /// What there is in group `txg`.
-    pub fn state(&self, txg: Txg) -> State {
+    pub fn state(&self, txg: Txg) -> PoolNames {
         let notes = self.notes.lock();
         let heads = notes.datasets.iter().enumerate();
         let heads = heads.filter(|(_, d)| alive(d.born, d.died, txg));
@@ -293,7 +293,7 @@ impl Model {
         let snaps = notes.snaps.iter().filter(|s| alive(s.born, s.died, txg));
         let name = |ds: DsId| notes.datasets.get(ds).map_or(String::new(), |d| d.name.clone());
         let snaps = snaps.map(|s| ((name(s.ds), s.name.clone()), (s.ds, s.born))).collect();
-        State { heads, snaps }
+        PoolNames { heads, snaps }
     }
 
     /// Numbers of the snapshots that there are in group `txg`.

@@ -231,17 +231,17 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
 }
 
 /// The operations of each thread, each with its number.
-pub type Plan = Vec<Vec<(usize, Op)>>;
+pub type OpPlan = Vec<Vec<(usize, Op)>>;
 
 /// The plan of a setup.
-pub fn plan(setup: &Setup) -> Plan {
+pub fn plan(setup: &Setup) -> OpPlan {
     if setup.workload == Workload::Short {
         return crate::short::plan(usize::try_from(setup.seed).unwrap_or(0));
     }
     let weights = weights(setup.workload);
     let much = if setup.workload == Workload::Full { 24 } else { 1 };
     let mut number = 0;
-    let mut plan = Plan::new();
+    let mut plan = OpPlan::new();
     for thread in 0..setup.threads {
         let mut rng = Rng::stream(setup.seed, 100 + thread as u64);
         let mut ops = Vec::new();

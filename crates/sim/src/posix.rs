@@ -37,13 +37,13 @@ use zpl::rw::{Caller, Host, HostSpace, New, RwProps, XattrForm};
 use zpl::{FileSystem, Time};
 
 use crate::check;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::fs::{dataset, ended, make_dataset, now, open_read, space, synced};
 use crate::image::Tap;
 use crate::memo::{Manner, Memo};
 use crate::pool::{CACHE, SimLeaves, find, import, make};
 use crate::setup::{Layout, Setup, Workload};
-use ops::{Op, Scale, both, compare, draw, is_possible, strays};
+use ops::{PosixOp, Scale, both, compare, draw, is_possible, strays};
 use tree::{Id, Tree};
 
 /// Operations of a thread.
@@ -92,7 +92,7 @@ impl Host for SimHost {
 
 /// The tree after an operation.
 #[derive(Clone)]
-struct State {
+struct TreeState {
     /// Groups of the operation's transactions.
     first: Txg,
     last: Txg,
@@ -108,7 +108,7 @@ pub struct Recorded {
     /// The first event after the file system was set up.
     pub start: u64,
     /// Each thread's trees.
-    states: Vec<Vec<State>>,
+    states: Vec<Vec<TreeState>>,
     /// What was done.
     pub done: Vec<String>,
     /// What went wrong already while it ran.
@@ -192,23 +192,23 @@ fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSyste
 
 /// What a thread did.
 #[derive(Default)]
-struct Log {
-    states: Vec<State>,
+struct ThreadLog {
+    states: Vec<TreeState>,
     done: Vec<String>,
 }
 
 /// The file that an operation changes, if `fsync` of it waits for that.
-fn subject(op: &Op) -> Option<Id> {
+fn subject(op: &PosixOp) -> Option<Id> {
     match op {
-        Op::Write { id, .. }
-        | Op::Append { id, .. }
-        | Op::Truncate { id, .. }
-        | Op::Punch { id, .. }
-        | Op::SetMode { id, .. }
-        | Op::SetOwner { id, .. }
-        | Op::SetXattr { id, .. }
-        | Op::RemoveXattr { id, .. }
-        | Op::Link { id, .. } => Some(*id),
+        PosixOp::Write { id, .. }
+        | PosixOp::Append { id, .. }
+        | PosixOp::Truncate { id, .. }
+        | PosixOp::Punch { id, .. }
+        | PosixOp::SetMode { id, .. }
+        | PosixOp::SetOwner { id, .. }
+        | PosixOp::SetXattr { id, .. }
+        | PosixOp::RemoveXattr { id, .. }
+        | PosixOp::Link { id, .. } => Some(*id),
         _ => None,
     }
 }
@@ -220,10 +220,10 @@ fn work(
     setup: &Setup,
     thread: usize,
     tree: Tree,
-) -> std::result::Result<Log, String> {
+) -> std::result::Result<ThreadLog, String> {
     let mut rng = Rng::stream(setup.seed, 200 + thread as u64);
-    let mut now = State { first: Txg::ZERO, last: Txg::ZERO, tree: Arc::new(tree) };
-    let mut log = Log { states: vec![now.clone()], done: Vec::new() };
+    let mut now = TreeState { first: Txg::ZERO, last: Txg::ZERO, tree: Arc::new(tree) };
+    let mut log = ThreadLog { states: vec![now.clone()], done: Vec::new() };
     let mut changed = BTreeMap::<Id, Txg>::new();
     while log.done.len() < setup.ops {
         let op = draw(&mut rng, &now.tree, &SCALE);
@@ -237,27 +237,27 @@ fn work(
         let (first, last) = groups.unwrap_or((now.last, now.last));
         log.done.push(format!("thread {thread}, {op:?}: {}, {groups:?}", next.is_some()));
         let Some(next) = next else { continue };
-        now = State { first, last, tree: Arc::new(next) };
+        now = TreeState { first, last, tree: Arc::new(next) };
         log.states.push(now.clone());
         if let Some(id) = subject(&op) {
             changed.insert(id, last);
         }
         match op {
-            Op::Fsync { id } => changed.get(&id).into_iter().for_each(|txg| disks.mark(txg.0)),
-            Op::SyncAll => disks.mark(now.last.0),
+            PosixOp::Fsync { id } => changed.get(&id).into_iter().for_each(|txg| disks.mark(txg.0)),
+            PosixOp::SyncAll => disks.mark(now.last.0),
             _ => {}
         }
     }
     Ok(log)
 }
 
-type Done = (u64, Vec<Log>);
+type PosixRun = (u64, Vec<ThreadLog>);
 
-fn body(setup: &Setup, disks: &SimDisks) -> std::result::Result<Done, String> {
+fn body(setup: &Setup, disks: &SimDisks) -> std::result::Result<PosixRun, String> {
     let ready = set_up(setup, disks).map_err(|e| format!("setting up: {e}"))?;
     let (writer, fs, trees) = ready;
     let start = disks.events();
-    let logs: Arc<Mutex<BTreeMap<usize, std::result::Result<Log, String>>>> = Arc::default();
+    let logs: Arc<Mutex<BTreeMap<usize, std::result::Result<ThreadLog, String>>>> = Arc::default();
     let mut threads = Vec::new();
     for (t, tree) in trees.into_iter().enumerate() {
         let (fs, disks, setup, logs) =
@@ -299,7 +299,7 @@ pub fn record_as(setup: Setup) -> Recorded {
     let run = run_with(setup.schedule(), move || body(&s, &d));
     let (failed, (start, logs)) = match ended(run.outcome) {
         Ok(done) => (None, done),
-        Err(why) => (Some(why), Done::default()),
+        Err(why) => (Some(why), PosixRun::default()),
     };
     let done = logs.iter().flat_map(|l| l.done.iter().cloned()).collect();
     let states = logs.into_iter().map(|l| l.states).collect();
@@ -308,7 +308,7 @@ pub fn record_as(setup: Setup) -> Recorded {
 }
 
 /// The trees that a crash in which group `txg` is the last one may leave.
-fn allowed(states: &[State], txg: Txg) -> Vec<Arc<Tree>> {
+fn allowed(states: &[TreeState], txg: Txg) -> Vec<Arc<Tree>> {
     let whole = states.partition_point(|s| s.last <= txg);
     let part = states[whole..].iter().take_while(|s| s.first <= txg).count();
     states[whole.saturating_sub(1)..whole + part].iter().map(|s| Arc::clone(&s.tree)).collect()
@@ -481,7 +481,7 @@ impl Recorded {
         let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
         let points: Vec<u64> = points.step_by(step.max(1)).collect();
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more, threads }
+        let found = CrashPoints { points, seed, more, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache).map(Some));
         tally.images = found.images;
         tally.points = count;

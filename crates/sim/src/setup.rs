@@ -138,7 +138,7 @@ impl Workload {
 
 /// A bug to plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plant {
+pub enum PlantedBug {
     /// The uberblock goes out before what it leads to is durable.
     UberblockBeforeFlush,
     /// Labels in the wrong order.
@@ -155,35 +155,35 @@ pub enum Plant {
     WrongGroup,
 }
 
-impl Plant {
+impl PlantedBug {
     /// All of them.
-    pub const ALL: [Plant; 7] = [
-        Plant::UberblockBeforeFlush,
-        Plant::LabelOrder,
-        Plant::ReuseSameGroup,
-        Plant::ReuseBeforeCommit,
-        Plant::NoDefer,
-        Plant::LoseEntry,
-        Plant::WrongGroup,
+    pub const ALL: [PlantedBug; 7] = [
+        PlantedBug::UberblockBeforeFlush,
+        PlantedBug::LabelOrder,
+        PlantedBug::ReuseSameGroup,
+        PlantedBug::ReuseBeforeCommit,
+        PlantedBug::NoDefer,
+        PlantedBug::LoseEntry,
+        PlantedBug::WrongGroup,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Plant::UberblockBeforeFlush => "uberblock-before-flush",
-            Plant::LabelOrder => "label-order",
-            Plant::ReuseSameGroup => "reuse-same-group",
-            Plant::ReuseBeforeCommit => "reuse-before-commit",
-            Plant::NoDefer => "no-defer",
-            Plant::LoseEntry => "lose-entry",
-            Plant::WrongGroup => "wrong-group",
+            PlantedBug::UberblockBeforeFlush => "uberblock-before-flush",
+            PlantedBug::LabelOrder => "label-order",
+            PlantedBug::ReuseSameGroup => "reuse-same-group",
+            PlantedBug::ReuseBeforeCommit => "reuse-before-commit",
+            PlantedBug::NoDefer => "no-defer",
+            PlantedBug::LoseEntry => "lose-entry",
+            PlantedBug::WrongGroup => "wrong-group",
         }
     }
 }
 
 /// What the disks do besides losing power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum DiskFault {
     /// A disk is gone in mid-run.
     Drop,
     /// A disk is gone for a while.
@@ -202,36 +202,42 @@ pub enum Fault {
     LyingFlushes,
 }
 
-impl Fault {
+impl DiskFault {
     /// All of them.
-    pub const ALL: [Fault; 8] = [
-        Fault::Drop,
-        Fault::Away,
-        Fault::WriteErrors,
-        Fault::FlushErrors,
-        Fault::ReadErrors,
-        Fault::StaleReads,
-        Fault::Misdirected,
-        Fault::LyingFlushes,
+    pub const ALL: [DiskFault; 8] = [
+        DiskFault::Drop,
+        DiskFault::Away,
+        DiskFault::WriteErrors,
+        DiskFault::FlushErrors,
+        DiskFault::ReadErrors,
+        DiskFault::StaleReads,
+        DiskFault::Misdirected,
+        DiskFault::LyingFlushes,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Fault::Drop => "drop",
-            Fault::Away => "away",
-            Fault::WriteErrors => "write-errors",
-            Fault::FlushErrors => "flush-errors",
-            Fault::ReadErrors => "read-errors",
-            Fault::StaleReads => "stale-reads",
-            Fault::Misdirected => "misdirected",
-            Fault::LyingFlushes => "lying-flushes",
+            DiskFault::Drop => "drop",
+            DiskFault::Away => "away",
+            DiskFault::WriteErrors => "write-errors",
+            DiskFault::FlushErrors => "flush-errors",
+            DiskFault::ReadErrors => "read-errors",
+            DiskFault::StaleReads => "stale-reads",
+            DiskFault::Misdirected => "misdirected",
+            DiskFault::LyingFlushes => "lying-flushes",
         }
     }
 
     /// Whether a disk without a partner loses data by it, whatever the engine does.
     pub fn needs_redundancy(self) -> bool {
-        !matches!(self, Fault::WriteErrors | Fault::FlushErrors | Fault::ReadErrors | Fault::Drop)
+        !matches!(
+            self,
+            DiskFault::WriteErrors
+                | DiskFault::FlushErrors
+                | DiskFault::ReadErrors
+                | DiskFault::Drop
+        )
     }
 }
 
@@ -249,9 +255,9 @@ pub struct Setup {
     /// Operations of each thread.
     pub ops: usize,
     /// A bug.
-    pub plant: Option<Plant>,
+    pub plant: Option<PlantedBug>,
     /// Faults of a disk.
-    pub fault: Option<Fault>,
+    pub fault: Option<DiskFault>,
     /// Every block larger than a sector is a gang of single sectors.
     pub gangs: bool,
     /// Only these operations, by their numbers; `None` is all.
@@ -385,29 +391,29 @@ impl Setup {
 }
 
 /// What a name stands for; `None` if it is no name.
-pub trait Named: Sized {
+pub trait ByName: Sized {
     /// The value of that name.
     fn named(name: &str) -> Option<Self>;
 }
 
 macro_rules! named {
     ($($kind:ty),*) => {$(
-        impl Named for $kind {
+        impl ByName for $kind {
             fn named(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|x| x.name() == name)
             }
         }
     )*};
 }
-named!(Plant, Fault);
+named!(PlantedBug, DiskFault);
 
-impl Named for Layout {
+impl ByName for Layout {
     fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().chain(Layout::wide()).find(|x| x.name() == name)
     }
 }
 
-impl Named for Workload {
+impl ByName for Workload {
     fn named(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter().chain([Workload::Short]);
         all.find(|x| x.name() == name)

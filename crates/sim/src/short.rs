@@ -7,8 +7,8 @@
 //! before that is done by the sequence without it. Those of one operation are crashed
 //! from the first event on.
 
-use crate::ops::{Op, Plan};
-use crate::run::{Tally, record_plan};
+use crate::ops::{Op, OpPlan};
+use crate::run::{CrashTally, record_plan};
 use crate::setup::{Layout, Setup, Workload};
 
 /// The operations. Each works on what the setup shares or on what came before it.
@@ -68,12 +68,12 @@ pub fn setup(n: usize, layout: Layout) -> Setup {
 }
 
 /// The plan of sequence `n`, without the operations left out.
-pub fn plan(n: usize) -> Plan {
+pub fn plan(n: usize) -> OpPlan {
     vec![sequence(n).into_iter().enumerate().collect()]
 }
 
 /// Runs sequence `n` and crashes it everywhere.
-pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> Tally {
+pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> CrashTally {
     let recorded = record_plan(&setup(n, layout), plan(n));
     let from = if n < list().len() { 0 } else { recorded.prelude };
     recorded.crash_from(from, 1, more, threads)

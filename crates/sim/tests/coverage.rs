@@ -7,7 +7,7 @@ use sim::{Layout, Recorded, Setup, Workload, check, record};
 
 /// What is in the pools at the end of some runs.
 #[derive(Debug, Default)]
-struct Seen {
+struct PoolCensus {
     gangs: u64,
     spills: usize,
     long_zaps: usize,
@@ -25,7 +25,7 @@ fn blocks_on(run: &Recorded, disk: usize) -> usize {
 
 #[test]
 fn gangs_spills_and_classes() {
-    let mut seen = Seen::default();
+    let mut seen = PoolCensus::default();
     for seed in 1..=24 {
         let mut setup = Setup::varied(seed);
         setup.ops = 30;

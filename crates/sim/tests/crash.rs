@@ -1,7 +1,7 @@
 //! Every crash point of seeded runs: whatever the power leaves, the pool is whole.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
-use sim::{Campaign, Fault, Layout, Setup, Totals, Workload, short};
+use sim::{Campaign, DiskFault, Layout, Setup, Totals, Workload, short};
 
 /// Crash points that `make test` asks for, and `make nightly`.
 const POINTS: u64 = 4_000;
@@ -117,7 +117,7 @@ fn sequences_that_begin_alike_share_their_log() {
 #[test]
 fn a_disk_with_faults_costs_nothing_that_was_synced() {
     let runs = if nightly() { 200 } else { 4 };
-    for fault in Fault::ALL {
+    for fault in DiskFault::ALL {
         let start = base::rt::now();
         let mut campaign = Campaign::new(1, runs);
         (campaign.fault, campaign.stride, campaign.more) = (Some(fault), 5, 1);

@@ -10,15 +10,15 @@ use ondisk::uberblock::Uberblock;
 pub struct Chosen {
     /// The uberblock.
     pub uberblock: Uberblock,
-    /// The leaf whose label goes with it.
+    /// The leaf whose label belongs to it.
     pub leaf: Guid,
 }
 
 /// The best uberblock no newer than `limit`.
 ///
 /// # Errors
-/// `Missing` when there is none; `Unsupported` when the limit would go back
-/// over the progress of a raidz expansion.
+/// `Missing` when there is none; `Unsupported` when the limit would undo progress of a
+/// RAID-Z expansion.
 pub fn choose(all: impl IntoIterator<Item = (Guid, Uberblock)>, limit: Txg) -> Result<Chosen> {
     let (mut latest, mut best): (Option<Uberblock>, Option<Chosen>) = (None, None);
     for (leaf, ub) in all {

@@ -38,9 +38,9 @@ use base::{Error, ErrorKind, Result, Txg, rt};
 use ondisk::label::{leaf_asize, usable_size};
 use ondisk::znode::{DirEntry, FileType};
 
-use fs::{Fs, Kind, ROOT};
-use space::Space;
-use store::Pipe;
+use fs::{DnodeArea, Fs, ROOT};
+use space::BumpSpace;
+use store::WritePipeline;
 use znode::{S_IFDIR, S_IFREG, Znode};
 
 /// The group in which everything is born: a pool's first (chapter 04 §0).
@@ -145,7 +145,7 @@ impl FileSpec {
     }
 }
 
-struct Dir {
+struct OpenDir {
     object: u64,
     parent: u64,
     subdirs: u64,
@@ -158,7 +158,7 @@ pub struct Builder {
     path: PathBuf,
     file: Arc<File>,
     fs: Fs,
-    dirs: Vec<Dir>,
+    dirs: Vec<OpenDir>,
     /// Index in `dirs` by object.
     index: HashMap<u64, usize>,
     failed: bool,
@@ -197,10 +197,10 @@ impl Builder {
         let path = path.canonicalize().map_err(failed)?;
         let asize = leaf_asize(usable_size(spec.size))
             .ok_or_else(|| Error::invalid("the image is too small"))?;
-        let space = Space::new(asize, spec.ashift);
-        let pipe = Pipe::start(Arc::clone(&file), space, TXG)?;
+        let space = BumpSpace::new(asize, spec.ashift);
+        let pipe = WritePipeline::start(Arc::clone(&file), space, TXG)?;
         let fs = Fs::new(pipe, TXG, spec.seed)?;
-        let root = Dir { object: ROOT, parent: ROOT, subdirs: 0, names: HashMap::new() };
+        let root = OpenDir { object: ROOT, parent: ROOT, subdirs: 0, names: HashMap::new() };
         Ok(Builder {
             spec: spec.clone(),
             path,
@@ -236,7 +236,7 @@ impl Builder {
         if self.dirs[at].names.contains_key(name.as_bytes()) {
             return Err(Error::new(ErrorKind::Exists, format!("/{path} exists")));
         }
-        let object = self.fs.number(Kind::File);
+        let object = self.fs.number(DnodeArea::File);
         let entry = DirEntry { object, file_type: FileType::Regular };
         let dir = &mut self.dirs[at];
         dir.names.insert(name.as_bytes().into(), entry.encode());
@@ -285,14 +285,14 @@ impl Builder {
 
     fn make_dir(&mut self, parent: usize, name: &[u8]) -> Result<usize> {
         check_name(name)?;
-        let object = self.fs.number(Kind::Dir);
+        let object = self.fs.number(DnodeArea::Dir);
         let entry = DirEntry { object, file_type: FileType::Dir };
         let above = &mut self.dirs[parent];
         above.names.insert(name.into(), entry.encode());
         above.subdirs += 1;
         let parent = above.object;
         let at = self.dirs.len();
-        self.dirs.push(Dir { object, parent, subdirs: 0, names: HashMap::new() });
+        self.dirs.push(OpenDir { object, parent, subdirs: 0, names: HashMap::new() });
         self.index.insert(object, at);
         Ok(at)
     }
@@ -320,7 +320,7 @@ impl Builder {
             self.fs.dir(dir.object, znode, &dir.names)?;
         }
         let root_bp = self.fs.finish()?;
-        let pool = mos::Pool {
+        let pool = mos::MosInput {
             spec: &self.spec,
             path: &self.path,
             root_bp,

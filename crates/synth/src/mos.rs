@@ -28,8 +28,8 @@ use ondisk::zap::ZapValue;
 use ondisk::zap::bulk::{BulkEntry, BulkZap};
 use ondisk::{Endian, ObjType};
 
-use crate::fs::{Totals, ZAP_SHIFT};
-use crate::space::Space;
+use crate::fs::{SpaceTotals, ZAP_SHIFT};
+use crate::space::BumpSpace;
 use crate::{PoolSpec, TXG, label, mix};
 
 /// Copies of MOS blocks.
@@ -88,25 +88,25 @@ const DISABLED: &[&str] = &[
 ];
 
 /// What the MOS is about.
-pub(crate) struct Pool<'a> {
+pub(crate) struct MosInput<'a> {
     pub(crate) spec: &'a PoolSpec,
     /// Absolute path of the image.
     pub(crate) path: &'a Path,
     /// The file system's object set.
     pub(crate) root_bp: BlkPtr,
     /// Of the file system's blocks.
-    pub(crate) totals: Totals,
+    pub(crate) totals: SpaceTotals,
     pub(crate) large_blocks: bool,
 }
 
 /// A MOS in memory.
-pub(crate) struct Written {
+pub(crate) struct WrittenMos {
     /// Blocks: offsets of their copies, and bytes.
     pub(crate) blocks: Vec<(Vec<u64>, Vec<u8>)>,
     pub(crate) root_bp: BlkPtr,
-    pub(crate) space: Space,
+    pub(crate) space: BumpSpace,
     pub(crate) metaslab_array: u64,
-    totals: Totals,
+    totals: SpaceTotals,
 }
 
 fn enabled() -> impl Iterator<Item = &'static Feature> {
@@ -123,9 +123,9 @@ pub(crate) fn label_features() -> Vec<String> {
 ///
 /// # Errors
 /// `NoSpace`.
-pub(crate) fn build(pool: &Pool<'_>, space: Space) -> Result<Written> {
+pub(crate) fn build(pool: &MosInput<'_>, space: BumpSpace) -> Result<WrittenMos> {
     let mut end = space.clone();
-    let mut totals = Totals::default();
+    let mut totals = SpaceTotals::default();
     for _ in 0..ATTEMPTS {
         let written = attempt(pool, space.clone(), &end, totals)?;
         if written.space == end && written.totals == totals {
@@ -136,7 +136,7 @@ pub(crate) fn build(pool: &Pool<'_>, space: Space) -> Result<Written> {
     Err(Error::bug("the MOS does not come to rest"))
 }
 
-struct Object {
+struct MosObject {
     object_type: ObjType,
     bonus_type: ObjType,
     bonus: Vec<u8>,
@@ -147,18 +147,23 @@ struct Object {
 }
 
 struct Mos<'a> {
-    pool: &'a Pool<'a>,
-    space: Space,
+    pool: &'a MosInput<'a>,
+    space: BumpSpace,
     /// As it will be when all is written.
-    end: &'a Space,
+    end: &'a BumpSpace,
     /// Of the MOS, as it will be.
-    own: Totals,
-    objects: Vec<Option<Object>>,
+    own: SpaceTotals,
+    objects: Vec<Option<MosObject>>,
     blocks: Vec<(Vec<u64>, Vec<u8>)>,
-    totals: Totals,
+    totals: SpaceTotals,
 }
 
-fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Written> {
+fn attempt(
+    pool: &MosInput<'_>,
+    space: BumpSpace,
+    end: &BumpSpace,
+    own: SpaceTotals,
+) -> Result<WrittenMos> {
     let mut mos = Mos {
         pool,
         space,
@@ -166,7 +171,7 @@ fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Wr
         own,
         objects: Vec::new(),
         blocks: Vec::new(),
-        totals: Totals::default(),
+        totals: SpaceTotals::default(),
     };
     mos.dirs()?;
     mos.datasets()?;
@@ -175,7 +180,7 @@ fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Wr
     mos.space_maps()?;
     mos.directory()?;
     let root_bp = mos.write()?;
-    Ok(Written {
+    Ok(WrittenMos {
         blocks: mos.blocks,
         root_bp,
         space: mos.space,
@@ -190,7 +195,7 @@ fn nblkptr(bonus: usize) -> usize {
 }
 
 impl Mos<'_> {
-    fn put(&mut self, number: u64, object: Object) {
+    fn put(&mut self, number: u64, object: MosObject) {
         let at = number as usize;
         if self.objects.len() <= at {
             self.objects.resize_with(at + 1, || None);
@@ -198,8 +203,8 @@ impl Mos<'_> {
         self.objects[at] = Some(object);
     }
 
-    fn plain(object_type: ObjType, bonus_type: ObjType, bonus: Vec<u8>) -> Object {
-        Object {
+    fn plain(object_type: ObjType, bonus_type: ObjType, bonus: Vec<u8>) -> MosObject {
+        MosObject {
             object_type,
             bonus_type,
             bonus,
@@ -218,7 +223,7 @@ impl Mos<'_> {
     fn fill_zap(
         &self,
         number: u64,
-        object: &mut Object,
+        object: &mut MosObject,
         entries: &[(&str, ZapValue)],
         normflags: u64,
     ) -> Result<()> {
@@ -345,7 +350,7 @@ impl Mos<'_> {
     fn bpobj(&mut self, number: u64, block: u32, compression: u8) {
         let bonus = BpobjPhys { size: BPOBJ_SIZE_V2, ..BpobjPhys::default() }.encode();
         let object = Self::plain(ObjType::BPOBJ, ObjType::BPOBJ_HDR, bonus);
-        self.put(number, Object { block, compression, ..object });
+        self.put(number, MosObject { block, compression, ..object });
     }
 
     fn datasets(&mut self) -> Result<()> {
@@ -441,13 +446,13 @@ impl Mos<'_> {
             records_lost: 0,
         };
         let object = Self::plain(HISTORY_TYPE, HISTORY_OFFSETS, history.encode().to_vec());
-        self.put(HISTORY, Object { block: 128 << 10, ..object });
+        self.put(HISTORY, MosObject { block: 128 << 10, ..object });
         let mut data = label::config(self.pool, self.end, METASLAB_ARRAY, false)?.pack_xdr();
         let bonus = (data.len() as u64).to_le_bytes().to_vec();
         let object = Self::plain(ObjType::PACKED_NVLIST, ObjType::PACKED_NVLIST_SIZE, bonus);
         let block = 16 << 10;
         data.resize(data.len().next_multiple_of(block), 0);
-        self.put(CONFIG, Object { block: block as u32, data, ..object });
+        self.put(CONFIG, MosObject { block: block as u32, data, ..object });
         Ok(())
     }
 
@@ -475,12 +480,15 @@ impl Mos<'_> {
             data.resize(SPACE_MAP_BLOCK as usize, 0);
             let object =
                 Self::plain(ObjType::SPACE_MAP, ObjType::SPACE_MAP_HEADER, header.encode());
-            self.put(number, Object { block: SPACE_MAP_BLOCK, indirect_shift: 14, data, ..object });
+            self.put(
+                number,
+                MosObject { block: SPACE_MAP_BLOCK, indirect_shift: 14, data, ..object },
+            );
         }
         let block = array.len().next_power_of_two().clamp(512, 128 << 10);
         array.resize(array.len().next_multiple_of(block), 0);
         let object = Self::plain(ObjType::OBJECT_ARRAY, ObjType::NONE, Vec::new());
-        self.put(METASLAB_ARRAY, Object { block: block as u32, data: array, ..object });
+        self.put(METASLAB_ARRAY, MosObject { block: block as u32, data: array, ..object });
         Ok(())
     }
 
@@ -527,7 +535,7 @@ impl Mos<'_> {
     }
 
     /// Places an object's blocks, each with its fill count; its dnode.
-    fn place(&mut self, object: &Object, fill: impl Fn(usize) -> u64) -> Result<Dnode> {
+    fn place(&mut self, object: &MosObject, fill: impl Fn(usize) -> u64) -> Result<Dnode> {
         let before = self.totals.used;
         let wanted = nblkptr(object.bonus.len());
         let chunks = object.data.chunks(object.block as usize).enumerate();
@@ -583,7 +591,7 @@ impl Mos<'_> {
         }
         let per = DNODES_PER_BLOCK as usize;
         let inside = |i: usize| objects.iter().skip(i * per).take(per).flatten().count() as u64;
-        let meta = Object {
+        let meta = MosObject {
             block: DNODE_BLOCK_SIZE as u32,
             data,
             ..Self::plain(ObjType::DNODE, ObjType::NONE, Vec::new())

@@ -8,8 +8,8 @@
 //!
 //! # Invariants
 //! * Results come back in the order in which blocks were handed in.
-//! * [`Pipe::push`] never waits. [`Pipe::reap`] does; between the two lie at most
-//!   [`IN_FLIGHT`] bytes, if the caller asks [`Pipe::is_full`].
+//! * [`WritePipeline::push`] never waits. [`WritePipeline::reap`] does; between the two lie at most
+//!   [`IN_FLIGHT`] bytes, if the caller asks [`WritePipeline::is_full`].
 //! * Batches are taken in order and each has its turn, also when it fails: no
 //!   worker waits for a turn that never comes.
 //!
@@ -28,7 +28,7 @@ use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Head, Hole};
 use ondisk::label::LABEL_START_SIZE;
 
-use crate::space::Space;
+use crate::space::BumpSpace;
 
 /// Checksum id of fletcher4.
 const FLETCHER4: u8 = 7;
@@ -50,7 +50,7 @@ pub(crate) enum Dest {
 }
 
 /// A block to be written.
-pub(crate) struct Job {
+pub(crate) struct BlockJob {
     pub(crate) dest: Dest,
     pub(crate) object_type: ObjType,
     pub(crate) level: u8,
@@ -61,47 +61,47 @@ pub(crate) struct Job {
 }
 
 /// A block that was written, or became a hole.
-pub(crate) struct Done {
+pub(crate) struct PlacedBlock {
     pub(crate) dest: Dest,
     pub(crate) bp: BlkPtr,
 }
 
-type Answer = Receiver<Result<Vec<Done>>>;
+type BatchAnswer = Receiver<Result<Vec<PlacedBlock>>>;
 
-struct Batch {
+struct BlockBatch {
     turn: u64,
-    jobs: Vec<Job>,
-    answer: Sender<Result<Vec<Done>>>,
+    jobs: Vec<BlockJob>,
+    answer: Sender<Result<Vec<PlacedBlock>>>,
 }
 
 #[derive(Default)]
-struct Queue {
-    batches: VecDeque<Batch>,
+struct BatchQueue {
+    batches: VecDeque<BlockBatch>,
     stop: bool,
 }
 
-struct Turns {
-    space: Space,
+struct OrderedSpace {
+    space: BumpSpace,
     next: u64,
 }
 
-struct Shared {
+struct PipelineShared {
     file: Arc<File>,
     txg: Txg,
     ashift: u32,
-    queue: Mutex<Queue>,
+    queue: Mutex<BatchQueue>,
     ready: Condvar,
-    turns: Mutex<Turns>,
+    turns: Mutex<OrderedSpace>,
     turned: Condvar,
 }
 
 /// Blocks being written.
-pub(crate) struct Pipe {
-    shared: Arc<Shared>,
+pub(crate) struct WritePipeline {
+    shared: Arc<PipelineShared>,
     threads: Vec<JoinHandle<()>>,
-    open: Vec<Job>,
+    open: Vec<BlockJob>,
     open_bytes: usize,
-    in_flight: VecDeque<(Answer, usize)>,
+    in_flight: VecDeque<(BatchAnswer, usize)>,
     bytes: usize,
     turn: u64,
 }
@@ -146,7 +146,7 @@ fn store(data: &[u8], lz4: bool, ashift: u32, out: &mut Vec<u8>) -> Stored {
 }
 
 /// The pointer to a stored block.
-fn pointer(job: &Job, stored: &Stored, offsets: &[u64], txg: Txg) -> BlkPtr {
+fn pointer(job: &BlockJob, stored: &Stored, offsets: &[u64], txg: Txg) -> BlkPtr {
     let dva =
         |&offset| Dva { vdev: VdevId(0), offset, asize: Asize(stored.asize as u64), gang: false };
     let dvas: Vec<Dva> = offsets.iter().map(dva).collect();
@@ -167,9 +167,9 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> Result<()> {
         .map_err(|e| Error::io("cannot write the image", e))
 }
 
-impl Shared {
+impl PipelineShared {
     /// Writes the blocks of a batch.
-    fn run(&self, batch: &Batch, out: &mut Vec<u8>) -> Result<Vec<Done>> {
+    fn run(&self, batch: &BlockBatch, out: &mut Vec<u8>) -> Result<Vec<PlacedBlock>> {
         out.clear();
         let mut stored = Vec::with_capacity(batch.jobs.len());
         for job in &batch.jobs {
@@ -190,7 +190,7 @@ impl Shared {
         let mut run: (usize, usize, u64) = (0, 0, 0);
         for ((job, form), offsets) in batch.jobs.iter().zip(&stored).zip(&offsets) {
             let Some(form) = form else {
-                done.push(Done { dest: job.dest, bp: BlkPtr::Hole(Hole::default()) });
+                done.push(PlacedBlock { dest: job.dest, bp: BlkPtr::Hole(Hole::default()) });
                 continue;
             };
             for (copy, &offset) in offsets.iter().enumerate() {
@@ -201,14 +201,14 @@ impl Shared {
                 }
                 run.1 = at + form.asize;
             }
-            done.push(Done { dest: job.dest, bp: pointer(job, form, offsets, self.txg) });
+            done.push(PlacedBlock { dest: job.dest, bp: pointer(job, form, offsets, self.txg) });
         }
         write_at(&self.file, &out[run.0..run.1], run.2)?;
         Ok(done)
     }
 
     /// Waits for the batch's turn, and takes space for every copy of its blocks.
-    fn place(&self, batch: &Batch, stored: &[Option<Stored>]) -> Result<Vec<Vec<u64>>> {
+    fn place(&self, batch: &BlockBatch, stored: &[Option<Stored>]) -> Result<Vec<Vec<u64>>> {
         let mut turns = self.turns.lock();
         while turns.next != batch.turn {
             self.turned.wait(&mut turns);
@@ -240,7 +240,7 @@ impl Shared {
                 Some(batch) => {
                     drop(queue);
                     let result = self.run(&batch, &mut out);
-                    let Batch { answer, jobs, .. } = batch;
+                    let BlockBatch { answer, jobs, .. } = batch;
                     answer.send(result);
                     drop(jobs);
                     queue = self.queue.lock();
@@ -252,22 +252,22 @@ impl Shared {
     }
 }
 
-impl Pipe {
+impl WritePipeline {
     /// Starts a worker for each core.
     ///
     /// # Errors
     /// When no thread can be had.
-    pub(crate) fn start(file: Arc<File>, space: Space, txg: Txg) -> Result<Pipe> {
-        let shared = Arc::new(Shared {
+    pub(crate) fn start(file: Arc<File>, space: BumpSpace, txg: Txg) -> Result<WritePipeline> {
+        let shared = Arc::new(PipelineShared {
             file,
             txg,
             ashift: space.ashift,
             queue: Mutex::default(),
             ready: Condvar::new(),
-            turns: Mutex::new(Turns { space, next: 0 }),
+            turns: Mutex::new(OrderedSpace { space, next: 0 }),
             turned: Condvar::new(),
         });
-        let mut pipe = Pipe {
+        let mut pipe = WritePipeline {
             shared: Arc::clone(&shared),
             threads: Vec::new(),
             open: Vec::new(),
@@ -284,7 +284,7 @@ impl Pipe {
     }
 
     /// Hands a block in. Does not wait.
-    pub(crate) fn push(&mut self, job: Job) {
+    pub(crate) fn push(&mut self, job: BlockJob) {
         self.open_bytes += job.data.len();
         self.open.push(job);
         if self.open_bytes >= BATCH_BYTES || self.open.len() >= BATCH_BLOCKS {
@@ -301,7 +301,7 @@ impl Pipe {
         let bytes = std::mem::take(&mut self.open_bytes);
         self.in_flight.push_back((answer, bytes));
         self.bytes += bytes;
-        let batch = Batch { turn: self.turn, jobs, answer: sender };
+        let batch = BlockBatch { turn: self.turn, jobs, answer: sender };
         self.turn += 1;
         self.shared.queue.lock().batches.push_back(batch);
         self.shared.ready.notify_one();
@@ -316,7 +316,7 @@ impl Pipe {
     ///
     /// # Errors
     /// `NoSpace`, or the file's.
-    pub(crate) fn reap(&mut self) -> Result<Option<Vec<Done>>> {
+    pub(crate) fn reap(&mut self) -> Result<Option<Vec<PlacedBlock>>> {
         if self.in_flight.is_empty() {
             self.flush();
         }
@@ -326,12 +326,12 @@ impl Pipe {
     }
 
     /// The space as it is now; nothing may be under way.
-    pub(crate) fn space(&self) -> Space {
+    pub(crate) fn space(&self) -> BumpSpace {
         self.shared.turns.lock().space.clone()
     }
 }
 
-impl Drop for Pipe {
+impl Drop for WritePipeline {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
         self.shared.ready.notify_all();

@@ -30,7 +30,7 @@ pub(crate) struct Indirect {
 }
 
 /// What a pointer brought about.
-pub(crate) enum Step {
+pub(crate) enum TreeStep {
     /// More pointers of this level are to come.
     More,
     /// An indirect block is complete; its pointer is to come.
@@ -40,7 +40,7 @@ pub(crate) enum Step {
 }
 
 /// A tree under construction.
-pub(crate) struct Tree {
+pub(crate) struct TreeBuilder {
     pub(crate) object_type: ObjType,
     pub(crate) block_size: u32,
     blocks: u64,
@@ -56,7 +56,7 @@ pub(crate) fn allocated(bp: &BlkPtr) -> u64 {
     bp.as_block().map_or(0, |b| b.dvas().map(|d| d.asize.0).sum())
 }
 
-impl Tree {
+impl TreeBuilder {
     /// A tree of `blocks` data blocks, with at least `levels` levels.
     pub(crate) fn new(
         object_type: ObjType,
@@ -64,8 +64,8 @@ impl Tree {
         blocks: u64,
         nblkptr: usize,
         levels: u8,
-    ) -> Tree {
-        let mut tree = Tree {
+    ) -> TreeBuilder {
+        let mut tree = TreeBuilder {
             object_type,
             block_size,
             blocks,
@@ -88,12 +88,16 @@ impl Tree {
     }
 
     /// Takes the next pointer of a level.
-    pub(crate) fn feed(&mut self, level: u8, bp: BlkPtr) -> Step {
+    pub(crate) fn feed(&mut self, level: u8, bp: BlkPtr) -> TreeStep {
         self.used += allocated(&bp);
         let count = self.count(level);
         let Some(at) = self.below.get_mut(usize::from(level)) else {
             self.roots.push(bp);
-            return if self.roots.len() as u64 == count { Step::Complete } else { Step::More };
+            return if self.roots.len() as u64 == count {
+                TreeStep::Complete
+            } else {
+                TreeStep::More
+            };
         };
         let block = at.block.get_or_insert_with(|| BufMut::zeroed(1 << INDIRECT_SHIFT));
         let start = at.inside * BLKPTR_SIZE;
@@ -105,13 +109,13 @@ impl Tree {
         at.got += 1;
         at.fill += bp.fill();
         if at.inside < 1 << EPB_SHIFT && at.got < count {
-            return Step::More;
+            return TreeStep::More;
         }
         let fill = std::mem::take(&mut at.fill);
         at.inside = 0;
         match at.block.take() {
-            Some(data) => Step::Write(Indirect { level: level + 1, fill, data }),
-            None => Step::More,
+            Some(data) => TreeStep::Write(Indirect { level: level + 1, fill, data }),
+            None => TreeStep::More,
         }
     }
 

@@ -32,7 +32,7 @@ const FLETCHER4: u8 = 7;
 
 /// Where a block stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockLocation {
     /// The dataset's object, 0 for the MOS.
     pub objset: u64,
     /// The object; 0 is the meta-dnode.
@@ -47,9 +47,9 @@ pub struct Place {
 
 /// One block of metadata.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct MetadataBlock {
     /// Where it stands.
-    pub place: Place,
+    pub place: BlockLocation,
     /// Its content, decompressed.
     pub content: Vec<u8>,
     /// Its pointer.
@@ -65,7 +65,7 @@ pub struct Forge {
     uberblock: Uberblock,
     slots: Vec<(usize, usize)>,
     /// The blocks; parents before children.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<MetadataBlock>,
     next: u64,
     undo: Vec<(u64, Vec<u8>)>,
     end: u64,
@@ -94,7 +94,7 @@ impl Forge {
     }
 
     /// The block that `find` accepts first.
-    pub fn find(&self, find: impl Fn(&Node) -> bool) -> Option<usize> {
+    pub fn find(&self, find: impl Fn(&MetadataBlock) -> bool) -> Option<usize> {
         self.nodes.iter().position(find)
     }
 
@@ -109,7 +109,7 @@ impl Forge {
         Some(out)
     }
 
-    fn add(&mut self, bp: BlkPtr, parent: Option<usize>, place: Place) -> Option<usize> {
+    fn add(&mut self, bp: BlkPtr, parent: Option<usize>, place: BlockLocation) -> Option<usize> {
         let BlkPtr::Block(block) = bp else { return None };
         let plain = block.protection == cenote::inspect::ondisk::blkptr::Protection::None;
         if self.nodes.len() >= NODES_MAX || !plain || block.endian != Endian::Little {
@@ -117,13 +117,13 @@ impl Forge {
         }
         let content = self.load(&block)?;
         let raw = bp.encode()?;
-        self.nodes.push(Node { place, content, bp: block, raw, parent });
+        self.nodes.push(MetadataBlock { place, content, bp: block, raw, parent });
         Some(self.nodes.len() - 1)
     }
 
     fn add_objset(&mut self, bp: BlkPtr, parent: Option<usize>, objset: u64) {
         let object_type = ObjType::OBJSET;
-        let place = Place { objset, object: 0, object_type, level: -1, blkid: 0 };
+        let place = BlockLocation { objset, object: 0, object_type, level: -1, blkid: 0 };
         let Some(id) = self.add(bp, parent, place) else { return };
         let phys = ObjsetPhys::parse(&self.nodes[id].content, Endian::Little).unwrap();
         self.add_dnode(id, objset, 0, &phys.meta_dnode);
@@ -143,7 +143,7 @@ impl Forge {
             let spill = i == dnode.blkptrs.len();
             let (level, blkid) = if spill { (0, u64::MAX) } else { (level, i as u64) };
             let object_type = dnode.object_type;
-            let place = Place { objset, object, object_type, level, blkid };
+            let place = BlockLocation { objset, object, object_type, level, blkid };
             if !(content && level == 0 && !spill) {
                 self.add_block(*bp, parent, place, dnode);
             }
@@ -154,7 +154,7 @@ impl Forge {
         }
     }
 
-    fn add_block(&mut self, bp: BlkPtr, parent: usize, place: Place, dnode: &Dnode) {
+    fn add_block(&mut self, bp: BlkPtr, parent: usize, place: BlockLocation, dnode: &Dnode) {
         let Some(id) = self.add(bp, Some(parent), place.clone()) else { return };
         let content =
             dnode.object_type == ObjType::PLAIN_FILE_CONTENTS || dnode.object_type == ObjType::ZVOL;
@@ -168,7 +168,7 @@ impl Forge {
                     break;
                 }
                 let blkid = place.blkid * count as u64 + i as u64;
-                self.add_block(bp, id, Place { level, blkid, ..place.clone() }, dnode);
+                self.add_block(bp, id, BlockLocation { level, blkid, ..place.clone() }, dnode);
             }
         } else if place.object == 0 && dnode.object_type == ObjType::DNODE {
             let block = self.nodes[id].content.clone();
@@ -335,6 +335,6 @@ impl Forge {
 
 /// A forge before it changed anything.
 pub struct Fresh {
-    nodes: Vec<Node>,
+    nodes: Vec<MetadataBlock>,
     uberblock: Uberblock,
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
 pub use disk::Disk;
-pub use manifest::{Entry, Tolerant, read_manifest, verify, verify_tolerant};
+pub use manifest::{ManifestEntry, Tolerant, read_manifest, verify, verify_tolerant};
 pub use rng::Rng;
 pub use scratch::Scratch;
 
@@ -110,7 +110,7 @@ impl Golden {
     }
 
     /// Its manifests: dataset name (with `@snapshot`), entries.
-    pub fn manifests(&self) -> Vec<(String, Vec<Entry>)> {
+    pub fn manifests(&self) -> Vec<(String, Vec<ManifestEntry>)> {
         let mut out = Vec::new();
         for entry in std::fs::read_dir(&self.dir).unwrap().flatten() {
             let file = entry.file_name().to_string_lossy().into_owned();

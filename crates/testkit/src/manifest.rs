@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 /// One entry of a manifest. Paths and targets are bytes: JSON's lone surrogates
 /// stand for bytes that are not UTF-8.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-pub struct Entry {
+pub struct ManifestEntry {
     /// Path below the root; empty for the root itself.
     #[serde(with = "serde_bytes")]
     path: Vec<u8>,
@@ -51,7 +51,7 @@ pub struct Entry {
 
 /// Leaves to each dataset's manifest what is its own: where others were mounted below it,
 /// only the mountpoint stays.
-pub(crate) fn cut_at_mountpoints(dataset: &str, all: &[String], entries: &mut Vec<Entry>) {
+pub(crate) fn cut_at_mountpoints(dataset: &str, all: &[String], entries: &mut Vec<ManifestEntry>) {
     let prefix = format!("{dataset}/");
     let below: Vec<&[u8]> =
         all.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::as_bytes).collect();
@@ -67,7 +67,7 @@ pub(crate) fn cut_at_mountpoints(dataset: &str, all: &[String], entries: &mut Ve
 /// Nanoseconds.
 const SECOND: i128 = 1_000_000_000;
 
-impl Entry {
+impl ManifestEntry {
     /// A modification time as the writer of the manifest saw it: zfs-fuse's mounts show
     /// whole seconds.
     pub(crate) fn seen(&self, mtime_ns: i128) -> i128 {
@@ -110,14 +110,14 @@ fn unescape(wtf8: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a compressed manifest.
-pub fn read_manifest(path: &Path) -> Vec<Entry> {
+pub fn read_manifest(path: &Path) -> Vec<ManifestEntry> {
     let reader = BufReader::new(zstd::Decoder::new(File::open(path).unwrap()).unwrap());
     reader.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
 }
 
 /// Compares a file system with a manifest; a line for each difference.
 /// `times` says whether modification times count.
-pub fn verify(fs: &FileSystem, manifest: &[Entry], times: bool) -> Vec<String> {
+pub fn verify(fs: &FileSystem, manifest: &[ManifestEntry], times: bool) -> Vec<String> {
     let mut differences = Vec::new();
     let mut seen = BTreeMap::new();
     walk(fs, fs.root(), Vec::new(), &mut seen);
@@ -153,7 +153,7 @@ pub struct Tolerant {
 
 /// As [`verify`], for a pool that is damaged beyond repair: reading may fail, but
 /// what is read must be right.
-pub fn verify_tolerant(fs: &FileSystem, manifest: &[Entry]) -> Tolerant {
+pub fn verify_tolerant(fs: &FileSystem, manifest: &[ManifestEntry]) -> Tolerant {
     let mut out = Tolerant::default();
     for entry in manifest.iter().filter(|e| !e.mountpoint) {
         let path = show(&entry.path());
@@ -169,7 +169,7 @@ pub fn verify_tolerant(fs: &FileSystem, manifest: &[Entry]) -> Tolerant {
     out
 }
 
-fn tolerant_entry(fs: &FileSystem, e: &Entry) -> cenote::Result<Option<String>> {
+fn tolerant_entry(fs: &FileSystem, e: &ManifestEntry) -> cenote::Result<Option<String>> {
     let id = fs.walk(&e.path(), Io::WAIT)?;
     let a = fs.attrs(id, Io::WAIT)?;
     let ids = (u64::from(a.uid), u64::from(a.gid), u64::from(a.nlink));
@@ -232,7 +232,7 @@ fn walk(fs: &FileSystem, id: ObjectId, path: Vec<u8>, seen: &mut BTreeMap<Vec<u8
     seen.insert(path, id);
 }
 
-fn compare(fs: &FileSystem, id: ObjectId, e: &Entry, times: bool, out: &mut Vec<String>) {
+fn compare(fs: &FileSystem, id: ObjectId, e: &ManifestEntry, times: bool, out: &mut Vec<String>) {
     let path = show(&e.path());
     let a = fs.attrs(id, Io::WAIT).unwrap();
     let mut check = |what: &str, found: String, wanted: String| {

@@ -12,7 +12,7 @@ use cenote::inspect::ondisk::blkptr::BLKPTR_SIZE;
 use cenote::inspect::ondisk::dnode::DNODE_SIZE;
 
 use crate::Rng;
-use crate::forge::{Forge, Node};
+use crate::forge::{Forge, MetadataBlock};
 
 /// A field within a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +25,12 @@ pub struct Field {
     pub len: usize,
 }
 
-struct List<'a> {
+struct FieldList<'a> {
     bytes: &'a [u8],
     out: Vec<Field>,
 }
 
-impl List<'_> {
+impl FieldList<'_> {
     fn field(&mut self, name: impl Into<String>, at: usize, len: usize) {
         if at + len <= self.bytes.len() {
             self.out.push(Field { name: name.into(), at, len });
@@ -140,8 +140,8 @@ impl List<'_> {
 }
 
 /// The fields of a block of metadata.
-pub fn fields(node: &Node) -> Vec<Field> {
-    let mut list = List { bytes: &node.content, out: Vec::new() };
+pub fn fields(node: &MetadataBlock) -> Vec<Field> {
+    let mut list = FieldList { bytes: &node.content, out: Vec::new() };
     let place = &node.place;
     if place.level < 0 {
         list.dnode("meta dnode", 0);
@@ -199,7 +199,7 @@ fn wrong(rng: &mut Rng, old: u64, bits: u32, other: u64) -> u64 {
 }
 
 /// Kinds of blocks that are drawn equally often, however many there are of each.
-fn kind(node: &Node) -> (bool, i8, bool, u8) {
+fn kind(node: &MetadataBlock) -> (bool, i8, bool, u8) {
     let p = &node.place;
     (p.objset == 0, p.level.signum(), p.object == 0, p.object_type.0)
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::manifest::Entry;
+use crate::manifest::ManifestEntry;
 
 const PAGE: usize = 4096;
 
@@ -24,7 +24,7 @@ pub struct Compare {
 }
 
 /// Differences between the tree at `root` and a manifest, a line each.
-pub fn verify_tree(root: &Path, manifest: &[Entry], compare: Compare) -> Vec<String> {
+pub fn verify_tree(root: &Path, manifest: &[ManifestEntry], compare: Compare) -> Vec<String> {
     let mut out = Vec::new();
     let mut seen = BTreeMap::new();
     let device = std::fs::symlink_metadata(root).map(|m| m.dev());
@@ -79,7 +79,12 @@ fn walk(
 /// Numbers from here on are not objects'.
 const OWN_INO: u64 = 1 << 47;
 
-fn one(file: &Path, e: &Entry, compare: Compare, out: &mut Vec<String>) -> std::io::Result<()> {
+fn one(
+    file: &Path,
+    e: &ManifestEntry,
+    compare: Compare,
+    out: &mut Vec<String>,
+) -> std::io::Result<()> {
     let meta = std::fs::symlink_metadata(file)?;
     let path = show(&e.path());
     let mut check = |what: &str, found: String, wanted: String| {

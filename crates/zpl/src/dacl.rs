@@ -1,4 +1,4 @@
-//! ZFS's own (NFSv4) ACLs and virus scanners' stamps, read (chapter 06 §6, §11).
+//! Reading ZFS's own (NFSv4) ACLs and virus scanners' stamps (chapter 06 §6, §11).
 
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
@@ -13,8 +13,9 @@ use crate::fs::FileSystem;
 const ACL_MAX: u64 = 48 << 10;
 
 impl FileSystem {
-    /// The ACL of a file, in its order: never POSIX's, which are extended attributes. It is
-    /// there for every file, and says no more than the mode unless another system set it.
+    /// The ACL of a file, in its order. POSIX ACLs are not included; they are extended
+    /// attributes. Every file has an ACL, which is equivalent to the mode unless another
+    /// system set it.
     ///
     /// # Errors
     /// `NotFound`; `Corrupt` or `Limit` for a damaged one; those of reading.

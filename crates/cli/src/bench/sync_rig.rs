@@ -14,7 +14,7 @@ use cenote::inspect::zil::Log;
 
 use super::write_rig::preallocate;
 use crate::engine::{
-    At, Caller, Engine, EngineConfig, FileSystem, ImportOptions, New, Pool, Search,
+    Caller, Engine, EngineConfig, FileSystem, ImportOptions, New, Pool, Search, WritePosition,
 };
 
 /// The pool's name, and its file system's.
@@ -138,7 +138,7 @@ impl Rig {
     /// # Errors
     /// Those of writing.
     pub(super) fn write(&self, file: ObjectId, at: u64, data: &[u8]) -> Result<()> {
-        self.fs.write(&Caller::root(), file, At::Offset(at), data).map(drop)
+        self.fs.write(&Caller::root(), file, WritePosition::Offset(at), data).map(drop)
     }
 
     /// What was done so far.

@@ -110,7 +110,7 @@ impl Mounter for FuseMounter {
             dont_mask: fs.writable,
             awake: self.awake(options.keep_awake)?,
             // A caller that meets a suspended pool waits, whatever the call.
-            on_request: cenote::be_patient,
+            on_request: cenote::wait_for_resume,
             ..Config::default()
         };
         let transport: &dyn Transport = match options.io_uring {

@@ -31,7 +31,8 @@ use super::node::Node;
 use super::xattrs::status_of;
 use super::zfs::{Answer, ZfsMount, attr};
 use crate::engine::{
-    At, Attrs, Caller, Device, Falloc, FileKind, Groups, Io, New, Rename, SetAttrs, SetTime, Time,
+    Attrs, Caller, Device, Falloc, FileKind, Groups, Io, New, Rename, SetAttrs, SetTime, Time,
+    WritePosition,
 };
 
 use cenote::inspect::ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE};
@@ -79,7 +80,7 @@ pub(super) fn caller(req: &Request, umask: u32) -> Caller {
     let groups = match pid {
         // The kernel itself, or somebody beyond our process namespace.
         0 => Groups::Known(Vec::new()),
-        _ => Groups::Ask(Arc::new(move || groups_of(pid))),
+        _ => Groups::Lookup(Arc::new(move || groups_of(pid))),
     };
     Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
 }
@@ -333,8 +334,8 @@ impl ZfsMount {
         let by = writer(req, args.kill_suidgid);
         let fs = self.fs();
         let done = match args.kill_suidgid || args.handle == DIRECT {
-            true => fs.write_shedding(&by, id, args.offset, data, CAPABILITY),
-            false => fs.write(&by, id, At::Offset(args.offset), data),
+            true => fs.write_without_xattr(&by, id, args.offset, data, CAPABILITY),
+            false => fs.write(&by, id, WritePosition::Offset(args.offset), data),
         };
         let done = done.map_err(stale)?;
         // The kernel asks for it itself only where it writes through its pages.
@@ -350,7 +351,7 @@ impl ZfsMount {
         if !attrs.may_have_xattrs {
             return Ok(());
         }
-        self.fs().shed(&caller(req, 0), id, CAPABILITY).map_err(stale)
+        self.fs().drop_xattr(&caller(req, 0), id, CAPABILITY).map_err(stale)
     }
 
     /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to

@@ -2,7 +2,7 @@
 //! set it is, the import ends, and everything else goes on.
 
 use testkit::Disk;
-use testkit::forge::{Forge, Node, Place};
+use testkit::forge::{BlockLocation, Forge, MetadataBlock};
 
 use super::common::{Sandbox, can_mount};
 use super::{create, ok, say, the_rest_lives, well};
@@ -35,9 +35,10 @@ fn a_forged_block_of_each_object() {
     testkit::copy_file(&disk, &whole);
 
     // Every block of the MOS, but only two of many of one object.
-    let mos = |n: &Node| n.place.objset == 0 && n.place.level >= 0 && n.place.blkid < 2;
+    let mos = |n: &MetadataBlock| n.place.objset == 0 && n.place.level >= 0 && n.place.blkid < 2;
     let nodes = Forge::new(&Disk::new(&disk), 0).nodes;
-    let places: Vec<Place> = nodes.iter().filter(|n| mos(n)).map(|n| n.place.clone()).collect();
+    let places: Vec<BlockLocation> =
+        nodes.iter().filter(|n| mos(n)).map(|n| n.place.clone()).collect();
     assert!(places.len() > 20, "{places:?}");
     let (mut refused, mut imported) = (0, 0);
     for place in places {
