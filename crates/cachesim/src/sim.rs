@@ -5,10 +5,10 @@ use arc::policy::{Default as Ours, Id, Policy, Reference, State};
 use crate::rivals::{Lirs, Lru, Min, Rival, S3Fifo, Sieve, TwoQ, WTinyLfu};
 use crate::trace::Trace;
 
-/// What a page counts as, bytes.
+/// The size of a page, bytes.
 pub const PAGE_BYTES: u32 = 8192;
-/// What the cache's directory holds for a block it remembers, bytes: the key and
-/// its entry in the table.
+/// The size of a directory entry for a ghost key, bytes: the key and its entry in the
+/// table.
 pub const KEY_BYTES: u64 = 48;
 
 /// A policy that can be replayed.
@@ -63,20 +63,20 @@ impl PolicyKind {
         }
     }
 
-    /// By its name.
+    /// The policy with this name.
     pub fn named(name: &str) -> Option<PolicyKind> {
         Self::ALL.into_iter().find(|p| p.name() == name)
     }
 }
 
-/// What a replay gave.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplayResult {
     /// Requests.
     pub requests: u64,
-    /// Those that the cache answered.
+    /// The number of hits.
     pub hits: u64,
-    /// Most memory that was charged for the policy's own use, bytes.
+    /// The maximum of memory charged for the policy's own use, bytes.
     pub charged: u64,
 }
 
@@ -117,7 +117,7 @@ const NONE: Id = Id::MAX;
 /// A directory of pages over one of the engine's policies.
 struct EngineCache<P> {
     policy: P,
-    /// The number that each key has, or `NONE`.
+    /// The policy's id of each key, or `NONE`.
     ids: Vec<Id>,
     keys: Vec<u32>,
     free: Vec<Id>,
@@ -153,7 +153,7 @@ impl<P: Policy> EngineCache<P> {
         let mut id = self.ids[key as usize];
         if id != NONE && matches!(self.policy.state(id), State::Mru | State::Mfu) {
             self.policy.hit(id);
-            // A hit may make the policy forget.
+            // A hit may make the policy drop ids.
             self.forget();
             return true;
         }
@@ -193,7 +193,7 @@ impl<P: Policy> EngineCache<P> {
         self.free.push(id);
     }
 
-    /// Takes the policy's memory from the cache, in whole pages.
+    /// Subtracts the policy's memory from the cache, in whole pages.
     fn pay(&mut self) {
         let ghosts = self.policy.bytes(State::MruGhost) + self.policy.bytes(State::MfuGhost);
         let remembered = ghosts / u64::from(PAGE_BYTES);

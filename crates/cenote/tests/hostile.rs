@@ -283,10 +283,10 @@ fn forged_metadata_under_right_checksums() {
                     let all = (0..nodes.len()).map(|i| (at + i) % nodes.len());
                     let id = all
                         .into_iter()
-                        .find(|&i| (nodes[i].place.objset == 0) == wanted)
+                        .find(|&i| (nodes[i].position.objset == 0) == wanted)
                         .unwrap_or(at);
                     let content = mangle(&mut rng, nodes, id);
-                    what = format!("{what}, {:?}", nodes[id].place);
+                    what = format!("{what}, {:?}", nodes[id].position);
                     victim.forge.change(id, content);
                 }
                 outcomes.run(&what, victim.scratch.path());
@@ -314,7 +314,7 @@ fn forged_pointers() {
         let id = 1 + rng.index(nodes.len() - 1);
         let other = nodes[rng.index(nodes.len())].bp;
         let mut bp = nodes[id].bp;
-        let what = format!("seed {seed}, {:?}", nodes[id].place);
+        let what = format!("seed {seed}, {:?}", nodes[id].position);
         match rng.below(6) {
             // Another block with its own checksum, but of this block's kind.
             0 => {
@@ -338,7 +338,7 @@ fn forged_pointers() {
 /// The object and slot in its block of the first dnode that `is` accepts.
 fn dnode_at(forge: &Forge, objset: u64, object: u64) -> (usize, usize) {
     let block = forge.find(|n| {
-        let p = &n.place;
+        let p = &n.position;
         p.objset == objset && p.object == 0 && p.level == 0 && p.blkid == object / 32
     });
     (block.unwrap(), (object % 32) as usize * DNODE_SIZE)
@@ -360,7 +360,7 @@ fn poke_bonus(forge: &mut Forge, object: u64, words: &[(usize, u64)]) {
 fn replace_number(forge: &mut Forge, objset: u64, object: u64, old: u64, new: u64) -> usize {
     let blocks: Vec<usize> = (0..forge.nodes.len())
         .filter(|&i| {
-            let p = &forge.nodes[i].place;
+            let p = &forge.nodes[i].position;
             p.objset == objset && p.object == object && p.level == 0
         })
         .collect();
@@ -511,7 +511,7 @@ fn a_list_that_contains_itself() {
         // Any object can serve as the list of lists.
         (list, mos.lookup("history").unwrap().unwrap())
     };
-    let id = victim.forge.find(|n| n.place.object == subs && n.place.level == 0).unwrap();
+    let id = victim.forge.find(|n| n.position.object == subs && n.position.level == 0).unwrap();
     let size = victim.forge.nodes[id].content.len();
     let itself: Vec<u8> = list.to_le_bytes().repeat(size / 8);
     victim.forge.change(id, itself);
@@ -588,8 +588,9 @@ fn space_that_does_not_add_up() {
 #[test]
 fn an_indirect_block_that_contains_itself() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
-    let indirect: Vec<usize> =
-        (0..victim.forge.nodes.len()).filter(|&i| victim.forge.nodes[i].place.level > 0).collect();
+    let indirect: Vec<usize> = (0..victim.forge.nodes.len())
+        .filter(|&i| victim.forge.nodes[i].position.level > 0)
+        .collect();
     assert!(!indirect.is_empty());
     let fresh = victim.forge.fresh();
     for &id in indirect.iter().step_by(step(indirect.len(), 30)) {
@@ -608,7 +609,7 @@ fn an_indirect_block_that_contains_itself() {
 fn zap_tables_in_a_circle() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
     let fat = |n: &MetadataBlock| {
-        let p = &n.place;
+        let p = &n.position;
         let word = Endian::Little.u64(&n.content, 0);
         p.level == 0 && p.blkid == 0 && p.object_type.is_zap() && word == Some((1 << 63) + 1)
     };
@@ -665,7 +666,7 @@ fn gangs_that_contain_themselves() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
     let fresh = victim.forge.fresh();
     let zap = |n: &MetadataBlock| {
-        n.place.level == 0 && n.place.object_type.is_zap() && n.bp.psize.0 <= 4096
+        n.position.level == 0 && n.position.object_type.is_zap() && n.bp.psize.0 <= 4096
     };
     let ids: Vec<usize> =
         (1..victim.forge.nodes.len()).filter(|&i| zap(&victim.forge.nodes[i])).collect();

@@ -159,7 +159,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let rate = totals.images as f64 / start.elapsed().as_secs_f64();
     ui::out(&format!(
         "{} runs, {} crash points, {} images, {} groups, {rate:.0} images a second\n",
-        totals.runs, totals.points, totals.images, totals.groups
+        totals.runs, totals.points, totals.images, totals.txgs
     ));
     let Some(failure) = totals.failure else { return Ok(Exit::OK) };
     ui::err(&failure.to_string());

@@ -1,4 +1,4 @@
-//! Operations on a pool that is open for writing, each noted in the model.
+//! Operations on a pool that is open for writing, each recorded in the model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::model::{Act, Dataset, DsId, Model, Snap};
 use crate::ops::{Op, content};
 use crate::pool::POOL;
 
-/// The largest end of an object that bytes are appended to.
+/// The largest size of an object to which bytes are appended.
 const END_MAX: u64 = 4 << 20;
 
 /// An object that threads write.
@@ -27,12 +27,12 @@ struct WriteTarget {
     ds: DsId,
     id: u64,
     zap: bool,
-    /// Where bytes are appended; the lock orders changes by several threads.
+    /// The position of the next append; the lock orders changes by several threads.
     end: Arc<Mutex<u64>>,
     shared: bool,
 }
 
-/// What one thread works on: its own objects, datasets and snapshots.
+/// The state of one thread: its own objects, datasets and snapshots.
 pub struct Hand {
     thread: usize,
     objects: Vec<WriteTarget>,
@@ -41,19 +41,19 @@ pub struct Hand {
     made: usize,
 }
 
-/// A pool being worked on.
+/// A pool under a workload.
 pub struct Driver {
     /// The pool.
     pub writer: Arc<Writer>,
-    /// What it must hold.
+    /// Its expected content.
     pub model: Arc<Model>,
     disks: SimDisks,
     heads: Mutex<BTreeMap<DsId, Arc<Objset>>>,
     shared: Mutex<Vec<WriteTarget>>,
     plant_wrong_txg: bool,
-    /// Devices fail: an operation that fails leaves an unknown content.
+    /// Devices fail: an operation that fails leaves unknown content.
     pub faulty: bool,
-    /// Sets this run's names apart from those of runs before.
+    /// Distinguishes this run's names from those of earlier runs.
     pub prefix: String,
 }
 
@@ -74,7 +74,7 @@ fn entry_name(seed: u32, i: u32) -> Vec<u8> {
 }
 
 impl Driver {
-    /// Over a new pool.
+    /// A driver of a new pool.
     ///
     /// # Errors
     /// Those of reading the root dataset.
@@ -91,12 +91,12 @@ impl Driver {
         })
     }
 
-    /// Plants the bug of the wrong group in every object set from now on.
+    /// Plants the bug of the wrong txg in every object set from now on.
     pub fn plant_wrong_txg(&mut self) {
         self.plant_wrong_txg = true;
     }
 
-    /// Notes the root dataset of a new pool.
+    /// Records the root dataset of a new pool.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -121,13 +121,13 @@ impl Driver {
         Ok(())
     }
 
-    /// What a thread begins with.
+    /// The initial state of a thread.
     pub fn hand(&self, thread: usize) -> Hand {
         let objects = self.shared.lock().clone();
         Hand { thread, objects, datasets: vec![0], snaps: Vec::new(), made: 0 }
     }
 
-    /// What a thread begins with in a pool that has something already: all of it.
+    /// The initial state of a thread in a pool with content: all of it.
     pub fn hand_of(&self, txg: Txg) -> Hand {
         let state = self.model.state(txg);
         let datasets: Vec<DsId> = state.heads.values().map(|(ds, _)| *ds).collect();
@@ -190,7 +190,7 @@ impl Driver {
         Ok(WriteTarget { ds, id, zap: true, end: Arc::default(), shared })
     }
 
-    /// Does `change` to an object and notes what it says.
+    /// Applies `change` to an object and records the change that it returns.
     fn change(
         &self,
         handle: &WriteTarget,
@@ -199,8 +199,9 @@ impl Driver {
         change: impl FnOnce(&Arc<Objset>, &Tx, &mut u64) -> Result<Vec<Act>>,
     ) -> Result<()> {
         let os = self.head(handle.ds)?;
-        // A ZAP's lock comes before the transaction (`dmu::zaps`). Bytes may be written by an
-        // older group after a newer one, so there the transaction is first.
+        // A ZAP's lock is taken before the transaction is opened (`dmu::zaps`). Bytes may
+        // be written by an older txg after a newer one, so there the transaction is opened
+        // first.
         let mut first = handle.zap.then(|| handle.end.lock());
         let tx = self.begin(logical, frees)?;
         let mut second = if first.is_none() { Some(handle.end.lock()) } else { None };
@@ -292,8 +293,8 @@ impl Driver {
         })
     }
 
-    /// Runs a sync task. If the pool was suspended while the task's group was written,
-    /// the group may be on disk or not: then the task's result comes with the error.
+    /// Runs a sync task. If the pool was suspended while the task's txg was written, the
+    /// txg may be on disk or not: then the task's result is returned with the error.
     fn task<C: Send + 'static, T: Clone + Send + 'static>(
         &self,
         check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
@@ -318,7 +319,7 @@ impl Driver {
         }
     }
 
-    /// Makes a dataset below the root, empty or a clone of a snapshot.
+    /// Creates a dataset below the root, empty or a clone of a snapshot.
     fn dataset(&self, hand: &mut Hand, origin: Option<usize>) -> Result<()> {
         hand.made += 1;
         let short = format!("{}d{}-{}", self.prefix, hand.thread, hand.made);
@@ -431,7 +432,7 @@ impl Driver {
         os.set_props(ObjsetProps { compression, copies, ..(*old).clone() })
     }
 
-    /// Waits until all is on disk, and notes the promise.
+    /// Waits until all changes are on disk, and records that they are acknowledged.
     ///
     /// # Errors
     /// That of a suspension.
@@ -441,13 +442,13 @@ impl Driver {
         Ok(txg)
     }
 
-    /// Does one operation. What makes no sense now is left out.
+    /// Runs one operation. An operation that is impossible in the present state is skipped.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn run(&self, hand: &mut Hand, op: &Op) -> Result<()> {
         if self.faulty {
-            // So that reads meet what is wrong on the disks, and heal it.
+            // So that reads find damage on the disks, and repair it.
             self.writer.zio().cache().clear();
         }
         match self.run_op(hand, op) {

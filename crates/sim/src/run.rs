@@ -1,4 +1,4 @@
-//! One run, recorded; then crashed at every event.
+//! One recorded run, crashed at every event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,38 +21,38 @@ use crate::setup::{DiskFault, PlantedBug, Setup};
 
 /// A run that was recorded.
 pub struct Recorded {
-    /// How it was set up.
+    /// Its setup.
     pub setup: Setup,
     /// Its operations.
     pub plan: OpPlan,
     /// The disks, with their log.
     pub disks: SimDisks,
-    /// What the pool must hold, group by group.
+    /// The expected content of the pool, txg by txg.
     pub model: Arc<Model>,
     /// A hash over the schedule.
     pub hash: u64,
     /// Scheduling steps.
     pub steps: u64,
-    /// What went wrong already while it ran.
+    /// A failure during the run itself.
     pub failed: Option<String>,
     /// The disk with the faults.
     pub victim: Option<usize>,
-    /// The pool was so full that frees did not wait.
+    /// The pool was so full that frees were not deferred.
     pub full: bool,
     /// Events before the last operation began, in a plan of one thread.
     pub prelude: u64,
-    /// What was judged already.
+    /// The verdicts so far.
     pub memo: Memo,
 }
 
-/// What went wrong, and how to see it again.
+/// A failure, and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The run.
     pub setup: Setup,
     /// The crash: event and seed; `None` if the run itself failed.
     pub crash: Option<(u64, u64)>,
-    /// What is wrong.
+    /// The error.
     pub what: String,
     /// The operations.
     pub ops: Vec<String>,
@@ -72,16 +72,16 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// How many images a run was crashed into, and what was found.
+/// The number of images of a run, and the findings.
 #[derive(Debug, Default)]
 pub struct CrashTally {
     /// Crash images judged.
     pub images: u64,
     /// Events after which the power failed.
     pub points: u64,
-    /// Groups found in them.
-    pub groups: u64,
-    /// What went wrong first.
+    /// Txgs found in them.
+    pub txgs: u64,
+    /// The first failure.
     pub failure: Option<Failure>,
 }
 
@@ -106,14 +106,14 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
         }
         Some(PlantedBug::LabelOrder) => plants.commit.lock().labels_in_wrong_order = true,
         Some(PlantedBug::NoDefer) => plants.no_defer.store(true, Relaxed),
-        Some(PlantedBug::ReuseSameGroup) => space.reuse_same_group.store(true, Relaxed),
+        Some(PlantedBug::ReuseSameTxg) => space.reuse_same_group.store(true, Relaxed),
         Some(PlantedBug::ReuseBeforeCommit) => space.reuse_before_commit.store(true, Relaxed),
         Some(PlantedBug::LoseEntry) => space.lose_alloc_entry.store(true, Relaxed),
-        Some(PlantedBug::WrongGroup) => driver.plant_wrong_txg(),
+        Some(PlantedBug::WrongTxg) => driver.plant_wrong_txg(),
     }
 }
 
-/// Arranges the faults of a run; the disk that has them.
+/// Sets up the faults of a run; returns the disk that has them.
 fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
     let fault = setup.fault?;
     let mut rng = Rng::stream(setup.seed, 31);
@@ -142,7 +142,7 @@ fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
     Some(disk)
 }
 
-/// Does all operations of a plan; events before one thread's last operation.
+/// Runs all operations of a plan; returns the events before one thread's last operation.
 fn work(driver: &Arc<Driver>, plan: &OpPlan, disks: &SimDisks) -> Result<u64, String> {
     let began = Arc::new(AtomicU64::new(0));
     let failed: Arc<Mutex<Option<String>>> = Arc::default();
@@ -175,7 +175,7 @@ fn work(driver: &Arc<Driver>, plan: &OpPlan, disks: &SimDisks) -> Result<u64, St
     }
     let failed = failed.lock().take();
     match failed {
-        // Devices that fail may end a pool, and what was promised stays.
+        // Failing devices may end a pool; acknowledged changes must persist.
         Some(why) if !driver.faulty => Err(why),
         _ => Ok(began.load(Relaxed)),
     }
@@ -254,7 +254,7 @@ pub fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
 }
 
 impl Recorded {
-    /// The operations, one in a line.
+    /// The operations, one per line.
     pub fn ops(&self) -> Vec<String> {
         let line = |t: usize, n: usize, op: &crate::ops::Op| format!("thread {t}, {n}: {op:?}");
         let of = |(t, ops): (usize, &Vec<(usize, crate::ops::Op)>)| {
@@ -267,14 +267,14 @@ impl Recorded {
         Failure { setup: self.setup.clone(), crash, what, ops: self.ops() }
     }
 
-    /// What else happens in the crash of that seed.
+    /// The mishap in the crash of that seed.
     pub fn mishap(&self, seed: u64) -> Mishap {
         Mishap::of(&self.setup, self.victim, seed)
     }
 
-    /// What must hold after a crash at `event`.
+    /// The expectations after a crash at `event`.
     pub fn expect(&self, event: u64, seed: u64) -> Expect {
-        let promised = self.disks.marks(event).into_iter().max().map(Txg);
+        let acknowledged = self.disks.marks(event).into_iter().max().map(Txg);
         let (fault, mishap) = (self.setup.fault, self.mishap(seed));
         let redundant = self.setup.layout.is_redundant();
         let gone = match (fault, self.victim) {
@@ -287,12 +287,12 @@ impl Recorded {
         let damage = fault.is_some() || mishap.damages();
         let detect =
             !redundant && (mishap.damages() || fault.is_some_and(DiskFault::needs_redundancy));
-        // Where nobody has another copy, a disk may forget what it said was safe, and an
-        // uberblock that cannot be read is as good as none.
+        // Without redundancy, a disk may lose data after a successful flush, and an
+        // unreadable uberblock counts as none.
         let bad = mishap.bad_sectors(seed);
         let forgets = detect && (bad.is_some() || fault.is_some_and(DiskFault::forgets));
         Expect {
-            promised: promised.filter(|_| !forgets),
+            acknowledged: acknowledged.filter(|_| !forgets),
             manner: Manner { without: gone.into_iter().collect(), damage },
             bad,
             detect,
@@ -311,10 +311,10 @@ impl Recorded {
         images.map_err(|e| e.to_string())
     }
 
-    /// Crashes at one event and judges what is left.
+    /// Crashes at one event and judges the result.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash(
         &self,
         event: u64,
@@ -325,17 +325,17 @@ impl Recorded {
         judge(&images, &self.model, &self.expect(event, seed), cache, &self.memo)
     }
 
-    /// Crashes at one event and judges what is left from scratch.
+    /// Crashes at one event and judges the result from scratch.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash_once(&self, event: u64, seed: u64) -> Result<Option<Txg>, String> {
         let cache = BlockCache::of(CACHE).map_err(|e| e.to_string())?;
         self.crash(event, seed, &Arc::new(cache))
     }
 
-    /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme
-    /// ways and `more` others, on `threads` threads; ends with the first failure.
+    /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme ways
+    /// and `more` others, on `threads` threads; ends with the first failure.
     pub fn crash_everywhere(&self, stride: usize, more: u64, threads: usize) -> CrashTally {
         self.crash_from(0, stride, more, threads)
     }
@@ -355,7 +355,7 @@ impl Recorded {
             .visit(|event, seed, cache| self.crash(event, seed, cache));
         tally.images = found.images;
         tally.points = count;
-        tally.groups = found.groups;
+        tally.txgs = found.txgs;
         let wrong = found.wrong;
         tally.failure = wrong.map(|(event, seed, what)| self.failure(Some((event, seed)), what));
         tally

@@ -1,9 +1,9 @@
-//! File systems are crashed everywhere: what POSIX order and fsync allow is there.
+//! File systems are crashed everywhere: the result agrees with POSIX order and fsync.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use sim::posix;
 
-/// Crash points that `make test` asks for, and `make nightly`.
+/// Crash points in `make test`, and in `make nightly`.
 const POINTS: u64 = 4_000;
 const NIGHTLY_POINTS: u64 = 200_000;
 

@@ -1,16 +1,15 @@
-//! The file system: objects, their dnodes, and the space they account for
-//! (chapter 03 §4-§6, chapter 06 §2-§7, §14).
+//! The file system: objects, their dnodes, and the space they account for (chapter 03
+//! §4-§6, chapter 06 §2-§7, §14).
 //!
 //! # Theory
-//! A file's dnode is complete as soon as its blocks are written; a directory's
-//! only in the end, for it holds the number of its entries. So that blocks of
-//! dnodes can be written and forgotten early, files and directories take their
-//! object numbers from different blocks.
+//! A file's dnode is complete as soon as its blocks are written; a directory's only in the
+//! end, because it has the number of entries. So that blocks of dnodes can be written and
+//! dropped early, files and directories take their object ids from different blocks.
 //!
 //! # Invariants
-//! * Memory is bounded by directories' entries, pointers to dnode blocks, and what
-//!   is under way; never by file data or files' dnodes.
-//! * Every dnode and its charge enter the books together.
+//! * Memory is bounded by directories' entries, pointers to dnode blocks, and the blocks in
+//!   flight; never by file data or files' dnodes.
+//! * A dnode and its charge are accounted for together.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -28,7 +27,7 @@ use crate::store::{BlockJob, Dest, PlacedBlock, WritePipeline};
 use crate::tree::{TreeBuilder, TreeStep, allocated};
 use crate::znode::{LAYOUT, LAYOUT_ATTRS, REGISTERED, Znode, tables};
 
-/// Object numbers in block 0.
+/// Object ids in block 0.
 const MASTER_NODE: u64 = 1;
 const SA_MASTER: u64 = 2;
 const DELETE_QUEUE: u64 = 3;
@@ -36,7 +35,7 @@ const REGISTRY: u64 = 4;
 const LAYOUTS: u64 = 5;
 /// The root directory.
 pub(crate) const ROOT: u64 = 6;
-/// Not object numbers: the trees that hang in the object set block.
+/// Not object ids: the trees whose dnodes are in the object set block.
 const META: u64 = 0;
 const USER_USED: u64 = u64::MAX;
 const GROUP_USED: u64 = u64::MAX - 1;
@@ -49,7 +48,7 @@ const META_LEVELS: u8 = 6;
 /// Largest block without feature large_blocks.
 const LARGE: u64 = 128 << 10;
 
-/// Types that have no name of their own in `ondisk`.
+/// Types that have no name in `ondisk`.
 const SA_MASTER_NODE: ObjType = ObjType(45);
 const SA_REGISTRATION: ObjType = ObjType(46);
 const SA_LAYOUTS: ObjType = ObjType(47);
@@ -73,7 +72,7 @@ impl SpaceTotals {
     }
 }
 
-/// What a tree belongs to.
+/// The owner of a tree.
 enum TreeOwner {
     Znode(Box<Znode>),
     Plain,
@@ -91,14 +90,14 @@ struct DnodeBlock {
     inside: u64,
 }
 
-/// Object numbers left in a block of dnodes.
+/// Object ids left in a block of dnodes.
 #[derive(Default)]
 struct Chunk {
     next: u64,
     end: u64,
 }
 
-/// Which blocks of dnodes a number comes from.
+/// The kind of dnode block from which an object id is taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DnodeArea {
     File,
@@ -114,7 +113,7 @@ pub(crate) struct Fs {
     trees: HashMap<u64, OpenTree>,
     chunks: [Chunk; 2],
     chunks_end: u64,
-    /// Numbers given out in each block of dnodes.
+    /// Object ids allocated in each block of dnodes.
     given: Vec<u8>,
     dnode_blocks: HashMap<u64, DnodeBlock>,
     meta: Vec<BlkPtr>,
@@ -122,7 +121,7 @@ pub(crate) struct Fs {
     users: BTreeMap<u64, u64>,
     groups: BTreeMap<u64, u64>,
     root_bp: Option<BlkPtr>,
-    /// Of every block.
+    /// Sums over all blocks.
     pub(crate) totals: SpaceTotals,
     /// A block needs feature large_blocks.
     pub(crate) large_blocks: bool,
@@ -136,7 +135,7 @@ impl Fs {
             seed,
             tables: tables()?,
             trees: HashMap::new(),
-            // Block 0 begins with what every file system has.
+            // Block 0 begins with the objects of every file system.
             chunks: [Chunk::default(), Chunk { next: ROOT + 1, end: DNODES_PER_BLOCK }],
             chunks_end: DNODES_PER_BLOCK,
             given: vec![ROOT as u8],
@@ -151,7 +150,7 @@ impl Fs {
         })
     }
 
-    /// A new object number.
+    /// A new object id.
     pub(crate) fn number(&mut self, kind: DnodeArea) -> u64 {
         let chunk = &mut self.chunks[kind as usize];
         if chunk.next == chunk.end {
@@ -268,7 +267,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes results until nothing is under way.
+    /// Takes results until nothing is in flight.
     fn drain(&mut self) -> Result<()> {
         while self.reap()? {}
         Ok(())
@@ -319,7 +318,7 @@ impl Fs {
         }
     }
 
-    /// Puts a dnode into its block, and writes the block if that was the last.
+    /// Puts a dnode into its block, and writes the block if that was the last dnode.
     fn put(&mut self, object: u64, dnode: &Dnode) -> Result<()> {
         let blkid = object / DNODES_PER_BLOCK;
         let block = self
@@ -329,7 +328,7 @@ impl Fs {
         let at = (object % DNODES_PER_BLOCK) as usize * DNODE_SIZE;
         dnode.encode(&mut block.data[at..])?;
         block.inside += 1;
-        // Number 0 is nobody's.
+        // Object id 0 is not used.
         let all = DNODES_PER_BLOCK - u64::from(blkid == 0);
         if block.inside == all { self.write_dnodes(blkid) } else { Ok(()) }
     }
@@ -352,7 +351,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes what is left, and the object set; its pointer.
+    /// Writes the remaining blocks, and the object set; returns its pointer.
     pub(crate) fn finish(&mut self) -> Result<BlkPtr> {
         self.fixed_objects()?;
         self.drain()?;

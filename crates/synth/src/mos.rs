@@ -1,11 +1,11 @@
-//! The meta object set: directories and datasets, features, space maps
-//! (chapter 04 §15, chapter 05 §1-§2).
+//! The meta object set: directories and datasets, features, space maps (chapter 04 §15,
+//! chapter 05 §1-§2).
 //!
 //! # Theory
-//! The MOS says how much space is in use, its own included. All its blocks are
-//! stored uncompressed, so its size depends only on the number of its objects, and
-//! that only on the number of metaslabs it reaches: built again with the numbers
-//! that the first attempt led to, it comes out the same.
+//! The MOS records how much space is in use, its own included. All its blocks are stored
+//! uncompressed, so its size depends only on the number of its objects, and that only on
+//! the number of metaslabs in use. Rebuilt with the numbers that result from the first
+//! attempt, it has the same size.
 
 use std::path::Path;
 
@@ -36,17 +36,17 @@ use crate::{PoolSpec, TXG, label, mix};
 const COPIES: usize = 3;
 /// Bytes of a space map's block in a pool without log space maps.
 const SPACE_MAP_BLOCK: u32 = 16 << 10;
-/// Attempts to make the MOS agree with itself; two suffice, or three where it
-/// reaches into another metaslab.
+/// Attempts to build a consistent MOS; two suffice, or three if it extends into another
+/// metaslab.
 const ATTEMPTS: usize = 8;
 
-/// Object types that have no name of their own in `ondisk`.
+/// Object types that have no name in `ondisk`.
 const HISTORY_OFFSETS: ObjType = ObjType(30);
 const HISTORY_TYPE: ObjType = ObjType(29);
 const NEXT_CLONES_TYPE: ObjType = ObjType(37);
 const DIR_CLONES_TYPE: ObjType = ObjType(52);
 
-/// The objects, in the order in which OpenZFS makes them.
+/// The objects, in the order in which OpenZFS creates them.
 const DIRECTORY: u64 = 1;
 const ROOT_DIR: u64 = 2;
 const MOS_DIR: u64 = 5;
@@ -76,8 +76,8 @@ const METASLAB_ARRAY: u64 = 34;
 /// The first space map.
 const SPACE_MAPS: u64 = 35;
 
-/// Features that are left disabled: those newer than OpenZFS 2.3, and two whose
-/// structures exist as soon as they are enabled.
+/// Disabled features: those newer than OpenZFS 2.3, and two whose structures exist as soon
+/// as they are enabled.
 const DISABLED: &[&str] = &[
     "vdev_zaps_v2",
     "log_spacemap",
@@ -87,14 +87,14 @@ const DISABLED: &[&str] = &[
     "draid_failure_domains",
 ];
 
-/// What the MOS is about.
+/// The facts about the pool that the MOS records.
 pub(crate) struct MosInput<'a> {
     pub(crate) spec: &'a PoolSpec,
     /// Absolute path of the image.
     pub(crate) path: &'a Path,
     /// The file system's object set.
     pub(crate) root_bp: BlkPtr,
-    /// Of the file system's blocks.
+    /// Sums over the file system's blocks.
     pub(crate) totals: SpaceTotals,
     pub(crate) large_blocks: bool,
 }
@@ -113,13 +113,13 @@ fn enabled() -> impl Iterator<Item = &'static Feature> {
     FEATURES.iter().filter(|f| !DISABLED.contains(&f.name()))
 }
 
-/// Names of the active features that labels carry.
+/// Names of the active features in labels.
 pub(crate) fn label_features() -> Vec<String> {
     let active = enabled().filter(|f| f.is_mos() && f.has(ACTIVATE_ON_ENABLE));
     active.map(|f| f.guid.to_owned()).collect()
 }
 
-/// Builds the MOS behind what `space` says is in use.
+/// Builds the MOS behind the space used in `space`.
 ///
 /// # Errors
 /// `NoSpace`.
@@ -149,9 +149,9 @@ struct MosObject {
 struct Mos<'a> {
     pool: &'a MosInput<'a>,
     space: BumpSpace,
-    /// As it will be when all is written.
+    /// The space after all writes.
     end: &'a BumpSpace,
-    /// Of the MOS, as it will be.
+    /// Sums over the MOS after all writes.
     own: SpaceTotals,
     objects: Vec<Option<MosObject>>,
     blocks: Vec<(Vec<u64>, Vec<u8>)>,
@@ -189,7 +189,7 @@ fn attempt(
     })
 }
 
-/// The first pointers' number of an object (chapter 03 §2.3).
+/// The number of block pointers in an object's dnode (chapter 03 §2.3).
 fn nblkptr(bonus: usize) -> usize {
     3.min(1 + (320usize.saturating_sub(bonus) >> 7))
 }
@@ -264,7 +264,7 @@ impl Mos<'_> {
         self.zap(number, object_type, &entries, 0)
     }
 
-    /// A dsl_dir at `number`, its properties and children behind it.
+    /// A dsl_dir with id `number`; its properties and children have the next ids.
     fn dir(&mut self, number: u64, phys: DslDirPhys, children: &[(&str, u64)]) -> Result<()> {
         let phys = DslDirPhys {
             creation_time: self.pool.spec.time,
@@ -363,7 +363,7 @@ impl Mos<'_> {
         let snap = DslDatasetPhys {
             dir_obj: ORIGIN_DIR,
             next_snap_obj: ORIGIN_HEAD,
-            // Itself, and the root file system.
+            // The directory itself, and the root file system.
             num_children: 2,
             deadlist_obj: ORIGIN_SNAP_DEADLIST,
             next_clones_obj: NEXT_CLONES,
@@ -515,7 +515,7 @@ impl Mos<'_> {
         self.zap(DIRECTORY, ObjType::OBJECT_DIRECTORY, &entries, 0)
     }
 
-    /// Places one block.
+    /// Allocates one block.
     fn block(&mut self, object_type: ObjType, level: u8, fill: u64, data: &[u8]) -> Result<BlkPtr> {
         if is_zero(data) {
             return Ok(BlkPtr::default());
@@ -534,7 +534,7 @@ impl Mos<'_> {
         Ok(bp)
     }
 
-    /// Places an object's blocks, each with its fill count; its dnode.
+    /// Allocates an object's blocks, each with its fill count; returns its dnode.
     fn place(&mut self, object: &MosObject, fill: impl Fn(usize) -> u64) -> Result<Dnode> {
         let before = self.totals.used;
         let wanted = nblkptr(object.bonus.len());
@@ -579,7 +579,7 @@ impl Mos<'_> {
         })
     }
 
-    /// Places every object, the meta-dnode and the object set.
+    /// Allocates every object, the meta-dnode and the object set.
     fn write(&mut self) -> Result<BlkPtr> {
         let objects = std::mem::take(&mut self.objects);
         let mut data = vec![0; (objects.len() * DNODE_SIZE).next_multiple_of(DNODE_BLOCK_SIZE)];

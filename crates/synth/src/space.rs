@@ -1,14 +1,14 @@
 //! Space on the one vdev: a pointer that only moves up.
 //!
 //! # Invariants
-//! * No extent crosses a metaslab boundary (chapter 05 §1); what a block leaves
-//!   over in front of one stays free.
-//! * In each metaslab the allocated space is one range from its start, which is
-//!   all that its space map has to say.
+//! * No extent crosses a metaslab boundary (chapter 05 §1); the space skipped in front of
+//!   one stays free.
+//! * In each metaslab the allocated space is one range from its start, so its space map has
+//!   a single entry.
 
 use base::{Error, ErrorKind, Result};
 
-/// The bump pointer and what it has passed.
+/// The bump pointer and the ranges below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BumpSpace {
     pub(crate) ashift: u32,
@@ -43,7 +43,7 @@ impl BumpSpace {
         (psize as u64).next_multiple_of(1 << self.ashift)
     }
 
-    /// Takes `asize` bytes, a multiple of the sector.
+    /// Allocates `asize` bytes, a multiple of the sector.
     ///
     /// # Errors
     /// `NoSpace` when the vdev is full.

@@ -1,17 +1,18 @@
-//! Blocks on their way to the file: compressed, checksummed, placed, written.
+//! The write pipeline: blocks are compressed, checksummed, allocated and written.
 //!
 //! # Theory
-//! Blocks are gathered into batches. A worker takes a batch, compresses and sums
-//! its blocks into one buffer, waits for the batch's turn to allocate, and writes
-//! the buffer, which is mostly one write. So all cores work, yet addresses depend on the
-//! order of blocks alone: the same calls give the same image.
+//! Blocks are gathered into batches. A worker takes a batch, compresses and checksums its
+//! blocks into one buffer, waits until all earlier batches have allocated, allocates, and
+//! writes the buffer, which is mostly one write. So all cores work, yet addresses depend
+//! only on the order of blocks: the same calls give the same image.
 //!
 //! # Invariants
-//! * Results come back in the order in which blocks were handed in.
-//! * [`WritePipeline::push`] never waits. [`WritePipeline::reap`] does; between the two lie at most
-//!   [`IN_FLIGHT`] bytes, if the caller asks [`WritePipeline::is_full`].
-//! * Batches are taken in order and each has its turn, also when it fails: no
-//!   worker waits for a turn that never comes.
+//! * Results are returned in the order in which blocks were pushed.
+//! * [`WritePipeline::push`] never waits. [`WritePipeline::reap`] does; between the two at
+//!   most [`IN_FLIGHT`] bytes are in flight, if the caller checks
+//!   [`WritePipeline::is_full`].
+//! * Batches are taken in order and each advances the sequence, also when it fails: no
+//!   worker waits forever.
 //!
 //! Lock order: the queue and the space are never held together.
 
@@ -35,10 +36,10 @@ const FLETCHER4: u8 = 7;
 /// Bytes, and blocks, of one batch.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_BLOCKS: usize = 256;
-/// Bytes of blocks handed in and not yet answered.
+/// Bytes of blocks pushed without a result yet.
 const IN_FLIGHT: usize = 96 << 20;
 
-/// What a block is for.
+/// The destination of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dest {
     /// A block of an object.
@@ -69,7 +70,7 @@ pub(crate) struct PlacedBlock {
 type BatchAnswer = Receiver<Result<Vec<PlacedBlock>>>;
 
 struct BlockBatch {
-    turn: u64,
+    seq: u64,
     jobs: Vec<BlockJob>,
     answer: Sender<Result<Vec<PlacedBlock>>>,
 }
@@ -91,8 +92,8 @@ struct PipelineShared {
     ashift: u32,
     queue: Mutex<BatchQueue>,
     ready: Condvar,
-    turns: Mutex<OrderedSpace>,
-    turned: Condvar,
+    ordered: Mutex<OrderedSpace>,
+    advanced: Condvar,
 }
 
 /// Blocks being written.
@@ -103,10 +104,10 @@ pub(crate) struct WritePipeline {
     open_bytes: usize,
     in_flight: VecDeque<(BatchAnswer, usize)>,
     bytes: usize,
-    turn: u64,
+    seq: u64,
 }
 
-/// A stored form: where it lies in the buffer, and what its pointer says.
+/// The stored form of a block: its position in the buffer, and the fields of its pointer.
 struct Stored {
     at: usize,
     asize: usize,
@@ -207,17 +208,18 @@ impl PipelineShared {
         Ok(done)
     }
 
-    /// Waits for the batch's turn, and takes space for every copy of its blocks.
+    /// Waits until the earlier batches have allocated, and allocates every copy of this
+    /// batch's blocks.
     fn place(&self, batch: &BlockBatch, stored: &[Option<Stored>]) -> Result<Vec<Vec<u64>>> {
-        let mut turns = self.turns.lock();
-        while turns.next != batch.turn {
-            self.turned.wait(&mut turns);
+        let mut ordered = self.ordered.lock();
+        while ordered.next != batch.seq {
+            self.advanced.wait(&mut ordered);
         }
         let mut all = Vec::with_capacity(stored.len());
         let mut failed = None;
         for (job, form) in batch.jobs.iter().zip(stored) {
             let asize = form.as_ref().map(|f| f.asize as u64);
-            let one = |_| turns.space.alloc(asize.unwrap_or(0));
+            let one = |_| ordered.space.alloc(asize.unwrap_or(0));
             match (0..asize.map_or(0, |_| job.copies)).map(one).collect() {
                 Ok(offsets) => all.push(offsets),
                 Err(e) => {
@@ -226,9 +228,9 @@ impl PipelineShared {
                 }
             }
         }
-        turns.next += 1;
-        drop(turns);
-        self.turned.notify_all();
+        ordered.next += 1;
+        drop(ordered);
+        self.advanced.notify_all();
         failed.map_or(Ok(all), Err)
     }
 
@@ -256,7 +258,7 @@ impl WritePipeline {
     /// Starts a worker for each core.
     ///
     /// # Errors
-    /// When no thread can be had.
+    /// When no thread can be started.
     pub(crate) fn start(file: Arc<File>, space: BumpSpace, txg: Txg) -> Result<WritePipeline> {
         let shared = Arc::new(PipelineShared {
             file,
@@ -264,8 +266,8 @@ impl WritePipeline {
             ashift: space.ashift,
             queue: Mutex::default(),
             ready: Condvar::new(),
-            turns: Mutex::new(OrderedSpace { space, next: 0 }),
-            turned: Condvar::new(),
+            ordered: Mutex::new(OrderedSpace { space, next: 0 }),
+            advanced: Condvar::new(),
         });
         let mut pipe = WritePipeline {
             shared: Arc::clone(&shared),
@@ -274,7 +276,7 @@ impl WritePipeline {
             open_bytes: 0,
             in_flight: VecDeque::new(),
             bytes: 0,
-            turn: 0,
+            seq: 0,
         };
         for _ in 0..parallelism() {
             let shared = Arc::clone(&shared);
@@ -283,7 +285,7 @@ impl WritePipeline {
         Ok(pipe)
     }
 
-    /// Hands a block in. Does not wait.
+    /// Adds a block. Does not wait.
     pub(crate) fn push(&mut self, job: BlockJob) {
         self.open_bytes += job.data.len();
         self.open.push(job);
@@ -301,18 +303,18 @@ impl WritePipeline {
         let bytes = std::mem::take(&mut self.open_bytes);
         self.in_flight.push_back((answer, bytes));
         self.bytes += bytes;
-        let batch = BlockBatch { turn: self.turn, jobs, answer: sender };
-        self.turn += 1;
+        let batch = BlockBatch { seq: self.seq, jobs, answer: sender };
+        self.seq += 1;
         self.shared.queue.lock().batches.push_back(batch);
         self.shared.ready.notify_one();
     }
 
-    /// Whether the caller should reap before it hands in more.
+    /// Whether the caller should reap before it pushes more.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes > IN_FLIGHT || self.in_flight.len() > 4 * self.threads.len() + 4
     }
 
-    /// The results of the oldest batch; `None` when nothing is under way.
+    /// The results of the oldest batch; `None` when nothing is in flight.
     ///
     /// # Errors
     /// `NoSpace`, or the file's.
@@ -325,9 +327,9 @@ impl WritePipeline {
         answer.wait().flatten().map(Some)
     }
 
-    /// The space as it is now; nothing may be under way.
+    /// The present space; nothing may be in flight.
     pub(crate) fn space(&self) -> BumpSpace {
-        self.shared.turns.lock().space.clone()
+        self.shared.ordered.lock().space.clone()
     }
 }
 

@@ -1,9 +1,9 @@
-//! An object's tree of blocks, built from its leaves upwards as they are written
-//! (chapter 03 §3).
+//! An object's tree of blocks, built from its leaves upwards as they are written (chapter
+//! 03 §3).
 //!
 //! # Invariants
-//! * Pointers of one level arrive in order; an indirect block is given out as soon
-//!   as its last pointer is there, so at most one per level is in memory.
+//! * Pointers of one level arrive in order; an indirect block is returned as soon as it has
+//!   its last pointer, so at most one per level is in memory.
 
 use base::BufMut;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr};
@@ -29,11 +29,11 @@ pub(crate) struct Indirect {
     pub(crate) data: BufMut,
 }
 
-/// What a pointer brought about.
+/// The result of adding a pointer.
 pub(crate) enum TreeStep {
-    /// More pointers of this level are to come.
+    /// More pointers of this level will follow.
     More,
-    /// An indirect block is complete; its pointer is to come.
+    /// An indirect block is complete; its pointer will follow.
     Write(Indirect),
     /// The tree is complete.
     Complete,
@@ -87,7 +87,7 @@ impl TreeBuilder {
         self.blocks.div_ceil(1 << (EPB_SHIFT * u32::from(level)))
     }
 
-    /// Takes the next pointer of a level.
+    /// Adds the next pointer of a level.
     pub(crate) fn feed(&mut self, level: u8, bp: BlkPtr) -> TreeStep {
         self.used += allocated(&bp);
         let count = self.count(level);
@@ -101,7 +101,7 @@ impl TreeBuilder {
         };
         let block = at.block.get_or_insert_with(|| BufMut::zeroed(1 << INDIRECT_SHIFT));
         let start = at.inside * BLKPTR_SIZE;
-        // Only redacted pointers cannot be written, and nobody makes them here.
+        // Only redacted pointers cannot be encoded, and none are made here.
         if let (Some(to), Some(raw)) = (block.get_mut(start..start + BLKPTR_SIZE), bp.encode()) {
             to.copy_from_slice(&raw);
         }
@@ -119,7 +119,7 @@ impl TreeBuilder {
         }
     }
 
-    /// Whether there is nothing to wait for.
+    /// Whether the tree has no blocks.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks == 0
     }

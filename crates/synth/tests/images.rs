@@ -1,4 +1,4 @@
-//! Images read back as they were asked for, and every judge finds them clean.
+//! Images are read back as specified, and every checker finds them consistent.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -30,7 +30,7 @@ fn import(dir: &Path) -> Arc<Pool> {
     engine.import(&found.pools[0], &options).unwrap()
 }
 
-/// What zdb says: no leaks, no complaints. Skipped where it is not installed.
+/// Runs zdb: no leaks, no errors. Skipped where it is not installed.
 fn zdb(dir: &Path, pool: &str) {
     let run = |args: &[&str]| {
         let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(args).arg(pool).output();
@@ -52,7 +52,7 @@ fn zdb(dir: &Path, pool: &str) {
     }
 }
 
-/// What a walk found: objects, and bytes by owner.
+/// The result of a walk: objects, and bytes by owner.
 #[derive(Default)]
 struct WalkTotals {
     count: usize,
@@ -60,7 +60,7 @@ struct WalkTotals {
     groups: BTreeMap<u64, u64>,
 }
 
-/// A tree as it was asked for.
+/// The specified tree.
 #[derive(Default)]
 struct TreeModel {
     files: BTreeMap<String, (FileSpec, Vec<u8>)>,
@@ -91,7 +91,7 @@ impl TreeModel {
         self.dirs.entry(path.to_owned()).or_default();
     }
 
-    /// Compares the file system with what was asked for.
+    /// Compares the file system with the specified tree.
     fn check(&self, fs: &FileSystem) {
         let mut found = WalkTotals::default();
         self.walk(fs, fs.root(), String::new(), &mut found);
@@ -170,7 +170,7 @@ fn judge(dir: &Path, name: &str, model: &TreeModel) {
     let report = pool.spa().audit(ALL, &()).unwrap();
     assert!(report.is_clean(), "{name}: {:?}", report.problems);
     assert_eq!((report.leaked, report.bad_claims), (0, 0), "{name}");
-    // What directories say is used is what space maps say is allocated.
+    // The space used according to directories is the space allocated in space maps.
     let allocated = pool.spa().load_space().unwrap().allocated();
     assert_eq!(report.stats.total().asize, allocated, "{name}");
     assert_eq!(dataset.prop("used").unwrap().unwrap().value, PropData::Num(allocated), "{name}");
@@ -313,7 +313,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(kind(&mut builder, &long, &small), Some(ErrorKind::NameTooLong));
     let odd = FileSpec { recordsize: 1000, ..small.clone() };
     assert_eq!(kind(&mut builder, "odd", &odd), Some(ErrorKind::Invalid));
-    // More than there is room for: an error now or in the end, and no pool.
+    // More than fits: an error now or in the end, and no pool.
     let huge = FileSpec { compression: Compression::Off, ..FileSpec::new(400 << 20) };
     let now = kind(&mut builder, "huge", &huge);
     let end = builder.finish().err().map(|e| e.kind());

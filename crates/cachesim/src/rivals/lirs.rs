@@ -1,5 +1,5 @@
-//! LIRS (Jiang and Zhang, SIGMETRICS 2002): 1 % for HIR blocks, and at most
-//! twice the cache remembered without being resident.
+//! LIRS (Jiang and Zhang, SIGMETRICS 2002): 1 % for HIR blocks, and at most twice the
+//! cache's size of non-resident keys.
 
 use super::{Links, NIL, Rival, RivalList};
 

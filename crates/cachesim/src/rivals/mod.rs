@@ -1,5 +1,5 @@
-//! Policies of others, over the dense keys of a trace and pages of one size, each
-//! as its paper gives it. They hold no data and are charged no memory.
+//! Published policies, over the dense keys of a trace and pages of one size, each as in its
+//! paper. They store no data and are charged no memory.
 
 mod lirs;
 mod lru;
@@ -31,7 +31,7 @@ pub(crate) struct Links {
     older: Vec<u32>,
 }
 
-/// One list; the head is new.
+/// One list; new keys are at the head.
 #[derive(Clone, Copy)]
 pub(crate) struct RivalList {
     head: u32,
@@ -81,7 +81,7 @@ impl Links {
         self.push(list, key);
     }
 
-    /// Takes the oldest.
+    /// Removes the oldest key.
     fn pop(&mut self, list: &mut RivalList) -> Option<u32> {
         let key = list.tail;
         (key != NIL).then(|| {

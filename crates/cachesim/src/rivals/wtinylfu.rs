@@ -83,7 +83,7 @@ impl WTinyLfu {
         }
     }
 
-    /// The window's oldest asks for a place in the main part.
+    /// The window's oldest block competes for admission to the main part.
     fn overflow(&mut self) {
         let Some(candidate) = self.links.pop(&mut self.window) else { return };
         let victim = self.probation.tail;

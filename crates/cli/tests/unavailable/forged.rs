@@ -35,21 +35,22 @@ fn a_forged_block_of_each_object() {
     testkit::copy_file(&disk, &whole);
 
     // Every block of the MOS, but only two of many of one object.
-    let mos = |n: &MetadataBlock| n.place.objset == 0 && n.place.level >= 0 && n.place.blkid < 2;
+    let mos =
+        |n: &MetadataBlock| n.position.objset == 0 && n.position.level >= 0 && n.position.blkid < 2;
     let nodes = Forge::new(&Disk::new(&disk), 0).nodes;
     let places: Vec<BlockLocation> =
-        nodes.iter().filter(|n| mos(n)).map(|n| n.place.clone()).collect();
+        nodes.iter().filter(|n| mos(n)).map(|n| n.position.clone()).collect();
     assert!(places.len() > 20, "{places:?}");
     let (mut refused, mut imported) = (0, 0);
-    for place in places {
+    for position in places {
         testkit::copy_file(&whole, &disk);
         let mut forge = Forge::new(&Disk::new(&disk), 0);
-        let id = forge.find(|n| n.place == place).unwrap();
+        let id = forge.find(|n| n.position == position).unwrap();
         let size = forge.nodes[id].content.len();
         forge.change(id, vec![0xa5; size]);
         drop(forge);
         let before = newest(&Disk::new(&disk));
-        println!("forged: {place:?}");
+        println!("forged: {position:?}");
         let import = say(&s, &["zpool", "import", "-d", path, "sick"]);
         if ok(&s, &["zpool", "list", "-H", "-o", "name"]).contains("sick") {
             imported += 1;
@@ -65,9 +66,9 @@ fn a_forged_block_of_each_object() {
         } else {
             refused += 1;
             assert!(import.code == 1 && import.err.contains("cannot import"), "{import:?}");
-            assert_eq!(newest(&Disk::new(&disk)), before, "{place:?}");
+            assert_eq!(newest(&Disk::new(&disk)), before, "{position:?}");
         }
-        assert_eq!(ok(&s, &["zpool", "list", "-H", "-o", "name"]), "well\n", "{place:?}");
+        assert_eq!(ok(&s, &["zpool", "list", "-H", "-o", "name"]), "well\n", "{position:?}");
     }
     println!("FORGED: {refused} refused, {imported} imported");
     assert!(refused > 3 && imported > 3);

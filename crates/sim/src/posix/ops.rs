@@ -1,4 +1,4 @@
-//! Operations on a file system: drawn by chance, done, and compared.
+//! Operations on a file system: drawn at random, performed, and compared.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use zpl::{Device, FileSystem, FileType};
 
 use super::tree::{FileBody, Id, TOP, Tree};
 
-/// What is made.
+/// The kind of a new file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// A regular file.
@@ -23,7 +23,7 @@ pub enum NodeKind {
     Link(u32, usize),
 }
 
-/// An operation. Files are the model's numbers.
+/// An operation. Files are given by the model's ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each says what it is")]
 pub enum PosixOp {
@@ -49,14 +49,14 @@ pub enum PosixOp {
     SyncAll,
 }
 
-/// Bytes that a seed stands for; some are zeros, which make holes.
+/// Bytes that follow from a seed; some are zeros, which make holes.
 pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     if !seed.is_multiple_of(9) {
         Rng::stream(u64::from(seed), 71).fill(&mut out);
     }
     if seed.is_multiple_of(4) {
-        // Something that compresses.
+        // Compressible bytes.
         out.chunks_mut(64).for_each(|c| {
             let first = c[0];
             c.fill(first);
@@ -70,7 +70,7 @@ pub fn target(seed: u32, len: usize) -> Vec<u8> {
     bytes(seed | 1, len.max(1)).iter().map(|b| b'a' + b % 26).collect()
 }
 
-/// How large things get.
+/// Maximum sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Bytes of a write.
@@ -81,7 +81,7 @@ pub struct Scale {
     pub xattr: usize,
     /// Different names.
     pub names: u64,
-    /// Calls that are several transactions each of which can be seen.
+    /// Calls of several transactions each of which is visible.
     pub split: bool,
 }
 
@@ -98,7 +98,7 @@ fn pick(rng: &mut Rng, ids: &[Id]) -> Option<Id> {
     ids.get(rng.below(ids.len().max(1) as u64) as usize).copied()
 }
 
-/// A name that there is, mostly.
+/// Mostly the name of an existing entry.
 fn some_name(rng: &mut Rng, tree: &Tree, dir: Id, scale: &Scale) -> String {
     if let FileBody::Dir(names) = &tree.file(dir).body
         && !names.is_empty()
@@ -188,8 +188,8 @@ pub fn draw(rng: &mut Rng, tree: &Tree, scale: &Scale) -> PosixOp {
     }
 }
 
-/// Modes of symbolic links do not change on Linux, and they have no attributes of users;
-/// only calls that a kernel would let through are made.
+/// On Linux symbolic links have no mode changes and no user attributes. Only calls that a
+/// kernel would pass on are made.
 pub fn is_possible(tree: &Tree, op: &PosixOp) -> bool {
     let plain = |id: &Id| matches!(tree.file(*id).body, FileBody::File(_) | FileBody::Dir(_));
     match op {
@@ -200,7 +200,7 @@ pub fn is_possible(tree: &Tree, op: &PosixOp) -> bool {
     }
 }
 
-/// Does an operation: the object that it made, if it did.
+/// Performs an operation; returns the object that it made, if any.
 ///
 /// # Errors
 /// Those of the file system.
@@ -275,11 +275,11 @@ pub fn perform(fs: &FileSystem, tree: &Tree, op: &PosixOp) -> Result<Option<Obje
     Ok(None)
 }
 
-/// Does an operation on both: the tree as it is then; `None` if nothing has changed, for
-/// it is an error, or because space ran out.
+/// Performs an operation on both; returns the new tree, or `None` if nothing has changed
+/// because of an error or lack of space.
 ///
 /// # Errors
-/// What is wrong.
+/// The difference found.
 pub fn both(
     fs: &FileSystem,
     tree: &Tree,
@@ -304,11 +304,11 @@ pub fn both(
     }
 }
 
-/// Compares what is below the tree's top: the objects that are part of it, hidden ones
-/// with them.
+/// Compares everything below the tree's top; returns the objects that are part of it,
+/// including hidden ones.
 ///
 /// # Errors
-/// What is wrong.
+/// The difference found.
 pub fn compare(
     fs: &FileSystem,
     tree: &Tree,
@@ -417,7 +417,7 @@ fn entries(
     Err(format!("entries {found:?}, should be {due:?}"))
 }
 
-/// The objects that hold the extended attributes of one.
+/// The objects of an object's extended attributes.
 fn hidden(fs: &FileSystem, id: ObjectId, objects: &mut BTreeSet<u64>) -> Result<()> {
     let Some(dir) = fs.xattr_directory(id, Io::WAIT)? else { return Ok(()) };
     objects.insert(dir.0);
@@ -427,12 +427,12 @@ fn hidden(fs: &FileSystem, id: ObjectId, objects: &mut BTreeSet<u64>) -> Result<
     })
 }
 
-/// Objects that nothing leads to: neither a tree, of which `known` are part, nor the
-/// delete queue; `queued` tells how many are on that.
+/// Objects without a reference: neither from a tree, whose objects are `known`, nor from
+/// the delete queue; and the number of objects on the queue.
 ///
 /// # Errors
 /// Those of reading.
-pub fn strays(fs: &FileSystem, known: &BTreeSet<u64>) -> Result<(BTreeSet<u64>, usize)> {
+pub fn orphaned_objects(fs: &FileSystem, known: &BTreeSet<u64>) -> Result<(BTreeSet<u64>, usize)> {
     let os = fs.objset();
     let props = fs.props();
     let mut all = BTreeSet::new();

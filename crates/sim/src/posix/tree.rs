@@ -1,4 +1,4 @@
-//! A POSIX tree, naively: what each operation must make of it.
+//! A simple model of a POSIX tree: the required result of each operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use zpl::rw::Rename;
 
 use super::ops::{NodeKind, PosixOp, bytes};
 
-/// A file of the model, by a number that is never used again.
+/// A file of the model, by an id that is never reused.
 pub type Id = usize;
-/// The directory that a tree hangs below.
+/// The top directory of a tree.
 pub const TOP: Id = 0;
 
-/// What a file is.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileBody {
     /// Bytes.
@@ -24,14 +24,14 @@ pub enum FileBody {
     Link(Vec<u8>),
     /// A named pipe.
     Fifo,
-    /// What a rename may leave.
+    /// Left behind by a rename.
     Whiteout,
 }
 
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// What it is.
+    /// Its content.
     pub body: FileBody,
     /// Permissions.
     pub mode: u32,
@@ -94,12 +94,12 @@ impl Tree {
         Tree { files: BTreeMap::from([(TOP, root)]), next: 1 }
     }
 
-    /// A file that there is.
+    /// An existing file.
     pub fn file(&self, id: Id) -> &File {
         &self.files[&id]
     }
 
-    /// The object of a file; of none if it is gone.
+    /// The object of a file; object 0 if the file was freed.
     pub fn object(&self, id: Id) -> ObjectId {
         self.files.get(&id).map_or(ObjectId(0), |f| f.object)
     }
@@ -119,7 +119,7 @@ impl Tree {
         }
     }
 
-    /// What a name leads to.
+    /// The file that a name refers to.
     pub fn find(&self, dir: Id, name: &str) -> Option<Id> {
         match &self.files.get(&dir)?.body {
             FileBody::Dir(names) => names.get(name).copied(),
@@ -154,7 +154,7 @@ impl Tree {
         Ok(Some(id))
     }
 
-    /// A file has one name less.
+    /// Removes one link of a file.
     fn unnamed(&mut self, id: Id) -> Result<(), ErrorKind> {
         let file = self.edit(id)?;
         file.links = if file.is_dir() { 0 } else { file.links - 1 };
@@ -232,7 +232,7 @@ impl Tree {
         }
     }
 
-    /// Has a name lead to `id`; subdirectories are counted.
+    /// Makes a name refer to `id`; counts subdirectories.
     fn put(&mut self, (dir, name): (Id, &str), id: Id) -> Result<(), ErrorKind> {
         let old = self.names(dir)?.insert(name.to_owned(), id);
         let was_dir = old.is_some_and(|old| self.files.get(&old).is_some_and(File::is_dir));
@@ -261,10 +261,11 @@ impl Tree {
         Ok(())
     }
 
-    /// Does an operation: the file that it made, if it did; its object is yet to be told.
+    /// Applies an operation; returns the file that it made, if any, whose object is set
+    /// later.
     ///
     /// # Errors
-    /// As POSIX has them: nothing has changed.
+    /// As in POSIX: nothing has changed.
     pub fn apply(&mut self, op: &PosixOp) -> NameResult {
         match op {
             PosixOp::Make { dir, name, kind, mode } => {
@@ -350,7 +351,7 @@ impl Tree {
         Ok(None)
     }
 
-    /// Files with names, by path, and how often each is met.
+    /// Files with names, by path.
     pub fn paths(&self) -> BTreeMap<String, Id> {
         let mut out = BTreeMap::new();
         let mut todo = vec![(String::new(), TOP)];
