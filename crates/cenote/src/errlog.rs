@@ -147,14 +147,14 @@ impl Pool {
 
     /// The head of an entry, and its snapshots.
     fn candidates(&self, entry: &ErrorEntry) -> Result<Vec<Dataset>> {
-        let gone = || Error::not_found("no such dataset");
+        let no_dataset = || Error::not_found("no such dataset");
         let mos = self.spa().mos();
         let phys = match DslDataset::read_phys(mos, entry.objset) {
             // The object id may have been reused for something else.
-            Err(e) if e.kind() == ErrorKind::Corrupt => return Err(gone()),
+            Err(e) if e.kind() == ErrorKind::Corrupt => return Err(no_dataset()),
             other => other?,
         };
-        let name = DslDir::name_of(mos, phys.dir_obj, self.name())?.ok_or_else(gone)?;
+        let name = DslDir::name_of(mos, phys.dir_obj, self.name())?.ok_or_else(no_dataset)?;
         let head = self.dataset(&name)?;
         let mut all = head.snapshots()?;
         all.retain(|s| s.createtxg() >= entry.birth);

@@ -444,9 +444,9 @@ mod tests {
         assert_eq!(reservations.total(), 5);
     }
 
-    struct Nobody;
+    struct IgnoredMeter;
 
-    impl DirtyMeter for Nobody {
+    impl DirtyMeter for IgnoredMeter {
         fn dirty(&self, _: Txg, _: u64) {}
         fn clean(&self, _: Txg, _: u64) {}
     }
@@ -460,7 +460,7 @@ mod tests {
             reservations.lock().open += bytes;
             let reservation =
                 TxReservation { reservations: Arc::clone(&reservations), bytes, charged: None };
-            metered(Tx::open(txg, Arc::new(Nobody), ()), reservation)
+            metered(Tx::open(txg, Arc::new(IgnoredMeter), ()), reservation)
         };
         let total = || reservations.lock().total();
         let (first, second) = (begin(100_000, Txg(7)), begin(200_000, Txg(8)));

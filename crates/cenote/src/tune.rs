@@ -271,7 +271,7 @@ pub static TUNABLES: [Tunable; 44] = [
     },
     Tunable {
         name: "zfs_arc_policy",
-        what: "what decides who is evicted: Cenote's own policy, or ARC as published",
+        what: "the replacement policy: Cenote's own, or ARC as published",
         unit: Unit::Choice(POLICIES),
         automatic: false,
         default: 0,
@@ -359,7 +359,7 @@ pub static TUNABLES: [Tunable; 44] = [
     },
     writing(
         "zfs_dirty_data_sync_percent",
-        "part of the limit of dirty data that starts writing a group",
+        "part of the limit of dirty data that starts the sync of a txg",
         Unit::Percent,
         20,
         || (1, 100),
@@ -381,7 +381,7 @@ pub static TUNABLES: [Tunable; 44] = [
     zfetch!(Disable, Unit::Choice(OFF_ON)),
     writing(
         "zfs_txg_history",
-        "groups whose times are remembered",
+        "number of txgs whose times are kept",
         Unit::Count,
         100,
         || (0, txg::TXG_HISTORY_MAX),
@@ -390,7 +390,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_txg_timeout",
-        "time after which what was written goes to disk at the latest",
+        "longest time between the syncs of two txgs",
         Unit::Seconds,
         5,
         || (1, 3600),
@@ -399,7 +399,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_adaptive_depth",
-        "most operations of a class with a device follow what it gains by, where its max_active is left at the default",
+        "the number of operations of a class in flight on a device adapts to its throughput, if max_active has its default",
         Unit::Choice(OFF_ON),
         1,
         || (0, 1),
@@ -408,7 +408,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_aggregation_limit",
-        "largest operation that neighbours are merged to",
+        "largest operation made by merging adjacent ones",
         Unit::Bytes,
         1 << 20,
         || (4096, 16 << 20),
@@ -420,18 +420,18 @@ pub static TUNABLES: [Tunable; 44] = [
         max,
         "zfs_vdev_async_read_max_active",
         3,
-        "most reads ahead with one device"
+        "maximum of prefetch reads in flight on one device"
     ),
     active!(
         AsyncRead,
         min,
         "zfs_vdev_async_read_min_active",
         1,
-        "reads ahead that go before lesser classes"
+        "prefetch reads served before classes of lower priority"
     ),
     writing(
         "zfs_vdev_async_write_active_max_dirty_percent",
-        "part of the limit of dirty data from which on writes of a group have their most",
+        "part of the limit of dirty data at which the async writes of a txg reach their maximum",
         Unit::Percent,
         60,
         || (0, 100),
@@ -440,7 +440,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_async_write_active_min_dirty_percent",
-        "part of the limit of dirty data up to which writes of a group have their least",
+        "part of the limit of dirty data up to which the async writes of a txg have their minimum",
         Unit::Percent,
         30,
         || (0, 100),
@@ -452,18 +452,18 @@ pub static TUNABLES: [Tunable; 44] = [
         max,
         "zfs_vdev_async_write_max_active",
         10,
-        "most writes of a group with one device"
+        "maximum of async writes in flight on one device"
     ),
     active!(
         AsyncWrite,
         min,
         "zfs_vdev_async_write_min_active",
         2,
-        "writes of a group with one device while little is dirty"
+        "async writes in flight on one device while little is dirty"
     ),
     writing(
         "zfs_vdev_max_active",
-        "operations of all classes with one device",
+        "operations of all classes in flight on one device",
         Unit::Count,
         1000,
         || (1, 10_000),
@@ -472,7 +472,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_nia_credit",
-        "background operations that go beside each other operation",
+        "background operations in flight beside each other operation",
         Unit::Count,
         5,
         || (0, 1000),
@@ -481,7 +481,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_nia_delay",
-        "background operations without any other between, before they have their most",
+        "consecutive background operations before they reach their maximum",
         Unit::Count,
         5,
         || (0, 1000),
@@ -490,48 +490,54 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_read_gap_limit",
-        "unwanted bytes between reads that are merged, where nobody waits for them",
+        "unwanted bytes between reads that are merged, if they are not synchronous",
         Unit::Bytes,
         32 << 10,
         || (0, 16 << 20),
         |e| e.queue_limits().read_gap_limit,
         |e, n| e.set_queue_limits(|l| l.read_gap_limit = n),
     ),
-    active!(Scrub, max, "zfs_vdev_scrub_max_active", 3, "most reads of a scrub with one device"),
+    active!(
+        Scrub,
+        max,
+        "zfs_vdev_scrub_max_active",
+        3,
+        "maximum of scrub reads in flight on one device"
+    ),
     active!(
         Scrub,
         min,
         "zfs_vdev_scrub_min_active",
         1,
-        "reads of a scrub with one device beside others"
+        "scrub reads in flight on one device beside other operations"
     ),
     active!(
         SyncRead,
         max,
         "zfs_vdev_sync_read_max_active",
         10,
-        "most reads that somebody waits for with one device"
+        "maximum of synchronous reads in flight on one device"
     ),
     active!(
         SyncRead,
         min,
         "zfs_vdev_sync_read_min_active",
         10,
-        "such reads that go before lesser classes"
+        "synchronous reads served before classes of lower priority"
     ),
     active!(
         SyncWrite,
         max,
         "zfs_vdev_sync_write_max_active",
         10,
-        "most writes that somebody waits for with one device"
+        "maximum of synchronous writes in flight on one device"
     ),
     active!(
         SyncWrite,
         min,
         "zfs_vdev_sync_write_min_active",
         10,
-        "such writes that go before lesser classes"
+        "synchronous writes served before classes of lower priority"
     ),
 ];
 

@@ -61,13 +61,13 @@ fn nonsense_is_refused_with_the_range_and_changes_nothing() {
         ("zfs_arc_policy", "2"),
         ("zfs_compressed_arc_enabled", "maybe"),
     ] {
-        let told = set(&engine, name, value).unwrap_err();
+        let error = set(&engine, name, value).unwrap_err();
         let range = find(name).unwrap().range_text();
-        assert!(told.message().ends_with(&format!("it takes {range}")), "{told}");
+        assert!(error.message().ends_with(&format!("it takes {range}")), "{error}");
     }
     // Each is within its range, but the combination is invalid.
-    let told = set(&engine, "zfs_arc_min", "65M").unwrap_err();
-    assert_eq!(told.message(), "zfs_arc_min must not be more than zfs_arc_max, which is 64M");
+    let error = set(&engine, "zfs_arc_min", "65M").unwrap_err();
+    assert_eq!(error.message(), "zfs_arc_min must not be more than zfs_arc_max, which is 64M");
     assert_eq!(engine.arc_config(), before);
     set(&engine, "zfs_arc_min", "48M").unwrap();
     assert!(set(&engine, "zfs_arc_max", "47M").is_err());

@@ -409,7 +409,7 @@ fn damage_newest(disk: &Disk, groups: usize) -> (Txg, Txg) {
 }
 
 #[test]
-fn a_damaged_newest_group_is_left_behind_only_when_asked() {
+fn a_damaged_newest_txg_is_left_behind_only_on_request() {
     let rewind = options(|o| o.rewind = true);
     let extreme = options(|o| (o.rewind, o.extreme) = (true, true));
     // -F tolerates one damaged txg; it does not reach txgs further back.
@@ -433,7 +433,7 @@ fn a_damaged_newest_group_is_left_behind_only_when_asked() {
 }
 
 #[test]
-fn an_older_group_opens_as_it_was() {
+fn an_older_txg_opens_as_it_was() {
     let Some(case) = ImportCase::new("snaps") else { return };
     let disk = &case.disks[0];
     let mut txgs: Vec<Txg> = disk.uberblocks().iter().map(|u| u.2.txg).collect();
@@ -456,7 +456,7 @@ fn an_older_group_opens_as_it_was() {
 
 /// The specification has OpenZFS's output about this pool at txg 12067.
 #[test]
-fn an_older_group_has_the_numbers_that_it_had() {
+fn an_older_txg_has_the_numbers_that_it_had() {
     let Some(case) = ImportCase::new("frag") else { return };
     let wanted = options(|o| o.txg = Some(Txg(12067)));
     let pool = import_from(&engine(), case.dir(), &wanted).unwrap();

@@ -277,7 +277,7 @@ impl Recorded {
         let acknowledged = self.disks.marks(event).into_iter().max().map(Txg);
         let (fault, mishap) = (self.setup.fault, self.mishap(seed));
         let redundant = self.setup.layout.is_redundant();
-        let gone = match (fault, self.victim) {
+        let missing = match (fault, self.victim) {
             (Some(DiskFault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => {
                 Some(disk)
             }
@@ -293,7 +293,7 @@ impl Recorded {
         let forgets = detect && (bad.is_some() || fault.is_some_and(DiskFault::forgets));
         Expect {
             acknowledged: acknowledged.filter(|_| !forgets),
-            manner: Manner { without: gone.into_iter().collect(), damage },
+            manner: Manner { without: missing.into_iter().collect(), damage },
             bad,
             detect,
             rewind: !damage && !self.full,

@@ -17,7 +17,7 @@ fn fine(name: &str, totals: &Totals, start: base::rt::Instant) {
     }
     let time = start.elapsed().as_secs_f64();
     println!(
-        "SIMULATED {name}: {} runs, {} crash points, {} images, {} groups, {:.0} images a second",
+        "SIMULATED {name}: {} runs, {} crash points, {} images, {} txgs, {:.0} images a second",
         totals.runs,
         totals.points,
         totals.images,
@@ -52,7 +52,7 @@ fn every_crash_point_of_seeded_runs() {
 /// is allowed. But the judge took the zeros for the next change, and expected that txg as
 /// well.
 #[test]
-fn a_group_that_changes_nothing_is_none_to_go_back_from() {
+fn a_txg_that_changes_nothing_is_no_target_of_a_rewind() {
     let setup = Setup {
         layout: Layout::Raidz2,
         workload: Workload::Full,
@@ -64,10 +64,10 @@ fn a_group_that_changes_nothing_is_none_to_go_back_from() {
     let tally = recorded.crash_everywhere(1, 0, base::rt::parallelism());
     assert!(tally.failure.is_none(), "{}", tally.failure.unwrap());
     // The run is the one of the story: the last txg is far from the one before.
-    let mut groups: Vec<u64> = recorded.disks.marks(u64::MAX);
-    groups.sort_unstable();
-    groups.dedup();
-    assert!(groups.windows(2).any(|pair| pair[1] > pair[0] + 3), "{groups:?}");
+    let mut txgs: Vec<u64> = recorded.disks.marks(u64::MAX);
+    txgs.sort_unstable();
+    txgs.dedup();
+    assert!(txgs.windows(2).any(|pair| pair[1] > pair[0] + 3), "{txgs:?}");
     assert!(tally.txgs >= 3 && !recorded.full, "{}", tally.txgs);
 }
 

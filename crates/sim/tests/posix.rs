@@ -22,7 +22,7 @@ fn every_crash_point_of_a_file_system() {
         }
         points += tally.points;
         images += tally.images;
-        groups += tally.groups;
+        groups += tally.txgs;
     }
     println!(
         "SIMULATED posix: {seed} runs, {points} crash points, {images} images, {groups} groups, \

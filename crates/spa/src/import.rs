@@ -319,8 +319,8 @@ impl Spa {
 
     /// Verifies an older state before a rewind to it; also for `-n`.
     fn verify_rewind(mut self, found: &FoundPool) -> Result<Spa, Box<OpenFailure>> {
-        let asked = self.options.writes() || self.options.dry_run;
-        if let Some(newest) = self.newest.as_ref().filter(|_| asked) {
+        let requested = self.options.writes() || self.options.dry_run;
+        if let Some(newest) = self.newest.as_ref().filter(|_| requested) {
             let verify_rewind = self.judge(newest).map_err(|error| {
                 Box::new(OpenFailure {
                     error: error.in_pool(&found.name),
@@ -730,8 +730,8 @@ fn unsupported_error(list: &[dsl::features::Unsupported], readonly: bool) -> Err
 
 /// A MOS that cannot be read because devices are missing is not damaged.
 fn missing_rather(error: Error, tree: &Tree) -> Error {
-    let gone = tree.top_ids().filter_map(|id| tree.top(id).ok()).any(|top| !top.readable());
-    if gone && error.kind() == ErrorKind::Io {
+    let missing = tree.top_ids().filter_map(|id| tree.top(id).ok()).any(|top| !top.readable());
+    if missing && error.kind() == ErrorKind::Io {
         return Error::new(ErrorKind::Missing, DEVICES_MISSING).caused_by(error);
     }
     error

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_group_then_newest_time_within_the_limit() {
+    fn newest_txg_then_newest_time_within_the_limit() {
         let all = || vec![(Guid(1), ub(5, 9, 0)), (Guid(2), ub(7, 1, 0)), (Guid(3), ub(7, 2, 0))];
         assert_eq!(choose(all(), Txg::MAX).unwrap().leaf, Guid(3));
         assert_eq!(choose(all(), Txg(6)).unwrap().leaf, Guid(1));

@@ -168,7 +168,7 @@ fn everything_in_gangs(shape: VdevShape, ashift: u32, features: bool) {
 }
 
 #[test]
-fn groups_end_where_every_block_is_a_gang() {
+fn txgs_end_where_every_block_is_a_gang() {
     for shape in SHAPES {
         for ashift in [9, 12] {
             everything_in_gangs(shape, ashift, true);
@@ -218,7 +218,7 @@ fn fill_and_overwrite(shape: VdevShape, ashift: u32, record: u64) {
 }
 
 #[test]
-fn groups_end_in_a_full_pool_that_is_overwritten() {
+fn txgs_end_in_a_full_pool_that_is_overwritten() {
     for (i, shape) in SHAPES.into_iter().enumerate() {
         for (k, ashift) in [9, 12].into_iter().enumerate() {
             for (j, record) in [4u64, 8, 16, 128, 1024].into_iter().enumerate() {

@@ -120,7 +120,7 @@ impl TreeModel {
             assert!(bytes == *content, "{path} differs");
             return;
         }
-        assert!(path.is_empty() || self.dirs.contains_key(&path), "{path} was not asked for");
+        assert!(path.is_empty() || self.dirs.contains_key(&path), "{path} was not specified");
         assert_eq!(attrs.mode, 0o040_755, "{path}");
         let (mut cookie, mut entries, mut subdirs) = (0, 0, 0);
         loop {

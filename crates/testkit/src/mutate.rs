@@ -213,7 +213,7 @@ fn mutate_log(forge: &mut Forge, rng: &mut Rng) -> Option<String> {
         return None;
     }
     let (at, ptr, _) = &blocks[rng.index(blocks.len())];
-    let mut told = None;
+    let mut description = None;
     forge.change_log(*at, ptr, |records| {
         // The first words are drawn more often: headers and pointers are there.
         let words = (records.len() / 8).min(if rng.below(2) == 0 { 24 } else { usize::MAX });
@@ -222,9 +222,9 @@ fn mutate_log(forge: &mut Forge, rng: &mut Rng) -> Option<String> {
         let old = u64::from_le_bytes(word.try_into().unwrap());
         let new = wrong(rng, old, 64, old.rotate_left(32));
         word.copy_from_slice(&new.to_le_bytes());
-        told = Some(format!("log record at {at:#x}: {old:#x} -> {new:#x}"));
+        description = Some(format!("log record at {at:#x}: {old:#x} -> {new:#x}"));
     });
-    told
+    description
 }
 
 /// Changes one field, and every checksum above it; returns a description, or `None` if the
@@ -259,8 +259,8 @@ pub fn mutate(forge: &mut Forge, rng: &mut Rng) -> Option<String> {
     }
     let mut content = node.content.clone();
     content[field.at..field.at + field.len].copy_from_slice(&new.to_le_bytes()[..field.len]);
-    let told =
+    let description =
         format!("{:?}: {} at {:#x}: {old:#x} -> {new:#x}", node.position, field.name, field.at);
     forge.change(id, content);
-    Some(told)
+    Some(description)
 }

@@ -285,7 +285,8 @@ impl FileSystem {
     /// `NotFound` when there is no such object or it is no file; `Corrupt` when its
     /// attributes are damaged or incomplete; those of reading.
     pub fn attrs(&self, id: ObjectId, io: Io) -> Result<Attrs> {
-        let mut attrs = self.whole(id, io, || self.attrs_of(&self.object(id, io)?, io))?;
+        let mut attrs =
+            self.read_consistent(id, io, || self.attrs_of(&self.object(id, io)?, io))?;
         if let Some(time) = self.rw_part().and_then(|rw| rw.times.of(id)) {
             attrs.atime = time;
         }

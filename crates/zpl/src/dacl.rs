@@ -20,7 +20,7 @@ impl FileSystem {
     /// # Errors
     /// `NotFound`; `Corrupt` or `Limit` for a damaged one; those of reading.
     pub fn dacl(&self, id: ObjectId, io: Io) -> Result<Vec<Ace>> {
-        self.whole(id, io, || {
+        self.read_consistent(id, io, || {
             let object = self.object(id, io)?;
             if let Some(znode) = legacy(&object)? {
                 return self.legacy_dacl(&znode.acl, &object, io).map_err(|e| e.in_object(id));
@@ -51,7 +51,7 @@ impl FileSystem {
     /// `NotFound`; `Corrupt`; those of reading.
     pub fn scanstamp(&self, id: ObjectId, io: Io) -> Result<Option<[u8; 32]>> {
         let short = || Error::corrupt("a stamp of another size than 32 bytes").in_object(id);
-        self.whole(id, io, || {
+        self.read_consistent(id, io, || {
             let object = self.object(id, io)?;
             if let Some(znode) = legacy(&object)? {
                 return Ok(znode.scanstamp);

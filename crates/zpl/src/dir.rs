@@ -104,7 +104,7 @@ impl FileSystem {
     /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for an empty name or one with NUL or
     /// `/`; `NotUnicode` where the file system demands UTF-8; those of reading.
     pub fn lookup(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<LookupResult> {
-        self.whole(dir, io, || self.lookup_now(dir, name, io))
+        self.read_consistent(dir, io, || self.lookup_now(dir, name, io))
     }
 
     fn lookup_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<LookupResult> {
@@ -172,7 +172,7 @@ impl FileSystem {
     /// # Errors
     /// `NotDir`, `Corrupt`, those of reading.
     pub fn readdir(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {
-        self.whole(dir, io, || self.readdir_now(dir, cookie, io))
+        self.read_consistent(dir, io, || self.readdir_now(dir, cookie, io))
     }
 
     fn readdir_now(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {

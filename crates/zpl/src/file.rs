@@ -110,7 +110,7 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
-        let (object, attrs) = self.whole(id, io, || self.regular(id, io))?;
+        let (object, attrs) = self.read_consistent(id, io, || self.regular(id, io))?;
         let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
         Ok(File { object, size: attrs.size, zfetch, counters })
     }
@@ -132,7 +132,7 @@ impl FileSystem {
     /// # Errors
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        self.whole(id, io, || self.read_now(id, offset, len, io))
+        self.read_consistent(id, io, || self.read_now(id, offset, len, io))
     }
 
     fn read_now(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
@@ -162,7 +162,7 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::read`].
     pub fn extent(&self, id: ObjectId, offset: u64, io: Io) -> Result<Option<Extent>> {
-        self.whole(id, io, || {
+        self.read_consistent(id, io, || {
             let (object, attrs) = self.regular(id, io)?;
             object.extent_at(offset, attrs.size, io)
         })
@@ -175,7 +175,7 @@ impl FileSystem {
     /// `Missing` (its errno is `ENXIO`) when `offset` is not inside the file, or no data
     /// follows; else as [`FileSystem::read`].
     pub fn seek(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
-        self.whole(id, io, || self.seek_now(id, offset, whence, io))
+        self.read_consistent(id, io, || self.seek_now(id, offset, whence, io))
     }
 
     fn seek_now(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
@@ -205,7 +205,7 @@ impl FileSystem {
     /// `Invalid` when the file is none, `Corrupt` when it lacks a target, those
     /// of reading.
     pub fn readlink(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {
-        self.whole(id, io, || self.readlink_now(id, io))
+        self.read_consistent(id, io, || self.readlink_now(id, io))
     }
 
     fn readlink_now(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {

@@ -87,7 +87,7 @@ impl FileSystem {
     }
 
     /// The result of `f`, which reads `id`, without intermediate states of any change.
-    pub(crate) fn whole<T>(
+    pub(crate) fn read_consistent<T>(
         &self,
         id: ObjectId,
         io: Io,

@@ -85,7 +85,7 @@ impl Props {
         }
         if version > ZPL_VERSION {
             return Err(Error::unsupported(format!(
-                "file system of version {version}; Cenote knows versions up to {ZPL_VERSION}"
+                "file system of version {version}; Cenote supports versions up to {ZPL_VERSION}"
             )));
         }
         let sa_attrs = object("SA_ATTRS")?;
@@ -102,12 +102,12 @@ impl Props {
             2 => CaseSensitivity::Mixed,
             n => return Err(Error::corrupt(format!("unknown casesensitivity {n}"))),
         };
-        let quota = |who: &str| -> Result<QuotaObjects> {
+        let quota = |kind_name: &str| -> Result<QuotaObjects> {
             Ok(QuotaObjects {
-                bytes: object(&format!("{who}quota@"))?,
-                objects: object(&format!("{who}objquota@"))?,
-                default_bytes: number(&format!("default{who}quota"))?,
-                default_objects: number(&format!("default{who}objquota"))?,
+                bytes: object(&format!("{kind_name}quota@"))?,
+                objects: object(&format!("{kind_name}objquota@"))?,
+                default_bytes: number(&format!("default{kind_name}quota"))?,
+                default_objects: number(&format!("default{kind_name}objquota"))?,
             })
         };
         Ok(Props {

@@ -100,7 +100,7 @@ impl FileSystem {
         }
         let quotas = self.quota_objects(kind);
         let mut quota = |id: Option<ObjectId>, objects| match id {
-            Some(id) => self.whole(id, io, || {
+            Some(id) => self.read_consistent(id, io, || {
                 fold(self.object(id, io)?, &mut table, io, |t, key, value| {
                     add_quota(t, key, value, objects);
                 })

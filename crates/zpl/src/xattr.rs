@@ -32,7 +32,7 @@ pub(crate) struct Stores {
 
 impl FileSystem {
     pub(crate) fn xattr_stores(&self, id: ObjectId, io: Io) -> Result<Stores> {
-        self.whole(id, io, || self.stores_now(id, io))
+        self.read_consistent(id, io, || self.stores_now(id, io))
     }
 
     fn stores_now(&self, id: ObjectId, io: Io) -> Result<Stores> {
@@ -127,8 +127,8 @@ impl FileSystem {
 
     fn file_xattr_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Option<Vec<u8>>> {
         let find = || self.find_in(self.directory(dir, io)?, name, io);
-        let Some(found) = self.whole(dir, io, find)? else { return Ok(None) };
-        self.whole(found.id, io, || {
+        let Some(found) = self.read_consistent(dir, io, find)? else { return Ok(None) };
+        self.read_consistent(found.id, io, || {
             let object = self.object(found.id, io)?;
             let attrs = self.attrs_of(&object, io)?;
             if attrs.kind != FileType::Regular {

@@ -18,7 +18,7 @@ pub(crate) struct Lirs {
     stack: RivalList,
     queue_links: Links,
     queue: RivalList,
-    gone: RivalList,
+    nonresident: RivalList,
     lir: usize,
     lir_max: usize,
     size: usize,
@@ -34,7 +34,7 @@ impl Lirs {
             stack: RivalList::EMPTY,
             queue_links: Links::new(keys),
             queue: RivalList::EMPTY,
-            gone: RivalList::EMPTY,
+            nonresident: RivalList::EMPTY,
             lir: 0,
             lir_max: size.saturating_sub(hir),
             size,
@@ -60,7 +60,7 @@ impl Lirs {
         self.stack_links.unlink(&mut self.stack, key);
         self.on_stack[key as usize] = false;
         if self.is[key as usize] == LirsState::Gone {
-            self.queue_links.unlink(&mut self.gone, key);
+            self.queue_links.unlink(&mut self.nonresident, key);
             self.is[key as usize] = LirsState::Unknown;
         }
     }
@@ -83,7 +83,7 @@ impl Lirs {
         if let Some(old) = self.queue_links.pop(&mut self.queue) {
             if self.on_stack[old as usize] {
                 self.is[old as usize] = LirsState::Gone;
-                self.queue_links.push(&mut self.gone, old);
+                self.queue_links.push(&mut self.nonresident, old);
             } else {
                 self.is[old as usize] = LirsState::Unknown;
             }
@@ -118,7 +118,7 @@ impl Rival for Lirs {
                 }
                 self.top(key);
                 if was == LirsState::Gone {
-                    self.queue_links.unlink(&mut self.gone, key);
+                    self.queue_links.unlink(&mut self.nonresident, key);
                     self.make_lir(key);
                     self.prune();
                 } else if self.lir < self.lir_max {
@@ -127,8 +127,8 @@ impl Rival for Lirs {
                     self.is[at] = LirsState::Hir;
                     self.queue_links.push(&mut self.queue, key);
                 }
-                if self.gone.len > 2 * self.size {
-                    let old = self.gone.tail;
+                if self.nonresident.len > 2 * self.size {
+                    let old = self.nonresident.tail;
                     self.drop_from_stack(old);
                 }
                 false

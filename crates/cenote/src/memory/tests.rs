@@ -80,7 +80,7 @@ fn a_shortage_reaches_the_cache_and_the_thread_ends() {
     wait("the problem", || cache.problems.load(SeqCst) == 1);
     monitor.look();
     rt::sleep(2 * INTERVAL);
-    assert_eq!(cache.problems.load(SeqCst), 1, "told once");
+    assert_eq!(cache.problems.load(SeqCst), 1, "notified once");
     let looks = cache.looks.load(SeqCst);
     available(&scratch, 8 * GIB);
     monitor.look();

@@ -108,7 +108,7 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
 /// A power cut before the txg of the claim: the old log must still be complete, whatever
 /// was written of the new one.
 #[test]
-fn a_claim_of_clones_leaves_the_old_log_alone_until_its_group() {
+fn a_claim_of_clones_leaves_the_old_log_alone_until_its_txg() {
     use std::os::unix::fs::FileExt;
     let (rig, target, _, wanted) = with_clone("clone-claim");
     let before = cut(&rig, "clone-claim");

@@ -47,7 +47,7 @@ fn large_writes_are_written_once_and_named_by_the_log() {
     rig.resize(file, 6 * 131_072 + 77_777);
     rig.write(file, 6 * 131_072 + 90_000, &noise(4, 60_000));
     rig.fs.fsync(file).unwrap();
-    assert_eq!(synced(&rig.pool), group, "a promise waited for a group");
+    assert_eq!(synced(&rig.pool), group, "an fsync waited for a txg");
     let wanted = essence(&rig.fs);
     let scratch = cut(&rig, "indirect");
     let texts = zdb_texts(&scratch, &[&["-bcc", "tank"], &["-ivv", DATASET]]);

@@ -153,7 +153,7 @@ fn fsynced_changes_survive_without_a_txg() {
     let before = synced(&rig.pool);
     busy(&rig);
     fsync_all(&rig.fs);
-    assert_eq!(synced(&rig.pool), before, "a promise waited for a group");
+    assert_eq!(synced(&rig.pool), before, "an fsync waited for a txg");
     let stats = log_of(&rig.pool).stats().batches.load(std::sync::atomic::Ordering::SeqCst);
     assert!(stats > 0);
     let wanted = essence(&rig.fs);
@@ -241,7 +241,7 @@ fn attributes_of_every_form_are_in_the_log() {
             inherit(&rig);
         }
         fsync_all(&rig.fs);
-        assert_eq!(synced(&rig.pool), before, "a promise waited for a group");
+        assert_eq!(synced(&rig.pool), before, "an fsync waited for a txg");
         let wanted = essence(&rig.fs);
         let scratch = cut(&rig, &format!("xattrs-{form}"));
         let types = if form == 2 { "TX_SETSAXATTR" } else { "TX_MKXATTR" };

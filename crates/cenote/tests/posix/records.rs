@@ -37,7 +37,7 @@ pub(super) fn plant(rig: &PosixFixture, records: &[(u8, Body<'_>)]) {
     }
     drop(tx);
     log.commit(&*rig.fs, None).unwrap();
-    assert_eq!(synced(&rig.pool), before, "the records waited for a group");
+    assert_eq!(synced(&rig.pool), before, "the records waited for a txg");
 }
 
 /// The blocks of a log, and where they are in the device's file.

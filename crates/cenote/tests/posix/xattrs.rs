@@ -188,7 +188,7 @@ fn acls_and_modes_agree() {
         let g = fs.make(&by, d, b"g", &New::file(0o666)).unwrap();
         assert_eq!(g.mode & 0o777, 0o660, "the umask does not count");
         let inherited = get(g.id, ACCESS).unwrap();
-        assert_eq!(inherited[4 + 2], 6, "no more than was asked for");
+        assert_eq!(inherited[4 + 2], 6, "no more than requested");
         assert_eq!(inherited[4 + 4 * 8 + 2], 6);
         assert_eq!(get(g.id, DEFAULT), None);
         let e = fs.make(&by, d, b"e", &New::dir(0o777)).unwrap();
@@ -253,7 +253,7 @@ fn writes_that_shed_an_attribute() {
         rig.set(&[("xattr", 0)]);
         drop_xattr(0, b"hidden");
         rig.set(&[("xattr", form)]);
-        assert!(there(name), "nobody could see it");
+        assert!(there(name), "it was invisible");
         fs.drop_xattr(&root(), f, name).unwrap();
         fs.drop_xattr(&root(), f, name).unwrap();
         assert!(!there(name) && there(other));

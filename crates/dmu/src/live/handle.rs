@@ -267,20 +267,20 @@ impl TxgSlot {
 
     /// Drops the content of blocks in `[first, past)`; returns by how much memory grew.
     fn drop_blocks(&mut self, first: u64, past: u64) -> i64 {
-        let mut gone = 0;
+        let mut dropped = 0;
         let written: Vec<u64> = self.early.range(first..past).map(|(&b, _)| b).collect();
         written.into_iter().for_each(|blkid| self.invalidate_early(blkid));
         if first == 0 && past == u64::MAX {
-            gone = self.bytes;
+            dropped = self.bytes;
             self.data.clear();
         } else {
             let ids: Vec<u64> = self.data.blkids(first..past).collect();
             for blkid in ids {
-                gone += self.data.remove(blkid).map_or(0, |c| c.len() as u64);
+                dropped += self.data.remove(blkid).map_or(0, |c| c.len() as u64);
             }
         }
-        self.bytes -= gone;
-        -(gone as i64)
+        self.bytes -= dropped;
+        -(dropped as i64)
     }
 }
 

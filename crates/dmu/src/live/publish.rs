@@ -61,7 +61,7 @@ impl Pending {
         let meta = Arc::new(self.phys.meta_dnode.clone());
         let on_disk = OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta };
         self.os.exchange(on_disk, self.dnode_blocks.into_iter());
-        let (mut clean, mut told) = (0, 0);
+        let (mut clean, mut throttled) = (0, 0);
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
@@ -82,7 +82,7 @@ impl Pending {
                     self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
-                told += slot.bytes as i64 - slot.unthrottled;
+                throttled += slot.bytes as i64 - slot.unthrottled;
             }
             inner.disk = dnode;
             if inner.is_clean() {
@@ -94,6 +94,6 @@ impl Pending {
         live.published.fetch_add(1, SeqCst);
         live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
-        told.max(0) as u64
+        throttled.max(0) as u64
     }
 }

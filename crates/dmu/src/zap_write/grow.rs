@@ -178,7 +178,7 @@ impl<S: ZapStore + ?Sized> Fat<'_, S> {
         // A leaf that is counted as empty but has entries is damaged.
         twin_leaf.verify(self.key_size())?;
         Leaf::parse(&block, LE)?.verify(self.key_size())?;
-        let (keep, keep_block, gone) =
+        let (keep, keep_block, unused) =
             if header.prefix & 1 == 0 { (blkid, block, twin) } else { (twin, twin_block, blkid) };
         let mut merged = vec![0; keep_block.len()];
         let sorted = self.phys.normflags != 0;
@@ -190,9 +190,9 @@ impl<S: ZapStore + ?Sized> Fat<'_, S> {
         stage.phys.num_leafs = self.phys.num_leafs.checked_sub(1).ok_or_else(odd)?;
         let start = (header.prefix | 1) * width;
         self.point(&mut stage, start..start + width, keep)?;
-        stage.free(gone, 1);
+        stage.free(unused, 1);
         stage.commit(self)?;
-        Ok(Some(gone))
+        Ok(Some(unused))
     }
 
     /// Makes `zap_freeblk` one more than the highest block in use.

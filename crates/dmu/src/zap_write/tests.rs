@@ -222,7 +222,7 @@ fn the_vector_of_a_normalised_leaf() {
         assert_eq!(at("café"), (0x9379_0420_0000_0000, 0));
         assert_eq!(at("CAFÉ"), (0x9379_0420_0000_0000, 1));
         zap.remove_as(b"cafE\xcc\x81", Match::Normalize).unwrap();
-        assert_eq!(zap.lookup("café".as_bytes()).unwrap(), None, "the lowest cd goes");
+        assert_eq!(zap.lookup("café".as_bytes()).unwrap(), None, "the lowest cd is removed");
         assert_eq!(zap.lookup("CAFÉ".as_bytes()).unwrap(), Some(num(4)));
     }
 }

@@ -308,7 +308,7 @@ pub struct Table {
     ends: [u32; TRIES],
     /// The largest distance of accesses of one strided reader, blocks.
     reach: u64,
-    turn: usize,
+    next_try: usize,
     noise: u32,
     ticks: u64,
     serial: u64,
@@ -326,7 +326,7 @@ impl Table {
             tries: [None; TRIES],
             ends: [0; TRIES],
             reach: params.reorder_units(1).max(STRIDE_MAX),
-            turn: 0,
+            next_try: 0,
             noise: 0,
             ticks: 0,
             serial: 0,
@@ -545,9 +545,9 @@ impl Table {
     }
 
     fn remember(&mut self, new: Try) -> Plan {
-        self.tries[self.turn] = Some(new);
-        self.ends[self.turn] = new.end as u32;
-        self.turn = (self.turn + 1) % TRIES;
+        self.tries[self.next_try] = Some(new);
+        self.ends[self.next_try] = new.end as u32;
+        self.next_try = (self.next_try + 1) % TRIES;
         Plan::default()
     }
 

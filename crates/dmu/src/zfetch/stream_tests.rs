@@ -165,7 +165,7 @@ fn streams_are_replaced_by_age() {
     assert_eq!(w.table.take_stats().max_streams, 1);
     w.now += Duration::from_millis(1500);
     w.access(2, 1, true);
-    assert!(reader(&mut w, 9), "an old one goes");
+    assert!(reader(&mut w, 9), "an old one is replaced");
     assert!(w.access(3, 1, true).data.is_some() || w.table.streams.iter().any(|s| s.next == 4));
     w.now += Duration::from_secs(3);
     assert!(reader(&mut w, 10));
@@ -209,14 +209,14 @@ fn what_was_refused_is_requested_again() {
 }
 
 /// `k` sequential readers in turn, each anywhere.
-fn interleaved(starts: &[u64], mut turns: impl FnMut() -> usize) -> (u64, u64, u64) {
+fn interleaved(starts: &[u64], mut choose: impl FnMut() -> usize) -> (u64, u64, u64) {
     let mut w = Watched::new(params(1 << 20));
     let mut at: Vec<u64> = starts.to_vec();
     let mut done = vec![0; at.len()];
     let mut read = HashSet::new();
     let (mut waits, mut late) = (0, 0);
     for _ in 0..at.len() * 200 {
-        let i = turns() % at.len();
+        let i = choose() % at.len();
         let known = w.all.contains(&at[i]) || read.contains(&at[i]);
         w.access(at[i], 1, !known);
         read.insert(at[i]);
@@ -233,9 +233,9 @@ proptest! {
 
     #[test]
     fn interleaved_readers_are_all_detected(
-        starts in prop::collection::vec(0u64..900_000, 1..=8), turns in any::<u64>(),
+        starts in prop::collection::vec(0u64..900_000, 1..=8), choose in any::<u64>(),
     ) {
-        let mut seed = turns | 1;
+        let mut seed = choose | 1;
         let random = || {
             seed ^= seed << 13;
             seed ^= seed >> 7;

@@ -26,7 +26,7 @@ fn attributes(ids: [u64; 3]) -> Vec<u8> {
 }
 
 #[test]
-fn sums_are_right_after_each_group() {
+fn sums_are_right_after_each_txg() {
     let mut world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
     let mut rng = LiveRng(99);
     let mut owners: BTreeMap<u64, [u64; 3]> = BTreeMap::new();

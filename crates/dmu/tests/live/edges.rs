@@ -203,7 +203,7 @@ fn what_a_reader_holds_does_not_change() {
 /// Story: a newer txg freed a block. Then the older one, still open, zeroed a part of it,
 /// found the hole, and kept the old bytes on disk (found by the simulator, seed 302081).
 #[test]
-fn an_older_group_zeroes_what_a_newer_one_freed() {
+fn an_older_txg_zeroes_what_a_newer_one_freed() {
     let world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), false);
     let os = world.os.clone();
     let id = os.allocate(&world.tx(1), &file()).unwrap();

@@ -315,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn groups_leave_what_was_done_in_them(seed in any::<u64>(), steps in 1u64..40) {
+    fn txgs_leave_what_was_done_in_them(seed in any::<u64>(), steps in 1u64..40) {
         let kind = [ObjsetType::Zfs, ObjsetType::Other][(seed % 2) as usize];
         let mut driver = Driver::new(kind, seed);
         driver.model.begin(10);
@@ -362,7 +362,7 @@ impl Driver {
 }
 
 #[test]
-fn zaps_grow_and_shrink_over_groups() {
+fn zaps_grow_and_shrink_over_txgs() {
     let world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
     let (os, mut rng) = (Arc::clone(&world.os), LiveRng(77));
     let id = zaps::create(&os, &world.tx(1), ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0);

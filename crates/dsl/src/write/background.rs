@@ -179,7 +179,7 @@ fn free_trees(
     free: &mut dyn FnMut(&BlkPtr) -> Result<()>,
 ) -> Result<()> {
     let mut phys = bptree_header(cx.read(), object)?;
-    let mut gone = Usage::default();
+    let mut freed = Usage::default();
     while phys.begin < phys.end && *left > 0 {
         let mut entry = bptree_entry(cx.read(), object, phys.begin)?;
         if entry.birth_txg == DONE {
@@ -194,7 +194,7 @@ fn free_trees(
                 failed = Some(e);
                 return false;
             }
-            gone += cx.ratios.space_of(bp);
+            freed += cx.ratios.space_of(bp);
             entry.bookmark = at;
             *left -= 1;
             *left > 0
@@ -213,8 +213,8 @@ fn free_trees(
         put_entry(cx, object, phys.begin, &entry)?;
         break;
     }
-    change_totals(&mut phys, -gone);
-    out.usage += gone;
+    change_totals(&mut phys, -freed);
+    out.usage += freed;
     if phys.begin < phys.end {
         out.more = true;
         return cx.mos.set_bonus(object, &phys.encode());

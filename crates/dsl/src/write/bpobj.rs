@@ -401,7 +401,7 @@ pub fn retain(
     }
     let per_block = check_length(cx.read(), object, phys.num_blkptrs, BLKPTR_SIZE as u64)?;
     let mut kept = BpobjPhys { num_blkptrs: 0, num_freed: 0, ..phys };
-    let mut gone = Usage::default();
+    let mut removed = Usage::default();
     for blkid in 0..phys.num_blkptrs.div_ceil(per_block) {
         let here = per_block.min(phys.num_blkptrs - blkid * per_block);
         let mut stay = Vec::new();
@@ -411,7 +411,7 @@ pub fn retain(
                 stay.push(entry);
             } else {
                 let one = cx.ratios.space_of(&entry.bp);
-                gone += if entry.freed { -one } else { one };
+                removed += if entry.freed { -one } else { one };
             }
         }
         append_own(cx, object, &mut kept, &stay)?;
@@ -420,9 +420,9 @@ pub fn retain(
         let keep = kept.num_blkptrs.div_ceil(per_block);
         cx.mos.free_from(object, keep * per_block * BLKPTR_SIZE as u64)?;
     }
-    change_totals(&mut kept, -gone);
+    change_totals(&mut kept, -removed);
     cx.mos.set_bonus(object, &kept.encode())?;
-    Ok(gone)
+    Ok(removed)
 }
 
 /// The entries that [`consume`] took out of a list.

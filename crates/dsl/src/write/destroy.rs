@@ -94,11 +94,11 @@ fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<
         let more = deadlist::range(cx, list, p.prev_snap_txg.0, s.prev_snap_txg.0)?;
         cx.edit_dataset(s.prev_snap_obj, |p| usage::add(&mut p.unique_bytes, more.used))?;
     }
-    let gone = deadlist::range(cx, list, s.prev_snap_txg.0, u64::MAX)?;
-    diduse(cx, dir, UsedKind::Snap, -gone)?;
+    let destroyed = deadlist::range(cx, list, s.prev_snap_txg.0, u64::MAX)?;
+    diduse(cx, dir, UsedKind::Snap, -destroyed)?;
     if let Some(free_bpobj) = cx.read().directory(FREE_LIST)? {
         deadlist::move_from(cx, list, free_bpobj, s.prev_snap_txg.0)?;
-        free_changed(cx, gone)?;
+        free_changed(cx, destroyed)?;
     } else {
         deadlist::free_from(cx, list, s.prev_snap_txg.0)?;
     }
@@ -398,9 +398,9 @@ pub fn release(cx: &SyncCx<'_>, snap: u64, tag: &str) -> Result<bool> {
     if s.userrefs_obj == 0 || !cx.remove_if_present(s.userrefs_obj, tag)? {
         return Err(Error::not_found("the snapshot is not held by this tag"));
     }
-    let gone = s.is_defer_destroy() && s.num_children == 1 && holds(cx.read(), &s)?.is_empty();
-    if gone {
+    let destroyed = s.is_defer_destroy() && s.num_children == 1 && holds(cx.read(), &s)?.is_empty();
+    if destroyed {
         snapshot_unchecked(cx, snap, &s)?;
     }
-    Ok(gone)
+    Ok(destroyed)
 }

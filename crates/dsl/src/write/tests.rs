@@ -320,8 +320,8 @@ impl DslModel {
         let clones = self.fs.values().any(|fs| fs.origin == Some(snap));
         let held = self.fs[&head].snaps.iter().any(|s| s.object == snap && s.held);
         match self.sync(|cx| destroy::snapshot(cx, snap, defer)) {
-            Ok(gone) => {
-                assert_eq!(gone, !clones && !held);
+            Ok(destroyed) => {
+                assert_eq!(destroyed, !clones && !held);
                 self.forget_gone(snap);
             }
             Err(e) => assert!(!defer && (clones || held), "{e}"),

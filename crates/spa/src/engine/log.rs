@@ -211,12 +211,13 @@ fn keeps(tree: &Tree, node: &Node, lost: &dyn Fn(Guid) -> bool) -> bool {
     if node.children().is_empty() {
         return !lost(node.guid()) && node.readable();
     }
-    let gone = node.children().iter().filter(|c| !keeps(tree, tree.node(**c), lost)).count();
+    let lost_children =
+        node.children().iter().filter(|c| !keeps(tree, tree.node(**c), lost)).count();
     match node.kind() {
-        Kind::Mirror | Kind::Replacing | Kind::Spare => gone < node.children().len(),
-        Kind::Raidz { nparity, .. } => gone <= usize::from(*nparity),
-        Kind::Draid(draid) => gone <= usize::try_from(draid.nparity).unwrap_or(0),
-        _ => gone == 0,
+        Kind::Mirror | Kind::Replacing | Kind::Spare => lost_children < node.children().len(),
+        Kind::Raidz { nparity, .. } => lost_children <= usize::from(*nparity),
+        Kind::Draid(draid) => lost_children <= usize::try_from(draid.nparity).unwrap_or(0),
+        _ => lost_children == 0,
     }
 }
 

@@ -101,9 +101,9 @@ impl Outages {
             .leaves()
             .filter(|(_, n)| n.readable() && n.device().is_some_and(|device| !answers(&**device)));
         let (state, aux) = (VdevState::Unavail, Aux::TooManyErrors);
-        let gone: Vec<Verdict> =
+        let missing: Vec<Verdict> =
             silent.map(|(_, n)| Verdict { guid: n.guid(), state, aux: aux.clone() }).collect();
-        !gone.is_empty() && !tree.with_verdicts(&gone).root().readable()
+        !missing.is_empty() && !tree.with_verdicts(&missing).root().readable()
     }
 }
 

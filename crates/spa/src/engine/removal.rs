@@ -93,7 +93,7 @@ impl TaskCx<'_> {
 
     fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
         let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
-        let top = &top.ok_or_else(|| Error::bug("a vdev that is gone already"))?.clone();
+        let top = &top.ok_or_else(|| Error::bug("a vdev that was removed already"))?.clone();
         self.drop_objects(top, objects)?;
         let config = self.config();
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {
@@ -125,10 +125,10 @@ impl TaskCx<'_> {
             let Some(object) = self.read().directory(key)? else { continue };
             let list = self.writer.mos.packed_nvlist(object)?;
             let all = list.lists(key).unwrap_or_default();
-            let (gone, left): (Vec<NvList>, Vec<NvList>) =
+            let (missing, left): (Vec<NvList>, Vec<NvList>) =
                 all.iter().cloned().partition(|device| device.u64("guid") == Some(guid.0));
-            if let Some(gone) = gone.first() {
-                let path = gone.str("path").unwrap_or("an auxiliary device").to_owned();
+            if let Some(missing) = missing.first() {
+                let path = missing.str("path").unwrap_or("an auxiliary device").to_owned();
                 return Ok(Listed { key, object: ObjectId(object), left, path });
             }
         }

@@ -356,11 +356,11 @@ pub fn metaslab_shift(asize: u64) -> u32 {
 ///
 /// # Errors
 /// `Invalid` when a device cannot write such small sectors, or none of 9 to 16 fits.
-pub fn choose_ashift(asked: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
+pub fn choose_ashift(requested: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
     let logical = leaves.iter().map(|l| l.logical_shift).max().unwrap_or(0);
     let physical = leaves.iter().map(|l| l.physical_shift).max().unwrap_or(0);
-    let shift = match asked {
-        Some(asked) => asked,
+    let shift = match requested {
+        Some(requested) => requested,
         None if physical <= ASHIFT_AUTO_MAX => logical.max(physical).max(9),
         None => logical.max(9),
     };

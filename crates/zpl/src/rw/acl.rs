@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(mode_of(&a, 0o104_000), 0o104_751);
         assert!(!is_mode(&a));
         chmod(&mut a, 0o620);
-        assert_eq!(a[2].perm, 7, "the group's own entry stays");
+        assert_eq!(a[2].perm, 7, "the group's own entry is unchanged");
         assert_eq!(mode_of(&a, 0), 0o620);
         let b = acl(&[(UserObj, 6), (GroupObj, 4), (Other, 4)]);
         assert!(is_mode(&b));

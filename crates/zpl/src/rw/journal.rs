@@ -318,21 +318,21 @@ impl FileSystem {
         log.name(tx.txg(), TX_LINK, &Body::Link { directory, object, name }, None);
     }
 
-    /// `gone`: the object lost its last name.
+    /// `unlinked`: the object lost its last name.
     pub(crate) fn log_removed(
         &self,
         tx: &Tx,
         directory: ObjectId,
         name: &[u8],
         dir: bool,
-        gone: Option<ObjectId>,
+        unlinked: Option<ObjectId>,
     ) {
         let Some(log) = self.log() else { return };
         let txtype = if dir { TX_RMDIR } else { TX_REMOVE };
-        log.name(tx.txg(), txtype, &Body::Remove { directory, name }, gone);
+        log.name(tx.txg(), txtype, &Body::Remove { directory, name }, unlinked);
     }
 
-    /// `white`: the object left under the old name; `gone`: the object lost its last name.
+    /// `white`: the object left under the old name; `unlinked`: the object lost its last name.
     pub(crate) fn log_renamed(
         &self,
         tx: &Tx,
@@ -340,7 +340,7 @@ impl FileSystem {
         white: Option<&Made>,
         (from_dir, from, to_dir, to): (ObjectId, &[u8], ObjectId, &[u8]),
         moved: &[ObjectId],
-        gone: Option<ObjectId>,
+        unlinked: Option<ObjectId>,
     ) {
         let Some(log) = self.log() else { return };
         // Their content is logged first.
@@ -355,7 +355,7 @@ impl FileSystem {
         if white.is_some_and(|made| made.has_other_xattrs || !made.xattrs.is_empty()) {
             bundle.lacks();
         }
-        log.names(bundle, gone);
+        log.names(bundle, unlinked);
     }
 
     /// `stripped`: set-id bits were cleared, and this is the new mode; `last`: this is the

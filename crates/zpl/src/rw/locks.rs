@@ -138,23 +138,23 @@ impl Default for SeqLock {
 
 /// A change of several steps is in progress.
 pub(crate) struct SeqWriteGuard<'a> {
-    turn: &'a SeqCell,
+    cell: &'a SeqCell,
     _changing: MutexGuard<'a, ()>,
 }
 
 impl Drop for SeqWriteGuard<'_> {
     fn drop(&mut self) {
-        self.turn.version.fetch_add(1, SeqCst);
+        self.cell.version.fetch_add(1, SeqCst);
     }
 }
 
 impl SeqLock {
     /// Begins a change of `id`; a thread has at most one at a time.
     pub(crate) fn write(&self, id: ObjectId) -> SeqWriteGuard<'_> {
-        let turn = &self.cells[stripe(id)];
-        let changing = turn.changing.lock();
-        turn.version.fetch_add(1, SeqCst);
-        SeqWriteGuard { turn, _changing: changing }
+        let cell = &self.cells[stripe(id)];
+        let changing = cell.changing.lock();
+        cell.version.fetch_add(1, SeqCst);
+        SeqWriteGuard { cell, _changing: changing }
     }
 
     /// The result of `f`, which reads `id`: its state before or after any change.
@@ -167,16 +167,16 @@ impl SeqLock {
         io: Io,
         mut f: impl FnMut() -> Result<T>,
     ) -> Result<T> {
-        let turn = &self.cells[stripe(id)];
+        let cell = &self.cells[stripe(id)];
         for _ in 0..TRIES {
-            let before = turn.version.load(SeqCst);
+            let before = cell.version.load(SeqCst);
             if before.is_multiple_of(2) {
                 let out = f();
-                if turn.version.load(SeqCst) == before {
+                if cell.version.load(SeqCst) == before {
                     return out;
                 }
             } else if io.mode == Mode::MayWait {
-                drop(turn.changing.lock());
+                drop(cell.changing.lock());
             } else {
                 break;
             }
@@ -184,7 +184,7 @@ impl SeqLock {
         if io.mode != Mode::MayWait {
             return Err(Error::new(ErrorKind::WouldBlock, "the object is being changed"));
         }
-        let _alone = turn.changing.lock();
+        let _alone = cell.changing.lock();
         f()
     }
 }

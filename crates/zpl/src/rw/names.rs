@@ -32,7 +32,7 @@ pub(crate) struct NameEntry {
 impl FileSystem {
     /// The entry that a name matches.
     pub(crate) fn entry(&self, dir: ObjectId, name: &[u8]) -> Result<Option<NameEntry>> {
-        let entry = self.whole(dir, Io::WAIT, || {
+        let entry = self.read_consistent(dir, Io::WAIT, || {
             self.entry_in(self.directory(dir, Io::WAIT)?, name, Io::WAIT)
         })?;
         let Some(entry) = entry else { return Ok(None) };
@@ -240,7 +240,7 @@ impl FileSystem {
             }
             let queued = self.remove_entry_of(dir, &entry, want_dir)?;
             drop(locks);
-            self.after(entry.id, queued)?;
+            self.finish_unlink(entry.id, queued)?;
             self.commit_if_sync_always(dir)?;
             return Ok(entry.id);
         }

@@ -135,7 +135,7 @@ impl FileSystem {
     }
 
     /// After the transaction: frees the object if it was queued and is not held.
-    pub(crate) fn after(&self, id: ObjectId, queued: bool) -> Result<()> {
+    pub(crate) fn finish_unlink(&self, id: ObjectId, queued: bool) -> Result<()> {
         if !queued {
             return Ok(());
         }
@@ -370,7 +370,7 @@ impl FileSystem {
             return Ok(());
         }
         if rw.holds.lock().orphans.contains_key(&id.0) {
-            return self.after(id, true);
+            return self.finish_unlink(id, true);
         }
         self.store_times(&[id])
     }
@@ -388,7 +388,7 @@ impl FileSystem {
         let (mut cursor, mut freed, mut first) = (Some(Cursor::default()), 0, None);
         let mut empty = 0;
         while let Some(at) = cursor {
-            let (batch, next) = self.whole(queue, Io::WAIT, || {
+            let (batch, next) = self.read_consistent(queue, Io::WAIT, || {
                 Zap::open(self.object(queue, Io::WAIT)?, Io::WAIT)?.list_from(at, 256)
             })?;
             empty = if batch.is_empty() { empty + 1 } else { 0 };

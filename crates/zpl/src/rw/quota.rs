@@ -69,7 +69,7 @@ impl FileSystem {
         let key = format!("{id:x}");
         let own = table.and_then(|t| {
             let look = || Ok(number(self.object(t, Io::WAIT), &key));
-            self.whole(t, Io::WAIT, look).ok().flatten()
+            self.read_consistent(t, Io::WAIT, look).ok().flatten()
         });
         let limit = own.filter(|n| *n != 0).unwrap_or(default);
         if limit == 0 {
@@ -209,8 +209,8 @@ impl FileSystem {
             Some(id) => id,
             None => {
                 let id = zaps::create(os, &tx, TABLE, ObjType::NONE, &[], 0)?;
-                let who = WHO[of as usize];
-                let key = format!("{who}{}quota@", if objects { "obj" } else { "" });
+                let kind_name = WHO[of as usize];
+                let key = format!("{kind_name}{}quota@", if objects { "obj" } else { "" });
                 let _turn = rw.seqlock.write(MASTER_NODE);
                 zaps::add(os, &tx, MASTER_NODE, key.as_bytes(), &ZapValue::from_u64(id.0))?;
                 *table.insert(id)

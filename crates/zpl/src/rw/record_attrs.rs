@@ -133,31 +133,31 @@ impl RecordAttrs {
     /// `Unsupported` for unknown attributes; `Corrupt` if a project and a stamp are both
     /// requested, because they use the same bytes.
     pub(crate) fn of(x: &Xvattr) -> Result<RecordAttrs> {
-        let [asked, others @ ..] = x.requested;
+        let [requested, others @ ..] = x.requested;
         let table = || XVATTR_FLAGS.iter().chain(&OTHER_FLAGS);
         let plain = XAT_CRTIME | XAT_SCANSTAMP | XAT_GEN | XAT_PROJID;
         let known = table().fold(plain, |all, (bit, _)| all | bit);
-        if asked & !known != 0 || others != [0, 0] {
+        if requested & !known != 0 || others != [0, 0] {
             return Err(Error::unsupported("unknown attributes in an intent log"));
         }
-        if asked & XAT_SCANSTAMP != 0 && asked & XAT_PROJID != 0 {
+        if requested & XAT_SCANSTAMP != 0 && requested & XAT_PROJID != 0 {
             return Err(Error::corrupt("a record of the intent log has a stamp and a project"));
         }
         let mut record_attrs = RecordAttrs::default();
-        for (bit, flag) in table().filter(|(bit, _)| asked & bit != 0) {
-            let alias = *bit == XAT_OPAQUE && asked & XAT_APPENDONLY == 0;
+        for (bit, flag) in table().filter(|(bit, _)| requested & bit != 0) {
+            let alias = *bit == XAT_OPAQUE && requested & XAT_APPENDONLY == 0;
             let mask = u64::from(if alias { bit | XAT_APPENDONLY } else { *bit });
             record_attrs.flags.0 |= flag;
             record_attrs.flags.1 |= if x.values & mask != 0 { *flag } else { 0 };
         }
-        if asked & XAT_CRTIME != 0 {
+        if requested & XAT_CRTIME != 0 {
             let [seconds, nanoseconds] = x.crtime;
             record_attrs.crtime = Some(Time { seconds: seconds as i64, nanoseconds });
         }
-        if asked & XAT_SCANSTAMP != 0 {
+        if requested & XAT_SCANSTAMP != 0 {
             record_attrs.scanstamp = Some(x.scanstamp);
         }
-        if asked & XAT_PROJID != 0 {
+        if requested & XAT_PROJID != 0 {
             let word = x.scanstamp.first_chunk::<4>().copied().unwrap_or_default();
             record_attrs.project = Some(u64::from(u32::from_le_bytes(word)));
         }
@@ -282,8 +282,8 @@ mod tests {
         assert_eq!((file.mode, file.flags), (0o100_755, 0));
     }
 
-    fn section(asked: u32, values: u64) -> Xvattr {
-        let requested = [asked, 0, 0];
+    fn section(requested: u32, values: u64) -> Xvattr {
+        let requested = [requested, 0, 0];
         Xvattr { requested, values, crtime: [7, 8], scanstamp: [9; 32] }
     }
 
@@ -303,14 +303,14 @@ mod tests {
         assert_eq!(record_attrs.crtime, Some(Time { seconds: 7, nanoseconds: 8 }));
         assert_eq!((record_attrs.scanstamp, record_attrs.flags), (Some([9; 32]), (0, 0)));
         assert_eq!(RecordAttrs::of(&section(XAT_PROJID, 0)).unwrap().project, Some(0x0909_0909));
-        for (asked, values, opaque) in [
+        for (requested, values, opaque) in [
             (XAT_OPAQUE, 0x80, true),
             (XAT_OPAQUE, 0x200, true),
             (XAT_OPAQUE, 0, false),
             (XAT_OPAQUE | XAT_APPENDONLY, 0x80, false),
         ] {
-            let flags = RecordAttrs::of(&section(asked, values)).unwrap().flags.1;
-            assert_eq!(flags & znode::ZFS_OPAQUE != 0, opaque, "{asked:x} {values:x}");
+            let flags = RecordAttrs::of(&section(requested, values)).unwrap().flags.1;
+            assert_eq!(flags & znode::ZFS_OPAQUE != 0, opaque, "{requested:x} {values:x}");
         }
         let kind = |x: &Xvattr| RecordAttrs::of(x).unwrap_err().kind();
         assert_eq!(kind(&section(0x8_0000, 0)), ErrorKind::Unsupported);

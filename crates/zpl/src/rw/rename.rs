@@ -91,11 +91,11 @@ impl FileSystem {
             if look()? != (source.clone(), target.clone()) {
                 continue;
             }
-            let gone =
+            let replaced =
                 self.rename_locked(by, from.0, (to.0, to.1), (source, target), (how, white))?;
             drop(locks);
             drop(_renames);
-            gone.map_or(Ok(()), |id| self.after(id, true))?;
+            replaced.map_or(Ok(()), |id| self.finish_unlink(id, true))?;
             return self.commit_if_sync_always(to.0);
         }
     }
@@ -263,11 +263,11 @@ impl FileSystem {
             self.apply_unlink(&tx, node, unlink_outcome, now)?;
         }
         let names = (mv.from.id, &mv.source.name[..], mv.to().id, mv.new_name);
-        let gone = match (&mv.replaced, &unlink_outcome) {
+        let replaced = match (&mv.replaced, &unlink_outcome) {
             (Some(node), Some(UnlinkOutcome::Goes(_) | UnlinkOutcome::Queued(_))) => Some(node.id),
             _ => None,
         };
-        self.log_renamed(&tx, Rename::Plain, white.as_ref(), names, &[mv.moved.id], gone);
+        self.log_renamed(&tx, Rename::Plain, white.as_ref(), names, &[mv.moved.id], replaced);
         let queued = matches!(unlink_outcome, Some(UnlinkOutcome::Queued(_)));
         Ok(mv.replaced.as_ref().map(|n| n.id).filter(|_| queued))
     }
@@ -298,8 +298,9 @@ impl FileSystem {
     /// Counts entries and subdirectories of both directories.
     fn count(&self, tx: &Tx, mv: &Move<'_>, whiteout: bool, now: Time) -> Result<()> {
         let dir = i64::from(is_dir(&mv.moved));
-        let gone = mv.replaced.as_ref();
-        let added = (1 - i64::from(gone.is_some()), dir - gone.map_or(0, |n| i64::from(is_dir(n))));
+        let replaced = mv.replaced.as_ref();
+        let added =
+            (1 - i64::from(replaced.is_some()), dir - replaced.map_or(0, |n| i64::from(is_dir(n))));
         let removed = (i64::from(whiteout) - 1, -dir);
         let patch = |(size, links): (i64, i64)| {
             Patch::new()

@@ -323,9 +323,9 @@ impl Edit {
                 self.sa_xattrs.push((name.to_vec(), Some(value.to_vec())));
             }
         }
-        let gone = !had.is_empty();
+        let existed = !had.is_empty();
         self.sa_xattrs.extend(had.into_iter().map(|name| (name, None)));
-        if stored || gone && kept {
+        if stored || existed && kept {
             self.grows |= stored;
             self.list(fs)?.set(number, new.pack_xdr());
         }

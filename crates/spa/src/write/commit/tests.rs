@@ -191,7 +191,7 @@ fn a_clean_commit_writes_uberblocks_to_three() {
 }
 
 #[test]
-fn an_empty_group_leaves_no_trace() {
+fn an_empty_txg_leaves_no_trace() {
     let configs = [top(0, VdevType::Mirror, 1, 9)];
     let tops = tops(&configs, 9, false);
     let ub = uberblock(9);
@@ -479,7 +479,7 @@ fn single_disk(plants: Plants) -> std::result::Result<usize, String> {
 }
 
 #[test]
-fn every_crash_of_a_single_disk_leaves_one_group_whole() {
+fn every_crash_of_a_single_disk_leaves_one_txg_complete() {
     assert!(single_disk(Plants::default()).unwrap() > 100);
 }
 

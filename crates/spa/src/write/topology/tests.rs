@@ -125,8 +125,8 @@ fn shifts() {
     assert_eq!(choose_ashift(None, &[leaf(12, 17)]).unwrap(), 12, "too large to follow");
     assert_eq!(choose_ashift(Some(9), &[leaf(9, 12)]).unwrap(), 9);
     assert_eq!(choose_ashift(Some(16), &[leaf(9, 12)]).unwrap(), 16);
-    for (asked, logical) in [(Some(9), 12), (Some(17), 9), (Some(8), 9), (None, 17)] {
-        let e = choose_ashift(asked, &[leaf(logical, logical)]).unwrap_err();
+    for (requested, logical) in [(Some(9), 12), (Some(17), 9), (Some(8), 9), (None, 17)] {
+        let e = choose_ashift(requested, &[leaf(logical, logical)]).unwrap_err();
         assert_eq!(e.message(), "block size out of range or does not match");
     }
 }
