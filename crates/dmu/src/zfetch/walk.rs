@@ -12,8 +12,8 @@
 //! # Invariants
 //! * One call requests at most [`LEAVES`] leaves and [`DNODE_BLOCKS`] blocks of dnodes.
 //!
-//! [`Objset::prefetch_dnodes`]: crate::Objset::prefetch_dnodes [`Zap::leaves_from`]:
-//! crate::Zap::leaves_from
+//! [`Objset::prefetch_dnodes`]: crate::Objset::prefetch_dnodes
+//! [`Zap::leaves_from`]: crate::Zap::leaves_from
 
 use std::time::Duration;
 
