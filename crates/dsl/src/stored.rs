@@ -1,5 +1,5 @@
-//! Stored properties: the values in the property ZAPs, and their sources (chapter 04
-//! §12.1).
+//! Stored properties: the values in the property ZAPs, and their sources
+//! (chapter 04 §12.1).
 
 use base::{Error, Result};
 use dmu::Zap;

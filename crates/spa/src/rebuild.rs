@@ -10,8 +10,8 @@
 //!
 //! # Crash argument
 //! Old maps are objects of the MOS, so the walk marks their blocks too, and the first txg
-//! frees them like any others: they are not reused before its uberblock is durable (chapter
-//! 05 §6). Everything that the txg writes is written to unmarked space. So a crash before
+//! frees them like any others: they are not reused before its uberblock is durable
+//! (chapter 05 §6). Everything that the txg writes is written to unmarked space. So a crash before
 //! its uberblock leaves the pool as it was, and after it the new maps are complete. Below
 //! an unreadable indirect block of a map nothing is marked: such blocks may be overwritten
 //! before the crash, but they were unreadable before, too.

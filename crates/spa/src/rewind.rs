@@ -1,5 +1,5 @@
-//! Rewind to an earlier txg, to read the pool as it was or to continue from there (chapter
-//! 01 §8.4).
+//! Rewind to an earlier txg, to read the pool as it was or to continue from there
+//! (chapter 01 §8.4).
 //!
 //! # Theory
 //! Uberblocks of earlier txgs stay in the labels' rings until later ones take their slots.

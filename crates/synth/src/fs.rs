@@ -1,5 +1,5 @@
-//! The file system: objects, their dnodes, and the space they account for (chapter 03
-//! §4-§6, chapter 06 §2-§7, §14).
+//! The file system: objects, their dnodes, and the space they account for
+//! (chapter 03 §4-§6, chapter 06 §2-§7, §14).
 //!
 //! # Theory
 //! A file's dnode is complete as soon as its blocks are written; a directory's only in the

@@ -1,5 +1,5 @@
-//! An object's tree of blocks, built from its leaves upwards as they are written (chapter
-//! 03 §3).
+//! An object's tree of blocks, built from its leaves upwards as they are written
+//! (chapter 03 §3).
 //!
 //! # Invariants
 //! * Pointers of one level arrive in order; an indirect block is returned as soon as it has

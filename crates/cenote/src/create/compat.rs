@@ -1,5 +1,5 @@
-//! The features of a new pool: the `compatibility` property (chapter 04 §14.4, chapter 09
-//! §2.4), `-d`, and `feature@X`.
+//! The features of a new pool: the `compatibility` property (chapter 04 §14.4,
+//! chapter 09 §2.4), `-d`, and `feature@X`.
 //!
 //! # Theory
 //! A set is looked up as a file, in the administrator's directory first and then in

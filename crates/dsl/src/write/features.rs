@@ -176,8 +176,8 @@ fn check_error_logs(cx: &SyncCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Converts a directory or dataset so that named attributes can be attached to it (chapter
-/// 04 §0).
+/// Converts a directory or dataset so that named attributes can be attached to it
+/// (chapter 04 §0).
 ///
 /// # Errors
 /// `Unsupported` unless extensible_dataset is enabled; those of the store.

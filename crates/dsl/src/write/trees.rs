@@ -1,5 +1,5 @@
-//! Walks over destroyed object sets, children before parents, with resumption (chapter 04
-//! §9.4).
+//! Walks over destroyed object sets, children before parents, with resumption
+//! (chapter 04 §9.4).
 //!
 //! # Theory
 //! Freed blocks must not be read any more, so a block comes after all blocks below it. The

@@ -1,5 +1,5 @@
-//! The statistics of a walk: blocks by type and level, sizes, embedded payloads (chapter 09
-//! §8.3).
+//! The statistics of a walk: blocks by type and level, sizes, embedded payloads
+//! (chapter 09 §8.3).
 
 use ondisk::{BlkPtr, ObjType};
 

@@ -82,8 +82,8 @@ impl LogFindings {
         }
     }
 
-    /// Notes a record of cloned blocks: they were on disk when it was made (chapter 06
-    /// §19.1).
+    /// Notes a record of cloned blocks: they were on disk when it was made
+    /// (chapter 06 §19.1).
     fn note_clone(&mut self, pointers: &[BlkPtr]) -> Result<()> {
         let blocks = pointers.iter().filter_map(BlkPtr::as_block);
         if blocks.clone().any(|b| b.effective_physical_birth() >= self.first) {

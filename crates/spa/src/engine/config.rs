@@ -1,6 +1,6 @@
 //! The pool's configuration while it is written: vdev ZAPs, metaslab arrays, missing
-//! txgs, the configuration object, labels and uberblock (chapter 01 §4, §6; chapter
-//! 04 §1.1; chapter 05 §1.2, §3, §8).
+//! txgs, the configuration object, labels and uberblock (chapter 01 §4, §6;
+//! chapter 04 §1.1; chapter 05 §1.2, §3, §8).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

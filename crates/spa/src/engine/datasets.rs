@@ -103,8 +103,8 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
     Err(Error::unsupported("pool must be upgraded to set this property or value"))
 }
 
-/// Bytes that may still be charged to a directory, if the pool has `usable` bytes (chapter
-/// 04 §5.5).
+/// Bytes that may still be charged to a directory, if the pool has `usable` bytes
+/// (chapter 04 §5.5).
 fn available(mos: &dyn MosRead, dir: u64, usable: u64) -> Result<u64> {
     let (mut dirs, mut at) = (Vec::new(), dir);
     while at != 0 && dirs.len() <= DATASET_DEPTH_MAX {

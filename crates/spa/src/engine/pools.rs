@@ -1,5 +1,5 @@
-//! Changing a pool as a whole: vdevs, properties, guid (chapter 01 §4, §5.4; chapter 04
-//! §12.5; chapter 05 §1).
+//! Changing a pool as a whole: vdevs, properties, guid (chapter 01 §4, §5.4;
+//! chapter 04 §12.5; chapter 05 §1).
 //!
 //! # Theory
 //! New devices first get labels of txg 0, like those of a new pool. The txg that adds them

@@ -1,5 +1,5 @@
-//! Writing and clearing whole labels of devices that no committed pool has (chapter 01
-//! §2.2, §5.4, §11).
+//! Writing and clearing whole labels of devices that no committed pool has
+//! (chapter 01 §2.2, §5.4, §11).
 //!
 //! # Invariants
 //! * `vl_pad1`, the first 8 KiB of each label, is never touched.

@@ -27,8 +27,8 @@ impl Multihost {
     }
 }
 
-/// An uberblock of `txg` without root: the content of a fresh device's ring (txg 0, chapter
-/// 01 §2.2), and the initial one of a new pool.
+/// An uberblock of `txg` without root: the content of a fresh device's ring (txg 0,
+/// chapter 01 §2.2), and the initial one of a new pool.
 pub fn template(version: u64, txg: Txg) -> Uberblock {
     Uberblock {
         version,

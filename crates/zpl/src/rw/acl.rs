@@ -1,5 +1,5 @@
-//! POSIX ACLs: extended attributes that are kept consistent with the mode (chapter 06
-//! §10.4).
+//! POSIX ACLs: extended attributes that are kept consistent with the mode
+//! (chapter 06 §10.4).
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::Io;

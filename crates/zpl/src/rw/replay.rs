@@ -54,8 +54,8 @@ use crate::fs::FileSystem;
 /// All bits of a TX_SETATTR mask that Linux writes, without extended attributes.
 const LINUX: u64 = AT_MODE | AT_UID | AT_GID | AT_SIZE | AT_ATIME | AT_MTIME | AT_CTIME | AT_FILE;
 /// Bits that only illumos and FreeBSD write (size, times, attributes beyond POSIX), and
-/// their bits for mode, owner, group, size, times of access and modification (chapter 06
-/// §17).
+/// their bits for mode, owner, group, size, times of access and modification
+/// (chapter 06 §17).
 const OTHERS: u64 = 0x1_0780;
 const OTHER_BITS: [u64; 6] = [0x2, 0x4, 0x8, 0x80, 0x100, 0x200];
 const LINUX_BITS: [u64; 6] = [AT_MODE, AT_UID, AT_GID, AT_SIZE, AT_ATIME, AT_MTIME];
