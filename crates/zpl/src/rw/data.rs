@@ -95,8 +95,8 @@ impl FileSystem {
     /// out in between, the result says how much was written.
     ///
     /// # Errors
-    /// `NotFound`; `IsDir`, `Invalid` for anything but a regular file; `TooLarge` from 2^63
-    /// - 1 on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading
+    /// `NotFound`; `IsDir`, `Invalid` for anything but a regular file; `TooLarge` from
+    /// 2^63 - 1 on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading
     /// blocks that are changed in part.
     pub fn write(
         &self,
