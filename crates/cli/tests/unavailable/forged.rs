@@ -42,15 +42,15 @@ fn a_forged_block_of_each_object() {
         nodes.iter().filter(|n| mos(n)).map(|n| n.position.clone()).collect();
     assert!(places.len() > 20, "{places:?}");
     let (mut refused, mut imported) = (0, 0);
-    for position in places {
+    for place in places {
         testkit::copy_file(&whole, &disk);
         let mut forge = Forge::new(&Disk::new(&disk), 0);
-        let id = forge.find(|n| n.position == position).unwrap();
+        let id = forge.find(|n| n.position == place).unwrap();
         let size = forge.nodes[id].content.len();
         forge.change(id, vec![0xa5; size]);
         drop(forge);
         let before = newest(&Disk::new(&disk));
-        println!("forged: {position:?}");
+        println!("forged: {place:?}");
         let import = say(&s, &["zpool", "import", "-d", path, "sick"]);
         if ok(&s, &["zpool", "list", "-H", "-o", "name"]).contains("sick") {
             imported += 1;
@@ -66,9 +66,9 @@ fn a_forged_block_of_each_object() {
         } else {
             refused += 1;
             assert!(import.code == 1 && import.err.contains("cannot import"), "{import:?}");
-            assert_eq!(newest(&Disk::new(&disk)), before, "{position:?}");
+            assert_eq!(newest(&Disk::new(&disk)), before, "{place:?}");
         }
-        assert_eq!(ok(&s, &["zpool", "list", "-H", "-o", "name"]), "well\n", "{position:?}");
+        assert_eq!(ok(&s, &["zpool", "list", "-H", "-o", "name"]), "well\n", "{place:?}");
     }
     println!("FORGED: {refused} refused, {imported} imported");
     assert!(refused > 3 && imported > 3);
