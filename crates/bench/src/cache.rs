@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use base::{Error, Result, rt};
-use cachesim::{Format, Options, PolicyKind, Row};
+use cachesim::{Format, PolicyKind, ReplayOptions, Row};
 use serde::Serialize;
 use ui::Exit;
 use ui::progress::Progress;
@@ -34,7 +34,7 @@ const SIZE_MAX: u64 = 1 << 28;
 /// What the command line asked for.
 #[derive(Debug, Default)]
 struct Asked {
-    options: Options,
+    options: ReplayOptions,
     json: Option<PathBuf>,
     svg: Option<String>,
 }
@@ -94,7 +94,7 @@ pub(super) fn main(words: &[&str]) -> Result<Exit> {
 }
 
 /// A picture for each trace: a line a policy over the sizes.
-fn charts(rows: &[Row], options: &Options) -> Vec<Chart> {
+fn charts(rows: &[Row], options: &ReplayOptions) -> Vec<Chart> {
     let mut traces: Vec<&str> = rows.iter().map(|r| r.trace.as_str()).collect();
     traces.dedup();
     let chart = |trace: &&str| {
@@ -210,7 +210,7 @@ fn table(rows: &[Row], policies: &[PolicyKind]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachesim::Outcome;
+    use cachesim::ReplayResult;
 
     #[test]
     fn options_are_read_and_nonsense_is_refused() {
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn rows_are_written_as_promised() {
-        let outcome = Outcome { requests: 1000, hits: 389, charged: 0 };
+        let outcome = ReplayResult { requests: 1000, hits: 389, charged: 0 };
         let row = Row { trace: "t".into(), policy: PolicyKind::Arc, size: 1000, outcome };
         let text = json(std::slice::from_ref(&row), false).unwrap();
         assert_eq!(text, "{\"rows\":[{\"policy\":\"arc\",\"size\":1000,\"hit_ratio\":0.389}]}\n");

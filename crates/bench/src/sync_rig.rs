@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use base::{Error, ObjectId, Result};
 use cenote::PropData;
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
-use cenote::files::{At, Caller, New};
+use cenote::files::{Caller, New, WritePosition};
 use cenote::inspect::spa::engine::Writer;
 use cenote::inspect::zil::Log;
 use cenote::{Engine, EngineConfig, FileSystem, ImportOptions, Pool, Search};
@@ -137,7 +137,7 @@ impl Rig {
     /// # Errors
     /// Those of writing.
     pub(super) fn write(&self, file: ObjectId, at: u64, data: &[u8]) -> Result<()> {
-        self.fs.write(&Caller::root(), file, At::Offset(at), data).map(drop)
+        self.fs.write(&Caller::root(), file, WritePosition::Offset(at), data).map(drop)
     }
 
     /// What was done so far.

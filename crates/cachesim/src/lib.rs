@@ -1,13 +1,11 @@
-//! Replays cache traces against the engine's replacement policies and those of
-//! others.
+//! Replays cache traces against the engine's replacement policies and other published ones.
 //!
 //! # Theory
-//! `arc` and `default` are the very state machines of the `arc` crate, driven as a
-//! cache directory drives them: a number for each known block, used again once it
-//! is forgotten. A page counts as 8 KiB. The default policy pays for what it
-//! remembers: its own memory, and [`KEY_BYTES`] for each block that it remembers
-//! without holding it, come off its cache. The published ARC and the rivals
-//! are charged nothing.
+//! `arc` and `default` are the very state machines of the `arc` crate, driven as by a cache
+//! directory: an id for each known block, reused after the block is dropped. A page counts
+//! as 8 KiB. The default policy is charged for its own memory, and [`KEY_BYTES`] for each
+//! ghost key; both are subtracted from its cache. The published ARC and the rivals are
+//! charged nothing.
 
 mod rivals;
 mod sim;
@@ -19,13 +17,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use base::Result;
 use base::rt::{self, Mutex};
 
-pub use sim::{KEY_BYTES, Outcome, PAGE_BYTES, PolicyKind, simulate};
+pub use sim::{KEY_BYTES, PAGE_BYTES, PolicyKind, ReplayResult, simulate};
 pub use trace::{Format, REQUESTS_MAX, Trace};
 
-/// What to replay.
+/// Parameters of the replays.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Files; their formats are told by their names unless `format` is given.
+pub struct ReplayOptions {
+    /// Files; their formats follow from their names unless `format` is given.
     pub traces: Vec<PathBuf>,
     /// The format of all of them.
     pub format: Option<Format>,
@@ -44,17 +42,20 @@ pub struct Row {
     pub policy: PolicyKind,
     /// Pages.
     pub size: usize,
-    /// What came out.
-    pub outcome: Outcome,
+    /// The result.
+    pub outcome: ReplayResult,
 }
 
-/// Replays every trace with every policy at every size, on all cores. `progress`
-/// hears of each row as it is done, with the number done and the number of all.
-/// The rows are in the order traces, sizes, policies.
+/// Replays every trace with every policy at every size, on all cores. `progress` is called
+/// with each row when it is done, with the number done and the total. The rows are in the
+/// order traces, sizes, policies.
 ///
 /// # Errors
 /// When a trace cannot be read.
-pub fn run(options: &Options, progress: &(dyn Fn(&Row, usize, usize) + Sync)) -> Result<Vec<Row>> {
+pub fn run(
+    options: &ReplayOptions,
+    progress: &(dyn Fn(&Row, usize, usize) + Sync),
+) -> Result<Vec<Row>> {
     let each = options.sizes.len() * options.policies.len();
     let all = each * options.traces.len();
     let (mut rows, done) = (Vec::new(), AtomicUsize::new(0));

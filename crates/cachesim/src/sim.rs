@@ -5,10 +5,10 @@ use arc::policy::{Default as Ours, Id, Policy, PolicyState, Reference};
 use crate::rivals::{Lirs, Lru, Min, Rival, S3Fifo, Sieve, TwoQ, WTinyLfu};
 use crate::trace::Trace;
 
-/// What a page counts as, bytes.
+/// The size of a page, bytes.
 pub const PAGE_BYTES: u32 = 8192;
-/// What the cache's directory holds for a block it remembers, bytes: the key and
-/// its entry in the table.
+/// The size of a directory entry for a ghost key, bytes: the key and its entry in the
+/// table.
 pub const KEY_BYTES: u64 = 48;
 
 /// A policy that can be replayed.
@@ -63,24 +63,24 @@ impl PolicyKind {
         }
     }
 
-    /// By its name.
+    /// The policy with this name.
     pub fn named(name: &str) -> Option<PolicyKind> {
         Self::ALL.into_iter().find(|p| p.name() == name)
     }
 }
 
-/// What a replay gave.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ReplayResult {
     /// Requests.
     pub requests: u64,
-    /// Those that the cache answered.
+    /// The number of hits.
     pub hits: u64,
-    /// Most memory that was charged for the policy's own use, bytes.
+    /// The maximum of memory charged for the policy's own use, bytes.
     pub charged: u64,
 }
 
-impl Outcome {
+impl ReplayResult {
     /// Hits over requests; 0 for an empty trace.
     pub fn hit_ratio(&self) -> f64 {
         if self.requests == 0 { 0.0 } else { self.hits as f64 / self.requests as f64 }
@@ -88,12 +88,12 @@ impl Outcome {
 }
 
 /// Replays a trace with a cache of `size` pages.
-pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> Outcome {
+pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> ReplayResult {
     let (size, keys) = (size.max(1), trace.keys);
     let bytes = size as u64 * u64::from(PAGE_BYTES);
     match policy {
-        PolicyKind::Arc => Engine::new(Reference::new(bytes), trace, false).run(trace),
-        PolicyKind::Default => Engine::new(Ours::new(bytes), trace, true).run(trace),
+        PolicyKind::Arc => EngineCache::new(Reference::new(bytes), trace, false).run(trace),
+        PolicyKind::Default => EngineCache::new(Ours::new(bytes), trace, true).run(trace),
         PolicyKind::Lru => rival(Lru::new(size, keys), trace),
         PolicyKind::Lirs => rival(Lirs::new(size, keys), trace),
         PolicyKind::TwoQ => rival(TwoQ::new(size, keys), trace),
@@ -102,22 +102,22 @@ pub fn simulate(policy: PolicyKind, trace: &Trace, size: usize) -> Outcome {
         PolicyKind::WTinyLfu => rival(WTinyLfu::new(size, keys), trace),
         PolicyKind::Min => {
             let hits = Min::hits(&trace.requests, keys, size);
-            Outcome { requests: trace.requests.len() as u64, hits, charged: 0 }
+            ReplayResult { requests: trace.requests.len() as u64, hits, charged: 0 }
         }
     }
 }
 
-fn rival(mut cache: impl Rival, trace: &Trace) -> Outcome {
+fn rival(mut cache: impl Rival, trace: &Trace) -> ReplayResult {
     let hits = trace.requests.iter().filter(|&&key| cache.access(key)).count() as u64;
-    Outcome { requests: trace.requests.len() as u64, hits, charged: 0 }
+    ReplayResult { requests: trace.requests.len() as u64, hits, charged: 0 }
 }
 
 const NONE: Id = Id::MAX;
 
 /// A directory of pages over one of the engine's policies.
-struct Engine<P> {
+struct EngineCache<P> {
     policy: P,
-    /// The number that each key has, or `NONE`.
+    /// The policy's id of each key, or `NONE`.
     ids: Vec<Id>,
     keys: Vec<u32>,
     free: Vec<Id>,
@@ -128,10 +128,10 @@ struct Engine<P> {
     most_charged: u64,
 }
 
-impl<P: Policy> Engine<P> {
+impl<P: Policy> EngineCache<P> {
     fn new(policy: P, trace: &Trace, charge: bool) -> Self {
         let bytes = policy.target();
-        Engine {
+        EngineCache {
             policy,
             ids: vec![NONE; trace.keys],
             keys: Vec::new(),
@@ -143,17 +143,17 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    fn run(mut self, trace: &Trace) -> Outcome {
+    fn run(mut self, trace: &Trace) -> ReplayResult {
         let hits = trace.requests.iter().filter(|&&key| self.access(key)).count() as u64;
         let requests = trace.requests.len() as u64;
-        Outcome { requests, hits, charged: self.most_charged }
+        ReplayResult { requests, hits, charged: self.most_charged }
     }
 
     fn access(&mut self, key: u32) -> bool {
         let mut id = self.ids[key as usize];
         if id != NONE && matches!(self.policy.state(id), PolicyState::Mru | PolicyState::Mfu) {
             self.policy.hit(id);
-            // A hit may make the policy forget.
+            // A hit may make the policy drop ids.
             self.forget();
             return true;
         }
@@ -193,7 +193,7 @@ impl<P: Policy> Engine<P> {
         self.free.push(id);
     }
 
-    /// Takes the policy's memory from the cache, in whole pages.
+    /// Subtracts the policy's memory from the cache, in whole pages.
     fn pay(&mut self) {
         let ghosts =
             self.policy.bytes(PolicyState::MruGhost) + self.policy.bytes(PolicyState::MfuGhost);

@@ -1,4 +1,4 @@
-//! Traces: requests as dense keys, from the formats in which they are published.
+//! Traces: requests as dense keys, parsed from the published formats.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,15 +11,15 @@ use base::{Error, Result};
 pub const REQUESTS_MAX: usize = 1 << 28;
 /// Longest line of a text format.
 const LINE_MAX: u64 = 4096;
-/// Longest run of blocks that one record may name.
+/// Maximum run of blocks in one record.
 const RUN_MAX: u64 = 1 << 20;
-/// Memory that a compressed file may ask for, bytes.
+/// Maximum memory for decompressing a file, KiB.
 const WINDOW_MAX_KIB: u32 = 256 << 10;
 /// Unit of the block formats, bytes.
 const BLOCK: u64 = 4096;
 const SECTOR: u64 = 512;
 
-/// How a trace is written.
+/// The format of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// ARC's: `start count ignored request` a line, `count` references of 512 bytes.
@@ -35,7 +35,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// By its name on the command line.
+    /// The format with this name on the command line.
     pub fn named(name: &str) -> Option<Format> {
         Some(match name {
             "arc" => Format::Arc,
@@ -47,8 +47,8 @@ impl Format {
         })
     }
 
-    /// By a file's name, its compression apart: `.lis`, `.vscsi`, `wNNN.trace` of
-    /// CloudPhysics, `*-small.trace` of MQSim, else LIRS's.
+    /// The format by a file's name without its compression suffix: `.lis`, `.vscsi`,
+    /// `wNNN.trace` of CloudPhysics, `*-small.trace` of MQSim, else LIRS's.
     pub fn of(path: &Path) -> Format {
         let name = stem(path);
         let numbered = |n: &str| {
@@ -76,20 +76,20 @@ pub(crate) fn stem(path: &Path) -> String {
 /// A trace in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// The requests, as numbers from 0 without gaps.
+    /// The requests, as keys from 0 without gaps.
     pub requests: Vec<u32>,
-    /// How many different ones there are.
+    /// The number of different keys.
     pub keys: usize,
 }
 
 /// Collects requests.
 #[derive(Default)]
-struct Builder {
+struct TraceBuilder {
     trace: Trace,
     index: HashMap<u64, u32>,
 }
 
-impl Builder {
+impl TraceBuilder {
     fn add(&mut self, key: u64) -> Result<()> {
         if self.trace.requests.len() >= REQUESTS_MAX {
             return Err(Error::invalid(format!("more than {REQUESTS_MAX} requests")));
@@ -150,7 +150,7 @@ impl Trace {
     /// # Errors
     /// As [`Trace::read`].
     pub fn parse(mut input: impl BufRead, format: Format) -> Result<Trace> {
-        let mut out = Builder::default();
+        let mut out = TraceBuilder::default();
         match format {
             Format::Arc => lines(&mut input, |line| {
                 let [start, count, ..] = numbers::<2>(line)?;

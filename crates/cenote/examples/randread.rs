@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let length = Duration::from_secs(number(seconds)?.max(1));
     let seed = rt::random_u64()?;
     let begin = rt::now();
-    // One thread more than the readers keeps the time.
+    // One more thread than the readers measures the time.
     rt::fan_out(workers + 1, |n| {
         if n == workers {
             rt::sleep(length);

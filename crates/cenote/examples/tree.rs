@@ -34,7 +34,7 @@ fn walk(root: &Path) -> std::io::Result<usize> {
     let mut found = 0;
     for entry in fs::read_dir(root)? {
         let entry = entry?;
-        // Its attributes, as `find -printf %s` asks for them.
+        // Reads its attributes, as `find -printf %s` does.
         let kind = entry.metadata()?;
         found += if kind.is_dir() { walk(&entry.path())? } else { 1 };
     }

@@ -1,8 +1,8 @@
 //! Changing a pool's datasets: creating, destroying, snapshots, properties.
 //!
 //! # Theory
-//! Names and values are checked as OpenZFS does before the engine is asked; the engine
-//! checks again what only it can see, in the group that makes the change.
+//! Names and values are validated as in OpenZFS before the engine is called. The engine
+//! validates again what depends on the pool's state, in the txg that makes the change.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use zvol::create::NewVolume;
 use crate::dataset::Dataset;
 use crate::pool::Pool;
 
-/// Properties of a file system that its master node has, for life.
+/// Properties of a file system that are stored in its master node and never change.
 const FOR_LIFE: [&str; 4] = ["version", "normalization", "utf8only", "casesensitivity"];
 
-/// Properties as they are stored; `None` values are left out.
+/// Properties in their stored form; `None` values are left out.
 pub(crate) fn stored(props: &[(String, PropData)]) -> Vec<(String, Stored)> {
     let one = |(name, value): &(String, PropData)| {
         let value = match value {
@@ -45,7 +45,7 @@ fn now() -> Time {
     Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
 }
 
-/// A new file system's own properties, out of a list; the rest of the list.
+/// Splits a list into a new file system's permanent properties and the rest.
 ///
 /// # Errors
 /// `Invalid`, `Unsupported`.
@@ -53,7 +53,7 @@ pub(crate) fn split_for_life(
     props: &[(String, PropData)],
     above: NewFs,
 ) -> Result<(NewFs, Vec<(String, Stored)>)> {
-    // It belongs to who makes it.
+    // The caller becomes its owner.
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let (uid, gid) = (u64::from(uid.as_raw()), u64::from(gid.as_raw()));
     let mut new = NewFs { time: now(), uid, gid, ..above };
@@ -80,7 +80,7 @@ pub(crate) fn split_for_life(
     Ok((new, rest))
 }
 
-/// What a file system begins with; its accounting goes by the pool's features.
+/// The initial content of a file system; its accounting depends on the pool's features.
 pub(crate) fn filesystem(new: NewFs) -> Content {
     Box::new(move |os: &Arc<Objset>, tx: &Tx| {
         let props = os.props()?;
@@ -90,12 +90,13 @@ pub(crate) fn filesystem(new: NewFs) -> Content {
 }
 
 impl Pool {
-    /// Makes a file system. Properties are as stored; `command` goes into the pool's
-    /// history. Case and normalisation of names are the parent's unless given.
+    /// Creates a file system. Properties are in stored form; `command` is added to the
+    /// pool's history. Case and normalisation of names are inherited from the parent unless
+    /// given.
     ///
     /// # Errors
-    /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid`,
-    /// `NameTooLong`, `NoSpace`, `Unsupported`; `ReadOnly`; that of a suspension.
+    /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid`, `NameTooLong`,
+    /// `NoSpace`, `Unsupported`; `ReadOnly`; that of a suspension.
     pub fn create_filesystem(
         &self,
         name: &str,
@@ -115,7 +116,7 @@ impl Pool {
         self.writer()?.create_dataset(wanted, command(command_line))?;
         let done = self.set_owner_quotas(name, &owners).and_then(|()| self.dataset(name));
         match done.and_then(|made| made.check_quota().map(|()| made)) {
-            // What cannot have its properties is not made.
+            // A dataset whose properties cannot be set is not kept.
             Err(e) => {
                 self.writer()?.destroy_dataset(name, false, None)?;
                 Err(e)
@@ -132,7 +133,7 @@ impl Pool {
         Ok(())
     }
 
-    /// What a new file system takes from the one above it.
+    /// The properties that a new file system inherits from its parent.
     fn above(&self, name: &str) -> NewFs {
         let version = zpl::create::version_for(self.spa().config().version);
         let new = NewFs { version, ..NewFs::default() };
@@ -143,7 +144,7 @@ impl Pool {
         NewFs { normalization, utf8only, case, ..new }
     }
 
-    /// Makes a volume of `size` bytes in blocks of `block_size`, 16 KiB unless given.
+    /// Creates a volume of `size` bytes in blocks of `block_size`, 16 KiB unless given.
     /// Space is reserved only if `props` say so (`refreservation`).
     ///
     /// # Errors
@@ -188,7 +189,7 @@ impl Pool {
         self.writer()?.destroy_dataset(name, recursive, command(command_line))
     }
 
-    /// Takes snapshots (`dataset@name`), all of one moment.
+    /// Takes snapshots (`dataset@name`) atomically.
     ///
     /// # Errors
     /// In OpenZFS's words: `NotFound`, `Exists`, `Invalid`, `NameTooLong`, `NoSpace`;
@@ -202,12 +203,12 @@ impl Pool {
         self.writer()?.snapshot(names, &stored(props), command(command_line))
     }
 
-    /// Destroys snapshots. With `defer`, those that are held or have clones go with the
-    /// last of these.
+    /// Destroys snapshots. With `defer`, those that are held or have clones are destroyed
+    /// together with the last of these.
     ///
     /// # Errors
-    /// In OpenZFS's words: `NotFound`, `Busy`, `Exists` for those with clones;
-    /// `ReadOnly`; that of a suspension.
+    /// In OpenZFS's words: `NotFound`, `Busy`, `Exists` for those with clones; `ReadOnly`;
+    /// that of a suspension.
     pub fn destroy_snapshots(
         &self,
         names: &[String],
@@ -217,8 +218,8 @@ impl Pool {
         self.writer()?.destroy_snapshots(names, defer, command(command_line))
     }
 
-    /// Sets properties of a dataset, as stored. Whether they make sense is checked by
-    /// [`crate::create::root_fs_setting`] and its like.
+    /// Sets properties of a dataset, in stored form. [`crate::create::root_fs_setting`] and
+    /// its siblings validate them.
     ///
     /// # Errors
     /// `NotFound`; `Unsupported` for values whose feature is not enabled; `NoSpace` for
@@ -246,7 +247,7 @@ impl Pool {
         self.core.refresh_hosts()
     }
 
-    /// Lets properties be inherited again, or have their defaults.
+    /// Removes local values, so that properties are inherited or have their defaults.
     ///
     /// # Errors
     /// As [`Pool::set_props`].
@@ -257,7 +258,7 @@ impl Pool {
         self.core.refresh_hosts()
     }
 
-    /// Lets received values hold again; without one, as [`Pool::inherit`].
+    /// Reverts properties to their received values; without one, as [`Pool::inherit`].
     ///
     /// # Errors
     /// As [`Pool::set_props`].
@@ -270,8 +271,8 @@ impl Pool {
 }
 
 impl Dataset {
-    /// Whether a new file system fits into its own quota: what it takes when it is empty is
-    /// known when it is made.
+    /// Whether a new file system fits into its own quota. The size of an empty one is known
+    /// only after it was created.
     fn check_quota(&self) -> Result<()> {
         let number = |prop: &str| match self.prop(prop)?.map(|v| v.value) {
             Some(PropData::Num(n)) => Ok::<u64, Error>(n),
@@ -286,8 +287,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// Bytes that destroying these snapshots of this dataset, oldest first, gives back:
-    /// what was written and given up again among neighbours (chapter 04 §6.4).
+    /// Bytes that destroying these snapshots of this dataset, oldest first, frees: blocks
+    /// written and killed again between neighbours (chapter 04 §6.4).
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -307,7 +308,8 @@ impl Dataset {
             } else {
                 let next = all.get(i + 1).unwrap_or(self);
                 let before = all[run].previous_txg();
-                // Dead in the next one: its last user was among those that go.
+                // Dead in the next snapshot: the last dataset with the block was one of
+                // those destroyed.
                 sum = sum.saturating_add(next.dead_since(before)?);
             }
             if !doomed.contains(&(i + 1)) {

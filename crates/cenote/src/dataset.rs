@@ -15,10 +15,10 @@ use dsl::{DslDataset, DslDir};
 use ondisk::dslphys::UsedKind;
 use zvol::Volume;
 
-use crate::pool::Core;
+use crate::pool::PoolCore;
 use crate::values::{absent, number, ratio, text, with_source};
 
-/// What a name stands for.
+/// The kind of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DatasetKind {
     /// A file system.
@@ -55,8 +55,8 @@ impl DatasetKind {
 /// A dataset of an imported pool.
 #[derive(Clone)]
 pub struct Dataset {
-    core: Arc<Core>,
-    what: What,
+    core: Arc<PoolCore>,
+    what: DatasetOrBookmark,
     kind: DatasetKind,
     /// Kind of the file system or volume that it is or belongs to.
     owner: DatasetKind,
@@ -64,7 +64,7 @@ pub struct Dataset {
 }
 
 #[derive(Clone)]
-enum What {
+enum DatasetOrBookmark {
     Dataset(Box<DslDataset>),
     Bookmark(Box<(Bookmark, DslDataset)>),
 }
@@ -72,11 +72,11 @@ enum What {
 const VOLUME_ONLY: &str = "the dataset is not a volume";
 
 impl Dataset {
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<PoolCore> {
         &self.core
     }
 
-    pub(crate) fn find(core: &Arc<Core>, name: &str) -> Result<Dataset> {
+    pub(crate) fn find(core: &Arc<PoolCore>, name: &str) -> Result<Dataset> {
         let missing = || Error::not_found("dataset does not exist").in_dataset(name);
         if name.len() > DATASET_NAME_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "dataset name is too long"));
@@ -99,28 +99,28 @@ impl Dataset {
         }
     }
 
-    pub(crate) fn of_head(core: &Arc<Core>, head: DslDataset) -> Result<Dataset> {
+    pub(crate) fn of_head(core: &Arc<PoolCore>, head: DslDataset) -> Result<Dataset> {
         let (kind, locked) = kind_of(&head)?;
-        let what = What::Dataset(Box::new(head));
+        let what = DatasetOrBookmark::Dataset(Box::new(head));
         Ok(Dataset { core: Arc::clone(core), what, kind, owner: kind, locked })
     }
 
-    fn of_snapshot(core: &Arc<Core>, snap: DslDataset) -> Result<Dataset> {
+    fn of_snapshot(core: &Arc<PoolCore>, snap: DslDataset) -> Result<Dataset> {
         let (owner, locked) = kind_of(&snap)?;
-        let what = What::Dataset(Box::new(snap));
+        let what = DatasetOrBookmark::Dataset(Box::new(snap));
         Ok(Dataset { core: Arc::clone(core), what, kind: DatasetKind::Snapshot, owner, locked })
     }
 
-    fn of_bookmark(core: &Arc<Core>, mark: Bookmark, head: DslDataset) -> Result<Dataset> {
+    fn of_bookmark(core: &Arc<PoolCore>, mark: Bookmark, head: DslDataset) -> Result<Dataset> {
         let (owner, locked) = kind_of(&head)?;
-        let what = What::Bookmark(Box::new((mark, head)));
+        let what = DatasetOrBookmark::Bookmark(Box::new((mark, head)));
         Ok(Dataset { core: Arc::clone(core), what, kind: DatasetKind::Bookmark, owner, locked })
     }
 
     fn ds(&self) -> &DslDataset {
         match &self.what {
-            What::Dataset(ds) => ds,
-            What::Bookmark(b) => &b.1,
+            DatasetOrBookmark::Dataset(ds) => ds,
+            DatasetOrBookmark::Bookmark(b) => &b.1,
         }
     }
 
@@ -131,12 +131,12 @@ impl Dataset {
     /// Full name.
     pub fn name(&self) -> &str {
         match &self.what {
-            What::Dataset(ds) => ds.name(),
-            What::Bookmark(b) => &b.0.name,
+            DatasetOrBookmark::Dataset(ds) => ds.name(),
+            DatasetOrBookmark::Bookmark(b) => &b.0.name,
         }
     }
 
-    /// The same as it is now, snapshots and properties included.
+    /// The current state of the dataset, snapshots and properties included.
     ///
     /// # Errors
     /// `NotFound` when it was destroyed; those of reading the MOS.
@@ -147,12 +147,12 @@ impl Dataset {
         }
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn kind(&self) -> DatasetKind {
         self.kind
     }
 
-    /// Object number in the pool's meta object set.
+    /// Object id in the pool's meta object set.
     pub fn object(&self) -> u64 {
         self.ds().object()
     }
@@ -162,17 +162,17 @@ impl Dataset {
         self.locked
     }
 
-    /// A receive that was interrupted, or is under way, left the content incomplete: nothing
-    /// of it can be opened.
+    /// A receive that was interrupted, or is in progress, left the content incomplete. The
+    /// dataset cannot be opened.
     pub fn is_incomplete(&self) -> bool {
-        matches!(self.what, What::Dataset(_)) && self.ds().phys().is_inconsistent()
+        matches!(self.what, DatasetOrBookmark::Dataset(_)) && self.ds().phys().is_inconsistent()
     }
 
-    /// Group in which it was created; snapshots of one dataset list by it.
+    /// Txg in which it was created; snapshots of one dataset are sorted by it.
     pub fn createtxg(&self) -> u64 {
         match &self.what {
-            What::Dataset(ds) => ds.phys().creation_txg.0,
-            What::Bookmark(b) => b.0.phys.creation_txg.0,
+            DatasetOrBookmark::Dataset(ds) => ds.phys().creation_txg.0,
+            DatasetOrBookmark::Bookmark(b) => b.0.phys.creation_txg.0,
         }
     }
 
@@ -181,12 +181,12 @@ impl Dataset {
         self.ds().phys().unique_bytes
     }
 
-    /// Group of the snapshot before this one.
+    /// Txg of the snapshot before this one.
     pub(crate) fn previous_txg(&self) -> u64 {
         self.ds().phys().prev_snap_txg.0
     }
 
-    /// Bytes that the snapshot before this one still has, born after a group.
+    /// Bytes that only the previous snapshot has, born after a txg.
     pub(crate) fn dead_since(&self, txg: u64) -> Result<u64> {
         let (mos, object) = (self.dir().mos(), self.ds().phys().deadlist_obj);
         if object == 0 || deadlist::is_plain(mos, object)? {
@@ -200,7 +200,7 @@ impl Dataset {
         Ok(sum)
     }
 
-    /// File systems and volumes right below, by name.
+    /// The file systems and volumes directly below, by name.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -267,7 +267,7 @@ impl Dataset {
             let text = "the dataset is encrypted and its key is not loaded";
             return Err(Error::new(ErrorKind::Locked, text).in_dataset(self.name()));
         }
-        // What is being written is read where it is written.
+        // A dataset that is being written is read through its live object set.
         if let (Some(writer), DatasetKind::Filesystem | DatasetKind::Volume) =
             (&self.core.writer, self.kind)
         {
@@ -277,8 +277,8 @@ impl Dataset {
         self.ds().open_objset()?.ok_or_else(none)
     }
 
-    /// Where reads of this file system or volume are counted; snapshots have no
-    /// kstat (chapter 09 §6.1).
+    /// The counters for reads of this file system or volume; snapshots have no kstat
+    /// (chapter 09 §6.1).
     fn counters(&self) -> Option<Arc<kstat::IoCounters>> {
         match self.kind {
             DatasetKind::Filesystem | DatasetKind::Volume => {
@@ -291,8 +291,8 @@ impl Dataset {
     /// Opens its objects for reading and writing.
     ///
     /// # Errors
-    /// `ReadOnly` for snapshots, pools imported so, and datasets with an intent log to
-    /// replay; `Invalid` for bookmarks; `Locked`; those of reading.
+    /// `ReadOnly` for snapshots, pools imported read-only, and datasets with an intent log
+    /// to replay; `Invalid` for bookmarks; `Locked`; those of reading.
     pub fn open_rw(&self) -> Result<crate::Objects> {
         let writer = self.core.writer().map_err(|e| e.in_dataset(self.name()))?;
         match self.kind {
@@ -355,7 +355,7 @@ impl Dataset {
         let mut dirs: Vec<&DslDir> = std::iter::once(dir).chain(dir.ancestors()).collect();
         dirs.reverse();
         let usable = space.usable().saturating_add(self.core.saved()?);
-        // A list that cannot be read is no reason to show no space at all.
+        // An unreadable list is not a reason to report no space at all.
         let waiting = dsl::write::bpobj::deferred(self.core.spa.mos()).unwrap_or_default();
         let waiting = waiting.map_or(0, |(_, list)| list.bytes);
         let total = usable.saturating_sub(space.slop()).saturating_sub(waiting);
@@ -377,7 +377,7 @@ impl Dataset {
         Ok(available)
     }
 
-    /// A stored number that is not inherited, 0 if nobody set it.
+    /// A stored number that is not inherited, 0 if it was never set.
     fn setting(&self, name: &str) -> Result<u64> {
         Ok(self.ds().stored(name, false)?.and_then(|(v, _)| v.number()).unwrap_or(0))
     }
@@ -401,7 +401,7 @@ impl Dataset {
         if !prop.types.intersects(self.kind.types()) {
             return Ok(None);
         }
-        if let What::Bookmark(b) = &self.what {
+        if let DatasetOrBookmark::Bookmark(b) = &self.what {
             return bookmark_prop(&b.0, name);
         }
         if self.owner == DatasetKind::Volume
@@ -426,7 +426,7 @@ impl Dataset {
             Some((value, source)) => (value.into_data(), source),
             None => (prop.default_value(), Source::Default),
         };
-        // A limit of zero is no limit, and nobody's.
+        // A limit of zero means no limit and has no source.
         let is_zero = value == PropData::Num(0) && prop.default == "none";
         let source = if is_zero { Source::Default } else { source };
         Ok(Some(PropValue { value, source, received }))
@@ -518,7 +518,7 @@ impl Dataset {
 
     fn origin(&self) -> Result<Option<PropValue>> {
         let object = self.dir().phys().origin_obj;
-        // Every ordinary dataset formally is a clone of the pool's empty snapshot.
+        // Formally every ordinary dataset is a clone of the pool's empty snapshot.
         match object {
             o if o == 0 || o == self.core.origin_snapshot()? => absent_here(),
             _ => match self.name_of_snapshot(object)? {
@@ -707,7 +707,7 @@ impl Dataset {
     }
 }
 
-/// Not there, and `zfs get all` does not mention it.
+/// Not applicable, and not listed by `zfs get all`.
 fn absent_here() -> Result<Option<PropValue>> {
     Ok(Some(PropValue::default()))
 }
@@ -718,7 +718,7 @@ fn limit(bytes: u64) -> Result<Option<PropValue>> {
     with_source(PropData::Num(bytes), source)
 }
 
-/// Properties that any snapshot has of its own, whatever it is a snapshot of.
+/// Properties that any snapshot has itself, whatever it is a snapshot of.
 fn is_snapshot_own(name: &str) -> bool {
     props::dataset_prop(name).is_some_and(|p| p.attr == Attr::ReadOnly)
 }

@@ -1,4 +1,4 @@
-//! What one process shares among its pools.
+//! The state that one process shares among its pools.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use spa::{ImportOptions, Search, Spa};
 
 use crate::holder;
 use crate::memory::{self, MemoryHooks, Monitor};
-use crate::opening::{Names, QUEUE_DEPTH};
+use crate::opening::{QUEUE_DEPTH, TakenNames};
 use crate::pool::Pool;
 
 /// How to set up an [`Engine`].
@@ -23,40 +23,41 @@ pub struct EngineConfig {
     /// Bytes of the block cache, from the start; `None` is up to half of memory, and
     /// an eighth at first.
     pub cache_bytes: Option<u64>,
-    /// The cache's other tunables; its `arc_max` gives way to `cache_bytes`.
+    /// The cache's other tunables; `cache_bytes` overrides its `arc_max`.
     pub arc: arc::Config,
-    /// What drives the devices.
+    /// The kind of device engine.
     pub engine: EngineKind,
-    /// Where the memory of the machine is read: the root of `/proc` and `/sys`, for
+    /// The root of the `/proc` and `/sys` from which the machine's memory is read, for
     /// tests; `None` is `/`.
     pub memory_root: Option<PathBuf>,
-    /// Called each second: what has been free for long goes back to the system. And with
-    /// `true` when the machine lacks memory, after the cache shrank: all that is free goes.
+    /// Called each second, to return memory to the system that has been free for long; and
+    /// with `true` when the machine lacks memory, after the cache shrank, to return all
+    /// free memory.
     pub give_back: Option<fn(bool)>,
 }
 
-/// The block cache of one process, and the pools it has.
+/// The block cache of one process, and its pools.
 pub struct Engine {
     cache: Arc<zio::BlockCache>,
-    /// What drives devices: each pool, and each search for pools, has one of its own.
+    /// The kind of device engine: each pool, and each search for pools, has one of its own.
     devices: EngineKind,
-    names: Arc<Names>,
+    names: Arc<TakenNames>,
     prefetch: Arc<zio::Prefetch>,
     kstats: Arc<kstat::Registry>,
-    /// Which bounds follow the machine; changed under its lock.
+    /// The bounds that follow the machine; changed under its lock.
     pub(crate) automatic: Mutex<crate::tune::Automatic>,
-    /// How pools are written: throttle, and queues of the devices.
+    /// Limits for writing pools: throttle, and queues of the devices.
     writing: Mutex<Writing>,
-    /// What the monitor follows, and what it saw last.
+    /// The configuration that the monitor follows.
     watched: Arc<Mutex<arc::Config>>,
     memory: Arc<Mutex<Status>>,
     memory_root: PathBuf,
     memory_warning: Option<String>,
-    /// Behind everything that its hooks use.
+    /// Declared behind everything that its hooks use.
     _monitor: Monitor,
 }
 
-/// Limits that hold for all pools, those imported later too.
+/// Limits for all pools, including those imported later.
 struct Writing {
     throttle: txg::Limits,
     /// The limit of dirty data follows the machine's memory.
@@ -64,16 +65,16 @@ struct Writing {
     queues: vdev::QueueLimits,
 }
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub struct Discovery {
     /// Pools, by name.
     pub pools: Vec<FoundPool>,
-    /// Places that were named but could not be read.
+    /// Named paths that could not be read.
     pub problems: Vec<(PathBuf, Error)>,
 }
 
-/// A pool that could be imported, or not.
+/// A pool found by a scan, whether or not it can be imported.
 #[derive(Clone, Debug)]
 pub struct FoundPool {
     /// Name in its labels.
@@ -82,24 +83,24 @@ pub struct FoundPool {
     pub guid: Guid,
     /// Active, exported or destroyed.
     pub state: PoolState,
-    /// Host that had it last.
+    /// Id of the host that last used it.
     pub hostid: Option<u64>,
     /// That host's name.
     pub hostname: Option<String>,
-    /// Seconds since 1970 at its last sync; 0 if that is not known.
+    /// Seconds since 1970 at its last sync; 0 if unknown.
     pub timestamp: u64,
     /// The pool's comment.
     pub comment: Option<String>,
     /// Pool version.
     pub version: u64,
-    /// State it would have; `Unavail` when it cannot be imported.
+    /// Its state after an import; `Unavail` when it cannot be imported.
     pub health: VdevState,
-    /// Why it is not simply fine.
+    /// The reason if it is not healthy.
     pub reason: Option<ImportReason>,
-    /// Why it cannot be looked at although nothing need be wrong with it: words about the
-    /// process that has it open, or about devices that do not answer.
+    /// The reason why it could not be inspected although it may be healthy: the process
+    /// that has it open, or devices that do not answer.
     pub held_up: Option<String>,
-    /// Features in the way: name, description, whether read-only access works.
+    /// Unsupported features: name, description, whether read-only access works.
     pub unsupported: Vec<(String, String, bool)>,
     /// Its devices.
     pub vdevs: VdevStatus,
@@ -109,12 +110,13 @@ pub struct FoundPool {
 }
 
 impl Engine {
-    /// Sets up the cache.
+    /// Creates the cache and starts the memory monitor.
     ///
     /// # Errors
-    /// When the memory's monitor cannot be started, or devices cannot be driven as asked.
+    /// When the memory's monitor cannot be started, or the requested device engine is not
+    /// available.
     pub fn new(config: EngineConfig) -> Result<Arc<Engine>> {
-        // Now rather than with the first pool.
+        // Fails now rather than with the first pool.
         drop(device::Engine::new(config.engine, 1)?);
         let root = config.memory_root.clone().unwrap_or_else(|| PathBuf::from("/"));
         let (sample, memory_warning) = memory::probe(&root);
@@ -175,7 +177,7 @@ impl Engine {
         Ok(())
     }
 
-    /// 0 follows the machine's memory.
+    /// Sets the limit of dirty data; 0 follows the machine's memory.
     pub(crate) fn set_dirty_data_max(&self, bytes: u64) -> Result<()> {
         let usual = txg::Limits::for_memory(self.memory_now().map_or(4 << 30, |m| m.total));
         self.writing.lock().automatic = bytes == 0;
@@ -205,8 +207,8 @@ impl Engine {
         &self.kstats
     }
 
-    /// What drives devices, for one pool or one search: what hangs there is in nobody's
-    /// way elsewhere.
+    /// A device engine for one pool or one search, so that an operation that hangs does not
+    /// affect others.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -214,8 +216,8 @@ impl Engine {
         device::Engine::new(self.devices, QUEUE_DEPTH)
     }
 
-    /// The names that are taken.
-    pub(crate) fn names(&self) -> &Arc<Names> {
+    /// The names in use.
+    pub(crate) fn names(&self) -> &Arc<TakenNames> {
         &self.names
     }
 
@@ -224,22 +226,22 @@ impl Engine {
         &self.cache
     }
 
-    /// The pools that are imported.
+    /// The imported pools.
     pub(crate) fn imported(&self) -> Vec<Arc<Pool>> {
         self.names.pools()
     }
 
-    /// What the prefetcher counts.
+    /// The prefetcher's counters.
     pub fn zfetch_stats(&self) -> crate::kstats::ZfetchStats {
         self.prefetch.stats()
     }
 
-    /// The hit ratios expected at other sizes; empty while there is nothing to go by.
+    /// The hit ratios expected at other sizes; empty while there are no samples.
     pub fn what_if(&self) -> Vec<crate::kstats::WhatIfPoint> {
         self.cache.what_if()
     }
 
-    /// What is assumed because the machine's memory cannot be read, if it cannot.
+    /// A warning with the assumed size, if the machine's memory cannot be read.
     pub fn memory_warning(&self) -> Option<&str> {
         self.memory_warning.as_deref()
     }
@@ -268,11 +270,11 @@ impl Engine {
         self.cache.config()
     }
 
-    /// Changes the block cache's tunables, at once. Sizes that change no longer
-    /// follow the machine.
+    /// Changes the block cache's tunables, at once. Sizes that change no longer follow the
+    /// machine.
     ///
     /// # Errors
-    /// `Invalid` naming what makes no sense; nothing has changed then.
+    /// `Invalid` with the invalid tunable; nothing has changed then.
     pub fn set_arc_config(&self, config: arc::Config) -> Result<()> {
         let mut automatic = self.automatic.lock();
         let before = self.cache.config();
@@ -282,7 +284,7 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`Engine::set_arc_config`], by who holds `automatic` and keeps it true.
+    /// As [`Engine::set_arc_config`], for a caller that holds `automatic` and updates it.
     pub(crate) fn configure(&self, config: arc::Config) -> Result<()> {
         self.cache.configure(config)?;
         *self.watched.lock() = config;
@@ -297,33 +299,33 @@ impl Engine {
         self.set_arc_config(arc::Config { arc_max: bytes, ..self.cache.config() })
     }
 
-    /// Tunables and counters of reading ahead, for all pools.
+    /// Tunables and counters of prefetch, for all pools.
     pub fn prefetch(&self) -> &Arc<zio::Prefetch> {
         &self.prefetch
     }
 
-    /// Forgets every cached block (to measure cold reads).
+    /// Drops every cached block (to measure cold reads).
     pub fn drop_cache(&self) {
         self.cache.clear();
     }
 
-    /// Finds pools, and looks at each as far as it can be opened. What does not answer is
-    /// waited for some seconds, and reported then.
+    /// Finds pools, and opens each for inspection as far as possible. A device that does
+    /// not answer is reported after some seconds.
     ///
     /// # Errors
-    /// `Limit` for absurdly many candidates.
+    /// `Limit` for too many candidates.
     pub fn discover(&self, search: &Search) -> Result<Discovery> {
         let found = spa::discover(search, &self.devices()?)?;
         let mut looks = Vec::new();
         for inner in found.pools {
             let (cache, devices) = (Arc::clone(&self.cache), self.devices()?);
-            let slot = Arc::new(Slot::default());
+            let slot = Arc::new(ProbeSlot::default());
             let (filled, own) = (Arc::clone(&slot), inner.clone());
             base::rt::spawn("look", move || filled.set(look_at(own, &cache, &devices)))?;
             looks.push((inner, slot));
         }
         let begin = base::rt::now();
-        let look = |(inner, slot): (spa::FoundPool, Arc<Slot>)| {
+        let look = |(inner, slot): (spa::FoundPool, Arc<ProbeSlot>)| {
             let left = SILENCE_MAX.saturating_sub(begin.elapsed());
             slot.wait_for(left).unwrap_or_else(|| {
                 let mut silent = FoundPool::unread(inner);
@@ -336,17 +338,17 @@ impl Engine {
     }
 }
 
-/// How long a pool that is looked at may be silent.
+/// How long the inspection of a pool may take without an answer.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// What a look at a pool found, for somebody who does not wait for ever.
+/// The result of a pool's inspection, for a caller that waits for a limited time.
 #[derive(Default)]
-struct Slot {
+struct ProbeSlot {
     found: Mutex<Option<FoundPool>>,
     filled: base::rt::Condvar,
 }
 
-impl Slot {
+impl ProbeSlot {
     fn set(&self, found: FoundPool) {
         *self.found.lock() = Some(found);
         self.filled.notify_all();
@@ -369,13 +371,13 @@ impl Slot {
 }
 
 impl FoundPool {
-    /// Whether another host had it last and did not give it up.
+    /// Whether another host had it last and did not export it.
     pub(crate) fn is_foreign(&self) -> bool {
         let other = self.hostid.unwrap_or(0) != spa::own_hostid() || self.hostid.is_none();
         self.state == PoolState::Active && other
     }
 
-    /// As its labels have it.
+    /// From its labels alone.
     fn unread(inner: spa::FoundPool) -> FoundPool {
         FoundPool {
             name: inner.name.clone(),
@@ -438,7 +440,7 @@ fn words(list: Vec<dsl::features::Unsupported>) -> Vec<(String, String, bool)> {
     active.map(|u| (u.guid, u.description, u.read_only_ok)).collect()
 }
 
-/// Why a tree that opened is not simply fine.
+/// Why an opened pool is not healthy.
 pub(crate) fn reason_of_status(root: &VdevStatus) -> Option<ImportReason> {
     let (mut missing, mut corrupt, mut offline, mut faulted) = (false, false, false, false);
     root.for_each(&mut |v| {
@@ -479,7 +481,7 @@ fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
     }
 }
 
-/// The cache as the memory monitor sees it.
+/// The interface between cache and memory monitor.
 struct Hooks {
     cache: Arc<zio::BlockCache>,
     status: Arc<Mutex<Status>>,
@@ -500,7 +502,7 @@ impl MemoryHooks for Hooks {
             Action::ShrinkTo(c) => {
                 self.cache.set_no_grow(true);
                 self.cache.set_target(c);
-                // What is free is not to be kept warm now.
+                // Free memory must not be kept for reuse now.
                 base::buf::trim(0);
             }
         }

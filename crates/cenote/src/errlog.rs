@@ -1,16 +1,15 @@
 //! Data errors of a pool by dataset and file, for `zpool status -v` (chapter 04 §18).
 //!
 //! # Theory
-//! Two sources: the error log that the pool stores, which a scrub of OpenZFS wrote, and
-//! the blocks that readers could not get since the import ([`zio::ErrorLog`]). An entry
-//! names a block of one object set. The damage is in every snapshot that has the block
-//! too, so the head and all its snapshots are asked whether they still have the block of
-//! that birth. Nobody has it any more when the file was overwritten or destroyed: then
-//! the entry is forgotten.
+//! There are two sources: the error log that the pool stores, which a scrub of OpenZFS
+//! wrote, and the blocks that could not be read since the import ([`zio::ErrorLog`]). An
+//! entry names a block of one object set. The damage is in every snapshot with the same
+//! block, so the head and all its snapshots are searched for the block of that birth. If
+//! the file was overwritten or destroyed, none of them has it. The entry is then dropped.
 //!
 //! # Invariants
 //! * The list is bounded: by the entries of the logs, and by [`SNAPSHOTS_MAX`].
-//! * What cannot be read while the list is made keeps its entry, by number.
+//! * If data cannot be read while the list is made, the entry is kept, by object id.
 //! * A suspended pool is not read.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,35 +30,35 @@ use crate::pool::Pool;
 const SNAPSHOTS_MAX: usize = 256;
 /// Entries of a directory that are searched for a file's name.
 const NAMES_MAX: usize = 1 << 17;
-/// Reads that make no entries of their own.
+/// Reads that make no entries of their own in the error log.
 const LOOK: Io = Io { access: Access::Prescient, ..Io::WAIT };
 
-/// Something of a pool that is damaged for good.
+/// A permanent error of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataError {
     /// The file system, volume or snapshot; `None` for the pool's own metadata, and for
-    /// datasets that cannot be named.
+    /// datasets without a known name.
     pub dataset: Option<String>,
-    /// It is a file system that is no snapshot: it may be mounted.
+    /// It is a file system, not a snapshot: it may be mounted.
     pub mountable: bool,
     /// The object set: the dataset's object, or 0 for the pool's own metadata.
     pub objset: u64,
     /// The object.
     pub object: u64,
-    /// Path of the file from the root of its file system, with a `/` in front; `None` if
-    /// the object is no file or its path cannot be told.
+    /// Path of the file from the root of its file system, with a leading `/`; `None` if the
+    /// object is no file or its path is unknown.
     pub path: Option<Vec<u8>>,
 }
 
-/// An entry and those who have its block.
+/// An entry and the datasets that have its block.
 struct Located {
     holders: Vec<Dataset>,
     entry: ErrorEntry,
 }
 
 impl Pool {
-    /// What is damaged for good, as far as is known: the stored error log, and what
-    /// readers met since the import. Paths are looked up.
+    /// All known permanent errors: the stored error log, and errors of readers since the
+    /// import. Paths are looked up.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -87,7 +86,7 @@ impl Pool {
         Ok(out)
     }
 
-    /// How many objects are damaged for good, as far as is known.
+    /// The number of objects with known permanent errors.
     pub(crate) fn error_count(&self) -> Result<u64> {
         let mut seen = BTreeSet::new();
         for Located { holders, entry } in self.located()? {
@@ -99,7 +98,7 @@ impl Pool {
         Ok(seen.len() as u64)
     }
 
-    /// The entries of both logs that still hold.
+    /// The entries of both logs that still apply.
     fn located(&self) -> Result<Vec<Located>> {
         let log = self.spa().zio().errors();
         let mut out = Vec::new();
@@ -122,8 +121,8 @@ impl Pool {
         Ok(out)
     }
 
-    /// Who has the block of an entry: none if that cannot be told, or the entry is the
-    /// MOS's. `None` if nobody has it any more.
+    /// The datasets with the block of an entry: none if that is unknown, or the entry is
+    /// the MOS's. `None` if no dataset has it any more.
     fn locate(
         &self,
         entry: &ErrorEntry,
@@ -146,16 +145,16 @@ impl Pool {
         (!holders.is_empty()).then_some(holders)
     }
 
-    /// The head that an entry belongs to, and its snapshots.
+    /// The head of an entry, and its snapshots.
     fn candidates(&self, entry: &ErrorEntry) -> Result<Vec<Dataset>> {
-        let gone = || Error::not_found("no such dataset");
+        let no_dataset = || Error::not_found("no such dataset");
         let mos = self.spa().mos();
         let phys = match DslDataset::read_phys(mos, entry.objset) {
-            // The number may have come to something else.
-            Err(e) if e.kind() == ErrorKind::Corrupt => return Err(gone()),
+            // The object id may have been reused for something else.
+            Err(e) if e.kind() == ErrorKind::Corrupt => return Err(no_dataset()),
             other => other?,
         };
-        let name = DslDir::name_of(mos, phys.dir_obj, self.name())?.ok_or_else(gone)?;
+        let name = DslDir::name_of(mos, phys.dir_obj, self.name())?.ok_or_else(no_dataset)?;
         let head = self.dataset(&name)?;
         let mut all = head.snapshots()?;
         all.retain(|s| s.createtxg() >= entry.birth);
@@ -210,8 +209,7 @@ fn parse_by_head(objset: u64, name: &[u8]) -> Option<ErrorEntry> {
     Some(ErrorEntry { objset, object, level, blkid, birth })
 }
 
-/// Whether an object set still has the block of an entry; so it is taken where that
-/// cannot be read.
+/// Whether an object set still has the block of an entry; true if it cannot be read.
 fn holds(os: &Arc<Objset>, entry: &ErrorEntry) -> bool {
     let object = match entry.object {
         0 => Ok(os.meta_object()),

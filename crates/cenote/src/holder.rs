@@ -1,4 +1,4 @@
-//! The process that has a pool's devices open: what the system tells of the locks on them.
+//! The process that has a pool's devices open, found by the system's table of locks.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 /// Bytes of `/proc/locks`, and of a process's command, that are read.
 const LOCKS_MAX: u64 = 4 << 20;
 const COMMAND_MAX: u64 = 4096;
-/// Characters of a command that are shown.
+/// Characters of a command that are printed.
 const SHOWN_MAX: usize = 80;
 
 fn text(path: &str, max: u64) -> Option<String> {
@@ -16,9 +16,9 @@ fn text(path: &str, max: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The processes that lock one of these files (major, minor, inode), for writing or at all.
-/// A line of `/proc/locks` is `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`, device
-/// numbers in hexadecimal.
+/// The processes that have a lock on one of these files (major, minor, inode). A line of
+/// `/proc/locks` is `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`, device numbers in
+/// hexadecimal.
 fn holders(table: &str, files: &BTreeSet<(u32, u32, u64)>) -> BTreeSet<u32> {
     let of = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().filter(|w| *w != "->").collect();
@@ -32,7 +32,7 @@ fn holders(table: &str, files: &BTreeSet<(u32, u32, u64)>) -> BTreeSet<u32> {
     table.lines().filter(|line| !line.contains("->")).filter_map(of).collect()
 }
 
-/// A process as people know it.
+/// A description of a process for users.
 fn process(pid: u32) -> String {
     let command = text(&format!("/proc/{pid}/cmdline"), COMMAND_MAX).unwrap_or_default();
     let command: String = command
@@ -47,10 +47,10 @@ fn process(pid: u32) -> String {
     }
 }
 
-/// The process that has a pool open, if another one has it.
+/// The other process that has a pool open, if any.
 pub(crate) fn of(pool: &spa::FoundPool) -> Option<String> {
     let leaves = pool.tops.values().flat_map(|top| top.leaves());
-    let places = leaves.filter_map(|leaf| pool.places.get(&leaf.guid)).flatten();
+    let places = leaves.filter_map(|leaf| pool.locations.get(&leaf.guid)).flatten();
     let files = places.filter_map(|place| std::fs::metadata(&place.path).ok()).map(|meta| {
         let device = meta.dev();
         (rustix::fs::major(device), rustix::fs::minor(device), meta.ino())
@@ -61,7 +61,7 @@ pub(crate) fn of(pool: &spa::FoundPool) -> Option<String> {
         .into_iter()
         .filter(|pid| *pid != std::process::id())
         .map(|pid| match pid {
-            // Of a process that this one cannot see: in another container.
+            // The process is invisible to this one: in another container.
             0 => "a process of another container".to_owned(),
             pid => process(pid),
         })

@@ -1,29 +1,31 @@
-//! The pool beneath a file system that is being changed: transactions, quotas, properties.
+//! The pool's side of a file system open for writing: transactions, quotas, properties.
 //!
 //! # Theory
-//! Properties are read when the file system is opened and again whenever some dataset's
-//! change, so that a call sees a change made before it at the price of one lock.
+//! Properties are read when the file system is opened and again whenever a dataset's
+//! properties change, so that a call sees a change made before it at the cost of one lock.
 //!
-//! Quotas bound what a dataset refers to (`refquota`) and what it uses with all below it
-//! (`quota`, its own and each ancestor's); the pool bounds all, less what others have
-//! reserved and do not use (chapter 04 §5.5). How much is used is known of synced groups.
-//! A transaction is promised the most that it may need, and keeps of that, once it ends,
-//! what the blocks take that it made dirty, until its group is on disk; as if all were new.
-//! A call that does not fit then waits for the groups under way, and fails only if it does
-//! not fit into what is known for certain. So a quota is exceeded by no more than metadata
-//! and the rounding of large sectors, and nobody is refused for what others only asked for.
+//! Quotas bound what a dataset refers to (`refquota`) and what it uses with all datasets
+//! below it (`quota`, its own and each ancestor's). The pool bounds everything, less the
+//! unused reservations of others (chapter 04 §5.5). The use is known as of synced txgs. A
+//! transaction reserves the most that it may need. When it ends, it keeps a reservation for
+//! the blocks that it made dirty, until its txg is on disk; as if all of them were new. A
+//! call that does not fit then waits for the txgs in progress, and fails only if it does
+//! not fit into the space known for certain. So a quota is exceeded by no more than
+//! metadata and the rounding of large sectors, and no caller is refused because of other
+//! callers' unused reservations.
 //!
 //! # Invariants
 //! * Freeing space is never refused for a quota or for reservations.
-//! * Every promise is kept track of until its group is synced: open transactions together,
-//!   those that ended by group.
+//! * Every reservation is tracked until its txg is synced: those of open transactions as a
+//!   sum, those of ended ones by txg.
 //!
-//! Lock order: `Quotas` → the pool's names; `Quotas` → `Promises`; that and `props` are
-//! leaves. The engine is not called under any of them, but for reading the MOS under the
-//! first: a transaction that ends takes the second alone, for others may wait for its group.
+//! Lock order: `Quotas` → the pool's names; `Quotas` → `Reservations`; that and `props` are
+//! leaves. The engine is not called under any of them, except for reading the MOS under the
+//! first. A transaction that ends takes only the second, because other threads may wait for
+//! its txg.
 //!
 //! # Departures from OpenZFS
-//! * What other datasets wrote since the last synced group may have eaten into a
+//! * Writes of other datasets since the last synced txg may have consumed part of a
 //!   reservation.
 
 use std::collections::BTreeMap;
@@ -33,7 +35,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use base::limits::DATASET_DEPTH_MAX;
 use base::rt::{Mutex, RwLock};
 use base::{Error, ErrorKind, Result, Txg};
-use dmu::{Dirt, Tx};
+use dmu::{DirtyMeter, Tx};
 use dsl::stored::Stored;
 use dsl::write::{MosRead, features, props};
 use spa::engine::{Writer, effective, find_dir};
@@ -45,12 +47,12 @@ const LARGE_DNODE: &str = "org.zfsonlinux:large_dnode";
 const RECORD_DEFAULT: u64 = 128 << 10;
 /// Slots of a dnode with `dnodesize=auto`.
 const AUTO_SLOTS: u64 = 2;
-/// Bytes of dnodes that a transaction changes, beside the blocks that it tells of.
+/// Bytes of dnodes that a transaction changes, besides the blocks that it reports.
 const DNODES: u64 = 1 << 10;
-/// What a block takes at least.
+/// The least size of a block on disk.
 const SECTOR: u64 = 4 << 10;
 
-/// A file system's pool.
+/// The pool's side of one file system.
 pub(crate) struct PoolHost {
     writer: Arc<Writer>,
     name: String,
@@ -60,25 +62,25 @@ pub(crate) struct PoolHost {
     props: RwLock<Arc<RwProps>>,
     log: Option<Arc<zil::Log>>,
     quotas: Mutex<Quotas>,
-    promises: Arc<Mutex<Promises>>,
-    /// The youngest group in which something was freed.
+    reservations: Arc<Mutex<Reservations>>,
+    /// The newest txg in which blocks were freed.
     freed: AtomicU64,
 }
 
-/// Groups that one call waits for, for what was freed in them.
-const FREE_GROUPS: u32 = 4;
+/// Txgs for which one call waits, because of the space freed in them.
+const FREE_TXGS: u32 = 4;
 
 /// Bytes that may still be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Room {
-    /// Of quotas; `None` without one.
+    /// By quotas; `None` without one.
     quota: Option<u64>,
-    /// Of the pool, without what others reserved.
+    /// In the pool, without the reservations of others.
     space: u64,
 }
 
 impl Room {
-    /// What a quota does to it.
+    /// Applies a quota.
     fn bound(&mut self, limit: u64, used: u64) {
         if limit != 0 {
             let left = limit.saturating_sub(used);
@@ -86,14 +88,14 @@ impl Room {
         }
     }
 
-    /// What somebody reserved and does not use is charged above already.
+    /// The parent directory is already charged for the unused part of a reservation.
     fn reserved(&mut self, bytes: u64, used: u64) {
         let own = bytes.saturating_sub(used);
         self.space = self.space.saturating_add(own);
         self.quota = self.quota.map(|room| room.saturating_add(own));
     }
 
-    /// Why so many bytes do not fit, if they do not.
+    /// The reason why this many bytes do not fit, if they do not.
     fn refuses(&self, bytes: u64) -> Option<ErrorKind> {
         match self.quota {
             Some(left) if bytes > left => Some(ErrorKind::Quota),
@@ -103,60 +105,60 @@ impl Room {
     }
 }
 
-/// What quotas and reservations leave, as of one synced group.
+/// The space that quotas and reservations leave, as of one synced txg.
 #[derive(Default)]
 struct Quotas {
-    /// The group; `None` until it was looked.
+    /// The txg; `None` before the first query.
     txg: Option<Txg>,
     room: Room,
 }
 
-/// Bytes that no synced group knows of.
+/// Reserved bytes that no synced txg accounts for.
 #[derive(Default)]
-struct Promises {
-    /// Of transactions that have not ended, at their most.
+struct Reservations {
+    /// The maxima of open transactions.
     open: u64,
-    /// What the blocks take that those made dirty that ended, by group.
-    made: BTreeMap<Txg, u64>,
+    /// The sizes of dirty blocks of ended transactions, by txg.
+    charged: BTreeMap<Txg, u64>,
 }
 
-impl Promises {
+impl Reservations {
     fn total(&self) -> u64 {
-        self.made.values().fold(self.open, |all, bytes| all.saturating_add(*bytes))
+        self.charged.values().fold(self.open, |all, bytes| all.saturating_add(*bytes))
     }
 
     fn synced(&mut self, txg: Txg) {
-        self.made = self.made.split_off(&txg.next());
+        self.charged = self.charged.split_off(&txg.next());
     }
 }
 
-/// A promise; dropped when it is known what became of it.
-struct Promise {
-    promises: Arc<Mutex<Promises>>,
+/// A reservation; converted when the transaction ends.
+struct TxReservation {
+    reservations: Arc<Mutex<Reservations>>,
     bytes: u64,
-    /// The group, and what is taken in it.
-    made: Option<(Txg, u64)>,
+    /// The txg, and the bytes used in it.
+    charged: Option<(Txg, u64)>,
 }
 
-impl Drop for Promise {
+impl Drop for TxReservation {
     fn drop(&mut self) {
-        let mut promises = self.promises.lock();
-        promises.open -= self.bytes;
-        if let Some((txg, bytes)) = self.made {
-            *promises.made.entry(txg).or_insert(0) += bytes.min(self.bytes);
+        let mut reservations = self.reservations.lock();
+        reservations.open -= self.bytes;
+        if let Some((txg, bytes)) = self.charged {
+            *reservations.charged.entry(txg).or_insert(0) += bytes.min(self.bytes);
         }
     }
 }
 
-/// Counts what a transaction's blocks take, on the way to who else is told.
+/// Adds the bytes of a transaction's blocks to its reservation and forwards the call.
 struct Meter {
-    pool: Arc<dyn Dirt>,
+    pool: Arc<dyn DirtyMeter>,
     txg: Txg,
     taken: AtomicI64,
-    promise: Promise,
+    reservation: TxReservation,
 }
 
-impl Dirt for Meter {
+impl DirtyMeter for Meter {
     fn dirty(&self, txg: Txg, bytes: u64) {
         self.pool.dirty(txg, bytes);
     }
@@ -165,26 +167,26 @@ impl Dirt for Meter {
         self.pool.clean(txg, bytes);
     }
 
-    fn place(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
+    fn plan_write(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
         if txg == self.txg {
             let stored = bytes.max(SECTOR) * u64::from(copies);
             self.taken.fetch_add(stored.cast_signed(), Relaxed);
         }
-        self.pool.place(txg, bytes, copies, nodes);
+        self.pool.plan_write(txg, bytes, copies, nodes);
     }
 
-    fn unplace(&self, txg: Txg, bytes: u64) {
+    fn cancel_write(&self, txg: Txg, bytes: u64) {
         if txg == self.txg {
             self.taken.fetch_sub(bytes.cast_signed(), Relaxed);
         }
-        self.pool.unplace(txg, bytes);
+        self.pool.cancel_write(txg, bytes);
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
         let taken = self.taken.load(Relaxed).max(0).cast_unsigned();
-        self.promise.made = Some((self.txg, taken + DNODES));
+        self.reservation.charged = Some((self.txg, taken + DNODES));
     }
 }
 
@@ -200,7 +202,7 @@ fn ancestry(mos: &dyn MosRead, dir: u64) -> Result<Vec<u64>> {
 }
 
 impl PoolHost {
-    /// Beneath the file system `name`, whose head is `head`.
+    /// For the file system `name` with head `head`.
     pub(crate) fn new(
         writer: &Arc<Writer>,
         name: &str,
@@ -216,7 +218,7 @@ impl PoolHost {
             props: RwLock::default(),
             log,
             quotas: Mutex::default(),
-            promises: Arc::default(),
+            reservations: Arc::default(),
             freed: AtomicU64::new(0),
         };
         host.refresh()?;
@@ -227,7 +229,7 @@ impl PoolHost {
         find_dir(self.writer.mos(), self.writer.name(), &self.name)
     }
 
-    /// Reads the properties anew.
+    /// Reads the properties again.
     ///
     /// # Errors
     /// `NotFound` when the dataset was destroyed; those of reading the MOS.
@@ -241,7 +243,7 @@ impl PoolHost {
             log.set_throughput(throughput);
         }
         if wants_large {
-            // Dnodes of more than one slot must not be met by who does not know them.
+            // The feature must be marked before dnodes of more than one slot are written.
             let head = self.head;
             let check = |_: &mut spa::engine::TaskCx<'_>| Ok(());
             self.writer.sync_task(check, move |cx, ()| cx.activate(head, LARGE_DNODE))?;
@@ -301,8 +303,8 @@ impl PoolHost {
         Ok((props, unmarked, mode, get("logbias")? == Some(1)))
     }
 
-    /// What the quotas above and the pool leave, and what the dataset refers to, of the
-    /// last synced group.
+    /// The space that the quotas and the pool leave, and the referenced bytes of the
+    /// dataset, as of the last synced txg.
     fn room(&self) -> Result<(Room, u64)> {
         let mos: &dyn MosRead = self.writer.mos();
         let _names = self.writer.names();
@@ -323,51 +325,51 @@ impl PoolHost {
         Ok((room, head.referenced_bytes))
     }
 
-    /// Promises `bytes`, or why they do not fit.
-    fn promise(&self, bytes: u64) -> Result<std::result::Result<Promise, ErrorKind>> {
+    /// Reserves `bytes`, or returns why they do not fit.
+    fn reserve(&self, bytes: u64) -> Result<std::result::Result<TxReservation, ErrorKind>> {
         let mut quotas = self.quotas.lock();
         let synced = self.writer.txgs().synced_txg();
         if quotas.txg != Some(synced) {
             quotas.room = self.room()?.0;
             quotas.txg = Some(synced);
-            self.promises.lock().synced(synced);
+            self.reservations.lock().synced(synced);
         }
-        let mut promises = self.promises.lock();
-        if let Some(why) = quotas.room.refuses(promises.total().saturating_add(bytes)) {
+        let mut reservations = self.reservations.lock();
+        if let Some(why) = quotas.room.refuses(reservations.total().saturating_add(bytes)) {
             return Ok(Err(why));
         }
-        promises.open += bytes;
-        Ok(Ok(Promise { promises: Arc::clone(&self.promises), bytes, made: None }))
+        reservations.open += bytes;
+        Ok(Ok(TxReservation { reservations: Arc::clone(&self.reservations), bytes, charged: None }))
     }
 
-    /// Whether anything promised is not yet on disk.
+    /// Whether any reservation is not on disk yet.
     fn is_uncertain(&self) -> bool {
-        self.promises.lock().total() > 0
+        self.reservations.lock().total() > 0
     }
 
-    /// Whether something was freed that is not known yet.
+    /// Whether recent frees are not accounted for yet.
     fn is_freeing(&self) -> bool {
         self.writer.txgs().synced_txg().0 < self.freed.load(Relaxed)
     }
 }
 
-fn metered(tx: Tx, promise: Promise) -> Tx {
+fn metered(tx: Tx, reservation: TxReservation) -> Tx {
     let (txg, taken) = (tx.txg(), AtomicI64::new(0));
-    tx.told_to(|pool| Arc::new(Meter { pool, txg, taken, promise }))
+    tx.metered_by(|pool| Arc::new(Meter { pool, txg, taken, reservation }))
 }
 
 impl Host for PoolHost {
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
         let mut waited = 0;
-        // What was freed a moment ago makes room in the next groups.
+        // Space freed recently is available in the next txgs.
         let mut may_wait = || {
             waited += 1;
-            !frees && waited <= FREE_GROUPS && self.is_freeing()
+            !frees && waited <= FREE_TXGS && self.is_freeing()
         };
-        let mut promise = None;
-        while !frees && promise.is_none() {
-            match self.promise(bytes)? {
-                Ok(made) => promise = Some(made),
+        let mut reservation = None;
+        while !frees && reservation.is_none() {
+            match self.reserve(bytes)? {
+                Ok(charged) => reservation = Some(charged),
                 Err(why) if !self.is_uncertain() && !may_wait() => {
                     let text = match why {
                         ErrorKind::Quota => "the quota is exhausted",
@@ -388,8 +390,8 @@ impl Host for PoolHost {
                     if frees {
                         self.freed.fetch_max(tx.txg().0, Relaxed);
                     }
-                    return Ok(match promise {
-                        Some(promise) => metered(tx, promise),
+                    return Ok(match reservation {
+                        Some(reservation) => metered(tx, reservation),
                         None => tx,
                     });
                 }
@@ -431,52 +433,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_synced_is_no_promise_any_more() {
-        let mut promises = Promises { open: 5, ..Promises::default() };
+    fn synced_bytes_are_not_reserved_any_more() {
+        let mut reservations = Reservations { open: 5, ..Reservations::default() };
         for (txg, bytes) in [(5, 10), (6, 20), (7, 40)] {
-            promises.made.insert(Txg(txg), bytes);
+            reservations.charged.insert(Txg(txg), bytes);
         }
-        promises.synced(Txg(6));
-        assert_eq!(promises.total(), 45);
-        promises.synced(Txg(7));
-        assert_eq!(promises.total(), 5);
+        reservations.synced(Txg(6));
+        assert_eq!(reservations.total(), 45);
+        reservations.synced(Txg(7));
+        assert_eq!(reservations.total(), 5);
     }
 
-    struct Nobody;
+    struct IgnoredMeter;
 
-    impl Dirt for Nobody {
+    impl DirtyMeter for IgnoredMeter {
         fn dirty(&self, _: Txg, _: u64) {}
         fn clean(&self, _: Txg, _: u64) {}
     }
 
-    /// Each new file was promised 190 KB until its group was on disk: one caller that made
-    /// 1,800-byte files in a pool of 6 GiB stood still for 150 ms after every 30,000.
+    /// Story: each new file reserved 190 KB until its txg was on disk. A caller that made
+    /// 1,800-byte files in a pool of 6 GiB stalled for 150 ms after every 30,000 files.
     #[test]
-    fn who_ended_keeps_what_its_blocks_take() {
-        let promises = Arc::new(Mutex::new(Promises::default()));
+    fn ended_transactions_keep_the_size_of_their_blocks() {
+        let reservations = Arc::new(Mutex::new(Reservations::default()));
         let begin = |bytes: u64, txg| {
-            promises.lock().open += bytes;
-            let promise = Promise { promises: Arc::clone(&promises), bytes, made: None };
-            metered(Tx::open(txg, Arc::new(Nobody), ()), promise)
+            reservations.lock().open += bytes;
+            let reservation =
+                TxReservation { reservations: Arc::clone(&reservations), bytes, charged: None };
+            metered(Tx::open(txg, Arc::new(IgnoredMeter), ()), reservation)
         };
-        let total = || promises.lock().total();
+        let total = || reservations.lock().total();
         let (first, second) = (begin(100_000, Txg(7)), begin(200_000, Txg(8)));
         assert_eq!(total(), 300_000);
-        first.dirt().unwrap().place(Txg(7), 512, 1, 0);
-        first.dirt().unwrap().place(Txg(7), 10_000, 2, 1);
-        first.dirt().unwrap().unplace(Txg(7), 1000);
-        // What it changes of a younger group is that one's.
-        first.dirt().unwrap().place(Txg(8), 1 << 20, 1, 0);
+        first.dirt().unwrap().plan_write(Txg(7), 512, 1, 0);
+        first.dirt().unwrap().plan_write(Txg(7), 10_000, 2, 1);
+        first.dirt().unwrap().cancel_write(Txg(7), 1000);
+        // A change of a newer txg is charged to that txg.
+        first.dirt().unwrap().plan_write(Txg(8), 1 << 20, 1, 0);
         drop(first);
         assert_eq!(total(), 200_000 + SECTOR + 20_000 - 1000 + DNODES);
-        // Never more than was promised.
-        second.dirt().unwrap().place(Txg(8), 1 << 20, 1, 0);
+        // Never more than the reservation.
+        second.dirt().unwrap().plan_write(Txg(8), 1 << 20, 1, 0);
         drop(second);
-        promises.lock().synced(Txg(7));
+        reservations.lock().synced(Txg(7));
         assert_eq!(total(), 200_000);
-        // Nothing came of it.
-        promises.lock().open += 7;
-        drop(Promise { promises: Arc::clone(&promises), bytes: 7, made: None });
+        // A reservation that was not used.
+        reservations.lock().open += 7;
+        drop(TxReservation { reservations: Arc::clone(&reservations), bytes: 7, charged: None });
         assert_eq!(total(), 200_000);
     }
 

@@ -18,13 +18,13 @@
 //! ```
 //!
 //! # Theory
-//! An [`Engine`] is what one process shares among its pools: the block cache and
-//! what drives the devices. A [`Pool`] is imported; a [`Dataset`] is a name in
-//! it; a [`FileSystem`] or [`Volume`] is a dataset's content. Calls block; those
-//! that take an [`Io`] can be told to answer from memory or say `WouldBlock`.
+//! An [`Engine`] is the state that one process shares among its pools: the block cache and
+//! the device engines. A [`Pool`] is imported; a [`Dataset`] is a name in it; a
+//! [`FileSystem`] or [`Volume`] is a dataset's content. Calls block. Those that take an
+//! [`Io`] can be restricted to memory; they return `WouldBlock` otherwise.
 //!
 //! # Invariants
-//! * Front ends see the engine through this crate alone.
+//! * Front ends access the engine through this crate alone.
 //! * A pool is imported once per engine; its devices are locked while it is.
 
 mod changes;
@@ -64,18 +64,18 @@ pub use errlog::DataError;
 pub use kstats::{ArcReport, WhatIfPoint, ZfetchStats};
 pub use objects::{NewObject, Objects, WRITE_MAX};
 pub use opening::Opening;
-pub use outage::be_patient;
+pub use outage::wait_for_resume;
 pub use pool::{Pool, PoolStatus, ScanState, ScanStatus};
 
 /// What calls of a [`FileSystem`] take and answer.
 pub mod files {
     pub use zpl::{
-        At, Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
-        Rename, SetAttrs, SetHow, SetTime, Time, Whence,
+        Atime, Attrs, Caller, CaseSensitivity, Device, DirEntry, Falloc, FileType, Groups, New,
+        Rename, SetAttrs, SetHow, SetTime, Time, Whence, WritePosition,
     };
 }
 
-/// The engine's inside, for tools that look at pools instead of using them.
+/// The engine's internals, for tools that inspect pools.
 pub mod inspect {
     pub use {codec, device, dmu, dsl, nvlist, ondisk, spa, vdev, zil, zio, zpl};
 }

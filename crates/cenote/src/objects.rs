@@ -1,15 +1,15 @@
 //! Objects of a dataset, read and written in process.
 //!
 //! # Theory
-//! An [`Objects`] is the live content of a file system or volume: numbered objects of
-//! bytes, beneath names and attributes. An object made here keeps its size in its
-//! bonus, changed in the transaction that changes the bytes, so that a crash never
-//! leaves one without the other.
+//! An [`Objects`] is the live content of a file system or volume: objects of bytes by id,
+//! without names and attributes. An object made here has its size in its bonus, which
+//! changes in the same transaction as the bytes, so that a crash never leaves one without
+//! the other.
 //!
 //! # Invariants
-//! * Every call is whole or not there after a crash, as long as it is not longer than
-//!   [`WRITE_MAX`]; longer writes are split there.
-//! * What was written is durable after [`Objects::sync`], and not before.
+//! * Every call of up to [`WRITE_MAX`] bytes is atomic with respect to crashes; longer
+//!   writes are split there.
+//! * Changes are durable after [`Objects::sync`], and not before.
 //! * Objects of the file system itself cannot be changed here.
 
 use std::sync::Arc;
@@ -24,24 +24,24 @@ use ondisk::objset::ObjsetType;
 use ondisk::uberblock::VERSION_FEATURES;
 use spa::engine::{Writer, effective, find_dir};
 
-/// Bytes that one transaction writes at most; a block that is larger goes alone.
+/// Bytes that one transaction writes at most, but at least one block.
 pub const WRITE_MAX: u64 = 1 << 20;
-/// Objects made here: bytes, stored as the dataset's properties say.
+/// Type of objects made here: bytes, stored as the dataset's properties say.
 const BYTES: ObjType = ObjType::OTN_UINT8_DATA;
-/// Their bonus: the size.
+/// Type of their bonus: the size.
 const SIZE: ObjType = ObjType::OTN_UINT64_METADATA;
-/// The same in pools without feature flags, where types that the software of their time
-/// does not know would be counted as if they were metadata: "other" bytes and numbers.
+/// The same in pools without feature flags: "other" bytes and numbers. Software of their
+/// time would treat types unknown to it as metadata.
 const OLD_BYTES: ObjType = ObjType(25);
 const OLD_SIZE: ObjType = ObjType(26);
 /// Block size without property `recordsize`.
 const RECORD_DEFAULT: u64 = 128 << 10;
 /// Largest block without feature large_blocks.
 const BLOCK_SMALL: u64 = 128 << 10;
-/// What a transaction changes beside data, for the reservation of space.
+/// Bytes that a transaction changes besides data, for the reservation of space.
 const OVERHEAD: u64 = 64 << 10;
 
-/// An object that is to be.
+/// Parameters of a new object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NewObject {
     /// Bytes of a block, a multiple of 512; `None` is the dataset's `recordsize`.
@@ -88,7 +88,7 @@ fn foreign(id: ObjectId) -> Error {
 }
 
 impl Objects {
-    /// Over the head of `name`.
+    /// For the head of `name`.
     pub(crate) fn open(writer: &Arc<Writer>, name: &str) -> Result<Objects> {
         let os = writer.open_dataset(name)?;
         Ok(Objects { os, writer: Arc::clone(writer), name: name.to_owned() })
@@ -99,8 +99,8 @@ impl Objects {
         &self.os
     }
 
-    /// The block size of new objects: property `recordsize`, as far as the pool's
-    /// features allow it.
+    /// The block size of new objects: property `recordsize`, as far as the pool's features
+    /// allow it.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -135,7 +135,7 @@ impl Objects {
         self.writer.begin_wait(bytes + OVERHEAD, frees).map_err(|e| e.in_dataset(&self.name))
     }
 
-    /// Makes an object without bytes.
+    /// Creates an object without bytes.
     ///
     /// # Errors
     /// `Invalid` for an impossible block size and in volumes; `NoSpace`; `NotFound` when
@@ -203,8 +203,8 @@ impl Objects {
         Ok(self.os.object(id, Io::WAIT)?.block_size())
     }
 
-    /// Block size, and whether the size is fixed, after a check that `[offset, end)`
-    /// may be written.
+    /// The block size, and whether it is fixed, after a check that `[offset, end)` may be
+    /// written.
     fn check(&self, id: ObjectId, end: u64) -> Result<(u64, bool)> {
         let object = self.os.object(id, Io::WAIT)?;
         let fixed = object.object_type() == ObjType::ZVOL;
@@ -224,12 +224,12 @@ impl Objects {
         })
     }
 
-    /// Writes bytes; the object grows if need be. Waits while too much is dirty.
+    /// Writes bytes; the object grows as necessary. Waits while too much is dirty.
     ///
     /// # Errors
     /// `NotFound`; `NoSpace`; `Invalid` past 2^63 bytes or a volume's end, and for an
-    /// object of the file system itself; those of reading blocks that are changed in
-    /// part; that of a suspension.
+    /// object of the file system itself; those of reading blocks that are changed in part;
+    /// that of a suspension.
     pub fn write(&self, id: ObjectId, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|&end| end < 1 << 63);
         let end = end.ok_or_else(|| Error::invalid("write past 2^63").in_object(id))?;
@@ -280,7 +280,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Reads `len` bytes, as far as there are so many, as slices of blocks.
+    /// Reads up to `len` bytes, as slices of blocks.
     ///
     /// # Errors
     /// `NotFound`; those of reading.
@@ -289,7 +289,7 @@ impl Objects {
         self.os.object(id, Io::WAIT)?.read_clipped(size, offset, len, Io::WAIT)
     }
 
-    /// As [`Objects::read`], in one piece.
+    /// As [`Objects::read`], in one buffer.
     ///
     /// # Errors
     /// As [`Objects::read`].
@@ -297,7 +297,7 @@ impl Objects {
         Ok(self.read(id, offset, len)?.iter().flat_map(|b| b.iter().copied()).collect())
     }
 
-    /// Cuts the object off at `size` bytes, or makes it so long with zeros.
+    /// Truncates the object to `size` bytes, or extends it with zeros.
     ///
     /// # Errors
     /// As [`Objects::write`].
@@ -313,7 +313,7 @@ impl Objects {
         self.os.edit_bonus(&tx, id, &mut |bonus| *bonus = size.to_le_bytes().to_vec())
     }
 
-    /// Makes a range zeros, and frees its whole blocks. The size stays.
+    /// Zeroes a range, and frees its whole blocks. The size stays.
     ///
     /// # Errors
     /// As [`Objects::write`].
@@ -345,7 +345,7 @@ impl Objects {
         Ok(out)
     }
 
-    /// Waits until all that was done so far is on disk; the group that it was in.
+    /// Waits until all changes so far are on disk; returns the txg of the last one.
     ///
     /// # Errors
     /// That of a suspension.

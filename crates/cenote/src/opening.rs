@@ -1,35 +1,34 @@
-//! Pools as they are opened: names and guids that are taken, devices of their own, and
-//! the way to give a pool up.
+//! Opening pools: reserved names and guids, a device engine per pool, and giving a pool up.
 //!
 //! # Theory
 //! Opening a pool reads and writes its devices, and these may be full, slow or silent. So
-//! nothing is held meanwhile that another pool needs: the registry's lock is taken to
-//! reserve name and guid ([`Names::reserve`]), and again to fill in the pool or to give
-//! the reservation back. Each pool has an engine of its own that drives its devices: an
-//! operation that never ends fills the queue of its pool alone.
+//! nothing is held meanwhile that another pool needs. The registry's lock is taken to
+//! reserve name and guid ([`TakenNames::reserve`]), and again to enter the pool or to
+//! release the reservation. Each pool has a device engine of its own: an operation that
+//! never ends only fills the queue of its pool.
 //!
-//! A caller that shows pools being opened makes an [`Opening`] first. It leads to the pool
-//! as soon as there is one, before the first group is on disk: the pool can be listed,
+//! A caller that shows pools being opened makes an [`Opening`] first. The opening provides
+//! the pool as soon as it exists, before the first txg is on disk: the pool can be listed,
 //! cleared and given up then.
 //!
 //! # Giving up
 //! [`Opening::give_up`] and [`Pool::give_up`] end every wait for a pool, whatever it waits
-//! for. First the transaction groups are abandoned: whoever waits for a group, for room
-//! or for the end of a suspension gets an error, and the sync thread begins no further
-//! group. Then the devices are cut ([`device::Cutoff`]): whoever waits for a device gets
-//! an error too. For the pool on disk that is a crash: an uberblock is written only behind
-//! everything that it leads to, and after the cut nothing is sent, so what was synced or
-//! logged stays. A thread that the kernel holds in a system call is left behind; it finds
-//! errors alone when it comes back. The locks on the devices' files go with the last such
-//! call, so the pool cannot be opened anew while a late write may still come.
+//! for. First the transaction groups are abandoned: threads that wait for a txg, for space
+//! or for the end of a suspension get an error, and the sync thread begins no further txg.
+//! Then the devices are cut off ([`device::Cutoff`]): threads that wait for a device get an
+//! error, too. For the pool on disk that is a crash. An uberblock is written only after
+//! everything that it refers to, and after the cutoff nothing is sent, so synced and logged
+//! data is kept. A thread that the kernel holds in a system call is left behind; it only
+//! gets errors when the call returns. The locks on the devices' files are released with the
+//! last such call, so the pool cannot be reopened while a late write may still arrive.
 //!
 //! # Invariants
-//! * Of two pools that are open or being opened, names and guids differ, those that were
-//!   given up aside.
+//! * Names and guids of pools that are open or being opened are unique, except for those
+//!   that were given up.
 //! * A pool that was given up before its writer began was never written to.
 //!
-//! Lock order: [`Names`] and [`Opening::phase`] are leaf locks. No pool is dropped under
-//! them: a drop closes files.
+//! Lock order: [`TakenNames`] and [`Opening::phase`] are leaf locks. No pool is dropped
+//! under them, because a drop closes files.
 
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -45,35 +44,35 @@ use spa::{Beginning, ImportOptions, Spa};
 use crate::engine::{Engine, FoundPool};
 use crate::pool::Pool;
 
-/// Operations of one pool kept with the kernel at once.
+/// Operations of one pool in the kernel at once.
 pub(crate) const QUEUE_DEPTH: usize = 128;
 
-/// The names and guids that are taken.
+/// The names and guids in use.
 #[derive(Default)]
-pub(crate) struct Names {
-    list: Mutex<(u64, Vec<Taken>)>,
+pub(crate) struct TakenNames {
+    list: Mutex<(u64, Vec<TakenPool>)>,
 }
 
-struct Taken {
+struct TakenPool {
     id: u64,
     name: String,
-    /// Of a pool that is made it comes later.
+    /// A pool being created gets it later.
     guid: Option<Guid>,
-    /// What is there of the pool; nothing while it is opened.
+    /// The pool; `None` while it is being opened.
     pool: Option<Weak<Pool>>,
     opening: Arc<Opening>,
 }
 
-impl Taken {
-    /// Whether its name is free again: the pool is closed, or was given up.
+impl TakenPool {
+    /// Whether its name is free again, because the pool is closed or was given up.
     fn is_over(&self) -> bool {
         self.opening.cutoff.is_cut() || self.pool.as_ref().is_some_and(|p| p.strong_count() == 0)
     }
 }
 
-/// A name that is taken until it is dropped, or for the life of the pool put there.
+/// A name that is reserved until this is dropped, or for the lifetime of the pool entered.
 pub(crate) struct Reserved {
-    names: Arc<Names>,
+    names: Arc<TakenNames>,
     id: u64,
     filled: bool,
 }
@@ -96,8 +95,8 @@ impl Reserved {
     }
 }
 
-impl Names {
-    /// Takes a name, and a guid if it is known.
+impl TakenNames {
+    /// Reserves a name, and a guid if it is known.
     ///
     /// # Errors
     /// `Exists`.
@@ -115,17 +114,17 @@ impl Names {
         }
         list.0 += 1;
         let (id, opening) = (list.0, Arc::clone(opening));
-        list.1.push(Taken { id, name: name.to_owned(), guid, pool: None, opening });
+        list.1.push(TakenPool { id, name: name.to_owned(), guid, pool: None, opening });
         drop(list);
         let reserved = Reserved { names: Arc::clone(self), id, filled: false };
-        // A pool may have another guid by now.
+        // A pool's guid may have changed.
         if self.pools().iter().any(|p| Some(p.guid()) == guid) {
             return Err(exists().in_pool(name));
         }
         Ok(reserved)
     }
 
-    /// The pools that are open, those that were given up left out.
+    /// The pools that are open, without those that were given up.
     pub(crate) fn pools(&self) -> Vec<Arc<Pool>> {
         let list = self.list.lock();
         let weak: Vec<Weak<Pool>> =
@@ -135,42 +134,42 @@ impl Names {
     }
 }
 
-/// How far a pool's opening has come.
-enum Phase {
+/// The state of a pool's opening.
+enum OpeningPhase {
     Begun,
-    /// Until the caller has it, its opener alone keeps it.
-    There(Weak<Pool>),
+    /// Only the opening thread owns it, until the caller gets it.
+    Ready(Weak<Pool>),
     GivenUp,
 }
 
-/// A pool being opened, to be looked at and given up meanwhile.
+/// A pool being opened, which can be inspected and given up meanwhile.
 pub struct Opening {
     cutoff: Arc<Cutoff>,
-    phase: Mutex<Phase>,
+    phase: Mutex<OpeningPhase>,
 }
 
 impl Opening {
-    /// Of a pool that is to be opened.
+    /// For a pool that is to be opened.
     pub fn new() -> Arc<Opening> {
         let cutoff = Cutoff::new(QUEUE_DEPTH);
-        Arc::new(Opening { cutoff, phase: Mutex::new(Phase::Begun) })
+        Arc::new(Opening { cutoff, phase: Mutex::new(OpeningPhase::Begun) })
     }
 
-    /// The pool, once it is there; its first group need not be on disk.
+    /// The pool, once it exists; its first txg need not be on disk.
     pub fn pool(&self) -> Option<Arc<Pool>> {
         match &*self.phase.lock() {
-            Phase::There(pool) => pool.upgrade(),
-            Phase::Begun | Phase::GivenUp => None,
+            OpeningPhase::Ready(pool) => pool.upgrade(),
+            OpeningPhase::Begun | OpeningPhase::GivenUp => None,
         }
     }
 
-    /// Gives the pool up: nobody waits for it any more, and nothing is written.
+    /// Gives the pool up: all waits for it end, and nothing is written any more.
     pub fn give_up(&self) {
-        let before = std::mem::replace(&mut *self.phase.lock(), Phase::GivenUp);
-        if let Phase::There(pool) = before
+        let before = std::mem::replace(&mut *self.phase.lock(), OpeningPhase::GivenUp);
+        if let OpeningPhase::Ready(pool) = before
             && let Some(pool) = pool.upgrade()
         {
-            pool.abandon_groups();
+            pool.abandon_txgs();
         }
         self.cutoff.cut();
     }
@@ -180,30 +179,30 @@ impl Opening {
         self.cutoff.is_cut()
     }
 
-    /// The device that has kept an operation longest, and for how long.
+    /// The device with the oldest operation in flight, and how long it has taken.
     pub fn silence(&self) -> Option<(String, Duration)> {
         self.cutoff.oldest().map(|(device, time)| (device.to_string(), time))
     }
 
-    /// A number that grows whenever a device's operation begins or ends.
+    /// A counter that grows whenever a device's operation begins or ends.
     pub fn activity(&self) -> u64 {
         self.cutoff.activity()
     }
 
-    /// The pool is there, unless it was given up meanwhile.
-    fn show(&self, pool: &Arc<Pool>) -> Result<()> {
+    /// Publishes the pool, unless it was given up meanwhile.
+    fn publish(&self, pool: &Arc<Pool>) -> Result<()> {
         let mut phase = self.phase.lock();
-        if matches!(*phase, Phase::GivenUp) {
+        if matches!(*phase, OpeningPhase::GivenUp) {
             drop(phase);
-            pool.abandon_groups();
+            pool.abandon_txgs();
             return Err(Error::new(ErrorKind::Interrupted, "the pool was given up"));
         }
-        *phase = Phase::There(Arc::downgrade(pool));
+        *phase = OpeningPhase::Ready(Arc::downgrade(pool));
         Ok(())
     }
 }
 
-/// Opens a pool's devices, on an engine of the pool's own, so that they can be given up.
+/// Opens a pool's devices, on the pool's own engine, so that they can be given up.
 pub(crate) struct PoolLeaves {
     files: FileLeaves,
     cutoff: Arc<Cutoff>,
@@ -215,7 +214,7 @@ impl PoolLeaves {
         Arc::new(CutDevice::new(file, &path.display().to_string(), &self.cutoff))
     }
 
-    /// What drives the devices.
+    /// The device engine.
     pub(crate) fn engine(&self) -> &Arc<device::Engine> {
         &self.files.0
     }
@@ -237,7 +236,7 @@ impl Leaves for PoolLeaves {
 }
 
 impl Engine {
-    /// What opens a pool's devices.
+    /// A source of leaves for one pool.
     pub(crate) fn leaves_for(&self, opening: &Opening) -> Result<PoolLeaves> {
         let cutoff = Arc::clone(&opening.cutoff);
         Ok(PoolLeaves { files: FileLeaves(self.devices()?), cutoff })
@@ -246,18 +245,19 @@ impl Engine {
     /// Imports a pool.
     ///
     /// # Errors
-    /// `Exists` for a name or guid already imported, `Busy` when another host
-    /// had it and `force` is not set, those of [`Spa::open`], and that of a first group
-    /// that cannot be written: the pool is as it was then.
+    /// `Exists` for a name or guid already imported, `Busy` when another host had it and
+    /// `force` is not set, those of [`Spa::open`], and that of a first txg that cannot be
+    /// written: the pool is then unchanged.
     pub fn import(&self, pool: &FoundPool, options: &ImportOptions) -> Result<Arc<Pool>> {
-        self.import_shown(pool, options, &Opening::new())
+        self.import_through(pool, options, &Opening::new())
     }
 
-    /// As [`Engine::import`], for others to look at.
+    /// As [`Engine::import`], with an [`Opening`] through which other threads can inspect
+    /// it.
     ///
     /// # Errors
     /// As there; `Interrupted` or `Io` when it was given up.
-    pub fn import_shown(
+    pub fn import_through(
         &self,
         pool: &FoundPool,
         options: &ImportOptions,
@@ -283,7 +283,7 @@ impl Engine {
         let spa = Spa::open_in(&pool.inner, options, self.block_cache(), &leaves)
             .map_err(|failure| failure.error)?;
         spa.zio().set_prefetch(Arc::clone(self.prefetch()));
-        // Given up before that: nothing was written.
+        // Given up before writing began: nothing was written.
         if opening.is_given_up() {
             return Err(Error::new(ErrorKind::Interrupted, "the pool was given up"));
         }
@@ -292,11 +292,11 @@ impl Engine {
         let writer = beginning.as_ref().map(|b| Arc::clone(b.writer()));
         let kstats = Some(Arc::clone(self.kstats()));
         let opened = Arc::new(Pool::with_writer(spa, kstats, writer, because, leaves));
-        opening.show(&opened)?;
+        opening.publish(&opened)?;
         if let Some(beginning) = beginning
             && let Err(e) = beginning.finish()
         {
-            opened.abandon_groups();
+            opened.abandon_txgs();
             return Err(e.in_pool(name));
         }
         // A pool without kstats is better than none.
@@ -305,7 +305,8 @@ impl Engine {
         Ok(opened)
     }
 
-    /// The earlier states of a pool that can be looked at or gone back to, newest first.
+    /// The earlier states of a pool that can be inspected or to which it can be rewound,
+    /// newest first.
     ///
     /// # Errors
     /// Those of [`spa::look_back`].
@@ -314,8 +315,7 @@ impl Engine {
         spa::look_back(&pool.inner, &ImportOptions::default(), self.block_cache(), &leaves)
     }
 
-    /// Opens a pool only to look at it: no host check, devices still locked for
-    /// reading.
+    /// Opens a pool only to inspect it: no host check, devices still locked for reading.
     ///
     /// # Errors
     /// Those of [`Spa::open`].
@@ -329,7 +329,8 @@ impl Engine {
     }
 }
 
-/// Begins to write, if that was asked for; why not, if the pool does not allow it.
+/// Starts the writer, if that was requested; or returns the reason why the pool does not
+/// allow it.
 fn begin_writing(
     spa: &Spa,
     options: &ImportOptions,
@@ -349,17 +350,17 @@ fn begin_writing(
 }
 
 impl Pool {
-    /// Ends every wait for the pool's groups with an error.
-    pub(crate) fn abandon_groups(&self) {
+    /// Ends every wait for the pool's txgs with an error.
+    pub(crate) fn abandon_txgs(&self) {
         if let Some(writer) = &self.core.writer {
             Writer::abandon(writer);
         }
     }
 
-    /// Gives the pool up: whoever waits for it or its devices gets an error, and nothing
+    /// Gives the pool up: threads that wait for it or its devices get an error, and nothing
     /// is written any more. It is on disk as it was last synced, and can only be dropped.
     pub fn give_up(&self) {
-        self.abandon_groups();
+        self.abandon_txgs();
         self.core.leaves.cutoff.cut();
     }
 
@@ -368,7 +369,7 @@ impl Pool {
         self.core.leaves.cutoff.is_cut()
     }
 
-    /// The device that has kept an operation longest, and for how long.
+    /// The device with the oldest operation in flight, and how long it has taken.
     pub fn silence(&self) -> Option<(String, Duration)> {
         let oldest = self.core.leaves.cutoff.oldest();
         oldest.map(|(device, time)| (device.to_string(), time))

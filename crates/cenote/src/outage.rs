@@ -1,4 +1,4 @@
-//! Pools whose devices are gone: suspended, and resumed.
+//! Pools with missing devices: suspension and resumption.
 
 use std::sync::Arc;
 
@@ -8,11 +8,12 @@ use spa::status::VdevStatus;
 
 use crate::dataset::Dataset;
 use crate::engine::Engine;
-use crate::pool::{Core, Pool};
+use crate::pool::{Pool, PoolCore};
 
-impl Drop for Core {
+impl Drop for PoolCore {
     fn drop(&mut self) {
-        // The sync thread of a suspended pool holds the writer while it waits.
+        // The sync thread of a suspended pool keeps a reference to the writer while it
+        // waits.
         if let Some(writer) = self.writer.as_ref().filter(|w| w.txgs().suspended().is_some()) {
             writer.abandon();
         }
@@ -34,7 +35,7 @@ fn is_called(v: &VdevStatus, name: &str) -> bool {
 }
 
 impl Pool {
-    /// Why nothing can be written, if that is so.
+    /// The reason why nothing can be written, if the pool is suspended.
     pub fn suspended_because(&self) -> Option<Error> {
         self.core.writer.as_ref().and_then(|w| w.txgs().suspended())
     }
@@ -50,12 +51,12 @@ impl Pool {
         found.ok_or_else(|| Error::not_found("no such device in pool"))
     }
 
-    /// Removes a log vdev, a cache device or a spare, by its name or guid or that of a device
-    /// below it (`zpool remove`); its devices are free for other uses then.
+    /// Removes a log vdev, a cache device or a spare, by its name or guid or that of a
+    /// device below it (`zpool remove`); its devices are free for other uses then.
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound`; `Invalid` for a vdev that is none of these; `Busy` while it
-    /// holds a log that was not replayed; that of a suspension.
+    /// has a log that was not replayed; that of a suspension.
     pub fn remove_vdev(&self, device: &str, command: Option<&str>) -> Result<()> {
         let command = command.map(Command::new);
         let aux = crate::pool::aux_devices(self.spa());
@@ -68,12 +69,12 @@ impl Pool {
 }
 
 impl Engine {
-    /// Forgets the errors of a pool's devices, or of one and those below it, opens them
-    /// anew, and lets a suspended pool go on (`zpool clear`).
+    /// Clears the errors of a pool's devices, or of one and those below it, reopens them,
+    /// and resumes a suspended pool (`zpool clear`).
     ///
     /// # Errors
-    /// `ReadOnly`; `NotFound` for a device that the pool does not have; `Io` when too few
-    /// devices are there: the pool stays as it is.
+    /// `ReadOnly`; `NotFound` for an unknown device; `Io` when too few devices are present:
+    /// the pool stays as it is.
     pub fn clear(&self, pool: &Pool, device: Option<&str>, command: Option<&str>) -> Result<()> {
         let writer = pool.writer()?;
         let leaf = match device {
@@ -82,7 +83,8 @@ impl Engine {
         };
         writer.reopen(leaf, &pool.core.leaves)?;
         let Some(command) = command.map(Command::new) else { return Ok(()) };
-        // The pool may stop again at once: nobody waits for the history.
+        // The pool may be suspended again at once, so the caller does not wait for the
+        // history.
         let writer = Arc::clone(writer);
         base::rt::spawn("history", move || {
             let log = move |cx: &mut spa::engine::TaskCx<'_>, ()| cx.log_command(&command);
@@ -92,9 +94,10 @@ impl Engine {
     }
 }
 
-/// From now on this thread waits for pools that are suspended as `failmode` says, wherever it
-/// meets the outage; others get an error from what must be read.
-pub fn be_patient() {
+/// From now on this thread waits for the resumption of suspended pools as `failmode` says,
+/// wherever it meets the outage. Other threads get an error from reads that need missing
+/// devices.
+pub fn wait_for_resume() {
     zio::wait_for_resume();
 }
 

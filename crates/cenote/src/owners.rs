@@ -1,5 +1,5 @@
-//! What owners use and may use: the pseudo properties `userused@U`, `userquota@U` and
-//! their like (chapter 09 §2.1, chapter 06 §14).
+//! Use and limits by owner: the pseudo properties `userused@U`, `userquota@U` and their
+//! like (chapter 09 §2.1, chapter 06 §14).
 //!
 //! # Departures from OpenZFS
 //! Names are those of `/etc/passwd` and `/etc/group`; others, and those of domains, are
@@ -38,7 +38,7 @@ fn parse(name: &str) -> Option<OwnerProp<'_>> {
     Some(OwnerProp { of, objects, quota, owner })
 }
 
-/// The number behind a name in a table such as `/etc/passwd`.
+/// The id for a name in a table such as `/etc/passwd`.
 fn number_in(table: &str, name: &str) -> Option<u64> {
     use std::io::Read;
     let mut text = String::new();
@@ -63,12 +63,12 @@ impl OwnerProp<'_> {
     }
 }
 
-/// Whether a property limits what an owner may use.
+/// Whether a property limits an owner.
 pub(crate) fn is_owner_quota(name: &str) -> bool {
     parse(name).is_some_and(|p| p.quota) || default_quota(name).is_some()
 }
 
-/// Of whom `defaultuserquota` and its like are, and whether objects are counted.
+/// The kind of owner of `defaultuserquota` and its like, and whether objects are counted.
 fn default_quota(name: &str) -> Option<(SpaceKind, bool)> {
     Some(match name {
         "defaultuserquota" => (SpaceKind::User, false),
@@ -123,11 +123,11 @@ impl Dataset {
 }
 
 impl Pool {
-    /// Limits what an owner, or each one without a limit of their own, may use of a file
-    /// system, mounted or not; 0 is no limit. The file system has it, not the dataset.
+    /// Limits an owner, or each one without a limit of their own, in a file system, mounted
+    /// or not; 0 is no limit. The limit is stored in the file system, not in the dataset.
     ///
     /// # Errors
-    /// `Invalid` for what is no limit; `NotFound`; those of
+    /// `Invalid` for a property that is no limit; `NotFound`; those of
     /// [`zpl::FileSystem::set_quota`].
     pub(crate) fn set_owner_quota(&self, dataset: &str, name: &str, limit: u64) -> Result<()> {
         if let Some((of, objects)) = default_quota(name) {
@@ -140,7 +140,7 @@ impl Pool {
         let id = prop.id().ok_or_else(|| Error::not_found("no such user or group"))?;
         let fs = self.dataset(dataset)?.open_fs()?;
         fs.set_quota(prop.of, id, prop.objects, limit)?;
-        // Without a mount nobody else would write it.
+        // Without a mount no other thread would sync it.
         fs.sync_all()
     }
 }

@@ -21,36 +21,36 @@ use crate::opening::PoolLeaves;
 
 /// A pool in use.
 pub struct Pool {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<PoolCore>,
 }
 
-/// What a pool and its datasets share.
-pub(crate) struct Core {
+/// The state that a pool and its datasets share.
+pub(crate) struct PoolCore {
     pub(crate) spa: Spa,
-    /// What opens its devices.
+    /// The source that opens its devices.
     pub(crate) leaves: PoolLeaves,
     pub(crate) load_guid: u64,
     /// The writable half, unless the pool can only be read.
     pub(crate) writer: Option<Arc<Writer>>,
-    /// Why it can only be read, although reading and writing was asked for.
+    /// Why it can only be read, although writing was requested.
     pub(crate) read_only_because: Option<String>,
     space: OnceLock<Arc<PoolSpace>>,
-    /// Of a pool that is written: as it was last read.
+    /// The last value read of a pool that is being written.
     last_space: Mutex<Option<Arc<PoolSpace>>>,
     saved: OnceLock<u64>,
     origin: OnceLock<u64>,
     /// The engine's kstats, for an imported pool.
     pub(crate) kstats: Option<Arc<kstat::Registry>>,
-    /// File systems that are open for writing, to be told of changed properties.
+    /// File systems that are open for writing, which follow changes of properties.
     pub(crate) hosts: Mutex<Vec<Weak<PoolHost>>>,
-    /// File systems that are open for writing, by the object number of their heads. Its
+    /// File systems that are open for writing, by the object id of their heads. Its
     /// lock is held while one is opened.
     pub(crate) files: Mutex<BTreeMap<u64, Weak<FileSystem>>>,
-    /// Counters of open datasets, by object number.
+    /// Counters of open datasets, by object id.
     pub(crate) counters: Mutex<BTreeMap<u64, Weak<kstat::IoCounters>>>,
 }
 
-impl Core {
+impl PoolCore {
     /// The pool's writing half.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Core {
         })
     }
 
-    /// The configuration of the last synced group.
+    /// The configuration of the last synced txg.
     pub(crate) fn config(&self) -> Arc<PoolConfig> {
         match &self.writer {
             Some(writer) => writer.published().config,
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Which features are enabled and active now.
+    /// The features that are enabled and active now.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -82,7 +82,7 @@ impl Core {
         }
     }
 
-    /// What a file system being written asks of this pool, kept up with its properties.
+    /// The host of a file system open for writing; it follows changes of properties.
     ///
     /// # Errors
     /// `ReadOnly`; those of reading the MOS.
@@ -92,7 +92,7 @@ impl Core {
         head: u64,
         log: Option<Arc<zil::Log>>,
     ) -> Result<Arc<PoolHost>> {
-        // Damaged tables keep nobody from files: the pool seems smaller then.
+        // Damaged tables must not prevent access to files: the pool just appears smaller.
         let saved = self.saved().unwrap_or(0);
         let host = PoolHost::new(self.writer()?, name, head, saved, log)?;
         let mut hosts = self.hosts.lock();
@@ -101,7 +101,7 @@ impl Core {
         Ok(host)
     }
 
-    /// Properties have changed: open file systems follow.
+    /// Updates the open file systems after a change of properties.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -110,7 +110,7 @@ impl Core {
             self.hosts.lock().iter().filter_map(Weak::upgrade).collect();
         for host in hosts {
             match host.refresh() {
-                // One that is destroyed is asked nothing any more.
+                // A destroyed dataset has no properties any more.
                 Err(e) if e.kind() == base::ErrorKind::NotFound => {}
                 other => other?,
             }
@@ -118,13 +118,13 @@ impl Core {
         Ok(())
     }
 
-    /// Keeps names of datasets as they are, while it is held.
+    /// Fixes names of datasets while it is held.
     pub(crate) fn names(&self) -> Option<base::rt::ReadGuard<'_, ()>> {
         self.writer.as_ref().map(|w| w.names())
     }
 
-    /// The pool's own empty snapshot, which ordinary datasets are clones of; 0 in
-    /// pools too old to have one.
+    /// The pool's own empty snapshot, of which ordinary datasets are clones; 0 in pools too
+    /// old to have one.
     pub(crate) fn origin_snapshot(&self) -> Result<u64> {
         if let Some(&object) = self.origin.get() {
             return Ok(object);
@@ -137,7 +137,7 @@ impl Core {
         Ok(*self.origin.get_or_init(|| object))
     }
 
-    /// The pool's space; that of a read-only pool is read once, for it does not change.
+    /// The pool's space; that of a read-only pool is read once, because it does not change.
     pub(crate) fn space(&self) -> Result<Arc<PoolSpace>> {
         if let Some(space) = self.space.get() {
             return Ok(Arc::clone(space));
@@ -152,13 +152,13 @@ impl Core {
         Ok(Arc::clone(self.space.get_or_init(|| loaded)))
     }
 
-    /// The pool's space when it was last asked for, without asking any device.
+    /// The pool's space at the last query, without access to any device.
     pub(crate) fn last_space(&self) -> Option<Arc<PoolSpace>> {
         self.space.get().cloned().or_else(|| self.last_space.lock().clone())
     }
 
-    /// Bytes that deduplication and cloning save: datasets are charged for every
-    /// reference, so the pool seems so much larger (chapter 05 §11.1).
+    /// Bytes that deduplication and cloning save. Datasets are charged for every reference,
+    /// so the pool appears larger by as much (chapter 05 §11.1).
     pub(crate) fn saved(&self) -> Result<u64> {
         if let Some(saved) = self.saved.get() {
             return Ok(*saved);
@@ -175,7 +175,7 @@ impl Core {
 /// State of a scrub or resilver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanState {
-    /// Running (or it was, when the pool was last written).
+    /// Running (or it was running when the pool was last written).
     Scanning,
     /// Done.
     Finished,
@@ -194,26 +194,26 @@ pub struct ScanStatus {
     pub start_time: u64,
     /// Seconds since 1970; 0 while running.
     pub end_time: u64,
-    /// Bytes to look at.
+    /// Bytes to examine.
     pub to_examine: u64,
-    /// Bytes looked at.
+    /// Bytes examined.
     pub examined: u64,
-    /// Bytes put right.
+    /// Bytes repaired.
     pub processed: u64,
     /// Errors found.
     pub errors: u64,
 }
 
-/// What `zpool status` shows.
+/// The data of `zpool status`.
 #[derive(Clone, Debug)]
 pub struct PoolStatus {
     /// Name.
     pub name: String,
     /// Guid.
     pub guid: Guid,
-    /// State of the whole.
+    /// State of the pool as a whole.
     pub health: VdevState,
-    /// Why it is not simply fine.
+    /// The reason if it is not healthy.
     pub reason: Option<ImportReason>,
     /// Its devices.
     pub root: VdevStatus,
@@ -237,7 +237,7 @@ impl Pool {
     ) -> Pool {
         let load_guid = base::rt::random_u64().unwrap_or(1);
         Pool {
-            core: Arc::new(Core {
+            core: Arc::new(PoolCore {
                 spa,
                 leaves,
                 load_guid,
@@ -255,7 +255,7 @@ impl Pool {
         }
     }
 
-    /// The name it goes by.
+    /// The name of the pool.
     pub fn name(&self) -> &str {
         self.core.spa.name()
     }
@@ -273,7 +273,7 @@ impl Pool {
         self.core.writer.is_none()
     }
 
-    /// Why the pool can only be read, although writing was asked for.
+    /// Why the pool can only be read, although writing was requested.
     pub fn read_only_because(&self) -> Option<&str> {
         self.core.read_only_because.as_deref()
     }
@@ -286,8 +286,8 @@ impl Pool {
         self.core.writer()
     }
 
-    /// Writes everything, marks the pool exported and stops writing. A read-only pool
-    /// is left as it is.
+    /// Writes all changes, marks the pool exported and stops writing. A read-only pool is
+    /// unchanged.
     ///
     /// # Errors
     /// Those of the devices.
@@ -295,7 +295,7 @@ impl Pool {
         self.finish(ondisk::config::PoolState::Exported)
     }
 
-    /// Writes everything and stops writing; the pool stays marked as in use, to be
+    /// Writes all changes and stops writing. The pool stays marked as in use, to be
     /// imported again by this host.
     ///
     /// # Errors
@@ -328,12 +328,12 @@ impl Pool {
         self.core.spa.options().altroot.as_deref()
     }
 
-    /// How it was imported.
+    /// The options of its import.
     pub fn options(&self) -> &ImportOptions {
         self.core.spa.options()
     }
 
-    /// The engine's inside (see [`crate::inspect`]).
+    /// The pool's internals (see [`crate::inspect`]).
     pub fn spa(&self) -> &Spa {
         &self.core.spa
     }
@@ -345,7 +345,7 @@ impl Pool {
     pub fn status(&self) -> Result<PoolStatus> {
         let mut root = self.core.spa.vdev_status();
         let suspended = self.is_suspended();
-        // Of a pool whose devices are gone there is what is in memory.
+        // Of a suspended pool only data in memory is reported.
         let known = |e: Error| if suspended { Ok(()) } else { Err(e) };
         self.add_space(&mut root).or_else(known)?;
         let mut reason = reason_of_status(&root);
@@ -373,8 +373,8 @@ impl Pool {
         })
     }
 
-    /// As [`Pool::status`], as far as memory has it: without scans, errors and auxiliary
-    /// devices. No device is asked.
+    /// As [`Pool::status`], from memory alone: without scans, errors and auxiliary devices.
+    /// No device is accessed.
     pub fn status_from_memory(&self) -> PoolStatus {
         let mut root = self.core.spa.vdev_status();
         if let Some(space) = self.core.last_space() {
@@ -396,7 +396,8 @@ impl Pool {
     fn features_missing(&self) -> Result<bool> {
         use ondisk::features::{FEATURES, NO_UPGRADE};
         let features = self.core.features()?;
-        // Of a pool that is written here, those that are not kept up are not missed.
+        // For a writable pool, features that Cenote does not maintain do not count as
+        // missing.
         let writes = self.core.writer.is_some();
         Ok(self.core.spa.uberblock().version == 5000
             && FEATURES
@@ -457,8 +458,8 @@ impl Pool {
         Dataset::find(&self.core, name)
     }
 
-    /// Every name below the root in listing order is up to the caller; this
-    /// calls `f` with every file system and volume, parents first.
+    /// Calls `f` with every file system and volume, parents first. The caller sorts the
+    /// names.
     ///
     /// # Errors
     /// Those of reading the MOS, and those of `f`.
@@ -483,7 +484,7 @@ fn fill_in(root: &mut VdevStatus, space: &PoolSpace) {
     }
 }
 
-/// Cache devices and spares as the MOS lists them.
+/// Cache devices and spares in the MOS's lists.
 pub(crate) fn aux_devices(spa: &Spa) -> Vec<VdevStatus> {
     let mut out = Vec::new();
     for (key, class) in [("l2cache", VdevClass::Cache), ("spares", VdevClass::Spare)] {

@@ -11,8 +11,8 @@ use crate::pool::Pool;
 use crate::values::{number, ratio, text, with_source};
 
 impl Pool {
-    /// The property `name`, `feature@X` and `unsupported@X` included; `None`
-    /// when there is no such thing here.
+    /// The property `name`, `feature@X` and `unsupported@X` included; `None` when the pool
+    /// has no such property.
     ///
     /// # Errors
     /// `Invalid` for a name that is no property's; those of reading.
@@ -55,7 +55,7 @@ impl Pool {
         }
         let features = self.core.features()?;
         for feature in FEATURES {
-            // What Cenote cannot read it does not offer either.
+            // Features that Cenote cannot read are not offered.
             let disabled = features.state(feature) == State::Disabled;
             if disabled && !feature.is_readable() {
                 continue;
@@ -205,7 +205,7 @@ fn data_of(value: &ZapValue) -> Option<PropData> {
 }
 
 impl Pool {
-    /// Sums that live in special directories, dedup tables and reference tables.
+    /// Sums from special directories, dedup tables and reference tables.
     fn tally(&self, name: &str) -> Result<Option<PropValue>> {
         let spa = &self.core.spa;
         let special = |dir: &str| -> Result<u64> {

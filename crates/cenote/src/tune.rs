@@ -1,18 +1,17 @@
-//! Tunables by the names that administrators know (chapter 09 §9).
+//! Tunables by their usual names (chapter 09 §9).
 //!
 //! # Theory
-//! One table ([`TUNABLES`]) has every tunable that something stands behind: its
-//! name on Linux, what it does, its range and default, how to read it and how to
-//! set it. FreeBSD's names follow from Linux's by rule, in their present form
-//! (`vfs.zfs.arc.max`) and the one before (`vfs.zfs.arc_max`). A value is a
-//! number; some numbers have words (`on`, `arc`). Changes take effect at once and
-//! last as long as the engine.
+//! One table ([`TUNABLES`]) has every tunable with an effect: its name on Linux, its
+//! description, its range and default, how to read it and how to set it. FreeBSD's names
+//! follow from Linux's by rule, in their present form (`vfs.zfs.arc.max`) and the previous
+//! one (`vfs.zfs.arc_max`). A value is a number; some numbers have words (`on`, `arc`).
+//! Changes take effect at once and last as long as the engine.
 //!
 //! # Invariants
-//! * A value outside its range, or one that makes no sense beside the others, is
-//!   refused and changes nothing.
-//! * 0 for `zfs_arc_max` and `zfs_arc_min` stands for what the machine suggests, as
-//!   in OpenZFS; reading them back gives 0 then, [`Tunable::in_effect`] the bytes.
+//! * A value outside its range, or inconsistent with others, is refused and changes
+//!   nothing.
+//! * 0 for `zfs_arc_max` and `zfs_arc_min` selects the machine's default, as in OpenZFS.
+//!   Reading them back gives 0 then, [`Tunable::in_effect`] the bytes.
 //!
 //! Lock order: `Engine::automatic` → the engine's configuration.
 
@@ -35,10 +34,10 @@ pub(crate) struct Automatic {
     pub(crate) min: bool,
 }
 
-/// What a tunable's number means.
+/// The unit of a tunable's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes; suffixes are understood.
+    /// Bytes; suffixes are accepted.
     Bytes,
     /// Seconds.
     Seconds,
@@ -46,7 +45,7 @@ pub enum Unit {
     Percent,
     /// An exponent of 2.
     Shift,
-    /// How many.
+    /// A count.
     Count,
     /// A choice: the words for 0, 1, ...
     Choice(&'static [&'static str]),
@@ -56,11 +55,11 @@ pub enum Unit {
 pub struct Tunable {
     /// Linux's name.
     pub name: &'static str,
-    /// What it does.
+    /// Its description.
     pub what: &'static str,
-    /// What its number means.
+    /// Its unit.
     pub unit: Unit,
-    /// Whether 0 stands for a value of the machine's.
+    /// Whether 0 stands for the machine's default.
     pub automatic: bool,
     default: u64,
     range: fn() -> (u64, u64),
@@ -125,7 +124,7 @@ fn set_arc_min(engine: &Engine, value: u64) -> Result<()> {
 }
 
 fn change(engine: &Engine, f: impl FnOnce(&mut Config)) -> Result<()> {
-    // Of two changes at once none may be lost.
+    // Serialises concurrent changes, so that none is lost.
     let _one = engine.automatic.lock();
     let mut config = engine.arc_config();
     f(&mut config);
@@ -140,7 +139,7 @@ fn small(n: u64) -> u32 {
 const OFF_ON: &[&str] = &["off", "on"];
 const POLICIES: &[&str] = &["default", "arc"];
 
-/// A tunable of the prefetcher's, by its own table's words.
+/// A tunable of the prefetcher, with the text of its own table.
 const fn zfetch(
     which: Zfetch,
     unit: Unit,
@@ -177,7 +176,7 @@ macro_rules! zfetch {
     };
 }
 
-/// A tunable of the write throttle's or of the device queues'.
+/// A tunable of the write throttle or of the device queues.
 const fn writing(
     name: &'static str,
     what: &'static str,
@@ -190,7 +189,7 @@ const fn writing(
     Tunable { name, what, unit, automatic: false, default, range, get, set, in_effect: get }
 }
 
-/// The least or the most operations of a class with one device.
+/// The minimum or maximum of operations of a class in flight on one device.
 macro_rules! active {
     ($class:ident, $which:ident, $name:expr, $default:expr, $what:expr) => {
         writing(
@@ -272,7 +271,7 @@ pub static TUNABLES: [Tunable; 44] = [
     },
     Tunable {
         name: "zfs_arc_policy",
-        what: "what decides who is evicted: Cenote's own policy, or ARC as published",
+        what: "the replacement policy: Cenote's own, or ARC as published",
         unit: Unit::Choice(POLICIES),
         automatic: false,
         default: 0,
@@ -360,7 +359,7 @@ pub static TUNABLES: [Tunable; 44] = [
     },
     writing(
         "zfs_dirty_data_sync_percent",
-        "part of the limit of dirty data that starts writing a group",
+        "part of the limit of dirty data that starts the sync of a txg",
         Unit::Percent,
         20,
         || (1, 100),
@@ -382,7 +381,7 @@ pub static TUNABLES: [Tunable; 44] = [
     zfetch!(Disable, Unit::Choice(OFF_ON)),
     writing(
         "zfs_txg_history",
-        "groups whose times are remembered",
+        "number of txgs whose times are kept",
         Unit::Count,
         100,
         || (0, txg::TXG_HISTORY_MAX),
@@ -391,7 +390,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_txg_timeout",
-        "time after which what was written goes to disk at the latest",
+        "longest time between the syncs of two txgs",
         Unit::Seconds,
         5,
         || (1, 3600),
@@ -400,7 +399,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_adaptive_depth",
-        "most operations of a class with a device follow what it gains by, where its max_active is left at the default",
+        "the number of operations of a class in flight on a device adapts to its throughput, if max_active has its default",
         Unit::Choice(OFF_ON),
         1,
         || (0, 1),
@@ -409,7 +408,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_aggregation_limit",
-        "largest operation that neighbours are merged to",
+        "largest operation made by merging adjacent ones",
         Unit::Bytes,
         1 << 20,
         || (4096, 16 << 20),
@@ -421,18 +420,18 @@ pub static TUNABLES: [Tunable; 44] = [
         max,
         "zfs_vdev_async_read_max_active",
         3,
-        "most reads ahead with one device"
+        "maximum of prefetch reads in flight on one device"
     ),
     active!(
         AsyncRead,
         min,
         "zfs_vdev_async_read_min_active",
         1,
-        "reads ahead that go before lesser classes"
+        "prefetch reads served before classes of lower priority"
     ),
     writing(
         "zfs_vdev_async_write_active_max_dirty_percent",
-        "part of the limit of dirty data from which on writes of a group have their most",
+        "part of the limit of dirty data at which the async writes of a txg reach their maximum",
         Unit::Percent,
         60,
         || (0, 100),
@@ -441,7 +440,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_async_write_active_min_dirty_percent",
-        "part of the limit of dirty data up to which writes of a group have their least",
+        "part of the limit of dirty data up to which the async writes of a txg have their minimum",
         Unit::Percent,
         30,
         || (0, 100),
@@ -453,18 +452,18 @@ pub static TUNABLES: [Tunable; 44] = [
         max,
         "zfs_vdev_async_write_max_active",
         10,
-        "most writes of a group with one device"
+        "maximum of async writes in flight on one device"
     ),
     active!(
         AsyncWrite,
         min,
         "zfs_vdev_async_write_min_active",
         2,
-        "writes of a group with one device while little is dirty"
+        "async writes in flight on one device while little is dirty"
     ),
     writing(
         "zfs_vdev_max_active",
-        "operations of all classes with one device",
+        "operations of all classes in flight on one device",
         Unit::Count,
         1000,
         || (1, 10_000),
@@ -473,7 +472,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_nia_credit",
-        "background operations that go beside each other operation",
+        "background operations in flight beside each other operation",
         Unit::Count,
         5,
         || (0, 1000),
@@ -482,7 +481,7 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_nia_delay",
-        "background operations without any other between, before they have their most",
+        "consecutive background operations before they reach their maximum",
         Unit::Count,
         5,
         || (0, 1000),
@@ -491,52 +490,58 @@ pub static TUNABLES: [Tunable; 44] = [
     ),
     writing(
         "zfs_vdev_read_gap_limit",
-        "unwanted bytes between reads that are merged, where nobody waits for them",
+        "unwanted bytes between reads that are merged, if they are not synchronous",
         Unit::Bytes,
         32 << 10,
         || (0, 16 << 20),
         |e| e.queue_limits().read_gap_limit,
         |e, n| e.set_queue_limits(|l| l.read_gap_limit = n),
     ),
-    active!(Scrub, max, "zfs_vdev_scrub_max_active", 3, "most reads of a scrub with one device"),
+    active!(
+        Scrub,
+        max,
+        "zfs_vdev_scrub_max_active",
+        3,
+        "maximum of scrub reads in flight on one device"
+    ),
     active!(
         Scrub,
         min,
         "zfs_vdev_scrub_min_active",
         1,
-        "reads of a scrub with one device beside others"
+        "scrub reads in flight on one device beside other operations"
     ),
     active!(
         SyncRead,
         max,
         "zfs_vdev_sync_read_max_active",
         10,
-        "most reads that somebody waits for with one device"
+        "maximum of synchronous reads in flight on one device"
     ),
     active!(
         SyncRead,
         min,
         "zfs_vdev_sync_read_min_active",
         10,
-        "such reads that go before lesser classes"
+        "synchronous reads served before classes of lower priority"
     ),
     active!(
         SyncWrite,
         max,
         "zfs_vdev_sync_write_max_active",
         10,
-        "most writes that somebody waits for with one device"
+        "maximum of synchronous writes in flight on one device"
     ),
     active!(
         SyncWrite,
         min,
         "zfs_vdev_sync_write_min_active",
         10,
-        "such writes that go before lesser classes"
+        "synchronous writes served before classes of lower priority"
     ),
 ];
 
-/// Prefixes of Linux's names that FreeBSD made groups of.
+/// Prefixes of Linux's names that became groups in FreeBSD's.
 const GROUPS: [(&str, &str); 7] = [
     ("zfs_arc_", "arc."),
     ("zfs_vdev_", "vdev."),
@@ -547,8 +552,8 @@ const GROUPS: [(&str, &str); 7] = [
     ("metaslab_", "metaslab."),
 ];
 
-/// FreeBSD's names of a tunable of Linux's: today's, and the one before where it
-/// was another.
+/// FreeBSD's names of a Linux tunable: the present one, and the previous one where it
+/// differs.
 pub fn freebsd_names(linux: &str) -> Vec<String> {
     let bare = linux.strip_prefix("zfs_").unwrap_or(linux);
     let old = match linux.strip_prefix("zfetch_") {
@@ -588,12 +593,12 @@ impl Tunable {
         (self.in_effect)(engine)
     }
 
-    /// The value when nobody set it.
+    /// The default value.
     pub fn default_value(&self) -> u64 {
         self.default
     }
 
-    /// Least and largest value, 0 for automatic apart.
+    /// Least and largest value, without 0 for automatic.
     pub fn range(&self) -> (u64, u64) {
         (self.range)()
     }
@@ -634,7 +639,7 @@ impl Tunable {
         ))
     }
 
-    /// The number that a text means, within the range.
+    /// Parses a value within the range.
     ///
     /// # Errors
     /// `Invalid`, with the range.
@@ -658,10 +663,10 @@ impl Tunable {
         number.filter(good).ok_or_else(|| self.refuse(text))
     }
 
-    /// Sets it to what a text means, at once.
+    /// Sets it to a value in text form, at once.
     ///
     /// # Errors
-    /// `Invalid`, saying what would be possible; nothing is changed then.
+    /// `Invalid`, with the possible values; nothing is changed then.
     pub fn set(&self, engine: &Engine, text: &str) -> Result<()> {
         (self.set)(engine, self.parse(text)?)
     }

@@ -61,13 +61,13 @@ fn nonsense_is_refused_with_the_range_and_changes_nothing() {
         ("zfs_arc_policy", "2"),
         ("zfs_compressed_arc_enabled", "maybe"),
     ] {
-        let told = set(&engine, name, value).unwrap_err();
+        let error = set(&engine, name, value).unwrap_err();
         let range = find(name).unwrap().range_text();
-        assert!(told.message().ends_with(&format!("it takes {range}")), "{told}");
+        assert!(error.message().ends_with(&format!("it takes {range}")), "{error}");
     }
-    // Each within its range, but not together.
-    let told = set(&engine, "zfs_arc_min", "65M").unwrap_err();
-    assert_eq!(told.message(), "zfs_arc_min must not be more than zfs_arc_max, which is 64M");
+    // Each is within its range, but the combination is invalid.
+    let error = set(&engine, "zfs_arc_min", "65M").unwrap_err();
+    assert_eq!(error.message(), "zfs_arc_min must not be more than zfs_arc_max, which is 64M");
     assert_eq!(engine.arc_config(), before);
     set(&engine, "zfs_arc_min", "48M").unwrap();
     assert!(set(&engine, "zfs_arc_max", "47M").is_err());
@@ -85,7 +85,7 @@ fn zero_is_automatic_and_suffixes_and_words_are_understood() {
     );
     set(&engine, "zfs_arc_max", "16.5M").unwrap();
     assert_eq!(engine.arc_config().arc_max, 33 << 19);
-    // The automatic least size went along.
+    // The automatic least size changed as well.
     assert_eq!(engine.arc_config().arc_min, 33 << 18);
     set(&engine, "zfs_compressed_arc_enabled", "off").unwrap();
     assert!(!engine.arc_config().compressed);

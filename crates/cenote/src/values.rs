@@ -1,9 +1,9 @@
-//! Small helpers to build property values.
+//! Helpers to build property values.
 
 use base::Result;
 use dsl::props::{PropData, PropValue, Source};
 
-/// A computed number: nobody set it.
+/// A computed number without a source.
 pub(crate) fn number(n: u64) -> Result<Option<PropValue>> {
     Ok(Some(PropValue { value: PropData::Num(n), source: Source::None, received: None }))
 }
@@ -18,12 +18,12 @@ pub(crate) fn with_source(value: PropData, source: Source) -> Result<Option<Prop
     Ok(Some(PropValue { value, source, received: None }))
 }
 
-/// No value, nobody's.
+/// No value, without a source.
 pub(crate) fn absent() -> Result<Option<PropValue>> {
     Ok(Some(PropValue::default()))
 }
 
-/// Hundredths of uncompressed over compressed.
+/// The ratio of uncompressed to compressed size, in hundredths.
 pub(crate) fn ratio(uncompressed: u64, compressed: u64) -> u64 {
     if compressed == 0 {
         return 100;

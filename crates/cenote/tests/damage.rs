@@ -1,9 +1,9 @@
-//! Damage that a redundant pool must bear, and damage that no pool can.
+//! Damage that a redundant pool must tolerate, and damage that no pool can.
 //!
-//! Every redundant golden pool is read with every kind of tolerated damage: disks
-//! missing, cut off, zeroed, or with flipped bits wherever they hold something. All
-//! manifests must match, and the counters must name the damaged disks and no other.
-//! With one disk more, reading may fail, but what is read must be right.
+//! Every redundant golden pool is read with every kind of tolerated damage: disks missing,
+//! truncated, zeroed, or with flipped bits in all used areas. All manifests must match, and
+//! the counters must name the damaged disks and no other. With one more damaged disk,
+//! reading may fail, but all data read must be right.
 //!
 //! `CENOTE_NIGHTLY=1` tries every tolerated set of disks instead of a selection.
 
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base::rt::{Mutex, fan_out};
 use cenote::{Guid, Pool, VdevState, VdevStatus};
 use testkit::disk::{DATA_END, DATA_START, stage};
-use testkit::{Disk, Entry, Golden, Rng, Scratch, engine, golden, import_from, readonly};
+use testkit::{Disk, Golden, ManifestEntry, Rng, Scratch, engine, golden, import_from, readonly};
 
 const POOLS: [&str; 8] = [
     "twomirrors",
@@ -29,10 +29,10 @@ const POOLS: [&str; 8] = [
     "expanded",
     "kitchen",
 ];
-/// Smaller than any leaf may be.
+/// Smaller than any valid leaf.
 const CUT_SHORT: u64 = 48 << 20;
 
-/// What happens to a disk.
+/// A kind of damage to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     Missing,
@@ -56,7 +56,7 @@ impl Harm {
                     .unwrap();
             }
             Harm::Zeroed => disk.zero_data(),
-            // Some disks hold nothing but labels.
+            // Some disks have only labels.
             Harm::Flipped => {
                 disk.flip_data(seed, 512, 1);
             }
@@ -80,10 +80,10 @@ struct Base {
     _scratch: Scratch,
     disks: Vec<PathBuf>,
     guids: Vec<Option<Guid>>,
-    /// Whether reading everything from the undamaged pool reads from this disk.
+    /// Whether this disk is used when everything is read from the undamaged pool.
     needed: Vec<bool>,
     tops: Vec<Top>,
-    manifests: Vec<(String, Vec<Entry>)>,
+    manifests: Vec<(String, Vec<ManifestEntry>)>,
 }
 
 impl Base {
@@ -116,8 +116,8 @@ impl Base {
         Some(base)
     }
 
-    /// Reads the undamaged pool. Not every disk has a part in that: one may hold
-    /// parity alone, another nothing.
+    /// Reads the undamaged pool. Not every disk is used: one may have only parity, another
+    /// nothing.
     fn look(&mut self) {
         let dir = self.stage(&[], |_| {});
         let engine = engine();
@@ -135,7 +135,7 @@ impl Base {
         assert!(leaves(&pool).values().all(|l| errors(l) == 0));
     }
 
-    /// Copies the pool, with `harm` done to its disks.
+    /// Copies the pool, with `harm` applied to its disks.
     fn stage(&self, hurt: &[usize], harm: impl Fn(&[Disk])) -> Scratch {
         let scratch = Scratch::new(&self.golden.name);
         let disks = stage(&self.disks, scratch.path(), |i| hurt.contains(&i));
@@ -153,8 +153,8 @@ impl Base {
     }
 }
 
-/// A set of disks and what happens to each.
-type Case = Vec<(usize, Harm)>;
+/// A set of disks and the damage to each.
+type DamageCase = Vec<(usize, Harm)>;
 
 fn nightly() -> bool {
     std::env::var_os("CENOTE_NIGHTLY").is_some_and(|v| v != "0")
@@ -174,8 +174,8 @@ fn subsets(of: &[usize], size: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Every single disk with every harm, and mixtures for larger sets.
-fn tolerated(base: &Base) -> Vec<Case> {
+/// Every single disk with every kind of damage, and mixtures for larger sets.
+fn tolerated(base: &Base) -> Vec<DamageCase> {
     let mut cases = Vec::new();
     for top in &base.tops {
         if top.tolerance > 0 {
@@ -190,7 +190,8 @@ fn tolerated(base: &Base) -> Vec<Case> {
                 let mixed = |(i, &d): (usize, &usize)| (d, HARMS[(n + i) % HARMS.len()]);
                 cases.push(set.iter().enumerate().map(mixed).collect());
                 if nightly() {
-                    cases.extend(HARMS.map(|h| set.iter().map(|&d| (d, h)).collect::<Case>()));
+                    cases
+                        .extend(HARMS.map(|h| set.iter().map(|&d| (d, h)).collect::<DamageCase>()));
                 }
             }
         }
@@ -214,8 +215,8 @@ fn errors(leaf: &VdevStatus) -> u64 {
     leaf.read_errors + leaf.checksum_errors
 }
 
-/// One case, its contradictions.
-fn bear(base: &Base, case: &Case) -> Vec<String> {
+/// Runs one case; returns the contradictions.
+fn bear(base: &Base, case: &DamageCase) -> Vec<String> {
     let hurt: Vec<usize> = case.iter().map(|c| c.0).collect();
     let dir = base.stage(&hurt, |disks| {
         for &(i, harm) in case {
@@ -286,7 +287,7 @@ fn tolerated_damage_costs_nothing_and_is_counted_at_the_right_disks() {
     println!("{cases} cases of tolerated damage");
 }
 
-/// Two disks of a single-parity vdev, each bad where the other is good.
+/// Two disks of a single-parity vdev, each damaged where the other is not.
 #[test]
 fn damage_in_different_places_of_different_disks_adds_up_to_no_loss() {
     let pairs = |base: &Base| {
@@ -298,7 +299,7 @@ fn damage_in_different_places_of_different_disks_adds_up_to_no_loss() {
         let dir = base.stage(set, |disks| {
             for (n, &i) in set.iter().enumerate() {
                 let end = disks[i].size() - DATA_END;
-                // No block of these pools reaches over the gap.
+                // No block of these pools crosses the gap.
                 let middle = DATA_START + (20 << 20);
                 let half =
                     if n < set.len() / 2 { DATA_START..middle } else { middle + (1 << 20)..end };
@@ -316,12 +317,12 @@ fn damage_in_different_places_of_different_disks_adds_up_to_no_loss() {
     println!("{cases} cases of damage in turns");
 }
 
-/// More than can be borne: errors, but never wrong bytes.
+/// More damage than tolerated: errors, but never wrong bytes.
 #[test]
 fn more_damage_than_tolerated_gives_errors_and_never_wrong_data() {
     let (right, unreadable, refused) =
         (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
-    // (disks, one in how many pages is hit, seed)
+    // (disks, one damaged page in how many, seed)
     let sets = |base: &Base| {
         let mut out = Vec::new();
         for top in base.tops.iter().filter(|t| t.tolerance > 0) {
@@ -362,9 +363,8 @@ fn more_damage_than_tolerated_gives_errors_and_never_wrong_data() {
     assert!(unreadable.load(Ordering::Relaxed) > 0, "no case was beyond tolerance");
 }
 
-/// A raidz2 of four that lost a disk, and a second one is overwritten in the
-/// middle, where the spare copies of metadata are; then that disk loses the rest of
-/// its content, too.
+/// A raidz2 of four that lost a disk, and a second one is overwritten in the middle, where
+/// the ditto copies of metadata are; then that disk loses the rest of its content, too.
 #[test]
 fn a_degraded_pool_reads_and_names_its_damaged_disk() {
     let Some(base) = Base::new("degraded") else { return };

@@ -1,6 +1,6 @@
-//! Pools that lie: random damage everywhere, and forged metadata under right
-//! checksums. Whatever a pool says, the engine must end, soon, with an answer or an
-//! error; it must not panic, hang, or take unbounded memory.
+//! Hostile pools: random damage everywhere, and forged metadata under right checksums.
+//! Whatever a pool contains, the engine must end soon, with a result or an error; it must
+//! not panic, hang, or take unbounded memory.
 //!
 //! `CENOTE_SEEDS` is the number of seeds of each random test (default 50).
 
@@ -15,19 +15,19 @@ use base::rt::{Mutex, fan_out};
 use cenote::inspect::ondisk::dnode::DNODE_SIZE;
 use cenote::inspect::ondisk::{BlkPtr, Endian, ObjType};
 use testkit::exercise::{Tally, exercise};
-use testkit::forge::{Forge, Node};
+use testkit::forge::{Forge, MetadataBlock};
 use testkit::{Disk, Rng, Scratch, copy_file, engine, golden, import_from, readonly};
 
-/// No seed may take longer.
+/// Time limit of a seed, seconds.
 const SEED_TIME: u64 = 20;
-/// Nor may memory grow by more.
+/// Limit of the growth of memory, KiB.
 const MEMORY_KIB: u64 = 1 << 20;
 
 fn seeds() -> u64 {
     std::env::var("CENOTE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(50)
 }
 
-/// The stride that takes about `wanted` of `all`; all of them with many seeds.
+/// The stride that selects about `wanted` of `all`; all of them with many seeds.
 fn step(all: usize, wanted: usize) -> usize {
     let wanted = wanted * seeds().div_ceil(50) as usize;
     (all / wanted).max(1)
@@ -53,13 +53,12 @@ fn read_all(dir: &Path) -> Option<Tally> {
     Some(exercise(&pool))
 }
 
-/// Ends the process when a thread does not come forward: a hang cannot be
-/// unwound.
+/// Ends the process when a case takes too long: a hang cannot be unwound.
 struct Watchdog(Arc<AtomicU64>);
 
 impl Watchdog {
     fn new(name: &'static str) -> Watchdog {
-        // 0: nothing runs; u64::MAX: over; else a case, counted from one.
+        // 0: no case runs; u64::MAX: all done; else a case, counted from one.
         let current = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&current);
         let watch = move || {
@@ -104,7 +103,7 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    /// Runs one case; a panic is a failure of the test, later.
+    /// Runs one case; a panic is reported as a failure of the test at the end.
     fn run(&self, what: &str, dir: &Path) {
         self.cases.fetch_add(1, Ordering::Relaxed);
         let run = std::panic::AssertUnwindSafe(|| read_all(dir));
@@ -139,7 +138,7 @@ impl Outcomes {
     }
 }
 
-/// Random bytes of everything that is not a hole, labels included.
+/// Random bytes anywhere outside holes, labels included.
 #[test]
 fn random_flips_over_whole_pools() {
     let before = peak_kib();
@@ -181,7 +180,7 @@ fn flip_everywhere(disk: &Disk, seed: u64) {
     }
 }
 
-/// One pool that is forged again and again.
+/// One pool that is forged repeatedly.
 struct Victim {
     scratch: Scratch,
     forge: Forge,
@@ -199,7 +198,7 @@ impl Victim {
 }
 
 /// A random change of a block's content.
-fn mangle(rng: &mut Rng, nodes: &[Node], id: usize) -> Vec<u8> {
+fn mangle(rng: &mut Rng, nodes: &[MetadataBlock], id: usize) -> Vec<u8> {
     let mut bytes = nodes[id].content.clone();
     let len = bytes.len();
     match rng.below(9) {
@@ -220,13 +219,13 @@ fn mangle(rng: &mut Rng, nodes: &[Node], id: usize) -> Vec<u8> {
             }
         }
         5 => {
-            // Another block's content in this one's place.
+            // Replaces this block's content by another's.
             let other = &nodes[rng.index(nodes.len())].content;
             let n = other.len().min(len);
             bytes[..n].copy_from_slice(&other[..n]);
         }
         6 => {
-            // A number that means trouble, at a place where numbers are.
+            // Replaces a number by a critical value.
             let evil = [0, 1, 7, 1 << 31, u64::from(u32::MAX), 1 << 48, 1 << 63, u64::MAX];
             let at = nonzero_word(rng, &bytes);
             bytes[at..at + 8].copy_from_slice(&evil[rng.index(evil.len())].to_le_bytes());
@@ -239,7 +238,7 @@ fn mangle(rng: &mut Rng, nodes: &[Node], id: usize) -> Vec<u8> {
             bytes.copy_within(a * size..(a + 1) * size, b * size);
         }
         _ => {
-            // A small step of a number.
+            // A small change of a number.
             let at = nonzero_word(rng, &bytes);
             let old = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
             let new = old.wrapping_add(rng.below(5)).wrapping_sub(2);
@@ -262,7 +261,7 @@ fn nonzero_word(rng: &mut Rng, bytes: &[u8]) -> usize {
     all.into_iter().find(|&at| bytes[at..at + 8] != [0; 8]).unwrap_or(0)
 }
 
-/// Forged metadata under right checksums: every layer above the checksums sees it.
+/// Forged metadata under right checksums: it reaches every layer above the checksums.
 #[test]
 fn forged_metadata_under_right_checksums() {
     let before = peak_kib();
@@ -284,23 +283,23 @@ fn forged_metadata_under_right_checksums() {
                     let all = (0..nodes.len()).map(|i| (at + i) % nodes.len());
                     let id = all
                         .into_iter()
-                        .find(|&i| (nodes[i].place.objset == 0) == wanted)
+                        .find(|&i| (nodes[i].position.objset == 0) == wanted)
                         .unwrap_or(at);
                     let content = mangle(&mut rng, nodes, id);
-                    what = format!("{what}, {:?}", nodes[id].place);
+                    what = format!("{what}, {:?}", nodes[id].position);
                     victim.forge.change(id, content);
                 }
                 outcomes.run(&what, victim.scratch.path());
                 victim.forge.undo(&fresh);
             }
-            // The last undo must have left the pool as it was.
+            // The last undo must have restored the pool.
             assert!(read_all(victim.scratch.path()).unwrap().failures() < 5);
         }
     });
     outcomes.check("forged metadata", before);
 }
 
-/// Pointers that lie: to other blocks, to themselves, of other sizes and kinds.
+/// Forged pointers: to other blocks, to themselves, of other sizes and kinds.
 #[test]
 fn forged_pointers() {
     let before = peak_kib();
@@ -315,9 +314,9 @@ fn forged_pointers() {
         let id = 1 + rng.index(nodes.len() - 1);
         let other = nodes[rng.index(nodes.len())].bp;
         let mut bp = nodes[id].bp;
-        let what = format!("seed {seed}, {:?}", nodes[id].place);
+        let what = format!("seed {seed}, {:?}", nodes[id].position);
         match rng.below(6) {
-            // Another block with its own checksum, but of this place's kind.
+            // Another block with its own checksum, but of this block's kind.
             0 => {
                 let head = bp.head;
                 bp = other;
@@ -339,7 +338,7 @@ fn forged_pointers() {
 /// The object and slot in its block of the first dnode that `is` accepts.
 fn dnode_at(forge: &Forge, objset: u64, object: u64) -> (usize, usize) {
     let block = forge.find(|n| {
-        let p = &n.place;
+        let p = &n.position;
         p.objset == objset && p.object == 0 && p.level == 0 && p.blkid == object / 32
     });
     (block.unwrap(), (object % 32) as usize * DNODE_SIZE)
@@ -361,7 +360,7 @@ fn poke_bonus(forge: &mut Forge, object: u64, words: &[(usize, u64)]) {
 fn replace_number(forge: &mut Forge, objset: u64, object: u64, old: u64, new: u64) -> usize {
     let blocks: Vec<usize> = (0..forge.nodes.len())
         .filter(|&i| {
-            let p = &forge.nodes[i].place;
+            let p = &forge.nodes[i].position;
             p.objset == objset && p.object == object && p.level == 0
         })
         .collect();
@@ -370,7 +369,7 @@ fn replace_number(forge: &mut Forge, objset: u64, object: u64, old: u64, new: u6
         let mut content = forge.nodes[id].content.clone();
         let before = count;
         for word in content.chunks_exact_mut(8) {
-            // Fat ZAPs hold values in big-endian, microzaps in the writer's order.
+            // Fat ZAPs store values in big-endian order, microzaps in the writer's order.
             for swap in [u64::to_le_bytes as fn(u64) -> [u8; 8], u64::to_be_bytes] {
                 if word == swap(old) {
                     word.copy_from_slice(&swap(new));
@@ -392,8 +391,8 @@ fn in_time<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// A dataset whose children are its ancestors: every name is endless, and with two
-/// of them the number of names doubles with each level.
+/// A dataset whose children are its ancestors: every name is endless, and with two of them
+/// the number of names doubles with each level.
 #[test]
 fn datasets_that_contain_themselves() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
@@ -443,7 +442,7 @@ fn one_dataset_under_two_names() {
     assert_eq!(walked.unwrap_err().kind(), cenote::ErrorKind::Corrupt);
 }
 
-/// Snapshots whose predecessor is themselves: what was written since one of them is
+/// Snapshots that are their own predecessors: the bytes written since one of them are
 /// summed up along the chain.
 #[test]
 fn a_snapshot_before_itself() {
@@ -456,7 +455,7 @@ fn a_snapshot_before_itself() {
     };
     assert!(snapshots.len() > 2, "{snapshots:?}");
     for (i, (object, _)) in snapshots.iter().enumerate().skip(1) {
-        // The oldest stays; the others follow each other in circles.
+        // The oldest is unchanged; the others form cycles.
         let before = snapshots[if i == 1 { snapshots.len() - 1 } else { i - 1 }].0;
         poke_bonus(&mut victim.forge, *object, &[(1, before)]);
     }
@@ -465,13 +464,13 @@ fn a_snapshot_before_itself() {
         let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
         let dataset = pool.dataset("snaps/promoted").unwrap();
         let since = snapshots[0].1.replace("snaps/promoted@", "written@");
-        // No chain leads there: no answer.
+        // No chain reaches it: no value.
         assert_eq!(dataset.prop(&since).unwrap(), None);
         let _ = exercise(&pool);
     });
 }
 
-/// A directory that is below itself: paths in it have no end but the caller's.
+/// A directory that is below itself: only the caller bounds paths in it.
 #[test]
 fn a_directory_below_itself() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
@@ -509,10 +508,10 @@ fn a_list_that_contains_itself() {
         let pool = import_from(&engine, victim.scratch.path(), &readonly()).unwrap();
         let mos = pool.spa().mos();
         let list = mos.lookup("free_bpobj").unwrap().unwrap();
-        // Any object does as the list of lists.
+        // Any object can serve as the list of lists.
         (list, mos.lookup("history").unwrap().unwrap())
     };
-    let id = victim.forge.find(|n| n.place.object == subs && n.place.level == 0).unwrap();
+    let id = victim.forge.find(|n| n.position.object == subs && n.position.level == 0).unwrap();
     let size = victim.forge.nodes[id].content.len();
     let itself: Vec<u8> = list.to_le_bytes().repeat(size / 8);
     victim.forge.change(id, itself);
@@ -528,8 +527,8 @@ fn a_list_that_contains_itself() {
     });
 }
 
-/// A space map, a history and a list that claim to be longer than any disk, in
-/// objects whose blocks are all holes.
+/// A space map, a history and a list with lengths larger than any disk, in objects whose
+/// blocks are all holes.
 #[test]
 fn lists_of_holes_without_end() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
@@ -568,7 +567,7 @@ fn lists_of_holes_without_end() {
     });
 }
 
-/// Numbers whose sum does not fit: every space map claims all bytes there are.
+/// Numbers with an overflowing sum: every space map claims 2^64 - 1 bytes.
 #[test]
 fn space_that_does_not_add_up() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
@@ -585,12 +584,13 @@ fn space_that_does_not_add_up() {
     assert!(tally.unwrap().ok > 100);
 }
 
-/// The pointers of an indirect block all lead to the block itself.
+/// All pointers of an indirect block refer to the block itself.
 #[test]
 fn an_indirect_block_that_contains_itself() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
-    let indirect: Vec<usize> =
-        (0..victim.forge.nodes.len()).filter(|&i| victim.forge.nodes[i].place.level > 0).collect();
+    let indirect: Vec<usize> = (0..victim.forge.nodes.len())
+        .filter(|&i| victim.forge.nodes[i].position.level > 0)
+        .collect();
     assert!(!indirect.is_empty());
     let fresh = victim.forge.fresh();
     for &id in indirect.iter().step_by(step(indirect.len(), 30)) {
@@ -603,13 +603,13 @@ fn an_indirect_block_that_contains_itself() {
     }
 }
 
-/// A fat ZAP whose table of pointers leads to one leaf over and over, to itself, and
-/// to nothing at all.
+/// A fat ZAP whose table of pointers refers to one leaf repeatedly, to itself, and to
+/// nothing at all.
 #[test]
 fn zap_tables_in_a_circle() {
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
-    let fat = |n: &Node| {
-        let p = &n.place;
+    let fat = |n: &MetadataBlock| {
+        let p = &n.position;
         let word = Endian::Little.u64(&n.content, 0);
         p.level == 0 && p.blkid == 0 && p.object_type.is_zap() && word == Some((1 << 63) + 1)
     };
@@ -630,7 +630,7 @@ fn zap_tables_in_a_circle() {
     }
 }
 
-/// A block that decompresses to more than it says, and one to less.
+/// A block that decompresses to more than its size, and one to less.
 #[test]
 fn blocks_that_expand_beyond_their_size() {
     use cenote::inspect::codec::compress::{Compression, compress};
@@ -665,7 +665,9 @@ fn gangs_that_contain_themselves() {
     use cenote::inspect::codec::checksum::{Checksum, embedded};
     let Some(mut victim) = Victim::new("snaps", 0, 0) else { return };
     let fresh = victim.forge.fresh();
-    let zap = |n: &Node| n.place.level == 0 && n.place.object_type.is_zap() && n.bp.psize.0 <= 4096;
+    let zap = |n: &MetadataBlock| {
+        n.position.level == 0 && n.position.object_type.is_zap() && n.bp.psize.0 <= 4096
+    };
     let ids: Vec<usize> =
         (1..victim.forge.nodes.len()).filter(|&i| zap(&victim.forge.nodes[i])).collect();
     assert!(!ids.is_empty());

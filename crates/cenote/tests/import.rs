@@ -1,5 +1,5 @@
-//! Finding and importing pools whose labels, devices or newest groups are damaged,
-//! stale, missing, or somebody else's.
+//! Finding and importing pools whose labels, devices or newest txgs are damaged, stale,
+//! missing, or of another pool.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -12,21 +12,23 @@ use cenote::{
     Engine, Error, ErrorKind, FoundPool, ImportOptions, ImportReason, Pool, PoolState, Search, Txg,
     VdevState,
 };
-use testkit::{Disk, Entry, Scratch, copy_file, discover, engine, golden, import_from, readonly};
+use testkit::{
+    Disk, ManifestEntry, Scratch, copy_file, discover, engine, golden, import_from, readonly,
+};
 
 /// An unpacked golden pool in a directory of its own.
-struct Case {
+struct ImportCase {
     scratch: Scratch,
     disks: Vec<Disk>,
-    manifests: Vec<(String, Vec<Entry>)>,
+    manifests: Vec<(String, Vec<ManifestEntry>)>,
 }
 
-impl Case {
-    fn new(name: &str) -> Option<Case> {
+impl ImportCase {
+    fn new(name: &str) -> Option<ImportCase> {
         let golden = golden(name)?;
         let scratch = Scratch::new(name);
         let disks = golden.unpack(scratch.path()).into_iter().map(Disk::new).collect();
-        Some(Case { scratch, disks, manifests: golden.manifests() })
+        Some(ImportCase { scratch, disks, manifests: golden.manifests() })
     }
 
     fn dir(&self) -> &Path {
@@ -87,7 +89,7 @@ fn states(pool: &Pool) -> Vec<VdevState> {
 
 #[test]
 fn any_three_labels_may_be_lost() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     let disk = &case.disks[0];
     let whole: Vec<Vec<u8>> =
         (0..LABELS).map(|l| disk.read(disk.label_offset(l), LABEL_SIZE as usize)).collect();
@@ -109,7 +111,7 @@ fn any_three_labels_may_be_lost() {
 
 #[test]
 fn labels_with_damaged_checksums_count_less_than_whole_ones() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     let disk = &case.disks[0];
     // The name's bytes in label 0 change; its checksum does not.
     let at = disk.label_offset(0) + 0x4000;
@@ -122,9 +124,9 @@ fn labels_with_damaged_checksums_count_less_than_whole_ones() {
 
 #[test]
 fn stale_labels_do_not_hide_newer_ones() {
-    let Some(case) = Case::new("twomirrors") else { return };
+    let Some(case) = ImportCase::new("twomirrors") else { return };
     for labels in [[0, 1], [2, 3], [0, 2], [1, 3]] {
-        let Some(case) = Case::new("twomirrors") else { return };
+        let Some(case) = ImportCase::new("twomirrors") else { return };
         let disk = &case.disks[0];
         // As after a crash between the two halves of a label update, long ago.
         for label in labels {
@@ -141,20 +143,20 @@ fn stale_labels_do_not_hide_newer_ones() {
     case.check();
 }
 
-/// Somebody copied a disk before the last writes and left the copy beside it. Both
-/// have the same guid and the same label; the copy must not be taken for the disk,
-/// whatever their names and whichever the scan sees first.
+/// Story: a user copied a disk before the last writes and left the copy in the same
+/// directory. Both have the same guid and the same label. The copy must not be taken for
+/// the disk, whatever their names and the order of the scan.
 #[test]
 fn an_older_copy_of_a_disk_is_not_taken_for_it() {
     for name in ["0-copy.img", "z-copy.img"] {
-        let Some(case) = Case::new("clonedblk") else { return };
+        let Some(case) = ImportCase::new("clonedblk") else { return };
         let copy = Disk::new(case.path(name));
         copy_file(&case.disks[0].path, &copy.path);
         let newest = copy.uberblocks().iter().map(|u| u.2.txg).max().unwrap();
         assert!(copy.damage_uberblocks(|ub| ub.txg.0 + 3 > newest.0) > 0);
         copy.zero_data();
         case.check();
-        // Even if its own label says that it stood there.
+        // Even if its own label has this path.
         copy.edit_labels(|l| {
             let path = copy.path.to_str().unwrap().to_owned();
             let mut tree = l.list("vdev_tree").unwrap().clone();
@@ -167,10 +169,10 @@ fn an_older_copy_of_a_disk_is_not_taken_for_it() {
 
 #[test]
 fn a_renamed_disk_a_link_and_a_disk_named_alone_are_found() {
-    let Some(case) = Case::new("graidz1w3") else { return };
+    let Some(case) = ImportCase::new("graidz1w3") else { return };
     std::fs::rename(&case.disks[0].path, case.path("renamed by hand.bin")).unwrap();
     case.check();
-    // The same disks by names of their own, from two directories.
+    // The same disks with other names, in two directories.
     let elsewhere = Scratch::new("elsewhere");
     let link = elsewhere.path().join("link");
     std::os::unix::fs::symlink(&case.disks[1].path, &link).unwrap();
@@ -184,8 +186,8 @@ fn a_renamed_disk_a_link_and_a_disk_named_alone_are_found() {
 
 #[test]
 fn a_disk_of_another_pool_does_no_harm() {
-    let Some(case) = Case::new("twomirrors") else { return };
-    let Some(other) = Case::new("graidz1w3") else { return };
+    let Some(case) = ImportCase::new("twomirrors") else { return };
+    let Some(other) = ImportCase::new("graidz1w3") else { return };
     copy_file(&other.disks[0].path, &case.path("stranger.img"));
     let engine = engine();
     let found = discover(&engine, case.dir());
@@ -199,8 +201,8 @@ fn a_disk_of_another_pool_does_no_harm() {
 /// Its own name, but another pool's label: such a disk is not used.
 #[test]
 fn a_disk_that_was_given_to_another_pool_is_not_used() {
-    let Some(case) = Case::new("graidz1w3") else { return };
-    let Some(other) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("graidz1w3") else { return };
+    let Some(other) = ImportCase::new("clonedblk") else { return };
     let path = &case.disks[1].path;
     std::fs::remove_file(path).unwrap();
     copy_file(&other.disks[0].path, path);
@@ -213,8 +215,8 @@ fn a_disk_that_was_given_to_another_pool_is_not_used() {
 
 #[test]
 fn two_pools_of_one_name_are_both_listed() {
-    let Some(case) = Case::new("clonedblk") else { return };
-    let Some(other) = Case::new("dedup") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
+    let Some(other) = ImportCase::new("dedup") else { return };
     let twin = Disk::new(case.path("twin.img"));
     copy_file(&other.disks[0].path, &twin.path);
     twin.edit_labels(|l| {
@@ -236,7 +238,7 @@ fn two_pools_of_one_name_are_both_listed() {
 
 #[test]
 fn a_missing_mirror_half_degrades() {
-    let Some(case) = Case::new("kitchen") else { return };
+    let Some(case) = ImportCase::new("kitchen") else { return };
     let half = case.disks.iter().position(|d| {
         d.label(0).unwrap().list("vdev_tree").is_some_and(|t| t.str("type") == Some("mirror"))
     });
@@ -250,14 +252,14 @@ fn a_missing_mirror_half_degrades() {
     assert_eq!(states(&pool).iter().filter(|&&s| s == VdevState::Unavail).count(), 1);
 }
 
-fn tops(case: &Case, is: impl Fn(&NvList) -> bool) -> Vec<&Disk> {
+fn tops(case: &ImportCase, is: impl Fn(&NvList) -> bool) -> Vec<&Disk> {
     let matches = |d: &&Disk| d.label(0).is_some_and(|l| is(&l));
     case.disks.iter().filter(matches).collect()
 }
 
 #[test]
 fn a_missing_top_level_vdev_is_refused_and_shown() {
-    let Some(case) = Case::new("kitchen") else { return };
+    let Some(case) = ImportCase::new("kitchen") else { return };
     let mirror = |l: &NvList| {
         let tree = l.list("vdev_tree");
         tree.is_some_and(|t| t.str("type") == Some("mirror") && t.u64("id") == Some(0))
@@ -285,7 +287,7 @@ fn a_missing_top_level_vdev_is_refused_and_shown() {
 
 #[test]
 fn a_missing_log_needs_permission() {
-    let Some(case) = Case::new("kitchen") else { return };
+    let Some(case) = ImportCase::new("kitchen") else { return };
     let is_log = |l: &NvList| {
         l.u64("is_log") == Some(1)
             || l.list("vdev_tree").is_some_and(|t| t.u64("is_log") == Some(1))
@@ -304,7 +306,7 @@ fn a_missing_log_needs_permission() {
 
 #[test]
 fn destroyed_pools_are_found_only_when_asked_for() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     case.disks[0].edit_labels(|l| {
         l.add_u64("state", PoolState::Destroyed.code());
     });
@@ -315,7 +317,7 @@ fn destroyed_pools_are_found_only_when_asked_for() {
     assert_eq!(found.pools.len(), 1);
     assert_eq!(found.pools[0].state, PoolState::Destroyed);
     case.verify(&engine.import(&found.pools[0], &readonly()).unwrap());
-    // And the other way round: -D shows destroyed pools alone.
+    // Conversely, -D lists only destroyed pools.
     case.disks[0].edit_labels(|l| {
         l.add_u64("state", PoolState::Exported.code());
     });
@@ -324,7 +326,7 @@ fn destroyed_pools_are_found_only_when_asked_for() {
 
 #[test]
 fn unknown_features_in_the_label_are_refused_by_name() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     case.disks[0].edit_labels(|l| {
         let mut features = l.list("features_for_read").unwrap().clone();
         features.add_flag("com.example:unknown").add_flag("org.example:another");
@@ -341,7 +343,7 @@ fn unknown_features_in_the_label_are_refused_by_name() {
 
 #[test]
 fn a_pool_in_use_elsewhere_needs_force() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     let gentle = options(|o| o.force = false);
     // Exported, it may be imported anywhere.
     assert_eq!(case.found().state, PoolState::Exported);
@@ -362,7 +364,7 @@ fn a_pool_in_use_elsewhere_needs_force() {
 
 #[test]
 fn what_cannot_be_kept_up_makes_a_pool_read_only() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     let pool = import_from(&engine(), case.dir(), &options(|o| o.readonly = false)).unwrap();
     assert!(pool.is_readonly());
     let why = pool.read_only_because().unwrap();
@@ -371,7 +373,7 @@ fn what_cannot_be_kept_up_makes_a_pool_read_only() {
 
 #[test]
 fn damaged_newest_uberblocks_give_way_to_older_ones() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     let disk = &case.disks[0];
     let mut txgs: Vec<Txg> = disk.uberblocks().iter().map(|u| u.2.txg).collect();
     txgs.sort();
@@ -380,7 +382,7 @@ fn damaged_newest_uberblocks_give_way_to_older_ones() {
     for kept in [txgs.len() - 1, txgs.len() - 2] {
         let newest = txgs[kept];
         disk.damage_uberblocks(|ub| ub.txg > newest);
-        // One copy of one label is enough.
+        // One copy in one label is enough.
         let all = disk.uberblocks();
         let best: Vec<_> = all.iter().filter(|u| u.2.txg == newest).collect();
         assert!(best.len() > 1);
@@ -391,7 +393,7 @@ fn damaged_newest_uberblocks_give_way_to_older_ones() {
     assert_eq!(case.refusal().kind(), ErrorKind::Missing);
 }
 
-/// Spoils all copies of the MOS of the newest `groups`; the next one.
+/// Damages all copies of the MOS of the newest `groups` txgs; returns the next one.
 fn damage_newest(disk: &Disk, groups: usize) -> (Txg, Txg) {
     let mut all: Vec<_> = disk.uberblocks().into_iter().map(|u| u.2).collect();
     all.sort_by(|a, b| b.compare(a));
@@ -407,12 +409,12 @@ fn damage_newest(disk: &Disk, groups: usize) -> (Txg, Txg) {
 }
 
 #[test]
-fn a_damaged_newest_group_is_left_behind_only_when_asked() {
+fn a_damaged_newest_txg_is_left_behind_only_on_request() {
     let rewind = options(|o| o.rewind = true);
     let extreme = options(|o| (o.rewind, o.extreme) = (true, true));
-    // One damaged group is not too many for -F; groups that lie further back are.
+    // -F tolerates one damaged txg; it does not reach txgs further back.
     for (groups, far) in [(1, false), (4, true)] {
-        let Some(case) = Case::new("snaps") else { return };
+        let Some(case) = ImportCase::new("snaps") else { return };
         let (newest, next) = damage_newest(&case.disks[0], groups);
         let refusal = case.refusal();
         assert!(matches!(refusal.kind(), ErrorKind::Checksum | ErrorKind::Corrupt), "{refusal}");
@@ -431,8 +433,8 @@ fn a_damaged_newest_group_is_left_behind_only_when_asked() {
 }
 
 #[test]
-fn an_older_group_opens_as_it_was() {
-    let Some(case) = Case::new("snaps") else { return };
+fn an_older_txg_opens_as_it_was() {
+    let Some(case) = ImportCase::new("snaps") else { return };
     let disk = &case.disks[0];
     let mut txgs: Vec<Txg> = disk.uberblocks().iter().map(|u| u.2.txg).collect();
     txgs.sort();
@@ -452,10 +454,10 @@ fn an_older_group_opens_as_it_was() {
     assert!(refusal.to_string().contains("group 1"), "{refusal}");
 }
 
-/// The specification gives what OpenZFS said about this pool at group 12067.
+/// The specification has OpenZFS's output about this pool at txg 12067.
 #[test]
-fn an_older_group_has_the_numbers_that_it_had() {
-    let Some(case) = Case::new("frag") else { return };
+fn an_older_txg_has_the_numbers_that_it_had() {
+    let Some(case) = ImportCase::new("frag") else { return };
     let wanted = options(|o| o.txg = Some(Txg(12067)));
     let pool = import_from(&engine(), case.dir(), &wanted).unwrap();
     assert_eq!(pool.spa().uberblock().txg, Txg(12067));
@@ -471,7 +473,7 @@ fn an_older_group_has_the_numbers_that_it_had() {
 
 #[test]
 fn a_grown_file_keeps_its_first_labels_and_a_shrunken_one_is_too_small() {
-    let Some(case) = Case::new("graidz1w3") else { return };
+    let Some(case) = ImportCase::new("graidz1w3") else { return };
     let path = &case.disks[0].path;
     let size = case.disks[0].size();
     let resize =
@@ -480,7 +482,7 @@ fn a_grown_file_keeps_its_first_labels_and_a_shrunken_one_is_too_small() {
     let pool = case.check();
     assert_eq!(states(&pool), [VdevState::Online; 3]);
     drop(pool);
-    // A little of space that no metaslab uses may go, more may not.
+    // A small space that no metaslab uses may be missing, not more.
     for (len, state) in [
         (size - (256 << 10), VdevState::Online),
         (size - (40 << 20), VdevState::Unavail),
@@ -499,7 +501,7 @@ fn a_grown_file_keeps_its_first_labels_and_a_shrunken_one_is_too_small() {
 
 #[test]
 fn odd_things_in_the_directory_are_passed_by() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     std::os::unix::fs::symlink(case.dir(), case.path("loop")).unwrap();
     std::os::unix::fs::symlink("itself", case.path("itself")).unwrap();
     std::os::unix::fs::symlink("nowhere", case.path("dangling")).unwrap();
@@ -511,11 +513,11 @@ fn odd_things_in_the_directory_are_passed_by() {
     big.set_len(1 << 40).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(case.path("socket")).unwrap();
     let fifo = case.path("fifo");
-    // Opening a FIFO waits for its other end, for ever.
+    // Opening a FIFO waits for its other end forever.
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
     case.check();
-    // Named outright, each gets a message of its own.
+    // If the user names them, each gets a specific message.
     let names = ["empty", "tiny", "socket", "fifo", "itself", "dangling", "missing"];
     for name in names {
         let search = Search { paths: vec![case.path(name)], ..Search::default() };
@@ -558,7 +560,7 @@ fn no_directory_no_permission() {
 
 #[test]
 fn a_pool_is_imported_once() {
-    let Some(case) = Case::new("clonedblk") else { return };
+    let Some(case) = ImportCase::new("clonedblk") else { return };
     let engine: Arc<Engine> = engine();
     let pool = import_from(&engine, case.dir(), &readonly()).unwrap();
     let again = import_from(&engine, case.dir(), &readonly()).err().unwrap();

@@ -1,4 +1,4 @@
-//! Memory that somebody else needs goes back to the system, and is taken again.
+//! Memory that other processes need is returned to the system, and allocated again later.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fn meminfo(root: &Path, available_mib: u64) {
         "MemTotal:       4194304 kB\nMemFree:        {0} kB\nMemAvailable:   {0} kB\n",
         available_mib << 10
     );
-    // At once, as a kernel's file changes.
+    // Atomically, as a kernel's file changes.
     std::fs::write(root.join("proc/new"), text).unwrap();
     std::fs::rename(root.join("proc/new"), root.join("proc/meminfo")).unwrap();
 }
@@ -28,8 +28,8 @@ fn rss() -> u64 {
     text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// Waits until something is true, for the second that the cache has, and some more
-/// for a machine that does other things, too.
+/// Waits until a condition is true: a second for the cache, and some more for a loaded
+/// machine.
 fn soon(what: &str, is: impl Fn() -> bool) {
     let start = rt::now();
     while !is() {
@@ -39,7 +39,7 @@ fn soon(what: &str, is: impl Fn() -> bool) {
     println!("MEMORY {what} after {:.2} s", start.elapsed().as_secs_f64());
 }
 
-/// The cache once kept its size while others went without: RSS is what counts.
+/// Story: the cache kept its size while other processes lacked memory. The RSS decides.
 #[test]
 fn under_pressure_rss_falls_and_then_the_cache_grows_again() {
     let dir = Scratch::new("memory-pressure");
@@ -97,8 +97,8 @@ fn under_pressure_rss_falls_and_then_the_cache_grows_again() {
     assert!(engine.arc_stats().size > 200 * MIB, "it grew again");
 }
 
-/// A report of 2013: the machine's memory came back as 0, and the cache lived with
-/// 16 MiB while it held eight times that.
+/// Story, from a report of 2013: the machine's memory was read as 0, and the target of the
+/// cache was 16 MiB while its size was eight times that.
 #[test]
 fn where_memory_cannot_be_read_a_stated_default_serves() {
     let dir = Scratch::new("memory-unknown");

@@ -1,13 +1,13 @@
-//! Pools with one wrong field under right checksums, imported for writing and worked on.
+//! Pools with one wrong field under right checksums, imported for writing and changed.
 //!
 //! # Theory
 //! A pool with some of everything is made once. Each mutant is a copy of it with one field
 //! changed (`testkit::mutate`). A child process imports it for writing and makes, renames,
-//! removes, snapshots, destroys and exports; a child that panics, needs more than
-//! [`MEMORY_KIB`] or does not end within [`PATIENCE`] is a finding. Afterwards another child
-//! reads the pool: what could be read before the work, and was not touched by it, must read
-//! as it did, unless the field says what is allocated or free: an engine that believes a
-//! wrong one has no way to know better (`zpool import --rebuild-space` repairs such pools).
+//! removes, snapshots, destroys and exports. A child that panics, needs more than
+//! [`MEMORY_KIB`] or does not end within [`PATIENCE`] is a finding. Afterwards another
+//! child reads the pool. Data that was readable before the work, and was not touched by it,
+//! must be unchanged, unless the field says what is allocated or free: the engine cannot
+//! detect a wrong one (`zpool import --rebuild-space` repairs such pools).
 //!
 //! `CENOTE_MUTANTS` is the number of mutants (50; 2,000 with `CENOTE_NIGHTLY`),
 //! `CENOTE_MUTANT` the seed of the first one.
@@ -24,15 +24,15 @@ use std::time::{Duration, Instant};
 
 use base::ObjectId;
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
-use cenote::inspect::zpl::rw::{At, Caller, New, Rename};
+use cenote::inspect::zpl::rw::{Caller, New, Rename, WritePosition};
 use cenote::{FileSystem, ImportOptions, Io, Pool, PropData};
 use testkit::forge::Forge;
 use testkit::{Disk, Rng, Scratch, import_from};
 
 const MB: u64 = 1 << 20;
-/// A mutant's process may take so long.
+/// Time limit of a mutant's process.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// And so much memory.
+/// Its memory limit, KiB.
 const MEMORY_KIB: u64 = 512 << 10;
 
 fn number(name: &str) -> Option<u64> {
@@ -55,10 +55,10 @@ fn make(fs: &FileSystem, dir: ObjectId, name: &str, new: &New<'_>) -> cenote::Re
 }
 
 fn write(fs: &FileSystem, id: ObjectId, data: &[u8]) -> cenote::Result<()> {
-    fs.write(&Caller::root(), id, At::Offset(0), data).map(|_| ())
+    fs.write(&Caller::root(), id, WritePosition::Offset(0), data).map(|_| ())
 }
 
-/// Some of everything, and an intent log that waits to be replayed.
+/// A pool with some of everything, and an intent log that waits to be replayed.
 fn original(dir: &Path, failmode: u64) {
     let scratch = Scratch::new("mutants-original");
     let path = scratch.path().join("d0");
@@ -107,7 +107,7 @@ fn original(dir: &Path, failmode: u64) {
     testkit::copy_file(&path, &dir.join(format!("base{failmode}")));
 }
 
-/// What can be read, by dataset and path: digests of contents.
+/// The readable files, by dataset and path: digests of contents.
 fn readable(pool: &Pool) -> BTreeMap<String, u64> {
     let mut out = BTreeMap::new();
     let mut datasets = Vec::new();
@@ -153,7 +153,7 @@ fn readable(pool: &Pool) -> BTreeMap<String, u64> {
     out
 }
 
-/// Creates, writes, renames, removes, snapshots, destroys; errors are answers.
+/// Creates, writes, renames, removes, snapshots, destroys; errors are allowed.
 fn work(pool: &Arc<Pool>) -> usize {
     let mut failed = 0;
     let mut note = |done: cenote::Result<()>| failed += usize::from(done.is_err());
@@ -189,8 +189,8 @@ fn work(pool: &Arc<Pool>) -> usize {
     failed
 }
 
-/// In failmode wait a suspended pool keeps its callers waiting, as documented. The
-/// administrator looks at it, and ends the wait.
+/// With failmode=wait a suspended pool makes its callers wait, as documented. The
+/// administrator sees the suspension, and ends the wait.
 fn administrator(pool: &Arc<Pool>, over: &Arc<AtomicBool>) {
     let (pool, over) = (Arc::clone(pool), Arc::clone(over));
     std::thread::spawn(move || {
@@ -205,8 +205,8 @@ fn administrator(pool: &Arc<Pool>, over: &Arc<AtomicBool>) {
     });
 }
 
-/// Runs in a process of its own: `CENOTE_MUTANT_DIR` has the pool, `CENOTE_MUTANT_DO` says
-/// what to do with it.
+/// Runs in a process of its own: `CENOTE_MUTANT_DIR` has the pool, `CENOTE_MUTANT_DO` the
+/// action.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os("CENOTE_MUTANT_DIR").map(PathBuf::from) else { return };
@@ -247,7 +247,7 @@ fn child() {
     assert!(peak < MEMORY_KIB, "{peak} KiB of memory");
 }
 
-/// Runs a child; what it said, or what is wrong with it.
+/// Runs a child; returns its output, or the failure.
 fn run(dir: &Path, what: &str) -> Result<String, String> {
     let out = std::fs::File::create(dir.join("output")).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -286,32 +286,32 @@ fn list(dir: &Path) -> BTreeMap<String, u64> {
     text.lines().filter(|l| l.contains(' ')).map(line).collect()
 }
 
-/// Whether a wrong value of this field may make the engine take used space for free, or
-/// free what others use: it believes what the metadata says.
+/// Whether a wrong value of this field may make the engine use allocated space, or free
+/// another owner's blocks: the engine trusts such metadata.
 fn decides_allocation(told: &str) -> bool {
     // Space maps, their headers, their arrays (type uint64) and lists of blocks; pointers,
-    // which a later free believes; log records, which name blocks.
+    // which a later free trusts; log records, which name blocks.
     ["pointer", "space map", "SPACE_MAP", "bonus of type 7", "uint64 at", "bpobj", "log ", "ZAP"]
         .iter()
         .any(|word| told.contains(word))
 }
 
-struct Found {
+struct MutantFinding {
     seed: u64,
     told: String,
     wrong: String,
 }
 
-/// How the imports of mutants ended.
+/// The results of the imports of mutants.
 #[derive(Debug, Default)]
-struct Tally {
+struct MutantTally {
     refused: AtomicU64,
     read_only: AtomicU64,
     some_failed: AtomicU64,
     all_done: AtomicU64,
 }
 
-impl Tally {
+impl MutantTally {
     fn note(&self, said: &str) {
         let count = match said {
             _ if said.contains("REFUSED") => &self.refused,
@@ -323,11 +323,11 @@ impl Tally {
     }
 }
 
-fn one(seed: u64, base: &Path, tally: &Tally) -> Option<Found> {
+fn one(seed: u64, base: &Path, tally: &MutantTally) -> Option<MutantFinding> {
     let scratch = Scratch::new(&format!("mutant-{seed}"));
     let dir = scratch.path();
     let path = dir.join("d0");
-    // failmode wait, or continue.
+    // failmode=wait, or continue.
     testkit::copy_file(&base.join(format!("base{}", seed % 2)), &path);
     let mut forge = Forge::new(&Disk::new(&path), 0);
     let mut rng = Rng::new(seed);
@@ -336,7 +336,7 @@ fn one(seed: u64, base: &Path, tally: &Tally) -> Option<Found> {
     if std::env::var_os("CENOTE_MUTANT_SAY").is_some() {
         eprintln!("{seed}: {told}");
     }
-    let found = |wrong: String| Some(Found { seed, told: told.clone(), wrong });
+    let found = |wrong: String| Some(MutantFinding { seed, told: told.clone(), wrong });
     if let Err(wrong) = run(dir, "read") {
         return found(wrong);
     }
@@ -366,7 +366,7 @@ fn mutants_do_no_harm() {
     let first = number("CENOTE_MUTANT").unwrap_or(0);
     let base = Scratch::new("mutants");
     (0..2).for_each(|failmode| original(base.path(), failmode));
-    let (next, tally) = (AtomicU64::new(first), Tally::default());
+    let (next, tally) = (AtomicU64::new(first), MutantTally::default());
     let found = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -391,11 +391,12 @@ fn mutants_do_no_harm() {
     assert!(found.is_empty(), "{} of {count} mutants: {first:#?}", found.len());
 }
 
-/// A wrong entry of a metaslab array gave two metaslabs one space map; what the first had
-/// allocated was taken for free, and a file was overwritten. Such a pool is imported read-only.
+/// Story: a wrong entry of a metaslab array gave two metaslabs one space map. Space
+/// allocated in the first was free in the second, and a file was overwritten. Such a pool
+/// is imported read-only.
 #[test]
 fn two_metaslabs_with_one_space_map() {
-    let (base, tally) = (Scratch::new("mutants-array"), Tally::default());
+    let (base, tally) = (Scratch::new("mutants-array"), MutantTally::default());
     (0..2).for_each(|failmode| original(base.path(), failmode));
     assert!(one(1540, base.path(), &tally).is_none());
     assert_eq!(tally.read_only.load(Ordering::Relaxed), 1, "{tally:?}");

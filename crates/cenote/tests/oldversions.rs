@@ -1,5 +1,6 @@
-//! Pools without feature flags are exchanged with zfs-fuse, which knows versions up to
-//! 23: each side writes what the other made, and OpenZFS's zdb is content throughout.
+//! Pools without feature flags are exchanged with zfs-fuse, which supports versions up to
+//! 23: each side writes the pools of the other, and OpenZFS's zdb finds no error
+//! throughout.
 //!
 //! `CENOTE_ZFS_FUSE` names the directory of zfs-fuse's commands; its daemon must run.
 
@@ -18,13 +19,13 @@ fn writing() -> ImportOptions {
     ImportOptions { force: true, ..ImportOptions::default() }
 }
 
-/// What to ask zdb: every block and metaslab, and every object.
+/// zdb's options: every block and metaslab, and every object.
 const ALL: &[&str] = &["-bcc", "-dddd"];
-/// In pools that zfs-fuse wrote the MOS's block does not count its objects, on which zdb
-/// gives up.
+/// In pools that zfs-fuse wrote the MOS's block does not count its objects, and zdb fails
+/// on that.
 const BLOCKS: &[&str] = &["-bcc"];
 
-/// OpenZFS's verdict.
+/// Runs OpenZFS's zdb.
 fn zdb(dir: &Path, pool: &str, questions: &[&str]) {
     for how in questions {
         let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args([how, pool]).output();
@@ -54,8 +55,8 @@ fn content(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| if i % 8192 < 4096 { next() } else { seed as u8 }).collect()
 }
 
-/// Changes everything that a version has a form of its own for: objects written and
-/// freed, snapshots taken and destroyed in every order, datasets made and destroyed.
+/// Makes changes for all structures with a version-dependent form: objects written and
+/// freed, snapshots taken and destroyed in every order, datasets created and destroyed.
 fn change(pool: &Pool, tag: &str) {
     let name = pool.name().to_owned();
     let at = |snap: &str| vec![format!("{name}@{tag}-{snap}")];
@@ -92,14 +93,14 @@ fn change(pool: &Pool, tag: &str) {
     fs.sync().unwrap();
     drop(fs);
     pool.destroy_dataset(&child, true, None).unwrap();
-    // What was made as an object only is nobody's file.
+    // These objects have no name, so they belong to no file.
     for id in [ids[0], ids[2], ids[3]] {
         root.remove(id).unwrap();
     }
     root.sync().unwrap();
 }
 
-/// Imports for writing, changes, exports, and audits what is left.
+/// Imports for writing, changes, exports, and audits the result.
 fn round(dir: &Path, tag: &str, what: &str, questions: &[&str]) {
     let engine = engine();
     let pool = import_from(&engine, dir, &writing()).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -150,7 +151,7 @@ fn old_versions_are_made_and_changed() {
     });
 }
 
-/// zfs-fuse, if it is at hand.
+/// zfs-fuse, if it is available.
 struct Peer {
     commands: PathBuf,
 }
@@ -170,7 +171,7 @@ impl Peer {
     }
 
     fn run(&self, command: &str, args: &[&str]) -> String {
-        // A file that was closed stays open there until the kernel says so.
+        // A closed file stays open there until the kernel reports it.
         for _ in 0..100 {
             let out = Command::new(self.commands.join(command)).args(args).output().unwrap();
             let text = String::from_utf8_lossy(&out.stdout).into_owned()
@@ -184,7 +185,7 @@ impl Peer {
         panic!("{command} {args:?}: busy for ten seconds");
     }
 
-    /// Imports and mounts the pool below `dir`; where its root file system is.
+    /// Imports and mounts the pool below `dir`; returns the path of its root file system.
     fn import(&self, dir: &Path, pool: &str) -> PathBuf {
         let (at, below) = (dir.to_str().unwrap(), dir.join("mnt"));
         self.run("zpool", &["import", "-f", "-d", at, "-R", below.to_str().unwrap(), pool]);
@@ -207,7 +208,7 @@ impl Peer {
         assert!(status.contains("No known data errors"), "{status}");
     }
 
-    /// Changes the pool as its own: files, snapshots of both sides, a file system.
+    /// Changes the pool through zfs-fuse: files, snapshots of both sides, a file system.
     fn change(&self, pool: &str, mount: &Path, tag: &str, theirs: &[&str]) {
         let files: Vec<PathBuf> = (0..20).map(|i| mount.join(format!("{tag}-{i}"))).collect();
         for (i, file) in files.iter().enumerate() {
@@ -238,7 +239,7 @@ impl Peer {
     }
 }
 
-/// What Cenote reads in the file systems and snapshots of zfs-fuse.
+/// Compares Cenote's view of zfs-fuse's file systems and snapshots.
 fn verify(dir: &Path, golden: &Golden, what: &str) {
     let pool = import_from(&engine(), dir, &readonly()).unwrap();
     for (dataset, manifest) in golden.manifests() {
@@ -258,7 +259,7 @@ fn a_pool_of_zfs_fuse_is_changed() {
         round(scratch.path(), tag, "fuse23", BLOCKS);
     }
     verify(scratch.path(), &golden, "changed");
-    // Snapshots of the other side, destroyed here, oldest and newest.
+    // Snapshots of zfs-fuse, destroyed here, oldest and newest.
     for snap in ["fuse23@one", "fuse23@two"] {
         let pool = import_from(&engine(), scratch.path(), &writing()).unwrap();
         pool.destroy_snapshots(&[snap.to_owned()], false, None).unwrap();

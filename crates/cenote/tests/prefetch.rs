@@ -1,5 +1,5 @@
-//! Reading ahead, seen from outside: what a reader has not asked for yet is in
-//! memory when it asks, and the counters say why.
+//! Prefetch, observed from outside: blocks are in memory before a reader requests them, and
+//! the counters show why.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -11,13 +11,13 @@ use cenote::inspect::dmu::{PrefetchMode, Zfetch};
 use cenote::inspect::ondisk;
 use cenote::inspect::zio::prefetch::Tunable;
 use cenote::{Engine, ErrorKind, File, FileSystem, Io, ObjectId};
-use testkit::{Entry, Golden, Scratch, engine, golden, import_from, readonly};
+use testkit::{Golden, ManifestEntry, Scratch, engine, golden, import_from, readonly};
 
 const POOL: &str = "clonedblk";
-/// Any read of the pool that lasts longer hangs.
+/// A read of the pool that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Setup {
+struct PrefetchFixture {
     engine: Arc<Engine>,
     fs: Arc<FileSystem>,
     golden: Golden,
@@ -25,7 +25,7 @@ struct Setup {
     _scratch: Scratch,
 }
 
-fn setup() -> Option<Setup> {
+fn setup() -> Option<PrefetchFixture> {
     let golden = golden(POOL)?;
     let scratch = Scratch::new("prefetch");
     golden.unpack(scratch.path());
@@ -33,18 +33,18 @@ fn setup() -> Option<Setup> {
     let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
     let fs = pool.dataset(POOL).unwrap().open_fs().unwrap();
     engine.drop_cache();
-    Some(Setup { engine, fs, golden, _pool: pool, _scratch: scratch })
+    Some(PrefetchFixture { engine, fs, golden, _pool: pool, _scratch: scratch })
 }
 
-impl Setup {
-    fn entries(&self) -> Vec<Entry> {
+impl PrefetchFixture {
+    fn entries(&self) -> Vec<ManifestEntry> {
         self.golden.manifests().into_iter().find(|m| m.0 == POOL).unwrap().1
     }
 
-    /// The file with the most blocks that must be read, and how many.
+    /// The file with the most blocks that need a read, and how many.
     fn large_file(&self) -> (ObjectId, File, u64) {
         let files = self.entries().into_iter().filter(|e| e.path().contains(&b'/'));
-        let blocks = |e: &Entry| {
+        let blocks = |e: &ManifestEntry| {
             let file = self.fs.open_file(ObjectId(e.ino), Io::WAIT).ok()?;
             let stored = |b: &u64| {
                 let bp = file.object().block_pointer(0, *b, Io::WAIT).unwrap();
@@ -58,7 +58,7 @@ impl Setup {
         (ObjectId(ino), self.fs.open_file(ObjectId(ino), Io::WAIT).unwrap(), blocks)
     }
 
-    /// Waits until nothing is read ahead any more.
+    /// Waits until no prefetch is in flight.
     fn settle(&self) {
         let start = rt::now();
         while self.engine.prefetch().stats().io_active > 0 {
@@ -69,7 +69,7 @@ impl Setup {
 }
 
 /// How many of the reads found their block in memory.
-fn found(s: &Setup, file: &File, blocks: impl Iterator<Item = u64>) -> (u64, u64) {
+fn found(s: &PrefetchFixture, file: &File, blocks: impl Iterator<Item = u64>) -> (u64, u64) {
     let (mut n, mut hits, bs) = (0, 0, file.object().block_size());
     for block in blocks {
         n += 1;
@@ -150,7 +150,7 @@ fn looking_up_names_in_order_reads_what_follows() {
     s.settle();
     s.engine.drop_cache();
     s.fs.objset().drop_dnodes();
-    // Longer than a walk is remembered.
+    // Longer than the progress of a walk is kept.
     rt::sleep(Duration::from_millis(1100));
     for (name, id) in &names[..6] {
         assert_eq!(s.fs.lookup(dir, name, Io::WAIT).unwrap().id, *id);
@@ -160,8 +160,8 @@ fn looking_up_names_in_order_reads_what_follows() {
     assert!(known * 10 >= names.len() * 8, "{known} of {}", names.len());
 }
 
-/// A reader that becomes sequential after very many random reads is followed, also
-/// where what was read ahead for it is in memory.
+/// A reader that becomes sequential after very many random reads is followed, also when the
+/// prefetched blocks are in memory.
 #[test]
 fn a_stream_after_random_reads() {
     let Some(s) = setup() else { return };

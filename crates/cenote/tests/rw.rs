@@ -1,5 +1,5 @@
-//! Golden pools that OpenZFS wrote are imported for writing, changed, exported, read
-//! again; and OpenZFS's zdb is content with what is left.
+//! Golden pools that OpenZFS wrote are imported for writing, changed, exported, read again;
+//! and OpenZFS's zdb finds no error in the result.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "zdb runs as a process")]
@@ -47,7 +47,7 @@ fn change(pool: &Pool) -> bool {
     let mut last = None;
     for round in 0..3u8 {
         let tx = match writer.begin_wait(1 << 20, false) {
-            // A pool that is as full as it may be.
+            // The pool is as full as its limit allows.
             Err(e) if e.kind() == ErrorKind::NoSpace => return false,
             tx => tx.unwrap(),
         };
@@ -66,7 +66,7 @@ fn change(pool: &Pool) -> bool {
     true
 }
 
-/// A pool is changed and judged; what was done, and whether it could be written.
+/// Changes a pool and checks it; returns what was done, and whether it could be written.
 fn written(golden: &testkit::Golden) -> (String, bool) {
     let scratch = Scratch::new(&format!("rw-{}", golden.name));
     golden.unpack(scratch.path());
@@ -85,7 +85,7 @@ fn written(golden: &testkit::Golden) -> (String, bool) {
     let found = discover(&engine, scratch.path());
     assert_eq!(found[0].state, PoolState::Exported, "{name}");
     let pool = import_from(&engine, scratch.path(), &readonly()).unwrap();
-    // What its log holds is replayed some other day.
+    // Its log is replayed in other tests.
     let manifests = if name == "dirtyzil" { Vec::new() } else { golden.manifests() };
     for (dataset, manifest) in manifests {
         let Ok(fs) = pool.dataset(&dataset).unwrap().open_fs() else { continue };
@@ -111,7 +111,7 @@ fn golden_pools_are_written() {
     assert!(was_written.len() > 5, "{was_written:?}");
 }
 
-/// `written` and the space of every dataset, and what each snapshot alone holds.
+/// `written` and the space of every dataset, and the unique bytes of each snapshot.
 fn space_of_datasets(pool: &Pool) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     let mut note = |ds: &Dataset, props: &[&str]| {
@@ -133,14 +133,14 @@ fn space_of_datasets(pool: &Pool) -> BTreeMap<String, String> {
     out
 }
 
-/// A backup tool takes `written` for a change: an import, even without mounting anything,
-/// once raised it by a block in each dataset in which OpenZFS had left the stub of an intent
-/// log, and the newest snapshot's `used` with it.
+/// Story: a backup tool takes `written` for a change. An import, even without mounting
+/// anything, raised it by a block in each dataset in which OpenZFS had left the stub of an
+/// intent log, and the newest snapshot's `used` with it.
 #[test]
 fn an_import_changes_no_dataset() {
     let tried = Mutex::new(Vec::new());
     side_by_side(&golden_pools(), |golden| {
-        // What is in their logs is replayed or claimed, and that is a change.
+        // Replaying or claiming their logs is a change.
         if golden.name.contains("zil") {
             return;
         }
@@ -161,7 +161,7 @@ fn an_import_changes_no_dataset() {
             writer.sync().unwrap();
         }
         assert_eq!(space_of_datasets(&pool), before, "{name} imported");
-        // What a mount does.
+        // The steps of a mount.
         let mut open = Vec::new();
         pool.for_each_dataset(&mut |ds| {
             if ds.kind() == DatasetKind::Filesystem && ds.check_writable().is_ok() {

@@ -5,7 +5,7 @@ mod files;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
-use ::sim::setup::Named;
+use ::sim::setup::ByName;
 use ::sim::{Campaign, Setup, Totals};
 use base::{Error, Result};
 use commands::getopt::{Bad, Parsed};
@@ -68,7 +68,7 @@ fn given(parsed: &Parsed, letter: char, range: RangeInclusive<u64>) -> Result<Op
     number(&format!("--{name}"), &text, range).map(Some)
 }
 
-fn named<T: Named>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
+fn named<T: ByName>(parsed: &Parsed, option: &str, letter: char) -> Result<Option<T>> {
     let Some(text) = parsed.last(letter) else { return Ok(None) };
     let unknown = || wrong(option, &text, "there is no such name");
     T::named(&text).map(Some).ok_or_else(unknown)
@@ -157,7 +157,7 @@ pub(crate) fn main(argv: &[OsString]) -> Result<Exit> {
     let rate = totals.images as f64 / start.elapsed().as_secs_f64();
     ui::out(&format!(
         "{} runs, {} crash points, {} images, {} groups, {rate:.0} images a second\n",
-        totals.runs, totals.points, totals.images, totals.groups
+        totals.runs, totals.points, totals.images, totals.txgs
     ));
     let Some(failure) = totals.failure else { return Ok(Exit::OK) };
     ui::err(&failure.to_string());

@@ -15,7 +15,7 @@ use cenote::create::{CreateRequest, Force, NewKind, NewVdev};
 use cenote::inspect::{ondisk, zpl};
 use cenote::{FileSystem, ObjectId, PropData};
 use common::{Sandbox, said};
-use zpl::rw::{At, Caller, Falloc, New, Rename, SetAttrs, SetHow, SetTime};
+use zpl::rw::{Caller, Falloc, New, Rename, SetAttrs, SetHow, SetTime, WritePosition as At};
 
 const DATASET: &str = "tank/fs";
 

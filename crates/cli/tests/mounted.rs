@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use common::{Sandbox, can_mount, is_root};
 use sha2::{Digest, Sha256};
 use testkit::tree::{Compare, verify_tree};
-use testkit::{Entry, Golden, golden_pools};
+use testkit::{Golden, ManifestEntry, golden_pools};
 
 /// Pools imported at the same time: each has a daemon.
 const AT_ONCE: usize = 2;
@@ -189,7 +189,7 @@ fn golden_pools_by_copy() {
     }
 }
 
-fn copied(s: &Sandbox, dataset: &str, manifest: &[Entry]) {
+fn copied(s: &Sandbox, dataset: &str, manifest: &[ManifestEntry]) {
     let (target, roomy) = roomy(s);
     let to = target.0.join("out");
     let disks = s.text("disks");

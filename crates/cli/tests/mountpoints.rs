@@ -176,7 +176,7 @@ fn interrupt(s: &Sandbox, object: u64) {
     let mut forge = Forge::new(&disk, 0);
     let block = forge
         .find(|n| {
-            let p = &n.place;
+            let p = &n.position;
             p.objset == 0 && p.object == 0 && p.level == 0 && p.blkid == object / 32
         })
         .unwrap();

@@ -207,7 +207,7 @@ impl State {
             temporary_name: args.temporary_name,
             ..ImportOptions::default()
         };
-        let pool = self.engine().import_shown(found, &options, slot.opening());
+        let pool = self.engine().import_through(found, &options, slot.opening());
         let pool = pool.map_err(|e| match &found.held_up {
             Some(why) => Error::busy(format!("cannot import '{}': {why}", args.name)),
             None => refused(&args.name, &e),
@@ -288,7 +288,7 @@ impl State {
             if state.is_ending() {
                 return Err(Error::busy("the daemon ends"));
             }
-            match state.engine().create_pool_shown(&request, own.opening())? {
+            match state.engine().create_pool_through(&request, own.opening())? {
                 Some(pool) => {
                     let name = state.settle(&own, &pool, true, &[], to)?;
                     Ok((name, Vec::new()))

@@ -1,17 +1,16 @@
-//! The data management unit: objects, object sets, ZAPs, and the walk over
-//! every block pointer.
+//! The data management unit: objects, object sets, ZAPs, and the traversal of all block
+//! pointers.
 //!
 //! # Theory
-//! An [`Objset`] is an array of dnodes; an [`Object`] is one dnode with its tree
-//! of blocks. Reading block *b* descends from the dnode's pointers, one indirect
-//! block a level, each taken from the block cache. A [`Zap`] interprets an
-//! object's blocks as a map. [`traverse`] visits every pointer of an object set
-//! in parallel.
+//! An [`Objset`] is an array of dnodes. An [`Object`] is one dnode with its tree of blocks.
+//! Reading block *b* descends from the dnode's pointers, one indirect block per level, each
+//! taken from the block cache. A [`Zap`] interprets an object's blocks as a map.
+//! [`traverse`] visits every pointer of an object set in parallel.
 //!
 //! # Invariants
-//! * A descent takes at most `levels` steps, and each pointer must carry the
-//!   level and size its place demands; so no image can make it loop.
-//! * Nothing here knows what a dataset or a file is.
+//! * A descent takes at most `levels` steps. Each pointer must carry the level and size
+//!   that its position demands, so no image can make the descent loop.
+//! * This crate has no notion of datasets or files.
 //!
 //! Lock order: the dnode cache's shard locks and those of [`zfetch`] are leaves.
 
@@ -28,7 +27,7 @@ pub mod zfetch;
 pub use live::{Early, Events, ObjectSpec, ObjsetProps, Pending, RedundantMetadata, SyncCtx};
 pub use object::{Extent, Object};
 pub use objset::Objset;
-pub use tx::{Dirt, Tx};
+pub use tx::{DirtyMeter, Tx};
 pub use zap::{Match, Zap, ZapEntry};
 pub use zap_write::{ZapLimits, ZapMut, ZapStore};
 pub use zfetch::{PrefetchMode, Zfetch, ZfetchFiles};

@@ -1,4 +1,4 @@
-//! One object: its blocks by level and number, its bytes, its holes.
+//! One object: its blocks by level and block id, its bytes, its holes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Object {
         Object { os, id, dnode }
     }
 
-    /// Its number.
+    /// Its object id.
     pub fn id(&self) -> ObjectId {
         self.id
     }
@@ -61,13 +61,13 @@ impl Object {
         u64::from(self.dnode.data_block_size)
     }
 
-    fn place(&self, error: Error, level: u8, blkid: u64) -> Error {
+    fn at_position(&self, error: Error, level: u8, blkid: u64) -> Error {
         error.at_block(level, blkid).in_object(self.id)
     }
 
-    /// The error of a block of `dn` that could not be read, entered into the pool's error
-    /// log: unless it was read ahead only, the device may be back in a moment, or the block
-    /// is not the object's any more.
+    /// The error of a block of `dn` that could not be read. It is entered into the pool's
+    /// error log, except in three cases: the read was a mere read-ahead, the device may
+    /// come back in a moment, or the block no longer belongs to the object.
     fn unreadable(&self, error: Error, dn: &Dnode, bp: &BlkPtr, at: (u8, u64), io: Io) -> Error {
         let lost = match error.kind() {
             ErrorKind::Checksum | ErrorKind::Corrupt => true,
@@ -84,7 +84,7 @@ impl Object {
             let (objset, object) = (self.os.id(), self.id.0);
             self.os.zio().errors().add(ErrorEntry { objset, object, level, blkid, birth });
         }
-        self.place(error, at.0, at.1)
+        self.at_position(error, at.0, at.1)
     }
 
     /// The dnode whose tree is on disk now.
@@ -94,15 +94,15 @@ impl Object {
 
     /// The dnode whose tree is on disk now, and how to read by its pointers.
     fn rooted(&self, io: Io) -> Result<(Arc<Dnode>, Io)> {
-        // Asked before the tree is fetched (`zio::Origin`).
+        // Taken before the tree is fetched (`zio::Origin`).
         let origin = self.os.origin();
         if self.os.live_part().is_none() {
             return Ok((Arc::clone(&self.dnode), io.by(origin)));
         }
         Ok(match self.os.disk_dnode(self.id, io)? {
             Some(dnode) => (dnode, io.by(origin)),
-            // A new object has no tree yet: its own pointers are holes. Of one that was freed
-            // they are not in use any more.
+            // A new object has no tree yet: its own pointers are holes. The pointers of a
+            // freed object are no longer in use.
             None => (Arc::clone(&self.dnode), io.by(Origin::Unknown)),
         })
     }
@@ -110,8 +110,8 @@ impl Object {
     /// The pointer to block `blkid` at `level` on disk; a hole beyond the tree.
     ///
     /// # Errors
-    /// Those of reading the indirect blocks; `Corrupt` when a pointer does not
-    /// fit its place.
+    /// Those of reading the indirect blocks; `Corrupt` when a pointer does not have the
+    /// level and size that its position demands.
     pub fn block_pointer(&self, level: u8, blkid: u64, io: Io) -> Result<BlkPtr> {
         let (dn, io) = self.rooted(io)?;
         self.disk_pointer(&dn, level, blkid, io)
@@ -125,7 +125,7 @@ impl Object {
         let Some(root) = dn.root_index(first) else { return Ok(BlkPtr::default()) };
         let mut bp = dn.blkptrs[root];
         let mut at = dn.levels - 1;
-        check_pointer(&bp, dn, at).map_err(|e| self.place(e, at, dn.covering(first, at)))?;
+        check_pointer(&bp, dn, at).map_err(|e| self.at_position(e, at, dn.covering(first, at)))?;
         while at > level {
             if bp.is_hole() {
                 return Ok(BlkPtr::default());
@@ -139,13 +139,14 @@ impl Object {
             at -= 1;
             let index = dn.covering(first, at) & ((1 << dn.epb_shift()) - 1);
             bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
-                .map_err(|e| self.place(e, at, dn.covering(first, at)))?;
-            check_pointer(&bp, dn, at).map_err(|e| self.place(e, at, dn.covering(first, at)))?;
+                .map_err(|e| self.at_position(e, at, dn.covering(first, at)))?;
+            check_pointer(&bp, dn, at)
+                .map_err(|e| self.at_position(e, at, dn.covering(first, at)))?;
         }
         Ok(bp)
     }
 
-    /// What unwritten groups made of a part of a block.
+    /// The content that unwritten txgs gave to a part of a block.
     fn dirty(&self, blkid: u64, range: Range<usize>) -> Option<Buf> {
         let len = range.len();
         Some(match self.os.live_part()?.block(self.id, blkid, range)? {
@@ -154,7 +155,7 @@ impl Object {
         })
     }
 
-    /// Whether a block reads as zeros because there is none.
+    /// Whether a block reads as zeros because it is not allocated.
     ///
     /// # Errors
     /// Those of reading the indirect blocks.
@@ -181,7 +182,7 @@ impl Object {
         Ok(self.block_pointer(0, blkid, io)?.endian())
     }
 
-    /// A block in little-endian order, whoever wrote it.
+    /// A block in little-endian order, whatever the byte order of the host that wrote it.
     ///
     /// # Errors
     /// As [`Object::read_block`].
@@ -190,17 +191,17 @@ impl Object {
         to_little(self.object_type(), self.read_block(blkid, io)?, endian)
     }
 
-    /// The content of data block `blkid`: always a whole block; zeros for holes
-    /// and beyond the end.
+    /// The content of data block `blkid`: always a whole block; zeros for holes and beyond
+    /// the end.
     ///
     /// # Errors
-    /// Those of [`zio::Zio::read`], with the place.
+    /// Those of [`zio::Zio::read`], with the block's position.
     pub fn read_block(&self, blkid: u64, io: Io) -> Result<Buf> {
         self.read_part(blkid, 0..self.dnode.data_block_size as usize, io)
     }
 
-    /// Bytes `range` of data block `blkid`, without copying: what is in memory is
-    /// found without walking the indirect blocks.
+    /// Bytes `range` of data block `blkid`, without copying. A block in memory is found
+    /// without walking the indirect blocks.
     ///
     /// # Errors
     /// As [`Object::read_block`]; `Corrupt` for a range beyond the block.
@@ -209,16 +210,16 @@ impl Object {
             return Ok(part);
         }
         let zio = self.os.zio();
-        let place = self.os.place(self.id, blkid);
+        let hint_key = self.os.hint_key(self.id, blkid);
         if io.caching != Caching::Bypass
-            && let Some(at) = zio.hints().get(place)
+            && let Some(at) = zio.hints().get(hint_key)
             && let Some(part) = zio
                 .read_slot(at, self.block_size(), range.clone(), io)
-                .map_err(|e| self.place(e, 0, blkid))?
+                .map_err(|e| self.at_position(e, 0, blkid))?
         {
             return Ok(part);
         }
-        let epoch = zio.hints().epoch(place);
+        let epoch = zio.hints().epoch(hint_key);
         let (dn, io) = self.rooted(io)?;
         if blkid > dn.max_blkid {
             return Ok(Buf::zeros(range.len()));
@@ -232,11 +233,12 @@ impl Object {
         });
         match read {
             Ok((part, Some(at))) => {
-                zio.hints().put(place, at, epoch);
+                zio.hints().put(hint_key, at, epoch);
                 Ok(part)
             }
             Ok((part, None)) => Ok(part),
-            // Groups were written meanwhile, and the block's old place may hold another.
+            // Txgs were written meanwhile, and the block's old address may hold another
+            // block.
             Err(e) if e.kind() != ErrorKind::WouldBlock && !self.is_current(&dn, io) => {
                 self.read_part(blkid, range, io)
             }
@@ -248,21 +250,21 @@ impl Object {
         self.tree(io).map_or(true, |now| now == *dn)
     }
 
-    /// As [`Object::read_block`], with the block's byte order, for the parts of a list
-    /// that its header says are written. There a hole is damage; without that, a
-    /// header could make its reader count to 2^64.
+    /// As [`Object::read_block`], with the block's byte order, for the parts of a list that
+    /// the list's header declares written. A hole there is damage. Without this check a
+    /// forged header could make a reader count to 2^64.
     ///
     /// # Errors
     /// Those of [`Object::read_block`]; `Corrupt` for a hole.
     pub fn read_written(&self, blkid: u64, io: Io) -> Result<(Buf, ondisk::Endian)> {
         if self.is_hole(blkid, io)? {
-            return Err(self.place(Error::corrupt("a list has a hole"), 0, blkid));
+            return Err(self.at_position(Error::corrupt("a list has a hole"), 0, blkid));
         }
         Ok((self.read_block(blkid, io)?, self.block_endian(blkid, io)?))
     }
 
-    /// The bytes `[offset, offset+len)` as slices of blocks, without copying.
-    /// Bytes behind the last block read as zeros; callers clip to the file's size.
+    /// The bytes `[offset, offset+len)` as slices of blocks, without copying. Bytes behind
+    /// the last block read as zeros; callers clip to the file's size.
     ///
     /// # Errors
     /// Those of [`Object::read_block`].
@@ -281,9 +283,9 @@ impl Object {
         Ok(out)
     }
 
-    /// As [`Object::read_bufs`], of an object whose content is `size` bytes long:
-    /// clipped to it, and to 64 MiB. What lies behind the last block costs one
-    /// buffer of zeros, not one for each block.
+    /// As [`Object::read_bufs`], of an object whose content is `size` bytes long: clipped
+    /// to it, and to 64 MiB. The part behind the last block costs one buffer of zeros, not
+    /// one for each block.
     ///
     /// # Errors
     /// Those of [`Object::read_block`].
@@ -297,8 +299,8 @@ impl Object {
         Ok(out)
     }
 
-    /// Reads a block of a request up to byte `end`; the first one that is not in
-    /// memory sets off background reads of those behind it.
+    /// Reads a block of a request that extends to byte `end`. The first block that is not
+    /// in memory starts background reads of the following ones.
     fn read_wide(
         &self,
         blkid: u64,
@@ -321,9 +323,9 @@ impl Object {
         }
     }
 
-    /// Reads the blocks of `[offset, offset+len)` into the cache, in the
-    /// background, as far as there are hands for it; `io` says how certain it is
-    /// that they are needed ([`Io::PREFETCH`], [`Io::PRESCIENT`]).
+    /// Reads the blocks of `[offset, offset+len)` into the cache in the background, as far
+    /// as workers are free. `io` says how certain it is that the blocks are needed
+    /// ([`Io::PREFETCH`], [`Io::PRESCIENT`]).
     pub fn prefetch(&self, offset: u64, len: u64, io: Io) {
         if len == 0 {
             return;
@@ -337,8 +339,9 @@ impl Object {
         }
     }
 
-    /// Has a block read into the cache in the background; false if there are no
-    /// hands for it now, or, unless it is needed for certain, too much is under way.
+    /// Starts a background read of a block into the cache. Returns false if no worker is
+    /// free, or if too many bytes are in flight already and the block is not certain to be
+    /// needed.
     pub(crate) fn read_ahead(&self, level: u8, blkid: u64, io: Io) -> bool {
         let zio = self.os.zio();
         let permit = if io.access == Access::Prescient {
@@ -353,7 +356,7 @@ impl Object {
         let object = self.clone();
         zio.background().try_submit(move || {
             let _permit = permit;
-            // Whoever needs the block will see the error.
+            // The later reader of the block gets the error.
             let _ = object.read_at_level(level, blkid, io);
         })
     }
@@ -367,14 +370,14 @@ impl Object {
         let (dn, io) = self.rooted(io)?;
         let bp = self.disk_pointer(&dn, level, blkid, io)?;
         if !bp.is_hole() {
-            self.os.zio().read(&bp, io).map_err(|e| self.place(e, level, blkid))?;
+            self.os.zio().read(&bp, io).map_err(|e| self.at_position(e, level, blkid))?;
         }
         Ok(())
     }
 
-    /// Somebody above keeps the blocks that lie wholly in `[offset, offset+len)`: they
-    /// leave the cache, as far as memory knows where they are.
-    pub fn hand_over(&self, offset: u64, len: u64) {
+    /// Drops the blocks that lie wholly in `[offset, offset+len)` from the cache, because a
+    /// cache above (the kernel's) has them. Only blocks with a known hint are found.
+    pub fn evict_range(&self, offset: u64, len: u64) {
         let bs = self.block_size();
         let first = offset.div_ceil(bs);
         let end = (offset.saturating_add(len) / bs).min(self.dnode.max_blkid + 1);
@@ -425,14 +428,14 @@ impl Object {
             if self.is_hole(blkid, io)? == want_hole {
                 return Ok(Some(blkid));
             }
-            // The next place where either the disk or memory may be of the kind wanted.
+            // The next block at which either the disk or memory may be of the kind wanted.
             let (memory, from) = if want_hole {
                 (handle.next_freed(blkid + 1), blkid + 1)
             } else {
                 (handle.next_written(blkid + 1), handle.freed_until(blkid).max(blkid + 1))
             };
             let disk = match self.next_on_disk(from, want_hole, io)? {
-                // Behind the blocks on disk are holes alone.
+                // Only holes follow the blocks on disk.
                 None if want_hole => Some(from.max(self.tree(io)?.max_blkid + 1)),
                 disk => disk,
             };
@@ -450,7 +453,7 @@ impl Object {
             if found {
                 return Ok((next <= dn.max_blkid).then_some(next));
             }
-            // `next` is past everything that was looked at; zero means overflow.
+            // `next` is past all blocks examined; zero means overflow.
             if next <= blkid {
                 return Ok(None);
             }
@@ -459,8 +462,8 @@ impl Object {
         Ok(None)
     }
 
-    /// Looks at the subtree around `blkid`: (true, block found) or (false, first
-    /// block not looked at).
+    /// Searches the subtree around `blkid`: (true, block found) or (false, first block not
+    /// searched).
     fn scan_from(&self, dn: &Dnode, blkid: u64, want_hole: bool, io: Io) -> Result<(bool, u64)> {
         let Some(root) = dn.root_index(blkid) else {
             return Ok((want_hole, if want_hole { blkid } else { 0 }));
@@ -469,11 +472,11 @@ impl Object {
         let mut level = dn.levels - 1;
         loop {
             check_pointer(&bp, dn, level)
-                .map_err(|e| self.place(e, level, dn.covering(blkid, level)))?;
+                .map_err(|e| self.at_position(e, level, dn.covering(blkid, level)))?;
             let span_shift = dn.epb_shift() * u32::from(level);
             let past = || (dn.covering(blkid, level) + 1).checked_shl(span_shift).unwrap_or(0);
             let span = 1u64.checked_shl(span_shift).unwrap_or(u64::MAX);
-            // A full subtree of plain data has no hole: its fill says so.
+            // The fill count shows that a full subtree of plain data has no hole.
             let full = dn.object_type != ObjType::DNODE && bp.fill() == span;
             match (bp.is_hole(), want_hole) {
                 (true, true) => return Ok((true, blkid)),
@@ -495,7 +498,7 @@ impl Object {
                 return self.scan_leaves(&bytes, &bp, blkid, index as usize..count, want_hole);
             }
             bp = BlkPtr::parse_nth(&bytes, index as usize, bp.endian())
-                .map_err(|e| self.place(e, level, dn.covering(blkid, level)))?;
+                .map_err(|e| self.at_position(e, level, dn.covering(blkid, level)))?;
         }
     }
 
@@ -511,8 +514,8 @@ impl Object {
         let Range { start: index, end: count } = entries;
         for i in index..count {
             let at = blkid + (i - index) as u64;
-            let bp =
-                BlkPtr::parse_nth(bytes, i, parent.endian()).map_err(|e| self.place(e, 0, at))?;
+            let bp = BlkPtr::parse_nth(bytes, i, parent.endian())
+                .map_err(|e| self.at_position(e, 0, at))?;
             if bp.is_hole() == want_hole {
                 return Ok((true, at));
             }
@@ -520,8 +523,8 @@ impl Object {
         Ok((false, blkid.saturating_add((count - index) as u64)))
     }
 
-    /// The extent at `offset` within an object of `size` bytes, as long as it
-    /// can be told cheaply; `None` at or behind the end.
+    /// The extent at `offset` within an object of `size` bytes, as far as it can be found
+    /// cheaply; `None` at or behind the end.
     ///
     /// # Errors
     /// Those of reading the indirect blocks.
@@ -539,7 +542,7 @@ impl Object {
             Some(b) => (false, Some(b.saturating_mul(bs))),
             None => (false, None),
         };
-        // Past the last block everything is a hole.
+        // All bytes past the last block are a hole.
         let end_of_blocks = (self.dnode.max_blkid + 1).saturating_mul(bs);
         let until = match (data, until) {
             (true, None) => end_of_blocks,
@@ -574,16 +577,16 @@ impl Object {
     }
 }
 
-/// A pointer must carry the level and size that its place demands.
+/// A pointer must carry the level and size that its position demands.
 fn check_pointer(bp: &BlkPtr, dn: &Dnode, level: u8) -> Result<()> {
     let head = bp.head();
     if bp.is_hole() || (head.level == level && head.lsize.0 == dn.block_size(level)) {
         return Ok(());
     }
-    Err(Error::corrupt("block pointer of the wrong level or size for its place"))
+    Err(Error::corrupt("block pointer of the wrong level or size for its position"))
 }
 
-/// How many of `len` bytes at `offset` lie in blocks, and how many behind them
+/// How many of `len` bytes at `offset` are in blocks, and how many are behind the blocks
 /// but inside the content.
 fn split_read(size: u64, blocks_end: u64, offset: u64, len: usize) -> (usize, usize) {
     let len = size.saturating_sub(offset).min(len.min(BUF_SIZE_MAX) as u64);

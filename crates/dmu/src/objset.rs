@@ -1,4 +1,4 @@
-//! Object sets: from an object number to its dnode.
+//! Object sets: from an object id to its dnode.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjsetPhys};
 use zio::{Io, ObjectBlock, Origin, Zio};
 
-use crate::live::{Live, ObjsetProps, merged};
+use crate::live::{LiveObjset, ObjsetProps, merged};
 use crate::object::Object;
 use crate::zfetch::walk::DNODE_BLOCKS;
 
@@ -18,7 +18,7 @@ use crate::zfetch::walk::DNODE_BLOCKS;
 const DNODE_CACHE: usize = 4096;
 const SHARDS: usize = 16;
 
-/// What a written group exchanges as a whole.
+/// The state that a written txg replaces as a whole.
 pub(crate) struct OnDisk {
     pub(crate) bp: BlkPtr,
     pub(crate) phys: Arc<ObjsetPhys>,
@@ -29,11 +29,11 @@ pub(crate) struct OnDisk {
 pub struct Objset {
     zio: Arc<Zio>,
     id: u64,
-    /// Its number among the object sets that this load of the pool opened.
+    /// Its index among the object sets that this load of the pool opened.
     instance: u32,
     disk: RwLock<Arc<OnDisk>>,
     dnodes: [Mutex<IdMap<u64, Arc<Dnode>>>; SHARDS],
-    live: Option<Live>,
+    live: Option<LiveObjset>,
 }
 
 impl std::fmt::Debug for Objset {
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Objset {
 }
 
 impl Objset {
-    /// Opens the object set at `bp`; `id` is its number in bookmarks (0 = MOS).
+    /// Opens the object set at `bp`; `id` is its id in bookmarks (0 = MOS).
     ///
     /// # Errors
     /// Those of reading the block, or `Corrupt` when it is no object set.
@@ -59,7 +59,7 @@ impl Objset {
         Ok(Arc::new(Self::build(zio, id, bp, phys, None)))
     }
 
-    /// As [`Objset::open`], for writing. One object set must not be open so twice.
+    /// As [`Objset::open`], for writing. An object set must not be open for writing twice.
     ///
     /// # Errors
     /// As [`Objset::open`].
@@ -72,16 +72,22 @@ impl Objset {
     ) -> Result<Arc<Objset>> {
         let read_only = Self::open(Arc::clone(&zio), id, bp, io)?;
         let phys = read_only.phys();
-        Ok(Arc::new(Self::build(zio, id, bp, (*phys).clone(), Some(Live::new(props)))))
+        Ok(Arc::new(Self::build(zio, id, bp, (*phys).clone(), Some(LiveObjset::new(props)))))
     }
 
-    /// A new, empty object set; it is on disk when it was synced first.
+    /// A new, empty object set; it is on disk after its first sync.
     pub fn create(zio: Arc<Zio>, id: u64, kind: ObjsetType, props: ObjsetProps) -> Arc<Objset> {
         let phys = crate::live::sync::empty_objset(kind, &props);
-        Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(Live::new(props))))
+        Arc::new(Self::build(zio, id, BlkPtr::default(), phys, Some(LiveObjset::new(props))))
     }
 
-    fn build(zio: Arc<Zio>, id: u64, bp: BlkPtr, phys: ObjsetPhys, live: Option<Live>) -> Objset {
+    fn build(
+        zio: Arc<Zio>,
+        id: u64,
+        bp: BlkPtr,
+        phys: ObjsetPhys,
+        live: Option<LiveObjset>,
+    ) -> Objset {
         let meta = Arc::new(phys.meta_dnode.clone());
         let dnodes = std::array::from_fn(|_| Mutex::default());
         let instance = zio.next_objset();
@@ -89,16 +95,16 @@ impl Objset {
         Objset { zio, id, instance, disk, dnodes, live }
     }
 
-    pub(crate) fn live_part(&self) -> Option<&Live> {
+    pub(crate) fn live_part(&self) -> Option<&LiveObjset> {
         self.live.as_ref()
     }
 
-    /// How a reader comes to the pointers of the tree that it fetches after this.
+    /// The origin of the pointers in the tree that the caller fetches after this call.
     pub(crate) fn origin(&self) -> Origin {
         match &self.live {
             Some(live) => match self.zio.healing_since() {
-                // A dataset's blocks are freed after it was marked, and not before.
-                Some(since) if !live.is_gone() => Origin::Tree(since),
+                // A dataset's blocks are freed only after it was marked as destroyed.
+                Some(since) if !live.is_destroyed() => Origin::Tree(since),
                 _ => Origin::Unknown,
             },
             None => match self.disk.read().bp.as_block() {
@@ -112,17 +118,17 @@ impl Objset {
         Arc::clone(&self.disk.read())
     }
 
-    /// Exchanges the tree of dnodes, of which these blocks changed. Nobody finds the new
-    /// tree while hints still lead to the old blocks.
+    /// Replaces the tree of dnodes, in which these blocks changed. The hints of the changed
+    /// blocks are dropped before readers can find the new tree.
     pub(crate) fn exchange(&self, new: OnDisk, blocks: impl Iterator<Item = u64>) {
         let mut disk = self.disk.write();
         for blkid in blocks {
-            self.zio.hints().forget(self.place(ObjectId(0), blkid));
+            self.zio.hints().forget(self.hint_key(ObjectId(0), blkid));
         }
         *disk = Arc::new(new);
     }
 
-    /// Remembers an object's dnode as it now is on disk.
+    /// Caches an object's dnode as it now is on disk.
     pub(crate) fn remember(&self, id: u64, dnode: Option<Arc<Dnode>>) {
         let mut shard = self.dnodes[(id / ID_RUN) as usize % SHARDS].lock();
         match dnode {
@@ -131,17 +137,17 @@ impl Objset {
         }
     }
 
-    /// Its number in bookmarks: the dataset's object, or 0 for the MOS.
+    /// Its id in bookmarks: the dataset's object, or 0 for the MOS.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The place of a data block in the pipeline's hints.
-    pub(crate) fn place(&self, object: ObjectId, blkid: u64) -> ObjectBlock {
+    /// The key of a data block in the pipeline's hints.
+    pub(crate) fn hint_key(&self, object: ObjectId, blkid: u64) -> ObjectBlock {
         ObjectBlock { objset: self.instance, object: object.0, blkid }
     }
 
-    /// The pointer to it: that it was opened from, or that of the last written group.
+    /// The pointer to it: the one that it was opened from, or that of the last written txg.
     pub fn root_bp(&self) -> BlkPtr {
         self.disk.read().bp
     }
@@ -161,12 +167,12 @@ impl Objset {
         &self.zio
     }
 
-    /// Number of allocated objects, from the fill counts.
+    /// The number of allocated objects, from the fill counts.
     pub fn object_count(&self) -> u64 {
         self.root_bp().fill()
     }
 
-    /// The object whose data is the other dnodes.
+    /// The object whose data are the other dnodes.
     pub fn meta_object(self: &Arc<Self>) -> Object {
         let meta = Arc::clone(&self.disk.read().meta);
         Object::new(Arc::clone(self), ObjectId(0), meta)
@@ -178,7 +184,7 @@ impl Objset {
         Some(Object::new(Arc::clone(self), ObjectId(id as u64), dnode))
     }
 
-    /// The dnode of an object that lives in the object set block.
+    /// The dnode of an object whose dnode is in the object set block.
     fn special_dnode(&self, id: ObjectId) -> Option<Arc<Dnode>> {
         if let Some(Some(dnode)) = self.dirty_dnode(id) {
             return Some(dnode);
@@ -194,13 +200,13 @@ impl Objset {
         .map(|dnode| Arc::new(dnode.clone()))
     }
 
-    /// The dnode as unwritten groups left it: `None` if none changed it, `Some(None)` if
-    /// they freed it.
+    /// The dnode as unwritten txgs left it: `None` if none changed it, `Some(None)` if they
+    /// freed it.
     fn dirty_dnode(&self, id: ObjectId) -> Option<Option<Arc<Dnode>>> {
         let handle = self.live.as_ref()?.find(id)?;
         let mut inner = handle.state.lock();
-        if let Some(shown) = &inner.shown {
-            return Some(Some(Arc::clone(shown)));
+        if let Some(dnode) = &inner.merged {
+            return Some(Some(Arc::clone(dnode)));
         }
         let slot = inner.newest(Txg::MAX)?;
         if !slot.head.allocated {
@@ -209,11 +215,11 @@ impl Objset {
         let disk = inner.disk.as_deref();
         let flags = disk.map_or(0, |d| d.flags);
         let dnode = Arc::new(merged(&slot.head, disk, flags));
-        inner.shown = Some(Arc::clone(&dnode));
+        inner.merged = Some(Arc::clone(&dnode));
         Some(Some(dnode))
     }
 
-    /// The dnode as the last written group left it; `None` if it is not on disk.
+    /// The dnode as the last written txg left it; `None` if it is not on disk.
     ///
     /// # Errors
     /// Those of reading its block.
@@ -228,7 +234,7 @@ impl Objset {
             };
             return Ok(special.as_ref().map(|d| Arc::new(d.clone())));
         }
-        // A dirty object's handle knows it, also that there is none yet.
+        // A dirty object's handle has its dnode, or records that there is none yet.
         if let Some(handle) = self.live.as_ref().and_then(|live| live.find(id)) {
             let inner = handle.state.lock();
             if !inner.dead {
@@ -256,7 +262,7 @@ impl Objset {
 
     /// The pointers of data blocks `[first, past)` changed.
     pub(crate) fn forget_hints(&self, id: ObjectId, first: u64, past: u64) {
-        self.zio.hints().forget_range(self.place(id, first), past);
+        self.zio.hints().forget_range(self.hint_key(id, first), past);
     }
 
     /// Opens an object.
@@ -288,7 +294,8 @@ impl Objset {
         let dnode = self.read_dnode(id, io);
         let mut cached = shard.lock();
         if !Arc::ptr_eq(&before, &self.on_disk()) {
-            // A group was written meanwhile: what was read may be older, or of two ages.
+            // A txg was written meanwhile. The dnode just read may be stale, or mix two
+            // versions.
             drop(cached);
             return self.clean_dnode(id, io);
         }
@@ -301,7 +308,8 @@ impl Objset {
         let block = self.dnode_block(id.0 / DNODES_PER_BLOCK, io)?;
         let want = (id.0 % DNODES_PER_BLOCK) as usize;
         let none = || Error::not_found("no such object");
-        // Interior slots of large dnodes look like anything: walk to the slot.
+        // Interior slots of large dnodes can hold any bytes, so the search walks from slot
+        // to slot.
         let mut slot = 0;
         while slot < want {
             let bytes = block.get(slot * DNODE_SIZE..).ok_or_else(none)?;
@@ -348,8 +356,8 @@ impl Objset {
         Ok(None)
     }
 
-    /// Has the blocks with these objects' dnodes read ahead, in order, each once, as
-    /// far as memory lacks them and the bounds of reading ahead allow.
+    /// Starts reads of the blocks with these objects' dnodes, in order, each once, if they
+    /// are not in memory and the prefetch bounds allow.
     pub fn prefetch_dnodes(self: &Arc<Self>, ids: impl Iterator<Item = ObjectId>) {
         let meta = self.meta_object();
         let mut blocks: Vec<u64> = ids
@@ -379,10 +387,10 @@ impl Objset {
     }
 }
 
-/// Puts a dnode into its shard; of a full one half goes.
+/// Puts a dnode into its shard. From a full shard half of the entries are evicted.
 fn keep(shard: &mut IdMap<u64, Arc<Dnode>>, id: u64, dnode: Arc<Dnode>) {
     if shard.len() >= DNODE_CACHE / SHARDS && !shard.contains_key(&id) {
-        // Which half is as good as random; a re-read is one cache hit.
+        // The choice of the half is as good as random; a re-read costs one cache hit.
         let mut stays = false;
         shard.retain(|_, _| {
             stays = !stays;

@@ -1,17 +1,16 @@
-//! The one walk over every block pointer of an object set.
+//! The traversal of every block pointer of an object set.
 //!
 //! # Theory
-//! A shared stack of tasks is worked off by as many threads as the caller
-//! wants reads in flight: each takes the newest task (depth first, so that the
-//! stack stays short), shows its pointer to the [`Visitor`], reads the block if
-//! the walk goes on below it, and pushes what it found. Data pointers of one
-//! indirect block stay together in runs, so that a task is worth its lock.
-//! Order is not kept; what needs order walks with one thread and sorts.
+//! Threads share a stack of tasks; their number is the number of reads that the caller
+//! wants in flight. Each thread takes the newest task (depth first, so that the stack stays
+//! short), passes its pointer to the [`Visitor`], reads the block if the walk continues
+//! below it, and pushes the pointers found there. Data pointers of one indirect block stay
+//! together in runs, so that one lock acquisition serves many pointers. The order of visits
+//! is not defined. A caller that needs an order walks with one thread and sorts.
 //!
 //! # Invariants
-//! * Every pointer reachable from the root with a birth above the limit is
-//!   shown exactly once, or an ancestor of it was reported as unreadable, or
-//!   skipped by the visitor.
+//! * Every pointer reachable from the root with a birth above the limit is visited exactly
+//!   once, unless an ancestor of it was reported as unreadable or skipped by the visitor.
 //! * Depth is bounded by the levels checked in each dnode.
 
 use std::sync::Arc;
@@ -26,10 +25,10 @@ use zio::{Io, Zio};
 pub const SPILL_BLKID: u64 = u64::MAX - 1;
 /// Level of the object set's own block in bookmarks.
 pub const ROOT_LEVEL: i8 = -1;
-/// Data pointers handled by one task.
+/// Data pointers per task.
 const LEAF_RUN: usize = 64;
 
-/// Where a pointer stands.
+/// The position of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bookmark {
     /// Object set.
@@ -45,21 +44,21 @@ pub struct Bookmark {
 /// What to do below a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Go on.
+    /// Continue below.
     Descend,
-    /// Leave out what is below.
+    /// Skip the subtree.
     Skip,
 }
 
-/// Sees every pointer; called from many threads at once.
+/// Receives every pointer; called from many threads at once.
 pub trait Visitor: Sync {
-    /// A pointer with a birth above the limit, holes included (those with a birth).
+    /// Called with a pointer whose birth is above the limit; holes with a birth included.
     ///
     /// # Errors
-    /// Any error ends the walk and is returned from it.
+    /// Any error ends the walk, which returns it.
     fn visit(&self, bp: &BlkPtr, at: Bookmark) -> Result<Flow>;
 
-    /// A dnode, before its pointers are shown.
+    /// Called with a dnode, before its pointers are visited.
     ///
     /// # Errors
     /// As [`Visitor::visit`].
@@ -67,10 +66,10 @@ pub trait Visitor: Sync {
         Ok(())
     }
 
-    /// A block below which the walk should go could not be read or understood.
+    /// Called when a block of the walk could not be read or parsed.
     ///
     /// # Errors
-    /// Return the error to end the walk; `Ok` to go on without that subtree.
+    /// Return the error to end the walk; `Ok` to continue without that subtree.
     fn unreadable(&self, error: Error, _at: Bookmark) -> Result<()> {
         Err(error)
     }
@@ -79,7 +78,7 @@ pub trait Visitor: Sync {
 /// How to walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Only what was born after this group.
+    /// Only blocks born after this txg.
     pub min_txg: Txg,
     /// Threads, that is reads in flight.
     pub threads: usize,
@@ -93,7 +92,7 @@ impl Default for Options {
     }
 }
 
-enum Task {
+enum WalkTask {
     /// One pointer that may have something below it.
     Node { bp: BlkPtr, at: Bookmark, dnode: Arc<Dnode> },
     /// A run of pointers to data blocks, in an indirect block already read.
@@ -101,13 +100,13 @@ enum Task {
 }
 
 struct Stack {
-    tasks: Vec<Task>,
-    /// Threads that may still push.
+    tasks: Vec<WalkTask>,
+    /// Threads that may still push tasks.
     busy: usize,
     error: Option<Error>,
 }
 
-struct Walk<'a, V> {
+struct TraverseWalk<'a, V> {
     zio: &'a Zio,
     visitor: &'a V,
     options: Options,
@@ -115,7 +114,7 @@ struct Walk<'a, V> {
     changed: Condvar,
 }
 
-/// Walks the object set at `root` (number `objset` in bookmarks).
+/// Walks the object set at `root` (`objset` is its id in bookmarks).
 ///
 /// # Errors
 /// The first error that the visitor returned.
@@ -134,7 +133,7 @@ pub fn traverse<V: Visitor>(
         Ok(phys) => phys,
         Err(e) => return visitor.unreadable(e, at),
     };
-    let walk = Walk {
+    let walk = TraverseWalk {
         zio,
         visitor,
         options,
@@ -161,12 +160,13 @@ pub fn traverse<V: Visitor>(
 }
 
 fn skip(bp: &BlkPtr, min_txg: Txg) -> bool {
-    // A zero pointer was never written; births decide about everything else.
+    // A zero pointer was never written; all others are decided by their births.
     bp.birth() == Txg::ZERO || bp.birth() <= min_txg
 }
 
-/// Lets the other threads go when a visitor panics: they would wait for this one for ever.
-struct Unwinding<'a, 'b, V>(&'a Walk<'b, V>);
+/// Releases the other threads when a visitor panics. Otherwise they would wait for this one
+/// forever.
+struct Unwinding<'a, 'b, V>(&'a TraverseWalk<'b, V>);
 
 impl<V> Drop for Unwinding<'_, '_, V> {
     fn drop(&mut self) {
@@ -177,7 +177,7 @@ impl<V> Drop for Unwinding<'_, '_, V> {
     }
 }
 
-impl<V: Visitor> Walk<'_, V> {
+impl<V: Visitor> TraverseWalk<'_, V> {
     fn work(&self) {
         let mut found = Vec::new();
         let mut stack = self.stack.lock();
@@ -211,10 +211,10 @@ impl<V: Visitor> Walk<'_, V> {
         }
     }
 
-    fn run(&self, task: Task, found: &mut Vec<Task>) -> Result<()> {
+    fn run(&self, task: WalkTask, found: &mut Vec<WalkTask>) -> Result<()> {
         match task {
-            Task::Node { bp, at, dnode } => self.node(&bp, at, &dnode, found),
-            Task::Leaves { block, endian, first, count, at } => {
+            WalkTask::Node { bp, at, dnode } => self.node(&bp, at, &dnode, found),
+            WalkTask::Leaves { block, endian, first, count, at } => {
                 for i in first..first + count {
                     let at = Bookmark { blkid: at.blkid + (i - first) as u64, ..at };
                     match BlkPtr::parse_nth(&block, i, endian) {
@@ -235,7 +235,7 @@ impl<V: Visitor> Walk<'_, V> {
         bp: &BlkPtr,
         at: Bookmark,
         dnode: &Arc<Dnode>,
-        found: &mut Vec<Task>,
+        found: &mut Vec<WalkTask>,
     ) -> Result<()> {
         if skip(bp, self.options.min_txg) {
             return Ok(());
@@ -251,7 +251,7 @@ impl<V: Visitor> Walk<'_, V> {
         if i16::from(at.level) != i16::from(head.level)
             || head.lsize.0 != dnode.block_size(head.level)
         {
-            let e = Error::corrupt("block pointer of the wrong level or size for its place");
+            let e = Error::corrupt("block pointer of the wrong level or size for its position");
             return self.visitor.unreadable(e, at);
         }
         let read = if dnodes { Zio::read_dnodes } else { Zio::read };
@@ -268,14 +268,14 @@ impl<V: Visitor> Walk<'_, V> {
         endian: Endian,
         at: Bookmark,
         dnode: &Arc<Dnode>,
-        found: &mut Vec<Task>,
+        found: &mut Vec<WalkTask>,
     ) -> Result<()> {
         let count = 1usize << dnode.epb_shift();
         let level = at.level - 1;
         let first = at.blkid.saturating_mul(count as u64);
         if level == 0 && at.object != 0 {
             for run in (0..count).step_by(LEAF_RUN) {
-                found.push(Task::Leaves {
+                found.push(WalkTask::Leaves {
                     block: block.clone(),
                     endian,
                     first: run,
@@ -289,7 +289,7 @@ impl<V: Visitor> Walk<'_, V> {
             let at = Bookmark { level, blkid: first + i as u64, ..at };
             match BlkPtr::parse_nth(block, i, endian) {
                 Ok(bp) if skip(&bp, self.options.min_txg) => {}
-                Ok(bp) => found.push(Task::Node { bp, at, dnode: Arc::clone(dnode) }),
+                Ok(bp) => found.push(WalkTask::Node { bp, at, dnode: Arc::clone(dnode) }),
                 Err(e) => self.visitor.unreadable(e, at)?,
             }
         }
@@ -301,7 +301,7 @@ impl<V: Visitor> Walk<'_, V> {
         block: &Buf,
         endian: Endian,
         at: Bookmark,
-        found: &mut Vec<Task>,
+        found: &mut Vec<WalkTask>,
     ) -> Result<()> {
         for (slot, dnode) in dnodes_in_block(block, endian) {
             let object = at.blkid.saturating_mul(DNODES_PER_BLOCK) + slot;
@@ -316,19 +316,19 @@ impl<V: Visitor> Walk<'_, V> {
         Ok(())
     }
 
-    fn push_dnode(&self, tasks: &mut Vec<Task>, objset: u64, object: u64, dnode: &Arc<Dnode>) {
+    fn push_dnode(&self, tasks: &mut Vec<WalkTask>, objset: u64, object: u64, dnode: &Arc<Dnode>) {
         let level = dnode.levels as i8 - 1;
         for (i, bp) in dnode.blkptrs.iter().enumerate() {
             if !skip(bp, self.options.min_txg) {
                 let at = Bookmark { objset, object, level, blkid: i as u64 };
-                tasks.push(Task::Node { bp: *bp, at, dnode: Arc::clone(dnode) });
+                tasks.push(WalkTask::Node { bp: *bp, at, dnode: Arc::clone(dnode) });
             }
         }
         if let Some(spill) = dnode.spill
             && !skip(&spill, self.options.min_txg)
         {
             let at = Bookmark { objset, object, level: 0, blkid: SPILL_BLKID };
-            tasks.push(Task::Node { bp: spill, at, dnode: Arc::clone(dnode) });
+            tasks.push(WalkTask::Node { bp: spill, at, dnode: Arc::clone(dnode) });
         }
     }
 }

@@ -1,53 +1,56 @@
-//! A transaction: the right to change memory in one group.
+//! A transaction: the right to change memory in one txg.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use base::Txg;
 
-/// Hears how much dirty memory each group holds (the write throttle's measure).
-pub trait Dirt: Send + Sync {
+/// Is informed of the dirty memory of each txg (the write throttle's measure).
+pub trait DirtyMeter: Send + Sync {
     /// `bytes` more are dirty in `txg`.
     fn dirty(&self, txg: Txg, bytes: u64);
-    /// `bytes` of `txg` are on disk, or gone.
+    /// `bytes` of `txg` are written, or were dropped.
     fn clean(&self, txg: Txg, bytes: u64);
-    /// A block of `bytes` will be stored `copies` times by `txg` that was not to be written
-    /// before, and `nodes` indirect blocks on the way to it.
-    fn place(&self, _txg: Txg, _bytes: u64, _copies: u8, _nodes: u8) {}
+    /// `txg` will write a block that it was not going to write before, of `bytes` and
+    /// `copies` times, with `nodes` indirect blocks above it.
+    fn plan_write(&self, _txg: Txg, _bytes: u64, _copies: u8, _nodes: u8) {}
     /// Blocks of `bytes` in all will not be written by `txg` after all.
-    fn unplace(&self, _txg: Txg, _bytes: u64) {}
+    fn cancel_write(&self, _txg: Txg, _bytes: u64) {}
 }
 
-/// A transaction. All that is changed under it reaches the disk in one group.
+/// A transaction. All changes made under it reach the disk in one txg.
 ///
-/// While it lives, its group stays open (it keeps the group's hold), so it must not
-/// be kept over a wait for that group.
+/// It keeps a hold on its txg, which stays open meanwhile. So its owner must not wait for
+/// that txg to be written.
 pub struct Tx {
     txg: Txg,
     syncing: bool,
-    dirt: Option<Arc<dyn Dirt>>,
+    dirt: Option<Arc<dyn DirtyMeter>>,
     _hold: Option<Box<dyn Any + Send>>,
 }
 
 impl Tx {
     /// A writer's transaction in `txg`; `hold` keeps the group open until the drop.
-    pub fn open(txg: Txg, dirt: Arc<dyn Dirt>, hold: impl Any + Send) -> Tx {
+    pub fn open(txg: Txg, dirt: Arc<dyn DirtyMeter>, hold: impl Any + Send) -> Tx {
         Tx { txg, syncing: false, dirt: Some(dirt), _hold: Some(Box::new(hold)) }
     }
 
-    /// The sync thread's own transaction in the group that it writes.
+    /// The sync thread's own transaction in the txg that it writes.
     pub fn syncing(txg: Txg) -> Tx {
         Tx { txg, syncing: true, dirt: None, _hold: None }
     }
 
-    /// The same, which tells `meter` of what it makes dirty: it is given who was told before.
+    /// The same transaction, with another meter; `meter` gets the one used so far.
     #[must_use]
-    pub fn told_to(mut self, meter: impl FnOnce(Arc<dyn Dirt>) -> Arc<dyn Dirt>) -> Tx {
+    pub fn metered_by(
+        mut self,
+        meter: impl FnOnce(Arc<dyn DirtyMeter>) -> Arc<dyn DirtyMeter>,
+    ) -> Tx {
         self.dirt = self.dirt.take().map(meter);
         self
     }
 
-    /// Its group.
+    /// Its txg.
     pub fn txg(&self) -> Txg {
         self.txg
     }
@@ -57,8 +60,8 @@ impl Tx {
         self.syncing
     }
 
-    /// Who is told of what it makes dirty; nobody of what the sync thread does.
-    pub fn dirt(&self) -> Option<&Arc<dyn Dirt>> {
+    /// The meter that is informed of dirty memory; none for the sync thread's transactions.
+    pub fn dirt(&self) -> Option<&Arc<dyn DirtyMeter>> {
         self.dirt.as_ref()
     }
 }

@@ -1,13 +1,13 @@
 //! The ZAP over an object: look up, list, resume from a cookie.
 //!
 //! # Theory
-//! Block 0 says which form it is. A microzap is searched in place; a fat ZAP
-//! goes hash → pointer → leaf. Listing follows (hash, cd), so a cookie stays
-//! good while the ZAP grows, splits or turns fat (chapter 03 §19).
+//! Block 0 has the form. A microzap is searched in place; a fat ZAP is searched from hash
+//! to pointer to leaf. Listing follows (hash, cd), so a cookie stays valid while the ZAP
+//! grows, splits or turns fat (chapter 03 §19).
 //!
 //! # Invariants
-//! * A lookup reads at most three blocks; a listing reads each leaf once, and
-//!   every step moves the cursor forward, so no image can make it endless.
+//! * A lookup reads at most three blocks. A listing reads each leaf once, and every step
+//!   moves the cursor forward, so no image can make it endless.
 
 use base::{Buf, Error, Result};
 use ondisk::normalize::{self, NameKey};
@@ -23,10 +23,10 @@ use zio::Io;
 
 use crate::object::Object;
 
-/// Pointers without a leaf, or leaves without an entry, in a row: a table of 2^40
-/// holes costs no space, but nobody could wait for its end.
+/// The most consecutive pointers without a leaf, or leaves without an entry. A table of
+/// 2^40 holes takes no space on disk, but a walk over it would not end in practice.
 const EMPTY_STEPS_MAX: usize = 1 << 20;
-/// Pointers looked at for leaves to read ahead.
+/// Pointers examined for leaves to read ahead.
 const POINTERS_AHEAD: usize = 512;
 
 /// One entry.
@@ -50,7 +50,7 @@ pub struct Zap {
     io: Io,
 }
 
-enum Form<'a> {
+enum ZapView<'a> {
     Micro(MicroZap<'a>),
     Fat(FatHeader<'a>),
 }
@@ -75,15 +75,15 @@ impl Zap {
         e.in_object(self.object.id())
     }
 
-    fn form(&self) -> Result<Form<'_>> {
+    fn form(&self) -> Result<ZapView<'_>> {
         match ZapBlock::parse(&self.block, self.endian).map_err(|e| self.fail(e))? {
-            ZapBlock::Micro(m) => Ok(Form::Micro(m)),
-            ZapBlock::FatHeader(h) => Ok(Form::Fat(h)),
+            ZapBlock::Micro(m) => Ok(ZapView::Micro(m)),
+            ZapBlock::FatHeader(h) => Ok(ZapView::Fat(h)),
             ZapBlock::Leaf(_) => Err(self.fail(Error::corrupt("a ZAP begins with a leaf"))),
         }
     }
 
-    /// The object behind it.
+    /// The object that holds it.
     pub fn object(&self) -> &Object {
         &self.object
     }
@@ -94,8 +94,8 @@ impl Zap {
     /// `Corrupt` when block 0 is damaged.
     pub fn normflags(&self) -> Result<u64> {
         Ok(match self.form()? {
-            Form::Micro(m) => m.normflags,
-            Form::Fat(h) => h.phys.normflags,
+            ZapView::Micro(m) => m.normflags,
+            ZapView::Fat(h) => h.phys.normflags,
         })
     }
 
@@ -105,8 +105,8 @@ impl Zap {
     /// `Corrupt` when block 0 is damaged.
     pub fn hash_bits(&self) -> Result<u32> {
         Ok(match self.form()? {
-            Form::Micro(_) => HASH_BITS,
-            Form::Fat(h) => h.phys.hash_bits(),
+            ZapView::Micro(_) => HASH_BITS,
+            ZapView::Fat(h) => h.phys.hash_bits(),
         })
     }
 
@@ -115,7 +115,7 @@ impl Zap {
     /// # Errors
     /// `Corrupt` when block 0 is damaged.
     pub fn has_word_keys(&self) -> Result<bool> {
-        Ok(matches!(self.form()?, Form::Fat(h) if h.phys.has_word_keys()))
+        Ok(matches!(self.form()?, ZapView::Fat(h) if h.phys.has_word_keys()))
     }
 
     /// The header of a fat ZAP (zdb's statistics); `None` for a microzap.
@@ -124,8 +124,8 @@ impl Zap {
     /// `Corrupt` when block 0 is damaged.
     pub fn fat_header(&self) -> Result<Option<ondisk::zap::FatPhys>> {
         Ok(match self.form()? {
-            Form::Micro(_) => None,
-            Form::Fat(h) => Some(h.phys),
+            ZapView::Micro(_) => None,
+            ZapView::Fat(h) => Some(h.phys),
         })
     }
 
@@ -170,11 +170,11 @@ impl Zap {
             NAME_MAX - 1
         };
         match self.form()? {
-            Form::Micro(zap) => {
+            ZapView::Micro(zap) => {
                 let key = NameKey::new(name, zap.normflags, how, max)?;
                 Ok(find_micro(&zap, &key))
             }
-            Form::Fat(header) => {
+            ZapView::Fat(header) => {
                 let key = NameKey::new(name, header.phys.normflags, how, max)?;
                 let hash = header.phys.hash_name(key.hash_form());
                 let Some((block, endian)) = self.leaf_for(&header, hash)? else {
@@ -197,7 +197,7 @@ impl Zap {
     /// # Errors
     /// As [`Zap::lookup`].
     pub fn lookup_words(&self, key: &[u64]) -> Result<Option<ZapValue>> {
-        let Form::Fat(header) = self.form()? else { return Ok(None) };
+        let ZapView::Fat(header) = self.form()? else { return Ok(None) };
         let hash = header.phys.hash_words(key);
         let Some((block, endian)) = self.leaf_for(&header, hash)? else { return Ok(None) };
         let leaf = Leaf::parse(&block, endian).map_err(|e| self.fail(e))?;
@@ -222,14 +222,14 @@ impl Zap {
         Ok((self.object.read_block(blkid, self.io)?, endian))
     }
 
-    /// The blocks of up to `max` leaves from `hash` on, as far as memory holds the
-    /// pointers to them, with the hash behind each; empty for a microzap. One call
-    /// looks at a bounded number of pointers.
+    /// The blocks of up to `max` leaves from `hash` on, with the hash behind each; empty
+    /// for a microzap. Only pointers already in memory are used. One call examines a
+    /// bounded number of pointers.
     ///
     /// # Errors
     /// `Corrupt` when block 0 or a pointer is damaged.
     pub fn leaves_from(&self, hash: u64, max: usize) -> Result<Vec<(u64, u64)>> {
-        let Form::Fat(header) = self.form()? else { return Ok(Vec::new()) };
+        let ZapView::Fat(header) = self.form()? else { return Ok(Vec::new()) };
         let Some(step) = 1u64.checked_shl(64 - header.phys.zt_shift as u32) else {
             return Ok(Vec::new());
         };
@@ -261,14 +261,14 @@ impl Zap {
         Ok(found)
     }
 
-    /// The part of all hashes that a leaf spans on average.
+    /// The part of the hash space that a leaf spans on average.
     ///
     /// # Errors
     /// `Corrupt` when block 0 is damaged.
     pub fn leaf_span(&self) -> Result<u64> {
         Ok(match self.form()? {
-            Form::Micro(_) => u64::MAX,
-            Form::Fat(h) => u64::MAX / h.phys.num_leafs.max(1),
+            ZapView::Micro(_) => u64::MAX,
+            ZapView::Fat(h) => u64::MAX / h.phys.num_leafs.max(1),
         })
     }
 
@@ -307,15 +307,15 @@ impl Zap {
         Ok(())
     }
 
-    /// Entries at or after `from`, at most one leaf's worth and about `max` of
-    /// them, and where to go on; `None` at the end.
+    /// Entries at or after `from`, at most one leaf's worth and about `max` of them, and
+    /// the cursor to continue from; `None` at the end.
     ///
     /// # Errors
     /// As [`Zap::lookup`].
     pub fn list_from(&self, from: Cursor, max: usize) -> Result<(Vec<ZapEntry>, Option<Cursor>)> {
         match self.form()? {
-            Form::Micro(zap) => Ok(list_micro(&zap, from, max)),
-            Form::Fat(header) => self.list_fat(&header, from, max),
+            ZapView::Micro(zap) => Ok(list_micro(&zap, from, max)),
+            ZapView::Fat(header) => self.list_fat(&header, from, max),
         }
     }
 
@@ -327,7 +327,7 @@ impl Zap {
     ) -> Result<(Vec<ZapEntry>, Option<Cursor>)> {
         let words = header.phys.has_word_keys();
         let Some((block, endian)) = self.leaf_for(header, from.hash)? else {
-            // No leaf for this pointer: on to the next pointer.
+            // No leaf for this pointer: continue with the next pointer.
             let step = 1u64.checked_shl(64 - header.phys.zt_shift as u32).unwrap_or(0);
             let next = (from.hash & !step.wrapping_sub(1)).checked_add(step).filter(|_| step > 0);
             return Ok((Vec::new(), next.map(|hash| Cursor { hash, cd: 0 })));

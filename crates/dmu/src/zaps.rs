@@ -1,8 +1,8 @@
-//! Changing ZAPs that are objects: [`crate::zap_write`] over an object and a transaction.
+//! Changes of ZAPs that are objects: [`crate::zap_write`] over an object and a transaction.
 //!
-//! A change of a ZAP depends on what it finds there, and it finds the newest state. So
-//! whoever changes one in a group excludes that a newer group changed it before: it takes
-//! its own lock first and the transaction afterwards.
+//! A change of a ZAP depends on its newest content. So no newer txg may have changed the
+//! ZAP before a transaction of an older txg does. A caller ensures this by taking its own
+//! lock first and opening the transaction afterwards.
 
 use std::sync::Arc;
 
@@ -125,7 +125,8 @@ pub fn remove(os: &Arc<Objset>, tx: &Tx, id: ObjectId, name: &[u8]) -> Result<()
     ZapMut::new(&ObjectStore::new(os, tx, id)).remove(name).map_err(|e| e.in_object(id))
 }
 
-/// Adds to a number, modulo 2^64; an entry that becomes 0 goes. The new value.
+/// Adds to a number, modulo 2^64, and returns the new value. An entry that becomes 0 is
+/// removed.
 ///
 /// # Errors
 /// Those of reading and changing the ZAP.

@@ -1,5 +1,5 @@
-//! Every ZAP of the golden pools, which OpenZFS wrote, is copied to memory, changed
-//! there, and changed back.
+//! Every ZAP of the golden pools, which OpenZFS wrote, is copied to memory, changed there,
+//! and changed back.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -20,7 +20,7 @@ use testkit::{Scratch, golden_pools};
 #[path = "../src/zap_write/tests_store.rs"]
 mod tests_store;
 
-use tests_store::{MemStore, Seen, audit};
+use tests_store::{AuditedEntry, MemStore, audit};
 
 /// Every object set with content.
 fn objsets(dir: &Path) -> Vec<Arc<Objset>> {
@@ -47,8 +47,8 @@ fn objsets(dir: &Path) -> Vec<Arc<Objset>> {
     all
 }
 
-/// The blocks and entries of a ZAP; `None` if it is encrypted or foreign.
-fn load(zap: &Zap) -> Option<(MemStore, BTreeMap<Vec<u8>, Seen>)> {
+/// The blocks and entries of a ZAP; `None` if it is encrypted or of another byte order.
+fn load(zap: &Zap) -> Option<(MemStore, BTreeMap<Vec<u8>, AuditedEntry>)> {
     let object = zap.object();
     let store = MemStore::new(object.block_size() as u32);
     for blkid in 0..=object.dnode().max_blkid {
@@ -63,12 +63,13 @@ fn load(zap: &Zap) -> Option<(MemStore, BTreeMap<Vec<u8>, Seen>)> {
         store.blocks.borrow_mut().insert(blkid, Buf::copy_of(&block));
     }
     let entries = zap.entries().ok()?.into_iter();
-    let entries = entries.map(|e| (e.name, Seen { value: e.value, hash: e.hash, cd: e.cd }));
+    let entries =
+        entries.map(|e| (e.name, AuditedEntry { value: e.value, hash: e.hash, cd: e.cd }));
     Some((store, entries.collect()))
 }
 
 /// Adds `many` entries and removes them again; 1 for a fat ZAP.
-fn change(store: &MemStore, before: &BTreeMap<Vec<u8>, Seen>, many: u64) -> usize {
+fn change(store: &MemStore, before: &BTreeMap<Vec<u8>, AuditedEntry>, many: u64) -> usize {
     let found = audit(store, false);
     assert_eq!(&found.entries, before);
     let zap = ZapMut::with_limits(store, ZapLimits { name_max: 1023, ..ZapLimits::default() });
@@ -96,7 +97,7 @@ fn change(store: &MemStore, before: &BTreeMap<Vec<u8>, Seen>, many: u64) -> usiz
         }
     }
     assert_eq!(&audit(store, false).entries, before);
-    // And each entry that was there goes and comes.
+    // Each entry that was there is removed and added again.
     for (name, seen) in before {
         if words.is_none() {
             zap.remove(name).unwrap();

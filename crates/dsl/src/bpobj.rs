@@ -49,8 +49,8 @@ fn for_each_at(
     if depth > DEPTH_MAX {
         return Err(Error::limit("lists of block pointers nested too deep"));
     }
-    // Each list belongs to one other: lists that share one, or contain themselves,
-    // would be walked more often than anybody can wait for.
+    // Each list belongs to one other list. Lists that share one, or contain themselves,
+    // could make the walk endless in practice.
     if !seen.insert(object) {
         return Err(
             Error::corrupt("a list of block pointers appears twice").in_object(ObjectId(object))
@@ -86,7 +86,7 @@ fn for_each_at(
     Ok(())
 }
 
-/// A count beyond the object's blocks would be a loop over zeros.
+/// A count beyond the object's blocks would loop over zeros.
 fn check_length(object: &dmu::Object, count: u64, size: u64) -> Result<()> {
     let bytes = (object.dnode().max_blkid + 1).saturating_mul(object.block_size());
     if count.saturating_mul(size) > bytes {

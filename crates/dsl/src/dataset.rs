@@ -53,7 +53,7 @@ impl DslDataset {
         &self.name
     }
 
-    /// Its object number in the MOS.
+    /// Its object id in the MOS.
     pub fn object(&self) -> u64 {
         self.object
     }
@@ -110,7 +110,7 @@ impl DslDataset {
         DslDataset::open(self.dir.clone(), object, full.into()).map(Some)
     }
 
-    /// Bookmarks of this head, by creation group and name.
+    /// Bookmarks of this head, by creation txg and name.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -198,7 +198,7 @@ impl DslDataset {
         }
     }
 
-    /// The previous snapshot, through origins; its name is not looked up.
+    /// The previous snapshot, through origins, without its name.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -207,7 +207,7 @@ impl DslDataset {
             0 => Ok(None),
             object => {
                 let phys = Self::read_phys(self.dir.mos(), object)?;
-                // Only the MOS is asked of the directory.
+                // Only the MOS of this directory is used.
                 let (dir, name) = (self.dir.clone(), Arc::clone(&self.name));
                 Ok(Some(DslDataset { dir, object, name, phys }))
             }

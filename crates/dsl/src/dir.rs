@@ -15,9 +15,9 @@ use crate::mos::Mos;
 /// snapshots, or one of the pool's own (`$MOS`, `$FREE`, `$ORIGIN`).
 /// Cheap to clone.
 #[derive(Clone)]
-pub struct DslDir(Arc<Inner>);
+pub struct DslDir(Arc<DirInner>);
 
-struct Inner {
+struct DirInner {
     mos: Mos,
     object: u64,
     /// Full name, pool first.
@@ -30,7 +30,7 @@ struct Inner {
 }
 
 impl DslDir {
-    /// The pool's root directory; `pool` is the name it goes by.
+    /// The pool's root directory; `pool` is the name of the pool.
     ///
     /// # Errors
     /// `Corrupt` when the MOS has none; those of reading it.
@@ -49,7 +49,7 @@ impl DslDir {
         }
         let phys = DslDirPhys::parse(&dnode.bonus, dnode.endian)?;
         let depth = parent.as_ref().map_or(0, |p| p.0.depth + 1);
-        Ok(DslDir(Arc::new(Inner { mos: mos.clone(), object, name, parent, depth, phys })))
+        Ok(DslDir(Arc::new(DirInner { mos: mos.clone(), object, name, parent, depth, phys })))
     }
 
     /// Full name, pool first.
@@ -57,7 +57,7 @@ impl DslDir {
         &self.0.name
     }
 
-    /// Its object number in the MOS.
+    /// Its object id in the MOS.
     pub fn object(&self) -> u64 {
         self.0.object
     }
@@ -67,7 +67,7 @@ impl DslDir {
         &self.0.phys
     }
 
-    /// The MOS it lives in.
+    /// The MOS that contains it.
     pub fn mos(&self) -> &Mos {
         &self.0.mos
     }
@@ -88,8 +88,8 @@ impl DslDir {
         }
         let full = format!("{}/{name}", self.name()).into();
         let child = Self::open(self.mos(), object, full, Some(self.clone()))?;
-        // One parent each: so no directory is reached on two ways, and a damaged
-        // tree cannot branch again and again.
+        // Each directory has one parent. So no directory is reached by two paths, and a
+        // damaged tree cannot branch without end.
         if child.phys().parent_obj != self.object() {
             let e = Error::corrupt("a dataset is not the child of its parent");
             return Err(e.in_dataset(child.name()));
@@ -97,7 +97,7 @@ impl DslDir {
         Ok(child)
     }
 
-    /// The full name of a directory object, found by going up; `None` for one
+    /// The full name of a directory object, found by ascending to the root; `None` for one
     /// that is not below the root.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Which features a pool has enabled and active (chapter 04 §14).
+//! The features of a pool that are enabled and active (chapter 04 §14).
 
 use std::collections::BTreeMap;
 
@@ -42,14 +42,14 @@ impl State {
     }
 }
 
-/// A feature that this version does not know or cannot read.
+/// A feature that this version does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported {
     /// Its globally unique name.
     pub guid: String,
-    /// What the pool says about it.
+    /// Its description from the pool.
     pub description: String,
-    /// Read-only access is possible without knowing it.
+    /// Read-only access is possible without supporting it.
     pub read_only_ok: bool,
     /// It is in use (not merely enabled).
     pub active: bool,
@@ -109,8 +109,8 @@ impl FeatureState {
         self.counts.get(guid).map_or(0, |c| c.refs)
     }
 
-    /// Features of the pool that this version does not know or cannot read;
-    /// those that merely are enabled do no harm.
+    /// Features of the pool that this version does not support. Those that are merely
+    /// enabled are harmless.
     pub fn unsupported(&self) -> Vec<Unsupported> {
         let mut out = Vec::new();
         for (guid, count) in &self.counts {

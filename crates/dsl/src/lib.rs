@@ -1,18 +1,18 @@
-//! The dataset and snapshot layer: directories, datasets, snapshots, clones,
-//! block-pointer lists, properties, features.
+//! The dataset and snapshot layer: directories, datasets, snapshots, clones, block-pointer
+//! lists, properties, features.
 //!
 //! # Theory
-//! Everything here is an interpretation of objects of the meta object set
-//! (MOS). A [`DslDir`] is a node of the dataset tree and carries accounting and
-//! properties; a [`DslDataset`] is a head or a snapshot and carries an object
-//! set. A name is found by descending child ZAPs from the root directory.
+//! This crate interprets objects of the meta object set (MOS). A [`DslDir`] is a node of
+//! the dataset tree and has accounting and properties. A [`DslDataset`] is a head or a
+//! snapshot and has an object set. A name is found by descending child ZAPs from the root
+//! directory.
 //!
 //! # Invariants
-//! * A directory is recognised by its bonus type, never by its object type
-//!   (it may be zapified, chapter 04 §0).
-//! * Every descent is bounded: `DATASET_DEPTH_MAX` levels down, and chains of
-//!   snapshots must descend in creation group.
-//! * Nothing here knows what is inside an object set.
+//! * A directory is recognised by its bonus type, never by its object type (it may be
+//!   zapified, chapter 04 §0).
+//! * Every descent is bounded: `DATASET_DEPTH_MAX` levels down, and chains of snapshots
+//!   must descend in creation txg.
+//! * This crate has no notion of the content of an object set.
 
 pub mod bpobj;
 pub mod dataset;

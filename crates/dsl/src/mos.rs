@@ -7,7 +7,7 @@ use dmu::{Io, Object, Objset, Zap, ZapEntry};
 use nvlist::NvList;
 use ondisk::objtype::ObjType;
 
-/// The object directory's number.
+/// The object directory's id.
 const DIRECTORY_OBJECT: ObjectId = ObjectId(1);
 
 /// An open MOS.

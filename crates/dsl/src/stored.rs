@@ -1,4 +1,4 @@
-//! Stored properties: what the property ZAPs say, and by whose word
+//! Stored properties: the values in the property ZAPs, and their sources
 //! (chapter 04 §12.1).
 
 use base::{Error, Result};
@@ -30,7 +30,7 @@ impl Stored {
         }
     }
 
-    /// As a property's value.
+    /// Converts to a property value.
     pub fn into_data(self) -> PropData {
         match self {
             Stored::Number(n) => PropData::Num(n),
@@ -97,8 +97,8 @@ impl Props {
 }
 
 impl DslDataset {
-    /// The stored value of `name` that holds for this dataset and where it comes
-    /// from; `None` when nobody set it.
+    /// The stored value of `name` that applies to this dataset, and its source; `None` when
+    /// it was never set.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -112,7 +112,7 @@ impl DslDataset {
             if !inheritable {
                 return Ok(None);
             }
-            // A snapshot inherits from its own dataset as if from above.
+            // A snapshot inherits from its own dataset as if that were its parent.
             let found = self.dir().stored(name, inheritable)?;
             return Ok(found.map(|(value, source)| match source {
                 Source::Local | Source::Received => {
@@ -134,7 +134,7 @@ impl DslDataset {
         Props::open(self.dir().mos(), object)?.get(name, RECEIVED)
     }
 
-    /// Names of all user properties that hold here, sorted.
+    /// Names of all user properties that apply here, sorted.
     ///
     /// # Errors
     /// Those of reading the MOS.

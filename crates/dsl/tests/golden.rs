@@ -1,5 +1,5 @@
-//! The writing half of the DSL against pools that OpenZFS wrote: its checker finds
-//! nothing wrong with them, and its walk shows every block once, wherever it resumes.
+//! The writing half of the DSL against pools that OpenZFS wrote: its checker finds no
+//! violation in them, and its walk visits every block once, wherever it resumes.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -49,7 +49,7 @@ fn every_sum_of_every_golden_pool_is_right() {
     assert!(pools > 10);
 }
 
-/// What each pool has that Cenote's writer does not keep.
+/// The structures in each pool that Cenote's writer does not maintain.
 #[test]
 fn pools_that_must_stay_read_only_are_known() {
     let what = |name: &str| {
@@ -70,9 +70,9 @@ fn pools_that_must_stay_read_only_are_known() {
 }
 
 #[derive(Default)]
-struct Seen(Mutex<BTreeMap<(u64, i64, u64), BlkPtr>>);
+struct SeenPointers(Mutex<BTreeMap<(u64, i64, u64), BlkPtr>>);
 
-impl Visitor for Seen {
+impl Visitor for SeenPointers {
     fn visit(&self, bp: &BlkPtr, at: Bookmark) -> Result<Flow> {
         if !bp.is_hole() {
             let blkid = if at.level < 0 { 0 } else { at.blkid };
@@ -99,7 +99,7 @@ fn a_walk_shows_every_block_once_wherever_it_resumes() {
     for ds in datasets {
         let bp = ds.phys().bp;
         for min in [Txg::ZERO, ds.phys().prev_snap_txg] {
-            let seen = Seen::default();
+            let seen = SeenPointers::default();
             let options = Options { min_txg: min, ..Options::default() };
             traverse(spa.zio(), ds.object(), &bp, &seen, options).unwrap();
             let expected = seen.0.lock().clone();
@@ -114,7 +114,7 @@ fn a_walk_shows_every_block_once_wherever_it_resumes() {
             assert_eq!(found.len(), order.len(), "each block once");
             assert_eq!(found, expected, "{}", ds.name());
             walked += order.len();
-            // Portions of every size, each going on where the last one stopped.
+            // Portions of every size, each resuming where the last one stopped.
             for portion in [1, 2, 3, 7, 50] {
                 if order.len() > 600 && portion < 7 {
                     continue;
@@ -149,7 +149,7 @@ impl Visitor for Panics {
     }
 }
 
-/// The other threads of a walk waited for ever for one whose visitor had panicked.
+/// Story: the other threads of a walk waited forever for one whose visitor had panicked.
 #[test]
 fn a_walk_ends_when_a_visitor_panics() {
     let Some(golden) = golden("snaps") else { return };

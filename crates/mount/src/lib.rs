@@ -112,7 +112,7 @@ impl Mounter for FuseMounter {
             dont_mask: fs.writable,
             latency_qos: options.keep_awake.then(|| self.latency_qos()).transpose()?,
             // A caller that meets a suspended pool waits, whatever the call.
-            on_request: cenote::be_patient,
+            on_request: cenote::wait_for_resume,
             ..Config::default()
         };
         let transport: &dyn Transport = match options.io_uring {

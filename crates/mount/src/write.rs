@@ -24,8 +24,8 @@ use std::time::Duration;
 use base::{ErrorKind, ObjectId};
 use cenote::Io;
 use cenote::files::{
-    At, Attrs, Caller, Device, Falloc, FileType as FileKind, Groups, New, Rename, SetAttrs,
-    SetTime, Time,
+    Attrs, Caller, Device, Falloc, FileType as FileKind, Groups, New, Rename, SetAttrs, SetTime,
+    Time, WritePosition,
 };
 use fuse::{
     Attr, CopyRange, Entry, Errno, Negotiated, NewNode, Opened, Request, SetAttr, Timestamp,
@@ -81,7 +81,7 @@ pub(super) fn caller(req: &Request, umask: u32) -> Caller {
     let groups = match pid {
         // The kernel itself, or somebody beyond our process namespace.
         0 => Groups::Known(Vec::new()),
-        _ => Groups::Ask(Arc::new(move || groups_of(pid))),
+        _ => Groups::Lookup(Arc::new(move || groups_of(pid))),
     };
     Caller { uid: req.uid, gid: req.gid, groups, umask, privileged: req.uid == 0 }
 }
@@ -335,8 +335,8 @@ impl ZfsMount {
         let by = writer(req, args.kill_suidgid);
         let fs = self.fs();
         let done = match args.kill_suidgid || args.handle == DIRECT {
-            true => fs.write_shedding(&by, id, args.offset, data, CAPABILITY),
-            false => fs.write(&by, id, At::Offset(args.offset), data),
+            true => fs.write_without_xattr(&by, id, args.offset, data, CAPABILITY),
+            false => fs.write(&by, id, WritePosition::Offset(args.offset), data),
         };
         let done = done.map_err(stale)?;
         // The kernel asks for it itself only where it writes through its pages.
@@ -352,7 +352,7 @@ impl ZfsMount {
         if !attrs.may_have_xattrs {
             return Ok(());
         }
-        self.fs().shed(&caller(req, 0), id, CAPABILITY).map_err(stale)
+        self.fs().drop_xattr(&caller(req, 0), id, CAPABILITY).map_err(stale)
     }
 
     /// Takes set-id bits away as a write does; for `fallocate` the kernel leaves that to

@@ -1,4 +1,4 @@
-//! Going on after a crash: the disks are imported for writing, worked on, and crashed
+//! Continuing after a crash: the disks are imported for writing, changed, and crashed
 //! again.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use zio::BlockCache;
 use crate::driver::Driver;
 use crate::memo::Memo;
 use crate::model::Model;
-use crate::ops::{Plan, plan};
+use crate::ops::{OpPlan, plan};
 use crate::pool::{CACHE, SimLeaves, find};
 use crate::run::{Recorded, plant};
 use crate::setup::{Setup, Workload};
@@ -20,7 +20,7 @@ use crate::setup::{Setup, Workload};
 /// Operations after a crash.
 const OPS: usize = 8;
 
-fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, old: &Model) -> Result<Arc<Model>, String> {
+fn body(setup: &Setup, plan: &OpPlan, disks: &SimDisks, old: &Model) -> Result<Arc<Model>, String> {
     let fail = |what: &str, e: &dyn std::fmt::Display| format!("{what}, after a crash: {e}");
     let leaves = SimLeaves::new(disks, &[]);
     let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;
@@ -47,8 +47,8 @@ fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, old: &Model) -> Result<Arc
     Ok(model)
 }
 
-/// Imports `images`, in which `old` says what there is, for writing and does some
-/// operations more.
+/// Imports `images`, whose content is that of `old`, for writing and runs some more
+/// operations.
 pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> Recorded {
     let workload = Workload::ALL[Rng::stream(seed, 15).below(Workload::ALL.len() as u64) as usize];
     let setup = Setup { seed, workload, threads: 1, ops: OPS, keep: None, ..setup.clone() };
@@ -68,13 +68,13 @@ pub fn go_on(setup: &Setup, images: Vec<Image>, old: &Arc<Model>, seed: u64) -> 
 }
 
 impl Recorded {
-    /// The run that goes on after this crash.
+    /// The run that continues after this crash.
     ///
     /// # Errors
-    /// What is wrong with the crash itself.
+    /// The error of the crash itself.
     pub fn go_on(&self, event: u64, seed: u64) -> Result<Option<Recorded>, String> {
         let there: Option<Txg> = self.crash_once(event, seed)?;
-        // What is damaged stays so: nothing is resilvered yet.
+        // Damage stays, because nothing is resilvered yet.
         if there.is_none() || self.mishap(seed).damages() {
             return Ok(None);
         }

@@ -1,15 +1,15 @@
-//! Going back to an earlier group for writing, and crashing meanwhile.
+//! Rewinds to an earlier txg for writing, with crashes meanwhile.
 //!
 //! # Theory
-//! The disks of a run, with its newest group N, are imported for writing as of an earlier
-//! group R, worked on, and crashed at every event. A crash may leave N as it was, as long as
-//! nobody was told that the pool went back, or R and what was done after it: nothing else,
-//! and never N again once an image has shown R's successor. A disk of a mirror or raidz may be
-//! absent all the time and be there again for the judgement: it has N's uberblocks.
+//! The disks of a run, with its newest txg N, are imported for writing as of an earlier txg
+//! R, changed, and crashed at every event. A crash may leave N as it was, as long as the
+//! rewind was not acknowledged, or R and the changes made after it: nothing else, and never
+//! N again once an image has shown R's successor. A disk of a mirror or RAID-Z may be
+//! absent all the time and be present again for the judgement: it has N's uberblocks.
 //!
 //! # Invariants
-//! * N and all that follows R are told apart by numbers: R's successor is `spa::rewind::GAP`
-//!   beyond N.
+//! * N and the successors of R are distinguished by txg numbers: R's successor is
+//!   `spa::rewind::GAP` beyond N.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,30 +23,30 @@ use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::memo::{Manner, Memo};
 use crate::model::Model;
-use crate::ops::{Plan, plan};
+use crate::ops::{OpPlan, plan};
 use crate::pool::{CACHE, SimLeaves, find, import};
-use crate::run::{Recorded, Tally};
+use crate::run::{CrashTally, Recorded};
 use crate::setup::{Setup, Workload};
 
 /// Operations after a rewind.
 const OPS: usize = 6;
 
-/// A pool that went back, recorded.
+/// A recorded rewind.
 pub struct Back {
     /// The run.
     pub setup: Setup,
-    /// The disks, with the record of the rewind and of what came after.
+    /// The disks, with the record of the rewind and the changes after it.
     pub disks: SimDisks,
-    /// What the pool held before: the future.
+    /// The expected content before the rewind: the future.
     pub future: Arc<Model>,
-    /// Its newest group.
+    /// Its newest txg.
     pub newest: Txg,
-    /// The group gone back to.
+    /// The target txg of the rewind.
     pub to: Txg,
-    /// What the pool must hold from then on.
+    /// The expected content from then on.
     pub model: Arc<Model>,
     /// The disk that was absent.
     pub absent: Option<usize>,
@@ -54,7 +54,7 @@ pub struct Back {
 
 fn body(
     setup: &Setup,
-    plan: &Plan,
+    plan: &OpPlan,
     disks: &SimDisks,
     future: &Model,
     to: Txg,
@@ -85,8 +85,8 @@ fn body(
     Ok(model)
 }
 
-/// The whole groups that the images can be opened in, newest first.
-fn groups(images: &[Image]) -> Result<Vec<Txg>, String> {
+/// The complete txgs at which the images can be opened, newest first.
+fn txgs(images: &[Image]) -> Result<Vec<Txg>, String> {
     let leaves = SimLeaves::of_images(images, &[], None, &Arc::default());
     let found = find(&leaves).map_err(|e| e.to_string())?.ok_or("there is no pool")?;
     let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| e.to_string())?);
@@ -96,17 +96,17 @@ fn groups(images: &[Image]) -> Result<Vec<Txg>, String> {
 }
 
 impl Recorded {
-    /// Takes the disks as the run left them, and goes `steps` groups back; `None` if there
-    /// are not so many whole ones. `absent`: with a disk that is not there meanwhile.
+    /// Rewinds the disks of the run by `steps` txgs; `None` if there are not so many
+    /// complete ones. `absent`: with one disk missing meanwhile.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn go_back(&self, steps: usize, absent: bool) -> Result<Option<Back>, String> {
         let event = self.disks.crash_points().last().copied().unwrap_or(0);
         let images = self.image(event, 0)?;
-        let all = groups(&images)?;
+        let all = txgs(&images)?;
         let Some((&newest, &to)) = all.first().zip(all.get(steps)) else { return Ok(None) };
-        // Before the first group of the model there is nothing to compare with.
+        // Before the first txg of the model there is nothing to compare with.
         if to < self.expect(event, 0).first {
             return Ok(None);
         }
@@ -140,7 +140,7 @@ impl Recorded {
 }
 
 impl Back {
-    /// Crashes at one event; which of both states the image has goes to `seen`.
+    /// Crashes at one event; adds the state found (before or after the rewind) to `seen`.
     fn crash(
         &self,
         event: u64,
@@ -150,7 +150,7 @@ impl Back {
         seen: &Mutex<BTreeSet<bool>>,
     ) -> Result<Option<Txg>, String> {
         let images = self.disks.crash_image(event, seed).map_err(|e| e.to_string())?;
-        let promised = self.disks.marks(event).into_iter().max().map(Txg);
+        let acknowledged = self.disks.marks(event).into_iter().max().map(Txg);
         let leaves = SimLeaves::of_images(&images, &[], None, &Arc::default());
         let found = find(&leaves).map_err(|e| e.to_string())?.ok_or("the pool is gone")?;
         let txg = import(&leaves, &found, cache, None)
@@ -160,26 +160,26 @@ impl Back {
         let manner = Manner { without: Vec::new(), damage: self.absent.is_some() };
         let gone_back = txg > self.newest;
         seen.lock().insert(gone_back);
-        let expect = Expect { promised, manner, ..Expect::default() };
+        let expect = Expect { acknowledged, manner, ..Expect::default() };
         if gone_back {
             return judge(&images, &self.model, &expect, cache, &memos.1);
         }
-        if promised.is_some() || txg != self.newest {
-            return Err(format!("the discarded group {txg} is back"));
+        if acknowledged.is_some() || txg != self.newest {
+            return Err(format!("the discarded txg {txg} is back"));
         }
         judge(&images, &self.future, &expect, cache, &memos.0)
     }
 
-    /// Crashes everywhere. Both states must have been met.
+    /// Crashes everywhere. Both states must occur.
     ///
     /// # Errors
-    /// What is wrong first.
-    pub fn crash_everywhere(&self, stride: usize, threads: usize) -> Result<Tally, String> {
+    /// The first error found.
+    pub fn crash_everywhere(&self, stride: usize, threads: usize) -> Result<CrashTally, String> {
         let points: Vec<u64> =
             self.disks.crash_points().into_iter().step_by(stride.max(1)).collect();
         let (memos, seen) = ((Memo::default(), Memo::default()), Mutex::default());
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more: 1, threads }
+        let found = CrashPoints { points, seed, more: 1, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache, &memos, &seen));
         if let Some((event, seed, what)) = found.wrong {
             let Back { newest, to, absent, .. } = self;
@@ -192,6 +192,6 @@ impl Back {
         if stride <= 1 && seen.lock().len() != 2 {
             return Err("the crashes did not meet both states".to_owned());
         }
-        Ok(Tally { images: found.images, points: count, groups: found.groups, failure: None })
+        Ok(CrashTally { images: found.images, points: count, txgs: found.txgs, failure: None })
     }
 }

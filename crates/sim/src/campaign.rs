@@ -1,15 +1,15 @@
-//! Many runs, and what came of them.
+//! Many runs, and their results.
 
 use std::time::Duration;
 
 use crate::run::{Failure, run};
-use crate::setup::{Fault, Layout, Plant, Setup, Workload};
+use crate::setup::{DiskFault, Layout, PlantedBug, Setup, Workload};
 use crate::shrink::shrink;
 
 /// Time to look for a shorter sequence.
 const SHRINK: Duration = Duration::from_secs(30);
 
-/// Which runs to make: what is `None` follows from each run's seed.
+/// The runs to make: a field that is `None` follows from each run's seed.
 #[derive(Clone, Debug)]
 pub struct Campaign {
     /// Seed of the first run; each next one has the next.
@@ -25,20 +25,20 @@ pub struct Campaign {
     /// Operations of each thread.
     pub ops: Option<usize>,
     /// A bug.
-    pub plant: Option<Plant>,
+    pub plant: Option<PlantedBug>,
     /// Faults of a disk.
-    pub fault: Option<Fault>,
+    pub fault: Option<DiskFault>,
     /// Every block larger than a sector is a gang of single sectors.
     pub gangs: bool,
     /// Only these operations.
     pub keep: Option<Vec<usize>>,
-    /// The power fails at every so manieth event.
+    /// The power fails at every `stride`th event.
     pub stride: usize,
     /// Crashes of an event beyond the two extremes.
     pub more: u64,
     /// Threads that judge.
     pub judges: usize,
-    /// Look for a shorter sequence when one fails.
+    /// Search for a shorter sequence when one fails.
     pub shrink: bool,
 }
 
@@ -79,7 +79,7 @@ impl Campaign {
         }
     }
 
-    /// Makes all runs up to the first failure; `watch` hears of each.
+    /// Makes all runs up to the first failure; `watch` is called after each.
     pub fn go(&self, watch: &mut dyn FnMut(&Setup, &Totals)) -> Totals {
         let mut totals = Totals::default();
         for seed in self.seed..self.seed.saturating_add(self.runs) {
@@ -88,7 +88,7 @@ impl Campaign {
             totals.runs += 1;
             totals.points += tally.points;
             totals.images += tally.images;
-            totals.groups += tally.groups;
+            totals.txgs += tally.txgs;
             if let Some(failure) = tally.failure {
                 let small = self.shrink && failure.setup.workload != Workload::Short;
                 totals.failure = Some(match small {
@@ -105,7 +105,7 @@ impl Campaign {
     }
 }
 
-/// What runs came to.
+/// The results of all runs.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// Runs made.
@@ -114,8 +114,8 @@ pub struct Totals {
     pub points: u64,
     /// Crash images judged.
     pub images: u64,
-    /// Groups found whole, summed over runs.
-    pub groups: u64,
-    /// What went wrong first.
+    /// Txgs found complete, summed over runs.
+    pub txgs: u64,
+    /// The first failure.
     pub failure: Option<Failure>,
 }

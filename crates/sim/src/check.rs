@@ -1,9 +1,9 @@
 //! Judging the disks after a crash: import, audit, bookkeeping, content.
 //!
 //! # Theory
-//! Where no disk has more than the pool's redundancy makes up for, everything must be
-//! there. Elsewhere ([`Expect::detect`]) the engine may report errors, but what it does
-//! give must be right: damage is noticed, never taken for content.
+//! If no disk has more damage than the pool's redundancy tolerates, everything must be
+//! there. Otherwise ([`Expect::detect`]) the engine may report errors, but the data that it
+//! returns must be right: damage is detected, never taken for content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,34 +20,34 @@ use spa::{FoundPool, LeafLabels, Leaves, Purpose, Spa};
 use zio::BlockCache;
 
 use crate::image::{BadSectors, Range, Tap};
-use crate::memo::{Known, Manner, Memo};
+use crate::memo::{Manner, Memo, PriorVerdict};
 use crate::model::{CHUNK, Content, Model, Obj};
 use crate::pool::{SimLeaves, find, import};
 
-/// What is expected of the disks.
+/// The expected state of the disks.
 #[derive(Clone, Debug, Default)]
 pub struct Expect {
-    /// The newest group that somebody was told is on disk.
-    pub promised: Option<Txg>,
-    /// Disks that are not there, and whether copies and columns may be wrong, as long as
-    /// everything can be read.
+    /// The newest txg that was acknowledged to a caller.
+    pub acknowledged: Option<Txg>,
+    /// Missing disks, and whether copies and columns may be wrong, as long as everything
+    /// can be read.
     pub manner: Manner,
     /// These sectors cannot be read.
     pub bad: Option<BadSectors>,
-    /// More may be wrong than can be made up for: it must be noticed.
+    /// There may be more damage than redundancy tolerates: it must be detected.
     pub detect: bool,
-    /// Groups before the newest must be whole too.
+    /// Txgs before the newest must be complete too.
     pub rewind: bool,
-    /// The first group of the run: there is no going back behind it.
+    /// The first txg of the run: no rewind goes further back.
     pub first: Txg,
 }
 
-/// Something wrong.
+/// An error found.
 #[derive(Clone, Debug)]
 pub struct Bad {
     what: String,
-    /// The engine itself says that something is damaged.
-    told: bool,
+    /// The engine itself reports damage.
+    reported: bool,
 }
 
 impl fmt::Display for Bad {
@@ -58,7 +58,7 @@ impl fmt::Display for Bad {
 
 impl From<String> for Bad {
     fn from(what: String) -> Bad {
-        Bad { what, told: false }
+        Bad { what, reported: false }
     }
 }
 
@@ -70,32 +70,32 @@ impl Bad {
 
 /// Whether everything is there, or some of it is reported as damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum Integrity {
     Whole,
     Damaged,
 }
 
-/// Lets what the engine told of pass, if it may.
-fn noticed(done: Result<(), Bad>, detect: bool) -> Result<Found, Bad> {
+/// Accepts damage that the engine reported, if damage is allowed.
+fn noticed(done: Result<(), Bad>, detect: bool) -> Result<Integrity, Bad> {
     match done {
-        Ok(()) => Ok(Found::Whole),
-        Err(bad) if bad.told && detect => Ok(Found::Damaged),
+        Ok(()) => Ok(Integrity::Whole),
+        Err(bad) if bad.reported && detect => Ok(Integrity::Damaged),
         Err(bad) => Err(bad),
     }
 }
 
-/// Groups for which frees wait.
+/// Txgs for which frees are deferred.
 const DEFER: u64 = 2;
 
 fn text(what: &str, e: base::Error) -> Bad {
     let kinds = [ErrorKind::Corrupt, ErrorKind::Checksum, ErrorKind::Io, ErrorKind::Missing];
-    Bad { what: format!("{what}: {e}"), told: kinds.contains(&e.kind()) }
+    Bad { what: format!("{what}: {e}"), reported: kinds.contains(&e.kind()) }
 }
 
-/// Bytes at both ends of a disk that labels are in.
+/// Bytes at both ends of a disk that contain labels.
 const LABELS: u64 = 512 << 10;
 
-/// Reads of labels, and others.
+/// Splits the reads into those of labels, and others.
 pub(crate) fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Range>) {
     let size = |disk: usize| images.get(disk).map_or(0, Image::size);
     ranges.into_iter().partition(|r| {
@@ -103,11 +103,11 @@ pub(crate) fn split(images: &[Image], ranges: Vec<Range>) -> (Vec<Range>, Vec<Ra
     })
 }
 
-/// Imports what `images` hold and compares it with the model; the group found, or
-/// `None` if there is no pool, and none was promised or its loss is noticed.
+/// Imports the pool in `images` and compares it with the model; returns the txg found, or
+/// `None` if there is no pool, and either none was acknowledged or its loss is detected.
 ///
 /// # Errors
-/// What is wrong.
+/// The error found.
 pub fn judge(
     images: &[Image],
     model: &Model,
@@ -125,40 +125,42 @@ fn judge_it(
     cache: &Arc<BlockCache>,
     memo: &Memo,
 ) -> Result<Option<Txg>, Bad> {
-    // What cannot be read is in no image.
+    // Bad sectors are not part of an image, so the verdict is not stored.
     let remember = expect.bad.is_none();
-    let known = if remember { memo.whole(images, &expect.manner) } else { None };
+    let known = if remember { memo.import_verdict(images, &expect.manner) } else { None };
     if let Some(txg) = known {
-        promised(model, expect, txg)?;
+        acknowledged(model, expect, txg)?;
         return Ok(Some(txg));
     }
     let tap = Arc::new(Tap::default());
     let leaves = SimLeaves::of_images(images, &expect.manner.without, expect.bad, &tap);
-    let lenient = expect.promised.is_none() || expect.detect;
+    let lenient = expect.acknowledged.is_none() || expect.detect;
     let found = find(&leaves).map_err(|e| text("looking for the pool", e));
     let found = match found {
         Ok(Some(found)) => found,
         Ok(None) if lenient => return Ok(None),
-        Ok(None) => return Err("there is no pool, although one was promised".to_owned().into()),
-        Err(bad) if bad.told && expect.detect => return Ok(None),
+        Ok(None) => {
+            return Err("there is no pool, although one was acknowledged".to_owned().into());
+        }
+        Err(bad) if bad.reported && expect.detect => return Ok(None),
         Err(bad) => return Err(bad),
     };
     let spa = match import(&leaves, &found, cache, None) {
         Ok(spa) => spa,
-        Err(_) if expect.promised.is_none() => return Ok(None),
+        Err(_) if expect.acknowledged.is_none() => return Ok(None),
         Err(e) => {
             let bad = text("import", e);
-            return if bad.told && expect.detect { Ok(None) } else { Err(bad) };
+            return if bad.reported && expect.detect { Ok(None) } else { Err(bad) };
         }
     };
     let (txg, root) = (spa.uberblock().txg, spa.uberblock().root_bp);
-    promised(model, expect, txg)?;
+    acknowledged(model, expect, txg)?;
     let known = if remember { memo.body(images, &expect.manner, txg, &root) } else { None };
-    let mut whole = Found::Whole;
+    let mut integrity = Integrity::Whole;
     if known.is_none() {
-        whole = verdict(&spa, model, txg, expect)?;
+        integrity = verdict(&spa, model, txg, expect)?;
     }
-    if remember && whole == Found::Whole {
+    if remember && integrity == Integrity::Whole {
         let (in_labels, read) = split(images, tap.take());
         memo.keep(images, &expect.manner, txg, root, in_labels, known.unwrap_or(read));
     }
@@ -172,22 +174,21 @@ fn judge_it(
     Ok(Some(txg))
 }
 
-/// Whether all is there that somebody was told is on disk. A group in which nothing
-/// changed is not written.
-fn promised(model: &Model, expect: &Expect, txg: Txg) -> Result<(), Bad> {
-    match expect.promised.filter(|p| txg < *p && !model.same(txg, *p)) {
-        Some(p) => Err(format!("group {p} was promised, but {txg} is the newest").into()),
+/// Checks that every acknowledged change is on disk. A txg without changes is not written.
+fn acknowledged(model: &Model, expect: &Expect, txg: Txg) -> Result<(), Bad> {
+    match expect.acknowledged.filter(|p| txg < *p && !model.same(txg, *p)) {
+        Some(p) => Err(format!("txg {p} was acknowledged, but {txg} is the newest").into()),
         None => Ok(()),
     }
 }
 
-/// Everything that must hold of an open pool in group `txg`.
-fn verdict(spa: &Spa, model: &Model, txg: Txg, expect: &Expect) -> Result<Found, Bad> {
-    let at = |bad: Bad| bad.within(&format!("group {txg}"));
+/// Checks all rules for an open pool in `txg`.
+fn verdict(spa: &Spa, model: &Model, txg: Txg, expect: &Expect) -> Result<Integrity, Bad> {
+    let at = |bad: Bad| bad.within(&format!("txg {txg}"));
     let mut found = compare(spa, model, txg, expect.detect).map_err(at)?;
     for done in [audit(spa, expect), books(spa)] {
-        if noticed(done, expect.detect).map_err(at)? == Found::Damaged {
-            found = Found::Damaged;
+        if noticed(done, expect.detect).map_err(at)? == Integrity::Damaged {
+            found = Integrity::Damaged;
         }
     }
     Ok(found)
@@ -200,13 +201,13 @@ fn labels(leaves: &SimLeaves, txg: Txg) -> Result<(), Bad> {
         let labels = LeafLabels::read(&*leaf.device).map_err(|e| text("labels", e))?;
         if labels.config_at(txg).is_none() {
             let n = leaf.device.describe();
-            return Err(format!("group {txg}: no label that is not newer on {n}").into());
+            return Err(format!("txg {txg}: no label that is not newer on {n}").into());
         }
     }
     Ok(())
 }
 
-/// The two groups before must be whole too: frees wait for two more (chapter 05 §6).
+/// The two txgs before must be complete too: frees wait for two more (chapter 05 §6).
 fn rewind(
     images: &[Image],
     leaves: &SimLeaves,
@@ -217,27 +218,27 @@ fn rewind(
     cache: &Arc<BlockCache>,
     memo: &Memo,
 ) -> Result<(), Bad> {
-    // Groups in which nothing happens count, though they leave no uberblock: what the
-    // group under way may overwrite goes by its own number.
+    // Txgs without changes count, though they leave no uberblock: the txg in progress may
+    // overwrite space according to its own number.
     let Some(under_way) = model.next_change(txg) else { return Ok(()) };
     let from = Txg(under_way.0.saturating_sub(DEFER + 1).max(expect.first.0));
-    for group in memo.groups(from, txg) {
-        if memo.group(images, group) != Known::Changed {
+    for earlier in memo.txgs(from, txg) {
+        if memo.txg_verdict(images, earlier) != PriorVerdict::Changed {
             continue;
         }
-        let spa = import(leaves, found, cache, Some(group));
-        let spa = spa.map_err(|e| text(&format!("import of {group} before {txg}"), e))?;
+        let spa = import(leaves, found, cache, Some(earlier));
+        let spa = spa.map_err(|e| text(&format!("import of {earlier} before {txg}"), e))?;
         let got = spa.uberblock().txg;
         let said = verdict(&spa, model, got, expect);
-        said.map_err(|bad| bad.within(&format!("before group {txg}")))?;
+        said.map_err(|bad| bad.within(&format!("before txg {txg}")))?;
     }
     Ok(())
 }
 
 pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
     let report = spa.audit(AUDIT, &()).map_err(|e| text("audit", e))?;
-    let whole = expect.manner.damage || report.damaged == 0;
-    if report.is_clean() && report.leaked == 0 && report.problems.is_empty() && whole {
+    let intact = expect.manner.damage || report.damaged == 0;
+    if report.is_clean() && report.leaked == 0 && report.problems.is_empty() && intact {
         return Ok(());
     }
     let first: Vec<String> = report.problems.iter().take(4).map(|p| format!("{p:?}")).collect();
@@ -249,25 +250,26 @@ pub(crate) fn audit(spa: &Spa, expect: &Expect) -> Result<(), Bad> {
         report.damaged,
         first.join("; ")
     );
-    // What hangs below an unreadable block seems to have leaked.
-    Err(Bad { what, told: report.unreadable > 0 && report.bad_claims == 0 })
+    // Blocks below an unreadable block seem to have leaked.
+    Err(Bad { what, reported: report.unreadable > 0 && report.bad_claims == 0 })
 }
 
-/// What an audit says of the pool on these disks.
+/// The report of an audit of the pool on these disks.
 ///
 /// # Errors
-/// What is in the way of an import or of the audit.
+/// An error that prevents an import or the audit.
 pub fn report(images: &[Image]) -> Result<audit::Report, String> {
-    let told = |e: base::Error| e.to_string();
+    let reported = |e: base::Error| e.to_string();
     let leaves = SimLeaves::of_images(images, &[], None, &Arc::default());
-    let found = find(&leaves).map_err(told)?.ok_or("there is no pool")?;
-    let cache = Arc::new(BlockCache::of(crate::pool::CACHE).map_err(told)?);
-    let spa = import(&leaves, &found, &cache, None).map_err(told)?;
-    spa.audit(AUDIT, &()).map_err(told)
+    let found = find(&leaves).map_err(reported)?.ok_or("there is no pool")?;
+    let cache = Arc::new(BlockCache::of(crate::pool::CACHE).map_err(reported)?);
+    let spa = import(&leaves, &found, &cache, None).map_err(reported)?;
+    spa.audit(AUDIT, &()).map_err(reported)
 }
 
 /// How pools are audited.
-const AUDIT: audit::Options = audit::Options { verify: Verify::All, leaks: true, threads: 1 };
+const AUDIT: audit::AuditOptions =
+    audit::AuditOptions { verify: Verify::All, leaks: true, threads: 1 };
 
 /// The DSL's sums and counts.
 pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
@@ -284,7 +286,7 @@ pub(crate) fn books(spa: &Spa) -> Result<(), Bad> {
 }
 
 /// Names and content of all datasets and snapshots.
-fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Found, Bad> {
+fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Integrity, Bad> {
     let state = model.state(txg);
     let comment = spa.config().comment.as_ref().and_then(|c| c.to_str()).map(str::to_owned);
     let due = model.comments(txg);
@@ -295,7 +297,7 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Found, Ba
     let mut snaps = BTreeMap::new();
     let mut damaged = false;
     let mut take = |done: Result<(), Bad>| {
-        damaged |= noticed(done, detect)? == Found::Damaged;
+        damaged |= noticed(done, detect)? == Integrity::Damaged;
         Ok::<_, Bad>(())
     };
     let names = (|| {
@@ -327,7 +329,7 @@ fn compare(spa: &Spa, model: &Model, txg: Txg, detect: bool) -> Result<Found, Ba
         };
         take(dataset(snap, &model.content(ds, at), detect).map_err(|bad| bad.within(&full)))?;
     }
-    Ok(if damaged { Found::Damaged } else { Found::Whole })
+    Ok(if damaged { Integrity::Damaged } else { Integrity::Whole })
 }
 
 fn same_names<'a, N: Ord + std::fmt::Debug + 'a>(
@@ -362,8 +364,8 @@ fn dataset(ds: &DslDataset, due: &Content, detect: bool) -> Result<(), Bad> {
     let mut first = Ok(());
     for (id, obj) in due {
         match object(&os, *id, obj).map_err(|bad| bad.within(&format!("object {id}"))) {
-            // The others must be right all the same.
-            Err(bad) if detect && bad.told => first = first.and(Err(bad)),
+            // The other objects must still be right.
+            Err(bad) if detect && bad.reported => first = first.and(Err(bad)),
             other => other?,
         }
     }

@@ -1,4 +1,4 @@
-//! Operations on a pool that is open for writing, each noted in the model.
+//! Operations on a pool that is open for writing, each recorded in the model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,42 +18,42 @@ use crate::model::{Act, Dataset, DsId, Model, Snap};
 use crate::ops::{Op, content};
 use crate::pool::POOL;
 
-/// The largest end of an object that bytes are appended to.
+/// The largest size of an object to which bytes are appended.
 const END_MAX: u64 = 4 << 20;
 
 /// An object that threads write.
 #[derive(Clone)]
-struct Handle {
+struct WriteTarget {
     ds: DsId,
     id: u64,
     zap: bool,
-    /// Where bytes are appended; the lock orders changes by several threads.
+    /// The position of the next append; the lock orders changes by several threads.
     end: Arc<Mutex<u64>>,
     shared: bool,
 }
 
-/// What one thread works on: its own objects, datasets and snapshots.
+/// The state of one thread: its own objects, datasets and snapshots.
 pub struct Hand {
     thread: usize,
-    objects: Vec<Handle>,
+    objects: Vec<WriteTarget>,
     datasets: Vec<DsId>,
     snaps: Vec<usize>,
     made: usize,
 }
 
-/// A pool being worked on.
+/// A pool under a workload.
 pub struct Driver {
     /// The pool.
     pub writer: Arc<Writer>,
-    /// What it must hold.
+    /// Its expected content.
     pub model: Arc<Model>,
     disks: SimDisks,
     heads: Mutex<BTreeMap<DsId, Arc<Objset>>>,
-    shared: Mutex<Vec<Handle>>,
-    plant_wrong_group: bool,
-    /// Devices fail: an operation that fails leaves an unknown content.
+    shared: Mutex<Vec<WriteTarget>>,
+    plant_wrong_txg: bool,
+    /// Devices fail: an operation that fails leaves unknown content.
     pub faulty: bool,
-    /// Sets this run's names apart from those of runs before.
+    /// Distinguishes this run's names from those of earlier runs.
     pub prefix: String,
 }
 
@@ -74,7 +74,7 @@ fn entry_name(seed: u32, i: u32) -> Vec<u8> {
 }
 
 impl Driver {
-    /// Over a new pool.
+    /// A driver of a new pool.
     ///
     /// # Errors
     /// Those of reading the root dataset.
@@ -85,18 +85,18 @@ impl Driver {
             disks: disks.clone(),
             heads: Mutex::default(),
             shared: Mutex::default(),
-            plant_wrong_group: false,
+            plant_wrong_txg: false,
             faulty: false,
             prefix: String::new(),
         })
     }
 
-    /// Plants the bug of the wrong group in every object set from now on.
-    pub fn plant_wrong_group(&mut self) {
-        self.plant_wrong_group = true;
+    /// Plants the bug of the wrong txg in every object set from now on.
+    pub fn plant_wrong_txg(&mut self) {
+        self.plant_wrong_txg = true;
     }
 
-    /// Notes the root dataset of a new pool.
+    /// Records the root dataset of a new pool.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -121,13 +121,13 @@ impl Driver {
         Ok(())
     }
 
-    /// What a thread begins with.
+    /// The initial state of a thread.
     pub fn hand(&self, thread: usize) -> Hand {
         let objects = self.shared.lock().clone();
         Hand { thread, objects, datasets: vec![0], snaps: Vec::new(), made: 0 }
     }
 
-    /// What a thread begins with in a pool that has something already: all of it.
+    /// The initial state of a thread in a pool with content: all of it.
     pub fn hand_of(&self, txg: Txg) -> Hand {
         let state = self.model.state(txg);
         let datasets: Vec<DsId> = state.heads.values().map(|(ds, _)| *ds).collect();
@@ -135,7 +135,13 @@ impl Driver {
         let mut objects = Vec::new();
         for &ds in &datasets {
             for (&id, obj) in self.model.content(ds, txg).iter().filter(|(_, o)| !o.unknown) {
-                objects.push(Handle { ds, id, zap: obj.zap, end: Arc::default(), shared: false });
+                objects.push(WriteTarget {
+                    ds,
+                    id,
+                    zap: obj.zap,
+                    end: Arc::default(),
+                    shared: false,
+                });
             }
         }
         Hand { thread: 0, objects, datasets, snaps, made: 0 }
@@ -157,7 +163,7 @@ impl Driver {
         self.writer.begin_wait(logical, frees)
     }
 
-    fn create(&self, ds: DsId, block: u8, seed: u32, shared: bool) -> Result<Handle> {
+    fn create(&self, ds: DsId, block: u8, seed: u32, shared: bool) -> Result<WriteTarget> {
         let os = self.head(ds)?;
         let bonus = content(seed | 3, (seed % 5) as usize * 40);
         let block_size = 512u32 << block;
@@ -172,37 +178,38 @@ impl Driver {
         let tx = self.begin(64 << 10, false)?;
         let id = os.allocate(&tx, &spec)?.0;
         self.model.note(tx.txg(), ds, id, Act::Create { zap: false, block_size, bonus });
-        Ok(Handle { ds, id, zap: false, end: Arc::default(), shared })
+        Ok(WriteTarget { ds, id, zap: false, end: Arc::default(), shared })
     }
 
-    fn create_zap(&self, ds: DsId, shared: bool) -> Result<Handle> {
+    fn create_zap(&self, ds: DsId, shared: bool) -> Result<WriteTarget> {
         let os = self.head(ds)?;
         let tx = self.begin(64 << 10, false)?;
         let id = zaps::create(&os, &tx, ObjType::DIRECTORY_CONTENTS, ObjType::NONE, &[], 0)?.0;
         let act = Act::Create { zap: true, block_size: 0, bonus: Vec::new() };
         self.model.note(tx.txg(), ds, id, act);
-        Ok(Handle { ds, id, zap: true, end: Arc::default(), shared })
+        Ok(WriteTarget { ds, id, zap: true, end: Arc::default(), shared })
     }
 
-    /// Does `change` to an object and notes what it says.
+    /// Applies `change` to an object and records the change that it returns.
     fn change(
         &self,
-        handle: &Handle,
+        handle: &WriteTarget,
         logical: u64,
         frees: bool,
         change: impl FnOnce(&Arc<Objset>, &Tx, &mut u64) -> Result<Vec<Act>>,
     ) -> Result<()> {
         let os = self.head(handle.ds)?;
-        // A ZAP's lock comes before the transaction (`dmu::zaps`). Bytes may be written by an
-        // older group after a newer one, so there the transaction is first.
+        // A ZAP's lock is taken before the transaction is opened (`dmu::zaps`). Bytes may
+        // be written by an older txg after a newer one, so there the transaction is opened
+        // first.
         let mut first = handle.zap.then(|| handle.end.lock());
         let tx = self.begin(logical, frees)?;
         let mut second = if first.is_none() { Some(handle.end.lock()) } else { None };
         let Some(end) = first.as_mut().or(second.as_mut()) else {
             return Err(Error::bug("an object without its lock"));
         };
-        if self.plant_wrong_group {
-            os.plant_wrong_group();
+        if self.plant_wrong_txg {
+            os.plant_wrong_txg();
         }
         match change(&os, &tx, end) {
             Ok(acts) => {
@@ -218,7 +225,7 @@ impl Driver {
         }
     }
 
-    fn write(&self, handle: &Handle, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
+    fn write(&self, handle: &WriteTarget, at: Option<u64>, len: u32, seed: u32) -> Result<()> {
         // A small block takes a sector, too.
         let object = self.head(handle.ds)?.object(ObjectId(handle.id), Io::WAIT)?;
         let block = object.block_size();
@@ -235,7 +242,7 @@ impl Driver {
         })
     }
 
-    fn zero(&self, handle: &Handle, at: u64, len: Option<u64>) -> Result<()> {
+    fn zero(&self, handle: &WriteTarget, at: u64, len: Option<u64>) -> Result<()> {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             os.free_range(tx, ObjectId(handle.id), at, len.unwrap_or(u64::MAX))?;
             Ok(vec![Act::Zero { at, len }])
@@ -243,7 +250,7 @@ impl Driver {
     }
 
     /// Sets a spill block of one to sixteen sectors, or removes it.
-    fn spill(&self, handle: &Handle, seed: u32) -> Result<()> {
+    fn spill(&self, handle: &WriteTarget, seed: u32) -> Result<()> {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             let sectors = (seed >> 8) as usize % 17;
             let spill = (sectors > 0).then(|| content(seed | 3, sectors * 512));
@@ -256,7 +263,7 @@ impl Driver {
         })
     }
 
-    fn zap_put(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
+    fn zap_put(&self, handle: &WriteTarget, count: u32, seed: u32) -> Result<()> {
         self.change(handle, 256 << 10, false, |os, tx, _| {
             let mut acts = Vec::new();
             for i in 0..count {
@@ -271,7 +278,7 @@ impl Driver {
         })
     }
 
-    fn zap_remove(&self, handle: &Handle, count: u32, seed: u32) -> Result<()> {
+    fn zap_remove(&self, handle: &WriteTarget, count: u32, seed: u32) -> Result<()> {
         self.change(handle, 128 << 10, true, |os, tx, _| {
             let mut acts = Vec::new();
             for i in 0..count {
@@ -286,8 +293,8 @@ impl Driver {
         })
     }
 
-    /// Runs a sync task. If the pool was suspended while the task's group was written,
-    /// the group may be on disk or not: then the task's result comes with the error.
+    /// Runs a sync task. If the pool was suspended while the task's txg was written, the
+    /// txg may be on disk or not: then the task's result is returned with the error.
     fn task<C: Send + 'static, T: Clone + Send + 'static>(
         &self,
         check: impl FnOnce(&mut TaskCx<'_>) -> Result<C> + Send + 'static,
@@ -312,7 +319,7 @@ impl Driver {
         }
     }
 
-    /// Makes a dataset below the root, empty or a clone of a snapshot.
+    /// Creates a dataset below the root, empty or a clone of a snapshot.
     fn dataset(&self, hand: &mut Hand, origin: Option<usize>) -> Result<()> {
         hand.made += 1;
         let short = format!("{}d{}-{}", self.prefix, hand.thread, hand.made);
@@ -425,7 +432,7 @@ impl Driver {
         os.set_props(ObjsetProps { compression, copies, ..(*old).clone() })
     }
 
-    /// Waits until all is on disk, and notes the promise.
+    /// Waits until all changes are on disk, and records that they are acknowledged.
     ///
     /// # Errors
     /// That of a suspension.
@@ -435,13 +442,13 @@ impl Driver {
         Ok(txg)
     }
 
-    /// Does one operation. What makes no sense now is left out.
+    /// Runs one operation. An operation that is impossible in the present state is skipped.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn run(&self, hand: &mut Hand, op: &Op) -> Result<()> {
         if self.faulty {
-            // So that reads meet what is wrong on the disks, and heal it.
+            // So that reads find damage on the disks, and repair it.
             self.writer.zio().cache().clear();
         }
         match self.run_op(hand, op) {
@@ -453,7 +460,7 @@ impl Driver {
     fn run_op(&self, hand: &mut Hand, op: &Op) -> Result<()> {
         let pick_ds = |which: u32| hand.datasets[which as usize % hand.datasets.len()];
         let pick = |which: u32, zap: bool| {
-            let fit: Vec<&Handle> = hand.objects.iter().filter(|o| o.zap == zap).collect();
+            let fit: Vec<&WriteTarget> = hand.objects.iter().filter(|o| o.zap == zap).collect();
             fit.get((which as usize).checked_rem(fit.len())?).map(|h| (*h).clone())
         };
         match op {

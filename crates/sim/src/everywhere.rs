@@ -1,4 +1,4 @@
-//! Crashes at many points on several threads, up to the first that leaves something wrong.
+//! Crashes at many points on several threads, up to the first with a wrong result.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,38 +11,39 @@ use zio::BlockCache;
 
 use crate::pool::CACHE;
 
-/// Where to crash, and how.
-pub(crate) struct Places {
+/// The crash points, and the ways to crash.
+pub(crate) struct CrashPoints {
     /// Events after which the power fails.
     pub(crate) points: Vec<u64>,
     /// The run's seed.
     pub(crate) seed: u64,
-    /// Ways to crash at each point, beside all that is not flushed lost and all of it kept.
+    /// Ways to crash at each point, besides losing all unflushed writes and keeping all of
+    /// them.
     pub(crate) more: u64,
-    /// Threads that look.
+    /// Threads that judge.
     pub(crate) threads: usize,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct CrashFindings {
     /// Images judged.
     pub(crate) images: u64,
-    /// Groups found in them.
-    pub(crate) groups: u64,
-    /// Event and seed of the first crash that left something wrong, and what.
+    /// Txgs found in them.
+    pub(crate) txgs: u64,
+    /// Event and seed of the first crash with a wrong result, and the error.
     pub(crate) wrong: Option<(u64, u64, String)>,
 }
 
-impl Places {
-    /// Calls `crash` with an event, a seed and the thread's cache for each; it tells the group
-    /// that it found.
+impl CrashPoints {
+    /// Calls `crash` with an event, a seed and the thread's cache for each crash; it
+    /// returns the txg found.
     pub(crate) fn visit(
         &self,
         crash: impl Fn(u64, u64, &Arc<BlockCache>) -> Result<Option<Txg>, String> + Sync,
-    ) -> Found {
+    ) -> CrashFindings {
         let (next, images, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let (wrong, groups) = (Mutex::new(None), Mutex::new(BTreeSet::new()));
+        let (wrong, txgs) = (Mutex::new(None), Mutex::new(BTreeSet::new()));
         let fail = |event: u64, seed: u64, what: String| {
             stop.store(true, Relaxed);
             let mut wrong = wrong.lock();
@@ -62,13 +63,13 @@ impl Places {
                     }
                     images.fetch_add(1, Relaxed);
                     match crash(event, seed, &cache) {
-                        Ok(txg) => groups.lock().extend(txg),
+                        Ok(txg) => txgs.lock().extend(txg),
                         Err(what) => fail(event, seed, what),
                     }
                 }
             }
         });
-        let (images, groups) = (images.into_inner(), groups.into_inner().len() as u64);
-        Found { images, groups, wrong: wrong.into_inner() }
+        let (images, txgs) = (images.into_inner(), txgs.into_inner().len() as u64);
+        CrashFindings { images, txgs, wrong: wrong.into_inner() }
     }
 }

@@ -1,4 +1,4 @@
-//! A file system in a simulated pool, and how a run of it ended.
+//! A file system in a simulated pool, and the result of a run with it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) fn dataset() -> String {
     format!("{POOL}/fs")
 }
 
-/// Makes its dataset.
+/// Creates its dataset.
 pub(crate) fn make_dataset(writer: &Writer) -> Result<()> {
     let content = Box::new(|os: &Arc<Objset>, tx: &Tx| {
         let props = os.props()?;
@@ -35,7 +35,7 @@ pub(crate) fn make_dataset(writer: &Writer) -> Result<()> {
     writer.create_dataset(new, None).map(drop)
 }
 
-/// It, in an open pool, to be read.
+/// The file system in an open pool, for reading.
 pub(crate) fn open_read(spa: &Spa) -> Result<Arc<FileSystem>> {
     let mut os = None;
     spa.root_dir()?.walk(&mut |dir| {
@@ -50,7 +50,7 @@ pub(crate) fn open_read(spa: &Spa) -> Result<Arc<FileSystem>> {
     FileSystem::open(os, Io::WAIT)
 }
 
-/// Waits until a group is on disk.
+/// Waits until a txg is on disk.
 pub(crate) fn synced(writer: &Writer, txg: Txg) -> Result<()> {
     writer.txgs().kick(txg);
     writer.txgs().wait_synced(txg)
@@ -62,12 +62,12 @@ pub(crate) fn now() -> Time {
     Time { seconds: now.as_secs() as i64, nanoseconds: u64::from(now.subsec_nanos()) }
 }
 
-/// What its dataset has left.
+/// The available space of its dataset.
 pub(crate) fn space(writer: &Writer) -> HostSpace {
     HostSpace { used: 0, available: writer.allocatable(false) }
 }
 
-/// What a run returned, or why it returned nothing.
+/// The result of a run, or why it has none.
 pub(crate) fn ended<T>(
     outcome: Outcome<std::result::Result<T, String>>,
 ) -> std::result::Result<T, String> {

@@ -1,4 +1,4 @@
-//! An image as a device that is only read, and notes what was read.
+//! An image as a read-only device that records its reads.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use device::{Caps, Completion, Device, DeviceStats, FlushCost, Io, Op};
 /// A range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
-    /// Which disk.
+    /// The disk.
     pub disk: usize,
     /// First byte.
     pub offset: u64,
@@ -22,15 +22,15 @@ pub struct Range {
 /// Sectors that cannot be read, always the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadSectors {
-    /// Which disk.
+    /// The disk.
     pub disk: usize,
     /// One in so many runs of 4 KiB.
     pub often: u64,
-    /// Which ones.
+    /// Seed that selects them.
     pub seed: u64,
 }
 
-/// Bytes that are bad together.
+/// Bytes of a bad run.
 const BAD: u64 = 4096;
 
 impl BadSectors {
@@ -40,12 +40,12 @@ impl BadSectors {
     }
 }
 
-/// Notes what was read.
+/// Records the ranges read.
 #[derive(Default)]
 pub struct Tap(plain::Mutex<Vec<Range>>);
 
 impl Tap {
-    /// What was read since the last call.
+    /// The ranges read since the last call.
     pub fn take(&self) -> Vec<Range> {
         std::mem::take(&mut *self.0.lock())
     }
@@ -62,7 +62,7 @@ pub struct ImageDevice {
 }
 
 impl ImageDevice {
-    /// A device that holds `image`, but for the bad sectors.
+    /// A device with the content of `image`, except the bad sectors.
     pub fn new(disk: usize, image: Image, tap: Arc<Tap>, bad: Option<BadSectors>) -> ImageDevice {
         let caps = Caps {
             logical_sector: 512,

@@ -1,25 +1,25 @@
 //! The simulator: the production engine under a seeded scheduler on simulated disks.
 //!
 //! # Theory
-//! A run makes a pool and does a seeded sequence of operations on it, from several
-//! threads, with syncs racing with writes. The disks record every write and flush. Then
-//! the power fails after every event of the record, and each time what is left of the
-//! disks is imported as after a real crash: the pool must hold exactly what all
-//! operations of the groups up to its uberblock's make, no synced group may be missing,
-//! every block must be readable, none allocated twice, none leaked, and all sums of the
-//! DSL must hold.
+//! A run creates a pool and runs a seeded sequence of operations on it, from several
+//! threads, with syncs racing with writes. The disks record every write and flush. Then the
+//! power fails after every event of the record, and each time the remaining content of the
+//! disks is imported as after a real crash. The pool must have exactly the content that all
+//! operations of the txgs up to its uberblock's produce. No synced txg may be missing,
+//! every block must be readable, none allocated twice, none leaked, and all sums of the DSL
+//! must be right.
 //!
 //! # Invariants
 //! * A [`Setup`] decides everything: the same setup gives the same schedule, log and
-//!   images, so that a failure is found again by the command that it names.
-//! * Nothing is compared with what the engine says of itself: the [`model`] is fed by
-//!   what was asked for and by the number of the group it went into.
+//!   images, so that the command in a failure's message reproduces it.
+//! * Nothing is compared with the engine's own statements: the [`model`] uses only the
+//!   requests and the number of the txg of each.
 //!
 //! # Departures
-//! Where a mishap of the disks leaves nothing to make it up with (a write that went
-//! astray on a single disk), what cannot be told from an older pool is not asked for.
+//! If a mishap of the disks destroys data without redundancy (a misdirected write on a
+//! single disk), results that cannot be distinguished from an older pool are accepted.
 //! Threads share two objects; all others belong to one thread, so that the order of
-//! operations is known without asking the engine.
+//! operations is known without querying the engine.
 //!
 //! Lock order: an object's own → the engine's; the model's are leaves.
 
@@ -45,5 +45,5 @@ pub mod short;
 pub mod shrink;
 
 pub use campaign::{Campaign, Totals};
-pub use run::{Failure, Recorded, Tally, record, run};
-pub use setup::{Fault, Layout, Plant, Setup, Workload};
+pub use run::{CrashTally, Failure, Recorded, record, run};
+pub use setup::{DiskFault, Layout, PlantedBug, Setup, Workload};

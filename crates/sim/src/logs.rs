@@ -1,19 +1,20 @@
-//! Intent logs under the simulator: what `fsync` promised is there after every power cut,
-//! before its group is on disk.
+//! Intent logs under the simulator: changes acknowledged by `fsync` are there after every
+//! power cut, before their txg is on disk.
 //!
 //! # Theory
-//! Threads append to a file each, make files with content, write over another file and set an
-//! extended attribute of that, and ask for promises, by `fsync`, or with `sync=always` by each
-//! call; groups come now and then. A seed in three has `logbias=throughput`, one in two keeps
-//! extended attributes in hidden directories (`over`). Each promise is marked in the record of the disks when it was given. The
-//! power fails after every event; each time the pool is imported, its log replayed, and what
-//! is there compared: names and bytes are beginnings of what each thread did, no shorter than
-//! promised. Then the pool must be in order, and nothing in it leaked. The replay is cut, too,
-//! at any of its steps, and the next one must find the same.
+//! Threads append to a file each, make files with content, overwrite another file and set
+//! an extended attribute of that. They make the changes durable by `fsync`, or with
+//! `sync=always` by each call; txgs are written occasionally. A seed in three has
+//! `logbias=throughput`, one in two has extended attributes in hidden directories (`over`).
+//! Each acknowledgement is marked in the record of the disks when it was given. The power
+//! fails after every event. Each time the pool is imported, its log replayed, and the
+//! result compared: names and bytes are prefixes of each thread's changes, no shorter than
+//! acknowledged. Then the pool must be consistent, without leaks. The replay is cut, too,
+//! at any of its steps, and the next one must have the same result.
 //!
-//! What a replay finds follows from the group that is on disk and the log behind it. Both are
-//! read, and the group audited, for every image; replayed is the first image of each group and
-//! each end of its log. The others are compared with what was found there.
+//! The result of a replay depends on the txg on disk and the log behind it. Both are read,
+//! and the txg audited, for every image. Only the first image of each txg and each end of
+//! its log is replayed. The others are compared with its result.
 //!
 //! # Invariants
 //! * A seed decides everything.
@@ -35,11 +36,11 @@ use spa::audit::log::{LogVisitor, log_header, walk_log};
 use spa::engine::Writer;
 use spa::{ImportOptions, Spa};
 use zio::{BlockCache, Zio};
-use zpl::rw::{At, Caller, Host, HostSpace, New, RwProps, SetHow, XattrForm};
+use zpl::rw::{Caller, Host, HostSpace, New, RwProps, SetHow, WritePosition, XattrForm};
 use zpl::{FileSystem, Time};
 
 use crate::check;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::fs::{dataset, ended, make_dataset, now, space, synced};
 use crate::image::{Range, Tap};
 use crate::memo::{Manner, Memo, alike, tidy};
@@ -49,12 +50,12 @@ use crate::setup::{Layout, Setup, Workload};
 
 /// Operations of a thread.
 const OPS: u64 = 14;
-/// A mark's kinds, above its thread and its number.
+/// A mark's kinds, in the bits above its thread and its number.
 const BYTES: u64 = 1 << 60;
 const NAMES: u64 = 2 << 60;
-/// The content of the file of this number.
+/// The content of the file with this number.
 const CONTENT: u64 = 3 << 60;
-/// How often a file was written over, and how often its attribute was set.
+/// How often a file was overwritten, and how often its attribute was set.
 const OVER: u64 = 4 << 60;
 const XATTR: u64 = 5 << 60;
 const NUMBER: u64 = (1 << 40) - 1;
@@ -63,16 +64,16 @@ const CUTS: usize = 2;
 /// Images that others are compared with before they are read.
 const RECENT: usize = 12;
 
-/// A mistake for the simulator to find.
+/// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
     /// None.
     Nothing,
     /// Log blocks are not flushed.
     NoFlush,
-    /// Each record is done twice.
+    /// Each record is replayed twice.
     ReplayTwice,
-    /// Records of files go before those of the names that they depend on.
+    /// Records of files are written before those of the names that they depend on.
     Disorder,
 }
 
@@ -103,17 +104,17 @@ impl Host for LogHost {
     }
 }
 
-/// Whether data goes to its place at once, in runs of this seed.
+/// Whether data is written to its final address at once, in runs of this seed.
 fn throughput(seed: u64) -> bool {
     seed.is_multiple_of(3)
 }
 
-/// Whether each call is a promise.
+/// Whether each call is synchronous.
 fn always(seed: u64) -> bool {
     seed % 4 == 1
 }
 
-/// Opens the file system; a log that was left is replayed.
+/// Opens the file system; replays a log from before.
 fn open(writer: &Arc<Writer>, plant: Plant, seed: u64) -> Result<Arc<FileSystem>> {
     let os = writer.read_dataset(&dataset())?;
     let log = writer.log(&os)?;
@@ -135,7 +136,7 @@ fn open(writer: &Arc<Writer>, plant: Plant, seed: u64) -> Result<Arc<FileSystem>
     Ok(fs)
 }
 
-/// A thread's files: one that it appends to, and one that it writes over.
+/// A thread's files: one that it appends to, and one that it overwrites.
 type Files = [ObjectId; 2];
 
 fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Files>)> {
@@ -166,7 +167,7 @@ fn byte(thread: u64, at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9).wrapping_add(thread * 77) >> 7) as u8
 }
 
-/// Works on one file.
+/// Runs a thread's operations.
 fn work(
     fs: &FileSystem,
     writer: &Writer,
@@ -179,7 +180,7 @@ fn work(
     let (mut size, mut names, mut version, mut attribute) = (0, 0, 0, 0);
     for _ in 0..OPS {
         let by = Caller::root();
-        let promise = |id: ObjectId, size: Option<u64>, names: u64| {
+        let durable = |id: ObjectId, size: Option<u64>, names: u64| {
             fs.fsync(id)?;
             disks.mark(NAMES | thread << 40 | names);
             if let Some(size) = size {
@@ -187,15 +188,15 @@ fn work(
             }
             Ok::<_, base::Error>(())
         };
-        // One of each pair is enough with `sync=always`.
-        let told = |rng: &mut Rng, one_in: u64| always(seed) || !rng.one_in(one_in);
+        // With `sync=always` one fsync of each pair is enough.
+        let fsyncs = |rng: &mut Rng, one_in: u64| always(seed) || !rng.one_in(one_in);
         match rng.below(16) {
             10..=12 => {
                 version += 1;
                 let (at, len) = over::range(seed, thread, version);
                 let data: Vec<u8> = (at..at + len).map(|at| over::byte(at, version)).collect();
-                fs.write(&by, over, At::Offset(at), &data)?;
-                if told(&mut rng, 3) {
+                fs.write(&by, over, WritePosition::Offset(at), &data)?;
+                if fsyncs(&mut rng, 3) {
                     fs.fsync(over)?;
                     disks.mark(OVER | thread << 40 | version);
                     disks.mark(XATTR | thread << 40 | attribute);
@@ -204,7 +205,7 @@ fn work(
             13..=14 => {
                 attribute += 1;
                 fs.set_xattr(&by, over, over::NAME, &over::value(attribute), SetHow::Any)?;
-                if told(&mut rng, 2) {
+                if fsyncs(&mut rng, 2) {
                     fs.fsync(over)?;
                     disks.mark(XATTR | thread << 40 | attribute);
                     disks.mark(OVER | thread << 40 | version);
@@ -213,10 +214,10 @@ fn work(
             0..=5 => {
                 let n = length(&mut rng, layout);
                 let data: Vec<u8> = (size..size + n).map(|at| byte(thread, at)).collect();
-                fs.write(&Caller::root(), file, At::Offset(size), &data)?;
+                fs.write(&Caller::root(), file, WritePosition::Offset(size), &data)?;
                 size += n;
                 if !rng.one_in(3) {
-                    promise(file, Some(size), names)?;
+                    durable(file, Some(size), names)?;
                 }
             }
             6..=8 => {
@@ -225,11 +226,11 @@ fn work(
                     fs.make(&Caller::root(), fs.root(), name.as_bytes(), &New::file(0o600))?;
                 let data = content(thread, names);
                 if !data.is_empty() {
-                    fs.write(&Caller::root(), made.id, At::Offset(0), &data)?;
+                    fs.write(&Caller::root(), made.id, WritePosition::Offset(0), &data)?;
                 }
                 names += 1;
                 if rng.one_in(2) {
-                    promise(made.id, None, names)?;
+                    durable(made.id, None, names)?;
                     disks.mark(CONTENT | thread << 40 | (names - 1));
                 }
             }
@@ -240,60 +241,61 @@ fn work(
 }
 
 /// A run that was recorded.
-pub struct Recorded {
+pub struct RecordedLogs {
     /// Vdevs, disks, schedule.
     pub setup: Setup,
     /// The disks, with their log.
     pub disks: SimDisks,
     /// The first event after the file system was set up.
     pub start: u64,
-    /// What went wrong already while it ran.
+    /// A failure during the run itself.
     pub failed: Option<String>,
     plant: Plant,
-    /// What replays found.
-    found: plain::Mutex<BTreeMap<State, Arc<Vec<There>>>>,
-    /// Groups that were audited.
+    /// The results of replays.
+    found: plain::Mutex<BTreeMap<ReplayStart, Arc<Vec<ThreadFiles>>>>,
+    /// Txgs that were audited.
     memo: Memo,
-    /// Images that were read, and where: the last ones.
-    seen: plain::Mutex<VecDeque<Arc<Seen>>>,
+    /// The last images read, and the ranges read.
+    seen: plain::Mutex<VecDeque<Arc<ImageReading>>>,
 }
 
-/// What reading an image told.
-struct Seen {
+/// The result of reading an image.
+struct ImageReading {
     images: Vec<Image>,
     ranges: Vec<Range>,
-    state: State,
+    state: ReplayStart,
 }
 
-/// What a replay begins with: the last group, and the log's identity, last block and record.
-type State = (Txg, [u64; 2], u64, u64);
+/// The initial state of a replay: the last txg, and the log's identity, last block and
+/// record.
+type ReplayStart = (Txg, [u64; 2], u64, u64);
 
-/// What there is of a thread after a replay.
+/// The state of a thread's files after a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct There {
+struct ThreadFiles {
     bytes: u64,
     names: u64,
     /// Bytes of each named file.
     content: Vec<u64>,
-    /// Which write each byte of the other file is of, and which its attribute.
+    /// The write number of each byte of the other file, and that of its attribute.
     over: Vec<u8>,
     attribute: u64,
 }
 
-/// How many images a run was crashed into, and what went wrong first.
+/// The number of images of a run, and the first failure.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct LogTally {
     /// Events after which the power failed.
     pub points: u64,
     /// Crash images judged.
     pub images: u64,
-    /// Groups and ends of logs that were replayed.
+    /// Txgs and ends of logs that were replayed.
     pub replays: u64,
-    /// Seed, event, seed of the crash, and what is wrong.
+    /// Seed, event, seed of the crash, and the error.
     pub failure: Option<(u64, u64, u64, String)>,
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for LogTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.failure {
             None => write!(
@@ -325,7 +327,7 @@ pub fn small(seed: u64) -> Setup {
     Setup { layout: Layout::Single, threads: 1, ..setup(seed) }
 }
 
-/// The same on vdevs of a certain width, with writes that ask for log blocks of all sizes.
+/// The same on vdevs of a certain width, with writes that need log blocks of all sizes.
 pub fn wide(seed: u64, layout: Layout) -> Setup {
     Setup { layout, threads: 1 + (seed % 2) as usize, ..setup(seed) }
 }
@@ -392,12 +394,12 @@ fn body(
     wrong.map_or(Ok(start), Err)
 }
 
-/// Runs a seed with other vdevs or threads than follow from it.
-pub fn record_as(setup: Setup, plant: Plant) -> Recorded {
+/// Runs a seed with other vdevs or threads than those that follow from it.
+pub fn record_as(setup: Setup, plant: Plant) -> RecordedLogs {
     record_it(setup, plant, None)
 }
 
-fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> Recorded {
+fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> RecordedLogs {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let (s, d) = (setup.clone(), disks.clone());
     let run = run_with(setup.schedule(), move || body(&s, &d, plant, logs_die));
@@ -407,19 +409,19 @@ fn record_it(setup: Setup, plant: Plant, logs_die: Option<u64>) -> Recorded {
     };
     let (found, memo) = (plain::Mutex::default(), Memo::default());
     let seen = plain::Mutex::default();
-    Recorded { setup, disks, start, failed, plant, found, memo, seen }
+    RecordedLogs { setup, disks, start, failed, plant, found, memo, seen }
 }
 
 /// Runs a seed and records it.
-pub fn record(seed: u64, plant: Plant) -> Recorded {
+pub fn record(seed: u64, plant: Plant) -> RecordedLogs {
     record_as(setup(seed), plant)
 }
 
-/// The log's vdev dies in the middle of a run: nobody hears of it, and nothing is missing in
-/// the end.
+/// The log's vdev fails in the middle of a run: no caller gets an error, and nothing is
+/// missing in the end.
 ///
 /// # Errors
-/// What is wrong.
+/// The error found.
 pub fn logs_die(seed: u64) -> std::result::Result<(), String> {
     let setup = Setup { layout: Layout::Classes, ..setup(seed) };
     let recorded = record_it(setup, Plant::Nothing, Some(seed));
@@ -432,8 +434,9 @@ pub fn logs_die(seed: u64) -> std::result::Result<(), String> {
     kept(&found, &marks, recorded.setup.seed)
 }
 
-/// What the marks before a crash promise of a thread: bytes, names, and whose content.
-fn promised(marks: &[u64], thread: u64) -> (u64, u64, Vec<u64>) {
+/// The changes of a thread acknowledged by the marks before a crash: bytes, names, and
+/// files with content.
+fn acknowledged(marks: &[u64], thread: u64) -> (u64, u64, Vec<u64>) {
     let of = |kind: u64| {
         let mine = marks.iter().filter(move |m| **m & !NUMBER == kind | thread << 40);
         mine.map(|m| m & NUMBER)
@@ -441,19 +444,19 @@ fn promised(marks: &[u64], thread: u64) -> (u64, u64, Vec<u64>) {
     (of(BYTES).max().unwrap_or(0), of(NAMES).max().unwrap_or(0), of(CONTENT).collect())
 }
 
-/// Whether what is there is all that was promised.
-fn kept(found: &[There], marks: &[u64], seed: u64) -> std::result::Result<(), String> {
+/// Checks that everything acknowledged is there.
+fn kept(found: &[ThreadFiles], marks: &[u64], seed: u64) -> std::result::Result<(), String> {
     for (t, there) in found.iter().enumerate() {
-        let (bytes, names, content_of) = promised(marks, t as u64);
+        let (bytes, names, content_of) = acknowledged(marks, t as u64);
         if there.bytes < bytes {
             return Err(format!(
-                "thread {t} was promised {bytes} bytes, {} are there",
+                "thread {t} had {bytes} bytes acknowledged, {} are there",
                 there.bytes
             ));
         }
         if there.names < names {
             return Err(format!(
-                "thread {t} was promised {names} names, {} are there",
+                "thread {t} had {names} names acknowledged, {} are there",
                 there.names
             ));
         }
@@ -464,13 +467,13 @@ fn kept(found: &[There], marks: &[u64], seed: u64) -> std::result::Result<(), St
         over::kept(&there.over, seed, t as u64, last(OVER), throughput(seed))?;
         if there.attribute < last(XATTR) {
             let (wanted, has) = (last(XATTR), there.attribute);
-            return Err(format!("thread {t}: attribute {wanted} promised, {has} there"));
+            return Err(format!("thread {t}: attribute {wanted} acknowledged, {has} there"));
         }
         for n in content_of {
             let (wanted, has) = (content(t as u64, n).len() as u64, there.content.get(n as usize));
             if has != Some(&wanted) {
                 return Err(format!(
-                    "thread {t}, file {n}: {wanted} bytes promised, {has:?} there"
+                    "thread {t}, file {n}: {wanted} bytes acknowledged, {has:?} there"
                 ));
             }
         }
@@ -478,7 +481,7 @@ fn kept(found: &[There], marks: &[u64], seed: u64) -> std::result::Result<(), St
     Ok(())
 }
 
-/// Reads a file whose bytes `right` tells.
+/// Reads a file; `right` gives the expected bytes.
 fn read_file(
     fs: &FileSystem,
     name: &str,
@@ -497,8 +500,12 @@ fn read_file(
     Ok(size)
 }
 
-/// What there is of each thread, all of it what was done.
-fn look(fs: &FileSystem, threads: usize, seed: u64) -> std::result::Result<Vec<There>, String> {
+/// The state of each thread's files, all of which must agree with its changes.
+fn read_back(
+    fs: &FileSystem,
+    threads: usize,
+    seed: u64,
+) -> std::result::Result<Vec<ThreadFiles>, String> {
     let one = |t: u64| {
         let bytes = read_file(fs, &format!("file-{t}"), &|at| Some(byte(t, at)))?;
         let name = |n: u64| format!("t{t}-{n}");
@@ -512,19 +519,19 @@ fn look(fs: &FileSystem, threads: usize, seed: u64) -> std::result::Result<Vec<T
             read_file(fs, &name(n), &|at| data.get(at as usize).copied())
         });
         let content = content.collect::<std::result::Result<_, _>>()?;
-        let (over, attribute) = over::look(fs, seed, t)?;
-        Ok(There { bytes, names, content, over, attribute })
+        let (over, attribute) = over::read_back(fs, seed, t)?;
+        Ok(ThreadFiles { bytes, names, content, over, attribute })
     };
     (0..threads as u64).map(one).collect()
 }
 
-/// Imports the disks for writing, replays, and looks.
+/// Imports the disks for writing, replays, and reads the result.
 fn mount(
     setup: &Setup,
     disks: &SimDisks,
     plant: Plant,
     without: &[usize],
-) -> std::result::Result<Vec<There>, String> {
+) -> std::result::Result<Vec<ThreadFiles>, String> {
     let fail = |what: &str, e: &dyn fmt::Display| format!("{what}, after a crash: {e}");
     let leaves = SimLeaves::new(disks, without);
     let found = find(&leaves).map_err(|e| fail("looking for the pool", &e))?;
@@ -536,7 +543,7 @@ fn mount(
         .map_err(|f| fail("import for writing", &f.error))?;
     let writer = spa.start_writer(setup.writer()).map_err(|e| fail("writing", &e))?;
     let fs = open(&writer, plant, setup.seed).map_err(|e| fail("replay", &e))?;
-    let there = look(&fs, setup.threads, setup.seed)?;
+    let there = read_back(&fs, setup.threads, setup.seed)?;
     writer.sync().map_err(|e| fail("sync", &e))?;
     drop(fs);
     writer.stop();
@@ -550,9 +557,9 @@ fn mount(
     Ok(there)
 }
 
-/// Up to where a log can be read: its chain, and its records with the data they refer to.
-/// The two differ where a power cut spared a log block and tore that data.
-struct End<'a> {
+/// The readable end of a log: of its chain, and of its records with the data they refer to.
+/// The two differ where a power cut left a log block intact and tore that data.
+struct LogEnd<'a> {
     zio: &'a Zio,
     last_synced: Txg,
     id: [u64; 2],
@@ -561,7 +568,7 @@ struct End<'a> {
     torn: bool,
 }
 
-impl LogVisitor for End<'_> {
+impl LogVisitor for LogEnd<'_> {
     fn block(&mut self, ptr: &LogPtr) -> Result<bool> {
         let [a, b, _, seq] = ptr.verifier;
         (self.id, self.block) = ([a, b], seq);
@@ -580,11 +587,11 @@ impl LogVisitor for End<'_> {
     }
 }
 
-/// The log of the file system in an open pool, as far as it can be read.
-fn end_of_log(spa: &Spa) -> Result<End<'_>> {
+/// The readable part of the file system's log in an open pool.
+fn end_of_log(spa: &Spa) -> Result<LogEnd<'_>> {
     let last_synced = spa.uberblock().txg;
     let (zio, id) = (spa.zio(), [0; 2]);
-    let mut end = End { zio, last_synced, id, block: 0, record: 0, torn: false };
+    let mut end = LogEnd { zio, last_synced, id, block: 0, record: 0, torn: false };
     spa.root_dir()?.walk(&mut |dir| {
         if dir.name() == dataset()
             && let Some(os) = dir.head()?.map(|head| head.open_objset()).transpose()?.flatten()
@@ -597,13 +604,13 @@ fn end_of_log(spa: &Spa) -> Result<End<'_>> {
     Ok(end)
 }
 
-impl Recorded {
+impl RecordedLogs {
     fn mount_once(
         &self,
         images: Vec<Image>,
         seed: u64,
         without: &[usize],
-    ) -> std::result::Result<(Vec<There>, SimDisks), String> {
+    ) -> std::result::Result<(Vec<ThreadFiles>, SimDisks), String> {
         let disks = SimDisks::new(self.setup.disks(), images);
         let (setup, d, plant) = (self.setup.clone(), disks.clone(), self.plant);
         let (without, schedule) =
@@ -612,13 +619,13 @@ impl Recorded {
         Ok((ended(run.outcome)?, disks))
     }
 
-    /// The group that an import finds, and the end of its log. The group is audited.
+    /// The txg that an import finds, and the end of its log. The txg is audited.
     fn state(
         &self,
         images: &[Image],
         cache: &Arc<BlockCache>,
-    ) -> std::result::Result<State, String> {
-        let seen: Vec<Arc<Seen>> = self.seen.lock().iter().cloned().collect();
+    ) -> std::result::Result<ReplayStart, String> {
+        let seen: Vec<Arc<ImageReading>> = self.seen.lock().iter().cloned().collect();
         if let Some(old) = seen.iter().find(|s| alike(&s.images, images, &s.ranges)) {
             return Ok(old.state);
         }
@@ -636,28 +643,28 @@ impl Recorded {
             let expect = check::Expect::default();
             check::audit(&spa, &expect)
                 .and_then(|()| check::books(&spa))
-                .map_err(|bad| format!("group {txg}: {bad}"))?;
+                .map_err(|bad| format!("txg {txg}: {bad}"))?;
             let (in_labels, read) = check::split(images, tap.take());
             let mut all = in_labels.clone();
             all.extend(read.iter().copied());
             self.memo.keep(images, &manner, txg, root, in_labels, read);
             all
         };
-        let end = end_of_log(&spa).map_err(|e| format!("group {txg}: {e}"))?;
+        let end = end_of_log(&spa).map_err(|e| format!("txg {txg}: {e}"))?;
         let state = (txg, end.id, end.block, end.record);
         let ranges = tidy(body.into_iter().chain(tap.take()).collect());
         let mut seen = self.seen.lock();
-        seen.push_front(Arc::new(Seen { images: images.to_vec(), ranges, state }));
+        seen.push_front(Arc::new(ImageReading { images: images.to_vec(), ranges, state }));
         seen.truncate(RECENT);
         Ok(state)
     }
 
-    /// Replays what nobody replayed before, and cuts the replay.
+    /// Replays an image that was not replayed before, and cuts the replay.
     fn replay(
         &self,
         images: Vec<Image>,
         seed: u64,
-    ) -> std::result::Result<Arc<Vec<There>>, String> {
+    ) -> std::result::Result<Arc<Vec<ThreadFiles>>, String> {
         let (found, disks) = self.mount_once(images, seed, &[])?;
         let mut rng = Rng::stream(seed, 700);
         let points = disks.crash_points();
@@ -674,12 +681,12 @@ impl Recorded {
         Ok(Arc::new(found))
     }
 
-    /// Replays what the crash after which most is in the log leaves, and cuts that replay at
-    /// each of its events, with what was not flushed lost and kept: each time the next replay
-    /// finds the same. How many cuts there were.
+    /// Replays the image with the largest part in the log, and cuts that replay at each of
+    /// its events, with unflushed writes lost and kept: each time the next replay must have
+    /// the same result. Returns the number of cuts.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn replay_everywhere(&self) -> std::result::Result<u64, String> {
         if let Some(why) = &self.failed {
             return Err(why.clone());
@@ -717,10 +724,10 @@ impl Recorded {
         wrong.into_inner().map_or(Ok(2 * points.len() as u64), Err)
     }
 
-    /// Crashes at one event and judges what a replay makes of it.
+    /// Crashes at one event and judges the result of a replay.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash(
         &self,
         event: u64,
@@ -744,16 +751,16 @@ impl Recorded {
     /// The same, alone.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash_once(&self, event: u64, seed: u64) -> std::result::Result<(), String> {
         let cache = Arc::new(BlockCache::of(CACHE).map_err(|e| e.to_string())?);
         self.crash(event, seed, &cache)
     }
 
-    /// Crashes after every `step`-th event since the file system was set up, with what was not
-    /// flushed lost, kept, and in `more` other ways, on `threads` threads.
-    pub fn crash_everywhere(&self, step: usize, more: u64, threads: usize) -> Tally {
-        let mut tally = Tally::default();
+    /// Crashes after every `step`-th event since the file system was set up, with unflushed
+    /// writes lost, kept, and in `more` other ways, on `threads` threads.
+    pub fn crash_everywhere(&self, step: usize, more: u64, threads: usize) -> LogTally {
+        let mut tally = LogTally::default();
         if let Some(why) = &self.failed {
             tally.failure = Some((self.setup.seed, 0, 0, why.clone()));
             return tally;
@@ -761,7 +768,7 @@ impl Recorded {
         let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
         let points: Vec<u64> = points.step_by(step.max(1)).collect();
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more, threads }
+        let found = CrashPoints { points, seed, more, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache).map(|()| None));
         tally.points = count;
         tally.images = found.images;

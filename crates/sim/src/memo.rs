@@ -1,15 +1,15 @@
-//! What was judged already.
+//! Cache of verdicts.
 //!
 //! # Theory
-//! A verdict follows from the bytes that were read to reach it, and from nothing else.
-//! So an image that has the same bytes in all those places gets the same verdict
-//! without being imported. Most crashes tear up what nobody refers to yet; the places
-//! that matter differ only around a commit.
+//! A verdict depends only on the bytes that were read to reach it. So an image that has the
+//! same bytes in all those places gets the same verdict without being imported. Most
+//! crashes tear data that nothing refers to yet; the relevant bytes differ only around a
+//! commit.
 //!
 //! # Invariants
-//! * Only good verdicts are kept: a bad one ends the run.
+//! * Only good verdicts are stored: a bad one ends the run.
 //!
-//! Lock order: a leaf that no scheduler sees.
+//! Lock order: a leaf, invisible to the scheduler.
 
 use std::sync::Arc;
 
@@ -20,46 +20,46 @@ use ondisk::BlkPtr;
 
 use crate::image::Range;
 
-/// Verdicts that an image is compared with before anything of it is read.
+/// Verdicts with which an image is compared before it is read.
 const RECENT: usize = 12;
 
-/// How disks are judged: what was found good in one manner may not be in another.
+/// How disks are judged: a good verdict in one manner may not apply in another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manner {
-    /// These disks are not there.
+    /// These disks are missing.
     pub without: Vec<usize>,
     /// Copies and columns may be wrong.
     pub damage: bool,
 }
 
 impl Manner {
-    /// Whether what is good in this manner is so in the other.
+    /// Whether a good verdict in this manner implies one in the other.
     fn implies(&self, other: &Manner) -> bool {
         self.without == other.without && (!self.damage || other.damage)
     }
 }
 
-/// A good verdict and what it was based on.
-struct Entry {
+/// A good verdict and the bytes that it is based on.
+struct GoodVerdict {
     manner: Manner,
     images: Vec<Image>,
     txg: Txg,
     root: BlkPtr,
-    /// Labels: which group counts.
+    /// Ranges in labels, which determine the txg.
     labels: Vec<Range>,
-    /// Everything else.
+    /// All other ranges.
     body: Vec<Range>,
 }
 
 /// Good verdicts of one run.
 #[derive(Default)]
-pub struct Memo(plain::Mutex<Vec<Arc<Entry>>>);
+pub struct Memo(plain::Mutex<Vec<Arc<GoodVerdict>>>);
 
-fn same(entry: &Entry, images: &[Image], ranges: &[Range]) -> bool {
+fn same(entry: &GoodVerdict, images: &[Image], ranges: &[Range]) -> bool {
     alike(&entry.images, images, ranges)
 }
 
-/// Whether two sets of disks have the same bytes in all these places.
+/// Whether two sets of disks have the same bytes in all these ranges.
 pub(crate) fn alike(one: &[Image], other: &[Image], ranges: &[Range]) -> bool {
     let same_in = |r: &Range| match (one.get(r.disk), other.get(r.disk)) {
         (Some(a), Some(b)) => a.same(b, r.offset, r.len),
@@ -68,7 +68,7 @@ pub(crate) fn alike(one: &[Image], other: &[Image], ranges: &[Range]) -> bool {
     ranges.iter().all(same_in)
 }
 
-/// Ranges in order, those that touch as one.
+/// Sorts ranges, and merges those that touch.
 pub(crate) fn tidy(mut ranges: Vec<Range>) -> Vec<Range> {
     ranges.sort_unstable();
     let mut out: Vec<Range> = Vec::with_capacity(ranges.len());
@@ -83,30 +83,30 @@ pub(crate) fn tidy(mut ranges: Vec<Range>) -> Vec<Range> {
     out
 }
 
-/// What earlier verdicts say of a group in an image.
+/// The relation of earlier verdicts to a txg in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
-    /// It was judged, and nothing of it changed.
+pub enum PriorVerdict {
+    /// It was judged, and none of its bytes changed.
     Good,
-    /// It was judged, and something of it is different here.
+    /// It was judged, and some of its bytes differ here.
     Changed,
-    /// Nothing.
+    /// There is no verdict.
     Nothing,
 }
 
 impl Memo {
-    fn entries(&self, manner: &Manner) -> Vec<Arc<Entry>> {
+    fn entries(&self, manner: &Manner) -> Vec<Arc<GoodVerdict>> {
         let entries = self.0.lock();
         entries.iter().rev().filter(|e| e.manner.implies(manner)).cloned().collect()
     }
 
-    /// The group that an import would find, if all that matters is as it was.
-    pub fn whole(&self, images: &[Image], manner: &Manner) -> Option<Txg> {
-        let good = |e: &&Arc<Entry>| same(e, images, &e.labels) && same(e, images, &e.body);
+    /// The txg that an import would find, if all relevant bytes are unchanged.
+    pub fn import_verdict(&self, images: &[Image], manner: &Manner) -> Option<Txg> {
+        let good = |e: &&Arc<GoodVerdict>| same(e, images, &e.labels) && same(e, images, &e.body);
         self.entries(manner).iter().take(RECENT).find(good).map(|e| e.txg)
     }
 
-    /// If the state behind `root` is as it was: what was read to judge it.
+    /// The verdict, if the state below `root` is unchanged; or the bytes read to judge it.
     pub fn body(
         &self,
         images: &[Image],
@@ -114,12 +114,13 @@ impl Memo {
         txg: Txg,
         root: &BlkPtr,
     ) -> Option<Vec<Range>> {
-        let good = |e: &&Arc<Entry>| e.txg == txg && e.root == *root && same(e, images, &e.body);
+        let good =
+            |e: &&Arc<GoodVerdict>| e.txg == txg && e.root == *root && same(e, images, &e.body);
         self.entries(manner).iter().find(good).map(|e| e.body.clone())
     }
 
-    /// Groups judged, from `from` up to but not including `to`.
-    pub fn groups(&self, from: Txg, to: Txg) -> Vec<Txg> {
+    /// Txgs judged, from `from` up to but not including `to`.
+    pub fn txgs(&self, from: Txg, to: Txg) -> Vec<Txg> {
         let mut out: Vec<Txg> = self.0.lock().iter().map(|e| e.txg).collect();
         out.retain(|t| *t >= from && *t < to);
         out.sort_unstable();
@@ -127,17 +128,21 @@ impl Memo {
         out
     }
 
-    /// What is known of group `txg` in this image, where nothing may be damaged.
-    pub fn group(&self, images: &[Image], txg: Txg) -> Known {
+    /// The earlier verdict about `txg` in this image, where no damage is allowed.
+    pub fn txg_verdict(&self, images: &[Image], txg: Txg) -> PriorVerdict {
         let entries = self.entries(&Manner::default());
         let mut of = entries.iter().filter(|e| e.txg == txg).peekable();
         if of.peek().is_none() {
-            return Known::Nothing;
+            return PriorVerdict::Nothing;
         }
-        if of.any(|e| same(e, images, &e.body)) { Known::Good } else { Known::Changed }
+        if of.any(|e| same(e, images, &e.body)) {
+            PriorVerdict::Good
+        } else {
+            PriorVerdict::Changed
+        }
     }
 
-    /// Keeps a good verdict.
+    /// Stores a good verdict.
     pub fn keep(
         &self,
         images: &[Image],
@@ -149,7 +154,7 @@ impl Memo {
     ) {
         let (labels, body) = (tidy(labels), tidy(body));
         let manner = manner.clone();
-        let entry = Entry { manner, images: images.to_vec(), txg, root, labels, body };
+        let entry = GoodVerdict { manner, images: images.to_vec(), txg, root, labels, body };
         self.0.lock().push(Arc::new(entry));
     }
 }

@@ -1,39 +1,38 @@
-//! What else happens to the disks in a crash, besides losing and tearing writes that were
-//! not flushed.
+//! Further disk failures in a crash, besides losing and tearing unflushed writes.
 //!
 //! # Theory
-//! The seed of a crash decides. One disk has the mishap: where the pool is redundant all
-//! of its content must be there all the same; where it is not, the damage must be noticed
-//! (see [`crate::check`]).
+//! The seed of a crash decides. One disk has the mishap. If the pool is redundant, all of
+//! its content must still be there; if not, the damage must be detected (see
+//! [`crate::check`]).
 
 use base::rt::sim::Rng;
 use device::sim::CrashOptions;
 
 use crate::image::BadSectors;
-use crate::setup::{Fault, Setup};
+use crate::setup::{DiskFault, Setup};
 
 /// A mishap of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mishap {
-    /// Nothing else.
+    /// No further failure.
     Nothing,
-    /// Writes that were not flushed arrive in any order: an older one of a place may win.
+    /// Unflushed writes arrive in any order: an older one to the same address may win.
     Reordered,
-    /// Writes that were not flushed land elsewhere on the disk, one in so many.
+    /// Unflushed writes land elsewhere on the disk, one in so many.
     Misdirected {
-        /// Which disk.
+        /// The disk.
         disk: usize,
         /// One in so many.
         often: u64,
     },
-    /// It is not there any more.
+    /// The disk is missing.
     Missing {
-        /// Which disk.
+        /// The disk.
         disk: usize,
     },
     /// Some of its sectors cannot be read.
     BadSectors {
-        /// Which disk.
+        /// The disk.
         disk: usize,
         /// One in so many.
         often: u64,
@@ -42,7 +41,8 @@ pub enum Mishap {
 
 impl Mishap {
     /// The mishap of a crash; `victim` is the disk with the faults of the run, if any.
-    /// Seeds 0 and 1, which lose and keep all, have none, and half of the others.
+    /// Seeds 0 and 1, which lose and keep all unflushed writes, have none, and neither do
+    /// half of the others.
     pub fn of(setup: &Setup, victim: Option<usize>, seed: u64) -> Mishap {
         let redundant = setup.layout.is_redundant();
         let mut rng = Rng::stream(seed, 51);
@@ -61,7 +61,7 @@ impl Mishap {
         }
     }
 
-    /// How the disks crash.
+    /// The disks' behaviour in the crash.
     pub fn options(self, sector: u32) -> CrashOptions {
         let usual = CrashOptions { sector, ..CrashOptions::default() };
         match self {
@@ -73,7 +73,7 @@ impl Mishap {
         }
     }
 
-    /// The disk that is not there.
+    /// The missing disk.
     pub fn missing(self) -> Option<usize> {
         match self {
             Mishap::Missing { disk } => Some(disk),
@@ -89,15 +89,15 @@ impl Mishap {
         }
     }
 
-    /// Whether bytes that were safe are lost.
+    /// Whether flushed bytes are lost.
     pub fn damages(self) -> bool {
         !matches!(self, Mishap::Nothing | Mishap::Reordered)
     }
 }
 
-impl Fault {
-    /// Whether a disk without a partner may even forget what it said was safe.
+impl DiskFault {
+    /// Whether a disk without redundancy may even lose data after a successful flush.
     pub fn forgets(self) -> bool {
-        matches!(self, Fault::Misdirected | Fault::LyingFlushes | Fault::Away)
+        matches!(self, DiskFault::Misdirected | DiskFault::LyingFlushes | DiskFault::Away)
     }
 }

@@ -1,16 +1,16 @@
-//! What the pool must hold: a list of all that was done, and the states that follow.
+//! The expected content of the pool: a list of all changes, and the states that follow.
 //!
 //! # Theory
-//! Every change is noted with the group it went into, in the order in which changes were
-//! made. The state of group *T* is what all changes of groups up to *T* make of it, in
-//! that order: whatever else was in memory when the power failed, a pool whose
-//! uberblock is of group *T* must hold exactly this.
+//! Every change is recorded with its txg, in the order in which changes were made. The
+//! state of txg *T* is the result of all changes of txgs up to *T*, in that order. Whatever
+//! else was in memory when the power failed, a pool whose uberblock is of txg *T* must have
+//! exactly this content.
 //!
 //! # Invariants
-//! * A note is made while its transaction is held, so no group is committed before all
-//!   its changes are noted.
+//! * A change is recorded while its transaction is open, so no txg is committed before all
+//!   its changes are recorded.
 //!
-//! Lock order: each lock is a leaf that no scheduler sees.
+//! Lock order: each lock is a leaf and invisible to the scheduler.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use base::Txg;
 use base::rt::plain;
 
-/// Bytes that are kept together: zeros are not kept.
+/// Bytes per chunk of content; chunks of zeros are not stored.
 pub const CHUNK: u64 = 512;
 
 /// A dataset of the model; the root is 0.
@@ -27,7 +27,7 @@ pub type DsId = usize;
 /// A change of an object.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// It begins, as a ZAP or not.
+    /// The object is created, as a ZAP or not.
     Create {
         /// A ZAP.
         zap: bool,
@@ -40,7 +40,7 @@ pub enum Act {
     Write {
         /// First byte.
         at: u64,
-        /// What.
+        /// The bytes.
         data: Arc<Vec<u8>>,
     },
     /// A range becomes zero; `None` is to the end.
@@ -58,11 +58,11 @@ pub enum Act {
     Spill(Option<Vec<u8>>),
     /// An entry of a ZAP is added or changed.
     Put(Vec<u8>, Vec<u64>),
-    /// An entry of a ZAP goes.
+    /// An entry of a ZAP is removed.
     Remove(Vec<u8>),
-    /// It ends.
+    /// The object is freed.
     Free,
-    /// Something failed half way: what it holds is anybody's guess.
+    /// A change failed half way: the content is unknown.
     Unknown,
 }
 
@@ -74,33 +74,33 @@ struct Note {
     act: Act,
 }
 
-/// A dataset's life.
+/// The history of a dataset.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     /// Full name.
     pub name: String,
     /// Its head's object.
     pub head: u64,
-    /// Where its content came from: a dataset as of a group.
+    /// The origin of its content: a dataset as of a txg.
     pub origin: Option<(DsId, Txg)>,
-    /// The group that made it.
+    /// The txg that made it.
     pub born: Txg,
-    /// The group that destroyed it.
+    /// The txg that destroyed it.
     pub died: Option<Txg>,
 }
 
-/// A snapshot's life.
+/// The history of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Snap {
-    /// Of which dataset.
+    /// Its dataset.
     pub ds: DsId,
     /// Name behind the `@`.
     pub name: String,
     /// Its object.
     pub object: u64,
-    /// The group that took it.
+    /// The txg that took it.
     pub born: Txg,
-    /// The group that destroyed it.
+    /// The txg that destroyed it.
     pub died: Option<Txg>,
 }
 
@@ -109,17 +109,17 @@ pub struct Snap {
 pub struct Obj {
     /// It is a ZAP.
     pub zap: bool,
-    /// Bytes of a block; of a ZAP it is not known.
+    /// Bytes of a block; unknown for a ZAP.
     pub block_size: u32,
     /// The bonus.
     pub bonus: Vec<u8>,
     /// The spill block.
     pub spill: Option<Vec<u8>>,
-    /// Bytes, but for chunks of zeros.
+    /// Bytes, without chunks of zeros.
     pub chunks: BTreeMap<u64, Box<[u8; CHUNK as usize]>>,
     /// Entries of a ZAP.
     pub entries: BTreeMap<Vec<u8>, Vec<u64>>,
-    /// It cannot be compared.
+    /// Its content is unknown and cannot be compared.
     pub unknown: bool,
 }
 
@@ -163,7 +163,7 @@ impl Obj {
             }
             Act::Write { at, data } => self.put(*at, data),
             Act::Zero { at, len } => self.zero(*at, *len),
-            // Only an object of one block takes another size.
+            // Only an object of one block can change its block size.
             Act::BlockSize(size) if *size == self.block_size => {}
             Act::BlockSize(size) => {
                 self.block_size = *size;
@@ -188,11 +188,11 @@ struct Notes {
     notes: Vec<Note>,
     datasets: Vec<Dataset>,
     snaps: Vec<Snap>,
-    /// The pool's comment, by group; several threads may change it in one.
+    /// The pool's comment, by txg; several threads may change it in one.
     comments: Vec<(Txg, String)>,
-    /// What datasets held before the first note.
+    /// The content of datasets before the first recorded change.
     base: HashMap<DsId, Arc<Content>>,
-    /// What snapshots taken before the first note hold.
+    /// The content of snapshots taken before the first recorded change.
     fixed: HashMap<(DsId, Txg), Arc<Content>>,
 }
 
@@ -200,12 +200,12 @@ struct Notes {
 #[derive(Default)]
 pub struct Model {
     notes: plain::Mutex<Notes>,
-    /// Content by dataset and group, once it was asked for.
+    /// Content by dataset and txg, computed on demand.
     states: plain::Mutex<HashMap<(DsId, Txg), Arc<Content>>>,
 }
 
-/// What there is in a group: names, and how to get their content.
-pub struct State {
+/// The state of a txg: names, and keys of their content.
+pub struct PoolNames {
     /// Heads by name.
     pub heads: BTreeMap<String, (DsId, Txg)>,
     /// Snapshots by dataset's name and own name.
@@ -217,18 +217,18 @@ fn alive(born: Txg, died: Option<Txg>, at: Txg) -> bool {
 }
 
 impl Model {
-    /// Notes a change.
+    /// Records a change.
     pub fn note(&self, txg: Txg, ds: DsId, object: u64, act: Act) {
         self.notes.lock().notes.push(Note { txg, ds, object, act });
         self.states.lock().clear();
     }
 
-    /// Notes a comment.
+    /// Records a comment.
     pub fn note_comment(&self, txg: Txg, comment: String) {
         self.notes.lock().comments.push((txg, comment));
     }
 
-    /// The comments that the pool may have in group `txg`; nothing if none was set.
+    /// The comments that the pool may have in `txg`; empty if none was set.
     pub fn comments(&self, txg: Txg) -> Vec<String> {
         let notes = self.notes.lock();
         let known = notes.comments.iter().filter(|(t, _)| *t <= txg);
@@ -236,40 +236,40 @@ impl Model {
         known.filter(|(t, _)| Some(*t) == last).map(|(_, c)| c.clone()).collect()
     }
 
-    /// Notes a dataset; its number.
+    /// Records a dataset; returns its id.
     pub fn add_dataset(&self, dataset: Dataset) -> DsId {
         let mut notes = self.notes.lock();
         notes.datasets.push(dataset);
         notes.datasets.len() - 1
     }
 
-    /// Notes a snapshot; its number.
+    /// Records a snapshot; returns its index.
     pub fn add_snap(&self, snap: Snap) -> usize {
         let mut notes = self.notes.lock();
         notes.snaps.push(snap);
         notes.snaps.len() - 1
     }
 
-    /// A dataset ends.
+    /// Records that a dataset was destroyed.
     pub fn destroy_dataset(&self, ds: DsId, txg: Txg) {
         if let Some(d) = self.notes.lock().datasets.get_mut(ds) {
             d.died = Some(txg);
         }
     }
 
-    /// A snapshot ends.
+    /// Records that a snapshot was destroyed.
     pub fn destroy_snap(&self, snap: usize, txg: Txg) {
         if let Some(s) = self.notes.lock().snaps.get_mut(snap) {
             s.died = Some(txg);
         }
     }
 
-    /// A dataset, as far as it is known.
+    /// A dataset, if it was recorded.
     pub fn dataset(&self, ds: DsId) -> Option<Dataset> {
         self.notes.lock().datasets.get(ds).cloned()
     }
 
-    /// A snapshot, as far as it is known.
+    /// A snapshot, if it was recorded.
     pub fn snap(&self, snap: usize) -> Option<Snap> {
         self.notes.lock().snaps.get(snap).cloned()
     }
@@ -284,8 +284,8 @@ impl Model {
         self.len() == 0
     }
 
-    /// What there is in group `txg`.
-    pub fn state(&self, txg: Txg) -> State {
+    /// The state in `txg`.
+    pub fn state(&self, txg: Txg) -> PoolNames {
         let notes = self.notes.lock();
         let heads = notes.datasets.iter().enumerate();
         let heads = heads.filter(|(_, d)| alive(d.born, d.died, txg));
@@ -293,19 +293,19 @@ impl Model {
         let snaps = notes.snaps.iter().filter(|s| alive(s.born, s.died, txg));
         let name = |ds: DsId| notes.datasets.get(ds).map_or(String::new(), |d| d.name.clone());
         let snaps = snaps.map(|s| ((name(s.ds), s.name.clone()), (s.ds, s.born))).collect();
-        State { heads, snaps }
+        PoolNames { heads, snaps }
     }
 
-    /// Numbers of the snapshots that there are in group `txg`.
+    /// Indices of the snapshots that exist in `txg`.
     pub fn snaps_in(&self, txg: Txg) -> Vec<usize> {
         let notes = self.notes.lock();
         let all = notes.snaps.iter().enumerate();
         all.filter(|(_, s)| alive(s.born, s.died, txg)).map(|(n, _)| n).collect()
     }
 
-    /// The content of a dataset as of group `txg`.
+    /// The content of a dataset as of `txg`.
     pub fn content(&self, ds: DsId, txg: Txg) -> Arc<Content> {
-        // Equal states get one entry.
+        // Equal states share one entry.
         let (last, origin, base) = {
             let notes = self.notes.lock();
             if let Some(fixed) = notes.fixed.get(&(ds, txg)) {
@@ -336,8 +336,8 @@ impl Model {
         content
     }
 
-    /// The first group after `txg` that leaves something else behind, if any does. One in which
-    /// what was done came to nothing (zeros over a hole) need not be written.
+    /// The first txg after `txg` with another resulting state, if any. A txg whose changes
+    /// have no effect (zeros over a hole) need not be written.
     pub fn next_change(&self, txg: Txg) -> Option<Txg> {
         let mut later: Vec<Txg> = {
             let notes = self.notes.lock();
@@ -348,7 +348,7 @@ impl Model {
         later.into_iter().find(|t| !self.same(txg, *t))
     }
 
-    /// Whether two groups leave the same behind.
+    /// Whether two txgs have the same resulting state.
     pub fn same(&self, a: Txg, b: Txg) -> bool {
         let (x, y) = (self.state(a), self.state(b));
         let same = |(p, q): ((DsId, Txg), (DsId, Txg))| {
@@ -361,7 +361,7 @@ impl Model {
             && x.heads.values().copied().zip(y.heads.values().copied()).all(same)
     }
 
-    /// A model that begins with what this one says of group `txg`.
+    /// A model whose initial state is this one's state in `txg`.
     pub fn after(&self, txg: Txg) -> Model {
         let (datasets, snaps) = {
             let notes = self.notes.lock();

@@ -1,7 +1,7 @@
-//! Operations: what a workload is made of.
+//! The operations of a workload.
 //!
-//! An operation names what it works on by a number that is taken modulo what there is
-//! when its turn comes; so any part of a sequence is a sequence.
+//! An operation selects its object by a number that is taken modulo the number of objects
+//! at that time; so any part of a sequence is a valid sequence.
 
 use base::rt::sim::Rng;
 
@@ -12,16 +12,16 @@ use crate::setup::{Setup, Workload};
 pub enum Op {
     /// Makes an object with blocks of `512 << block` bytes.
     Create {
-        /// Where.
+        /// The dataset.
         ds: u32,
         /// Block size.
         block: u8,
-        /// For its bonus.
+        /// Seed of its bonus.
         seed: u32,
     },
     /// Makes a ZAP.
     CreateZap {
-        /// Where.
+        /// The dataset.
         ds: u32,
     },
     /// Writes bytes.
@@ -104,11 +104,11 @@ pub enum Op {
         /// Which entries.
         seed: u32,
     },
-    /// Stores what is written from now on differently.
+    /// Changes how new data is stored.
     Props {
-        /// Where.
+        /// The dataset.
         ds: u32,
-        /// How.
+        /// The properties.
         seed: u32,
     },
     /// Makes a dataset.
@@ -135,12 +135,12 @@ pub enum Op {
     },
     /// Changes the pool's comment, and so all labels.
     Comment {
-        /// To what.
+        /// Its content.
         seed: u32,
     },
-    /// Waits until all is on disk.
+    /// Waits until all changes are on disk.
     Sync,
-    /// Starts a sync and goes on.
+    /// Starts a sync without waiting.
     Kick,
     /// Lets time pass.
     Sleep {
@@ -192,7 +192,7 @@ fn length(rng: &mut Rng) -> u32 {
     len as u32
 }
 
-/// An operation; `much` times as much is appended as usual.
+/// Draws an operation; appends are `much` times as large as usual.
 fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
     let total: u64 = weights.iter().sum();
     let mut at = rng.below(total);
@@ -231,17 +231,17 @@ fn draw(rng: &mut Rng, weights: &Weights, much: u32) -> Op {
 }
 
 /// The operations of each thread, each with its number.
-pub type Plan = Vec<Vec<(usize, Op)>>;
+pub type OpPlan = Vec<Vec<(usize, Op)>>;
 
 /// The plan of a setup.
-pub fn plan(setup: &Setup) -> Plan {
+pub fn plan(setup: &Setup) -> OpPlan {
     if setup.workload == Workload::Short {
         return crate::short::plan(usize::try_from(setup.seed).unwrap_or(0));
     }
     let weights = weights(setup.workload);
     let much = if setup.workload == Workload::Full { 24 } else { 1 };
     let mut number = 0;
-    let mut plan = Plan::new();
+    let mut plan = OpPlan::new();
     for thread in 0..setup.threads {
         let mut rng = Rng::stream(setup.seed, 100 + thread as u64);
         let mut ops = Vec::new();
@@ -258,7 +258,7 @@ pub fn plan(setup: &Setup) -> Plan {
 }
 
 /// Bytes that follow from a seed: of few or many values, or with runs of zeros, so that
-/// compressors, embedding and holes all get their share.
+/// compressors, embedding and holes are all exercised.
 pub fn content(seed: u32, len: usize) -> Vec<u8> {
     let mut rng = Rng::stream(u64::from(seed), 21);
     let mut out = vec![0; len];

@@ -1,12 +1,14 @@
-//! Files that are written over, in the simulation of intent logs: which write each byte is of.
+//! Overwritten files in the simulation of intent logs: the write from which each byte
+//! comes.
 //!
 //! # Theory
-//! Writes of a file are numbered, and where each goes follows from its number. A byte tells of
-//! which write it is. After a crash each byte is of the last write to it that was promised, or
-//! of a later one. Records that carry the content as it was at their commit may bring bytes of
-//! later writes early, even if the log has lost these, but no others than they are about: so if
-//! a byte that one write alone is about is of that write, all writes before it are there, too.
-//! Whole blocks (`logbias=throughput`, and large writes) are about more than their write.
+//! Writes of a file are numbered, and the position of each follows from its number. The
+//! value of a byte identifies its write. After a crash each byte is from the last
+//! acknowledged write to it, or from a later one. Records that carry the content at the
+//! time of their commit may bring bytes of later writes early, even if the log has lost
+//! these, but only bytes in the ranges of the records. So if a byte in the range of only
+//! one write is from that write, all earlier writes are there, too. Whole blocks
+//! (`logbias=throughput`, and large writes) cover more than the range of their write.
 
 use dmu::Io;
 use zpl::FileSystem;
@@ -30,7 +32,7 @@ fn is_small(thread: u64) -> bool {
     thread.is_multiple_of(2)
 }
 
-/// Where a write goes, and its length.
+/// The position of a write, and its length.
 pub(crate) fn range(seed: u64, thread: u64, version: u64) -> (u64, u64) {
     let r = mix(seed, thread, version);
     let most = if is_small(thread) { 7000 } else { 60_000 };
@@ -47,15 +49,16 @@ pub(crate) fn byte(at: u64, version: u64) -> u8 {
     noise(at) ^ (version as u8 & 0x7f)
 }
 
-/// The attribute's value; a large one goes to a hidden directory anyhow.
+/// The attribute's value; a large one is stored in a hidden directory in any case.
 pub(crate) fn value(count: u64) -> Vec<u8> {
     let mut out = count.to_le_bytes().to_vec();
     out.resize(if count % 4 == 3 { 20_000 } else { 40 }, count as u8);
     out
 }
 
-/// Of which write each byte of a thread's file is, and of which its attribute; 0: of none.
-pub(crate) fn look(fs: &FileSystem, seed: u64, thread: u64) -> Result<(Vec<u8>, u64), String> {
+/// For each byte of a thread's file the number of its write, and that of the attribute; 0:
+/// none.
+pub(crate) fn read_back(fs: &FileSystem, seed: u64, thread: u64) -> Result<(Vec<u8>, u64), String> {
     let name = format!("over-{thread}");
     let fail = |e: base::Error| format!("{name}: {e}");
     let file = fs.lookup(fs.root(), name.as_bytes(), Io::WAIT).map_err(fail)?;
@@ -86,16 +89,16 @@ pub(crate) fn look(fs: &FileSystem, seed: u64, thread: u64) -> Result<(Vec<u8>, 
     Ok((found, count))
 }
 
-/// Whether all of the first `promised` writes is there, and all before the last one that is
-/// there for certain. `blocks`: the log may have had whole blocks of small writes, too.
+/// Whether the first `acknowledged` writes are there, and all writes before the last one that
+/// is certainly there. `blocks`: the log may also have whole blocks of small writes.
 pub(crate) fn kept(
     found: &[u8],
     seed: u64,
     thread: u64,
-    promised: u64,
+    acknowledged: u64,
     blocks: bool,
 ) -> Result<(), String> {
-    let mut whole = promised;
+    let mut whole = acknowledged;
     if !blocks && is_small(thread) {
         let mut about = vec![0u8; SIZE as usize];
         for version in 1..=WRITES {
@@ -115,7 +118,7 @@ pub(crate) fn kept(
         if has < *wanted {
             return Err(format!(
                 "thread {thread}, byte {at} of the file that is written over: {has}, not {wanted}; \
-                 {promised} writes were promised, {whole} are there"
+                 {acknowledged} writes were acknowledged, {whole} are there"
             ));
         }
     }
@@ -136,15 +139,16 @@ mod tests {
             }
             out
         };
-        let kept = |seed, there: &[u64], promised, blocks| {
-            super::kept(&state(seed, there), seed, 0, promised, blocks)
+        let kept = |seed, there: &[u64], acknowledged, blocks| {
+            super::kept(&state(seed, there), seed, 0, acknowledged, blocks)
         };
         for seed in 0..100 {
             assert!(kept(seed, &[1, 2, 3], 2, false).is_ok());
             assert!(kept(seed, &[1, 3], 1, true).is_ok());
         }
         assert!(kept(1, &[1], 2, false).is_err());
-        // 2 is missing, which shows unless all bytes of 3 are those of other writes, too.
+        // Write 2 is missing, which is detected unless all bytes of 3 are also in other
+        // writes.
         let shows = |seed: &u64| kept(*seed, &[1, 3], 1, false).is_err();
         assert!(shows(&1) && (0..100).filter(shows).count() > 80);
     }

@@ -22,14 +22,14 @@ pub const POOL: &str = "sim";
 /// Bytes of block cache for a pool.
 pub(crate) const CACHE: u64 = 64 << 20;
 
-/// Disks by the paths that the labels get.
+/// Disks by the paths in the labels.
 pub struct SimLeaves {
     devices: BTreeMap<PathBuf, Arc<dyn Device>>,
 }
 
 impl SimLeaves {
-    /// Images to be read, all but those in `without` and the sectors that are bad; `tap`
-    /// hears of every read.
+    /// Images for reading, except those in `without` and the bad sectors; `tap` records
+    /// every read.
     pub fn of_images(
         images: &[Image],
         without: &[usize],
@@ -46,7 +46,7 @@ impl SimLeaves {
         SimLeaves { devices }
     }
 
-    /// All disks but those in `without`.
+    /// All disks except those in `without`.
     pub fn new(disks: &SimDisks, without: &[usize]) -> SimLeaves {
         let mut devices: BTreeMap<PathBuf, Arc<dyn Device>> = BTreeMap::new();
         for device in disks.devices() {
@@ -104,10 +104,10 @@ fn vdevs(layout: Layout) -> Vec<NewVdev> {
     }
 }
 
-/// Makes the pool of a setup on blank disks.
+/// Creates the pool of a setup on blank disks.
 ///
 /// # Errors
-/// Those of making it.
+/// Those of creating it.
 pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
     let leaves = SimLeaves::new(disks, &[]);
     let facts = |path: &Path| Ok(LeafFacts::of(&*leaves.open(path, Purpose::Write)?.device, false));
@@ -142,7 +142,7 @@ pub fn make(setup: &Setup, disks: &SimDisks) -> Result<Arc<Writer>> {
     )
 }
 
-/// Looks for the pool among `leaves`; `None` if no label tells of it.
+/// Searches for the pool among `leaves`; `None` if no label has it.
 ///
 /// # Errors
 /// Those of the search.
@@ -151,7 +151,7 @@ pub fn find(leaves: &SimLeaves) -> Result<Option<FoundPool>> {
     Ok(found.pools.into_iter().find(|p| p.name == POOL))
 }
 
-/// Imports the pool to read it, no newer than group `limit`.
+/// Imports the pool to read it, no newer than txg `limit`.
 ///
 /// # Errors
 /// Those of the import.

@@ -1,21 +1,22 @@
-//! File systems under the simulator: POSIX operations, crashed everywhere.
+//! File systems under the simulator: POSIX operations, with crashes everywhere.
 //!
 //! # Theory
 //! Threads work on a file system, each below a directory of its own, and each operation is
-//! done to a naive [`tree::Tree`], too. The host beneath notes which groups an operation's
-//! transactions went into. After a crash the tree must be what it was after the last
-//! operation whose groups are all in the pool; one that has transactions in the pool and
-//! others that are not may have happened or not. What `fsync` returned for must be there.
+//! applied to a simple model, too ([`tree::Tree`]). The host records the txgs of an
+//! operation's transactions. After a crash the tree must be in the state after the last
+//! operation whose txgs are all in the pool. An operation with only some of its
+//! transactions in the pool may have happened or not. A change for which `fsync` returned
+//! must be there.
 //!
-//! Then the pool is imported for writing, the delete queue is emptied as a mount does it,
-//! and every object must be part of the tree: none has leaked. For each group that some
-//! crash leaves this is done once, and then the mount itself is crashed now and then.
+//! Then the pool is imported for writing, the delete queue is emptied as by a mount, and
+//! every object must be part of the tree: none has leaked. For each txg that some crash
+//! leaves this is done once, and then the mount itself is crashed occasionally.
 //!
 //! # Invariants
 //! * A seed decides everything.
-//! * The tree is fed by what was asked for, and by the numbers of groups.
+//! * The model uses only the requests and the txg numbers.
 //!
-//! Lock order: the file system's; what is noted here are leaves.
+//! Lock order: the file system's; the locks of the recording are leaves.
 
 pub mod ops;
 pub mod tree;
@@ -37,29 +38,29 @@ use zpl::rw::{Caller, Host, HostSpace, New, RwProps, XattrForm};
 use zpl::{FileSystem, Time};
 
 use crate::check;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::fs::{dataset, ended, make_dataset, now, open_read, space, synced};
 use crate::image::Tap;
 use crate::memo::{Manner, Memo};
 use crate::pool::{CACHE, SimLeaves, find, import, make};
 use crate::setup::{Layout, Setup, Workload};
-use ops::{Op, Scale, both, compare, draw, is_possible, strays};
+use ops::{PosixOp, Scale, both, compare, draw, is_possible, orphaned_objects};
 use tree::{Id, Tree};
 
 /// Operations of a thread.
 const OPS: usize = 24;
-/// Times that a mount is crashed in turn.
+/// Crashes in a row during a mount.
 const CRASHED_MOUNTS: usize = 2;
-/// Sizes that give operations of several groups a chance, and many of one.
+/// Sizes that give some operations several txgs, and many operations one.
 const SCALE: Scale =
     Scale { write: 48 << 10, file: 200 << 10, xattr: 6000, names: 14, split: false };
 
 thread_local! {
-    /// Groups of the transactions that this thread has begun: the first and the last.
-    static GROUPS: Cell<Option<(Txg, Txg)>> = const { Cell::new(None) };
+    /// Txgs of the transactions that this thread has begun: the first and the last.
+    static BEGUN_TXGS: Cell<Option<(Txg, Txg)>> = const { Cell::new(None) };
 }
 
-/// The pool beneath a file system.
+/// The pool's side of a file system.
 struct SimHost {
     writer: Arc<Writer>,
     props: Arc<RwProps>,
@@ -69,7 +70,7 @@ impl Host for SimHost {
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx> {
         let tx = self.writer.begin_wait(bytes, frees)?;
         let txg = tx.txg();
-        GROUPS.with(|g| g.set(Some((g.get().map_or(txg, |(first, _)| first), txg))));
+        BEGUN_TXGS.with(|g| g.set(Some((g.get().map_or(txg, |(first, _)| first), txg))));
         Ok(tx)
     }
 
@@ -92,8 +93,8 @@ impl Host for SimHost {
 
 /// The tree after an operation.
 #[derive(Clone)]
-struct State {
-    /// Groups of the operation's transactions.
+struct TreeState {
+    /// Txgs of the operation's transactions.
     first: Txg,
     last: Txg,
     tree: Arc<Tree>,
@@ -108,24 +109,24 @@ pub struct Recorded {
     /// The first event after the file system was set up.
     pub start: u64,
     /// Each thread's trees.
-    states: Vec<Vec<State>>,
-    /// What was done.
+    states: Vec<Vec<TreeState>>,
+    /// The operations done.
     pub done: Vec<String>,
-    /// What went wrong already while it ran.
+    /// A failure during the run itself.
     pub failed: Option<String>,
     memo: Memo,
-    /// Groups whose delete queue was emptied.
+    /// Txgs whose delete queue was emptied.
     emptied: plain::Mutex<BTreeSet<Txg>>,
 }
 
-/// What went wrong, and how to see it again.
+/// A failure, and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The run's seed.
     pub seed: u64,
     /// The crash: event and seed; `None` if the run itself failed.
     pub crash: Option<(u64, u64)>,
-    /// What is wrong.
+    /// The error.
     pub what: String,
     /// The operations.
     pub ops: Vec<String>,
@@ -138,16 +139,16 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How many images a run was crashed into, and what was found.
+/// The number of images of a run, and the findings.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Crash images judged.
     pub images: u64,
     /// Events after which the power failed.
     pub points: u64,
-    /// Groups found in them.
-    pub groups: u64,
-    /// What went wrong first.
+    /// Txgs found in them.
+    pub txgs: u64,
+    /// The first failure.
     pub failure: Option<Failure>,
 }
 
@@ -163,7 +164,7 @@ pub fn setup(seed: u64) -> Setup {
     }
 }
 
-/// What a seed says of the dataset's properties.
+/// The dataset's properties for a seed.
 fn props(seed: u64) -> RwProps {
     let mut rng = Rng::stream(seed, 62);
     let xattr = if rng.one_in(2) { XattrForm::Dir } else { XattrForm::Sa };
@@ -175,7 +176,7 @@ fn open(writer: &Arc<Writer>, seed: u64) -> Result<Arc<FileSystem>> {
     FileSystem::open_rw(writer.open_dataset(&dataset())?, Arc::new(host), Io::WAIT)
 }
 
-/// Makes a pool, and a file system in it with a directory for each thread.
+/// Creates a pool, and a file system in it with a directory for each thread.
 fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSystem>, Vec<Tree>)> {
     let writer = make(setup, disks)?;
     make_dataset(&writer)?;
@@ -190,74 +191,74 @@ fn set_up(setup: &Setup, disks: &SimDisks) -> Result<(Arc<Writer>, Arc<FileSyste
     Ok((writer, fs, trees))
 }
 
-/// What a thread did.
+/// The operations of a thread.
 #[derive(Default)]
-struct Log {
-    states: Vec<State>,
+struct ThreadLog {
+    states: Vec<TreeState>,
     done: Vec<String>,
 }
 
-/// The file that an operation changes, if `fsync` of it waits for that.
-fn subject(op: &Op) -> Option<Id> {
+/// The file that an operation changes, if an `fsync` of that file covers the operation.
+fn subject(op: &PosixOp) -> Option<Id> {
     match op {
-        Op::Write { id, .. }
-        | Op::Append { id, .. }
-        | Op::Truncate { id, .. }
-        | Op::Punch { id, .. }
-        | Op::SetMode { id, .. }
-        | Op::SetOwner { id, .. }
-        | Op::SetXattr { id, .. }
-        | Op::RemoveXattr { id, .. }
-        | Op::Link { id, .. } => Some(*id),
+        PosixOp::Write { id, .. }
+        | PosixOp::Append { id, .. }
+        | PosixOp::Truncate { id, .. }
+        | PosixOp::Punch { id, .. }
+        | PosixOp::SetMode { id, .. }
+        | PosixOp::SetOwner { id, .. }
+        | PosixOp::SetXattr { id, .. }
+        | PosixOp::RemoveXattr { id, .. }
+        | PosixOp::Link { id, .. } => Some(*id),
         _ => None,
     }
 }
 
-/// Works in one directory.
+/// Runs a thread's operations in its directory.
 fn work(
     fs: &FileSystem,
     disks: &SimDisks,
     setup: &Setup,
     thread: usize,
     tree: Tree,
-) -> std::result::Result<Log, String> {
+) -> std::result::Result<ThreadLog, String> {
     let mut rng = Rng::stream(setup.seed, 200 + thread as u64);
-    let mut now = State { first: Txg::ZERO, last: Txg::ZERO, tree: Arc::new(tree) };
-    let mut log = Log { states: vec![now.clone()], done: Vec::new() };
+    let mut now = TreeState { first: Txg::ZERO, last: Txg::ZERO, tree: Arc::new(tree) };
+    let mut log = ThreadLog { states: vec![now.clone()], done: Vec::new() };
     let mut changed = BTreeMap::<Id, Txg>::new();
     while log.done.len() < setup.ops {
         let op = draw(&mut rng, &now.tree, &SCALE);
         if !is_possible(&now.tree, &op) {
             continue;
         }
-        GROUPS.with(|g| g.set(None));
+        BEGUN_TXGS.with(|g| g.set(None));
         let next = both(fs, &now.tree, &op);
-        let groups = GROUPS.with(Cell::take);
+        let txgs = BEGUN_TXGS.with(Cell::take);
         let next = next.map_err(|e| format!("thread {thread}, {}: {e}", log.done.len()))?;
-        let (first, last) = groups.unwrap_or((now.last, now.last));
-        log.done.push(format!("thread {thread}, {op:?}: {}, {groups:?}", next.is_some()));
+        let (first, last) = txgs.unwrap_or((now.last, now.last));
+        log.done.push(format!("thread {thread}, {op:?}: {}, {txgs:?}", next.is_some()));
         let Some(next) = next else { continue };
-        now = State { first, last, tree: Arc::new(next) };
+        now = TreeState { first, last, tree: Arc::new(next) };
         log.states.push(now.clone());
         if let Some(id) = subject(&op) {
             changed.insert(id, last);
         }
         match op {
-            Op::Fsync { id } => changed.get(&id).into_iter().for_each(|txg| disks.mark(txg.0)),
-            Op::SyncAll => disks.mark(now.last.0),
+            PosixOp::Fsync { id } => changed.get(&id).into_iter().for_each(|txg| disks.mark(txg.0)),
+            PosixOp::SyncAll => disks.mark(now.last.0),
             _ => {}
         }
     }
     Ok(log)
 }
 
-type Done = (u64, Vec<Log>);
+type PosixRun = (u64, Vec<ThreadLog>);
 
-fn body(setup: &Setup, disks: &SimDisks) -> std::result::Result<Done, String> {
+fn body(setup: &Setup, disks: &SimDisks) -> std::result::Result<PosixRun, String> {
     let ready = set_up(setup, disks).map_err(|e| format!("setting up: {e}"))?;
     let (writer, fs, trees) = ready;
     let start = disks.events();
-    let logs: Arc<Mutex<BTreeMap<usize, std::result::Result<Log, String>>>> = Arc::default();
+    let logs: Arc<Mutex<BTreeMap<usize, std::result::Result<ThreadLog, String>>>> = Arc::default();
     let mut threads = Vec::new();
     for (t, tree) in trees.into_iter().enumerate() {
         let (fs, disks, setup, logs) =
@@ -292,14 +293,14 @@ pub fn record(seed: u64) -> Recorded {
     record_as(setup(seed))
 }
 
-/// Runs a seed with other vdevs, threads or operations than follow from it.
+/// Runs a seed with other vdevs, threads or operations than those that follow from it.
 pub fn record_as(setup: Setup) -> Recorded {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let (s, d) = (setup.clone(), disks.clone());
     let run = run_with(setup.schedule(), move || body(&s, &d));
     let (failed, (start, logs)) = match ended(run.outcome) {
         Ok(done) => (None, done),
-        Err(why) => (Some(why), Done::default()),
+        Err(why) => (Some(why), PosixRun::default()),
     };
     let done = logs.iter().flat_map(|l| l.done.iter().cloned()).collect();
     let states = logs.into_iter().map(|l| l.states).collect();
@@ -307,15 +308,18 @@ pub fn record_as(setup: Setup) -> Recorded {
     Recorded { setup, disks, start, states, done, failed, memo, emptied }
 }
 
-/// The trees that a crash in which group `txg` is the last one may leave.
-fn allowed(states: &[State], txg: Txg) -> Vec<Arc<Tree>> {
-    let whole = states.partition_point(|s| s.last <= txg);
-    let part = states[whole..].iter().take_while(|s| s.first <= txg).count();
-    states[whole.saturating_sub(1)..whole + part].iter().map(|s| Arc::clone(&s.tree)).collect()
+/// The trees that are allowed after a crash with `txg` as the last one.
+fn allowed(states: &[TreeState], txg: Txg) -> Vec<Arc<Tree>> {
+    let complete = states.partition_point(|s| s.last <= txg);
+    let part = states[complete..].iter().take_while(|s| s.first <= txg).count();
+    states[complete.saturating_sub(1)..complete + part]
+        .iter()
+        .map(|s| Arc::clone(&s.tree))
+        .collect()
 }
 
-/// Compares a file system with the trees that each thread may have left; `empty`: nothing
-/// may be on the delete queue.
+/// Compares a file system with the allowed trees of each thread; `empty`: the delete queue
+/// must be empty.
 fn judge_fs(
     fs: &FileSystem,
     trees: &[Vec<Arc<Tree>>],
@@ -333,9 +337,10 @@ fn judge_fs(
         });
         known.extend(found.ok_or_else(|| why.trim_start_matches("; or ").to_owned())?);
     }
-    let (strays, queued) = strays(fs, &known).map_err(|e| format!("objects: {e}"))?;
-    if !strays.is_empty() {
-        return Err(format!("objects without names: {strays:?}"));
+    let (orphaned_objects, queued) =
+        orphaned_objects(fs, &known).map_err(|e| format!("objects: {e}"))?;
+    if !orphaned_objects.is_empty() {
+        return Err(format!("objects without names: {orphaned_objects:?}"));
     }
     if empty && queued > 0 {
         return Err(format!("{queued} objects on the delete queue"));
@@ -343,13 +348,13 @@ fn judge_fs(
     Ok(())
 }
 
-/// The pool's own rules, and its space.
+/// Checks the pool's own rules, and its space.
 fn judge_pool(spa: &Spa) -> std::result::Result<(), String> {
     let expect = check::Expect::default();
     check::audit(spa, &expect).and_then(|()| check::books(spa)).map_err(|bad| bad.to_string())
 }
 
-/// Imports the disks for writing, empties the delete queue, and judges what is then there.
+/// Imports the disks for writing, empties the delete queue, and judges the result.
 fn mount(
     setup: &Setup,
     disks: &SimDisks,
@@ -382,10 +387,10 @@ impl Recorded {
         self.states.iter().map(|s| allowed(s, txg)).collect()
     }
 
-    /// Crashes at one event and judges what is left: the group that was found.
+    /// Crashes at one event and judges the result; returns the txg found.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash(
         &self,
         event: u64,
@@ -393,17 +398,17 @@ impl Recorded {
         cache: &Arc<BlockCache>,
     ) -> std::result::Result<Txg, String> {
         let images = self.disks.crash_image(event, seed).map_err(|e| e.to_string())?;
-        let promised = self.disks.marks(event).into_iter().max().map_or(Txg::ZERO, Txg);
+        let acknowledged = self.disks.marks(event).into_iter().max().map_or(Txg::ZERO, Txg);
         let txg = self.judge(&images, cache)?;
-        if txg < promised {
-            return Err(format!("group {promised} was promised, but {txg} is the newest"));
+        if txg < acknowledged {
+            return Err(format!("txg {acknowledged} was acknowledged, but {txg} is the newest"));
         }
         Ok(txg)
     }
 
     fn judge(&self, images: &[Image], cache: &Arc<BlockCache>) -> std::result::Result<Txg, String> {
         let manner = Manner::default();
-        if let Some(txg) = self.memo.whole(images, &manner) {
+        if let Some(txg) = self.memo.import_verdict(images, &manner) {
             return Ok(txg);
         }
         let tap = Arc::new(Tap::default());
@@ -412,7 +417,7 @@ impl Recorded {
         let found = found.ok_or_else(|| "there is no pool".to_owned())?;
         let spa = import(&leaves, &found, cache, None).map_err(|e| format!("import: {e}"))?;
         let (txg, root) = (spa.uberblock().txg, spa.uberblock().root_bp);
-        let at = |e: String| format!("group {txg}: {e}");
+        let at = |e: String| format!("txg {txg}: {e}");
         let known = self.memo.body(images, &manner, txg, &root);
         if known.is_none() {
             let fs = open_read(&spa).map_err(|e| at(e.to_string()))?;
@@ -428,7 +433,7 @@ impl Recorded {
         Ok(txg)
     }
 
-    /// What a mount makes of these images, also when the power fails while it is at it.
+    /// Judges a mount of these images, also when the power fails during it.
     fn mount_again(&self, images: &[Image], txg: Txg) -> std::result::Result<(), String> {
         let trees = self.trees(txg);
         let disks = self.mount_once(images.to_vec(), &trees, self.setup.seed ^ txg.0 << 32)?;
@@ -460,7 +465,7 @@ impl Recorded {
     /// As [`Recorded::crash`], with a cache of its own.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash_once(&self, event: u64, seed: u64) -> std::result::Result<Txg, String> {
         let cache = BlockCache::of(CACHE).map_err(|e| e.to_string())?;
         self.crash(event, seed, &Arc::new(cache))
@@ -481,11 +486,11 @@ impl Recorded {
         let points = self.disks.crash_points().into_iter().filter(|p| *p >= self.start);
         let points: Vec<u64> = points.step_by(step.max(1)).collect();
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more, threads }
+        let found = CrashPoints { points, seed, more, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache).map(Some));
         tally.images = found.images;
         tally.points = count;
-        tally.groups = found.groups;
+        tally.txgs = found.txgs;
         if let Some((event, seed, what)) = found.wrong {
             tally.failure = failure(Some((event, seed)), what);
         }

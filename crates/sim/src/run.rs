@@ -1,4 +1,4 @@
-//! One run, recorded; then crashed at every event.
+//! One recorded run, crashed at every event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,48 +11,48 @@ use zio::BlockCache;
 
 use crate::check::{Expect, judge};
 use crate::driver::Driver;
-use crate::everywhere::Places;
+use crate::everywhere::CrashPoints;
 use crate::memo::{Manner, Memo};
 use crate::mishap::Mishap;
 use crate::model::Model;
-use crate::ops::{Plan, plan};
+use crate::ops::{OpPlan, plan};
 use crate::pool::{CACHE, make};
-use crate::setup::{Fault, Plant, Setup};
+use crate::setup::{DiskFault, PlantedBug, Setup};
 
 /// A run that was recorded.
 pub struct Recorded {
-    /// How it was set up.
+    /// Its setup.
     pub setup: Setup,
     /// Its operations.
-    pub plan: Plan,
+    pub plan: OpPlan,
     /// The disks, with their log.
     pub disks: SimDisks,
-    /// What the pool must hold, group by group.
+    /// The expected content of the pool, txg by txg.
     pub model: Arc<Model>,
     /// A hash over the schedule.
     pub hash: u64,
     /// Scheduling steps.
     pub steps: u64,
-    /// What went wrong already while it ran.
+    /// A failure during the run itself.
     pub failed: Option<String>,
     /// The disk with the faults.
     pub victim: Option<usize>,
-    /// The pool was so full that frees did not wait.
+    /// The pool was so full that frees were not deferred.
     pub full: bool,
     /// Events before the last operation began, in a plan of one thread.
     pub prelude: u64,
-    /// What was judged already.
+    /// The verdicts so far.
     pub memo: Memo,
 }
 
-/// What went wrong, and how to see it again.
+/// A failure, and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The run.
     pub setup: Setup,
     /// The crash: event and seed; `None` if the run itself failed.
     pub crash: Option<(u64, u64)>,
-    /// What is wrong.
+    /// The error.
     pub what: String,
     /// The operations.
     pub ops: Vec<String>,
@@ -72,16 +72,16 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// How many images a run was crashed into, and what was found.
+/// The number of images of a run, and the findings.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct CrashTally {
     /// Crash images judged.
     pub images: u64,
     /// Events after which the power failed.
     pub points: u64,
-    /// Groups found in them.
-    pub groups: u64,
-    /// What went wrong first.
+    /// Txgs found in them.
+    pub txgs: u64,
+    /// The first failure.
     pub failure: Option<Failure>,
 }
 
@@ -101,17 +101,19 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     let space = &driver.writer.space().plant;
     match setup.plant {
         None => {}
-        Some(Plant::UberblockBeforeFlush) => plants.commit.lock().uberblock_before_flush = true,
-        Some(Plant::LabelOrder) => plants.commit.lock().labels_in_wrong_order = true,
-        Some(Plant::NoDefer) => plants.no_defer.store(true, Relaxed),
-        Some(Plant::ReuseSameGroup) => space.reuse_same_group.store(true, Relaxed),
-        Some(Plant::ReuseBeforeCommit) => space.reuse_before_commit.store(true, Relaxed),
-        Some(Plant::LoseEntry) => space.lose_alloc_entry.store(true, Relaxed),
-        Some(Plant::WrongGroup) => driver.plant_wrong_group(),
+        Some(PlantedBug::UberblockBeforeFlush) => {
+            plants.commit.lock().uberblock_before_flush = true
+        }
+        Some(PlantedBug::LabelOrder) => plants.commit.lock().labels_in_wrong_order = true,
+        Some(PlantedBug::NoDefer) => plants.no_defer.store(true, Relaxed),
+        Some(PlantedBug::ReuseSameTxg) => space.reuse_same_group.store(true, Relaxed),
+        Some(PlantedBug::ReuseBeforeCommit) => space.reuse_before_commit.store(true, Relaxed),
+        Some(PlantedBug::LoseEntry) => space.lose_alloc_entry.store(true, Relaxed),
+        Some(PlantedBug::WrongTxg) => driver.plant_wrong_txg(),
     }
 }
 
-/// Arranges the faults of a run; the disk that has them.
+/// Sets up the faults of a run; returns the disk that has them.
 fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
     let fault = setup.fault?;
     let mut rng = Rng::stream(setup.seed, 31);
@@ -120,28 +122,28 @@ fn arrange(setup: &Setup, disks: &SimDisks) -> Option<usize> {
     let often = 2 + rng.below(20);
     let mut faults = Faults::default();
     match fault {
-        Fault::Drop => {
+        DiskFault::Drop => {
             disks.schedule(start, Action::Drop { disk });
             return Some(disk);
         }
-        Fault::Away => {
+        DiskFault::Away => {
             disks.schedule(start, Action::Drop { disk });
             disks.schedule(start + 1 + rng.below(300), Action::Return { disk });
             return Some(disk);
         }
-        Fault::WriteErrors => faults.write_errors = often,
-        Fault::FlushErrors => faults.flush_errors = often,
-        Fault::ReadErrors => faults.read_errors = often,
-        Fault::StaleReads => faults.stale_reads = often,
-        Fault::Misdirected => faults.misdirected = often,
-        Fault::LyingFlushes => faults.lying_flushes = often,
+        DiskFault::WriteErrors => faults.write_errors = often,
+        DiskFault::FlushErrors => faults.flush_errors = often,
+        DiskFault::ReadErrors => faults.read_errors = often,
+        DiskFault::StaleReads => faults.stale_reads = often,
+        DiskFault::Misdirected => faults.misdirected = often,
+        DiskFault::LyingFlushes => faults.lying_flushes = often,
     }
     disks.schedule(start, Action::Faults { disk, faults });
     Some(disk)
 }
 
-/// Does all operations of a plan; events before one thread's last operation.
-fn work(driver: &Arc<Driver>, plan: &Plan, disks: &SimDisks) -> Result<u64, String> {
+/// Runs all operations of a plan; returns the events before one thread's last operation.
+fn work(driver: &Arc<Driver>, plan: &OpPlan, disks: &SimDisks) -> Result<u64, String> {
     let began = Arc::new(AtomicU64::new(0));
     let failed: Arc<Mutex<Option<String>>> = Arc::default();
     let mut threads = Vec::new();
@@ -173,21 +175,26 @@ fn work(driver: &Arc<Driver>, plan: &Plan, disks: &SimDisks) -> Result<u64, Stri
     }
     let failed = failed.lock().take();
     match failed {
-        // Devices that fail may end a pool, and what was promised stays.
+        // Failing devices may end a pool; acknowledged changes must persist.
         Some(why) if !driver.faulty => Err(why),
         _ => Ok(began.load(Relaxed)),
     }
 }
 
 #[derive(Default)]
-struct Ended {
+struct BodyResult {
     victim: Option<usize>,
     full: bool,
     prelude: u64,
 }
 
 /// The body of a run, inside the schedule.
-fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, model: &Arc<Model>) -> Result<Ended, String> {
+fn body(
+    setup: &Setup,
+    plan: &OpPlan,
+    disks: &SimDisks,
+    model: &Arc<Model>,
+) -> Result<BodyResult, String> {
     let fine = |what: &str, e: base::Error| format!("{what}: {e}");
     let writer = make(setup, disks).map_err(|e| fine("making the pool", e))?;
     let mut driver = Driver::new(writer, disks, Arc::clone(model)).map_err(|e| fine("start", e))?;
@@ -205,7 +212,7 @@ fn body(setup: &Setup, plan: &Plan, disks: &SimDisks, model: &Arc<Model>) -> Res
     }
     driver.writer.stop();
     let full = driver.writer.reused_at_once();
-    Ok(Ended { victim, full, prelude })
+    Ok(BodyResult { victim, full, prelude })
 }
 
 /// Runs a setup and records it.
@@ -214,23 +221,23 @@ pub fn record(setup: &Setup) -> Recorded {
 }
 
 /// As [`record`], with these operations.
-pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
+pub fn record_plan(setup: &Setup, plan: OpPlan) -> Recorded {
     let disks = SimDisks::blank(setup.disks(), setup.layout.disks(), setup.disk_size());
     let model = Arc::new(Model::default());
     let (s, p, d, m) = (setup.clone(), plan.clone(), disks.clone(), Arc::clone(&model));
     let run = run_with(setup.schedule(), move || body(&s, &p, &d, &m));
     let (failed, ended) = match run.outcome {
         Outcome::Done(Ok(ended)) => (None, ended),
-        Outcome::Done(Err(why)) => (Some(why), Ended::default()),
-        Outcome::Halted => (Some("the run was halted".to_owned()), Ended::default()),
-        Outcome::Deadlock(who) => (Some(format!("deadlock: {who}")), Ended::default()),
+        Outcome::Done(Err(why)) => (Some(why), BodyResult::default()),
+        Outcome::Halted => (Some("the run was halted".to_owned()), BodyResult::default()),
+        Outcome::Deadlock(who) => (Some(format!("deadlock: {who}")), BodyResult::default()),
         Outcome::Panicked { thread, message } => {
-            (Some(format!("thread {thread} panicked: {message}")), Ended::default())
+            (Some(format!("thread {thread} panicked: {message}")), BodyResult::default())
         }
-        Outcome::Limit(why) => (Some(format!("no end: {why}")), Ended::default()),
+        Outcome::Limit(why) => (Some(format!("no end: {why}")), BodyResult::default()),
     };
     let (hash, steps) = (run.hash, run.steps);
-    let Ended { victim, full, prelude } = ended;
+    let BodyResult { victim, full, prelude } = ended;
     Recorded {
         setup: setup.clone(),
         plan,
@@ -247,7 +254,7 @@ pub fn record_plan(setup: &Setup, plan: Plan) -> Recorded {
 }
 
 impl Recorded {
-    /// The operations, one in a line.
+    /// The operations, one per line.
     pub fn ops(&self) -> Vec<String> {
         let line = |t: usize, n: usize, op: &crate::ops::Op| format!("thread {t}, {n}: {op:?}");
         let of = |(t, ops): (usize, &Vec<(usize, crate::ops::Op)>)| {
@@ -260,30 +267,33 @@ impl Recorded {
         Failure { setup: self.setup.clone(), crash, what, ops: self.ops() }
     }
 
-    /// What else happens in the crash of that seed.
+    /// The mishap in the crash of that seed.
     pub fn mishap(&self, seed: u64) -> Mishap {
         Mishap::of(&self.setup, self.victim, seed)
     }
 
-    /// What must hold after a crash at `event`.
+    /// The expectations after a crash at `event`.
     pub fn expect(&self, event: u64, seed: u64) -> Expect {
-        let promised = self.disks.marks(event).into_iter().max().map(Txg);
+        let acknowledged = self.disks.marks(event).into_iter().max().map(Txg);
         let (fault, mishap) = (self.setup.fault, self.mishap(seed));
         let redundant = self.setup.layout.is_redundant();
-        let gone = match (fault, self.victim) {
-            (Some(Fault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => Some(disk),
+        let missing = match (fault, self.victim) {
+            (Some(DiskFault::Drop), Some(disk)) if redundant && event.is_multiple_of(2) => {
+                Some(disk)
+            }
             _ => mishap.missing(),
         };
         let first = self.disks.marks(u64::MAX).into_iter().min().map_or(Txg::ZERO, Txg);
         let damage = fault.is_some() || mishap.damages();
-        let detect = !redundant && (mishap.damages() || fault.is_some_and(Fault::needs_redundancy));
-        // Where nobody has another copy, a disk may forget what it said was safe, and an
-        // uberblock that cannot be read is as good as none.
+        let detect =
+            !redundant && (mishap.damages() || fault.is_some_and(DiskFault::needs_redundancy));
+        // Without redundancy, a disk may lose data after a successful flush, and an
+        // unreadable uberblock counts as none.
         let bad = mishap.bad_sectors(seed);
-        let forgets = detect && (bad.is_some() || fault.is_some_and(Fault::forgets));
+        let forgets = detect && (bad.is_some() || fault.is_some_and(DiskFault::forgets));
         Expect {
-            promised: promised.filter(|_| !forgets),
-            manner: Manner { without: gone.into_iter().collect(), damage },
+            acknowledged: acknowledged.filter(|_| !forgets),
+            manner: Manner { without: missing.into_iter().collect(), damage },
             bad,
             detect,
             rewind: !damage && !self.full,
@@ -301,10 +311,10 @@ impl Recorded {
         images.map_err(|e| e.to_string())
     }
 
-    /// Crashes at one event and judges what is left.
+    /// Crashes at one event and judges the result.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash(
         &self,
         event: u64,
@@ -315,24 +325,24 @@ impl Recorded {
         judge(&images, &self.model, &self.expect(event, seed), cache, &self.memo)
     }
 
-    /// Crashes at one event and judges what is left from scratch.
+    /// Crashes at one event and judges the result from scratch.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error found.
     pub fn crash_once(&self, event: u64, seed: u64) -> Result<Option<Txg>, String> {
         let cache = BlockCache::of(CACHE).map_err(|e| e.to_string())?;
         self.crash(event, seed, &Arc::new(cache))
     }
 
-    /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme
-    /// ways and `more` others, on `threads` threads; ends with the first failure.
-    pub fn crash_everywhere(&self, stride: usize, more: u64, threads: usize) -> Tally {
+    /// Crashes everywhere: at every event (or at every `stride`th), in the two extreme ways
+    /// and `more` others, on `threads` threads; ends with the first failure.
+    pub fn crash_everywhere(&self, stride: usize, more: u64, threads: usize) -> CrashTally {
         self.crash_from(0, stride, more, threads)
     }
 
     /// As [`Recorded::crash_everywhere`], from an event on.
-    pub fn crash_from(&self, from: u64, stride: usize, more: u64, threads: usize) -> Tally {
-        let mut tally = Tally::default();
+    pub fn crash_from(&self, from: u64, stride: usize, more: u64, threads: usize) -> CrashTally {
+        let mut tally = CrashTally::default();
         if let Some(why) = &self.failed {
             tally.failure = Some(self.failure(None, why.clone()));
             return tally;
@@ -341,11 +351,11 @@ impl Recorded {
         let later = events.into_iter().filter(|event| *event >= from);
         let points: Vec<u64> = later.step_by(stride.max(1)).collect();
         let (count, seed) = (points.len() as u64, self.setup.seed);
-        let found = Places { points, seed, more, threads }
+        let found = CrashPoints { points, seed, more, threads }
             .visit(|event, seed, cache| self.crash(event, seed, cache));
         tally.images = found.images;
         tally.points = count;
-        tally.groups = found.groups;
+        tally.txgs = found.txgs;
         let wrong = found.wrong;
         tally.failure = wrong.map(|(event, seed, what)| self.failure(Some((event, seed)), what));
         tally
@@ -353,6 +363,6 @@ impl Recorded {
 }
 
 /// Runs a setup and crashes it everywhere.
-pub fn run(setup: &Setup, stride: usize, more: u64, threads: usize) -> Tally {
+pub fn run(setup: &Setup, stride: usize, more: u64, threads: usize) -> CrashTally {
     record(setup).crash_everywhere(stride, more, threads)
 }

@@ -1,4 +1,4 @@
-//! What a run is: everything that decides it, so that it can be named and run again.
+//! The setup of a run: everything that decides it, so that it can be named and repeated.
 
 use std::time::Duration;
 
@@ -20,9 +20,10 @@ pub enum Layout {
     Raidz2,
     /// Two copies on each of three: data, metadata (a special vdev) and intent logs.
     Classes,
-    /// Parity of so many disks over so many, for what depends on the width.
+    /// Parity of so many disks over so many, for cases that depend on the width.
     Wide(u8, u8),
-    /// Double parity over groups of five that are spread over seven disks, one of them spare.
+    /// Double parity over groups of five that are spread over seven disks, one of them
+    /// spare.
     Draid,
     /// Two copies, single parity over five disks, and a single disk, side by side.
     Mixed,
@@ -36,7 +37,7 @@ const WIDE_NAMES: [[&str; 7]; 3] = [
 ];
 
 impl Layout {
-    /// Those that are drawn by chance.
+    /// The layouts drawn at random.
     pub const ALL: [Layout; 6] = [
         Layout::Single,
         Layout::Stripe,
@@ -65,7 +66,8 @@ impl Layout {
         }
     }
 
-    /// Every width of raidz from three disks to nine, dRAID, and unlike vdevs side by side.
+    /// Every width of RAID-Z from three disks to nine, dRAID, and different vdevs side by
+    /// side.
     pub fn wide() -> Vec<Layout> {
         let widths = (1..=3u8).flat_map(|p| (3..=9).filter(move |w| *w > p).map(move |w| (p, w)));
         let parity = widths.map(|(nparity, width)| Layout::Wide(nparity, width));
@@ -86,13 +88,13 @@ impl Layout {
         }
     }
 
-    /// Whether any one disk may go.
+    /// Whether any one disk may fail.
     pub fn is_redundant(self) -> bool {
         !matches!(self, Layout::Single | Layout::Stripe | Layout::Mixed)
     }
 }
 
-/// Which operations a run makes.
+/// The operations of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// Everything.
@@ -103,16 +105,16 @@ pub enum Workload {
     Zaps,
     /// Datasets, snapshots and clones.
     Datasets,
-    /// The same space written and freed over and over, with many syncs.
+    /// The same space written and freed repeatedly, with many syncs.
     Churn,
-    /// Much written to a small pool.
+    /// Many writes to a small pool.
     Full,
-    /// One of the sequences of [`crate::short`]: the seed is its number.
+    /// One of the sequences of [`crate::short`]: the seed is its index.
     Short,
 }
 
 impl Workload {
-    /// Those that are drawn by chance.
+    /// The workloads drawn at random.
     pub const ALL: [Workload; 6] = [
         Workload::Mixed,
         Workload::Files,
@@ -138,55 +140,55 @@ impl Workload {
 
 /// A bug to plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plant {
-    /// The uberblock goes out before what it leads to is durable.
+pub enum PlantedBug {
+    /// The uberblock is written before the data that it refers to is durable.
     UberblockBeforeFlush,
     /// Labels in the wrong order.
     LabelOrder,
-    /// What a pass frees is handed out in the same group.
-    ReuseSameGroup,
-    /// What a group frees is handed out before its uberblock.
+    /// Space that a pass frees is reused in the same txg.
+    ReuseSameTxg,
+    /// Space that a txg frees is reused before its uberblock.
     ReuseBeforeCommit,
-    /// Frees wait for no later group.
+    /// Frees are not deferred.
     NoDefer,
     /// The last entry of a list of allocations is not written.
     LoseEntry,
-    /// A dirty record goes into the next group.
-    WrongGroup,
+    /// A dirty record goes into the next txg.
+    WrongTxg,
 }
 
-impl Plant {
+impl PlantedBug {
     /// All of them.
-    pub const ALL: [Plant; 7] = [
-        Plant::UberblockBeforeFlush,
-        Plant::LabelOrder,
-        Plant::ReuseSameGroup,
-        Plant::ReuseBeforeCommit,
-        Plant::NoDefer,
-        Plant::LoseEntry,
-        Plant::WrongGroup,
+    pub const ALL: [PlantedBug; 7] = [
+        PlantedBug::UberblockBeforeFlush,
+        PlantedBug::LabelOrder,
+        PlantedBug::ReuseSameTxg,
+        PlantedBug::ReuseBeforeCommit,
+        PlantedBug::NoDefer,
+        PlantedBug::LoseEntry,
+        PlantedBug::WrongTxg,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Plant::UberblockBeforeFlush => "uberblock-before-flush",
-            Plant::LabelOrder => "label-order",
-            Plant::ReuseSameGroup => "reuse-same-group",
-            Plant::ReuseBeforeCommit => "reuse-before-commit",
-            Plant::NoDefer => "no-defer",
-            Plant::LoseEntry => "lose-entry",
-            Plant::WrongGroup => "wrong-group",
+            PlantedBug::UberblockBeforeFlush => "uberblock-before-flush",
+            PlantedBug::LabelOrder => "label-order",
+            PlantedBug::ReuseSameTxg => "reuse-same-group",
+            PlantedBug::ReuseBeforeCommit => "reuse-before-commit",
+            PlantedBug::NoDefer => "no-defer",
+            PlantedBug::LoseEntry => "lose-entry",
+            PlantedBug::WrongTxg => "wrong-group",
         }
     }
 }
 
-/// What the disks do besides losing power.
+/// Faults of the disks besides power cuts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A disk is gone in mid-run.
+pub enum DiskFault {
+    /// A disk fails in mid-run.
     Drop,
-    /// A disk is gone for a while.
+    /// A disk is absent for a while.
     Away,
     /// Writes to one disk fail.
     WriteErrors,
@@ -194,44 +196,50 @@ pub enum Fault {
     FlushErrors,
     /// Reads of one disk fail.
     ReadErrors,
-    /// Reads of one disk give what was there before.
+    /// Reads of one disk return older content.
     StaleReads,
     /// Writes to one disk land elsewhere on it.
     Misdirected,
-    /// One disk says that it flushed, and did not.
+    /// One disk reports flushes that it did not make.
     LyingFlushes,
 }
 
-impl Fault {
+impl DiskFault {
     /// All of them.
-    pub const ALL: [Fault; 8] = [
-        Fault::Drop,
-        Fault::Away,
-        Fault::WriteErrors,
-        Fault::FlushErrors,
-        Fault::ReadErrors,
-        Fault::StaleReads,
-        Fault::Misdirected,
-        Fault::LyingFlushes,
+    pub const ALL: [DiskFault; 8] = [
+        DiskFault::Drop,
+        DiskFault::Away,
+        DiskFault::WriteErrors,
+        DiskFault::FlushErrors,
+        DiskFault::ReadErrors,
+        DiskFault::StaleReads,
+        DiskFault::Misdirected,
+        DiskFault::LyingFlushes,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Fault::Drop => "drop",
-            Fault::Away => "away",
-            Fault::WriteErrors => "write-errors",
-            Fault::FlushErrors => "flush-errors",
-            Fault::ReadErrors => "read-errors",
-            Fault::StaleReads => "stale-reads",
-            Fault::Misdirected => "misdirected",
-            Fault::LyingFlushes => "lying-flushes",
+            DiskFault::Drop => "drop",
+            DiskFault::Away => "away",
+            DiskFault::WriteErrors => "write-errors",
+            DiskFault::FlushErrors => "flush-errors",
+            DiskFault::ReadErrors => "read-errors",
+            DiskFault::StaleReads => "stale-reads",
+            DiskFault::Misdirected => "misdirected",
+            DiskFault::LyingFlushes => "lying-flushes",
         }
     }
 
-    /// Whether a disk without a partner loses data by it, whatever the engine does.
+    /// Whether a disk without redundancy loses data by it, whatever the engine does.
     pub fn needs_redundancy(self) -> bool {
-        !matches!(self, Fault::WriteErrors | Fault::FlushErrors | Fault::ReadErrors | Fault::Drop)
+        !matches!(
+            self,
+            DiskFault::WriteErrors
+                | DiskFault::FlushErrors
+                | DiskFault::ReadErrors
+                | DiskFault::Drop
+        )
     }
 }
 
@@ -242,19 +250,19 @@ pub struct Setup {
     pub seed: u64,
     /// The vdevs.
     pub layout: Layout,
-    /// What is done.
+    /// The operations.
     pub workload: Workload,
-    /// Threads that do it.
+    /// Threads of the workload.
     pub threads: usize,
     /// Operations of each thread.
     pub ops: usize,
     /// A bug.
-    pub plant: Option<Plant>,
+    pub plant: Option<PlantedBug>,
     /// Faults of a disk.
-    pub fault: Option<Fault>,
+    pub fault: Option<DiskFault>,
     /// Every block larger than a sector is a gang of single sectors.
     pub gangs: bool,
-    /// Only these operations, by their numbers; `None` is all.
+    /// Only these operations, by index; `None` is all.
     pub keep: Option<Vec<usize>>,
 }
 
@@ -276,9 +284,9 @@ impl Setup {
         }
     }
 
-    /// The seed of everything but the operations and the crashes. Short sequences that
-    /// begin alike have it in common, and so all that happens until they differ.
-    fn world(&self) -> u64 {
+    /// The seed of everything except the operations and the crashes. Short sequences with
+    /// the same beginning share it, and so everything that happens until they differ.
+    fn environment(&self) -> u64 {
         match self.workload {
             Workload::Short => crate::short::first(usize::try_from(self.seed).unwrap_or(0)),
             _ => self.seed,
@@ -286,7 +294,7 @@ impl Setup {
     }
 
     fn rng(&self) -> Rng {
-        Rng::stream(self.world(), 12)
+        Rng::stream(self.environment(), 12)
     }
 
     /// Bytes of a disk.
@@ -297,11 +305,11 @@ impl Setup {
         }
     }
 
-    /// Bytes that each disk gives to the pool, and log2 of a metaslab's; `None` is what
-    /// its size allows. Little space is soon used again.
+    /// Bytes of each disk that the pool uses, and log2 of a metaslab's size; `None` is the
+    /// maximum for the disk's size. A small space is soon reused.
     pub fn space(&self) -> Option<(u64, u32)> {
         let few = [(6 << 20, 19), (8 << 20, 20), (12 << 20, 20), (24 << 20, 21)];
-        let at = Rng::stream(self.world(), 14).below(5) as usize;
+        let at = Rng::stream(self.environment(), 14).below(5) as usize;
         match self.workload {
             Workload::Churn => few.get(at % 2).copied(),
             Workload::Full => few.first().copied(),
@@ -309,8 +317,8 @@ impl Setup {
         }
     }
 
-    /// Which blocks are made gang blocks although there is room: those larger than so
-    /// many bytes, one in so many; in a third of the runs.
+    /// Which blocks are made gang blocks although there is space: those larger than so many
+    /// bytes, one in so many; in a third of the runs.
     pub fn ganging(&self) -> Option<(u64, u64)> {
         if self.gangs {
             return Some((0, 1));
@@ -326,11 +334,11 @@ impl Setup {
         if self.rng().one_in(2) { 12 } else { 9 }
     }
 
-    /// The disks' manner.
+    /// The configuration of the disks.
     pub fn disks(&self) -> SimConfig {
         let mut rng = self.rng();
         rng.next_u64();
-        let mut config = SimConfig::new(self.world());
+        let mut config = SimConfig::new(self.environment());
         if rng.one_in(2) {
             config.latency =
                 Latency::Late { min: Duration::from_micros(20), max: Duration::from_millis(2) };
@@ -340,12 +348,12 @@ impl Setup {
 
     /// The schedule.
     pub fn schedule(&self) -> Options {
-        Options { max_steps: 50_000_000, ..Options::varied(self.world()) }
+        Options { max_steps: 50_000_000, ..Options::varied(self.environment()) }
     }
 
-    /// How the pool is written.
+    /// The options of the writer.
     pub fn writer(&self) -> spa::engine::WriterOptions {
-        let mut rng = Rng::stream(self.world(), 13);
+        let mut rng = Rng::stream(self.environment(), 13);
         let mut limits = txg::Limits::for_memory(1 << 30);
         limits.timeout_s = 1 + rng.below(3);
         spa::engine::WriterOptions {
@@ -357,7 +365,7 @@ impl Setup {
         }
     }
 
-    /// The command that runs it again.
+    /// The command that repeats it.
     pub fn command(&self) -> String {
         let mut out = format!(
             "cenote sim --seed {} --vdevs {} --workload {} --threads {} --ops {}",
@@ -384,30 +392,30 @@ impl Setup {
     }
 }
 
-/// What a name stands for; `None` if it is no name.
-pub trait Named: Sized {
-    /// The value of that name.
+/// A type whose values have names.
+pub trait ByName: Sized {
+    /// The value of that name; `None` if there is none.
     fn named(name: &str) -> Option<Self>;
 }
 
 macro_rules! named {
     ($($kind:ty),*) => {$(
-        impl Named for $kind {
+        impl ByName for $kind {
             fn named(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|x| x.name() == name)
             }
         }
     )*};
 }
-named!(Plant, Fault);
+named!(PlantedBug, DiskFault);
 
-impl Named for Layout {
+impl ByName for Layout {
     fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().chain(Layout::wide()).find(|x| x.name() == name)
     }
 }
 
-impl Named for Workload {
+impl ByName for Workload {
     fn named(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter().chain([Workload::Short]);
         all.find(|x| x.name() == name)

@@ -1,17 +1,17 @@
 //! Every sequence of one to three operations from a list.
 //!
 //! # Theory
-//! Sequences that begin with the same operations have the same setup, and a run is
-//! decided by its setup: up to the operation in which they differ, they leave the same
-//! log. So a sequence is crashed from the beginning of its last operation on; what lies
-//! before that is done by the sequence without it. Those of one operation are crashed
-//! from the first event on.
+//! Sequences that begin with the same operations have the same setup, and a setup decides a
+//! run. So they produce the same log up to the operation in which they differ. Therefore a
+//! sequence is crashed only from the beginning of its last operation on; the events before
+//! are covered by the sequence without it. Those of one operation are crashed from the
+//! first event on.
 
-use crate::ops::{Op, Plan};
-use crate::run::{Tally, record_plan};
+use crate::ops::{Op, OpPlan};
+use crate::run::{CrashTally, record_plan};
 use crate::setup::{Layout, Setup, Workload};
 
-/// The operations. Each works on what the setup shares or on what came before it.
+/// The operations. Each uses objects of the setup or of earlier operations.
 pub fn list() -> Vec<Op> {
     vec![
         Op::Create { ds: 0, block: 4, seed: 1 },
@@ -33,19 +33,19 @@ pub fn list() -> Vec<Op> {
     ]
 }
 
-/// How many sequences of up to `length` operations there are.
+/// The number of sequences of up to `length` operations.
 pub fn count(length: u32) -> usize {
     (1..=length).map(|n| list().len().pow(n)).sum()
 }
 
-/// Sequence number `n`.
+/// The sequence with index `n`.
 pub fn sequence(n: usize) -> Vec<Op> {
     let ops = list();
-    places(n).into_iter().map(|at| ops[at].clone()).collect()
+    indices(n).into_iter().map(|at| ops[at].clone()).collect()
 }
 
-/// The places in the list of the operations of sequence `n`.
-fn places(mut n: usize) -> Vec<usize> {
+/// The list indices of the operations of sequence `n`.
+fn indices(mut n: usize) -> Vec<usize> {
     let ops = list().len();
     let mut length = 1;
     while n >= ops.pow(length) {
@@ -55,9 +55,9 @@ fn places(mut n: usize) -> Vec<usize> {
     (0..length).map(|at| n / ops.pow(at) % ops).collect()
 }
 
-/// What sequence `n` begins with, as its place in the list.
+/// The list index of the first operation of sequence `n`.
 pub fn first(n: usize) -> u64 {
-    places(n).first().map_or(0, |at| *at as u64)
+    indices(n).first().map_or(0, |at| *at as u64)
 }
 
 /// The setup of sequence `n`.
@@ -68,12 +68,12 @@ pub fn setup(n: usize, layout: Layout) -> Setup {
 }
 
 /// The plan of sequence `n`, without the operations left out.
-pub fn plan(n: usize) -> Plan {
+pub fn plan(n: usize) -> OpPlan {
     vec![sequence(n).into_iter().enumerate().collect()]
 }
 
 /// Runs sequence `n` and crashes it everywhere.
-pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> Tally {
+pub fn run(n: usize, layout: Layout, more: u64, threads: usize) -> CrashTally {
     let recorded = record_plan(&setup(n, layout), plan(n));
     let from = if n < list().len() { 0 } else { recorded.prelude };
     recorded.crash_from(from, 1, more, threads)

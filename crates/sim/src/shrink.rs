@@ -1,4 +1,4 @@
-//! The shortest sequence that still fails.
+//! Shortening a failing sequence of operations.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! After a crash the pool is written again, and OpenZFS's zdb finds it whole.
+//! After a crash the pool is written again, and OpenZFS's zdb finds no error.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Pools go back to earlier groups and are crashed meanwhile; the discarded future never
-//! comes back.
+//! Pools are rewound to earlier txgs and crashed meanwhile; the discarded future is never
+//! opened again.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use sim::{Layout, Setup};

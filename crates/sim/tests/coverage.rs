@@ -1,13 +1,13 @@
-//! The workloads make what the crashes are to find whole.
+//! The workloads create all structures that the crashes are meant to test.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use base::Txg;
 use device::sim::Event;
 use sim::{Layout, Recorded, Setup, Workload, check, record};
 
-/// What is in the pools at the end of some runs.
+/// Structures in the pools at the end of some runs.
 #[derive(Debug, Default)]
-struct Seen {
+struct PoolCensus {
     gangs: u64,
     spills: usize,
     long_zaps: usize,
@@ -16,7 +16,7 @@ struct Seen {
     special: usize,
 }
 
-/// Writes to a disk that are not to its labels.
+/// Writes to a disk outside its labels.
 fn blocks_on(run: &Recorded, disk: usize) -> usize {
     let inside = 4 << 20..run.setup.disk_size() - (512 << 10);
     let block = |event: &Event| matches!(event, Event::Write { disk: d, offset, .. } if *d == disk && inside.contains(offset));
@@ -25,7 +25,7 @@ fn blocks_on(run: &Recorded, disk: usize) -> usize {
 
 #[test]
 fn gangs_spills_and_classes() {
-    let mut seen = Seen::default();
+    let mut seen = PoolCensus::default();
     for seed in 1..=24 {
         let mut setup = Setup::varied(seed);
         setup.ops = 30;

@@ -1,9 +1,9 @@
-//! Every crash point of seeded runs: whatever the power leaves, the pool is whole.
+//! Every crash point of seeded runs: whatever is left on the disks, the pool is complete.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
-use sim::{Campaign, Fault, Layout, Setup, Totals, Workload, short};
+use sim::{Campaign, DiskFault, Layout, Setup, Totals, Workload, short};
 
-/// Crash points that `make test` asks for, and `make nightly`.
+/// Crash points in `make test`, and in `make nightly`.
 const POINTS: u64 = 4_000;
 const NIGHTLY_POINTS: u64 = 1_000_000;
 
@@ -17,11 +17,11 @@ fn fine(name: &str, totals: &Totals, start: base::rt::Instant) {
     }
     let time = start.elapsed().as_secs_f64();
     println!(
-        "SIMULATED {name}: {} runs, {} crash points, {} images, {} groups, {:.0} images a second",
+        "SIMULATED {name}: {} runs, {} crash points, {} images, {} txgs, {:.0} images a second",
         totals.runs,
         totals.points,
         totals.images,
-        totals.groups,
+        totals.txgs,
         totals.images as f64 / time
     );
 }
@@ -36,7 +36,7 @@ fn every_crash_point_of_seeded_runs() {
         totals.runs += one.runs;
         totals.points += one.points;
         totals.images += one.images;
-        totals.groups += one.groups;
+        totals.txgs += one.txgs;
         totals.failure = one.failure;
         if totals.failure.is_some() {
             break;
@@ -47,11 +47,12 @@ fn every_crash_point_of_seeded_runs() {
     assert!(totals.points >= due);
 }
 
-/// Zeros over a hole changed nothing, so their group left no uberblock, nor did the two after
-/// it. The third overwrote what the group before the last one had used, as it may; but the judge
-/// took the zeros for the next change, and asked for that group as well.
+/// Story: zeros over a hole changed nothing, so their txg left no uberblock, nor did the
+/// two after it. The third overwrote space that the txg before the last one had used, which
+/// is allowed. But the judge took the zeros for the next change, and expected that txg as
+/// well.
 #[test]
-fn a_group_that_changes_nothing_is_none_to_go_back_from() {
+fn a_txg_that_changes_nothing_is_no_target_of_a_rewind() {
     let setup = Setup {
         layout: Layout::Raidz2,
         workload: Workload::Full,
@@ -62,12 +63,12 @@ fn a_group_that_changes_nothing_is_none_to_go_back_from() {
     let recorded = sim::record(&setup);
     let tally = recorded.crash_everywhere(1, 0, base::rt::parallelism());
     assert!(tally.failure.is_none(), "{}", tally.failure.unwrap());
-    // The run is the one of the story: the last group is far from the one before.
-    let mut groups: Vec<u64> = recorded.disks.marks(u64::MAX);
-    groups.sort_unstable();
-    groups.dedup();
-    assert!(groups.windows(2).any(|pair| pair[1] > pair[0] + 3), "{groups:?}");
-    assert!(tally.groups >= 3 && !recorded.full, "{}", tally.groups);
+    // The run is the one of the story: the last txg is far from the one before.
+    let mut txgs: Vec<u64> = recorded.disks.marks(u64::MAX);
+    txgs.sort_unstable();
+    txgs.dedup();
+    assert!(txgs.windows(2).any(|pair| pair[1] > pair[0] + 3), "{txgs:?}");
+    assert!(tally.txgs >= 3 && !recorded.full, "{}", tally.txgs);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn every_crash_point_of_short_sequences() {
         totals.runs += 1;
         totals.points += tally.points;
         totals.images += tally.images;
-        totals.groups += tally.groups;
+        totals.txgs += tally.txgs;
         totals.failure = tally.failure;
         if totals.failure.is_some() {
             break;
@@ -90,8 +91,8 @@ fn every_crash_point_of_short_sequences() {
     fine("short", &totals, start);
 }
 
-/// What lets a sequence be crashed from its last operation on: before that its log is that of
-/// the sequence without it.
+/// This allows crashing a sequence only from its last operation on: before that its log is
+/// that of the sequence without it.
 #[test]
 fn sequences_that_begin_alike_share_their_log() {
     let list = short::list().len();
@@ -117,7 +118,7 @@ fn sequences_that_begin_alike_share_their_log() {
 #[test]
 fn a_disk_with_faults_costs_nothing_that_was_synced() {
     let runs = if nightly() { 200 } else { 4 };
-    for fault in Fault::ALL {
+    for fault in DiskFault::ALL {
         let start = base::rt::now();
         let mut campaign = Campaign::new(1, runs);
         (campaign.fault, campaign.stride, campaign.more) = (Some(fault), 5, 1);
@@ -125,7 +126,7 @@ fn a_disk_with_faults_costs_nothing_that_was_synced() {
     }
 }
 
-/// The first event that differs between two runs, among so many.
+/// The first event in which two runs differ, among so many.
 fn difference(a: &sim::Recorded, b: &sim::Recorded, most: usize) -> Option<String> {
     use device::sim::{Data, Event};
     let bytes = |data: &Data| match data {
@@ -176,8 +177,8 @@ fn a_setup_decides_every_byte() {
     }
 }
 
-/// Once, a gang block of the MOS got a new place in each pass of its group, which therefore
-/// never ended.
+/// Story: a gang block of the MOS got a new address in each pass of its txg, which
+/// therefore never ended.
 #[test]
 fn every_crash_point_where_all_blocks_are_gangs() {
     let start = base::rt::now();
@@ -191,7 +192,7 @@ fn every_crash_point_where_all_blocks_are_gangs() {
         totals.runs += one.runs;
         totals.points += one.points;
         totals.images += one.images;
-        totals.groups += one.groups;
+        totals.txgs += one.txgs;
         totals.failure = totals.failure.or(one.failure);
     }
     fine("gangs", &totals, start);

@@ -1,10 +1,10 @@
-//! What fsync promised through the intent log is there after every power cut.
+//! Changes acknowledged by fsync through the intent log are there after every power cut.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use sim::Layout;
 use sim::logs::{self, Plant};
 
-/// Crash points that `make test` asks for, and `make nightly`.
+/// Crash points in `make test`, and in `make nightly`.
 const POINTS: u64 = 4000;
 const NIGHTLY_POINTS: u64 = 40_000;
 
@@ -31,8 +31,8 @@ fn every_promise_of_the_log_survives() {
 
 #[test]
 fn a_replay_that_is_cut_at_any_event_goes_on() {
-    // Among them seeds with and without `logbias=throughput`, and with both forms of
-    // extended attributes; one thread, so that all events are worth a cut.
+    // Seeds with and without `logbias=throughput`, and with both forms of extended
+    // attributes; one thread, so that all events are relevant cuts.
     let mut cuts = 0;
     for seed in [3, 10] {
         let recorded = logs::record_as(logs::small(seed), Plant::Nothing);
@@ -60,9 +60,10 @@ fn log_vdevs_that_die_take_nothing_along() {
     }
 }
 
-/// A pool of five disks, raidz1: `fsync` of a file of 5,000 bytes never returned. The log
-/// block was of two data columns, so a sector was skipped on the last disk, and the zeros for
-/// it were the one write of that disk that its queue dropped without a word.
+/// Story: in a pool of five disks, raidz1, `fsync` of a file of 5,000 bytes never returned.
+/// The log block had two data columns, so a sector was skipped on the last disk, and the
+/// zeros for it were the one write of that disk, which its queue dropped without completing
+/// it.
 #[test]
 fn promises_are_kept_on_every_width() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
@@ -82,11 +83,11 @@ fn promises_are_kept_on_every_width() {
     println!("SIMULATED logs on every width: {points} crash points, {images} images");
 }
 
-/// A pool of nine disks, raidz3, lost its power while the disks flushed a log block and the
-/// seven blocks of data behind its records. The log block could be rebuilt from the disks that
-/// had flushed, the data could not: the log held no record, and stayed, as an idle log. Its
-/// next block had never been in a group on disk. Two groups later the chain led into free
-/// space, and zdb would have said "block claim error".
+/// Story: a pool of nine disks, raidz3, lost its power while the disks flushed a log block
+/// and the seven blocks of data that its records refer to. The log block could be rebuilt
+/// from the disks that had flushed, the data could not: the log had no record, and was
+/// kept, as an idle log. Its next block had never been in a txg on disk. Two txgs later the
+/// chain led into free space, and zdb would have reported "block claim error".
 #[test]
 fn a_flush_that_some_disks_finished_leaves_a_log_in_order() {
     let layout = Layout::wide().into_iter().find(|l| l.name() == "raidz3-9").unwrap();

@@ -1,5 +1,5 @@
-//! Mishaps of the disks in a crash: each kind happens, and damage that nothing makes up
-//! for is noticed.
+//! Mishaps of the disks in a crash: each kind occurs, and damage without redundancy is
+//! detected.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ fn setup(layout: Layout) -> Setup {
     Setup { layout, workload: Workload::Files, ..Setup::varied(3) }
 }
 
-/// Seeds of crashes with another mishap each.
+/// Seeds of crashes, each with another mishap.
 fn seeds(run: &Recorded, count: usize) -> Vec<(u64, Mishap)> {
     let mut rng = Rng::stream(7, 1);
     let all = (0..).map(|_| rng.next_u64()).map(|seed| (seed, run.mishap(seed)));
@@ -57,8 +57,8 @@ fn redundancy_makes_up_for_a_mishap_and_a_single_disk_tells_of_it() {
     }
 }
 
-/// What the engine gives is compared also where it may report errors: the model is made
-/// to expect something else of an object, and no damage elsewhere hides that.
+/// Returned data is compared even if errors are allowed: the model is changed to expect
+/// other content of an object, and no damage elsewhere hides the difference.
 #[test]
 fn damage_is_no_excuse_for_wrong_content() {
     for layout in [Layout::Mirror, Layout::Single] {

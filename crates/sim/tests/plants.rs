@@ -1,12 +1,12 @@
 //! Planted bugs are found, and nothing is found where none is planted.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
-use sim::{Campaign, Plant, Workload};
+use sim::{Campaign, PlantedBug, Workload};
 
 /// Seeds tried for each bug.
 const SEEDS: u64 = 40;
 
-fn campaign(plant: Option<Plant>) -> Campaign {
+fn campaign(plant: Option<PlantedBug>) -> Campaign {
     let mut campaign = Campaign::new(1, SEEDS);
     (campaign.plant, campaign.shrink) = (plant, false);
     (campaign.workload, campaign.ops) = (Some(Workload::Churn), Some(30));
@@ -16,7 +16,7 @@ fn campaign(plant: Option<Plant>) -> Campaign {
 
 #[test]
 fn each_planted_bug_is_found() {
-    for plant in Plant::ALL {
+    for plant in PlantedBug::ALL {
         let start = base::rt::now();
         let totals = campaign(Some(plant)).go(&mut |_, _| ());
         let Some(failure) = totals.failure else {
@@ -43,7 +43,7 @@ fn nothing_is_found_where_nothing_is_planted() {
 
 #[test]
 fn a_failure_is_shortened_and_comes_again() {
-    let mut campaign = campaign(Some(Plant::LoseEntry));
+    let mut campaign = campaign(Some(PlantedBug::LoseEntry));
     (campaign.shrink, campaign.runs) = (true, 1);
     let failure = campaign.go(&mut |_, _| ()).failure.unwrap();
     assert!(failure.ops.len() < 10, "{failure}");

@@ -1,9 +1,9 @@
-//! File systems are crashed everywhere: what POSIX order and fsync allow is there.
+//! File systems are crashed everywhere: the result agrees with POSIX order and fsync.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 use sim::posix;
 
-/// Crash points that `make test` asks for, and `make nightly`.
+/// Crash points in `make test`, and in `make nightly`.
 const POINTS: u64 = 4_000;
 const NIGHTLY_POINTS: u64 = 200_000;
 
@@ -22,7 +22,7 @@ fn every_crash_point_of_a_file_system() {
         }
         points += tally.points;
         images += tally.images;
-        groups += tally.groups;
+        groups += tally.txgs;
     }
     println!(
         "SIMULATED posix: {seed} runs, {points} crash points, {images} images, {groups} groups, \

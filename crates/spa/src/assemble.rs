@@ -10,16 +10,16 @@ use crate::discover::Candidate;
 
 pub use crate::status::ImportReason;
 
-/// One place where a leaf was found.
+/// One path at which a leaf was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct LeafLocation {
     /// The path.
     pub path: PathBuf,
-    /// Group of the newest label there.
+    /// Txg of the newest label there.
     pub txg: Txg,
-    /// Group of the newest uberblock there.
+    /// Txg of the newest uberblock there.
     pub synced: Txg,
-    /// Labels that agree.
+    /// Number of its labels that agree.
     pub labels: usize,
     /// Position in the scan.
     pub order: usize,
@@ -27,8 +27,8 @@ pub struct Place {
     pub block_device: bool,
 }
 
-/// Where each leaf was found, best place first.
-pub type Places = HashMap<Guid, Vec<Place>>;
+/// The locations of each leaf, the best first.
+pub type LeafLocations = HashMap<Guid, Vec<LeafLocation>>;
 
 /// A pool assembled from labels alone; nothing in it is trusted.
 #[derive(Clone, Debug)]
@@ -41,33 +41,33 @@ pub struct FoundPool {
     pub state: PoolState,
     /// Pool version.
     pub version: u64,
-    /// Host that had it last; 0 is none.
+    /// Id of the host that last used it; 0 is none.
     pub hostid: u64,
     /// That host's name.
     pub hostname: Option<String>,
     /// The pool's comment.
     pub comment: Option<String>,
-    /// Newest group in any label.
+    /// Newest txg in any label.
     pub txg: Txg,
-    /// Top-level vdevs by id, as far as labels of them were found.
+    /// Top-level vdevs by id, as far as their labels were found.
     pub tops: BTreeMap<u32, VdevConfig>,
     /// Number of top-level ids.
     pub vdev_children: u32,
     /// Ids that are holes.
     pub holes: Vec<u32>,
-    /// Where the leaves are, spares and cache devices of any pool included.
-    pub places: Places,
-    /// Where members of each top-level vdev are: a leaf that took the place of
-    /// its mirror goes by the mirror's guid.
-    pub top_places: Places,
+    /// The locations of the leaves, including spares and cache devices of any pool.
+    pub locations: LeafLocations,
+    /// The locations of members of each top-level vdev. A leaf that replaced its mirror is
+    /// listed under the mirror's guid.
+    pub top_locations: LeafLocations,
 }
 
 /// Groups candidates into pools.
 pub(crate) fn assemble(candidates: Vec<Candidate>, destroyed: bool) -> Vec<FoundPool> {
-    let (mut places, mut top_places) = (Places::new(), Places::new());
+    let (mut locations, mut top_locations) = (LeafLocations::new(), LeafLocations::new());
     let mut pools: BTreeMap<Guid, Vec<&PoolConfig>> = BTreeMap::new();
     for c in &candidates {
-        let place = Place {
+        let place = LeafLocation {
             path: c.path.clone(),
             txg: c.txg,
             synced: c.synced,
@@ -75,10 +75,10 @@ pub(crate) fn assemble(candidates: Vec<Candidate>, destroyed: bool) -> Vec<Found
             order: c.order,
             block_device: c.block_device,
         };
-        places.entry(c.guid).or_default().push(place.clone());
+        locations.entry(c.guid).or_default().push(place.clone());
         if let LabelConfig::Member(pool) = &c.config {
             if let Some(member) = &pool.member {
-                top_places.entry(member.top_guid).or_default().push(place);
+                top_locations.entry(member.top_guid).or_default().push(place);
             }
             pools.entry(pool.pool_guid).or_default().push(pool);
         }
@@ -86,14 +86,19 @@ pub(crate) fn assemble(candidates: Vec<Candidate>, destroyed: bool) -> Vec<Found
     let wanted = |p: &FoundPool| destroyed == (p.state == PoolState::Destroyed);
     let mut out: Vec<FoundPool> = pools
         .into_iter()
-        .map(|(guid, labels)| one_pool(guid, &labels, &places, &top_places))
+        .map(|(guid, labels)| one_pool(guid, &labels, &locations, &top_locations))
         .filter(wanted)
         .collect();
     out.sort_by(|a, b| (&a.name, a.guid.0).cmp(&(&b.name, b.guid.0)));
     out
 }
 
-fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places, top_places: &Places) -> FoundPool {
+fn one_pool(
+    guid: Guid,
+    labels: &[&PoolConfig],
+    locations: &LeafLocations,
+    top_locations: &LeafLocations,
+) -> FoundPool {
     let mut best: BTreeMap<Guid, &PoolConfig> = BTreeMap::new();
     let mut newest = labels[0];
     for &label in labels {
@@ -111,7 +116,7 @@ fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places, top_places: &Pl
     let mut chosen: BTreeMap<u32, Txg> = BTreeMap::new();
     for label in best.values() {
         let id = label.vdev_tree.id;
-        // A stale label may claim an id that another vdev has now.
+        // A stale label may claim an id that now belongs to another vdev.
         let stale = chosen.get(&id).is_some_and(|&txg| txg >= label.txg);
         if (newest.vdev_children.is_none() || id < count) && !stale {
             chosen.insert(id, label.txg);
@@ -131,25 +136,29 @@ fn one_pool(guid: Guid, labels: &[&PoolConfig], places: &Places, top_places: &Pl
         vdev_children: if count == 0 { highest } else { count },
         holes: newest.hole_array.clone(),
         tops,
-        places: sorted(places),
-        top_places: sorted(top_places),
+        locations: sorted(locations),
+        top_locations: sorted(top_locations),
     }
 }
 
-/// Best place first: newest label, newest uberblock, most labels, scan order.
-fn sorted(places: &Places) -> Places {
-    let mut places = places.clone();
-    for list in places.values_mut() {
+/// The best location first: newest label, newest uberblock, most labels, scan order.
+fn sorted(locations: &LeafLocations) -> LeafLocations {
+    let mut locations = locations.clone();
+    for list in locations.values_mut() {
         list.sort_by(|a, b| {
             (b.txg, b.synced, b.labels, a.order).cmp(&(a.txg, a.synced, a.labels, b.order))
         });
     }
-    places
+    locations
 }
 
-/// The place to use for a leaf: among the newest, the one its label names.
-pub fn place_for<'a>(places: &'a Places, guid: Guid, recorded: Option<&Path>) -> Option<&'a Place> {
-    let list = places.get(&guid)?;
+/// The location to use for a leaf: among the newest, the one that its label names.
+pub fn location_for<'a>(
+    locations: &'a LeafLocations,
+    guid: Guid,
+    recorded: Option<&Path>,
+) -> Option<&'a LeafLocation> {
+    let list = locations.get(&guid)?;
     let newest = list.first()?;
     list.iter()
         .take_while(|p| (p.txg, p.synced) == (newest.txg, newest.synced))
@@ -157,12 +166,12 @@ pub fn place_for<'a>(places: &'a Places, guid: Guid, recorded: Option<&Path>) ->
         .or(Some(newest))
 }
 
-/// Puts the paths at which leaves were found in place of those that the
-/// configuration recorded (chapter 01 §8.1, step 8).
-pub(crate) fn fix_paths(spec: &mut vdev::Spec, places: &Places) {
+/// Replaces the paths that the configuration recorded by those at which the leaves were
+/// found (chapter 01 §8.1, step 8).
+pub(crate) fn fix_paths(spec: &mut vdev::Spec, locations: &LeafLocations) {
     let recorded = spec.path.as_ref().map(PathBuf::from);
-    if let Some(place) = place_for(places, spec.guid, recorded.as_deref()) {
+    if let Some(place) = location_for(locations, spec.guid, recorded.as_deref()) {
         spec.path = Some(place.path.to_string_lossy().into_owned());
     }
-    spec.children.iter_mut().for_each(|child| fix_paths(child, places));
+    spec.children.iter_mut().for_each(|child| fix_paths(child, locations));
 }

@@ -1,28 +1,28 @@
-//! Auditing a pool: every block pointer is found, its space compared with the
-//! space maps, and its checksum verified (`zdb -b`, `-c`; chapter 09 §8.3).
+//! Auditing a pool: every block pointer is found, its space compared with the space maps,
+//! and its checksum verified (`zdb -b`, `-c`; chapter 09 §8.3).
 //!
 //! # Theory
-//! What the space maps say is replayed into one bitmap ([`bits`]); what can be
-//! reached is marked in another: the MOS, every dataset from its previous
-//! snapshot's group on (so each block is met once), the chains of intent logs,
-//! lists of deferred and asynchronous frees, clones being deleted, and what only
-//! a checkpoint keeps. A sector marked twice is allocated twice; marked but free
-//! in the maps will be overwritten; allocated but not marked is leaked. Blocks
-//! that dedup tables or block reference tables count are marked once and their
-//! sights compared with the table ([`refs`]).
+//! The space maps are replayed into one bitmap ([`bits`]). All reachable blocks are marked
+//! in another: the MOS, every dataset from its previous snapshot's txg on (so that each
+//! block is visited once), the chains of intent logs, lists of deferred and asynchronous
+//! frees, clones being deleted, and the space that only a checkpoint keeps. A sector marked
+//! twice is allocated twice. A marked sector that is free in the maps will be overwritten.
+//! An allocated sector without a mark is leaked. Blocks counted by dedup tables or block
+//! reference tables are marked once, and the number of visits is compared with the table
+//! ([`refs`]).
 //!
 //! # Departures from OpenZFS
-//! zdb claims blocks in range trees one after the other and aborts at the first
-//! bad claim. Here many threads mark bitmaps with atomic operations; nothing
-//! aborts, and all that is wrong is listed.
+//! zdb claims blocks in range trees one after the other and aborts at the first bad claim.
+//! Here many threads mark bitmaps with atomic operations; nothing aborts, and all problems
+//! are listed.
 //!
 //! # Invariants
 //! * Nothing is written, and encrypted datasets need no key.
-//! * Memory is two bits for each sector of metaslabs in use, one entry for each
-//!   block in a reference table, and bounded lists of problems.
+//! * Memory is two bits for each sector of metaslabs in use, one entry for each block in a
+//!   reference table, and bounded lists of problems.
 //!
-//! Lock order: a metaslab's lock while maps are replayed, a shard of the
-//! statistics, and the list of problems are leaves; none is held with another.
+//! Lock order: a metaslab's lock while maps are replayed, a shard of the statistics, and
+//! the list of problems are leaves; none is held with another.
 
 pub mod bits;
 pub mod log;
@@ -52,22 +52,22 @@ use bits::{Claim, MapErrors, SpaceBits};
 use refs::{Mismatch, References};
 use stats::{BlockStats, ROW_DEFERRED, row_of};
 pub(crate) use walk::Owners;
-use walk::{Copies, Found, WALK_IO, Walker};
+use walk::{Copies, WALK_IO, WalkFindings, Walker};
 pub use walk::{Owner, PROBLEMS_MAX, zdb_errno};
 
 /// Bookmark level of intent log blocks (chapter 06 §16).
 const LOG_LEVEL: i8 = -2;
 /// Datasets walked at once.
 const DATASETS_AT_ONCE: usize = 2;
-/// A dataset gets one walker for each so many bytes it refers to.
+/// A dataset gets one walker per this many bytes referenced.
 const BYTES_PER_WALKER: u64 = 1 << 20;
-/// A vdev with more metaslabs than this sets one apart for intent logs.
+/// A vdev with more metaslabs than this reserves one for intent logs.
 const EMBEDDED_LOG_MIN: usize = 64;
 
 /// Which blocks are read and verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// None but those that lead to others.
+    /// Only indirect blocks and others with pointers.
     #[default]
     Nothing,
     /// Metadata (`-c`).
@@ -76,9 +76,9 @@ pub enum Verify {
     All,
 }
 
-/// How to audit.
+/// Options of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct AuditOptions {
     /// What to verify.
     pub verify: Verify,
     /// Compare with the space maps.
@@ -87,15 +87,15 @@ pub struct Options {
     pub threads: usize,
 }
 
-impl Default for Options {
+impl Default for AuditOptions {
     fn default() -> Self {
-        Options { verify: Verify::Nothing, leaks: true, threads: 32 }
+        AuditOptions { verify: Verify::Nothing, leaks: true, threads: 32 }
     }
 }
 
-/// Told what happens while it happens; called from many threads.
+/// Receives the progress of an audit; called from many threads.
 pub trait Watch: Sync {
-    /// This many bytes will be visited, about.
+    /// About this many bytes will be visited.
     fn begin(&self, _total: u64) {}
     /// This many bytes were verified so far.
     fn verified(&self, _bytes: u64) {}
@@ -109,38 +109,38 @@ pub trait Watch: Sync {
     }
 }
 
-/// Looks on without a word.
+/// Ignores all progress.
 impl Watch for () {}
 
-/// Something that is wrong.
+/// A problem that an audit found.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Problem {
-    /// A block, or what it holds, cannot be read.
+    /// A block, or its content, cannot be read.
     Unreadable {
-        /// Which.
+        /// The block's position.
         at: Bookmark,
-        /// Why.
+        /// The reason.
         error: Error,
     },
     /// A block's space is free in the maps, or belongs to another block too.
     Claim {
-        /// Whose block.
+        /// The block's position.
         at: Bookmark,
         /// The address.
         dva: Dva,
-        /// How much of it.
+        /// How much of the space.
         claim: Claim,
-        /// There are more references than its table counts.
+        /// The block has more references than its table counts.
         references: bool,
     },
     /// A reference count is wrong.
     References(Mismatch),
-    /// A metaslab's maps allocate what is allocated or free what is free.
+    /// A metaslab's maps allocate allocated space or free free space.
     Contradiction(VdevId, u64, MapErrors),
     /// A metaslab's maps do not add up: vdev, metaslab, bytes found, claimed.
     MapSum(VdevId, u64, u64, u64),
-    /// Space that nothing refers to: vdev, offset, bytes.
+    /// Space without a reference: vdev, offset, bytes.
     Leak(VdevId, u64, u64),
 }
 
@@ -149,7 +149,7 @@ pub enum Problem {
 pub struct ClassUse {
     /// Bytes allocated by the metaslabs' own maps (logs of changes not included).
     pub allocated: u64,
-    /// Bytes there are.
+    /// Total bytes.
     pub space: u64,
 }
 
@@ -158,15 +158,15 @@ pub struct ClassUse {
 pub struct Report {
     /// Blocks by type.
     pub stats: BlockStats,
-    /// What is wrong, at most [`PROBLEMS_MAX`] of them.
+    /// The problems, at most [`PROBLEMS_MAX`] of them.
     pub problems: Vec<Problem>,
     /// Blocks that cannot be read.
     pub unreadable: u64,
-    /// How often by error number.
+    /// The number of read errors by error number.
     pub errnos: Vec<(i32, u64)>,
-    /// Claims on free or taken space.
+    /// Claims on free space, or on space that has another owner.
     pub bad_claims: u64,
-    /// Bytes that nothing refers to.
+    /// Bytes without a reference.
     pub leaked: u64,
     /// Copies or parity columns with wrong bytes, of blocks that are readable.
     pub damaged: u64,
@@ -180,12 +180,12 @@ pub struct Report {
     pub classes: Vec<(&'static str, ClassUse)>,
     /// Removed vdevs and the segments of their mappings.
     pub indirect: Vec<(VdevId, usize)>,
-    /// Leaks were looked for.
+    /// Whether the audit searched for leaks.
     pub leaks_checked: bool,
 }
 
 impl Report {
-    /// Whether nothing is wrong with the space maps.
+    /// Whether the space maps have no problem.
     pub fn space_is_clean(&self) -> bool {
         !self.leaks_checked
             || (self.leaked == 0
@@ -199,14 +199,14 @@ impl Report {
                 }))
     }
 
-    /// Whether nothing at all is wrong that cannot be read around.
+    /// Whether there is no problem except damage that redundancy repairs.
     pub fn is_clean(&self) -> bool {
         self.unreadable == 0 && self.space_is_clean()
     }
 }
 
 /// A dataset to walk.
-struct Job {
+struct DatasetJob {
     object: u64,
     bp: BlkPtr,
     min_txg: Txg,
@@ -218,9 +218,9 @@ impl Spa {
     /// Audits the pool.
     ///
     /// # Errors
-    /// Those of reading the pool's own records, without which nothing can be
-    /// said. What is wrong with the blocks is in the report.
-    pub fn audit<W: Watch>(&self, options: Options, watch: &W) -> Result<Report> {
+    /// Those of reading the pool's own records, without which no audit is possible.
+    /// Problems of blocks are in the report.
+    pub fn audit<W: Watch>(&self, options: AuditOptions, watch: &W) -> Result<Report> {
         let space = self.load_space()?;
         let replayed = if options.leaks { Some(maps::replay(self, &space)?) } else { None };
         self.audit_against(&space, replayed, options, watch)
@@ -231,7 +231,7 @@ impl Spa {
         &self,
         space: &PoolSpace,
         replayed: Option<maps::Replayed>,
-        options: Options,
+        options: AuditOptions,
         watch: &W,
     ) -> Result<Report> {
         watch.begin(space.vdevs.iter().map(crate::space::VdevSpace::allocated).sum());
@@ -249,7 +249,7 @@ impl Spa {
             refs: &refs,
             verify: options.verify,
             watch,
-            found: Found::new(),
+            found: WalkFindings::new(),
         };
         self.walk_all(&walker, options)?;
         self.walk_lists(&walker, options)?;
@@ -257,24 +257,24 @@ impl Spa {
         self.finish_audit(walker, space, kept, report)
     }
 
-    /// Marks in `bits` all space that is in use, whatever the space maps say. The pool must
-    /// have no checkpoint and no vdev that is being removed. What cannot be, and what cannot
-    /// be read, is in the problems; all of `bits` must count as allocated.
+    /// Marks in `bits` all space that is in use, independently of the space maps. The pool
+    /// must have no checkpoint and no vdev that is being removed. The result lists
+    /// contradictions and unreadable blocks. All of `bits` must count as allocated before.
     ///
     /// # Errors
     /// As [`Spa::audit`].
     pub(crate) fn mark_used(&self, bits: &SpaceBits, threads: usize) -> Result<Vec<Problem>> {
-        let options = Options { verify: Verify::Nothing, leaks: true, threads };
+        let options = AuditOptions { verify: Verify::Nothing, leaks: true, threads };
         let found = self.mark(Some(bits), None, options)?;
         Ok(found.problems())
     }
 
-    /// Finds the users of certain ranges.
+    /// Finds the owners of certain ranges.
     ///
     /// # Errors
     /// As [`Spa::audit`].
     pub(crate) fn find_owners(&self, owners: &Owners, threads: usize) -> Result<()> {
-        let options = Options { verify: Verify::Nothing, leaks: true, threads };
+        let options = AuditOptions { verify: Verify::Nothing, leaks: true, threads };
         self.mark(None, Some(owners), options).map(|_| ())
     }
 
@@ -282,8 +282,8 @@ impl Spa {
         &self,
         bits: Option<&SpaceBits>,
         owners: Option<&Owners>,
-        options: Options,
-    ) -> Result<Found> {
+        options: AuditOptions,
+    ) -> Result<WalkFindings> {
         let refs = References::load(self)?;
         let maps = self.mappings()?;
         let walker = Walker {
@@ -294,7 +294,7 @@ impl Spa {
             refs: &refs,
             verify: options.verify,
             watch: &(),
-            found: Found::new(),
+            found: WalkFindings::new(),
         };
         self.walk_all(&walker, options)?;
         self.walk_lists(&walker, options)?;
@@ -322,7 +322,7 @@ impl Spa {
     }
 
     /// The MOS and every dataset.
-    fn walk_all<W: Watch>(&self, walker: &Walker<'_, W>, options: Options) -> Result<()> {
+    fn walk_all<W: Watch>(&self, walker: &Walker<'_, W>, options: AuditOptions) -> Result<()> {
         let how = WalkOptions { min_txg: Txg::ZERO, threads: options.threads, io: WALK_IO };
         traverse(self.zio(), 0, &self.mos().objset().root_bp(), walker, how)?;
         let jobs = self.datasets()?;
@@ -348,8 +348,8 @@ impl Spa {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Every dataset object of the MOS, whatever the names say.
-    fn datasets(&self) -> Result<Vec<Job>> {
+    /// Every dataset object of the MOS, whether or not a name refers to it.
+    fn datasets(&self) -> Result<Vec<DatasetJob>> {
         let mut out = Vec::new();
         let objset = self.mos().objset();
         let mut at = base::ObjectId(0);
@@ -360,7 +360,7 @@ impl Spa {
                 continue;
             }
             let phys = DslDataset::read_phys(self.mos(), id.0)?;
-            out.push(Job {
+            out.push(DatasetJob {
                 object: id.0,
                 bp: phys.bp,
                 min_txg: phys.prev_snap_txg,
@@ -371,11 +371,11 @@ impl Spa {
         Ok(out)
     }
 
-    fn walk_intent_log<W: Watch>(&self, walker: &Walker<'_, W>, job: &Job) -> Result<()> {
+    fn walk_intent_log<W: Watch>(&self, walker: &Walker<'_, W>, job: &DatasetJob) -> Result<()> {
         if job.bp.is_hole() {
             return Ok(());
         }
-        // An unreadable object set was reported by the walk.
+        // The walk reported an unreadable object set.
         let opened = Objset::open(Arc::clone(self.zio()), job.object, job.bp, Io::WAIT);
         let Ok(header) = opened.and_then(|os| log::log_header(&os.phys())) else { return Ok(()) };
         let f = |bp: &BlkPtr, chain: bool| {
@@ -391,7 +391,7 @@ impl Spa {
     }
 
     /// Blocks that wait to be freed.
-    fn walk_lists<W: Watch>(&self, walker: &Walker<'_, W>, options: Options) -> Result<()> {
+    fn walk_lists<W: Watch>(&self, walker: &Walker<'_, W>, options: AuditOptions) -> Result<()> {
         let mos = self.mos();
         for name in ["sync_bplist", "free_bpobj"] {
             let Some(object) = mos.lookup(name)? else { continue };
@@ -418,7 +418,7 @@ impl Spa {
         Ok(())
     }
 
-    /// What a livelist says is alive: allocations without a free (chapter 04 §10.2).
+    /// The live blocks of a livelist: allocations without a free (chapter 04 §10.2).
     fn walk_livelist<W: Watch>(&self, walker: &Walker<'_, W>, list: u64) -> Result<()> {
         for sublist in self.mos().zap_entries(list)? {
             let Some(object) = sublist.value.as_u64() else { continue };
@@ -430,8 +430,9 @@ impl Spa {
         Ok(())
     }
 
-    /// Space that no pointer leads to and that is no leak: what the checkpoint
-    /// keeps, copies made by a removal under way, dead dedup entries. The bytes.
+    /// Claims space that no pointer refers to and that is not leaked: space that the
+    /// checkpoint keeps, copies made by a removal in progress, dead dedup entries. Returns
+    /// the bytes.
     fn claim_kept<W: Watch>(
         &self,
         walker: &Walker<'_, W>,
@@ -453,7 +454,7 @@ impl Spa {
         Ok(kept + self.claim_removal(walker)?)
     }
 
-    /// A removal under way has copied segments that pointers do not use yet.
+    /// A removal in progress has copied segments that pointers do not use yet.
     fn claim_removal<W: Watch>(&self, walker: &Walker<'_, W>) -> Result<u64> {
         let words = self.mos().lookup_words("com.delphix:removing")?;
         let Some(words) = words.as_ref().and_then(|w| w.first_chunk()) else { return Ok(0) };
@@ -480,7 +481,7 @@ impl Spa {
         Ok(kept)
     }
 
-    /// Space that removed vdevs had; zdb counts it with the normal class.
+    /// Space of removed vdevs; zdb counts it with the normal class.
     fn removed_space(&self) -> u64 {
         let removed = self.config().vdev_tree.children.iter();
         let tops = removed.filter(|c| c.kind == VdevType::Indirect).filter_map(|c| c.top.as_ref());
@@ -512,7 +513,7 @@ impl Spa {
         report.errnos = found.errnos();
         report.problems.extend(found.problems());
         report.classes = classes(space, self.removed_space());
-        // Blocks that cannot be reached are not found; their counts say nothing.
+        // Blocks below an unreadable one are not found, so their counts are meaningless.
         if report.unreadable == 0 {
             report.problems.extend(walker.refs.mismatches().into_iter().map(Problem::References));
         }
@@ -528,7 +529,7 @@ impl Spa {
     }
 }
 
-/// The bitmaps; what was wrong with the maps goes into the report.
+/// The bitmaps; problems of the maps are added to the report.
 fn keep_problems(replayed: maps::Replayed, report: &mut Report) -> SpaceBits {
     let contradictions = replayed.contradictions.into_iter();
     report.problems.extend(contradictions.map(|(v, m, e)| Problem::Contradiction(v, m, e)));

@@ -1,17 +1,17 @@
 //! Finding pool members among files and devices (chapter 01 §8.1).
 //!
 //! # Theory
-//! A scan looks at every file of the named directories, and one of these may lie on a
-//! device or a file server that never answers. So each system call is made by a worker
-//! thread that the scan does not join: a worker that was silent for `SILENCE_MAX` is
-//! replaced by another and its file reported. The silent worker ends when the kernel lets
-//! it go, and what it found then is dropped.
+//! A scan examines every file of the named directories, and one of these may be on a device
+//! or a file server that never answers. So each system call is made by a worker thread that
+//! the scan does not join. A worker without an answer for `SILENCE_MAX` is replaced by
+//! another and its file reported. The silent worker ends when its system call returns, and
+//! its result is dropped.
 //!
 //! # Invariants
-//! * A scan ends `SILENCE_MAX` after the last file that answered, or earlier.
-//! * `WORKERS_MAX` workers live at most, those of earlier scans included.
+//! * A scan ends at most `SILENCE_MAX` after the last answer.
+//! * At most `WORKERS_MAX` workers exist, those of earlier scans included.
 //!
-//! Lock order: `Scan::state` is a leaf lock.
+//! Lock order: `DiscoverScan::state` is a leaf lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use crate::assemble::{FoundPool, assemble};
 use crate::labels::LeafLabels;
 use crate::leaves::{FileLeaves, Leaves, Purpose};
 
-/// Where Linux keeps device nodes, best names first.
+/// The directories of device nodes under Linux, best names first.
 const DEFAULT_DIRS: [&str; 9] = [
     "/dev/disk/by-vdev",
     "/dev/mapper",
@@ -40,19 +40,19 @@ const DEFAULT_DIRS: [&str; 9] = [
     "/dev/disk/by-path",
     "/dev",
 ];
-/// Files looked at in one scan.
+/// Files examined in one scan.
 const CANDIDATES_MAX: usize = 100_000;
 /// Devices read at once.
 const SCAN_THREADS: usize = 16;
-/// How long a device may be silent.
+/// How long a device may take to answer.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Workers of all scans, those that are silent included.
+/// Workers of all scans, including those without an answer.
 const WORKERS_MAX: usize = 256;
 
-/// Workers that live.
+/// Existing workers.
 static WORKERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Where to look, and for what.
+/// Parameters of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     /// Directories and files; empty means the system's device directories.
@@ -66,24 +66,24 @@ pub struct Search {
 pub struct Discovery {
     /// Pools, by name and guid.
     pub pools: Vec<FoundPool>,
-    /// Places that were named but could not be read, and why.
+    /// Named paths that could not be read, and why.
     pub problems: Vec<(PathBuf, Error)>,
 }
 
 /// A device with labels.
 #[derive(Debug)]
 pub struct Candidate {
-    /// Where it was found.
+    /// Its path.
     pub path: PathBuf,
     /// Its guid.
     pub guid: Guid,
-    /// What the label that counts says.
+    /// The configuration in its best label.
     pub config: LabelConfig,
-    /// Group of the newest label.
+    /// Txg of the newest label.
     pub txg: Txg,
-    /// Group of its newest uberblock.
+    /// Txg of its newest uberblock.
     pub synced: Txg,
-    /// How many labels agree.
+    /// Number of labels that agree.
     pub labels: usize,
     /// Position in the scan.
     pub order: usize,
@@ -97,7 +97,7 @@ pub struct Candidate {
 /// `Limit` when a directory holds absurdly many files. Everything else is
 /// reported in [`Discovery::problems`].
 pub fn discover(search: &Search, engine: &Arc<Engine>) -> Result<Discovery> {
-    let scan = Scan::new(search, FileLeaves(Arc::clone(engine)));
+    let scan = DiscoverScan::new(search, FileLeaves(Arc::clone(engine)));
     scan.run()?;
     let mut state = scan.state.lock();
     let found = std::mem::take(&mut state.found);
@@ -106,7 +106,7 @@ pub fn discover(search: &Search, engine: &Arc<Engine>) -> Result<Discovery> {
     Ok(sorted(found, problems, search.destroyed))
 }
 
-/// As [`discover`], among all leaves of a `source` that can list them; such sources answer.
+/// As [`discover`], among all leaves of a `source` that can list them and does not block.
 ///
 /// # Errors
 /// None yet.
@@ -136,56 +136,60 @@ fn sorted(
     Discovery { pools: assemble(candidates, destroyed), problems }
 }
 
-/// Something to be looked at.
+/// A path to be examined.
 #[derive(Clone)]
-struct Job {
+struct ProbeJob {
     path: PathBuf,
     /// Position in the scan, or of the first entry of a directory.
     order: usize,
-    what: What,
+    what: ProbeTarget,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
-    /// A directory or file to search; one of the system's own need not be there.
+enum ProbeTarget {
+    /// A directory or file to search; a default directory need not exist.
     Root { default: bool },
-    /// A file; one that the user named was meant.
+    /// A file; `named` if the user named it.
     File { named: bool },
 }
 
 #[derive(Default)]
-struct ScanState {
-    todo: VecDeque<Job>,
-    /// What workers look at, and since when.
-    running: BTreeMap<u64, (Job, Instant)>,
+struct DiscoverState {
+    todo: VecDeque<ProbeJob>,
+    /// The jobs of the workers, and their start times.
+    running: BTreeMap<u64, (ProbeJob, Instant)>,
     next: u64,
     found: Vec<Candidate>,
     problems: Vec<(PathBuf, Error)>,
     too_many: Option<&'static str>,
-    /// Nobody wants to know any more.
+    /// The scan has ended.
     over: bool,
 }
 
-struct Scan {
+struct DiscoverScan {
     source: FileLeaves,
-    state: Mutex<ScanState>,
+    state: Mutex<DiscoverState>,
     changed: Condvar,
 }
 
-impl Scan {
-    fn new(search: &Search, source: FileLeaves) -> Arc<Scan> {
+impl DiscoverScan {
+    fn new(search: &Search, source: FileLeaves) -> Arc<DiscoverScan> {
         let default = search.paths.is_empty();
         let roots: Vec<PathBuf> = match default {
             true => DEFAULT_DIRS.iter().map(PathBuf::from).collect(),
             false => search.paths.clone(),
         };
-        let job = |(n, path)| Job { path, order: n * CANDIDATES_MAX, what: What::Root { default } };
+        let job = |(n, path)| ProbeJob {
+            path,
+            order: n * CANDIDATES_MAX,
+            what: ProbeTarget::Root { default },
+        };
         let todo = roots.into_iter().enumerate().map(job).collect();
-        let state = Mutex::new(ScanState { todo, ..ScanState::default() });
-        Arc::new(Scan { source, state, changed: Condvar::new() })
+        let state = Mutex::new(DiscoverState { todo, ..DiscoverState::default() });
+        Arc::new(DiscoverScan { source, state, changed: Condvar::new() })
     }
 
-    /// Looks at everything that answers.
+    /// Examines every path that answers.
     fn run(self: &Arc<Self>) -> Result<()> {
         let mut state = self.state.lock();
         loop {
@@ -206,21 +210,21 @@ impl Scan {
             self.changed.wait_timeout(&mut state, Duration::from_millis(100));
         }
         state.over = true;
-        let silent: Vec<Job> =
+        let silent: Vec<ProbeJob> =
             std::mem::take(&mut state.running).into_values().map(|r| r.0).collect();
-        let unseen: Vec<Job> = state.todo.drain(..).collect();
+        let unseen: Vec<ProbeJob> = state.todo.drain(..).collect();
         for job in silent {
             state.problems.push((job.path, Error::new(ErrorKind::Io, "does not answer")));
         }
         for job in unseen {
-            let text = "was not looked at: too many devices do not answer";
+            let text = "was not examined: too many devices do not answer";
             state.problems.push((job.path, Error::new(ErrorKind::Io, text)));
         }
         Ok(())
     }
 
-    /// Starts a worker on the next job; false if none can be had.
-    fn start(self: &Arc<Self>, state: &mut ScanState) -> bool {
+    /// Starts a worker on the next job; false if no thread can be started.
+    fn start(self: &Arc<Self>, state: &mut DiscoverState) -> bool {
         if WORKERS.fetch_add(1, SeqCst) >= WORKERS_MAX {
             WORKERS.fetch_sub(1, SeqCst);
             return false;
@@ -243,15 +247,15 @@ impl Scan {
         true
     }
 
-    fn work(&self, mut id: u64, mut job: Job) {
+    fn work(&self, mut id: u64, mut job: ProbeJob) {
         loop {
-            let looked = self.look(&job);
+            let outcome = self.examine(&job);
             let mut state = self.state.lock();
-            // Somebody else has its place: it was silent.
+            // The worker was silent too long and has been replaced.
             if state.running.remove(&id).is_none() || state.over {
                 return;
             }
-            state.note(&job, looked);
+            state.note(&job, outcome);
             let next = state.take();
             drop(state);
             self.changed.notify_all();
@@ -262,75 +266,76 @@ impl Scan {
         }
     }
 
-    fn look(&self, job: &Job) -> Looked {
+    fn examine(&self, job: &ProbeJob) -> ProbeOutcome {
         match job.what {
-            What::Root { default } => match std::fs::metadata(&job.path) {
+            ProbeTarget::Root { default } => match std::fs::metadata(&job.path) {
                 Ok(meta) if meta.is_dir() => match list(&job.path, default) {
-                    Ok(entries) => Looked::Entries(entries),
-                    Err(e) => Looked::Failed(e, true),
+                    Ok(entries) => ProbeOutcome::Entries(entries),
+                    Err(e) => ProbeOutcome::Failed(e, true),
                 },
-                Ok(_) => Looked::Named,
-                Err(_) if default => Looked::Nothing,
-                Err(e) => Looked::Failed(Error::io("cannot open", e), true),
+                Ok(_) => ProbeOutcome::Named,
+                Err(_) if default => ProbeOutcome::Nothing,
+                Err(e) => ProbeOutcome::Failed(Error::io("cannot open", e), true),
             },
-            What::File { named } => match probe(&job.path, job.order, &self.source) {
-                Ok(Some(candidate)) => Looked::Found(Box::new(candidate)),
-                Ok(None) => Looked::Nothing,
-                // A directory holds all sorts of things; a named file was meant.
+            ProbeTarget::File { named } => match probe(&job.path, job.order, &self.source) {
+                Ok(Some(candidate)) => ProbeOutcome::Found(Box::new(candidate)),
+                Ok(None) => ProbeOutcome::Nothing,
+                // A directory may contain any files; an error of a named file is reported.
                 Err(e) => {
                     let matters = named || e.kind() == ErrorKind::Permission;
-                    Looked::Failed(e, matters)
+                    ProbeOutcome::Failed(e, matters)
                 }
             },
         }
     }
 }
 
-/// What a worker saw.
-enum Looked {
+/// The result of a worker's job.
+enum ProbeOutcome {
     Entries(Vec<PathBuf>),
     /// A file that the user named.
     Named,
     Found(Box<Candidate>),
     Nothing,
-    /// True if that is worth a word.
+    /// An error; true if it is to be reported.
     Failed(Error, bool),
 }
 
-impl ScanState {
-    fn take(&mut self) -> Option<(u64, Job)> {
+impl DiscoverState {
+    fn take(&mut self) -> Option<(u64, ProbeJob)> {
         let job = self.todo.pop_front()?;
         self.next += 1;
         self.running.insert(self.next, (job.clone(), rt::now()));
         Some((self.next, job))
     }
 
-    fn note(&mut self, job: &Job, looked: Looked) {
-        match looked {
-            Looked::Entries(entries) => {
+    fn note(&mut self, job: &ProbeJob, outcome: ProbeOutcome) {
+        match outcome {
+            ProbeOutcome::Entries(entries) => {
                 if entries.len() + self.todo.len() > CANDIDATES_MAX {
                     self.too_many = Some("too many files to scan; name the devices with -d");
                     return;
                 }
-                let what = What::File { named: false };
-                let file = |(n, path)| Job { path, order: job.order + n, what };
+                let what = ProbeTarget::File { named: false };
+                let file = |(n, path)| ProbeJob { path, order: job.order + n, what };
                 self.todo.extend(entries.into_iter().enumerate().map(file));
             }
-            Looked::Named => {
-                self.todo.push_back(Job { what: What::File { named: true }, ..job.clone() });
+            ProbeOutcome::Named => {
+                self.todo
+                    .push_back(ProbeJob { what: ProbeTarget::File { named: true }, ..job.clone() });
             }
-            Looked::Found(candidate) => self.found.push(*candidate),
-            Looked::Failed(e, true) if e.kind() == ErrorKind::Limit => {
+            ProbeOutcome::Found(candidate) => self.found.push(*candidate),
+            ProbeOutcome::Failed(e, true) if e.kind() == ErrorKind::Limit => {
                 self.too_many = Some("too many files in one directory");
             }
-            Looked::Failed(e, true) => self.problems.push((job.path.clone(), e)),
-            Looked::Failed(_, false) | Looked::Nothing => {}
+            ProbeOutcome::Failed(e, true) => self.problems.push((job.path.clone(), e)),
+            ProbeOutcome::Failed(_, false) | ProbeOutcome::Nothing => {}
         }
     }
 }
 
-/// Entries of a directory that could be members: no subdirectories, so a loop
-/// of directories cannot matter.
+/// Entries of a directory that could be members. Subdirectories are skipped, so a loop of
+/// directories cannot matter.
 fn list(dir: &Path, devices_only: bool) -> Result<Vec<PathBuf>> {
     use std::os::unix::fs::FileTypeExt;
     let fail = |e| Error::io("cannot open", e).on_path(dir.display().to_string());
@@ -356,7 +361,7 @@ fn probe(path: &Path, order: usize, source: &dyn Leaves) -> Result<Option<Candid
     let labels = LeafLabels::read(&*leaf.device)?;
     let Some((list, count)) = labels.discovery_config() else { return Ok(None) };
     let config = LabelConfig::parse(list)?;
-    // Only a label that verifies can tell how new it is.
+    // Only a verified label has a reliable txg.
     let verified = labels.labels.iter().filter(|l| l.verified);
     let txg = verified.filter_map(|l| l.config.as_ref()?.u64("txg")).max();
     let guid = match &config {
@@ -370,7 +375,8 @@ fn probe(path: &Path, order: usize, source: &dyn Leaves) -> Result<Option<Candid
         LabelConfig::Member(pool) => pool.vdev_tree.top.as_ref().map(|t| t.ashift),
         LabelConfig::Aux(_) => None,
     };
-    // A copy made before the last writes has the same label, but older uberblocks.
+    // A copy of a device made before the last writes has the same label, but older
+    // uberblocks.
     let newest = ashift.and_then(|a| labels.uberblocks(a).into_iter().map(|u| u.txg).max());
     let synced = newest.unwrap_or(Txg::ZERO);
     Ok(Some(Candidate {

@@ -10,13 +10,13 @@ use crate::import::Spa;
 /// Records returned at most; the ring holds no more than 1 GiB.
 const RECORDS_MAX: usize = 1 << 20;
 
-struct Ring {
+struct HistoryRing {
     object: Object,
     create_len: u64,
     size: u64,
 }
 
-impl Ring {
+impl HistoryRing {
     /// Reads `out.len()` bytes at logical offset `at`, wrapping at the end.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let ring = self.size.saturating_sub(self.create_len).max(1);
@@ -38,7 +38,7 @@ impl Ring {
 }
 
 impl Spa {
-    /// Every record that the pool still has, oldest first.
+    /// Every record in the pool's history, oldest first.
     ///
     /// # Errors
     /// Those of reading it; `Corrupt` when the ring is inconsistent.
@@ -49,14 +49,14 @@ impl Spa {
         let [create_len, size, begin, end, _lost] =
             dnode.endian.reader(&dnode.bonus, "history header").u64s()?;
         let bad = || Error::corrupt("the pool's history is damaged").in_object(object.id());
-        // What the ring holds lies in the object; so no record is read twice.
+        // The capacity is bounded by the object's size, so no record is read twice.
         let capacity = (dnode.max_blkid + 1).saturating_mul(object.block_size());
         let ring = size.checked_sub(create_len).ok_or_else(bad)?;
         let stored = end.checked_sub(begin).ok_or_else(bad)?;
         if stored > ring || create_len.saturating_add(stored) > capacity || begin < create_len {
             return Err(bad());
         }
-        let ring = Ring { object: object.clone(), create_len, size };
+        let ring = HistoryRing { object: object.clone(), create_len, size };
         let mut out = Vec::new();
         for (from, to) in [(0, create_len), (begin, end)] {
             let mut at = from;

@@ -28,11 +28,11 @@ use crate::specs::{self, Extra};
 use crate::uberblocks::{Chosen, choose};
 use crate::{indirect, multihost, status};
 
-/// Groups that frees are deferred; recovery goes back no further.
+/// The number of txgs for which frees are deferred; recovery goes back no further.
 const DEFER_TXGS: u64 = 2;
 /// Property `failmode`: errors instead of waiting.
 const FAILMODE_CONTINUE: u64 = 1;
-/// Times the trusted tree may reveal a newer uberblock.
+/// How often the trusted tree may reveal a newer uberblock.
 const RESTARTS_MAX: usize = 3;
 
 /// How to import.
@@ -40,30 +40,30 @@ const RESTARTS_MAX: usize = 3;
 pub struct ImportOptions {
     /// Write nothing.
     pub readonly: bool,
-    /// Although another host had it last.
+    /// Even if another host had it last.
     pub force: bool,
-    /// Go back a few groups if the newest cannot be opened (`-F`).
+    /// Go back a few txgs if the newest cannot be opened (`-F`).
     pub rewind: bool,
     /// With `rewind`: only find out whether it would work (`-n`).
     pub dry_run: bool,
     /// With `rewind`: go back as far as possible (`-X`).
     pub extreme: bool,
-    /// No newer than this group (`-T`).
+    /// No newer than this txg (`-T`).
     pub txg: Option<Txg>,
     /// Without its missing logs (`-m`).
     pub missing_log: bool,
-    /// Mount below this directory (`-R`).
+    /// Mount points are below this directory (`-R`).
     pub altroot: Option<PathBuf>,
-    /// Call it so.
+    /// Import it under this name.
     pub new_name: Option<String>,
     /// `new_name` lasts until the export: labels and configuration keep the old one.
     pub temporary_name: bool,
-    /// Open the pool to look at it: no host check, no multihost wait.
+    /// Open the pool only to inspect it: no host check, no multihost wait.
     pub inspect: bool,
-    /// With `inspect`: another process may have the pool open, so no device is locked. What
-    /// is read is of the last synced group, as long as its blocks are not reused.
+    /// With `inspect`: another process may have the pool open, so no device is locked. The
+    /// data read is that of the last synced txg, as long as its blocks are not reused.
     pub shared: bool,
-    /// Make the space maps anew from the blocks that there are.
+    /// Rebuild the space maps from the blocks in use.
     pub rebuild_space: bool,
 }
 
@@ -73,7 +73,7 @@ impl ImportOptions {
         !self.readonly && !self.inspect && !self.dry_run
     }
 
-    /// What the leaves are opened for.
+    /// The purpose for which the leaves are opened.
     pub(crate) fn purpose(&self) -> Purpose {
         match (self.writes(), self.inspect && self.shared) {
             (true, _) => Purpose::Write,
@@ -83,30 +83,30 @@ impl ImportOptions {
     }
 }
 
-/// A pool that has begun to be written; its first group is not on disk yet.
+/// A pool whose writer has started; its first txg is not on disk yet.
 pub struct Beginning {
     writer: Arc<Writer>,
-    /// The newest group that a claimed intent log is of.
+    /// The newest txg of a claimed intent log.
     highest: Txg,
-    /// Space maps are made anew.
+    /// Space maps are being rebuilt.
     rebuilds: bool,
 }
 
 impl Beginning {
-    /// The writer, which works already.
+    /// The writer, which is usable already.
     pub fn writer(&self) -> &Arc<Writer> {
         &self.writer
     }
 
-    /// Waits until the first group is on disk. While devices are gone or full the pool is
+    /// Waits until the first txg is on disk. While devices are missing or full the pool is
     /// suspended, and the wait lasts until it is resumed or given up.
     ///
     /// # Errors
-    /// That of a first group that cannot be written whatever the devices do: nothing of it
-    /// is on disk, and the writer has ended. That of a suspension with
+    /// That of a first txg that cannot be written for reasons other than devices: nothing
+    /// of it is on disk, and the writer has ended. That of a suspension with
     /// `failmode=continue`, and of a pool that was given up.
     pub fn finish(self) -> Result<Arc<Writer>> {
-        let began = self.first_groups();
+        let began = self.first_txgs();
         self.writer.opening.store(false, Relaxed);
         if let Err(e) = began {
             self.writer.abandon();
@@ -115,8 +115,8 @@ impl Beginning {
         Ok(self.writer)
     }
 
-    fn first_groups(&self) -> Result<()> {
-        // New blocks must not seem older than what was claimed.
+    fn first_txgs(&self) -> Result<()> {
+        // New blocks must have later births than the claimed ones.
         while self.writer.sync()? <= self.highest {}
         if self.rebuilds {
             self.writer.flush_all();
@@ -129,7 +129,7 @@ impl Beginning {
 /// An open pool.
 pub struct Spa {
     name: String,
-    /// The name that is in the labels when the pool is written.
+    /// The name in the labels of the written pool.
     stored_name: String,
     guid: Guid,
     zio: Arc<Zio>,
@@ -140,20 +140,20 @@ pub struct Spa {
     options: ImportOptions,
     deflate: bool,
     label_state: PoolState,
-    /// The best uberblock, if it was opened in an older state.
+    /// The best uberblock, if an older state was opened.
     newest: Option<Uberblock>,
     rewind: Option<Rewind>,
     rebuilt: Mutex<Option<Rebuilt>>,
 }
 
-/// A pool that could not be opened, and its tree as far as it was known.
+/// A pool that could not be opened, and its tree as far as it was found.
 #[derive(Debug)]
 pub struct OpenFailure {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The devices.
     pub vdevs: Option<status::VdevStatus>,
-    /// Features in the way.
+    /// Unsupported features.
     pub unsupported: Vec<dsl::features::Unsupported>,
 }
 
@@ -164,12 +164,12 @@ impl From<Error> for OpenFailure {
 }
 
 impl Spa {
-    /// Opens a found pool. If the newest group cannot be opened and the options
-    /// allow it, goes back.
+    /// Opens a found pool. If the newest txg cannot be opened and the options allow it,
+    /// opens an older one.
     ///
     /// # Errors
-    /// [`OpenFailure`], with the kind: `Missing` for devices, `Unsupported` for
-    /// features, `Busy` for another host, `Corrupt`/`Checksum`/`Io` for damage.
+    /// [`OpenFailure`], with the kind: `Missing` for devices, `Unsupported` for features,
+    /// `Busy` for another host, `Corrupt`/`Checksum`/`Io` for damage.
     pub fn open(
         found: &FoundPool,
         options: &ImportOptions,
@@ -195,7 +195,7 @@ impl Spa {
             let opener = LeafOpener::new(found, source, options.purpose());
             let mut seen = None;
             let opened = Self::open_at(found, options, cache, &opener, limit, &mut seen);
-            let failure = match opened.and_then(|spa| spa.judged(found)) {
+            let failure = match opened.and_then(|spa| spa.verify_rewind(found)) {
                 Ok(spa) => return Ok(spa),
                 Err(failure) => failure,
             };
@@ -225,7 +225,7 @@ impl Spa {
         seen: &mut Option<Txg>,
     ) -> Result<Spa, Box<OpenFailure>> {
         let mut spec = specs::untrusted(found, Extra::default()).map_err(OpenFailure::from)?;
-        fix_paths(&mut spec, &found.places);
+        fix_paths(&mut spec, &found.locations);
         let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
         let tree = Tree::build(&spec, &open_leaf).map_err(OpenFailure::from)?;
         let untrusted = status::describe(&tree, &found.name);
@@ -252,7 +252,7 @@ impl Spa {
                 let newest = newest.compare(&chosen.uberblock).is_gt().then_some(newest);
                 return Self::finish(found, options, zio, chosen, loaded, newest);
             }
-            // A leaf that only the trusted tree knows has a newer uberblock.
+            // A leaf that only the trusted tree has contains a newer uberblock.
             chosen = again;
         }
         Err(fail(Error::corrupt("the devices do not agree on the newest uberblock")))
@@ -317,18 +317,18 @@ impl Spa {
         Ok(spa)
     }
 
-    /// Looks at an older state before it is gone back to for good; `-n` asks for the same.
-    fn judged(mut self, found: &FoundPool) -> Result<Spa, Box<OpenFailure>> {
-        let asked = self.options.writes() || self.options.dry_run;
-        if let Some(newest) = self.newest.as_ref().filter(|_| asked) {
-            let judged = self.judge(newest).map_err(|error| {
+    /// Verifies an older state before a rewind to it; also for `-n`.
+    fn verify_rewind(mut self, found: &FoundPool) -> Result<Spa, Box<OpenFailure>> {
+        let requested = self.options.writes() || self.options.dry_run;
+        if let Some(newest) = self.newest.as_ref().filter(|_| requested) {
+            let verify_rewind = self.judge(newest).map_err(|error| {
                 Box::new(OpenFailure {
                     error: error.in_pool(&found.name),
                     vdevs: Some(self.vdev_status()),
                     unsupported: Vec::new(),
                 })
             })?;
-            self.rewind = Some(judged);
+            self.rewind = Some(verify_rewind);
         }
         if self.options.rebuild_space && self.options.dry_run {
             let plan = self.plan_rebuild().map_err(|e| {
@@ -341,25 +341,25 @@ impl Spa {
         Ok(self)
     }
 
-    /// What making the space maps anew found; only if that was asked for.
+    /// The result of rebuilding the space maps, if that was requested.
     pub fn rebuilt(&self) -> Option<Rebuilt> {
         self.rebuilt.lock().clone()
     }
 
-    /// How far the pool went back, and what that loses; only if it is going to be written,
-    /// or that was to be found out.
+    /// The distance and losses of a rewind; only if the pool will be written, or for a dry
+    /// run.
     pub fn rewind(&self) -> Option<&Rewind> {
         self.rewind.as_ref()
     }
 
-    /// What needs the MOS but not to be complete: salt, classes, missing groups.
+    /// Loads details for which the MOS may be incomplete: salt, classes, missing txgs.
     fn load_details(&self) -> Result<()> {
         let salt = self.mos.directory()?.lookup(b"org.illumos:checksum_salt")?;
         if let Some(salt) = salt.as_ref().and_then(|v| v.as_bytes()).and_then(|b| b.first_chunk()) {
             self.zio.set_salt(salt);
         }
         self.zio.set_dynamic_gang(self.features.is_active("com.klarasystems:dynamic_gang_header"));
-        // The root dataset must be there, or the pool is of no use.
+        // The root dataset must exist, or the pool is unusable.
         self.root_dir()?;
         let tree = self.zio.tree();
         let mut leaves = Vec::new();
@@ -369,11 +369,11 @@ impl Spa {
             }
         });
         for (guid, object) in leaves {
-            // A damaged log of missing groups costs preference, not data.
+            // A damaged DTL costs read preference, not data.
             let Ok(ranges) = self.read_dtl(object.0) else { continue };
             let lacks = !ranges.is_empty();
             tree.set_dtl(guid, TxgRanges::new(ranges));
-            // It was asked for blocks that it had missed, before that was known: not errors.
+            // Blocks that it had missed were read from it before its DTL was known: not errors.
             if let Some(leaf) = tree.find(guid).filter(|_| lacks) {
                 leaf.clear_errors();
             }
@@ -437,8 +437,8 @@ impl Spa {
         Ok(header)
     }
 
-    /// Why this pool can only be read, although its devices are open for writing: what
-    /// it has in use and this version does not keep up.
+    /// Why this pool can only be read although its devices are open for writing: structures
+    /// in use that this version does not maintain.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -471,7 +471,7 @@ impl Spa {
         }
     }
 
-    /// Starts writing: the first group refreshes all labels.
+    /// Starts writing: the first txg refreshes all labels.
     ///
     /// # Errors
     /// `ReadOnly` with the reason when there are [`Spa::obstacles`]; those of reading
@@ -480,11 +480,11 @@ impl Spa {
         self.begin_writing(options)?.finish()
     }
 
-    /// As [`Spa::start_writer`], without the wait for the first group: the caller may
-    /// show the pool, and see it suspended, while [`Beginning::finish`] waits.
+    /// As [`Spa::start_writer`], without the wait for the first txg: the caller may
+    /// register the pool, and observe a suspension, while [`Beginning::finish`] waits.
     ///
     /// # Errors
-    /// As [`Spa::start_writer`], but for the devices' when they are written.
+    /// As [`Spa::start_writer`], except the devices' write errors.
     pub fn begin_writing(&self, options: WriterOptions) -> Result<Beginning> {
         if let Some(first) = self.obstacles()?.first() {
             let why = format!("the pool can only be read: {}: {}", first.what, first.why);
@@ -551,7 +551,7 @@ impl Spa {
         Ok(Beginning { writer, highest, rebuilds })
     }
 
-    /// The name it goes by.
+    /// The name of the pool.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -586,7 +586,7 @@ impl Spa {
         &self.features
     }
 
-    /// How it was imported.
+    /// The options of the import.
     pub fn options(&self) -> &ImportOptions {
         &self.options
     }
@@ -596,7 +596,7 @@ impl Spa {
         self.deflate
     }
 
-    /// State in the labels when it was found.
+    /// Pool state in the labels at discovery.
     pub fn label_state(&self) -> PoolState {
         self.label_state
     }
@@ -653,12 +653,12 @@ fn load_config(
         scratch_valid: r.scratch == ScratchState::Valid,
     });
     let mut spec = specs::trusted(&config.vdev_tree, Extra { reflow })?;
-    fix_paths(&mut spec, &found.places);
+    fix_paths(&mut spec, &found.locations);
     let open_leaf = |leaf: &vdev::LeafSpec| opener.open(leaf, Txg::MAX);
     let tree = Tree::build_from(Some(&zio.tree()), &spec, &open_leaf)?;
     zio.set_tree(tree);
     indirect::load_all(&mos, &config, &zio.tree())?;
-    // Classes are in the vdevs' ZAPs, which only now can be read.
+    // Classes are in the vdevs' ZAPs, which can be read only now.
     if set_classes(&mos, &config.vdev_tree, &mut spec)? {
         let tree = Tree::build_from(Some(&zio.tree()), &spec, &open_leaf)?;
         zio.set_tree(tree);
@@ -685,14 +685,14 @@ fn set_classes(mos: &Mos, root: &VdevConfig, spec: &mut vdev::Spec) -> Result<bo
     Ok(any)
 }
 
-/// Refuses what cannot be read, by the names in the label.
+/// Refuses features that cannot be read, according to the label.
 fn check_label_features(opener: &LeafOpener<'_>, chosen: &Chosen) -> Result<(), Box<OpenFailure>> {
     let ub = &chosen.uberblock;
     if ub.version != 5000 {
         return Ok(());
     }
-    // After going back there may be no label that old any more; a newer one names
-    // all features that were in use then, for features stay in the list.
+    // After a rewind there may be no label that old any more. A newer one names all
+    // features that were in use then, because features stay in the list.
     let label = opener.config(chosen.leaf, ub.txg).or_else(|| opener.config(chosen.leaf, Txg::MAX));
     let Some(list) = label.as_ref().and_then(|l| l.list("features_for_read")) else {
         let error = Error::corrupt("the label that belongs to the uberblock is unavailable");
@@ -734,8 +734,8 @@ fn unsupported_error(list: &[dsl::features::Unsupported], readonly: bool) -> Err
 
 /// A MOS that cannot be read because devices are missing is not damaged.
 fn missing_rather(error: Error, tree: &Tree) -> Error {
-    let gone = tree.top_ids().filter_map(|id| tree.top(id).ok()).any(|top| !top.readable());
-    if gone && error.kind() == ErrorKind::Io {
+    let missing = tree.top_ids().filter_map(|id| tree.top(id).ok()).any(|top| !top.readable());
+    if missing && error.kind() == ErrorKind::Io {
         return Error::new(ErrorKind::Missing, DEVICES_MISSING).caused_by(error);
     }
     error
@@ -757,7 +757,7 @@ fn damaged_maps(error: Error) -> Error {
 
 const DEVICES_MISSING: &str = "one or more devices is currently unavailable";
 
-/// Every top-level vdev must be there, or its absence be allowed.
+/// Every top-level vdev must be present, or its absence be allowed.
 fn check_devices(tree: &Tree, options: &ImportOptions) -> Result<()> {
     let (mut data, mut logs) = (Vec::new(), Vec::new());
     for id in tree.top_ids() {

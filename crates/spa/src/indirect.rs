@@ -9,11 +9,11 @@ use ondisk::config::{PoolConfig, VdevType};
 use ondisk::removal::{BIRTH_ENTRY_SIZE, Births, MAPPING_ENTRY_SIZE, Mapping, MappingHeader};
 use vdev::{IndirectEntry, IndirectMap, Tree};
 
-/// Segments one removed vdev may have been copied in.
+/// Segments in which one removed vdev may have been copied.
 const ENTRIES_MAX: u64 = 1 << 26;
 
-/// Loads every mapping. The mapping of an old vdev may itself lie on one removed
-/// later, so those that cannot be read yet are tried again after the others.
+/// Loads every mapping. The mapping of a removed vdev may itself be on one removed later,
+/// so those that cannot be read yet are tried again after the others.
 pub(crate) fn load_all(mos: &Mos, config: &PoolConfig, tree: &Tree) -> Result<()> {
     let mut todo: Vec<_> =
         config.vdev_tree.children.iter().filter(|c| c.kind == VdevType::Indirect).collect();
@@ -41,7 +41,7 @@ pub(crate) fn load_all(mos: &Mos, config: &PoolConfig, tree: &Tree) -> Result<()
 }
 
 pub(crate) fn load(mos: &Mos, mapping: Option<u64>, births: Option<u64>) -> Result<IndirectMap> {
-    // A vdev that held nothing when it was removed has no mapping.
+    // A vdev that was empty when it was removed has no mapping.
     let Some(mapping) = mapping.filter(|&o| o != 0) else {
         return IndirectMap::new(Vec::new(), Vec::new());
     };
@@ -68,10 +68,10 @@ fn load_births(mos: &Mos, births: Option<u64>) -> Result<Vec<(u64, Txg)>> {
     Ok(Births::parse(&bonus, &bytes, Endian::Little)?.entries().to_vec())
 }
 
-/// What compression can make of one byte, at most: a whole block of a sector.
+/// The largest expansion by compression: a sector that becomes a whole block.
 const EXPANSION_MAX: u64 = 32_768;
 
-/// `count` entries of an object of 64-bit words, whatever byte orders its blocks have.
+/// `count` entries of an object of 64-bit words, whatever the byte orders of its blocks.
 fn little_endian(mos: &Mos, object: u64, count: u64, entry: usize) -> Result<Vec<u8>> {
     let words = count.saturating_mul(entry as u64 / 8);
     let handle = mos.object(object)?;

@@ -22,7 +22,7 @@ pub struct Label {
     ring: Option<(BufMut, u64)>,
 }
 
-/// Everything the labels of a device say.
+/// The contents of all labels of a device.
 #[derive(Debug, Default)]
 pub struct LeafLabels {
     /// The four labels in order.
@@ -58,14 +58,14 @@ impl LeafLabels {
         })
     }
 
-    /// The configuration in force no later than `limit`.
+    /// The configuration in effect no later than `limit`.
     pub fn config_at(&self, limit: Txg) -> Option<NvList> {
         let mut verified = self.verified();
         choose_label(&verified, limit).and_then(|i| verified.get_mut(i)?.take())
     }
 
-    /// The configuration that discovery goes by: the first one that counts
-    /// (chapter 01 §8.1), verified ones first; and how many labels agree with it.
+    /// The configuration used for discovery: the first valid one (chapter 01 §8.1),
+    /// verified ones first; and how many labels agree with it.
     pub fn discovery_config(&self) -> Option<(&NvList, usize)> {
         let counts = |l: &&Label| l.config.as_ref().is_some_and(identifies_member);
         let good = self.labels.iter().filter(counts);

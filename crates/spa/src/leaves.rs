@@ -1,10 +1,10 @@
-//! Where leaves come from: files and block devices by path, or a given set of devices.
+//! Sources of leaves: files and block devices by path, or a given set of devices.
 //!
 //! # Invariants
-//! * What a path means is its source's business: nothing else in this crate opens one
-//!   to import a pool.
+//! * Only the source interprets a path: no other code in this crate opens one to import a
+//!   pool.
 //!
-//! Lock order: nothing.
+//! Lock order: no locks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use std::sync::Arc;
 use base::Result;
 use device::{Device, Engine, FileDevice, Lock, OpenOptions};
 
-/// What an opened leaf is for.
+/// The purpose of an opened leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To look at its labels, or at a pool that another process has open; others may have it.
+    /// To examine its labels, or a pool that another process has open; others may use it,
+    /// too.
     Probe,
     /// To read it.
     Read,
@@ -34,12 +35,12 @@ pub struct OpenLeaf {
 
 /// A source of leaves.
 pub trait Leaves: Send + Sync {
-    /// What there is, if this source knows; `None` where only paths can tell.
+    /// All leaves, if this source can list them; `None` if leaves are found only by path.
     fn list(&self) -> Option<Vec<PathBuf>> {
         None
     }
 
-    /// Opens what `path` names.
+    /// Opens the leaf at `path`.
     ///
     /// # Errors
     /// Those of opening it.

@@ -1,23 +1,22 @@
-//! Pools: finding their devices, opening them, and what they know about
-//! themselves.
+//! Pools: finding their devices, opening them, and their own metadata.
 //!
 //! # Theory
-//! A pool is found in two steps. [`discover()`](discover::discover) reads labels and believes little:
-//! it groups devices by pool guid and assembles the tree that the labels of the
-//! devices at hand describe. [`Spa::open`] opens that tree, picks the best
-//! uberblock, reads the MOS through it, and replaces the assembled tree by the
-//! *trusted* one that the MOS holds (chapter 01 §8).
+//! A pool is found in two steps. [`discover()`](discover::discover) reads labels, which are
+//! untrusted. It groups devices by pool guid and assembles the tree that the labels of the
+//! available devices describe. [`Spa::open`] opens that tree, picks the best uberblock,
+//! reads the MOS through it, and replaces the assembled tree by the *trusted* one in the
+//! MOS (chapter 01 §8).
 //!
 //! # Departures from OpenZFS
-//! * Label checksums count in discovery, too: a label that does not verify is
-//!   used only if the device has none that does.
-//! * Of two devices with one guid, the one with the newer label wins; OpenZFS
-//!   goes by the number of labels and the order of the scan.
+//! * Label checksums count in discovery, too: a label that does not verify is used only if
+//!   the device has none that does.
+//! * Of two devices with one guid, the one with the newer label wins; OpenZFS prefers by
+//!   the number of labels and the order of the scan.
 //!
 //! # Invariants
 //! * A read-only import writes nothing, not even labels.
-//! * A pool that is not whole enough to be right is refused, never half opened.
-//! * Nothing here knows POSIX.
+//! * A pool without enough devices for correct results is refused, never opened in part.
+//! * This crate has no notion of POSIX.
 //!
 //! Lock order: pool registry → nothing.
 
@@ -51,5 +50,5 @@ pub use rebuild::Rebuilt;
 pub use rewind::{Past, Rewind, look_back};
 pub use status::{VdevClass, VdevState, VdevStatus};
 
-/// Versions of pools without features that can be written; older ones are only read.
+/// Versions of pools without features that can be written; older ones can only be read.
 pub const VERSIONS_WRITTEN: std::ops::RangeInclusive<u64> = 15..=28;

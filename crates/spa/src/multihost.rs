@@ -1,5 +1,5 @@
-//! Multihost protection, the reader's part (chapter 01 §7): a pool whose last
-//! writer kept a heartbeat is watched for a while before it is opened.
+//! Multihost protection on import (chapter 01 §7): a pool whose last writer kept a
+//! heartbeat is observed for a while before it is opened.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::assemble::FoundPool;
 use crate::opener::LeafOpener;
 use ondisk::config::PoolState;
 
-/// Heartbeat interval assumed when none is recorded, and its multiple waited.
+/// Heartbeat interval assumed when none is recorded; the wait is a multiple of it.
 const LOCAL_INTERVAL: Duration = Duration::from_millis(1000);
 const IMPORT_INTERVALS: u32 = 20;
 /// Longest wait; a damaged field must not make an import hang.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// Waits until it is sure that no other host has the pool.
+/// Waits until no other host can have the pool open.
 ///
 /// # Errors
 /// `Busy` when one has.

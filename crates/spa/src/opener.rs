@@ -1,5 +1,5 @@
-//! Opening leaves by guid, and judging by their labels whether they are who
-//! they should be (chapter 01 §8.3, step 3).
+//! Opening leaves by guid, and verifying by their labels that they are the right ones
+//! (chapter 01 §8.3, step 3).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use nvlist::NvList;
 use ondisk::uberblock::Uberblock;
 use vdev::LeafSpec;
 
-use crate::assemble::{FoundPool, place_for};
+use crate::assemble::{FoundPool, location_for};
 use crate::labels::LeafLabels;
 use crate::leaves::{Leaves, Purpose};
 
@@ -22,7 +22,7 @@ pub(crate) struct LeafOpener<'a> {
     source: &'a dyn Leaves,
     purpose: Purpose,
     open: Mutex<HashMap<PathBuf, Opened>>,
-    /// Leaves in use: what their labels say.
+    /// Leaves in use, with their labels.
     leaves: Mutex<HashMap<Guid, (Arc<LeafLabels>, u32)>>,
 }
 
@@ -47,7 +47,8 @@ impl<'a> LeafOpener<'a> {
         }
     }
 
-    /// Opens a leaf wherever it was found, or where its configuration says.
+    /// Opens a leaf at the location where it was found, or at the path in its
+    /// configuration.
     pub(crate) fn open(&self, spec: &LeafSpec, limit: Txg) -> Result<Arc<dyn Device>> {
         let mut last = None;
         for path in self.paths(spec) {
@@ -62,13 +63,13 @@ impl<'a> LeafOpener<'a> {
     fn paths(&self, spec: &LeafSpec) -> Vec<PathBuf> {
         let recorded = spec.path.as_ref().map(PathBuf::from);
         let mut paths = Vec::new();
-        if let Some(best) = place_for(&self.found.places, spec.guid, recorded.as_deref()) {
+        if let Some(best) = location_for(&self.found.locations, spec.guid, recorded.as_deref()) {
             paths.push(best.path.clone());
         }
-        let others = self.found.places.get(&spec.guid).into_iter().flatten();
+        let others = self.found.locations.get(&spec.guid).into_iter().flatten();
         paths.extend(others.map(|p| p.path.clone()));
-        // A leaf that took its mirror's place still has its old guid on disk.
-        let renamed = self.found.top_places.get(&spec.guid).into_iter().flatten();
+        // A leaf that replaced its mirror still has its old guid on disk.
+        let renamed = self.found.top_locations.get(&spec.guid).into_iter().flatten();
         paths.extend(renamed.map(|p| p.path.clone()));
         paths.extend(recorded.filter(|p| p.is_absolute()));
         let mut seen = std::collections::HashSet::new();

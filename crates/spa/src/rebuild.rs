@@ -1,34 +1,34 @@
-//! Space maps made anew from the blocks that there are (`zpool import --rebuild-space`).
+//! Rebuilding space maps from the blocks in use (`zpool import --rebuild-space`).
 //!
 //! # Theory
-//! Space maps say what is allocated; so do the block pointers, for every block in use hangs
-//! on one. `Spa::plan_rebuild` walks them all, as an audit does, without reading a space
-//! map: what the walk marks is in use, everything else is free. The import then builds its
-//! metaslabs from nothing and claims what was marked in the first group, as if that group
-//! had allocated it (`metaslab::Space::claim`). That group drops every old map, log and
-//! array, and writes new ones ([`crate::engine`], `rebuild`); the next one flushes the log.
+//! Space maps record which space is allocated. So do the block pointers, because every
+//! block in use has one. `Spa::plan_rebuild` walks them all, as an audit does, without
+//! reading a space map: marked space is in use, everything else is free. The import then
+//! builds empty metaslabs and claims the marked space in the first txg, as if that txg had
+//! allocated it (`metaslab::Space::claim`). That txg drops every old map, log and array,
+//! and writes new ones ([`crate::engine`], `rebuild`); the next one flushes the log.
 //!
 //! # Crash argument
-//! Old maps are objects of the MOS, so the walk marks their blocks too, and the first group
-//! frees them like any others: they are not given out before its uberblock is durable
-//! (chapter 05 §6). Everything that the group writes goes to space that nothing marked. So a
-//! crash before its uberblock leaves the pool as it was, and after it the new maps are whole.
-//! Below an indirect block of a map that cannot be read nothing is marked: such blocks may be
-//! overwritten before the crash, and nobody could read them before either.
+//! Old maps are objects of the MOS, so the walk marks their blocks too, and the first txg
+//! frees them like any others: they are not reused before its uberblock is durable
+//! (chapter 05 §6). Everything that the txg writes is written to unmarked space. So a crash before
+//! its uberblock leaves the pool as it was, and after it the new maps are complete. Below
+//! an unreadable indirect block of a map nothing is marked: such blocks may be overwritten
+//! before the crash, but they were unreadable before, too.
 //!
 //! # What is refused
-//! * Blocks that share space: no map is right for two users of one sector, whoever frees it
-//!   first. The error names both and says which of them has lost its content; the pool can be
-//!   read, and an earlier state without the conflict can be gone back to.
-//! * Metadata that cannot be read hides what hangs below it, which would become free. With
-//!   `force` it does: nobody can reach it again.
-//! * A checkpoint, and a vdev that is being removed: both keep space that no pointer of
-//!   this state leads to.
+//! * Blocks that share space: no map is right for two owners of one sector, because either
+//!   may free it first. The error names both and says which of them has lost its content.
+//!   The pool can be read, and rewound to an earlier state without the conflict.
+//! * Metadata that cannot be read hides the blocks below it, which would become free. With
+//!   `force` they do; they are unreachable anyway.
+//! * A checkpoint, and a vdev that is being removed: both keep space to which no pointer of
+//!   this state refers.
 //!
 //! # Invariants
 //! * Nothing is written here. Memory is two bits for each sector of the pool.
 //!
-//! Lock order: nothing is locked; the pool has no writer yet.
+//! Lock order: no locks; the pool has no writer yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -53,28 +53,28 @@ const SECTORS_MAX: u64 = 1 << 36;
 /// Conflicts that an error lists.
 const CONFLICTS_SHOWN: usize = 20;
 
-/// What rebuilding the space maps found.
+/// The result of rebuilding the space maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {
     /// Bytes in use.
     pub used: u64,
-    /// Bytes that the old maps held for nobody, returned. `None`: the old maps cannot be read.
+    /// Leaked bytes of the old maps, which were freed. `None`: the old maps cannot be read.
     pub leaked: Option<u64>,
-    /// Bytes in use that the old maps said were free: they would have been overwritten.
+    /// Bytes in use that were free in the old maps: they would have been overwritten.
     pub unprotected: Option<u64>,
     /// Why the old maps cannot be read.
     pub unreadable: Option<String>,
-    /// Metadata blocks that cannot be read; what is below them was given up.
+    /// Metadata blocks that cannot be read; the blocks below them were given up.
     pub given_up: u64,
 }
 
-/// What the writer begins with instead of the old maps.
-pub(crate) struct Plan {
+/// The writer's initial state instead of the old maps.
+pub(crate) struct RebuildPlan {
     /// Metaslabs, all empty.
     pub(crate) space: PoolSpace,
-    /// What is in use.
+    /// Space in use.
     pub(crate) used: SpaceBits,
-    /// Objects of the MOS that go: maps, logs, arrays.
+    /// Objects of the MOS to be freed: maps, logs, arrays.
     pub(crate) drop: BTreeSet<u64>,
     pub(crate) report: Rebuilt,
 }
@@ -101,12 +101,12 @@ fn bits_of(space: &PoolSpace) -> Result<SpaceBits> {
 }
 
 impl Spa {
-    /// Finds out what is in use, and which objects of the MOS the new maps replace.
+    /// Determines the space in use, and the objects of the MOS that the new maps replace.
     ///
     /// # Errors
     /// `Busy` for a checkpoint or a removal; `Corrupt` for blocks that share space and for
     /// metadata that cannot be read; those of reading the pool's own records.
-    pub(crate) fn plan_rebuild(&self) -> Result<Plan> {
+    pub(crate) fn plan_rebuild(&self) -> Result<RebuildPlan> {
         self.check_no_checkpoint()?;
         let space = self.empty_space()?;
         let used = bits_of(&space)?;
@@ -123,9 +123,9 @@ impl Spa {
                 Problem::Unreadable { at, error } => {
                     report.given_up += 1;
                     if !self.options().force {
-                        let place = self.place(*at, &BTreeMap::new());
+                        let position = self.position(*at, &BTreeMap::new());
                         return Err(Error::corrupt(format!(
-                            "metadata cannot be read ({place}: {error}); with -f what is below \
+                            "metadata cannot be read ({position}: {error}); with -f what is below \
                              it is given up"
                         )));
                     }
@@ -133,13 +133,13 @@ impl Spa {
                 Problem::Claim { at, references: true, .. } => {
                     return Err(Error::corrupt(format!(
                         "{} has more references than its table counts",
-                        self.place(*at, &self.dataset_names())
+                        self.position(*at, &self.dataset_names())
                     )));
                 }
                 Problem::Claim { at, claim, .. } if claim.outside > 0 => {
                     return Err(Error::corrupt(format!(
                         "{} lies outside of the pool",
-                        self.place(*at, &self.dataset_names())
+                        self.position(*at, &self.dataset_names())
                     )));
                 }
                 Problem::Claim { dva, .. } => shared.push((dva.vdev, dva.offset, dva.asize.0)),
@@ -151,7 +151,7 @@ impl Spa {
         }
         used.claimed(&mut |_, _, len| report.used += len);
         self.compare_old(&used, &mut report);
-        Ok(Plan { space, used, drop, report })
+        Ok(RebuildPlan { space, used, drop, report })
     }
 
     fn check_no_checkpoint(&self) -> Result<()> {
@@ -234,7 +234,7 @@ impl Spa {
         self.mos().object(object).is_ok_and(|o| o.dnode().object_type == object_type)
     }
 
-    /// What the old maps said, if they can be read.
+    /// Compares with the old maps, if they can be read.
     fn compare_old(&self, used: &SpaceBits, report: &mut Rebuilt) {
         let old = self.load_space().and_then(|space| maps::replay(self, &space));
         match old {
@@ -250,7 +250,7 @@ impl Spa {
         }
     }
 
-    /// The refusal of a pool whose blocks share space; says whose they are.
+    /// The refusal of a pool whose blocks share space; names their owners.
     fn conflict(&self, ranges: Vec<(VdevId, u64, u64)>) -> Error {
         let owners = Owners::of(ranges);
         if let Err(e) = self.find_owners(&owners, READS) {
@@ -262,7 +262,7 @@ impl Spa {
         for ((vdev, offset), users) in found.iter().take(CONFLICTS_SHOWN) {
             let user = |o: &Owner| {
                 let state = if o.whole { "whole" } else { "damaged" };
-                format!("{} ({state})", self.place(o.at, &names))
+                format!("{} ({state})", self.position(o.at, &names))
             };
             let users: Vec<String> = users.iter().map(user).collect();
             let _ = write!(text, "\n\tvdev {vdev}, offset {offset:#x}: {}", users.join(", "));
@@ -286,13 +286,13 @@ impl Spa {
                 Ok(())
             })
         });
-        // A name that is missing is shown as a number.
+        // A missing name is shown as an object id.
         let _partly = walked;
         names
     }
 
-    /// A block in words.
-    fn place(&self, at: Bookmark, names: &BTreeMap<u64, String>) -> String {
+    /// A description of a block's position.
+    fn position(&self, at: Bookmark, names: &BTreeMap<u64, String>) -> String {
         let Bookmark { objset, object, level, blkid } = at;
         let dataset = match names.get(&objset) {
             Some(name) => name.clone(),

@@ -1,46 +1,45 @@
-//! Going back to an earlier group, to read the pool as it was or to go on from there
+//! Rewind to an earlier txg, to read the pool as it was or to continue from there
 //! (chapter 01 §8.4).
 //!
 //! # Theory
-//! Uberblocks of earlier groups stay in the labels' rings until later ones take their
-//! slots; what they lead to survives as long as its blocks are not reused, which is two
-//! groups by rule (chapter 05 §6) and longer by luck. Reading such a group is harmless:
-//! checksums tell what is gone ([`look_back`] lists the groups). Writing after it
-//! discards all later groups, *the future*. Two things must hold then: what the pool
-//! goes on from must be whole, and nobody may ever open the future again, for the first
-//! group written reuses space that the future refers to.
+//! Uberblocks of earlier txgs stay in the labels' rings until later ones take their slots.
+//! The trees below them survive as long as their blocks are not reused: two txgs by rule
+//! (chapter 05 §6) and longer by chance. Reading such a txg is harmless, because checksums
+//! detect lost blocks ([`look_back`] lists the txgs). Writing after it discards all later
+//! txgs, *the future*. Two conditions must hold then. The state to continue from must be
+//! complete. And the future must never be opened again, because the first txg written
+//! reuses space that the future refers to.
 //!
-//! # Whole
-//! `Spa::judge` walks every block pointer of the old state and reads all metadata
-//! (`-X`: all data, too). Damaged metadata and space maps that contradict the blocks
-//! refuse the rewind. Damaged data is counted: its files are read around it.
+//! # Completeness
+//! `Spa::judge` walks every block pointer of the old state and reads all metadata (`-X`:
+//! all data, too). Damaged metadata and space maps that contradict the blocks refuse the
+//! rewind. Damaged data is counted: the rest of its files stays readable.
 //!
-//! # The future is never met again
-//! OpenZFS gives the first group written the number of the newest uberblock, so that the
-//! newer time decides; after `-T` it even counts on from the old group. Here the old
-//! uberblock R is written anew, before anything else, with a number beyond that of the
-//! newest uberblock N that any leaf has (`outrank`): to all labels, with their
-//! configurations, in the order of every commit (`write::commit`).
+//! # The future is never opened again
+//! OpenZFS gives the first txg written the number of the newest uberblock, so that the
+//! newer time decides; after `-T` it even counts on from the old txg. Here the old
+//! uberblock R is rewritten, before anything else, with a number beyond that of the newest
+//! uberblock N on any leaf (`outrank`): to all labels, with their configurations, in the
+//! order of every commit (`write::commit`).
 //!
-//! * Power fails before the new uberblock is whole on a leaf: N is the best one still, and
-//!   nothing that it refers to was touched. The rewind did not happen.
-//! * Power fails after that: the new uberblock is the best one, and leads to R's tree,
-//!   which no group has changed. The rewind happened, and is complete.
-//! * The uberblocks of the future are then wiped (`forget`). Their leaves that are absent
-//!   or fail keep them; they rank below the new one for ever.
-//! * A leaf that was absent may have gone on alone, and return with uberblocks that this
-//!   import did not see. [`GAP`] is more groups than it can have written in weeks.
+//! * Power fails before the new uberblock is complete on a leaf: N is still the best one,
+//!   and nothing that it refers to was touched. The rewind did not happen.
+//! * Power fails after that: the new uberblock is the best one, and refers to R's tree,
+//!   which no txg has changed. The rewind happened, and is complete.
+//! * The uberblocks of the future are then wiped (`forget`). Leaves that are absent or fail
+//!   keep them; they rank below the new one forever.
+//! * An absent leaf may have been written separately, and return with uberblocks that this
+//!   import did not see. [`GAP`] is more txgs than can be written in weeks.
 //!
-//! No group number is used twice: blocks of the future have births in (R, N], and new
-//! blocks have births beyond N. So a leaf that was absent misses exactly the groups that
-//! its log of missing groups will name, and records of intent logs that belong to the
-//! future never look like records that are to be replayed.
+//! No txg number is used twice: blocks of the future have births in (R, N], and new blocks
+//! have births beyond N. So an absent leaf misses exactly the txgs that its DTL will name,
+//! and intent log records that belong to the future never look like records to be replayed.
 //!
 //! # Intent logs
-//! A log that was not claimed in R holds what came after R: it is dropped, and its blocks
+//! A log that was not claimed in R has records from after R: it is dropped, and its blocks
 //! that R has allocated are freed (`engine::claim`). One that was claimed is part of R.
 //!
-//! Lock order: nothing is locked; the pool has no writer yet.
+//! Lock order: no locks; the pool has no writer yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ use vdev::{LeafSpec, Tree};
 use zio::BlockCache;
 
 use crate::assemble::{FoundPool, fix_paths};
-use crate::audit::{Options, Problem, Verify, Watch};
+use crate::audit::{AuditOptions, Problem, Verify, Watch};
 use crate::engine::commit_labels;
 use crate::import::{ImportOptions, Spa};
 use crate::labels::LeafLabels;
@@ -66,27 +65,26 @@ use crate::leaves::Leaves;
 use crate::opener::LeafOpener;
 use crate::specs::{self, Extra};
 
-/// Numbers left out between the newest uberblock and the one that outranks it.
+/// Txg numbers skipped between the newest uberblock and the one that outranks it.
 pub const GAP: u64 = 1 << 20;
-/// Reads in flight while an old state is judged.
+/// Reads in flight while an old state is verified.
 const READS: usize = 16;
 
-/// How far back a pool was opened, and what that loses.
+/// The distance of a rewind, and its losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rewind {
-    /// The newest group, which is discarded.
+    /// The newest txg, which is discarded.
     pub from: Txg,
     /// Its time, seconds since 1970.
     pub from_time: u64,
-    /// The group that was opened.
+    /// The txg that was opened.
     pub to: Txg,
     /// Its time, seconds since 1970.
     pub to_time: u64,
     /// Bytes of files and volumes written after it, before compression; `None` if the
-    /// newest group cannot be read.
+    /// newest txg cannot be read.
     pub lost: Option<u64>,
-    /// Blocks of files and volumes that are gone from the state gone back to, as far as
-    /// they were read.
+    /// Damaged blocks of files and volumes in the older state, as far as they were read.
     pub damaged: u64,
 }
 
@@ -97,7 +95,7 @@ impl Rewind {
     }
 }
 
-/// Counts what cannot be read.
+/// Counts unreadable blocks.
 #[derive(Default)]
 struct Judge {
     metadata: AtomicU64,
@@ -114,9 +112,9 @@ impl Watch for Judge {
 
 /// Sums up the data of a walk.
 #[derive(Default)]
-struct Written(AtomicU64);
+struct WrittenBytes(AtomicU64);
 
-impl Visitor for Written {
+impl Visitor for WrittenBytes {
     fn visit(&self, bp: &BlkPtr, at: Bookmark) -> Result<Flow> {
         if at.level == 0
             && let BlkPtr::Block(block) = bp
@@ -127,7 +125,7 @@ impl Visitor for Written {
         Ok(Flow::Descend)
     }
     fn unreadable(&self, _error: Error, _at: Bookmark) -> Result<()> {
-        // The future may be damaged: that is why it is discarded.
+        // Damage in the future is expected; it is the reason for discarding it.
         Ok(())
     }
 }
@@ -149,29 +147,29 @@ impl Visitor for ReadAll<'_> {
 }
 
 impl Spa {
-    /// Whether the state that was gone back to can be gone on from, and what that loses.
-    /// `newest`: the best uberblock of all.
+    /// Whether the pool can continue from the older state, and the losses. `newest`: the
+    /// best uberblock of all.
     ///
     /// # Errors
-    /// `Corrupt` when metadata is gone or space maps contradict the blocks; those of
+    /// `Corrupt` when metadata is damaged or space maps contradict the blocks; those of
     /// reading the pool's own records.
     pub(crate) fn judge(&self, newest: &Uberblock) -> Result<Rewind> {
         let options = self.options();
         let verify = if options.extreme { Verify::All } else { Verify::Metadata };
         let leaks = !options.rebuild_space;
         let judge = Judge::default();
-        let report = self.audit(Options { verify, leaks, threads: READS }, &judge)?;
+        let report = self.audit(AuditOptions { verify, leaks, threads: READS }, &judge)?;
         let at = self.uberblock().txg;
         let metadata = judge.metadata.load(Relaxed);
         if metadata > 0 {
-            let why = format!("{metadata} blocks of metadata of group {at} are gone");
+            let why = format!("{metadata} metadata blocks of txg {at} cannot be read");
             return Err(Error::corrupt(why));
         }
         let contradicts = |p: &Problem| {
             matches!(p, Problem::Claim { .. } | Problem::Contradiction(..) | Problem::MapSum(..))
         };
         if report.problems.iter().any(contradicts) {
-            let why = format!("the space maps of group {at} contradict its blocks");
+            let why = format!("the space maps of txg {at} contradict its blocks");
             return Err(Error::corrupt(why));
         }
         Ok(Rewind {
@@ -184,11 +182,11 @@ impl Spa {
         })
     }
 
-    /// Bytes of data that the newest group refers to and this one does not know.
+    /// Bytes of data that the newest txg refers to and this one does not.
     fn written_since(&self, newest: &Uberblock) -> Option<u64> {
         let objset = Objset::open(Arc::clone(self.zio()), 0, newest.root_bp, Io::SCAN).ok()?;
         let mos = Mos::new(objset).ok()?;
-        let written = Written::default();
+        let written = WrittenBytes::default();
         let mut at = base::ObjectId(0);
         while let Some(id) = mos.objset().next_object(at, Io::SCAN).ok()? {
             at = id;
@@ -205,23 +203,23 @@ impl Spa {
     }
 }
 
-/// The uberblock of an old state with a number and time that outrank the newest one.
+/// The uberblock of an old state with a txg number and time that outrank the newest one.
 ///
 /// # Errors
 /// `Limit` when there are no numbers left.
 pub(crate) fn renumbered(old: &Uberblock, newest: &Uberblock) -> Result<Uberblock> {
     let number = newest.txg.0.checked_add(GAP).filter(|n| *n < 1 << 62);
-    let number = number.ok_or_else(|| Error::limit("the pool has no group numbers left"))?;
+    let number = number.ok_or_else(|| Error::limit("the pool has no txg numbers left"))?;
     let now = base::rt::wall_clock().as_secs();
     let timestamp = now.max(newest.timestamp).max(old.timestamp);
     Ok(Uberblock { txg: Txg(number), timestamp, mmp: Some(Mmp::default()), ..old.clone() })
 }
 
-/// Makes the state of group `old` the newest one of the pool, as `uberblock` says; before
-/// anything else is written. `config` goes to the labels.
+/// Makes the state of txg `old` the newest one of the pool, with `uberblock`, before
+/// anything else is written. `config` is written to the labels.
 ///
 /// # Errors
-/// As of a commit: `Io` if the devices do not take it.
+/// As of a commit: `Io` if the devices do not accept the writes.
 pub(crate) fn outrank(
     tree: &Arc<Tree>,
     mut config: PoolConfig,
@@ -236,8 +234,8 @@ pub(crate) fn outrank(
     Ok(())
 }
 
-/// Wipes the uberblocks between two groups, as far as the leaves allow it: they are
-/// outranked already.
+/// Wipes the uberblocks between two txgs, as far as the leaves allow it. They are outranked
+/// in any case.
 fn forget(tree: &Tree, after: Txg, before: Txg) {
     let discarded = |ub: &Uberblock| after < ub.txg && ub.txg < before;
     let mut writes = Vec::new();
@@ -260,20 +258,20 @@ fn forget(tree: &Tree, after: Txg, before: Txg) {
     let _outranked = tree.flush(&tops);
 }
 
-/// A group whose uberblock is still there.
+/// A txg that still has an uberblock.
 #[derive(Debug)]
 pub struct Past {
-    /// The group.
+    /// The txg.
     pub txg: Txg,
     /// Its time, seconds since 1970.
     pub timestamp: u64,
-    /// Whether the pool opens as of then and every block of its meta object set can be
-    /// read; if not, why.
+    /// Whether the pool can be opened at this txg and every block of its MOS can be read;
+    /// if not, why.
     pub whole: Result<()>,
 }
 
-/// The groups that a pool can be looked at or gone back to, newest first. The pool may be
-/// in use.
+/// The txgs at which a pool can be inspected or to which it can be rewound, newest first.
+/// The pool may be in use.
 ///
 /// # Errors
 /// Those of opening the devices; `Missing` when there is no uberblock at all.
@@ -286,7 +284,7 @@ pub fn look_back(
     let options = ImportOptions { readonly: true, inspect: true, shared: true, ..options.clone() };
     let opener = LeafOpener::new(found, source, options.purpose());
     let mut spec = specs::untrusted(found, Extra::default())?;
-    fix_paths(&mut spec, &found.places);
+    fix_paths(&mut spec, &found.locations);
     let open_leaf = |leaf: &LeafSpec| opener.open(leaf, Txg::MAX);
     let tree = Tree::build(&spec, &open_leaf)?;
     let mut groups: BTreeMap<Txg, (Guid, Uberblock)> = BTreeMap::new();

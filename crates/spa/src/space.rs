@@ -1,4 +1,4 @@
-//! Space: what is allocated where (chapter 05 §1-4, §11, §12.3).
+//! Allocated and free space by metaslab (chapter 05 §1-4, §11, §12.3).
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub struct Metaslab {
     pub space_map: u64,
     /// Header of the space map.
     pub header: Header,
-    /// First group whose changes are only in the log space maps; 0 if none are.
+    /// First txg whose changes are only in the log space maps; 0 if none are.
     pub unflushed_txg: Txg,
     /// Change of allocated bytes in the log space maps.
     pub unflushed_alloc: i64,
@@ -69,7 +69,7 @@ impl Metaslab {
 /// The metaslabs of one top-level vdev.
 #[derive(Clone, Debug, Default)]
 pub struct VdevSpace {
-    /// Which vdev.
+    /// The vdev.
     pub vdev: VdevId,
     /// log2 of its sector.
     pub ashift: u32,
@@ -99,8 +99,8 @@ impl VdevSpace {
         (bytes >> 9).saturating_mul(self.deflate)
     }
 
-    /// Fragmentation in percent: the mean over metaslabs, weighed by free space;
-    /// `None` when fewer than half of them can tell.
+    /// Fragmentation in percent: the mean over metaslabs, weighted by free space; `None`
+    /// when fewer than half of them have a value.
     pub fn fragmentation(&self) -> Option<u64> {
         let (mut valid, mut weight, mut sum) = (0usize, 0u128, 0u128);
         for m in &self.metaslabs {
@@ -119,9 +119,9 @@ impl VdevSpace {
 /// The pool's space.
 #[derive(Clone, Debug, Default)]
 pub struct PoolSpace {
-    /// Top-level vdevs that hold space.
+    /// Top-level vdevs with space.
     pub vdevs: Vec<VdevSpace>,
-    /// Groups that have a log space map, and its object.
+    /// Txgs that have a log space map, and its object.
     pub logs: BTreeMap<Txg, u64>,
 }
 
@@ -149,7 +149,7 @@ impl PoolSpace {
         capacity.saturating_add(sum(allocated.map(|v| v.deflated(v.allocated()))))
     }
 
-    /// Space held back (chapter 05 §11.2).
+    /// The slop space (chapter 05 §11.2).
     pub fn slop(&self) -> u64 {
         let normal = self.vdevs.iter().filter(|v| v.class == AllocClass::Normal);
         slop_of(sum(normal.map(|v| v.deflated(v.size()))))
@@ -172,7 +172,7 @@ impl PoolSpace {
     }
 }
 
-/// A sum that a lying space map cannot make overflow.
+/// A sum that a forged space map cannot make overflow.
 fn sum(parts: impl Iterator<Item = u64>) -> u64 {
     parts.fold(0, u64::saturating_add)
 }
@@ -229,7 +229,7 @@ impl Spa {
         let objects = self.mos().words(top.metaslab_array, count, METASLABS_MAX)?;
         let mut maps: Vec<u64> = objects.iter().copied().filter(|map| *map != 0).collect();
         maps.sort_unstable();
-        // What one metaslab has allocated would be free in the other.
+        // Space allocated in one metaslab would be free in the other.
         if maps.windows(2).any(|two| two[0] == two[1]) {
             return Err(Error::corrupt("two metaslabs have one space map").on_vdev(config.guid));
         }
@@ -243,7 +243,7 @@ impl Spa {
         Ok(out)
     }
 
-    /// A vdev's metaslabs as its configuration has them: all of them empty.
+    /// A vdev's metaslabs according to its configuration: all of them empty.
     fn geometry(&self, config: &VdevConfig) -> Result<VdevSpace> {
         let vdev = VdevId(config.id);
         let tree = self.zio().tree();
@@ -284,7 +284,7 @@ impl Spa {
         Ok(PoolSpace { vdevs, logs: BTreeMap::new() })
     }
 
-    /// First unflushed group of each metaslab (chapter 05 §4.1).
+    /// First unflushed txg of each metaslab (chapter 05 §4.1).
     fn unflushed_txgs(&self, zap: Option<u64>, count: u64) -> Result<Vec<u64>> {
         let Some(zap) = zap.filter(|&z| z != 0) else { return Ok(Vec::new()) };
         let key = "com.delphix:ms_unflushed_phys_txgs";

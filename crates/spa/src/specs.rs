@@ -1,4 +1,4 @@
-//! From a configuration to the description that the vdev tree is built from.
+//! From a configuration to the specification of the vdev tree.
 
 use base::{Error, Guid, Result};
 use ondisk::config::{VdevConfig, VdevType};
@@ -6,11 +6,11 @@ use vdev::{AllocClass, DraidParams, Persistent, Reflow, Spec, VdevKind};
 
 use crate::assemble::FoundPool;
 
-/// What a configuration does not say: progress of an expansion (from the
-/// uberblock) and allocation classes (from the vdevs' ZAPs).
+/// Data that a configuration does not have: progress of an expansion (from the uberblock)
+/// and allocation classes (from the vdevs' ZAPs).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
-    /// Progress of a running raidz expansion.
+    /// Progress of a running RAID-Z expansion.
     pub reflow: Option<Reflow>,
 }
 

@@ -1,4 +1,4 @@
-//! What `zpool status` and `zpool import` tell about a pool's devices.
+//! The state of a pool's devices for `zpool status` and `zpool import`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use vdev::{AllocClass, Aux, NodeId, Tree, VdevKind};
 
 pub use vdev::{ClassDetail, IoCount, IoCounts, IoDetail, State as VdevState};
 
-/// Which heading a vdev is listed under.
+/// The heading under which a vdev is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum VdevClass {
     /// Ordinary data.
@@ -26,8 +26,7 @@ pub enum VdevClass {
     Spare,
 }
 
-/// Why a pool is not simply fine, in the order in which one wins
-/// (chapter 09 §4.3).
+/// Reasons why a pool is not healthy, in order of precedence (chapter 09 §4.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ImportReason {
@@ -39,7 +38,7 @@ pub enum ImportReason {
     UnsupportedFeaturesRead,
     /// Features that allow read-only access only.
     UnsupportedFeaturesWrite,
-    /// The devices at hand do not add up to the pool.
+    /// The available devices do not add up to the pool.
     BadGuidSum,
     /// A log device is missing or damaged.
     BadLog,
@@ -86,7 +85,7 @@ pub struct VdevStatus {
     pub state: Option<VdevState>,
     /// The remark behind the counters, in OpenZFS's words.
     pub aux: Option<String>,
-    /// What exactly was wrong, for `-v`.
+    /// The exact problem, for `-v`.
     pub detail: Option<String>,
     /// Reads that failed.
     pub read_errors: u64,
@@ -98,11 +97,11 @@ pub struct VdevStatus {
     pub slow_ios: u64,
     /// Operations and bytes since [`VdevStatus::age`], with those of the vdevs below.
     pub io: IoCounts,
-    /// How these operations went, and what is under way.
+    /// Latencies and sizes of these operations, and those in flight.
     pub io_detail: IoDetail,
     /// How long `io` has been counting.
     pub age: Duration,
-    /// O_DIRECT is in force (leaves).
+    /// O_DIRECT is in effect (leaves).
     pub direct_io: bool,
     /// Capacity in bytes, of top-level vdevs and the root.
     pub size: u64,

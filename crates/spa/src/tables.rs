@@ -50,7 +50,7 @@ impl Spa {
         Ok(counts)
     }
 
-    /// Every dedup table: its name and how its entries are stored.
+    /// Every dedup table: its name and the form of its entries.
     fn dedup_zaps(&self) -> Result<Vec<DedupZap>> {
         let directory = self.mos().directory()?;
         let mut out = Vec::new();
@@ -110,7 +110,7 @@ impl Spa {
             let header = LogHeader::parse(&object.dnode().bonus, object.dnode().endian)?;
             logs.push((header, object));
         }
-        // The active log holds the newer entries.
+        // The active log has the newer entries.
         logs.sort_by_key(|(header, _)| !header.flushing);
         for (header, object) in logs {
             let capacity = (object.dnode().max_blkid + 1).saturating_mul(object.block_size());

@@ -10,15 +10,15 @@ use ondisk::uberblock::Uberblock;
 pub struct Chosen {
     /// The uberblock.
     pub uberblock: Uberblock,
-    /// The leaf whose label goes with it.
+    /// The leaf whose label belongs to it.
     pub leaf: Guid,
 }
 
 /// The best uberblock no newer than `limit`.
 ///
 /// # Errors
-/// `Missing` when there is none; `Unsupported` when the limit would go back
-/// over the progress of a raidz expansion.
+/// `Missing` when there is none; `Unsupported` when the limit would undo progress of a
+/// RAID-Z expansion.
 pub fn choose(all: impl IntoIterator<Item = (Guid, Uberblock)>, limit: Txg) -> Result<Chosen> {
     let (mut latest, mut best): (Option<Uberblock>, Option<Chosen>) = (None, None);
     for (leaf, ub) in all {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_group_then_newest_time_within_the_limit() {
+    fn newest_txg_then_newest_time_within_the_limit() {
         let all = || vec![(Guid(1), ub(5, 9, 0)), (Guid(2), ub(7, 1, 0)), (Guid(3), ub(7, 2, 0))];
         assert_eq!(choose(all(), Txg::MAX).unwrap().leaf, Guid(3));
         assert_eq!(choose(all(), Txg(6)).unwrap().leaf, Guid(1));

@@ -1,5 +1,5 @@
-//! Audits of the golden pools: nothing is wrong with any of them, what zdb counts
-//! is counted, and one flipped bit is one finding.
+//! Audits of the golden pools: none has a problem, all counts are those of zdb, and one
+//! flipped bit is one finding.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -14,7 +14,7 @@ use cenote::{Engine, EngineConfig, ImportOptions, Pool, Search};
 use dmu::traverse::{Bookmark, Flow, Options as WalkOptions, Visitor, traverse};
 use ondisk::blkptr::Block;
 use ondisk::{BlkPtr, ObjType};
-use spa::audit::{Options, Problem, Verify};
+use spa::audit::{AuditOptions, Problem, Verify};
 use testkit::{Scratch, golden, golden_pools};
 
 fn open(dir: &Path) -> Arc<Pool> {
@@ -26,10 +26,10 @@ fn open(dir: &Path) -> Arc<Pool> {
     engine.inspect(&found.pools[0], &ImportOptions::default()).unwrap()
 }
 
-const ALL: Options = Options { verify: Verify::All, leaks: true, threads: 32 };
+const ALL: AuditOptions = AuditOptions { verify: Verify::All, leaks: true, threads: 32 };
 
-/// What zdb counts: blocks, logical, physical and allocated bytes, deduped bytes.
-/// `None` where it is not installed or cannot walk the pool.
+/// The counts of zdb: blocks, logical, physical and allocated bytes, deduped bytes. `None`
+/// where it is not installed or cannot walk the pool.
 fn zdb_counts(dir: &Path, name: &str) -> Option<[u64; 5]> {
     let run = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(["-b", name]).output();
     let out = run.ok().filter(|o| o.status.success())?;
@@ -55,7 +55,7 @@ fn golden_pools_are_clean_and_counted_as_zdb_counts_them() {
         golden.unpack(scratch.path());
         let report = open(scratch.path()).spa().audit(ALL, &()).unwrap();
         if golden.name == "errlog" {
-            // Files of it are damaged, as its error log says; nothing else is.
+            // Files in it are damaged, as its error log says; nothing else is.
             let unreadable = |p: &_| matches!(p, Problem::Unreadable { .. });
             assert!(!report.is_clean() && report.problems.iter().all(unreadable));
             continue;
@@ -140,8 +140,8 @@ fn a_flipped_bit_is_one_unreadable_block_or_one_damaged_copy() {
         } else {
             assert_eq!((report.unreadable, report.damaged), (0, 1));
         }
-        // Without checksums nobody notices.
-        let blind = Options { verify: Verify::Metadata, ..ALL };
+        // Without verification of data the damage is not detected.
+        let blind = AuditOptions { verify: Verify::Metadata, ..ALL };
         assert!(open(scratch.path()).spa().audit(blind, &()).unwrap().is_clean());
     }
 }

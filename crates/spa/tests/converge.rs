@@ -1,9 +1,9 @@
-//! Groups of pools whose free space is in pieces are written in few passes.
+//! Txgs of pools with fragmented free space are written in few passes.
 //!
-//! Once, random overwrites of 8 KiB in a pool of 4 GiB that was 70 to 83 % full suspended
-//! it within a minute ("a group does not converge"), and again at once after an import. In
-//! such a pool a block of 128 KiB is a gang block. Each pass gave the gang blocks of the MOS
-//! new places, the log of space maps noted these, and its own block was a gang.
+//! Story: random overwrites of 8 KiB in a pool of 4 GiB that was 70 to 83 % full suspended
+//! it within a minute ("a txg does not converge"), and again at once after an import. In
+//! such a pool a block of 128 KiB is a gang block. Each pass gave the gang blocks of the
+//! MOS new addresses, the log of space maps recorded these, and its own block was a gang.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
 
 mod common;
@@ -20,48 +20,48 @@ use spa::engine::Writer;
 use spa::write::topology::{NewKind, NewVdev};
 use testkit::Rng;
 
-/// What `debug_assert` in `spa::engine::sync` allows.
+/// The limit of the `debug_assert` in `spa::engine::sync`.
 const PASSES: u64 = 15;
 
 #[derive(Clone, Copy, Debug)]
-enum Shape {
+enum VdevShape {
     Disk,
     Mirror,
     Raidz(u64, usize),
     Draid,
 }
 
-const SHAPES: [Shape; 6] = [
-    Shape::Disk,
-    Shape::Mirror,
-    Shape::Raidz(1, 3),
-    Shape::Raidz(1, 5),
-    Shape::Raidz(2, 6),
-    Shape::Draid,
+const SHAPES: [VdevShape; 6] = [
+    VdevShape::Disk,
+    VdevShape::Mirror,
+    VdevShape::Raidz(1, 3),
+    VdevShape::Raidz(1, 5),
+    VdevShape::Raidz(2, 6),
+    VdevShape::Draid,
 ];
 
-impl Shape {
+impl VdevShape {
     fn disks(self) -> usize {
         match self {
-            Shape::Disk => 1,
-            Shape::Mirror => 2,
-            Shape::Raidz(_, n) => n,
-            Shape::Draid => 6,
+            VdevShape::Disk => 1,
+            VdevShape::Mirror => 2,
+            VdevShape::Raidz(_, n) => n,
+            VdevShape::Draid => 6,
         }
     }
 
-    fn vdev(self, d: &Disks) -> NewVdev {
+    fn vdev(self, d: &FileDisks) -> NewVdev {
         let kind = match self {
-            Shape::Disk => return file(0, d),
-            Shape::Mirror => NewKind::Mirror,
-            Shape::Raidz(nparity, _) => NewKind::Raidz { nparity: nparity as _ },
-            Shape::Draid => NewKind::Draid { nparity: 1, ndata: Some(3), nspares: 1 },
+            VdevShape::Disk => return file(0, d),
+            VdevShape::Mirror => NewKind::Mirror,
+            VdevShape::Raidz(nparity, _) => NewKind::Raidz { nparity: nparity as _ },
+            VdevShape::Draid => NewKind::Draid { nparity: 1, ndata: Some(3), nspares: 1 },
         };
         NewVdev::new(kind).with_children((0..self.disks()).map(|i| file(i, d)).collect())
     }
 }
 
-fn scratch_name(name: &str, shape: Shape) -> String {
+fn scratch_name(name: &str, shape: VdevShape) -> String {
     format!("{name}{shape:?}").replace([' ', '(', ')', ','], "")
 }
 
@@ -111,7 +111,7 @@ impl Load {
         Ok(())
     }
 
-    /// Overwrites records at random, with a group after each `every` of them. A full pool may
+    /// Overwrites records at random, with a txg after each `every` of them. A full pool may
     /// refuse one.
     fn overwrite(&mut self, n: u64, every: u64) -> u64 {
         let mut refused = 0;
@@ -130,7 +130,7 @@ impl Load {
         refused
     }
 
-    fn end(self, d: &Disks, pool: &str) -> u64 {
+    fn end(self, d: &FileDisks, pool: &str) -> u64 {
         let Load { w, os, .. } = self;
         w.export(PoolState::Exported).unwrap();
         let passes = w.most_passes();
@@ -142,7 +142,7 @@ impl Load {
 }
 
 /// Every block larger than a sector is a gang of single sectors.
-fn everything_in_gangs(shape: Shape, ashift: u32, features: bool) {
+fn everything_in_gangs(shape: VdevShape, ashift: u32, features: bool) {
     let name = format!("gangs{ashift}{}", if features { "" } else { "old" });
     let d = disks(&scratch_name(&name, shape), shape.disks(), 96 << 20);
     let w = make_with(&d, &name, &[shape.vdev(&d)], features, Some(ashift));
@@ -168,20 +168,20 @@ fn everything_in_gangs(shape: Shape, ashift: u32, features: bool) {
 }
 
 #[test]
-fn groups_end_where_every_block_is_a_gang() {
+fn txgs_end_where_every_block_is_a_gang() {
     for shape in SHAPES {
         for ashift in [9, 12] {
             everything_in_gangs(shape, ashift, true);
         }
     }
     for ashift in [9, 12] {
-        everything_in_gangs(Shape::Disk, ashift, false);
+        everything_in_gangs(VdevShape::Disk, ashift, false);
     }
 }
 
-/// A pool that is filled to 95 % and then overwritten at random, until its free space is in
-/// pieces of a record and less.
-fn fill_and_overwrite(shape: Shape, ashift: u32, record: u64) {
+/// A pool that is filled to 95 % and then overwritten at random, until no free segment is
+/// larger than a record.
+fn fill_and_overwrite(shape: VdevShape, ashift: u32, record: u64) {
     let name = format!("frag{ashift}k{}", record >> 10);
     let size = if shape.disks() > 2 { 64 << 20 } else { 128 << 20 };
     let d = disks(&scratch_name(&name, shape), shape.disks(), size);
@@ -197,7 +197,7 @@ fn fill_and_overwrite(shape: Shape, ashift: u32, record: u64) {
     };
     assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
     w.sync().unwrap();
-    // Some is free again.
+    // Some space is free again.
     for _ in 0..load.files.len() / 40 + 1 {
         let (id, _) = load.files.pop().unwrap();
         let tx = w.begin_wait(0, true).unwrap();
@@ -218,7 +218,7 @@ fn fill_and_overwrite(shape: Shape, ashift: u32, record: u64) {
 }
 
 #[test]
-fn groups_end_in_a_full_pool_that_is_overwritten() {
+fn txgs_end_in_a_full_pool_that_is_overwritten() {
     for (i, shape) in SHAPES.into_iter().enumerate() {
         for (k, ashift) in [9, 12].into_iter().enumerate() {
             for (j, record) in [4u64, 8, 16, 128, 1024].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The engine makes a pool, writes it, and OpenZFS's zdb finds it whole.
+//! The engine creates and writes a pool, and OpenZFS's zdb finds no error.
 #![allow(missing_docs, clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod common;
@@ -68,7 +68,7 @@ fn objects_come_change_and_go() {
     std::fs::remove_dir_all(&d.dir).unwrap();
 }
 
-/// A megabyte in each of the blocks until the pool is full; then all of it goes.
+/// Writes a megabyte in each of the blocks until the pool is full; then frees all of it.
 fn fill_and_empty(w: &Arc<Writer>, os: &Arc<dmu::Objset>) -> usize {
     let spec = ObjectSpec {
         object_type: ObjType::PLAIN_FILE_CONTENTS,
@@ -98,9 +98,9 @@ fn fill_and_empty(w: &Arc<Writer>, os: &Arc<dmu::Objset>) -> usize {
     ids.len()
 }
 
-/// Once, hints kept leading to blocks of dnodes as they were before a group: after some
-/// hundred groups a new space map got the number of one in use, and the pool stopped
-/// with "no such object". It took a pool that fills up to see it.
+/// Story: hints kept referring to blocks of dnodes of earlier txgs. After some hundred txgs
+/// a new space map got the object id of one in use, and the pool stopped with "no such
+/// object". Only a pool that fills up showed it.
 #[test]
 fn a_full_pool_can_be_emptied() {
     let d = disks("full", 1, 200 << 20);
@@ -123,18 +123,18 @@ fn a_full_pool_can_be_emptied() {
 
 #[test]
 fn every_kind_of_vdev_is_written() {
-    let raidz = |n, from, to, d: &Disks| {
+    let raidz = |n, from, to, d: &FileDisks| {
         NewVdev::new(NewKind::Raidz { nparity: n })
             .with_children((from..to).map(|i| file(i, d)).collect())
     };
-    let mirror = |from, to, d: &Disks| {
+    let mirror = |from, to, d: &FileDisks| {
         NewVdev::new(NewKind::Mirror).with_children((from..to).map(|i| file(i, d)).collect())
     };
-    let draid = |d: &Disks| {
+    let draid = |d: &FileDisks| {
         NewVdev::new(NewKind::Draid { nparity: 1, ndata: Some(3), nspares: 1 })
             .with_children((0..6).map(|i| file(i, d)).collect())
     };
-    type Shape<'a> = (&'a str, usize, &'a dyn Fn(&Disks) -> Vec<NewVdev>);
+    type Shape<'a> = (&'a str, usize, &'a dyn Fn(&FileDisks) -> Vec<NewVdev>);
     let shapes: [Shape<'_>; 7] = [
         ("stripe", 3, &|d| (0..3).map(|i| file(i, d)).collect()),
         ("mirror", 2, &|d| vec![mirror(0, 2, d)]),

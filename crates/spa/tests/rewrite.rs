@@ -1,6 +1,6 @@
-//! OpenZFS's own blocks, written again by us: every block of the golden pools goes
-//! through the write path onto devices that compare each byte (data, parity, dRAID
-//! padding) with what the pool's devices hold at that place.
+//! OpenZFS's own blocks, written again by Cenote: every block of the golden pools is passed
+//! through the write path to devices that compare each byte (data, parity, dRAID padding)
+//! with the pool's devices at that offset.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -18,14 +18,14 @@ use ondisk::{BlkPtr, ObjType};
 use testkit::{Scratch, golden_pools};
 use vdev::{ReadReq, Spec, Tree, VdevKind, WritePriority, WriteReq};
 
-/// Blocks tried of each pool, about.
+/// Approximate number of blocks tried of each pool.
 const BLOCKS_OF_A_POOL: usize = 4000;
 
-/// Compares what is written to it with what the golden device holds.
+/// Compares all writes with the content of the golden device.
 struct Comparer {
     golden: Arc<dyn Device>,
     caps: Caps,
-    /// It was away for some groups, and holds what it held before.
+    /// The device was absent for some txgs, and has older content.
     is_outdated: bool,
     equal: Arc<AtomicU64>,
     differ: Arc<Mutex<Vec<u64>>>,
@@ -68,7 +68,7 @@ fn open(dir: &Path) -> Arc<Pool> {
     engine.inspect(&found.pools[0], &ImportOptions::default()).unwrap()
 }
 
-/// What the tree was built from.
+/// The specification from which the tree was built.
 fn spec_of(tree: &Tree, node: &vdev::Node) -> Spec {
     let children = node.children().iter().map(|&c| spec_of(tree, tree.node(c))).collect();
     Spec::new(node.kind().clone(), node.id(), node.guid())
@@ -76,7 +76,7 @@ fn spec_of(tree: &Tree, node: &vdev::Node) -> Spec {
         .with_space(node.ashift(), node.asize())
 }
 
-/// Gathers blocks of which no copy is damaged.
+/// Collects blocks without damaged copies.
 struct Collect<'a> {
     zio: &'a zio::Zio,
     found: Mutex<HashMap<(VdevId, u64), (u64, Txg)>>,
@@ -102,7 +102,7 @@ impl Visitor for Collect<'_> {
     }
 }
 
-/// Places, sizes and births of a pool's blocks.
+/// Addresses, sizes and births of a pool's blocks.
 fn blocks(pool: &Pool) -> HashMap<(VdevId, u64), (u64, Txg)> {
     let (zio, mos) = (pool.spa().zio(), pool.spa().mos());
     let collect = Collect { zio, found: Mutex::default() };

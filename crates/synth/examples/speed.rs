@@ -1,5 +1,5 @@
-//! How fast images are made: `speed FILE files N [flat]` makes N files of 4 KiB, a
-//! thousand in a directory or all in one; `speed FILE data MIB [random]` makes one file.
+//! Measures how fast images are built: `speed FILE files N [flat]` makes N files of 4 KiB,
+//! a thousand in a directory or all in one; `speed FILE data MIB [random]` makes one file.
 
 #![allow(clippy::disallowed_methods, reason = "a front end")]
 

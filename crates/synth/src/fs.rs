@@ -2,15 +2,14 @@
 //! (chapter 03 §4-§6, chapter 06 §2-§7, §14).
 //!
 //! # Theory
-//! A file's dnode is complete as soon as its blocks are written; a directory's
-//! only in the end, for it holds the number of its entries. So that blocks of
-//! dnodes can be written and forgotten early, files and directories take their
-//! object numbers from different blocks.
+//! A file's dnode is complete as soon as its blocks are written; a directory's only in the
+//! end, because it has the number of entries. So that blocks of dnodes can be written and
+//! dropped early, files and directories take their object ids from different blocks.
 //!
 //! # Invariants
-//! * Memory is bounded by directories' entries, pointers to dnode blocks, and what
-//!   is under way; never by file data or files' dnodes.
-//! * Every dnode and its charge enter the books together.
+//! * Memory is bounded by directories' entries, pointers to dnode blocks, and the blocks in
+//!   flight; never by file data or files' dnodes.
+//! * A dnode and its charge are accounted for together.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,11 +23,11 @@ use ondisk::zap::bulk::{BulkEntry, BulkZap};
 use ondisk::{Endian, ObjType};
 
 use crate::Compression;
-use crate::store::{Dest, Done, Job, Pipe};
-use crate::tree::{Step, Tree, allocated};
+use crate::store::{BlockJob, Dest, PlacedBlock, WritePipeline};
+use crate::tree::{TreeBuilder, TreeStep, allocated};
 use crate::znode::{LAYOUT, LAYOUT_ATTRS, REGISTERED, Znode, tables};
 
-/// Object numbers in block 0.
+/// Object ids in block 0.
 const MASTER_NODE: u64 = 1;
 const SA_MASTER: u64 = 2;
 const DELETE_QUEUE: u64 = 3;
@@ -36,7 +35,7 @@ const REGISTRY: u64 = 4;
 const LAYOUTS: u64 = 5;
 /// The root directory.
 pub(crate) const ROOT: u64 = 6;
-/// Not object numbers: the trees that hang in the object set block.
+/// Not object ids: the trees whose dnodes are in the object set block.
 const META: u64 = 0;
 const USER_USED: u64 = u64::MAX;
 const GROUP_USED: u64 = u64::MAX - 1;
@@ -49,20 +48,20 @@ const META_LEVELS: u8 = 6;
 /// Largest block without feature large_blocks.
 const LARGE: u64 = 128 << 10;
 
-/// Types that have no name of their own in `ondisk`.
+/// Types that have no name in `ondisk`.
 const SA_MASTER_NODE: ObjType = ObjType(45);
 const SA_REGISTRATION: ObjType = ObjType(46);
 const SA_LAYOUTS: ObjType = ObjType(47);
 
 /// Sums over blocks (chapter 04 §0): allocated, compressed, uncompressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct SpaceTotals {
     pub(crate) used: u64,
     pub(crate) comp: u64,
     pub(crate) uncomp: u64,
 }
 
-impl Totals {
+impl SpaceTotals {
     /// Adds a block.
     pub(crate) fn add(&mut self, bp: &BlkPtr) {
         let Some(b) = bp.as_block() else { return };
@@ -73,16 +72,16 @@ impl Totals {
     }
 }
 
-/// What a tree belongs to.
-enum Owner {
+/// The owner of a tree.
+enum TreeOwner {
     Znode(Box<Znode>),
     Plain,
     Special,
 }
 
-struct Open {
-    tree: Tree,
-    owner: Owner,
+struct OpenTree {
+    tree: TreeBuilder,
+    owner: TreeOwner,
     lz4: bool,
 }
 
@@ -91,30 +90,30 @@ struct DnodeBlock {
     inside: u64,
 }
 
-/// Object numbers left in a block of dnodes.
+/// Object ids left in a block of dnodes.
 #[derive(Default)]
 struct Chunk {
     next: u64,
     end: u64,
 }
 
-/// Which blocks of dnodes a number comes from.
+/// The kind of dnode block from which an object id is taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum DnodeArea {
     File,
     Dir,
 }
 
 /// The object set under construction.
 pub(crate) struct Fs {
-    pipe: Pipe,
+    pipe: WritePipeline,
     txg: Txg,
     seed: u64,
     tables: SaTables,
-    trees: HashMap<u64, Open>,
+    trees: HashMap<u64, OpenTree>,
     chunks: [Chunk; 2],
     chunks_end: u64,
-    /// Numbers given out in each block of dnodes.
+    /// Object ids allocated in each block of dnodes.
     given: Vec<u8>,
     dnode_blocks: HashMap<u64, DnodeBlock>,
     meta: Vec<BlkPtr>,
@@ -122,21 +121,21 @@ pub(crate) struct Fs {
     users: BTreeMap<u64, u64>,
     groups: BTreeMap<u64, u64>,
     root_bp: Option<BlkPtr>,
-    /// Of every block.
-    pub(crate) totals: Totals,
+    /// Sums over all blocks.
+    pub(crate) totals: SpaceTotals,
     /// A block needs feature large_blocks.
     pub(crate) large_blocks: bool,
 }
 
 impl Fs {
-    pub(crate) fn new(pipe: Pipe, txg: Txg, seed: u64) -> Result<Fs> {
+    pub(crate) fn new(pipe: WritePipeline, txg: Txg, seed: u64) -> Result<Fs> {
         Ok(Fs {
             pipe,
             txg,
             seed,
             tables: tables()?,
             trees: HashMap::new(),
-            // Block 0 begins with what every file system has.
+            // Block 0 begins with the objects of every file system.
             chunks: [Chunk::default(), Chunk { next: ROOT + 1, end: DNODES_PER_BLOCK }],
             chunks_end: DNODES_PER_BLOCK,
             given: vec![ROOT as u8],
@@ -146,13 +145,13 @@ impl Fs {
             users: BTreeMap::new(),
             groups: BTreeMap::new(),
             root_bp: None,
-            totals: Totals::default(),
+            totals: SpaceTotals::default(),
             large_blocks: false,
         })
     }
 
-    /// A new object number.
-    pub(crate) fn number(&mut self, kind: Kind) -> u64 {
+    /// A new object id.
+    pub(crate) fn number(&mut self, kind: DnodeArea) -> u64 {
         let chunk = &mut self.chunks[kind as usize];
         if chunk.next == chunk.end {
             *chunk = Chunk { next: self.chunks_end, end: self.chunks_end + DNODES_PER_BLOCK };
@@ -181,10 +180,15 @@ impl Fs {
         } else {
             u64::from(recordsize)
         };
-        let tree =
-            Tree::new(ObjType::PLAIN_FILE_CONTENTS, block as u32, size.div_ceil(block), 1, 1);
+        let tree = TreeBuilder::new(
+            ObjType::PLAIN_FILE_CONTENTS,
+            block as u32,
+            size.div_ceil(block),
+            1,
+            1,
+        );
         let lz4 = compression == Compression::Lz4;
-        self.open(object, Open { tree, owner: Owner::Znode(Box::new(znode)), lz4 })?;
+        self.open(object, OpenTree { tree, owner: TreeOwner::Znode(Box::new(znode)), lz4 })?;
         let mut offset = 0;
         while offset < size {
             let mut data = BufMut::alloc(block as usize);
@@ -207,7 +211,7 @@ impl Fs {
     ) -> Result<()> {
         let entries =
             entries.iter().map(|(name, v)| BulkEntry { name, value: ZapValue::from_u64(*v) });
-        let owner = Owner::Znode(Box::new(znode));
+        let owner = TreeOwner::Znode(Box::new(znode));
         self.zap(object, ObjType::DIRECTORY_CONTENTS, entries.collect(), owner)
     }
 
@@ -216,14 +220,14 @@ impl Fs {
         object: u64,
         object_type: ObjType,
         entries: Vec<BulkEntry<'_>>,
-        owner: Owner,
+        owner: TreeOwner,
     ) -> Result<()> {
         let zap = BulkZap::new(entries, crate::mix(self.seed, object) | 1, 0, ZAP_SHIFT)?;
         let size = zap.block_size();
         // An object with system attributes has one pointer, others three (chapter 03 §2.3).
-        let nblkptr = if matches!(owner, Owner::Znode(_)) { 1 } else { 3 };
-        let tree = Tree::new(object_type, size as u32, zap.blocks(), nblkptr, 1);
-        self.open(object, Open { tree, owner, lz4: true })?;
+        let nblkptr = if matches!(owner, TreeOwner::Znode(_)) { 1 } else { 3 };
+        let tree = TreeBuilder::new(object_type, size as u32, zap.blocks(), nblkptr, 1);
+        self.open(object, OpenTree { tree, owner, lz4: true })?;
         for blkid in 0..zap.blocks() {
             let mut data = BufMut::alloc(size);
             zap.block(blkid, &mut data)?;
@@ -233,7 +237,7 @@ impl Fs {
         Ok(())
     }
 
-    fn open(&mut self, object: u64, open: Open) -> Result<()> {
+    fn open(&mut self, object: u64, open: OpenTree) -> Result<()> {
         if open.tree.is_empty() {
             return self.complete(object, open);
         }
@@ -245,7 +249,7 @@ impl Fs {
         let open = self.trees.get(&object).ok_or_else(|| Error::bug("no such tree"))?;
         let object_type = open.tree.object_type;
         let meta = level > 0 || object_type.is_metadata();
-        self.pipe.push(Job {
+        self.pipe.push(BlockJob {
             dest: Dest::Object { object, level },
             object_type,
             level,
@@ -263,7 +267,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes results until nothing is under way.
+    /// Takes results until nothing is in flight.
     fn drain(&mut self) -> Result<()> {
         while self.reap()? {}
         Ok(())
@@ -271,7 +275,7 @@ impl Fs {
 
     fn reap(&mut self) -> Result<bool> {
         let Some(batch) = self.pipe.reap()? else { return Ok(false) };
-        for Done { dest, bp } in batch {
+        for PlacedBlock { dest, bp } in batch {
             self.totals.add(&bp);
             self.large_blocks |= !bp.is_hole() && bp.head().lsize.0 > LARGE && bp.head().level == 0;
             match dest {
@@ -286,27 +290,27 @@ impl Fs {
     fn feed(&mut self, object: u64, level: u8, bp: BlkPtr) -> Result<()> {
         let open = self.trees.get_mut(&object).ok_or_else(|| Error::bug("no such tree"))?;
         match open.tree.feed(level, bp) {
-            Step::More => Ok(()),
-            Step::Write(block) => self.push(object, block.level, block.fill, block.data),
-            Step::Complete => match self.trees.remove(&object) {
+            TreeStep::More => Ok(()),
+            TreeStep::Write(block) => self.push(object, block.level, block.fill, block.data),
+            TreeStep::Complete => match self.trees.remove(&object) {
                 Some(open) => self.complete(object, open),
                 None => Ok(()),
             },
         }
     }
 
-    fn complete(&mut self, object: u64, open: Open) -> Result<()> {
-        let Open { tree, owner, .. } = open;
+    fn complete(&mut self, object: u64, open: OpenTree) -> Result<()> {
+        let OpenTree { tree, owner, .. } = open;
         let used = tree.used();
         match owner {
-            Owner::Znode(znode) => {
+            TreeOwner::Znode(znode) => {
                 *self.users.entry(znode.uid).or_default() += 512 + used;
                 *self.groups.entry(znode.gid).or_default() += 512 + used;
                 let bonus = znode.bonus(&self.tables, self.txg)?;
                 self.put(object, &tree.dnode(ObjType::SA, bonus, true))
             }
-            Owner::Plain => self.put(object, &tree.dnode(ObjType::NONE, Vec::new(), true)),
-            Owner::Special => {
+            TreeOwner::Plain => self.put(object, &tree.dnode(ObjType::NONE, Vec::new(), true)),
+            TreeOwner::Special => {
                 let dnode = tree.dnode(ObjType::NONE, Vec::new(), false);
                 self.special.insert(object, dnode);
                 Ok(())
@@ -314,7 +318,7 @@ impl Fs {
         }
     }
 
-    /// Puts a dnode into its block, and writes the block if that was the last.
+    /// Puts a dnode into its block, and writes the block if that was the last dnode.
     fn put(&mut self, object: u64, dnode: &Dnode) -> Result<()> {
         let blkid = object / DNODES_PER_BLOCK;
         let block = self
@@ -324,7 +328,7 @@ impl Fs {
         let at = (object % DNODES_PER_BLOCK) as usize * DNODE_SIZE;
         dnode.encode(&mut block.data[at..])?;
         block.inside += 1;
-        // Number 0 is nobody's.
+        // Object id 0 is not used.
         let all = DNODES_PER_BLOCK - u64::from(blkid == 0);
         if block.inside == all { self.write_dnodes(blkid) } else { Ok(()) }
     }
@@ -335,7 +339,7 @@ impl Fs {
             return Err(Error::bug("an object was never written"));
         }
         self.meta.resize(self.given.len().max(self.meta.len()), BlkPtr::default());
-        self.pipe.push(Job {
+        self.pipe.push(BlockJob {
             dest: Dest::Dnodes { blkid },
             object_type: ObjType::DNODE,
             level: 0,
@@ -347,7 +351,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Writes what is left, and the object set; its pointer.
+    /// Writes the remaining blocks, and the object set; returns its pointer.
     pub(crate) fn finish(&mut self) -> Result<BlkPtr> {
         self.fixed_objects()?;
         self.drain()?;
@@ -364,7 +368,7 @@ impl Fs {
     }
 
     /// The space after [`Fs::finish`].
-    pub(crate) fn space(&self) -> crate::space::Space {
+    pub(crate) fn space(&self) -> crate::space::BumpSpace {
         self.pipe.space()
     }
 
@@ -386,19 +390,19 @@ impl Fs {
             ("normalization", 0),
             ("utf8only", 0),
         ]);
-        self.zap(MASTER_NODE, ObjType::MASTER_NODE, master, Owner::Plain)?;
+        self.zap(MASTER_NODE, ObjType::MASTER_NODE, master, TreeOwner::Plain)?;
         let sa = numbers(&[("REGISTRY", REGISTRY), ("LAYOUTS", LAYOUTS)]);
-        self.zap(SA_MASTER, SA_MASTER_NODE, sa, Owner::Plain)?;
-        self.zap(DELETE_QUEUE, ObjType::UNLINKED_SET, Vec::new(), Owner::Plain)?;
+        self.zap(SA_MASTER, SA_MASTER_NODE, sa, TreeOwner::Plain)?;
+        self.zap(DELETE_QUEUE, ObjType::UNLINKED_SET, Vec::new(), TreeOwner::Plain)?;
         let registered = self.tables.attrs().take(REGISTERED);
         let registry: Vec<_> =
             registered.filter_map(|a| Some((a.known?.name(), a.encode()))).collect();
-        self.zap(REGISTRY, SA_REGISTRATION, numbers(&registry), Owner::Plain)?;
+        self.zap(REGISTRY, SA_REGISTRATION, numbers(&registry), TreeOwner::Plain)?;
         let name = LAYOUT.to_string();
         let value = ZapValue::from_u16s(&LAYOUT_ATTRS.map(|a: ZplAttr| a as u16))
             .ok_or_else(|| Error::bug("a layout is too long"))?;
         let layout = BulkEntry { name: name.as_bytes(), value };
-        self.zap(LAYOUTS, SA_LAYOUTS, vec![layout], Owner::Plain)
+        self.zap(LAYOUTS, SA_LAYOUTS, vec![layout], TreeOwner::Plain)
     }
 
     /// Space by user and group.
@@ -411,7 +415,7 @@ impl Fs {
                 name: name.as_bytes(),
                 value: ZapValue::from_u64(*used),
             });
-            self.zap(object, ObjType::USERGROUP_USED, entries.collect(), Owner::Special)?;
+            self.zap(object, ObjType::USERGROUP_USED, entries.collect(), TreeOwner::Special)?;
         }
         Ok(())
     }
@@ -419,8 +423,8 @@ impl Fs {
     fn meta_dnode(&mut self) -> Result<()> {
         let leaves = std::mem::take(&mut self.meta);
         let block = DNODE_BLOCK_SIZE as u32;
-        let tree = Tree::new(ObjType::DNODE, block, leaves.len() as u64, 3, META_LEVELS);
-        self.open(META, Open { tree, owner: Owner::Special, lz4: true })?;
+        let tree = TreeBuilder::new(ObjType::DNODE, block, leaves.len() as u64, 3, META_LEVELS);
+        self.open(META, OpenTree { tree, owner: TreeOwner::Special, lz4: true })?;
         for bp in leaves {
             self.feed(META, 0, bp)?;
             self.settle()?;
@@ -442,7 +446,7 @@ impl Fs {
             group_used: self.special.remove(&GROUP_USED),
             project_used: None,
         };
-        self.pipe.push(Job {
+        self.pipe.push(BlockJob {
             dest: Dest::Objset,
             object_type: ObjType::OBJSET,
             level: 0,

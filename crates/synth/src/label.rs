@@ -15,15 +15,15 @@ use ondisk::label::{
 };
 use ondisk::uberblock::{Mmp, ScratchState, Uberblock, VERSION_FEATURES};
 
-use crate::mos::{Pool, Written};
-use crate::space::Space;
+use crate::mos::{MosInput, WrittenMos};
+use crate::space::BumpSpace;
 use crate::{TXG, mix};
 
-fn pool_guid(pool: &Pool<'_>) -> Guid {
+fn pool_guid(pool: &MosInput<'_>) -> Guid {
     Guid(mix(pool.spec.seed, 1) | 1)
 }
 
-fn vdev_guid(pool: &Pool<'_>) -> Guid {
+fn vdev_guid(pool: &MosInput<'_>) -> Guid {
     Guid(mix(pool.spec.seed, 2) | 2)
 }
 
@@ -49,7 +49,7 @@ fn node(kind: VdevType, guid: Guid) -> VdevConfig {
     }
 }
 
-fn leaf(pool: &Pool<'_>, space: &Space, metaslab_array: u64) -> Result<VdevConfig> {
+fn leaf(pool: &MosInput<'_>, space: &BumpSpace, metaslab_array: u64) -> Result<VdevConfig> {
     let asize = leaf_asize(usable_size(pool.spec.size));
     let top = Top {
         metaslab_array,
@@ -67,8 +67,8 @@ fn leaf(pool: &Pool<'_>, space: &Space, metaslab_array: u64) -> Result<VdevConfi
 
 /// The configuration for the MOS, or, with `member`, for the labels.
 pub(crate) fn config(
-    pool: &Pool<'_>,
-    space: &Space,
+    pool: &MosInput<'_>,
+    space: &BumpSpace,
     metaslab_array: u64,
     member: bool,
 ) -> Result<NvList> {
@@ -110,7 +110,7 @@ pub(crate) fn config(
 }
 
 /// Writes the four labels, each with the one uberblock.
-pub(crate) fn write(file: &File, pool: &Pool<'_>, written: &Written) -> Result<()> {
+pub(crate) fn write(file: &File, pool: &MosInput<'_>, written: &WrittenMos) -> Result<()> {
     let config = config(pool, &written.space, written.metaslab_array, true)?;
     let uberblock = Uberblock {
         version: VERSION_FEATURES,

@@ -1,24 +1,24 @@
-//! Builds complete, correct pool images in bulk: one file vdev, one file system,
-//! one transaction group.
+//! Builds complete, correct pool images in bulk: one file vdev, one file system, one
+//! transaction group.
 //!
 //! # Theory
-//! What a benchmark reads must be there before it starts, and be cheap to make.
-//! Nothing is ever rewritten here, so nothing needs transactions or a real
-//! allocator: blocks go to the file as they come, each pool structure is written
-//! once, when everything below it is known, and the labels come last.
+//! The data that a benchmark reads must exist before it starts, and be cheap to create.
+//! Nothing is ever rewritten here, so transactions or a real allocator are unnecessary.
+//! Blocks are written in order of arrival, each pool structure is written once, when
+//! everything below it is known, and the labels are written last.
 //!
 //! # Invariants
-//! * An image that [`Builder::finish`] completed is an exported pool, clean by
-//!   every check of OpenZFS's `zdb` and of Cenote; one it did not complete has no
+//! * An image that [`Builder::finish`] completed is an exported pool without errors in
+//!   every check of OpenZFS's `zdb` and of Cenote. An image that it did not complete has no
 //!   label and is no pool.
-//! * The same calls with the same [`PoolSpec`] give the same image, but for the
-//!   path in the labels.
+//! * The same calls with the same [`PoolSpec`] give the same image, except for the path in
+//!   the labels.
 //! * File data is never in memory as a whole.
 //!
 //! # Departures
-//! Compressible data is not embedded in pointers, and blocks of zeros become holes
-//! also where compression is off. Blocks of the MOS are stored uncompressed, so
-//! that their sizes do not depend on what they say about themselves.
+//! Compressible data is not embedded in pointers, and blocks of zeros become holes also
+//! where compression is off. Blocks of the MOS are stored uncompressed, so that their sizes
+//! do not depend on their own content.
 
 mod fs;
 mod label;
@@ -38,17 +38,17 @@ use base::{Error, ErrorKind, Result, Txg, rt};
 use ondisk::label::{leaf_asize, usable_size};
 use ondisk::znode::{DirEntry, FileType};
 
-use fs::{Fs, Kind, ROOT};
-use space::Space;
-use store::Pipe;
+use fs::{DnodeArea, Fs, ROOT};
+use space::BumpSpace;
+use store::WritePipeline;
 use znode::{S_IFDIR, S_IFREG, Znode};
 
-/// The group in which everything is born: a pool's first (chapter 04 §0).
+/// The txg of all births: a pool's first (chapter 04 §0).
 const TXG: Txg = Txg(4);
 /// Largest record.
 const RECORD_MAX: u32 = 16 << 20;
 
-/// The pool to be made.
+/// Parameters of the pool.
 #[derive(Clone, Debug)]
 pub struct PoolSpec {
     /// Its name.
@@ -57,8 +57,8 @@ pub struct PoolSpec {
     pub size: u64,
     /// log2 of the sector, 9 to 16.
     pub ashift: u32,
-    /// Guids and hash salts follow from it. Pools that are to be imported side by
-    /// side need different seeds.
+    /// Seed of guids and hash salts. Pools that are to be imported side by side need
+    /// different seeds.
     pub seed: u64,
     /// Creation time of everything, seconds since 1970.
     pub time: u64,
@@ -90,7 +90,7 @@ impl PoolSpec {
     }
 }
 
-/// How file data is compressed. Metadata always is, with LZ4.
+/// Compression of file data. Metadata is always compressed with LZ4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Compression {
     /// Not at all.
@@ -100,7 +100,7 @@ pub enum Compression {
     Lz4,
 }
 
-/// A file to be made.
+/// Parameters of a file.
 #[derive(Clone, Debug)]
 pub struct FileSpec {
     /// Bytes.
@@ -120,7 +120,7 @@ pub struct FileSpec {
 }
 
 impl FileSpec {
-    /// A file of `size` bytes in records of 128 KiB, compressed, root's, mode 644,
+    /// A file of `size` bytes in records of 128 KiB, compressed, owned by root, mode 644,
     /// from 1970.
     pub fn new(size: u64) -> FileSpec {
         FileSpec {
@@ -145,7 +145,7 @@ impl FileSpec {
     }
 }
 
-struct Dir {
+struct OpenDir {
     object: u64,
     parent: u64,
     subdirs: u64,
@@ -158,13 +158,13 @@ pub struct Builder {
     path: PathBuf,
     file: Arc<File>,
     fs: Fs,
-    dirs: Vec<Dir>,
+    dirs: Vec<OpenDir>,
     /// Index in `dirs` by object.
     index: HashMap<u64, usize>,
     failed: bool,
 }
 
-/// A number that follows from a seed and another number.
+/// A pseudo-random number that depends on a seed and another number.
 pub(crate) fn mix(seed: u64, n: u64) -> u64 {
     let mut z = (seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -183,7 +183,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 impl Builder {
-    /// Starts an image at `path`; a file that is there is replaced.
+    /// Starts an image at `path`; an existing file is replaced.
     ///
     /// # Errors
     /// `Invalid` for an impossible [`PoolSpec`], and the file's.
@@ -197,10 +197,10 @@ impl Builder {
         let path = path.canonicalize().map_err(failed)?;
         let asize = leaf_asize(usable_size(spec.size))
             .ok_or_else(|| Error::invalid("the image is too small"))?;
-        let space = Space::new(asize, spec.ashift);
-        let pipe = Pipe::start(Arc::clone(&file), space, TXG)?;
+        let space = BumpSpace::new(asize, spec.ashift);
+        let pipe = WritePipeline::start(Arc::clone(&file), space, TXG)?;
         let fs = Fs::new(pipe, TXG, spec.seed)?;
-        let root = Dir { object: ROOT, parent: ROOT, subdirs: 0, names: HashMap::new() };
+        let root = OpenDir { object: ROOT, parent: ROOT, subdirs: 0, names: HashMap::new() };
         Ok(Builder {
             spec: spec.clone(),
             path,
@@ -212,13 +212,13 @@ impl Builder {
         })
     }
 
-    /// Adds a file; directories on its path are made as needed. `content` is called
-    /// for each block in order, with the block's offset in the file, and fills the
-    /// part of it that lies within the file's size.
+    /// Adds a file; directories on its path are created as necessary. `content` is called
+    /// for each block in order, with the block's offset in the file, and fills the part of
+    /// it that is within the file's size.
     ///
     /// # Errors
-    /// `Exists`, `NotDir`, `NameTooLong` and `Invalid` for a path that cannot be,
-    /// `NoSpace`, and the image file's.
+    /// `Exists`, `NotDir`, `NameTooLong` and `Invalid` for an invalid path, `NoSpace`, and
+    /// the image file's.
     pub fn file(
         &mut self,
         path: &str,
@@ -236,7 +236,7 @@ impl Builder {
         if self.dirs[at].names.contains_key(name.as_bytes()) {
             return Err(Error::new(ErrorKind::Exists, format!("/{path} exists")));
         }
-        let object = self.fs.number(Kind::File);
+        let object = self.fs.number(DnodeArea::File);
         let entry = DirEntry { object, file_type: FileType::Regular };
         let dir = &mut self.dirs[at];
         dir.names.insert(name.as_bytes().into(), entry.encode());
@@ -255,10 +255,10 @@ impl Builder {
         done
     }
 
-    /// Adds a directory, and those on its path; one that is there is left alone.
+    /// Adds a directory, and those on its path; an existing one is unchanged.
     ///
     /// # Errors
-    /// `NotDir`, `NameTooLong` and `Invalid` for a path that cannot be.
+    /// `NotDir`, `NameTooLong` and `Invalid` for an invalid path.
     pub fn dir(&mut self, path: &str) -> Result<()> {
         self.make_dirs(path).map(|_| ())
     }
@@ -285,14 +285,14 @@ impl Builder {
 
     fn make_dir(&mut self, parent: usize, name: &[u8]) -> Result<usize> {
         check_name(name)?;
-        let object = self.fs.number(Kind::Dir);
+        let object = self.fs.number(DnodeArea::Dir);
         let entry = DirEntry { object, file_type: FileType::Dir };
         let above = &mut self.dirs[parent];
         above.names.insert(name.into(), entry.encode());
         above.subdirs += 1;
         let parent = above.object;
         let at = self.dirs.len();
-        self.dirs.push(Dir { object, parent, subdirs: 0, names: HashMap::new() });
+        self.dirs.push(OpenDir { object, parent, subdirs: 0, names: HashMap::new() });
         self.index.insert(object, at);
         Ok(at)
     }
@@ -320,7 +320,7 @@ impl Builder {
             self.fs.dir(dir.object, znode, &dir.names)?;
         }
         let root_bp = self.fs.finish()?;
-        let pool = mos::Pool {
+        let pool = mos::MosInput {
             spec: &self.spec,
             path: &self.path,
             root_bp,
@@ -333,7 +333,7 @@ impl Builder {
                 store::write_at(&self.file, bytes, offset)?;
             }
         }
-        // What an uberblock names must be there before it.
+        // The blocks that an uberblock refers to must be durable before it.
         let sync = |e| Error::io("cannot flush the image", e);
         self.file.sync_all().map_err(sync)?;
         label::write(&self.file, &pool, &written)?;

@@ -1,11 +1,11 @@
-//! The meta object set: directories and datasets, features, space maps
-//! (chapter 04 §15, chapter 05 §1-§2).
+//! The meta object set: directories and datasets, features, space maps (chapter 04 §15,
+//! chapter 05 §1-§2).
 //!
 //! # Theory
-//! The MOS says how much space is in use, its own included. All its blocks are
-//! stored uncompressed, so its size depends only on the number of its objects, and
-//! that only on the number of metaslabs it reaches: built again with the numbers
-//! that the first attempt led to, it comes out the same.
+//! The MOS records how much space is in use, its own included. All its blocks are stored
+//! uncompressed, so its size depends only on the number of its objects, and that only on
+//! the number of metaslabs in use. Rebuilt with the numbers that result from the first
+//! attempt, it has the same size.
 
 use std::path::Path;
 
@@ -28,25 +28,25 @@ use ondisk::zap::ZapValue;
 use ondisk::zap::bulk::{BulkEntry, BulkZap};
 use ondisk::{Endian, ObjType};
 
-use crate::fs::{Totals, ZAP_SHIFT};
-use crate::space::Space;
+use crate::fs::{SpaceTotals, ZAP_SHIFT};
+use crate::space::BumpSpace;
 use crate::{PoolSpec, TXG, label, mix};
 
 /// Copies of MOS blocks.
 const COPIES: usize = 3;
 /// Bytes of a space map's block in a pool without log space maps.
 const SPACE_MAP_BLOCK: u32 = 16 << 10;
-/// Attempts to make the MOS agree with itself; two suffice, or three where it
-/// reaches into another metaslab.
+/// Attempts to build a consistent MOS; two suffice, or three if it extends into another
+/// metaslab.
 const ATTEMPTS: usize = 8;
 
-/// Object types that have no name of their own in `ondisk`.
+/// Object types that have no name in `ondisk`.
 const HISTORY_OFFSETS: ObjType = ObjType(30);
 const HISTORY_TYPE: ObjType = ObjType(29);
 const NEXT_CLONES_TYPE: ObjType = ObjType(37);
 const DIR_CLONES_TYPE: ObjType = ObjType(52);
 
-/// The objects, in the order in which OpenZFS makes them.
+/// The objects, in the order in which OpenZFS creates them.
 const DIRECTORY: u64 = 1;
 const ROOT_DIR: u64 = 2;
 const MOS_DIR: u64 = 5;
@@ -76,8 +76,8 @@ const METASLAB_ARRAY: u64 = 34;
 /// The first space map.
 const SPACE_MAPS: u64 = 35;
 
-/// Features that are left disabled: those newer than OpenZFS 2.3, and two whose
-/// structures exist as soon as they are enabled.
+/// Disabled features: those newer than OpenZFS 2.3, and two whose structures exist as soon
+/// as they are enabled.
 const DISABLED: &[&str] = &[
     "vdev_zaps_v2",
     "log_spacemap",
@@ -87,45 +87,45 @@ const DISABLED: &[&str] = &[
     "draid_failure_domains",
 ];
 
-/// What the MOS is about.
-pub(crate) struct Pool<'a> {
+/// The facts about the pool that the MOS records.
+pub(crate) struct MosInput<'a> {
     pub(crate) spec: &'a PoolSpec,
     /// Absolute path of the image.
     pub(crate) path: &'a Path,
     /// The file system's object set.
     pub(crate) root_bp: BlkPtr,
-    /// Of the file system's blocks.
-    pub(crate) totals: Totals,
+    /// Sums over the file system's blocks.
+    pub(crate) totals: SpaceTotals,
     pub(crate) large_blocks: bool,
 }
 
 /// A MOS in memory.
-pub(crate) struct Written {
+pub(crate) struct WrittenMos {
     /// Blocks: offsets of their copies, and bytes.
     pub(crate) blocks: Vec<(Vec<u64>, Vec<u8>)>,
     pub(crate) root_bp: BlkPtr,
-    pub(crate) space: Space,
+    pub(crate) space: BumpSpace,
     pub(crate) metaslab_array: u64,
-    totals: Totals,
+    totals: SpaceTotals,
 }
 
 fn enabled() -> impl Iterator<Item = &'static Feature> {
     FEATURES.iter().filter(|f| !DISABLED.contains(&f.name()))
 }
 
-/// Names of the active features that labels carry.
+/// Names of the active features in labels.
 pub(crate) fn label_features() -> Vec<String> {
     let active = enabled().filter(|f| f.is_mos() && f.has(ACTIVATE_ON_ENABLE));
     active.map(|f| f.guid.to_owned()).collect()
 }
 
-/// Builds the MOS behind what `space` says is in use.
+/// Builds the MOS behind the space used in `space`.
 ///
 /// # Errors
 /// `NoSpace`.
-pub(crate) fn build(pool: &Pool<'_>, space: Space) -> Result<Written> {
+pub(crate) fn build(pool: &MosInput<'_>, space: BumpSpace) -> Result<WrittenMos> {
     let mut end = space.clone();
-    let mut totals = Totals::default();
+    let mut totals = SpaceTotals::default();
     for _ in 0..ATTEMPTS {
         let written = attempt(pool, space.clone(), &end, totals)?;
         if written.space == end && written.totals == totals {
@@ -136,7 +136,7 @@ pub(crate) fn build(pool: &Pool<'_>, space: Space) -> Result<Written> {
     Err(Error::bug("the MOS does not come to rest"))
 }
 
-struct Object {
+struct MosObject {
     object_type: ObjType,
     bonus_type: ObjType,
     bonus: Vec<u8>,
@@ -147,18 +147,23 @@ struct Object {
 }
 
 struct Mos<'a> {
-    pool: &'a Pool<'a>,
-    space: Space,
-    /// As it will be when all is written.
-    end: &'a Space,
-    /// Of the MOS, as it will be.
-    own: Totals,
-    objects: Vec<Option<Object>>,
+    pool: &'a MosInput<'a>,
+    space: BumpSpace,
+    /// The space after all writes.
+    end: &'a BumpSpace,
+    /// Sums over the MOS after all writes.
+    own: SpaceTotals,
+    objects: Vec<Option<MosObject>>,
     blocks: Vec<(Vec<u64>, Vec<u8>)>,
-    totals: Totals,
+    totals: SpaceTotals,
 }
 
-fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Written> {
+fn attempt(
+    pool: &MosInput<'_>,
+    space: BumpSpace,
+    end: &BumpSpace,
+    own: SpaceTotals,
+) -> Result<WrittenMos> {
     let mut mos = Mos {
         pool,
         space,
@@ -166,7 +171,7 @@ fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Wr
         own,
         objects: Vec::new(),
         blocks: Vec::new(),
-        totals: Totals::default(),
+        totals: SpaceTotals::default(),
     };
     mos.dirs()?;
     mos.datasets()?;
@@ -175,7 +180,7 @@ fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Wr
     mos.space_maps()?;
     mos.directory()?;
     let root_bp = mos.write()?;
-    Ok(Written {
+    Ok(WrittenMos {
         blocks: mos.blocks,
         root_bp,
         space: mos.space,
@@ -184,13 +189,13 @@ fn attempt(pool: &Pool<'_>, space: Space, end: &Space, own: Totals) -> Result<Wr
     })
 }
 
-/// The first pointers' number of an object (chapter 03 §2.3).
+/// The number of block pointers in an object's dnode (chapter 03 §2.3).
 fn nblkptr(bonus: usize) -> usize {
     3.min(1 + (320usize.saturating_sub(bonus) >> 7))
 }
 
 impl Mos<'_> {
-    fn put(&mut self, number: u64, object: Object) {
+    fn put(&mut self, number: u64, object: MosObject) {
         let at = number as usize;
         if self.objects.len() <= at {
             self.objects.resize_with(at + 1, || None);
@@ -198,8 +203,8 @@ impl Mos<'_> {
         self.objects[at] = Some(object);
     }
 
-    fn plain(object_type: ObjType, bonus_type: ObjType, bonus: Vec<u8>) -> Object {
-        Object {
+    fn plain(object_type: ObjType, bonus_type: ObjType, bonus: Vec<u8>) -> MosObject {
+        MosObject {
             object_type,
             bonus_type,
             bonus,
@@ -218,7 +223,7 @@ impl Mos<'_> {
     fn fill_zap(
         &self,
         number: u64,
-        object: &mut Object,
+        object: &mut MosObject,
         entries: &[(&str, ZapValue)],
         normflags: u64,
     ) -> Result<()> {
@@ -259,7 +264,7 @@ impl Mos<'_> {
         self.zap(number, object_type, &entries, 0)
     }
 
-    /// A dsl_dir at `number`, its properties and children behind it.
+    /// A dsl_dir with id `number`; its properties and children have the next ids.
     fn dir(&mut self, number: u64, phys: DslDirPhys, children: &[(&str, u64)]) -> Result<()> {
         let phys = DslDirPhys {
             creation_time: self.pool.spec.time,
@@ -345,7 +350,7 @@ impl Mos<'_> {
     fn bpobj(&mut self, number: u64, block: u32, compression: u8) {
         let bonus = BpobjPhys { size: BPOBJ_SIZE_V2, ..BpobjPhys::default() }.encode();
         let object = Self::plain(ObjType::BPOBJ, ObjType::BPOBJ_HDR, bonus);
-        self.put(number, Object { block, compression, ..object });
+        self.put(number, MosObject { block, compression, ..object });
     }
 
     fn datasets(&mut self) -> Result<()> {
@@ -358,7 +363,7 @@ impl Mos<'_> {
         let snap = DslDatasetPhys {
             dir_obj: ORIGIN_DIR,
             next_snap_obj: ORIGIN_HEAD,
-            // Itself, and the root file system.
+            // The directory itself, and the root file system.
             num_children: 2,
             deadlist_obj: ORIGIN_SNAP_DEADLIST,
             next_clones_obj: NEXT_CLONES,
@@ -441,13 +446,13 @@ impl Mos<'_> {
             records_lost: 0,
         };
         let object = Self::plain(HISTORY_TYPE, HISTORY_OFFSETS, history.encode().to_vec());
-        self.put(HISTORY, Object { block: 128 << 10, ..object });
+        self.put(HISTORY, MosObject { block: 128 << 10, ..object });
         let mut data = label::config(self.pool, self.end, METASLAB_ARRAY, false)?.pack_xdr();
         let bonus = (data.len() as u64).to_le_bytes().to_vec();
         let object = Self::plain(ObjType::PACKED_NVLIST, ObjType::PACKED_NVLIST_SIZE, bonus);
         let block = 16 << 10;
         data.resize(data.len().next_multiple_of(block), 0);
-        self.put(CONFIG, Object { block: block as u32, data, ..object });
+        self.put(CONFIG, MosObject { block: block as u32, data, ..object });
         Ok(())
     }
 
@@ -475,12 +480,15 @@ impl Mos<'_> {
             data.resize(SPACE_MAP_BLOCK as usize, 0);
             let object =
                 Self::plain(ObjType::SPACE_MAP, ObjType::SPACE_MAP_HEADER, header.encode());
-            self.put(number, Object { block: SPACE_MAP_BLOCK, indirect_shift: 14, data, ..object });
+            self.put(
+                number,
+                MosObject { block: SPACE_MAP_BLOCK, indirect_shift: 14, data, ..object },
+            );
         }
         let block = array.len().next_power_of_two().clamp(512, 128 << 10);
         array.resize(array.len().next_multiple_of(block), 0);
         let object = Self::plain(ObjType::OBJECT_ARRAY, ObjType::NONE, Vec::new());
-        self.put(METASLAB_ARRAY, Object { block: block as u32, data: array, ..object });
+        self.put(METASLAB_ARRAY, MosObject { block: block as u32, data: array, ..object });
         Ok(())
     }
 
@@ -507,7 +515,7 @@ impl Mos<'_> {
         self.zap(DIRECTORY, ObjType::OBJECT_DIRECTORY, &entries, 0)
     }
 
-    /// Places one block.
+    /// Allocates one block.
     fn block(&mut self, object_type: ObjType, level: u8, fill: u64, data: &[u8]) -> Result<BlkPtr> {
         if is_zero(data) {
             return Ok(BlkPtr::default());
@@ -526,8 +534,8 @@ impl Mos<'_> {
         Ok(bp)
     }
 
-    /// Places an object's blocks, each with its fill count; its dnode.
-    fn place(&mut self, object: &Object, fill: impl Fn(usize) -> u64) -> Result<Dnode> {
+    /// Allocates an object's blocks, each with its fill count; returns its dnode.
+    fn place(&mut self, object: &MosObject, fill: impl Fn(usize) -> u64) -> Result<Dnode> {
         let before = self.totals.used;
         let wanted = nblkptr(object.bonus.len());
         let chunks = object.data.chunks(object.block as usize).enumerate();
@@ -571,7 +579,7 @@ impl Mos<'_> {
         })
     }
 
-    /// Places every object, the meta-dnode and the object set.
+    /// Allocates every object, the meta-dnode and the object set.
     fn write(&mut self) -> Result<BlkPtr> {
         let objects = std::mem::take(&mut self.objects);
         let mut data = vec![0; (objects.len() * DNODE_SIZE).next_multiple_of(DNODE_BLOCK_SIZE)];
@@ -583,7 +591,7 @@ impl Mos<'_> {
         }
         let per = DNODES_PER_BLOCK as usize;
         let inside = |i: usize| objects.iter().skip(i * per).take(per).flatten().count() as u64;
-        let meta = Object {
+        let meta = MosObject {
             block: DNODE_BLOCK_SIZE as u32,
             data,
             ..Self::plain(ObjType::DNODE, ObjType::NONE, Vec::new())

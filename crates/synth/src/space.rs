@@ -1,16 +1,16 @@
 //! Space on the one vdev: a pointer that only moves up.
 //!
 //! # Invariants
-//! * No extent crosses a metaslab boundary (chapter 05 §1); what a block leaves
-//!   over in front of one stays free.
-//! * In each metaslab the allocated space is one range from its start, which is
-//!   all that its space map has to say.
+//! * No extent crosses a metaslab boundary (chapter 05 §1); the space skipped in front of
+//!   one stays free.
+//! * In each metaslab the allocated space is one range from its start, so its space map has
+//!   a single entry.
 
 use base::{Error, ErrorKind, Result};
 
-/// The bump pointer and what it has passed.
+/// The bump pointer and the ranges below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Space {
+pub(crate) struct BumpSpace {
     pub(crate) ashift: u32,
     pub(crate) ms_shift: u32,
     pub(crate) ms_count: u64,
@@ -30,12 +30,12 @@ fn metaslab_shift(asize: u64) -> u32 {
     if shift > 34 && asize >> 34 > 131_072 { above(asize / 131_072) } else { shift.clamp(24, 34) }
 }
 
-impl Space {
+impl BumpSpace {
     /// All of a vdev of `asize` bytes.
-    pub(crate) fn new(asize: u64, ashift: u32) -> Space {
+    pub(crate) fn new(asize: u64, ashift: u32) -> BumpSpace {
         let ms_shift = metaslab_shift(asize);
         let ms_count = asize >> ms_shift;
-        Space { ashift, ms_shift, ms_count, next: 0, ends: Vec::new() }
+        BumpSpace { ashift, ms_shift, ms_count, next: 0, ends: Vec::new() }
     }
 
     /// Bytes that a block of `psize` bytes takes.
@@ -43,7 +43,7 @@ impl Space {
         (psize as u64).next_multiple_of(1 << self.ashift)
     }
 
-    /// Takes `asize` bytes, a multiple of the sector.
+    /// Allocates `asize` bytes, a multiple of the sector.
     ///
     /// # Errors
     /// `NoSpace` when the vdev is full.
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn nothing_crosses_a_boundary() {
-        let mut space = Space::new(64 << 20, 9);
+        let mut space = BumpSpace::new(64 << 20, 9);
         let ms = 16 << 20;
         assert_eq!(space.alloc(512).unwrap(), 0);
         assert_eq!(space.alloc(ms).unwrap(), ms);

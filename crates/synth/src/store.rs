@@ -1,17 +1,18 @@
-//! Blocks on their way to the file: compressed, checksummed, placed, written.
+//! The write pipeline: blocks are compressed, checksummed, allocated and written.
 //!
 //! # Theory
-//! Blocks are gathered into batches. A worker takes a batch, compresses and sums
-//! its blocks into one buffer, waits for the batch's turn to allocate, and writes
-//! the buffer, which is mostly one write. So all cores work, yet addresses depend on the
-//! order of blocks alone: the same calls give the same image.
+//! Blocks are gathered into batches. A worker takes a batch, compresses and checksums its
+//! blocks into one buffer, waits until all earlier batches have allocated, allocates, and
+//! writes the buffer, which is mostly one write. So all cores work, yet addresses depend
+//! only on the order of blocks: the same calls give the same image.
 //!
 //! # Invariants
-//! * Results come back in the order in which blocks were handed in.
-//! * [`Pipe::push`] never waits. [`Pipe::reap`] does; between the two lie at most
-//!   [`IN_FLIGHT`] bytes, if the caller asks [`Pipe::is_full`].
-//! * Batches are taken in order and each has its turn, also when it fails: no
-//!   worker waits for a turn that never comes.
+//! * Results are returned in the order in which blocks were pushed.
+//! * [`WritePipeline::push`] never waits. [`WritePipeline::reap`] does; between the two at
+//!   most [`IN_FLIGHT`] bytes are in flight, if the caller checks
+//!   [`WritePipeline::is_full`].
+//! * Batches are taken in order and each advances the sequence, also when it fails: no
+//!   worker waits forever.
 //!
 //! Lock order: the queue and the space are never held together.
 
@@ -28,17 +29,17 @@ use ondisk::ObjType;
 use ondisk::blkptr::{BlkPtr, Block, COMPRESS_OFF, Head, Hole};
 use ondisk::label::LABEL_START_SIZE;
 
-use crate::space::Space;
+use crate::space::BumpSpace;
 
 /// Checksum id of fletcher4.
 const FLETCHER4: u8 = 7;
 /// Bytes, and blocks, of one batch.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_BLOCKS: usize = 256;
-/// Bytes of blocks handed in and not yet answered.
+/// Bytes of blocks pushed without a result yet.
 const IN_FLIGHT: usize = 96 << 20;
 
-/// What a block is for.
+/// The destination of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dest {
     /// A block of an object.
@@ -50,7 +51,7 @@ pub(crate) enum Dest {
 }
 
 /// A block to be written.
-pub(crate) struct Job {
+pub(crate) struct BlockJob {
     pub(crate) dest: Dest,
     pub(crate) object_type: ObjType,
     pub(crate) level: u8,
@@ -61,52 +62,52 @@ pub(crate) struct Job {
 }
 
 /// A block that was written, or became a hole.
-pub(crate) struct Done {
+pub(crate) struct PlacedBlock {
     pub(crate) dest: Dest,
     pub(crate) bp: BlkPtr,
 }
 
-type Answer = Receiver<Result<Vec<Done>>>;
+type BatchAnswer = Receiver<Result<Vec<PlacedBlock>>>;
 
-struct Batch {
-    turn: u64,
-    jobs: Vec<Job>,
-    answer: Sender<Result<Vec<Done>>>,
+struct BlockBatch {
+    seq: u64,
+    jobs: Vec<BlockJob>,
+    answer: Sender<Result<Vec<PlacedBlock>>>,
 }
 
 #[derive(Default)]
-struct Queue {
-    batches: VecDeque<Batch>,
+struct BatchQueue {
+    batches: VecDeque<BlockBatch>,
     stop: bool,
 }
 
-struct Turns {
-    space: Space,
+struct OrderedSpace {
+    space: BumpSpace,
     next: u64,
 }
 
-struct Shared {
+struct PipelineShared {
     file: Arc<File>,
     txg: Txg,
     ashift: u32,
-    queue: Mutex<Queue>,
+    queue: Mutex<BatchQueue>,
     ready: Condvar,
-    turns: Mutex<Turns>,
-    turned: Condvar,
+    ordered: Mutex<OrderedSpace>,
+    advanced: Condvar,
 }
 
 /// Blocks being written.
-pub(crate) struct Pipe {
-    shared: Arc<Shared>,
+pub(crate) struct WritePipeline {
+    shared: Arc<PipelineShared>,
     threads: Vec<JoinHandle<()>>,
-    open: Vec<Job>,
+    open: Vec<BlockJob>,
     open_bytes: usize,
-    in_flight: VecDeque<(Answer, usize)>,
+    in_flight: VecDeque<(BatchAnswer, usize)>,
     bytes: usize,
-    turn: u64,
+    seq: u64,
 }
 
-/// A stored form: where it lies in the buffer, and what its pointer says.
+/// The stored form of a block: its position in the buffer, and the fields of its pointer.
 struct Stored {
     at: usize,
     asize: usize,
@@ -146,7 +147,7 @@ fn store(data: &[u8], lz4: bool, ashift: u32, out: &mut Vec<u8>) -> Stored {
 }
 
 /// The pointer to a stored block.
-fn pointer(job: &Job, stored: &Stored, offsets: &[u64], txg: Txg) -> BlkPtr {
+fn pointer(job: &BlockJob, stored: &Stored, offsets: &[u64], txg: Txg) -> BlkPtr {
     let dva =
         |&offset| Dva { vdev: VdevId(0), offset, asize: Asize(stored.asize as u64), gang: false };
     let dvas: Vec<Dva> = offsets.iter().map(dva).collect();
@@ -167,9 +168,9 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> Result<()> {
         .map_err(|e| Error::io("cannot write the image", e))
 }
 
-impl Shared {
+impl PipelineShared {
     /// Writes the blocks of a batch.
-    fn run(&self, batch: &Batch, out: &mut Vec<u8>) -> Result<Vec<Done>> {
+    fn run(&self, batch: &BlockBatch, out: &mut Vec<u8>) -> Result<Vec<PlacedBlock>> {
         out.clear();
         let mut stored = Vec::with_capacity(batch.jobs.len());
         for job in &batch.jobs {
@@ -190,7 +191,7 @@ impl Shared {
         let mut run: (usize, usize, u64) = (0, 0, 0);
         for ((job, form), offsets) in batch.jobs.iter().zip(&stored).zip(&offsets) {
             let Some(form) = form else {
-                done.push(Done { dest: job.dest, bp: BlkPtr::Hole(Hole::default()) });
+                done.push(PlacedBlock { dest: job.dest, bp: BlkPtr::Hole(Hole::default()) });
                 continue;
             };
             for (copy, &offset) in offsets.iter().enumerate() {
@@ -201,23 +202,24 @@ impl Shared {
                 }
                 run.1 = at + form.asize;
             }
-            done.push(Done { dest: job.dest, bp: pointer(job, form, offsets, self.txg) });
+            done.push(PlacedBlock { dest: job.dest, bp: pointer(job, form, offsets, self.txg) });
         }
         write_at(&self.file, &out[run.0..run.1], run.2)?;
         Ok(done)
     }
 
-    /// Waits for the batch's turn, and takes space for every copy of its blocks.
-    fn place(&self, batch: &Batch, stored: &[Option<Stored>]) -> Result<Vec<Vec<u64>>> {
-        let mut turns = self.turns.lock();
-        while turns.next != batch.turn {
-            self.turned.wait(&mut turns);
+    /// Waits until the earlier batches have allocated, and allocates every copy of this
+    /// batch's blocks.
+    fn place(&self, batch: &BlockBatch, stored: &[Option<Stored>]) -> Result<Vec<Vec<u64>>> {
+        let mut ordered = self.ordered.lock();
+        while ordered.next != batch.seq {
+            self.advanced.wait(&mut ordered);
         }
         let mut all = Vec::with_capacity(stored.len());
         let mut failed = None;
         for (job, form) in batch.jobs.iter().zip(stored) {
             let asize = form.as_ref().map(|f| f.asize as u64);
-            let one = |_| turns.space.alloc(asize.unwrap_or(0));
+            let one = |_| ordered.space.alloc(asize.unwrap_or(0));
             match (0..asize.map_or(0, |_| job.copies)).map(one).collect() {
                 Ok(offsets) => all.push(offsets),
                 Err(e) => {
@@ -226,9 +228,9 @@ impl Shared {
                 }
             }
         }
-        turns.next += 1;
-        drop(turns);
-        self.turned.notify_all();
+        ordered.next += 1;
+        drop(ordered);
+        self.advanced.notify_all();
         failed.map_or(Ok(all), Err)
     }
 
@@ -240,7 +242,7 @@ impl Shared {
                 Some(batch) => {
                     drop(queue);
                     let result = self.run(&batch, &mut out);
-                    let Batch { answer, jobs, .. } = batch;
+                    let BlockBatch { answer, jobs, .. } = batch;
                     answer.send(result);
                     drop(jobs);
                     queue = self.queue.lock();
@@ -252,29 +254,29 @@ impl Shared {
     }
 }
 
-impl Pipe {
+impl WritePipeline {
     /// Starts a worker for each core.
     ///
     /// # Errors
-    /// When no thread can be had.
-    pub(crate) fn start(file: Arc<File>, space: Space, txg: Txg) -> Result<Pipe> {
-        let shared = Arc::new(Shared {
+    /// When no thread can be started.
+    pub(crate) fn start(file: Arc<File>, space: BumpSpace, txg: Txg) -> Result<WritePipeline> {
+        let shared = Arc::new(PipelineShared {
             file,
             txg,
             ashift: space.ashift,
             queue: Mutex::default(),
             ready: Condvar::new(),
-            turns: Mutex::new(Turns { space, next: 0 }),
-            turned: Condvar::new(),
+            ordered: Mutex::new(OrderedSpace { space, next: 0 }),
+            advanced: Condvar::new(),
         });
-        let mut pipe = Pipe {
+        let mut pipe = WritePipeline {
             shared: Arc::clone(&shared),
             threads: Vec::new(),
             open: Vec::new(),
             open_bytes: 0,
             in_flight: VecDeque::new(),
             bytes: 0,
-            turn: 0,
+            seq: 0,
         };
         for _ in 0..parallelism() {
             let shared = Arc::clone(&shared);
@@ -283,8 +285,8 @@ impl Pipe {
         Ok(pipe)
     }
 
-    /// Hands a block in. Does not wait.
-    pub(crate) fn push(&mut self, job: Job) {
+    /// Adds a block. Does not wait.
+    pub(crate) fn push(&mut self, job: BlockJob) {
         self.open_bytes += job.data.len();
         self.open.push(job);
         if self.open_bytes >= BATCH_BYTES || self.open.len() >= BATCH_BLOCKS {
@@ -301,22 +303,22 @@ impl Pipe {
         let bytes = std::mem::take(&mut self.open_bytes);
         self.in_flight.push_back((answer, bytes));
         self.bytes += bytes;
-        let batch = Batch { turn: self.turn, jobs, answer: sender };
-        self.turn += 1;
+        let batch = BlockBatch { seq: self.seq, jobs, answer: sender };
+        self.seq += 1;
         self.shared.queue.lock().batches.push_back(batch);
         self.shared.ready.notify_one();
     }
 
-    /// Whether the caller should reap before it hands in more.
+    /// Whether the caller should reap before it pushes more.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes > IN_FLIGHT || self.in_flight.len() > 4 * self.threads.len() + 4
     }
 
-    /// The results of the oldest batch; `None` when nothing is under way.
+    /// The results of the oldest batch; `None` when nothing is in flight.
     ///
     /// # Errors
     /// `NoSpace`, or the file's.
-    pub(crate) fn reap(&mut self) -> Result<Option<Vec<Done>>> {
+    pub(crate) fn reap(&mut self) -> Result<Option<Vec<PlacedBlock>>> {
         if self.in_flight.is_empty() {
             self.flush();
         }
@@ -325,13 +327,13 @@ impl Pipe {
         answer.wait().flatten().map(Some)
     }
 
-    /// The space as it is now; nothing may be under way.
-    pub(crate) fn space(&self) -> Space {
-        self.shared.turns.lock().space.clone()
+    /// The present space; nothing may be in flight.
+    pub(crate) fn space(&self) -> BumpSpace {
+        self.shared.ordered.lock().space.clone()
     }
 }
 
-impl Drop for Pipe {
+impl Drop for WritePipeline {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
         self.shared.ready.notify_all();

@@ -2,8 +2,8 @@
 //! (chapter 03 §3).
 //!
 //! # Invariants
-//! * Pointers of one level arrive in order; an indirect block is given out as soon
-//!   as its last pointer is there, so at most one per level is in memory.
+//! * Pointers of one level arrive in order; an indirect block is returned as soon as it has
+//!   its last pointer, so at most one per level is in memory.
 
 use base::BufMut;
 use ondisk::blkptr::{BLKPTR_SIZE, BlkPtr};
@@ -29,18 +29,18 @@ pub(crate) struct Indirect {
     pub(crate) data: BufMut,
 }
 
-/// What a pointer brought about.
-pub(crate) enum Step {
-    /// More pointers of this level are to come.
+/// The result of adding a pointer.
+pub(crate) enum TreeStep {
+    /// More pointers of this level will follow.
     More,
-    /// An indirect block is complete; its pointer is to come.
+    /// An indirect block is complete; its pointer will follow.
     Write(Indirect),
     /// The tree is complete.
     Complete,
 }
 
 /// A tree under construction.
-pub(crate) struct Tree {
+pub(crate) struct TreeBuilder {
     pub(crate) object_type: ObjType,
     pub(crate) block_size: u32,
     blocks: u64,
@@ -56,7 +56,7 @@ pub(crate) fn allocated(bp: &BlkPtr) -> u64 {
     bp.as_block().map_or(0, |b| b.dvas().map(|d| d.asize.0).sum())
 }
 
-impl Tree {
+impl TreeBuilder {
     /// A tree of `blocks` data blocks, with at least `levels` levels.
     pub(crate) fn new(
         object_type: ObjType,
@@ -64,8 +64,8 @@ impl Tree {
         blocks: u64,
         nblkptr: usize,
         levels: u8,
-    ) -> Tree {
-        let mut tree = Tree {
+    ) -> TreeBuilder {
+        let mut tree = TreeBuilder {
             object_type,
             block_size,
             blocks,
@@ -87,17 +87,21 @@ impl Tree {
         self.blocks.div_ceil(1 << (EPB_SHIFT * u32::from(level)))
     }
 
-    /// Takes the next pointer of a level.
-    pub(crate) fn feed(&mut self, level: u8, bp: BlkPtr) -> Step {
+    /// Adds the next pointer of a level.
+    pub(crate) fn feed(&mut self, level: u8, bp: BlkPtr) -> TreeStep {
         self.used += allocated(&bp);
         let count = self.count(level);
         let Some(at) = self.below.get_mut(usize::from(level)) else {
             self.roots.push(bp);
-            return if self.roots.len() as u64 == count { Step::Complete } else { Step::More };
+            return if self.roots.len() as u64 == count {
+                TreeStep::Complete
+            } else {
+                TreeStep::More
+            };
         };
         let block = at.block.get_or_insert_with(|| BufMut::zeroed(1 << INDIRECT_SHIFT));
         let start = at.inside * BLKPTR_SIZE;
-        // Only redacted pointers cannot be written, and nobody makes them here.
+        // Only redacted pointers cannot be encoded, and none are made here.
         if let (Some(to), Some(raw)) = (block.get_mut(start..start + BLKPTR_SIZE), bp.encode()) {
             to.copy_from_slice(&raw);
         }
@@ -105,17 +109,17 @@ impl Tree {
         at.got += 1;
         at.fill += bp.fill();
         if at.inside < 1 << EPB_SHIFT && at.got < count {
-            return Step::More;
+            return TreeStep::More;
         }
         let fill = std::mem::take(&mut at.fill);
         at.inside = 0;
         match at.block.take() {
-            Some(data) => Step::Write(Indirect { level: level + 1, fill, data }),
-            None => Step::More,
+            Some(data) => TreeStep::Write(Indirect { level: level + 1, fill, data }),
+            None => TreeStep::More,
         }
     }
 
-    /// Whether there is nothing to wait for.
+    /// Whether the tree has no blocks.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks == 0
     }

@@ -1,5 +1,4 @@
-//! What a file system keeps about a file: system attributes in the bonus
-//! (chapter 06 §4, §5, §11).
+//! The attributes of a file: system attributes in the bonus (chapter 06 §4, §5, §11).
 
 use base::{Error, Result, Txg};
 use ondisk::acl::{encode_aces, trivial_acl};
@@ -8,7 +7,7 @@ use ondisk::znode::{
     ZFS_ACL_AUTO_INHERIT, ZFS_ACL_TRIVIAL, ZFS_ARCHIVE, ZFS_AV_MODIFIED, ZFS_NO_EXECS_DENIED,
 };
 
-/// The one layout: that of files and directories without project quota.
+/// The only layout: that of files and directories without project quota.
 pub(crate) const LAYOUT: u16 = 2;
 /// Its attributes (chapter 06 §4.5).
 pub(crate) const LAYOUT_ATTRS: [ZplAttr; 14] = [

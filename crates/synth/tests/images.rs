@@ -1,4 +1,4 @@
-//! Images read back as they were asked for, and every judge finds them clean.
+//! Images are read back as specified, and every checker finds them consistent.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
@@ -12,12 +12,12 @@ use cenote::{
     Engine, EngineConfig, ErrorKind, FileSystem, ImportOptions, Io, ObjectId, Pool, PropData,
     Search,
 };
-use spa::audit::{Options, Verify};
+use spa::audit::{AuditOptions, Verify};
 use synth::{Builder, Compression, FileSpec, PoolSpec};
 use testkit::Scratch;
 use testkit::rng::Rng;
 
-const ALL: Options = Options { verify: Verify::All, leaks: true, threads: 8 };
+const ALL: AuditOptions = AuditOptions { verify: Verify::All, leaks: true, threads: 8 };
 
 fn import(dir: &Path) -> Arc<Pool> {
     let config = EngineConfig { cache_bytes: Some(64 << 20), ..EngineConfig::default() };
@@ -30,7 +30,7 @@ fn import(dir: &Path) -> Arc<Pool> {
     engine.import(&found.pools[0], &options).unwrap()
 }
 
-/// What zdb says: no leaks, no complaints. Skipped where it is not installed.
+/// Runs zdb: no leaks, no errors. Skipped where it is not installed.
 fn zdb(dir: &Path, pool: &str) {
     let run = |args: &[&str]| {
         let out = Command::new("zdb").args(["-e", "-p"]).arg(dir).args(args).arg(pool).output();
@@ -52,22 +52,22 @@ fn zdb(dir: &Path, pool: &str) {
     }
 }
 
-/// What a walk found: objects, and bytes by owner.
+/// The result of a walk: objects, and bytes by owner.
 #[derive(Default)]
-struct Found {
+struct WalkTotals {
     count: usize,
     users: BTreeMap<u64, u64>,
     groups: BTreeMap<u64, u64>,
 }
 
-/// A tree as it was asked for.
+/// The specified tree.
 #[derive(Default)]
-struct Model {
+struct TreeModel {
     files: BTreeMap<String, (FileSpec, Vec<u8>)>,
     dirs: BTreeMap<String, usize>,
 }
 
-impl Model {
+impl TreeModel {
     fn parents(&mut self, path: &str) {
         let parts: Vec<&str> = path.split('/').collect();
         for n in 0..parts.len() {
@@ -91,9 +91,9 @@ impl Model {
         self.dirs.entry(path.to_owned()).or_default();
     }
 
-    /// Compares the file system with what was asked for.
+    /// Compares the file system with the specified tree.
     fn check(&self, fs: &FileSystem) {
-        let mut found = Found::default();
+        let mut found = WalkTotals::default();
         self.walk(fs, fs.root(), String::new(), &mut found);
         assert_eq!(found.count, self.files.len() + self.dirs.len().max(1));
         for (kind, used) in [(SpaceKind::User, found.users), (SpaceKind::Group, found.groups)] {
@@ -103,7 +103,7 @@ impl Model {
         }
     }
 
-    fn walk(&self, fs: &FileSystem, id: ObjectId, path: String, found: &mut Found) {
+    fn walk(&self, fs: &FileSystem, id: ObjectId, path: String, found: &mut WalkTotals) {
         found.count += 1;
         let attrs = fs.attrs(id, Io::WAIT).unwrap();
         // `blocks` includes the dnode's, as the accounts do.
@@ -120,7 +120,7 @@ impl Model {
             assert!(bytes == *content, "{path} differs");
             return;
         }
-        assert!(path.is_empty() || self.dirs.contains_key(&path), "{path} was not asked for");
+        assert!(path.is_empty() || self.dirs.contains_key(&path), "{path} was not specified");
         assert_eq!(attrs.mode, 0o040_755, "{path}");
         let (mut cookie, mut entries, mut subdirs) = (0, 0, 0);
         loop {
@@ -163,14 +163,14 @@ fn content(rng: &mut Rng, len: usize) -> Vec<u8> {
     out
 }
 
-fn judge(dir: &Path, name: &str, model: &Model) {
+fn judge(dir: &Path, name: &str, model: &TreeModel) {
     let pool = import(dir);
     let dataset = pool.root().unwrap();
     model.check(&dataset.open_fs().unwrap());
     let report = pool.spa().audit(ALL, &()).unwrap();
     assert!(report.is_clean(), "{name}: {:?}", report.problems);
     assert_eq!((report.leaked, report.bad_claims), (0, 0), "{name}");
-    // What directories say is used is what space maps say is allocated.
+    // The space used according to directories is the space allocated in space maps.
     let allocated = pool.spa().load_space().unwrap().allocated();
     assert_eq!(report.stats.total().asize, allocated, "{name}");
     assert_eq!(dataset.prop("used").unwrap().unwrap().value, PropData::Num(allocated), "{name}");
@@ -183,7 +183,7 @@ fn random_tree(seed: u64, ashift: u32) {
     let scratch = Scratch::new(&name);
     let spec = PoolSpec { ashift, seed, ..PoolSpec::new(&name, 256 << 20) };
     let mut builder = Builder::create(&scratch.path().join("disk"), &spec).unwrap();
-    let (mut model, mut rng) = (Model::default(), Rng::new(seed));
+    let (mut model, mut rng) = (TreeModel::default(), Rng::new(seed));
     for i in 0..60u64 {
         let recordsize = 512 << rng.below(if i % 20 == 0 { 13 } else { 9 });
         let blocks = rng.below(4) * u64::from(recordsize);
@@ -222,7 +222,7 @@ fn directories_large_deep_and_empty() {
     let scratch = Scratch::new(name);
     let mut builder =
         Builder::create(&scratch.path().join("disk"), &PoolSpec::new(name, 256 << 20)).unwrap();
-    let mut model = Model::default();
+    let mut model = TreeModel::default();
     model.dir(&mut builder, "empty/below");
     let deep = vec!["deep"; 200].join("/");
     model.dir(&mut builder, &deep);
@@ -246,7 +246,7 @@ fn deep_trees_of_blocks_and_wide_pointer_tables() {
     let scratch = Scratch::new(name);
     let spec = PoolSpec { ashift: 9, ..PoolSpec::new(name, 1 << 30) };
     let mut builder = Builder::create(&scratch.path().join("disk"), &spec).unwrap();
-    let (mut model, mut rng) = (Model::default(), Rng::new(5));
+    let (mut model, mut rng) = (TreeModel::default(), Rng::new(5));
     // Two levels of indirect blocks, some of them of holes alone.
     let mut bytes = content(&mut rng, (3 << 20) + 700);
     bytes.iter_mut().step_by(97).for_each(|b| *b = 3);
@@ -273,7 +273,7 @@ fn the_same_calls_give_the_same_image() {
     let spec = PoolSpec { time: 1_700_000_000, ..PoolSpec::new("synthsame", 64 << 20) };
     let make = || {
         let mut builder = Builder::create(&path, &spec).unwrap();
-        let (mut model, mut rng) = (Model::default(), Rng::new(6));
+        let (mut model, mut rng) = (TreeModel::default(), Rng::new(6));
         for i in 0..200 {
             let size = rng.below(300_000);
             let bytes = content(&mut rng, size as usize);
@@ -313,7 +313,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(kind(&mut builder, &long, &small), Some(ErrorKind::NameTooLong));
     let odd = FileSpec { recordsize: 1000, ..small.clone() };
     assert_eq!(kind(&mut builder, "odd", &odd), Some(ErrorKind::Invalid));
-    // More than there is room for: an error now or in the end, and no pool.
+    // More than fits: an error now or in the end, and no pool.
     let huge = FileSpec { compression: Compression::Off, ..FileSpec::new(400 << 20) };
     let now = kind(&mut builder, "huge", &huge);
     let end = builder.finish().err().map(|e| e.kind());
@@ -330,5 +330,5 @@ fn an_empty_pool() {
     let scratch = Scratch::new(name);
     let spec = PoolSpec::new(name, 64 << 20);
     Builder::create(&scratch.path().join("disk"), &spec).unwrap().finish().unwrap();
-    judge(scratch.path(), name, &Model::default());
+    judge(scratch.path(), name, &TreeModel::default());
 }

@@ -1,4 +1,4 @@
-//! Disk images: what they hold, damaging them, and editing their labels.
+//! Disk images: their content, damaging them, and editing their labels.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub const DATA_END: u64 = 512 << 10;
 /// A disk image.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
 }
 
@@ -48,7 +48,7 @@ impl Disk {
         extents(&File::open(&self.path).unwrap(), within)
     }
 
-    /// The ranges that hold something in the area that a pool allocates from.
+    /// The ranges with content in the area from which a pool allocates.
     pub fn data(&self) -> Vec<Range<u64>> {
         self.extents(DATA_START..self.size() - DATA_END)
     }
@@ -72,13 +72,13 @@ impl Disk {
         rustix::fs::fallocate(&file, flags, range.start, range.end - range.start).unwrap();
     }
 
-    /// Zeros the area that a pool allocates from.
+    /// Zeros the area from which a pool allocates.
     pub fn zero_data(&self) {
         self.zero(DATA_START..self.size() - DATA_END);
     }
 
-    /// Flips bits of one byte in every `every`th stretch of `stretch` bytes that
-    /// holds something; how many bytes that were.
+    /// Flips bits of one byte in every `every`th stretch of `stretch` bytes with content;
+    /// returns the number of bytes changed.
     pub fn flip_data(&self, seed: u64, stretch: usize, every: u64) -> usize {
         let (mut rng, mut count, file) = (Rng::new(seed), 0, self.open());
         for range in self.data() {
@@ -102,7 +102,7 @@ impl Disk {
         count
     }
 
-    /// Where a label begins.
+    /// Offset of a label.
     pub fn label_offset(&self, label: usize) -> u64 {
         label_offset(usable_size(self.size()), label).unwrap()
     }
@@ -120,7 +120,7 @@ impl Disk {
         self.write(self.label_offset(label), &noise);
     }
 
-    /// Changes the configuration in all labels that have one; checksums are right again.
+    /// Changes the configuration in all labels that have one, and fixes the checksums.
     pub fn edit_labels(&self, edit: impl Fn(&mut NvList)) {
         for label in 0..LABELS {
             let Some(mut config) = self.label(label) else { continue };
@@ -170,7 +170,7 @@ impl Disk {
         self.write(at, &bytes);
     }
 
-    /// Damages every uberblock for which `which` says so.
+    /// Damages every uberblock for which `which` returns true.
     pub fn damage_uberblocks(&self, which: impl Fn(&Uberblock) -> bool) -> usize {
         let all = self.uberblocks();
         let chosen: Vec<_> = all.iter().filter(|(_, _, ub)| which(ub)).collect();
@@ -181,7 +181,7 @@ impl Disk {
     }
 }
 
-/// Where a file's ring of uberblocks begins in a label.
+/// Offset of the ring of uberblocks in a label.
 pub const RING: u64 = RING_OFFSET;
 
 pub(crate) fn extents(file: &File, within: Range<u64>) -> Vec<Range<u64>> {
@@ -199,10 +199,10 @@ pub(crate) fn extents(file: &File, within: Range<u64>) -> Vec<Range<u64>> {
     out
 }
 
-/// Puts the images of `from` into `dir`: copies of those that `copied` chooses,
-/// the others as second names of the same file.
+/// Puts the images of `from` into `dir`: copies of those that `copied` selects, hard links
+/// for the others.
 pub fn stage(from: &[PathBuf], dir: &Path, copied: impl Fn(usize) -> bool) -> Vec<Disk> {
-    let place = |(i, path): (usize, &PathBuf)| {
+    let position = |(i, path): (usize, &PathBuf)| {
         let to = dir.join(path.file_name().unwrap());
         if copied(i) {
             crate::copy_file(path, &to);
@@ -211,5 +211,5 @@ pub fn stage(from: &[PathBuf], dir: &Path, copied: impl Fn(usize) -> bool) -> Ve
         }
         Disk::new(to)
     };
-    from.iter().enumerate().map(place).collect()
+    from.iter().enumerate().map(position).collect()
 }

@@ -1,21 +1,21 @@
-//! Reads everything that a pool claims to have, as far as that is bounded.
+//! Reads the whole content of a pool, up to fixed limits.
 //!
-//! For pools that lie: errors are expected and counted, what is asked for is
-//! limited here, and everything else must be limited by the engine.
+//! For hostile pools: errors are expected and counted. The number of requests is limited
+//! here; the engine must limit everything else.
 
 use std::collections::BTreeMap;
 
 use cenote::inspect::{dsl, zpl};
 use cenote::{Dataset, DatasetKind, FileSystem, Io, ObjectId, Pool, Result, Volume};
 
-/// Datasets, directory entries and reads of one pool.
+/// Maximum number of datasets, directory entries and reads of one pool.
 const DATASETS_MAX: usize = 2_000;
 const ENTRIES_MAX: usize = 20_000;
 const READS_MAX: usize = 2_000;
 /// Levels of directories.
 const DEPTH_MAX: usize = 64;
 
-/// What was asked, and how often the answer was an error.
+/// The number of calls, and of errors.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Calls that worked.
@@ -34,7 +34,7 @@ impl Tally {
                 Some(value)
             }
             Err(e) => {
-                // Messages are made for people: making them must not fail either.
+                // Formatting an error must not fail either.
                 let _ = format!("{e} {e:?}");
                 *self.failed.entry(format!("{:?}", e.kind())).or_default() += 1;
                 None

@@ -1,15 +1,14 @@
-//! Pools that lie under valid checksums.
+//! Forged pools under valid checksums.
 //!
 //! # Theory
-//! [`Forge::new`] reads the metadata of a pool on one plain disk into a tree of
-//! blocks: object sets, indirect blocks, dnode blocks, ZAPs, space maps, lists.
-//! [`Forge::change`] replaces a block's content: the new content is written to the places of
-//! the old one, so that an engine can free them; where it does not fit, or by
-//! [`Forge::change_as`], uncompressed to space at the end of the disk that nothing uses, and
-//! the first group that frees it finds that out. Then the pointer in
-//! the parent's content is replaced, the parent is written anew, and so on up to the
-//! uberblock, which is sealed again in all labels. [`Forge::undo`] puts the disk
-//! back as it was.
+//! [`Forge::new`] reads the metadata of a pool on one plain disk into a tree of blocks:
+//! object sets, indirect blocks, dnode blocks, ZAPs, space maps, lists. [`Forge::change`]
+//! replaces a block's content. The new content is written to the addresses of the old one,
+//! so that an engine can free them. If it does not fit, or with [`Forge::change_as`], it is
+//! written uncompressed to unused space at the end of the disk; the first txg that frees it
+//! will detect that. Then the pointer in the parent's content is replaced, the parent is
+//! rewritten, and so on up to the uberblock, which gets a new checksum in all labels.
+//! [`Forge::undo`] restores the disk.
 
 use cenote::inspect::codec;
 use cenote::inspect::codec::checksum::Checksum;
@@ -27,12 +26,12 @@ use crate::disk::{DATA_END, DATA_START, Disk};
 
 /// Metadata blocks read at most.
 const NODES_MAX: usize = 20_000;
-/// The checksum id of what is forged.
+/// The checksum id of forged blocks.
 const FLETCHER4: u8 = 7;
 
-/// Where a block stands.
+/// The position of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockLocation {
     /// The dataset's object, 0 for the MOS.
     pub objset: u64,
     /// The object; 0 is the meta-dnode.
@@ -41,15 +40,15 @@ pub struct Place {
     pub object_type: ObjType,
     /// Level; -1 is the object set itself.
     pub level: i8,
-    /// Number on that level.
+    /// Block id on that level.
     pub blkid: u64,
 }
 
 /// One block of metadata.
 #[derive(Clone, Debug)]
-pub struct Node {
-    /// Where it stands.
-    pub place: Place,
+pub struct MetadataBlock {
+    /// Its position.
+    pub position: BlockLocation,
     /// Its content, decompressed.
     pub content: Vec<u8>,
     /// Its pointer.
@@ -65,7 +64,7 @@ pub struct Forge {
     uberblock: Uberblock,
     slots: Vec<(usize, usize)>,
     /// The blocks; parents before children.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<MetadataBlock>,
     next: u64,
     undo: Vec<(u64, Vec<u8>)>,
     end: u64,
@@ -94,7 +93,7 @@ impl Forge {
     }
 
     /// The block that `find` accepts first.
-    pub fn find(&self, find: impl Fn(&Node) -> bool) -> Option<usize> {
+    pub fn find(&self, find: impl Fn(&MetadataBlock) -> bool) -> Option<usize> {
         self.nodes.iter().position(find)
     }
 
@@ -109,7 +108,7 @@ impl Forge {
         Some(out)
     }
 
-    fn add(&mut self, bp: BlkPtr, parent: Option<usize>, place: Place) -> Option<usize> {
+    fn add(&mut self, bp: BlkPtr, parent: Option<usize>, position: BlockLocation) -> Option<usize> {
         let BlkPtr::Block(block) = bp else { return None };
         let plain = block.protection == cenote::inspect::ondisk::blkptr::Protection::None;
         if self.nodes.len() >= NODES_MAX || !plain || block.endian != Endian::Little {
@@ -117,14 +116,14 @@ impl Forge {
         }
         let content = self.load(&block)?;
         let raw = bp.encode()?;
-        self.nodes.push(Node { place, content, bp: block, raw, parent });
+        self.nodes.push(MetadataBlock { position, content, bp: block, raw, parent });
         Some(self.nodes.len() - 1)
     }
 
     fn add_objset(&mut self, bp: BlkPtr, parent: Option<usize>, objset: u64) {
         let object_type = ObjType::OBJSET;
-        let place = Place { objset, object: 0, object_type, level: -1, blkid: 0 };
-        let Some(id) = self.add(bp, parent, place) else { return };
+        let position = BlockLocation { objset, object: 0, object_type, level: -1, blkid: 0 };
+        let Some(id) = self.add(bp, parent, position) else { return };
         let phys = ObjsetPhys::parse(&self.nodes[id].content, Endian::Little).unwrap();
         self.add_dnode(id, objset, 0, &phys.meta_dnode);
         let accounting = [&phys.user_used, &phys.group_used, &phys.project_used];
@@ -143,9 +142,9 @@ impl Forge {
             let spill = i == dnode.blkptrs.len();
             let (level, blkid) = if spill { (0, u64::MAX) } else { (level, i as u64) };
             let object_type = dnode.object_type;
-            let place = Place { objset, object, object_type, level, blkid };
+            let position = BlockLocation { objset, object, object_type, level, blkid };
             if !(content && level == 0 && !spill) {
-                self.add_block(*bp, parent, place, dnode);
+                self.add_block(*bp, parent, position, dnode);
             }
         }
         if objset == 0 && dnode.bonus_type == ObjType::DSL_DATASET {
@@ -154,34 +153,34 @@ impl Forge {
         }
     }
 
-    fn add_block(&mut self, bp: BlkPtr, parent: usize, place: Place, dnode: &Dnode) {
-        let Some(id) = self.add(bp, Some(parent), place.clone()) else { return };
+    fn add_block(&mut self, bp: BlkPtr, parent: usize, position: BlockLocation, dnode: &Dnode) {
+        let Some(id) = self.add(bp, Some(parent), position.clone()) else { return };
         let content =
             dnode.object_type == ObjType::PLAIN_FILE_CONTENTS || dnode.object_type == ObjType::ZVOL;
-        if place.level > 0 {
+        if position.level > 0 {
             let count = 1usize << dnode.epb_shift();
             for i in 0..count {
                 let block = &self.nodes[id].content;
                 let Ok(bp) = BlkPtr::parse_nth(block, i, Endian::Little) else { continue };
-                let level = place.level - 1;
+                let level = position.level - 1;
                 if content && level == 0 {
                     break;
                 }
-                let blkid = place.blkid * count as u64 + i as u64;
-                self.add_block(bp, id, Place { level, blkid, ..place.clone() }, dnode);
+                let blkid = position.blkid * count as u64 + i as u64;
+                self.add_block(bp, id, BlockLocation { level, blkid, ..position.clone() }, dnode);
             }
-        } else if place.object == 0 && dnode.object_type == ObjType::DNODE {
+        } else if position.object == 0 && dnode.object_type == ObjType::DNODE {
             let block = self.nodes[id].content.clone();
             for (slot, inner) in dnodes_in_block(&block, Endian::Little) {
                 if let Ok(inner) = inner {
-                    self.add_dnode(id, place.objset, place.blkid * 32 + slot, &inner);
+                    self.add_dnode(id, position.objset, position.blkid * 32 + slot, &inner);
                 }
             }
         }
     }
 
-    /// Gives a block new content, and every block above it the pointer to it: in its old
-    /// places if it fits there.
+    /// Replaces a block's content, and the pointer to it in every block above: at its old
+    /// addresses if it fits there.
     pub fn change(&mut self, id: usize, content: Vec<u8>) {
         match self.in_place(id, &content) {
             Some(bp) => {
@@ -192,7 +191,7 @@ impl Forge {
         }
     }
 
-    /// Writes a block's new content where the old one is; the pointer to it.
+    /// Writes a block's new content to its old addresses; returns the pointer to it.
     fn in_place(&mut self, id: usize, content: &[u8]) -> Option<Block> {
         let mut bp = self.nodes[id].bp;
         let plain = bp.checksum == FLETCHER4 && !bp.dedup && bp.dvas().all(|d| !d.gang);
@@ -230,7 +229,7 @@ impl Forge {
         self.point(id, twist(bp));
     }
 
-    /// Writes bytes where nothing is; their offset in the vdev.
+    /// Writes bytes to unused space; returns their offset in the vdev.
     pub fn store(&mut self, bytes: &[u8]) -> u64 {
         self.next -= (bytes.len() as u64).next_multiple_of(4096);
         assert!(self.next > self.end / 2, "no room for forgeries");
@@ -238,10 +237,10 @@ impl Forge {
         self.next
     }
 
-    /// The blocks of all intent logs that hold records: where each is, its pointer, its bytes.
+    /// The blocks of all intent logs with records: offset, pointer, bytes.
     pub fn log_blocks(&self) -> Vec<(u64, LogPtr, Vec<u8>)> {
         let mut out = Vec::new();
-        for node in self.nodes.iter().filter(|n| n.place.level == -1) {
+        for node in self.nodes.iter().filter(|n| n.position.level == -1) {
             let phys = ObjsetPhys::parse(&node.content, Endian::Little).unwrap();
             let Ok(header) = ZilHeader::parse(&phys.zil_header, Endian::Little) else { continue };
             let mut ptr = header.log;
@@ -259,7 +258,7 @@ impl Forge {
         out
     }
 
-    /// Changes the records of a log's block; its checksum is right again.
+    /// Changes the records of a log's block, and fixes its checksum.
     pub fn change_log(&mut self, at: u64, ptr: &LogPtr, change: impl FnOnce(&mut [u8])) {
         let block = ptr.bp.as_block().unwrap();
         let mut bytes = self.disk.read(at, block.psize.0 as usize);
@@ -278,7 +277,7 @@ impl Forge {
         self.disk.write(offset + DATA_START, bytes);
     }
 
-    /// Replaces the pointer to a block, and seals everything above.
+    /// Replaces the pointer to a block, and the checksums of everything above.
     pub fn point(&mut self, id: usize, bp: Block) {
         let raw = BlkPtr::Block(bp).encode().unwrap();
         let old = std::mem::replace(&mut self.nodes[id].raw, raw);
@@ -287,7 +286,7 @@ impl Forge {
             Some(parent) => {
                 let mut content = self.nodes[parent].content.clone();
                 let at = content.windows(BLKPTR_SIZE).step_by(8).position(|w| w == old);
-                // The parent's own forgery may have destroyed the pointer.
+                // A forgery of the parent may have destroyed the pointer.
                 let Some(at) = at else { return };
                 content[at * 8..at * 8 + BLKPTR_SIZE].copy_from_slice(&raw);
                 self.change(parent, content);
@@ -312,7 +311,7 @@ impl Forge {
         self.disk.write(at, bytes);
     }
 
-    /// Puts the disk back as it was; `self` becomes what `fresh` is.
+    /// Restores the disk; `self` becomes `fresh`.
     pub fn undo(&mut self, fresh: &Fresh) {
         for (at, bytes) in self.undo.drain(..).rev() {
             if bytes.iter().all(|b| *b == 0) {
@@ -327,14 +326,14 @@ impl Forge {
         self.seal();
     }
 
-    /// What [`Forge::undo`] goes back to.
+    /// The state that [`Forge::undo`] restores.
     pub fn fresh(&self) -> Fresh {
         Fresh { nodes: self.nodes.clone(), uberblock: self.uberblock.clone() }
     }
 }
 
-/// A forge before it changed anything.
+/// A forge before any change.
 pub struct Fresh {
-    nodes: Vec<Node>,
+    nodes: Vec<MetadataBlock>,
     uberblock: Uberblock,
 }

@@ -1,8 +1,8 @@
-//! Golden pools written by OpenZFS, and the manifests of what is in them.
+//! Golden pools written by OpenZFS, and the manifests of their content.
 //!
-//! Small pools are in the repository (`tests/fixtures`); larger ones are used
-//! where `CENOTE_POOLS` names their directory, or where a directory
-//! `shared/pools` stands beside the checkout.
+//! Small pools are in the repository (`tests/fixtures`). Larger ones are used if
+//! `CENOTE_POOLS` names their directory, or if there is a directory `shared/pools` beside
+//! the checkout.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used, clippy::panic)]
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use cenote::{Engine, EngineConfig, Error, FoundPool, ImportOptions, Pool, Result, Search};
 
 pub use disk::Disk;
-pub use manifest::{Entry, Tolerant, read_manifest, verify, verify_tolerant};
+pub use manifest::{ManifestEntry, Tolerant, read_manifest, verify, verify_tolerant};
 pub use rng::Rng;
 pub use scratch::Scratch;
 
@@ -36,12 +36,12 @@ pub struct Golden {
     pub dir: PathBuf,
 }
 
-/// Where the repository's fixtures are.
+/// The directory of the repository's fixtures.
 pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-/// Directories that hold golden pools, the repository's first.
+/// Directories with golden pools, the repository's first.
 fn directories() -> Vec<PathBuf> {
     let mut dirs = vec![fixtures()];
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/pools");
@@ -50,7 +50,7 @@ fn directories() -> Vec<PathBuf> {
     dirs
 }
 
-/// Every golden pool at hand, by name.
+/// Every available golden pool, by name.
 pub fn golden_pools() -> Vec<Golden> {
     let mut pools: Vec<Golden> = Vec::new();
     for dir in directories() {
@@ -68,7 +68,7 @@ pub fn golden_pools() -> Vec<Golden> {
 }
 
 /// Calls `f` on each item, on eight threads. For tests that wait for zdb: it takes six
-/// seconds a pool, whatever its size, and idles most of them.
+/// seconds a pool, whatever its size, and is idle for most of them.
 pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -83,7 +83,7 @@ pub fn side_by_side<T: Sync>(items: &[T], f: impl Fn(&T) + Sync) {
     });
 }
 
-/// One golden pool; `None` (and a printed line) when it is not at hand.
+/// One golden pool; `None` (and a printed line) when it is not available.
 pub fn golden(name: &str) -> Option<Golden> {
     let found = golden_pools().into_iter().find(|p| p.name == name);
     if found.is_none() {
@@ -110,7 +110,7 @@ impl Golden {
     }
 
     /// Its manifests: dataset name (with `@snapshot`), entries.
-    pub fn manifests(&self) -> Vec<(String, Vec<Entry>)> {
+    pub fn manifests(&self) -> Vec<(String, Vec<ManifestEntry>)> {
         let mut out = Vec::new();
         for entry in std::fs::read_dir(&self.dir).unwrap().flatten() {
             let file = entry.file_name().to_string_lossy().into_owned();
@@ -199,7 +199,7 @@ pub fn discover(engine: &Engine, dir: &Path) -> Vec<FoundPool> {
     engine.discover(&search).unwrap().pools
 }
 
-/// How tests import: read-only, whoever had the pool.
+/// Import options of tests: read-only, whichever host had the pool.
 pub fn readonly() -> ImportOptions {
     ImportOptions { readonly: true, force: true, ..ImportOptions::default() }
 }

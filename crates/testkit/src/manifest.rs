@@ -1,4 +1,4 @@
-//! Manifests: what a tree must look like, byte for byte.
+//! Manifests: the required content of a tree, byte for byte.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 /// One entry of a manifest. Paths and targets are bytes: JSON's lone surrogates
 /// stand for bytes that are not UTF-8.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-pub struct Entry {
+pub struct ManifestEntry {
     /// Path below the root; empty for the root itself.
     #[serde(with = "serde_bytes")]
     path: Vec<u8>,
@@ -44,14 +44,14 @@ pub struct Entry {
     /// Extended attributes, hexadecimal.
     #[serde(default)]
     pub xattrs: BTreeMap<String, String>,
-    /// Where another dataset was mounted: the entry is that one's root.
+    /// Another dataset was mounted here: the entry is that one's root.
     #[serde(skip)]
     pub mountpoint: bool,
 }
 
-/// Leaves to each dataset's manifest what is its own: where others were mounted below it,
-/// only the mountpoint stays.
-pub(crate) fn cut_at_mountpoints(dataset: &str, all: &[String], entries: &mut Vec<Entry>) {
+/// Restricts a dataset's manifest to its own entries: of datasets mounted below it, only
+/// the mountpoint stays.
+pub(crate) fn cut_at_mountpoints(dataset: &str, all: &[String], entries: &mut Vec<ManifestEntry>) {
     let prefix = format!("{dataset}/");
     let below: Vec<&[u8]> =
         all.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::as_bytes).collect();
@@ -67,9 +67,8 @@ pub(crate) fn cut_at_mountpoints(dataset: &str, all: &[String], entries: &mut Ve
 /// Nanoseconds.
 const SECOND: i128 = 1_000_000_000;
 
-impl Entry {
-    /// A modification time as the writer of the manifest saw it: zfs-fuse's mounts show
-    /// whole seconds.
+impl ManifestEntry {
+    /// A modification time as in the manifest: zfs-fuse's mounts show whole seconds.
     pub(crate) fn seen(&self, mtime_ns: i128) -> i128 {
         if self.mtime_ns % SECOND == 0 { mtime_ns - mtime_ns.rem_euclid(SECOND) } else { mtime_ns }
     }
@@ -110,14 +109,14 @@ fn unescape(wtf8: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a compressed manifest.
-pub fn read_manifest(path: &Path) -> Vec<Entry> {
+pub fn read_manifest(path: &Path) -> Vec<ManifestEntry> {
     let reader = BufReader::new(zstd::Decoder::new(File::open(path).unwrap()).unwrap());
     reader.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
 }
 
-/// Compares a file system with a manifest; a line for each difference.
-/// `times` says whether modification times count.
-pub fn verify(fs: &FileSystem, manifest: &[Entry], times: bool) -> Vec<String> {
+/// Compares a file system with a manifest; returns a line for each difference. `times` says
+/// whether modification times are compared.
+pub fn verify(fs: &FileSystem, manifest: &[ManifestEntry], times: bool) -> Vec<String> {
     let mut differences = Vec::new();
     let mut seen = BTreeMap::new();
     walk(fs, fs.root(), Vec::new(), &mut seen);
@@ -140,20 +139,20 @@ pub fn verify(fs: &FileSystem, manifest: &[Entry], times: bool) -> Vec<String> {
     differences
 }
 
-/// What a comparison that expects failures found.
+/// The result of a comparison in which failures are allowed.
 #[derive(Clone, Debug, Default)]
 pub struct Tolerant {
-    /// Entries that are as they should be.
+    /// Entries that are right.
     pub right: usize,
     /// Entries that could not be read, and why.
     pub unreadable: Vec<String>,
-    /// Entries that were read, and are not what they should be.
+    /// Entries that were read and are wrong.
     pub wrong: Vec<String>,
 }
 
-/// As [`verify`], for a pool that is damaged beyond repair: reading may fail, but
-/// what is read must be right.
-pub fn verify_tolerant(fs: &FileSystem, manifest: &[Entry]) -> Tolerant {
+/// As [`verify`], for a pool that is damaged beyond repair: reading may fail, but all data
+/// read must be right.
+pub fn verify_tolerant(fs: &FileSystem, manifest: &[ManifestEntry]) -> Tolerant {
     let mut out = Tolerant::default();
     for entry in manifest.iter().filter(|e| !e.mountpoint) {
         let path = show(&entry.path());
@@ -169,7 +168,7 @@ pub fn verify_tolerant(fs: &FileSystem, manifest: &[Entry]) -> Tolerant {
     out
 }
 
-fn tolerant_entry(fs: &FileSystem, e: &Entry) -> cenote::Result<Option<String>> {
+fn tolerant_entry(fs: &FileSystem, e: &ManifestEntry) -> cenote::Result<Option<String>> {
     let id = fs.walk(&e.path(), Io::WAIT)?;
     let a = fs.attrs(id, Io::WAIT)?;
     let ids = (u64::from(a.uid), u64::from(a.gid), u64::from(a.nlink));
@@ -232,7 +231,7 @@ fn walk(fs: &FileSystem, id: ObjectId, path: Vec<u8>, seen: &mut BTreeMap<Vec<u8
     seen.insert(path, id);
 }
 
-fn compare(fs: &FileSystem, id: ObjectId, e: &Entry, times: bool, out: &mut Vec<String>) {
+fn compare(fs: &FileSystem, id: ObjectId, e: &ManifestEntry, times: bool, out: &mut Vec<String>) {
     let path = show(&e.path());
     let a = fs.attrs(id, Io::WAIT).unwrap();
     let mut check = |what: &str, found: String, wanted: String| {
@@ -245,7 +244,7 @@ fn compare(fs: &FileSystem, id: ObjectId, e: &Entry, times: bool, out: &mut Vec<
     check("gid", a.gid.to_string(), e.gid.to_string());
     check("nlink", a.nlink.to_string(), e.nlink.to_string());
     check("size", a.size.to_string(), e.size.to_string());
-    // The root of a snapshot has a number of its own in the live file system.
+    // The root of a snapshot has a synthetic inode number in the live file system.
     if e.ino < 1 << 47 {
         check("ino", id.0.to_string(), e.ino.to_string());
     }

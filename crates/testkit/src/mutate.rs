@@ -1,18 +1,18 @@
-//! One field of one block of metadata, changed.
+//! Changing one field of one block of metadata.
 //!
 //! # Theory
-//! [`fields`] knows where the structures of chapters 03 to 06 have their fields: dnodes and
-//! their bonus buffers, block pointers, object sets with their log headers, micro and fat
-//! ZAPs, leaves of these, space maps, lists and arrays, packed lists of the configuration.
-//! [`mutate`] draws a block, a field of it and a wrong value; [`crate::forge`] then makes
-//! every checksum above right again, so that the engine meets the value itself.
+//! [`fields`] lists the fields of the structures of chapters 03 to 06: dnodes and their
+//! bonus buffers, block pointers, object sets with their log headers, micro and fat ZAPs,
+//! leaves of these, space maps, lists and arrays, packed lists of the configuration.
+//! [`mutate`] draws a block, a field of it and a wrong value. [`crate::forge`] then fixes
+//! every checksum above, so that the engine reads the value itself.
 
 use cenote::inspect::ondisk::ObjType;
 use cenote::inspect::ondisk::blkptr::BLKPTR_SIZE;
 use cenote::inspect::ondisk::dnode::DNODE_SIZE;
 
 use crate::Rng;
-use crate::forge::{Forge, Node};
+use crate::forge::{Forge, MetadataBlock};
 
 /// A field within a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +25,12 @@ pub struct Field {
     pub len: usize,
 }
 
-struct List<'a> {
+struct FieldList<'a> {
     bytes: &'a [u8],
     out: Vec<Field>,
 }
 
-impl List<'_> {
+impl FieldList<'_> {
     fn field(&mut self, name: impl Into<String>, at: usize, len: usize) {
         if at + len <= self.bytes.len() {
             self.out.push(Field { name: name.into(), at, len });
@@ -140,10 +140,10 @@ impl List<'_> {
 }
 
 /// The fields of a block of metadata.
-pub fn fields(node: &Node) -> Vec<Field> {
-    let mut list = List { bytes: &node.content, out: Vec::new() };
-    let place = &node.place;
-    if place.level < 0 {
+pub fn fields(node: &MetadataBlock) -> Vec<Field> {
+    let mut list = FieldList { bytes: &node.content, out: Vec::new() };
+    let position = &node.position;
+    if position.level < 0 {
         list.dnode("meta dnode", 0);
         list.words("log header", DNODE_SIZE, DNODE_SIZE + 192);
         list.pointer("log header's pointer", DNODE_SIZE + 16);
@@ -151,27 +151,28 @@ pub fn fields(node: &Node) -> Vec<Field> {
         for (i, name) in ["user", "group", "project"].into_iter().enumerate() {
             list.dnode(&format!("{name} accounting"), 1024 + i * DNODE_SIZE);
         }
-    } else if place.level > 0 {
+    } else if position.level > 0 {
         for at in (0..node.content.len()).step_by(BLKPTR_SIZE) {
             list.pointer("indirect pointer", at);
         }
-    } else if place.object == 0 {
+    } else if position.object == 0 {
         for at in (0..node.content.len()).step_by(DNODE_SIZE) {
-            // Behind a large dnode its other slots look like dnodes; that is one more mistake.
+            // The interior slots of a large dnode look like dnodes; changing them is
+            // another mutation.
             if !list.is_zero(at, DNODE_SIZE) {
                 list.dnode("dnode", at);
             }
         }
-    } else if place.object_type.is_zap() {
+    } else if position.object_type.is_zap() {
         list.zap();
-    } else if place.object_type == ObjType::PACKED_NVLIST {
+    } else if position.object_type == ObjType::PACKED_NVLIST {
         for at in (0..node.content.len()).step_by(4) {
             if !list.is_zero(at, 4) {
                 list.field("packed list", at, 4);
             }
         }
     } else {
-        let name = place.object_type.name();
+        let name = position.object_type.name();
         for at in (0..node.content.len()).step_by(8) {
             if at < 64 || !list.is_zero(at, 8) {
                 list.field(name, at, 8);
@@ -198,9 +199,10 @@ fn wrong(rng: &mut Rng, old: u64, bits: u32, other: u64) -> u64 {
     value & mask
 }
 
-/// Kinds of blocks that are drawn equally often, however many there are of each.
-fn kind(node: &Node) -> (bool, i8, bool, u8) {
-    let p = &node.place;
+/// The kind of a block. Kinds are drawn equally often, regardless of the number of blocks
+/// of each.
+fn kind(node: &MetadataBlock) -> (bool, i8, bool, u8) {
+    let p = &node.position;
     (p.objset == 0, p.level.signum(), p.object == 0, p.object_type.0)
 }
 
@@ -211,22 +213,22 @@ fn mutate_log(forge: &mut Forge, rng: &mut Rng) -> Option<String> {
         return None;
     }
     let (at, ptr, _) = &blocks[rng.index(blocks.len())];
-    let mut told = None;
+    let mut description = None;
     forge.change_log(*at, ptr, |records| {
-        // The first records are drawn more often: their headers and pointers are there.
+        // The first words are drawn more often: headers and pointers are there.
         let words = (records.len() / 8).min(if rng.below(2) == 0 { 24 } else { usize::MAX });
         let at = rng.index(words.max(1)) * 8;
         let Some(word) = records.get_mut(at..at + 8) else { return };
         let old = u64::from_le_bytes(word.try_into().unwrap());
         let new = wrong(rng, old, 64, old.rotate_left(32));
         word.copy_from_slice(&new.to_le_bytes());
-        told = Some(format!("log record at {at:#x}: {old:#x} -> {new:#x}"));
+        description = Some(format!("log record at {at:#x}: {old:#x} -> {new:#x}"));
     });
-    told
+    description
 }
 
-/// Changes one field, and every checksum above it; what was changed, or `None` if the drawn
-/// block has no field or the value stayed as it was.
+/// Changes one field, and every checksum above it; returns a description, or `None` if the
+/// drawn block has no field or the value stayed the same.
 pub fn mutate(forge: &mut Forge, rng: &mut Rng) -> Option<String> {
     if rng.below(16) == 0 {
         return mutate_log(forge, rng);
@@ -257,7 +259,8 @@ pub fn mutate(forge: &mut Forge, rng: &mut Rng) -> Option<String> {
     }
     let mut content = node.content.clone();
     content[field.at..field.at + field.len].copy_from_slice(&new.to_le_bytes()[..field.len]);
-    let told = format!("{:?}: {} at {:#x}: {old:#x} -> {new:#x}", node.place, field.name, field.at);
+    let description =
+        format!("{:?}: {} at {:#x}: {old:#x} -> {new:#x}", node.position, field.name, field.at);
     forge.change(id, content);
-    Some(told)
+    Some(description)
 }

@@ -1,4 +1,4 @@
-//! A directory of a test's own, gone when the test ends.
+//! A temporary directory that is removed when the test ends.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +26,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What a failed test leaves behind may be looked at.
+        // The files of a failed test can be kept for inspection.
         if std::thread::panicking() && std::env::var_os("CENOTE_KEEP").is_some() {
             return;
         }

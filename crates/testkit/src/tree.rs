@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::manifest::Entry;
+use crate::manifest::ManifestEntry;
 
 const PAGE: usize = 4096;
 
-/// What to compare.
+/// The properties to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct Compare {
     /// Modification times.
@@ -24,7 +24,7 @@ pub struct Compare {
 }
 
 /// Differences between the tree at `root` and a manifest, a line each.
-pub fn verify_tree(root: &Path, manifest: &[Entry], compare: Compare) -> Vec<String> {
+pub fn verify_tree(root: &Path, manifest: &[ManifestEntry], compare: Compare) -> Vec<String> {
     let mut out = Vec::new();
     let mut seen = BTreeMap::new();
     let device = std::fs::symlink_metadata(root).map(|m| m.dev());
@@ -53,7 +53,7 @@ fn show(path: &[u8]) -> String {
     format!("/{}", String::from_utf8_lossy(path))
 }
 
-/// What is mounted below, on another device, is not entered.
+/// File systems mounted below, on another device, are not entered.
 fn walk(
     file: &Path,
     path: Vec<u8>,
@@ -76,10 +76,15 @@ fn walk(
     Ok(())
 }
 
-/// Numbers from here on are not objects'.
+/// Inode numbers from here on are not object ids.
 const OWN_INO: u64 = 1 << 47;
 
-fn one(file: &Path, e: &Entry, compare: Compare, out: &mut Vec<String>) -> std::io::Result<()> {
+fn one(
+    file: &Path,
+    e: &ManifestEntry,
+    compare: Compare,
+    out: &mut Vec<String>,
+) -> std::io::Result<()> {
     let meta = std::fs::symlink_metadata(file)?;
     let path = show(&e.path());
     let mut check = |what: &str, found: String, wanted: String| {
@@ -94,7 +99,8 @@ fn one(file: &Path, e: &Entry, compare: Compare, out: &mut Vec<String>) -> std::
         check("nlink", meta.nlink().to_string(), e.nlink.to_string());
         check("size", meta.size().to_string(), e.size.to_string());
     }
-    // The root of a snapshot beneath `.zfs` has a number of its own, but for zfs-fuse.
+    // The root of a snapshot below `.zfs` has a synthetic inode number, except with
+    // zfs-fuse.
     let of_zfs_fuse = e.path().is_empty() && e.ino < OWN_INO && meta.ino() >= OWN_INO;
     if compare.identity && !of_zfs_fuse {
         check("ino", meta.ino().to_string(), e.ino.to_string());

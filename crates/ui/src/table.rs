@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use cenote::props::{Kind, Prop};
+use cenote::props::{Prop, PropKind};
 
 /// One column.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ impl Column {
     pub fn of(prop: &Prop, parsable: bool) -> Column {
         Column {
             header: prop.header.to_owned(),
-            right: prop.kind() == Kind::Number,
+            right: prop.kind() == PropKind::Number,
             min: prop.min_width(),
             fixed: prop.has_fixed_width() && !parsable,
         }

@@ -9,7 +9,7 @@ use cenote::inspect::ondisk::BlkPtr;
 use cenote::inspect::spa::Spa;
 use cenote::inspect::spa::audit::stats::{BUCKETS, BlockStats, LEVELS, ROWS, Sums, row_name};
 use cenote::inspect::spa::audit::{
-    Options, PROBLEMS_MAX, Problem, Report, Verify, Watch, zdb_errno,
+    AuditOptions, PROBLEMS_MAX, Problem, Report, Verify, Watch, zdb_errno,
 };
 use cenote::inspect::vdev::QueueLimits;
 use cenote::props::nicenum;
@@ -85,7 +85,7 @@ pub(super) fn main(ask: &Ask, spa: &Spa) -> Result<Exit> {
         1 => Verify::Metadata,
         _ => Verify::All,
     };
-    let options = Options { verify, leaks: !ask.has('L'), ..Options::default() };
+    let options = AuditOptions { verify, leaks: !ask.has('L'), ..AuditOptions::default() };
     let what = match verify {
         Verify::Nothing => "",
         Verify::Metadata => "metadata ",

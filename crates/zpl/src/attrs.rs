@@ -1,9 +1,8 @@
-//! What `stat` tells of a file, from either form of attributes.
+//! The attributes of a file for `stat`, from either stored form.
 //!
 //! # Theory
-//! One pass over the bonus fills an [`Attrs`], without allocation. The spill
-//! block is read only when something that this kind of file must have was not
-//! in the bonus.
+//! One pass over the bonus fills an [`Attrs`], without allocation. The spill block is read
+//! only when an attribute that this kind of file must have is not in the bonus.
 
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
@@ -47,9 +46,9 @@ impl Device {
 /// The attributes of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attrs {
-    /// Object number: `st_ino`.
+    /// Object id: `st_ino`.
     pub id: ObjectId,
-    /// What kind of file.
+    /// Type of the file.
     pub kind: FileType,
     /// `st_mode`, type bits included.
     pub mode: u32,
@@ -73,9 +72,9 @@ pub struct Attrs {
     pub ctime: Time,
     /// Creation.
     pub crtime: Time,
-    /// Transaction group of creation; with `id` it identifies the file for ever.
+    /// Transaction group of creation; with `id` it identifies the file forever.
     pub generation: u64,
-    /// The directory it is in; stale for a file after one of several links went.
+    /// The directory it is in; stale for a file that lost one of several links.
     pub parent: ObjectId,
     /// Number of a character or block device.
     pub device: Option<Device>,
@@ -97,7 +96,7 @@ impl Attrs {
         self.pflags & ZFS_XATTR != 0
     }
 
-    /// What the dnode alone tells.
+    /// The attributes that the dnode alone provides.
     fn of_dnode(object: &Object) -> Attrs {
         let dnode = object.dnode();
         Attrs {
@@ -152,7 +151,7 @@ impl Attrs {
         self.may_have_xattrs = z.xattr.is_some();
     }
 
-    /// Takes what `buffer` holds; the bits of the attributes found are set in `seen`.
+    /// Copies the attributes in `buffer`; sets the bits of those found in `seen`.
     fn fill(&mut self, buffer: &SaBuffer<'_, '_>, seen: &mut u32) -> Result<()> {
         for item in buffer.iter() {
             if let Some(attr) = item.attr {
@@ -252,8 +251,8 @@ pub(crate) fn legacy(object: &Object) -> Result<Option<ZnodeAttrs>> {
     znode.map(Some).map_err(|e| e.in_object(object.id()))
 }
 
-/// Attributes from the bonus, and from what `spill` reads if they are not there; and which
-/// ones the bonus has, one bit each.
+/// Attributes from the bonus, and from what `spill` reads if they are not there. Also
+/// returns which ones the bonus has, one bit each.
 fn from_sa<S: AsRef<[u8]>>(
     mut attrs: Attrs,
     bonus: &[u8],
@@ -283,10 +282,11 @@ impl FileSystem {
     /// The attributes of the file `id`.
     ///
     /// # Errors
-    /// `NotFound` when there is no such object or it is no file; `Corrupt` when
-    /// its attributes are damaged or incomplete; those of reading.
+    /// `NotFound` when there is no such object or it is no file; `Corrupt` when its
+    /// attributes are damaged or incomplete; those of reading.
     pub fn attrs(&self, id: ObjectId, io: Io) -> Result<Attrs> {
-        let mut attrs = self.whole(id, io, || self.attrs_of(&self.object(id, io)?, io))?;
+        let mut attrs =
+            self.read_consistent(id, io, || self.attrs_of(&self.object(id, io)?, io))?;
         if let Some(time) = self.rw_part().and_then(|rw| rw.times.of(id)) {
             attrs.atime = time;
         }
@@ -297,7 +297,8 @@ impl FileSystem {
         self.attrs_in(object, io).map(|(attrs, _)| attrs)
     }
 
-    /// With which of them the bonus has, one bit each; none of before version 5.
+    /// The same, with a bit for each attribute that the bonus has; no bits before version
+    /// 5.
     pub(crate) fn attrs_in(&self, object: &Object, io: Io) -> Result<(Attrs, u32)> {
         let mut attrs = Attrs::of_dnode(object);
         if let Some(znode) = legacy(object)? {
@@ -460,7 +461,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the bytes, attributes that come out are whole.
+        /// Attributes parsed from any bytes are valid.
         #[test]
         fn random_buffers(
             cuts in prop::collection::vec((0usize..176, any::<u8>()), 0..6),

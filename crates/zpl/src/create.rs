@@ -1,13 +1,13 @@
-//! What a new file system contains (chapter 06 §3, §4, §14).
+//! The contents of a new file system (chapter 06 §3, §4, §14).
 //!
 //! # Theory
-//! Everything is made in one transaction, in an object set that is still empty: the
-//! master node under its fixed number, the tables of system attributes, the delete
-//! queue, and the root directory with its attributes in the bonus.
+//! Everything is created in one transaction, in an object set that is still empty: the
+//! master node with its fixed object id, the tables of system attributes, the delete queue,
+//! and the root directory with its attributes in the bonus.
 //!
 //! # Departures from OpenZFS
-//! The table of layouts begins with that of files without optional attributes, as
-//! OpenZFS's does; others are added by whoever first needs them.
+//! The table of layouts begins with that of files without optional attributes, as in
+//! OpenZFS. The others are added at their first use.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::master::{CaseSensitivity, MASTER_NODE, ZPL_VERSION};
 const ZPL_VERSION_USERSPACE: u64 = 4;
 /// Bytes of that structure (chapter 06 §6).
 const ZNODE_SIZE: usize = 264;
-/// Where its ACL is, and where the entries of that.
+/// Offsets of its ACL, and of the ACL's entries.
 const ZNODE_ACL_AT: usize = 176;
 const ZNODE_ACES_AT: usize = 192;
 
@@ -56,7 +56,7 @@ const REGISTERED: usize = 22;
 /// Flag of a directory's ZAP whose names match regardless of case.
 const TOUPPER: u64 = ondisk::normalize::TOUPPER;
 
-/// Properties that a file system gets for life, and its root directory.
+/// Properties that are fixed for a file system's lifetime, and those of its root directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewFs {
     /// ZPL version: 5, or 4 in pools older than version 24.
@@ -100,7 +100,7 @@ impl Default for NewFs {
 }
 
 impl NewFs {
-    /// Whether this can be made.
+    /// Whether these properties are valid.
     ///
     /// # Errors
     /// `Unsupported` for versions below 4, `Invalid` for an unknown normalisation.
@@ -223,8 +223,8 @@ fn put(os: &Arc<Objset>, tx: &Tx, zap: ObjectId, name: &str, value: u64) -> Resu
     zaps::add(os, tx, zap, name.as_bytes(), &ZapValue::from_u64(value))
 }
 
-/// Fills an empty object set with a new file system. The caller marks the dataset with
-/// the features whose accounting `new` asks for.
+/// Fills an empty object set with a new file system. The caller marks the dataset with the
+/// features for the accounting that `new` requests.
 ///
 /// # Errors
 /// As [`NewFs::check`]; those of the object set.
@@ -273,7 +273,7 @@ fn root(os: &Arc<Objset>, tx: &Tx, new: &NewFs) -> Result<ObjectId> {
     let mut tables = SaTables::standard();
     let layout: Vec<u16> = new.layout().into_iter().map(|a| a as u16).collect();
     tables.add_layout(LAYOUT, &layout)?;
-    // The bonus holds the object's own number: its length is known before.
+    // The bonus contains the object's own id, so only its length is computed first.
     let bonus = new.root_bonus(&tables, ObjectId(0), tx.txg())?;
     let id = zaps::create(os, tx, dir, ObjType::SA, &bonus, new.normalization | fold)?;
     os.set_bonus(tx, id, &new.root_bonus(&tables, id, tx.txg())?)?;

@@ -1,4 +1,4 @@
-//! ZFS's own (NFSv4) ACLs and virus scanners' stamps, read (chapter 06 §6, §11).
+//! Reading ZFS's own (NFSv4) ACLs and virus scanners' stamps (chapter 06 §6, §11).
 
 use base::{Error, ObjectId, Result};
 use dmu::{Io, Object};
@@ -13,13 +13,14 @@ use crate::fs::FileSystem;
 const ACL_MAX: u64 = 48 << 10;
 
 impl FileSystem {
-    /// The ACL of a file, in its order: never POSIX's, which are extended attributes. It is
-    /// there for every file, and says no more than the mode unless another system set it.
+    /// The ACL of a file, in its order. POSIX ACLs are not included; they are extended
+    /// attributes. Every file has an ACL, which is equivalent to the mode unless another
+    /// system set it.
     ///
     /// # Errors
     /// `NotFound`; `Corrupt` or `Limit` for a damaged one; those of reading.
     pub fn dacl(&self, id: ObjectId, io: Io) -> Result<Vec<Ace>> {
-        self.whole(id, io, || {
+        self.read_consistent(id, io, || {
             let object = self.object(id, io)?;
             if let Some(znode) = legacy(&object)? {
                 return self.legacy_dacl(&znode.acl, &object, io).map_err(|e| e.in_object(id));
@@ -50,7 +51,7 @@ impl FileSystem {
     /// `NotFound`; `Corrupt`; those of reading.
     pub fn scanstamp(&self, id: ObjectId, io: Io) -> Result<Option<[u8; 32]>> {
         let short = || Error::corrupt("a stamp of another size than 32 bytes").in_object(id);
-        self.whole(id, io, || {
+        self.read_consistent(id, io, || {
             let object = self.object(id, io)?;
             if let Some(znode) = legacy(&object)? {
                 return Ok(znode.scanstamp);

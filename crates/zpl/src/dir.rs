@@ -1,9 +1,9 @@
 //! Directories: looking up a name, listing, walking a path.
 //!
 //! # Theory
-//! A cookie is a position in the directory's ZAP, in the order of hashes
-//! (chapter 06 §7.4): it stays good while entries come and go, and costs no
-//! state between calls. 0 is `.`, 1 is `..`, 2 is left for `.zfs`.
+//! A cookie is a position in the directory's ZAP, in the order of hashes (chapter 06 §7.4).
+//! It stays valid while entries are added and removed, and needs no state between calls. 0
+//! is `.`, 1 is `..`, 2 is left for `.zfs`.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -25,12 +25,12 @@ const COOKIE_FIRST: u64 = 2;
 const COOKIE_RESERVED_MAX: u64 = 3;
 /// Empty leaves passed in one call; a sane directory merges them.
 const EMPTY_STEPS_MAX: usize = 1 << 16;
-/// Entries whose dnodes are read ahead of look-ups in order.
+/// Entries whose dnodes are prefetched for look-ups in order.
 const AHEAD_OF_LOOKUPS: usize = 256;
 
-/// What a name leads to.
+/// The object that a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct LookupResult {
     /// The object.
     pub id: ObjectId,
     /// Its kind as the entry has it; unknown in version 1.
@@ -46,7 +46,7 @@ pub struct DirEntry {
     pub id: ObjectId,
     /// Its kind; unknown in version 1.
     pub kind: FileType,
-    /// Where to go on behind this entry.
+    /// Cookie to continue behind this entry.
     pub next_cookie: u64,
 }
 
@@ -55,29 +55,31 @@ pub struct DirEntry {
 pub struct DirPage {
     /// The entries.
     pub entries: Vec<DirEntry>,
-    /// Where to go on; `None` at the end.
+    /// Cookie to continue; `None` at the end.
     pub next: Option<u64>,
 }
 
 impl DirPage {
-    /// Whether nothing follows.
+    /// Whether this is the last page.
     pub fn is_last(&self) -> bool {
         self.next.is_none()
     }
 }
 
 /// The object and kind in a directory's value (chapter 06 §7.1).
-fn decode(value: u64) -> Option<Found> {
+fn decode(value: u64) -> Option<LookupResult> {
     let entry = znode::DirEntry::decode(value);
-    (entry.object != 0).then_some(Found { id: ObjectId(entry.object), kind: entry.file_type })
+    (entry.object != 0)
+        .then_some(LookupResult { id: ObjectId(entry.object), kind: entry.file_type })
 }
 
-/// What no directory stores: a hostile one must not lead a copying program astray.
+/// Whether a name is valid in a directory. A forged one must not mislead a program that
+/// copies the tree.
 fn is_plain_name(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..") && !name.contains(&0) && !name.contains(&b'/')
 }
 
-pub(crate) fn found(entry: &ZapEntry) -> Result<Found> {
+pub(crate) fn found(entry: &ZapEntry) -> Result<LookupResult> {
     let value = entry.value.first_u64().and_then(decode);
     value.ok_or_else(|| Error::corrupt("directory entry without an object"))
 }
@@ -95,23 +97,23 @@ impl FileSystem {
         }
     }
 
-    /// What `name` leads to in `dir`. `.` and `..` are known; the root is its own
-    /// parent. Names compare as the file system's properties say.
+    /// The object that `name` refers to in `dir`. `.` and `..` are handled; the root is its
+    /// own parent. Names compare as the file system's properties define.
     ///
     /// # Errors
-    /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for an empty name or one with NUL
-    /// or `/`; `NotUnicode` where the file system demands UTF-8; those of reading.
-    pub fn lookup(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Found> {
-        self.whole(dir, io, || self.lookup_now(dir, name, io))
+    /// `NotFound`; `NotDir`; `NameTooLong`; `Invalid` for an empty name or one with NUL or
+    /// `/`; `NotUnicode` where the file system demands UTF-8; those of reading.
+    pub fn lookup(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<LookupResult> {
+        self.read_consistent(dir, io, || self.lookup_now(dir, name, io))
     }
 
-    fn lookup_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Found> {
+    fn lookup_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<LookupResult> {
         let object = self.directory(dir, io)?;
         match name {
-            b"." => return Ok(Found { id: dir, kind: FileType::Dir }),
+            b"." => return Ok(LookupResult { id: dir, kind: FileType::Dir }),
             b".." => {
                 let id = self.attrs_of(&object, io)?.parent;
-                return Ok(Found { id, kind: FileType::Dir });
+                return Ok(LookupResult { id, kind: FileType::Dir });
             }
             _ => {}
         }
@@ -122,28 +124,29 @@ impl FileSystem {
         }
     }
 
-    /// The entry in a directory that was checked to be one.
-    pub(crate) fn find_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<Found>> {
+    /// The entry in an object that is known to be a directory.
+    pub(crate) fn find_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<LookupResult>> {
         let id = dir.id();
         let zap = Zap::open(dir, io)?;
         let mixed = self.props().case == CaseSensitivity::Mixed;
         let how = Match::of_directory(zap.normflags()?, mixed, false);
         let entry = zap.lookup_as(name, how)?;
         if let Some(entry) = &entry {
-            // What cannot be read ahead will be read, or found damaged, when it is due.
+            // An error of this prefetch is ignored: the later read reports it.
             let _ = self.name_found(&zap, entry);
         }
         entry.as_ref().map(found).transpose().map_err(|e| e.in_object(id))
     }
 
-    /// The entry that a name finds, as it is stored.
+    /// The stored entry that a name matches.
     pub(crate) fn entry_in(&self, dir: Object, name: &[u8], io: Io) -> Result<Option<ZapEntry>> {
         let zap = Zap::open(dir, io)?;
         let mixed = self.props().case == CaseSensitivity::Mixed;
         zap.lookup_as(name, Match::of_directory(zap.normflags()?, mixed, self.ignores_case(mixed)))
     }
 
-    /// Whether a record that ignored case is being done again, where that makes a difference.
+    /// Whether a record of a case-insensitive call is being replayed, in a file system
+    /// where the case matters.
     fn ignores_case(&self, mixed: bool) -> bool {
         mixed && self.rw_part().is_some_and(|rw| rw.ignores_case.load(SeqCst))
     }
@@ -162,14 +165,14 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The entries from `cookie` on (0 = from the start): about one ZAP leaf of
-    /// them, so that no directory is too large. An empty page that is not the
-    /// last is possible.
+    /// The entries from `cookie` on (0 = from the start): about one ZAP leaf of them, so
+    /// that a directory of any size can be listed. An empty page that is not the last is
+    /// possible.
     ///
     /// # Errors
     /// `NotDir`, `Corrupt`, those of reading.
     pub fn readdir(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {
-        self.whole(dir, io, || self.readdir_now(dir, cookie, io))
+        self.read_consistent(dir, io, || self.readdir_now(dir, cookie, io))
     }
 
     fn readdir_now(&self, dir: ObjectId, cookie: u64, io: Io) -> Result<DirPage> {
@@ -201,7 +204,7 @@ impl FileSystem {
         Ok(page)
     }
 
-    /// Reads ahead what follows a page: its entries' dnodes, the next leaves.
+    /// Prefetches after a page: its entries' dnodes, and the next leaves.
     fn page_listed(&self, zap: &Zap, cookie: u64, page: &DirPage, next: Option<Cursor>) {
         if !self.zfetch.metadata() {
             return;
@@ -215,7 +218,7 @@ impl FileSystem {
         }
     }
 
-    /// Reads ahead of look-ups that follow the order of a listing.
+    /// Prefetches for look-ups that follow the order of a listing.
     fn name_found(&self, zap: &Zap, entry: &ZapEntry) -> Result<()> {
         let dir = zap.object().id().0;
         if !self.zfetch.metadata()
@@ -252,7 +255,7 @@ impl FileSystem {
     }
 }
 
-/// Appends entries from `from` on; the cookie to go on with.
+/// Appends entries from `from` on; returns the cookie to continue with.
 fn list(zap: &Zap, from: Cursor, bits: u32, out: &mut Vec<DirEntry>) -> Result<Option<u64>> {
     let mut cursor = from;
     for _ in 0..EMPTY_STEPS_MAX {
@@ -263,19 +266,19 @@ fn list(zap: &Zap, from: Cursor, bits: u32, out: &mut Vec<DirEntry>) -> Result<O
             if !is_plain_name(&e.name) {
                 return Err(Error::corrupt("directory entry with an impossible name"));
             }
-            let Found { id, kind } = found(&e)?;
+            let LookupResult { id, kind } = found(&e)?;
             let next_cookie =
                 Cursor::after(e.hash, e.cd, bits).map_or(COOKIE_END, |c| c.cookie(bits));
             out.push(DirEntry { name: e.name, id, kind, next_cookie });
         }
         let Some(next) = next else { return Ok(None) };
         let cookie = next.cookie(bits);
-        // A cookie has fewer bits than a cursor: it must still lead forward.
+        // A cookie has fewer bits than a cursor, so it is checked that it leads forward.
         let resumed = Cursor::from_cookie(cookie, bits).map(|c| (c.hash, c.cd));
         if resumed.is_some_and(|c| c <= (from.hash, from.cd)) {
             return Err(Error::corrupt("directory whose positions do not ascend"));
         }
-        // A reserved cookie would begin anew.
+        // A reserved cookie would restart the listing.
         if any && cookie > COOKIE_RESERVED_MAX {
             return Ok(Some(cookie));
         }

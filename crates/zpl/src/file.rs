@@ -15,7 +15,7 @@ use crate::fs::FileSystem;
 /// Bytes of a target that a legacy znode may keep in a data block.
 const TARGET_MAX: u64 = 65_535;
 
-/// What [`FileSystem::seek`] looks for.
+/// The target of [`FileSystem::seek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {
     /// The next byte of data.
@@ -24,7 +24,7 @@ pub enum Whence {
     Hole,
 }
 
-/// A regular file, open: its object, its size and the history of its reader.
+/// An open regular file: its object, its size and the predictor of its reader.
 #[derive(Debug)]
 pub struct File {
     object: Object,
@@ -44,8 +44,8 @@ impl File {
         &self.object
     }
 
-    /// Bytes from `offset`, at most `len`, as far as one block holds them, without
-    /// copying; empty at or behind the end.
+    /// Bytes from `offset`, at most `len`, up to the end of the block, without copying;
+    /// empty at or behind the end.
     ///
     /// # Errors
     /// Those of reading.
@@ -64,8 +64,8 @@ impl File {
         Ok(piece)
     }
 
-    /// [`Object::read_part`], which the predictor is told of: before the read if it
-    /// must wait for a device, so that both go on together.
+    /// [`Object::read_part`] with a report to the predictor. The report precedes a read
+    /// that must wait for a device, so that prefetches overlap with it.
     fn read_ahead(&self, offset: u64, blkid: u64, range: Range<usize>, io: Io) -> Result<Buf> {
         if io.caching == Caching::Bypass {
             return self.object.read_part(blkid, range, io);
@@ -85,7 +85,7 @@ impl File {
         }
     }
 
-    /// Copies bytes from `offset` into `out`: how many there were.
+    /// Copies bytes from `offset` into `out`; returns how many there were.
     ///
     /// # Errors
     /// Those of reading.
@@ -110,7 +110,7 @@ impl FileSystem {
     /// # Errors
     /// As [`FileSystem::read`].
     pub fn open_file(&self, id: ObjectId, io: Io) -> Result<File> {
-        let (object, attrs) = self.whole(id, io, || self.regular(id, io))?;
+        let (object, attrs) = self.read_consistent(id, io, || self.regular(id, io))?;
         let (zfetch, counters) = (self.zfetch.open(), self.counters().cloned());
         Ok(File { object, size: attrs.size, zfetch, counters })
     }
@@ -132,7 +132,7 @@ impl FileSystem {
     /// # Errors
     /// `IsDir`; `Invalid` for other files without content; those of reading.
     pub fn read(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
-        self.whole(id, io, || self.read_now(id, offset, len, io))
+        self.read_consistent(id, io, || self.read_now(id, offset, len, io))
     }
 
     fn read_now(&self, id: ObjectId, offset: u64, len: usize, io: Io) -> Result<Vec<Buf>> {
@@ -140,8 +140,8 @@ impl FileSystem {
         let passes = self.drops_behind() && io.caching == Caching::Keep;
         let io = if passes { Io { caching: Caching::Remember, ..io } } else { io };
         let inside = (len as u64).min(attrs.size.saturating_sub(offset));
-        // A read that must wait is told before, so that both go on together; one from
-        // memory is made first, for if it fails it comes again and waits.
+        // A read that must wait is reported first, so that prefetches overlap with it. A
+        // read from memory is made first, because it is repeated with waiting if it fails.
         let waits = io.mode == Mode::MayWait;
         let advance = || self.zfetch.advance(&object, offset, inside, waits, self.drops_behind());
         if waits {
@@ -157,25 +157,25 @@ impl FileSystem {
         Ok(pieces)
     }
 
-    /// The run of data or of nothing that `offset` lies in; `None` behind the end.
+    /// The data or hole extent that contains `offset`; `None` behind the end.
     ///
     /// # Errors
     /// As [`FileSystem::read`].
     pub fn extent(&self, id: ObjectId, offset: u64, io: Io) -> Result<Option<Extent>> {
-        self.whole(id, io, || {
+        self.read_consistent(id, io, || {
             let (object, attrs) = self.regular(id, io)?;
             object.extent_at(offset, attrs.size, io)
         })
     }
 
-    /// `lseek` with `SEEK_DATA` or `SEEK_HOLE`: the offset found, at or behind
-    /// `offset`, in the granularity of blocks.
+    /// `lseek` with `SEEK_DATA` or `SEEK_HOLE`: the offset found, at or behind `offset`, in
+    /// the granularity of blocks.
     ///
     /// # Errors
-    /// `Missing` (its errno is `ENXIO`) when `offset` is not inside the file, or
-    /// no data follows; else as [`FileSystem::read`].
+    /// `Missing` (its errno is `ENXIO`) when `offset` is not inside the file, or no data
+    /// follows; else as [`FileSystem::read`].
     pub fn seek(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
-        self.whole(id, io, || self.seek_now(id, offset, whence, io))
+        self.read_consistent(id, io, || self.seek_now(id, offset, whence, io))
     }
 
     fn seek_now(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
@@ -205,7 +205,7 @@ impl FileSystem {
     /// `Invalid` when the file is none, `Corrupt` when it lacks a target, those
     /// of reading.
     pub fn readlink(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {
-        self.whole(id, io, || self.readlink_now(id, io))
+        self.read_consistent(id, io, || self.readlink_now(id, io))
     }
 
     fn readlink_now(&self, id: ObjectId, io: Io) -> Result<Vec<u8>> {

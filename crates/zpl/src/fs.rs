@@ -71,8 +71,8 @@ impl FileSystem {
         }))
     }
 
-    /// The tables of system attributes, as they are now: who read a buffer first finds its
-    /// layout here.
+    /// The current tables of system attributes. A reader gets the buffer first and the
+    /// tables afterwards, so the buffer's layout is included.
     pub(crate) fn tables(&self) -> Arc<SaTables> {
         Arc::clone(&self.sa.read())
     }
@@ -81,30 +81,30 @@ impl FileSystem {
         *self.sa.write() = Arc::new(tables);
     }
 
-    /// What writing needs, if the file system is open for that.
+    /// The state for writing, if the file system is open for it.
     pub(crate) fn rw_part(&self) -> Option<&Rw> {
         self.rw.as_ref()
     }
 
-    /// What `f` reads of `id`, without the middle of any change.
-    pub(crate) fn whole<T>(
+    /// The result of `f`, which reads `id`, without intermediate states of any change.
+    pub(crate) fn read_consistent<T>(
         &self,
         id: ObjectId,
         io: Io,
         mut f: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         match &self.rw {
-            Some(rw) => rw.turns.read(id, io, f),
+            Some(rw) => rw.seqlock.read(id, io, f),
             None => f(),
         }
     }
 
-    /// The object set it lives in.
+    /// Its object set.
     pub fn objset(&self) -> &Arc<Objset> {
         &self.os
     }
 
-    /// What its master node says.
+    /// The properties in its master node.
     pub fn props(&self) -> &Props {
         &self.props
     }
@@ -119,19 +119,19 @@ impl FileSystem {
         self.long_names.store(on, Relaxed);
     }
 
-    /// Someone above keeps what is read by [`FileSystem::read`] (the kernel's page
-    /// cache): file data that is not compressed stays in ours only if it comes back.
+    /// The caller caches what it reads through [`FileSystem::read`] (the kernel's page
+    /// cache): uncompressed file data stays in Cenote's cache only if it is read again.
     pub fn set_drop_behind(&self, on: bool) {
         self.drop_behind.store(on, Relaxed);
     }
 
-    /// What may be read ahead of files opened from now on, and of walks over
+    /// Sets what is prefetched for files opened from now on, and for walks over
     /// directories: the property `prefetch`.
     pub fn set_prefetch(&self, mode: dmu::PrefetchMode) {
         self.zfetch.set_mode(mode);
     }
 
-    /// Where reads of file content are counted; the first call decides.
+    /// Sets the counters for reads of file content; only the first call has an effect.
     pub fn set_counters(&self, counters: Arc<kstat::IoCounters>) {
         let _first = self.counters.set(counters);
     }
@@ -154,17 +154,17 @@ impl FileSystem {
         self.os.object_count()
     }
 
-    /// Whether objects are counted by their users and groups; in old pools they are not.
+    /// Whether objects are counted by user and group; in old pools they are not.
     pub fn counts_objects(&self) -> bool {
         self.os.flags() & FLAG_USEROBJ_ACCOUNTED != 0
     }
 
-    /// Whether space and objects are counted by projects; in old pools they are not.
+    /// Whether space and objects are counted by project; in old pools they are not.
     pub fn counts_projects(&self) -> bool {
         self.os.flags() & FLAG_PROJECT_ACCOUNTED != 0
     }
 
-    /// Whether something of an object is not on disk yet.
+    /// Whether the object has changes that are not on disk yet.
     pub fn is_dirty(&self, id: ObjectId) -> bool {
         self.os.is_object_dirty(id)
     }
@@ -181,7 +181,7 @@ impl FileSystem {
         let Some(id) = self.fuid_table() else { return Ok(FuidTable::default()) };
         let object = self.object(id, io)?;
         let dnode = object.dnode();
-        // The bonus tells how much of the blocks is the packed list.
+        // The bonus has the length of the packed list in the blocks.
         let size = dnode.endian.u64(&dnode.bonus, 0).filter(|n| *n <= FUID_TABLE_MAX);
         let size = size.ok_or_else(|| Error::corrupt("FUID table of odd size").in_object(id))?;
         let mut packed = vec![0; size as usize];

@@ -1,4 +1,4 @@
-//! The master node: what a file system is (chapter 06 §2).
+//! The master node: the properties of a file system (chapter 06 §2).
 
 use base::{Error, ObjectId, Result};
 use dmu::Zap;
@@ -9,7 +9,7 @@ pub const ZPL_VERSION: u64 = 5;
 /// Object number of the master node.
 pub(crate) const MASTER_NODE: ObjectId = ObjectId(1);
 
-/// How names that differ only in case relate.
+/// How names that differ only in case compare.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaseSensitivity {
     /// They differ.
@@ -17,7 +17,7 @@ pub enum CaseSensitivity {
     Sensitive,
     /// They are one name.
     Insensitive,
-    /// They differ, unless a caller asks otherwise.
+    /// They differ, unless a caller requests otherwise.
     Mixed,
 }
 
@@ -34,7 +34,7 @@ pub struct QuotaObjects {
     pub default_objects: u64,
 }
 
-/// What the master node says.
+/// The contents of the master node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Props {
     /// ZPL version, 1 to 5.
@@ -85,7 +85,7 @@ impl Props {
         }
         if version > ZPL_VERSION {
             return Err(Error::unsupported(format!(
-                "file system of version {version}; Cenote knows versions up to {ZPL_VERSION}"
+                "file system of version {version}; Cenote supports versions up to {ZPL_VERSION}"
             )));
         }
         let sa_attrs = object("SA_ATTRS")?;
@@ -102,12 +102,12 @@ impl Props {
             2 => CaseSensitivity::Mixed,
             n => return Err(Error::corrupt(format!("unknown casesensitivity {n}"))),
         };
-        let quota = |who: &str| -> Result<QuotaObjects> {
+        let quota = |kind_name: &str| -> Result<QuotaObjects> {
             Ok(QuotaObjects {
-                bytes: object(&format!("{who}quota@"))?,
-                objects: object(&format!("{who}objquota@"))?,
-                default_bytes: number(&format!("default{who}quota"))?,
-                default_objects: number(&format!("default{who}objquota"))?,
+                bytes: object(&format!("{kind_name}quota@"))?,
+                objects: object(&format!("{kind_name}objquota@"))?,
+                default_bytes: number(&format!("default{kind_name}quota"))?,
+                default_objects: number(&format!("default{kind_name}objquota"))?,
             })
         };
         Ok(Props {

@@ -13,7 +13,7 @@ const IDS_MAX: usize = 1 << 22;
 /// Prefix of the keys that count objects.
 const OBJECTS: &str = "obj-";
 
-/// Whose space.
+/// The kind of ids that space is accounted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceKind {
     /// Users.
@@ -41,21 +41,21 @@ pub struct SpaceEntry {
     pub id: u64,
     /// Bytes used.
     pub used: u64,
-    /// Limit in bytes of its own; 0 = none (see [`QuotaObjects::default_bytes`]).
+    /// The id's own limit in bytes; 0 = none (see [`QuotaObjects::default_bytes`]).
     pub quota: u64,
     /// Objects used.
     pub objects: u64,
-    /// Limit in objects of its own; 0 = none.
+    /// The id's own limit in objects; 0 = none.
     pub object_quota: u64,
 }
 
-type Table = BTreeMap<u64, SpaceEntry>;
+type UsageTable = BTreeMap<u64, SpaceEntry>;
 
 fn parse_id(key: &str) -> Option<u64> {
     u64::from_str_radix(key, 16).ok()
 }
 
-fn add_used(table: &mut Table, key: &str, value: u64) {
+fn add_used(table: &mut UsageTable, key: &str, value: u64) {
     let (digits, objects) = match key.strip_prefix(OBJECTS) {
         Some(rest) => (rest, true),
         None => (key, false),
@@ -69,7 +69,7 @@ fn add_used(table: &mut Table, key: &str, value: u64) {
     }
 }
 
-fn add_quota(table: &mut Table, key: &str, value: u64, objects: bool) {
+fn add_quota(table: &mut UsageTable, key: &str, value: u64, objects: bool) {
     let Some(id) = parse_id(key) else { return };
     let entry = table.entry(id).or_insert(SpaceEntry { id, ..SpaceEntry::default() });
     if objects {
@@ -80,7 +80,7 @@ fn add_quota(table: &mut Table, key: &str, value: u64, objects: bool) {
 }
 
 impl FileSystem {
-    /// The quota tables of one kind, as they are now.
+    /// The current quota tables of one kind.
     pub(crate) fn quota_objects(&self, kind: SpaceKind) -> QuotaObjects {
         let set = self.rw_part().and_then(|rw| *rw.quotas.read());
         let props = self.props();
@@ -94,13 +94,13 @@ impl FileSystem {
     /// # Errors
     /// `Limit` beyond four million ids, `Corrupt`, those of reading.
     pub fn userspace(&self, kind: SpaceKind, io: Io) -> Result<Vec<SpaceEntry>> {
-        let mut table = Table::new();
+        let mut table = UsageTable::new();
         if let Some(used) = self.objset().special(kind.used_object()) {
             fold(used, &mut table, io, add_used)?;
         }
         let quotas = self.quota_objects(kind);
         let mut quota = |id: Option<ObjectId>, objects| match id {
-            Some(id) => self.whole(id, io, || {
+            Some(id) => self.read_consistent(id, io, || {
                 fold(self.object(id, io)?, &mut table, io, |t, key, value| {
                     add_quota(t, key, value, objects);
                 })
@@ -115,14 +115,14 @@ impl FileSystem {
 
 fn fold(
     object: Object,
-    table: &mut Table,
+    table: &mut UsageTable,
     io: Io,
-    add: impl Fn(&mut Table, &str, u64),
+    add: impl Fn(&mut UsageTable, &str, u64),
 ) -> Result<()> {
     let id = object.id();
     Zap::open(object, io)?.for_each(|e| {
         let pair = std::str::from_utf8(&e.name).ok().zip(e.value.as_u64());
-        // Keys of another form are a newer writer's business.
+        // Keys of another form may come from a newer version and are ignored.
         if let Some((key, value)) = pair {
             add(table, key, value);
         }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn keys_are_hexadecimal() {
-        let mut t = Table::new();
+        let mut t = UsageTable::new();
         add_used(&mut t, "3e8", 1536);
         add_used(&mut t, "obj-3e8", 3);
         add_used(&mut t, "0", 7);

@@ -1,9 +1,9 @@
 //! Extended attributes, in both stores (chapter 06 §10).
 //!
 //! # Theory
-//! The packed list among the system attributes is searched first, then the
-//! hidden directory. The namespace `user.` may be stored with or without its
-//! prefix; a stored name without any known prefix belongs to it.
+//! The packed list among the system attributes is searched first, then the hidden
+//! directory. Names of the namespace `user.` may be stored with or without the prefix; a
+//! stored name without a known prefix belongs to it.
 
 use base::limits::XATTR_SIZE_MAX;
 use base::{Error, ErrorKind, ObjectId, Result};
@@ -20,10 +20,10 @@ use crate::fs::FileSystem;
 /// Names in one file's list.
 const NAMES_MAX: usize = 1 << 20;
 
-/// Times that a file of an attribute is looked for anew.
+/// How often the file of an attribute is looked up again after it was replaced.
 const REPLACED_MAX: usize = 64;
 
-/// Where a file keeps its attributes.
+/// The stores of a file's extended attributes.
 #[derive(Default)]
 pub(crate) struct Stores {
     pub(crate) list: Option<NvList>,
@@ -32,7 +32,7 @@ pub(crate) struct Stores {
 
 impl FileSystem {
     pub(crate) fn xattr_stores(&self, id: ObjectId, io: Io) -> Result<Stores> {
-        self.whole(id, io, || self.stores_now(id, io))
+        self.read_consistent(id, io, || self.stores_now(id, io))
     }
 
     fn stores_now(&self, id: ObjectId, io: Io) -> Result<Stores> {
@@ -116,7 +116,8 @@ impl FileSystem {
     fn file_xattr(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Option<Vec<u8>>> {
         for _ in 0..REPLACED_MAX {
             match self.file_xattr_now(dir, name, io) {
-                // Replaced between the look at its name and that at its file.
+                // The attribute was replaced between the look-up of its name and that of
+                // its file.
                 Err(e) if e.kind() == ErrorKind::NotFound && self.rw_part().is_some() => {}
                 other => return other,
             }
@@ -126,8 +127,8 @@ impl FileSystem {
 
     fn file_xattr_now(&self, dir: ObjectId, name: &[u8], io: Io) -> Result<Option<Vec<u8>>> {
         let find = || self.find_in(self.directory(dir, io)?, name, io);
-        let Some(found) = self.whole(dir, io, find)? else { return Ok(None) };
-        self.whole(found.id, io, || {
+        let Some(found) = self.read_consistent(dir, io, find)? else { return Ok(None) };
+        self.read_consistent(found.id, io, || {
             let object = self.object(found.id, io)?;
             let attrs = self.attrs_of(&object, io)?;
             if attrs.kind != FileType::Regular {

@@ -1,9 +1,8 @@
-//! Whole trees against the manifests that OpenZFS's kernel module gave.
+//! Whole trees against the manifests that OpenZFS's kernel module produced.
 //!
 //! Runs when `CENOTE_POOLS` names a directory with unpacked single-disk pools
-//! (`NAME/disk1.img`) and their unpacked manifests (`NAME.DATASET.jsonl`). The
-//! tree is printed exactly as the manifest's maker prints it, and compared line
-//! by line.
+//! (`NAME/disk1.img`) and their unpacked manifests (`NAME.DATASET.jsonl`). The tree is
+//! printed exactly as the generator of the manifests prints it, and compared line by line.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -54,7 +53,7 @@ fn read_all(fs: &FileSystem, id: ObjectId, size: u64) -> Vec<u8> {
     out
 }
 
-/// Offsets and contents of the pages that are not zero, as the maker digests them.
+/// Offsets and contents of the pages that are not zero, digested as the generator does.
 fn nonzero_pages(fs: &FileSystem, id: ObjectId, size: u64) -> Vec<u8> {
     let (mut out, mut pos) = (Vec::new(), 0);
     while pos < size {
@@ -175,7 +174,7 @@ fn list(fs: &FileSystem, dir: &Attrs) -> Vec<(Vec<u8>, ObjectId, FileType)> {
 
 fn manifest(fs: &FileSystem) -> Vec<String> {
     let mut out = Vec::new();
-    // Depth first in the order of names: a stack of what is still to print.
+    // Depth first in the order of names: a stack of the entries still to print.
     let mut stack = vec![(Vec::new(), fs.root())];
     while let Some((path, id)) = stack.pop() {
         let attrs = fs.attrs(id, Io::WAIT).unwrap_or_else(|e| panic!("{path:?}: {e}"));
@@ -212,9 +211,9 @@ fn check(dir: &Path, pool: &str, dataset: &str, fs: &FileSystem) -> usize {
     got.len()
 }
 
-type Pool = (PathBuf, Vec<(String, Arc<FileSystem>)>);
+type GoldenFs = (PathBuf, Vec<(String, Arc<FileSystem>)>);
 
-fn pool(name: &str) -> Option<Pool> {
+fn pool(name: &str) -> Option<GoldenFs> {
     let dir = common::pools()?;
     let image = dir.join(name).join("disk1.img");
     if !image.exists() {
@@ -326,7 +325,7 @@ fn what_is_not_there(fs: &FileSystem) {
     assert_eq!(fs.read(fs.root(), 0, 1, Io::WAIT).map_err(kind), Err(ErrorKind::IsDir));
     assert_eq!(fs.attrs(ObjectId(1), Io::WAIT).map_err(kind), Err(ErrorKind::NotFound));
     assert_eq!(fs.readdir(file, 0, Io::WAIT).map_err(kind), Err(ErrorKind::NotDir));
-    // The sparse file of one terabyte holds nothing.
+    // The sparse file of one terabyte has no data.
     let c = walk("sparse/c").unwrap();
     assert_eq!(fs.seek(c, 5, Whence::Data, Io::WAIT).map_err(kind), Err(ErrorKind::Missing));
     assert_eq!(fs.seek(c, 5, Whence::Hole, Io::WAIT).unwrap(), 5);
@@ -337,7 +336,7 @@ fn what_is_not_there(fs: &FileSystem) {
     assert_eq!((extent.data, extent.len), (false, 1 << 40));
 }
 
-/// What was read is answered from memory; what was not, says so and reads nothing.
+/// Content that was read is served from memory; other content gives an error and no read.
 fn memory_only(fs: &FileSystem) {
     let id = fs.walk(b"sizes/k0_300000", Io::WAIT).unwrap();
     let cached = fs.read(id, 1000, 200_000, Io::WAIT).unwrap().concat_bytes();

@@ -1,17 +1,17 @@
 //! Least recently used.
 
-use super::{Links, List, Rival};
+use super::{Links, Rival, RivalList};
 
 pub(crate) struct Lru {
     links: Links,
-    list: List,
+    list: RivalList,
     held: Vec<bool>,
     size: usize,
 }
 
 impl Lru {
     pub(crate) fn new(size: usize, keys: usize) -> Lru {
-        Lru { links: Links::new(keys), list: List::EMPTY, held: vec![false; keys], size }
+        Lru { links: Links::new(keys), list: RivalList::EMPTY, held: vec![false; keys], size }
     }
 }
 

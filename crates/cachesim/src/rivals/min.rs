@@ -1,5 +1,5 @@
-//! MIN (Belady, 1966): evicts what is used again last. Looks ahead, so no real
-//! policy reaches it.
+//! MIN (Belady, 1966): evicts the block whose next use is the latest. It looks ahead, so no
+//! real policy reaches it.
 
 use std::collections::BinaryHeap;
 
@@ -17,7 +17,7 @@ impl Min {
             next[at] = last[key as usize];
             last[key as usize] = at as u32;
         }
-        // When each resident key is used next; the heap's other entries are stale.
+        // The next use of each resident key; the heap's other entries are stale.
         let mut due = vec![0u32; keys];
         let mut held = vec![false; keys];
         let mut heap: BinaryHeap<(u32, u32)> = BinaryHeap::new();

@@ -1,5 +1,5 @@
-//! Policies of others, over the dense keys of a trace and pages of one size, each
-//! as its paper gives it. They hold no data and are charged no memory.
+//! Published policies, over the dense keys of a trace and pages of one size, each as in its
+//! paper. They store no data and are charged no memory.
 
 mod lirs;
 mod lru;
@@ -31,16 +31,16 @@ pub(crate) struct Links {
     older: Vec<u32>,
 }
 
-/// One list; the head is new.
+/// One list; new keys are at the head.
 #[derive(Clone, Copy)]
-pub(crate) struct List {
+pub(crate) struct RivalList {
     head: u32,
     tail: u32,
     len: usize,
 }
 
-impl List {
-    const EMPTY: List = List { head: NIL, tail: NIL, len: 0 };
+impl RivalList {
+    const EMPTY: RivalList = RivalList { head: NIL, tail: NIL, len: 0 };
 }
 
 impl Links {
@@ -48,7 +48,7 @@ impl Links {
         Links { newer: vec![NIL; keys], older: vec![NIL; keys] }
     }
 
-    fn push(&mut self, list: &mut List, key: u32) {
+    fn push(&mut self, list: &mut RivalList, key: u32) {
         let old = list.head;
         self.newer[key as usize] = NIL;
         self.older[key as usize] = old;
@@ -61,7 +61,7 @@ impl Links {
         list.len += 1;
     }
 
-    fn unlink(&mut self, list: &mut List, key: u32) {
+    fn unlink(&mut self, list: &mut RivalList, key: u32) {
         let (newer, older) = (self.newer[key as usize], self.older[key as usize]);
         if newer == NIL {
             list.head = older;
@@ -76,13 +76,13 @@ impl Links {
         list.len -= 1;
     }
 
-    fn renew(&mut self, list: &mut List, key: u32) {
+    fn renew(&mut self, list: &mut RivalList, key: u32) {
         self.unlink(list, key);
         self.push(list, key);
     }
 
-    /// Takes the oldest.
-    fn pop(&mut self, list: &mut List) -> Option<u32> {
+    /// Removes the oldest key.
+    fn pop(&mut self, list: &mut RivalList) -> Option<u32> {
         let key = list.tail;
         (key != NIL).then(|| {
             self.unlink(list, key);

@@ -1,10 +1,10 @@
 //! S3-FIFO (Yang et al., SOSP 2023): a tenth for the small queue, a ghost queue
 //! as long as the main one, two bits of frequency.
 
-use super::{Links, List, Rival};
+use super::{Links, Rival, RivalList};
 
 #[derive(Clone, Copy, PartialEq)]
-enum Is {
+enum S3FifoState {
     Unknown,
     Small,
     Main,
@@ -12,12 +12,12 @@ enum Is {
 }
 
 pub(crate) struct S3Fifo {
-    is: Vec<Is>,
+    is: Vec<S3FifoState>,
     uses: Vec<u8>,
     links: Links,
-    small: List,
-    main: List,
-    ghost: List,
+    small: RivalList,
+    main: RivalList,
+    ghost: RivalList,
     small_max: usize,
     size: usize,
 }
@@ -25,12 +25,12 @@ pub(crate) struct S3Fifo {
 impl S3Fifo {
     pub(crate) fn new(size: usize, keys: usize) -> S3Fifo {
         S3Fifo {
-            is: vec![Is::Unknown; keys],
+            is: vec![S3FifoState::Unknown; keys],
             uses: vec![0; keys],
             links: Links::new(keys),
-            small: List::EMPTY,
-            main: List::EMPTY,
-            ghost: List::EMPTY,
+            small: RivalList::EMPTY,
+            main: RivalList::EMPTY,
+            ghost: RivalList::EMPTY,
             small_max: (size / 10).max(1),
             size,
         }
@@ -51,16 +51,16 @@ impl S3Fifo {
             let at = old as usize;
             if self.uses[at] > 1 {
                 self.uses[at] = 0;
-                self.is[at] = Is::Main;
+                self.is[at] = S3FifoState::Main;
                 self.links.push(&mut self.main, old);
                 continue;
             }
-            self.is[at] = Is::Ghost;
+            self.is[at] = S3FifoState::Ghost;
             self.links.push(&mut self.ghost, old);
             if self.ghost.len > (self.size - self.small_max.min(self.size - 1))
                 && let Some(last) = self.links.pop(&mut self.ghost)
             {
-                self.is[last as usize] = Is::Unknown;
+                self.is[last as usize] = S3FifoState::Unknown;
             }
             return;
         }
@@ -70,7 +70,7 @@ impl S3Fifo {
         while let Some(old) = self.links.pop(&mut self.main) {
             let at = old as usize;
             if self.uses[at] == 0 {
-                self.is[at] = Is::Unknown;
+                self.is[at] = S3FifoState::Unknown;
                 return;
             }
             self.uses[at] -= 1;
@@ -83,20 +83,20 @@ impl Rival for S3Fifo {
     fn access(&mut self, key: u32) -> bool {
         let at = key as usize;
         match self.is[at] {
-            Is::Small | Is::Main => {
+            S3FifoState::Small | S3FifoState::Main => {
                 self.uses[at] = (self.uses[at] + 1).min(3);
                 return true;
             }
-            Is::Ghost => {
+            S3FifoState::Ghost => {
                 self.links.unlink(&mut self.ghost, key);
-                self.is[at] = Is::Unknown;
+                self.is[at] = S3FifoState::Unknown;
                 self.evict();
-                self.is[at] = Is::Main;
+                self.is[at] = S3FifoState::Main;
                 self.links.push(&mut self.main, key);
             }
-            Is::Unknown => {
+            S3FifoState::Unknown => {
                 self.evict();
-                self.is[at] = Is::Small;
+                self.is[at] = S3FifoState::Small;
                 self.links.push(&mut self.small, key);
             }
         }

@@ -1,12 +1,12 @@
 //! SIEVE (Zhang et al., NSDI 2024).
 
-use super::{Links, List, NIL, Rival};
+use super::{Links, NIL, Rival, RivalList};
 
 pub(crate) struct Sieve {
     held: Vec<bool>,
     visited: Vec<bool>,
     links: Links,
-    list: List,
+    list: RivalList,
     hand: u32,
     size: usize,
 }
@@ -17,7 +17,7 @@ impl Sieve {
             held: vec![false; keys],
             visited: vec![false; keys],
             links: Links::new(keys),
-            list: List::EMPTY,
+            list: RivalList::EMPTY,
             hand: NIL,
             size,
         }

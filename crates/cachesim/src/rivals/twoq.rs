@@ -1,10 +1,10 @@
 //! 2Q, full version (Johnson and Shasha, VLDB 1994): Kin a quarter of the cache,
 //! Kout half of it.
 
-use super::{Links, List, Rival};
+use super::{Links, Rival, RivalList};
 
 #[derive(Clone, Copy, PartialEq)]
-enum Is {
+enum TwoQState {
     Unknown,
     In,
     Out,
@@ -12,19 +12,19 @@ enum Is {
 }
 
 pub(crate) struct TwoQ {
-    is: Vec<Is>,
+    is: Vec<TwoQState>,
     links: Links,
-    a1in: List,
-    a1out: List,
-    am: List,
+    a1in: RivalList,
+    a1out: RivalList,
+    am: RivalList,
     size: usize,
 }
 
 impl TwoQ {
     pub(crate) fn new(size: usize, keys: usize) -> TwoQ {
         let links = Links::new(keys);
-        let (a1in, a1out, am) = (List::EMPTY, List::EMPTY, List::EMPTY);
-        TwoQ { is: vec![Is::Unknown; keys], links, a1in, a1out, am, size }
+        let (a1in, a1out, am) = (RivalList::EMPTY, RivalList::EMPTY, RivalList::EMPTY);
+        TwoQ { is: vec![TwoQState::Unknown; keys], links, a1in, a1out, am, size }
     }
 
     fn reclaim(&mut self) {
@@ -33,16 +33,16 @@ impl TwoQ {
         }
         if self.a1in.len > (self.size / 4).max(1) || self.am.len == 0 {
             if let Some(old) = self.links.pop(&mut self.a1in) {
-                self.is[old as usize] = Is::Out;
+                self.is[old as usize] = TwoQState::Out;
                 self.links.push(&mut self.a1out, old);
             }
             if self.a1out.len > (self.size / 2).max(1)
                 && let Some(old) = self.links.pop(&mut self.a1out)
             {
-                self.is[old as usize] = Is::Unknown;
+                self.is[old as usize] = TwoQState::Unknown;
             }
         } else if let Some(old) = self.links.pop(&mut self.am) {
-            self.is[old as usize] = Is::Unknown;
+            self.is[old as usize] = TwoQState::Unknown;
         }
     }
 }
@@ -50,21 +50,21 @@ impl TwoQ {
 impl Rival for TwoQ {
     fn access(&mut self, key: u32) -> bool {
         match self.is[key as usize] {
-            Is::Main => {
+            TwoQState::Main => {
                 self.links.renew(&mut self.am, key);
                 true
             }
-            Is::In => true,
-            Is::Out => {
+            TwoQState::In => true,
+            TwoQState::Out => {
                 self.links.unlink(&mut self.a1out, key);
                 self.reclaim();
-                self.is[key as usize] = Is::Main;
+                self.is[key as usize] = TwoQState::Main;
                 self.links.push(&mut self.am, key);
                 false
             }
-            Is::Unknown => {
+            TwoQState::Unknown => {
                 self.reclaim();
-                self.is[key as usize] = Is::In;
+                self.is[key as usize] = TwoQState::In;
                 self.links.push(&mut self.a1in, key);
                 false
             }

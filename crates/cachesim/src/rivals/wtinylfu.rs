@@ -2,10 +2,10 @@
 //! part with four fifths protected, frequencies in a count-min sketch of 4-bit
 //! counters, halved every ten times the cache's size.
 
-use super::{Links, List, Rival};
+use super::{Links, Rival, RivalList};
 
 #[derive(Clone, Copy, PartialEq)]
-enum Is {
+enum TinyLfuState {
     Unknown,
     Window,
     Probation,
@@ -56,11 +56,11 @@ impl Sketch {
 }
 
 pub(crate) struct WTinyLfu {
-    is: Vec<Is>,
+    is: Vec<TinyLfuState>,
     links: Links,
-    window: List,
-    probation: List,
-    protected: List,
+    window: RivalList,
+    probation: RivalList,
+    protected: RivalList,
     sketch: Sketch,
     window_max: usize,
     protected_max: usize,
@@ -71,11 +71,11 @@ impl WTinyLfu {
     pub(crate) fn new(size: usize, keys: usize) -> WTinyLfu {
         let window_max = (size / 100).max(1);
         WTinyLfu {
-            is: vec![Is::Unknown; keys],
+            is: vec![TinyLfuState::Unknown; keys],
             links: Links::new(keys),
-            window: List::EMPTY,
-            probation: List::EMPTY,
-            protected: List::EMPTY,
+            window: RivalList::EMPTY,
+            probation: RivalList::EMPTY,
+            protected: RivalList::EMPTY,
             sketch: Sketch::new(size),
             window_max,
             protected_max: size.saturating_sub(window_max) * 4 / 5,
@@ -83,23 +83,23 @@ impl WTinyLfu {
         }
     }
 
-    /// The window's oldest asks for a place in the main part.
+    /// The window's oldest block competes for admission to the main part.
     fn overflow(&mut self) {
         let Some(candidate) = self.links.pop(&mut self.window) else { return };
         let victim = self.probation.tail;
         let main = self.probation.len + self.protected.len;
         if main + self.window_max < self.size {
-            self.is[candidate as usize] = Is::Probation;
+            self.is[candidate as usize] = TinyLfuState::Probation;
             self.links.push(&mut self.probation, candidate);
         } else if victim != super::NIL
             && self.sketch.estimate(candidate) > self.sketch.estimate(victim)
         {
             self.links.unlink(&mut self.probation, victim);
-            self.is[victim as usize] = Is::Unknown;
-            self.is[candidate as usize] = Is::Probation;
+            self.is[victim as usize] = TinyLfuState::Unknown;
+            self.is[candidate as usize] = TinyLfuState::Probation;
             self.links.push(&mut self.probation, candidate);
         } else {
-            self.is[candidate as usize] = Is::Unknown;
+            self.is[candidate as usize] = TinyLfuState::Unknown;
         }
     }
 }
@@ -108,21 +108,21 @@ impl Rival for WTinyLfu {
     fn access(&mut self, key: u32) -> bool {
         self.sketch.add(key);
         match self.is[key as usize] {
-            Is::Window => self.links.renew(&mut self.window, key),
-            Is::Protected => self.links.renew(&mut self.protected, key),
-            Is::Probation => {
+            TinyLfuState::Window => self.links.renew(&mut self.window, key),
+            TinyLfuState::Protected => self.links.renew(&mut self.protected, key),
+            TinyLfuState::Probation => {
                 self.links.unlink(&mut self.probation, key);
-                self.is[key as usize] = Is::Protected;
+                self.is[key as usize] = TinyLfuState::Protected;
                 self.links.push(&mut self.protected, key);
                 if self.protected.len > self.protected_max
                     && let Some(old) = self.links.pop(&mut self.protected)
                 {
-                    self.is[old as usize] = Is::Probation;
+                    self.is[old as usize] = TinyLfuState::Probation;
                     self.links.push(&mut self.probation, old);
                 }
             }
-            Is::Unknown => {
-                self.is[key as usize] = Is::Window;
+            TinyLfuState::Unknown => {
+                self.is[key as usize] = TinyLfuState::Window;
                 self.links.push(&mut self.window, key);
                 if self.window.len > self.window_max {
                     self.overflow();

@@ -1,11 +1,11 @@
-//! The calls that make and change pools.
+//! The calls that create and change pools.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, FileDevice, OpenOptions};
-use spa::write::admit::{Force, Looked, admit};
+use spa::write::admit::{ExaminedDevice, Force, admit};
 use spa::write::inuse::{self, OpenPool};
 use spa::write::labels;
 
@@ -15,8 +15,8 @@ use crate::opening::Opening;
 use crate::pool::Pool;
 
 impl Engine {
-    /// Whether the devices of a request may be taken: nobody uses them, and their
-    /// redundancy fits together and to the pool that they are added to.
+    /// Whether the devices of a request may be used: they are not in use, and their
+    /// redundancy matches that of each other and of the pool.
     ///
     /// # Errors
     /// `Invalid` with OpenZFS's whole message; the devices' errors.
@@ -27,13 +27,14 @@ impl Engine {
         force: Force,
     ) -> Result<()> {
         let (open, devices) = (self.open_pools(), self.devices()?);
-        let look = |path: &Path| -> Result<Looked> { inuse::look(path, &devices, &open) };
+        let look =
+            |path: &Path| -> Result<ExaminedDevice> { inuse::examine(path, &devices, &open) };
         let config = pool.map(|p| p.core.config());
         let tops = config.as_ref().map(|c| c.vdev_tree.children.as_slice());
         admit(vdevs, tops, force, &look)
     }
 
-    /// The pools that are open, as far as their devices matter.
+    /// The pools that are open, with their devices.
     fn open_pools(&self) -> Vec<OpenPool> {
         let aux = |devices: Vec<spa::VdevStatus>, class| {
             devices.into_iter().filter(|v| v.class == class).map(|v| v.guid).collect::<Vec<Guid>>()
@@ -51,21 +52,22 @@ impl Engine {
         self.imported().into_iter().map(of).collect()
     }
 
-    /// Creates a pool and keeps it imported. With `dry_run` it only checks whether
-    /// that could be done, and returns `None`.
+    /// Creates a pool and keeps it imported. With `dry_run` it only checks whether that is
+    /// possible, and returns `None`.
     ///
     /// # Errors
-    /// `Exists` for a name in use, `Invalid` with OpenZFS's message for devices that
-    /// may not be taken, the devices' errors.
+    /// `Exists` for a name in use, `Invalid` with OpenZFS's message for devices that may
+    /// not be used, the devices' errors.
     pub fn create_pool(&self, request: &CreateRequest) -> Result<Option<Arc<Pool>>> {
-        self.create_pool_shown(request, &Opening::new())
+        self.create_pool_through(request, &Opening::new())
     }
 
-    /// As [`Engine::create_pool`], for others to look at.
+    /// As [`Engine::create_pool`], with an [`Opening`] through which other threads can
+    /// inspect it.
     ///
     /// # Errors
     /// As there; `Interrupted` or `Io` when it was given up.
-    pub fn create_pool_shown(
+    pub fn create_pool_through(
         &self,
         request: &CreateRequest,
         opening: &Arc<Opening>,
@@ -85,7 +87,7 @@ impl Engine {
     /// Adds vdevs to a pool. With `dry_run` it only checks.
     ///
     /// # Errors
-    /// `ReadOnly` for a pool imported so; as [`Engine::create_pool`].
+    /// `ReadOnly` for a pool imported read-only; as [`Engine::create_pool`].
     pub fn add_vdevs(&self, pool: &Arc<Pool>, request: &AddRequest) -> Result<()> {
         writable(pool)?;
         self.check_devices(&request.vdevs, Some(pool), request.force)?;
@@ -95,11 +97,11 @@ impl Engine {
         self.grow_pool(pool, request)
     }
 
-    /// Marks a pool destroyed and closes it. Nothing of it is mounted any more.
-    /// `command` goes into the pool's history.
+    /// Marks a pool destroyed and closes it. None of its datasets may be mounted. `command`
+    /// is added to the pool's history.
     ///
     /// # Errors
-    /// `ReadOnly` for a pool imported so, `Busy` while somebody uses it.
+    /// `ReadOnly` for a pool imported read-only, `Busy` while it is in use.
     pub fn destroy_pool(&self, pool: Arc<Pool>, command: Option<&str>) -> Result<()> {
         writable(&pool)?;
         pool.destroy_with(command)
@@ -112,7 +114,8 @@ impl Engine {
     pub fn clear_labels(&self, path: &Path, force: bool) -> Result<bool> {
         let options =
             OpenOptions { min_size: 0, engine: Some(self.devices()?), ..OpenOptions::default() };
-        // Read first: a device of an open pool is locked by us.
+        // Read before opening it for writing: a device of an open pool is locked by this
+        // process.
         let looking = OpenOptions { lock: device::Lock::None, ..options.clone() };
         let device = FileDevice::open(path, &looking)?;
         let found = inuse::inspect(&device, device.is_block_device(), &self.open_pools())?;
@@ -139,16 +142,16 @@ fn writable(pool: &Pool) -> Result<()> {
 }
 
 impl Pool {
-    /// Waits until everything done so far is durable (`zpool sync`).
+    /// Waits until all changes so far are durable (`zpool sync`).
     ///
     /// # Errors
-    /// `ReadOnly` for a pool imported so; `Io` when the pool is suspended.
+    /// `ReadOnly` for a pool imported read-only; `Io` when the pool is suspended.
     pub fn sync(&self) -> Result<()> {
         writable(self)?;
         self.writer()?.sync().map(|_| ())
     }
 
-    /// Gives the pool another guid, a random one unless told.
+    /// Gives the pool another guid, a random one by default.
     ///
     /// # Errors
     /// As [`Pool::sync`]; `Exists` for a guid in use.

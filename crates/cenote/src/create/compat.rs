@@ -1,26 +1,26 @@
-//! Which features a new pool gets: the `compatibility` property (chapter 04 §14.4,
+//! The features of a new pool: the `compatibility` property (chapter 04 §14.4,
 //! chapter 09 §2.4), `-d`, and `feature@X`.
 //!
 //! # Theory
 //! A set is looked up as a file, in the administrator's directory first and then in
-//! OpenZFS's; the sets of OpenZFS's releases are known without a file. Several sets
-//! mean what is in all of them. A name that is no known feature is ignored: it
-//! belongs to some other implementation.
+//! OpenZFS's; the sets of OpenZFS's releases are built in. Several sets mean their
+//! intersection. Names of unknown features are ignored: they belong to some other
+//! implementation.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use ondisk::features::{ACTIVATE_ON_ENABLE, FEATURES, Feature, by_guid, by_name};
 
-/// Where sets lie as files, first come first served.
+/// Directories of set files; the first match is used.
 const DIRECTORIES: [&str; 2] = ["/etc/zfs/compatibility.d", "/usr/share/zfs/compatibility.d"];
 /// Longest file that is read.
 const FILE_MAX: u64 = 16 << 10;
-/// Rows of chapter 04 §14.2 that OpenZFS 2.3 knows; later ones are newer.
+/// Rows of chapter 04 §14.2 that OpenZFS 2.3 supports; later ones are newer.
 const KNOWN_TO_2_3: usize = 44;
 
-/// Features whose data Cenote does not write, so a new pool has them only when
-/// asked: what they would change on disk happens never.
+/// Features whose data Cenote does not write. A new pool has them only on request, and they
+/// never become active.
 const NOT_WRITTEN: [&str; 12] = [
     "com.datto:encryption",
     "com.delphix:device_removal",
@@ -36,7 +36,7 @@ const NOT_WRITTEN: [&str; 12] = [
     "com.datto:resilver_defer",
 ];
 
-/// Features of the sets that are known without a file.
+/// Features of the built-in sets.
 const COMPAT_2018: [&str; 11] = [
     "async_destroy",
     "bookmarks",
@@ -55,7 +55,7 @@ const SINCE_2_2: [&str; 5] =
 const SINCE_2_3: [&str; 5] =
     ["redaction_list_spill", "raidz_expansion", "fast_dedup", "longname", "large_microzap"];
 const SINCE_2_4: [&str; 3] = ["dynamic_gang_header", "block_cloning_endian", "physical_rewrite"];
-/// Rows of chapter 04 §14.2 that OpenZFS 2.0 knows.
+/// Rows of chapter 04 §14.2 that OpenZFS 2.0 supports.
 const KNOWN_TO_2_0: usize = 33;
 
 /// A set of features by name; `None` is every one.
@@ -74,7 +74,7 @@ impl FeatureSet {
     }
 }
 
-/// The set of a release, without its file.
+/// The built-in set of a release.
 fn built_in(name: &str) -> Option<BTreeSet<String>> {
     let strings = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
     if matches!(name, "compat-2018" | "2018") {
@@ -105,7 +105,7 @@ fn parse_file(text: &str) -> BTreeSet<String> {
     words.map(str::to_owned).collect()
 }
 
-/// Reads a set's file, or finds it among those known.
+/// Reads a set's file, or returns a built-in one.
 fn read_set(name: &str) -> Option<BTreeSet<String>> {
     let places: Vec<std::path::PathBuf> = if name.starts_with('/') {
         vec![name.into()]
@@ -122,7 +122,7 @@ fn read_set(name: &str) -> Option<BTreeSet<String>> {
     places.iter().find_map(read).or_else(|| built_in(name))
 }
 
-/// What a value of the `compatibility` property allows.
+/// The features that a value of the `compatibility` property allows.
 ///
 /// # Errors
 /// The names of the sets that could not be read.
@@ -154,8 +154,8 @@ fn feature_set_from(
     if bad.is_empty() { Ok(FeatureSet(set)) } else { Err(bad) }
 }
 
-/// Whether a new pool may have the feature enabled: Cenote writes what it means, or
-/// enabling it alone changes nothing on disk.
+/// Whether a new pool may have the feature enabled: Cenote maintains its data, or enabling
+/// it alone changes nothing on disk.
 pub fn may_enable(feature: &Feature) -> bool {
     feature.is_readable()
         && !(feature.has(ACTIVATE_ON_ENABLE) && NOT_WRITTEN.contains(&feature.guid))
@@ -166,16 +166,16 @@ pub fn is_written(feature: &Feature) -> bool {
     feature.is_readable() && !NOT_WRITTEN.contains(&feature.guid)
 }
 
-/// Whether new pools have the feature unless somebody objects.
+/// Whether new pools have the feature by default.
 pub(crate) fn is_default(feature: &Feature) -> bool {
     let known = FEATURES.iter().take(KNOWN_TO_2_3).any(|f| f.guid == feature.guid);
     known && is_written(feature)
 }
 
-/// What a pool's creator asked for.
+/// The features that a pool's creator requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureWishes {
-    /// `-d`: only what is asked for by name.
+    /// `-d`: only features requested by name.
     pub none: bool,
     /// `feature@X=enabled` (true) and `feature@X=disabled`, in order.
     pub named: Vec<(String, bool)>,
@@ -215,7 +215,7 @@ pub fn features_to_enable(
     Ok((in_order(|f| wanted.contains(f.guid)), warnings))
 }
 
-/// What a pool gets when nobody asks for anything else.
+/// The features of a pool without any request.
 pub(super) fn default_features() -> Vec<&'static Feature> {
     in_order(is_default)
 }
@@ -229,7 +229,7 @@ fn in_order(wanted: impl Fn(&Feature) -> bool) -> Vec<&'static Feature> {
     out
 }
 
-/// Adds what the feature needs, then the feature. The table has no cycles.
+/// Adds the features that this one depends on, then the feature. The table has no cycles.
 fn with_needed(feature: &'static Feature, out: &mut Vec<&'static Feature>) {
     for needed in feature.depends.iter().filter_map(|guid| by_guid(guid)) {
         with_needed(needed, out);

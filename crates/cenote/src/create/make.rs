@@ -1,8 +1,8 @@
-//! Making pools, and changing them as a whole.
+//! Creating pools, and changing them as a whole.
 //!
 //! # Theory
-//! A new pool is written by a writer of its own, which ends when the pool is on disk;
-//! then the pool is imported as any other. So what is used was read back.
+//! A new pool is written by a temporary writer, which ends when the pool is on disk. Then
+//! the pool is imported like any other. So its state in use was read back from disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,22 +25,22 @@ use crate::engine::Engine;
 use crate::opening::{Opening, PoolLeaves, Reserved};
 use crate::pool::Pool;
 
-/// The group that a new pool's devices are created in.
+/// The txg in which a new pool's devices are created.
 const FIRST_TXG: Txg = Txg(4);
 /// The version of pools with features.
 const VERSION: u64 = 5000;
 
-/// An open device: to look at, and as the pool has it.
+/// An open device: for examination, and for use in the pool.
 struct OpenDevice {
     file: Arc<FileDevice>,
     leaf: Arc<dyn Device>,
 }
 
 /// Open devices by path.
-struct Open(BTreeMap<PathBuf, OpenDevice>);
+struct OpenDevices(BTreeMap<PathBuf, OpenDevice>);
 
-impl Open {
-    fn of(vdevs: &[NewVdev], leaves: &PoolLeaves) -> Result<Open> {
+impl OpenDevices {
+    fn of(vdevs: &[NewVdev], leaves: &PoolLeaves) -> Result<OpenDevices> {
         let mut open = BTreeMap::new();
         for path in vdevs.iter().flat_map(NewVdev::paths) {
             let engine = Some(Arc::clone(leaves.engine()));
@@ -51,7 +51,7 @@ impl Open {
             let leaf = leaves.wrap(Arc::clone(&file), path);
             open.insert(path.to_path_buf(), OpenDevice { file, leaf });
         }
-        Ok(Open(open))
+        Ok(OpenDevices(open))
     }
 
     fn facts(&self, path: &Path) -> Result<LeafFacts> {
@@ -75,7 +75,7 @@ fn max_ashift(built: &Built) -> u32 {
     shifts.max().unwrap_or(9)
 }
 
-/// Properties that a new pool's ZAP holds.
+/// Properties in a new pool's ZAP.
 fn pool_props(settings: &[PoolSetting]) -> Vec<(String, Stored)> {
     let one = |setting: &PoolSetting| match setting {
         PoolSetting::Stored(name, n) => Some(((*name).to_owned(), Stored::Number(*n))),
@@ -102,8 +102,8 @@ fn compatibility(setting: &PoolSetting) -> Option<String> {
 }
 
 impl Engine {
-    /// Writes the pool that was asked for, and imports it. Everything was checked that
-    /// can be without opening the devices for writing.
+    /// Writes the requested pool, and imports it. All checks that need no write access were
+    /// made before.
     pub(super) fn make_pool(
         &self,
         request: &CreateRequest,
@@ -119,7 +119,7 @@ impl Engine {
             ..zpl::NewFs::default()
         };
         let (new, root_props) = split_for_life(&request.fs_settings, plain)?;
-        let open = Open::of(&request.vdevs, &self.leaves_for(opening)?)?;
+        let open = OpenDevices::of(&request.vdevs, &self.leaves_for(opening)?)?;
         let options = BuildOptions { ashift: request.ashift(), first_id: 0, create_txg: FIRST_TXG };
         let built = build(&request.vdevs, options, [], &|path: &Path| open.facts(path))?;
         let devices = open.by_guid(&built);
@@ -170,7 +170,7 @@ impl Engine {
         let found = found.pools.into_iter().find(|p| p.guid == guid);
         let found = found.ok_or_else(|| Error::not_found("the new pool cannot be found"))?;
         let options = ImportOptions {
-            // It is ours, whatever the host is called.
+            // The pool was created here, whatever the host name is.
             force: true,
             altroot: request.altroot.clone(),
             new_name: request.temporary_name.clone(),
@@ -180,10 +180,10 @@ impl Engine {
         self.import_reserved(&found, &options, opening, reserved)
     }
 
-    /// Adds what was asked for; it was checked.
+    /// Adds the requested vdevs, which were checked before.
     pub(super) fn grow_pool(&self, pool: &Pool, request: &AddRequest) -> Result<()> {
         let writer = pool.writer()?;
-        let open = Open::of(&request.vdevs, &pool.core.leaves)?;
+        let open = OpenDevices::of(&request.vdevs, &pool.core.leaves)?;
         let now = writer.published().config;
         let children = &now.vdev_tree.children;
         let first_id =
@@ -232,7 +232,7 @@ impl Pool {
             PoolSetting::Version(_) => {
                 return Err(Error::new(ErrorKind::Invalid, "a pool's version only grows"));
             }
-            // For as long as the pool is imported, which is the front end's to keep.
+            // These are kept by the front end while the pool is imported.
             PoolSetting::Feature(_, false)
             | PoolSetting::Altroot(_)
             | PoolSetting::Cachefile(_)
@@ -245,7 +245,7 @@ impl Pool {
     /// Adds a command to the pool's history.
     ///
     /// # Errors
-    /// `ReadOnly` for a pool imported so; `Io` when the pool is suspended.
+    /// `ReadOnly` for a pool imported read-only; `Io` when the pool is suspended.
     pub fn log_command(&self, line: &str) -> Result<()> {
         self.writer()?.log_command(Command::new(line))
     }

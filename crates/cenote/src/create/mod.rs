@@ -1,14 +1,14 @@
-//! Making and changing pools: what may be asked for, and the calls.
+//! Creating and changing pools: the requests, and the calls.
 //!
 //! # Theory
-//! A front end turns a command line into a [`CreateRequest`] or [`AddRequest`]. The
-//! engine looks at the devices itself ([`check_devices`](crate::Engine::check_devices)): only it knows
-//! which pools are open. Names and properties are checked by pure functions, which
-//! a front end may use before it asks.
+//! A front end turns a command line into a [`CreateRequest`] or [`AddRequest`]. The engine
+//! itself examines the devices ([`check_devices`](crate::Engine::check_devices)), because
+//! only it has the list of open pools. Names and properties are checked by pure functions,
+//! which a front end may call before the request.
 //!
 //! # Departures from OpenZFS
 //! * A dry run checks the name and the properties, too.
-//! * Whole disks are used as they are given; nothing partitions them.
+//! * Whole disks are used without partitioning them.
 
 mod calls;
 pub(crate) mod compat;
@@ -41,13 +41,13 @@ pub struct CreateRequest {
     pub temporary_name: Option<String>,
     /// Its devices, in the order of their future ids.
     pub vdevs: Vec<NewVdev>,
-    /// What of the refusals to override.
+    /// The checks to override.
     pub force: Force,
     /// Only check.
     pub dry_run: bool,
     /// 5000, or 1 to 28 for a pool without feature flags.
     pub version: u64,
-    /// Features to enable, each behind those that it needs; none for old versions.
+    /// Features to enable, each behind those that it depends on; none for old versions.
     pub features: Vec<&'static Feature>,
     /// Pool properties; no features, version, altroot, cachefile or temporary name.
     pub settings: Vec<PoolSetting>,
@@ -60,7 +60,8 @@ pub struct CreateRequest {
 }
 
 impl CreateRequest {
-    /// A pool of version 5000 with the default features, defaults else and nothing forced.
+    /// A pool of version 5000 with the default features, defaults otherwise and nothing
+    /// forced.
     pub fn new(name: &str, vdevs: Vec<NewVdev>) -> CreateRequest {
         CreateRequest {
             name: name.to_owned(),
@@ -91,11 +92,11 @@ impl CreateRequest {
 pub struct AddRequest {
     /// The devices.
     pub vdevs: Vec<NewVdev>,
-    /// What of the refusals to override.
+    /// The checks to override.
     pub force: Force,
     /// Only check.
     pub dry_run: bool,
-    /// log2 of their sectors; `None` goes by the pool's property and the devices.
+    /// log2 of their sectors; `None` derives it from the pool's property and the devices.
     pub ashift: Option<u32>,
     /// The command, for the pool's history; `None` logs nothing.
     pub command: Option<String>,

@@ -1,4 +1,4 @@
-//! Names of pools (chapter 09 §1.2; the words as OpenZFS 2.3.2 prints them).
+//! Names of pools (chapter 09 §1.2; the messages are those of OpenZFS 2.3.2).
 
 /// Longest pool name in bytes: `$ORIGIN` and a snapshot must still fit behind it.
 pub const POOL_NAME_MAX: usize = 239;
@@ -6,15 +6,15 @@ pub const POOL_NAME_MAX: usize = 239;
 /// Words that the vdev grammar begins with.
 const RESERVED_PREFIXES: [&str; 4] = ["mirror", "raidz", "draid", "spare"];
 
-/// Whether a new pool may be called so.
+/// Whether `name` is valid for a new pool.
 ///
 /// # Errors
-/// What is wrong, as the part behind `cannot create 'NAME': `.
+/// The error, as the part behind `cannot create 'NAME': `.
 pub fn check_pool_name(name: &str) -> Result<(), String> {
     check_name(name, "pool name")
 }
 
-/// Whether a pool may be called so until it is exported (`-t`).
+/// Whether `name` is valid as a temporary name until the export (`-t`).
 ///
 /// # Errors
 /// As [`check_pool_name`].

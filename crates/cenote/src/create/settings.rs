@@ -1,9 +1,9 @@
-//! Properties as users write them, checked (chapter 09 §2.1, §2.2, §2.4; the words
-//! as OpenZFS 2.3.2 prints them).
+//! Validation of properties in text form (chapter 09 §2.1, §2.2, §2.4; the messages are
+//! those of OpenZFS 2.3.2).
 //!
 //! # Invariants
-//! * A checked value is what is stored: numbers for sizes and index words.
-//! * Nothing here knows whether the pool's features allow a value.
+//! * A checked value is in stored form: numbers for sizes and index words.
+//! * Nothing here depends on the pool's features.
 
 use std::path::PathBuf;
 
@@ -32,13 +32,13 @@ pub enum When {
 /// A checked pool property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolSetting {
-    /// Kept in the pool's property object, by name (chapter 04 §12.5).
+    /// Stored in the pool's property object, by name (chapter 04 §12.5).
     Stored(&'static str, u64),
     /// The dataset to boot from; empty is none.
     Bootfs(String),
-    /// Kept in the configuration.
+    /// Stored in the configuration.
     Comment(String),
-    /// Kept in the configuration; the sets could be read.
+    /// Stored in the configuration; the sets could be read.
     Compatibility(String),
     /// 1 to 28, or 5000.
     Version(u64),
@@ -172,7 +172,7 @@ fn cachefile(value: &str) -> Result<PoolSetting, String> {
         if !std::path::Path::new(dir).is_dir() {
             return Err(format!("'{dir}' is not a valid directory"));
         }
-        // The daemon keeps its own list of the pools that it imports again.
+        // The daemon keeps its own list of the pools to import.
         return Err("the use of cache files is not supported by this version of Cenote".to_owned());
     }
     Ok(PoolSetting::Cachefile(value.to_owned()))
@@ -188,7 +188,7 @@ fn comment(value: &str) -> Result<PoolSetting, String> {
     Ok(PoolSetting::Comment(value.to_owned()))
 }
 
-/// Meant as a user property, whether it is a legal one or not.
+/// Whether a user property is meant, valid or not.
 fn is_like_user_prop(name: &str) -> bool {
     is_user_prop(name) || (name.contains(':') && name.len() > USER_NAME_MAX)
 }
@@ -233,16 +233,16 @@ pub fn root_fs_setting(name: &str, value: &str) -> Result<(String, PropData), St
     native_setting(prop, value)
 }
 
-/// What a property is being set on.
+/// The kind of dataset on which a property is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
-    /// A file system that exists.
+    /// An existing file system.
     Filesystem,
-    /// A file system that is to be.
+    /// A new file system.
     NewFilesystem,
-    /// A volume that exists.
+    /// An existing volume.
     Volume,
-    /// A volume that is to be.
+    /// A new volume.
     NewVolume,
     /// A snapshot.
     Snapshot,
@@ -327,7 +327,7 @@ fn native_setting(prop: &Prop, value: &str) -> Result<(String, PropData), String
     Ok((name.to_owned(), checked))
 }
 
-/// Checks the properties of a new file system or volume, those that belong together too.
+/// Checks the properties of a new file system or volume, including their combination.
 ///
 /// # Errors
 /// As [`dataset_setting`].
@@ -339,7 +339,7 @@ pub fn new_dataset_settings(
     with_utf8(all.collect::<Result<_, _>>()?)
 }
 
-/// Checks a whole list of `-O` properties, those that belong together too.
+/// Checks a whole list of `-O` properties, including their combination.
 ///
 /// # Errors
 /// As [`root_fs_setting`].
@@ -348,7 +348,7 @@ pub fn root_fs_settings(list: &[(String, String)]) -> Result<Vec<(String, PropDa
     with_utf8(all.collect::<Result<_, _>>()?)
 }
 
-/// Normalisation makes sense of UTF-8 alone.
+/// Normalisation requires UTF-8.
 fn with_utf8(mut out: Vec<(String, PropData)>) -> Result<Vec<(String, PropData)>, String> {
     let get = |name: &str| out.iter().find(|p| p.0 == name).map(|p| &p.1);
     let normalized = matches!(get("normalization"), Some(PropData::Num(n)) if *n != 0);
@@ -364,7 +364,7 @@ fn with_utf8(mut out: Vec<(String, PropData)>) -> Result<Vec<(String, PropData)>
     Ok(out)
 }
 
-/// Whether a mountpoint is one: an absolute path, `legacy` or `none`.
+/// Whether a mountpoint is valid: an absolute path, `legacy` or `none`.
 ///
 /// # Errors
 /// OpenZFS's message, whole.

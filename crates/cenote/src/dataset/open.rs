@@ -1,4 +1,4 @@
-//! Opening file systems: for writing where that is possible, one for all who ask.
+//! Opening file systems: for writing where that is possible, shared by all callers.
 
 use std::sync::{Arc, Weak};
 
@@ -9,15 +9,15 @@ use zpl::FileSystem;
 use super::{Dataset, DatasetKind};
 
 impl Dataset {
-    /// Why nothing can be changed here through [`Dataset::open_fs`], if so. An intent log
-    /// that a crash left is replayed first, which may take a while.
+    /// Checks whether [`Dataset::open_fs`] gives write access. An intent log that a crash
+    /// left is replayed first, which may take a while.
     ///
     /// # Errors
-    /// `ReadOnly` for snapshots, pools imported so, and datasets whose intent log cannot be
-    /// replayed; `Invalid` for what is no file system; those of reading.
+    /// `ReadOnly` for snapshots, pools imported read-only, and datasets whose intent log
+    /// cannot be replayed; `Invalid` for anything but a file system; those of reading.
     pub fn check_writable(&self) -> Result<()> {
         match self.writable_now() {
-            // Perhaps for its log: then nobody has it open to write.
+            // Perhaps because of its log: then it is not open for writing anywhere.
             Err(e) if e.kind() == ErrorKind::ReadOnly => {
                 if self.kind != DatasetKind::Filesystem || self.core.writer.is_none() {
                     return Err(e);
@@ -46,12 +46,12 @@ impl Dataset {
         writer.open_dataset(self.name()).map(|_| ())
     }
 
-    /// Replays the intent log that a crash, or another program, left, if there is one. What
-    /// it says is done when this returns, and the log is empty.
+    /// Replays the intent log that a crash, or another program, left, if there is one. Its
+    /// changes are made when this returns, and the log is empty.
     ///
     /// # Errors
     /// `ReadOnly` as [`Dataset::check_writable`], and where the log cannot be replayed:
-    /// nothing was changed then, unless reading or writing failed on the way.
+    /// nothing was changed then, unless reading or writing failed during the replay.
     fn replay_log(&self) -> Result<()> {
         let writer = self.core.writer()?;
         let os = writer.read_dataset(self.name())?;
@@ -60,7 +60,7 @@ impl Dataset {
             let text = "the dataset's intent log cannot be replayed";
             Error::new(ErrorKind::ReadOnly, text).caused_by(e).in_dataset(self.name())
         };
-        // First a look at all of it.
+        // All records are checked first.
         writer.for_each_record(&os, &mut |record| zpl::rw::can_replay(record)).map_err(refused)?;
         let host = self.core.host(self.name(), self.object(), Some(Arc::clone(&log)))?;
         let fs = FileSystem::open_rw(Arc::clone(&os), host, Io::WAIT).map_err(refused)?;
@@ -68,24 +68,23 @@ impl Dataset {
         let done = writer.for_each_record(&os, &mut |record| {
             log.replaying(record.header.seq);
             fs.replay(record).or_else(|_| {
-                // Perhaps it only lacked space that a group gives back.
+                // Perhaps only space was missing that a txg frees.
                 writer.sync()?;
                 fs.replay(record)
             })
         });
         log.replaying(0);
-        // What was done is on disk, and the header says so.
+        // The changes are on disk, and the header records it.
         writer.sync()?;
         done.map_err(refused)?;
         log.end_replay(writer.blocks_of_log(&os)?)
     }
 
-    /// Opens the file system: for writing if that is possible, one for all who ask
-    /// ([`Dataset::check_writable`] tells why not).
+    /// Opens the file system: for writing if that is possible, shared by all callers
+    /// ([`Dataset::check_writable`] gives the reason if it is not).
     ///
     /// # Errors
-    /// `Invalid` for volumes, `Locked` when the key is not loaded, those of
-    /// reading.
+    /// `Invalid` for volumes, `Locked` when the key is not loaded, those of reading.
     pub fn open_fs(&self) -> Result<Arc<FileSystem>> {
         match self.check_writable() {
             Ok(()) => self.open_to_write(),
@@ -94,7 +93,7 @@ impl Dataset {
         }
     }
 
-    /// The file system, open for reading alone.
+    /// The file system, open only for reading.
     pub(crate) fn read_fs(&self) -> Result<Arc<FileSystem>> {
         let fs =
             FileSystem::open(self.objset()?, Io::WAIT).map_err(|e| e.in_dataset(self.name()))?;
@@ -102,7 +101,7 @@ impl Dataset {
         Ok(fs)
     }
 
-    /// Those who change a file system share what they know of it.
+    /// All writers of a file system share its in-memory state.
     fn open_to_write(&self) -> Result<Arc<FileSystem>> {
         let head = self.object();
         let mut open = self.core.files.lock();
@@ -119,7 +118,7 @@ impl Dataset {
         Ok(fs)
     }
 
-    /// What properties and the pool say of a file system.
+    /// Applies properties and the pool's state to a file system.
     fn set_up(&self, fs: &FileSystem) -> Result<()> {
         if self.ds().attribute("org.zfsonlinux:longname")?.is_some() {
             fs.set_long_names(true);

@@ -1,11 +1,11 @@
-//! What was written since a snapshot or bookmark: `written@S`, `written#B` (chapter 04
-//! §11.3).
+//! Bytes written since a snapshot or bookmark: `written@S`, `written#B` (chapter 04 §11.3).
 //!
 //! # Theory
-//! The space that a dataset refers to and the old snapshot did not. It is the difference
-//! of what both refer to, and what died since of the old one: of each dataset between,
-//! the part of its deadlist that was born before the old snapshot was taken. Of a
-//! bookmark the snapshot may be gone; it keeps what died of it before the next one.
+//! The value is the space that a dataset refers to and the old snapshot did not. It is the
+//! difference of what both refer to, plus the space of the old snapshot that was killed
+//! since: of each dataset in between, the part of its deadlist that was born before the old
+//! snapshot was taken. The snapshot of a bookmark may be destroyed; the bookmark has the
+//! size of what was killed before the next one.
 
 use base::Result;
 use dsl::DslDataset;
@@ -54,7 +54,7 @@ impl Dataset {
         };
         let txg = mark.phys.creation_txg.0;
         if mark.phys.flags & BOOKMARK_HAS_FBN == 0 {
-            // Its snapshot knows, as long as it exists.
+            // The snapshot itself has the numbers, as long as it exists.
             let snaps = head.snapshots()?;
             let Some(old) = snaps.iter().find(|s| s.phys().guid == mark.phys.guid) else {
                 return Ok(None);
@@ -79,8 +79,8 @@ impl Dataset {
         Ok(None)
     }
 
-    /// What was written since the snapshot `object` of group `txg`, which this dataset
-    /// descends from.
+    /// Bytes written since the snapshot `object` of `txg`, from which this dataset
+    /// descends.
     fn since(&self, object: u64, txg: u64, referenced: u64) -> Result<Option<PropValue>> {
         let mut written = self.ds().phys().referenced_bytes;
         let mut at = self.ds().clone();
@@ -97,7 +97,7 @@ impl Dataset {
         Ok(None)
     }
 
-    /// The head of a file system or volume of this pool, if there is one by this name.
+    /// The head of a file system or volume of this pool, if one has this name.
     fn head_named(&self, name: &str) -> Result<Option<DslDataset>> {
         match self.core.spa.root_dir()?.find(name) {
             Ok(dir) => dir.head(),
@@ -107,12 +107,12 @@ impl Dataset {
     }
 }
 
-/// The value; OpenZFS gives its source so.
+/// The value, with the source that OpenZFS reports.
 fn bytes(written: u64) -> Result<Option<PropValue>> {
     with_source(PropData::Num(written), Source::Local)
 }
 
-/// Bytes on a dataset's deadlist that were born in group `txg` or before.
+/// Bytes on a dataset's deadlist that were born in `txg` or before.
 fn dead_of(ds: &DslDataset, txg: u64) -> Result<u64> {
     let (mos, object) = (ds.dir().mos(), ds.phys().deadlist_obj);
     if object == 0 || deadlist::is_plain(mos, object)? {

@@ -3,14 +3,13 @@
 use arc::ArcStats;
 use kstat::{Kstat, Value};
 
-/// The 147 counters, in order. What Cenote does not have is 0: it evicts nothing
-/// to a second tier, its directory has no chains, and dnodes and bonus buffers
-/// are not part of the cache. Bytes that readers hold although the policy let go
-/// of them are `arc_loaned_bytes`.
+/// The 147 counters, in order. Counters of features that Cenote does not have are 0: a
+/// second tier, chains in the directory, dnodes and bonus buffers in the cache. Bytes that
+/// readers still hold after the policy evicted them are `arc_loaned_bytes`.
 pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
     let all = s.all();
-    // What the cache's size has beyond its parts; the arenas' own waste is no part
-    // of it and stands in `abdstats`.
+    // The part of the cache's size beyond its components. The arenas' own waste is not
+    // included; it is in `abdstats`.
     let parts = [s.compressed_size, s.overhead_size, s.hdr_size, s.l2.hdr_size, s.dbuf_size];
     let waste = s.size.saturating_sub(parts.iter().fold(0u64, |sum, n| sum.saturating_add(*n)));
     let rows = [
@@ -165,7 +164,7 @@ pub(crate) fn arcstats(s: &ArcStats) -> Kstat {
     Kstat::named(rows.into_iter().map(|(name, value)| (name.into(), value)).collect())
 }
 
-/// What Cenote counts beyond OpenZFS: the file `cenote_arc`.
+/// Counters that OpenZFS does not have: the file `cenote_arc`.
 pub(crate) fn own(s: &ArcStats) -> Kstat {
     Kstat::numbers([
         ("hits_borrowed", s.forms.borrowed),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use codec::bench::{BenchKind, BenchOptions, Row};
 use kstat::{Kstat, KstatBody};
 
-/// What each row may take.
+/// Time limit of each row.
 const TIME_PER_ROW: Duration = Duration::from_millis(2);
-/// Block sizes of `chksum_bench`, as its heading names them.
+/// Block sizes of `chksum_bench`, as in its heading.
 const SIZES: [(&str, usize); 8] = [
     ("1k", 1 << 10),
     ("4k", 4 << 10),
@@ -120,9 +120,9 @@ fn raidz_text(rows: &[Row]) -> String {
     out
 }
 
-/// `vdev_raidz_bench`: bytes a second of generating parity and of reconstructing
-/// as many columns as there is parity. Cenote has one kernel for every choice of
-/// lost columns, so OpenZFS's other columns are absent.
+/// `vdev_raidz_bench`: bytes a second of generating parity and of reconstructing as many
+/// columns as there is parity. Cenote has one kernel for every combination of lost columns,
+/// so OpenZFS's other columns are absent.
 pub(crate) fn raidz() -> Kstat {
     static TEXT: OnceLock<String> = OnceLock::new();
     let kinds = vec![BenchKind::RaidzGenerate, BenchKind::RaidzReconstruct];

@@ -1,10 +1,10 @@
-//! What an engine shows as kstats: the files of `/proc/spl/kstat/zfs` (chapter 09
-//! §6), made from the cache's and the pools' counters when they are read.
+//! The kstats of an engine: the files of `/proc/spl/kstat/zfs` (chapter 09 §6), made from
+//! the cache's and the pools' counters when they are read.
 //!
 //! # Departures
-//! `qat` is absent (no such hardware is used), as are files that OpenZFS itself
-//! dropped. `cenote_arc` is added: how hits were served, and bytes held. Writing
-//! to a file clears nothing.
+//! `qat` is absent (no such hardware is used), as are files that OpenZFS itself dropped.
+//! `cenote_arc` is added: how hits were served, and bytes held. Writing to a file clears
+//! nothing.
 
 mod arcstats;
 mod bench;
@@ -20,7 +20,7 @@ use kstat::{IoCounters, Kstat, KstatBody, Value};
 use spa::status::VdevState;
 
 use crate::engine::Engine;
-use crate::pool::Core;
+use crate::pool::PoolCore;
 
 pub use arc::whatif::Point as WhatIfPoint;
 pub use report::{ArcReport, L2Report, Share};
@@ -39,7 +39,7 @@ fn zfetchstats(z: ZfetchStats) -> Kstat {
     ])
 }
 
-/// Registers what does not depend on pools.
+/// Registers the kstats that do not depend on pools.
 pub(crate) fn register_engine(engine: &Arc<Engine>) -> base::Result<()> {
     let registry = engine.kstats();
     registry.register("arcstats", engine, |e| arcstats::arcstats(&e.arc_stats()))?;
@@ -77,7 +77,7 @@ fn state_word(state: VdevState) -> &'static str {
     }
 }
 
-/// Checksums that a deduplication table may be of, and its objects' names in the MOS.
+/// Checksums with deduplication tables, and the tables' object names in the MOS.
 const DDT_CHECKSUMS: [&str; 5] = ["sha256", "sha512", "skein", "edonr", "blake3"];
 
 const DDT: &str = "lookup lookup_new lookup_existing lookup_live_hit lookup_live_wait \
@@ -95,7 +95,7 @@ fn ddt_stats() -> Kstat {
     kstat
 }
 
-fn has_ddt(core: &Core, checksum: &str) -> bool {
+fn has_ddt(core: &PoolCore, checksum: &str) -> bool {
     let suffixes = ["", "-zap-unique", "-zap-duplicate", "-zap-ditto"];
     let object = |suffix: &&str| core.spa.mos().lookup(&format!("DDT-{checksum}{suffix}"));
     suffixes.iter().any(|s| matches!(object(s), Ok(Some(_))))
@@ -103,7 +103,7 @@ fn has_ddt(core: &Core, checksum: &str) -> bool {
 
 /// Registers an imported pool's files. A name that cannot be a directory's, or a
 /// full registry, leaves the pool without kstats.
-pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
+pub(crate) fn register_pool(core: &Arc<PoolCore>) -> base::Result<()> {
     let Some(registry) = &core.kstats else { return Ok(()) };
     let name = core.spa.name();
     let text = |text: String| Kstat::new("misc", KstatBody::Text(text));
@@ -127,7 +127,7 @@ pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
     }
     registry.register(&format!("{name}/cenote_zil"), core, cenote_zil)?;
     registry.register(&format!("{name}/cenote_heal"), core, cenote_heal)?;
-    let none = |_: &Core| Kstat::numbers([]);
+    let none = |_: &PoolCore| Kstat::numbers([]);
     registry.register(&format!("{name}/dmu_tx_assign"), core, none)?;
     for checksum in DDT_CHECKSUMS.iter().filter(|c| has_ddt(core, c)) {
         registry.register(&format!("{name}/ddt_stats_{checksum}"), core, |_| ddt_stats())?;
@@ -135,8 +135,8 @@ pub(crate) fn register_pool(core: &Arc<Core>) -> base::Result<()> {
     Ok(())
 }
 
-/// What reads that met wrong bytes wrote anew.
-fn cenote_heal(core: &Core) -> Kstat {
+/// Repairs by reads that found wrong bytes.
+fn cenote_heal(core: &PoolCore) -> Kstat {
     let counts = core.spa.zio().heal_counts();
     let numbers = [
         ("found", counts.found),
@@ -148,8 +148,8 @@ fn cenote_heal(core: &Core) -> Kstat {
     Kstat::named(numbers.into_iter().map(|(name, n)| (name.into(), Value::U64(n))).collect())
 }
 
-/// What all logs of a pool did, for `cenote trace zil`.
-fn cenote_zil(core: &Core) -> Kstat {
+/// Activity of all logs of a pool, for `cenote trace zil`.
+fn cenote_zil(core: &PoolCore) -> Kstat {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     let logs = core.writer.as_ref().map(|w| w.all_logs()).unwrap_or_default();
     for log in logs.values() {
@@ -186,10 +186,13 @@ fn objset(name: &str, io: &IoCounters, log: Option<&zil::Log>) -> Kstat {
     Kstat::new("dataset", KstatBody::Named(rows))
 }
 
-/// The counters of a dataset that is being opened: those that others who have it
-/// open count with, or new ones, which then show as `<pool>/objset-0x…` for as
-/// long as somebody has it open.
-pub(crate) fn dataset_counters(core: &Core, object: u64, name: &str) -> Option<Arc<IoCounters>> {
+/// The counters of a dataset that is being opened: those of its other users, or new ones,
+/// which are then shown as `<pool>/objset-0x…` as long as the dataset is open.
+pub(crate) fn dataset_counters(
+    core: &PoolCore,
+    object: u64,
+    name: &str,
+) -> Option<Arc<IoCounters>> {
     let registry = core.kstats.as_ref()?;
     let mut all = core.counters.lock();
     all.retain(|_, c| c.strong_count() > 0);

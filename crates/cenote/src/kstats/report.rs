@@ -1,13 +1,13 @@
-//! One page about the cache, from its kstats: this engine's, or those of any ZFS.
+//! A one-page report about the cache, from the kstats of this engine or of any ZFS.
 
 use kstat::Kstat;
 
-/// A count and its share of all.
+/// A count and its share of the total.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     /// How many.
     pub count: u64,
-    /// Of all of its kind, between 0 and 1; `None` if there was none.
+    /// Its share, between 0 and 1; `None` if the total is 0.
     pub share: Option<f64>,
 }
 
@@ -33,7 +33,7 @@ pub struct L2Report {
 /// The cache on one page. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ArcReport {
-    /// Everything the cache takes.
+    /// The total size of the cache.
     pub actual: u64,
     /// Target size.
     pub target: u64,
@@ -41,20 +41,20 @@ pub struct ArcReport {
     pub min: u64,
     /// Largest target size.
     pub max: u64,
-    /// What of the target is for blocks used once.
+    /// The part of the target for blocks used once.
     pub mru_target: Option<u64>,
     /// Lookups.
     pub accesses: u64,
     /// Answered from memory.
     pub hits: Share,
-    /// Joined a read under way.
+    /// Joined a read in flight.
     pub iohits: Share,
     /// Had to read.
     pub misses: Share,
-    /// Hits by list, of all hits. Uses of a block right after one another are one to
-    /// the policy, and of no list.
+    /// Hits by list, of all hits. Repeated uses of a block in immediate succession count as
+    /// one for the policy, and belong to no list.
     pub lists: Vec<(&'static str, Share)>,
-    /// Misses on blocks remembered, by list, of all misses.
+    /// Misses on keys in ghost lists, by list, of all misses.
     pub ghosts: Vec<(&'static str, Share)>,
     /// Hits by form, of all forms; nothing for other systems' caches.
     pub forms: Vec<(&'static str, Share)>,
@@ -64,9 +64,9 @@ pub struct ArcReport {
     pub metadata_used: u64,
     /// A fixed limit of it, where there is one.
     pub metadata_limit: Option<u64>,
-    /// Most there was of it, where that is counted.
+    /// Its maximum so far, where that is counted.
     pub metadata_max: Option<u64>,
-    /// What of the target is for metadata, where target shares adapt.
+    /// The part of the target for metadata, where target shares adapt.
     pub metadata_target: Option<u64>,
 }
 
@@ -76,8 +76,8 @@ fn fraction(n: u64) -> f64 {
 }
 
 impl ArcReport {
-    /// The report from `arcstats`, and from `cenote_arc` where it is there. What is
-    /// not in them counts as 0.
+    /// The report from `arcstats`, and from `cenote_arc` if present. Missing counters count
+    /// as 0.
     pub fn new(arcstats: &Kstat, own: Option<&Kstat>) -> ArcReport {
         let get = |name: &str| arcstats.number(name);
         let n = |name: &str| get(name).unwrap_or(0);
@@ -174,7 +174,7 @@ mod tests {
         let new = Kstat::numbers([("c", 1000), ("meta", quarter), ("pd", 2 * quarter), ("pm", 0)]);
         let r = ArcReport::new(&new, None);
         assert_eq!((r.mru_target, r.metadata_target), (Some(375), Some(250)));
-        // Absurd numbers from a foreign file.
+        // Impossible numbers from a foreign file.
         let r = ArcReport::new(&Kstat::numbers([("hits", u64::MAX), ("misses", u64::MAX)]), None);
         assert_eq!(r.hits.share, Some(1.0));
     }

@@ -1,9 +1,10 @@
-//! The names in the other files of `/proc/spl/kstat/zfs` (chapter 09 §6.1), so
-//! that whoever reads them finds what a kernel would show. Cenote keeps no dnode or dbuf cache of that kind: those counters are 0.
+//! The names in the other files of `/proc/spl/kstat/zfs` (chapter 09 §6.1), so that readers
+//! find the same counters as in a kernel. Cenote keeps no dnode or dbuf cache of that kind:
+//! those counters are 0.
 
 use kstat::Kstat;
 
-/// A file: its name, and the counters in it with blanks between.
+/// A file: its name, and the counters in it separated by blanks.
 pub(crate) const FILES: [(&str, &str); 9] = [
     (
         "dnodestats",
@@ -38,11 +39,11 @@ pub(crate) const FILES: [(&str, &str); 9] = [
          decref_no_entry",
     ),
     ("dmustats", "prefetch_bytes_active"),
-    // The chapter names the file alone.
+    // The chapter names only the file.
     ("zstd", ""),
 ];
 
-/// Of a pool.
+/// Files of a pool.
 pub(crate) const POOL_FILES: [(&str, &str); 2] = [
     (
         "iostats",
@@ -108,7 +109,7 @@ pub(crate) fn dbufstats() -> Kstat {
     Kstat::named(names.into_iter().map(zero).collect())
 }
 
-/// `abdstats`: what the arenas hold, as scattered pages.
+/// `abdstats`: the content of the arenas, as scattered pages.
 pub(crate) fn abdstats() -> Kstat {
     const ORDERS: usize = 11;
     let arenas = base::buf::stats();

@@ -1,21 +1,20 @@
-//! The machine's memory, watched on the cache's behalf.
+//! Monitoring of the machine's memory for the cache.
 //!
 //! # Theory
-//! [`Reader`] reads every source the system has: the machine's own figures, the
-//! limits of this process's control group and those above it, and the time that
-//! tasks stalled for memory. A [`Monitor`]'s thread reads them five times a second
-//! (an unprivileged trigger on stalls has windows of two seconds only), has
-//! [`arc::Pressure`] judge them, and hands the verdict to the cache's
-//! [`MemoryHooks`].
+//! [`Reader`] reads every source that the system has: the machine's own figures, the limits
+//! of this process's control group and those above it, and the time that tasks stalled for
+//! memory. A [`Monitor`]'s thread reads them five times a second (an unprivileged trigger
+//! on stalls has windows of two seconds only). [`arc::Pressure`] evaluates them, and the
+//! result is passed to the cache's [`MemoryHooks`].
 //!
 //! # Invariants
-//! * Every file is read below one root, which tests replace, and at most
-//!   1 MiB of it. Odd contents are errors.
-//! * While memory cannot be read, nothing changes but that the hooks are told, once.
+//! * Every file is read below one root, which tests replace, and at most 1 MiB of it.
+//!   Malformed contents are errors.
+//! * While memory cannot be read, nothing changes; the hooks are notified once.
 //! * The thread has ended when [`Monitor`] is dropped.
 //!
-//! Lock order: the monitor's lock and the configuration's are leaves; hooks are
-//! called under neither.
+//! Lock order: the monitor's lock and the configuration's are leaves; hooks are called
+//! under neither.
 
 mod source;
 
@@ -30,11 +29,11 @@ use base::{Error, Result};
 
 pub use source::Reader;
 
-/// From one look to the next.
+/// The time between two samples.
 pub const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The memory below `root`, or a warning that says what is assumed instead
-/// (`None` is what [`arc::pressure::default_sizes`] takes for that).
+/// The memory below `root`, or a warning with the assumed values (`None` is what
+/// [`arc::pressure::default_sizes`] takes for that).
 pub fn probe(root: &Path) -> (Option<MemorySample>, Option<String>) {
     match Reader::new(root).sample() {
         Ok(sample) => (Some(sample), None),
@@ -49,17 +48,16 @@ pub fn probe(root: &Path) -> (Option<MemorySample>, Option<String>) {
     }
 }
 
-/// The cache, as the monitor sees it. A hook must not own the monitor.
+/// The interface of the monitor to the cache. A hook must not own the monitor.
 pub trait MemoryHooks: Send + 'static {
-    /// Bytes the cache takes, and its target.
+    /// The size of the cache, and its target, bytes.
     fn sizes(&mut self) -> (u64, u64);
 
-    /// The verdict on one look; mostly [`Action::Keep`]. On [`Action::ShrinkTo`] the
-    /// memory goes back to the system before the call returns, as far as nobody
-    /// holds it.
+    /// The result of one sample; mostly [`Action::Keep`]. On [`Action::ShrinkTo`] memory
+    /// without references is returned to the system before the call returns.
     fn act(&mut self, action: Action, status: &Status);
 
-    /// Memory can no longer be read; it is tried again and again, in silence.
+    /// Memory can no longer be read. Further failures are not reported.
     fn problem(&mut self, _error: &Error) {}
 }
 
@@ -70,36 +68,35 @@ struct Flags {
 }
 
 #[derive(Default)]
-struct Shared {
+struct MonitorShared {
     flags: Mutex<Flags>,
     changed: Condvar,
 }
 
-/// The thread that watches memory; it ends with this value.
+/// The monitoring thread; it ends when this value is dropped.
 pub struct Monitor {
-    shared: Arc<Shared>,
+    shared: Arc<MonitorShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Monitor {
-    /// Starts watching the system below `root` (`/`). `config` may change at any
-    /// time.
+    /// Starts monitoring the system below `root` (`/`). `config` may change at any time.
     ///
     /// # Errors
-    /// When no thread can be had.
+    /// When no thread can be started.
     pub fn start(
         root: PathBuf,
         config: Arc<Mutex<arc::Config>>,
         hooks: impl MemoryHooks,
     ) -> Result<Monitor> {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<MonitorShared>::default();
         let other = Arc::clone(&shared);
         let thread =
             rt::spawn("memory-monitor", move || watch(&other, Reader::new(&root), &config, hooks))?;
         Ok(Monitor { shared, thread: Some(thread) })
     }
 
-    /// Has it look now instead of at the next turn.
+    /// Requests a sample now.
     pub fn look(&self) {
         self.shared.flags.lock().look = true;
         self.shared.changed.notify_all();
@@ -117,7 +114,7 @@ impl Drop for Monitor {
 }
 
 fn watch(
-    shared: &Shared,
+    shared: &MonitorShared,
     mut reader: Reader,
     config: &Mutex<arc::Config>,
     mut hooks: impl MemoryHooks,

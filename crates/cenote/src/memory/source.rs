@@ -1,18 +1,17 @@
-//! Where the system says how much memory there is.
+//! The system's sources of information about memory.
 //!
 //! # Theory
-//! `/proc/meminfo` tells of the machine. A control group limits the processes in it
-//! and below: `/proc/self/cgroup` names this process's groups, `/proc/self/mountinfo`
-//! where their files are. Of version 2 these are `memory.max`, `memory.high` and
-//! `memory.current`; of version 1 `memory.limit_in_bytes` and
-//! `memory.usage_in_bytes`. Pages of files that nobody used for long
-//! (`inactive_file`) count as used there, but can be had at once. The tightest of all
-//! these sources is the one that counts.
+//! `/proc/meminfo` describes the machine. A control group limits the processes in it and
+//! below. `/proc/self/cgroup` names this process's groups, `/proc/self/mountinfo` the
+//! location of their files. In version 2 these are `memory.max`, `memory.high` and
+//! `memory.current`; in version 1 `memory.limit_in_bytes` and `memory.usage_in_bytes`.
+//! Pages of files that were not used for long (`inactive_file`) count as used there, but
+//! can be reclaimed at once. The tightest of all these limits is used.
 //!
-//! Time lost to memory is in `/proc/pressure/memory`, and for a group of version 2
-//! in `memory.pressure`: totals that only ascend, of which the faster one counts.
+//! Time lost to memory is in `/proc/pressure/memory`, and for a control group of version 2
+//! in `memory.pressure`. These are ascending totals; the one that grows faster is used.
 //!
-//! What does not exist is no source. What exists and makes no sense is an error.
+//! A missing file is no source. A file with malformed content is an error.
 
 use std::fs::File;
 use std::io::{ErrorKind as IoKind, Read};
@@ -24,23 +23,23 @@ use base::{Error, Result};
 
 /// Bytes read of one file at most.
 pub(super) const FILE_MAX: u64 = 1 << 20;
-/// Groups looked at, from the process's own upwards.
+/// Control groups examined, from the process's own upwards.
 const DEPTH_MAX: usize = 64;
 /// A limit of version 1 this large is none.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Reads samples; remembers where control groups are and what stalls added up to.
+/// Reads samples; keeps the locations of control groups and the totals of stalls.
 #[derive(Debug)]
 pub struct Reader {
     root: PathBuf,
-    /// The content of `/proc/self/cgroup`, and the groups that it meant.
-    groups: (String, Vec<Group>),
+    /// The content of `/proc/self/cgroup`, and the groups that it names.
+    groups: (String, Vec<ControlGroup>),
     stalls: [Stalls; 2],
     some_us: u64,
     full_us: u64,
 }
 
-/// The totals of one file of stalls at the last look.
+/// The totals of one file of stalls at the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stalls {
     seen: bool,
@@ -50,7 +49,7 @@ struct Stalls {
 
 /// One limit on this process's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Source {
+struct MemoryLimit {
     name: String,
     total: u64,
     available: i64,
@@ -62,9 +61,9 @@ enum Version {
     Two,
 }
 
-/// A control group of this process: where its hierarchy is, and where it is in that.
+/// A control group of this process: the location of its hierarchy, and its path in that.
 #[derive(Debug, PartialEq, Eq)]
-struct Group {
+struct ControlGroup {
     version: Version,
     mount: PathBuf,
     path: PathBuf,
@@ -82,11 +81,11 @@ impl Reader {
         }
     }
 
-    /// What memory looks like now.
+    /// Takes a sample of the memory.
     ///
     /// # Errors
-    /// `NotFound` when there is no source at all; `Corrupt`, naming the file, when one
-    /// makes no sense; `Io` when one cannot be read.
+    /// `NotFound` when there is no source at all; `Corrupt`, naming the file, when one is
+    /// malformed; `Io` when one cannot be read.
     pub fn sample(&mut self) -> Result<MemorySample> {
         let mut sources = Vec::new();
         sources.extend(self.machine()?);
@@ -95,7 +94,7 @@ impl Reader {
             self.limits(group, &mut sources)?;
         }
         let total = sources.iter().map(|s| s.total).min();
-        let spare = |s: &Source| i128::from(s.available) - i128::from(sys_free(s.total));
+        let spare = |s: &MemoryLimit| i128::from(s.available) - i128::from(sys_free(s.total));
         let tightest = sources.into_iter().min_by_key(spare);
         let (Some(total), Some(tightest)) = (total, tightest) else {
             return Err(Error::not_found("neither /proc/meminfo nor a control group has a limit"));
@@ -123,7 +122,7 @@ impl Reader {
         let mut bytes = Vec::new();
         match file.take(FILE_MAX).read_to_end(&mut bytes) {
             Ok(_) => {}
-            // A group that is just removed, a kernel without stalls.
+            // A control group that was just removed, or a kernel without stalls.
             Err(e) if absent(&e) => return Ok(None),
             Err(e) => return Err(failed(e)),
         }
@@ -131,7 +130,7 @@ impl Reader {
     }
 
     /// The machine's own memory.
-    fn machine(&self) -> Result<Option<Source>> {
+    fn machine(&self) -> Result<Option<MemoryLimit>> {
         let path = Path::new("/proc/meminfo");
         let Some(text) = self.text(path)? else { return Ok(None) };
         let value = |key: &str| -> Result<Option<u64>> {
@@ -155,10 +154,10 @@ impl Reader {
             }
         };
         let available = signed(available.min(total));
-        Ok(Some(Source { name: "/proc/meminfo".to_owned(), total, available }))
+        Ok(Some(MemoryLimit { name: "/proc/meminfo".to_owned(), total, available }))
     }
 
-    /// Finds the groups of this process that may limit its memory, if they changed.
+    /// Finds the control groups that may limit this process's memory, if they changed.
     fn find_groups(&mut self) -> Result<()> {
         let path = Path::new("/proc/self/cgroup");
         let text = self.text(path)?.unwrap_or_default();
@@ -188,7 +187,7 @@ impl Reader {
         Ok(())
     }
 
-    fn limits(&self, group: &Group, sources: &mut Vec<Source>) -> Result<()> {
+    fn limits(&self, group: &ControlGroup, sources: &mut Vec<MemoryLimit>) -> Result<()> {
         for path in group.path.ancestors().take(DEPTH_MAX) {
             let dir = group.mount.join(path);
             sources.extend(match group.version {
@@ -199,7 +198,7 @@ impl Reader {
         Ok(())
     }
 
-    fn limit_v2(&self, dir: &Path) -> Result<Option<Source>> {
+    fn limit_v2(&self, dir: &Path) -> Result<Option<MemoryLimit>> {
         let max = self.number(&dir.join("memory.max"))?;
         let high = self.number(&dir.join("memory.high"))?;
         let limit = max.unwrap_or(u64::MAX).min(high.unwrap_or(u64::MAX));
@@ -207,7 +206,7 @@ impl Reader {
         self.limit(dir, limit, name, "memory.current", "inactive_file")
     }
 
-    fn limit_v1(&self, dir: &Path) -> Result<Option<Source>> {
+    fn limit_v1(&self, dir: &Path) -> Result<Option<MemoryLimit>> {
         let name = "memory.limit_in_bytes";
         let limit = self.number(&dir.join(name))?.unwrap_or(u64::MAX);
         self.limit(dir, limit, name, "memory.usage_in_bytes", "total_inactive_file")
@@ -220,7 +219,7 @@ impl Reader {
         name: &str,
         usage: &str,
         inactive: &str,
-    ) -> Result<Option<Source>> {
+    ) -> Result<Option<MemoryLimit>> {
         if limit >= NO_LIMIT {
             return Ok(None);
         }
@@ -233,7 +232,7 @@ impl Reader {
             None => 0u64,
         };
         let available = i128::from(limit) - i128::from(used.saturating_sub(files));
-        Ok(Some(Source {
+        Ok(Some(MemoryLimit {
             name: format!("/{}", relative(&dir.join(name)).display()),
             total: limit,
             available: i64::try_from(available).unwrap_or(i64::MIN),
@@ -285,8 +284,8 @@ fn stalls(path: &Path, text: &str) -> Result<Stalls> {
     Ok(Stalls { seen: true, some, full: total("full")?.unwrap_or(0) })
 }
 
-/// Where a group's files are: the mount that shows its hierarchy, or the usual place.
-fn locate(version: Version, at: &Path, mounts: &str) -> Group {
+/// The location of a control group's files: the mount of its hierarchy, or the usual path.
+fn locate(version: Version, at: &Path, mounts: &str) -> ControlGroup {
     let mut mount = PathBuf::from(match version {
         Version::One => "/sys/fs/cgroup/memory",
         Version::Two => "/sys/fs/cgroup",
@@ -312,7 +311,7 @@ fn locate(version: Version, at: &Path, mounts: &str) -> Group {
             break;
         }
     }
-    Group { version, mount, path }
+    ControlGroup { version, mount, path }
 }
 
 /// The path without a root and without steps upwards.
@@ -326,7 +325,7 @@ fn relative(path: &Path) -> &Path {
 }
 
 fn absent(e: &std::io::Error) -> bool {
-    // ENODEV: a group that is going; EOPNOTSUPP: stalls are not counted.
+    // ENODEV: a control group that is being removed; EOPNOTSUPP: stalls are not counted.
     matches!(e.kind(), IoKind::NotFound | IoKind::NotADirectory | IoKind::Unsupported)
         || e.raw_os_error() == Some(19)
 }

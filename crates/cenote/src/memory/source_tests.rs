@@ -8,11 +8,11 @@ const MEMINFO: &str = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\
                        MemAvailable:    8388608 kB\nInactive(file):  2097152 kB\n";
 
 /// A system of files.
-struct Fake(Scratch);
+struct FakeFiles(Scratch);
 
-impl Fake {
-    fn new(name: &str, files: &[(&str, &str)]) -> Fake {
-        let fake = Fake(Scratch::new(name));
+impl FakeFiles {
+    fn new(name: &str, files: &[(&str, &str)]) -> FakeFiles {
+        let fake = FakeFiles(Scratch::new(name));
         for (path, text) in files {
             fake.set(path, text.as_bytes());
         }
@@ -32,7 +32,7 @@ impl Fake {
 
 #[test]
 fn the_machine_alone() {
-    let fake = Fake::new("mem-machine", &[("proc/meminfo", MEMINFO)]);
+    let fake = FakeFiles::new("mem-machine", &[("proc/meminfo", MEMINFO)]);
     let s = fake.sample().unwrap();
     assert_eq!((s.total, s.scope, s.available), (16 * GIB, 16 * GIB, 8 * GIB as i64));
     assert_eq!(s.source, "/proc/meminfo");
@@ -43,7 +43,7 @@ fn the_machine_alone() {
 
 #[test]
 fn groups_of_version_2_and_those_above_them() {
-    let fake = Fake::new(
+    let fake = FakeFiles::new(
         "mem-v2",
         &[
             ("proc/meminfo", MEMINFO),
@@ -72,7 +72,7 @@ fn groups_of_version_2_and_those_above_them() {
 
 #[test]
 fn groups_of_version_1_in_a_container() {
-    let fake = Fake::new(
+    let fake = FakeFiles::new(
         "mem-v1",
         &[
             ("proc/meminfo", MEMINFO),
@@ -96,7 +96,7 @@ fn groups_of_version_1_in_a_container() {
 
 #[test]
 fn stalls_are_the_faster_of_both_totals() {
-    let fake = Fake::new(
+    let fake = FakeFiles::new(
         "mem-psi",
         &[
             ("proc/meminfo", MEMINFO),
@@ -112,7 +112,7 @@ fn stalls_are_the_faster_of_both_totals() {
     fake.set("sys/fs/cgroup/a/memory.pressure", b"some total=270\n");
     let s = reader.sample().unwrap();
     assert_eq!((s.psi_some_us, s.psi_full_us), (200, 30));
-    // A total that went back is a new beginning.
+    // A total that decreases means that counting restarted.
     fake.set("sys/fs/cgroup/a/memory.pressure", b"some total=0\n");
     fake.set("proc/pressure/memory", b"some total=1107\n");
     assert_eq!(reader.sample().unwrap().psi_some_us, 207);
@@ -120,7 +120,7 @@ fn stalls_are_the_faster_of_both_totals() {
 
 #[test]
 fn nothing_at_all_is_an_error_and_a_warning() {
-    let fake = Fake::new("mem-none", &[]);
+    let fake = FakeFiles::new("mem-none", &[]);
     assert_eq!(fake.sample().unwrap_err().kind(), base::ErrorKind::NotFound);
     let (sample, warning) = super::super::probe(fake.0.path());
     assert_eq!(sample, None);
@@ -141,7 +141,7 @@ fn what_makes_no_sense_is_an_error() {
         b"\xff\xfe\0",
     ];
     for text in meminfos {
-        let fake = Fake::new("mem-odd", &[]);
+        let fake = FakeFiles::new("mem-odd", &[]);
         fake.set("proc/meminfo", text);
         assert_eq!(fake.sample().unwrap_err().kind(), base::ErrorKind::Corrupt);
     }
@@ -155,7 +155,7 @@ fn what_makes_no_sense_is_an_error() {
         ("sys/fs/cgroup/a/memory.pressure", "some total=x"),
         ("proc/pressure/memory", "none"),
     ] {
-        let fake = Fake::new(
+        let fake = FakeFiles::new(
             "mem-odd",
             &[
                 ("proc/meminfo", MEMINFO),
@@ -183,7 +183,7 @@ fn paths_do_not_lead_out() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the files hold: a sample or an error.
+    /// Any contents of the files give a sample or an error.
     #[test]
     fn any_contents(
         texts in prop::collection::vec(
@@ -196,7 +196,7 @@ proptest! {
             9,
         ),
     ) {
-        let fake = Fake::new("mem-any", &[]);
+        let fake = FakeFiles::new("mem-any", &[]);
         let paths = [
             "proc/meminfo", "proc/self/cgroup", "proc/self/mountinfo", "proc/pressure/memory",
             "sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.high", "sys/fs/cgroup/memory.current",

@@ -40,7 +40,7 @@ fn available(scratch: &Scratch, bytes: u64) {
     let dir = scratch.path().join("proc");
     std::fs::create_dir_all(&dir).unwrap();
     let text = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 16 * GIB / 1024, bytes / 1024);
-    // At once, as the kernel's own file changes.
+    // Atomically, as the kernel's own file changes.
     std::fs::write(dir.join("new"), text).unwrap();
     std::fs::rename(dir.join("new"), dir.join("meminfo")).unwrap();
 }
@@ -72,7 +72,7 @@ fn a_shortage_reaches_the_cache_and_the_thread_ends() {
     wait("the shrink", || cache.c.load(SeqCst) == 4 * GIB - short);
     assert_eq!(cache.no_grow.load(SeqCst), 1);
 
-    // The least size changes while it runs; the shortage goes on.
+    // The least size changes while it runs; the shortage continues.
     config.lock().arc_min = 3 * GIB;
     wait("the least size", || cache.c.load(SeqCst) == 3 * GIB);
 
@@ -80,7 +80,7 @@ fn a_shortage_reaches_the_cache_and_the_thread_ends() {
     wait("the problem", || cache.problems.load(SeqCst) == 1);
     monitor.look();
     rt::sleep(2 * INTERVAL);
-    assert_eq!(cache.problems.load(SeqCst), 1, "told once");
+    assert_eq!(cache.problems.load(SeqCst), 1, "notified once");
     let looks = cache.looks.load(SeqCst);
     available(&scratch, 8 * GIB);
     monitor.look();

@@ -1,13 +1,13 @@
-//! Datasets come, change and go.
+//! Datasets are created, changed and destroyed.
 
 use cenote::{ErrorKind, NewObject, ObjectId, PropData};
 use testkit::{engine, import_from};
 
-use crate::{Disks, MB, judge, kind, make, noise, writing, zdb_text};
+use crate::{DiskFiles, MB, judge, kind, make, noise, writing, zdb_text};
 
 #[test]
 fn datasets_come_and_go() {
-    let disks = Disks::new("changes-datasets", 1, 256 * MB);
+    let disks = DiskFiles::new("changes-datasets", 1, 256 * MB);
     let engine = engine();
     let pool = make(&engine, vec![disks.leaf(0)]);
     for name in ["tank/a", "tank/a/b", "tank/a/b/c", "tank/d"] {
@@ -59,7 +59,7 @@ fn datasets_come_and_go() {
     let pool = import_from(&engine, &disks.path(), &writing()).unwrap();
     let objects = pool.dataset("tank/a/b").unwrap().open_rw().unwrap();
     assert_eq!(objects.read_vec(id, 0, 1 << 24).unwrap(), now);
-    // What was destroyed under somebody who still has it is not there for him.
+    // A dataset destroyed while it is open returns `NotFound`.
     let d = pool.dataset("tank/d").unwrap().open_rw().unwrap();
     let lost = d.create(&NewObject::default()).unwrap();
     d.write(lost, 0, &first).unwrap();
@@ -79,7 +79,7 @@ fn datasets_come_and_go() {
 
 #[test]
 fn a_new_file_system_is_one() {
-    let disks = Disks::new("changes-newfs", 1, 128 * MB);
+    let disks = DiskFiles::new("changes-newfs", 1, 128 * MB);
     let engine = engine();
     let pool = make(&engine, vec![disks.leaf(0)]);
     let props = [

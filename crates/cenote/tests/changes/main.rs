@@ -1,5 +1,5 @@
-//! Pools are made, datasets come, change and go through the public library, and
-//! OpenZFS's zdb is content with what is left.
+//! Pools are created, and datasets created, changed and destroyed through the public
+//! library; OpenZFS's zdb finds no error in the result.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, reason = "zdb runs as a process")]
@@ -20,16 +20,16 @@ use testkit::{Scratch, import_from};
 
 const MB: u64 = 1 << 20;
 
-struct Disks(Scratch);
+struct DiskFiles(Scratch);
 
-impl Disks {
-    fn new(name: &str, count: usize, size: u64) -> Disks {
+impl DiskFiles {
+    fn new(name: &str, count: usize, size: u64) -> DiskFiles {
         let scratch = Scratch::new(name);
         for i in 0..count {
             let file = std::fs::File::create(scratch.path().join(format!("d{i}"))).unwrap();
             file.set_len(size).unwrap();
         }
-        Disks(scratch)
+        DiskFiles(scratch)
     }
 
     fn leaf(&self, i: usize) -> NewVdev {
@@ -74,7 +74,7 @@ fn zdb_text(dir: &Path, args: &[&str]) -> Option<String> {
     Some(text)
 }
 
-/// The pool's own rules hold, and zdb finds nothing wrong.
+/// The pool's own rules are satisfied, and zdb finds no error.
 fn judge(engine: &Engine, dir: &Path) {
     let pool = import_from(engine, dir, &testkit::readonly()).unwrap();
     let tree = pool.spa().zio().tree();

@@ -4,10 +4,10 @@ use cenote::Guid;
 use cenote::create::{AddRequest, NewKind, NewVdev, PoolSetting, Role};
 use testkit::{engine, import_from};
 
-use crate::{Disks, MB, judge, make, noise, request, writing, zdb_text};
+use crate::{DiskFiles, MB, judge, make, noise, request, writing, zdb_text};
 
-/// Makes a pool, uses it in two sessions, and judges it.
-fn story(name: &str, disks: &Disks, vdevs: Vec<NewVdev>, ashift: Option<u64>) {
+/// Creates a pool, uses it in two sessions, and checks it.
+fn story(name: &str, disks: &DiskFiles, vdevs: Vec<NewVdev>, ashift: Option<u64>) {
     let engine = engine();
     let settings = ashift.map(|a| PoolSetting::Stored("ashift", a)).into_iter().collect();
     let pool = engine.create_pool(&request(vdevs, settings)).unwrap().unwrap();
@@ -49,7 +49,7 @@ fn raidz(nparity: u32) -> NewKind {
 
 #[test]
 fn mirrors() {
-    let disks = Disks::new("pools-mirror", 4, 128 * MB);
+    let disks = DiskFiles::new("pools-mirror", 4, 128 * MB);
     let vdevs = vec![disks.group(NewKind::Mirror, 0..2), disks.group(NewKind::Mirror, 2..4)];
     story("mirror", &disks, vdevs, None);
 }
@@ -57,21 +57,21 @@ fn mirrors() {
 #[test]
 fn raidz_of_every_parity() {
     for (parity, width, ashift) in [(1, 3, None), (2, 5, Some(12)), (3, 6, None)] {
-        let disks = Disks::new(&format!("pools-raidz{parity}"), width, 128 * MB);
+        let disks = DiskFiles::new(&format!("pools-raidz{parity}"), width, 128 * MB);
         story("raidz", &disks, vec![disks.group(raidz(parity), 0..width)], ashift);
     }
 }
 
 #[test]
 fn draid() {
-    let disks = Disks::new("pools-draid", 7, 192 * MB);
+    let disks = DiskFiles::new("pools-draid", 7, 192 * MB);
     let kind = NewKind::Draid { nparity: 1, ndata: Some(2), nspares: 1 };
     story("draid", &disks, vec![disks.group(kind, 0..7)], None);
 }
 
 #[test]
 fn every_class() {
-    let disks = Disks::new("pools-classes", 6, 128 * MB);
+    let disks = DiskFiles::new("pools-classes", 6, 128 * MB);
     let vdevs = vec![
         disks.leaf(0),
         disks.leaf(1).for_role(Role::Log),
@@ -84,7 +84,7 @@ fn every_class() {
 
 #[test]
 fn a_pool_grows_and_changes() {
-    let disks = Disks::new("pools-grow", 6, 128 * MB);
+    let disks = DiskFiles::new("pools-grow", 6, 128 * MB);
     let engine = engine();
     let pool = make(&engine, vec![disks.leaf(0)]);
     let objects = pool.root().unwrap().open_rw().unwrap();

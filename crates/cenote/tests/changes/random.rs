@@ -1,17 +1,17 @@
-//! Two hundred operations at random, beside a model of what must be there.
+//! Two hundred random operations, compared with a model.
 
 use std::collections::BTreeMap;
 
 use cenote::{NewObject, ObjectId, Pool};
 use testkit::{engine, import_from};
 
-use crate::{Disks, MB, judge, make, noise, writing};
+use crate::{DiskFiles, MB, judge, make, noise, writing};
 
 type Objects = BTreeMap<ObjectId, Vec<u8>>;
 
-/// What the pool must hold.
+/// The expected content of the pool.
 #[derive(Default)]
-struct Model {
+struct ExpectedPool {
     datasets: BTreeMap<String, Objects>,
     snapshots: BTreeMap<String, Objects>,
 }
@@ -29,7 +29,7 @@ impl Dice {
     }
 }
 
-impl Model {
+impl ExpectedPool {
     fn names(&self) -> Vec<String> {
         self.datasets.keys().cloned().collect()
     }
@@ -157,10 +157,10 @@ impl Model {
 
 #[test]
 fn two_hundred_operations() {
-    let disks = Disks::new("random", 2, 512 * MB);
+    let disks = DiskFiles::new("random", 2, 512 * MB);
     let engine = engine();
     let mut pool = make(&engine, vec![disks.leaf(0), disks.leaf(1)]);
-    let mut model = Model::default();
+    let mut model = ExpectedPool::default();
     model.datasets.insert("tank".into(), Objects::new());
     let seed = std::env::var("CENOTE_SEED").ok().and_then(|s| s.parse().ok());
     let mut dice = Dice(seed.unwrap_or(20_251_121));

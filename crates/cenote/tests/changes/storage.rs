@@ -1,9 +1,9 @@
-//! What is written is stored as the properties say, and read back.
+//! Data is stored as the properties say, and read back.
 
 use cenote::{NewObject, PropData};
 use testkit::{engine, import_from};
 
-use crate::{Disks, MB, judge, make, noise, writing};
+use crate::{DiskFiles, MB, judge, make, noise, writing};
 
 fn number(name: &str, n: u64) -> (String, PropData) {
     (name.to_owned(), PropData::Num(n))
@@ -28,7 +28,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn every_property_of_storage() {
-    let disks = Disks::new("storage", 2, 1024 * MB);
+    let disks = DiskFiles::new("storage", 2, 1024 * MB);
     let engine = engine();
     let pool = make(&engine, vec![disks.leaf(0), disks.leaf(1)]);
     let mut sets: Vec<(String, Vec<(String, PropData)>)> = Vec::new();
@@ -78,7 +78,7 @@ fn every_property_of_storage() {
         };
         assert_eq!(u32::from(slots), wanted, "{name}");
     }
-    // What changes below changes what is written from now on.
+    // A changed property applies to data written from now on.
     pool.set_props("tank", &[number("compression", 2), number("copies", 2)], None).unwrap();
     let props = |name: &str| {
         let objects = pool.dataset(name).unwrap().open_rw().unwrap();

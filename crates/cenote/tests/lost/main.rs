@@ -15,7 +15,7 @@ use std::sync::Arc;
 use base::{ObjectId, Txg};
 use cenote::create::{CreateRequest, Force, NewKind, NewVdev, PoolSetting};
 use cenote::inspect::spa::audit;
-use cenote::inspect::zpl::rw::{At, Caller, New};
+use cenote::inspect::zpl::rw::{Caller, New, WritePosition as At};
 use cenote::{Engine, FileSystem, ImportOptions, Io, Pool};
 use testkit::{Rng, Scratch, import_from};
 
@@ -169,7 +169,7 @@ impl Down {
     fn judge(&self) {
         let rig = self.import(&testkit::readonly()).unwrap();
         let spa = rig.pool.spa();
-        let options = audit::Options { verify: audit::Verify::All, leaks: true, threads: 8 };
+        let options = audit::AuditOptions { verify: audit::Verify::All, leaks: true, threads: 8 };
         let report = spa.audit(options, &()).unwrap();
         assert!(report.is_clean() && report.leaked == 0, "{report:?}");
         let tree = spa.zio().tree();

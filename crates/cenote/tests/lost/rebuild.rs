@@ -10,7 +10,7 @@ use cenote::inspect::spa::space::PoolSpace;
 use cenote::inspect::vdev::{WritePriority, WriteReq};
 use testkit::Disk;
 use testkit::disk::DATA_START;
-use testkit::forge::{Forge, Node};
+use testkit::forge::{Forge, MetadataBlock};
 
 const FILES: &[(&str, u64, u64)] = &[("a", 1, 14 * MB), ("b", 2, 3 * MB), ("c", 3, 4096)];
 
@@ -251,7 +251,9 @@ enum Directory {
 fn forge_directory(down: &Down, object: u64, damage: Directory) {
     let disk = Disk::new(down.dir().join("d0"));
     let mut forge = Forge::new(&disk, 0);
-    let block = |n: &Node| (n.place.objset, n.place.object, n.place.level, n.place.blkid);
+    let block = |n: &MetadataBlock| {
+        (n.position.objset, n.position.object, n.position.level, n.position.blkid)
+    };
     let id = forge.find(|n| block(n) == (0, 0, 0, object / 32)).unwrap();
     let mut dnodes = forge.nodes[id].content.clone();
     let at = (object % 32) as usize * 512;

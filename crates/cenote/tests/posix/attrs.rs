@@ -1,12 +1,12 @@
-//! Modes, owners, times, flags, projects and what is accounted to whom.
+//! Modes, owners, times, flags, projects and accounting by owner.
 
 use base::ErrorKind;
 use dmu::Io;
 use ondisk::znode::{ZFS_APPENDONLY, ZFS_IMMUTABLE, ZFS_PROJINHERIT};
-use zpl::rw::{At, Caller, Falloc, Groups, New, Rename, SetAttrs, SetTime};
+use zpl::rw::{Caller, Falloc, Groups, New, Rename, SetAttrs, SetTime, WritePosition};
 use zpl::{Attrs, SpaceKind, Time};
 
-use super::{MB, Rig, kind, noise};
+use super::{MB, PosixFixture, kind, noise};
 
 fn root() -> Caller {
     Caller::root()
@@ -39,7 +39,7 @@ fn perm(a: &Attrs) -> u32 {
 
 #[test]
 fn owners_and_modes_of_new_files() {
-    let rig = Rig::new("owners", 128 * MB);
+    let rig = PosixFixture::new("owners", 128 * MB);
     let fs = &rig.fs;
     let new = |by: &Caller, dir, name: &str, new: &New<'_>| {
         fs.make(by, dir, name.as_bytes(), new).unwrap()
@@ -62,16 +62,17 @@ fn owners_and_modes_of_new_files() {
     rig.finish();
 }
 
-/// What a maker is told of a plain file is not read: it must be what a read would tell.
+/// The attributes returned for a new plain file are computed, not read: they must be those
+/// that a read returns.
 #[test]
-fn makers_are_told_what_readers_are() {
+fn returned_attributes_are_those_of_a_read() {
     for (version, props) in [
         (5000, &[][..]),
         (5000, &[("dnodesize", 16 << 10), ("recordsize", 512)]),
         (5000, &[("xattr", 1), ("acltype", 1)]),
         (15, &[]),
     ] {
-        let rig = Rig::with("told", 128 * MB, version, props);
+        let rig = PosixFixture::with("told", 128 * MB, version, props);
         let fs = &rig.fs;
         let d = rig.dir(rig.root(), "d");
         let told = |by: &Caller, name: &str, new: &New<'_>| {
@@ -101,18 +102,18 @@ fn makers_are_told_what_readers_are() {
 
 #[test]
 fn set_id_bits_go() {
-    let rig = Rig::new("setid", 128 * MB);
+    let rig = PosixFixture::new("setid", 128 * MB);
     let fs = &rig.fs;
     let f = rig.file(rig.root(), "f");
     let mode = |m| fs.set_attrs(&root(), f, &SetAttrs { mode: Some(m), ..NONE }).unwrap();
     let now = || perm(&rig.attrs(f));
     mode(0o6755);
-    fs.write(&root(), f, At::End, b"x").unwrap();
+    fs.write(&root(), f, WritePosition::End, b"x").unwrap();
     assert_eq!(now(), 0o6755, "root keeps them");
-    fs.write(&user(0), f, At::End, b"x").unwrap();
+    fs.write(&user(0), f, WritePosition::End, b"x").unwrap();
     assert_eq!(now(), 0o755);
     mode(0o2745);
-    fs.write(&user(7), f, At::Offset(0), b"x").unwrap();
+    fs.write(&user(7), f, WritePosition::Offset(0), b"x").unwrap();
     assert_eq!(now(), 0o2745, "without group execution it means locking");
     for step in 0..3 {
         mode(0o6777);
@@ -135,7 +136,7 @@ fn set_id_bits_go() {
 
 #[test]
 fn times_are_kept() {
-    let rig = Rig::with("times", 128 * MB, 5000, &[("relatime", 0)]);
+    let rig = PosixFixture::with("times", 128 * MB, 5000, &[("relatime", 0)]);
     let fs = &rig.fs;
     let (d, f) = (rig.dir(rig.root(), "d"), rig.file(rig.root(), "f"));
     let time = |seconds, nanoseconds| Time { seconds, nanoseconds };
@@ -150,7 +151,7 @@ fn times_are_kept() {
     assert!(later(a.ctime, before.ctime) && a.crtime == before.crtime);
     let a = fs.set_attrs(&root(), f, &SetAttrs { atime: Some(SetTime::Now), ..NONE }).unwrap();
     assert!(later(a.atime, before.atime) && a.mtime == time(1 << 33, 999_999_999));
-    // Each of these changes a directory.
+    // Each of these calls changes a directory.
     let mut last = rig.attrs(d).mtime;
     let mut changed = |what: &str| {
         let now = rig.attrs(d);
@@ -165,7 +166,7 @@ fn times_are_kept() {
     changed("rename");
     fs.unlink(&root(), d, b"z").unwrap();
     changed("unlink");
-    // Access: in memory, then stored with the next change.
+    // Access times: in memory, then stored with the next change.
     fs.hold(f).unwrap();
     let old = rig.attrs(f);
     fs.accessed(f);
@@ -177,7 +178,7 @@ fn times_are_kept() {
     let of_dir = rig.attrs(d).atime;
     let rig = rig.again();
     assert_eq!((rig.attrs(f).atime, rig.attrs(d).atime), (new.atime, of_dir));
-    // Relative: the first access after a change alone.
+    // Relative: only the first access after a change.
     rig.set(&[("relatime", 1)]);
     rig.write(f, 0, b"x");
     rig.fs.accessed(f);
@@ -193,15 +194,15 @@ fn times_are_kept() {
 }
 
 #[test]
-fn flags_bind_everybody() {
-    let rig = Rig::new("flags", 128 * MB);
+fn flags_apply_to_all_callers() {
+    let rig = PosixFixture::new("flags", 128 * MB);
     let fs = &rig.fs;
     let (d, f) = (rig.dir(rig.root(), "d"), rig.file(rig.root(), "f"));
     let flag = |id, flags| fs.set_attrs(&root(), id, &SetAttrs { flags: Some(flags), ..NONE });
     let denied = |r: base::Result<()>| assert_eq!(kind(r), ErrorKind::NotPermitted);
     let to = |set: SetAttrs| fs.set_attrs(&root(), f, &set).map(drop);
     flag(f, ZFS_IMMUTABLE).unwrap();
-    denied(fs.write(&root(), f, At::End, b"x").map(drop));
+    denied(fs.write(&root(), f, WritePosition::End, b"x").map(drop));
     denied(to(SetAttrs { size: Some(0), ..NONE }));
     denied(to(SetAttrs { mode: Some(0), ..NONE }));
     denied(fs.unlink(&root(), rig.root(), b"f").map(drop));
@@ -209,8 +210,8 @@ fn flags_bind_everybody() {
     denied(fs.rename(&root(), (rig.root(), b"f"), (d, b"f"), Rename::Plain));
     denied(fs.set_attrs(&user(0), f, &SetAttrs { flags: Some(0), ..NONE }).map(drop));
     flag(f, ZFS_APPENDONLY).unwrap();
-    fs.write(&root(), f, At::End, b"x").unwrap();
-    denied(fs.write(&root(), f, At::Offset(0), b"x").map(drop));
+    fs.write(&root(), f, WritePosition::End, b"x").unwrap();
+    denied(fs.write(&root(), f, WritePosition::Offset(0), b"x").map(drop));
     denied(to(SetAttrs { size: Some(0), ..NONE }));
     flag(d, ZFS_IMMUTABLE).unwrap();
     denied(fs.make(&root(), d, b"x", &New::file(0)).map(drop));
@@ -222,7 +223,7 @@ fn flags_bind_everybody() {
 
 #[test]
 fn projects_are_inherited() {
-    let rig = Rig::new("projects", 128 * MB);
+    let rig = PosixFixture::new("projects", 128 * MB);
     let fs = &rig.fs;
     let (d, f) = (rig.dir(rig.root(), "d"), rig.file(rig.root(), "f"));
     let set = SetAttrs { project: Some(42), flags: Some(ZFS_PROJINHERIT), ..NONE };
@@ -239,8 +240,8 @@ fn projects_are_inherited() {
     rig.finish();
 }
 
-/// What the accounts say is what a walk counts.
-fn check_accounts(rig: &Rig) {
+/// The accounts agree with a walk.
+fn check_accounts(rig: &PosixFixture) {
     rig.sync();
     rig.sync();
     let mut todo = vec![rig.root()];
@@ -277,7 +278,7 @@ fn check_accounts(rig: &Rig) {
             let want = sums.remove(&(n as u8, account.id)).unwrap_or_default();
             let (mut used, mut objects) = (account.used, account.objects);
             if account.id == 0 {
-                // Root's are also the tables, which no walk over names finds.
+                // Root also owns the tables, which no walk over names finds.
                 assert!(used >= want.0 && objects >= want.1, "{of:?}");
                 (used, objects) = want;
             }
@@ -289,7 +290,7 @@ fn check_accounts(rig: &Rig) {
 
 #[test]
 fn what_is_used_is_accounted() {
-    let rig = Rig::new("accounts", 256 * MB);
+    let rig = PosixFixture::new("accounts", 256 * MB);
     let fs = &rig.fs;
     for uid in 1..5u32 {
         let by = user(uid);

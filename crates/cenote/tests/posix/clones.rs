@@ -8,8 +8,8 @@ use ondisk::zil::{CloneRange, Record, RecordBody, Records};
 use ondisk::{BlkPtr, Endian};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
 
-/// Pointers of a file's blocks, as a record has them.
-fn pointers(rig: &Rig, name: &str, id: ObjectId, blocks: &[Option<u64>]) -> Vec<u8> {
+/// Pointers of a file's blocks, in the form of a record.
+fn pointers(rig: &PosixFixture, name: &str, id: ObjectId, blocks: &[Option<u64>]) -> Vec<u8> {
     let os = rig.pool.writer().unwrap().read_dataset(name).unwrap();
     let object = os.object(id, Io::WAIT).unwrap();
     let one = |block: &Option<u64>| match block {
@@ -25,9 +25,9 @@ fn cloned<'a>(object: ObjectId, at: u64, length: u64, raw: &'a [u8]) -> (u8, Rec
     (24, RecordBody::CloneRange(CloneRange::new(object, (at, length), BLOCK, raw).unwrap()))
 }
 
-/// A pool with a file in another file system, blocks of which were cloned into `target`; what
-/// `target` is to be.
-fn with_clone(name: &str) -> (Rig, ObjectId, ObjectId, Vec<u8>) {
+/// A pool with a file in another file system, blocks of which were cloned into `target`;
+/// and the expected content of `target`.
+fn with_clone(name: &str) -> (PosixFixture, ObjectId, ObjectId, Vec<u8>) {
     let (rig, target) = ready(name, &[("compression", 2)]);
     rig.pool.create_filesystem("tank/other", &numbers(&[("compression", 15)]), None).unwrap();
     let other = rig.pool.dataset("tank/other").unwrap().open_fs().unwrap();
@@ -35,7 +35,7 @@ fn with_clone(name: &str) -> (Rig, ObjectId, ObjectId, Vec<u8>) {
     let source = other.make(&by, other.root(), b"source", &New::file(0o644)).unwrap().id;
     let mut content = noise(1, 3 * BLOCK as usize);
     content[100_000..130_000].fill(7);
-    other.write(&by, source, At::Offset(0), &content).unwrap();
+    other.write(&by, source, WritePosition::Offset(0), &content).unwrap();
     rig.write(target, 0, &noise(2, 3 * BLOCK as usize + 7000));
     rig.sync();
     let raw = pointers(&rig, "tank/other", source, &[Some(2), None, Some(0), Some(1)]);
@@ -45,7 +45,7 @@ fn with_clone(name: &str) -> (Rig, ObjectId, ObjectId, Vec<u8>) {
     let mut whole = noise(2, BLOCK as usize);
     whole.extend(&wanted);
     whole[3..8].copy_from_slice(b"after");
-    // What came before, and what came behind.
+    // The records before and behind.
     let write = |offset: u64, data: &'static [u8]| {
         let length = data.len() as u64;
         let object = target;
@@ -75,7 +75,7 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
         assert!(text.contains("TX_CLONE_RANGE      len"), "{text}");
     }
     let engine = testkit::engine();
-    // Claimed, and not replayed: a log that anybody replays.
+    // Claimed, and not replayed: any implementation can replay the log.
     import(&engine, &scratch).export().unwrap();
     let texts = zdb_texts(&scratch, &[&["-bcc", "tank"], &["-ivv", DATASET]]);
     if let [space, log] = &texts[..] {
@@ -85,7 +85,7 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
     }
     judge(&engine, &scratch);
     let pool = import(&engine, &scratch);
-    // The source goes, and its space is used for other things.
+    // The source is removed, and its space is used otherwise.
     let other = pool.dataset("tank/other").unwrap().open_fs().unwrap();
     let (by, root) = (Caller::root(), other.root());
     assert_eq!(other.lookup(root, b"source", Io::WAIT).unwrap().id, source);
@@ -94,7 +94,7 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
         pool.writer().unwrap().sync().unwrap();
         let name = format!("other-{i}");
         let id = other.make(&by, root, name.as_bytes(), &New::file(0o644)).unwrap().id;
-        other.write(&by, id, At::Offset(0), &noise(50 + i, 16 << 20)).unwrap();
+        other.write(&by, id, WritePosition::Offset(0), &noise(50 + i, 16 << 20)).unwrap();
     }
     drop(other);
     pool.export().unwrap();
@@ -105,17 +105,17 @@ fn cloned_blocks_are_there_whatever_becomes_of_their_source() {
     rig.finish();
 }
 
-/// A power cut before the group of the claim: the old log must still be whole, whatever was
-/// written of the new one.
+/// A power cut before the txg of the claim: the old log must still be complete, whatever
+/// was written of the new one.
 #[test]
-fn a_claim_of_clones_leaves_the_old_log_alone_until_its_group() {
+fn a_claim_of_clones_leaves_the_old_log_alone_until_its_txg() {
     use std::os::unix::fs::FileExt;
     let (rig, target, _, wanted) = with_clone("clone-claim");
     let before = cut(&rig, "clone-claim");
     let after = cut(&rig, "clone-claimed");
     let engine = testkit::engine();
     import(&engine, &after).export().unwrap();
-    // All that the import and the export wrote, but for the labels at both ends.
+    // All writes of the import and the export, except the labels at both ends.
     let open = |s: &Scratch| {
         let path = s.path().join("d0");
         std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap()
@@ -142,7 +142,7 @@ fn clones_that_cannot_be_copied_leave_the_pool_read_only() {
         assert!(pool.is_readonly() && reason.contains(why), "{reason}");
         assert_eq!(essence(&pool.dataset(DATASET).unwrap().open_fs().unwrap()), wanted);
     };
-    // A source that is damaged: nothing of the log is lost, and nothing is made up.
+    // A damaged source: no record is lost, and no content is invented.
     let scratch = cut(&rig, "clone-damaged");
     let os = rig.pool.writer().unwrap().read_dataset("tank/other").unwrap();
     let bp = os.object(source, Io::WAIT).unwrap().block_pointer(0, 1, Io::WAIT).unwrap();
@@ -156,7 +156,7 @@ fn clones_that_cannot_be_copied_leave_the_pool_read_only() {
     };
     spoil(&scratch, &[0x55; 64]);
     because(&scratch, "cannot be claimed");
-    // It is repaired, and all is well.
+    // After the repair the import succeeds.
     let mut good = vec![0; 64];
     {
         use std::os::unix::fs::FileExt;
@@ -165,7 +165,7 @@ fn clones_that_cannot_be_copied_leave_the_pool_read_only() {
     }
     spoil(&scratch, &good);
     replayed(&scratch, |fs| assert_eq!(fs.attrs(target, Io::WAIT).unwrap().size, 4 * BLOCK + 5000));
-    // Pointers to nowhere, and counts that are none.
+    // Pointers outside of any vdev, and invalid counts.
     let forged = |name: &str, change: fn(u8, &mut [u8])| {
         let scratch = cut(&rig, name);
         forge(&rig, &scratch, change);
@@ -184,7 +184,7 @@ fn clones_that_cannot_be_copied_leave_the_pool_read_only() {
         }
     });
     because(&beyond, "cannot be claimed");
-    // A record that cannot be what it says ends the log where it is: what was before counts.
+    // A malformed record ends the log: the records before it are valid.
     for (what, change) in [
         (
             "count",
@@ -235,8 +235,8 @@ fn a_pool_without_room_for_the_copy_is_read_only() {
     rig.finish();
 }
 
-/// Holes alone need no reference, so the record stays as it is; and one whose blocks somebody
-/// else keeps is copied by the replay.
+/// A record of holes needs no reference, so it stays unchanged; a record whose blocks
+/// another file keeps is copied by the replay.
 #[test]
 fn records_of_clones_are_replayed_as_they_are() {
     let (rig, target) = ready("clone-plain", &[("compression", 2)]);
@@ -284,9 +284,9 @@ fn records_of_clones_are_replayed_as_they_are() {
 
 /// All pointers of a log's records.
 #[derive(Default)]
-struct Named(Vec<BlkPtr>);
+struct LoggedBlocks(Vec<BlkPtr>);
 
-impl LogVisitor for Named {
+impl LogVisitor for LoggedBlocks {
     fn block(&mut self, _: &ondisk::zil::LogPtr) -> base::Result<bool> {
         Ok(true)
     }
@@ -295,13 +295,13 @@ impl LogVisitor for Named {
     }
 }
 
-/// A block that two groups wrote is named by a record of each.
+/// A block that two txgs wrote is named by a record of each.
 #[test]
 fn a_block_that_is_named_twice_is_claimed_once() {
     let (rig, file) = ready("named-twice", &[("compression", 2)]);
     rig.write(file, 0, &noise(8, 2 * BLOCK as usize));
     rig.fs.fsync(file).unwrap();
-    let mut named = Named::default();
+    let mut named = LoggedBlocks::default();
     {
         let os = rig.pool.writer().unwrap().read_dataset(DATASET).unwrap();
         walk_log(os.zio(), &log_header(&os.phys()).unwrap(), &mut named).unwrap();

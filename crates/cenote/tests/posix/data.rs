@@ -2,23 +2,23 @@
 
 use base::{ErrorKind, ObjectId};
 use dmu::Io;
-use zpl::rw::{At, Caller, FILE_SIZE_MAX, Falloc, SetAttrs};
+use zpl::rw::{Caller, FILE_SIZE_MAX, Falloc, SetAttrs, WritePosition};
 
-use super::{MB, Rig, kind, noise};
+use super::{MB, PosixFixture, kind, noise};
 
 fn root() -> Caller {
     Caller::root()
 }
 
-/// A file and what must be in it.
+/// A file and its expected content.
 struct Twin<'a> {
-    rig: &'a Rig,
+    rig: &'a PosixFixture,
     id: ObjectId,
     model: Vec<u8>,
 }
 
 impl<'a> Twin<'a> {
-    fn new(rig: &'a Rig, name: &str) -> Twin<'a> {
+    fn new(rig: &'a PosixFixture, name: &str) -> Twin<'a> {
         Twin { rig, id: rig.file(rig.root(), name), model: Vec::new() }
     }
 
@@ -58,7 +58,7 @@ impl<'a> Twin<'a> {
 
 #[test]
 fn the_only_block_grows_with_its_file() {
-    let rig = Rig::new("growth", 256 * MB);
+    let rig = PosixFixture::new("growth", 256 * MB);
     for (len, block) in [
         (1usize, 512),
         (511, 512),
@@ -92,7 +92,7 @@ fn the_only_block_grows_with_its_file() {
     assert_eq!(g.block(), 128 << 10);
     g.resize(0);
     g.write(0, b"again");
-    // Another record size is for files of one block alone.
+    // Another record size applies only to files of one block.
     rig.set(&[("recordsize", 16 << 10)]);
     let mut h = Twin::new(&rig, "smaller");
     h.write(0, &noise(5, 50_000));
@@ -116,7 +116,7 @@ fn the_only_block_grows_with_its_file() {
 
 #[test]
 fn appends_holes_and_zeros() {
-    let rig = Rig::new("holes", 256 * MB);
+    let rig = PosixFixture::new("holes", 256 * MB);
     let mut f = Twin::new(&rig, "f");
     f.write(0, &noise(1, 1_000_000));
     for (what, at, len) in [
@@ -140,7 +140,7 @@ fn appends_holes_and_zeros() {
     f.write(140_000, b"in the hole");
     f.resize(140_005);
     f.resize(400_000);
-    let done = rig.fs.write(&root(), f.id, At::End, b"the end").unwrap();
+    let done = rig.fs.write(&root(), f.id, WritePosition::End, b"the end").unwrap();
     assert_eq!((done.offset, done.size), (400_000, 400_007));
     f.model.extend(b"the end");
     f.check();
@@ -150,7 +150,7 @@ fn appends_holes_and_zeros() {
 
 #[test]
 fn copies_keep_holes() {
-    let rig = Rig::new("copies", 256 * MB);
+    let rig = PosixFixture::new("copies", 256 * MB);
     let mut from = Twin::new(&rig, "from");
     from.write(0, &noise(1, 300_000));
     from.write(3_000_000, &noise(2, 400_000));
@@ -174,7 +174,7 @@ fn copies_keep_holes() {
 
 #[test]
 fn files_as_large_as_can_be() {
-    let rig = Rig::new("huge", 256 * MB);
+    let rig = PosixFixture::new("huge", 256 * MB);
     let mut small = Twin::new(&rig, "small");
     small.write(0, b"data");
     let id = rig.file(rig.root(), "huge");
@@ -185,10 +185,11 @@ fn files_as_large_as_can_be() {
     for at in places {
         rig.write(id, at, b"0123456789");
     }
-    let w = rig.fs.write(&root(), id, At::Offset(FILE_SIZE_MAX - 3), b"abcdefgh").unwrap();
+    let w =
+        rig.fs.write(&root(), id, WritePosition::Offset(FILE_SIZE_MAX - 3), b"abcdefgh").unwrap();
     assert_eq!((w.bytes, w.size), (3, FILE_SIZE_MAX), "as many as there may be");
-    assert_eq!(kind(rig.fs.write(&root(), id, At::End, b"x")), ErrorKind::TooLarge);
-    let check = |rig: &Rig| {
+    assert_eq!(kind(rig.fs.write(&root(), id, WritePosition::End, b"x")), ErrorKind::TooLarge);
+    let check = |rig: &PosixFixture| {
         let mut file = [0; 10];
         let f = rig.fs.open_file(id, Io::WAIT).unwrap();
         for at in &places[..4] {
@@ -214,7 +215,7 @@ fn files_as_large_as_can_be() {
 
 #[test]
 fn writers_of_one_file_and_of_many() {
-    let rig = Rig::new("parallel", 512 * MB);
+    let rig = PosixFixture::new("parallel", 512 * MB);
     let shared = rig.file(rig.root(), "shared");
     let log = rig.file(rig.root(), "log");
     let own: Vec<_> = (0..4).map(|i| rig.file(rig.root(), &format!("own{i}"))).collect();
@@ -227,7 +228,7 @@ fn writers_of_one_file_and_of_many() {
                     let piece = n * 4 + i as u64;
                     rig.write(shared, piece * 10_000, &[i as u8 + 1; 10_000]);
                     let line = [i as u8 + 1; 37];
-                    rig.fs.write(&root(), log, At::End, &line).unwrap();
+                    rig.fs.write(&root(), log, WritePosition::End, &line).unwrap();
                     rig.write(*own, n * 3000, &[n as u8; 3000]);
                     if n % 20 == 7 {
                         rig.fs.fsync(*own).unwrap();
@@ -249,7 +250,7 @@ fn writers_of_one_file_and_of_many() {
             }
         });
     });
-    let check = |rig: &Rig| {
+    let check = |rig: &PosixFixture| {
         let bytes = rig.read(shared);
         assert_eq!(bytes.len(), 240 * 10_000);
         for (n, piece) in bytes.chunks(10_000).enumerate() {
@@ -274,11 +275,12 @@ fn writers_of_one_file_and_of_many() {
     rig.finish();
 }
 
-/// A file of half a gigabyte that was overwritten for minutes once filled a cache of four:
-/// with blocks that were free, and that nobody could ask for again.
+/// Story: overwriting a file of half a gigabyte for minutes filled a cache of four
+/// gigabytes with blocks that were free, and could never be requested again.
 #[test]
 fn blocks_that_were_freed_leave_the_cache() {
-    let rig = Rig::with("freed", 256 * MB, 5000, &[("recordsize", 8192), ("compression", 2)]);
+    let rig =
+        PosixFixture::with("freed", 256 * MB, 5000, &[("recordsize", 8192), ("compression", 2)]);
     let id = rig.file(rig.root(), "f");
     let size = || {
         rig.sync();
@@ -295,7 +297,7 @@ fn blocks_that_were_freed_leave_the_cache() {
         write(round);
         rig.sync();
     });
-    // What the last group freed goes with the next one.
+    // Blocks that the last txg freed are dropped with the next one.
     let last = size();
     assert!(last < first + 6 * MB, "{first} bytes became {last}");
     rig.finish();
@@ -303,8 +305,8 @@ fn blocks_that_were_freed_leave_the_cache() {
 
 #[test]
 fn readers_ask_for_what_is_there() {
-    // A file cut and grown while it is read: each byte is zero or what was written.
-    let rig = Rig::new("cut", 256 * MB);
+    // A file truncated and extended while it is read: each byte is zero or as written.
+    let rig = PosixFixture::new("cut", 256 * MB);
     let f = rig.file(rig.root(), "f");
     rig.write(f, 0, &[7; 600_000]);
     std::thread::scope(|s| {

@@ -2,19 +2,19 @@
 
 use super::*;
 
-/// A pool of 40 MiB once refused writes of 1 MiB with 7.9 MiB left: each needs eight times its
-/// size in the worst case, and that had to be free.
+/// Story: a pool of 40 MiB refused writes of 1 MiB with 7.9 MiB left: each needs eight
+/// times its size in the worst case, and that had to be free.
 #[test]
 fn a_small_pool_is_filled_to_its_end() {
     for (size, step) in [(96 * MB, MB), (96 * MB, 128 << 10), (256 * MB, MB), (64 * MB, MB)] {
-        let rig = Rig::new(&format!("full{}-{step}", size / MB), size);
+        let rig = PosixFixture::new(&format!("full{}-{step}", size / MB), size);
         let file = rig.file(rig.root(), "f");
         let room = rig.pool.dataset(DATASET).unwrap().available().unwrap();
         let mut rng = Rng::new(size ^ step);
         let mut at = 0;
         let refused = loop {
             let data: Vec<u8> = (0..step).map(|_| rng.below(256) as u8).collect();
-            match rig.fs.write(&Caller::root(), file, At::Offset(at), &data) {
+            match rig.fs.write(&Caller::root(), file, WritePosition::Offset(at), &data) {
                 Ok(done) => at += done.bytes,
                 Err(e) => break e,
             }
@@ -25,7 +25,7 @@ fn a_small_pool_is_filled_to_its_end() {
         let left = rig.pool.dataset(DATASET).unwrap().available().unwrap();
         println!("{size} in steps of {step}: {at} of {room} written, {left} left");
         assert!(left <= step + room / 50, "{left} of {room} left, written {at}");
-        // What there is can be removed.
+        // Files can be removed from the full pool.
         rig.fs.unlink(&Caller::root(), rig.root(), b"f").unwrap();
         rig.fs.empty_delete_queue().unwrap();
         for _ in 0..4 {
@@ -38,14 +38,14 @@ fn a_small_pool_is_filled_to_its_end() {
     }
 }
 
-/// Each record takes a sector, however small it is, and three with `copies=3`: transactions
-/// that reserved by their bytes overran a small pool, and its group could not be written (found
-/// by the simulator, seed 301088).
+/// Story: each record takes at least a sector, and three with `copies=3`. Transactions that
+/// reserved by their bytes overran a small pool, and its txg could not be written (found by
+/// the simulator, seed 301088).
 #[test]
 fn records_smaller_than_a_sector_fill_a_pool() {
     let (rig, _, _) = super::widths::make("small-records", 22, 12).unwrap();
     rig.set(&[("recordsize", 512), ("copies", 3)]);
-    // As little kept back as in a large pool.
+    // A slop as small as a large pool's.
     rig.pool.writer().unwrap().plants.slop.store(2 * MB, std::sync::atomic::Ordering::Relaxed);
     let files: Vec<_> = (0..4).map(|i| rig.file(rig.root(), &format!("f{i}"))).collect();
     std::thread::scope(|scope| {
@@ -54,8 +54,12 @@ fn records_smaller_than_a_sector_fill_a_pool() {
             scope.spawn(move || {
                 let mut at = 0;
                 let refused = loop {
-                    match fs.write(&Caller::root(), file, At::Offset(at), &noise(i as u64, 1 << 19))
-                    {
+                    match fs.write(
+                        &Caller::root(),
+                        file,
+                        WritePosition::Offset(at),
+                        &noise(i as u64, 1 << 19),
+                    ) {
                         Ok(done) => at += done.bytes,
                         Err(e) => break e,
                     }

@@ -1,4 +1,4 @@
-//! Reads that meet wrong bytes have right ones written in their place.
+//! Reads that find wrong bytes rewrite them with the right ones.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +12,7 @@ use base::Guid;
 const FRONT: u64 = 4 << 20;
 const BACK: u64 = 1 << 19;
 
-/// Wipes what is not a label of a disk.
+/// Wipes a disk except its labels.
 fn wipe(scratch: &Scratch, disk: usize) {
     let path = scratch.path().join(format!("d{disk}"));
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
@@ -24,7 +24,7 @@ fn wipe(scratch: &Scratch, disk: usize) {
     file.write_all_at(&tail, size - BACK).unwrap();
 }
 
-/// Reads it all from the disks.
+/// Reads everything from the disks.
 fn read_all(pool: &Pool, fs: &FileSystem) -> Vec<super::log::Essence> {
     let zio = pool.writer().unwrap().zio();
     zio.cache().clear();
@@ -33,13 +33,13 @@ fn read_all(pool: &Pool, fs: &FileSystem) -> Vec<super::log::Essence> {
     all
 }
 
-/// Errors of the leaves, all kinds.
+/// Errors of the leaves, of all kinds.
 fn errors(pool: &Pool) -> u64 {
     let tree = pool.writer().unwrap().zio().tree();
     tree.leaves().map(|(_, n)| n.errors()).map(|e| e.read + e.write + e.cksum).sum()
 }
 
-fn fill(rig: &Rig) {
+fn fill(rig: &PosixFixture) {
     let dir = rig.dir(rig.root(), "dir");
     for i in 0..12u64 {
         let file = rig.file(if i % 2 == 0 { dir } else { rig.root() }, &format!("f{i}"));
@@ -58,7 +58,7 @@ fn reopen(scratch: &Scratch) -> (Arc<Engine>, Arc<Pool>, Arc<FileSystem>) {
     (engine, pool, fs)
 }
 
-/// Writes a pool, wipes a disk, reads three times: only the first time errors are counted.
+/// Writes a pool, wipes a disk, reads three times: errors are counted only the first time.
 fn three_passes(which: usize, ashift: u64, disk: usize, gangs: bool, props: &[(&str, u64)]) {
     let Some((rig, name, disks)) = make("heal", which, ashift) else { panic!("no kind {which}") };
     rig.set(props);
@@ -70,7 +70,7 @@ fn three_passes(which: usize, ashift: u64, disk: usize, gangs: bool, props: &[(&
     fill(&rig);
     rig.sync();
     let wanted = essence(&rig.fs);
-    let Rig { scratch, engine, pool, fs } = rig;
+    let PosixFixture { scratch, engine, pool, fs } = rig;
     drop(fs);
     pool.export().unwrap();
     drop((pool, engine));
@@ -79,7 +79,7 @@ fn three_passes(which: usize, ashift: u64, disk: usize, gangs: bool, props: &[(&
     let what = format!("{name} of {disks}, ashift {ashift}, disk {disk}, gangs {gangs}");
     let before = errors(&pool);
     let mut counts = Vec::new();
-    // Of a mirror each read asks one disk, so a pass meets a part of what is wrong.
+    // A read of a mirror uses one disk, so a pass finds only a part of the damage.
     let is_mirror = which == 22 || which == 24;
     let quiet_since = |counts: &[u64]| counts.windows(7).any(|w| w[0] == w[6]);
     while counts.len() < 3 || is_mirror && counts.len() < 80 && !quiet_since(&counts) {
@@ -93,8 +93,8 @@ fn three_passes(which: usize, ashift: u64, disk: usize, gangs: bool, props: &[(&
     let healed = pool.writer().unwrap().zio().heal_counts();
     assert!(counts[0] > before, "{what}: {counts:?}");
     assert_eq!(counts[1..], [counts[0]; 2], "{what}: {healed:?}");
-    // Blocks of a whole number of rows begin on one disk; where that is this one, it holds
-    // their parity, which a read does not ask for: a handful of others is left.
+    // Blocks of a whole number of rows begin on one disk. If that is this one, it has their
+    // parity, which a read does not use: a few other blocks remain.
     assert!(healed.healed > 0 && healed.failed == 0, "{what}: {healed:?}");
     let tree = pool.writer().unwrap().zio().tree();
     let bytes: u64 = tree.leaves().map(|(_, n)| n.healed()).sum();
@@ -102,7 +102,7 @@ fn three_passes(which: usize, ashift: u64, disk: usize, gangs: bool, props: &[(&
     drop((fs, tree));
     pool.export().unwrap();
     drop((pool, engine));
-    // It is on the disk: another import finds it there.
+    // The repair is on the disk: another import reads it.
     let (engine, pool, fs) = reopen(&scratch);
     let before = errors(&pool);
     assert_eq!(read_all(&pool, &fs), wanted, "{what}");
@@ -113,9 +113,9 @@ fn three_passes(which: usize, ashift: u64, disk: usize, gangs: bool, props: &[(&
     judge(&engine, &scratch);
 }
 
-/// An administrator put a new, empty file in the place of a raidz disk's, and read
-/// everything three times: 480, 453 and 453 errors were counted, and `zpool status` said that
-/// "an attempt was made to correct the error". None was made.
+/// Story: an administrator replaced a RAID-Z disk's file by a new, empty one, and read
+/// everything three times. 480, 453 and 453 errors were counted, and `zpool status` said
+/// that "an attempt was made to correct the error". None was made.
 #[test]
 fn a_second_read_finds_nothing_wrong_any_more() {
     // raidz1 of five.
@@ -132,7 +132,7 @@ fn every_kind_of_vdev_heals() {
     }
 }
 
-/// Of two addresses on different vdevs one is lost as a whole.
+/// Of two addresses on different vdevs one is lost completely.
 #[test]
 fn another_address_heals() {
     for (ashift, gangs) in [(9, false), (12, false), (12, true)] {
@@ -146,7 +146,7 @@ fn nothing_is_written_to_a_pool_that_is_read() {
     fill(&rig);
     rig.sync();
     let wanted = essence(&rig.fs);
-    let Rig { scratch, engine, pool, fs } = rig;
+    let PosixFixture { scratch, engine, pool, fs } = rig;
     drop(fs);
     pool.export().unwrap();
     drop((pool, engine));
@@ -172,11 +172,11 @@ fn snapshots_heal() {
     fill(&rig);
     rig.sync();
     rig.pool.snapshot(&[format!("{DATASET}@s")], &[], None).unwrap();
-    // What the snapshot alone has.
+    // Blocks that only the snapshot has.
     for name in list(&rig.fs, rig.root()).into_iter().filter(|n| n.starts_with('f')) {
         rig.fs.unlink(&Caller::root(), rig.root(), name.as_bytes()).unwrap();
     }
-    let Rig { scratch, engine, pool, fs } = rig;
+    let PosixFixture { scratch, engine, pool, fs } = rig;
     fs.sync_all().unwrap();
     drop(fs);
     pool.export().unwrap();

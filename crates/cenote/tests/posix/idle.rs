@@ -1,7 +1,8 @@
-//! Intent logs without records stay until their dataset changes.
+//! Intent logs without records are kept until their dataset changes.
 
 use super::log::{cut, import_with};
 use super::*;
+use zpl::rw::WritePosition;
 
 fn number(pool: &Pool, name: &str, prop: &str) -> String {
     let ds = pool.dataset(name).unwrap();
@@ -14,10 +15,10 @@ fn state(pool: &Pool) -> Vec<String> {
     head.into_iter().chain(snap).collect()
 }
 
-/// A pool whose dataset has the stub of a log and a snapshot of all of it, as a power cut
-/// leaves it.
+/// A pool after a power cut, whose dataset has the stub of a log and a snapshot of all its
+/// blocks.
 fn left_behind(name: &str) -> (Scratch, Vec<String>) {
-    let rig = Rig::new(&format!("idle-{name}"), 128 * MB);
+    let rig = PosixFixture::new(&format!("idle-{name}"), 128 * MB);
     let file = rig.file(rig.root(), "f");
     for i in 0..4 {
         rig.write(file, i * 5000, &[i as u8; 5000]);
@@ -38,7 +39,7 @@ fn judged(engine: &Engine, scratch: &Scratch) {
     assert!(texts.iter().all(|space| space.contains("No leaks")), "{texts:?}");
 }
 
-/// An import raised `written` and the snapshot's `used` by a block each.
+/// Story: an import raised `written` and the snapshot's `used` by a block each.
 #[test]
 fn an_idle_log_stays_as_long_as_nothing_changes() {
     let (scratch, before) = left_behind("stays");
@@ -61,8 +62,8 @@ fn an_idle_log_stays_as_long_as_nothing_changes() {
     }
 }
 
-/// It ends with the first change, with a snapshot of the dataset, or with the dataset;
-/// nothing leaks.
+/// The log ends with the first change, with a snapshot of the dataset, or with the dataset;
+/// no space leaks.
 #[test]
 fn an_idle_log_ends_with_what_changes_its_dataset() {
     let (scratch, _) = left_behind("ends");
@@ -72,7 +73,7 @@ fn an_idle_log_ends_with_what_changes_its_dataset() {
         testkit::copy_file(&scratch.path().join("d0"), &copy.path().join("d0"));
         let pool = import_with(&engine, &copy, false).unwrap();
         match change {
-            // The log begins anew.
+            // A new chain begins.
             0 | 1 => {
                 let fs = open(&pool);
                 let made = fs.make(&Caller::root(), fs.root(), b"new", &New::file(0o644)).unwrap();
@@ -82,7 +83,7 @@ fn an_idle_log_ends_with_what_changes_its_dataset() {
                 drop(fs);
             }
             2 => pool.snapshot(&[format!("{DATASET}@t")], &[], None).unwrap(),
-            // One group has both.
+            // Both in one txg.
             3 => {
                 let fs = open(&pool);
                 fs.make(&Caller::root(), fs.root(), b"new", &New::file(0o644)).unwrap();
@@ -131,7 +132,7 @@ fn a_log_vdev_with_an_idle_log_is_removed() {
     std::fs::remove_file(scratch.path().join("l0")).unwrap();
     let fs = open(&pool);
     let id = fs.lookup(fs.root(), b"f", Io::WAIT).unwrap().id;
-    fs.write(&Caller::root(), id, At::Offset(0), b"without").unwrap();
+    fs.write(&Caller::root(), id, WritePosition::Offset(0), b"without").unwrap();
     fs.fsync(id).unwrap();
     drop(fs);
     pool.export().unwrap();

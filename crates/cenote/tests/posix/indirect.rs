@@ -1,11 +1,12 @@
-//! Large writes go to their places when they are committed, and the log names their blocks.
+//! Large writes are written to their final addresses when they are committed, and the log
+//! refers to their blocks.
 
 use super::log::{check_all, cut, essence, log_of, quiet, synced};
 use super::*;
 use std::sync::atomic::Ordering::SeqCst;
 use zpl::rw::Falloc;
 
-/// Writes recorded by pointers, and their bytes; and with their data.
+/// Records with pointers, and their bytes; and records with data.
 fn forms(pool: &Pool) -> ([u64; 2], u64) {
     let log = log_of(pool);
     let [count, bytes] = &log.stats().indirect;
@@ -14,7 +15,7 @@ fn forms(pool: &Pool) -> ([u64; 2], u64) {
     ([count.load(SeqCst), bytes.load(SeqCst)], others)
 }
 
-/// Where a file's blocks are on disk.
+/// Addresses of a file's blocks on disk.
 fn places(pool: &Pool, id: ObjectId) -> Vec<String> {
     let os = pool.writer().unwrap().open_dataset(DATASET).unwrap();
     let object = os.object(id, Io::WAIT).unwrap();
@@ -27,7 +28,7 @@ fn places(pool: &Pool, id: ObjectId) -> Vec<String> {
 
 #[test]
 fn large_writes_are_written_once_and_named_by_the_log() {
-    let rig = Rig::new("indirect", 256 * MB);
+    let rig = PosixFixture::new("indirect", 256 * MB);
     quiet(&rig.pool);
     let file = rig.file(rig.root(), "large");
     rig.fs.fsync(file).unwrap();
@@ -36,17 +37,17 @@ fn large_writes_are_written_once_and_named_by_the_log() {
     rig.fs.fsync(file).unwrap();
     assert_eq!(forms(&rig.pool), ([8, MB], 0));
     assert!(log_of(&rig.pool).stats().normal.used.load(SeqCst) < 4096);
-    // A small change, of a block that is at its place already; and a large one.
+    // A small change of a block that has its final address already; and a large one.
     rig.write(file, 1000, b"small");
     rig.write(file, 3 * 131_072, &noise(2, 131_072));
     rig.fs.fsync(file).unwrap();
     assert_eq!(forms(&rig.pool), ([9, MB + 131_072], 1));
-    // Nobody asks for this; of block 6 a part goes.
+    // These changes are not committed; a part of block 6 is freed.
     rig.write(file, 5 * 131_072, &noise(3, 131_072));
     rig.resize(file, 6 * 131_072 + 77_777);
     rig.write(file, 6 * 131_072 + 90_000, &noise(4, 60_000));
     rig.fs.fsync(file).unwrap();
-    assert_eq!(synced(&rig.pool), group, "a promise waited for a group");
+    assert_eq!(synced(&rig.pool), group, "an fsync waited for a txg");
     let wanted = essence(&rig.fs);
     let scratch = cut(&rig, "indirect");
     let texts = zdb_texts(&scratch, &[&["-bcc", "tank"], &["-ivv", DATASET]]);
@@ -68,7 +69,7 @@ fn large_writes_are_written_once_and_named_by_the_log() {
         writer.for_each_record(&os, walk).unwrap();
         found
     };
-    // The group takes over what is still as it was written.
+    // The txg takes over the blocks that were not changed since.
     let scratch = cut(&rig, "indirect-2");
     rig.sync();
     let now = places(&rig.pool, file);
@@ -78,16 +79,16 @@ fn large_writes_are_written_once_and_named_by_the_log() {
     let logged = named(&other);
     drop(other);
     for (blkid, place) in now.iter().enumerate() {
-        // Block 0 was changed since, 6 and 7 in small parts.
+        // Block 0 was changed since, and small parts of 6 and 7.
         let wanted = matches!(blkid, 1..=5);
         assert_eq!(logged.contains(place), wanted, "block {blkid}: {now:?}, {logged:?}");
     }
     rig.finish();
 }
 
-/// Synchronous work of all sorts on few files, cut often.
+/// Synchronous work of all sorts on few files, with frequent power cuts.
 fn random_work(name: &str, props: &[(&str, u64)], seed: u64) {
-    let rig = Rig::with(name, 192 * MB, 5000, props);
+    let rig = PosixFixture::with(name, 192 * MB, 5000, props);
     quiet(&rig.pool);
     let root = rig.root();
     let files: Vec<ObjectId> = (0..3).map(|i| rig.file(root, &format!("f{i}"))).collect();
@@ -138,14 +139,14 @@ fn random_large_writes_survive_every_cut() {
 
 #[test]
 fn random_work_for_throughput_survives_every_cut() {
-    // Blocks of 32 KiB, not compressed: what is cached is what is dirty.
+    // Blocks of 32 KiB, not compressed: the cached blocks are the dirty ones.
     let props = [("logbias", 1), ("recordsize", 32 << 10), ("compression", 2)];
     random_work("indirect-bias", &props, 6);
 }
 
 #[test]
 fn what_a_dataset_wrote_early_goes_with_it() {
-    let rig = Rig::new("indirect-gone", 128 * MB);
+    let rig = PosixFixture::new("indirect-gone", 128 * MB);
     quiet(&rig.pool);
     rig.pool.create_filesystem("tank/other", &numbers(&[("logbias", 1)]), None).unwrap();
     let other = rig.pool.dataset("tank/other").unwrap().open_fs().unwrap();
@@ -153,12 +154,12 @@ fn what_a_dataset_wrote_early_goes_with_it() {
     let made = other.make(&by, other.root(), b"x", &New::file(0o644)).unwrap();
     other.fsync(made.id).unwrap();
     for i in 0..4 {
-        other.write(&by, made.id, At::Offset(0), &noise(i, 300_000)).unwrap();
+        other.write(&by, made.id, WritePosition::Offset(0), &noise(i, 300_000)).unwrap();
         other.fsync(made.id).unwrap();
     }
     drop(other);
     rig.pool.destroy_dataset("tank/other", false, None).unwrap();
-    // A file that goes in the group in which it was written.
+    // A file that is freed in the txg in which it was written.
     let file = rig.file(rig.root(), "file");
     rig.fs.fsync(file).unwrap();
     rig.write(file, 0, &noise(9, 500_000));

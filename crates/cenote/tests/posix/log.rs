@@ -1,5 +1,5 @@
-//! What fsync promised is in the intent log: the pool's file is copied as a power cut would
-//! leave it, imported, and its log replayed.
+//! Data acknowledged by fsync is in the intent log: the pool's file is copied as a power
+//! cut would leave it, imported, and its log replayed.
 
 use super::*;
 use base::Txg;
@@ -7,7 +7,7 @@ use cenote::Dataset;
 use zpl::rw::{Falloc, Host, HostSpace, Rename, RwProps, SetHow, SetTime};
 use zpl::{FileType, Time};
 
-/// Groups come only when somebody waits for one.
+/// Txgs are only written on request.
 pub(super) fn quiet(pool: &Pool) {
     let txgs = pool.writer().unwrap().txgs();
     txgs.set_limits(&txg::Limits { timeout_s: 3600, ..txgs.limits() });
@@ -22,8 +22,8 @@ pub(super) fn log_of(pool: &Pool) -> Arc<zil::Log> {
     writer.log(&writer.read_dataset(DATASET).unwrap()).unwrap().unwrap()
 }
 
-/// The pool as it is on its devices now.
-pub(super) fn cut(rig: &Rig, name: &str) -> Scratch {
+/// The present content of the pool's devices.
+pub(super) fn cut(rig: &PosixFixture, name: &str) -> Scratch {
     let scratch = Scratch::new(&format!("posix-cut-{name}"));
     testkit::copy_file(&rig.scratch.path().join("d0"), &scratch.path().join("d0"));
     scratch
@@ -33,7 +33,7 @@ fn import(engine: &Engine, scratch: &Scratch) -> Arc<Pool> {
     import_with(engine, scratch, false).unwrap()
 }
 
-/// `missing_log`: without log vdevs that are not there.
+/// `missing_log`: without missing log vdevs.
 pub(super) fn import_with(
     engine: &Engine,
     scratch: &Scratch,
@@ -46,11 +46,12 @@ pub(super) fn import_with(
 /// Flags, project, extended attributes.
 type Extras = (u64, u64, Vec<(Vec<u8>, Vec<u8>)>);
 
-/// What a replay restores: everything but times of modification, change and access.
+/// The state that a replay restores: everything except times of modification, change and
+/// access.
 pub(super) type Essence = (String, u64, FileType, u32, u32, u32, u64, u32, u64, Time, u64, Extras);
 
 pub(super) fn essence(fs: &FileSystem) -> Vec<Essence> {
-    let one = |s: Seen| {
+    let one = |s: SeenFile| {
         let a = s.attrs;
         let id = a.id.0;
         (
@@ -73,12 +74,12 @@ pub(super) fn essence(fs: &FileSystem) -> Vec<Essence> {
     all
 }
 
-/// Imports what a cut left, replays, compares, and has the pool judged afterwards.
+/// Imports a copy after a power cut, replays, compares, and checks the pool afterwards.
 fn check_cut(scratch: &Scratch, wanted: &[Essence]) {
     check_all(scratch, wanted, true);
 }
 
-/// `whole`: no device is missing, so zdb can judge as well.
+/// `whole`: no device is missing, so zdb can check it as well.
 pub(super) fn check_all(scratch: &Scratch, wanted: &[Essence], whole: bool) {
     let engine = testkit::engine();
     let pool = import(&engine, scratch);
@@ -93,8 +94,8 @@ pub(super) fn check_all(scratch: &Scratch, wanted: &[Essence], whole: bool) {
     if whole { judge_with(&engine, scratch) } else { judge(&engine, scratch) }
 }
 
-/// Some of everything that has a record, with what it needs.
-pub(super) fn busy(rig: &Rig) {
+/// Makes some of everything that has a record, and its prerequisites.
+pub(super) fn busy(rig: &PosixFixture) {
     let (root, by, fs) = (rig.root(), Caller::root(), &rig.fs);
     let dir = rig.dir(root, "dir");
     let a = rig.file(root, "a");
@@ -135,7 +136,7 @@ pub(super) fn busy(rig: &Rig) {
     }
 }
 
-/// All files are asked to be safe.
+/// Calls fsync for all files.
 pub(super) fn fsync_all(fs: &FileSystem) {
     for seen in walk(fs) {
         fs.fsync(seen.attrs.id).unwrap();
@@ -143,16 +144,16 @@ pub(super) fn fsync_all(fs: &FileSystem) {
 }
 
 #[test]
-fn what_fsync_promised_survives_without_a_group() {
-    let rig = Rig::new("log", 256 * MB);
+fn fsynced_changes_survive_without_a_txg() {
+    let rig = PosixFixture::new("log", 256 * MB);
     quiet(&rig.pool);
     let first = rig.file(rig.root(), "first");
-    // The first promise makes the log, and waits for a group.
+    // The first fsync creates the log, and waits for a txg.
     rig.fs.fsync(first).unwrap();
     let before = synced(&rig.pool);
     busy(&rig);
     fsync_all(&rig.fs);
-    assert_eq!(synced(&rig.pool), before, "a promise waited for a group");
+    assert_eq!(synced(&rig.pool), before, "an fsync waited for a txg");
     let stats = log_of(&rig.pool).stats().batches.load(std::sync::atomic::Ordering::SeqCst);
     assert!(stats > 0);
     let wanted = essence(&rig.fs);
@@ -162,13 +163,13 @@ fn what_fsync_promised_survives_without_a_group() {
         assert!(text.contains("TX_WRITE") && text.contains("TX_RENAME"), "{text}");
     }
     check_cut(&scratch, &wanted);
-    // The pool that went on is as good.
+    // The pool that continued is consistent as well.
     rig.write(first, 0, b"later");
     rig.fs.fsync(first).unwrap();
     rig.finish();
 }
 
-/// A POSIX ACL in Linux's form: tag, permissions, id.
+/// A POSIX ACL in Linux's format: tag, permissions, id.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut out = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
@@ -180,8 +181,8 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 
 const NO_ID: u32 = u32::MAX;
 
-/// Attributes of all sorts, none of which waits for a group.
-fn adorn(rig: &Rig, large: usize) {
+/// Sets attributes of all sorts, none of which waits for a txg.
+fn set_all_attributes(rig: &PosixFixture, large: usize) {
     let (root, by, fs) = (rig.root(), Caller::root(), &rig.fs);
     let file = rig.file(root, "adorned");
     let set = |id, name: &str, value: &[u8]| {
@@ -202,20 +203,20 @@ fn adorn(rig: &Rig, large: usize) {
     fs.set_attrs(&by, file, &own).unwrap();
     let flags = Some(ondisk::znode::ZFS_NODUMP | ondisk::znode::ZFS_HIDDEN);
     fs.set_attrs(&by, file, &SetAttrs { flags, project: Some(9), ..SetAttrs::default() }).unwrap();
-    // Moved aside, with a whiteout in its place; and one without extended attributes.
+    // Renamed, with a whiteout under the old name; and one without extended attributes.
     fs.rename(&by, (root, b"adorned"), (root, b"moved"), Rename::Whiteout).unwrap();
-    // Set-id bits go with the content.
+    // A change of the content clears set-id bits.
     let program = rig.file(root, "program");
     let mode = SetAttrs { mode: Some(0o4755), uid: Some(5), ..SetAttrs::default() };
     fs.set_attrs(&by, program, &mode).unwrap();
     let somebody = Caller { uid: 5, gid: 5, privileged: false, ..Caller::root() };
-    fs.write(&somebody, program, At::Offset(0), b"not a program").unwrap();
+    fs.write(&somebody, program, WritePosition::Offset(0), b"not a program").unwrap();
     fs.allocate(&by, program, Falloc::ZeroRange { keep_size: false }, 4, 9000).unwrap();
     fs.allocate(&by, program, Falloc::ZeroRange { keep_size: true }, 20_000, 9).unwrap();
 }
 
-/// What is handed on by a directory.
-fn inherit(rig: &Rig) {
+/// Files that inherit from a directory.
+fn inherit(rig: &PosixFixture) {
     let (by, fs) = (Caller::root(), &rig.fs);
     let dir = rig.dir(rig.root(), "heir");
     let default = acl(&[(1, 7, NO_ID), (2, 5, 78), (4, 5, NO_ID), (16, 7, NO_ID), (32, 0, NO_ID)]);
@@ -230,17 +231,17 @@ fn attributes_of_every_form_are_in_the_log() {
     // Among the system attributes, and in hidden directories.
     for (form, large) in [(2, 20_000), (1, 60_000)] {
         let props = [("xattr", form), ("acltype", 1)];
-        let rig = Rig::with(&format!("log-xattrs-{form}"), 192 * MB, 5000, &props);
+        let rig = PosixFixture::with(&format!("log-xattrs-{form}"), 192 * MB, 5000, &props);
         quiet(&rig.pool);
         let first = rig.file(rig.root(), "first");
         rig.fs.fsync(first).unwrap();
         let before = synced(&rig.pool);
-        adorn(&rig, large);
+        set_all_attributes(&rig, large);
         if form == 2 {
             inherit(&rig);
         }
         fsync_all(&rig.fs);
-        assert_eq!(synced(&rig.pool), before, "a promise waited for a group");
+        assert_eq!(synced(&rig.pool), before, "an fsync waited for a txg");
         let wanted = essence(&rig.fs);
         let scratch = cut(&rig, &format!("xattrs-{form}"));
         let types = if form == 2 { "TX_SETSAXATTR" } else { "TX_MKXATTR" };
@@ -252,7 +253,7 @@ fn attributes_of_every_form_are_in_the_log() {
     }
 }
 
-/// The pool beneath a file system whose log is replayed step by step.
+/// The host of a file system whose log is replayed step by step.
 struct Steps {
     writer: Arc<spa::engine::Writer>,
     log: Arc<zil::Log>,
@@ -286,7 +287,7 @@ pub(super) fn by_hand(pool: &Pool, os: &Arc<dmu::Objset>, log: &Arc<zil::Log>) -
     FileSystem::open_rw(Arc::clone(os), host, Io::WAIT).unwrap()
 }
 
-/// Replays `n` records, and stops as a crash would, with a group on disk or without.
+/// Replays `n` records, and stops like a crash, with a txg on disk or without.
 pub(super) fn replay_some(pool: &Pool, n: usize, sync: bool) -> usize {
     let writer = Arc::clone(pool.writer().unwrap());
     let os = writer.read_dataset(DATASET).unwrap();
@@ -312,7 +313,7 @@ pub(super) fn replay_some(pool: &Pool, n: usize, sync: bool) -> usize {
 
 #[test]
 fn a_replay_that_is_cut_goes_on() {
-    let rig = Rig::new("log-cut", 256 * MB);
+    let rig = PosixFixture::new("log-cut", 256 * MB);
     quiet(&rig.pool);
     let first = rig.file(rig.root(), "first");
     rig.fs.fsync(first).unwrap();
@@ -329,7 +330,7 @@ fn a_replay_that_is_cut_goes_on() {
         quiet(&pool);
         let steps = 7 * round;
         left = replay_some(&pool, steps, round % 3 != 0) == steps;
-        // The pool stops as it is; groups that were not asked for are lost.
+        // The pool stops in its present state; unrequested txgs are lost.
         let copy = Scratch::new(&format!("posix-cut-step-{round}"));
         testkit::copy_file(&scratch.path().join("d0"), &copy.path().join("d0"));
         drop(pool);
@@ -342,7 +343,7 @@ fn a_replay_that_is_cut_goes_on() {
 
 #[test]
 fn random_work_is_there_after_every_cut() {
-    let rig = Rig::new("log-random", 128 * MB);
+    let rig = PosixFixture::new("log-random", 128 * MB);
     quiet(&rig.pool);
     let (root, by) = (rig.root(), Caller::root());
     let mut rng = Rng::new(77);
@@ -401,7 +402,7 @@ fn dataset(pool: &Pool, name: &str) -> Dataset {
 
 #[test]
 fn property_sync_is_followed_and_chains_end_with_their_datasets() {
-    let rig = Rig::new("log-sync", 256 * MB);
+    let rig = PosixFixture::new("log-sync", 256 * MB);
     quiet(&rig.pool);
     let first = rig.file(rig.root(), "first");
     rig.fs.fsync(first).unwrap();
@@ -411,7 +412,7 @@ fn property_sync_is_followed_and_chains_end_with_their_datasets() {
     rig.fs.fsync(first).unwrap();
     assert_eq!(synced(&rig.pool), before);
     rig.set(&[("sync", 1)]);
-    // What was not recorded must be on disk first.
+    // Changes without records must be on disk first.
     rig.write(first, 0, b"everybody waits");
     let count = || log_of(&rig.pool).stats().batches.load(std::sync::atomic::Ordering::SeqCst);
     let (before, group) = (count(), synced(&rig.pool));
@@ -421,14 +422,15 @@ fn property_sync_is_followed_and_chains_end_with_their_datasets() {
     let wanted = essence(&rig.fs);
     let always = cut(&rig, "always");
     check_cut(&always, &wanted);
-    // A snapshot has nothing of the log; nor has what is destroyed while it is in use.
+    // A snapshot contains nothing of the log; nor does a dataset destroyed while it is in
+    // use.
     rig.pool.snapshot(&[format!("{DATASET}@s")], &[], None).unwrap();
     rig.write(second, 0, b"after the snapshot");
     rig.pool.create_filesystem("tank/other", &[], None).unwrap();
     let other = dataset(&rig.pool, "tank/other").open_fs().unwrap();
     let made = other.make(&Caller::root(), other.root(), b"x", &New::file(0o644)).unwrap();
     other.fsync(made.id).unwrap();
-    other.write(&Caller::root(), made.id, At::Offset(0), &noise(5, 9000)).unwrap();
+    other.write(&Caller::root(), made.id, WritePosition::Offset(0), &noise(5, 9000)).unwrap();
     other.fsync(made.id).unwrap();
     drop(other);
     rig.pool.destroy_dataset("tank/other", false, None).unwrap();
@@ -438,7 +440,7 @@ fn property_sync_is_followed_and_chains_end_with_their_datasets() {
     rig.finish();
 }
 
-/// The pool that OpenZFS left with an unplayed log.
+/// The pool in which OpenZFS left a log that was not replayed.
 #[test]
 fn a_log_of_openzfs_is_replayed() {
     let Some(golden) = testkit::golden("dirtyzil") else {
@@ -458,7 +460,7 @@ fn a_log_of_openzfs_is_replayed() {
     pool.export().unwrap();
     drop(pool);
     let pool = import_from(&engine, scratch.path(), &testkit::readonly()).unwrap();
-    let report = pool.spa().audit(spa::audit::Options::default(), &()).unwrap();
+    let report = pool.spa().audit(spa::audit::AuditOptions::default(), &()).unwrap();
     assert!(report.is_clean(), "{report:?}");
     drop(pool);
     for text in zdb_texts(&scratch, &[&["-bcc", "dirtyzil"]]) {
@@ -467,10 +469,10 @@ fn a_log_of_openzfs_is_replayed() {
 }
 
 #[test]
-fn many_share_and_a_cut_at_any_time_keeps_what_they_were_told() {
+fn concurrent_fsyncs_survive_a_cut_at_any_time() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
     const WRITERS: usize = 6;
-    let rig = Rig::new("log-many", 256 * MB);
+    let rig = PosixFixture::new("log-many", 256 * MB);
     quiet(&rig.pool);
     let files: Vec<ObjectId> =
         (0..WRITERS).map(|i| rig.file(rig.root(), &format!("f{i}"))).collect();

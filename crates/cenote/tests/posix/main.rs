@@ -1,5 +1,5 @@
-//! File systems are changed through the public library as POSIX says, and OpenZFS's zdb
-//! is content with what is left.
+//! File systems are changed through the public library as POSIX specifies, and OpenZFS's
+//! zdb finds no error in the result.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests have threads")]
@@ -31,14 +31,14 @@ use cenote::inspect::{dsl, spa};
 use cenote::{Engine, ImportOptions, Pool, PropData};
 use dmu::Io;
 use testkit::{Rng, Scratch, import_from};
-use zpl::rw::{At, Caller, New, SetAttrs};
+use zpl::rw::{Caller, New, SetAttrs, WritePosition};
 use zpl::{Attrs, FileSystem};
 
 const MB: u64 = 1 << 20;
 const DATASET: &str = "tank/fs";
 
 /// A pool on one file, and a file system in it.
-struct Rig {
+struct PosixFixture {
     scratch: Scratch,
     engine: Arc<Engine>,
     pool: Arc<Pool>,
@@ -64,12 +64,12 @@ fn numbers(props: &[(&str, u64)]) -> Vec<(String, PropData)> {
     props.iter().map(|(p, n)| ((*p).to_owned(), PropData::Num(*n))).collect()
 }
 
-impl Rig {
-    fn new(name: &str, size: u64) -> Rig {
-        Rig::with(name, size, 5000, &[])
+impl PosixFixture {
+    fn new(name: &str, size: u64) -> PosixFixture {
+        PosixFixture::with(name, size, 5000, &[])
     }
 
-    fn with(name: &str, size: u64, version: u64, props: &[(&str, u64)]) -> Rig {
+    fn with(name: &str, size: u64, version: u64, props: &[(&str, u64)]) -> PosixFixture {
         let scratch = Scratch::new(&format!("posix-{name}"));
         let file = std::fs::File::create(scratch.path().join("d0")).unwrap();
         file.set_len(size).unwrap();
@@ -78,7 +78,7 @@ impl Rig {
         let pool = engine.create_pool(&request).unwrap().unwrap();
         pool.create_filesystem(DATASET, &numbers(props), None).unwrap();
         let fs = open(&pool);
-        Rig { scratch, engine, pool, fs }
+        PosixFixture { scratch, engine, pool, fs }
     }
 
     fn set(&self, props: &[(&str, u64)]) {
@@ -94,8 +94,8 @@ impl Rig {
     }
 
     /// Exports and imports the pool; it is audited in between.
-    fn again(self) -> Rig {
-        let Rig { scratch, engine, pool, fs } = self;
+    fn again(self) -> PosixFixture {
+        let PosixFixture { scratch, engine, pool, fs } = self;
         fs.sync_all().unwrap();
         drop(fs);
         pool.export().unwrap();
@@ -104,12 +104,12 @@ impl Rig {
         let options = ImportOptions { force: true, ..ImportOptions::default() };
         let pool = import_from(&engine, scratch.path(), &options).unwrap();
         let fs = open(&pool);
-        Rig { scratch, engine, pool, fs }
+        PosixFixture { scratch, engine, pool, fs }
     }
 
-    /// Exports the pool and has it judged, without a look at each file.
+    /// Exports the pool and checks it, without examining each file.
     fn end(self) {
-        let Rig { scratch, engine, pool, fs } = self;
+        let PosixFixture { scratch, engine, pool, fs } = self;
         fs.sync_all().unwrap();
         drop(fs);
         pool.export().unwrap();
@@ -119,9 +119,9 @@ impl Rig {
         assert!(texts.iter().all(|space| space.contains("No leaks")), "{texts:?}");
     }
 
-    /// The last thing done with it.
+    /// The last step of a test.
     fn finish(self) {
-        let Rig { scratch, engine, pool, fs } = self;
+        let PosixFixture { scratch, engine, pool, fs } = self;
         fs.sync_all().unwrap();
         let before = walk(&fs);
         drop(fs);
@@ -145,7 +145,7 @@ impl Rig {
     }
 
     fn write(&self, id: ObjectId, at: u64, data: &[u8]) {
-        let done = self.fs.write(&Caller::root(), id, At::Offset(at), data).unwrap();
+        let done = self.fs.write(&Caller::root(), id, WritePosition::Offset(at), data).unwrap();
         assert_eq!(done.bytes, data.len() as u64);
     }
 
@@ -188,20 +188,20 @@ fn list(fs: &FileSystem, dir: ObjectId) -> Vec<String> {
 
 /// One file, as a walk finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+struct SeenFile {
     path: String,
     attrs: Attrs,
     content: u64,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Everything in a file system, but for the contents of huge files.
-fn walk(fs: &FileSystem) -> Vec<Seen> {
+/// All files of a file system, without the contents of huge files.
+fn walk(fs: &FileSystem) -> Vec<SeenFile> {
     let mut out = Vec::new();
     let mut todo = vec![(fs.root(), String::new())];
     while let Some((id, path)) = todo.pop() {
         let mut attrs = fs.attrs(id, Io::WAIT).unwrap();
-        // Known when it is written.
+        // Known only after it is written.
         attrs.blocks = 0;
         let content = match attrs.kind {
             zpl::FileType::Regular if attrs.size < 64 * MB => digest(&read(fs, id)),
@@ -218,7 +218,7 @@ fn walk(fs: &FileSystem) -> Vec<Seen> {
                 todo.push((child.id, format!("{path}/{name}")));
             }
         }
-        out.push(Seen { path, attrs, content, xattrs });
+        out.push(SeenFile { path, attrs, content, xattrs });
     }
     out
 }
@@ -254,7 +254,7 @@ fn open(pool: &Pool) -> Arc<FileSystem> {
     fs
 }
 
-/// What zdb says, for each list of arguments; nothing without zdb.
+/// The outputs of zdb, for each list of arguments; empty without zdb.
 fn zdb_texts(scratch: &Scratch, runs: &[&[&str]]) -> Vec<String> {
     let start = |args: &&[&str]| {
         let mut zdb = Command::new("zdb");
@@ -275,7 +275,7 @@ fn zdb_texts(scratch: &Scratch, runs: &[&[&str]]) -> Vec<String> {
     children.into_iter().zip(runs).map(end).collect()
 }
 
-/// The exported pool's own rules hold, and its audit is clean.
+/// The exported pool's own rules are satisfied, and its audit is clean.
 fn judge(engine: &Engine, scratch: &Scratch) {
     let pool = import_from(engine, scratch.path(), &testkit::readonly()).unwrap();
     let tree = pool.spa().zio().tree();
@@ -283,13 +283,14 @@ fn judge(engine: &Engine, scratch: &Scratch) {
     let ratios = dsl::write::Ratios::new((0..4).map(ratio).collect());
     let wrong = dsl::write::check(pool.spa().mos(), &ratios).unwrap();
     assert!(wrong.is_empty(), "{wrong:?}");
-    let options = spa::audit::Options { verify: spa::audit::Verify::All, leaks: true, threads: 8 };
+    let options =
+        spa::audit::AuditOptions { verify: spa::audit::Verify::All, leaks: true, threads: 8 };
     let report = pool.spa().audit(options, &()).unwrap();
     assert!(report.is_clean(), "{report:?}");
     drop((tree, pool));
 }
 
-/// And zdb finds nothing wrong.
+/// In addition zdb finds no error.
 fn judge_with(engine: &Engine, scratch: &Scratch) {
     judge(engine, scratch);
     let texts = zdb_texts(scratch, &[&["-bcc", "tank"], &["-dddd", DATASET]]);

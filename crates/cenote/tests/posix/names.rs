@@ -5,7 +5,7 @@ use dmu::Io;
 use zpl::rw::{Caller, New, Rename, SetAttrs, SetHow};
 use zpl::{Device, FileType};
 
-use super::{MB, Rig, kind};
+use super::{MB, PosixFixture, kind};
 
 fn root() -> Caller {
     Caller::root()
@@ -13,7 +13,7 @@ fn root() -> Caller {
 
 #[test]
 fn files_of_every_kind() {
-    let rig = Rig::new("kinds", 128 * MB);
+    let rig = PosixFixture::new("kinds", 128 * MB);
     let (fs, top) = (&rig.fs, rig.root());
     let new =
         |kind| New { kind, mode: 0o640, device: Device { major: 8, minor: 300 }, target: b"" };
@@ -62,7 +62,7 @@ fn files_of_every_kind() {
 
 #[test]
 fn links_are_counted() {
-    let rig = Rig::new("links", 128 * MB);
+    let rig = PosixFixture::new("links", 128 * MB);
     let (fs, top) = (&rig.fs, rig.root());
     let (a, d) = (rig.file(top, "a"), rig.dir(top, "d"));
     assert_eq!(fs.link(&root(), a, d, b"b").unwrap().nlink, 2);
@@ -86,7 +86,7 @@ fn links_are_counted() {
 
 #[test]
 fn moves() {
-    let rig = Rig::new("moves", 128 * MB);
+    let rig = PosixFixture::new("moves", 128 * MB);
     let (fs, top) = (&rig.fs, rig.root());
     let mv = |from: (ObjectId, &str), to: (ObjectId, &str), how| {
         fs.rename(&root(), (from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()), how)
@@ -134,7 +134,7 @@ fn moves() {
 
 #[test]
 fn directories_grow_and_shrink() {
-    let rig = Rig::new("grow", 256 * MB);
+    let rig = PosixFixture::new("grow", 256 * MB);
     let top = rig.root();
     let d = rig.dir(top, "d");
     let name = |i: usize| format!("a file with a rather long name, number {i}");
@@ -164,7 +164,12 @@ fn directories_grow_and_shrink() {
 #[test]
 fn names_that_differ_in_case_or_form() {
     // Insensitive, formD.
-    let rig = Rig::with("case", 128 * MB, 5000, &[("casesensitivity", 1), ("normalization", 0x10)]);
+    let rig = PosixFixture::with(
+        "case",
+        128 * MB,
+        5000,
+        &[("casesensitivity", 1), ("normalization", 0x10)],
+    );
     let (fs, top) = (&rig.fs, rig.root());
     let a = rig.file(top, "Caf\u{e9}");
     assert_eq!(fs.lookup(top, "CAFE\u{301}".as_bytes(), Io::WAIT).unwrap().id, a);
@@ -190,7 +195,7 @@ fn names_that_differ_in_case_or_form() {
 
 #[test]
 fn old_file_systems() {
-    let rig = Rig::with("old", 128 * MB, 15, &[]);
+    let rig = PosixFixture::with("old", 128 * MB, 15, &[]);
     let (fs, top) = (&rig.fs, rig.root());
     assert_eq!(fs.props().version, 4);
     let (a, d) = (rig.file(top, "a"), rig.dir(top, "d"));
@@ -215,15 +220,16 @@ fn old_file_systems() {
     rig.finish();
 }
 
-/// Most memory that this process had, in MiB.
+/// Peak memory of this process, MiB.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
 
-/// Tens of thousands of names (or `CENOTE_NAMES`): found, listed in pages while others come
-/// and go, and removed again; the directory's blocks go with the last of them.
+/// Tens of thousands of names (or `CENOTE_NAMES`): found, listed in pages while others are
+/// added and removed, and removed again; the directory's blocks are freed with the last of
+/// them.
 #[test]
 fn very_many_names() {
     let many = std::env::var("CENOTE_NAMES").ok().map(|n| n.parse::<u64>().unwrap());
@@ -232,7 +238,7 @@ fn very_many_names() {
     let told = |what: &str| {
         println!("{what}: {:.1} s, {} MiB at most", start.elapsed().as_secs_f64(), peak());
     };
-    let rig = Rig::new("many", 512 * MB + names * 600);
+    let rig = PosixFixture::new("many", 512 * MB + names * 600);
     let (of, dir) = (rig.dir(rig.root(), "of"), rig.dir(rig.root(), "dir"));
     let files: Vec<_> = (0..100).map(|n| rig.file(of, &format!("f{n}"))).collect();
     let name = |n: u64| format!("entry-{n:08}");
@@ -245,7 +251,7 @@ fn very_many_names() {
     let rig = rig.again();
     let fs = &rig.fs;
     told("imported again");
-    // What is there all the time is listed once, whatever comes and goes.
+    // A name that exists all the time is listed exactly once, whatever else changes.
     let (mut seen, mut cookie, mut round) = (vec![false; names as usize], Some(0), 0);
     while let Some(at) = cookie {
         let page = fs.readdir(dir, at, Io::WAIT).unwrap();

@@ -1,27 +1,27 @@
-//! Limits of users, groups and projects; what is charged to whom is in [`super::attrs`].
+//! Limits of users, groups and projects; accounting is in [`super::attrs`].
 
 use base::{ErrorKind, ObjectId};
 use dmu::Io;
 use ondisk::znode::ZFS_PROJINHERIT;
 use zpl::SpaceKind;
-use zpl::rw::{At, Caller, New, SetAttrs};
+use zpl::rw::{Caller, New, SetAttrs, WritePosition};
 
-use super::{MB, Rig, kind, noise};
+use super::{MB, PosixFixture, kind, noise};
 
 fn user(uid: u32, gid: u32) -> Caller {
     Caller { uid, gid, privileged: false, ..Caller::default() }
 }
 
-/// Writes files of 1 MiB until it is refused: how many there are, and why.
-fn fill(rig: &Rig, by: &Caller, dir: ObjectId, from: u64) -> (u64, ErrorKind) {
+/// Writes files of 1 MiB until one is refused: their number, and the reason.
+fn fill(rig: &PosixFixture, by: &Caller, dir: ObjectId, from: u64) -> (u64, ErrorKind) {
     for n in from..from + 100 {
-        // The accounts are those of synced groups.
+        // The accounts are those of synced txgs.
         rig.sync();
         let id = match rig.fs.make(by, dir, format!("f{n}").as_bytes(), &New::file(0o644)) {
             Ok(made) => made.id,
             Err(e) => return (n - from, e.kind()),
         };
-        if let Err(e) = rig.fs.write(by, id, At::End, &noise(n, MB as usize)) {
+        if let Err(e) = rig.fs.write(by, id, WritePosition::End, &noise(n, MB as usize)) {
             return (n - from, e.kind());
         }
     }
@@ -30,7 +30,7 @@ fn fill(rig: &Rig, by: &Caller, dir: ObjectId, from: u64) -> (u64, ErrorKind) {
 
 #[test]
 fn limits_bind_whom_they_are_for() {
-    let rig = Rig::new("quotas", 512 * MB);
+    let rig = PosixFixture::new("quotas", 512 * MB);
     let (fs, top) = (&rig.fs, rig.root());
     fs.set_quota(SpaceKind::User, 7, false, 4 * MB).unwrap();
     fs.set_quota(SpaceKind::Group, 70, false, 6 * MB).unwrap();
@@ -41,14 +41,14 @@ fn limits_bind_whom_they_are_for() {
     assert_eq!(fill(&rig, &user(7, 1), dirs[0], 0), (4, ErrorKind::Quota));
     assert_eq!(fill(&rig, &user(8, 70), dirs[1], 0), (6, ErrorKind::Quota));
     assert_eq!(fill(&rig, &user(9, 1), dirs[2], 0), (3, ErrorKind::Quota));
-    // Nobody else is bound.
+    // Other owners are not affected.
     let other = fs.make(&user(8, 1), dirs[3], b"other", &New::file(0o644)).unwrap().id;
-    fs.write(&user(8, 1), other, At::End, &noise(1, MB as usize)).unwrap();
+    fs.write(&user(8, 1), other, WritePosition::End, &noise(1, MB as usize)).unwrap();
     let own = SetAttrs { uid: Some(7), ..SetAttrs::default() };
     assert_eq!(kind(fs.set_attrs(&Caller::root(), other, &own)), ErrorKind::Quota);
     let set = SetAttrs { project: Some(42), ..SetAttrs::default() };
     assert_eq!(kind(fs.set_attrs(&Caller::root(), other, &set)), ErrorKind::Quota);
-    // What is removed can be written again, and the limit is there after an import.
+    // Freed space can be written again, and the limit persists over an import.
     fs.unlink(&user(7, 1), dirs[0], b"f1").unwrap();
     let rig = rig.again();
     assert_eq!(fill(&rig, &user(7, 1), dirs[0], 50), (1, ErrorKind::Quota));
@@ -61,14 +61,14 @@ fn limits_bind_whom_they_are_for() {
     rig.fs.set_quota(SpaceKind::User, 7, false, 0).unwrap();
     rig.fs.set_quota(SpaceKind::User, 8, false, 0).unwrap();
     let id = rig.fs.walk(b"d0/f0", Io::WAIT).unwrap();
-    rig.fs.write(&user(7, 1), id, At::End, b"more").unwrap();
+    rig.fs.write(&user(7, 1), id, WritePosition::End, b"more").unwrap();
     assert_eq!(entry(SpaceKind::User, 7).quota, 0);
     rig.finish();
 }
 
 #[test]
 fn objects_are_counted_too() {
-    let rig = Rig::new("object-quotas", 128 * MB);
+    let rig = PosixFixture::new("object-quotas", 128 * MB);
     let fs = &rig.fs;
     for (of, id) in [(SpaceKind::User, 7), (SpaceKind::Group, 70), (SpaceKind::Project, 0)] {
         fs.set_quota(of, id, true, 5).unwrap();
@@ -82,14 +82,14 @@ fn objects_are_counted_too() {
                 Err(e) => break e.kind(),
             }
         };
-        // Project 0 has what the others made.
+        // Project 0 is charged for the other files.
         let due = if of == SpaceKind::Project { 0 } else { 5 };
         assert_eq!((made, why), (due, ErrorKind::Quota), "{of:?}");
         fs.set_quota(of, id, true, 0).unwrap();
     }
     rig.finish();
     // Without accounts there are no limits.
-    let rig = Rig::with("no-accounts", 128 * MB, 15, &[]);
+    let rig = PosixFixture::with("no-accounts", 128 * MB, 15, &[]);
     let none = rig.fs.set_quota(SpaceKind::Project, 1, false, 1);
     assert_eq!(kind(none), ErrorKind::Unsupported);
     rig.finish();

@@ -1,5 +1,5 @@
-//! Thousands of operations of all kinds: one after the other against a naive tree, and by
-//! several threads in one place.
+//! Thousands of operations of all kinds: one after the other against a simple model of a
+//! tree, and by several threads in one directory.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use sim::posix::ops::{Scale, both, compare, draw, is_possible, perform};
 use sim::posix::tree::Tree;
 use zpl::FileType;
 
-use super::{MB, Rig};
+use super::{MB, PosixFixture};
 
 /// Operations one after the other.
 const OPS: usize = 3500;
 
-/// Sets the sequences of this run apart from the usual ones.
+/// Selects other random sequences than the usual ones.
 fn seed() -> u64 {
     let set = std::env::var("CENOTE_SEED").ok();
     set.and_then(|s| s.parse().ok()).unwrap_or_default()
@@ -29,12 +29,12 @@ fn a_tree_is_what_was_done_to_it() {
         (1, &[("recordsize", 16 << 10), ("xattr", 2)][..]),
         (2, &[("recordsize", 128 << 10), ("xattr", 1), ("dnodesize", 1024)]),
     ] {
-        let mut rig = Rig::with("tree", 512 * MB, 5000, props);
+        let mut rig = PosixFixture::with("tree", 512 * MB, 5000, props);
         let mut rng = Rng::new(seed + more);
         let scale =
             Scale { write: 200 << 10, file: 600 << 10, xattr: 40_000, names: 40, split: true };
         let mut tree = Tree::new(rig.root());
-        let check = |rig: &Rig, tree: &Tree, n: usize| {
+        let check = |rig: &PosixFixture, tree: &Tree, n: usize| {
             if let Err(e) = compare(&rig.fs, tree, true) {
                 panic!("seed {seed} + {more}, after {n} operations: {e}");
             }
@@ -54,7 +54,7 @@ fn a_tree_is_what_was_done_to_it() {
             }
             if n % 1500 == 1499 {
                 rig = rig.again();
-                // What was open is closed.
+                // Closes the open files.
                 for file in tree.files.values_mut() {
                     file.held = false;
                 }
@@ -67,8 +67,8 @@ fn a_tree_is_what_was_done_to_it() {
     }
 }
 
-/// What every tree has: links and sizes are what is there.
-fn check_counts(rig: &Rig) {
+/// Rules for every tree: links and sizes agree with the content.
+fn check_counts(rig: &PosixFixture) {
     let mut links = BTreeMap::<_, u32>::new();
     let mut todo = vec![rig.root()];
     while let Some(dir) = todo.pop() {
@@ -95,14 +95,15 @@ fn check_counts(rig: &Rig) {
 
 #[test]
 fn threads_in_one_place_leave_a_sound_tree() {
-    let rig = Rig::with("threads", 512 * MB, 5000, &[("recordsize", 16 << 10)]);
+    let rig = PosixFixture::with("threads", 512 * MB, 5000, &[("recordsize", 16 << 10)]);
     let scale = Scale { write: 60 << 10, file: 300 << 10, xattr: 9000, names: 12, split: true };
     std::thread::scope(|s| {
         for t in 0..4 {
             let (rig, scale) = (&rig, &scale);
             s.spawn(move || {
                 let mut rng = Rng::new(100 + 4 * seed() + t);
-                // What this thread believes: the others change it, too.
+                // This thread's model, which is inexact because other threads change the
+                // tree, too.
                 let mut tree = Tree::new(rig.root());
                 for _ in 0..2500 {
                     let op = draw(&mut rng, &tree, scale);
@@ -126,7 +127,7 @@ fn threads_in_one_place_leave_a_sound_tree() {
                                 e.kind(),
                                 ErrorKind::Corrupt | ErrorKind::Bug | ErrorKind::Io
                             );
-                            // A number may be another file's by now.
+                            // An object id may belong to another file by now.
                             assert!(sound, "{op:?}: {e}");
                         }
                     }

@@ -1,6 +1,6 @@
-//! Records that nothing here writes: those of FreeBSD and illumos. They are put into a live log
-//! by hand, the pool's file is copied as a power cut would leave it, imported, and its log
-//! replayed.
+//! Records that Cenote does not write: those of FreeBSD and illumos. They are put into a
+//! live log by hand, the pool's file is copied as a power cut would leave it, imported, and
+//! its log replayed.
 
 use super::log::{cut, essence, import_with, log_of, quiet, replay_some, synced};
 use super::*;
@@ -13,22 +13,22 @@ use ondisk::znode::{self, ZFS_ACL_PROTECTED, ZFS_ACL_TRIVIAL, ZFS_INHERIT_ACE};
 use spa::audit::log::{LogVisitor, log_header, walk_log};
 use zpl::{FileType, Time};
 
-/// A place on the pool's only device.
+/// Offset of the data area on the pool's only device.
 pub(super) const LABELS: u64 = 4 << 20;
 const BORN: [u64; 2] = [1_000_000_000, 5];
 
 /// A pool whose log is in use, and a first file.
-pub(super) fn ready(name: &str, props: &[(&str, u64)]) -> (Rig, ObjectId) {
-    let rig = Rig::with(name, 192 * MB, 5000, props);
+pub(super) fn ready(name: &str, props: &[(&str, u64)]) -> (PosixFixture, ObjectId) {
+    let rig = PosixFixture::with(name, 192 * MB, 5000, props);
     quiet(&rig.pool);
     let first = rig.file(rig.root(), "first");
     rig.fs.fsync(first).unwrap();
     (rig, first)
 }
 
-/// Puts records into the log, and has them on the devices without a group. The live file
-/// system knows nothing of what they say.
-pub(super) fn plant(rig: &Rig, records: &[(u8, RecordBody<'_>)]) {
+/// Adds records to the log, and writes them to the devices without a txg. The live file
+/// system is not changed.
+pub(super) fn plant(rig: &PosixFixture, records: &[(u8, RecordBody<'_>)]) {
     let log = log_of(&rig.pool);
     let before = synced(&rig.pool);
     let tx = rig.pool.writer().unwrap().begin_wait(0, false).unwrap();
@@ -37,7 +37,7 @@ pub(super) fn plant(rig: &Rig, records: &[(u8, RecordBody<'_>)]) {
     }
     drop(tx);
     log.commit(&*rig.fs, None).unwrap();
-    assert_eq!(synced(&rig.pool), before, "the records waited for a group");
+    assert_eq!(synced(&rig.pool), before, "the records waited for a txg");
 }
 
 /// The blocks of a log, and where they are in the device's file.
@@ -52,8 +52,9 @@ impl LogVisitor for Chain {
     }
 }
 
-/// Has `change` alter records of the log in a copy of the pool; `rig` is still as it was cut.
-pub(super) fn forge(rig: &Rig, scratch: &Scratch, change: impl Fn(u8, &mut [u8])) {
+/// Calls `change` for records of the log in a copy of the pool; `rig` is unchanged since
+/// the cut.
+pub(super) fn forge(rig: &PosixFixture, scratch: &Scratch, change: impl Fn(u8, &mut [u8])) {
     use std::os::unix::fs::FileExt;
     let os = rig.pool.writer().unwrap().read_dataset(DATASET).unwrap();
     let mut chain = Chain::default();
@@ -87,7 +88,8 @@ pub(super) fn import(engine: &Engine, scratch: &Scratch) -> Arc<Pool> {
     pool
 }
 
-/// Imports what a cut left, has `f` look at the file system, and the pool judged afterwards.
+/// Imports a copy after a power cut, calls `f` with the file system, and checks the pool
+/// afterwards.
 pub(super) fn replayed(scratch: &Scratch, f: impl FnOnce(&FileSystem)) {
     let engine = testkit::engine();
     let pool = import(&engine, scratch);
@@ -100,8 +102,8 @@ pub(super) fn replayed(scratch: &Scratch, f: impl FnOnce(&FileSystem)) {
     judge_with(&engine, scratch);
 }
 
-/// The replay is refused, and nothing is lost: the file system is as the last group left it,
-/// the log still there.
+/// The replay is refused, and nothing is lost: the file system is as the last txg left it,
+/// and the log still exists.
 fn refused(scratch: &Scratch, wanted: &[super::log::Essence]) {
     let engine = testkit::engine();
     // The second time it is claimed already.
@@ -160,7 +162,7 @@ fn create<'a>(dir: ObjectId, object: u64, mode: u64, name: &'a [u8]) -> Create<'
     }
 }
 
-/// What the list is in the file system whose domains are these.
+/// Compares with the list, in a file system with these domains.
 fn is_list(fs: &FileSystem, id: ObjectId) {
     let aces = fs.dacl(id, Io::WAIT).unwrap();
     let plain: Vec<Ace> = list().aces.iter().map(|a| Ace { who: 0, ..*a }).collect();
@@ -179,7 +181,7 @@ fn is_list(fs: &FileSystem, id: ObjectId) {
 
 #[test]
 fn acls_of_other_systems_are_replayed() {
-    // System attributes, and the structure of before them.
+    // With system attributes, and with the structure before them.
     for (name, props) in [("acl", &[][..]), ("acl-old", &[("version", 4)])] {
         let (rig, first) = ready(name, props);
         let (root, fs) = (rig.root(), &rig.fs);
@@ -268,7 +270,8 @@ fn acls_of_other_systems_are_replayed() {
     }
 }
 
-/// Replays one record more each time, and is cut; every other time with a group on disk.
+/// Replays one more record each time, followed by a power cut; every other time with a txg
+/// on disk.
 pub(super) fn step_by_step(scratch: &Scratch, name: &str) {
     let engine = testkit::engine();
     for round in 0..40 {
@@ -341,10 +344,10 @@ fn attributes_beyond_posix_are_replayed() {
             &rig,
             &[
                 (15, new(asked, 0x4 | 0x8 | 0x8000, create(root, 600, 0o100_644, b"file"))),
-                // Read-only is no reason not to.
+                // A read-only flag does not prevent it.
                 (9, data),
                 (18, new(0x20 | 0x40, 0x60, create(root, 601, 0o40_755, b"dir"))),
-                // Nor is an immutable directory.
+                // Nor does an immutable directory.
                 (1, RecordBody::Create(create(ObjectId(601), 603, 0o100_644, b"inside"))),
                 (19, RecordBody::Create(adorned)),
                 (11, set(first, xvattr(0x1 | 0x200 | 0x400 | 0x1000, 0x80 | 0x400))),
@@ -396,9 +399,10 @@ fn attributes_beyond_posix_are_replayed() {
     }
 }
 
-/// A directory became immutable, and then not, and a file was made in it. The log had the
-/// first, for somebody had asked for it, and the file, but not what was between: the replay
-/// ended there, with the directory's flag for a reason, and the dataset stayed read-only.
+/// Story: a directory became immutable, and then not, and a file was made in it. The log
+/// had the first change, because of an fsync, and the file, but not the change in between.
+/// The replay ended there because of the directory's flag, and the dataset stayed
+/// read-only.
 #[test]
 fn flags_out_of_order_with_names_do_not_end_a_replay() {
     let (rig, _) = ready("flags-order", &[]);
@@ -420,8 +424,8 @@ fn flags_out_of_order_with_names_do_not_end_a_replay() {
     rig.finish();
 }
 
-/// A project's quota was full when the log was replayed: a file that had been given to the
-/// project in time was refused, and with it the rest of the log.
+/// Story: a project's quota was full when the log was replayed. A file that had been
+/// assigned to the project before was refused, and with it the rest of the log.
 #[test]
 fn quotas_do_not_end_a_replay() {
     let (rig, first) = ready("quota-order", &[]);
@@ -435,7 +439,7 @@ fn quotas_do_not_end_a_replay() {
     fs.fsync(first).unwrap();
     let scratch = cut(&rig, "quota-order");
     {
-        // The quota comes with the group of the claim: as if it had been there.
+        // The quota is set in the txg of the claim, as if it had existed before.
         let engine = testkit::engine();
         let pool = import(&engine, &scratch);
         let writer = Arc::clone(pool.writer().unwrap());
@@ -474,7 +478,7 @@ fn a_request_that_ignored_case_finds_its_name() {
     });
     let wanted = essence(&rig.fs);
     replayed(&scratch, |fs| assert_eq!(super::list(fs, root), ["GONE-not", "first"]));
-    // One that did not ignore it leads to no file.
+    // A case-sensitive record finds no file.
     refused(&plain, &wanted);
     rig.finish();
 }
@@ -541,7 +545,7 @@ fn what_is_malformed_is_left_alone() {
             }
         }),
     ];
-    // Two at a time: most of it is waiting.
+    // Two at a time: most of the time is waiting.
     let one = |(what, change): &(&str, Change)| {
         println!("{what}");
         let scratch = cut(&rig, "hostile");
@@ -553,7 +557,7 @@ fn what_is_malformed_is_left_alone() {
         scope.spawn(|| some.iter().for_each(one));
         others.iter().for_each(one);
     });
-    // An object that is not there is nobody's concern, whatever else is said of it.
+    // A record of a missing object is skipped, whatever its content.
     let scratch = cut(&rig, "hostile-none");
     forge(&rig, &scratch, |kind, r| {
         if kind == 13 {
@@ -561,7 +565,7 @@ fn what_is_malformed_is_left_alone() {
         }
     });
     replayed(&scratch, |fs| assert_eq!(super::list(fs, root), ["first", "new"]));
-    // One that is no file.
+    // An object that is no file.
     let scratch = cut(&rig, "hostile-table");
     forge(&rig, &scratch, |kind, r| {
         if kind == 13 {

@@ -4,16 +4,16 @@ use base::{ErrorKind, ObjectId};
 use cenote::ImportOptions;
 use dmu::Io;
 use testkit::{Scratch, copy_file, import_from};
-use zpl::rw::{At, Caller, New, SetHow};
+use zpl::rw::{Caller, New, SetHow, WritePosition};
 
-use super::{MB, Rig, judge_with, kind, noise};
+use super::{MB, PosixFixture, judge_with, kind, noise};
 
 fn root() -> Caller {
     Caller::root()
 }
 
-/// What a crash now would leave, imported and looked at by `f`.
-fn after_crash(rig: &Rig, f: impl FnOnce(&zpl::FileSystem)) {
+/// Imports a copy of the pool as after a crash, and calls `f` with its file system.
+fn after_crash(rig: &PosixFixture, f: impl FnOnce(&zpl::FileSystem)) {
     rig.sync();
     let copy = Scratch::new("posix-crash");
     copy_file(&rig.scratch.path().join("d0"), &copy.path().join("d0"));
@@ -30,7 +30,7 @@ fn after_crash(rig: &Rig, f: impl FnOnce(&zpl::FileSystem)) {
 
 #[test]
 fn open_files_outlive_their_names() {
-    let rig = Rig::new("orphans", 256 * MB);
+    let rig = PosixFixture::new("orphans", 256 * MB);
     let (fs, top) = (&rig.fs, rig.root());
     let f = rig.file(top, "f");
     rig.write(f, 0, &noise(1, 3_000_000));
@@ -54,7 +54,7 @@ fn open_files_outlive_their_names() {
     assert_eq!(fs.link(&root(), kept, top, b"kept").unwrap().nlink, 1);
     let gone = [f, d, t];
     after_crash(&rig, |fs| {
-        // f, its hidden directory and what is in it; d; t.
+        // f, its hidden directory and the file in it; d; t.
         assert_eq!(fs.empty_delete_queue().unwrap(), 5);
         assert!(gone.iter().all(|id| fs.attrs(*id, Io::WAIT).is_err()));
         assert_eq!(super::read(fs, kept), b"kept");
@@ -75,7 +75,7 @@ fn open_files_outlive_their_names() {
 
 #[test]
 fn freed_files_give_their_space_back() {
-    let rig = Rig::with("space", 512 * MB, 5000, &[("recordsize", 4096)]);
+    let rig = PosixFixture::with("space", 512 * MB, 5000, &[("recordsize", 4096)]);
     let top = rig.root();
     let used = || {
         (0..3).for_each(|_| rig.sync());
@@ -105,14 +105,14 @@ fn freed_files_give_their_space_back() {
     rig.finish();
 }
 
-fn fill(rig: &Rig, dir: ObjectId, by: &Caller) -> (usize, ErrorKind) {
+fn fill(rig: &PosixFixture, dir: ObjectId, by: &Caller) -> (usize, ErrorKind) {
     for n in 0..100_000 {
         let made = rig.fs.make(by, dir, format!("f{n}").as_bytes(), &New::file(0o644));
         let id = match made {
             Ok(a) => a.id,
             Err(e) => return (n, e.kind()),
         };
-        match rig.fs.write(by, id, At::End, &noise(n as u64, 1 << 20)) {
+        match rig.fs.write(by, id, WritePosition::End, &noise(n as u64, 1 << 20)) {
             Ok(done) if done.bytes == 1 << 20 => {}
             Ok(_) => {}
             Err(e) => return (n + 1, e.kind()),
@@ -123,11 +123,11 @@ fn fill(rig: &Rig, dir: ObjectId, by: &Caller) -> (usize, ErrorKind) {
 
 #[test]
 fn a_full_pool_can_be_emptied() {
-    let rig = Rig::new("full", 96 * MB);
+    let rig = PosixFixture::new("full", 96 * MB);
     let d = rig.dir(rig.root(), "d");
     let (count, why) = fill(&rig, d, &root());
     assert_eq!(why, ErrorKind::NoSpace);
-    // Half of a small pool is kept for itself.
+    // Half of a small pool is reserved as slop.
     assert!(count > 25, "{count}");
     // Small files until not even these fit.
     let mut small = 0;
@@ -150,7 +150,7 @@ fn a_full_pool_can_be_emptied() {
 #[test]
 fn quotas_of_datasets_bind() {
     for quota in ["quota", "refquota"] {
-        let rig = Rig::new(quota, 256 * MB);
+        let rig = PosixFixture::new(quota, 256 * MB);
         rig.pool.set_props(super::DATASET, &super::numbers(&[(quota, 20 * MB)]), None).unwrap();
         let d = rig.dir(rig.root(), "d");
         let (count, why) = fill(&rig, d, &root());
@@ -170,7 +170,7 @@ fn quotas_of_datasets_bind() {
 
 #[test]
 fn reservations_are_kept_for_those_who_have_them() {
-    let rig = Rig::new("reserved", 320 * MB);
+    let rig = PosixFixture::new("reserved", 320 * MB);
     rig.pool.create_filesystem("tank/other", &[], None).unwrap();
     rig.pool.set_props("tank/other", &super::numbers(&[("reservation", 100 * MB)]), None).unwrap();
     let too_much = super::numbers(&[("reservation", 180 * MB)]);
@@ -179,11 +179,11 @@ fn reservations_are_kept_for_those_who_have_them() {
     let (count, why) = fill(&rig, d, &root());
     assert_eq!(why, ErrorKind::NoSpace);
     assert!((20..90).contains(&count), "{count}");
-    // There is room where it was reserved.
+    // The reserved space is available to its dataset.
     let other = rig.pool.dataset("tank/other").unwrap().open_fs().unwrap();
     let f = other.make(&root(), other.root(), b"f", &New::file(0o644)).unwrap().id;
     for n in 0..80 {
-        let done = other.write(&root(), f, At::End, &noise(n, 1 << 20)).unwrap();
+        let done = other.write(&root(), f, WritePosition::End, &noise(n, 1 << 20)).unwrap();
         assert_eq!(done.bytes, 1 << 20, "MiB {n}");
     }
     drop(other);
@@ -192,7 +192,7 @@ fn reservations_are_kept_for_those_who_have_them() {
 
 #[test]
 fn directories_of_a_hundred_thousand_names() {
-    let rig = Rig::new("many", 1024 * MB);
+    let rig = PosixFixture::new("many", 1024 * MB);
     let d = rig.dir(rig.root(), "d");
     let begun = std::time::Instant::now();
     std::thread::scope(|s| {
@@ -222,8 +222,8 @@ fn directories_of_a_hundred_thousand_names() {
 
 #[test]
 fn objects_open_for_reading_stay_what_they_are() {
-    // Lookups, lists and stats while names come and go.
-    let rig = Rig::new("readers", 256 * MB);
+    // Lookups, lists and stats while names are added and removed.
+    let rig = PosixFixture::new("readers", 256 * MB);
     let d = rig.dir(rig.root(), "d");
     for n in 0..500 {
         rig.file(d, &format!("stays{n}"));

@@ -13,7 +13,7 @@ pub(super) fn leaf(scratch: &Scratch, name: &str) -> NewVdev {
 }
 
 /// A pool on `d0` with a log vdev, and its file system.
-pub(super) fn rig(name: &str, logs: impl FnOnce(&Scratch) -> NewVdev) -> Rig {
+pub(super) fn rig(name: &str, logs: impl FnOnce(&Scratch) -> NewVdev) -> PosixFixture {
     let scratch = Scratch::new(&format!("posix-slog-{name}"));
     let mut wanted = request(scratch.path().to_path_buf(), 5000);
     wanted.vdevs = vec![leaf(&scratch, "d0"), logs(&scratch).for_role(Role::Log)];
@@ -21,7 +21,7 @@ pub(super) fn rig(name: &str, logs: impl FnOnce(&Scratch) -> NewVdev) -> Rig {
     let pool = engine.create_pool(&wanted).unwrap().unwrap();
     pool.create_filesystem(DATASET, &[], None).unwrap();
     let fs = open(&pool);
-    Rig { scratch, engine, pool, fs }
+    PosixFixture { scratch, engine, pool, fs }
 }
 
 fn mirror(scratch: &Scratch) -> NewVdev {
@@ -29,8 +29,8 @@ fn mirror(scratch: &Scratch) -> NewVdev {
     NewVdev::new(NewKind::Mirror).with_children(two)
 }
 
-/// The devices as they are now, but for those in `without`.
-pub(super) fn cut(rig: &Rig, name: &str, without: &[&str]) -> Scratch {
+/// The present content of the devices, except those in `without`.
+pub(super) fn cut(rig: &PosixFixture, name: &str, without: &[&str]) -> Scratch {
     let scratch = Scratch::new(&format!("posix-slog-cut-{name}"));
     for file in ["d0", "l0", "l1"] {
         let from = rig.scratch.path().join(file);
@@ -41,7 +41,7 @@ pub(super) fn cut(rig: &Rig, name: &str, without: &[&str]) -> Scratch {
     scratch
 }
 
-/// Blocks on log vdevs, and on ordinary ones.
+/// Blocks on log vdevs, and on normal ones.
 fn blocks(pool: &Pool) -> (u64, u64) {
     let log = log_of(pool);
     let stats = log.stats();
@@ -61,7 +61,7 @@ fn blocks_go_to_the_log_vdev_and_a_missing_one_is_told() {
     let (slog, normal) = blocks(&rig.pool);
     assert!(slog > 1 && normal == 0, "{slog} {normal}");
     let wanted = essence(&rig.fs);
-    // One half is enough.
+    // One half of the mirror is enough.
     check_all(&cut(&rig, "half", &["l0"]), &wanted, false);
     check_all(&cut(&rig, "whole", &[]), &wanted, true);
     let lost = cut(&rig, "lost", &["l0", "l1"]);
@@ -72,9 +72,9 @@ fn blocks_go_to_the_log_vdev_and_a_missing_one_is_told() {
     let pool = import_with(&engine, &lost, true).unwrap();
     let fs = open(&pool);
     assert_eq!(essence(&fs), before, "what only the log had is lost, and nothing else");
-    // The log goes on without it, and it can be removed.
+    // The log continues without it, and it can be removed.
     let id = fs.lookup(fs.root(), b"first", Io::WAIT).unwrap().id;
-    fs.write(&Caller::root(), id, At::Offset(0), b"without").unwrap();
+    fs.write(&Caller::root(), id, WritePosition::Offset(0), b"without").unwrap();
     fs.fsync(id).unwrap();
     pool.remove_vdev("mirror-1", None).unwrap();
     let wanted = essence(&fs);
@@ -106,12 +106,12 @@ fn log_vdevs_are_added_and_removed_while_they_are_used() {
     let before = blocks(&rig.pool);
     let after = commits(20);
     assert!(after.1 > before.1 + 15 && after.0 == before.0, "{before:?} {after:?}");
-    // Its device is nobody's any more.
+    // Its device belongs to no pool any more.
     let alone = cut(&rig, "alone", &["d0"]);
     assert_eq!(kind(import_with(&testkit::engine(), &alone, true)), ErrorKind::NotFound);
     let wanted = essence(&rig.fs);
     check_all(&cut(&rig, "removed", &["l0"]), &wanted, true);
-    // The same device serves again, as another vdev.
+    // The same device is added again, as another vdev.
     let add = AddRequest {
         vdevs: vec![mirror(&rig.scratch).for_role(Role::Log)],
         force: Force { in_use: false, replication: true, ashift: true },
@@ -121,7 +121,7 @@ fn log_vdevs_are_added_and_removed_while_they_are_used() {
     };
     rig.engine.add_vdevs(&rig.pool, &add).unwrap();
     let before = blocks(&rig.pool);
-    // The chain goes on where it is until its next block.
+    // The chain continues on its vdev until its next block.
     let after = commits(20);
     assert!(after.0 > before.0 + 15, "{before:?} {after:?}");
     let wanted = essence(&rig.fs);

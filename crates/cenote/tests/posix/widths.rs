@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::log::{check_all, essence, fsync_all, log_of, quiet};
 use super::*;
 
-/// Far more than one pool takes on a slow machine.
+/// Far longer than one pool takes on a slow machine.
 const HANG: Duration = Duration::from_secs(300);
 
 /// A kind of vdev, and its disks.
-type Case = (String, Vec<NewVdev>, usize);
+type WidthCase = (String, Vec<NewVdev>, usize);
 
 fn leaves(scratch: &Scratch, from: usize, count: usize) -> Vec<NewVdev> {
     let leaf = |i| {
@@ -26,7 +26,7 @@ fn top(scratch: &Scratch, kind: NewKind, from: usize, count: usize) -> NewVdev {
 }
 
 /// Every kind of vdev; `which` chooses one.
-fn case(scratch: &Scratch, which: usize) -> Option<Case> {
+fn case(scratch: &Scratch, which: usize) -> Option<WidthCase> {
     let widths = (1..=3u32).flat_map(|p| (3..=9usize).map(move |w| (p, w)));
     let widths: Vec<_> = widths.filter(|(p, w)| *w > *p as usize).collect();
     if let Some(&(nparity, width)) = widths.get(which) {
@@ -56,8 +56,8 @@ fn case(scratch: &Scratch, which: usize) -> Option<Case> {
     })
 }
 
-/// Bytes of the files: parts of a sector and of a block, odd numbers of sectors, whole
-/// blocks, and more than the largest log block holds.
+/// Sizes of the files: parts of a sector and of a block, odd numbers of sectors, whole
+/// blocks, and more than the largest log block has.
 fn sizes(which: usize) -> impl Iterator<Item = usize> {
     let odd = (0..12).map(move |i| 4097 + (i * 173 + which * 31) % 1904);
     let others = [1, 100, 3000, 4096, 8192, 9000, 12_289, 16_384, 33_000, 50_000];
@@ -65,7 +65,7 @@ fn sizes(which: usize) -> impl Iterator<Item = usize> {
 }
 
 /// A pool of a kind, its name, and how many disks it has.
-pub(super) fn make(test: &str, which: usize, ashift: u64) -> Option<(Rig, String, usize)> {
+pub(super) fn make(test: &str, which: usize, ashift: u64) -> Option<(PosixFixture, String, usize)> {
     let scratch = Scratch::new(&format!("posix-{test}-{which}-{ashift}"));
     let (name, vdevs, disks) = case(&scratch, which)?;
     let engine = testkit::engine();
@@ -76,18 +76,18 @@ pub(super) fn make(test: &str, which: usize, ashift: u64) -> Option<(Rig, String
     pool.create_filesystem(DATASET, &[], None).unwrap();
     let fs = open(&pool);
     quiet(&pool);
-    Some((Rig { scratch, engine, pool, fs }, name, disks))
+    Some((PosixFixture { scratch, engine, pool, fs }, name, disks))
 }
 
-/// `whole`: what is promised survives a power cut, and zdb judges.
-fn promise(which: usize, ashift: u64, whole: bool) -> Option<String> {
+/// `whole`: acknowledged writes survive a power cut, and zdb finds no error.
+fn durability(which: usize, ashift: u64, whole: bool) -> Option<String> {
     let (rig, name, disks) = make("width", which, ashift)?;
     for (i, size) in sizes(which).enumerate() {
         let file = rig.file(rig.root(), &format!("f{i}"));
         rig.write(file, 0, &noise(i as u64, size));
         rig.fs.fsync(file).unwrap();
     }
-    // Each call a promise.
+    // Each call is synchronous.
     log_of(&rig.pool).set_mode(zil::Mode::Always);
     for (i, size) in sizes(which).enumerate().step_by(3) {
         let file = rig.file(rig.root(), &format!("s{i}"));
@@ -95,8 +95,8 @@ fn promise(which: usize, ashift: u64, whole: bool) -> Option<String> {
     }
     fsync_all(&rig.fs);
     if !whole {
-        // A group and an export do not hang behind it either.
-        let Rig { scratch: _scratch, engine: _engine, pool, fs } = rig;
+        // A following txg and an export do not hang either.
+        let PosixFixture { scratch: _scratch, engine: _engine, pool, fs } = rig;
         fs.sync_all().unwrap();
         drop(fs);
         pool.export().unwrap();
@@ -113,10 +113,10 @@ fn promise(which: usize, ashift: u64, whole: bool) -> Option<String> {
     Some(name)
 }
 
-/// An administrator made a pool of five files, raidz1 with 4 KiB sectors, and a mail server
-/// wrote messages of 5,000 bytes with fsync: after a handful it hung, and with it `zpool sync`,
-/// `ls` and the end of the daemon. The write of a skip sector's zeros was lost in the queue of
-/// the last disk.
+/// Story: an administrator made a pool of five files, raidz1 with 4 KiB sectors, and a mail
+/// server wrote messages of 5,000 bytes with fsync. After a few of them it hung, and with
+/// it `zpool sync`, `ls` and the end of the daemon. The write of a skip sector's zeros was
+/// lost in the queue of the last disk.
 #[test]
 fn fsync_returns_on_every_kind_and_width_of_vdev() {
     let nightly = std::env::var_os("CENOTE_NIGHTLY").is_some();
@@ -129,7 +129,9 @@ fn fsync_returns_on_every_kind_and_width_of_vdev() {
                 _ => &[12],
             };
             for ashift in ashifts {
-                let Some(name) = promise(which, *ashift, nightly || which % 7 == 2) else { return };
+                let Some(name) = durability(which, *ashift, nightly || which % 7 == 2) else {
+                    return;
+                };
                 sender.send(format!("{name}, ashift {ashift}")).unwrap();
             }
         }

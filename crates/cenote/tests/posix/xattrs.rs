@@ -7,13 +7,13 @@ use dmu::Io;
 use testkit::Rng;
 use zpl::rw::{Caller, New, SetAttrs, SetHow};
 
-use super::{MB, Rig, kind, noise};
+use super::{MB, PosixFixture, kind, noise};
 
 fn root() -> Caller {
     Caller::root()
 }
 
-fn check(rig: &Rig, id: ObjectId, model: &BTreeMap<String, Vec<u8>>) {
+fn check(rig: &PosixFixture, id: ObjectId, model: &BTreeMap<String, Vec<u8>>) {
     let mut names = rig.fs.list_xattrs(id, Io::WAIT).unwrap();
     names.sort();
     let names: Vec<_> = names.into_iter().map(|n| String::from_utf8(n).unwrap()).collect();
@@ -26,7 +26,7 @@ fn check(rig: &Rig, id: ObjectId, model: &BTreeMap<String, Vec<u8>>) {
 
 #[test]
 fn both_forms_hold_what_they_are_given() {
-    let rig = Rig::new("xattrs", 256 * MB);
+    let rig = PosixFixture::new("xattrs", 256 * MB);
     let mut models = BTreeMap::new();
     for form in [1u64, 2] {
         rig.set(&[("xattr", form)]);
@@ -90,7 +90,7 @@ fn both_forms_hold_what_they_are_given() {
 
 #[test]
 fn a_thousand_changes_with_the_form_changing() {
-    let rig = Rig::new("xattr-random", 256 * MB);
+    let rig = PosixFixture::new("xattr-random", 256 * MB);
     let mut rng = Rng::new(11);
     let files: Vec<_> = (0..4).map(|i| rig.file(rig.root(), &format!("f{i}"))).collect();
     let mut models = vec![BTreeMap::<String, Vec<u8>>::new(); 4];
@@ -127,7 +127,7 @@ fn a_thousand_changes_with_the_form_changing() {
     rig.finish();
 }
 
-/// Linux's form: (tag, permissions, id) each.
+/// Linux's format: (tag, permissions, id) each.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut out = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
@@ -145,7 +145,7 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 #[test]
 fn acls_and_modes_agree() {
     for form in [1, 2] {
-        let rig = Rig::with("acls", 128 * MB, 5000, &[("xattr", form)]);
+        let rig = PosixFixture::with("acls", 128 * MB, 5000, &[("xattr", form)]);
         let fs = &rig.fs;
         let (d, f) = (rig.dir(rig.root(), "d"), rig.file(rig.root(), "f"));
         let full = acl(&[
@@ -171,7 +171,7 @@ fn acls_and_modes_agree() {
         assert_eq!(after[4 + 4 * 8 + 2], 5, "mask");
         assert_eq!(after[4 + 5 * 8 + 2], 1, "other");
         assert_eq!(after[4 + 2 * 8 + 2], 5, "group");
-        // One that says no more than a mode is one.
+        // An ACL equivalent to a mode is stored as the mode.
         let plain = acl(&[(1, 6, NO_ID), (4, 4, NO_ID), (32, 4, NO_ID)]);
         set(f, ACCESS, &plain).unwrap();
         assert_eq!((get(f, ACCESS), rig.attrs(f).mode & 0o7777), (None, 0o4644));
@@ -188,7 +188,7 @@ fn acls_and_modes_agree() {
         let g = fs.make(&by, d, b"g", &New::file(0o666)).unwrap();
         assert_eq!(g.mode & 0o777, 0o660, "the umask does not count");
         let inherited = get(g.id, ACCESS).unwrap();
-        assert_eq!(inherited[4 + 2], 6, "no more than was asked for");
+        assert_eq!(inherited[4 + 2], 6, "no more than requested");
         assert_eq!(inherited[4 + 4 * 8 + 2], 6);
         assert_eq!(get(g.id, DEFAULT), None);
         let e = fs.make(&by, d, b"e", &New::dir(0o777)).unwrap();
@@ -206,7 +206,7 @@ fn acls_and_modes_agree() {
 
 #[test]
 fn dnodes_of_more_slots_keep_them_inside() {
-    let rig = Rig::with("slots", 128 * MB, 5000, &[("dnodesize", 1)]);
+    let rig = PosixFixture::with("slots", 128 * MB, 5000, &[("dnodesize", 1)]);
     let f = rig.file(rig.root(), "f");
     let slots = rig.fs.objset().object(f, Io::WAIT).unwrap().dnode().slots;
     assert_eq!(slots, 2);
@@ -228,34 +228,34 @@ fn dnodes_of_more_slots_keep_them_inside() {
     rig.finish();
 }
 
-/// Through a mount, each write that passes the kernel's pages by takes the file's capabilities.
-/// With `xattr=off` there was no way to take them, and a file that had any attribute could
-/// not be written.
+/// Story: through a mount, each write that bypasses the kernel's page cache removes the
+/// file's capabilities. With `xattr=off` there was no way to remove them, and a file with
+/// any attribute could not be written.
 #[test]
 fn writes_that_shed_an_attribute() {
     for form in [1, 2] {
-        let rig = Rig::with("shed", 128 * MB, 5000, &[("xattr", form)]);
+        let rig = PosixFixture::with("drop_xattr", 128 * MB, 5000, &[("xattr", form)]);
         let (fs, f) = (&rig.fs, rig.file(rig.root(), "f"));
         let (name, other) = (b"security.capability", b"user.stays");
-        let shed = |at: u64, data: &[u8]| {
-            let done = fs.write_shedding(&root(), f, at, data, name).unwrap();
+        let drop_xattr = |at: u64, data: &[u8]| {
+            let done = fs.write_without_xattr(&root(), f, at, data, name).unwrap();
             assert_eq!(done.bytes, data.len() as u64);
         };
-        shed(0, b"bare");
+        drop_xattr(0, b"bare");
         for attr in [&name[..], other] {
             fs.set_xattr(&root(), f, attr, b"1", SetHow::Any).unwrap();
         }
-        // Of several pieces: once, before the first.
-        shed(4, &noise(3, 3 << 20));
+        // A write of several pieces removes the attribute once, before the first piece.
+        drop_xattr(4, &noise(3, 3 << 20));
         let there = |attr: &[u8]| fs.get_xattr(f, attr, Io::WAIT).unwrap().is_some();
         assert!(!there(name) && there(other));
         fs.set_xattr(&root(), f, name, b"1", SetHow::Any).unwrap();
         rig.set(&[("xattr", 0)]);
-        shed(0, b"hidden");
+        drop_xattr(0, b"hidden");
         rig.set(&[("xattr", form)]);
-        assert!(there(name), "nobody could see it");
-        fs.shed(&root(), f, name).unwrap();
-        fs.shed(&root(), f, name).unwrap();
+        assert!(there(name), "it was invisible");
+        fs.drop_xattr(&root(), f, name).unwrap();
+        fs.drop_xattr(&root(), f, name).unwrap();
         assert!(!there(name) && there(other));
         assert_eq!(&rig.read(f)[..8], &[&b"hidden"[..], &noise(3, 4)[2..]].concat()[..]);
         rig.finish();

@@ -4,7 +4,7 @@
 use std::process::Stdio;
 
 use testkit::Disk;
-use testkit::forge::{Forge, Node, Place};
+use testkit::forge::{BlockLocation, Forge, MetadataBlock};
 
 use super::common::{Sandbox, can_mount, is_alive};
 use super::{Signal, create, ok, say, signal, the_rest_lives, wait_for, well};
@@ -95,15 +95,17 @@ fn a_forged_block_of_each_object() {
     testkit::copy_file(&disk, &whole);
 
     // Every block of the MOS, but only two of many of one object.
-    let mos = |n: &Node| n.place.objset == 0 && n.place.level >= 0 && n.place.blkid < 2;
+    let mos =
+        |n: &MetadataBlock| n.position.objset == 0 && n.position.level >= 0 && n.position.blkid < 2;
     let nodes = Forge::new(&Disk::new(&disk), 0).nodes;
-    let places: Vec<Place> = nodes.iter().filter(|n| mos(n)).map(|n| n.place.clone()).collect();
+    let places: Vec<BlockLocation> =
+        nodes.iter().filter(|n| mos(n)).map(|n| n.position.clone()).collect();
     assert!(places.len() > 20, "{places:?}");
     let (mut refused, mut imported) = (0, 0);
     for place in places {
         testkit::copy_file(&whole, &disk);
         let mut forge = Forge::new(&Disk::new(&disk), 0);
-        let id = forge.find(|n| n.place == place).unwrap();
+        let id = forge.find(|n| n.position == place).unwrap();
         let size = forge.nodes[id].content.len();
         forge.change(id, vec![0xa5; size]);
         drop(forge);

@@ -1,7 +1,7 @@
 //! Space by user, group and project (chapter 03 §6).
 //!
-//! The deltas of a group are summed in memory and added to the three ZAPs before these
-//! are written, in the same group: only the final state matters.
+//! The deltas of a txg are summed in memory and added to the three ZAPs before these are
+//! written, in the same txg: only the final state matters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::objset::Objset;
 use crate::tx::Tx;
 use crate::zaps;
 
-/// What a dnode costs beside its blocks, whatever its size.
+/// Bytes charged for a dnode besides its blocks, whatever its size.
 const DNODE_CHARGE: i64 = 512;
 const SA_MAGIC_SIZE: usize = 8;
 
-/// Who is charged for an object.
+/// The ids that are charged for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Owner {
+struct ObjectOwner {
     uid: u64,
     gid: u64,
     project: u64,
 }
 
-/// The ids in a system attribute buffer: at fixed places behind its header.
-fn owner_in_sa(bytes: &[u8]) -> Option<Owner> {
+/// The ids in a system attribute buffer: at fixed offsets behind its header.
+fn owner_in_sa(bytes: &[u8]) -> Option<ObjectOwner> {
     let endian = [Endian::Little, Endian::Big]
         .into_iter()
         .find(|e| e.u32(bytes, 0) == Some(ondisk::sa::SA_MAGIC))?;
@@ -41,7 +41,7 @@ fn owner_in_sa(bytes: &[u8]) -> Option<Owner> {
     let body = bytes.get(header.max(SA_MAGIC_SIZE)..)?;
     let flags = endian.u64(body, 48)?;
     let project = if flags & ZFS_PROJID != 0 { endian.u64(body, 128)? } else { 0 };
-    Some(Owner { uid: endian.u64(body, 24)?, gid: endian.u64(body, 32)?, project })
+    Some(ObjectOwner { uid: endian.u64(body, 24)?, gid: endian.u64(body, 32)?, project })
 }
 
 fn owner(
@@ -49,7 +49,7 @@ fn owner(
     id: ObjectId,
     dn: &Dnode,
     spill: Option<&[u8]>,
-) -> Result<Option<Owner>> {
+) -> Result<Option<ObjectOwner>> {
     match dn.bonus_type {
         ObjType::SA if !dn.bonus.is_empty() => Ok(owner_in_sa(&dn.bonus)),
         ObjType::SA => match spill {
@@ -62,7 +62,7 @@ fn owner(
         },
         ObjType::ZNODE => {
             let attrs = ondisk::znode::ZnodeAttrs::from_legacy(&dn.bonus, dn.endian)?;
-            Ok(Some(Owner { uid: attrs.uid, gid: attrs.gid, project: 0 }))
+            Ok(Some(ObjectOwner { uid: attrs.uid, gid: attrs.gid, project: 0 }))
         }
         _ => Ok(None),
     }
@@ -80,7 +80,7 @@ type Deltas = BTreeMap<String, i64>;
 struct All([Deltas; 3]);
 
 impl All {
-    fn charge(&mut self, owner: Owner, bytes: i64, objects: i64, projects: bool) {
+    fn charge(&mut self, owner: ObjectOwner, bytes: i64, objects: i64, projects: bool) {
         let ids = [owner.uid, owner.gid, owner.project];
         let used = if projects { 3 } else { 2 };
         for (deltas, id) in self.0.iter_mut().zip(ids).take(used) {
@@ -93,7 +93,7 @@ impl All {
     }
 }
 
-/// Accounts what the group did to these objects.
+/// Adds the changes that the txg made to these objects.
 pub(crate) fn apply(
     os: &Arc<Objset>,
     ctx: &SyncCtx<'_>,
@@ -157,10 +157,10 @@ mod tests {
         sa[4..6].copy_from_slice(&(1u16 << 10 | 2).to_le_bytes());
         sa[8 + 24..8 + 32].copy_from_slice(&1000u64.to_le_bytes());
         sa[8 + 32..8 + 40].copy_from_slice(&100u64.to_le_bytes());
-        assert_eq!(owner_in_sa(&sa), Some(Owner { uid: 1000, gid: 100, project: 0 }));
+        assert_eq!(owner_in_sa(&sa), Some(ObjectOwner { uid: 1000, gid: 100, project: 0 }));
         sa[8 + 48..8 + 56].copy_from_slice(&ZFS_PROJID.to_le_bytes());
         sa[8 + 128..8 + 136].copy_from_slice(&7u64.to_le_bytes());
-        assert_eq!(owner_in_sa(&sa), Some(Owner { uid: 1000, gid: 100, project: 7 }));
+        assert_eq!(owner_in_sa(&sa), Some(ObjectOwner { uid: 1000, gid: 100, project: 7 }));
         assert_eq!(owner_in_sa(&sa[..100]), None);
     }
 }

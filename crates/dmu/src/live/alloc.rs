@@ -1,8 +1,8 @@
-//! Object numbers: allocation, claiming a given one, freeing (chapter 03 §4).
+//! Object ids: allocation, claiming a given one, freeing (chapter 03 §4).
 //!
-//! A slot freed by a group is given out again only after a later group began to search
-//! from the start, and never before the freeing group is on disk: while a handle
-//! exists for a number, the number is taken.
+//! A slot that a txg freed is reused only after a later txg began a search from the start,
+//! and never before the freeing txg is on disk: while a handle exists for an object id, the
+//! id is taken.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,13 +13,13 @@ use ondisk::dnode::{DNODE_SIZE, DNODES_PER_BLOCK, Dnode, OBJECT_SHIFT_MAX};
 use ondisk::objset::ObjsetType;
 use zio::Io;
 
-use super::handle::{Handle, Head, Slot, Spill, slot_of};
+use super::handle::{DnodeHead, ObjectHandle, Spill, TxgSlot, slot_of};
 use crate::objset::Objset;
 use crate::tx::Tx;
 
-/// Objects freed before numbers are looked for from the start again.
+/// Objects freed before the search for free ids restarts at the beginning.
 const RESCAN: u64 = 131_072;
-/// The same in the MOS, whose space maps and lists come and go.
+/// The same in the MOS, where space maps and lists are created and freed often.
 const RESCAN_MOS: u64 = 64;
 
 /// Shape of a new object.
@@ -53,7 +53,7 @@ impl Default for ObjectSpec {
 }
 
 impl ObjectSpec {
-    fn head(&self) -> Result<Head> {
+    fn head(&self) -> Result<DnodeHead> {
         let slots = self.slots.max(1);
         let size = usize::from(slots) * DNODE_SIZE;
         let block_size = if self.block_size == 0 { 512 } else { self.block_size };
@@ -72,9 +72,9 @@ impl ObjectSpec {
         } else {
             (1 + ((size - 64 - 128 - self.bonus.len()) >> 7)).min(3)
         };
-        Ok(Head {
+        Ok(DnodeHead {
             allocated: true,
-            gives_up: false,
+            leaks_unreadable: false,
             object_type: self.object_type,
             bonus_type: self.bonus_type,
             bonus: self.bonus.clone(),
@@ -91,7 +91,7 @@ impl ObjectSpec {
     }
 }
 
-/// Where the search for free numbers stands.
+/// The position of the search for free object ids.
 #[derive(Default)]
 pub(crate) struct Cursor {
     started: bool,
@@ -106,10 +106,10 @@ fn mask(from: u64, slots: u8) -> u32 {
 }
 
 impl Objset {
-    /// Makes a new object.
+    /// Allocates an object.
     ///
     /// # Errors
-    /// `Invalid` for an impossible shape, `NoSpace` when no number is left, those of
+    /// `Invalid` for an impossible shape, `NoSpace` when no object id is left, those of
     /// reading dnode blocks.
     pub fn allocate(self: &Arc<Self>, tx: &Tx, spec: &ObjectSpec) -> Result<ObjectId> {
         let head = spec.head()?;
@@ -141,10 +141,10 @@ impl Objset {
         }
     }
 
-    /// Makes a new object of a given number.
+    /// Allocates an object with a given id.
     ///
     /// # Errors
-    /// `Exists` when the number is taken; otherwise as [`Objset::allocate`].
+    /// `Exists` when the id is taken; otherwise as [`Objset::allocate`].
     pub fn claim(self: &Arc<Self>, tx: &Tx, id: ObjectId, spec: &ObjectSpec) -> Result<()> {
         let head = spec.head()?;
         let mut cursor = self.live()?.cursor.lock();
@@ -169,7 +169,7 @@ impl Objset {
         self.begin_object(tx, id, head)
     }
 
-    fn begin_object(self: &Arc<Self>, tx: &Tx, id: ObjectId, head: Head) -> Result<()> {
+    fn begin_object(self: &Arc<Self>, tx: &Tx, id: ObjectId, head: DnodeHead) -> Result<()> {
         let live = self.live()?;
         let txg = tx.txg();
         let mut stripe = live.stripe(id.0).lock();
@@ -177,12 +177,12 @@ impl Objset {
         if stripe.contains_key(&id.0) {
             return Err(Error::bug("a free object number has a dirty object").in_object(id));
         }
-        let handle = Handle::new(None);
-        handle.state.lock().slots[slot_of(txg)] = Some(Box::new(Slot::new(txg, head)));
+        let handle = ObjectHandle::new(None);
+        handle.state.lock().slots[slot_of(txg)] = Some(Box::new(TxgSlot::new(txg, head)));
         stripe.insert(id.0, Arc::new(handle));
         live.handles.fetch_add(1, SeqCst);
         drop(stripe);
-        live.groups.lock().entry(txg).or_default().insert(id.0);
+        live.dirty_objects.lock().entry(txg).or_default().insert(id.0);
         Ok(())
     }
 
@@ -194,21 +194,26 @@ impl Objset {
         self.free_object_as(tx, id, false)
     }
 
-    /// As [`Objset::free_object`]; what cannot be read of the object's own tree is given up:
-    /// the space below it is not freed.
+    /// As [`Objset::free_object`], for damaged objects: the space below an indirect block
+    /// of the object that cannot be read is leaked instead of freed.
     ///
     /// # Errors
     /// As [`Objset::free_object`].
-    pub fn give_up_object(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<()> {
+    pub fn free_damaged_object(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<()> {
         self.free_object_as(tx, id, true)
     }
 
-    fn free_object_as(self: &Arc<Self>, tx: &Tx, id: ObjectId, gives_up: bool) -> Result<()> {
+    fn free_object_as(
+        self: &Arc<Self>,
+        tx: &Tx,
+        id: ObjectId,
+        leaks_unreadable: bool,
+    ) -> Result<()> {
         self.change_blocks(tx, id, |inner| {
             let delta = inner.free(tx.txg(), 0, u64::MAX, true)?;
             inner.change(tx.txg(), |head| {
                 head.allocated = false;
-                head.gives_up = gives_up;
+                head.leaks_unreadable = leaks_unreadable;
             })?;
             Ok(delta)
         })
@@ -217,9 +222,9 @@ impl Objset {
         Ok(())
     }
 
-    /// Where the search begins: numbers of a small object set are not used twice while
-    /// its meta-dnode has one block (§4.3), and looking through a large one for holes
-    /// waits until there are some.
+    /// Sets where the search begins. The ids of a small object set are not reused while its
+    /// meta-dnode has one block (§4.3). A large one is searched for free ids only after
+    /// objects were freed.
     fn start(self: &Arc<Self>, cursor: &mut Cursor) {
         let mos = self.kind() == ObjsetType::Meta;
         let last = self.on_disk().meta.max_blkid;
@@ -240,18 +245,19 @@ impl Objset {
         }
     }
 
-    /// Slots of a dnode block that are taken, on disk or by objects not yet there.
+    /// Slots of a dnode block that are taken, on disk or by objects not yet on disk.
     fn taken(self: &Arc<Self>, blkid: u64) -> Result<u32> {
         let first = blkid * DNODES_PER_BLOCK;
-        // Number 0 is the meta-dnode.
+        // Id 0 is the meta-dnode.
         let mut taken = u32::from(blkid == 0);
-        // First those in memory: one that is published meanwhile is found on disk then.
+        // Memory is examined first: an object that is published in between is then found on
+        // disk.
         let live = self.live()?;
         for slot in 0..DNODES_PER_BLOCK {
             if let Some(handle) = live.find(ObjectId(first + slot)) {
                 let inner = handle.state.lock();
                 let own = inner.disk.as_ref().map_or(1, |d| d.slots);
-                let slots = inner.there().map(|s| s.head.slots).fold(own, u8::max);
+                let slots = inner.filled_slots().map(|s| s.head.slots).fold(own, u8::max);
                 taken |= mask(slot, slots.min((DNODES_PER_BLOCK - slot) as u8));
             }
         }

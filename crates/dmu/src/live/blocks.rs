@@ -1,24 +1,24 @@
-//! The blocks that one group wrote of an object. Most files are one block, and a tree for
-//! it would be larger than all that is known of the file besides.
+//! The blocks of an object that one txg wrote. Most files have one block, for which a tree
+//! would take more memory than the rest of the handle.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
-/// A map by block number.
+/// A map by block id.
 ///
 /// Invariant: `one` is the only entry, or there is none in it.
-pub(crate) struct Blocks<T> {
+pub(crate) struct BlkidMap<T> {
     one: Option<(u64, T)>,
     many: BTreeMap<u64, T>,
 }
 
-impl<T> Default for Blocks<T> {
-    fn default() -> Blocks<T> {
-        Blocks { one: None, many: BTreeMap::new() }
+impl<T> Default for BlkidMap<T> {
+    fn default() -> BlkidMap<T> {
+        BlkidMap { one: None, many: BTreeMap::new() }
     }
 }
 
-impl<T> Blocks<T> {
+impl<T> BlkidMap<T> {
     pub(crate) fn get_mut(&mut self, blkid: u64) -> Option<&mut T> {
         match &mut self.one {
             Some((b, content)) => (*b == blkid).then_some(content),
@@ -26,7 +26,7 @@ impl<T> Blocks<T> {
         }
     }
 
-    /// What was there before is handed back.
+    /// Inserts a block and returns the previous one.
     pub(crate) fn insert(&mut self, blkid: u64, content: T) -> Option<T> {
         match self.one.take() {
             None if self.many.is_empty() => {
@@ -51,15 +51,15 @@ impl<T> Blocks<T> {
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Blocks::default();
+        *self = BlkidMap::default();
     }
 
     pub(crate) fn len(&self) -> usize {
         usize::from(self.one.is_some()) + self.many.len()
     }
 
-    /// Their numbers, ascending, as far as they lie in `range`.
-    pub(crate) fn numbers(&self, range: impl RangeBounds<u64>) -> impl Iterator<Item = u64> {
+    /// The block ids in `range`, ascending.
+    pub(crate) fn blkids(&self, range: impl RangeBounds<u64>) -> impl Iterator<Item = u64> {
         let one = self.one.as_ref().map(|(b, _)| *b).filter(|b| range.contains(b));
         one.into_iter().chain(self.many.range(range).map(|(b, _)| *b))
     }
@@ -79,7 +79,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_a_map(calls in prop::collection::vec((0u8..4, 0u64..5, 0u64..5), 0..40)) {
-            let (mut blocks, mut model) = (Blocks::default(), BTreeMap::new());
+            let (mut blocks, mut model) = (BlkidMap::default(), BTreeMap::new());
             for (n, (call, a, b)) in calls.into_iter().enumerate() {
                 match call {
                     0 | 1 => prop_assert_eq!(blocks.insert(a, n), model.insert(a, n)),
@@ -92,8 +92,8 @@ mod tests {
                 }
                 prop_assert_eq!(blocks.len(), model.len());
                 let range = a.min(b)..a.max(b);
-                let numbers: Vec<u64> = model.range(range.clone()).map(|(b, _)| *b).collect();
-                prop_assert_eq!(blocks.numbers(range).collect::<Vec<_>>(), numbers);
+                let blkids: Vec<u64> = model.range(range.clone()).map(|(b, _)| *b).collect();
+                prop_assert_eq!(blocks.blkids(range).collect::<Vec<_>>(), blkids);
                 let all: Vec<_> = blocks.iter_mut().map(|(b, n)| (b, *n)).collect();
                 prop_assert_eq!(all, model.iter().map(|(b, n)| (*b, *n)).collect::<Vec<_>>());
             }

@@ -1,39 +1,41 @@
-//! Blocks that are written before their group: what an intent log refers to.
+//! Early blocks: file blocks that an intent log commit writes before their txg.
 //!
 //! # Theory
-//! A large write that somebody waits for need not go to the devices twice, into the log and
-//! then to its place. Its block gets its place, in the group in which it is dirty, and is
-//! written there at once; the log's record has the pointer. When the group is written the
-//! pointer is put into the tree, and the block is not written again: the record's block *is*
-//! the file's. That holds as long as the content is the very buffer that was written: the
-//! slot keeps a reference to it, and who changes a block that is shared gets a copy, so the
-//! buffer tells. If the block was changed, freed or truncated away since, its early pointer
-//! is *wasted*: the group that allocated it frees it. (It cannot be rewritten in place: a
-//! record refers to it.)
+//! A large synchronous write need not be written twice, first into the log and then to its
+//! final address. Its block gets its final address, in the txg in which it is dirty, and is
+//! written there at once. The log record carries the block pointer. When the txg is written
+//! the pointer is put into the tree and the block is not written again: the record's block
+//! *is* the file's block. That holds as long as the content is the very buffer that was
+//! written. The slot keeps a reference to the buffer, and a change of a shared buffer
+//! copies it, so comparing buffers detects changes. If the block was changed, freed or
+//! truncated away since, its early pointer is *wasted*: the txg that allocated it frees it.
+//! (It cannot be rewritten in place, because a record refers to it.)
 //!
 //! # States
-//! An early block is *placed* (allocated, noted in the slot, on its way), *written*
-//! ([`Early::wait`]), and then *kept* or *wasted* when its group is frozen. One whose write
+//! An early block is *placed* (allocated, noted in the slot, in flight), *written*
+//! ([`Early::wait`]), and then *kept* or *wasted* when its txg is frozen. One whose write
 //! failed, or whose [`Early`] is dropped before [`Early::keep`], is wasted at once.
 //!
 //! # Invariants
-//! * The caller holds the group from before [`Objset::early`] until [`Early::wait`] has
-//!   returned: so its sync neither misses a place that was allocated, nor relies on bytes
-//!   that are under way.
-//! * Each place that was allocated is in exactly one of: a slot's `early`, a slot's
-//!   `wasted`, what [`Objset::abandon`] returned. All three are accounted for in the
-//!   group of the allocation: as the file's block (born), or as a free.
-//! * Only blocks that are dirty in that very group: what an older group has alone is on its
-//!   way already, and the record carries its bytes instead.
+//! * The caller holds the txg from before [`Objset::early`] until [`Early::wait`] has
+//!   returned. So the sync of the txg neither misses an allocated address nor relies on
+//!   bytes that are in flight.
+//! * Each allocated address is in exactly one of: a slot's `early`, a slot's `wasted`, the
+//!   result of [`Objset::abandon`]. All three are accounted for in the txg of the
+//!   allocation: as the file's block (born), or as a free.
+//! * Only blocks that are dirty in that very txg are written early. A block that is dirty
+//!   only in an older txg is being written already, and the record carries its bytes
+//!   instead.
 //!
 //! # After a crash
-//! If the group was not committed its space maps do not know the place; whoever imports the
-//! pool claims it for the record, before anything is allocated. If the group was committed
-//! the block is the file's, or free, and records of that group are not looked at.
+//! If the txg was not committed, its space maps do not have the address. The import claims
+//! it for the record before anything is allocated. If the txg was committed, the block
+//! belongs to the file or is free, and records of that txg are ignored.
 //!
 //! # Departures from OpenZFS
-//! * A block that is dirty in a closed group alone is not written a second time elsewhere.
-//! * Holes and embedded blocks are not early: writing them costs nothing. Gangs are not made.
+//! * A block that is dirty only in a closed txg is not written a second time elsewhere.
+//! * Holes and embedded blocks are not early: writing them costs nothing. Gang blocks are
+//!   not made.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,7 +50,7 @@ use super::policy::BlockKind;
 use super::waves::hint;
 use crate::objset::Objset;
 
-/// Early blocks of one commit, under way.
+/// Early blocks of one commit, in flight.
 pub struct Early {
     os: Arc<Objset>,
     txg: Txg,
@@ -58,7 +60,7 @@ pub struct Early {
     kept: bool,
 }
 
-/// A block as it is now, to be written.
+/// The current content of a block, to be written.
 struct Snapshot {
     content: Buf,
     object_type: ObjType,
@@ -67,7 +69,7 @@ struct Snapshot {
 }
 
 impl Objset {
-    /// Begins to write blocks of group `txg`, which the caller holds.
+    /// Begins to write blocks of `txg`, on which the caller has a hold.
     pub fn early(self: &Arc<Self>, txg: Txg) -> Early {
         let writes = Writes::fail_fast(self.zio());
         let (os, placed, vdevs) = (Arc::clone(self), Vec::new(), BTreeSet::new());
@@ -76,7 +78,7 @@ impl Objset {
 }
 
 impl Early {
-    /// The size of an object's blocks in the group; `None` if the group does not change it.
+    /// The size of an object's blocks in the txg; `None` if the txg does not change it.
     pub fn block_size(&self, id: ObjectId) -> Option<u64> {
         let handle = self.os.live_part()?.find(id)?;
         let inner = handle.state.lock();
@@ -84,11 +86,12 @@ impl Early {
         slot.head.allocated.then_some(u64::from(slot.head.block_size))
     }
 
-    /// Begins to write a block to its place: its pointer, or `None` where that is not to be
-    /// done (it is not dirty in the group, is under way already, or finds no place).
+    /// Begins to write a block to its final address and returns the pointer. `None` if the
+    /// block cannot be early: it is not dirty in the txg, is in flight already, or no space
+    /// is found.
     ///
     /// # Errors
-    /// `Bug`, for what the pipeline does not accept.
+    /// `Bug`, if the pipeline rejects the write.
     pub fn block(&mut self, id: ObjectId, blkid: u64) -> Result<Option<BlkPtr>> {
         let Some(found) = self.look(id, blkid) else { return Ok(None) };
         let props = self.props(&found)?;
@@ -113,7 +116,7 @@ impl Early {
             Outcome::New => {}
             Outcome::Embedded => return Ok(Some(bp)),
             Outcome::Hole => {
-                // Who replays it must know how much is zeros.
+                // A replay must know how many of the bytes are zeros.
                 let (object_type, lsize) = (found.object_type, Lsize(size));
                 let head = BpHead { object_type, level: 0, lsize, birth: self.txg };
                 return Ok(Some(BlkPtr::Hole(Hole { head })));
@@ -135,7 +138,7 @@ impl Early {
         Ok(Some(bp))
     }
 
-    /// The block's content, if it is dirty in the group and not under way.
+    /// The block's content, if it is dirty in the txg and not in flight.
     fn look(&self, id: ObjectId, blkid: u64) -> Option<Snapshot> {
         let handle = self.os.live_part()?.find(id)?;
         let mut inner = handle.state.lock();
@@ -143,7 +146,7 @@ impl Early {
         if slot.frozen || !slot.head.allocated || slot.early.contains_key(&blkid) {
             return None;
         }
-        let content = slot.data.get_mut(blkid)?.shown();
+        let content = slot.data.get_mut(blkid)?.share();
         // An older group's block that has not grown with its file.
         if content.len() != slot.head.block_size as usize {
             return None;
@@ -165,8 +168,8 @@ impl Early {
         Ok(self.os.props()?.for_block(&kind, true))
     }
 
-    /// Notes the place in the slot: as the block's, or as wasted if it changed meanwhile.
-    /// False if the object or its dataset is gone.
+    /// Notes the pointer in the slot: as the block's, or as wasted if the block changed
+    /// meanwhile. False if the object or its dataset was freed.
     fn note(&self, id: ObjectId, blkid: u64, content: &Buf, bp: &BlkPtr) -> bool {
         let Some(handle) = self.os.live_part().and_then(|live| live.find(id)) else { return false };
         let mut inner = handle.state.lock();
@@ -175,30 +178,30 @@ impl Early {
         }
         let slot = inner.slots[slot_of(self.txg)].as_mut();
         let Some(slot) = slot.filter(|s| s.txg == self.txg && !s.frozen) else { return false };
-        let same = slot.data.get_mut(blkid).is_some_and(|c| same_buffer(&c.shown(), content));
+        let same = slot.data.get_mut(blkid).is_some_and(|c| same_buffer(&c.share(), content));
         if same && slot.head.allocated && !slot.early.contains_key(&blkid) {
-            slot.early.insert(blkid, Written { bp: *bp, content: content.clone() });
+            slot.early.insert(blkid, EarlyBlock { bp: *bp, content: content.clone() });
         } else {
             slot.wasted.push(*bp);
         }
         true
     }
 
-    /// Waits until the devices have taken all blocks; the vdevs to be flushed.
+    /// Waits until the devices have taken all blocks. Returns the vdevs to be flushed.
     ///
     /// # Errors
     /// When a block is not written well enough to be read.
     pub fn wait(&mut self) -> Result<Vec<VdevId>> {
         let lost = self.writes.wait();
         if let Some(first) = lost.into_iter().find(|l| !l.readable) {
-            // Nobody relies on it.
+            // The caller does not use the blocks after an error.
             self.os.zio().tree().clear_missing(self.txg);
             return Err(first.error);
         }
         Ok(self.vdevs.iter().copied().collect())
     }
 
-    /// The blocks are written and flushed: the group will not write them again.
+    /// The blocks are written and flushed: the txg will not write them again.
     pub fn keep(mut self) {
         self.kept = true;
     }
@@ -209,11 +212,11 @@ impl Early {
             let Some(handle) = live.find(id) else { continue };
             let mut inner = handle.state.lock();
             let slot = inner.slots[slot_of(self.txg)].as_mut().filter(|s| s.txg == self.txg);
-            // Another one may have come after it was changed.
+            // The block may have changed since, and have another early pointer.
             if let Some(slot) = slot
                 && slot.early.get(&blkid).is_some_and(|w| w.bp == bp)
             {
-                slot.disturb(blkid);
+                slot.invalidate_early(blkid);
             }
         }
     }
@@ -222,7 +225,7 @@ impl Early {
 impl Drop for Early {
     fn drop(&mut self) {
         if !self.kept {
-            // Nothing is under way when the caller lets the group go.
+            // No write may be in flight when the caller releases the txg.
             let _lost = self.writes.wait();
             self.waste();
         }
@@ -230,13 +233,13 @@ impl Drop for Early {
 }
 
 /// A block that is written already.
-pub(crate) struct Written {
+pub(crate) struct EarlyBlock {
     pub(crate) bp: BlkPtr,
-    /// What was written: whoever changes the block copies it, for it is shared here.
+    /// The buffer that was written. It is shared here, so a change of the block copies it.
     content: Buf,
 }
 
-impl Written {
+impl EarlyBlock {
     pub(crate) fn is_of(&self, content: &Buf) -> bool {
         same_buffer(&self.content, content)
     }

@@ -1,4 +1,4 @@
-//! One dirty object: what each group makes of its dnode and of its blocks.
+//! One dirty object: the state of its dnode and blocks in each txg.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -10,32 +10,32 @@ use base::{Buf, BufMut, Error, ErrorKind, Result, Txg};
 use ondisk::dnode::DNODE_SIZE;
 use ondisk::{BlkPtr, Dnode, ObjType};
 
-use super::blocks::Blocks;
-use super::early::Written;
+use super::blocks::BlkidMap;
+use super::early::EarlyBlock;
 use super::ranges::BlockRanges;
 
-/// Groups that may have dirty data at a time: open, quiescing, syncing, and one to
-/// spare (chapter 05).
+/// Txgs that may have dirty data at a time: open, quiescing, syncing, and one to spare
+/// (chapter 05).
 pub(crate) const TXG_SLOTS: usize = 4;
 
-/// What becomes of the spill block.
+/// The change of the spill block.
 #[derive(Clone, Debug)]
 pub(crate) enum Spill {
-    /// Stays as it is on disk.
+    /// Unchanged.
     Keep,
     /// Gets this content.
     Set(Buf),
-    /// Goes.
+    /// It is freed.
     Remove,
 }
 
-/// A dnode without its tree: what a transaction changes at once.
+/// A dnode without its block tree: the part that a transaction changes at once.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct DnodeHead {
     /// False once the object was freed.
     pub(crate) allocated: bool,
-    /// What cannot be read below freed blocks is given up.
-    pub(crate) gives_up: bool,
+    /// Space below freed indirect blocks that cannot be read is leaked.
+    pub(crate) leaks_unreadable: bool,
     pub(crate) object_type: ObjType,
     pub(crate) bonus_type: ObjType,
     pub(crate) bonus: Vec<u8>,
@@ -50,13 +50,13 @@ pub(crate) struct Head {
     pub(crate) spill: Spill,
 }
 
-impl Head {
+impl DnodeHead {
     /// # Errors
-    /// `Unsupported` for a bonus that a big-endian host wrote and that cannot be turned.
-    pub(crate) fn of(dn: &Dnode) -> Result<Head> {
-        Ok(Head {
+    /// `Unsupported` for a bonus in big-endian order that cannot be converted.
+    pub(crate) fn of(dn: &Dnode) -> Result<DnodeHead> {
+        Ok(DnodeHead {
             allocated: true,
-            gives_up: false,
+            leaks_unreadable: false,
             object_type: dn.object_type,
             bonus_type: dn.bonus_type,
             bonus: super::to_little_bonus(dn)?,
@@ -72,7 +72,7 @@ impl Head {
         })
     }
 
-    /// A block was written: the tree reaches so far.
+    /// Extends the tree to a block that was written.
     fn reach(&mut self, blkid: u64) {
         self.max_blkid = self.max_blkid.max(blkid);
         let epb_shift = u32::from(self.indirect_shift) - 7;
@@ -97,7 +97,7 @@ impl Head {
         Ok(())
     }
 
-    /// Whether a bonus so long fits, beside a spill pointer or without.
+    /// Whether a bonus of this length fits, beside a spill pointer or without.
     pub(crate) fn check_bonus(&self, len: usize, spill: bool) -> Result<()> {
         let pointers = usize::from(self.nblkptr) + usize::from(spill);
         let fits = 64 + 128 * pointers + len <= usize::from(self.slots) * DNODE_SIZE;
@@ -105,128 +105,129 @@ impl Head {
     }
 }
 
-/// A block's content in one group.
-pub(crate) enum Content {
+/// A block's content in one txg.
+pub(crate) enum DirtyContent {
     /// Still changing.
     Open(BufMut),
-    /// Still changing, and perhaps read: who changes it next copies if it still is.
-    Shown(Buf),
-    /// The group is being written: never changes again.
+    /// Still changing, and perhaps read: the next change copies it while a reader has it.
+    Shared(Buf),
+    /// The txg is being written: never changes again.
     Frozen(Buf),
 }
 
-impl Content {
-    fn take(&mut self) -> Content {
-        std::mem::replace(self, Content::Frozen(Buf::zeros(0)))
+impl DirtyContent {
+    fn take(&mut self) -> DirtyContent {
+        std::mem::replace(self, DirtyContent::Frozen(Buf::zeros(0)))
     }
 
-    /// What it holds, to be read while it changes; nothing is copied.
+    /// A part of the content, to be read while it changes; nothing is copied.
     fn part(&mut self, range: Range<usize>) -> Buf {
         if range.is_empty() {
             return Buf::zeros(0);
         }
-        if matches!(self, Content::Open(_))
-            && let Content::Open(buf) = self.take()
+        if matches!(self, DirtyContent::Open(_))
+            && let DirtyContent::Open(buf) = self.take()
         {
-            *self = Content::Shown(buf.freeze());
+            *self = DirtyContent::Shared(buf.freeze());
         }
         match self {
-            Content::Shown(buf) | Content::Frozen(buf) => buf.slice(range),
-            Content::Open(_) => Buf::zeros(0),
+            DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf.slice(range),
+            DirtyContent::Open(_) => Buf::zeros(0),
         }
     }
 
-    /// All that it holds, likewise.
-    pub(crate) fn shown(&mut self) -> Buf {
+    /// The whole content, likewise.
+    pub(crate) fn share(&mut self) -> Buf {
         let len = self.len();
         self.part(0..len)
     }
 
-    /// What it holds, to be changed; `None` once it is frozen.
+    /// The content, to be changed; `None` once it is frozen.
     fn open(&mut self) -> Option<&mut BufMut> {
-        if matches!(self, Content::Shown(_))
-            && let Content::Shown(buf) = self.take()
+        if matches!(self, DirtyContent::Shared(_))
+            && let DirtyContent::Shared(buf) = self.take()
         {
             let buf = buf.try_unfreeze().unwrap_or_else(|shared| BufMut::copy_of(&shared));
-            *self = Content::Open(buf);
+            *self = DirtyContent::Open(buf);
         }
-        if let Content::Open(buf) = self { Some(buf) } else { None }
+        if let DirtyContent::Open(buf) = self { Some(buf) } else { None }
     }
 
     /// Ends all change.
     pub(crate) fn freeze(&mut self) -> Buf {
         let buf = match self.take() {
-            Content::Open(buf) => buf.freeze(),
-            Content::Shown(buf) | Content::Frozen(buf) => buf,
+            DirtyContent::Open(buf) => buf.freeze(),
+            DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf,
         };
-        *self = Content::Frozen(buf.clone());
+        *self = DirtyContent::Frozen(buf.clone());
         buf
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            Content::Open(buf) => buf.len(),
-            Content::Shown(buf) | Content::Frozen(buf) => buf.len(),
+            DirtyContent::Open(buf) => buf.len(),
+            DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf.len(),
         }
     }
 }
 
-/// What one group does to the object.
-pub(crate) struct Slot {
+/// The changes that one txg makes to the object.
+pub(crate) struct TxgSlot {
     pub(crate) txg: Txg,
-    pub(crate) head: Head,
+    pub(crate) head: DnodeHead,
     /// Level-0 blocks written.
-    pub(crate) data: Blocks<Content>,
+    pub(crate) data: BlkidMap<DirtyContent>,
     /// Blocks freed; those written afterwards are in `data`, too.
     pub(crate) freed: BlockRanges,
     /// Memory of `data`.
     pub(crate) bytes: u64,
-    /// What of it the sync thread's own changes took: the throttle does not know it.
-    pub(crate) untold: i64,
-    /// The group is being written: nothing in it changes any more.
+    /// The part of `bytes` that the sync thread's own changes took. The throttle does not
+    /// count it.
+    pub(crate) unthrottled: i64,
+    /// The txg is being written: nothing in the slot changes any more.
     pub(crate) frozen: bool,
     /// Blocks that are written already, as long as they have not changed since.
-    pub(crate) early: BTreeMap<u64, Written>,
-    /// Places of such blocks that changed: to be freed.
+    pub(crate) early: BTreeMap<u64, EarlyBlock>,
+    /// Pointers of such blocks that changed afterwards: to be freed.
     pub(crate) wasted: Vec<BlkPtr>,
 }
 
-/// What an edit makes of a hole.
+/// How an edit treats a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holes {
-    /// A block of zeros, edited.
+    /// It becomes a block of zeros, edited.
     Fill,
-    /// It stays one: the edit only zeroes.
+    /// It stays a hole: the edit only zeroes.
     Keep,
 }
 
-/// Dirty memory that came or went, by group.
+/// Changes of dirty memory, by txg.
 #[derive(Default)]
 pub(crate) struct Delta {
-    /// In the transaction's group.
+    /// In the transaction's txg.
     pub(crate) own: i64,
-    /// Indirect blocks that the transaction's group will write and did not before.
+    /// Indirect blocks that the transaction's txg must now write in addition.
     pub(crate) nodes: u8,
-    /// In newer groups, which an older group's change reached.
+    /// In newer txgs that an older txg's change affected as well.
     pub(crate) newer: Vec<(Txg, i64)>,
 }
 
-impl Slot {
-    pub(crate) fn new(txg: Txg, head: Head) -> Slot {
-        let (data, freed) = (Blocks::default(), BlockRanges::default());
+impl TxgSlot {
+    pub(crate) fn new(txg: Txg, head: DnodeHead) -> TxgSlot {
+        let (data, freed) = (BlkidMap::default(), BlockRanges::default());
         let (early, wasted) = (BTreeMap::new(), Vec::new());
-        Slot { txg, head, data, freed, bytes: 0, untold: 0, frozen: false, early, wasted }
+        TxgSlot { txg, head, data, freed, bytes: 0, unthrottled: 0, frozen: false, early, wasted }
     }
 
-    /// The block changes: what was written of it is not it any more.
-    pub(crate) fn disturb(&mut self, blkid: u64) {
+    /// The block changes: its early pointer, if any, is wasted.
+    pub(crate) fn invalidate_early(&mut self, blkid: u64) {
         if let Some(written) = self.early.remove(&blkid) {
             self.wasted.push(written.bp);
         }
     }
 
-    /// Ends all change: the places of blocks in `data` that are written already, and
-    /// places to be freed.
+    /// Ends all change. Returns the pointers of blocks in `data` that are written already,
+    /// and pointers to be freed.
     pub(crate) fn settle(&mut self, data: &[(u64, Buf)]) -> (BTreeMap<u64, BlkPtr>, Vec<BlkPtr>) {
         let (mut early, mut wasted) = (BTreeMap::new(), std::mem::take(&mut self.wasted));
         for (blkid, written) in std::mem::take(&mut self.early) {
@@ -241,137 +242,138 @@ impl Slot {
         (early, wasted)
     }
 
-    /// Indirect blocks above a block that no written block of the group has above it.
+    /// The number of indirect blocks above `blkid` that are above no other written block of
+    /// the txg.
     pub(crate) fn new_nodes(&self, blkid: u64) -> u8 {
         let epb_shift = u32::from(self.head.indirect_shift) - 7;
         let alone = |level: &u8| {
             let shift = epb_shift * u32::from(*level);
             let first = blkid.checked_shr(shift).unwrap_or(0).checked_shl(shift).unwrap_or(0);
             let span = 1u64.checked_shl(shift).map_or(u64::MAX, |n| n - 1);
-            self.data.numbers(first..=first.saturating_add(span)).next().is_none()
+            self.data.blkids(first..=first.saturating_add(span)).next().is_none()
         };
         (1..self.head.levels).take_while(alone).count() as u8
     }
 
-    /// Makes `block` the content of a block; by how much memory grew.
+    /// Makes `block` the content of a block; returns by how much memory grew.
     fn put(&mut self, blkid: u64, block: BufMut) -> i64 {
         let size = block.len() as u64;
-        self.disturb(blkid);
-        let old = self.data.insert(blkid, Content::Open(block)).map_or(0, |c| c.len() as u64);
+        self.invalidate_early(blkid);
+        let old = self.data.insert(blkid, DirtyContent::Open(block)).map_or(0, |c| c.len() as u64);
         self.bytes = self.bytes + size - old;
         self.head.reach(blkid);
         size as i64 - old as i64
     }
 
-    /// Drops the content of blocks in `[first, past)`; by how much memory grew.
+    /// Drops the content of blocks in `[first, past)`; returns by how much memory grew.
     fn drop_blocks(&mut self, first: u64, past: u64) -> i64 {
-        let mut gone = 0;
+        let mut dropped = 0;
         let written: Vec<u64> = self.early.range(first..past).map(|(&b, _)| b).collect();
-        written.into_iter().for_each(|blkid| self.disturb(blkid));
+        written.into_iter().for_each(|blkid| self.invalidate_early(blkid));
         if first == 0 && past == u64::MAX {
-            gone = self.bytes;
+            dropped = self.bytes;
             self.data.clear();
         } else {
-            let ids: Vec<u64> = self.data.numbers(first..past).collect();
+            let ids: Vec<u64> = self.data.blkids(first..past).collect();
             for blkid in ids {
-                gone += self.data.remove(blkid).map_or(0, |c| c.len() as u64);
+                dropped += self.data.remove(blkid).map_or(0, |c| c.len() as u64);
             }
         }
-        self.bytes -= gone;
-        -(gone as i64)
+        self.bytes -= dropped;
+        -(dropped as i64)
     }
 }
 
-/// The newest state of a block that is not (only) on disk.
+/// The newest state of a block that differs from the disk.
 pub(crate) enum Dirty {
     Data(Buf),
     Hole,
 }
 
-pub(crate) struct Inner {
-    /// The dnode as the last written group left it; `None` if it is not on disk.
+pub(crate) struct HandleState {
+    /// The dnode as the last written txg left it; `None` if it is not on disk.
     pub(crate) disk: Option<Arc<Dnode>>,
-    /// Most objects are changed by one group at a time.
-    pub(crate) slots: [Option<Box<Slot>>; TXG_SLOTS],
-    /// The table dropped this handle: find the object again.
+    /// Most objects are changed by one txg at a time.
+    pub(crate) slots: [Option<Box<TxgSlot>>; TXG_SLOTS],
+    /// The table dropped this handle: look the object up again.
     pub(crate) dead: bool,
-    /// The dnode that readers were shown last, until something changes.
-    pub(crate) shown: Option<Arc<Dnode>>,
-    /// How often the newest content was changed, or perhaps was.
+    /// The dnode that readers got last, until the next change.
+    pub(crate) merged: Option<Arc<Dnode>>,
+    /// Counts the changes, real or possible, of the newest content.
     pub(crate) changes: u64,
-    /// What was made of the newest content, and after how many changes.
+    /// A value derived from the newest content, and the change count that it is valid for.
     pub(crate) memo: Option<(u64, Box<dyn Any + Send>)>,
 }
 
 /// One object with dirty state.
-pub(crate) struct Handle {
-    pub(crate) state: Mutex<Inner>,
+pub(crate) struct ObjectHandle {
+    pub(crate) state: Mutex<HandleState>,
 }
 
 pub(crate) fn slot_of(txg: Txg) -> usize {
     txg.0 as usize % TXG_SLOTS
 }
 
-impl Handle {
-    pub(crate) fn new(disk: Option<Arc<Dnode>>) -> Handle {
-        Handle {
-            state: Mutex::new(Inner {
+impl ObjectHandle {
+    pub(crate) fn new(disk: Option<Arc<Dnode>>) -> ObjectHandle {
+        ObjectHandle {
+            state: Mutex::new(HandleState {
                 disk,
                 slots: std::array::from_fn(|_| None),
                 dead: false,
-                shown: None,
+                merged: None,
                 changes: 0,
                 memo: None,
             }),
         }
     }
 
-    /// The end of the range of freed blocks that `at` is in, or `at` if it is in none: what
-    /// the newest groups wrote there aside.
+    /// The end of the range of freed blocks that contains `at`, or `at` if none does.
+    /// Blocks that the newest txgs wrote there are not considered.
     pub(crate) fn freed_until(&self, at: u64) -> u64 {
         let inner = self.state.lock();
-        inner.there().map(|s| s.freed.end_of(at)).max().unwrap_or(at)
+        inner.filled_slots().map(|s| s.freed.end_of(at)).max().unwrap_or(at)
     }
 
-    /// The first block at or after `from` that an unwritten group freed.
+    /// The first block at or after `from` that an unwritten txg freed.
     pub(crate) fn next_freed(&self, from: u64) -> Option<u64> {
         let inner = self.state.lock();
-        inner.there().filter_map(|s| s.freed.next(from)).min()
+        inner.filled_slots().filter_map(|s| s.freed.next(from)).min()
     }
 
-    /// The first block at or after `from` that an unwritten group wrote.
+    /// The first block at or after `from` that an unwritten txg wrote.
     pub(crate) fn next_written(&self, from: u64) -> Option<u64> {
         let inner = self.state.lock();
-        let first = |s: &Slot| s.data.numbers(from..).next();
-        inner.there().filter_map(first).min()
+        let first = |s: &TxgSlot| s.data.blkids(from..).next();
+        inner.filled_slots().filter_map(first).min()
     }
 }
 
-impl Inner {
-    /// The groups' slots, in no order.
-    pub(crate) fn there(&self) -> impl Iterator<Item = &Slot> {
+impl HandleState {
+    /// The txgs' slots, in no order.
+    pub(crate) fn filled_slots(&self) -> impl Iterator<Item = &TxgSlot> {
         self.slots.iter().filter_map(Option::as_deref)
     }
 
-    fn there_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+    fn filled_slots_mut(&mut self) -> impl Iterator<Item = &mut TxgSlot> {
         self.slots.iter_mut().filter_map(Option::as_deref_mut)
     }
 
-    /// The newest group's slot up to `txg`.
-    pub(crate) fn newest(&self, txg: Txg) -> Option<&Slot> {
-        self.there().filter(|s| s.txg <= txg).max_by_key(|s| s.txg)
+    /// The newest slot of a txg up to `txg`.
+    pub(crate) fn newest(&self, txg: Txg) -> Option<&TxgSlot> {
+        self.filled_slots().filter(|s| s.txg <= txg).max_by_key(|s| s.txg)
     }
 
     pub(crate) fn is_clean(&self) -> bool {
         self.slots.iter().all(Option::is_none)
     }
 
-    /// What groups up to `txg` made of a block; `None` if none touched it.
+    /// The state of a block after the txgs up to `txg`; `None` if none of them touched it.
     pub(crate) fn block(&mut self, txg: Txg, blkid: u64, range: Range<usize>) -> Option<Dirty> {
         let mut seen = None;
         loop {
-            let wanted = |s: &&mut Slot| s.txg <= txg && seen.is_none_or(|seen| s.txg < seen);
-            let slot = self.there_mut().filter(wanted).max_by_key(|s| s.txg)?;
+            let wanted = |s: &&mut TxgSlot| s.txg <= txg && seen.is_none_or(|seen| s.txg < seen);
+            let slot = self.filled_slots_mut().filter(wanted).max_by_key(|s| s.txg)?;
             seen = Some(slot.txg);
             if let Some(content) = slot.data.get_mut(blkid) {
                 // A block that grew since then reads as zeros behind its old end.
@@ -398,29 +400,29 @@ impl Inner {
         }
     }
 
-    /// What became of the spill block in groups up to `txg`; `None` if it stayed.
+    /// The state of the spill block after the txgs up to `txg`; `None` if unchanged.
     pub(crate) fn spill(&self, txg: Txg) -> Option<&Spill> {
-        let changed = |s: &&Slot| s.txg <= txg && !matches!(s.head.spill, Spill::Keep);
-        self.there().filter(changed).max_by_key(|s| s.txg).map(|s| &s.head.spill)
+        let changed = |s: &&TxgSlot| s.txg <= txg && !matches!(s.head.spill, Spill::Keep);
+        self.filled_slots().filter(changed).max_by_key(|s| s.txg).map(|s| &s.head.spill)
     }
 
-    /// The slot of `txg`, begun from the newest older state if need be.
-    pub(crate) fn slot(&mut self, txg: Txg) -> Result<&mut Slot> {
+    /// The slot of `txg`, made from the newest older state if there is none.
+    pub(crate) fn slot(&mut self, txg: Txg) -> Result<&mut TxgSlot> {
         let at = slot_of(txg);
         match &self.slots[at] {
             Some(slot) if slot.txg != txg => {
-                return Err(Error::bug("a group begins before its slot is free"));
+                return Err(Error::bug("a txg begins before its slot is free"));
             }
             Some(slot) if slot.frozen => {
-                return Err(Error::bug("the group is being written already"));
+                return Err(Error::bug("the txg is being written already"));
             }
             Some(_) => {}
             None => {
                 let older = self.newest(txg).map(|s| s.head.clone());
                 let head = match (older, &self.disk) {
-                    // What an older group does with the spill block, it does itself.
-                    (Some(head), _) => Head { spill: Spill::Keep, ..head },
-                    (None, Some(dn)) => Head::of(dn)?,
+                    // The older txg itself makes its change of the spill block.
+                    (Some(head), _) => DnodeHead { spill: Spill::Keep, ..head },
+                    (None, Some(dn)) => DnodeHead::of(dn)?,
                     (None, None) => {
                         return Err(Error::new(ErrorKind::NotFound, "no such object"));
                     }
@@ -428,18 +430,22 @@ impl Inner {
                 if !head.allocated {
                     return Err(Error::new(ErrorKind::NotFound, "no such object"));
                 }
-                self.slots[at] = Some(Box::new(Slot::new(txg, head)));
+                self.slots[at] = Some(Box::new(TxgSlot::new(txg, head)));
             }
         }
         self.slots[at].as_deref_mut().ok_or_else(|| Error::bug("a slot vanished"))
     }
 
-    fn newer(&mut self, txg: Txg) -> impl Iterator<Item = &mut Slot> {
-        self.there_mut().filter(move |s| s.txg > txg && s.head.allocated)
+    fn newer(&mut self, txg: Txg) -> impl Iterator<Item = &mut TxgSlot> {
+        self.filled_slots_mut().filter(move |s| s.txg > txg && s.head.allocated)
     }
 
-    /// Applies `change` to the dnode in `txg` and in what newer groups made of it.
-    pub(crate) fn change(&mut self, txg: Txg, mut change: impl FnMut(&mut Head)) -> Result<()> {
+    /// Applies `change` to the dnode in `txg` and in newer txgs.
+    pub(crate) fn change(
+        &mut self,
+        txg: Txg,
+        mut change: impl FnMut(&mut DnodeHead),
+    ) -> Result<()> {
         let slot = self.slot(txg)?;
         if !slot.head.allocated {
             return Err(Error::not_found("no such object"));
@@ -449,23 +455,24 @@ impl Inner {
         Ok(())
     }
 
-    /// A newer group that changed the block size knows the older one's blocks by other
-    /// numbers: whoever changes the size excludes everybody else.
+    /// Fails if a newer txg changed the block size, because the block ids of the two txgs
+    /// then differ. A thread that changes the size excludes all others.
     fn check_newer(&mut self, txg: Txg, blkid: u64) -> Result<()> {
-        let shape = |head: &Head| (head.block_size, head.indirect_shift);
+        let shape = |head: &DnodeHead| (head.block_size, head.indirect_shift);
         let own = shape(&self.slot(txg)?.head);
         if blkid > 0 && self.newer(txg).any(|s| shape(&s.head) != own) {
-            return Err(Error::invalid("a newer group changed the block size"));
+            return Err(Error::invalid("a newer txg changed the block size"));
         }
         Ok(())
     }
 
-    /// Groups from `txg` on that know the object.
-    pub(crate) fn from(&self, txg: Txg) -> impl Iterator<Item = &Slot> {
-        self.there().filter(move |s| s.txg >= txg && s.head.allocated)
+    /// The slots of the object's txgs from `txg` on.
+    pub(crate) fn from(&self, txg: Txg) -> impl Iterator<Item = &TxgSlot> {
+        self.filled_slots().filter(move |s| s.txg >= txg && s.head.allocated)
     }
 
-    /// Makes `block` the group's content of a block, and of newer groups that have it.
+    /// Makes `block` the content of a block in the txg, and in newer txgs that have the
+    /// block.
     pub(crate) fn put(&mut self, txg: Txg, blkid: u64, block: BufMut) -> Result<Delta> {
         let slot = self.slot(txg)?;
         slot.head.check_block(blkid)?;
@@ -477,7 +484,7 @@ impl Inner {
         let mut delta = Delta::default();
         for newer in self.newer(txg) {
             let n = block.len().min(newer.head.block_size as usize);
-            newer.also(blkid, &mut delta, Holes::Fill, &mut |buf| {
+            newer.edit_older(blkid, &mut delta, Holes::Fill, &mut |buf| {
                 buf[..n].copy_from_slice(&block[..n]);
                 Ok(())
             })?;
@@ -488,8 +495,8 @@ impl Inner {
         Ok(delta)
     }
 
-    /// Edits a block; `base` is what the disk has of it. `None` if that is needed first.
-    /// `holes` says what becomes of a hole, in this group and in newer ones.
+    /// Edits a block; `base` is its content on disk. Returns `None` if that is needed
+    /// first. `holes` says how a hole is treated, in this txg and in newer ones.
     pub(crate) fn edit(
         &mut self,
         txg: Txg,
@@ -504,13 +511,13 @@ impl Inner {
         self.changes += 1;
         let slot = self.slot(txg)?;
         let size = slot.head.block_size as usize;
-        slot.disturb(blkid);
+        slot.invalidate_early(blkid);
         let mut delta = Delta::default();
-        match slot.data.get_mut(blkid).map(Content::open) {
+        match slot.data.get_mut(blkid).map(DirtyContent::open) {
             Some(Some(buf)) => edit(buf)?,
             Some(None) => return Err(Error::bug("a block is frozen too early")),
             None => {
-                // The newest older state is the base; what newer groups did stays theirs.
+                // The newest older state is the base; the changes of newer txgs are kept.
                 let old = match self.block(txg, blkid, 0..size) {
                     Some(Dirty::Data(old)) => old,
                     Some(Dirty::Hole) => Buf::zeros(0),
@@ -534,7 +541,7 @@ impl Inner {
             }
         }
         for newer in self.newer(txg) {
-            newer.also(blkid, &mut delta, holes, edit)?;
+            newer.edit_older(blkid, &mut delta, holes, edit)?;
         }
         Ok(Some(delta))
     }
@@ -567,14 +574,15 @@ impl Inner {
         }
         if truncate {
             let last = first.saturating_sub(1);
-            let cut = |head: &mut Head| head.max_blkid = head.max_blkid.min(last);
+            let cut = |head: &mut DnodeHead| head.max_blkid = head.max_blkid.min(last);
             cut(&mut self.slot(txg)?.head);
             self.newer(txg).for_each(|s| cut(&mut s.head));
         }
         Ok(delta)
     }
 
-    /// Changes the block size; block 0 keeps its content, `base` if only the disk has it.
+    /// Changes the block size. Block 0 keeps its content, which is `base` if only the disk
+    /// has it.
     pub(crate) fn resize(
         &mut self,
         txg: Txg,
@@ -584,14 +592,14 @@ impl Inner {
     ) -> Result<Option<Delta>> {
         let slot = self.slot(txg)?;
         let (old, levels) = (slot.head.block_size as usize, slot.head.levels);
-        let several = |s: &Slot| s.head.max_blkid > 0;
+        let several = |s: &TxgSlot| s.head.max_blkid > 0;
         if !slot.head.allocated {
             return Err(Error::not_found("no such object"));
         }
         if several(slot) || self.newer(txg).any(|s| several(s)) {
             return Err(Error::invalid("an object of several blocks keeps its block size"));
         }
-        // Blocks of another size may be below indirect blocks that were there before.
+        // The existing indirect blocks may have blocks of another size below them.
         if levels > 1 && (!size.is_power_of_two() || shift != 0) {
             return Err(Error::invalid("an object with indirect blocks keeps its shape"));
         }
@@ -632,9 +640,9 @@ impl Inner {
     }
 }
 
-impl Slot {
-    /// An older group changes a block: this one's state of it changes likewise.
-    fn also(
+impl TxgSlot {
+    /// Applies an older txg's change of a block to a newer txg's state of it.
+    fn edit_older(
         &mut self,
         blkid: u64,
         delta: &mut Delta,
@@ -644,8 +652,8 @@ impl Slot {
         if holes == Holes::Fill {
             self.head.reach(blkid);
         }
-        self.disturb(blkid);
-        if let Some(buf) = self.data.get_mut(blkid).and_then(Content::open) {
+        self.invalidate_early(blkid);
+        if let Some(buf) = self.data.get_mut(blkid).and_then(DirtyContent::open) {
             return edit(buf);
         }
         if self.freed.contains(blkid) && holes == Holes::Fill {

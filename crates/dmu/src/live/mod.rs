@@ -1,33 +1,33 @@
 //! The writable side of an object set: dirty objects, and the calls that change them.
 //!
 //! # Theory
-//! Clean state lives on disk and in the cache; what groups changed and is not on disk
-//! yet lives here (decision 5). A `handle::Handle` exists for each dirty object and
-//! holds one slot for each group that changed it: the dnode as the group leaves it,
-//! the blocks it wrote, the ranges it freed. A read asks the slots, newest first, and
-//! then the disk. While a group is written its blocks are frozen; a newer write
-//! copies. When the group is on disk ([`crate::live::Pending::publish`]) the new dnode
-//! takes the old one's place and the slot goes; with the last slot the handle goes.
+//! Clean state is on disk and in the cache. Changes of txgs that are not on disk yet are
+//! kept here (decision 5). A `handle::ObjectHandle` exists for each dirty object. It has
+//! one slot for each txg that changed the object: the dnode as the txg leaves it, the
+//! blocks it wrote, the ranges it freed. A read examines the slots, newest first, and then
+//! the disk. While a txg is written its blocks are frozen; a newer write copies. When the
+//! txg is on disk ([`crate::live::Pending::publish`]) the new dnode replaces the old one
+//! and the slot is dropped; the handle is dropped with its last slot.
 //!
-//! Transactions of two groups may change one object at a time, in either order. What
-//! the older group does is done to what the newer one made of it as well, so that the
-//! last call wins, whatever its group. Only the block size must not be changed by one
-//! group while an older one still writes behind block 0.
+//! Transactions of two txgs may change one object at a time, in either order. A change in
+//! the older txg is applied to the newer txg's state as well, so that the last call wins,
+//! whatever its txg. One exception: no txg may change the block size while an older one
+//! still writes behind block 0.
 //!
 //! # Invariants
-//! * A slot belongs to one group; the group four later begins only when it is gone.
+//! * A slot belongs to one txg; the txg four later begins only after the slot was dropped.
 //! * Frozen content never changes. A handle without slots does not exist.
-//! * A reader never meets a block whose dirty content is gone and whose pointer is still
-//!   the old one: pointers are published first, and their hints forgotten before.
-//! * Memory of dirty blocks is reserved with the cache: both together stay within
-//!   its target.
+//! * No reader finds the old pointer of a block whose dirty content was dropped: pointers
+//!   are published first, and their hints dropped before.
+//! * Memory of dirty blocks is reserved with the cache: both together stay within its
+//!   target.
 //!
 //! # Departures from OpenZFS
-//! A dbuf without dirty data does not exist: the hints of `zio` lead to clean
-//! blocks. So there is no dbuf cache to starve, or to pin what the ARC would evict.
+//! A dbuf without dirty data does not exist: the hints of `zio` lead to clean blocks. So
+//! there is no dbuf cache that could starve, or pin blocks that the ARC would evict.
 //!
-//! Lock order: the allocation cursor (over reads of dnode blocks) → a stripe of the
-//! table → a handle → the list of a group's objects. No I/O under the last three.
+//! Lock order: the allocation cursor (over reads of dnode blocks) → a stripe of the table →
+//! a handle → the list of a txg's objects. No I/O under the last three.
 
 pub(crate) mod account;
 mod alloc;
@@ -56,46 +56,46 @@ use zio::Io;
 use alloc::Cursor;
 pub use alloc::ObjectSpec;
 pub use early::Early;
-use handle::{Delta, Dirty, Handle, Head, Inner, Slot, Spill, slot_of};
+use handle::{Delta, Dirty, DnodeHead, HandleState, ObjectHandle, Spill, TxgSlot, slot_of};
 pub use policy::{ObjsetProps, RedundantMetadata};
 pub use publish::Pending;
 pub use sync::{Events, SyncCtx};
 
 use crate::objset::Objset;
-use crate::tx::{Dirt, Tx};
+use crate::tx::{DirtyMeter, Tx};
 
 const STRIPES: usize = 32;
 /// Largest data block of an object (chapter 03 §3.2).
 const BLOCK_MAX: u32 = 16 << 20;
 
-/// What makes an object set writable.
-pub(crate) struct Live {
-    stripes: [Mutex<IdMap<u64, Arc<Handle>>>; STRIPES],
-    /// Which objects each group changed.
-    groups: Mutex<BTreeMap<Txg, BTreeSet<u64>>>,
-    /// Handles there are; reads skip the table while there are none.
+/// The writable state of an object set.
+pub(crate) struct LiveObjset {
+    stripes: [Mutex<IdMap<u64, Arc<ObjectHandle>>>; STRIPES],
+    /// The objects that each txg changed.
+    dirty_objects: Mutex<BTreeMap<Txg, BTreeSet<u64>>>,
+    /// The number of handles; reads skip the table while it is zero.
     handles: AtomicUsize,
     /// Counts publications.
     published: AtomicU64,
-    /// The group that was written and not published; 0 = none.
+    /// The txg that was written and not published; 0 = none.
     unpublished: AtomicU64,
     cursor: Mutex<Cursor>,
     props: RwLock<Arc<ObjsetProps>>,
-    /// Intent log header that a group wants on disk.
+    /// The intent log header that the next written txg stores.
     zil_header: Mutex<Option<[u8; ondisk::objset::ZIL_HEADER_SIZE]>>,
-    /// Flags of the object set that the next written group is to have.
+    /// The flags of the object set that the next written txg stores.
     flags: Mutex<Option<u64>>,
-    /// The dataset was destroyed: nothing changes any more.
-    gone: std::sync::atomic::AtomicBool,
-    /// Test instrument: the next block dirtied goes to the group after.
-    plant_wrong_group: std::sync::atomic::AtomicBool,
+    /// The dataset was destroyed: no change is accepted any more.
+    destroyed: std::sync::atomic::AtomicBool,
+    /// Test instrument: the next block dirtied is put into the following txg.
+    plant_wrong_txg: std::sync::atomic::AtomicBool,
 }
 
-impl Live {
-    pub(crate) fn new(props: ObjsetProps) -> Live {
-        Live {
+impl LiveObjset {
+    pub(crate) fn new(props: ObjsetProps) -> LiveObjset {
+        LiveObjset {
             stripes: std::array::from_fn(|_| Mutex::default()),
-            groups: Mutex::default(),
+            dirty_objects: Mutex::default(),
             handles: AtomicUsize::new(0),
             published: AtomicU64::new(0),
             unpublished: AtomicU64::new(0),
@@ -103,24 +103,24 @@ impl Live {
             props: RwLock::new(Arc::new(props)),
             zil_header: Mutex::default(),
             flags: Mutex::default(),
-            gone: std::sync::atomic::AtomicBool::new(false),
-            plant_wrong_group: std::sync::atomic::AtomicBool::new(false),
+            destroyed: std::sync::atomic::AtomicBool::new(false),
+            plant_wrong_txg: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
-    fn stripe(&self, id: u64) -> &Mutex<IdMap<u64, Arc<Handle>>> {
+    fn stripe(&self, id: u64) -> &Mutex<IdMap<u64, Arc<ObjectHandle>>> {
         let run = id / ID_RUN;
         &self.stripes[(run.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 59) as usize % STRIPES]
     }
 
-    pub(crate) fn find(&self, id: ObjectId) -> Option<Arc<Handle>> {
+    pub(crate) fn find(&self, id: ObjectId) -> Option<Arc<ObjectHandle>> {
         if self.handles.load(SeqCst) == 0 {
             return None;
         }
         self.stripe(id.0).lock().get(&id.0).cloned()
     }
 
-    /// What unwritten groups made of a block.
+    /// The state of a block after the unwritten txgs.
     pub(crate) fn block(&self, id: ObjectId, blkid: u64, range: Range<usize>) -> Option<Dirty> {
         let handle = self.find(id)?;
         let mut inner = handle.state.lock();
@@ -134,7 +134,7 @@ impl Live {
         (!inner.dead).then(|| inner.has_spill(Txg::MAX))
     }
 
-    /// The spill block's content in the newest group: `None` if none changed it.
+    /// The spill block's content in the newest txg: `None` if none changed it.
     pub(crate) fn spill(&self, id: ObjectId) -> Option<Option<Buf>> {
         let handle = self.find(id)?;
         let inner = handle.state.lock();
@@ -145,14 +145,14 @@ impl Live {
         }
     }
 
-    /// A header of the intent log waits for the next group once this one was written.
+    /// A new intent log header waits for the next txg once this one was written.
     pub(crate) fn is_dirty(&self, txg: Txg) -> bool {
-        self.groups.lock().get(&txg).is_some_and(|g| !g.is_empty())
+        self.dirty_objects.lock().get(&txg).is_some_and(|g| !g.is_empty())
             || self.unpublished.load(SeqCst) == 0
                 && (self.zil_header.lock().is_some() || self.flags.lock().is_some())
     }
 
-    /// Drops a handle that nothing came of.
+    /// Drops a handle without changes.
     fn drop_clean(&self, id: ObjectId) {
         let mut stripe = self.stripe(id.0).lock();
         let Some(handle) = stripe.get(&id.0).cloned() else { return };
@@ -165,12 +165,12 @@ impl Live {
     }
 
     /// Whether the dataset was destroyed.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(SeqCst)
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed.load(SeqCst)
     }
 
     fn check_there(&self) -> Result<()> {
-        if self.is_gone() {
+        if self.is_destroyed() {
             return Err(Error::not_found("dataset does not exist"));
         }
         Ok(())
@@ -181,8 +181,8 @@ impl Live {
     }
 }
 
-/// The dnode that readers see: `head` over the tree on disk.
-pub(crate) fn merged(head: &Head, disk: Option<&Dnode>, flags: u8) -> Dnode {
+/// The dnode that readers get: `head` over the tree on disk.
+pub(crate) fn merged(head: &DnodeHead, disk: Option<&Dnode>, flags: u8) -> Dnode {
     let holes = || vec![ondisk::BlkPtr::default(); usize::from(head.nblkptr)];
     Dnode {
         object_type: head.object_type,
@@ -204,12 +204,12 @@ pub(crate) fn merged(head: &Head, disk: Option<&Dnode>, flags: u8) -> Dnode {
 }
 
 impl Objset {
-    fn live(&self) -> Result<&Live> {
+    fn live(&self) -> Result<&LiveObjset> {
         self.live_part()
             .ok_or_else(|| Error::new(ErrorKind::ReadOnly, "the dataset is open for reading only"))
     }
 
-    /// How blocks written from now on are stored.
+    /// Sets how blocks written from now on are stored.
     ///
     /// # Errors
     /// `ReadOnly` when the object set is not open for writing.
@@ -226,31 +226,31 @@ impl Objset {
         Ok(self.live()?.props())
     }
 
-    /// Whether group `txg` has something to write here.
+    /// Whether `txg` has something to write here.
     pub fn is_dirty(&self, txg: Txg) -> bool {
         self.live_part().is_some_and(|l| l.is_dirty(txg))
     }
 
-    /// Whether unwritten groups changed an object.
+    /// Whether unwritten txgs changed an object.
     pub fn is_object_dirty(&self, id: ObjectId) -> bool {
         self.live_part().is_some_and(|l| l.find(id).is_some())
     }
 
-    /// Test instrument: the next block that is dirtied goes into the group after its
-    /// transaction's. The simulator must notice.
+    /// Test instrument: the next block that is dirtied is put into the txg after its
+    /// transaction's. The simulator must detect this.
     #[doc(hidden)]
-    pub fn plant_wrong_group(&self) {
+    pub fn plant_wrong_txg(&self) {
         if let Some(live) = self.live_part() {
-            live.plant_wrong_group.store(true, SeqCst);
+            live.plant_wrong_txg.store(true, SeqCst);
         }
     }
 
-    /// Finds or makes the handle of an object and does `f` with it, in group `txg`.
+    /// Finds or makes the handle of an object and calls `f` with it, in `txg`.
     fn with<R>(
         self: &Arc<Self>,
         txg: Txg,
         id: ObjectId,
-        f: impl FnOnce(&mut Inner) -> Result<R>,
+        f: impl FnOnce(&mut HandleState) -> Result<R>,
     ) -> Result<R> {
         let live = self.live()?;
         loop {
@@ -263,13 +263,13 @@ impl Objset {
             if inner.dead {
                 continue;
             }
-            inner.shown = None;
+            inner.merged = None;
             let at = slot_of(txg);
             let had = inner.slots[at].is_some();
             let out = f(&mut inner);
-            // Also what failed half-way is in the group.
+            // A change that failed half-way is in the txg as well.
             if !had && inner.slots[at].is_some() {
-                live.groups.lock().entry(txg).or_default().insert(id.0);
+                live.dirty_objects.lock().entry(txg).or_default().insert(id.0);
             }
             if out.is_err() && inner.is_clean() {
                 drop(inner);
@@ -279,12 +279,12 @@ impl Objset {
         }
     }
 
-    /// As [`Objset::with`], for what changes blocks.
+    /// As [`Objset::with`], for changes of blocks.
     fn change_blocks(
         self: &Arc<Self>,
         tx: &Tx,
         id: ObjectId,
-        f: impl FnOnce(&mut Inner) -> Result<Delta>,
+        f: impl FnOnce(&mut HandleState) -> Result<Delta>,
     ) -> Result<()> {
         self.with(tx.txg(), id, |inner| {
             let delta = f(inner)?;
@@ -293,16 +293,16 @@ impl Objset {
         })
     }
 
-    /// Tells the cache and the throttle. The handle is held: otherwise who frees the
-    /// blocks at once might do so first.
-    fn count(&self, inner: &mut Inner, tx: &Tx, delta: &Delta) {
+    /// Reports the delta to the cache and the throttle. The handle's lock is held, so that
+    /// a thread that frees the blocks cannot report first.
+    fn count(&self, inner: &mut HandleState, tx: &Tx, delta: &Delta) {
         if tx.dirt().is_none()
             && let Ok(slot) = inner.slot(tx.txg())
         {
-            slot.untold += delta.own;
+            slot.unthrottled += delta.own;
         }
         if let Some(dirt) = tx.dirt() {
-            self.tell_need(inner, tx.txg(), delta, &**dirt);
+            self.report_need(inner, tx.txg(), delta, &**dirt);
         }
         let own = [(tx.txg(), delta.own)];
         for &(txg, bytes) in own.iter().chain(&delta.newer) {
@@ -320,8 +320,8 @@ impl Objset {
         }
     }
 
-    /// Tells how much space the groups will need.
-    fn tell_need(&self, inner: &Inner, txg: Txg, delta: &Delta, dirt: &dyn Dirt) {
+    /// Reports how much space the txgs will need.
+    fn report_need(&self, inner: &HandleState, txg: Txg, delta: &Delta, dirt: &dyn DirtyMeter) {
         let (Ok(live), Some(slot)) = (self.live(), inner.newest(txg)) else { return };
         let metadata = u8::from(slot.head.object_type.is_metadata());
         let copies = (live.props.read().copies + metadata).min(3);
@@ -329,14 +329,14 @@ impl Objset {
         let newer = delta.newer.iter().map(|&(txg, bytes)| (txg, bytes, slot.head.levels));
         for (txg, bytes, nodes) in own.into_iter().chain(newer) {
             match bytes {
-                1.. => dirt.place(txg, bytes.unsigned_abs(), copies, nodes),
+                1.. => dirt.plan_write(txg, bytes.unsigned_abs(), copies, nodes),
                 0 => {}
-                _ => dirt.unplace(txg, bytes.unsigned_abs()),
+                _ => dirt.cancel_write(txg, bytes.unsigned_abs()),
             }
         }
     }
 
-    fn new_handle(self: &Arc<Self>, live: &Live, id: ObjectId) -> Result<Arc<Handle>> {
+    fn new_handle(self: &Arc<Self>, live: &LiveObjset, id: ObjectId) -> Result<Arc<ObjectHandle>> {
         loop {
             let published = live.published.load(SeqCst);
             let disk = self.disk_dnode(id, Io::WAIT)?;
@@ -345,42 +345,42 @@ impl Objset {
             if let Some(handle) = stripe.get(&id.0) {
                 return Ok(Arc::clone(handle));
             }
-            // Published meanwhile: what was read may be old.
+            // A txg was published meanwhile: the dnode just read may be stale.
             if live.published.load(SeqCst) != published {
                 continue;
             }
-            let handle = Arc::new(Handle::new(disk));
+            let handle = Arc::new(ObjectHandle::new(disk));
             stripe.insert(id.0, Arc::clone(&handle));
             live.handles.fetch_add(1, SeqCst);
             return Ok(handle);
         }
     }
 
-    /// The newest header of an object, as `f` sees it.
+    /// Calls `f` with the newest header of an object.
     pub(crate) fn head<R>(
         self: &Arc<Self>,
         tx: &Tx,
         id: ObjectId,
-        f: impl Fn(&Head) -> R,
+        f: impl Fn(&DnodeHead) -> R,
     ) -> Result<R> {
-        let gone = || Error::not_found("no such object").in_object(id);
+        let destroyed = || Error::not_found("no such object").in_object(id);
         let mut disk = None;
         if let Some(handle) = self.live()?.find(id) {
             let inner = handle.state.lock();
             if let Some(slot) = inner.newest(tx.txg()) {
-                return slot.head.allocated.then(|| f(&slot.head)).ok_or_else(gone);
+                return slot.head.allocated.then(|| f(&slot.head)).ok_or_else(destroyed);
             }
             disk.clone_from(&inner.disk);
         }
         if disk.is_none() {
             disk = self.disk_dnode(id, Io::WAIT)?;
         }
-        let dn = disk.ok_or_else(gone)?;
-        Ok(f(&Head::of(&dn).map_err(|e| e.in_object(id))?))
+        let dn = disk.ok_or_else(destroyed)?;
+        Ok(f(&DnodeHead::of(&dn).map_err(|e| e.in_object(id))?))
     }
 
-    /// How often a dirty object's content was changed, and what [`Objset::keep`] kept if it
-    /// is of that content; it is gone then.
+    /// The change count of a dirty object's content, and the value that [`Objset::keep`]
+    /// stored if it is valid for that content. The stored value is removed.
     pub(crate) fn recall<T: 'static>(&self, id: ObjectId) -> (u64, Option<T>) {
         let Some(handle) = self.live().ok().and_then(|live| live.find(id)) else {
             return (0, None);
@@ -391,8 +391,8 @@ impl Objset {
         (changes, memo.and_then(|(_, memo)| memo.downcast().ok()).map(|memo| *memo))
     }
 
-    /// Keeps with a dirty object what was made of its content after so many changes, as
-    /// long as there are no others.
+    /// Stores with a dirty object a value derived from its content after `changes` changes.
+    /// It stays valid until the next change.
     pub(crate) fn keep<T: Send + 'static>(&self, id: ObjectId, changes: u64, memo: T) {
         if let Some(handle) = self.live().ok().and_then(|live| live.find(id)) {
             let mut inner = handle.state.lock();
@@ -418,8 +418,8 @@ impl Objset {
         .map_err(|e| e.in_object(id))
     }
 
-    /// Changes the bonus as it is now, whatever group it is of; `edit` is called once for
-    /// each group from the transaction's on, and must not make it longer.
+    /// Changes the newest bonus, whichever txg it belongs to. `edit` is called once for
+    /// each txg from the transaction's on, and must not make the bonus longer.
     ///
     /// # Errors
     /// `NotFound`.
@@ -440,7 +440,7 @@ impl Objset {
         self: &Arc<Self>,
         tx: &Tx,
         id: ObjectId,
-        change: impl FnMut(&mut Head),
+        change: impl FnMut(&mut DnodeHead),
     ) -> Result<()> {
         let changed = self.with(tx.txg(), id, |inner| inner.change(tx.txg(), change));
         changed.map_err(|e| e.in_object(id))
@@ -462,7 +462,7 @@ impl Objset {
         self.change(tx, id, |head| head.bonus_type = to)
     }
 
-    /// Changes how data is compressed, 0 = as the dataset says.
+    /// Changes how data is compressed; 0 = the dataset's setting.
     ///
     /// # Errors
     /// `NotFound`.
@@ -492,7 +492,7 @@ impl Objset {
         let spill = content.map_or(Spill::Remove, |c| Spill::Set(Buf::copy_of(c)));
         self.with(tx.txg(), id, |inner| {
             inner.slot(tx.txg())?;
-            for Slot { head, .. } in inner.from(tx.txg()) {
+            for TxgSlot { head, .. } in inner.from(tx.txg()) {
                 head.check_bonus(head.bonus.len(), content.is_some())?;
             }
             inner.change(tx.txg(), |head| head.spill = spill.clone())
@@ -500,7 +500,7 @@ impl Objset {
         .map_err(|e| e.in_object(id))
     }
 
-    /// Has the next written group carry this intent log header.
+    /// Makes the next written txg store this intent log header.
     ///
     /// # Errors
     /// `ReadOnly`.
@@ -509,7 +509,7 @@ impl Objset {
         Ok(())
     }
 
-    /// Has the next written group carry these flags (chapter 03 §5, `os_flags`).
+    /// Makes the next written txg store these flags (chapter 03 §5, `os_flags`).
     ///
     /// # Errors
     /// `ReadOnly`.
@@ -518,25 +518,25 @@ impl Objset {
         Ok(())
     }
 
-    /// The object set's flags, as the next written group has them.
+    /// The object set's flags, as the next written txg stores them.
     pub fn flags(&self) -> u64 {
         let wanted = self.live_part().and_then(|live| *live.flags.lock());
         wanted.unwrap_or_else(|| self.phys().flags)
     }
 
-    /// The dataset was destroyed: whatever is dirty is forgotten, and every later change
-    /// fails with `NotFound`. Bytes that were dirty, by group; and blocks that were written
-    /// early: who calls frees each of them in the group of its birth.
+    /// The dataset was destroyed: all dirty state is dropped, and every later change fails
+    /// with `NotFound`. Returns the bytes that were dirty, by txg, and the blocks that were
+    /// written early. The caller frees each of the latter in the txg of its birth.
     pub fn abandon(&self) -> (BTreeMap<Txg, u64>, Vec<BlkPtr>) {
         let (mut out, mut written) = (BTreeMap::new(), Vec::new());
         let Some(live) = self.live_part() else { return (out, written) };
-        live.gone.store(true, SeqCst);
+        live.destroyed.store(true, SeqCst);
         for stripe in &live.stripes {
             let handles: Vec<_> = stripe.lock().drain().map(|(_, handle)| handle).collect();
             live.handles.fetch_sub(handles.len(), SeqCst);
             for handle in handles {
                 let mut inner = handle.state.lock();
-                (inner.dead, inner.shown) = (true, None);
+                (inner.dead, inner.merged) = (true, None);
                 for mut slot in inner.slots.iter_mut().filter_map(Option::take) {
                     written.append(&mut slot.wasted);
                     written.extend(slot.early.into_values().map(|w| w.bp));
@@ -544,7 +544,7 @@ impl Objset {
                 }
             }
         }
-        live.groups.lock().clear();
+        live.dirty_objects.lock().clear();
         *live.zil_header.lock() = None;
         *live.flags.lock() = None;
         self.zio().cache().release(out.values().sum());

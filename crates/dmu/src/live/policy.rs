@@ -76,7 +76,7 @@ impl Default for ObjsetProps {
     }
 }
 
-/// What a block is, as far as its storage depends on it.
+/// The properties of a block on which its storage depends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockKind {
     pub(crate) object_type: ObjType,
@@ -138,7 +138,7 @@ impl ObjsetProps {
             false => own.unwrap_or(self.compression),
         };
         let copies = (self.copies + u8::from(self.extra_copy(kind))).min(3);
-        // As many as a lowest indirect block would have (chapter 05 §12.6).
+        // As many copies as the lowest indirect block above would have (chapter 05 §12.6).
         let above = BlockKind { level: 1, spill: false, ..*kind };
         let header_copies = (self.copies + u8::from(self.extra_copy(&above))).min(3).max(copies);
         WriteProps {

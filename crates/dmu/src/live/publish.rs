@@ -1,4 +1,4 @@
-//! After a group's blocks were written: readers get the new tree.
+//! Publication of a written txg: readers get the new tree.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,7 +12,7 @@ use super::work::Work;
 use crate::objset::{Objset, OnDisk};
 
 /// A written object set that readers do not see yet.
-#[must_use = "readers see the group only when it is published"]
+#[must_use = "readers see the txg only when it is published"]
 pub struct Pending {
     os: Arc<Objset>,
     txg: Txg,
@@ -53,36 +53,36 @@ impl Pending {
         &self.phys
     }
 
-    /// Shows the group to readers, when all its writes have ended; gives back the bytes
-    /// that transactions told their [`crate::Dirt`] of, and that are clean now.
+    /// Makes the txg visible to readers, when all its writes have ended. Returns the bytes
+    /// that transactions reported to their [`crate::DirtyMeter`] and that are clean now.
     pub fn publish(self) -> u64 {
         let Ok(live) = self.os.live() else { return 0 };
         live.published.fetch_add(1, SeqCst);
         let meta = Arc::new(self.phys.meta_dnode.clone());
         let on_disk = OnDisk { bp: self.bp, phys: Arc::new(self.phys), meta };
         self.os.exchange(on_disk, self.dnode_blocks.into_iter());
-        let (mut clean, mut told) = (0, 0);
+        let (mut clean, mut throttled) = (0, 0);
         for (id, dnode) in self.objects {
             let mut stripe = live.stripe(id).lock();
             let Some(handle) = stripe.get(&id).cloned() else { continue };
             let mut inner = handle.state.lock();
-            inner.shown = None;
+            inner.merged = None;
             if id >> OBJECT_SHIFT_MAX == 0 {
                 self.os.remember(id, dnode.clone());
             }
             let last = inner.disk.as_ref().map_or(0, |d| d.max_blkid);
             let slot = inner.slots[slot_of(self.txg)].take_if(|s| s.txg == self.txg);
             if let Some(slot) = slot {
-                // Readers find the new pointers now; whoever resolved an old one must not
-                // record it any more.
-                for blkid in slot.data.numbers(..) {
+                // Readers find the new pointers now. A reader that resolved an old one must
+                // not record it as a hint any more.
+                for blkid in slot.data.blkids(..) {
                     self.os.forget_hints(ObjectId(id), blkid, blkid.saturating_add(1));
                 }
                 for (first, past) in slot.freed.iter() {
                     self.os.forget_hints(ObjectId(id), first, past.min(last.saturating_add(1)));
                 }
                 clean += slot.bytes;
-                told += slot.bytes as i64 - slot.untold;
+                throttled += slot.bytes as i64 - slot.unthrottled;
             }
             inner.disk = dnode;
             if inner.is_clean() {
@@ -94,6 +94,6 @@ impl Pending {
         live.published.fetch_add(1, SeqCst);
         live.unpublished.store(0, SeqCst);
         self.os.zio().cache().release(clean);
-        told.max(0) as u64
+        throttled.max(0) as u64
     }
 }

@@ -1,4 +1,4 @@
-//! Ranges of block numbers that a group freed.
+//! Ranges of block ids that a txg freed.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ impl BlockRanges {
         if start >= end {
             return;
         }
-        // Whatever touches is swallowed.
+        // Ranges that overlap or touch are merged.
         while let Some((&s, &e)) = self.0.range(..=end).next_back() {
             if e < start {
                 break;
@@ -27,12 +27,12 @@ impl BlockRanges {
         self.0.range(..=at).next_back().is_some_and(|(_, &end)| at < end)
     }
 
-    /// The end of the range that `at` is in; `at` if it is in none.
+    /// The end of the range that contains `at`; `at` if none does.
     pub(crate) fn end_of(&self, at: u64) -> u64 {
         self.0.range(..=at).next_back().map_or(at, |(_, &end)| end.max(at))
     }
 
-    /// The first number at or after `from` that is in a range.
+    /// The first block id at or after `from` that is in a range.
     pub(crate) fn next(&self, from: u64) -> Option<u64> {
         if self.contains(from) {
             return Some(from);

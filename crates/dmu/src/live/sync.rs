@@ -1,14 +1,14 @@
-//! Writing one group of an object set (chapter 03 §10).
+//! Writing one txg of an object set (chapter 03 §10).
 //!
 //! # Theory
-//! The group's slots are frozen and become [`Work`]s; their blocks are written in waves;
-//! space is accounted to users and groups; the changed dnodes are put into their
-//! blocks, which are data of the meta-dnode; last comes the object set block, whose
-//! pointer the caller stores. Nothing is visible to readers before
-//! [`Pending::publish`], which the caller does when the group's writes have ended.
+//! The txg's slots are frozen and become [`Work`]s. Their blocks are written in waves, and
+//! space is accounted to users and groups. The changed dnodes are put into their blocks,
+//! which are data of the meta-dnode. The object set block comes last; the caller stores its
+//! pointer. Readers see nothing of this before [`Pending::publish`], which the caller calls
+//! when the txg's writes have ended.
 //!
-//! The MOS is written in passes: the same calls again in the same group, with what
-//! changed since (chapter 05 §9.3).
+//! The MOS is written in passes: the same calls again in the same txg, with the changes
+//! made since (chapter 05 §9.3).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use ondisk::{BlkPtr, Endian, ObjType, ObjsetPhys};
 use zio::{Io, Write, Writes, Zio};
 
 use super::account;
-use super::handle::{Head, slot_of};
+use super::handle::{DnodeHead, slot_of};
 use super::policy::{BlockKind, ObjsetProps};
 use super::publish::Pending;
 use super::ranges::BlockRanges;
@@ -29,29 +29,29 @@ use super::waves::write_all;
 use super::work::Work;
 use crate::objset::Objset;
 
-/// Levels of a new dataset's meta-dnode: enough for all object numbers (§4.1).
+/// Levels of a new dataset's meta-dnode: enough for all object ids (§4.1).
 const META_LEVELS: u8 = 6;
-/// `os_flags`: what of every object is in the accounting objects (§5).
+/// `os_flags`: the accounting objects count the objects, too (§5).
 const FLAG_OBJECTS_ACCOUNTED: u64 = 2;
 const FLAG_PROJECTS_ACCOUNTED: u64 = 4;
 /// The special objects of users, groups and projects.
 const SPECIAL: [u64; 3] = [u64::MAX, u64::MAX - 1, u64::MAX - 2];
 
-/// Hears of every block that comes to be or goes, in the order of the changes. Embedded
+/// Receives every block that is born or killed, in the order of the changes. Embedded
 /// blocks count, holes do not.
 pub trait Events {
     /// A block was written.
     ///
     /// # Errors
-    /// Whatever keeps the caller from noting it; the group then fails.
+    /// Any error of the implementation; the txg then fails.
     fn born(&mut self, bp: &BlkPtr) -> Result<()>;
-    /// The object set does not refer to the block any more.
+    /// The object set no longer refers to the block.
     ///
     /// # Errors
     /// As [`Events::born`].
     fn killed(&mut self, bp: &BlkPtr) -> Result<()>;
-    /// A place that was allocated in the group will not be used: nothing ever referred to
-    /// the block.
+    /// An address that was allocated in the txg will not be used: no pointer ever referred
+    /// to the block.
     ///
     /// # Errors
     /// As [`Events::born`].
@@ -65,23 +65,24 @@ pub trait Events {
 pub struct SyncCtx<'a> {
     /// The pool's pipeline.
     pub zio: &'a Arc<Zio>,
-    /// Where writes under way are counted.
+    /// Counts the writes in flight.
     pub writes: &'a Writes,
-    /// The group.
+    /// The txg.
     pub txg: Txg,
     /// For hints: the object set.
     pub objset: u64,
     /// Threads to use.
     pub threads: usize,
-    /// Blocks of this group may be rewritten in place (sync pass 2 and later).
+    /// Blocks of this txg may be rewritten in place (sync pass 2 and later).
     pub in_place: bool,
-    /// The trees of the group's gang blocks, so that these can be rewritten too.
+    /// The trees of the txg's gang blocks, so that these can be rewritten too.
     pub gangs: Option<&'a Arc<zio::Gangs>>,
     /// Compress (sync passes before 8).
     pub compress: bool,
     /// Feature `hole_birth` is active.
     pub hole_birth: bool,
-    /// Deflated bytes of each top-level vdev's 512 (chapter 02 §13); empty: plain bytes.
+    /// Deflated bytes per 512 bytes of each top-level vdev (chapter 02 §13); empty: plain
+    /// bytes.
     pub deflate: &'a [u64],
 }
 
@@ -99,7 +100,7 @@ impl SyncCtx<'_> {
 
 /// A new object set's block.
 pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys {
-    // All that a new file system gets is counted from its first object on (§5).
+    // All objects of a new file system are counted, from the first one on (§5).
     let flags = match kind {
         ObjsetType::Zfs => {
             FLAG_USER_ACCOUNTED
@@ -139,21 +140,21 @@ pub(crate) fn empty_objset(kind: ObjsetType, props: &ObjsetProps) -> ObjsetPhys 
 }
 
 impl Objset {
-    /// Writes what group `ctx.txg` changed. `None` if nothing did. What it returned must be
+    /// Writes the changes of `ctx.txg`. `None` if there are none. The result must be
     /// published before the object set is written again.
     ///
     /// # Errors
-    /// Those of reading what is changed in part, of allocation, and of `events`. The
-    /// group has then failed: the pool must not write its uberblock.
+    /// Those of reading blocks that are changed in part, of allocation, and of `events`.
+    /// The txg has then failed: the pool must not write its uberblock.
     pub fn sync(
         self: &Arc<Self>,
         ctx: &SyncCtx<'_>,
         events: &mut dyn Events,
     ) -> Result<Option<Pending>> {
         let live = self.live()?;
-        let ids = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+        let ids = live.dirty_objects.lock().remove(&ctx.txg).unwrap_or_default();
         if live.unpublished.load(SeqCst) != 0 {
-            let twice = || Error::bug("a group is written while another is not published");
+            let twice = || Error::bug("a txg is written while another is not published");
             return if ids.is_empty() { Ok(None) } else { Err(twice()) };
         }
         let zil_header = live.zil_header.lock().take();
@@ -176,7 +177,7 @@ impl Objset {
         let mut ids = ids;
         if phys.kind == ObjsetType::Zfs && phys.flags & FLAG_USER_ACCOUNTED != 0 {
             account::apply(self, ctx, &mut phys, &mut works)?;
-            let again = live.groups.lock().remove(&ctx.txg).unwrap_or_default();
+            let again = live.dirty_objects.lock().remove(&ctx.txg).unwrap_or_default();
             ids.extend(again);
         }
         let special: Vec<u64> = ids
@@ -207,7 +208,7 @@ impl Objset {
         Ok(Some(Pending::new(self, ctx.txg, phys, bp, works, dnode_blocks)))
     }
 
-    /// Takes what the group does to these objects; from now on it does not change.
+    /// Freezes the txg's changes of these objects and returns them.
     fn freeze(self: &Arc<Self>, txg: Txg, ids: &[u64]) -> Result<Vec<Work>> {
         let live = self.live()?;
         let mut works = Vec::with_capacity(ids.len());
@@ -235,8 +236,8 @@ impl Objset {
         Ok(works)
     }
 
-    /// Puts changed dnodes into their blocks and writes these; the new meta-dnode, and the
-    /// numbers of these blocks.
+    /// Puts changed dnodes into their blocks and writes these. Returns the new meta-dnode
+    /// and the ids of the blocks.
     fn write_dnodes(
         self: &Arc<Self>,
         ctx: &SyncCtx<'_>,
@@ -268,7 +269,7 @@ impl Objset {
                 slots.fill(0);
             }
         }
-        let mut head = Head::of(&disk.meta)?;
+        let mut head = DnodeHead::of(&disk.meta)?;
         head.max_blkid = blocks.keys().copied().max().unwrap_or(0).max(head.max_blkid);
         let mut data = Vec::with_capacity(blocks.len());
         let mut fills = BTreeMap::new();
@@ -278,12 +279,12 @@ impl Objset {
         }
         let old = Some(Arc::clone(&disk.meta));
         let mut meta = Work::new(ObjectId(0), old, &head, BlockRanges::default(), data);
-        let numbers = fills.keys().copied().collect();
+        let blkids = fills.keys().copied().collect();
         meta.fills = fills;
         let mut works = [meta];
         write_all(ctx, &props, &mut works, events)?;
         let [meta] = works;
-        Ok((meta.dn, numbers))
+        Ok((meta.dn, blkids))
     }
 
     /// A block of dnodes as on disk, little endian.

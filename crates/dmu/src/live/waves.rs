@@ -1,9 +1,10 @@
-//! Writing many objects' blocks in waves: level 0 of all of them, then level 1, ... Of very
-//! many objects, some at a time: what a wave needs of memory does not grow with the group.
+//! Writing the blocks of many objects in waves: level 0 of all of them, then level 1, and
+//! so on. If there are very many objects, some are written at a time, so that a wave's
+//! memory does not grow with the txg.
 //!
 //! Within a wave jobs are prepared by many threads, placed in order, and submitted
-//! ([`zio::chunks_in_order`]); a pointer is complete when its block was placed, so the
-//! next wave needs no device.
+//! ([`zio::chunks_in_order`]). A pointer is complete when its block was placed, so the next
+//! wave does not wait for a device.
 
 use base::rt::{Mutex, fan_out};
 use base::{Buf, Error, Result, Txg};
@@ -13,22 +14,22 @@ use zio::{Io, Outcome, Write};
 use super::handle::Spill;
 use super::policy::{BlockKind, ObjsetProps};
 use super::sync::{Events, SyncCtx};
-use super::work::{Wanted, Work, fill_of, little, spill_type};
+use super::work::{NeededBlock, Work, fill_of, little, spill_type};
 
 /// Indirect blocks read at once on the way down.
 const READERS: usize = 16;
-/// Reads that are not worth a thread.
+/// Up to so many reads are done without threads of their own.
 const READS_INLINE: usize = 2;
-/// About so much is placed and submitted at a time: enough that a raidz leaf gets large
+/// Bytes that are placed and submitted at a time: enough that a RAID-Z leaf gets large
 /// operations.
 const CHUNK_BYTES: u64 = 2 << 20;
 /// Objects of which blocks are written in one wave.
 const OBJECTS: usize = 2048;
-/// The place of a spill block in a wave.
+/// The block id of a spill block in a wave.
 const SPILL: u64 = u64::MAX;
 
 /// A block to write.
-struct Job {
+struct WaveBlock {
     work: usize,
     level: u8,
     /// [`SPILL`] for a spill block.
@@ -84,11 +85,11 @@ fn write_some(
 fn descend(ctx: &SyncCtx<'_>, works: &mut [Work]) -> Result<()> {
     let top = works.iter().map(|w| w.dn.levels).max().unwrap_or(1);
     for level in (1..top).rev() {
-        let mut wanted: Vec<(usize, Wanted)> = Vec::new();
+        let mut wanted: Vec<(usize, NeededBlock)> = Vec::new();
         for (i, work) in works.iter_mut().enumerate() {
             wanted.extend(work.wanted(level)?.into_iter().map(|w| (i, w)));
         }
-        let read = |w: &Wanted| Ok(little(&ctx.zio.read(&w.bp, Io::WAIT)?, w.bp.endian()));
+        let read = |w: &NeededBlock| Ok(little(&ctx.zio.read(&w.bp, Io::WAIT)?, w.bp.endian()));
         let results = Mutex::new(Vec::with_capacity(wanted.len()));
         if wanted.len() <= READS_INLINE {
             results.lock().extend(wanted.iter().enumerate().map(|(i, (_, w))| (i, read(w))));
@@ -117,7 +118,7 @@ fn descend(ctx: &SyncCtx<'_>, works: &mut [Work]) -> Result<()> {
     Ok(())
 }
 
-/// Puts blocks that are written already into the tree.
+/// Puts the pointers of early blocks into the tree.
 fn early_blocks(ctx: &SyncCtx<'_>, work: &mut Work, events: &mut dyn Events) -> Result<()> {
     for bp in std::mem::take(&mut work.wasted) {
         events.wasted(&bp)?;
@@ -139,12 +140,12 @@ fn early_blocks(ctx: &SyncCtx<'_>, work: &mut Work, events: &mut dyn Events) -> 
     Ok(())
 }
 
-fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<Job>) -> Result<()> {
+fn data_jobs(index: usize, work: &mut Work, jobs: &mut Vec<WaveBlock>) -> Result<()> {
     for (blkid, data) in std::mem::take(&mut work.data) {
         let old = work.pointer(0, blkid)?;
         let fill = work.fills.get(&blkid).copied().unwrap_or(1);
         let object_type = work.dn.object_type;
-        jobs.push(Job { work: index, level: 0, blkid, data, fill, old, object_type });
+        jobs.push(WaveBlock { work: index, level: 0, blkid, data, fill, old, object_type });
     }
     Ok(())
 }
@@ -153,7 +154,7 @@ fn spill_job(
     ctx: &SyncCtx<'_>,
     index: usize,
     work: &mut Work,
-    jobs: &mut Vec<Job>,
+    jobs: &mut Vec<WaveBlock>,
     events: &mut dyn Events,
 ) -> Result<()> {
     let old = work.dn.spill.unwrap_or_default();
@@ -166,18 +167,26 @@ fn spill_job(
         work.dn.flags &= !ondisk::dnode::flags::SPILL_BLKPTR;
     } else if let Spill::Set(data) = &work.spill {
         let (data, object_type) = (data.clone(), spill_type(&work.dn));
-        jobs.push(Job { work: index, level: 0, blkid: SPILL, data, fill: 1, old, object_type });
+        jobs.push(WaveBlock {
+            work: index,
+            level: 0,
+            blkid: SPILL,
+            data,
+            fill: 1,
+            old,
+            object_type,
+        });
     }
     Ok(())
 }
 
-/// Changed indirect blocks of one level; those that lead to holes alone become holes.
+/// Changed indirect blocks of one level. Those that lead only to holes become holes.
 fn node_jobs(
     ctx: &SyncCtx<'_>,
     index: usize,
     work: &mut Work,
     level: u8,
-    jobs: &mut Vec<Job>,
+    jobs: &mut Vec<WaveBlock>,
     events: &mut dyn Events,
 ) -> Result<()> {
     let keys: Vec<_> =
@@ -185,7 +194,7 @@ fn node_jobs(
     for key in keys {
         let Some(node) = work.nodes.remove(&key) else { continue };
         match fill_of(&node.bytes) {
-            Some(fill) => jobs.push(Job {
+            Some(fill) => jobs.push(WaveBlock {
                 work: index,
                 level,
                 blkid: key.1,
@@ -207,7 +216,7 @@ fn node_jobs(
     Ok(())
 }
 
-/// Blocks of one object that lie together share a hint.
+/// Blocks of one object that should be close together share an allocation hint.
 pub(crate) fn hint(objset: u64, object: u64, level: u8, blkid: u64) -> u64 {
     objset ^ object.rotate_left(24) ^ u64::from(level) << 56 ^ (blkid >> 20).rotate_left(40)
 }
@@ -216,7 +225,7 @@ fn wave(
     ctx: &SyncCtx<'_>,
     props: &ObjsetProps,
     works: &mut [Work],
-    jobs: Vec<Job>,
+    jobs: Vec<WaveBlock>,
     events: &mut dyn Events,
 ) -> Result<()> {
     if jobs.is_empty() {
@@ -268,7 +277,12 @@ fn wave(
     Ok(())
 }
 
-fn props_of(ctx: &SyncCtx<'_>, props: &ObjsetProps, works: &[Work], job: &Job) -> zio::WriteProps {
+fn props_of(
+    ctx: &SyncCtx<'_>,
+    props: &ObjsetProps,
+    works: &[Work],
+    job: &WaveBlock,
+) -> zio::WriteProps {
     let dn = &works[job.work].dn;
     let kind = BlockKind {
         object_type: job.object_type,
@@ -281,11 +295,11 @@ fn props_of(ctx: &SyncCtx<'_>, props: &ObjsetProps, works: &[Work], job: &Job) -
     props.for_block(&kind, ctx.compress)
 }
 
-/// Puts a written block's pointer in its place.
+/// Puts a written block's pointer into the tree.
 fn settle(
     ctx: &SyncCtx<'_>,
     works: &mut [Work],
-    job: &Job,
+    job: &WaveBlock,
     bp: &BlkPtr,
     outcome: Outcome,
     events: &mut dyn Events,

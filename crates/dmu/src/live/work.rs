@@ -1,15 +1,15 @@
-//! One object while its group is written: the dnode that it becomes, and the indirect
-//! blocks on the way to what changed.
+//! One object while its txg is written: the new dnode, and the indirect blocks above the
+//! changes.
 //!
 //! # Theory
-//! Freed ranges are cut out of the tree first, then levels are added, then pointers to
-//! the written blocks are put in, level by level from below (chapter 03 §3, §10-11).
-//! Indirect blocks that change are held as raw little-endian bytes; one whose pointers
-//! are all holes becomes a hole itself.
+//! Freed ranges are cut out of the tree first, then levels are added. Then pointers to the
+//! written blocks are put in, level by level from below (chapter 03 §3, §10-11). Indirect
+//! blocks that change are held as raw little-endian bytes; one whose pointers are all holes
+//! becomes a hole itself.
 //!
 //! # Departures from OpenZFS
-//! An indirect block that growing put above holes with births becomes a hole with a
-//! birth, not 128 zero bytes: an incremental send would miss what was freed there.
+//! An indirect block that growing put above holes with births becomes a hole with a birth,
+//! not 128 zero bytes: an incremental send would miss the frees there.
 //!
 //! # Invariants
 //! * [`Work::used`] changes with every pointer, so it is the sum over the tree.
@@ -25,15 +25,15 @@ use ondisk::dnode::flags;
 use ondisk::{Dnode, Endian, ObjType};
 use zio::{Io, Zio};
 
-use super::handle::{Head, Spill};
+use super::handle::{DnodeHead, Spill};
 use super::ranges::BlockRanges;
 use super::sync::{Events, SyncCtx};
 
-/// Where a pointer has its logical birth.
+/// Offset of the logical birth in a pointer.
 const BIRTH_AT: usize = 0x50;
 
 /// An indirect block that changes.
-pub(crate) struct Node {
+pub(crate) struct IndirectNode {
     pub(crate) bytes: BufMut,
     pub(crate) old: BlkPtr,
 }
@@ -41,31 +41,31 @@ pub(crate) struct Node {
 /// An object being written.
 pub(crate) struct Work {
     pub(crate) id: ObjectId,
-    /// As on disk before.
+    /// The dnode on disk.
     pub(crate) old: Option<Arc<Dnode>>,
-    /// What it becomes.
+    /// The new dnode.
     pub(crate) dn: Dnode,
     /// False: it was freed.
     pub(crate) allocated: bool,
-    /// What cannot be read below freed blocks is given up.
-    gives_up: bool,
+    /// Space below freed indirect blocks that cannot be read is leaked.
+    leaks_unreadable: bool,
     pub(crate) freed: BlockRanges,
     /// Level-0 blocks written, ascending.
     pub(crate) data: Vec<(u64, Buf)>,
-    /// Places of those among `data` that are written already.
+    /// Pointers of those among `data` that are written already.
     pub(crate) early: BTreeMap<u64, BlkPtr>,
-    /// Places to be freed that nothing refers to.
+    /// Pointers to be freed to which nothing refers.
     pub(crate) wasted: Vec<BlkPtr>,
     pub(crate) spill: Spill,
     /// Fill counts of level-0 blocks, where they are not 1 (blocks of dnodes).
     pub(crate) fills: BTreeMap<u64, u64>,
-    /// Changed indirect blocks by level and number.
-    pub(crate) nodes: BTreeMap<(u8, u64), Node>,
+    /// Changed indirect blocks by level and block id.
+    pub(crate) nodes: BTreeMap<(u8, u64), IndirectNode>,
     used: i128,
 }
 
-/// A block to be read on the way down.
-pub(crate) struct Wanted {
+/// An indirect block that must be read.
+pub(crate) struct NeededBlock {
     pub(crate) level: u8,
     pub(crate) blkid: u64,
     pub(crate) bp: BlkPtr,
@@ -75,7 +75,7 @@ impl Work {
     pub(crate) fn new(
         id: ObjectId,
         old: Option<Arc<Dnode>>,
-        head: &Head,
+        head: &DnodeHead,
         freed: BlockRanges,
         data: Vec<(u64, Buf)>,
     ) -> Work {
@@ -88,7 +88,7 @@ impl Work {
             old,
             dn,
             allocated: head.allocated,
-            gives_up: head.gives_up,
+            leaks_unreadable: head.leaks_unreadable,
             freed,
             data,
             early: BTreeMap::new(),
@@ -100,9 +100,9 @@ impl Work {
         }
     }
 
-    /// The dnode, with its space as it became.
+    /// Completes the dnode with its space and returns.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        if self.gives_up && !self.allocated {
+        if self.leaks_unreadable && !self.allocated {
             self.used = 0;
         }
         self.dn.used = u64::try_from(self.used)
@@ -122,7 +122,7 @@ impl Work {
         (1 << self.dn.epb_shift()) - 1
     }
 
-    /// The pointer to a block, as it is now.
+    /// The current pointer to a block.
     pub(crate) fn pointer(&self, level: u8, blkid: u64) -> Result<BlkPtr> {
         if level + 1 >= self.dn.levels {
             let index = usize::try_from(blkid).unwrap_or(usize::MAX);
@@ -156,15 +156,16 @@ impl Work {
         Error::bug(what.to_owned()).in_object(self.id)
     }
 
-    /// The hole that replaces `old` in the group: with a birth, unless nothing was ever
-    /// there (§3.6).
+    /// The hole that replaces `old` in the txg. It has a birth, unless there never was a
+    /// block (§3.6).
     pub(crate) fn hole(&self, ctx: &SyncCtx<'_>, old: &BlkPtr, level: u8) -> BlkPtr {
         if old.birth() == Txg::ZERO { BlkPtr::default() } else { self.born_hole(ctx, level) }
     }
 
-    /// The same for an indirect block that leads to holes alone. One that has just been
-    /// put above older pointers has no birth, but what it replaces may have been blocks.
-    pub(crate) fn node_hole(&self, ctx: &SyncCtx<'_>, node: &Node, level: u8) -> BlkPtr {
+    /// The same for an indirect block that leads only to holes. One that was just added
+    /// above older pointers has no birth, but the pointers that it replaces may have been
+    /// blocks.
+    pub(crate) fn node_hole(&self, ctx: &SyncCtx<'_>, node: &IndirectNode, level: u8) -> BlkPtr {
         let born = |bp: &[u8]| Endian::Little.u64(bp, BIRTH_AT).is_some_and(|birth| birth != 0);
         let any = node.bytes.chunks_exact(BLKPTR_SIZE).any(born);
         if any { self.born_hole(ctx, level) } else { self.hole(ctx, &node.old, level) }
@@ -189,8 +190,8 @@ impl Work {
         Ok(little(&buf, bp.endian()))
     }
 
-    /// A new indirect block below the hole `bp`: what is below a hole with a birth are
-    /// holes of that birth.
+    /// A new indirect block below the hole `bp`. Holes below a hole with a birth have the
+    /// same birth.
     fn node_below_hole(&self, bp: &BlkPtr, level: u8) -> Result<BufMut> {
         let mut bytes = BufMut::zeroed(1 << self.dn.indirect_shift);
         if bp.birth() == Txg::ZERO {
@@ -234,7 +235,8 @@ impl Work {
         Ok(())
     }
 
-    /// The block size changed: holes are as large as the block that they stand for.
+    /// The block size changed: sets the size in each hole to that of the block that it
+    /// stands for.
     fn relabel_holes(&mut self) {
         let lsize = Lsize(self.dn.block_size(0));
         let top = self.dn.levels == 1;
@@ -257,7 +259,8 @@ impl Work {
         events.killed(bp)
     }
 
-    /// Frees what is in `range` below the block `blkid` of `level`; its new pointer.
+    /// Frees the blocks in `range` below the block `blkid` of `level`; returns its new
+    /// pointer.
     fn cut_below(
         &mut self,
         ctx: &SyncCtx<'_>,
@@ -284,7 +287,7 @@ impl Work {
         let mut bytes = match self.nodes.remove(&(level, blkid)) {
             Some(node) => node.bytes,
             None => match self.read_node(ctx.zio, &bp) {
-                Err(_) if self.gives_up => {
+                Err(_) if self.leaks_unreadable => {
                     self.kill(ctx, events, &bp)?;
                     return Ok(self.hole(ctx, &bp, level));
                 }
@@ -315,7 +318,7 @@ impl Work {
             return Ok(self.hole(ctx, &bp, level));
         }
         if changed {
-            self.nodes.insert((level, blkid), Node { bytes, old: bp });
+            self.nodes.insert((level, blkid), IndirectNode { bytes, old: bp });
         }
         Ok(bp)
     }
@@ -335,14 +338,14 @@ impl Work {
                 }
             }
             self.dn.blkptrs.iter_mut().for_each(|bp| *bp = BlkPtr::default());
-            self.nodes.insert((level, 0), Node { bytes, old: BlkPtr::default() });
+            self.nodes.insert((level, 0), IndirectNode { bytes, old: BlkPtr::default() });
             self.dn.levels += 1;
         }
     }
 
-    /// Indirect blocks of `level` on the way to written blocks that are not loaded yet.
-    /// Those below holes are made at once.
-    pub(crate) fn wanted(&mut self, level: u8) -> Result<Vec<Wanted>> {
+    /// Indirect blocks of `level` above written blocks that are not loaded yet. Those below
+    /// holes are made at once.
+    pub(crate) fn wanted(&mut self, level: u8) -> Result<Vec<NeededBlock>> {
         if level + 1 > self.dn.levels || level == 0 || level >= self.dn.levels {
             return Ok(Vec::new());
         }
@@ -363,16 +366,16 @@ impl Work {
             let bp = self.pointer(level, blkid)?;
             if bp.is_hole() {
                 let bytes = self.node_below_hole(&bp, level)?;
-                self.nodes.insert((level, blkid), Node { bytes, old: bp });
+                self.nodes.insert((level, blkid), IndirectNode { bytes, old: bp });
             } else {
-                out.push(Wanted { level, blkid, bp });
+                out.push(NeededBlock { level, blkid, bp });
             }
         }
         Ok(out)
     }
 
-    pub(crate) fn loaded(&mut self, wanted: &Wanted, bytes: BufMut) {
-        self.nodes.insert((wanted.level, wanted.blkid), Node { bytes, old: wanted.bp });
+    pub(crate) fn loaded(&mut self, wanted: &NeededBlock, bytes: BufMut) {
+        self.nodes.insert((wanted.level, wanted.blkid), IndirectNode { bytes, old: wanted.bp });
     }
 }
 

@@ -8,7 +8,7 @@ use base::{Buf, BufMut, Error, ObjectId, Result, Txg};
 use ondisk::Dnode;
 use zio::Io;
 
-use super::handle::{Delta, Holes, Inner};
+use super::handle::{Delta, HandleState, Holes};
 use super::{BLOCK_MAX, to_little};
 use crate::objset::Objset;
 use crate::tx::Tx;
@@ -18,8 +18,8 @@ impl Objset {
     /// written in part is read first.
     ///
     /// # Errors
-    /// `NotFound`, those of reading, `Invalid` beyond 2^64 bytes, and behind the only
-    /// block of an object whose block size is no power of two.
+    /// `NotFound`, those of reading, `Invalid` beyond 2^64 bytes, and behind the only block
+    /// of an object whose block size is no power of two.
     pub fn write(self: &Arc<Self>, tx: &Tx, id: ObjectId, offset: u64, data: &[u8]) -> Result<()> {
         let bs = self.head(tx, id, |head| u64::from(head.block_size))?;
         let end = offset.checked_add(data.len() as u64);
@@ -64,17 +64,17 @@ impl Objset {
     }
 
     fn planted(&self, tx: &Tx) -> Result<Option<Tx>> {
-        let plant = &self.live()?.plant_wrong_group;
+        let plant = &self.live()?.plant_wrong_txg;
         let planted = plant.load(Relaxed) && !tx.is_syncing() && plant.swap(false, SeqCst);
         Ok(planted.then(|| Tx::syncing(tx.txg().next())))
     }
 
-    /// Changes a data block as it is now, in place. `edit` may be called more than once;
-    /// what it sees is in little-endian order, whoever wrote it.
+    /// Changes the newest content of a data block in place. `edit` may be called more than
+    /// once; it gets the content in little-endian order.
     ///
     /// # Errors
-    /// `NotFound`, those of reading the block, and those of `edit`; then nothing changed
-    /// if `edit` changed nothing.
+    /// `NotFound`, those of reading the block, and those of `edit`; then nothing changed if
+    /// `edit` changed nothing.
     pub fn edit_block(
         self: &Arc<Self>,
         tx: &Tx,
@@ -98,18 +98,18 @@ impl Objset {
             .map_err(|e| e.at_block(0, blkid).in_object(id))
     }
 
-    /// Does `f`; if that asks for what the disk has of the block, again with it.
+    /// Calls `f`. If `f` needs the block's content on disk, reads it and calls `f` again.
     fn with_base(
         self: &Arc<Self>,
         tx: &Tx,
         id: ObjectId,
         blkid: u64,
-        mut f: impl FnMut(&mut Inner, Option<&Buf>) -> Result<Option<Delta>>,
+        mut f: impl FnMut(&mut HandleState, Option<&Buf>) -> Result<Option<Delta>>,
     ) -> Result<()> {
         let mut base: Option<(Option<Arc<Dnode>>, Result<Buf>)> = None;
         loop {
             let missing = self.with(tx.txg(), id, |inner| {
-                // Of another tree than the present one it is worth nothing.
+                // The content of another tree than the present one is useless.
                 let of = base.take().filter(|(of, _)| same(of, &inner.disk));
                 let base = of.map(|(_, base)| base).transpose()?;
                 match f(inner, base.as_ref())? {
@@ -121,7 +121,7 @@ impl Objset {
                 }
             })?;
             let Some(disk) = missing else { return Ok(()) };
-            // Reading may wait: nothing is held meanwhile.
+            // Reading may wait, so no lock is held meanwhile.
             let content = self.base_block(id, disk.as_ref(), blkid);
             base = Some((disk, content));
         }
@@ -165,7 +165,7 @@ impl Objset {
         }
         let (first, past) = (offset.div_ceil(bs), end / bs);
         if first > past && !to_end {
-            // Inside one block.
+            // The range is inside one block.
             let range = (offset % bs) as usize..(end % bs) as usize;
             return self.zero_part(tx, id, past, range);
         }
@@ -181,16 +181,16 @@ impl Objset {
         self.free_blocks(tx, id, first, past, to_end)
     }
 
-    /// The highest block that any group from the transaction's on may have.
+    /// The highest block of any txg from the transaction's on.
     fn last_block(self: &Arc<Self>, tx: &Tx, id: ObjectId) -> Result<u64> {
         let own = self.head(tx, id, |head| head.max_blkid)?;
         let Some(handle) = self.live()?.find(id) else { return Ok(own) };
         let inner = handle.state.lock();
-        let newer = inner.there().filter(|s| s.txg > tx.txg());
+        let newer = inner.filled_slots().filter(|s| s.txg > tx.txg());
         Ok(newer.map(|s| s.head.max_blkid).fold(own, u64::max))
     }
 
-    /// Zeroes a part of a block, as the transaction's group has it, and as newer ones do.
+    /// Zeroes a part of a block in the transaction's txg and in newer ones.
     fn zero_part(
         self: &Arc<Self>,
         tx: &Tx,
@@ -222,12 +222,12 @@ impl Objset {
             .map_err(|e| e.in_object(id))
     }
 
-    /// Changes the block size of an object that has one block at most; its content
-    /// stays, and reads as zeros behind (chapter 03 §3.2). `indirect_shift` 0 keeps it.
+    /// Changes the block size of an object that has one block at most. Its content stays,
+    /// followed by zeros (chapter 03 §3.2). `indirect_shift` 0 keeps the present one.
     ///
     /// # Errors
-    /// `NotFound`, `Invalid` when there are more blocks or the size is impossible,
-    /// those of reading block 0.
+    /// `NotFound`, `Invalid` when there are more blocks or the size is impossible, those of
+    /// reading block 0.
     pub fn set_block_size(
         self: &Arc<Self>,
         tx: &Tx,

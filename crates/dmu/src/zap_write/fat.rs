@@ -1,14 +1,15 @@
 //! Entries of a fat ZAP: find, add, replace, remove (chapter 03 §14, §17).
 //!
 //! # Theory
-//! Hash → pointer → leaf. An ordinary addition edits the header (the count of
-//! entries) and one leaf; replacing a value edits the leaf alone. What changes the
-//! structure is in [`super::grow`].
+//! The hash selects a pointer, which leads to a leaf. An ordinary addition edits the header
+//! (the count of entries) and one leaf; replacing a value edits only the leaf. Changes of
+//! the structure are in [`super::grow`].
 //!
 //! # Invariants
-//! * `phys` is what block 0 says; `header`, when there, is block 0. Both are
-//!   dropped or renewed by every edit of block 0.
-//! * No block is held while it is edited, so that a store can change it in place.
+//! * `phys` is the content of block 0; `header`, if present, is block 0. Both are dropped
+//!   or renewed by every edit of block 0.
+//! * No reference to a block is held while it is edited, so that a store can change it in
+//!   place.
 
 use base::{Buf, Error, ErrorKind, Result};
 use ondisk::normalize::NameKey;
@@ -51,7 +52,7 @@ impl<'k> FatKey<'k> {
         })
     }
 
-    /// A name whose hash is known.
+    /// A name with a known hash.
     pub(super) fn stored(hash: u64, name: &'k [u8]) -> FatKey<'k> {
         FatKey { hash, stored: StoredKey::Name(name), normalized: None }
     }
@@ -121,7 +122,7 @@ struct Hit {
 }
 
 impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
-    /// The ZAP with this block 0, which has been checked.
+    /// The ZAP with this block 0, which has been verified.
     pub(super) fn new(store: &'a S, header: Buf, phys: FatPhys, limits: ZapLimits) -> Fat<'a, S> {
         let bs = header.len().trailing_zeros();
         Fat { store, limits, bs, phys, header: Some(header) }
@@ -145,13 +146,13 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         Ok(header)
     }
 
-    /// Says that block 0 now has these fields.
+    /// Records that block 0 now has these fields.
     pub(super) fn renew(&mut self, phys: FatPhys) {
         self.header = None;
         self.phys = phys;
     }
 
-    /// A block, of the right size.
+    /// A block; fails if its size is wrong.
     pub(super) fn block(&self, blkid: u64) -> Result<Buf> {
         let block = self.store.read(blkid)?;
         if block.len() != 1 << self.bs {
@@ -198,8 +199,8 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         Ok(Some(ZapEntry { name, value: e.value()?, hash: e.hash, cd: e.cd }))
     }
 
-    /// Adds an entry, or replaces a value if `replace`. `cd` is the smallest free
-    /// one unless given.
+    /// Adds an entry, or replaces a value if `replace`. `cd` is the smallest free one
+    /// unless given.
     pub(super) fn put(
         &mut self,
         key: &FatKey<'_>,
@@ -251,7 +252,8 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         drop(block);
         self.counted(-1, blkid, |leaf| leaf.remove(hit.chunk).map(|()| InsertOutcome::Done(0)))?;
         if emptied && self.limits.shrink {
-            // The entry is gone; merging is tried again when a leaf empties.
+            // The entry is removed already. Merging is tried again when a leaf becomes
+            // empty.
             drop(self.shrink(key.hash));
         }
         Ok(())
@@ -270,7 +272,7 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         self.set_header(FatPhys { num_entries, ..before })?;
         let done = self.edit_leaf(blkid, op);
         if done.is_err() {
-            // What is reported is the reason, whatever counting back meets.
+            // The caller gets the first error, not one of restoring the count.
             drop(self.set_header(before));
         }
         done
@@ -296,8 +298,8 @@ impl<'a, S: ZapStore + ?Sized> Fat<'a, S> {
         })
     }
 
-    /// Refuses when entries whose hashes no prefix tells apart from `hash` fill a
-    /// leaf: the pointer table would double until it can no more.
+    /// Refuses the entry when a leaf is full of entries whose hashes no prefix separates
+    /// from `hash`. Otherwise the pointer table would double up to its limit.
     fn check_splitting_helps(&self, leaf: &Leaf<'_>, hash: u64, more: usize) -> Result<()> {
         let shift = 64 - self.shift_max();
         let mut together = more;

@@ -1,10 +1,10 @@
-//! The structure of a fat ZAP: splitting leaves, growing the pointer table,
-//! merging empty leaves (chapter 03 §14.2, §17).
+//! The structure of a fat ZAP: splitting leaves, growing the pointer table, merging empty
+//! leaves (chapter 03 §14.2, §17).
 //!
 //! # Theory
-//! A split needs a pointer for each half of a leaf's range: the table must be
-//! deeper than the leaf. It is doubled one block at a time, beside additions, and
-//! to the end when a split cannot wait; each step is a valid state of its own.
+//! A split needs a pointer for each half of a leaf's range: the table must be deeper than
+//! the leaf. The table is doubled one block at a time, along with additions, and completely
+//! when a split needs it at once. Each step leaves a valid ZAP.
 //!
 //! # Invariants
 //! * One operation writes at most [`POINTERS_MAX`] pointers and copies at most
@@ -28,13 +28,13 @@ const POINTERS_MAX: u64 = 1 << 23;
 const TABLE_BLOCKS_MAX: u64 = 1 << 20;
 /// Blocks of a pointer table that are searched for the highest leaf.
 const SEARCH_BLOCKS_MAX: u64 = 1 << 12;
-/// The table grows ahead when a leaf as deep as it has fewer free chunks.
+/// The table starts to grow when a leaf as deep as the table has fewer free chunks.
 const LOW_CHUNKS: usize = 20;
 
 impl<S: ZapStore + ?Sized> Fat<'_, S> {
-    /// After an addition to a leaf of this depth and that many free chunks: begins
-    /// to grow the table, or takes a step if it is growing. The addition is done,
-    /// so that an error waits for the operation that cannot do without.
+    /// Called after an addition to a leaf of this depth and that many free chunks. Begins
+    /// to grow the table, or takes a step if it is growing. The addition is complete, so an
+    /// error here is ignored; it will return in an operation that needs the step.
     pub(super) fn grow_ahead(&mut self, depth: u64, nfree: usize) {
         let growing = self.phys.zt_nextblk != 0;
         let full = self.phys.zt_shift >= u64::from(self.shift_max());
@@ -62,7 +62,7 @@ impl<S: ZapStore + ?Sized> Fat<'_, S> {
         let mut upper = vec![0; lower.len()];
         LeafMut::open(&mut lower, self.key_size())?.split_into(&mut upper, self.phys.normflags)?;
         stage.phys.num_leafs += 1;
-        // The old leaf last: until then it has every entry.
+        // The old leaf is written last: until then it has every entry.
         stage.put(fresh, None, upper);
         stage.header();
         let width = 1 << (self.phys.zt_shift - depth - 1);
@@ -84,7 +84,7 @@ impl<S: ZapStore + ?Sized> Fat<'_, S> {
         }
         self.fill(stage, phys.zt_blk, range.clone(), leaf)?;
         if phys.zt_nextblk != 0 {
-            // Blocks still to be copied are written whole then.
+            // Blocks still to be copied will be overwritten as a whole.
             let copied = phys.zt_blks_copied << (self.bs - 3);
             let next = 2 * range.start.min(copied)..2 * range.end.min(copied);
             self.fill(stage, phys.zt_nextblk, next, leaf)?;
@@ -175,10 +175,10 @@ impl<S: ZapStore + ?Sized> Fat<'_, S> {
         {
             return Ok(None);
         }
-        // An empty leaf that holds something is no empty leaf.
+        // A leaf that is counted as empty but has entries is damaged.
         twin_leaf.verify(self.key_size())?;
         Leaf::parse(&block, LE)?.verify(self.key_size())?;
-        let (keep, keep_block, gone) =
+        let (keep, keep_block, unused) =
             if header.prefix & 1 == 0 { (blkid, block, twin) } else { (twin, twin_block, blkid) };
         let mut merged = vec![0; keep_block.len()];
         let sorted = self.phys.normflags != 0;
@@ -190,9 +190,9 @@ impl<S: ZapStore + ?Sized> Fat<'_, S> {
         stage.phys.num_leafs = self.phys.num_leafs.checked_sub(1).ok_or_else(odd)?;
         let start = (header.prefix | 1) * width;
         self.point(&mut stage, start..start + width, keep)?;
-        stage.free(gone, 1);
+        stage.free(unused, 1);
         stage.commit(self)?;
-        Ok(Some(gone))
+        Ok(Some(unused))
     }
 
     /// Makes `zap_freeblk` one more than the highest block in use.

@@ -45,15 +45,15 @@ pub(super) fn lookup(block: &Buf, key: &NameKey<'_>) -> Result<Option<ZapEntry>>
 }
 
 /// An entry to add.
-pub(super) struct Entry<'a> {
+pub(super) struct NewEntry<'a> {
     pub(super) name: &'a [u8],
     pub(super) value: &'a ZapValue,
     /// It may replace the value of one that is there.
     pub(super) replace: bool,
 }
 
-/// What a store remembers: how often its content was changed, and what is known of that.
-type Known = (u64, Option<Index>);
+/// The change count of a store's content, and the index that is valid for it.
+type KnownIndex = (u64, Option<Index>);
 
 pub(super) fn index_of(zap: &MicroZap<'_>) -> Index {
     Index { keys: zap.index(|name| hash_of(zap, name)), free_from: 0 }
@@ -63,9 +63,9 @@ pub(super) fn index_of(zap: &MicroZap<'_>) -> Index {
 pub(super) fn put<S: ZapStore + ?Sized>(
     store: &S,
     block: Buf,
-    (changes, index): Known,
+    (changes, index): KnownIndex,
     key: &NameKey<'_>,
-    entry: &Entry<'_>,
+    entry: &NewEntry<'_>,
     limits: &ZapLimits,
 ) -> Result<Put> {
     let zap = MicroZap::parse(&block, LE)?;
@@ -87,7 +87,7 @@ pub(super) fn put<S: ZapStore + ?Sized>(
         },
     };
     let grown = size != block.len();
-    // Nobody else holds the block: the store need not copy it.
+    // No other reference to the block remains, so the store need not copy it.
     drop(block);
     if grown {
         store.set_block_size(size as u32)?;
@@ -101,8 +101,8 @@ pub(super) fn put<S: ZapStore + ?Sized>(
     Ok(Put::Done)
 }
 
-/// Slot and differentiator for a new entry, and the size of the block that has
-/// them; `None` when there is no room in a microzap.
+/// Slot and differentiator for a new entry, and the size of the block that has them; `None`
+/// when a microzap has no room.
 fn place(
     zap: &MicroZap<'_>,
     index: &Index,
@@ -125,14 +125,14 @@ fn place(
 pub(super) fn remove<S: ZapStore + ?Sized>(
     store: &S,
     block: Buf,
-    (changes, index): Known,
+    (changes, index): KnownIndex,
     key: &NameKey<'_>,
 ) -> Result<()> {
     let zap = MicroZap::parse(&block, LE)?;
     let mut index = index.unwrap_or_else(|| index_of(&zap));
     let hash = key.hash(zap.salt, HASH_BITS);
     let matches = |k: &&MicroKey| zap.slot(k.slot as usize).is_some_and(|e| key.matches(e.name));
-    // Of several that normalise alike, that of the lowest differentiator.
+    // Of several entries that normalise alike, the one with the lowest differentiator.
     let found = index.keys.with_hash(hash).iter().find(matches).copied();
     let Some(MicroKey { slot, .. }) = found else {
         store.keep(changes, index);
@@ -152,10 +152,10 @@ pub(super) fn convert<S: ZapStore + ?Sized>(store: &S, old: Buf) -> Result<()> {
     let blocks = fat_blocks(&MicroZap::parse(&old, LE)?)?;
     let size = store.block_size()?;
     store.set_block_size(FAT_BLOCK)?;
-    // Block 0 last: until then it is a microzap.
+    // Block 0 is written last: until then the object is a microzap.
     let mut done = Ok(());
     for (blkid, block) in blocks.iter().enumerate().rev() {
-        // What growing tables left behind stays a hole.
+        // Blocks that growing tables left behind stay holes.
         if block.iter().any(|b| *b != 0) {
             done = store.edit(blkid as u64, &mut |b| copy(b, block));
         }
@@ -168,7 +168,7 @@ pub(super) fn convert<S: ZapStore + ?Sized>(store: &S, old: Buf) -> Result<()> {
             .free_block(1, blocks.len() as u64 - 1)
             .and_then(|()| store.set_block_size(size))
             .and_then(|()| store.edit(0, &mut |b| copy(b, &old)));
-        // What is reported is the reason, whatever undoing met.
+        // The caller gets the first error, not one of undoing.
         drop(undone);
     }
     done
@@ -184,7 +184,7 @@ pub(super) fn copy(to: &mut [u8], from: &[u8]) -> Result<()> {
 
 /// The blocks of the fat ZAP with these entries, added in slot order.
 fn fat_blocks(zap: &MicroZap<'_>) -> Result<Vec<Buf>> {
-    let scratch = Scratch::new(FAT_BLOCK);
+    let scratch = ScratchBlocks::new(FAT_BLOCK);
     fat::init_any_salt(&scratch, zap.salt, zap.normflags, 0)?;
     let limits = ZapLimits::default();
     let header = scratch.read(0)?;
@@ -214,18 +214,18 @@ fn fat_blocks(zap: &MicroZap<'_>) -> Result<Vec<Buf>> {
 }
 
 /// Blocks in memory.
-pub(super) struct Scratch {
+pub(super) struct ScratchBlocks {
     size: u32,
     blocks: RefCell<Vec<Buf>>,
 }
 
-impl Scratch {
-    pub(super) fn new(size: u32) -> Scratch {
-        Scratch { size, blocks: RefCell::default() }
+impl ScratchBlocks {
+    pub(super) fn new(size: u32) -> ScratchBlocks {
+        ScratchBlocks { size, blocks: RefCell::default() }
     }
 }
 
-impl ZapStore for Scratch {
+impl ZapStore for ScratchBlocks {
     fn block_size(&self) -> Result<u32> {
         Ok(self.size)
     }

@@ -1,48 +1,46 @@
-//! Changing a ZAP: add, update, remove, count up (chapter 03 §13–§17).
+//! Changing a ZAP: add, update, remove, increment (chapter 03 §13–§17).
 //!
 //! # Theory
-//! A [`ZapMut`] works on blocks that a [`ZapStore`] gives it, inside one
-//! transaction. A microzap (`micro`) is changed in place, grows by 512 bytes and
-//! turns fat when it must. In a fat ZAP (`fat`) an entry is added to one leaf
-//! and counted in the header; a full leaf is split, and the table of pointers
-//! grows one block per added entry, so that no single operation pays for all of
-//! it (`grow`).
+//! A [`ZapMut`] works on blocks that a [`ZapStore`] gives it, inside one transaction. A
+//! microzap (`micro`) is changed in place, grows by 512 bytes and turns fat when it must.
+//! In a fat ZAP (`fat`) an entry is added to one leaf and counted in the header. A full
+//! leaf is split, and the table of pointers grows by one block per added entry, so that no
+//! single operation bears the whole cost (`grow`).
 //!
 //! # Invariants
-//! * An operation reads and checks before it changes anything: `Exists`,
-//!   `NotFound`, `Limit`, `Corrupt` and failed reads leave the ZAP as it was
-//!   (`NoSpace` and `Limit` of a leaf that cannot be split any further perhaps with
-//!   more leaves than before: it then holds the same entries).
-//! * A leaf is verified whole ([`ondisk::zapleaf::Leaf::verify`]) before it is
-//!   changed; every walk is bounded. A table larger than any that hashes of 28
-//!   bits need is not grown or written across (`Limit`).
-//! * (hash, cd) of an entry never changes while it exists: cookies stay good.
+//! * An operation reads and checks before it changes anything. `Exists`, `NotFound`,
+//!   `Limit`, `Corrupt` and failed reads leave the ZAP as it was. (`NoSpace` and `Limit` of
+//!   a leaf that cannot be split any further may leave more leaves than before, with the
+//!   same entries.)
+//! * A leaf is verified whole ([`ondisk::zapleaf::Leaf::verify`]) before it is changed;
+//!   every walk is bounded. A table larger than hashes of 28 bits can need is not grown or
+//!   written across (`Limit`).
+//! * (hash, cd) of an entry never changes while it exists: cookies stay valid.
 //!
 //! # When an edit fails
-//! Changes of several blocks (split, growth, merge, conversion) are prepared in
-//! memory, written one after the other, and undone when an edit fails; adding and
-//! removing count in the header first and count back if the leaf refuses. Only if
-//! undoing fails too something is left, and it is still readable: a count of
-//! entries that is off by one, or leaves with entries of both halves of a split.
-//! The exception is the conversion of a microzap of more than 16 KiB: when its
-//! restoring fails, entries are lost. Blocks at and beyond `zap_freeblk` may hold
-//! anything; they are overwritten when they come into use.
-//! Growing ahead of need, merging empty leaves and freeing blocks come after the
-//! operation proper, which is done by then: their errors are not reported, and a
-//! later operation tries again.
+//! Changes of several blocks (split, growth, merge, conversion) are prepared in memory,
+//! written one after the other, and undone when an edit fails. Adding and removing update
+//! the count in the header first and restore it if the leaf edit fails. Only if undoing
+//! fails too, damage remains, and the ZAP is still readable: a count of entries that is off
+//! by one, or leaves with entries of both halves of a split. The exception is the
+//! conversion of a microzap of more than 16 KiB: when its restoring fails, entries are
+//! lost. Blocks at and beyond `zap_freeblk` may hold anything; they are overwritten when
+//! they come into use. Growing ahead of need, merging empty leaves and freeing blocks
+//! follow the operation proper, which is complete by then. Their errors are not reported,
+//! and a later operation tries again.
 //!
 //! # Departures
 //! * A name that exists is refused before a full microzap grows or turns fat.
 //! * Free microzap slots are taken first-fit.
-//! * Pointers are not stored into blocks of a growing table that are still to be
-//!   copied: copying overwrites them.
-//! * An entry for which splits cannot make room (too many of one hash) is refused
+//! * Pointers are not stored into blocks of a growing table that are still to be copied:
+//!   copying overwrites them.
+//! * An entry for which splits cannot make room (too many entries of one hash) is refused
 //!   at once, not after the table grew to its limit.
 //! * The index of a microzap's entries is kept with the object's dirty state
-//!   ([`ZapStore::keep`]): the first change of a group, or after one made otherwise,
-//!   hashes every entry.
+//!   ([`ZapStore::keep`]). The first change in a txg, and the first after a change by other
+//!   means, hashes every entry.
 //!
-//! Lock order: none taken here. Whoever calls holds the object for writing.
+//! Lock order: none taken here. The caller has exclusive write access to the object.
 
 mod fat;
 mod grow;
@@ -80,8 +78,8 @@ pub trait ZapStore {
     /// Those of reading.
     fn read(&self, blkid: u64) -> Result<Buf>;
 
-    /// Changes a whole block; one beyond the end, or a hole, is zeros before. When
-    /// `f` fails it changed nothing, and its error is the result.
+    /// Changes a whole block. A block beyond the end, or a hole, is zeros before. When `f`
+    /// fails it changed nothing, and its error is the result.
     ///
     /// # Errors
     /// Those of reading the block and of space, and those of `f`.
@@ -100,18 +98,19 @@ pub trait ZapStore {
     /// Those of the object.
     fn free_block(&self, blkid: u64, count: u64) -> Result<()>;
 
-    /// How often the content was changed, and what [`ZapStore::keep`] kept if that is still
-    /// true; it is gone then.
+    /// The change count of the content, and the index that [`ZapStore::keep`] stored if it
+    /// is still valid. The stored index is removed.
     fn recall(&self) -> (u64, Option<Index>) {
         (0, None)
     }
 
-    /// Keeps what is known of the content after so many changes, unless there were others.
+    /// Stores an index that is valid after `changes` changes, unless there were more
+    /// changes since.
     fn keep(&self, _changes: u64, _known: Index) {}
 }
 
-/// What is known of a microzap's entries, so that a change need not hash them all: 16 bytes
-/// for each, a quarter of what the entry itself takes.
+/// An index of a microzap's entries, so that a change need not hash them all. It takes 16
+/// bytes per entry, a quarter of the entry itself.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     keys: MicroIndex,
@@ -120,10 +119,10 @@ pub struct Index {
 }
 
 impl Index {
-    /// Whether it is true of the microzap in a little-endian block.
+    /// Whether the index matches the microzap in a little-endian block.
     ///
     /// # Errors
-    /// `Corrupt` when the block is none.
+    /// `Corrupt` when the block is no microzap.
     pub fn is_of(&self, block: &Buf) -> Result<bool> {
         let zap = MicroZap::parse(block, LE)?;
         let free = zap.free_slot(0).is_none_or(|free| free >= self.free_from);
@@ -131,7 +130,7 @@ impl Index {
     }
 }
 
-/// What a ZAP may become.
+/// Limits of a ZAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZapLimits {
     /// Bytes of the largest microzap: `zap_micro_max_size`, 131072; up to 1 MiB
@@ -156,7 +155,7 @@ pub struct ZapMut<'a, S: ZapStore + ?Sized> {
     limits: ZapLimits,
 }
 
-enum Form<'a, S: ZapStore + ?Sized> {
+enum OpenZap<'a, S: ZapStore + ?Sized> {
     Micro(Buf),
     Fat(Fat<'a, S>),
 }
@@ -207,13 +206,13 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
         fat::init(self.store, salt, normflags, flags)
     }
 
-    fn form(&self) -> Result<Form<'a, S>> {
+    fn form(&self) -> Result<OpenZap<'a, S>> {
         let block = self.store.read(0)?;
         match ZapBlock::parse(&block, LE)? {
-            ZapBlock::Micro(_) => Ok(Form::Micro(block)),
+            ZapBlock::Micro(_) => Ok(OpenZap::Micro(block)),
             ZapBlock::FatHeader(h) => {
                 let phys = h.phys;
-                Ok(Form::Fat(Fat::new(self.store, block, phys, self.limits)))
+                Ok(OpenZap::Fat(Fat::new(self.store, block, phys, self.limits)))
             }
             ZapBlock::Leaf(_) => Err(Error::corrupt("a ZAP begins with a leaf")),
         }
@@ -236,8 +235,8 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     /// Those of reading, or `Corrupt`.
     pub fn len(&self) -> Result<u64> {
         Ok(match self.form()? {
-            Form::Micro(block) => MicroZap::parse(&block, LE)?.entries().count() as u64,
-            Form::Fat(fat) => fat.phys().num_entries,
+            OpenZap::Micro(block) => MicroZap::parse(&block, LE)?.entries().count() as u64,
+            OpenZap::Fat(fat) => fat.phys().num_entries,
         })
     }
 
@@ -264,11 +263,11 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     /// does not normalise.
     pub fn lookup_as(&self, name: &[u8], how: Match) -> Result<Option<ZapEntry>> {
         match self.form()? {
-            Form::Micro(block) => {
+            OpenZap::Micro(block) => {
                 let key = self.micro_key(&block, name, how)?;
                 micro::lookup(&block, &key)
             }
-            Form::Fat(mut fat) => {
+            OpenZap::Fat(mut fat) => {
                 let key = self.key(name, fat.phys().normflags, how)?;
                 fat.lookup(&FatKey::name(fat.phys(), name, &key, how)?)
             }
@@ -298,16 +297,16 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
         check_value(value)?;
         let known = self.store.recall();
         let mut form = self.form()?;
-        if let Form::Micro(block) = form {
+        if let OpenZap::Micro(block) = form {
             let key = self.micro_key(&block, name, Match::Exact)?;
-            let entry = micro::Entry { name, value, replace };
+            let entry = micro::NewEntry { name, value, replace };
             match micro::put(self.store, block, known, &key, &entry, &self.limits)? {
                 Put::Done => return Ok(()),
                 Put::Convert(block) => micro::convert(self.store, block)?,
             }
             form = self.form()?;
         }
-        let Form::Fat(mut fat) = form else {
+        let OpenZap::Fat(mut fat) = form else {
             return Err(Error::bug("a microzap did not turn fat"));
         };
         let key = self.key(name, fat.phys().normflags, Match::Exact)?;
@@ -330,11 +329,11 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     pub fn remove_as(&self, name: &[u8], how: Match) -> Result<()> {
         let known = self.store.recall();
         match self.form()? {
-            Form::Micro(block) => {
+            OpenZap::Micro(block) => {
                 let key = self.micro_key(&block, name, how)?;
                 micro::remove(self.store, block, known, &key)
             }
-            Form::Fat(mut fat) => {
+            OpenZap::Fat(mut fat) => {
                 let key = self.key(name, fat.phys().normflags, how)?;
                 let key = FatKey::name(fat.phys(), name, &key, how)?;
                 fat.remove(&key)
@@ -368,7 +367,7 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
     /// The fat ZAP behind a key of words.
     fn words(&self) -> Result<Fat<'a, S>> {
         match self.form()? {
-            Form::Fat(fat) if fat.phys().has_word_keys() => Ok(fat),
+            OpenZap::Fat(fat) if fat.phys().has_word_keys() => Ok(fat),
             _ => Err(Error::invalid("the keys of this ZAP are names")),
         }
     }

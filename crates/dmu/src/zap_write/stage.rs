@@ -1,9 +1,9 @@
 //! A change of several blocks, prepared in memory and then written as one.
 //!
 //! # Invariants
-//! * Nothing is written before [`Stage::commit`]. Blocks are written in the order in
-//!   which they were named, the header last unless it was given a turn
-//!   ([`Stage::header`]); blocks become holes after all of it.
+//! * Nothing is written before [`Stage::commit`]. Blocks are written in the order in which
+//!   they were named, the header last unless [`Stage::header`] gave it a position; blocks
+//!   become holes after all of it.
 //! * When an edit fails, the blocks that were edited get their old content back.
 
 use std::collections::BTreeMap;
@@ -21,14 +21,14 @@ use super::{ZapStore, micro};
 const FREEBLK_MAX: u64 = 1 << 48;
 
 struct Staged {
-    /// What was there; `None` if nothing named the block.
+    /// The old content; `None` if no pointer referred to the block.
     old: Option<Buf>,
     new: Vec<u8>,
 }
 
-/// See the module.
+/// See the module head.
 pub(super) struct Stage {
-    /// The header's fields, as they shall be.
+    /// The header's new fields.
     pub(super) phys: FatPhys,
     pointers: Vec<(Range<u64>, u64)>,
     blocks: BTreeMap<u64, Staged>,
@@ -58,13 +58,13 @@ impl Stage {
         Ok(first)
     }
 
-    /// The whole new content of a block; `old` is what it had.
+    /// The whole new content of a block; `old` is the content before.
     pub(super) fn put(&mut self, blkid: u64, old: Option<Buf>, new: Vec<u8>) {
         self.blocks.insert(blkid, Staged { old, new });
         self.order.push(blkid);
     }
 
-    /// A block of the ZAP, for change.
+    /// A block of the ZAP, to be edited.
     pub(super) fn edit<S: ZapStore + ?Sized>(
         &mut self,
         zap: &Fat<'_, S>,
@@ -87,12 +87,12 @@ impl Stage {
         self.pointers.push((range, leaf));
     }
 
-    /// Makes the header's turn come now; without this it is the last.
+    /// Puts the header here in the order of writing; without this call it is last.
     pub(super) fn header(&mut self) {
         self.order.push(0);
     }
 
-    /// Makes holes of blocks once nothing names them.
+    /// Makes blocks holes once no pointer refers to them.
     pub(super) fn free(&mut self, blkid: u64, count: u64) {
         self.freed.push((blkid, count));
     }
@@ -123,7 +123,7 @@ impl Stage {
                     None => Some(&header),
                 };
                 if let Some(old) = old {
-                    // What is reported is the reason, whatever restoring meets.
+                    // The caller gets the first error, not one of restoring.
                     drop(store.edit(*blkid, &mut |b| micro::copy(b, old)));
                 }
             }
@@ -131,7 +131,7 @@ impl Stage {
         }
         zap.renew(self.phys);
         for (blkid, count) in self.freed {
-            // Nothing names these blocks: they cost space and no more.
+            // No pointer refers to these blocks: they only cost space.
             drop(store.free_block(blkid, count));
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Against maps, vectors of the chapter, blocks of OpenZFS, faults and lies.
+//! ZAP changes against maps, vectors of the chapter, blocks of OpenZFS, faults and forged
+//! content.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use ondisk::zap::{
 use ondisk::zapleaf::Leaf;
 use proptest::prelude::*;
 
-use super::tests_store::{Audit, Forger, MemStore, Seen, audit};
+use super::tests_store::{Audit, AuditedEntry, Forger, MemStore, audit};
 use super::{ZapLimits, ZapStore};
 use crate::zap::Match;
 
@@ -35,9 +36,9 @@ fn values(a: &Audit) -> BTreeMap<Vec<u8>, ZapValue> {
 }
 
 /// A cheap generator: tests with many entries spend no time on randomness.
-struct Rng(u64);
+struct ZapRng(u64);
 
-impl Rng {
+impl ZapRng {
     fn next(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -46,10 +47,10 @@ impl Rng {
     }
 }
 
-/// Random operations against a map; audits now and then.
+/// Random operations against a map, with occasional audits.
 fn churn(store: &MemStore, seed: u64, ops: u64, names: u64, audit_every: u64) -> Vec<FatPhys> {
     let zap = store.zap();
-    let mut rng = Rng(seed);
+    let mut rng = ZapRng(seed);
     let mut model: BTreeMap<Vec<u8>, ZapValue> = values(&audit(store, false));
     let mut states = Vec::new();
     for op in 0..ops {
@@ -61,7 +62,7 @@ fn churn(store: &MemStore, seed: u64, ops: u64, names: u64, audit_every: u64) ->
             2 => ZapValue::from_u64s(&[]).unwrap(),
             _ => num(rng.next(u64::MAX)),
         };
-        // First more is added than removed, then the other way round.
+        // Additions prevail at first, removals later.
         let add = if op < ops * 2 / 3 { 6 } else { 1 };
         match rng.next(8) {
             o if o < add => match zap.add(&name, &value) {
@@ -127,7 +128,7 @@ fn two_hundred_thousand_entries() {
     let store = MemStore::new(16384);
     let zap = store.zap();
     zap.init_fat(0x9_8765_4321, 0, 0).unwrap();
-    // The hash is linear: numbers in a row never collide.
+    // The hash is linear: consecutive numbers never collide.
     let name = |i: u64| format!("{:x}", i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).into_bytes();
     for i in 0..200_000 {
         zap.add(&name(i), &num(i)).unwrap();
@@ -137,7 +138,7 @@ fn two_hundred_thousand_entries() {
     assert!(full.entries.values().any(|s| s.cd == 1), "28 bits collide");
     let p = full.phys.unwrap();
     assert!(p.zt_shift > 10 && p.num_leafs > 900, "{p:?}");
-    let mut rng = Rng(5);
+    let mut rng = ZapRng(5);
     for _ in 0..200_000 {
         let i = rng.next(200_000);
         match rng.next(3) {
@@ -221,7 +222,7 @@ fn the_vector_of_a_normalised_leaf() {
         assert_eq!(at("café"), (0x9379_0420_0000_0000, 0));
         assert_eq!(at("CAFÉ"), (0x9379_0420_0000_0000, 1));
         zap.remove_as(b"cafE\xcc\x81", Match::Normalize).unwrap();
-        assert_eq!(zap.lookup("café".as_bytes()).unwrap(), None, "the lowest cd goes");
+        assert_eq!(zap.lookup("café".as_bytes()).unwrap(), None, "the lowest cd is removed");
         assert_eq!(zap.lookup("CAFÉ".as_bytes()).unwrap(), Some(num(4)));
     }
 }
@@ -354,7 +355,7 @@ fn names_of_one_hash() {
     zap.add(&forger.name(!hash, 1), &num(1)).unwrap();
 }
 
-/// Hashes that differ late: leaf and table go deep, in steps and at once.
+/// Hashes that differ in late bits: leaf and table become deep, in steps and at once.
 #[test]
 fn tables_grow_when_a_split_cannot_wait() {
     let forger = Forger::new(0x4d3);
@@ -371,14 +372,14 @@ fn tables_grow_when_a_split_cannot_wait() {
     assert_eq!((a.deepest, a.entries.len()), (18, 8));
     let p = a.phys.unwrap();
     assert!(p.zt_shift >= 18 && p.zt_numblks == 1 << (p.zt_shift - 6), "{p:?}");
-    // The other half of the table is one shallow leaf: splitting it sets many pointers.
+    // One shallow leaf covers the other half of the table: splitting it sets many pointers.
     for i in 0..40u64 {
         zap.add(&forger.name(i << 58 | 1 << 63, 100 + i), &num(i)).unwrap();
     }
     audit(&store, false);
 }
 
-/// A table that another writer left half-grown is grown on, and used meanwhile.
+/// A table that another writer left half-grown is usable, and growing continues.
 #[test]
 fn a_half_grown_table_is_continued() {
     let store = MemStore::new(512);
@@ -431,7 +432,7 @@ fn keys_of_words() {
         let hash = audit(&store, false).entries.values().next().unwrap().hash;
         let pre = flags & FLAG_PRE_HASHED_KEY != 0;
         assert_eq!(hash, if pre { 0x7226_88b6_6aab_0000 } else { 0x0e99_5880_6976_0000 });
-        let mut rng = Rng(11);
+        let mut rng = ZapRng(11);
         let mut keys = Vec::new();
         for i in 0..3000u64 {
             let key = [rng.next(u64::MAX) << 11 ^ i, 2, 3, i, 0];
@@ -527,10 +528,10 @@ fn blocks_that_openzfs_wrote_are_changed() {
     churn(&store, 4, 3000, 2500, 101);
 }
 
-/// What the ZAP is to hold after one operation, and that operation.
-type Case = (&'static str, MemStore, Box<dyn Fn(&MemStore) -> base::Result<()>>);
+/// Name, ZAP and operation of a case.
+type ZapCase = (&'static str, MemStore, Box<dyn Fn(&MemStore) -> base::Result<()>>);
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<ZapCase> {
     let fat = |entries: u64| {
         let store = MemStore::new(512);
         store.zap().init_fat(0x99, 0, 0).unwrap();
@@ -546,7 +547,7 @@ fn cases() -> Vec<Case> {
     let wide = MemStore::new(512);
     wide.zap().init(0x99, 0, 0).unwrap();
     (0..500).for_each(|i| wide.zap().add(&name(i), &num(i)).unwrap());
-    let mut cases: Vec<Case> = vec![
+    let mut cases: Vec<ZapCase> = vec![
         ("grow a microzap", micro.copy(), Box::new(|s| s.zap().add(b"new", &num(1)))),
         ("remove", micro.copy(), Box::new(|s| s.zap().remove(b"name-3"))),
         ("convert", micro, Box::new(|s| s.zap().add(&[b'n'; 50], &num(1)))),
@@ -559,7 +560,7 @@ fn cases() -> Vec<Case> {
             |s: &MemStore| s.zap().update(b"name-2", &ZapValue::from_bytes(&[5; 150]).unwrap());
         cases.push(("update", fat(entries), Box::new(update)));
     }
-    // The last entry of a leaf goes: leaves merge.
+    // The last entry of a leaf is removed: leaves merge.
     let store = fat(60);
     for i in 0..58 {
         store.zap().remove(&name(i)).unwrap();
@@ -592,7 +593,7 @@ fn a_failed_access_leaves_a_valid_zap() {
             if !broken.mend() {
                 break;
             }
-            // Ids beyond the end may have been written.
+            // Blocks beyond the end may have been written.
             let now = audit(&broken, true).entries;
             match result {
                 Err(e) => {
@@ -605,7 +606,7 @@ fn a_failed_access_leaves_a_valid_zap() {
                     assert_eq!(now, after, "{what}, access {n}");
                 }
             }
-            // And it works on: all of it, with whatever was left behind.
+            // The ZAP is still usable, with any blocks left behind.
             if op(&broken).is_err() {
                 broken.zap().add(b"another", &num(1)).unwrap();
             }
@@ -615,7 +616,7 @@ fn a_failed_access_leaves_a_valid_zap() {
     assert!(failures > 200 && late > 20, "{failures} {late}");
 }
 
-/// Undoing fails as well: the entries that were there can still be found.
+/// Undoing fails as well: the old entries can still be found.
 #[test]
 fn a_device_that_dies_leaves_what_was_there() {
     for (what, store, op) in cases() {
@@ -630,9 +631,9 @@ fn a_device_that_dies_leaves_what_was_there() {
             if !broken.mend() {
                 break;
             }
-            for (name, Seen { value, .. }) in &before {
+            for (name, AuditedEntry { value, .. }) in &before {
                 let now = broken.zap().lookup(name).unwrap();
-                // What was to be changed may have been.
+                // The entries of the operation may have changed.
                 assert!(
                     now.as_ref() == Some(value) || result.is_ok() || name == b"name-2",
                     "{what}, access {n}: {}",
@@ -705,7 +706,7 @@ proptest! {
         }
     }
 
-    /// Lies in every block: an error or a wrong answer, never a panic or a hang.
+    /// Damage in every block: an error or a wrong answer, never a panic or a hang.
     #[test]
     fn damaged_zaps_do_no_harm(
         which in 0usize..4,
@@ -735,7 +736,7 @@ proptest! {
         for (op, k) in names {
             let name = format!("name-{k}");
             let name = name.as_bytes();
-            // Whatever they answer.
+            // Any result is accepted.
             let _ = match op {
                 0 => zap.add(name, &num(1)),
                 1 => zap.update(name, &ZapValue::from_bytes(&[1; 90]).unwrap()),
@@ -746,9 +747,9 @@ proptest! {
     }
 }
 
-/// Story: each name added to a microzap hashed all that were there, up to 2047 of them.
-/// What is known of them is kept from change to change ([`MemStore`] checks that it is
-/// true), and dropped when somebody else changed the content.
+/// Story: each addition of a name to a microzap hashed all entries, up to 2047. The index
+/// is kept between changes ([`MemStore`] checks that it is valid) and dropped when another
+/// caller changed the content.
 #[test]
 fn a_microzaps_index_is_kept_from_change_to_change() {
     let store = MemStore::new(512);
@@ -767,5 +768,5 @@ fn a_microzaps_index_is_kept_from_change_to_change() {
     assert_eq!(store.recalled.get(), calls - 1, "the first call alone had to look");
     store.edit(0, &mut |_| Ok(())).unwrap();
     store.zap().remove(&name(0)).unwrap();
-    assert_eq!(store.recalled.get(), calls - 1, "somebody else may have changed something");
+    assert_eq!(store.recalled.get(), calls - 1, "another caller may have changed something");
 }

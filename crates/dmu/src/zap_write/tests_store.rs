@@ -1,5 +1,5 @@
-//! For the tests: blocks in memory with injected faults, an audit of a whole ZAP
-//! that shares no code with the writer, and names of chosen hash.
+//! Test support: blocks in memory with injected faults, an audit of a whole ZAP that shares
+//! no code with the writer, and names with a chosen hash.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,15 +19,15 @@ pub(super) struct MemStore {
     size: Cell<u32>,
     pub(super) blocks: RefCell<BTreeMap<u64, Buf>>,
     /// Edits, reads, frees and size changes until one fails.
-    pub(super) fuse: Cell<u64>,
+    pub(super) accesses_left: Cell<u64>,
     /// Once the fuse blew, everything fails.
     pub(super) dead: Cell<bool>,
     stay_dead: Cell<bool>,
     pub(super) edits: Cell<u64>,
-    /// Changes, and what was kept after so many.
+    /// Number of changes, and the index kept after that many.
     changes: Cell<u64>,
     kept: Cell<Option<(u64, Index)>>,
-    /// Where what was kept was of use.
+    /// How often the kept index was used.
     pub(super) recalled: Cell<u64>,
 }
 
@@ -36,7 +36,7 @@ impl MemStore {
         MemStore {
             size: Cell::new(size),
             blocks: RefCell::default(),
-            fuse: Cell::new(u64::MAX),
+            accesses_left: Cell::new(u64::MAX),
             dead: Cell::new(false),
             stay_dead: Cell::new(false),
             edits: Cell::new(0),
@@ -63,8 +63,8 @@ impl MemStore {
     }
 
     fn burn(&self) -> Result<()> {
-        let left = self.fuse.get();
-        self.fuse.set(left.saturating_sub(1));
+        let left = self.accesses_left.get();
+        self.accesses_left.set(left.saturating_sub(1));
         if left == 0 && !self.dead.get() {
             self.dead.set(true);
             return Err(Error::new(ErrorKind::NoSpace, "injected"));
@@ -77,14 +77,14 @@ impl MemStore {
 
     /// Fails the `n`th access from now on, and with `stay` all after it.
     pub(super) fn break_at(&self, n: u64, stay: bool) {
-        self.fuse.set(n);
+        self.accesses_left.set(n);
         self.dead.set(false);
         self.stay_dead.set(stay);
     }
 
     /// No more faults; whether one was injected.
     pub(super) fn mend(&self) -> bool {
-        self.fuse.set(u64::MAX);
+        self.accesses_left.set(u64::MAX);
         self.stay_dead.set(false);
         self.dead.replace(false)
     }
@@ -154,7 +154,7 @@ impl ZapStore for MemStore {
         (self.changes.get(), kept.map(|(_, index)| index))
     }
 
-    /// What is kept must be true.
+    /// The kept index must be valid.
     fn keep(&self, changes: u64, known: Index) {
         assert_eq!(changes, self.changes.get(), "each change is counted once");
         assert!(known.is_of(&self.blocks.borrow()[&0]).unwrap());
@@ -164,7 +164,7 @@ impl ZapStore for MemStore {
 
 /// An entry as the audit found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct AuditedEntry {
     pub(super) value: ZapValue,
     pub(super) hash: u64,
     pub(super) cd: u32,
@@ -172,14 +172,14 @@ pub(super) struct Seen {
 
 /// Everything that an audit found.
 pub(super) struct Audit {
-    pub(super) entries: BTreeMap<Vec<u8>, Seen>,
+    pub(super) entries: BTreeMap<Vec<u8>, AuditedEntry>,
     /// `None` for a microzap.
     pub(super) phys: Option<FatPhys>,
     pub(super) deepest: u16,
 }
 
-/// Checks every block of a ZAP and collects its entries. `leftovers`: blocks that
-/// nothing names may exist.
+/// Checks every block of a ZAP and collects its entries. `leftovers`: blocks to which no
+/// pointer refers may exist.
 pub(super) fn audit(store: &MemStore, leftovers: bool) -> Audit {
     let blocks = store.blocks.borrow();
     match ZapBlock::parse(&blocks[&0], LE).unwrap() {
@@ -197,7 +197,7 @@ fn audit_micro(m: &MicroZap<'_>) -> Audit {
     let mut cursor = BTreeMap::new();
     for e in m.entries() {
         let hash = hash_name(m.salt, e.name, m.normflags, HASH_BITS);
-        let seen = Seen { value: ZapValue::from_u64(e.value), hash, cd: e.cd };
+        let seen = AuditedEntry { value: ZapValue::from_u64(e.value), hash, cd: e.cd };
         assert!(cursor.insert((hash, e.cd), ()).is_none(), "equal (hash, cd)");
         assert!(entries.insert(e.name.to_vec(), seen).is_none(), "equal names");
     }
@@ -253,7 +253,7 @@ fn audit_fat(blocks: &BTreeMap<u64, Buf>, h: &FatHeader<'_>, leftovers: bool) ->
             assert_eq!(hash, e.hash);
             assert!(header.covers(hash));
             order.push((hash, e.cd));
-            let seen = Seen { value: e.value().unwrap(), hash, cd: e.cd };
+            let seen = AuditedEntry { value: e.value().unwrap(), hash, cd: e.cd };
             assert!(all.entries.insert(name, seen).is_none(), "equal names");
         }
         leaves += 1;
@@ -269,7 +269,7 @@ fn audit_fat(blocks: &BTreeMap<u64, Buf>, h: &FatHeader<'_>, leftovers: bool) ->
     all
 }
 
-/// Names of a chosen hash: the CRC is undone over eight free bytes.
+/// Makes names with a chosen hash: eight free bytes compensate the CRC.
 pub(super) struct Forger {
     salt: u64,
     table: [u64; 256],
@@ -285,10 +285,10 @@ impl Forger {
         Forger { salt, table }
     }
 
-    /// Different names whose hash has these high bits, by number.
+    /// Different names whose hash has these high bits, by index.
     pub(super) fn name(&self, hash: u64, number: u64) -> Vec<u8> {
         for attempt in 0u64.. {
-            // The low bits of the CRC are free: no two names are the same.
+            // The low bits of the CRC are free, so that all names differ.
             let mut name = format!("{number}.{attempt}.").into_bytes();
             let mut state = self.salt;
             for b in &name {

@@ -1,12 +1,12 @@
-//! The way a stream takes through a file, and ranges of blocks along it.
+//! The course of a stream through a file, and ranges of blocks along it.
 //!
-//! A stream counts *units* along its course, 0 upwards without gaps: blocks from
-//! the file's start, blocks from its end, or records of a strided reader. So one
-//! machine ([`super::stream`]) serves all three.
+//! A stream counts *units* along its course, from 0 upwards without gaps: blocks from the
+//! file's start, blocks from its end, or records of a strided reader. So one state machine
+//! ([`super::stream`]) serves all three.
 
 use std::ops::Range;
 
-/// Where unit *u* of a stream lies.
+/// Position of unit *u* of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Course {
     /// Block *u*.
@@ -17,10 +17,10 @@ pub(super) enum Course {
     Strided { origin: u64, step: i64, len: u64 },
 }
 
-/// Blocks at equal distances: `count` runs of `blocks`, the first at `first`, each
-/// `step` behind the last; none reaches behind block `end`.
+/// Blocks at equal distances: `count` runs of `blocks`. The first run begins at `first`,
+/// each other one `step` behind the previous; none extends beyond block `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct StridedRuns {
     /// First block of the first run.
     pub first: u64,
     /// Blocks of a run.
@@ -33,7 +33,7 @@ pub struct Ask {
     pub end: u64,
 }
 
-impl Ask {
+impl StridedRuns {
     /// The runs.
     pub fn runs(self) -> impl Iterator<Item = Range<u64>> {
         (0..self.count).map_while(move |i| {
@@ -92,19 +92,25 @@ impl Course {
     }
 
     /// The blocks of units `[from, to)`, in the order of reading.
-    pub(super) fn ask(self, from: u64, to: u64, end: u64) -> Ask {
+    pub(super) fn runs_of(self, from: u64, to: u64, end: u64) -> StridedRuns {
         let blocks = to - from;
         match self {
-            Course::Up => Ask { first: from, blocks, step: 0, count: 1, end },
+            Course::Up => StridedRuns { first: from, blocks, step: 0, count: 1, end },
             Course::Down => {
                 let first = end.saturating_sub(from + 1);
-                Ask { first, blocks: 1, step: -1, count: blocks.min(end - from.min(end)), end }
+                StridedRuns {
+                    first,
+                    blocks: 1,
+                    step: -1,
+                    count: blocks.min(end - from.min(end)),
+                    end,
+                }
             }
             Course::Strided { origin, step, len } => {
                 let first = i64::try_from(from).ok().and_then(|n| step.checked_mul(n));
                 match first.and_then(|d| origin.checked_add_signed(d)) {
-                    Some(first) => Ask { first, blocks: len, step, count: blocks, end },
-                    None => Ask { first: 0, blocks: 0, step: 0, count: 0, end },
+                    Some(first) => StridedRuns { first, blocks: len, step, count: blocks, end },
+                    None => StridedRuns { first: 0, blocks: 0, step: 0, count: 0, end },
                 }
             }
         }
@@ -112,7 +118,7 @@ impl Course {
 
     /// The blocks from the lowest to the highest of units `[from, to)`.
     pub(super) fn span(self, from: u64, to: u64, end: u64) -> Range<u64> {
-        let (first, last) = (self.ask(from, from + 1, end), self.ask(to - 1, to, end));
+        let (first, last) = (self.runs_of(from, from + 1, end), self.runs_of(to - 1, to, end));
         let low = first.first.min(last.first);
         let high = first.first.max(last.first).saturating_add(self.unit());
         low..high.min(end)
@@ -125,7 +131,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Each block that a unit asks for touches that very unit.
+        /// Each block that is requested for a unit touches that very unit.
         #[test]
         fn units_and_blocks_agree(
             end in 1u64..300, kind in 0..3, origin in 0u64..300, step in -40i64..40, len in 1u64..8,
@@ -141,21 +147,21 @@ mod tests {
             let total = course.total(end);
             prop_assert!(total <= end);
             for unit in 0..total {
-                let runs: Vec<_> = course.ask(unit, unit + 1, end).runs().collect();
+                let runs: Vec<_> = course.runs_of(unit, unit + 1, end).runs().collect();
                 prop_assert_eq!(runs.len(), 1, "unit {}", unit);
                 let run = runs[0].clone();
                 prop_assert!(run.start < run.end && run.end <= end);
                 prop_assert_eq!(course.units(run.start, run.end, end), Some((unit, unit + 1)));
             }
-            let all: Vec<u64> = course.ask(0, total, end).each().collect();
+            let all: Vec<u64> = course.runs_of(0, total, end).each().collect();
             let one: Vec<u64> =
-                (0..total).flat_map(|u| course.ask(u, u + 1, end).each().collect::<Vec<_>>()).collect();
+                (0..total).flat_map(|u| course.runs_of(u, u + 1, end).each().collect::<Vec<_>>()).collect();
             prop_assert_eq!(&all, &one);
             let span = course.span(0, total, end);
             prop_assert_eq!(Some(span.start), all.iter().copied().min());
             prop_assert_eq!(Some(span.end - 1), all.iter().copied().max());
-            // Behind the last unit lies nothing.
-            prop_assert_eq!(course.ask(total, total + 9, end).each().count(), 0);
+            // No blocks follow the last unit.
+            prop_assert_eq!(course.runs_of(total, total + 9, end).each().count(), 0);
         }
     }
 }

@@ -1,26 +1,25 @@
-//! Reading ahead: of streams of data, of their indirect blocks, and of what a walk
+//! Prefetch: of streams of data, of their indirect blocks, and of the blocks that a walk
 //! over directories needs.
 //!
 //! # Theory
 //! [`stream::Table`] is the predictor of one file, a pure state machine in blocks.
-//! [`Zfetch`] puts it under a lock, tells it about reads, and has done what it
-//! plans: background reads, bounded by the pool's workers and by the bytes of all
-//! reads ahead ([`zio::Prefetch`]), and the dropping of blocks behind a reader. An
-//! open file has a [`Zfetch`] of its own; where files are read by number,
-//! [`ZfetchFiles`] remembers those read last. [`walk::Walks`] does the same for
-//! directories.
+//! [`Zfetch`] wraps it in a lock, reports reads to it, and carries out its plans:
+//! background reads, bounded by the pool's workers and by the bytes of all prefetches
+//! ([`zio::Prefetch`]), and the eviction of blocks behind a reader. An open file has a
+//! [`Zfetch`] of its own. Where files are read by object id, [`ZfetchFiles`] keeps the
+//! predictors of the files read last. [`walk::Walks`] does the same for directories.
 //!
-//! A read that memory serves costs little here. The block of the last read is known
-//! without the lock; a lock that somebody holds is passed by; the clock is asked
-//! only where a stream is concerned. When reads have proved random, only those that
-//! wait for a device are looked at (and counted), until a stream shows.
+//! A read from memory costs little here. The block of the last read is kept outside the
+//! lock; a contended lock is skipped; the clock is read only where a stream is concerned.
+//! When reads have proved random, only those that wait for a device are examined (and
+//! counted), until a stream shows.
 //!
 //! # Invariants
 //! * Nothing here waits for a device, or reads more than the predictor planned.
-//! * What could not be started is asked for again.
+//! * A prefetch that could not be started is requested again.
 //!
-//! Lock order: a set's lock of [`ZfetchFiles`] is given back before a file's is
-//! taken; a file's lock is a leaf.
+//! Lock order: a set's lock of [`ZfetchFiles`] is released before a file's is taken; a
+//! file's lock is a leaf.
 
 mod course;
 pub mod stream;
@@ -39,10 +38,11 @@ use crate::zap::Zap;
 use stream::{Params, Plan, Table};
 pub use walk::Walks;
 
-/// A file's part in the shared counters is handed on after this many accesses.
+/// A file's statistics are added to the shared counters after this many accesses.
 const STATS_BATCH: u64 = 64;
 
-/// What may be read ahead of a dataset's readers: its property `prefetch`.
+/// The kinds of blocks that are prefetched for a dataset's readers: its property
+/// `prefetch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefetchMode {
     /// Data and metadata.
@@ -55,7 +55,7 @@ pub enum PrefetchMode {
 }
 
 impl PrefetchMode {
-    /// The mode that the property's word or its number means; unknown ones mean all.
+    /// The mode that the property's number means; unknown numbers mean all.
     pub fn from_number(n: u64) -> PrefetchMode {
         match n {
             0 => PrefetchMode::None,
@@ -65,7 +65,7 @@ impl PrefetchMode {
     }
 }
 
-struct State {
+struct PredictorState {
     table: Option<Table>,
     generation: u64,
 }
@@ -76,9 +76,9 @@ pub struct Zfetch {
     mode: PrefetchMode,
     /// The last access, packed; 0 if there was none.
     last: AtomicU64,
-    /// Reads are random: those that memory serves say nothing.
+    /// Reads are random: those from memory are ignored.
     random: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<PredictorState>,
 }
 
 impl std::fmt::Debug for Zfetch {
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Zfetch {
     }
 }
 
-/// What [`Walks`] take as now.
+/// The clock of [`Walks`].
 pub fn clock() -> Duration {
     rt::uptime()
 }
@@ -99,7 +99,7 @@ fn shift_or_divide(n: u64, by: u64) -> u64 {
 fn params(shared: &Prefetch, object: &Object) -> Params {
     let dnode = object.dnode();
     let zio = object.objset().zio();
-    // No stream has more ahead than all may have under way.
+    // No stream has more prefetches in flight than all may have together.
     let most = zio.read_ahead_limit();
     let seconds = |t| Duration::from_secs(shared.get(t));
     Params {
@@ -118,9 +118,9 @@ fn params(shared: &Prefetch, object: &Object) -> Params {
 }
 
 impl Zfetch {
-    /// The predictor of a file of a pool, nothing read yet.
+    /// The predictor of a file of a pool, without reads yet.
     pub fn new(shared: Arc<Prefetch>, mode: PrefetchMode) -> Zfetch {
-        let state = State { table: None, generation: 0 };
+        let state = PredictorState { table: None, generation: 0 };
         Zfetch {
             shared,
             mode,
@@ -130,9 +130,9 @@ impl Zfetch {
         }
     }
 
-    /// These bytes of `object` are read: call it before a read that waits for a
-    /// device (`waits`), or after one that memory served. With `drop`, what lies
-    /// well behind a sequential reader leaves the cache.
+    /// Reports that these bytes of `object` are read. Call it before a read that waits for
+    /// a device (`waits`), or after one from memory. With `drop`, blocks well behind a
+    /// sequential reader are evicted.
     pub fn advance(&self, object: &Object, offset: u64, len: u64, waits: bool, drop: bool) {
         if object.dnode().max_blkid == 0 || len == 0 || self.mode == PrefetchMode::None {
             return;
@@ -159,7 +159,7 @@ impl Zfetch {
                 table.reap(clock());
                 let random = table.is_random();
                 self.random.store(random, Relaxed);
-                // The cache's target, a part of the parameters, changes by itself.
+                // The cache's target, one of the parameters, may change at any time.
                 state.generation = 0;
             }
             plan
@@ -170,7 +170,7 @@ impl Zfetch {
     }
 
     /// The table with the present tunables; none if prediction is off.
-    fn table<'a>(&self, state: &'a mut State, object: &Object) -> Option<&'a mut Table> {
+    fn table<'a>(&self, state: &'a mut PredictorState, object: &Object) -> Option<&'a mut Table> {
         let generation = self.shared.generation();
         if state.generation != generation {
             state.generation = generation;
@@ -201,7 +201,7 @@ impl Zfetch {
             issued += 1;
         }
         if self.mode == PrefetchMode::All {
-            for blkid in plan.data.into_iter().flat_map(|ask| ask.each()) {
+            for blkid in plan.data.into_iter().flat_map(|runs| runs.each()) {
                 if !object.read_ahead(0, blkid, Io::PREFETCH) {
                     refused = Some(blkid);
                     break;
@@ -220,9 +220,9 @@ impl Zfetch {
         }
         if drop {
             let bs = object.block_size();
-            for run in plan.behind.into_iter().flat_map(|ask| ask.runs()) {
+            for run in plan.behind.into_iter().flat_map(|runs| runs.runs()) {
                 let bytes = (run.end - run.start).saturating_mul(bs);
-                object.hand_over(run.start.saturating_mul(bs), bytes);
+                object.evict_range(run.start.saturating_mul(bs), bytes);
             }
         }
     }
@@ -236,16 +236,16 @@ impl Drop for Zfetch {
     }
 }
 
-/// Has the leaves behind `hash` read ahead of a walk through the directory `zap`.
+/// Prefetches the leaves behind `hash` for a walk through the directory `zap`.
 pub fn prefetch_leaves(walks: &Walks, zap: &Zap, hash: u64) {
     let (object, now) = (zap.object(), clock());
     let dir = object.id().0;
     let Some(from) = walks.leaves(now, dir, hash) else { return };
-    // A damaged table is for its readers to find.
+    // The reader of a damaged table will get the error.
     let Ok(mut leaves) = zap.leaves_from(from, walk::LEAVES) else { return };
     let Some(&(_, to)) = leaves.last() else { return };
     let half = leaves[leaves.len() / 2].1;
-    walks.asked(now, dir, half, to);
+    walks.requested(now, dir, half, to);
     leaves.sort_unstable();
     for (blkid, _) in leaves {
         if !object.in_memory(blkid, Io::PREFETCH) && !object.read_ahead(0, blkid, Io::PREFETCH) {
@@ -254,7 +254,7 @@ pub fn prefetch_leaves(walks: &Walks, zap: &Zap, hash: u64) {
     }
 }
 
-/// Sets of [`ZfetchFiles`], and files a set remembers.
+/// Sets of [`ZfetchFiles`], and files per set.
 const SETS: usize = 32;
 const WAYS: usize = 4;
 
@@ -264,8 +264,8 @@ struct Set {
     files: Vec<(u64, Arc<Zfetch>)>,
 }
 
-/// The predictors of a file system's files, as many as are read at a time: of
-/// those that share a set, the one read longest ago is forgotten first.
+/// The predictors of a file system's files, as many as are read at a time. Of those that
+/// share a set, the one read longest ago is dropped first.
 pub struct ZfetchFiles {
     shared: Arc<Prefetch>,
     mode: AtomicU64,
@@ -285,7 +285,7 @@ impl ZfetchFiles {
         ZfetchFiles { shared, mode: AtomicU64::new(2), sets }
     }
 
-    /// What may be read ahead of files that are opened from now on.
+    /// Sets the mode of files that are opened from now on.
     pub fn set_mode(&self, mode: PrefetchMode) {
         let number = match mode {
             PrefetchMode::None => 0,
@@ -295,22 +295,22 @@ impl ZfetchFiles {
         self.mode.store(number, Relaxed);
     }
 
-    /// What may be read ahead.
+    /// The mode.
     pub fn mode(&self) -> PrefetchMode {
         PrefetchMode::from_number(self.mode.load(Relaxed))
     }
 
-    /// Whether metadata may be read ahead of walks.
+    /// Whether metadata may be prefetched for walks.
     pub fn metadata(&self) -> bool {
         self.mode() != PrefetchMode::None && self.shared.get(Tunable::Disable) == 0
     }
 
-    /// A predictor for a file that somebody opens.
+    /// A predictor for a file that is being opened.
     pub fn open(&self) -> Zfetch {
         Zfetch::new(Arc::clone(&self.shared), self.mode())
     }
 
-    /// As [`Zfetch::advance`], for a file known by its number.
+    /// As [`Zfetch::advance`], for a file given by its object id.
     pub fn advance(&self, object: &Object, offset: u64, len: u64, waits: bool, drop: bool) {
         if object.dnode().max_blkid > 0 {
             self.file(object.id().0).advance(object, offset, len, waits, drop);
@@ -338,7 +338,7 @@ mod tests {
         let files = ZfetchFiles::new(Prefetch::new());
         let first: Vec<_> = (0..128).map(|id| files.file(id)).collect();
         assert!((0..128).all(|id| Arc::ptr_eq(&files.file(id), &first[id as usize])));
-        // One more in the set of file 0: the one used longest ago goes.
+        // One more in the set of file 0: the one used longest ago is dropped.
         files.file(0);
         files.file(128);
         assert!(Arc::ptr_eq(&files.file(0), &first[0]));

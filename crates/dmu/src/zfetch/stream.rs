@@ -1,53 +1,50 @@
 //! The predictor of one file: which blocks will be read next.
 //!
 //! # Theory
-//! An access that no stream expected becomes a *try*, one of the last few. A later
-//! access that continues a try makes it a stream: one that begins where the
-//! try ended (forward), one that ends where it began (backward, when it happens
-//! twice), or one as far from the try as the try was from an earlier one
-//! (strided). Only streams have a place that must be fought for.
+//! An access that no stream expected becomes a *try*, one of the last few. A later access
+//! that continues a try makes it a stream: one that begins where the try ended (forward),
+//! one that ends where it began (backward, when it happens twice), or one as far from the
+//! try as the try was from an earlier one (strided). The number of streams is limited.
 //!
-//! A stream expects unit `next` of its course. A *hit* is an access that
-//! covers it. An access up to `reorder` bytes ahead is remembered as a *future*
-//! range; when few enough holes lie below, the stream passes them (*stride*). One
-//! as far behind is *past*, and says nothing.
+//! A stream expects unit `next` of its course. A *hit* is an access that covers it. An
+//! access up to `reorder` bytes ahead is remembered as a *future* range; when few enough
+//! holes are below, the stream passes them (*stride*). An access as far behind is *past*
+//! and is ignored.
 //!
-//! With each hit the look-ahead doubles, from `FIRST` (512 KiB) up to `min_distance`; it
-//! grows on only when reads still had to wait for what was asked for. Data is
-//! asked for only by streams that ever had to wait: what is in memory needs no
-//! prefetch. Behind a stream, blocks may be dropped ([`Plan::behind`]).
+//! With each hit the look-ahead doubles, from `FIRST` (512 KiB) up to `min_distance`. It
+//! grows further only when reads still had to wait for requested blocks. Data is requested
+//! only for streams that ever had to wait: data in memory needs no prefetch. Behind a
+//! stream, blocks may be dropped ([`Plan::behind`]).
 //!
 //! # Invariants
-//! * `behind ≤ next ≤ asked` in units, wherever something was asked for; nothing
-//!   is asked for twice by one stream but what was [`Table::refused`].
-//! * Nothing at or behind the file's end is asked for, nor more than the distance
-//!   or one unit.
+//! * `behind ≤ next ≤ requested` in units, once something was requested. A stream requests
+//!   no block twice, except those that were [`Table::refused`].
+//! * Nothing at or behind the file's end is requested, nor more than the distance or one
+//!   unit.
 //!
 //! # Departures from OpenZFS (chapter 10 §6.3)
-//! * Tries are apart from streams and are replaced first in, first out: random
-//!   reads cannot take the places of readers that are known.
-//! * Backward and strided readers are streams. There, a stride is followed only
-//!   where it leaves out at most a quarter.
-//! * Among many unexpected accesses one continuation may be chance: then two are
-//!   demanded (`NOISY`), and a hit after very many others asks for nothing
-//!   (`CHANCE`).
-//! * Streams are limited by the file's size over `min_distance`, not over
-//!   `max_distance`.
-//! * What makes the distance grow beyond `min_distance` is a hit that had to wait
-//!   for a block already asked for, not the end of that block's read.
+//! * Tries are separate from streams and are replaced first in, first out: random reads
+//!   cannot displace established streams.
+//! * Backward and strided readers are streams. In OpenZFS, a stride is followed only where
+//!   it leaves out at most a quarter.
+//! * Among many unexpected accesses one continuation may be chance. Then two are required
+//!   (`NOISY`), and a hit after very many others requests nothing (`CHANCE`).
+//! * Streams are limited by the file's size over `min_distance`, not over `max_distance`.
+//! * The distance grows beyond `min_distance` after a hit that had to wait for a requested
+//!   block, not at the end of that block's read.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use zio::prefetch::ZfetchStats;
 
-pub use super::course::Ask;
 use super::course::Course;
+pub use super::course::StridedRuns;
 
 /// Look-ahead at the second hit of a stream, bytes.
 pub(super) const FIRST: u64 = 512 << 10;
-/// Blocks stay this far behind the reader: the kernel has several requests under
-/// way at once, and dropping what one of them still waits for would read it again.
+/// Blocks are kept this far behind the reader. The kernel has several requests in flight at
+/// once, and dropping a block that one of them still needs would cause a second read.
 pub(super) const DROP_LAG: u64 = 16 << 20;
 /// Bytes dropped at a time.
 const DROP_PIECE: u64 = 512 << 10;
@@ -55,7 +52,7 @@ const DROP_PIECE: u64 = 512 << 10;
 const TRIES: usize = 16;
 /// Future ranges remembered by a stream.
 const FUTURES: usize = 9;
-/// Farthest two accesses of a strided reader are apart, at least, blocks.
+/// The largest distance of two accesses of a strided reader is at least this many blocks.
 const STRIDE_MAX: u64 = 64;
 /// Largest reordering, blocks.
 const REORDER_MAX: u64 = 65_535;
@@ -64,7 +61,7 @@ const NOISY: u32 = 64;
 /// After accesses to this part of a file's blocks, or [`NOISY`], a hit is chance.
 const CHANCE: u64 = 32;
 
-/// What the predictor must know.
+/// Parameters of the predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Params {
     /// Bytes of a block.
@@ -103,32 +100,32 @@ impl Params {
     }
 }
 
-/// What an access sets off.
+/// The actions after an access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The stream, for [`Table::refused`].
     pub stream: u64,
     /// Blocks to read ahead.
-    pub data: Option<Ask>,
-    /// Level-1 blocks to read ahead.
+    pub data: Option<StridedRuns>,
+    /// Level-1 blocks to prefetch.
     pub indirect: Option<Range<u64>>,
-    /// Blocks that lie well behind the reader.
-    pub behind: Option<Ask>,
+    /// Blocks well behind the reader.
+    pub behind: Option<StridedRuns>,
 }
 
 impl Plan {
-    /// Nothing is to be done.
+    /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.data.is_none() && self.indirect.is_none() && self.behind.is_none()
     }
 }
 
-/// An access that may be the beginning of something.
+/// An access that may be the beginning of a stream.
 #[derive(Clone, Copy, Debug)]
 struct Try {
     first: u64,
     end: u64,
-    /// From an earlier access to this one; 0 if there was none near.
+    /// Distance from an earlier access to this one; 0 if none was near.
     delta: i64,
     /// Times this continued another one upwards and downwards.
     ups: u8,
@@ -136,23 +133,23 @@ struct Try {
     missed: bool,
 }
 
-/// A reader whose course is known.
+/// A reader with a detected course.
 #[derive(Clone, Debug)]
 struct Stream {
     id: u64,
     course: Course,
     next: u64,
-    /// Units below were dropped, or read before the stream was known.
+    /// Units below this one were dropped, or read before the stream was detected.
     behind: u64,
-    /// Units below were asked for.
-    asked: u64,
-    /// Level-1 blocks that were asked for.
+    /// Units below this one were requested.
+    requested: u64,
+    /// Level-1 blocks that were requested.
     l1: Range<u64>,
     distance: u64,
     idistance: u64,
     futures: Vec<(u64, u64)>,
     seen: Duration,
-    /// Accesses to the file at the last hit.
+    /// The access count of the file at the last hit.
     tick: u64,
     missed: bool,
 }
@@ -180,8 +177,7 @@ impl Stream {
         }
     }
 
-    /// The blocks that an access must touch for [`Stream::relate`] to say something,
-    /// or a few more.
+    /// The blocks that an access must touch to be related to the stream, or a few more.
     fn zone(&self, p: &Params) -> Range<u64> {
         let reorder = p.reorder_units(self.course.unit());
         let (from, to) = (self.next.saturating_sub(reorder), self.next.saturating_add(reorder));
@@ -190,7 +186,8 @@ impl Stream {
         span.start.saturating_sub(slack)..span.end.saturating_add(slack)
     }
 
-    /// Remembers `[u, v)` ahead of `next`; where to the stream may pass, if anywhere.
+    /// Remembers `[u, v)` ahead of `next`. Returns the unit up to which the stream may
+    /// pass, if any.
     fn remember(&mut self, u: u64, v: u64, hole_shift: u32) -> Option<u64> {
         let (mut u, mut v) = (u, v);
         self.futures.retain(|&(from, to)| {
@@ -216,8 +213,8 @@ impl Stream {
         pass
     }
 
-    /// Goes on to unit `to` after an access at unit `at`, and plans; asks
-    /// for no data if that was `chance`.
+    /// Advances to unit `to` after an access at unit `at`, and plans. No data is requested
+    /// if the hit was `chance`.
     fn advance(
         &mut self,
         (at, to): (u64, u64),
@@ -228,8 +225,8 @@ impl Stream {
     ) -> Plan {
         let unit = p.block_size.saturating_mul(self.course.unit()).max(1);
         let bytes = (to - self.next).saturating_mul(unit);
-        // A read had to wait for what was asked for: ask earlier.
-        let late = waited && self.asked > self.next;
+        // A read had to wait for a requested block: request earlier.
+        let late = waited && self.requested > self.next;
         self.next = to;
         while let Some(&(from, end)) = self.futures.first() {
             if from > self.next {
@@ -255,17 +252,17 @@ impl Stream {
     fn plan(&mut self, at: u64, unit: u64, p: &Params) -> Plan {
         let total = self.course.total(p.blocks);
         let mut plan = Plan { stream: self.id, ..Plan::default() };
-        let from = self.asked.max(self.next);
+        let from = self.requested.max(self.next);
         // One unit at least, however large.
         let ahead = if self.distance > 0 { (self.distance / unit).max(1) } else { 0 };
         let to = self.next.saturating_add(ahead).min(total);
-        // In pieces worth the trouble, but for the last.
+        // In pieces of a useful size, except the last.
         let piece = (ahead / 4).max(1).min(total.saturating_sub(from).max(1));
         if self.missed && to.saturating_sub(from) >= piece {
-            plan.data = Some(self.course.ask(from, to, p.blocks));
-            self.asked = to;
+            plan.data = Some(self.course.runs_of(from, to, p.blocks));
+            self.requested = to;
         }
-        // Indirect blocks serve also where the data is in memory.
+        // Indirect blocks are useful also where the data is in memory.
         let pace = p.block_size.saturating_mul(self.course.pace()).max(1);
         let ito = to.saturating_add(self.idistance / pace).min(total);
         if p.l1_shift > 0 && ito > to {
@@ -273,7 +270,7 @@ impl Stream {
         }
         let done = self.next.min(at).saturating_sub((DROP_LAG / unit).max(1));
         if done.saturating_sub(self.behind) >= (DROP_PIECE / unit).max(1) {
-            plan.behind = Some(self.course.ask(self.behind, done, p.blocks));
+            plan.behind = Some(self.course.runs_of(self.behind, done, p.blocks));
             self.behind = done;
         }
         plan
@@ -281,8 +278,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// The level-1 blocks of `blocks` that were not asked for, all on one side of
-    /// those that were: a course has one direction.
+    /// The level-1 blocks of `blocks` that were not requested yet. All of them are on one
+    /// side of those that were, because a course has one direction.
     fn new_l1(&mut self, blocks: Range<u64>, shift: u32) -> Option<Range<u64>> {
         let want = blocks.start >> shift..((blocks.end - 1) >> shift) + 1;
         if self.l1.is_empty() {
@@ -304,14 +301,14 @@ impl Stream {
 pub struct Table {
     params: Params,
     streams: Vec<Stream>,
-    /// Where the streams are, in their order.
+    /// The zones of the streams, in the same order.
     zones: Vec<Range<u64>>,
     tries: [Option<Try>; TRIES],
-    /// Where the tries end, modulo 2^32.
+    /// The ends of the tries, modulo 2^32.
     ends: [u32; TRIES],
-    /// How far apart accesses of one strided reader may be, blocks.
+    /// The largest distance of accesses of one strided reader, blocks.
     reach: u64,
-    turn: usize,
+    next_try: usize,
     noise: u32,
     ticks: u64,
     serial: u64,
@@ -320,7 +317,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A file nobody has read yet.
+    /// A file without reads yet.
     pub fn new(params: Params) -> Table {
         Table {
             params,
@@ -329,7 +326,7 @@ impl Table {
             tries: [None; TRIES],
             ends: [0; TRIES],
             reach: params.reorder_units(1).max(STRIDE_MAX),
-            turn: 0,
+            next_try: 0,
             noise: 0,
             ticks: 0,
             serial: 0,
@@ -337,7 +334,7 @@ impl Table {
         }
     }
 
-    /// Changes the parameters. Streams of a file whose shape changed are forgotten.
+    /// Changes the parameters. If the shape of the file changed, its streams are dropped.
     pub fn set_params(&mut self, params: Params) {
         let shape = |p: &Params| (p.block_size, p.blocks);
         if shape(&params) != shape(&self.params) {
@@ -355,12 +352,12 @@ impl Table {
         &self.params
     }
 
-    /// What was counted since the last call.
+    /// The events counted since the last call.
     pub fn take_stats(&mut self) -> ZfetchStats {
         std::mem::take(&mut self.stats)
     }
 
-    /// Events counted since the last [`Table::take_stats`].
+    /// Number of events counted since the last [`Table::take_stats`].
     pub fn pending(&self) -> u64 {
         let s = &self.stats;
         s.hits + s.future + s.past + s.misses + s.io_issued
@@ -371,8 +368,8 @@ impl Table {
         self.stats.io_issued += n;
     }
 
-    /// Blocks `[first, first + blocks)` are read; `waited` if not from memory.
-    /// `clock` is asked only where a stream is concerned: random reads need no time.
+    /// Blocks `[first, first + blocks)` are read; `waited` if not from memory. `clock` is
+    /// called only where a stream is concerned, because random reads need no time.
     pub fn access(
         &mut self,
         clock: impl Fn() -> Duration,
@@ -405,7 +402,7 @@ impl Table {
                 let now = clock();
                 let s = &mut self.streams[i];
                 let young = now.saturating_sub(s.seen) < self.params.max_reap;
-                // Behind a known reader one does not start another in its direction.
+                // No second stream in the same direction is started behind an existing one.
                 let up = s.course != Course::Up || !young;
                 if young {
                     s.seen = now;
@@ -415,7 +412,7 @@ impl Table {
         }
     }
 
-    /// The stream that an access concerns most, and how.
+    /// The stream that is closest to an access, and how they relate.
     fn nearest(&self, b: u64, e: u64) -> Option<(usize, Near, u64, u64)> {
         let inside = |z: &Range<u64>| u32::from((b < z.end) & (e > z.start));
         if self.zones.iter().map(inside).sum::<u32>() == 0 {
@@ -425,7 +422,7 @@ impl Table {
         for (i, s) in self.streams.iter().enumerate() {
             let Some((how, u, v)) = s.relate(b, e, &self.params) else { continue };
             let exact = how == Near::Hit && u == s.next;
-            // Exact before overlapping, that before future, that before past.
+            // Exact is preferred to overlapping, that to future, that to past.
             if near.is_none_or(|n| (how as u8) < n.1 as u8) || exact {
                 near = Some((i, how, u, v));
             }
@@ -441,14 +438,14 @@ impl Table {
         self.zones.extend(self.streams.iter().map(|s| s.zone(&self.params)));
     }
 
-    /// Streams that nobody has followed for long end.
+    /// Ends streams without a hit for a long time.
     pub fn reap(&mut self, now: Duration) {
         let max = self.params.max_reap;
         self.streams.retain(|s| now.saturating_sub(s.seen) <= max);
         self.rezone();
     }
 
-    /// All that was seen lately is random.
+    /// Whether all recent accesses are random.
     pub fn is_random(&self) -> bool {
         self.noise > NOISY && self.streams.is_empty()
     }
@@ -456,8 +453,8 @@ impl Table {
     fn hit(&mut self, i: usize, (at, to): (u64, u64), waited: bool, now: Duration) -> Plan {
         self.noise = self.noise.saturating_sub(4);
         let s = &mut self.streams[i];
-        // Random accesses hit once in as many as there are blocks: a hit after so long
-        // says nothing about the next.
+        // Random accesses hit once in as many as the file has blocks. A hit after so many
+        // accesses says nothing about the next.
         let chance = self.ticks - s.tick > (self.params.blocks / CHANCE).max(u64::from(NOISY));
         s.tick = self.ticks;
         let plan = s.advance((at, to), waited, chance, now, &self.params);
@@ -485,14 +482,14 @@ impl Table {
             return self.hit(i, (u, to), waited, now);
         }
         self.stats.future += 1;
-        if v <= s.asked {
+        if v <= s.requested {
             return Plan::default();
         }
         self.try_access(clock, b, e, waited, true)
     }
 
-    /// An access no stream expected: it continues a try, or is a new one. `up`: a
-    /// forward stream may begin here.
+    /// Handles an access that no stream expected: it continues a try, or is a new one.
+    /// `up`: a forward stream may begin here.
     fn try_access(
         &mut self,
         clock: &impl Fn() -> Duration,
@@ -548,15 +545,15 @@ impl Table {
     }
 
     fn remember(&mut self, new: Try) -> Plan {
-        self.tries[self.turn] = Some(new);
-        self.ends[self.turn] = new.end as u32;
-        self.turn = (self.turn + 1) % TRIES;
+        self.tries[self.next_try] = Some(new);
+        self.ends[self.next_try] = new.end as u32;
+        self.next_try = (self.next_try + 1) % TRIES;
         Plan::default()
     }
 
-    /// Whether any try may have to do with an access: the common answer is no, and
-    /// costs a few vector instructions. It may be wrongly yes, or no for accesses
-    /// larger than the reach.
+    /// Whether an access may be related to any try. The common answer is no, and costs a
+    /// few vector instructions. A yes may be wrong; a no may be wrong for accesses larger
+    /// than the reach.
     fn any_near(&self, b: u64, e: u64) -> bool {
         let reach = self.reach.saturating_add(e - b).min(1 << 30) as u32;
         let low = (b as u32).wrapping_sub(reach);
@@ -611,7 +608,7 @@ impl Table {
             course,
             next,
             behind: from,
-            asked: 0,
+            requested: 0,
             l1: 0..0,
             distance: 0,
             idistance: 0,
@@ -623,22 +620,22 @@ impl Table {
         self.hit(self.streams.len() - 1, (at, to), waited, now)
     }
 
-    /// Block `block` of `plan`'s data, and those behind it, could not be read ahead:
-    /// the stream asks for them again.
+    /// Block `block` of `plan`'s data, and those behind it, could not be prefetched: the
+    /// stream requests them again.
     pub fn refused(&mut self, plan: &Plan, block: u64) {
         let end = self.params.blocks;
         let Some(s) = self.streams.iter_mut().find(|s| s.id == plan.stream) else { return };
         let start = match s.course {
-            // A block within a record: its record.
+            // A block within a record: the whole record is requested again.
             Course::Strided { origin, step, .. } if step > 0 => {
                 block.saturating_sub(origin) / step.unsigned_abs()
             }
             Course::Strided { origin, step, .. } => {
                 origin.saturating_sub(block).div_ceil(step.unsigned_abs())
             }
-            course => course.units(block, block + 1, end).map_or(s.asked, |u| u.0),
+            course => course.units(block, block + 1, end).map_or(s.requested, |u| u.0),
         };
-        s.asked = s.asked.min(start);
+        s.requested = s.requested.min(start);
     }
 }
 

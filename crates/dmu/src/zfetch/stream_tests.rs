@@ -22,11 +22,11 @@ fn params(blocks: u64) -> Params {
     }
 }
 
-/// A table, everything it asked for, and the rules that hold for any reader.
+/// A table, all its requests, and the rules that hold for any reader.
 struct Watched {
     table: Table,
     now: Duration,
-    asked: BTreeMap<u64, HashSet<u64>>,
+    requested: BTreeMap<u64, HashSet<u64>>,
     l1: BTreeMap<u64, HashSet<u64>>,
     all: HashSet<u64>,
     count: u64,
@@ -37,14 +37,14 @@ impl Watched {
         Watched {
             table: Table::new(p),
             now: Duration::from_secs(100),
-            asked: BTreeMap::new(),
+            requested: BTreeMap::new(),
             l1: BTreeMap::new(),
             all: HashSet::new(),
             count: 0,
         }
     }
 
-    /// A read that waits for what nobody asked for; whether somebody had.
+    /// A read that waits for blocks without a request; returns whether there was a request.
     fn read(&mut self, first: u64, blocks: u64) -> bool {
         let known = (first..first + blocks).all(|b| self.all.contains(&b));
         self.access(first, blocks, !known);
@@ -54,11 +54,11 @@ impl Watched {
     fn access(&mut self, first: u64, blocks: u64, waited: bool) -> Plan {
         let (now, p) = (self.now, *self.table.params());
         let plan = self.table.access(|| now, first, blocks, waited);
-        let asked = self.asked.entry(plan.stream).or_default();
+        let requested = self.requested.entry(plan.stream).or_default();
         let mut n = 0;
         for block in plan.data.iter().flat_map(|a| a.each()) {
             assert!(block < p.blocks, "{block} is behind the end");
-            assert!(asked.insert(block), "{block} is asked for again");
+            assert!(requested.insert(block), "{block} is requested again");
             self.all.insert(block);
             n += 1;
         }
@@ -67,7 +67,7 @@ impl Watched {
         let l1 = self.l1.entry(plan.stream).or_default();
         for block in plan.indirect.clone().into_iter().flatten() {
             assert!(block <= (p.blocks - 1) >> p.l1_shift, "level-1 block {block} does not exist");
-            assert!(l1.insert(block), "level-1 block {block} is asked for again");
+            assert!(l1.insert(block), "level-1 block {block} is requested again");
         }
         for block in plan.behind.iter().flat_map(|a| a.each()) {
             assert!(block < p.blocks && first.abs_diff(block) * BS >= DROP_LAG / 2);
@@ -96,7 +96,7 @@ fn a_sequential_reader_is_far_ahead_soon() {
     assert_eq!(w.table.take_stats().hits, 3999);
 }
 
-/// Reads that still wait for what was asked for push the distance up to its limit.
+/// Reads that still wait for requested blocks push the distance up to its limit.
 #[test]
 fn late_reads_ask_earlier() {
     let mut w = Watched::new(params(1 << 20));
@@ -109,7 +109,7 @@ fn late_reads_ask_earlier() {
 }
 
 #[test]
-fn what_is_in_memory_is_not_asked_for() {
+fn what_is_in_memory_is_not_requested() {
     let mut w = Watched::new(params(100_000));
     for block in 0..1000 {
         assert_eq!(w.access(block, 1, false).data, None);
@@ -130,9 +130,9 @@ fn backward_and_strided_readers() {
             }
         }
         assert!(late.iter().all(|&i| i < 5), "step {step}: {late:?} had to wait");
-        // What is asked for is read: the rest is the last window.
+        // Requested blocks are read: the rest is the last window.
         let used = 200 * len;
-        assert!(w.count <= used + (5 << 20) / BS + 2 * len, "step {step}: {} asked", w.count);
+        assert!(w.count <= used + (5 << 20) / BS + 2 * len, "step {step}: {} requested", w.count);
     }
 }
 
@@ -146,8 +146,8 @@ fn requests_that_overtake_each_other() {
             known += u64::from(w.read(group * 4 + i, 1));
         }
     }
-    assert!(known >= 790, "only {known} of 800 were asked for in time");
-    assert!(w.count <= 800 + 2 * (4 << 20) / BS, "{} asked for", w.count);
+    assert!(known >= 790, "only {known} of 800 were requested in time");
+    assert!(w.count <= 800 + 2 * (4 << 20) / BS, "{} requested", w.count);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn streams_are_replaced_by_age() {
     assert_eq!(w.table.take_stats().max_streams, 1);
     w.now += Duration::from_millis(1500);
     w.access(2, 1, true);
-    assert!(reader(&mut w, 9), "an old one goes");
+    assert!(reader(&mut w, 9), "an old one is replaced");
     assert!(w.access(3, 1, true).data.is_some() || w.table.streams.iter().any(|s| s.next == 4));
     w.now += Duration::from_secs(3);
     assert!(reader(&mut w, 10));
@@ -185,10 +185,10 @@ fn small_files_have_few_streams_and_the_end_ends_them() {
 }
 
 #[test]
-fn what_was_refused_is_asked_for_again() {
+fn what_was_refused_is_requested_again() {
     for step in [1i64, -1, 5, -5] {
         let mut table = Table::new(params(100_000));
-        let mut asked = BTreeSet::new();
+        let mut requested = BTreeSet::new();
         let mut refuse = false;
         for i in 0..300i64 {
             let at = (50_000 + i * step) as u64;
@@ -199,24 +199,24 @@ fn what_was_refused_is_asked_for_again() {
                     table.refused(&plan, block);
                     break;
                 }
-                assert!(asked.insert(block), "{block} twice");
+                assert!(requested.insert(block), "{block} twice");
             }
         }
         let read: Vec<u64> = (10..300).map(|i| (50_000 + i * step) as u64).collect();
-        let missing = read.iter().filter(|b| !asked.contains(b)).count();
-        assert!(missing < 30, "step {step}: {missing} never asked for");
+        let missing = read.iter().filter(|b| !requested.contains(b)).count();
+        assert!(missing < 30, "step {step}: {missing} never requested");
     }
 }
 
-/// `k` sequential readers, taking turns, each anywhere.
-fn interleaved(starts: &[u64], mut turns: impl FnMut() -> usize) -> (u64, u64, u64) {
+/// `k` sequential readers in turn, each anywhere.
+fn interleaved(starts: &[u64], mut choose: impl FnMut() -> usize) -> (u64, u64, u64) {
     let mut w = Watched::new(params(1 << 20));
     let mut at: Vec<u64> = starts.to_vec();
     let mut done = vec![0; at.len()];
     let mut read = HashSet::new();
     let (mut waits, mut late) = (0, 0);
     for _ in 0..at.len() * 200 {
-        let i = turns() % at.len();
+        let i = choose() % at.len();
         let known = w.all.contains(&at[i]) || read.contains(&at[i]);
         w.access(at[i], 1, !known);
         read.insert(at[i]);
@@ -233,19 +233,19 @@ proptest! {
 
     #[test]
     fn interleaved_readers_are_all_detected(
-        starts in prop::collection::vec(0u64..900_000, 1..=8), turns in any::<u64>(),
+        starts in prop::collection::vec(0u64..900_000, 1..=8), choose in any::<u64>(),
     ) {
-        let mut seed = turns | 1;
+        let mut seed = choose | 1;
         let random = || {
             seed ^= seed << 13;
             seed ^= seed >> 7;
             seed ^= seed << 17;
             (seed >> 33) as usize
         };
-        let (_, late, asked) = interleaved(&starts, random);
+        let (_, late, requested) = interleaved(&starts, random);
         let total = starts.len() as u64 * 200;
         prop_assert!(late * 10 <= total, "{} of {} had to wait", late, total);
-        prop_assert!(asked <= total + starts.len() as u64 * 2 * (4 << 20) / BS);
+        prop_assert!(requested <= total + starts.len() as u64 * 2 * (4 << 20) / BS);
     }
 
     #[test]
@@ -261,12 +261,12 @@ proptest! {
             w.access((x >> 11) % (blocks - len), len, true);
             w.now += Duration::from_micros(200);
         }
-        prop_assert!(w.count * 20 <= 10_000 * len, "{} blocks asked for", w.count);
+        prop_assert!(w.count * 20 <= 10_000 * len, "{} blocks requested", w.count);
     }
 
     /// Any accesses at all: the rules of [`Watched`] hold, parameters may change.
     #[test]
-    fn nothing_is_asked_for_twice_or_behind_the_end(
+    fn nothing_is_requested_twice_or_behind_the_end(
         blocks in 1u64..5000,
         steps in prop::collection::vec((0u64..5000, 0u64..20, any::<bool>(), 0u32..30, 0u64..6), 1..400),
     ) {
@@ -307,7 +307,7 @@ proptest! {
         reads in prop::collection::vec((1u64..60, 1u64..6), 1..30), shift in 0u32..5,
     ) {
         let mut s = Stream {
-            id: 1, course: Course::Up, next: 100, behind: 0, asked: 0, l1: 0..0, distance: 0,
+            id: 1, course: Course::Up, next: 100, behind: 0, requested: 0, l1: 0..0, distance: 0,
             idistance: 0, futures: Vec::new(), seen: Duration::ZERO, tick: 0, missed: false,
         };
         let mut set = BTreeSet::new();

@@ -1,18 +1,16 @@
-//! Reading ahead of walks over directories.
+//! Prefetch for walks over directories.
 //!
 //! # Theory
-//! Whoever lists a directory mostly looks at what it lists next: the blocks with
-//! the dnodes of a page's entries are read ahead ([`Objset::prefetch_dnodes`]), and
-//! the ZAP leaves behind the page ([`Zap::leaves_from`]). Whoever looks up one name
-//! after the other in the order of a listing (of an earlier listing, then) is
-//! treated alike, leaf by leaf.
+//! A program that lists a directory mostly opens the listed files next. So the blocks with
+//! the dnodes of a page's entries are prefetched ([`Objset::prefetch_dnodes`]), and the ZAP
+//! leaves behind the page ([`Zap::leaves_from`]). A program that looks up one name after
+//! the other in the order of an earlier listing is treated alike, leaf by leaf.
 //!
-//! [`Walks`] remembers how far the last few walks have come, so that nothing is
-//! asked for twice. It is a pure state machine over hashes and a clock.
+//! [`Walks`] keeps the progress of the last few walks, so that nothing is requested twice.
+//! It is a pure state machine over hashes and a clock.
 //!
 //! # Invariants
-//! * At most [`LEAVES`] leaves and [`DNODE_BLOCKS`] blocks of dnodes are asked for
-//!   by one call.
+//! * One call requests at most [`LEAVES`] leaves and [`DNODE_BLOCKS`] blocks of dnodes.
 //!
 //! [`Objset::prefetch_dnodes`]: crate::Objset::prefetch_dnodes
 //! [`Zap::leaves_from`]: crate::Zap::leaves_from
@@ -21,30 +19,31 @@ use std::time::Duration;
 
 use base::rt::Mutex;
 
-/// Leaves read ahead of a walk.
+/// Leaves prefetched for a walk.
 pub const LEAVES: usize = 8;
-/// Blocks of dnodes read ahead for one page.
+/// Blocks of dnodes prefetched for one page.
 pub const DNODE_BLOCKS: usize = 64;
 /// Walks remembered.
 const WALKS: usize = 16;
-/// Look-ups in the order of hashes that make a walk.
+/// Look-ups in the order of hashes that are taken for a walk.
 const RUN: u32 = 4;
-/// A walk that begins anew after this time asks anew.
+/// A walk that starts over after this time makes its requests again.
 const FORGET: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Walk {
+struct ListingWalk {
     /// The directory's object; 0 = none.
     dir: u64,
     seen: Duration,
     /// Cookie of the page listed last.
     page: Option<u64>,
-    /// Where the listing is; the leaves below `leaves` were asked for; more are once `refill` is passed.
+    /// The listing's position. Leaves below `leaves` were requested; the next request is
+    /// made when the listing passes `refill`.
     at: u64,
     leaves: u64,
     refill: u64,
-    /// Hash looked up last, how often they ascended, and up to where dnodes were
-    /// asked for.
+    /// The last hash looked up, how often the hashes ascended, and the hash up to which
+    /// dnodes were requested.
     last: u64,
     run: u32,
     dnodes: u64,
@@ -52,40 +51,40 @@ struct Walk {
 
 /// The walks of one file system.
 #[derive(Debug, Default)]
-pub struct Walks(Mutex<[Walk; WALKS]>);
+pub struct Walks(Mutex<[ListingWalk; WALKS]>);
 
 impl Walks {
-    /// No walks yet.
+    /// Without walks.
     pub fn new() -> Walks {
         Walks::default()
     }
 
-    fn with<R>(&self, now: Duration, dir: u64, f: impl FnOnce(&mut Walk) -> R) -> R {
+    fn with<R>(&self, now: Duration, dir: u64, f: impl FnOnce(&mut ListingWalk) -> R) -> R {
         let mut walks = self.0.lock();
-        // The walk used last comes first; the last place is the oldest's.
+        // The walk used last comes first; the last entry is the oldest.
         let at = walks.iter().position(|w| w.dir == dir).unwrap_or(WALKS - 1);
         walks[..=at].rotate_right(1);
         let walk = &mut walks[0];
         if walk.dir != dir || now.saturating_sub(walk.seen) > FORGET {
-            *walk = Walk { dir, ..Walk::default() };
+            *walk = ListingWalk { dir, ..ListingWalk::default() };
         }
         walk.seen = now;
         f(walk)
     }
 
-    /// The page at `cookie` of `dir` was listed: whether its dnodes are to be read
-    /// ahead. Not again when the same page is listed twice in a row (from memory in
-    /// vain, then with patience).
+    /// The page at `cookie` of `dir` was listed. Returns whether its dnodes should be
+    /// prefetched: not if the same page is listed twice in a row (first without waiting, in
+    /// vain, and then with waiting).
     pub fn page(&self, now: Duration, dir: u64, cookie: u64) -> bool {
         self.with(now, dir, |w| w.page.replace(cookie) != Some(cookie))
     }
 
-    /// A walk through `dir` has come to `hash`: from where on leaves are to be read
-    /// ahead, if they are. Then [`Walks::asked`] must tell how far.
+    /// A walk through `dir` has come to `hash`. Returns the hash from which leaves should
+    /// be prefetched, if they should. Then [`Walks::requested`] must report how far.
     pub fn leaves(&self, now: Duration, dir: u64, hash: u64) -> Option<u64> {
         self.with(now, dir, |w| {
             if hash < w.at {
-                // From the start again.
+                // The walk starts over.
                 (w.leaves, w.refill) = (0, 0);
             }
             w.at = hash;
@@ -93,14 +92,14 @@ impl Walks {
         })
     }
 
-    /// Leaves were asked for up to hash `to`; the next are due at `half`.
-    pub fn asked(&self, now: Duration, dir: u64, half: u64, to: u64) {
+    /// Leaves were requested up to hash `to`; the next request is due at `half`.
+    pub fn requested(&self, now: Duration, dir: u64, half: u64, to: u64) {
         self.with(now, dir, |w| (w.refill, w.leaves) = (half.max(1), to));
     }
 
-    /// A name with this hash was found in `dir`, whose leaves span about `span` of
-    /// the hashes: whether a walk goes on there whose dnodes were not asked for. Then
-    /// [`Walks::warmed`] must tell how far.
+    /// A name with this hash was found in `dir`, whose leaves span about `span` of the hash
+    /// space. Returns whether a walk continues there whose dnodes were not requested. Then
+    /// [`Walks::warmed`] must report how far.
     pub fn looked_up(&self, now: Duration, dir: u64, hash: u64, span: u64) -> bool {
         self.with(now, dir, |w| {
             if hash == w.last {
@@ -116,7 +115,7 @@ impl Walks {
         })
     }
 
-    /// The dnodes of `dir`'s entries up to hash `to` were asked for.
+    /// The dnodes of `dir`'s entries up to hash `to` were requested.
     pub fn warmed(&self, now: Duration, dir: u64, to: u64) {
         self.with(now, dir, |w| w.dnodes = to);
     }
@@ -130,33 +129,33 @@ mod tests {
     const T: Duration = Duration::from_secs(50);
     const LEAF: u64 = 1 << 50;
 
-    /// Lists a directory of equal leaves; which leaves were asked for, and when.
+    /// Lists a directory of equal leaves; returns the leaves requested, and when.
     fn list(walks: &Walks, dir: u64, leaves: u64) -> Vec<(u64, u64)> {
-        let mut asked = Vec::new();
+        let mut requested = Vec::new();
         for leaf in 1..leaves {
             let Some(from) = walks.leaves(T, dir, leaf * LEAF) else { continue };
             let first = from / LEAF;
             let end = (first + LEAVES as u64).min(leaves);
-            asked.extend((first..end).map(|l| (leaf, l)));
-            walks.asked(T, dir, (first + 4) * LEAF, end * LEAF);
+            requested.extend((first..end).map(|l| (leaf, l)));
+            walks.requested(T, dir, (first + 4) * LEAF, end * LEAF);
         }
-        asked
+        requested
     }
 
     #[test]
-    fn leaves_are_asked_for_once_and_in_time() {
+    fn leaves_are_requested_once_and_in_time() {
         let walks = Walks::new();
-        let asked = list(&walks, 7, 100);
-        let order: Vec<u64> = asked.iter().map(|a| a.1).collect();
+        let requested = list(&walks, 7, 100);
+        let order: Vec<u64> = requested.iter().map(|a| a.1).collect();
         assert_eq!(order, (1..100).collect::<Vec<_>>());
-        assert!(asked.iter().all(|(at, leaf)| leaf - at <= 12 && leaf >= at));
+        assert!(requested.iter().all(|(at, leaf)| leaf - at <= 12 && leaf >= at));
         // Another walk of the same directory a while later.
         let later = T + 2 * FORGET;
         assert_eq!(walks.leaves(later, 7, LEAF), Some(LEAF));
     }
 
     #[test]
-    fn a_page_is_asked_for_once() {
+    fn a_page_is_requested_once() {
         let walks = Walks::new();
         assert!(walks.page(T, 1, 0));
         assert!(!walks.page(T, 1, 0));
@@ -173,7 +172,7 @@ mod tests {
         let walks = Walks::new();
         let mut warmed = Vec::new();
         for i in 1..1000u64 {
-            // Each name twice: from memory in vain, then with patience.
+            // Each name twice: first without waiting, in vain, then with waiting.
             for _ in 0..2 {
                 if walks.looked_up(T, 5, i << 40, LEAF) {
                     walks.warmed(T, 5, ((i << 40) / LEAF + 1) * LEAF);
@@ -186,7 +185,7 @@ mod tests {
     }
 
     proptest! {
-        /// In a directory of many leaves, names in no order are no walk.
+        /// In a directory of many leaves, names in no order are not taken for a walk.
         #[test]
         fn random_look_ups_are_no_walk(hashes in prop::collection::vec(any::<u64>(), 1000)) {
             let walks = Walks::new();
@@ -194,7 +193,7 @@ mod tests {
             prop_assert!(walk < 5, "{}", walk);
         }
 
-        /// Any calls in any order: no panic, and progress is never asked for backwards.
+        /// Any calls in any order: no panic, and requests never move backwards.
         #[test]
         fn any_calls(calls in prop::collection::vec((0u64..20, any::<u64>(), 0u8..4), 1..200)) {
             let walks = Walks::new();
@@ -204,7 +203,7 @@ mod tests {
                     1 => {
                         if let Some(from) = walks.leaves(T, dir, hash) {
                             prop_assert!(from >= hash);
-                            walks.asked(T, dir, from.saturating_add(4), from.saturating_add(8));
+                            walks.requested(T, dir, from.saturating_add(4), from.saturating_add(8));
                         }
                     }
                     2 => drop(walks.looked_up(T, dir, hash, u64::MAX)),

@@ -9,11 +9,11 @@ use ondisk::objset::ObjsetType;
 use ondisk::sa::SA_MAGIC;
 use ondisk::znode::ZFS_PROJID;
 
-use crate::random::Rng;
-use crate::walk::Walk;
-use crate::world::World;
+use crate::random::LiveRng;
+use crate::walk::PoolWalk;
+use crate::world::ObjsetFixture;
 
-/// Attributes at the fixed places, as a file has them.
+/// Attributes at the offsets that a file has.
 fn attributes(ids: [u64; 3]) -> Vec<u8> {
     let mut sa = vec![0; 8 + 136];
     sa[..4].copy_from_slice(&SA_MAGIC.to_le_bytes());
@@ -26,9 +26,9 @@ fn attributes(ids: [u64; 3]) -> Vec<u8> {
 }
 
 #[test]
-fn sums_are_right_after_each_group() {
-    let mut world = World::new(ObjsetType::Zfs, ObjsetProps::default(), true);
-    let mut rng = Rng(99);
+fn sums_are_right_after_each_txg() {
+    let mut world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
+    let mut rng = LiveRng(99);
     let mut owners: BTreeMap<u64, [u64; 3]> = BTreeMap::new();
     for txg in 1..30 {
         for _ in 0..12 {
@@ -76,7 +76,7 @@ fn sums_are_right_after_each_group() {
         }
         world.commit(txg);
         let reader = world.reader();
-        let walk = Walk::new(&reader, txg, true);
+        let walk = PoolWalk::new(&reader, txg, true);
         world.check_blocks(&walk.reached);
         world.check_space(&walk.places);
         world.synced(txg);
@@ -93,7 +93,7 @@ fn sums_are_right_after_each_group() {
                 .into_iter()
                 .map(|e| (String::from_utf8(e.name).unwrap(), e.value.as_u64().unwrap()))
                 .collect();
-            assert_eq!(found, sums, "group {txg}");
+            assert_eq!(found, sums, "txg {txg}");
         }
         if txg % 5 == 0 {
             world.reopen();

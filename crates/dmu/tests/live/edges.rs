@@ -1,4 +1,4 @@
-//! Passes, far ends, calls that fail.
+//! Passes, the far ends of objects, calls that fail.
 
 use base::{BufMut, Error, ErrorKind, ObjectId, Txg};
 use dmu::{Io, ObjectSpec, ObjsetProps, Tx};
@@ -6,27 +6,27 @@ use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
 use zio::Writes;
 
-use crate::random::Rng;
-use crate::walk::Walk;
-use crate::world::World;
+use crate::random::LiveRng;
+use crate::walk::PoolWalk;
+use crate::world::ObjsetFixture;
 
 fn file() -> ObjectSpec {
     let object_type = ObjType::PLAIN_FILE_CONTENTS;
     ObjectSpec { object_type, indirect_shift: 12, ..ObjectSpec::default() }
 }
 
-fn check(world: &World, txg: u64) -> Walk {
-    let walk = Walk::new(&world.reader(), txg, true);
+fn check(world: &ObjsetFixture, txg: u64) -> PoolWalk {
+    let walk = PoolWalk::new(&world.reader(), txg, true);
     world.check_blocks(&walk.reached);
     world.check_space(&walk.places);
     walk
 }
 
-/// The MOS's way: one group in passes, from the second on in place.
+/// As for the MOS: one txg in passes, from the second on in place.
 #[test]
 fn passes_rewrite_in_place() {
-    let mut world = World::new(ObjsetType::Meta, ObjsetProps::mos(), true);
-    let (os, mut rng) = (world.os.clone(), Rng(5));
+    let mut world = ObjsetFixture::new(ObjsetType::Meta, ObjsetProps::mos(), true);
+    let (os, mut rng) = (world.os.clone(), LiveRng(5));
     let spec = ObjectSpec { object_type: ObjType::SPACE_MAP, ..file() };
     let ids: Vec<ObjectId> =
         (0..40).map(|_| os.allocate(&Tx::syncing(Txg(1)), &spec).unwrap()).collect();
@@ -59,9 +59,9 @@ fn passes_rewrite_in_place() {
                 }
             }
         }
-        // What keeps its size keeps its place.
+        // A block that keeps its size keeps its address.
         let before = check(&world, txg).places;
-        let full = [7u8, 1].map(|seed| Rng(seed.into()));
+        let full = [7u8, 1].map(|seed| LiveRng(seed.into()));
         for mut rng in full {
             let data: Vec<u8> = (0..512).map(|_| (rng.next() >> 20) as u8 | 1).collect();
             os.write(&Tx::syncing(Txg(txg)), ids[3], 0, &data).unwrap();
@@ -80,7 +80,7 @@ fn passes_rewrite_in_place() {
 
 #[test]
 fn the_far_end_of_objects() {
-    let world = World::new(ObjsetType::Zfs, ObjsetProps::default(), true);
+    let world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
     let os = world.os.clone();
     let tx = world.tx(1);
     let id = os.allocate(&tx, &file()).unwrap();
@@ -100,7 +100,7 @@ fn the_far_end_of_objects() {
     assert_eq!(tree.dnode.as_ref().unwrap().levels, 12);
     world.synced(1);
 
-    // No loop over numbers of blocks: in memory, at the sync, or when it is published.
+    // No step loops over block ids: not in memory, at the sync, or at publication.
     let tx = world.tx(2);
     os.free_range(&tx, id, u64::MAX, u64::MAX).unwrap();
     os.free_range(&tx, id, u64::MAX - 600, 100).unwrap();
@@ -128,7 +128,7 @@ fn the_far_end_of_objects() {
 
 #[test]
 fn calls_that_fail_leave_nothing_behind() {
-    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+    let world = ObjsetFixture::new(ObjsetType::Other, ObjsetProps::default(), true);
     let (os, tx) = (world.os.clone(), world.tx(1));
     let kind = |e: Result<(), Error>| e.unwrap_err().kind();
     let missing = ObjectId(77);
@@ -154,7 +154,7 @@ fn calls_that_fail_leave_nothing_behind() {
     world.commit(1);
     check(&world, 1);
     world.synced(1);
-    // The first change of a group fails: the object is in it, and the next groups go on.
+    // The first change of a txg fails: the object is in it, and the next txgs continue.
     for txg in 2..9 {
         let tx = world.tx(txg);
         let refuse = &mut |_: &mut [u8]| Err(Error::invalid("no"));
@@ -173,7 +173,7 @@ fn calls_that_fail_leave_nothing_behind() {
 /// header of attributes begins with a magic number; it is refused.
 #[test]
 fn a_spill_block_of_zeros_is_refused() {
-    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+    let world = ObjsetFixture::new(ObjsetType::Other, ObjsetProps::default(), true);
     let os = world.os.clone();
     let tx = world.tx(1);
     let spec = ObjectSpec { bonus_type: ObjType::SA, ..file() };
@@ -187,11 +187,11 @@ fn a_spill_block_of_zeros_is_refused() {
     world.synced(1);
 }
 
-/// A block is handed to readers as it is: what they hold stays what it was, whoever changes
-/// the block, in its group or in the next, and whatever is written to disk.
+/// Readers get a block without a copy. The content of their reference stays the same,
+/// whether the block is changed in its txg or in the next, or written to disk.
 #[test]
 fn what_a_reader_holds_does_not_change() {
-    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+    let world = ObjsetFixture::new(ObjsetType::Other, ObjsetProps::default(), true);
     let os = world.os.clone();
     let id = os.allocate(&world.tx(1), &file()).unwrap();
     let read = |range| os.object(id, Io::WAIT).unwrap().read_part(0, range, Io::WAIT).unwrap();
@@ -219,11 +219,11 @@ fn what_a_reader_holds_does_not_change() {
     assert!(!os.is_object_dirty(id));
 }
 
-/// A newer group freed a block; then the older one, still open, zeroed a part of it, was told
-/// of the hole, and kept the old bytes on disk (found by the simulator, seed 302081).
+/// Story: a newer txg freed a block. Then the older one, still open, zeroed a part of it,
+/// found the hole, and kept the old bytes on disk (found by the simulator, seed 302081).
 #[test]
-fn an_older_group_zeroes_what_a_newer_one_freed() {
-    let world = World::new(ObjsetType::Zfs, ObjsetProps::default(), false);
+fn an_older_txg_zeroes_what_a_newer_one_freed() {
+    let world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), false);
     let os = world.os.clone();
     let id = os.allocate(&world.tx(1), &file()).unwrap();
     os.write(&world.tx(1), id, 0, &[7; 3 * 512]).unwrap();

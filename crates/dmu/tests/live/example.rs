@@ -5,8 +5,8 @@ use dmu::{ObjectSpec, ObjsetProps};
 use ondisk::objset::ObjsetType;
 use ondisk::{BlkPtr, ObjType};
 
-use crate::walk::{Tree, Walk};
-use crate::world::World;
+use crate::walk::{ObjectTree, PoolWalk};
+use crate::world::ObjsetFixture;
 
 const DATA: ObjType = ObjType::PLAIN_FILE_CONTENTS;
 
@@ -20,43 +20,43 @@ fn block(seed: u64) -> Vec<u8> {
     (0..512).map(|_| next()).collect()
 }
 
-fn at(tree: &Tree, level: u8, blkid: u64) -> BlkPtr {
+fn at(tree: &ObjectTree, level: u8, blkid: u64) -> BlkPtr {
     let mut found = tree.pointers.iter().filter(|p| (p.0, p.1) == (level, blkid));
     found.next().map(|p| p.2).unwrap_or_default()
 }
 
 #[test]
 fn the_worked_example() {
-    let mut world = World::new(ObjsetType::Zfs, ObjsetProps::default(), false);
+    let mut world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), false);
     let spec = ObjectSpec { object_type: DATA, indirect_shift: 12, ..ObjectSpec::default() };
     let id = world.os.allocate(&world.tx(6), &spec).unwrap();
-    let group = |world: &mut World, txg: u64| {
+    let commit = |world: &mut ObjsetFixture, txg: u64| {
         world.commit(txg);
         world.reopen();
-        let mut walk = Walk::new(&world.reader(), txg, true);
+        let mut walk = PoolWalk::new(&world.reader(), txg, true);
         world.check_blocks(&walk.reached);
         world.synced(txg);
         walk.objects.remove(&id.0).unwrap()
     };
-    let dnode = |tree: &Tree| tree.dnode.clone().unwrap();
+    let dnode = |tree: &ObjectTree| tree.dnode.clone().unwrap();
     let hole = |level, lsize, birth| (true, level, lsize, Txg(birth));
     let seen = |bp: BlkPtr| (bp.is_hole(), bp.head().level, bp.head().lsize.0, bp.birth());
 
     for b in 0..100 {
         world.os.write(&world.tx(6), id, b * 512, &block(b)).unwrap();
     }
-    let tree = group(&mut world, 6);
+    let tree = commit(&mut world, 6);
     assert_eq!((dnode(&tree).levels, dnode(&tree).max_blkid), (3, 99));
     assert_eq!(at(&tree, 2, 0).fill(), 100);
     assert_eq!([0, 1, 2, 3].map(|i| at(&tree, 1, i).fill()), [32, 32, 32, 4]);
 
     world.os.free_range(&world.tx(9), id, 32 * 512, 32 * 512).unwrap();
-    let tree = group(&mut world, 9);
+    let tree = commit(&mut world, 9);
     assert_eq!(seen(at(&tree, 1, 1)), hole(1, 4096, 9));
     assert_eq!((at(&tree, 2, 0).fill(), dnode(&tree).max_blkid), (68, 99));
 
     world.os.write(&world.tx(12), id, 40 * 512, &block(1000)).unwrap();
-    let tree = group(&mut world, 12);
+    let tree = commit(&mut world, 12);
     assert_eq!((at(&tree, 1, 1).fill(), at(&tree, 2, 0).fill()), (1, 69));
     assert_eq!(at(&tree, 0, 40).birth(), Txg(12));
     for b in (32..64).filter(|b| *b != 40) {
@@ -64,33 +64,33 @@ fn the_worked_example() {
     }
 
     world.os.write(&world.tx(15), id, 70 * 512, &[0; 1024]).unwrap();
-    let tree = group(&mut world, 15);
+    let tree = commit(&mut world, 15);
     assert_eq!(seen(at(&tree, 0, 70)), hole(0, 512, 15));
     assert_eq!(seen(at(&tree, 0, 71)), hole(0, 512, 15));
     assert_eq!((at(&tree, 1, 2).fill(), at(&tree, 2, 0).fill()), (30, 67));
 
     world.os.write(&world.tx(18), id, 5000 * 512, &block(1001)).unwrap();
-    let tree = group(&mut world, 18);
+    let tree = commit(&mut world, 18);
     assert_eq!((dnode(&tree).levels, at(&tree, 3, 0).fill()), (4, 68));
     assert_eq!((at(&tree, 2, 0).fill(), at(&tree, 2, 0).birth()), (67, Txg(15)));
     world.os.write(&world.tx(19), id, 5002 * 512, &[0; 1024]).unwrap();
-    let tree = group(&mut world, 19);
+    let tree = commit(&mut world, 19);
     assert_eq!(dnode(&tree).max_blkid, 5003);
     assert_eq!((at(&tree, 0, 5002), at(&tree, 0, 5003)), Default::default());
 
     world.os.free_range(&world.tx(24), id, 0, u64::MAX).unwrap();
-    let tree = group(&mut world, 24);
+    let tree = commit(&mut world, 24);
     let dn = dnode(&tree);
     assert_eq!((dn.levels, dn.max_blkid, dn.used), (4, 0, 0));
     assert_eq!(seen(dn.blkptrs[0]), hole(3, 4096, 24));
     assert_eq!(dn.blkptrs[1], BlkPtr::default());
 }
 
-/// Blocks that a snapshot has are freed, and the tree grows above them: whoever sends
-/// the difference must see the holes.
+/// Blocks that a snapshot has are freed, and the tree grows above them: an incremental send
+/// must find the holes.
 #[test]
 fn holes_keep_a_birth_when_the_tree_grows() {
-    let mut world = World::new(ObjsetType::Zfs, ObjsetProps::default(), true);
+    let mut world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
     let spec = ObjectSpec { object_type: DATA, indirect_shift: 12, ..ObjectSpec::default() };
     let id = world.os.allocate(&world.tx(1), &spec).unwrap();
     for b in 0..3 {
@@ -101,7 +101,7 @@ fn holes_keep_a_birth_when_the_tree_grows() {
     world.os.write(&world.tx(2), id, 5000 * 512, &block(5)).unwrap();
     world.commit(2);
     world.reopen();
-    let walk = Walk::new(&world.reader(), 2, true);
+    let walk = PoolWalk::new(&world.reader(), 2, true);
     let tree = &walk.objects[&id.0];
     (0..3).for_each(|b| assert_eq!(tree.hole_birth(b), Some(Txg(2))));
 }

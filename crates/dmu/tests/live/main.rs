@@ -1,5 +1,5 @@
-//! Writable object sets against naive models: what they hold, in memory and on disk,
-//! after whatever was done to them in whatever group.
+//! Writable object sets against simple models: their content, in memory and on disk, after
+//! any changes in any txg.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,11 +1,11 @@
-//! What an object set holds, naively: for each group that is not on disk one copy of
-//! everything.
+//! A simple model of an object set: for each txg that is not on disk one copy of all
+//! objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ondisk::ObjType;
 
-/// One object in one group.
+/// One object in one txg.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Obj {
     pub object_type: ObjType,
@@ -17,16 +17,16 @@ pub struct Obj {
     pub shift: u8,
     pub nblkptr: u8,
     pub max: u64,
-    /// More than `nblkptr` blocks were there once.
+    /// The object once had more than `nblkptr` blocks.
     pub grown: bool,
     pub blocks: BTreeMap<u64, Vec<u8>>,
-    /// Written by this group.
+    /// Written by this txg.
     pub own: BTreeSet<u64>,
-    /// Freed by this group.
+    /// Freed by this txg.
     pub freed: Vec<(u64, u64)>,
-    /// The groups that wrote the blocks on disk.
+    /// The txgs that wrote the blocks on disk.
     pub births: BTreeMap<u64, u64>,
-    /// The groups in which blocks became holes.
+    /// The txgs in which blocks became holes.
     pub died: BTreeMap<u64, u64>,
     /// Entries, if it is a ZAP.
     pub zap: Option<BTreeMap<Vec<u8>, u64>>,
@@ -48,47 +48,47 @@ impl Obj {
     }
 }
 
-/// Objects by number.
-pub type State = BTreeMap<u64, Obj>;
+/// Objects by id.
+pub type ObjectStates = BTreeMap<u64, Obj>;
 
-/// The states of the groups that are not on disk, oldest first.
-pub struct Model {
-    pub groups: Vec<(u64, State)>,
+/// The states of the txgs that are not on disk, oldest first.
+pub struct ObjsetModel {
+    pub txgs: Vec<(u64, ObjectStates)>,
 }
 
-impl Model {
+impl ObjsetModel {
     pub fn begin(&mut self, txg: u64) {
-        let mut state = self.groups.last().map(|g| g.1.clone()).unwrap_or_default();
+        let mut state = self.txgs.last().map(|g| g.1.clone()).unwrap_or_default();
         for obj in state.values_mut() {
             obj.own.clear();
             obj.freed.clear();
         }
-        self.groups.push((txg, state));
+        self.txgs.push((txg, state));
     }
 
-    pub fn newest(&self) -> &State {
-        &self.groups.last().unwrap().1
+    pub fn newest(&self) -> &ObjectStates {
+        &self.txgs.last().unwrap().1
     }
 
-    /// Objects that all groups from `i` on have.
+    /// Objects that exist in all txgs from `i` on.
     pub fn common(&self, i: usize) -> Vec<u64> {
-        let all = |id: &&u64| self.groups[i..].iter().all(|g| g.1.contains_key(id));
-        self.groups[i].1.keys().filter(all).copied().collect()
+        let all = |id: &&u64| self.txgs[i..].iter().all(|g| g.1.contains_key(id));
+        self.txgs[i].1.keys().filter(all).copied().collect()
     }
 
     pub fn all(&mut self, i: usize, id: u64) -> impl Iterator<Item = &mut Obj> {
-        self.groups[i..].iter_mut().map(move |g| g.1.get_mut(&id).unwrap())
+        self.txgs[i..].iter_mut().map(move |g| g.1.get_mut(&id).unwrap())
     }
 
-    /// All groups from `i` on agree on the sizes of blocks.
+    /// Whether all txgs from `i` on agree on the sizes of blocks.
     pub fn one_size(&self, i: usize, id: u64) -> bool {
-        let size = |g: &(u64, State)| (g.1[&id].bs, g.1[&id].shift);
-        self.groups[i..].iter().all(|g| size(g) == size(&self.groups[i]))
+        let size = |g: &(u64, ObjectStates)| (g.1[&id].bs, g.1[&id].shift);
+        self.txgs[i..].iter().all(|g| size(g) == size(&self.txgs[i]))
     }
 
-    /// Numbers that some group has in use.
+    /// Object ids in use in any txg.
     pub fn taken(&self) -> BTreeSet<u64> {
-        let all = self.groups.iter().flat_map(|g| &g.1);
+        let all = self.txgs.iter().flat_map(|g| &g.1);
         all.flat_map(|(&id, o)| id..id + u64::from(o.slots)).collect()
     }
 
@@ -107,7 +107,7 @@ impl Model {
     }
 
     pub fn write(&mut self, i: usize, id: u64, mut offset: u64, mut data: &[u8]) {
-        let bs = self.groups[i].1[&id].bs;
+        let bs = self.txgs[i].1[&id].bs;
         while !data.is_empty() {
             let n = (bs - offset % bs).min(data.len() as u64) as usize;
             self.put(i, id, offset / bs, (offset % bs) as usize, &data[..n]);
@@ -116,17 +116,17 @@ impl Model {
     }
 
     pub fn free_range(&mut self, i: usize, id: u64, offset: u64, len: u64) {
-        let bs = self.groups[i].1[&id].bs;
-        let last = self.groups[i..].iter().map(|g| g.1[&id].max).max().unwrap();
+        let bs = self.txgs[i].1[&id].bs;
+        let last = self.txgs[i..].iter().map(|g| g.1[&id].max).max().unwrap();
         let end = offset.saturating_add(len);
         if len == 0 || offset / bs > last {
             return;
         }
         let to_end = end / bs > last;
         let (first, past) = (offset.div_ceil(bs), end / bs);
-        let zero = |model: &mut Model, b: u64, from: u64, to: u64| {
+        let zero = |model: &mut ObjsetModel, b: u64, from: u64, to: u64| {
             for (j, obj) in model.all(i, id).enumerate() {
-                // A hole stays a hole, whichever group made it one.
+                // A hole stays a hole, whichever txg made it.
                 let Some(block) = obj.blocks.get_mut(&b) else { continue };
                 block[from as usize..to as usize].fill(0);
                 if j == 0 {
@@ -171,9 +171,9 @@ impl Model {
         }
     }
 
-    /// The oldest group reached the disk: `disk` is what was there before.
-    pub fn publish(&mut self, disk: &State) -> (u64, State) {
-        let (txg, mut state) = self.groups.remove(0);
+    /// The oldest txg reached the disk: `disk` is the state before.
+    pub fn publish(&mut self, disk: &ObjectStates) -> (u64, ObjectStates) {
+        let (txg, mut state) = self.txgs.remove(0);
         for (id, obj) in &mut state {
             let zeros =
                 |o: &Obj, b: u64| o.blocks.get(&b).is_some_and(|d| d.iter().all(|&x| x == 0));
@@ -181,7 +181,7 @@ impl Model {
             for b in holes {
                 obj.blocks.remove(&b);
                 obj.own.remove(&b);
-                for (_, newer) in &mut self.groups {
+                for (_, newer) in &mut self.txgs {
                     let Some(newer) = newer.get_mut(id).filter(|o| !o.own.contains(&b)) else {
                         break;
                     };

@@ -1,4 +1,4 @@
-//! Random operations in two groups at a time, in either order.
+//! Random operations in two txgs at a time, in either order.
 
 use base::{BufMut, ErrorKind};
 use dmu::{Io, ObjectSpec, Objset, ObjsetProps, Zap, zaps};
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zio::Writes;
 
-use crate::model::{Model, Obj, State};
-use crate::walk::Walk;
-use crate::world::{World, object};
+use crate::model::{Obj, ObjectStates, ObjsetModel};
+use crate::walk::PoolWalk;
+use crate::world::{ObjsetFixture, object};
 
-pub struct Rng(pub u64);
+pub struct LiveRng(pub u64);
 
-impl Rng {
+impl LiveRng {
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -28,7 +28,7 @@ impl Rng {
         (self.next() >> 11) % n
     }
 
-    /// Zeros, what compresses to almost nothing, or what does not compress.
+    /// Zeros, bytes that compress to almost nothing, or bytes that do not compress.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         match self.below(4) {
             0 => vec![0; len],
@@ -37,7 +37,7 @@ impl Rng {
         }
     }
 
-    /// A block number: near or far.
+    /// A block id: near or far.
     fn block(&mut self) -> u64 {
         match self.below(10) {
             0..=5 => self.below(8),
@@ -49,25 +49,25 @@ impl Rng {
 }
 
 struct Driver {
-    world: World,
-    model: Model,
-    disk: State,
-    rng: Rng,
-    /// Nothing is done while a group is written.
+    world: ObjsetFixture,
+    model: ObjsetModel,
+    disk: ObjectStates,
+    rng: LiveRng,
+    /// No operations while a txg is written.
     quiet: bool,
-    /// Numbers freed of late, and when: they are not given out at once.
+    /// Object ids freed recently, and when: they are not reused at once.
     gone: Vec<(u64, std::ops::Range<u64>)>,
 }
 
 impl Driver {
     fn new(kind: ObjsetType, seed: u64) -> Driver {
-        let rng = Rng(seed | 1);
+        let rng = LiveRng(seed | 1);
         let props = ObjsetProps { hole_birth: !seed.is_multiple_of(8), ..ObjsetProps::default() };
-        let world = World::new(kind, props, seed.is_multiple_of(2));
+        let world = ObjsetFixture::new(kind, props, seed.is_multiple_of(2));
         Driver {
             world,
-            model: Model { groups: Vec::new() },
-            disk: State::new(),
+            model: ObjsetModel { txgs: Vec::new() },
+            disk: ObjectStates::new(),
             rng,
             quiet: false,
             gone: Vec::new(),
@@ -91,7 +91,7 @@ impl Driver {
             bonus: rng.bytes(len),
             slots,
         };
-        let (tx, taken) = (self.world.tx(self.model.groups[i].0), self.model.taken());
+        let (tx, taken) = (self.world.tx(self.model.txgs[i].0), self.model.taken());
         let wanted = self.rng.below(3).eq(&0).then(|| 1 + self.rng.below(96));
         let free = |id: u64| (id..id + u64::from(slots)).all(|n| !taken.contains(&n));
         let id = match wanted {
@@ -128,18 +128,18 @@ impl Driver {
             died: BTreeMap::new(),
             zap: None,
         };
-        self.model.groups[i..].iter_mut().for_each(|g| drop(g.1.insert(id, obj.clone())));
+        self.model.txgs[i..].iter_mut().for_each(|g| drop(g.1.insert(id, obj.clone())));
     }
 
-    /// Something in the group `i`.
+    /// One random operation in txg `i`.
     fn step(&mut self, i: usize) {
         let ids = self.model.common(i);
         if ids.len() < 3 || self.rng.below(16) == 0 {
             return self.create(i);
         }
         let id = ids[self.rng.below(ids.len() as u64) as usize];
-        let (os, tx) = (self.os(), self.world.tx(self.model.groups[i].0));
-        let obj = self.model.groups[i].1[&id].clone();
+        let (os, tx) = (self.os(), self.world.tx(self.model.txgs[i].0));
+        let obj = self.model.txgs[i].1[&id].clone();
         let one_size = self.model.one_size(i, id);
         match self.rng.below(20) {
             0 => {
@@ -186,16 +186,16 @@ impl Driver {
     }
 
     fn remove(&mut self, i: usize, id: u64) {
-        let tx = self.world.tx(self.model.groups[i].0);
+        let tx = self.world.tx(self.model.txgs[i].0);
         self.os().free_object(&tx, object(id)).unwrap();
-        let slots = u64::from(self.model.groups[i].1[&id].slots);
-        self.gone.push((self.model.groups.last().unwrap().0, id..id + slots));
-        self.model.groups[i..].iter_mut().for_each(|g| drop(g.1.remove(&id)));
+        let slots = u64::from(self.model.txgs[i].1[&id].slots);
+        self.gone.push((self.model.txgs.last().unwrap().0, id..id + slots));
+        self.model.txgs[i..].iter_mut().for_each(|g| drop(g.1.remove(&id)));
     }
 
     fn free(&mut self, i: usize, id: u64, obj: &Obj) {
         let rng = &mut self.rng;
-        let near = |rng: &mut Rng| match rng.below(2) {
+        let near = |rng: &mut LiveRng| match rng.below(2) {
             0 => rng.block().min(obj.max + 2) * obj.bs,
             _ => rng.below((obj.max + 2) * obj.bs),
         };
@@ -205,13 +205,13 @@ impl Driver {
             1 => (a, rng.below(3 * obj.bs)),
             _ => (a.min(b), a.max(b) - a.min(b)),
         };
-        let tx = self.world.tx(self.model.groups[i].0);
+        let tx = self.world.tx(self.model.txgs[i].0);
         self.os().free_range(&tx, object(id), offset, len).unwrap();
         self.model.free_range(i, id, offset, len);
     }
 
     fn write(&mut self, i: usize, id: u64, obj: &Obj) {
-        let tx = self.world.tx(self.model.groups[i].0);
+        let tx = self.world.tx(self.model.txgs[i].0);
         let only = !obj.bs.is_power_of_two();
         let blkid = if only { 0 } else { self.rng.block() };
         let whole = self.rng.bytes(obj.bs as usize);
@@ -232,7 +232,7 @@ impl Driver {
         }
     }
 
-    /// What readers of the live object set see is the newest state.
+    /// Readers of the live object set get the newest state.
     fn check_live(&mut self) {
         let os = self.os();
         let state = self.model.newest();
@@ -264,7 +264,7 @@ impl Driver {
     fn check_disk(&mut self, txg: u64) {
         let reader = self.world.reader();
         let births = self.world.os.props().unwrap().hole_birth;
-        let walk = Walk::new(&reader, txg, births);
+        let walk = PoolWalk::new(&reader, txg, births);
         self.world.check_blocks(&walk.reached);
         self.world.check_space(&walk.places);
         let plain: Vec<u64> = walk.objects.keys().copied().filter(|id| id >> 48 == 0).collect();
@@ -289,14 +289,14 @@ impl Driver {
         }
     }
 
-    /// The oldest group goes to disk, while the others go on.
+    /// The oldest txg is written, while the others continue.
     fn sync(&mut self) {
-        let txg = self.model.groups[0].0;
+        let txg = self.model.txgs[0].0;
         let writes = Writes::new(&self.world.zio);
         let pending = self.world.sync(txg, &writes, false);
         let during = if self.quiet { 0 } else { self.rng.below(6) };
         for _ in 0..during {
-            let i = 1 + self.rng.below(self.model.groups.len() as u64 - 1) as usize;
+            let i = 1 + self.rng.below(self.model.txgs.len() as u64 - 1) as usize;
             self.step(i);
         }
         self.check_live();
@@ -315,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn groups_leave_what_was_done_in_them(seed in any::<u64>(), steps in 1u64..40) {
+    fn txgs_leave_what_was_done_in_them(seed in any::<u64>(), steps in 1u64..40) {
         let kind = [ObjsetType::Zfs, ObjsetType::Other][(seed % 2) as usize];
         let mut driver = Driver::new(kind, seed);
         driver.model.begin(10);
@@ -345,16 +345,16 @@ proptest! {
 
 impl Driver {
     fn begin(&mut self) {
-        let txg = self.model.groups.last().unwrap().0;
+        let txg = self.model.txgs.last().unwrap().0;
         self.model.begin(txg + 1);
     }
 
-    /// Everything goes to disk, and the object set is opened again.
+    /// All txgs are written, and the object set is opened again.
     fn reopen(&mut self) {
         self.quiet = true;
         self.begin();
         self.sync();
-        assert!(!self.world.os.is_dirty(base::Txg(self.model.groups[0].0)));
+        assert!(!self.world.os.is_dirty(base::Txg(self.model.txgs[0].0)));
         self.world.reopen();
         self.check_live();
         self.quiet = false;
@@ -362,9 +362,9 @@ impl Driver {
 }
 
 #[test]
-fn zaps_grow_and_shrink_over_groups() {
-    let world = World::new(ObjsetType::Zfs, ObjsetProps::default(), true);
-    let (os, mut rng) = (Arc::clone(&world.os), Rng(77));
+fn zaps_grow_and_shrink_over_txgs() {
+    let world = ObjsetFixture::new(ObjsetType::Zfs, ObjsetProps::default(), true);
+    let (os, mut rng) = (Arc::clone(&world.os), LiveRng(77));
     let id = zaps::create(&os, &world.tx(1), ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0);
     let id = id.unwrap();
     let mut model: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
@@ -392,7 +392,7 @@ fn zaps_grow_and_shrink_over_groups() {
         world.commit(txg);
         check(&os);
         check(&world.reader());
-        let walk = Walk::new(&world.reader(), txg, true);
+        let walk = PoolWalk::new(&world.reader(), txg, true);
         world.check_blocks(&walk.reached);
         world.check_space(&walk.places);
         world.synced(txg);

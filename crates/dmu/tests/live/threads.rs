@@ -1,4 +1,4 @@
-//! Writers in two groups at a time, readers, and a thread that syncs.
+//! Writers in two txgs at a time, readers, and a thread that syncs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -10,21 +10,21 @@ use ondisk::ObjType;
 use ondisk::objset::ObjsetType;
 use zio::Writes;
 
-use crate::random::Rng;
-use crate::walk::Walk;
-use crate::world::World;
+use crate::random::LiveRng;
+use crate::walk::PoolWalk;
+use crate::world::ObjsetFixture;
 
 const BLOCKS: u64 = 6;
 const OBJECTS: usize = 3;
 const WRITERS: usize = 3;
 
-/// Groups that stay open while somebody holds them.
-struct Groups {
+/// Txgs, each open while a writer holds it.
+struct OpenTxgs {
     state: Mutex<(u64, BTreeMap<u64, u32>)>,
     changed: Condvar,
 }
 
-impl Groups {
+impl OpenTxgs {
     fn hold(&self) -> u64 {
         let mut state = self.state.lock();
         let txg = state.0;
@@ -37,7 +37,7 @@ impl Groups {
         self.changed.notify_all();
     }
 
-    /// Opens the next group and waits for the writers of this one.
+    /// Opens the next txg and waits for the writers of this one.
     fn close(&self) -> u64 {
         let mut state = self.state.lock();
         let txg = state.0;
@@ -49,7 +49,7 @@ impl Groups {
     }
 }
 
-/// Edits of a block that began, and that ended.
+/// Counts of the edits of a block that began, and that ended.
 #[derive(Default)]
 struct Count {
     begun: AtomicU64,
@@ -63,22 +63,22 @@ fn words(block: &[u8]) -> u64 {
     first
 }
 
-fn run(seed: u64, edits: u64, groups_min: u64) {
-    let world = World::new(ObjsetType::Other, ObjsetProps::default(), true);
+fn run(seed: u64, edits: u64, txgs_min: u64) {
+    let world = ObjsetFixture::new(ObjsetType::Other, ObjsetProps::default(), true);
     let object_type = ObjType::PLAIN_FILE_CONTENTS;
     let spec = ObjectSpec { object_type, indirect_shift: 12, ..ObjectSpec::default() };
     let tx = world.tx(1);
     let ids: Vec<ObjectId> = (0..OBJECTS).map(|_| world.os.allocate(&tx, &spec).unwrap()).collect();
     let counts: Vec<Count> = (0..OBJECTS * BLOCKS as usize).map(|_| Count::default()).collect();
-    let groups = Groups { state: Mutex::new((1, BTreeMap::new())), changed: Condvar::new() };
+    let txgs = OpenTxgs { state: Mutex::new((1, BTreeMap::new())), changed: Condvar::new() };
     let (writing, done) = (AtomicU64::new(WRITERS as u64), AtomicBool::new(false));
     let writer = |n: usize| {
-        let mut rng = Rng(seed * 31 + n as u64 + 1);
+        let mut rng = LiveRng(seed * 31 + n as u64 + 1);
         for _ in 0..edits {
             let (o, b) = (rng.below(OBJECTS as u64) as usize, rng.below(BLOCKS));
             let count = &counts[o * BLOCKS as usize + b as usize];
             count.begun.fetch_add(1, SeqCst);
-            let txg = groups.hold();
+            let txg = txgs.hold();
             let mut edit = |block: &mut [u8]| {
                 let next = words(block) + 1;
                 block.chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&next.to_le_bytes()));
@@ -86,13 +86,13 @@ fn run(seed: u64, edits: u64, groups_min: u64) {
             };
             // Blocks far apart, so that there are levels.
             world.os.edit_block(&world.tx(txg), ids[o], b * 37, &mut edit).unwrap();
-            groups.release(txg);
+            txgs.release(txg);
             count.ended.fetch_add(1, SeqCst);
         }
         writing.fetch_sub(1, SeqCst);
     };
     let reader = |n: usize| {
-        let mut rng = Rng(seed * 77 + n as u64 + 1);
+        let mut rng = LiveRng(seed * 77 + n as u64 + 1);
         while !done.load(SeqCst) {
             let (o, b) = (rng.below(OBJECTS as u64) as usize, rng.below(BLOCKS));
             let count = &counts[o * BLOCKS as usize + b as usize];
@@ -108,7 +108,7 @@ fn run(seed: u64, edits: u64, groups_min: u64) {
         let mut n = 0;
         loop {
             let last = writing.load(SeqCst) == 0;
-            let txg = groups.close();
+            let txg = txgs.close();
             let writes = Writes::new(&world.zio);
             let pending = world.sync(txg, &writes, false);
             assert!(writes.wait().is_empty());
@@ -117,7 +117,7 @@ fn run(seed: u64, edits: u64, groups_min: u64) {
             n += 1;
             if last {
                 done.store(true, SeqCst);
-                return assert!(n >= groups_min, "{n} groups");
+                return assert!(n >= txgs_min, "{n} txgs");
             }
         }
     };
@@ -129,7 +129,7 @@ fn run(seed: u64, edits: u64, groups_min: u64) {
     let total: u64 = counts.iter().map(|c| c.ended.load(SeqCst)).sum();
     assert_eq!(total, edits * WRITERS as u64);
     let reader = world.reader();
-    let walk = Walk::new(&reader, u64::MAX, true);
+    let walk = PoolWalk::new(&reader, u64::MAX, true);
     world.check_blocks(&walk.reached);
     world.check_space(&walk.places);
     for (o, id) in ids.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! An independent walk over an object set on disk, with all that the format demands.
+//! An independent walk over an object set on disk, which verifies all rules of the format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use zio::Zio;
 
 use crate::world::{dsize, key_of};
 
-/// A tree as it was found.
+/// The tree that the walk found.
 #[derive(Default)]
-pub struct Tree {
+pub struct ObjectTree {
     pub dnode: Option<Dnode>,
     /// Data blocks, without holes.
     pub blocks: BTreeMap<u64, (BlkPtr, Buf)>,
-    /// Ranges `[first, past)` of holes, and the birth of the pointer that makes them so.
+    /// Ranges `[first, past)` of holes, and the birth of the pointer that covers them.
     pub holes: Vec<(u64, u64, Txg)>,
     pub spill: Option<Buf>,
     /// All pointers with a birth: (level, block, pointer).
@@ -26,26 +26,26 @@ pub struct Tree {
     used: u64,
 }
 
-impl Tree {
-    /// The birth of the hole at a block; `None` if it is none.
+impl ObjectTree {
+    /// The birth of the hole at a block; `None` if it is no hole.
     pub fn hole_birth(&self, blkid: u64) -> Option<Txg> {
         self.holes.iter().find(|(a, b, _)| (*a..*b).contains(&blkid)).map(|h| h.2)
     }
 }
 
-pub struct Walk {
+pub struct PoolWalk {
     zio: Arc<Zio>,
     txg: Txg,
     hole_birth: bool,
     pub reached: BTreeMap<Vec<u8>, u64>,
     pub places: BTreeSet<u64>,
-    pub objects: BTreeMap<u64, Tree>,
+    pub objects: BTreeMap<u64, ObjectTree>,
 }
 
-impl Walk {
+impl PoolWalk {
     /// Walks and checks the object set at the reader's root.
-    pub fn new(os: &Arc<Objset>, txg: u64, hole_birth: bool) -> Walk {
-        let mut walk = Walk {
+    pub fn new(os: &Arc<Objset>, txg: u64, hole_birth: bool) -> PoolWalk {
+        let mut walk = PoolWalk {
             zio: Arc::clone(os.zio()),
             txg: Txg(txg),
             hole_birth,
@@ -94,12 +94,12 @@ impl Walk {
         let Some(key) = key_of(bp) else { return };
         *self.reached.entry(key).or_default() += 1;
         for dva in bp.as_block().into_iter().flat_map(|b| b.dvas().collect::<Vec<_>>()) {
-            assert!(self.places.insert(dva.offset), "two blocks at one place: {bp:?}");
+            assert!(self.places.insert(dva.offset), "two blocks at one address: {bp:?}");
         }
     }
 
-    fn tree(&mut self, dn: &Dnode, id: u64) -> Tree {
-        let mut tree = Tree { dnode: Some(dn.clone()), ..Tree::default() };
+    fn tree(&mut self, dn: &Dnode, id: u64) -> ObjectTree {
+        let mut tree = ObjectTree { dnode: Some(dn.clone()), ..ObjectTree::default() };
         let top = dn.levels - 1;
         for (i, bp) in dn.blkptrs.iter().enumerate() {
             self.node(dn, bp, top, i as u64, self.txg, &mut tree);
@@ -117,7 +117,15 @@ impl Walk {
         tree
     }
 
-    fn node(&mut self, dn: &Dnode, bp: &BlkPtr, level: u8, blkid: u64, max: Txg, to: &mut Tree) {
+    fn node(
+        &mut self,
+        dn: &Dnode,
+        bp: &BlkPtr,
+        level: u8,
+        blkid: u64,
+        max: Txg,
+        to: &mut ObjectTree,
+    ) {
         let shift = dn.epb_shift();
         let span = 1u64.checked_shl(shift * u32::from(level)).unwrap_or(u64::MAX);
         let first = blkid.saturating_mul(span);

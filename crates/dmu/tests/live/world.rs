@@ -1,4 +1,4 @@
-//! An object set over a disk in memory, and all that must hold after each group.
+//! An object set over a disk in memory, and the checks after each txg.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::rt::Mutex;
 use base::{Asize, Dva, Error, Guid, ObjectId, Result, Txg, VdevId};
 use device::{Device, MemDevice};
-use dmu::{Dirt, Events, Io, Objset, ObjsetProps, Pending, SyncCtx, Tx};
+use dmu::{DirtyMeter, Events, Io, Objset, ObjsetProps, Pending, SyncCtx, Tx};
 use ondisk::BlkPtr;
 use ondisk::objset::ObjsetType;
 use vdev::{Spec, Tree, VdevKind};
@@ -16,22 +16,22 @@ const DISK: u64 = 512 << 20;
 /// Every block is charged at half its size.
 pub const DEFLATE: u64 = 256;
 
-/// Where blocks are. Freed places are given out again two groups later.
+/// The allocated addresses. Freed ones are reused two txgs later.
 #[derive(Default)]
-pub struct Space {
+pub struct BlockSpace {
     state: Mutex<SpaceState>,
 }
 
 #[derive(Default)]
 struct SpaceState {
-    /// Start and end of what is taken.
+    /// Start and end of allocated ranges.
     taken: BTreeMap<u64, u64>,
     freed: Vec<(Txg, Dva)>,
     at: u64,
     reuse: bool,
 }
 
-impl Space {
+impl BlockSpace {
     fn free(&self, txg: Txg, dva: Dva) {
         let mut state = self.state.lock();
         assert_eq!(state.taken.get(&dva.offset), Some(&(dva.offset + dva.asize.0)), "{dva:?}");
@@ -39,7 +39,7 @@ impl Space {
         state.freed.push((txg, dva));
     }
 
-    /// The group is on disk.
+    /// The txg is on disk.
     fn synced(&self, txg: Txg) {
         let mut state = self.state.lock();
         let old = state.freed.extract_if(.., |(born, _)| born.0 + 2 <= txg.0);
@@ -52,7 +52,7 @@ impl Space {
         }
     }
 
-    /// What is taken and not freed.
+    /// The addresses allocated and not freed.
     fn places(&self) -> BTreeSet<u64> {
         let state = self.state.lock();
         let freed: BTreeSet<u64> = state.freed.iter().map(|(_, d)| d.offset).collect();
@@ -60,7 +60,7 @@ impl Space {
     }
 }
 
-impl SpaceSource for Space {
+impl SpaceSource for BlockSpace {
     fn allocate(&self, want: &Want) -> Result<Vec<Dva>> {
         let mut state = self.state.lock();
         let size = want.psize.next_multiple_of(512);
@@ -96,7 +96,7 @@ impl SpaceSource for Space {
     }
 }
 
-/// A block, whatever its content: rewriting in place changes nothing here.
+/// The identity of a block, whatever its content: rewriting in place changes nothing here.
 pub fn key_of(bp: &BlkPtr) -> Option<Vec<u8>> {
     match bp {
         BlkPtr::Hole(_) => None,
@@ -109,16 +109,16 @@ pub fn key_of(bp: &BlkPtr) -> Option<Vec<u8>> {
     }
 }
 
-/// The multiset of blocks that the object set refers to, as the events have it.
+/// The multiset of blocks that the object set refers to, according to the events.
 pub struct Tracker {
     pub live: BTreeMap<Vec<u8>, u64>,
-    space: Arc<Space>,
+    space: Arc<BlockSpace>,
     pub txg: Txg,
 }
 
 impl Events for Tracker {
     fn born(&mut self, bp: &BlkPtr) -> Result<()> {
-        assert_eq!(bp.birth(), self.txg, "born in another group: {bp:?}");
+        assert_eq!(bp.birth(), self.txg, "born in another txg: {bp:?}");
         *self.live.entry(key_of(bp).unwrap()).or_default() += 1;
         Ok(())
     }
@@ -137,7 +137,7 @@ impl Events for Tracker {
     }
 
     fn wasted(&mut self, bp: &BlkPtr) -> Result<()> {
-        assert_eq!(bp.birth(), self.txg, "wasted in another group: {bp:?}");
+        assert_eq!(bp.birth(), self.txg, "wasted in another txg: {bp:?}");
         if let Some(block) = bp.as_block() {
             block.dvas().for_each(|dva| self.space.free(self.txg, dva));
         }
@@ -145,11 +145,11 @@ impl Events for Tracker {
     }
 }
 
-/// Counts dirty bytes by group.
+/// Counts dirty bytes by txg.
 #[derive(Default)]
-pub struct Counts(Mutex<BTreeMap<u64, i64>>);
+pub struct DirtyCounts(Mutex<BTreeMap<u64, i64>>);
 
-impl Dirt for Counts {
+impl DirtyMeter for DirtyCounts {
     fn dirty(&self, txg: Txg, bytes: u64) {
         *self.0.lock().entry(txg.0).or_default() += bytes as i64;
     }
@@ -159,11 +159,11 @@ impl Dirt for Counts {
     }
 }
 
-pub struct World {
+pub struct ObjsetFixture {
     pub zio: Arc<Zio>,
     pub os: Arc<Objset>,
-    pub space: Arc<Space>,
-    pub dirt: Arc<Counts>,
+    pub space: Arc<BlockSpace>,
+    pub dirt: Arc<DirtyCounts>,
     pub tracker: Mutex<Tracker>,
     disk: Arc<dyn Device>,
 }
@@ -175,25 +175,25 @@ fn tree(disk: &Arc<dyn Device>) -> Arc<Tree> {
     Tree::build(&root, &move |_| Ok(Arc::clone(&disk))).unwrap()
 }
 
-impl World {
-    pub fn new(kind: ObjsetType, props: ObjsetProps, reuse: bool) -> World {
+impl ObjsetFixture {
+    pub fn new(kind: ObjsetType, props: ObjsetProps, reuse: bool) -> ObjsetFixture {
         let disk: Arc<dyn Device> = Arc::new(MemDevice::new("disk".to_owned(), DISK as usize));
         let cache = Arc::new(BlockCache::of(64 << 20).unwrap());
         let zio = Arc::new(Zio::new(tree(&disk), cache));
-        let space = Arc::new(Space::default());
+        let space = Arc::new(BlockSpace::default());
         space.state.lock().reuse = reuse;
         zio.set_space(Arc::clone(&space) as _);
         let os = Objset::create(Arc::clone(&zio), 21, kind, props);
         let live = BTreeMap::new();
         let tracker = Tracker { live, space: Arc::clone(&space), txg: Txg(0) };
-        World { zio, os, space, dirt: Arc::default(), tracker: Mutex::new(tracker), disk }
+        ObjsetFixture { zio, os, space, dirt: Arc::default(), tracker: Mutex::new(tracker), disk }
     }
 
     pub fn tx(&self, txg: u64) -> Tx {
         Tx::open(Txg(txg), Arc::clone(&self.dirt) as _, ())
     }
 
-    /// Opens the object set anew, from its pointer.
+    /// Reopens the object set from its pointer.
     pub fn reopen(&mut self) {
         let props = (*self.os.props().unwrap()).clone();
         let root = self.os.root_bp();
@@ -218,7 +218,7 @@ impl World {
         self.os.sync(&ctx, &mut *tracker).unwrap()
     }
 
-    /// Ends a group of one pass.
+    /// Ends a txg of one pass.
     pub fn commit(&self, txg: u64) {
         let writes = Writes::new(&self.zio);
         let pending = self.sync(txg, &writes, false);
@@ -232,12 +232,12 @@ impl World {
         let clean = pending.publish() as i64;
         let mut dirt = self.dirt.0.lock();
         let dirty = dirt.remove(&txg).unwrap_or(0);
-        assert_eq!(dirty, clean, "memory of group {txg}");
+        assert_eq!(dirty, clean, "memory of txg {txg}");
         drop(dirt);
         assert!(!self.os.is_dirty(Txg(txg)));
     }
 
-    /// The group is committed; its frees are noted.
+    /// The txg is committed; its frees are noted.
     pub fn synced(&self, txg: u64) {
         self.space.synced(Txg(txg));
     }
@@ -249,13 +249,13 @@ impl World {
         Objset::open(zio, 21, self.os.root_bp(), Io::WAIT).unwrap()
     }
 
-    /// All blocks there are, by whatever the walk found: no leak, and nothing twice.
+    /// Compares with all blocks that the walk found: no leak, and no block twice.
     pub fn check_blocks(&self, reached: &BTreeMap<Vec<u8>, u64>) {
         let tracker = self.tracker.lock();
         for (key, n) in reached {
-            let told = tracker.live.get(key).copied().unwrap_or(0);
+            let reported = tracker.live.get(key).copied().unwrap_or(0);
             assert_eq!(
-                told,
+                reported,
                 *n,
                 "reached, but not born so often: {}",
                 String::from_utf8_lossy(key)
@@ -267,7 +267,7 @@ impl World {
         drop(tracker);
     }
 
-    /// The places taken are those of the blocks reached.
+    /// The allocated addresses are those of the blocks reached.
     pub fn check_space(&self, places: &BTreeSet<u64>) {
         assert_eq!(&self.space.places(), places);
     }

@@ -3,10 +3,10 @@
 use super::nicenum::{nicebytes, nicenum, niceratio};
 use super::{Prop, PropData, Unit};
 
-/// What `zfs get` or `zpool get` prints for a value, with or without `-p`.
+/// The text that `zfs get` or `zpool get` prints for a value, with or without `-p`.
 ///
-/// Dates need the local time zone, which is the caller's: without `-p` they come
-/// as seconds too, see [`format_local_date`].
+/// Dates need the caller's local time zone. Without it they are printed as seconds even
+/// without `-p`; see [`format_local_date`].
 pub fn format(prop: &Prop, value: &PropData, parsable: bool) -> String {
     let n = match value {
         PropData::None => return "-".to_owned(),

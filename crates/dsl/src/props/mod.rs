@@ -1,12 +1,11 @@
-//! The native properties of datasets and pools, as tables: number, name, column
-//! header, kind, who may set it, where it applies, default, stored index words
-//! (chapter 09 §2), and how a raw value becomes the text that `zfs get` prints.
+//! The native properties of datasets and pools, as tables: number, name, column header,
+//! kind, settability, dataset types, default, stored index words (chapter 09 §2). Also the
+//! conversion of a raw value to the text that `zfs get` prints.
 //!
 //! # Theory
-//! Values travel raw: sizes in bytes, index properties as their stored number,
-//! dates in seconds, ratios in hundredths. Only [`format`](format::format) knows
-//! words, units and the exceptions of `-p`; whoever prints calls it, whoever
-//! stores does not.
+//! Values are passed raw: sizes in bytes, index properties as their stored number, dates in
+//! seconds, ratios in hundredths. Only [`format`](format::format) handles words, units and
+//! the exceptions of `-p`. Code that prints calls it, code that stores does not.
 //!
 //! # Invariants
 //! * The dataset table is sorted by number, which is the order of `zfs get all`.
@@ -20,21 +19,21 @@ mod table;
 pub use format::{format, format_local_date};
 pub use nicenum::{nicebytes, nicenum, niceratio, nicetime, parse_size};
 
-/// What a column holds, which decides its alignment and width.
+/// The kind of a column's values, which decides its alignment and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PropKind {
     /// Right-aligned.
     Number,
     /// Left-aligned.
     String,
-    /// A number on disk, a word for people; left-aligned.
+    /// A number on disk, printed as a word; left-aligned.
     Index,
 }
 
 /// How a raw value is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// As it is.
+    /// Verbatim.
     Text,
     /// The pool's state, a word in a number's column.
     Health,
@@ -68,7 +67,7 @@ pub enum Unit {
     DateSeconds,
 }
 
-/// Who may set a property, and whether descendants see it.
+/// Whether and when a property can be set, and whether descendants inherit it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attr {
     /// Settable; inherited.
@@ -77,7 +76,7 @@ pub enum Attr {
     Settable,
     /// Not settable.
     ReadOnly,
-    /// Only at creation; children take it over when they are created.
+    /// Only at creation; children copy it when they are created.
     Once,
     /// Only at creation or by change-key; not inherited.
     OnceLocal,
@@ -111,12 +110,12 @@ impl Types {
     /// Nothing.
     pub const NONE: Types = Types(0);
 
-    /// Whether the two sets meet.
+    /// Whether the two sets intersect.
     pub fn intersects(self, other: Types) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub fn with(self, other: Types) -> Types {
         Types(self.0 | other.0)
@@ -135,9 +134,9 @@ pub struct Prop {
     pub name: &'static str,
     /// Column header of `-o`; its lower-case form is accepted as a name there.
     pub header: &'static str,
-    /// Who may set it.
+    /// Whether and when it can be set.
     pub attr: Attr,
-    /// Where it applies.
+    /// The types of datasets that have it.
     pub types: Types,
     /// How its value is written.
     pub unit: Unit,
@@ -152,18 +151,18 @@ pub struct Prop {
 }
 
 impl Prop {
-    /// What a column of this property holds.
-    pub fn kind(&self) -> Kind {
+    /// The kind of this property's column.
+    pub fn kind(&self) -> PropKind {
         match self.unit {
-            Unit::Text => Kind::String,
-            Unit::Words => Kind::Index,
-            _ => Kind::Number,
+            Unit::Text => PropKind::String,
+            Unit::Words => PropKind::Index,
+            _ => PropKind::Number,
         }
     }
 
     /// Whether the column's width ignores the values (human-readable numbers).
     pub fn has_fixed_width(&self) -> bool {
-        self.kind() == Kind::Number
+        self.kind() == PropKind::Number
             && !matches!(self.unit, Unit::Plain | Unit::Date | Unit::DateSeconds)
     }
 
@@ -215,13 +214,13 @@ pub enum PropData {
     Str(String),
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Source {
     /// Not a settable value; printed as `-`.
     #[default]
     None,
-    /// Nobody set it.
+    /// Never set.
     Default,
     /// Set here.
     Local,
@@ -238,9 +237,9 @@ pub enum Source {
 pub struct PropValue {
     /// The value in effect.
     pub value: PropData,
-    /// Where it comes from.
+    /// The source.
     pub source: Source,
-    /// The value a stream brought, whether in effect or not.
+    /// The value received in a stream, whether in effect or not.
     pub received: Option<PropData>,
 }
 
@@ -312,7 +311,7 @@ pub fn is_space_prop(name: &str) -> bool {
     SPACE_PREFIXES.iter().any(|p| name.len() > p.len() && name.starts_with(p))
 }
 
-/// Whether `name` asks for bytes written since a snapshot or bookmark.
+/// Whether `name` stands for bytes written since a snapshot or bookmark.
 pub fn is_written_prop(name: &str) -> bool {
     name.len() > 8 && (name.starts_with("written@") || name.starts_with("written#"))
 }

@@ -1,5 +1,5 @@
-//! Numbers for people (chapter 09 §1.3): at most five characters, the rounding
-//! and the switch between two, one and no decimals exactly OpenZFS's.
+//! Human-readable numbers (chapter 09 §1.3): at most five characters. Rounding and the
+//! switch between two, one and no decimals are exactly OpenZFS's.
 
 const BINARY: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
 const TIME: [&str; 4] = ["ns", "us", "ms", "s"];
@@ -62,11 +62,11 @@ pub fn niceratio(r: u64, parsable: bool) -> String {
     format!("{}.{:02}{}", r / 100, r % 100, if parsable { "" } else { "x" })
 }
 
-/// Parses a size as the commands accept it (chapter 09 §1.3): digits, an optional
-/// fraction, an optional suffix `B K M G T P E Z`, after which `B` or `iB` may stand.
+/// Parses a size as the commands accept it (chapter 09 §1.3): digits, an optional fraction,
+/// an optional suffix `B K M G T P E Z`, optionally followed by `B` or `iB`.
 ///
 /// # Errors
-/// OpenZFS's message for what is wrong.
+/// OpenZFS's message for the mistake.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, suffix) = text.split_at(end);

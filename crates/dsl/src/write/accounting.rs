@@ -1,14 +1,13 @@
 //! Space accounting of directories (chapter 04 §5.1, §5.5).
 //!
 //! # Theory
-//! A directory's space is the sum of five parts. What it takes from its parent is the
-//! larger of its space and its reservation, so a change travels up as far as it
-//! makes a difference, and each level splits it between its children's use and
-//! their reservations.
+//! A directory's space is the sum of five parts. It charges its parent with the larger of
+//! its space and its reservation. So a change propagates upwards as far as it makes a
+//! difference, and each level splits it between its children's use and their reservations.
 //!
 //! # Invariants
-//! * The parts add up to the whole; a parent's part for children is the sum of
-//!   their wholes, that for reservations the sum of what they have not used.
+//! * The parts add up to the whole. A parent's part for children is the sum of their
+//!   totals; its part for reservations is the sum of their unused reservations.
 
 use base::limits::DATASET_DEPTH_MAX;
 use base::{Error, ObjectId, Result};
@@ -45,8 +44,8 @@ pub fn diduse(cx: &SyncCx<'_>, dir: u64, kind: UsedKind, usage: Usage) -> Result
     diduse_above(cx, phys.parent_obj, Usage { used: above, ..usage }, usage.used)
 }
 
-/// Charges a directory, and all above it, with `usage`, of which the part `new` grows
-/// by `to_new` and the part `old` shrinks by what is left of it.
+/// Charges a directory, and all above it, with `usage`. The part `new` grows by `to_new`;
+/// the part `old` shrinks by the remainder.
 ///
 /// # Errors
 /// As [`diduse`].
@@ -123,7 +122,7 @@ pub fn special_dir(mos: &dyn MosRead, name: &str) -> Result<u64> {
         .ok_or_else(|| Error::corrupt(format!("the pool has no {name}")))
 }
 
-/// Charges `$MOS` with what the MOS's blocks grew by (chapter 05 §9.3).
+/// Charges `$MOS` with the growth of the MOS's blocks (chapter 05 §9.3).
 ///
 /// # Errors
 /// As [`diduse`].
@@ -145,7 +144,7 @@ pub fn free_changed(cx: &SyncCx<'_>, by: Usage) -> Result<()> {
     diduse(cx, special_dir(cx.read(), "$FREE")?, UsedKind::Head, by)
 }
 
-/// Sets a directory's reservation and tells its parent (§5.5).
+/// Sets a directory's reservation and charges its parent (§5.5).
 ///
 /// # Errors
 /// As [`diduse`].

@@ -1,14 +1,14 @@
-//! Freeing what was destroyed, a portion in each group (chapter 04 §9.2 to §9.4).
+//! Freeing of destroyed datasets, a portion in each txg (chapter 04 §9.2 to §9.4).
 //!
 //! # Theory
-//! First the blocks in `free_bpobj`, then the trees of destroyed datasets. What is left
-//! is charged to `$FREE`. Where a tree's freeing stopped is stored with it in the same
-//! group, so that no block is freed twice.
+//! The blocks in `free_bpobj` are freed first, then the trees of destroyed datasets. The
+//! remainder is charged to `$FREE`. The position where freeing of a tree stopped is stored
+//! with it in the same txg, so that no block is freed twice.
 //!
 //! # Departures from OpenZFS
-//! The chapter leaves open whether the block at a stored place was freed. Here it was.
-//! Taking over a tree from a writer that thinks otherwise leaks that one block, which
-//! is the safe side.
+//! The chapter leaves open whether the block at a stored position was freed. In Cenote it
+//! was. Taking over a tree from a writer with the other convention leaks that one block,
+//! which is the safe side.
 
 use base::{Error, ObjectId, Result, Txg};
 use ondisk::dslphys::{BPTREE_ENTRY_SIZE, BookmarkPlace, BptreeEntry, BptreePhys, DslDirPhys};
@@ -24,21 +24,22 @@ use super::{FREE_LIST, MosRead, NewObject, SyncCx, Usage, links};
 
 /// Name of the list of trees in the object directory.
 const BPTREE: &str = "bptree_obj";
-/// Birth limit of an entry that is done.
+/// Birth limit that marks an entry as finished.
 const DONE: Txg = Txg::MAX;
 
-/// What one group freed.
+/// The blocks that one txg freed.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Blocks.
     pub blocks: u64,
     /// Their sizes.
     pub usage: Usage,
-    /// More is waiting.
+    /// More blocks are waiting.
     pub more: bool,
-    /// Nothing is waiting, yet this stays charged to `$FREE`: leaked by someone.
+    /// No blocks are waiting, but this remains charged to `$FREE`: another writer leaked
+    /// it.
     pub residue: Usage,
-    /// Why freeing does not go on: part of a tree cannot be read.
+    /// Why freeing is stuck: part of a tree cannot be read.
     pub stuck: Option<Error>,
 }
 
@@ -81,7 +82,7 @@ fn change_totals(phys: &mut BptreePhys, by: Usage) {
     add(&mut phys.uncomp, by.uncomp);
 }
 
-/// Where the bytes of an entry lie: block, offset in it, bytes; entries straddle blocks.
+/// The pieces of an entry: block, offset in it, bytes. Entries straddle blocks.
 fn pieces(mos: &dyn MosRead, object: u64, index: u64) -> Result<Vec<(u64, usize, usize)>> {
     let block = mos.info(object)?.block_size.max(1);
     let mut at = BptreePhys::entry_offset(index)
@@ -123,7 +124,7 @@ pub fn bptree_entry(mos: &dyn MosRead, object: u64, index: u64) -> Result<Bptree
         let (data, endian) = mos.read_block(object, blkid)?;
         let piece = data.get(offset..offset + take);
         let piece = piece.ok_or_else(|| Error::corrupt("bptree block too short"))?;
-        // The two halves of an entry may have different writers.
+        // The two halves of an entry may have been written in different byte orders.
         match endian {
             Endian::Little => raw.extend_from_slice(piece),
             Endian::Big => {
@@ -134,8 +135,8 @@ pub fn bptree_entry(mos: &dyn MosRead, object: u64, index: u64) -> Result<Bptree
     BptreeEntry::parse(&raw, Endian::Little).map_err(|e| e.in_object(ObjectId(object)))
 }
 
-/// Frees at most `budget` blocks that wait for it, through `free`; what is left of the
-/// budget stays there.
+/// Frees at most `budget` waiting blocks through `free`, and subtracts them from the
+/// budget.
 ///
 /// # Errors
 /// Those of the store and of `free`; `Corrupt`.
@@ -178,7 +179,7 @@ fn free_trees(
     free: &mut dyn FnMut(&BlkPtr) -> Result<()>,
 ) -> Result<()> {
     let mut phys = bptree_header(cx.read(), object)?;
-    let mut gone = Usage::default();
+    let mut freed = Usage::default();
     while phys.begin < phys.end && *left > 0 {
         let mut entry = bptree_entry(cx.read(), object, phys.begin)?;
         if entry.birth_txg == DONE {
@@ -193,7 +194,7 @@ fn free_trees(
                 failed = Some(e);
                 return false;
             }
-            gone += cx.ratios.space_of(bp);
+            freed += cx.ratios.space_of(bp);
             entry.bookmark = at;
             *left -= 1;
             *left > 0
@@ -212,8 +213,8 @@ fn free_trees(
         put_entry(cx, object, phys.begin, &entry)?;
         break;
     }
-    change_totals(&mut phys, -gone);
-    out.usage += gone;
+    change_totals(&mut phys, -freed);
+    out.usage += freed;
     if phys.begin < phys.end {
         out.more = true;
         return cx.mos.set_bonus(object, &phys.encode());

@@ -1,13 +1,13 @@
-//! Bookmarks: what remains of a snapshot when it is gone (chapter 04 §11.3).
+//! Bookmarks: the records that outlive a snapshot (chapter 04 §11.3).
 //!
 //! # Theory
-//! A bookmark of the long form knows how much of its snapshot was freed before the
-//! next one (FBN): it counts kills while its snapshot is the newest, and afterwards
-//! lives on keys of deadlists, which must therefore outlive the snapshot.
+//! A bookmark of the long form has a count of the blocks that were freed between its
+//! snapshot and the next one (FBN). It counts kills while its snapshot is the newest. Later
+//! the count is computed from keys of deadlists, which must therefore outlive the snapshot.
 //!
 //! # Invariants
-//! * Feature bookmarks counts heads with a ZAP of bookmarks, bookmark_written the
-//!   bookmarks with FBN, bookmark_v2 those of the long form.
+//! * Feature bookmarks counts heads with a ZAP of bookmarks, bookmark_written the bookmarks
+//!   with FBN, bookmark_v2 those of the long form.
 
 use base::{Error, ErrorKind, Result};
 use ondisk::ObjType;
@@ -31,7 +31,7 @@ const LONG: usize = 12;
 
 /// A bookmark and its name.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub struct NamedBookmark {
     /// Without dataset and `#`.
     pub name: Vec<u8>,
     /// The structure.
@@ -40,8 +40,8 @@ pub struct Named {
     pub long: bool,
 }
 
-impl Named {
-    /// Whether it counts what was freed since its snapshot.
+impl NamedBookmark {
+    /// Whether it counts the blocks freed since its snapshot.
     pub fn has_fbn(&self) -> bool {
         self.phys.flags & BOOKMARK_HAS_FBN != 0
     }
@@ -51,23 +51,23 @@ impl Named {
 ///
 /// # Errors
 /// Those of reading; `Corrupt`.
-pub fn of_head(mos: &dyn MosRead, head: u64) -> Result<Vec<Named>> {
+pub fn of_head(mos: &dyn MosRead, head: u64) -> Result<Vec<NamedBookmark>> {
     let Some(zap) = mos.attribute_u64(head, KEY)? else { return Ok(Vec::new()) };
     let odd = || Error::corrupt("a bookmark is not an array of numbers");
     let entries = mos.zap_entries(zap)?.into_iter().map(|(name, value)| {
         let words = value.u64s().ok_or_else(odd)?;
         let phys = BookmarkPhys::from_words(&words)?;
-        Ok(Named { name, phys, long: words.len() >= LONG })
+        Ok(NamedBookmark { name, phys, long: words.len() >= LONG })
     });
     entries.collect()
 }
 
-/// The bookmarks that count what was freed since.
+/// The bookmarks that count the blocks freed since.
 ///
 /// # Errors
 /// As [`of_head`].
-pub fn with_fbn(mos: &dyn MosRead, head: u64) -> Result<Vec<Named>> {
-    Ok(of_head(mos, head)?.into_iter().filter(Named::has_fbn).collect())
+pub fn with_fbn(mos: &dyn MosRead, head: u64) -> Result<Vec<NamedBookmark>> {
+    Ok(of_head(mos, head)?.into_iter().filter(NamedBookmark::has_fbn).collect())
 }
 
 fn put(cx: &SyncCx<'_>, zap: u64, name: &[u8], phys: &BookmarkPhys) -> Result<bool> {
@@ -78,8 +78,8 @@ fn put(cx: &SyncCx<'_>, zap: u64, name: &[u8], phys: &BookmarkPhys) -> Result<bo
     Ok(words.len() >= LONG)
 }
 
-/// Changes the bookmarks of a head that count what was freed since: those for which
-/// `edit` says that it changed them are stored.
+/// Changes the bookmarks of a head that count the blocks freed since. Those for which
+/// `edit` returns true are stored.
 ///
 /// # Errors
 /// Those of the store.
@@ -97,7 +97,7 @@ pub fn edit_fbn(
     Ok(())
 }
 
-/// Adds to what was freed before the next snapshot.
+/// Adds to the blocks freed before the next snapshot.
 pub fn add_fbn(phys: &mut BookmarkPhys, usage: Usage) {
     phys.fbn = (Usage::from(phys.fbn) + usage).space();
 }
@@ -105,8 +105,8 @@ pub fn add_fbn(phys: &mut BookmarkPhys, usage: Usage) {
 /// Makes a bookmark of snapshot `snapshot` for the head of its directory.
 ///
 /// # Errors
-/// `Exists`; `Invalid` for a name that cannot be one; `Unsupported` unless the feature
-/// is enabled; those of the store.
+/// `Exists`; `Invalid` for an invalid name; `Unsupported` unless the feature is enabled;
+/// those of the store.
 pub fn make(cx: &SyncCx<'_>, snapshot: u64, name: &str) -> Result<()> {
     create::check_component(name)?;
     let snap = cx.dataset(snapshot)?;
@@ -177,8 +177,8 @@ pub fn destroy(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what features count of a bookmark, and frees its redaction list.
-fn forget(cx: &SyncCx<'_>, mark: &Named) -> Result<()> {
+/// Reverts the feature counts of a bookmark, and frees its redaction list.
+fn forget(cx: &SyncCx<'_>, mark: &NamedBookmark) -> Result<()> {
     if mark.long {
         features::add(cx, BOOKMARK_V2, -1)?;
     }
@@ -204,7 +204,7 @@ fn drop_zap(cx: &SyncCx<'_>, head: u64, zap: u64) -> Result<()> {
     Ok(())
 }
 
-/// Destroys all bookmarks of a head that is going away.
+/// Destroys all bookmarks of a head that is being destroyed.
 ///
 /// # Errors
 /// Those of the store.

@@ -1,15 +1,15 @@
-//! Lists of block pointers: adding to them, joining and consuming them
-//! (chapter 04 §6.1 to §6.3).
+//! Lists of block pointers: adding to them, joining and consuming them (chapter 04 §6.1 to
+//! §6.3).
 //!
 //! # Theory
-//! A list is an array of pointers and a list of further lists. Joining moves the
-//! pointers of a short list and the list numbers of a shallow one, so lists stay
-//! flat however often they are merged (§6.2).
+//! A list is an array of pointers and a list of further lists. Joining moves the pointers
+//! of a short list and the sublist ids of a shallow one, so lists stay flat however often
+//! they are merged (§6.2).
 //!
 //! # Invariants
-//! * The totals of a list cover its lists.
-//! * The shared empty list never holds anything; the count of feature empty_bpobj
-//!   is the number of references to it.
+//! * The totals of a list include its sublists.
+//! * The shared empty list never has entries. The count of feature empty_bpobj is the
+//!   number of references to it.
 
 use base::{Error, ObjectId, Result};
 use ondisk::ObjType;
@@ -41,15 +41,15 @@ pub fn header(mos: &dyn MosRead, object: u64) -> Result<BpobjPhys> {
     BpobjPhys::parse(&info.bonus, info.endian).map_err(|e| e.in_object(ObjectId(object)))
 }
 
-/// The list of blocks whose frees wait for the next group (chapter 05 §9.2), which only
-/// pools without log space maps use: its object and its header; `None` where there is none.
+/// The list of blocks whose frees wait for the next txg (chapter 05 §9.2), which only pools
+/// without log space maps use: its object and its header; `None` if there is no such list.
 /// Its bytes are allocated and belong to no dataset.
 ///
 /// # Errors
 /// Those of reading; `Corrupt` if it is no such list.
 pub fn deferred(mos: &dyn MosRead) -> Result<Option<(u64, BpobjPhys)>> {
     let list = match mos.directory("sync_bplist") {
-        // The MOS of a pool that is being made.
+        // The MOS of a pool that is being created.
         Err(e) if e.kind() == base::ErrorKind::NotFound => None,
         other => other?,
     };
@@ -92,7 +92,7 @@ fn create_sized(cx: &SyncCx<'_>, block_size: u32, compression: u8, size: usize) 
     cx.mos.allocate(&object.with_bonus(ObjType::BPOBJ_HDR, bonus))
 }
 
-/// One more empty list: a reference to the shared one where the pool has it.
+/// An empty list: a reference to the shared one if the pool has it.
 ///
 /// # Errors
 /// Those of the store.
@@ -131,8 +131,8 @@ fn drop_shared(cx: &SyncCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Lets go of a list: drops the reference if it is the shared one, else frees it
-/// with its lists. The blocks in it are not freed.
+/// Releases a list: drops the reference if it is the shared one, else frees it with its
+/// sublists. The blocks in it are not freed.
 ///
 /// # Errors
 /// Those of the store; `Corrupt`, `Limit`.
@@ -154,7 +154,7 @@ fn free_at(cx: &SyncCx<'_>, object: u64, depth: usize) -> Result<()> {
     cx.mos.free_object(object)
 }
 
-/// A count beyond the object's blocks would be a loop over zeros.
+/// A count beyond the object's blocks would loop over zeros.
 fn check_length(mos: &dyn MosRead, object: u64, count: u64, size: u64) -> Result<u64> {
     let info = mos.info(object)?;
     if count.saturating_mul(size) > info.blocks.saturating_mul(info.block_size) {
@@ -168,7 +168,7 @@ fn check_length(mos: &dyn MosRead, object: u64, count: u64, size: u64) -> Result
     Ok(per_block)
 }
 
-/// Numbers of the lists in a list.
+/// Object ids of the sublists of a list.
 ///
 /// # Errors
 /// Those of reading; `Corrupt`.
@@ -188,7 +188,7 @@ pub fn sublists(mos: &dyn MosRead, object: u64, phys: &BpobjPhys) -> Result<Vec<
     Ok(out)
 }
 
-/// The own entries of a list in block `blkid`.
+/// The list's own entries in block `blkid`.
 fn entries_in(mos: &dyn MosRead, object: u64, blkid: u64, count: u64) -> Result<Vec<BpobjEntry>> {
     let (block, endian) = mos.read_block(object, blkid)?;
     let entries = (0..count as usize).map(|i| BpobjEntry::parse_nth(&block, i, endian));
@@ -233,7 +233,7 @@ fn for_each_at(
     Ok(())
 }
 
-/// An entry as it is stored (§6.1): without checksum and fill, an embedded pointer
+/// The stored form of an entry (§6.1): without checksum and fill, an embedded pointer
 /// without its payload.
 fn stored(entry: &BpobjEntry) -> Result<[u8; BLKPTR_SIZE]> {
     let mut bp = entry.bp;
@@ -260,7 +260,7 @@ fn stored(entry: &BpobjEntry) -> Result<[u8; BLKPTR_SIZE]> {
     Ok(raw)
 }
 
-/// Adds entries to a list; their sizes.
+/// Adds entries to a list; returns their sizes.
 ///
 /// # Errors
 /// Those of the store; `Bug` for holes and redacted blocks.
@@ -286,7 +286,7 @@ fn change_totals(phys: &mut BpobjPhys, by: Usage) {
     add(&mut phys.uncomp, by.uncomp);
 }
 
-/// Writes entries behind the last; counts but no totals change.
+/// Writes entries behind the last one; changes counts but no totals.
 fn append_own(
     cx: &SyncCx<'_>,
     object: u64,
@@ -337,8 +337,8 @@ fn append_sublists(cx: &SyncCx<'_>, phys: &mut BpobjPhys, subs: &[u64]) -> Resul
     Ok(())
 }
 
-/// Makes the list `sub` part of the list `object` (§6.2); `sub` is gone afterwards
-/// as a list of its own.
+/// Makes the list `sub` a sublist of the list `object` (§6.2). `sub` no longer exists as an
+/// independent list afterwards.
 ///
 /// # Errors
 /// Those of the store; `Unsupported` when `object` has the form without sublists.
@@ -374,7 +374,7 @@ pub fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
         }
         cx.mos.free_object(sub)?;
     } else {
-        // What the lists that moved hold now counts in the outer list only.
+        // The content of the moved lists now counts only in the outer list.
         change_totals(&mut inner, -moved);
         cx.mos.set_bonus(sub, &inner.encode())?;
         append_sublists(cx, &mut outer, &[sub])?;
@@ -383,11 +383,12 @@ pub fn add_sublist(cx: &SyncCx<'_>, object: u64, sub: u64) -> Result<()> {
     cx.mos.set_bonus(object, &outer.encode())
 }
 
-/// Keeps the entries of a list for which `keep` returns true; the sizes of the others.
+/// Keeps the entries of a list for which `keep` returns true; returns the sizes of the
+/// others.
 ///
 /// # Errors
-/// Those of the store and of `keep`, after which the group cannot be committed;
-/// `Unsupported` for a list with lists in it; `Corrupt`.
+/// Those of the store and of `keep`, after which the txg cannot be committed; `Unsupported`
+/// for a list with sublists; `Corrupt`.
 pub fn retain(
     cx: &SyncCx<'_>,
     object: u64,
@@ -400,17 +401,17 @@ pub fn retain(
     }
     let per_block = check_length(cx.read(), object, phys.num_blkptrs, BLKPTR_SIZE as u64)?;
     let mut kept = BpobjPhys { num_blkptrs: 0, num_freed: 0, ..phys };
-    let mut gone = Usage::default();
+    let mut removed = Usage::default();
     for blkid in 0..phys.num_blkptrs.div_ceil(per_block) {
         let here = per_block.min(phys.num_blkptrs - blkid * per_block);
         let mut stay = Vec::new();
-        // What is kept is written to where it was read, or before.
+        // Kept entries are written where they were read, or before.
         for entry in entries_in(cx.read(), object, blkid, here)? {
             if keep(&entry)? {
                 stay.push(entry);
             } else {
                 let one = cx.ratios.space_of(&entry.bp);
-                gone += if entry.freed { -one } else { one };
+                removed += if entry.freed { -one } else { one };
             }
         }
         append_own(cx, object, &mut kept, &stay)?;
@@ -419,12 +420,12 @@ pub fn retain(
         let keep = kept.num_blkptrs.div_ceil(per_block);
         cx.mos.free_from(object, keep * per_block * BLKPTR_SIZE as u64)?;
     }
-    change_totals(&mut kept, -gone);
+    change_totals(&mut kept, -removed);
     cx.mos.set_bonus(object, &kept.encode())?;
-    Ok(gone)
+    Ok(removed)
 }
 
-/// What [`consume`] took out of a list.
+/// The entries that [`consume`] took out of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Consumed {
     /// Entries.
@@ -433,12 +434,12 @@ pub struct Consumed {
     pub usage: Usage,
 }
 
-/// Takes entries out of a list, newest first, at most `budget` of them, and hands
-/// each to `f`; the lists in it that are empty are freed.
+/// Takes at most `budget` entries out of a list, newest first, and passes each to `f`.
+/// Empty sublists are freed.
 ///
 /// # Errors
-/// Those of the store and of `f`, after which the group cannot be committed;
-/// `Corrupt`, `Limit`.
+/// Those of the store and of `f`, after which the txg cannot be committed; `Corrupt`,
+/// `Limit`.
 pub fn consume(
     cx: &SyncCx<'_>,
     object: u64,

@@ -1,12 +1,12 @@
-//! Checking everything that must hold between directories, datasets, deadlists and
-//! feature counts (chapter 04 §5.4, §6.4, "Checks").
+//! A check of all rules that relate directories, datasets, deadlists and feature counts
+//! (chapter 04 §5.4, §6.4, "Checks").
 //!
 //! # Theory
-//! All directories and datasets are loaded; then each rule of the chapter is evaluated
-//! as it is written there. Nothing is repaired.
+//! All directories and datasets are loaded. Then each rule of the chapter is evaluated as
+//! it is written there. Nothing is repaired.
 //!
 //! # Invariants
-//! * Reads only, and ends on any image: each object is visited once.
+//! * The check only reads, and ends on any image: each object is visited once.
 
 mod counts;
 mod graph;
@@ -21,12 +21,12 @@ use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 
 use super::{MosRead, Ratios, Usage, birth, bookmark, bpobj, deadlist, links, props};
 
-/// A rule that does not hold.
+/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Where: an object of the MOS.
+    /// The object of the MOS that violates it.
     pub object: u64,
-    /// What, with the numbers.
+    /// The rule, with the numbers.
     pub what: String,
 }
 
@@ -36,8 +36,8 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// A directory with what belongs to it.
-struct Dir {
+/// A directory with its children and reservations.
+struct CheckedDir {
     name: String,
     phys: DslDirPhys,
     children: Vec<u64>,
@@ -47,7 +47,7 @@ struct Dir {
 }
 
 /// A head or snapshot.
-struct Dataset {
+struct CheckedDataset {
     phys: DslDatasetPhys,
     /// Sizes of its deadlist's entries.
     dead: BTreeMap<u64, Usage>,
@@ -55,7 +55,7 @@ struct Dataset {
     old_form: bool,
 }
 
-impl Dataset {
+impl CheckedDataset {
     fn range(&self, a: u64, b: u64) -> Usage {
         if a >= b { Usage::default() } else { self.dead.range(a..b).map(|(_, u)| *u).sum() }
     }
@@ -68,14 +68,14 @@ impl Dataset {
 struct Checker<'a> {
     mos: &'a dyn MosRead,
     ratios: &'a Ratios,
-    dirs: BTreeMap<u64, Dir>,
-    datasets: BTreeMap<u64, Dataset>,
+    dirs: BTreeMap<u64, CheckedDir>,
+    datasets: BTreeMap<u64, CheckedDataset>,
     shared_empty: Option<u64>,
     empty_refs: u64,
     out: Vec<Violation>,
 }
 
-/// Everything that is wrong with the DSL's part of the MOS; nothing, if all is well.
+/// Everything that is wrong with the DSL's part of the MOS; empty if it is consistent.
 ///
 /// # Errors
 /// Those of reading the MOS.
@@ -131,7 +131,7 @@ impl Checker<'_> {
                 None => 0,
             };
             let children = children.into_iter().map(|(_, number)| number).collect();
-            let dir = Dir { name, phys, children, origin_txg, refreserved };
+            let dir = CheckedDir { name, phys, children, origin_txg, refreserved };
             self.dirs.insert(object, dir);
         }
         Ok(())
@@ -167,7 +167,7 @@ impl Checker<'_> {
         } else {
             self.load_deadlist(phys.deadlist_obj)?
         };
-        if self.datasets.insert(object, Dataset { phys, dead, old_form }).is_some() {
+        if self.datasets.insert(object, CheckedDataset { phys, dead, old_form }).is_some() {
             self.wrong(object, "the dataset is reached twice");
         }
         Ok(())
@@ -203,20 +203,20 @@ impl Checker<'_> {
                 Ok(())
             })?;
             self.equal(list, "sum of the list's blocks", usage, sum);
-            self.equal(object, &format!("blocks out of place under key {key}"), misplaced, 0);
+            self.equal(object, &format!("blocks under the wrong key {key}"), misplaced, 0);
         }
         let total = deadlist::total(self.mos, object)?;
         self.equal(object, "sum of the deadlist", total, dead.values().copied().sum());
         Ok(dead)
     }
 
-    fn dataset(&self, object: u64) -> Result<&Dataset> {
+    fn dataset(&self, object: u64) -> Result<&CheckedDataset> {
         self.datasets
             .get(&object)
             .ok_or_else(|| Error::corrupt(format!("object {object} is no dataset of the pool")))
     }
 
-    /// Keys that a dataset's deadlist must have (§6.4), those for bookmarks apart.
+    /// Keys that a dataset's deadlist must have (§6.4), and separately those for bookmarks.
     fn due_keys(&self, object: u64) -> Result<(BTreeSet<u64>, BTreeSet<u64>)> {
         let (mut keys, mut seen) = (BTreeSet::new(), BTreeSet::new());
         let mut at = self.dataset(object)?;

@@ -1,8 +1,8 @@
-//! Counters for limits on the number of file systems and snapshots
-//! (chapter 04 §5.6).
+//! Counters for limits on the number of file systems and snapshots (chapter 04 §5.6).
 //!
 //! # Invariants
-//! * A directory that has counters has them right, and so have all below it.
+//! * If a directory has counters, they are correct, and all directories below have
+//!   counters, too.
 
 use base::limits::DATASET_DEPTH_MAX;
 use base::{Error, Result};
@@ -27,7 +27,7 @@ fn adjust(cx: &SyncCx<'_>, dir: u64, key: &str, by: i64) -> Result<()> {
     Ok(())
 }
 
-/// File systems below `parent` become more or fewer.
+/// Adds to the count of file systems below `parent`.
 ///
 /// # Errors
 /// Those of the store.
@@ -35,7 +35,7 @@ pub fn filesystems(cx: &SyncCx<'_>, parent: u64, by: i64) -> Result<()> {
     adjust(cx, parent, FILESYSTEMS, by)
 }
 
-/// Snapshots of `dir` become more or fewer.
+/// Adds to the count of snapshots of `dir`.
 ///
 /// # Errors
 /// Those of the store.
@@ -43,7 +43,7 @@ pub fn snapshots(cx: &SyncCx<'_>, dir: u64, by: i64) -> Result<()> {
     adjust(cx, dir, SNAPSHOTS, by)
 }
 
-/// Gives a new directory its counters, if the pool counts.
+/// Gives a new directory its counters, if the pool has counters.
 ///
 /// # Errors
 /// Those of the store.
@@ -59,7 +59,7 @@ fn put(cx: &SyncCx<'_>, dir: u64, filesystems: u64, snapshots: u64) -> Result<()
     features::set_attribute(cx, dir, SNAPSHOTS, &ZapValue::from_u64(snapshots))
 }
 
-/// Starts counting at `dir` and below: a limit is set there.
+/// Starts counting at `dir` and below, because a limit is set there.
 ///
 /// # Errors
 /// Those of the store; `Limit`.

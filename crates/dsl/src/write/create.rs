@@ -1,9 +1,9 @@
-//! Making directories and datasets (chapter 04 §2, §4.2).
+//! Creating directories and datasets (chapter 04 §2, §4.2).
 //!
 //! # Theory
-//! Every dataset is formally a clone: an ordinary one of `$ORIGIN@$ORIGIN`, which has
-//! no blocks. So one procedure makes both. A new ordinary dataset has no object set
-//! yet: the caller writes one in the same group and accounts for it with a
+//! Every dataset is formally a clone: an ordinary one is a clone of `$ORIGIN@$ORIGIN`,
+//! which has no blocks. So one procedure makes both. A new ordinary dataset has no object
+//! set yet. The caller writes one in the same txg and accounts for it with a
 //! [`super::Delta`], which also stores its root.
 
 use base::limits::DATASET_DEPTH_MAX;
@@ -19,12 +19,12 @@ use super::links::{DIR_CLONES, NEXT_CLONES};
 use super::store::DIRECTORY;
 use super::{NewObject, SMALL_BLOCK, SyncCx, counts, deadlist, encode_dataset, features, links};
 
-/// First group of a pool.
+/// First txg of a pool.
 pub const TXG_INITIAL: Txg = Txg(4);
-/// Ids for statfs have so many bits.
+/// Bits of the ids for statfs.
 const FSID_BITS: u32 = 56;
 
-/// What a new dataset is.
+/// Parameters of a new dataset.
 #[derive(Clone, Copy, Debug)]
 pub struct NewDataset<'a> {
     /// The last component of its name.
@@ -59,8 +59,8 @@ pub fn check_component(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a dataset can be made below the directory `parent`. That the parent is a
-/// file system, and limits and names in full, are the caller's to check.
+/// Whether a dataset can be created below the directory `parent`. The caller must check
+/// that the parent is a file system, and the limits and the full name.
 ///
 /// # Errors
 /// `Invalid`, `NameTooLong`, `Exists`, `Limit`; those of reading.
@@ -126,7 +126,7 @@ pub(crate) fn dataset_object(cx: &SyncCx<'_>, phys: DslDatasetPhys) -> Result<u6
     cx.mos.allocate(&object.with_bonus(ObjType::DSL_DATASET, encode_dataset(&phys)?))
 }
 
-/// The creation group that datasets made now carry: 1 stands for the pool's first.
+/// The creation txg of datasets made now: 1 stands for the pool's first.
 fn creation_txg(cx: &SyncCx<'_>) -> Txg {
     if cx.txg == TXG_INITIAL { Txg(1) } else { cx.txg }
 }
@@ -184,9 +184,9 @@ pub(crate) fn head(
     Ok(head)
 }
 
-/// Makes a dataset below the directory `parent`. One that is no clone needs an object
-/// set in this very group; a clone has its origin's, and if that has an intent log,
-/// the caller writes it again without.
+/// Creates a dataset below the directory `parent`. One that is no clone needs an object set
+/// in this very txg. A clone has its origin's object set; if that has an intent log, the
+/// caller writes it again without the log.
 ///
 /// # Errors
 /// As [`check`]; those of the store.

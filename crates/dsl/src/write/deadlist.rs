@@ -1,19 +1,19 @@
-//! Deadlists: what a dataset's previous snapshot refers to and it does not any more
-//! (chapter 04 §6.4).
+//! Deadlists: the blocks to which a dataset's previous snapshot refers and the dataset does
+//! not any more (chapter 04 §6.4).
 //!
 //! # Theory
-//! A ZAP maps a group to a list of block pointers: the entry with key k holds the
-//! blocks born after k and up to the next key. The keys of a head are the creation
-//! groups of the snapshots before the previous one, so destroying a snapshot moves
-//! and frees whole lists without looking at a block.
+//! A ZAP maps a txg to a list of block pointers. The entry with key k holds the blocks born
+//! after k and up to the next key. The keys of a head are the creation txgs of the
+//! snapshots before the previous one. So destroying a snapshot moves and frees whole lists
+//! without examining a block.
 //!
-//! Before version 26 a deadlist is one plain list, and what a key would tell is found by
-//! looking at every birth. Datasets of upgraded pools may still have such ones. The
-//! functions here take both forms; where keys are concerned, a plain list has none.
+//! Before version 26 a deadlist is one plain list, and every birth must be examined instead
+//! of the keys. Datasets of upgraded pools may still have such deadlists. The functions
+//! here accept both forms; a plain list has no keys.
 //!
 //! # Invariants
 //! * The header's totals are the sums over all lists.
-//! * An entry without blocks refers to the shared empty list where the pool has one.
+//! * An entry without blocks refers to the shared empty list if the pool has one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use ondisk::dslphys::{DeadlistPhys, DslDatasetPhys};
 
 use super::{MosRead, NewObject, SMALL_BLOCK, SyncCx, Usage, birth, bpobj};
 
-/// Blocks put into a list at once.
+/// Blocks added to a list at once.
 const BATCH: usize = 1024;
 
 /// Whether a deadlist is a plain list, without keys.
@@ -105,7 +105,7 @@ fn remove(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     cx.mos.zap_remove(object, format!("{key:x}").as_bytes())
 }
 
-/// Adds a key with an empty list, unless it is there.
+/// Adds a key with an empty list, unless it exists.
 ///
 /// # Errors
 /// Those of the store.
@@ -117,7 +117,7 @@ pub fn add_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     put(cx, object, key, list)
 }
 
-/// Puts a list into the entry at `key`, of which `present` is the list.
+/// Joins `list` to the entry at `key`, which now refers to the list `present`.
 fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Result<()> {
     if present != list && bpobj::is_shared_empty(cx.read(), present)? {
         bpobj::release(cx, present)?;
@@ -127,8 +127,8 @@ fn join(cx: &SyncCx<'_>, object: u64, key: u64, present: u64, list: u64) -> Resu
     }
 }
 
-/// Removes a key; its blocks go to the entry before. Nothing happens if there is no
-/// such key.
+/// Removes a key; its blocks are added to the entry before. No effect if there is no such
+/// key.
 ///
 /// # Errors
 /// `Corrupt` when there is no smaller key; those of the store.
@@ -146,7 +146,7 @@ pub fn remove_key(cx: &SyncCx<'_>, object: u64, key: u64) -> Result<()> {
     join(cx, object, before, present, list)
 }
 
-/// Keys that the deadlist of a dataset must have (§6.4), those for bookmarks apart.
+/// Keys that the deadlist of a dataset must have (§6.4), without those for bookmarks.
 ///
 /// # Errors
 /// Those of reading; `Corrupt` when a dataset comes before itself.
@@ -163,7 +163,7 @@ fn due_keys(mos: &dyn MosRead, ds: &DslDatasetPhys) -> Result<BTreeSet<u64>> {
     Ok(keys)
 }
 
-/// A new deadlist with the keys below `max` that the one of `ds` has, all empty.
+/// Makes a deadlist with the keys of `ds`'s deadlist below `max`, all empty.
 ///
 /// # Errors
 /// Those of the store.
@@ -198,10 +198,11 @@ fn insert_all(cx: &SyncCx<'_>, object: u64, list: u64) -> Result<()> {
     insert(cx, object, &batch)
 }
 
-/// Moves everything in `source` to `object`; `source` is fit for [`free`] alone then.
+/// Moves everything in `source` to `object`. Afterwards `source` may only be passed to
+/// [`free`].
 ///
 /// # Errors
-/// `Corrupt` when a key has no place; those of the store.
+/// `Corrupt` when no entry fits a key; those of the store.
 pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
     if is_plain(cx.read(), source)? {
         return insert_all(cx, object, source);
@@ -223,7 +224,7 @@ pub fn merge(cx: &SyncCx<'_>, object: u64, source: u64) -> Result<()> {
     set_total(cx, source, Usage::default())
 }
 
-/// Moves the entries with keys from `from` on to the list `list`; their sizes.
+/// Moves the entries with keys from `from` on to the list `list`; returns their sizes.
 ///
 /// # Errors
 /// Those of the store.
@@ -254,7 +255,7 @@ pub fn move_from(cx: &SyncCx<'_>, object: u64, list: u64, from: u64) -> Result<U
     Ok(moved)
 }
 
-/// Frees the blocks born after `from` that a plain deadlist has; their sizes.
+/// Frees the blocks born after `from` in a plain deadlist; returns their sizes.
 ///
 /// # Errors
 /// Those of the store.

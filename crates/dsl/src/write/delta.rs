@@ -1,15 +1,14 @@
-//! What a group changes in one dataset: blocks born and killed (chapter 04 §5.2,
+//! The changes that a txg makes to one dataset: blocks born and killed (chapter 04 §5.2,
 //! §5.3).
 //!
 //! # Theory
-//! While a dataset is synced, its blocks are reported one by one; the sums are
-//! written once, at the end. That comes out as if every block had been accounted for
-//! at once, because every step of §5 is a sum, or the growth of a maximum, which
-//! telescopes.
+//! While a dataset is synced, its blocks are reported one by one. The sums are written
+//! once, at the end. The result is the same as if every block had been accounted for at
+//! once, because every step of §5 is a sum, or the growth of a maximum, which telescopes.
 //!
 //! # Invariants
 //! * A block born after the previous snapshot is freed by the caller the moment it is
-//!   killed; an older one goes to the deadlist instead (trap 4 of §21).
+//!   killed; an older one is put on the deadlist instead (trap 4 of §21).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +21,10 @@ use super::accounting::{diduse_transfer, growth_above, transfer};
 use super::usage::add;
 use super::{MosRead, Ratios, SyncCx, Usage, birth, bookmark, deadlist, features, links, props};
 
-/// What becomes of a killed block.
+/// What to do with a killed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Killed {
-    /// Nothing refers to it: free its space.
+    /// No dataset refers to it: free its space.
     Free,
     /// A snapshot refers to it.
     Dead,
@@ -33,7 +32,7 @@ pub enum Killed {
     Nothing,
 }
 
-/// Sums of one group's changes to one head. Plain data: it may be filled on any
+/// Sums of one txg's changes to one head. This is plain data that may be filled on any
 /// thread, under any lock.
 #[derive(Clone, Debug)]
 pub struct Delta {
@@ -52,14 +51,14 @@ pub struct Delta {
     /// Dead bytes that were born in this dataset.
     to_snapshots: i64,
     dead_list: Vec<BpobjEntry>,
-    /// Killed blocks that bookmarks of a group count.
+    /// Killed blocks that the bookmarks of a creation txg count.
     bookmarks: BTreeMap<u64, Usage>,
     features: BTreeSet<&'static str>,
     changed: bool,
 }
 
 impl Delta {
-    /// Nothing yet, for the head at `head`.
+    /// An empty delta for the head at `head`.
     ///
     /// # Errors
     /// Those of reading; `Bug` for a snapshot.
@@ -103,12 +102,12 @@ impl Delta {
         self.features.extend(features::needed_by(bp));
     }
 
-    /// A feature must be marked that no pointer shows (§5.2, step 3).
+    /// A feature must be marked although no pointer shows its use (§5.2, step 3).
     pub fn uses(&mut self, guid: &'static str) {
         self.features.insert(guid);
     }
 
-    /// A block does not belong to the head any more.
+    /// A block no longer belongs to the head.
     pub fn killed(&mut self, bp: &BlkPtr) -> Killed {
         if matches!(bp, BlkPtr::Hole(_) | BlkPtr::Redacted(_)) {
             return Killed::Nothing;
@@ -139,7 +138,7 @@ impl Delta {
     }
 
     /// Writes the sums. `root` is the object set's new block, if it has one; it was
-    /// reported as born like every other.
+    /// reported as born like every other block.
     ///
     /// # Errors
     /// Those of the store; `Bug` when a snapshot was taken in between.

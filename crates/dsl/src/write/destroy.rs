@@ -1,19 +1,17 @@
 //! Destroying snapshots, heads and their directories (chapter 04 §8, §9.1).
 //!
 //! # Theory
-//! A snapshot's destruction moves whole lists: what only it referred to goes to
-//! `free_bpobj`, the rest of its deadlist to the next dataset's. Pools older than version
-//! 26 have no such list: there all births in the deadlist are looked at, and what goes is
-//! freed in this group.
+//! A snapshot's destruction moves whole lists. Blocks to which only the snapshot referred
+//! are added to `free_bpobj`; the rest of its deadlist is added to the next dataset's.
+//! Pools older than version 26 have no such list. There all births in the deadlist are
+//! examined, and the blocks are freed in this txg.
 //!
-//! A head's blocks are found by walking its tree. With feature async_destroy the tree
-//! is put on a list (a bptree) that [`super::background`] works off over as many
-//! groups as it takes: constant work now, and a crash loses nothing. Without the
-//! feature the whole tree is walked in this group, and its blocks are put into
-//! `free_bpobj`, or freed at once where the pool has none: atomic too, and only old pools
-//! pay for it.
-//! It is walked twice, so that a tree that cannot be read is found before anything
-//! is changed.
+//! A head's blocks are found by walking its tree. With feature async_destroy the tree is
+//! put on a list (a bptree) that [`super::background`] processes over as many txgs as
+//! necessary: constant work now, and a crash loses nothing. Without the feature the whole
+//! tree is walked in this txg. Its blocks are put into `free_bpobj`, or freed at once if
+//! the pool has none. That is atomic, too, and only old pools bear its cost. The tree is
+//! walked twice, so that an unreadable tree is detected before anything is changed.
 //!
 //! # Departures from OpenZFS
 //! * A clone's livelist is dropped, its tree walked.
@@ -33,7 +31,7 @@ use super::{
     links, props, scan, snapshot, usage,
 };
 
-/// Blocks put into a list at once.
+/// Blocks added to a list at once.
 const BATCH: usize = 1024;
 
 /// Whether a snapshot can be destroyed now.
@@ -58,8 +56,8 @@ fn holds(mos: &dyn MosRead, s: &DslDatasetPhys) -> Result<Vec<(String, u64)>> {
     mos.numbers(s.userrefs_obj)
 }
 
-/// Destroys a snapshot. With `defer`, one that is held or has clones is marked to go
-/// with the last of them instead. Whether it is gone.
+/// Destroys a snapshot. With `defer`, one that is held or has clones is marked instead; it
+/// is destroyed together with the last of them. Returns whether it was destroyed.
 ///
 /// # Errors
 /// As [`check_snapshot`]; those of the store.
@@ -96,11 +94,11 @@ fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<
         let more = deadlist::range(cx, list, p.prev_snap_txg.0, s.prev_snap_txg.0)?;
         cx.edit_dataset(s.prev_snap_obj, |p| usage::add(&mut p.unique_bytes, more.used))?;
     }
-    let gone = deadlist::range(cx, list, s.prev_snap_txg.0, u64::MAX)?;
-    diduse(cx, dir, UsedKind::Snap, -gone)?;
+    let destroyed = deadlist::range(cx, list, s.prev_snap_txg.0, u64::MAX)?;
+    diduse(cx, dir, UsedKind::Snap, -destroyed)?;
     if let Some(free_bpobj) = cx.read().directory(FREE_LIST)? {
         deadlist::move_from(cx, list, free_bpobj, s.prev_snap_txg.0)?;
-        free_changed(cx, gone)?;
+        free_changed(cx, destroyed)?;
     } else {
         deadlist::free_from(cx, list, s.prev_snap_txg.0)?;
     }
@@ -124,8 +122,8 @@ fn snapshot_unchecked(cx: &SyncCx<'_>, snap: u64, s: &DslDatasetPhys) -> Result<
     free_snapshot(cx, snap, s, head)
 }
 
-/// Brings bookmarks of a snapshot that goes, and those before it, up to date (§8, step
-/// 1). Whether its group stays a key of deadlists.
+/// Updates the bookmarks of a snapshot that is being destroyed, and those before it (§8,
+/// step 1). Returns whether its txg stays a key of deadlists.
 fn bookmarks_at(cx: &SyncCx<'_>, head: u64, s: &DslDatasetPhys, next_list: u64) -> Result<bool> {
     let mut keep_key = false;
     bookmark::edit_fbn(cx, head, &mut |phys| {
@@ -213,7 +211,7 @@ pub fn head(cx: &SyncCx<'_>, head: u64, trees: &dyn Trees) -> Result<()> {
     let ds = cx.dataset(head)?;
     let later = features::is_enabled(cx.read(), ASYNC_DESTROY)?;
     if !later {
-        // Only to see that all of it can be read.
+        // This walk only detects unreadable blocks.
         walk(trees, &ds, &mut |_| Ok(()))?;
     }
     scan::cancel(cx)?;
@@ -288,19 +286,19 @@ fn list_tree(cx: &SyncCx<'_>, trees: &dyn Trees, ds: &DslDatasetPhys) -> Result<
     free_changed(cx, listed)
 }
 
-/// Takes a head out of the clones of the snapshot it came from.
+/// Removes a head from the clones of the snapshot that it was cloned from.
 fn leave_origin(cx: &SyncCx<'_>, head: u64, ds: &DslDatasetPhys) -> Result<()> {
     let origin = cx.dataset(ds.prev_snap_obj)?;
     cx.unlink(origin.next_clones_obj, head)?;
     cx.edit_dataset(ds.prev_snap_obj, |o| o.num_children = o.num_children.saturating_sub(1))?;
     match cx.dir(origin.dir_obj)?.clones {
-        // Pools older than version 26 do not list them.
+        // Pools older than version 26 have no such set.
         0 => Ok(()),
         clones => cx.unlink(clones, head),
     }
 }
 
-/// Frees the head's object and what hangs on it.
+/// Frees the head's object and the objects that belong to it.
 fn forget_head(cx: &SyncCx<'_>, head: u64, ds: &DslDatasetPhys) -> Result<()> {
     cx.edit_dir(ds.dir_obj, |d| d.head_dataset_obj = 0)?;
     cx.mos.free_object(ds.snapnames_zapobj)?;
@@ -347,7 +345,7 @@ fn destroy_dir(cx: &SyncCx<'_>, object: u64) -> Result<()> {
     features::free_zapified(cx, object)
 }
 
-/// Gives back the reference to an encryption key (chapter 08).
+/// Drops the reference to an encryption key (chapter 08).
 fn release_key(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
     const COUNT: &str = "DSL_CRYPTO_REFCOUNT";
     let Some(key) = cx.read().attribute_u64(dir, "com.datto:crypto_key_obj")? else {
@@ -390,8 +388,8 @@ pub fn hold(cx: &SyncCx<'_>, snap: u64, tag: &str) -> Result<()> {
     cx.put_number(s.userrefs_obj, tag, cx.now.0)
 }
 
-/// Releases a hold; the snapshot goes if it was to go with its last one (§11.2).
-/// Whether it went.
+/// Releases a hold. A snapshot marked for destruction is destroyed with its last hold
+/// (§11.2). Returns whether it was destroyed.
 ///
 /// # Errors
 /// `NotFound`; those of the store.
@@ -400,9 +398,9 @@ pub fn release(cx: &SyncCx<'_>, snap: u64, tag: &str) -> Result<bool> {
     if s.userrefs_obj == 0 || !cx.remove_if_present(s.userrefs_obj, tag)? {
         return Err(Error::not_found("the snapshot is not held by this tag"));
     }
-    let gone = s.is_defer_destroy() && s.num_children == 1 && holds(cx.read(), &s)?.is_empty();
-    if gone {
+    let destroyed = s.is_defer_destroy() && s.num_children == 1 && holds(cx.read(), &s)?.is_empty();
+    if destroyed {
         snapshot_unchecked(cx, snap, &s)?;
     }
-    Ok(gone)
+    Ok(destroyed)
 }

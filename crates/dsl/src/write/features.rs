@@ -1,10 +1,9 @@
-//! Feature flags: enabling them, counting their uses, marking datasets
-//! (chapter 04 §14).
+//! Feature flags: enabling them, counting their uses, marking datasets (chapter 04 §14).
 //!
 //! # Theory
-//! A feature is a count in one of two ZAPs. Features of datasets are counted by the
-//! keys that datasets carry: a dataset that needs one is turned into a ZAP first,
-//! which feature extensible_dataset counts in turn.
+//! A feature is a count in one of two ZAPs. The uses of a feature of datasets are counted
+//! by the keys in the datasets. A dataset that needs one is turned into a ZAP first, which
+//! feature extensible_dataset counts in turn.
 //!
 //! # Invariants
 //! * Only features that are enabled are counted or marked.
@@ -34,7 +33,7 @@ pub const LIVELIST: &str = "com.delphix:livelist";
 pub const BOOKMARKS: &str = "com.delphix:bookmarks";
 /// Bookmarks of the long form.
 pub const BOOKMARK_V2: &str = "com.datto:bookmark_v2";
-/// Bookmarks that know what was freed since.
+/// Bookmarks with a count of the blocks freed since.
 pub const BOOKMARK_WRITTEN: &str = "com.delphix:bookmark_written";
 /// Bookmarks with redaction lists.
 pub const REDACTION_BOOKMARKS: &str = "com.delphix:redaction_bookmarks";
@@ -86,7 +85,7 @@ pub fn is_active(mos: &dyn MosRead, guid: &str) -> Result<bool> {
     Ok(count(mos, guid)?.unwrap_or(0) > 0)
 }
 
-/// Changes a feature's count by `by`; the count afterwards.
+/// Changes a feature's count by `by`; returns the new count.
 ///
 /// # Errors
 /// `Unsupported` when the feature is not enabled; those of the store.
@@ -115,11 +114,11 @@ pub fn set_count(cx: &SyncCx<'_>, guid: &str, value: u64) -> Result<()> {
     Ok(())
 }
 
-/// Enables a feature and those that it needs; one that is enabled stays as it is.
+/// Enables a feature and the features that it depends on. An enabled feature is unchanged.
 ///
 /// # Errors
-/// `Unsupported` for pools without features and where the error log would have to
-/// be converted; those of the store.
+/// `Unsupported` for pools without features and where the error log would have to be
+/// converted; those of the store.
 pub fn enable(cx: &SyncCx<'_>, feature: &Feature) -> Result<()> {
     if is_enabled(cx.read(), feature.guid)? {
         return Ok(());
@@ -177,7 +176,8 @@ fn check_error_logs(cx: &SyncCx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Lets named attributes be attached to a directory or dataset (chapter 04 §0).
+/// Converts a directory or dataset so that named attributes can be attached to it
+/// (chapter 04 §0).
 ///
 /// # Errors
 /// `Unsupported` unless extensible_dataset is enabled; those of the store.
@@ -210,7 +210,7 @@ pub fn free_zapified(cx: &SyncCx<'_>, object: u64) -> Result<()> {
     cx.mos.free_object(object)
 }
 
-/// Features of which a dataset carries the key, with the key's value.
+/// Features whose key is in a dataset, with the key's value.
 ///
 /// # Errors
 /// Those of reading the MOS.
@@ -228,7 +228,7 @@ pub fn of_dataset(mos: &dyn MosRead, dataset: u64) -> Result<Vec<(&'static Featu
     Ok(out)
 }
 
-/// Marks a dataset as using a feature; nothing happens if it is marked.
+/// Marks a dataset as using a feature; no effect if it is marked already.
 ///
 /// # Errors
 /// `Unsupported` unless the feature is enabled; those of the store.
@@ -259,7 +259,7 @@ pub fn copy(cx: &SyncCx<'_>, from: u64, to: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes one mark off a dataset, if it has it.
+/// Removes one mark of a dataset, if it exists.
 ///
 /// # Errors
 /// Those of the store.
@@ -271,7 +271,7 @@ pub fn deactivate(cx: &SyncCx<'_>, dataset: u64, guid: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes all marks off a dataset.
+/// Removes all marks of a dataset.
 ///
 /// # Errors
 /// Those of the store.
@@ -283,7 +283,7 @@ pub fn deactivate_all(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
     Ok(())
 }
 
-/// Features that a block's pointer requires of its dataset (§5.2).
+/// Features whose use a block's pointer implies for its dataset (§5.2).
 pub fn needed_by(bp: &BlkPtr) -> impl Iterator<Item = &'static str> {
     let (compression, checksum) = match bp {
         BlkPtr::Block(b) => (b.compression, b.checksum),
@@ -302,7 +302,7 @@ pub fn needed_by(bp: &BlkPtr) -> impl Iterator<Item = &'static str> {
     size.into_iter().chain(checksum).chain(compression)
 }
 
-/// Something because of which the pool can be opened for reading only.
+/// A reason why the pool can be opened only for reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The feature, or the structure of the MOS.
@@ -311,7 +311,7 @@ pub struct Obstacle {
     pub why: &'static str,
 }
 
-/// Features whose uses Cenote's writer does not keep, and why that matters.
+/// Features that Cenote's writer does not maintain, and the consequence.
 const NOT_MAINTAINED: &[(&str, &str)] = &[
     (
         "com.fudosecurity:block_cloning",
@@ -340,7 +340,7 @@ const NOT_MAINTAINED: &[(&str, &str)] = &[
     ("com.seagate:draid_failure_domains", "its layout is not known"),
 ];
 
-/// Entries of the object directory that mean the same, whatever features say.
+/// Entries of the object directory with the same consequence, whatever the features are.
 const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
     ("com.delphix:zpool_checkpoint", "a checkpoint exists"),
     ("com.delphix:removing", "a device is being removed or was removed"),
@@ -349,9 +349,9 @@ const DIRECTORY_OBSTACLES: &[(&str, &str)] = &[
     ("com.delphix:deleted_clones", "clones are being deleted by their livelists"),
 ];
 
-/// Why the pool can only be read. Nothing: Cenote maintains all that is in use. What
-/// only labels and vdevs tell (a raidz expansion or a rebuild under way) is for the
-/// pool's opener to find.
+/// The reasons why the pool can be opened only for reading; none if Cenote maintains all
+/// features in use. Obstacles that only labels and vdevs show (a RAID-Z expansion or a
+/// rebuild in progress) must be detected by the code that opens the pool.
 ///
 /// # Errors
 /// Those of reading the MOS.
@@ -391,13 +391,13 @@ pub fn obstacles(mos: &dyn MosRead) -> Result<Vec<Obstacle>> {
     Ok(out)
 }
 
-/// Whether Cenote enables the feature in new pools: it can read it, and whatever the
-/// feature brings about it keeps.
+/// Whether Cenote enables the feature in new pools. It does if it can read the structures
+/// of the feature and maintains them.
 pub fn is_maintained(feature: &Feature) -> bool {
     feature.is_readable() && !NOT_MAINTAINED.iter().any(|(guid, _)| *guid == feature.guid)
 }
 
-/// All features that are maintained, in the order in which they are enabled.
+/// All maintained features, in the order in which they are enabled.
 pub fn maintained() -> impl Iterator<Item = &'static Feature> {
     FEATURES.iter().filter(|f| is_maintained(f))
 }

@@ -38,7 +38,7 @@ fn header(mos: &dyn MosRead, object: u64) -> Result<HistoryHeader> {
     HistoryHeader::parse(bonus, info.endian).map_err(|e| e.in_object(ObjectId(object)))
 }
 
-/// Appends a record, if the pool has a history. The first one with a command ends the
+/// Appends a record, if the pool has a history. The first record with a command ends the
 /// part that is kept forever.
 ///
 /// # Errors
@@ -79,7 +79,7 @@ fn make_room(cx: &SyncCx<'_>, object: u64, h: &mut HistoryHeader, len: u64) -> R
     Ok(())
 }
 
-/// Runs of `len` bytes at logical offset `at` that lie in one block and do not wrap:
+/// Runs of `len` bytes at logical offset `at`, each in one block and without wrapping:
 /// block, offset in it, bytes.
 fn runs(h: &HistoryHeader, block: u64, at: u64, len: u64) -> Vec<(u64, usize, usize)> {
     let mut out = Vec::new();

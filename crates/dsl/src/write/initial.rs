@@ -2,11 +2,11 @@
 //!
 //! # Theory
 //! The DSL is built first, without features, so that its empty deadlists have lists of
-//! their own; then features are enabled, in the order of the table. Object 1 is the
-//! directory; all other numbers are free to choose.
+//! their own. Then features are enabled, in the order of the table. Object 1 is the
+//! directory; all other object ids are arbitrary.
 //!
-//! The root file system's object set is written by the caller in the same group, and
-//! accounted for with a [`super::Delta`] on [`Initial::root_head`]; so are the contents
+//! The caller writes the root file system's object set in the same txg and accounts for it
+//! with a [`super::Delta`] on [`Initial::root_head`]. The caller also writes the contents
 //! of `config`, vdev ZAPs and space maps.
 
 use base::Result;
@@ -27,14 +27,14 @@ const VERSION_LISTS: u64 = 26;
 /// Bytes of a block of the configuration, and of the list of deferred frees.
 const CONFIG_BLOCK: u32 = 16 << 10;
 
-/// What the new pool is to be.
+/// Parameters of the new pool.
 #[derive(Clone, Copy, Debug)]
 pub struct NewPool<'a> {
     /// Its version: 15 to 28, or 5000.
     pub version: u64,
-    /// Features to enable, with those that they need.
+    /// Features to enable, with those that they depend on.
     pub features: &'a [&'static Feature],
-    /// Bytes that datasets can have, by which the history is sized.
+    /// Bytes that datasets can have; the size of the history depends on it.
     pub dspace: u64,
     /// Salt of salted checksums.
     pub salt: [u8; 32],
@@ -42,7 +42,7 @@ pub struct NewPool<'a> {
     pub pool_props: &'a [(&'a str, Stored)],
 }
 
-/// The objects of a new pool that others fill.
+/// The objects of a new pool that the caller fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Initial {
     /// Directory of the root file system.
@@ -51,7 +51,7 @@ pub struct Initial {
     pub root_head: u64,
     /// The configuration: a packed nvlist, still empty.
     pub config: u64,
-    /// Frees deferred to the next group (chapter 05 §6).
+    /// Frees deferred to the next txg (chapter 05 §6).
     pub sync_bplist: u64,
     /// Blocks of destroyed snapshots; `None` before version 26.
     pub free_bpobj: Option<u64>,

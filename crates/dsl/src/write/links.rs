@@ -1,4 +1,4 @@
-//! How clones hang together with the snapshots they came from (chapter 04 §10.1).
+//! Links between clones and the snapshots that they were cloned from (chapter 04 §10.1).
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ pub(crate) const NEXT_CLONES: ObjType = ObjType(37);
 pub(crate) const DIR_CLONES: ObjType = ObjType(52);
 /// Key of a clone's livelist.
 pub(crate) const LIVELIST_KEY: &str = "com.delphix:livelist";
-/// Key of when a dataset's snapshots last changed.
+/// Key of the time when a dataset's set of snapshots last changed.
 const SNAPSHOTS_CHANGED: &str = "com.ixsystems:snapshots_changed";
 
 /// `$ORIGIN@$ORIGIN`, the snapshot that every dataset descends from.
@@ -30,8 +30,8 @@ pub fn origin_snapshot(mos: &dyn MosRead) -> Result<u64> {
     }
 }
 
-/// Creation group of the snapshot that a directory's head was cloned from; 0 for those
-/// that are no real clones (chapter 04 §5.4).
+/// Creation txg of the snapshot that a directory's head was cloned from; 0 for ordinary
+/// datasets (chapter 04 §5.4).
 ///
 /// # Errors
 /// Those of reading.
@@ -40,15 +40,15 @@ pub fn origin_txg(mos: &dyn MosRead, origin: u64) -> Result<Txg> {
         return Ok(Txg::ZERO);
     }
     let snap = mos.dataset(origin)?;
-    // Only `$ORIGIN@$ORIGIN` has nothing before it.
+    // Only `$ORIGIN@$ORIGIN` has no previous snapshot.
     Ok(if snap.prev_snap_obj == 0 { Txg::ZERO } else { snap.creation_txg })
 }
 
-/// Removes a deadlist key from the heads of all clones made after it, and of their
-/// clones (§8, step 8).
+/// Removes a deadlist key from the heads of all clones made after it, and of their clones
+/// (§8, step 8).
 ///
 /// # Errors
-/// Those of the store; `Corrupt` when clones go round in a circle.
+/// Those of the store; `Corrupt` when clones form a cycle.
 pub fn remove_key_from_clones(cx: &SyncCx<'_>, dir: u64, key: Txg) -> Result<()> {
     let mut seen = HashSet::from([dir]);
     let mut work = vec![dir];
@@ -82,7 +82,7 @@ pub fn drop_livelist(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
     Ok(())
 }
 
-/// Notes when a directory's set of snapshots changed.
+/// Stores the time of a change of a directory's set of snapshots.
 ///
 /// # Errors
 /// Those of the store.
@@ -95,8 +95,8 @@ pub fn snapshots_changed(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
     features::set_attribute(cx, dir, SNAPSHOTS_CHANGED, &value)
 }
 
-/// Frees what a list of obsolete segments refers to (chapter 08): a deadlist under
-/// an attribute of a dataset.
+/// Frees a list of obsolete segments (chapter 08): a deadlist under an attribute of a
+/// dataset.
 ///
 /// # Errors
 /// Those of the store.
@@ -107,7 +107,7 @@ pub fn drop_remap_deadlist(cx: &SyncCx<'_>, dataset: u64) -> Result<()> {
     cx.mos.zap_remove(dataset, KEY.as_bytes())
 }
 
-/// Whether nothing waits in a list.
+/// Whether a list is empty.
 ///
 /// # Errors
 /// Those of reading.

@@ -1,4 +1,4 @@
-//! A MOS in memory, for tests: strict where the real one would be damaged.
+//! A MOS in memory, for tests. It fails where the real one would be damaged.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,28 +9,28 @@ use ondisk::{Endian, ObjType};
 
 use super::store::{MosRead, MosStore, NewObject, ObjectInfo};
 
-struct Object {
+struct MemObject {
     new: NewObject,
     blocks: BTreeMap<u64, Vec<u8>>,
     zap: Option<BTreeMap<Vec<u8>, ZapValue>>,
 }
 
 #[derive(Default)]
-struct State {
-    objects: BTreeMap<u64, Object>,
+struct MemState {
+    objects: BTreeMap<u64, MemObject>,
     next: u64,
 }
 
 /// The store.
 #[derive(Default)]
-pub(crate) struct MemMos(RefCell<State>);
+pub(crate) struct MemMos(RefCell<MemState>);
 
 impl MemMos {
     pub(crate) fn objects(&self) -> Vec<u64> {
         self.0.borrow().objects.keys().copied().collect()
     }
 
-    fn with<T>(&self, id: u64, f: impl FnOnce(&mut Object) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, id: u64, f: impl FnOnce(&mut MemObject) -> Result<T>) -> Result<T> {
         let mut state = self.0.borrow_mut();
         let missing = || Error::not_found("no such object").in_object(ObjectId(id));
         f(state.objects.get_mut(&id).ok_or_else(missing)?)
@@ -98,7 +98,7 @@ impl MosStore for MemMos {
 
     fn claim(&self, id: u64, object: &NewObject) -> Result<()> {
         assert!(object.bonus.len() <= 320, "a MOS dnode has one slot");
-        let object = Object { new: object.clone(), blocks: BTreeMap::new(), zap: None };
+        let object = MemObject { new: object.clone(), blocks: BTreeMap::new(), zap: None };
         match self.0.borrow_mut().objects.insert(id, object) {
             None => Ok(()),
             Some(_) => Err(Error::new(ErrorKind::Exists, "the object exists")),

@@ -1,28 +1,27 @@
 //! Changing datasets, in syncing context (chapter 04).
 //!
 //! # Theory
-//! Every function here edits MOS objects through a [`MosStore`], for one transaction
-//! group, on the one thread that syncs it. What a group commits is atomic, so the
-//! order of edits inside a group does not matter; what a group must never hold is
-//! half an operation. So requests are checked first, and an error out of a function
-//! that has begun to edit means that the group cannot be committed.
+//! Every function here edits MOS objects through a [`MosStore`], for one transaction group
+//! (txg), on the sync thread. A txg is committed atomically, so the order of edits inside a
+//! txg does not matter. But a txg must never contain half an operation. So requests are
+//! checked first, and an error from a function that has begun to edit means that the txg
+//! cannot be committed.
 //!
-//! Space is neither allocated nor freed here: blocks to be freed go to the caller,
-//! through [`SyncCx::with_free`] or an argument.
-//! Blocks born and killed in a dataset are gathered in a [`Delta`] while it is
-//! synced and accounted for once.
+//! Space is neither allocated nor freed here. Blocks to be freed are passed to the caller,
+//! through [`SyncCx::with_free`] or an argument. Blocks born and killed in a dataset are
+//! collected in a [`Delta`] while it is synced and accounted for once.
 //!
 //! # Invariants
-//! * After every group [`check()`] finds nothing: the sums of §5.4, the key sets of
-//!   §6.4, the counts of features.
-//! * Whatever is read is untrusted: descents are bounded, lists end, no sum panics.
+//! * After every txg [`check()`] finds nothing: the sums of §5.4, the key sets of §6.4, the
+//!   counts of features.
+//! * All data read is untrusted: descents are bounded, lists end, no sum panics.
 //!
 //! # Departures from OpenZFS
-//! * Livelists are not kept: a clone's livelist is dropped before the clone changes
-//!   (§10.2 asks for that).
-//! * A scan found running is cancelled when snapshots come or go (§17.3 allows it).
-//! * In pools older than version 26, whose deadlists are plain lists, what is destroyed is
-//!   freed in the same group.
+//! * Livelists are not kept: a clone's livelist is dropped before the clone changes (§10.2
+//!   requires it).
+//! * A running scan is cancelled when snapshots are created or destroyed (§17.3 allows it).
+//! * In pools older than version 26, whose deadlists are plain lists, destroyed blocks are
+//!   freed in the same txg.
 //! * A feature's count that would fall below zero stays zero.
 
 pub mod accounting;
@@ -69,11 +68,11 @@ const SMALL_BLOCK: u32 = 512;
 /// Name of the list of blocks to be freed in the object directory.
 const FREE_LIST: &str = "free_bpobj";
 
-/// One group's work on the MOS.
+/// The context of one txg's changes of the MOS.
 pub struct SyncCx<'a> {
     /// The MOS.
     pub mos: &'a dyn MosStore,
-    /// The group.
+    /// The txg.
     pub txg: Txg,
     /// Unix time: seconds, nanoseconds.
     pub now: (u64, u32),
@@ -85,11 +84,11 @@ pub struct SyncCx<'a> {
     label_features_changed: Cell<bool>,
 }
 
-/// Gives the space of a block back.
+/// Frees the space of a block.
 type Free<'a> = &'a dyn Fn(&BlkPtr) -> Result<()>;
 
 impl<'a> SyncCx<'a> {
-    /// A context for group `txg` at `now`.
+    /// A context for `txg` at `now`.
     pub fn new(
         mos: &'a dyn MosStore,
         txg: Txg,
@@ -108,7 +107,7 @@ impl<'a> SyncCx<'a> {
         }
     }
 
-    /// The same, with what frees blocks at once: pools older than version 26 have no list
+    /// Adds a function that frees blocks at once: pools older than version 26 have no list
     /// of blocks to be freed later.
     #[must_use]
     pub fn with_free(mut self, free: &'a dyn Fn(&BlkPtr) -> Result<()>) -> SyncCx<'a> {
@@ -117,18 +116,19 @@ impl<'a> SyncCx<'a> {
     }
 
     fn free(&self, bp: &BlkPtr) -> Result<()> {
-        let free = self.free.ok_or_else(|| Error::bug("nobody frees blocks here"))?;
+        let free =
+            self.free.ok_or_else(|| Error::bug("no function that frees blocks was given"))?;
         free(bp)
     }
 
     /// Whether the pool is of version 26 or above: deadlists have keys, directories list
-    /// their clones, and what is destroyed is freed in the background.
+    /// their clones, and destroyed datasets are freed in the background.
     fn has_lists(&self) -> Result<bool> {
         has_lists(self.read())
     }
 
-    /// Whether a feature that labels and configuration list became active or inactive;
-    /// both must be written again in this group (chapter 01 §4.5).
+    /// Whether a feature that labels and configuration list became active or inactive; both
+    /// must be written again in this txg (chapter 01 §4.5).
     pub fn label_features_changed(&self) -> bool {
         self.label_features_changed.get()
     }
@@ -185,7 +185,7 @@ impl<'a> SyncCx<'a> {
         self.mos.zap_remove(zap, format!("{object:x}").as_bytes())
     }
 
-    /// Removes an entry, if it is there.
+    /// Removes an entry, if it exists.
     fn remove_if_present(&self, zap: u64, name: &str) -> Result<bool> {
         if self.mos.zap_lookup(zap, name.as_bytes())?.is_none() {
             return Ok(false);
@@ -194,21 +194,22 @@ impl<'a> SyncCx<'a> {
         Ok(true)
     }
 
-    /// Adds an object to the set at `zap`, making the set if it is 0; its number.
+    /// Adds an object to the set at `zap`, creating the set if `zap` is 0; returns the
+    /// set's object id.
     fn link_in(&self, zap: u64, object_type: ObjType, object: u64) -> Result<u64> {
         let zap = if zap == 0 { self.new_zap(object_type, 0)? } else { zap };
         self.link(zap, object)?;
         Ok(zap)
     }
 
-    /// A number for `guid` and the like: never 0.
+    /// A random identity, as for `guid`: never 0.
     fn identity(&self) -> u64 {
         (self.random)().max(1)
     }
 }
 
-/// The pool's list of blocks to be freed came with version 26, like the forms that the
-/// writer of a dataset must know about (chapter 04 §1, §6.4).
+/// The pool's list of blocks to be freed was introduced with version 26, together with the
+/// other forms that a dataset's writer must distinguish (chapter 04 §1, §6.4).
 fn has_lists(mos: &dyn MosRead) -> Result<bool> {
     Ok(mos.directory(FREE_LIST)?.is_some())
 }
@@ -218,8 +219,8 @@ fn encode_dataset(phys: &DslDatasetPhys) -> Result<Vec<u8>> {
     Ok(bonus.to_vec())
 }
 
-/// The birth that every comparison uses (chapter 04 §0): of a block that was moved
-/// without logical change it is the physical one.
+/// The birth used in all comparisons (chapter 04 §0): the physical one for a block that was
+/// moved without logical change.
 pub fn birth(bp: &BlkPtr) -> Txg {
     match bp.as_block() {
         Some(b) if b.rewritten => b.effective_physical_birth(),

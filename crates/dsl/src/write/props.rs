@@ -1,13 +1,13 @@
 //! Storing properties (chapter 04 §12.1, §12.4, §12.5).
 //!
 //! # Theory
-//! A property ZAP holds, for each property, what was set here, what was received, and
-//! whether a received value is overridden. Some properties mean more than their entry:
-//! quotas and reservations are accounted for, limits are counted, compression with
-//! zstd marks the dataset.
+//! A property ZAP has, for each property, the value set here, the value received, and
+//! whether a received value is overridden. Some properties have effects beyond their entry:
+//! quotas and reservations are accounted for, limits are counted, compression with zstd
+//! marks the dataset.
 //!
 //! # Invariants
-//! * What an entry means beyond itself changes in the same group.
+//! * The effects beyond an entry are applied in the same txg.
 
 use base::{Error, ErrorKind, Result};
 use ondisk::ObjType;
@@ -29,24 +29,24 @@ const UNKNOWN_VALUE: &str = "$iuv";
 const HAS_RECEIVED: &str = "$hasrecvd";
 const NO_LIMIT: u64 = u64::MAX;
 
-/// What is done to a property (the table of §12.1).
+/// A change of a property (the table of §12.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Set here.
     Set(Stored),
     /// Inherited from above, or the default.
     Inherit,
-    /// What was received holds again.
+    /// The received value is in effect again.
     Revert,
-    /// A stream brought a value.
+    /// A stream contained a value.
     Receive(Stored),
-    /// The received value goes.
+    /// The received value is removed.
     ClearReceived,
-    /// Whatever is stored here goes.
+    /// All values stored here are removed.
     ClearAll,
 }
 
-/// Whose property.
+/// The owner of a property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A directory's: of a file system or volume.
@@ -59,7 +59,7 @@ fn value_of(zap: &ZapValue) -> Result<Stored> {
     Stored::from_zap(zap)
 }
 
-/// What is stored at this very ZAP and holds here: the value set, else that received.
+/// The value stored in this very ZAP that is in effect: the one set, else the one received.
 ///
 /// # Errors
 /// Those of reading; `Corrupt`.
@@ -106,7 +106,7 @@ fn to_zap(value: &Stored) -> Result<ZapValue> {
     }
 }
 
-/// Whether a property may be called so.
+/// Whether `name` is a valid property name.
 ///
 /// # Errors
 /// `NameTooLong`, `Invalid`.
@@ -120,7 +120,7 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether older software does not know this value (the `$iuv` rule).
+/// Whether older software does not recognise this value (the `$iuv` rule).
 fn is_new_value(name: &str, value: &Stored) -> bool {
     match (name, value.number()) {
         ("redundant_metadata", Some(n)) => n >= 2,
@@ -172,12 +172,11 @@ fn edit_zap(cx: &SyncCx<'_>, zap: u64, name: &str, change: &Change) -> Result<()
     }
 }
 
-/// Changes a property and all that depends on it. Whether the value makes sense is the
-/// caller's to check.
+/// Changes a property and everything that depends on it. The caller validates the value.
 ///
 /// # Errors
-/// `Invalid`, `NameTooLong`; `Unsupported` for a value whose feature is not enabled;
-/// those of the store.
+/// `Invalid`, `NameTooLong`; `Unsupported` for a value whose feature is not enabled; those
+/// of the store.
 pub fn change(cx: &SyncCx<'_>, target: Target, name: &str, change: &Change) -> Result<()> {
     check_name(name)?;
     if let Change::Set(value) | Change::Receive(value) = change {
@@ -238,7 +237,7 @@ fn change_snapshot(cx: &SyncCx<'_>, snapshot: u64, name: &str, change: &Change) 
     Ok(())
 }
 
-/// Sets a property of the pool that lives in its ZAP; `None` removes it.
+/// Sets a property of the pool that is stored in its ZAP; `None` removes it.
 ///
 /// # Errors
 /// `Invalid`, `NameTooLong`; those of the store.
@@ -263,7 +262,7 @@ pub fn set_pool(cx: &SyncCx<'_>, name: &str, value: Option<&Stored>) -> Result<(
     }
 }
 
-/// Forgets that `dataset` is the one to boot from, if it is.
+/// Clears the pool's bootfs property if it names `dataset`.
 ///
 /// # Errors
 /// Those of the store.

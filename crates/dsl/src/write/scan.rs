@@ -1,4 +1,4 @@
-//! Scans that a change to the dataset graph would lead astray (chapter 04 §17.3).
+//! Cancelling scans that a change of the dataset graph would invalidate (chapter 04 §17.3).
 
 use base::Result;
 use ondisk::scan::{SCAN_WORDS, Scan, ScanState};
@@ -7,8 +7,8 @@ use ondisk::zap::ZapValue;
 use super::SyncCx;
 use super::store::DIRECTORY;
 
-/// Cancels a scan that is running: its state says so, and its queue is freed.
-/// Whether there was one.
+/// Cancels a running scan: stores the state and frees its queue. Returns whether there was
+/// one.
 ///
 /// # Errors
 /// Those of the store; `Corrupt`.

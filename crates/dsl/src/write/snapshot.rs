@@ -1,11 +1,11 @@
 //! Taking snapshots (chapter 04 §7).
 //!
 //! # Theory
-//! A snapshot takes over the head's root and deadlist; the head begins a new deadlist
-//! with the same keys and one more. Nothing else is written, whatever the dataset's size.
+//! A snapshot takes over the head's root and deadlist. The head gets a new deadlist with
+//! the same keys and one more. Nothing else is written, whatever the dataset's size.
 //!
 //! # Invariants
-//! * The head was synced in this group and does not change in it any more.
+//! * The head was synced in this txg and does not change in it any more.
 
 use base::{Error, ErrorKind, Result, Txg};
 use ondisk::dslphys::{DS_FLAG_CI_DATASET, DS_FLAG_UNIQUE_ACCURATE, DslDatasetPhys, UsedKind};
@@ -34,12 +34,12 @@ pub fn find(cx: &SyncCx<'_>, head: &DslDatasetPhys, name: &str) -> Result<Option
     value.map(|v| v.as_u64().ok_or_else(odd)).transpose()
 }
 
-/// Whether a snapshot can be taken now. Space and limits are the caller's to check: the
-/// smaller of the head's unique bytes and its refreservation must be available.
+/// Whether a snapshot can be taken now. The caller checks space and limits: the smaller of
+/// the head's unique bytes and its refreservation must be available.
 ///
 /// # Errors
-/// `Exists`, `Invalid`, `NameTooLong`; `WouldBlock` when only a later group can have
-/// it; those of reading.
+/// `Exists`, `Invalid`, `NameTooLong`; `WouldBlock` when it must wait for a later txg;
+/// those of reading.
 pub fn check(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<()> {
     create::check_component(name)?;
     let ds = cx.dataset(head)?;
@@ -50,13 +50,13 @@ pub fn check(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<()> {
         return Err(Error::new(ErrorKind::Exists, "the snapshot exists"));
     }
     if ds.prev_snap_txg >= cx.txg {
-        let e = "the dataset has a snapshot of this group already";
+        let e = "the dataset has a snapshot of this txg already";
         return Err(Error::new(ErrorKind::WouldBlock, e));
     }
     Ok(())
 }
 
-/// Takes a snapshot of `head`; its object.
+/// Takes a snapshot of `head`; returns its object.
 ///
 /// # Errors
 /// As [`check`]; those of the store.
@@ -69,7 +69,7 @@ pub fn take(cx: &SyncCx<'_>, head: u64, name: &str) -> Result<u64> {
     Ok(snapshot)
 }
 
-/// The same, unchecked, with the creation group `txg`.
+/// The same, without checks, with the creation txg `txg`.
 pub(crate) fn take_at(cx: &SyncCx<'_>, head: u64, name: &str, txg: Txg) -> Result<u64> {
     scan::cancel(cx)?;
     let before = cx.dataset(head)?;
@@ -110,7 +110,7 @@ pub(crate) fn take_at(cx: &SyncCx<'_>, head: u64, name: &str, txg: Txg) -> Resul
     Ok(snapshot)
 }
 
-/// In the snapshot `prev`, what came next was `old` and now is `new`.
+/// In the snapshot `prev`, replaces the next dataset `old` by `new`.
 pub(crate) fn replace_next(cx: &SyncCx<'_>, prev: u64, old: u64, new: u64) -> Result<()> {
     let phys = cx.dataset(prev)?;
     if phys.next_snap_obj == old {
@@ -120,7 +120,7 @@ pub(crate) fn replace_next(cx: &SyncCx<'_>, prev: u64, old: u64, new: u64) -> Re
     cx.link(phys.next_clones_obj, new)
 }
 
-/// Attributes that belong to the snapshot from now on.
+/// Moves the attributes that belong to the snapshot from now on.
 fn move_attributes(cx: &SyncCx<'_>, head: u64, snapshot: u64, dir: u64) -> Result<()> {
     if let Some(value) = cx.read().attribute(head, REMAP)? {
         cx.mos.zap_remove(head, REMAP.as_bytes())?;

@@ -1,15 +1,15 @@
-//! What the writing half of the DSL needs of the meta object set: objects, their
-//! bonus buffers, blocks and ZAPs.
+//! The interface between the writing half of the DSL and the meta object set: objects,
+//! their bonus buffers, blocks and ZAPs.
 //!
 //! # Theory
-//! Everything the DSL does to a pool is an edit of MOS objects in syncing
-//! context. [`MosRead`] is enough for the checker, so that it runs on pools that
-//! are open read-only; [`MosStore`] adds the edits. The engine implements both
-//! over the DMU, tests over a map in memory.
+//! Every change that the DSL makes to a pool is an edit of MOS objects in syncing context.
+//! [`MosRead`] suffices for the checker, so that it runs on pools that are open read-only;
+//! [`MosStore`] adds the edits. The engine implements both over the DMU, tests over a map
+//! in memory.
 //!
 //! # Invariants
-//! * Bytes handed to a store (bonus buffers, blocks under edit) are little
-//!   endian; bytes read come with their byte order.
+//! * Bytes passed to a store (bonus buffers, blocks under edit) are little endian; bytes
+//!   read are returned with their byte order.
 //! * Reads see every edit made before.
 
 use base::{Buf, Error, ObjectId, Result};
@@ -23,12 +23,12 @@ use crate::mos::Mos;
 /// The object directory.
 pub const DIRECTORY: u64 = 1;
 
-/// An object as far as the DSL looks at it.
+/// The properties of an object that the DSL uses.
 #[derive(Clone, Debug)]
 pub struct ObjectInfo {
     /// Its type; [`ObjType::OTN_ZAP_METADATA`] once zapified (chapter 04 §0).
     pub object_type: ObjType,
-    /// What its bonus buffer holds.
+    /// The type of its bonus buffer.
     pub bonus_type: ObjType,
     /// The bonus buffer, in byte order `endian`.
     pub bonus: Vec<u8>,
@@ -40,7 +40,7 @@ pub struct ObjectInfo {
     pub blocks: u64,
 }
 
-/// How a new object looks.
+/// Parameters of a new object.
 #[derive(Clone, Debug)]
 pub struct NewObject {
     /// Its type.
@@ -110,14 +110,13 @@ pub trait MosRead {
 
 /// Changing the MOS, in syncing context.
 pub trait MosStore: MosRead {
-    /// A new object at any free number, one level, indirect blocks of 128 KiB,
-    /// one slot.
+    /// A new object with any free id, one level, indirect blocks of 128 KiB, one slot.
     ///
     /// # Errors
     /// Those of the DMU.
     fn allocate(&self, object: &NewObject) -> Result<u64>;
 
-    /// A new object at this number.
+    /// A new object with this id.
     ///
     /// # Errors
     /// Those of the DMU; `Exists`.
@@ -211,7 +210,7 @@ impl MosRead for Mos {
     }
 }
 
-/// What every implementation can do in the same way.
+/// Methods that are the same for every implementation.
 impl dyn MosRead + '_ {
     /// A number in a ZAP.
     ///

@@ -1,5 +1,5 @@
-//! Random histories of a pool against a naive model: trees of blocks that are copied
-//! at every snapshot.
+//! Random histories of a pool against a simple model: trees of blocks that are copied at
+//! every snapshot.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -19,14 +19,14 @@ use super::trees::{Trees, Walked};
 use super::*;
 use crate::stored::Stored;
 
-type Blocks = BTreeMap<u64, BlkPtr>;
-/// Where the model keeps an object set's own block.
+type ModelBlocks = BTreeMap<u64, BlkPtr>;
+/// Key of an object set's own block in the model.
 const ROOT: u64 = u64::MAX;
 
 struct Snap {
     name: String,
     object: u64,
-    blocks: Blocks,
+    blocks: ModelBlocks,
     held: bool,
 }
 
@@ -35,12 +35,12 @@ struct Fs {
     dir: u64,
     parent: u64,
     origin: Option<u64>,
-    live: Blocks,
+    live: ModelBlocks,
     snaps: Vec<Snap>,
     marks: Vec<String>,
 }
 
-struct Pool {
+struct DslModel {
     mos: MemMos,
     ratios: Ratios,
     txg: u64,
@@ -80,8 +80,8 @@ impl Trees for ModelTrees<'_> {
     }
 }
 
-impl Pool {
-    fn new(features: &[&'static Feature]) -> Pool {
+impl DslModel {
+    fn new(features: &[&'static Feature]) -> DslModel {
         let mos = MemMos::default();
         let ratios = Ratios::new(vec![512, 341]);
         let seed = Cell::new(1);
@@ -95,7 +95,7 @@ impl Pool {
             pool_props: &[("failmode", Stored::Number(1))],
         };
         let root = initial::create(&cx, &spec).unwrap();
-        let mut pool = Pool {
+        let mut pool = DslModel {
             mos,
             ratios,
             txg: 4,
@@ -108,7 +108,7 @@ impl Pool {
             freed: HashSet::new(),
             marks_blocks: !features.is_empty(),
         };
-        pool.adopt(root.root_head, root.root_dir, 0, None, Blocks::new());
+        pool.adopt(root.root_head, root.root_dir, 0, None, ModelBlocks::new());
         pool.write(root.root_head, &[(1, 3)]);
         pool.verify();
         pool.txg += 1;
@@ -121,7 +121,7 @@ impl Pool {
         f(&SyncCx::new(&self.mos, Txg(self.txg), now, &self.ratios, &random))
     }
 
-    fn adopt(&mut self, head: u64, dir: u64, parent: u64, origin: Option<u64>, live: Blocks) {
+    fn adopt(&mut self, head: u64, dir: u64, parent: u64, origin: Option<u64>, live: ModelBlocks) {
         let fs = Fs { head, dir, parent, origin, live, snaps: Vec::new(), marks: Vec::new() };
         self.fs.insert(head, fs);
     }
@@ -158,7 +158,8 @@ impl Pool {
         assert!(self.freed.insert(offset(bp)), "{bp:?} is freed twice");
     }
 
-    /// Writes (or with an even kind of 0, removes) slots of a head, and its root.
+    /// Writes slots of a head, or removes them if their kind is even and 0, and writes its
+    /// root.
     fn write(&mut self, head: u64, slots: &[(u64, u8)]) {
         let mut delta = Delta::begin(&self.mos, head, &self.ratios).unwrap();
         let mut changes: Vec<(u64, Option<BlkPtr>)> = Vec::new();
@@ -237,7 +238,8 @@ impl Pool {
         }
     }
 
-    /// A snapshot that was to go may be gone.
+    /// Removes a snapshot that was marked for destruction from the model, if it was
+    /// destroyed.
     fn forget_gone(&mut self, snap: u64) {
         if self.mos.objects().binary_search(&snap).is_err() {
             for fs in self.fs.values_mut() {
@@ -306,7 +308,7 @@ impl Pool {
                 let fs = self.fs.get_mut(&head).unwrap();
                 let blocks = fs.live.clone();
                 fs.snaps.push(Snap { name, object, blocks, held: false });
-                // Nothing may change it in this group any more.
+                // The snapshot's head must not change any more in this txg.
                 self.verify();
                 self.txg += 1;
             }
@@ -318,8 +320,8 @@ impl Pool {
         let clones = self.fs.values().any(|fs| fs.origin == Some(snap));
         let held = self.fs[&head].snaps.iter().any(|s| s.object == snap && s.held);
         match self.sync(|cx| destroy::snapshot(cx, snap, defer)) {
-            Ok(gone) => {
-                assert_eq!(gone, !clones && !held);
+            Ok(destroyed) => {
+                assert_eq!(destroyed, !clones && !held);
                 self.forget_gone(snap);
             }
             Err(e) => assert!(!defer && (clones || held), "{e}"),
@@ -333,7 +335,7 @@ impl Pool {
         let Ok(made) = self.sync(|cx| create::dataset(cx, parent, &new)) else { return };
         let snap = |s: &&Snap| Some(s.object) == origin;
         let live = self.fs.values().flat_map(|fs| &fs.snaps).find(snap);
-        let live = live.map_or_else(Blocks::new, |s| s.blocks.clone());
+        let live = live.map_or_else(ModelBlocks::new, |s| s.blocks.clone());
         let empty = live.is_empty();
         self.adopt(made.head, made.dir, parent, origin, live);
         if empty {
@@ -367,7 +369,7 @@ impl Pool {
         }
     }
 
-    fn usage(&self, blocks: &Blocks) -> Usage {
+    fn usage(&self, blocks: &ModelBlocks) -> Usage {
         blocks.values().map(|bp| self.ratios.space_of(bp)).sum()
     }
 
@@ -399,7 +401,7 @@ impl Pool {
         self.verify_objects();
     }
 
-    /// Bookmarks know what was freed between their snapshot and the next (§11.3).
+    /// Bookmarks count the blocks freed between their snapshot and the next (§11.3).
     fn verify_written(&self, fs: &Fs) {
         let mos: &dyn MosRead = &self.mos;
         for mark in bookmark::with_fbn(mos, fs.head).unwrap() {
@@ -417,7 +419,7 @@ impl Pool {
         }
     }
 
-    /// Every object is referred to exactly once, but the shared empty list.
+    /// Every object except the shared empty list is referred to exactly once.
     fn verify_objects(&self) {
         let mos: &dyn MosRead = &self.mos;
         let mut refs = vec![store::DIRECTORY];
@@ -481,7 +483,7 @@ impl Pool {
                 s.held = false;
             }
         }
-        let snaps = |p: &Pool| -> Vec<(u64, u64)> {
+        let snaps = |p: &DslModel| -> Vec<(u64, u64)> {
             let of = |fs: &Fs| fs.snaps.iter().map(|s| (fs.head, s.object)).collect::<Vec<_>>();
             p.fs.values().flat_map(of).collect()
         };
@@ -526,7 +528,7 @@ fn next(seed: &Cell<u64>) -> u64 {
 }
 
 fn run(features: &[&'static Feature], ops: &[[u8; 4]]) {
-    let mut pool = Pool::new(features);
+    let mut pool = DslModel::new(features);
     for op in ops {
         pool.act(*op);
     }

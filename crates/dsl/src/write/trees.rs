@@ -1,16 +1,17 @@
-//! Walking a destroyed object set, children before parents, with resumption
+//! Walks over destroyed object sets, children before parents, with resumption
 //! (chapter 04 §9.4).
 //!
 //! # Theory
-//! What is freed must not be read any more, so a block comes after all below it. The
-//! order is fixed: objects by number, the blocks of each by their place; a place
-//! therefore says how far a walk came. To resume, the walk goes down to that place,
-//! past everything before it, without looking inside.
+//! Freed blocks must not be read any more, so a block comes after all blocks below it. The
+//! order is fixed: objects by id, the blocks of each by position. So a position says how
+//! far a walk has come. A resumed walk descends to that position and skips everything
+//! before it without reading it.
 //!
 //! # Invariants
-//! * After a place, exactly those blocks come that had not come up to it.
+//! * A walk resumed after a position visits exactly the blocks that were not visited up to
+//!   it.
 //! * Depth is bounded by the levels checked in each dnode; a pointer whose level or size
-//!   does not fit its place ends the walk.
+//!   does not fit its position ends the walk.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use zio::Zio;
 
 use super::birth;
 
-/// `objset` of places in a destroyed object set.
+/// `objset` of positions in a destroyed object set.
 const DESTROYED: u64 = u64::MAX;
 /// Level of the object set's own block.
 const ROOT_LEVEL: i64 = -1;
@@ -32,19 +33,19 @@ const ROOT_LEVEL: i64 = -1;
 /// How a walk ended.
 #[derive(Debug)]
 pub enum Walked {
-    /// Every block was shown.
+    /// Every block was visited.
     All,
-    /// The callback wanted no more.
+    /// The callback stopped it.
     Stopped,
-    /// Something could not be read; all before it was shown.
+    /// A block could not be read; all blocks before it were visited.
     Failed(Error),
 }
 
 /// Walks trees of blocks.
 pub trait Trees {
     /// Calls `f` with every block below `root`, and `root` itself, that was born after
-    /// `min`: children first, in a fixed order, those behind `after`. `f` returns
-    /// whether to go on; the block it was called with counts as done either way.
+    /// `min`: children first, in a fixed order, those behind `after`. `f` returns whether
+    /// to continue; the block it was called with counts as visited either way.
     fn walk(
         &self,
         root: &BlkPtr,
@@ -71,17 +72,17 @@ impl Trees for Arc<Zio> {
 }
 
 /// Reads a block; the second argument says that it holds dnodes.
-type Read<'a> = &'a dyn Fn(&BlkPtr, bool) -> Result<Buf>;
+type BlockReader<'a> = &'a dyn Fn(&BlkPtr, bool) -> Result<Buf>;
 
-/// [`Trees::walk`] over whatever `read` reads.
+/// [`Trees::walk`] with the block reader `read`.
 pub fn walk_with(
-    read: Read<'_>,
+    read: BlockReader<'_>,
     root: &BlkPtr,
     min: Txg,
     after: Option<&BookmarkPlace>,
     f: &mut dyn FnMut(&BlkPtr, BookmarkPlace) -> bool,
 ) -> Walked {
-    let mut walk = Walk { read, min, after: after.copied(), f };
+    let mut walk = TreeWalk { read, min, after: after.copied(), f };
     match walk.root(root) {
         Ok(true) => Walked::All,
         Ok(false) => Walked::Stopped,
@@ -89,24 +90,24 @@ pub fn walk_with(
     }
 }
 
-struct Walk<'a> {
-    read: Read<'a>,
+struct TreeWalk<'a> {
+    read: BlockReader<'a>,
     min: Txg,
-    /// Where the walk before stopped, until it is found.
+    /// The position where the previous walk stopped, until it is reached.
     after: Option<BookmarkPlace>,
     f: &'a mut dyn FnMut(&BlkPtr, BookmarkPlace) -> bool,
 }
 
-fn place(object: u64, level: i64, blkid: u64) -> BookmarkPlace {
+fn position(object: u64, level: i64, blkid: u64) -> BookmarkPlace {
     BookmarkPlace { objset: DESTROYED, object, level, blkid }
 }
 
-impl Walk<'_> {
+impl TreeWalk<'_> {
     fn skips(&self, bp: &BlkPtr) -> bool {
         bp.is_hole() || birth(bp) <= self.min
     }
 
-    /// Shows a block whose children are done. Whether to go on.
+    /// Visits a block whose children are done. Returns whether to continue.
     fn show(&mut self, bp: &BlkPtr, at: BookmarkPlace) -> bool {
         if let Some(after) = self.after {
             if (after.object, after.level, after.blkid) == (at.object, at.level, at.blkid) {
@@ -117,7 +118,7 @@ impl Walk<'_> {
         (self.f)(bp, at)
     }
 
-    /// Whether all below `at` lies before the place where the walk resumes.
+    /// Whether all blocks below `at` are before the position where the walk resumes.
     fn is_before(&self, at: &BookmarkPlace, dnode: &Dnode) -> bool {
         self.after.is_some_and(|after| !contains(at, dnode, &after))
     }
@@ -141,7 +142,7 @@ impl Walk<'_> {
                 return Ok(false);
             }
         }
-        let go = self.show(bp, place(0, ROOT_LEVEL, 0));
+        let go = self.show(bp, position(0, ROOT_LEVEL, 0));
         if self.after.is_some() {
             return Err(Error::corrupt("a destroyed dataset lacks the block to resume from"));
         }
@@ -151,13 +152,13 @@ impl Walk<'_> {
     fn dnode(&mut self, object: u64, dnode: &Dnode) -> Result<bool> {
         let level = i64::from(dnode.levels) - 1;
         for (i, bp) in dnode.blkptrs.iter().enumerate() {
-            if !self.node(bp, place(object, level, i as u64), dnode)? {
+            if !self.node(bp, position(object, level, i as u64), dnode)? {
                 return Ok(false);
             }
         }
         match &dnode.spill {
             Some(spill) if !self.skips(spill) => {
-                Ok(self.show(spill, place(object, 0, SPILL_BLKID)))
+                Ok(self.show(spill, position(object, 0, SPILL_BLKID)))
             }
             _ => Ok(true),
         }
@@ -178,7 +179,8 @@ impl Walk<'_> {
             let here = self
                 .after
                 .is_some_and(|a| (a.object, a.level, a.blkid) == (at.object, at.level, at.blkid));
-            // Where the walk resumes, all below is done and may be gone.
+            // All blocks below the position where the walk resumes are done and may be
+            // freed.
             if !here {
                 let block = (self.read)(bp, dnodes)?;
                 let go = if dnodes {
@@ -205,7 +207,7 @@ impl Walk<'_> {
         let first = at.blkid.saturating_mul(count as u64);
         for i in 0..count {
             let child = BlkPtr::parse_nth(block, i, bp.endian())?;
-            let at = place(at.object, at.level - 1, first.saturating_add(i as u64));
+            let at = position(at.object, at.level - 1, first.saturating_add(i as u64));
             if !self.node(&child, at, dnode)? {
                 return Ok(false);
             }
@@ -231,7 +233,7 @@ fn is_special(object: u64) -> bool {
     object >= u64::MAX - 2
 }
 
-/// Whether the place `inner` is that of a block at or below the one at `at`.
+/// Whether the position `inner` is that of a block at or below the one at `at`.
 fn contains(at: &BookmarkPlace, dnode: &Dnode, inner: &BookmarkPlace) -> bool {
     let shift = dnode.epb_shift();
     let up = |blkid: u64, levels: i64| {

@@ -1,4 +1,4 @@
-//! Each module by itself, on a MOS in memory.
+//! Tests of each module, on a MOS in memory.
 
 use std::cell::Cell;
 
@@ -19,16 +19,16 @@ use super::store::DIRECTORY;
 use super::*;
 use crate::stored::Stored;
 
-struct Rig {
+struct MosFixture {
     mos: MemMos,
     ratios: Ratios,
     seed: Cell<u64>,
     txg: Cell<u64>,
 }
 
-impl Rig {
-    fn new(features: &[&str]) -> (Rig, Initial) {
-        let rig = Rig {
+impl MosFixture {
+    fn new(features: &[&str]) -> (MosFixture, Initial) {
+        let rig = MosFixture {
             mos: MemMos::default(),
             ratios: Ratios::default(),
             seed: Cell::new(9),
@@ -83,7 +83,7 @@ fn entries(range: std::ops::Range<u64>) -> Vec<BpobjEntry> {
 
 #[test]
 fn entries_are_stored_without_what_freeing_does_not_need() {
-    let (rig, _) = Rig::new(&[]);
+    let (rig, _) = MosFixture::new(&[]);
     let BlkPtr::Block(plain) = block(1, 5, 8) else { panic!() };
     let (mut dedup, mut bare) = (plain, plain);
     dedup.dedup = true;
@@ -103,7 +103,7 @@ fn entries_are_stored_without_what_freeing_does_not_need() {
     })
     .unwrap();
     assert_eq!(found[0], BpobjEntry { bp: BlkPtr::Block(bare), freed: false });
-    // The mark of a freed entry is the lowest bit of the fill count.
+    // The lowest bit of the fill count marks a freed entry.
     let BlkPtr::Block(marked) = found[1].bp else { panic!() };
     assert_eq!((marked.words, marked.fill, found[1].freed), (plain.words, 1, true));
     let hole = [BpobjEntry { bp: BlkPtr::default(), freed: false }];
@@ -118,7 +118,7 @@ fn embedded_entries_keep_their_properties_only() {
     }
     let bp = BlkPtr::parse(&raw, Endian::Little).unwrap();
     assert!(matches!(bp, BlkPtr::Embedded(_)));
-    let (rig, _) = Rig::new(&[]);
+    let (rig, _) = MosFixture::new(&[]);
     let list = rig.sync(|cx| bpobj::create(cx, bpobj::BLOCK, 0)).unwrap();
     let usage = rig.sync(|cx| bpobj::append(cx, list, &[BpobjEntry { bp, freed: false }]));
     assert_eq!(usage.unwrap(), Usage::of(0, 0, 512));
@@ -135,7 +135,7 @@ fn joined_lists_are_consumed_once_in_any_portions() {
     for (sizes, portion) in
         [(vec![3, 1500, 2, 0, 1100], 1), (vec![1024, 1025, 1, 2000], 700), (vec![0, 5], 1 << 20)]
     {
-        let (rig, _) = Rig::new(&["empty_bpobj"]);
+        let (rig, _) = MosFixture::new(&["empty_bpobj"]);
         let outer = rig.sync(|cx| bpobj::create(cx, bpobj::BLOCK, 0)).unwrap();
         let mut next = 0;
         for size in sizes {
@@ -184,7 +184,7 @@ fn joined_lists_are_consumed_once_in_any_portions() {
 
 #[test]
 fn deadlists_move_whole_entries() {
-    let (rig, _) = Rig::new(&["empty_bpobj"]);
+    let (rig, _) = MosFixture::new(&["empty_bpobj"]);
     let list = rig.sync(|cx| {
         let list = deadlist::create(cx)?;
         [0, 1, 9, 13].iter().try_for_each(|key| deadlist::add_key(cx, list, *key))?;
@@ -199,7 +199,7 @@ fn deadlists_move_whole_entries() {
     let all = [used(0, 1), used(1, 9), used(9, 13), used(13, u64::MAX), used(5, 5), used(9, 1)];
     assert_eq!(all, [0, 1, 5, 9, 0, 0]);
     assert_eq!(features::count(rig.read(), features::EMPTY_BPOBJ).unwrap(), Some(1));
-    // A key that goes leaves its blocks to the one before; key 0 cannot go.
+    // The blocks of a removed key are added to the entry before; key 0 cannot be removed.
     rig.sync(|cx| deadlist::remove_key(cx, list, 13)).unwrap();
     assert_eq!(used(9, 10), 14);
     rig.sync(|cx| deadlist::remove_key(cx, list, 13)).unwrap();
@@ -226,7 +226,7 @@ fn deadlists_move_whole_entries() {
 #[test]
 fn destroying_a_snapshot_as_in_the_chapter() {
     const K: u64 = 1 << 10;
-    let (rig, initial) = Rig::new(&["empty_bpobj"]);
+    let (rig, initial) = MosFixture::new(&["empty_bpobj"]);
     let root = rig.sync(|cx| {
         let mut delta = Delta::begin(cx.read(), initial.root_head, cx.ratios)?;
         let root = block(1000, 4, 8);
@@ -289,7 +289,7 @@ fn destroying_a_snapshot_as_in_the_chapter() {
 
 #[test]
 fn features_bring_what_they_need_and_when_they_came() {
-    let (rig, _) = Rig::new(&[]);
+    let (rig, _) = MosFixture::new(&[]);
     let zap = |name: &str| rig.read().required(name).unwrap();
     let count = |guid: &str| features::count(rig.read(), guid).unwrap();
     rig.txg.set(77);
@@ -315,7 +315,7 @@ fn features_bring_what_they_need_and_when_they_came() {
     assert!(texts.iter().all(|(_, t)| t.int_size == 1 && t.data.last() == Some(&0)));
     rig.sync(|cx| features::enable(cx, by_name("hole_birth").unwrap())).unwrap();
     assert_eq!(count(features::ENABLED_TXG), Some(2));
-    // Counting what is not enabled is refused; below zero stays zero.
+    // Counting a feature that is not enabled fails; a count below zero stays zero.
     assert!(rig.sync(|cx| features::add(cx, features::BOOKMARKS, 1)).is_err());
     assert_eq!(rig.sync(|cx| features::add(cx, features::LARGE_BLOCKS, -1)).unwrap(), 0);
     rig.check();
@@ -324,7 +324,7 @@ fn features_bring_what_they_need_and_when_they_came() {
 #[test]
 fn a_new_pool_is_as_the_chapter_says() {
     let names: Vec<_> = features::maintained().map(|f| f.name()).collect();
-    let (rig, initial) = Rig::new(&names);
+    let (rig, initial) = MosFixture::new(&names);
     rig.check();
     let origin = links::origin_snapshot(rig.read()).unwrap();
     let o = rig.read().dataset(origin).unwrap();
@@ -344,7 +344,7 @@ fn a_new_pool_is_as_the_chapter_says() {
 
 #[test]
 fn obstacles_are_named() {
-    let (rig, _) = Rig::new(&["empty_bpobj"]);
+    let (rig, _) = MosFixture::new(&["empty_bpobj"]);
     rig.sync(|cx| {
         features::enable(cx, by_name("block_cloning").unwrap()).unwrap();
         assert!(features::obstacles(cx.read()).unwrap().is_empty(), "enabled is not in use");
@@ -363,7 +363,7 @@ fn obstacles_are_named() {
 
 #[test]
 fn properties_follow_the_table() {
-    let (rig, initial) = Rig::new(&["filesystem_limits", "zstd_compress"]);
+    let (rig, initial) = MosFixture::new(&["filesystem_limits", "zstd_compress"]);
     let dir = initial.root_dir;
     let zap = rig.read().dir(dir).unwrap().props_zapobj;
     let change = |name: &str, change: Change| {
@@ -411,7 +411,7 @@ fn properties_follow_the_table() {
 
 #[test]
 fn limits_count_what_comes_and_goes() {
-    let (rig, initial) = Rig::new(&["filesystem_limits"]);
+    let (rig, initial) = MosFixture::new(&["filesystem_limits"]);
     let make = |parent, name: &str| {
         let new = NewDataset { name, case_insensitive: false, origin: None };
         rig.sync(|cx| create::dataset(cx, parent, &new)).unwrap()
@@ -444,10 +444,10 @@ fn limits_count_what_comes_and_goes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// The ring against a plain list of which the oldest go.
+    /// The ring against a plain list from which the oldest entries are dropped.
     #[test]
     fn history_keeps_the_newest(lens in prop::collection::vec(1usize..9000, 1..80)) {
-        let (rig, initial) = Rig::new(&[]);
+        let (rig, initial) = MosFixture::new(&[]);
         let record = |key: &str, text: String| {
             let mut list = NvList::new();
             list.add_str(key, &text);

@@ -1,4 +1,4 @@
-//! The three sizes of a block that all accounting is made of (chapter 04 §0).
+//! The three sizes of a block on which all accounting is based (chapter 04 §0).
 
 use std::ops::{Add, AddAssign, Neg, Sub, SubAssign};
 use std::sync::Arc;
@@ -8,9 +8,8 @@ use ondisk::BlkPtr;
 use ondisk::blkptr::Block;
 use ondisk::dslphys::Space;
 
-/// Bytes, signed: U (allocated, deflated), C (compressed), X (uncompressed).
-/// Arithmetic wraps, as it does on disk: a sum that a damaged pool has wrong stays
-/// wrong by the same amount.
+/// Bytes, signed: U (allocated, deflated), C (compressed), X (uncompressed). Arithmetic
+/// wraps, as it does on disk: a wrong sum in a damaged pool stays wrong by the same amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// U.
@@ -22,7 +21,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of sizes as they are stored.
+    /// From sizes as they are stored.
     pub fn of(used: u64, comp: u64, uncomp: u64) -> Usage {
         Usage { used: used as i64, comp: comp as i64, uncomp: uncomp as i64 }
     }
@@ -32,12 +31,12 @@ impl Usage {
         Usage { used, ..Usage::default() }
     }
 
-    /// Whether nothing changes.
+    /// Whether all three are zero.
     pub fn is_zero(&self) -> bool {
         *self == Usage::default()
     }
 
-    /// As a structure on disk has it.
+    /// In the form of a structure on disk.
     pub fn space(self) -> Space {
         Space { used: self.used as u64, comp: self.comp as u64, uncomp: self.uncomp as u64 }
     }
@@ -101,14 +100,14 @@ pub(crate) fn add(stored: &mut u64, bytes: i64) {
     *stored = stored.wrapping_add_signed(bytes);
 }
 
-/// Deflate ratios of the top-level vdevs, by number: accounted bytes for each 512
-/// allocated ones; 512 where nothing is known, so that the empty table is right for
-/// pools of plain disks and mirrors, and for those without `deflate`. Cheap to clone.
+/// Deflate ratios of the top-level vdevs, by vdev id: accounted bytes per 512 allocated
+/// ones. The default is 512, so that the empty table is right for pools of plain disks and
+/// mirrors, and for those without `deflate`. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Ratios(Arc<[u64]>);
 
 impl Ratios {
-    /// Of a pool whose vdevs have these ratios.
+    /// The table of a pool whose vdevs have these ratios.
     pub fn new(ratios: Vec<u64>) -> Ratios {
         Ratios(ratios.into())
     }
@@ -122,7 +121,7 @@ impl Ratios {
         block.dvas().map(|d| (d.asize.0 >> 9).wrapping_mul(self.of(d.vdev))).sum()
     }
 
-    /// The sizes by which a pointer counts: none for holes and redacted blocks.
+    /// The sizes that a pointer counts: none for holes and redacted blocks.
     pub fn space_of(&self, bp: &BlkPtr) -> Usage {
         let head = bp.head();
         let data = head.level == 0 && !head.object_type.is_metadata();

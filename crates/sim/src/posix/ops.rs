@@ -1,18 +1,18 @@
-//! Operations on a file system: drawn by chance, done, and compared.
+//! Operations on a file system: drawn at random, performed, and compared.
 
 use std::collections::BTreeSet;
 
 use base::rt::sim::Rng;
 use base::{ErrorKind, ObjectId, Result};
 use dmu::{Io, Zap};
-use zpl::rw::{At, Caller, Falloc, New, Rename, SetAttrs, SetHow};
+use zpl::rw::{Caller, Falloc, New, Rename, SetAttrs, SetHow, WritePosition};
 use zpl::{Device, FileSystem, FileType};
 
-use super::tree::{Body, Id, TOP, Tree};
+use super::tree::{FileBody, Id, TOP, Tree};
 
-/// What is made.
+/// The kind of a new file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NodeKind {
     /// A regular file.
     File,
     /// A directory.
@@ -23,11 +23,11 @@ pub enum Kind {
     Link(u32, usize),
 }
 
-/// An operation. Files are the model's numbers.
+/// An operation. Files are given by the model's ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each says what it is")]
-pub enum Op {
-    Make { dir: Id, name: String, kind: Kind, mode: u32 },
+pub enum PosixOp {
+    Make { dir: Id, name: String, kind: NodeKind, mode: u32 },
     Link { id: Id, dir: Id, name: String },
     Unlink { dir: Id, name: String },
     Rmdir { dir: Id, name: String },
@@ -49,14 +49,14 @@ pub enum Op {
     SyncAll,
 }
 
-/// Bytes that a seed stands for; some are zeros, which make holes.
+/// Bytes that follow from a seed; some are zeros, which make holes.
 pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     if !seed.is_multiple_of(9) {
         Rng::stream(u64::from(seed), 71).fill(&mut out);
     }
     if seed.is_multiple_of(4) {
-        // Something that compresses.
+        // Compressible bytes.
         out.chunks_mut(64).for_each(|c| {
             let first = c[0];
             c.fill(first);
@@ -70,7 +70,7 @@ pub fn target(seed: u32, len: usize) -> Vec<u8> {
     bytes(seed | 1, len.max(1)).iter().map(|b| b'a' + b % 26).collect()
 }
 
-/// How large things get.
+/// Maximum sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Bytes of a write.
@@ -81,7 +81,7 @@ pub struct Scale {
     pub xattr: usize,
     /// Different names.
     pub names: u64,
-    /// Calls that are several transactions each of which can be seen.
+    /// Calls of several transactions each of which is visible.
     pub split: bool,
 }
 
@@ -98,9 +98,9 @@ fn pick(rng: &mut Rng, ids: &[Id]) -> Option<Id> {
     ids.get(rng.below(ids.len().max(1) as u64) as usize).copied()
 }
 
-/// A name that there is, mostly.
+/// Mostly the name of an existing entry.
 fn some_name(rng: &mut Rng, tree: &Tree, dir: Id, scale: &Scale) -> String {
-    if let Body::Dir(names) = &tree.file(dir).body
+    if let FileBody::Dir(names) = &tree.file(dir).body
         && !names.is_empty()
         && !rng.one_in(12)
     {
@@ -113,7 +113,7 @@ fn some_name(rng: &mut Rng, tree: &Tree, dir: Id, scale: &Scale) -> String {
 }
 
 /// Draws an operation on a tree.
-pub fn draw(rng: &mut Rng, tree: &Tree, scale: &Scale) -> Op {
+pub fn draw(rng: &mut Rng, tree: &Tree, scale: &Scale) -> PosixOp {
     let dirs = tree.dirs();
     let all: Vec<Id> = tree.files.keys().copied().filter(|id| *id != TOP).collect();
     let dir = pick(rng, &dirs).unwrap_or(TOP);
@@ -131,16 +131,16 @@ pub fn draw(rng: &mut Rng, tree: &Tree, scale: &Scale) -> Op {
     match (which, file, any) {
         (0..=15, ..) => {
             let kind = match rng.below(8) {
-                0..=3 => Kind::File,
-                4 | 5 => Kind::Dir,
-                6 => Kind::Fifo,
-                _ => Kind::Link(seed, 1 + rng.below(400) as usize),
+                0..=3 => NodeKind::File,
+                4 | 5 => NodeKind::Dir,
+                6 => NodeKind::Fifo,
+                _ => NodeKind::Link(seed, 1 + rng.below(400) as usize),
             };
-            Op::Make { dir, name: name(rng, scale), kind, mode: 0o600 | rng.below(64) as u32 }
+            PosixOp::Make { dir, name: name(rng, scale), kind, mode: 0o600 | rng.below(64) as u32 }
         }
-        (16..=20, Some(id), _) => Op::Link { id, dir, name: name(rng, scale) },
-        (21..=28, ..) => Op::Unlink { dir, name: some_name(rng, tree, dir, scale) },
-        (29..=31, ..) => Op::Rmdir { dir, name: some_name(rng, tree, dir, scale) },
+        (16..=20, Some(id), _) => PosixOp::Link { id, dir, name: name(rng, scale) },
+        (21..=28, ..) => PosixOp::Unlink { dir, name: some_name(rng, tree, dir, scale) },
+        (29..=31, ..) => PosixOp::Rmdir { dir, name: some_name(rng, tree, dir, scale) },
         (32..=45, ..) => {
             let how = match rng.below(8) {
                 0..=3 => Rename::Plain,
@@ -153,132 +153,138 @@ pub fn draw(rng: &mut Rng, tree: &Tree, scale: &Scale) -> Op {
             } else {
                 name(rng, scale)
             };
-            Op::Rename { from: dir, name: some_name(rng, tree, dir, scale), to, new, how }
+            PosixOp::Rename { from: dir, name: some_name(rng, tree, dir, scale), to, new, how }
         }
-        (46..=60, Some(id), _) => Op::Write { id, at: offset, len: size.max(1), seed },
-        (61..=64, Some(id), _) => Op::Append { id, len: size.max(1), seed },
-        (65..=69, Some(id), _) => Op::Truncate { id, size: offset },
-        (70..=72, Some(id), _) => Op::Punch { id, at: offset, len: size.max(1) },
+        (46..=60, Some(id), _) => PosixOp::Write { id, at: offset, len: size.max(1), seed },
+        (61..=64, Some(id), _) => PosixOp::Append { id, len: size.max(1), seed },
+        (65..=69, Some(id), _) => PosixOp::Truncate { id, size: offset },
+        (70..=72, Some(id), _) => PosixOp::Punch { id, at: offset, len: size.max(1) },
         (73..=75, Some(from), _) if scale.split => {
             let to = pick(rng, &tree.regular()).unwrap_or(from);
-            Op::Copy { from, at: small(rng, scale.file), to, offset, len: size }
+            PosixOp::Copy { from, at: small(rng, scale.file), to, offset, len: size }
         }
-        (76 | 77, _, Some(id)) => Op::SetMode { id, mode: 0o400 | rng.below(512) as u32 },
+        (76 | 77, _, Some(id)) => PosixOp::SetMode { id, mode: 0o400 | rng.below(512) as u32 },
         (78 | 79, _, Some(id)) => {
-            Op::SetOwner { id, uid: rng.below(5) as u32, gid: rng.below(5) as u32 }
+            PosixOp::SetOwner { id, uid: rng.below(5) as u32, gid: rng.below(5) as u32 }
         }
         (80..=86, _, Some(id)) => {
             let (name, len) = (format!("user.{}", rng.below(6)), small(rng, scale.xattr));
-            Op::SetXattr { id, name, len, seed }
+            PosixOp::SetXattr { id, name, len, seed }
         }
         (87..=89, _, Some(id)) => {
             let name = tree.file(id).xattrs.keys().next().cloned();
-            Op::RemoveXattr { id, name: name.unwrap_or_else(|| "user.none".to_owned()) }
+            PosixOp::RemoveXattr { id, name: name.unwrap_or_else(|| "user.none".to_owned()) }
         }
-        (90..=91, Some(id), _) if !tree.file(id).held => Op::Hold { id },
+        (90..=91, Some(id), _) if !tree.file(id).held => PosixOp::Hold { id },
         (92..=94, ..) => match tree.files.iter().find(|(_, f)| f.held) {
-            Some((id, _)) => Op::Release { id: *id },
-            None => Op::Temporary { dir, mode: 0o600 },
+            Some((id, _)) => PosixOp::Release { id: *id },
+            None => PosixOp::Temporary { dir, mode: 0o600 },
         },
-        (95, ..) => Op::Temporary { dir, mode: 0o640 },
-        (96, _, Some(id)) => Op::Accessed { id },
-        (97 | 98, _, Some(id)) => Op::Fsync { id },
-        (99, ..) => Op::SyncAll,
-        _ => Op::Make { dir, name: name(rng, scale), kind: Kind::File, mode: 0o644 },
+        (95, ..) => PosixOp::Temporary { dir, mode: 0o640 },
+        (96, _, Some(id)) => PosixOp::Accessed { id },
+        (97 | 98, _, Some(id)) => PosixOp::Fsync { id },
+        (99, ..) => PosixOp::SyncAll,
+        _ => PosixOp::Make { dir, name: name(rng, scale), kind: NodeKind::File, mode: 0o644 },
     }
 }
 
-/// Modes of symbolic links do not change on Linux, and they have no attributes of users;
-/// only calls that a kernel would let through are made.
-pub fn is_possible(tree: &Tree, op: &Op) -> bool {
-    let plain = |id: &Id| matches!(tree.file(*id).body, Body::File(_) | Body::Dir(_));
+/// On Linux symbolic links have no mode changes and no user attributes. Only calls that a
+/// kernel would pass on are made.
+pub fn is_possible(tree: &Tree, op: &PosixOp) -> bool {
+    let plain = |id: &Id| matches!(tree.file(*id).body, FileBody::File(_) | FileBody::Dir(_));
     match op {
-        Op::SetMode { id, .. } => !matches!(tree.file(*id).body, Body::Link(_)),
-        Op::SetXattr { id, .. } | Op::RemoveXattr { id, .. } => plain(id),
-        Op::Link { id, .. } => tree.file(*id).links > 0 || tree.file(*id).held,
+        PosixOp::SetMode { id, .. } => !matches!(tree.file(*id).body, FileBody::Link(_)),
+        PosixOp::SetXattr { id, .. } | PosixOp::RemoveXattr { id, .. } => plain(id),
+        PosixOp::Link { id, .. } => tree.file(*id).links > 0 || tree.file(*id).held,
         _ => true,
     }
 }
 
-/// Does an operation: the object that it made, if it did.
+/// Performs an operation; returns the object that it made, if any.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn perform(fs: &FileSystem, tree: &Tree, op: &Op) -> Result<Option<ObjectId>> {
+pub fn perform(fs: &FileSystem, tree: &Tree, op: &PosixOp) -> Result<Option<ObjectId>> {
     let root = Caller::root();
     let object = |id: &Id| tree.object(*id);
     let set = |id: &Id, set: SetAttrs| fs.set_attrs(&root, object(id), &set).map(drop);
     match op {
-        Op::Make { dir, name, kind, mode } => {
+        PosixOp::Make { dir, name, kind, mode } => {
             let text;
             let new = match kind {
-                Kind::File => New::file(*mode),
-                Kind::Dir => New::dir(*mode),
-                Kind::Fifo => New { kind: FileType::Fifo, ..New::file(*mode) },
-                Kind::Link(seed, len) => {
+                NodeKind::File => New::file(*mode),
+                NodeKind::Dir => New::dir(*mode),
+                NodeKind::Fifo => New { kind: FileType::Fifo, ..New::file(*mode) },
+                NodeKind::Link(seed, len) => {
                     text = target(*seed, *len);
                     New::symlink(&text)
                 }
             };
             return Ok(Some(fs.make(&root, object(dir), name.as_bytes(), &new)?.id));
         }
-        Op::Link { id, dir, name } => {
+        PosixOp::Link { id, dir, name } => {
             fs.link(&root, object(id), object(dir), name.as_bytes())?;
         }
-        Op::Unlink { dir, name } => drop(fs.unlink(&root, object(dir), name.as_bytes())?),
-        Op::Rmdir { dir, name } => drop(fs.rmdir(&root, object(dir), name.as_bytes())?),
-        Op::Rename { from, name, to, new, how } => {
+        PosixOp::Unlink { dir, name } => drop(fs.unlink(&root, object(dir), name.as_bytes())?),
+        PosixOp::Rmdir { dir, name } => drop(fs.rmdir(&root, object(dir), name.as_bytes())?),
+        PosixOp::Rename { from, name, to, new, how } => {
             let (from, to) = ((object(from), name.as_bytes()), (object(to), new.as_bytes()));
             fs.rename(&root, from, to, *how)?;
             if *how == Rename::Whiteout {
                 return Ok(fs.lookup(from.0, from.1, Io::WAIT).ok().map(|f| f.id));
             }
         }
-        Op::Write { id, at, len, seed } => {
-            fs.write(&root, object(id), At::Offset(*at as u64), &bytes(*seed, *len))?;
+        PosixOp::Write { id, at, len, seed } => {
+            fs.write(&root, object(id), WritePosition::Offset(*at as u64), &bytes(*seed, *len))?;
         }
-        Op::Append { id, len, seed } => {
-            fs.write(&root, object(id), At::End, &bytes(*seed, *len))?;
+        PosixOp::Append { id, len, seed } => {
+            fs.write(&root, object(id), WritePosition::End, &bytes(*seed, *len))?;
         }
-        Op::Truncate { id, size } => {
+        PosixOp::Truncate { id, size } => {
             set(id, SetAttrs { size: Some(*size as u64), ..SetAttrs::default() })?;
         }
-        Op::Punch { id, at, len } => {
+        PosixOp::Punch { id, at, len } => {
             fs.allocate(&root, object(id), Falloc::PunchHole, *at as u64, *len as u64)?;
         }
-        Op::Copy { from, at, to, offset, len } => {
+        PosixOp::Copy { from, at, to, offset, len } => {
             let (from, to) = ((object(from), *at as u64), (object(to), *offset as u64));
             fs.copy_range(&root, from, to, *len as u64)?;
         }
-        Op::SetMode { id, mode } => set(id, SetAttrs { mode: Some(*mode), ..SetAttrs::default() })?,
-        Op::SetOwner { id, uid, gid } => {
+        PosixOp::SetMode { id, mode } => {
+            set(id, SetAttrs { mode: Some(*mode), ..SetAttrs::default() })?
+        }
+        PosixOp::SetOwner { id, uid, gid } => {
             set(id, SetAttrs { uid: Some(*uid), gid: Some(*gid), ..SetAttrs::default() })?;
         }
-        Op::SetXattr { id, name, len, seed } => {
+        PosixOp::SetXattr { id, name, len, seed } => {
             let value = bytes(*seed, *len);
             fs.set_xattr(&root, object(id), name.as_bytes(), &value, SetHow::Any)?;
         }
-        Op::RemoveXattr { id, name } => fs.remove_xattr(&root, object(id), name.as_bytes())?,
-        Op::Hold { id } => fs.hold(object(id))?,
-        Op::Release { id } => fs.release(object(id))?,
-        Op::Temporary { dir, mode } => {
+        PosixOp::RemoveXattr { id, name } => fs.remove_xattr(&root, object(id), name.as_bytes())?,
+        PosixOp::Hold { id } => fs.hold(object(id))?,
+        PosixOp::Release { id } => fs.release(object(id))?,
+        PosixOp::Temporary { dir, mode } => {
             let id = fs.make_unlinked(&root, object(dir), *mode)?.id;
             fs.hold(id)?;
             return Ok(Some(id));
         }
-        Op::Accessed { id } => fs.accessed(object(id)),
-        Op::Fsync { id } => fs.fsync(object(id))?,
-        Op::SyncAll => fs.sync_all()?,
+        PosixOp::Accessed { id } => fs.accessed(object(id)),
+        PosixOp::Fsync { id } => fs.fsync(object(id))?,
+        PosixOp::SyncAll => fs.sync_all()?,
     }
     Ok(None)
 }
 
-/// Does an operation on both: the tree as it is then; `None` if nothing has changed, for
-/// it is an error, or because space ran out.
+/// Performs an operation on both; returns the new tree, or `None` if nothing has changed
+/// because of an error or lack of space.
 ///
 /// # Errors
-/// What is wrong.
-pub fn both(fs: &FileSystem, tree: &Tree, op: &Op) -> std::result::Result<Option<Tree>, String> {
+/// The difference found.
+pub fn both(
+    fs: &FileSystem,
+    tree: &Tree,
+    op: &PosixOp,
+) -> std::result::Result<Option<Tree>, String> {
     let mut next = tree.clone();
     let due = next.apply(op);
     match (due, perform(fs, tree, op)) {
@@ -298,11 +304,11 @@ pub fn both(fs: &FileSystem, tree: &Tree, op: &Op) -> std::result::Result<Option
     }
 }
 
-/// Compares what is below the tree's top: the objects that are part of it, hidden ones
-/// with them.
+/// Compares everything below the tree's top; returns the objects that are part of it,
+/// including hidden ones.
 ///
 /// # Errors
-/// What is wrong.
+/// The difference found.
 pub fn compare(
     fs: &FileSystem,
     tree: &Tree,
@@ -333,11 +339,11 @@ fn one(
     let object = file.object;
     let attrs = fs.attrs(object, Io::WAIT).map_err(fail)?;
     let (kind, size) = match &file.body {
-        Body::File(data) => (FileType::Regular, data.len()),
-        Body::Dir(names) => (FileType::Dir, names.len() + 2),
-        Body::Link(target) => (FileType::Symlink, target.len()),
-        Body::Fifo => (FileType::Fifo, 0),
-        Body::Whiteout => (FileType::Char, 0),
+        FileBody::File(data) => (FileType::Regular, data.len()),
+        FileBody::Dir(names) => (FileType::Dir, names.len() + 2),
+        FileBody::Link(target) => (FileType::Symlink, target.len()),
+        FileBody::Fifo => (FileType::Fifo, 0),
+        FileBody::Whiteout => (FileType::Char, 0),
     };
     let found = (attrs.kind, attrs.mode & 0o7777, attrs.uid, attrs.gid, attrs.nlink, attrs.size);
     let due = (kind, file.mode, file.uid, file.gid, file.links, size as u64);
@@ -345,7 +351,7 @@ fn one(
         return Err(format!("{found:?}, should be {due:?}"));
     }
     match &file.body {
-        Body::File(data) => {
+        FileBody::File(data) => {
             let pieces = fs.read(object, 0, data.len(), Io::WAIT).map_err(fail)?;
             let content: Vec<u8> = pieces.iter().flat_map(|b| b.iter().copied()).collect();
             if content != **data {
@@ -353,19 +359,19 @@ fn one(
                 return Err(format!("{} bytes, other ones from {at:?} on", content.len()));
             }
         }
-        Body::Dir(names) => {
+        FileBody::Dir(names) => {
             entries(fs, tree, object, names)?;
             if id != TOP && file.links > 0 && attrs.parent != tree.object(file.parent) {
                 return Err("another directory is above".to_owned());
             }
         }
-        Body::Link(target) => {
+        FileBody::Link(target) => {
             let found = fs.readlink(object, Io::WAIT).map_err(fail)?;
             if found != *target {
                 return Err("another target".to_owned());
             }
         }
-        Body::Whiteout if attrs.device != Some(Device::default()) => {
+        FileBody::Whiteout if attrs.device != Some(Device::default()) => {
             return Err("a device, and no whiteout".to_owned());
         }
         _ => {}
@@ -411,7 +417,7 @@ fn entries(
     Err(format!("entries {found:?}, should be {due:?}"))
 }
 
-/// The objects that hold the extended attributes of one.
+/// The objects of an object's extended attributes.
 fn hidden(fs: &FileSystem, id: ObjectId, objects: &mut BTreeSet<u64>) -> Result<()> {
     let Some(dir) = fs.xattr_directory(id, Io::WAIT)? else { return Ok(()) };
     objects.insert(dir.0);
@@ -421,12 +427,12 @@ fn hidden(fs: &FileSystem, id: ObjectId, objects: &mut BTreeSet<u64>) -> Result<
     })
 }
 
-/// Objects that nothing leads to: neither a tree, of which `known` are part, nor the
-/// delete queue; `queued` tells how many are on that.
+/// Objects without a reference: neither from a tree, whose objects are `known`, nor from
+/// the delete queue; and the number of objects on the queue.
 ///
 /// # Errors
 /// Those of reading.
-pub fn strays(fs: &FileSystem, known: &BTreeSet<u64>) -> Result<(BTreeSet<u64>, usize)> {
+pub fn orphaned_objects(fs: &FileSystem, known: &BTreeSet<u64>) -> Result<(BTreeSet<u64>, usize)> {
     let os = fs.objset();
     let props = fs.props();
     let mut all = BTreeSet::new();

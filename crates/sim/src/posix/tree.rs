@@ -1,4 +1,4 @@
-//! A POSIX tree, naively: what each operation must make of it.
+//! A simple model of a POSIX tree: the required result of each operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use base::{ErrorKind, ObjectId};
 use zpl::rw::Rename;
 
-use super::ops::{Kind, Op, bytes};
+use super::ops::{NodeKind, PosixOp, bytes};
 
-/// A file of the model, by a number that is never used again.
+/// A file of the model, by an id that is never reused.
 pub type Id = usize;
-/// The directory that a tree hangs below.
+/// The top directory of a tree.
 pub const TOP: Id = 0;
 
-/// What a file is.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum FileBody {
     /// Bytes.
     File(Arc<Vec<u8>>),
     /// Names.
@@ -24,15 +24,15 @@ pub enum Body {
     Link(Vec<u8>),
     /// A named pipe.
     Fifo,
-    /// What a rename may leave.
+    /// Left behind by a rename.
     Whiteout,
 }
 
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// What it is.
-    pub body: Body,
+    /// Its content.
+    pub body: FileBody,
     /// Permissions.
     pub mode: u32,
     /// Owner.
@@ -54,8 +54,8 @@ pub struct File {
 }
 
 impl File {
-    fn new(body: Body, mode: u32, parent: Id) -> File {
-        let links = if matches!(body, Body::Dir(_)) { 2 } else { 1 };
+    fn new(body: FileBody, mode: u32, parent: Id) -> File {
+        let links = if matches!(body, FileBody::Dir(_)) { 2 } else { 1 };
         File {
             body,
             mode,
@@ -72,7 +72,7 @@ impl File {
 
     /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
-        matches!(self.body, Body::Dir(_))
+        matches!(self.body, FileBody::Dir(_))
     }
 }
 
@@ -84,22 +84,22 @@ pub struct Tree {
     next: Id,
 }
 
-type Done = Result<Option<Id>, ErrorKind>;
+type NameResult = Result<Option<Id>, ErrorKind>;
 
 impl Tree {
     /// An empty directory, the object `top`.
     pub fn new(top: ObjectId) -> Tree {
-        let mut root = File::new(Body::Dir(BTreeMap::new()), 0o755, TOP);
+        let mut root = File::new(FileBody::Dir(BTreeMap::new()), 0o755, TOP);
         root.object = top;
         Tree { files: BTreeMap::from([(TOP, root)]), next: 1 }
     }
 
-    /// A file that there is.
+    /// An existing file.
     pub fn file(&self, id: Id) -> &File {
         &self.files[&id]
     }
 
-    /// The object of a file; of none if it is gone.
+    /// The object of a file; object 0 if the file was freed.
     pub fn object(&self, id: Id) -> ObjectId {
         self.files.get(&id).map_or(ObjectId(0), |f| f.object)
     }
@@ -114,15 +114,15 @@ impl Tree {
             return Err(ErrorKind::NotFound);
         }
         match &mut file.body {
-            Body::Dir(names) => Ok(names),
+            FileBody::Dir(names) => Ok(names),
             _ => Err(ErrorKind::NotDir),
         }
     }
 
-    /// What a name leads to.
+    /// The file that a name refers to.
     pub fn find(&self, dir: Id, name: &str) -> Option<Id> {
         match &self.files.get(&dir)?.body {
-            Body::Dir(names) => names.get(name).copied(),
+            FileBody::Dir(names) => names.get(name).copied(),
             _ => None,
         }
     }
@@ -136,10 +136,10 @@ impl Tree {
     /// Regular files.
     pub fn regular(&self) -> Vec<Id> {
         let all = self.files.iter();
-        all.filter(|(_, f)| matches!(f.body, Body::File(_))).map(|(id, _)| *id).collect()
+        all.filter(|(_, f)| matches!(f.body, FileBody::File(_))).map(|(id, _)| *id).collect()
     }
 
-    fn add(&mut self, dir: Id, name: &str, file: File) -> Done {
+    fn add(&mut self, dir: Id, name: &str, file: File) -> NameResult {
         let names = self.names(dir)?;
         if names.contains_key(name) {
             return Err(ErrorKind::Exists);
@@ -154,7 +154,7 @@ impl Tree {
         Ok(Some(id))
     }
 
-    /// A file has one name less.
+    /// Removes one link of a file.
     fn unnamed(&mut self, id: Id) -> Result<(), ErrorKind> {
         let file = self.edit(id)?;
         file.links = if file.is_dir() { 0 } else { file.links - 1 };
@@ -178,12 +178,12 @@ impl Tree {
         true
     }
 
-    fn remove(&mut self, dir: Id, name: &str, want_dir: bool) -> Done {
+    fn remove(&mut self, dir: Id, name: &str, want_dir: bool) -> NameResult {
         let id = *self.names(dir)?.get(name).ok_or(ErrorKind::NotFound)?;
         match (&self.file(id).body, want_dir) {
-            (Body::Dir(_), false) => return Err(ErrorKind::IsDir),
-            (Body::Dir(names), true) if !names.is_empty() => return Err(ErrorKind::NotEmpty),
-            (Body::Dir(_), true) => self.edit(dir)?.links -= 1,
+            (FileBody::Dir(_), false) => return Err(ErrorKind::IsDir),
+            (FileBody::Dir(names), true) if !names.is_empty() => return Err(ErrorKind::NotEmpty),
+            (FileBody::Dir(_), true) => self.edit(dir)?.links -= 1,
             (_, true) => return Err(ErrorKind::NotDir),
             _ => {}
         }
@@ -192,7 +192,7 @@ impl Tree {
         Ok(None)
     }
 
-    fn rename(&mut self, from: (Id, &str), to: (Id, &str), how: Rename) -> Done {
+    fn rename(&mut self, from: (Id, &str), to: (Id, &str), how: Rename) -> NameResult {
         self.names(to.0)?;
         let id = *self.names(from.0)?.get(from.1).ok_or(ErrorKind::NotFound)?;
         let target = self.find(to.0, to.1);
@@ -227,12 +227,12 @@ impl Tree {
         self.names(to.0)?.insert(to.1.to_owned(), id);
         self.edit(id)?.parent = to.0;
         match how {
-            Rename::Whiteout => self.add(from.0, from.1, File::new(Body::Whiteout, 0, from.0)),
+            Rename::Whiteout => self.add(from.0, from.1, File::new(FileBody::Whiteout, 0, from.0)),
             _ => Ok(None),
         }
     }
 
-    /// Has a name lead to `id`; subdirectories are counted.
+    /// Makes a name refer to `id`; counts subdirectories.
     fn put(&mut self, (dir, name): (Id, &str), id: Id) -> Result<(), ErrorKind> {
         let old = self.names(dir)?.insert(name.to_owned(), id);
         let was_dir = old.is_some_and(|old| self.files.get(&old).is_some_and(File::is_dir));
@@ -245,8 +245,8 @@ impl Tree {
 
     fn content(&mut self, id: Id) -> Result<&mut Vec<u8>, ErrorKind> {
         match &mut self.edit(id)?.body {
-            Body::File(data) => Ok(Arc::make_mut(data)),
-            Body::Dir(_) => Err(ErrorKind::IsDir),
+            FileBody::File(data) => Ok(Arc::make_mut(data)),
+            FileBody::Dir(_) => Err(ErrorKind::IsDir),
             _ => Err(ErrorKind::Invalid),
         }
     }
@@ -261,23 +261,24 @@ impl Tree {
         Ok(())
     }
 
-    /// Does an operation: the file that it made, if it did; its object is yet to be told.
+    /// Applies an operation; returns the file that it made, if any, whose object is set
+    /// later.
     ///
     /// # Errors
-    /// As POSIX has them: nothing has changed.
-    pub fn apply(&mut self, op: &Op) -> Done {
+    /// As in POSIX: nothing has changed.
+    pub fn apply(&mut self, op: &PosixOp) -> NameResult {
         match op {
-            Op::Make { dir, name, kind, mode } => {
+            PosixOp::Make { dir, name, kind, mode } => {
                 let body = match kind {
-                    Kind::File => Body::File(Arc::default()),
-                    Kind::Dir => Body::Dir(BTreeMap::new()),
-                    Kind::Fifo => Body::Fifo,
-                    Kind::Link(seed, len) => Body::Link(super::ops::target(*seed, *len)),
+                    NodeKind::File => FileBody::File(Arc::default()),
+                    NodeKind::Dir => FileBody::Dir(BTreeMap::new()),
+                    NodeKind::Fifo => FileBody::Fifo,
+                    NodeKind::Link(seed, len) => FileBody::Link(super::ops::target(*seed, *len)),
                 };
-                let mode = if matches!(kind, Kind::Link(..)) { 0o777 } else { *mode };
+                let mode = if matches!(kind, NodeKind::Link(..)) { 0o777 } else { *mode };
                 return self.add(*dir, name, File::new(body, mode, *dir));
             }
-            Op::Link { id, dir, name } => {
+            PosixOp::Link { id, dir, name } => {
                 if self.names(*dir)?.contains_key(name) {
                     return Err(ErrorKind::Exists);
                 }
@@ -292,23 +293,23 @@ impl Tree {
                 file.linkable = false;
                 self.names(*dir)?.insert(name.clone(), *id);
             }
-            Op::Unlink { dir, name } => return self.remove(*dir, name, false),
-            Op::Rmdir { dir, name } => return self.remove(*dir, name, true),
-            Op::Rename { from, name, to, new, how } => {
+            PosixOp::Unlink { dir, name } => return self.remove(*dir, name, false),
+            PosixOp::Rmdir { dir, name } => return self.remove(*dir, name, true),
+            PosixOp::Rename { from, name, to, new, how } => {
                 return self.rename((*from, name), (*to, new), *how);
             }
-            Op::Write { id, at, len, seed } => self.write(*id, *at, &bytes(*seed, *len))?,
-            Op::Append { id, len, seed } => {
+            PosixOp::Write { id, at, len, seed } => self.write(*id, *at, &bytes(*seed, *len))?,
+            PosixOp::Append { id, len, seed } => {
                 let end = self.content(*id)?.len();
                 self.write(*id, end, &bytes(*seed, *len))?;
             }
-            Op::Truncate { id, size } => self.content(*id)?.resize(*size, 0),
-            Op::Punch { id, at, len } => {
+            PosixOp::Truncate { id, size } => self.content(*id)?.resize(*size, 0),
+            PosixOp::Punch { id, at, len } => {
                 let content = self.content(*id)?;
                 let size = content.len();
                 content[(*at).min(size)..(at + len).min(size)].fill(0);
             }
-            Op::Copy { from, at, to, offset, len } => {
+            PosixOp::Copy { from, at, to, offset, len } => {
                 let source = self.content(*from)?;
                 let end = (at + len).min(source.len());
                 let piece = source.get(*at..end).unwrap_or_default().to_vec();
@@ -319,43 +320,43 @@ impl Tree {
                     self.write(*to, *offset, &piece)?;
                 }
             }
-            Op::SetMode { id, mode } => self.edit(*id)?.mode = *mode,
-            Op::SetOwner { id, uid, gid } => {
+            PosixOp::SetMode { id, mode } => self.edit(*id)?.mode = *mode,
+            PosixOp::SetOwner { id, uid, gid } => {
                 let file = self.edit(*id)?;
                 (file.uid, file.gid) = (*uid, *gid);
             }
-            Op::SetXattr { id, name, len, seed } => {
+            PosixOp::SetXattr { id, name, len, seed } => {
                 let value = Arc::new(bytes(*seed, *len));
                 self.edit(*id)?.xattrs.insert(name.clone(), value);
             }
-            Op::RemoveXattr { id, name } => {
+            PosixOp::RemoveXattr { id, name } => {
                 self.edit(*id)?.xattrs.remove(name).ok_or(ErrorKind::NoAttribute)?;
             }
-            Op::Hold { id } => self.edit(*id)?.held = true,
-            Op::Release { id } => {
+            PosixOp::Hold { id } => self.edit(*id)?.held = true,
+            PosixOp::Release { id } => {
                 self.edit(*id)?.held = false;
                 self.forget(*id);
             }
-            Op::Temporary { dir, mode } => {
+            PosixOp::Temporary { dir, mode } => {
                 self.names(*dir)?;
-                let mut file = File::new(Body::File(Arc::default()), *mode, *dir);
+                let mut file = File::new(FileBody::File(Arc::default()), *mode, *dir);
                 (file.links, file.held, file.linkable) = (0, true, true);
                 let id = self.next;
                 self.next += 1;
                 self.files.insert(id, file);
                 return Ok(Some(id));
             }
-            Op::Accessed { .. } | Op::Fsync { .. } | Op::SyncAll => {}
+            PosixOp::Accessed { .. } | PosixOp::Fsync { .. } | PosixOp::SyncAll => {}
         }
         Ok(None)
     }
 
-    /// Files with names, by path, and how often each is met.
+    /// Files with names, by path.
     pub fn paths(&self) -> BTreeMap<String, Id> {
         let mut out = BTreeMap::new();
         let mut todo = vec![(String::new(), TOP)];
         while let Some((path, id)) = todo.pop() {
-            if let Body::Dir(names) = &self.file(id).body {
+            if let FileBody::Dir(names) = &self.file(id).body {
                 todo.extend(names.iter().map(|(n, id)| (format!("{path}/{n}"), *id)));
             }
             out.insert(path, id);
@@ -373,19 +374,19 @@ impl Tree {
 mod tests {
     use super::*;
 
-    fn make(tree: &mut Tree, dir: Id, name: &str, kind: Kind) -> Id {
-        tree.apply(&Op::Make { dir, name: name.into(), kind, mode: 0o644 }).unwrap().unwrap()
+    fn make(tree: &mut Tree, dir: Id, name: &str, kind: NodeKind) -> Id {
+        tree.apply(&PosixOp::Make { dir, name: name.into(), kind, mode: 0o644 }).unwrap().unwrap()
     }
 
     #[test]
     fn links_are_counted() {
         let mut tree = Tree::new(ObjectId(7));
-        let d = make(&mut tree, TOP, "d", Kind::Dir);
-        let e = make(&mut tree, d, "e", Kind::Dir);
-        let f = make(&mut tree, d, "f", Kind::File);
+        let d = make(&mut tree, TOP, "d", NodeKind::Dir);
+        let e = make(&mut tree, d, "e", NodeKind::Dir);
+        let f = make(&mut tree, d, "f", NodeKind::File);
         assert_eq!((tree.file(TOP).links, tree.file(d).links), (3, 3));
         let mv = |tree: &mut Tree, from, name: &str, to, new: &str, how| {
-            tree.apply(&Op::Rename { from, name: name.into(), to, new: new.into(), how })
+            tree.apply(&PosixOp::Rename { from, name: name.into(), to, new: new.into(), how })
         };
         assert_eq!(mv(&mut tree, TOP, "d", e, "x", Rename::Plain), Err(ErrorKind::Invalid));
         mv(&mut tree, d, "e", TOP, "e", Rename::Plain).unwrap();
@@ -393,11 +394,11 @@ mod tests {
         mv(&mut tree, TOP, "e", d, "f", Rename::Exchange).unwrap();
         assert_eq!((tree.file(TOP).links, tree.file(d).links), (3, 3));
         mv(&mut tree, TOP, "e", d, "w", Rename::Whiteout).unwrap();
-        assert_eq!(tree.file(tree.find(TOP, "e").unwrap()).body, Body::Whiteout);
-        tree.apply(&Op::Hold { id: f }).unwrap();
-        tree.apply(&Op::Unlink { dir: d, name: "w".into() }).unwrap();
+        assert_eq!(tree.file(tree.find(TOP, "e").unwrap()).body, FileBody::Whiteout);
+        tree.apply(&PosixOp::Hold { id: f }).unwrap();
+        tree.apply(&PosixOp::Unlink { dir: d, name: "w".into() }).unwrap();
         assert_eq!((tree.file(f).links, tree.named().contains(&f)), (0, false));
-        tree.apply(&Op::Release { id: f }).unwrap();
+        tree.apply(&PosixOp::Release { id: f }).unwrap();
         assert!(!tree.files.contains_key(&f));
         assert_eq!(tree.paths().len(), 4);
     }

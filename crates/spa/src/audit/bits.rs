@@ -1,14 +1,14 @@
-//! Two bitmaps for each metaslab: what the space maps say, and what a walk saw.
+//! Two bitmaps for each metaslab: one from the space maps, one from a walk.
 //!
 //! # Theory
-//! One bit stands for one sector (`1 << ashift` bytes). The first bitmap is the
-//! replay of the metaslab's own map and then of the log space maps (chapter 05
-//! §4.2, I1); nothing changes it afterwards. The second is filled by many
-//! walkers at once with atomic `fetch_or`: whoever sets a bit that was set
-//! already has found a second claim on the same sector.
+//! One bit stands for one sector (`1 << ashift` bytes). The first bitmap is the replay of
+//! the metaslab's own map and then of the log space maps (chapter 05 §4.2, I1); it does not
+//! change afterwards. The second is filled by many walkers at once with atomic `fetch_or`:
+//! a walker that sets a bit that was set already has found a second claim on the same
+//! sector.
 //!
 //! # Invariants
-//! * A metaslab without allocations has no bitmaps: memory follows what is used.
+//! * A metaslab without allocations has no bitmaps: memory follows the space in use.
 //! * No lock is taken while walking.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,19 +19,19 @@ use ondisk::spacemap::{Kind, Range};
 /// Bits of one word.
 const WORD: u64 = 64;
 
-/// What became of a claim on a range.
+/// The result of a claim on a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Bytes that somebody had claimed before.
+    /// Bytes that were claimed before.
     pub twice: u64,
-    /// Bytes that the space maps say are free.
+    /// Bytes that are free in the space maps.
     pub free: u64,
     /// Bytes that no metaslab covers.
     pub outside: u64,
 }
 
 impl Claim {
-    /// Whether everything was allocated and nothing claimed before.
+    /// Whether all bytes were allocated and none claimed before.
     pub fn is_clean(&self) -> bool {
         *self == Claim::default()
     }
@@ -43,7 +43,7 @@ impl Claim {
     }
 }
 
-/// Replaying a map met something that cannot be.
+/// Contradictions found when a map was replayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapErrors {
     /// Bytes allocated that were allocated already.
@@ -117,8 +117,8 @@ impl Slab {
         }
     }
 
-    /// Ends the replay: gives room for claims, or gives back the memory of an
-    /// empty metaslab.
+    /// Ends the replay: allocates the bitmap for claims, or releases the memory of an empty
+    /// metaslab.
     pub fn finish(&mut self) {
         if self.allocated.iter().all(|&w| w == 0) {
             self.allocated = Vec::new();
@@ -126,7 +126,7 @@ impl Slab {
         self.seen = (0..self.allocated.len()).map(|_| AtomicU64::new(0)).collect();
     }
 
-    /// Makes all of it allocated, with room for claims.
+    /// Marks everything as allocated, and allocates the bitmap for claims.
     pub fn fill(&mut self) {
         let sectors = self.size >> self.shift;
         self.allocated = vec![u64::MAX; self.words()];
@@ -196,11 +196,11 @@ impl Slab {
 /// The metaslabs of one vdev.
 #[derive(Debug)]
 pub struct VdevBits {
-    /// Which vdev.
+    /// The vdev.
     pub vdev: VdevId,
     /// log2 of the distance of metaslabs.
     pub metaslab_shift: u32,
-    /// The metaslabs by number.
+    /// The metaslabs by index.
     pub slabs: Vec<Slab>,
 }
 
@@ -228,12 +228,12 @@ pub struct SpaceBits {
 }
 
 impl SpaceBits {
-    /// Of these vdevs.
+    /// The bitmaps of these vdevs.
     pub fn new(vdevs: Vec<VdevBits>) -> SpaceBits {
         SpaceBits { vdevs }
     }
 
-    /// Makes the maps say something else (tests).
+    /// Changes the first bitmap (tests).
     #[cfg(test)]
     pub(crate) fn edit(&mut self, range: &Range) {
         let vdev = self.vdevs.iter_mut().find(|v| v.vdev == range.vdev).unwrap();
@@ -257,7 +257,7 @@ impl SpaceBits {
         out
     }
 
-    /// The parts of a range that the space maps say are allocated.
+    /// The parts of a range that are allocated in the space maps.
     ///
     /// # Errors
     /// Those of `f`.
@@ -377,7 +377,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the naive model: a map from sector to (allocated, claims).
+        /// Against a simple model: a map from sector to (allocated, claims).
         #[test]
         fn bitmaps_agree_with_a_map_of_sectors(
             entries in prop::collection::vec((any::<bool>(), 0u64..256, 1u64..80), 0..40),
@@ -401,7 +401,7 @@ mod tests {
                         want.outside += 512;
                         continue;
                     }
-                    // A metaslab without allocations remembers no claims.
+                    // A metaslab without allocations does not record claims.
                     let slab = s / 128;
                     let empty = !model.iter().any(|(k, v)| k / 128 == slab && v.0);
                     let sector = model.entry(s).or_default();

@@ -9,10 +9,10 @@ use ondisk::zil::{LogBlock, LogPtr, Record, ZilHeader};
 use vdev::ReadReq;
 use zio::Zio;
 
-/// Blocks of one chain; a hostile chain ends here at the latest.
+/// Maximum number of blocks of one chain, which ends a forged chain.
 const BLOCKS_MAX: usize = 1 << 20;
 
-/// What the walk of a chain tells.
+/// Receives the blocks and records of a chain.
 pub trait LogVisitor {
     /// A block of the chain, before it is read. False ends the walk.
     ///
@@ -28,14 +28,14 @@ pub trait LogVisitor {
         Ok(())
     }
 
-    /// Whether records matter; if not they are not parsed.
+    /// Whether records are wanted; if not they are not parsed.
     fn wants_records(&self) -> bool {
         true
     }
 }
 
-/// Reads and verifies one block of a chain. `None` where the chain ends: nobody
-/// knows before reading whether the next block was ever written.
+/// Reads and verifies one block of a chain. `None` where the chain ends: only reading shows
+/// whether the next block was ever written.
 pub fn read_log_block(zio: &Zio, ptr: &LogPtr) -> Option<Buf> {
     let BlkPtr::Block(block) = &ptr.bp else { return None };
     let dva = block.dva();
@@ -89,20 +89,20 @@ pub fn walk_log(zio: &Zio, header: &ZilHeader, visitor: &mut impl LogVisitor) ->
     Ok(())
 }
 
-/// The blocks that a log keeps allocated (chapter 06 §21).
+/// The allocated blocks of a log (chapter 06 §21).
 pub(crate) struct Kept<'a, F> {
     header: &'a ZilHeader,
-    /// Group of the uberblock.
+    /// Txg of the uberblock.
     last_synced: Txg,
     f: F,
-    /// Places met: a pointer may stand twice in a chain.
+    /// Addresses visited: a pointer may occur twice in a chain.
     met: HashSet<(u32, u64)>,
-    /// An unclaimed chain leads on to a block of a group that is not on disk.
+    /// An unclaimed chain continues with a block of a txg that is not on disk.
     pub(crate) leads_on: bool,
 }
 
 impl<'a, F: FnMut(&BlkPtr, bool) -> Result<()>> Kept<'a, F> {
-    /// `f` is told each block, and whether it is one of the chain.
+    /// `f` is called with each block, and whether it belongs to the chain.
     pub(crate) fn new(header: &'a ZilHeader, last_synced: Txg, f: F) -> Kept<'a, F> {
         Kept { header, last_synced, f, met: HashSet::new(), leads_on: false }
     }
@@ -128,7 +128,7 @@ impl<F: FnMut(&BlkPtr, bool) -> Result<()>> LogVisitor for Kept<'_, F> {
     }
 
     fn record(&mut self, record: &Record<'_>, _encrypted: bool) -> Result<()> {
-        // A damaged record ends a replay, not the walk of its chain.
+        // A damaged record ends a replay, but not the walk of its chain.
         let Ok(pointers) = record.pointers() else { return Ok(()) };
         let clone = record.header.txtype == 24;
         for bp in pointers.flatten() {

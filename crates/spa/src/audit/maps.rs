@@ -15,7 +15,7 @@ const LOADERS: usize = 16;
 /// Sectors that bitmaps may cover: 2^36 is two bitmaps of 8 GiB.
 const SECTORS_MAX: u64 = 1 << 36;
 
-/// What replaying the maps found.
+/// The result of replaying the maps.
 #[derive(Debug, Default)]
 pub struct Replayed {
     /// The bitmaps.
@@ -27,7 +27,7 @@ pub struct Replayed {
     pub sums: Vec<(VdevId, u64, u64, u64)>,
 }
 
-struct Job<'a> {
+struct MetaslabJob<'a> {
     vdev: &'a VdevSpace,
     slab: Mutex<(Slab, MapErrors)>,
     metaslab: usize,
@@ -36,7 +36,7 @@ struct Job<'a> {
 /// Replays every map, then the logs.
 ///
 /// # Errors
-/// Those of reading the maps; `Corrupt`; `Limit` for an absurd size.
+/// Those of reading the maps; `Corrupt`; `Limit` for an impossible size.
 pub fn replay(spa: &Spa, space: &PoolSpace) -> Result<Replayed> {
     replay_as(spa, space, true)
 }
@@ -50,7 +50,7 @@ pub fn replay_own(spa: &Spa, space: &PoolSpace) -> Result<Replayed> {
 }
 
 fn replay_as(spa: &Spa, space: &PoolSpace, logs: bool) -> Result<Replayed> {
-    let mut jobs: Vec<Job<'_>> = Vec::new();
+    let mut jobs: Vec<MetaslabJob<'_>> = Vec::new();
     let mut starts = Vec::new();
     let mut sectors = 0u64;
     for vdev in &space.vdevs {
@@ -63,7 +63,7 @@ fn replay_as(spa: &Spa, space: &PoolSpace, logs: bool) -> Result<Replayed> {
                 sectors = sectors.saturating_add(m.size >> vdev.ashift);
             }
             let slab = Mutex::new((Slab::new(m.start, m.size, vdev.ashift), MapErrors::default()));
-            jobs.push(Job { vdev, slab, metaslab: i });
+            jobs.push(MetaslabJob { vdev, slab, metaslab: i });
         }
     }
     if sectors > SECTORS_MAX {
@@ -85,7 +85,7 @@ fn replay_as(spa: &Spa, space: &PoolSpace, logs: bool) -> Result<Replayed> {
     Ok(gather(space, jobs))
 }
 
-fn own_maps(spa: &Spa, jobs: &[Job<'_>]) -> Result<()> {
+fn own_maps(spa: &Spa, jobs: &[MetaslabJob<'_>]) -> Result<()> {
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(None);
     base::rt::fan_out(LOADERS.min(jobs.len()), |_| {
@@ -104,7 +104,7 @@ fn own_maps(spa: &Spa, jobs: &[Job<'_>]) -> Result<()> {
     failed.into_inner().map_or(Ok(()), Err)
 }
 
-fn gather(space: &PoolSpace, jobs: Vec<Job<'_>>) -> Replayed {
+fn gather(space: &PoolSpace, jobs: Vec<MetaslabJob<'_>>) -> Replayed {
     let mut out = Replayed::default();
     let mut vdevs: Vec<VdevBits> = space
         .vdevs

@@ -1,8 +1,6 @@
-//! References that are counted: dedup tables and block reference tables
-//! (chapter 08 §B.3, §C.2).
+//! Counted references: dedup tables and block reference tables (chapter 08 §B.3, §C.2).
 //!
-//! Both tables are read before the walk; while walking only atomic counters
-//! change.
+//! Both tables are read before the walk; during the walk only atomic counters change.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,20 +10,20 @@ use ondisk::blkptr::Block;
 
 use crate::import::Spa;
 
-/// Which sight of a block this is.
+/// How a visit of a block relates to the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
-    /// In no table: it must be the only one.
+pub enum RefVisit {
+    /// In no table: it must be the only visit.
     Only,
-    /// The first of a dedup entry, which has these addresses.
+    /// The first visit of a block with a dedup entry, which has these addresses.
     FirstDedup(Vec<Dva>),
-    /// The first of a cloned block.
+    /// The first visit of a cloned block.
     FirstClone,
-    /// One more reference, accounted for by a dedup entry.
+    /// One more reference, counted by a dedup entry.
     AgainDedup,
-    /// One more reference, accounted for by a block reference table.
+    /// One more reference, counted by a block reference table.
     AgainClone,
-    /// More references than the table knows.
+    /// More references than the table counts.
     TooMany,
 }
 
@@ -55,7 +53,7 @@ pub struct Mismatch {
     pub found: u64,
 }
 
-/// All references that tables count.
+/// All references counted by tables.
 #[derive(Default)]
 pub struct References {
     dedup: HashMap<(u32, u64, u64), Dedup>,
@@ -94,25 +92,25 @@ impl References {
         Ok(out)
     }
 
-    /// One more pointer to `block` was found.
-    pub fn see(&self, block: &Block) -> Sight {
+    /// Counts one more pointer to `block`.
+    pub fn count_visit(&self, block: &Block) -> RefVisit {
         let first = block.dva();
         if block.dedup {
             let place = (first.vdev.0, first.offset, block.effective_physical_birth().0);
             if let Some(entry) = self.dedup.get(&place) {
                 return match entry.seen.fetch_add(1, Relaxed) {
-                    0 => Sight::FirstDedup(entry.addresses.clone()),
-                    n if n < entry.count => Sight::AgainDedup,
-                    _ => Sight::TooMany,
+                    0 => RefVisit::FirstDedup(entry.addresses.clone()),
+                    n if n < entry.count => RefVisit::AgainDedup,
+                    _ => RefVisit::TooMany,
                 };
             }
         }
         match self.clones.get(&(first.vdev.0, first.offset)) {
-            None => Sight::Only,
+            None => RefVisit::Only,
             Some(entry) => match entry.seen.fetch_add(1, Relaxed) {
-                0 => Sight::FirstClone,
-                n if n <= entry.extra => Sight::AgainClone,
-                _ => Sight::TooMany,
+                0 => RefVisit::FirstClone,
+                n if n <= entry.extra => RefVisit::AgainClone,
+                _ => RefVisit::TooMany,
             },
         }
     }

@@ -1,4 +1,4 @@
-//! What a walk counts: blocks by type and level, sizes, embedded payloads
+//! The statistics of a walk: blocks by type and level, sizes, embedded payloads
 //! (chapter 09 §8.3).
 
 use ondisk::{BlkPtr, ObjType};
@@ -7,11 +7,11 @@ use ondisk::{BlkPtr, ObjType};
 pub const ROWS: usize = 57;
 /// Row of blocks on lists of deferred frees.
 pub const ROW_DEFERRED: usize = 54;
-/// Row of dedup ditto blocks; nothing writes them any more.
+/// Row of dedup ditto blocks, which are no longer written.
 pub const ROW_DITTO: usize = 55;
-/// Row of all types that have no number.
+/// Row of all types without a number.
 pub const ROW_OTHER: usize = 56;
-/// Levels counted apart.
+/// Levels counted separately.
 pub const LEVELS: usize = 13;
 /// Buckets of the histogram of sizes: 512 bytes to 16 MiB.
 pub const BUCKETS: usize = 16;
@@ -44,7 +44,7 @@ impl Sums {
 /// Counts and bytes by size.
 pub type SizeHistogram = [(u64, u64); BUCKETS];
 
-/// Everything that is counted.
+/// All statistics.
 #[derive(Clone, Debug)]
 pub struct BlockStats {
     cells: Vec<Sums>,
@@ -127,7 +127,7 @@ impl BlockStats {
         }
     }
 
-    /// Adds what somebody else counted.
+    /// Adds the statistics of another walker.
     pub fn add(&mut self, other: &BlockStats) {
         for (mine, theirs) in self.cells.iter_mut().zip(&other.cells) {
             mine.add(theirs);
@@ -167,8 +167,8 @@ impl BlockStats {
         out
     }
 
-    /// Metadata: indirect blocks, and all of types that are metadata. As zdb has
-    /// it, only numbered types count, and what takes no space does not.
+    /// Metadata: indirect blocks, and all of types that are metadata. As in zdb, only
+    /// numbered types count, and blocks without space do not.
     pub fn metadata(&self) -> Sums {
         let mut out = Sums::default();
         let kinds = (0..ROW_DEFERRED).filter_map(|row| u8::try_from(row).ok());

@@ -1,4 +1,4 @@
-//! Audits against space maps that lie: exactly the lie must be found.
+//! Audits against forged space maps: exactly the forged entry must be found.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ fn open(dir: &Path) -> Spa {
     Spa::open(&found.pools[0], &options, &cache, &engine).map_err(|f| f.error).unwrap()
 }
 
-/// Audits a pool whose maps, as far as the audit knows, end with one more entry.
+/// Audits a pool with one entry added to its maps in memory.
 fn audit_with(spa: &Spa, range: Range) -> Report {
     let space = spa.load_space().unwrap();
     let mut replayed = maps::replay(spa, &space).unwrap();
     replayed.bits.edit(&range);
-    spa.audit_against(&space, Some(replayed), Options::default(), &()).unwrap()
+    spa.audit_against(&space, Some(replayed), AuditOptions::default(), &()).unwrap()
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn one_lie_in_the_space_maps_is_one_finding() {
         let root = *spa.mos().objset().root_bp().as_block().unwrap();
         let dva = root.dva();
 
-        // The maps say that the root block's first copy is free.
+        // The maps mark the root block's first copy as free.
         let freed =
             Range { kind: Kind::Free, offset: dva.offset, len: dva.asize.0, vdev: dva.vdev };
         let report = audit_with(&spa, freed);
@@ -53,7 +53,7 @@ fn one_lie_in_the_space_maps_is_one_finding() {
         assert_eq!((report.leaked, report.unreadable), (0, 0));
         assert!(!report.is_clean());
 
-        // The maps allocate one sector more, in front of the last free one.
+        // The maps mark one more sector as allocated, in front of the last free one.
         let space = spa.load_space().unwrap();
         let (vdev, metaslab) = (&space.vdevs[0], space.vdevs[0].metaslabs.last().unwrap());
         assert_eq!(metaslab.allocated(), 0, "the last metaslab is empty");
@@ -85,7 +85,7 @@ fn a_block_claimed_twice_is_found() {
     let replayed = maps::replay(&spa, &space).unwrap();
     let dva = spa.mos().objset().root_bp().as_block().unwrap().dva();
     assert!(replayed.bits.claim(dva.vdev, dva.offset, 512).is_clean());
-    let report = spa.audit_against(&space, Some(replayed), Options::default(), &()).unwrap();
+    let report = spa.audit_against(&space, Some(replayed), AuditOptions::default(), &()).unwrap();
     assert_eq!(report.bad_claims, 1);
     assert!(matches!(&report.problems[..], [Problem::Claim { claim, .. }] if claim.twice == 512));
 }
@@ -96,9 +96,9 @@ fn without_leak_checks_no_maps_are_needed() {
     let scratch = Scratch::new("noleaks");
     pool.unpack(scratch.path());
     let spa = open(scratch.path());
-    let report = spa.audit(Options { leaks: false, ..Options::default() }, &()).unwrap();
+    let report = spa.audit(AuditOptions { leaks: false, ..AuditOptions::default() }, &()).unwrap();
     assert!(report.is_clean() && !report.leaks_checked);
-    let full = spa.audit(Options::default(), &()).unwrap();
+    let full = spa.audit(AuditOptions::default(), &()).unwrap();
     assert_eq!(report.stats.total(), full.stats.total());
     assert_eq!(full.found, full.allocated);
 }

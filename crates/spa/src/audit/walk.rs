@@ -1,4 +1,4 @@
-//! The visitor: counts, claims and verifies every pointer it is shown.
+//! The visitor: counts, claims and verifies every pointer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,42 +14,42 @@ use vdev::IndirectMap;
 use zio::{Io, Zio};
 
 use super::bits::{Claim, SpaceBits};
-use super::refs::{References, Sight};
+use super::refs::{RefVisit, References};
 use super::stats::{BlockStats, row_of};
 use super::{Problem, Verify, Watch};
 
-/// Statistics are kept apart for this many groups of pointers, so that walkers
-/// do not wait for each other.
+/// Statistics are kept separately for this many groups of pointers, so that walkers do not
+/// wait for each other.
 const SHARDS: usize = 32;
-/// Users of one range that are kept.
+/// Owners recorded per range.
 const OWNERS_MAX: usize = 16;
-/// Problems kept; more are only counted.
+/// Problems recorded; more are only counted.
 pub const PROBLEMS_MAX: usize = 10_000;
 
-/// What all walkers share.
+/// The state shared by all walkers.
 pub(super) struct Walker<'a, W> {
     pub(super) zio: Arc<Zio>,
-    /// `None`: do not look for leaks.
+    /// `None`: do not search for leaks.
     pub(super) bits: Option<&'a SpaceBits>,
-    /// Whose blocks certain ranges are is to be found out.
+    /// Ranges whose owners are searched for.
     pub(super) owners: Option<&'a Owners>,
     pub(super) maps: &'a HashMap<VdevId, IndirectMap>,
     pub(super) refs: &'a References,
     pub(super) verify: Verify,
     pub(super) watch: &'a W,
-    pub(super) found: Found,
+    pub(super) found: WalkFindings,
 }
 
-/// A user of a range.
+/// An owner of a range.
 #[derive(Clone, Debug)]
 pub struct Owner {
     /// Its block.
     pub at: Bookmark,
-    /// Whether the block has its right content, in all copies.
+    /// Whether all copies of the block have the right content.
     pub whole: bool,
 }
 
-/// Ranges, and who uses them.
+/// Ranges, and their owners.
 pub(crate) struct Owners {
     /// Vdev, offset, bytes; ascending.
     ranges: Vec<(VdevId, u64, u64)>,
@@ -63,7 +63,7 @@ impl Owners {
         Owners { ranges, found: Mutex::default() }
     }
 
-    /// Users by vdev and offset of the range.
+    /// Owners by vdev and offset of the range.
     pub(crate) fn into_found(self) -> BTreeMap<(VdevId, u64), Vec<Owner>> {
         self.found.into_inner()
     }
@@ -85,20 +85,20 @@ impl Owners {
     }
 }
 
-/// What is asked of a block's copies and parity columns.
+/// Which copies and parity columns of a block are verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copies {
-    /// Nothing: its space is counted alone.
+    /// None: only its space is counted.
     Unverified,
-    /// One of them can be read. A power cut may tear what an unfinished `fsync` wrote: a log
-    /// that is claimed afterwards refers to data whose columns are not all there.
+    /// One must be readable. A power cut may tear the data of an unfinished `fsync`: a log
+    /// that is claimed afterwards refers to data without some of its columns.
     Any,
-    /// All of them are right.
+    /// All must be right.
     All,
 }
 
-/// What the walkers found.
-pub(super) struct Found {
+/// The findings of the walkers.
+pub(super) struct WalkFindings {
     shards: Vec<Mutex<BlockStats>>,
     problems: Mutex<Vec<Problem>>,
     pub(super) unreadable: AtomicU64,
@@ -108,9 +108,9 @@ pub(super) struct Found {
     errnos: Mutex<std::collections::BTreeMap<i32, u64>>,
 }
 
-impl Found {
-    pub(super) fn new() -> Found {
-        Found {
+impl WalkFindings {
+    pub(super) fn new() -> WalkFindings {
+        WalkFindings {
             shards: (0..SHARDS).map(|_| Mutex::new(BlockStats::default())).collect(),
             problems: Mutex::new(Vec::new()),
             unreadable: AtomicU64::new(0),
@@ -157,28 +157,28 @@ pub fn zdb_errno(error: &Error) -> i32 {
 }
 
 impl<W: Watch> Walker<'_, W> {
-    /// One pointer, in the row of its own type.
+    /// Accounts for one pointer, in the row of its own type.
     fn see(&self, bp: &BlkPtr, at: Bookmark) {
         self.account(bp, at, row_of(bp.head().object_type), Copies::All);
     }
 
-    /// Counts a pointer in `row`, claims its space, and verifies `copies` of it if asked for.
+    /// Counts a pointer in `row`, claims its space, and verifies `copies` of it.
     pub(super) fn account(&self, bp: &BlkPtr, at: Bookmark, row: usize, copies: Copies) {
         let sight = match bp {
             BlkPtr::Hole(_) => return,
-            BlkPtr::Block(block) => self.refs.see(block),
-            BlkPtr::Embedded(_) | BlkPtr::Redacted(_) => Sight::Only,
+            BlkPtr::Block(block) => self.refs.count_visit(block),
+            BlkPtr::Embedded(_) | BlkPtr::Redacted(_) => RefVisit::Only,
         };
         let asize = |b: &Block| b.dvas().map(|d| d.asize.0).sum::<u64>();
         if let Some(shard) = self.found.shard(at) {
             let mut stats = shard.lock();
             stats.count(bp, row);
             match (&sight, bp) {
-                (Sight::AgainDedup, BlkPtr::Block(b)) => {
+                (RefVisit::AgainDedup, BlkPtr::Block(b)) => {
                     stats.dedup_asize += asize(b);
                     stats.dedup_refs += 1;
                 }
-                (Sight::AgainClone, BlkPtr::Block(b)) => {
+                (RefVisit::AgainClone, BlkPtr::Block(b)) => {
                     stats.clone_asize += asize(b);
                     stats.clone_refs += 1;
                 }
@@ -187,14 +187,14 @@ impl<W: Watch> Walker<'_, W> {
         }
         let BlkPtr::Block(block) = bp else { return };
         match sight {
-            Sight::AgainDedup | Sight::AgainClone => return,
-            Sight::TooMany => self.bad_claim(at, block.dva(), Claim::default(), true),
-            Sight::FirstDedup(addresses) => {
+            RefVisit::AgainDedup | RefVisit::AgainClone => return,
+            RefVisit::TooMany => self.bad_claim(at, block.dva(), Claim::default(), true),
+            RefVisit::FirstDedup(addresses) => {
                 for dva in addresses {
                     self.claim_dva(block, dva, at);
                 }
             }
-            Sight::Only | Sight::FirstClone => {
+            RefVisit::Only | RefVisit::FirstClone => {
                 block.dvas().for_each(|dva| self.claim_dva(block, dva, at));
             }
         }
@@ -254,7 +254,7 @@ impl<W: Watch> Walker<'_, W> {
         Owner { at, whole: checked.readable > 0 && checked.faults.is_empty() }
     }
 
-    /// Claims what one address takes: a gang address only its header.
+    /// Claims the space of one address: only the header of a gang address.
     fn claim_dva(&self, block: &Block, dva: Dva, at: Bookmark) {
         if !self.claims() {
             return;
@@ -276,7 +276,7 @@ impl<W: Watch> Walker<'_, W> {
         }
     }
 
-    /// Claims a range, wherever removed vdevs moved it to.
+    /// Claims a range, at the position to which removed vdevs moved it.
     pub(super) fn claim_range(
         &self,
         vdev: VdevId,
@@ -307,7 +307,8 @@ impl<W: Watch> Walker<'_, W> {
         let mut last = None;
         for dva in block.dvas().filter(|d| d.gang) {
             match self.zio.gang_members(block, dva) {
-                // Sizes that add up bound the number of members, nested ones included.
+                // The check of the sum of sizes bounds the number of members, nested ones
+                // included.
                 Ok(members) if members.iter().map(|m| m.psize.0).sum::<u64>() != block.psize.0 => {
                     let why = "gang members do not add up to their block";
                     last = Some(Error::corrupt(why).at_dva(dva));
@@ -340,7 +341,7 @@ impl<W: Watch> Visitor for Walker<'_, W> {
     }
 
     fn unreadable(&self, error: Error, at: Bookmark) -> Result<()> {
-        // Verification has said so already, unless the content is malformed.
+        // The verification has reported it already, unless the content is malformed.
         let said = self.verify != Verify::Nothing && error.kind() != ErrorKind::Corrupt;
         if !said {
             self.failed(None, at, error);
@@ -349,5 +350,5 @@ impl<W: Watch> Visitor for Walker<'_, W> {
     }
 }
 
-/// How metadata is read while walking.
+/// How metadata is read during a walk.
 pub(super) const WALK_IO: Io = Io::SCAN;

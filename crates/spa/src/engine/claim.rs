@@ -1,30 +1,31 @@
 //! Claiming intent logs when a pool is imported for writing (chapter 06 §19.1).
 //!
 //! # Theory
-//! Blocks of a log may have been born in groups that never synced: no space map knows
-//! them. Before anything is allocated they are marked in the first group, and the log's
-//! header says up to where. A log of older blocks alone needs no claim. Replaying is
-//! another matter; until then its dataset is not written.
+//! Blocks of a log may have been born in txgs that never synced, so no space map has them.
+//! Before anything is allocated they are marked as allocated in the first txg, and the
+//! log's header records up to where. A log with only older blocks needs no claim. Replay is
+//! separate; until then the log's dataset is not written.
 //!
-//! A log without records, but for those that are in a group on disk, is of no use. It stays
-//! until its dataset changes (`idle_logs`); one with blocks of groups that never synced is
-//! ended in the first group.
+//! A log without records, except records of txgs on disk, is useless. It is kept until its
+//! dataset changes (`idle_logs`); one with blocks of txgs that never synced is ended in the
+//! first txg.
 //!
 //! # Cloned blocks
 //! A record of a cloned range names blocks that belong to files. OpenZFS's claim takes a
-//! reference to each in the table of references (chapter 08 §C.2), so that nobody frees them
-//! before the replay, and the end of the log drops it. Cenote has no such table to keep, and a
-//! header that says *claimed* without those references would be a trap: OpenZFS would drop what
-//! nobody took, and free blocks in use. So a log with such records is claimed in another form
-//! (`unclone`): a new chain, in which the records are writes that carry the blocks' content.
+//! reference to each in the block reference table (chapter 08 §C.2), so that they are not
+//! freed before the replay; the end of the log drops it. Cenote has no such table, and a
+//! header that says *claimed* without those references would be a trap: OpenZFS would drop
+//! references that were never taken, and free blocks in use. So a log with such records is
+//! claimed in another form (`unclone`): a new chain, in which the records are writes that
+//! carry the blocks' content.
 //!
-//! Until group `first` every block that a record of a group after the last synced one names is
-//! where it was: it was on disk and in a file when it was cloned, and a group that frees it
-//! would come after that. So the copy is right, and checksums prove it.
+//! Until txg `first` every block that a record of a txg after the last synced one names has
+//! its content. It was on disk and in a file when it was cloned, and a txg that frees it
+//! would be later. So the copy is right, and checksums prove it.
 //!
 //! # Refusals
-//! Nothing is on disk of a claim before its group; whatever hinders it leaves the pool
-//! read-only, with the reason, and the logs as they are.
+//! Nothing of a claim is on disk before its txg. An obstacle leaves the pool read-only,
+//! with the reason, and the logs as they are.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -51,18 +52,18 @@ const LR_SEQ_AT: usize = 160;
 /// Record type that refers to blocks of other files.
 pub(super) const CLONE_RANGE: u8 = 24;
 
-/// What a walk of a log found.
+/// The result of a walk of a log.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct LogFindings {
     pub(super) first: Txg,
-    /// Records of older groups, and up to this sequence, are on disk: they do not count.
+    /// Records of older txgs, and those up to this sequence, are on disk and are ignored.
     counts_from: Txg,
     after: u64,
     blocks: u64,
     records: u64,
     pub(super) block_seq: u64,
     pub(super) record_seq: u64,
-    /// Born in groups that never synced.
+    /// Born in txgs that never synced.
     unborn: Vec<Block>,
     met: HashSet<(u32, u64)>,
     encrypted: bool,
@@ -71,7 +72,7 @@ pub(super) struct Seen {
     pub(super) clone_bytes: u64,
 }
 
-impl Seen {
+impl LogFindings {
     fn note(&mut self, bp: &BlkPtr) {
         if let BlkPtr::Block(block) = bp
             && block.head.birth >= self.first
@@ -81,7 +82,8 @@ impl Seen {
         }
     }
 
-    /// A record of cloned blocks: they were on disk when it was made (chapter 06 §19.1).
+    /// Notes a record of cloned blocks: they were on disk when it was made
+    /// (chapter 06 §19.1).
     fn note_clone(&mut self, pointers: &[BlkPtr]) -> Result<()> {
         let blocks = pointers.iter().filter_map(BlkPtr::as_block);
         if blocks.clone().any(|b| b.effective_physical_birth() >= self.first) {
@@ -96,7 +98,7 @@ impl Seen {
 
 struct Claimer<'a> {
     zio: &'a Zio,
-    seen: Seen,
+    seen: LogFindings,
 }
 
 impl LogVisitor for Claimer<'_> {
@@ -114,7 +116,7 @@ impl LogVisitor for Claimer<'_> {
             self.seen.note_clone(&pointers)?;
         } else {
             for bp in &pointers {
-                // The record counts only if its data was written.
+                // The record is valid only if its data was written.
                 if bp.birth() >= self.seen.first {
                     self.zio.read(bp, Io::SCAN)?;
                 }
@@ -128,23 +130,24 @@ impl LogVisitor for Claimer<'_> {
     }
 }
 
-/// `opened`: the first group since the pool was opened, if that is known.
-fn walk(zio: &Zio, header: &ZilHeader, first: Txg, opened: Txg) -> Seen {
+/// `opened`: the first txg since the pool was opened, if known.
+fn walk(zio: &Zio, header: &ZilHeader, first: Txg, opened: Txg) -> LogFindings {
     let claimed = header.claim_txg;
     let counts_from = if claimed == Txg::ZERO { opened } else { claimed };
-    let seen = Seen { first, counts_from, after: header.replay_seq, ..Seen::default() };
+    let seen =
+        LogFindings { first, counts_from, after: header.replay_seq, ..LogFindings::default() };
     let mut claimer = Claimer { zio, seen };
-    // An error ends the log there: what is behind it does not count.
+    // An error ends the log; blocks behind it are ignored.
     let _end = walk_log(zio, header, &mut claimer);
     claimer.seen
 }
 
-/// A log that is there, and was not replayed if it was claimed.
+/// Whether there is a log, and it was not replayed if it was claimed.
 fn may_hold_records(header: &ZilHeader) -> bool {
     !header.log.is_end() && (header.claim_txg == Txg::ZERO || header.flags & REPLAY_NEEDED != 0)
 }
 
-/// Whether a log holds records that were not replayed.
+/// Whether a log has records that were not replayed.
 ///
 /// # Errors
 /// `Corrupt`.
@@ -155,9 +158,9 @@ pub(super) fn holds_records(os: &Objset) -> Result<bool> {
 
 /// The allocated blocks of a log without records, and whether these are its whole chain.
 ///
-/// The chain alone decides. A record whose data a power cut tore ends the walk that looks for
-/// records, though blocks of groups that never synced may follow: their pointers would lead
-/// into free space as soon as newer groups are on disk.
+/// The chain alone decides. A walk that looks for records ends at a record whose data a
+/// power cut tore, although blocks of txgs that never synced may follow. Their pointers
+/// would refer to free space as soon as newer txgs are on disk.
 fn blocks_of(zio: &Zio, header: &ZilHeader, last_synced: Txg) -> Result<(Vec<BlkPtr>, bool)> {
     let mut blocks = Vec::new();
     let f = |bp: &BlkPtr, _| {
@@ -170,17 +173,17 @@ fn blocks_of(zio: &Zio, header: &ZilHeader, last_synced: Txg) -> Result<(Vec<Blk
     Ok((blocks, whole))
 }
 
-/// Logs to be claimed, and datasets that must not be written for them.
+/// Logs to be claimed, and datasets that must not be written because of them.
 pub(crate) struct Claims {
-    heads: Vec<(u64, Seen)>,
-    /// Logs without records, the blocks that are allocated, and whether that is all of them.
+    heads: Vec<(u64, LogFindings)>,
+    /// Logs without records: head, allocated blocks, and whether these are the whole chain.
     empty: Vec<(u64, Vec<BlkPtr>, bool)>,
     /// Highest birth of what is claimed.
     pub(crate) highest: Txg,
 }
 
-/// Finds what must be claimed in group `first`. After a rewind to group `rewound` logs that
-/// nobody claimed are dropped: what they hold belongs to the groups that were discarded.
+/// Finds the logs to be claimed in txg `first`. After a rewind to txg `rewound` unclaimed
+/// logs are dropped: their records belong to the discarded txgs.
 ///
 /// # Errors
 /// Those of reading the datasets; `Unsupported` for logs that cannot be claimed or dropped.
@@ -201,7 +204,7 @@ pub(crate) fn find(
         if header.log.is_end() {
             return Ok(());
         }
-        // The header of an encrypted dataset is under a MAC that needs the key.
+        // The header of an encrypted dataset is covered by a MAC that needs the key.
         let encrypted =
             matches!(os.root_bp(), BlkPtr::Block(b) if b.protection != Protection::None);
         if let Some(rewound) = rewound.filter(|_| header.claim_txg == Txg::ZERO) {
@@ -235,12 +238,12 @@ pub(crate) fn find(
 }
 
 impl Writer {
-    /// Marks what the logs hold as allocated in group `first`; before the first group.
+    /// Marks the blocks of the logs as allocated in txg `first`, before that txg begins.
     ///
     /// # Errors
     /// `Corrupt` when a log's block is allocated already.
     pub(crate) fn claim(&self, claims: Claims, first: Txg) -> Result<()> {
-        // All of them before anything is allocated.
+        // All of them are claimed before anything is allocated.
         for block in claims.heads.iter().flat_map(|(_, seen)| &seen.unborn) {
             for dva in self.zio.dvas_to_free(block)? {
                 while let Some(MsKey { vdev, ms }) = self.space.claim(first, dva)? {
@@ -266,7 +269,7 @@ impl Writer {
         }
         for (head, blocks, all) in claims.empty {
             if all {
-                self.idle_logs.leave(head, blocks);
+                self.idle_logs.add(head, blocks);
                 continue;
             }
             blocks.iter().try_for_each(|bp| self.free(first, bp))?;
@@ -276,12 +279,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Refuses what must not happen before a head's log is replayed.
+    /// Refuses an operation that must wait for the replay of a head's log.
     ///
     /// # Errors
-    /// `ReadOnly` if it holds records; those of reading it.
+    /// `ReadOnly` if it has records; those of reading it.
     pub(super) fn check_replayed(&self, head: u64) -> Result<()> {
-        if self.has_log(head) || self.idle_logs.knows(head) {
+        if self.has_log(head) || self.idle_logs.contains(head) {
             return Ok(());
         }
         let live = self.heads.lock().get(&head).cloned();
@@ -304,7 +307,7 @@ fn put(header: &mut [u8; ZIL_HEADER_SIZE], at: usize, word: u64) {
     header[at..at + 8].copy_from_slice(&word.to_le_bytes());
 }
 
-/// The refusal to change a dataset whose log waits.
+/// The refusal to change a dataset whose log must be replayed first.
 pub(super) fn must_replay() -> Error {
     Error::new(ErrorKind::ReadOnly, "the dataset's intent log must be replayed first")
 }

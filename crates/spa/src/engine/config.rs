@@ -1,6 +1,6 @@
 //! The pool's configuration while it is written: vdev ZAPs, metaslab arrays, missing
-//! groups, the configuration object, labels and uberblock (chapter 01 §4, §6; chapter
-//! 04 §1.1; chapter 05 §1.2, §3, §8).
+//! txgs, the configuration object, labels and uberblock (chapter 01 §4, §6;
+//! chapter 04 §1.1; chapter 05 §1.2, §3, §8).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,8 +20,8 @@ use ondisk::{BlkPtr, ObjType};
 use vdev::{Tree, TxgRanges};
 
 use super::maps::{HISTOGRAM, SPACEMAP_V2};
-use super::sync::Group;
-use super::{Published, State, Writer};
+use super::sync::SyncPass;
+use super::{Published, SyncState, Writer};
 use crate::write::commit::{Commit, CommitLeaf, CommitTop, LabelDevices, LeafWrite, commit};
 use crate::write::config::{PoolFacts, members};
 use crate::write::uberblock::{Synced, next};
@@ -34,7 +34,7 @@ const DRAID: &str = "org.openzfs:draid";
 const CONFIG_BLOCK: usize = 16 << 10;
 const DTL_BLOCK: u32 = 4 << 10;
 
-/// A vdev that holds data and has labels somewhere below.
+/// Whether a vdev has data, and labels somewhere below it.
 pub(super) fn is_concrete(vdev: &VdevConfig) -> bool {
     !matches!(vdev.kind, VdevType::Hole | VdevType::Missing | VdevType::Indirect)
 }
@@ -58,29 +58,29 @@ impl LabelDevices for Labels {
 }
 
 impl Writer {
-    /// What a vdev needs in the MOS before anything is allocated from it, and the
-    /// groups that leaves missed.
-    pub(super) fn sync_vdevs(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
-        self.make_zaps(state, group)?;
+    /// Creates a vdev's objects in the MOS before anything is allocated from it, and stores
+    /// the txgs that leaves missed.
+    pub(super) fn sync_vdevs(&self, state: &mut SyncState, sync: &SyncPass<'_>) -> Result<()> {
+        self.make_zaps(state, sync)?;
         let tops: Vec<u32> = state.config.vdev_tree.children.iter().map(|v| v.id).collect();
         for id in tops {
-            self.make_array(state, group, id)?;
+            self.make_array(state, sync, id)?;
         }
         let mut missed = std::mem::take(&mut state.missed);
         missed.extend(self.zio.tree().take_missing());
         for (guid, ranges) in missed {
-            self.store_missing(state, group, guid, &ranges)?;
+            self.store_missing(state, sync, guid, &ranges)?;
         }
         Ok(())
     }
 
-    fn make_zaps(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
+    fn make_zaps(&self, state: &mut SyncState, sync: &SyncPass<'_>) -> Result<()> {
         if state.config.version != VERSION_FEATURES {
-            // Old pools have no ZAPs for vdevs, and so no roles that these record.
+            // Old pools have no vdev ZAPs, and so no place to record roles.
             state.new_vdevs.clear();
             return Ok(());
         }
-        let root_wanted = features::is_enabled(group.cx.read(), ROOT_ZAPS).unwrap_or(false);
+        let root_wanted = features::is_enabled(sync.cx.read(), ROOT_ZAPS).unwrap_or(false);
         let lacks = |v: &VdevConfig| {
             is_concrete(v)
                 && (v.top.as_ref().is_some_and(|t| t.zap.is_none())
@@ -90,29 +90,29 @@ impl Writer {
         if !root_lacks && !state.config.vdev_tree.children.iter().any(lacks) {
             return Ok(());
         }
-        let map = match group.cx.read().directory(ZAP_MAP)? {
+        let map = match sync.cx.read().directory(ZAP_MAP)? {
             Some(map) => map,
             None => {
-                let map = new_zap(group)?;
-                put(group, DIRECTORY, ZAP_MAP, map)?;
+                let map = new_zap(sync)?;
+                put(sync, DIRECTORY, ZAP_MAP, map)?;
                 map
             }
         };
         let mut tree = state.config.vdev_tree.clone();
         if root_lacks {
-            tree.root_zap = Some(ObjectId(listed_zap(group, map)?));
-            features::add(group.cx, ROOT_ZAPS, 1)?;
+            tree.root_zap = Some(ObjectId(listed_zap(sync, map)?));
+            features::add(sync.cx, ROOT_ZAPS, 1)?;
         }
         for top in tree.children.iter_mut().filter(|v| is_concrete(v)) {
             let id = VdevId(top.id);
             if let Some(space) = &mut top.top
                 && space.zap.is_none()
             {
-                let zap = listed_zap(group, map)?;
+                let zap = listed_zap(sync, map)?;
                 space.zap = Some(ObjectId(zap));
-                self.note_role(state, group, id, zap, top.kind)?;
+                self.note_role(state, sync, id, zap, top.kind)?;
             }
-            leaf_zaps(group, map, top)?;
+            leaf_zaps(sync, map, top)?;
         }
         state.config.vdev_tree = tree;
         state.config.has_per_vdev_zaps = true;
@@ -120,39 +120,39 @@ impl Writer {
         Ok(())
     }
 
-    /// The role of a new vdev, which its ZAP alone records (chapter 05 §3.1).
+    /// Stores the role of a new vdev, which only its ZAP records (chapter 05 §3.1).
     fn note_role(
         &self,
-        state: &mut State,
-        group: &Group<'_>,
+        state: &mut SyncState,
+        sync: &SyncPass<'_>,
         id: VdevId,
         zap: u64,
         kind: VdevType,
     ) -> Result<()> {
         let Some(bias) = state.new_vdevs.remove(&id) else { return Ok(()) };
         if kind == VdevType::Draid {
-            features::add(group.cx, DRAID, 1)?;
+            features::add(sync.cx, DRAID, 1)?;
         }
         let Some(bias) = bias else { return Ok(()) };
         let mut text = bias.as_bytes().to_vec();
         text.push(0);
         let value = ZapValue::from_bytes(&text).ok_or_else(|| Error::bug("a role's name"))?;
-        group.cx.mos.zap_update(zap, BIAS, &value)?;
+        sync.cx.mos.zap_update(zap, BIAS, &value)?;
         if bias != "log" {
-            features::add(group.cx, CLASSES, 1)?;
+            features::add(sync.cx, CLASSES, 1)?;
         }
         Ok(())
     }
 
-    fn make_array(&self, state: &mut State, group: &Group<'_>, id: u32) -> Result<()> {
+    fn make_array(&self, state: &mut SyncState, sync: &SyncPass<'_>, id: u32) -> Result<()> {
         let tops = &mut state.config.vdev_tree.children;
         let Some(top) = tops.iter_mut().find(|v| v.id == id && is_concrete(v)) else {
             return Ok(());
         };
         let Some(space) = &mut top.top else { return Ok(()) };
         if space.metaslab_array == 0 {
-            let array = group.mos.objset().allocate(
-                group.tx,
+            let array = sync.mos.objset().allocate(
+                sync.tx,
                 &ObjectSpec { object_type: ObjType::OBJECT_ARRAY, ..ObjectSpec::default() },
             )?;
             space.metaslab_array = array.0;
@@ -162,11 +162,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Rewrites the log of the groups that a leaf misses (chapter 05 §8).
+    /// Rewrites the DTL of a leaf (chapter 05 §8).
     fn store_missing(
         &self,
-        state: &mut State,
-        group: &Group<'_>,
+        state: &mut SyncState,
+        sync: &SyncPass<'_>,
         guid: Guid,
         ranges: &TxgRanges,
     ) -> Result<()> {
@@ -174,18 +174,18 @@ impl Writer {
         for (first, last) in ranges.ranges() {
             dtl.add(*first, last.next());
         }
-        let os = group.mos.objset();
+        let os = sync.mos.objset();
         let mut tree = state.config.vdev_tree.clone();
         let Some(leaf) = find_mut(&mut tree, guid) else { return Ok(()) };
         let object = match leaf.leaf.dtl.filter(|o| o.0 != 0) {
             Some(object) => {
-                os.free_range(group.tx, object, 0, u64::MAX)?;
+                os.free_range(sync.tx, object, 0, u64::MAX)?;
                 object
             }
             None => {
-                let size = if group.flags.histogram { HEADER_SIZE } else { HEADER_V0_SIZE };
+                let size = if sync.flags.histogram { HEADER_SIZE } else { HEADER_V0_SIZE };
                 let object = os.allocate(
-                    group.tx,
+                    sync.tx,
                     &ObjectSpec {
                         object_type: ObjType::SPACE_MAP,
                         block_size: DTL_BLOCK,
@@ -195,8 +195,8 @@ impl Writer {
                         ..ObjectSpec::default()
                     },
                 )?;
-                if group.flags.histogram {
-                    features::add(group.cx, HISTOGRAM, 1)?;
+                if sync.flags.histogram {
+                    features::add(sync.cx, HISTOGRAM, 1)?;
                 }
                 leaf.leaf.dtl = Some(object);
                 state.config.vdev_tree = tree;
@@ -204,11 +204,11 @@ impl Writer {
                 object
             }
         };
-        let info = group.cx.read().info(object.0)?;
-        let v2 = features::is_active(group.cx.read(), SPACEMAP_V2)?;
+        let info = sync.cx.read().info(object.0)?;
+        let v2 = features::is_active(sync.cx.read(), SPACEMAP_V2)?;
         let block = u32::try_from(info.block_size).unwrap_or(DTL_BLOCK);
-        let bytes = dtl.encode(block, v2, group.pass, group.txg)?;
-        os.write(group.tx, object, 0, &bytes)?;
+        let bytes = dtl.encode(block, v2, sync.pass, sync.txg)?;
+        os.write(sync.tx, object, 0, &bytes)?;
         let alloc: u64 = ranges.ranges().iter().map(|(a, b)| b.0 - a.0 + 1).sum();
         let long = info.bonus.len() > HEADER_V0_SIZE;
         let header = Header {
@@ -217,36 +217,36 @@ impl Writer {
             alloc: alloc as i64,
             histogram: long.then_some([0; HISTOGRAM_SIZE]),
         };
-        os.set_bonus(group.tx, object, &header.encode())
+        os.set_bonus(sync.tx, object, &header.encode())
     }
 
-    /// Writes the configuration object, if it is not what this group wrote already.
-    pub(super) fn write_config(&self, state: &mut State, group: &Group<'_>) -> Result<()> {
-        state.config.txg = group.txg;
-        state.config.features_for_read = features_for_read(group)?;
+    /// Writes the configuration object, if this txg has not written the same content yet.
+    pub(super) fn write_config(&self, state: &mut SyncState, sync: &SyncPass<'_>) -> Result<()> {
+        state.config.txg = sync.txg;
+        state.config.features_for_read = features_for_read(sync)?;
         state.config.vdev_children = u32::try_from(state.config.vdev_tree.children.len()).ok();
         let packed = state.config.to_nvlist().pack_xdr();
         if state.packed.as_ref() == Some(&packed) {
             return Ok(());
         }
-        let object = group
+        let object = sync
             .cx
             .read()
             .directory("config")?
             .ok_or_else(|| Error::corrupt("the pool has no configuration object"))?;
         let mut padded = packed.clone();
         padded.resize(packed.len().next_multiple_of(CONFIG_BLOCK), 0);
-        let os = group.mos.objset();
-        os.write(group.tx, ObjectId(object), 0, &padded)?;
-        os.set_bonus(group.tx, ObjectId(object), &(packed.len() as u64).to_le_bytes())?;
+        let os = sync.mos.objset();
+        os.write(sync.tx, ObjectId(object), 0, &padded)?;
+        os.set_bonus(sync.tx, ObjectId(object), &(packed.len() as u64).to_le_bytes())?;
         state.packed = Some(packed);
         Ok(())
     }
 
-    /// Makes the group durable (chapter 05 §9.4).
+    /// Makes the txg durable (chapter 05 §9.4).
     pub(super) fn commit(
         &self,
-        state: &mut State,
+        state: &mut SyncState,
         txg: Txg,
         root: Option<BlkPtr>,
         now: u64,
@@ -286,10 +286,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Labels and uberblock, on the devices as they are now; the leaves that failed.
+    /// Writes labels and uberblock to the current devices; returns the leaves that failed.
     fn try_commit(
         &self,
-        state: &State,
+        state: &SyncState,
         tree: &Arc<Tree>,
         uberblock: &Uberblock,
     ) -> Result<Vec<Guid>> {
@@ -310,7 +310,7 @@ impl Writer {
     }
 }
 
-/// What a commit writes to: the leaves that are open now, with labels if `dirty`.
+/// The devices of a commit: the leaves that are open now, with labels if `dirty`.
 fn commit_tops<'a>(tree: &Tree, config: &'a PoolConfig, dirty: bool) -> Vec<CommitTop<'a>> {
     let facts = PoolFacts::of(config);
     let mut tops = Vec::new();
@@ -328,7 +328,7 @@ fn commit_tops<'a>(tree: &Tree, config: &'a PoolConfig, dirty: bool) -> Vec<Comm
 }
 
 /// Commits an uberblock over a tree of blocks that is on disk already, with the labels of
-/// all leaves; the leaves that failed.
+/// all leaves; returns the leaves that failed.
 ///
 /// # Errors
 /// Those of [`commit`].
@@ -343,31 +343,31 @@ pub(crate) fn commit_labels(
     Ok(commit(&Labels(Arc::clone(tree)), &what)?.failed)
 }
 
-fn put(group: &Group<'_>, zap: u64, name: &str, value: u64) -> Result<()> {
-    group.cx.mos.zap_update(zap, name.as_bytes(), &ZapValue::from_u64(value))
+fn put(sync: &SyncPass<'_>, zap: u64, name: &str, value: u64) -> Result<()> {
+    sync.cx.mos.zap_update(zap, name.as_bytes(), &ZapValue::from_u64(value))
 }
 
-fn new_zap(group: &Group<'_>) -> Result<u64> {
-    let os = group.mos.objset();
-    let zap = dmu::zaps::create(os, group.tx, ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0)?;
+fn new_zap(sync: &SyncPass<'_>) -> Result<u64> {
+    let os = sync.mos.objset();
+    let zap = dmu::zaps::create(os, sync.tx, ObjType::OTN_ZAP_METADATA, ObjType::NONE, &[], 0)?;
     Ok(zap.0)
 }
 
-/// A new vdev ZAP, listed in the map of all of them.
-fn listed_zap(group: &Group<'_>, map: u64) -> Result<u64> {
-    let zap = new_zap(group)?;
-    put(group, map, &format!("{zap:x}"), zap)?;
+/// A new vdev ZAP, listed in the ZAP of all of them.
+fn listed_zap(sync: &SyncPass<'_>, map: u64) -> Result<u64> {
+    let zap = new_zap(sync)?;
+    put(sync, map, &format!("{zap:x}"), zap)?;
     Ok(zap)
 }
 
-fn leaf_zaps(group: &Group<'_>, map: u64, vdev: &mut VdevConfig) -> Result<()> {
+fn leaf_zaps(sync: &SyncPass<'_>, map: u64, vdev: &mut VdevConfig) -> Result<()> {
     if vdev.kind.is_leaf() {
         if vdev.leaf.zap.is_none() && is_concrete(vdev) {
-            vdev.leaf.zap = Some(ObjectId(listed_zap(group, map)?));
+            vdev.leaf.zap = Some(ObjectId(listed_zap(sync, map)?));
         }
         return Ok(());
     }
-    vdev.children.iter_mut().try_for_each(|child| leaf_zaps(group, map, child))
+    vdev.children.iter_mut().try_for_each(|child| leaf_zaps(sync, map, child))
 }
 
 fn find_mut(vdev: &mut VdevConfig, guid: Guid) -> Option<&mut VdevConfig> {
@@ -377,12 +377,12 @@ fn find_mut(vdev: &mut VdevConfig, guid: Guid) -> Option<&mut VdevConfig> {
     vdev.children.iter_mut().find_map(|child| find_mut(child, guid))
 }
 
-/// Active features that the MOS cannot be read without (chapter 01 §4.5).
-fn features_for_read(group: &Group<'_>) -> Result<Vec<String>> {
-    let Some(zap) = group.cx.read().directory("features_for_read")? else {
+/// Active features that are necessary for reading the MOS (chapter 01 §4.5).
+fn features_for_read(sync: &SyncPass<'_>) -> Result<Vec<String>> {
+    let Some(zap) = sync.cx.read().directory("features_for_read")? else {
         return Ok(Vec::new());
     };
-    let counts = group.cx.read().numbers(zap)?;
+    let counts = sync.cx.read().numbers(zap)?;
     let active = |guid: &str| counts.iter().any(|(g, n)| g == guid && *n > 0);
     let mos = FEATURES.iter().filter(|f| f.is_mos() && active(f.guid));
     Ok(mos.map(|f| f.guid.to_owned()).collect())

@@ -1,9 +1,9 @@
-//! Making a pool (chapter 04 §15, chapter 01 §5.4).
+//! Creating a pool (chapter 04 §15, chapter 01 §5.4).
 //!
 //! # Theory
-//! The devices get labels of group 0 first, which nobody takes for a pool. Then a writer
-//! is started over an empty MOS, and one sync task fills it; its group is the pool's
-//! first, and its uberblock makes the pool.
+//! The devices first get labels of txg 0, which are not valid for a pool. Then a writer is
+//! started over an empty MOS, and one sync task fills it. Its txg is the pool's first, and
+//! its uberblock makes the pool valid.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use crate::write::labels;
 use crate::write::topology::{Role, plain_node};
 use crate::write::uberblock::{INITIAL_TXG, template};
 
-/// Group in which a pool is made.
+/// The txg in which a pool is created.
 const FIRST_TXG: Txg = Txg(4);
-/// Version from which on raidz has up to three parity columns.
+/// Version from which on RAID-Z has up to three parity columns.
 const VERSION_RAIDZ3: u64 = 17;
 
 /// Fills the root dataset's object set.
 pub type RootContent = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
 
-/// What a new pool is to be.
+/// Parameters of a new pool.
 pub struct CreateSpec {
     /// Its name.
     pub name: String,
@@ -49,7 +49,7 @@ pub struct CreateSpec {
     pub tops: Vec<(VdevConfig, Role)>,
     /// Devices by leaf.
     pub devices: BTreeMap<Guid, Arc<dyn Device>>,
-    /// Features to enable, with those that they need before them.
+    /// Features to enable, with those that they depend on first.
     pub features: Vec<&'static Feature>,
     /// Numeric and text properties of the pool's ZAP.
     pub pool_props: Vec<(String, Stored)>,
@@ -63,16 +63,17 @@ pub struct CreateSpec {
     pub hostid: u64,
     /// This host.
     pub hostname: Option<String>,
-    /// What the root dataset begins with.
+    /// The initial content of the root dataset.
     pub root: RootContent,
-    /// Kind of the root dataset: a file system but in tests.
+    /// Kind of the root dataset: a file system, except in tests.
     pub root_kind: ObjsetType,
-    /// How it is written.
+    /// Options of the writer.
     pub options: WriterOptions,
 }
 
 impl CreateSpec {
-    /// A pool of this build's version and features, an empty root file system, defaults else.
+    /// A pool of this build's version and features, with an empty root file system and
+    /// defaults otherwise.
     pub fn new(
         name: &str,
         tops: Vec<(VdevConfig, Role)>,
@@ -127,7 +128,7 @@ fn config_of(spec: &CreateSpec) -> Result<PoolConfig> {
     })
 }
 
-/// Labels of group 0 on every device (chapter 01 §5.4).
+/// Labels of txg 0 on every device (chapter 01 §5.4).
 fn init_labels(spec: &CreateSpec, config: &PoolConfig) -> Result<()> {
     let facts = PoolFacts::of(config);
     for top in &config.vdev_tree.children {
@@ -142,7 +143,7 @@ fn init_labels(spec: &CreateSpec, config: &PoolConfig) -> Result<()> {
     Ok(())
 }
 
-/// What a pool without features cannot have.
+/// Checks what a pool without features cannot have.
 fn check_version(spec: &CreateSpec) -> Result<()> {
     if spec.version == VERSION_FEATURES {
         return Ok(());
@@ -167,10 +168,10 @@ fn check_version(spec: &CreateSpec) -> Result<()> {
     Ok(())
 }
 
-/// Makes the pool; it is on disk when this returns, and its writer still runs.
+/// Creates the pool. It is on disk when this returns, and its writer still runs.
 ///
 /// # Errors
-/// Those of the devices; `Invalid` and the like for what cannot be.
+/// Those of the devices; `Invalid` and the like for impossible parameters.
 pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> {
     check_version(&spec)?;
     let config = config_of(&spec)?;
@@ -195,7 +196,7 @@ pub fn create(spec: CreateSpec, cache: &Arc<BlockCache>) -> Result<Arc<Writer>> 
         roles: roles.collect(),
     };
     let writer = assemble(parts, spec.options.clone())?;
-    // Whoever makes a pool wants to hear why it cannot be.
+    // The creator of a pool gets an error instead of a suspension.
     writer.txgs.set_failmode(txg::FailMode::Continue);
     writer.start()?;
     writer.fill(spec)?;

@@ -1,21 +1,20 @@
-//! Making, destroying and snapshotting datasets, and their properties: sync tasks over
+//! Creating, destroying and snapshotting datasets, and their properties: sync tasks over
 //! `dsl::write` (chapter 04 §4.2, §7 to §9, §12).
 //!
 //! # Theory
-//! A request is checked whole before anything changes; what is done is done in one
-//! group, so several snapshots are of one moment. Requests are answered in OpenZFS's
-//! words.
+//! A request is checked completely before anything changes. Its changes are made in one
+//! txg, so several snapshots are atomic. Errors have OpenZFS's wording.
 //!
 //! # Invariants
-//! * What an `act` may fail with was excluded by its `check`, damage apart: a failing
+//! * An `act` can only fail because of damage; its `check` excluded other errors. A failing
 //!   act suspends the pool.
-//! * A destroyed head's dirty data is forgotten with it; whoever still has its object
-//!   set gets `NotFound`.
+//! * A destroyed head's dirty data is dropped with it; users of its object set get
+//!   `NotFound`.
 //!
 //! # Departures from OpenZFS
-//! * `destroy` takes a whole subtree in one group.
-//! * Limits on the number of file systems and snapshots hold for everybody. OpenZFS spares
-//!   those who may change the limit, and here each user of the daemon may.
+//! * `destroy` destroys a whole subtree in one txg.
+//! * Limits on the number of file systems and snapshots apply to all users. OpenZFS exempts
+//!   users that may change the limit, and here every user of the daemon may.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,10 +36,10 @@ use super::tasks::{Command, TaskCx};
 use super::{Writer, objset_props};
 use crate::audit::log::{LogVisitor, log_header, walk_log};
 
-/// Fills a new dataset's object set. What may fail must be checked before.
+/// Fills a new dataset's object set. Conditions that can fail must be checked before.
 pub type Content = Box<dyn FnOnce(&Arc<Objset>, &Tx) -> Result<()> + Send>;
 
-/// A dataset that is to be.
+/// Parameters of a new dataset.
 pub struct NewDataset {
     /// Full name, pool first.
     pub name: String,
@@ -50,7 +49,7 @@ pub struct NewDataset {
     pub case_insensitive: bool,
     /// Properties set on it.
     pub props: Vec<(String, Stored)>,
-    /// What it begins with.
+    /// Its initial content.
     pub content: Content,
 }
 
@@ -59,11 +58,11 @@ pub struct NewDataset {
 pub struct PropChange {
     /// Its name.
     pub name: String,
-    /// How.
+    /// The change.
     pub change: Change,
 }
 
-/// Properties that set space aside.
+/// Properties that reserve space.
 const RESERVATIONS: [&str; 2] = ["reservation", "refreservation"];
 
 /// The word `off` of property `dedup`.
@@ -80,7 +79,7 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks of what a value means for the pool.
+/// Checks a value against the pool's version and features.
 fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
     let Some(n) = value.number() else { return Ok(()) };
     let guid = match (name, n) {
@@ -104,8 +103,8 @@ fn check_value(mos: &dyn MosRead, name: &str, value: &Stored) -> Result<()> {
     Err(Error::unsupported("pool must be upgraded to set this property or value"))
 }
 
-/// Bytes that may still be charged to a directory, of `usable` in the pool (chapter 04
-/// §5.5).
+/// Bytes that may still be charged to a directory, if the pool has `usable` bytes
+/// (chapter 04 §5.5).
 fn available(mos: &dyn MosRead, dir: u64, usable: u64) -> Result<u64> {
     let (mut dirs, mut at) = (Vec::new(), dir);
     while at != 0 && dirs.len() <= DATASET_DEPTH_MAX {
@@ -126,7 +125,7 @@ fn available(mos: &dyn MosRead, dir: u64, usable: u64) -> Result<u64> {
     Ok(room)
 }
 
-/// Checks of what a changed property means for a directory.
+/// Checks a changed property against a directory's space.
 fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored, usable: u64) -> Result<()> {
     let (Some(n), phys) = (value.number(), mos.dir(dir)?) else { return Ok(()) };
     let grows = |used: u64, old: u64| n.max(used).saturating_sub(old.max(used));
@@ -159,7 +158,7 @@ fn check_room(mos: &dyn MosRead, dir: u64, name: &str, value: &Stored, usable: u
 
 /// A limit on the number of datasets (chapter 04 §5.6).
 struct Limit {
-    /// What is counted.
+    /// Name of the counted objects.
     word: &'static str,
     /// The property.
     prop: &'static str,
@@ -201,11 +200,11 @@ impl TaskCx<'_> {
         Ok(Objset::open(Arc::clone(&self.writer.zio), head, bp, Io::WAIT)?.kind())
     }
 
-    /// Whether one more file system or snapshot may come to `dir`, besides those that this
-    /// request made room for (`more`, by directory) already.
+    /// Whether `dir` may get one more file system or snapshot, in addition to those that
+    /// this request already counted (`more`, by directory).
     ///
     /// # Errors
-    /// `NoSpace`, naming the dataset whose limit it is; those of reading the MOS.
+    /// `NoSpace`, naming the dataset with the limit; those of reading the MOS.
     fn check_limit(&self, dir: u64, what: &Limit, more: &mut BTreeMap<u64, u64>) -> Result<()> {
         let (mos, mut at) = (self.read(), dir);
         for _ in 0..=DATASET_DEPTH_MAX {
@@ -231,7 +230,7 @@ impl TaskCx<'_> {
         Ok(())
     }
 
-    /// Gives the live heads the properties that hold for them now.
+    /// Updates the properties of the live heads.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -281,7 +280,7 @@ impl TaskCx<'_> {
             return Ok(());
         }
         let mut seen = LogBlocks::new(header.claim_txg);
-        // An error ends the log there: nobody claimed what is behind it.
+        // An error ends the log: blocks behind it were not claimed.
         let _end = walk_log(zio, &header, &mut seen);
         seen.found.values().try_for_each(|bp| self.free(bp))
     }
@@ -334,7 +333,7 @@ impl LogVisitor for LogBlocks {
     }
 
     fn record(&mut self, record: &Record<'_>, _encrypted: bool) -> Result<()> {
-        // Nobody here took references to cloned blocks.
+        // Cenote took no references to cloned blocks.
         if self.claimed != Txg::ZERO && record.header.txtype != CLONE_RANGE {
             for bp in record.pointers()? {
                 let bp = bp?;
@@ -347,7 +346,7 @@ impl LogVisitor for LogBlocks {
     }
 }
 
-/// What a destroy takes with it.
+/// The datasets that a destroy affects.
 #[derive(Default)]
 struct Doomed {
     /// Heads with their names.
@@ -376,7 +375,7 @@ impl Doomed {
         Ok(())
     }
 
-    /// Nobody outside depends on it, and nothing is held.
+    /// Checks that no dataset outside depends on them, and that no snapshot is held.
     fn check(&self, cx: &TaskCx<'_>) -> Result<()> {
         let mos = cx.read();
         for (&snap, name) in &self.snapshots {
@@ -393,7 +392,7 @@ impl Doomed {
         Ok(())
     }
 
-    /// Destroys whatever nothing depends on, until nothing is left.
+    /// Destroys datasets without dependents, until none is left.
     fn destroy(mut self, cx: &mut TaskCx<'_>) -> Result<()> {
         while !self.heads.is_empty() || !self.snapshots.is_empty() {
             let before = self.heads.len() + self.snapshots.len();
@@ -424,12 +423,12 @@ fn log(cx: &TaskCx<'_>, command: Option<&Command>) -> Result<()> {
 }
 
 impl Writer {
-    /// Makes a file system or volume; it is on disk when this returns.
+    /// Creates a file system or volume; it is on disk when this returns.
     ///
     /// # Errors
-    /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid` below a
-    /// volume, `NameTooLong`, `NoSpace`, `Unsupported` for properties whose feature is
-    /// not enabled; those of a suspension.
+    /// In OpenZFS's words: `Exists`, `NotFound` without a parent, `Invalid` below a volume,
+    /// `NameTooLong`, `NoSpace`, `Unsupported` for properties whose feature is not enabled;
+    /// those of a suspension.
     pub fn create_dataset(&self, new: NewDataset, command: Option<Command>) -> Result<()> {
         check_name(&new.name)?;
         let (name, list) = (new.name.clone(), new.props.clone());
@@ -508,18 +507,19 @@ impl Writer {
             doomed.destroy(cx)?;
             log(cx, command.as_ref())
         };
-        // What is destroyed has no log by then; whose log it is, the task finds out.
+        // Destroyed heads must have no log. The task determines which heads these are, so
+        // all logs are closed.
         self.close_logs()?;
         let done = self.sync_task(check, act).map(|_| ());
         self.reopen_logs();
         done
     }
 
-    /// Takes snapshots, all of one moment. Properties are set on each.
+    /// Takes snapshots atomically. Properties are set on each.
     ///
     /// # Errors
-    /// In OpenZFS's words: `NotFound`, `Exists`, `Invalid`, `NameTooLong`, `NoSpace`;
-    /// those of a suspension.
+    /// In OpenZFS's words: `NotFound`, `Exists`, `Invalid`, `NameTooLong`, `NoSpace`; those
+    /// of a suspension.
     pub fn snapshot(
         &self,
         names: &[String],
@@ -530,7 +530,7 @@ impl Writer {
         loop {
             let done = self.try_snapshot(names.to_vec(), props.to_vec(), command.clone());
             match done {
-                // A dataset has one snapshot a group.
+                // A dataset can have one snapshot per txg.
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                 other => return other,
             }
@@ -588,8 +588,8 @@ impl Writer {
         self.sync_task(check, act).map(|_| ())
     }
 
-    /// Destroys snapshots. With `defer`, those that are held or have clones go with the
-    /// last of these.
+    /// Destroys snapshots. With `defer`, those that are held or have clones are destroyed
+    /// together with the last of these.
     ///
     /// # Errors
     /// In OpenZFS's words: `NotFound`, `Busy` for held ones, `Exists` for those with
@@ -630,8 +630,8 @@ impl Writer {
         self.sync_task(check, act).map(|_| ())
     }
 
-    /// Changes properties of a file system, volume or snapshot, all in one group. Blocks
-    /// written from then on follow them. That values make sense is the caller's to check.
+    /// Changes properties of a file system, volume or snapshot, all in one txg. They apply
+    /// to blocks written from then on. The caller validates the values.
     ///
     /// # Errors
     /// `NotFound`; `Unsupported` for values whose feature is not enabled; `NoSpace` for
@@ -690,8 +690,8 @@ impl Writer {
         self.sync_task(|_| Ok(()), move |cx, ()| cx.log_command(&command)).map(|_| ())
     }
 
-    /// The object set of a file system or volume by its full name, open for writing
-    /// under the properties that hold for it.
+    /// The object set of a file system or volume by its full name, open for writing with
+    /// its effective properties.
     ///
     /// # Errors
     /// `NotFound`; as [`Writer::open_head`].
@@ -721,7 +721,7 @@ impl Writer {
         Ok((head, objset_props(&self.flags()?, &get)?))
     }
 
-    /// The properties that hold for a head's blocks.
+    /// The effective properties of a head's blocks.
     ///
     /// # Errors
     /// Those of reading the MOS.

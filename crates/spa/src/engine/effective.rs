@@ -1,4 +1,4 @@
-//! Datasets by name, and the properties that hold for them, from the MOS alone.
+//! Datasets by name, and their effective properties, from the MOS alone.
 
 use base::limits::DATASET_DEPTH_MAX;
 use base::{Error, Result};
@@ -8,7 +8,7 @@ use dsl::write::{MosRead, props};
 /// Suffix of index values that older software does not know (chapter 04 §12.1).
 const UNKNOWN_VALUE: &str = "$iuv";
 
-/// OpenZFS's word for a name that is nobody's.
+/// OpenZFS's message for a name that does not exist.
 pub(super) fn missing(name: &str) -> Error {
     Error::not_found("dataset does not exist").in_dataset(name)
 }
@@ -33,8 +33,8 @@ pub fn find_dir(mos: &dyn MosRead, pool: &str, name: &str) -> Result<u64> {
     Ok(dir)
 }
 
-/// The stored value of an inheritable property that holds for the head of `dir`; `None`
-/// if nobody set it here or above.
+/// The effective stored value of an inheritable property for the head of `dir`; `None` if
+/// it was never set here or above.
 ///
 /// # Errors
 /// Those of reading the MOS; `Corrupt`.

@@ -13,8 +13,8 @@ use zio::Zio;
 use super::sync::Flags;
 use super::{Writer, claim};
 
-/// Blocks of a dataset as they come and go in a group: accounted, and freed where no
-/// snapshot has them.
+/// Handles the births and deaths of a dataset's blocks in a txg: accounts for them, and
+/// frees blocks that no snapshot has.
 pub(super) struct HeadEvents<'a> {
     pub(super) delta: Delta,
     pub(super) free: &'a mut dyn FnMut(&BlkPtr) -> Result<()>,
@@ -77,22 +77,22 @@ pub fn objset_props(
 }
 
 impl Writer {
-    /// A dataset's object set, open for writing; one for all who ask.
+    /// A dataset's object set, open for writing; shared by all callers.
     ///
     /// # Errors
-    /// `ReadOnly` for a snapshot and for a dataset whose intent log holds records,
-    /// those of reading it.
+    /// `ReadOnly` for a snapshot and for a dataset whose intent log has records, those of
+    /// reading it.
     pub fn open_head(&self, object: u64, props: ObjsetProps) -> Result<Arc<Objset>> {
         let os = self.live_head(object, props)?;
-        // Replaying it later would undo what is written now.
-        let known = self.has_log(object) || self.idle_logs.knows(object);
+        // A later replay would undo new writes.
+        let known = self.has_log(object) || self.idle_logs.contains(object);
         if !known && claim::holds_records(&os)? {
             return Err(claim::must_replay());
         }
         Ok(os)
     }
 
-    /// The same for reading: what is written later is seen through it.
+    /// The same for reading: later writes are visible through it.
     ///
     /// # Errors
     /// `ReadOnly` for a snapshot, those of reading it.
@@ -117,7 +117,7 @@ impl Writer {
         Ok(os)
     }
 
-    /// Feature states that say how blocks are written.
+    /// Feature states that determine how blocks are written.
     ///
     /// # Errors
     /// Those of reading the MOS.

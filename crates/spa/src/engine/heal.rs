@@ -1,10 +1,12 @@
-//! Which blocks are in use, for reads that heal (`zio::InUse`; its head has the argument).
+//! The test whether a block is in use, for reads that heal (`zio::InUse`; its module head
+//! has the argument).
 //!
 //! # Theory
-//! A block that a live object set's tree of group T refers to is in use as long as nothing
-//! that was freed after T became allocatable: that is what a pin on its metaslab says. An
-//! object set that does not change (a snapshot's) is in use as long as its dataset has the
-//! root that it was opened with. That is looked up in the MOS, after the group was asked for.
+//! A block to which a live object set's tree of txg T refers is in use as long as no space
+//! freed after T became allocatable. A pin on its metaslab ensures that. The blocks of an
+//! object set that does not change (a snapshot's) are in use as long as its dataset has the
+//! root with which it was opened. The root is looked up in the MOS, after the txg was
+//! determined.
 //!
 //! Lock order: none of its own; a pin takes the metaslab's lock.
 
@@ -19,25 +21,25 @@ use zio::{InUse, Origin, Pin};
 use super::Writer;
 
 /// [`InUse`] of a pool open for writing.
-pub(super) struct Places(pub(super) Weak<Writer>);
+pub(super) struct WriterInUse(pub(super) Weak<Writer>);
 
 /// A pinned metaslab.
-struct Held {
+struct PinnedMetaslab {
     space: Arc<Space>,
     vdev: VdevId,
     offset: u64,
 }
 
-impl Drop for Held {
+impl Drop for PinnedMetaslab {
     fn drop(&mut self) {
         self.space.unpin(self.vdev, self.offset);
     }
 }
 
-impl InUse for Places {
+impl InUse for WriterInUse {
     fn pin(&self, dva: Dva, birth: Txg, origin: Origin) -> Option<Pin> {
         let writer = self.0.upgrade()?;
-        // Another host may have taken the pool over, or its devices are gone.
+        // Another host may have imported the pool, or its devices are missing.
         if writer.txgs.suspended().is_some() {
             return None;
         }
@@ -50,14 +52,14 @@ impl InUse for Places {
             }
         };
         let (space, vdev, offset) = (Arc::clone(&writer.space), dva.vdev, dva.offset);
-        // A place that is not there comes from a damaged pointer.
+        // An address outside the vdev comes from a damaged pointer.
         let pinned = birth <= since && space.pin(vdev, offset, since).is_ok_and(|pinned| pinned);
-        pinned.then(|| Box::new(Held { space, vdev, offset }) as Pin)
+        pinned.then(|| Box::new(PinnedMetaslab { space, vdev, offset }) as Pin)
     }
 }
 
 impl Writer {
-    /// Whether the dataset with this number has a root of this birth.
+    /// Whether the dataset with this object id has a root of this birth.
     fn has_root(&self, id: u64, birth: Txg) -> bool {
         let is = |bp: &BlkPtr| {
             bp.as_block().is_some_and(|block| block.effective_physical_birth() == birth)

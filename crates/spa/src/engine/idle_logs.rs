@@ -1,19 +1,20 @@
-//! Intent logs without records that were there when the pool was imported.
+//! Idle logs: intent logs without records that existed when the pool was imported.
 //!
 //! # Theory
 //! OpenZFS leaves a stub of a log in each file system whose files were synced, also when it
-//! exports the pool, and a pool that crashed has logs whose records all are in groups on
-//! disk. Such a log stays where it is as long as its dataset does not change: ending it
-//! would write the dataset's root block, and `written` and the newest snapshot's `used`
-//! would tell of a change that nobody made. The first group that writes the dataset for
-//! another reason frees the blocks and empties the header, or gives it this pool's own
-//! chain. A snapshot ends the log as well: the snapshot must not inherit it.
+//! exports the pool. A pool that crashed may have logs whose records all are in txgs on
+//! disk. Such a log is kept as long as its dataset does not change. Ending it would write
+//! the dataset's root block, and `written` and the newest snapshot's `used` would show a
+//! change that no user made. The first txg that writes the dataset for another reason frees
+//! the blocks and empties the header, or replaces it by this pool's own chain. A snapshot
+//! ends the log as well, because the snapshot must not inherit it.
 //!
 //! # Invariants
-//! * Every block that the header leads to is of a group that was on disk at the import: the
-//!   chain means the same at any later crash. Other chains are ended at once (`claim`).
-//! * Header and frees are in one group.
-//! * What is idle is never replayed here, ended or not.
+//! * Every block reachable from the header is of a txg that was on disk at the import, so
+//!   the chain has the same meaning after any later crash. Other chains are ended at once
+//!   (`claim`).
+//! * Header and frees are in one txg.
+//! * An idle log is never replayed here, ended or not.
 //!
 //! Lock order: a leaf.
 
@@ -26,28 +27,28 @@ use ondisk::objset::ZIL_HEADER_SIZE;
 
 use super::{TaskCx, Writer};
 
-/// Idle logs by their heads: the blocks, or `None` once a group has ended the log.
+/// Idle logs by head: the blocks, or `None` after a txg has ended the log.
 #[derive(Default)]
 pub(super) struct IdleLogs(Mutex<BTreeMap<u64, Option<Vec<BlkPtr>>>>);
 
 impl IdleLogs {
-    /// The log of `head` is idle.
-    pub(super) fn leave(&self, head: u64, blocks: Vec<BlkPtr>) {
+    /// Registers the idle log of `head`.
+    pub(super) fn add(&self, head: u64, blocks: Vec<BlkPtr>) {
         self.0.lock().insert(head, Some(blocks));
     }
 
-    /// The head had an idle log: what its header said then holds no records.
-    pub(super) fn knows(&self, head: u64) -> bool {
+    /// Whether the head had an idle log: the header at the import has no records.
+    pub(super) fn contains(&self, head: u64) -> bool {
         self.0.lock().contains_key(&head)
     }
 
-    /// The blocks to free in the group that ends the log; `None` if there is no such log any
+    /// The blocks to free in the txg that ends the log; `None` if there is no idle log any
     /// more.
     pub(super) fn end(&self, head: u64) -> Option<Vec<BlkPtr>> {
         self.0.lock().get_mut(&head).and_then(Option::take)
     }
 
-    /// The dataset is gone.
+    /// The dataset was destroyed.
     pub(super) fn forget(&self, head: u64) {
         self.0.lock().remove(&head);
     }
@@ -60,8 +61,7 @@ impl IdleLogs {
 }
 
 impl TaskCx<'_> {
-    /// Ends the idle logs among those of `heads` with the task's group; `settle` writes the
-    /// headers.
+    /// Ends the idle logs of `heads` in the task's txg; `settle` writes the headers.
     ///
     /// # Errors
     /// Those of reading the datasets.

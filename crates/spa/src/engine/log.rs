@@ -1,19 +1,19 @@
-//! Intent logs of live datasets: where their blocks lie, how they follow the groups, and
+//! Intent logs of live datasets: allocation of their blocks, their relation to txgs, and
 //! reading one that is to be replayed.
 //!
 //! # Theory
-//! The theory of a log is at the head of crate `zil`; here is the pool beneath it. Blocks
-//! come from log vdevs, or else from ordinary ones, and are written with the priority of
-//! those whom somebody waits for. A log vdev that failed is left alone for a while: what it
-//! should have held waits for groups, and the next chain begins elsewhere. The sync thread
-//! asks each log for its header when it writes the object set; a log that allocated a block
-//! makes its group dirty, so the header goes with the space maps.
+//! The theory of a log is in the head of crate `zil`; this module is the pool below it.
+//! Blocks come from log vdevs, or else from normal ones, and are written with the priority
+//! of synchronous I/O. A log vdev that failed is not used for a while: commits wait for
+//! txgs instead, and the next chain begins elsewhere. The sync thread gets each log's
+//! header when it writes the object set. A log that allocated a block makes its txg dirty,
+//! so that header and space maps are in one txg.
 //!
-//! Pools of before feature flags (version 5000) have no logs written here: in some of them a
-//! snapshot that inherited a log's header could not be destroyed by its own software.
+//! In pools from before feature flags (below version 5000) no logs are written: the
+//! software of some such pools could not destroy a snapshot that inherited a log's header.
 //!
 //! # Invariants
-//! * There is at most one log for a head, as long as the head lives.
+//! * There is at most one log for a head, as long as the head exists.
 //! * Destroying datasets, and exporting, ends the chains first.
 //!
 //! Lock order: `logs` is a leaf; a log's own locks are not taken under it.
@@ -45,8 +45,8 @@ use crate::audit::log::{LogVisitor, log_header, walk_log};
 /// First pool version whose logs are written here: feature flags.
 const VERSION_MIN: u64 = 5000;
 
-/// How long a log vdev that failed is left alone.
-const SHUN: Duration = Duration::from_secs(30);
+/// How long a log vdev that failed is not used.
+const AVOID: Duration = Duration::from_secs(30);
 
 /// [`Store`] of an open pool.
 pub(super) struct PoolStore {
@@ -56,8 +56,8 @@ pub(super) struct PoolStore {
     metaslabs: Arc<metaslab::Space>,
     head: u64,
     outages: Arc<Outages>,
-    /// When log vdevs come into question again.
-    shunned: Mutex<Option<Instant>>,
+    /// The time from which log vdevs are used again.
+    avoided_until: Mutex<Option<Instant>>,
     /// Test instrument.
     no_flush: Arc<AtomicBool>,
 }
@@ -65,16 +65,16 @@ pub(super) struct PoolStore {
 impl PoolStore {
     /// Log vdevs first, unless they failed.
     fn class(&self) -> Class {
-        let mut shunned = self.shunned.lock();
-        if shunned.is_some_and(|until| base::rt::now() < until) {
+        let mut avoided_until = self.avoided_until.lock();
+        if avoided_until.is_some_and(|until| base::rt::now() < until) {
             return Class::Normal;
         }
-        *shunned = None;
+        *avoided_until = None;
         Class::Log
     }
 
-    fn shun(&self) {
-        *self.shunned.lock() = Some(base::rt::now().after(SHUN));
+    fn avoid_log_vdevs(&self) {
+        *self.avoided_until.lock() = Some(base::rt::now().after(AVOID));
     }
 }
 
@@ -107,7 +107,7 @@ impl Store for PoolStore {
         let tree = self.zio.tree();
         let (mut writes, mut ends) = (Vec::<(WriteReq, WriteCallback)>::new(), Vec::new());
         for LogWrite { dva, birth, data, used } in blocks {
-            // Where parity lies depends on the block's whole size.
+            // The position of parity depends on the block's whole size.
             let plain = dva.asize == Asize(data.len() as u64);
             let data = if plain { data.slice(0..used) } else { data };
             let priority = WritePriority::Awaited;
@@ -121,13 +121,14 @@ impl Store for PoolStore {
         let mut done = Ok(());
         for (birth, end) in ends {
             if let Err(e) = end.wait().flatten() {
-                // Nobody relies on it, and its group may long be whole.
+                // The block is not used after an error, and its txg may be complete
+                // already.
                 tree.clear_missing(birth);
                 done = Err(e);
             }
         }
         if done.is_err() {
-            self.shun();
+            self.avoid_log_vdevs();
         }
         done
     }
@@ -142,8 +143,8 @@ impl Store for PoolStore {
         if failed.is_empty() {
             return Ok(());
         }
-        // What a device had taken for the group being written may have gone with it.
-        self.outages.doubt();
+        // Data of the txg being written that a device had accepted may be lost with it.
+        self.outages.require_read_back();
         let (from, to) = (self.txgs.synced_txg().next(), self.txgs.open_txg());
         for (guid, _) in &failed {
             for txg in from.0..=to.0 {
@@ -155,7 +156,7 @@ impl Store for PoolStore {
         if vdevs.iter().all(kept) {
             return Ok(());
         }
-        self.shun();
+        self.avoid_log_vdevs();
         failed.into_iter().try_for_each(|(_, result)| result)
     }
 
@@ -169,7 +170,8 @@ impl Store for PoolStore {
     }
 
     fn reserve(&self, txg: Txg, bytes: u64) -> bool {
-        // Beside what the block was promised already: its place may be wasted.
+        // Besides the reservation that the block has already, because its address may be
+        // wasted.
         let tree = self.zio.tree();
         let asize = |v: VdevId| tree.asize(v, Psize(bytes), txg).map_or(0, |a| a.0);
         let most = tree.top_ids().map(asize).fold(bytes, u64::max);
@@ -204,23 +206,26 @@ impl Store for PoolStore {
     }
 }
 
-/// Whether a vdev has all of what was written to it although some leaves lost theirs.
+/// Whether a vdev has all data written to it although some leaves lost theirs.
 fn keeps(tree: &Tree, node: &Node, lost: &dyn Fn(Guid) -> bool) -> bool {
     if node.children().is_empty() {
         return !lost(node.guid()) && node.readable();
     }
-    let gone = node.children().iter().filter(|c| !keeps(tree, tree.node(**c), lost)).count();
+    let lost_children =
+        node.children().iter().filter(|c| !keeps(tree, tree.node(**c), lost)).count();
     match node.kind() {
-        VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => gone < node.children().len(),
-        VdevKind::Raidz { nparity, .. } => gone <= usize::from(*nparity),
-        VdevKind::Draid(draid) => gone <= usize::try_from(draid.nparity).unwrap_or(0),
-        _ => gone == 0,
+        VdevKind::Mirror | VdevKind::Replacing | VdevKind::Spare => {
+            lost_children < node.children().len()
+        }
+        VdevKind::Raidz { nparity, .. } => lost_children <= usize::from(*nparity),
+        VdevKind::Draid(draid) => lost_children <= usize::try_from(draid.nparity).unwrap_or(0),
+        _ => lost_children == 0,
     }
 }
 
-/// Hands records on that are not in a group on disk.
+/// Passes on records that are not in a txg on disk.
 struct Replayer<'a> {
-    /// Records of this group and later ones count.
+    /// Records of this txg and later ones are valid.
     first: Txg,
     after: u64,
     f: &'a mut dyn FnMut(&Record<'_>) -> Result<()>,
@@ -250,7 +255,7 @@ impl LogVisitor for Replayer<'_> {
 }
 
 impl Writer {
-    /// What is beneath the log of a head.
+    /// The store for the log of a head.
     pub(super) fn log_store(&self, head: u64) -> PoolStore {
         PoolStore {
             zio: Arc::clone(&self.zio),
@@ -259,13 +264,13 @@ impl Writer {
             metaslabs: Arc::clone(&self.space),
             head,
             outages: Arc::clone(&self.outages),
-            shunned: Mutex::default(),
+            avoided_until: Mutex::default(),
             no_flush: Arc::clone(&self.plants.no_log_flush),
         }
     }
 
-    /// The log of a head; `None` where changes wait for their groups. One that others left
-    /// with records in it is being replayed from then on ([`Log::is_replaying`]).
+    /// The log of a head; `None` if changes wait for their txgs. A log with records from
+    /// before the import is in replay from then on ([`Log::is_replaying`]).
     ///
     /// # Errors
     /// Those of reading the log.
@@ -281,18 +286,18 @@ impl Writer {
         }
         let log = Log::new(head, true, Arc::new(self.log_store(head)));
         log.set_xattrs(features::is_enabled(&self.mos, features::ZILSAXATTR)?);
-        if !self.idle_logs.knows(head) && claim::holds_records(os)? {
+        if !self.idle_logs.contains(head) && claim::holds_records(os)? {
             log.begin_replay(log_header(&os.phys())?)?;
         }
         Ok(Some(Arc::clone(self.logs.lock().entry(head).or_insert(log))))
     }
 
-    /// The logs there are, by their heads.
+    /// All logs, by head.
     pub fn all_logs(&self) -> BTreeMap<u64, Arc<Log>> {
         self.logs.lock().clone()
     }
 
-    /// The log of a head, if it has one by now.
+    /// The log of a head, if it was opened.
     pub fn log_in_use(&self, head: u64) -> Option<Arc<Log>> {
         self.logs.lock().get(&head).cloned()
     }
@@ -303,7 +308,7 @@ impl Writer {
         log.is_some_and(|log| !log.is_replaying())
     }
 
-    /// Ends all chains: nothing of them is on disk when this returns.
+    /// Ends all chains: none of them is on disk when this returns.
     ///
     /// # Errors
     /// That of a suspension.
@@ -319,7 +324,7 @@ impl Writer {
         self.txgs.wait_synced(last)
     }
 
-    /// Logs are written again.
+    /// Allows logs to be written again.
     pub(super) fn reopen_logs(&self) {
         self.all_logs().values().for_each(|log| log.reopen());
     }
@@ -335,7 +340,7 @@ impl Writer {
         f: &mut dyn FnMut(&Record<'_>) -> Result<()>,
     ) -> Result<()> {
         let header = log_header(&os.phys())?;
-        // Without a claim all blocks are of groups on disk: so are the records.
+        // Without a claim all blocks are of txgs on disk, and so are the records.
         let claimed = header.claim_txg;
         let first = if claimed == Txg::ZERO { self.first_txg } else { claimed };
         let after = header.replay_seq;
@@ -347,14 +352,14 @@ impl Writer {
         }
     }
 
-    /// What a log that was replayed leaves to be freed (chapter 06 §19.2).
+    /// The blocks to be freed after a log was replayed (chapter 06 §19.2).
     ///
     /// # Errors
     /// `Corrupt`.
     pub fn blocks_of_log(&self, os: &Objset) -> Result<Vec<BlkPtr>> {
         let header = log_header(&os.phys())?;
         let mut seen = LogBlocks::new(header.claim_txg);
-        // An error ends the log there: nobody claimed what is behind it.
+        // An error ends the log: blocks behind it were not claimed.
         let _end = walk_log(&self.zio, &header, &mut seen);
         Ok(seen.into_blocks())
     }

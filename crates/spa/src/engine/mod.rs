@@ -1,31 +1,31 @@
 //! A pool open for writing: transaction groups from memory to the uberblock.
 //!
 //! # Theory
-//! [`Writer`] is the writable half of an imported pool. Callers change object sets of
-//! live datasets under a [`dmu::Tx`] ([`Writer::begin`]); what concerns the MOS is a sync
-//! task ([`Writer::sync_task`]), which the one sync thread runs within a group. That
-//! thread takes group after group from [`txg::Txgs`] and writes it (`sync`): datasets,
-//! tasks, frees, space maps, configuration, and the MOS, in passes until nothing
-//! changes; then labels and uberblock in their order (`write::commit`).
+//! [`Writer`] is the writable half of an imported pool. Callers change object sets of live
+//! datasets under a [`dmu::Tx`] ([`Writer::begin`]). A change of the MOS is a sync task
+//! ([`Writer::sync_task`]), which the one sync thread runs within a txg. That thread takes
+//! txg after txg from [`txg::Txgs`] and writes it (`sync`): datasets, tasks, frees, space
+//! maps, configuration, and the MOS, in passes until nothing changes; then labels and
+//! uberblock in their order (`write::commit`).
 //!
 //! # Crash argument
-//! All writes of a group go to space that the last durable uberblock's maps show as
-//! free, and space that the group frees is not given out before its own uberblock is
-//! durable (`metaslab`). The commit flushes every vdev written to before the first
-//! uberblock, so an uberblock that can be read leads to a whole group. Hence whatever
-//! moment the power fails, one group is there as a whole, and none in part.
+//! All writes of a txg are made to space that is free in the maps of the last durable
+//! uberblock. Space that the txg frees is not reused before its own uberblock is durable
+//! (`metaslab`). The commit flushes every vdev written to before the first uberblock, so a
+//! readable uberblock refers to a complete txg. Hence after a power failure at any moment,
+//! one txg is complete on disk, and none in part.
 //!
 //! # Invariants
-//! * The MOS is changed by the sync thread alone, in the group that it writes.
-//! * A group that fails is not committed, nor is any after it: the pool suspends, and
-//!   what was synced before stays as it was. One that waits for devices that are gone
-//!   goes on when they are back (`outage`).
+//! * Only the sync thread changes the MOS, in the txg that it writes.
+//! * A txg that fails is not committed, nor is any after it: the pool suspends, and the
+//!   state synced before is unchanged. A txg that waits for missing devices continues when
+//!   they are back (`outage`).
 //!
 //! # Departures from OpenZFS
 //! Space maps are written before the MOS in each pass, which saves a pass.
 //!
-//! Lock order: `state` (by the sync thread, for a whole group) → `names` → `heads` →
-//! locks of `dmu`. `tasks`, `logs` and `published` are leaves.
+//! Lock order: `state` (by the sync thread, for a whole txg) → `names` → `heads` → locks of
+//! `dmu`. `tasks`, `logs` and `published` are leaves.
 
 pub(crate) mod claim;
 mod config;
@@ -54,7 +54,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use base::rt::{JoinHandle, Mutex, RwLock};
 use base::{Error, Guid, Result, Txg, VdevId};
-use dmu::{Dirt, Objset, Tx};
+use dmu::{DirtyMeter, Objset, Tx};
 use dsl::Mos;
 use dsl::write::Ratios;
 use metaslab::Space;
@@ -68,7 +68,7 @@ use crate::write::commit::Plants as CommitPlants;
 pub(crate) use config::commit_labels;
 use maps::Maps;
 use space_io::SpaceIo;
-use tasks::Task;
+use tasks::SyncTask;
 
 pub use datasets::{Content, NewDataset, PropChange};
 pub use effective::{effective, find_dir};
@@ -79,70 +79,71 @@ pub use pools::{Devices, PoolChange, init_aux_labels};
 pub use sync::Flags;
 pub use tasks::{Command, TaskCx};
 
-/// Groups after which freed space is there again (chapter 05 §6).
-const DRAIN_GROUPS: u32 = 3;
+/// Txgs after which freed space is available again (chapter 05 §6).
+const DRAIN_TXGS: u32 = 3;
 
-/// Bugs to plant: **test instruments** for the simulator; all off.
+/// Planted bugs: **test instruments** for the simulator; all off.
 #[derive(Debug, Default)]
 pub struct Plants {
     /// Labels and uberblocks before the data, or in the wrong order.
     pub commit: Mutex<CommitPlants>,
-    /// Frees of a group are handed out without waiting for later groups.
+    /// Frees of a txg are reused without waiting for later txgs.
     pub no_defer: AtomicBool,
     /// Blocks of intent logs are not flushed.
     pub no_log_flush: Arc<AtomicBool>,
-    /// Bytes kept back instead of the slop, so that a small pool gets as full as a large one;
-    /// 0: the slop. Not a bug.
+    /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
+    /// one; 0: the slop. Not a bug.
     pub slop: AtomicU64,
 }
 
-/// What readers of a live pool see of its state.
+/// The state of a live pool that readers see.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// The configuration of the last synced group.
+    /// The configuration of the last synced txg.
     pub config: Arc<PoolConfig>,
     /// The last uberblock.
     pub uberblock: Uberblock,
 }
 
-/// What the sync thread owns.
-pub(crate) struct State {
+/// The state that the sync thread owns.
+pub(crate) struct SyncState {
     pub(crate) config: PoolConfig,
     pub(crate) uberblock: Uberblock,
     /// Labels and the configuration object must be written.
     pub(crate) dirty: bool,
-    /// The configuration as this group wrote it.
+    /// The configuration that this txg wrote.
     pub(crate) packed: Option<Vec<u8>>,
     pub(crate) maps: Maps,
     pub(crate) ratios: Ratios,
     pub(crate) deflate: Vec<u64>,
     /// Roles of vdevs whose ZAPs are still to be made.
     pub(crate) new_vdevs: BTreeMap<VdevId, Option<&'static str>>,
-    /// Groups that leaves missed, to be stored.
+    /// Txgs that leaves missed, to be stored in their DTLs.
     pub(crate) missed: Vec<(Guid, TxgRanges)>,
-    /// Flush all logged changes in the next group (export).
+    /// Flush all logged changes in the next txg (export).
     pub(crate) flush_all: bool,
-    /// Old space maps, logs and arrays that the next group replaces.
+    /// Old space maps, logs and arrays that the next txg replaces.
     pub(crate) replaces: Option<std::collections::BTreeSet<u64>>,
-    /// There may be something to free in the background.
+    /// There may be blocks to free in the background.
     pub(crate) background: bool,
-    /// Freeing in the background goes on in the next group.
+    /// Freeing in the background continues in the next txg.
     pub(crate) again: bool,
-    /// Groups that still defer frees.
+    /// The number of txgs that still defer frees.
     pub(crate) draining: bool,
     pub(crate) failed: Option<String>,
 }
 
-/// A group with this share of the promises that the pool has room for is written.
+/// A txg whose reservations exceed this share of the pool's available space is written
+/// early.
 const EARLY_SHARE: u64 = 4;
-/// What a pointer takes in its indirect block and that one's copies.
+/// Bytes of a pointer in its indirect block and that block's copies.
 const POINTERS: u64 = 3 * 128;
-/// This share of the slop may be promised for the time of a transaction.
+/// The share of the slop that may be reserved for the duration of a transaction.
 const OVERDRAFT_SHARE: u64 = 4;
 /// Copies of an indirect block at most.
 const NODE_COPIES: u64 = 3;
-/// Indirect blocks take at most this share of what is allocated (records of 4 KiB have
-/// one of 128 KiB, twice, above 1024 of them), and so much in a nearly empty pool.
+/// Indirect blocks take at most this share of the allocated space (above 1024 records of 4
+/// KiB there is one of 128 KiB, twice), and at most this much in a nearly empty pool.
 const INDIRECT_SHARE: u64 = 16;
 const INDIRECT_LEAST: u64 = 16 << 20;
 
@@ -155,18 +156,18 @@ pub struct Writer {
     space: Arc<Space>,
     space_io: Arc<SpaceIo>,
     options: WriterOptions,
-    state: Mutex<State>,
+    state: Mutex<SyncState>,
     heads: Mutex<BTreeMap<u64, Arc<Objset>>>,
     /// Intent logs of heads that were opened as file systems.
     logs: Mutex<BTreeMap<u64, Arc<zil::Log>>>,
     idle_logs: idle_logs::IdleLogs,
-    /// Blocks of datasets that are gone, written before their groups: to be freed by these.
-    strays: Mutex<Vec<ondisk::BlkPtr>>,
-    /// The first group that was written since the pool was opened.
+    /// Early blocks of destroyed datasets: the txgs in which they were born free them.
+    orphaned_blocks: Mutex<Vec<ondisk::BlkPtr>>,
+    /// The first txg that was written since the pool was opened.
     first_txg: Txg,
-    /// The import has not ended: nobody knows the pool yet, nor could clear it.
+    /// The import has not ended: the pool is not registered yet, so no user can clear it.
     pub(crate) opening: AtomicBool,
-    tasks: Mutex<BTreeMap<Txg, Vec<Task>>>,
+    tasks: Mutex<BTreeMap<Txg, Vec<SyncTask>>>,
     published: RwLock<Published>,
     /// Held by tasks while they change names of datasets and their properties.
     names: RwLock<()>,
@@ -178,55 +179,56 @@ pub struct Writer {
     outages: Arc<outage::Outages>,
     /// Space is counted deflated (key `deflate` of the MOS).
     deflates: bool,
-    /// Bytes of blocks whose frees wait for the next group in the MOS.
+    /// Bytes of blocks whose frees wait for the next txg in the MOS.
     unfreed: AtomicU64,
-    /// Most passes of a group since the pool was opened.
+    /// Most passes of a txg since the pool was opened.
     passes: AtomicU64,
     /// Test instruments.
     pub plants: Plants,
-    /// A group handed out what it had freed without waiting for later groups, for there was
-    /// no other space left (chapter 05 §6): earlier groups may be overwritten since.
+    /// A txg reused space that it had freed without waiting for later txgs, because no
+    /// other space was left (chapter 05 §6). Earlier txgs may be overwritten since.
     pub(crate) reused_at_once: AtomicBool,
 }
 
-/// A transaction's side of the throttle and of the promises. The promise that it began
-/// with lasts as long as it does; what the blocks that it made dirty need is charged to
-/// their group instead, once for each block however often it is written.
+/// A transaction's link to the throttle and the space reservations. The transaction's
+/// initial reservation lasts as long as the transaction. The space for the blocks that it
+/// makes dirty is charged to their txg instead, once for each block however often it is
+/// written.
 struct Meter {
     txgs: Arc<Txgs>,
     asizes: Arc<Asizes>,
     txg: Txg,
-    /// Given back at the end.
-    promise: u64,
+    /// Bytes, released at the end.
+    reservation: u64,
 }
 
-impl Dirt for Meter {
+impl DirtyMeter for Meter {
     fn dirty(&self, txg: Txg, bytes: u64) {
         self.txgs.dirty(txg, bytes);
     }
     fn clean(&self, txg: Txg, bytes: u64) {
         self.txgs.undirty(txg, bytes);
     }
-    fn place(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
+    fn plan_write(&self, txg: Txg, bytes: u64, copies: u8, nodes: u8) {
         let node = self.asizes.most(1) * NODE_COPIES;
         let block = self.asizes.most(bytes) * u64::from(copies) + POINTERS;
         self.txgs.space().charge(txg, block + node * u64::from(nodes));
     }
-    fn unplace(&self, txg: Txg, bytes: u64) {
-        // Not less was charged, whatever the blocks' sizes and copies.
+    fn cancel_write(&self, txg: Txg, bytes: u64) {
+        // At least this much was charged, whatever the blocks' sizes and copies.
         self.txgs.space().release(txg, bytes);
     }
 }
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        if self.promise > 0 {
-            self.txgs.space().release(self.txg, self.promise);
+        if self.reservation > 0 {
+            self.txgs.space().release(self.txg, self.reservation);
         }
     }
 }
 
-/// What blocks of 2^n bytes take at most, on whatever vdev of the pool.
+/// The largest asizes of blocks of 2^n bytes on any vdev of the pool.
 #[derive(Default)]
 struct Asizes([AtomicU64; 26]);
 
@@ -235,7 +237,7 @@ impl Asizes {
         self.0[(shift as usize).min(self.0.len() - 1)].load(Relaxed)
     }
 
-    /// At most for one block of so many bytes.
+    /// The largest asize of one block of this many bytes.
     fn most(&self, bytes: u64) -> u64 {
         self.of_shift(bytes.max(1).next_power_of_two().trailing_zeros()).max(bytes)
     }
@@ -247,14 +249,14 @@ impl Writer {
         &self.zio
     }
 
-    /// Keeps names and properties of datasets as they are while it is held. Not to be
-    /// taken twice by one thread, nor held over a wait for a group.
+    /// Fixes names and properties of datasets while it is held. A thread must not take it
+    /// twice, nor hold it while it waits for a txg.
     pub fn names(&self) -> base::rt::ReadGuard<'_, ()> {
         self.names.read()
     }
 
-    /// The name that the pool goes by: the first part of its datasets' names. Labels and
-    /// configuration have another one while this one is temporary.
+    /// The name of the pool, with which its datasets' names begin. Labels and configuration
+    /// have another one while this one is temporary.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -274,13 +276,13 @@ impl Writer {
         &self.space
     }
 
-    /// Configuration and uberblock of the last synced group.
+    /// Configuration and uberblock of the last synced txg.
     pub fn published(&self) -> Published {
         self.published.read().clone()
     }
 
-    /// Begins a transaction in the open group. Waits while too much is dirty; fails
-    /// when the pool is nearly full, unless the caller is going to free space.
+    /// Begins a transaction in the open txg. Waits while too much is dirty; fails when the
+    /// pool is nearly full, unless the caller is going to free space.
     ///
     /// # Errors
     /// `NoSpace`; that of the suspension, with `failmode=continue`.
@@ -292,24 +294,24 @@ impl Writer {
         }
         let hold = self.txgs.hold()?;
         let txg = hold.txg();
-        let promise = self.reserve(txg, logical, limit)?;
+        let reservation = self.reserve(txg, logical, limit)?;
         let (txgs, asizes) = (Arc::clone(&self.txgs), Arc::clone(&self.asizes));
-        let meter: Arc<dyn Dirt> = Arc::new(Meter { txgs, asizes, txg, promise });
+        let meter: Arc<dyn DirtyMeter> = Arc::new(Meter { txgs, asizes, txg, reservation });
         Ok(Tx::open(txg, meter, hold))
     }
 
-    /// Space for `logical` bytes in `txg`, at its worst (chapter 05 §11.4); what of it the
-    /// transaction gives back. A group that is promised much of what is left is written
-    /// soon, so that nobody waits for all.
+    /// Reserves space for `logical` bytes in `txg`, in the worst case (chapter 05 §11.4);
+    /// returns the part that the transaction releases at its end. A txg that reserves much
+    /// of the remaining space is written early, so that fewer callers have to wait for it.
     ///
-    /// The chapter's factor supposes triple parity, and an indirect block for each block.
-    /// This pool's vdevs may need less, and all indirect blocks together are a small
-    /// share of what is allocated: each group has that apart. Then twice three copies of
-    /// the data are the most, and only until the transaction ends: what it made dirty is
-    /// known by then, and charged (`Meter`). As long as what is charged stays below the
-    /// limit, such a short promise may take a part of the slop as well: otherwise a write of
-    /// 1 MiB would be refused with 8 MiB left, a fifth of a small pool. Without room for
-    /// that the chapter's factor counts, until the group is on disk.
+    /// The chapter's factor assumes triple parity, and an indirect block for each block.
+    /// This pool's vdevs may need less, and all indirect blocks together are a small share
+    /// of the allocated space: each txg has a separate reserve for them. Then twice three
+    /// copies of the data are the maximum, and only until the transaction ends: its dirty
+    /// blocks are known by then, and charged (`Meter`). As long as the charges stay below
+    /// the limit, such a short reservation may include a part of the slop as well.
+    /// Otherwise a write of 1 MiB would be refused with 8 MiB left, a fifth of a small
+    /// pool. If that does not fit, the chapter's factor is used, until the txg is on disk.
     fn reserve(&self, txg: Txg, logical: u64, limit: u64) -> Result<u64> {
         if logical == 0 {
             return Ok(0);
@@ -320,7 +322,7 @@ impl Writer {
         let here = data.saturating_mul(6 * self.inflation.load(Relaxed));
         let apart = || {
             let allocated = self.space.class_totals(metaslab::SpaceClass::Normal).allocated;
-            // In a small pool the data is little, too.
+            // A small pool has little data, too.
             (allocated / INDIRECT_SHARE + INDIRECT_LEAST).min(limit / 4)
         };
         let light = here < most && space.once(txg, apart, limit);
@@ -336,14 +338,14 @@ impl Writer {
             }
             return Ok(back);
         }
-        // What is reserved may turn out to need less: ask again after this group.
+        // The reservations may turn out to be too large: retry after this txg.
         if space.inflight() > 0 && most <= limit {
-            return Err(Error::new(base::ErrorKind::Busy, "wait for the next group"));
+            return Err(Error::new(base::ErrorKind::Busy, "wait for the next txg"));
         }
         Err(Error::new(base::ErrorKind::NoSpace, "no space left in the pool"))
     }
 
-    /// Looks at the vdevs anew: the most that blocks take.
+    /// Recomputes the largest asizes after a change of the vdevs.
     pub(super) fn inflate(&self) {
         let tree = self.zio.tree();
         let sectors = |id: VdevId| {
@@ -359,8 +361,8 @@ impl Writer {
         }
     }
 
-    /// As [`Writer::begin`], waiting for the next group while space is only reserved, and
-    /// for those that give deferred frees back.
+    /// As [`Writer::begin`], but waits for the next txg while space is only reserved, and
+    /// for the txgs that release deferred frees.
     ///
     /// # Errors
     /// As [`Writer::begin`].
@@ -368,7 +370,7 @@ impl Writer {
         let mut drained = 0;
         loop {
             match self.begin(logical, frees) {
-                Err(e) if e.kind() == base::ErrorKind::NoSpace && drained < DRAIN_GROUPS => {
+                Err(e) if e.kind() == base::ErrorKind::NoSpace && drained < DRAIN_TXGS => {
                     if self.space.class_totals(metaslab::SpaceClass::Normal).deferred == 0 {
                         return Err(e);
                     }
@@ -394,7 +396,7 @@ impl Writer {
     }
 
     /// Bytes, parity included, that may still be allocated; frees may use half of the slop
-    /// (chapter 05 §11.3). What was freed and cannot be handed out yet counts as free.
+    /// (chapter 05 §11.3). Freed space that cannot be reused yet counts as free.
     pub fn allocatable(&self, frees: bool) -> u64 {
         let normal = self.space.class_totals(metaslab::SpaceClass::Normal);
         let slop = self.slop();
@@ -402,28 +404,29 @@ impl Writer {
         normal.capacity.saturating_sub(normal.allocated).saturating_sub(reserve)
     }
 
-    /// The same without what cannot be handed out yet: a group that needed more would find
+    /// The same without space that cannot be reused yet: a txg that needed more would find
     /// no space while it is written.
     fn allocatable_now(&self, frees: bool) -> u64 {
         let deferred = self.space.class_totals(metaslab::SpaceClass::Normal).deferred;
         self.allocatable(frees).saturating_sub(deferred)
     }
 
-    /// Whether some group since the import was so short of space that what it freed did not
-    /// wait for later groups: going back to earlier ones may find them overwritten.
+    /// Whether some txg since the import was so short of space that it reused its frees
+    /// without waiting for later txgs. A rewind to earlier ones may then find them
+    /// overwritten.
     pub fn reused_at_once(&self) -> bool {
         self.reused_at_once.load(Relaxed)
     }
 
-    /// The most passes that a group took since the pool was opened (`sync`).
+    /// The most passes of a txg since the pool was opened (`sync`).
     pub fn most_passes(&self) -> u64 {
         self.passes.load(Relaxed)
     }
 
-    /// Deflated bytes that datasets may use, all together: what the pool's root directory
-    /// is bounded by (chapter 04 §5.5, chapter 05 §11). Space that deduplication and
-    /// cloning save comes on top. Blocks whose frees wait for the next group in the MOS (in
-    /// pools without log space maps) belong to no dataset, and are in use.
+    /// Deflated bytes that all datasets together may use: the limit of the pool's root
+    /// directory (chapter 04 §5.5, chapter 05 §11). Space that deduplication and cloning
+    /// save is added. Blocks whose frees wait for the next txg in the MOS (in pools without
+    /// log space maps) belong to no dataset, and are in use.
     pub fn usable(&self) -> u64 {
         use metaslab::SpaceClass::{Dedup, Normal, Special};
         let tree = self.zio.tree();
@@ -441,7 +444,7 @@ impl Writer {
         capacity.saturating_sub(kept).saturating_add(others)
     }
 
-    /// Waits until everything that was changed so far is on disk; the group it was in.
+    /// Waits until all changes so far are on disk; returns the txg of the last one.
     ///
     /// # Errors
     /// That of the suspension, with `failmode=continue`.
@@ -452,13 +455,13 @@ impl Writer {
         Ok(open)
     }
 
-    /// Ends writing for good: everything goes to disk, logged changes go to the space maps,
-    /// and the labels say `state`.
+    /// Ends writing for good: all changes are written, logged changes are flushed to the
+    /// space maps, and the labels get `state`.
     ///
     /// # Errors
     /// As [`Writer::sync`].
     pub fn export(&self, state: PoolState) -> Result<()> {
-        // Whoever waits here wants to hear of a suspension, not to wait for its end.
+        // The caller gets an error for a suspension, instead of waiting for its end.
         self.check_running()?;
         self.txgs.set_failmode(txg::FailMode::Continue);
         self.close_logs()?;
@@ -475,7 +478,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Refuses what a suspended pool cannot do.
+    /// Fails if the pool is suspended.
     ///
     /// # Errors
     /// `Io`.
@@ -489,7 +492,7 @@ impl Writer {
         }
     }
 
-    /// Stops the sync thread, when what was asked for is done.
+    /// Stops the sync thread after its requested work.
     pub fn stop(&self) {
         self.zio.stop_healing();
         self.txgs.stop();

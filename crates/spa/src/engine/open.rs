@@ -1,4 +1,4 @@
-//! Bringing a [`Writer`] up: over an imported pool, or over the empty MOS of a new one.
+//! Starting a [`Writer`]: over an imported pool, or over the empty MOS of a new one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,27 +19,28 @@ use zio::{SpaceSource, Zio};
 use super::maps::Maps;
 use super::outage::Outages;
 use super::space_io::SpaceIo;
-use super::{Plants, Published, State, Writer};
+use super::{Plants, Published, SyncState, Writer};
 use crate::space::PoolSpace;
 
-/// How much nicer the threads are that write groups than those that somebody waits for: they
-/// take all there is of the processor, and a commit beside them waited for its turn. Who
-/// writes more than they get done is throttled, and leaves them his part.
+/// The nice value of the threads that write txgs, relative to threads with waiting callers.
+/// The former use all of the processor, and a concurrent commit had to wait for them.
+/// Writers that are faster than these threads are throttled, which leaves processor time to
+/// them.
 const NICE: u8 = 10;
 
-/// How a pool is written.
+/// Options of a writer.
 #[derive(Clone, Debug)]
 pub struct WriterOptions {
-    /// Threads that compress, sum and place.
+    /// Threads that compress, checksum and allocate.
     pub threads: usize,
     /// Largest sector shift of the pool's vdevs.
     pub max_ashift: u32,
-    /// Metaslabs of a vdev that are written to side by side.
+    /// Metaslabs of a vdev that are written to concurrently.
     pub streams: usize,
-    /// Throttle and timeout; `None` takes those for this machine's memory.
+    /// Throttle and timeout; `None` takes the defaults for this machine's memory.
     pub limits: Option<txg::Limits>,
-    /// A group waits for devices that are gone, until [`Writer::reopen`]. Otherwise a
-    /// suspension is the end, and property `failmode` makes no difference.
+    /// A txg waits for missing devices, until [`Writer::reopen`]. Otherwise a suspension is
+    /// permanent, and property `failmode` makes no difference.
     pub resumes: bool,
 }
 
@@ -86,26 +87,26 @@ pub(super) fn describe(tree: &Tree, config: &VdevConfig, class: AllocClass) -> R
     })
 }
 
-/// Disks' worth of data in a vdev.
+/// Number of disks' worth of data in a vdev.
 fn data_disks(config: &VdevConfig, _width: u64) -> u64 {
     let children = config.children.len() as u64;
     match (&config.raidz, &config.draid) {
         (Some(raidz), _) => children.saturating_sub(u64::from(raidz.nparity)).max(1),
         (_, Some(draid)) => {
-            let group = u64::from(draid.ndata + draid.nparity).max(1);
-            (children / group).max(1) * u64::from(draid.ndata)
+            let width = u64::from(draid.ndata + draid.nparity).max(1);
+            (children / width).max(1) * u64::from(draid.ndata)
         }
         _ => 1,
     }
 }
 
-/// What the writer begins with.
+/// The initial parts of a writer.
 pub struct Parts {
     /// The pipeline; its tree is open for writing.
     pub zio: Arc<Zio>,
     /// The MOS, live.
     pub mos: Mos,
-    /// The name that the pool goes by, a temporary one perhaps.
+    /// The name of the pool, perhaps a temporary one.
     pub name: String,
     /// The configuration.
     pub config: PoolConfig,
@@ -117,7 +118,7 @@ pub struct Parts {
     pub roles: BTreeMap<VdevId, Option<&'static str>>,
 }
 
-/// Puts a writer together and starts its sync thread.
+/// Assembles a writer.
 ///
 /// # Errors
 /// Those of reading space maps; `Corrupt` when they contradict each other.
@@ -125,7 +126,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     let Parts { zio, mos, name, config, uberblock, space: known, roles } = parts;
     let tree = zio.tree();
     let space = Arc::new(Space::new(options.streams));
-    // Without it space is accounted as it is allocated (chapter 04 §1).
+    // Without `deflate` space is accounted as it is allocated (chapter 04 §1).
     let deflates = match &known {
         Some(_) => MosRead::zap_lookup(&mos, DIRECTORY, b"deflate")?.is_some(),
         None => true,
@@ -175,7 +176,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
     }
     let known_pool = known.is_some();
     let published = Published { config: Arc::new(config.clone()), uberblock: uberblock.clone() };
-    let state = State {
+    let state = SyncState {
         config,
         uberblock,
         dirty: true,
@@ -204,7 +205,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         heads: Mutex::default(),
         logs: Mutex::default(),
         idle_logs: Default::default(),
-        strays: Mutex::default(),
+        orphaned_blocks: Mutex::default(),
         first_txg: uberblock_txg.next(),
         opening: AtomicBool::new(known_pool),
         tasks: Mutex::default(),
@@ -221,7 +222,7 @@ pub fn assemble(parts: Parts, options: WriterOptions) -> Result<Arc<Writer>> {
         plants: Plants::default(),
         reused_at_once: AtomicBool::new(false),
     });
-    let places = super::heal::Places(Arc::downgrade(&writer));
+    let places = super::heal::WriterInUse(Arc::downgrade(&writer));
     writer.zio.set_healing(Arc::new(places));
     writer.inflate();
     writer.note_unfreed()?;
@@ -249,12 +250,12 @@ impl Writer {
     /// Starts the sync thread.
     ///
     /// # Errors
-    /// When no thread can be had.
+    /// When no thread can be started.
     pub fn start(self: &Arc<Self>) -> Result<()> {
         let weak = Arc::downgrade(self);
         let txgs = Arc::clone(&self.txgs);
         let thread = spawn("txg_sync", move || {
-            // Without it all works; a commit beside a stream waits longer.
+            // An error only means that a commit beside a stream of writes waits longer.
             let _as_before = raise_niceness(NICE);
             let _waits = zio::wait_for_devices(true);
             while let Some(txg) = txgs.next_to_sync() {
@@ -266,7 +267,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Marks the pool as changed as a whole: its labels are written with the next group.
+    /// Marks the pool as changed: its labels are written with the next txg.
     pub fn touch(&self) {
         self.state.lock().dirty = true;
         self.txgs.dirty(self.txgs.open_txg(), 0);

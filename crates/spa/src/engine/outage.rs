@@ -1,34 +1,33 @@
-//! Devices that went and come back: suspension, and going on.
+//! Outages: suspension while devices do not answer, and resumption.
 //!
 //! # Theory
-//! What the sync thread cannot write or read it keeps ([`zio::Outage`]), and suspends the
-//! pool: the group stays as far as it came. [`Writer::reopen`] opens the devices anew,
-//! sees that they are the pool's and as the pool left them, and resumes: the thread goes
-//! on where it waited, on the new devices.
+//! Writes and reads of the sync thread that fail are kept ([`zio::Outage`]), and the pool
+//! is suspended with the txg in its present state. [`Writer::reopen`] reopens the devices,
+//! verifies that they belong to the pool and are in the state in which the pool left them,
+//! and resumes. The thread continues where it waited, on the new devices.
 //!
-//! What a device had acknowledged and not flushed before it went may be lost. So a group
-//! in which there was an outage is read back, all of it, before it is committed; one
-//! that is not whole is not, and the pool stays suspended for good: it is imported again,
+//! Data that a device had acknowledged and not flushed before the outage may be lost. So a
+//! txg with an outage is read back completely before it is committed. If it is incomplete,
+//! it is not committed, and the pool stays suspended for good. It must be imported again,
 //! as after a crash, and loses nothing that was synced.
 //!
-//! Readers find out, too: when somebody's read fails and too few devices answer at all, the
-//! pool is suspended then, and the reader waits ([`zio::Outage::wait_per_failmode`]), unless
-//! `failmode` is `continue`. A block that cannot be read on devices that answer is an
-//! error.
+//! Readers detect outages, too. When a read fails and too few devices answer at all, the
+//! pool is suspended, and the reader waits ([`zio::Outage::wait_per_failmode`]), unless `failmode` is
+//! `continue`. A block that cannot be read on devices that answer is an error.
 //!
-//! A leaf that missed groups is degraded when it is back: nobody reads these from it, and
-//! they are not written to it again (no resilver yet).
+//! A leaf that missed txgs is degraded when it is back: these are not read from it, and not
+//! written to it again (no resilver yet).
 //!
-//! A leaf of a redundant vdev that takes no writes is declared faulted after a group in
-//! which it failed: the pool goes on without it, and notes what it misses.
+//! A leaf of a redundant vdev whose writes fail is declared faulted after the txg with the
+//! failure: the pool continues without it, and notes the txgs that it misses.
 //!
 //! # Invariants
-//! * A device comes back only with the newest uberblock of the pool, or, where others have
-//!   what it misses and the pool noted that, with an older one; never with one that the
-//!   pool does not know.
+//! * A device is accepted only with the newest uberblock of the pool; or with an older one,
+//!   if other devices have the missing data and the pool noted what is missing; never with
+//!   one that the pool did not write.
 //!
-//! Lock order: `attempt`, `unlabelled` and `fatal` are leaves. The pool's `state` is held
-//! by the sync thread while it waits: nothing here takes it.
+//! Lock order: `attempt`, `unlabelled` and `fatal` are leaves. The sync thread holds the
+//! pool's `state` while it waits, so nothing here takes it.
 
 use std::cmp::Ordering;
 use std::path::Path;
@@ -53,24 +52,24 @@ use crate::labels::LeafLabels;
 use crate::leaves::{Leaves, Purpose};
 use crate::write::commit::CHOSEN_MAX;
 
-/// Bytes read of a device to see whether it answers.
+/// Bytes read from a device to test whether it answers.
 const PROBE: usize = 8192;
 
-/// What an outage leaves to be done.
+/// The state of an outage and the work that remains after it.
 pub(super) struct Outages {
     txgs: Arc<Txgs>,
     zio: Weak<Zio>,
-    /// The group being written saw one.
+    /// The txg being written had an outage.
     suspect: AtomicBool,
     /// Devices came back that have old labels.
     pub(super) relabel: AtomicBool,
-    /// The uberblock that was to be written last.
+    /// The uberblock of the last commit attempt.
     pub(super) attempt: Mutex<Option<Uberblock>>,
     /// Leaves without the uberblock that was written last.
     pub(super) unlabelled: Mutex<Vec<Guid>>,
-    /// Why the pool cannot go on even with its devices.
+    /// Why the pool cannot continue even with its devices.
     pub(super) fatal: Mutex<Option<String>>,
-    /// Write errors of all leaves, when it was looked last.
+    /// Write errors of all leaves at the last check.
     write_errors: AtomicU64,
 }
 
@@ -88,13 +87,13 @@ impl Outages {
         })
     }
 
-    /// The group being written is read back before it is committed: a device may have lost
-    /// what it had taken.
-    pub(super) fn doubt(&self) {
+    /// Requests that the txg being written be read back before it is committed, because a
+    /// device may have lost accepted data.
+    pub(super) fn require_read_back(&self) {
         self.suspect.store(true, Relaxed);
     }
 
-    /// Whether so many devices do not answer that the pool cannot go on.
+    /// Whether so many devices do not answer that the pool cannot continue.
     fn devices_are_gone(&self) -> bool {
         let Some(zio) = self.zio.upgrade() else { return false };
         let tree = zio.tree();
@@ -102,9 +101,9 @@ impl Outages {
             .leaves()
             .filter(|(_, n)| n.readable() && n.device().is_some_and(|device| !answers(&**device)));
         let (state, aux) = (VdevState::Unavail, Aux::TooManyErrors);
-        let gone: Vec<Verdict> =
+        let missing: Vec<Verdict> =
             silent.map(|(_, n)| Verdict { guid: n.guid(), state, aux: aux.clone() }).collect();
-        !gone.is_empty() && !tree.with_verdicts(&gone).root().readable()
+        !missing.is_empty() && !tree.with_verdicts(&missing).root().readable()
     }
 }
 
@@ -128,8 +127,8 @@ impl Outage for Outages {
             if self.txgs.failmode() != FailMode::Wait || !self.devices_are_gone() {
                 return false;
             }
-            // What they had taken may be lost, whether or not the sync thread hears of it.
-            self.doubt();
+            // Accepted data may be lost, whether or not the sync thread notices the outage.
+            self.require_read_back();
             self.txgs.suspend(Error::new(ErrorKind::Io, why.to_string()));
         }
         self.txgs.wait_running().is_ok()
@@ -140,7 +139,7 @@ impl Outage for Outages {
     }
 }
 
-/// Reads every block that it is shown.
+/// Reads every block of a traversal.
 struct ReadsBack<'a>(&'a Zio);
 
 impl Visitor for ReadsBack<'_> {
@@ -155,7 +154,7 @@ impl Visitor for ReadsBack<'_> {
                  import it again",
             );
             return Err(match why {
-                // Gone again: that may be waited for.
+                // The devices are missing again, which may be waited for.
                 Some(e) if e.kind() == ErrorKind::Io => e,
                 Some(e) => lost.at_dva(block.dva()).caused_by(e),
                 None => lost,
@@ -170,7 +169,8 @@ fn changed(guid: Guid, why: &str) -> Error {
 }
 
 impl Writer {
-    /// Before a commit: what was written in a group with an outage is there.
+    /// Before a commit: verifies that the blocks written in a txg with an outage are
+    /// readable.
     pub(super) fn read_back(&self, txg: Txg, root: Option<&BlkPtr>) -> Result<()> {
         while self.outages.suspect.swap(false, Relaxed) {
             match self.read_back_once(txg, root) {
@@ -193,8 +193,8 @@ impl Writer {
         Ok(())
     }
 
-    /// After a group: leaves that took no writes are given up where others have all.
-    pub(super) fn judge_leaves(&self) {
+    /// After a txg: faults leaves whose writes failed, if other leaves have all data.
+    pub(super) fn fault_failed_leaves(&self) {
         let tree = self.zio.tree();
         let errors = tree.leaves().map(|(_, n)| n.errors().write).sum();
         if self.outages.write_errors.swap(errors, Relaxed) >= errors {
@@ -216,18 +216,18 @@ impl Writer {
         }
     }
 
-    /// The pool is given up: who waits gets an error, nothing is written any more.
+    /// Gives the pool up: waiting callers get an error, and nothing is written any more.
     pub fn abandon(&self) {
         self.txgs
             .abandon(Error::new(ErrorKind::Io, "the pool was given up while it was suspended"));
     }
 
-    /// Opens the devices anew (that one of them, if it is named), forgets their errors,
-    /// and lets a suspended pool go on (`zpool clear`).
+    /// Reopens the devices (only `leaf`, if given), clears their error counts, and resumes
+    /// a suspended pool (`zpool clear`).
     ///
     /// # Errors
-    /// `NotFound` for a leaf that there is not; `Io` when the devices that are there do
-    /// not suffice, or the pool cannot go on: it stays suspended then.
+    /// `NotFound` for an unknown leaf; `Io` when too few devices are present, or the pool
+    /// cannot continue: it stays suspended then.
     pub fn reopen(&self, leaf: Option<Guid>, source: &dyn Leaves) -> Result<()> {
         let suspended = self.txgs.suspended().is_some();
         if let Some(why) = self.outages.fatal.lock().as_ref().filter(|_| suspended) {
@@ -277,7 +277,7 @@ impl Writer {
         source: &dyn Leaves,
     ) -> Result<Arc<dyn Device>> {
         let path = spec.path.as_deref().map(Path::new);
-        // As long as it is the same and can be read it need not be opened again.
+        // A device that is the same and readable need not be reopened.
         let kept = device.filter(|d| path.is_none_or(|p| d.is_at(p)));
         let kept = kept.map(|d| (d, self.admit(old, spec, &**d)));
         match (kept, path) {
@@ -296,7 +296,7 @@ impl Writer {
         }
     }
 
-    /// Whether a device is the leaf, as the pool left it.
+    /// Whether a device is the leaf, in the state in which the pool left it.
     fn admit(&self, old: &Tree, spec: &LeafSpec, device: &dyn Device) -> Result<()> {
         let guid = spec.guid;
         let labels = LeafLabels::read(device)?;
@@ -317,8 +317,8 @@ impl Writer {
             _ if same(&newest, last) => Ok(()),
             Ordering::Less if newest.txg < last.txg => {
                 let tops = published.config.vdev_tree.children.iter().filter(|v| is_concrete(v));
-                // Not every vdev takes each uberblock of a large pool.
-                // Without redundancy nothing may be missing, whatever a log block noted.
+                // Not every vdev gets each uberblock of a large pool. Without redundancy
+                // nothing may be missing, whatever a log block noted.
                 let redundant =
                     |n: &&Node| n.parent().is_some_and(|p| old.node(p).parent().is_some());
                 let behind = |n: &Node| n.dtl().contains(last.txg);
@@ -330,7 +330,7 @@ impl Writer {
                 Err(changed(guid, "the device has an older state of the pool"))
             }
             _ if self.outages.attempt.lock().as_ref().is_some_and(|a| same(a, &newest)) => Ok(()),
-            _ => Err(changed(guid, "somebody else has written to the pool")),
+            _ => Err(changed(guid, "another system has written to the pool")),
         }
     }
 }

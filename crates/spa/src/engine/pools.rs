@@ -1,14 +1,13 @@
-//! Changing a pool as a whole: vdevs, properties, guid (chapter 01 §4, §5.4; chapter 04
-//! §12.5; chapter 05 §1).
+//! Changing a pool as a whole: vdevs, properties, guid (chapter 01 §4, §5.4;
+//! chapter 04 §12.5; chapter 05 §1).
 //!
 //! # Theory
-//! New devices get labels of group 0 first, as those of a new pool. The group that adds
-//! them writes the configuration, their ZAPs and metaslab arrays, and labels with its
-//! number; nothing is allocated from them before it is durable.
+//! New devices first get labels of txg 0, like those of a new pool. The txg that adds them
+//! writes the configuration, their ZAPs and metaslab arrays, and labels with its number.
+//! Nothing is allocated from them before it is durable.
 //!
 //! # Invariants
-//! * A request that is refused leaves at most labels of group 0 behind, which belong to
-//!   nobody.
+//! * A refused request leaves at most labels of txg 0 behind, which belong to no pool.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -123,8 +122,8 @@ impl TaskCx<'_> {
         os.set_bonus(self.tx, object, &(packed.len() as u64).to_le_bytes())
     }
 
-    /// The tree of the configuration as it now is: with the devices that are open, and
-    /// `devices` for new leaves. Each vdev keeps its class, which its ZAP alone records.
+    /// The tree of the current configuration: with the devices that are open, and `devices`
+    /// for new leaves. Each vdev keeps its class, which only its ZAP records.
     ///
     /// # Errors
     /// `Corrupt` for a configuration that makes no tree.
@@ -133,7 +132,7 @@ impl TaskCx<'_> {
         let mut spec = specs::trusted(&self.state.config.vdev_tree, Extra::default())?;
         for (top, spec) in self.state.config.vdev_tree.children.iter().zip(&mut spec.children) {
             let id = VdevId(top.id);
-            // A new vdev without a bias has the class that the configuration says.
+            // A new vdev without a bias has the class of the configuration.
             let bias = self.state.new_vdevs.get(&id).copied().flatten();
             if (old.top(id).is_ok() || bias.is_some()) && is_concrete(top) {
                 spec.class = class_for(&old, &self.state.new_vdevs, id)?;
@@ -187,7 +186,7 @@ fn config_text(text: &str) -> Result<Option<NvStr>> {
     if text.is_empty() { Ok(None) } else { NvStr::new(text.as_bytes()).map(Some) }
 }
 
-/// The configuration as it will be, for the new labels.
+/// The future configuration, for the new labels.
 fn grown(config: &PoolConfig, built: &Built) -> PoolConfig {
     let mut config = config.clone();
     config.vdev_tree.children.extend(built.tops.iter().map(|(top, _)| top.clone()));
@@ -195,22 +194,22 @@ fn grown(config: &PoolConfig, built: &Built) -> PoolConfig {
 }
 
 impl Writer {
-    /// Does what property `failmode` says from now on. Where nobody can end a suspension
-    /// nobody waits for that.
+    /// Applies property `failmode` from now on. If nothing can end a suspension, no caller
+    /// waits for its end.
     ///
     /// # Errors
     /// Those of reading the MOS.
     pub(crate) fn follow_failmode(&self, mos: &dyn MosRead) -> Result<()> {
         let zap = mos.directory("pool_props")?;
         let mode = zap.map(|zap| mos.number(zap, "failmode")).transpose()?.flatten();
-        // `panic` is no way for a library to end.
+        // A library must not panic on `panic`.
         let waits = mode.unwrap_or(0) == 0 && self.options.resumes;
         self.txgs.set_failmode(if waits { FailMode::Wait } else { FailMode::Continue });
         Ok(())
     }
 
-    /// Adds vdevs, spares and cache devices that were built for this pool's
-    /// configuration. Redundancy and use by others are the caller's to check.
+    /// Adds vdevs, spares and cache devices that were built for this pool's configuration.
+    /// The caller checks redundancy and use by others.
     ///
     /// # Errors
     /// `Busy` when the configuration changed since; those of the devices; those of a
@@ -248,7 +247,7 @@ impl Writer {
             command.map_or(Ok(()), |c| cx.log_command(&c))
         };
         self.sync_task(check, act)?;
-        // A class of vdevs that is new changes where blocks go.
+        // A new class of vdevs changes where blocks are allocated.
         self.sync_task(|_| Ok(()), |cx, ()| cx.refresh_heads()).map(|_| ())
     }
 
@@ -303,11 +302,11 @@ impl Writer {
         self.sync_task(check, act).map(|_| ())
     }
 
-    /// Enables features, each with those that it needs.
+    /// Enables features, each with those that it depends on.
     ///
     /// # Errors
     /// `Unsupported` for pools without features, and for features that this version does
-    /// not keep up; those of a suspension.
+    /// not maintain; those of a suspension.
     pub fn enable_features(
         &self,
         list: Vec<&'static Feature>,
@@ -349,7 +348,7 @@ fn set_created(vdev: &mut VdevConfig, txg: Txg) {
 }
 
 impl TaskCx<'_> {
-    /// Makes one change; what the history says of it.
+    /// Makes one change; returns its text for the history.
     fn change_pool(&mut self, change: &PoolChange, boot: &HashMap<String, u64>) -> Result<String> {
         Ok(match change {
             PoolChange::Prop(name, value) => {

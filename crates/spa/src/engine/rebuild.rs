@@ -1,4 +1,4 @@
-//! The group that replaces all space maps (`crate::rebuild` has theory and crash argument).
+//! The txg that replaces all space maps (`crate::rebuild` has theory and crash argument).
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use ondisk::ObjType;
 use ondisk::spacemap::HEADER_V0_SIZE;
 
 use super::maps::{HISTOGRAM, LOG_SPACEMAP, LOGS_DIRECTORY, Maps, UNFLUSHED};
-use super::sync::Group;
-use super::{State, Writer};
+use super::sync::SyncPass;
+use super::{SyncState, Writer};
 use crate::audit::bits::SpaceBits;
 
 impl Writer {
-    /// Claims in group `first` everything that is in use; before anything is allocated.
+    /// Claims all space in use in txg `first`, before anything is allocated.
     ///
     /// # Errors
     /// Those of the metaslabs.
@@ -34,42 +34,42 @@ impl Writer {
         result
     }
 
-    /// Replaces all space maps in the next group: `drop` are the objects that go.
+    /// Makes the next txg replace all space maps: `drop` are the objects to free.
     pub(crate) fn replace_maps(&self, drop: BTreeSet<u64>) {
         self.state.lock().replaces = Some(drop);
     }
 
-    /// Flushes all logged changes in the next group.
+    /// Makes the next txg flush all logged changes.
     pub(crate) fn flush_all(&self) {
         self.state.lock().flush_all = true;
         self.touch();
     }
 
-    /// Drops the old maps, logs and arrays; the passes of this group make new ones.
+    /// Drops the old maps, logs and arrays; the passes of this txg make new ones.
     pub(super) fn drop_old_maps(
         &self,
-        state: &mut State,
-        group: &Group<'_>,
+        state: &mut SyncState,
+        sync: &SyncPass<'_>,
         drop: &BTreeSet<u64>,
     ) -> Result<()> {
-        let os = group.mos.objset();
+        let os = sync.mos.objset();
         for object in drop {
-            os.give_up_object(group.tx, ObjectId(*object))?;
+            os.free_damaged_object(sync.tx, ObjectId(*object))?;
         }
-        for (_, zap) in &group.zaps {
-            if group.cx.read().number(*zap, UNFLUSHED)?.is_some() {
-                group.cx.mos.zap_remove(*zap, UNFLUSHED.as_bytes())?;
+        for (_, zap) in &sync.zaps {
+            if sync.cx.read().number(*zap, UNFLUSHED)?.is_some() {
+                sync.cx.mos.zap_remove(*zap, UNFLUSHED.as_bytes())?;
             }
         }
-        if group.cx.read().directory(LOGS_DIRECTORY)?.is_some() {
-            group.cx.mos.zap_remove(DIRECTORY, LOGS_DIRECTORY.as_bytes())?;
+        if sync.cx.read().directory(LOGS_DIRECTORY)?.is_some() {
+            sync.cx.mos.zap_remove(DIRECTORY, LOGS_DIRECTORY.as_bytes())?;
         }
-        if group.flags.logs {
-            // The directory of logs is counted when it is made.
-            features::set_count(group.cx, LOG_SPACEMAP, 0)?;
+        if sync.flags.logs {
+            // The feature is counted when the directory of logs is created.
+            features::set_count(sync.cx, LOG_SPACEMAP, 0)?;
         }
-        if group.flags.histogram {
-            features::set_count(group.cx, HISTOGRAM, long_maps(group, drop)?)?;
+        if sync.flags.histogram {
+            features::set_count(sync.cx, HISTOGRAM, long_maps(sync, drop)?)?;
         }
         for top in &mut state.config.vdev_tree.children {
             if let Some(space) = top.top.as_mut().filter(|t| t.metaslab_array != 0) {
@@ -82,16 +82,16 @@ impl Writer {
     }
 }
 
-/// Space maps with the long header that stay.
-fn long_maps(group: &Group<'_>, drop: &BTreeSet<u64>) -> Result<u64> {
-    let os = group.mos.objset();
+/// The number of remaining space maps with the long header.
+fn long_maps(sync: &SyncPass<'_>, drop: &BTreeSet<u64>) -> Result<u64> {
+    let os = sync.mos.objset();
     let (mut count, mut at) = (0, ObjectId(0));
     while let Some(id) = os.next_object(at, Io::WAIT)? {
         at = id;
         if drop.contains(&id.0) {
             continue;
         }
-        let Ok(info) = group.cx.read().info(id.0) else { continue };
+        let Ok(info) = sync.cx.read().info(id.0) else { continue };
         let long = info.bonus.len() > HEADER_V0_SIZE;
         count += u64::from(info.object_type == ObjType::SPACE_MAP && long);
     }

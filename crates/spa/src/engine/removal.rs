@@ -1,22 +1,23 @@
 //! Removing log vdevs, cache devices and spares (chapter 01 §4.3, §4.7; chapter 05 §4.2).
 //!
 //! # Theory
-//! A log vdev holds blocks of intent logs alone. When it gives no more space and every chain
-//! was ended, it is empty as soon as what was freed is not deferred any more. Then one group
-//! forgets it: its space maps, arrays, ZAPs and lists of missing groups go, and a hole takes
-//! its place, so that no other vdev ever gets its number (its entries in logs of space maps
-//! may live on). After that group its labels are wiped.
+//! A log vdev has only blocks of intent logs. When allocation from it is disabled and every
+//! chain was ended, it is empty as soon as no frees are deferred any more. Then one txg
+//! removes it. Its space maps, arrays, ZAPs and DTLs are freed, and a hole replaces it, so
+//! that no other vdev ever gets its id (its entries in log space maps may still exist).
+//! After that txg its labels are wiped.
 //!
-//! Cache devices and unused spares hold nothing: they leave the MOS's list of them, which
-//! goes with its last entry. Their labels stay, for a spare may be another pool's too.
+//! Cache devices and unused spares have no data: they are removed from the MOS's list of
+//! them, which is freed with its last entry. Their labels stay, because a spare may belong
+//! to another pool, too.
 //!
 //! # Invariants
-//! * Until the group that forgets it is on disk, a crash finds the vdev in the pool, and
-//!   nothing on it that anybody needs.
+//! * Until the txg that removes it is on disk, a crash finds the vdev in the pool, without
+//!   any data that is needed.
 //!
 //! # Departures from OpenZFS
 //! * The last vdev leaves a hole like any other.
-//! * Labels are wiped, where OpenZFS writes such as belong to no group.
+//! * Labels are wiped, where OpenZFS writes labels that belong to no txg.
 
 use std::sync::Arc;
 
@@ -32,10 +33,10 @@ use super::pools::Devices;
 use super::tasks::{Command, TaskCx};
 use crate::write::labels;
 
-/// Groups after which everything that was freed is free.
-const GROUPS: usize = 12;
+/// Txgs after which everything that was freed is free.
+const FREE_TXGS: usize = 12;
 
-/// What takes a removed vdev's place.
+/// The vdev that replaces a removed one.
 fn hole(id: u32) -> VdevConfig {
     VdevConfig {
         kind: VdevType::Hole,
@@ -71,12 +72,12 @@ impl TaskCx<'_> {
         self.writer.mos.objset().free_object(self.tx, zap)
     }
 
-    /// Everything that the MOS has of a vdev.
+    /// Frees all objects of a vdev in the MOS.
     fn drop_objects(&mut self, top: &VdevConfig, objects: &VdevObjects) -> Result<()> {
         let id = VdevId(top.id);
         let space = top.top.clone().unwrap_or_default();
         let mut maps = std::mem::take(&mut self.state.maps);
-        let done = self.writer.forget_maps(self.group, &mut maps, id, objects);
+        let done = self.writer.forget_maps(self.sync, &mut maps, id, objects);
         self.state.maps = maps;
         done?;
         let map = self.read().number(DIRECTORY, ZAP_MAP)?;
@@ -84,7 +85,7 @@ impl TaskCx<'_> {
         for leaf in top.leaves() {
             self.drop_zap(map, leaf.leaf.zap)?;
             if let Some(dtl) = leaf.leaf.dtl.filter(|o| o.0 != 0) {
-                super::maps::free_map(self.group, dtl.0)?;
+                super::maps::free_map(self.sync, dtl.0)?;
             }
         }
         Ok(())
@@ -92,7 +93,7 @@ impl TaskCx<'_> {
 
     fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
         let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
-        let top = &top.ok_or_else(|| Error::bug("a vdev that is gone already"))?.clone();
+        let top = &top.ok_or_else(|| Error::bug("a vdev that was removed already"))?.clone();
         self.drop_objects(top, objects)?;
         let config = self.config();
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {
@@ -109,7 +110,7 @@ impl TaskCx<'_> {
     }
 }
 
-/// A list of spares or cache devices, and one of them that leaves it.
+/// A list of spares or cache devices, and the one to be removed from it.
 struct Listed {
     key: &'static str,
     object: ObjectId,
@@ -118,16 +119,16 @@ struct Listed {
 }
 
 impl TaskCx<'_> {
-    /// The list that a cache device or spare is on.
+    /// The list that contains a cache device or spare.
     fn listed(&self, guid: Guid) -> Result<Listed> {
         for key in ["l2cache", "spares"] {
             let Some(object) = self.read().directory(key)? else { continue };
             let list = self.writer.mos.packed_nvlist(object)?;
             let all = list.lists(key).unwrap_or_default();
-            let (gone, left): (Vec<NvList>, Vec<NvList>) =
+            let (missing, left): (Vec<NvList>, Vec<NvList>) =
                 all.iter().cloned().partition(|device| device.u64("guid") == Some(guid.0));
-            if let Some(gone) = gone.first() {
-                let path = gone.str("path").unwrap_or("an auxiliary device").to_owned();
+            if let Some(missing) = missing.first() {
+                let path = missing.str("path").unwrap_or("an auxiliary device").to_owned();
                 return Ok(Listed { key, object: ObjectId(object), left, path });
             }
         }
@@ -164,10 +165,10 @@ impl Writer {
     }
 
     /// Removes a log vdev; `guid` is its own or that of a device below it. No record is
-    /// lost: commits go to other vdevs, or wait for groups, meanwhile.
+    /// lost: meanwhile commits use other vdevs, or wait for txgs.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for a vdev that is no log; `Busy` when it holds a log that waits
+    /// `NotFound`; `Invalid` for a vdev that is no log; `Busy` when it has a log that waits
     /// for its replay; those of a suspension.
     pub fn remove_log(&self, guid: Guid, command: Option<Command>) -> Result<()> {
         let config = Arc::clone(&self.published.read().config);
@@ -187,7 +188,7 @@ impl Writer {
         if done.is_err() {
             let _there = self.space.set_allocating(id, true);
         } else {
-            // One that is gone has nothing to wipe.
+            // A missing device has no label to wipe.
             let _wiped = devices.iter().map(|d| labels::clear(&**d)).filter(Result::is_ok).count();
         }
         done
@@ -202,7 +203,7 @@ impl Writer {
             let totals = self.space.vdev_totals(id)?;
             Ok::<_, Error>(totals.allocated + totals.deferred + totals.reserved == 0)
         };
-        for _ in 0..GROUPS {
+        for _ in 0..FREE_TXGS {
             if empty()? {
                 break;
             }

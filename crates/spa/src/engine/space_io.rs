@@ -1,8 +1,8 @@
-//! The pool's space for the pipeline: addresses from the metaslabs, loading them on
+//! The pool's space for the pipeline: allocation from the metaslabs, which are loaded on
 //! demand.
 //!
-//! Lock order: `loading` is held while a space map is read; nothing else is taken
-//! under it but what reading takes.
+//! Lock order: `loading` is held while a space map is read; under it only locks of reading
+//! are taken.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -14,17 +14,17 @@ use metaslab::{Denied, MsKey, Space};
 use ondisk::spacemap::{Entries, Params, Range};
 use zio::{SpaceSource, Want, Zio};
 
-/// Times a metaslab may change while it is read.
+/// How often a metaslab may change while it is read.
 const LOADS_MAX: usize = 64;
 
 /// [`SpaceSource`] of an open pool.
 pub(crate) struct SpaceIo {
     pub(crate) space: Arc<Space>,
     zio: Weak<Zio>,
-    /// Weak, for the MOS reads through the pipeline that asks here.
+    /// Weak, because the MOS reads through the pipeline that allocates here.
     mos: OnceLock<Weak<Objset>>,
     loading: Mutex<()>,
-    /// Known until vdevs are added.
+    /// Valid until vdevs are added.
     limits: RwLock<Option<(u64, u64)>>,
 }
 
@@ -52,12 +52,12 @@ impl SpaceIo {
         }
     }
 
-    /// The vdevs changed.
+    /// Called when the vdevs changed.
     pub(crate) fn forget_limits(&self) {
         *self.limits.write() = None;
     }
 
-    /// Where space maps are read from.
+    /// Sets the MOS from which space maps are read.
     pub(crate) fn set_mos(&self, mos: &Mos) {
         let _ = self.mos.set(Arc::downgrade(mos.objset()));
     }
@@ -66,7 +66,7 @@ impl SpaceIo {
         self.zio.upgrade().ok_or_else(|| Error::bug("the pool is closed"))
     }
 
-    /// Loads a metaslab; one that contradicts itself gives no space any more.
+    /// Loads a metaslab; one that contradicts itself is not allocated from any more.
     pub(crate) fn load(&self, key: MsKey) -> Result<()> {
         let _one = self.loading.lock();
         for _ in 0..LOADS_MAX {
@@ -129,7 +129,7 @@ impl SpaceSource for SpaceIo {
             match self.space.allocate(&inner, &asize_of) {
                 Ok(dvas) => return Ok(dvas),
                 Err(Denied::NoSpace) => return Err(no_space()),
-                // One that cannot be loaded is out of the question from then on.
+                // A metaslab that cannot be loaded is not used from then on.
                 Err(Denied::Load(vdev, ms)) => match self.load(MsKey { vdev, ms }) {
                     Err(e) if e.kind() == ErrorKind::Bug => return Err(e),
                     _ => {}

@@ -1,4 +1,4 @@
-//! What the DSL's writing half edits: the live MOS within one group.
+//! The store that the writing half of the DSL edits: the live MOS within one txg.
 
 use base::{Buf, ObjectId, Result};
 use dmu::{ObjectSpec, Tx, zaps};
@@ -7,7 +7,7 @@ use dsl::write::{MosRead, MosStore, NewObject, ObjectInfo};
 use ondisk::zap::ZapValue;
 use ondisk::{Endian, ObjType};
 
-/// The MOS and the group that edits it.
+/// The MOS and the txg in which it is edited.
 pub(crate) struct Store<'a> {
     pub(crate) mos: &'a Mos,
     pub(crate) tx: &'a Tx,

@@ -1,52 +1,53 @@
-//! Writing one group (chapter 05 §9).
+//! Writing one txg (chapter 05 §9).
 //!
 //! # Theory
 //! Pass 1 writes the dirty datasets, runs the sync tasks, and writes the datasets that
-//! these made. Then, in every pass: what the MOS lost in the pass before is freed, its
-//! space accounted, the metaslabs' changes stored, the configuration written if it
-//! changed, and the MOS written. Writing the MOS changes what metaslabs and accounting
-//! have to store, which changes the MOS again. The group is complete when a pass leaves the
-//! MOS clean.
+//! these created. Then, in every pass: blocks that the MOS released in the previous pass
+//! are freed and its space is accounted; the metaslabs' changes are stored; the
+//! configuration is written if it changed; and the MOS is written. Writing the MOS changes
+//! metaslabs and accounting, which must be stored, which changes the MOS again. The txg is
+//! complete when a pass leaves the MOS clean.
 //!
 //! # Why the passes end
 //! A pass is followed by another one only if its writing of the MOS allocated or freed
-//! space. (A failed leaf adds one pass for each leaf: its missing group is noted once.) So it
+//! space. (A failed leaf adds one pass for each leaf: its missing txg is noted once.) So it
 //! is enough that some pass rewrites every block in place. In pass p the MOS allocates only
 //! for
-//! 1. a block that becomes dirty for the first time in the group;
+//! 1. a block that becomes dirty for the first time in the txg;
 //! 2. a block whose stored size changed;
 //! 3. a block that did not exist before.
 //!
-//! Every other dirty block was born in this group, and is rewritten where it is. This is
-//! true for gang blocks as well: the group keeps their trees ([`Gangs`]), so the same headers
-//! and members are written again and nothing is allocated. (They once got new places in each
-//! pass. A pool so fragmented that 128 KiB was found only as a gang then never completed a
-//! group: the log that recorded the new places was itself a gang.)
+//! Every other dirty block was born in this txg, and is rewritten in place. This is true
+//! for gang blocks as well: the txg keeps their trees ([`Gangs`]), so the same headers and
+//! members are written again and nothing is allocated. (They once got new addresses in each
+//! pass. A pool so fragmented that 128 KiB was available only as a gang then never
+//! completed a txg: the log that recorded the new addresses was itself a gang.)
 //!
 //! *Sizes* stop changing in pass [`PASS_SETTLE`], which turns compression off: each block
 //! changes its size at most once more.
 //!
 //! *First-time blocks* end in the same pass. Datasets, tasks, flushes of logged changes and
-//! condensing belong to pass 1 alone. Later passes store accounting (`$MOS` and its parents,
-//! dirty since pass 2), the configuration (once), and the changes of metaslabs. The changes of
-//! a metaslab that had none before dirty the dnode of its map, and its word in the array
-//! of unflushed groups; without log space maps, the last block of its own map. A pool has
-//! finitely many metaslabs, but a fragmented pool could meet a few new ones in every pass.
-//! Therefore pass [`PASS_SETTLE`] makes all these blocks dirty at once
+//! condensing belong to pass 1 alone. Later passes store accounting (`$MOS` and its
+//! parents, dirty since pass 2), the configuration (once), and the changes of metaslabs.
+//! The changes of a metaslab that had none before dirty the dnode of its map, and its word
+//! in the array of unflushed txgs; without log space maps, the last block of its own map. A
+//! pool has finitely many metaslabs, but a fragmented pool could use a few new ones in
+//! every pass. Therefore pass [`PASS_SETTLE`] makes all these blocks dirty at once
 //! (`Writer::settle_maps`). Loading a metaslab only reads.
 //!
-//! *New blocks* after that are the next block of the group's log (or of a map with a full
-//! last block), its indirect blocks, and the map of a metaslab that was never used. The last
-//! needs a whole free metaslab, which then serves all that follows. The log grows by 16
-//! bytes for each place that a pass allocated or freed. Even when every sector is a place of
-//! its own, a block of 128 KiB in three copies takes at most 1,160 places (256 members and
-//! 129 headers, thrice), that is 18 KiB of log. So from [`PASS_SETTLE`] on each pass makes at
-//! most a seventh of the log blocks of the pass before, and after a few passes none.
-//! Frees end with the allocations: what a pass kills it has replaced. Without log space maps
-//! they wait for the next group, and the list of them grows by 128 bytes for each block.
+//! *New blocks* after that are the next block of the txg's log (or of a map with a full
+//! last block), its indirect blocks, and the map of a metaslab that was never used. The
+//! last needs a whole free metaslab, which then satisfies all later allocations. The log
+//! grows by 16 bytes for each segment that a pass allocated or freed. Even if every sector
+//! is a segment of its own, a block of 128 KiB in three copies takes at most 1,160 segments
+//! (256 members and 129 headers, thrice), that is 18 KiB of log. So from [`PASS_SETTLE`] on
+//! each pass makes at most a seventh of the log blocks of the pass before, and after a few
+//! passes none. Frees end with the allocations: each pass frees only blocks that it
+//! replaced. Without log space maps they wait for the next txg, and the list of them grows
+//! by 128 bytes for each block.
 //!
-//! [`PASSES_EXPECTED`] is asserted in debug builds; [`PASSES_MAX`] only limits the damage of
-//! an error in this argument.
+//! [`PASSES_EXPECTED`] is asserted in debug builds; [`PASSES_MAX`] only limits the damage
+//! of an error in this argument.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -67,23 +68,23 @@ use super::heads::HeadEvents;
 use super::maps::{HISTOGRAM, LOG_SPACEMAP, SPACEMAP_V2};
 use super::store::Store;
 use super::tasks::TaskCx;
-use super::{State, Writer};
+use super::{SyncState, Writer};
 
-/// From this pass on blocks of the group are rewritten in place.
+/// From this pass on blocks of the txg are rewritten in place.
 const PASS_REWRITE: u32 = 2;
-/// From this pass on, without logs of space maps, frees wait for the next group.
+/// From this pass on, without logs of space maps, frees wait for the next txg.
 const PASS_DEFER_FREES: u32 = 2;
 /// From this pass on nothing is compressed, and every block that storing the metaslabs'
-/// changes may touch belongs to the group.
+/// changes may touch belongs to the txg.
 const PASS_SETTLE: u32 = 8;
-/// No group needs more passes.
+/// No txg needs more passes.
 const PASSES_EXPECTED: u32 = 15;
-/// A group that needs more passes than this fails.
+/// A txg that needs more passes than this fails.
 const PASSES_MAX: u32 = 40;
-/// Blocks freed in the background by one group.
+/// Blocks freed in the background by one txg.
 const BACKGROUND_BLOCKS: u64 = 100_000;
 
-/// Features that say how things are written.
+/// Features that determine how blocks are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `log_spacemap` is enabled.
@@ -111,7 +112,7 @@ impl Flags {
         match mos.directory("features_for_write") {
             Ok(Some(_)) => {}
             Ok(None) => return Ok(Flags::default()),
-            // The MOS of a pool that is being made.
+            // The MOS of a pool that is being created.
             Err(e) if e.kind() == base::ErrorKind::NotFound => return Ok(Flags::default()),
             Err(e) => return Err(e),
         }
@@ -128,7 +129,7 @@ impl Flags {
         })
     }
 
-    /// What is left of `props` in a pool with these features.
+    /// `props` restricted to a pool with these features.
     pub(super) fn limit(&self, props: ObjsetProps) -> ObjsetProps {
         let known = |compression| match compression {
             Compression::Lz4 if !self.lz4 => Compression::Lzjb,
@@ -147,8 +148,8 @@ impl Flags {
     }
 }
 
-/// One pass over one group.
-pub(super) struct Group<'a> {
+/// One pass over one txg.
+pub(super) struct SyncPass<'a> {
     pub(super) txg: Txg,
     pub(super) pass: u32,
     pub(super) tx: &'a Tx,
@@ -159,13 +160,13 @@ pub(super) struct Group<'a> {
     pub(super) zaps: Vec<(VdevId, u64)>,
 }
 
-impl Group<'_> {
+impl SyncPass<'_> {
     pub(super) fn top_zap(&self, vdev: VdevId) -> Option<u64> {
         self.zaps.iter().find(|(v, _)| *v == vdev).map(|(_, zap)| *zap)
     }
 }
 
-/// Blocks of the MOS as they come and go in a pass.
+/// Handles the births and deaths of the MOS's blocks in a pass.
 struct MosEvents<'a> {
     ratios: &'a Ratios,
     usage: Usage,
@@ -200,19 +201,19 @@ fn lost(faults: &[Lost]) -> Result<()> {
 }
 
 impl Writer {
-    /// Writes one group, and tells the groups how it went.
+    /// Writes one txg, and reports the result to the txgs.
     pub(super) fn sync_one(&self, txg: Txg) {
         let mut state = self.state.lock();
         let done = match &state.failed {
             Some(why) => Err(Error::new(base::ErrorKind::Io, why.clone())),
-            None => self.sync_group(&mut state, txg),
+            None => self.sync_txg(&mut state, txg),
         };
         match done {
             Ok(()) => {
                 let again = std::mem::take(&mut state.again);
                 drop(state);
                 self.txgs.synced(txg);
-                self.judge_leaves();
+                self.fault_failed_leaves();
                 if again {
                     self.txgs.dirty(self.txgs.open_txg(), 0);
                     self.txgs.kick(self.txgs.open_txg());
@@ -224,7 +225,7 @@ impl Writer {
                 state.failed = Some(why);
                 drop(state);
                 if self.opening.load(Relaxed) {
-                    // Nobody else is there to end the wait: the import fails.
+                    // No user can end the wait, so the import fails.
                     self.txgs.set_failmode(txg::FailMode::Continue);
                 }
                 self.txgs.suspend(e);
@@ -232,7 +233,7 @@ impl Writer {
         }
     }
 
-    /// Frees a block in the group being written.
+    /// Frees a block in the txg being written.
     pub(super) fn free(&self, txg: Txg, bp: &BlkPtr) -> Result<()> {
         let BlkPtr::Block(block) = bp else { return Ok(()) };
         for dva in self.zio.dvas_to_free(block)? {
@@ -242,26 +243,26 @@ impl Writer {
         Ok(())
     }
 
-    fn has_work(&self, state: &State, txg: Txg, deferred: bool) -> bool {
+    fn has_work(&self, state: &SyncState, txg: Txg, deferred: bool) -> bool {
         state.dirty
             || state.flush_all
             || state.background
             || deferred
             || !state.new_vdevs.is_empty()
             || self.tasks.lock().contains_key(&txg)
-            || self.strays.lock().iter().any(|bp| bp.birth() <= txg)
+            || self.orphaned_blocks.lock().iter().any(|bp| bp.birth() <= txg)
             || self.heads.lock().values().any(|os| os.is_dirty(txg))
             || self.all_logs().values().any(|log| log.is_dirty(txg))
             || self.mos.objset().is_dirty(txg)
     }
 
-    fn sync_group(&self, state: &mut State, txg: Txg) -> Result<()> {
+    fn sync_txg(&self, state: &mut SyncState, txg: Txg) -> Result<()> {
         state.dirty |= self.outages.relabel.swap(false, Relaxed);
         let read: &dyn MosRead = &self.mos;
         let waiting = bpobj::deferred(read)?.filter(|(_, list)| list.num_blkptrs > 0);
         let deferred = waiting.map(|(list, _)| list);
         if self.has_work(state, txg, deferred.is_some()) {
-            self.write_group(state, txg, deferred)?;
+            self.write_txg(state, txg, deferred)?;
             self.note_unfreed()?;
         }
         let room = self.allocatable_now(false) > 0;
@@ -276,7 +277,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Notes how much the list of deferred frees holds now.
+    /// Notes the current size of the list of deferred frees.
     pub(super) fn note_unfreed(&self) -> Result<()> {
         let read: &dyn MosRead = &self.mos;
         let bytes = bpobj::deferred(read)?.map_or(0, |(_, list)| list.bytes);
@@ -284,7 +285,7 @@ impl Writer {
         Ok(())
     }
 
-    fn write_group(&self, state: &mut State, txg: Txg, deferred: Option<u64>) -> Result<()> {
+    fn write_txg(&self, state: &mut SyncState, txg: Txg, deferred: Option<u64>) -> Result<()> {
         let tx = Tx::syncing(txg);
         let store = Store { mos: &self.mos, tx: &tx };
         let now = base::rt::wall_clock();
@@ -295,18 +296,18 @@ impl Writer {
             .with_free(&free);
         let mut mos = MosEvents { ratios: &ratios, usage: Usage::default(), killed: Vec::new() };
         let mut root = None;
-        // The devices have the whole group to take the datasets' blocks; the MOS, whose passes
-        // wait for its own, goes before them.
+        // The devices may take the whole txg for the datasets' blocks. The MOS, whose
+        // passes wait for its own blocks, has priority.
         let data = Writes::new(&self.zio);
         let mut heads = Vec::new();
         let gangs = Gangs::new();
         for pass in 1.. {
-            debug_assert!(pass <= PASSES_EXPECTED, "group {txg} needs pass {pass}");
+            debug_assert!(pass <= PASSES_EXPECTED, "txg {txg} needs pass {pass}");
             self.passes.fetch_max(pass.into(), Relaxed);
             if pass > PASSES_MAX {
-                return Err(Error::bug("a group does not converge"));
+                return Err(Error::bug("a txg does not converge"));
             }
-            let mut group = Group {
+            let mut sync = SyncPass {
                 txg,
                 pass,
                 tx: &tx,
@@ -318,49 +319,49 @@ impl Writer {
             let writes = Writes::new(&self.zio).with_priority(WritePriority::SyncWrite);
             let mut written = None;
             if pass == 1 {
-                self.pass_one(state, &group, deferred, &data, &mut heads)?;
+                self.pass_one(state, &sync, deferred, &data, &mut heads)?;
                 // Tasks may have enabled features.
-                group.flags = Flags::load(&self.mos)?;
-                let metadata = if group.flags.lz4 { Compression::ON } else { Compression::Lzjb };
+                sync.flags = Flags::load(&self.mos)?;
+                let metadata = if sync.flags.lz4 { Compression::ON } else { Compression::Lzjb };
                 let props = ObjsetProps { metadata_compression: metadata, ..ObjsetProps::mos() };
                 self.mos.objset().set_props(ObjsetProps {
-                    special: group.flags.special,
-                    embed: group.flags.embed,
-                    hole_birth: group.flags.hole_birth,
-                    count_objects: group.flags.userobj,
-                    count_projects: group.flags.project,
+                    special: sync.flags.special,
+                    embed: sync.flags.embed,
+                    hole_birth: sync.flags.hole_birth,
+                    count_objects: sync.flags.userobj,
+                    count_projects: sync.flags.project,
                     ..props
                 })?;
             }
-            self.mos_lost(&group, std::mem::take(&mut mos.killed))?;
+            self.mos_lost(&sync, std::mem::take(&mut mos.killed))?;
             accounting::mos_changed(&cx, std::mem::take(&mut mos.usage))?;
             if let Some(old) = state.replaces.take() {
-                self.drop_old_maps(state, &group, &old)?;
+                self.drop_old_maps(state, &sync, &old)?;
             }
-            self.sync_vdevs(state, &group)?;
-            group.zaps = super::config::top_zaps(&state.config);
+            self.sync_vdevs(state, &sync)?;
+            sync.zaps = super::config::top_zaps(&state.config);
             if cx.label_features_changed() {
                 state.dirty = true;
             }
             if state.dirty {
-                self.write_config(state, &group)?;
+                self.write_config(state, &sync)?;
             }
             if pass == 1 {
                 let mut maps = std::mem::take(&mut state.maps);
-                self.flush_maps(&group, &mut maps, state.flush_all)?;
+                self.flush_maps(&sync, &mut maps, state.flush_all)?;
                 state.maps = maps;
                 state.flush_all = false;
             }
             let mut maps = std::mem::take(&mut state.maps);
-            let mut stored = self.write_maps(&group, &mut maps);
+            let mut stored = self.write_maps(&sync, &mut maps);
             if pass == PASS_SETTLE && stored.is_ok() && self.mos.objset().is_dirty(txg) {
-                stored = self.settle_maps(&group, &maps);
+                stored = self.settle_maps(&sync, &maps);
             }
             state.maps = maps;
             stored?;
             let dirty = self.mos.objset().is_dirty(txg);
             if dirty {
-                let ctx = self.ctx(&writes, state, &group, 0);
+                let ctx = self.ctx(&writes, state, &sync, 0);
                 let ctx = SyncCtx { gangs: Some(&gangs), ..ctx };
                 if let Some(done) = self.mos.objset().sync(&ctx, &mut mos)? {
                     root = Some(*done.root());
@@ -372,7 +373,7 @@ impl Writer {
                 self.txgs.undirty(txg, done.publish());
             }
             if !dirty {
-                // What a leaf missed is noted together with the blocks that it missed.
+                // The txgs that a leaf missed are noted together with the missed blocks.
                 self.show(txg, &data, &mut heads)?;
                 state.missed.extend(self.zio.tree().take_missing());
                 if state.missed.is_empty() {
@@ -388,61 +389,62 @@ impl Writer {
     fn ctx<'a>(
         &'a self,
         writes: &'a Writes,
-        state: &'a State,
-        group: &Group<'_>,
+        state: &'a SyncState,
+        sync: &SyncPass<'_>,
         objset: u64,
     ) -> SyncCtx<'a> {
         SyncCtx {
             zio: &self.zio,
             writes,
-            txg: group.txg,
+            txg: sync.txg,
             objset,
             threads: self.options.threads,
-            in_place: group.pass >= PASS_REWRITE,
-            compress: group.pass < PASS_SETTLE,
-            hole_birth: group.flags.hole_birth,
+            in_place: sync.pass >= PASS_REWRITE,
+            compress: sync.pass < PASS_SETTLE,
+            hole_birth: sync.flags.hole_birth,
             gangs: None,
             deflate: &state.deflate,
         }
     }
 
-    /// Datasets, tasks, the datasets that tasks made, and frees from before.
+    /// Datasets, tasks, the datasets that tasks created, and earlier frees.
     fn pass_one(
         &self,
-        state: &mut State,
-        group: &Group<'_>,
+        state: &mut SyncState,
+        sync: &SyncPass<'_>,
         deferred: Option<u64>,
         writes: &Writes,
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
         if let Some(list) = deferred {
-            let mut free = |entry: &BpobjEntry| self.free(group.txg, &entry.bp);
-            bpobj::consume(group.cx, list, u64::MAX, &mut free)?;
+            let mut free = |entry: &BpobjEntry| self.free(sync.txg, &entry.bp);
+            bpobj::consume(sync.cx, list, u64::MAX, &mut free)?;
         }
-        self.sync_heads(state, group, writes, pending)?;
-        // A snapshot refers to what was just written.
-        let tasks = self.tasks.lock().remove(&group.txg).unwrap_or_default();
+        self.sync_heads(state, sync, writes, pending)?;
+        // A snapshot refers to the blocks just written.
+        let tasks = self.tasks.lock().remove(&sync.txg).unwrap_or_default();
         for task in tasks {
             let _names = self.names.write();
-            let (cx, tx) = (group.cx, group.tx);
-            let mut cx = TaskCx { writer: self, cx, tx, state, group, writes, pending };
+            let (cx, tx) = (sync.cx, sync.tx);
+            let mut cx = TaskCx { writer: self, cx, tx, state, sync, writes, pending };
             task.run(&mut cx)?;
         }
-        self.sync_heads(state, group, writes, pending)?;
-        let due = |bp: &mut BlkPtr| bp.birth() <= group.txg;
-        let strays: Vec<BlkPtr> = self.strays.lock().extract_if(.., due).collect();
-        strays.iter().try_for_each(|bp| self.free(group.txg, bp))?;
+        self.sync_heads(state, sync, writes, pending)?;
+        let due = |bp: &mut BlkPtr| bp.birth() <= sync.txg;
+        let orphaned_blocks: Vec<BlkPtr> =
+            self.orphaned_blocks.lock().extract_if(.., due).collect();
+        orphaned_blocks.iter().try_for_each(|bp| self.free(sync.txg, bp))?;
         if state.background {
             let mut budget = BACKGROUND_BLOCKS;
-            let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
-            let progress = background::step(group.cx, &self.zio, &mut budget, &mut free)?;
+            let mut free = |bp: &BlkPtr| self.free(sync.txg, bp);
+            let progress = background::step(sync.cx, &self.zio, &mut budget, &mut free)?;
             state.background = progress.more;
             state.again = progress.more && progress.blocks > 0;
         }
         Ok(())
     }
 
-    /// Waits for what was written and shows it to readers.
+    /// Waits for the written blocks and publishes them to readers.
     pub(super) fn show(&self, txg: Txg, writes: &Writes, pending: &mut Vec<Pending>) -> Result<()> {
         lost(&writes.wait())?;
         for done in pending.drain(..) {
@@ -451,55 +453,55 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the datasets that the group changed, and are not written yet.
+    /// Writes the datasets that the txg changed and has not written yet.
     pub(super) fn sync_heads(
         &self,
-        state: &State,
-        group: &Group<'_>,
+        state: &SyncState,
+        sync: &SyncPass<'_>,
         writes: &Writes,
         pending: &mut Vec<Pending>,
     ) -> Result<()> {
         let logs = self.all_logs();
-        let logged = |head: &u64| logs.get(head).is_some_and(|log| log.is_dirty(group.txg));
+        let logged = |head: &u64| logs.get(head).is_some_and(|log| log.is_dirty(sync.txg));
         let heads: Vec<(u64, Arc<Objset>)> = self
             .heads
             .lock()
             .iter()
-            .filter(|(head, os)| os.is_dirty(group.txg) || os.root_bp().is_hole() || logged(head))
+            .filter(|(head, os)| os.is_dirty(sync.txg) || os.root_bp().is_hole() || logged(head))
             .map(|(&id, os)| (id, Arc::clone(os)))
             .collect();
-        // What was written before in this group is the base of what comes now.
+        // Blocks written earlier in this txg are the base of the following changes.
         if !heads.is_empty() && !pending.is_empty() {
-            self.show(group.txg, writes, pending)?;
+            self.show(sync.txg, writes, pending)?;
         }
-        let unwritten = |os: &Objset| os.is_dirty(group.txg) || os.root_bp().is_hole();
+        let unwritten = |os: &Objset| os.is_dirty(sync.txg) || os.root_bp().is_hole();
         for (head, os) in heads.into_iter().filter(|(head, os)| unwritten(os) || logged(head)) {
-            let moved = logs.get(&head).and_then(|log| log.sync(group.txg));
+            let moved = logs.get(&head).and_then(|log| log.sync(sync.txg));
             if let Some(blocks) = self.idle_logs.end(head) {
-                blocks.iter().try_for_each(|bp| self.free(group.txg, bp))?;
+                blocks.iter().try_for_each(|bp| self.free(sync.txg, bp))?;
                 os.set_zil_header([0; ZIL_HEADER_SIZE])?;
             }
             if let Some(moved) = moved {
-                moved.free.iter().try_for_each(|bp| self.free(group.txg, bp))?;
+                moved.free.iter().try_for_each(|bp| self.free(sync.txg, bp))?;
                 os.set_zil_header(moved.header)?;
-                self.mark_log(group, head, logs.get(&head).is_some_and(|l| l.is_in_use()))?;
+                self.mark_log(sync, head, logs.get(&head).is_some_and(|l| l.is_in_use()))?;
             }
-            let delta = Delta::begin(group.cx.read(), head, &state.ratios)?;
-            let mut free = |bp: &BlkPtr| self.free(group.txg, bp);
+            let delta = Delta::begin(sync.cx.read(), head, &state.ratios)?;
+            let mut free = |bp: &BlkPtr| self.free(sync.txg, bp);
             let mut events = HeadEvents { delta, free: &mut free };
-            let ctx = self.ctx(writes, state, group, head);
+            let ctx = self.ctx(writes, state, sync, head);
             if let Some(done) = os.sync(&ctx, &mut events)? {
-                events.delta.apply(group.cx, Some(done.root()))?;
+                events.delta.apply(sync.cx, Some(done.root()))?;
                 pending.push(done);
             }
         }
         Ok(())
     }
 
-    /// A dataset whose log may have records of extended attributes is marked so, and one
-    /// without a log is not (chapter 06 §17).
-    fn mark_log(&self, group: &Group<'_>, head: u64, in_use: bool) -> Result<()> {
-        let (cx, guid) = (group.cx, features::ZILSAXATTR);
+    /// Marks a dataset whose log may have records of extended attributes, and unmarks one
+    /// without a log (chapter 06 §17).
+    fn mark_log(&self, sync: &SyncPass<'_>, head: u64, in_use: bool) -> Result<()> {
+        let (cx, guid) = (sync.cx, features::ZILSAXATTR);
         match in_use {
             true if features::is_enabled(cx.read(), guid)? => features::activate(cx, head, guid),
             true => Ok(()),
@@ -507,12 +509,13 @@ impl Writer {
         }
     }
 
-    /// What the MOS does not refer to any more: freed now, or noted for the next group.
-    fn mos_lost(&self, group: &Group<'_>, killed: Vec<BlkPtr>) -> Result<()> {
-        if group.flags.logs || group.pass < PASS_DEFER_FREES {
-            return killed.iter().try_for_each(|bp| self.free(group.txg, bp));
+    /// Handles blocks to which the MOS no longer refers: frees them now, or notes them for
+    /// the next txg.
+    fn mos_lost(&self, sync: &SyncPass<'_>, killed: Vec<BlkPtr>) -> Result<()> {
+        if sync.flags.logs || sync.pass < PASS_DEFER_FREES {
+            return killed.iter().try_for_each(|bp| self.free(sync.txg, bp));
         }
-        let list = group
+        let list = sync
             .cx
             .read()
             .number(DIRECTORY, "sync_bplist")?
@@ -520,7 +523,7 @@ impl Writer {
         let blocks = killed.into_iter().filter(|bp| bp.as_block().is_some());
         let entries: Vec<BpobjEntry> = blocks.map(|bp| BpobjEntry { bp, freed: false }).collect();
         if !entries.is_empty() {
-            bpobj::append(group.cx, list, &entries)?;
+            bpobj::append(sync.cx, list, &entries)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Sync tasks: changes of the MOS that callers ask for (chapter 04 §0).
+//! Sync tasks: changes of the MOS that callers request (chapter 04 §0).
 
 use std::sync::Arc;
 
@@ -9,37 +9,37 @@ use dsl::write::{MosRead, SyncCx, features, history};
 use nvlist::NvList;
 use zio::Writes;
 
-use super::sync::{Flags, Group};
-use super::{State, Writer};
+use super::sync::{Flags, SyncPass};
+use super::{SyncState, Writer};
 
-/// What a task works with.
+/// The context of a task.
 pub struct TaskCx<'a> {
     /// The pool.
     pub writer: &'a Writer,
-    /// The DSL's context: MOS, group, time.
+    /// The DSL's context: MOS, txg, time.
     pub cx: &'a SyncCx<'a>,
-    /// The group's transaction.
+    /// The txg's transaction.
     pub tx: &'a dmu::Tx,
-    pub(crate) state: &'a mut State,
-    pub(super) group: &'a Group<'a>,
+    pub(crate) state: &'a mut SyncState,
+    pub(super) sync: &'a SyncPass<'a>,
     pub(super) writes: &'a Writes,
     pub(super) pending: &'a mut Vec<Pending>,
 }
 
 impl TaskCx<'_> {
-    /// The configuration, to be changed; labels and the configuration object are
-    /// written with this group.
+    /// The configuration, to be changed; labels and the configuration object are written
+    /// with this txg.
     pub fn config(&mut self) -> &mut ondisk::config::PoolConfig {
         self.state.dirty = true;
         &mut self.state.config
     }
 
-    /// A new dataset's object set; it is written with this group.
+    /// A new dataset's object set; it is written with this txg.
     pub fn add_head(&self, head: u64, os: Arc<Objset>) {
         self.writer.heads.lock().insert(head, os);
     }
 
-    /// A dataset is no more: what is dirty of it is forgotten.
+    /// A dataset was destroyed: its dirty state is dropped.
     pub fn drop_head(&self, head: u64) {
         self.writer.logs.lock().remove(&head);
         self.writer.idle_logs.forget(head);
@@ -48,17 +48,17 @@ impl TaskCx<'_> {
         for (txg, bytes) in dirty {
             self.writer.txgs.undirty(txg, bytes);
         }
-        self.writer.strays.lock().extend(written);
+        self.writer.orphaned_blocks.lock().extend(written);
     }
 
-    /// Everything that the group has of datasets is on the devices, and the MOS refers
-    /// to it: needed before a task that reads trees, or takes over their roots.
+    /// Ensures that all datasets' blocks of the txg are on the devices, and that the MOS
+    /// refers to them. A task that reads trees, or takes over their roots, needs this.
     ///
     /// # Errors
-    /// Those of writing; the group cannot be committed then.
+    /// Those of writing; the txg cannot be committed then.
     pub fn settle(&mut self) -> Result<()> {
-        self.writer.sync_heads(self.state, self.group, self.writes, self.pending)?;
-        self.writer.show(self.group.txg, self.writes, self.pending)
+        self.writer.sync_heads(self.state, self.sync, self.writes, self.pending)?;
+        self.writer.show(self.sync.txg, self.writes, self.pending)
     }
 
     /// Adds a command to the pool's history (chapter 04 §16).
@@ -72,7 +72,7 @@ impl TaskCx<'_> {
         self.log(record)
     }
 
-    /// Adds what the pool did to its history; `dataset` is its name and object.
+    /// Adds an action of the pool itself to its history; `dataset` is its name and object.
     ///
     /// # Errors
     /// Those of the store.
@@ -93,7 +93,7 @@ impl TaskCx<'_> {
         let host = self.state.config.hostname.as_ref().and_then(|h| h.to_str());
         record.add_str("history hostname", host.unwrap_or_default());
         match history::append(self.cx, &record) {
-            // Better without the record than without the pool.
+            // A missing record is better than a suspended pool.
             Err(e) if e.kind() == base::ErrorKind::Limit => Ok(()),
             other => other,
         }
@@ -126,7 +126,7 @@ impl TaskCx<'_> {
         self.cx.read()
     }
 
-    /// Feature states as of now.
+    /// The current feature states.
     ///
     /// # Errors
     /// Those of reading the MOS.
@@ -134,23 +134,23 @@ impl TaskCx<'_> {
         Flags::load(self.cx.read())
     }
 
-    /// Something waits to be freed in the background.
+    /// Notes that there are blocks to free in the background.
     pub fn free_in_background(&mut self) {
         self.state.background = true;
     }
 }
 
-/// A command as users typed it, for the pool's history.
+/// A command as a user typed it, for the pool's history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Command {
-    /// The line.
+    /// The command line.
     pub text: String,
-    /// Who.
+    /// The user's id.
     pub uid: u64,
 }
 
 impl Command {
-    /// As root.
+    /// A command of root.
     pub fn new(text: impl Into<String>) -> Command {
         Command { text: text.into(), uid: 0 }
     }
@@ -159,14 +159,14 @@ impl Command {
 type Check = Box<dyn FnOnce(&mut TaskCx<'_>) -> Result<Act> + Send>;
 type Act = Box<dyn FnOnce(&mut TaskCx<'_>) -> Result<()> + Send>;
 
-/// A change that waits for its group.
-pub(crate) struct Task {
+/// A change that waits for its txg.
+pub(crate) struct SyncTask {
     run: Check,
     refused: Sender<Option<Error>>,
 }
 
-impl Task {
-    /// Runs the task. Its refusal is told to the caller; an error is the group's.
+impl SyncTask {
+    /// Runs the task. A refusal is returned to the caller; an error fails the txg.
     pub(super) fn run(self, cx: &mut TaskCx<'_>) -> Result<()> {
         match (self.run)(cx) {
             Ok(act) => {
@@ -183,9 +183,9 @@ impl Task {
 }
 
 impl Writer {
-    /// Changes the MOS in syncing context and waits until that is on disk. `check` may
-    /// refuse, and must not change anything; an error of `act` fails the group. The
-    /// group that it ran in.
+    /// Changes the MOS in syncing context, waits until the change is on disk, and returns
+    /// its txg. `check` may refuse, and must not change anything; an error of `act` fails
+    /// the txg.
     ///
     /// # Errors
     /// That of `check`; that of a suspension.
@@ -206,7 +206,7 @@ impl Writer {
         self.check_running()?;
         let hold = self.txgs.hold()?;
         let txg = hold.txg();
-        let task = Task { run, refused: refusal };
+        let task = SyncTask { run, refused: refusal };
         self.tasks.lock().entry(txg).or_default().push(task);
         self.txgs.dirty(txg, 0);
         drop(hold);

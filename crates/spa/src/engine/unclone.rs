@@ -1,25 +1,26 @@
-//! Claiming an intent log with cloned blocks: the log anew, with their content.
+//! Claiming an intent log with cloned blocks: rewriting the log with their content.
 //!
 //! # Theory
-//! `claim` says why. The old chain is walked once more, as far as it was accepted, and its
-//! records go into a new chain, allocated in the group that claims: all of them as they are,
-//! but for those of cloned ranges, which become one TX_WRITE after another with the bytes of
-//! each block, and TX_TRUNCATE for holes (chapter 06 §17). They say the same: bytes at a place
-//! of a file that may be gone by then, and how far the file reaches. Ranges that were cloned
-//! in a group on disk are left out.
+//! `claim` has the reason. The old chain is walked once more, as far as it was accepted,
+//! and its records are copied to a new chain, allocated in the txg that claims. Records are
+//! copied unchanged, except those of cloned ranges. These become a sequence of TX_WRITE
+//! records with the bytes of each block, and TX_TRUNCATE for holes (chapter 06 §17). They
+//! are equivalent: bytes at a position in a file that may be removed by then, and the
+//! extent of the file. Ranges that were cloned in a txg on disk are left out.
 //!
-//! The new chain goes to free space and is flushed; the header of the group points to it, says
-//! that it is claimed, and how far. The old chain's blocks are freed in the same group; blocks
-//! of writes that records point to stay where they are. So after any crash there is either the
-//! old log, whole and unclaimed, or the new one, claimed: one that any implementation replays.
+//! The new chain is written to free space and flushed. The header of the txg points to it,
+//! and records that it is claimed, and how far. The old chain's blocks are freed in the
+//! same txg; blocks of writes that records point to stay where they are. So after any crash
+//! there is either the old log, complete and unclaimed, or the new one, claimed: one that
+//! any implementation can replay.
 //!
-//! A block is allocated when it is full, and written when its successor is allocated: its
-//! size is what it holds, and no more than one is in memory.
+//! A block is allocated when it is full, and written when its successor is allocated. So
+//! its size is that of its content, and no more than one block is in memory.
 //!
 //! # Invariants
-//! * Everything that the logs of the pool hold was marked allocated before: nothing of it is
-//!   written over.
-//! * The new chain has the records of the old one in their order, numbered anew from 1.
+//! * All blocks of the pool's logs were marked allocated before: none of them is
+//!   overwritten.
+//! * The new chain has the records of the old one in their order, renumbered from 1.
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ use zil::{BLOCK_MAX, BLOCK_MIN, LogWrite, Store};
 use zio::Zio;
 
 use super::Writer;
-use super::claim::{CLONE_RANGE, Seen};
+use super::claim::{CLONE_RANGE, LogFindings};
 use super::log::PoolStore;
 use crate::audit::log::{LogVisitor, log_header, walk_log};
 
@@ -45,21 +46,21 @@ const TX_WRITE: u8 = 9;
 const TX_TRUNCATE: u8 = 10;
 /// Bytes of a block that is begun.
 const ROOM: usize = BLOCK_MAX as usize - CHAIN_SIZE;
-/// Data in what is left of a block that is worth a record.
+/// The smallest remaining space in a block that is used for a data record.
 const LEAST: usize = 512;
-/// Bytes of cloned blocks that a log may hold: what a chain of 2^19 blocks can carry.
+/// Bytes of cloned blocks that a log may have: the capacity of a chain of 2^19 blocks.
 const BYTES_MAX: u64 = (1 << 19) * (BLOCK_MAX / 2);
 
 /// A log in its new form.
 pub(super) struct Uncloned {
-    /// The header of the group that claims it.
+    /// The header of the txg that claims it.
     pub(super) header: [u8; ZIL_HEADER_SIZE],
     /// Blocks of the old chain.
     pub(super) old: Vec<BlkPtr>,
 }
 
 /// A block that is full, and allocated.
-struct Full {
+struct FullBlock {
     own: LogPtr,
     dva: Dva,
     data: BufMut,
@@ -76,15 +77,15 @@ struct NewChain<'a> {
     room: Vec<u8>,
     records: u64,
     first: Option<LogPtr>,
-    full: Option<Full>,
+    full: Option<FullBlock>,
     vdevs: Vec<VdevId>,
 }
 
 impl NewChain<'_> {
-    /// A record with its number; one that does not fit begins a block.
+    /// Adds a record with its sequence number; one that does not fit begins a block.
     fn put(&mut self, mut record: Vec<u8>) -> Result<()> {
         if !self.room.is_empty() && self.room.len() + record.len() > ROOM {
-            self.turn()?;
+            self.advance_block()?;
         }
         self.records += 1;
         let odd = || Error::bug("a record without its header");
@@ -94,7 +95,7 @@ impl NewChain<'_> {
         Ok(())
     }
 
-    /// Written bytes, in as many records as they take.
+    /// Adds written bytes, in as many records as necessary.
     fn write(
         &mut self,
         object: ObjectId,
@@ -104,7 +105,7 @@ impl NewChain<'_> {
     ) -> Result<()> {
         while !data.is_empty() {
             if ROOM - self.room.len().min(ROOM) < WRITE_HEADER + LEAST {
-                self.turn()?;
+                self.advance_block()?;
             }
             let most = (ROOM - self.room.len() - WRITE_HEADER) / 8 * 8;
             let (piece, rest) = data.split_at(data.len().min(most));
@@ -117,7 +118,7 @@ impl NewChain<'_> {
         Ok(())
     }
 
-    /// A record of cloned blocks as what it amounts to.
+    /// Adds the equivalent of a record of cloned blocks.
     fn copy(&mut self, zio: &Zio, clone: &CloneRange<'_>, txg: Txg) -> Result<()> {
         let object = clone.object;
         for piece in clone.pieces() {
@@ -136,8 +137,8 @@ impl NewChain<'_> {
         Ok(())
     }
 
-    /// The block that was being filled gets its place, and the one before it is written.
-    fn turn(&mut self) -> Result<()> {
+    /// Allocates the block that was being filled, and writes the one before it.
+    fn advance_block(&mut self) -> Result<()> {
         let records = std::mem::take(&mut self.room);
         let size = ((CHAIN_SIZE + records.len()) as u64).next_multiple_of(BLOCK_MIN);
         let dva = self.store.allocate(self.txg, size)?;
@@ -148,24 +149,24 @@ impl NewChain<'_> {
         let odd = || Error::bug("records that do not fit their block");
         data.get_mut(at..at + records.len()).ok_or_else(odd)?.copy_from_slice(&records);
         self.first.get_or_insert(own);
-        let full = Full { own, dva, data, used: records.len() };
+        let full = FullBlock { own, dva, data, used: records.len() };
         match self.full.replace(full) {
             Some(before) => self.issue(before, &own),
             None => Ok(()),
         }
     }
 
-    fn issue(&mut self, mut block: Full, next: &LogPtr) -> Result<()> {
+    fn issue(&mut self, mut block: FullBlock, next: &LogPtr) -> Result<()> {
         let used = seal(&mut block.data, block.used, &block.own, next)?;
         self.vdevs.push(block.dva.vdev);
         let data = block.data.freeze();
         self.store.write(vec![LogWrite { dva: block.dva, birth: self.txg, data, used }])
     }
 
-    /// The last block is written, and all of them are flushed: the first one.
+    /// Writes the last block and flushes all of them; returns the first one.
     fn end(mut self) -> Result<Option<LogPtr>> {
         if !self.room.is_empty() {
-            self.turn()?;
+            self.advance_block()?;
         }
         if let Some(last) = self.full.take() {
             let end = LogPtr::end(last.own.next_verifier());
@@ -184,14 +185,14 @@ impl NewChain<'_> {
     }
 }
 
-/// The old chain, as it goes into the new one.
+/// Copies the old chain to the new one.
 struct Copier<'a, 'b> {
     zio: &'a Zio,
-    /// Records of older groups are on disk.
+    /// Records of older txgs are on disk.
     first: Txg,
     chain: NewChain<'b>,
     old: Vec<BlkPtr>,
-    /// The walk stops where the first one did, or fails.
+    /// The error that ended the walk; otherwise it stops where the first walk did.
     failed: Option<Error>,
     record_seq: u64,
     block_seq: u64,
@@ -233,13 +234,13 @@ impl LogVisitor for Copier<'_, '_> {
 }
 
 impl Writer {
-    /// Writes the log of a head anew, without cloned blocks; what is in it was marked
+    /// Rewrites the log of a head without cloned blocks. The blocks of the log were marked
     /// allocated before.
     ///
     /// # Errors
-    /// `NoSpace`, `Limit` when there is too much in it; `Unsupported` for the other byte order;
-    /// those of reading the blocks, and of writing.
-    pub(super) fn unclone(&self, os: &Arc<Objset>, seen: &Seen) -> Result<Uncloned> {
+    /// `NoSpace`, `Limit` when the log has too much content; `Unsupported` for the other
+    /// byte order; those of reading the blocks, and of writing.
+    pub(super) fn unclone(&self, os: &Arc<Objset>, seen: &LogFindings) -> Result<Uncloned> {
         let header = log_header(&os.phys())?;
         self.check_room(seen)?;
         let store = self.log_store(os.id());
@@ -258,7 +259,7 @@ impl Writer {
         let old = Vec::new();
         let mut copier =
             Copier { zio: &self.zio, first, chain, old, failed, record_seq, block_seq };
-        // No farther than it was accepted.
+        // Only as far as it was accepted.
         let claimed = ZilHeader {
             claim_txg: first,
             claim_blk_seq: seen.block_seq,
@@ -292,8 +293,8 @@ impl Writer {
         Ok(Uncloned { header, old: copier.old })
     }
 
-    /// Room for the content in the log, and once more for it in the files.
-    fn check_room(&self, seen: &Seen) -> Result<()> {
+    /// Checks for space for the content in the log, and once more in the files.
+    fn check_room(&self, seen: &LogFindings) -> Result<()> {
         if seen.clone_bytes > BYTES_MAX {
             return Err(Error::limit("there is too much of cloned blocks in an intent log"));
         }

@@ -1,5 +1,5 @@
-//! Whether a request for new vdevs may go ahead: devices in use, redundancy that
-//! does not match, and what `-f` changes about it (chapter 09 §1.2, §4).
+//! Checks of a request for new vdevs: devices in use, mismatched redundancy, and the effect
+//! of `-f` (chapter 09 §1.2, §4).
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use super::inuse::InUse;
 use super::replication;
 use super::topology::{LeafFacts, NewVdev, Role, check_shape};
 
-/// What `-f`, or one half of it, overrides.
+/// The checks that `-f`, or a more specific option, overrides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Force {
-    /// Devices that somebody may still want (`--allow-in-use`).
+    /// Devices that may be in use (`--allow-in-use`).
     pub in_use: bool,
-    /// Redundancy that does not match (`--allow-replication-mismatch`).
+    /// Mismatched redundancy (`--allow-replication-mismatch`).
     pub replication: bool,
     /// Another sector size than the pool's other vdevs have
     /// (`--allow-ashift-mismatch`).
@@ -31,14 +31,14 @@ impl Force {
     }
 }
 
-/// What was found about a device.
+/// The examination of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Looked {
+pub struct ExaminedDevice {
     /// Its size and sectors.
     pub facts: LeafFacts,
-    /// Who else may own it.
+    /// Possible other owners.
     pub in_use: Vec<InUse>,
-    /// Same for two names of one device.
+    /// Equal for two names of one device.
     pub id: (u64, u64),
 }
 
@@ -51,9 +51,8 @@ fn refusal(force: Force, lines: &[String]) -> Error {
     Error::invalid(format!("invalid vdev specification\n{head}\n{}", lines.join("\n")))
 }
 
-/// Lets a request pass, or says why not in OpenZFS's words. `pool` are the
-/// top-level vdevs of the pool that is added to; `None` for a new pool. Each device
-/// is looked at once.
+/// Admits a request, or refuses it in OpenZFS's words. `pool` are the top-level vdevs of
+/// the pool that is added to; `None` for a new pool. Each device is examined once.
 ///
 /// # Errors
 /// `Invalid` with the whole message, of several lines; errors of `look`.
@@ -61,14 +60,15 @@ pub fn admit(
     vdevs: &[NewVdev],
     pool: Option<&[VdevConfig]>,
     force: Force,
-    look: &dyn Fn(&Path) -> Result<Looked>,
+    look: &dyn Fn(&Path) -> Result<ExaminedDevice>,
 ) -> Result<()> {
     check_shape(vdevs)?;
     if pool.is_none() && !vdevs.iter().any(|v| v.role == Role::Data) {
         let line = "at least one general top-level vdev must be specified".to_owned();
         return Err(refusal(force, &[line]));
     }
-    let mut seen: std::collections::HashMap<&Path, Looked> = std::collections::HashMap::new();
+    let mut seen: std::collections::HashMap<&Path, ExaminedDevice> =
+        std::collections::HashMap::new();
     let mut ids = std::collections::HashSet::new();
     let mut lines = Vec::new();
     for vdev in vdevs {
@@ -80,7 +80,7 @@ pub fn admit(
             let again = !ids.insert(looked.id);
             seen.insert(path, looked);
             if again {
-                // OpenZFS finds out from the kernel (EBUSY).
+                // OpenZFS detects this through the kernel (EBUSY).
                 return Err(Error::busy(
                     "one or more vdevs refer to the same device, or one of\nthe devices is part \
                      of an active md or lvm device",
@@ -102,7 +102,7 @@ mod tests {
     use super::super::topology::NewKind;
     use super::*;
 
-    fn look(path: &Path) -> Result<Looked> {
+    fn look(path: &Path) -> Result<ExaminedDevice> {
         let facts = LeafFacts { size: 128 << 20, logical_shift: 9, physical_shift: 9 };
         let kitchen = || "kitchen".to_owned();
         let in_use = match path.to_str().unwrap() {
@@ -114,7 +114,7 @@ mod tests {
         };
         let id =
             (1, path.as_os_str().as_encoded_bytes().iter().fold(0, |h, &b| h * 31 + u64::from(b)));
-        Ok(Looked { facts, in_use, id })
+        Ok(ExaminedDevice { facts, in_use, id })
     }
 
     fn file(path: &str) -> NewVdev {

@@ -1,43 +1,41 @@
-//! Making a group durable: labels and uberblock in the order that survives a crash
-//! at any point (chapter 01 §6; chapter 05 §9.4, §9.5).
+//! Making a txg durable: labels and uberblock in the order that survives a crash at any
+//! point (chapter 01 §6; chapter 05 §9.4, §9.5).
 //!
 //! # Theory
 //! ```text
-//! flush everything the group wrote to
+//! flush everything the txg wrote to
 //! labels 0 and 2 of every dirty top-level vdev          flush
 //! the uberblock, in all four labels of the chosen tops  flush
 //! labels 1 and 3 of every dirty top-level vdev          flush
 //! ```
-//! A crash before the uberblock is on any device leaves the old uberblock and, in
-//! the odd labels, the configuration that goes with it: labels newer than the
-//! uberblock do not count. From the first new uberblock on, the even labels hold
-//! the new configuration. The odd ones are never written while an even one may be
-//! torn.
+//! A crash before the uberblock is on any device leaves the old uberblock and, in the odd
+//! labels, the configuration that belongs to it: labels newer than the uberblock are
+//! ignored. From the first new uberblock on, the even labels have the new configuration.
+//! The odd ones are never written while an even one may be torn.
 //!
-//! # What may fail
-//! * A flush: the leaf then counts as not having got what was written since the
-//!   last one. The step fails if a top-level vdev (a log excepted) would not survive
-//!   the loss of all its leaves that failed or are not there at all.
-//! * A label: each dirty top-level vdev (a log excepted) needs one leaf with one of
-//!   the step's two labels.
+//! # Failures
+//! * A flush: the data written to the leaf since the last flush then counts as lost. The
+//!   step fails if a top-level vdev (a log excepted) would not survive the loss of all its
+//!   leaves that failed or are missing.
+//! * A label: each dirty top-level vdev (a log excepted) needs one leaf with one of the
+//!   step's two labels.
 //! * The uberblock: one is enough, on a vdev with metaslabs.
 //!
-//! A step that fails makes the whole sequence start again, once; then the group is
-//! not committed, and the caller suspends the pool. Whatever was written of the
-//! uberblock by then may still turn out to be there after a crash: all that it
-//! refers to was durable before.
+//! A step that fails makes the whole sequence start again, once; after that the txg is not
+//! committed, and the caller suspends the pool. The uberblocks written by then may still be
+//! found after a crash: everything that they refer to was durable before.
 //!
 //! # Departures from OpenZFS
-//! * Every top-level vdev gets the uberblock if there are no more than
-//!   [`CHOSEN_MAX`]; otherwise that many, from a start that the caller draws.
+//! * Every top-level vdev gets the uberblock if there are no more than [`CHOSEN_MAX`];
+//!   otherwise that many, from a start that the caller draws.
 //! * A leaf whose even labels could not be written gets no uberblock in that commit.
-//! * A flush that fails counts; OpenZFS goes on.
+//! * A failed flush counts; OpenZFS ignores it.
 //!
 //! # Test instruments
-//! [`Plants`] makes two classic mistakes on demand, so that the simulator can show
-//! that it would find them. Nothing but tests sets them.
+//! [`Plants`] makes two classic mistakes on demand, so that the simulator can show that it
+//! would find them. Only tests set them.
 //!
-//! Lock order: none is taken; the caller is the sync thread.
+//! Lock order: no locks; the caller is the sync thread.
 
 use std::collections::HashSet;
 
@@ -52,11 +50,11 @@ use ondisk::uberblock::{ScratchState, Uberblock};
 
 use super::uberblock::is_needed;
 
-/// Top-level vdevs that take the uberblock of a group with a clean configuration.
+/// Top-level vdevs that get the uberblock of a txg with a clean configuration.
 pub const CHOSEN_MAX: usize = 3;
-/// Leaves whose labels are under way at once: bounds memory, not order.
+/// Leaves whose labels are in flight at once: bounds memory, not order.
 const LEAVES_AT_ONCE: usize = 128;
-/// The sequence as a whole is tried this often.
+/// How often the whole sequence is tried.
 const ATTEMPTS: usize = 2;
 
 /// A write of a commit.
@@ -66,17 +64,17 @@ pub struct LeafWrite {
     pub leaf: Guid,
     /// Byte on the device, labels included.
     pub offset: u64,
-    /// What to write.
+    /// The content.
     pub data: Buf,
 }
 
-/// The devices, as far as a commit needs them.
+/// The interface of a commit to the devices.
 pub trait LabelDevices {
-    /// Does all writes, in any order, and waits. Results in the order of `writes`.
+    /// Performs all writes, in any order, and waits. Results are in the order of `writes`.
     fn write_leaves(&self, writes: Vec<LeafWrite>) -> Vec<Result<()>>;
 
-    /// Makes durable what was written to the leaves of these top-level vdevs, and
-    /// waits. Each leaf that is open is told of; one that is not may be left out.
+    /// Makes the data written to the leaves of these top-level vdevs durable, and waits.
+    /// Returns a result for each open leaf; leaves that are not open may be omitted.
     fn flush(&self, tops: &[VdevId]) -> Vec<(Guid, Result<()>)>;
 }
 
@@ -113,36 +111,36 @@ pub struct Plants {
     pub labels_in_wrong_order: bool,
 }
 
-/// What to commit.
+/// Parameters of a commit.
 #[derive(Debug)]
 pub struct Commit<'a> {
-    /// The group's uberblock.
+    /// The txg's uberblock.
     pub uberblock: &'a Uberblock,
-    /// Every top-level vdev that has space: no holes, removed or missing ones.
+    /// Every top-level vdev with space: no holes, removed or missing ones.
     pub tops: &'a [CommitTop<'a>],
-    /// Those that the group wrote to.
+    /// Those that the txg wrote to.
     pub written: &'a [VdevId],
-    /// Any number; decides who takes the uberblock when not all do.
+    /// Any number; selects the vdevs that get the uberblock if not all do.
     pub start: u64,
     /// Off.
     pub plants: Plants,
 }
 
-/// What became of it.
+/// The result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// False: the group changed nothing, and nothing was written.
+    /// False: the txg changed nothing, and nothing was written.
     pub written: bool,
-    /// Leaves that failed on the way; they lack labels or data of this group.
+    /// Leaves that failed; they lack labels or data of this txg.
     pub failed: Vec<Guid>,
 }
 
-/// Commits a group. When it returns `Ok`, the group is durable.
+/// Commits a txg. When it returns `Ok`, the txg is durable.
 ///
 /// # Errors
-/// `Io` when the sequence failed twice: the group is not committed, the pool has to
-/// be suspended. `NameTooLong` for a configuration that does not fit its label, and
-/// `Invalid` for an uberblock that cannot be written: nothing was written.
+/// `Io` when the sequence failed twice: the txg is not committed, the pool has to be
+/// suspended. `NameTooLong` for a configuration that does not fit its label, and `Invalid`
+/// for an uberblock that cannot be written: nothing was written.
 pub fn commit(devices: &dyn LabelDevices, commit: &Commit<'_>) -> Result<Committed> {
     let dirty = commit.tops.iter().any(|t| t.dirty);
     if !is_needed(commit.uberblock, dirty) {
@@ -171,7 +169,7 @@ struct Attempt<'a> {
     dirty: bool,
     /// Leaves that failed so far.
     failed: HashSet<Guid>,
-    /// Leaves of dirty vdevs that have neither even label of this group.
+    /// Leaves of dirty vdevs that have neither even label of this txg.
     unlabelled: HashSet<Guid>,
 }
 
@@ -218,7 +216,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Flushes and returns the leaves where that failed.
+    /// Flushes and returns the leaves that failed.
     fn flush(&mut self, tops: &[VdevId]) -> HashSet<Guid> {
         if tops.is_empty() {
             return HashSet::new();
@@ -269,7 +267,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Does the writes; returns the leaves where at least one succeeded.
+    /// Performs the writes; returns the leaves where at least one succeeded.
     fn write(&mut self, writes: Vec<LeafWrite>) -> HashSet<Guid> {
         let leaves: Vec<Guid> = writes.iter().map(|w| w.leaf).collect();
         let results = self.devices.write_leaves(writes);
@@ -290,7 +288,7 @@ impl<'a> Attempt<'a> {
         let mut count = HashSet::new();
         for top in &chosen {
             for leaf in &top.leaves {
-                // Without a label that it can rely on, it is not to be found there.
+                // An uberblock is useless without a label that belongs to it.
                 if self.unlabelled.contains(&leaf.guid) {
                     continue;
                 }
@@ -361,12 +359,12 @@ fn is_log(top: &CommitTop<'_>) -> bool {
     top.config.top.as_ref().is_some_and(|t| t.is_log)
 }
 
-/// Whether a vdev keeps its data if only the leaves that are `present` do.
+/// Whether a vdev keeps its data if only the `present` leaves do.
 fn survives(vdev: &VdevConfig, present: &dyn Fn(Guid) -> bool) -> bool {
     let alive = || vdev.children.iter().filter(|c| survives(c, present)).count();
     match vdev.kind {
         VdevType::Disk | VdevType::File => present(vdev.guid),
-        // It lives on its dRAID's leaves, which are asked themselves.
+        // Its data is on its dRAID's leaves, which are checked themselves.
         VdevType::DraidSpare => true,
         VdevType::Raidz | VdevType::Draid => {
             vdev.children.len() - alive() <= vdev.nparity() as usize

@@ -1,4 +1,4 @@
-//! The list in a member's label (chapter 01 §4.1).
+//! The configuration list in a member's label (chapter 01 §4.1).
 //!
 //! # Invariants
 //! * Keys that belong into the MOS alone (vdev ZAPs, `resilver_defer`) are left out.
@@ -9,7 +9,7 @@ use nvlist::{NvList, NvStr};
 use ondisk::config::{AuxConfig, Member, PoolConfig, PoolState, VdevConfig, VdevType};
 use ondisk::uberblock::VERSION_FEATURES;
 
-/// What every label of a pool says alike.
+/// The fields that are the same in every label of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolFacts {
     /// Pool version: 1 to 28, or 5000.
@@ -18,11 +18,11 @@ pub struct PoolFacts {
     pub name: String,
     /// Active, exported or destroyed.
     pub state: PoolState,
-    /// Group of the commit; zero in labels that no group committed yet.
+    /// Txg of the commit; zero in labels that no txg committed yet.
     pub txg: Txg,
     /// Guid of the pool.
     pub pool_guid: Guid,
-    /// Code of a known damage; 0 is none.
+    /// Code of a known defect; 0 is none.
     pub errata: u64,
     /// This host's id; 0 is none.
     pub hostid: u64,
@@ -43,8 +43,7 @@ pub struct PoolFacts {
 }
 
 impl PoolFacts {
-    /// From the MOS configuration. `features_for_read` of the configuration are
-    /// taken as they are.
+    /// From the MOS configuration. `features_for_read` of the configuration is copied.
     pub fn of(config: &PoolConfig) -> PoolFacts {
         let tops = &config.vdev_tree.children;
         let holes = tops.iter().filter(|t| t.kind == VdevType::Hole);
@@ -79,8 +78,8 @@ pub fn members(pool: &PoolFacts, top: &VdevConfig) -> Vec<(Guid, NvList)> {
     leaves.map(|leaf| (leaf.guid, member(pool, &tree, leaf))).collect()
 }
 
-/// As [`members`], for devices that are not committed yet (chapter 01 §5.4): group
-/// 0, and the group of their creation.
+/// As [`members`], for devices that are not committed yet (chapter 01 §5.4): txg 0, and the
+/// txg of their creation.
 pub fn initial(pool: &PoolFacts, top: &VdevConfig, create_txg: Txg) -> Vec<(Guid, NvList)> {
     let pool = PoolFacts { txg: Txg::ZERO, ..pool.clone() };
     let mut lists = members(&pool, top);
@@ -121,7 +120,7 @@ fn member(pool: &PoolFacts, tree: &VdevConfig, leaf: &VdevConfig) -> NvList {
     .to_nvlist()
 }
 
-/// The tree without what only the MOS keeps.
+/// The tree without the keys that only the MOS has.
 fn for_label(vdev: &VdevConfig) -> VdevConfig {
     let mut out = vdev.clone();
     strip(&mut out);
@@ -152,8 +151,8 @@ pub fn aux(state: PoolState, vdev: &VdevConfig) -> NvList {
     .to_nvlist()
 }
 
-/// The label list of a device that left its pool (chapter 01 §4.7): group 0, so
-/// that nobody takes it for a member.
+/// The label list of a device that was removed from its pool (chapter 01 §4.7): txg 0, so
+/// that it is not taken for a member.
 pub fn departed(pool: &PoolFacts, top: &VdevConfig, leaf: Guid) -> Option<NvList> {
     let pool = PoolFacts { txg: Txg::ZERO, ..pool.clone() };
     let leaf = top.find(leaf).filter(|l| has_labels(l))?;

@@ -1,11 +1,11 @@
-//! Who else may own a device that is about to become a vdev (chapter 09 §1.2; the
-//! words as OpenZFS 2.3.2 prints them).
+//! Other owners of a device that is about to become a vdev (chapter 09 §1.2; the messages
+//! are those of OpenZFS 2.3.2).
 //!
 //! # Departures from OpenZFS
-//! * A cache device of an imported pool is refused with `-f`, too: OpenZFS calls
-//!   that pool "unknown" and lets it happen.
-//! * A whole disk is used as it is, without a partition table of its own, so an
-//!   existing one is a reason to ask for `-f`.
+//! * A cache device of an imported pool is refused with `-f`, too: OpenZFS calls that pool
+//!   "unknown" and allows it.
+//! * A whole disk is used without a partition table of its own, so an existing one is a
+//!   reason to require `-f`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use base::{Error, ErrorKind, Guid, Result};
 use device::{Device, Engine, FileDevice, Lock, OpenOptions};
 use nvlist::NvList;
 
-use super::admit::Looked;
+use super::admit::ExaminedDevice;
 use super::signatures::{Foreign, identify};
 use super::topology::{LeafFacts, Role};
 use crate::labels::LeafLabels;
@@ -34,7 +34,7 @@ pub struct OpenPool {
     pub caches: Vec<Guid>,
 }
 
-/// What a device is in use as.
+/// A use of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InUse {
     /// Member of an open pool.
@@ -47,13 +47,13 @@ pub enum InUse {
     Spare(String),
     /// Cache device of an open pool.
     Cache(String),
-    /// Somebody else has it open; with the content, if that is known.
+    /// Another process has it open; with the content, if known.
     Opened(Option<&'static str>),
     /// A file system or the like.
     Content(&'static str),
     /// A GUID partition table.
     Gpt,
-    /// A partition table of the old kind.
+    /// An MBR partition table.
     Mbr,
 }
 
@@ -63,12 +63,12 @@ impl InUse {
         !matches!(self, InUse::Active(_) | InUse::Spare(_) | InUse::Cache(_) | InUse::Opened(_))
     }
 
-    /// Whether it stands in the way of `role`: spares may be shared among pools.
+    /// Whether it prevents the use as `role`: spares may be shared among pools.
     pub fn forbids(&self, role: Role) -> bool {
         !(matches!(self, InUse::Spare(_)) && role == Role::Spare)
     }
 
-    /// The complaint of `zpool create` and `zpool add`.
+    /// The message of `zpool create` and `zpool add`.
     pub fn line(&self, device: &Path) -> String {
         let d = device.display();
         match self {
@@ -90,7 +90,7 @@ impl InUse {
         }
     }
 
-    /// The complaint of `zpool labelclear`; `None` for what is no pool's.
+    /// The message of `zpool labelclear`; `None` for devices that belong to no pool.
     pub fn labelclear_line(&self, device: &Path) -> Option<String> {
         let d = device.display();
         let member = |what: &str, p: &str| format!("{d} is a member ({what}) of pool \"{p}\"");
@@ -110,7 +110,7 @@ impl InUse {
     }
 }
 
-/// What the labels of a device say about its use; `None` if they leave it free.
+/// The use of a device according to its labels; `None` if it is free.
 pub fn by_labels(labels: &LeafLabels, open: &[OpenPool]) -> Option<InUse> {
     let (config, _) = labels.discovery_config()?;
     by_config(config, open)
@@ -127,7 +127,7 @@ fn by_config(config: &NvList, open: &[OpenPool]) -> Option<InUse> {
             let name = config.str("name").unwrap_or("?").to_owned();
             let here = open.iter().find(|p| Some(p.guid) == pool && p.leaves.contains(&guid));
             Some(match here {
-                // A pool that is open says more than a label that may be older.
+                // The state of an open pool is newer than any label.
                 Some(p) => InUse::Active(p.name.clone()),
                 None if state == 0 => InUse::PotentiallyActive(name),
                 None => InUse::Exported(name),
@@ -139,8 +139,8 @@ fn by_config(config: &NvList, open: &[OpenPool]) -> Option<InUse> {
     }
 }
 
-/// Everything that speaks against taking a device. Files are not searched for
-/// foreign content: OpenZFS does not either, and an image may hold anything.
+/// All reasons against using a device. Files are not searched for foreign content: OpenZFS
+/// does not do it either, and an image may contain anything.
 ///
 /// # Errors
 /// The device's; a device too small for labels has none.
@@ -161,11 +161,11 @@ pub fn inspect(device: &dyn Device, block_device: bool, open: &[OpenPool]) -> Re
     Ok(found)
 }
 
-/// Opens a file or block device and looks at it: size, sectors, who has it.
+/// Opens a file or block device and examines it: size, sectors, owner.
 ///
 /// # Errors
-/// `NotFound` and `Invalid` in OpenZFS's words for what is no device; the device's.
-pub fn look(path: &Path, engine: &Arc<Engine>, open: &[OpenPool]) -> Result<Looked> {
+/// `NotFound` and `Invalid` in OpenZFS's words for a path that is no device; the device's.
+pub fn examine(path: &Path, engine: &Arc<Engine>, open: &[OpenPool]) -> Result<ExaminedDevice> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let shown = path.display();
     let meta = std::fs::metadata(path)
@@ -184,7 +184,7 @@ pub fn look(path: &Path, engine: &Arc<Engine>, open: &[OpenPool]) -> Result<Look
     };
     let device = FileDevice::open(path, &options(false, Lock::None))?;
     let mut in_use = inspect(&device, block_device, open)?;
-    // Whoever holds a lock, or has it mounted, says so by refusing ours.
+    // A process that has it locked or mounted makes opening it for exclusive use fail.
     if !in_use.iter().any(|u| !u.yields_to_force()) {
         match FileDevice::open(path, &options(true, Lock::ByAccess)) {
             Ok(_) => {}
@@ -195,7 +195,7 @@ pub fn look(path: &Path, engine: &Arc<Engine>, open: &[OpenPool]) -> Result<Look
         }
     }
     let id = if block_device { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
-    Ok(Looked { facts: LeafFacts::of(&device, block_device), in_use, id })
+    Ok(ExaminedDevice { facts: LeafFacts::of(&device, block_device), in_use, id })
 }
 
 fn content(found: &[InUse]) -> Option<&'static str> {

@@ -1,8 +1,9 @@
-//! Whole labels of devices that no committed pool has (chapter 01 §2.2, §5.4, §11).
+//! Writing and clearing whole labels of devices that no committed pool has
+//! (chapter 01 §2.2, §5.4, §11).
 //!
 //! # Invariants
 //! * `vl_pad1`, the first 8 KiB of each label, is never touched.
-//! * Every function flushes what it wrote before it returns.
+//! * Every function flushes its writes before it returns.
 
 use base::{BufMut, Error, Guid, Result, Txg};
 use device::{Device, Io, submit_and_wait};
@@ -23,7 +24,7 @@ const OWNED: usize = (LABEL_SIZE - BOOTENV_OFFSET) as usize;
 const L2_HEADER: usize = 512;
 
 /// The boot environment, configuration and ring of one label that starts at device
-/// byte `at`: no group is committed, every slot is invalid (chapter 01 §2.2).
+/// byte `at`: no txg is committed, every slot is invalid (chapter 01 §2.2).
 ///
 /// # Errors
 /// `NameTooLong` if the configuration does not fit.
@@ -46,16 +47,16 @@ fn fresh(config: &NvList, at: u64) -> Result<BufMut> {
 
 const _: () = assert!(BOOTENV_SIZE + VDEV_PHYS_SIZE + RING_SIZE == OWNED);
 
-/// Writes `config` into all four labels of a device, with blank boot environment
-/// and ring. `config` has group 0, or is that of a spare or cache device.
+/// Writes `config` into all four labels of a device, with blank boot environment and ring.
+/// `config` has txg 0, or is that of a spare or cache device.
 ///
 /// # Errors
-/// `Invalid` for a device too small for labels or a configuration that claims a
-/// group, `NameTooLong` for one that does not fit, the device's errors: all four
-/// labels must be written.
+/// `Invalid` for a device too small for labels or a configuration with a committed txg,
+/// `NameTooLong` for one that does not fit, the device's errors: all four labels must be
+/// written.
 pub fn init(device: &dyn Device, config: &NvList) -> Result<()> {
     if config.u64("txg").is_some_and(|txg| txg != 0) {
-        return Err(Error::invalid("a fresh label cannot claim a committed group"));
+        return Err(Error::invalid("a fresh label cannot claim a committed txg"));
     }
     let mut writes = Vec::with_capacity(LABELS);
     for at in offsets(device)? {
@@ -86,11 +87,11 @@ fn run(device: &dyn Device, writes: Vec<Io>) -> Result<()> {
     Ok(())
 }
 
-/// Wipes the labels that say something: configuration and uberblocks become zero,
-/// a cache device's header too. Returns how many labels there were; 0 is a device
-/// without labels, and nothing was written.
+/// Wipes all labels with content: configuration and uberblocks become zero, a cache
+/// device's header too. Returns how many labels there were; 0 is a device without labels,
+/// and nothing was written.
 ///
-/// The caller has made sure that nobody uses the device.
+/// The caller has made sure that the device is not in use.
 ///
 /// # Errors
 /// `Invalid` for a device too small for labels, the device's.

@@ -1,26 +1,26 @@
-//! Redundancy that does not match: what OpenZFS refuses without `-f`
-//! (chapter 09 §1.2; the words as its 2.3.2 prints them).
+//! Mismatched redundancy, which OpenZFS refuses without `-f` (chapter 09 §1.2; the messages
+//! are those of its version 2.3.2).
 //!
 //! # Theory
-//! Each top-level vdev for data, metadata or dedup tables is compared with the one
-//! before it: copies with copies by their number, parity with parity and with
-//! copies by the devices that may fail. Inside a vdev, all devices should be of a
-//! kind and, within 16 MiB of the one before, of a size. Logs, spares and cache
-//! devices may be as they like.
+//! Each top-level vdev for data, metadata or dedup tables is compared with the one before
+//! it: mirrors with mirrors by the number of copies, parity vdevs with parity vdevs and
+//! with mirrors by the number of devices that may fail. Inside a vdev, all devices should
+//! be of one kind and, within 16 MiB of the one before, of one size. Logs, spares and cache
+//! devices are not compared.
 
 use base::Result;
 use ondisk::config::{VdevConfig, VdevType};
 
 use super::topology::{FactsOf, NewKind, NewVdev, Role};
 
-/// Difference in bytes between neighbours of a vdev that is still the same size.
+/// The difference in bytes between neighbours of a vdev that still counts as equal size.
 const SIZE_SLACK: u64 = 16 << 20;
 
-/// How a top-level vdev keeps its data.
+/// The redundancy of a top-level vdev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     word: &'static str,
-    /// Children of a mirror; parity of a raidz or dRAID.
+    /// Children of a mirror; parity of a RAID-Z or dRAID.
     count: u32,
     /// Devices.
     children: usize,
@@ -42,7 +42,7 @@ impl Level {
         Level { word: vdev.kind.word(), count, children: vdev.children.len() }
     }
 
-    /// Of a vdev that the pool has; `None` for logs and what holds no data.
+    /// The level of an existing vdev; `None` for logs and vdevs without data.
     pub fn of_config(top: &VdevConfig) -> Option<Level> {
         let is_log = top.top.as_ref().is_some_and(|t| t.is_log);
         if is_log || !top.kind.is_concrete() {
@@ -92,7 +92,7 @@ impl Level {
 }
 
 impl Level {
-    /// A pool's level against that of what is added.
+    /// Compares a pool's level with that of an added vdev.
     fn against(self, new: Level) -> Option<String> {
         let (pool, new) = (self, new);
         let mixed = |parity: Level, mirror: Level| {
@@ -138,9 +138,9 @@ fn copies(parity: Level, mirror: Level) -> String {
     )
 }
 
-/// What does not match, a line each; empty when all is well. `pool` are the
-/// top-level vdevs that the pool has already: the new ones are compared with the
-/// last of them, unless these differ among themselves.
+/// The mismatches, one line each; empty if there are none. `pool` are the existing
+/// top-level vdevs of the pool: the new ones are compared with the last of them, unless
+/// these differ among themselves.
 ///
 /// # Errors
 /// Those of `facts`.
@@ -198,7 +198,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Sizes go by the name: `a144` has 144 MiB; others have 128.
+    /// Sizes depend on the name: `a144` has 144 MiB; others have 128.
     fn facts(path: &Path) -> Result<LeafFacts> {
         let digits: String = path.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
         let size = digits.parse::<u64>().unwrap_or(128) * MIB;

@@ -1,4 +1,4 @@
-//! Whose data is on a device: magic numbers of file systems, swap, encryption,
+//! Signatures of foreign data on a device: magic numbers of file systems, swap, encryption,
 //! volume managers and partition tables, from their published formats.
 //!
 //! Names are those that `blkid` prints, because OpenZFS's messages quote them.
@@ -41,20 +41,20 @@ const MAGICS: &[Magic] = &[
     m("ufs", 66_908, b"\x19\x54\x01\x19\x00"),
 ];
 
-/// Bytes looked at from the start: btrfs keeps its magic furthest back.
+/// Bytes read from the start: btrfs has the largest offset of its magic number.
 const HEAD: usize = 128 << 10;
-/// Swap's magic ends its first page, whose size the machine chose.
+/// Swap's magic number is at the end of its first page, whose size depends on the machine.
 const SWAP_PAGES: [usize; 5] = [4096, 8192, 16_384, 32_768, 65_536];
 const EXT_MAGIC: usize = 1080;
 
-/// What a device holds that is not ZFS's.
+/// Content of a device that is not ZFS's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Foreign {
     /// A file system, swap, or a member of something, by `blkid`'s name.
     Content(&'static str),
     /// A GUID partition table.
     Gpt,
-    /// A partition table of the old kind.
+    /// An MBR partition table.
     Mbr,
 }
 
@@ -93,7 +93,7 @@ fn identify_head(head: &[u8]) -> Option<Foreign> {
 /// ext2 has no journal, ext4 has features that ext3 lacks.
 fn ext_version(head: &[u8]) -> &'static str {
     const HAS_JOURNAL: u32 = 4;
-    /// Extents, 64-bit, flexible groups and the like.
+    /// Extents, 64-bit, flexible block groups and the like.
     const INCOMPAT_EXT3: u32 = 0x1 | 0x2 | 0x4 | 0x8 | 0x10;
     let word = |offset: usize| {
         let bytes = head.get(offset..offset + 4).and_then(|b| b.first_chunk());
@@ -109,7 +109,7 @@ fn ext_version(head: &[u8]) -> &'static str {
     }
 }
 
-/// A boot sector has the table's magic, too; it matters if an entry is in use.
+/// A boot sector has the same magic number; an entry in use makes it a partition table.
 fn has_partition(head: &[u8]) -> bool {
     (0..4).any(|i| head.get(446 + 16 * i + 4).is_some_and(|&kind| kind != 0))
 }

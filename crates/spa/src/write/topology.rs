@@ -1,9 +1,9 @@
-//! New vdevs: from a request to checked configurations (chapter 01 §1, §4.2, §5.4;
+//! New vdevs: from a request to validated configurations (chapter 01 §1, §4.2, §5.4;
 //! chapter 02 §11.1; chapter 05 §1.1).
 //!
 //! # Invariants
-//! * What [`build`] returns parses again: ids are positions, numbers of children
-//!   fit the parity, sizes are whole labels.
+//! * The result of [`build`] parses again: ids are positions, numbers of children fit the
+//!   parity, sizes are whole labels.
 //! * Guids are unique within one call and never zero.
 
 use std::path::{Path, PathBuf};
@@ -16,18 +16,18 @@ use ondisk::label::{ASIZE_MIN, LABEL_SIZE, leaf_asize, usable_size};
 
 /// Smallest and largest sector shift of a pool.
 pub const ASHIFT_RANGE: std::ops::RangeInclusive<u32> = 9..=16;
-/// Largest shift chosen without being asked for (`zfs_vdev_max_auto_ashift`).
+/// Largest shift chosen automatically (`zfs_vdev_max_auto_ashift`).
 const ASHIFT_AUTO_MAX: u32 = 14;
-/// Children of a raidz or dRAID.
+/// Children of a RAID-Z or dRAID.
 const PARITY_CHILDREN_MAX: usize = 255;
 const DRAID_SPARES_MAX: u32 = 100;
-/// Data columns of a dRAID group unless asked for otherwise.
+/// Data columns of a dRAID group unless requested otherwise.
 const DRAID_NDATA_DEFAULT: u32 = 8;
-/// A dRAID's row on each child, and what it leaves alone at each child's end.
+/// A dRAID's row on each child, and the bytes unused at each child's end.
 const DRAID_ROW: u64 = 16 << 20;
 const DRAID_RESERVED: u64 = 32 << 20;
 
-/// What a top-level vdev, a spare or a cache device is for.
+/// The purpose of a top-level vdev, a spare or a cache device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Ordinary storage.
@@ -46,8 +46,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// The value of the top-level ZAP's `org.zfsonlinux:allocation_bias`
-    /// (chapter 01 §4.2); `None` for what has no bias there.
+    /// The value of the top-level ZAP's `org.zfsonlinux:allocation_bias` (chapter 01 §4.2);
+    /// `None` for a role without a bias.
     pub fn allocation_bias(self) -> Option<&'static str> {
         match self {
             Role::Log => Some("log"),
@@ -63,7 +63,7 @@ impl Role {
     }
 }
 
-/// What a new vdev is.
+/// The kind of a new vdev.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewKind {
     /// A regular file, by absolute path.
@@ -109,12 +109,12 @@ impl NewKind {
     }
 }
 
-/// A vdev that is to be.
+/// A requested vdev.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVdev {
-    /// What it is.
+    /// Its kind.
     pub kind: NewKind,
-    /// What for; meaningful at the top.
+    /// Its purpose; meaningful at the top.
     pub role: Role,
     /// Leaves of an interior vdev.
     pub children: Vec<NewVdev>,
@@ -149,20 +149,20 @@ impl NewVdev {
     }
 }
 
-/// What must be known of a device.
+/// The relevant properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafFacts {
     /// Bytes.
     pub size: u64,
     /// log2 of the smallest write.
     pub logical_shift: u32,
-    /// log2 of the smallest write that the device does not turn into more.
+    /// log2 of the smallest write that the device does not amplify.
     pub physical_shift: u32,
 }
 
 impl LeafFacts {
-    /// Those of an open device. Files report 512 bytes whatever their file system
-    /// prefers (chapter 01 §5.4).
+    /// The facts of an open device. Files report 512 bytes, regardless of their file
+    /// system's block size (chapter 01 §5.4).
     pub fn of(device: &dyn device::Device, block_device: bool) -> LeafFacts {
         let caps = device.caps();
         let shift = |bytes: u32| bytes.max(512).next_power_of_two().trailing_zeros();
@@ -175,21 +175,21 @@ impl LeafFacts {
     }
 }
 
-/// How to build.
+/// Build parameters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildOptions {
-    /// The `ashift` property; `None` goes by the devices.
+    /// The `ashift` property; `None` derives it from the devices.
     pub ashift: Option<u32>,
     /// Id of the first new top-level vdev.
     pub first_id: u32,
-    /// Group of their creation.
+    /// Txg of their creation.
     pub create_txg: Txg,
 }
 
-/// New vdevs, ready to enter the configuration.
+/// New vdevs, ready to be added to the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Built {
-    /// Top-level vdevs in order of their ids, and what each is for.
+    /// Top-level vdevs in order of their ids, with their roles.
     pub tops: Vec<(VdevConfig, Role)>,
     /// Hot spares, for the list in the MOS; the distributed spares of new dRAIDs too.
     pub spares: Vec<VdevConfig>,
@@ -211,8 +211,7 @@ fn block_size() -> Error {
     Error::invalid("block size out of range or does not match")
 }
 
-/// Checks a request's shape: numbers of children, parity, roles. Devices are not
-/// looked at.
+/// Checks a request's shape: numbers of children, parity, roles. Devices are not examined.
 ///
 /// # Errors
 /// `Invalid`, in OpenZFS's words where it has some.
@@ -278,7 +277,7 @@ fn check_children(vdev: &NewVdev) -> Result<()> {
 /// The stored parameters of a dRAID (chapter 02 §11.1).
 ///
 /// # Errors
-/// `Invalid` when the children do not suffice.
+/// `Invalid` when there are too few children.
 pub fn draid_layout(
     children: usize,
     nparity: u32,
@@ -315,7 +314,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Allocatable bytes of a vdev whose smallest child has `least` (chapter 01 §1).
+/// Allocatable bytes of a vdev whose smallest child has `least` bytes (chapter 01 §1).
 fn asize_of(kind: &NewKind, draid: Option<&Draid>, least: u64, children: usize) -> u64 {
     let asize = match (kind, draid) {
         (NewKind::Raidz { .. }, _) => least.saturating_mul(children as u64),
@@ -356,12 +355,12 @@ pub fn metaslab_shift(asize: u64) -> u32 {
 /// The sector shift of a vdev of these devices (chapter 01 §5.4).
 ///
 /// # Errors
-/// `Invalid` when a device cannot write so small, or none of 9 to 16 fits.
-pub fn choose_ashift(asked: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
+/// `Invalid` when a device cannot write such small sectors, or none of 9 to 16 fits.
+pub fn choose_ashift(requested: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
     let logical = leaves.iter().map(|l| l.logical_shift).max().unwrap_or(0);
     let physical = leaves.iter().map(|l| l.physical_shift).max().unwrap_or(0);
-    let shift = match asked {
-        Some(asked) => asked,
+    let shift = match requested {
+        Some(requested) => requested,
         None if physical <= ASHIFT_AUTO_MAX => logical.max(physical).max(9),
         None => logical.max(9),
     };
@@ -371,10 +370,10 @@ pub fn choose_ashift(asked: Option<u32>, leaves: &[LeafFacts]) -> Result<u32> {
     Ok(shift)
 }
 
-/// Where facts about devices come from.
+/// Source of the facts about devices.
 pub type FactsOf<'a> = &'a dyn Fn(&Path) -> Result<LeafFacts>;
 
-struct Builder<'a> {
+struct TopologyBuilder<'a> {
     options: BuildOptions,
     facts: FactsOf<'a>,
     guids: std::collections::HashSet<u64>,
@@ -395,7 +394,7 @@ pub fn build(
         return Err(block_size());
     }
     let guids = taken.into_iter().map(|g| g.0).collect();
-    let mut builder = Builder { options, facts, guids };
+    let mut builder = TopologyBuilder { options, facts, guids };
     let mut built = Built::default();
     for vdev in vdevs {
         match vdev.role {
@@ -417,7 +416,7 @@ pub fn build(
     Ok(built)
 }
 
-/// A node without anything that depends on its kind.
+/// A node without the fields that depend on its kind.
 pub(crate) fn plain_node(kind: VdevType, guid: Guid, create_txg: Txg) -> VdevConfig {
     VdevConfig {
         kind,
@@ -440,9 +439,9 @@ pub(crate) fn plain_node(kind: VdevType, guid: Guid, create_txg: Txg) -> VdevCon
     }
 }
 
-impl Builder<'_> {
+impl TopologyBuilder<'_> {
     fn guid(&mut self) -> Result<Guid> {
-        // A source that repeats itself must not hang us.
+        // A random source that repeats itself must not make this loop endless.
         for salt in 0..VDEV_COUNT_MAX as u64 {
             let guid = base::rt::random_u64()?.wrapping_add(salt);
             if guid != 0 && self.guids.insert(guid) {
@@ -478,7 +477,7 @@ impl Builder<'_> {
         Ok(node)
     }
 
-    /// A dRAID's own spares, as the pool's list has them (chapter 01 §4.3).
+    /// A dRAID's own spares, in the form of the pool's list (chapter 01 §4.3).
     fn distributed_spares(&mut self, top: &VdevConfig, to: &mut Vec<VdevConfig>) -> Result<()> {
         let Some(draid) = &top.draid else { return Ok(()) };
         for spare_id in 0..draid.nspares {

@@ -1,14 +1,14 @@
-//! The uberblock that ends a group (chapter 01 §3).
+//! The uberblock that ends a txg (chapter 01 §3).
 
 use base::Txg;
 use ondisk::uberblock::{Mmp, Uberblock, VERSION_FEATURES};
 use ondisk::{BlkPtr, Endian};
 
-/// Group that a new pool's first uberblock in memory claims; the first one synced
-/// is the next (chapter 01 §5.4).
+/// The txg of a new pool's first uberblock in memory; the first one synced is the next
+/// (chapter 01 §5.4).
 pub const INITIAL_TXG: Txg = Txg(3);
 
-/// The multihost property's part, while it is on (chapter 01 §7).
+/// The fields of the multihost property, while it is on (chapter 01 §7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multihost {
     /// Nanoseconds between heartbeats, averaged.
@@ -21,14 +21,14 @@ pub struct Multihost {
 
 impl Multihost {
     fn fields(self) -> Mmp {
-        // A delay of zero would say that multihost is off.
+        // A delay of zero would mean that multihost is off.
         let config = Mmp::pack_config(self.interval_ms, 0, self.fail_intervals);
         Mmp { delay: self.delay.max(1), config }
     }
 }
 
-/// An uberblock of group `txg` without root: what a fresh device's ring holds
-/// (group 0, chapter 01 §2.2), and what a new pool starts from.
+/// An uberblock of `txg` without root: the content of a fresh device's ring (txg 0,
+/// chapter 01 §2.2), and the initial one of a new pool.
 pub fn template(version: u64, txg: Txg) -> Uberblock {
     Uberblock {
         version,
@@ -44,14 +44,14 @@ pub fn template(version: u64, txg: Txg) -> Uberblock {
     }
 }
 
-/// What a group's sync leads to.
+/// The result of a txg's sync.
 #[derive(Clone, Debug)]
 pub struct Synced {
-    /// The group.
+    /// The txg.
     pub txg: Txg,
     /// The MOS's object set block.
     pub root_bp: BlkPtr,
-    /// Sum of the guids in the MOS configuration of this group.
+    /// Sum of the guids in the MOS configuration of this txg.
     pub guid_sum: u64,
     /// Seconds since 1970.
     pub now: u64,
@@ -59,9 +59,9 @@ pub struct Synced {
     pub multihost: Option<Multihost>,
 }
 
-/// The uberblock to write after `previous`. The pool's version and the progress of
-/// an expansion are carried over; whoever changes them does so afterwards. The
-/// time never runs backwards: of two uberblocks of one group the later one wins.
+/// The uberblock to write after `previous`. The pool's version and the progress of an
+/// expansion are carried over; code that changes them does so afterwards. The time never
+/// runs backwards: of two uberblocks of one txg the later one wins.
 pub fn next(previous: &Uberblock, synced: &Synced) -> Uberblock {
     Uberblock {
         version: previous.version,
@@ -77,8 +77,8 @@ pub fn next(previous: &Uberblock, synced: &Synced) -> Uberblock {
     }
 }
 
-/// Whether group `uberblock.txg` leaves a trace at all (chapter 01 §3): its MOS
-/// was rewritten, a configuration is dirty, or multihost is on.
+/// Whether txg `uberblock.txg` must be committed at all (chapter 01 §3): its MOS was
+/// rewritten, a configuration is dirty, or multihost is on.
 pub fn is_needed(uberblock: &Uberblock, config_dirty: bool) -> bool {
     uberblock.root_bp.birth() == uberblock.txg || config_dirty || uberblock.is_multihost()
 }

@@ -1,4 +1,4 @@
-//! Pools of the writer alone, in files of the temporary directory.
+//! Pools with only the writer, in files of the temporary directory.
 #![allow(dead_code, unreachable_pub, clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use spa::engine::Writer;
 use spa::engine::create::{CreateSpec, create};
 use spa::write::topology::{BuildOptions, LeafFacts, NewKind, NewVdev, build};
 
-pub struct Disks {
+pub struct FileDisks {
     pub dir: PathBuf,
     pub paths: Vec<PathBuf>,
 }
 
-pub fn disks(name: &str, n: usize, size: u64) -> Disks {
+pub fn disks(name: &str, n: usize, size: u64) -> FileDisks {
     let dir = std::env::temp_dir().join(format!("cenote-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap();
@@ -25,15 +25,15 @@ pub fn disks(name: &str, n: usize, size: u64) -> Disks {
     for p in &paths {
         std::fs::File::create(p).unwrap().set_len(size).unwrap();
     }
-    Disks { dir, paths }
+    FileDisks { dir, paths }
 }
 
-pub fn make(disks: &Disks, name: &str, vdevs: &[NewVdev], features: bool) -> Arc<Writer> {
+pub fn make(disks: &FileDisks, name: &str, vdevs: &[NewVdev], features: bool) -> Arc<Writer> {
     make_with(disks, name, vdevs, features, None)
 }
 
 pub fn make_with(
-    disks: &Disks,
+    disks: &FileDisks,
     name: &str,
     vdevs: &[NewVdev],
     features: bool,
@@ -67,7 +67,7 @@ pub fn make_with(
     create(spec, &cache).unwrap()
 }
 
-pub fn zdb(disks: &Disks, pool: &str) {
+pub fn zdb(disks: &FileDisks, pool: &str) {
     if Command::new("zdb").arg("-?").output().is_err() {
         eprintln!("SKIPPED: zdb is not installed");
         return;
@@ -79,7 +79,7 @@ pub fn zdb(disks: &Disks, pool: &str) {
     assert!(out.status.success() && text.contains("No leaks"), "{text}");
 }
 
-pub fn file(i: usize, disks: &Disks) -> NewVdev {
+pub fn file(i: usize, disks: &FileDisks) -> NewVdev {
     NewVdev::new(NewKind::File(disks.paths[i].clone()))
 }
 

@@ -1,21 +1,22 @@
-//! POSIX ACLs: extended attributes that the mode is kept in step with (chapter 06 §10.4).
+//! POSIX ACLs: extended attributes that are kept consistent with the mode
+//! (chapter 06 §10.4).
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::Io;
 use ondisk::acl::{PosixAce, PosixTag, parse_posix_acl};
 use ondisk::znode::FileType;
 
-use super::node::Node;
+use super::node::FileNode;
 use super::types::{RwProps, XattrForm};
 use crate::fs::FileSystem;
 
-/// The ACL that guards a file.
+/// The access ACL of a file.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The ACL that a directory hands on.
+/// The default ACL of a directory, which new files inherit.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 const VERSION: u32 = 2;
 
-/// Linux's form of an ACL.
+/// Encodes an ACL in Linux's format.
 pub(crate) fn encode(acl: &[PosixAce]) -> Vec<u8> {
     let mut out = VERSION.to_le_bytes().to_vec();
     for ace in acl {
@@ -38,18 +39,18 @@ fn has(acl: &[PosixAce], tag: PosixTag) -> bool {
     acl.iter().any(|a| a.tag == tag)
 }
 
-/// Whether the mode says all that the ACL does.
+/// Whether the mode is equivalent to the ACL.
 pub(crate) fn is_mode(acl: &[PosixAce]) -> bool {
     let named = [PosixTag::User, PosixTag::Group, PosixTag::Mask];
     !named.into_iter().any(|t| has(acl, t))
 }
 
-/// The tag whose entry the group's bits of the mode stand for.
+/// The tag of the entry that the group bits of the mode stand for.
 fn group_tag(acl: &[PosixAce]) -> PosixTag {
     if has(acl, PosixTag::Mask) { PosixTag::Mask } else { PosixTag::GroupObj }
 }
 
-/// The mode with the permissions that the ACL tells.
+/// The mode with the permissions of the ACL.
 pub(crate) fn mode_of(acl: &[PosixAce], mode: u32) -> u32 {
     let perm = |tag| acl.iter().find(|a| a.tag == tag).map_or(0, |a| u32::from(a.perm & 7));
     let (user, group, other) =
@@ -57,7 +58,7 @@ pub(crate) fn mode_of(acl: &[PosixAce], mode: u32) -> u32 {
     mode & !0o777 | user << 6 | group << 3 | other
 }
 
-/// The ACL after chmod.
+/// Applies a chmod to an ACL.
 pub(crate) fn chmod(acl: &mut [PosixAce], mode: u32) {
     let group = group_tag(acl);
     for ace in acl {
@@ -71,8 +72,8 @@ pub(crate) fn chmod(acl: &mut [PosixAce], mode: u32) {
     }
 }
 
-/// What a new file inherits of its directory's default ACL: `mode` as asked for, without
-/// what the ACL does not grant; its own ACLs go to `xattrs`.
+/// Applies a directory's default ACL to a new file: returns `mode` without the bits that
+/// the ACL does not grant, and adds the file's own ACLs to `xattrs`.
 pub(crate) fn inherit(
     default: &[PosixAce],
     mode: u32,
@@ -103,8 +104,12 @@ impl FileSystem {
         }
     }
 
-    /// What `dir` hands on to new files.
-    pub(crate) fn default_acl(&self, dir: &Node, props: &RwProps) -> Result<Option<Vec<PosixAce>>> {
+    /// The default ACL of `dir`.
+    pub(crate) fn default_acl(
+        &self,
+        dir: &FileNode,
+        props: &RwProps,
+    ) -> Result<Option<Vec<PosixAce>>> {
         if !props.posix_acl || props.xattr == XattrForm::Off || !dir.attrs.may_have_xattrs {
             return Ok(None);
         }
@@ -112,13 +117,13 @@ impl FileSystem {
     }
 }
 
-/// What a value that somebody sets means: `None` removes the ACL.
+/// Checks an ACL that is to be set; `None` removes the ACL.
 ///
 /// # Errors
-/// `Unsupported` without `acltype=posix`; `Permission` for a default ACL of what is no
+/// `Unsupported` without `acltype=posix`; `Permission` for a default ACL of anything but a
 /// directory; `Invalid` for a malformed one.
 pub(crate) fn check(
-    node: &Node,
+    node: &FileNode,
     name: &[u8],
     value: &[u8],
     props: &RwProps,
@@ -129,7 +134,7 @@ pub(crate) fn check(
     if name == DEFAULT && node.attrs.kind != FileType::Dir {
         return Err(Error::permission("only directories have default ACLs"));
     }
-    // A version alone: an ACL without entries.
+    // Only a version: an ACL without entries.
     if value.len() <= 4 {
         return Ok(None);
     }
@@ -159,7 +164,7 @@ mod tests {
         assert_eq!(mode_of(&a, 0o104_000), 0o104_751);
         assert!(!is_mode(&a));
         chmod(&mut a, 0o620);
-        assert_eq!(a[2].perm, 7, "the group's own entry stays");
+        assert_eq!(a[2].perm, 7, "the group's own entry is unchanged");
         assert_eq!(mode_of(&a, 0), 0o620);
         let b = acl(&[(UserObj, 6), (GroupObj, 4), (Other, 4)]);
         assert!(is_mode(&b));

@@ -1,12 +1,13 @@
 //! The content of files.
 //!
 //! # Theory
-//! A file has one block, as long as it is small; it grows with the file up to the record
-//! size, and then there are more of that size (chapter 06 §8). Growing that block excludes
-//! everybody else; other writes share the file, each with its range of blocks.
+//! A small file has one block. The block grows with the file up to the record size; a
+//! larger file has several blocks of that size (chapter 06 §8). Growing the block takes the
+//! file's lock exclusively. Other writes share the file, each with a lock on its range of
+//! blocks.
 //!
-//! What lies behind the end of a file in its last block is zeros, but where a log's whole
-//! blocks were replayed (`dirty_tail`).
+//! The bytes behind the end of a file in its last block are zeros, except after a replay of
+//! whole blocks (`dirty_tail`).
 
 use std::ops::Range;
 
@@ -18,16 +19,17 @@ use ondisk::znode::{
 };
 
 use super::journal::Record;
-use super::locks::Held;
+use super::locks::ObjectLockGuard;
 use super::make::{DNODE_BLOCK, blocks_cost};
-use super::node::{Do, Node, Patch};
+use super::node::{AttrOp, FileNode, Patch};
 use super::queue::FREE_BLOCKS;
 use super::types::{
-    At, Caller, FILE_SIZE_MAX, Falloc, RwProps, SetAttrs, SetTime, Written, denied, too_large,
+    Caller, FILE_SIZE_MAX, Falloc, RwProps, SetAttrs, SetTime, WritePosition, WriteSummary, denied,
+    too_large,
 };
 use crate::fs::FileSystem;
 
-/// Bytes that one transaction writes at most; a block that is larger goes alone.
+/// Bytes that one transaction writes at most, but at least one block.
 const WRITE_MAX: u64 = 1 << 20;
 /// Bytes that are read at a time for a copy.
 const COPY_MAX: u64 = 1 << 20;
@@ -35,12 +37,13 @@ const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
 
-/// Set-id bits that go when somebody without privileges changes the content.
+/// Set-id bits that are cleared when a caller without privileges changes the content.
 pub(crate) fn set_ids(mode: u32) -> u32 {
     mode & if mode & S_IXGRP != 0 { S_ISUID | S_ISGID } else { S_ISUID }
 }
 
-/// The block size that a file of one block gets before it ends at `end`; `None`: stays.
+/// The block size to which a file of one block must grow before it ends at `end`; `None` if
+/// it stays.
 pub(crate) fn grown(object: &Object, size: u64, end: u64, record: u32, write: bool) -> Option<u32> {
     let dnode = object.dnode();
     let old = dnode.data_block_size;
@@ -48,7 +51,8 @@ pub(crate) fn grown(object: &Object, size: u64, end: u64, record: u32, write: bo
     if !one || end <= u64::from(old) || (old.is_power_of_two() && old >= record) {
         return None;
     }
-    // Of a larger record size than now: a power of two, so that there can be more.
+    // The block is larger than the present record size: it grows to a power of two, so that
+    // there can be more blocks.
     let most = if old > record { old.next_power_of_two() } else { record };
     let needed = if write { size.max(end) } else { end };
     let wanted = needed.next_multiple_of(512).min(u64::from(most)) as u32;
@@ -56,8 +60,8 @@ pub(crate) fn grown(object: &Object, size: u64, end: u64, record: u32, write: bo
 }
 
 impl FileSystem {
-    /// A regular file whose content may change.
-    pub(crate) fn content(&self, id: ObjectId, append: bool) -> Result<Node> {
+    /// A regular file whose content may be changed.
+    pub(crate) fn content(&self, id: ObjectId, append: bool) -> Result<FileNode> {
         let node = self.node(id)?;
         match node.attrs.kind {
             FileType::Regular => {}
@@ -69,53 +73,59 @@ impl FileSystem {
         if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("an extended attribute").in_object(id));
         }
-        let flags = self.guards(&node);
+        let flags = self.enforced_flags(&node);
         if flags & (ZFS_IMMUTABLE | ZFS_READONLY) != 0 || !append && flags & ZFS_APPENDONLY != 0 {
             return Err(denied("the file's flags forbid it").in_object(id));
         }
         Ok(node)
     }
 
-    /// As [`FileSystem::content`], for a write from `from` on: behind its end a file that is
-    /// only appended to may change.
-    fn content_from(&self, id: ObjectId, from: u64) -> Result<Node> {
+    /// As [`FileSystem::content`], for a write from `from` on. An append-only file may be
+    /// changed behind its end.
+    fn content_from(&self, id: ObjectId, from: u64) -> Result<FileNode> {
         let node = self.content(id, true)?;
-        if self.guards(&node) & ZFS_APPENDONLY != 0 && from < node.attrs.size {
+        if self.enforced_flags(&node) & ZFS_APPENDONLY != 0 && from < node.attrs.size {
             return Err(denied("the file is only appended to").in_object(id));
         }
         Ok(node)
     }
 
-    /// Writes `data`; the file grows as need be. Clears set-id bits of a caller without
-    /// privileges. A write of more than 1 MiB is several transactions: when space runs out
-    /// on the way, what was written is told.
+    /// Writes `data`; the file grows as necessary. Clears set-id bits if the caller has no
+    /// privileges. A write of more than 1 MiB takes several transactions. When space runs
+    /// out in between, the result says how much was written.
     ///
     /// # Errors
-    /// `NotFound`; `IsDir`, `Invalid` for what is no regular file; `TooLarge` from 2^63 - 1
-    /// on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading blocks
-    /// that are changed in part.
-    pub fn write(&self, by: &Caller, id: ObjectId, at: At, data: &[u8]) -> Result<Written> {
+    /// `NotFound`; `IsDir`, `Invalid` for anything but a regular file; `TooLarge` from
+    /// 2^63 - 1 on; `NotPermitted` by flags; `NoSpace`; `Quota`; `ReadOnly`; those of reading
+    /// blocks that are changed in part.
+    pub fn write(
+        &self,
+        by: &Caller,
+        id: ObjectId,
+        at: WritePosition,
+        data: &[u8],
+    ) -> Result<WriteSummary> {
         let done = self.write_at(by, id, at, data, None)?;
-        self.promise(id)?;
+        self.commit_if_sync_always(id)?;
         Ok(done)
     }
 
-    /// As [`FileSystem::write`] at an offset, by somebody whose writes take the extended
-    /// attribute `sheds` from the file: before the first byte.
+    /// As [`FileSystem::write`] at an offset, and removes the extended attribute `drop_xattr`
+    /// before the first byte is written.
     ///
     /// # Errors
-    /// As [`FileSystem::write`], and those of [`FileSystem::remove_xattr`] but that it is not there,
-    /// or that there are none.
-    pub fn write_shedding(
+    /// As [`FileSystem::write`], and those of [`FileSystem::remove_xattr`] except that the
+    /// attribute does not exist or that attributes are not supported.
+    pub fn write_without_xattr(
         &self,
         by: &Caller,
         id: ObjectId,
         offset: u64,
         data: &[u8],
-        sheds: &[u8],
-    ) -> Result<Written> {
-        let done = self.write_at(by, id, At::Offset(offset), data, Some(sheds))?;
-        self.promise(id)?;
+        drop_xattr: &[u8],
+    ) -> Result<WriteSummary> {
+        let done = self.write_at(by, id, WritePosition::Offset(offset), data, Some(drop_xattr))?;
+        self.commit_if_sync_always(id)?;
         Ok(done)
     }
 
@@ -123,34 +133,35 @@ impl FileSystem {
         &self,
         by: &Caller,
         id: ObjectId,
-        at: At,
+        at: WritePosition,
         data: &[u8],
-        mut sheds: Option<&[u8]>,
-    ) -> Result<Written> {
+        mut drop_xattr: Option<&[u8]>,
+    ) -> Result<WriteSummary> {
         let (rw, props) = self.rw()?;
-        // Who appends has the file for itself: the end must not move.
-        let alone = (at == At::End).then(|| rw.locks.exclusive(id));
+        // An append takes the file's lock exclusively, because the end of the file must not
+        // move.
+        let alone = (at == WritePosition::End).then(|| rw.locks.exclusive(id));
         let offset = match at {
-            At::Offset(offset) => offset,
-            At::End => self.content(id, true)?.attrs.size,
+            WritePosition::Offset(offset) => offset,
+            WritePosition::End => self.content(id, true)?.attrs.size,
         };
         let len = (data.len() as u64).min(FILE_SIZE_MAX.saturating_sub(offset));
         if len == 0 && !data.is_empty() {
             return Err(too_large(id));
         }
         let end = offset + len;
-        let mut done = Written { offset, bytes: 0, size: 0 };
+        let mut done = WriteSummary { offset, bytes: 0, size: 0 };
         while done.bytes < len {
             let from = offset + done.bytes;
             let rest = &data[done.bytes as usize..len as usize];
-            let bare = sheds.is_some();
+            let bare = drop_xattr.is_some();
             match self.write_piece(by, id, from, rest, end, &props, alone.is_some(), bare) {
                 Ok(Some((bytes, size))) => {
                     done.bytes += bytes;
                     done.size = size;
-                    sheds = None;
+                    drop_xattr = None;
                 }
-                Ok(None) => self.shed(by, id, sheds.take().unwrap_or_default())?,
+                Ok(None) => self.drop_xattr(by, id, drop_xattr.take().unwrap_or_default())?,
                 Err(_) if done.bytes > 0 => break,
                 Err(e) => return Err(e),
             }
@@ -161,18 +172,18 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// Has the lock for a write of `range`: all of the file if its block must grow. And the
-    /// file as it is then.
+    /// Takes the lock for a write of `range`: exclusively if the file's block must grow.
+    /// Returns the file as it is under the lock.
     fn lock_for(
         &self,
         id: ObjectId,
         range: Range<u64>,
         end: u64,
         record: u32,
-    ) -> Result<(Held<'_>, Node)> {
+    ) -> Result<(ObjectLockGuard<'_>, FileNode)> {
         let rw = self.rw_always()?;
         let grows = |object: &Object, size| grown(object, size, end, record, true).is_some();
-        // A guess: nothing is locked yet.
+        // The decision is provisional, because nothing is locked yet.
         let object = self.object(id, Io::WAIT)?;
         if !grows(&object, 0) {
             let block = object.block_size();
@@ -187,20 +198,20 @@ impl FileSystem {
         Ok((lock, self.content_from(id, range.start)?))
     }
 
-    /// Removes an extended attribute if it is there.
+    /// Removes an extended attribute if it exists.
     ///
     /// # Errors
-    /// Others than that, those of [`FileSystem::remove_xattr`].
-    pub fn shed(&self, by: &Caller, id: ObjectId, xattr: &[u8]) -> Result<()> {
+    /// Those of [`FileSystem::remove_xattr`] except that the attribute does not exist.
+    pub fn drop_xattr(&self, by: &Caller, id: ObjectId, xattr: &[u8]) -> Result<()> {
         match self.remove_xattr(by, id, xattr).map_err(|e| (e.kind(), e)) {
-            // With `xattr=off` nobody sees it.
+            // With `xattr=off` extended attributes are invisible.
             Ok(()) | Err((ErrorKind::NoAttribute | ErrorKind::Unsupported, _)) => Ok(()),
             Err((_, e)) => Err(e),
         }
     }
 
-    /// Writes what one transaction may: how much, and the size then. Nothing if it must be
-    /// `bare` and may have extended attributes.
+    /// Writes the part that fits one transaction; returns how much, and the new size.
+    /// Nothing is written if the file must be `bare` and may have extended attributes.
     #[expect(clippy::too_many_arguments, reason = "a step of the loop in `write`")]
     pub(crate) fn write_piece(
         &self,
@@ -237,7 +248,8 @@ impl FileSystem {
         let size = node.attrs.size;
         let grows = grown(&node.object, size, end, record, true);
         let block = grows.map_or(node.object.block_size(), u64::from);
-        // Of a file with larger blocks than the record size now is: no more than it takes.
+        // A file with blocks larger than the present record size: as many blocks as the
+        // maximum allows.
         let most = (WRITE_MAX / block).max(1).saturating_mul(block);
         let to = (from / most + 1).saturating_mul(most).min(to);
         let piece = &rest[..(to - from) as usize];
@@ -247,7 +259,7 @@ impl FileSystem {
         let tx = rw.host.begin(blocks + last + DNODE_BLOCK, false)?;
         self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
-            let _turn = rw.turns.take(id);
+            let _turn = rw.seqlock.write(id);
             self.os().set_block_size(&tx, id, block, 0)?;
         }
         self.os().write(&tx, id, from, piece)?;
@@ -257,10 +269,11 @@ impl FileSystem {
         Ok(Some((to - from, size.max(to))))
     }
 
-    /// What lies behind the file's end in its last block before `to` and is not zeros: a
-    /// replay of whole blocks may leave that, here and elsewhere. Who lets the file reach
-    /// over it clears it, and has the file for itself.
-    pub(crate) fn dirty_tail(&self, node: &Node, to: u64) -> Result<Option<Range<u64>>> {
+    /// The range of bytes behind the file's end in its last block, before `to`, that may
+    /// not be zeros: a replay of whole blocks, by Cenote or another implementation, may
+    /// leave such bytes. A change that extends the file over them clears them first, with
+    /// the file's lock held exclusively.
+    pub(crate) fn dirty_tail(&self, node: &FileNode, to: u64) -> Result<Option<Range<u64>>> {
         let (size, block) = (node.attrs.size, node.object.block_size());
         let end = size.next_multiple_of(block).min(to);
         if end <= size {
@@ -275,10 +288,10 @@ impl FileSystem {
         tail.map_or(Ok(()), |t| self.os().free_range(tx, id, t.start, t.end - t.start))
     }
 
-    /// Changes the size; the file's lock is held. What follows `patch` says.
+    /// Changes the size; the caller holds the file's lock. `patch` has the consequences.
     pub(crate) fn resize(
         &self,
-        node: &Node,
+        node: &FileNode,
         to: u64,
         props: &RwProps,
         mut patch: Patch,
@@ -296,35 +309,35 @@ impl FileSystem {
             self.free_most(id, to.div_ceil(block), u64::MAX)?;
         }
         if to == 0 {
-            patch.push(ZplAttr::Flags, Do::AndNot(ZFS_SPARSE));
+            patch.push(ZplAttr::Flags, AttrOp::AndNot(ZFS_SPARSE));
         }
-        patch.push(ZplAttr::Size, Do::Set(to));
+        patch.push(ZplAttr::Size, AttrOp::Set(to));
         let tail = self.dirty_tail(node, to)?;
         let bytes = grows.map_or(block, u64::from) + DNODE_BLOCK + cost;
         let tx = rw.host.begin(bytes, shrinks)?;
         self.clear_tail(&tx, id, tail)?;
         if let Some(block) = grows {
-            let _turn = rw.turns.take(id);
+            let _turn = rw.seqlock.write(id);
             self.os().set_block_size(&tx, id, block, 0)?;
         }
-        // First the size: readers see no zeros in between.
+        // The size is changed first, so that readers see no intermediate zeros.
         also(&tx, patch)?;
         if shrinks {
-            let _turn = rw.turns.take(id);
+            let _turn = rw.seqlock.write(id);
             self.os().free_range(&tx, id, to, u64::MAX)?;
         }
         self.log_truncated(&tx, node, to, 0);
         let txg = tx.txg();
         drop(tx);
         if shrinks {
-            self.pace(txg, FREE_BLOCKS.min(node.object.dnode().max_blkid))
+            self.throttle_frees(txg, FREE_BLOCKS.min(node.object.dnode().max_blkid))
         } else {
             Ok(())
         }
     }
 
-    /// Punches a hole, or makes a range zeros, as `what` says. Whole blocks are freed; a
-    /// long range takes several transactions, and is partly zeros after a crash.
+    /// Punches a hole or zeroes a range, as `what` says. Whole blocks are freed. A long
+    /// range takes several transactions, and may be zeroed in part after a crash.
     ///
     /// # Errors
     /// As [`FileSystem::write`]; `Invalid` for an empty range.
@@ -337,7 +350,7 @@ impl FileSystem {
         len: u64,
     ) -> Result<()> {
         self.allocate_in(by, id, what, offset, len)?;
-        self.promise(id)
+        self.commit_if_sync_always(id)
     }
 
     fn allocate_in(
@@ -362,13 +375,13 @@ impl FileSystem {
         self.zero(&node, inside.clone())?;
         let mut patch = Patch::new().modified(now);
         if !by.privileged && set_ids(node.attrs.mode) != 0 {
-            patch.push(ZplAttr::Mode, Do::AndNot(u64::from(set_ids(node.attrs.mode))));
+            patch.push(ZplAttr::Mode, AttrOp::AndNot(u64::from(set_ids(node.attrs.mode))));
         }
         if grows {
             self.check_quota(&node)?;
             let node = self.content(id, false)?;
             let also = |tx: &Tx, p: Patch| {
-                // Both: zeros inside, and the new end; and the mode.
+                // Both changes, the zeros inside and the new end, and the mode.
                 if !inside.is_empty() {
                     self.log_truncated(tx, &node, inside.start, inside.end - inside.start);
                 }
@@ -396,8 +409,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Makes zeros of a range inside the file; its lock is held.
-    pub(crate) fn zero(&self, node: &Node, range: Range<u64>) -> Result<()> {
+    /// Zeroes a range inside the file; the caller holds its lock.
+    pub(crate) fn zero(&self, node: &FileNode, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
@@ -410,14 +423,15 @@ impl FileSystem {
         self.touch(&tx, node.id);
         let txg = tx.txg();
         drop(tx);
-        self.pace(txg, FREE_BLOCKS.min(past.saturating_sub(first)))
+        self.throttle_frees(txg, FREE_BLOCKS.min(past.saturating_sub(first)))
     }
 
-    /// Copies up to `len` bytes between files, or within one between ranges that do not
-    /// meet; holes stay holes. How many there were.
+    /// Copies up to `len` bytes between files, or between disjoint ranges of one file;
+    /// holes stay holes. Returns the number of bytes copied.
     ///
     /// # Errors
-    /// As [`FileSystem::write`] and [`FileSystem::read`]; `Invalid` for ranges that meet.
+    /// As [`FileSystem::write`] and [`FileSystem::read`]; `Invalid` for ranges that
+    /// overlap.
     pub fn copy_range(
         &self,
         by: &Caller,
@@ -430,7 +444,7 @@ impl FileSystem {
         let len = len.min(source.size.saturating_sub(from.1));
         if from.0 == to.0 && from.1 < to.1.saturating_add(len) && to.1 < from.1.saturating_add(len)
         {
-            return Err(Error::invalid("the ranges meet").in_object(from.0));
+            return Err(Error::invalid("the ranges overlap").in_object(from.0));
         }
         let mut done = 0;
         while done < len {
@@ -464,22 +478,22 @@ impl FileSystem {
         if data.is_empty() {
             return Ok(0);
         }
-        Ok(self.write(by, to, At::Offset(offset), &data)?.bytes)
+        Ok(self.write(by, to, WritePosition::Offset(offset), &data)?.bytes)
     }
 }
 
-/// What the log says of set-id bits that go with a change of the content.
-fn stripped(by: &Caller, node: &Node, now: Time) -> Option<Record> {
+/// The log record for set-id bits that a change of the content clears.
+fn stripped(by: &Caller, node: &FileNode, now: Time) -> Option<Record> {
     let mode = node.attrs.mode;
     let strips = !by.privileged && set_ids(mode) != 0;
     strips.then(|| Record::of_mode(node, mode & 0o7777 & !set_ids(mode), now)).flatten()
 }
 
-/// What a write up to `end` does to the attributes.
-fn wrote(by: &Caller, node: &Node, end: u64, now: Time) -> Patch {
-    let mut patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Max(end));
+/// The changes of attributes by a write up to `end`.
+fn wrote(by: &Caller, node: &FileNode, end: u64, now: Time) -> Patch {
+    let mut patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Max(end));
     if !by.privileged && set_ids(node.attrs.mode) != 0 {
-        patch.push(ZplAttr::Mode, Do::AndNot(u64::from(set_ids(node.attrs.mode))));
+        patch.push(ZplAttr::Mode, AttrOp::AndNot(u64::from(set_ids(node.attrs.mode))));
     }
     patch
 }

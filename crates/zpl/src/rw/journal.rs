@@ -1,14 +1,14 @@
-//! What each change tells the intent log (chapter 06 §17).
+//! The intent log records of each change (chapter 06 §17).
 //!
 //! # Theory
-//! A record is given within the transaction that it describes, while the locks of what it
-//! changes are held: so records are in the order of what was done. Changes of several
-//! transactions give theirs in the last one; those before it are such that doing all of it
-//! again does no harm.
+//! A record is added within the transaction that it describes, while the locks of the
+//! changed objects are held. So records are in the order of the changes. A change of
+//! several transactions adds its record in the last one. Those before it can be repeated
+//! without harm.
 //!
 //! # Invariants
-//! * Objects without a name are of no concern to the log.
-//! * A change that no record says in full is a barrier ([`zil::Log::barrier`]).
+//! * Objects without a name are not logged.
+//! * A change that no record describes completely is a barrier ([`zil::Log::barrier`]).
 
 use base::{ObjectId, Result, Txg, VdevId};
 use dmu::{Early, Io, Tx};
@@ -20,7 +20,7 @@ use ondisk::zil::{
 use ondisk::znode::{self, FileType, Time};
 use zil::{Bundle, Log};
 
-use super::node::Node;
+use super::node::FileNode;
 use super::types::{Rename, SetAttrs, SetTime};
 use crate::fs::FileSystem;
 
@@ -48,7 +48,7 @@ pub(crate) const AT_CTIME: u64 = 0x40;
 pub(crate) const AT_FILE: u64 = 0x2000;
 pub(crate) const AT_XVATTR: u64 = 0x8000_0000;
 
-/// Bits of an xvattr section, and the flags that they are (chapter 06 §5.2, §17).
+/// Bits of an xvattr section, and the corresponding flags (chapter 06 §5.2, §17).
 pub(crate) const XVATTR_FLAGS: [(u32, u64); 12] = [
     (0x2, znode::ZFS_ARCHIVE),
     (0x4, znode::ZFS_SYSTEM),
@@ -77,8 +77,8 @@ pub(crate) struct Made {
     pub(crate) target: Vec<u8>,
     /// Extended attributes among the system attributes.
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// With others, which no record says.
-    pub(crate) adorned: bool,
+    /// It has other extended attributes, which no record describes.
+    pub(crate) has_other_xattrs: bool,
 }
 
 impl Made {
@@ -115,20 +115,20 @@ impl Made {
     }
 }
 
-/// What the log says of a change of attributes.
-pub(crate) enum Said {
-    /// Nothing: it waits for its group.
+/// The log record of a change of attributes.
+pub(crate) enum AttrRecord {
+    /// None: the change waits for its txg.
     Nothing,
-    /// That extended attributes changed.
+    /// Extended attributes changed.
     Xattrs,
-    /// That these changed, and perhaps extended ones.
+    /// These attributes changed, and perhaps extended ones.
     Attrs(Record),
 }
 
 /// Names and values of extended attributes among the system attributes; `None`: removed.
 pub(crate) type SaXattrs = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
-/// What is said of a hidden directory, in one transaction.
+/// The records of a hidden directory's changes in one transaction.
 pub(crate) struct Script(Bundle);
 
 impl Script {
@@ -170,9 +170,14 @@ pub(crate) fn pair(time: Time) -> [u64; 2] {
 }
 
 impl Record {
-    /// What the log says of a change of attributes, the size apart; `None` if it cannot say
-    /// all. `mode` is the new one.
-    pub(crate) fn of(set: &SetAttrs, mode: Option<u32>, node: &Node, now: Time) -> Option<Record> {
+    /// The record of a change of attributes, except the size; `None` if a record cannot
+    /// describe the whole change. `mode` is the new one.
+    pub(crate) fn of(
+        set: &SetAttrs,
+        mode: Option<u32>,
+        node: &FileNode,
+        now: Time,
+    ) -> Option<Record> {
         if node.legacy {
             return None;
         }
@@ -201,12 +206,12 @@ impl Record {
         })
     }
 
-    /// Of a new mode alone.
-    pub(crate) fn of_mode(node: &Node, mode: u32, now: Time) -> Option<Record> {
+    /// The record of a new mode alone.
+    pub(crate) fn of_mode(node: &FileNode, mode: u32, now: Time) -> Option<Record> {
         Record::of(&SetAttrs::default(), Some(mode), node, now)
     }
 
-    fn body(&self, node: &Node) -> RecordBody<'_> {
+    fn body(&self, node: &FileNode) -> RecordBody<'_> {
         RecordBody::SetAttr(SetAttr {
             object: node.id,
             mask: self.mask,
@@ -222,8 +227,8 @@ impl Record {
     }
 }
 
-/// Flags that change, and the project.
-fn xvattr_of(set: &SetAttrs, node: &Node) -> Option<Xvattr> {
+/// The flags that change, and the project.
+fn xvattr_of(set: &SetAttrs, node: &FileNode) -> Option<Xvattr> {
     let (mut requested, mut values) = (0, 0);
     if let Some(flags) = set.flags {
         for (bit, flag) in XVATTR_FLAGS {
@@ -247,19 +252,21 @@ impl FileSystem {
         self.rw_part().and_then(|rw| rw.log.as_deref())
     }
 
-    /// Whether the log is being replayed: its records reach what callers must not.
+    /// Whether the log is being replayed: a record may change what callers must not.
     pub(crate) fn is_replaying(&self) -> bool {
         self.log().is_some_and(Log::is_replaying)
     }
 
-    /// A file's flags, as far as they forbid anything: what a record says was allowed when it
-    /// was done, and flags of one object are not in order with names below another.
-    pub(crate) fn guards(&self, node: &Node) -> u64 {
+    /// The flags of a file that restrict changes. A replay ignores them: the change was
+    /// allowed when the record was written, and records of one object's flags are not
+    /// ordered with those of names below another.
+    pub(crate) fn enforced_flags(&self, node: &FileNode) -> u64 {
         if self.is_replaying() { 0 } else { node.attrs.pflags }
     }
 
-    /// With `sync=always`: waits until what was done is safe. No lock is held.
-    pub(crate) fn promise(&self, id: ObjectId) -> Result<()> {
+    /// With `sync=always`, waits until the changes of the object are durable. The caller
+    /// holds no lock.
+    pub(crate) fn commit_if_sync_always(&self, id: ObjectId) -> Result<()> {
         match self.log() {
             Some(log) if log.mode() == zil::Mode::Always && !log.is_replaying() => {
                 log.commit(self, Some(id))
@@ -268,7 +275,7 @@ impl FileSystem {
         }
     }
 
-    /// A change that no record says.
+    /// Adds a barrier for a change that no record describes.
     pub(crate) fn log_nothing(&self, tx: &Tx) {
         if let Some(log) = self.log() {
             log.barrier(tx.txg());
@@ -284,7 +291,7 @@ impl FileSystem {
         };
         let mut bundle = Bundle::new(tx.txg());
         bundle.push(txtype, &made.body(tx.txg(), name, kind == FileType::Symlink));
-        if made.adorned || !made.xattrs.is_empty() && !log.takes_xattrs() {
+        if made.has_other_xattrs || !made.xattrs.is_empty() && !log.takes_xattrs() {
             bundle.mark_incomplete();
         }
         for (name, value) in &made.xattrs {
@@ -295,7 +302,7 @@ impl FileSystem {
         log.names(bundle, None);
     }
 
-    /// `unnamed`: it had no name before, and the log does not know it.
+    /// `unnamed`: the object had no name before, so the log has no record of it.
     pub(crate) fn log_linked(
         &self,
         tx: &Tx,
@@ -311,21 +318,21 @@ impl FileSystem {
         log.name(tx.txg(), TX_LINK, &RecordBody::Link { directory, object, name }, None);
     }
 
-    /// `gone` has no name any more.
+    /// `unlinked`: the object lost its last name.
     pub(crate) fn log_removed(
         &self,
         tx: &Tx,
         directory: ObjectId,
         name: &[u8],
         dir: bool,
-        gone: Option<ObjectId>,
+        unlinked: Option<ObjectId>,
     ) {
         let Some(log) = self.log() else { return };
         let txtype = if dir { TX_RMDIR } else { TX_REMOVE };
-        log.name(tx.txg(), txtype, &RecordBody::Remove { directory, name }, gone);
+        log.name(tx.txg(), txtype, &RecordBody::Remove { directory, name }, unlinked);
     }
 
-    /// `white`: what is left under the old name; `gone` has no name any more.
+    /// `white`: the object left under the old name; `unlinked`: the object lost its last name.
     pub(crate) fn log_renamed(
         &self,
         tx: &Tx,
@@ -333,10 +340,10 @@ impl FileSystem {
         white: Option<&Made>,
         (from_dir, from, to_dir, to): (ObjectId, &[u8], ObjectId, &[u8]),
         moved: &[ObjectId],
-        gone: Option<ObjectId>,
+        unlinked: Option<ObjectId>,
     ) {
         let Some(log) = self.log() else { return };
-        // Their content first.
+        // Their content is logged first.
         moved.iter().for_each(|id| log.commit_with_names(*id));
         let names = Names { from_dir, to_dir, from, to };
         let (kind, body) = match (how, white) {
@@ -347,18 +354,18 @@ impl FileSystem {
             _ => (TX_RENAME, RecordBody::Rename(names)),
         };
         let mut bundle = Bundle::new(tx.txg()).with(kind, &body);
-        if white.is_some_and(|made| made.adorned || !made.xattrs.is_empty()) {
+        if white.is_some_and(|made| made.has_other_xattrs || !made.xattrs.is_empty()) {
             bundle.mark_incomplete();
         }
-        log.names(bundle, gone);
+        log.names(bundle, unlinked);
     }
 
-    /// `stripped`: set-id bits went, and the mode is this now; `last`: nothing of the write
-    /// follows.
+    /// `stripped`: set-id bits were cleared, and this is the new mode; `last`: this is the
+    /// last piece of the write.
     pub(crate) fn log_written(
         &self,
         tx: &Tx,
-        node: &Node,
+        node: &FileNode,
         offset: u64,
         data: &[u8],
         stripped: Option<&Record>,
@@ -374,8 +381,8 @@ impl FileSystem {
         log.write(tx.txg(), node.id, offset, data);
     }
 
-    /// The file ends at `offset`, or with `len` these bytes became zeros.
-    pub(crate) fn log_truncated(&self, tx: &Tx, node: &Node, offset: u64, length: u64) {
+    /// The file ends at `offset`, or with `len` these bytes were zeroed.
+    pub(crate) fn log_truncated(&self, tx: &Tx, node: &FileNode, offset: u64, length: u64) {
         let Some(log) = self.log() else { return };
         if node.attrs.nlink > 0 {
             let body = RecordBody::Truncate { object: node.id, offset, length };
@@ -383,28 +390,35 @@ impl FileSystem {
         }
     }
 
-    /// Changed attributes, and nothing else.
-    pub(crate) fn log_attrs(&self, tx: &Tx, node: &Node, record: Record) {
-        self.log_changed(node, &Said::Attrs(record), &Vec::new(), Script::new(tx));
+    /// Only attributes changed.
+    pub(crate) fn log_attrs(&self, tx: &Tx, node: &FileNode, record: Record) {
+        self.log_changed(node, &AttrRecord::Attrs(record), &Vec::new(), Script::new(tx));
     }
 
-    /// Changed attributes, `xattrs` among them, and what `script` says of the hidden directory.
-    pub(crate) fn log_changed(&self, node: &Node, said: &Said, xattrs: &SaXattrs, script: Script) {
+    /// Attributes changed, `xattrs` among them; `script` has the changes of the hidden
+    /// directory.
+    pub(crate) fn log_changed(
+        &self,
+        node: &FileNode,
+        attr_record: &AttrRecord,
+        xattrs: &SaXattrs,
+        script: Script,
+    ) {
         let Some(log) = self.log().filter(|_| node.attrs.nlink > 0) else { return };
         let by_name = !script.0.is_empty();
         let mut bundle = script.0;
         for (name, value) in xattrs {
-            // A record without a value removes.
+            // A record without a value stands for a removal.
             if value.as_ref().is_some_and(Vec::is_empty) || !log.takes_xattrs() {
                 bundle.mark_incomplete();
             }
             let body = RecordBody::SetSaXattr { object: node.id, name, value: value.as_deref() };
             bundle.push(TX_SETSAXATTR, &body);
         }
-        match said {
-            Said::Nothing => bundle.mark_incomplete(),
-            Said::Xattrs => {}
-            Said::Attrs(record) => bundle.push(TX_SETATTR, &record.body(node)),
+        match attr_record {
+            AttrRecord::Nothing => bundle.mark_incomplete(),
+            AttrRecord::Xattrs => {}
+            AttrRecord::Attrs(record) => bundle.push(TX_SETATTR, &record.body(node)),
         }
         if by_name {
             log.commit_with_names(node.id);
@@ -439,14 +453,14 @@ impl zil::Source for FileSystem {
     }
 
     fn early_blocks(&self, txg: Txg) -> Option<Box<dyn zil::EarlyBlocks>> {
-        Some(Box::new(Placing(self.os().early(txg))))
+        Some(Box::new(EarlyWrites(self.os().early(txg))))
     }
 }
 
-/// Blocks of files that a commit writes.
-struct Placing(Early);
+/// Early writes of file blocks by a commit.
+struct EarlyWrites(Early);
 
-impl zil::EarlyBlocks for Placing {
+impl zil::EarlyBlocks for EarlyWrites {
     fn block_size(&self, object: ObjectId) -> Option<u64> {
         self.0.block_size(object)
     }

@@ -1,4 +1,4 @@
-//! Who may change an object, and how readers do without locks.
+//! Locks of objects against concurrent changes, and seqlocks for readers without locks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::{Io, Mode};
 
 const STRIPES: usize = 64;
-/// Times that a reader looks again before it keeps writers out.
+/// How often a reader retries before it excludes writers.
 const TRIES: usize = 8;
 
 fn stripe(id: ObjectId) -> usize {
@@ -18,24 +18,24 @@ fn stripe(id: ObjectId) -> usize {
 }
 
 #[derive(Default)]
-struct State {
+struct LockState {
     exclusive: bool,
-    /// Somebody waits for exclusion: no more ranges are given.
+    /// Threads that wait for exclusion: no more ranges are granted.
     waiting: usize,
     ranges: Vec<Range<u64>>,
 }
 
 #[derive(Default)]
-struct Lock {
-    state: Mutex<State>,
+struct ObjectLock {
+    state: Mutex<LockState>,
     freed: Condvar,
 }
 
-type Stripe = Mutex<IdMap<u64, Arc<Lock>>>;
+type LockStripe = Mutex<IdMap<u64, Arc<ObjectLock>>>;
 
-/// The locks of objects; one exists while somebody has or wants it.
+/// The locks of objects; one exists while a thread holds it or waits for it.
 pub(crate) struct Locks {
-    stripes: [Stripe; STRIPES],
+    stripes: [LockStripe; STRIPES],
 }
 
 impl Default for Locks {
@@ -44,23 +44,23 @@ impl Default for Locks {
     }
 }
 
-/// A lock that is held: all of the object, or a range of a file.
-pub(crate) struct Held<'a> {
-    stripe: &'a Stripe,
+/// A held lock: on the whole object, or on a range of a file.
+pub(crate) struct ObjectLockGuard<'a> {
+    stripe: &'a LockStripe,
     id: ObjectId,
-    lock: Arc<Lock>,
+    lock: Arc<ObjectLock>,
     range: Option<Range<u64>>,
 }
 
 impl Locks {
-    fn get(&self, id: ObjectId) -> (&Stripe, Arc<Lock>) {
+    fn get(&self, id: ObjectId) -> (&LockStripe, Arc<ObjectLock>) {
         let stripe = &self.stripes[stripe(id)];
         let lock = Arc::clone(stripe.lock().entry(id.0).or_default());
         (stripe, lock)
     }
 
-    /// Everybody else is kept away from the object.
-    pub(crate) fn exclusive(&self, id: ObjectId) -> Held<'_> {
+    /// Locks the object exclusively.
+    pub(crate) fn exclusive(&self, id: ObjectId) -> ObjectLockGuard<'_> {
         let (stripe, lock) = self.get(id);
         {
             let mut state = lock.state.lock();
@@ -71,19 +71,19 @@ impl Locks {
             state.waiting -= 1;
             state.exclusive = true;
         }
-        Held { stripe, id, lock, range: None }
+        ObjectLockGuard { stripe, id, lock, range: None }
     }
 
-    /// Several objects, in ascending order, each once.
-    pub(crate) fn all(&self, ids: &[ObjectId]) -> Vec<Held<'_>> {
+    /// Locks several objects exclusively, in ascending order, each once.
+    pub(crate) fn all(&self, ids: &[ObjectId]) -> Vec<ObjectLockGuard<'_>> {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
         ids.dedup();
         ids.into_iter().map(|id| self.exclusive(id)).collect()
     }
 
-    /// A range of a file: others may have other ranges.
-    pub(crate) fn range(&self, id: ObjectId, range: Range<u64>) -> Held<'_> {
+    /// Locks a range of a file; other ranges can be locked at the same time.
+    pub(crate) fn range(&self, id: ObjectId, range: Range<u64>) -> ObjectLockGuard<'_> {
         let (stripe, lock) = self.get(id);
         {
             let mut state = lock.state.lock();
@@ -93,11 +93,11 @@ impl Locks {
             }
             state.ranges.push(range.clone());
         }
-        Held { stripe, id, lock, range: Some(range) }
+        ObjectLockGuard { stripe, id, lock, range: Some(range) }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ObjectLockGuard<'_> {
     fn drop(&mut self) {
         {
             let mut state = self.lock.state.lock();
@@ -111,7 +111,7 @@ impl Drop for Held<'_> {
             }
             self.lock.freed.notify_all();
         }
-        // Whoever wants it has a reference, taken under the stripe's lock.
+        // A thread that waits has a reference, which it took under the stripe's lock.
         let mut stripe = self.stripe.lock();
         if Arc::strong_count(&self.lock) == 2 {
             stripe.remove(&self.id.0);
@@ -120,63 +120,63 @@ impl Drop for Held<'_> {
 }
 
 #[derive(Default)]
-struct Turn {
+struct SeqCell {
     version: AtomicU64,
     changing: Mutex<()>,
 }
 
-/// Changes of several steps, and readers that never see the middle of one.
-pub(crate) struct Turns {
-    cells: [Turn; STRIPES],
+/// Seqlocks for changes of several steps: readers see the state before or after a change.
+pub(crate) struct SeqLock {
+    cells: [SeqCell; STRIPES],
 }
 
-impl Default for Turns {
+impl Default for SeqLock {
     fn default() -> Self {
-        Turns { cells: std::array::from_fn(|_| Turn::default()) }
+        SeqLock { cells: std::array::from_fn(|_| SeqCell::default()) }
     }
 }
 
-/// A change of several steps is going on.
-pub(crate) struct TurnGuard<'a> {
-    turn: &'a Turn,
+/// A change of several steps is in progress.
+pub(crate) struct SeqWriteGuard<'a> {
+    cell: &'a SeqCell,
     _changing: MutexGuard<'a, ()>,
 }
 
-impl Drop for TurnGuard<'_> {
+impl Drop for SeqWriteGuard<'_> {
     fn drop(&mut self) {
-        self.turn.version.fetch_add(1, SeqCst);
+        self.cell.version.fetch_add(1, SeqCst);
     }
 }
 
-impl Turns {
-    /// Begins a change of `id`; one thread has one at a time.
-    pub(crate) fn take(&self, id: ObjectId) -> TurnGuard<'_> {
-        let turn = &self.cells[stripe(id)];
-        let changing = turn.changing.lock();
-        turn.version.fetch_add(1, SeqCst);
-        TurnGuard { turn, _changing: changing }
+impl SeqLock {
+    /// Begins a change of `id`; a thread has at most one at a time.
+    pub(crate) fn write(&self, id: ObjectId) -> SeqWriteGuard<'_> {
+        let cell = &self.cells[stripe(id)];
+        let changing = cell.changing.lock();
+        cell.version.fetch_add(1, SeqCst);
+        SeqWriteGuard { cell, _changing: changing }
     }
 
-    /// What `f` reads of `id`, all of it before or all of it after any change.
+    /// The result of `f`, which reads `id`: its state before or after any change.
     ///
     /// # Errors
-    /// Those of `f`; `WouldBlock` when it must not wait, and would have to.
+    /// Those of `f`; `WouldBlock` when the call must not wait, and would have to.
     pub(crate) fn read<T>(
         &self,
         id: ObjectId,
         io: Io,
         mut f: impl FnMut() -> Result<T>,
     ) -> Result<T> {
-        let turn = &self.cells[stripe(id)];
+        let cell = &self.cells[stripe(id)];
         for _ in 0..TRIES {
-            let before = turn.version.load(SeqCst);
+            let before = cell.version.load(SeqCst);
             if before.is_multiple_of(2) {
                 let out = f();
-                if turn.version.load(SeqCst) == before {
+                if cell.version.load(SeqCst) == before {
                     return out;
                 }
             } else if io.mode == Mode::MayWait {
-                drop(turn.changing.lock());
+                drop(cell.changing.lock());
             } else {
                 break;
             }
@@ -184,7 +184,7 @@ impl Turns {
         if io.mode != Mode::MayWait {
             return Err(Error::new(ErrorKind::WouldBlock, "the object is being changed"));
         }
-        let _alone = turn.changing.lock();
+        let _alone = cell.changing.lock();
         f()
     }
 }
@@ -195,7 +195,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn ranges_exclude_each_other_and_who_wants_all() {
+    fn ranges_exclude_each_other_and_exclusive_locks() {
         let locks = Locks::default();
         let inside = AtomicUsize::new(0);
         let alone = AtomicUsize::new(0);
@@ -220,18 +220,18 @@ mod tests {
 
     #[test]
     fn readers_see_no_middle() {
-        let turns = Turns::default();
+        let seqlock = SeqLock::default();
         let (a, b) = (AtomicU64::new(0), AtomicU64::new(0));
         let id = ObjectId(5);
         base::rt::fan_out(3, |i| {
             for n in 0..3000 {
                 if i == 0 {
-                    let _turn = turns.take(id);
+                    let _turn = seqlock.write(id);
                     a.store(n, SeqCst);
                     b.store(n, SeqCst);
                 } else {
                     let io = if i == 1 { Io::WAIT } else { Io::MEMORY };
-                    match turns.read(id, io, || Ok((a.load(SeqCst), b.load(SeqCst)))) {
+                    match seqlock.read(id, io, || Ok((a.load(SeqCst), b.load(SeqCst)))) {
                         Ok((a, b)) => assert_eq!(a, b),
                         Err(e) => assert!(i == 2 && e.kind() == ErrorKind::WouldBlock),
                     }

@@ -12,9 +12,9 @@ use ondisk::znode::{
 };
 
 use super::acl;
-use super::given::{Dacl, Given};
 use super::journal::{Made, Script};
-use super::node::{AttrList, AttrValue, Do, Node, Patch, Plan};
+use super::node::{AttrList, AttrOp, AttrPlan, AttrValue, FileNode, Patch};
+use super::record_attrs::{Dacl, RecordAttrs};
 use super::types::{Caller, New, denied, exists};
 use super::types::{RwProps, XattrForm};
 use crate::attrs::Attrs;
@@ -22,15 +22,15 @@ use crate::create::legacy_znode;
 use crate::fs::FileSystem;
 use crate::master::CaseSensitivity;
 
-/// A block takes a sector at least, however small it is: one of 4 KiB on most pools.
+/// A block takes at least one sector, which is 4 KiB on most pools.
 const SECTOR: u64 = 4 << 10;
 
-/// What `count` blocks of `block` bytes are announced as.
+/// Bytes to reserve for `count` blocks of `block` bytes.
 pub(crate) fn blocks_cost(count: u64, block: u64) -> u64 {
     count.saturating_mul(block.max(SECTOR))
 }
 
-/// Bytes that a call makes dirty beside data: blocks of the dnodes it changes.
+/// Bytes that a call makes dirty besides data: blocks of the dnodes it changes.
 pub(crate) const DNODE_BLOCK: u64 = 16 << 10;
 /// A microzap that turns fat.
 const CONVERSION: u64 = 1 << 20;
@@ -38,19 +38,19 @@ const CONVERSION: u64 = 1 << 20;
 const MICRO_MAX: u64 = 128 << 10;
 const S_ISGID: u32 = 0o2000;
 const S_IXGRP: u32 = 0o010;
-/// Bytes of a file's block before it has content.
+/// Bytes of the block of a file without content.
 const BLOCK_LEAST: u32 = 512;
 /// Bytes of a symbolic link's target behind a znode of before version 5.
 const LEGACY_TAIL: usize = 320 - ZNODE_PHYS_SIZE;
-/// Where a structure of before version 5 has its time of creation.
+/// Offset of the creation time in a structure of before version 5.
 const LEGACY_CRTIME: std::ops::Range<usize> = 48..64;
-/// First version whose directory entries tell the type.
+/// First version whose directory entries have the type.
 const VERSION_TYPES: u64 = 2;
 /// First version with flags of files.
 const VERSION_FLAGS: u64 = 3;
 
-/// An object that is to be born: everything but its number and group.
-pub(crate) struct Birth {
+/// A prepared new object: everything but its object id and txg.
+pub(crate) struct PreparedFile {
     pub(crate) kind: FileType,
     mode: u64,
     uid: u64,
@@ -64,8 +64,8 @@ pub(crate) struct Birth {
     project: u64,
     target: Vec<u8>,
     size: u64,
-    /// Without system attributes before version 5.
-    sa: Option<(AttrList, Plan)>,
+    /// `None` before version 5, which has no system attributes.
+    sa: Option<(AttrList, AttrPlan)>,
     slots: u8,
     /// Bytes of a data block; 0 is 512.
     block_size: u32,
@@ -73,12 +73,12 @@ pub(crate) struct Birth {
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Extended attributes among the system attributes.
     sa_xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Number and generation that a record of the log says it has.
+    /// Object id and generation from a log record.
     fixed: Option<(ObjectId, u64)>,
 }
 
-/// What [`FileSystem::conceive`] is told.
-pub(crate) struct Seed<'a> {
+/// Parameters of [`FileSystem::prepare_new`].
+pub(crate) struct NewFileSpec<'a> {
     pub(crate) kind: FileType,
     pub(crate) mode: u32,
     pub(crate) uid: u64,
@@ -88,14 +88,15 @@ pub(crate) struct Seed<'a> {
     pub(crate) rdev: u64,
     pub(crate) target: &'a [u8],
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Time of birth, if not now; and slots of the dnode, if not as the properties say.
+    /// Creation time, if not now; and slots of the dnode, if not according to the
+    /// properties.
     pub(crate) logged: Option<(Time, u8)>,
-    /// What only a record tells.
-    pub(crate) given: Given,
+    /// Data that only a log record has.
+    pub(crate) record_attrs: RecordAttrs,
 }
 
-impl Birth {
-    /// Bytes that the birth makes dirty.
+impl PreparedFile {
+    /// Bytes that the creation makes dirty.
     pub(crate) fn cost(&self) -> u64 {
         let xattrs: u64 = self.xattrs.iter().map(|x| x.1.len() as u64 + 3 * DNODE_BLOCK).sum();
         DNODE_BLOCK
@@ -132,7 +133,8 @@ impl FileSystem {
         ondisk::zap::ZapValue::from_u64(znode::DirEntry { object: id.0, file_type }.encode())
     }
 
-    /// Whose a new file is: group and set-id bits go by the directory's set-group-id bit.
+    /// The owners of a new file. Its group and set-id bits depend on the directory's
+    /// set-group-id bit.
     fn ownership(by: &Caller, parent: &Attrs, kind: FileType, mode: u32) -> (u64, u64, u32) {
         let mode = mode & 0o7777;
         let inherits = parent.mode & S_ISGID != 0;
@@ -141,7 +143,7 @@ impl FileSystem {
             (true, _) => (parent.group_fuid, mode),
             (false, _) => (u64::from(by.gid), mode),
         };
-        // A set-group-id program of a group that its maker is not in.
+        // A set-group-id program of a group to which the caller does not belong.
         let strange = kind != FileType::Dir
             && mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
             && !by.privileged
@@ -149,18 +151,18 @@ impl FileSystem {
         (u64::from(by.uid), gid, if strange { mode & !S_ISGID } else { mode })
     }
 
-    /// Prepares a new file below `parent`: owners, mode and ACLs that it inherits.
+    /// Prepares a new file below `parent`, with the owners, mode and ACLs that it inherits.
     ///
     /// # Errors
     /// `Invalid` for an impossible kind or target, `NameTooLong` for a long target, those
     /// of the tables of attributes.
-    pub(crate) fn conceive_in(
+    pub(crate) fn prepare_new_in(
         &self,
         by: &Caller,
-        parent: &Node,
+        parent: &FileNode,
         new: &New<'_>,
         props: &RwProps,
-    ) -> Result<Birth> {
+    ) -> Result<PreparedFile> {
         match new.kind {
             FileType::Unknown => return Err(Error::invalid("no such kind of file")),
             FileType::Symlink if new.target.is_empty() => {
@@ -186,8 +188,8 @@ impl FileSystem {
         let heir = matches!(new.kind, FileType::Dir | FileType::Regular);
         let rdev = u64::from(new.device.major) << 20 | u64::from(new.device.minor & 0xf_ffff);
         let device = matches!(new.kind, FileType::Char | FileType::Block);
-        self.conceive(
-            Seed {
+        self.prepare_new(
+            NewFileSpec {
                 kind: new.kind,
                 mode,
                 uid,
@@ -198,35 +200,39 @@ impl FileSystem {
                 target: if new.kind == FileType::Symlink { new.target } else { b"" },
                 xattrs,
                 logged: None,
-                given: Given::default(),
+                record_attrs: RecordAttrs::default(),
             },
             props,
         )
     }
 
-    /// Prepares an object. No transaction may be open.
-    pub(crate) fn conceive(&self, seed: Seed<'_>, props: &RwProps) -> Result<Birth> {
+    /// Prepares an object. The caller must not have a transaction open.
+    pub(crate) fn prepare_new(
+        &self,
+        seed: NewFileSpec<'_>,
+        props: &RwProps,
+    ) -> Result<PreparedFile> {
         let (now, slots) = match seed.logged {
             Some(logged) => logged,
             None => (self.rw_always()?.host.now(), props.dnode_slots),
         };
         let is_dir = seed.kind == FileType::Dir;
         let mode = seed.kind.nibble() << 12 | u64::from(seed.mode & 0o7777);
-        let given = seed.given;
-        let dacl = match &given.acl {
-            Some((aces, flags)) => Dacl::given(aces, *flags, mode, (seed.uid, seed.gid), is_dir),
+        let record_attrs = seed.record_attrs;
+        let dacl = match &record_attrs.acl {
+            Some((aces, flags)) => Dacl::explicit(aces, *flags, mode, (seed.uid, seed.gid), is_dir),
             None => Dacl::of_mode(mode, is_dir),
         };
         let mut flags = seed.flags | dacl.flags;
         if self.props().version >= VERSION_FLAGS {
             flags |= ZFS_ARCHIVE | ZFS_AV_MODIFIED;
-            flags = flags & !given.flags.0 | given.flags.1;
+            flags = flags & !record_attrs.flags.0 | record_attrs.flags.1;
         }
-        let scanstamp = given.scanstamp.filter(|_| seed.kind == FileType::Regular);
-        let mut birth = Birth {
+        let scanstamp = record_attrs.scanstamp.filter(|_| seed.kind == FileType::Regular);
+        let mut prepared = PreparedFile {
             kind: seed.kind,
             mode: dacl.mode,
-            crtime: given.crtime.unwrap_or(now),
+            crtime: record_attrs.crtime.unwrap_or(now),
             dacl,
             scanstamp,
             uid: seed.uid,
@@ -234,7 +240,7 @@ impl FileSystem {
             flags,
             now,
             rdev: seed.rdev,
-            project: given.project.unwrap_or(seed.project),
+            project: record_attrs.project.unwrap_or(seed.project),
             target: seed.target.to_vec(),
             size: if is_dir { 2 } else { seed.target.len() as u64 },
             sa: None,
@@ -245,93 +251,93 @@ impl FileSystem {
             fixed: None,
         };
         let projects = self.os().props()?.count_projects;
-        if given.project.is_some_and(|p| p != 0) && !projects {
+        if record_attrs.project.is_some_and(|p| p != 0) && !projects {
             return Err(Error::unsupported("there are no projects here"));
         }
         if self.props().version < crate::master::ZPL_VERSION {
-            birth.slots = 1;
-            if birth.scanstamp.is_some() {
-                birth.flags |= ZFS_BONUS_SCANSTAMP;
+            prepared.slots = 1;
+            if prepared.scanstamp.is_some() {
+                prepared.flags |= ZFS_BONUS_SCANSTAMP;
             }
-            if birth.target.len() > LEGACY_TAIL {
-                birth.block_size = (birth.target.len() as u32).next_multiple_of(512);
+            if prepared.target.len() > LEGACY_TAIL {
+                prepared.block_size = (prepared.target.len() as u32).next_multiple_of(512);
             }
-            if !birth.xattrs.is_empty() {
-                self.ready_hidden(&birth.hidden_owner(ObjectId(0)), props)?;
+            if !prepared.xattrs.is_empty() {
+                self.ready_hidden(&prepared.hidden_owner(ObjectId(0)), props)?;
             }
-            return Ok(birth);
+            return Ok(prepared);
         }
         if projects {
-            birth.flags |= ZFS_PROJID;
+            prepared.flags |= ZFS_PROJID;
         }
-        let (tables, template) = (self.tables(), template(&birth, projects));
+        let (tables, template) = (self.tables(), template(&prepared, projects));
         let mut list = AttrList::with_capacity(template.len() + 1);
         for attr in template {
             let number = tables.number(attr).map_or_else(|| self.ensure_attr(attr), Ok)?;
-            list.set(number, birth.value(attr));
+            list.set(number, prepared.value(attr));
         }
-        if let Some(stamp) = &birth.scanstamp {
+        if let Some(stamp) = &prepared.scanstamp {
             list.set(self.ensure_attr(ZplAttr::Scanstamp)?, stamp.to_vec());
         }
-        if !birth.xattrs.is_empty() && props.xattr != XattrForm::Dir {
-            let packed = ondisk::xattr::pack_sa(&birth.xattrs);
+        if !prepared.xattrs.is_empty() && props.xattr != XattrForm::Dir {
+            let packed = ondisk::xattr::pack_sa(&prepared.xattrs);
             if let Ok(packed) = packed {
                 list.set(self.ensure_attr(ZplAttr::Dxattr)?, packed);
-                birth.sa_xattrs = std::mem::take(&mut birth.xattrs);
+                prepared.sa_xattrs = std::mem::take(&mut prepared.xattrs);
             }
         }
-        if !birth.xattrs.is_empty() {
-            self.ready_hidden(&birth.hidden_owner(ObjectId(0)), props)?;
-            // Its number is known when the directory is there.
+        if !prepared.xattrs.is_empty() {
+            self.ready_hidden(&prepared.hidden_owner(ObjectId(0)), props)?;
+            // The object id is filled in when the directory exists.
             list.set(self.ensure_attr(ZplAttr::Xattr)?, AttrValue::word(0));
         }
-        let plan = self.plan(&list, birth.slots)?;
-        birth.sa = Some((list, plan));
-        Ok(birth)
+        let plan = self.plan(&list, prepared.slots)?;
+        prepared.sa = Some((list, plan));
+        Ok(prepared)
     }
 
-    /// Makes the object, without a name.
+    /// Creates the object, without a name.
     ///
     /// # Errors
-    /// `NoSpace` without a free number, those of the object set.
-    pub(crate) fn bear(
+    /// `NoSpace` without a free object id, those of the object set.
+    pub(crate) fn create_object(
         &self,
         tx: &Tx,
-        mut birth: Birth,
+        mut prepared: PreparedFile,
         parent: ObjectId,
         links: u64,
     ) -> Result<ObjectId> {
         let os = self.os();
-        let object_type = match birth.kind {
+        let object_type = match prepared.kind {
             FileType::Dir => ObjType::DIRECTORY_CONTENTS,
             _ => ObjType::PLAIN_FILE_CONTENTS,
         };
-        let generation = birth.generation(tx.txg());
+        let generation = prepared.generation(tx.txg());
         let patch = Patch::new()
-            .and(ZplAttr::Gen, Do::Set(generation))
-            .and(ZplAttr::Parent, Do::Set(parent.0))
-            .and(ZplAttr::Links, Do::Set(links));
-        let (bonus_type, bonus, spill) = match &mut birth.sa {
+            .and(ZplAttr::Gen, AttrOp::Set(generation))
+            .and(ZplAttr::Parent, AttrOp::Set(parent.0))
+            .and(ZplAttr::Links, AttrOp::Set(links));
+        let (bonus_type, bonus, spill) = match &mut prepared.sa {
             Some((list, plan)) => {
                 list.apply(&self.tables(), &patch)?;
                 let (bonus, spill) = self.encode(list, *plan)?;
                 (ObjType::SA, bonus, spill)
             }
-            None => (ObjType::ZNODE, birth.znode(generation, parent, links)?, None),
+            None => (ObjType::ZNODE, prepared.znode(generation, parent, links)?, None),
         };
         let spec = ObjectSpec {
             object_type,
             bonus_type,
             bonus,
-            slots: birth.slots,
-            block_size: birth.block_size,
+            slots: prepared.slots,
+            block_size: prepared.block_size,
             ..ObjectSpec::default()
         };
-        let id = match birth.fixed {
+        let id = match prepared.fixed {
             Some((id, _)) => os.claim(tx, id, &spec).map(|()| id)?,
             None => os.allocate(tx, &spec)?,
         };
-        let rest = self.finish(tx, id, &birth, spill.as_deref());
+        let rest = self.finish(tx, id, &prepared, spill.as_deref());
         if rest.is_err() {
             os.free_object(tx, id)?;
         }
@@ -339,44 +345,50 @@ impl FileSystem {
         rest.map(|()| id)
     }
 
-    fn finish(&self, tx: &Tx, id: ObjectId, birth: &Birth, spill: Option<&[u8]>) -> Result<()> {
+    fn finish(
+        &self,
+        tx: &Tx,
+        id: ObjectId,
+        prepared: &PreparedFile,
+        spill: Option<&[u8]>,
+    ) -> Result<()> {
         let os = self.os();
-        if birth.kind == FileType::Dir {
+        if prepared.kind == FileType::Dir {
             zaps::init(os, tx, id, self.normflags())?;
         }
         if let Some(spill) = spill {
             os.set_spill(tx, id, Some(spill))?;
         }
-        if birth.block_size != 0 && birth.sa.is_none() {
-            os.write(tx, id, 0, &birth.target)?;
+        if prepared.block_size != 0 && prepared.sa.is_none() {
+            os.write(tx, id, 0, &prepared.target)?;
         }
-        if birth.sa.is_none() && !birth.is_plain() {
-            self.set_legacy_acl(tx, id, &birth.dacl.aces)?;
+        if prepared.sa.is_none() && !prepared.is_plain() {
+            self.set_legacy_acl(tx, id, &prepared.dacl.aces)?;
         }
-        if birth.xattrs.is_empty() {
+        if prepared.xattrs.is_empty() {
             return Ok(());
         }
-        let owner = birth.hidden_owner(id);
+        let owner = prepared.hidden_owner(id);
         let props = self.rw_always()?.host.props();
-        // The log has no record of it.
+        // These changes are not logged.
         let mut script = Script::new(tx);
-        let dir = self.bear_xattr_dir(tx, &owner, &props, &mut script)?;
-        for (name, value) in &birth.xattrs {
+        let dir = self.create_xattr_dir(tx, &owner, &props, &mut script)?;
+        for (name, value) in &prepared.xattrs {
             self.put_xattr_file(tx, &owner, dir, (name, value), &props, &mut script)?;
         }
-        let patch = Patch::new().and(ZplAttr::Xattr, Do::Set(dir.0));
-        let legacy = birth.sa.is_none();
-        if let Some((mut list, plan)) = birth.sa.clone() {
-            // Not necessarily in the bonus.
+        let patch = Patch::new().and(ZplAttr::Xattr, AttrOp::Set(dir.0));
+        let legacy = prepared.sa.is_none();
+        if let Some((mut list, plan)) = prepared.sa.clone() {
+            // The attribute may be in the spill block.
             list.apply(&self.tables(), &patch)?;
             return self.store(tx, id, &list, plan);
         }
         self.patch_id(tx, id, legacy, &patch)
     }
 
-    /// Makes a file of any kind. Owner and group are the caller's, but the group the
-    /// directory's below one with the set-group-id bit; permissions lack the umask, or
-    /// are what the directory's default ACL leaves.
+    /// Creates a file of any kind. Owner and group are the caller's; below a directory with
+    /// the set-group-id bit the group is the directory's. The umask, or the directory's
+    /// default ACL, restricts the permissions.
     ///
     /// # Errors
     /// `Exists`; `NotFound` for a directory that was removed; `NotDir`; `NameTooLong`,
@@ -384,21 +396,21 @@ impl FileSystem {
     /// `TooManyLinks`; `NoSpace`; `Quota`; `ReadOnly`; those of reading.
     pub fn make(&self, by: &Caller, dir: ObjectId, name: &[u8], new: &New<'_>) -> Result<Attrs> {
         let (id, attrs) = self.make_in(dir, name, |parent, props| {
-            let birth = self.conceive_in(by, parent, new, props)?;
-            self.check_new_quota(&birth.owner())?;
-            Ok(birth)
+            let prepared = self.prepare_new_in(by, parent, new, props)?;
+            self.check_new_quota(&prepared.owner())?;
+            Ok(prepared)
         })?;
-        self.promise(id)?;
+        self.commit_if_sync_always(id)?;
         attrs.map_or_else(|| self.attrs(id, Io::WAIT), Ok)
     }
 
-    /// Makes what `conceive` prepares, and gives it a name. Its attributes come along where
-    /// they need not be read.
+    /// Creates the object that `prepare_new` prepares, and gives it a name. Also returns its
+    /// attributes if they are known without reading.
     pub(crate) fn make_in(
         &self,
         dir: ObjectId,
         name: &[u8],
-        conceive: impl FnOnce(&Node, &RwProps) -> Result<Birth>,
+        prepare_new: impl FnOnce(&FileNode, &RwProps) -> Result<PreparedFile>,
     ) -> Result<(ObjectId, Option<Attrs>)> {
         let (rw, props) = self.rw()?;
         self.check_name(name)?;
@@ -407,25 +419,25 @@ impl FileSystem {
         if self.entry(dir, name)?.is_some() {
             return Err(exists().in_object(dir));
         }
-        let birth = conceive(&parent, &props)?;
-        let kind = birth.kind;
+        let prepared = prepare_new(&parent, &props)?;
+        let kind = prepared.kind;
         let is_dir = kind == FileType::Dir;
         if is_dir {
             self.check_links(&parent)?;
         }
-        let now = birth.now;
-        let cost = birth.cost() + entry_cost(&parent.object) + DNODE_BLOCK;
-        let mut record = birth.record(dir);
+        let now = prepared.now;
+        let cost = prepared.cost() + entry_cost(&parent.object) + DNODE_BLOCK;
+        let mut record = prepared.record(dir);
         let tx = rw.host.begin(cost, false)?;
-        let attrs = birth.attrs(tx.txg(), dir);
-        let id = self.bear(&tx, birth, dir, if is_dir { 2 } else { 1 })?;
+        let attrs = prepared.attrs(tx.txg(), dir);
+        let id = self.create_object(&tx, prepared, dir, if is_dir { 2 } else { 1 })?;
         if let Err(e) = self.add_entry(&tx, dir, name, id, kind) {
             self.os().free_object(&tx, id)?;
             return Err(e);
         }
-        let mut patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Add(1));
+        let mut patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Add(1));
         if is_dir {
-            patch.push(ZplAttr::Links, Do::Add(1));
+            patch.push(ZplAttr::Links, AttrOp::Add(1));
         }
         self.patch(&tx, &parent, &patch)?;
         record.object = id;
@@ -433,8 +445,8 @@ impl FileSystem {
         Ok((id, attrs.map(|attrs| Attrs { id, ..attrs })))
     }
 
-    /// Makes a regular file without a name (`O_TMPFILE`); it lives as long as it is held,
-    /// unless [`FileSystem::link`] gives it one.
+    /// Creates a regular file without a name (`O_TMPFILE`). It exists as long as it is
+    /// held, unless [`FileSystem::link`] gives it a name.
     ///
     /// # Errors
     /// As [`FileSystem::make`].
@@ -442,12 +454,12 @@ impl FileSystem {
         let (rw, props) = self.rw()?;
         let _dir = rw.locks.exclusive(dir);
         let parent = self.parent(dir)?;
-        let birth = self.conceive_in(by, &parent, &New::file(mode), &props)?;
-        self.check_new_quota(&birth.owner())?;
+        let prepared = self.prepare_new_in(by, &parent, &New::file(mode), &props)?;
+        self.check_new_quota(&prepared.owner())?;
         let _queue = rw.queue.lock();
-        let cost = birth.cost() + self.queue_cost()?;
+        let cost = prepared.cost() + self.queue_cost()?;
         let tx = rw.host.begin(cost, false)?;
-        let id = self.bear(&tx, birth, dir, 0)?;
+        let id = self.create_object(&tx, prepared, dir, 0)?;
         if let Err(e) = self.enqueue(&tx, id) {
             self.os().free_object(&tx, id)?;
             return Err(e);
@@ -457,12 +469,12 @@ impl FileSystem {
         self.attrs(id, Io::WAIT)
     }
 
-    /// A directory that entries may be added to or taken from.
+    /// A directory in which entries may be added and removed.
     ///
     /// # Errors
-    /// `NotDir`; `NotFound` when it was removed; `NotPermitted` by its flags; `Invalid`
-    /// for one with extended attributes.
-    pub(crate) fn parent(&self, dir: ObjectId) -> Result<Node> {
+    /// `NotDir`; `NotFound` when it was removed; `NotPermitted` by its flags; `Invalid` for
+    /// one with extended attributes.
+    pub(crate) fn parent(&self, dir: ObjectId) -> Result<FileNode> {
         self.directory(dir, Io::WAIT)?;
         let node = self.node(dir)?;
         if node.attrs.kind != FileType::Dir {
@@ -474,7 +486,7 @@ impl FileSystem {
         if node.attrs.pflags & ZFS_XATTR != 0 && !self.is_replaying() {
             return Err(Error::invalid("a directory of extended attributes").in_object(dir));
         }
-        if self.guards(&node) & znode::ZFS_IMMUTABLE != 0 {
+        if self.enforced_flags(&node) & znode::ZFS_IMMUTABLE != 0 {
             return Err(denied("the directory is immutable").in_object(dir));
         }
         Ok(node)
@@ -482,7 +494,7 @@ impl FileSystem {
 }
 
 /// Attributes of a new object in their order (chapter 06 §4.5).
-fn template(birth: &Birth, projects: bool) -> Vec<ZplAttr> {
+fn template(prepared: &PreparedFile, projects: bool) -> Vec<ZplAttr> {
     use ZplAttr::{
         Atime, Crtime, Ctime, DaclAces, DaclCount, Flags, Gen, Gid, Links, Mode, Mtime, Parent,
         Projid, Rdev, Size, Symlink, Uid,
@@ -491,34 +503,34 @@ fn template(birth: &Birth, projects: bool) -> Vec<ZplAttr> {
     let mut attrs = Vec::with_capacity(ZplAttr::ALL.len());
     attrs.extend(always);
     attrs.extend(projects.then_some(Projid));
-    attrs.extend(matches!(birth.kind, FileType::Char | FileType::Block).then_some(Rdev));
+    attrs.extend(matches!(prepared.kind, FileType::Char | FileType::Block).then_some(Rdev));
     attrs.extend([DaclCount, DaclAces]);
-    attrs.extend((birth.kind == FileType::Symlink).then_some(Symlink));
+    attrs.extend((prepared.kind == FileType::Symlink).then_some(Symlink));
     attrs
 }
 
-impl Birth {
+impl PreparedFile {
     /// A file with content: its block and its size.
     pub(crate) fn with_content(
         mut self,
         block_size: u32,
         size: u64,
         tables: &SaTables,
-    ) -> Result<Birth> {
+    ) -> Result<PreparedFile> {
         (self.block_size, self.size) = (block_size, size);
         if let Some((list, _)) = &mut self.sa {
-            list.apply(tables, &Patch::new().and(ZplAttr::Size, Do::Set(size)))?;
+            list.apply(tables, &Patch::new().and(ZplAttr::Size, AttrOp::Set(size)))?;
         }
         Ok(self)
     }
 
-    /// As a record of the log says it is: this object, born then.
-    pub(crate) fn born_as(mut self, id: ObjectId, generation: u64) -> Birth {
+    /// With the object id and generation from a log record.
+    pub(crate) fn with_identity(mut self, id: ObjectId, generation: u64) -> PreparedFile {
         self.fixed = Some((id, generation));
         self
     }
 
-    /// What the log says of it; its number is not known yet.
+    /// The log record of it, still without the object id.
     pub(crate) fn record(&self, dir: ObjectId) -> Made {
         Made {
             dir,
@@ -531,7 +543,7 @@ impl Birth {
             rdev: self.rdev,
             target: self.target.clone(),
             xattrs: self.sa_xattrs.clone(),
-            adorned: !self.xattrs.is_empty(),
+            has_other_xattrs: !self.xattrs.is_empty(),
         }
     }
 
@@ -539,8 +551,8 @@ impl Birth {
         self.fixed.map_or(txg.0, |(_, generation)| generation)
     }
 
-    /// What `stat` tells of it once it is born, but for its number: of a regular file with
-    /// one name and nothing beside its content. Others are read.
+    /// The attributes after creation, without the object id, of a regular file with one
+    /// name and only content. Those of other files must be read.
     fn attrs(&self, txg: Txg, parent: ObjectId) -> Option<Attrs> {
         let (list, plan) = self.sa.as_ref()?;
         let bare = self.xattrs.is_empty() && self.sa_xattrs.is_empty() && plan.is_whole(list);
@@ -566,18 +578,18 @@ impl Birth {
         })
     }
 
-    /// Its ACL is that of its mode.
+    /// Whether its ACL is that of its mode.
     fn is_plain(&self) -> bool {
         self.dacl.aces == trivial_acl(self.mode, self.kind == FileType::Dir)
     }
 
-    fn hidden_owner(&self, id: ObjectId) -> super::xattr::Owner {
-        super::xattr::Owner { id, uid: self.uid, gid: self.gid, project: self.project }
+    fn hidden_owner(&self, id: ObjectId) -> super::xattr::XattrOwner {
+        super::xattr::XattrOwner { id, uid: self.uid, gid: self.gid, project: self.project }
     }
 
-    /// Whom quotas are checked for.
-    pub(crate) fn owner(&self) -> super::quota::Owner {
-        super::quota::Owner { uid: self.uid, gid: self.gid, project: Some(self.project) }
+    /// The ids whose quotas are checked.
+    pub(crate) fn owner(&self) -> super::quota::QuotaOwner {
+        super::quota::QuotaOwner { uid: self.uid, gid: self.gid, project: Some(self.project) }
     }
 
     fn value(&self, attr: ZplAttr) -> AttrValue {
@@ -600,7 +612,7 @@ impl Birth {
 
     fn znode(&self, txg: u64, parent: ObjectId, links: u64) -> Result<Vec<u8>> {
         let head = [txg, self.mode, self.size, parent.0, links, 0, self.rdev, self.flags];
-        // Another one takes its place when the object is there.
+        // This ACL is replaced after the object was created.
         let aces = trivial_acl(self.mode, self.kind == FileType::Dir);
         let mut out = legacy_znode(self.now, head, [self.uid, self.gid], &aces)?;
         out[LEGACY_CRTIME].copy_from_slice(&AttrValue::time(self.crtime));

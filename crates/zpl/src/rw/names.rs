@@ -1,4 +1,4 @@
-//! Entries of directories: links, and their removal.
+//! Entries of directories: adding and removing links.
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::zaps::ObjectStore;
@@ -10,8 +10,8 @@ use ondisk::znode::{
 };
 
 use super::make::{DNODE_BLOCK, entry_cost};
-use super::node::{Do, Node, Patch};
-use super::queue::Fate;
+use super::node::{AttrOp, FileNode, Patch};
+use super::queue::UnlinkOutcome;
 use super::types::{Caller, denied, exists};
 use crate::attrs::Attrs;
 use crate::dir::found;
@@ -19,29 +19,29 @@ use crate::fs::FileSystem;
 
 /// Links that a file may have (chapter 06 §5.1).
 const LINKS_MAX: u32 = i32::MAX as u32;
-/// Pointers without a leaf in a row, in a directory that should be empty.
+/// Consecutive pointers without a leaf, in a directory that should be empty.
 const EMPTY_STEPS: usize = 1 << 20;
 
 /// An entry as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct NameEntry {
     pub(crate) name: Vec<u8>,
     pub(crate) id: ObjectId,
 }
 
 impl FileSystem {
-    /// The entry that a name finds.
-    pub(crate) fn entry(&self, dir: ObjectId, name: &[u8]) -> Result<Option<Entry>> {
-        let entry = self.whole(dir, Io::WAIT, || {
+    /// The entry that a name matches.
+    pub(crate) fn entry(&self, dir: ObjectId, name: &[u8]) -> Result<Option<NameEntry>> {
+        let entry = self.read_consistent(dir, Io::WAIT, || {
             self.entry_in(self.directory(dir, Io::WAIT)?, name, Io::WAIT)
         })?;
         let Some(entry) = entry else { return Ok(None) };
         let id = found(&entry).map_err(|e| e.in_object(dir))?.id;
-        Ok(Some(Entry { name: entry.name, id }))
+        Ok(Some(NameEntry { name: entry.name, id }))
     }
 
-    /// The entry that must be there.
-    pub(crate) fn need_entry(&self, dir: ObjectId, name: &[u8]) -> Result<Entry> {
+    /// The entry, which must exist.
+    pub(crate) fn need_entry(&self, dir: ObjectId, name: &[u8]) -> Result<NameEntry> {
         let none = || Error::not_found("no such file").in_object(dir);
         self.entry(dir, name)?.ok_or_else(none)
     }
@@ -53,7 +53,7 @@ impl FileSystem {
         f: impl FnOnce(ZapMut<'_, ObjectStore<'_>>) -> Result<R>,
     ) -> Result<R> {
         let limits = ZapLimits { name_max: self.name_max(), ..ZapLimits::default() };
-        let _turn = self.rw_always()?.turns.take(dir);
+        let _turn = self.rw_always()?.seqlock.write(dir);
         self.touch(tx, dir);
         let store = ObjectStore::new(self.os(), tx, dir);
         f(ZapMut::with_limits(&store, limits)).map_err(|e| e.in_object(dir))
@@ -70,7 +70,7 @@ impl FileSystem {
         self.in_zap(tx, dir, |zap| zap.add(name, &self.entry_value(id, kind)))
     }
 
-    /// Has an entry lead elsewhere.
+    /// Makes an entry refer to another object.
     pub(crate) fn set_entry(
         &self,
         tx: &Tx,
@@ -87,7 +87,7 @@ impl FileSystem {
         self.in_zap(tx, dir, |zap| zap.remove(name))
     }
 
-    /// Has `from` lose its entry and `to`, of the same directory, get it, in one step.
+    /// Replaces the entry `from` by the entry `to` in the same directory, in one step.
     pub(crate) fn move_entry(
         &self,
         tx: &Tx,
@@ -111,7 +111,7 @@ impl FileSystem {
     }
 
     /// Whether a directory has entries.
-    pub(crate) fn is_empty(&self, dir: &Node) -> Result<bool> {
+    pub(crate) fn is_empty(&self, dir: &FileNode) -> Result<bool> {
         let zap = Zap::open(dir.object.clone(), Io::WAIT)?;
         if let Some(header) = zap.fat_header()? {
             return Ok(header.num_entries == 0);
@@ -128,8 +128,8 @@ impl FileSystem {
         Err(Error::corrupt("a directory of empty leaves").in_object(dir.id))
     }
 
-    /// Whether one more directory may be below `dir`, or one more name be given.
-    pub(crate) fn check_links(&self, node: &Node) -> Result<()> {
+    /// Whether `node` may get one more link (a name, or a subdirectory).
+    pub(crate) fn check_links(&self, node: &FileNode) -> Result<()> {
         if node.attrs.nlink >= LINKS_MAX {
             let text = "the file has as many links as it can";
             return Err(Error::new(ErrorKind::TooManyLinks, text).in_object(node.id));
@@ -137,33 +137,33 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether a name of `node` in `dir` may go, by their flags.
-    pub(crate) fn check_removal(&self, dir: &Node, node: &Node) -> Result<()> {
-        if self.guards(dir) & ZFS_APPENDONLY != 0 {
+    /// Whether the flags allow removing a name of `node` from `dir`.
+    pub(crate) fn check_removal(&self, dir: &FileNode, node: &FileNode) -> Result<()> {
+        if self.enforced_flags(dir) & ZFS_APPENDONLY != 0 {
             return Err(denied("entries of the directory are only added").in_object(dir.id));
         }
-        if self.guards(node) & (ZFS_IMMUTABLE | ZFS_APPENDONLY | ZFS_NOUNLINK) != 0 {
+        if self.enforced_flags(node) & (ZFS_IMMUTABLE | ZFS_APPENDONLY | ZFS_NOUNLINK) != 0 {
             return Err(denied("the file's flags forbid it").in_object(node.id));
         }
         Ok(())
     }
 
-    /// Whether the file may be below `dir`, by projects (§7.3).
-    pub(crate) fn check_project(&self, dir: &Node, node: &Node) -> Result<()> {
+    /// Whether the projects allow the file below `dir` (§7.3).
+    pub(crate) fn check_project(&self, dir: &FileNode, node: &FileNode) -> Result<()> {
         let other = dir.attrs.project != node.attrs.project;
-        if self.guards(dir) & ZFS_PROJINHERIT != 0 && other {
+        if self.enforced_flags(dir) & ZFS_PROJINHERIT != 0 && other {
             let text = "the directory is of another project";
             return Err(Error::new(ErrorKind::CrossDevice, text).in_object(dir.id));
         }
         Ok(())
     }
 
-    /// Gives a file one more name. One made by [`FileSystem::make_unlinked`] leaves the
-    /// delete queue.
+    /// Gives a file one more name. One made by [`FileSystem::make_unlinked`] is removed
+    /// from the delete queue.
     ///
     /// # Errors
-    /// As [`FileSystem::make`]; `NotPermitted` for directories and by flags; `NotFound`
-    /// for a file that was removed; `TooManyLinks`; `CrossDevice` into another project.
+    /// As [`FileSystem::make`]; `NotPermitted` for directories and by flags; `NotFound` for
+    /// a file that was removed; `TooManyLinks`; `CrossDevice` into another project.
     pub fn link(&self, _by: &Caller, id: ObjectId, dir: ObjectId, name: &[u8]) -> Result<Attrs> {
         let (rw, _) = self.rw()?;
         self.check_name(name)?;
@@ -172,7 +172,7 @@ impl FileSystem {
         if node.attrs.kind == FileType::Dir {
             return Err(denied("a directory has one name").in_object(id));
         }
-        if self.guards(&node) & (ZFS_IMMUTABLE | ZFS_APPENDONLY) != 0 {
+        if self.enforced_flags(&node) & (ZFS_IMMUTABLE | ZFS_APPENDONLY) != 0 {
             return Err(denied("the file's flags forbid it").in_object(id));
         }
         if node.attrs.pflags & ZFS_XATTR != 0 {
@@ -198,21 +198,21 @@ impl FileSystem {
         }
         let patch = Patch::new()
             .changed(now)
-            .and(ZplAttr::Links, Do::Add(1))
-            .and(ZplAttr::Parent, Do::Set(dir.0));
+            .and(ZplAttr::Links, AttrOp::Add(1))
+            .and(ZplAttr::Parent, AttrOp::Set(dir.0));
         self.patch(&tx, &node, &patch)?;
-        let patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Add(1));
+        let patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Add(1));
         self.patch(&tx, &parent, &patch)?;
         self.log_linked(&tx, dir, id, name, unnamed);
         drop(tx);
         drop(_queue);
         drop(_locks);
-        self.promise(id)?;
+        self.commit_if_sync_always(id)?;
         self.attrs(id, Io::WAIT)
     }
 
-    /// Removes a name of anything but a directory; without others, and unless it is held,
-    /// the file is freed. The object that the name led to.
+    /// Removes a name of anything but a directory. If it was the last name and the file is
+    /// not held, the file is freed. Returns the object that the name referred to.
     ///
     /// # Errors
     /// `NotFound`; `NotDir`; `IsDir`; `NotPermitted` by flags; `ReadOnly`; those of
@@ -221,10 +221,10 @@ impl FileSystem {
         self.remove(dir, name, false)
     }
 
-    /// Removes an empty directory: the object that it was.
+    /// Removes an empty directory; returns its object.
     ///
     /// # Errors
-    /// As [`FileSystem::unlink`], `NotDir` for what is none, `NotEmpty`.
+    /// As [`FileSystem::unlink`], `NotDir` for anything but a directory, `NotEmpty`.
     pub fn rmdir(&self, _by: &Caller, dir: ObjectId, name: &[u8]) -> Result<ObjectId> {
         self.remove(dir, name, true)
     }
@@ -240,42 +240,42 @@ impl FileSystem {
             }
             let queued = self.remove_entry_of(dir, &entry, want_dir)?;
             drop(locks);
-            self.after(entry.id, queued)?;
-            self.promise(dir)?;
+            self.finish_unlink(entry.id, queued)?;
+            self.commit_if_sync_always(dir)?;
             return Ok(entry.id);
         }
     }
 
-    /// Removes an entry whose directory and object are locked: whether the object went on
-    /// the delete queue.
-    fn remove_entry_of(&self, dir: ObjectId, entry: &Entry, want_dir: bool) -> Result<bool> {
+    /// Removes an entry whose directory and object are locked. Returns whether the object
+    /// was put on the delete queue.
+    fn remove_entry_of(&self, dir: ObjectId, entry: &NameEntry, want_dir: bool) -> Result<bool> {
         let rw = self.rw_always()?;
         let (parent, node) = (self.parent(dir)?, self.node(entry.id)?);
         self.check_kind(&node, want_dir)?;
         self.check_removal(&parent, &node)?;
-        let fate = self.fate(&node)?;
+        let unlink_outcome = self.unlink_outcome(&node)?;
         let now = rw.host.now();
-        let cost = entry_cost(&parent.object) + DNODE_BLOCK + self.fate_cost(&fate)?;
+        let cost = entry_cost(&parent.object) + DNODE_BLOCK + self.unlink_cost(&unlink_outcome)?;
         let tx = rw.host.begin(cost, true)?;
         self.remove_entry(&tx, dir, &entry.name)?;
-        let mut patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Add(-1));
+        let mut patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Add(-1));
         if want_dir {
-            patch.push(ZplAttr::Links, Do::Add(-1));
+            patch.push(ZplAttr::Links, AttrOp::Add(-1));
         }
         self.patch(&tx, &parent, &patch)?;
-        self.meet(&tx, &node, &fate, now)?;
+        self.apply_unlink(&tx, &node, &unlink_outcome, now)?;
         self.log_removed(
             &tx,
             dir,
             &entry.name,
             want_dir,
-            (!matches!(fate, Fate::Stays)).then_some(node.id),
+            (!matches!(unlink_outcome, UnlinkOutcome::Stays)).then_some(node.id),
         );
-        Ok(matches!(fate, Fate::Queued(_)))
+        Ok(matches!(unlink_outcome, UnlinkOutcome::Queued(_)))
     }
 
-    /// Whether what is to go is of the kind that the call is for.
-    pub(crate) fn check_kind(&self, node: &Node, want_dir: bool) -> Result<()> {
+    /// Whether the object is of the kind that the call removes.
+    pub(crate) fn check_kind(&self, node: &FileNode, want_dir: bool) -> Result<()> {
         let is_dir = node.attrs.kind == FileType::Dir;
         match (is_dir, want_dir) {
             (true, false) => Err(Error::new(ErrorKind::IsDir, "is a directory").in_object(node.id)),

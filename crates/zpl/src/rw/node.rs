@@ -1,11 +1,11 @@
-//! The attributes of an object: changed in place, or laid out anew.
+//! The attributes of an object: changed in place, or with a new layout.
 //!
 //! # Theory
-//! A [`Patch`] changes attributes of fixed size where they are. It is done to the bonus of
-//! each group from the transaction's on, so it commutes with others ([`Do::Max`],
-//! [`Do::Or`]). An [`AttrList`] is all attributes in order; storing it divides them between
-//! bonus and spill block as OpenZFS does (chapter 06 §4.4). The layouts that this needs are
-//! registered first, in a transaction of their own.
+//! A [`Patch`] changes attributes of fixed size in place. It is applied to the bonus of
+//! each txg from the transaction's on, so it commutes with others ([`AttrOp::Max`],
+//! [`AttrOp::Or`]). An [`AttrList`] has all attributes in order; storing it divides them
+//! between bonus and spill block as OpenZFS does (chapter 06 §4.4). The layouts that this
+//! needs are registered first, in a transaction of their own.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use ondisk::{Endian, ObjType};
 use crate::attrs::{Attrs, legacy};
 use crate::fs::FileSystem;
 
-/// Bytes of a dnode beside its bonus: the header and one pointer.
+/// Bytes of a dnode besides its bonus: the header and one pointer.
 const DNODE_REST: usize = 192;
 /// Bytes that a registration makes dirty: blocks of a table, and of a dnode.
 const REGISTER: u64 = 128 << 10;
-/// What every file has in its bonus (chapter 06 §4.5); changed in place.
+/// Attributes that every file has in its bonus (chapter 06 §4.5); changed in place.
 const IN_PLACE: [ZplAttr; 12] = [
     ZplAttr::Mode,
     ZplAttr::Size,
@@ -41,8 +41,8 @@ const IN_PLACE: [ZplAttr; 12] = [
     ZplAttr::Links,
 ];
 
-/// An object that is a file, as it is now.
-pub(crate) struct Node {
+/// The current state of an object that is a file.
+pub(crate) struct FileNode {
     pub(crate) id: ObjectId,
     pub(crate) object: Object,
     pub(crate) attrs: Attrs,
@@ -52,7 +52,7 @@ pub(crate) struct Node {
 
 /// A change of one attribute.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Do {
+pub(crate) enum AttrOp {
     Set(u64),
     Max(u64),
     Add(i64),
@@ -61,18 +61,18 @@ pub(crate) enum Do {
     Time(Time),
 }
 
-impl Do {
+impl AttrOp {
     fn apply(self, bytes: &mut [u8], endian: Endian) -> Option<()> {
         let (first, rest) = bytes.split_first_chunk_mut::<8>()?;
         let swap = |word: u64| if endian == Endian::Little { word } else { word.swap_bytes() };
         let old = swap(u64::from_le_bytes(*first));
         let new = match self {
-            Do::Set(word) => word,
-            Do::Max(word) => old.max(word),
-            Do::Add(delta) => old.saturating_add_signed(delta),
-            Do::Or(bits) => old | bits,
-            Do::AndNot(bits) => old & !bits,
-            Do::Time(time) => {
+            AttrOp::Set(word) => word,
+            AttrOp::Max(word) => old.max(word),
+            AttrOp::Add(delta) => old.saturating_add_signed(delta),
+            AttrOp::Or(bits) => old | bits,
+            AttrOp::AndNot(bits) => old & !bits,
+            AttrOp::Time(time) => {
                 let second = rest.first_chunk_mut::<8>()?;
                 *second = swap(time.nanoseconds).to_le_bytes();
                 time.seconds as u64
@@ -85,34 +85,34 @@ impl Do {
 
 /// Changes of attributes in place.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Patch(Vec<(ZplAttr, Do)>);
+pub(crate) struct Patch(Vec<(ZplAttr, AttrOp)>);
 
 impl Patch {
     pub(crate) fn new() -> Patch {
         Patch::default()
     }
 
-    pub(crate) fn and(mut self, attr: ZplAttr, what: Do) -> Patch {
+    pub(crate) fn and(mut self, attr: ZplAttr, what: AttrOp) -> Patch {
         self.0.push((attr, what));
         self
     }
 
-    pub(crate) fn push(&mut self, attr: ZplAttr, what: Do) {
+    pub(crate) fn push(&mut self, attr: ZplAttr, what: AttrOp) {
         self.0.push((attr, what));
     }
 
     /// Time of modification and of change, with the flags that follow (§5.2).
     pub(crate) fn modified(self, now: Time) -> Patch {
         let flags = ondisk::znode::ZFS_ARCHIVE | ondisk::znode::ZFS_AV_MODIFIED;
-        self.and(ZplAttr::Mtime, Do::Time(now))
-            .and(ZplAttr::Ctime, Do::Time(now))
-            .and(ZplAttr::Flags, Do::Or(flags))
+        self.and(ZplAttr::Mtime, AttrOp::Time(now))
+            .and(ZplAttr::Ctime, AttrOp::Time(now))
+            .and(ZplAttr::Flags, AttrOp::Or(flags))
     }
 
     /// Time of change, with the flag that follows.
     pub(crate) fn changed(self, now: Time) -> Patch {
-        self.and(ZplAttr::Ctime, Do::Time(now))
-            .and(ZplAttr::Flags, Do::Or(ondisk::znode::ZFS_ARCHIVE))
+        self.and(ZplAttr::Ctime, AttrOp::Time(now))
+            .and(ZplAttr::Flags, AttrOp::Or(ondisk::znode::ZFS_ARCHIVE))
     }
 
     pub(crate) fn mentions(&self, attr: ZplAttr) -> bool {
@@ -148,7 +148,7 @@ fn odd(attr: ZplAttr) -> Error {
     Error::corrupt(format!("the attribute {} is not where it must be", attr.name()))
 }
 
-/// Where a znode of before version 5 has an attribute (§6).
+/// Offset of an attribute in a znode of before version 5 (§6).
 fn legacy_offset(attr: ZplAttr) -> Option<usize> {
     Some(match attr {
         ZplAttr::Atime => 0,
@@ -230,12 +230,12 @@ pub(crate) struct AttrList(Vec<(u16, AttrValue)>);
 
 /// How a list is stored.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct AttrPlan {
     in_bonus: usize,
     bonus_len: usize,
 }
 
-impl Plan {
+impl AttrPlan {
     /// Whether all of the list is in the bonus.
     pub(crate) fn is_whole(&self, list: &AttrList) -> bool {
         self.in_bonus >= list.0.len()
@@ -255,7 +255,7 @@ impl AttrList {
         self.0.iter().find(|(n, _)| *n == number).map(|(_, v)| &**v)
     }
 
-    /// Sets a value: in its place, or at the end (§4.5).
+    /// Sets a value: in place, or at the end (§4.5).
     pub(crate) fn set(&mut self, number: u16, value: impl Into<AttrValue>) {
         match self.find(number) {
             Some(old) => *old = value.into(),
@@ -263,7 +263,8 @@ impl AttrList {
         }
     }
 
-    /// Inserts a value behind that of another number: only PROJID goes amid the others.
+    /// Inserts a value behind that of another attribute: only PROJID is inserted between
+    /// others.
     pub(crate) fn insert_after(
         &mut self,
         other: u16,
@@ -285,7 +286,7 @@ impl AttrList {
         Ok(())
     }
 
-    fn encode(&self, tables: &SaTables, plan: Plan) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
+    fn encode(&self, tables: &SaTables, plan: AttrPlan) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
         let part = |attrs: &[(u16, AttrValue)]| {
             let numbers: Vec<u16> = attrs.iter().map(|a| a.0).collect();
             let values: Vec<&[u8]> = attrs.iter().map(|a| &*a.1).collect();
@@ -317,7 +318,7 @@ fn little(bytes: &[u8], endian: Endian, class: SwapClass) -> Result<Vec<u8>> {
         SwapClass::U32 => 4,
         SwapClass::U64 => 8,
         SwapClass::Acl => {
-            // The number of entries is another attribute: what is there is all there is.
+            // The number of entries is another attribute: as many as the bytes have.
             let most = (bytes.len() / 8) as u64;
             let all = (0..=most).rev().find_map(|n| parse_aces(bytes, n, endian).ok());
             return all.map(|a| encode_aces(&a)).ok_or_else(|| Error::corrupt("damaged ACL"));
@@ -332,11 +333,11 @@ impl FileSystem {
         self.objset()
     }
 
-    /// A file to be changed: its lock is held.
+    /// A file to be changed; the caller holds its lock.
     ///
     /// # Errors
-    /// As [`FileSystem::attrs`]; `Corrupt` for attributes in an order of their own.
-    pub(crate) fn node(&self, id: ObjectId) -> Result<Node> {
+    /// As [`FileSystem::attrs`]; `Corrupt` for attributes in an unknown order.
+    pub(crate) fn node(&self, id: ObjectId) -> Result<FileNode> {
         let object = self.object(id, Io::WAIT)?;
         let (attrs, in_bonus) = self.attrs_in(&object, Io::WAIT)?;
         let legacy = object.dnode().bonus_type != ObjType::SA;
@@ -344,11 +345,11 @@ impl FileSystem {
         if !legacy && let Some(attr) = IN_PLACE.iter().find(absent) {
             return Err(odd(*attr).in_object(id));
         }
-        Ok(Node { id, object, attrs, legacy })
+        Ok(FileNode { id, object, attrs, legacy })
     }
 
-    /// Changes attributes in place, and the time of access with them if there is one.
-    pub(crate) fn patch(&self, tx: &Tx, node: &Node, patch: &Patch) -> Result<()> {
+    /// Changes attributes in place, with the pending time of access if there is one.
+    pub(crate) fn patch(&self, tx: &Tx, node: &FileNode, patch: &Patch) -> Result<()> {
         self.patch_id(tx, node.id, node.legacy, patch)
     }
 
@@ -361,7 +362,7 @@ impl FileSystem {
     ) -> Result<()> {
         let time = self.rw_part().and_then(|rw| rw.times.take(id));
         let timed = time.filter(|_| !patch.mentions(ZplAttr::Atime));
-        let timed = timed.map(|time| patch.clone().and(ZplAttr::Atime, Do::Time(time)));
+        let timed = timed.map(|time| patch.clone().and(ZplAttr::Atime, AttrOp::Time(time)));
         let patch = timed.as_ref().unwrap_or(patch);
         self.touch(tx, id);
         let tables = self.tables();
@@ -391,12 +392,12 @@ impl FileSystem {
         Ok(list)
     }
 
-    /// Divides a list for a dnode of so many slots, and registers the layouts that it
-    /// needs. No transaction may be open.
+    /// Divides a list for a dnode with this number of slots, and registers the layouts that
+    /// it needs. The caller must not have a transaction open.
     ///
     /// # Errors
     /// `TooLarge` beyond 128 KiB, `Limit` without a free layout, those of writing tables.
-    pub(crate) fn plan(&self, list: &AttrList, slots: u8) -> Result<Plan> {
+    pub(crate) fn plan(&self, list: &AttrList, slots: u8) -> Result<AttrPlan> {
         let full = usize::from(slots.max(1)) * 512 - DNODE_REST;
         let tables = self.tables();
         let size = |(number, value): &(u16, AttrValue)| {
@@ -409,14 +410,20 @@ impl FileSystem {
         let (bonus, spill) = numbers.split_at(placed.in_bonus.min(numbers.len()));
         self.ensure_layout(bonus)?;
         self.ensure_layout(spill)?;
-        Ok(Plan { in_bonus: placed.in_bonus, bonus_len: placed.bonus_len })
+        Ok(AttrPlan { in_bonus: placed.in_bonus, bonus_len: placed.bonus_len })
     }
 
     /// Stores a list; it was planned with the same lengths.
-    pub(crate) fn store(&self, tx: &Tx, id: ObjectId, list: &AttrList, plan: Plan) -> Result<()> {
+    pub(crate) fn store(
+        &self,
+        tx: &Tx,
+        id: ObjectId,
+        list: &AttrList,
+        plan: AttrPlan,
+    ) -> Result<()> {
         let (bonus, spill) = list.encode(&self.tables(), plan)?;
         let rw = self.rw_always()?;
-        let _turn = rw.turns.take(id);
+        let _turn = rw.seqlock.write(id);
         self.touch(tx, id);
         let os = self.os();
         match spill {
@@ -434,7 +441,11 @@ impl FileSystem {
     }
 
     /// Bonus and spill block of a new object.
-    pub(crate) fn encode(&self, list: &AttrList, plan: Plan) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
+    pub(crate) fn encode(
+        &self,
+        list: &AttrList,
+        plan: AttrPlan,
+    ) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
         list.encode(&self.tables(), plan)
     }
 
@@ -458,7 +469,7 @@ impl FileSystem {
         }
         let full = || Error::limit("there is no number for one more layout of attributes");
         let mut number = tables.next_layout().ok_or_else(full)?;
-        // A table with gaps: behind them.
+        // The table may have gaps: use a number behind them.
         while tables.layout(number).is_some() {
             number += 1;
         }
@@ -472,8 +483,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The number of an attribute; registers it in an object set of an older writer. No
-    /// transaction may be open.
+    /// The number of an attribute; registers it in an object set of an older writer. The
+    /// caller must not have a transaction open.
     ///
     /// # Errors
     /// Those of writing the registry.
@@ -497,7 +508,7 @@ impl FileSystem {
     }
 
     /// An external ACL of an object from before version 5.
-    pub(crate) fn external_acl(&self, node: &Node) -> Result<Option<ObjectId>> {
+    pub(crate) fn external_acl(&self, node: &FileNode) -> Result<Option<ObjectId>> {
         let Some(znode) = legacy(&node.object)? else { return Ok(None) };
         Ok(match znode.acl {
             ondisk::znode::ZnodeAcl::External { object, .. } => Some(ObjectId(object)),

@@ -9,30 +9,30 @@ use ondisk::zap::{Cursor, ZapValue};
 use ondisk::znode::{FileType, Time, ZFS_XATTR};
 
 use super::make::{DNODE_BLOCK, entry_cost};
-use super::node::{Do, Node, Patch};
+use super::node::{AttrOp, FileNode, Patch};
 use super::state::Rw;
 use crate::dir::found;
 use crate::fs::FileSystem;
 
-/// Data blocks that one transaction frees at most: those below so many lowest indirect
-/// blocks of 1024 pointers.
+/// Data blocks that one transaction frees at most: those below 16 lowest indirect blocks of
+/// 1024 pointers.
 pub(crate) const FREE_BLOCKS: u64 = 16 << 10;
-/// Data blocks that one group frees, before who frees more waits for it.
-const GROUP_BLOCKS: u64 = 256 << 10;
-/// Leaves of a ZAP without an entry, in a row.
+/// Data blocks that one txg frees before a thread that frees more waits for it.
+const TXG_BLOCKS: u64 = 256 << 10;
+/// Consecutive leaves of a ZAP without an entry.
 const EMPTY_STEPS: usize = 1 << 20;
 
-/// What becomes of an object that loses a name.
-pub(crate) enum Fate<'a> {
-    /// It has others.
+/// The consequence of removing a name of an object.
+pub(crate) enum UnlinkOutcome<'a> {
+    /// It has other names.
     Stays,
-    /// It goes at once: nobody holds it.
+    /// The object is freed at once, because no handle refers to it.
     Goes(#[expect(dead_code, reason = "until its drop")] Dying<'a>),
-    /// It goes on the delete queue.
+    /// It is put on the delete queue.
     Queued(#[expect(dead_code, reason = "until its drop")] base::rt::MutexGuard<'a, ()>),
 }
 
-/// An object is being freed: holds come too late.
+/// An object is being freed: new holds fail.
 pub(crate) struct Dying<'a> {
     rw: &'a Rw,
     id: ObjectId,
@@ -45,10 +45,10 @@ impl Drop for Dying<'_> {
 }
 
 /// Marks an object as dying unless it is held.
-fn doom(rw: &Rw, id: ObjectId) -> Option<Dying<'_>> {
+fn mark_dying(rw: &Rw, id: ObjectId) -> Option<Dying<'_>> {
     let mut holds = rw.holds.lock();
     let free = !holds.count.contains_key(&id.0) && holds.dying.insert(id.0);
-    // Not built unless it is one: its drop takes the lock that is held here.
+    // Constructed only if needed: its drop takes the lock that is held here.
     free.then(|| Dying { rw, id })
 }
 
@@ -56,7 +56,7 @@ fn key(id: ObjectId) -> Vec<u8> {
     format!("{:x}", id.0).into_bytes()
 }
 
-/// Whether the object's blocks are few enough for one transaction among others.
+/// Whether one transaction can free the object's blocks along with other changes.
 fn is_small(object: &Object) -> bool {
     object.dnode().max_blkid < FREE_BLOCKS
 }
@@ -72,54 +72,60 @@ impl FileSystem {
         Ok(entry_cost(&self.object(self.queue_id()?, Io::WAIT)?) + DNODE_BLOCK)
     }
 
-    /// Puts an object on the queue; its lock and the queue's are held.
+    /// Puts an object on the queue; the caller holds its lock and the queue's.
     pub(crate) fn enqueue(&self, tx: &Tx, id: ObjectId) -> Result<()> {
         let queue = self.queue_id()?;
-        let _turn = self.rw_always()?.turns.take(queue);
+        let _turn = self.rw_always()?.seqlock.write(queue);
         zaps::update(self.os(), tx, queue, &key(id), &ZapValue::from_u64(id.0))
     }
 
     pub(crate) fn dequeue(&self, tx: &Tx, id: ObjectId) -> Result<()> {
         let queue = self.queue_id()?;
-        let _turn = self.rw_always()?.turns.take(queue);
+        let _turn = self.rw_always()?.seqlock.write(queue);
         match zaps::remove(self.os(), tx, queue, &key(id)) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             other => other,
         }
     }
 
-    /// What becomes of `node` without one of its names. Taken before the transaction.
-    pub(crate) fn fate(&self, node: &Node) -> Result<Fate<'_>> {
+    /// The consequence of removing one name of `node`. Determined before the transaction.
+    pub(crate) fn unlink_outcome(&self, node: &FileNode) -> Result<UnlinkOutcome<'_>> {
         let rw = self.rw_always()?;
         if node.attrs.kind != FileType::Dir && node.attrs.nlink > 1 {
-            return Ok(Fate::Stays);
+            return Ok(UnlinkOutcome::Stays);
         }
         let plain = is_small(&node.object) && self.hidden_dir(node)?.is_none();
-        if plain && let Some(dying) = doom(rw, node.id) {
-            return Ok(Fate::Goes(dying));
+        if plain && let Some(dying) = mark_dying(rw, node.id) {
+            return Ok(UnlinkOutcome::Goes(dying));
         }
-        Ok(Fate::Queued(rw.queue.lock()))
+        Ok(UnlinkOutcome::Queued(rw.queue.lock()))
     }
 
-    /// Bytes that it makes dirty.
-    pub(crate) fn fate_cost(&self, fate: &Fate<'_>) -> Result<u64> {
+    /// Bytes that the removal makes dirty.
+    pub(crate) fn unlink_cost(&self, unlink_outcome: &UnlinkOutcome<'_>) -> Result<u64> {
         Ok(DNODE_BLOCK
-            + match fate {
-                Fate::Queued(_) => self.queue_cost()?,
+            + match unlink_outcome {
+                UnlinkOutcome::Queued(_) => self.queue_cost()?,
                 _ => 0,
             })
     }
 
-    /// Lets it happen; the object's lock is held.
-    pub(crate) fn meet(&self, tx: &Tx, node: &Node, fate: &Fate<'_>, now: Time) -> Result<()> {
-        match fate {
-            Fate::Stays => {
-                let patch = Patch::new().changed(now).and(ZplAttr::Links, Do::Add(-1));
+    /// Applies it; the caller holds the object's lock.
+    pub(crate) fn apply_unlink(
+        &self,
+        tx: &Tx,
+        node: &FileNode,
+        unlink_outcome: &UnlinkOutcome<'_>,
+        now: Time,
+    ) -> Result<()> {
+        match unlink_outcome {
+            UnlinkOutcome::Stays => {
+                let patch = Patch::new().changed(now).and(ZplAttr::Links, AttrOp::Add(-1));
                 self.patch(tx, node, &patch)
             }
-            Fate::Goes(_) => self.free_now(tx, node),
-            Fate::Queued(_) => {
-                let patch = Patch::new().changed(now).and(ZplAttr::Links, Do::Set(0));
+            UnlinkOutcome::Goes(_) => self.free_now(tx, node),
+            UnlinkOutcome::Queued(_) => {
+                let patch = Patch::new().changed(now).and(ZplAttr::Links, AttrOp::Set(0));
                 self.enqueue(tx, node.id)?;
                 self.patch(tx, node, &patch)?;
                 self.rw_always()?.holds.lock().orphans.insert(node.id.0, false);
@@ -128,32 +134,33 @@ impl FileSystem {
         }
     }
 
-    /// After the transaction: frees what went on the queue and nobody holds.
-    pub(crate) fn after(&self, id: ObjectId, queued: bool) -> Result<()> {
+    /// After the transaction: frees the object if it was queued and is not held.
+    pub(crate) fn finish_unlink(&self, id: ObjectId, queued: bool) -> Result<()> {
         if !queued {
             return Ok(());
         }
         let rw = self.rw_always()?;
-        match doom(rw, id) {
+        match mark_dying(rw, id) {
             Some(_dying) => self.reap(id).map(|_| ()),
             None => Ok(()),
         }
     }
 
-    /// Frees an object and what is part of it.
-    fn free_now(&self, tx: &Tx, node: &Node) -> Result<()> {
+    /// Frees an object and its parts.
+    fn free_now(&self, tx: &Tx, node: &FileNode) -> Result<()> {
         let rw = self.rw_always()?;
         let _forgotten = rw.times.take(node.id);
-        let _turn = rw.turns.take(node.id);
+        let _turn = rw.seqlock.write(node.id);
         self.touch(tx, node.id);
         self.os().free_object(tx, node.id)?;
         self.free_external_acl(tx, node)
     }
 
-    /// Frees the object with the ACL of an object from before version 5.
-    pub(crate) fn free_external_acl(&self, tx: &Tx, node: &Node) -> Result<()> {
+    /// Frees an object from before version 5 and the object of its ACL.
+    pub(crate) fn free_external_acl(&self, tx: &Tx, node: &FileNode) -> Result<()> {
         let acl = self.external_acl(node).ok().flatten();
-        // An ACL's object, and not whatever a damaged structure names.
+        // Only the object of an ACL is freed, not an arbitrary one that a damaged structure
+        // refers to.
         if let Some(acl) = acl
             && let Ok(object) = self.object(acl, Io::WAIT)
             && matches!(object.object_type(), ObjType(18 | 33))
@@ -163,11 +170,11 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The hidden directory of a file, if it is one for certain.
+    /// The hidden directory of a file, if the attribute certainly refers to one.
     ///
     /// # Errors
-    /// `Corrupt` when the attribute leads elsewhere; those of reading.
-    pub(crate) fn hidden_dir(&self, node: &Node) -> Result<Option<ObjectId>> {
+    /// `Corrupt` when the attribute refers to another object; those of reading.
+    pub(crate) fn hidden_dir(&self, node: &FileNode) -> Result<Option<ObjectId>> {
         if !node.attrs.may_have_xattrs {
             return Ok(None);
         }
@@ -178,15 +185,15 @@ impl FileSystem {
         let Some(dir) = dir.map(ObjectId) else { return Ok(None) };
         let attrs = self.attrs_of(&self.directory(dir, Io::WAIT)?, Io::WAIT)?;
         if attrs.pflags & ZFS_XATTR == 0 || attrs.parent != node.id {
-            let text = "the hidden directory belongs to somebody else";
+            let text = "the hidden directory belongs to another file";
             return Err(Error::corrupt(text).in_object(node.id));
         }
         Ok(Some(dir))
     }
 
-    /// Counts blocks that a group frees; waits for the group when they become many. No
-    /// transaction is open.
-    pub(crate) fn pace(&self, txg: Txg, blocks: u64) -> Result<()> {
+    /// Counts blocks that a txg frees; waits for the txg when there are many. The caller
+    /// must not have a transaction open.
+    pub(crate) fn throttle_frees(&self, txg: Txg, blocks: u64) -> Result<()> {
         let rw = self.rw_always()?;
         let full = {
             let mut freeing = rw.freeing.lock();
@@ -194,13 +201,14 @@ impl FileSystem {
                 *freeing = (txg, 0);
             }
             freeing.1 += blocks;
-            freeing.1 > GROUP_BLOCKS
+            freeing.1 > TXG_BLOCKS
         };
         if full { rw.host.synced(txg) } else { Ok(()) }
     }
 
-    /// Frees data blocks in `[first, past)` of an object whose lock is held, but for the
-    /// last [`FREE_BLOCKS`] that there are: these the caller frees with what else it does.
+    /// Frees data blocks in `[first, past)` of an object whose lock the caller holds,
+    /// except the last [`FREE_BLOCKS`]. The caller frees those together with its other
+    /// changes.
     ///
     /// # Errors
     /// Those of reading indirect blocks, of beginning transactions, and of waiting.
@@ -225,18 +233,18 @@ impl FileSystem {
             self.touch(&tx, id);
             let txg = tx.txg();
             drop(tx);
-            self.pace(txg, FREE_BLOCKS)?;
+            self.throttle_frees(txg, FREE_BLOCKS)?;
             at = upto;
         }
     }
 
-    /// Frees a queued object that nobody holds, with its hidden directory and what is in
-    /// that: how many objects.
+    /// Frees a queued object that is not held, with its hidden directory and the files in
+    /// it. Returns the number of objects.
     fn reap(&self, id: ObjectId) -> Result<u64> {
         let rw = self.rw_always()?;
         let (mut work, mut freed) = (vec![id], 0);
         while let Some(id) = work.pop() {
-            // Those that came with the first one are known to nobody else.
+            // No other thread has a reference to the objects found through this one.
             let _lock = rw.locks.exclusive(id);
             let node = match self.node(id) {
                 Ok(node) => node,
@@ -261,7 +269,7 @@ impl FileSystem {
             let tx = rw.host.begin(4 * DNODE_BLOCK + 2 * self.queue_cost()?, true)?;
             if let Some(inner) = inner {
                 self.enqueue(&tx, inner.id)?;
-                self.patch(&tx, &inner, &Patch::new().and(ZplAttr::Links, Do::Set(0)))?;
+                self.patch(&tx, &inner, &Patch::new().and(ZplAttr::Links, AttrOp::Set(0)))?;
                 work.push(inner.id);
             }
             self.dequeue(&tx, id)?;
@@ -270,12 +278,15 @@ impl FileSystem {
             drop(tx);
             rw.holds.lock().orphans.remove(&id.0);
             freed += 1;
-            self.pace(txg, node.object.dnode().max_blkid.saturating_add(1).min(FREE_BLOCKS))?;
+            self.throttle_frees(
+                txg,
+                node.object.dnode().max_blkid.saturating_add(1).min(FREE_BLOCKS),
+            )?;
         }
         Ok(freed)
     }
 
-    /// Takes an entry off the queue whose object does not exist.
+    /// Removes an entry of the queue whose object does not exist.
     fn forget(&self, id: ObjectId) -> Result<()> {
         let rw = self.rw_always()?;
         let _queue = rw.queue.lock();
@@ -284,8 +295,14 @@ impl FileSystem {
         self.dequeue(&tx, id)
     }
 
-    /// Empties a hidden directory on the queue: small files go at once, others join it.
-    fn empty_hidden(&self, dir: &Node, work: &mut Vec<ObjectId>, freed: &mut u64) -> Result<()> {
+    /// Empties a hidden directory on the queue: small files are freed at once, others are
+    /// queued.
+    fn empty_hidden(
+        &self,
+        dir: &FileNode,
+        work: &mut Vec<ObjectId>,
+        freed: &mut u64,
+    ) -> Result<()> {
         let rw = self.rw_always()?;
         loop {
             let object = self.object(dir.id, Io::WAIT)?;
@@ -295,7 +312,7 @@ impl FileSystem {
             }
             for entry in batch {
                 let file = found(&entry).ok().and_then(|f| self.node(f.id).ok());
-                let own = |n: &Node| {
+                let own = |n: &FileNode| {
                     n.attrs.pflags & ZFS_XATTR != 0
                         && n.attrs.parent == dir.id
                         && n.attrs.nlink <= 1
@@ -312,17 +329,17 @@ impl FileSystem {
                     *freed += 1;
                 } else {
                     self.enqueue(&tx, file.id)?;
-                    self.patch(&tx, &file, &Patch::new().and(ZplAttr::Links, Do::Set(0)))?;
+                    self.patch(&tx, &file, &Patch::new().and(ZplAttr::Links, AttrOp::Set(0)))?;
                     work.push(file.id);
                 }
             }
         }
     }
 
-    /// Keeps an object although its last name may go: it is open.
+    /// Keeps an object even if it loses its last name, because it is open.
     ///
     /// # Errors
-    /// `NotFound` when it went already; those of reading its dnode.
+    /// `NotFound` when it was freed already; those of reading its dnode.
     pub fn hold(&self, id: ObjectId) -> Result<()> {
         let Some(rw) = self.rw_part() else { return Ok(()) };
         {
@@ -339,8 +356,8 @@ impl FileSystem {
         there.map(|_| ())
     }
 
-    /// Ends a hold. The last one stores the time of access, and frees the object if it
-    /// has no name: that takes time for a large one.
+    /// Ends a hold. The last release stores the time of access, and frees the object if it
+    /// has no name; freeing a large object takes time.
     ///
     /// # Errors
     /// `Invalid` without a hold; those of freeing: then the object stays on the queue.
@@ -353,25 +370,25 @@ impl FileSystem {
             return Ok(());
         }
         if rw.holds.lock().orphans.contains_key(&id.0) {
-            return self.after(id, true);
+            return self.finish_unlink(id, true);
         }
         self.store_times(&[id])
     }
 
-    /// Frees the objects on the delete queue that nobody holds, after a mount what a crash
-    /// left there: how many objects went. Entries that lead nowhere are removed; those
-    /// that lead to something with names, or to no file, are left.
+    /// Frees the objects on the delete queue that are not held; after a mount, those that a
+    /// crash left there. Returns the number of objects. Entries without an object are
+    /// removed. Entries of an object with names, or of an object that is no file, are left.
     ///
     /// # Errors
     /// `Corrupt` when the queue cannot be read, those of freeing. An object that cannot be
-    /// freed does not keep others from it; the first error is told in the end.
+    /// freed does not keep the others from it; the first error is returned in the end.
     pub fn empty_delete_queue(&self) -> Result<u64> {
         let rw = self.rw_always()?;
         let queue = self.queue_id()?;
         let (mut cursor, mut freed, mut first) = (Some(Cursor::default()), 0, None);
         let mut empty = 0;
         while let Some(at) = cursor {
-            let (batch, next) = self.whole(queue, Io::WAIT, || {
+            let (batch, next) = self.read_consistent(queue, Io::WAIT, || {
                 Zap::open(self.object(queue, Io::WAIT)?, Io::WAIT)?.list_from(at, 256)
             })?;
             empty = if batch.is_empty() { empty + 1 } else { 0 };
@@ -383,7 +400,7 @@ impl FileSystem {
                 if key(id) != entry.name {
                     continue;
                 }
-                let Some(_dying) = doom(rw, id) else { continue };
+                let Some(_dying) = mark_dying(rw, id) else { continue };
                 match self.reap(id) {
                     Ok(n) => freed += n,
                     Err(e) if e.kind() == ErrorKind::NotFound => {}
@@ -396,7 +413,7 @@ impl FileSystem {
     }
 }
 
-/// Takes one hold away: whether it was the last; `None` if there was none.
+/// Drops one hold. Returns whether it was the last; `None` if there was none.
 fn unhold(rw: &Rw, id: ObjectId) -> Option<bool> {
     let mut holds = rw.holds.lock();
     let count = holds.count.get_mut(&id.0)?;

@@ -1,8 +1,8 @@
 //! Quotas of users, groups and projects (chapter 06 §14).
 //!
-//! What is compared is the account of the last written groups: enforcement lags by a few
-//! groups. The sync thread changes the accounts while they are read here; what cannot be
-//! read is no reason to refuse anything.
+//! The limit is compared with the account of the last written txgs, so enforcement lags by
+//! a few txgs. The sync thread changes the accounts while they are read here. An account
+//! that cannot be read is not a reason to refuse a change.
 
 use base::{Error, ErrorKind, Result};
 use dmu::{Io, Zap, zaps};
@@ -10,7 +10,7 @@ use ondisk::ObjType;
 use ondisk::zap::ZapValue;
 
 use super::make::{DNODE_BLOCK, entry_cost};
-use super::node::Node;
+use super::node::FileNode;
 use crate::attrs::Attrs;
 use crate::fs::FileSystem;
 use crate::master::{MASTER_NODE, QuotaObjects};
@@ -25,18 +25,18 @@ const NEW_TABLE: u64 = 64 << 10;
 const WHO: [&str; 3] = ["user", "group", "project"];
 const KINDS: [SpaceKind; 3] = [SpaceKind::User, SpaceKind::Group, SpaceKind::Project];
 
-/// Who is charged for an object.
+/// The ids that are charged for an object.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct QuotaOwner {
     pub(crate) uid: u64,
     pub(crate) gid: u64,
-    /// `None`: not of interest.
+    /// `None`: not checked.
     pub(crate) project: Option<u64>,
 }
 
-impl Owner {
-    pub(crate) fn of(attrs: &Attrs) -> Owner {
-        Owner { uid: attrs.owner_fuid, gid: attrs.group_fuid, project: Some(attrs.project) }
+impl QuotaOwner {
+    pub(crate) fn of(attrs: &Attrs) -> QuotaOwner {
+        QuotaOwner { uid: attrs.owner_fuid, gid: attrs.group_fuid, project: Some(attrs.project) }
     }
 }
 
@@ -48,7 +48,8 @@ fn over_quota() -> Error {
 }
 
 impl FileSystem {
-    /// Whether an id's bytes or objects reach its limit. What a log says was within them.
+    /// Whether an id's bytes or objects reach its limit. False in a replay: a logged change
+    /// was within the limits.
     fn is_over(&self, of: SpaceKind, id: u64, objects: bool) -> bool {
         if self.is_replaying() {
             return false;
@@ -68,7 +69,7 @@ impl FileSystem {
         let key = format!("{id:x}");
         let own = table.and_then(|t| {
             let look = || Ok(number(self.object(t, Io::WAIT), &key));
-            self.whole(t, Io::WAIT, look).ok().flatten()
+            self.read_consistent(t, Io::WAIT, look).ok().flatten()
         });
         let limit = own.filter(|n| *n != 0).unwrap_or(default);
         if limit == 0 {
@@ -79,7 +80,7 @@ impl FileSystem {
         number(Ok(account), &key).unwrap_or(0) >= limit
     }
 
-    fn check(&self, owner: &Owner, objects: bool) -> Result<()> {
+    fn check(&self, owner: &QuotaOwner, objects: bool) -> Result<()> {
         let ids = [Some(owner.uid), Some(owner.gid), owner.project];
         for (of, id) in KINDS.into_iter().zip(ids) {
             if let Some(id) = id.filter(|_| self.quota_objects(of) != NONE)
@@ -95,7 +96,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Quota`.
-    pub(crate) fn check_new_quota(&self, owner: &Owner) -> Result<()> {
+    pub(crate) fn check_new_quota(&self, owner: &QuotaOwner) -> Result<()> {
         self.check(owner, false)?;
         self.check(owner, true)
     }
@@ -108,7 +109,7 @@ impl FileSystem {
         &self,
         uid: Option<u32>,
         gid: Option<u32>,
-        old: &Owner,
+        old: &QuotaOwner,
     ) -> Result<()> {
         let over = |of, id: Option<u32>, had: u64| {
             let id = id.map(u64::from).filter(|id| *id != had);
@@ -129,7 +130,7 @@ impl FileSystem {
         if over(false) || over(true) { Err(over_quota()) } else { Ok(()) }
     }
 
-    /// Whether this is accounted here, and so can be limited.
+    /// Whether such space is accounted here, and so can be limited.
     ///
     /// # Errors
     /// `Unsupported`.
@@ -142,14 +143,13 @@ impl FileSystem {
         known.then_some(()).ok_or_else(none)
     }
 
-    /// The limits of those without one of their own, in bytes and in objects; 0 is none.
+    /// The limits of ids without one of their own, in bytes and in objects; 0 is none.
     pub fn default_quotas(&self, of: SpaceKind) -> (u64, u64) {
         let quotas = self.quota_objects(of);
         (quotas.default_bytes, quotas.default_objects)
     }
 
-    /// Sets the limit of every user, group or project without one of its own; 0 takes it
-    /// away.
+    /// Sets the limit of every user, group or project without one of its own; 0 removes it.
     ///
     /// # Errors
     /// As [`FileSystem::set_quota`].
@@ -168,7 +168,7 @@ impl FileSystem {
         let tx = rw.host.begin(cost + 2 * DNODE_BLOCK, limit == 0)?;
         let key = format!("default{}{}quota", WHO[of as usize], if objects { "obj" } else { "" });
         {
-            let _turn = rw.turns.take(MASTER_NODE);
+            let _turn = rw.seqlock.write(MASTER_NODE);
             match limit {
                 0 => match zaps::remove(self.os(), &tx, MASTER_NODE, key.as_bytes()) {
                     Err(e) if e.kind() == ErrorKind::NotFound => {}
@@ -184,7 +184,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Sets the limit of a user, group or project, in bytes or in objects; 0 takes it away.
+    /// Sets the limit of a user, group or project, in bytes or in objects; 0 removes it.
     ///
     /// # Errors
     /// `Unsupported` where this is not accounted; `NoSpace`; `ReadOnly`; those of the
@@ -209,15 +209,15 @@ impl FileSystem {
             Some(id) => id,
             None => {
                 let id = zaps::create(os, &tx, TABLE, ObjType::NONE, &[], 0)?;
-                let who = WHO[of as usize];
-                let key = format!("{who}{}quota@", if objects { "obj" } else { "" });
-                let _turn = rw.turns.take(MASTER_NODE);
+                let kind_name = WHO[of as usize];
+                let key = format!("{kind_name}{}quota@", if objects { "obj" } else { "" });
+                let _turn = rw.seqlock.write(MASTER_NODE);
                 zaps::add(os, &tx, MASTER_NODE, key.as_bytes(), &ZapValue::from_u64(id.0))?;
                 *table.insert(id)
             }
         };
         {
-            let _turn = rw.turns.take(table);
+            let _turn = rw.seqlock.write(table);
             let key = format!("{id:x}");
             match limit {
                 0 => match zaps::remove(os, &tx, table, key.as_bytes()) {
@@ -235,7 +235,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Quota`.
-    pub(crate) fn check_quota(&self, node: &Node) -> Result<()> {
-        self.check(&Owner::of(&node.attrs), false)
+    pub(crate) fn check_quota(&self, node: &FileNode) -> Result<()> {
+        self.check(&QuotaOwner::of(&node.attrs), false)
     }
 }

@@ -1,31 +1,33 @@
-//! Doing again what a record of the intent log says (chapter 06 §19.2).
+//! Replay of intent log records (chapter 06 §19.2).
 //!
 //! # Theory
-//! A record is a call that was made once: it is made again, by root, with what the record
-//! fixes (number, generation, owners and time of what it makes), and with what no call says
-//! (`given`). Where the call would tell the log, the log notes the record as done, in the same
-//! transaction; a crash in between finds all of it or nothing. What takes several
-//! transactions is noted in the last one, and does no harm when it is begun again.
+//! A record describes a call. The replay makes the call again, as root, with the data of
+//! the record (object id, generation, owners and time of what it creates), and with data
+//! that no call has (`record_attrs`). Where the call would add a record to the log, the log notes
+//! the record as done, in the same transaction. So after a crash it is complete or has no
+//! effect. A call of several transactions is noted in the last one, and can be begun again
+//! without harm.
 //!
-//! It was allowed when it was done: flags, quotas and permissions forbid nothing. They would
-//! not do to decide it either: records of one object's attributes are not in order with names
-//! below another.
+//! The change was allowed when the record was written, so flags, quotas and permissions are
+//! not enforced. They could not decide it either: records of one object's attributes are
+//! not ordered with names below another.
 //!
-//! What is malformed, or beyond what Cenote can do, is found out before anything is done
-//! ([`can_replay`]): the log stays as it is then.
+//! Malformed records, and records beyond Cenote's abilities, are detected before anything
+//! is done ([`can_replay`]): the log stays as it is then.
 //!
 //! # Cloned ranges
-//! A record of cloned blocks (TX_CLONE_RANGE) promised that the file has the content of the
-//! blocks that its pointers name. Cenote keeps no table of references to blocks, so the content
-//! is copied: each block is read, verified like any other, and written to its place in the
-//! range; holes clear theirs. What cannot be verified ends the replay with the error, and the
-//! log and the dataset stay as they were: garbage is never written. Whoever claimed the log
-//! keeps the blocks from being freed meanwhile; logs that Cenote claims have no such records
-//! with blocks any more (`spa`'s claim takes the copy, for it has no other way to keep them).
+//! A record of cloned blocks (TX_CLONE_RANGE) states that the file has the content of the
+//! blocks to which its pointers refer. Cenote keeps no table of references to blocks, so
+//! the content is copied: each block is read, verified like any other, and written at its
+//! offset in the range; holes clear theirs. A block that cannot be verified ends the replay
+//! with the error, and the log and the dataset stay as they were: garbage is never written.
+//! The claim of the log keeps the blocks from being freed meanwhile. Logs that Cenote
+//! claims no longer have records with cloned blocks (`spa`'s claim makes the copy, because
+//! it has no other way to keep the blocks).
 //!
 //! # Departures from OpenZFS
 //! * The bytes of a whole logged block beyond the write that it is for are written only as
-//!   far as a later record has the file reach; the chapter's way is the same.
+//!   far as the file extends by a later record; the chapter's method is equivalent.
 //! * New files inherit no NFSv4 entries of their directory.
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -40,26 +42,27 @@ use ondisk::zil::{
 use ondisk::znode::{FileType, Time, ZFS_PROJINHERIT, ZFS_XATTR};
 
 use super::data::grown;
-use super::given::{Domains, Given};
 use super::journal::AT_XVATTR;
 use super::journal::{AT_ATIME, AT_CTIME, AT_FILE, AT_GID, AT_MODE, AT_MTIME, AT_SIZE, AT_UID};
-use super::make::{Birth, DNODE_BLOCK, Seed, blocks_cost};
-use super::node::{Do, Patch};
-use super::types::{At, Caller, Falloc, Rename, RwProps, SetAttrs, SetTime};
+use super::make::{DNODE_BLOCK, NewFileSpec, PreparedFile, blocks_cost};
+use super::node::{AttrOp, Patch};
+use super::record_attrs::{Domains, RecordAttrs};
+use super::types::{Caller, Falloc, Rename, RwProps, SetAttrs, SetTime, WritePosition};
 use super::xattr::LoggedDir;
 use crate::fs::FileSystem;
 
 /// All bits of a TX_SETATTR mask that Linux writes, without extended attributes.
 const LINUX: u64 = AT_MODE | AT_UID | AT_GID | AT_SIZE | AT_ATIME | AT_MTIME | AT_CTIME | AT_FILE;
-/// Bits that only illumos and FreeBSD write (size, times, attributes beyond POSIX), and theirs
-/// for mode, owner, group, size, times of access and modification (chapter 06 §17).
+/// Bits that only illumos and FreeBSD write (size, times, attributes beyond POSIX), and
+/// their bits for mode, owner, group, size, times of access and modification
+/// (chapter 06 §17).
 const OTHERS: u64 = 0x1_0780;
 const OTHER_BITS: [u64; 6] = [0x2, 0x4, 0x8, 0x80, 0x100, 0x200];
 const LINUX_BITS: [u64; 6] = [AT_MODE, AT_UID, AT_GID, AT_SIZE, AT_ATIME, AT_MTIME];
 /// Record types of new directories: without attributes, and with some.
 const MKDIRS: [u8; 4] = [2, 17, 18, 19];
 
-/// Whether [`FileSystem::replay`] knows all that the record says.
+/// Whether [`FileSystem::replay`] supports everything in the record.
 ///
 /// # Errors
 /// `Unsupported`; `Corrupt` or `Limit` for a malformed record.
@@ -67,7 +70,7 @@ pub fn can_replay(record: &Record<'_>) -> Result<()> {
     match record.body()? {
         RecordBody::Create(c) => {
             let domains = Domains::unknown(&c.domains);
-            given_to(record, &c, &domains)?;
+            record_attrs_of(record, &c, &domains)?;
             domains.fuid(c.uid).and(domains.fuid(c.gid)).map(drop)
         }
         RecordBody::SetAttr(s) => {
@@ -75,12 +78,12 @@ pub fn can_replay(record: &Record<'_>) -> Result<()> {
                 let text = "a record of the intent log has unknown attributes";
                 return Err(Error::unsupported(text));
             }
-            s.xvattr.as_ref().map(Given::of).transpose()?;
+            s.xvattr.as_ref().map(RecordAttrs::of).transpose()?;
             let domains = Domains::unknown(&s.domains);
             domains.fuid(s.uid).and(domains.fuid(s.gid)).map(drop)
         }
         RecordBody::Acl { info, aces, domains, .. } => {
-            given_acl(record, &info, aces, &Domains::unknown(&domains)).map(drop)
+            record_acl(record, &info, aces, &Domains::unknown(&domains)).map(drop)
         }
         RecordBody::CloneRange(clone) => clone.pieces().try_for_each(|piece| {
             let (_, len, bp) = piece?;
@@ -92,27 +95,31 @@ pub fn can_replay(record: &Record<'_>) -> Result<()> {
     }
 }
 
-/// The ACL that a record carries, and its flags.
-fn given_acl(
+/// The ACL in a record, and its flags.
+fn record_acl(
     record: &Record<'_>,
     info: &AclInfo,
     bytes: &[u8],
     domains: &Domains,
-) -> Result<Given> {
+) -> Result<RecordAttrs> {
     let aces = record.acl(info, bytes)?.resolve(|id| domains.fuid(id))?;
-    Ok(Given { acl: Some((aces, info.flags)), ..Given::default() })
+    Ok(RecordAttrs { acl: Some((aces, info.flags)), ..RecordAttrs::default() })
 }
 
-/// What a record of a new file tells beyond the plain ones.
-fn given_to(record: &Record<'_>, create: &Create<'_>, domains: &Domains) -> Result<Given> {
-    let mut given = match &create.xvattr {
-        Some(x) => Given::of(x)?,
-        None => Given::default(),
+/// The data of a new file's record beyond that of plain records.
+fn record_attrs_of(
+    record: &Record<'_>,
+    create: &Create<'_>,
+    domains: &Domains,
+) -> Result<RecordAttrs> {
+    let mut record_attrs = match &create.xvattr {
+        Some(x) => RecordAttrs::of(x)?,
+        None => RecordAttrs::default(),
     };
     if let Some((info, bytes)) = &create.acl {
-        given.acl = given_acl(record, info, bytes, domains)?.acl;
+        record_attrs.acl = record_acl(record, info, bytes, domains)?.acl;
     }
-    Ok(given)
+    Ok(record_attrs)
 }
 
 fn time([seconds, nanoseconds]: [u64; 2]) -> Time {
@@ -120,10 +127,10 @@ fn time([seconds, nanoseconds]: [u64; 2]) -> Time {
 }
 
 impl FileSystem {
-    /// Does what a record says. The log is in replay, and was told the record's sequence.
+    /// Replays a record. The log is in replay, and has the record's sequence.
     ///
     /// # Errors
-    /// Those of the call that the record is of, and of [`can_replay`].
+    /// Those of the call that the record describes, and of [`can_replay`].
     pub fn replay(&self, record: &Record<'_>) -> Result<()> {
         can_replay(record)?;
         self.rw_always()?.ignores_case.store(record.header.case_insensitive, SeqCst);
@@ -153,7 +160,7 @@ impl FileSystem {
                 let (from, to) = ((n.from_dir, n.from), (n.to_dir, n.to));
                 self.rename_as(&root, from, to, Rename::Whiteout, Some(white))
             }
-            // The others may come late: after the object went.
+            // The other records may follow the removal of their object.
             RecordBody::Write(w) => absent_is_fine(self.replay_write(&root, &w)),
             RecordBody::Write2(w) => {
                 absent_is_fine(self.replay_size(w.object, w.offset + w.length))
@@ -182,13 +189,13 @@ impl FileSystem {
         let device = matches!(kind, FileType::Char | FileType::Block);
         let slots = u8::try_from(create.dnode_slots).unwrap_or(1);
         let domains = self.domains(&create.domains)?;
-        let given = given_to(record, create, &domains)?;
+        let record_attrs = record_attrs_of(record, create, &domains)?;
         let (uid, gid) = (domains.fuid(create.uid)?, domains.fuid(create.gid)?);
         self.make_in(create.directory, create.name, |parent, props| {
             let hidden = parent.attrs.pflags & ZFS_XATTR;
             let inherits = parent.attrs.pflags & ZFS_PROJINHERIT != 0;
             let heir = matches!(kind, FileType::Dir | FileType::Regular);
-            let seed = Seed {
+            let seed = NewFileSpec {
                 kind,
                 mode: (create.mode & 0o7777) as u32,
                 uid,
@@ -199,9 +206,9 @@ impl FileSystem {
                 target: create.target.unwrap_or_default(),
                 xattrs: Vec::new(),
                 logged: Some((time(create.crtime), slots)),
-                given,
+                record_attrs,
             };
-            Ok(self.conceive(seed, props)?.born_as(create.object, create.generation))
+            Ok(self.prepare_new(seed, props)?.with_identity(create.object, create.generation))
         })?;
         Ok(())
     }
@@ -213,12 +220,12 @@ impl FileSystem {
         info: &AclInfo,
         (aces, domains): (&[u8], &[&[u8]]),
     ) -> Result<()> {
-        let given = given_acl(record, info, aces, &self.domains(domains)?)?;
-        let (aces, flags) = given.acl.unwrap_or_default();
+        let record_attrs = record_acl(record, info, aces, &self.domains(domains)?)?;
+        let (aces, flags) = record_attrs.acl.unwrap_or_default();
         self.set_logged_acl(id, &aces, flags)
     }
 
-    /// Has a file the content of other blocks, piece after piece.
+    /// Copies the content of other blocks into a file, piece by piece.
     fn replay_clone(&self, root: &Caller, clone: &CloneRange<'_>) -> Result<()> {
         let rw = self.rw_always()?;
         let (id, end) = (clone.object, clone.offset + clone.length);
@@ -255,7 +262,7 @@ impl FileSystem {
         if noted { Ok(()) } else { self.reach(id, end) }
     }
 
-    /// The file reaches to `end` at least, by a hole; its lock is held.
+    /// Extends the file to `end` by a hole; the caller holds its lock.
     fn reach(&self, id: ObjectId, end: u64) -> Result<()> {
         let rw = self.rw_always()?;
         let node = self.content(id, true)?;
@@ -263,13 +270,13 @@ impl FileSystem {
         let tail = self.dirty_tail(&node, end)?;
         let tx = rw.host.begin(node.object.block_size() + DNODE_BLOCK, true)?;
         self.clear_tail(&tx, id, tail)?;
-        let patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Max(end));
+        let patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Max(end));
         self.patch(&tx, &node, &patch)?;
         self.log_nothing(&tx);
         Ok(())
     }
 
-    /// A file's directory of extended attributes.
+    /// Creates a file's directory of extended attributes.
     fn replay_hidden(&self, create: &Create<'_>) -> Result<()> {
         let domains = self.domains(&create.domains)?;
         let logged = LoggedDir {
@@ -283,9 +290,13 @@ impl FileSystem {
         self.make_logged_dir(create.directory, logged)
     }
 
-    /// What a rename left under the old name.
-    pub(crate) fn conceive_logged_white(&self, white: &Whiteout, props: &RwProps) -> Result<Birth> {
-        let seed = Seed {
+    /// Prepares the object that a rename left under the old name.
+    pub(crate) fn prepare_whiteout(
+        &self,
+        white: &Whiteout,
+        props: &RwProps,
+    ) -> Result<PreparedFile> {
+        let seed = NewFileSpec {
             kind: FileType::Char,
             mode: (white.mode & 0o7777) as u32,
             uid: white.uid,
@@ -296,24 +307,25 @@ impl FileSystem {
             target: b"",
             xattrs: Vec::new(),
             logged: Some((time(white.crtime), u8::try_from(white.dnode_slots).unwrap_or(1))),
-            given: Given::default(),
+            record_attrs: RecordAttrs::default(),
         };
-        Ok(self.conceive(seed, props)?.born_as(white.object, white.generation))
+        Ok(self.prepare_new(seed, props)?.with_identity(white.object, white.generation))
     }
 
     fn replay_write(&self, root: &Caller, write: &Write<'_>) -> Result<()> {
         match (write.data, &write.block) {
             (Some(data), _) => {
-                // One that runs into a file's end of blocks is cut into transactions; the
-                // last one notes the record as done.
-                self.write(root, write.object, At::Offset(write.offset), data).map(|_| ())
+                // A write that extends beyond a file's blocks is split into transactions;
+                // the last one notes the record as done.
+                self.write(root, write.object, WritePosition::Offset(write.offset), data)
+                    .map(|_| ())
             }
             (None, Some(bp)) => self.replay_block(write, bp),
             (None, None) => Ok(()),
         }
     }
 
-    /// A whole block that was logged by its pointer, and the size that the write made.
+    /// Replays a whole block that was logged by its pointer, and the size after the write.
     fn replay_block(&self, write: &Write<'_>, bp: &BlkPtr) -> Result<()> {
         let rw = self.rw_always()?;
         let len = bp.head().lsize.0;
@@ -333,11 +345,11 @@ impl FileSystem {
         let blocks = blocks_cost(data.len() as u64 / block + 2, block);
         let tx = rw.host.begin(blocks.max(data.len() as u64 * 2) + DNODE_BLOCK, false)?;
         if let Some(block) = grows {
-            let _turn = rw.turns.take(write.object);
+            let _turn = rw.seqlock.write(write.object);
             self.os().set_block_size(&tx, write.object, block, 0)?;
         }
         self.os().write(&tx, write.object, base, &data)?;
-        let patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Max(end));
+        let patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Max(end));
         self.patch(&tx, &node, &patch)?;
         self.log_nothing(&tx);
         Ok(())
@@ -348,7 +360,7 @@ impl FileSystem {
         let _lock = rw.locks.exclusive(id);
         let node = self.content(id, true)?;
         let tx = rw.host.begin(DNODE_BLOCK, true)?;
-        self.patch(&tx, &node, &Patch::new().and(ZplAttr::Size, Do::Max(end)))?;
+        self.patch(&tx, &node, &Patch::new().and(ZplAttr::Size, AttrOp::Max(end)))?;
         self.log_nothing(&tx);
         Ok(())
     }
@@ -369,21 +381,21 @@ impl FileSystem {
         }
         let has = |bit: u64| mask & bit != 0;
         let domains = self.domains(&set.domains)?;
-        let mut given = match &set.xvattr {
-            Some(x) => Given::of(x)?,
-            None => Given::default(),
+        let mut record_attrs = match &set.xvattr {
+            Some(x) => RecordAttrs::of(x)?,
+            None => RecordAttrs::default(),
         };
-        given.owner = has(AT_UID).then(|| domains.fuid(set.uid)).transpose()?;
-        given.group = has(AT_GID).then(|| domains.fuid(set.gid)).transpose()?;
+        record_attrs.owner = has(AT_UID).then(|| domains.fuid(set.uid)).transpose()?;
+        record_attrs.group = has(AT_GID).then(|| domains.fuid(set.gid)).transpose()?;
         let attrs = SetAttrs {
-            project: given.project.map(|p| p as u32),
+            project: record_attrs.project.map(|p| p as u32),
             mode: has(AT_MODE).then_some((set.mode & 0o7777) as u32),
             size: has(AT_SIZE).then_some(set.size),
             atime: has(AT_ATIME).then(|| SetTime::Set(time(set.atime))),
             mtime: has(AT_MTIME).then(|| SetTime::Set(time(set.mtime))),
             ..SetAttrs::default()
         };
-        self.set_attrs_of(root, set.object, &attrs, &given)
+        self.set_attrs_of(root, set.object, &attrs, &record_attrs)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an open file system keeps in memory for writing.
+//! The state of a file system that is open for writing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,24 +10,27 @@ use base::{Error, ErrorKind, ObjectId, Result, Txg};
 use dmu::{Io, Objset, Tx};
 use ondisk::znode::Time;
 
-use super::locks::{Locks, Turns};
+use super::locks::{Locks, SeqLock};
 use super::types::{Host, RwProps};
 use crate::fs::FileSystem;
 use crate::master::QuotaObjects;
 
 const SHARDS: usize = 16;
-/// Groups that may be unwritten at a time: a later one begins when the oldest is on disk.
-const GROUPS: u64 = 4;
-/// Entries of a shard of [`Touched`] before those that are on disk are forgotten at first.
+/// The number of txgs that may be unwritten at a time: a later one begins when the oldest
+/// is on disk.
+const OPEN_TXGS: u64 = 4;
+/// Entries of a shard of [`Touched`] before entries of written txgs are dropped for the
+/// first time.
 const TOUCHED_MIN: usize = 2048;
 
-/// Everything beside the object set.
+/// The writable state besides the object set.
 pub(crate) struct Rw {
     pub(crate) host: Arc<dyn Host>,
     pub(crate) log: Option<Arc<zil::Log>>,
     pub(crate) locks: Locks,
-    pub(crate) turns: Turns,
-    /// Renames between directories: the tree's shape changes under nobody's feet.
+    pub(crate) seqlock: SeqLock,
+    /// Held by renames between directories, so that the shape of the tree is fixed
+    /// meanwhile.
     pub(crate) renames: Mutex<()>,
     /// The delete queue.
     pub(crate) queue: Mutex<()>,
@@ -36,13 +39,13 @@ pub(crate) struct Rw {
     pub(crate) holds: Mutex<Holds>,
     pub(crate) times: Times,
     pub(crate) touched: Touched,
-    /// Quotas of users, groups and projects, once one was set here.
+    /// Quotas of users, groups and projects, after the first change since the open.
     pub(crate) quotas: RwLock<Option<[QuotaObjects; 3]>>,
-    /// The table of foreign ids' domains, if it was made here.
+    /// The table of foreign ids' domains, if it was created since the open.
     pub(crate) fuids: Mutex<Option<ObjectId>>,
-    /// A record that ignored case is being done again.
+    /// A record of a case-insensitive call is being replayed.
     pub(crate) ignores_case: AtomicBool,
-    /// Blocks that a group frees.
+    /// Blocks that a txg frees.
     pub(crate) freeing: Mutex<(Txg, u64)>,
 }
 
@@ -57,15 +60,15 @@ impl std::fmt::Debug for Rw {
 pub(crate) struct Holds {
     /// Holds by object.
     pub(crate) count: IdMap<u64, u32>,
-    /// Objects on the delete queue since the file system was opened; true for those that
-    /// may get a name (`O_TMPFILE`).
+    /// Objects put on the delete queue since the file system was opened; true for those
+    /// that may get a name (`O_TMPFILE`).
     pub(crate) orphans: IdMap<u64, bool>,
     /// Objects that are being freed.
     pub(crate) dying: HashSet<u64>,
 }
 
-/// Objects whose times of access wait to be stored: directories have no last user who
-/// closes them.
+/// Limit of objects whose times of access wait to be stored: a directory is never closed
+/// for the last time.
 const TIMES_MAX: usize = 1 << 16;
 
 /// Times of access that are not stored yet.
@@ -88,7 +91,7 @@ impl Times {
         self.shards[shard(id)].lock().get(&id.0).copied()
     }
 
-    /// Whether no more of them are to be kept.
+    /// Whether the limit of pending times is reached.
     pub(crate) fn are_many(&self) -> bool {
         self.pending.load(SeqCst) >= TIMES_MAX
     }
@@ -99,7 +102,7 @@ impl Times {
         }
     }
 
-    /// Takes the time to store it, or because it is of no interest any more.
+    /// Removes the time, to store it or because it is obsolete.
     pub(crate) fn take(&self, id: ObjectId) -> Option<Time> {
         if self.pending.load(SeqCst) == 0 {
             return None;
@@ -120,8 +123,8 @@ impl Times {
     }
 }
 
-/// The last group that changed an object: of all that changed in groups which may not be
-/// on disk, and of as many more at most.
+/// The last txg that changed an object: for all objects changed in txgs that may not be on
+/// disk, and at most as many others.
 #[derive(Default)]
 pub(crate) struct Touched {
     shards: [Mutex<Recent>; SHARDS],
@@ -131,16 +134,16 @@ pub(crate) struct Touched {
 #[derive(Default)]
 struct Recent {
     groups: IdMap<u64, Txg>,
-    /// What was left when the old ones were forgotten last.
+    /// The number of entries after old ones were last dropped.
     left: usize,
 }
 
 impl Recent {
-    /// Forgets what is on disk, once it may be half of all: each entry is looked at about
-    /// twice, however many a group has.
+    /// Drops entries of written txgs, when they may be half of all. So each entry is
+    /// examined about twice, however many a txg has.
     fn forget(&mut self, now: Txg) {
         if self.groups.len() > TOUCHED_MIN.max(2 * self.left) {
-            self.groups.retain(|_, t| t.0 + GROUPS > now.0);
+            self.groups.retain(|_, t| t.0 + OPEN_TXGS > now.0);
             self.left = self.groups.len();
         }
     }
@@ -155,12 +158,12 @@ impl Touched {
         shard.forget(txg);
     }
 
-    /// The group to wait for; `None` if all is on disk for certain.
+    /// The txg to wait for; `None` if all changes are certainly on disk.
     pub(crate) fn of(&self, id: ObjectId) -> Option<Txg> {
         self.shards[shard(id)].lock().groups.get(&id.0).copied()
     }
 
-    /// The group is on disk.
+    /// The txg is on disk.
     pub(crate) fn synced(&self, id: ObjectId, txg: Txg) {
         let mut shard = self.shards[shard(id)].lock();
         if shard.groups.get(&id.0).is_some_and(|t| *t <= txg) {
@@ -179,7 +182,7 @@ impl Rw {
             log: host.log(),
             host,
             locks: Locks::default(),
-            turns: Turns::default(),
+            seqlock: SeqLock::default(),
             renames: Mutex::default(),
             queue: Mutex::default(),
             layouts: Mutex::default(),
@@ -195,8 +198,8 @@ impl Rw {
 }
 
 impl FileSystem {
-    /// Opens the file system in `os` for writing; `os` is open so, and no other file
-    /// system is open over it. [`FileSystem::empty_delete_queue`] should follow.
+    /// Opens the file system in `os` for writing. `os` is open for writing, and no other
+    /// file system is open over it. [`FileSystem::empty_delete_queue`] should follow.
     ///
     /// # Errors
     /// As [`FileSystem::open`].
@@ -212,14 +215,14 @@ impl FileSystem {
         if props.read_only { Err(read_only()) } else { Ok((rw, props)) }
     }
 
-    /// The state for what goes on while `readonly` is being set: what was written before
-    /// may be synced, and objects that nobody needs any more may be freed.
+    /// The state for work that continues while `readonly` is set: earlier writes may be
+    /// synced, and unused objects may be freed.
     pub(crate) fn rw_always(&self) -> Result<&Rw> {
         let read_only = || Error::new(ErrorKind::ReadOnly, "the file system is read-only");
         self.rw_part().ok_or_else(read_only)
     }
 
-    /// Remembers that an object was changed in `tx`, for fsync.
+    /// Notes for fsync that `tx` changed an object.
     pub(crate) fn touch(&self, tx: &Tx, id: ObjectId) {
         if let Some(rw) = self.rw_part() {
             rw.touched.set(id, tx.txg());
@@ -231,10 +234,10 @@ impl FileSystem {
 mod tests {
     use super::*;
 
-    /// With more than 32,768 objects changed in the groups that were not on disk, each change
-    /// went through all of its shard in search of old ones.
+    /// Story: with more than 32,768 objects changed in unwritten txgs, each change searched
+    /// its whole shard for old entries.
     #[test]
-    fn many_objects_of_one_group_are_not_searched_again_and_again() {
+    fn many_objects_of_one_txg_are_not_searched_again_and_again() {
         let mut recent = Recent::default();
         let mut searched = 0;
         for id in 0..1u64 << 18 {
@@ -253,7 +256,7 @@ mod tests {
             for id in 0..4_000u64 {
                 touched.set(ObjectId(txg * 4_000 + id), Txg(txg));
             }
-            let from = txg.saturating_sub(GROUPS - 1).max(10);
+            let from = txg.saturating_sub(OPEN_TXGS - 1).max(10);
             for group in from..=txg {
                 assert_eq!(touched.of(ObjectId(group * 4_000 + 7)), Some(Txg(group)));
             }

@@ -1,12 +1,12 @@
-//! What reaches the disk when: times of access, fsync, statfs.
+//! Times of access, fsync, statfs.
 
 use base::{ObjectId, Result};
 use dmu::Io;
 use ondisk::sa::ZplAttr;
 
 use super::make::DNODE_BLOCK;
-use super::node::{Do, Patch};
-use super::types::{Atime, Space};
+use super::node::{AttrOp, Patch};
+use super::types::{Atime, FsSpace};
 use crate::fs::FileSystem;
 
 /// Objects whose times one transaction stores.
@@ -15,20 +15,20 @@ const TIMES: usize = 32;
 const DAY: i64 = 24 * 60 * 60;
 
 impl FileSystem {
-    /// A file was read, or a directory listed: its time of access becomes the clock's, as
-    /// properties `atime` and `relatime` say. It is kept in memory until the object changes
-    /// anyhow, its last hold goes, or the file system is synced.
+    /// A file was read, or a directory listed: its time of access becomes the current time,
+    /// as properties `atime` and `relatime` require. It is kept in memory until the object
+    /// changes otherwise, its last hold ends, or the file system is synced.
     pub fn accessed(&self, id: ObjectId) {
         self.accessed_as(id, None);
     }
 
-    /// Whether every access counts, by this rule or the properties'.
+    /// Whether every access is recorded, by this rule or the properties'.
     pub fn counts_each_access(&self, rule: Option<Atime>) -> bool {
         self.rw().is_ok_and(|(_, props)| rule.unwrap_or(props.atime) == Atime::On)
     }
 
-    /// As [`FileSystem::accessed`], by another rule than that of the properties. Where very
-    /// many objects have times that are not stored yet, this one's is lost.
+    /// As [`FileSystem::accessed`], by another rule than that of the properties. If very
+    /// many times wait to be stored, this one is dropped.
     pub fn accessed_as(&self, id: ObjectId, rule: Option<Atime>) {
         let Ok((rw, props)) = self.rw() else { return };
         if rw.times.are_many() {
@@ -63,7 +63,7 @@ impl FileSystem {
             let _locks = rw.locks.all(batch);
             let mut nodes = Vec::with_capacity(batch.len());
             for id in batch {
-                // What is gone or damaged keeps nobody from storing the others.
+                // A removed or damaged object does not prevent storing the others.
                 match self.node(*id) {
                     Ok(node) => nodes.push(node),
                     Err(_) => drop(rw.times.take(*id)),
@@ -72,11 +72,11 @@ impl FileSystem {
             if nodes.is_empty() {
                 continue;
             }
-            // A full pool must not keep anybody from syncing: no new blocks in the end.
+            // A full pool must not prevent a sync: no new blocks are needed in the end.
             let tx = rw.host.begin(nodes.len() as u64 * DNODE_BLOCK, true)?;
             for node in nodes {
                 if let Some(time) = rw.times.take(node.id) {
-                    let patch = Patch::new().and(ZplAttr::Atime, Do::Time(time));
+                    let patch = Patch::new().and(ZplAttr::Atime, AttrOp::Time(time));
                     self.patch(&tx, &node, &patch)?;
                 }
             }
@@ -84,8 +84,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Waits until what was done to an object is on disk, or in the intent log; at once if
-    /// that is so already.
+    /// Waits until the changes of an object are on disk, or in the intent log; returns at
+    /// once if they are.
     ///
     /// # Errors
     /// That of a suspension.
@@ -100,13 +100,13 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Waits until all that was done is on disk, times of access included.
+    /// Waits until all changes are on disk, times of access included.
     ///
     /// # Errors
     /// That of a suspension.
     pub fn sync_all(&self) -> Result<()> {
         let Some(rw) = self.rw_part() else { return Ok(()) };
-        // Without space for times of access all else is synced nevertheless.
+        // Without space for times of access everything else is still synced.
         let times = self.store_times(&rw.times.ids());
         if let Some(txg) = rw.touched.newest() {
             rw.host.synced(txg)?;
@@ -114,14 +114,14 @@ impl FileSystem {
         times
     }
 
-    /// What `statfs` tells. Each object takes 512 bytes at least.
+    /// The values for `statfs`. Each object takes 512 bytes at least.
     ///
     /// # Errors
     /// Those of [`super::Host::space`].
-    pub fn space(&self) -> Result<Space> {
+    pub fn space(&self) -> Result<FsSpace> {
         let rw = self.rw_always()?;
         let space = rw.host.space()?;
-        Ok(Space {
+        Ok(FsSpace {
             total: space.used.saturating_add(space.available),
             available: space.available,
             objects: self.object_count(),

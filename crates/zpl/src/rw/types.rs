@@ -1,4 +1,4 @@
-//! What callers of the writing half hand in and get back.
+//! Parameters and results of the writing half.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use crate::attrs::Device;
 /// Largest size of a file: 8 EiB less one byte (chapter 06 §8).
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 
-/// The pool beneath a file system: what the writing half needs of it.
+/// The interface to the pool below a file system.
 pub trait Host: Send + Sync {
-    /// Begins a transaction that makes at most `bytes` of blocks dirty; `frees`: it gives
-    /// space back, and may use what is kept for that. Waits at the write throttle.
+    /// Begins a transaction that makes at most `bytes` of blocks dirty. `frees`: it frees
+    /// space, and may use the part reserved for that. Waits at the write throttle.
     ///
     /// # Errors
     /// `NoSpace`, `Quota`, `ReadOnly`, that of a suspension.
     fn begin(&self, bytes: u64, frees: bool) -> Result<Tx>;
 
-    /// Waits until the group `txg` is on disk, and has it written soon.
+    /// Requests that `txg` be written soon, and waits until it is on disk.
     ///
     /// # Errors
     /// That of a suspension.
     fn synced(&self, txg: Txg) -> Result<()>;
 
-    /// The intent log, if there is one: otherwise what is promised waits for its group.
+    /// The intent log, if there is one; otherwise an fsync waits for the txg.
     fn log(&self) -> Option<Arc<zil::Log>> {
         None
     }
@@ -34,18 +34,18 @@ pub trait Host: Send + Sync {
     /// The wall clock.
     fn now(&self) -> Time;
 
-    /// The properties as they are now; a change is seen by the next call.
+    /// The current properties; the next call sees a change.
     fn props(&self) -> Arc<RwProps>;
 
-    /// Space for `statfs`: what the file system uses, and what it may still use; of the
-    /// nearest of pool, quota and refquota.
+    /// Space for `statfs`: what the file system uses, and what it may still use, which is
+    /// the least that pool, quota and refquota allow.
     ///
     /// # Errors
     /// Those of reading the dataset's state.
     fn space(&self) -> Result<HostSpace>;
 }
 
-/// What [`Host::space`] tells, in bytes.
+/// The result of [`Host::space`], in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostSpace {
     /// Referenced by the dataset.
@@ -78,7 +78,7 @@ pub enum XattrForm {
     Sa,
 }
 
-/// Properties of a dataset, as far as they tell how it is changed.
+/// The properties of a dataset that affect how it is changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RwProps {
     /// `recordsize`, bytes, a power of two that the pool's features allow.
@@ -109,13 +109,13 @@ impl Default for RwProps {
     }
 }
 
-/// Groups of a caller beside its main one.
+/// Groups of a caller besides its main one.
 #[derive(Clone)]
 pub enum Groups {
     /// These.
     Known(Vec<u32>),
-    /// To be asked for, should it matter: that takes time.
-    Ask(Arc<dyn Fn() -> Vec<u32> + Send + Sync>),
+    /// To be looked up only if necessary, because that takes time.
+    Lookup(Arc<dyn Fn() -> Vec<u32> + Send + Sync>),
 }
 
 impl Default for Groups {
@@ -128,12 +128,12 @@ impl std::fmt::Debug for Groups {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Groups::Known(list) => write!(f, "{list:?}"),
-            Groups::Ask(_) => f.write_str("not asked"),
+            Groups::Lookup(_) => f.write_str("not looked up"),
         }
     }
 }
 
-/// Who does something. Whether it may is decided above (`default_permissions`).
+/// The user that makes a call. The layer above checks permissions (`default_permissions`).
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
     /// User.
@@ -159,12 +159,12 @@ impl Caller {
         self.gid == gid
             || match &self.groups {
                 Groups::Known(list) => list.contains(&gid),
-                Groups::Ask(ask) => ask().contains(&gid),
+                Groups::Lookup(ask) => ask().contains(&gid),
             }
     }
 }
 
-/// A file that is to be.
+/// Parameters of a new file.
 #[derive(Clone, Copy, Debug)]
 pub struct New<'a> {
     /// What kind.
@@ -194,21 +194,21 @@ impl New<'_> {
     }
 }
 
-/// Where a write goes.
+/// The position of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum WritePosition {
     /// To this byte.
     Offset(u64),
     /// To the end of the file, wherever it is by then (`O_APPEND`).
     End,
 }
 
-/// What a write did.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Where it began.
+pub struct WriteSummary {
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes written; fewer than asked when space ran out on the way.
+    /// Bytes written; fewer than requested if space ran out in between.
     pub bytes: u64,
     /// Size of the file afterwards.
     pub size: u64,
@@ -217,12 +217,12 @@ pub struct Written {
 /// How a name is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rename {
-    /// What has the new name goes.
+    /// An object with the new name is unlinked.
     #[default]
     Plain,
-    /// Nothing may have the new name.
+    /// Fails if the new name exists.
     NoReplace,
-    /// Both names change places.
+    /// Both names are exchanged.
     Exchange,
     /// A whiteout (character device 0:0) stays under the old name.
     Whiteout,
@@ -258,7 +258,7 @@ pub struct SetAttrs {
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Size of a regular file: cut off, or grown by a hole.
+    /// Size of a regular file: truncated, or extended by a hole.
     pub size: Option<u64>,
     /// Time of access.
     pub atime: Option<SetTime>,
@@ -273,7 +273,7 @@ pub struct SetAttrs {
 }
 
 /// Flags that [`SetAttrs::flags`] sets and clears: immutable, append-only, no-dump, and
-/// inheritance of the project, which Linux's `FS_IOC` calls know; and the DOS ones.
+/// inheritance of the project, which Linux's `FS_IOC` calls support; and the DOS ones.
 pub const SETTABLE_FLAGS: u64 = ondisk::znode::ZFS_IMMUTABLE
     | ondisk::znode::ZFS_APPENDONLY
     | ondisk::znode::ZFS_NODUMP
@@ -287,7 +287,7 @@ pub const SETTABLE_FLAGS: u64 = ondisk::znode::ZFS_IMMUTABLE
     | ondisk::znode::ZFS_SPARSE
     | ondisk::znode::ZFS_REPARSE;
 
-/// Whether an extended attribute may, or must, be there before.
+/// Whether an extended attribute may, or must, exist before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetHow {
     /// Either.
@@ -299,16 +299,16 @@ pub enum SetHow {
     Replace,
 }
 
-/// What `statfs` tells.
+/// The values for `statfs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Space {
+pub struct FsSpace {
     /// Bytes used and available.
     pub total: u64,
     /// Bytes available.
     pub available: u64,
-    /// Objects there are.
+    /// Bytes available.
     pub objects: u64,
-    /// Objects there could still be.
+    /// Objects that could still be created.
     pub free_objects: u64,
 }
 

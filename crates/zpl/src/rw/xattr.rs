@@ -1,11 +1,11 @@
-//! Extended attributes, written (chapter 06 §10); and changes of a file's attributes that
+//! Changes of extended attributes (chapter 06 §10); and changes of a file's attributes that
 //! may need another layout.
 //!
 //! # Theory
-//! A name is in one store: it is set in the one that property `xattr` names, as far as it
-//! fits there, and removed from the other. The hidden directory of a file and what is in it
-//! are under the lock of the file. A value in a file is replaced by a new file, so that
-//! readers see the old one or the new one.
+//! A name is in one store. It is set in the one that property `xattr` selects, as far as it
+//! fits there, and removed from the other. The lock of a file covers its hidden directory
+//! and the files in it. A value in a file is replaced by a new file, so that readers see
+//! the old value or the new one.
 
 use base::{Error, ErrorKind, ObjectId, Result};
 use dmu::{Io, ObjectSpec, Tx, Zap};
@@ -20,11 +20,11 @@ use ondisk::znode::{
 };
 
 use super::acl;
-use super::given::Given;
-use super::journal::{Record, SaXattrs, Said, Script};
-use super::make::{Birth, DNODE_BLOCK, Seed, entry_cost};
-use super::names::Entry;
-use super::node::{AttrList, Do, Node, Patch, Plan, words};
+use super::journal::{AttrRecord, Record, SaXattrs, Script};
+use super::make::{DNODE_BLOCK, NewFileSpec, PreparedFile, entry_cost};
+use super::names::NameEntry;
+use super::node::{AttrList, AttrOp, AttrPlan, FileNode, Patch, words};
+use super::record_attrs::RecordAttrs;
 use super::types::{Caller, RwProps, SetHow, XattrForm, denied, exists};
 use crate::attrs::Attrs;
 use crate::dir::found;
@@ -32,14 +32,14 @@ use crate::fs::FileSystem;
 
 /// Bytes of a value (Linux's `XATTR_SIZE_MAX`).
 const VALUE_MAX: usize = 65_536;
-/// Files of one hidden directory that a change of owner reaches.
+/// Files of one hidden directory that a change of owner is applied to.
 const FILES_MAX: usize = 65_536;
 /// Largest block of a file that has one.
 const BLOCK_MAX: u32 = 128 << 10;
 const DIR_MODE: u32 = 0o1777;
 const FILE_MODE: u32 = 0o644;
 const S_ISGID: u32 = 0o2000;
-/// Where a structure of before version 5 has its ACL, and room for entries in it (§6).
+/// Offsets of the ACL in a structure of before version 5, and of its entries (§6).
 const LEGACY_ACL: std::ops::Range<usize> = 176..264;
 const LEGACY_ACES: usize = 72;
 /// An ACL in an object of its own, and the bonus of that (§1).
@@ -47,22 +47,27 @@ const ACL: ObjType = ObjType(33);
 const SYSACL: ObjType = ObjType(34);
 const SYSACL_SIZE: usize = 320;
 
-/// To whom attributes belong.
+/// The owner of extended attributes.
 #[derive(Clone, Copy)]
-pub(crate) struct Owner {
+pub(crate) struct XattrOwner {
     pub(crate) id: ObjectId,
     pub(crate) uid: u64,
     pub(crate) gid: u64,
     pub(crate) project: u64,
 }
 
-impl Owner {
-    fn of(attrs: &Attrs) -> Owner {
-        Owner { id: attrs.id, uid: attrs.owner_fuid, gid: attrs.group_fuid, project: attrs.project }
+impl XattrOwner {
+    fn of(attrs: &Attrs) -> XattrOwner {
+        XattrOwner {
+            id: attrs.id,
+            uid: attrs.owner_fuid,
+            gid: attrs.group_fuid,
+            project: attrs.project,
+        }
     }
 
-    fn seed(&self, kind: FileType) -> Seed<'static> {
-        Seed {
+    fn seed(&self, kind: FileType) -> NewFileSpec<'static> {
+        NewFileSpec {
             kind,
             mode: if kind == FileType::Dir { DIR_MODE } else { FILE_MODE },
             uid: self.uid,
@@ -73,7 +78,7 @@ impl Owner {
             target: b"",
             xattrs: Vec::new(),
             logged: None,
-            given: Given::default(),
+            record_attrs: RecordAttrs::default(),
         }
     }
 }
@@ -81,12 +86,12 @@ impl Owner {
 /// A change in the hidden directory.
 enum DirOp {
     Put(Vec<u8>, Vec<u8>),
-    Remove(Entry),
-    /// The directory itself, as a record of the log tells.
+    Remove(NameEntry),
+    /// Creation of the directory itself, from a log record.
     Make(Box<LoggedDir>),
 }
 
-/// A hidden directory that a record tells of.
+/// A hidden directory from a log record.
 pub(crate) struct LoggedDir {
     pub(crate) id: ObjectId,
     pub(crate) generation: u64,
@@ -96,35 +101,35 @@ pub(crate) struct LoggedDir {
     pub(crate) born: (Time, u8),
 }
 
-/// A change of one object's attributes, before its transaction begins.
+/// A prepared change of one object's attributes, before its transaction begins.
 pub(crate) struct Edit {
-    pub(crate) node: Node,
+    pub(crate) node: FileNode,
     pub(crate) patch: Patch,
-    /// All attributes, if they may be laid out anew.
+    /// All attributes, if their layout may change.
     list: Option<AttrList>,
     /// The ACL and the stamp of an object from before version 5.
     legacy_acl: Option<Vec<Ace>>,
     legacy_stamp: Option<[u8; 32]>,
     hidden: Option<ObjectId>,
     ops: Vec<DirOp>,
-    /// What is in the hidden directory, and itself, when it changes with the file.
+    /// The hidden directory and its files, if they change with the file.
     followers: Vec<(ObjectId, bool, Patch)>,
     grows: bool,
-    /// What the log says of it.
-    pub(crate) said: Said,
+    /// The log record of it.
+    pub(crate) attr_record: AttrRecord,
     /// Extended attributes that change in the list.
     sa_xattrs: SaXattrs,
 }
 
 /// An [`Edit`] whose layouts are registered.
-pub(crate) struct Ready {
+pub(crate) struct ReadyEdit {
     edit: Edit,
-    plan: Option<Plan>,
+    plan: Option<AttrPlan>,
     props: RwProps,
 }
 
 impl Edit {
-    pub(crate) fn new(fs: &FileSystem, node: Node) -> Result<Edit> {
+    pub(crate) fn new(fs: &FileSystem, node: FileNode) -> Result<Edit> {
         let hidden = fs.hidden_dir(&node)?;
         Ok(Edit {
             node,
@@ -136,7 +141,7 @@ impl Edit {
             ops: Vec::new(),
             followers: Vec::new(),
             grows: false,
-            said: Said::Nothing,
+            attr_record: AttrRecord::Nothing,
             sa_xattrs: Vec::new(),
         })
     }
@@ -167,7 +172,7 @@ impl Edit {
             return Err(Error::invalid("only regular files have stamps").in_object(self.node.id));
         }
         if self.node.legacy {
-            self.patch.push(ZplAttr::Flags, Do::Or(ZFS_BONUS_SCANSTAMP));
+            self.patch.push(ZplAttr::Flags, AttrOp::Or(ZFS_BONUS_SCANSTAMP));
             self.legacy_stamp = Some(*stamp);
             return Ok(());
         }
@@ -176,7 +181,7 @@ impl Edit {
         Ok(())
     }
 
-    /// Has the POSIX ACL say what the mode says.
+    /// Adapts the POSIX ACL to the mode.
     pub(crate) fn chmod_posix(
         &mut self,
         fs: &FileSystem,
@@ -186,7 +191,7 @@ impl Edit {
         if !self.node.attrs.may_have_xattrs {
             return Ok(());
         }
-        // One that cannot be understood is left alone.
+        // An ACL that cannot be parsed is not changed.
         let Ok(Some(mut acl)) = fs.posix_acl(self.node.id, acl::ACCESS) else { return Ok(()) };
         acl::chmod(&mut acl, mode);
         let names = stored_names(acl::ACCESS, false)?;
@@ -203,7 +208,7 @@ impl Edit {
         }
         self.follow(fs, |attrs| {
             let has = attrs.pflags & ZFS_PROJID != 0;
-            has.then(|| Patch::new().and(ZplAttr::Projid, Do::Set(project)))
+            has.then(|| Patch::new().and(ZplAttr::Projid, AttrOp::Set(project)))
         })
     }
 
@@ -216,13 +221,13 @@ impl Edit {
         let mut patch = Patch::new();
         for (attr, id) in [(ZplAttr::Uid, uid), (ZplAttr::Gid, gid)] {
             if let Some(id) = id {
-                patch.push(attr, Do::Set(id));
+                patch.push(attr, AttrOp::Set(id));
             }
         }
         self.follow(fs, |_| Some(patch.clone()))
     }
 
-    /// Has the hidden directory and its files change, too.
+    /// Adds changes of the hidden directory and its files.
     fn follow(&mut self, fs: &FileSystem, patch: impl Fn(&Attrs) -> Option<Patch>) -> Result<()> {
         let Some(dir) = self.hidden else { return Ok(()) };
         let mut ids = vec![dir];
@@ -282,7 +287,8 @@ impl Edit {
         Ok(())
     }
 
-    /// The same in the list among the system attributes: whether the value is there.
+    /// The same in the list among the system attributes; returns whether the value is
+    /// stored there.
     fn set_in_list(
         &mut self,
         fs: &FileSystem,
@@ -317,20 +323,20 @@ impl Edit {
                 self.sa_xattrs.push((name.to_vec(), Some(value.to_vec())));
             }
         }
-        let gone = !had.is_empty();
+        let existed = !had.is_empty();
         self.sa_xattrs.extend(had.into_iter().map(|name| (name, None)));
-        if stored || gone && kept {
+        if stored || existed && kept {
             self.grows |= stored;
             self.list(fs)?.set(number, new.pack_xdr());
         }
         Ok(stored)
     }
 
-    /// Registers the layouts. No transaction may be open.
-    pub(crate) fn prepare(mut self, fs: &FileSystem, props: &RwProps) -> Result<Ready> {
+    /// Registers the layouts. The caller must not have a transaction open.
+    pub(crate) fn prepare(mut self, fs: &FileSystem, props: &RwProps) -> Result<ReadyEdit> {
         let puts = self.ops.iter().any(|op| !matches!(op, DirOp::Remove(_)));
         if puts {
-            fs.ready_hidden(&Owner::of(&self.node.attrs), props)?;
+            fs.ready_hidden(&XattrOwner::of(&self.node.attrs), props)?;
         }
         if puts && self.hidden.is_none() && !self.node.legacy {
             let number = fs.ensure_attr(ZplAttr::Xattr)?;
@@ -338,10 +344,10 @@ impl Edit {
         }
         let slots = self.node.object.dnode().slots;
         let plan = self.list.as_ref().map(|list| fs.plan(list, slots)).transpose()?;
-        Ok(Ready { edit: self, plan, props: props.clone() })
+        Ok(ReadyEdit { edit: self, plan, props: props.clone() })
     }
 
-    /// Does it, in one transaction.
+    /// Makes the change, in one transaction.
     pub(crate) fn commit(self, fs: &FileSystem, props: &RwProps) -> Result<()> {
         let frees = !self.grows;
         let ready = self.prepare(fs, props)?;
@@ -350,8 +356,8 @@ impl Edit {
     }
 }
 
-impl Ready {
-    pub(crate) fn node(&self) -> &Node {
+impl ReadyEdit {
+    pub(crate) fn node(&self) -> &FileNode {
         &self.edit.node
     }
 
@@ -377,11 +383,11 @@ impl Ready {
         Ok(2 * DNODE_BLOCK + spill + ops + edit.followers.len() as u64 * DNODE_BLOCK)
     }
 
-    /// Does it in a transaction, with `patch` on the attributes in place.
+    /// Makes the change in a transaction, with `patch` on the attributes in place.
     pub(crate) fn apply(&self, fs: &FileSystem, tx: &Tx, mut patch: Patch) -> Result<()> {
         let edit = &self.edit;
         let id = edit.node.id;
-        let owner = Owner::of(&edit.node.attrs);
+        let owner = XattrOwner::of(&edit.node.attrs);
         let mut list = edit.list.clone();
         let mut hidden = edit.hidden;
         let mut script = Script::new(tx);
@@ -392,9 +398,10 @@ impl Ready {
                         Some(dir) => dir,
                         None => {
                             let props = &self.props;
-                            let dir = fs.bear_xattr_dir(tx, &owner, props, &mut script)?;
-                            // In a list it has its place already, perhaps in the spill block.
-                            patch.push(ZplAttr::Xattr, Do::Set(dir.0));
+                            let dir = fs.create_xattr_dir(tx, &owner, props, &mut script)?;
+                            // The list has the attribute already, perhaps in the spill
+                            // block.
+                            patch.push(ZplAttr::Xattr, AttrOp::Set(dir.0));
                             *hidden.insert(dir)
                         }
                     };
@@ -407,8 +414,8 @@ impl Ready {
                     }
                 }
                 DirOp::Make(logged) => {
-                    let dir = fs.bear_logged_dir(tx, &owner, logged, &self.props)?;
-                    patch.push(ZplAttr::Xattr, Do::Set(dir.0));
+                    let dir = fs.create_logged_dir(tx, &owner, logged, &self.props)?;
+                    patch.push(ZplAttr::Xattr, AttrOp::Set(dir.0));
                     hidden = Some(dir);
                 }
             }
@@ -423,13 +430,13 @@ impl Ready {
             fs.free_external_acl(tx, &edit.node)?;
             fs.set_legacy_acl(tx, id, aces)?;
         }
-        fs.log_changed(&edit.node, &edit.said, &edit.sa_xattrs, script);
+        fs.log_changed(&edit.node, &edit.attr_record, &edit.sa_xattrs, script);
         match (&mut list, self.plan) {
             (Some(list), Some(plan)) => {
                 if let Some(time) = fs.rw_always()?.times.take(id)
                     && !patch.mentions(ZplAttr::Atime)
                 {
-                    patch.push(ZplAttr::Atime, Do::Time(time));
+                    patch.push(ZplAttr::Atime, AttrOp::Time(time));
                 }
                 list.apply(&fs.tables(), &patch)?;
                 fs.store(tx, id, list, plan)
@@ -440,43 +447,44 @@ impl Ready {
 }
 
 impl FileSystem {
-    /// Registers what a hidden directory and its files need.
-    pub(crate) fn ready_hidden(&self, owner: &Owner, props: &RwProps) -> Result<()> {
-        self.conceive(owner.seed(FileType::Dir), props)?;
-        self.conceive(owner.seed(FileType::Regular), props)?;
+    /// Registers the layouts of a hidden directory and its files.
+    pub(crate) fn ready_hidden(&self, owner: &XattrOwner, props: &RwProps) -> Result<()> {
+        self.prepare_new(owner.seed(FileType::Dir), props)?;
+        self.prepare_new(owner.seed(FileType::Regular), props)?;
         Ok(())
     }
 
-    /// Makes the hidden directory of a file; [`FileSystem::ready_hidden`] was called.
-    pub(crate) fn bear_xattr_dir(
+    /// Creates the hidden directory of a file; [`FileSystem::ready_hidden`] was called
+    /// before.
+    pub(crate) fn create_xattr_dir(
         &self,
         tx: &Tx,
-        owner: &Owner,
+        owner: &XattrOwner,
         props: &RwProps,
         script: &mut Script,
     ) -> Result<ObjectId> {
-        let birth = self.conceive(owner.seed(FileType::Dir), props)?;
-        let mut made = birth.record(owner.id);
-        made.object = self.bear(tx, birth, owner.id, 2)?;
+        let prepared = self.prepare_new(owner.seed(FileType::Dir), props)?;
+        let mut made = prepared.record(owner.id);
+        made.object = self.create_object(tx, prepared, owner.id, 2)?;
         script.hidden_dir(tx, &made);
         Ok(made.object)
     }
 
-    fn bear_logged_dir(
+    fn create_logged_dir(
         &self,
         tx: &Tx,
-        owner: &Owner,
+        owner: &XattrOwner,
         logged: &LoggedDir,
         props: &RwProps,
     ) -> Result<ObjectId> {
         let (mode, uid, gid) = (logged.mode, logged.uid, logged.gid);
         let seed = owner.seed(FileType::Dir);
-        let seed = Seed { mode, uid, gid, logged: Some(logged.born), ..seed };
-        let birth = self.conceive(seed, props)?.born_as(logged.id, logged.generation);
-        self.bear(tx, birth, owner.id, 2)
+        let seed = NewFileSpec { mode, uid, gid, logged: Some(logged.born), ..seed };
+        let prepared = self.prepare_new(seed, props)?.with_identity(logged.id, logged.generation);
+        self.create_object(tx, prepared, owner.id, 2)
     }
 
-    /// The hidden directory of a file, as a record of the log tells.
+    /// Creates the hidden directory of a file, from a log record.
     ///
     /// # Errors
     /// `Exists` if there is one.
@@ -487,17 +495,17 @@ impl FileSystem {
         if edit.hidden.is_some() {
             return Err(exists().in_object(owner));
         }
-        edit.said = Said::Xattrs;
+        edit.attr_record = AttrRecord::Xattrs;
         edit.grows = true;
         edit.ops.push(DirOp::Make(Box::new(logged)));
         edit.commit(self, &props)
     }
 
-    /// Sets or removes an attribute among the system attributes by its stored name, as a
-    /// record of the log tells; nothing else follows from it.
+    /// Sets or removes an attribute among the system attributes by its stored name, from a
+    /// log record; without further effects.
     ///
     /// # Errors
-    /// `Invalid` for what has no such attributes, or a value that does not fit.
+    /// `Invalid` for an object without such attributes, or a value that does not fit.
     pub(crate) fn set_logged_xattr(
         &self,
         id: ObjectId,
@@ -513,7 +521,7 @@ impl FileSystem {
         let props = RwProps { xattr: XattrForm::Sa, ..(*props).clone() };
         let mut edit = Edit::new(self, node)?;
         edit.patch = Patch::new().changed(rw.host.now());
-        edit.said = Said::Xattrs;
+        edit.attr_record = AttrRecord::Xattrs;
         if !edit.set_in_list(self, &[name], value, &props)? && value.is_some() {
             return Err(Error::invalid("the attribute does not fit").in_object(id));
         }
@@ -524,18 +532,18 @@ impl FileSystem {
     pub(crate) fn put_xattr_file(
         &self,
         tx: &Tx,
-        owner: &Owner,
+        owner: &XattrOwner,
         dir: ObjectId,
         (name, value): (&[u8], &[u8]),
         props: &RwProps,
         script: &mut Script,
     ) -> Result<()> {
-        let birth: Birth = self.conceive(owner.seed(FileType::Regular), props)?;
+        let prepared: PreparedFile = self.prepare_new(owner.seed(FileType::Regular), props)?;
         let block = (value.len() as u64).next_multiple_of(512).min(u64::from(BLOCK_MAX)) as u32;
-        let birth = birth.with_content(block, value.len() as u64, &self.tables())?;
+        let prepared = prepared.with_content(block, value.len() as u64, &self.tables())?;
         let old = self.entry(dir, name)?;
-        let mut made = birth.record(dir);
-        let id = self.bear(tx, birth, dir, 1)?;
+        let mut made = prepared.record(dir);
+        let id = self.create_object(tx, prepared, dir, 1)?;
         made.object = id;
         if let Some(old) = &old {
             script.removed(dir, &old.name);
@@ -551,7 +559,7 @@ impl FileSystem {
             }
             None => {
                 self.add_entry(tx, dir, name, id, FileType::Regular)?;
-                patch.push(ZplAttr::Size, Do::Add(1));
+                patch.push(ZplAttr::Size, AttrOp::Add(1));
             }
         }
         let legacy = self.node(dir)?.legacy;
@@ -562,19 +570,19 @@ impl FileSystem {
         &self,
         tx: &Tx,
         dir: ObjectId,
-        entry: &Entry,
+        entry: &NameEntry,
         script: &mut Script,
     ) -> Result<()> {
         script.removed(dir, &entry.name);
         self.remove_entry(tx, dir, &entry.name)?;
         self.free_xattr_file(tx, dir, entry.id)?;
         let now = self.rw_always()?.host.now();
-        let patch = Patch::new().modified(now).and(ZplAttr::Size, Do::Add(-1));
+        let patch = Patch::new().modified(now).and(ZplAttr::Size, AttrOp::Add(-1));
         let legacy = self.node(dir)?.legacy;
         self.patch_id(tx, dir, legacy, &patch)
     }
 
-    /// Frees a file that lost its entry, if it is one of this directory's.
+    /// Frees a file that lost its entry, if it belongs to this directory.
     fn free_xattr_file(&self, tx: &Tx, dir: ObjectId, id: ObjectId) -> Result<()> {
         match self.node(id) {
             Ok(node)
@@ -591,8 +599,8 @@ impl FileSystem {
         }
     }
 
-    /// An ACL in the structure of before version 5, or in an object of its own if it does not
-    /// fit there (§6).
+    /// Stores an ACL in the structure of before version 5, or in an object of its own if it
+    /// does not fit there (§6).
     pub(crate) fn set_legacy_acl(&self, tx: &Tx, id: ObjectId, aces: &[Ace]) -> Result<()> {
         let bytes = encode_aces(aces);
         let (len, count) = (bytes.len() as u32, aces.len() as u16);
@@ -624,22 +632,22 @@ impl FileSystem {
         })
     }
 
-    /// A stamp behind the structure of before version 5 (§6).
-    fn set_legacy_stamp(&self, tx: &Tx, node: &Node, stamp: &[u8; 32]) -> Result<()> {
+    /// Stores a stamp behind the structure of before version 5 (§6).
+    fn set_legacy_stamp(&self, tx: &Tx, node: &FileNode, stamp: &[u8; 32]) -> Result<()> {
         let old = node.object.dnode().bonus.get(..ZNODE_PHYS_SIZE).unwrap_or_default();
-        let _turn = self.rw_always()?.turns.take(node.id);
-        // Its fields are as they are now: the stamp alone is new.
+        let _turn = self.rw_always()?.seqlock.write(node.id);
+        // The structure's fields keep their present values; only the stamp is new.
         self.os().set_bonus(tx, node.id, &[old, stamp].concat())
     }
 
-    /// Sets an extended attribute: Linux's name for it, with its namespace. POSIX ACLs
-    /// (`system.posix_acl_access`, `system.posix_acl_default`, in Linux's format) change the
-    /// mode as well, and are not stored where the mode says all.
+    /// Sets an extended attribute by its name under Linux, with its namespace. POSIX ACLs
+    /// (`system.posix_acl_access`, `system.posix_acl_default`, in Linux's format) change
+    /// the mode as well, and are not stored if the mode is equivalent.
     ///
     /// # Errors
-    /// `Exists`, `NoAttribute` as `how` says; `Invalid`, `NameTooLong`, `Unsupported` for the
-    /// name; `TooLarge` above 64 KiB; `Unsupported` without `xattr` or `acltype=posix`;
-    /// `Permission` for a default ACL of what is no directory; `NotPermitted` by flags;
+    /// `Exists`, `NoAttribute` as `how` says; `Invalid`, `NameTooLong`, `Unsupported` for
+    /// the name; `TooLarge` above 64 KiB; `Unsupported` without `xattr` or `acltype=posix`;
+    /// `Permission` for a default ACL of anything but a directory; `NotPermitted` by flags;
     /// `NoSpace`; `ReadOnly`; those of reading.
     pub fn set_xattr(
         &self,
@@ -654,7 +662,7 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::TooLarge, text).in_object(id));
         }
         self.change_xattr(by, id, name, Some(value), how)?;
-        self.promise(id)
+        self.commit_if_sync_always(id)
     }
 
     /// Removes an extended attribute.
@@ -663,7 +671,7 @@ impl FileSystem {
     /// `NoAttribute`; otherwise as [`FileSystem::set_xattr`].
     pub fn remove_xattr(&self, by: &Caller, id: ObjectId, name: &[u8]) -> Result<()> {
         self.change_xattr(by, id, name, None, SetHow::Replace)?;
-        self.promise(id)
+        self.commit_if_sync_always(id)
     }
 
     fn change_xattr(
@@ -722,13 +730,14 @@ impl FileSystem {
         }
         let mut edit = Edit::new(self, node)?;
         edit.patch = Patch::new().changed(now);
-        edit.said = match new_mode.filter(|m| *m != mode & 0o7777) {
-            None => Said::Xattrs,
-            Some(mode) => Record::of_mode(&edit.node, mode, now).map_or(Said::Nothing, Said::Attrs),
+        edit.attr_record = match new_mode.filter(|m| *m != mode & 0o7777) {
+            None => AttrRecord::Xattrs,
+            Some(mode) => Record::of_mode(&edit.node, mode, now)
+                .map_or(AttrRecord::Nothing, AttrRecord::Attrs),
         };
         if let Some(mode) = new_mode.filter(|m| *m != mode & 0o7777) {
             self.change_mode(&mut edit, mode, &props)?;
-            // What was just made of the old ACL is not wanted.
+            // Changes prepared for the old ACL are dropped.
             edit.ops.clear();
             edit.sa_xattrs.clear();
         }

@@ -1,5 +1,5 @@
-//! Opens a pool of one disk without the pool layer: the best uberblock, the meta
-//! object set, and from there every dataset.
+//! Opens a pool of one disk without the pool layer: from the best uberblock to the meta
+//! object set and every dataset.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What features count (chapter 04 §14.2).
+//! The counts of features (chapter 04 §14.2).
 
 use std::collections::BTreeMap;
 

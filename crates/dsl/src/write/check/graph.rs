@@ -1,4 +1,4 @@
-//! Who refers to whom.
+//! The references between datasets.
 
 use std::collections::BTreeSet;
 
@@ -59,13 +59,13 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// A dataset and those before and after it agree.
+    /// A dataset agrees with its neighbours.
     fn neighbours(&mut self, object: u64) -> Result<()> {
         let Some(ds) = self.datasets.get(&object) else { return Ok(()) };
         let phys = ds.phys;
         if let Some(prev) = self.datasets.get(&phys.prev_snap_obj) {
             let txg = prev.phys.creation_txg;
-            self.equal(object, "group of the previous snapshot", phys.prev_snap_txg, txg);
+            self.equal(object, "txg of the previous snapshot", phys.prev_snap_txg, txg);
         } else if phys.prev_snap_obj != 0 {
             self.wrong(object, "the previous snapshot is unknown");
         }

@@ -24,7 +24,7 @@ impl Checker<'_> {
         let d = self.dirs.get(&dir)?;
         let head = self.datasets.get(&d.phys.head_dataset_obj)?;
         let referenced = |object| {
-            self.datasets.get(&object).map_or(Usage::default(), |s: &super::Dataset| {
+            self.datasets.get(&object).map_or(Usage::default(), |s: &super::CheckedDataset| {
                 let p = &s.phys;
                 Usage::of(p.referenced_bytes, p.compressed_bytes, p.uncompressed_bytes)
             })
@@ -95,7 +95,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// `$FREE` is what waits to be freed (§4.1).
+    /// `$FREE` has the blocks that wait to be freed (§4.1).
     pub(super) fn free_dir(&mut self) -> Result<()> {
         let Some((&object, dir)) = self.dirs.iter().find(|(_, d)| d.name == "/$FREE") else {
             return Ok(());

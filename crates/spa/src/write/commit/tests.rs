@@ -15,7 +15,7 @@ use super::super::uberblock::{Multihost, Synced, next, template};
 use super::*;
 
 const PSIZE: u64 = 64 << 20;
-/// Where the model keeps the group's data.
+/// Offset of the txg's data in the model.
 const DATA: u64 = BOOT_OFFSET + (8 << 20);
 
 fn top(id: u32, kind: VdevType, children: u64, ashift: u32) -> VdevConfig {
@@ -84,11 +84,11 @@ fn word(write: &LeafWrite) -> String {
     format!("{what}{label}:{}", write.leaf)
 }
 
-/// Records what is done, and fails what it is told to.
+/// Records the steps, and fails the requested ones.
 #[derive(Default)]
 struct Recorder {
     log: Mutex<Vec<String>>,
-    /// Writes whose word starts so fail, this often.
+    /// Writes whose word starts with this fail, this often.
     fail: Mutex<Vec<(&'static str, usize)>>,
     fail_flush: Vec<(Guid, usize)>,
     leaves: Vec<Guid>,
@@ -105,7 +105,7 @@ impl LabelDevices for Recorder {
             out.push(match hit {
                 Some((_, n)) => {
                     *n -= 1;
-                    Err(Error::new(ErrorKind::Io, "told to fail"))
+                    Err(Error::new(ErrorKind::Io, "requested failure"))
                 }
                 None => Ok(()),
             });
@@ -138,7 +138,7 @@ impl Recorder {
 fn run(devices: &Recorder, configs: &[VdevConfig], dirty: bool, start: u64) -> Result<Committed> {
     let tops = tops(configs, 9, dirty);
     let ub = Uberblock { mmp: Some(Default::default()), ..uberblock(9) };
-    // A group that wrote: the root was born in it, or multihost says so.
+    // The txg changed something if its root was born in it, or multihost is on.
     let ub = if dirty {
         ub
     } else {
@@ -191,7 +191,7 @@ fn a_clean_commit_writes_uberblocks_to_three() {
 }
 
 #[test]
-fn an_empty_group_leaves_no_trace() {
+fn an_empty_txg_leaves_no_trace() {
     let configs = [top(0, VdevType::Mirror, 1, 9)];
     let tops = tops(&configs, 9, false);
     let ub = uberblock(9);
@@ -315,7 +315,7 @@ fn flushes_count_against_redundancy() {
     assert_eq!(with(two.clone(), &all).unwrap(), []);
     let twice: Vec<_> = two.iter().copied().chain([(Guid(101), 1), (Guid(102), 1)]).collect();
     assert_eq!(with(twice, &all).unwrap_err().kind(), ErrorKind::Io);
-    // A device that is not there counts as well.
+    // A missing device counts as well.
     let missing = vec![(Guid(101), 0), (Guid(101), 1)];
     assert!(with(missing, &[101, 102]).is_err());
     assert_eq!(with(vec![], &[101, 102]).unwrap(), []);
@@ -323,55 +323,55 @@ fn flushes_count_against_redundancy() {
 
 // Crashes.
 
-/// What became of a write that was not flushed.
+/// The fate of a write that was not flushed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum WriteFate {
     Kept,
     Lost,
     Torn,
 }
 
 #[derive(Clone)]
-enum Step {
+enum TapeStep {
     Write(LeafWrite),
     Flush,
 }
 
 /// Records a log that can be replayed up to any point.
 #[derive(Default)]
-struct Tape(Mutex<Vec<Step>>);
+struct Tape(Mutex<Vec<TapeStep>>);
 
 impl LabelDevices for Tape {
     fn write_leaves(&self, writes: Vec<LeafWrite>) -> Vec<Result<()>> {
         let results = writes.iter().map(|_| Ok(())).collect();
-        self.0.lock().extend(writes.into_iter().map(Step::Write));
+        self.0.lock().extend(writes.into_iter().map(TapeStep::Write));
         results
     }
 
     fn flush(&self, _: &[VdevId]) -> Vec<(Guid, Result<()>)> {
-        self.0.lock().push(Step::Flush);
+        self.0.lock().push(TapeStep::Flush);
         Vec::new()
     }
 }
 
 type Regions = BTreeMap<(Guid, u64), Vec<u8>>;
 
-fn apply(regions: &mut Regions, write: &LeafWrite, fate: Fate) {
+fn apply(regions: &mut Regions, write: &LeafWrite, fate: WriteFate) {
     let old = regions.get(&(write.leaf, write.offset)).cloned();
     let mut new = write.data.to_vec();
-    if fate == Fate::Torn {
-        // The second half is as before, in whole sectors.
+    if fate == WriteFate::Torn {
+        // The second half keeps its old content, in whole sectors.
         let half = new.len() / 2 / 512 * 512;
         let old = old.unwrap_or_else(|| vec![0; new.len()]);
         new[half..].copy_from_slice(&old[half..]);
     }
-    if fate != Fate::Lost {
+    if fate != WriteFate::Lost {
         regions.insert((write.leaf, write.offset), new);
     }
 }
 
-/// Opens the pool as chapter 01 §3.1 and §5.2 say and checks that what it finds is
-/// one group, whole.
+/// Opens the pool as chapter 01 §3.1 and §5.2 require and checks that the state found is
+/// one complete txg.
 fn check(regions: &Regions, configs: &[VdevConfig], old: u64) -> std::result::Result<u64, String> {
     let (mut all, ashift) = (Vec::new(), configs[0].top.as_ref().unwrap().ashift);
     for top in configs {
@@ -400,13 +400,13 @@ fn check(regions: &Regions, configs: &[VdevConfig], old: u64) -> std::result::Re
     }
     let data_is = |guid| regions.get(&(guid, DATA)).is_some_and(|d| d == &vec![txg.0 as u8; 512]);
     if txg.0 > old && !configs.iter().flat_map(VdevConfig::leaves).all(|l| data_is(l.guid)) {
-        return Err(format!("uberblock {txg} without the group's data"));
+        return Err(format!("uberblock {txg} without the txg's data"));
     }
     Ok(txg.0)
 }
 
-/// A committed old group, then the tape of the next one.
-fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<Step>) {
+/// A committed old txg, then the recorded steps of the next one.
+fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<TapeStep>) {
     let mut regions = Regions::new();
     let mut tape_of = |txg: u64, plants: Plants| {
         let tape = Tape::default();
@@ -421,8 +421,8 @@ fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<Step>) {
         let steps = tape.0.into_inner();
         if txg == 20 {
             for step in &steps {
-                if let Step::Write(w) = step {
-                    apply(&mut regions, w, Fate::Kept);
+                if let TapeStep::Write(w) = step {
+                    apply(&mut regions, w, WriteFate::Kept);
                 }
             }
         }
@@ -433,39 +433,44 @@ fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<Step>) {
     (regions, steps)
 }
 
-/// The state when the world stops before step `cut`: flushed writes are there,
-/// the others as `fate` says.
-fn crash(base: &Regions, steps: &[Step], cut: usize, mut fate: impl FnMut() -> Fate) -> Regions {
+/// The state after a crash before step `cut`: flushed writes are there, the others
+/// according to `fate`.
+fn crash(
+    base: &Regions,
+    steps: &[TapeStep],
+    cut: usize,
+    mut fate: impl FnMut() -> WriteFate,
+) -> Regions {
     let mut regions = base.clone();
-    let flushed = steps[..cut].iter().rposition(|s| matches!(s, Step::Flush)).unwrap_or(0);
+    let flushed = steps[..cut].iter().rposition(|s| matches!(s, TapeStep::Flush)).unwrap_or(0);
     for (i, step) in steps[..cut].iter().enumerate() {
-        if let Step::Write(write) = step {
-            let fate = if i < flushed { Fate::Kept } else { fate() };
+        if let TapeStep::Write(write) = step {
+            let fate = if i < flushed { WriteFate::Kept } else { fate() };
             apply(&mut regions, write, fate);
         }
     }
     regions
 }
 
-/// Every cut of a single disk's commit, with every fate of what was not flushed.
+/// Every cut of a single disk's commit, with every fate of unflushed writes.
 fn single_disk(plants: Plants) -> std::result::Result<usize, String> {
     let configs = [top(0, VdevType::Mirror, 1, 12)];
     let (base, steps) = story(&configs, plants);
     let mut points = 0;
     for cut in 0..=steps.len() {
-        let flushed = steps[..cut].iter().rposition(|s| matches!(s, Step::Flush)).unwrap_or(0);
-        let open = steps[flushed..cut].iter().filter(|s| matches!(s, Step::Write(_))).count();
+        let flushed = steps[..cut].iter().rposition(|s| matches!(s, TapeStep::Flush)).unwrap_or(0);
+        let open = steps[flushed..cut].iter().filter(|s| matches!(s, TapeStep::Write(_))).count();
         for choice in 0..3usize.pow(open as u32) {
             let mut rest = choice;
             let fate = || {
-                let fate = [Fate::Kept, Fate::Lost, Fate::Torn][rest % 3];
+                let fate = [WriteFate::Kept, WriteFate::Lost, WriteFate::Torn][rest % 3];
                 rest /= 3;
                 fate
             };
             let txg = check(&crash(&base, &steps, cut, fate), &configs, 20)
                 .map_err(|e| format!("cut {cut}, choice {choice}: {e}"))?;
             if cut == steps.len() && txg != 21 {
-                return Err("a committed group is gone".to_owned());
+                return Err("a committed txg is lost".to_owned());
             }
             points += 1;
         }
@@ -474,7 +479,7 @@ fn single_disk(plants: Plants) -> std::result::Result<usize, String> {
 }
 
 #[test]
-fn every_crash_of_a_single_disk_leaves_one_group_whole() {
+fn every_crash_of_a_single_disk_leaves_one_txg_complete() {
     assert!(single_disk(Plants::default()).unwrap() > 100);
 }
 
@@ -482,7 +487,7 @@ fn every_crash_of_a_single_disk_leaves_one_group_whole() {
 fn planted_bugs_are_found() {
     let early = Plants { uberblock_before_flush: true, ..Plants::default() };
     let found = single_disk(early).unwrap_err();
-    assert!(found.contains("without the group's data") || found.contains("label"), "{found}");
+    assert!(found.contains("without the txg's data") || found.contains("label"), "{found}");
     let order = Plants { labels_in_wrong_order: true, ..Plants::default() };
     let found = single_disk(order).unwrap_err();
     assert!(found.contains("no label fits") || found.contains("configuration of"), "{found}");
@@ -499,7 +504,7 @@ proptest! {
         let mut state = seed;
         let fate = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            [Fate::Kept, Fate::Lost, Fate::Torn][(state >> 40) as usize % 3]
+            [WriteFate::Kept, WriteFate::Lost, WriteFate::Torn][(state >> 40) as usize % 3]
         };
         let txg = check(&crash(&base, &steps, cut, fate), &configs, 20);
         prop_assert!(matches!(txg, Ok(20 | 21)), "{txg:?} at cut {cut}");
@@ -517,7 +522,7 @@ fn slots_are_little_endian_whatever_was_read() {
     commit(&tape, &commit_).unwrap();
     let steps = tape.0.into_inner();
     let slots = steps.iter().filter_map(|s| match s {
-        Step::Write(w) if w.data.len() == 1024 => Some(w),
+        TapeStep::Write(w) if w.data.len() == 1024 => Some(w),
         _ => None,
     });
     for slot in slots {

@@ -62,7 +62,7 @@ fn a_fresh_member_belongs_to_no_pool_yet() {
     assert!(labels.discovery_config().is_none() && labels.uberblocks(9).is_empty());
     assert_eq!(device.peek(2 * LABEL_SIZE, 64).unwrap(), [0xaa; 64]);
     assert_eq!(device.peek(SIZE as u64, 1000).unwrap(), [0xaa; 1000]);
-    // A list that says it is committed is not for here.
+    // A list with a committed txg is refused.
     let mut list = member_list();
     list.add_u64("txg", 4);
     assert!(init(&device, &list).is_err());

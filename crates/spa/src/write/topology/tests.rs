@@ -125,8 +125,8 @@ fn shifts() {
     assert_eq!(choose_ashift(None, &[leaf(12, 17)]).unwrap(), 12, "too large to follow");
     assert_eq!(choose_ashift(Some(9), &[leaf(9, 12)]).unwrap(), 9);
     assert_eq!(choose_ashift(Some(16), &[leaf(9, 12)]).unwrap(), 16);
-    for (asked, logical) in [(Some(9), 12), (Some(17), 9), (Some(8), 9), (None, 17)] {
-        let e = choose_ashift(asked, &[leaf(logical, logical)]).unwrap_err();
+    for (requested, logical) in [(Some(9), 12), (Some(17), 9), (Some(8), 9), (None, 17)] {
+        let e = choose_ashift(requested, &[leaf(logical, logical)]).unwrap_err();
         assert_eq!(e.message(), "block size out of range or does not match");
     }
 }
@@ -142,7 +142,8 @@ fn too_small_devices() {
         let e = small(size).unwrap_err();
         assert_eq!(e.message(), "one or more devices is less than the minimum size (64M)");
     }
-    // Each child is large enough, but a dRAID leaves 32 MiB and whole rows alone.
+    // Each child is large enough, but a dRAID leaves 32 MiB and the rest of the last row
+    // unused.
     let kind = draid(1, None, 0);
     let e =
         build(&[inner(kind, 2)], BuildOptions::default(), [], &|_: &Path| Ok(facts_of(64 * MIB)));
@@ -165,7 +166,7 @@ fn roles_go_where_they_belong() {
     assert_eq!(Role::Special.allocation_bias(), Some("special"));
     let log = &built.tops[1].0;
     assert!(log.top.as_ref().unwrap().is_log && log.create_txg == Txg(9));
-    // The spare asked for and the dRAID's own, as OpenZFS stores them.
+    // The requested spare and the dRAID's own, as OpenZFS stores them.
     let spares: Vec<NvList> = built.spares.iter().map(VdevConfig::to_nvlist).collect();
     assert_eq!(spares[0].str("path"), Some("/f/spare"));
     assert_eq!((spares[0].u64("is_spare"), spares[0].u64("ashift")), (Some(1), Some(12)));
@@ -202,7 +203,8 @@ fn any_vdev() -> impl Strategy<Value = NewVdev> {
 }
 
 proptest! {
-    /// Whatever is built parses again as it was, and guids are unique.
+    /// Every configuration that is built parses again to the same value, and guids are
+    /// unique.
     #[test]
     fn what_is_built_is_a_configuration(
         vdevs in prop::collection::vec(any_vdev(), 0..6),

@@ -1,19 +1,19 @@
-//! What only a record of the intent log tells of a file: its ZFS (NFSv4) ACL, attributes
-//! beyond POSIX, owners of other systems (chapter 06 §11, §12, §17).
+//! Properties of a file that only intent log records can set: its ZFS (NFSv4) ACL,
+//! attributes beyond POSIX, owners of other systems (chapter 06 §11, §12, §17).
 //!
 //! # Theory
-//! No call of Linux sets these, so they have no place among [`super::SetAttrs`]; a log that
-//! FreeBSD or illumos left has them, and a replay gives them to the same code, which makes of
-//! them what that system would have: an ACL decides the permissions of the mode, and the
-//! file's flags say what kind of ACL it is (§11.3, §11.4, §11.5).
+//! No call of Linux sets these, so [`super::SetAttrs`] does not have them. A log that
+//! FreeBSD or illumos left may have them. A replay passes them to the same code as calls,
+//! which produces the result of that system: an ACL determines the permissions of the mode,
+//! and the file's flags say what kind of ACL it is (§11.3, §11.4, §11.5).
 //!
-//! Owners of other systems are FUIDs (§12): the record has the names of their domains, the file
-//! system a table of those. A domain is put into the table in a transaction of its own, before
-//! the record's: a crash in between leaves a domain that nobody uses, and that is found when
-//! the record is done again.
+//! Owners of other systems are FUIDs (§12): the record has the names of their domains, the
+//! file system has a table of those. A domain is added to the table in a transaction of its
+//! own, before the record's. A crash in between leaves an unused domain, which is found
+//! when the record is replayed again.
 //!
 //! # Departures from OpenZFS
-//! * A record that asks for OPAQUE and APPENDONLY at once sets OPAQUE by its own bit alone:
+//! * A record that sets OPAQUE and APPENDONLY at once sets OPAQUE by its own bit alone:
 //!   OpenZFS logs both by APPENDONLY's (§17).
 
 use base::{Error, ObjectId, Result};
@@ -38,9 +38,9 @@ const XAT_CRTIME: u32 = 0x1;
 const XAT_APPENDONLY: u32 = 0x80;
 const XAT_OPAQUE: u32 = 0x200;
 const XAT_SCANSTAMP: u32 = 0x1000;
-/// The generation, which a record of a new file has elsewhere.
+/// The generation; a record of a new file has it in another field.
 const XAT_GEN: u32 = 0x4000;
-/// Flags that nothing here sets by itself.
+/// Flags that Cenote does not set by itself.
 const OTHER_FLAGS: [(u32, u64); 3] = [
     (XAT_OPAQUE, znode::ZFS_OPAQUE),
     (0x400, znode::ZFS_AV_QUARANTINED),
@@ -57,7 +57,7 @@ const FUID_TABLE: ObjType = ObjType(35);
 const FUID_TABLE_SIZE: ObjType = ObjType(36);
 const FUID_BLOCK: u32 = 16_384;
 
-/// Flags of a file that say what its ACL is (§5.2).
+/// Flags of a file that describe its ACL (§5.2).
 pub(crate) const DACL_FLAGS: u64 = ZFS_INHERIT_ACE
     | ZFS_ACL_TRIVIAL
     | ZFS_ACL_OBJ_ACE
@@ -66,7 +66,7 @@ pub(crate) const DACL_FLAGS: u64 = ZFS_INHERIT_ACE
     | ZFS_ACL_AUTO_INHERIT
     | ZFS_NO_EXECS_DENIED;
 
-/// A file's ACL, and what follows from it.
+/// A file's ACL, with the mode and flags that follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Dacl {
     pub(crate) aces: Vec<Ace>,
@@ -77,7 +77,7 @@ pub(crate) struct Dacl {
 }
 
 impl Dacl {
-    /// The one that says what `mode` does.
+    /// The ACL equivalent to `mode`.
     pub(crate) fn of_mode(mode: u64, is_dir: bool) -> Dacl {
         let inherits = if is_dir { ZFS_ACL_AUTO_INHERIT } else { 0 };
         let execs = if mode & 0o111 == 0o111 { ZFS_NO_EXECS_DENIED } else { 0 };
@@ -85,9 +85,9 @@ impl Dacl {
         Dacl { aces: trivial_acl(mode, is_dir), mode, flags }
     }
 
-    /// One that was set: `flags` as the record has them, `mode` the one before, the file
-    /// `owners`'.
-    pub(crate) fn given(
+    /// An explicit ACL: `flags` is from the record, `mode` is the file's previous mode,
+    /// `owners` are the file's owners.
+    pub(crate) fn explicit(
         aces: &[Ace],
         flags: u64,
         mode: u64,
@@ -108,12 +108,12 @@ impl Dacl {
     }
 }
 
-/// What a record tells beyond what a call could.
+/// The data of a record beyond what a call can set.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Given {
+pub(crate) struct RecordAttrs {
     /// The ACL, and its flags.
     pub(crate) acl: Option<(Vec<Ace>, u64)>,
-    /// Flags of the file: which, and those of them that are set.
+    /// Flags of the file: a mask, and their values.
     pub(crate) flags: (u64, u64),
     /// Time of creation.
     pub(crate) crtime: Option<Time>,
@@ -126,42 +126,42 @@ pub(crate) struct Given {
     pub(crate) group: Option<u64>,
 }
 
-impl Given {
-    /// What an xvattr section says.
+impl RecordAttrs {
+    /// Parses an xvattr section.
     ///
     /// # Errors
-    /// `Unsupported` for attributes that are not known; `Corrupt` for a project in the place of
-    /// a stamp that is asked for, too.
-    pub(crate) fn of(x: &Xvattr) -> Result<Given> {
-        let [asked, others @ ..] = x.requested;
+    /// `Unsupported` for unknown attributes; `Corrupt` if a project and a stamp are both
+    /// requested, because they use the same bytes.
+    pub(crate) fn of(x: &Xvattr) -> Result<RecordAttrs> {
+        let [requested, others @ ..] = x.requested;
         let table = || XVATTR_FLAGS.iter().chain(&OTHER_FLAGS);
         let plain = XAT_CRTIME | XAT_SCANSTAMP | XAT_GEN | XAT_PROJID;
         let known = table().fold(plain, |all, (bit, _)| all | bit);
-        if asked & !known != 0 || others != [0, 0] {
+        if requested & !known != 0 || others != [0, 0] {
             return Err(Error::unsupported("unknown attributes in an intent log"));
         }
-        if asked & XAT_SCANSTAMP != 0 && asked & XAT_PROJID != 0 {
+        if requested & XAT_SCANSTAMP != 0 && requested & XAT_PROJID != 0 {
             return Err(Error::corrupt("a record of the intent log has a stamp and a project"));
         }
-        let mut given = Given::default();
-        for (bit, flag) in table().filter(|(bit, _)| asked & bit != 0) {
-            let alias = *bit == XAT_OPAQUE && asked & XAT_APPENDONLY == 0;
+        let mut record_attrs = RecordAttrs::default();
+        for (bit, flag) in table().filter(|(bit, _)| requested & bit != 0) {
+            let alias = *bit == XAT_OPAQUE && requested & XAT_APPENDONLY == 0;
             let mask = u64::from(if alias { bit | XAT_APPENDONLY } else { *bit });
-            given.flags.0 |= flag;
-            given.flags.1 |= if x.values & mask != 0 { *flag } else { 0 };
+            record_attrs.flags.0 |= flag;
+            record_attrs.flags.1 |= if x.values & mask != 0 { *flag } else { 0 };
         }
-        if asked & XAT_CRTIME != 0 {
+        if requested & XAT_CRTIME != 0 {
             let [seconds, nanoseconds] = x.crtime;
-            given.crtime = Some(Time { seconds: seconds as i64, nanoseconds });
+            record_attrs.crtime = Some(Time { seconds: seconds as i64, nanoseconds });
         }
-        if asked & XAT_SCANSTAMP != 0 {
-            given.scanstamp = Some(x.scanstamp);
+        if requested & XAT_SCANSTAMP != 0 {
+            record_attrs.scanstamp = Some(x.scanstamp);
         }
-        if asked & XAT_PROJID != 0 {
+        if requested & XAT_PROJID != 0 {
             let word = x.scanstamp.first_chunk::<4>().copied().unwrap_or_default();
-            given.project = Some(u64::from(u32::from_le_bytes(word)));
+            record_attrs.project = Some(u64::from(u32::from_le_bytes(word)));
         }
-        Ok(given)
+        Ok(record_attrs)
     }
 }
 
@@ -169,13 +169,13 @@ impl Given {
 pub(crate) struct Domains(Vec<u32>);
 
 impl Domains {
-    /// Of as many domains, wherever: what uses them is checked, and of no use otherwise.
+    /// As many domains with arbitrary indices; for checking a record, not for use.
     pub(crate) fn unknown(domains: &[&[u8]]) -> Domains {
         let index = |(i, d): (usize, &&[u8])| if d.is_empty() { 0 } else { i as u32 + 1 };
         Domains(domains.iter().enumerate().map(index).collect())
     }
 
-    /// The FUID that an id of the record is.
+    /// The FUID for an id of the record.
     ///
     /// # Errors
     /// `Corrupt` for a domain that the record does not have.
@@ -188,8 +188,8 @@ impl Domains {
 }
 
 impl FileSystem {
-    /// The domains of a record; those that are new are put into the table. No transaction may
-    /// be open.
+    /// The domains of a record; new ones are added to the table. The caller must not have a
+    /// transaction open.
     ///
     /// # Errors
     /// `Unsupported` before version 3; `Limit` for too many; `Corrupt` for a damaged table;
@@ -230,7 +230,7 @@ impl FileSystem {
                     ..ObjectSpec::default()
                 };
                 let id = os.allocate(&tx, &spec)?;
-                let _turn = rw.turns.take(MASTER_NODE);
+                let _turn = rw.seqlock.write(MASTER_NODE);
                 zaps::add(os, &tx, MASTER_NODE, b"FUID", &ZapValue::from_u64(id.0))?;
                 *rw.fuids.lock() = Some(id);
                 id
@@ -260,11 +260,11 @@ mod tests {
     fn an_acl_decides_mode_and_flags() {
         let (mode, owners) = (0o104_755, (5, 6));
         let trivial = Dacl::of_mode(0o100_640, false);
-        let again = Dacl::given(&trivial.aces, 0, mode, owners, false);
+        let again = Dacl::explicit(&trivial.aces, 0, mode, owners, false);
         assert_eq!((again.mode, again.flags), (0o104_640, ZFS_ACL_TRIVIAL));
         let dir = Dacl::of_mode(0o40_755, true);
         assert_eq!(
-            Dacl::given(&dir.aces, ACL_AUTO_INHERIT, 0o40_000, owners, true),
+            Dacl::explicit(&dir.aces, ACL_AUTO_INHERIT, 0o40_000, owners, true),
             dir,
             "a directory's own ACL, given"
         );
@@ -273,38 +273,46 @@ mod tests {
             ace(ACE_ALLOW, ACE_OWNER | ACE_FILE_INHERIT, 0x23, 0),
             ace(ACE_ALLOW, ACE_EVERYONE, 0x21, 0),
         ];
-        let given = Dacl::given(&list, ACL_PROTECTED | ACL_DEFAULTED, 0o40_000, owners, true);
-        assert_eq!(given.mode, 0o40_755);
-        assert_eq!(given.flags, ZFS_ACL_PROTECTED | ZFS_ACL_DEFAULTED | ZFS_INHERIT_ACE);
-        // Nobody inherits of a file.
-        let file = Dacl::given(&list, 0, 0o100_000, owners, false);
+        let record_attrs =
+            Dacl::explicit(&list, ACL_PROTECTED | ACL_DEFAULTED, 0o40_000, owners, true);
+        assert_eq!(record_attrs.mode, 0o40_755);
+        assert_eq!(record_attrs.flags, ZFS_ACL_PROTECTED | ZFS_ACL_DEFAULTED | ZFS_INHERIT_ACE);
+        // Nothing is inherited from a file.
+        let file = Dacl::explicit(&list, 0, 0o100_000, owners, false);
         assert_eq!((file.mode, file.flags), (0o100_755, 0));
     }
 
-    fn section(asked: u32, values: u64) -> Xvattr {
-        let requested = [asked, 0, 0];
+    fn section(requested: u32, values: u64) -> Xvattr {
+        let requested = [requested, 0, 0];
         Xvattr { requested, values, crtime: [7, 8], scanstamp: [9; 32] }
     }
 
     #[test]
     fn attributes_of_a_section() {
-        let given = Given::of(&section(0x2 | 0x40, 0x40)).unwrap();
-        assert_eq!(given.flags, (znode::ZFS_ARCHIVE | znode::ZFS_IMMUTABLE, znode::ZFS_IMMUTABLE));
-        assert_eq!((given.crtime, given.scanstamp, given.project), (None, None, None));
-        let given = Given::of(&section(XAT_CRTIME | XAT_SCANSTAMP | XAT_GEN, 0)).unwrap();
-        assert_eq!(given.crtime, Some(Time { seconds: 7, nanoseconds: 8 }));
-        assert_eq!((given.scanstamp, given.flags), (Some([9; 32]), (0, 0)));
-        assert_eq!(Given::of(&section(XAT_PROJID, 0)).unwrap().project, Some(0x0909_0909));
-        for (asked, values, opaque) in [
+        let record_attrs = RecordAttrs::of(&section(0x2 | 0x40, 0x40)).unwrap();
+        assert_eq!(
+            record_attrs.flags,
+            (znode::ZFS_ARCHIVE | znode::ZFS_IMMUTABLE, znode::ZFS_IMMUTABLE)
+        );
+        assert_eq!(
+            (record_attrs.crtime, record_attrs.scanstamp, record_attrs.project),
+            (None, None, None)
+        );
+        let record_attrs =
+            RecordAttrs::of(&section(XAT_CRTIME | XAT_SCANSTAMP | XAT_GEN, 0)).unwrap();
+        assert_eq!(record_attrs.crtime, Some(Time { seconds: 7, nanoseconds: 8 }));
+        assert_eq!((record_attrs.scanstamp, record_attrs.flags), (Some([9; 32]), (0, 0)));
+        assert_eq!(RecordAttrs::of(&section(XAT_PROJID, 0)).unwrap().project, Some(0x0909_0909));
+        for (requested, values, opaque) in [
             (XAT_OPAQUE, 0x80, true),
             (XAT_OPAQUE, 0x200, true),
             (XAT_OPAQUE, 0, false),
             (XAT_OPAQUE | XAT_APPENDONLY, 0x80, false),
         ] {
-            let flags = Given::of(&section(asked, values)).unwrap().flags.1;
-            assert_eq!(flags & znode::ZFS_OPAQUE != 0, opaque, "{asked:x} {values:x}");
+            let flags = RecordAttrs::of(&section(requested, values)).unwrap().flags.1;
+            assert_eq!(flags & znode::ZFS_OPAQUE != 0, opaque, "{requested:x} {values:x}");
         }
-        let kind = |x: &Xvattr| Given::of(x).unwrap_err().kind();
+        let kind = |x: &Xvattr| RecordAttrs::of(x).unwrap_err().kind();
         assert_eq!(kind(&section(0x8_0000, 0)), ErrorKind::Unsupported);
         assert_eq!(kind(&section(XAT_PROJID | XAT_SCANSTAMP, 0)), ErrorKind::Corrupt);
         assert_eq!(kind(&Xvattr { requested: [0, 1, 0], ..section(0, 0) }), ErrorKind::Unsupported);
