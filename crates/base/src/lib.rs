@@ -6,6 +6,7 @@
 //! the clock (the shim).
 
 pub mod buf;
+pub mod bug;
 pub mod error;
 pub mod ids;
 pub mod limits;

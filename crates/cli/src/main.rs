@@ -68,6 +68,7 @@ const TOOLS: [&str; 11] = [
 ];
 
 fn main() -> ExitCode {
+    base::bug::report_with(ui::err);
     let mut argv: Vec<OsString> = std::env::args_os().collect();
     if argv.is_empty() {
         argv.push("cenote".into());

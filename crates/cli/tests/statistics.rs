@@ -236,6 +236,7 @@ fn the_mounted_directory_and_metrics_tell_the_same() {
     for known in [
         "abdstats",
         "arcstats",
+        "cenote_bugs",
         "dbufstats",
         "dmu_tx",
         "dnodestats",

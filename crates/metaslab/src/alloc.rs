@@ -196,9 +196,9 @@ impl Space {
             let size = dva.asize.0;
             let slab = group.slab_of(dva.offset, size);
             let done = slab.and_then(|s| s.change(|ms| ms.unallocate(dva.offset, size, txg)));
-            debug_assert!(done.is_ok(), "{dva} was not allocated in txg {txg}: {done:?}");
-            if done.is_ok() {
-                group.counters.reserved.fetch_sub(size, Ordering::Relaxed);
+            match done {
+                Ok(()) => drop(group.counters.reserved.fetch_sub(size, Ordering::Relaxed)),
+                Err(e) => drop(base::bug!("{dva} was not allocated in txg {txg}: {e}")),
             }
         }
     }

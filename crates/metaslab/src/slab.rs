@@ -410,5 +410,5 @@ impl Metaslab {
 }
 
 pub(crate) fn not_loaded(id: u64) -> Error {
-    Error::bug(format!("metaslab {id} is used but not loaded"))
+    base::bug!("metaslab {id} is used but not loaded")
 }

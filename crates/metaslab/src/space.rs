@@ -38,7 +38,7 @@ impl SpaceLayout {
     pub(crate) fn slab(&self, key: MsKey) -> Result<(&MetaslabGroup, &LockedMetaslab)> {
         let group = self.group(key.vdev)?;
         let slab = usize::try_from(key.ms).ok().and_then(|i| group.slabs.get(i));
-        let none = || Error::bug(format!("vdev {} has no metaslab {}", key.vdev, key.ms));
+        let none = || base::bug!("vdev {} has no metaslab {}", key.vdev, key.ms);
         Ok((group, slab.ok_or_else(none)?))
     }
 

@@ -207,7 +207,7 @@ impl Metaslab {
 
     fn pending(&self, facts: &MapFacts) -> Result<PendingWrite> {
         if self.pending.is_some() {
-            return Err(Error::bug(format!("metaslab {} is being written already", self.id)));
+            return Err(base::bug!("metaslab {} is being written already", self.id));
         }
         Ok(PendingWrite {
             alloc: RangeTree::new(),
@@ -307,7 +307,7 @@ impl Metaslab {
         length: u64,
         plant: &Plant,
     ) -> Result<(u64, u64)> {
-        let bug = || Error::bug("a metaslab was written without being prepared");
+        let bug = || base::bug!("a metaslab was written without being prepared");
         let mut p = *self.pending.take().ok_or_else(bug)?;
         if p.own_changes || object != self.object || length != self.length {
             self.generation += 1;

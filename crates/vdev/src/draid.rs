@@ -86,7 +86,7 @@ impl Permutations {
             table.extend_from_slice(&row);
         }
         if fletcher4_a(&table) != checksum {
-            return Err(Error::bug("a dRAID permutation table came out wrong"));
+            return Err(base::bug!("a dRAID permutation table came out wrong"));
         }
         Ok(Permutations { children, table })
     }

@@ -199,7 +199,7 @@ impl<'a> Planner<'a> {
             }
             (VdevKind::Root | VdevKind::Missing | VdevKind::Hole, _) => Ok(PlanShape::Dead),
             (VdevKind::Raidz { .. } | VdevKind::Draid(_), Geometry::Plain) => {
-                Err(Error::bug("a parity vdev without geometry"))
+                Err(base::bug!("a parity vdev without geometry"))
             }
         }
     }
@@ -218,7 +218,7 @@ impl<'a> Planner<'a> {
             return Ok(None);
         };
         if at.len > left {
-            return Err(Error::bug("a column crosses the end of a dRAID slice"));
+            return Err(base::bug!("a column crosses the end of a dRAID slice"));
         }
         let stale = at.stale || node.live.dtl().contains(at.birth);
         let at = ReadRange { stale, spare_hops: at.spare_hops + 1, ..at };

@@ -232,7 +232,7 @@ impl Placer<'_> {
         match target {
             Some((child, left)) if self.through.len() < SPARE_HOPS_MAX => {
                 if at.len > left {
-                    return Err(Error::bug("a column crosses the end of a dRAID slice"));
+                    return Err(base::bug!("a column crosses the end of a dRAID slice"));
                 }
                 self.through.push(id);
                 let need = self.node(child, at);
@@ -258,7 +258,7 @@ impl Placer<'_> {
                 (0..map.nparity).map(|_| BufMut::alloc(stripe.colsize as usize)).collect();
             let mut rows: Vec<&mut [u8]> = parity.iter_mut().map(|p| &mut p[..]).collect();
             parity::generate(&mut rows, &columns)
-                .ok_or_else(|| Error::bug("a stripe's shape has no parity"))?;
+                .ok_or_else(|| base::bug!("a stripe's shape has no parity"))?;
             let mut parity = parity.into_iter();
             let mut needs = Vec::with_capacity(stripe.cols.len());
             for col in &stripe.cols {
@@ -274,7 +274,7 @@ impl Placer<'_> {
                 }
                 bufs.retain(|b| !b.is_empty());
                 let Some(&child) = children.get(child as usize) else {
-                    return Err(Error::bug("a column lies on a child that does not exist"));
+                    return Err(base::bug!("a column lies on a child that does not exist"));
                 };
                 let at = WriteRange {
                     offset: col.offset,

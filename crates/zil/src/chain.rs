@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{Dva, Error, Result, Txg};
+use base::{Dva, Result, Txg};
 use codec::checksum::Checksum;
 use ondisk::BlkPtr;
 use ondisk::objset::ZIL_HEADER_SIZE;
@@ -222,7 +222,7 @@ impl Chain {
     /// `Bug` if there is a chain.
     pub(crate) fn begin_replay(&mut self, header: ZilHeader) -> Result<()> {
         if !self.links.is_empty() || self.replay.is_some() {
-            return Err(Error::bug("a log that is in use is to be replayed"));
+            return Err(base::bug!("a log that is in use is to be replayed"));
         }
         self.written = Some(header.encode());
         self.replay = Some(Replay { header, seq: 0, done: BTreeMap::new(), ended: None });

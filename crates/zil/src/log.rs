@@ -619,14 +619,14 @@ impl Log {
             (links, chain.checksum(), before)
         };
         if links.len() != blocks.len() + 1 {
-            return Err(Error::bug("a batch of another size than its blocks"));
+            return Err(base::bug!("a batch of another size than its blocks"));
         }
         let at = records_at(checksum);
         let mut writes = Vec::with_capacity(blocks.len());
         for (block, pair) in blocks.iter().zip(links.windows(2)) {
             let [own, next] = pair else { continue };
             let mut data = BufMut::alloc(own.size as usize);
-            let odd = || Error::bug("records that do not fit their block");
+            let odd = || base::bug!("records that do not fit their block");
             let (room, rest) = data
                 .get_mut(at..)
                 .and_then(|behind| behind.split_at_mut_checked(block.bytes.len()))

@@ -213,7 +213,7 @@ pub(crate) fn legacy_znode(
     out.extend((acl.len() as u16).to_le_bytes());
     out.extend(&aces);
     if ZNODE_ACES_AT + aces.len() > ZNODE_SIZE {
-        return Err(Error::bug("a trivial ACL is too long"));
+        return Err(base::bug!("a trivial ACL is too long"));
     }
     out.resize(ZNODE_SIZE, 0);
     Ok(out)
@@ -285,12 +285,12 @@ fn tables(os: &Arc<Objset>, tx: &Tx, sa: ObjectId, new: &NewFs) -> Result<()> {
     let registry = zaps::create(os, tx, SA_REGISTRATION, ObjType::NONE, &[], 0)?;
     put(os, tx, sa, "REGISTRY", registry.0)?;
     for attr in SaTables::standard().attrs().take(REGISTERED) {
-        let known = attr.known.ok_or_else(|| Error::bug("a standard attribute without name"))?;
+        let known = attr.known.ok_or_else(|| base::bug!("a standard attribute without name"))?;
         put(os, tx, registry, known.name(), attr.encode())?;
     }
     let layouts = zaps::create(os, tx, SA_LAYOUTS, ObjType::NONE, &[], 0)?;
     put(os, tx, sa, "LAYOUTS", layouts.0)?;
     let numbers: Vec<u16> = new.layout().into_iter().map(|a| a as u16).collect();
-    let layout = ZapValue::from_u16s(&numbers).ok_or_else(|| Error::bug("a layout is too long"))?;
+    let layout = ZapValue::from_u16s(&numbers).ok_or_else(|| base::bug!("a layout is too long"))?;
     zaps::add(os, tx, layouts, LAYOUT.to_string().as_bytes(), &layout)
 }

@@ -52,6 +52,9 @@ pub(crate) fn register_engine(engine: &Arc<Engine>) -> base::Result<()> {
     for (file, list) in tables::FILES {
         registry.register_static(file, move || tables::zeros(list))?;
     }
+    registry.register_static("cenote_bugs", || {
+        Kstat::numbers([("impossible_states_met", base::bug::count())])
+    })?;
     registry.register_static("zil", || Kstat::numbers(zil::totals().named()))?;
     registry.register_static("fletcher_4_bench", bench::fletcher4)?;
     registry.register_static("chksum_bench", bench::chksum)?;

@@ -305,7 +305,7 @@ fn rebuild_data(
                 rows.map(|r: *const u8| !r.is_null()),
                 count,
             )
-            .ok_or_else(|| Error::bug("a raidz matrix is singular"))?;
+            .ok_or_else(|| base::bug!("a raidz matrix is singular"))?;
             let columns = columns.get(..count).unwrap_or_default();
             let job = Rebuild { stored: rows, columns, out, unknowns: n, solution: &solution };
             // SAFETY: shapes were checked; `out` pointers come from distinct `&mut`

@@ -175,7 +175,7 @@ impl Objset {
         let mut stripe = live.stripe(id.0).lock();
         live.check_there()?;
         if stripe.contains_key(&id.0) {
-            return Err(Error::bug("a free object number has a dirty object").in_object(id));
+            return Err(base::bug!("a free object number has a dirty object").in_object(id));
         }
         let handle = ObjectHandle::new(None);
         handle.state.lock().slots[slot_of(txg)] = Some(Box::new(TxgSlot::new(txg, head)));

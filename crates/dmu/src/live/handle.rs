@@ -125,14 +125,14 @@ impl DirtyContent {
         if range.is_empty() {
             return Buf::zeros(0);
         }
-        if matches!(self, DirtyContent::Open(_))
-            && let DirtyContent::Open(buf) = self.take()
-        {
-            *self = DirtyContent::Shared(buf.freeze());
-        }
         match self {
             DirtyContent::Shared(buf) | DirtyContent::Frozen(buf) => buf.slice(range),
-            DirtyContent::Open(_) => Buf::zeros(0),
+            DirtyContent::Open(open) => {
+                let whole = std::mem::replace(open, BufMut::alloc(0)).freeze();
+                let part = whole.slice(range);
+                *self = DirtyContent::Shared(whole);
+                part
+            }
         }
     }
 
@@ -411,10 +411,10 @@ impl HandleState {
         let at = slot_of(txg);
         match &self.slots[at] {
             Some(slot) if slot.txg != txg => {
-                return Err(Error::bug("a txg begins before its slot is free"));
+                return Err(base::bug!("a txg begins before its slot is free"));
             }
             Some(slot) if slot.frozen => {
-                return Err(Error::bug("the txg is being written already"));
+                return Err(base::bug!("the txg is being written already"));
             }
             Some(_) => {}
             None => {
@@ -433,7 +433,7 @@ impl HandleState {
                 self.slots[at] = Some(Box::new(TxgSlot::new(txg, head)));
             }
         }
-        self.slots[at].as_deref_mut().ok_or_else(|| Error::bug("a slot vanished"))
+        self.slots[at].as_deref_mut().ok_or_else(|| base::bug!("a slot vanished"))
     }
 
     fn newer(&mut self, txg: Txg) -> impl Iterator<Item = &mut TxgSlot> {
@@ -515,7 +515,7 @@ impl HandleState {
         let mut delta = Delta::default();
         match slot.data.get_mut(blkid).map(DirtyContent::open) {
             Some(Some(buf)) => edit(buf)?,
-            Some(None) => return Err(Error::bug("a block is frozen too early")),
+            Some(None) => return Err(base::bug!("a block is frozen too early")),
             None => {
                 // The newest older state is the base; the changes of newer txgs are kept.
                 let old = match self.block(txg, blkid, 0..size) {

@@ -154,7 +154,7 @@ impl Objset {
         let live = self.live()?;
         let ids = live.dirty_objects.lock().remove(&ctx.txg).unwrap_or_default();
         if live.unpublished.load(SeqCst) != 0 {
-            let twice = || Error::bug("a txg is written while another is not published");
+            let twice = || base::bug!("a txg is written while another is not published");
             return if ids.is_empty() { Ok(None) } else { Err(twice()) };
         }
         let zil_header = live.zil_header.lock().take();

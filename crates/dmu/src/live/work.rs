@@ -148,12 +148,12 @@ impl Work {
         let raw = bp.encode().ok_or_else(|| self.bug("a pointer that cannot be written"))?;
         let node = self.nodes.get_mut(&parent);
         let slot = node.and_then(|n| n.bytes.get_mut(at..at + BLKPTR_SIZE));
-        slot.ok_or_else(|| Error::bug("a parent is not loaded"))?.copy_from_slice(&raw);
+        slot.ok_or_else(|| base::bug!("a parent is not loaded"))?.copy_from_slice(&raw);
         Ok(())
     }
 
     pub(crate) fn bug(&self, what: &str) -> Error {
-        Error::bug(what.to_owned()).in_object(self.id)
+        base::bug!("{what}").in_object(self.id)
     }
 
     /// The hole that replaces `old` in the txg. It has a birth, unless there never was a

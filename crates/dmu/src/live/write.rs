@@ -35,7 +35,7 @@ impl Objset {
             } else {
                 self.edit_block(tx, id, blkid, &mut |block| {
                     let fits = block.get_mut(skip..skip + n);
-                    let part = fits.ok_or_else(|| Error::bug("a block shrank while written"))?;
+                    let part = fits.ok_or_else(|| base::bug!("a block shrank while written"))?;
                     part.copy_from_slice(piece);
                     Ok(())
                 })?;

@@ -189,7 +189,7 @@ fn fat_blocks(zap: &MicroZap<'_>) -> Result<Vec<Buf>> {
     let limits = ZapLimits::default();
     let header = scratch.read(0)?;
     let ZapBlock::FatHeader(h) = ZapBlock::parse(&header, LE)? else {
-        return Err(Error::bug("a new fat ZAP has no header"));
+        return Err(base::bug!("a new fat ZAP has no header"));
     };
     let mut fat = Fat::new(&scratch, header.clone(), h.phys, limits);
     drop(header);
@@ -233,12 +233,12 @@ impl ZapStore for ScratchBlocks {
     fn read(&self, blkid: u64) -> Result<Buf> {
         let blocks = self.blocks.borrow();
         let block = usize::try_from(blkid).ok().and_then(|i| blocks.get(i));
-        block.cloned().ok_or_else(|| Error::bug("no such block in memory"))
+        block.cloned().ok_or_else(|| base::bug!("no such block in memory"))
     }
 
     fn edit(&self, blkid: u64, f: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
         let mut blocks = self.blocks.borrow_mut();
-        let at = usize::try_from(blkid).map_err(|_| Error::bug("no such block in memory"))?;
+        let at = usize::try_from(blkid).map_err(|_| base::bug!("no such block in memory"))?;
         if at >= blocks.len() {
             blocks.resize(at + 1, Buf::zeros(self.size as usize));
         }
@@ -250,7 +250,7 @@ impl ZapStore for ScratchBlocks {
     }
 
     fn set_block_size(&self, _: u32) -> Result<()> {
-        Err(Error::bug("blocks in memory keep their size"))
+        Err(base::bug!("blocks in memory keep their size"))
     }
 
     fn free_block(&self, blkid: u64, count: u64) -> Result<()> {

@@ -307,7 +307,7 @@ impl<'a, S: ZapStore + ?Sized> ZapMut<'a, S> {
             form = self.form()?;
         }
         let OpenZap::Fat(mut fat) = form else {
-            return Err(Error::bug("a microzap did not turn fat"));
+            return Err(base::bug!("a microzap did not turn fat"));
         };
         let key = self.key(name, fat.phys().normflags, Match::Exact)?;
         let key = FatKey::name(fat.phys(), name, &key, Match::Exact)?;

@@ -99,7 +99,7 @@ fn pieces(mos: &dyn MosRead, object: u64, index: u64) -> Result<Vec<(u64, usize,
 }
 
 fn put_entry(cx: &SyncCx<'_>, object: u64, index: u64, entry: &BptreeEntry) -> Result<()> {
-    let raw = entry.encode().ok_or_else(|| Error::bug("a destroyed tree cannot be stored"))?;
+    let raw = entry.encode().ok_or_else(|| base::bug!("a destroyed tree cannot be stored"))?;
     let mut rest = &raw[..];
     for (blkid, offset, take) in pieces(cx.read(), object, index)? {
         let (now, later) = rest.split_at(take);

@@ -73,7 +73,7 @@ pub fn with_fbn(mos: &dyn MosRead, head: u64) -> Result<Vec<NamedBookmark>> {
 fn put(cx: &SyncCx<'_>, zap: u64, name: &[u8], phys: &BookmarkPhys) -> Result<bool> {
     let v2 = features::is_enabled(cx.read(), BOOKMARK_V2)?;
     let words = phys.to_words(v2);
-    let value = ZapValue::from_u64s(&words).ok_or_else(|| Error::bug("bookmark too long"))?;
+    let value = ZapValue::from_u64s(&words).ok_or_else(|| base::bug!("bookmark too long"))?;
     cx.mos.zap_update(zap, name, &value)?;
     Ok(words.len() >= LONG)
 }

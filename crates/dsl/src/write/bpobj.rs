@@ -246,7 +246,7 @@ fn stored(entry: &BpobjEntry) -> Result<[u8; BLKPTR_SIZE]> {
     let mut raw = bp
         .encode()
         .filter(|_| !bp.is_hole())
-        .ok_or_else(|| Error::bug("neither holes nor redacted blocks are listed"))?;
+        .ok_or_else(|| base::bug!("neither holes nor redacted blocks are listed"))?;
     if matches!(bp, BlkPtr::Embedded(_)) {
         for (i, word) in raw.chunks_exact_mut(8).enumerate() {
             if i != 6 && i != 10 {

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Error, ObjectId, Result, Txg};
+use base::{ObjectId, Result, Txg};
 use ondisk::BlkPtr;
 use ondisk::bpobj::BpobjEntry;
 use ondisk::dslphys::UsedKind;
@@ -65,7 +65,7 @@ impl Delta {
     pub fn begin(mos: &dyn MosRead, head: u64, ratios: &Ratios) -> Result<Delta> {
         let ds = mos.dataset(head)?;
         if ds.is_snapshot() {
-            return Err(Error::bug("a snapshot does not change").in_object(ObjectId(head)));
+            return Err(base::bug!("a snapshot does not change").in_object(ObjectId(head)));
         }
         let mut prev_prev = None;
         if ds.prev_snap_obj != 0 {
@@ -145,7 +145,7 @@ impl Delta {
     pub fn apply(self, cx: &SyncCx<'_>, root: Option<&BlkPtr>) -> Result<()> {
         let mut ds = cx.dataset(self.head)?;
         if ds.prev_snap_txg != self.prev {
-            let e = Error::bug("a snapshot was taken while its dataset was written");
+            let e = base::bug!("a snapshot was taken while its dataset was written");
             return Err(e.in_object(ObjectId(self.head)));
         }
         if self.changed {

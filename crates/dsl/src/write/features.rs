@@ -52,7 +52,7 @@ const HEAD_ERRLOG: &str = "com.delphix:head_errlog";
 
 /// The ZAP that counts a feature's uses.
 fn zap_of(mos: &dyn MosRead, guid: &str) -> Result<Option<u64>> {
-    let known = by_guid(guid).ok_or_else(|| Error::bug(format!("no feature {guid}")))?;
+    let known = by_guid(guid).ok_or_else(|| base::bug!("no feature {guid}"))?;
     let name =
         if known.is_read_only_compatible() { "features_for_write" } else { "features_for_read" };
     mos.directory(name)
@@ -124,7 +124,7 @@ pub fn enable(cx: &SyncCx<'_>, feature: &Feature) -> Result<()> {
         return Ok(());
     }
     for guid in feature.depends {
-        let needed = by_guid(guid).ok_or_else(|| Error::bug("a feature needs an unknown one"))?;
+        let needed = by_guid(guid).ok_or_else(|| base::bug!("a feature needs an unknown one"))?;
         enable(cx, needed)?;
     }
     if feature.guid == HEAD_ERRLOG {
@@ -132,7 +132,7 @@ pub fn enable(cx: &SyncCx<'_>, feature: &Feature) -> Result<()> {
     }
     let texts = cx.read().required("feature_descriptions")?;
     let text = [feature.description.as_bytes(), &[0]].concat();
-    let text = ZapValue::from_bytes(&text).ok_or_else(|| Error::bug("description too long"))?;
+    let text = ZapValue::from_bytes(&text).ok_or_else(|| base::bug!("description too long"))?;
     cx.mos.zap_update(texts, feature.guid.as_bytes(), &text)?;
     set_count(cx, feature.guid, u64::from(feature.has(ACTIVATE_ON_ENABLE)))?;
     if is_enabled(cx.read(), ENABLED_TXG)? {

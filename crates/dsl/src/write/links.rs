@@ -91,7 +91,7 @@ pub fn snapshots_changed(cx: &SyncCx<'_>, dir: u64) -> Result<()> {
         return Ok(());
     }
     let value = ZapValue::from_u64s(&[cx.now.0, u64::from(cx.now.1)])
-        .ok_or_else(|| Error::bug("two numbers are a value"))?;
+        .ok_or_else(|| base::bug!("two numbers are a value"))?;
     features::set_attribute(cx, dir, SNAPSHOTS_CHANGED, &value)
 }
 

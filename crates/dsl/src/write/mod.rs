@@ -53,7 +53,7 @@ pub mod usage;
 
 use std::cell::Cell;
 
-use base::{Error, ObjectId, Result, Txg};
+use base::{ObjectId, Result, Txg};
 use ondisk::dslphys::{DslDatasetPhys, DslDirPhys};
 use ondisk::zap::ZapValue;
 use ondisk::{BlkPtr, ObjType};
@@ -117,7 +117,7 @@ impl<'a> SyncCx<'a> {
 
     fn free(&self, bp: &BlkPtr) -> Result<()> {
         let free =
-            self.free.ok_or_else(|| Error::bug("no function that frees blocks was given"))?;
+            self.free.ok_or_else(|| base::bug!("no function that frees blocks was given"))?;
         free(bp)
     }
 
@@ -215,7 +215,7 @@ fn has_lists(mos: &dyn MosRead) -> Result<bool> {
 }
 
 fn encode_dataset(phys: &DslDatasetPhys) -> Result<Vec<u8>> {
-    let bonus = phys.encode().ok_or_else(|| Error::bug("a dataset's block cannot be written"))?;
+    let bonus = phys.encode().ok_or_else(|| base::bug!("a dataset's block cannot be written"))?;
     Ok(bonus.to_vec())
 }
 

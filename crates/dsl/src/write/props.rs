@@ -219,7 +219,7 @@ fn change_dir(cx: &SyncCx<'_>, dir: u64, name: &str, change: &Change) -> Result<
 fn change_snapshot(cx: &SyncCx<'_>, snapshot: u64, name: &str, change: &Change) -> Result<()> {
     let mut phys = cx.dataset(snapshot)?;
     if !phys.is_snapshot() {
-        return Err(Error::bug("a head's properties belong to its directory"));
+        return Err(base::bug!("a head's properties belong to its directory"));
     }
     if phys.props_obj == 0 {
         if !matches!(change, Change::Set(_) | Change::Receive(_)) {

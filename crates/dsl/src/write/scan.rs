@@ -28,7 +28,7 @@ pub fn cancel(cx: &SyncCx<'_>) -> Result<bool> {
     scan.state = ScanState::Canceled;
     scan.end_time = cx.now.0;
     let value = ZapValue::from_u64s(&scan.to_words())
-        .ok_or_else(|| base::Error::bug("a scan's state is a value"))?;
+        .ok_or_else(|| base::bug!("a scan's state is a value"))?;
     cx.mos.zap_update(DIRECTORY, b"scan", &value)?;
     Ok(true)
 }

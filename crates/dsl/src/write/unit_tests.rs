@@ -192,7 +192,7 @@ fn deadlists_move_whole_entries() {
             .map(|(n, birth)| BpobjEntry { bp: block(n, birth, n), freed: false })
             .to_vec();
         deadlist::insert(cx, list, &all)?;
-        Ok::<_, Error>(list)
+        Ok::<_, base::Error>(list)
     });
     let list = list.unwrap();
     let used = |a, b| rig.sync(|cx| deadlist::range(cx, list, a, b)).unwrap().used >> 9;

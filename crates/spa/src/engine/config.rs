@@ -136,7 +136,7 @@ impl Writer {
         let Some(bias) = bias else { return Ok(()) };
         let mut text = bias.as_bytes().to_vec();
         text.push(0);
-        let value = ZapValue::from_bytes(&text).ok_or_else(|| Error::bug("a role's name"))?;
+        let value = ZapValue::from_bytes(&text).ok_or_else(|| base::bug!("a role's name"))?;
         sync.cx.mos.zap_update(zap, BIAS, &value)?;
         if bias != "log" {
             features::add(sync.cx, CLASSES, 1)?;

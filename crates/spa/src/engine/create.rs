@@ -136,7 +136,7 @@ fn init_labels(spec: &CreateSpec, config: &PoolConfig) -> Result<()> {
             let device = spec
                 .devices
                 .get(&guid)
-                .ok_or_else(|| Error::bug("a new vdev without its device").on_vdev(guid))?;
+                .ok_or_else(|| base::bug!("a new vdev without its device").on_vdev(guid))?;
             labels::init(&**device, &list)?;
         }
     }

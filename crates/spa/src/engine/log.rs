@@ -89,12 +89,12 @@ impl Store for PoolStore {
         let want = Want { psize, copies: 1, class, txg, hint, gang_child: false };
         let dvas = self.space.allocate(&want)?;
         let Some(dva) = dvas.first().copied() else {
-            return Err(Error::bug("an allocation without an address"));
+            return Err(base::bug!("an allocation without an address"));
         };
         let needed = self.zio.tree().asize(dva.vdev, Psize(size), txg)?;
         if dva.gang || dva.asize < needed {
             self.space.unallocate(txg, &dvas);
-            return Err(Error::bug("the space that was allocated does not fit its block"));
+            return Err(base::bug!("the space that was allocated does not fit its block"));
         }
         Ok(dva)
     }

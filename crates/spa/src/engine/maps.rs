@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Error, ObjectId, Result, Txg, VdevId};
+use base::{ObjectId, Result, Txg, VdevId};
 use dmu::{Io, ObjectSpec};
 use dsl::write::{MosRead, features};
 use metaslab::{FlushLimits, LogFact, MapFacts, MapWrite, MsKey};
@@ -224,7 +224,7 @@ impl Writer {
 
     fn write_log(&self, sync: &SyncPass<'_>, maps: &mut Maps, write: &MapWrite) -> Result<()> {
         self.open_log(sync, maps)?;
-        let log = maps.open.as_mut().ok_or_else(|| Error::bug("the log was not opened"))?;
+        let log = maps.open.as_mut().ok_or_else(|| base::bug!("the log was not opened"))?;
         let mut out = Encoder::new(Params::log(), log.length, LOG_BLOCK, true)?;
         for batch in &write.log {
             batch.encode(&mut out, write.key.vdev, sync.pass, sync.txg)?;
@@ -257,7 +257,7 @@ impl Writer {
         }
         if object != write.object {
             let array = maps.arrays.get(&vdev).copied();
-            let array = array.ok_or_else(|| Error::bug("a vdev without a metaslab array"))?;
+            let array = array.ok_or_else(|| base::bug!("a vdev without a metaslab array"))?;
             set_word(sync, array, ms, object)?;
         }
         let info = sync.cx.read().info(object)?;
@@ -355,7 +355,7 @@ impl Writer {
             None => {
                 let zap = sync
                     .top_zap(vdev)
-                    .ok_or_else(|| Error::bug("a vdev without a ZAP cannot have logged changes"))?;
+                    .ok_or_else(|| base::bug!("a vdev without a ZAP cannot have logged changes"))?;
                 let array = match sync.cx.read().number(zap, UNFLUSHED)? {
                     Some(array) => array,
                     None => {

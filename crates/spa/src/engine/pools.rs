@@ -64,7 +64,7 @@ pub fn init_aux_labels(built: &Built, devices: &Devices) -> Result<()> {
     let caches = built.caches.iter().map(|v| (v, PoolState::L2cache));
     for (vdev, state) in spares.chain(caches).filter(|(v, _)| has_labels(v)) {
         let device = devices.get(&vdev.guid);
-        let device = device.ok_or_else(|| Error::bug("a new device that is not open"))?;
+        let device = device.ok_or_else(|| base::bug!("a new device that is not open"))?;
         labels::init(&**device, &aux(state, vdev))?;
     }
     Ok(())
@@ -225,7 +225,7 @@ impl Writer {
         for (top, _) in &built.tops {
             for (guid, list) in initial(&facts, top, self.txgs.open_txg()) {
                 let device = devices.get(&guid);
-                let device = device.ok_or_else(|| Error::bug("a new device that is not open"))?;
+                let device = device.ok_or_else(|| base::bug!("a new device that is not open"))?;
                 labels::init(&**device, &list).map_err(|e| e.on_vdev(guid))?;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use base::{Error, ObjectId, Result, Txg};
+use base::{ObjectId, Result, Txg};
 use dmu::Io;
 use dsl::write::features;
 use dsl::write::store::DIRECTORY;
@@ -27,7 +27,7 @@ impl Writer {
                 let dva = base::Dva { vdev, offset, asize, gang: false };
                 result = self.space.claim(first, dva).and_then(|load| match load {
                     None => Ok(()),
-                    Some(_) => Err(Error::bug("an empty metaslab has to be loaded")),
+                    Some(_) => Err(base::bug!("an empty metaslab has to be loaded")),
                 });
             }
         });

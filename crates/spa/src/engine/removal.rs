@@ -93,7 +93,7 @@ impl TaskCx<'_> {
 
     fn drop_top(&mut self, id: u32, objects: &VdevObjects) -> Result<()> {
         let top = self.state.config.vdev_tree.children.iter().find(|v| v.id == id);
-        let top = &top.ok_or_else(|| Error::bug("a vdev that was removed already"))?.clone();
+        let top = &top.ok_or_else(|| base::bug!("a vdev that was removed already"))?.clone();
         self.drop_objects(top, objects)?;
         let config = self.config();
         if let Some(place) = config.vdev_tree.children.iter_mut().find(|v| v.id == id) {

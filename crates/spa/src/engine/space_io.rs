@@ -93,7 +93,7 @@ impl SpaceIo {
             return Ok(out);
         }
         let mos = self.mos.get().and_then(Weak::upgrade);
-        let mos = mos.ok_or_else(|| Error::bug("space maps without the MOS"))?;
+        let mos = mos.ok_or_else(|| base::bug!("space maps without the MOS"))?;
         let map = mos.object(ObjectId(object), Io::WAIT)?;
         let (mut left, mut blkid) = (length, 0);
         while left > 0 {

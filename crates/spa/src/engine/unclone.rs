@@ -88,7 +88,7 @@ impl NewChain<'_> {
             self.advance_block()?;
         }
         self.records += 1;
-        let odd = || Error::bug("a record without its header");
+        let odd = || base::bug!("a record without its header");
         let seq = record.get_mut(RECORD_SEQ_AT..RECORD_SEQ_AT + 8).ok_or_else(odd)?;
         seq.copy_from_slice(&self.records.to_le_bytes());
         self.room.append(&mut record);
@@ -146,7 +146,7 @@ impl NewChain<'_> {
         self.verifier = own.next_verifier();
         let mut data = BufMut::zeroed(size as usize);
         let at = records_at(Checksum::Zilog2);
-        let odd = || Error::bug("records that do not fit their block");
+        let odd = || base::bug!("records that do not fit their block");
         data.get_mut(at..at + records.len()).ok_or_else(odd)?.copy_from_slice(&records);
         self.first.get_or_insert(own);
         let full = FullBlock { own, dva, data, used: records.len() };

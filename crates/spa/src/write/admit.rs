@@ -90,7 +90,7 @@ pub fn admit(
     }
     if lines.is_empty() && !force.replication {
         let facts = |path: &Path| {
-            seen.get(path).map(|l| l.facts).ok_or_else(|| Error::bug("a device was not looked at"))
+            seen.get(path).map(|l| l.facts).ok_or_else(|| base::bug!("a device was not looked at"))
         };
         lines = replication::check(vdevs, pool.unwrap_or_default(), &facts)?;
     }

@@ -241,7 +241,7 @@ impl<'a> Attempt<'a> {
                 let list = leaf
                     .label
                     .as_ref()
-                    .ok_or_else(|| Error::bug("a dirty vdev's leaf has no label to write"))?;
+                    .ok_or_else(|| base::bug!("a dirty vdev's leaf has no label to write"))?;
                 for &label in which {
                     writes.push(label_write(leaf, list, label)?);
                 }
@@ -335,7 +335,7 @@ impl<'a> Attempt<'a> {
         let scratch = ub.reflow().map_or(ScratchState::Unused, |r| r.scratch);
         let slot = slot_of_txg(ashift, ub.txg, ub.is_multihost(), scratch);
         let within =
-            slot_offset(ashift, slot).ok_or_else(|| Error::bug("no such uberblock slot"))?;
+            slot_offset(ashift, slot).ok_or_else(|| base::bug!("no such uberblock slot"))?;
         let offset = start_of(leaf, label)? + within;
         let mut data = BufMut::zeroed(slot_size(ashift));
         encode_slot(ub, &mut data, offset)?;
@@ -345,7 +345,7 @@ impl<'a> Attempt<'a> {
 
 fn start_of(leaf: &CommitLeaf, label: usize) -> Result<u64> {
     label_offset(leaf.psize, label)
-        .ok_or_else(|| Error::bug("a leaf without room for labels").on_vdev(leaf.guid))
+        .ok_or_else(|| base::bug!("a leaf without room for labels").on_vdev(leaf.guid))
 }
 
 fn label_write(leaf: &CommitLeaf, list: &NvList, label: usize) -> Result<LeafWrite> {

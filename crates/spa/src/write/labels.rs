@@ -39,7 +39,7 @@ fn fresh(config: &NvList, at: u64) -> Result<BufMut> {
     let version = config.u64("version").unwrap_or(VERSION_FEATURES);
     let blank = template(version, Txg::ZERO).encode()?;
     ring.get_mut(..UBERBLOCK_SIZE)
-        .ok_or_else(|| Error::bug("the ring is shorter than an uberblock"))?
+        .ok_or_else(|| base::bug!("the ring is shorter than an uberblock"))?
         .copy_from_slice(&blank);
     seal_region(ring, at + RING_OFFSET)?;
     Ok(out)

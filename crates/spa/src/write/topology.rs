@@ -448,7 +448,7 @@ impl TopologyBuilder<'_> {
                 return Ok(Guid(guid));
             }
         }
-        Err(Error::bug("no unused guid was found"))
+        Err(base::bug!("no unused guid was found"))
     }
 
     fn leaf(&mut self, vdev: &NewVdev) -> Result<(VdevConfig, LeafFacts)> {

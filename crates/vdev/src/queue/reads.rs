@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::{Instant, Receiver, Sender, oneshot};
-use base::{Buf, BufMut, Error, Result};
+use base::{Buf, BufMut, Result};
 
 use super::LeafQueue;
 use super::limits::{CLASSES, QueueLimits};
@@ -210,7 +210,7 @@ impl WaitingRead {
         }
         let from = (self.offset - start) as usize;
         let part = whole.get(from..from + self.len as usize);
-        let part = part.ok_or_else(|| Error::bug("a merged read lacks a part"))?;
+        let part = part.ok_or_else(|| base::bug!("a merged read lacks a part"))?;
         // A slice would keep the whole buffer in memory as long as the part is cached.
         let mut own = BufMut::alloc(part.len());
         own.copy_from_slice(part);

@@ -142,18 +142,18 @@ impl GangNode {
         headers: &mut Vec<Header>,
     ) -> Result<()> {
         let checksum = Checksum::from_id(leader.checksum)
-            .ok_or_else(|| Error::bug("a block was prepared without a checksum"))?;
+            .ok_or_else(|| base::bug!("a block was prepared without a checksum"))?;
         let mut header = BufMut::zeroed(HEADER_SIZE);
         let mut at = 0;
         for (slot, member) in header.chunks_exact_mut(BLKPTR_SIZE).zip(&self.members) {
             let end = at + member.psize().0 as usize;
             if end > bytes.len() {
-                return Err(Error::bug("gang members exceed their block"));
+                return Err(base::bug!("gang members exceed their block"));
             }
             let part = bytes.slice(at..end);
             let bp = member_pointer(leader, member, zio.checksum_of(checksum, &part)?);
             slot.copy_from_slice(
-                &BlkPtr::Block(bp).encode().ok_or_else(|| Error::bug("no such pointer"))?,
+                &BlkPtr::Block(bp).encode().ok_or_else(|| base::bug!("no such pointer"))?,
             );
             match member {
                 GangMember::Plain(_, dvas) => {
@@ -164,7 +164,7 @@ impl GangNode {
             at = end;
         }
         if at != bytes.len() {
-            return Err(Error::bug("gang members do not make up their block"));
+            return Err(base::bug!("gang members do not make up their block"));
         }
         let first = self.header[0];
         let verifier = [u64::from(first.vdev.0), first.offset, leader.head.birth.0, 0];

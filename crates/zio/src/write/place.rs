@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Asize, Dva, Error, ErrorKind, Psize, Result};
+use base::{Asize, Dva, ErrorKind, Psize, Result};
 use ondisk::blkptr::BlkPtr;
 
 use super::gang::GangAllocator;
@@ -79,7 +79,7 @@ impl Zio {
             return Ok(dvas);
         }
         space.unallocate(want.txg, &dvas);
-        Err(Error::bug("the space that was allocated does not fit its block"))
+        Err(base::bug!("the space that was allocated does not fit its block"))
     }
 }
 

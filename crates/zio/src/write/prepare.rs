@@ -52,7 +52,7 @@ impl Zio {
             }
             CompressResult::Embedded(payload) => {
                 let e = Embedded::new(head, w.props.compression.id(), &payload)
-                    .ok_or_else(|| Error::bug("a payload does not fit its pointer"))?;
+                    .ok_or_else(|| base::bug!("a payload does not fit its pointer"))?;
                 return done(BlkPtr::Embedded(e), Outcome::Embedded);
             }
             CompressResult::Smaller(stored) => (stored, w.props.compression.id()),

@@ -291,7 +291,7 @@ impl AttrList {
             let numbers: Vec<u16> = attrs.iter().map(|a| a.0).collect();
             let values: Vec<&[u8]> = attrs.iter().map(|a| &*a.1).collect();
             let layout = tables.find_layout(&numbers);
-            let layout = layout.ok_or_else(|| Error::bug("a layout was not registered"))?;
+            let layout = layout.ok_or_else(|| base::bug!("a layout was not registered"))?;
             encode_buffer(tables, layout, &values)
         };
         let (bonus, spill) = self.0.split_at(plan.in_bonus.min(self.0.len()));

@@ -196,7 +196,7 @@ impl FileSystem {
     fn exchange(&self, mv: &Move<'_>) -> Result<Option<ObjectId>> {
         let rw = self.rw_always()?;
         let (Some(target), Some(other)) = (&mv.target, &mv.replaced) else {
-            return Err(Error::bug("an exchange with nothing"));
+            return Err(base::bug!("an exchange with nothing"));
         };
         let now = rw.host.now();
         let to = mv.to();

@@ -254,7 +254,7 @@ impl FileSystem {
                 let from = offset + done as u64;
                 let rest = &data[done..];
                 let piece = self.write_piece(root, id, from, rest, end, &props, true, false)?;
-                let (n, _) = piece.ok_or_else(|| Error::bug("a piece was not written"))?;
+                let (n, _) = piece.ok_or_else(|| base::bug!("a piece was not written"))?;
                 done += n as usize;
             }
             noted = true;
