@@ -67,8 +67,12 @@ pub enum ErrorKind {
     NameTooLong,
     /// The caller's buffer is too small.
     Range,
-    /// Devices of the pool are missing.
-    Missing,
+    /// Devices of the pool are missing, so a block or the pool cannot be read. Waiting for
+    /// them can help.
+    DevicesMissing,
+    /// A position at or behind the end of a file, or without data or hole behind it (`ENXIO`
+    /// of `lseek`).
+    PastEnd,
     /// An internal assumption of Cenote failed; please report it.
     Bug,
 }
@@ -81,7 +85,7 @@ impl ErrorKind {
             ErrorKind::NotFound => 2,
             ErrorKind::Interrupted => 4,
             ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::Checksum => 5,
-            ErrorKind::Missing => 6,
+            ErrorKind::DevicesMissing | ErrorKind::PastEnd => 6,
             ErrorKind::WouldBlock => 11,
             ErrorKind::Limit => 12,
             ErrorKind::Permission | ErrorKind::Locked => 13,

@@ -195,7 +195,7 @@ fn a_disk_of_another_pool_does_no_harm() {
     assert_eq!(names, [("graidz1w3", VdevState::Unavail), ("twomirrors", VdevState::Online)]);
     assert_eq!(found[0].reason, Some(ImportReason::MissingDevicesNoReplicas));
     case.verify(&engine.import(&found[1], &readonly()).unwrap());
-    assert_eq!(engine.import(&found[0], &readonly()).err().unwrap().kind(), ErrorKind::Missing);
+    assert_eq!(engine.import(&found[0], &readonly()).err().unwrap().kind(), ErrorKind::DevicesMissing);
 }
 
 /// Its own name, but another pool's label: such a disk is not used.
@@ -275,13 +275,13 @@ fn a_missing_top_level_vdev_is_refused_and_shown() {
     let states: Vec<_> = found.vdevs.children.iter().map(|v| (v.id, v.state())).collect();
     assert!(states.contains(&(0, VdevState::Unavail)), "{states:?}");
     assert!(states.iter().any(|s| s.1 == VdevState::Online), "{states:?}");
-    assert_eq!(case.refusal().kind(), ErrorKind::Missing);
+    assert_eq!(case.refusal().kind(), ErrorKind::DevicesMissing);
     assert_eq!(
         import_from(&engine(), case.dir(), &options(|o| o.missing_log = true))
             .err()
             .unwrap()
             .kind(),
-        ErrorKind::Missing
+        ErrorKind::DevicesMissing
     );
 }
 
@@ -298,7 +298,7 @@ fn a_missing_log_needs_permission() {
         std::fs::remove_file(&disk.path).unwrap();
     }
     let refusal = case.refusal();
-    assert_eq!(refusal.kind(), ErrorKind::Missing);
+    assert_eq!(refusal.kind(), ErrorKind::DevicesMissing);
     assert!(refusal.to_string().contains("log"), "{refusal}");
     let pool = import_from(&engine(), case.dir(), &options(|o| o.missing_log = true)).unwrap();
     case.verify(&pool);
@@ -390,7 +390,7 @@ fn damaged_newest_uberblocks_give_way_to_older_ones() {
         assert_eq!(pool.spa().uberblock().txg, newest);
     }
     assert!(disk.damage_uberblocks(|_| true) > 0);
-    assert_eq!(case.refusal().kind(), ErrorKind::Missing);
+    assert_eq!(case.refusal().kind(), ErrorKind::DevicesMissing);
 }
 
 /// Damages all copies of the MOS of the newest `groups` txgs; returns the next one.
@@ -450,7 +450,7 @@ fn an_older_txg_opens_as_it_was() {
     assert!(opened > 2, "{txgs:?}");
     let before = options(|o| o.txg = Some(Txg(1)));
     let refusal = import_from(&engine(), case.dir(), &before).err().unwrap();
-    assert_eq!(refusal.kind(), ErrorKind::Missing);
+    assert_eq!(refusal.kind(), ErrorKind::DevicesMissing);
     assert!(refusal.to_string().contains("group 1"), "{refusal}");
 }
 

@@ -36,7 +36,7 @@ type Told = (String, Vec<String>);
 /// A pool that lacks devices is refused in OpenZFS's words; what could not be read
 /// for it goes to the log.
 fn refused(name: &str, e: &Error) -> Error {
-    if e.kind() != ErrorKind::Missing {
+    if e.kind() != ErrorKind::DevicesMissing {
         return cannot("import", name, e);
     }
     ui::err(&format!("cannot import '{name}': {e}"));

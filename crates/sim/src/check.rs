@@ -88,7 +88,7 @@ fn noticed(done: Result<(), Bad>, detect: bool) -> Result<Integrity, Bad> {
 const DEFER: u64 = 2;
 
 fn text(what: &str, e: base::Error) -> Bad {
-    let kinds = [ErrorKind::Corrupt, ErrorKind::Checksum, ErrorKind::Io, ErrorKind::Missing];
+    let kinds = [ErrorKind::Corrupt, ErrorKind::Checksum, ErrorKind::Io, ErrorKind::DevicesMissing];
     Bad { what: format!("{what}: {e}"), reported: kinds.contains(&e.kind()) }
 }
 

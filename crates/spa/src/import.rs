@@ -282,7 +282,7 @@ impl Spa {
         check_devices(&tree, options).map_err(&fail)?;
         if config.guid_sum() != chosen.uberblock.guid_sum {
             return Err(fail(Error::new(
-                ErrorKind::Missing,
+                ErrorKind::DevicesMissing,
                 "bad guid sum: the devices do not add up to the pool",
             )));
         }
@@ -736,7 +736,7 @@ fn unsupported_error(list: &[dsl::features::Unsupported], readonly: bool) -> Err
 fn missing_rather(error: Error, tree: &Tree) -> Error {
     let missing = tree.top_ids().filter_map(|id| tree.top(id).ok()).any(|top| !top.readable());
     if missing && error.kind() == ErrorKind::Io {
-        return Error::new(ErrorKind::Missing, DEVICES_MISSING).caused_by(error);
+        return Error::new(ErrorKind::DevicesMissing, DEVICES_MISSING).caused_by(error);
     }
     error
 }
@@ -771,11 +771,11 @@ fn check_devices(tree: &Tree, options: &ImportOptions) -> Result<()> {
         if node.is_log() { logs.push(id) } else { data.push(id) }
     }
     if !data.is_empty() {
-        return Err(Error::new(ErrorKind::Missing, DEVICES_MISSING));
+        return Err(Error::new(ErrorKind::DevicesMissing, DEVICES_MISSING));
     }
     if !logs.is_empty() && !options.missing_log && !options.inspect {
         return Err(Error::new(
-            ErrorKind::Missing,
+            ErrorKind::DevicesMissing,
             "a log device is missing; with -m the pool is imported without it, and what only \
              the log holds is lost",
         ));

@@ -40,13 +40,13 @@ pub fn choose(all: impl IntoIterator<Item = (Guid, Uberblock)>, limit: Txg) -> R
             Ok(best)
         }
         (None, Some(latest)) => Err(Error::new(
-            base::ErrorKind::Missing,
+            base::ErrorKind::DevicesMissing,
             format!(
                 "no uberblock at or before transaction group {limit}; the newest is {}",
                 latest.txg
             ),
         )),
-        _ => Err(Error::new(base::ErrorKind::Missing, "no valid uberblock on any device")),
+        _ => Err(Error::new(base::ErrorKind::DevicesMissing, "no valid uberblock on any device")),
     }
 }
 

@@ -284,7 +284,7 @@ impl<'a> Planner<'a> {
         let node = self.tree.node(id);
         let Some(map) = node.live.map() else {
             return Err(Error::new(
-                base::ErrorKind::Missing,
+                base::ErrorKind::DevicesMissing,
                 "the mapping of a removed vdev has not been loaded",
             )
             .on_vdev(node.guid()));

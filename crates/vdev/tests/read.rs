@@ -574,7 +574,7 @@ fn split_blocks_try_all_combinations() {
     let tree = build(&spec, &leaves);
     let req = ReadReq::new(TOP, 0x1000, Psize(4096), Txg(1));
     let data = content(8, 4096);
-    assert_eq!(read(&tree, &req, &data).unwrap_err().kind(), ErrorKind::Missing);
+    assert_eq!(read(&tree, &req, &data).unwrap_err().kind(), ErrorKind::DevicesMissing);
     let entry = |src, dst_vdev, dst_offset| IndirectEntry { src, len: 2048, dst_vdev, dst_offset };
     let entries = vec![entry(0x1000, VdevId(1), 0x200), entry(0x1800, VdevId(2), 0x8000)];
     tree.set_indirect(TOP, Arc::new(IndirectMap::new(entries, vec![]).unwrap())).unwrap();

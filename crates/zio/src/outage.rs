@@ -79,7 +79,7 @@ pub fn wait_for_resume() {
 
 /// Whether an error may disappear when the device returns.
 fn is_device_error(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Io | ErrorKind::Missing)
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::DevicesMissing)
 }
 
 impl Zio {

@@ -180,7 +180,7 @@ impl FileSystem {
 
     fn seek_now(&self, id: ObjectId, offset: u64, whence: Whence, io: Io) -> Result<u64> {
         let (object, attrs) = self.regular(id, io)?;
-        let none = || Error::new(ErrorKind::Missing, "nothing there to seek").in_object(id);
+        let none = || Error::new(ErrorKind::PastEnd, "nothing there to seek").in_object(id);
         if offset >= attrs.size {
             return Err(none());
         }

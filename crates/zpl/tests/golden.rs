@@ -60,7 +60,7 @@ fn nonzero_pages(fs: &FileSystem, id: ObjectId, size: u64) -> Vec<u8> {
         pos = match fs.seek(id, pos, Whence::Data, Io::WAIT) {
             Ok(at) => at & !(PAGE - 1),
             Err(e) => {
-                assert_eq!(e.kind(), ErrorKind::Missing);
+                assert_eq!(e.kind(), ErrorKind::PastEnd);
                 break;
             }
         };
@@ -327,9 +327,9 @@ fn what_is_not_there(fs: &FileSystem) {
     assert_eq!(fs.readdir(file, 0, Io::WAIT).map_err(kind), Err(ErrorKind::NotDir));
     // The sparse file of one terabyte has no data.
     let c = walk("sparse/c").unwrap();
-    assert_eq!(fs.seek(c, 5, Whence::Data, Io::WAIT).map_err(kind), Err(ErrorKind::Missing));
+    assert_eq!(fs.seek(c, 5, Whence::Data, Io::WAIT).map_err(kind), Err(ErrorKind::PastEnd));
     assert_eq!(fs.seek(c, 5, Whence::Hole, Io::WAIT).unwrap(), 5);
-    assert_eq!(fs.seek(c, 1 << 40, Whence::Hole, Io::WAIT).map_err(kind), Err(ErrorKind::Missing));
+    assert_eq!(fs.seek(c, 1 << 40, Whence::Hole, Io::WAIT).map_err(kind), Err(ErrorKind::PastEnd));
     let far = fs.read(c, (1 << 40) - 100, 4096, Io::WAIT).unwrap();
     assert_eq!(far.concat_bytes(), [0; 100]);
     let extent = fs.extent(c, 0, Io::WAIT).unwrap().unwrap();

@@ -67,7 +67,7 @@ fn blocks_go_to_the_log_vdev_and_a_missing_one_is_told() {
     let lost = cut(&rig, "lost", &["l0", "l1"]);
     let engine = testkit::engine();
     let refused = import_with(&engine, &lost, false).err().unwrap();
-    assert_eq!(refused.kind(), ErrorKind::Missing);
+    assert_eq!(refused.kind(), ErrorKind::DevicesMissing);
     assert!(refused.to_string().contains("-m"), "{refused}");
     let pool = import_with(&engine, &lost, true).unwrap();
     let fs = open(&pool);
