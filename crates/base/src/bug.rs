@@ -39,6 +39,7 @@ impl BugSite {
     /// # Panics
     /// Always, in debug builds.
     #[cold]
+    #[expect(clippy::panic, reason = "debug builds alone")]
     pub fn reached(&self, what: fmt::Arguments<'_>) -> Error {
         COUNT.fetch_add(1, Relaxed);
         let text = format!("{what} ({}:{})", self.file, self.line);

@@ -10,6 +10,7 @@ pub mod bug;
 pub mod error;
 pub mod ids;
 pub mod limits;
+pub mod planted;
 pub mod rt;
 pub mod units;
 pub mod workers;

@@ -468,7 +468,9 @@ pub(crate) fn reason_of_status(root: &VdevStatus) -> Option<ImportReason> {
 fn reason_of_error(error: &Error, vdevs: Option<&VdevStatus>) -> ImportReason {
     match error.kind() {
         ErrorKind::Unsupported => ImportReason::UnsupportedFeaturesRead,
-        ErrorKind::DevicesMissing if error.message().contains("guid sum") => ImportReason::BadGuidSum,
+        ErrorKind::DevicesMissing if error.message().contains("guid sum") => {
+            ImportReason::BadGuidSum
+        }
         ErrorKind::DevicesMissing if error.message().contains("log device") => ImportReason::BadLog,
         ErrorKind::DevicesMissing => match vdevs.and_then(reason_of_status) {
             Some(ImportReason::CorruptLabels) => ImportReason::CorruptLabelsNoReplicas,

@@ -195,7 +195,10 @@ fn a_disk_of_another_pool_does_no_harm() {
     assert_eq!(names, [("graidz1w3", VdevState::Unavail), ("twomirrors", VdevState::Online)]);
     assert_eq!(found[0].reason, Some(ImportReason::MissingDevicesNoReplicas));
     case.verify(&engine.import(&found[1], &readonly()).unwrap());
-    assert_eq!(engine.import(&found[0], &readonly()).err().unwrap().kind(), ErrorKind::DevicesMissing);
+    assert_eq!(
+        engine.import(&found[0], &readonly()).err().unwrap().kind(),
+        ErrorKind::DevicesMissing
+    );
 }
 
 /// Its own name, but another pool's label: such a disk is not used.

@@ -79,6 +79,11 @@ fn campaign(parsed: &Parsed) -> Result<Campaign> {
         let one = |n: &str| number("--keep", n, 0..=u64::MAX).map(|n| n as usize);
         list.split(',').filter(|n| !n.is_empty()).map(one).collect::<Result<Vec<_>>>()
     });
+    if parsed.last('p').is_some() && !base::planted::AVAILABLE {
+        return Err(Error::unsupported(
+            "--plant: this build has no planted bugs; build it with --features planted-bugs",
+        ));
+    }
     let seed = given(parsed, 's', 0..=u64::MAX)?.unwrap_or(1);
     let usual = Campaign::new(seed, given(parsed, 'r', 1..=u64::MAX)?.unwrap_or(1));
     let size = |n: Option<u64>| n.map(|n| n as usize);

@@ -54,6 +54,7 @@
 //! `done` before a metaslab in [`Space::before_commit`]. An allocation takes the layout
 //! shared, and its metaslab for the duration of a few tree operations.
 
+use base::planted::BugSwitch;
 use base::rt::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::{Txg, VdevId};
 
@@ -193,14 +194,13 @@ impl ForceGanging {
     }
 }
 
-/// Planted bugs: **test instruments** that show that the simulator finds such bugs.
-/// They are always compiled and all off; only tests turn them on.
+/// Planted bugs, which show that the simulator finds such bugs ([`base::planted`]).
 #[derive(Debug, Default)]
 pub struct Plant {
     /// Space freed in a pass is allocatable at once, in the same txg.
-    pub reuse_same_group: AtomicBool,
+    pub reuse_same_group: BugSwitch,
     /// Space freed in a txg is allocatable right before its uberblock, not after.
-    pub reuse_before_commit: AtomicBool,
+    pub reuse_before_commit: BugSwitch,
     /// The last range of each list of allocations is not written.
-    pub lose_alloc_entry: AtomicBool,
+    pub lose_alloc_entry: BugSwitch,
 }

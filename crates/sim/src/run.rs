@@ -102,9 +102,9 @@ pub(crate) fn plant(setup: &Setup, driver: &mut Driver) {
     match setup.plant {
         None => {}
         Some(PlantedBug::UberblockBeforeFlush) => {
-            plants.commit.lock().uberblock_before_flush = true
+            plants.commit.uberblock_before_flush.store(true, Relaxed)
         }
-        Some(PlantedBug::LabelOrder) => plants.commit.lock().labels_in_wrong_order = true,
+        Some(PlantedBug::LabelOrder) => plants.commit.labels_in_wrong_order.store(true, Relaxed),
         Some(PlantedBug::NoDefer) => plants.no_defer.store(true, Relaxed),
         Some(PlantedBug::ReuseSameTxg) => space.reuse_same_group.store(true, Relaxed),
         Some(PlantedBug::ReuseBeforeCommit) => space.reuse_before_commit.store(true, Relaxed),

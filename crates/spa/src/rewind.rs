@@ -296,7 +296,10 @@ pub fn look_back(
     }
     drop(tree);
     if groups.is_empty() {
-        return Err(Error::new(base::ErrorKind::DevicesMissing, "no valid uberblock on any device"));
+        return Err(Error::new(
+            base::ErrorKind::DevicesMissing,
+            "no valid uberblock on any device",
+        ));
     }
     let past = |(txg, (_, ub)): (Txg, (Guid, Uberblock))| {
         let options = ImportOptions { txg: Some(txg), rewind: false, ..options.clone() };

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
+use base::planted::BugSwitch;
 use base::rt::{Condvar, Mutex};
 use base::{BufMut, Dva, Error, ErrorKind, ObjectId, Result, Txg, VdevId};
 use codec::checksum::Checksum;
@@ -190,7 +191,7 @@ pub struct Log {
     sizes: Mutex<Sizes>,
     stats: Stats,
     /// **Test instrument**, off: writes records of objects before those of names.
-    pub plant_disorder: AtomicBool,
+    pub plant_disorder: BugSwitch,
 }
 
 impl std::fmt::Debug for Log {
@@ -217,7 +218,7 @@ impl Log {
             chain: Mutex::new(Chain::new(objset, checksum)),
             sizes: Mutex::default(),
             stats: Stats::default(),
-            plant_disorder: AtomicBool::new(false),
+            plant_disorder: BugSwitch::default(),
         })
     }
 

@@ -74,6 +74,7 @@ impl LockClass {
     ///
     /// # Panics
     /// When some thread took locks of this class and of one that is held in the other order.
+    #[expect(clippy::panic, reason = "this module is in debug builds alone")]
     pub(super) fn before_wait(&self, content: &'static str) {
         let id = self.id(content);
         let inverted = HELD.try_with(|held| {

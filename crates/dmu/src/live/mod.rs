@@ -48,6 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use base::ids::{ID_RUN, IdMap};
+use base::planted::BugSwitch;
 use base::rt::{Mutex, RwLock};
 use base::{Buf, BufMut, Error, ErrorKind, ObjectId, Result, Txg};
 use ondisk::{BlkPtr, Dnode, Endian, ObjType};
@@ -88,7 +89,7 @@ pub(crate) struct LiveObjset {
     /// The dataset was destroyed: no change is accepted any more.
     destroyed: std::sync::atomic::AtomicBool,
     /// Test instrument: the next block dirtied is put into the following txg.
-    plant_wrong_txg: std::sync::atomic::AtomicBool,
+    plant_wrong_txg: BugSwitch,
 }
 
 impl LiveObjset {
@@ -104,7 +105,7 @@ impl LiveObjset {
             zil_header: Mutex::default(),
             flags: Mutex::default(),
             destroyed: std::sync::atomic::AtomicBool::new(false),
-            plant_wrong_txg: std::sync::atomic::AtomicBool::new(false),
+            plant_wrong_txg: BugSwitch::default(),
         }
     }
 

@@ -65,7 +65,7 @@ impl Objset {
 
     fn planted(&self, tx: &Tx) -> Result<Option<Tx>> {
         let plant = &self.live()?.plant_wrong_txg;
-        let planted = plant.load(Relaxed) && !tx.is_syncing() && plant.swap(false, SeqCst);
+        let planted = plant.load(Relaxed) && !tx.is_syncing() && plant.take(SeqCst);
         Ok(planted.then(|| Tx::syncing(tx.txg().next())))
     }
 

@@ -295,7 +295,7 @@ impl Writer {
     ) -> Result<Vec<Guid>> {
         let tops = commit_tops(tree, &state.config, state.dirty);
         let written: Vec<VdevId> = tops.iter().map(|t| t.id).collect();
-        let plants = *self.plants.commit.lock();
+        let plants = &self.plants.commit;
         let done = commit(
             &Labels(Arc::clone(tree)),
             &Commit {
@@ -339,7 +339,7 @@ pub(crate) fn commit_labels(
 ) -> Result<Vec<Guid>> {
     let tops = commit_tops(tree, config, true);
     let plants = Default::default();
-    let what = Commit { uberblock, tops: &tops, written: &[], start: 0, plants };
+    let what = Commit { uberblock, tops: &tops, written: &[], start: 0, plants: &plants };
     Ok(commit(&Labels(Arc::clone(tree)), &what)?.failed)
 }
 

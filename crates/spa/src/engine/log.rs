@@ -20,9 +20,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use base::planted::BugSwitch;
 use base::rt::{Callback, Instant, Mutex, oneshot};
 use base::{Asize, Dva, Error, Guid, Psize, Result, Txg, VdevId};
 use dmu::Objset;
@@ -59,7 +60,7 @@ pub(super) struct PoolStore {
     /// The time from which log vdevs are used again.
     avoided_until: Mutex<Option<Instant>>,
     /// Test instrument.
-    no_flush: Arc<AtomicBool>,
+    no_flush: Arc<BugSwitch>,
 }
 
 impl PoolStore {

@@ -52,6 +52,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use base::planted::{BugSwitch, TestValue};
 use base::rt::{JoinHandle, Mutex, RwLock};
 use base::{Error, Guid, Result, Txg, VdevId};
 use dmu::{DirtyMeter, Objset, Tx};
@@ -82,18 +83,18 @@ pub use tasks::{Command, TaskCx};
 /// Txgs after which freed space is available again (chapter 05 §6).
 const DRAIN_TXGS: u32 = 3;
 
-/// Planted bugs: **test instruments** for the simulator; all off.
+/// Planted bugs and values of tests ([`base::planted`]).
 #[derive(Debug, Default)]
 pub struct Plants {
     /// Labels and uberblocks before the data, or in the wrong order.
-    pub commit: Mutex<CommitPlants>,
+    pub commit: CommitPlants,
     /// Frees of a txg are reused without waiting for later txgs.
-    pub no_defer: AtomicBool,
+    pub no_defer: BugSwitch,
     /// Blocks of intent logs are not flushed.
-    pub no_log_flush: Arc<AtomicBool>,
+    pub no_log_flush: Arc<BugSwitch>,
     /// Bytes reserved instead of the slop, so that a small pool gets as full as a large
     /// one; 0: the slop. Not a bug.
-    pub slop: AtomicU64,
+    pub slop: TestValue,
 }
 
 /// The state of a live pool that readers see.

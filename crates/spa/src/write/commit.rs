@@ -38,7 +38,9 @@
 //! Lock order: no locks; the caller is the sync thread.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering::Relaxed;
 
+use base::planted::BugSwitch;
 use base::{Buf, BufMut, Error, ErrorKind, Guid, Result, VdevId};
 use nvlist::NvList;
 use ondisk::config::{VdevConfig, VdevType};
@@ -102,13 +104,13 @@ pub struct CommitTop<'a> {
     pub leaves: Vec<CommitLeaf>,
 }
 
-/// Planted bugs: test instruments, all off by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Planted bugs ([`base::planted`]).
+#[derive(Debug, Default)]
 pub struct Plants {
     /// The uberblock is written before what it refers to was flushed.
-    pub uberblock_before_flush: bool,
+    pub uberblock_before_flush: BugSwitch,
     /// All four labels are written at once, before the uberblock.
-    pub labels_in_wrong_order: bool,
+    pub labels_in_wrong_order: BugSwitch,
 }
 
 /// Parameters of a commit.
@@ -123,7 +125,7 @@ pub struct Commit<'a> {
     /// Any number; selects the vdevs that get the uberblock if not all do.
     pub start: u64,
     /// Off.
-    pub plants: Plants,
+    pub plants: &'a Plants,
 }
 
 /// The result of a commit.
@@ -180,19 +182,19 @@ fn lost(what: &str) -> Error {
 impl<'a> Attempt<'a> {
     fn run(&mut self) -> Result<()> {
         let plants = self.commit.plants;
-        if !plants.uberblock_before_flush {
+        if !plants.uberblock_before_flush.load(Relaxed) {
             self.flush_data()?;
         }
-        if plants.labels_in_wrong_order {
+        if plants.labels_in_wrong_order.load(Relaxed) {
             self.labels(&[0, 1, 2, 3], true)?;
         } else {
-            self.labels(&[0, 2], !plants.uberblock_before_flush)?;
+            self.labels(&[0, 2], !plants.uberblock_before_flush.load(Relaxed))?;
         }
         self.uberblock()?;
-        if plants.uberblock_before_flush {
+        if plants.uberblock_before_flush.load(Relaxed) {
             self.flush_data()?;
         }
-        if !plants.labels_in_wrong_order {
+        if !plants.labels_in_wrong_order.load(Relaxed) {
             self.labels(&[1, 3], true)?;
         }
         Ok(())

@@ -160,7 +160,7 @@ fn run(devices: &Recorder, configs: &[VdevConfig], dirty: bool, start: u64) -> R
             tops: &tops,
             written: &written,
             start,
-            plants: Plants::default(),
+            plants: &Plants::default(),
         },
     )
 }
@@ -197,7 +197,7 @@ fn an_empty_txg_leaves_no_trace() {
     let ub = uberblock(9);
     let devices = Recorder::default();
     let nothing =
-        Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: Plants::default() };
+        Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: &Plants::default() };
     assert_eq!(commit(&devices, &nothing).unwrap(), Committed::default());
     assert_eq!(devices.log(), "");
 }
@@ -214,7 +214,7 @@ fn slots_leave_room_for_heartbeats() {
                 tops: &tops,
                 written: &[],
                 start: 0,
-                plants: Plants::default(),
+                plants: &Plants::default(),
             },
             dirty: true,
             failed: HashSet::new(),
@@ -304,7 +304,7 @@ fn flushes_count_against_redundancy() {
             tops: &tops,
             written: &[VdevId(0)],
             start: 0,
-            plants: Plants::default(),
+            plants: &Plants::default(),
         };
         commit(&devices, &commit_).map(|c| c.failed)
     };
@@ -406,9 +406,9 @@ fn check(regions: &Regions, configs: &[VdevConfig], old: u64) -> std::result::Re
 }
 
 /// A committed old txg, then the recorded steps of the next one.
-fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<TapeStep>) {
+fn story(configs: &[VdevConfig], plants: &Plants) -> (Regions, Vec<TapeStep>) {
     let mut regions = Regions::new();
-    let mut tape_of = |txg: u64, plants: Plants| {
+    let mut tape_of = |txg: u64, plants: &Plants| {
         let tape = Tape::default();
         for leaf in configs.iter().flat_map(VdevConfig::leaves) {
             let data = Buf::copy_of(&[txg as u8; 512]);
@@ -428,7 +428,7 @@ fn story(configs: &[VdevConfig], plants: Plants) -> (Regions, Vec<TapeStep>) {
         }
         steps
     };
-    tape_of(20, Plants::default());
+    tape_of(20, &Plants::default());
     let steps = tape_of(21, plants);
     (regions, steps)
 }
@@ -453,7 +453,7 @@ fn crash(
 }
 
 /// Every cut of a single disk's commit, with every fate of unflushed writes.
-fn single_disk(plants: Plants) -> std::result::Result<usize, String> {
+fn single_disk(plants: &Plants) -> std::result::Result<usize, String> {
     let configs = [top(0, VdevType::Mirror, 1, 12)];
     let (base, steps) = story(&configs, plants);
     let mut points = 0;
@@ -480,16 +480,18 @@ fn single_disk(plants: Plants) -> std::result::Result<usize, String> {
 
 #[test]
 fn every_crash_of_a_single_disk_leaves_one_txg_complete() {
-    assert!(single_disk(Plants::default()).unwrap() > 100);
+    assert!(single_disk(&Plants::default()).unwrap() > 100);
 }
 
 #[test]
 fn planted_bugs_are_found() {
-    let early = Plants { uberblock_before_flush: true, ..Plants::default() };
-    let found = single_disk(early).unwrap_err();
+    let early = Plants::default();
+    early.uberblock_before_flush.store(true, Relaxed);
+    let found = single_disk(&early).unwrap_err();
     assert!(found.contains("without the txg's data") || found.contains("label"), "{found}");
-    let order = Plants { labels_in_wrong_order: true, ..Plants::default() };
-    let found = single_disk(order).unwrap_err();
+    let order = Plants::default();
+    order.labels_in_wrong_order.store(true, Relaxed);
+    let found = single_disk(&order).unwrap_err();
     assert!(found.contains("no label fits") || found.contains("configuration of"), "{found}");
 }
 
@@ -499,7 +501,7 @@ proptest! {
     #[test]
     fn random_crashes_of_mirrors(cut in 0usize..200, seed in any::<u64>()) {
         let configs = [top(0, VdevType::Mirror, 2, 9), top(1, VdevType::Mirror, 2, 9)];
-        let (base, steps) = story(&configs, Plants::default());
+        let (base, steps) = story(&configs, &Plants::default());
         let cut = cut % (steps.len() + 1);
         let mut state = seed;
         let fate = || {
@@ -518,7 +520,7 @@ fn slots_are_little_endian_whatever_was_read() {
     let tops = tops(&configs, 9, true);
     let tape = Tape::default();
     let commit_ =
-        Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: Plants::default() };
+        Commit { uberblock: &ub, tops: &tops, written: &[], start: 0, plants: &Plants::default() };
     commit(&tape, &commit_).unwrap();
     let steps = tape.0.into_inner();
     let slots = steps.iter().filter_map(|s| match s {
