@@ -46,7 +46,7 @@ use nvlist::NvList;
 use ondisk::config::{VdevConfig, VdevType};
 use ondisk::label::{
     LABELS, VDEV_PHYS_OFFSET, VDEV_PHYS_SIZE, encode_slot, encode_vdev_phys, label_offset,
-    slot_of_txg, slot_offset, slot_size,
+    parse_slot, parse_vdev_phys, slot_of_txg, slot_offset, slot_size,
 };
 use ondisk::uberblock::{ScratchState, Uberblock};
 
@@ -341,6 +341,11 @@ impl<'a> Attempt<'a> {
         let offset = start_of(leaf, label)? + within;
         let mut data = BufMut::zeroed(slot_size(ashift));
         encode_slot(ub, &mut data, offset)?;
+        // An import must find exactly this uberblock.
+        let found = parse_slot(&data, offset);
+        if found.is_none_or(|f| (f.rank(), f.root_bp) != (ub.rank(), ub.root_bp)) {
+            return Err(base::bug!("an uberblock that does not read as what it is"));
+        }
         Ok(LeafWrite { leaf: leaf.guid, offset, data: data.freeze() })
     }
 }
@@ -354,6 +359,9 @@ fn label_write(leaf: &CommitLeaf, list: &NvList, label: usize) -> Result<LeafWri
     let offset = start_of(leaf, label)? + VDEV_PHYS_OFFSET;
     let mut data = BufMut::zeroed(VDEV_PHYS_SIZE);
     encode_vdev_phys(list, &mut data, offset)?;
+    if !parse_vdev_phys(&data, offset).is_ok_and(|found| found == *list) {
+        return Err(base::bug!("a label that does not read as what it is").on_vdev(leaf.guid));
+    }
     Ok(LeafWrite { leaf: leaf.guid, offset, data: data.freeze() })
 }
 

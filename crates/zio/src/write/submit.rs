@@ -134,6 +134,32 @@ impl Drop for Marks {
     }
 }
 
+/// Verifies what must hold of a block before it is written, as a read verifies it afterwards:
+/// its sizes and its birth. A dozen comparisons a block; below the noise of a write's cost.
+fn check(
+    block: &Block,
+    content: &BlockContent,
+    layout: &BlockLayout,
+    outcome: Outcome,
+) -> Result<()> {
+    let (birth, physical) = (block.head.birth, block.physical_birth);
+    let sizes = content.stored.len() as u64 == block.psize.0
+        && block.psize.0 <= block.head.lsize.0
+        && (content.whole.is_empty() || content.whole.len() as u64 == block.head.lsize.0);
+    // A rewritten block keeps its address in the txg of its birth.
+    let births = birth > Txg::ZERO && (physical == Txg::ZERO || physical <= birth);
+    let addresses = match layout {
+        BlockLayout::Plain(dvas) => {
+            !dvas.is_empty() && dvas.len() <= 3 && dvas.iter().all(|d| d.asize.0 >= block.psize.0)
+        }
+        BlockLayout::Gang(_) => block.dva().gang,
+    };
+    if sizes && births && addresses {
+        return Ok(());
+    }
+    Err(base::bug!("a block that must not be written: {block:?}, {outcome:?}").at_dva(block.dva()))
+}
+
 impl Writes {
     /// An empty batch.
     pub fn new(zio: &Arc<Zio>) -> Writes {
@@ -355,6 +381,10 @@ impl Zio {
         let (mut entries, mut jobs) = (Vec::new(), Vec::new());
         for Placed { bp, outcome, parts } in placed {
             let (Some(block), Some((content, layout))) = (bp.as_block(), parts) else { continue };
+            if let Err(e) = check(block, &content, &layout, outcome) {
+                writes.give_up(block.dva(), block.head.birth, e);
+                continue;
+            }
             let (mut pieces, mut headers) = (Vec::new(), Vec::new());
             match layout {
                 BlockLayout::Plain(dvas) => {
